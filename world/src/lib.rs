@@ -56,6 +56,7 @@ pub use problem::{FilePosition, TopologyProblem};
 pub use process_supervisor::{ProcessPhase, ProcessStatus};
 pub use recovery::{Recovery, StoreRecovery};
 pub use relay::{LinkCounters, LinkReport, link_report, relay_link};
+pub use state::LeftoverLock;
 pub use supervisor::supervise;
 pub use sys::threads::StoppedThreads;
 pub use topology::{PodTemplate, Topology};

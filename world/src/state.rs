@@ -1,5 +1,5 @@
-//! [`WorldPaths`]: the paths of a world's files; and [`WorldLock`], the lock that shows that a world's supervisor is running. The content
-//! of the files is defined by the modules that write them.
+//! [`WorldPaths`]: the paths of a world's files; [`WorldLock`], the lock that shows that a world's supervisor is running; and
+//! [`LeftoverLock`], the lock on what killed worlds left. The content of the files is defined by the modules that write them.
 
 use std::fs::File;
 use std::io::Write;
@@ -174,26 +174,7 @@ impl WorldLock {
     /// Takes the lock if it is free.
     pub(crate) fn try_take(paths: &WorldPaths) -> Result<Option<Self>> {
         let path = paths.lock();
-        loop {
-            make_dir(Path::new(WORLDS_DIR))?;
-            let opened = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
-            let file = match opened {
-                // Another world that ends as the last one may remove the directory between the two calls.
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-                other => other.tried("cannot open lock", &path)?,
-            };
-            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {}
-                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-                Err(error) => return Err(error).tried("cannot lock", &path),
-            }
-            // The previous owner may have removed the file that was just locked.
-            let current = std::fs::metadata(&path).map(|found| found.ino());
-            let mine = file.metadata().map(|found| found.ino()).tried("cannot read", &path)?;
-            if current.is_ok_and(|current| current == mine) {
-                return Ok(Some(Self { file, path }));
-            }
-        }
+        Ok(try_lock(&path)?.map(|file| Self { file, path }))
     }
 
     /// Wraps a lock that another process took and passed to this one.
@@ -206,6 +187,61 @@ impl WorldLock {
         // An error leaves a free lock file, which does not count as a world.
         let _ = std::fs::remove_file(&self.path);
         remove_empty_parents();
+    }
+}
+
+/// The lock on the leftovers of killed worlds, of which a machine has one. [`crate::World::up`] removes the leftovers of other worlds only
+/// while no other process has this lock. A process that looks at leftovers takes it, so that they stay. The kernel releases the lock when
+/// its owner ends, however that ends.
+#[derive(Debug)]
+pub struct LeftoverLock {
+    _file: File,
+}
+
+impl LeftoverLock {
+    const PATH: &str = "/run/canal/leftovers.lock";
+
+    /// Takes the lock if it is free.
+    ///
+    /// # Errors
+    ///
+    /// The caller may not write the lock's file.
+    pub fn try_take() -> Result<Option<Self>> {
+        Ok(try_lock(Path::new(Self::PATH))?.map(|file| Self { _file: file }))
+    }
+}
+
+impl Drop for LeftoverLock {
+    fn drop(&mut self) {
+        // An error leaves a free lock file, which the next owner removes.
+        let _ = std::fs::remove_file(Self::PATH);
+        remove_empty_parents();
+    }
+}
+
+/// Creates and locks a file that its last owner removes. Returns `None` if another process has the lock.
+fn try_lock(path: &Path) -> Result<Option<File>> {
+    loop {
+        if let Some(parent) = path.parent() {
+            make_dir(parent)?;
+        }
+        let opened = File::options().create(true).truncate(false).write(true).mode(0o600).open(path);
+        let file = match opened {
+            // Another world that ends as the last one may remove the directory between the two calls.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            other => other.tried("cannot open lock", path)?,
+        };
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            Err(error) => return Err(error).tried("cannot lock", path),
+        }
+        // The previous owner may have removed the file that was just locked.
+        let current = std::fs::metadata(path).map(|found| found.ino());
+        let mine = file.metadata().map(|found| found.ino()).tried("cannot read", path)?;
+        if current.is_ok_and(|current| current == mine) {
+            return Ok(Some(file));
+        }
     }
 }
 

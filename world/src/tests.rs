@@ -224,7 +224,7 @@ const IN_FIELDS: &[Mistake] = &[
         from: "world: smoke\nazs: [{name: az1}, {name: az2}]",
         to: "world: Smoke!\nazs: [{name: az1}, {name: az1}]\nlinks: {pod: {rate: fast}}",
         answers: &[
-            "2: world: \"Smoke!\" is not a name; use 1 to 12 of a-z, 0-9 and -, not - at an end",
+            "2: world: \"Smoke!\" is not a name; use 1 to 20 of a-z, 0-9 and -, not - at an end",
             "3: az \"az1\" is already on line 3; give it another name",
             "4: rate: \"fast\" is not a rate such as 100mbit or 1gbit (64kbit to 400gbit); write a rate such as 100mbit or 1gbit (64kbit to 400gbit)",
             "8: there is no AZ \"az2\"; use one of: az1, az1",

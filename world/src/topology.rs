@@ -17,7 +17,7 @@ use crate::{check, read, tree};
 /// Description of a whole world in its YAML file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Topology {
-    /// Name of the world: `[a-z0-9-]`, at most 12 characters.
+    /// Name of the world: `[a-z0-9-]`, at most 20 characters.
     pub name: String,
     /// Path of the YAML file.
     pub file: PathBuf,

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, kill_process};
@@ -20,7 +21,7 @@ use crate::plan::WorldPlan;
 use crate::problem::TopologyProblem;
 use crate::process_supervisor::ProcessPhase;
 use crate::recovery::{self, Recovery, StoreRecovery};
-use crate::state::{WorldLock, WorldPaths, WorldRecord, make_dir, write_whole};
+use crate::state::{LeftoverLock, WorldLock, WorldPaths, WorldRecord, make_dir, write_whole};
 use crate::supervisor::StartupReport;
 use crate::topology::{PodTemplate, Topology};
 use crate::tree::nearest;
@@ -44,6 +45,9 @@ pub struct WorldOptions {
     pub bin_dirs: Vec<PathBuf>,
     /// Program and arguments that call [`crate::supervise`] with the name appended. If empty, `canal world supervise` from `bin_dirs`.
     pub supervisor: Vec<String>,
+    /// The lock on leftovers, if the caller has it already. Otherwise [`World::up`] takes it while it removes leftovers of other worlds, and
+    /// leaves them to the next world if another process has it.
+    pub leftovers: Option<Arc<LeftoverLock>>,
 }
 
 /// A signal that can be sent to a host's processes.
@@ -86,7 +90,7 @@ pub struct World {
 impl World {
     /// Brings a world up and returns when its network exists and its processes are started. They may not be ready yet: see
     /// [`World::wait_ready`]. A persistent world that is already up with the same topology is only opened. Leftovers of killed runs are
-    /// removed.
+    /// removed, unless another process has the [`LeftoverLock`].
     ///
     /// # Errors
     ///
@@ -98,7 +102,7 @@ impl World {
         let paths = WorldPaths::of(&topology.name);
         check_programs(topology, &paths, &bin_dirs)?;
         let supervisor = supervisor_command(options, &bin_dirs)?;
-        let removed = remove_others(&topology.name)?;
+        let removed = remove_others(&topology.name, options)?;
         // Without the lock a running world has the name.
         let Some(lock) = claim(&paths)? else {
             return Self::up_again(topology, options, &paths);
@@ -113,9 +117,12 @@ impl World {
             world.recovery = Recovery { store, removed };
             world
         });
-        if world.is_err() {
-            // A supervisor that was killed could not clean up after itself.
-            garbage_collect::gc()?;
+        // A supervisor that was killed could not clean up after itself.
+        if world.is_err()
+            && let Some(lock) = WorldLock::try_take(&paths)?
+        {
+            garbage_collect::clear(&paths)?;
+            lock.remove();
         }
         world
     }
@@ -163,7 +170,7 @@ impl World {
         garbage_collect::list()
     }
 
-    /// Removes the leftovers of killed runs, and returns the names of those worlds.
+    /// Removes the leftovers of killed runs, whichever process has the [`LeftoverLock`], and returns the names of those worlds.
     ///
     /// # Errors
     ///
@@ -632,8 +639,16 @@ fn claim(paths: &WorldPaths) -> Result<Option<WorldLock>> {
     }
 }
 
-/// Removes the leftovers of all names but this one. Returns the names of the removed persistent worlds to which objects had been applied.
-fn remove_others(name: &str) -> Result<Vec<String>> {
+/// Removes the leftovers of all names but this one, unless another process has the lock on leftovers. Returns the names of the removed
+/// persistent worlds to which objects had been applied.
+fn remove_others(name: &str, options: &WorldOptions) -> Result<Vec<String>> {
+    let _lock = match &options.leftovers {
+        Some(lock) => lock.clone(),
+        None => match LeftoverLock::try_take()? {
+            Some(lock) => Arc::new(lock),
+            None => return Ok(Vec::new()),
+        },
+    };
     let lasting = |world: &str| {
         let paths = WorldPaths::of(world);
         WorldRecord::read(&paths).is_ok_and(|record| record.owner.is_none()) && recovery::has_store(&paths)

@@ -1,11 +1,12 @@
-//! Worlds that cannot be built: the error gives the reason, and nothing is left at that moment. The test runs alone in its process, because
-//! another test's `up` may lock a name for a moment to check whether it is a leftover. Needs root.
+//! Worlds that cannot be built: the error gives the reason, and nothing is left at that moment. The test runs alone in its process and has
+//! the lock on leftovers, because another `up` may lock a name for a moment to check whether it is a leftover. Needs root.
 
-use crate::scene::{SMOKE, name, options, remains, topology};
+use crate::scene::{SMOKE, keep_leftovers, name, options, remains, topology};
 use canal_world::World;
 
 #[test]
 fn a_failed_world_reports_the_reason_and_leaves_nothing() {
+    keep_leftovers();
     let name = name("bad");
     let missing = topology(&name, &SMOKE.replace("[sleep, infinity]", "[no-such-program]"));
     let error = World::up(&missing, &options(true)).expect_err("no such program").to_string();

@@ -1,4 +1,5 @@
-//! A world leaves nothing behind, however it ended. Needs root.
+//! A world leaves nothing behind, however it ended. The tests have the lock on leftovers: the `up` of another process that removes leftovers
+//! has a file of a world in hand for a moment. Needs root.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -6,7 +7,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::scene;
-use crate::scene::{SMOKE, SOON, becomes, file, kill_9, name, options, program, remains, supervisor_of, topology, vanishes, world};
+use crate::scene::{
+    SMOKE, SOON, becomes, file, keep_leftovers, kill_9, name, options, program, remains, supervisor_of, topology, vanishes, world,
+};
+use canal_timing::deadline;
 use canal_world::World;
 
 /// Starts a process that owns an ephemeral world. With `wait` it reads the output up to "up".
@@ -23,6 +27,7 @@ fn owner(file: &Path, wait: bool) -> Child {
 
 #[test]
 fn down_leaves_nothing_and_can_be_repeated() {
+    keep_leftovers();
     let name = name("down");
     let world = world("down", SMOKE);
     assert!(!remains(&name).is_empty());
@@ -35,6 +40,7 @@ fn down_leaves_nothing_and_can_be_repeated() {
 
 #[test]
 fn a_dropped_handle_takes_its_world_along() {
+    keep_leftovers();
     let name = name("drop");
     drop(world("drop", SMOKE));
     assert_eq!(remains(&name), Vec::<String>::new());
@@ -51,11 +57,12 @@ impl Drop for WorldGuard<'_> {
 
 #[test]
 fn a_persistent_world_is_brought_up_once() {
+    keep_leftovers();
     let name = name("twice");
     let _down = WorldGuard(&name);
     let topology = topology(&name, SMOKE);
     let first = World::up(&topology, &options(false)).expect("up");
-    first.wait_ready(SOON).expect("ready");
+    first.wait_ready(deadline(SOON)).expect("ready");
     let pid = first.host("gw1").expect("a host").pulse.pid;
     assert!(pid.is_some());
     drop(first);
@@ -77,30 +84,33 @@ fn a_persistent_world_is_brought_up_once() {
 
 #[test]
 fn two_worlds_of_one_file_live_side_by_side() {
+    keep_leftovers();
     let (one, two) = (world("one", SMOKE), world("one-two", SMOKE));
     for world in [&one, &two] {
-        let answer = scene::client_output(world, "alpha/web-0", &["canal-world-peer", "dial", "10.1.2.2:8080"]);
+        let answer = scene::dial(world, "alpha/web-0", "10.1.2.2:8080");
         assert_eq!(answer, Ok("you are 10.1.1.2".into()));
     }
     one.down().expect("down");
-    let answer = scene::client_output(&two, "alpha/web-0", &["canal-world-peer", "dial", "[fd00:101::2:2]:8080"]);
+    let answer = scene::dial(&two, "alpha/web-0", "[fd00:101::2:2]:8080");
     assert_eq!(answer, Ok("you are fd00:101::1:2".into()), "the other one is untouched");
 }
 
 #[test]
 fn an_owner_killed_with_its_world_up_leaves_nothing() {
+    keep_leftovers();
     let name = name("own");
     let file = file(&name);
     let mut child = owner(&file, true);
     assert!(!remains(&name).is_empty());
     child.kill().expect("killed");
     child.wait().expect("ended");
-    vanishes(&name, SOON);
+    vanishes(&name);
     std::fs::remove_file(file).expect("removed");
 }
 
 #[test]
 fn an_owner_killed_while_it_builds_leaves_nothing() {
+    keep_leftovers();
     let name = name("mid");
     let file = file(&name);
     for delay in [0, 5, 10, 20, 40, 80, 160, 320] {
@@ -113,13 +123,14 @@ fn an_owner_killed_while_it_builds_leaves_nothing() {
             remains(&name).iter().all(|left| *left == name || *left == format!("{name}.lock"))
         });
         World::gc().expect("collected");
-        vanishes(&name, SOON);
+        vanishes(&name);
     }
     std::fs::remove_file(file).expect("removed");
 }
 
 #[test]
 fn a_killed_supervisor_leaves_nothing_and_the_owner_gets_an_error() {
+    keep_leftovers();
     let name = name("sup");
     let topology = topology(&name, SMOKE);
     for delay in [0, 10, 30, 60] {
@@ -136,7 +147,7 @@ fn a_killed_supervisor_leaves_nothing_and_the_owner_gets_an_error() {
             Ok(world) => drop(world),
         }
         killer.join().expect("killed");
-        vanishes(&name, SOON);
+        vanishes(&name);
     }
 }
 

@@ -1,16 +1,20 @@
 //! Leftovers of worlds with killed supervisors: they are listed, and the next world that is brought up removes them. The test is alone in
-//! its program, because any other test's `up` would remove the leftovers before they are listed. Needs root.
+//! its program and has the lock on leftovers, because any other `up` would remove the leftovers before they are listed. Needs root.
 
 mod scene;
 
 use std::path::Path;
 use std::process::Command;
 
+use canal_timing::deadline;
 use canal_world::{StoreRecovery, World};
-use scene::{SMOKE, SOON, becomes, file, kill_9, name, options, program, remains, supervisor_of, topology, vanishes, world};
+use scene::{
+    SMOKE, SOON, becomes, file, keep_leftovers, kill_9, name, options, program, remains, supervisor_of, topology, vanishes, world,
+};
 
 #[test]
 fn leftovers_of_killed_runs_are_removed_by_the_next() {
+    keep_leftovers();
     let name = name("left");
     let file = file(&name);
     // The world is persistent, so no owner removes it when its supervisor is killed.
@@ -19,19 +23,30 @@ fn leftovers_of_killed_runs_are_removed_by_the_next() {
     becomes("a leftover", SOON, || World::list().expect("a list").iter().any(|world| world.name == name && !world.alive));
     assert!(World::open(&name).is_err(), "a leftover is no world");
     assert!(remains(&name).iter().any(|left| left.starts_with("process")), "its processes still run");
+    an_up_of_another_process_leaves_it(&name);
     // The next `up` of any name removes it.
     drop(world("next", SMOKE));
-    vanishes(&name, SOON);
+    vanishes(&name);
 
     // A leftover without any file exists only in the kernel.
     assert!(program(&["up", &file.display().to_string()]).status().expect("ran").success());
     kill_9(supervisor_of(&name));
     std::fs::remove_dir_all(format!("/run/canal/worlds/{name}")).expect("removed");
     World::gc().expect("collected");
-    vanishes(&name, SOON);
+    vanishes(&name);
     std::fs::remove_file(file).expect("removed");
     longer_names_than_files_may_give_are_seen_too();
     a_crashed_world_keeps_its_store_when_it_comes_up_again();
+}
+
+/// This process has the lock on leftovers.
+fn an_up_of_another_process_leaves_it(leftover: &str) {
+    let beside = name("other");
+    let file = file(&beside);
+    assert!(program(&["up", &file.display().to_string()]).status().expect("ran").success());
+    assert!(World::list().expect("a list").iter().any(|world| world.name == leftover), "another process removed it");
+    World::down_by_name(&beside).expect("down");
+    std::fs::remove_file(file).expect("removed");
 }
 
 /// Programs may choose longer names than files.
@@ -41,7 +56,7 @@ fn longer_names_than_files_may_give_are_seen_too() {
     assert!(made.success());
     assert!(World::list().expect("a list").iter().any(|world| world.name == name && !world.alive));
     assert!(World::gc().expect("collected").contains(&name));
-    vanishes(&name, SOON);
+    vanishes(&name);
 }
 
 /// The only test of this program calls it, because two tests at once would remove each other's leftovers.
@@ -63,7 +78,7 @@ fn a_crashed_world_keeps_its_store_when_it_comes_up_again() {
 
     let second = up(SMOKE, true);
     assert_eq!(second.recovery().store, StoreRecovery::Kept);
-    second.wait_ready(SOON).expect("ready");
+    second.wait_ready(deadline(SOON)).expect("ready");
     assert_eq!(std::fs::read_to_string(&store).expect("kept"), "applied");
     assert_eq!(std::fs::read_to_string(&root).expect("kept"), "root");
     assert_ne!(second.operator_token().expect("a token"), token, "tokens are new");
@@ -77,5 +92,5 @@ fn a_crashed_world_keeps_its_store_when_it_comes_up_again() {
     let other = world("beside", SMOKE);
     assert_eq!(other.recovery().removed, std::slice::from_ref(&name), "it says which it removed");
     drop(other);
-    vanishes(&name, SOON);
+    vanishes(&name);
 }

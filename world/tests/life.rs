@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use crate::scene;
-use crate::scene::{SMOKE, becomes, client_output, run, world};
+use crate::scene::{SMOKE, becomes, client_output, dial, run, vanishes, world};
+use canal_timing::deadline;
 use canal_world::{PodTemplate, ProcessPhase, Signal, World};
 
+/// How long an event takes at most on a quiet machine.
 const SOON: Duration = Duration::from_secs(15);
 
 fn phase(world: &World, host: &str) -> ProcessPhase {
@@ -35,7 +37,7 @@ fn a_killed_process_starts_again_and_a_stopped_one_does_not() {
     std::thread::sleep(Duration::from_millis(600));
     assert_eq!(phase(&world, "gw1"), ProcessPhase::Stopped, "it must stay stopped");
     world.start("gw1").expect("started");
-    world.wait_host_ready("gw1", SOON).expect("ready");
+    world.wait_host_ready("gw1", deadline(SOON)).expect("ready");
 
     let before = pid(&world, "gw1");
     world.restart("gw1").expect("restarted");
@@ -62,13 +64,13 @@ fn a_process_that_may_end_is_left_ended() {
 fn probes_decide_readiness_and_the_registry_follows() {
     let yaml = SMOKE.replace("readiness: {tcp: {port: 8080}}", "readiness: {exec: [test, -e, ready], periodMs: 50}");
     let world = canal_world::World::up(&scene::topology(&scene::name("probe"), &yaml), &scene::options(true)).expect("up");
-    world.wait_host_ready("alpha/web-0", SOON).expect("http probe");
+    world.wait_host_ready("alpha/web-0", deadline(SOON)).expect("http probe");
     assert!(!world.is_ready("beta/web-0").expect("known"));
     let pods = world.config_dir("beta").join("_pods.yaml");
     let listed = || std::fs::read_to_string(&pods).unwrap_or_default();
     assert!(listed().contains("status: \"False\"") || listed().contains("status: 'False'"), "{}", listed());
     run(&world, "beta/web-0", &["touch", "ready"]);
-    world.wait_host_ready("beta/web-0", SOON).expect("exec probe");
+    world.wait_host_ready("beta/web-0", deadline(SOON)).expect("exec probe");
     becomes("a ready pod in the registry", SOON, || !listed().contains("False") && listed().contains("True"));
     run(&world, "beta/web-0", &["rm", "ready"]);
     becomes("an unready pod in the registry", SOON, || listed().contains("False"));
@@ -76,7 +78,7 @@ fn probes_decide_readiness_and_the_registry_follows() {
     world.kill("alpha/web-1", Signal::Stop).expect("stopped");
     becomes("unreadiness of a hanging pod", SOON, || !world.is_ready("alpha/web-1").expect("known"));
     world.kill("alpha/web-1", Signal::Cont).expect("continued");
-    world.wait_host_ready("alpha/web-1", SOON).expect("ready again");
+    world.wait_host_ready("alpha/web-1", deadline(SOON)).expect("ready again");
 }
 
 #[test]
@@ -148,10 +150,10 @@ fn pods_come_and_go_in_a_living_world() {
     let pod = PodTemplate::parse(yaml).expect("a pod");
     let names = world.add_pod("alpha", &pod).expect("added");
     assert_eq!(names, ["alpha/shop/late-0", "alpha/shop/late-1"]);
-    world.wait_ready(SOON).expect("ready");
+    world.wait_ready(deadline(SOON)).expect("ready");
     let there = world.host("late-1").expect("a pod").environment;
     let to = format!("{}:8080", there.ip4.expect("an address"));
-    assert_eq!(client_output(&world, "late-0", &["canal-world-peer", "dial", &to]), Ok("you are 10.1.1.4".into()));
+    assert_eq!(dial(&world, "late-0", &to), Ok("you are 10.1.1.4".into()));
     let again = world.add_pod("alpha", &pod).expect_err("twice").to_string();
     assert!(again.contains("is there already"), "{again}");
     std::thread::scope(|scope| {
@@ -239,8 +241,8 @@ fn nothing_starts_before_its_dependencies() {
     let waiting = |host: &str, what: &str| matches!(phase(&world, host), ProcessPhase::Waiting { until } if until.contains(what));
     becomes("waiting", SOON, || waiting("gw2", "root.pem") && waiting("b-n1", "root.pem") && waiting("beta/web-0", "capture"));
     std::fs::write(world.root_ca(), "a root").expect("written");
-    world.wait_host_ready("gw2", SOON).expect("ready");
-    world.wait_host_ready("b-n1", SOON).expect("ready");
+    world.wait_host_ready("gw2", deadline(SOON)).expect("ready");
+    world.wait_host_ready("b-n1", deadline(SOON)).expect("ready");
     let line = log(&world, "gw2");
     assert!(line.contains("canal-gateway --replica gw2 --az az2 --controller https://250.1.0.1:15012 --root-ca"), "{line}");
     assert!(log(&world, "b-n1").contains("--node b-n1 --az az1") && log(&world, "b-n1").contains("--pods-dir"), "{}", log(&world, "b-n1"));
@@ -254,7 +256,7 @@ fn nothing_starts_before_its_dependencies() {
         .stdout(std::process::Stdio::null())
         .spawn()
         .expect("a listener");
-    let ready = world.wait_host_ready("beta/web-0", SOON);
+    let ready = world.wait_host_ready("beta/web-0", deadline(SOON));
     listener.kill().and_then(|()| listener.wait()).expect("ended");
     ready.expect("captured pods start");
     let pins = world.dir().join("data/b-n1/bpffs").display().to_string();
@@ -262,6 +264,6 @@ fn nothing_starts_before_its_dependencies() {
     assert!(mounts.lines().any(|line| line.contains(&pins) && line.contains(" bpf ")), "its pins have a bpffs that outlives it");
     let name = world.name().to_owned();
     drop(world);
-    assert_eq!(scene::remains(&name), Vec::<String>::new());
+    vanishes(&name);
     std::fs::remove_dir_all(&dir).expect("removed");
 }

@@ -4,7 +4,8 @@
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use crate::scene::{SOON, becomes, client_output, name, remains, run, world};
+use crate::scene::{SOON, becomes, client_output, name, remains, run, vanishes, world};
+use canal_timing::{deadline, timed};
 use canal_world::{Impairment, Signal, World};
 
 const LINKS: &str = r#"world: links
@@ -79,9 +80,11 @@ fn round_trips_match_the_links_delays() {
             let exact = path.least + BARE + 2 * u64::from(path.relays) * EXACT;
             println!("{} to {} ({}): least {least}, median {median} µs", path.from, path.to, argv[1]);
             // Other work on the machine makes round trips longer and never shorter, so the minimum shows the link.
-            if least < path.least || least > exact + path.spread / 2 || median > exact + path.spread + 2_000 {
+            if least < path.least {
                 wrong.push(format!("{} to {}: least {least}, median {median}, shall be {}", path.from, path.to, path.least));
             }
+            let is_exact = least <= exact + path.spread / 2 && median <= exact + path.spread + 2_000;
+            timed!(is_exact, "round trips from {} to {} by {} are those of the links", path.from, path.to, argv[1]);
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -102,14 +105,18 @@ fn arrived(world: &World, host: &str) -> u64 {
 #[test]
 fn losses_are_those_of_the_seed_and_the_share() {
     const SENT: u64 = 20_000;
+    const BATCH: u64 = 2_000;
     let lost = || {
         let world = world("loss", LINKS);
         let to = target(&world, "lossy:9");
         let before = (arrived(&world, "lossy"), world.link_report("lossy").expect("a report").a_to_b);
-        client_output(&world, "client", &["canal-world-peer", "datagrams", &to, &SENT.to_string(), "100", "50000"]).expect("sent");
         let counters = || world.link_report("lossy").expect("a report").a_to_b;
-        let all = || counters().frames + counters().dropped_loss - before.1.frames - before.1.dropped_loss >= SENT;
-        becomes("the fate of all datagrams", SOON, all);
+        // The relay's socket holds one batch, even while the relay does not run.
+        for sent in (BATCH..=SENT).step_by(BATCH as usize) {
+            client_output(&world, "client", &["canal-world-peer", "datagrams", &to, &BATCH.to_string(), "100", "50000"]).expect("sent");
+            let all = || counters().frames + counters().dropped_loss - before.1.frames - before.1.dropped_loss >= sent;
+            becomes("the fate of all datagrams", SOON, all);
+        }
         let after = counters();
         let lost = after.dropped_loss - before.1.dropped_loss;
         let expected = SENT - lost;
@@ -153,14 +160,18 @@ fn content_passes_whole_whatever_its_size() {
 
 #[test]
 fn a_full_link_drops_and_counts_the_excess() {
+    const BATCH: u64 = 1_000;
     let world = world("full", LINKS);
     let _late = world.impair("late", Impairment::delay(Duration::from_secs(10))).expect("impaired");
     let to = target(&world, "late:9");
-    client_output(&world, "client", &["canal-world-peer", "datagrams", &to, "30000", "1400", "50000"]).expect("sent");
-    let dropped = || world.link_report("late").expect("a report").a_to_b.dropped_queue;
-    becomes("a full queue", SOON, || dropped() > 0);
+    let mut sent = 0;
+    becomes("a full queue", SOON, || {
+        client_output(&world, "client", &["canal-world-peer", "datagrams", &to, &BATCH.to_string(), "1400", "50000"]).expect("sent");
+        sent += BATCH;
+        world.link_report("late").expect("a report").a_to_b.dropped_queue > 0
+    });
     // 32 MiB contain some 23,000 such frames.
-    assert!(dropped() < 12_000, "{} dropped", dropped());
+    assert!(sent > 18_000, "the queue was full after {sent}");
 }
 
 #[test]
@@ -168,7 +179,7 @@ fn a_relay_that_dies_comes_back_and_a_link_that_is_down_is_down() {
     let world = world("again", LINKS);
     let to = target(&world, "late:7");
     let reach = || client_output(&world, "client", &["timeout", "2", "canal-world-peer", "rtt-udp", &to, "1", "10"]).is_ok();
-    assert!(reach());
+    becomes("an answer", SOON, reach);
     world.kill("relay-late", Signal::Kill).expect("killed");
     becomes("a new relay", SOON, || reach() && world.host("relay-late").is_ok_and(|host| host.pulse.restarts == 1));
     world.link_down("late").expect("down");
@@ -210,7 +221,7 @@ tenants: []
 fn a_joining_gateway_has_a_relay_that_leaves_with_it() {
     let world = world("join", TIER);
     world.add_gateway("gw-2", "az1", "b1").expect("added");
-    world.wait_ready(SOON).expect("ready");
+    world.wait_ready(deadline(SOON)).expect("ready");
     for gateway in ["gw-1", "gw-2"] {
         let echo = Echo::begin(&world, gateway);
         let to = target(&world, &format!("{gateway}:7"));
@@ -238,7 +249,7 @@ fn a_world_with_relays_leaves_nothing() {
         assert_eq!(names.iter().filter(|name| **name != "lo").copied().collect::<Vec<_>>().len(), 2, "{names:?}");
     }
     world.down().expect("down");
-    assert_eq!(remains(&name), Vec::<String>::new());
+    vanishes(&name);
     let alive = relays.iter().filter(|pid| std::path::Path::new(&format!("/proc/{pid}/stat")).exists()).count();
     assert_eq!(alive, 0, "a relay outlived its world");
 }

@@ -52,6 +52,14 @@ fn is_subscriber(kind: &str) -> bool {
     ["gateway", "edge", "node", "keyServer"].contains(&kind)
 }
 
+/// Returns a world's name for this run of the tests: two runs on one machine do not replace each other's worlds.
+fn world_name(name: &str) -> String {
+    match std::env::var("CANAL_RUN_ID") {
+        Ok(run) if !run.is_empty() => format!("{name}-{run}"),
+        _ => name.to_owned(),
+    }
+}
+
 /// A running mesh.
 pub struct Mesh {
     /// World of the mesh.
@@ -85,7 +93,7 @@ impl Mesh {
     fn up_from(file: &str, name: &str, bin_dirs: Vec<PathBuf>, change: impl FnOnce(&mut Topology)) -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("worlds").join(file);
         let mut topology = Topology::load(&path).unwrap_or_else(|problems| panic!("{file}: {problems:?}"));
-        topology.name = name.to_string();
+        topology.name = world_name(name);
         change(&mut topology);
         let options = WorldOptions { ephemeral: true, replace: true, bin_dirs, ..WorldOptions::default() };
         bin("canal");

@@ -2,11 +2,14 @@
 //! of a world.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use canal_world::{Topology, World, WorldOptions};
+use canal_timing::deadline;
+use canal_world::{LeftoverLock, Topology, World, WorldOptions};
 
 pub(crate) const SMOKE: &str = include_str!("../../topologies/smoke.yaml");
 
@@ -19,15 +22,52 @@ pub(crate) fn bin_dir() -> PathBuf {
 }
 
 pub(crate) fn options(ephemeral: bool) -> WorldOptions {
-    WorldOptions { ephemeral, supervisor: vec![PROGRAM.into(), "supervise".into()], bin_dirs: vec![bin_dir()], ..WorldOptions::default() }
+    WorldOptions {
+        ephemeral,
+        supervisor: vec![PROGRAM.into(), "supervise".into()],
+        bin_dirs: vec![bin_dir()],
+        leftovers: LEFTOVERS.get().cloned(),
+        ..WorldOptions::default()
+    }
 }
 
-/// Timeout for an awaited event.
+/// The lock on leftovers, if this process has it.
+static LEFTOVERS: OnceLock<Arc<LeftoverLock>> = OnceLock::new();
+
+/// Takes the lock on leftovers until this process ends: no other process removes what a killed world of this process left. Waits while
+/// another process has it.
+pub(crate) fn keep_leftovers() {
+    LEFTOVERS.get_or_init(|| {
+        let take = || LeftoverLock::try_take().unwrap_or_else(|error| panic!("{error}"));
+        if let Some(lock) = take() {
+            return Arc::new(lock);
+        }
+        // The runner of the tests stops the clock of this job between these two lines.
+        say("WAITS FOR LOCK");
+        let mut lock = None;
+        becomes("the lock on leftovers", 20 * SOON, || {
+            lock = take();
+            lock.is_some()
+        });
+        say("HAS LOCK");
+        Arc::new(lock.expect("just taken"))
+    });
+}
+
+/// Writes a line to the standard output of this process, which `println!` would not reach in a test.
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    // The line begins anew, because libtest prints `test name ... ` without an end.
+    writeln!(out, "\n{line}").and_then(|()| out.flush()).expect("standard output");
+}
+
+/// How long an event takes at most on a quiet machine.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// Returns a name that no other test process uses.
+/// Returns a name that no other test process uses, also of another run on this machine. It is short enough for a topology file.
 pub(crate) fn name(tag: &str) -> String {
-    format!("{tag}{:x}", std::process::id() & 0xf_ffff)
+    let run = std::env::var("CANAL_RUN_ID").unwrap_or_default();
+    format!("{tag}{run}{:x}", std::process::id() & 0xf_ffff)
 }
 
 pub(crate) fn topology(name: &str, yaml: &str) -> Topology {
@@ -41,7 +81,7 @@ pub(crate) fn topology(name: &str, yaml: &str) -> Topology {
 /// Brings up an ephemeral world and waits until it is ready.
 pub(crate) fn world(tag: &str, yaml: &str) -> World {
     let world = World::up(&topology(&name(tag), yaml), &options(true)).unwrap_or_else(|error| panic!("{error}"));
-    world.wait_ready(Duration::from_secs(30)).unwrap_or_else(|error| panic!("{error}"));
+    world.wait_ready(deadline(SOON)).unwrap_or_else(|error| panic!("{error}"));
     world
 }
 
@@ -56,6 +96,20 @@ pub(crate) fn client_output(world: &World, host: &str, argv: &[&str]) -> Result<
     let output = run(world, host, argv);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
+
+/// How long a peer in a host takes to answer on a quiet machine.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+
+/// Connects from a host to an address that answers, or that refuses it with an error. Returns the answer or the error.
+pub(crate) fn dial(world: &World, from: &str, to: &str) -> Result<String, String> {
+    let seconds = deadline(ANSWERS_WITHIN).as_secs().to_string();
+    client_output(world, from, &["canal-world-peer", "dial", to, &seconds])
+}
+
+/// Connects from a host to an address that must not answer, also if no error comes. Returns the error.
+pub(crate) fn dial_in_vain(world: &World, from: &str, to: &str, why: &str) -> String {
+    client_output(world, from, &["canal-world-peer", "dial", to]).expect_err(why)
 }
 
 /// Lists everything that the machine contains of a world.
@@ -85,24 +139,31 @@ pub(crate) fn remains(world: &str) -> Vec<String> {
 }
 
 /// Waits until nothing remains of a world.
-pub(crate) fn vanishes(world: &str, within: Duration) {
-    let deadline = Instant::now() + within;
-    loop {
-        let left = remains(world);
-        if left.is_empty() {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{world} left behind: {left:#?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+pub(crate) fn vanishes(world: &str) {
+    let mut left = Vec::new();
+    let gone = holds_in_time(SOON, || {
+        left = remains(world);
+        left.is_empty()
+    });
+    assert!(gone, "{world} left behind: {left:#?}");
 }
 
-/// Waits for a condition that must become true.
-pub(crate) fn becomes(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + within;
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what} did not happen within {within:?}");
-        std::thread::sleep(Duration::from_millis(10));
+/// Waits for a condition that becomes true within this time on a quiet machine.
+pub(crate) fn becomes(what: &str, quiet: Duration, condition: impl FnMut() -> bool) {
+    assert!(holds_in_time(quiet, condition), "{what} did not happen within {:?}", deadline(quiet));
+}
+
+/// Returns whether a condition becomes true before the deadline.
+fn holds_in_time(quiet: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + deadline(quiet);
+    loop {
+        if condition() {
+            return true;
+        }
+        if Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -115,14 +176,12 @@ pub(crate) fn sent(world: &World, node: &str) -> u64 {
 /// Waits until a node sends nothing. For at most two seconds after its creation it announces its multicast groups (RFC 3810 §9.11).
 pub(crate) fn silence(world: &World, node: &str) -> u64 {
     let mut before = sent(world, node);
-    loop {
+    becomes("the silence of a node", SOON, || {
         std::thread::sleep(Duration::from_millis(1_200));
-        let now = sent(world, node);
-        if now == before {
-            return now;
-        }
-        before = now;
-    }
+        let last = std::mem::replace(&mut before, sent(world, node));
+        last == before
+    });
+    before
 }
 
 /// Returns a command that runs this crate's own small program with these arguments.

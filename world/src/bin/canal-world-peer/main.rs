@@ -1,4 +1,4 @@
-//! A tiny network peer for tests in worlds: `listen PORT`, `dial ADDRESS`, `pour ADDRESS BYTES`, `udp ADDRESS`, the measuring commands of
+//! A tiny network peer for tests in worlds: `listen PORT`, `dial ADDRESS [SECONDS]`, `pour ADDRESS BYTES`, `udp ADDRESS`, the measuring commands of
 //! `probe`, and the attacker's `spoof …`. It needs nothing that a bare machine lacks.
 #![forbid(unsafe_code)]
 
@@ -10,6 +10,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
+/// Timeout for a peer that may not answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 fn main() -> std::io::Result<()> {
@@ -17,7 +18,8 @@ fn main() -> std::io::Result<()> {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["listen", port] => listen(number(port)? as u16),
-        ["dial", address] => dial(target(address)?),
+        ["dial", address] => dial(target(address)?, TIMEOUT),
+        ["dial", address, seconds] => dial(target(address)?, Duration::from_secs(number(seconds)?)),
         ["pour", address, bytes] => pour(target(address)?, number(bytes)?),
         ["udp", address] => udp(target(address)?),
         ["echo", port] => probe::echo(number(port)? as u16),
@@ -29,7 +31,7 @@ fn main() -> std::io::Result<()> {
         ["digest", address, bytes] => probe::digest(target(address)?, number(bytes)? as usize),
         ["spoof", order @ ..] => spoof::spoof(order),
         _ => {
-            let usage = "usage: canal-world-peer listen PORT | dial ADDRESS | pour ADDRESS BYTES | udp ADDRESS | echo PORT | rtt ADDRESS COUNT | \
+            let usage = "usage: canal-world-peer listen PORT | dial ADDRESS [SECONDS] | pour ADDRESS BYTES | udp ADDRESS | echo PORT | rtt ADDRESS COUNT | \
                 rtt-udp ADDRESS COUNT BYTES | datagrams ADDRESS COUNT BYTES RATE | digest ADDRESS BYTES | ";
             Err(std::io::Error::other(format!("{usage}{}", spoof::USAGE)))
         }
@@ -68,9 +70,9 @@ fn serve(mut stream: TcpStream) -> std::io::Result<()> {
 }
 
 /// Sends a request and prints the last line of the response.
-fn dial(to: SocketAddr) -> std::io::Result<()> {
-    let mut stream = TcpStream::connect_timeout(&to, TIMEOUT)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
+fn dial(to: SocketAddr, timeout: Duration) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect_timeout(&to, timeout)?;
+    stream.set_read_timeout(Some(timeout))?;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: peer\r\n\r\n")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
@@ -80,7 +82,7 @@ fn dial(to: SocketAddr) -> std::io::Result<()> {
 
 /// Sends this many bytes, waits until they have arrived, and prints bits per second.
 fn pour(to: SocketAddr, bytes: u64) -> std::io::Result<()> {
-    let mut stream = TcpStream::connect_timeout(&to, TIMEOUT)?;
+    let mut stream = TcpStream::connect(to)?;
     let started = Instant::now();
     let chunk = vec![b'x'; 1 << 16];
     let mut left = bytes;
@@ -95,11 +97,14 @@ fn pour(to: SocketAddr, bytes: u64) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Sends two datagrams. An unreachable destination causes an error on the second.
+/// Sends two datagrams, the second only if the first causes no error. An unreachable destination causes one.
 fn udp(to: SocketAddr) -> std::io::Result<()> {
     let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
     socket.connect(to)?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
     socket.send(b"one")?;
-    std::thread::sleep(Duration::from_millis(100));
-    socket.send(b"two").map(drop)
+    match socket.recv(&mut [0; 16]) {
+        Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => Err(error),
+        _ => socket.send(b"two").map(drop),
+    }
 }
