@@ -288,7 +288,8 @@ mod tests {
         trigger.drain(ms(100));
         assert!(!trigger.finished(ms(10)).await);
         assert_eq!(drain.phase(), DrainPhase::Forced);
-        assert_eq!(start.elapsed().as_millis(), 110);
+        let waited = start.elapsed();
+        assert_eq!(waited.as_millis(), 110);
     }
 
     #[tokio::test(start_paused = true)]

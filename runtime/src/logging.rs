@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
@@ -29,11 +30,18 @@ fn filter(given: &str) -> Result<EnvFilter, InvalidLogFilter> {
 /// # Errors
 /// The filter is invalid, or a subscriber is already installed; a second call changes nothing.
 pub fn start(given: &str) -> Result<LogLevelHandle, InvalidLogFilter> {
+    let (subscriber, level) = subscriber(given, std::io::stderr)?;
+    tracing::subscriber::set_global_default(subscriber).map_err(|e| InvalidLogFilter { given: given.into(), why: e.to_string() })?;
+    Ok(level)
+}
+
+fn subscriber<W>(given: &str, writer: W) -> Result<(impl tracing::Subscriber + Send + Sync + use<W>, LogLevelHandle), InvalidLogFilter>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
     let (filter, handle) = reload::Layer::new(filter(given)?);
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false).with_filter(filter);
-    tracing::subscriber::set_global_default(Registry::default().with(lines))
-        .map_err(|e| InvalidLogFilter { given: given.into(), why: e.to_string() })?;
-    Ok(LogLevelHandle { handle, current: Arc::new(Mutex::new(given.into())) })
+    let lines = tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(false).with_filter(filter);
+    Ok((Registry::default().with(lines), LogLevelHandle { handle, current: Arc::new(Mutex::new(given.into())) }))
 }
 
 impl LogLevelHandle {
@@ -55,17 +63,51 @@ impl LogLevelHandle {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
+    /// A writer that keeps the lines for the test.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Lines {
+        /// Logs one debug message and returns whether it was written.
+        fn take_debug(&self) -> bool {
+            tracing::debug!(target: "canal_hbone", "a message");
+            !std::mem::take(&mut *self.0.lock().unwrap()).is_empty()
+        }
+    }
+
+    /// The subscriber is this thread's own, because other tests of the process log as well.
     #[test]
-    fn the_level_is_set_once_and_changed_later() {
-        let level = start("info").unwrap();
-        assert!(!tracing::enabled!(tracing::Level::DEBUG));
-        level.set("info,canal_hbone=debug").unwrap();
-        assert!(tracing::enabled!(tracing::Level::DEBUG));
-        let error = level.set("canal_hbone=loud").unwrap_err().to_string();
-        assert!(error.contains("canal_hbone=loud") && error.contains("write e.g."), "{error}");
-        assert_eq!(level.get(), "info,canal_hbone=debug");
+    fn the_level_changes_at_run_time() {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let (subscriber, level) = subscriber("info", move || writer.clone()).unwrap();
+        tracing::subscriber::with_default(subscriber, || {
+            assert!(!lines.take_debug());
+            level.set("info,canal_hbone=debug").unwrap();
+            assert!(lines.take_debug());
+            let error = level.set("canal_hbone=loud").unwrap_err().to_string();
+            assert!(error.contains("canal_hbone=loud") && error.contains("write e.g."), "{error}");
+            assert_eq!(level.get(), "info,canal_hbone=debug");
+            assert!(lines.take_debug());
+        });
+    }
+
+    #[test]
+    fn a_process_has_one_subscriber() {
+        start("error").unwrap();
         assert!(start("debug").is_err());
     }
 }

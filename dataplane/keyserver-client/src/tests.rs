@@ -127,7 +127,7 @@ async fn a_key_server_that_talks_nonsense_is_left() {
         tls.read_u8().await.unwrap();
         tls.write_all(&says).await.unwrap();
         tls.flush().await.unwrap();
-        let answer = tokio::time::timeout(Duration::from_secs(5), exchange.answer()).await.expect(name);
+        let answer = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), exchange.answer()).await.expect(name);
         assert_eq!(answer.map(drop).ok_or_else(|| exchange.why()), want, "{name}");
     }
 }

@@ -100,7 +100,9 @@ async fn silent_peers_run_out_of_time() {
     for call in &mut calls {
         assert_eq!(call.refusal().await, KeyRefusal::HandshakeTime);
     }
-    assert!(begun.elapsed() >= Duration::from_millis(200) && begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    let waited = begun.elapsed();
+    assert!(waited >= Duration::from_millis(200), "{waited:?}");
+    canal_timing::judge_time("time until silent handshakes run out of time", waited, Duration::from_secs(3));
     assert_eq!(fixture.value("canal_key_requests_in_flight"), 0.0);
     assert_eq!(fixture.value("canal_key_refusals_total{name=\"handshake_time\",tenant=\"alpha\"}"), 20.0);
 }
@@ -152,7 +154,7 @@ async fn a_flood_delays_only_its_own_tenant() {
     for task in tasks {
         assert!(task.await.unwrap() > 0, "the flood was not above its share");
     }
-    assert!(longest < Duration::from_secs(2), "the longest of the quiet tenant's took {longest:?}");
+    canal_timing::judge_time("longest handshake of a quiet tenant during a flood", longest, Duration::from_secs(2));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -215,26 +217,31 @@ async fn unauthenticated_requesters_get_no_channel() {
 async fn silent_connections_of_sixteen_addresses_block_no_other() {
     let fixture = KeyServerFixture::start(ServerSetup::default()).await;
     fixture.publish(&fixture.usual());
+    let started = Instant::now();
     let ended = |reason: &str| fixture.value(&format!("canal_key_unauthenticated_connections_total{{reason=\"{reason}\"}}"));
     let mut silent = Vec::new();
-    for n in 2..18 {
-        for _ in 0..UNAUTHENTICATED_PER_IP_MAX {
-            silent.push(connect_from(&format!("127.0.0.{n}"), fixture.address).await.unwrap());
+    // On a slow machine the first ones have run out of time before the pool is full.
+    while ended("displaced") == 0.0 {
+        for n in 2..18 {
+            for _ in 0..UNAUTHENTICATED_PER_IP_MAX {
+                silent.push(connect_from(&format!("127.0.0.{n}"), fixture.address).await.unwrap());
+            }
         }
+        let waited = started.elapsed();
+        assert!(waited < canal_timing::deadline(SOON), "the pool is never full");
     }
-    until("the pool is full", || ended("displaced") > 0.0).await;
     // A new connection from the attacker's network, and one from elsewhere: admitted at once, not after the silent ones' timeout.
     for (from, component) in [("127.0.0.1", NODE), ("127.1.0.1", BETA_NODE)] {
         let begun = Instant::now();
         assert!(fixture.channel_from(from, component).await.lives().await, "{from}");
-        assert!(begun.elapsed() < FIRST_BYTE_TIMEOUT, "{from}: {:?}", begun.elapsed());
+        canal_timing::judge_time(&format!("time until {from} is served beside silent connections"), begun.elapsed(), FIRST_BYTE_TIMEOUT);
     }
     assert_eq!(ended("limit"), 0.0);
     // A silent connection has two seconds.
     let begun = Instant::now();
     let mut last = connect_from("127.0.0.2", fixture.address).await.unwrap();
     assert_eq!(last.read(&mut [0]).await.unwrap_or(0), 0);
-    assert!(begun.elapsed() < FIRST_BYTE_TIMEOUT + Duration::from_secs(1), "{:?}", begun.elapsed());
+    canal_timing::judge_time("time until a silent connection is closed", begun.elapsed(), FIRST_BYTE_TIMEOUT + Duration::from_secs(1));
     until("the silent ones are counted", || ended("silent") > 0.0).await;
     drop(silent);
     assert!(fixture.channel(NODE).await.lives().await);

@@ -1,6 +1,7 @@
 //! Behavior of a whole process: its end on signals and on a panic. Each case runs this test binary again as a child process.
 
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use canal_net::worker::{EXIT_PANIC, WorkerConfig, Workers};
@@ -24,11 +25,18 @@ fn is_child() -> bool {
     std::env::var_os(ROLE).is_some()
 }
 
-/// Waits until the child has printed that it is ready for signals.
-fn until_ready(child: &mut Child) {
-    use std::io::BufRead;
-    let out = std::io::BufReader::new(child.stdout.as_mut().unwrap());
-    assert!(out.lines().map_while(Result::ok).any(|l| l.contains("ready")));
+/// Lines that a child prints.
+struct ChildOutput(std::io::Lines<BufReader<ChildStdout>>);
+
+impl ChildOutput {
+    fn of(child: &mut Child) -> Self {
+        Self(BufReader::new(child.stdout.take().unwrap()).lines())
+    }
+
+    /// Waits until the child has printed a line with the text.
+    fn until(&mut self, text: &str) {
+        assert!(self.0.by_ref().map_while(Result::ok).any(|line| line.contains(text)), "{text}");
+    }
 }
 
 fn terminate(child: &Child) {
@@ -57,6 +65,7 @@ fn drained_process(work: Duration, limit: Duration) -> ! {
         let (trigger, drain) = drain::tree();
         tokio::spawn(async move {
             drain.draining().await;
+            println!("draining");
             tokio::select! {
                 () = tokio::time::sleep(work) => {}
                 () = drain.forced() => {
@@ -66,7 +75,8 @@ fn drained_process(work: Duration, limit: Duration) -> ! {
             }
         });
         let ending = tokio::spawn(drain::on_signals(trigger, limit, Duration::from_millis(100)));
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        // The task above runs once, so that the signal handlers are installed.
+        tokio::task::yield_now().await;
         println!("ready");
         ending.await.unwrap().unwrap()
     });
@@ -79,11 +89,14 @@ fn sigterm_drains_and_work_in_hand_finishes() {
         drained_process(Duration::from_millis(300), Duration::from_secs(20));
     }
     let mut child = child("sigterm_drains_and_work_in_hand_finishes");
-    until_ready(&mut child);
+    let mut output = ChildOutput::of(&mut child);
+    output.until("ready");
     let start = Instant::now();
     terminate(&child);
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    assert!((Duration::from_millis(250)..Duration::from_secs(10)).contains(&start.elapsed()), "{:?}", start.elapsed());
+    let waited = start.elapsed();
+    assert!(waited >= Duration::from_millis(250), "{waited:?}: the work was cut short");
+    canal_timing::judge_time("time until a drained process has ended", waited, Duration::from_secs(10));
 }
 
 #[test]
@@ -92,13 +105,15 @@ fn a_second_signal_forces() {
         drained_process(Duration::from_secs(60), Duration::from_secs(60));
     }
     let mut child = child("a_second_signal_forces");
-    until_ready(&mut child);
+    let mut output = ChildOutput::of(&mut child);
+    output.until("ready");
     let start = Instant::now();
     terminate(&child);
-    std::thread::sleep(Duration::from_millis(100));
+    // Two pending signals of one kind are one signal.
+    output.until("draining");
     terminate(&child);
     assert_eq!(child.wait().unwrap().code(), Some(3));
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    canal_timing::judge_time("time until a process ends after a second signal", start.elapsed(), Duration::from_secs(10));
 }
 
 #[test]
@@ -107,7 +122,8 @@ fn the_deadline_forces() {
         drained_process(Duration::from_secs(60), Duration::from_millis(200));
     }
     let mut child = child("the_deadline_forces");
-    until_ready(&mut child);
+    let mut output = ChildOutput::of(&mut child);
+    output.until("ready");
     terminate(&child);
     assert_eq!(child.wait().unwrap().code(), Some(3));
 }

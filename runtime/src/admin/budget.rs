@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
 /// Connections of one listener at the same time. If all are in use, the connection that has been without a request for longest gives way.
 pub const CONNECTIONS_MAX: usize = 64;

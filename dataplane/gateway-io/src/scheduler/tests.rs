@@ -195,7 +195,7 @@ fn tasks_that_end_while_waiting_block_no_other() {
         // After one pass all of them are parked, or one has been granted a turn.
         tokio::task::yield_now().await;
         waiting.iter().for_each(tokio::task::JoinHandle::abort);
-        tokio::time::timeout(Duration::from_secs(5), last).await.expect("its turn comes").unwrap();
+        tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), last).await.expect("its turn comes").unwrap();
         assert!(tenant.parked.borrow().is_empty());
     });
 }

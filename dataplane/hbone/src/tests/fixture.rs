@@ -44,7 +44,7 @@ pub(super) struct HboneFixture {
 pub(super) fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     LocalSet::new().block_on(&runtime, async {
-        tokio::time::timeout(Duration::from_secs(120), test).await.expect("the test hangs");
+        tokio::time::timeout(canal_timing::deadline(Duration::from_secs(30)), test).await.expect("the test hangs");
     });
 }
 
@@ -58,13 +58,27 @@ pub(super) fn ms(n: u64) -> Duration {
 
 /// Waits until `holds` returns true, for an effect of another task.
 pub(super) async fn until(what: &str, holds: impl Fn() -> bool) {
-    for _ in 0..500 {
-        if holds() {
-            return;
-        }
+    let started = tokio::time::Instant::now();
+    while !holds() {
+        let waited = started.elapsed();
+        assert!(waited < canal_timing::deadline(ms(5000)), "never: {what}");
         tokio::time::sleep(ms(10)).await;
     }
-    panic!("never: {what}");
+}
+
+/// Listens on the address of a listener that is closing.
+pub(super) async fn listen_again(address: SocketAddr) -> TcpListener {
+    let started = tokio::time::Instant::now();
+    loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => return listener,
+            Err(e) => {
+                let waited = started.elapsed();
+                assert!(waited < canal_timing::deadline(ms(5000)), "{address}: {e}");
+                tokio::time::sleep(ms(5)).await;
+            }
+        }
+    }
 }
 
 impl HboneFixture {

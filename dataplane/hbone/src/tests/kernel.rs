@@ -46,7 +46,9 @@ fn inside() {
         modules.load(&user_mode_linux::CIPHER);
         for (name, case) in INSIDE {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async { tokio::time::timeout(ms(30_000), case()).await }).unwrap_or_else(|_| panic!("hangs: {name}"));
+            runtime
+                .block_on(async { tokio::time::timeout(canal_timing::deadline(ms(30_000)), case()).await })
+                .unwrap_or_else(|_| panic!("hangs: {name}"));
             user_mode_linux::say(&format!("ok {name}"));
         }
     });
@@ -77,7 +79,7 @@ impl RemoteKeyFixture {
         }
         let me = identity("spiffe://components.canal/ns/canal-system/sa/gateway.r1");
         let servers = vec![parse_key_server(&format!("az1=ks1@{}", server.address)).unwrap()];
-        let config = KeyClientConfig { az: "az1".parse().unwrap(), servers, me: me.clone(), trip: ms(500) };
+        let config = KeyClientConfig { az: "az1".parse().unwrap(), servers, me: me.clone(), trip: ms(500) * canal_timing::slack() };
         let store = TrustStore::new(&registry);
         let requester = KeyClient::start(config, components.credential(&me), &store, &registry);
         store.replace([ca.bundle("alpha", "alpha.example", false, vec![])]).unwrap();

@@ -11,7 +11,7 @@ use http::HeaderMap;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use super::fixture::{ALICE, BOB, HboneFixture, authority, echo, hold, ms, run, until};
+use super::fixture::{ALICE, BOB, HboneFixture, authority, echo, hold, listen_again, ms, run, until};
 use crate::{ConnectResult, HboneError, IncomingConnect, PoolConfig, ServerConfig, serve};
 
 #[test]
@@ -159,14 +159,17 @@ fn goaway_lets_streams_finish_and_new_ones_use_another_connection() {
         let (rig, trigger) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), echo).await;
         let mut old = rig.open().await.unwrap().stream;
         old.write_all(b"begun").await.unwrap();
-        trigger.drain(ms(5000));
-        tokio::time::sleep(ms(50)).await;
+        trigger.drain(ms(5000) * canal_timing::slack());
         // The next process takes over the address.
-        let listener = TcpListener::bind(rig.target.address).await.unwrap();
+        let listener = listen_again(rig.target.address).await;
         let (_next, drain) = drain::tree();
         rig.listen(listener, ServerConfig::default(), drain, echo);
-        let new = rig.open().await.unwrap();
-        assert!(!new.reused);
+        // GOAWAY may arrive after the listener has closed.
+        let mut new = rig.open().await.unwrap();
+        while new.reused {
+            tokio::time::sleep(ms(5)).await;
+            new = rig.open().await.unwrap();
+        }
         old.write_all(b" and done").await.unwrap();
         old.shutdown().await.unwrap();
         let mut got = String::new();
@@ -188,8 +191,7 @@ fn no_tunnel_is_lost_to_a_peer_that_closes_every_connection_in_order() {
             if n == 20 {
                 // From now on GOAWAY is the first frame that each connection receives.
                 trigger.drain(ms(60_000));
-                tokio::time::sleep(ms(50)).await;
-                let listener = TcpListener::bind(rig.target.address).await.unwrap();
+                let listener = listen_again(rig.target.address).await;
                 let (leaving, drain) = drain::tree();
                 leaving.drain(ms(60_000));
                 let (server, counters) =
@@ -237,13 +239,7 @@ fn a_pooled_connection_that_died_is_replaced_once_for_everyone() {
         drop(rig.open().await.unwrap());
         trigger.force();
         tokio::task::yield_now().await;
-        let listener = loop {
-            // The old listener closes after a poll or two.
-            match TcpListener::bind(rig.target.address).await {
-                Ok(l) => break l,
-                Err(_) => tokio::task::yield_now().await,
-            }
-        };
+        let listener = listen_again(rig.target.address).await;
         let (_next, drain) = drain::tree();
         rig.listen(listener, ServerConfig::default(), drain, hold);
         let opened = join_all((0..20).map(|_| rig.open())).await;
@@ -255,7 +251,7 @@ fn a_pooled_connection_that_died_is_replaced_once_for_everyone() {
 #[test]
 fn a_mute_peer_is_found_by_ping_on_the_client() {
     run(async {
-        let config = PoolConfig { ping: (ms(50), ms(150)), ..PoolConfig::default() };
+        let config = PoolConfig { ping: (ms(50) * canal_timing::slack(), ms(150) * canal_timing::slack()), ..PoolConfig::default() };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let rig = HboneFixture::towards(listener.local_addr().unwrap(), config);
         let server = ServerIdentity::new("alpha".parse().unwrap(), rig.ca.credential(&identity(BOB)));
@@ -278,7 +274,7 @@ fn a_mute_peer_is_found_by_ping_on_the_client() {
 #[test]
 fn a_mute_peer_is_found_by_ping_on_the_server() {
     run(async {
-        let server = ServerConfig { ping: (ms(50), ms(150)), ..ServerConfig::default() };
+        let server = ServerConfig { ping: (ms(50) * canal_timing::slack(), ms(150) * canal_timing::slack()), ..ServerConfig::default() };
         let (rig, _t) = HboneFixture::new(PoolConfig::default(), server, hold).await;
         let tcp = tokio::net::TcpStream::connect(rig.target.address).await.unwrap();
         let (io, _) = rig.target.source.connect(tcp, &rig.target.expected).await.unwrap();
@@ -292,14 +288,14 @@ fn a_mute_peer_is_found_by_ping_on_the_server() {
 #[test]
 fn unused_connections_are_released_and_used_ones_are_not() {
     run(async {
-        let config = PoolConfig { idle: ms(200), ..PoolConfig::default() };
+        let idle = ms(300) * canal_timing::slack();
+        let config = PoolConfig { idle, ..PoolConfig::default() };
         let (rig, _t) = HboneFixture::new(config, ServerConfig::default(), echo).await;
         let s = rig.open().await.unwrap();
-        tokio::time::sleep(ms(500)).await;
+        tokio::time::sleep(idle * 2).await;
         assert_eq!(rig.pool.size(), (1, 1));
         drop(s);
-        tokio::time::sleep(ms(100)).await;
-        assert_eq!(rig.pool.size(), (1, 0));
+        until("its stream ends first", || rig.pool.size() == (1, 0)).await;
         until("idle connections go", || rig.pool.size() == (0, 0)).await;
         until("the server sees an orderly end", || rig.served.borrow().first().is_some_and(Result::is_ok)).await;
         assert_eq!(rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"idle\"}"), 1);

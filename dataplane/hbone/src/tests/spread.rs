@@ -66,16 +66,16 @@ fn many_streams_are_spread_evenly_and_over_no_more_connections_than_the_limit() 
 #[test]
 fn excess_pooled_connections_are_closed_and_the_first_stays() {
     run(async {
-        let config = with(SpreadConfig { idle: ms(200), rate_per_connection: 1000, ..fours() });
+        let config = with(SpreadConfig { idle: ms(300) * canal_timing::slack(), rate_per_connection: 1000, ..fours() });
         let (rig, _t) = HboneFixture::new(config, ServerConfig::default(), hold).await;
         let crowd: Vec<_> = join_all((0..16).map(|_| rig.open_spread())).await;
         assert_eq!(rig.pool.size(), (4, 16));
         drop(crowd);
-        for _ in 0..60 {
+        // The first connection is in use while the others are not.
+        while rig.pool.size() != (1, 0) {
             assert!(rig.open_spread().await.is_ok());
             tokio::time::sleep(ms(10)).await;
         }
-        assert_eq!(rig.pool.size(), (1, 0));
         assert_eq!(rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"idle\"}"), 3);
     });
 }
@@ -83,10 +83,11 @@ fn excess_pooled_connections_are_closed_and_the_first_stays() {
 #[test]
 fn an_old_connection_serves_until_another_took_its_place() {
     run(async {
-        let config = with(SpreadConfig { age: ms(200), ..fours() });
+        let age = ms(300) * canal_timing::slack();
+        let config = with(SpreadConfig { age, ..fours() });
         let (rig, _t) = HboneFixture::new(config, ServerConfig::default(), hold).await;
         let kept = rig.open_spread().await.unwrap();
-        tokio::time::sleep(ms(300)).await;
+        tokio::time::sleep(age * 3 / 2).await;
         assert!(rig.open_spread().await.unwrap().reused, "nobody waits for the new one");
         until("the new one is up", || rig.pool.size().0 == 2).await;
         assert!(rig.open_spread().await.unwrap().reused);
@@ -102,11 +103,15 @@ fn a_connection_that_carried_enough_streams_is_replaced() {
     run(async {
         let config = with(SpreadConfig { lifetime_streams_max: 5, rate_per_connection: 1000, ..fours() });
         let (rig, _t) = HboneFixture::new(config, ServerConfig::default(), hold).await;
-        for _ in 0..20 {
+        // The next connection is established in the background, so its predecessor may carry some streams more than its limit.
+        let mut opened = 0;
+        while rig.metric("canal_hbone_handshakes_total") < 4 {
             assert!(rig.open_spread().await.is_ok());
+            opened += 1;
             tokio::time::sleep(ms(20)).await;
         }
-        assert!((3..=5).contains(&rig.metric("canal_hbone_handshakes_total")), "{}", rig.metric("canal_hbone_handshakes_total"));
+        assert!(opened >= 12, "{opened} streams over four connections");
+        canal_timing::timed!(opened <= 27, "a connection is replaced soon after it carried enough streams");
     });
 }
 
@@ -130,7 +135,7 @@ fn a_connection_that_answers_nothing_is_left_for_another() {
         .await;
         assert!(tokio::time::timeout(ms(600), rig.open_spread()).await.is_err());
         for _ in 0..10 {
-            let opened = tokio::time::timeout(ms(600), rig.open_spread()).await;
+            let opened = tokio::time::timeout(canal_timing::deadline(ms(600)), rig.open_spread()).await;
             assert!(opened.is_ok_and(|opened| opened.is_ok()), "the others serve");
         }
         assert_eq!(rig.metric("canal_hbone_handshakes_total"), 2);

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use canal_net::copy::{self, CopyEnd, Meter};
@@ -108,14 +109,15 @@ fn a_hundred_megabytes_through_tcp_and_tunnel_are_exact() {
 fn a_reset_by_the_far_application_reaches_the_near_one_and_back() {
     run(async {
         for near_resets in [false, true] {
-            let seen = Rc::new(Cell::new(None));
-            let far_seen = seen.clone();
+            let (seen, has_all) = (Rc::new(Cell::new(None)), Rc::new(Cell::new(false)));
+            let (far_seen, far_has_all) = (seen.clone(), has_all.clone());
             let (_rig, mut client, end, _t) = relayed(move |mut tcp: TcpStream| {
-                let seen = far_seen.clone();
+                let (seen, has_all) = (far_seen.clone(), far_has_all.clone());
                 tokio::task::spawn_local(async move {
                     tcp.write_all(b"hi").await.unwrap();
                     let mut b = [0; 2];
                     tcp.read_exact(&mut b).await.unwrap();
+                    has_all.set(true);
                     if near_resets {
                         seen.set(Some(tcp.read(&mut b).await.unwrap_err().kind()));
                     } else {
@@ -128,7 +130,8 @@ fn a_reset_by_the_far_application_reaches_the_near_one_and_back() {
             client.read_exact(&mut b).await.unwrap();
             client.write_all(b"ho").await.unwrap();
             if near_resets {
-                tokio::time::sleep(ms(50)).await;
+                // A reset would discard what the far side has not read.
+                until("the far side has all bytes", || has_all.get()).await;
                 canal_net::sys::reset_on_close(&client);
                 drop(client);
                 until("the far side sees a reset", || seen.get() == Some(io::ErrorKind::ConnectionReset)).await;
@@ -228,9 +231,12 @@ fn resets_are_errors_on_the_other_side_whether_it_reads_writes_or_waits() {
     });
 }
 
+/// Time without progress after which a writer counts as blocked. It is longer than a stall of the machine.
+const STUCK_AFTER: Duration = Duration::from_secs(3);
+
 async fn write_until_stuck(s: &mut HboneStream) -> usize {
     let (mut sent, piece) = (0, vec![1; 64 << 10]);
-    while let Ok(n) = tokio::time::timeout(ms(500), s.write(&piece)).await {
+    while let Ok(n) = tokio::time::timeout(STUCK_AFTER, s.write(&piece)).await {
         sent += n.unwrap();
     }
     sent

@@ -99,14 +99,16 @@ fn answer(ca: &TestCa, r: &IstioCertificateRequest, life: Duration) -> IstioCert
     IstioCertificateResponse { cert_chain: vec![leaf, ca.root_pem()] }
 }
 
+/// Time after which a condition that a test waits for counts as never met: a renewal of a superseded certificate is spread over this time.
+const UNTIL_TIMEOUT: Duration = SUPERSEDED_SPREAD.saturating_add(Duration::from_secs(5));
+
 async fn until(what: &str, holds: impl Fn() -> bool) {
-    for _ in 0..500 {
-        if holds() {
-            return;
-        }
+    let started = Instant::now();
+    while !holds() {
+        let waited = started.elapsed();
+        assert!(waited < canal_timing::deadline(UNTIL_TIMEOUT), "never: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("never: {what}");
 }
 
 #[tokio::test]
@@ -157,7 +159,7 @@ fn check_request(csr: &str) {
 
 #[tokio::test]
 async fn certificates_are_renewed_at_half_life_without_a_gap() {
-    let rig = CertificatesFixture::new(Duration::from_secs(3)).await;
+    let rig = CertificatesFixture::new(Duration::from_secs(3) * canal_timing::slack()).await;
     let source = rig.source();
     let credential = source.credential(&identity(ALICE));
     let first = credential.first().await.unwrap();
@@ -166,14 +168,14 @@ async fn certificates_are_renewed_at_half_life_without_a_gap() {
     assert!(rig.asked.load(Relaxed) >= 2);
     drop(credential);
     let asked = rig.asked.load(Relaxed);
+    until("it is forgotten", || source.status().is_empty()).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(rig.asked.load(Relaxed) <= asked + 1, "nobody wants it any more");
-    assert!(source.status().is_empty());
 }
 
 #[tokio::test]
 async fn a_failing_renewal_keeps_the_old_one_and_is_counted_and_heals() {
-    let rig = CertificatesFixture::new(Duration::from_secs(4)).await;
+    let rig = CertificatesFixture::new(Duration::from_secs(4) * canal_timing::slack()).await;
     let source = rig.source();
     let credential = source.credential(&identity(ALICE));
     let first = credential.first().await.unwrap();
@@ -374,9 +376,12 @@ async fn forgotten_identities_are_not_stored() {
     for round in 0..200 {
         let asked = rig.asked.load(Relaxed);
         let held = source.credential(&identity(ALICE));
-        while rig.asked.load(Relaxed) == asked {
-            tokio::task::yield_now().await;
-        }
+        let request = async {
+            while rig.asked.load(Relaxed) == asked {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(canal_timing::deadline(UNTIL_TIMEOUT), request).await.expect("it is asked for");
         // The response takes a millisecond or two to arrive, and as long to be written.
         std::thread::sleep(Duration::from_micros(25 * round));
         source.forget(&identity(ALICE));
@@ -407,11 +412,7 @@ async fn a_certificate_of_a_root_that_signs_no_more_is_renewed_soon_and_once() {
         Ok(answer(&ca, &r, Duration::from_secs(3600)))
     });
     store.replace([next.bundle("alpha", "alpha.example", false, vec![])]).unwrap();
-    let start = Instant::now();
-    while credential.current().unwrap().chain() == old.chain() {
-        assert!(start.elapsed() < SUPERSEDED_SPREAD + Duration::from_secs(5), "not renewed");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    until("it is renewed", || credential.current().unwrap().chain() != old.chain()).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(rig.asked.load(Relaxed), 2);
 }

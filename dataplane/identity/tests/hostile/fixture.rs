@@ -228,8 +228,9 @@ where
         }
     }
     let limit = HANDSHAKE_TIMEOUT + Duration::from_millis(10);
-    if took > limit || real.elapsed() > REAL_TIME_MAX {
-        return Err(format!("{name}: took {took:?}, {:?} in reality", real.elapsed()));
+    let real = real.elapsed();
+    if took > limit || real > canal_timing::deadline(REAL_TIME_MAX) {
+        return Err(format!("{name}: took {took:?}, {real:?} in reality"));
     }
     Ok(())
 }

@@ -54,10 +54,10 @@ impl PoolFixture {
         self.lanes.push(lane, &tenant.parse().unwrap(), work);
     }
     fn started(&self) -> &'static str {
-        self.started.1.recv_timeout(SOON).unwrap()
+        self.started.1.recv_timeout(canal_timing::deadline(SOON)).unwrap()
     }
     fn done(&self) -> &'static str {
-        self.done.1.recv_timeout(SOON).unwrap()
+        self.done.1.recv_timeout(canal_timing::deadline(SOON)).unwrap()
     }
     fn shows(&self, line: &str) {
         let text = self.registry.render();

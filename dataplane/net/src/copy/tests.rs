@@ -53,7 +53,7 @@ async fn urgent_bytes_keep_their_place_and_hold_nothing_up() {
         let meter = Meter::default();
         tokio::select! {
             end = both(&mut near, &mut far, &meter, None) => panic!("{end:?}"),
-            got = tokio::time::timeout(Duration::from_secs(5), exchange) => assert_eq!(got.expect("nothing is held"), (*b"ab!cd", *b"ab!cd")),
+            got = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), exchange) => assert_eq!(got.expect("nothing is held"), (*b"ab!cd", *b"ab!cd")),
         }
     }
 }

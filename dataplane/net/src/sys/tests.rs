@@ -195,14 +195,15 @@ async fn a_loopback_only_listener_accepts_only_loopback() {
     outside.run("ip link set in0 up");
     let options = ListenOptions { loopback_only: true, ..ListenOptions::default() };
     let listener = listen(Some(&pod.netns), "0.0.0.0:15001".parse().unwrap(), &options).unwrap();
-    let quick = ConnectOptions { timeout: Duration::from_millis(300), ..ConnectOptions::default() };
+    let patient = ConnectOptions { timeout: canal_timing::deadline(Duration::from_secs(5)), ..ConnectOptions::default() };
     for (at, bind) in
         [("127.0.0.1:15001", None), ("127.64.3.4:15001", None), ("127.64.3.4:15001", Some("10.5.0.1:0")), ("10.5.0.1:15001", None)]
     {
-        let quick = ConnectOptions { bind: bind.map(|b| b.parse().unwrap()), ..quick };
-        let (near, far) = tokio::join!(connect(Some(&pod.netns), at.parse().unwrap(), &quick), listener.accept());
+        let patient = ConnectOptions { bind: bind.map(|b| b.parse().unwrap()), ..patient };
+        let (near, far) = tokio::join!(connect(Some(&pod.netns), at.parse().unwrap(), &patient), listener.accept());
         assert_eq!(near.unwrap().peer_addr().unwrap(), far.unwrap().0.local_addr().unwrap(), "{at}");
     }
+    let quick = ConnectOptions { timeout: Duration::from_millis(300), ..ConnectOptions::default() };
     let e = connect(Some(&outside.netns), "10.5.0.1:15001".parse().unwrap(), &quick).await.unwrap_err();
     assert!(matches!(e, SysError::Timeout { .. }), "{e}");
 }
@@ -231,13 +232,13 @@ async fn a_blocked_reader_gets_data_later() {
     near.write_all(b"two").await.unwrap();
     tokio::time::timeout(Duration::from_millis(50), far.readable()).await.expect_err("nobody is woken");
     drop(deaf);
-    tokio::time::timeout(Duration::from_secs(5), far.readable()).await.expect("now it is told").unwrap();
+    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), far.readable()).await.expect("now it is told").unwrap();
     assert_eq!(far.read(&mut buf).await.unwrap(), 3);
     // More bytes than the limit, and an end, are reported in spite of the guard.
     let _deaf = ReadWakeupGuard::to(&far).unwrap();
     near.write_all(&vec![7; 2 * DEAF_BYTES as usize]).await.unwrap();
     drop(near);
-    tokio::time::timeout(Duration::from_secs(5), far.readable()).await.expect("so much is told").unwrap();
+    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), far.readable()).await.expect("so much is told").unwrap();
 }
 
 #[test]
@@ -323,7 +324,8 @@ async fn a_reserved_address_accepts_no_connections() {
     for _ in 0..64 {
         let near = connect(None, held.address, &plain);
         let both = async { tokio::join!(near, listener.accept()) };
-        let (near, far) = tokio::time::timeout(Duration::from_secs(10), both).await.expect("the listener gets every connection");
+        let (near, far) =
+            tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), both).await.expect("the listener gets every connection");
         assert!(near.is_ok() && far.is_ok());
     }
     drop(held);

@@ -19,6 +19,9 @@ use crate::controller_client::ControllerEndpoint;
 use crate::session::StreamTiming;
 use crate::{ApplyFn, RefusedResource, Subscriber, SubscriberConfig, UpdateSource};
 
+/// Least time between two writes of the state file.
+pub(super) const WRITE_INTERVAL: Duration = Duration::from_millis(200);
+
 pub(super) fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
@@ -151,10 +154,10 @@ impl SubscriptionFixture {
             snapshot: self.snapshot(),
         };
         let timing = StreamTiming {
-            keepalive: (ms(100), ms(200)),
-            first_answer: ms(2000),
+            keepalive: (ms(100) * canal_timing::slack(), ms(200) * canal_timing::slack()),
+            first_answer: ms(2000) * canal_timing::slack(),
             backoff: (ms(5), ms(50)),
-            write: ms(200),
+            write: WRITE_INTERVAL,
             shares: ms(50),
         };
         Subscriber::start_with(config, &self.registry, self.drain.clone(), self.apply(), timing)
@@ -211,11 +214,10 @@ pub(super) fn refused(nack: &DeltaDiscoveryRequest) -> Vec<String> {
 }
 
 pub(super) async fn until(what: &str, holds: impl Fn() -> bool) {
-    for _ in 0..500 {
-        if holds() {
-            return;
-        }
+    let started = std::time::Instant::now();
+    while !holds() {
+        let waited = started.elapsed();
+        assert!(waited < canal_timing::deadline(ms(5000)), "never: {what}");
         tokio::time::sleep(ms(10)).await;
     }
-    panic!("never: {what}");
 }

@@ -51,8 +51,12 @@ fn a_line_appears_without_another_to_push_it() {
     let path = dir.path().join("access.json");
     with_worker(LogSink::File(path.clone()), &r, async |log| {
         log.line().str("n", "alone").end();
-        tokio::time::sleep(FLUSH * 3).await;
-        assert!(std::fs::read_to_string(&path).unwrap().contains("alone"));
+        let written = async {
+            while !std::fs::read_to_string(&path).unwrap().contains("alone") {
+                tokio::time::sleep(FLUSH / 4).await;
+            }
+        };
+        tokio::time::timeout(canal_timing::deadline(FLUSH * 3), written).await.expect("the line appears");
         drop(log);
     });
 }
@@ -195,9 +199,12 @@ fn share_of_the_log_is_given_back_once_the_lines_are_written() {
                 log.line_of(&alpha).str("filler", &"x".repeat(400)).end();
             }
             log.flush();
-            while alpha.waiting.bytes.load(Relaxed) > 0 {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
+            let written = async {
+                while alpha.waiting.bytes.load(Relaxed) > 0 {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), written).await.expect("the lines are written");
         }
     });
     assert_eq!(metric(&r, "canal_access_log_lines_total"), 4_000);

@@ -63,9 +63,9 @@ impl Stand {
         self.order(id, Order::Begin(begin)).await;
     }
 
-    /// Returns the next answer; `None` if none arrives for 300 ms.
+    /// Returns the next answer; `None` if none arrives for 300 ms, or 3 s in the gate.
     async fn answer(&mut self) -> Option<ObserveAnswer> {
-        tokio::time::timeout(Duration::from_millis(300), self.observation.hear()).await.ok().flatten()
+        tokio::time::timeout(Duration::from_millis(300) * canal_timing::slack(), self.observation.hear()).await.ok().flatten()
     }
 
     /// Returns all data of an observation and its end.
@@ -83,12 +83,15 @@ impl Stand {
     }
 
     async fn tap_sender(&self) -> (TapFilter, LineSender) {
-        loop {
-            if let Some(tap) = self.taps.lock().unwrap().pop() {
-                return tap;
+        let tapped = async {
+            loop {
+                if let Some(tap) = self.taps.lock().unwrap().pop() {
+                    return tap;
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        };
+        tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), tapped).await.expect("a tap begins")
     }
 }
 
@@ -112,7 +115,8 @@ async fn a_reader_without_credit_gets_one_window_and_the_drop_count() {
     let mut owed = unread;
     while lines + usize::try_from(dropped).unwrap() < 400 {
         stand.order(7, Order::Credit(std::mem::take(&mut owed))).await;
-        let answer = tokio::time::timeout(Duration::from_secs(10), stand.observation.hear()).await.unwrap().unwrap();
+        let answer =
+            tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), stand.observation.hear()).await.unwrap().unwrap();
         owed += answer.data.len() as u64 + OBSERVE_ANSWER_COST;
         lines += answer.data.len() / line.len();
         dropped += answer.dropped;
@@ -122,7 +126,7 @@ async fn a_reader_without_credit_gets_one_window_and_the_drop_count() {
     assert!(dropped > 0 && lines >= sent, "{lines} {dropped} {sent}");
     assert!(stand.registry.render().contains(&format!("canal_observations_lines_dropped_total{{subject=\"tap\"}} {dropped}\n")));
     stand.order(7, Order::End(true)).await;
-    let until = tokio::time::Instant::now() + Duration::from_secs(10);
+    let until = tokio::time::Instant::now() + canal_timing::deadline(Duration::from_secs(10));
     while !sender.is_closed() {
         assert!(tokio::time::Instant::now() < until, "the tap goes on for nobody");
         tokio::time::sleep(Duration::from_millis(5)).await;
