@@ -1,108 +1,68 @@
 //! What runs as one process: a test program, one module of a suite, a command of cargo's, or a rule of the house. It says how much of the machine
-//! each needs, and runs nothing.
+//! each needs and which tests it runs, and runs nothing.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// The suite of whole meshes in worlds.
 pub(crate) const E2E_SUITE: &str = "e2e";
-/// Parts of a machine with two cores. With six at once, one run reached a load of 90 and bounds of a second did not hold.
-pub(crate) const PARTS_MAX: usize = 4;
 /// Parts that a program needs which mostly waits: for certificates to end, for loads of a few requests a second.
 pub(crate) const WAITS: usize = 1;
-/// For one that works for a third of its time.
+/// For every other one, also for those of which nothing is known.
 pub(crate) const WORKS: usize = 2;
-/// For one that bounds what a fault or a planned change may cost, within a second or to no request: beside one of its kind, or some that wait.
-pub(crate) const BOUNDS: usize = 3;
-/// For one that takes the whole machine: it floods, does all that can be done in a minute, or looks at who is faster, as h2spec does where it
-/// breaks a rule and an answer is under way already.
-pub(crate) const ALONE: usize = PARTS_MAX;
 /// For one that only computes: compilers, and programs that measure no time. It takes no part, because it gets the processors only when no other
 /// program wants them.
 pub(crate) const COMPUTES: usize = 0;
-/// How many of those run at once, beside a command of cargo's.
-pub(crate) const COMPUTING_MAX: usize = 1;
+/// Parts of a machine: three for each core, and not fewer than these.
+const PARTS_MIN: usize = 6;
+const PARTS_PER_CORE: usize = 3;
 
-/// What is known of the jobs, in the order in which they begin: what cargo does, because it builds others; what needs the quietest machine; then
-/// the longest. One that is not known begins last: a mesh alone, any other as one that works.
-const KNOWN: &[(&str, usize)] = &[
-    ("tests", COMPUTES),
-    ("lint", COMPUTES),
-    ("plain", COMPUTES),
-    ("doc tests", COMPUTES),
-    ("tidy", COMPUTES),
-    ("canal-e2e http2", ALONE),
-    ("canal-e2e cases", ALONE),
-    ("canal-e2e config", ALONE),
-    ("canal-e2e exhaustion", ALONE),
-    ("canal-e2e tier", ALONE),
-    ("canal-e2e software", ALONE),
-    ("canal-e2e chaos", ALONE),
-    ("canal-e2e drain", ALONE),
-    ("canal-e2e attacks", WAITS),
-    ("canal-e2e failure", WAITS),
-    ("canal-e2e identity", WAITS),
-    ("canal-e2e scaleout", BOUNDS),
-    ("canal-e2e throttle", BOUNDS),
-    ("canal-e2e keyserver", BOUNDS),
-    ("canal-e2e edges", BOUNDS),
-    ("canal-e2e external_ca", WAITS),
-    ("canal-e2e exchanges", BOUNDS),
-    ("canal-e2e zerotrust", WAITS),
-    ("canal-e2e protocols", WORKS),
-    ("canal-e2e keys_at_rest", WORKS),
-    ("canal-e2e proxyless", WORKS),
-    ("canal-e2e direct", WORKS),
-    ("canal-e2e mtu", WORKS),
-    ("canal-e2e observe", WORKS),
-    ("canal-e2e addresses", WORKS),
-    ("canal-e2e policies", WORKS),
-    ("canal-e2e adversary", WAITS),
-    ("canal-e2e underlay", WORKS),
-    ("canal-e2e icmp", WAITS),
-    ("canal-e2e sockets", WAITS),
-    ("canal-e2e dns", WAITS),
-    ("canal-e2e", WAITS),
-    // The longest of the programs with namespaces or servers of their own, whose verdicts are counts and answers. The others are alike.
-    ("canal-gateway-engine loopback", WORKS),
-    ("canal-identity", WORKS),
-    ("canal-hbone", WORKS),
-    ("canal-world links", WORKS),
-    ("canal-node-proxy outbound", WORKS),
-    ("canal-offload replicas", WORKS),
-    // Pure programs, which measure no time.
-    ("canal-differential guarded", COMPUTES),
-    ("canal-differential generated", COMPUTES),
-    ("canal-differential cases", COMPUTES),
-    ("canal-differential limits", COMPUTES),
-    ("canal-differential shares", COMPUTES),
-    ("canal-compiler properties", COMPUTES),
-    ("canal-compiler golden", COMPUTES),
-    ("canal-compiler limits", COMPUTES),
-    ("canal-compiler policy_limits", COMPUTES),
-    ("canal-compiler tenants", COMPUTES),
-    ("canal-compiler", COMPUTES),
-    ("canal-planner sessions", COMPUTES),
-    ("canal-planner tables", COMPUTES),
-    ("canal-planner", COMPUTES),
-    ("canal-h1 property", COMPUTES),
-    ("canal-h1 table", COMPUTES),
-    ("canal-h1 writing", COMPUTES),
-    ("canal-h1", COMPUTES),
-    ("canal-router reference", COMPUTES),
-    ("canal-router table", COMPUTES),
-    ("canal-router", COMPUTES),
-    ("canal-authorization guard", COMPUTES),
-    ("canal-authorization", COMPUTES),
-    ("canal-wire", COMPUTES),
-    ("canal-model", COMPUTES),
-    ("canal-planner placement", COMPUTES),
-    ("canal-compiler size", COMPUTES),
-    // They leave remains of worlds behind, which every other world takes away; and one that says how fast a controller is.
-    ("canal-world leftovers", ALONE),
-    ("canal-world cleanup", ALONE),
-    ("canal-controller-core scale", ALONE),
+/// Programs that mostly wait.
+const WAITING: [&str; 10] = [
+    "canal-e2e",
+    "canal-e2e adversary",
+    "canal-e2e attacks",
+    "canal-e2e dns",
+    "canal-e2e external_ca",
+    "canal-e2e failure",
+    "canal-e2e icmp",
+    "canal-e2e identity",
+    "canal-e2e sockets",
+    "canal-e2e zerotrust",
 ];
+
+/// Packages whose programs are pure: they measure no time and open no socket, so they give the same answer in every run.
+const PURE: [&str; 8] = [
+    "canal-authorization",
+    "canal-compiler",
+    "canal-differential",
+    "canal-h1",
+    "canal-model",
+    "canal-planner",
+    "canal-router",
+    "canal-wire",
+];
+
+/// Programs that make network namespaces or worlds, or start the programs of the mesh in them: of a package all of them, or the named one.
+const WORLDS: [&str; 15] = [
+    "canal admin",
+    "canal cli",
+    "canal mesh",
+    "canal-bench-keys",
+    "canal-bench-peers",
+    "canal-bench-tier",
+    "canal-edge process",
+    "canal-edge real_controller",
+    "canal-gateway-engine loopback",
+    "canal-histories",
+    "canal-net",
+    "canal-node process",
+    "canal-offload",
+    "canal-redirector-agent replica",
+    "canal-world",
+];
+/// Packages of which every module, but not the library, does.
+const WORLD_MODULES: [&str; 2] = ["canal-node-proxy", "canal-e2e"];
 
 /// What a job prints, which says how it is judged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -112,7 +72,7 @@ pub(crate) enum JobOutput {
     Tests,
     /// Nothing that is read: the job is one check.
     Text,
-    /// Messages of cargo's, which name test programs and findings of the lints.
+    /// Messages of cargo's, which name findings of the lints.
     Artifacts,
 }
 
@@ -122,27 +82,27 @@ pub(crate) struct Job {
     pub(crate) suite: &'static str,
     /// Name of the package, and of the module or program if the package has several.
     pub(crate) name: String,
+    /// The program and its arguments, without the names of tests.
     pub(crate) command: Vec<OsString>,
     /// Variables of its environment, beside those of this process.
     pub(crate) environment: Vec<(&'static str, OsString)>,
     pub(crate) folder: PathBuf,
-    /// Number of tests that the program lists; all of them must run.
-    pub(crate) listed: Option<u64>,
+    /// The tests of a test program that run; all of them must end.
+    pub(crate) tests: Vec<String>,
+    /// The program has other tests too, so those that run are named to it.
+    pub(crate) is_part: bool,
     pub(crate) output: JobOutput,
     /// Only one job of cargo's runs at a time, because the second would wait for the first.
     pub(crate) is_cargo: bool,
 }
 
 impl Job {
-    /// Returns the position in the order in which jobs start.
-    pub(crate) fn position(&self) -> usize {
-        KNOWN.iter().position(|(known, _)| *known == self.name).unwrap_or(KNOWN.len())
-    }
-
     /// Returns the parts of the machine that the job needs.
     pub(crate) fn parts(&self) -> usize {
-        let unknown = if self.suite == E2E_SUITE { ALONE } else { WORKS };
-        KNOWN.get(self.position()).map_or(unknown, |(_, parts)| *parts)
+        if self.is_cargo || self.is_pure() {
+            return COMPUTES;
+        }
+        if WAITING.contains(&self.name.as_str()) { WAITS } else { WORKS }
     }
 
     /// It only computes, and leaves the processors to every other program.
@@ -150,13 +110,49 @@ impl Job {
         self.parts() == COMPUTES
     }
 
-    /// The words of its command, at the lowest priority where it only computes. A session of its own and the class `idle` are both needed: the
-    /// kernel shares processors among sessions first (`autogroup`), and a priority counts within one only. It ends with this process.
+    fn is_pure(&self) -> bool {
+        PURE.contains(&self.package())
+    }
+
+    fn package(&self) -> &str {
+        self.name.split(' ').next().unwrap_or_default()
+    }
+
+    /// Returns whether it makes namespaces or worlds.
+    pub(crate) fn needs_worlds(&self) -> bool {
+        let is_module = self.name != self.package();
+        let is_named = |name: &str| name == self.name || name == self.package();
+        self.suite == E2E_SUITE || WORLDS.iter().any(|name| is_named(name)) || is_module && WORLD_MODULES.contains(&self.package())
+    }
+
+    /// Returns whether a second run may say something else than the first one. Checks and pure programs are deterministic, so that a second try
+    /// would hide a defect.
+    pub(crate) fn may_retry(&self) -> bool {
+        self.output == JobOutput::Tests && !self.is_cargo && !self.is_pure()
+    }
+
+    /// The same program with these of its tests alone.
+    pub(crate) fn only(&self, tests: Vec<String>) -> Self {
+        Self { is_part: self.is_part || tests.len() != self.tests.len(), tests, ..self.clone() }
+    }
+
+    /// The words of its command, at the lowest priority where it only computes: the class `idle` and a low priority of its session, because the
+    /// kernel shares processors among sessions first (`autogroup`), and a priority counts within one only.
     pub(crate) fn words(&self) -> Vec<OsString> {
         const LAST: &str = r#"{ echo 19 >/proc/self/autogroup; } 2>/dev/null; exec nice -n 19 chrt --idle 0 "$@""#;
-        let last: &[&str] = if self.computes() { &["setpriv", "--pdeathsig", "TERM", "setsid", "sh", "-c", LAST, "sh"] } else { &[] };
-        last.iter().map(OsString::from).chain(self.command.iter().cloned()).collect()
+        let last: &[&str] = if self.computes() { &["sh", "-c", LAST, "sh"] } else { &[] };
+        let mut words: Vec<OsString> = last.iter().map(OsString::from).chain(self.command.iter().cloned()).collect();
+        if self.is_part {
+            words.push("--exact".into());
+            words.extend(self.tests.iter().map(OsString::from));
+        }
+        words
     }
+}
+
+/// Returns the parts of a machine with so many cores.
+pub(crate) fn capacity(cores: usize) -> usize {
+    (PARTS_PER_CORE * cores).max(PARTS_MIN)
 }
 
 /// A command of cargo's.
@@ -176,21 +172,64 @@ pub(crate) fn cargo_job(root: &Path, suite: &'static str, name: &str, arguments:
 mod tests {
     use super::*;
 
+    fn job(suite: &'static str, name: &str) -> Job {
+        Job { suite, name: name.into(), command: vec!["program".into()], ..Job::default() }
+    }
+
     #[test]
-    fn unknown_mesh_runs_alone_and_last() {
-        let job = |suite, name: &str| Job { suite, name: name.into(), ..Job::default() };
-        assert_eq!((job(E2E_SUITE, "canal-e2e http2").parts(), job("build", "tests").position()), (ALONE, 0));
-        assert_eq!(job(E2E_SUITE, "canal-e2e edges").parts(), BOUNDS);
-        assert_eq!((job(E2E_SUITE, "new").parts(), job(E2E_SUITE, "new").position()), (ALONE, KNOWN.len()));
-        assert_eq!((job("unit", "new").parts(), job("unit", "new").position()), (WORKS, KNOWN.len()));
+    fn an_unknown_job_runs_beside_others() {
+        assert_eq!(capacity(1), 6);
+        assert_eq!(capacity(2) / WORKS, 3, "three that work on two cores");
+        assert_eq!(capacity(8), 24);
+        for (suite, name, parts) in [
+            (E2E_SUITE, "canal-e2e new", WORKS),
+            ("unit", "new", WORKS),
+            (E2E_SUITE, "canal-e2e failure", WAITS),
+            ("unit", "canal-model", COMPUTES),
+            ("unit", "canal-planner sessions", COMPUTES),
+        ] {
+            assert_eq!(job(suite, name).parts(), parts, "{name}");
+        }
     }
 
     #[test]
     fn what_only_computes_leaves_the_processors_to_others() {
-        let words = |name: &str| Job { name: name.into(), command: vec!["program".into()], ..Job::default() }.words();
-        assert_eq!(words("canal-e2e tier"), ["program"]);
-        let last = words("canal-model");
+        assert_eq!(job("e2e", "canal-e2e tier").words(), ["program"]);
+        let last = job("unit", "canal-model").words();
         assert!(last.len() > 1 && last.iter().any(|word| word.to_string_lossy().contains("chrt --idle 0")), "{last:?}");
         assert_eq!(last.last().unwrap(), "program");
+    }
+
+    #[test]
+    fn names_are_passed_where_not_all_tests_run() {
+        let whole = Job { tests: vec!["a".into(), "b".into()], ..job("unit", "canal-hbone") };
+        assert_eq!(whole.words(), ["program"]);
+        assert_eq!(whole.only(vec!["b".into()]).words(), ["program", "--exact", "b"]);
+        assert_eq!(whole.only(whole.tests.clone()).words(), ["program"]);
+    }
+
+    #[test]
+    fn pure_programs_and_checks_are_never_tried_again() {
+        assert!(job("unit", "canal-hbone").may_retry());
+        assert!(!job("unit", "canal-compiler golden").may_retry());
+        assert!(!cargo_job(Path::new("/"), "unit", "doc tests", &[]).may_retry());
+        assert!(!Job { output: JobOutput::Text, ..job("tidy", "tidy") }.may_retry());
+    }
+
+    #[test]
+    fn programs_with_worlds_are_known() {
+        for (suite, name, expected) in [
+            (E2E_SUITE, "canal-e2e new", true),
+            ("unit", "canal-world", true),
+            ("unit", "canal-world links", true),
+            ("unit", "canal-offload sessions", true),
+            ("unit", "canal-node-proxy outbound", true),
+            ("unit", "canal-node-proxy", false),
+            ("unit", "canal admin", true),
+            ("unit", "canal explain", false),
+            ("unit", "canal-model", false),
+        ] {
+            assert_eq!(job(suite, name).needs_worlds(), expected, "{name}");
+        }
     }
 }

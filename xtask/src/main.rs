@@ -5,11 +5,15 @@
 
 mod claims;
 mod commits;
+mod compile;
 mod cycles;
-mod failures;
+mod durations;
+mod host;
 mod jobs;
 mod layers;
 mod names;
+mod outcomes;
+mod process;
 mod programs;
 mod prose;
 mod recipes;
@@ -21,8 +25,10 @@ mod soak;
 mod source;
 mod suites;
 mod supply;
+mod tiers;
 mod timings;
 mod tree;
+mod verdict;
 
 use std::process::ExitCode;
 
@@ -33,8 +39,9 @@ usage: cargo xtask <command>
                   bill of materials
   tidy --bless    rewrite docs/layers.txt from the crates as they are; read the diff before you commit it
   sbom            write the software bill of materials, CycloneDX JSON, to target/sbom.cdx.json
-  test [SUITE..]  run the suites (tidy, supply, lint, plain, unit, e2e; default all) and close with `N passed, N failed, N skipped`;
-                  `--install` runs `setup/install test` beside the first part of the build
+  test [SUITE..]  run the suites (tidy, supply, lint, plain, unit, e2e; default all), run what failed once more, alone, and close with
+                  `N passed, N failed, N skipped`; the report is target/test-report.json; `--install` runs `setup/install test` beside the
+                  build, `--no-worlds` leaves out programs that make network namespaces or worlds
   soak [PART..]   run the long parts (default all), each at most an hour; CANAL_SEED=N repeats a seeded one; writes docs/soak/PART.md:
 ";
 

@@ -1,11 +1,10 @@
-//! The test programs of the workspace: builds them, reads what cargo says of them, lists their tests, and makes a job of each program, and of each
-//! module of a `suite`. It runs no test.
+//! The test programs of the workspace: reads what cargo says of them, lists their tests, and makes a job of each program, and of each module of a
+//! `suite`. It runs no test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::Context;
 use serde_json::Value;
@@ -16,7 +15,7 @@ use crate::tree::SourceTree;
 /// The package whose programs are the suite `e2e`.
 const E2E: &str = "tests/e2e";
 /// The integration tests of a package with several files: each module is a process of its own, so that none sees another's memory, files, worlds
-/// and limits. That of [`E2E`] has another name, so that it can be built before the others.
+/// and limits. That of [`E2E`] has another name, so that it can be built alone.
 const SUITES: [&str; 2] = ["suite", "meshes"];
 /// Programs whose tests mostly wait, and how many of their tests run at once: more than the machine has processors.
 const WAITING: [&str; 3] = ["canal-gateway-engine loopback", "canal-identity", "canal-hbone"];
@@ -26,7 +25,7 @@ const WAITING_THREADS: &str = "--test-threads=6";
 pub(crate) const LINTED: (&str, &str) = ("RUSTC_WORKSPACE_WRAPPER", "clippy-driver");
 
 /// A test program that cargo built.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TestProgram {
     folder: PathBuf,
     target: String,
@@ -39,24 +38,14 @@ pub(crate) struct TestProgram {
 pub(crate) enum CargoMessage {
     Built(TestProgram),
     /// A warning or an error, as the compiler shows it.
-    Finding(String),
+    Finding {
+        text: String,
+        is_error: bool,
+    },
     /// About nothing that is asked here.
     Other,
     /// Not JSON: cargo's own words.
     Words,
-}
-
-/// Runs cargo, which reports what it built in JSON; none if that failed.
-pub(crate) fn build(root: &Path, arguments: &[&str]) -> anyhow::Result<Option<Vec<TestProgram>>> {
-    let mut command = Command::new("cargo");
-    let mut cargo = command.args(arguments).env(LINTED.0, LINTED.1).current_dir(root).stdout(Stdio::piped()).spawn()?;
-    let mut programs = Vec::new();
-    for line in BufReader::new(cargo.stdout.take().context("cargo has no output")?).lines() {
-        if let CargoMessage::Built(program) = read_message(&line?) {
-            programs.push(program);
-        }
-    }
-    Ok(cargo.wait()?.success().then_some(programs))
 }
 
 pub(crate) fn read_message(line: &str) -> CargoMessage {
@@ -68,7 +57,8 @@ pub(crate) fn read_message(line: &str) -> CargoMessage {
     let has_place = found["spans"].as_array().is_some_and(|spans| !spans.is_empty());
     match (message["reason"].as_str(), found["level"].as_str()) {
         (Some("compiler-message"), Some(level)) if level == "error" || level == "warning" && has_place => {
-            CargoMessage::Finding(found["rendered"].as_str().unwrap_or_default().trim_end().to_owned())
+            let text = found["rendered"].as_str().unwrap_or_default().trim_end().to_owned();
+            CargoMessage::Finding { text, is_error: level == "error" }
         }
         (Some("compiler-artifact"), _) => program(&message).map_or(CargoMessage::Other, CargoMessage::Built),
         _ => CargoMessage::Other,
@@ -84,11 +74,19 @@ fn program(message: &Value) -> Option<TestProgram> {
     (!has_kind("bench")).then_some(TestProgram { folder, target, is_library: has_kind("lib"), path })
 }
 
-/// A job for a program, or for each module of a suite that has tests.
-pub(crate) fn jobs(root: &Path, program: &TestProgram) -> anyhow::Result<Vec<Job>> {
-    let listed = list(program)?;
-    let package = package_name(&program.folder)?;
-    Ok(decide_jobs(program, &package, &listed, program.folder == root.join(E2E)))
+/// The jobs of all programs: one for each, or for each module of a suite that has tests. Cargo names a program twice if two of its units need it.
+pub(crate) fn jobs(root: &Path, programs: &[TestProgram]) -> anyhow::Result<Vec<Job>> {
+    let mut jobs: BTreeMap<String, Job> = BTreeMap::new();
+    for program in programs {
+        let package = package_name(&program.folder)?;
+        for job in decide_jobs(program, &package, &list(program)?, program.folder == root.join(E2E)) {
+            let (name, command) = (job.name.clone(), job.command.clone());
+            if let Some(other) = jobs.insert(name, job) {
+                anyhow::ensure!(other.command == command, "two test programs are named `{}`: rename one of their targets", other.name);
+            }
+        }
+    }
+    Ok(jobs.into_values().collect())
 }
 
 /// Returns the names of a program's tests.
@@ -128,16 +126,13 @@ fn decide_jobs(program: &TestProgram, package: &str, listed: &[String], is_e2e: 
             _ => &["--show-output"],
         };
         command.extend(how.iter().map(OsString::from));
-        if SUITES.contains(&program.target.as_str()) {
-            command.push("--exact".into());
-            command.extend(tests.iter().map(OsString::from));
-        }
         Job {
             suite: if is_e2e { E2E_SUITE } else { "unit" },
             name,
             command,
             folder: program.folder.clone(),
-            listed: Some(tests.len() as u64),
+            tests: tests.into_iter().map(str::to_owned).collect(),
+            is_part: SUITES.contains(&program.target.as_str()),
             ..Job::default()
         }
     };
@@ -184,8 +179,9 @@ mod tests {
         let line = |level: &str, spans: &str| {
             format!(r#"{{"reason":"compiler-message","message":{{"level":"{level}","spans":[{spans}],"rendered":"{level}: unused\n"}}}}"#)
         };
-        assert_eq!(read_message(&line("warning", "{}")), CargoMessage::Finding("warning: unused".into()));
-        assert_eq!(read_message(&line("error", "{}")), CargoMessage::Finding("error: unused".into()));
+        let finding = |level: &str, is_error| CargoMessage::Finding { text: format!("{level}: unused"), is_error };
+        assert_eq!(read_message(&line("warning", "{}")), finding("warning", false));
+        assert_eq!(read_message(&line("error", "{}")), finding("error", true));
         assert_eq!(read_message(&line("note", "{}")), CargoMessage::Other);
         assert_eq!(read_message(&line("warning", "")), CargoMessage::Other, "a summary");
     }
@@ -193,11 +189,12 @@ mod tests {
     #[test]
     fn each_module_of_a_suite_is_a_process() {
         let tests = ["api::a", "fleet::b", "api::c::d"].map(String::from);
-        let all = |program: &TestProgram, is_e2e| -> Vec<(String, u64, String)> {
+        let all = |program: &TestProgram, is_e2e| -> Vec<(String, usize, String)> {
             let jobs = decide_jobs(program, "canal-controller-core", &tests, is_e2e);
-            jobs.into_iter().map(|job| (job.name, job.listed.unwrap(), job.command.join(" ".as_ref()).into_string().unwrap())).collect()
+            let words = |job: &Job| job.words().join(" ".as_ref()).into_string().unwrap();
+            jobs.iter().map(|job| (job.name.clone(), job.tests.len(), words(job))).collect()
         };
-        let row = |name: &str, listed: u64, command: &str| (name.to_owned(), listed, command.to_owned());
+        let row = |name: &str, listed: usize, command: &str| (name.to_owned(), listed, command.to_owned());
         let expected = [
             row("canal-controller-core api", 2, "/x --show-output --exact api::a api::c::d"),
             row("canal-controller-core fleet", 1, "/x --show-output --exact fleet::b"),

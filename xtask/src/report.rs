@@ -1,8 +1,14 @@
-//! What the suites counted and how long each program took, as a table on the terminal and as one in a file. It reads libtest's counts and decides
-//! nothing about a test.
+//! What the suites counted, how long each program took, and what failed: on the terminal, as a table and as JSON. It reads libtest's counts and
+//! decides nothing about a test.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::timings;
+use crate::verdict::{Failure, JobResult, UNSTABLE_MAX};
 
 /// Numbers of tests by outcome.
 #[derive(Default, Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,30 +63,90 @@ struct ReportRow {
     name: String,
     took: Duration,
     count: Count,
+    first_pass_failures: usize,
 }
 
-/// The rows of a run, one for each program.
-#[derive(Debug)]
-pub(crate) struct Report {
-    started: std::time::Instant,
-    rows: Vec<ReportRow>,
+/// When the run began, and how long it should take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clock {
+    started: Instant,
+    expected: Duration,
 }
 
-impl Default for Report {
-    fn default() -> Self {
-        Self { started: std::time::Instant::now(), rows: Vec::new() }
+impl Clock {
+    pub(crate) fn new(expected: Duration) -> Self {
+        Self { started: Instant::now(), expected }
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Elapsed and expected time, as lines of progress begin.
+    pub(crate) fn stamp(&self) -> String {
+        let text = |time: Duration| format!("{}:{:02}", time.as_secs() / 60, time.as_secs() % 60);
+        format!("[{} / {}]", text(self.elapsed()), text(self.expected))
     }
 }
 
+/// The rows of a run, one for each program, and what failed.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) clock: Clock,
+    commit: String,
+    is_dirty: bool,
+    began: String,
+    stages: Vec<(&'static str, Duration)>,
+    rows: Vec<ReportRow>,
+    failures: Vec<Failure>,
+    unstable: Vec<Failure>,
+}
+
 impl Report {
+    pub(crate) fn new(commit: (String, bool), began: String, expected: Duration) -> Self {
+        let (stages, rows, failures, unstable) = Default::default();
+        Self { clock: Clock::new(expected), commit: commit.0, is_dirty: commit.1, began, stages, rows, failures, unstable }
+    }
+
     pub(crate) fn add(&mut self, suite: &'static str, name: &str, took: Duration, count: Count) {
-        self.rows.push(ReportRow { suite, name: name.to_owned(), took, count });
+        self.rows.push(ReportRow { suite, name: name.to_owned(), took, count, first_pass_failures: 0 });
+    }
+
+    pub(crate) fn add_stage(&mut self, name: &'static str, took: Duration) {
+        self.stages.push((name, took));
+    }
+
+    /// Adds a job that ended, after its second pass if it has one.
+    pub(crate) fn add_job(&mut self, result: JobResult) {
+        let JobResult { job, count, failures, took, first_pass_failures, .. } = result;
+        self.rows.push(ReportRow { suite: job.suite, name: job.name, took, count, first_pass_failures });
+        self.failures.extend(failures);
+    }
+
+    /// Adds what failed outside a test program.
+    pub(crate) fn fail(&mut self, suite: &'static str, name: &str, took: Duration, message: Vec<String>) {
+        self.rows.push(ReportRow { suite, name: name.to_owned(), took, count: Count::of(false), first_pass_failures: 1 });
+        self.failures.push(Failure { job: name.to_owned(), test: String::new(), message });
+    }
+
+    pub(crate) fn add_unstable(&mut self, unstable: Vec<Failure>) {
+        self.unstable.extend(unstable);
     }
 
     pub(crate) fn total(&self) -> Count {
         let mut total = Count::default();
         self.rows.iter().for_each(|row| total.add(row.count));
         total
+    }
+
+    /// The number of jobs that failed and passed at their second try.
+    fn unstable_jobs(&self) -> usize {
+        self.unstable.iter().map(|failure| failure.job.as_str()).collect::<BTreeSet<_>>().len()
+    }
+
+    /// Returns whether the run is good.
+    pub(crate) fn is_well(&self) -> bool {
+        self.total().failed == 0 && self.unstable_jobs() <= UNSTABLE_MAX
     }
 
     /// Prints the suites and their programs, longest first.
@@ -90,10 +156,68 @@ impl Report {
             let Count { passed, failed, skipped, .. } = row.count;
             println!("{:>7} {passed:>6} {failed:>4} {skipped:>4}  {indent}{}", seconds(row.took), row.name);
         }
-        println!("== {} s from begin to end; programs of one suite, and suites, run side by side", self.started.elapsed().as_secs());
+        for (stage, took) in &self.stages {
+            println!("{:>7}  {stage}", seconds(*took));
+        }
+        println!("== {} s from begin to end; programs of one suite, and suites, run side by side", self.clock.elapsed().as_secs());
     }
 
-    /// The same as a table in Markdown, for docs/testing.md.
+    /// The last lines: what failed and why, what is unstable, and the counts alone on the last one.
+    pub(crate) fn closing(&self, logs: &str) -> Vec<String> {
+        let mut lines = Vec::new();
+        for failure in &self.failures {
+            let test = if failure.test.is_empty() { String::new() } else { format!(": {}", failure.test) };
+            lines.push(format!("FAILED: {}{test}: {}", failure.job, failure.line()));
+            lines.extend(failure.message.iter().map(|line| format!("    {line}")));
+            lines.push(format!("    log: {logs}/{}.log", failure.job));
+        }
+        if self.unstable_jobs() > UNSTABLE_MAX {
+            lines.push(format!("FAILED: the run: more than {UNSTABLE_MAX} jobs passed only at their second try"));
+        }
+        for failure in &self.unstable {
+            lines.push(format!("UNSTABLE: {}: {}: {}", failure.job, failure.test, failure.line()));
+        }
+        let total = self.total();
+        lines.push(format!("{} unstable", self.unstable_jobs()));
+        lines.push(format!("{} passed, {} failed, {} skipped", total.passed, total.failed, total.skipped));
+        lines
+    }
+
+    /// The whole report. No key but those of the run is `passed`, `failed` or `skipped`, so that a reader who looks for one finds it.
+    pub(crate) fn json(&self, logs: &str) -> Value {
+        let tenths = |time: Duration| (time.as_secs_f64() * 10.0).round() / 10.0;
+        let stages: Vec<Value> = self.stages.iter().map(|(name, took)| json!({"stage": name, "seconds": tenths(*took)})).collect();
+        let job = |row: &ReportRow| {
+            json!({
+                "suite": row.suite, "job": row.name, "seconds": tenths(row.took), "tests": row.count.reported,
+                "first_pass_failures": row.first_pass_failures, "log": format!("{logs}/{}.log", row.name),
+            })
+        };
+        let jobs: Vec<Value> = self.rows.iter().filter(|row| row.suite != timings::SUITE).map(job).collect();
+        let failure = |failure: &Failure| json!({"job": failure.job, "test": failure.test, "message": failure.message.join("\n")});
+        let total = self.total();
+        json!({
+            "commit": self.commit, "dirty": self.is_dirty, "began": self.began, "seconds": tenths(self.clock.elapsed()),
+            "verdict": if self.is_well() { "good" } else { "bad" },
+            "passed": total.passed, "failed": total.failed, "skipped": total.skipped,
+            "failures": self.failures.iter().map(failure).collect::<Vec<_>>(),
+            "unstable": self.unstable.iter().map(failure).collect::<Vec<_>>(),
+            "stages": stages, "jobs": jobs,
+        })
+    }
+
+    /// A line of JSON for each unstable test, which stay from run to run.
+    pub(crate) fn unstable_lines(&self, load: f64) -> String {
+        let line = |failure: &Failure| {
+            json!({
+                "commit": self.commit, "dirty": self.is_dirty, "job": failure.job, "test": failure.test, "message": failure.line(),
+                "load": load, "when": self.began,
+            })
+        };
+        self.unstable.iter().map(|failure| format!("{}\n", line(failure))).collect()
+    }
+
+    /// The table as Markdown, for docs/testing.md.
     pub(crate) fn markdown(&self) -> String {
         let mut text = "| suite and program | seconds | passed | failed | skipped |\n|---|---|---|---|---|\n".to_owned();
         for (row, indent) in self.table() {
@@ -101,7 +225,7 @@ impl Report {
             let Count { passed, failed, skipped, .. } = row.count;
             let _ = writeln!(text, "| {name} | {} | {passed} | {failed} | {skipped} |", seconds(row.took));
         }
-        let _ = writeln!(text, "| **from begin to end** | {} | | | |", self.started.elapsed().as_secs());
+        let _ = writeln!(text, "| **from begin to end** | {} | | | |", self.clock.elapsed().as_secs());
         text
     }
 
@@ -132,6 +256,71 @@ fn seconds(time: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::jobs::Job;
+
+    fn empty() -> Report {
+        Report::new(("abc".into(), true), "2026-01-01T00:00:00Z".into(), Duration::from_secs(61))
+    }
+
+    fn failure(job: &str, test: &str) -> Failure {
+        Failure { job: job.into(), test: test.into(), message: vec!["thread 'a' (8) panicked at c.rs:3:3:".into(), "lost".into()] }
+    }
+
+    #[test]
+    fn the_end_says_what_failed_and_why_and_closes_with_the_counts() {
+        let mut report = empty();
+        report.add("unit", "a", Duration::ZERO, Count { passed: 3, ..Count::default() });
+        let job = Job { suite: "unit", name: "b".into(), ..Job::default() };
+        let failures = vec![failure("b", "one")];
+        report.add_job(JobResult { job, count: Count { passed: 1, failed: 1, ..Count::default() }, failures, ..JobResult::default() });
+        report.add_unstable(vec![failure("c", "two")]);
+        let expected = [
+            "FAILED: b: one: c.rs:3:3: lost",
+            "    thread 'a' (8) panicked at c.rs:3:3:",
+            "    lost",
+            "    log: logs/b.log",
+            "UNSTABLE: c: two: c.rs:3:3: lost",
+            "1 unstable",
+            "4 passed, 1 failed, 0 skipped",
+        ];
+        assert_eq!(report.closing("logs"), expected);
+        assert!(report.clock.stamp().starts_with("[0:00 / 1:01]"), "{}", report.clock.stamp());
+    }
+
+    #[test]
+    fn the_report_has_the_numbers_of_the_run_once() {
+        let mut report = empty();
+        report.fail("lint", "lint", Duration::from_millis(1_240), vec!["unused".into()]);
+        report.add("compile", "a unit", Duration::ZERO, Count::default());
+        report.add_stage("build", Duration::from_secs(2));
+        report.add_unstable(vec![failure("c", "two")]);
+        let json = report.json("logs");
+        for key in ["passed", "failed", "skipped"] {
+            assert_eq!(json.to_string().matches(&format!("\"{key}\":")).count(), 1, "{key}");
+        }
+        assert_eq!((&json["failed"], &json["dirty"], &json["commit"]), (&json!(1), &json!(true), &json!("abc")));
+        assert_eq!(
+            json["jobs"],
+            json!([{"suite": "lint", "job": "lint", "seconds": 1.2, "tests": 0, "first_pass_failures": 1, "log": "logs/lint.log"}])
+        );
+        assert_eq!(json["stages"], json!([{"stage": "build", "seconds": 2.0}]));
+        assert_eq!(json["unstable"][0]["test"], "two");
+        let line: Value = serde_json::from_str(report.unstable_lines(1.5).trim_end()).unwrap();
+        assert_eq!((&line["job"], &line["message"], &line["load"]), (&json!("c"), &json!("c.rs:3:3: lost"), &json!(1.5)));
+    }
+
+    #[test]
+    fn few_unstable_jobs_are_the_weather() {
+        let mut report = empty();
+        report.add_unstable(vec![failure("a", "one"), failure("a", "two"), failure("b", "one")]);
+        assert!(report.is_well(), "two jobs");
+        report.add_unstable(vec![failure("c", "one")]);
+        assert!(!report.is_well(), "three jobs");
+        assert!(report.closing("logs")[0].starts_with("FAILED: the run: more than 2 jobs"));
+        let mut failed = empty();
+        failed.fail("lint", "lint", Duration::ZERO, Vec::new());
+        assert!(!failed.is_well());
+    }
 
     #[test]
     fn result_lines_are_counted() {
@@ -148,7 +337,7 @@ mod tests {
 
     #[test]
     fn rows_stand_under_their_suite_longest_first() {
-        let mut report = Report::default();
+        let mut report = empty();
         let count = |passed| Count { passed, ..Count::default() };
         report.add("lint", "lint", Duration::from_secs(9), Count::of(true));
         report.add("unit", "a", Duration::from_secs(2), count(3));

@@ -1,124 +1,41 @@
-//! Runs jobs side by side within the machine's capacity, stores their output in files, prints what a reader needs, and counts. It decides
-//! nothing about a test.
+//! Runs jobs side by side within the machine's capacity, longest first, and tells what ended. It decides nothing about a test.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
 
 use anyhow::Context;
 
-use crate::failures::{Failures, without_caught_panics};
-use crate::jobs::{COMPUTING_MAX, E2E_SUITE, Job, JobOutput, PARTS_MAX};
-use crate::programs::{self, CargoMessage};
-use crate::report::{Count, Report, read_line};
+use crate::durations::Durations;
+use crate::jobs::{Job, JobOutput, WORKS};
+use crate::process::{self, EndedProcess, ProcessEnd, TimeLimit};
+use crate::report::{Clock, Count};
+use crate::tiers::TimedTests;
+use crate::verdict::{JobResult, judge};
 
-/// A job that ended: what it printed, what of it were findings of the lints, and how it ended.
-#[derive(Default)]
-struct ProgramResult {
-    job: Job,
-    lines: Vec<String>,
-    findings: u64,
-    status: Option<bool>,
-    error: String,
-    took: Duration,
-}
+/// Lines of a failed check that are shown at once. Those of tests are shown at the end of the run.
+const SHOWN_MAX: usize = 60;
 
-/// What running jobs say.
-enum JobEvent {
-    /// The build made a program: its jobs, or why it does not list its tests.
-    Built(anyhow::Result<Vec<Job>>),
-    Ended(ProgramResult),
-}
-
-/// The jobs that wait and those that run.
-pub(crate) struct JobSchedule<'a> {
-    root: PathBuf,
-    logs: PathBuf,
-    is_wanted: &'a dyn Fn(&str) -> bool,
-    waiting: Vec<Job>,
-    /// The command of each job that there is or was, by its name.
-    names: BTreeMap<String, Vec<OsString>>,
-    tests: u64,
-    running: Vec<RunningJob>,
-    events: (Sender<JobEvent>, Receiver<JobEvent>),
+/// What all jobs of a run have.
+pub(crate) struct RunContext<'a> {
+    pub(crate) logs: &'a Path,
+    pub(crate) clock: Clock,
+    pub(crate) timed: &'a TimedTests,
+    pub(crate) environment: Vec<(&'static str, OsString)>,
+    /// Parts of the machine, and its cores.
+    pub(crate) capacity: usize,
+    pub(crate) cores: usize,
 }
 
 /// What a running job takes.
+#[derive(Debug)]
 struct RunningJob {
     name: String,
     parts: usize,
     is_cargo: bool,
     computes: bool,
-}
-
-impl<'a> JobSchedule<'a> {
-    /// Without jobs. The folder `logs` is emptied, and gets a file for each job.
-    pub(crate) fn new(root: &Path, logs: &Path, is_wanted: &'a dyn Fn(&str) -> bool) -> anyhow::Result<Self> {
-        if logs.exists() {
-            std::fs::remove_dir_all(logs)?;
-        }
-        std::fs::create_dir_all(logs).with_context(|| logs.display().to_string())?;
-        let (root, logs) = (root.to_owned(), logs.to_owned());
-        let (waiting, names, running, tests) = (Vec::new(), BTreeMap::new(), Vec::new(), 0);
-        Ok(Self { root, logs, is_wanted, waiting, names, tests, running, events: channel() })
-    }
-
-    /// Adds the jobs of the suites that are wanted. A job that is there already is not added again: cargo names a program that was built before
-    /// the others a second time.
-    pub(crate) fn add(&mut self, jobs: Vec<Job>) -> anyhow::Result<()> {
-        for job in jobs {
-            if let Some(command) = self.names.get(&job.name) {
-                anyhow::ensure!(*command == job.command, "two test programs are named `{}`: rename one of their targets", job.name);
-                continue;
-            }
-            self.names.insert(job.name.clone(), job.command.clone());
-            self.tests += job.listed.unwrap_or(0);
-            self.waiting.extend(Some(job).filter(|job| (self.is_wanted)(job.suite)));
-        }
-        self.waiting.sort_by_key(Job::position);
-        Ok(())
-    }
-
-    /// Runs all jobs, and those of the programs that they build, in the order of their positions as far as there is room.
-    pub(crate) fn run(mut self, report: &mut Report, failures: &mut Failures) -> anyhow::Result<()> {
-        loop {
-            while let Some(next) = decide_next(&self.waiting, &self.running) {
-                let job = self.waiting.remove(next);
-                println!("== {} begins", job.name);
-                self.running.push(RunningJob::of(&job));
-                begin(job, &self.root, &self.events.0);
-            }
-            if self.running.is_empty() {
-                println!("== {} tests are listed by {} programs", self.tests, self.names.len());
-                return Ok(());
-            }
-            match self.events.1.recv().context("the end of a program was lost")? {
-                JobEvent::Built(jobs) => self.add(jobs?)?,
-                JobEvent::Ended(ended) => {
-                    self.running.retain(|running| running.name != ended.job.name);
-                    self.tell(&ended, report, failures)?;
-                }
-            }
-        }
-    }
-
-    fn tell(&self, ended: &ProgramResult, report: &mut Report, failures: &mut Failures) -> anyhow::Result<()> {
-        let count = decide_count(ended);
-        let (name, Count { passed, failed, skipped, .. }) = (&ended.job.name, count);
-        println!("== {name}, {} s: {passed} passed, {failed} failed, {skipped} skipped", ended.took.as_secs());
-        decide_shown(ended, count).for_each(|line| println!("{line}"));
-        if ended.status != Some(true) {
-            println!("== {name} did not end well {}", ended.error);
-        }
-        std::fs::write(self.logs.join(format!("{name}.log")), ended.lines.join("\n") + "\n")?;
-        ended.lines.iter().for_each(|line| failures.read_line(line));
-        report.add(ended.job.suite, name, ended.took, count);
-        Ok(())
-    }
 }
 
 impl RunningJob {
@@ -127,96 +44,118 @@ impl RunningJob {
     }
 }
 
-/// The job that begins next: the first for which there is room.
-fn decide_next(waiting: &[Job], running: &[RunningJob]) -> Option<usize> {
-    let free = PARTS_MAX.saturating_sub(running.iter().map(|job| job.parts).sum());
+/// Runs all jobs, longest first as far as there is room, and records how long each took.
+pub(crate) fn run(mut jobs: Vec<Job>, context: &RunContext<'_>, durations: &mut Durations) -> anyhow::Result<Vec<JobResult>> {
+    sort(&mut jobs, durations);
+    let mut waiting = VecDeque::from(jobs);
+    let (mut running, mut results): (Vec<RunningJob>, Vec<JobResult>) = (Vec::new(), Vec::new());
+    let (events, ended) = channel();
+    loop {
+        while let Some(next) = decide_next(&waiting, &running, context) {
+            let job = waiting.remove(next).context("the next job waits")?;
+            println!("{} {} begins, {} s expected", context.clock.stamp(), job.name, durations.expected(&job.name).as_secs());
+            running.push(RunningJob::of(&job));
+            begin(job, context, TimeLimit::of(durations.limit(&running[running.len() - 1].name)), &events);
+        }
+        if running.is_empty() {
+            return Ok(results);
+        }
+        let (job, ended): (Job, EndedProcess) = ended.recv().context("the end of a program was lost")?;
+        running.retain(|running| running.name != job.name);
+        let result = judge(job, &ended, context.timed);
+        if matches!(ended.end, ProcessEnd::Exited(_)) {
+            durations.record(&result.job.name, result.counted);
+        }
+        tell(&result, context.clock);
+        results.push(result);
+    }
+}
+
+/// Runs a job once more, alone, with its log beside that of the first run.
+pub(crate) fn run_alone(job: Job, context: &RunContext<'_>, hard: Duration) -> JobResult {
+    println!("{} {} runs once more, alone", context.clock.stamp(), job.name);
+    let ended = execute(&job, context, TimeLimit::of(hard), &format!("{}.second", job.name));
+    let result = judge(job, &ended, context.timed);
+    tell(&result, context.clock);
+    result
+}
+
+fn sort(jobs: &mut [Job], durations: &Durations) {
+    jobs.sort_by_cached_key(|job| (std::cmp::Reverse(durations.expected(&job.name)), job.name.clone()));
+}
+
+/// Returns how long the jobs take side by side, as far as their last durations say.
+pub(crate) fn expected(jobs: &[Job], durations: &Durations, capacity: usize) -> Duration {
+    let seconds = |job: &Job| durations.expected(&job.name).as_secs_f64();
+    let all: f64 = jobs.iter().map(|job| seconds(job) * job.parts() as f64).sum();
+    let longest = jobs.iter().map(seconds).fold(0.0, f64::max);
+    Duration::from_secs_f64((all / capacity as f64).max(longest))
+}
+
+/// The job that begins next: the first for which there is room. Jobs that only compute run one at a time beside others, and one for each core when
+/// no other waits.
+fn decide_next(waiting: &VecDeque<Job>, running: &[RunningJob], context: &RunContext<'_>) -> Option<usize> {
+    let free = context.capacity.saturating_sub(running.iter().map(|job| job.parts).sum());
     let is_cargo_running = running.iter().any(|job| job.is_cargo);
     let computing = running.iter().filter(|job| job.computes && !job.is_cargo).count();
+    let is_rest = free >= WORKS && waiting.iter().all(Job::computes);
+    let computing_max = if is_rest { context.cores.max(1) } else { 1 };
     waiting.iter().position(|job| {
-        let has_turn = if job.is_cargo { !is_cargo_running } else { !job.computes() || computing < COMPUTING_MAX };
+        let has_turn = if job.is_cargo { !is_cargo_running } else { !job.computes() || computing < computing_max };
         job.parts() <= free && has_turn
     })
 }
 
-/// Returns the lines to show. Of a failed job, these are all except panics that passing tests caught; of `e2e`, the measurements; of
-/// others, only the reasons for skipped tests. More lines would hide the failures.
-fn decide_shown(ended: &ProgramResult, count: Count) -> impl Iterator<Item = &String> {
-    let is_shown_whole = count.failed > 0 || ended.job.suite == E2E_SUITE;
-    without_caught_panics(&ended.lines).filter(move |line| is_shown_whole || line.contains("SKIPPED:"))
-}
-
-/// Returns the count of a job. A job that died without counting its failure, or did not run all tests that it lists, has failed.
-fn decide_count(ended: &ProgramResult) -> Count {
-    let is_well = ended.status == Some(true);
-    if ended.job.output != JobOutput::Tests {
-        return Count::of(is_well && ended.findings == 0);
-    }
-    let mut count = Count::default();
-    ended.lines.iter().for_each(|line| count.add(read_line(line)));
-    let is_whole = ended.job.listed.is_none_or(|listed| count.reported >= listed);
-    if !is_whole {
-        println!("== {}: {} of {} tests ended", ended.job.name, count.reported, ended.job.listed.unwrap_or_default());
-    }
-    if !is_well || !is_whole {
-        count.failed = count.failed.max(1);
-    }
-    count
-}
-
-fn begin(job: Job, root: &Path, events: &Sender<JobEvent>) {
-    let (root, events) = (root.to_owned(), events.clone());
+fn begin(job: Job, context: &RunContext<'_>, limit: TimeLimit, events: &Sender<(Job, EndedProcess)>) {
+    let (logs, environment, events) = (context.logs.to_owned(), context.environment.clone(), events.clone());
     std::thread::spawn(move || {
-        let started = Instant::now();
-        let mut ended = ProgramResult { job, ..ProgramResult::default() };
-        match listen(&mut ended, &root, &events) {
-            Ok(is_well) => ended.status = Some(is_well),
-            Err(e) => ended.error = e.to_string(),
-        }
-        ended.took = started.elapsed();
+        let ended = execute_in(&job, &logs.join(format!("{}.log", job.name)), &environment, limit);
         // Nobody receives only after the run has failed already.
-        let _ = events.send(JobEvent::Ended(ended));
+        let _ = events.send((job, ended));
     });
 }
 
-/// Runs a job to its end; true when that was a good one.
-fn listen(ended: &mut ProgramResult, root: &Path, events: &Sender<JobEvent>) -> std::io::Result<bool> {
-    let (output, pipe) = std::io::pipe()?;
-    let (job, words) = (&ended.job, ended.job.words());
-    let mut command = Command::new(&words[0]);
-    command.args(&words[1..]).current_dir(&job.folder).env("CARGO_MANIFEST_DIR", &job.folder).stdin(Stdio::null());
-    command.envs(job.environment.iter().map(|(name, value)| (name, value)));
-    let mut child = command.stdout(pipe.try_clone()?).stderr(pipe).spawn()?;
-    // The command holds the write end of the pipe; without this, reading would never end.
-    drop(command);
-    for line in BufReader::new(output).split(b'\n') {
-        let line = String::from_utf8_lossy(&line?).into_owned();
-        if job.output != JobOutput::Artifacts {
-            ended.lines.push(line);
-            continue;
-        }
-        match programs::read_message(&line) {
-            CargoMessage::Words => ended.lines.push(line),
-            CargoMessage::Finding(text) => {
-                ended.findings += 1;
-                ended.lines.extend(text.lines().map(str::to_owned));
-            }
-            // Nobody receives only after the run has failed already.
-            CargoMessage::Built(program) => drop(events.send(JobEvent::Built(programs::jobs(root, &program)))),
-            CargoMessage::Other => {}
-        }
+fn execute(job: &Job, context: &RunContext<'_>, limit: TimeLimit, name: &str) -> EndedProcess {
+    execute_in(job, &context.logs.join(format!("{name}.log")), &context.environment, limit)
+}
+
+fn execute_in(job: &Job, log: &Path, environment: &[(&'static str, OsString)], limit: TimeLimit) -> EndedProcess {
+    let all: Vec<(&str, OsString)> = environment.iter().chain(&job.environment).cloned().collect();
+    process::run(&job.words(), &job.folder, &all, log, limit)
+}
+
+fn tell(result: &JobResult, clock: Clock) {
+    let (name, Count { passed, failed, skipped, .. }) = (&result.job.name, result.count);
+    println!("{} {name}, {} s: {passed} passed, {failed} failed, {skipped} skipped", clock.stamp(), result.took.as_secs());
+    result.skips.iter().for_each(|line| println!("    {line}"));
+    let is_check = result.job.output != JobOutput::Tests;
+    for failure in &result.failures {
+        println!("    {} {}", failure.test, failure.line());
+        failure.message.iter().take(SHOWN_MAX).filter(|_| is_check).for_each(|line| println!("    {line}"));
     }
-    Ok(child.wait()?.success())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::jobs::{ALONE, BOUNDS, WAITS, WORKS};
+    use crate::jobs::{E2E_SUITE, WAITS};
+    use crate::verdict::{decide_second_pass, join};
 
-    fn named(names: &[&str]) -> Vec<Job> {
+    fn named(names: &[&str]) -> VecDeque<Job> {
         let job =
-            |name: &&str| Job { suite: E2E_SUITE, name: (*name).to_owned(), is_cargo: ["tests", "plain"].contains(name), ..Job::default() };
+            |name: &&str| Job { suite: "unit", name: (*name).to_owned(), is_cargo: ["doc", "plain"].contains(name), ..Job::default() };
         names.iter().map(job).collect()
+    }
+
+    fn with_context<T>(name: &str, use_it: impl FnOnce(&RunContext<'_>) -> T) -> T {
+        let logs = std::env::temp_dir().join(format!("canal-xtask-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&logs).unwrap();
+        let clock = Clock::new(Duration::ZERO);
+        let environment = vec![("CANAL_RUN_ID", OsString::from("a1"))];
+        let timed = TimedTests::default();
+        let result = use_it(&RunContext { logs: &logs, clock, timed: &timed, environment, capacity: 6, cores: 2 });
+        std::fs::remove_dir_all(logs).unwrap();
+        result
     }
 
     fn taken(parts: usize) -> Vec<RunningJob> {
@@ -225,93 +164,91 @@ mod tests {
 
     #[test]
     fn first_job_that_fits_is_next() {
-        let e2e = ["cases", "edges", "protocols", "identity", "unknown"].map(|name| format!("canal-e2e {name}"));
-        let waiting = named(&e2e.each_ref().map(String::as_str));
-        for (free, expected) in [(PARTS_MAX, Some(0)), (BOUNDS, Some(1)), (WORKS, Some(2)), (WAITS, Some(3)), (0, None)] {
-            assert_eq!(decide_next(&waiting, &taken(PARTS_MAX - free)), expected, "{free} free");
-        }
-        assert_eq!(decide_next(&waiting[4..], &taken(1)), None, "what is not known runs alone");
-        assert_eq!(decide_next(&[], &[]), None);
+        with_context("fits", |context| {
+            let waiting = named(&["unknown", "canal-e2e dns"]);
+            for (free, expected) in [(6, Some(0)), (WORKS, Some(0)), (WAITS, Some(1)), (0, None)] {
+                assert_eq!(decide_next(&waiting, &taken(6 - free), context), expected, "{free} free");
+            }
+            assert_eq!(decide_next(&named(&[]), &[], context), None);
+        });
     }
 
     #[test]
-    fn a_program_named_again_is_the_same_or_a_mistake() {
-        let logs = std::env::temp_dir().join(format!("canal-xtask-{}", std::process::id()));
-        let all = |_: &str| true;
-        let mut schedule = JobSchedule::new(Path::new("/"), &logs, &all).unwrap();
-        let job = |path: &str| Job { name: "canal-e2e dns".into(), command: vec![path.into()], listed: Some(2), ..Job::default() };
-        schedule.add(vec![job("/a")]).unwrap();
-        schedule.add(vec![job("/a")]).unwrap();
-        assert_eq!((schedule.waiting.len(), schedule.tests), (1, 2));
-        assert!(schedule.add(vec![job("/b")]).is_err_and(|e| e.to_string().contains("canal-e2e dns")));
-        std::fs::remove_dir(logs).unwrap();
+    fn the_longest_job_begins_first() {
+        let mut durations = Durations::default();
+        durations.record("b", Duration::from_secs(70));
+        let mut jobs = Vec::from(named(&["a", "canal-e2e identity", "b"]));
+        sort(&mut jobs, &durations);
+        assert_eq!(jobs.iter().map(|job| job.name.as_str()).collect::<Vec<_>>(), ["canal-e2e identity", "b", "a"]);
+        assert_eq!(expected(&jobs, &durations, 6), Duration::from_secs(90), "no run is shorter than its longest job");
+        assert_eq!(expected(&jobs, &durations, 1), Duration::from_secs(90 + 2 * 70 + 2 * 5));
     }
 
     #[test]
-    fn two_cargo_commands_never_run_at_once() {
-        let waiting = named(&["tests", "plain", "canal-e2e dns"]);
-        let cargo = [RunningJob::of(&waiting[0])];
-        assert_eq!(decide_next(&waiting, &[]), Some(0));
-        assert_eq!(decide_next(&waiting, &cargo), Some(2));
-        assert_eq!(decide_next(&waiting[..2], &cargo), None);
+    fn what_computes_runs_alone_of_its_kind_until_only_such_wait() {
+        with_context("computes", |context| {
+            let waiting = named(&["doc", "plain", "canal-model", "canal-wire", "canal-e2e dns"]);
+            let cargo = [RunningJob::of(&waiting[0])];
+            assert_eq!(decide_next(&waiting, &[], context), Some(0));
+            assert_eq!(decide_next(&waiting, &cargo, context), Some(2), "two commands of cargo's never run at once");
+            let both = [RunningJob::of(&waiting[0]), RunningJob::of(&waiting[2])];
+            assert_eq!(decide_next(&waiting, &both, context), Some(4));
+            let rest = named(&["canal-wire"]);
+            assert_eq!(decide_next(&rest, &both, context), Some(0), "no other waits");
+            assert_eq!(decide_next(&rest, &[RunningJob::of(&waiting[2]), RunningJob::of(&waiting[3])], context), None);
+        });
+    }
+
+    /// A planted program: a script that speaks as libtest does.
+    fn planted(suite: &'static str, name: &str, script: &str) -> Job {
+        let command = ["sh", "-c", script].map(OsString::from).to_vec();
+        Job { suite, name: name.into(), command, folder: "/".into(), tests: vec!["one".into()], ..Job::default() }
+    }
+
+    const FAILS: &str = "printf 'test one ... FAILED\\n\\nfailures:\\n\\n---- one stdout ----\\nthread '; printf \"'one' (7) panicked at a.rs:1:1:\\nlost\\n\\n\
+        failures:\\n    one\\n\\ntest result: FAILED. 0 passed; 1 failed; 0 ignored;\\n\"; exit 101";
+    const PASSES: &str = "printf 'test one ... ok\\n\\ntest result: ok. 1 passed; 0 failed; 0 ignored;\\n'";
+
+    #[test]
+    fn planted_programs_are_judged_in_two_passes() {
+        with_context("planted", |context| {
+            let mark = context.logs.join("mark");
+            let once = format!("if mkdir {} 2>/dev/null; then {FAILS}; else {PASSES}; fi", mark.display());
+            let jobs = vec![planted("unit", "good", PASSES), planted("unit", "bad", FAILS), planted(E2E_SUITE, "shaky", &once)];
+            let mut durations = Durations::default();
+            let mut results = run(jobs, context, &mut durations).unwrap();
+            results.sort_by_key(|result| result.job.name.clone());
+            assert_eq!(results.iter().map(|result| result.count.failed).collect::<Vec<_>>(), [1, 0, 1]);
+            assert_eq!(results[0].failures[0].line(), "a.rs:1:1: lost");
+            let again = decide_second_pass(&results);
+            assert_eq!(again, [0, 2]);
+            let mut ends = again.into_iter().map(|n| {
+                let second = run_alone(results[n].retry(), context, Duration::from_secs(60));
+                join(results[n].clone(), second)
+            });
+            let (bad, shaky) = (ends.next().unwrap(), ends.next().unwrap());
+            assert_eq!((bad.0.count.failed, bad.1.len()), (1, 0));
+            assert_eq!((shaky.0.count.passed, shaky.0.count.failed, shaky.1[0].line().as_str()), (1, 0, "a.rs:1:1: lost"));
+        });
     }
 
     #[test]
-    fn what_computes_runs_beside_all_but_its_like() {
-        let waiting = named(&["canal-model", "canal-wire"]);
-        assert_eq!(decide_next(&waiting, &taken(ALONE)), Some(0));
-        assert_eq!(decide_next(&waiting[1..], &[RunningJob::of(&waiting[0])]), None);
+    fn a_planted_program_that_hangs_is_killed_and_its_test_named() {
+        with_context("hangs", |context| {
+            let job = planted("unit", "hung", "printf 'test one ... \\n'; sleep 1000");
+            let limit = TimeLimit { hard: Duration::from_secs(1), grace: Duration::ZERO };
+            let ended = execute(&job, context, limit, "hung");
+            let result = judge(job, &ended, context.timed);
+            assert_eq!((result.failures[0].test.as_str(), result.failures[0].line().as_str()), ("one", "killed after 1 s"));
+        });
     }
 
     #[test]
-    fn job_that_dies_silently_has_failed() {
-        let ended = |lines: &[&str], status, listed| ProgramResult {
-            job: Job { listed: Some(listed), ..Job::default() },
-            lines: lines.iter().map(|line| (*line).to_owned()).collect(),
-            status,
-            ..ProgramResult::default()
-        };
-        let good = "test result: ok. 2 passed; 0 failed; 1 ignored;";
-        for (what, lines, status, listed, expected) in [
-            ("well", &[good][..], Some(true), 3, (2, 0, 1)),
-            ("killed at its end", &[good][..], Some(false), 3, (2, 1, 1)),
-            ("killed at once", &[][..], Some(false), 3, (0, 1, 0)),
-            ("never started", &[][..], None, 3, (0, 1, 0)),
-            ("a test that is listed did not run", &[good][..], Some(true), 4, (2, 1, 1)),
-        ] {
-            let count = decide_count(&ended(lines, status, listed));
-            assert_eq!((count.passed, count.failed, count.skipped), expected, "{what}");
-        }
-    }
-
-    #[test]
-    fn a_build_with_findings_has_failed() {
-        let job = Job { output: JobOutput::Artifacts, ..Job::default() };
-        let ended = |status, findings| ProgramResult { job: job.clone(), status: Some(status), findings, ..ProgramResult::default() };
-        assert_eq!(decide_count(&ended(true, 0)), Count::of(true));
-        assert_eq!(decide_count(&ended(true, 1)), Count::of(false));
-        assert_eq!(decide_count(&ended(false, 0)), Count::of(false));
-    }
-
-    #[test]
-    fn only_failures_measurements_and_skips_are_shown() {
-        let lines = ["test a ... ok", "SKIPPED: no BPF", "3 of 5"];
-        let shown = |suite, is_well| -> Vec<String> {
-            let job = Job { suite, ..Job::default() };
-            let ended = ProgramResult { job, lines: lines.map(str::to_owned).to_vec(), status: Some(is_well), ..ProgramResult::default() };
-            decide_shown(&ended, Count::of(is_well)).cloned().collect()
-        };
-        assert_eq!(shown("unit", true), ["SKIPPED: no BPF"]);
-        assert_eq!(shown(E2E_SUITE, true), lines);
-        assert_eq!(shown("unit", false), lines);
-    }
-
-    #[test]
-    fn output_of_a_job_is_read_to_its_end() {
-        let words = ["sh", "-c", "echo one; echo two >&2; exit 3"];
-        let job = Job { name: "canal-e2e dns".into(), command: words.map(Into::into).to_vec(), folder: "/".into(), ..Job::default() };
-        let mut ended = ProgramResult { job, ..ProgramResult::default() };
-        assert!(!listen(&mut ended, Path::new("/"), &channel().0).unwrap());
-        assert_eq!(ended.lines, ["one", "two"]);
+    fn a_job_knows_the_run_and_its_output_has_its_end() {
+        with_context("environment", |context| {
+            let job = planted("unit", "environment", "sleep 30 & echo $CANAL_RUN_ID");
+            let ended = execute(&job, context, TimeLimit::of(Duration::from_secs(60)), "environment");
+            assert_eq!((ended.end, ended.lines), (ProcessEnd::Exited(true), vec!["a1".to_owned()]));
+        });
     }
 }

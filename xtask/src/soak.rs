@@ -9,6 +9,7 @@ use std::time::{Instant, SystemTime};
 
 use anyhow::Context;
 
+use crate::host;
 use crate::report::{Count, read_line};
 use crate::tree::SourceTree;
 
@@ -189,7 +190,7 @@ fn run_part(root: &Path, part: &SoakPart) -> anyhow::Result<Run> {
         writeln!(std::io::stdout(), "{}", lines[lines.len() - 1])?;
     }
     let is_well = child.wait()?.success();
-    let (machine, day) = (machine()?, day()?);
+    let (machine, day) = (host::machine()?, host::day()?);
     Ok(Run { commit, machine, day, seed, seconds: started.elapsed().as_secs(), count: decide_count(part, &lines, is_well), lines })
 }
 
@@ -219,33 +220,10 @@ fn seed_text(seed: Option<u64>) -> String {
     seed.map_or_else(|| "none, because nothing in it is random".to_owned(), |seed| seed.to_string())
 }
 
-fn output(program: &str, arguments: &[&str], folder: &Path) -> anyhow::Result<String> {
-    let out = Command::new(program).args(arguments).current_dir(folder).output().with_context(|| program.to_owned())?;
-    Ok(String::from_utf8_lossy(&out.stdout).trim().to_owned())
-}
-
 /// Returns the commit that runs, and whether the files differ from it.
 fn commit(root: &Path) -> anyhow::Result<String> {
-    let commit = output("git", &["rev-parse", "HEAD"], root)?;
-    let changed = output("git", &["status", "--porcelain", "--untracked-files=no"], root)?;
-    let is_changed = changed.lines().any(|line| !line.contains("docs/soak/"));
+    let (commit, is_changed) = host::commit(root)?;
     Ok(if is_changed { format!("{commit} with changes") } else { commit })
-}
-
-fn machine() -> anyhow::Result<String> {
-    let read = |path: &str| std::fs::read_to_string(path).with_context(|| path.to_owned());
-    let cpus = read("/proc/cpuinfo")?;
-    let models: Vec<&str> =
-        cpus.lines().filter_map(|line| line.strip_prefix("model name")?.split_once(": ")).map(|(_, name)| name).collect();
-    let memory = read("/proc/meminfo")?;
-    let kib: u64 = memory.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or_default();
-    let kernel = read("/proc/sys/kernel/osrelease")?;
-    let model = models.first().unwrap_or(&"processor of unknown model");
-    Ok(format!("{} × {model}, {} GiB, Linux {}", models.len(), kib.div_ceil(1 << 20), kernel.trim()))
-}
-
-fn day() -> anyhow::Result<String> {
-    output("date", &["--utc", "+%Y-%m-%d"], Path::new("/"))
 }
 
 fn render(part: &SoakPart, run: &Run) -> String {

@@ -1,18 +1,27 @@
-//! Runs the suites: installs what they need and builds what all of them use, then runs the programs, the rest of the build and cargo's own checks
-//! side by side. Then it reports seconds and counts. It decides nothing about a test, and does not know how programs share the machine.
+//! Runs the suites in stages: the rules of the house, the build beside the installation of what tests need, all programs side by side, and what
+//! failed once more. Then it reports. It decides nothing about a test, and does not know how programs share the machine.
 
-use std::path::Path;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use crate::failures::Failures;
-use crate::jobs::{E2E_SUITE, Job, JobOutput, cargo_job};
-use crate::programs::{self, LINTED};
+use anyhow::Context;
+
+use crate::compile;
+use crate::durations::{BUILD, Durations};
+use crate::host;
+use crate::jobs::{E2E_SUITE, Job, JobOutput, capacity, cargo_job};
+use crate::programs::{self, LINTED, TestProgram};
 use crate::report::{Count, Report};
-use crate::schedule::JobSchedule;
-use crate::supply;
+use crate::schedule::{self, RunContext};
+use crate::supply::{self, SupplyResult};
+use crate::tiers::TimedTests;
 use crate::timings;
 use crate::tree::SourceTree;
+use crate::verdict::{FIRST_FAILURES_MAX, JobResult, decide_second_pass, join};
 
 /// Name and purpose of each suite.
 const SUITES: [(&str, &str); 6] = [
@@ -24,104 +33,332 @@ const SUITES: [(&str, &str); 6] = [
     (E2E_SUITE, "whole meshes in worlds, faults, and the third-party checkers"),
 ];
 
-/// What worlds run and what runs worlds, first and alone: then programs that mostly wait run beside the rest of the build. All of it is built as
-/// one workspace, because parts of it alone would have other features, and half of all would be built twice.
-const PROGRAMS: [&str; 8] =
-    ["build", "--workspace", "--bins", "--test", "meshes", "--locked", "--timings", "--message-format=json-render-diagnostics"];
-/// Everything else.
-const TESTS: [&str; 6] = ["build", "--workspace", "--all-targets", "--locked", "--timings", "--message-format=json"];
+/// All programs and tests. The micro-benchmarks are no tests and have dependencies of their own.
+const TESTS: [&str; 9] = [
+    "build",
+    "--workspace",
+    "--exclude=canal-bench-micro",
+    "--bins",
+    "--tests",
+    "--locked",
+    "--timings",
+    "--message-format=json",
+    "--color=never",
+];
+/// The lints of what that leaves out.
+const BENCHES: [&str; 6] =
+    ["check", "--package=canal-bench-micro", "--package=canal-keyserver-engine", "--benches", "--locked", "--message-format=json"];
 /// The lints, when nothing else is asked for.
 const LINT: [&str; 5] = ["check", "--workspace", "--all-targets", "--locked", "--message-format=json"];
-const PLAIN: [&str; 3] = ["check", "--workspace", "--locked"];
+/// The programs that are delivered.
+const PLAIN: [&str; 8] = [
+    "check",
+    "--package=canal",
+    "--package=canal-controller",
+    "--package=canal-edge",
+    "--package=canal-gateway",
+    "--package=canal-keyserver",
+    "--package=canal-node",
+    "--locked",
+];
 /// Installs what tests need that the build does not.
 const INSTALL: [&str; 2] = ["setup/install", "test"];
-/// The flag that asks for that.
+/// The flag that asks for that, and the one that leaves out programs with namespaces or worlds.
 const WITH_INSTALL: &str = "--install";
+const WITHOUT_WORLDS: &str = "--no-worlds";
 
-/// Where the whole output of each program stays until the next run, and the table of the last run.
+/// Where the whole output of each program stays until the next run, the tables of the last run, and the unstable tests of all runs.
 const LOGS: &str = "target/test-logs";
 const TABLE: &str = "target/test-times.md";
+const REPORT: &str = "target/test-report.json";
+const UNSTABLE: &str = "target/unstable.jsonl";
+/// The name of this run in the environment of its jobs, which is in the names of their worlds.
+pub(crate) const RUN_ID: &str = "CANAL_RUN_ID";
 
-/// Runs the named suites, or all when none is named. True when nothing failed.
+/// What is asked for.
+struct Wanted<'a> {
+    suites: Vec<&'a str>,
+    installs: bool,
+    has_worlds: bool,
+}
+
+impl<'a> Wanted<'a> {
+    fn of(words: &[&'a str]) -> anyhow::Result<Self> {
+        let (flags, suites): (Vec<&str>, Vec<&str>) = words.iter().copied().partition(|word| word.starts_with("--"));
+        if let Some(bad) = suites.iter().find(|w| !SUITES.iter().any(|(name, _)| name == *w)) {
+            anyhow::bail!("no suite {bad:?}; there are {}", SUITES.map(|s| s.0).join(", "));
+        }
+        if let Some(bad) = flags.iter().find(|flag| ![WITH_INSTALL, WITHOUT_WORLDS].contains(flag)) {
+            anyhow::bail!("no flag {bad:?}; there are {WITH_INSTALL} and {WITHOUT_WORLDS}");
+        }
+        Ok(Self { suites, installs: flags.contains(&WITH_INSTALL), has_worlds: !flags.contains(&WITHOUT_WORLDS) })
+    }
+
+    fn has(&self, suite: &str) -> bool {
+        self.suites.is_empty() || self.suites.contains(&suite)
+    }
+
+    /// Tests run, so they are built.
+    fn builds(&self) -> bool {
+        self.has("unit") || self.has(E2E_SUITE)
+    }
+
+    fn runs(&self, job: &Job) -> bool {
+        self.has(job.suite) && (self.has_worlds || !job.needs_worlds())
+    }
+}
+
+/// A run of the suites.
+struct SuiteRun<'a> {
+    wanted: Wanted<'a>,
+    tree: SourceTree,
+    /// This program; the build replaces its file by an equal one.
+    own: PathBuf,
+    logs: PathBuf,
+    timed: TimedTests,
+    durations: Durations,
+    report: Report,
+    run_id: String,
+}
+
+/// Runs the named suites, or all when none is named. True when the run is good.
 pub(crate) fn run(words: &[&str]) -> anyhow::Result<bool> {
-    let (flags, wanted): (Vec<&str>, Vec<&str>) = words.iter().copied().partition(|word| *word == WITH_INSTALL);
-    if let Some(bad) = wanted.iter().find(|w| !SUITES.iter().any(|(name, _)| name == *w)) {
-        anyhow::bail!("no suite {bad:?}; there are {}", SUITES.map(|s| s.0).join(", "));
-    }
-    let is_wanted = |name: &str| wanted.is_empty() || wanted.contains(&name);
+    let wanted = Wanted::of(words)?;
     let tree = SourceTree::read()?;
-    // The build replaces this program's file by an equal one.
-    let own = std::env::current_exe()?;
-    let (mut report, mut failures) = (Report::default(), Failures::default());
-    for (name, what) in SUITES.iter().filter(|(name, _)| is_wanted(name)) {
-        println!("== {name}: {what}");
-    }
-    let is_built = is_wanted("unit") || is_wanted("e2e");
-    let programs = prepare(&tree.root, !flags.is_empty(), is_built, &mut report)?;
-    let mut compiled = timings::take(&tree.root);
-    let root = tree.root.clone();
-    let supply = is_wanted("supply").then(|| std::thread::spawn(move || supply::run(&root)));
     let logs = tree.root.join(LOGS);
-    let is_job_wanted = |suite: &str| suite == "build" || is_wanted(suite);
-    let mut schedule = JobSchedule::new(&tree.root, &logs, &is_job_wanted)?;
-    for program in &programs {
-        schedule.add(programs::jobs(&tree.root, program)?)?;
+    if logs.exists() {
+        std::fs::remove_dir_all(&logs)?;
     }
-    let has_tests = is_wanted("unit") || is_wanted("lint");
-    schedule.add(checks(&tree, &own, is_built && has_tests))?;
-    schedule.run(&mut report, &mut failures)?;
-    if let Some(supply) = supply {
-        let results = supply.join().map_err(|_| anyhow::anyhow!("the checks of the supply panicked"))??;
-        results.into_iter().for_each(|(name, took, count)| report.add("supply", name, took, count));
-    }
-    compiled.extend(timings::take(&tree.root));
-    timings::add_to(&mut report, &compiled, &programs::packages(&tree)?);
-    report.print();
-    std::fs::write(tree.root.join(TABLE), report.markdown())?;
-    println!("== all that the programs printed is in {LOGS}, this table in {TABLE}");
-    failures.print_failures().iter().for_each(|line| println!("{line}"));
-    let total = report.total();
-    println!("{} passed, {} failed, {} skipped", total.passed, total.failed, total.skipped);
-    Ok(total.failed == 0)
-}
-
-/// Installs what is missing beside the build of the programs, and gives the test programs among these.
-fn prepare(root: &Path, installs: bool, builds: bool, report: &mut Report) -> anyhow::Result<Vec<programs::TestProgram>> {
-    let started = Instant::now();
-    // Of an earlier build.
-    drop(timings::take(root));
-    let install = if installs { Some(Command::new(INSTALL[0]).args(&INSTALL[1..]).current_dir(root).spawn()?) } else { None };
-    let mut built = Vec::new();
-    if builds {
-        println!("== build: what worlds run, and what runs worlds");
-        let programs = programs::build(root, &PROGRAMS)?;
-        report.add("build", "programs", started.elapsed(), programs.as_ref().map_or(Count::of(false), |_| Count::default()));
-        built = programs.unwrap_or_default();
-    }
-    if let Some(mut install) = install {
-        anyhow::ensure!(install.wait()?.success(), "{} failed", INSTALL.join(" "));
-        report.add("build", "installation, beside the programs", started.elapsed(), Count::default());
-    }
-    Ok(built)
-}
-
-/// The rest of the build, which has the lints, what cargo checks by itself, and the rules of the house.
-fn checks(tree: &SourceTree, own: &Path, builds_tests: bool) -> Vec<Job> {
-    let linted = |job: Job| Job { output: JobOutput::Artifacts, environment: vec![(LINTED.0, LINTED.1.into())], ..job };
-    let documented = programs::documented(tree);
-    let mut doc = vec!["test", "--doc", "--locked"];
-    documented.iter().for_each(|package| doc.extend(["--package", package]));
-    let mut jobs = vec![cargo_job(&tree.root, "plain", "plain", &PLAIN)];
-    if builds_tests {
-        jobs.push(linted(cargo_job(&tree.root, "build", "tests", &TESTS)));
+    std::fs::create_dir_all(&logs).with_context(|| logs.display().to_string())?;
+    let durations = Durations::read(&tree.root);
+    let key = run_key(words);
+    let report = Report::new(host::commit(&tree.root)?, host::moment()?, durations.expected(&key));
+    let timed = TimedTests::of(&tree.root)?;
+    let run_id = host::run_id();
+    let mut run = SuiteRun { wanted, own: std::env::current_exe()?, tree, logs, timed, durations, report, run_id };
+    // Whatever goes wrong, the run closes with its report.
+    if let Err(e) = run.stages() {
+        run.report.fail("run", "run", Duration::ZERO, vec![format!("{e:#}")]);
     } else {
-        jobs.push(linted(cargo_job(&tree.root, "lint", "lint", &LINT)));
+        run.durations.record(&key, run.report.clock.elapsed());
     }
-    if !documented.is_empty() {
-        jobs.push(Job { output: JobOutput::Tests, listed: Some(1), ..cargo_job(&tree.root, "unit", "doc tests", &doc) });
+    run.close()
+}
+
+/// The name under which the duration of such a run is known.
+fn run_key(words: &[&str]) -> String {
+    let suites: Vec<&str> = words.iter().copied().filter(|word| *word != WITH_INSTALL).collect();
+    format!("run {}", suites.join(" ")).trim_end().to_owned()
+}
+
+impl SuiteRun<'_> {
+    /// Runs the stages. A failed build ends the run, because no test can begin.
+    fn stages(&mut self) -> anyhow::Result<()> {
+        for (name, what) in SUITES.iter().filter(|(name, _)| self.wanted.has(name)) {
+            println!("== {name}: {what}");
+        }
+        println!("== elapsed and expected time stand before each line; run {}", self.run_id);
+        let tidy = self.tidy();
+        self.pass("tidy", tidy)?;
+        let before = self.prepare();
+        let built = self.build()?;
+        self.receive(before)?;
+        let Some(programs) = built else { return Ok(()) };
+        let all = programs::jobs(&self.tree.root, &programs)?;
+        let mut jobs: Vec<Job> = all.iter().filter(|job| self.wanted.runs(job)).filter_map(|job| self.timed.gate(job)).collect();
+        if self.wanted.builds() {
+            self.check_tiers(&all);
+        }
+        jobs.extend(self.checks());
+        self.pass("tests", jobs)
     }
-    let tidy = vec![own.into(), "tidy".into()];
-    let folder = tree.root.clone();
-    jobs.push(Job { suite: "tidy", name: "tidy".into(), command: tidy, folder, output: JobOutput::Text, ..Job::default() });
-    jobs
+
+    /// The rules of the house.
+    fn tidy(&self) -> Vec<Job> {
+        let command = vec![self.own.clone().into(), "tidy".into()];
+        let folder = self.tree.root.clone();
+        let job = Job { suite: "tidy", name: "tidy".into(), command, folder, output: JobOutput::Text, ..Job::default() };
+        if self.wanted.has("tidy") { vec![job] } else { Vec::new() }
+    }
+
+    /// Begins to install what tests need, and then checks the supply with what was installed.
+    fn prepare(&self) -> JoinHandle<anyhow::Result<(Duration, Vec<SupplyResult>)>> {
+        let (root, log) = (self.tree.root.clone(), self.logs.join("installation.log"));
+        let (installs, checks) = (self.wanted.installs, self.wanted.has("supply"));
+        std::thread::spawn(move || {
+            let started = Instant::now();
+            if installs {
+                let output = std::fs::File::create(&log)?;
+                let errors = output.try_clone()?;
+                let done = Command::new(INSTALL[0]).args(&INSTALL[1..]).current_dir(&root).stdout(output).stderr(errors).status()?;
+                let printed = || std::fs::read_to_string(&log).unwrap_or_default();
+                anyhow::ensure!(done.success(), "{} failed: {}", INSTALL.join(" "), printed().trim_end());
+            }
+            let installed = started.elapsed();
+            Ok((installed, if checks { supply::run(&root)? } else { Vec::new() }))
+        })
+    }
+
+    fn receive(&mut self, before: JoinHandle<anyhow::Result<(Duration, Vec<SupplyResult>)>>) -> anyhow::Result<()> {
+        let (installed, checks) = before.join().map_err(|_| anyhow::anyhow!("the checks of the supply panicked"))??;
+        self.report.add_stage("installation, beside the build", installed);
+        for SupplyResult { name, took, count, lines } in checks {
+            std::fs::write(self.logs.join(format!("{name}.log")), lines.join("\n") + "\n")?;
+            if count.failed > 0 {
+                self.report.fail("supply", name, took, lines);
+            } else {
+                self.report.add("supply", name, took, count);
+            }
+        }
+        Ok(())
+    }
+
+    /// Builds all programs and tests. None if that failed; then the report says why. Findings of the lints fail the run and do not end it.
+    fn build(&mut self) -> anyhow::Result<Option<Vec<TestProgram>>> {
+        if !self.wanted.builds() {
+            return Ok(Some(Vec::new()));
+        }
+        // Of an earlier build.
+        drop(timings::take(&self.tree.root));
+        let (started, clock) = (Instant::now(), self.report.clock);
+        println!("{} build begins, {} s expected", clock.stamp(), self.durations.expected(BUILD).as_secs());
+        let build = compile::run(&self.tree.root, &TESTS, &[LINTED], &self.logs.join("build.log"), clock)?;
+        let took = started.elapsed();
+        println!(
+            "{} build, {} s: {} test programs, {} findings",
+            clock.stamp(),
+            took.as_secs(),
+            build.programs.len(),
+            build.findings.len()
+        );
+        self.report.add_stage("build", took);
+        if let Some(why) = build.failure() {
+            self.report.fail("build", BUILD, took, why);
+            return Ok(None);
+        }
+        self.durations.record(BUILD, took);
+        timings::add_to(&mut self.report, &timings::take(&self.tree.root), &programs::packages(&self.tree)?);
+        self.report.add("build", BUILD, took, Count::default());
+        if self.wanted.has("lint") {
+            std::fs::copy(self.logs.join("build.log"), self.logs.join("lint.log"))?;
+            let findings: Vec<String> = build.findings.iter().flat_map(|text| text.lines()).map(str::to_owned).collect();
+            if findings.is_empty() {
+                self.report.add("lint", "lint", Duration::ZERO, Count::of(true));
+            } else {
+                findings.iter().for_each(|line| println!("    {line}"));
+                self.report.fail("lint", "lint", Duration::ZERO, findings);
+            }
+        }
+        Ok(Some(build.programs))
+    }
+
+    /// Counts the tests of both tiers. A row of the table that names none is a test which no tier would run.
+    fn check_tiers(&mut self, all: &[Job]) {
+        println!("== {}", self.timed.count(all).line());
+        let unknown = self.timed.unknown(all);
+        if unknown.is_empty() {
+            self.report.add("unit", "tiers", Duration::ZERO, Count::of(true));
+        } else {
+            let _ = std::fs::write(self.logs.join("tiers.log"), unknown.join("\n") + "\n");
+            self.report.fail("unit", "tiers", Duration::ZERO, unknown);
+        }
+    }
+
+    /// What cargo checks by itself, beside the tests.
+    fn checks(&self) -> Vec<Job> {
+        let root = &self.tree.root;
+        let linted = |job: Job, output| Job { output, environment: vec![(LINTED.0, LINTED.1.into())], ..job };
+        let mut jobs = vec![cargo_job(root, "plain", "plain", &PLAIN)];
+        if !self.wanted.builds() {
+            jobs.push(linted(cargo_job(root, "lint", "lint", &LINT), JobOutput::Artifacts));
+        } else if !self.wanted.has_worlds {
+            jobs.push(linted(cargo_job(root, "lint", "benches", &BENCHES), JobOutput::Artifacts));
+        }
+        let documented = programs::documented(&self.tree);
+        let mut doc = vec!["test", "--doc", "--locked"];
+        documented.iter().for_each(|package| doc.extend(["--package", package]));
+        if !documented.is_empty() {
+            jobs.push(linted(cargo_job(root, "unit", "doc tests", &doc), JobOutput::Tests));
+        }
+        jobs.retain(|job| self.wanted.has(job.suite));
+        jobs
+    }
+
+    /// Runs jobs side by side, and those that failed once more.
+    fn pass(&mut self, stage: &'static str, jobs: Vec<Job>) -> anyhow::Result<()> {
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let cores = host::cores();
+        let context = RunContext {
+            logs: &self.logs,
+            clock: self.report.clock,
+            timed: &self.timed,
+            environment: vec![(RUN_ID, self.run_id.clone().into())],
+            capacity: capacity(cores),
+            cores,
+        };
+        let expected = schedule::expected(&jobs, &self.durations, context.capacity);
+        println!("{} {stage}: {} jobs, {} s expected", context.clock.stamp(), jobs.len(), expected.as_secs());
+        let results = schedule::run(jobs, &context, &mut self.durations)?;
+        self.report.add_stage(stage, started.elapsed());
+        let again = decide_second_pass(&results);
+        if again.is_empty() && results.iter().filter(|result| result.is_failed()).count() >= FIRST_FAILURES_MAX {
+            println!("{} no second pass: {FIRST_FAILURES_MAX} jobs failed or more", context.clock.stamp());
+        }
+        let begun = Instant::now();
+        let (mut ends, mut unstable): (Vec<JobResult>, Vec<_>) = (Vec::new(), Vec::new());
+        for (n, first) in results.into_iter().enumerate() {
+            if again.contains(&n) {
+                let second = schedule::run_alone(first.retry(), &context, self.durations.limit(&first.job.name));
+                let (joined, only_first) = join(first, second);
+                ends.push(joined);
+                unstable.extend(only_first);
+            } else {
+                ends.push(first);
+            }
+        }
+        if !again.is_empty() {
+            self.report.add_stage("second pass", begun.elapsed());
+        }
+        ends.into_iter().for_each(|end| self.report.add_job(end));
+        self.report.add_unstable(unstable);
+        Ok(())
+    }
+
+    /// Writes all reports and prints the end.
+    fn close(self) -> anyhow::Result<bool> {
+        let root: &Path = &self.tree.root;
+        self.durations.write(root)?;
+        self.report.print();
+        std::fs::write(root.join(TABLE), self.report.markdown())?;
+        std::fs::write(root.join(REPORT), serde_json::to_string_pretty(&self.report.json(LOGS))? + "\n")?;
+        let mut unstable = OpenOptions::new().create(true).append(true).open(root.join(UNSTABLE))?;
+        unstable.write_all(self.report.unstable_lines(host::load()).as_bytes())?;
+        println!("== all that the programs printed is in {LOGS}, the report in {REPORT}, a table of seconds in {TABLE}");
+        self.report.closing(LOGS).iter().for_each(|line| println!("{line}"));
+        Ok(self.report.is_well())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_choose_suites_and_programs() {
+        let job = |suite, name: &str| Job { suite, name: name.into(), ..Job::default() };
+        let check = Wanted::of(&["tidy", "lint", "unit", WITHOUT_WORLDS]).unwrap();
+        assert!(check.has("lint") && !check.has("supply") && check.builds() && !check.installs);
+        assert!(
+            check.runs(&job("unit", "canal-model"))
+                && !check.runs(&job("unit", "canal-world"))
+                && !check.runs(&job(E2E_SUITE, "canal-e2e"))
+        );
+        let all = Wanted::of(&[WITH_INSTALL]).unwrap();
+        assert!(all.has("supply") && all.installs && all.runs(&job(E2E_SUITE, "canal-e2e tier")));
+        assert!(Wanted::of(&["none"]).is_err() && Wanted::of(&["--none"]).is_err());
+        assert_eq!((run_key(&[WITH_INSTALL]), run_key(&["unit", WITHOUT_WORLDS])), ("run".into(), "run unit --no-worlds".into()));
+    }
 }

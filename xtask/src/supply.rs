@@ -22,8 +22,14 @@ enum DenyOutcome {
     Skipped,
 }
 
-/// A check, how long it took, and what it counted.
-pub(crate) type SupplyResult = (&'static str, Duration, Count);
+/// A check, how long it took, what it counted, and what it printed if it did not pass.
+#[derive(Debug)]
+pub(crate) struct SupplyResult {
+    pub(crate) name: &'static str,
+    pub(crate) took: Duration,
+    pub(crate) count: Count,
+    pub(crate) lines: Vec<String>,
+}
 
 /// Runs both checks.
 pub(crate) fn run(root: &Path) -> anyhow::Result<Vec<SupplyResult>> {
@@ -38,14 +44,12 @@ pub(crate) fn run(root: &Path) -> anyhow::Result<Vec<SupplyResult>> {
         let out = command.output()?;
         let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
         let outcome = decide_outcome(out.status.success(), &text, may_skip);
-        if outcome != DenyOutcome::Passed {
-            println!("{text}");
-        }
+        let mut lines: Vec<String> = if outcome == DenyOutcome::Passed { Vec::new() } else { text.lines().map(str::to_owned).collect() };
         if outcome == DenyOutcome::Skipped {
             println!("SKIPPED: supply, {name}: {UNREACHABLE}; known vulnerabilities of dependencies are not checked in this run");
         }
         if !program.exists() && outcome == DenyOutcome::Failed {
-            println!("supply: {} is missing; fix: run setup/install test", program.display());
+            lines.insert(0, format!("{} is missing; fix: run setup/install test", program.display()));
         }
         let count = Count {
             passed: (outcome == DenyOutcome::Passed).into(),
@@ -53,7 +57,7 @@ pub(crate) fn run(root: &Path) -> anyhow::Result<Vec<SupplyResult>> {
             skipped: (outcome == DenyOutcome::Skipped).into(),
             ..Count::default()
         };
-        results.push((name, started.elapsed(), count));
+        results.push(SupplyResult { name, took: started.elapsed(), count, lines });
     }
     Ok(results)
 }

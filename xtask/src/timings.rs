@@ -13,6 +13,8 @@ const PAGE: &str = "target/cargo-timings/cargo-timing.html";
 const UNITS: &str = "const UNIT_DATA = ";
 /// A crate of the workspace that compiled faster has no row of its own.
 const ROW_MIN: Duration = Duration::from_secs(1);
+/// The rows of the report that are units of the build.
+pub(crate) const SUITE: &str = "compile";
 
 /// One run of the compiler, or of a build script.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,10 +57,10 @@ pub(crate) fn add_to(report: &mut Report, units: &[CompiledUnit], own: &BTreeSet
     let took = |units: &[&CompiledUnit]| units.iter().map(|unit| unit.took).sum::<Duration>();
     let (slow, fast): (Vec<&CompiledUnit>, Vec<&CompiledUnit>) = own.into_iter().partition(|unit| unit.took >= ROW_MIN);
     for (what, units) in [("units of other crates", &foreign), ("units below a second", &fast)] {
-        report.add("compile", &format!("{} {what}", units.len()), took(units), Count::default());
+        report.add(SUITE, &format!("{} {what}", units.len()), took(units), Count::default());
     }
     for unit in slow {
-        report.add("compile", format!("{} {}", unit.package, unit.target).trim_end(), unit.took, Count::default());
+        report.add(SUITE, format!("{} {}", unit.package, unit.target).trim_end(), unit.took, Count::default());
     }
 }
 
@@ -78,7 +80,7 @@ mod tests {
             unit("canal-model", " test \\\"suite\\\"", 0.5),
         ];
         let page = format!("<script>\n{UNITS}[\n{}\n];\nconst CONCURRENCY_DATA = [];", all.join(",\n"));
-        let mut report = Report::default();
+        let mut report = Report::new((String::new(), false), String::new(), Duration::ZERO);
         add_to(&mut report, &units(&page).unwrap(), &BTreeSet::from(["canal-model".to_owned()]));
         let rows: Vec<String> = report.markdown().lines().skip(2).map(str::to_owned).collect();
         assert_eq!(

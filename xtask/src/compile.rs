@@ -1,0 +1,115 @@
+//! The build of all programs and tests: one command of cargo's, with the lints in the same compilation. It tells progress, collects programs and
+//! findings, and runs no test.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+
+use crate::programs::{self, CargoMessage, TestProgram};
+use crate::report::Clock;
+
+/// Minutes after which a build is ended: a cold one takes some ten.
+const LIMIT: &str = "60m";
+/// Interval between two lines of progress.
+const PROGRESS: Duration = Duration::from_secs(30);
+/// Errors of the compiler that are shown, and lines of cargo's own words if there is none.
+const ERRORS_MAX: usize = 3;
+const WORDS_MAX: usize = 20;
+
+/// What a build said.
+#[derive(Debug, Default)]
+pub(crate) struct Build {
+    pub(crate) programs: Vec<TestProgram>,
+    /// Warnings of the compiler and of clippy.
+    pub(crate) findings: Vec<String>,
+    errors: Vec<String>,
+    /// Cargo's own words, which say what went wrong outside the compiler.
+    words: Vec<String>,
+    is_well: bool,
+}
+
+impl Build {
+    fn read_line(&mut self, line: &str) -> bool {
+        match programs::read_message(line) {
+            CargoMessage::Built(program) => self.programs.push(program),
+            CargoMessage::Finding { text, is_error: true } => self.errors.push(text),
+            CargoMessage::Finding { text, is_error: false } => self.findings.push(text),
+            CargoMessage::Words => self.words.push(line.to_owned()),
+            CargoMessage::Other => {}
+        }
+        line.contains(r#""reason":"compiler-artifact""#)
+    }
+
+    /// Why the build failed, if it did: the errors of the compiler, or cargo's last words.
+    pub(crate) fn failure(&self) -> Option<Vec<String>> {
+        if self.is_well {
+            return None;
+        }
+        if self.errors.is_empty() {
+            return Some(self.words[self.words.len().saturating_sub(WORDS_MAX)..].to_vec());
+        }
+        let mut lines: Vec<String> = self.errors.iter().take(ERRORS_MAX).flat_map(|text| text.lines()).map(str::to_owned).collect();
+        if self.errors.len() > ERRORS_MAX {
+            lines.push(format!("and {} errors more", self.errors.len() - ERRORS_MAX));
+        }
+        Some(lines)
+    }
+}
+
+/// Runs cargo with the arguments. All that it prints but its messages is in the file `log`, and so are the findings.
+pub(crate) fn run(root: &Path, arguments: &[&str], environment: &[(&str, &str)], log: &Path, clock: Clock) -> anyhow::Result<Build> {
+    let words = std::fs::File::create(log).with_context(|| log.display().to_string())?;
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=30", LIMIT, "cargo"]).args(arguments).envs(environment.iter().copied()).current_dir(root);
+    let mut cargo = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(words).spawn()?;
+    let mut build = Build::default();
+    let (mut units, mut told) = (0, Instant::now());
+    for line in BufReader::new(cargo.stdout.take().context("cargo has no output")?).lines() {
+        units += usize::from(build.read_line(&line?));
+        if told.elapsed() >= PROGRESS {
+            println!("{} build: {units} units are there", clock.stamp());
+            told = Instant::now();
+        }
+    }
+    build.is_well = cargo.wait()?.success();
+    let mut text = std::fs::read_to_string(log).unwrap_or_default();
+    build.words.extend(text.lines().map(str::to_owned));
+    for found in build.findings.iter().chain(&build.errors) {
+        text += &format!("{found}\n\n");
+    }
+    std::fs::write(log, text)?;
+    Ok(build)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(level: &str, text: &str) -> String {
+        format!(r#"{{"reason":"compiler-message","message":{{"level":"{level}","spans":[{{}}],"rendered":"{text}\n"}}}}"#)
+    }
+
+    #[test]
+    fn a_failed_build_says_its_errors() {
+        let mut build = Build::default();
+        for n in 0..5 {
+            build.read_line(&message("error", &format!("error: {n}")));
+        }
+        build.read_line(&message("warning", "warning: unused"));
+        assert_eq!(build.failure().unwrap(), ["error: 0", "error: 1", "error: 2", "and 2 errors more"]);
+        let mut unresolved = Build::default();
+        unresolved.read_line("error: failed to select a version");
+        assert_eq!(unresolved.failure().unwrap(), ["error: failed to select a version"]);
+    }
+
+    #[test]
+    fn a_build_with_warnings_goes_on() {
+        let mut build = Build { is_well: true, ..Build::default() };
+        build.read_line(&message("warning", "warning: unused"));
+        assert_eq!((build.failure(), build.findings.len()), (None, 1));
+        assert!(build.read_line(r#"{"reason":"compiler-artifact","profile":{"test":false}}"#), "a unit");
+    }
+}
