@@ -1,18 +1,27 @@
 //! The client of [`crate::blob`]: downloads or uploads deterministic bytes and checks each of them. It streams and never stores a whole
 //! body. Start at [`run`].
 
-use std::time::Instant;
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::task::{Context as TaskContext, Poll, ready};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use http::{HeaderMap, HeaderValue, Request, Response, Uri, header};
 use http_body_util::{BodyExt, Empty};
-use hyper::body::Incoming;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
 use serde_json::{Value, json};
+use tokio::time::Sleep;
 
 use crate::answer::{self, SampleBody};
 use crate::load::connection::{Dialed, Protocol, dial};
 use crate::pattern::{Checker, PatternBody};
+
+/// Interval at which a held body looks for the file that holds it.
+const HOLD_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Direction and check of the transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -59,6 +68,48 @@ pub struct BlobClientArgs {
     /// Host header
     #[arg(long)]
     pub host: Option<String>,
+    /// Create this file when half of the sent body has been produced, and send the rest when it has been removed
+    #[arg(long)]
+    pub hold_file: Option<PathBuf>,
+}
+
+/// A body that stops half-way for as long as a file exists, so that a test can make a change in the middle of a transfer.
+struct HeldBody {
+    body: PatternBody,
+    half: u64,
+    /// The file; `None` once it has been removed.
+    file: Option<PathBuf>,
+    pause: Option<Pin<Box<Sleep>>>,
+}
+
+impl Body for HeldBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let held = self.get_mut();
+        while let Some(file) = held.file.as_ref().filter(|_| held.body.position() >= held.half) {
+            match &mut held.pause {
+                // Without the file the body cannot be held, and the test that waits for it fails.
+                None => drop(std::fs::write(file, "")),
+                Some(pause) => ready!(pause.as_mut().poll(cx)),
+            }
+            if file.exists() {
+                held.pause = Some(Box::pin(tokio::time::sleep(HOLD_POLL_INTERVAL)));
+            } else {
+                held.file = None;
+            }
+        }
+        Pin::new(&mut held.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 /// Transfers the body. The JSON's `ok` is true if every byte and trailer was right.
@@ -94,10 +145,13 @@ fn request(args: &BlobClientArgs) -> (&'static str, String, SampleBody) {
         BlobFraming::Chunked => "&chunked",
         BlobFraming::Trailers => "&trailers",
     };
-    let body = || match args.framing {
-        BlobFraming::Length => answer::boxed(PatternBody::sized(seed, size)),
-        BlobFraming::Chunked => answer::boxed(PatternBody::chunked(seed, size)),
-        BlobFraming::Trailers => answer::boxed(PatternBody::with_trailers(seed, size)),
+    let body = || {
+        let body = match args.framing {
+            BlobFraming::Length => PatternBody::sized(seed, size),
+            BlobFraming::Chunked => PatternBody::chunked(seed, size),
+            BlobFraming::Trailers => PatternBody::with_trailers(seed, size),
+        };
+        answer::boxed(HeldBody { body, half: size / 2, file: args.hold_file.clone(), pause: None })
     };
     match args.mode {
         BlobMode::Get => ("GET", format!("/blob?size={size}&seed={seed}{flag}"), answer::boxed(Empty::new())),

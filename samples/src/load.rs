@@ -16,9 +16,11 @@ use clap::Args;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header};
 use http_body_util::{BodyExt, Full};
 use serde_json::Value;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::answer;
+use crate::listen::stopped;
 use connection::{DialError, Dialed, Protocol, dial};
 use tally::{LoadTally, RequestOutcome};
 
@@ -126,11 +128,22 @@ impl RequestSchedule {
 ///
 /// An argument is wrong, or a connection's task failed.
 pub async fn run(args: &LoadArgs) -> anyhow::Result<Value> {
+    // The sender lives until the run ends, so nothing stops it.
+    let (_unused, stop) = watch::channel(false);
+    run_until(args, stop).await
+}
+
+/// Runs the load until its count or duration is over or `stop` is true. Requests that are under way then are answered first.
+///
+/// # Errors
+///
+/// An argument is wrong, or a connection's task failed.
+pub async fn run_until(args: &LoadArgs, stop: watch::Receiver<bool>) -> anyhow::Result<Value> {
     let connections = args.connections;
     let plan = Arc::new(decide_plan(args)?);
     let mut workers = tokio::task::JoinSet::new();
     for number in 0..connections {
-        workers.spawn(work(plan.clone(), number, args.timeline));
+        workers.spawn(work(plan.clone(), number, args.timeline, stop.clone()));
     }
     let mut whole = LoadTally::new(plan.tickets.started, args.timeline);
     while let Some(worker) = workers.join_next().await {
@@ -184,7 +197,7 @@ fn headers(given: &[String]) -> anyhow::Result<HeaderMap> {
 }
 
 /// Runs one connection: sends requests until the schedule ends.
-async fn work(plan: Arc<LoadPlan>, number: usize, timeline: bool) -> LoadTally {
+async fn work(plan: Arc<LoadPlan>, number: usize, timeline: bool, mut stop: watch::Receiver<bool>) -> LoadTally {
     let mut tally = LoadTally::new(plan.tickets.started, timeline);
     // Each target has its own connection, so that using them in turn does not reconnect every time.
     let mut open: Vec<Option<KeptConnection>> = plan.targets.iter().map(|_| None).collect();
@@ -192,7 +205,12 @@ async fn work(plan: Arc<LoadPlan>, number: usize, timeline: bool) -> LoadTally {
     // moment at which a request is sent on it, and that request has no answer (RFC 9112 §9.5).
     let mut turns = (0..plan.targets.len()).cycle().skip(number % plan.targets.len());
     while let (Some((_, due)), Some(which)) = (plan.tickets.take(), turns.next()) {
-        tokio::time::sleep_until(due).await;
+        if due > Instant::now() {
+            let _ = tokio::time::timeout_at(due, stopped(&mut stop)).await;
+        }
+        if *stop.borrow() {
+            break;
+        }
         let attempt = attempt(&plan, &plan.targets[which], &mut open[which]);
         let outcome = match tokio::time::timeout(plan.timeout, attempt).await {
             Ok(outcome) => outcome,

@@ -1,5 +1,5 @@
-//! `canal-samples ROLE`: parses the role and runs it. Servers run until SIGTERM. Clients print one JSON object and exit with 0 if all was
-//! right, 1 if something failed, 2 on a usage error.
+//! `canal-samples ROLE`: parses the role and runs it. Servers run until SIGTERM, which also ends `load` and `sessions` early. Clients print
+//! one JSON object and exit with 0 if all was right, 1 if something failed, 2 on a usage error.
 
 #![forbid(unsafe_code)]
 
@@ -126,9 +126,9 @@ async fn run(role: SampleRole) -> anyhow::Result<ExitCode> {
         SampleRole::WsClient(args) => Ok(print(&ws_client::run(&args).await?)),
         SampleRole::BlobClient(args) => Ok(print(&blob_client::run(&args).await?)),
         SampleRole::TcpClient(args) => Ok(print(&tcp_client::run(&args).await?)),
-        SampleRole::Load(args) => Ok(print(&load::run(&args).await?)),
+        SampleRole::Load(args) => Ok(print(&load::run_until(&args, stop_signal()?).await?)),
         SampleRole::Connections(args) => Ok(print(&connections::run(&args).await?)),
-        SampleRole::Sessions(args) => Ok(print(&sessions::run(&args).await?)),
+        SampleRole::Sessions(args) => Ok(print(&sessions::run(&args, stop_signal()?).await?)),
         SampleRole::TlsClient(args) => Ok(print(&tls_client::run(&args).await?)),
         SampleRole::WorkloadClient(args) => Ok(print(&workload_client::run(&args).await?)),
         server => run_server(server).await.map(|()| ExitCode::SUCCESS),

@@ -108,6 +108,11 @@ impl PatternBody {
         Self { seed, position: 0, size, unannounced: Some(Trailers::Digest(Box::default())) }
     }
 
+    /// Returns the number of bytes produced so far.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
     fn trailers(&mut self) -> Option<HeaderMap> {
         let Some(Trailers::Digest(digest)) = self.unannounced.take() else { return None };
         let mut trailers = HeaderMap::new();

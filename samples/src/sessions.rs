@@ -10,7 +10,10 @@ use clap::Args;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::time::Instant;
+
+use crate::listen::stopped;
 
 /// Maximum number of sessions of a run.
 const SESSIONS_MAX: usize = 200_000;
@@ -80,12 +83,42 @@ impl SessionTally {
     }
 }
 
-/// Runs the sessions. The JSON's `ok` is true if none broke and each could be opened at the first attempt.
+/// End of a run: its time is over, which cuts everything, or the stop signal arrived. After the signal an exchange that is under way is
+/// completed, and a session that is not whole gets one more attempt, so that the report shows the state after what the test did.
+#[derive(Clone)]
+struct RunEnd {
+    at: Instant,
+    stop: watch::Receiver<bool>,
+}
+
+impl RunEnd {
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.at
+    }
+
+    fn is_stopped(&self) -> bool {
+        *self.stop.borrow()
+    }
+
+    async fn reached(&self) {
+        let mut stop = self.stop.clone();
+        // The result does not matter: both are the end.
+        let _ = tokio::time::timeout_at(self.at, stopped(&mut stop)).await;
+    }
+
+    /// Waits for this time, or until the run ends.
+    async fn sleep(&self, time: Duration) {
+        let _ = tokio::time::timeout(time, self.reached()).await;
+    }
+}
+
+/// Runs the sessions until their duration is over or `stop` is true. The JSON's `ok` is true if none broke and each could be opened at the
+/// first attempt.
 ///
 /// # Errors
 ///
 /// An argument is out of range, or a session's task failed.
-pub async fn run(args: &HeldSessionsArgs) -> anyhow::Result<Value> {
+pub async fn run(args: &HeldSessionsArgs, stop: watch::Receiver<bool>) -> anyhow::Result<Value> {
     if args.count == 0 || args.count > SESSIONS_MAX {
         bail!("--count {}: use 1 to {SESSIONS_MAX}", args.count);
     }
@@ -94,10 +127,10 @@ pub async fn run(args: &HeldSessionsArgs) -> anyhow::Result<Value> {
         bail!("--open-rate must be more than 0, --duration 0 to 3600 seconds");
     }
     let (started, args) = (Instant::now(), Arc::new(args.clone()));
-    let end = started + Duration::from_secs_f64(args.duration);
+    let end = RunEnd { at: started + Duration::from_secs_f64(args.duration), stop };
     let mut sessions = tokio::task::JoinSet::new();
     for number in 0..args.count {
-        sessions.spawn(hold(args.clone(), number, started, end));
+        sessions.spawn(hold(args.clone(), number, started, end.clone()));
     }
     let mut whole = SessionTally::default();
     while let Some(session) = sessions.join_next().await {
@@ -112,30 +145,37 @@ pub async fn run(args: &HeldSessionsArgs) -> anyhow::Result<Value> {
 }
 
 /// Runs one session until `end`, and opens it again whenever it breaks.
-async fn hold(args: Arc<HeldSessionsArgs>, number: usize, started: Instant, end: Instant) -> SessionTally {
+async fn hold(args: Arc<HeldSessionsArgs>, number: usize, started: Instant, end: RunEnd) -> SessionTally {
     let mut tally = SessionTally::default();
     // The start times spread the connects at --open-rate.
-    tokio::time::sleep_until((started + Duration::from_secs_f64(number as f64 / args.open_rate)).min(end)).await;
+    let due = started + Duration::from_secs_f64(number as f64 / args.open_rate);
+    end.sleep(due.saturating_duration_since(Instant::now())).await;
     let mut whole_at = Instant::now();
-    while Instant::now() < end {
-        match within(&args, end, TcpStream::connect(&args.addresses[number % args.addresses.len()])).await {
+    let (mut is_whole, mut is_last) = (false, false);
+    while !end.is_over() && !is_last {
+        is_last = end.is_stopped();
+        if is_last && is_whole {
+            return tally;
+        }
+        match within(&args, &end, TcpStream::connect(&args.addresses[number % args.addresses.len()])).await {
             Some(Ok(stream)) => {
                 tally.opened += 1;
                 let (port, before) = (stream.local_addr().map_or(0, |a| a.port()), tally.exchanges);
-                if let Some(problem) = converse(stream, &args, number, end, &mut whole_at, &mut tally).await {
+                if let Some(problem) = converse(stream, &args, number, &end, &mut whole_at, &mut tally).await {
                     *tally.broken.entry(problem.kind().to_string()).or_default() += 1;
                     let (at, exchanges) = (started.elapsed().as_secs_f64(), tally.exchanges - before);
                     tally.unanswered += u64::from(exchanges == 0);
                     tally.breaks.push(json!({"at_s": at, "port": port, "exchanges": exchanges, "why": problem.to_string()}));
                 } else {
                     tally.held += u64::from(tally.exchanges > before);
+                    is_whole = true;
                 }
             }
             Some(Err(problem)) => *tally.unopened.entry(problem.kind().to_string()).or_default() += 1,
             // The run ended while the connect was pending; that is not a failure.
             None => return tally,
         }
-        tokio::time::sleep_until((Instant::now() + PAUSE).min(end)).await;
+        end.sleep(PAUSE).await;
     }
     tally
 }
@@ -145,7 +185,7 @@ async fn converse(
     mut stream: TcpStream,
     args: &HeldSessionsArgs,
     number: usize,
-    end: Instant,
+    end: &RunEnd,
     whole_at: &mut Instant,
     tally: &mut SessionTally,
 ) -> Option<std::io::Error> {
@@ -168,10 +208,9 @@ async fn converse(
         }
         // `whole_at` is older than this exchange if the session broke in between, so the gap includes the time to open it again.
         tally.gap_max = tally.gap_max.max(whole_at.elapsed());
-        let next = Instant::now() + Duration::from_millis(args.interval_ms);
-        tokio::time::sleep_until(next.min(end)).await;
+        end.sleep(Duration::from_millis(args.interval_ms)).await;
         *whole_at = Instant::now();
-        if *whole_at >= end {
+        if end.is_over() || end.is_stopped() {
             return None;
         }
     }
@@ -179,11 +218,11 @@ async fn converse(
 }
 
 /// Returns the outcome, a timeout after `patience_ms`, or `None` once the run is over.
-async fn within<T>(args: &HeldSessionsArgs, end: Instant, work: impl Future<Output = std::io::Result<T>>) -> Option<std::io::Result<T>> {
+async fn within<T>(args: &HeldSessionsArgs, end: &RunEnd, work: impl Future<Output = std::io::Result<T>>) -> Option<std::io::Result<T>> {
     let deadline = Instant::now() + Duration::from_millis(args.patience_ms);
-    match tokio::time::timeout_at(deadline.min(end), work).await {
+    match tokio::time::timeout_at(deadline.min(end.at), work).await {
         Ok(outcome) => Some(outcome),
-        Err(_) if Instant::now() >= end => None,
+        Err(_) if end.is_over() => None,
         Err(_) => Some(Err(std::io::ErrorKind::TimedOut.into())),
     }
 }
@@ -195,6 +234,34 @@ mod tests {
 
     fn args(address: String, count: usize, duration: f64) -> HeldSessionsArgs {
         HeldSessionsArgs { addresses: vec![address], count, open_rate: 1000.0, interval_ms: 50, patience_ms: 5000, duration }
+    }
+
+    fn unstopped() -> watch::Receiver<bool> {
+        let (sender, receiver) = watch::channel(false);
+        // Without its sender the channel would count as stopped.
+        tokio::spawn(async move { sender.closed().await });
+        receiver
+    }
+
+    #[tokio::test]
+    async fn a_stop_ends_the_run_with_its_report() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (sender, stop) = watch::channel(false);
+        let server = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut message = [0; MESSAGE_BYTES];
+            stream.read_exact(&mut message).await.unwrap();
+            stream.write_all(&message).await.unwrap();
+            // The second message shows that the answer to the first has arrived.
+            stream.read_exact(&mut message).await.unwrap();
+            sender.send_replace(true);
+            stream.write_all(&message).await.unwrap();
+            (stream, sender)
+        });
+        let report = run(&args(address, 1, 3600.0), stop).await.unwrap();
+        assert_eq!((&report["ok"], &report["held"], &report["exchanges"]), (&json!(true), &json!(1), &json!(2)), "{report}");
+        drop(server.await.unwrap());
     }
 
     #[tokio::test]
@@ -216,7 +283,7 @@ mod tests {
                 });
             }
         });
-        let report = run(&args(address, 1, 0.6)).await.unwrap();
+        let report = run(&args(address, 1, 0.6), unstopped()).await.unwrap();
         assert_eq!((&report["broken"], &report["unopened"], &report["opened"]), (&json!(1), &json!(0), &json!(2)), "{report}");
         assert_eq!((&report["ok"], &report["held"], &report["unanswered"]), (&json!(false), &json!(1), &json!(0)));
         server.abort();
@@ -227,7 +294,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         for (patience_ms, broken) in [(100, true), (60_000, false)] {
-            let report = run(&HeldSessionsArgs { patience_ms, ..args(address.clone(), 1, 0.4) }).await.unwrap();
+            let report = run(&HeldSessionsArgs { patience_ms, ..args(address.clone(), 1, 0.4) }, unstopped()).await.unwrap();
             assert_eq!(report["broken_by"]["timed out"].as_u64().is_some(), broken, "{report}");
             assert_eq!(report["held"], 0, "it never was answered");
             assert_eq!(report["unanswered"], report["broken"], "{report}");
@@ -237,8 +304,8 @@ mod tests {
     #[tokio::test]
     async fn failed_opens_are_counted() {
         let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
-        let report = run(&args(format!("127.0.0.1:{port}"), 2, 0.2)).await.unwrap();
+        let report = run(&args(format!("127.0.0.1:{port}"), 2, 0.2), unstopped()).await.unwrap();
         assert!(report["unopened"].as_u64().unwrap() >= 2 && report["held"] == 0, "{report}");
-        assert!(run(&args("127.0.0.1:1".into(), SESSIONS_MAX + 1, 1.0)).await.is_err());
+        assert!(run(&args("127.0.0.1:1".into(), SESSIONS_MAX + 1, 1.0), unstopped()).await.is_err());
     }
 }

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """HTTP/1.1 exchanges that meet an application which closes an idle connection, or answers before it has read the request.
 
+The first argument of each is how long, in seconds, it waits for a response; it is left out here.
+
 `exchanges.py serve` is the application. `exchanges.py race HOST PORT N` sends N POSTs, each on a connection of its own, about when the
 application closes the connection that a proxy has kept; `exchanges.py upload CLIENT HOST PORT N` sends N bodies that are refused unread, and
 `exchanges.py early HOST PORT` one that is accepted before it is read. `exchanges.py proxy NAME PORT HOST` runs another proxy in front of the
@@ -12,7 +14,7 @@ PORT = 8080
 IDLE = 0.020            # s: after it the application closes a connection without a request
 SPREAD = 0.003          # s: how far around that moment the POSTs come
 UPLOAD_BYTES = 5_000_000
-PATIENCE = 10
+PATIENCE = 10           # s: the first argument
 
 seen, closes, lock = {}, [], threading.Lock()
 
@@ -163,9 +165,13 @@ def early(host, port):
             answer = conn.recv(65536).decode("latin-1")
         except OSError:
             answer = ""
-    time.sleep(0.3)
-    _, text, *_ = post(host, port, "/seen", "")
-    print(json.dumps({"cut": cut, "status": answer[9:12], "stored": json.loads(text)["seen"].get("early")}))
+    # The application may still read; it has stored nothing before it has read all.
+    end, stored = time.monotonic() + PATIENCE, None
+    while stored is None and time.monotonic() < end:
+        time.sleep(0.05)
+        status, text, *_ = post(host, port, "/seen", "")
+        stored = json.loads(text)["seen"].get("early") if status == 200 else None
+    print(json.dumps({"cut": cut, "status": answer[9:12], "stored": stored}))
 
 
 NGINX = """daemon off; master_process off; error_log stderr; pid {dir}/pid; events {{}}
@@ -235,7 +241,7 @@ def proxy(name, port, host):
 
 
 if __name__ == "__main__":
-    what, *words = sys.argv[1:]
+    PATIENCE, what, *words = int(sys.argv[1]), *sys.argv[2:]
     if what == "serve":
         serve()
     elif what == "race":

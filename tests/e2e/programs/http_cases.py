@@ -9,12 +9,13 @@ import errno, hashlib, json, socket, struct, sys, threading, time
 
 PORTS = (8080, 8082)
 CONTROL_PORT = 8099
-PATIENCE = 4.0
+LIMITS = {"patience": 4.0}      # s: no single wait is longer; the gate sets more
 HEAD_MAX = 400_000
 # Fields of a hop, or added by one; docs/compatibility.md lists them.
 HOP = {"connection", "keep-alive", "proxy-connection", "transfer-encoding", "content-length", "te", "upgrade", "trailer", "date", "via", "server",
        "x-request-id", "x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-case", "x-run", "forwarded", "traceparent", "tracestate"}
 FIN, RST = "FIN", "RST"
+DONE = "(done)"
 ROWS = {}               # name -> (request script, answer script, options)
 
 
@@ -47,19 +48,19 @@ row("get_big", req(), ans("HTTP/1.1 200 OK", f"Content-Length: {len(BIG)}", body
 row("get_chunked", req(), ans("HTTP/1.1 200 OK", TE, body=chunked(b"a", b"bc", b"def")))
 row("get_until_close", req(), [ans("HTTP/1.1 200 OK", "Connection: close", body=b"until the end"), FIN])
 row("get_until_close_big", req(), [ans("HTTP/1.1 200 OK", "Connection: close", body=BIG), FIN])
-row("get_until_close_reset", req(), [ans("HTTP/1.1 200 OK", "Connection: close", body=b"cut"), 0.2, RST])
+row("get_until_close_reset", req(), [ans("HTTP/1.1 200 OK", "Connection: close", body=b"cut"), "GO", RST], go=b"cut")
 row("length_cut_by_fin", req(), [ans("HTTP/1.1 200 OK", "Content-Length: 10", body=b"cut"), 0.1, FIN])
-row("length_cut_by_rst", req(), [ans("HTTP/1.1 200 OK", "Content-Length: 10", body=b"cut"), 0.2, RST])
+row("length_cut_by_rst", req(), [ans("HTTP/1.1 200 OK", "Content-Length: 10", body=b"cut"), "GO", RST], go=b"cut")
 row("chunked_cut_by_fin", req(), [ans("HTTP/1.1 200 OK", TE, body=b"3\r\ncut\r\n"), 0.1, FIN])
 row("chunked_cut_in_chunk", req(), [ans("HTTP/1.1 200 OK", TE, body=b"a\r\ncut"), 0.1, FIN])
-row("chunked_cut_by_rst", req(), [ans("HTTP/1.1 200 OK", TE, body=b"3\r\ncut\r\n"), 0.2, RST])
+row("chunked_cut_by_rst", req(), [ans("HTTP/1.1 200 OK", TE, body=b"3\r\ncut\r\n"), "GO", RST], go=b"cut")
 row("head_cut", req(), [b"HTTP/1.1 200 OK\r\nContent-Le", 0.1, FIN])
 row("no_answer_fin", req(), [FIN])
 row("no_answer_rst", req(), [RST])
 row("drip_answer", req(), [p for c in OK for p in (bytes([c]), 0.002)])
 row("answer_in_two", req(), [OK[:20], 0.3, OK[20:]])
 row("slow_body", req(), [ans("HTTP/1.1 200 OK", "Content-Length: 4", body=b"a"), 0.4, b"b", 0.4, b"cd"])
-row("first_chunk_at_once", req(), [ans("HTTP/1.1 200 OK", TE, body=b"1\r\na\r\n"), 0.8, b"1\r\nb\r\n0\r\n\r\n"], first_byte=True)
+row("first_chunk_at_once", req(), [ans("HTTP/1.1 200 OK", TE, body=b"1\r\na\r\n"), "GO", b"1\r\nb\r\n0\r\n\r\n"], go=b"a\r\n")
 row("close_answer", req(), [ans("HTTP/1.1 200 OK", "Content-Length: 2", "Connection: close", body=b"ok"), FIN])
 row("surplus_after_answer", req(), OK + b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nleak")
 
@@ -203,8 +204,8 @@ UPPED = ans("HTTP/1.1 101 Switching Protocols", "Upgrade: websocket", "Connectio
 row("ws_closed_by_client", [req("GET /p HTTP/1.1", *UP), "ANSWER", b"ping", 0.2, FIN], [UPPED, "ECHO"], upgrade=True)
 row("ws_closed_by_server", [req("GET /p HTTP/1.1", *UP), "ANSWER"], [UPPED, b"bye", 0.1, FIN, "READ"], upgrade=True)
 row("ws_half_closed_by_server", [req("GET /p HTTP/1.1", *UP), "ANSWER", 0.5, b"still", 0.1, FIN], [UPPED, b"bye", "HALF", "READ"], upgrade=True)
-row("ws_reset_by_client", [req("GET /p HTTP/1.1", *UP), "ANSWER", b"ping", 0.3, RST], [UPPED, "READ"], upgrade=True)
-row("ws_reset_by_server", [req("GET /p HTTP/1.1", *UP), "ANSWER"], [UPPED, b"bye", 0.3, RST], upgrade=True)
+row("ws_reset_by_client", [req("GET /p HTTP/1.1", *UP), "ANSWER", b"ping", "READ BY SERVER", RST], [UPPED, "READ"], upgrade=True)
+row("ws_reset_by_server", [req("GET /p HTTP/1.1", *UP), "ANSWER"], [UPPED, b"bye", "GO", RST], upgrade=True, go=b"bye")
 row("ws_early_frames_of_server", [req("GET /p HTTP/1.1", *UP), "ANSWER", FIN], [UPPED + b"early", "READ"], upgrade=True)
 row("ws_early_frames_of_client", [req("GET /p HTTP/1.1", *UP) + b"early", "ANSWER", FIN], [UPPED, "READ"], upgrade=True)
 row("ws_refused", req("GET /p HTTP/1.1", *UP), ans("HTTP/1.1 403 Forbidden", "Content-Length: 2", body=b"no"))
@@ -227,7 +228,7 @@ class Reader:
 
     def __init__(self, sock):
         self.sock, self.data, self.end = sock, b"", None
-        sock.settimeout(PATIENCE)
+        sock.settimeout(LIMITS["patience"])
 
     def more(self):
         if self.end:
@@ -357,7 +358,9 @@ def play(sock, script, name, run, on_word, drip=None):
 
 class Server:
     def __init__(self):
-        self.seen, self.lock = {}, threading.Lock()
+        self.seen, self.lock = {}, threading.Condition()
+        # By run and case: the case's client has read what came first, and the bytes that a case's server has read.
+        self.going, self.read = set(), {}
 
     def serve_connection(self, sock):
         reader, count = Reader(sock), 0
@@ -371,8 +374,13 @@ class Server:
             log = []
             with self.lock:
                 self.seen.setdefault(run + " " + name, []).append(log)
-            if not self.exchange(sock, reader, lines, fields, name, run, log):
-                break
+            try:
+                if not self.exchange(sock, reader, lines, fields, name, run, log):
+                    break
+            finally:
+                with self.lock:
+                    log.append(DONE)
+                    self.lock.notify_all()
             count += 1
         try:
             sock.close()
@@ -396,12 +404,17 @@ class Server:
             return whole == "whole"
 
         def word(step):
+            key = run + " " + name
+            if step == "GO":
+                self.wait(lambda: key in self.going)
             if step == "CLOSE":
                 sock.close()
                 return False
             if step == "HALF":
                 sock.shutdown(socket.SHUT_WR)
             if step in ("ECHO", "READ"):
+                with self.lock:
+                    self.read[key] = reader
                 got = reader.rest() if step == "READ" else b""
                 while step == "ECHO" and (reader.data or reader.more()):
                     got += reader.data
@@ -426,14 +439,38 @@ class Server:
             state["keep"] = play(sock, script, name, run, word)
         return state["keep"] and FIN not in script and RST not in script
 
-    def control(self, sock):
-        run = sock.recv(64).decode().strip() + " "
-        time.sleep(0.3)
+    def wait(self, holds):
         with self.lock:
-            taken = {key: logs for key, logs in self.seen.items() if key.startswith(run)}
-            self.seen = {key: logs for key, logs in self.seen.items() if key not in taken}
-        sock.sendall(json.dumps(taken).encode())
+            end = time.monotonic() + LIMITS["patience"]
+            while not holds() and time.monotonic() < end:
+                self.lock.wait(0.02)
+
+    def control(self, sock):
+        """`go RUN CASE`: its client has read what came first. `read RUN CASE`: waits until its server has read bytes. `take RUN`: all
+        that the run's servers observed, once they are done."""
+        what, key = sock.recv(256).decode().strip().split(" ", 1)
+        answer = b"ok"
+        if what == "go":
+            with self.lock:
+                self.going.add(key)
+                self.lock.notify_all()
+        elif what == "read":
+            self.wait(lambda: key in self.read and self.read[key].data)
+        else:
+            answer = self.take(key + " ")
+        sock.sendall(answer)
         sock.close()
+
+    def take(self, run):
+        # A request that nobody waits for may still be under way.
+        time.sleep(0.3)
+        self.wait(lambda: all(log and log[-1] == DONE for key, logs in self.seen.items() if key.startswith(run) for log in logs))
+        with self.lock:
+            taken = {key: [[entry for entry in log if entry != DONE] for log in logs] for key, logs in self.seen.items() if key.startswith(run)}
+            self.seen = {key: logs for key, logs in self.seen.items() if key not in taken}
+            self.going = {key for key in self.going if not key.startswith(run)}
+            self.read = {key: reader for key, reader in self.read.items() if not key.startswith(run)}
+        return json.dumps(taken).encode()
 
     def serve(self):
         def listen(port, attend):
@@ -457,6 +494,16 @@ class Server:
 
 
 # --- the client
+
+def ask_server(address, words):
+    """Asks the case's server about the case, beside its connection."""
+    with socket.create_connection((address, CONTROL_PORT), timeout=LIMITS["patience"] + 15) as s:
+        s.sendall(words.encode() + b"\n")
+        data = b""
+        while got := s.recv(65536):
+            data += got
+    return data
+
 
 def read_answer(reader, method, options, log):
     """One answer with the interim ones before it, into the log; its status."""
@@ -482,9 +529,9 @@ def read_answer(reader, method, options, log):
         return status
 
 
-def client_case(name, target, port, run, log):
+def client_case(name, target, port, run, log, control):
     ask, _, options = ROWS[name]
-    sock = socket.create_connection((target, port), timeout=PATIENCE)
+    sock = socket.create_connection((target, port), timeout=LIMITS["patience"])
     reader, answered = Reader(sock), 0
     method = next(step for step in ask if isinstance(step, bytes)).lstrip().split(b" ")[0]
     state = {"answers": 0}
@@ -499,9 +546,11 @@ def client_case(name, target, port, run, log):
             sock.settimeout(0.01)
             reader.more()
             if reader.end == "EOF":
-                sock = socket.create_connection((target, port), timeout=PATIENCE)
+                sock = socket.create_connection((target, port), timeout=LIMITS["patience"])
             reader = Reader(sock)
             return ("socket", sock)
+        if step == "READ BY SERVER":
+            ask_server(control, f"read {run} {name}")
         if step == "ANSWER":
             state["answers"] += 1
             return read_answer(reader, method, options_now, log) is not None or None
@@ -509,13 +558,15 @@ def client_case(name, target, port, run, log):
 
     options_now = dict(options)
     upload = threading.Thread(target=lambda: play(sock, ask, name, run, word, options.get("drip")))
-    begun = time.monotonic()
     upload.start()
     if "ANSWER" in ask or "100" in ask or RST in ask:
         upload.join()
-    if options.get("first_byte"):
-        reader.more()
-        log.append("first byte " + ("at once" if time.monotonic() - begun < 0.5 else "late"))
+    if first := options.get("go"):
+        # The server goes on only then, so who holds the beginning back until the end comes shows here.
+        while first not in reader.data and reader.more():
+            pass
+        log.append("the beginning " + ("before the rest" if first in reader.data else f"not alone {reader.end}"))
+        ask_server(control, f"go {run} {name}")
     if RST not in ask:
         if options.get("upgrade"):
             log.append(f"then {short(reader.rest())} {reader.end}")
@@ -542,7 +593,7 @@ def run_all(a):
 
             def one(name=name, log=log):
                 try:
-                    client_case(name, a["target"], a["port"], a["run"], log)
+                    client_case(name, a["target"], a["port"], a["run"], log, a["control"])
                 except OSError as e:
                     log.append("client: " + ending(e))
             threads.append(threading.Thread(target=one, daemon=True))
@@ -550,13 +601,8 @@ def run_all(a):
         t.start()
         time.sleep(0.008)
     for t in threads:
-        t.join(20)
-    with socket.create_connection((a["control"], CONTROL_PORT), timeout=15) as s:
-        s.sendall(a["run"].encode() + b"\n")
-        data = b""
-        while got := s.recv(65536):
-            data += got
-    served = json.loads(data)
+        t.join(3 * LIMITS["patience"] + 8)
+    served = json.loads(ask_server(a["control"], "take " + a["run"]))
 
     def told(name):
         client = sorted({"; ".join(log) for log in logs[name]})
@@ -571,6 +617,9 @@ if __name__ == "__main__":
     if sys.argv[1] == "list":
         print("\n".join(ROWS))
     elif sys.argv[1] == "server":
+        LIMITS["patience"] = float(sys.argv[3])
         Server().serve()
     else:
-        run_all(json.loads(sys.argv[2]))
+        chosen = json.loads(sys.argv[2])
+        LIMITS["patience"] = chosen["patience"]
+        run_all(chosen)

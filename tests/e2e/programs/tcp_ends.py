@@ -1,7 +1,8 @@
 """One end of a TCP connection with a log of what it observes, for tcp_cases.py. It knows no case."""
-import errno, hashlib, socket, struct
+import errno, fcntl, hashlib, socket, struct, termios, time
 
-PATIENCE = 4.0          # no single wait of a case is longer
+LIMITS = {"patience": 4.0}      # s: no single wait of a case is longer; the gate sets more
+LOOK = 0.01             # s: between two looks at what a socket tells without a wait
 X = b"\2"               # a first byte of no known protocol: nobody waits for more of it
 
 
@@ -22,7 +23,7 @@ class End:
 
     def __init__(self, sock, log):
         self.sock, self.log = sock, log
-        sock.settimeout(PATIENCE)
+        sock.settimeout(LIMITS["patience"])
 
     def say(self, text):
         self.log.append(text)
@@ -49,9 +50,9 @@ class End:
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.sock.close()
 
-    def recv(self, n=65536, flags=0, patience=PATIENCE):
+    def recv(self, n=65536, flags=0, patience=None):
         """Reads once; a text says how it ended where there are no bytes."""
-        self.sock.settimeout(patience)
+        self.sock.settimeout(patience or LIMITS["patience"])
         try:
             data = self.sock.recv(n, flags)
             return data if data else "EOF"
@@ -59,11 +60,11 @@ class End:
             return error_name(e)
         finally:
             try:
-                self.sock.settimeout(PATIENCE)
+                self.sock.settimeout(LIMITS["patience"])
             except OSError:
                 pass
 
-    def read_all(self, patience=PATIENCE, what="read"):
+    def read_all(self, patience=None, what="read"):
         data, end = bytearray(), None
         while True:
             got = self.recv(patience=patience)
@@ -74,7 +75,7 @@ class End:
         self.say(f"{what} {short(data)} then {end}")
         return bytes(data)
 
-    def read_n(self, n, patience=PATIENCE, what="read"):
+    def read_n(self, n, patience=None, what="read"):
         data, end = bytearray(), ""
         while len(data) < n:
             got = self.recv(n - len(data), patience=patience)
@@ -84,6 +85,23 @@ class End:
             data += got
         self.say(f"{what} {short(data)}{end}")
         return bytes(data)
+
+    def wait(self, holds, patience=None):
+        """Waits until what the kernel tells of the socket is so."""
+        end = time.monotonic() + (patience or LIMITS["patience"])
+        while not holds() and time.monotonic() < end:
+            time.sleep(LOOK)
+
+    def waiting(self):
+        """The number of bytes that have come and were not read."""
+        return struct.unpack("i", fcntl.ioctl(self.sock, termios.FIONREAD, b"\0" * 4))[0]
+
+    def wait_for(self, n):
+        self.wait(lambda: self.waiting() >= n)
+
+    def wait_for_end(self):
+        """Waits until the other end has closed too: no longer ESTABLISHED, FIN_WAIT1 or FIN_WAIT2."""
+        self.wait(lambda: self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] not in (1, 4, 5))
 
     def close(self):
         self.sock.close()

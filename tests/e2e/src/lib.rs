@@ -7,6 +7,7 @@ mod client_outcome;
 pub mod controller;
 pub mod credential;
 mod dns;
+mod ending;
 pub mod flood;
 pub mod hbone;
 mod icmp;

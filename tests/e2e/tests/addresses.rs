@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use canal_e2e::{Mesh, until};
+use canal_timing::deadline;
 use serde_json::Value;
 
 const CLIENT: &str = "alpha/default/client-0";
@@ -18,7 +19,7 @@ fn mesh() -> &'static Mesh {
     static MESH: OnceLock<Mesh> = OnceLock::new();
     MESH.get_or_init(|| {
         let mesh = Mesh::up("addresses.yaml", "e2e-addresses");
-        until(SOON, "every service answers", || (10..14).all(|n| mesh.code(CLIENT, &url(n), &[]) == 200));
+        until(deadline(SOON), "every service answers", || (10..14).all(|n| mesh.code(CLIENT, &url(n), &[]) == 200));
         mesh
     })
 }
@@ -49,7 +50,7 @@ struct SeenAddresses {
 }
 
 fn seen(pod: &str, url: &str, more: &[&str]) -> SeenAddresses {
-    let argv: Vec<&str> = ["curl", "-sS", "-g", "--max-time", "10", url].into_iter().chain(more.iter().copied()).collect();
+    let argv: Vec<&str> = ["curl", "-sS", "-g", "--max-time", "60", url].into_iter().chain(more.iter().copied()).collect();
     let json: Value = mesh().run(pod, &argv).json();
     let headers = json["headers"].as_array().into_iter().flatten();
     let forwarded = headers.filter(|pair| pair[0] == "x-forwarded-for").filter_map(|pair| pair[1].as_str()).collect::<Vec<_>>().join(", ");
@@ -115,7 +116,7 @@ fn plaintext_client_is_seen_by_guarded_application() {
     let target = format!("http://{guarded}/headers");
     assert_eq!(seen(BARE, &target, &[]).peer.ip(), address(BARE, true), "past every gateway, through the guard");
     assert_eq!(seen(CLIENT, &url(13), &[]).peer.ip(), address(CLIENT, true), "and over the mesh");
-    assert!(mesh().counted("alpha-n2", "canal_node_plaintext_captured_pods", &[]) >= 1);
+    until(deadline(SOON), "the node reports the pod", || mesh().counted("alpha-n2", "canal_node_plaintext_captured_pods", &[]) >= 1);
     assert_eq!(mesh().counted("alpha-n2", "canal_node_substituted_pods", &[]), 0);
 }
 
@@ -126,10 +127,10 @@ fn remote_ip_blocks_match_the_client_pods_address() {
                      spec:\n  selector: {matchLabels: {app: raw}}\n  action: DENY\n  rules:\n  - from: [{source: {remoteIpBlocks: [ADDRESS/32]}}]\n";
     mesh().apply("alpha", &addresses.replace("ADDRESS", &address(OTHER, true).to_string()));
     let code = |pod: &str| mesh().code(pod, &url(12), &[]);
-    until(SOON, "the one address is denied", || code(OTHER) == 0);
+    until(deadline(SOON), "the one address is denied", || code(OTHER) == 0);
     assert_eq!(code(CLIENT), 200, "another pod of the same identity");
     mesh().canal(&["delete", "--tenant", "alpha", "authorizationpolicy", "own-only"]).ok();
-    until(SOON, "nothing is denied", || code(OTHER) == 200);
+    until(deadline(SOON), "nothing is denied", || code(OTHER) == 200);
 }
 
 /// Sentinel and Cluster read the other Redis's own address.
@@ -143,6 +144,6 @@ fn redis_knows_its_replica_by_its_own_address() {
     };
     cli(replica, &["replicaof", &ip, "6379"]);
     let expected = format!("slave0:ip={}", address(replica, true));
-    until(SOON, "the master lists its replica", || cli(master, &["info", "replication"]).contains(&expected));
+    until(deadline(SOON), "the master lists its replica", || cli(master, &["info", "replication"]).contains(&expected));
     cli(replica, &["replicaof", "no", "one"]);
 }

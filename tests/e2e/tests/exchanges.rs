@@ -1,11 +1,14 @@
 //! Exchanges with an application that closes an idle connection, or responds before it has read the request. The test compares what a
-//! client gets through the mesh, without a mesh and through other proxies, in one run. `make soak PART=exchanges` runs the full numbers.
+//! client gets through the mesh, without a mesh and through other proxies, in one run. `make soak PART=exchanges` runs the full numbers,
+//! `make test` counts through the mesh alone.
 
 use std::io::{BufRead, BufReader};
 use std::process::Child;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use canal_e2e::{Mesh, root};
+use canal_timing::{deadline, is_timed, judge_losses, timed};
 use serde_json::{Value, json};
 
 /// POSTs per call of the program; a client in a pod has three minutes.
@@ -22,7 +25,7 @@ fn mesh() -> &'static Mesh {
     MESH.get_or_init(|| Mesh::up("cases.yaml", "e2e-exchanges"))
 }
 
-/// Returns the number to run: the full one, or the one for `make test`.
+/// Returns the number to run: the full one, or the one for `make test` and `make test-timing`.
 fn part(whole: u64, short: u64) -> u64 {
     if std::env::var_os("CANAL_SOAK").is_some() { whole } else { short }
 }
@@ -31,8 +34,13 @@ fn pod(is_meshed: bool, name: &str) -> String {
     format!("{}/default/{name}-0", if is_meshed { "mesh" } else { "plain" })
 }
 
-fn command<'a>(program: &'a str, words: &[&'a str]) -> Vec<&'a str> {
-    [&["python3", "-B", program][..], words].concat()
+/// How long a client of the program waits for a response.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Runs `work` with the command line of the program.
+fn with_command<T>(words: &[&str], work: impl FnOnce(&[&str]) -> T) -> T {
+    let (program, patience) = (program(), deadline(PATIENCE).as_secs().to_string());
+    work(&[&["python3", "-B", &program, &patience][..], words].concat())
 }
 
 fn program() -> String {
@@ -45,7 +53,7 @@ struct PodServer(Child);
 impl PodServer {
     /// Waits until it serves. Returns `None` if it ended.
     fn start(pod: &str, words: &[&str]) -> Option<Self> {
-        let mut server = Self(mesh().spawn(pod, &command(&program(), words)));
+        let mut server = Self(with_command(words, |argv| mesh().spawn(pod, argv)));
         let out = server.0.stdout.as_mut().expect("it was started with pipes");
         let mut line = String::new();
         BufReader::new(out).read_line(&mut line).expect("it says whether it serves");
@@ -68,7 +76,7 @@ impl Drop for PodServer {
 /// Runs the program's client against its own application.
 fn run(is_meshed: bool, words: &[&str]) -> Value {
     let _application = PodServer::application(is_meshed);
-    mesh().run(&pod(is_meshed, "client"), &command(&program(), words)).json()
+    with_command(words, |argv| mesh().run(&pod(is_meshed, "client"), argv)).json()
 }
 
 /// Returns the sum of a figure over all batches.
@@ -110,11 +118,12 @@ fn posts_that_meet_a_close_are_answered_once() {
     println!(
         "canal: {failed} of {tries} POSTs failed, {after} of them after the close, {twice} read twice, {again} sent again, {closes} closes"
     );
-    let least = race_beside(tries);
-    assert!(closes > tries / 3 && again > 0, "few POSTs met a close: {canal:?}");
     assert_eq!((after, twice, lost), (0, 0, 0), "{canal:?}\n{}", mesh().logs());
-    // With such a small number, one in a hundred more may be chance.
-    assert!(failed <= least + tries / 100, "{failed} failed, {least} by the best other proxy");
+    timed!(closes > tries / 3 && again > 0, "a third of the POSTs meet a close, and some are sent again");
+    if is_timed() {
+        // With such a small number, one in a hundred more may be chance.
+        judge_losses("POSTs that fail at a close, against the best other proxy", failed, race_beside(tries) + tries / 100);
+    }
 }
 
 #[test]
@@ -125,7 +134,11 @@ fn answers_to_uploads_that_are_refused_unread_arrive() {
         let of = |is_meshed, host| (0..10).map(|_| run(is_meshed, &["upload", client, host, PORT, &batch])).collect::<Vec<_>>();
         let (meshed, direct) = (sum(&of(true, SERVICE), "failed"), sum(&of(false, SERVER), "failed"));
         println!("{client}: of {tries} uploads refused unread, {meshed} failed by the mesh, {direct} without");
-        assert!(meshed <= direct + (tries / 50).max(1), "{client}: {meshed} of {tries} failed, {direct} without\n{}", mesh().logs());
+        judge_losses(
+            &format!("uploads refused unread that get no answer, against those without a mesh, {client}"),
+            meshed,
+            direct + (tries / 50).max(1),
+        );
     }
 }
 

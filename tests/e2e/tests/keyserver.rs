@@ -10,6 +10,7 @@ use canal_e2e::credential::{Leaf, PemCredential, TestAuthority, request_with_key
 use canal_e2e::hbone::{TunnelAttempt, TunnelLoad, TunnelRequest, load, tunnel};
 use canal_e2e::keys::{KeyServerReply, Requester};
 use canal_e2e::{Mesh, until};
+use canal_timing::{deadline, is_timed, judge_losses, judge_time, timed};
 use canal_wire::keyrpc::{FRAME_MAX, KeyName, PORT};
 use canal_world::topology::{TenantKeysTopology, TopologyKeyAlgorithm, TopologyKeyFallback, TopologyKeyLocation};
 use canal_world::{Impairment, Signal};
@@ -73,8 +74,8 @@ fn mesh() -> &'static Mesh {
         });
         for tenant in ["alpha", "beta"] {
             let client = format!("{tenant}/default/client-0");
-            until(SOON, "both tenants are served", || mesh.code(&client, "http://10.101.0.10/headers", &[]) == 200);
-            until(SOON, "and by the nodes themselves", || handshake(&mesh, tenant).reached());
+            until(deadline(SOON), "both tenants are served", || mesh.code(&client, "http://10.101.0.10/headers", &[]) == 200);
+            until(deadline(SOON), "and by the nodes themselves", || handshake(&mesh, tenant).reached());
         }
         mesh
     })
@@ -103,16 +104,21 @@ fn through_gateway(tenant: &str) -> TunnelAttempt {
     })
 }
 
-/// Makes handshakes of both tenants during an event.
-fn under_load(seconds: u64, happens: impl FnOnce()) -> [(&'static str, TunnelLoad); 2] {
+/// Makes handshakes of both tenants during an event, in the timing tier. The gate has no load, because each of its figures would depend on
+/// the machine.
+fn under_load(seconds: u64, happens: impl FnOnce()) -> Vec<(&'static str, TunnelLoad)> {
     let mesh = mesh();
+    if !is_timed() {
+        happens();
+        return Vec::new();
+    }
     std::thread::scope(|scope| {
         let loads = ["alpha", "beta"].map(|tenant| {
             (tenant, scope.spawn(move || with_client(mesh, tenant, |handshake| load(&mesh.world, handshake, CLIENTS, seconds))))
         });
         std::thread::sleep(Duration::from_secs(2));
         happens();
-        loads.map(|(tenant, running)| (tenant, running.join().expect("the load ends")))
+        loads.map(|(tenant, running)| (tenant, running.join().expect("the load ends"))).into()
     })
 }
 
@@ -121,9 +127,10 @@ fn unharmed(what: &str, loads: &[(&str, TunnelLoad)]) {
         let TunnelLoad { reached, again, failed, slowest } = load;
         println!("{what}: {tenant}: {reached} handshakes, {again} at the second try, {} failed, the slowest {slowest:?}", failed.len());
         // Handshakes that a key server had begun are lost with it: at most those in progress when it ended and when it returned.
-        assert!(*again <= 2 * CLIENTS as u64, "{what}: {tenant}: {again} were lost, more than were under way");
-        assert!(load.failed.is_empty(), "{what}: {tenant}: {:?}\n{}", load.failed.first(), mesh().logs());
-        assert!(load.reached > 20 && load.slowest < TIMEOUT, "{what}: {tenant}: {} in all, {:?}", load.reached, load.slowest);
+        judge_losses(&format!("handshakes lost that were under way, {what}, {tenant}"), *again, 2 * CLIENTS as u64);
+        judge_losses(&format!("handshakes lost twice, {what}, {tenant}"), failed.len() as u64, 0);
+        timed!(*reached > 20, "more than 20 handshakes are made, {what}, {tenant}");
+        judge_time(&format!("time of the slowest handshake, {what}, {tenant}"), *slowest, TIMEOUT);
     }
 }
 
@@ -135,7 +142,7 @@ fn used(server: &str) -> u64 {
 /// Checks that the near key server is used again, without a restart of any process.
 fn recovered(what: &str, pids: &[Option<u32>]) {
     let before = used(NEAR);
-    until(SOON, &format!("{what}: the near key server is used again"), || {
+    until(deadline(SOON), &format!("{what}: the near key server is used again"), || {
         handshake(mesh(), "alpha");
         used(NEAR) > before
     });
@@ -152,12 +159,17 @@ fn a_killed_key_server_is_replaced_by_the_other_az_s() {
     let loads = under_load(10, || {
         world.kill(NEAR, Signal::Kill).unwrap();
         world.stop(NEAR).unwrap();
-        std::thread::sleep(Duration::from_secs(4));
+        for tenant in ["alpha", "beta"] {
+            until(deadline(SOON), "the other AZ's serves both tenants", || handshake(mesh(), tenant).reached());
+        }
+        if is_timed() {
+            std::thread::sleep(Duration::from_secs(4));
+        }
         world.start(NEAR).unwrap();
     });
     unharmed("killed", &loads);
     assert!(used("ks-1") > other, "the other AZ's was asked, and counted");
-    world.wait_host_ready(NEAR, SOON).unwrap();
+    world.wait_host_ready(NEAR, deadline(SOON)).unwrap();
     recovered("killed", &pids);
 }
 
@@ -222,7 +234,7 @@ fn gone(server: &str) {
 
 fn back(server: &str) {
     mesh().world.start(server).unwrap();
-    mesh().world.wait_host_ready(server, SOON).unwrap();
+    mesh().world.wait_host_ready(server, deadline(SOON)).unwrap();
 }
 
 /// Gateways use the other AZ's key server when their own is gone, and follow the tenant's policy when all are gone, as nodes do.
@@ -233,29 +245,29 @@ fn a_gateway_without_its_key_server_follows_policy() {
     let local = || counted("canal_keys_fallbacks_total", &[]);
     let by = |server: &str| counted("canal_keys_answers_total", &[&format!("server=\"{server}\""), "what=\"handshake\""]);
     let own = by(GATEWAYS_OWN);
-    until(SOON, "their own is asked", || {
+    until(deadline(SOON), "their own is asked", || {
         ["alpha", "beta"].iter().all(|tenant| through_gateway(tenant).reached()) && by(GATEWAYS_OWN) > own
     });
     let (other, before) = (by("ks-2"), local());
     gone(GATEWAYS_OWN);
     for tenant in ["alpha", "beta"] {
-        until(SOON, "the other AZ's does it", || through_gateway(tenant).reached());
+        until(deadline(SOON), "the other AZ's does it", || through_gateway(tenant).reached());
     }
     assert!(by("ks-2") > other, "and is counted");
     assert!(counted("canal_keys_failures_total", &[&format!("server=\"{GATEWAYS_OWN}\"")]) > 0, "as is why");
     assert_eq!(local(), before, "nobody needed a key of its own");
     gone("ks-2");
     let refused = || counted("canal_tls_refused_total", &["side=\"server\"", "reason=\"no_key_server\""]);
-    until(SOON, "alpha's gateways have keys of their own", || through_gateway("alpha").reached());
+    until(deadline(SOON), "alpha's gateways have keys of their own", || through_gateway("alpha").reached());
     assert!(local() > before, "which is counted");
     let before = refused();
     let answer = through_gateway("beta");
     assert!(matches!(answer, TunnelAttempt::Refused(_)), "beta's may not: {answer:?}");
-    assert!(refused() > before, "which is counted too, by name");
+    until(deadline(SOON), "which is counted too, by name", || refused() > before);
     [GATEWAYS_OWN, "ks-2"].into_iter().for_each(back);
-    until(SOON, "beta is back", || through_gateway("beta").reached());
+    until(deadline(SOON), "beta is back", || through_gateway("beta").reached());
     let own = by(GATEWAYS_OWN);
-    until(SOON, "their own is used again", || through_gateway("alpha").reached() && by(GATEWAYS_OWN) > own);
+    until(deadline(SOON), "their own is used again", || through_gateway("alpha").reached() && by(GATEWAYS_OWN) > own);
     recovered("all dead, for gateways", &pids);
 }
 
@@ -266,7 +278,7 @@ fn keys(tenant: &str, from: (&str, &str), to: (&str, &str)) {
     let changed = text.replace(from.0, to.0).replace(from.1, to.1);
     assert_ne!(changed, text, "{text}");
     std::fs::write(&path, changed).expect("written");
-    mesh().converge(SOON);
+    mesh().converge(deadline(SOON));
 }
 
 /// Returns the number of operations that key servers did for beta with RSA keys.
@@ -281,7 +293,7 @@ fn terminated() -> Result<(), Value> {
     std::fs::write(file.path(), authorities().1[1].pem()).expect("written");
     let (name, roots) = ("web-open.default.svc.cluster.local", file.path().display().to_string());
     let address = format!("{name}:443");
-    let argv = ["canal-samples", "tls-client", &address, "--name", name, "--roots", &roots, "--path", "/headers"];
+    let argv = ["canal-samples", "tls-client", &address, "--name", name, "--roots", &roots, "--path", "/headers", "--timeout-ms", "60000"];
     let report = mesh().run("beta/default/bare-0", &argv).json();
     let is_well = report["ok"] == true && report["chain"][0]["names"].to_string().contains(name);
     if is_well { Ok(()) } else { Err(report) }
@@ -303,13 +315,13 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
         let files = std::fs::read_dir(&stored).into_iter().flatten().filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok());
         files.filter_map(|text| Some(serde_json::from_str::<Value>(&text).ok()?["chain"].as_str()?.to_owned())).collect()
     };
-    until(SOON, "local: the node has RSA keys", || chains().iter().any(|chain| rsa(chain)));
-    until(SOON, "local: the pod of RSA keys answers by the gateway", || {
+    until(deadline(SOON), "local: the node has RSA keys", || chains().iter().any(|chain| rsa(chain)));
+    until(deadline(SOON), "local: the pod of RSA keys answers by the gateway", || {
         served() && through_gateway("beta").reached() && handshake(mesh, "beta").reached()
     });
     assert_eq!(by_rsa("handshake_server"), 0, "no key server was asked");
     keys("beta", ("Local", "Rsa2048"), ("KeyServer", "Rsa2048"));
-    until(SOON, "handshakes: both ends and the gateway", || {
+    until(deadline(SOON), "handshakes: both ends and the gateway", || {
         let answered = served() && through_gateway("beta").reached() && handshake(mesh, "beta").reached();
         answered && by_rsa("handshake_client") > 0 && by_rsa("handshake_server") > 1
     });
@@ -318,10 +330,10 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
         "no key stays on the node"
     );
     mesh.apply("beta", TERMINATION);
-    until(SOON, "signatures: the gateway ends TLS", || terminated().is_ok());
+    until(deadline(SOON), "signatures: the gateway ends TLS", || terminated().is_ok());
     assert!(by_rsa("sign") > 0);
     keys("beta", ("KeyServer", "Rsa2048"), ("KeyServer", "EcdsaP256"));
-    until(SOON, "as before", || served() && handshake(mesh, "beta").reached());
+    until(deadline(SOON), "as before", || served() && handshake(mesh, "beta").reached());
 }
 
 /// Each key server has its own key for a service. A gateway presents one server's certificates for a while, and never lets another sign for
@@ -330,7 +342,7 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
 fn a_service_s_key_is_one_key_server_s() {
     let mesh = mesh();
     mesh.apply("beta", TERMINATION);
-    until(SOON, "the gateway ends TLS", || terminated().is_ok());
+    until(deadline(SOON), "the gateway ends TLS", || terminated().is_ok());
     let all_of = |what: &str| (0..20).for_each(|n| terminated().unwrap_or_else(|e| panic!("{what}, {n}: {e}\n{}", mesh.logs())));
     all_of("both");
     gone(GATEWAYS_OWN);
@@ -340,7 +352,7 @@ fn a_service_s_key_is_one_key_server_s() {
     back(GATEWAYS_OWN);
     all_of("back");
     mesh.canal(&["delete", "--tenant", "beta", "Termination", "web-open"]).ok();
-    mesh.converge(SOON);
+    mesh.converge(deadline(SOON));
 }
 
 /// Returns a component's certificate, obtained with its own token.
@@ -420,7 +432,7 @@ fn a_stolen_channel_certificate_is_revoked_at_once() {
     let newest =
         all.iter().filter(|c| c["identity"] == identity).max_by_key(|c| c["issued"].as_u64()).unwrap_or_else(|| panic!("{status}"));
     mesh.canal(&["ca", "revoke", "--tenant", "canal-system", "--serial", newest["serial"].as_str().expect("a serial")]).ok();
-    until(SOON, "the thief is refused", || matches!(requester(&stolen).ping(), KeyServerReply::Closed(_)));
+    until(deadline(SOON), "the thief is refused", || matches!(requester(&stolen).ping(), KeyServerReply::Closed(_)));
     assert!(handshake(mesh, "beta").reached(), "the node is not");
     assert_eq!(requester(&component("beta-n2", identity)).ping(), KeyServerReply::Pong, "nor another certificate of its name");
 }
@@ -433,12 +445,13 @@ fn without_any_key_server_policy_decides() {
     ["ks-1", "ks-2"].into_iter().for_each(gone);
     let local = || mesh.counted_at("node", "canal_keys_fallbacks_total", &[]);
     let before = local();
-    until(SOON, "alpha goes on", || handshake(mesh, "alpha").reached());
+    until(deadline(SOON), "alpha goes on", || handshake(mesh, "alpha").reached());
     assert!(local() > before, "and it is counted");
     let refused = handshake(mesh, "beta");
     assert!(matches!(refused, TunnelAttempt::Refused(_)), "beta does not: {refused:?}");
-    assert!(mesh.counted_at("node", "canal_tls_refused_total", &["reason=\"no_key_server\""]) > 0);
+    let counted = || mesh.counted_at("node", "canal_tls_refused_total", &["reason=\"no_key_server\""]);
+    until(deadline(SOON), "which is counted by name", || counted() > 0);
     ["ks-1", "ks-2"].into_iter().for_each(back);
-    until(SOON, "beta is back", || handshake(mesh, "beta").reached());
+    until(deadline(SOON), "beta is back", || handshake(mesh, "beta").reached());
     recovered("all dead", &pids);
 }

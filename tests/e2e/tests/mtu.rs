@@ -1,19 +1,19 @@
 //! Path MTU through the whole tier: links that become narrow during a transfer, senders that learn it by ICMP, and no packet that is lost
-//! silently. The client checks every byte. The pods' links make transfers slow enough that a change happens in their middle.
+//! silently. The client checks every byte. It holds its body half-way until a change has been made, so that no transfer is over before.
 
 use std::net::{IpAddr, UdpSocket};
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
 use canal_e2e::{Icmp, IcmpPacket, Mesh, until};
-use canal_world::topology::{LinkRate, OutsideTraffic};
+use canal_timing::deadline;
+use canal_world::topology::OutsideTraffic;
 
 /// Bytes in each direction.
 const SIZE: &str = "10485760";
-/// Rate of the clients' links: two simultaneous transfers take almost two seconds.
-const RATE: LinkRate = LinkRate { bits: 100_000_000 };
-/// Time of the change.
-const HALF_WAY: Duration = Duration::from_millis(500);
+/// Half of a body is sent within this time, and a whole transfer ends within this time.
+const TRANSFER_WITHIN: Duration = Duration::from_secs(20);
 /// Agents read their programs' counters every two seconds.
 const COUNTER_READ_INTERVAL: Duration = Duration::from_millis(2200);
 const SEEN_WITHIN: Duration = Duration::from_secs(6);
@@ -34,14 +34,11 @@ fn mesh(name: &str, edges: [&[&str]; 2], gateways: [&[&str]; 2]) -> Mesh {
         }
         // The oversize datagrams are outside the mesh.
         topology.tenants.iter_mut().for_each(|tenant| tenant.outside = OutsideTraffic::Passthrough);
-        for pod in topology.tenants.iter_mut().flat_map(|tenant| &mut tenant.pods).filter(|pod| pod.name.starts_with("client")) {
-            pod.rate = Some(RATE);
-        }
     });
     for pod in TENANTS.iter().flat_map(|tenant| ["client-0", "client-far-0"].map(|pod| format!("{tenant}/default/{pod}"))) {
-        until(Duration::from_secs(20), &format!("{pod} is served"), || {
+        until(deadline(Duration::from_secs(20)), &format!("{pod} is served"), || {
             let url = "http://web-0.default.svc.cluster.local:80/blob?size=10";
-            mesh.run(&pod, &["curl", "-sSf", "--max-time", "2", "-o", "/dev/null", url]).code == Some(0)
+            mesh.run(&pod, &["curl", "-sSf", "--max-time", "10", "-o", "/dev/null", url]).code == Some(0)
         });
     }
     mesh
@@ -60,23 +57,25 @@ fn targets(mesh: &Mesh, pod: &str) -> Vec<(String, String)> {
     TENANTS.iter().flat_map(|tenant| of_tenant(tenant)).collect()
 }
 
-/// Starts a transfer in both directions.
-fn begin(mesh: &Mesh, pod: &str, url: &str) -> Child {
-    mesh.spawn(pod, &["timeout", "20", "canal-samples", "blob-client", url, "--mode", "echo", "--size", SIZE])
+/// Starts a transfer in both directions, which holds half-way for as long as the file exists.
+fn begin(mesh: &Mesh, pod: &str, url: &str, hold_file: &Path) -> Child {
+    let (limit, hold_file) = (deadline(TRANSFER_WITHIN).as_secs().to_string(), hold_file.display().to_string());
+    mesh.spawn(pod, &["timeout", &limit, "canal-samples", "blob-client", url, "--mode", "echo", "--size", SIZE, "--hold-file", &hold_file])
 }
 
 /// Makes the change during the transfers, which must end with every byte right.
 fn check(mesh: &Mesh, pod: &str, what: &str, change: impl FnOnce()) {
     // All targets are resolved before any transfer starts, so that transfers run side by side on a busy machine too.
     let targets = targets(mesh, pod);
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let files: Vec<PathBuf> = (0..targets.len()).map(|n| dir.path().join(n.to_string())).collect();
     let started = Instant::now();
-    let mut all: Vec<(String, Child)> =
-        targets.into_iter().map(|(pod, url)| (format!("{pod} to {url}"), begin(mesh, &pod, &url))).collect();
-    std::thread::sleep(HALF_WAY);
+    let transfers = targets.into_iter().zip(&files);
+    let all: Vec<(String, Child)> =
+        transfers.map(|((pod, url), file)| (format!("{pod} to {url}"), begin(mesh, &pod, &url, file))).collect();
+    until(deadline(TRANSFER_WITHIN), &format!("{what}: half of each body is sent"), || files.iter().all(|file| file.exists()));
     change();
-    for (transfer, child) in &mut all {
-        assert!(child.try_wait().expect("a child").is_none(), "{what}: {transfer} was over before the change");
-    }
+    files.iter().for_each(|file| std::fs::remove_file(file).expect("the client created it"));
     for (transfer, child) in all {
         let output = mesh.end(&format!("{what}: {transfer}"), child);
         assert_eq!(output.code, Some(0), "{what}: {transfer}: {output:?}\n{}", drops(mesh));
@@ -153,7 +152,7 @@ fn transfers_go_on_when_links_narrow() {
         forget_paths(&mesh);
         let before = drop_lines();
         check(&mesh, "client-0", &format!("{what} narrow to 1400, and nobody was told"), || set_mtu(&mesh, hosts, 1400));
-        until(SEEN_WITHIN, &format!("{what}: senders are told"), || drop_lines() > before);
+        until(deadline(SEEN_WITHIN), &format!("{what}: senders are told"), || drop_lines() > before);
         set_mtu(&mesh, &TIER1, 1600);
     }
     forget_paths(&mesh);
@@ -162,7 +161,7 @@ fn transfers_go_on_when_links_narrow() {
     let translated = edge(&mesh, "edge-1", "icmp_translated");
     let clients = TENANTS.map(|tenant| format!("{tenant}/default/client-0"));
     check(&mesh, "client-0", "the clients' links narrow to 1300", || set_mtu(&mesh, &clients.each_ref().map(String::as_str), 1300));
-    until(SEEN_WITHIN, "errors about answers are translated", || edge(&mesh, "edge-1", "icmp_translated") > translated);
+    until(deadline(SEEN_WITHIN), "errors about answers are translated", || edge(&mesh, "edge-1", "icmp_translated") > translated);
     set_mtu(&mesh, &clients.each_ref().map(String::as_str), 1500);
 
     let before = icmp_errors_received(&mesh);
@@ -181,7 +180,7 @@ fn a_narrow_tier_is_reported_to_senders() {
     let narrow_edge: &[&str] = &["--mtu", "1350"];
     let mesh = mesh("e2e-mtu-n", [narrow_edge, narrow_edge], [&[], &["--tier-mtu", "1350"]]);
     check(&mesh, "client-0", "the edge takes 1350 bytes", || {});
-    until(SEEN_WITHIN, "senders are told", || edge(&mesh, "edge-1", "too_big") > 0);
+    until(deadline(SEEN_WITHIN), "senders are told", || edge(&mesh, "edge-1", "too_big") > 0);
     check(&mesh, "client-far-0", "all of a tier's links narrow to 1400, as it was told", || set_mtu(&mesh, &TIER2, 1400));
     assert_eq!(fragments(&mesh), 0, "{}", drops(&mesh));
     oversize_datagrams_are_answered_as_the_gateway_address(&mesh);
@@ -203,13 +202,13 @@ fn oversize_datagrams_are_answered_as_the_gateway_address(mesh: &Mesh) {
             let source = socket.local_addr().unwrap();
             // With its headers it has 1,500 bytes, which the pod's link accepts.
             socket.send_to(&vec![0; if is_v6 { 1452 } else { 1472 }], (address, 9)).unwrap();
-            let received = icmp.receive_one(Duration::from_secs(2), |h| h.about.is_some_and(|(about, ..)| about == source));
+            let received = icmp.receive_one(deadline(Duration::from_secs(2)), |h| h.about.is_some_and(|(about, ..)| about == source));
             let kind = if is_v6 { (2, 0) } else { (3, 4) };
             let expected = IcmpPacket { from: address, kind, mtu: 1350, about: Some((source, (address, 9).into(), 17)) };
             assert_eq!(received, Some(expected), "{pod} to {address}");
-            let route = mesh.run(&pod, &["ip", "route", "get", &address.to_string()]).ok();
-            assert!(route.contains("mtu 1350"), "{pod} has learned: {route}");
+            let route = || mesh.run(&pod, &["ip", "route", "get", &address.to_string()]).ok();
+            until(deadline(SEEN_WITHIN), &format!("{pod} has learned the MTU"), || route().contains("mtu 1350"));
         }
     }
-    until(SEEN_WITHIN, "all four are counted", || edge(mesh, "edge-1", "too_big") >= before + 4);
+    until(deadline(SEEN_WITHIN), "all four are counted", || edge(mesh, "edge-1", "too_big") >= before + 4);
 }

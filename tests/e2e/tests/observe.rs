@@ -1,12 +1,14 @@
 //! Operators outside the world's files observe it: `canal` with the controller's address and a token, in a tier with a meshed tenant and
 //! one whose nodes run no part of the mesh. Each operator sees its own tenant, wherever its traffic was observed.
 
+use std::io::{BufRead, BufReader};
 use std::process::Child;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use canal_e2e::{ClientOutcome, Mesh, bin, until};
-use rustix::process::{Pid, Signal, kill_process};
+use canal_timing::deadline;
+use rustix::process::Signal;
 use sha2::{Digest, Sha256};
 
 const SOON: Duration = Duration::from_secs(20);
@@ -38,7 +40,7 @@ fn setup() -> &'static ObserveWorld {
         let new = principals.with_extension("new");
         std::fs::write(&new, text).expect("the principals");
         std::fs::rename(new, principals).expect("the principals");
-        until(SOON, "the operators are known", || setup.canal("bob", "status").code == Some(0));
+        until(deadline(SOON), "the operators are known", || setup.canal("bob", "status").code == Some(0));
         setup
     })
 }
@@ -75,20 +77,26 @@ impl ObserveWorld {
     }
 
     fn ask(&self, pod: &str, path: &str) {
-        until(SOON, "the service answers", || self.mesh.code(pod, &format!("http://web-0.default.svc.cluster.local{path}"), &[]) == 200);
+        until(deadline(SOON), "the service answers", || {
+            self.mesh.code(pod, &format!("http://web-0.default.svc.cluster.local{path}"), &[]) == 200
+        });
     }
 
     /// Sends requests until a client has ended.
     fn request_until_ended(&self, pod: &str, path: &str, child: &mut Child) {
-        until(SOON, "the client has seen enough", || {
+        until(deadline(SOON), "the client has seen enough", || {
             self.ask(pod, path);
             child.try_wait().expect("it is ours").is_some()
         });
     }
 }
 
-fn interrupt(child: &Child) {
-    kill_process(Pid::from_child(child), Signal::INT).expect("it lives");
+/// Waits until a tap reads from a gateway.
+fn wait_for_tap(tap: &mut Child) {
+    let errors = BufReader::new(tap.stderr.as_mut().expect("it was started with pipes"));
+    let lines = errors.lines().map(|line| line.expect("text"));
+    let listens = lines.take(20).any(|line| line.contains("listening on gw-"));
+    assert!(listens, "the tap ended before it listened");
 }
 
 #[test]
@@ -96,7 +104,7 @@ fn each_operator_taps_its_own_tenant_and_proxyless_traffic_too() {
     let setup = setup();
     let (mut ann, mut bob) = (setup.spawn("ann", "tap -n 3 -o json"), setup.spawn("bob", "tap -n 3 -o json"));
     let mut root = setup.spawn("root", "tap -n 1 --tenant beta --path /blob?size=10&b -o json");
-    until(SOON, "all have seen their own", || {
+    until(deadline(SOON), "all have seen their own", || {
         setup.ask(ALPHA, "/blob?size=10&a");
         setup.ask(BETA, "/blob?size=10&b");
         [&mut ann, &mut bob, &mut root].into_iter().all(|child| child.try_wait().expect("it is ours").is_some())
@@ -151,7 +159,7 @@ fn logs_dumps_and_metrics_are_of_the_own_tenant() {
         };
         setup.gateways(operator).iter().map(of).collect()
     };
-    until(SOON, "the lines are written", || logs("ann").contains("&log-a") && logs("bob").contains("&log-b"));
+    until(deadline(SOON), "the lines are written", || logs("ann").contains("&log-a") && logs("bob").contains("&log-b"));
     for (operator, own, other) in [("ann", "alpha", "beta"), ("bob", "beta", "alpha")] {
         let lines = logs(operator);
         let all_own = lines.lines().all(|line| line.contains(&format!("\"tenant\":\"{own}\"")));
@@ -175,7 +183,7 @@ fn logs_dumps_and_metrics_are_of_the_own_tenant() {
         let dump = setup.canal("root", &format!("config dump {name}"));
         dump.code == Some(0) && dump.json()["engine"]["tenants"].as_array().map(Vec::len) == Some(2)
     };
-    until(SOON, "the provider sees both tenants of a gateway", || setup.gateways("root").iter().any(is_whole));
+    until(deadline(SOON), "the provider sees both tenants of a gateway", || setup.gateways("root").iter().any(is_whole));
     // The world's own access to the tap gives the same result.
     let tap = setup.mesh.canal(&["tap", "--tenant", "nosuch"]);
     assert!(tap.code == Some(5) && tap.stderr.contains("there is no tenant"), "{tap:?}");
@@ -185,33 +193,31 @@ fn logs_dumps_and_metrics_are_of_the_own_tenant() {
 fn a_stalled_reader_blocks_no_other_and_gets_the_drop_count() {
     let setup = setup();
     // Nothing reads the pipe of its output: it accepts 64 KiB, then the tap stops.
-    let tap = setup.spawn("ann", "tap --path /blob?size=10&many -o json");
+    let mut tap = setup.spawn("ann", "tap --path /blob?size=10&many -o json");
     let mut other = setup.spawn("ann", "tap -n 3 --path /blob?size=10&other");
-    std::thread::sleep(Duration::from_millis(500));
+    wait_for_tap(&mut tap);
     let pad = "p".repeat(3000);
     let url = format!("http://web-0.default.svc.cluster.local/blob?size=10&many=[1-3000]&pad={pad}");
-    let argv = ["curl", "-sS", "--max-time", "60", "-o", "/dev/null", "-w", "%{http_code}\\n", &url];
+    let argv = ["curl", "-sS", "--max-time", "600", "-o", "/dev/null", "-w", "%{http_code}\\n", &url];
     let codes = setup.mesh.run(ALPHA, &argv).ok();
     assert!(codes.lines().count() == 3000 && codes.lines().all(|code| code == "200"), "requests are not held up");
     setup.request_until_ended(ALPHA, "/blob?size=10&other", &mut other);
     setup.mesh.end("other", other).ok();
     let dropped = || setup.mesh.counted_at("gateway", "canal_observations_lines_dropped_total", &["subject=\"tap\""]);
-    interrupt(&tap);
-    let output = setup.mesh.end("tap", tap);
+    let output = setup.mesh.signal("tap", tap, Signal::INT);
     assert!(output.stdout.lines().count() < 3000, "it did not see all");
     // The next lines report what the queue dropped. The reader left before it read them; the gateways counted them.
-    until(SOON, "lines are counted as dropped", || dropped() > 0 || output.stderr.contains("lines dropped"));
+    until(deadline(SOON), "lines are counted as dropped", || dropped() > 0 || output.stderr.contains("lines dropped"));
 }
 
 #[test]
 fn a_tap_ends_with_its_signal_or_with_its_gateway() {
     let setup = setup();
-    let tap = setup.spawn("ann", "tap");
-    std::thread::sleep(Duration::from_secs(1));
-    interrupt(&tap);
-    assert_eq!(setup.mesh.end("tap", tap).code, Some(130));
-    let tap = setup.spawn("root", "tap --gateway gw-5");
-    std::thread::sleep(Duration::from_secs(1));
+    let mut tap = setup.spawn("ann", "tap");
+    wait_for_tap(&mut tap);
+    assert_eq!(setup.mesh.signal("tap", tap, Signal::INT).code, Some(130));
+    let mut tap = setup.spawn("root", "tap --gateway gw-5");
+    wait_for_tap(&mut tap);
     setup.mesh.world.kill("gw-5", canal_world::Signal::Kill).expect("killed");
     let output = setup.mesh.end("tap", tap);
     assert!(output.code == Some(3) && output.stderr.contains("gw-5: disconnected"), "{output:?}");

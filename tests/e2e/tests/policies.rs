@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use canal_e2e::{ClientOutcome, Mesh, until};
+use canal_timing::deadline;
 use serde_json::Value;
 
 const ALPHA: &str = "alpha/default/client-0";
@@ -40,7 +41,7 @@ fn mesh() -> &'static Mesh {
             topology.tenants.push(gamma);
         });
         for pod in [ALPHA, BETA, GAMMA] {
-            until(SOON, &format!("{pod} is served"), || code(&mesh, pod, "/headers") == 200);
+            until(deadline(SOON), &format!("{pod} is served"), || code(&mesh, pod, "/headers") == 200);
         }
         mesh
     })
@@ -100,10 +101,10 @@ fn forget(mesh: &Mesh, host: &str) -> usize {
 /// Checks that beta's policy is in force, that beta and gamma are served, and that their services have all heads.
 fn others_are_whole(mesh: &Mesh, when: &str) {
     for service in ["beta/default/web", "gamma/default/web"] {
-        until(SOON, &format!("{when}: {service} has its heads"), || heads(mesh, service) == HEADS);
+        until(deadline(SOON), &format!("{when}: {service} has its heads"), || heads(mesh, service) == HEADS);
     }
     for (pod, path, wanted) in [(BETA, "/headers", 200), (GAMMA, "/headers", 200), (BETA, "/secret", 403)] {
-        until(SOON, &format!("{when}: {pod} gets {wanted} for {path}"), || code(mesh, pod, path) == wanted);
+        until(deadline(SOON), &format!("{when}: {pod} gets {wanted} for {path}"), || code(mesh, pod, path) == wanted);
     }
     // The policy stays in force: no late change opens access.
     for _ in 0..20 {
@@ -129,7 +130,7 @@ fn bad_policies(mesh: &Mesh) {
         std::fs::write(mesh.world.config_dir("alpha").join(format!("bad-{n}.yaml")), part.concat()).expect("written");
     }
     let known = || mesh.canal(&["status", "-o", "json"]).json()["diagnostics"].to_string();
-    until(SOON, "alpha is told of what its files say", || known().contains("more than 1024"));
+    until(deadline(SOON), "alpha is told of what its files say", || known().contains("more than 1024"));
     println!(
         "{} policies of alpha's are in force as denials, {} told in status",
         BAD + 1,
@@ -144,13 +145,13 @@ fn bad_policies(mesh: &Mesh) {
 fn one_tenants_bad_policies_are_its_own_affair() {
     let mesh = mesh();
     apply(mesh, "beta", &deny("secret", "/secret")).ok();
-    until(SOON, "beta's policy holds", || code(mesh, BETA, "/secret") == 403);
+    until(deadline(SOON), "beta's policy holds", || code(mesh, BETA, "/secret") == 403);
     bad_policies(mesh);
-    mesh.converge(SOON);
+    mesh.converge(deadline(SOON));
     others_are_whole(mesh, "with the gateway that ran before");
     let closed = |app: &str, number: u32| {
         let url = format!("http://10.101.0.{number}/headers");
-        until(SOON, &format!("alpha's policies deny what is {app}'s"), || mesh.code(ALPHA, &url, &[]) == 403);
+        until(deadline(SOON), &format!("alpha's policies deny what is {app}'s"), || mesh.code(ALPHA, &url, &[]) == 403);
     };
     closed("web", 10);
     closed("web-l7", 11);
@@ -160,17 +161,17 @@ fn one_tenants_bad_policies_are_its_own_affair() {
     let gone = forget(mesh, GATEWAY);
     mesh.world.start(GATEWAY).unwrap();
     // The gateway admits no client before it is ready; from then on the policy is in force.
-    mesh.world.wait_host_ready(GATEWAY, SOON).unwrap();
-    let opened = until(SOON, "the cold gateway answers beta", || code(mesh, BETA, "/secret") != 0);
+    mesh.world.wait_host_ready(GATEWAY, deadline(SOON)).unwrap();
+    let opened = until(deadline(SOON), "the cold gateway answers beta", || code(mesh, BETA, "/secret") != 0);
     println!("a cold gateway ({gone} files gone) answers beta {opened:?} after it was ready: {}", code(mesh, BETA, "/secret"));
     others_are_whole(mesh, "with a cold gateway");
     closed("web", 10);
 
     mesh.world.restart(GATEWAY).unwrap();
-    mesh.world.wait_host_ready(GATEWAY, SOON).unwrap();
+    mesh.world.wait_host_ready(GATEWAY, deadline(SOON)).unwrap();
     others_are_whole(mesh, "with a gateway from its disk");
-    until(SOON, "alpha's service has its heads too", || heads(mesh, "alpha/default/web") == HEADS);
+    until(deadline(SOON), "alpha's service has its heads too", || heads(mesh, "alpha/default/web") == HEADS);
     let status = mesh.canal(&["status", "-o", "json"]).json();
     assert!(status["diagnostics"].to_string().contains("more than 1024"), "status tells of it: {}", status["diagnostics"]);
-    mesh.converge(SOON);
+    mesh.converge(deadline(SOON));
 }

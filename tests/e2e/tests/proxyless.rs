@@ -3,11 +3,12 @@
 //! their containers.
 
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use canal_e2e::credential::{Leaf, PemCredential, TestAuthority};
 use canal_e2e::memory::{self, Publics};
 use canal_e2e::{Mesh, until};
+use canal_timing::deadline;
 use canal_world::topology::{TenantKeysTopology, TopologyKeyAlgorithm, TopologyKeyFallback, TopologyKeyLocation};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
@@ -80,14 +81,14 @@ fn page(pod: &str, service: &str, name: &str, roots: &str, more: &[&str]) -> Val
     let service = if service.contains('.') { service.to_owned() } else { format!("{service}.default") };
     let address = format!("{service}.svc.cluster.local:443");
     let roots = setup.dir.path().join(roots).display().to_string();
-    let argv = ["canal-samples", "tls-client", &address, "--name", name, "--roots", &roots, "--path", "/headers"];
+    let argv = ["canal-samples", "tls-client", &address, "--name", name, "--roots", &roots, "--path", "/headers", "--timeout-ms", "60000"];
     setup.mesh.run(pod, &argv.into_iter().chain(more.iter().copied()).collect::<Vec<_>>()).json()
 }
 
 #[test]
 fn a_certificate_of_the_mesh_ends_tls_at_the_gateway() {
     let name = "web.default.svc.cluster.local";
-    until(SOON, "TLS ends at the gateway", || page(BARE, "web", name, "alpha.pem", &[])["ok"] == true);
+    until(deadline(SOON), "TLS ends at the gateway", || page(BARE, "web", name, "alpha.pem", &[])["ok"] == true);
     let report = page(BARE, "web", name, "alpha.pem", &["-n", "20"]);
     assert!(report["ok"] == true && report["version"] == "TLSv1_3", "{report}");
     assert!(report["body"].as_str().is_some_and(|body| body.contains("/headers")), "the application answered: {report}");
@@ -101,7 +102,7 @@ fn a_certificate_of_the_mesh_ends_tls_at_the_gateway() {
 #[test]
 fn the_tenants_own_key_stays_in_its_key_server_which_may_refuse() {
     let setup = setup();
-    until(SOON, "the shop is served", || page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true);
+    until(deadline(SOON), "the shop is served", || page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true);
     let report = page(BARE, "web-open", SHOP, "public.pem", &["-n", "20"]);
     assert_eq!(report["ok"], true, "{report}");
     let leaf = CertificateDer::from_pem_slice(setup.shop.chain.as_bytes()).expect("a certificate");
@@ -123,7 +124,7 @@ fn the_tenants_own_key_stays_in_its_key_server_which_may_refuse() {
     setup.mesh.world.stop("alpha-ks").unwrap();
     assert_eq!(page(BARE, "web-open", SHOP, "public.pem", &[])["ok"], false, "without it there is no signature");
     setup.mesh.world.start("alpha-ks").unwrap();
-    until(SOON, "it is back", || page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true);
+    until(deadline(SOON), "it is back", || page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true);
 }
 
 /// Where clients must present a certificate, only members are admitted; without TLS no connection is.
@@ -143,7 +144,7 @@ fn clients_may_have_to_prove_themselves() {
         let words = with.map(|[cert, key]| ["--cert", cert, "--key", key]);
         page(BARE, "web-strict", "web-strict.default.svc.cluster.local", "alpha.pem", words.as_ref().map_or(&[][..], |words| &words[..]))
     };
-    until(SOON, "a member is let in", || ask(Some(&own))["ok"] == true);
+    until(deadline(SOON), "a member is let in", || ask(Some(&own))["ok"] == true);
     assert_eq!(ask(Some(&theirs))["ok"], false, "a stranger is not");
     assert_eq!(ask(None)["ok"], false, "nor who shows nothing");
     assert_ne!(setup.mesh.code(BARE, "http://web-strict.default.svc.cluster.local:443/headers", &[]), 200, "nor plaintext");
@@ -159,7 +160,7 @@ fn a_key_is_of_one_namespace() {
     let refused = || setup().mesh.counted("alpha-ks", "canal_key_refusals_total", &["name=\"unknown_key\""]);
     let before = refused();
     setup().mesh.apply("alpha", OTHER);
-    until(SOON, "its key is asked for and there is none", || {
+    until(deadline(SOON), "its key is asked for and there is none", || {
         let report = page(BARE, "web-open.other", SHOP, "public.pem", &[]);
         assert!(report["ok"] == false && report["chain"].is_null(), "another namespace speaks with the shop's key: {report}");
         refused() > before
@@ -183,7 +184,7 @@ fn no_tenant_borrows_anothers_key_server() {
         let report = page(BETA_BARE, "web-open", SHOP, "public.pem", &[]);
         assert!(report["ok"] == false && report["chain"].is_null(), "beta speaks with alpha's key: {report}");
     }
-    until(SOON, "alpha does", || page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true);
+    until(deadline(SOON), "alpha does", || page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true);
 }
 
 /// An edge's agent on the host of the bare containers, for their interfaces only: nothing of the tier arrives on the device that it has
@@ -262,7 +263,7 @@ fn a_containers_interface_determines_its_address() {
     let ((own, first), (theirs, second)) = (container(BARE), container(&other));
     let url = "http://web.default.svc.cluster.local/headers";
     for pod in [BARE, &other] {
-        until(SOON, &format!("{pod} is served before there is a guard"), || mesh.code(pod, url, &[]) == 200);
+        until(deadline(SOON), &format!("{pod} is served before there is a guard"), || mesh.code(pod, url, &[]) == 200);
     }
     let guard = GuardOfInterfaces::start(mesh, &serde_json::json!({"containers": [first, second]}));
     let guards = || {
@@ -270,19 +271,16 @@ fn a_containers_interface_determines_its_address() {
         output.lines().filter(|line| line.starts_with("canal_interface_guard")).collect::<Vec<_>>().join("\n")
     };
     let guarded = || guards().lines().any(|line| line.contains("_interfaces{") && line.contains("guarded") && line.ends_with(" 2"));
-    until(SOON, "both interfaces are guarded", guarded);
+    until(deadline(SOON), "both interfaces are guarded", guarded);
     let refused = |interface: &str| {
         let labels = [&*format!("interface=\"{interface}\""), "tenant=\"alpha\""];
         mesh.counted(GuardOfInterfaces::HOST, "canal_interface_guard_refused_total", &labels)
     };
     for pod in [BARE, &other] {
-        let started = Instant::now();
-        while mesh.code(pod, url, &[]) != 200 {
-            assert!(started.elapsed() < SOON, "{pod} uses its own address and is not served:\n{}", guards());
-        }
+        until(deadline(SOON), &format!("{pod} uses its own address and is served"), || mesh.code(pod, url, &[]) == 200);
     }
     let before = (refused(&own), refused(&theirs));
-    let served = mesh.spawn(BARE, &["canal-samples", "load", url, "-r", "50", "-c", "4", "-d", "3"]);
+    let served = mesh.spawn(BARE, &["canal-samples", "load", url, "-r", "50", "-c", "4", "-d", "600", "--timeout-ms", "120000"]);
     let peer = canal_e2e::bin("canal-world-peer").display().to_string();
     let victim = mesh.world.host(BARE).unwrap().environment;
     let gateway = |name: &str, is_v6: bool| mesh.resolve(BARE, name).into_iter().find(|ip| ip.is_ipv6() == is_v6).expect("an address");
@@ -291,8 +289,8 @@ fn a_containers_interface_determines_its_address() {
         let (from, to) = (std::net::SocketAddr::from((address.expect("an address"), 999)), std::net::SocketAddr::from((to, 80)));
         mesh.run(&other, &[&peer, "spoof", &format!("from={from}"), &format!("to={to}"), &format!("count={FRAMES}")]).ok();
     }
-    let took = until(SOON, "each frame is counted at the interface it came by", || refused(&theirs) - before.1 >= 2 * FRAMES);
-    let report = mesh.end("the container whose address was used", served).json();
+    let took = until(deadline(SOON), "each frame is counted at the interface it came by", || refused(&theirs) - before.1 >= 2 * FRAMES);
+    let report = mesh.stop("the container whose address was used", served).json();
     println!(
         "{} frames by {BARE}'s addresses from {other}: {} refused within {took:?}; {} of {BARE}'s own {} requests failed",
         2 * FRAMES,

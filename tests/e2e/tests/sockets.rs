@@ -5,11 +5,14 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use canal_e2e::{Mesh, until};
+use canal_timing::{deadline, judge_time};
 use serde_json::Value;
 
 const CLIENT: &str = "alpha/default/client-0";
 const SERVER: &str = "alpha/default/tcp-0";
 const NODE: &str = "alpha-n1";
+/// A refused `connect()` returns within this time.
+const REFUSED_WITHIN: Duration = Duration::from_secs(1);
 /// The node reads the kernel's counters every two seconds.
 const COUNTED_WITHIN: Duration = Duration::from_secs(10);
 
@@ -38,7 +41,7 @@ fn addresses(pod: &str) -> [String; 2] {
 const NAMES: &str = r#"
 to, port, protocol, bind = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 s = socket.socket(socket.AF_INET6 if ":" in to else socket.AF_INET, socket.SOCK_STREAM, protocol)
-s.settimeout(10)
+s.settimeout(60)
 if bind: s.bind((bind, 0))
 before = s.getsockname()[:2]
 s.connect((to, port))
@@ -84,7 +87,7 @@ streams = []
 for to in sys.argv[2:]:
     host, port = to.rsplit(" ", 1)
     s = socket.socket(family, socket.SOCK_STREAM)
-    s.settimeout(10)
+    s.settimeout(60)
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     s.bind(("", int(sys.argv[1])))
     try:
@@ -113,10 +116,10 @@ seen = {}
 for to in sys.argv[1:]:
     host, port = to.rsplit(" ", 1)
     s = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    s.settimeout(10)
+    s.settimeout(60)
     began = time.monotonic()
     code = s.connect_ex((host, int(port)))
-    seen[to] = [errno.errorcode.get(code, "connected"), time.monotonic() - began < 1]
+    seen[to] = [errno.errorcode.get(code, "connected"), time.monotonic() - began]
     s.close()
 print(json.dumps(seen))
 "#;
@@ -142,9 +145,11 @@ fn unreachable_destinations_are_refused_by_connect() {
         let before = counted();
         let seen = python(CONNECT, &refused);
         for to in &refused {
-            assert_eq!((seen[to][0].as_str(), &seen[to][1]), (Some("ECONNREFUSED"), &Value::Bool(true)), "{reason}: {to}: {seen}");
+            assert_eq!(seen[to][0], "ECONNREFUSED", "{reason}: {to}: {seen}");
+            let took = Duration::from_secs_f64(seen[to][1].as_f64().expect("seconds"));
+            judge_time("time until an unreachable destination is refused", took, REFUSED_WITHIN);
         }
-        until(COUNTED_WITHIN, reason, || counted() >= before + refused.len() as u64);
+        until(deadline(COUNTED_WITHIN), reason, || counted() >= before + refused.len() as u64);
     }
     let reached: Vec<&str> = ["10.101.0.50 7000", "fd00:101::50 7002"].into_iter().chain(reached.iter().map(String::as_str)).collect();
     let seen = python(CONNECT, &reached);
@@ -169,15 +174,15 @@ spec:
     const AT_ONCE: Duration = Duration::from_secs(5);
     assert_eq!(connect(TO), "ECONNREFUSED");
     mesh().apply("alpha", service);
-    until(AT_ONCE, "reached as soon as it is there", || connect(TO) == "connected");
+    until(deadline(AT_ONCE), "reached as soon as it is there", || connect(TO) == "connected");
     assert_eq!(connect("10.101.0.77 7001"), "ECONNREFUSED");
     mesh().apply(
         "alpha",
         &service.replace("port: 7000, targetPort: 7000}", "port: 7000, targetPort: 7000}, {name: tcp-more, port: 7001, targetPort: 7001}"),
     );
-    until(AT_ONCE, "a further port", || connect("10.101.0.77 7001") == "connected");
+    until(deadline(AT_ONCE), "a further port", || connect("10.101.0.77 7001") == "connected");
     mesh().canal(&["delete", "--tenant", "alpha", "service", "later"]).ok();
-    until(AT_ONCE, "refused as soon as it is gone", || connect(TO) == "ECONNREFUSED");
+    until(deadline(AT_ONCE), "refused as soon as it is gone", || connect(TO) == "ECONNREFUSED");
 }
 
 /// H6: an FTP client in active mode sends the server its own address. The server accepts any address (`port_promiscuous`); `addresses.rs`
@@ -205,15 +210,15 @@ fn ftp_works_in_active_mode() {
     );
     std::fs::write(&config, text).expect("a file");
     let mut server = mesh().spawn(SERVER, &["vsftpd", &config.to_string_lossy()]);
-    until(Duration::from_secs(10), "the FTP server listens", || {
-        mesh().run(SERVER, &["curl", "-sS", "--max-time", "2", "-o", "/dev/null", "ftp://127.0.0.1:2121/"]).code == Some(0)
+    until(deadline(Duration::from_secs(10)), "the FTP server listens", || {
+        mesh().run(SERVER, &["curl", "-sS", "--max-time", "10", "-o", "/dev/null", "ftp://127.0.0.1:2121/"]).code == Some(0)
     });
     let to = dir.path().join("got");
     for (case, host, more) in
         [("PORT", pod4.clone(), &["--disable-eprt"][..]), ("EPRT", pod4, &[][..]), ("EPRT, IPv6", format!("[{pod6}]"), &[][..])]
     {
         let url = format!("ftp://{host}:2121/pub/f.bin");
-        let argv = ["curl", "-sS", "-g", "--max-time", "20", "-P", "-", "-o", &to.to_string_lossy(), &url];
+        let argv = ["curl", "-sS", "-g", "--max-time", "120", "-P", "-", "-o", &to.to_string_lossy(), &url];
         let output = mesh().run(CLIENT, &argv.into_iter().chain(more.iter().copied()).collect::<Vec<_>>());
         assert_eq!(output.code, Some(0), "{case}: {output:?}");
         assert!(std::fs::read(&to).expect("a file") == body, "{case}: another file came");

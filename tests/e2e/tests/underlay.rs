@@ -5,10 +5,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use canal_e2e::Mesh;
+use canal_e2e::{Mesh, until};
 use canal_offload::sessions::{OuterSession, SessionTable};
+use canal_timing::deadline;
 
 const SESSIONS: u64 = 1000;
 /// Source ports towards a replica and from it. Edge and replica are configured with this number, so that the machine does not set the
@@ -16,6 +17,8 @@ const SESSIONS: u64 = 1000;
 const TUNNELS: u64 = 16;
 /// Sessions of a replica that belong to no tunnel: to the controller, health probes, metrics.
 const OWN: usize = 6;
+/// The sessions are open and seen within this time.
+const SEEN_WITHIN: Duration = Duration::from_secs(8);
 const VXLAN_PORT: u16 = 4789;
 /// First port that the kernel chooses for a socket without a port.
 const EPHEMERAL: u16 = 32768;
@@ -91,19 +94,15 @@ fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<LinkSessions>, u64) {
     let inner = || -> u64 { tables.iter().map(|table| table.sessions().unwrap().1).sum() };
     let count = SESSIONS.to_string();
     let mut argv = vec!["canal-samples", "sessions", &targets[0], &targets[1], "-n", &count, "--open-rate", "500"];
-    argv.extend(["--interval-ms", "1000", "-d", "10"]);
+    argv.extend(["--interval-ms", "1000", "--patience-ms", "60000", "-d", "600"]);
     let mut client = mesh.spawn(pod, &argv);
-    let started = Instant::now();
     // Each client has its session, and another to the endpoint that the replica dialed for it.
-    while inner() < 2 * SESSIONS {
-        assert!(started.elapsed() < Duration::from_secs(8), "{pod}: {} inside only: the table did not see them all", inner());
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    until(deadline(SEEN_WITHIN), &format!("{pod}: the table has seen all sessions"), || inner() >= 2 * SESSIONS);
     // All sessions send once more.
     std::thread::sleep(Duration::from_millis(1200));
     let read = (tables.iter().map(|table| LinkSessions::of(&table.outer())).collect(), inner());
     assert!(client.try_wait().unwrap().is_none(), "{pod}: the sessions ended before they were read");
-    let report = mesh.end("a thousand sessions", client).json();
+    let report = mesh.stop("a thousand sessions", client).json();
     assert_eq!(report["ok"], true, "{pod}: {report}");
     read
 }
@@ -112,7 +111,7 @@ fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<LinkSessions>, u64) {
 fn sessions_at_the_underlay_are_bounded_by_tunnels_and_replicas() {
     let mesh = mesh();
     // While buckets move, replicas forward packets to each other in tunnels of their own.
-    mesh.rest(Duration::from_secs(60));
+    mesh.rest(deadline(Duration::from_secs(60)));
     let [(_, aggregated), (_, plain)] = TIER;
     let (links, inner) = hold(&mesh, "beta/default/client-0", aggregated);
     let outer: Vec<u64> = links.iter().map(LinkSessions::through_tunnels).collect();

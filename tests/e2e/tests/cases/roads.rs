@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::process::Child;
 
 use canal_e2e::{Mesh, root};
+use canal_timing::{is_timed, slack};
 use serde_json::{Value, json};
 
 use super::differences::CaseObservation;
@@ -18,6 +19,8 @@ const SNIFFED_SERVICE: [&str; 2] = ["10.101.0.30", "fd00:101::30"];
 /// First ports of the ranges of the TCP cases, and the ports of the HTTP cases: declared, undeclared.
 const TCP_BASES: [u16; 2] = [7100, 7200];
 const HTTP_PORTS: [u16; 2] = [8080, 8082];
+/// Maximum time of a single wait of a case in the timing tier, in seconds.
+const PATIENCE_S: u32 = 4;
 /// First source port that cases bind; each road has ten.
 const FIXED_PORTS: u16 = 20_000;
 
@@ -53,11 +56,17 @@ impl ClientPath {
     fn arguments(&self, n: u16) -> Value {
         let declared = usize::from(!self.is_declared);
         if self.kind == "http" {
-            return json!({"target": self.target(), "port": HTTP_PORTS[declared], "run": self.name(), "control": SERVER[0]});
+            return json!({"target": self.target(), "port": HTTP_PORTS[declared], "run": self.name(), "control": SERVER[0],
+                          "patience": patience_s()});
         }
         json!({"target": self.target(), "base": TCP_BASES[declared], "own": CLIENT[self.family], "fixed": FIXED_PORTS + 10 * n,
-               "control": SERVER[0], "names": names(self.target())})
+               "control": SERVER[0], "names": names(self.target()), "patience": patience_s(), "timed": is_timed()})
     }
+}
+
+/// Returns the maximum time of a single wait of a case, in seconds. Some cases end only with it, so the gate does not wait for minutes.
+fn patience_s() -> u32 {
+    PATIENCE_S * slack()
 }
 
 /// Returns how observations name addresses: for its client, a dialed Service is the server.
@@ -79,7 +88,8 @@ pub(crate) fn start_servers(mesh: &Mesh) -> Vec<Child> {
     let mut servers = Vec::new();
     for (is_meshed, kind) in [(true, "tcp"), (true, "http"), (false, "tcp"), (false, "http")] {
         let host = format!("{}/default/server-0", tenant(is_meshed));
-        let mut child = mesh.spawn(&host, &["python3", "-B", &program(kind), "server", &names(SERVER[0]).to_string()]);
+        let mut child =
+            mesh.spawn(&host, &["python3", "-B", &program(kind), "server", &names(SERVER[0]).to_string(), &patience_s().to_string()]);
         let mut line = String::new();
         let out = child.stdout.as_mut().expect("the server was started with pipes");
         BufReader::new(out).read_line(&mut line).expect("the server says that it serves");

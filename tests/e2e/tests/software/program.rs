@@ -4,9 +4,10 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use canal_e2e::{ClientOutcome, Mesh, root};
+use canal_e2e::{ClientOutcome, Mesh, root, until};
+use canal_timing::deadline;
 use tempfile::TempDir;
 
 use crate::cases::differences::CaseObservation;
@@ -15,7 +16,6 @@ use crate::cases::differences::CaseObservation;
 const SCRIPTS: &str = "tests/e2e/programs/software";
 /// A server listens, and its `prepare` succeeds, within this time; RabbitMQ needs most of it.
 const START_TIMEOUT: Duration = Duration::from_secs(90);
-const POLL_INTERVAL: Duration = Duration::from_millis(200);
 const ROADS: [&str; 4] = ["declared-pod4", "declared-pod6", "declared-service4", "declared-service6"];
 /// Addresses of the server pod, the client pod and the Service, IPv4 and IPv6; the same in both tenants.
 const SERVER: [&str; 2] = ["10.1.2.2", "fd00:1::2:2"];
@@ -188,15 +188,14 @@ impl SoftwareProgram {
         let words: Vec<String> = redirected.into_iter().chain(words).collect();
         let child = mesh.spawn(&host, &words.iter().map(String::as_str).collect::<Vec<_>>());
         let mut server = SoftwareServer { child, files };
-        let started = Instant::now();
         let is_listening = || listens(mesh, &host, &self.port);
         let is_prepared = || !self.has_prepare || self.prepare(mesh, &host, server.files.path()).code == Some(0);
-        while !(is_listening() && is_prepared()) {
+        until(deadline(START_TIMEOUT), &format!("{host}: {} serves; its log is {}", self.name, log.display()), || {
             let ended = server.child.try_wait().expect("the child is ours");
             let text = || std::fs::read_to_string(&log).unwrap_or_default();
-            assert!(ended.is_none() && started.elapsed() < START_TIMEOUT, "{host}: {} does not serve ({ended:?}):\n{}", self.name, text());
-            std::thread::sleep(POLL_INTERVAL);
-        }
+            assert!(ended.is_none(), "{host}: {} does not serve ({ended:?}):\n{}", self.name, text());
+            is_listening() && is_prepared()
+        });
         server
     }
 
