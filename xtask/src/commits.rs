@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::Context;
 
 /// The commit after which the rules hold.
-const FIRST: &str = "be10da3276366f96ac5085eb8bbf3185f43d2365";
+const FIRST: &str = "6dc33429c8fcce60b39d78ce36ea26a6d7fbcfeb";
 const SUBJECT_COLUMNS_MAX: usize = 72;
 /// Verbs whose imperative has the ending of another form.
 const IMPERATIVES: [&str; 17] = [
