@@ -29,6 +29,21 @@ pub const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(600);
 /// How long a gateway that failed is ejected, which means tried last: the first time, and at most.
 pub const EJECTION_TIME: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
+/// Time limits of attempts to reach gateways. Tests are more patient.
+#[derive(Debug, Clone, Copy)]
+pub struct AttemptTimeouts {
+    /// See [`ATTEMPT_TIMEOUT`].
+    pub attempt: Duration,
+    /// See [`EJECTION_TIME`].
+    pub ejection: (Duration, Duration),
+}
+
+impl Default for AttemptTimeouts {
+    fn default() -> Self {
+        Self { attempt: ATTEMPT_TIMEOUT, ejection: EJECTION_TIME }
+    }
+}
+
 /// An entrance for tunnels: a gateway replica, or a service's gateway address in one AZ, behind which is the whole tier of that AZ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayEndpoint {
@@ -150,14 +165,16 @@ struct GatewayHealth {
 }
 
 impl GatewayHealth {
-    fn new() -> Self {
-        Self { streams: Rc::default(), avoid_until: None, backoff: Backoff::new(EJECTION_TIME.0, EJECTION_TIME.1) }
+    fn new(timeouts: AttemptTimeouts) -> Self {
+        let (first, longest) = timeouts.ejection;
+        Self { streams: Rc::default(), avoid_until: None, backoff: Backoff::new(first, longest) }
     }
 }
 
 /// Health of the addresses that one worker has tried.
 #[derive(Debug, Default)]
 pub struct GatewayHealthTable {
+    timeouts: AttemptTimeouts,
     memory: RefCell<HashMap<SocketAddr, GatewayHealth>>,
 }
 
@@ -168,6 +185,11 @@ pub struct GatewayStreamGuard {
 }
 
 impl GatewayHealthTable {
+    /// Creates an empty table.
+    pub fn new(timeouts: AttemptTimeouts) -> Self {
+        Self { timeouts, memory: RefCell::default() }
+    }
+
     /// Returns one address of each entrance that `pod` can reach, with its recorded health.
     pub fn candidates(&self, entrances: &[Arc<GatewayEndpoint>], pod: &LocalPod, now: Instant) -> Vec<GatewayCandidate> {
         let memory = self.memory.borrow();
@@ -197,7 +219,7 @@ impl GatewayHealthTable {
     /// Records a failure: ejects the address for a while, longer each time.
     pub fn failed(&self, address: SocketAddr, now: Instant) {
         let mut memory = self.memory.borrow_mut();
-        let m = memory.entry(address).or_insert_with(GatewayHealth::new);
+        let m = memory.entry(address).or_insert_with(|| GatewayHealth::new(self.timeouts));
         // One failure hits all connections that waited for the address, so it counts once.
         if m.avoid_until.is_none_or(|until| now >= until) {
             m.avoid_until = Some(now + m.backoff.next_wait());
@@ -207,7 +229,7 @@ impl GatewayHealthTable {
     /// Records a success: ends the ejection, and counts one more stream until the guard is dropped.
     pub fn answered(&self, address: SocketAddr) -> GatewayStreamGuard {
         let mut memory = self.memory.borrow_mut();
-        let m = memory.entry(address).or_insert_with(GatewayHealth::new);
+        let m = memory.entry(address).or_insert_with(|| GatewayHealth::new(self.timeouts));
         m.avoid_until = None;
         m.backoff.reset();
         GatewayStreamGuard { _one: m.streams.clone() }

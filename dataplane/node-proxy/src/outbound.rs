@@ -21,8 +21,7 @@ use tokio::net::TcpStream;
 
 use crate::direct::{DIRECT_ATTEMPTS_MAX, DirectFailure, DirectPeers, decide_direct_failure, decide_peer};
 use crate::gateways::{
-    ATTEMPT_TIMEOUT, ATTEMPTS_MAX, FailureAttribution, GatewayCandidate, GatewayEndpoint, GatewayStreamGuard, attribute_failure,
-    decide_order, steering,
+    ATTEMPTS_MAX, FailureAttribution, GatewayCandidate, GatewayEndpoint, GatewayStreamGuard, attribute_failure, decide_order, steering,
 };
 use crate::open_connections::OpenConnectionHandle;
 use crate::pod::LocalPod;
@@ -288,7 +287,7 @@ async fn dial_direct(
             mark: Some(PROXY_MARK),
         };
         let opening = local.pool.open(&target, &peers.authority, headers(flow));
-        let failure = match tokio::time::timeout(ATTEMPT_TIMEOUT, opening).await {
+        let failure = match tokio::time::timeout(local.shared.attempt_timeouts.attempt, opening).await {
             Ok(Ok(OpenTunnel { stream, .. })) => return Some(OutboundStream::Direct(stream, local.gateways.answered(address))),
             Ok(Err(e)) => decide_direct_failure(&e),
             Err(_) => DirectFailure::Unreachable,
@@ -329,7 +328,7 @@ async fn dial_tunnel(
         let opening = local.pool.open_spread(&target, steering(candidate, pod), authority, headers.clone());
         // The timeout of one attempt applies only while another gateway could be tried.
         let last = n + 1 == attempts;
-        let answer = if last { Ok(opening.await) } else { tokio::time::timeout(ATTEMPT_TIMEOUT, opening).await };
+        let answer = if last { Ok(opening.await) } else { tokio::time::timeout(local.shared.attempt_timeouts.attempt, opening).await };
         match settle(local, candidate, answer) {
             Ok(OpenTunnel { stream, .. }) => return Ok(OutboundStream::Tunnel(stream, local.gateways.answered(candidate.address))),
             Err((no, FailureAttribution::Other)) => return Err(no),
@@ -350,7 +349,7 @@ fn settle(local: &WorkerLocal, candidate: &GatewayCandidate, answer: Answer) -> 
             (attribute_failure(&e), ConnectionFailure { flag: e.flag(), ..refusal.into() }, e.to_string())
         }
         Err(_) => {
-            let why = format!("HBONE to {}: no tunnel in {ATTEMPT_TIMEOUT:?}", candidate.address);
+            let why = format!("HBONE to {}: no tunnel in {:?}", candidate.address, local.shared.attempt_timeouts.attempt);
             (FailureAttribution::Gateway, NodeRefusal::GatewayFailed.into(), why)
         }
     };

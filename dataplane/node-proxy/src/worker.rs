@@ -16,7 +16,7 @@ use canal_telemetry::access_log::AccessLog;
 use canal_tls::TrustStore;
 use tokio_util::task::TaskTracker;
 
-use crate::gateways::GatewayHealthTable;
+use crate::gateways::{AttemptTimeouts, GatewayHealthTable};
 use crate::open_connections::OpenConnections;
 use crate::pod::LocalPod;
 use crate::snapshot::NodeSnapshot;
@@ -30,6 +30,7 @@ pub struct NodeShared {
     pub trust: TrustStore,
     /// Whether the node's own processes (a kubelet's probes) may reach pods' declared probe ports in plaintext regardless of policy.
     pub allow_node_probes: bool,
+    pub attempt_timeouts: AttemptTimeouts,
     pub registry: Registry,
     families: ConnectionMetricFamilies,
     listen_failures: CounterFamily,
@@ -46,6 +47,7 @@ impl NodeShared {
             view: ArcSwap::default(),
             trust: TrustStore::new(&registry),
             allow_node_probes: trusts_node,
+            attempt_timeouts: AttemptTimeouts::default(),
             families: ConnectionMetricFamilies::new(&registry),
             listen_failures: counters("canal_node_listen_failures_total", "Listeners in pods that could not be opened; they are retried."),
             accept_failures: counters("canal_node_accept_failures_total", "Failures of accept, e.g. out of file descriptors."),
@@ -89,7 +91,7 @@ impl WorkerLocal {
         Self {
             pool: HbonePool::new(pool, hbone.clone()),
             hbone,
-            gateways: GatewayHealthTable::default(),
+            gateways: GatewayHealthTable::new(shared.attempt_timeouts),
             open: Rc::default(),
             listen_failures: shard.counter(&shared.listen_failures, &[]),
             accept_failures: shard.counter(&shared.accept_failures, &[]),

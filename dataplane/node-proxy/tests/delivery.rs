@@ -46,7 +46,8 @@ fn connect_and_report(
         let mut tunnel = connect(&raw::h2_on(tls).await, app, headers).await?;
         let mut line = Vec::new();
         while !line.ends_with(b"\n") {
-            let chunk = tokio::time::timeout(Duration::from_secs(10), tunnel.recv.data()).await.expect("a line in time");
+            let chunk =
+                tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), tunnel.recv.data()).await.expect("a line in time");
             line.extend_from_slice(&chunk.unwrap().unwrap());
         }
         Ok(String::from_utf8(line).unwrap().trim().parse().unwrap())
@@ -149,7 +150,7 @@ fn ports_in_use_give_way_and_time_wait_does_not_count() {
                 tunnel.send(b"", true);
                 tunnel.rest().await.unwrap();
             }
-            let end = Instant::now() + Duration::from_secs(5);
+            let end = Instant::now() + canal_timing::deadline(Duration::from_secs(5));
             loop {
                 let mut tunnel = connect(&h2, V4.1, &headers).await.unwrap();
                 let line = tunnel.recv.data().await.unwrap().unwrap();
@@ -171,7 +172,8 @@ fn application_without_listener_refuses_at_once() {
     assert_eq!(connect_and_report(&fixture, V4, &PeerHello::gateway(&fixture), &headers), Err(503));
     let headers = [("canal-source", FRONT), ("forwarded", "for=\"[fd01::3]:40124\"")];
     assert_eq!(connect_and_report(&fixture, V6, &PeerHello::gateway(&fixture), &headers), Err(503));
-    assert!(start.elapsed() < Duration::from_secs(5), "resets stay inside as well: {:?}", start.elapsed());
+    // Resets stay inside as well.
+    canal_timing::judge_time("time of two refusals without a listener", start.elapsed(), Duration::from_secs(5));
     fixture.until("refused", || fixture.metric("istio_tcp_connections_closed_total", &["response_flags=\"CONNECT\""]) == 2.0);
 }
 
@@ -202,7 +204,7 @@ fn plaintext_client_is_seen_through_the_guard() {
         assert_ne!(fixture.context.plaintext.describe(), "open");
         for (app, hop) in [(V4.1, V4.2), (V6.1, V6.2)] {
             let mut s = fixture.outside.within(|| dial_from(hop, app));
-            s.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            s.set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(10)))).unwrap();
             let own = s.local_addr().unwrap();
             let mut line = [0; 64];
             let n = s.read(&mut line).unwrap();
@@ -264,7 +266,7 @@ fn change_of_policies_leaves_deliveries_alone() {
 fn mark_gives_applications_nothing() {
     let fixture = NodeFixture::new(&NodeSetup::default());
     let outside = fixture.outside.within(|| std::net::UdpSocket::bind("192.0.2.1:53").unwrap());
-    outside.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    outside.set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(2)))).unwrap();
     let send = |mark: u32, text: &[u8]| {
         fixture.ns.within(|| {
             let s = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap();

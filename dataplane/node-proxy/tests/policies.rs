@@ -88,8 +88,8 @@ fn connect_with(fixture: &NodeFixture, hello: &PeerHello, headers: &[(&'static s
 /// Connects from outside without mTLS.
 fn dial(fixture: &NodeFixture, to: &str) -> std::io::Result<TcpStream> {
     let to: SocketAddr = to.parse().unwrap();
-    let s = fixture.outside.within(|| TcpStream::connect_timeout(&to, Duration::from_secs(5)))?;
-    s.set_read_timeout(Some(Duration::from_secs(10)))?;
+    let s = fixture.outside.within(|| TcpStream::connect_timeout(&to, canal_timing::deadline(Duration::from_secs(5))))?;
+    s.set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(10))))?;
     Ok(s)
 }
 
@@ -186,7 +186,7 @@ fn run_open(fixture: &NodeFixture, asked: &[AuthorizedRequestCase<'_>]) -> Open 
 
 async fn pong(t: &mut raw::RawTunnel) -> Result<(), ()> {
     t.send.send_data("x".into(), false).map_err(drop)?;
-    let chunk = tokio::time::timeout(Duration::from_secs(10), t.recv.data()).await.expect("an end in time");
+    let chunk = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), t.recv.data()).await.expect("an end in time");
     let chunk = chunk.ok_or(())?.map_err(drop)?;
     let _ = t.recv.flow_control().release_capacity(chunk.len());
     Ok(())

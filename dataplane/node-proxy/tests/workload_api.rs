@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::fixture::lab;
 use canal_identity::certs::CertificateClient;
@@ -19,6 +19,7 @@ use canal_node_proxy::workload_api::generated::{
 use canal_node_proxy::workload_api::{ABSTRACT_SOCKET, CONNECTIONS_MAX, PORT, STREAMS_MAX, WorkloadApi, WorkloadApis};
 use canal_runtime::metrics::Registry;
 use canal_testing::{FakeController, TestCa, identity};
+use canal_timing::deadline;
 use canal_tls::TrustStore;
 use canal_wire::citadel::IstioCertificateResponse;
 use hyper_util::rt::TokioIo;
@@ -41,6 +42,18 @@ struct ApiPod {
     life: Arc<Mutex<Duration>>,
     _controller: FakeController,
     _dir: tempfile::TempDir,
+}
+
+const UNTIL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Waits until `holds` returns true.
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        let waited = started.elapsed();
+        assert!(waited < deadline(UNTIL_TIMEOUT), "never: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }
 
 impl ApiPod {
@@ -68,14 +81,16 @@ impl ApiPod {
     }
 
     async fn client(&self, endpoint: ApiEndpoint) -> SpiffeWorkloadApiClient<Channel> {
-        for _ in 0..200 {
+        let started = Instant::now();
+        loop {
             let dialler = Dialler { netns: self.netns.clone(), endpoint };
             if let Ok(channel) = Endpoint::from_static("http://localhost").connect_with_connector(dialler).await {
                 return SpiffeWorkloadApiClient::new(channel);
             }
+            let waited = started.elapsed();
+            assert!(waited < deadline(UNTIL_TIMEOUT), "{endpoint:?}: no process serves");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("{endpoint:?}: nobody serves");
     }
 
     fn metric(&self, series: &str) -> f64 {
@@ -138,7 +153,11 @@ fn with_header<T>(message: T) -> Request<T> {
 }
 
 async fn next<T>(stream: &mut Streaming<T>) -> T {
-    tokio::time::timeout(Duration::from_secs(20), stream.message()).await.expect("an answer in time").unwrap().expect("no end")
+    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(20)), stream.message())
+        .await
+        .expect("an answer in time")
+        .unwrap()
+        .expect("no end")
 }
 
 /// Checks that the key belongs to the leaf, and that the bundle is the CA's root.
@@ -184,7 +203,8 @@ async fn an_application_is_handed_its_own_certificate_over_both_sockets() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn renewals_and_bundles_are_pushed() {
     let pod = ApiPod::new().await;
-    *pod.life.lock().unwrap() = Duration::from_secs(4);
+    // The gate has time to check the first certificate before it is renewed at half of its life.
+    *pod.life.lock().unwrap() = Duration::from_secs(if canal_timing::is_timed() { 4 } else { 16 });
     let api = pod.serve();
     let mut client = pod.client(ApiEndpoint::Tcp).await;
     let mut svids = client.fetch_x509svid(with_header(X509svidRequest {})).await.unwrap().into_inner();
@@ -210,15 +230,9 @@ async fn renewals_and_bundles_are_pushed() {
 
     // The pod is gone: its streams end and its sockets close.
     drop(api);
-    let end = tokio::time::timeout(Duration::from_secs(5), svids.message()).await.expect("an end in time");
+    let end = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), svids.message()).await.expect("an end in time");
     assert!(!matches!(end, Ok(Some(_))), "{end:?}");
-    for _ in 0..100 {
-        if pod.ns.within(|| std::net::TcpStream::connect(("127.0.0.1", PORT)).is_err()) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("the socket is still open");
+    until("the socket closes", || pod.ns.within(|| std::net::TcpStream::connect(("127.0.0.1", PORT)).is_err())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -265,14 +279,9 @@ async fn streams_and_connections_are_limited_by_name() {
 
     let dial = || pod.ns.within(|| std::net::TcpStream::connect(("127.0.0.1", PORT)).unwrap());
     let mut held: Vec<_> = (2..CONNECTIONS_MAX).map(|_| dial()).collect();
-    for _ in 0..200 {
-        if pod.metric("canal_limit_used{limit=\"pod_workload_api_connections\"}") == CONNECTIONS_MAX as f64 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    until("all connections", || pod.metric("canal_limit_used{limit=\"pod_workload_api_connections\"}") == CONNECTIONS_MAX as f64).await;
     let mut beyond = dial();
-    beyond.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    beyond.set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(5)))).unwrap();
     let end = tokio::task::spawn_blocking(move || std::io::Read::read(&mut beyond, &mut [0; 64])).await.unwrap();
     assert!(matches!(end, Ok(0) | Err(_)), "closed: {end:?}");
     assert_eq!(pod.metric("canal_limit_refused_total{limit=\"pod_workload_api_connections\"}"), 1.0);
@@ -284,13 +293,7 @@ async fn a_socket_in_use_by_the_application_is_bound_when_free() {
     let pod = ApiPod::new().await;
     let holder = pod.ns.listen(&format!("127.0.0.1:{PORT}"));
     let _api = pod.serve();
-    for _ in 0..500 {
-        if pod.metric("canal_workload_api_listen_failures_total") >= 1.0 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    assert!(pod.metric("canal_workload_api_listen_failures_total") >= 1.0);
+    until("the port is in use", || pod.metric("canal_workload_api_listen_failures_total") >= 1.0).await;
     drop(holder);
     let mut stream = pod.client(ApiEndpoint::Tcp).await.fetch_x509svid(with_header(X509svidRequest {})).await.unwrap().into_inner();
     check(&next(&mut stream).await, &pod.ca);

@@ -219,13 +219,9 @@ fn a_full_table_is_counted_and_the_proxy_learns_nothing_of_the_connection() {
     let _pod = c.attach("a/b/pod", &cg.dir).unwrap();
     let l = ns.listen(V4);
     let mut first = CaseProcess::start(&ns, Some(&cg), "dial", &["10.96.0.1:80"]);
-    while c.origins().waiting() < 1 {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    lab::until("the first", || c.origins().waiting() == 1);
     let mut second = CaseProcess::start(&ns, Some(&cg), "dial", &["10.96.0.2:80"]);
-    while count(&c, "publish_full") < 1 {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    lab::until("the second", || count(&c, "publish_full") == 1);
     assert_eq!(answer(&l, &c), Some("10.96.0.1:80".parse().unwrap()));
     assert_eq!(answer(&l, &c), None, "fail closed");
     assert!(first.line().ends_with("reply=10.96.0.1:80") && second.line().ends_with("reply=none"));
@@ -366,13 +362,10 @@ fn pods_that_went_while_no_proxy_ran_are_let_go_and_others_are_not() {
     assert!(c.forget_gone(|_| false).is_empty(), "both cgroups are there");
     drop(gone);
     let mut let_go = Vec::new();
-    for _ in 0..200 {
+    lab::until("its cgroup is gone", || {
         let_go.extend(c.forget_gone(|_| false));
-        if !let_go.is_empty() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
+        !let_go.is_empty()
+    });
     assert_eq!((let_go, c.pinned_pods()), (vec!["a/b/gone".to_string()], vec!["a/b/here".to_string()]));
     drop(c);
     release_all(&pins).unwrap();

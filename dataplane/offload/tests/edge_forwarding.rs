@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::lab::{LabNetns, LabPins};
+use crate::lab::{LabNetns, LabPins, until};
 use canal_abi::tier::{
     Address, AddressKey, BUCKETS, CHAIN, EDGE_MAC, NodeKey, Prefix, PrefixKey, REPLICA_MAC, Replica, Return, TIER_VNI, Table, address_be,
 };
@@ -143,7 +143,9 @@ const DIALLED: [&str; 2] = ["10.1.1.3:8080", "[fd01:1::3]:8080"];
 
 fn connect(from: &LabNetns, listener: &TcpListener, to: &str) -> (TcpStream, TcpStream) {
     let to: SocketAddr = to.parse().unwrap();
-    let client = from.within(|| TcpStream::connect_timeout(&to, Duration::from_secs(10))).unwrap_or_else(|e| panic!("{to}: {e}"));
+    let client = from
+        .within(|| TcpStream::connect_timeout(&to, canal_timing::deadline(Duration::from_secs(10))))
+        .unwrap_or_else(|e| panic!("{to}: {e}"));
     (client, listener.accept().unwrap().0)
 }
 
@@ -159,7 +161,7 @@ fn exchange(pair: &(TcpStream, TcpStream), chunks: usize, what: &str) {
         for (from, to) in [(&pair.0, &pair.1), (&pair.1, &pair.0)] {
             s.spawn(move || (0..chunks).for_each(|i| (&*from).write_all(&pattern(i)).unwrap()));
             s.spawn(move || {
-                to.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+                to.set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(20)))).unwrap();
                 let mut got = vec![0; CHUNK];
                 for i in 0..chunks {
                     (&*to).read_exact(&mut got).unwrap_or_else(|e| panic!("{what}, chunk {i}: {e}"));
@@ -256,7 +258,7 @@ fn errors_return_to_the_packets_sender() {
             let socket = at.within(|| UdpSocket::bind(from).unwrap());
             socket.connect(to).unwrap();
             socket.send(b"anybody?").unwrap();
-            socket.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
+            socket.set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(3)))).unwrap();
             assert_eq!(socket.recv(&mut [0; 9]).unwrap_err().kind(), ErrorKind::ConnectionRefused, "{sums}, {wire:?}: {to}");
         }
         assert_eq!((count(&e, "icmp_translated"), drops(&e)), (2, vec![]), "{sums}, {wire:?}: the dialler's need no translation");
@@ -280,11 +282,7 @@ fn packets_that_are_too_big_for_the_tier_get_smaller() {
                 let o = Command::new("ip").args(["-n", road.pod.name(), "route", "get", &to.ip().to_string()]).output().unwrap();
                 String::from_utf8(o.stdout).unwrap()
             };
-            let learned = (0..100).any(|_| {
-                std::thread::sleep(Duration::from_millis(20));
-                route().contains("mtu 1400")
-            });
-            assert!(learned, "{sums}, {wire:?}: {to}: {}; {:?}", route(), e.counts());
+            until(&format!("{sums}, {wire:?}: the route to {to} has learned the MTU"), || route().contains("mtu 1400"));
         }
         assert_eq!(drops(&e), [("too_big", 2)], "{sums}, {wire:?}");
         e.remove().unwrap();

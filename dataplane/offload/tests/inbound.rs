@@ -50,7 +50,7 @@ impl InboundPod {
 
     fn dial(&self, to: &str) -> std::io::Result<TcpStream> {
         let to: SocketAddr = to.parse().unwrap();
-        self.outside.within(|| TcpStream::connect_timeout(&to, Duration::from_secs(5)))
+        self.outside.within(|| TcpStream::connect_timeout(&to, canal_timing::deadline(Duration::from_secs(5))))
     }
 
     /// Creates a listener as a worker of the proxy has it: on any address, in a reuse-port group, with the proxy's mark.
@@ -90,7 +90,7 @@ fn count(i: &InboundPrograms, name: &str) -> u64 {
 
 /// Accepts the next connection, checks that bytes pass, and returns the connection's local address.
 fn answer(l: &TcpListener, mut client: TcpStream) -> String {
-    SockRef::from(l).set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    SockRef::from(l).set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(5)))).unwrap();
     let (mut s, from) = l.accept().unwrap();
     assert_eq!(from, client.local_addr().unwrap(), "the source is the client's");
     client.write_all(b"hi").unwrap();
@@ -146,7 +146,8 @@ fn hbone_and_local_connections_are_not_captured() {
     }
     assert_eq!(count(&inbound, "left_inside"), 4);
     // The hook does not handle datagrams.
-    let (udp, sender) = (pod.ns.within(|| std::net::UdpSocket::bind("0.0.0.0:53").unwrap()), Duration::from_secs(5));
+    let (udp, sender) =
+        (pod.ns.within(|| std::net::UdpSocket::bind("0.0.0.0:53").unwrap()), canal_timing::deadline(Duration::from_secs(5)));
     udp.set_read_timeout(Some(sender)).unwrap();
     pod.outside.within(|| std::net::UdpSocket::bind("10.77.0.9:0").unwrap().send_to(b"x", "10.77.0.2:53").unwrap());
     assert_eq!(udp.recv(&mut [0; 4]).unwrap(), 1);

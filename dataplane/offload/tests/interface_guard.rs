@@ -2,12 +2,14 @@
 //! and addresses only, also while no agent runs.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::frames::{icmp, udp};
 use crate::lab::{LabNetns, LabPins};
 use canal_offload::interface_guard::{self, InterfaceBinding, InterfaceGuard};
 
+/// Time that the tests wait for a packet that is stopped.
+const NEVER: Duration = Duration::from_millis(500);
 const DROPPED: u32 = 2;
 /// Verdict TC_ACT_UNSPEC: other filters follow, then the stack.
 const PASSED: u32 = u32::MAX;
@@ -64,21 +66,31 @@ fn count(guard: &InterfaceGuard, name: &str) -> u64 {
 impl GuardedHost {
     /// Returns true if the host receives what container `index` sends from `from`.
     fn hears(&self, index: usize, from: &str, to: &str) -> bool {
+        self.hears_within(canal_timing::deadline(NEVER), index, from, to)
+    }
+
+    /// Returns true if the host does not receive what container `index` sends from `from`.
+    fn never_hears(&self, index: usize, from: &str, to: &str) -> bool {
+        !self.hears_within(NEVER, index, from, to)
+    }
+
+    fn hears_within(&self, limit: Duration, index: usize, from: &str, to: &str) -> bool {
         let to: IpAddr = to.parse().unwrap();
         let heard = self.host.within(|| UdpSocket::bind(SocketAddr::new(to, 0)).unwrap());
-        heard.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        heard.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
         let at = heard.local_addr().unwrap();
         let from: IpAddr = from.parse().unwrap();
-        self.containers[index].within(|| {
-            let socket = UdpSocket::bind(SocketAddr::new(from, 0)).unwrap();
+        let socket = self.containers[index].within(|| UdpSocket::bind(SocketAddr::new(from, 0)).unwrap());
+        let (started, mut sent) = (Instant::now(), 0);
+        while sent < 3 || started.elapsed() < limit {
             // If the neighbor is not found, a later send returns the error.
-            for _ in 0..3 {
-                let _ = socket.send_to(b"hello", at);
-                std::thread::sleep(Duration::from_millis(20));
+            let _ = socket.send_to(b"hello", at);
+            sent += 1;
+            if heard.recv_from(&mut [0; 16]).is_ok_and(|(_, who)| who.ip() == from) {
+                return true;
             }
-        });
-        let mut buffer = [0; 16];
-        heard.recv_from(&mut buffer).is_ok_and(|(_, who)| who.ip() == from)
+        }
+        false
     }
 
     fn index(&self, device: &str) -> u32 {
@@ -105,7 +117,7 @@ fn a_container_sends_by_its_own_addresses_and_no_others() {
     assert_eq!(count(&guard, "drop_address"), 0);
     for (container, from, to) in [(0, B4, HOST4), (0, B6, HOST6), (1, "10.88.0.99", HOST4)] {
         let before = count(&guard, "drop_address") + count(&guard, "drop_arp") + count(&guard, "drop_discovery");
-        assert!(!s.hears(container, from, to), "{from} is another's");
+        assert!(s.never_hears(container, from, to), "{from} is another's");
         assert!(count(&guard, "drop_address") + count(&guard, "drop_arp") + count(&guard, "drop_discovery") > before, "{from}: counted");
     }
     let refused = guard.refused().unwrap();
@@ -114,7 +126,7 @@ fn a_container_sends_by_its_own_addresses_and_no_others() {
     assert_eq!(refused[1].last_address, Some("10.88.0.99".parse().unwrap()));
     // The container uses another MAC, then its own again.
     s.containers[0].ip("link set eth0 address 02:00:00:00:00:0b");
-    assert!(!s.hears(0, A4, HOST4));
+    assert!(s.never_hears(0, A4, HOST4));
     assert!(count(&guard, "drop_mac") > 0);
     s.containers[0].ip("link set eth0 address 02:00:00:00:00:0a");
     assert!(s.hears(0, A4, HOST4));
@@ -221,12 +233,12 @@ fn interfaces_stay_guarded_over_an_agents_restart_until_they_are_released() {
     let failed = first.apply(&[&both()[..], &[missing]].concat()).unwrap();
     assert_eq!(failed.keys().collect::<Vec<_>>(), ["to-nowhere"], "and the others are guarded");
     drop(first);
-    assert!(s.hears(0, A4, HOST4) && !s.hears(0, B4, HOST4), "no agent runs");
+    assert!(s.hears(0, A4, HOST4) && s.never_hears(0, B4, HOST4), "no agent runs");
     let second = load();
     assert!(!second.is_guarded("to-a"), "the earlier program is there yet");
     assert!(second.apply(&both()).unwrap().is_empty());
     assert!(second.is_guarded("to-a") && second.is_guarded("to-b"));
-    assert!(s.hears(0, A4, HOST4) && !s.hears(0, B4, HOST4));
+    assert!(s.hears(0, A4, HOST4) && s.never_hears(0, B4, HOST4));
     assert!(count(&second, "drop_arp") + count(&second, "drop_address") > 0, "the counters are the earlier agent's too");
     // An address moves from b to a, and b is not bound any more.
     second.apply(&[binding("to-a", MAC_A, &[A4, B4])]).unwrap();

@@ -19,7 +19,7 @@ fn the_client() {
 }
 
 fn answer(l: &TcpListener) -> String {
-    socket2::SockRef::from(l).set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    socket2::SockRef::from(l).set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(5)))).unwrap();
     let (mut s, _) = l.accept().unwrap();
     let origin = original_destination(&s, s.local_addr().unwrap());
     let mut hi = [0; 2];

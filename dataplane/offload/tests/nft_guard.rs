@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::lab;
 use crate::lab::CaseProcess;
 use crate::lab::packets::{TEXT, protocol};
-use crate::pod_guard::{ARRIVES_WITHIN, EPERM, KINDS, Lab, NEVER, check_udp_route, targets};
+use crate::pod_guard::{EPERM, KINDS, Lab, NEVER, arrives_within, check_udp_route, targets};
 use canal_offload::nft::Redirect;
 use canal_offload::nft_guard::{self, NftPodGuard};
 use canal_offload::pod_guard::{OutsidePackets, UdpExcess, verdict_name};
@@ -53,7 +53,7 @@ fn deny_drops_packets_that_nft_sees() {
             lab.node.within(|| held.release()).unwrap();
             let mut released = lab.sender(kind, to);
             released.go_on();
-            assert_eq!((released.line().as_str(), receiver.hears(ARRIVES_WITHIN)), ("sent", true), "{kind} to {to}: let go");
+            assert_eq!((released.line().as_str(), receiver.hears(arrives_within())), ("sent", true), "{kind} to {to}: let go");
         }
     }
     for to in targets() {
@@ -76,7 +76,7 @@ fn passthrough_counts_unencrypted_packets_on_the_nodes_end() {
             let (receiver, counter) = (lab.receiver(to, protocol(kind, to)), format!("clear_{reason}"));
             let (mut client, before) = (lab.sender(kind, to), count(&lab, &held, &counter));
             client.go_on();
-            assert_eq!((client.line().as_str(), receiver.hears(ARRIVES_WITHIN)), ("sent", true), "{kind} to {to}");
+            assert_eq!((client.line().as_str(), receiver.hears(arrives_within())), ("sent", true), "{kind} to {to}");
             assert!(count(&lab, &held, &counter) > before, "{kind} to {to}: {counter}");
         }
     }
@@ -133,7 +133,7 @@ fn tcp_and_link_protocols_pass_and_nothing_else_enters() {
     ] {
         let at: SocketAddr = dial.parse().unwrap();
         let listener = to.listen(&format!("{}:{}", if at.is_ipv4() { "0.0.0.0" } else { "[::]" }, at.port()));
-        let mut client = from.within(|| TcpStream::connect_timeout(&at, Duration::from_secs(5))).unwrap();
+        let mut client = from.within(|| TcpStream::connect_timeout(&at, canal_timing::deadline(Duration::from_secs(5)))).unwrap();
         let (mut server, _) = listener.accept().unwrap();
         client.write_all(TEXT).unwrap();
         server.read_exact(&mut [0; TEXT.len()]).unwrap();

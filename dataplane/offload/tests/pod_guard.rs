@@ -13,8 +13,7 @@ use canal_offload::pod_guard::{OutsidePackets, PodGuard, PodGuards, UDP_PORTS_MA
 use canal_offload::sockets;
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Time within which a packet that passes arrives. The next constant is how long the tests wait for one that is stopped.
-pub(crate) const ARRIVES_WITHIN: Duration = Duration::from_secs(2);
+/// Time that the tests wait for a packet that is stopped.
 pub(crate) const NEVER: Duration = Duration::from_millis(300);
 pub(crate) const EPERM: &str = "error 1";
 pub(crate) const KINDS: [(&str, &str); 5] =
@@ -26,6 +25,11 @@ fn the_client() {
     if let Some(c) = lab::case() {
         lab::client::run(&c);
     }
+}
+
+/// Returns the time within which a packet that passes arrives.
+pub(crate) fn arrives_within() -> Duration {
+    canal_timing::deadline(Duration::from_secs(2))
 }
 
 pub(crate) struct Lab {
@@ -63,7 +67,7 @@ impl Lab {
     pub(crate) fn answer_questions(&self) {
         for at in ["10.77.0.9:53", "[fd77::9]:53", "10.77.0.8:53", "10.77.0.9:5353"] {
             let server = self.node.within(|| UdpSocket::bind(at).unwrap());
-            server.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            server.set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(20)))).unwrap();
             std::thread::spawn(move || {
                 while let Ok((n, from)) = server.recv_from(&mut [0; 64]) {
                     let _ = server.send_to(&TEXT[..n.min(TEXT.len())], from);
@@ -90,14 +94,14 @@ pub(crate) fn udp_route() -> UdpFromTier {
     UdpFromTier { ports: [99].into(), tier: tier.iter().map(|range| range.parse().unwrap()).collect() }
 }
 
-/// Tests whether a datagram from the node's address `from` reaches `to` in the pod and whether the reply comes back.
-pub(crate) fn exchanged(lab: &Lab, from: &str, to: &str) -> &'static str {
+/// Tests whether a datagram from the node's address `from` reaches `to` in the pod and whether the reply comes back within `wait`.
+pub(crate) fn exchanged(lab: &Lab, from: &str, to: &str, wait: Duration) -> &'static str {
     let to: SocketAddr = to.parse().unwrap();
     let any = if to.is_ipv4() { "0.0.0.0" } else { "[::]" };
     let mut pod = CaseProcess::start(&lab.pod, Some(&lab.cgroup), "answer", &[&format!("{any}:{}", to.port())]);
     assert_eq!(pod.line(), "open");
     let socket = lab.node.within(|| UdpSocket::bind(from).unwrap());
-    socket.set_read_timeout(Some(NEVER)).unwrap();
+    socket.set_read_timeout(Some(wait)).unwrap();
     socket.send_to(TEXT, to).unwrap();
     match socket.recv(&mut [0; 64]) {
         Ok(_) => "answered",
@@ -109,7 +113,8 @@ pub(crate) fn exchanged(lab: &Lab, from: &str, to: &str) -> &'static str {
 pub(crate) fn check_udp_route(lab: &Lab, mut set: impl FnMut(&UdpFromTier)) {
     let check = |cases: &[(&str, &str, &str, &str)]| {
         for (case, from, to, want) in cases {
-            assert_eq!(exchanged(lab, from, to), *want, "{case}: {from} to {to}");
+            let wait = if *want == "answered" { arrives_within() } else { NEVER };
+            assert_eq!(exchanged(lab, from, to, wait), *want, "{case}: {from} to {to}");
         }
     };
     check(&[("before", "10.77.0.9:0", "10.77.0.2:99", "silence"), ("before", "[fd77::9]:0", "[fd77::2]:99", "silence")]);
@@ -159,7 +164,7 @@ fn deny_stops_every_protocol_of_new_and_of_older_sockets() {
             let receiver = lab.receiver(to, protocol(kind, to));
             let mut unguarded = lab.sender(kind, to);
             unguarded.go_on();
-            assert_eq!((unguarded.line().as_str(), receiver.hears(ARRIVES_WITHIN)), ("sent", true), "{kind} to {to}: the control");
+            assert_eq!((unguarded.line().as_str(), receiver.hears(arrives_within())), ("sent", true), "{kind} to {to}: the control");
             let mut older = lab.sender(kind, to);
             let guard = lab.guard(None);
             let newer = lab.sender(kind, to);
@@ -177,7 +182,7 @@ fn deny_stops_every_protocol_of_new_and_of_older_sockets() {
             lab.node.within(|| guard.release()).unwrap();
             let mut released = lab.sender(kind, to);
             released.go_on();
-            assert_eq!((released.line().as_str(), receiver.hears(ARRIVES_WITHIN)), ("sent", true), "{kind} to {to}: let go");
+            assert_eq!((released.line().as_str(), receiver.hears(arrives_within())), ("sent", true), "{kind} to {to}: let go");
         }
     }
 }
@@ -192,7 +197,7 @@ fn passthrough_counts_unencrypted_packets() {
             let (receiver, counter) = (lab.receiver(to, protocol(kind, to)), format!("clear_{reason}"));
             let (mut client, before) = (lab.sender(kind, to), count(&guard, &counter));
             client.go_on();
-            assert_eq!((client.line().as_str(), receiver.hears(ARRIVES_WITHIN)), ("sent", true), "{kind} to {to}");
+            assert_eq!((client.line().as_str(), receiver.hears(arrives_within())), ("sent", true), "{kind} to {to}");
             assert!(count(&guard, &counter) > before, "{kind} to {to}: {counter}");
         }
     }
@@ -253,7 +258,7 @@ fn tcp_and_link_protocols_pass() {
     ] {
         let at: SocketAddr = dial.parse().unwrap();
         let listener = to.listen(&format!("{}:{}", if at.is_ipv4() { "0.0.0.0" } else { "[::]" }, at.port()));
-        let mut client = from.within(|| TcpStream::connect_timeout(&at, Duration::from_secs(5))).unwrap();
+        let mut client = from.within(|| TcpStream::connect_timeout(&at, canal_timing::deadline(Duration::from_secs(5)))).unwrap();
         let (mut server, _) = listener.accept().unwrap();
         client.write_all(TEXT).unwrap();
         server.read_exact(&mut [0; TEXT.len()]).unwrap();
@@ -261,7 +266,10 @@ fn tcp_and_link_protocols_pass() {
     }
     // These ports have no listener, so the pod's kernel answers with a reset that belongs to no application.
     for dial in ["10.77.0.2:9", "[fd77::2]:9"] {
-        let refused = lab.node.within(|| TcpStream::connect_timeout(&dial.parse().unwrap(), Duration::from_secs(5))).unwrap_err();
+        let refused = lab
+            .node
+            .within(|| TcpStream::connect_timeout(&dial.parse().unwrap(), canal_timing::deadline(Duration::from_secs(5))))
+            .unwrap_err();
         assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused, "{dial}");
     }
     for (counter, least) in [("passed_tcp", 20), ("passed_neighbour", 4), ("passed_reset", 2)] {
@@ -291,14 +299,14 @@ fn errors_about_tcp_enter_and_errors_about_other_packets_do_not() {
             socket.send_to(&error, &to.into()).is_ok()
         };
         let before = (count(&guard, "passed_error"), count(&guard, "stopped_icmp"));
-        assert!(send(6) && receiver.hears(ARRIVES_WITHIN), "{to}: about TCP");
+        assert!(send(6) && receiver.hears(arrives_within()), "{to}: about TCP");
         send(17);
         assert!(!receiver.hears(NEVER), "{to}: about a datagram");
         assert_eq!((count(&guard, "passed_error"), count(&guard, "stopped_icmp")), (before.0 + 1, before.1 + 1), "{to}");
         // The datagram's first bytes are its ports. With this route it may have been a reply to the tier.
         let port = u16::from_be_bytes([TEXT[0], TEXT[1]]);
         guard.set_udp(&UdpFromTier { ports: [port].into(), tier: [from.into()].into() }).unwrap();
-        assert!(send(17) && receiver.hears(ARRIVES_WITHIN), "{to}: about an answer to the tier");
+        assert!(send(17) && receiver.hears(arrives_within()), "{to}: about an answer to the tier");
         assert_eq!(count(&guard, "passed_error"), before.0 + 2, "{to}");
         guard.set_udp(&UdpFromTier::default()).unwrap();
     }
@@ -315,7 +323,7 @@ fn a_guard_outlives_its_process_and_keeps_its_policy() {
             let mut client = lab.sender(kind, to);
             client.go_on();
             client.line();
-            assert_eq!(receiver.hears(if arrives { ARRIVES_WITHIN } else { NEVER }), arrives, "{case}, {kind}");
+            assert_eq!(receiver.hears(if arrives { arrives_within() } else { NEVER }), arrives, "{case}, {kind}");
         }
     };
     drop(lab.guard(Some(pins.path())));
@@ -337,7 +345,7 @@ fn datagrams_inside_a_pod_pass() {
     let lab = Lab::new();
     let guard = lab.guard(None);
     for (at, to) in [("127.0.0.1:99", "127.0.0.1:99"), ("0.0.0.0:98", "10.77.0.2:98"), ("[::]:97", "[fd77::2]:97")] {
-        let mut receiver = CaseProcess::start(&lab.pod, Some(&lab.cgroup), "receive", &[at]);
+        let mut receiver = CaseProcess::start(&lab.pod, Some(&lab.cgroup), "receive", &[at, "arrives"]);
         assert_eq!(receiver.line(), "open");
         let mut sender = lab.sender("udp", to.parse().unwrap());
         receiver.go_on();
@@ -415,9 +423,9 @@ fn datagrams_from_the_tier_pass_to_the_ports_of_udp_routes_and_back() {
     // The next process must find the port open.
     guard.set_udp(&udp_route()).unwrap();
     drop(guard);
-    assert_eq!(exchanged(&lab, "10.77.0.9:0", "10.77.0.2:99"), "answered", "no process is there");
+    assert_eq!(exchanged(&lab, "10.77.0.9:0", "10.77.0.2:99", arrives_within()), "answered", "no process is there");
     let guard = lab.guard(Some(pins.path()));
-    assert_eq!(exchanged(&lab, "[fd77::9]:0", "[fd77::2]:99"), "answered", "the next one");
+    assert_eq!(exchanged(&lab, "[fd77::9]:0", "[fd77::2]:99", arrives_within()), "answered", "the next one");
     lab.node.within(|| guard.release()).unwrap();
     canal_offload::capture::release_all(pins.path()).unwrap();
 }
@@ -456,6 +464,6 @@ fn ports_and_ranges_beyond_the_capacity_are_omitted_and_reported() {
     assert_eq!(guard.set_udp(&wanted(UDP_PORTS_MAX + 1, most + 2)).unwrap(), UdpExcess { ports: 1, ranges: 2 });
     // A full guard accepts other elements in place of the present ones.
     assert_eq!(guard.set_udp(&udp_route()).unwrap(), UdpExcess::default());
-    assert_eq!(exchanged(&lab, "10.77.0.9:0", "10.77.0.2:99"), "answered");
+    assert_eq!(exchanged(&lab, "10.77.0.9:0", "10.77.0.2:99", arrives_within()), "answered");
     lab.node.within(|| guard.release()).unwrap();
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::frames;
 use crate::frames::{ACK, FIN, OuterHeaders, SYN, echo, icmp, ip, read, tcp, tcp_answer, udp, unreachable, with_ip4};
-use crate::lab::{LabNetns, LabPins};
+use crate::lab::{LabNetns, LabPins, TIME_WAIT, TcpSocket, until};
 use canal_abi::tier::{
     BUCKETS, CHAIN, REPLICAS_MAX, Replica, STAMP_LAST, STAMP_MIXED, STAMP_SKIPPED, STAMP_VERSION, THROTTLE_SERVICE, THROTTLE_TENANT,
     THROTTLES_MAX, TIER_VNI, Table, ThrottleKey, address_be,
@@ -92,7 +92,7 @@ fn connect(netns: &LabNetns, from: &str, to: &str, mark: u32) -> TcpStream {
         let s = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
         s.set_mark(mark).unwrap();
         s.bind(&from.into()).unwrap();
-        s.connect_timeout(&to.into(), Duration::from_secs(3)).unwrap();
+        s.connect_timeout(&to.into(), canal_timing::deadline(Duration::from_secs(3))).unwrap();
         s.into()
     })
 }
@@ -299,11 +299,7 @@ fn segments_go_to_the_head_or_along_the_chain() {
     check_segments(&s, &segments());
     s.plain = None;
     // A closed socket leaves the map after a grace period of the kernel.
-    let closed = Instant::now();
-    while s.steering.is_open(ServiceListener::Plain) {
-        assert!(closed.elapsed() < Duration::from_secs(5), "it left with its socket");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("it leaves with its socket", || !s.steering.is_open(ServiceListener::Plain));
     check_segments(&s, &segments_without());
 }
 
@@ -334,14 +330,8 @@ fn waiting(s: &RedirectorFixture, from: &str, to: &str) -> SocketAddr {
     drop(server);
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
     drop(client);
-    std::thread::sleep(Duration::from_millis(50));
+    until("TIME_WAIT", || s.netns.tcp_sockets().contains(&TcpSocket { state: TIME_WAIT, remote_port: at.port() }));
     at
-}
-
-fn requested(s: &RedirectorFixture, from: &str, to: &str) -> SocketAddr {
-    inject(&s.netns, &tcp(from, to, SYN, b""), to.parse::<SocketAddr>().unwrap().ip());
-    std::thread::sleep(Duration::from_millis(50));
-    from.parse().unwrap()
 }
 
 /// Sends a SYN to a service and returns the client's address and the sequence number of the kernel's SYN-ACK.
@@ -351,8 +341,8 @@ fn answered(s: &RedirectorFixture, from: &str, to: &str) -> (SocketAddr, u32) {
         let all = i32::from((libc::ETH_P_ALL as u16).to_be());
         Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(all))).unwrap()
     });
-    heard.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-    let at = requested(s, from, to);
+    heard.set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(2)))).unwrap();
+    inject(&s.netns, &tcp(from, to, SYN, b""), service.ip());
     // Ports, sequence number and flags are found in the inner packet on tier0 or in the outer packet behind it.
     let ports = [service.port().to_be_bytes(), client.port().to_be_bytes()].concat();
     for _ in 0..100 {
@@ -360,7 +350,7 @@ fn answered(s: &RedirectorFixture, from: &str, to: &str) -> (SocketAddr, u32) {
         let Ok(length) = (&heard).read(&mut frame) else { break };
         let found = frame[..length].windows(16).find(|w| w[..4] == ports && w[13] & 0x3f == SYN | ACK);
         if let Some(tcp) = found {
-            return (at, u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]));
+            return (client, u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]));
         }
     }
     panic!("no SYN-ACK from {to} to {from}");
@@ -455,7 +445,7 @@ fn a_cookie_that_is_none_is_nobodys() {
     let s = scene();
     s.netns.within(|| std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "2").unwrap());
     // The kernel accepts cookies only shortly after it has sent some.
-    requested(&s, "10.77.0.9:4711", "240.0.0.4:80");
+    answered(&s, "10.77.0.9:4711", "240.0.0.4:80");
     s.keeps("no cookie", &from_edge(0, &tcp("10.77.0.9:4711", "240.0.0.4:80", ACK, b"")), "unowned");
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::frames;
-use crate::lab::{CaseProcess, LabNetns, LabPins, case, pause, print_line};
+use crate::lab::{CaseProcess, LISTEN, LabNetns, LabPins, TIME_WAIT, case, pause, print_line, until};
 use canal_abi::tier::{BUCKETS, CHAIN, Replica, Table, address_be};
 use canal_offload::redirector::{self, RedirectorOptions, RedirectorPrograms};
 use canal_offload::sessions::SessionTable;
@@ -22,7 +22,10 @@ const OTHER: u32 = 0x71;
 const SERVICE: u32 = 7;
 const V4: &str = "240.0.0.7:80";
 const V6: &str = "[fdca:a1:0:240::7]:80";
-const WAIT: Duration = Duration::from_secs(5);
+
+fn wait() -> Duration {
+    canal_timing::deadline(Duration::from_secs(5))
+}
 
 fn underlay(n: u8) -> Ipv4Addr {
     Ipv4Addr::new(250, 1, 0, 1 + n)
@@ -164,8 +167,8 @@ impl TestTier {
 
 fn dial(edge: &LabNetns, to: &str) -> std::io::Result<TcpStream> {
     let to: SocketAddr = to.parse().unwrap();
-    let s = edge.within(|| TcpStream::connect_timeout(&to, WAIT))?;
-    s.set_read_timeout(Some(WAIT)).unwrap();
+    let s = edge.within(|| TcpStream::connect_timeout(&to, wait()))?;
+    s.set_read_timeout(Some(wait())).unwrap();
     Ok(s)
 }
 
@@ -353,9 +356,9 @@ fn packets_without_a_listener_are_refused_from_the_service_address() {
     ] {
         let service: SocketAddr = service.parse().unwrap();
         let raw: UdpSocket = t.edge.within(|| Socket::new(domain, Type::RAW, Some(protocol)).unwrap()).into();
-        raw.set_read_timeout(Some(WAIT)).unwrap();
+        raw.set_read_timeout(Some(wait())).unwrap();
         let asking = t.edge.within(|| UdpSocket::bind(own).unwrap());
-        asking.set_read_timeout(Some(WAIT)).unwrap();
+        asking.set_read_timeout(Some(wait())).unwrap();
         asking.connect(service).unwrap();
         asking.send(b"anybody?").unwrap();
         let error = asking.recv(&mut [0; 16]).unwrap_err();
@@ -377,7 +380,7 @@ fn packets_without_a_listener_are_refused_from_the_service_address() {
 /// tunnel's program refuses and counts them like other packets.
 fn at_rest(redirector: &RedirectorPrograms) {
     let counts = || redirector.tunnel_counts().unwrap().into_iter().collect::<HashMap<_, _>>();
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + canal_timing::deadline(Duration::from_secs(20));
     let (mut last, mut since) = (counts(), Instant::now());
     while since.elapsed() < Duration::from_millis(1500) {
         assert!(Instant::now() < until, "the tunnel is never at rest: {last:?}");
@@ -472,13 +475,13 @@ fn the_client() {
 }
 
 /// Dials `to` as the gateway does for the tenant `vni`.
-fn dial_for(replica: &ReplicaMember, vni: u32, to: &str, from: IpAddr) -> std::io::Result<TcpStream> {
+fn dial_for(replica: &ReplicaMember, vni: u32, to: &str, from: IpAddr, limit: Duration) -> std::io::Result<TcpStream> {
     let to: SocketAddr = to.parse().unwrap();
     replica.netns.within(|| {
         let s = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
         s.set_mark(vni)?;
         s.bind(&SocketAddr::new(from, 0).into())?;
-        s.connect_timeout(&to.into(), Duration::from_millis(1500))?;
+        s.connect_timeout(&to.into(), limit)?;
         Ok(s.into())
     })
 }
@@ -504,8 +507,8 @@ fn the_gateway_dials_tenants_by_mark_and_receives_only_from_them() {
     for (vni, to, from) in
         [(TENANT, "10.1.2.2:8080", own4), (OTHER, "10.1.3.2:8080", own4), (TENANT, "[fd02::2]:8080", own6), (OTHER, "[fd03::2]:8080", own6)]
     {
-        let mut s = dial_for(r, vni, to, from).unwrap_or_else(|e| panic!("{to}: {e}"));
-        s.set_read_timeout(Some(WAIT)).unwrap();
+        let mut s = dial_for(r, vni, to, from, wait()).unwrap_or_else(|e| panic!("{to}: {e}"));
+        s.set_read_timeout(Some(wait())).unwrap();
         assert_eq!(exchange(&mut s), "9: who\n", "{to}");
     }
     assert!(t.count(1, "answer") > 0);
@@ -514,21 +517,15 @@ fn the_gateway_dials_tenants_by_mark_and_receives_only_from_them() {
     let reset = |from: &str, to: &str| {
         let dialled = || r.redirector.tunnel_counts().unwrap().into_iter().find(|(n, _)| *n == "dialled").unwrap().1;
         // Earlier connections are still closing.
-        let mut before = dialled();
-        loop {
-            std::thread::sleep(Duration::from_millis(150));
-            match std::mem::replace(&mut before, dialled()) {
-                last if last == before => break,
-                _ => {}
-            }
-        }
+        until("no connection is open", || r.netns.tcp_sockets().iter().all(|socket| [TIME_WAIT, LISTEN].contains(&socket.state)));
+        let before = dialled();
         t.edge.within(|| {
             let (source, to_ip): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
             let raw = Socket::new(Domain::for_address(source), Type::RAW, Some(Protocol::from(255))).unwrap();
             raw.bind(&SocketAddr::new(source.ip(), 0).into()).unwrap();
             raw.send_to(&frames::tcp(from, to, frames::ACK, b"late"), &SocketAddr::new(to_ip.ip(), 0).into()).unwrap();
         });
-        std::thread::sleep(Duration::from_millis(100));
+        until("the reset", || dialled() > before);
         assert_eq!(dialled() - before, 1, "{from}");
     };
     reset("10.1.2.2:8081", "250.1.0.2:999");
@@ -536,7 +533,7 @@ fn the_gateway_dials_tenants_by_mark_and_receives_only_from_them() {
     // The tenant's endpoint replies with another tenant's VNI, and nothing of that may arrive.
     t.edge.ip("rule del from 10.1.2.2 lookup 112");
     t.edge.ip("rule add from 10.1.2.2 lookup 113");
-    let e = dial_for(r, TENANT, "10.1.2.2:8080", own4).unwrap_err();
+    let e = dial_for(r, TENANT, "10.1.2.2:8080", own4, Duration::from_millis(1500)).unwrap_err();
     assert_eq!(e.kind(), std::io::ErrorKind::TimedOut);
     assert!(t.count(1, "drop_crossed") > 0);
     // No client of a tenant can dial a replica, even if the replica has a listener.
@@ -579,7 +576,7 @@ fn the_three_listeners_leave_the_map_when_they_close() {
     }
     for to in ["240.0.0.7:53", "[fdca:a1:0:240::7]:53"] {
         let s = t.edge.within(|| UdpSocket::bind(if to.starts_with('[') { "[::]:0" } else { "0.0.0.0:0" }).unwrap());
-        s.set_read_timeout(Some(WAIT)).unwrap();
+        s.set_read_timeout(Some(wait())).unwrap();
         s.send_to(b"question", to).unwrap();
         let mut b = [0; 64];
         let (n, from) = s.recv_from(&mut b).unwrap_or_else(|e| panic!("{to}: {e}"));

@@ -23,7 +23,10 @@ const TENANT: u32 = 0x70;
 const SERVICE: u32 = 0x01_0203;
 const V4: &str = "10.9.0.1:80";
 const V6: &str = "[fd09::1]:80";
-const WAIT: Duration = Duration::from_secs(5);
+
+fn wait() -> Duration {
+    canal_timing::deadline(Duration::from_secs(5))
+}
 
 fn mac(m: [u8; 6]) -> String {
     m.map(|b| format!("{b:02x}")).join(":")
@@ -161,8 +164,8 @@ impl TierForwardingFixture {
 
     fn dial(&self, to: &str) -> TcpStream {
         let to: SocketAddr = to.parse().unwrap();
-        let s = self.pod.within(|| TcpStream::connect_timeout(&to, WAIT)).unwrap_or_else(|e| panic!("{to}: {e}: {:?}", self.drops()));
-        s.set_read_timeout(Some(WAIT)).unwrap();
+        let s = self.pod.within(|| TcpStream::connect_timeout(&to, wait())).unwrap_or_else(|e| panic!("{to}: {e}: {:?}", self.drops()));
+        s.set_read_timeout(Some(wait())).unwrap();
         s
     }
 
@@ -266,7 +269,7 @@ fn a_dead_replica_and_a_dead_gateway_are_stepped_over() {
     assert_eq!(exchange(&mut second), "2: who\n", "1 is down: the edge skips it");
     r.members[1].steering.clear_sockets(ServiceListener::Plain).unwrap();
     let to: SocketAddr = V4.parse().unwrap();
-    let e = r.pod.within(|| TcpStream::connect_timeout(&to, WAIT)).unwrap_err();
+    let e = r.pod.within(|| TcpStream::connect_timeout(&to, wait())).unwrap_err();
     assert_eq!(e.kind(), std::io::ErrorKind::ConnectionRefused, "nobody is left: the answer is a reset, at once");
     assert_eq!(exchange(&mut second), "2: who\n", "a session needs no door");
     assert_eq!(r.drops(), []);
@@ -284,10 +287,10 @@ fn the_gateway_dials_through_the_edge() {
                 let s = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
                 s.set_mark(TENANT).unwrap();
                 s.bind(&SocketAddr::new(from, 0).into()).unwrap();
-                s.connect_timeout(&to.into(), WAIT).unwrap_or_else(|e| panic!("{to} from {from}: {e}: {:?}", r.drops()));
+                s.connect_timeout(&to.into(), wait()).unwrap_or_else(|e| panic!("{to} from {from}: {e}: {:?}", r.drops()));
                 s.into()
             });
-            s.set_read_timeout(Some(WAIT)).unwrap();
+            s.set_read_timeout(Some(wait())).unwrap();
             bulk(&s, 9);
         }
     }
@@ -301,10 +304,10 @@ fn dial_pod(r: &TierForwardingFixture, n: u8, to: &str, from: &str) -> TcpStream
         let s = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
         s.set_mark(TENANT).unwrap();
         s.bind(&from.into()).unwrap();
-        s.connect_timeout(&to.into(), WAIT).unwrap_or_else(|e| panic!("{to} from {from}: {e}: {:?}", r.drops()));
+        s.connect_timeout(&to.into(), wait()).unwrap_or_else(|e| panic!("{to} from {from}: {e}: {:?}", r.drops()));
         s.into()
     });
-    s.set_read_timeout(Some(WAIT)).unwrap();
+    s.set_read_timeout(Some(wait())).unwrap();
     s
 }
 

@@ -168,7 +168,8 @@ mod tests {
             () = run => {}
             _ = news.recv() => {}
         }
-        assert!(begun.elapsed() >= RETRY_WAIT_MIN, "repeated after {:?}", begun.elapsed());
+        let waited = begun.elapsed();
+        assert!(waited >= RETRY_WAIT_MIN, "repeated after {waited:?}");
         assert_eq!(searches.answers().iter().map(|answer| answer.query).collect::<Vec<_>>(), [1]);
         searches.set_queries(&[query(2, "10.1.1.9:1")]);
         assert!(searches.answers().is_empty(), "the first query is withdrawn");

@@ -129,6 +129,16 @@ fn config(pins: &ReplicaPins, controller: Option<canal_southbound_client::contro
     }
 }
 
+/// Waits until `holds` returns true.
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        let waited = started.elapsed();
+        assert!(waited < canal_timing::deadline(Duration::from_secs(20)), "never: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 async fn ask(to: IpAddr, name: &str, over_tcp: bool) -> Message {
     let mut query = Message::new();
     query.set_id(7).add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
@@ -152,7 +162,7 @@ async fn ask(to: IpAddr, name: &str, over_tcp: bool) -> Message {
         answer.truncate(length);
         answer
     };
-    let answer = tokio::time::timeout(Duration::from_secs(5), asked).await.expect("an answer within 5 s");
+    let answer = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), asked).await.expect("an answer within 5 s");
     Message::from_vec(&answer).unwrap()
 }
 
@@ -197,13 +207,8 @@ fn tenants_query_their_own_address_and_get_their_own_names() {
         // The address of a service does not serve DNS.
         let socket = UdpSocket::bind("10.1.1.9:0").await.unwrap();
         socket.send_to(&[0; 12], "240.0.0.7:53").await.unwrap();
-        for _ in 0..500 {
-            if registry.render().contains("canal_dns_queries_total{transport=\"udp\",result=\"no_tenant\"} 1") {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        panic!("{}", registry.render());
+        let refused = || registry.render().contains("canal_dns_queries_total{transport=\"udp\",result=\"no_tenant\"} 1");
+        until("a query of no tenant", refused).await;
     });
 }
 
@@ -285,11 +290,7 @@ fn a_replica_that_went_down_is_a_suspect_first() {
         says(false, 5, ReplicaState::CANAL_REPLICA_SUSPECT);
         // A repeated state does not extend the time as a suspect.
         says(false, 6, ReplicaState::CANAL_REPLICA_SUSPECT);
-        let begun = Instant::now();
-        while state_of(&pins, 2) != ReplicaState::CANAL_REPLICA_DOWN as u32 {
-            assert!(begun.elapsed() < Duration::from_secs(20), "it is a suspect for ever");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
+        until("it is down", || state_of(&pins, 2) == ReplicaState::CANAL_REPLICA_DOWN as u32).await;
         // Stated once more, the replica stays down and is no suspect again.
         says(false, 7, ReplicaState::CANAL_REPLICA_DOWN);
         says(true, 8, ReplicaState::CANAL_REPLICA_UP);
@@ -307,7 +308,7 @@ fn sessions_are_found_where_the_kernel_shows_them() {
         // One socket for both families, as the gateway listens.
         let listener = sys::listen(None, "[::]:80".parse().unwrap(), &ListenOptions::default()).unwrap();
         // Scanned on this thread, because it is the one in the namespace.
-        let look = || Sessions::kernel().look(Instant::now() + Duration::from_secs(5)).unwrap();
+        let look = || Sessions::kernel().look(Instant::now() + canal_timing::deadline(Duration::from_secs(5))).unwrap();
         let id = ServiceId::new(7).unwrap();
         assert!(look().is_empty(), "a listener is no session");
         // Bound, because the kernel would choose the service's own address.
@@ -319,8 +320,9 @@ fn sessions_are_found_where_the_kernel_shows_them() {
         assert_eq!(look().into_iter().map(|(id, of)| (id, of.buckets)).collect::<Vec<_>>(), [(id, bucket)]);
         drop(server);
         drop(client);
-        tokio::time::sleep(Duration::from_millis(50)).await;
         let kernel = || std::fs::read_to_string("/proc/thread-self/net/tcp6").unwrap();
+        // The fourth column is the state; 6 is TIME_WAIT (net/tcp_states.h).
+        until("TIME_WAIT", || kernel().lines().any(|line| line.split_whitespace().nth(3) == Some("06"))).await;
         assert_eq!(look().get(&id).map(|o| o.buckets), Some(bucket), "TIME_WAIT answers packets still; the kernel has\n{}", kernel());
     });
 }
@@ -380,14 +382,16 @@ impl Drop for EdgeEnd {
 
 /// Returns the packets that each core received since `before`, once all of `sent` have arrived.
 async fn received(programs: &mut TierPrograms, before: &[u64], sent: usize) -> Vec<u64> {
-    for _ in 0..200 {
+    let started = Instant::now();
+    loop {
         let now: Vec<u64> = programs.received_by_core().unwrap().iter().zip(before).map(|(now, before)| now - before).collect();
         if now.iter().sum::<u64>() >= sent as u64 {
             return now[..CORES].to_vec();
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        let waited = started.elapsed();
+        assert!(waited < canal_timing::deadline(Duration::from_secs(2)), "{sent} packets did not arrive: {now:?}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    panic!("{sent} packets did not arrive: {:?}", programs.received_by_core());
 }
 
 /// Tunnels must spread over the replica's cores (Canal §4.4). The receive hash has a key that is known nowhere else, so ports that are only
@@ -416,14 +420,15 @@ fn tunnels_that_a_replica_names_spread_evenly_over_its_cores() {
             let client = SocketAddr::new(Ipv4Addr::from_bits(0x0a01_0100 + n % 7).into(), 20_000 + n as u16);
             receive.ports[(canal_wire::tier::flow_hash(client, 80, service) >> 16) as usize % receive.ports.len()]
         };
+        let mut sent = 0;
         for _ in 0..PACKETS {
             // A queue of the kernel has space for a thousand packets.
             for some in (0..SESSIONS).collect::<Vec<_>>().chunks(100) {
                 edge.send(some.iter().map(|n| port(*n)));
-                tokio::time::sleep(Duration::from_millis(2)).await;
+                sent += some.len();
+                received(&mut programs, &cores, sent).await;
             }
         }
-        let sent = SESSIONS as usize * PACKETS;
         let packets = received(&mut programs, &cores, sent).await;
         println!("{CORES} cores: tunnels {tunnels:?}, packets of {SESSIONS} sessions {packets:?}");
         let share = sent as f64 / CORES as f64;

@@ -67,7 +67,7 @@ async fn authorizer() -> (OriginServer, Arc<AuthorizerCalls>) {
             *told.last.lock().unwrap() = Some(checks);
             told.checks.fetch_add(1, SeqCst);
             match path.as_str() {
-                "/late" => tokio::time::sleep(Duration::from_secs(5)).await,
+                "/late" => std::future::pending().await,
                 "/reset" => return respond.send_reset(h2::Reason::INTERNAL_ERROR),
                 _ => {}
             }
@@ -91,7 +91,7 @@ fn asking(fail_open: bool) -> Resource {
         key: named("judge"),
         service: key(TENANT, "authz"),
         port: 80,
-        timeout: Duration::from_millis(500),
+        timeout: Duration::from_millis(500) * canal_timing::slack(),
         fail_open,
         headers: vec![],
         body_bytes: 0,
@@ -223,7 +223,7 @@ async fn client_that_trickles_a_shown_body_is_refused_in_time() {
     }
     assert_eq!(client.answer().await.unwrap().status, 408);
     assert_eq!(response.await.unwrap().status(), 408);
-    assert!(began.elapsed() < Duration::from_secs(10));
+    canal_timing::judge_time("time until trickled bodies are refused", began.elapsed(), Duration::from_secs(10));
     assert_eq!(fixture.metric("canal_gateway_timeouts_total", &["what=\"shown_body\""]), 2.0);
     assert_eq!(origin.requests(), 0);
 }
@@ -231,7 +231,7 @@ async fn client_that_trickles_a_shown_body_is_refused_in_time() {
 #[tokio::test]
 async fn shown_bodies_have_a_budget_that_is_given_back() {
     let origin = OriginServer::echo().await;
-    let (fixture, _authz) = showing_bodies(Duration::from_secs(15), &origin).await;
+    let (fixture, _authz) = showing_bodies(Duration::from_secs(15) * canal_timing::slack(), &origin).await;
     // Each client uses 128 KiB, for the buffered bytes and their copy for the authorizer. A tenant's share is 16 MiB.
     let mut clients = Vec::new();
     for _ in 0..128 {
@@ -259,17 +259,18 @@ fn tenant_with_body_share(share: Share) -> Resource {
     Resource::Tenant(alpha)
 }
 
-/// Sends requests with a small body until the response has status `want`; panics after some seconds.
+/// Sends requests with a small body until the response has status `want`.
 async fn until_small_body_gets(fixture: &GatewayFixture, want: u16) {
-    let mut status = 0;
-    for _ in 0..500 {
-        status = HttpClient::once(fixture.web, "POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nhello").await.status;
+    let started = std::time::Instant::now();
+    loop {
+        let status = HttpClient::once(fixture.web, "POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nhello").await.status;
         if status == want {
             return;
         }
+        let waited = started.elapsed();
+        assert!(waited < canal_timing::deadline(Duration::from_secs(5)), "{status}, and not {want}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("{status}, and not {want}");
 }
 
 #[tokio::test]

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use canal_gateway_engine::GatewayTimeouts;
 use canal_model::program::*;
 use tokio::net::TcpListener;
 
 use crate::client::HttpClient;
-use crate::fixture::{EngineSetup, GatewayFixture, LOCALHOST, TENANT, key, pod, prefix, route, service, tenant, to};
+use crate::fixture::{EngineSetup, GatewayFixture, LOCALHOST, TENANT, key, pod, prefix, route, service, tenant, to, until};
 use crate::origin::{OriginServer, Peer};
 
 #[tokio::test]
@@ -68,30 +68,30 @@ async fn weights_hold_over_many_requests() {
 
 #[tokio::test]
 async fn the_less_busy_endpoint_is_preferred() {
-    let slow = OriginServer::each(|mut peer: Peer| async move {
-        while peer.request().await.is_some() {
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nslow").await;
-        }
-    })
-    .await;
+    let (slow, release) = OriginServer::held().await;
     let fast = OriginServer::named("fast").await;
     let fixture = GatewayFixture::new(EngineSetup::default(), &[slow.address, fast.address]);
     let web = fixture.web;
+    let left = Arc::new(AtomicU64::new(200));
     let clients = (0..8).map(|_| {
+        let left = left.clone();
         tokio::spawn(async move {
             let mut client = HttpClient::connect(web).await;
-            for _ in 0..25 {
+            while left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok() {
                 client.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
                 assert_eq!(client.answer().await.unwrap().status, 200);
             }
         })
     });
-    for client in clients.collect::<Vec<_>>() {
+    let clients = clients.collect::<Vec<_>>();
+    // The slow endpoint answers after all others have been answered, so each client has at most one request there.
+    until("all requests have arrived", || slow.requests() + fast.requests() == 200).await;
+    assert!(slow.requests() < 8, "{} of 200 went to the slow endpoint", slow.requests());
+    release.send_replace(true);
+    for client in clients {
         client.await.unwrap();
     }
     assert_eq!(slow.requests() + fast.requests(), 200);
-    assert!(slow.requests() <= 30, "{} of 200 went to the slow endpoint", slow.requests());
 }
 
 /// Returns an address without a listener.
@@ -122,20 +122,26 @@ async fn a_failed_endpoint_is_used_again_after_its_time() {
     let other = OriginServer::named("other").await;
     let times = GatewayTimeouts { ejection: Duration::from_millis(200), ..GatewayTimeouts::default() };
     let fixture = GatewayFixture::new(EngineSetup { times, ..EngineSetup::default() }, &[address, other.address]);
-    while fixture.metric("canal_gateway_endpoint_ejections_total", &[]) < 1.0 {
+    let is_ejected = || fixture.metric("canal_gateway_endpoint_ejections_total", &[]) >= 1.0;
+    for _ in 0..1000 {
+        if is_ejected() {
+            break;
+        }
         assert_eq!(HttpClient::get(fixture.web, "/").await.status, 200);
     }
+    assert!(is_ejected());
     let back = OriginServer::at(address, |mut peer: Peer| async move {
         while peer.request().await.is_some() {
             peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
         }
     })
     .await;
-    tokio::time::sleep(Duration::from_millis(400)).await;
-    for _ in 0..40 {
+    let started = Instant::now();
+    while back.requests() <= 5 {
         assert_eq!(HttpClient::get(fixture.web, "/").await.status, 200);
+        let waited = started.elapsed();
+        assert!(waited < canal_timing::deadline(Duration::from_secs(5)), "{} requests", back.requests());
     }
-    assert!(back.requests() > 5);
 }
 
 #[tokio::test]
@@ -165,6 +171,20 @@ async fn a_dead_idle_connection_fails_no_idempotent_request() {
     fixture.until("istio_requests_total", &["response_flags=\"UC\""], 1.0).await;
 }
 
+/// Returns true if all connections of a server that closed first have been closed by their clients as well (net/tcp_states.h).
+fn is_all_closed(port: u16) -> bool {
+    const TIME_WAIT: &str = "06";
+    const LISTEN: &str = "0A";
+    let port = format!(":{port:04X}");
+    let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let states = sockets.lines().filter_map(|line| {
+        let mut columns = line.split_whitespace().skip(1);
+        let (local, state) = (columns.next()?, columns.nth(1)?);
+        local.ends_with(&port).then_some(state)
+    });
+    states.into_iter().all(|state| [TIME_WAIT, LISTEN].contains(&state))
+}
+
 #[tokio::test]
 async fn a_connection_that_the_upstream_closed_while_idle_is_not_used() {
     let origin = OriginServer::each(|mut peer: Peer| async move {
@@ -177,7 +197,7 @@ async fn a_connection_that_the_upstream_closed_while_idle_is_not_used() {
     for _ in 0..5 {
         client.send(b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 2\r\n\r\nab").await;
         assert_eq!(client.answer().await.unwrap().status, 200);
-        tokio::time::sleep(Duration::from_millis(30)).await;
+        until("the gateway has closed its end too", || is_all_closed(origin.address.port())).await;
     }
     assert_eq!(fixture.metric("canal_gateway_retries_total", &[]), 0.0);
 }
@@ -253,12 +273,12 @@ async fn a_thousand_changes_under_load_fail_no_request() {
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+    until("200 requests", || done.load(Ordering::SeqCst) > 200).await;
     stop.store(true, Ordering::SeqCst);
     for client in clients {
         client.await.unwrap();
     }
     let done = done.load(Ordering::SeqCst) as f64;
-    assert!(done > 200.0);
     fixture.until("istio_requests_total", &[], done).await;
     assert_eq!(fixture.metric("istio_requests_total", &[]), fixture.metric("istio_requests_total", &["response_code=\"200\""]));
 }

@@ -70,7 +70,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HttpClient<S> {
     }
 
     pub(crate) async fn answer_to(&mut self, head_request: bool) -> Option<ClientResponse> {
-        tokio::time::timeout(Duration::from_secs(20), self.read_answer(head_request)).await.expect("an answer within 20 s")
+        tokio::time::timeout(canal_timing::deadline(Duration::from_secs(20)), self.read_answer(head_request))
+            .await
+            .expect("an answer within 20 s")
     }
 
     async fn read_answer(&mut self, head_request: bool) -> Option<ClientResponse> {
@@ -153,6 +155,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HttpClient<S> {
                 }
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), read).await.expect("a close within 20 s")
+        tokio::time::timeout(canal_timing::deadline(Duration::from_secs(20)), read).await.expect("a close within 20 s")
     }
 }

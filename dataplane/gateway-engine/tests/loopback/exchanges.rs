@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use canal_model::program::AppProtocol;
+use canal_timing::timed;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -51,19 +52,24 @@ fn a_post_that_meets_a_close_is_sent_again_and_none_twice() {
         let _node = mesh.pod(10, "web-0", &origin).await;
         let mut client = mesh.client("10.96.0.1:80").await;
         let (mut failed_after, mut failed_beside) = (Vec::new(), Vec::new());
+        // After a failed request no connection is open, so no close is reported.
+        let mut is_open = false;
         for n in 0..TRIES {
             let is_after = n % 2 == 0 && n > 0;
             if is_after {
                 while closed.try_recv().is_ok() {}
-                // After a failed request no connection is open, so no close is reported.
-                let _ = tokio::time::timeout(Duration::from_millis(500), closed.recv()).await;
+                if is_open {
+                    // The close may have been reported before this.
+                    let _ = tokio::time::timeout(Duration::from_millis(500) * canal_timing::slack(), closed.recv()).await;
+                }
             } else {
                 // The requests are sent from 2 ms before the application closes to 2 ms after it.
                 tokio::time::sleep(idle - Duration::from_millis(2) + Duration::from_micros(n * 4000 / TRIES)).await;
             }
             client.send(format!("POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\n{n:05}").as_bytes()).await;
             let answer = client.answer().await.unwrap();
-            if answer.status != 200 {
+            is_open = answer.status == 200;
+            if !is_open {
                 let failed = if is_after { &mut failed_after } else { &mut failed_beside };
                 failed.push((n, answer.text()));
                 client = mesh.client("10.96.0.1:80").await;
@@ -72,7 +78,8 @@ fn a_post_that_meets_a_close_is_sent_again_and_none_twice() {
         let again = mesh.fixture.metric("canal_gateway_retries_total", &["upstream_undelivered"]);
         let failed = (failed_after.len(), failed_beside.len());
         println!("{TRIES} POSTs: {failed:?} failed after and beside a close, {again} sent again, {} connections", origin.connections());
-        assert!(failed_after.is_empty() && failed_beside.len() < 15, "{failed_after:?} {failed_beside:?}");
+        assert!(failed_after.is_empty(), "{failed_after:?} {failed_beside:?}");
+        timed!(failed_beside.len() < 15, "few POSTs fail that are sent beside a close");
         assert!(again > 0.0, "no POST met a close");
         let seen = seen.lock().unwrap();
         assert!(seen.len() + failed_beside.len() >= TRIES as usize, "{}", seen.len());
@@ -146,7 +153,7 @@ fn bytes_before_a_reset_arrive_through_tunnels() {
                     Some(b"!") => {
                         peer.write(&pattern(0, SAID)).await;
                         // A reset would discard the data that is still in the origin's own kernel.
-                        tokio::time::sleep(Duration::from_millis(100)).await;
+                        canal_net::copy::depart(&mut peer.stream, canal_timing::deadline(Duration::from_secs(5))).await;
                         peer.stream.set_zero_linger().unwrap();
                     }
                     first => {
@@ -168,7 +175,7 @@ fn bytes_before_a_reset_arrive_through_tunnels() {
             assert!(client.buffer == pattern(0, SAID), "{} of {SAID} bytes", client.buffer.len());
             let mut client = mesh.client("10.96.0.1:80").await;
             client.send(b"abc").await;
-            canal_net::copy::depart(&mut client.stream, Duration::from_secs(1)).await;
+            canal_net::copy::depart(&mut client.stream, canal_timing::deadline(Duration::from_secs(1))).await;
             client.stream.reset(h2::Reason::CANCEL);
             assert_eq!(from_origin.recv().await.unwrap(), (Some(b"a".to_vec()), b"bc".to_vec(), true));
         }
@@ -193,7 +200,7 @@ fn many_resets_cost_no_other_tunnel_its_connection() {
             client.send(b"abc").await;
             assert_eq!(client.exactly(3).await, b"abc", "{n}");
             client.send(b"d").await;
-            canal_net::copy::depart(&mut client.stream, Duration::from_secs(1)).await;
+            canal_net::copy::depart(&mut client.stream, canal_timing::deadline(Duration::from_secs(1))).await;
             client.stream.reset(h2::Reason::CANCEL);
         }
         held.send(b"abc").await;
@@ -232,6 +239,6 @@ async fn bytes_like_a_method_on_an_undeclared_port_do_not_wait_long() {
     let fixture = GatewayFixture::new(EngineSetup { protocol: AppProtocol::Detect, ..EngineSetup::default() }, &[origin.address]);
     let mut client = HttpClient::connect(fixture.web).await;
     client.send(b"ruok").await;
-    let answered = tokio::time::timeout(Duration::from_secs(5), client.line()).await;
+    let answered = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), client.line()).await;
     assert_eq!(answered.expect("an answer within 5 s"), "imok");
 }

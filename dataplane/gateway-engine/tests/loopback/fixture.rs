@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use canal_gateway_engine::{
     CloudTierConfig, EngineDependencies, ForwardedHeaders, GatewayConfig, GatewayEngine, GatewayLimits, GatewayTimeouts, PlainListener,
@@ -19,6 +19,16 @@ use canal_telemetry::access_log::AccessLog;
 
 pub(crate) const TENANT: &str = "alpha";
 pub(crate) const LOCALHOST: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
+/// Waits until `holds` returns true.
+pub(crate) async fn until(what: &str, holds: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        let waited = started.elapsed();
+        assert!(waited < canal_timing::deadline(Duration::from_secs(10)), "never: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
 
 pub(crate) fn key(tenant: &str, name: &str) -> ServiceKey {
     format!("{tenant}/default/{name}").parse().unwrap()
@@ -199,15 +209,9 @@ impl GatewayFixture {
         wanted.filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
-    /// Waits until a metric reaches `at_least`; panics after 10 s.
+    /// Waits until a metric reaches `at_least`.
     pub(crate) async fn until(&self, name: &str, labels: &[&str], at_least: f64) {
-        for _ in 0..1000 {
-            if self.metric(name, labels) >= at_least {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        panic!("{name}{labels:?} stays below {at_least}: {}", self.metric(name, labels));
+        until(&format!("{name}{labels:?} reaches {at_least}"), || self.metric(name, labels) >= at_least).await;
     }
 
     /// Begins the drain, which is forced after `limit`.
@@ -215,10 +219,10 @@ impl GatewayFixture {
         self.trigger.as_ref().unwrap().drain(limit);
     }
 
-    /// Waits for the workers to end; `false` if they did not end within `limit`.
+    /// Waits for the workers to end; `false` if they did not end within the deadline of `limit`.
     pub(crate) async fn ended(&mut self, limit: Duration) -> bool {
         let workers = self.engine.workers().clone();
         let joined = tokio::task::spawn_blocking(move || workers.join());
-        tokio::time::timeout(limit, joined).await.is_ok()
+        tokio::time::timeout(canal_timing::deadline(limit), joined).await.is_ok()
     }
 }

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use canal_gateway_engine::GatewayTimeouts;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::client::HttpClient;
-use crate::fixture::{EngineSetup, GatewayFixture};
+use crate::fixture::{EngineSetup, GatewayFixture, until};
 use crate::origin::{OriginServer, Peer, pattern};
 
 const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: web\r\n\r\n";
@@ -290,8 +290,8 @@ async fn connect_is_refused() {
 }
 
 fn quick() -> GatewayTimeouts {
-    let ms = Duration::from_millis;
-    GatewayTimeouts { head: ms(300), idle: ms(300), client: ms(300), upstream: ms(300), linger: ms(300), ..GatewayTimeouts::default() }
+    let quick = Duration::from_millis(300) * canal_timing::slack();
+    GatewayTimeouts { head: quick, idle: quick, client: quick, upstream: quick, linger: quick, ..GatewayTimeouts::default() }
 }
 
 #[tokio::test]
@@ -388,10 +388,10 @@ async fn a_client_that_leaves_ends_its_upstream_request() {
     let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
     let mut client = HttpClient::connect(fixture.web).await;
     client.send(GET).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    until("the request", || origin.requests() == 1).await;
     client.stream.set_zero_linger().unwrap();
     drop(client);
-    tokio::time::timeout(Duration::from_secs(5), rx.recv()).await.expect("the upstream connection ends");
+    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), rx.recv()).await.expect("the upstream connection ends");
     fixture.until("istio_requests_total", &["response_flags=\"DC\""], 1.0).await;
 }
 
@@ -456,6 +456,7 @@ async fn a_slow_upstream_stops_the_client() {
 
 /// Waits until a count has not changed for 400 ms, and returns it.
 pub(crate) async fn settled(count: &AtomicU64) -> u64 {
+    let started = Instant::now();
     loop {
         let before = count.load(Ordering::SeqCst);
         tokio::time::sleep(Duration::from_millis(400)).await;
@@ -463,5 +464,7 @@ pub(crate) async fn settled(count: &AtomicU64) -> u64 {
         if now > 0 && now == before {
             return now;
         }
+        let waited = started.elapsed();
+        assert!(waited < canal_timing::deadline(Duration::from_secs(20)), "{now} after {waited:?}, and it still grows");
     }
 }

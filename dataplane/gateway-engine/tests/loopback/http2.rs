@@ -13,6 +13,7 @@ use h2::{Reason, RecvStream, SendStream};
 use http::{HeaderMap, Request, Response};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 
 use crate::client::HttpClient;
 use crate::fixture::{EngineSetup, GatewayFixture};
@@ -202,16 +203,19 @@ async fn grpc_streams_both_ways_at_once_and_ends_with_its_status() {
 #[tokio::test]
 async fn resets_are_carried_both_ways() {
     let (tx, mut rx) = tokio::sync::mpsc::channel(4);
+    let (has_head, has_request) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (reset_now, arrived) = (has_head.clone(), has_request.clone());
     let two = origin(move |request: Request<RecvStream>, mut respond: h2::server::SendResponse<Bytes>| {
-        let tx = tx.clone();
+        let (tx, reset_now, arrived) = (tx.clone(), reset_now.clone(), arrived.clone());
         async move {
             if request.uri().path() == "/mine" {
                 let response = Response::builder().body(()).unwrap();
                 let mut send = respond.send_response(response, false).unwrap();
                 send.send_data(Bytes::from_static(b"some"), false).unwrap();
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                reset_now.notified().await;
                 send.send_reset(Reason::ENHANCE_YOUR_CALM);
             } else {
+                arrived.notify_one();
                 let reason = std::future::poll_fn(|cx| respond.poll_reset(cx)).await;
                 tx.send(reason.unwrap()).await.unwrap();
             }
@@ -221,13 +225,14 @@ async fn resets_are_carried_both_ways() {
     let fixture = GatewayFixture::new(setup(AppProtocol::Http2), &[two.address]);
     let client = connect(&fixture).await;
     let (response, _send) = client.clone().ready().await.unwrap().send_request(request("GET", "/mine", &[]), true).unwrap();
-    let error = read_all(response.await.unwrap().into_body()).await.unwrap_err();
-    assert_eq!(error.reason(), Some(Reason::ENHANCE_YOUR_CALM));
+    let body = response.await.unwrap().into_body();
+    has_head.notify_one();
+    assert_eq!(read_all(body).await.unwrap_err().reason(), Some(Reason::ENHANCE_YOUR_CALM));
     let (response, mut send) = client.ready().await.unwrap().send_request(request("GET", "/theirs", &[]), true).unwrap();
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    has_request.notified().await;
     send.send_reset(Reason::CANCEL);
     drop(response);
-    let reason = tokio::time::timeout(Duration::from_secs(5), rx.recv()).await.unwrap().unwrap();
+    let reason = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), rx.recv()).await.unwrap().unwrap();
     assert_eq!(reason, Reason::CANCEL);
     fixture.until("istio_requests_total", &["response_flags=\"DC\""], 1.0).await;
 }
@@ -399,7 +404,7 @@ async fn floods_end_the_connection_and_are_counted() {
         }
         panic!("16 MB of CONTINUATION were taken");
     };
-    tokio::time::timeout(Duration::from_secs(20), flood).await.unwrap();
+    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(20)), flood).await.unwrap();
 }
 
 /// The client's connection preface, with an empty SETTINGS frame.
@@ -459,7 +464,7 @@ async fn streams_that_force_resets_end_the_connection() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
-    tokio::time::timeout(Duration::from_secs(10), reading).await.expect("the connection ends").unwrap();
+    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), reading).await.expect("the connection ends").unwrap();
     fixture.until("canal_gateway_http2_errors_total", &["enhance_your_calm", "side=\"client\""], 1.0).await;
 }
 
@@ -486,11 +491,14 @@ async fn grpc_content_type_lifts_timeouts_only_where_grpc_is_declared() {
     })
     .await;
     for (protocol, want) in [(AppProtocol::Http2, Some("4")), (AppProtocol::Grpc, None)] {
-        let times = GatewayTimeouts { client: Duration::from_millis(300), ..GatewayTimeouts::default() };
+        let stall = Duration::from_millis(300) * canal_timing::slack();
+        let times = GatewayTimeouts { client: stall, ..GatewayTimeouts::default() };
         let fixture = GatewayFixture::new(EngineSetup { times, ..setup(protocol) }, &[silent.address]);
         let ask = request("POST", "/s/M", &[("content-type", "application/grpc")]);
         let (response, _send) = connect(&fixture).await.ready().await.unwrap().send_request(ask, false).unwrap();
-        let answered = tokio::time::timeout(Duration::from_secs(2), response).await.ok().map(Result::unwrap);
+        let quiet = Duration::from_secs(2);
+        let wait = if want.is_some() { canal_timing::deadline(quiet) } else { quiet.max(stall * 2) };
+        let answered = tokio::time::timeout(wait, response).await.ok().map(Result::unwrap);
         assert_eq!(answered.as_ref().map(|answer| answer.headers()["grpc-status"].to_str().unwrap()), want, "{protocol:?}");
         assert_eq!(fixture.metric("canal_gateway_timeouts_total", &["what=\"client_stalled\""]), f64::from(u8::from(want.is_some())));
     }

@@ -10,7 +10,8 @@ use http::Request;
 use tokio::net::TcpStream;
 
 use crate::client::HttpClient;
-use crate::fixture::{EngineSetup, GatewayFixture};
+use crate::fixture::{EngineSetup, GatewayFixture, until};
+use crate::http1::settled;
 use crate::http2::connect;
 use crate::origin::{OriginServer, Peer};
 
@@ -41,19 +42,23 @@ async fn a_service_that_goes_away_is_a_503_on_open_connections() {
 
 #[tokio::test]
 async fn draining_finishes_requests_and_closes_idle_connections() {
-    let origin = slow(Duration::from_millis(300)).await;
+    let (origin, release) = OriginServer::held().await;
+    release.send_replace(true);
     let times = GatewayTimeouts { drain_idle: Duration::from_millis(500), ..GatewayTimeouts::default() };
     let mut fixture = GatewayFixture::new(EngineSetup { times, ..EngineSetup::default() }, &[origin.address]);
     let mut busy = HttpClient::connect(fixture.web).await;
     let mut idle = HttpClient::connect(fixture.web).await;
     idle.send(GET).await;
     assert_eq!(idle.answer().await.unwrap().field("connection"), None);
+    release.send_replace(false);
     busy.send(GET).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    fixture.drain(Duration::from_secs(10));
+    until("the busy one's request", || origin.requests() == 2).await;
+    fixture.drain(canal_timing::deadline(Duration::from_secs(10)));
+    assert!(idle.closed().await);
+    release.send_replace(true);
     let answer = busy.answer().await.unwrap();
     assert_eq!((answer.status, answer.field("connection")), (200, Some("close")));
-    assert!(busy.closed().await && idle.closed().await);
+    assert!(busy.closed().await);
     fixture.until("canal_gateway_timeouts_total", &["what=\"drain\""], 1.0).await;
     assert!(fixture.ended(Duration::from_secs(5)).await);
     assert!(TcpStream::connect(fixture.web).await.is_err(), "nobody listens");
@@ -85,25 +90,25 @@ async fn no_request_is_lost_when_draining_under_load() {
             })
         })
         .collect();
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    fixture.drain(Duration::from_secs(10));
+    until("load", || answered.load(Ordering::SeqCst) > 100).await;
+    fixture.drain(canal_timing::deadline(Duration::from_secs(10)));
     assert!(fixture.ended(Duration::from_secs(8)).await);
     stop.store(true, Ordering::SeqCst);
     for client in clients {
         client.await.unwrap();
     }
-    assert!(answered.load(Ordering::SeqCst) > 100);
 }
 
 #[tokio::test]
 async fn http2_clients_get_goaway_and_their_streams_finish() {
-    let origin = slow(Duration::from_millis(300)).await;
+    let (origin, release) = OriginServer::held().await;
     let mut fixture = GatewayFixture::new(EngineSetup { protocol: AppProtocol::Http1, ..EngineSetup::default() }, &[origin.address]);
     let client = connect(&fixture).await;
     let get = || Request::builder().uri("http://web/").body(()).unwrap();
     let (response, _) = client.clone().ready().await.unwrap().send_request(get(), true).unwrap();
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    fixture.drain(Duration::from_secs(10));
+    until("the request", || origin.requests() == 1).await;
+    fixture.drain(canal_timing::deadline(Duration::from_secs(10)));
+    release.send_replace(true);
     let answer = response.await.unwrap();
     assert_eq!(answer.status(), 200);
     let mut body = answer.into_body();
@@ -118,18 +123,18 @@ async fn http2_clients_get_goaway_and_their_streams_finish() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(5), gone).await.unwrap();
+    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), gone).await.unwrap();
     drop((client, body));
     assert!(fixture.ended(Duration::from_secs(5)).await);
 }
 
 #[tokio::test]
 async fn open_work_is_forced_after_the_timeout() {
-    let origin = slow(Duration::from_secs(60)).await;
+    let (origin, _release) = OriginServer::held().await;
     let mut fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
     let mut client = HttpClient::connect(fixture.web).await;
     client.send(GET).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    until("the request", || origin.requests() == 1).await;
     fixture.drain(Duration::from_millis(300));
     assert!(fixture.ended(Duration::from_secs(3)).await);
     assert!(client.answer().await.is_none());
@@ -167,10 +172,10 @@ async fn a_soft_drain_fails_no_request_and_can_be_revoked() {
     fixture.engine.set_soft_drain(true);
     assert!(idle.closed().await, "an idle connection is closed in order");
     fixture.until("canal_gateway_timeouts_total", &["what=\"drain\""], 1.0).await;
-    assert!(closed.load(Ordering::SeqCst) > 10);
+    until("responses that close their connections", || closed.load(Ordering::SeqCst) > 10).await;
     fixture.engine.set_soft_drain(false);
-    tokio::time::sleep(Duration::from_millis(100)).await;
     // Once the soft drain has ended, no response closes its connection.
+    settled(&closed).await;
     let before = closed.load(Ordering::SeqCst);
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(closed.load(Ordering::SeqCst), before, "nobody is asked any more");
@@ -184,13 +189,14 @@ async fn a_soft_drain_fails_no_request_and_can_be_revoked() {
 
 #[tokio::test]
 async fn a_soft_drain_lets_http2_streams_finish_and_clients_return() {
-    let origin = slow(Duration::from_millis(300)).await;
+    let (origin, release) = OriginServer::held().await;
     let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
     let client = connect(&fixture).await;
     let get = || Request::builder().uri("http://web/").body(()).unwrap();
     let (response, _) = client.clone().ready().await.unwrap().send_request(get(), true).unwrap();
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    until("the request", || origin.requests() == 1).await;
     fixture.engine.set_soft_drain(true);
+    release.send_replace(true);
     let mut body = response.await.unwrap().into_body();
     assert_eq!(body.data().await.unwrap().unwrap(), "ok");
     drop(body);
@@ -199,8 +205,15 @@ async fn a_soft_drain_lets_http2_streams_finish_and_clients_return() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(5), gone).await.expect("the connection ends though its client keeps it");
-    assert!(client.ready().await.is_err());
+    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), gone)
+        .await
+        .expect("the connection ends though its client keeps it");
+    let refused = async {
+        while client.clone().ready().await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), refused).await.expect("no more streams");
     fixture.engine.set_soft_drain(false);
     let client = connect(&fixture).await;
     for _ in 0..3 {
@@ -211,15 +224,9 @@ async fn a_soft_drain_lets_http2_streams_finish_and_clients_return() {
     assert_eq!(fixture.engine.sessions(), (1, 2));
 }
 
-/// Waits until exactly these workers are stuck; panics after 10 s.
+/// Waits until exactly these workers are stuck.
 async fn until_stuck(fixture: &GatewayFixture, workers: &[usize]) {
-    for _ in 0..1000 {
-        if fixture.engine.stuck_workers() == workers {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("{:?} are stuck, and not {workers:?}", fixture.engine.stuck_workers());
+    until(&format!("{workers:?} are stuck"), || fixture.engine.stuck_workers() == workers).await;
 }
 
 #[tokio::test]

@@ -59,7 +59,7 @@ async fn the_access_log_has_a_line_per_request() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let text = tokio::time::timeout(Duration::from_secs(5), lines).await.unwrap();
+    let text = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), lines).await.unwrap();
     let line: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
     for (name, want) in [
         ("tenant", "alpha"),
@@ -94,7 +94,7 @@ async fn the_tap_shows_requests_that_match_its_filter() {
     }
     let read = |bytes: bytes::Bytes| serde_json::from_slice::<serde_json::Value>(&bytes).unwrap();
     let next = async |lines: &mut canal_telemetry::observe::Lines| {
-        read(tokio::time::timeout(Duration::from_secs(5), lines.recv()).await.unwrap().unwrap())
+        read(tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), lines.recv()).await.unwrap().unwrap())
     };
     let first = next(&mut all).await;
     assert_eq!((&first["path"], &first["status"], &first["tenant"]), (&"/a".into(), &200.into(), &"alpha".into()));
@@ -193,7 +193,10 @@ async fn tokens_are_in_neither_log_nor_tap() {
     client.ready().await.unwrap().send_request(request, true).unwrap().0.await.unwrap();
     let mut dump_text = String::new();
     for _ in 0..2 {
-        dump_text += std::str::from_utf8(&tokio::time::timeout(Duration::from_secs(5), tapped.recv()).await.unwrap().unwrap()).unwrap();
+        dump_text += std::str::from_utf8(
+            &tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), tapped.recv()).await.unwrap().unwrap(),
+        )
+        .unwrap();
     }
     fixture.drain(Duration::from_secs(2));
     assert!(fixture.ended(Duration::from_secs(5)).await);

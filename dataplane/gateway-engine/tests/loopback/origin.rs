@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 use crate::fixture::LOCALHOST;
 
@@ -83,6 +84,21 @@ impl OriginServer {
             }
         })
         .await
+    }
+
+    /// Starts a server that reads requests and answers them while the sender has `true`. It begins with `false`.
+    pub(crate) async fn held() -> (Self, watch::Sender<bool>) {
+        let (release, released) = watch::channel(false);
+        let origin = Self::each(move |mut peer| {
+            let mut released = released.clone();
+            async move {
+                while peer.request().await.is_some() && released.wait_for(|is_released| *is_released).await.is_ok() {
+                    peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+                }
+            }
+        })
+        .await;
+        (origin, release)
     }
 
     /// Starts a server that responds with 200 and its own name.

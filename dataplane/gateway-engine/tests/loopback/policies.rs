@@ -285,7 +285,7 @@ async fn open_requests_are_reauthorized_when_policies_change() {
         client.send(request.as_bytes()).await;
         let whole = |seen: &[u8]| seen.ends_with(b"hi\r\n") || (seen.starts_with(b"HTTP/1.1 101") && seen.ends_with(b"\r\n\r\n"));
         while !whole(&client.buffer) {
-            let more = tokio::time::timeout(Duration::from_secs(10), client.more()).await;
+            let more = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), client.more()).await;
             assert_eq!(more, Ok(true), "{request} {:?}", String::from_utf8_lossy(&client.buffer));
         }
         client
@@ -318,7 +318,7 @@ async fn open_requests_are_reauthorized_when_policies_change() {
     for client in &mut first {
         client.closed().await;
     }
-    let cut = tokio::time::timeout(Duration::from_secs(10), cut.data()).await.expect("an end within 10 s");
+    let cut = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), cut.data()).await.expect("an end within 10 s");
     assert!(cut.unwrap().is_err());
     let mut posted = open("POST /stay HTTP/1.1\r\nHost: web\r\nContent-Length: 100\r\n\r\nx").await;
     fixture.apply(vec![policy("third", AuthorizationAction::Deny, vec![path(&["/nobody"])])]);

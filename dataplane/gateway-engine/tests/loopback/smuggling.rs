@@ -33,7 +33,7 @@ async fn recorder() -> (OriginServer, Arrived) {
 
 fn times() -> GatewayTimeouts {
     // Unfinished messages time out soon; no message of the table is slow on purpose.
-    GatewayTimeouts { client: std::time::Duration::from_millis(400), ..GatewayTimeouts::default() }
+    GatewayTimeouts { client: std::time::Duration::from_millis(400) * canal_timing::slack(), ..GatewayTimeouts::default() }
 }
 
 #[tokio::test]

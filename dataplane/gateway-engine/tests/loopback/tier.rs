@@ -401,7 +401,8 @@ fn only_connections_of_moved_buckets_are_asked_to_leave() {
         replica.fixture.engine.rebalance(web, u128::from(u64::MAX), 0);
         let moved = held.iter().filter(|(moves, _)| *moves).count();
         assert!(moved > 0 && moved < 16, "{moved}");
-        tokio::time::sleep(std::time::Duration::from_secs(4)).await;
+        replica.fixture.until("canal_gateway_rebalanced_connections_total", &[], moved as f64).await;
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
         let asked = replica.fixture.metric("canal_gateway_rebalanced_connections_total", &[]) - moved as f64;
         assert!(asked == 0.0 || asked == 1.0, "the tunnel's connection may be among them: {asked}");
         for (moves, client) in &mut held {

@@ -92,7 +92,7 @@ async fn open_requests_have_their_tokens_verified_when_rules_come() {
         client.send(format!("GET /watch HTTP/1.1\r\nHost: web\r\nAuthorization: Bearer {token}\r\n{more}\r\n").as_bytes()).await;
         let whole = |seen: &[u8]| seen.ends_with(b"hi\r\n") || (seen.starts_with(b"HTTP/1.1 101") && seen.ends_with(b"\r\n\r\n"));
         while !whole(&client.buffer) {
-            assert_eq!(tokio::time::timeout(Duration::from_secs(10), client.more()).await, Ok(true), "{more}");
+            assert_eq!(tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), client.more()).await, Ok(true), "{more}");
         }
         client
     };
@@ -107,7 +107,7 @@ async fn open_requests_have_their_tokens_verified_when_rules_come() {
     for client in &mut cut {
         assert!(!client.closed().await, "cut, not ended");
     }
-    let ended = tokio::time::timeout(Duration::from_secs(10), stream.data()).await.expect("an end within 10 s");
+    let ended = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), stream.data()).await.expect("an end within 10 s");
     assert!(ended.unwrap().is_err());
     fixture.until("canal_gateway_reauthorized_total", &["result=\"allowed\""], 2.0).await;
     for client in &mut held {

@@ -32,7 +32,7 @@ fn try_dial(args: &[String]) -> io::Result<String> {
     }
     let protocol = if has("mptcp") { Protocol::from(IPPROTO_MPTCP) } else { Protocol::TCP };
     let s = Socket::new(Domain::for_address(to), Type::STREAM, Some(protocol))?;
-    s.set_read_timeout(Some(Duration::from_secs(5)))?;
+    s.set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(5))))?;
     if let Some(from) = value("bind=") {
         s.set_reuse_address(true)?;
         s.bind(&from.parse::<SocketAddr>().unwrap().into())?;

@@ -13,6 +13,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
@@ -35,6 +36,27 @@ fn cgroup2() -> PathBuf {
     let mounts = fs::read_to_string("/proc/mounts").unwrap();
     let line = mounts.lines().find(|l| l.split(' ').nth(2) == Some("cgroup2")).expect("a cgroup2 mount");
     PathBuf::from(line.split(' ').nth(1).unwrap())
+}
+
+/// Waits until `holds` returns true.
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        let waited = started.elapsed();
+        assert!(waited < canal_timing::deadline(Duration::from_secs(5)), "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// States of a TCP socket (net/tcp_states.h).
+pub const TIME_WAIT: u8 = 6;
+pub const LISTEN: u8 = 10;
+
+/// A TCP socket of a namespace.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TcpSocket {
+    pub state: u8,
+    pub remote_port: u16,
 }
 
 /// Runs `f` on a thread in the namespace at `path`.
@@ -100,6 +122,17 @@ impl LabNetns {
     /// Runs `f` on a thread in the namespace.
     pub fn within<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         within(&self.path(), f)
+    }
+
+    /// Returns the namespace's TCP sockets of both families (proc_net_tcp.rst).
+    pub fn tcp_sockets(&self) -> Vec<TcpSocket> {
+        let text = self.within(|| ["tcp", "tcp6"].map(|family| fs::read_to_string(format!("/proc/thread-self/net/{family}")).unwrap()));
+        let row = |line: &str| {
+            let columns: Vec<&str> = line.split_whitespace().collect();
+            let (_, port) = columns.get(2)?.rsplit_once(':')?;
+            Some(TcpSocket { state: u8::from_str_radix(columns.get(3)?, 16).ok()?, remote_port: u16::from_str_radix(port, 16).ok()? })
+        };
+        text.iter().flat_map(|text| text.lines().skip(1)).filter_map(row).collect()
     }
 
     /// Creates a listener in the namespace.
@@ -214,7 +247,7 @@ impl Drop for Cgroup {
             if fs::remove_dir(&self.dir).is_ok() {
                 break;
             }
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10));
         }
         let _ = self.dir.parent().map(fs::remove_dir);
     }

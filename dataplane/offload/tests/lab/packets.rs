@@ -162,10 +162,13 @@ pub fn send(args: &[String]) {
     });
 }
 
-/// Listens, and reports what arrives within two seconds after [`super::Client::go_on`]. Arguments: `AT`.
+/// Listens, and reports what arrives within two seconds after [`super::CaseProcess::go_on`]. Arguments: `AT [arrives]`. The second one says
+/// that a packet will arrive, so the gate waits longer for it.
 pub fn receive(args: &[String]) {
     let socket = UdpSocket::bind(&args[0]).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    let wait = Duration::from_secs(2);
+    let arrives = args.get(1).is_some_and(|arg| arg == "arrives");
+    socket.set_read_timeout(Some(if arrives { canal_timing::deadline(wait) } else { wait })).unwrap();
     print_line("open");
     pause();
     print_line(socket.recv(&mut [0; 64]).map_or("nothing".to_string(), |n| format!("{n} bytes")));
@@ -194,7 +197,7 @@ pub fn ask(args: &[String]) {
     let to: SocketAddr = args[0].parse().unwrap();
     let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    socket.set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(2)))).unwrap();
     let asked = socket.send_to(TEXT, to).and_then(|_| socket.recv_from(&mut [0; 64]));
     print_line(
         asked.map_or_else(|e| format!("error {}", e.raw_os_error().unwrap_or_default()), |(_, from)| format!("answer from {}", from.ip())),

@@ -4,12 +4,15 @@ use super::*;
 
 /// Repeats `f` until it takes less than a second, because the slowest limit gives one token per second.
 fn within_a_second<T>(mut f: impl FnMut() -> T) -> T {
+    let started = Instant::now();
     loop {
         let began = Instant::now();
         let done = f();
         if began.elapsed() < Duration::from_millis(900) {
             return done;
         }
+        let waited = started.elapsed();
+        assert!(waited < canal_timing::deadline(Duration::from_secs(20)), "it never takes less than a second");
     }
 }
 
@@ -128,13 +131,15 @@ fn parts_of_a_limit_sum_up_to_it_whatever_the_number_of_replicas() {
     r.remove_throttle(&key).unwrap();
     r.set_throttle(&key, &ThrottleLimits { sessions: Some(ThrottleLimit { rate: 400, burst: 80 }), part: 32, ..ThrottleLimits::default() })
         .unwrap();
-    while s.run(&syn).verdict != DROPPED {}
+    let used_up = (0..100_000).any(|_| s.run(&syn).verdict == DROPPED);
+    assert!(used_up, "the burst has no end");
     let (begun, mut passed) = (std::time::Instant::now(), 0u32);
     while begun.elapsed() < Duration::from_millis(1000) {
         passed += u32::from(s.run(&syn).verdict != DROPPED);
     }
     let most = (begun.elapsed().as_secs_f64() * 100.0) as u32 + 2;
-    assert!((90..=most).contains(&passed), "{passed} of {most}");
+    assert!(passed <= most, "{passed} of {most}");
+    canal_timing::timed!(passed >= 90, "a quarter of a limit of 400 per second lets 90 pass in a second");
 }
 
 #[test]

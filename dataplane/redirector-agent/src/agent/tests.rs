@@ -1,6 +1,7 @@
 //! Tests of the agent with maps in memory, sessions in memory, and a fake controller over TLS.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use canal_model::ids::{Generation, ServiceId};
 use canal_runtime::drain::{self, DrainTrigger};
@@ -22,9 +23,26 @@ struct AgentFixture {
     found: ScanAnswer,
     folder: tempfile::TempDir,
     _trigger: DrainTrigger,
+    search: SlowSearch,
 }
 
-/// A search for a client with this port lasts as long as it may.
+/// The search for [`SLOW_PORT`]. It ends with the fixture.
+#[derive(Clone, Default)]
+struct SlowSearch {
+    has_begun: Arc<AtomicBool>,
+    is_over: Arc<AtomicBool>,
+}
+
+impl SlowSearch {
+    fn run(&self) {
+        self.has_begun.store(true, Relaxed);
+        while !self.is_over.load(Relaxed) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// A search for a client with this port lasts until the fixture is dropped.
 const SLOW_PORT: u16 = 9;
 
 /// Result of a scan: sessions, or a failure if `None`.
@@ -43,6 +61,22 @@ fn sessions(found: &ScanAnswer, all: &[(u32, u16)]) {
     *found.lock().unwrap() = Some(all.iter().map(one).collect());
 }
 
+impl Drop for AgentFixture {
+    fn drop(&mut self) {
+        self.search.is_over.store(true, Relaxed);
+    }
+}
+
+/// Waits until `holds` returns true.
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        let waited = started.elapsed();
+        assert!(waited < canal_timing::deadline(Duration::from_secs(5)), "never: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 impl AgentFixture {
     async fn new(orders: ReplicaReportResponse) -> Self {
         let controller = FakeController::start().await;
@@ -50,6 +84,8 @@ impl AgentFixture {
         let folder = tempfile::tempdir().unwrap();
         let found = ScanAnswer::new(Mutex::new(Some(OwnedSessions::new())));
         let seen = found.clone();
+        let search = SlowSearch::default();
+        let running = search.clone();
         let (trigger, drain) = drain::tree();
         let (memory, registry) = (SharedMemory::default(), Registry::new());
         let config = ReplicaConfig {
@@ -61,9 +97,9 @@ impl AgentFixture {
             orders: folder.path().join("orders.json"),
             sockets: SessionScanner::of(
                 move |_| seen.lock().unwrap().clone().ok_or(SessionScanError::Format("a test's")),
-                |client, until| {
+                move |client, _| {
                     if client.port() == SLOW_PORT {
-                        std::thread::sleep(until.saturating_duration_since(Instant::now()));
+                        running.run();
                         return Err(SessionScanError::Late);
                     }
                     Ok(vec![(ServiceId::new(7).unwrap(), client.port())])
@@ -71,7 +107,7 @@ impl AgentFixture {
             ),
         };
         let agent = RedirectorAgent::start(config, Box::new(memory.clone()), Box::new(|| (3, 9)), &registry, &drain).unwrap();
-        Self { agent, memory, controller, registry, found, folder, _trigger: trigger }
+        Self { agent, memory, controller, registry, found, folder, _trigger: trigger, search }
     }
 
     fn apply(&self, resources: Vec<Arc<Resource>>, generation: u64) {
@@ -82,13 +118,13 @@ impl AgentFixture {
 
     /// Waits for a report that matches `wanted`.
     async fn until(&self, what: &str, wanted: impl Fn(&ReplicaReportRequest) -> bool) -> ReplicaReportRequest {
-        for _ in 0..500 {
-            if let Some(last) = self.controller.reports.heard().replicas.last().filter(|r| wanted(r)) {
-                return last.clone();
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        panic!("{what}: {:?}", self.controller.reports.heard().replicas.last());
+        let found = std::cell::RefCell::new(None);
+        let matches = || {
+            *found.borrow_mut() = self.controller.reports.heard().replicas.last().filter(|r| wanted(r)).cloned();
+            found.borrow().is_some()
+        };
+        until(what, matches).await;
+        found.take().unwrap()
     }
 }
 
@@ -136,12 +172,8 @@ async fn the_agent_registers_follows_orders_and_reports_owned_sessions_when_need
     // A failed scan does not prove that there are no sessions.
     *fixture.found.lock().unwrap() = None;
     fixture.apply(vec![table_of("alpha/default/web", 7, "az1", 6, &[1, 2])], 12);
-    for _ in 0..300 {
-        if fixture.registry.render().contains("canal_redirector_session_scans_total{result=\"failed\"}") {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    let failed = || fixture.registry.render().contains("canal_redirector_session_scans_total{result=\"failed\"}");
+    until("a failed scan", failed).await;
     assert_eq!(fixture.agent.dump()["scanned_generation"], 11);
     assert!(fixture.controller.reports.heard().replicas.iter().all(|r| r.generation < 12));
 }
@@ -151,14 +183,7 @@ async fn a_drain_is_ordered_reported_and_ended_with_last_words() {
     let fixture = AgentFixture::new(orders(false)).await;
     fixture.until("registration", |_| true).await;
     fixture.controller.reports.heard().replica_orders = orders(true);
-    let ordered = || fixture.agent.dump()["orders"]["drain"] == true;
-    for _ in 0..100 {
-        if ordered() {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    assert!(ordered(), "{}", fixture.agent.dump());
+    until("the order to drain", || fixture.agent.dump()["orders"]["drain"] == true).await;
     fixture.agent.drain();
     fixture.until("draining", |r| r.draining && !r.terminating).await;
     fixture.agent.leave().await;
@@ -172,14 +197,9 @@ async fn a_drain_is_ordered_reported_and_ended_with_last_words() {
 async fn orders_that_cannot_be_read_change_nothing() {
     let fixture = AgentFixture::new(ReplicaReportResponse { edge: "edge-1".into(), ..orders(false) }).await;
     fixture.apply(vec![table_of("alpha/default/web", 7, "az1", 4, &[2, 1])], 10);
-    for _ in 0..500 {
-        if fixture.registry.render().contains("canal_redirector_reports_total{result=\"bad_orders\"}") {
-            assert_eq!(fixture.memory.0.lock().unwrap().own, None);
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("{}", fixture.registry.render());
+    let refused = || fixture.registry.render().contains("canal_redirector_reports_total{result=\"bad_orders\"}");
+    until("orders that are refused", refused).await;
+    assert_eq!(fixture.memory.0.lock().unwrap().own, None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -188,13 +208,7 @@ async fn a_soft_drain_starts_once_heads_moved_and_ends_with_an_undrain() {
     let mut parting = fixture.agent.soft_drain();
     let ordered = async |drain: bool| {
         fixture.controller.reports.heard().replica_orders = orders(drain);
-        for _ in 0..200 {
-            if fixture.agent.dump()["orders"]["drain"] == drain {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        panic!("{}", fixture.agent.dump());
+        until("the order", || fixture.agent.dump()["orders"]["drain"] == drain).await;
     };
     fixture.apply(vec![table_of("alpha/default/web", 7, "az1", 4, &[2, 1])], 10);
     ordered(true).await;
@@ -237,11 +251,11 @@ async fn slow_search_for_a_session_delays_no_report() {
     fixture.until("registration", |_| true).await;
     let query = SessionQuery { id: 5, client: format!("10.1.1.9:{SLOW_PORT}"), ..SessionQuery::default() };
     fixture.controller.reports.heard().replica_orders = ReplicaReportResponse { queries: vec![query], ..orders(false) };
-    tokio::time::sleep(Duration::from_millis(400)).await;
-    let before = fixture.controller.reports.heard().replicas.len();
-    tokio::time::sleep(Duration::from_millis(1200)).await;
-    let reports = fixture.controller.reports.heard().replicas.len() - before;
-    assert!(reports >= 3, "{reports} reports in 1.2 s while a search of 2 s runs");
+    until("the search", || fixture.search.has_begun.load(Relaxed)).await;
+    let reports = || fixture.controller.reports.heard().replicas.len();
+    let (before, begun) = (reports(), Instant::now());
+    until("three reports while the search runs", || reports() >= before + 3).await;
+    canal_timing::judge_time("time of three reports while a search runs", begun.elapsed(), Duration::from_millis(1200));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -251,12 +265,7 @@ async fn moved_heads_are_reported_to_the_gateway_after_the_map_writes() {
     let told = heard.clone();
     fixture.agent.rebalance_with(Box::new(move |service, change| told.lock().unwrap().push((service.get(), change))));
     fixture.until("registration", |_| true).await;
-    for _ in 0..200 {
-        if fixture.agent.dump()["orders"]["number"] == 2 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until("the replica's number", || fixture.agent.dump()["orders"]["number"] == 2).await;
     let other = |up| replica("gw-1", 1, "250.1.0.2", up);
     fixture.apply(vec![table_of("alpha/default/web", 7, "az1", 4, &[2, 1]), other(false)], 10);
     fixture.apply(vec![table_of("alpha/default/web", 7, "az1", 5, &[1, 2]), other(false)], 11);
