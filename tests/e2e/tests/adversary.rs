@@ -2,15 +2,20 @@
 //! the edge. Every frame must end in a counted refusal. The victim tenant is watched: it loses nothing, receives nothing that is not its
 //! own, and is not delayed. `attacks/open.rs` tests what Canal refuses without a virtual switch before it.
 
+use std::process::Child;
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use canal_e2e::Mesh;
+use canal_e2e::{Mesh, deadline_ms, until};
+use canal_timing::{deadline, is_timed, timed};
 
 /// Number of frames of each attack.
 const FRAMES: u64 = 2000;
-/// Requests of the victim per second during an attack.
+/// Duration of the victim's requests during an attack, and their number per second in the timing tier.
+const VICTIM_SECONDS: u64 = 2;
 const VICTIM_RATE: u64 = 100;
+/// A request of the victim is answered within this time.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 /// Minimum percentage of the victim's requests that get a response.
 const GOODPUT_PERCENT_MIN: u64 = 99;
 /// A refusal is visible in metrics within this time.
@@ -105,61 +110,57 @@ fn attacks() -> Vec<(&'static str, &'static str, Vec<String>)> {
     ]
 }
 
-/// Starts the victim's requests for this long, to a pod in the other AZ.
-fn victim(seconds: &str) -> std::process::Child {
-    let rate = VICTIM_RATE.to_string();
-    let argv =
-        ["canal-samples", "load", "http://10.101.0.10:80/blob?size=1000", "-r", &rate, "-c", "8", "-d", seconds, "--timeout-ms", "2000"];
-    mesh().spawn("alpha/default/client-0", &argv)
+/// Starts the victim's requests, to a pod in the other AZ, and waits until they are served. In the gate each connection sends when it was
+/// answered.
+fn victim() -> Child {
+    let served = || mesh().counted_at("gateway", "istio_requests_total", &["tenant=\"alpha\""]);
+    let before = served();
+    let (rate, seconds, timeout) = (VICTIM_RATE.to_string(), VICTIM_SECONDS.to_string(), deadline_ms(ANSWERED_WITHIN));
+    let mut argv =
+        vec!["canal-samples", "load", "http://10.101.0.10:80/blob?size=1000", "-c", "8", "-d", &seconds, "--timeout-ms", &timeout];
+    if is_timed() {
+        argv.extend(["-r", &rate]);
+    }
+    let watch = mesh().spawn("alpha/default/client-0", &argv);
+    until(deadline(ANSWERED_WITHIN), "the victim's requests are served", || served() > before);
+    watch
 }
 
-/// Ends a watch and returns the harm to the victim, if any.
-fn suffered(watch: std::process::Child, seconds: u64) -> (String, Option<String>) {
+/// Ends a watch, and asserts that the victim was served by its own application only and, in the gate, without a loss.
+fn assert_unharmed(attack: &str, watch: Child) {
     let report = mesh().end("the victim's requests", watch).json();
     let count = |name: &str| report[name].as_u64().unwrap_or(0);
-    let own = report["served_by"].as_object().map_or(0, |served| served.iter().filter(|(name, _)| name.ends_with("alpha")).count());
-    let all = report["served_by"].as_object().map_or(0, serde_json::Map::len);
-    let line = format!("alpha: {} of {} requests failed, p99 {} ms", count("failed"), count("requests"), report["latency_ms"]["p99"]);
-    let is_served = count("requests") >= seconds * VICTIM_RATE * 9 / 10
-        && count("succeeded") * 100 >= count("requests") * GOODPUT_PERCENT_MIN
-        && (own, all) == (1, 1);
-    (line, (!is_served).then(|| report.to_string()))
+    println!("  alpha: {} of {} requests failed, p99 {} ms", count("failed"), count("requests"), report["latency_ms"]["p99"]);
+    let by: Vec<&String> = report["served_by"].as_object().into_iter().flat_map(serde_json::Map::keys).collect();
+    assert!(matches!(by.as_slice(), [one] if one.ends_with("alpha")), "{attack}: the victim was not served by its own: {report}");
+    assert!(is_timed() || report["failed"] == 0, "{attack}: the victim lost requests: {report}");
+    timed!(count("requests") >= VICTIM_SECONDS * VICTIM_RATE * 9 / 10, "rate of the victim, {attack}");
+    timed!(count("succeeded") * 100 >= count("requests") * GOODPUT_PERCENT_MIN, "goodput of the victim, {attack}");
 }
 
 #[test]
 fn no_forged_frame_passes() {
-    let (line, wrong) = suffered(victim("2"), 2);
-    println!("quiet: {line}");
-    assert!(wrong.is_none(), "the victim is not served even without an attack: {wrong:?}");
+    assert_unharmed("without an attack", victim());
     let peer = canal_e2e::bin("canal-world-peer");
     let peer = peer.to_str().expect("a UTF-8 path");
     for (attack, host, words) in attacks() {
         let before = refusals();
         let count = format!("count={FRAMES}");
         let argv: Vec<&str> = [peer, "spoof"].into_iter().chain(words.iter().map(String::as_str)).chain([count.as_str()]).collect();
-        let watch = victim("2");
-        std::thread::sleep(Duration::from_millis(300));
+        let watch = victim();
         let output = mesh().run(host, &argv);
         // A kernel that refuses to send has refused too.
         if output.code == Some(0) {
+            println!("{attack}: {}", output.stdout.trim());
             // Agents read their programs' counters every few seconds.
-            let started = Instant::now();
-            let mut refused = refusals() - before;
-            while refused < FRAMES && started.elapsed() < SEEN_WITHIN {
-                std::thread::sleep(Duration::from_millis(100));
-                refused = refusals() - before;
-            }
-            println!("{attack}: {} refused of {FRAMES} frames", refused);
-            assert!(refused >= FRAMES, "{attack}: only {refused} of {FRAMES} frames were refused: {output:?}");
+            until(deadline(SEEN_WITHIN), &format!("{attack}: {FRAMES} refusals are counted"), || refusals() - before >= FRAMES);
         } else {
             println!("{attack}: refused by the sender's own kernel: {}", output.stderr.trim());
             // `EPERM` is the pod guard's result for packets that the mesh does not carry.
             let is_refused = output.stderr.contains("os error") || output.stderr.contains("PermissionDenied");
             assert!(is_refused, "{attack}: {output:?}");
         }
-        let (line, wrong) = suffered(watch, 2);
-        println!("  meanwhile {line}");
-        assert!(wrong.is_none(), "{attack}: the victim suffered: {wrong:?}");
+        assert_unharmed(attack, watch);
     }
     for tenant in ["alpha", "beta"] {
         let output =

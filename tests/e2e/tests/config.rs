@@ -3,11 +3,18 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use canal_e2e::Mesh;
+use canal_e2e::{Mesh, deadline_ms, load_while, until};
+use canal_timing::{deadline, is_timed, judge_time, timed};
 use canal_world::Signal;
 
 const CLIENT: &str = "alpha/default/client-0";
 const REVIEWS: &str = "http://10.101.0.60:9080/reviews/0";
+/// A change is in force everywhere within this time.
+const IN_FORCE_WITHIN: Duration = Duration::from_secs(10);
+/// A process that was killed serves again within this time.
+const BACK_WITHIN: Duration = Duration::from_secs(20);
+/// A request is answered within this time.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 
 fn mesh() -> &'static Mesh {
     static MESH: OnceLock<Mesh> = OnceLock::new();
@@ -45,46 +52,41 @@ fn apply(mesh: &Mesh, text: &str) -> canal_e2e::ClientOutcome {
     mesh.canal(&["apply", "--tenant", "alpha", "-f", file.to_str().unwrap()])
 }
 
-/// A thousand changes in `make soak`, of which `make test` makes the first. As many loads, one after another, as they take. None is made between
-/// them. Each change sends what the load asks for elsewhere, which the load sees by who answers.
+/// A thousand changes in the timing tier, of which the gate makes the first 40, under as many loads, one after another, as they take. Each
+/// change moves the load's requests to the other half, and the load counts which half answers.
 #[test]
 fn a_thousand_changes_lose_no_request() {
     const SECONDS: u64 = 20;
-    const ROUNDS_MAX: u32 = 12;
-    let wanted = if std::env::var_os("CANAL_SOAK").is_some() { 1000 } else { 300 };
+    const RATE: u64 = 200;
+    const CHANGED_WITHIN: Duration = Duration::from_secs(12 * SECONDS);
+    let wanted = if is_timed() { 1000 } else { 40 };
     let mesh = mesh();
     apply(mesh, &format!("{HALVES}---\n{}", route(0))).ok();
-    mesh.converge(Duration::from_secs(10));
-    let (mut changes, mut rounds, mut requests, mut took) = (0, 0, 0, Duration::ZERO);
-    let mut answered = [0, 0];
-    while changes < wanted {
-        assert!(rounds < ROUNDS_MAX, "{changes} changes only in {rounds} loads of {SECONDS} s");
-        rounds += 1;
-        let load = mesh
-            .spawn(CLIENT, &["canal-samples", "load", REVIEWS, "-r", "200", "-c", "8", "-d", &SECONDS.to_string(), "--served-by", "x-pod"]);
-        let started = Instant::now();
-        while changes < wanted && started.elapsed() < Duration::from_secs(SECONDS - 1) {
-            apply(mesh, &route(changes)).ok();
-            changes += 1;
-        }
-        took += started.elapsed();
-        let report = mesh.end("load during changes", load).json();
-        assert_eq!(report["failed"], 0, "{report}");
-        let succeeded = report["succeeded"].as_u64().unwrap_or(0);
-        assert!(succeeded > SECONDS * 200 * 2 / 3, "{report}");
-        requests += succeeded;
-        for (half, pod) in ["reviews-v1-0", "reviews-v2-0"].into_iter().enumerate() {
-            answered[half] += report["served_by"][pod].as_u64().unwrap_or(0);
-        }
+    mesh.converge(deadline(IN_FORCE_WITHIN));
+    let (rate, seconds, timeout) = (RATE.to_string(), SECONDS.to_string(), deadline_ms(ANSWERED_WITHIN));
+    let mut load = vec!["canal-samples", "load", REVIEWS, "--served-by", "x-pod", "--timeout-ms", &timeout];
+    // In the gate each connection sends when it was answered.
+    if is_timed() {
+        load.extend(["-r", &rate, "-c", "8", "-d", &seconds]);
+    } else {
+        load.extend(["-c", "4", "-d", "5"]);
     }
-    let each = took.as_secs_f64() / f64::from(changes);
-    println!("{changes} changes in {:.1} s; {requests} requests, none failed; by half: {answered:?}", took.as_secs_f64());
-    // Each half responds half of the time, except after the last change of a round.
-    assert!(
-        answered.into_iter().all(|half| half >= requests / 5),
-        "changes of {each:.3} s each did not move the load: {answered:?} of {requests}"
-    );
-    mesh.converge(Duration::from_secs(10));
+    let started = Instant::now();
+    let (took, reports) = load_while(mesh, &[(CLIENT, load)], || {
+        (0..wanted).for_each(|n| drop(apply(mesh, &route(n)).ok()));
+        started.elapsed()
+    });
+    let lasted = started.elapsed();
+    let (reports, halves) = (&reports[0], ["reviews-v1-0", "reviews-v2-0"]);
+    let (requests, answered) = (reports.sum("succeeded"), halves.map(|pod| reports.served_by(pod)));
+    println!("{wanted} changes in {took:?}; {requests} requests in {lasted:?}; by half: {answered:?}");
+    reports.judge_none_lost("requests lost by changes");
+    assert!(answered.into_iter().all(|half| half >= 1), "changes did not move the load: {answered:?} of {requests}");
+    // Each half responds half of the time, except after the last change.
+    timed!(answered.into_iter().all(|half| half >= requests / 5), "each half of the application answers a fifth of the requests");
+    timed!(requests >= lasted.as_secs() * RATE * 2 / 3, "rate of requests during changes");
+    judge_time("time of a thousand changes", took, CHANGED_WITHIN);
+    mesh.converge(deadline(IN_FORCE_WITHIN));
     for (kind, name) in [("HTTPRoute", "reviews"), ("Service", "reviews-a"), ("Service", "reviews-b")] {
         mesh.canal(&["delete", "--tenant", "alpha", kind, name]).ok();
     }
@@ -95,11 +97,11 @@ fn a_thousand_changes_lose_no_request() {
 fn a_change_shows_and_a_broken_one_is_refused_whole() {
     let mesh = mesh();
     let to_nobody = route(0).replace("name: reviews-a, port: 9080, weight", "name: nobody, port: 80, weight");
-    let status = || mesh.run(CLIENT, &["curl", "-sS", "--max-time", "5", "-o", "/dev/null", "-w", "%{http_code}", REVIEWS]).ok();
-    assert_eq!(status().trim(), "200");
+    let status = || mesh.code(CLIENT, REVIEWS, &[]);
+    assert_eq!(status(), 200);
     apply(mesh, &to_nobody).ok();
-    mesh.converge(Duration::from_secs(10));
-    assert_eq!(status().trim(), "503", "the route points at a service without endpoints");
+    mesh.converge(deadline(IN_FORCE_WITHIN));
+    assert_eq!(status(), 503, "the route points at a service without endpoints");
     let broken = format!(
         "{}---\n{}",
         route(5),
@@ -109,10 +111,10 @@ fn a_change_shows_and_a_broken_one_is_refused_whole() {
     assert_eq!(output.code, Some(1), "{output:?}");
     let text = format!("{}{}", output.stdout, output.stderr);
     assert!(text.contains("surprise") && text.contains("99999") && text.contains("route.yaml:"), "all errors, with their place: {text}");
-    assert_eq!(status().trim(), "503", "the refused batch changed nothing");
+    assert_eq!(status(), 503, "the refused batch changed nothing");
     mesh.canal(&["delete", "--tenant", "alpha", "HTTPRoute", "reviews"]).ok();
-    mesh.converge(Duration::from_secs(10));
-    assert_eq!(status().trim(), "200");
+    mesh.converge(deadline(IN_FORCE_WITHIN));
+    assert_eq!(status(), 200);
 }
 
 /// The controller is killed; then a node proxy and a gateway replica restart without it, and traffic continues from their state files.
@@ -120,32 +122,21 @@ fn a_change_shows_and_a_broken_one_is_refused_whole() {
 fn life_goes_on_without_the_controller() {
     let mesh = mesh();
     mesh.world.stop("controller").unwrap();
-    let load = mesh.spawn(CLIENT, &["canal-samples", "load", REVIEWS, "-r", "100", "-c", "4", "-d", "8"]);
-    let report = mesh.end("load without a controller", load).json();
-    assert_eq!(report["failed"], 0, "{report}");
+    let none_lost = |when: &str| {
+        let timeout = deadline_ms(ANSWERED_WITHIN);
+        let load = mesh.spawn(CLIENT, &["canal-samples", "load", REVIEWS, "-n", "500", "-c", "4", "--timeout-ms", &timeout]);
+        let report = mesh.end("load without a controller", load).json();
+        assert_eq!(report["failed"], 0, "{when}: {report}");
+    };
+    none_lost("the controller is dead");
     for host in ["gw-1", "alpha-n1"] {
         mesh.world.kill(host, Signal::Kill).unwrap();
-        let started = Instant::now();
-        loop {
-            let output = mesh.run(CLIENT, &["curl", "-sS", "--max-time", "2", "-o", "/dev/null", "-w", "%{http_code}", REVIEWS]);
-            if output.stdout.trim() == "200" && mesh.world.is_ready(host).unwrap_or(false) {
-                break;
-            }
-            assert!(
-                started.elapsed() < Duration::from_secs(20),
-                "{host} does not serve without the controller: {output:?}\n{}",
-                mesh.logs()
-            );
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        println!(
-            "{host} killed: traffic whole and the process ready again after {:.2} s, without a controller",
-            started.elapsed().as_secs_f64()
-        );
-        let load = mesh.spawn(CLIENT, &["canal-samples", "load", REVIEWS, "-n", "500", "-c", "4"]);
-        let report = mesh.end("load after a restart without a controller", load).json();
-        assert_eq!(report["failed"], 0, "after {host} restarted: {report}");
+        let took = until(deadline(BACK_WITHIN), &format!("{host} serves without the controller"), || {
+            mesh.code(CLIENT, REVIEWS, &[]) == 200 && mesh.world.is_ready(host).unwrap_or(false)
+        });
+        println!("{host} killed: traffic whole and the process ready again after {:.2} s, without a controller", took.as_secs_f64());
+        none_lost(&format!("after {host} restarted"));
     }
     mesh.world.start("controller").unwrap();
-    mesh.converge(Duration::from_secs(30));
+    mesh.converge(deadline(BACK_WITHIN));
 }

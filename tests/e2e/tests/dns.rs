@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use canal_e2e::{DnsAnswer, Mesh, query, query_tcp, query_udp, until};
+use canal_timing::{deadline, judge_time};
 use canal_world::{Signal, World};
 
 const NEAR: &str = "beta/default/client-0";
@@ -22,6 +23,10 @@ const TTL: u32 = 2;
 /// DNS knows a closed AZ within this time: two missed probes, a report, an update.
 const CLOSED_WITHIN: Duration = Duration::from_secs(3);
 const OPEN_WITHIN: Duration = Duration::from_secs(20);
+/// Buckets have stopped moving this long after the world is up.
+const RESTED_WITHIN: Duration = Duration::from_secs(60);
+/// A connect is answered within this time.
+const CONNECTED_WITHIN: Duration = Duration::from_secs(2);
 
 type DnsQueryFn = fn(&World, &str, IpAddr, &[u8]) -> Option<DnsAnswer>;
 
@@ -30,9 +35,9 @@ fn mesh() -> &'static Mesh {
     MESH.get_or_init(|| {
         let mesh = Mesh::up("tier.yaml", "e2e-dns");
         // The assignment of replicas is queried below, and services still move while the first replica is alone.
-        mesh.rest(Duration::from_secs(60));
+        mesh.rest(deadline(RESTED_WITHIN));
         let asked = [(NEAR, SERVERS1, PARTS1), (FAR, SERVERS2, PARTS2)];
-        until(OPEN_WITHIN, "each AZ answers for itself", || {
+        until(deadline(OPEN_WITHIN), "each AZ answers for itself", || {
             asked.iter().all(|(pod, servers, parts)| {
                 names().iter().all(|name| [0, 1].into_iter().all(|v6| is_in(&query_all(&mesh, pod, servers[0], name, v6), parts[v6])))
             })
@@ -87,7 +92,7 @@ fn names_are_a_tenants_own() {
     let secret = "secret.default.svc.cluster.local.";
     mesh.apply("alpha", service);
     let (alpha, beta) = ("alpha/default/client-0", NEAR);
-    until(OPEN_WITHIN, "alpha's new service has a name", || is_in(&query_all(mesh, alpha, SERVERS1[0], secret, 0), PARTS1[0]));
+    until(deadline(OPEN_WITHIN), "alpha's new service has a name", || is_in(&query_all(mesh, alpha, SERVERS1[0], secret, 0), PARTS1[0]));
     let (udp, tcp): (DnsQueryFn, DnsQueryFn) = (query_udp, query_tcp);
     for (pod, name, code) in [
         (alpha, secret, "No Error"),
@@ -129,17 +134,18 @@ fn another_azs_address_is_the_answer_only_while_the_local_one_is_closed() {
         mesh.world.kill(replica, Signal::Kill).unwrap();
         mesh.world.stop(replica).unwrap();
     }
-    let closed = until(CLOSED_WITHIN, "AZ 2's address is the answer", || all(PARTS2));
+    let closed = until(deadline(OPEN_WITHIN), "AZ 2's address is the answer", || all(PARTS2));
+    judge_time("time until DNS answers with the other AZ's address", closed, CLOSED_WITHIN);
     let far = query_all(mesh, FAR, SERVERS2[0], &name, 0);
     assert!(is_in(&far, PARTS2[0]), "AZ 2's own answer is what it was: {far:?}");
     // A client that uses the returned address is served.
     let port = if service == "tcp" { 7000 } else { 80 };
     let target = (far.expect("asked above").addresses[0].0, port);
-    let dialled = mesh.world.inside(NEAR, || TcpStream::connect_timeout(&target.into(), Duration::from_secs(2))).unwrap();
+    let dialled = mesh.world.inside(NEAR, || TcpStream::connect_timeout(&target.into(), deadline(CONNECTED_WITHIN))).unwrap();
     assert!(dialled.is_ok(), "{target:?}: {dialled:?}");
     for replica in &replicas {
         mesh.world.start(replica).unwrap();
     }
-    let opened = until(OPEN_WITHIN, "AZ 1's address is the answer again", || all(PARTS1));
+    let opened = until(deadline(OPEN_WITHIN), "AZ 1's address is the answer again", || all(PARTS1));
     println!("{name} on {replicas:?}: AZ 2's address after {closed:?}, AZ 1's again {opened:?} after the start");
 }

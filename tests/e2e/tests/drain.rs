@@ -3,31 +3,26 @@
 
 use std::time::Duration;
 
-use canal_e2e::{Mesh, until};
+use canal_e2e::{Mesh, deadline_ms, load_while, until};
+use canal_timing::{deadline, is_timed, judge_time};
 use serde_json::Value;
 
 /// A pod behind a node proxy, and one whose node runs no part of the mesh.
 const MESHED: &str = "alpha/default/client-0";
 const PROXYLESS: &str = "beta/default/client-0";
+/// All replicas of the clients' AZ: some carry node proxies' tunnels, all carry plain connections.
+const REPLICAS: [&str; 4] = ["gw-1", "gw-2", "gw-3", "gw-6"];
 /// A change of the fleet is visible within this time.
 const SETTLED_WITHIN: Duration = Duration::from_secs(20);
 /// A drained replica has no session within this time.
 const EMPTY_WITHIN: Duration = Duration::from_secs(10);
+/// A request is answered within this time. The gate waits a minute for it.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+/// Minimum number of sessions that the drained replicas had together.
+const SESSIONS_MIN: u64 = 17;
 
 fn url(n: u32) -> String {
     format!("http://web-{n}.default.svc.cluster.local:80/blob?size=100")
-}
-
-fn answers(mesh: &Mesh, client: &str, n: u32) -> bool {
-    let output = mesh.run(client, &["curl", "-sS", "--max-time", "2", "-o", "/dev/null", "-w", "%{http_code}", &url(n)]);
-    output.stdout.trim() == "200"
-}
-
-/// Starts a load over all services of the client's tenant.
-fn load(mesh: &Mesh, client: &str, extra: &[&str]) -> std::process::Child {
-    let urls: Vec<String> = (0..4).map(url).collect();
-    let all = ["canal-samples", "load"].into_iter().chain(urls.iter().map(String::as_str)).chain(extra.iter().copied());
-    mesh.spawn(client, &all.collect::<Vec<_>>())
 }
 
 fn replicas(mesh: &Mesh) -> Vec<Value> {
@@ -42,47 +37,77 @@ fn number(of: &Value, field: &str) -> u64 {
     of[field].as_f64().unwrap_or_else(|| panic!("{field} is missing: {of}")) as u64
 }
 
+/// Returns the number of sessions of all replicas.
+fn sessions(mesh: &Mesh) -> u64 {
+    replicas(mesh).iter().map(|r| number(r, "sessions")).sum()
+}
+
 #[test]
 fn a_drained_replica_ends_with_no_sessions() {
     let mesh = Mesh::up("tier.yaml", "e2e-drain");
     for client in [MESHED, PROXYLESS] {
-        until(SETTLED_WITHIN, &format!("{client} reaches every service"), || (0..4).all(|n| answers(&mesh, client, n)));
+        until(deadline(SETTLED_WITHIN), &format!("{client} reaches every service"), || {
+            (0..4).all(|n| mesh.code(client, &url(n), &[]) == 200)
+        });
     }
-    // Together these are 200 requests per second over persistent connections.
-    let loads = [MESHED, PROXYLESS].map(|client| (client, load(&mesh, client, &["-r", "100", "-c", "16", "-d", "40"])));
-    std::thread::sleep(Duration::from_secs(4));
-    let mut had = 0;
-    // All replicas of the clients' AZ, one after the other: some carry node proxies' tunnels, all carry plain connections.
-    for name in ["gw-1", "gw-2", "gw-3", "gw-6"] {
-        had += drained(&mesh, name);
-        mesh.canal(&["gateway", "undrain", name]).ok();
-        until(SETTLED_WITHIN, &format!("{name} serves again"), || replica(&mesh, name)["state"] == "active");
-    }
-    assert!(had > 16, "the clients' sessions were elsewhere: {had}");
-    // A drained replica stays empty, and other replicas serve the clients' connections. The test takes the busiest replica that receives
-    // new sessions without a node proxy: not every service is on every replica, and node proxies keep their tunnels.
-    let heads: Vec<String> = (0..4).flat_map(|n| mesh.heads(&format!("beta/default/web-{n}"), "az1")).collect();
-    let all: Vec<Value> = replicas(&mesh).into_iter().filter(|r| heads.iter().any(|name| r["name"] == **name)).collect();
-    let busiest = all.iter().max_by_key(|r| number(r, "sessions")).expect("there is a replica");
-    let name = busiest["name"].as_str().expect("a name");
-    drained(&mesh, name);
-    let empty = replica(&mesh, name);
-    std::thread::sleep(Duration::from_secs(3));
-    let later = replica(&mesh, name);
-    assert_eq!((number(&later, "accepted"), number(&later, "sessions")), (number(&empty, "accepted"), 0), "{later}");
-    let elsewhere: u64 = replicas(&mesh).iter().map(|r| number(r, "sessions")).sum();
-    assert!(elsewhere > 16, "the sessions are nowhere: {elsewhere}");
-    mesh.canal(&["gateway", "undrain", name]).ok();
-    let fresh = load(&mesh, PROXYLESS, &["-r", "50", "-c", "8", "-d", "20", "--no-keepalive"]);
-    let took = until(SETTLED_WITHIN, &format!("{name} takes sessions again"), || {
-        number(&replica(&mesh, name), "accepted") > number(&later, "accepted")
+    let urls: Vec<String> = (0..4).map(url).collect();
+    let timeout = deadline_ms(ANSWERED_WITHIN);
+    let load = |more: &[&'static str]| -> Vec<&str> {
+        let all = ["canal-samples", "load", "--timeout-ms", &timeout].into_iter().chain(urls.iter().map(String::as_str));
+        all.chain(more.iter().copied()).collect()
+    };
+    // Persistent connections. In the timing tier together 200 requests per second; in the gate each connection sends when it was answered.
+    let persistent: &[&str] = if is_timed() { &["-r", "100", "-c", "16", "-d", "40"] } else { &["-c", "8", "-d", "15"] };
+    let new: &[&str] =
+        if is_timed() { &["-r", "50", "-c", "8", "-d", "20", "--no-keepalive"] } else { &["-c", "2", "-d", "2", "--no-keepalive"] };
+    let clients = [(MESHED, load(persistent)), (PROXYLESS, load(persistent))];
+    let (new_sessions, reports) = load_while(&mesh, &clients, || {
+        let had: u64 = REPLICAS.iter().map(|name| drained_and_back(&mesh, name)).sum();
+        assert!(had >= SESSIONS_MIN, "the clients' sessions were elsewhere: {had}");
+        let (name, accepted) = stays_empty(&mesh);
+        let (took, new_sessions) = load_while(&mesh, &[(PROXYLESS, load(new))], || {
+            mesh.canal(&["gateway", "undrain", &name]).ok();
+            until(deadline(SETTLED_WITHIN), &format!("{name} takes sessions again"), || {
+                number(&replica(&mesh, &name), "accepted") > accepted
+            })
+        });
+        judge_time("time until a replica takes sessions after its drain was cancelled", took, SETTLED_WITHIN);
+        new_sessions
     });
-    println!("{name} took sessions again {:.1} s after the order was taken back", took.as_secs_f64());
-    for (what, child) in loads.into_iter().chain([("new sessions", fresh)]) {
-        let report = mesh.end(what, child).json();
-        println!("{what}: {} of {} failed, gap {} ms", report["failed"], report["requests"], report["gap_ms_max"]);
-        assert_eq!(report["failed"], 0, "{what}: {report}\n{}", mesh.logs());
+    let names = ["requests lost behind a node proxy", "requests lost without a node proxy", "new sessions lost"];
+    for (name, reports) in names.into_iter().zip(reports.iter().chain(&new_sessions)) {
+        println!("{name}: {} of {}", reports.sum("failed"), reports.sum("requests"));
+        reports.judge_none_lost(name);
     }
+}
+
+/// Waits until the clients have sessions again, drains a replica and cancels that. Returns the number of its sessions before.
+fn drained_and_back(mesh: &Mesh, name: &str) -> u64 {
+    until(deadline(SETTLED_WITHIN), "the clients have sessions", || sessions(mesh) >= SESSIONS_MIN);
+    let had = drained(mesh, name);
+    mesh.canal(&["gateway", "undrain", name]).ok();
+    until(deadline(SETTLED_WITHIN), &format!("{name} serves again"), || replica(mesh, name)["state"] == "active");
+    had
+}
+
+/// Tests that a drained replica stays empty while others serve the clients' connections. Returns the replica, which is still drained, and
+/// how many sessions it has accepted. It is the busiest replica that receives new sessions without a node proxy: not every service is on
+/// every replica, and node proxies keep their tunnels.
+fn stays_empty(mesh: &Mesh) -> (String, u64) {
+    let heads: Vec<String> = (0..4).flat_map(|n| mesh.heads(&format!("beta/default/web-{n}"), "az1")).collect();
+    let busiest = || {
+        let all = replicas(mesh).into_iter().filter(|r| heads.iter().any(|name| r["name"] == **name));
+        all.max_by_key(|r| number(r, "sessions")).expect("there is a replica")
+    };
+    until(deadline(SETTLED_WITHIN), "a replica of these has sessions", || number(&busiest(), "sessions") > 0);
+    let name = busiest()["name"].as_str().expect("a name").to_owned();
+    drained(mesh, &name);
+    let empty = replica(mesh, &name);
+    std::thread::sleep(Duration::from_secs(3));
+    let later = replica(mesh, &name);
+    assert_eq!((number(&later, "accepted"), number(&later, "sessions")), (number(&empty, "accepted"), 0), "{later}");
+    until(deadline(SETTLED_WITHIN), "the sessions are elsewhere", || sessions(mesh) >= SESSIONS_MIN);
+    (name, number(&later, "accepted"))
 }
 
 /// Drains a replica until it has no session, and returns the number of its sessions before.
@@ -93,8 +118,10 @@ fn drained(mesh: &Mesh, name: &str) -> u64 {
         let now = replica(mesh, name);
         now["state"] == "draining" && number(&now, "heads") == 0 && number(&now, "sessions") == 0
     };
-    let took = until(EMPTY_WITHIN, &format!("{name} has no session"), none_left);
-    let output = mesh.canal(&["gateway", "drain", name, "--timeout", "20"]).ok();
+    let took = until(deadline(SETTLED_WITHIN), &format!("{name} has no session"), none_left);
+    judge_time("time until a drained replica has no session", took, EMPTY_WITHIN);
+    let seconds = deadline(SETTLED_WITHIN).as_secs().to_string();
+    let output = mesh.canal(&["gateway", "drain", name, "--timeout", &seconds]).ok();
     println!("{name} had {had} sessions; the last one had left {:.1} s after the order. {}", took.as_secs_f64(), output.trim());
     had
 }

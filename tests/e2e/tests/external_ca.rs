@@ -6,11 +6,16 @@ use std::time::Duration;
 
 use canal_e2e::credential::TestAuthority;
 use canal_e2e::{Mesh, until};
+use canal_timing::{deadline, is_timed, judge_losses, slack};
 use canal_world::{Signal, Topology};
 use serde_json::json;
 
 const CLIENT: &str = "alpha/default/client-0";
 const SOON: Duration = Duration::from_secs(20);
+/// The controller has given up its attempts at a CA that is gone within this time.
+const REFUSED_WITHIN: Duration = Duration::from_secs(40);
+/// Seconds for which certificates are valid in the timing tier, which waits for renewals.
+const LIFE_SECONDS: u32 = 60;
 /// Key of cfssl's configuration and of the controller's `auth-key`.
 const AUTH_KEY: &str = "00112233445566778899aabbccddeeff";
 
@@ -41,7 +46,8 @@ fn write(dir: &Path, root: &TestAuthority) {
 fn with_cfssl(topology: &mut Topology, dir: &Path) {
     let controller = topology.controller.as_mut().and_then(|c| c.process.as_mut()).expect("the world has a controller");
     let ca = dir.join("ca").display().to_string();
-    let args = ["--svid-ttl", "60s", "--ca-dir", &ca, "--external-ca", "alpha.example=http://cfssl:8888"];
+    let life = format!("{}s", LIFE_SECONDS * slack());
+    let args = ["--svid-ttl", &life, "--ca-dir", &ca, "--external-ca", "alpha.example=http://cfssl:8888"];
     controller.args.extend(args.map(str::to_owned));
     let mut cfssl = topology.hosts[0].clone();
     cfssl.name = "cfssl".into();
@@ -54,23 +60,31 @@ fn with_cfssl(topology: &mut Topology, dir: &Path) {
     topology.hosts.push(cfssl);
 }
 
-#[test]
-fn another_process_signs() {
-    let (dir, root) = (tempfile::tempdir().expect("a directory"), TestAuthority::root("the company's root"));
-    write(dir.path(), &root);
-    let mesh = Mesh::up_with("trust.yaml", "e2e-cfssl", |topology| with_cfssl(topology, dir.path()));
-    until(SOON, "the mesh works with certificates of cfssl's", || mesh.code(CLIENT, "http://10.101.0.10/headers", &[]) == 200);
-    let status = mesh.canal(&["ca", "status", "--tenant", "alpha", "-o", "json"]).json();
-    assert_eq!(status["domains"][0]["source"], "external", "{status}");
-    let log = std::fs::read_to_string(mesh.world.log("cfssl").unwrap()).unwrap();
-    assert!(log.contains("signed certificate"), "{log}");
-    // CFSSL hangs, then returns: open connections continue, and certificates are renewed in time.
+/// CFSSL hangs, then returns: open connections continue, and certificates are renewed in time.
+fn hang(mesh: &Mesh) {
     let load = mesh.spawn(CLIENT, &["canal-samples", "load", "http://10.101.0.10/blob?size=100", "-r", "50", "-c", "4", "-d", "50"]);
     mesh.world.kill("cfssl", Signal::Stop).unwrap();
     std::thread::sleep(Duration::from_secs(20));
     mesh.world.kill("cfssl", Signal::Cont).unwrap();
     let report = mesh.end("load while the authority hangs", load).json();
-    assert_eq!(report["failed"], 0, "{report}");
+    println!("load while the authority hangs: {report}");
+    judge_losses("requests lost while the authority hangs", report["failed"].as_u64().unwrap_or(u64::MAX), 0);
+}
+
+#[test]
+fn another_process_signs() {
+    let (dir, root) = (tempfile::tempdir().expect("a directory"), TestAuthority::root("the company's root"));
+    write(dir.path(), &root);
+    let mesh = Mesh::up_with("trust.yaml", "e2e-cfssl", |topology| with_cfssl(topology, dir.path()));
+    until(deadline(SOON), "the mesh works with certificates of cfssl's", || mesh.code(CLIENT, "http://10.101.0.10/headers", &[]) == 200);
+    let status = mesh.canal(&["ca", "status", "--tenant", "alpha", "-o", "json"]).json();
+    assert_eq!(status["domains"][0]["source"], "external", "{status}");
+    let log = std::fs::read_to_string(mesh.world.log("cfssl").unwrap()).unwrap();
+    assert!(log.contains("signed certificate"), "{log}");
+    // Whether certificates are renewed in time after a hang is a matter of time.
+    if is_timed() {
+        hang(&mesh);
+    }
     mesh.world.stop("cfssl").unwrap();
     // A new pod needs a certificate now.
     let topology = Topology::load(canal_e2e::root().join("tests/e2e/worlds/trust.yaml")).expect("the topology");
@@ -78,9 +92,9 @@ fn another_process_signs() {
     (guest.name, guest.service_account) = ("guest".into(), "guest".into());
     mesh.world.add_pod("alpha", &guest).unwrap();
     let refused = || mesh.counted("controller", "canal_controller_certificates_refused_total", &["reason=\"external_"]);
-    until(Duration::from_secs(40), "without it the controller says so", || refused() > 0);
+    until(deadline(REFUSED_WITHIN), "without it the controller says so", || refused() > 0);
     mesh.world.start("cfssl").unwrap();
     let guest = "alpha/default/guest-0";
-    until(Duration::from_secs(60), "it signs for the guest too", || mesh.code(guest, "http://10.101.0.10/headers", &[]) == 200);
+    until(deadline(REFUSED_WITHIN), "it signs for the guest too", || mesh.code(guest, "http://10.101.0.10/headers", &[]) == 200);
     assert_eq!(mesh.code(CLIENT, "http://10.101.0.10/headers", &[]), 200, "everybody else was served all the time");
 }

@@ -3,12 +3,17 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use canal_e2e::{bin, root};
+use canal_e2e::{bin, root, until};
+use canal_timing::deadline;
 
 const ORIGIN: u16 = 18_180;
 const GATEWAY: u16 = 18_181;
+/// A program listens within this time.
+const LISTENS_WITHIN: Duration = Duration::from_secs(20);
+/// A case of h2spec is answered within this time.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 
 struct H2specProcess(Child);
 
@@ -46,13 +51,11 @@ impl NetnsHandle {
             .spawn()
             .unwrap_or_else(|e| panic!("{}: {e}", argv[0]));
         let mut program = H2specProcess(child);
-        let started = Instant::now();
         let probe = format!("exec 3<>/dev/tcp/127.0.0.1/{port}");
-        while !self.command("bash").args(["-c", &probe]).stderr(Stdio::null()).status().unwrap().success() {
+        until(deadline(LISTENS_WITHIN), &format!("{} listens on {port}", argv[0]), || {
             assert!(program.0.try_wait().unwrap().is_none(), "{} ended at once", argv[0]);
-            assert!(started.elapsed() < Duration::from_secs(20), "{} does not listen on {port}", argv[0]);
-            std::thread::sleep(Duration::from_millis(50));
-        }
+            self.command("bash").args(["-c", &probe]).stderr(Stdio::null()).status().unwrap().success()
+        });
         program
     }
 }
@@ -97,11 +100,12 @@ fn h2spec_passes_wholly() {
     let room = NetnsHandle::new();
     let _origin = room.start(&[bin("canal-samples").to_str().unwrap().into(), "blob".into(), "--port".into(), ORIGIN.to_string()], ORIGIN);
     let _gateway = gateway(&room, dir.path());
+    let seconds = deadline(ANSWERED_WITHIN).as_secs().to_string();
     let out = room
         .command(root().join(".tools/bin/h2spec").to_str().unwrap())
         // The response to this path follows the whole body: an early response could come before a body that differs from its
         // content-length.
-        .args(["-h", "127.0.0.1", "-p", &GATEWAY.to_string(), "--timeout", "2", "--path", "/blob?size=100"])
+        .args(["-h", "127.0.0.1", "-p", &GATEWAY.to_string(), "--timeout", &seconds, "--path", "/blob?size=100"])
         .output()
         .expect("h2spec: run setup/install test");
     let text = String::from_utf8_lossy(&out.stdout);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use canal_e2e::credential::{Leaf, PemCredential, TestAuthority};
 use canal_e2e::hbone::{TunnelAttempt, TunnelRequest, tunnel};
 use canal_e2e::{Mesh, until};
+use canal_timing::deadline;
 use canal_world::topology::{TenantKeysTopology, TopologyKeyAlgorithm, TopologyKeyFallback, TopologyKeyLocation, Vswitch};
 use canal_world::{RefusedPackets, Topology};
 use sha2::{Digest, Sha256};
@@ -26,6 +27,10 @@ pub(crate) const BETA_OPERATOR: &str = "a-token-of-betas-operator-0123456789abcd
 
 /// An accepted change is in force everywhere within this time, if ever.
 const SETTLED_WITHIN: Duration = Duration::from_secs(5);
+/// A page is served within this time.
+const SERVED_WITHIN: Duration = Duration::from_secs(5);
+/// Both tenants are served within this time.
+const READY_WITHIN: Duration = Duration::from_secs(20);
 
 /// Result of a probe.
 pub(crate) struct AttackOutcome {
@@ -159,7 +164,8 @@ impl AttackWorld {
 
     /// Returns a page's head and body as curl in a pod gets them, or curl's error.
     pub(crate) fn page(&self, pod: &str, url: &str, more: &[&str]) -> String {
-        let argv = ["curl", "-sS", "-g", "--path-as-is", "--max-time", "5", "-D", "-", url];
+        let seconds = deadline(SERVED_WITHIN).as_secs().to_string();
+        let argv = ["curl", "-sS", "-g", "--path-as-is", "--max-time", &seconds, "-D", "-", url];
         let output = self.mesh.run(pod, &argv.into_iter().chain(more.iter().copied()).collect::<Vec<_>>());
         if output.stdout.is_empty() { output.stderr } else { output.stdout }
     }
@@ -177,7 +183,7 @@ impl AttackWorld {
             let status = self.mesh.canal(&["status", "-o", "json"]).json();
             status["generation"].as_u64() >= Some(generation) && self.mesh.is_converged()
         };
-        while started.elapsed() < SETTLED_WITHIN && !is_there() {
+        while started.elapsed() < deadline(SETTLED_WITHIN) && !is_there() {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -327,8 +333,8 @@ fn set(name: &str, change: impl FnOnce(&mut Topology)) -> AttackWorld {
     let client = mesh.address(CLIENT).to_string();
     mesh.apply("alpha", &ALPHA.replace("CLIENT_IP", &client));
     let setup = AttackWorld { mesh, authorities, _files: files };
-    until(Duration::from_secs(20), "alpha is served", || setup.by_alpha(CLIENT, "http://10.101.0.90/headers", &[]).reached);
-    until(Duration::from_secs(20), "beta is served", || setup.served(BETA, "http://10.101.0.10/headers", &[]).reached);
+    until(deadline(READY_WITHIN), "alpha is served", || setup.by_alpha(CLIENT, "http://10.101.0.90/headers", &[]).reached);
+    until(deadline(READY_WITHIN), "beta is served", || setup.served(BETA, "http://10.101.0.10/headers", &[]).reached);
     setup
 }
 

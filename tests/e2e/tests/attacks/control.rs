@@ -1,13 +1,16 @@
 //! Attacks on the controller and on key servers by a holder of a token or a certificate of beta's, for data and keys of alpha or the
 //! provider.
 
+use std::time::Duration;
+
 use canal_e2e::controller::Caller;
 use canal_e2e::credential::{PemCredential, request, request_with_key};
 use canal_e2e::keys::{KeyServerReply, Requester};
 use canal_model::program::ResourceKind;
+use canal_timing::deadline;
 use canal_wire::keyrpc::KeyName;
 
-use super::attack_world::{Attack, AttackOutcome, AttackWorld, BETA_OPERATOR};
+use super::attack_world::{Attack, AttackOutcome, AttackWorld, BETA_OPERATOR, poll};
 
 const CERTIFICATES: &str = "canal_controller_certificates_refused_total";
 const CONTROLLER: &str = "canal_controller_refused_total";
@@ -37,6 +40,15 @@ fn receives(setup: &AttackWorld, caller: &Caller<'_>, node: &str, kinds: &[Resou
     AttackOutcome::of(all.iter().any(|name| name.contains("alpha")), all)
 }
 
+/// The controller has sent a subscriber's first resources within this time.
+const RECEIVED_WITHIN: Duration = Duration::from_secs(5);
+
+/// Tests whether a subscriber that may have resources of alpha's receives one. The controller may be silent for longer than a subscription
+/// waits, so it is repeated.
+fn receives_own(setup: &AttackWorld, caller: &Caller<'_>, node: &str, kinds: &[ResourceKind]) -> AttackOutcome {
+    poll(deadline(RECEIVED_WITHIN), || receives(setup, caller, node, kinds, &[]))
+}
+
 /// Kinds that a node receives of its own tenant.
 const OWN: &[ResourceKind] = &[ResourceKind::Tenant, ResourceKind::Service, ResourceKind::Workload, ResourceKind::Bundle];
 /// Kinds that contain a tenant's policies.
@@ -45,10 +57,10 @@ const POLICY_KINDS: &[ResourceKind] =
 
 fn subscriptions() -> Vec<Attack> {
     let alphas = |kinds: &'static [ResourceKind]| {
-        move |s: &AttackWorld| receives(s, &Caller::as_itself(&s.mesh.world, "alpha-n1"), "node~alpha-n1", kinds, &[])
+        move |s: &AttackWorld| receives_own(s, &Caller::as_itself(&s.mesh.world, "alpha-n1"), "node~alpha-n1", kinds)
     };
     let gateways = |kinds: &'static [ResourceKind]| {
-        move |s: &AttackWorld| receives(s, &Caller::as_itself(&s.mesh.world, "gw-1"), "gateway~gw-1", kinds, &[])
+        move |s: &AttackWorld| receives_own(s, &Caller::as_itself(&s.mesh.world, "gw-1"), "gateway~gw-1", kinds)
     };
     let beta = |node: &'static str, kinds: &'static [ResourceKind], names: &'static [&'static str]| {
         move |s: &AttackWorld| receives(s, &Caller::as_itself(&s.mesh.world, "beta-n1"), node, kinds, names)
@@ -84,12 +96,11 @@ fn subscriptions() -> Vec<Attack> {
                 ))
             },
             |s| {
-                receives(
+                receives_own(
                     s,
                     &Caller::as_itself(&s.mesh.world, "ks-1"),
                     "keyserver~ks-1",
                     &[ResourceKind::Entitlement, ResourceKind::Tenant],
-                    &[],
                 )
             },
         ),

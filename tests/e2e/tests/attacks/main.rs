@@ -13,6 +13,7 @@ mod tunnels;
 use std::time::{Duration, Instant};
 
 use attack_world::{Attack, open_setup, setup};
+use canal_timing::deadline;
 
 /// A refusal is visible in metrics within this time.
 const SEEN_WITHIN: Duration = Duration::from_secs(8);
@@ -64,7 +65,7 @@ fn run_case(setup: &attack_world::AttackWorld, attack: &Attack) -> Result<(), St
     while let (Some(counter), Some(before)) = (&attack.counter, before)
         && counter.read(setup) < before + attack.refusals_min
     {
-        if started.elapsed() > SEEN_WITHIN {
+        if started.elapsed() > deadline(SEEN_WITHIN) {
             return Err(format!(
                 "it failed ({}), and {counter:?} counted {} of {}\n{}",
                 seen.output,

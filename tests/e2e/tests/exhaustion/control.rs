@@ -13,7 +13,7 @@ use super::exhaustion_world::{ALPHA_NODE, ExhaustionWorld};
 
 /// An identity of alpha's node, whose certificate it requests repeatedly.
 const OWN: &str = "spiffe://alpha.example/ns/default/sa/client";
-const COMPONENT: &str = "spiffe://components.canal/ns/alpha/sa/node.alpha-n1";
+pub(super) const COMPONENT: &str = "spiffe://components.canal/ns/alpha/sa/node.alpha-n1";
 
 fn held(name: &'static str, connections: usize, hold: fn() -> Hold<'static>) -> ExhaustionCase {
     ExhaustionCase::new(name, connections as u64 / 4, move |setup, lasts| {
@@ -49,7 +49,7 @@ fn node(setup: &ExhaustionWorld) -> Caller<'_> {
 }
 
 /// Services with an annotation of this size each.
-fn padded(count: usize, bytes: usize) -> String {
+pub(super) fn padded(count: usize, bytes: usize) -> String {
     let padding = "x".repeat(bytes);
     (0..count)
         .map(|n| {

@@ -1,5 +1,4 @@
-//! The world of the exhaustion cases: both tenants have keys in key servers and the test's own CAs, and limits are small enough to be
-//! reached.
+//! The world of the exhaustion cases: both tenants have keys in key servers and the test's own CAs. In the gate alpha's shares are small.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,6 +9,7 @@ use std::time::Duration;
 use canal_e2e::controller::Caller;
 use canal_e2e::credential::{Leaf, PemCredential, TestAuthority};
 use canal_e2e::{Mesh, until};
+use canal_timing::{deadline, is_timed};
 use canal_wire::CONTROLLER_PORT;
 use canal_world::topology::{TenantKeysTopology, TopologyKeyAlgorithm, TopologyKeyFallback, TopologyKeyLocation};
 use sha2::{Digest, Sha256};
@@ -28,6 +28,9 @@ pub(super) const GATEWAY: &str = "10.102.2.1:15008";
 /// Tokens of the tenants' own operators.
 pub(super) const ALPHA_OPERATOR: &str = "a-token-of-alphas-operator-0123456789abcdef";
 pub(super) const BETA_OPERATOR: &str = "a-token-of-betas-operator-0123456789abcdef";
+
+/// Both tenants are served, and their operators known, within this time.
+const READY_WITHIN: Duration = Duration::from_secs(20);
 
 /// Maximum memory (RSS) of each kind of process, whatever a tenant does. Unoptimized test builds stay within it too.
 const MEMORY_MAX_MIB: [(&str, u64); 5] = [("gateway", 512), ("controller", 768), ("edge", 256), ("node", 256), ("keyServer", 256)];
@@ -145,12 +148,16 @@ pub(super) fn setup() -> &'static ExhaustionWorld {
         let setup = ExhaustionWorld { mesh, authorities, peaks: Mutex::default(), _files: files };
         for pod in [ALPHA, BETA] {
             let url = format!("http://{ALPHA_WEB}/blob?size=1");
-            until(Duration::from_secs(20), "both tenants are served", || setup.mesh.code(pod, &url, &[]) == 200);
+            until(deadline(READY_WITHIN), "both tenants are served", || setup.mesh.code(pod, &url, &[]) == 200);
         }
-        until(Duration::from_secs(20), "operators are known", || {
+        until(deadline(READY_WITHIN), "operators are known", || {
             let operator = Caller::with_token(&setup.mesh.world, "beta-n1", BETA_OPERATOR);
             setup.operator().get("alpha").is_ok() && operator.get("beta").is_ok()
         });
+        // The timing tier attacks the limits of real tenants.
+        if !is_timed() {
+            super::limits::restrict_alpha(&setup.mesh);
+        }
         setup
     })
 }

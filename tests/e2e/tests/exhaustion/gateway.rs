@@ -26,7 +26,7 @@ fn held(name: &'static str, connections: usize, hold: fn() -> Hold<'static>) -> 
 }
 
 /// Returns the incomplete first flight of a TLS 1.3 client: it announces a record of 512 bytes and has 5.
-fn half_hello() -> Vec<u8> {
+pub(super) fn half_hello() -> Vec<u8> {
     vec![0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc, 0x03]
 }
 

@@ -1,0 +1,148 @@
+//! One limit of each family is reached by alpha, whose shares are small here: its holder is refused and counted, and beta's patient clients
+//! are all answered meanwhile. Nothing here depends on time.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use canal_e2e::controller::Caller;
+use canal_e2e::credential::request;
+use canal_e2e::flood::{ConnectionFlood, Hold};
+use canal_e2e::{Mesh, until};
+use canal_model::program::ResourceKind;
+use canal_timing::deadline;
+use canal_wire::keyrpc::PORT;
+
+use super::control::{COMPONENT, padded};
+use super::exhaustion_world::{ALPHA, ALPHA_NODE, ALPHA_WEB, ExhaustionWorld};
+use super::gateway::half_hello;
+use super::victim::assert_served;
+
+/// Alpha's shares, as in `spec.shares` of its Tenant.
+const SHARES: &str = "{gatewayConnections: 40, gatewayUnauthenticated: 20, gatewayHandshakes: 4, gatewayRequests: 8, certificates: 1, \
+                      controllerUnauthenticated: 50, subscriptionBytes: 100000, configurationBytes: 1000000}";
+/// Duration of an attack, which is repeated until a refusal is counted.
+const LASTS: Duration = Duration::from_millis(800);
+/// A refusal is visible in metrics within this time.
+const SEEN_WITHIN: Duration = Duration::from_secs(8);
+
+/// A limit, and an attack that reaches it.
+struct LimitCase {
+    name: &'static str,
+    attack: fn(&ExhaustionWorld),
+    /// Returns the number of refusals so far.
+    refusals: fn(&Mesh) -> u64,
+}
+
+/// Gives alpha small shares.
+pub(super) fn restrict_alpha(mesh: &Mesh) {
+    let path = mesh.world.dir().join("config/alpha/_tenant.yaml");
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let restricted = text.replacen("\nspec:\n", &format!("\nspec:\n  shares: {SHARES}\n"), 1);
+    assert_ne!(text, restricted, "the Tenant has a spec");
+    std::fs::write(&path, restricted).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+}
+
+/// Returns how often a share of alpha's was full: the new holder was refused, or the oldest gave way.
+fn full(mesh: &Mesh, kind: &str, limit: &str) -> u64 {
+    let labels = format!("limit=\"{limit}\"");
+    ["canal_share_refused_total", "canal_share_revoked_total"].map(|family| mesh.counted_at(kind, family, &[&labels])).iter().sum()
+}
+
+fn flood(setup: &ExhaustionWorld, host: &str, to: SocketAddr, connections: usize, hold: Hold<'_>) {
+    ConnectionFlood { host, to, connections, hold, lasts: LASTS }.run(&setup.mesh.world);
+}
+
+/// Sends requests whose bodies do not end, which stay in flight.
+fn unfinished_requests(setup: &ExhaustionWorld) {
+    let (ip, port) = ALPHA_WEB.split_once(':').expect("an address with a port");
+    let script = format!(
+        "for i in $(seq 3 38); do eval \"exec $i<>/dev/tcp/{ip}/{port}\" 2>/dev/null \
+         && printf 'POST /blob?size=1 HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 1000\\r\\n\\r\\nx' >&$i; done; sleep 1"
+    );
+    setup.mesh.run(ALPHA, &["bash", "-c", &script]);
+}
+
+fn cases() -> Vec<LimitCase> {
+    vec![
+        LimitCase {
+            name: "a gateway's connections without an identity",
+            attack: |setup| flood(setup, ALPHA, setup.gateway(), 100, Hold::Silent),
+            refusals: |mesh| full(mesh, "gateway", "gateway_unauthenticated_connections"),
+        },
+        LimitCase {
+            name: "a gateway's handshakes",
+            attack: |setup| flood(setup, ALPHA, setup.gateway(), 40, Hold::Bytes(half_hello())),
+            refusals: |mesh| full(mesh, "gateway", "gateway_handshakes"),
+        },
+        LimitCase {
+            name: "a gateway's connections",
+            attack: |setup| flood(setup, ALPHA, setup.gateway(), 150, Hold::Tls(Some(&setup.member("alpha", "client")))),
+            refusals: |mesh| full(mesh, "gateway", "gateway_connections"),
+        },
+        LimitCase {
+            name: "a gateway's requests",
+            attack: unfinished_requests,
+            refusals: |mesh| mesh.counted_at("gateway", "canal_gateway_refused_requests_total", &["reason=\"tenant_busy\""]),
+        },
+        LimitCase {
+            name: "the controller's connections without a token",
+            attack: |setup| flood(setup, ALPHA_NODE, setup.controller(), 600, Hold::Silent),
+            refusals: |mesh| full(mesh, "controller", "controller_unauthenticated_connections"),
+        },
+        LimitCase {
+            name: "certificates",
+            attack: |setup| {
+                let node = Caller::as_itself(&setup.mesh.world, ALPHA_NODE);
+                // The call is expected to be refused.
+                let _ = node.certificate(COMPONENT, &request(&[COMPONENT]), None);
+            },
+            refusals: |mesh| full(mesh, "controller", "certificates"),
+        },
+        LimitCase {
+            name: "names of subscriptions",
+            attack: |setup| {
+                let names: Vec<String> = (0..4).map(|n| format!("alpha/default/{n}-{}", "n".repeat(60_000))).collect();
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                let node = Caller::as_itself(&setup.mesh.world, ALPHA_NODE);
+                // The subscription is expected to be refused.
+                let _ = node.subscribe("node~alpha-n1", ResourceKind::Service.type_url(), &names);
+            },
+            refusals: |mesh| full(mesh, "controller", "subscription_bytes"),
+        },
+        LimitCase {
+            name: "bytes of a tenant's objects",
+            attack: |setup| {
+                // The change is expected to be refused as a whole.
+                let _ = setup.operator().apply("alpha", &padded(3, 500_000));
+            },
+            refusals: |mesh| full(mesh, "controller", "configuration_bytes"),
+        },
+        LimitCase {
+            name: "a key server's connections without a certificate",
+            attack: |setup| {
+                let server = SocketAddr::from((setup.mesh.address("ks-1"), PORT));
+                flood(setup, ALPHA_NODE, server, 150, Hold::Silent);
+            },
+            refusals: |mesh| mesh.counted("ks-1", "canal_key_unauthenticated_connections_total", &["reason=\"displaced\""]),
+        },
+    ]
+}
+
+#[test]
+fn each_full_limit_refuses_its_holder_and_no_other() {
+    let setup = super::setup();
+    assert_served(setup, "without an attack");
+    for LimitCase { name, attack, refusals } in cases() {
+        let before = refusals(&setup.mesh);
+        let took = until(deadline(SEEN_WITHIN), &format!("{name}: a refusal is counted"), || {
+            std::thread::scope(|scope| {
+                scope.spawn(|| attack(setup));
+                assert_served(setup, name);
+            });
+            refusals(&setup.mesh) > before
+        });
+        println!("{name}: {} refused in {took:?}", refusals(&setup.mesh) - before);
+        assert_eq!(setup.memory_complaint(), None, "{name}");
+    }
+    println!("{}", setup.memory());
+}
