@@ -1,5 +1,6 @@
 //! Worlds as networks: which hosts reach each other, which do not, and at what rate. Needs root.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::scene;
@@ -23,6 +24,8 @@ enum DialOutcome<'c> {
 use DialOutcome::{Lost, NoRoute, Refused, Seen};
 
 fn check(world: &World, cases: &[(&str, &str, DialOutcome<'_>)]) {
+    // The longest time until a dial failed, by the error and the bound in seconds.
+    let mut longest: BTreeMap<(&str, u64), Duration> = BTreeMap::new();
     for (from, to, fate) in cases {
         let started = Instant::now();
         let answer = dial(world, from, to);
@@ -38,7 +41,11 @@ fn check(world: &World, cases: &[(&str, &str, DialOutcome<'_>)]) {
         };
         let complaint = answer.expect_err(&format!("{from} must not reach {to}"));
         assert!(complaint.contains(word), "{from} to {to}: {complaint}");
-        judge_time(&format!("time until a dial is refused: {word}, within {bound} s"), took, Duration::from_secs(bound));
+        let known = longest.entry((word, bound)).or_default();
+        *known = took.max(*known);
+    }
+    for ((word, bound), took) in longest {
+        judge_time(&format!("time until a dial fails: {word}, bound {bound} s"), took, Duration::from_secs(bound));
     }
 }
 
@@ -94,9 +101,8 @@ fn tenants_reach_only_their_own_pods() {
 fn an_uncaptured_vip_is_refused_at_once_and_never_leaves_the_node() {
     let world = world("vip", SMOKE);
     let before = scene::silence(&world, "a-n1");
-    for _ in 0..20 {
-        check(&world, &[("alpha/web-0", "10.101.0.5:80", Refused), ("alpha/web-0", "[fd00:1101::5]:80", Refused)]);
-    }
+    let both = [("alpha/web-0", "10.101.0.5:80", Refused), ("alpha/web-0", "[fd00:1101::5]:80", Refused)];
+    check(&world, &both.repeat(20));
     let udp = client_output(&world, "alpha/web-0", &["canal-world-peer", "udp", "10.101.0.5:53"]).expect_err("a VIP must refuse datagrams");
     assert!(udp.contains("ConnectionRefused"), "{udp}");
     let refused = world.refused("a-n1").expect("counters");

@@ -4,7 +4,7 @@
 #[path = "../../../dataplane/keyserver-engine/tests/fixture/mod.rs"]
 mod fixture;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use canal_model::program::{Resource, ResourceKind};
 use canal_model::trust::KeyAlgorithm;
+use canal_testing::loopback::own_address;
 use canal_testing::{FakeController, FakeStream, TestCa, identity};
+use canal_timing::deadline;
 use canal_wire::citadel::IstioCertificateResponse;
 use canal_wire::discovery::{DeltaDiscoveryResponse, Resource as Envelope};
 use canal_wire::keyrpc::{HandshakeRole, KeyName, KeyRefusal, KeyRequest};
@@ -20,10 +22,6 @@ use canal_wire::southbound::encode;
 use fixture::*;
 use rustix::process::{Pid, Signal};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-fn free() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
 
 struct KeyServerProcess {
     child: Child,
@@ -34,7 +32,7 @@ struct KeyServerProcess {
 
 impl KeyServerProcess {
     fn start(folder: &Path, controller: &str) -> Self {
-        let (keys, admin, metrics, readiness) = (free(), free(), free(), free());
+        let (keys, admin, metrics, readiness) = (own_address(), own_address(), own_address(), own_address());
         let child = Command::new(env!("CARGO_BIN_EXE_canal-keyserver"))
             .args(["--name", "ks-1", "--az", "az1", "--workers", "1", "--controller", &format!("https://{controller}")])
             .args(["--listen", &keys.to_string(), "--admin-addr", &admin.to_string()])
@@ -52,7 +50,7 @@ impl KeyServerProcess {
     }
 
     async fn ready(&self) {
-        let end = Instant::now() + SOON;
+        let end = Instant::now() + deadline(SOON);
         while fetch(self.readiness, "/healthz/ready").await.is_none_or(|(status, _)| status != 200) {
             assert!(Instant::now() < end, "not ready: {:?}", fetch(self.readiness, "/healthz/ready").await);
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -69,7 +67,7 @@ impl KeyServerProcess {
     }
 
     async fn ended(&mut self) -> ExitStatus {
-        let end = Instant::now() + SOON;
+        let end = Instant::now() + deadline(SOON);
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
@@ -248,7 +246,8 @@ async fn a_key_server_lives_and_ends() {
     let _call = channel.begin(WEB, HandshakeRole::Client, &[PEER], 0);
     assert!(channel.lives().await);
     process.signal(Signal::TERM);
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    // Two signals at once would be one.
+    while !matches!(signature(&channel).await, ServerReply::Refused(KeyRefusal::Draining, _)) {}
     process.signal(Signal::TERM);
     assert_eq!(process.ended().await.code(), Some(0));
 }

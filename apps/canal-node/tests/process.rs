@@ -5,6 +5,9 @@
 mod gateway;
 #[path = "../../../dataplane/offload/tests/lab/mod.rs"]
 mod lab;
+#[allow(unreachable_pub, reason = "it is public in a crate too")]
+#[path = "../../../testing/src/loopback.rs"]
+mod loopback;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -21,6 +24,7 @@ use canal_net::sys::Netns as OpenNetns;
 use canal_runtime::drain;
 use canal_runtime::metrics::Registry;
 use canal_southbound_client::controller_client::ControllerEndpoint;
+use canal_timing::{deadline, judge_time};
 use gateway::{FakeGateway, GatewayBehavior};
 use lab::{CaseProcess, Cgroup, LabNetns};
 use sha2::{Digest, Sha256};
@@ -68,14 +72,16 @@ struct NodeMachine {
     outside: LabNetns,
     cg: Cgroup,
     dir: tempfile::TempDir,
-    ports: [u16; 3],
+    /// The node's admin, metrics and readiness addresses.
+    pages: [SocketAddr; 3],
     pins: PathBuf,
     capture: &'static str,
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
+/// How long a step takes at most on a quiet machine.
+const SOON: Duration = Duration::from_secs(20);
+/// How long one answer takes at most on a quiet machine.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
 impl NodeMachine {
     fn new() -> Self {
@@ -118,14 +124,14 @@ impl NodeMachine {
         outside.ip(&format!("addr add {GATEWAY}/32 dev out0"));
         outside.ip("route add 10.77.0.2/32 dev out0");
         ns.ip(&format!("route add {GATEWAY}/32 dev pod0"));
-        let ports = [free_port(), free_port(), free_port()];
+        let pages = [(); 3].map(|()| loopback::own_address());
         let (pins, capture) = (at("bpffs"), "bpf");
-        Self { pins, capture, runtime, live_controller: Mutex::new(Some(live_controller)), controller, ns, outside, cg, dir, ports }
+        Self { pins, capture, runtime, live_controller: Mutex::new(Some(live_controller)), controller, ns, outside, cg, dir, pages }
     }
 
     fn node_command(&self) -> Command {
         let at = |name: &str| self.dir.path().join(name);
-        let port = |i: usize| format!("127.0.0.1:{}", self.ports[i]);
+        let page = |i: usize| self.pages[i].to_string();
         let capture = self.capture;
         let mut c = Command::new(env!("CARGO_BIN_EXE_canal-node"));
         c.args(["--node", "n1", "--az", "az1", "--workers", "2", "--capture", capture, "--drain-seconds", "5"]);
@@ -140,7 +146,7 @@ impl NodeMachine {
         ] {
             c.arg(flag).arg(path);
         }
-        c.args(["--admin-addr", &port(0), "--metrics-addr", &port(1), "--readiness-addr", &port(2)]);
+        c.args(["--admin-addr", &page(0), "--metrics-addr", &page(1), "--readiness-addr", &page(2)]);
         c
     }
 
@@ -169,10 +175,15 @@ impl NodeMachine {
     }
 
     fn assert_served(&self, why: &str) {
-        let outcome = self.dial();
-        let log = || fs::read_to_string(self.dir.path().join("node.log")).unwrap_or_default();
-        let access = || fs::read_to_string(self.dir.path().join("access.log")).unwrap_or_default();
-        assert!(outcome.ends_with(&format!("reply={VIP}")), "{why}: {outcome}\n{}\n{}", log(), access());
+        // A gateway that does not run for a moment is a failed one to the node.
+        self.until(why, || {
+            let outcome = self.dial();
+            let is_served = outcome.ends_with(&format!("reply={VIP}"));
+            if !is_served {
+                eprintln!("{why}: {outcome}\n{}", fs::read_to_string(self.dir.path().join("access.log")).unwrap_or_default());
+            }
+            is_served
+        });
     }
 
     /// Returns whether a process listens on the capture port in the pod.
@@ -199,7 +210,7 @@ impl NodeMachine {
             let (_trigger, drain) = drain::tree();
             let source = CertificateSource::start(config, &Registry::new(), drain).unwrap();
             let credential = source.credential(&canal_model::identity::gateway_identity("alpha.example".parse().unwrap()));
-            tokio::time::timeout(Duration::from_secs(20), credential.first()).await.expect("a certificate in time");
+            tokio::time::timeout(deadline(SOON), credential.first()).await.expect("a certificate in time");
             credential
         });
         FakeGateway::listen(OpenNetns::open(self.outside.path()).unwrap(), GATEWAY, GatewayBehavior::SendAuthority, credential)
@@ -215,7 +226,8 @@ impl NodeMachine {
         let start = Instant::now();
         while !holds() {
             let log = || fs::read_to_string(self.dir.path().join("node.log")).unwrap_or_default();
-            assert!(start.elapsed() < Duration::from_secs(20), "not in time: {what}\n{}", log());
+            let waited = start.elapsed();
+            assert!(waited < deadline(SOON), "not in time: {what}\n{}", log());
             std::thread::sleep(Duration::from_millis(2));
         }
         start.elapsed()
@@ -227,15 +239,15 @@ impl NodeMachine {
     }
 
     fn request(&self, method: &str, page: usize, path: &str) -> (u16, String) {
-        let Ok(s) = TcpStream::connect(("127.0.0.1", self.ports[page])) else { return (0, String::new()) };
-        s.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let Ok(s) = TcpStream::connect(self.pages[page]) else { return (0, String::new()) };
+        s.set_read_timeout(Some(deadline(ANSWERS_WITHIN))).unwrap();
         exchange(s, method, path)
     }
 
     /// Works like [`NodeMachine::request`], on the proxy's admin socket.
     fn fetch_socket(&self, method: &str, path: &str) -> (u16, String) {
         let Ok(s) = UnixStream::connect(self.dir.path().join("node/admin.sock")) else { return (0, String::new()) };
-        s.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        s.set_read_timeout(Some(deadline(ANSWERS_WITHIN))).unwrap();
         exchange(s, method, path)
     }
 
@@ -298,7 +310,7 @@ fn pods_come_and_go_by_files() {
     let _gateway = m.gateway();
     m.add_pod();
     let took = m.until("served", || m.listens());
-    assert!(took < Duration::from_millis(1500), "{took:?} from the file to the listener");
+    judge_time("time from a pod's file to its listener", took, Duration::from_millis(1500));
     m.assert_served("through the gateway, with a certificate from the controller");
 
     let dump = m.config_dump();
@@ -309,7 +321,7 @@ fn pods_come_and_go_by_files() {
     metric("canal_node_pods{state=\"served\"} 1");
     metric("canal_node_capture_mode{mode=\"bpf\"} 1");
     metric("canal_node_capture_mode{mode=\"nft\"} 0");
-    metric("canal_capture_verdicts_total{verdict=\"taken_v4\"} 1");
+    m.until("taken", || m.get(1, "/metrics").1.lines().any(|l| l.starts_with("canal_capture_verdicts_total{verdict=\"taken_v4\"} ")));
 
     // The pod is deleted while one of its processes still runs: nothing listens, and no packet gets out.
     let mut lives = CaseProcess::start(&m.ns, Some(&m.cg), "redial", &["10.96.0.9:80", "10.96.0.9:80"]);
@@ -385,7 +397,8 @@ fn policies_apply_to_inbound_plaintext_and_outlive_the_node() {
     let node = m.node();
     let start = Instant::now();
     while m.get(2, "/healthz/ready").0 != 200 {
-        assert!(!m.plain() && start.elapsed() < Duration::from_secs(20), "at no time of the start");
+        let waited = start.elapsed();
+        assert!(!m.plain() && waited < deadline(SOON), "at no time of the start");
     }
     m.until("served", || m.listens());
     assert!((0..20).all(|_| !m.plain()));
@@ -394,7 +407,7 @@ fn policies_apply_to_inbound_plaintext_and_outlive_the_node() {
     m.until("open again", || m.plain());
     m.until("left alone", || m.get(1, "/metrics").1.lines().any(|l| l == "canal_node_plaintext_captured_pods 0"));
     node.kill();
-    assert!(m.plain(), "nobody asked for a guard: nothing is left of it");
+    m.until("nobody asked for a guard: nothing is left of it", || m.plain());
 }
 
 #[test]
@@ -473,7 +486,7 @@ spec: {parentRefs: [{group: "", kind: Service, name: names}], rules: [{backendRe
         m.until("counted", || m.get(1, "/metrics").1.contains(passed));
         m.until("shown", || m.config_dump().split_whitespace().collect::<String>().contains("\"udpPorts\":[5353]"));
         node.kill();
-        assert!(answers(GATEWAY), "{capture}: the guard and its ports outlive the node");
+        m.until("the guard and its ports outlive the node", || answers(GATEWAY));
         let node = m.node();
         node.ready();
         fs::remove_file(route).unwrap();
@@ -545,7 +558,7 @@ fn bad_flags_and_addresses_are_reported_in_one_line() {
     };
     assert!(run(&["--controller", "nowhere"]).contains("write https://HOST:PORT"));
     assert!(run(&["--log", "!!"]).contains("--log"));
-    let _taken = TcpListener::bind(("127.0.0.1", m.ports[0])).unwrap();
+    let _taken = TcpListener::bind(m.pages[0]).unwrap();
     let outcome = run(&[]);
     assert!(outcome.contains("another process listens there"), "{outcome}");
 }

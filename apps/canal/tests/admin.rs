@@ -21,7 +21,9 @@ impl AdminWorld {
             eprintln!("SKIPPED: {} has no canal-controller; build it with cargo build -p canal-controller", beside.display());
             return None;
         }
-        let world = Self { name: format!("adm{letter}-{}", std::process::id() % 1_000_000), files: tempfile::tempdir().unwrap() };
+        let run = std::env::var("CANAL_RUN_ID").unwrap_or_default();
+        let name = format!("adm{letter}{run}-{}", std::process::id() % 1_000_000);
+        let world = Self { name, files: tempfile::tempdir().unwrap() };
         let services = demo("alpha/services.yaml");
         let topology = format!(
             "world: {}\nazs: [az1]\ncontroller: {{az: az1}}\ntenants:\n  - name: alpha\n    vni: 101\n    trustDomain: alpha.example\n    podCidrs: [10.1.0.0/16, 'fd00:1::/64']\n    serviceCidrs: [10.101.0.0/16, 'fd00:101::/64']\n    config: [{}]\n",

@@ -139,7 +139,8 @@ fn a_world_goes_up_is_used_and_goes_down() {
         eprintln!("SKIPPED: worlds need root (network namespaces); run the tests as root");
         return;
     }
-    let name = format!("cli-{}", std::process::id() % 1_000_000);
+    let run = std::env::var("CANAL_RUN_ID").unwrap_or_default();
+    let name = format!("cli{run}-{}", std::process::id() % 1_000_000);
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("small.yaml");
     std::fs::write(

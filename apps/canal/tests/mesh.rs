@@ -5,6 +5,10 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use canal_timing::deadline;
+
+/// How long a step takes at most on a quiet machine.
+const SOON: Duration = Duration::from_secs(60);
 const PARTS: [&str; 5] = ["canal-controller", "canal-node", "canal-edge", "canal-gateway", "canal-samples"];
 
 /// A process `canal up demo` in the background.
@@ -25,7 +29,8 @@ impl Up {
             eprintln!("SKIPPED: {} has no {part}; build the whole workspace first", beside.display());
             return None;
         }
-        let name = format!("mesh-{}", std::process::id() % 1_000_000);
+        let run = std::env::var("CANAL_RUN_ID").unwrap_or_default();
+        let name = format!("mesh{run}-{}", std::process::id() % 1_000_000);
         let child = Command::new(env!("CARGO_BIN_EXE_canal"))
             .args(["up", "demo", "--quiet", "--name", &name])
             .stdin(Stdio::null())
@@ -55,9 +60,10 @@ impl Up {
     }
 
     fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
-        let started = Instant::now();
+        let (started, within) = (Instant::now(), deadline(SOON));
         while !holds() {
-            assert!(started.elapsed() < Duration::from_secs(60), "{what} did not happen in a minute");
+            let waited = started.elapsed();
+            assert!(waited < within, "{what} did not happen within {within:?}");
             std::thread::sleep(Duration::from_millis(200));
         }
     }
@@ -77,7 +83,7 @@ impl Drop for Up {
     }
 }
 
-const CURL: &str = "world exec alpha/bookinfo/client-0 -- curl -sS --max-time 10";
+const CURL: &str = "world exec alpha/bookinfo/client-0 -- curl -sS --max-time 60";
 
 #[test]
 fn a_running_mesh_can_be_observed() {
@@ -109,8 +115,8 @@ fn a_running_mesh_can_be_observed() {
     let seen: Vec<serde_json::Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(seen.len(), 2);
     assert!(seen.iter().all(|request| request["tenant"] == "alpha" && request["status"] == 200), "{lines}");
-    let logged = (1..=4).any(|n| String::from_utf8_lossy(&up.canal(&format!("logs gw-{n} --tail 20")).stdout).contains("/productpage"));
-    assert!(logged, "the page is in the access log of the replica that served it");
+    let logged = |n| String::from_utf8_lossy(&up.canal(&format!("logs gw-{n} --tail 20")).stdout).contains("/productpage");
+    up.until("the page is in the access log of the replica that served it", || (1..=4).any(logged));
 
     assert_eq!(up.terminate(), Some(130), "interrupted, as the help says");
     assert_eq!(up.canal(&format!("world list {}", up.name)).status.code(), Some(5), "the world is gone");

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::fixture::{ControllerFixture, PATIENCE, errors, gateway, route, service, tenant, tenant_object};
+use crate::fixture::{ControllerFixture, errors, gateway, patience, route, service, tenant, tenant_object};
 use canal_controller_core::{ControllerLimits, FILES_MAX};
 use canal_model::program::ResourceKind;
 use canal_wire::api::change::ChangeKind;
@@ -96,7 +96,7 @@ async fn an_old_error_in_another_object_does_not_block_an_apply() {
     let fixture = ControllerFixture::two_tenants().await;
     fixture.write("alpha/broken.yaml", &route("broken", "a", &[("nowhere", 1)]));
     let mut ann = fixture.admin("ann").await;
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     while ann.status().await.tenants[0].errors == 0 && Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -187,7 +187,7 @@ async fn a_new_tenant_cannot_claim_what_an_existing_one_has() {
     let mut s = fixture.subscribe("m1").await;
     s.settle().await;
     fixture.write("alpha/mesh.yaml", &tenant("alpha", 1).replace("vni: 1,", "vni: 2,"));
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     while root.status().await.diagnostics.is_empty() && Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -209,7 +209,7 @@ async fn an_unreadable_row_is_reported_and_can_be_removed() {
     let mut fixture = ControllerFixture::two_tenants().await;
     fixture.admin("ann").await.must_apply("alpha", &[&service(1, "c", 3)]).await;
     fixture.stop().await;
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     let store = loop {
         match canal_store::Store::open(&fixture.config.data_dir, canal_store::StoreLimits::default()) {
             Ok(store) => break store,

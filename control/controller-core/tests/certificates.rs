@@ -137,7 +137,7 @@ async fn while_the_registry_is_not_known_the_answer_is_try_again() {
     fixture.start().await;
     assert_eq!(fixture.certificate("n1", Some(A), None).await.unwrap_err().code(), Code::Unavailable);
     std::fs::rename(fixture.dir.path().join("aside"), fixture.path("alpha")).unwrap();
-    let until = std::time::Instant::now() + fixture::PATIENCE;
+    let until = std::time::Instant::now() + fixture::patience();
     while fixture.certificate("n1", Some(A), None).await.is_err() {
         assert!(std::time::Instant::now() < until);
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -4,7 +4,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use crate::fixture::{
-    ControllerFixture, ManualSubscriber, PATIENCE, ReceivedResources, errors, gateway, pod, service, tenant, tenant_object,
+    ControllerFixture, ManualSubscriber, ReceivedResources, errors, gateway, patience, pod, service, tenant, tenant_object,
 };
 use canal_model::program::ResourceKind;
 
@@ -17,7 +17,7 @@ fn ready(held: &ReceivedResources, name: &str) -> Option<bool> {
 
 async fn findings(fixture: &ControllerFixture, part: &str) {
     let mut root = fixture.admin("root").await;
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     loop {
         let found = errors(&root.status().await.diagnostics);
         if found.iter().any(|f| f.contains(part)) {
@@ -87,7 +87,7 @@ async fn an_emptied_folder_is_meant() {
     s.until("the end of all that is alpha's", |h| h.keys().all(|(_, name)| name == "canal-system/components.canal")).await;
     fs::remove_dir(fixture.path("alpha")).unwrap();
     let mut root = fixture.admin("root").await;
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     while root.status().await.tenants.len() > 1 && Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -142,7 +142,7 @@ async fn a_file_owns_its_objects() {
     // A file later contains an object that was applied: the file wins, and the tenant gets a warning.
     ann.must_apply("alpha", &[&service(1, "c", 3)]).await;
     fixture.write("alpha/more.yaml", &service(1, "c", 4));
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     while ann.status().await.tenants[0].warnings == 0 && Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::fixture;
-use crate::fixture::{ControllerFixture, ManualSubscriber, PATIENCE, pod, service, with_token};
+use crate::fixture::{ControllerFixture, ManualSubscriber, patience, pod, service, with_token};
 use canal_controller_core::{ControllerLimits, SilenceTimeouts};
 use canal_model::program::{BucketTable, GatewayAddress, Resource, ResourceKind};
+use canal_timing::{judge_time, slack};
 use canal_wire::fleet::fleet_client::FleetClient;
 use canal_wire::fleet::{
     EdgeReportRequest, EdgeReportResponse, FoundSession, FoundSessions, ReplicaProbe, ReplicaReportRequest, ReplicaReportResponse,
@@ -38,13 +39,13 @@ fn tier_tenant(name: &str, vni: u8) -> String {
 }
 
 fn times() -> SilenceTimeouts {
-    let ms = Duration::from_millis;
+    let ms = |quiet| slack() * Duration::from_millis(quiet);
     SilenceTimeouts { edge_silent: ms(600), replica_silent: ms(800), gone: ms(1200), grace: ms(1500), lag: ms(1500) }
 }
 
 /// Timeouts that nobody reaches on a machine that has much else to do, for tests in which no one is silent.
 fn patient_times() -> SilenceTimeouts {
-    let never = 2 * PATIENCE;
+    let never = 2 * patience();
     SilenceTimeouts { edge_silent: never, replica_silent: never, gone: never, lag: never, ..times() }
 }
 
@@ -63,7 +64,7 @@ async fn tier_with(fleet: SilenceTimeouts) -> ControllerFixture {
     });
     let fixture = fixture.await;
     fixture::write_principals(&fixture.config.principals, &PRINCIPALS);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     while fixture.metric("canal_controller_generation").await < 1.0 || !knows(&fixture, "e1").await {
         assert!(Instant::now() < until, "the principals were not read again");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -168,7 +169,7 @@ async fn sail(
     what: &str,
     done: impl Fn(&[&mut FakeReplica], &[&mut FakeEdge]) -> bool,
 ) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     while !done(ships, rims) {
         assert!(Instant::now() < until, "{what} did not come to be");
         for ship in ships.iter_mut() {
@@ -241,7 +242,8 @@ async fn numbers_and_tables_survive_restarts_and_come_back_only_after_forgetting
     assert_eq!(r3.turn().await.number, 2);
     r1.reconnect(&fixture).await;
     assert_eq!(r1.turn().await.number, 1);
-    let until = Instant::now() + Duration::from_millis(2500);
+    // Longer than the time for which the last plan stands whoever reports.
+    let until = Instant::now() + times().grace + slack() * Duration::from_secs(1);
     while Instant::now() < until {
         r1.turn().await;
         r3.turn().await;
@@ -261,7 +263,7 @@ async fn numbers_and_tables_survive_restarts_and_come_back_only_after_forgetting
     e1.sees(&[("r1", false), ("r3", true)]);
     let only = |s: &ManualSubscriber| tables(s).values().all(|t| t.chains.iter().flatten().all(|n| n.get() == 2));
     sail(&mut [&mut r3], &mut [&mut e1], "tables without r1", |_, rims| only(&rims[0].south)).await;
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     while root.fleet().await.unwrap().replicas.iter().any(|r| r.name == "r1") {
         assert!(Instant::now() < until, "r1 is not forgotten");
         r3.turn().await;
@@ -273,7 +275,7 @@ async fn numbers_and_tables_survive_restarts_and_come_back_only_after_forgetting
 
 /// Lets all replicas and edges report until nothing is in motion.
 async fn wait_quiet(ships: &mut [&mut FakeReplica], rims: &mut [&mut FakeEdge], root: &mut fixture::Operator) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     let mut quiet = 0;
     while quiet < 3 {
         assert!(Instant::now() < until, "it does not come to rest: {:?}", root.fleet().await);
@@ -381,7 +383,7 @@ async fn a_replica_gets_sessions_only_once_it_knows_the_tenant() {
     // A new tenant: both replicas have it before the edge gets a table.
     let third = tier_tenant("gamma", 3).replace("n1", "g1");
     fixture.write("gamma/all.yaml", &third);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     // Number of turns for which the tables have waited.
     let mut waited = 0;
     while waited < 20 {
@@ -433,7 +435,7 @@ async fn a_draining_replica_stays_owner_until_it_reports_no_sessions() {
     owns_all(&mut r1);
     root.drain("r1").await.unwrap();
     // Its buckets get other heads a few at a time, and it stays in all of their chains, also for some turns after it is the head of none.
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     let mut turns_without_head = 0;
     while turns_without_head < 10 {
         assert!(Instant::now() < until, "it is still the head of {} buckets", headed(&e1.south).len());
@@ -485,7 +487,10 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
     assert!(tables(&e1.south).keys().all(|n| n.ends_with("@az1")) && tables(&r1.south).keys().all(|n| n.ends_with("@az1")));
     assert!(tables(&e2.south).keys().all(|n| n.ends_with("@az2")) && tables(&r4.south).keys().all(|n| n.ends_with("@az2")));
     // The edge of az2 falls silent, so its addresses close.
+    let reported = Instant::now();
+    e2.turn().await;
     let begun = Instant::now();
+    let until = begun + patience();
     let closed = loop {
         r1.turn().await;
         r4.turn().await;
@@ -493,11 +498,13 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
         node.drain(Duration::from_millis(5)).await;
         let shut: Vec<bool> = addresses(&node).iter().filter(|(n, _)| n.ends_with("@az2")).map(|(_, a)| !a.open).collect();
         if shut == [true, true] {
-            break begun.elapsed();
+            break Instant::now();
         }
-        assert!(begun.elapsed() < Duration::from_secs(3), "az2 stays open");
+        assert!(Instant::now() < until, "az2 stays open");
     };
-    assert!(closed >= Duration::from_millis(300) && closed < Duration::from_millis(1600), "{closed:?}");
+    let silent = closed.duration_since(reported);
+    assert!(silent >= times().edge_silent / 2, "{silent:?}");
+    judge_time("time until a silent edge's AZ is closed", closed.duration_since(begun), Duration::from_millis(1600));
     assert!(addresses(&node).iter().filter(|(n, _)| n.ends_with("@az1")).all(|(_, a)| a.open));
     assert!(fixture.metric("canal_controller_fleet_azs_closed_total").await >= 1.0);
     // The edge is back, and reports its replica as down.
@@ -510,7 +517,7 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
     assert!(open(&node) || addresses(&node).values().all(|a| a.open));
     // r4's process is gone without a last report: after the timeout, and since its edge sees it down, the replica is gone too.
     e2.sees(&[("r4", false)]);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     let mut root = fixture.admin("root").await;
     while root.fleet().await.unwrap().replicas.iter().any(|r| r.name == "r4") {
         assert!(Instant::now() < until, "r4 is not forgotten: {:?}", root.fleet().await);
@@ -589,7 +596,16 @@ async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
     let foreign = ann.find_sessions("beta", "10.1.1.9:4000").await.unwrap_err();
     assert_eq!(foreign.code(), Code::PermissionDenied, "{foreign}");
     assert_eq!(ann.find_sessions("alpha", "10.1.1.9").await.unwrap_err().code(), Code::InvalidArgument);
-    let asked = tokio::spawn(async move { ann.find_sessions("", "10.1.1.9:4000").await });
+    // Data planes have some seconds to answer; after a standstill of the machine some are silent, and the question is repeated.
+    let asked = tokio::spawn(async move {
+        let until = Instant::now() + patience();
+        loop {
+            let found = ann.find_sessions("", "10.1.1.9:4000").await;
+            if found.as_ref().is_ok_and(|f| f.silent.is_empty()) || Instant::now() >= until {
+                return found;
+            }
+        }
+    });
     while !asked.is_finished() {
         let queries = r1.turn().await.queries;
         // Both tenants have a client with this address.

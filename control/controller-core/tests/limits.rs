@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::fixture;
-use crate::fixture::{ControllerFixture, ManualSubscriber, PATIENCE, service, tenant_object};
+use crate::fixture::{ControllerFixture, ManualSubscriber, patience, service, tenant_object};
 use canal_controller_core::{ADMIN_CONNECTIONS_MAX, CertificateRate, ControllerLimits, TOKEN_BYTES_MAX};
 use canal_model::program::ResourceKind;
 use canal_model::share::{Share, ShareKind};
+use canal_timing::slack;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tonic::Code;
@@ -32,7 +33,7 @@ async fn streams_and_names() {
     let Err(over) = ManualSubscriber::try_open(fixture.channel().await, "n1", BTreeMap::new()).await else { panic!("a third was let in") };
     assert_eq!(over.code(), Code::ResourceExhausted, "{over}");
     drop(second);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     while fixture.metric("canal_controller_subscribers{kind=\"node\"}").await > 1.0 && Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -70,7 +71,7 @@ async fn streams_of_one_tenant_leave_places_to_others() {
     assert_eq!((row.tenant.as_str(), row.component.as_str(), row.max, row.revoked), ("alpha", "controller", 6, 2));
     // A share that the provider writes into the Tenant applies to what comes next.
     fixture.write("alpha/t.yaml", &tenant_object("alpha", 1).replace("spec: {", "spec: {shares: {controllerStreams: 1}, "));
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     while fixture.metric(&of_alpha("max")).await > 1.0 {
         assert!(Instant::now() < until, "the Tenant's share is not in force");
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -99,7 +100,7 @@ async fn names_that_only_streams_know_are_on_their_tenants_account() {
 }
 
 async fn connections_are(fixture: &ControllerFixture, n: f64) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     while (fixture.metric("canal_controller_connections").await - n).abs() > f64::EPSILON {
         assert!(Instant::now() < until, "not {n} connections");
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -161,15 +162,18 @@ async fn silent_connections_block_no_other_and_are_closed() {
     let used = "canal_share_used{limit=\"controller_unauthenticated_connections\"";
     assert!(fixture.metric(&format!("{used},tenant=\"\"}}")).await < 1.0, "no source is the provider's");
     let mut first = held.remove(0);
-    tokio::time::timeout(PATIENCE, ended(&mut first)).await.expect("the oldest gave way");
+    tokio::time::timeout(patience(), ended(&mut first)).await.expect("the oldest gave way");
     let open = fixture.metric("canal_controller_connections").await;
     assert!(open <= (PLACES + 8) as f64, "{open} connections are open");
 }
 
 #[tokio::test]
 async fn an_unauthenticated_connection_is_cut_at_its_deadline() {
-    let fixture =
-        ControllerFixture::with(ControllerLimits { handshake: Duration::from_millis(300), ..ControllerLimits::default() }, |_| {}).await;
+    let fixture = ControllerFixture::with(
+        ControllerLimits { handshake: slack() * Duration::from_millis(300), ..ControllerLimits::default() },
+        |_| {},
+    )
+    .await;
     let mut quiet = silent(&fixture).await;
     let mut speaks = silent(&fixture).await;
     tokio::io::AsyncWriteExt::write_all(&mut speaks, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
@@ -177,7 +181,7 @@ async fn an_unauthenticated_connection_is_cut_at_its_deadline() {
         ended(&mut quiet).await;
         ended(&mut speaks).await;
     };
-    tokio::time::timeout(PATIENCE, cut).await.expect("both are cut, with and without the HTTP/2 preface");
+    tokio::time::timeout(patience(), cut).await.expect("both are cut, with and without the HTTP/2 preface");
     refused(&fixture, "authorization_deadline").await;
 }
 
@@ -240,8 +244,11 @@ fn component(token: &str) -> String {
 
 #[tokio::test]
 async fn handshakes() {
-    let fixture =
-        ControllerFixture::with(ControllerLimits { handshake: Duration::from_millis(100), ..ControllerLimits::default() }, |_| {}).await;
+    let fixture = ControllerFixture::with(
+        ControllerLimits { handshake: slack() * Duration::from_millis(300), ..ControllerLimits::default() },
+        |_| {},
+    )
+    .await;
     let mut idle = TcpStream::connect(fixture.hub().address()).await.unwrap();
     assert_eq!(idle.read(&mut [0; 1]).await.unwrap_or(0), 0, "one that says nothing is let go");
     refused(&fixture, "handshake_deadline").await;
@@ -276,7 +283,7 @@ async fn doors() {
     assert_eq!(over.read(&mut [0; 1]).await.unwrap_or(0), 0);
     refused(&fixture, "admin_connections").await;
     drop(open);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     loop {
         let mut tcp = TcpStream::connect(address).await.unwrap();
         tokio::io::AsyncWriteExt::write_all(&mut tcp, b"GET /healthz/ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")

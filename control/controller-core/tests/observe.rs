@@ -16,7 +16,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Status, Streaming};
 
-use crate::fixture::{ControllerFixture, PATIENCE, PRINCIPALS, with_token, write_principals};
+use crate::fixture::{ControllerFixture, PRINCIPALS, patience, with_token, write_principals};
 
 /// A fake data plane as the controller sees it.
 struct Plane {
@@ -35,7 +35,7 @@ impl Plane {
     }
 
     async fn order(&mut self) -> (u64, Order) {
-        let order = tokio::time::timeout(PATIENCE, self.orders.message()).await.expect("an order").unwrap().unwrap();
+        let order = tokio::time::timeout(patience(), self.orders.message()).await.expect("an order").unwrap().unwrap();
         (order.id, order.order.unwrap())
     }
 
@@ -64,7 +64,7 @@ fn tap(tenant: &str, gateways: &[&str]) -> ObserveRequest {
 
 /// Begins an observation that must be accepted, once the data planes are registered.
 async fn begun(fixture: &ControllerFixture, token: &'static str, request: ObserveRequest) -> (Streaming<ObserveEvent>, Vec<String>) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     loop {
         match observe(fixture, token, request.clone()).await {
             Ok(mut events) => {
@@ -86,7 +86,7 @@ async fn narrow_channel(fixture: &ControllerFixture) -> Channel {
 }
 
 async fn next(events: &mut Streaming<ObserveEvent>) -> ObserveEvent {
-    tokio::time::timeout(PATIENCE, events.message()).await.expect("an event").unwrap().expect("no end")
+    tokio::time::timeout(patience(), events.message()).await.expect("an event").unwrap().expect("no end")
 }
 
 async fn code(fixture: &ControllerFixture, token: &'static str, request: ObserveRequest) -> Code {
@@ -222,7 +222,7 @@ async fn observations_are_bounded_and_counted_by_operator_and_by_tenant() {
     // An operator that leaves gives back its permits.
     held.clear();
     drop(of_root);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     while fixture.metric(open).await > 0.1 {
         assert!(Instant::now() < until, "places are not free");
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -249,7 +249,7 @@ async fn an_observation_ends_with_its_data_plane_its_reader_or_its_token() {
     let (mut revoked, _) = begun(&fixture, "ann", tap("", &[])).await;
     let others: Vec<_> = PRINCIPALS.iter().copied().filter(|(token, _)| *token != "ann").collect();
     write_principals(&fixture.config.principals, &others);
-    let end = tokio::time::timeout(PATIENCE, revoked.message()).await.unwrap().unwrap_err();
+    let end = tokio::time::timeout(patience(), revoked.message()).await.unwrap().unwrap_err();
     assert_eq!(end.code(), Code::Unauthenticated);
     fixture.stop().await;
 }

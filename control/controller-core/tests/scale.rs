@@ -8,6 +8,7 @@ use crate::fixture;
 use crate::fixture::{ControllerFixture, ManualSubscriber, with_token};
 use canal_controller_core::{ControllerLimits, SilenceTimeouts};
 use canal_model::program::Resource;
+use canal_timing::judge_time;
 use canal_wire::fleet::fleet_client::FleetClient;
 use canal_wire::fleet::{EdgeReportRequest, ReplicaProbe, ReplicaReportRequest};
 use tonic::transport::Channel;
@@ -100,8 +101,11 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
     })
     .await;
     fixture::write_principals(&fixture.config.principals, &PRINCIPALS);
-    // The controller reads the changed principals file within this time.
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    let until = Instant::now() + START;
+    while ManualSubscriber::try_open(fixture.channel().await, "e1", BTreeMap::new()).await.is_err() {
+        assert!(Instant::now() < until, "the principals were not read again");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
     println!("{SERVICES} services: started");
     let (silence, hush) = tokio::sync::watch::channel(false);
     for token in ["r1", "r2", "r3", "r4", "e1", "e2"] {
@@ -127,8 +131,9 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
     // The compilation begins shortly before the AZ is due to be closed.
     tokio::time::sleep(SILENT / 2).await;
     write(fixture.config.config_dir.as_ref().unwrap(), "alpha", &tenant("alpha", 1, SERVICES + 1));
+    let until = begun + START;
     while open(&node)["az1"] {
-        assert!(begun.elapsed() < START, "not closed");
+        assert!(Instant::now() < until, "not closed");
         node.drain(Duration::from_millis(10)).await;
     }
     let closed = begun.elapsed();
@@ -139,5 +144,5 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
     }
     println!("compiled in {:.1} s", fixture.metric("canal_controller_compile_seconds_sum").await - seconds);
     assert!(open(&node)["az2"]);
-    assert!(closed < SILENT + Duration::from_secs(2), "{closed:?}");
+    judge_time("time until a silent edge's AZ is closed beside a long compilation", closed, SILENT + Duration::from_secs(2));
 }

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::fixture;
-use crate::fixture::{ControllerFixture, ManualSubscriber, PATIENCE, pod, route, service, tenant};
+use crate::fixture::{ControllerFixture, ManualSubscriber, patience, pod, route, service, tenant};
 use canal_controller_core::ControllerLimits;
 use canal_model::program::{Resource, ResourceKind, RouteAction};
+use canal_timing::{judge_time, slack};
 
 #[tokio::test]
 async fn a_node_never_sees_another_tenant() {
@@ -211,12 +212,11 @@ async fn a_stuck_subscriber_delays_no_other() {
         quick.until(&name, |held| held.contains_key(&(ResourceKind::Service, format!("alpha/shop/{name}")))).await;
         worst = worst.max(begun.elapsed());
     }
-    assert!(worst < Duration::from_secs(1), "a change took {worst:?} to the quick one");
+    judge_time("longest time of a change to a subscriber beside a stuck one", worst, Duration::from_secs(1));
     let rows: BTreeMap<String, bool> =
         root.status().await.subscribers.into_iter().map(|s| (s.name.clone(), s.generation_acked >= s.generation_wanted)).collect();
     assert_eq!(rows, [("n1".into(), false), ("n2".into(), true), ("g1".into(), false)].into());
     assert!(fixture.metric("canal_controller_unacked_seconds_max").await > 0.0);
-    println!("worst {worst:?}");
 }
 
 /// Number of pods in the test below. They are on one other node, so that a change on n1 stands alone.
@@ -253,16 +253,17 @@ async fn one_pod_among_ten_thousand_is_one_small_message() {
 
 #[tokio::test]
 async fn a_half_open_connection_is_found() {
-    let limits = ControllerLimits { ping: (Duration::from_millis(100), Duration::from_millis(200)), ..ControllerLimits::default() };
+    let (interval, timeout) = (slack() * Duration::from_millis(100), slack() * Duration::from_millis(500));
+    let limits = ControllerLimits { ping: (interval, timeout), ..ControllerLimits::default() };
     let fixture = ControllerFixture::with(limits, |_| {}).await;
     let relay = Relay::to(fixture.hub().address()).await;
     let mut s = ManualSubscriber::open(fixture.channel_to(relay.address).await, "n1", BTreeMap::new()).await;
     s.settle().await;
     let mut root = fixture.admin("root").await;
-    tokio::time::sleep(Duration::from_millis(600)).await;
+    tokio::time::sleep(2 * interval + timeout).await;
     assert!(root.subscriber("n1").await.connected, "one that answers PINGs stays, however quiet");
     relay.freeze();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     while root.subscriber("n1").await.connected {
         assert!(Instant::now() < until, "a frozen path is not noticed");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -349,10 +350,10 @@ async fn a_stream_names_the_store_first_and_a_lost_store_is_another_with_other_i
     let mut found = Vec::new();
     for _ in 0..2 {
         let mut s = fixture.subscribe("n1").await;
-        let first = s.next(PATIENCE).await.unwrap();
+        let first = s.next(patience()).await.unwrap();
         let store = canal_wire::southbound::store_of(&first).unwrap().expect("the first response names the store");
         s.answer(first).await;
-        let second = s.next(PATIENCE).await.unwrap();
+        let second = s.next(patience()).await.unwrap();
         assert_eq!(second.control_plane, None, "once is enough");
         s.answer(second).await;
         s.until("the services", |h| h.contains_key(&(ResourceKind::Service, "alpha/shop/b".into()))).await;

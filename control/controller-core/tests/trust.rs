@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::fixture;
-use crate::fixture::{ControllerFixture, ManualSubscriber, PATIENCE, PRINCIPALS, fresh_csr, tenant, with_token, write_principals};
+use crate::fixture::{ControllerFixture, ManualSubscriber, PRINCIPALS, fresh_csr, patience, tenant, with_token, write_principals};
 use canal_ca::RotationTimeouts;
 use canal_controller_core::{ControllerLimits, ExternalCa};
 use canal_model::program::{Resource, ResourceKind};
@@ -94,7 +94,7 @@ impl CaCli {
         self.0.client.restore(with_token(request, self.0.token)).await.map(tonic::Response::into_inner)
     }
     async fn phase(&mut self, want: &str) -> api::TrustDomainStatus {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + patience();
         loop {
             let status = self.status().await;
             if status.phase == want {
@@ -188,7 +188,7 @@ async fn keys_in_key_servers_restrict_certificate_requests() {
     let part = fixture.certificate("n1", Some(&own("alpha/sa/node.n1")), None).await.unwrap().cert_chain;
     assert_eq!(part[1], std::fs::read_to_string(fixture.config.infra_dir.join("root.pem")).unwrap());
     fixture.write("alpha/mesh.yaml", &tenant("alpha", 1).replace("podCidrs", "keys: {location: KeyServer, fallback: Local}, podCidrs"));
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     while fixture.certificate("n1", Some(A), None).await.is_err() {
         assert!(Instant::now() < until, "with a fallback a node may hold a key");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -224,7 +224,7 @@ async fn host_names_of_a_service_go_with_the_gateways_identity() {
         assert!((refused(&fixture, reason).await - before - 1.0).abs() < f64::EPSILON, "{what}: {reason}");
     }
     fixture.write("alpha/mesh.yaml", &tenant("alpha", 1).replace("podCidrs", "keys: {algorithm: Rsa2048}, podCidrs"));
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     while fixture.certificate_of("n1", A, None, Some(rsa.clone())).await.is_err() {
         assert!(Instant::now() < until, "RSA is taken where the tenant says so");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -484,7 +484,7 @@ async fn an_intermediate_from_files_signs_is_replaced_while_it_runs_and_a_broken
     let good = std::fs::read_to_string(folder.join("key.pem")).unwrap();
     // A broken key changes nothing: the last good CA signs on.
     std::fs::write(folder.join("key.pem"), "broken").unwrap();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     while ca.status().await.error.is_empty() {
         assert!(Instant::now() < until, "the broken key is told");
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -495,7 +495,7 @@ async fn an_intermediate_from_files_signs_is_replaced_while_it_runs_and_a_broken
     assert_eq!(kept[1], chain[1], "what was last good signs on");
     std::fs::write(folder.join("key.pem"), good).unwrap();
     let (_, second) = authority(&folder, "second", Some((&root, &root_pem)));
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     while der(&fixture.certificate("n1", Some(A), None).await.unwrap().cert_chain[1]) != der(&second) {
         assert!(Instant::now() < until, "the new intermediate signs");
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -564,7 +564,7 @@ fn serve(binary: &Path, dir: &Path, profile: &str, above: Option<Above<'_>>) -> 
     let log = std::fs::File::create(dir.join("log")).unwrap();
     let child = Command::new(binary).args(args).current_dir(dir).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
     let process = ChildProcess(child);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     while std::net::TcpStream::connect(free).is_err() {
         assert!(Instant::now() < until, "{}", std::fs::read_to_string(dir.join("log")).unwrap());
         std::thread::sleep(Duration::from_millis(20));

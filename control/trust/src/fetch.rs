@@ -243,7 +243,7 @@ mod tests {
         let client = FetchClient::new(b"").unwrap();
         fn ask(uri: &Uri) -> FetchRequest<'_> {
             let (method, headers, body) = (Method::GET, Vec::new(), Bytes::new());
-            FetchRequest { method, uri, headers, body, bytes: 64, time: Duration::from_millis(300) }
+            FetchRequest { method, uri, headers, body, bytes: 64, time: canal_timing::slack() * Duration::from_millis(300) }
         }
         for (what, text, want) in cases {
             let uri: Uri = format!("http://{}/keys", server(text).await).parse().unwrap();

@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 use canal_abi::tier::{BUCKETS, CHAIN, STAMP_LAST, STAMP_MIXED, STAMP_SKIPPED, STAMP_VERSION, TIER_VNI, Table};
 use canal_histories::{ACK, FIN, HistorySegment, RST, SYN};
 use canal_model::ids::{AzName, ReplicaNumber, ServiceId};
+use canal_timing::deadline;
 use canal_wire::tier::{bucket, service_address4, service_address6};
 
 use crate::frames::{HEAD, OuterHeaders};
 use crate::sim::history::{AzTables, History, HistoryStep, PacketKind, REPLICAS_MAX, SentPacket, record};
 use crate::sim::rules::{Packet, PacketVerdict, Stamp};
 use crate::sim::{PacketVisit, azs};
-use host::{Host, TIMEOUT, underlay};
+use host::{Host, PATIENCE, underlay};
 
 mod host;
 
@@ -245,7 +246,8 @@ fn syn_ack(host: &mut Host, client: &ClientEnd) -> u32 {
         {
             return found.number;
         }
-        assert!(asked.elapsed() < TIMEOUT, "no SYN-ACK for {} by {}", client.at, host.address);
+        let waited = asked.elapsed();
+        assert!(waited < deadline(PATIENCE), "no SYN-ACK for {} by {}", client.at, host.address);
         std::thread::sleep(Duration::from_micros(100));
     }
 }

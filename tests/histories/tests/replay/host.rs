@@ -12,13 +12,14 @@ use canal_abi::tier::{Replica, address_be};
 use canal_histories::HistorySegment;
 use canal_offload::redirector::{RedirectorOptions, RedirectorPrograms, RedirectorTestRun};
 use canal_offload::socket_steering::{ServiceListener, SocketSteering};
+use canal_timing::deadline;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use socket2::{Domain, Socket, Type};
 
 use crate::lab::LabNetns;
 
-/// This is longer than any pause of this machine that is not a fault.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the stack takes at most for an answer on a quiet machine.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// More than all histories leave half open: with a full list the kernel would respond with cookies.
 const BACKLOG: i32 = 4096;
 
@@ -137,10 +138,12 @@ impl Host {
             match self.listener.accept() {
                 Ok((socket, from)) => {
                     let from = from.as_socket().unwrap();
-                    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+                    socket.set_read_timeout(Some(deadline(PATIENCE))).unwrap();
                     self.accepted.insert(SocketAddr::new(from.ip().to_canonical(), from.port()), socket);
                 }
-                Err(e) if e.kind() == ErrorKind::WouldBlock && asked.elapsed() < TIMEOUT => std::thread::sleep(Duration::from_micros(100)),
+                Err(e) if e.kind() == ErrorKind::WouldBlock && asked.elapsed() < deadline(PATIENCE) => {
+                    std::thread::sleep(Duration::from_micros(100))
+                }
                 Err(e) => panic!("{client} has no session at {}: {e}", self.address),
             }
         }
