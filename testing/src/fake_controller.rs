@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use canal_southbound_client::controller_client::ControllerEndpoint;
 use canal_wire::citadel::istio_certificate_service_server::{IstioCertificateService, IstioCertificateServiceServer};
@@ -23,6 +24,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{FakeFleetService, TestCa};
 
+/// Time that a fake waits for the port of its predecessor. It only ends a hang.
+const BIND_TIMEOUT: Duration = Duration::from_secs(60);
 /// The bearer token that the fake accepts.
 pub const TOKEN: &str = "right";
 
@@ -116,7 +119,7 @@ impl IstioCertificateService for FakeCa {
         authenticate(&request)?;
         self.most.fetch_max(self.now.fetch_add(1, Relaxed) + 1, Relaxed);
         // The pause is long enough for concurrent requests to overlap.
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
         self.now.fetch_sub(1, Relaxed);
         let mut issue = self.issue.lock().expect("no panic while issuing");
         issue(request.into_inner()).map(Response::new)
@@ -144,11 +147,16 @@ impl FakeController {
     }
 
     async fn start_at(address: SocketAddr, infra: Arc<TestCa>) -> Self {
+        let started = Instant::now();
         let listener = loop {
             // The port of a predecessor that was stopped becomes free shortly.
             match TcpListener::bind(address).await {
                 Ok(l) => break l,
-                Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+                Err(e) => {
+                    let waited = started.elapsed();
+                    assert!(waited < BIND_TIMEOUT, "{address}: {e}");
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
             }
         };
         let address = listener.local_addr().expect("a bound socket");

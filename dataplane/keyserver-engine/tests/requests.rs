@@ -90,7 +90,9 @@ async fn data_right_behind_a_handshake_does_not_break_it() {
         };
         hear(&mut client, &bytes);
         channel.send_request(call.id, &KeyRequest::More { bytes: &flight(&mut client) });
+        let end = std::time::Instant::now() + canal_timing::deadline(SOON);
         let said = loop {
+            assert!(std::time::Instant::now() < end, "no answer");
             channel.send_request(call.id, &KeyRequest::More { bytes: &[23, 3, 3] });
             match call.ready() {
                 Some(said) => break said,

@@ -303,7 +303,7 @@ fn a_chunk_that_is_held_keeps_its_window() {
         .await;
         let mut s = rig.open().await.unwrap().stream;
         let first = std::future::poll_fn(|cx| s.poll_chunk(cx)).await.unwrap().unwrap();
-        tokio::time::sleep(ms(1200)).await;
+        tokio::time::sleep(STUCK_AFTER * 2).await;
         let mut total = first.len();
         while let Some(c) = std::future::poll_fn(|cx| s.poll_chunk(cx)).await.unwrap() {
             total += c.len();
