@@ -16,7 +16,6 @@ mod load;
 pub mod memory;
 mod mesh;
 pub mod raw;
-mod standstill;
 mod wait;
 
 pub use client_outcome::ClientOutcome;
@@ -24,5 +23,4 @@ pub use dns::{DnsAnswer, ask_udp_within, query, query_tcp, query_udp};
 pub use icmp::{Icmp, IcmpPacket};
 pub use load::{ClientReports, load_while};
 pub use mesh::{Mesh, bin, root};
-pub use standstill::measure;
 pub use wait::{deadline_ms, until};
