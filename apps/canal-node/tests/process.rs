@@ -560,5 +560,5 @@ fn bad_flags_and_addresses_are_reported_in_one_line() {
     assert!(run(&["--log", "!!"]).contains("--log"));
     let _taken = TcpListener::bind(m.pages[0]).unwrap();
     let outcome = run(&[]);
-    assert!(outcome.contains("another process listens there"), "{outcome}");
+    assert!(outcome.contains("fix: stop what listens there"), "{outcome}");
 }
