@@ -19,7 +19,7 @@ use super::victim::assert_served;
 
 /// Alpha's shares, as in `spec.shares` of its Tenant.
 const SHARES: &str = "{gatewayConnections: 40, gatewayUnauthenticated: 20, gatewayHandshakes: 4, gatewayRequests: 8, certificates: 1, \
-                      controllerUnauthenticated: 50, subscriptionBytes: 100000, configurationBytes: 1000000}";
+                      controllerUnauthenticated: 50, controllerStreams: 1, configurationBytes: 1000000}";
 /// Duration of an attack, which is repeated until a refusal is counted.
 const LASTS: Duration = Duration::from_millis(800);
 /// A refusal is visible in metrics within this time.
@@ -99,17 +99,6 @@ fn cases() -> Vec<LimitCase> {
             refusals: |mesh| full(mesh, "controller", "certificates"),
         },
         LimitCase {
-            name: "names of subscriptions",
-            attack: |setup| {
-                let names: Vec<String> = (0..4).map(|n| format!("alpha/default/{n}-{}", "n".repeat(60_000))).collect();
-                let names: Vec<&str> = names.iter().map(String::as_str).collect();
-                let node = Caller::as_itself(&setup.mesh.world, ALPHA_NODE);
-                // The subscription is expected to be refused.
-                let _ = node.subscribe("node~alpha-n1", ResourceKind::Service.type_url(), &names);
-            },
-            refusals: |mesh| full(mesh, "controller", "subscription_bytes"),
-        },
-        LimitCase {
             name: "bytes of a tenant's objects",
             attack: |setup| {
                 // The change is expected to be refused as a whole.
@@ -124,6 +113,16 @@ fn cases() -> Vec<LimitCase> {
                 flood(setup, ALPHA_NODE, server, 150, Hold::Silent);
             },
             refusals: |mesh| mesh.counted("ks-1", "canal_key_unauthenticated_connections_total", &["reason=\"displaced\""]),
+        },
+        // The last, because alpha's own nodes contend for what their share leaves from now on.
+        LimitCase {
+            name: "streams at the controller",
+            attack: |setup| {
+                let node = Caller::as_itself(&setup.mesh.world, ALPHA_NODE);
+                // The subscription is expected to be refused: alpha's nodes have more streams than their share already.
+                let _ = node.subscribe("node~alpha-n1", ResourceKind::Service.type_url(), &[]);
+            },
+            refusals: |mesh| full(mesh, "controller", "controller_streams"),
         },
     ]
 }
