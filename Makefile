@@ -5,7 +5,7 @@ CARGO := cargo
 BIN := target/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test soak build check sbom tidy bench-micro bench-peers bench-instructions bench-neighbours bench-connections bench-direct clean-worlds
+.PHONY: help demo up test test-timing soak build check sbom tidy bench-micro bench-peers bench-instructions bench-neighbours bench-connections bench-direct clean-worlds
 
 help: ## this list
 	@printf 'Canal: a sidecar-free, multi-tenant service mesh.\n\n'
@@ -21,6 +21,10 @@ up: build ## the demo's world, kept up for exploring until ctrl-c
 test: ## the gate: install what is missing, build, run every test; closes with `N passed, N failed, N skipped`
 	@setup/install build
 	@$(CARGO) xtask test --install
+
+test-timing: ## judge times, rates and losses: each timed test alone, 5 tries, release build; `make test-timing JOB='canal-e2e tier'` for a part; writes docs/timing.md
+	@setup/install test
+	@$(CARGO) xtask timing $(if $(JOB),'$(JOB)')
 
 soak: ## the long runs whole, or those that PART names: `make soak PART=compare`; each writes docs/soak/PART.md
 	@setup/install test

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod claims;
+mod clocks;
 mod commits;
 mod compile;
 mod cycles;
@@ -23,9 +24,13 @@ mod schedule;
 mod sizes;
 mod soak;
 mod source;
+mod standstill;
 mod suites;
 mod supply;
 mod tiers;
+mod timing;
+mod timing_table;
+mod timing_verdict;
 mod timings;
 mod tree;
 mod verdict;
@@ -42,6 +47,8 @@ usage: cargo xtask <command>
   test [SUITE..]  run the suites (tidy, supply, lint, plain, unit, e2e; default all), run what failed once more, alone, and close with
                   `N passed, N failed, N skipped`; the report is target/test-report.json; `--install` runs `setup/install test` beside the
                   build, `--no-worlds` leaves out programs that make network namespaces or worlds
+  timing [JOB..]  build the release profile and run each timed test alone, 5 times or `--tries N`; judge its times and losses over the tries
+                  and write docs/timing.md; exit 1: a bound does not hold, 3: the machine was too busy to say
   soak [PART..]   run the long parts (default all), each at most an hour; CANAL_SEED=N repeats a seeded one; writes docs/soak/PART.md:
 ";
 
@@ -57,6 +64,12 @@ fn main() -> ExitCode {
         ["tidy", "--bless"] => tidy(true),
         ["sbom"] => tree::SourceTree::read().and_then(|tree| sbom::write(&tree)),
         ["test", suites @ ..] => suites::run(suites),
+        ["timing", words @ ..] => {
+            return timing::run(words).unwrap_or_else(|e| {
+                eprintln!("xtask: {e:#}");
+                ExitCode::FAILURE
+            });
+        }
         ["soak", parts @ ..] => soak::run(parts),
         _ => {
             eprint!("xtask: unknown command {:?}\n{HELP}{}", words.join(" "), soak::list());
@@ -85,6 +98,7 @@ fn tidy(bless: bool) -> anyhow::Result<bool> {
     commits::check(&tree.root, &mut found)?;
     prose::check(&tree, &mut found)?;
     claims::check(&tree, &mut found);
+    clocks::check(&tree, &mut found);
     recipes::check(&tree, &mut found);
     sbom::check(&tree, &mut found)?;
     for f in &found {

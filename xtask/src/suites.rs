@@ -139,7 +139,7 @@ pub(crate) fn run(words: &[&str]) -> anyhow::Result<bool> {
     // Whatever goes wrong, the run closes with its report.
     if let Err(e) = run.stages() {
         run.report.fail("run", "run", Duration::ZERO, vec![format!("{e:#}")]);
-    } else {
+    } else if run.report.is_well() {
         run.durations.record(&key, run.report.clock.elapsed());
     }
     run.close()

@@ -1,0 +1,152 @@
+//! Rule on time in assertions: no assertion judges `elapsed()` but those of `testing/timing`, because the gate's verdict does not depend on the speed
+//! of the machine (docs/testing.md). It does not follow variables.
+
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
+
+use crate::tree::SourceTree;
+
+/// The assertions, and how many of their arguments they judge; the others are their message.
+const ASSERTIONS: [(&str, usize); 6] =
+    [("assert", 1), ("assert_eq", 2), ("assert_ne", 2), ("debug_assert", 1), ("debug_assert_eq", 2), ("debug_assert_ne", 2)];
+/// Where time may be judged.
+const JUDGES: &str = "testing/timing/";
+/// Files that did so before the rule. The list may only shrink.
+const ALLOWED: &[&str] = &[
+    "apps/canal-controller/tests/process.rs",
+    "apps/canal-edge/tests/fixture/mod.rs",
+    "apps/canal-edge/tests/process.rs",
+    "apps/canal-node/tests/process.rs",
+    "apps/canal/tests/mesh.rs",
+    "control/controller-core/tests/fleet.rs",
+    "control/controller-core/tests/jwks.rs",
+    "control/controller-core/tests/scale.rs",
+    "control/fleet/src/membership/tests.rs",
+    "control/planner/tests/placement.rs",
+    "control/store/tests/kill.rs",
+    "tests/e2e/tests/config.rs",
+    "tests/e2e/tests/failure.rs",
+    "tests/e2e/tests/http2.rs",
+    "tests/e2e/tests/identity.rs",
+    "tests/histories/tests/replay.rs",
+];
+
+pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {
+    check_except(tree, ALLOWED, found);
+}
+
+fn check_except(tree: &SourceTree, allowed: &[&str], found: &mut Vec<String>) {
+    for (path, text) in tree.with_suffix(".rs").filter(|(path, _)| !path.starts_with(JUDGES)) {
+        // `source` reports a file that is no Rust.
+        let Ok(tokens) = text.parse::<TokenStream>() else { continue };
+        let mut lines = Vec::new();
+        timed_assertions(tokens, &mut lines);
+        if allowed.contains(&path) {
+            if lines.is_empty() {
+                found.push(format!("xtask/src/clocks.rs: {path} asserts no time any more; remove it from the list"));
+            }
+            continue;
+        }
+        for line in lines {
+            let fix = "use canal_timing::judge_time or timed!, or wait with canal_timing::deadline in the crate's wait function";
+            found.push(format!("{path}:{line}: an assertion on elapsed(); {fix}"));
+        }
+    }
+    for path in allowed.iter().filter(|path| !tree.files.contains_key(**path)) {
+        found.push(format!("xtask/src/clocks.rs: {path} does not exist; remove it from the list"));
+    }
+}
+
+/// Collects the lines of assertions that judge elapsed time, also those inside other macros.
+fn timed_assertions(tokens: TokenStream, lines: &mut Vec<usize>) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    for (n, token) in tokens.iter().enumerate() {
+        let TokenTree::Group(group) = token else { continue };
+        if let Some(judged) = judged_arguments(&tokens[..n])
+            && judges_time(group.stream(), judged)
+        {
+            lines.push(tokens[n - 2].span().start().line);
+        }
+        timed_assertions(group.stream(), lines);
+    }
+}
+
+/// How many arguments the assertion judges whose name stands before a group; none if no assertion does.
+fn judged_arguments(before: &[TokenTree]) -> Option<usize> {
+    let [.., TokenTree::Ident(name), TokenTree::Punct(mark)] = before else { return None };
+    let (_, judged) = ASSERTIONS.iter().find(|(assertion, _)| name == assertion).filter(|_| mark.as_char() == '!')?;
+    Some(*judged)
+}
+
+fn judges_time(arguments: TokenStream, judged: usize) -> bool {
+    let mut argument = 0;
+    let mut kept = Vec::new();
+    for token in arguments {
+        argument += usize::from(matches!(&token, TokenTree::Punct(mark) if mark.as_char() == ','));
+        if argument >= judged {
+            break;
+        }
+        kept.push(token);
+    }
+    has_elapsed(&kept)
+}
+
+fn has_elapsed(tokens: &[TokenTree]) -> bool {
+    let is_call = |pair: &[TokenTree]| {
+        let is_name = matches!(&pair[0], TokenTree::Ident(name) if name == "elapsed");
+        is_name && matches!(&pair[1], TokenTree::Group(group) if group.delimiter() == Delimiter::Parenthesis)
+    };
+    let is_inside = |token: &TokenTree| match token {
+        TokenTree::Group(group) => has_elapsed(&group.stream().into_iter().collect::<Vec<_>>()),
+        _ => false,
+    };
+    tokens.windows(2).any(is_call) || tokens.iter().any(is_inside)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(path: &str, text: &str, allowed: &[&str]) -> Vec<String> {
+        let files = [(path.to_owned(), text.to_owned())].into_iter().collect();
+        let mut found = Vec::new();
+        check_except(&SourceTree { root: "/".into(), files }, allowed, &mut found);
+        found
+    }
+
+    #[test]
+    fn an_assertion_on_elapsed_time_is_found_over_lines_and_inside_macros() {
+        for (text, line) in [
+            ("fn a() {\n    assert!(begun.elapsed() < WITHIN, \"late\");\n}", 2),
+            ("fn a() {\n    assert!(\n        begun\n            .elapsed()\n            .as_millis() < 3\n    );\n}", 2),
+            ("fn a() { debug_assert!(is_well && (begun.elapsed() < WITHIN)); }", 1),
+            ("fn a() { assert_eq!(1, begun.elapsed().as_secs()); }", 1),
+            ("fn a() { select! { _ = b => {\n assert!(begun.elapsed() < WITHIN) } } }", 2),
+        ] {
+            let found = found("a/src/lib.rs", text, &[]);
+            assert_eq!(found.len(), 1, "{text}");
+            assert!(found[0].starts_with(&format!("a/src/lib.rs:{line}: an assertion on elapsed()")), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn messages_variables_and_the_helpers_may_have_the_time() {
+        for text in [
+            "fn a() { assert!(is_well, \"after {:?}\", begun.elapsed()); }",
+            "fn a() { assert_eq!(one, two, \"after {:?}\", begun.elapsed()); }",
+            "fn a() { let waited = begun.elapsed(); assert!(waited >= LEAST); }",
+            "fn a() { assert!(elapsed < WITHIN); println!(\"{:?}\", begun.elapsed()); }",
+        ] {
+            assert_eq!(found("a/src/lib.rs", text, &[]), Vec::<String>::new(), "{text}");
+        }
+        let judged = "fn a() { assert!(begun.elapsed() < WITHIN); }";
+        assert_eq!(found("testing/timing/src/lib.rs", judged, &[]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_list_of_old_files_shrinks() {
+        let judged = "fn a() { assert!(begun.elapsed() < WITHIN); }";
+        assert_eq!(found("a.rs", judged, &["a.rs"]), Vec::<String>::new());
+        assert!(found("a.rs", "fn a() {}", &["a.rs"])[0].contains("asserts no time any more"));
+        assert!(found("a.rs", "fn a() {}", &["b.rs"])[0].contains("does not exist"));
+    }
+}
