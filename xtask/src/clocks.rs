@@ -36,10 +36,13 @@ pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {
 
 fn check_except(tree: &SourceTree, allowed: &[&str], found: &mut Vec<String>) {
     for (path, text) in tree.with_suffix(".rs").filter(|(path, _)| !path.starts_with(JUDGES)) {
-        // `source` reports a file that is no Rust.
-        let Ok(tokens) = text.parse::<TokenStream>() else { continue };
         let mut lines = Vec::new();
-        timed_assertions(tokens, &mut lines);
+        // Most files are not parsed again. `source` reports one that is no Rust.
+        if text.contains("elapsed")
+            && let Ok(tokens) = text.parse::<TokenStream>()
+        {
+            timed_assertions(tokens, &mut lines);
+        }
         if allowed.contains(&path) {
             if lines.is_empty() {
                 found.push(format!("xtask/src/clocks.rs: {path} asserts no time any more; remove it from the list"));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 
 use crate::programs::{self, CargoMessage, TestProgram};
-use crate::report::Clock;
+use crate::report::RunClock;
 
 /// Minutes after which a build is ended: a cold one takes some ten.
 const LIMIT: &str = "60m";
@@ -21,7 +21,7 @@ const WORDS_MAX: usize = 20;
 
 /// What a build said.
 #[derive(Debug, Default)]
-pub(crate) struct Build {
+pub(crate) struct ProgramBuild {
     pub(crate) programs: Vec<TestProgram>,
     /// Warnings of the compiler and of clippy.
     pub(crate) findings: Vec<String>,
@@ -31,7 +31,7 @@ pub(crate) struct Build {
     is_well: bool,
 }
 
-impl Build {
+impl ProgramBuild {
     fn read_line(&mut self, line: &str) -> bool {
         match programs::read_message(line) {
             CargoMessage::Built(program) => self.programs.push(program),
@@ -60,12 +60,18 @@ impl Build {
 }
 
 /// Runs cargo with the arguments. All that it prints but its messages is in the file `log`, and so are the findings.
-pub(crate) fn run(root: &Path, arguments: &[&str], environment: &[(&str, &str)], log: &Path, clock: Clock) -> anyhow::Result<Build> {
+pub(crate) fn run(
+    root: &Path,
+    arguments: &[&str],
+    environment: &[(&str, &str)],
+    log: &Path,
+    clock: RunClock,
+) -> anyhow::Result<ProgramBuild> {
     let words = std::fs::File::create(log).with_context(|| log.display().to_string())?;
     let mut command = Command::new("timeout");
     command.args(["--kill-after=30", LIMIT, "cargo"]).args(arguments).envs(environment.iter().copied()).current_dir(root);
     let mut cargo = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(words).spawn()?;
-    let mut build = Build::default();
+    let mut build = ProgramBuild::default();
     let (mut units, mut told) = (0, Instant::now());
     for line in BufReader::new(cargo.stdout.take().context("cargo has no output")?).lines() {
         units += usize::from(build.read_line(&line?));
@@ -94,20 +100,20 @@ mod tests {
 
     #[test]
     fn a_failed_build_says_its_errors() {
-        let mut build = Build::default();
+        let mut build = ProgramBuild::default();
         for n in 0..5 {
             build.read_line(&message("error", &format!("error: {n}")));
         }
         build.read_line(&message("warning", "warning: unused"));
         assert_eq!(build.failure().unwrap(), ["error: 0", "error: 1", "error: 2", "and 2 errors more"]);
-        let mut unresolved = Build::default();
+        let mut unresolved = ProgramBuild::default();
         unresolved.read_line("error: failed to select a version");
         assert_eq!(unresolved.failure().unwrap(), ["error: failed to select a version"]);
     }
 
     #[test]
     fn a_build_with_warnings_goes_on() {
-        let mut build = Build { is_well: true, ..Build::default() };
+        let mut build = ProgramBuild { is_well: true, ..ProgramBuild::default() };
         build.read_line(&message("warning", "warning: unused"));
         assert_eq!((build.failure(), build.findings.len()), (None, 1));
         assert!(build.read_line(r#"{"reason":"compiler-artifact","profile":{"test":false}}"#), "a unit");

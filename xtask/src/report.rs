@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::timings;
 use crate::verdict::{Failure, JobResult, UNSTABLE_MAX};
+
+/// The suite of rows that are units of the build.
+pub(crate) const COMPILED: &str = "compile";
 
 /// Numbers of tests by outcome.
 #[derive(Default, Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,12 +70,12 @@ struct ReportRow {
 
 /// When the run began, and how long it should take.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Clock {
+pub(crate) struct RunClock {
     started: Instant,
     expected: Duration,
 }
 
-impl Clock {
+impl RunClock {
     pub(crate) fn new(expected: Duration) -> Self {
         Self { started: Instant::now(), expected }
     }
@@ -92,7 +94,7 @@ impl Clock {
 /// The rows of a run, one for each program, and what failed.
 #[derive(Debug)]
 pub(crate) struct Report {
-    pub(crate) clock: Clock,
+    pub(crate) clock: RunClock,
     commit: String,
     is_dirty: bool,
     began: String,
@@ -105,7 +107,7 @@ pub(crate) struct Report {
 impl Report {
     pub(crate) fn new(commit: (String, bool), began: String, expected: Duration) -> Self {
         let (stages, rows, failures, unstable) = Default::default();
-        Self { clock: Clock::new(expected), commit: commit.0, is_dirty: commit.1, began, stages, rows, failures, unstable }
+        Self { clock: RunClock::new(expected), commit: commit.0, is_dirty: commit.1, began, stages, rows, failures, unstable }
     }
 
     pub(crate) fn add(&mut self, suite: &'static str, name: &str, took: Duration, count: Count) {
@@ -193,7 +195,7 @@ impl Report {
                 "first_pass_failures": row.first_pass_failures, "log": format!("{logs}/{}.log", row.name),
             })
         };
-        let jobs: Vec<Value> = self.rows.iter().filter(|row| row.suite != timings::SUITE).map(job).collect();
+        let jobs: Vec<Value> = self.rows.iter().filter(|row| row.suite != COMPILED).map(job).collect();
         let failure = |failure: &Failure| json!({"job": failure.job, "test": failure.test, "message": failure.message.join("\n")});
         let total = self.total();
         json!({

@@ -11,7 +11,7 @@ use anyhow::Context;
 use crate::durations::Durations;
 use crate::jobs::{Job, JobOutput, WORKS};
 use crate::process::{self, EndedProcess, ProcessEnd, TimeLimit};
-use crate::report::{Clock, Count};
+use crate::report::{Count, RunClock};
 use crate::tiers::TimedTests;
 use crate::verdict::{JobResult, judge};
 
@@ -21,7 +21,7 @@ const SHOWN_MAX: usize = 60;
 /// What all jobs of a run have.
 pub(crate) struct RunContext<'a> {
     pub(crate) logs: &'a Path,
-    pub(crate) clock: Clock,
+    pub(crate) clock: RunClock,
     pub(crate) timed: &'a TimedTests,
     pub(crate) environment: Vec<(&'static str, OsString)>,
     /// Parts of the machine, and its cores.
@@ -124,7 +124,7 @@ fn execute_in(job: &Job, log: &Path, environment: &[(&'static str, OsString)], l
     process::run(&job.words(), &job.folder, &all, log, limit)
 }
 
-fn tell(result: &JobResult, clock: Clock) {
+fn tell(result: &JobResult, clock: RunClock) {
     let (name, Count { passed, failed, skipped, .. }) = (&result.job.name, result.count);
     println!("{} {name}, {} s: {passed} passed, {failed} failed, {skipped} skipped", clock.stamp(), result.took.as_secs());
     result.skips.iter().for_each(|line| println!("    {line}"));
@@ -150,7 +150,7 @@ mod tests {
     fn with_context<T>(name: &str, use_it: impl FnOnce(&RunContext<'_>) -> T) -> T {
         let logs = std::env::temp_dir().join(format!("canal-xtask-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&logs).unwrap();
-        let clock = Clock::new(Duration::ZERO);
+        let clock = RunClock::new(Duration::ZERO);
         let environment = vec![("CANAL_RUN_ID", OsString::from("a1"))];
         let timed = TimedTests::default();
         let result = use_it(&RunContext { logs: &logs, clock, timed: &timed, environment, capacity: 6, cores: 2 });

@@ -76,13 +76,13 @@ const UNSTABLE: &str = "target/unstable.jsonl";
 pub(crate) const RUN_ID: &str = "CANAL_RUN_ID";
 
 /// What is asked for.
-struct Wanted<'a> {
+struct SuiteSelection<'a> {
     suites: Vec<&'a str>,
     installs: bool,
     has_worlds: bool,
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> SuiteSelection<'a> {
     fn of(words: &[&'a str]) -> anyhow::Result<Self> {
         let (flags, suites): (Vec<&str>, Vec<&str>) = words.iter().copied().partition(|word| word.starts_with("--"));
         if let Some(bad) = suites.iter().find(|w| !SUITES.iter().any(|(name, _)| name == *w)) {
@@ -110,7 +110,7 @@ impl<'a> Wanted<'a> {
 
 /// A run of the suites.
 struct SuiteRun<'a> {
-    wanted: Wanted<'a>,
+    wanted: SuiteSelection<'a>,
     tree: SourceTree,
     /// This program; the build replaces its file by an equal one.
     own: PathBuf,
@@ -123,7 +123,7 @@ struct SuiteRun<'a> {
 
 /// Runs the named suites, or all when none is named. True when the run is good.
 pub(crate) fn run(words: &[&str]) -> anyhow::Result<bool> {
-    let wanted = Wanted::of(words)?;
+    let wanted = SuiteSelection::of(words)?;
     let tree = SourceTree::read()?;
     let logs = tree.root.join(LOGS);
     if logs.exists() {
@@ -349,16 +349,16 @@ mod tests {
     #[test]
     fn words_choose_suites_and_programs() {
         let job = |suite, name: &str| Job { suite, name: name.into(), ..Job::default() };
-        let check = Wanted::of(&["tidy", "lint", "unit", WITHOUT_WORLDS]).unwrap();
+        let check = SuiteSelection::of(&["tidy", "lint", "unit", WITHOUT_WORLDS]).unwrap();
         assert!(check.has("lint") && !check.has("supply") && check.builds() && !check.installs);
         assert!(
             check.runs(&job("unit", "canal-model"))
                 && !check.runs(&job("unit", "canal-world"))
                 && !check.runs(&job(E2E_SUITE, "canal-e2e"))
         );
-        let all = Wanted::of(&[WITH_INSTALL]).unwrap();
+        let all = SuiteSelection::of(&[WITH_INSTALL]).unwrap();
         assert!(all.has("supply") && all.installs && all.runs(&job(E2E_SUITE, "canal-e2e tier")));
-        assert!(Wanted::of(&["none"]).is_err() && Wanted::of(&["--none"]).is_err());
+        assert!(SuiteSelection::of(&["none"]).is_err() && SuiteSelection::of(&["--none"]).is_err());
         assert_eq!((run_key(&[WITH_INSTALL]), run_key(&["unit", WITHOUT_WORLDS])), ("run".into(), "run unit --no-worlds".into()));
     }
 }

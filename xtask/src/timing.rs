@@ -13,7 +13,7 @@ use crate::jobs::Job;
 use crate::outcomes::TIMED;
 use crate::process::{self, ProcessEnd, TimeLimit};
 use crate::programs;
-use crate::report::Clock;
+use crate::report::RunClock;
 use crate::standstill::{Quiet, Watch};
 use crate::suites::RUN_ID;
 use crate::tiers::TimedTests;
@@ -57,7 +57,7 @@ pub(crate) fn run(words: &[&str]) -> anyhow::Result<ExitCode> {
     let table = TimedTests::of(&tree.root)?;
     let logs = tree.root.join(LOGS);
     std::fs::create_dir_all(&logs)?;
-    let clock = Clock::new(BUILD_EXPECTED);
+    let clock = RunClock::new(BUILD_EXPECTED);
     println!("== build: the release profile of all programs and tests");
     let build = compile::run(&tree.root, &BUILD, &[], &logs.join("build.log"), clock)?;
     if let Some(why) = build.failure() {
@@ -163,11 +163,11 @@ fn told(figure: &JudgedFigure) -> String {
 /// Prints what failed and the counts, and gives the exit status.
 fn close(verdicts: &[(String, JudgedFigure)]) -> ExitCode {
     let of = |wanted: Verdict| verdicts.iter().filter(move |(_, figure)| figure.verdict == wanted);
-    for (test, figure) in of(Verdict::Failed).chain(of(Verdict::NoVerdict)) {
+    for (test, figure) in of(Verdict::Failed).chain(of(Verdict::Undecided)) {
         println!("{test}: {}", told(figure));
     }
     println!("== the table is {}, what the tests printed is in {LOGS}", timing_table::FILE);
-    let (passed, failed, none) = (of(Verdict::Passed).count(), of(Verdict::Failed).count(), of(Verdict::NoVerdict).count());
+    let (passed, failed, none) = (of(Verdict::Passed).count(), of(Verdict::Failed).count(), of(Verdict::Undecided).count());
     println!("{passed} figures passed, {failed} failed, {none} without a verdict");
     ExitCode::from(status(failed, none))
 }

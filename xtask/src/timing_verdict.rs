@@ -34,7 +34,7 @@ pub(crate) type Try = BTreeMap<String, Figure>;
 pub(crate) enum Verdict {
     Passed,
     Failed,
-    NoVerdict,
+    Undecided,
 }
 
 /// A figure over all tries.
@@ -63,7 +63,7 @@ impl Verdict {
         match self {
             Self::Passed => "passed",
             Self::Failed => "FAILED",
-            Self::NoVerdict => "No verdict: the machine",
+            Self::Undecided => "No verdict: the machine",
         }
     }
 }
@@ -122,7 +122,7 @@ pub(crate) fn judge(tries: &[Try], voids: usize) -> Vec<JudgedFigure> {
     tries.iter().flatten().for_each(|(name, figure)| figures.entry(name).or_default().push(*figure));
     if voids > VOID_MAX {
         let tries = format!("{voids} void");
-        let verdict = Verdict::NoVerdict;
+        let verdict = Verdict::Undecided;
         let (bound, result) = ("yes".to_owned(), "-".to_owned());
         return vec![JudgedFigure { name: PASSES.to_owned(), kind: FigureKind::Holds, bound, tries, result, verdict }];
     }
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn more_than_five_void_tries_say_nothing() {
         let judged = judge(&[], VOID_MAX + 1);
-        assert_eq!((judged[0].verdict, judged[0].tries.as_str()), (Verdict::NoVerdict, "6 void"));
+        assert_eq!((judged[0].verdict, judged[0].tries.as_str()), (Verdict::Undecided, "6 void"));
     }
 
     #[test]

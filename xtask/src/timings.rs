@@ -6,15 +6,13 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::report::{Count, Report};
+use crate::report::{COMPILED, Count, Report};
 
 /// The page of the last build, and what stands in it before its units.
 const PAGE: &str = "target/cargo-timings/cargo-timing.html";
 const UNITS: &str = "const UNIT_DATA = ";
 /// A crate of the workspace that compiled faster has no row of its own.
 const ROW_MIN: Duration = Duration::from_secs(1);
-/// The rows of the report that are units of the build.
-pub(crate) const SUITE: &str = "compile";
 
 /// One run of the compiler, or of a build script.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,10 +55,10 @@ pub(crate) fn add_to(report: &mut Report, units: &[CompiledUnit], own: &BTreeSet
     let took = |units: &[&CompiledUnit]| units.iter().map(|unit| unit.took).sum::<Duration>();
     let (slow, fast): (Vec<&CompiledUnit>, Vec<&CompiledUnit>) = own.into_iter().partition(|unit| unit.took >= ROW_MIN);
     for (what, units) in [("units of other crates", &foreign), ("units below a second", &fast)] {
-        report.add(SUITE, &format!("{} {what}", units.len()), took(units), Count::default());
+        report.add(COMPILED, &format!("{} {what}", units.len()), took(units), Count::default());
     }
     for unit in slow {
-        report.add(SUITE, format!("{} {}", unit.package, unit.target).trim_end(), unit.took, Count::default());
+        report.add(COMPILED, format!("{} {}", unit.package, unit.target).trim_end(), unit.took, Count::default());
     }
 }
 

@@ -110,6 +110,10 @@ fn judge_check(job: &Job, ended: &EndedProcess) -> (Count, Vec<Failure>, bool, b
     }
     let is_well = ended.end == ProcessEnd::Exited(true) && findings == 0;
     let mut message: Vec<String> = why(&ended.end).into_iter().collect();
+    // What a check says is in its lines; how it ended matters only if it says nothing.
+    if !lines.is_empty() && ended.end == ProcessEnd::Exited(false) {
+        message.clear();
+    }
     message.extend(lines.iter().skip(lines.len().saturating_sub(TEXT_LINES_MAX)).cloned());
     let failure = Failure { job: job.name.clone(), test: String::new(), message };
     (Count::of(is_well), Vec::from_iter((!is_well).then_some(failure)), true, true)
