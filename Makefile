@@ -5,7 +5,7 @@ CARGO := cargo
 BIN := target/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test test-timing soak build check sbom tidy bench-micro bench-peers bench-instructions bench-neighbours bench-connections bench-direct clean-worlds
+.PHONY: help demo up test test-timing software soak build check sbom tidy bench-micro bench-peers bench-instructions bench-neighbours bench-connections bench-direct clean-worlds
 
 help: ## this list
 	@printf 'Canal: a sidecar-free, multi-tenant service mesh.\n\n'
@@ -23,11 +23,15 @@ test: ## the gate: install what is missing, build, run every test; closes with `
 	@$(CARGO) xtask test --install
 
 test-timing: ## judge times, rates and losses: each timed test alone, 5 tries, release build; `make test-timing JOB='canal-e2e tier'` for a part; writes docs/timing.md
-	@setup/install test
+	@setup/install software
 	@$(CARGO) xtask timing $(if $(JOB),'$(JOB)')
 
+software: ## foreign software, unmodified, with and without the mesh (at most 20 minutes); writes docs/soak/software.md
+	@setup/install software
+	@$(CARGO) xtask soak software
+
 soak: ## the long runs whole, or those that PART names: `make soak PART=compare`; each writes docs/soak/PART.md
-	@setup/install test
+	@setup/install software
 	@$(CARGO) xtask soak $(PART)
 
 build: ## install what is missing and build all programs (release)

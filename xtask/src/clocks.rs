@@ -10,31 +10,7 @@ const ASSERTIONS: [(&str, usize); 6] =
     [("assert", 1), ("assert_eq", 2), ("assert_ne", 2), ("debug_assert", 1), ("debug_assert_eq", 2), ("debug_assert_ne", 2)];
 /// Where time may be judged.
 const JUDGES: &str = "testing/timing/";
-/// Files that did so before the rule. The list may only shrink.
-const ALLOWED: &[&str] = &[
-    "apps/canal-controller/tests/process.rs",
-    "apps/canal-edge/tests/fixture/mod.rs",
-    "apps/canal-edge/tests/process.rs",
-    "apps/canal-node/tests/process.rs",
-    "apps/canal/tests/mesh.rs",
-    "control/controller-core/tests/fleet.rs",
-    "control/controller-core/tests/jwks.rs",
-    "control/controller-core/tests/scale.rs",
-    "control/fleet/src/membership/tests.rs",
-    "control/planner/tests/placement.rs",
-    "control/store/tests/kill.rs",
-    "tests/e2e/tests/config.rs",
-    "tests/e2e/tests/failure.rs",
-    "tests/e2e/tests/http2.rs",
-    "tests/e2e/tests/identity.rs",
-    "tests/histories/tests/replay.rs",
-];
-
 pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {
-    check_except(tree, ALLOWED, found);
-}
-
-fn check_except(tree: &SourceTree, allowed: &[&str], found: &mut Vec<String>) {
     for (path, text) in tree.with_suffix(".rs").filter(|(path, _)| !path.starts_with(JUDGES)) {
         let mut lines = Vec::new();
         // Most files are not parsed again. `source` reports one that is no Rust.
@@ -43,19 +19,10 @@ fn check_except(tree: &SourceTree, allowed: &[&str], found: &mut Vec<String>) {
         {
             timed_assertions(tokens, &mut lines);
         }
-        if allowed.contains(&path) {
-            if lines.is_empty() {
-                found.push(format!("xtask/src/clocks.rs: {path} asserts no time any more; remove it from the list"));
-            }
-            continue;
-        }
         for line in lines {
             let fix = "use canal_timing::judge_time or timed!, or wait with canal_timing::deadline in the crate's wait function";
             found.push(format!("{path}:{line}: an assertion on elapsed(); {fix}"));
         }
-    }
-    for path in allowed.iter().filter(|path| !tree.files.contains_key(**path)) {
-        found.push(format!("xtask/src/clocks.rs: {path} does not exist; remove it from the list"));
     }
 }
 
@@ -109,10 +76,10 @@ fn has_elapsed(tokens: &[TokenTree]) -> bool {
 mod tests {
     use super::*;
 
-    fn found(path: &str, text: &str, allowed: &[&str]) -> Vec<String> {
+    fn found(path: &str, text: &str) -> Vec<String> {
         let files = [(path.to_owned(), text.to_owned())].into_iter().collect();
         let mut found = Vec::new();
-        check_except(&SourceTree { root: "/".into(), files }, allowed, &mut found);
+        check(&SourceTree { root: "/".into(), files }, &mut found);
         found
     }
 
@@ -125,7 +92,7 @@ mod tests {
             ("fn a() { assert_eq!(1, begun.elapsed().as_secs()); }", 1),
             ("fn a() { select! { _ = b => {\n assert!(begun.elapsed() < WITHIN) } } }", 2),
         ] {
-            let found = found("a/src/lib.rs", text, &[]);
+            let found = found("a/src/lib.rs", text);
             assert_eq!(found.len(), 1, "{text}");
             assert!(found[0].starts_with(&format!("a/src/lib.rs:{line}: an assertion on elapsed()")), "{found:?}");
         }
@@ -139,17 +106,9 @@ mod tests {
             "fn a() { let waited = begun.elapsed(); assert!(waited >= LEAST); }",
             "fn a() { assert!(elapsed < WITHIN); println!(\"{:?}\", begun.elapsed()); }",
         ] {
-            assert_eq!(found("a/src/lib.rs", text, &[]), Vec::<String>::new(), "{text}");
+            assert_eq!(found("a/src/lib.rs", text), Vec::<String>::new(), "{text}");
         }
         let judged = "fn a() { assert!(begun.elapsed() < WITHIN); }";
-        assert_eq!(found("testing/timing/src/lib.rs", judged, &[]), Vec::<String>::new());
-    }
-
-    #[test]
-    fn the_list_of_old_files_shrinks() {
-        let judged = "fn a() { assert!(begun.elapsed() < WITHIN); }";
-        assert_eq!(found("a.rs", judged, &["a.rs"]), Vec::<String>::new());
-        assert!(found("a.rs", "fn a() {}", &["a.rs"])[0].contains("asserts no time any more"));
-        assert!(found("a.rs", "fn a() {}", &["b.rs"])[0].contains("does not exist"));
+        assert_eq!(found("testing/timing/src/lib.rs", judged), Vec::<String>::new());
     }
 }

@@ -19,6 +19,8 @@ const MINUTES_MAX: u64 = 60;
 const LINES_MAX: usize = 60;
 /// Variable set for every part: tests that `make test` shortens run in full.
 const WHOLE: &str = "CANAL_SOAK";
+/// Variable set for every part: assertions on time, rates and losses are judged (`testing/timing`).
+const TIMED: &str = "CANAL_TIMING";
 /// Build of a part that runs in worlds: the programs that the worlds start are included.
 const PROGRAMS: &[&str] = &["test", "--workspace", "--bins", "--tests", "--locked", "--no-run"];
 /// Variable from which seeded parts read their first seed.
@@ -40,7 +42,7 @@ struct SoakPart {
 }
 
 /// Release builds take the whole numbers of cases, the profile of tests the shortened ones.
-const PARTS: [SoakPart; 8] = [
+const PARTS: [SoakPart; 9] = [
     SoakPart {
         name: "compare",
         what: "generated tenants and policies on every target beside the oracle: 1,500 and 4,000 tenants, 6,000 broken policies",
@@ -104,6 +106,15 @@ const PARTS: [SoakPart; 8] = [
         minutes: 45,
         build: PROGRAMS,
         run: &["test", "--workspace", "--locked", "--test", "meshes", "--", "exchanges::", "--nocapture", "--test-threads=1"],
+        is_seeded: false,
+        counts_tests: true,
+    },
+    SoakPart {
+        name: "software",
+        what: "foreign software, unmodified, with and without the mesh: PostgreSQL, MariaDB, Redis, RabbitMQ, NATS, mail, FTP, SSH, gRPC and more",
+        minutes: 20,
+        build: PROGRAMS,
+        run: &["test", "--workspace", "--locked", "--test", "meshes", "--", "software::", "--nocapture", "--test-threads=1"],
         is_seeded: false,
         counts_tests: true,
     },
@@ -179,7 +190,8 @@ fn run_part(root: &Path, part: &SoakPart) -> anyhow::Result<Run> {
     println!("== soak {}: seed {}", part.name, seed_text(seed));
     let started = Instant::now();
     let mut command = Command::new("timeout");
-    command.args(["--kill-after=30", &format!("{}m", part.minutes), "cargo"]).args(part.run).current_dir(root).env(WHOLE, "1");
+    command.args(["--kill-after=30", &format!("{}m", part.minutes), "cargo"]).args(part.run).current_dir(root);
+    command.env(WHOLE, "1").env(TIMED, "1");
     if let Some(seed) = seed {
         command.env(SEED, seed.to_string());
     }

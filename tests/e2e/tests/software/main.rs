@@ -43,7 +43,7 @@ fn foreign_software_works_as_without_the_mesh() {
     for program in &missing {
         println!("SKIPPED: software, {}: this machine has no {}", program.name, program.missing(&mesh).unwrap_or_default());
     }
-    assert!(programs.len() >= PROGRAMS_MIN, "only {} programs can be had; fix: setup/install test", programs.len());
+    assert!(programs.len() >= PROGRAMS_MIN, "only {} programs can be had; fix: setup/install software", programs.len());
     differences::compare_runs("tests/e2e/tests/software/differences.tsv", |again| {
         let chosen = || programs.iter().filter(|program| again.is_empty() || again.contains(&program.name));
         let (waiting, observed) = (Mutex::new(chosen()), Mutex::new(Vec::new()));
