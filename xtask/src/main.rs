@@ -7,6 +7,7 @@ mod claims;
 mod clocks;
 mod commits;
 mod compile;
+mod count;
 mod cycles;
 mod durations;
 mod host;

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::report::{Count, read_line};
+use crate::count::{Count, read_line};
 
 /// Limits on the repeated part of one panic: lines, and characters per line.
 const LINES_MAX: usize = 10;

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 
+use crate::count::Count;
 use crate::durations::Durations;
 use crate::jobs::{Job, JobOutput, WORKS};
 use crate::process::{self, EndedProcess, ProcessEnd, TimeLimit};
-use crate::report::{Count, RunClock};
+use crate::report::RunClock;
 use crate::tiers::TimedTests;
 use crate::verdict::{JobResult, judge};
 

@@ -9,8 +9,8 @@ use std::time::{Instant, SystemTime};
 
 use anyhow::Context;
 
+use crate::count::{Count, read_line};
 use crate::host;
-use crate::report::{Count, read_line};
 use crate::tree::SourceTree;
 
 /// Maximum minutes of a part, so that a part and its build fit into one session.

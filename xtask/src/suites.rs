@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 
 use crate::compile;
+use crate::count::Count;
 use crate::durations::{BUILD, Durations};
 use crate::host;
 use crate::jobs::{E2E_SUITE, Job, JobOutput, capacity, cargo_job};
 use crate::programs::{self, LINTED, TestProgram};
-use crate::report::{Count, Report};
+use crate::report::Report;
 use crate::schedule::{self, RunContext};
 use crate::supply::{self, SupplyResult};
 use crate::tiers::TimedTests;

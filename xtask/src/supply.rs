@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::report::Count;
+use crate::count::Count;
 
 /// Path where `setup/install` installs cargo-deny.
 const INSTALLED: &str = ".tools/deny/bin/cargo-deny";

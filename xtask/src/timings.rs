@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::report::{COMPILED, Count, Report};
+use crate::count::Count;
+use crate::report::{COMPILED, Report};
 
 /// The page of the last build, and what stands in it before its units.
 const PAGE: &str = "target/cargo-timings/cargo-timing.html";

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use crate::count::Count;
 use crate::jobs::{E2E_SUITE, Job, JobOutput};
 use crate::outcomes::{self, Outcomes};
 use crate::process::{EndedProcess, ProcessEnd};
 use crate::programs::{self, CargoMessage};
-use crate::report::Count;
 use crate::tiers::TimedTests;
 
 /// Lines of a check's output that a failure repeats.
