@@ -37,13 +37,12 @@ fn problem_of(subject: &str) -> Option<String> {
     if columns > SUBJECT_COLUMNS_MAX {
         return Some(format!("has {columns} columns, the limit is {SUBJECT_COLUMNS_MAX}"));
     }
-    let Some((_, change)) = subject.split_once(": ") else {
-        return Some("does not begin with a component and a colon".to_owned());
-    };
+    // The component before a colon is optional.
+    let change = subject.split_once(": ").map_or(subject, |(_, change)| change);
     let verb = change.split([' ', ',']).next().unwrap_or_default().to_lowercase();
     let is_other_form = ["ed", "ing", "s"].iter().any(|ending| verb.ends_with(ending)) && !IMPERATIVES.contains(&verb.as_str());
     let is_word = !verb.is_empty() && verb.chars().all(|c| c.is_ascii_lowercase() || c == '-');
-    (is_other_form || !is_word).then(|| format!("does not go on with a verb in the imperative: {verb:?}"))
+    (is_other_form || !is_word).then(|| format!("does not begin with a verb in the imperative: {verb:?}"))
 }
 
 #[cfg(test)]
@@ -52,12 +51,12 @@ mod tests {
 
     #[test]
     fn subjects_are_short_and_in_the_imperative() {
-        for good in ["node: move the timeout into PodContext", "gateway, node: pass the peer on", "docs: retract a cause"] {
+        for good in ["node: move the timeout into PodContext", "gateway, node: pass the peer on", "docs: retract a cause", "Fix the build"] {
             assert_eq!(problem_of(good), None, "{good}");
         }
         for bad in [
             "hub's fleet test: its bounds of before, and a great deal more that nobody can read at once",
-            "fix the build",
+            "Fixed the build",
             "docs: fixed a figure",
             "docs: naming the commits",
             "",
