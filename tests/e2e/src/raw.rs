@@ -2,11 +2,9 @@
 
 use std::io::Read;
 use std::process::Stdio;
-use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use canal_timing::deadline;
 
 use crate::Mesh;
 
@@ -19,18 +17,14 @@ const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const FRAME_HEAD: usize = 9;
 
-/// Time after which a connection counts as silent that neither ends nor returns what the caller waits for.
-const SILENT_AFTER: Duration = Duration::from_secs(2);
-
-/// Script with the arguments host, port, base64 of the bytes to send, and seconds. It ends with its input, after these seconds at the
-/// latest; its output ends with the connection.
-const SCRIPT: &str = "exec 3<>/dev/tcp/$1/$2 && echo $3 | base64 -d >&3 && { cat <&3 & exec >&-; read -r -t $4 _; kill $!; } 2>/dev/null";
+/// Script with the arguments host, port, and base64 of the bytes to send. It ends with its input, after two seconds at the latest; its
+/// output ends with the connection.
+const SCRIPT: &str = "exec 3<>/dev/tcp/$1/$2 && echo $3 | base64 -d >&3 && { cat <&3 & exec >&-; read -r -t 2 _; kill $!; } 2>/dev/null";
 
 /// Sends bytes from a pod through capture and returns the received bytes. It stops when the other side ends the connection, when `is_over`
-/// returns true for the bytes so far, or after two seconds (in the gate a minute).
+/// returns true for the bytes so far, or after two seconds.
 pub fn raw(mesh: &Mesh, pod: &str, host: &str, port: u16, bytes: &[u8], is_over: impl Fn(&[u8]) -> bool) -> Vec<u8> {
-    let seconds = deadline(SILENT_AFTER).as_secs().to_string();
-    let mut command = mesh.command(pod, &["bash", "-c", SCRIPT, "_", host, &port.to_string(), &STANDARD.encode(bytes), &seconds]);
+    let mut command = mesh.command(pod, &["bash", "-c", SCRIPT, "_", host, &port.to_string(), &STANDARD.encode(bytes)]);
     let mut child = command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap_or_else(|e| panic!("{pod}: bash: {e}"));
     let mut out = child.stdout.take().expect("it was started with pipes");
     let (mut received, mut piece) = (Vec::new(), [0; 4096]);

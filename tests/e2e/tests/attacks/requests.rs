@@ -1,8 +1,11 @@
 //! Attacks inside HTTP: false identities, false destinations, and paths, methods and messages that two readers could read differently.
 
-use canal_e2e::raw::{h2_frames, h2_is_over, h2_request, raw, raw_text};
+use std::time::Duration;
 
-use super::attack_world::{Attack, AttackOutcome, AttackWorld, BETA, CLIENT, INTRUDER};
+use canal_e2e::raw::{h2_frames, h2_is_over, h2_request, raw, raw_text};
+use canal_timing::deadline;
+
+use super::attack_world::{Attack, AttackOutcome, AttackWorld, BETA, CLIENT, INTRUDER, poll};
 
 /// Address of the web service behind the policy on paths.
 const RAW: &str = "10.101.0.17";
@@ -10,6 +13,9 @@ const RAW: &str = "10.101.0.17";
 const RST_STREAM: u8 = 3;
 const GOAWAY: u8 = 7;
 const HEADERS: u8 = 1;
+/// Raw bytes of a client that may send them are answered within this time. A raw connection that is silent for two seconds counts as
+/// refused, so such a client tries again.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) fn attacks() -> Vec<Attack> {
     [names(), claims(), paths(), methods(), framing(), streams()].into_iter().flatten().collect()
@@ -143,8 +149,10 @@ fn framing() -> Vec<Attack> {
     const HIDDEN: &str = "GET /headers HTTP/1.1\r\nHost: w\r\nX-Hidden: yes\r\n\r\n";
     let pipelined = |s: &AttackWorld| {
         let request = format!("GET /blob?size=1 HTTP/1.1\r\nHost: w\r\n\r\n{HIDDEN}");
-        let answer = raw_text(&s.mesh, CLIENT, RAW, 80, &request, "x-hidden");
-        AttackOutcome::of(answer.to_lowercase().contains("x-hidden"), answer)
+        poll(deadline(ANSWERED_WITHIN), || {
+            let answer = raw_text(&s.mesh, CLIENT, RAW, 80, &request, "x-hidden");
+            AttackOutcome::of(answer.to_lowercase().contains("x-hidden"), answer)
+        })
     };
     let refused = |name, head: &'static str, body: String| {
         let attempt = move |s: &AttackWorld| {
@@ -189,7 +197,7 @@ fn streams() -> Vec<Attack> {
         let kinds: Vec<u8> = frames.iter().map(|(kind, _, _)| *kind).filter(|kind| [HEADERS, RST_STREAM, GOAWAY].contains(kind)).collect();
         AttackOutcome::of(mirrored, kinds)
     };
-    let client = move |s: &AttackWorld| ask(s, CLIENT, &good);
+    let client = move |s: &AttackWorld| poll(deadline(ANSWERED_WITHIN), || ask(s, CLIENT, &good));
     let intruder =
         |name, fields: Vec<(&'static str, &'static str)>| Attack::new(name, move |s: &AttackWorld| ask(s, INTRUDER, &fields), client);
     let with = |field: (&'static str, &'static str)| good.into_iter().chain([field]).collect::<Vec<_>>();
