@@ -51,7 +51,8 @@ mod tests {
 
     #[test]
     fn subjects_are_short_and_in_the_imperative() {
-        for good in ["node: move the timeout into PodContext", "gateway, node: pass the peer on", "docs: retract a cause", "Fix the build"] {
+        for good in ["node: move the timeout into PodContext", "gateway, node: pass the peer on", "docs: retract a cause", "Fix the build"]
+        {
             assert_eq!(problem_of(good), None, "{good}");
         }
         for bad in [

@@ -10,8 +10,7 @@ pub(crate) const E2E_SUITE: &str = "e2e";
 pub(crate) const WAITS: usize = 1;
 /// For every other one, also for those of which nothing is known.
 pub(crate) const WORKS: usize = 2;
-/// For one that only computes: compilers, and programs that measure no time. It takes no part, because it gets the processors only when no other
-/// program wants them.
+/// For one that only computes: compilers, and programs that measure no time. It takes no part: one of cargo's and one other run beside all else.
 pub(crate) const COMPUTES: usize = 0;
 /// Parts of a machine: three for each core, and not fewer than these.
 const PARTS_MIN: usize = 6;
@@ -105,7 +104,7 @@ impl Job {
         if WAITING.contains(&self.name.as_str()) { WAITS } else { WORKS }
     }
 
-    /// It only computes, and leaves the processors to every other program.
+    /// It only computes.
     pub(crate) fn computes(&self) -> bool {
         self.parts() == COMPUTES
     }
@@ -136,12 +135,9 @@ impl Job {
         Self { is_part: self.is_part || tests.len() != self.tests.len(), tests, ..self.clone() }
     }
 
-    /// The words of its command, at the lowest priority where it only computes: the class `idle` and a low priority of its session, because the
-    /// kernel shares processors among sessions first (`autogroup`), and a priority counts within one only.
+    /// The words of its command.
     pub(crate) fn words(&self) -> Vec<OsString> {
-        const LAST: &str = r#"{ echo 19 >/proc/self/autogroup; } 2>/dev/null; exec nice -n 19 chrt --idle 0 "$@""#;
-        let last: &[&str] = if self.computes() { &["sh", "-c", LAST, "sh"] } else { &[] };
-        let mut words: Vec<OsString> = last.iter().map(OsString::from).chain(self.command.iter().cloned()).collect();
+        let mut words = self.command.clone();
         if self.is_part {
             words.push("--exact".into());
             words.extend(self.tests.iter().map(OsString::from));
@@ -190,14 +186,6 @@ mod tests {
         ] {
             assert_eq!(job(suite, name).parts(), parts, "{name}");
         }
-    }
-
-    #[test]
-    fn what_only_computes_leaves_the_processors_to_others() {
-        assert_eq!(job("e2e", "canal-e2e tier").words(), ["program"]);
-        let last = job("unit", "canal-model").words();
-        assert!(last.len() > 1 && last.iter().any(|word| word.to_string_lossy().contains("chrt --idle 0")), "{last:?}");
-        assert_eq!(last.last().unwrap(), "program");
     }
 
     #[test]
