@@ -23,6 +23,25 @@ fn up(m: &EdgeMachine, number: u32) -> Option<u32> {
     maps(m).replicas().get(&number).unwrap().map(|r| r.state)
 }
 
+/// With the controller's maps the program forwards a client's packet to a replica, and the answer back.
+fn a_packet_crosses_and_its_answer_returns(m: &EdgeMachine) {
+    for (client, to, inside) in
+        [("10.1.1.5:4711", "10.255.32.1:80", "240.0.0.5:80"), ("[fd01:1::5]:4711", "[fd02::1]:80", "[fdca:a1:0:240::5]:80")]
+    {
+        let loaded = maps(m);
+        let request = OuterHeaders::new("172.16.0.1", "250.1.0.1", 101).frame(&tcp(client, to, SYN, b""));
+        // A replica that does not run for a moment is down to the edge, and the next one gets the packet.
+        m.until("the head of the chain gets the packet", || {
+            let line = read(&loaded.test_run(&request).unwrap().frame);
+            line.starts_with("250.1.0.1 > 250.1.0.11 vni 0xca0a1 hop 0 ") && line.contains(inside)
+        });
+        let sent =
+            loaded.test_run(&OuterHeaders::new("250.1.0.12", "250.1.0.1", 0xca0a1).frame(&tcp(inside, client, SYN | ACK, b""))).unwrap();
+        let line = read(&sent.frame);
+        assert!(line.starts_with("250.1.0.1 > 172.16.0.1 vni 0x65 hop 0 02ca0a010002 > 020000000001: ") && line.contains(to), "{line}");
+    }
+}
+
 #[test]
 fn maps_follow_the_controller_and_replicas_are_followed_by_probes() {
     let m = EdgeMachine::new();
@@ -50,22 +69,7 @@ fn maps_follow_the_controller_and_replicas_are_followed_by_probes() {
     let report = script.lock().unwrap().reports.last().unwrap().1.clone();
     assert_eq!((report.az.as_str(), report.underlay.as_str(), report.generation), ("az1", "250.1.0.1", 1));
 
-    // With these maps the program forwards a client's packet to a replica, and the answer back.
-    for (client, to, inside) in
-        [("10.1.1.5:4711", "10.255.32.1:80", "240.0.0.5:80"), ("[fd01:1::5]:4711", "[fd02::1]:80", "[fdca:a1:0:240::5]:80")]
-    {
-        let loaded = maps(&m);
-        let request = OuterHeaders::new("172.16.0.1", "250.1.0.1", 101).frame(&tcp(client, to, SYN, b""));
-        // A replica that does not run for a moment is down to the edge, and the next one gets the packet.
-        m.until("the head of the chain gets the packet", || {
-            let line = read(&loaded.test_run(&request).unwrap().frame);
-            line.starts_with("250.1.0.1 > 250.1.0.11 vni 0xca0a1 hop 0 ") && line.contains(inside)
-        });
-        let sent =
-            loaded.test_run(&OuterHeaders::new("250.1.0.12", "250.1.0.1", 0xca0a1).frame(&tcp(inside, client, SYN | ACK, b""))).unwrap();
-        let line = read(&sent.frame);
-        assert!(line.starts_with("250.1.0.1 > 172.16.0.1 vni 0x65 hop 0 02ca0a010002 > 020000000001: ") && line.contains(to), "{line}");
-    }
+    a_packet_crosses_and_its_answer_returns(&m);
 
     // From now on the regular reports are a second apart, but changes are reported at once.
     script.lock().unwrap().orders.next_ms = 1000;
