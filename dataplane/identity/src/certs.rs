@@ -9,6 +9,7 @@ mod persisted;
 use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -76,6 +77,8 @@ struct Inner {
     trust: OnceLock<TrustStore>,
     wake: Notify,
     room: Semaphore,
+    /// Number of the next renewal state.
+    next_number: AtomicU64,
     issuer: CertificateClient,
     issued: SharedCounter,
     failures: CounterFamily,
@@ -109,6 +112,9 @@ impl fmt::Display for CertificateKey {
 
 /// Renewal state of one identity.
 struct RenewalState {
+    /// Differs from that of every earlier state. A request that began before its identity was forgotten must not answer for the state of the
+    /// same identity that was wanted again later.
+    number: u64,
     writer: CredentialWriter,
     /// The renewal was moved forward, because another root signs.
     renewal_advanced: bool,
@@ -178,6 +184,7 @@ impl CertificateSource {
             trust: OnceLock::new(),
             wake: Notify::new(),
             room: Semaphore::new(REQUESTS_MAX),
+            next_number: AtomicU64::new(0),
             issued: plain("canal_certificates_issued_total", "Certificates obtained."),
             failures: registry.counters(MetricFamily::new(
                 "canal_certificate_failures_total",
@@ -254,6 +261,7 @@ impl CertificateSource {
         }
         let (writer, credential) = Credential::empty(what.identity.clone());
         let mut new = RenewalState {
+            number: self.inner.next_number.fetch_add(1, Ordering::Relaxed),
             writer,
             renewal_advanced: false,
             renew_at: None,
@@ -319,8 +327,8 @@ impl RenewalState {
 }
 
 impl Inner {
-    /// Returns the certificates to request now, and when to check again. Identities without a credential are removed.
-    fn due_renewals(&self) -> (Vec<CertificateKey>, Duration) {
+    /// Returns the certificates to request now with the numbers of their states, and when to check again. Identities without a credential are removed.
+    fn due_renewals(&self) -> (Vec<(CertificateKey, u64)>, Duration) {
         let (now, mut due, mut wait) = (SystemTime::now(), Vec::new(), RENEWAL_CHECK_INTERVAL);
         let mut wanted = lock(&self.wanted);
         wanted.retain(|_, w| w.under_way || w.writer.wanted());
@@ -331,7 +339,7 @@ impl Inner {
             match w.due(now) {
                 RenewalDue::Now => {
                     w.under_way = true;
-                    due.push(what.clone());
+                    due.push((what.clone(), w.number));
                 }
                 RenewalDue::In(left) => wait = wait.min(left),
             }
@@ -339,20 +347,20 @@ impl Inner {
         (due, wait)
     }
 
-    async fn obtain(&self, what: CertificateKey) {
+    async fn obtain(&self, what: CertificateKey, number: u64) {
         // The semaphore is never closed; an error would only mean one more concurrent request.
         let _room = self.room.acquire().await;
         let outcome = self.issuer.issue(&what).await;
         if let Ok(issued) = &outcome {
-            self.persist(&what, issued);
+            self.persist(&what, number, issued);
         }
-        self.finish_request(&what, outcome.map(|i| i.certificate));
+        self.finish_request(&what, number, outcome.map(|i| i.certificate));
     }
 
     /// Stores the certificate for a restart, unless it was forgotten in the meantime.
-    fn persist(&self, what: &CertificateKey, issued: &certificate_client::PersistedCertificate) {
+    fn persist(&self, what: &CertificateKey, number: u64, issued: &certificate_client::PersistedCertificate) {
         let _alone = lock(&self.disk);
-        if !what.persistent || !lock(&self.wanted).contains_key(what) {
+        if !what.persistent || lock(&self.wanted).get(what).is_none_or(|w| w.number != number) {
             return;
         }
         if let Err(error) = persisted::write(&self.config.folder, what, issued) {
@@ -361,8 +369,8 @@ impl Inner {
         }
     }
 
-    fn finish_request(&self, what: &CertificateKey, outcome: Result<Certificate, CertificateRequestError>) {
-        if let Some(w) = lock(&self.wanted).get_mut(what) {
+    fn finish_request(&self, what: &CertificateKey, number: u64, outcome: Result<Certificate, CertificateRequestError>) {
+        if let Some(w) = lock(&self.wanted).get_mut(what).filter(|w| w.number == number) {
             w.under_way = false;
             match outcome {
                 Ok(certificate) => {
@@ -415,9 +423,9 @@ async fn run(inner: Weak<Inner>, watcher: DrainObserver) {
     loop {
         let Some(source) = inner.upgrade() else { return };
         let (due, wait) = source.due_renewals();
-        for what in due {
+        for (what, number) in due {
             let source = source.clone();
-            tokio::spawn(async move { source.obtain(what).await });
+            tokio::spawn(async move { source.obtain(what, number).await });
         }
         source.issuer.close_if_idle().await;
         let wake = async {

@@ -368,6 +368,29 @@ async fn remote_and_component_keys_are_on_no_disk() {
     assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 0);
 }
 
+/// An identity that is wanted again gets a certificate of its own request, and none of a request from before it was forgotten.
+#[tokio::test]
+async fn an_answer_from_before_a_forgotten_identity_is_not_used_afterwards() {
+    let rig = CertificatesFixture::new(Duration::from_secs(3600)).await;
+    let source = rig.source();
+    let (ca, begun, answered) = (rig.ca.clone(), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (seen, done) = (begun.clone(), answered.clone());
+    rig.controller.issue(move |r| {
+        seen.fetch_add(1, Relaxed);
+        // Long enough for the identity to be forgotten and wanted again meanwhile.
+        std::thread::sleep(Duration::from_millis(300));
+        done.fetch_add(1, Relaxed);
+        Ok(answer(&ca, &r, Duration::from_secs(3600)))
+    });
+    let before = source.credential(&identity(ALICE));
+    until("it is asked for", || begun.load(Relaxed) == 1).await;
+    source.forget(&identity(ALICE));
+    let again = source.credential(&identity(ALICE));
+    again.first().await.unwrap();
+    assert_eq!(answered.load(Relaxed), 2, "the certificate is of the first request");
+    drop(before);
+}
+
 /// A key that is forgotten at any moment of its request is not on disk afterwards.
 #[tokio::test(flavor = "multi_thread")]
 async fn forgotten_identities_are_not_stored() {

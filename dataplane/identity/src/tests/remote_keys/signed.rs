@@ -254,9 +254,14 @@ async fn when_all_threads_sign_the_next_is_refused_at_once() {
     // The threads may take their jobs with a delay.
     assert!((10..=20 + THREADS).contains(&busy), "{busy}");
     assert_eq!(rig.metric("canal_keys_handshakes_busy_total"), busy as u64);
-    // Afterwards all threads are free again.
+    // Afterwards all threads are free again. A key server that was slow for too long is left alone for a while.
     rig.near.set_behavior(FakeBehavior::Well);
-    assert!(meet(&terminator, config).await.1.is_ok());
+    let started = Instant::now();
+    while let Err(error) = meet(&terminator, config.clone()).await.1 {
+        let waited = started.elapsed();
+        assert!(waited < canal_timing::deadline(Duration::from_secs(5)), "{error}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 #[tokio::test]
