@@ -237,13 +237,18 @@ impl TenantBytes {
         done.map_err(|_| self.excess(tenant, bytes))
     }
 
-    /// Checks an amount against the tenant's share, as [`TenantBytes::set`] does, and takes nothing.
+    /// Checks an amount against the tenant's share, as [`TenantBytes::set`] does, and takes nothing. A refusal is counted.
     ///
     /// # Errors
     /// The amount exceeds the share and what the tenant has already taken.
     pub fn check(&self, tenant: &TenantName, bytes: u64) -> Result<(), Box<Diagnostic>> {
-        let max = self.limit.max(&ShareHolder::Tenant(tenant.clone()));
-        if bytes > max && bytes > self.get(tenant) { Err(self.excess(tenant, bytes)) } else { Ok(()) }
+        let (holder, held) = (ShareHolder::Tenant(tenant.clone()), self.get(tenant));
+        if bytes <= self.limit.max(&holder) || bytes <= held {
+            return Ok(());
+        }
+        // The limit refuses the difference, because it exceeds the share, and counts that.
+        drop(self.limit.take(&holder, bytes - held));
+        Err(self.excess(tenant, bytes))
     }
 
     /// Returns the diagnostic for an amount that exceeds the tenant's share.
@@ -288,7 +293,10 @@ mod tests {
         limit.set(&b, 100).unwrap();
         limit.limit.set_default_share(Share::Amount(10));
         limit.set(&a, 90).unwrap();
+        let refusals = || limit.limit.usage().holders.iter().map(|holder| holder.refused).sum::<u64>();
+        let before = refusals();
         assert!(limit.check(&a, 90).is_ok() && limit.check(&a, 91).is_err());
+        assert_eq!((refusals(), limit.get(&a)), (before + 1, 90), "it is counted, and nothing is taken");
         limit.set(&a, 0).unwrap();
         assert!(limit.set(&a, 11).is_err());
         assert_eq!(limit.limit.usage().used, 100);
