@@ -35,7 +35,7 @@ const FIRST: [(&str, u64); 61] = [
     ("canal-differential guarded", 68),
     ("canal-differential shares", 10),
     ("canal-e2e adversary", 137),
-    ("canal-e2e attacks", 160),
+    ("canal-e2e attacks", 300),
     ("canal-e2e cases", 64),
     ("canal-e2e config", 19),
     ("canal-e2e dns", 41),
