@@ -81,8 +81,9 @@ pub(crate) fn run_alone(job: Job, context: &RunContext<'_>, hard: Duration) -> J
     result
 }
 
+/// Sorts by the order in which jobs begin: what takes more than the others finds no room later, and what takes long must not be the last.
 fn sort(jobs: &mut [Job], durations: &Durations) {
-    jobs.sort_by_cached_key(|job| (std::cmp::Reverse(durations.expected(&job.name)), job.name.clone()));
+    jobs.sort_by_cached_key(|job| (std::cmp::Reverse((job.parts().max(WORKS), durations.expected(&job.name))), job.name.clone()));
 }
 
 /// Returns how long the jobs take side by side, as far as their last durations say.
