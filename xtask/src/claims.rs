@@ -41,9 +41,10 @@ fn test_name(word: &str) -> Option<(&str, &str)> {
 }
 
 fn has_test(source: &str, name: &str) -> bool {
-    let Ok(ast) = syn::parse_file(source) else { return false };
+    let parsed = crate::ast::parse(source);
+    let Ok(ast) = parsed.as_ref() else { return false };
     let mut search = ClaimSearch { name, is_found: false };
-    search.visit_file(&ast);
+    search.visit_file(ast);
     search.is_found
 }
 

@@ -75,9 +75,10 @@ fn imports<'a>(sources: impl Iterator<Item = (&'a str, &'a str)>) -> Imports {
     let known: BTreeSet<String> = sources.iter().map(|(path, _)| module(path)).collect();
     let mut all = Imports::new();
     for (path, text) in sources {
-        let Ok(ast) = syn::parse_file(text) else { continue };
+        let parsed = crate::ast::parse(text);
+        let Ok(ast) = parsed.as_ref() else { continue };
         let mut seen = RootNames { depth: path.split('/').filter(|part| *part != "mod.rs").count(), names: BTreeSet::new() };
-        seen.visit_file(&ast);
+        seen.visit_file(ast);
         let of = all.entry(module(path)).or_default();
         for name in seen.names.into_iter().filter(|name| known.contains(name) && *name != module(path)) {
             of.entry(name).or_insert_with(|| path.to_string());

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod ast;
 mod claims;
 mod clocks;
 mod commits;

@@ -33,8 +33,8 @@ pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {
     for (path, text) in tree.with_suffix(".rs") {
         check_path(path, found);
         // The rules on sources report a file that does not parse.
-        if let Ok(ast) = syn::parse_file(text) {
-            TypeVisitor { path, types: &mut types }.visit_file(&ast);
+        if let Ok(ast) = crate::ast::parse(text).as_ref() {
+            TypeVisitor { path, types: &mut types }.visit_file(ast);
         }
     }
     check_types(&types, found);

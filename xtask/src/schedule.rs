@@ -72,6 +72,15 @@ pub(crate) fn run(mut jobs: Vec<Job>, context: &RunContext<'_>, durations: &mut 
     }
 }
 
+/// Runs a check, which is no test, beside what the caller does.
+pub(crate) fn run_check(job: Job, logs: &Path, clock: RunClock, expected: Duration, hard: Duration) -> JobResult {
+    println!("{} {} begins, {} s expected", clock.stamp(), job.name, expected.as_secs());
+    let ended = execute_in(&job, &logs.join(format!("{}.log", job.name)), &[], TimeLimit::of(hard));
+    let result = judge(job, &ended, &TimedTests::default());
+    tell(&result, clock);
+    result
+}
+
 /// Runs a job once more, alone, with its log beside that of the first run.
 pub(crate) fn run_alone(job: Job, context: &RunContext<'_>, hard: Duration) -> JobResult {
     println!("{} {} runs once more, alone", context.clock.stamp(), job.name);

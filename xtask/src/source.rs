@@ -50,8 +50,8 @@ fn one_file(path: &str, text: &str, found: &mut Vec<String>) {
         found.push(format!("{path}: the name says nothing; name the thing"));
     }
     crate_root(path, text, found);
-    match syn::parse_file(text) {
-        Ok(ast) => SourceVisitor { path, found, in_test: false }.visit_file(&ast),
+    match crate::ast::parse(text).as_ref() {
+        Ok(ast) => SourceVisitor { path, found, in_test: false }.visit_file(ast),
         Err(e) => found.push(format!("{path}:{}: does not parse: {e}", e.span().start().line)),
     }
 }
@@ -144,7 +144,8 @@ impl<'ast> Visit<'ast> for SourceVisitor<'_> {
 fn dead_files(tree: &SourceTree, found: &mut Vec<String>) {
     let mut named: BTreeSet<String> = BTreeSet::new();
     for (path, text) in tree.with_suffix(".rs") {
-        let Ok(ast) = syn::parse_file(text) else { continue };
+        let parsed = crate::ast::parse(text);
+        let Ok(ast) = parsed.as_ref() else { continue };
         let file = path.rsplit('/').next().unwrap_or(path);
         let dir = path.strip_suffix(file).unwrap_or_default();
         let is_root = ["lib.rs", "main.rs", "mod.rs"].contains(&file) || is_target(tree, path);

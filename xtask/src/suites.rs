@@ -1,4 +1,4 @@
-//! Runs the suites in stages: the rules of the house, the build beside the installation of what tests need, all programs side by side, and what
+//! Runs the suites in stages: the build beside the rules of the house and the installation of what tests need, all programs side by side, and what
 //! failed once more. Then it reports. It decides nothing about a test, and does not know how programs share the machine.
 
 use std::fs::OpenOptions;
@@ -159,11 +159,13 @@ impl SuiteRun<'_> {
             println!("== {name}: {what}");
         }
         println!("== elapsed and expected time stand before each line; run {}", self.run_id);
-        let tidy = self.tidy();
-        self.pass("tidy", tidy)?;
+        let tidy = self.begin_tidy();
         let before = self.prepare();
         let built = self.build()?;
         self.receive(before)?;
+        if let Some(tidy) = tidy {
+            self.receive_tidy(tidy)?;
+        }
         let Some(programs) = built else { return Ok(()) };
         let all = programs::jobs(&self.tree.root, &programs)?;
         let mut jobs: Vec<Job> = all.iter().filter(|job| self.wanted.runs(job)).filter_map(|job| self.timed.gate(job)).collect();
@@ -174,12 +176,22 @@ impl SuiteRun<'_> {
         self.pass("tests", jobs)
     }
 
-    /// The rules of the house.
-    fn tidy(&self) -> Vec<Job> {
+    /// Begins to check the rules of the house, which one core does beside the build.
+    fn begin_tidy(&self) -> Option<JoinHandle<JobResult>> {
         let command = vec![self.own.clone().into(), "tidy".into()];
         let folder = self.tree.root.clone();
         let job = Job { suite: "tidy", name: "tidy".into(), command, folder, output: JobOutput::Text, ..Job::default() };
-        if self.wanted.has("tidy") { vec![job] } else { Vec::new() }
+        let (logs, clock) = (self.logs.clone(), self.report.clock);
+        let (expected, limit) = (self.durations.expected(&job.name), self.durations.limit(&job.name));
+        self.wanted.has("tidy").then(|| std::thread::spawn(move || schedule::run_check(job, &logs, clock, expected, limit)))
+    }
+
+    fn receive_tidy(&mut self, tidy: JoinHandle<JobResult>) -> anyhow::Result<()> {
+        let result = tidy.join().map_err(|_| anyhow::anyhow!("the rules of the house panicked"))?;
+        self.durations.record(&result.job.name, result.counted);
+        self.report.add_stage("tidy, beside the build", result.took);
+        self.report.add_job(result);
+        Ok(())
     }
 
     /// Begins to install what tests need, and then checks the supply with what was installed.
