@@ -141,15 +141,18 @@ pub struct OwnerReport {
     /// Number of the newest plan of which the replica had all tables before its session scan. It applies to services of which the replica
     /// owns nothing.
     pub plan: u32,
+    /// Number of reports that the controller had received, as far as the replica knew when it began the older of the session scans that this
+    /// report states. What the controller knew at that number holds for every session that began later.
+    pub scanned_after: u64,
     /// Services of which the replica owns sessions, half-open ones included.
     pub owned: BTreeMap<ServiceId, OwnedBuckets>,
 }
 
-/// The last report of each replica and edge, and the order in which the reports arrived.
+/// The last report of each replica and edge, and the number of reports received.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Ownership {
     heard: u64,
-    replicas: BTreeMap<ReplicaNumber, (u64, OwnerReport)>,
+    replicas: BTreeMap<ReplicaNumber, OwnerReport>,
     edges: BTreeMap<AzName, u32>,
 }
 
@@ -161,7 +164,7 @@ impl Ownership {
     /// Records a replica's newest report.
     pub fn record_report(&mut self, replica: ReplicaNumber, report: OwnerReport) {
         self.heard += 1;
-        self.replicas.insert(replica, (self.heard, report));
+        self.replicas.insert(replica, report);
     }
     /// Records the newest plan of which an AZ's edge has all tables.
     pub fn record_edge_report(&mut self, az: AzName, plan: u32) {
@@ -180,9 +183,9 @@ impl Ownership {
     pub fn last_report_number(&self) -> u64 {
         self.heard
     }
-    /// Returns the replica's last report with its sequence number.
-    pub fn report(&self, replica: ReplicaNumber) -> Option<(u64, &OwnerReport)> {
-        self.replicas.get(&replica).map(|(heard, report)| (*heard, report))
+    /// Returns the replica's last report.
+    pub fn report(&self, replica: ReplicaNumber) -> Option<&OwnerReport> {
+        self.replicas.get(&replica)
     }
     /// Returns the newest plan that the AZ's edge has; `None` if there is no edge to wait for.
     pub fn edge(&self, az: &AzName) -> Option<u32> {

@@ -44,7 +44,7 @@ pub struct PlannedTable {
     pub version: u32,
     /// Version that all live replicas of the table and its edge have confirmed by reports: each has at least this version.
     pub confirmed: u32,
-    /// Number of reports received when `confirmed` was reached. Only a later report proves that a replica owns nothing.
+    /// Number of reports received when `confirmed` was reached. Only session scans that began later prove that a replica owns nothing.
     pub heard: u64,
     /// Number of the plan in which the service left this AZ; 0 while the AZ serves it.
     pub closing: u32,

@@ -58,7 +58,8 @@ impl ScaleTier {
     fn deliver(&mut self) {
         let plan = self.plan.as_ref().map_or(0, |plan| plan.number);
         for number in self.replicas.keys() {
-            self.ownership.record_report(*number, OwnerReport { plan, owned: BTreeMap::new() });
+            let scanned_after = self.ownership.last_report_number();
+            self.ownership.record_report(*number, OwnerReport { plan, scanned_after, owned: BTreeMap::new() });
         }
         self.azs.keys().for_each(|az| self.ownership.record_edge_report(az.clone(), plan));
     }

@@ -15,6 +15,7 @@ use canal_model::ids::{AzName, BackendName, EdgeName, Generation, ReplicaName, R
 use canal_model::plan::{Plan, PlannedTable};
 use canal_southbound::DeliveryProgress;
 use canal_store::{StoredEdge, StoredFleet, StoredReplica};
+use canal_wire::fleet::ReportMark;
 use tokio::time::Instant;
 
 use crate::edges::{EdgeMember, Edges};
@@ -102,6 +103,8 @@ pub(crate) struct Membership {
     edges: Edges,
     azs: BTreeMap<AzName, u8>,
     ownership: Ownership,
+    /// Random number of this process. It is in the marks of its responses to replicas, whose numbers an earlier process may have used too.
+    report_session: u64,
     /// Generation and time at which each tenant was first published to each backend.
     told: BTreeMap<(BackendName, TenantName), (Generation, Instant)>,
     /// Newest plan whose tables are all in a generation, for the generations at which it changed.
@@ -128,6 +131,7 @@ impl Membership {
             edges: Edges::new(stored.edges),
             azs: stored.azs,
             ownership,
+            report_session: rand::random(),
             told: BTreeMap::new(),
             plans: VecDeque::new(),
             plan_heard: plan.heard(),
@@ -148,6 +152,10 @@ impl Membership {
     }
     pub(crate) fn ownership(&self) -> &Ownership {
         &self.ownership
+    }
+    /// Returns the present position in the sequence of reports.
+    pub(crate) fn mark(&self) -> ReportMark {
+        ReportMark { session: self.report_session, number: self.ownership.last_report_number() }
     }
     pub(crate) fn is_moving(&self, backend: &BackendName) -> bool {
         self.moving.contains(backend)
@@ -249,10 +257,14 @@ impl Membership {
             self.ownership.forget(number);
             return true;
         }
-        let said = OwnerReport { plan, owned: report.owned };
-        let before = self.ownership.report(number);
-        // An unchanged report is news once: when it is the first since the plan last had a table confirmed.
-        let news = before.is_none_or(|(heard, old)| *old != said || heard <= self.plan_heard);
+        // A mark of an earlier controller process proves nothing.
+        let scanned_after = report.scanned_after.filter(|mark| mark.session == self.report_session).map_or(0, |mark| mark.number);
+        let said = OwnerReport { plan, scanned_after, owned: report.owned };
+        // What an unchanged report states is news while its scans are newer than those before, and began before the plan last had a table
+        // confirmed: each may prove what no earlier one did.
+        let news = self.ownership.report(number).is_none_or(|old| {
+            (old.plan, &old.owned) != (said.plan, &said.owned) || old.scanned_after < said.scanned_after.min(self.plan_heard)
+        });
         self.ownership.record_report(number, said);
         differs || restarted || news
     }

@@ -8,7 +8,7 @@ use canal_model::fleet::{BucketSet, OwnedBuckets};
 use canal_model::ids::{AzName, BackendName, EdgeName, Generation, ReplicaName, ServiceId};
 use canal_southbound::ShareReportError;
 use canal_store::StoreError;
-use canal_wire::fleet::{EdgeReportRequest, FoundSessions, ReplicaReportRequest, SessionPath};
+use canal_wire::fleet::{EdgeReportRequest, FoundSessions, ReplicaReportRequest, ReportMark, SessionPath};
 use canal_wire::tier::{SESSION_QUERIES_MAX, TUNNELS_MAX};
 use tonic::Code;
 
@@ -31,6 +31,8 @@ pub(crate) struct ReplicaReport {
     pub(crate) draining: bool,
     pub(crate) leaving: bool,
     pub(crate) owned: BTreeMap<ServiceId, OwnedBuckets>,
+    /// Mark of the newest response that the replica had when it began the scans of which `owned` is the result.
+    pub(crate) scanned_after: Option<ReportMark>,
     pub(crate) sessions: u64,
     pub(crate) accepted: u64,
     pub(crate) version: String,
@@ -184,6 +186,7 @@ impl ReplicaReport {
             draining: m.draining,
             leaving: m.terminating,
             owned,
+            scanned_after: m.scanned_after,
             sessions: m.sessions,
             accepted: m.accepted,
             version: m.version.chars().take(100).collect(),

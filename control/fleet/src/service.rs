@@ -205,5 +205,6 @@ fn replica_orders(roster: &Membership, name: &ReplicaName) -> ReplicaReportRespo
         drain: member.row.drain,
         next_ms: if roster.is_moving(&member.row.backend) { REPORT_MOVING_MS } else { REPORT_MS },
         queries: Vec::new(),
+        mark: Some(roster.mark()),
     }
 }

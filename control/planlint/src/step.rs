@@ -136,7 +136,7 @@ fn check_table(
 /// states that it owns none.
 fn may_own(step: &PlanTransition, id: ServiceId, bucket: usize, member: ChainMember, chain: &[ChainMember]) -> bool {
     let Some(_) = step.fleet.replicas.get(&member.replica) else { return false };
-    let report = step.ownership.report(member.replica).map(|(_, report)| report);
+    let report = step.ownership.report(member.replica);
     let is_head = chain.first().is_some_and(|head| head.replica == member.replica);
     let proved = report.is_some_and(|report| report.version(id) >= member.owner_until_version && !report.owns(id, bucket));
     is_head || report.is_some_and(|report| report.owns(id, bucket)) || member.is_owner() && !proved
@@ -181,7 +181,7 @@ fn check_closed(
 ) {
     for (bucket, chain) in table.chains.iter().enumerate() {
         for member in chain.iter().filter(|member| step.fleet.replicas.contains_key(&member.replica)) {
-            let report = step.ownership.report(member.replica).map(|(_, report)| report);
+            let report = step.ownership.report(member.replica);
             if report.is_none_or(|report| report.owns(id, bucket)) {
                 findings.push(Finding::OwnerDropped { service: old.key.clone(), az: az.clone(), bucket, replica: member.replica });
             }

@@ -130,7 +130,7 @@ fn is_steady(table: &PlannedTable, request: &TableRequest, heads: &[&FleetReplic
         chain.len() == wanted + 1 && chain.iter().all(|member| !member.is_owner() && heads.iter().any(|head| head.number == member.replica))
     });
     let owns_behind = |head: &&FleetReplica| {
-        let owned = request.ownership.report(head.number).and_then(|(_, report)| report.owned.get(&request.service));
+        let owned = request.ownership.report(head.number).and_then(|report| report.owned.get(&request.service));
         owned.is_some_and(|owned| {
             let behind = |bucket: usize| table.chains[bucket].iter().skip(1).any(|member| member.replica == head.number);
             (0..BUCKETS).any(|bucket| owned.buckets.has(bucket) && behind(bucket))
@@ -167,14 +167,14 @@ fn close(mut table: PlannedTable, before: Option<&Arc<PlannedTable>>, request: &
     let members: BTreeSet<ReplicaNumber> = table.chains.iter().flatten().map(|member| member.replica).collect();
     let report = |member: ReplicaNumber| request.ownership.report(member);
     if table.confirmed < closing {
-        let has = |member: &ReplicaNumber| !request.is_up(*member) || report(*member).is_some_and(|(_, report)| report.plan >= closing);
+        let has = |member: &ReplicaNumber| !request.is_up(*member) || report(*member).is_some_and(|report| report.plan >= closing);
         if members.iter().all(has) && request.ownership.edge(request.az).is_none_or(|plan| plan >= closing) {
             (table.confirmed, table.heard) = (closing, request.ownership.last_report_number());
         }
     }
-    // Only a report after the confirmation proves that no later SYN reached the member.
+    // Only a scan after the confirmation proves that no later SYN reached the member.
     let owns_none = |member: &ReplicaNumber| match report(*member) {
-        Some((at, report)) => at > table.heard && report.owned.get(&request.service).is_none_or(|owned| owned.buckets.0 == 0),
+        Some(report) => report.scanned_after >= table.heard && report.owned.get(&request.service).is_none_or(|owned| owned.buckets.0 == 0),
         None => false,
     };
     if table.confirmed >= closing && members.iter().all(owns_none) {

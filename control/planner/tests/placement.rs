@@ -172,7 +172,8 @@ impl Prompt {
     /// Confirms the newest plan by all data planes; no session outlives the move of its bucket.
     fn deliver(&mut self) {
         for number in self.fleet.replicas.keys() {
-            self.ownership.record_report(*number, OwnerReport { plan: self.plan.number, owned: BTreeMap::new() });
+            let scanned_after = self.ownership.last_report_number();
+            self.ownership.record_report(*number, OwnerReport { plan: self.plan.number, scanned_after, owned: BTreeMap::new() });
         }
         self.fleet.azs.keys().for_each(|az| self.ownership.record_edge_report(az.clone(), self.plan.number));
     }
@@ -389,7 +390,7 @@ fn migrating_services_stay_and_the_next_wave_waits() {
     assert_eq!(tier.step(), 3);
     // A replica that is up but does not report delays the next wave; a replica that is down does not.
     let silent = *tier.fleet.replicas.keys().next().unwrap();
-    let reported = tier.ownership.report(silent).unwrap().1.clone();
+    let reported = tier.ownership.report(silent).unwrap().clone();
     tier.deliver();
     tier.ownership.record_report(silent, reported);
     let concerned = tier

@@ -89,20 +89,23 @@ fn an_owner_stays_until_all_confirmed_the_table_and_it_reported() {
     state(&mut tier, 1, ReplicaState::Draining);
     tier.plan();
     let number_of = tier.newest().number;
-    let report = |plan| OwnerReport { plan, ..OwnerReport::default() };
+    let report = |plan, scanned_after| OwnerReport { plan, scanned_after, ..OwnerReport::default() };
     let is_there = |tier: &mut SimTier| {
         tier.plan();
         tier.newest().members(number(1)) > 0
     };
-    tier.ownership.record_report(number(1), report(number_of));
+    tier.ownership.record_report(number(1), report(number_of, 1));
     assert!(is_there(&mut tier), "replica 2 may still forward to it");
-    tier.ownership.record_report(number(2), report(number_of));
+    tier.ownership.record_report(number(2), report(number_of, 1));
     assert!(is_there(&mut tier), "so may the edge");
     tier.ownership.record_edge_report(az("a"), number_of);
     assert!(is_there(&mut tier), "what it said was before that");
-    tier.ownership.record_report(number(1), report(number_of - 1));
+    let confirmed = tier.ownership.last_report_number();
+    tier.ownership.record_report(number(1), report(number_of, confirmed - 1));
+    assert!(is_there(&mut tier), "it said it later, of a scan before that");
+    tier.ownership.record_report(number(1), report(number_of - 1, confirmed));
     assert!(is_there(&mut tier), "what it said is of an older table");
-    tier.ownership.record_report(number(1), report(number_of));
+    tier.ownership.record_report(number(1), report(number_of, confirmed));
     assert!(!is_there(&mut tier));
 }
 

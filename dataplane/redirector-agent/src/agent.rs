@@ -15,7 +15,7 @@ use canal_southbound_client::controller_client::ControllerEndpoint;
 use canal_southbound_client::controller_client::report_loop::{ReportHandler, ReportLoop};
 use canal_southbound_client::{ResourceState, Update, UpdateSource};
 use canal_wire::fleet::fleet_client::FleetClient;
-use canal_wire::fleet::{self, ReplicaReportRequest, ReplicaReportResponse};
+use canal_wire::fleet::{self, ReplicaReportRequest, ReplicaReportResponse, ReportMark};
 use serde_json::json;
 use tokio::sync::watch;
 use tonic::transport::Channel;
@@ -84,6 +84,8 @@ struct AgentState {
     keeper: RedirectorReconciler,
     resources: Vec<Arc<Resource>>,
     orders: Option<ControllerOrders>,
+    /// Mark of the newest response.
+    mark: Option<ReportMark>,
     wanted: RedirectorMapContent,
     moves: HeadMoves,
     /// Generation of the newest state.
@@ -110,6 +112,8 @@ struct SessionScan {
     owned: OwnedSessions,
     /// Result of the scan before. The kernel's list may skip a socket that is moved in it during a scan.
     before: OwnedSessions,
+    /// Marks that the replica had when the two scans began: that of the scan before comes first.
+    marks: [Option<ReportMark>; 2],
     generation: u64,
     versions: std::collections::HashMap<u32, u32>,
     /// Start and duration of the last scan.
@@ -124,6 +128,7 @@ struct ScanPurpose {
     draining: bool,
     generation: u64,
     versions: std::collections::HashMap<u32, u32>,
+    mark: Option<ReportMark>,
 }
 
 /// Decision whether to scan now.
@@ -169,6 +174,7 @@ impl RedirectorAgent {
             keeper: RedirectorReconciler::adopt(kernel, counts.clone())?,
             resources: Vec::new(),
             orders: kept,
+            mark: None,
             wanted: RedirectorMapContent::default(),
             moves: HeadMoves::default(),
             told: 0,
@@ -435,7 +441,7 @@ impl Inner {
         let held = self.maps_are_current();
         let versions = held.keeper.have().tables.iter().filter_map(|(id, r)| Some((*id, table(r)?.version))).collect();
         let draining = held.draining || held.orders.as_ref().is_some_and(|o| o.drain);
-        ScanPurpose { needed: held.maps_pending || draining, draining, generation: held.generation, versions }
+        ScanPurpose { needed: held.maps_pending || draining, draining, generation: held.generation, versions, mark: held.mark }
     }
 
     /// Scans the kernel's sockets if a scan is due. The recorded table versions are those from before the scan.
@@ -447,7 +453,7 @@ impl Inner {
             match decide_turn(&purpose, &looked, begun) {
                 ScanDecision::Needless => {
                     // The report then states an empty result at the present generation.
-                    *looked = SessionScan { generation: purpose.generation, ..SessionScan::default() };
+                    *looked = SessionScan { generation: purpose.generation, marks: [purpose.mark; 2], ..SessionScan::default() };
                     return;
                 }
                 ScanDecision::Rest => {
@@ -467,6 +473,7 @@ impl Inner {
                 self.counts.look("ok", took);
                 self.counts.owned(owned.values().map(|o| u64::from(o.sessions)).sum());
                 looked.before = std::mem::replace(&mut looked.owned, owned);
+                looked.marks = [looked.marks[1], purpose.mark];
                 (looked.generation, looked.versions) = (purpose.generation, purpose.versions);
                 looked.error.clear();
             }
@@ -501,6 +508,8 @@ impl Inner {
             cores: u32::try_from(receive.cores).unwrap_or(u32::MAX),
             tunnel_ports: receive.ports.iter().flat_map(|port| port.to_be_bytes()).collect(),
             found: self.searches.answers(),
+            // The report states what either scan found, so what it does not state is proved only from when the older one began.
+            scanned_after: looked.marks[0],
         }
     }
 }
@@ -545,6 +554,7 @@ impl ReportHandler for Inner {
     fn apply(&self, answer: ReplicaReportResponse) -> Result<(), String> {
         let orders = report::decide_orders(&answer)?;
         let mut held = self.maps_are_current();
+        held.mark = answer.mark;
         if held.orders.as_ref() != Some(&orders) {
             if held.orders.as_ref().map(|o| (o.number, o.edge)) != Some((orders.number, orders.edge)) {
                 keep_orders(&self.config.orders, &orders);

@@ -85,6 +85,7 @@ impl RosterFixture {
             draining: false,
             leaving: false,
             owned: BTreeMap::new(),
+            scanned_after: Some(self.roster.mark()),
             sessions: 0,
             accepted: 0,
             version: String::new(),
@@ -437,7 +438,7 @@ fn a_report_stands_for_the_tables_of_its_generation_and_no_newer_ones() {
         s.publish(&["t"]);
     }
     s.roster.note_plan(Generation(5), 9);
-    let plan = |s: &RosterFixture| s.roster.ownership().report(ReplicaNumber::new(1).unwrap()).unwrap().1.plan;
+    let plan = |s: &RosterFixture| s.roster.ownership().report(ReplicaNumber::new(1).unwrap()).unwrap().plan;
     for (what, reported, whole, content, want) in [
         ("as reported", 3, 5, 5, 3),
         ("not more than it acknowledged", 5, 2, 5, 2),

@@ -17,7 +17,7 @@ pub(crate) enum SimEvent {
     Deliver(usize),
     DeliverEdge(usize),
     Look(usize),
-    Hear,
+    Hear(usize),
     HearEdge(usize),
     Open(u32, usize, usize),
     Close(usize),
@@ -60,7 +60,11 @@ pub(crate) fn apply(tier: &mut SimTier, event: SimEvent, most: usize) {
                 tier.scan(replica);
             }
         }
-        SimEvent::Hear => tier.hear(),
+        SimEvent::Hear(at) => {
+            if let Some(replica) = any_of(at) {
+                tier.hear(replica);
+            }
+        }
         SimEvent::HearEdge(at) => tier.hear_edge(az(AZS[at])),
         SimEvent::Open(service, at, bucket) => _ = tier.open(id(service), &az(AZS[at]), bucket),
         SimEvent::Close(at) => {

@@ -137,7 +137,7 @@ impl Recorder {
             16..24 => SimEvent::Deliver(at),
             24..28 => SimEvent::DeliverEdge(at % AZS.len()),
             28..33 => SimEvent::Look(at),
-            33..37 => SimEvent::Hear,
+            33..37 => SimEvent::Hear(at),
             _ => SimEvent::HearEdge(at % AZS.len()),
         };
         apply(&mut self.tier, event, REPLICAS_MAX);

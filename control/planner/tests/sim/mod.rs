@@ -30,7 +30,10 @@ pub(crate) struct SimTier {
     pub(crate) has: BTreeMap<ReplicaNumber, usize>,
     pub(crate) edges: BTreeMap<AzName, usize>,
     pub(crate) sessions: Vec<SimSession>,
-    reports: VecDeque<(ReplicaNumber, OwnerReport)>,
+    /// Reports in transit. Those of one replica stay in order.
+    reports: BTreeMap<ReplicaNumber, VecDeque<OwnerReport>>,
+    /// The number of reports that the controller had received, by the newest response that each replica has.
+    marks: BTreeMap<ReplicaNumber, u64>,
     next: u32,
 }
 
@@ -140,13 +143,15 @@ impl SimTier {
             let entry = owned.entry(*service).or_insert(OwnedBuckets { version, buckets: BucketSet::default() });
             entry.buckets = entry.buckets.with(*bucket);
         }
-        self.reports.push_back((replica, OwnerReport { plan: plan.number, owned }));
+        let scanned_after = self.marks.get(&replica).copied().unwrap_or(0);
+        self.reports.entry(replica).or_default().push_back(OwnerReport { plan: plan.number, scanned_after, owned });
     }
 
-    /// The controller receives the oldest report in transit.
-    pub(crate) fn hear(&mut self) {
-        if let Some((replica, report)) = self.reports.pop_front().filter(|(replica, _)| self.replicas.contains_key(replica)) {
+    /// The controller receives the replica's oldest report in transit, and the replica the response.
+    pub(crate) fn hear(&mut self, replica: ReplicaNumber) {
+        if let Some(report) = self.reports.get_mut(&replica).and_then(VecDeque::pop_front) {
             self.ownership.record_report(replica, report);
+            self.marks.insert(replica, self.ownership.last_report_number());
         }
     }
 
@@ -158,14 +163,14 @@ impl SimTier {
 
     /// Makes plans, delivers them to all data planes, and delivers their reports, several times.
     pub(crate) fn settle(&mut self) {
-        for _ in 0..4 {
+        for _ in 0..5 {
             self.plan();
             self.deliver_all();
             for replica in self.replicas.keys().copied().collect::<Vec<_>>() {
                 self.scan(replica);
-            }
-            while !self.reports.is_empty() {
-                self.hear();
+                while self.reports.get(&replica).is_some_and(|reports| !reports.is_empty()) {
+                    self.hear(replica);
+                }
             }
             for az in self.edges.keys().cloned().collect::<Vec<_>>() {
                 self.hear_edge(az);
@@ -275,6 +280,7 @@ impl SimTier {
         self.replicas.remove(&replica);
         self.has.remove(&replica);
         self.ownership.forget(replica);
+        self.reports.remove(&replica);
         self.sessions.retain(|session| session.3 != replica);
     }
 }

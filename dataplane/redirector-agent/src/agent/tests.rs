@@ -7,7 +7,7 @@ use canal_model::ids::{Generation, ServiceId};
 use canal_runtime::drain::{self, DrainTrigger};
 use canal_southbound_client::ResourceState;
 use canal_testing::FakeController;
-use canal_wire::fleet::{ReplicaReportRequest, ReplicaReportResponse, SessionQuery};
+use canal_wire::fleet::{ReplicaReportRequest, ReplicaReportResponse, ReportMark, SessionQuery};
 use canal_wire::tier;
 
 use super::*;
@@ -176,6 +176,33 @@ async fn the_agent_registers_follows_orders_and_reports_owned_sessions_when_need
     until("a failed scan", failed).await;
     assert_eq!(fixture.agent.dump()["scanned_generation"], 11);
     assert!(fixture.controller.reports.heard().replicas.iter().all(|r| r.generation < 12));
+}
+
+/// A report that repeats an earlier scan must not look as if it were of a new one, so it has the mark of when the scans began.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_report_has_the_mark_from_before_its_scans() {
+    let fixture = AgentFixture::new(orders(false)).await;
+    let answer = |number| {
+        let mark = Some(ReportMark { session: 1, number });
+        fixture.controller.reports.heard().replica_orders = ReplicaReportResponse { mark, ..orders(false) };
+    };
+    let number = |report: &ReplicaReportRequest| report.scanned_after.map(|mark| mark.number);
+    fixture.until("registration", |r| r.scanned_after.is_none()).await;
+    answer(5);
+    fixture.until("the mark, because the replica is no owner", |r| number(r) == Some(5)).await;
+    // Behind another head it has to scan.
+    fixture.apply(vec![table_of("alpha/default/web", 7, "az1", 5, &[1, 2]), replica("gw-2", 2, "250.1.0.1", true)], 11);
+    fixture.until("a scan", |r| r.generation == 11).await;
+    answer(7);
+    fixture.until("two scans later", |r| number(r) == Some(7)).await;
+    *fixture.found.lock().unwrap() = None;
+    let failed = || fixture.registry.render().contains("canal_redirector_session_scans_total{result=\"failed\"}");
+    until("a failed scan", failed).await;
+    answer(9);
+    let reports = || fixture.controller.reports.heard().replicas.len();
+    let before = reports();
+    until("three reports more", || reports() >= before + 3).await;
+    assert_eq!(fixture.controller.reports.heard().replicas.iter().filter_map(number).max(), Some(7), "no scan after that succeeded");
 }
 
 #[tokio::test(flavor = "multi_thread")]
