@@ -20,6 +20,7 @@ mod host_environment;
 mod impairment;
 mod launch;
 mod link;
+mod listeners;
 mod net;
 pub mod plan;
 mod probe;

@@ -6,6 +6,7 @@
 //! Overlay of a tenant (dual stack): slot s of its pod ranges is one /24 and one /112:
 //!   node k owns slot k, its own address is .1, its pods .2 to .254; the top slot is the gateways'.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -511,7 +512,7 @@ impl WorldPlan {
     /// number that was not in use recently, so that it is not mistaken for its predecessor. Returns `None` if no number is free.
     pub(crate) fn add_gateway(&mut self, gateway: &Component, last: u16) -> Option<HostPlan> {
         let az = self.az_index(&gateway.az);
-        let taken: Vec<u16> = self.hosts.iter().filter(|host| host.az == az).map(|host| host.number).collect();
+        let taken: HashSet<u16> = self.hosts.iter().filter(|host| host.az == az).map(|host| host.number).collect();
         let number = next_number(last, &taken)?;
         let index = self.hosts.iter().filter(|host| matches!(host.kind, HostKind::Gateway(_))).count();
         let host = self.add_host_as(&gateway.name, az, HostKind::Gateway(index), number);
@@ -583,7 +584,7 @@ fn routers(topology: &Topology) -> Vec<RouterPlan> {
 }
 
 /// Returns the first unused number after `last`. After [`HOST_NUMBER_MAX`] the numbers start at 1 again.
-fn next_number(last: u16, taken: &[u16]) -> Option<u16> {
+fn next_number(last: u16, taken: &HashSet<u16>) -> Option<u16> {
     (last + 1..=HOST_NUMBER_MAX).chain(1..=last.min(HOST_NUMBER_MAX)).find(|number| !taken.contains(number))
 }
 
@@ -673,9 +674,9 @@ mod tests {
             ("not one in use", 7, &[8, 9], Some(10)),
             ("from the start again", HOST_NUMBER_MAX, &[1, 2], Some(3)),
         ] {
-            assert_eq!(next_number(last, taken), expected, "{name}");
+            assert_eq!(next_number(last, &taken.iter().copied().collect()), expected, "{name}");
         }
-        let all: Vec<u16> = (1..=HOST_NUMBER_MAX).collect();
+        let all: HashSet<u16> = (1..=HOST_NUMBER_MAX).collect();
         assert_eq!(next_number(3, &all), None);
     }
 }

@@ -92,21 +92,6 @@ pub(crate) fn signal(pidfd: impl AsFd, signal: Signal) {
     let _ = pidfd_send_signal(pidfd, signal);
 }
 
-/// Returns whether a process listens on a loopback or wildcard TCP port in the calling thread's namespace.
-pub(crate) fn has_listener(port: u16) -> bool {
-    let tables = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
-    tables.iter().any(|table| std::fs::read_to_string(table).is_ok_and(|text| listens(&text, port)))
-}
-
-/// Searches the table for a line `  0: 0100007F:3A99 00000000:0000 0A …`: the port in the local address, and state LISTEN.
-fn listens(table: &str, port: u16) -> bool {
-    table.lines().skip(1).any(|line| {
-        let mut words = line.split_whitespace().skip(1);
-        let local = words.next().and_then(|local| local.rsplit_once(':')).and_then(|(_, hex)| u16::from_str_radix(hex, 16).ok());
-        local == Some(port) && words.nth(1) == Some("0A")
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,14 +138,5 @@ mod tests {
         let (code, took) = answered(b"HTTP/1.1 20", short);
         assert!(code.is_none() && took >= short, "half an answer is none");
         canal_timing::judge_time("time until a probe gives half an answer up", took, Duration::from_secs(2));
-    }
-
-    #[test]
-    fn listeners() {
-        let table =
-            "  sl  local_address rem_address   st\n   0: 0100007F:3A99 00000000:0000 0A 0\n   1: 0100007F:0050 00000000:0000 01 0\n";
-        assert!(listens(table, 15001));
-        assert!(!listens(table, 80), "established is not listening");
-        assert!(!listens(table, 15008));
     }
 }

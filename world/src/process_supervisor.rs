@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{IoContext, Result};
 use crate::host_environment::{HostEnvironment, ManagedProcess, StartCondition};
 use crate::topology::Restart;
-use crate::{cgroup, launch, probe, sys};
+use crate::{cgroup, launch, listeners, probe, sys};
 
 /// Pause before a restart: it doubles from `PAUSE_MIN` to `PAUSE_MAX`.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
@@ -425,6 +425,6 @@ fn idle_order(order: ProcessCommand) -> SupervisorStep {
 fn condition_holds(condition: &StartCondition) -> bool {
     match condition {
         StartCondition::File(path) => path.exists(),
-        StartCondition::Listener(port) => probe::has_listener(*port),
+        StartCondition::Listener(port) => listeners::has_listener(*port),
     }
 }

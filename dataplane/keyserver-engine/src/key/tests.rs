@@ -66,15 +66,19 @@ fn found(needles: &[Vec<u8>]) -> usize {
             if n == 0 {
                 break;
             }
-            let hit =
-                |needle: &Vec<u8>| page[..n].windows(needle.len()).filter(|w| w.iter().zip(needle).all(|(a, b)| *a == b ^ MASK)).count();
-            count += needles.iter().map(hit).sum::<usize>();
+            count += needles.iter().map(|needle| found_in(&page[..n], needle)).sum::<usize>();
             // The blocks overlap, so that no needle is missed at a border.
             at += if n > 4096 { n as u64 - 512 } else { n as u64 };
         }
         page.fill(0);
     }
     count
+}
+
+/// Returns how often the needle is in the block.
+fn found_in(block: &[u8], needle: &[u8]) -> usize {
+    let is_there = |at: usize| block.get(at..at + needle.len()).is_some_and(|found| found.iter().zip(needle).all(|(a, b)| *a == b ^ MASK));
+    memchr::memchr_iter(needle[0] ^ MASK, block).filter(|at| is_there(*at)).count()
 }
 
 /// Needles are masked, so that the search does not find itself.
