@@ -16,8 +16,8 @@ use hyper::body::Incoming;
 use serde_json::{Map, Value, json};
 
 use crate::answer::{self, SampleResponse, query};
-use crate::pattern::{Checker, PatternBody};
 use crate::pod::PodName;
+use canal_byte_pattern::{Checker, PatternBody};
 
 /// Maximum size of a body, in bytes: 16 GiB.
 const SIZE_MAX: u64 = 16 << 30;

@@ -18,7 +18,7 @@ use tokio::time::Sleep;
 
 use crate::answer::{self, SampleBody};
 use crate::load::connection::{Dialed, Protocol, dial};
-use crate::pattern::{Checker, PatternBody};
+use canal_byte_pattern::{Checker, PatternBody};
 
 /// Interval at which a held body looks for the file that holds it.
 const HOLD_POLL_INTERVAL: Duration = Duration::from_millis(20);

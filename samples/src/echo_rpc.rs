@@ -16,10 +16,10 @@ use tonic::metadata::{KeyAndValueRef, MetadataMap};
 use tonic::{Code, Response, Status, Streaming};
 
 use crate::answer::{self, SampleResponse};
-use crate::pattern::hex;
 use crate::pod::PodName;
 use crate::proto::echo_server::{Echo, EchoServer};
 use crate::proto::{EchoReply, EchoRequest, EchoSummary};
+use canal_byte_pattern::hex;
 
 /// Maximum size of a message in both directions, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;

@@ -13,9 +13,9 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
 use crate::echo_rpc::MESSAGE_BYTES_MAX;
-use crate::pattern::{fill, hex};
 use crate::proto::echo_client::EchoClient;
 use crate::proto::{EchoReply, EchoRequest};
+use canal_byte_pattern::{fill, hex};
 
 /// Type of the gRPC call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

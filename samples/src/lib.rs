@@ -15,7 +15,6 @@ pub mod issuer;
 pub mod listen;
 pub mod load;
 pub mod outbound;
-pub mod pattern;
 pub mod pod;
 pub mod sessions;
 pub mod tcp;

@@ -168,7 +168,7 @@ fn decide_plan(args: &LoadArgs) -> anyhow::Result<LoadPlan> {
         targets: args.urls.iter().map(|url| target(url)).collect::<anyhow::Result<_>>()?,
         method: args.method.parse().with_context(|| format!("--method {:?}", args.method))?,
         headers: headers(&args.headers)?,
-        body: crate::pattern::fill(0, 0, args.body_size),
+        body: canal_byte_pattern::fill(0, 0, args.body_size),
         protocol: args.protocol,
         keepalive: !args.no_keepalive,
         timeout: Duration::from_millis(args.timeout_ms),

@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use crate::listen::stopped;
-use crate::pattern::{CHUNK_BYTES, Checker, fill};
+use canal_byte_pattern::{CHUNK_BYTES, Checker, fill};
 
 /// Behavior of a server on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

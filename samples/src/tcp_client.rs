@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::pattern::{CHUNK_BYTES, Checker, fill};
 use crate::tcp::{BANNER, TcpServerMode};
+use canal_byte_pattern::{CHUNK_BYTES, Checker, fill};
 
 /// Server, mode and amount of data.
 #[derive(Debug, Clone, Args)]

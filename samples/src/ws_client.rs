@@ -15,9 +15,9 @@ use tokio_tungstenite::tungstenite::{Bytes, Message};
 use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 
 use crate::load::histogram::LatencyHistogram;
-use crate::pattern::fill;
 use crate::pod::SERVED_BY;
 use crate::ws::limits;
+use canal_byte_pattern::fill;
 
 /// Server, and the messages to send.
 #[derive(Debug, Clone, Args)]

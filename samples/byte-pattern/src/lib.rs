@@ -1,6 +1,8 @@
 //! Deterministic bytes: byte `i` of stream `seed` is the same in every process, so any part of a body can be checked without the whole.
 //! Start at [`fill`].
 
+#![forbid(unsafe_code)]
+
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
