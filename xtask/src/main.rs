@@ -26,6 +26,7 @@ mod schedule;
 mod sizes;
 mod soak;
 mod source;
+mod spare;
 mod standstill;
 mod suites;
 mod supply;

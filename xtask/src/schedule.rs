@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::path::Path;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -13,6 +13,7 @@ use crate::durations::Durations;
 use crate::jobs::{Job, JobOutput, WORKS};
 use crate::process::{self, EndedProcess, ProcessEnd, TimeLimit};
 use crate::report::RunClock;
+use crate::spare::{self, SpareParts};
 use crate::tiers::TimedTests;
 use crate::verdict::{JobResult, judge};
 
@@ -31,7 +32,7 @@ pub(crate) struct RunContext<'a> {
 }
 
 /// What a running job takes.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct RunningJob {
     name: String,
     parts: usize,
@@ -51,8 +52,9 @@ pub(crate) fn run(mut jobs: Vec<Job>, context: &RunContext<'_>, durations: &mut 
     let mut waiting = VecDeque::from(jobs);
     let (mut running, mut results): (Vec<RunningJob>, Vec<JobResult>) = (Vec::new(), Vec::new());
     let (events, ended) = channel();
+    let mut spare = SpareParts::new(context.capacity);
     loop {
-        while let Some(next) = decide_next(&waiting, &running, context) {
+        while let Some(next) = decide_next(&waiting, &running, context, spare.update()) {
             let job = waiting.remove(next).context("the next job waits")?;
             println!("{} {} begins, {} s expected", context.clock.stamp(), job.name, durations.expected(&job.name).as_secs());
             running.push(RunningJob::of(&job));
@@ -61,7 +63,11 @@ pub(crate) fn run(mut jobs: Vec<Job>, context: &RunContext<'_>, durations: &mut 
         if running.is_empty() {
             return Ok(results);
         }
-        let (job, ended): (Job, EndedProcess) = ended.recv().context("the end of a program was lost")?;
+        let (job, ended): (Job, EndedProcess) = match ended.recv_timeout(spare::INTERVAL) {
+            Ok(end) => end,
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => anyhow::bail!("the end of a program was lost"),
+        };
         running.retain(|running| running.name != job.name);
         let result = judge(job, &ended, context.timed);
         if matches!(ended.end, ProcessEnd::Exited(_)) {
@@ -104,9 +110,10 @@ pub(crate) fn expected(jobs: &[Job], durations: &Durations, capacity: usize) -> 
 }
 
 /// The job that begins next: the first for which there is room. Jobs that only compute run one at a time beside others, and one for each core when
-/// no other waits.
-fn decide_next(waiting: &VecDeque<Job>, running: &[RunningJob], context: &RunContext<'_>) -> Option<usize> {
-    let free = context.capacity.saturating_sub(running.iter().map(|job| job.parts).sum());
+/// no other waits. Spare parts are for jobs that need no more than others do, and not beside one that does.
+fn decide_next(waiting: &VecDeque<Job>, running: &[RunningJob], context: &RunContext<'_>, spare: usize) -> Option<usize> {
+    let spare = if running.iter().any(|job| job.parts > WORKS) { 0 } else { spare };
+    let free = (context.capacity + spare).saturating_sub(running.iter().map(|job| job.parts).sum());
     let is_cargo_running = running.iter().any(|job| job.is_cargo);
     let computing = running.iter().filter(|job| job.computes && !job.is_cargo).count();
     let is_rest = free >= WORKS && waiting.iter().all(Job::computes);
@@ -178,9 +185,22 @@ mod tests {
         with_context("fits", |context| {
             let waiting = named(&["unknown", "canal-e2e identity"]);
             for (free, expected) in [(6, Some(0)), (WORKS, Some(0)), (WAITS, Some(1)), (0, None)] {
-                assert_eq!(decide_next(&waiting, &taken(6 - free), context), expected, "{free} free");
+                assert_eq!(decide_next(&waiting, &taken(6 - free), context, 0), expected, "{free} free");
             }
-            assert_eq!(decide_next(&named(&[]), &[], context), None);
+            assert_eq!(decide_next(&named(&[]), &[], context, 0), None);
+        });
+    }
+
+    #[test]
+    fn spare_parts_are_used_but_not_beside_a_job_that_needs_more_than_others() {
+        with_context("spare", |context| {
+            let waiting = named(&["unknown"]);
+            let two = |parts: [usize; 2]| [taken(parts[0]), taken(parts[1])].concat();
+            for (running, spare, expected) in [(two([3, 3]), 0, None), (two([2, 2]), 0, Some(0)), (two([4, 2]), 2, None)] {
+                assert_eq!(decide_next(&waiting, &running, context, spare), expected, "{running:?}");
+            }
+            let three = [two([2, 2]), taken(2)].concat();
+            assert_eq!((decide_next(&waiting, &three, context, 1), decide_next(&waiting, &three, context, 2)), (None, Some(0)));
         });
     }
 
@@ -200,13 +220,13 @@ mod tests {
         with_context("computes", |context| {
             let waiting = named(&["doc", "plain", "canal-model", "canal-wire", "canal-e2e dns"]);
             let cargo = [RunningJob::of(&waiting[0])];
-            assert_eq!(decide_next(&waiting, &[], context), Some(0));
-            assert_eq!(decide_next(&waiting, &cargo, context), Some(2), "two commands of cargo's never run at once");
+            assert_eq!(decide_next(&waiting, &[], context, 0), Some(0));
+            assert_eq!(decide_next(&waiting, &cargo, context, 0), Some(2), "two commands of cargo's never run at once");
             let both = [RunningJob::of(&waiting[0]), RunningJob::of(&waiting[2])];
-            assert_eq!(decide_next(&waiting, &both, context), Some(4));
+            assert_eq!(decide_next(&waiting, &both, context, 0), Some(4));
             let rest = named(&["canal-wire"]);
-            assert_eq!(decide_next(&rest, &both, context), Some(0), "no other waits");
-            assert_eq!(decide_next(&rest, &[RunningJob::of(&waiting[2]), RunningJob::of(&waiting[3])], context), None);
+            assert_eq!(decide_next(&rest, &both, context, 0), Some(0), "no other waits");
+            assert_eq!(decide_next(&rest, &[RunningJob::of(&waiting[2]), RunningJob::of(&waiting[3])], context, 0), None);
         });
     }
 
