@@ -94,7 +94,10 @@ impl FakeReplica {
 
     async fn report(&mut self) -> Result<ReplicaReportResponse, Status> {
         self.state.generation = self.south.content;
-        self.client.replica_report(with_token(self.state.clone(), self.token)).await.map(tonic::Response::into_inner)
+        let answer = self.client.replica_report(with_token(self.state.clone(), self.token)).await.map(tonic::Response::into_inner);
+        // What it will own is decided after this response.
+        self.state.scanned_after = answer.as_ref().ok().and_then(|answer| answer.mark).or(self.state.scanned_after);
+        answer
     }
 
     /// Reconnects after a restart of the controller, with the resources that it holds.

@@ -257,8 +257,13 @@ impl Membership {
             self.ownership.forget(number);
             return true;
         }
-        // A mark of an earlier controller process proves nothing.
-        let scanned_after = report.scanned_after.filter(|mark| mark.session == self.report_session).map_or(0, |mark| mark.number);
+        let scanned_after = match report.scanned_after {
+            Some(mark) if mark.session == self.report_session => mark.number,
+            // A mark of an earlier controller process proves nothing.
+            Some(_) => 0,
+            // A replica of an older version sends no marks. Without this rule its drain would never end.
+            None => self.ownership.last_report_number(),
+        };
         let said = OwnerReport { plan, scanned_after, owned: report.owned };
         // What an unchanged report states is news while its scans are newer than those before, and began before the plan last had a table
         // confirmed: each may prove what no earlier one did.

@@ -31,7 +31,7 @@ pub(crate) struct ReplicaReport {
     pub(crate) draining: bool,
     pub(crate) leaving: bool,
     pub(crate) owned: BTreeMap<ServiceId, OwnedBuckets>,
-    /// Mark of the newest response that the replica had when it began the scans of which `owned` is the result.
+    /// Mark of the newest response that the replica had when it began the scans of which `owned` is the result, if it knows marks.
     pub(crate) scanned_after: Option<ReportMark>,
     pub(crate) sessions: u64,
     pub(crate) accepted: u64,

@@ -459,6 +459,27 @@ fn a_report_stands_for_the_tables_of_its_generation_and_no_newer_ones() {
 }
 
 #[test]
+fn a_report_proves_by_the_mark_from_before_its_scans() {
+    let mut s = RosterFixture::running();
+    let after = |s: &RosterFixture| s.roster.ownership().report(ReplicaNumber::new(1).unwrap()).unwrap().scanned_after;
+    let mark = s.roster.mark();
+    for (what, given, expected) in [
+        ("a mark of this process", Some(mark), mark.number),
+        ("a mark of an earlier process", Some(ReportMark { session: mark.session ^ 1, ..mark }), 0),
+        ("none: it arrives as the third after the mark", None, mark.number + 2),
+    ] {
+        s.report("a", |report, _| report.scanned_after = given);
+        assert_eq!(after(&s), expected, "{what}");
+    }
+    let mark = s.roster.mark();
+    s.roster.plan_heard = mark.number + 2;
+    for (ahead, is_news) in [(0, true), (0, false), (1, true), (2, true), (2, false), (3, false), (9, false)] {
+        let given = ReportMark { number: mark.number + ahead, ..mark };
+        assert_eq!(s.report("a", |report, _| report.scanned_after = Some(given)), is_news, "{ahead} reports after the mark");
+    }
+}
+
+#[test]
 fn the_memory_of_publications_is_bounded() {
     let mut s = RosterFixture::running();
     let first = s.generation as u32;
