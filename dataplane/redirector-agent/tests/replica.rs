@@ -3,10 +3,11 @@
 //! Maps follow states and outlive the process, socket steering leads to the DNS service. Sessions are found in the kernel. Tunnels spread
 //! over the cores.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use canal_abi::tier::ReplicaState;
@@ -337,6 +338,8 @@ const PACKETS: usize = 5;
 struct EdgeEnd {
     name: String,
     sysfs: tempfile::TempDir,
+    /// Sockets by port. They stay open, because a process that another test starts holds them for a moment after they are closed here.
+    sockets: Mutex<BTreeMap<u16, std::net::UdpSocket>>,
 }
 
 impl EdgeEnd {
@@ -356,13 +359,13 @@ impl EdgeEnd {
             .status();
         assert!(mounted.unwrap().success(), "a sysfs of {}", net.0);
         std::fs::write(sysfs.path().join("class/net/eth0/queues/rx-0/rps_cpus"), format!("{:x}", (1 << CORES) - 1)).unwrap();
-        Self { name, sysfs }
+        Self { name, sysfs, sockets: Mutex::default() }
     }
 
     /// Sends a packet of a tunnel from each of these source ports.
     fn send(&self, ports: impl IntoIterator<Item = u16>) {
         let send = || {
-            let mut sockets = std::collections::BTreeMap::new();
+            let mut sockets = self.sockets.lock().unwrap();
             for port in ports {
                 // Not connected: a connected socket has a hash of its own, which a veth pair would pass on.
                 let socket = sockets.entry(port).or_insert_with(|| std::net::UdpSocket::bind(("250.1.0.200", port)).unwrap());

@@ -113,11 +113,12 @@ mod tests {
     #[test]
     fn no_copy_of_a_secret_is_left_in_freed_memory() {
         let before = copies();
-        // A plain vector leaves copies, which the search must find.
+        // A plain vector has copies, which the search must find. It is looked at before it is freed, because another test's thread may then write
+        // into its memory.
         let mut plain = Vec::new();
         fill(&mut plain, 500);
-        drop(plain);
-        assert!(copies() > before + 10, "the search finds nothing, so it proves nothing");
+        assert!(copies() >= before + 400, "the search finds nothing, so it proves nothing");
+        plain.zeroize();
         let before = copies();
         let mut buffer = SecretBuffer::new();
         for _ in 0..400 {

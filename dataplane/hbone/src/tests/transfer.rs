@@ -14,7 +14,8 @@ use tokio::net::{TcpListener, TcpStream};
 use super::fixture::{HboneFixture, echo, hold, ms, run, until};
 use crate::{HboneStream, PoolConfig, ServerConfig};
 
-const BIG: usize = 100 << 20;
+/// More than all windows between both ends.
+const BIG: usize = 10 << 20;
 
 /// Returns byte `i` of a pattern in which a lost, doubled or swapped block shows.
 fn pattern(seed: u8, i: usize) -> u8 {
