@@ -332,15 +332,28 @@ async fn a_reserved_address_accepts_no_connections() {
     assert!(connect(None, listener.local_addr().unwrap(), &plain).await.is_ok());
 }
 
+/// Connects from a source port of the ephemeral range. Another process may have taken any of them, so several are tried.
+async fn connect_from_free_port(any: &str, peer: SocketAddr) -> (TcpStream, ConnectOptions) {
+    for _ in 0..100 {
+        let free = TcpListener::bind(any).await.unwrap().local_addr().unwrap();
+        let source_port = Some(40_000 + free.port() % 10_000);
+        let options = ConnectOptions { bind: Some(any.parse().unwrap()), source_port, ..ConnectOptions::default() };
+        match connect(None, peer, &options).await {
+            Ok(near) => return (near, options),
+            Err(SysError::Socket { source, .. }) if source.kind() == io::ErrorKind::AddrNotAvailable => {}
+            Err(e) => panic!("{e}"),
+        }
+    }
+    panic!("a hundred source ports are taken");
+}
+
 #[tokio::test]
 async fn a_source_port_is_chosen_and_shared_with_connections_to_other_peers() {
     for any in ["127.0.0.1:0", "[::1]:0"] {
         let (one, other) = (TcpListener::bind(any).await.unwrap(), TcpListener::bind(any).await.unwrap());
-        let free = TcpListener::bind(any).await.unwrap().local_addr().unwrap();
-        let port = 40_000 + free.port() % 10_000;
-        let options = ConnectOptions { bind: Some(any.parse().unwrap()), source_port: Some(port), ..ConnectOptions::default() };
-        let near = connect(None, one.local_addr().unwrap(), &options).await.unwrap();
-        assert_eq!(near.local_addr().unwrap().port(), port);
+        let (near, options) = connect_from_free_port(any, one.local_addr().unwrap()).await;
+        let port = near.local_addr().unwrap().port();
+        assert_eq!(Some(port), options.source_port);
         let shared = connect(None, other.local_addr().unwrap(), &options).await.unwrap();
         assert_eq!(shared.local_addr().unwrap().port(), port, "another peer");
         let taken = connect(None, one.local_addr().unwrap(), &options).await.unwrap_err();
