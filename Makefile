@@ -5,7 +5,7 @@ CARGO := cargo
 BIN := target/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test test-timing software soak build check sbom tidy bench-micro bench-peers bench-instructions bench-neighbours bench-connections bench-direct clean-worlds
+.PHONY: help demo up test test-timing software soak build check sbom tidy bench-micro bench-peers bench-instructions bench-neighbours bench-transparency clean-worlds
 
 help: ## this list
 	@printf 'Canal: a sidecar-free, multi-tenant service mesh.\n\n'
@@ -63,12 +63,10 @@ bench-neighbours: build ## p99 of quiet tenants beside a noisy one in one worker
 	@setup/install bench
 	@$(BIN)/canal-bench-neighbours
 
-bench-direct: build ## direct path beside a pair of HAProxy with mTLS, and bulk beside no mesh
+bench-transparency: build ## what applications notice of the mesh, each figure beside its bar; `make bench-transparency WHAT=address`, `race`, `uploads`, `scaleout` or `direct`
 	@setup/install bench
-	@$(BIN)/canal-bench-tier direct
-
-bench-connections: build ## new connections a second to one pod port, with and without the mesh
-	@$(BIN)/canal-bench-tier connections
+	@setup/install software
+	@$(BIN)/canal-bench-transparency $(or $(WHAT),--help)
 
 clean-worlds: ## remove whatever worlds killed runs left behind
 	@$(BIN)/canal world gc

@@ -23,7 +23,7 @@ const ORDER: [(&str, &[&str]); 14] = [
     ("testing", &["model", "runtime", "wire", "control", "dataplane", "testing"]),
     ("xtask", &["xtask"]),
     ("tests", &["model", "runtime", "compiler", "wire", "control", "dataplane", "world", "apps", "tests", "testing", "samples"]),
-    ("bench", &["model", "runtime", "compiler", "wire", "control", "dataplane", "world", "apps", "bench", "samples"]),
+    ("bench", &["model", "runtime", "compiler", "wire", "control", "dataplane", "world", "apps", "tests", "bench", "samples"]),
 ];
 
 /// Pure crates: no sockets, no wall clock, no ambient randomness. Dependencies that would bring these are refused.

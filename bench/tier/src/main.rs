@@ -4,9 +4,7 @@
 
 #![forbid(unsafe_code)]
 
-mod connections;
 mod cost;
-mod direct;
 mod disaggregation;
 mod frames;
 mod hop;
@@ -14,13 +12,11 @@ mod load_rounds;
 mod looks;
 mod one_node;
 mod programs;
-mod record;
 mod redirected;
 mod relay;
-mod scene;
 mod sessions;
-mod spread;
 
+use canal_bench_tier::{record, scene, spread};
 use clap::{Parser, Subcommand};
 
 use crate::record::FigureFile;
@@ -46,10 +42,6 @@ enum TierExperiment {
     Sessions(sessions::SessionLoad),
     /// CPU per packet that comes to a replica in an aggregated tunnel, beside one that comes bare
     Disaggregation(disaggregation::MeasureTime),
-    /// New connections a second to one pod's port, with and without the mesh, and their CPU over time
-    Connections(connections::ConnectionsSize),
-    /// CPU of both nodes on the direct path beside a pair of HAProxy with mTLS, and bulk beside no mesh
-    Direct(direct::DirectSize),
     /// Packets redirected once and twice beside those that are not, by tables that differ: CPU and latency, without and with delayed links
     Redirected(redirected::RedirectedSize),
     /// Two pods of one node through the gateway beside pod to pod: latency and CPU, without and with a delayed link
@@ -76,8 +68,6 @@ fn main() -> anyhow::Result<()> {
         TierExperiment::Hop(size) => hop::run(&size, &record),
         TierExperiment::Sessions(size) => sessions::run(&size, &record),
         TierExperiment::Disaggregation(size) => disaggregation::run(&size, &record),
-        TierExperiment::Connections(size) => connections::run(&size, &record),
-        TierExperiment::Direct(size) => direct::run(&size, &record),
         TierExperiment::Redirected(size) => redirected::run(&size, &record),
         TierExperiment::OneNode(size) => one_node::run(&size, &record),
         TierExperiment::Relay { seconds } => relay::run(seconds, &record),

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 
 /// File of the measurements, if there is one.
 #[derive(Debug, Default)]
-pub(crate) struct FigureFile {
-    pub(crate) file: Option<PathBuf>,
+pub struct FigureFile {
+    pub file: Option<PathBuf>,
 }
 
 impl FigureFile {
     /// Replaces a section; the others stay.
-    pub(crate) fn put(&self, section: &str, mut figures: Value) -> anyhow::Result<()> {
+    pub fn put(&self, section: &str, mut figures: Value) -> anyhow::Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
         let mut whole: Value = match std::fs::read(file) {
             Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| format!("{}: remove it, or name another file", file.display()))?,

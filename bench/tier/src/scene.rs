@@ -10,9 +10,9 @@ use canal_world::{Topology, World, WorldOptions, WorldPlan};
 /// The whole world must serve within this time.
 const UP_WITHIN: Duration = Duration::from_secs(60);
 
-pub(crate) struct TierBenchWorld {
-    pub(crate) world: World,
-    pub(crate) plan: WorldPlan,
+pub struct TierBenchWorld {
+    pub world: World,
+    pub plan: WorldPlan,
 }
 
 fn folder() -> PathBuf {
@@ -20,14 +20,14 @@ fn folder() -> PathBuf {
 }
 
 /// Returns the folder of this program and the others.
-pub(crate) fn programs() -> anyhow::Result<PathBuf> {
+pub fn programs() -> anyhow::Result<PathBuf> {
     Ok(std::env::current_exe()?.parent().context("a program has a folder")?.to_path_buf())
 }
 
 impl TierBenchWorld {
     /// Brings up the world of a file of this folder, with the topology changed by `change`. It is removed on drop, and however the process
     /// ends.
-    pub(crate) fn up(file: &str, change: impl FnOnce(&mut Topology, &WorldPlan)) -> anyhow::Result<Self> {
+    pub fn up(file: &str, change: impl FnOnce(&mut Topology, &WorldPlan)) -> anyhow::Result<Self> {
         let mut topology = Topology::load(folder().join(file)).map_err(|problems| anyhow::anyhow!("{file}: {problems:?}"))?;
         let plan = WorldPlan::of(&topology);
         change(&mut topology, &plan);
@@ -39,7 +39,7 @@ impl TierBenchWorld {
     }
 
     /// Runs a client to its end. Returns its standard output, whatever its exit code.
-    pub(crate) fn run(&self, host: &str, argv: &[&str]) -> anyhow::Result<String> {
+    pub fn run(&self, host: &str, argv: &[&str]) -> anyhow::Result<String> {
         let out = self.world.exec(host, argv)?.stdin(Stdio::null()).output()?;
         let client_output = String::from_utf8_lossy(&out.stdout).into_owned();
         if client_output.is_empty() && !out.status.success() {
@@ -49,14 +49,14 @@ impl TierBenchWorld {
     }
 
     /// Runs `canal-samples` and returns its report.
-    pub(crate) fn sample(&self, host: &str, argv: &[&str]) -> anyhow::Result<serde_json::Value> {
+    pub fn sample(&self, host: &str, argv: &[&str]) -> anyhow::Result<serde_json::Value> {
         let all: Vec<&str> = ["canal-samples"].into_iter().chain(argv.iter().copied()).collect();
         let client_output = self.run(host, &all)?;
         serde_json::from_str(&client_output).with_context(|| format!("{host}: {} said {client_output}", all.join(" ")))
     }
 
     /// Waits until the URL responds from that pod.
-    pub(crate) fn until_served(&self, host: &str, url: &str) -> anyhow::Result<()> {
+    pub fn until_served(&self, host: &str, url: &str) -> anyhow::Result<()> {
         let started = Instant::now();
         loop {
             let client_output = self.run(host, &["curl", "-sS", "--max-time", "2", "-o", "/dev/null", "-w", "%{http_code}", url]);
@@ -70,7 +70,7 @@ impl TierBenchWorld {
 
     /// Returns the URL of a small page of the service `web` with its gateway address, as DNS returns it in that pod: a client with a name
     /// would query DNS for each connection, which is not part of the measured path.
-    pub(crate) fn web_url(&self, host: &str) -> anyhow::Result<String> {
+    pub fn web_url(&self, host: &str) -> anyhow::Result<String> {
         let started = Instant::now();
         loop {
             let client_output = self.run(host, &["getent", "ahostsv4", "web.default"]);
@@ -83,7 +83,7 @@ impl TierBenchWorld {
     }
 
     /// Returns the resident memory of a host's own process in bytes.
-    pub(crate) fn resident(&self, host: &str) -> anyhow::Result<u64> {
+    pub fn resident(&self, host: &str) -> anyhow::Result<u64> {
         let pid = self.world.host(host)?.pulse.pid.with_context(|| format!("{host} runs nothing"))?;
         let file = format!("/proc/{pid}/status");
         let status = std::fs::read_to_string(&file).context(file)?;
@@ -93,19 +93,19 @@ impl TierBenchWorld {
     }
 
     /// Returns the CPU time of both gateways of `world.yaml`.
-    pub(crate) fn gateways_us(&self) -> anyhow::Result<f64> {
+    pub fn gateways_us(&self) -> anyhow::Result<f64> {
         Ok(self.cpu_us("gw-1")? + self.cpu_us("gw-2")?)
     }
 
     /// Returns the CPU time of a host's processes in µs.
-    pub(crate) fn cpu_us(&self, host: &str) -> anyhow::Result<f64> {
+    pub fn cpu_us(&self, host: &str) -> anyhow::Result<f64> {
         let cpu = self.world.cpu(host)?;
         Ok((cpu.user + cpu.system).as_secs_f64() * 1e6)
     }
 }
 
 /// Returns the CPU time of the whole machine in µs: everything but idle and waiting.
-pub(crate) fn machine_us() -> anyhow::Result<f64> {
+pub fn machine_us() -> anyhow::Result<f64> {
     let text = std::fs::read_to_string("/proc/stat").context("/proc/stat")?;
     let line = text.lines().next().context("/proc/stat is empty")?;
     let ticks: Vec<u64> = line.split_whitespace().skip(1).filter_map(|n| n.parse().ok()).collect();
@@ -115,6 +115,6 @@ pub(crate) fn machine_us() -> anyhow::Result<f64> {
 }
 
 /// Returns a number of a report.
-pub(crate) fn number(report: &serde_json::Value, field: &str) -> anyhow::Result<f64> {
+pub fn number(report: &serde_json::Value, field: &str) -> anyhow::Result<f64> {
     report[field].as_f64().with_context(|| format!("{field} is missing: {report}"))
 }

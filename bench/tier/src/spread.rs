@@ -4,28 +4,28 @@ use std::fmt::{Display, Formatter};
 
 /// Spread of the values of all rounds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RoundSpread {
-    pub(crate) low: f64,
-    pub(crate) median: f64,
-    pub(crate) high: f64,
+pub struct RoundSpread {
+    pub low: f64,
+    pub median: f64,
+    pub high: f64,
 }
 
 impl RoundSpread {
     /// Returns the spread of at least one value.
-    pub(crate) fn of(values: impl Iterator<Item = f64>) -> Self {
+    pub fn of(values: impl Iterator<Item = f64>) -> Self {
         let mut all: Vec<f64> = values.collect();
         all.sort_by(f64::total_cmp);
         Self { low: all[0], median: all[all.len() / 2], high: all[all.len() - 1] }
     }
 
     /// Returns whether the median of each lies between the other's minimum and maximum.
-    pub(crate) fn equals(&self, other: &Self) -> bool {
+    pub fn equals(&self, other: &Self) -> bool {
         let holds = |one: &Self, median: f64| (one.low..=one.high).contains(&median);
         holds(self, other.median) && holds(other, self.median)
     }
 
     /// Returns the ratio to `other`, or a text if the two are equal.
-    pub(crate) fn beside(&self, other: &Self) -> String {
+    pub fn beside(&self, other: &Self) -> String {
         let ratio = self.median / other.median;
         if self.equals(other) { format!("{ratio:.2} (equal)") } else { format!("{ratio:.2}") }
     }

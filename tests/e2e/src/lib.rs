@@ -8,6 +8,7 @@ pub mod controller;
 pub mod credential;
 mod dns;
 mod ending;
+pub mod exchanges;
 pub mod flood;
 pub mod hbone;
 mod icmp;
@@ -16,6 +17,7 @@ mod load;
 pub mod memory;
 mod mesh;
 pub mod raw;
+pub mod scaleout;
 mod wait;
 
 pub use client_outcome::ClientOutcome;

@@ -30,10 +30,11 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the crate stands in the repository")
 }
 
-/// Returns the folder of the programs that cargo built; test programs are in its `deps`.
+/// Returns the folder of the programs that cargo built; test programs are in its `deps`, and benches beside them.
 fn built() -> PathBuf {
-    let own = std::env::current_exe().expect("a test program has a path");
-    own.ancestors().nth(2).expect("a test program is in `deps` of the profile's folder").to_owned()
+    let own = std::env::current_exe().expect("a program has a path");
+    let folder = own.parent().expect("a program is in a folder");
+    if folder.ends_with("deps") { folder.parent().expect("`deps` is in the profile's folder").to_owned() } else { folder.to_owned() }
 }
 
 /// Returns the path of a program of this repository, built in the profile of the tests.

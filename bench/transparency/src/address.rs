@@ -5,10 +5,11 @@
 use std::process::Stdio;
 
 use anyhow::{Context, ensure};
+use canal_bench_tier::record::FigureFile;
+use canal_bench_tier::scene::{TierBenchWorld, machine_us, number};
 use serde_json::{Value, json};
 
-use crate::record::FigureFile;
-use crate::scene::{TierBenchWorld, machine_us, number};
+use crate::bars::{Bar, Bound};
 
 /// Duration and rates of the loads.
 #[derive(clap::Args)]
@@ -36,7 +37,11 @@ struct LoadPart {
     node_us: f64,
 }
 
-pub(crate) fn run(size: &ConnectionsSize, record: &FigureFile) -> anyhow::Result<()> {
+/// Least new connections per second, and the most that a connection may cost at the end beside the begin.
+const RATE_MIN: f64 = 2_000.0;
+const GROWTH_MAX: f64 = 1.2;
+
+pub(crate) fn run(size: &ConnectionsSize, record: &FigureFile) -> anyhow::Result<Vec<Bar>> {
     let scene = TierBenchWorld::up("connections.yaml", |_, _| {})?;
     let clients = |tenant: &str| -> Vec<String> { (0..16).map(|n| format!("{tenant}/default/client-{n}")).collect() };
     let address = |tenant: &str| -> anyhow::Result<String> {
@@ -75,7 +80,14 @@ pub(crate) fn run(size: &ConnectionsSize, record: &FigureFile) -> anyhow::Result
     }
     let failed: f64 = parts.iter().map(|part| part.failed).sum();
     let rates: Vec<Value> = parts.iter().map(|part| json!({ "per_second": part.per_second, "node_us": part.node_per() })).collect();
-    record.put("connections", json!({ "steady": rates, "steady_failed": failed, "highest": highest }))
+    let slowest = parts.iter().map(|part| part.per_second).fold(f64::INFINITY, f64::min);
+    let growth = last.machine_per() / first.machine_per();
+    record.put("connections", json!({ "steady": rates, "steady_failed": failed, "highest": highest }))?;
+    Ok(vec![
+        Bar::new("new connections per second, in the slowest part", slowest, Bound::AtLeast(RATE_MIN)),
+        Bar::new("connections failed", failed, Bound::AtMost(0.0)),
+        Bar::new("CPU of the machine per connection, last part / first part", growth, Bound::AtMost(GROWTH_MAX)),
+    ])
 }
 
 impl LoadPart {

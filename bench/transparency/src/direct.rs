@@ -6,11 +6,12 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, bail};
+use canal_bench_tier::record::FigureFile;
+use canal_bench_tier::scene::{TierBenchWorld, number};
+use canal_bench_tier::spread::RoundSpread;
 use serde_json::{Value, json};
 
-use crate::record::FigureFile;
-use crate::scene::{TierBenchWorld, number};
-use crate::spread::RoundSpread;
+use crate::bars::{Bar, Bound};
 
 /// Duration and size of the loads.
 #[derive(clap::Args)]
@@ -32,6 +33,10 @@ pub(crate) struct DirectSize {
     bulk_bytes: u64,
 }
 
+/// The most CPU beside a pair of HAProxy, and the least bulk rate beside no mesh.
+const CPU_MAX: f64 = 0.85;
+const BULK_MIN: f64 = 1.0 / 3.0;
+
 /// Ports on which HAProxy listens in the client's pod: for the pair that parses HTTP (HTTP/2 between the two), and for the one that does
 /// not.
 const HTTP_PORT: u16 = 8091;
@@ -52,7 +57,7 @@ struct BenchPath {
 const MESH: [&str; 2] = ["mesh-n1", "mesh-n2"];
 const PLAIN: [&str; 2] = ["plain-n1", "plain-n2"];
 
-pub(crate) fn run(size: &DirectSize, record: &FigureFile) -> anyhow::Result<()> {
+pub(crate) fn run(size: &DirectSize, record: &FigureFile) -> anyhow::Result<Vec<Bar>> {
     let dir = tempfile::tempdir()?;
     certificates(dir.path())?;
     let scene = TierBenchWorld::up("direct.yaml", |_, _| {})?;
@@ -157,7 +162,7 @@ fn measure(scene: &TierBenchWorld, bench_path: &BenchPath, argv: &[&str]) -> any
     Ok(PathFigures { per_second: number(&report, "rps")?, p50_ms, nodes_us: nodes / succeeded })
 }
 
-fn compare(scene: &TierBenchWorld, paths: &[BenchPath; 5], size: &DirectSize, record: &FigureFile) -> anyhow::Result<()> {
+fn compare(scene: &TierBenchWorld, paths: &[BenchPath; 5], size: &DirectSize, record: &FigureFile) -> anyhow::Result<Vec<Bar>> {
     let (connections, seconds, rate) = (size.connections.to_string(), size.seconds.to_string(), size.rate.to_string());
     for bench_path in paths {
         scene.until_served(bench_path.client, &format!("{}/health", bench_path.url)).with_context(|| bench_path.name)?;
@@ -193,7 +198,16 @@ fn compare(scene: &TierBenchWorld, paths: &[BenchPath; 5], size: &DirectSize, re
         each.collect()
     };
     let rates: Vec<f64> = bulk.iter().map(|rates| RoundSpread::of(rates.iter().copied()).median).collect();
-    record.put("direct", json!({ "fast": shown(&fast), "stated": shown(&stated), "bulk_gbit": rates }))
+    record.put("direct", json!({ "fast": shown(&fast), "stated": shown(&stated), "bulk_gbit": rates }))?;
+    let cpu = |runs: &[PathFigures]| RoundSpread::of(runs.iter().map(|run| run.nodes_us)).median;
+    let beside = |at: usize| {
+        Bar::new(
+            format!("CPU of both nodes per request, direct / {}", paths[at].name),
+            cpu(&fast[0]) / cpu(&fast[at]),
+            Bound::AtMost(CPU_MAX),
+        )
+    };
+    Ok(vec![beside(1), beside(2), Bar::new("bulk, direct / no mesh", rates[0] / rates[4], Bound::AtLeast(BULK_MIN))])
 }
 
 /// Prints the results. Ratios are to the first path, of medians; in a round both sides had the same load one after the other.

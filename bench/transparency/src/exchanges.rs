@@ -1,0 +1,56 @@
+//! POSTs that meet a close and uploads that are refused unread: what the mesh loses beside other proxies, and beside no mesh.
+
+use anyhow::ensure;
+use canal_e2e::exchanges::{BATCH, ExchangeWorld, least_failed};
+
+use crate::bars::{Bar, Bound};
+
+/// Uploads that may fail through the mesh in addition to those that fail without it, of 100.
+const POINTS: f64 = 2.0;
+
+/// Number of POSTs.
+#[derive(clap::Args)]
+pub(crate) struct RaceSize {
+    /// POSTs through each proxy, a multiple of 300
+    #[arg(long, default_value_t = 3_000)]
+    posts: u64,
+}
+
+/// Number of uploads.
+#[derive(clap::Args)]
+pub(crate) struct UploadsSize {
+    /// Uploads of each client with and without the mesh, a multiple of 10
+    #[arg(long, default_value_t = 1_000)]
+    uploads: u64,
+}
+
+pub(crate) fn race(size: &RaceSize) -> anyhow::Result<Vec<Bar>> {
+    ensure!(size.posts > 0 && size.posts.is_multiple_of(BATCH), "--posts {}: give a multiple of {BATCH}", size.posts);
+    let world = ExchangeWorld::up("bench-race");
+    let canal = world.race(size.posts);
+    println!("canal: of {} POSTs {canal:?}, {} sent again", size.posts, world.sent_again());
+    ensure!(canal.closes > 0, "no POST met a close");
+    let beside = world.race_beside(size.posts);
+    let mut bars = vec![
+        Bar::new("POSTs lost whose first byte came after the close", canal.failed_after_close as f64, Bound::AtMost(0.0)),
+        Bar::new("POSTs that the application read twice", canal.twice as f64, Bound::AtMost(0.0)),
+        Bar::new("POSTs answered and not read", canal.lost as f64, Bound::AtMost(0.0)),
+    ];
+    let best = least_failed(&beside);
+    ensure!(best.is_some(), "no other proxy that sends no POST twice; fix: `setup/install software` installs nginx, HAProxy and Envoy");
+    bars.extend(best.map(|best| Bar::new("POSTs lost, beside the best other proxy", canal.failed as f64, Bound::AtMost(best as f64))));
+    Ok(bars)
+}
+
+pub(crate) fn uploads(size: &UploadsSize) -> anyhow::Result<Vec<Bar>> {
+    ensure!(size.uploads >= 10 && size.uploads.is_multiple_of(10), "--uploads {}: give a multiple of 10", size.uploads);
+    let world = ExchangeWorld::up("bench-uploads");
+    let percent = |failed: u64| 100.0 * failed as f64 / size.uploads as f64;
+    let bar = |client: &str| {
+        let failures = world.uploads(client, size.uploads);
+        println!("{client}: of {} uploads refused unread: {failures:?}", size.uploads);
+        let bound = Bound::AtMost(percent(failures.unmeshed) + POINTS);
+        Bar::new(format!("{client}: % of uploads without an answer, beside those without a mesh + 2"), percent(failures.meshed), bound)
+    };
+    Ok(["curl", "python"].map(bar).into())
+}
