@@ -38,8 +38,8 @@ const AUDIT: Duration = Duration::from_secs(1);
 const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Rest after a scan as a multiple of its duration: scans use a fiftieth of a core, at most.
 const SCAN_REST_FACTOR: u32 = 49;
-/// Scan interval while nothing changes, because a scan then repeats the previous result.
-const SCAN_IDLE_INTERVAL: Duration = Duration::from_secs(1);
+/// Scan interval while nothing changes. The controller waits for two scans after all have confirmed a table, which the replica cannot know.
+const SCAN_IDLE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Configuration of the agent of this replica.
 #[derive(Debug, Clone)]
