@@ -22,7 +22,7 @@ use crate::bars::Bar;
 #[command(
     after_help = "Example: canal-bench-transparency address --parts 6 --seconds 10\nExit status: 0 all bars hold, 1 one is missed, 2 not measured"
 )]
-struct Flags {
+struct TransparencyFlags {
     #[command(subcommand)]
     what: TransparencyExperiment,
     /// Keep the figures in this file; each experiment has its own section there
@@ -45,7 +45,7 @@ enum TransparencyExperiment {
 }
 
 fn main() -> ExitCode {
-    let flags = Flags::parse();
+    let flags = TransparencyFlags::parse();
     let record = FigureFile { file: flags.json };
     // The library of the end-to-end tests panics when a world does not work.
     let measured = std::panic::catch_unwind(|| match &flags.what {
