@@ -18,6 +18,8 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
+use tokio::sync::Notify;
+
 pub use close_report::CloseReport;
 pub use counts::{HboneCloseReason, HboneCounters};
 pub use error::HboneError;
@@ -34,11 +36,12 @@ pub const KEEPALIVE_INTERVAL: (Duration, Duration) = (Duration::from_secs(10), D
 /// its peer writes pieces of some 50 bytes, which is no attack. This budget fits a stream's largest window of such pieces.
 const DATA_FRAME_BUDGET: usize = 20 * canal_wire::hbone::STREAM_WINDOW_MAX as usize;
 
-/// Sends a PING at each interval. Resolves when an answer is late, and stays pending once the connection is gone.
-async fn keep_alive(pings: Option<h2::PingPong>, (interval, limit): (Duration, Duration)) {
+/// Sends a PING at each interval, and whenever `requested` is notified. Resolves when an answer is late, and stays pending once the connection
+/// is gone.
+async fn keep_alive(pings: Option<h2::PingPong>, (interval, limit): (Duration, Duration), requested: &Notify) {
     let Some(mut pings) = pings else { return std::future::pending().await };
     loop {
-        tokio::time::sleep(interval).await;
+        let _ = tokio::time::timeout(interval, requested.notified()).await;
         match tokio::time::timeout(limit, pings.ping(h2::Ping::opaque())).await {
             Ok(Ok(_)) => {}
             Ok(Err(_)) => return std::future::pending().await,

@@ -258,12 +258,28 @@ impl HbonePool {
     /// # Errors
     /// The peer cannot be reached or authenticated, refuses the CONNECT, or does not answer in time.
     pub async fn open(&self, target: &TunnelTarget, authority: &ConnectAuthority, headers: HeaderMap) -> Result<OpenTunnel, HboneError> {
-        self.open_shared(target, Sharing::Packed, authority, headers).await
+        self.open_shared(target, Sharing::Packed, authority, headers, None).await
+    }
+
+    /// Opens a tunnel like [`HbonePool::open`], and gives up after `limit` if the peer is dead: if no connection to it is established by then, or
+    /// if it leaves a PING unanswered. A peer that is alive has the whole [`PoolConfig::answer_timeout`]. It may be dialling the application,
+    /// and an attempt elsewhere would reach the application a second time.
+    ///
+    /// # Errors
+    /// The errors are those of [`HbonePool::open`].
+    pub async fn open_unless_dead(
+        &self,
+        target: &TunnelTarget,
+        authority: &ConnectAuthority,
+        headers: HeaderMap,
+        limit: Duration,
+    ) -> Result<OpenTunnel, HboneError> {
+        self.open_shared(target, Sharing::Packed, authority, headers, Some(limit)).await
     }
 
     /// Opens a tunnel like [`HbonePool::open`], on one of several connections whose number follows the load ([`SpreadConfig`]). It is for a
     /// service with many replicas and workers behind it. With `steering`, each connection leads to its own bucket. A target must always be
-    /// opened with the same one of the two functions.
+    /// opened either by this function or by the others. With a limit, it gives up dead peers as [`HbonePool::open_unless_dead`] does.
     ///
     /// # Errors
     /// The errors are those of [`HbonePool::open`].
@@ -273,8 +289,9 @@ impl HbonePool {
         steering: Option<Steering>,
         authority: &ConnectAuthority,
         headers: HeaderMap,
+        limit: Option<Duration>,
     ) -> Result<OpenTunnel, HboneError> {
-        self.open_shared(target, Sharing::Spread(steering), authority, headers).await
+        self.open_shared(target, Sharing::Spread(steering), authority, headers, limit).await
     }
 
     async fn open_shared(
@@ -283,12 +300,18 @@ impl HbonePool {
         sharing: Sharing,
         authority: &ConnectAuthority,
         headers: HeaderMap,
+        limit: Option<Duration>,
     ) -> Result<OpenTunnel, HboneError> {
         let authority = authority.to_string();
         let request = connect_request(&authority, headers)?;
+        let connected_by = limit.map(|limit| (Instant::now() + limit, limit));
         let (known, mut after) = (self.inner.serial.get(), 0);
         for tries_left in (0..OPENS_MAX).rev() {
-            let taken = self.take(target, sharing, after).await?;
+            let taking = self.take(target, sharing, after);
+            let taken = match connected_by {
+                None => taking.await?,
+                Some((at, limit)) => tokio::time::timeout_at(at, taking).await.map_err(|_| timed_out(target, &authority, limit))??,
+            };
             let serial = taken.connection().serial;
             let reused = serial <= known;
             after = match sharing {
@@ -299,7 +322,7 @@ impl HbonePool {
                 Sharing::Spread(_) if tries_left == 1 => known,
                 Sharing::Spread(_) => 0,
             };
-            match self.ask(target, taken, request.clone(), &authority, reused).await {
+            match self.ask(target, taken, request.clone(), &authority, (reused, limit)).await {
                 Err((_, again))
                     if tries_left > 0 && (again == ReconnectDecision::Closing || (again == ReconnectDecision::Dead && reused)) =>
                 {
@@ -311,14 +334,15 @@ impl HbonePool {
         Err(HboneError::Http2 { address: target.address, why: format!("{OPENS_MAX} connections in a row were closing") })
     }
 
-    /// Sends the CONNECT and waits for the response. The error says whether another connection may be tried.
+    /// Sends the CONNECT and waits for the response: no longer than `dead_limit` if the peer is dead. The error says whether another connection
+    /// may be tried.
     async fn ask(
         &self,
         target: &TunnelTarget,
         taken: StreamLease,
         request: Request<()>,
         authority: &str,
-        reused: bool,
+        (reused, dead_limit): (bool, Option<Duration>),
     ) -> Result<OpenTunnel, (HboneError, ReconnectDecision)> {
         let (address, limit) = (target.address, self.inner.config.answer_timeout);
         let failed = |taken: &StreamLease, e: h2::Error| {
@@ -337,13 +361,27 @@ impl HbonePool {
             let (response, stream) = send.ready().await?.send_request(request, false)?;
             Ok::<_, h2::Error>((response.await?, stream))
         });
-        let (response, send) = match answered.await {
+        let died = async {
+            match dead_limit {
+                Some(limit) => {
+                    taken.connection().unresponsive(limit).await;
+                    limit
+                }
+                None => std::future::pending().await,
+            }
+        };
+        let answered = tokio::select! {
+            biased;
+            answered = answered => answered.map_err(|_| limit),
+            limit = died => Err(limit),
+        };
+        let (response, send) = match answered {
             Ok(Ok(up)) => {
                 waiting.answered();
                 up
             }
             Ok(Err(e)) => return Err(failed(&taken, e)),
-            Err(_) => return Err((HboneError::Timeout { address, authority: authority.into(), limit }, ReconnectDecision::No)),
+            Err(limit) => return Err((timed_out(target, authority, limit), ReconnectDecision::No)),
         };
         let (head, recv) = response.into_parts();
         if head.status != StatusCode::OK {
@@ -642,6 +680,10 @@ impl PeerConnections {
         let at = connections.partition_point(|c| c.place <= connection.place);
         connections.insert(at, connection);
     }
+}
+
+fn timed_out(target: &TunnelTarget, authority: &str, limit: Duration) -> HboneError {
+    HboneError::Timeout { address: target.address, authority: authority.into(), limit }
 }
 
 fn connect_request(authority: &str, headers: HeaderMap) -> Result<Request<()>, HboneError> {

@@ -17,6 +17,7 @@ use futures::{FutureExt, StreamExt};
 use h2::RecvStream;
 use h2::server::{Connection, SendResponse};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
+use tokio::sync::Notify;
 
 use super::counts::{HboneCloseReason, HboneCounters};
 use super::first_write::{Counted, DelayedFirstWrite};
@@ -220,7 +221,7 @@ impl<F: FnMut(ConnectResult)> ConnectService<'_, F> {
         config: &ServerConfig,
         drain: &'d DrainWatcher,
     ) -> FuturesUnordered<LocalBoxFuture<'d, ServerEvent>> {
-        let dead = keep_alive(pings, config.ping);
+        let ping = config.ping;
         let expired = standing.expired();
         [
             async move {
@@ -229,7 +230,7 @@ impl<F: FnMut(ConnectResult)> ConnectService<'_, F> {
             }
             .boxed_local(),
             async move {
-                dead.await;
+                keep_alive(pings, ping, &Notify::new()).await;
                 ServerEvent::Mute
             }
             .boxed_local(),

@@ -23,8 +23,9 @@ use crate::pod::LocalPod;
 
 /// Gateways tried for one connection, at most.
 pub const ATTEMPTS_MAX: usize = 3;
-/// How long an attempt may take while another gateway could be tried. A dead machine sends no answer, and traffic must recover within a
-/// second of its death. That second contains this timeout, a connection to the next gateway, and the request itself on a busy machine.
+/// How long an attempt on a dead peer may take while another one could be tried. Traffic must recover within a second of a machine's death.
+/// That second contains this timeout, a connection to the next gateway, and the request itself on a busy machine. A peer that answers PINGs
+/// is not dead: it may be dialing the application, which another attempt would reach a second time.
 pub const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(600);
 /// How long a gateway that failed is ejected, which means tried last: the first time, and at most.
 pub const EJECTION_TIME: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));

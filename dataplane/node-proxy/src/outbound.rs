@@ -286,11 +286,10 @@ async fn dial_direct(
             netns: Some(context.netns.clone()),
             mark: Some(PROXY_MARK),
         };
-        let opening = local.pool.open(&target, &peers.authority, headers(flow));
-        let failure = match tokio::time::timeout(local.shared.attempt_timeouts.attempt, opening).await {
-            Ok(Ok(OpenTunnel { stream, .. })) => return Some(OutboundStream::Direct(stream, local.gateways.answered(address))),
-            Ok(Err(e)) => decide_direct_failure(&e),
-            Err(_) => DirectFailure::Unreachable,
+        let limit = local.shared.attempt_timeouts.attempt;
+        let failure = match local.pool.open_unless_dead(&target, &peers.authority, headers(flow), limit).await {
+            Ok(OpenTunnel { stream, .. }) => return Some(OutboundStream::Direct(stream, local.gateways.answered(address))),
+            Err(e) => decide_direct_failure(&e),
         };
         local.records.direct_failed(failure.name());
         match failure {
@@ -325,10 +324,9 @@ async fn dial_tunnel(
             netns: Some(context.netns.clone()),
             mark: Some(PROXY_MARK),
         };
-        let opening = local.pool.open_spread(&target, steering(candidate, pod), authority, headers.clone());
-        // The timeout of one attempt applies only while another gateway could be tried.
-        let last = n + 1 == attempts;
-        let answer = if last { Ok(opening.await) } else { tokio::time::timeout(local.shared.attempt_timeouts.attempt, opening).await };
+        // The limit of one attempt applies only while another gateway could be tried.
+        let limit = (n + 1 < attempts).then_some(local.shared.attempt_timeouts.attempt);
+        let answer = local.pool.open_spread(&target, steering(candidate, pod), authority, headers.clone(), limit).await;
         match settle(local, candidate, answer) {
             Ok(OpenTunnel { stream, .. }) => return Ok(OutboundStream::Tunnel(stream, local.gateways.answered(candidate.address))),
             Err((no, FailureAttribution::Other)) => return Err(no),
@@ -338,26 +336,24 @@ async fn dial_tunnel(
     Err(failure)
 }
 
-type Answer = Result<Result<OpenTunnel, HboneError>, tokio::time::error::Elapsed>;
-
 /// Converts the result of an attempt, and records a failure that is attributed to the gateway.
-fn settle(local: &WorkerLocal, candidate: &GatewayCandidate, answer: Answer) -> Result<OpenTunnel, (OutboundError, FailureAttribution)> {
-    let (cause, fault, why) = match answer {
-        Ok(Ok(opened)) => return Ok(opened),
-        Ok(Err(e)) => {
-            let refusal = if e.status().is_some() { NodeRefusal::TunnelRefused } else { NodeRefusal::GatewayFailed };
-            (attribute_failure(&e), ConnectionFailure { flag: e.flag(), ..refusal.into() }, e.to_string())
-        }
-        Err(_) => {
-            let why = format!("HBONE to {}: no tunnel in {:?}", candidate.address, local.shared.attempt_timeouts.attempt);
-            (FailureAttribution::Gateway, NodeRefusal::GatewayFailed.into(), why)
-        }
+fn settle(
+    local: &WorkerLocal,
+    candidate: &GatewayCandidate,
+    answer: Result<OpenTunnel, HboneError>,
+) -> Result<OpenTunnel, (OutboundError, FailureAttribution)> {
+    let error = match answer {
+        Ok(opened) => return Ok(opened),
+        Err(e) => e,
     };
+    let cause = attribute_failure(&error);
+    let refusal = if error.status().is_some() { NodeRefusal::TunnelRefused } else { NodeRefusal::GatewayFailed };
+    let fault = ConnectionFailure { flag: error.flag(), ..refusal.into() };
     if cause == FailureAttribution::Gateway {
         local.gateways.failed(candidate.address, tokio::time::Instant::now());
     }
     local.records.gateway_failed(&candidate.entrance.label, cause_name(cause));
-    Err((OutboundError { fault, why }, cause))
+    Err((OutboundError { fault, why: error.to_string() }, cause))
 }
 
 fn cause_name(b: FailureAttribution) -> &'static str {

@@ -1,12 +1,13 @@
 //! Direct path out of a pod: to a ready pod's node under the service's name, or through a gateway if no node opens the tunnel.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use canal_model::program as p;
 
 use crate::fixture::gateway::{GatewayBehavior, GatewayLog};
-use crate::fixture::{FAR, FOR_PODS, NEAR, NodeFixture, NodeSetup, POD_V4, identity};
+use crate::fixture::{FAR, FOR_PODS, NEAR, NodeFixture, NodeSetup, POD_V4, attempt_timeouts, identity};
 
 const VIP: &str = "10.96.0.1:80";
 /// The service's authority, under which pods' nodes are requested.
@@ -139,6 +140,19 @@ fn peer_of_another_identity_is_not_believed() {
     assert_eq!(gateway.authority(), VIP);
     assert!(thief.saw.try_recv().is_err());
     assert_eq!(failures(&fixture, "unreachable"), 1.0);
+}
+
+/// The pod's node is alive and waits for the application, so no other attempt is made, which the application would see as a second connection.
+#[test]
+fn pod_whose_node_answers_pings_has_time_for_its_response() {
+    let fixture = NodeFixture::new(&with(&PODS));
+    let (gateway, shop) = (fixture.gateway(NEAR, GatewayBehavior::SendAuthority), identity("ns/b/sa/shop"));
+    let late = GatewayBehavior::Late(attempt_timeouts().attempt * 3 / 2);
+    let pods = PODS.map(|at| fixture.impostor(at, late, &shop));
+    assert!(fixture.app("dial", &[VIP]).line().ends_with(&format!("reply={NAMED}")));
+    let asked = pods.each_ref().map(|pod| pod.connections.load(Relaxed));
+    assert_eq!((asked.iter().sum::<usize>(), gateway.connections.load(Relaxed)), (1, 0), "{asked:?}");
+    assert_eq!((failures(&fixture, "unreachable"), fallbacks(&fixture)), (0.0, 0.0));
 }
 
 #[test]

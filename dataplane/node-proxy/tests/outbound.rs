@@ -291,6 +291,18 @@ fn a_gateway_that_fails_is_passed_over_and_avoided() {
     assert_eq!(failures("gateway"), 2.0);
 }
 
+/// A gateway that is alive may be dialing the application, so the application would see a second connection from another gateway.
+#[test]
+fn a_gateway_that_answers_pings_has_time_for_its_response() {
+    let fixture = NodeFixture::new(&NodeSetup { gateways: &[("near", NEAR), ("far", FAR)], ..NodeSetup::default() });
+    let late = GatewayBehavior::Late(attempt_timeouts().attempt * 3 / 2);
+    let (near, far) = (fixture.gateway(NEAR, late), fixture.gateway(FAR, late));
+    assert!(fixture.app("dial", &[VIP]).line().ends_with(&format!("reply={VIP}")));
+    let asked = [&near, &far].map(|gateway| gateway.connections.load(Relaxed));
+    assert_eq!(asked.iter().sum::<usize>(), 1, "one gateway is asked: {asked:?}");
+    assert_eq!(fixture.metric("canal_node_gateway_failures_total", &[]), 0.0);
+}
+
 #[test]
 fn an_answer_is_final_and_an_impostor_is_no_gateway() {
     for (status, flag) in [(503, "CONNECT"), (401, "DENY"), (400, "CONNECT")] {

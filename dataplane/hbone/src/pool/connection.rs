@@ -55,6 +55,10 @@ pub(crate) struct PooledConnection {
     sender: RefCell<Option<SendRequest<Bytes>>>,
     streams: Cell<u32>,
     quiet_since: Cell<Instant>,
+    /// Number of bytes that the peer has sent.
+    received: Rc<Cell<u64>>,
+    /// Notified to send a PING now.
+    ping_requested: Notify,
     retired: Cell<Option<HboneCloseReason>>,
     retiring: Notify,
     /// Called when the peer sends GOAWAY, before a stream fails because of it.
@@ -180,6 +184,23 @@ impl PooledConnection {
         }
     }
 
+    /// Resolves when the peer has sent nothing for half of `limit` or longer, although it had a PING to answer. A peer that answers PINGs is
+    /// not dead, however long its response to a stream takes.
+    pub(super) async fn unresponsive(&self, limit: Duration) {
+        let pause = limit / 2;
+        loop {
+            tokio::time::sleep(pause).await;
+            let before = self.received.get();
+            self.ping_requested.notify_one();
+            tokio::time::sleep(pause).await;
+            // After a stall of this thread an answer may have arrived that the connection's task has not read.
+            tokio::task::yield_now().await;
+            if self.received.get() == before {
+                return;
+            }
+        }
+    }
+
     /// Resolves when there was no stream for `limit`.
     async fn quiet(&self, limit: Duration) {
         loop {
@@ -197,6 +218,7 @@ pub(super) struct NewConnection {
     send: SendRequest<Bytes>,
     h2: h2::client::Connection<Counted<MtlsStream<TcpStream>>, Bytes>,
     growth: WindowGrowth,
+    received: Rc<Cell<u64>>,
     proof: CredentialId,
     peer: Identity,
     standing: PeerTrustWatch,
@@ -254,8 +276,8 @@ pub(super) async fn establish(
     let identity = target.source.pinned().map_err(tls_error)?;
     let (tls, peer) = identity.connect(tcp, &target.expected).await.map_err(tls_error)?;
     let (standing, worn) = (tls.peer_trust().clone(), tls.rotate_hint());
-    let read = Rc::<Cell<u64>>::default();
-    let growth = WindowGrowth::begin(WindowSizes::HBONE_MAX, budget, read.clone());
+    let received = Rc::<Cell<u64>>::default();
+    let growth = WindowGrowth::begin(WindowSizes::HBONE_MAX, budget, received.clone());
     let (send, h2) = h2::client::Builder::new()
         .initial_window_size(growth.sizes().stream)
         .initial_connection_window_size(growth.sizes().connection)
@@ -265,10 +287,10 @@ pub(super) async fn establish(
         .max_send_buffer_size(CLIENT_SEND_BUFFER)
         .data_frame_budget(DATA_FRAME_BUDGET)
         .enable_push(false)
-        .handshake(Counted { io: tls, read })
+        .handshake(Counted { io: tls, read: received.clone() })
         .await
         .map_err(|e| of_h2(address, "", &e))?;
-    Ok(NewConnection { send, h2, growth, proof: identity.proof().clone(), peer, standing, worn })
+    Ok(NewConnection { send, h2, growth, received, proof: identity.proof().clone(), peer, standing, worn })
 }
 
 impl NewConnection {
@@ -279,7 +301,7 @@ impl NewConnection {
         place: u32,
         config: &PoolConfig,
     ) -> (Rc<PooledConnection>, impl Future<Output = HboneCloseReason> + use<>) {
-        let Self { send, h2, growth, proof, peer, standing, worn } = self;
+        let Self { send, h2, growth, received, proof, peer, standing, worn } = self;
         let connection = Rc::new(PooledConnection {
             serial,
             place,
@@ -292,6 +314,8 @@ impl NewConnection {
             sender: RefCell::new(Some(send)),
             streams: Cell::new(0),
             quiet_since: Cell::new(Instant::now()),
+            received,
+            ping_requested: Notify::new(),
             retired: Cell::new(None),
             retiring: Notify::new(),
             on_goaway: RefCell::default(),
@@ -318,12 +342,12 @@ async fn drive(
     (ping, idle): ((Duration, Duration), Duration),
 ) -> HboneCloseReason {
     let h2_end = |r: Result<(), h2::Error>| if r.is_ok() { HboneCloseReason::Closed } else { HboneCloseReason::Error };
-    let dead = keep_alive(h2.ping_pong(), ping);
-    let (watched, expired) = (connection.clone(), standing.expired());
+    let pings = h2.ping_pong();
+    let (pinged, watched, expired) = (connection.clone(), connection.clone(), standing.expired());
     // The events are collected, so that a poll that brings only frames polls none of them.
     let mut events: FuturesUnordered<LocalBoxFuture<'_, ConnectionEvent>> = [
         async move {
-            dead.await;
+            keep_alive(pings, ping, &pinged.ping_requested).await;
             ConnectionEvent::Mute
         }
         .boxed_local(),

@@ -65,6 +65,27 @@ fn a_peer_that_allows_no_stream_is_given_up() {
     });
 }
 
+/// The peer answers PINGs, but not the CONNECT: it has longer than a dead one. Then it answers nothing, as it would after the machine's death.
+#[test]
+fn a_limit_for_dead_peers_ends_no_attempt_at_a_peer_that_answers_pings() {
+    run(async {
+        let limit = ms(100) * canal_timing::slack();
+        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), move |incoming: IncomingConnect| async move {
+            tokio::time::sleep(limit * 5 / 2).await;
+            hold(incoming).await;
+        })
+        .await;
+        let opened = rig.pool.open_unless_dead(&rig.target, &authority(), HeaderMap::new(), limit).await;
+        assert!(opened.is_ok(), "{opened:?}");
+        assert_eq!(rig.metric("canal_hbone_handshakes_total"), 1);
+
+        let mute = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let rig = HboneFixture::towards(mute.local_addr().unwrap(), PoolConfig::default());
+        let opened = rig.pool.open_unless_dead(&rig.target, &authority(), HeaderMap::new(), limit).await;
+        assert!(matches!(opened, Err(HboneError::Timeout { limit: after, .. }) if after == limit), "{opened:?}");
+    });
+}
+
 #[test]
 fn a_failed_handshake_fails_the_whole_crowd_and_leaves_nothing() {
     run(async {

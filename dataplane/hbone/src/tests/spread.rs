@@ -19,7 +19,7 @@ use crate::{ConnectResult, HboneError, IncomingConnect, OpenTunnel, PoolConfig, 
 
 impl HboneFixture {
     async fn open_spread(&self) -> Result<OpenTunnel, HboneError> {
-        self.pool.open_spread(&self.target, None, &authority(), HeaderMap::new()).await
+        self.pool.open_spread(&self.target, None, &authority(), HeaderMap::new(), None).await
     }
 }
 
@@ -175,7 +175,7 @@ fn each_connection_leads_to_the_bucket_of_its_place_and_its_successor_to_the_sam
         let (seen, trigger) = steered(&rig, listener).await;
         let steering = Steering { source: "127.0.0.1".parse().unwrap(), service: ServiceId::new(7).unwrap() };
         let open = || async {
-            let opened = rig.pool.open_spread(&rig.target, Some(steering), &authority(), HeaderMap::new()).await;
+            let opened = rig.pool.open_spread(&rig.target, Some(steering), &authority(), HeaderMap::new(), None).await;
             opened.unwrap_or_else(|e| panic!("{e}"))
         };
         let mut opened = Vec::new();
