@@ -11,8 +11,6 @@ pub(crate) const E2E_SUITE: &str = "e2e";
 pub(crate) const WAITS: usize = 1;
 /// For every other one, also for those of which nothing is known.
 pub(crate) const WORKS: usize = 2;
-/// For one that observes what the mesh does within its own timeouts, the shortest of which is 0.6 s: beside it runs one that mostly waits.
-pub(crate) const OBSERVES: usize = 4;
 /// Parts of a machine: two for each core and one more, and not fewer than these. With six on two cores, the worlds' programs stood still for
 /// longer than the attempt timeouts of the mesh.
 const PARTS_MIN: usize = 5;
@@ -20,9 +18,6 @@ const PARTS_PER_CORE: usize = 2;
 
 /// Programs that mostly wait.
 const WAITING: [&str; 5] = ["canal-e2e adversary", "canal-e2e attacks", "canal-e2e external_ca", "canal-e2e failure", "canal-e2e identity"];
-
-/// Programs whose clients see it when an attempt of the mesh takes longer than its timeout.
-const OBSERVING: [&str; 1] = ["canal-e2e cases"];
 
 /// Packages whose programs are pure: they measure no time and open no socket, so they give the same answer in every run.
 const PURE: [&str; 8] = [
@@ -94,7 +89,6 @@ impl Job {
     pub(crate) fn parts(&self) -> usize {
         match self.name.as_str() {
             name if self.computes() || WAITING.contains(&name) => WAITS,
-            name if OBSERVING.contains(&name) => OBSERVES,
             _ => WORKS,
         }
     }
@@ -174,7 +168,7 @@ mod tests {
             (E2E_SUITE, "canal-e2e new", WORKS),
             ("unit", "new", WORKS),
             (E2E_SUITE, "canal-e2e failure", WAITS),
-            (E2E_SUITE, "canal-e2e cases", OBSERVES),
+            (E2E_SUITE, "canal-e2e cases", WORKS),
             ("unit", "canal-model", WAITS),
             ("unit", "canal-planner sessions", WAITS),
         ] {
