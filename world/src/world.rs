@@ -129,8 +129,12 @@ impl World {
 
     /// Handles a name that a running world already has: opens that world, replaces it, or refuses.
     fn up_again(topology: &Topology, options: &WorldOptions, paths: &WorldPaths) -> Result<Self> {
-        let world = Self::open(&topology.name)?;
-        let record = WorldRecord::read(paths)?;
+        let (world, record) = match Self::open(&topology.name).and_then(|world| Ok((world, WorldRecord::read(paths)?))) {
+            Ok(opened) => opened,
+            // It has ended in the meantime, so the name is free.
+            Err(_) if !garbage_collect::is_held(paths) => return Self::up(topology, options),
+            Err(error) => return Err(error),
+        };
         let (same, owner) = (record.fingerprint == topology.fingerprint(), record.owner);
         if same && owner.is_none() && !options.ephemeral {
             return Ok(world);

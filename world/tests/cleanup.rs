@@ -11,7 +11,7 @@ use crate::scene::{
     SMOKE, SOON, becomes, file, keep_leftovers, kill_9, name, options, program, remains, supervisor_of, topology, vanishes, world,
 };
 use canal_timing::deadline;
-use canal_world::World;
+use canal_world::{World, WorldOptions};
 
 /// Starts a process that owns an ephemeral world. With `wait` it reads the output up to "up".
 fn owner(file: &Path, wait: bool) -> Child {
@@ -43,6 +43,22 @@ fn a_dropped_handle_takes_its_world_along() {
     keep_leftovers();
     let name = name("drop");
     drop(world("drop", SMOKE));
+    assert_eq!(remains(&name), Vec::<String>::new());
+}
+
+/// The supervisor of a world whose owner has died takes the world down while another process brings up one of the same name.
+#[test]
+fn a_name_can_be_had_while_its_last_world_ends() {
+    keep_leftovers();
+    let name = name("again");
+    let (file, topology) = (file(&name), topology(&name, SMOKE));
+    let replacing = WorldOptions { replace: true, ..options(true) };
+    for _ in 0..5 {
+        let mut owner = owner(&file, true);
+        kill_9(owner.id());
+        owner.wait().expect("it ends");
+        World::up(&topology, &replacing).expect("the name can be had").down().expect("down");
+    }
     assert_eq!(remains(&name), Vec::<String>::new());
 }
 

@@ -94,7 +94,7 @@ def serve():
 
 def post(host, port, path, body):
     """The status, 0 where there is no answer; when the request was sent, and when the answer was there."""
-    conn = http.client.HTTPConnection(host, port, timeout=PATIENCE)
+    conn, sent = http.client.HTTPConnection(host, port, timeout=PATIENCE), time.monotonic()
     try:
         conn.connect()
         conn.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -104,7 +104,7 @@ def post(host, port, path, body):
         text = answer.read()
         return answer.status, text, sent, time.monotonic()
     except (OSError, http.client.HTTPException):
-        return 0, b"", time.monotonic(), time.monotonic()
+        return 0, b"", sent, time.monotonic()
     finally:
         conn.close()
 
@@ -129,6 +129,9 @@ def race(host, port, tries):
     before = {n: sent for n, _, sent in results}
     # One connection is idle at a time. The application's own clock shows whether it had closed when the request was sent.
     after = [n for n, _, sent in failed if any(before.get(n - 1, 0) < at < sent for at in known["closes"])]
+    for n, status, sent in failed:
+        near = [f"{(at - sent) * 1000:+.2f}" for at in known["closes"] if abs(at - sent) < 2 * IDLE]
+        print(f"POST {n}: status {status}; the application closed at these ms after it was sent: {' '.join(near)}", file=sys.stderr)
     print(json.dumps({
         "tries": tries, "failed": len(failed), "failed_after_close": len(after), "statuses": sorted({s for _, s, _ in failed}),
         "twice": sum(times > 1 for times in mine.values()), "closes": len([at for at in known["closes"] if at > results[0][2]]),

@@ -97,7 +97,10 @@ impl ExchangeWorld {
     /// Runs the program's client against its own application.
     fn run(&self, is_meshed: bool, words: &[&str]) -> Value {
         let _application = PodServer::start(&self.mesh, &pod(is_meshed, "server"), &["serve"]).expect("the application serves");
-        with_command(words, |argv| self.mesh.run(&pod(is_meshed, "client"), argv)).json()
+        let output = with_command(words, |argv| self.mesh.run(&pod(is_meshed, "client"), argv));
+        // It describes each POST that failed.
+        eprint!("{}", output.stderr);
+        output.json()
     }
 
     fn race_at(&self, is_meshed: bool, host: &str, port: &str, tries: u64) -> RaceCounts {
