@@ -6,5 +6,4 @@ mod limits;
 mod raw;
 mod revoked;
 mod spread;
-mod stalls;
 mod transfer;

@@ -2,13 +2,12 @@
 //!
 //! Connections are neither opened nor driven here: `upstream` does that. Start with [`StreamPermit::take`].
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use canal_hbone::FlowAccount;
 use h2::client::SendRequest;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -27,8 +26,6 @@ pub(crate) struct Http2Upstream {
     /// Number of requests on the connection.
     streams: Cell<usize>,
     used: Cell<Instant>,
-    /// What the streams hold for their readers, once the connection is open.
-    account: OnceCell<Rc<FlowAccount>>,
     /// The endpoint's address to which the connection leads.
     address: SocketAddr,
     /// The client that alone uses the connection; `None` if any client may.
@@ -77,8 +74,7 @@ impl Drop for StreamPermit {
 impl Http2Upstream {
     fn opening(chosen: &SelectedEndpoint, now: Instant) -> Self {
         let state = RefCell::new(Http2UpstreamState::Opening(Rc::default()));
-        let (streams, used, account) = (Cell::new(0), Cell::new(now), OnceCell::new());
-        Self { state, streams, used, account, address: chosen.address, client: chosen.client.clone() }
+        Self { state, streams: Cell::new(0), used: Cell::new(now), address: chosen.address, client: chosen.client.clone() }
     }
 
     /// Returns whether to keep the connection. One that has had no requests for `idle` is closed.
@@ -104,14 +100,8 @@ impl Http2Upstream {
     }
 
     /// Makes the connection accept requests from now on.
-    pub(crate) fn opened(&self, send: SendRequest<Bytes>, account: Rc<FlowAccount>) {
-        let _ = self.account.set(account);
+    pub(crate) fn opened(&self, send: SendRequest<Bytes>) {
         self.turn(Http2UpstreamState::Open(send));
-    }
-
-    /// Returns what the streams of the connection hold for their readers.
-    pub(crate) fn account(&self) -> &Rc<FlowAccount> {
-        self.account.get_or_init(|| FlowAccount::new(None))
     }
 
     /// Makes the connection accept no more requests. Requests that wait for it fail with `fault`.
