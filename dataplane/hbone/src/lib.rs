@@ -36,8 +36,8 @@ pub const KEEPALIVE_INTERVAL: (Duration, Duration) = (Duration::from_secs(10), D
 /// its peer writes pieces of some 50 bytes, which is no attack. This budget fits a stream's largest window of such pieces.
 const DATA_FRAME_BUDGET: usize = 20 * canal_wire::hbone::STREAM_WINDOW_MAX as usize;
 
-/// Sends a PING at each interval, and whenever `requested` is notified. Resolves when an answer is late, and stays pending once the connection
-/// is gone.
+/// Sends a PING at each interval, and whenever `requested` is notified. Resolves when an answer is late, and stays pending once the
+/// connection is gone.
 async fn keep_alive(pings: Option<h2::PingPong>, (interval, limit): (Duration, Duration), requested: &Notify) {
     let Some(mut pings) = pings else { return std::future::pending().await };
     loop {

@@ -261,9 +261,9 @@ impl HbonePool {
         self.open_shared(target, Sharing::Packed, authority, headers, None).await
     }
 
-    /// Opens a tunnel like [`HbonePool::open`], and gives up after `limit` if the peer is dead: if no connection to it is established by then, or
-    /// if it leaves a PING unanswered. A peer that is alive has the whole [`PoolConfig::answer_timeout`]. It may be dialling the application,
-    /// and an attempt elsewhere would reach the application a second time.
+    /// Opens a tunnel like [`HbonePool::open`], and gives up after `limit` if the peer is dead: if no connection to it is established by
+    /// then, or if it leaves a PING unanswered. A peer that is alive has the whole [`PoolConfig::answer_timeout`]. It may be dialing the
+    /// application, and an attempt elsewhere would reach the application a second time.
     ///
     /// # Errors
     /// The errors are those of [`HbonePool::open`].
@@ -322,7 +322,7 @@ impl HbonePool {
                 Sharing::Spread(_) if tries_left == 1 => known,
                 Sharing::Spread(_) => 0,
             };
-            match self.ask(target, taken, request.clone(), &authority, (reused, limit)).await {
+            match self.ask(target, taken, request.clone(), reused, limit).await {
                 Err((_, again))
                     if tries_left > 0 && (again == ReconnectDecision::Closing || (again == ReconnectDecision::Dead && reused)) =>
                 {
@@ -334,23 +334,25 @@ impl HbonePool {
         Err(HboneError::Http2 { address: target.address, why: format!("{OPENS_MAX} connections in a row were closing") })
     }
 
-    /// Sends the CONNECT and waits for the response: no longer than `dead_limit` if the peer is dead. The error says whether another connection
-    /// may be tried.
+    /// Sends the CONNECT and waits for the response: no longer than `dead_limit` if the peer is dead. The error says whether another
+    /// connection may be tried.
     async fn ask(
         &self,
         target: &TunnelTarget,
         taken: StreamLease,
         request: Request<()>,
-        authority: &str,
-        (reused, dead_limit): (bool, Option<Duration>),
+        reused: bool,
+        dead_limit: Option<Duration>,
     ) -> Result<OpenTunnel, (HboneError, ReconnectDecision)> {
         let (address, limit) = (target.address, self.inner.config.answer_timeout);
+        // A CONNECT's URI is its authority (RFC 9113 §8.5). It becomes text only for an error.
+        let authority = request.uri().clone();
         let failed = |taken: &StreamLease, e: h2::Error| {
             let again = decide_again(&e);
             if again != ReconnectDecision::No {
                 taken.connection().retire(HboneCloseReason::Closed);
             }
-            (of_h2(address, authority, &e), again)
+            (of_h2(address, &authority.to_string(), &e), again)
         };
         let Some(send) = taken.connection().sender() else {
             // A connection that is closing has taken no request, so another one may be tried.
@@ -381,12 +383,12 @@ impl HbonePool {
                 up
             }
             Ok(Err(e)) => return Err(failed(&taken, e)),
-            Err(limit) => return Err((timed_out(target, authority, limit), ReconnectDecision::No)),
+            Err(limit) => return Err((timed_out(target, &authority.to_string(), limit), ReconnectDecision::No)),
         };
         let (head, recv) = response.into_parts();
         if head.status != StatusCode::OK {
             let status = head.status.as_u16();
-            return Err((HboneError::Refused { address, authority: authority.into(), status }, ReconnectDecision::No));
+            return Err((HboneError::Refused { address, authority: authority.to_string(), status }, ReconnectDecision::No));
         }
         let peer = taken.connection().peer.clone();
         Ok(OpenTunnel { stream: HboneStream::new(send, recv, Some(taken)), headers: head.headers, peer, reused })

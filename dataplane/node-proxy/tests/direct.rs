@@ -142,7 +142,7 @@ fn peer_of_another_identity_is_not_believed() {
     assert_eq!(failures(&fixture, "unreachable"), 1.0);
 }
 
-/// The pod's node is alive and waits for the application, so no other attempt is made, which the application would see as a second connection.
+/// The pod's node is alive and waits for the application, which would see another attempt as a second connection.
 #[test]
 fn pod_whose_node_answers_pings_has_time_for_its_response() {
     let fixture = NodeFixture::new(&with(&PODS));

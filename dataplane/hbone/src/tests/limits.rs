@@ -65,7 +65,7 @@ fn a_peer_that_allows_no_stream_is_given_up() {
     });
 }
 
-/// The peer answers PINGs, but not the CONNECT: it has longer than a dead one. Then it answers nothing, as it would after the machine's death.
+/// A peer that answers PINGs has longer for its response than one that accepts only TCP, and than one that stops with the connection up.
 #[test]
 fn a_limit_for_dead_peers_ends_no_attempt_at_a_peer_that_answers_pings() {
     run(async {
@@ -79,10 +79,18 @@ fn a_limit_for_dead_peers_ends_no_attempt_at_a_peer_that_answers_pings() {
         assert!(opened.is_ok(), "{opened:?}");
         assert_eq!(rig.metric("canal_hbone_handshakes_total"), 1);
 
-        let mute = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let rig = HboneFixture::towards(mute.local_addr().unwrap(), PoolConfig::default());
-        let opened = rig.pool.open_unless_dead(&rig.target, &authority(), HeaderMap::new(), limit).await;
-        assert!(matches!(opened, Err(HboneError::Timeout { limit: after, .. }) if after == limit), "{opened:?}");
+        for is_established in [false, true] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let rig = HboneFixture::towards(listener.local_addr().unwrap(), PoolConfig::default());
+            // A listener that nobody accepts from still completes TCP's handshake.
+            let mut listener = Some(listener);
+            if is_established {
+                tokio::task::spawn_local(stopping_peer(&rig, listener.take().unwrap(), false));
+            }
+            let opened = rig.pool.open_unless_dead(&rig.target, &authority(), HeaderMap::new(), limit).await;
+            assert!(matches!(opened, Err(HboneError::Timeout { limit: after, .. }) if after == limit), "{opened:?}");
+            assert_eq!(rig.pool.size().0, usize::from(is_established));
+        }
     });
 }
 
@@ -269,22 +277,26 @@ fn a_pooled_connection_that_died_is_replaced_once_for_everyone() {
     });
 }
 
+/// Accepts a connection, responds to its CONNECT or not, and sends nothing after 50 ms, as if it were stopped.
+fn stopping_peer(rig: &HboneFixture, listener: TcpListener, responds: bool) -> impl Future<Output = ()> + use<> {
+    let server = ServerIdentity::new("alpha".parse().unwrap(), rig.ca.credential(&identity(BOB)));
+    async move {
+        let (io, _) = server.accept(listener.accept().await.unwrap().0).await.unwrap();
+        let mut h2 = h2::server::handshake(io).await.unwrap();
+        let (_, mut respond) = h2.accept().await.unwrap().unwrap();
+        let _stream = responds.then(|| respond.send_response(http::Response::new(()), false).unwrap());
+        let _ = tokio::time::timeout(ms(50), h2.accept()).await;
+        std::future::pending::<()>().await;
+    }
+}
+
 #[test]
 fn a_mute_peer_is_found_by_ping_on_the_client() {
     run(async {
         let config = PoolConfig { ping: (ms(50) * canal_timing::slack(), ms(150) * canal_timing::slack()), ..PoolConfig::default() };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let rig = HboneFixture::towards(listener.local_addr().unwrap(), config);
-        let server = ServerIdentity::new("alpha".parse().unwrap(), rig.ca.credential(&identity(BOB)));
-        tokio::task::spawn_local(async move {
-            let (io, _) = server.accept(listener.accept().await.unwrap().0).await.unwrap();
-            let mut h2 = h2::server::handshake(io).await.unwrap();
-            let (_, mut respond) = h2.accept().await.unwrap().unwrap();
-            let _stream = respond.send_response(http::Response::new(()), false).unwrap();
-            // The peer sends frames for 50 ms and then nothing, as if it were stopped.
-            let _ = tokio::time::timeout(ms(50), h2.accept()).await;
-            std::future::pending::<()>().await;
-        });
+        tokio::task::spawn_local(stopping_peer(&rig, listener, true));
         let mut s = rig.open().await.unwrap().stream;
         assert_eq!(s.read_u8().await.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
         until("it leaves the pool", || rig.pool.size().0 == 0).await;
