@@ -48,7 +48,7 @@ fn a_dropped_handle_takes_its_world_along() {
 
 /// The supervisor of a world whose owner has died takes the world down while another process brings up one of the same name.
 #[test]
-fn a_name_can_be_had_while_its_last_world_ends() {
+fn a_world_comes_up_while_the_last_one_of_its_name_ends() {
     keep_leftovers();
     let name = name("again");
     let (file, topology) = (file(&name), topology(&name, SMOKE));
@@ -57,7 +57,7 @@ fn a_name_can_be_had_while_its_last_world_ends() {
         let mut owner = owner(&file, true);
         kill_9(owner.id());
         owner.wait().expect("it ends");
-        World::up(&topology, &replacing).expect("the name can be had").down().expect("down");
+        World::up(&topology, &replacing).expect("the name is free").down().expect("down");
     }
     assert_eq!(remains(&name), Vec::<String>::new());
 }

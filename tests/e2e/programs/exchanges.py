@@ -94,7 +94,8 @@ def serve():
 
 def post(host, port, path, body):
     """The status, 0 where there is no answer; when the request was sent, and when the answer was there."""
-    conn, sent = http.client.HTTPConnection(host, port, timeout=PATIENCE), time.monotonic()
+    conn = http.client.HTTPConnection(host, port, timeout=PATIENCE)
+    sent = time.monotonic()
     try:
         conn.connect()
         conn.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
