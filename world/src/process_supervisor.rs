@@ -210,6 +210,15 @@ impl ProcessSupervisor {
         });
     }
 
+    /// Shows that no process runs, in whatever phase the host is. A command that starts the host is confirmed afterwards, so that nobody takes the last
+    /// process for the next one.
+    fn show_ended(&self) {
+        self.statuses.update(&self.environment.name, |pulse| {
+            pulse.pid = None;
+            pulse.ready = false;
+        });
+    }
+
     /// Waits for a command, the end of the process, or the timeout.
     fn wait(&mut self, pidfd: Option<&OwnedFd>, timeout: Option<Duration>) -> WaitEnd {
         if let Ok((order, done)) = self.queue.try_recv() {
@@ -245,6 +254,7 @@ impl ProcessSupervisor {
                     if matches!(next, SupervisorStep::Rest) {
                         self.show(ProcessPhase::Stopped);
                     }
+                    self.show_ended();
                     let _ = done.send(());
                     return next;
                 }
@@ -381,6 +391,7 @@ impl ProcessSupervisor {
         match order {
             ProcessCommand::Start | ProcessCommand::Restart => {
                 self.statuses.update(&self.environment.name, |pulse| pulse.restarts += 1);
+                self.show_ended();
                 SupervisorStep::Start
             }
             ProcessCommand::Stop | ProcessCommand::Fall => {
