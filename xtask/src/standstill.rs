@@ -1,5 +1,6 @@
 //! Watches the machine while a timed test runs: the longest stall of a core, and the time that the host took away. It knows no test.
 
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -9,8 +10,9 @@ use rustix::thread::CpuSet;
 
 /// Interval between two reads of the clock.
 const TICK: Duration = Duration::from_millis(10);
-/// Nice value that runs first.
-const FIRST: i32 = -20;
+/// The lowest real-time priority. It runs before every process of a test, in whatever session or cgroup that process is. A nice value does not: it
+/// orders the tasks of one session or cgroup only (sched(7), autogroups), so a test that uses both cores looked like a core that stood still.
+const REAL_TIME: &str = "1";
 /// A try during which a core stood still so long, or the host took away more than this share, says nothing.
 const STALL_MAX: Duration = Duration::from_millis(100);
 const STEAL_PERCENT_MAX: f64 = 2.0;
@@ -63,7 +65,7 @@ fn watch_core(core: usize, is_over: &AtomicBool) -> Duration {
     let mut cores = CpuSet::new();
     cores.set(core);
     rustix::thread::sched_setaffinity(None, &cores).expect("the core is one of those that are allowed");
-    rustix::process::setpriority_process(None, FIRST).expect("the thread may go first");
+    take_real_time_priority().expect("root may run a thread at a real-time priority");
     let mut longest = Duration::ZERO;
     while !is_over.load(Ordering::Relaxed) {
         let looked = Instant::now();
@@ -71,6 +73,14 @@ fn watch_core(core: usize, is_over: &AtomicBool) -> Duration {
         longest = longest.max(looked.elapsed().saturating_sub(TICK));
     }
     longest
+}
+
+/// Gives this thread the priority [`REAL_TIME`] of the policy SCHED_FIFO.
+fn take_real_time_priority() -> anyhow::Result<()> {
+    let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
+    let status = Command::new("chrt").args(["--fifo", "--pid", REAL_TIME, &thread]).status()?;
+    anyhow::ensure!(status.success(), "chrt {status}");
+    Ok(())
 }
 
 /// Ticks that the host took away, and all ticks.
@@ -108,6 +118,18 @@ mod tests {
         assert_eq!((read_processor_time(before), read_processor_time(after)), ((10, 100), (20, 200)));
         assert!((steal_percent((10, 100), (20, 200)) - 10.0).abs() < 0.01);
         assert!(steal_percent((10, 100), (10, 100)).abs() < 0.01);
+    }
+
+    #[test]
+    fn a_watch_runs_before_every_other_process() {
+        let policy = std::thread::spawn(|| {
+            take_real_time_priority().unwrap();
+            let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+            // proc_pid_stat(5): the fields 40 and 41 are rt_priority and policy; the name's bracket ends field 2.
+            let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().map(str::to_owned).collect();
+            fields[37..39].to_vec()
+        });
+        assert_eq!(policy.join().unwrap(), [REAL_TIME, "1"], "SCHED_FIFO is policy 1");
     }
 
     #[test]
