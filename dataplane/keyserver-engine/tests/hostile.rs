@@ -163,8 +163,10 @@ async fn expired_operations_are_dropped() {
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
     let rsa = fixture.channel(RSA_NODE).await;
+    // A request that waits behind no other is signed. Of the others, a slow machine may sign none within 80 ms.
+    assert!(matches!(start_call(&rsa, sign(SLOW, 0x0804, 0)).next().await, ServerReply::Signature(_)));
     let mut calls: Vec<_> = (0..1500).map(|_| start_call(&rsa, sign(SLOW, 0x0804, 80))).collect();
-    let (mut signed, mut late) = (0, 0);
+    let (mut signed, mut late) = (1, 0);
     for call in &mut calls {
         match call.next().await {
             ServerReply::Signature(_) => signed += 1,
@@ -172,7 +174,7 @@ async fn expired_operations_are_dropped() {
             other => panic!("{other:?}"),
         }
     }
-    assert!(signed > 0 && late > 0, "{signed} signed, {late} late");
+    assert!(late > 0, "{signed} signed, {late} late");
     assert_eq!(fixture.value("canal_key_operations_total{kind=\"sign\",algorithm=\"rsa\",tenant=\"rsa\"}"), f64::from(signed));
     assert_eq!(fixture.value("canal_key_refusals_total{name=\"deadline\",tenant=\"rsa\"}"), f64::from(late));
     // Abandoned requests are not worked on either: each Abandon follows its request directly, and signing takes far longer than reading.
