@@ -484,9 +484,15 @@ fn pods_may_be_dialled_by_their_own_address_inside_the_tenant_only() {
 
 #[test]
 fn unknown_protocols_are_detected_by_first_bytes_or_silence() {
-    local(|| async {
+    // Where the client sends first, the gateway waits for its bytes however slow the machine is.
+    let detecting = |sniff| EngineSetup {
+        protocol: AppProtocol::Detect,
+        times: GatewayTimeouts { sniff, ..GatewayTimeouts::default() },
+        ..EngineSetup::default()
+    };
+    local(move || async move {
         let http = OriginServer::named("http").await;
-        let mesh = LoopbackMesh::new(EngineSetup { protocol: AppProtocol::Detect, ..EngineSetup::default() });
+        let mesh = LoopbackMesh::new(detecting(Duration::from_secs(60)));
         let _node = mesh.pod(10, "web-0", &http).await;
         let mut client = mesh.client("10.96.0.1:80").await;
         client.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
@@ -498,7 +504,7 @@ fn unknown_protocols_are_detected_by_first_bytes_or_silence() {
             peer.write(b"+PONG\r\n").await;
         })
         .await;
-        let mesh = LoopbackMesh::new(EngineSetup { protocol: AppProtocol::Detect, ..EngineSetup::default() });
+        let mesh = LoopbackMesh::new(detecting(Duration::from_secs(60)));
         let _node = mesh.pod(10, "web-0", &redis).await;
         let mut client = mesh.client("10.96.0.1:80").await;
         client.send(b"*1\r\n$4\r\nPING\r\n").await;
@@ -510,7 +516,7 @@ fn unknown_protocols_are_detected_by_first_bytes_or_silence() {
             peer.write(format!("{line}!\r\n").as_bytes()).await;
         })
         .await;
-        let mesh = LoopbackMesh::new(EngineSetup { protocol: AppProtocol::Detect, ..EngineSetup::default() });
+        let mesh = LoopbackMesh::new(detecting(GatewayTimeouts::default().sniff));
         let _node = mesh.pod(10, "web-0", &mysql).await;
         let mut client = mesh.client("10.96.0.1:80").await;
         assert_eq!(client.line().await, "greeting");
