@@ -284,6 +284,8 @@ fn a_change_of_policy_ends_open_connections() {
     let before = closed();
     let others = "  action: DENY\n  rules:\n  - from: [{source: {principals: [alpha.example/ns/default/sa/intruder]}}]\n";
     mesh().apply("alpha", &(policy("live", "echo-live", "", others) + &policy("ws", "ws", "", others)));
+    // Each hop counts the connections that it closes, so the counters alone do not say that all are closed.
+    until(deadline(SOON), "those who still may are left", || open_at("alpha/default/echo-live-0", 7000) <= SESSIONS);
     until(deadline(SOON), "connections have been closed", || closed() >= before + SESSIONS as u64);
     let ended = mesh().stop("sessions of who no longer may", ended).json();
     let kept = mesh().stop("sessions of who still may", kept).json();
