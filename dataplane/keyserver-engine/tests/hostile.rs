@@ -163,8 +163,8 @@ async fn expired_operations_are_dropped() {
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
     let rsa = fixture.channel(RSA_NODE).await;
-    // A request that waits behind no other is signed. Of the others, a slow machine may sign none within 80 ms.
-    assert!(matches!(start_call(&rsa, sign(SLOW, 0x0804, 0)).next().await, ServerReply::Signature(_)));
+    // A request that waits behind no other is signed before its deadline. Of the others, a slow machine may sign none within 80 ms.
+    assert!(matches!(start_call(&rsa, sign(SLOW, 0x0804, 5_000)).next().await, ServerReply::Signature(_)));
     let mut calls: Vec<_> = (0..1500).map(|_| start_call(&rsa, sign(SLOW, 0x0804, 80))).collect();
     let (mut signed, mut late) = (1, 0);
     for call in &mut calls {
