@@ -210,9 +210,9 @@ impl ProcessSupervisor {
         });
     }
 
-    /// Shows that no process runs, in whatever phase the host is. A command that starts the host is confirmed afterwards, so that nobody takes the last
-    /// process for the next one.
-    fn show_ended(&self) {
+    /// Clears the process ID and the readiness of the last process. A start is confirmed only afterwards: who waits for readiness next must not
+    /// see that of the last process.
+    fn clear_process(&self) {
         self.statuses.update(&self.environment.name, |pulse| {
             pulse.pid = None;
             pulse.ready = false;
@@ -253,8 +253,10 @@ impl ProcessSupervisor {
                     let next = idle_order(order);
                     if matches!(next, SupervisorStep::Rest) {
                         self.show(ProcessPhase::Stopped);
+                    } else {
+                        // A process that ended well counts as ready.
+                        self.clear_process();
                     }
-                    self.show_ended();
                     let _ = done.send(());
                     return next;
                 }
@@ -391,7 +393,7 @@ impl ProcessSupervisor {
         match order {
             ProcessCommand::Start | ProcessCommand::Restart => {
                 self.statuses.update(&self.environment.name, |pulse| pulse.restarts += 1);
-                self.show_ended();
+                self.clear_process();
                 SupervisorStep::Start
             }
             ProcessCommand::Stop | ProcessCommand::Fall => {
