@@ -183,7 +183,7 @@ row("early_200_keeps_reading", [req("POST /p HTTP/1.1", "Content-Length: 40000",
     ans("HTTP/1.1 200 OK", "Content-Length: 6", body=b"stored"), before_body=True)
 row("early_200_chunked", [req("POST /p HTTP/1.1", TE, body=chunked(b"a")[:-5]), 0.3, chunked(b"b")], [ans("HTTP/1.1 200 OK", TE, body=b"1\r\nx\r\n"), 0.6, b"1\r\ny\r\n0\r\n\r\n"],
     before_body=True)
-row("early_403_keeps_reading", [req("POST /p HTTP/1.1", "Content-Length: 20000", body=b"a" * 10_000), 0.3, b"b" * 10_000],
+row("early_403_keeps_reading", [req("POST /p HTTP/1.1", "Content-Length: 20000", body=b"a" * 10_000), "ANSWER", b"b" * 10_000],
     ans("HTTP/1.1 403 Forbidden", "Content-Length: 2", body=b"no"), before_body=True)
 
 # --- several on one connection

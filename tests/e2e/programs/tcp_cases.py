@@ -15,6 +15,7 @@ BASES = (7100, 7200)
 SOON = 0.6              # "at once" on a loaded machine
 RESET_WITHIN = 5        # s: a host's reset of a connection that it does not know arrives
 BIG = 20_000_000
+LEFT_OUT = "left out"
 HEAVY = ("twenty_megabytes_both_ways", "two_hundred_at_once")
 CASES = []              # (name, server, client, repetitions)
 
@@ -39,6 +40,14 @@ def s_echo(end):
             break
     end.fin()
     end.close()
+
+
+def s_echo_without_resets(end):
+    """Echoes; a connection that is reset before its first byte is left out. Beside one that is served, it is the dial of a node that gave up
+    another one as dead while the machine had no time for it (docs/compatibility.md)."""
+    s_echo(end)
+    if end.log[:1] == ["end ECONNRESET"]:
+        end.log[:] = [LEFT_OUT]
 
 
 def s_drain(end):
@@ -158,7 +167,7 @@ def s_late_banner(end):
 def s_shut_rd(end):
     end.sock.shutdown(socket.SHUT_RD)
     end.send(b"hello")
-    time.sleep(0.5)
+    end.wait_for(1)         # unread, so the close is a reset; a byte that comes after the close finds a FIN
     end.close()
 
 
@@ -266,6 +275,10 @@ class Dialer:
         sock.connect((address or self.target, port or self.port))
         return End(sock, self.log)
 
+    def wait_for_server(self):
+        """Waits until the server has accepted the case's connection: a mesh may accept before it has dialed the server."""
+        ask_server(self.arguments["control"], f"accepted {self.base} {CASES[self.port - self.base][0]}")
+
     def say_time(self, took):
         self.times.append("at once" if took < SOON else "within 2 s" if took < 2 else "later")
 
@@ -351,7 +364,7 @@ def _c_write_to_closed_server(d):
 
 @case(s_read)
 def _c_rst_by_client_idle(d):
-    e = d.connect(); time.sleep(0.3); e.rst()
+    e = d.connect(); d.wait_for_server(); e.rst()
 
 
 @case(s_rst)
@@ -584,7 +597,7 @@ def _c_bind_to_device(d):
     s = d.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0\0"); e = d.connect(s); e.send(b"hello"); e.fin(); e.read_all()
 
 
-@case(s_echo)
+@case(s_echo_without_resets)
 def _c_two_hundred_at_once(d):
     results, lock = [], threading.Lock()
     def one(i):
@@ -711,32 +724,46 @@ def serve(names):
                 s.bind((any_address, base + index))
                 s.listen(512)
                 threading.Thread(target=attend, args=(base, name, server, s), daemon=True).start()
-    def report(conn):
-        # All connections of this round have ended or timed out.
-        base, until = int(conn.recv(16)), time.monotonic() + LIMITS["patience"]
+    def wait(holds):
+        until = time.monotonic() + LIMITS["patience"]
         while time.monotonic() < until:
             with lock:
-                if all(log and log[-1] == "done" for logs in seen[base].values() for log in logs):
+                if holds():
                     break
             time.sleep(0.05)
-        with lock:
-            taken, seen[base] = json.dumps(seen[base]), {}
-        conn.sendall(taken.encode())
+
+    def control(conn):
+        """`accepted BASE CASE`: waits until the case's server has a connection. `take BASE`: all that the servers observed, once they are
+        done or timed out."""
+        what, base, *name = conn.recv(256).decode().split()
+        base, answer = int(base), "ok"
+        if what == "accepted":
+            wait(lambda: seen[base].get(name[0]))
+        else:
+            wait(lambda: all(log and log[-1] == "done" for logs in seen[base].values() for log in logs))
+            with lock:
+                answer, seen[base] = json.dumps(seen[base]), {}
+        conn.sendall(answer.encode())
         conn.close()
 
-    control = socket.create_server(("0.0.0.0", CONTROL_PORT))
+    questions = socket.create_server(("0.0.0.0", CONTROL_PORT))
     print("serving", flush=True)
     while True:
-        threading.Thread(target=report, args=(control.accept()[0],), daemon=True).start()
+        threading.Thread(target=control, args=(questions.accept()[0],), daemon=True).start()
 
 
-def take(server, base):
-    with socket.create_connection((server, CONTROL_PORT), timeout=LIMITS["patience"] + 15) as s:
-        s.sendall(b"%d\n" % base)
+def ask_server(address, words):
+    """Asks the server of all cases, beside their connections."""
+    with socket.create_connection((address, CONTROL_PORT), timeout=LIMITS["patience"] + 15) as s:
+        s.sendall(words.encode() + b"\n")
         data = b""
         while got := s.recv(65536):
             data += got
-    return json.loads(data)
+    return data
+
+
+def take(server, base):
+    return json.loads(ask_server(server, f"take {base}"))
 
 
 def summary(logs):
@@ -774,7 +801,7 @@ def run(arguments):
     at_server = take(arguments["control"], arguments["base"])
     result = {}
     for name, _, _, _ in CASES:
-        served = at_server.get(name, [])
+        served = [log for log in at_server.get(name, []) if LEFT_OUT not in log]
         # The 200 connections differ in nothing, and the echo case is also another case's second server.
         result[name] = "client: " + summary(logs[name]) + " / server: " + summary(served)
         if arguments["timed"] and times.get(name):
