@@ -1,11 +1,12 @@
 //! Every protocol through two node proxies and the cloud tier, IPv4 and IPv6, by two tenants with the same addresses and names at the same
 //! time: real clients, real servers, every byte checked.
 
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use canal_e2e::{ClientOutcome, Mesh, root};
-use canal_timing::{deadline, is_timed};
+use canal_timing::{deadline, is_timed, slack};
 
 /// Tenants with the same pods.
 const TENANTS: [&str; 2] = ["alpha", "beta"];
@@ -157,8 +158,8 @@ fn web_sockets_echo_and_close() {
 /// kosoku's cases (Autobahn's set) through the mesh. A case may end as it ends without the mesh, and no worse.
 #[test]
 fn web_socket_conformance_is_the_servers_own() {
-    let direct = kosoku("alpha/default/ws-0", "127.0.0.1:8081");
-    let meshed = kosoku(CLIENT, "10.101.0.30:8081");
+    let direct = kosoku_verdicts("alpha/default/ws-0", "127.0.0.1:8081");
+    let meshed = kosoku_verdicts(CLIENT, "10.101.0.30:8081");
     assert!(meshed.len() > 200, "only {} cases were run", meshed.len());
     assert_eq!(direct.len(), meshed.len());
     for (case, verdict) in &direct {
@@ -169,23 +170,26 @@ fn web_socket_conformance_is_the_servers_own() {
     }
 }
 
-fn kosoku(host: &str, address: &str) -> std::collections::BTreeMap<String, String> {
+/// Returns kosoku's verdicts of all cases. kosoku gives each echo a time that no option sets, so in the gate a case that failed is run again.
+fn kosoku_verdicts(host: &str, address: &str) -> BTreeMap<String, String> {
+    let mut verdicts = kosoku(host, address, &["-x", "9.*", "-x", "12.*", "-x", "13.*"]);
+    for _ in 1..slack() {
+        let failed: Vec<String> = verdicts.iter().filter(|(_, verdict)| *verdict == "FAILED").map(|(case, _)| case.clone()).collect();
+        if failed.is_empty() {
+            break;
+        }
+        let selection: Vec<&str> = failed.iter().flat_map(|case| ["-i", case]).collect();
+        verdicts.extend(kosoku(host, address, &selection));
+    }
+    verdicts
+}
+
+/// Runs the cases that `selection` names, and returns kosoku's verdict of each.
+fn kosoku(host: &str, address: &str, selection: &[&str]) -> BTreeMap<String, String> {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let program = root().join(".tools/python/bin/kosoku");
-    let argv = [
-        program.to_str().unwrap(),
-        "-m",
-        "fuzzingclient",
-        "-x",
-        "9.*",
-        "-x",
-        "12.*",
-        "-x",
-        "13.*",
-        "-o",
-        dir.path().to_str().unwrap(),
-        address,
-    ];
+    let (program, reports) = (program.to_str().expect("a UTF-8 path"), dir.path().to_str().expect("a UTF-8 path"));
+    let argv = [&[program, "-m", "fuzzingclient"], selection, &["-o", reports, address]].concat();
     let output = mesh().run(host, &argv);
     let report = std::fs::read_to_string(dir.path().join("index.json")).unwrap_or_else(|e| panic!("{e}: {output:?}"));
     let report: serde_json::Value = serde_json::from_str(&report).expect("kosoku's report is JSON");
