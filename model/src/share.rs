@@ -143,9 +143,11 @@ share_kinds! {
         GatewayRequests, "gatewayRequests", "gateway_requests", "requests", Share::Percent(40),
             "Requests and tunnels in flight in a gateway process.";
         GatewayBufferBytes, "gatewayBufferBytes", "gateway_buffer_bytes", "bytes", Share::Percent(25),
-            "Bytes that a gateway process may have to hold in HTTP/2 and HBONE windows.";
+            "Bytes that a gateway process holds for readers that do not read.";
         GatewayBodyBytes, "gatewayBodyBytes", "gateway_body_bytes", "bytes", Share::Percent(25),
             "Bytes of request bodies that a gateway process holds for external authorizers.";
+        NodeBufferBytes, "nodeBufferBytes", "node_buffer_bytes", "bytes", Share::Percent(100),
+            "Bytes that a node's proxy holds for readers that do not read.";
         GatewayCpu, "gatewayCpu", "gateway_cpu", "weight", Share::Amount(100),
             "The weight of a tenant's ready connections in the deficit round robin of a gateway worker.";
         AccessLogBytes, "accessLogBytes", "access_log_bytes", "bytes", Share::Percent(25),

@@ -203,6 +203,12 @@ impl TenantLimit {
         self.ledger().used()
     }
 
+    /// Returns the amount that `holder` has taken, and the maximum that it may take.
+    pub fn used_of(&self, holder: &ShareHolder) -> (u64, u64) {
+        let ledger = self.ledger();
+        (ledger.used_of(holder), ledger.max(holder))
+    }
+
     /// Returns the holder that gives way first when the limit is full: the one with the largest amount in revocable permits. It is never
     /// the provider.
     pub fn first_to_give_way(&self) -> Option<ShareHolder> {

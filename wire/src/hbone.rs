@@ -21,13 +21,10 @@ pub const PROXY_MARKS: [u32; 2] = [PROXY_MARK, DELIVERY_MARK];
 pub const ALPN: &[u8] = b"h2";
 /// Initial HTTP/2 stream window, in bytes, on both sides. It grows with use.
 pub const STREAM_WINDOW: u32 = 64 << 10;
-/// Initial HTTP/2 connection window, in bytes. It is four stream windows: with equal windows, an application that reads stream A only after
-/// stream B can deadlock.
-pub const CONNECTION_WINDOW: u32 = 256 << 10;
+/// HTTP/2 connection window, in bytes. It never limits: otherwise streams that are not read would stop the others of their connection.
+pub const CONNECTION_WINDOW: u32 = 1 << 30;
 /// Maximum stream window, in bytes: 512 MB/s at a round trip of 1 ms.
 pub const STREAM_WINDOW_MAX: u32 = 512 << 10;
-/// Maximum connection window, in bytes. Together with data waiting to be sent, a connection buffers less than 2 MiB for a stalled peer.
-pub const CONNECTION_WINDOW_MAX: u32 = 1536 << 10;
 /// Maximum HTTP/2 frame size, in bytes.
 pub const FRAME_SIZE: u32 = 1 << 20;
 /// Client: maximum size of a header list, in bytes.

@@ -2,10 +2,13 @@
 //!
 //! Nothing is read or written here.
 
+use std::rc::Rc;
+
 use bytes::Bytes;
 use canal_gateway_io::body::Http1Io;
 use canal_gateway_io::clock::Timer;
 use canal_h1::{OutHead, RequestHead};
+use canal_hbone::FlowAccount;
 use h2::server::SendResponse;
 use h2::{RecvStream, SendStream};
 
@@ -22,6 +25,8 @@ pub(crate) struct Http1Downstream {
 /// A client's HTTP/2 stream, with the state of its request and response.
 pub(crate) struct Http2Downstream {
     pub(crate) body: RecvStream,
+    /// What the streams of the client's connection hold for their readers.
+    pub(crate) account: Rc<FlowAccount>,
     pub(crate) respond: SendResponse<Bytes>,
     /// Set once the response's head was sent and a body follows.
     pub(crate) answer: Option<SendStream<Bytes>>,

@@ -272,7 +272,7 @@ pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, (client, local
     }
     drop(handshake);
     permit.end_handshake(true);
-    let config = ServerConfig { window_budget: Some(worker.window_budget(&tenant.name)), ..ServerConfig::default() };
+    let config = ServerConfig { buffer_budget: Some(worker.buffer_budget(&tenant.name)), ..ServerConfig::default() };
     let tunnels = Rc::new(TunnelCount { open: Cell::new(0), permit: permit.clone() });
     let queue = worker.accounts.of(&tenant, &worker.limits).queue.clone();
     let (trigger, drain) = worker.parting.drain().branch();

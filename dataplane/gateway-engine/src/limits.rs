@@ -4,15 +4,14 @@
 
 use std::time::Duration;
 
-use canal_hbone::WindowSizes;
+use canal_hbone::{CONNECTION_WINDOW, DATA_FRAME_BUDGET};
 
 use crate::config;
 
 /// Most streams that the gateway opens on one connection to an endpoint, whatever the endpoint allows.
 pub(crate) const UPSTREAM_STREAMS_MAX: usize = 250;
-/// Largest receive windows, bytes: what the gateway may have to buffer for a slow other side. The connection's window is larger than a
-/// stream's, because otherwise one stalled stream would block all others.
-pub(crate) const WINDOWS_MAX: WindowSizes = WindowSizes { stream: 256 << 10, connection: 1 << 20 };
+/// Largest receive window of a stream, bytes: what the gateway may have to buffer for a slow other side.
+pub(crate) const STREAM_WINDOW_MAX: u32 = 256 << 10;
 /// Bytes that h2 buffers per stream for sending before it reports no capacity.
 pub(crate) const SEND_BUFFER: usize = 256 << 10;
 /// Most streams that the peer opened and reset before they were accepted ("rapid reset", CVE-2023-44487).
@@ -24,14 +23,15 @@ pub(crate) const RESETS_REMEMBERED: usize = 64;
 /// Time for which a reset stream is remembered.
 pub(crate) const RESET_MEMORY: Duration = Duration::from_secs(10);
 
-const _: () = assert!(WINDOWS_MAX.connection >= 4 * WINDOWS_MAX.stream);
+const _: () = assert!(CONNECTION_WINDOW as usize >= UPSTREAM_STREAMS_MAX * STREAM_WINDOW_MAX as usize);
 
 /// Returns the settings towards clients. h2 itself bounds CONTINUATION floods by the size of the header list.
-pub(crate) fn http2_server(limits: &config::GatewayLimits, windows: WindowSizes) -> h2::server::Builder {
+pub(crate) fn http2_server(limits: &config::GatewayLimits, stream_window: u32) -> h2::server::Builder {
     let mut builder = h2::server::Builder::new();
     builder
-        .initial_window_size(windows.stream)
-        .initial_connection_window_size(windows.connection)
+        .initial_window_size(stream_window)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .data_frame_budget(DATA_FRAME_BUDGET)
         .max_concurrent_streams(limits.streams)
         .max_header_list_size(limits.head_bytes)
         .max_send_buffer_size(SEND_BUFFER)
@@ -43,11 +43,12 @@ pub(crate) fn http2_server(limits: &config::GatewayLimits, windows: WindowSizes)
 }
 
 /// Returns the settings towards endpoints.
-pub(crate) fn http2_client(windows: WindowSizes) -> h2::client::Builder {
+pub(crate) fn http2_client(stream_window: u32) -> h2::client::Builder {
     let mut builder = h2::client::Builder::new();
     builder
-        .initial_window_size(windows.stream)
-        .initial_connection_window_size(windows.connection)
+        .initial_window_size(stream_window)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .data_frame_budget(DATA_FRAME_BUDGET)
         .max_header_list_size(canal_h1::HEAD_BYTES_CAP as u32)
         .max_send_buffer_size(SEND_BUFFER)
         .max_concurrent_reset_streams(RESETS_REMEMBERED)

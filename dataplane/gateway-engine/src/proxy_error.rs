@@ -123,6 +123,8 @@ pub(crate) enum ProxyError {
     TenantBodies,
     /// The worker has reached its limit of body bytes buffered for authorizers.
     Bodies,
+    /// The body was not read on its other side, and the tenant holds more bytes for readers than it may.
+    TenantBuffers,
     /// No connection to the endpoint could be established.
     Connect { why: String },
     /// The connection ended before the response did. `reused`: it was an idle connection, and no byte of the response had arrived.
@@ -158,7 +160,7 @@ impl ProxyError {
             ProxyError::ClientGone => 499,
             ProxyError::NoRoute => 404,
             ProxyError::Route { status, .. } => *status,
-            ProxyError::TenantBusy | ProxyError::TenantBodies | ProxyError::Throttled => 429,
+            ProxyError::TenantBusy | ProxyError::TenantBodies | ProxyError::TenantBuffers | ProxyError::Throttled => 429,
             ProxyError::NoService | ProxyError::TenantClosed | ProxyError::NoEndpoint | ProxyError::Overload | ProxyError::Bodies => 503,
             ProxyError::Connect { .. } | ProxyError::UpstreamRefused | ProxyError::Draining => 503,
             ProxyError::UpstreamClosed { .. } | ProxyError::UpstreamUndelivered | ProxyError::UpstreamReset => 502,
@@ -182,7 +184,9 @@ impl ProxyError {
             ProxyError::Route { .. } => ResponseFlag::RouteRefused,
             ProxyError::NoService | ProxyError::TenantClosed => ResponseFlag::NoCluster,
             ProxyError::NoEndpoint => ResponseFlag::NoHealthy,
-            ProxyError::TenantBusy | ProxyError::TenantBodies | ProxyError::Throttled => ResponseFlag::RateLimited,
+            ProxyError::TenantBusy | ProxyError::TenantBodies | ProxyError::TenantBuffers | ProxyError::Throttled => {
+                ResponseFlag::RateLimited
+            }
             ProxyError::Overload | ProxyError::Bodies | ProxyError::Draining => ResponseFlag::Overload,
             ProxyError::Connect { .. } => ResponseFlag::ConnectFailure,
             ProxyError::UpstreamClosed { .. } | ProxyError::UpstreamUndelivered => ResponseFlag::UpstreamClosed,
@@ -214,6 +218,7 @@ impl ProxyError {
             ProxyError::Throttled => "throttled",
             ProxyError::Overload => "overload",
             ProxyError::TenantBodies => "tenant_body_bytes",
+            ProxyError::TenantBuffers => "tenant_buffer_bytes",
             ProxyError::Bodies => "body_bytes",
             ProxyError::Connect { .. } => "connect_failed",
             ProxyError::UpstreamClosed { .. } => "upstream_closed",
@@ -261,6 +266,7 @@ impl ProxyError {
             ProxyError::Rejected(rejection) => &rejection.body,
             ProxyError::TenantBusy => "too many requests in flight",
             ProxyError::TenantBodies => "too many bodies wait for authorization",
+            ProxyError::TenantBuffers => "too many bodies wait for their readers",
             ProxyError::Overload | ProxyError::Bodies => "the gateway is overloaded",
             ProxyError::Throttled => "too many requests",
             ProxyError::Draining => "the gateway is shutting down",
@@ -295,6 +301,7 @@ impl ProxyError {
             | ProxyError::Throttled
             | ProxyError::Overload
             | ProxyError::TenantBodies
+            | ProxyError::TenantBuffers
             | ProxyError::Bodies
             | ProxyError::Draining => ErrorSide::Gateway,
             ProxyError::Connect { .. }

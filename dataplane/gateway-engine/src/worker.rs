@@ -14,7 +14,7 @@ use canal_gateway_config::{Snapshot, SnapshotPublisher};
 use canal_gateway_io::buffer::Blocks;
 use canal_gateway_io::clock::Clock;
 use canal_gateway_io::scheduler::Scheduler;
-use canal_hbone::{ConnectionHost, HboneCounters, HbonePool, PoolConfig, WindowBudget};
+use canal_hbone::{BufferBudget, ConnectionHost, HboneCounters, HbonePool, PoolConfig};
 use canal_model::identity::Identity;
 use canal_model::ids::TenantName;
 use canal_runtime::ShareHolder;
@@ -134,15 +134,15 @@ impl ConnectionHost for TenantsHost {
         let queue = self.account(source).map(|(_, account)| account.queue.clone());
         tokio::task::spawn_local(async move { Scheduler::run_for(queue, Pin::new(&mut driver)).await });
     }
-    fn window_budget(&self, source: &Identity) -> Option<WindowBudget> {
-        self.account(source).map(|(worker, account)| worker.window_budget(&account.tenant))
+    fn buffer_budget(&self, source: &Identity) -> Option<BufferBudget> {
+        self.account(source).map(|(worker, account)| worker.buffer_budget(&account.tenant))
     }
 }
 
 impl Worker {
-    /// Returns the budget for the receive windows of a tenant's connections.
-    pub(crate) fn window_budget(&self, tenant: &TenantName) -> WindowBudget {
-        WindowBudget { limit: self.shared.limits.buffer_bytes.clone(), holder: ShareHolder::Tenant(tenant.clone()) }
+    /// Returns the budget of the bytes that a tenant's connections hold for their readers.
+    pub(crate) fn buffer_budget(&self, tenant: &TenantName) -> BufferBudget {
+        BufferBudget { limit: self.shared.limits.buffer_bytes.clone(), holder: ShareHolder::Tenant(tenant.clone()) }
     }
 
     /// Returns the usage of a tenant, if the tenant exists.

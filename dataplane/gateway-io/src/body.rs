@@ -5,10 +5,14 @@
 //!
 //! Start with [`BodyPump::poll`].
 
+use std::io::ErrorKind;
+use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use canal_h1::{BodyPart, BodyReader, CHUNK_END, ChunkStart, LAST_CHUNK, MessageLimits, MessageRefusal, write_last_chunk};
+use canal_hbone::{FlowAccount, StalledBytes};
+use canal_net::copy::stall::{StallTimer, StallWatch};
 use h2::{Reason, RecvStream, SendStream};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -35,7 +39,7 @@ impl Http1Io {
 /// Side from which a body is read. With `verbatim`, HTTP/1.1 bytes are passed on with their framing.
 pub enum BodySource<'a> {
     Http1 { io: &'a mut Io, inbox: &'a mut Inbox, reader: &'a mut BodyReader, verbatim: bool },
-    Http2(&'a mut RecvStream),
+    Http2 { recv: &'a mut RecvStream, account: &'a Rc<FlowAccount> },
 }
 
 /// Side to which a body is written. With `chunks`, the body is written in chunked framing.
@@ -89,6 +93,10 @@ pub struct BodyPump {
     piece: Bytes,
     /// Window to release to an HTTP/2 source.
     window_to_release: usize,
+    /// Bytes taken off an HTTP/2 source while the sink accepted none.
+    stalled: Option<Box<StalledBytes>>,
+    /// Failure of the source that was found while the sink accepted nothing. It follows the bytes that came before.
+    failure: Option<BodyErrorCause>,
     /// Set once the source has ended, with the trailers if there are any.
     ended: Option<Option<HeaderMap>>,
     /// True once the end of the body was written to the sink.
@@ -151,7 +159,7 @@ impl BodyPump {
             if self.copy(source, sink, limits).map_err(BodyError::Source)? {
                 continue;
             }
-            match source.poll_piece(cx, limits) {
+            match self.poll_piece(cx, source, limits) {
                 // Nothing to read: flush, and detect a sink that fails in the meantime.
                 Poll::Pending => {
                     ready!(self.poll_drain(cx, sink)).map_err(BodyError::Sink)?;
@@ -164,7 +172,7 @@ impl BodyPump {
                 }
                 Poll::Ready(Ok(BodyPiece::Data { bytes, payload, last })) => {
                     self.payload_bytes += payload;
-                    if matches!(source, BodySource::Http2(_)) {
+                    if matches!(source, BodySource::Http2 { .. }) {
                         self.window_to_release += bytes.len();
                     }
                     if last {
@@ -177,6 +185,61 @@ impl BodyPump {
         // The turn is used up; other connections run before this body continues.
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Returns the next piece: bytes that were taken off HTTP/2 while the sink stalled come first, then a failure that was found then.
+    fn poll_piece(
+        &mut self,
+        cx: &mut Context<'_>,
+        source: &mut BodySource<'_>,
+        limits: &MessageLimits,
+    ) -> Poll<Result<BodyPiece, BodyErrorCause>> {
+        if let (BodySource::Http2 { recv, .. }, Some(stalled)) = (&source, &mut self.stalled)
+            && !stalled.is_empty()
+        {
+            let bytes = stalled.take();
+            let (payload, last) = (bytes.len() as u64, self.failure.is_none() && recv.is_end_stream());
+            return Poll::Ready(Ok(BodyPiece::Data { bytes, payload, last }));
+        }
+        match self.failure.take() {
+            Some(failure) => Poll::Ready(Err(failure)),
+            None => source.poll_piece(cx, limits),
+        }
+    }
+
+    /// Looks after a source that is not read because the sink has accepted nothing for a while: takes its bytes off a connection that it shares
+    /// with others, and charges them. Ready when the tenant holds more than it may and this body is the one that ends.
+    pub fn poll_stalled(&mut self, cx: &mut Context<'_>, source: &mut BodySource<'_>) -> Poll<()> {
+        let (recv, account) = match source {
+            BodySource::Http1 { io, .. } => {
+                return match io.poll_stalled(cx) {
+                    Poll::Ready(e) if e.kind() == ErrorKind::QuotaExceeded => Poll::Ready(()),
+                    // Another failure is found when the connection is read again.
+                    _ => Poll::Pending,
+                };
+            }
+            BodySource::Http2 { recv, account } => (recv, account),
+        };
+        let handed = self.window_to_release;
+        let stalled = self.stalled.get_or_insert_with(|| Box::new(StalledBytes::begin(account, handed)));
+        while self.failure.is_none() {
+            match recv.poll_data(cx) {
+                Poll::Ready(Some(Ok(data))) => stalled.push(&data),
+                Poll::Ready(Some(Err(e))) => self.failure = Some(cause_of(&e)),
+                // The end and the trailers are read later.
+                Poll::Ready(None) | Poll::Pending => break,
+            }
+        }
+        stalled.poll_revoked(cx)
+    }
+
+    /// Returns a number that changes whenever the sink accepts bytes.
+    pub fn accepted(&self, sink: &BodySink<'_>) -> u64 {
+        let waiting = match sink {
+            BodySink::Http1 { outbox, .. } => outbox.len(),
+            BodySink::Http2(_) => self.piece.len(),
+        };
+        self.payload_bytes.wrapping_sub(waiting as u64)
     }
 
     /// Fast path: moves available bytes unchanged from one HTTP/1.1 connection to another. `false` means that the general path must be
@@ -245,9 +308,13 @@ impl BodyPump {
     /// Releases the source's window by the bytes that the sink has accepted.
     fn give_back(&mut self, source: &mut BodySource<'_>) {
         let owed = std::mem::take(&mut self.window_to_release);
-        if let (BodySource::Http2(recv), 1..) = (source, owed) {
+        if let (BodySource::Http2 { recv, .. }, 1..) = (source, owed) {
             // The release fails only on a stream that is gone, whose window is not needed.
             let _ = recv.flow_control().release_capacity(owed);
+        }
+        // The sink has accepted everything that was handed to it.
+        if self.stalled.as_ref().is_some_and(|stalled| stalled.is_empty()) {
+            self.stalled = None;
         }
     }
 
@@ -275,6 +342,24 @@ impl BodyPump {
     }
 }
 
+/// Looks after a body whose sink accepts nothing.
+#[derive(Debug, Default)]
+pub struct BodyStall {
+    timer: StallTimer,
+    watch: StallWatch,
+}
+
+impl BodyStall {
+    /// Must be called after each poll of the body that was pending. Ready when the tenant holds more than it may and this body must end.
+    pub fn poll(&mut self, cx: &mut Context<'_>, body: &mut BodyPump, source: &mut BodySource<'_>, sink: &BodySink<'_>) -> Poll<()> {
+        let is_blocked = !body.waiting_for_source;
+        if self.timer.poll(cx, is_blocked) {
+            self.watch.tick(is_blocked, body.accepted(sink));
+        }
+        if is_blocked && self.watch.is_stalled() { body.poll_stalled(cx, source) } else { Poll::Pending }
+    }
+}
+
 /// Reason why a stream has no more capacity.
 fn reset_of(send: &mut SendStream<Bytes>, cx: &mut Context<'_>) -> BodyErrorCause {
     match send.poll_reset(cx) {
@@ -287,7 +372,7 @@ impl BodySource<'_> {
     fn poll_piece(&mut self, cx: &mut Context<'_>, limits: &MessageLimits) -> Poll<Result<BodyPiece, BodyErrorCause>> {
         match self {
             BodySource::Http1 { io, inbox, reader, verbatim } => poll_http1(cx, io, inbox, reader, *verbatim, limits),
-            BodySource::Http2(recv) => match ready!(recv.poll_data(cx)) {
+            BodySource::Http2 { recv, .. } => match ready!(recv.poll_data(cx)) {
                 Some(Ok(bytes)) => {
                     let payload = bytes.len() as u64;
                     Poll::Ready(Ok(BodyPiece::Data { bytes, payload, last: recv.is_end_stream() }))

@@ -156,6 +156,24 @@ impl Io {
         }
     }
 
+    /// Polls a stream that is not read because its bytes are accepted nowhere; see [`Leg::poll_stalled`].
+    pub fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        match self {
+            Io::Tcp(stream) => Leg::poll_stalled(stream, cx),
+            Io::Tunnel(stream) => stream.poll_stalled(cx),
+            Io::Tls(_) => Poll::Pending,
+        }
+    }
+
+    /// Returns whether the peer has reset the connection; see [`Leg::is_reset`].
+    pub fn is_reset(&self) -> bool {
+        match self {
+            Io::Tcp(stream) => Leg::is_reset(stream),
+            Io::Tunnel(stream) => Leg::is_reset(&**stream),
+            Io::Tls(tls) => tls.is_reset(),
+        }
+    }
+
     /// Returns the number of bytes sent through a tunnel so far.
     pub fn sent(&self) -> u64 {
         match self {
@@ -230,6 +248,12 @@ impl Leg for Io {
     }
     fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         Io::poll_broken(self, cx)
+    }
+    fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        Io::poll_stalled(self, cx)
+    }
+    fn is_reset(&self) -> bool {
+        Io::is_reset(self)
     }
     fn poll_departed(&mut self) -> Poll<()> {
         Io::poll_departed(self)

@@ -110,6 +110,12 @@ impl Leg for ReportedApplication {
     fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         self.tcp.poll_broken(cx)
     }
+    fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        self.tcp.poll_stalled(cx)
+    }
+    fn is_reset(&self) -> bool {
+        self.tcp.is_reset()
+    }
     fn poll_departed(&mut self) -> Poll<()> {
         self.tcp.poll_departed()
     }
@@ -137,6 +143,12 @@ impl Leg for ReportingTunnel {
     }
     fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         self.stream.poll_reset(cx)
+    }
+    fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        self.stream.poll_stalled(cx)
+    }
+    fn is_reset(&self) -> bool {
+        false
     }
     fn poll_departed(&mut self) -> Poll<()> {
         self.stream.poll_departed()

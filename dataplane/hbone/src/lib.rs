@@ -8,6 +8,7 @@ mod counts;
 mod error;
 pub mod exchanges;
 mod first_write;
+pub mod flow;
 pub mod pool;
 pub mod server;
 pub mod stream;
@@ -23,18 +24,20 @@ use tokio::sync::Notify;
 pub use close_report::CloseReport;
 pub use counts::{HboneCloseReason, HboneCounters};
 pub use error::HboneError;
+pub use flow::{BufferBudget, FlowAccount, StalledBytes};
 pub use pool::{ConnectionHost, HbonePool, OpenTunnel, PoolConfig, SpreadConfig, Steering, TunnelTarget};
 pub use server::{ConnectResult, IncomingConnect, ServerConfig, serve};
 pub use stream::{HboneStream, REPLAY_BYTES_MAX};
-pub use windows::{WindowBudget, WindowGrowth, WindowSizes};
+pub use windows::{CONNECTION_WINDOW, WindowGrowth};
 
 /// PING interval, and the time that the answer may take before the connection is closed, on both sides.
 pub const KEEPALIVE_INTERVAL: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(20));
 
-/// Budget of small unread DATA frames per connection, in bytes of bookkeeping as h2 estimates it. h2 counts about 1,000 for a frame of 50
-/// bytes, which really takes some 200. h2's default (half the window) would end a whole connection when one application stops reading while
-/// its peer writes pieces of some 50 bytes, which is no attack. This budget fits a stream's largest window of such pieces.
-const DATA_FRAME_BUDGET: usize = 20 * canal_wire::hbone::STREAM_WINDOW_MAX as usize;
+/// Budget of small unread DATA frames per connection, in bytes of bookkeeping as h2 estimates it: 256 less its length for each frame. When
+/// applications stop reading while their peers write pieces of some 50 bytes, which is no attack, a smaller budget would end the connection of
+/// all of them. This budget fits the first windows of as many streams as a connection has. Frames of streams that stall are merged, and then
+/// are not counted.
+pub const DATA_FRAME_BUDGET: usize = 5 * (canal_wire::hbone::SERVER_STREAMS_MAX * canal_wire::hbone::STREAM_WINDOW) as usize;
 
 /// Sends a PING at each interval, and whenever `requested` is notified. Resolves when an answer is late, and stays pending once the
 /// connection is gone.

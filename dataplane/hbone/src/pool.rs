@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use super::counts::{HboneCloseReason, HboneCounters};
 use super::error::{ReconnectDecision, decide_again, of_h2};
-use super::{ConnectAuthority, HboneError, HboneStream, WindowBudget};
+use super::{BufferBudget, ConnectAuthority, FlowAccount, HboneError, HboneStream};
 use connection::{PendingStream, PooledConnection};
 use spread::SpreadLoad;
 
@@ -178,13 +178,13 @@ struct Inner {
     host: Rc<dyn ConnectionHost>,
 }
 
-/// Runs a pool's connections and limits their windows, by the source identity of each connection. A process with many tenants divides both
-/// among them.
+/// Runs a pool's connections and limits what they buffer, by the source identity of each connection. A process with many tenants divides
+/// both among them.
 pub trait ConnectionHost {
     /// Spawns, on this thread, a future that establishes or drives a connection.
     fn spawn(&self, source: &Identity, driver: LocalBoxFuture<'static, ()>);
-    /// Returns the budget of the connection's windows; with `None` they grow to the largest size.
-    fn window_budget(&self, source: &Identity) -> Option<WindowBudget>;
+    /// Returns the budget of the bytes that the connection's streams hold for their readers; with `None` only windows limit them.
+    fn buffer_budget(&self, source: &Identity) -> Option<BufferBudget>;
 }
 
 /// Host of a pool that belongs to one tenant.
@@ -194,7 +194,7 @@ impl ConnectionHost for SoleHost {
     fn spawn(&self, _: &Identity, driver: LocalBoxFuture<'static, ()>) {
         tokio::task::spawn_local(driver);
     }
-    fn window_budget(&self, _: &Identity) -> Option<WindowBudget> {
+    fn buffer_budget(&self, _: &Identity) -> Option<BufferBudget> {
         None
     }
 }
@@ -391,7 +391,8 @@ impl HbonePool {
             return Err((HboneError::Refused { address, authority: authority.to_string(), status }, ReconnectDecision::No));
         }
         let peer = taken.connection().peer.clone();
-        Ok(OpenTunnel { stream: HboneStream::new(send, recv, Some(taken)), headers: head.headers, peer, reused })
+        let account = taken.connection().account.clone();
+        Ok(OpenTunnel { stream: HboneStream::new(send, recv, account, Some(taken)), headers: head.headers, peer, reused })
     }
 
     /// Takes a stream slot on a connection younger than `after`, and opens one if necessary. There is one handshake per key at a time.
@@ -521,8 +522,8 @@ impl HbonePool {
             Sharing::Packed | Sharing::Spread(None) => None,
         };
         counters.handshakes.inc();
-        let budget = host.window_budget(target.source.identity());
-        let established = connection::establish(config, target, bucket, budget.as_ref(), counters).await;
+        let account = FlowAccount::new(host.buffer_budget(target.source.identity()));
+        let established = connection::establish(config, target, bucket, account, counters).await;
         slot.opening.borrow_mut().retain(|opening| *opening != place);
         match established {
             Ok(established) => {

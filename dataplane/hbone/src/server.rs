@@ -10,7 +10,7 @@ use bytes::Bytes;
 use canal_model::identity::VerifiedPeer;
 use canal_runtime::drain::DrainWatcher;
 use canal_tls::{MtlsStream, PeerTrustWatch, RotateHint, Transport, TrustLoss};
-use canal_wire::hbone::{FRAME_SIZE, SERVER_HEADER_LIST, SERVER_SEND_BUFFER, STATUS_BAD};
+use canal_wire::hbone::{FRAME_SIZE, SERVER_HEADER_LIST, SERVER_SEND_BUFFER, STATUS_BAD, STREAM_WINDOW_MAX};
 use futures::future::LocalBoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
@@ -21,7 +21,9 @@ use tokio::sync::Notify;
 
 use super::counts::{HboneCloseReason, HboneCounters};
 use super::first_write::{Counted, DelayedFirstWrite};
-use super::{ConnectAuthority, DATA_FRAME_BUDGET, HboneError, HboneStream, WindowBudget, WindowGrowth, WindowSizes, keep_alive};
+use super::{
+    BufferBudget, CONNECTION_WINDOW, ConnectAuthority, DATA_FRAME_BUDGET, FlowAccount, HboneError, HboneStream, WindowGrowth, keep_alive,
+};
 
 /// Timeout of the client's preface and settings.
 pub const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -35,13 +37,13 @@ pub struct ServerConfig {
     pub streams_max: u32,
     /// PING interval and PING timeout.
     pub ping: (Duration, Duration),
-    /// Budget of the windows; with `None` they grow to the largest size.
-    pub window_budget: Option<WindowBudget>,
+    /// Budget of the bytes that are held for readers; with `None` only windows limit them.
+    pub buffer_budget: Option<BufferBudget>,
 }
 
 impl Default for ServerConfig {
     fn default() -> Self {
-        Self { streams_max: canal_wire::hbone::SERVER_STREAMS_MAX, ping: super::KEEPALIVE_INTERVAL, window_budget: None }
+        Self { streams_max: canal_wire::hbone::SERVER_STREAMS_MAX, ping: super::KEEPALIVE_INTERVAL, buffer_budget: None }
     }
 }
 
@@ -53,6 +55,7 @@ pub struct IncomingConnect {
     pub headers: HeaderMap,
     /// Verified peer that sent the request.
     pub peer: Rc<VerifiedPeer>,
+    account: Rc<FlowAccount>,
     recv: RecvStream,
     respond: SendResponse<Bytes>,
 }
@@ -66,7 +69,7 @@ impl IncomingConnect {
         let mut response = Response::new(());
         *response.headers_mut() = headers;
         let send = self.respond.send_response(response, false).map_err(|e| HboneError::Server(e.to_string()))?;
-        Ok(HboneStream::new(send, self.recv, None))
+        Ok(HboneStream::new(send, self.recv, self.account, None))
     }
 
     /// Answers `status` and ends the stream.
@@ -118,10 +121,11 @@ pub async fn serve<IO: Transport>(
 ) -> Result<(), HboneError> {
     let _open = counters.server_open.hold();
     let read = Rc::<Cell<u64>>::default();
-    let growth = WindowGrowth::begin(WindowSizes::HBONE_MAX, config.window_budget.as_ref(), read.clone());
+    let account = FlowAccount::new(config.buffer_budget.clone());
+    let growth = WindowGrowth::begin(STREAM_WINDOW_MAX, account.clone(), read.clone());
     let builder = h2::server::Builder::new()
-        .initial_window_size(growth.sizes().stream)
-        .initial_connection_window_size(growth.sizes().connection)
+        .initial_window_size(growth.stream_window())
+        .initial_connection_window_size(CONNECTION_WINDOW)
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(SERVER_HEADER_LIST)
         .max_concurrent_streams(config.streams_max)
@@ -141,7 +145,7 @@ pub async fn serve<IO: Transport>(
             return Err(HboneError::Server(format!("no HTTP/2 preface in {PREFACE_TIMEOUT:?}")));
         }
     };
-    let mut service = ConnectService { peer: Rc::new(peer), counters, on_request };
+    let mut service = ConnectService { peer: Rc::new(peer), account, counters, on_request };
     let (ended, result) = service.run((h2, growth), life, config, drain).await;
     counters.closed("server", ended);
     result
@@ -164,6 +168,7 @@ type ServerConnection<IO> = Connection<Counted<DelayedFirstWrite<MtlsStream<IO>>
 
 struct ConnectService<'a, F> {
     peer: Rc<VerifiedPeer>,
+    account: Rc<FlowAccount>,
     counters: &'a HboneCounters,
     on_request: F,
 }
@@ -256,7 +261,8 @@ impl<F: FnMut(ConnectResult)> ConnectService<'_, F> {
         let extended = head.extensions.get::<h2::ext::Protocol>().is_some();
         match decide_request(&head.method, extended, head.uri.authority().map(http::uri::Authority::as_str)) {
             Ok(authority) => {
-                let incoming = IncomingConnect { authority, headers: head.headers, peer: self.peer.clone(), recv, respond };
+                let (peer, account) = (self.peer.clone(), self.account.clone());
+                let incoming = IncomingConnect { authority, headers: head.headers, peer, account, recv, respond };
                 (self.on_request)(Ok(incoming));
             }
             Err(reason) => {

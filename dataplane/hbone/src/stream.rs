@@ -8,6 +8,7 @@ mod replay;
 use std::fmt;
 use std::io;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
@@ -20,6 +21,7 @@ pub use self::replay::REPLAY_BYTES_MAX;
 use self::departure::Departures;
 use self::replay::Replay;
 use super::close_report::CloseReport;
+use super::flow::{FlowAccount, StalledBytes};
 use super::pool::StreamLease;
 
 /// A tunnel. It implements `AsyncRead` and `AsyncWrite` for codecs; [`HboneStream::poll_chunk`] and [`HboneStream::poll_send`] move bytes
@@ -37,6 +39,11 @@ pub struct HboneStream {
     front: Bytes,
     /// Bytes handed out as a chunk. Their credit is returned when the next chunk is requested.
     owed: usize,
+    account: Rc<FlowAccount>,
+    /// Bytes taken off HTTP/2 while the caller accepted none, see [`HboneStream::poll_stalled`].
+    stalled: Option<Box<StalledBytes>>,
+    /// Failure found while the caller accepted nothing. It is returned after the bytes that came before.
+    failure: Option<io::Error>,
     read_ended: bool,
     write_ended: bool,
     /// Bytes passed to HTTP/2 so far.
@@ -62,13 +69,22 @@ fn reset_error(e: &h2::Error) -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionReset, format!("tunnel: {e}"))
 }
 
+/// The error of a stream that the budget has ended.
+fn over_budget() -> io::Error {
+    io::Error::new(io::ErrorKind::QuotaExceeded, "tunnel: not read, and its tenant holds more bytes for readers than it may")
+}
+
+fn reset_by_peer(reason: Reason) -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionReset, format!("tunnel: reset by the peer: {reason}"))
+}
+
 /// Returns whether this is RST_STREAM(NO_ERROR): the response is complete, and no more bytes are wanted (RFC 9113 §8.1).
 fn is_no_error(e: &h2::Error) -> bool {
     e.is_reset() && e.reason() == Some(Reason::NO_ERROR)
 }
 
 impl HboneStream {
-    pub(super) fn new(send: SendStream<Bytes>, recv: RecvStream, taken: Option<StreamLease>) -> Self {
+    pub(super) fn new(send: SendStream<Bytes>, recv: RecvStream, account: Rc<FlowAccount>, taken: Option<StreamLease>) -> Self {
         let (unread, front) = (Bytes::new(), Bytes::new());
         Self {
             send,
@@ -76,6 +92,9 @@ impl HboneStream {
             unread,
             front,
             owed: 0,
+            account,
+            stalled: None,
+            failure: None,
             read_ended: false,
             write_ended: false,
             sent: 0,
@@ -179,7 +198,7 @@ impl HboneStream {
     /// Resolves when the peer resets the stream or the connection is lost, also while nothing is read or written.
     pub fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         self.send.poll_reset(cx).map(|r| match r {
-            Ok(reason) => io::Error::new(io::ErrorKind::ConnectionReset, format!("tunnel: reset by the peer: {reason}")),
+            Ok(reason) => reset_by_peer(reason),
             Err(e) => reset_error(&e),
         })
     }
@@ -196,11 +215,73 @@ impl HboneStream {
             // This fails only on a stream that is gone, whose window is not needed.
             let _ = self.recv.flow_control().release_capacity(owed);
         }
+        // The caller consumes again. What it had been handed is no longer held.
+        if self.stalled.as_ref().is_some_and(|stalled| stalled.is_empty() && self.front.is_empty()) {
+            self.stalled = None;
+        }
+    }
+
+    /// Takes the bytes that have arrived off HTTP/2 while the caller does not read, and charges them. Resolves when the stream is broken. The
+    /// tenant's budget breaks it (`QuotaExceeded`) if the tenant holds too much and this stream has stalled for the longest time. Bytes that
+    /// came before a reset by the peer can still be read; then the failure is returned.
+    pub fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        if let Some(failure) = &self.failure {
+            return Poll::Ready(io::Error::new(failure.kind(), failure.to_string()));
+        }
+        if self.read_ended {
+            return self.poll_reset_by_error(cx);
+        }
+        let handed = self.owed + self.front.len();
+        let stalled = self.stalled.get_or_insert_with(|| Box::new(StalledBytes::begin(&self.account, handed)));
+        loop {
+            match self.recv.poll_data(cx) {
+                Poll::Ready(Some(Ok(data))) => {
+                    if !data.is_empty() {
+                        self.replay = None;
+                    }
+                    stalled.push(&data);
+                }
+                Poll::Ready(Some(Err(e))) if is_no_error(&e) => {
+                    self.read_ended = true;
+                    break;
+                }
+                Poll::Ready(Some(Err(e))) => {
+                    self.failure = Some(reset_error(&e));
+                    return Poll::Ready(reset_error(&e));
+                }
+                // The end is read later.
+                Poll::Ready(None) | Poll::Pending => break,
+            }
+        }
+        if stalled.poll_revoked(cx).is_ready() {
+            (self.stalled, self.front) = (None, Bytes::new());
+            self.reset(Reason::ENHANCE_YOUR_CALM);
+            self.failure = Some(over_budget());
+            return Poll::Ready(over_budget());
+        }
+        self.poll_reset_by_error(cx)
+    }
+
+    /// Resolves like [`HboneStream::poll_reset`], but not at RST_STREAM(NO_ERROR), which is an end.
+    fn poll_reset_by_error(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        match self.send.poll_reset(cx) {
+            Poll::Ready(Ok(Reason::NO_ERROR)) | Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok(reason)) => Poll::Ready(reset_by_peer(reason)),
+            Poll::Ready(Err(e)) => Poll::Ready(reset_error(&e)),
+        }
     }
 
     /// Fills `front`; returns false at the end.
     fn poll_front(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         while self.front.is_empty() {
+            if let Some(stalled) = self.stalled.as_mut().filter(|stalled| !stalled.is_empty()) {
+                self.front = stalled.take();
+                break;
+            }
+            if let Some(failure) = self.failure.take() {
+                self.read_ended = true;
+                return Poll::Ready(Err(failure));
+            }
             if self.read_ended {
                 return Poll::Ready(Ok(false));
             }

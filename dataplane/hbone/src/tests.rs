@@ -6,4 +6,5 @@ mod limits;
 mod raw;
 mod revoked;
 mod spread;
+mod stalls;
 mod transfer;

@@ -2,6 +2,7 @@
 //! buffers with use. It opens no connection and makes no routing decision. Start with [`both`].
 
 mod legs;
+pub mod stall;
 
 use std::cell::Cell;
 use std::io;
@@ -13,6 +14,8 @@ use canal_runtime::metrics::Counter;
 use tokio::time::Instant;
 
 pub use legs::Prefixed;
+
+use stall::{StallTimer, StallWatch};
 
 /// Buffer sizes: at first, after `GROW_AT[0]` bytes, and after `GROW_AT[1]` bytes, see [`GROW_AT`] (ztunnel's steps).
 pub const BUFFER: [usize; 3] = [1 << 10, 16 << 10, 256 << 10];
@@ -38,6 +41,11 @@ pub trait Leg {
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
     /// Resolves if the leg breaks while it is neither read nor written. It stays pending where the leg cannot know that.
     fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<io::Error>;
+    /// Polls a leg that is not read, because the other one has accepted nothing for a while. A leg that shares its connection with others takes
+    /// its bytes off that connection. It resolves if the leg is broken; what was received before is still read first.
+    fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error>;
+    /// Returns whether the peer has reset the connection, for a leg whose [`Leg::poll_stalled`] cannot know that. It costs a system call.
+    fn is_reset(&self) -> bool;
     /// Ready when the sent bytes have left, or never will, so that a reset overtakes nothing. It registers no waker; see [`depart`].
     fn poll_departed(&mut self) -> Poll<()>;
     /// Ends the leg with a reset (RST, RST_STREAM), at once. Bytes that have not left are lost.
@@ -102,43 +110,52 @@ impl Meter {
 /// Copies in both directions. Dropping the future leaves both legs as they are. `idle` is the idle timeout over both directions.
 pub async fn both<A: Leg, B: Leg>(a: &mut A, b: &mut B, meter: &Meter, idle: Option<Duration>) -> CopyEnd {
     let (mut there, mut back) = (CopyDirection::default(), CopyDirection::default());
+    let mut stalls = StallTimer::default();
     let copied = std::future::poll_fn(|cx| {
         // A leg that was reset ends both directions at once. A leg that only accepts no more bytes may already have sent some that are
         // worth delivering, such as a response before a close. So the other direction continues to its end, which is near.
         match there.poll(cx, a, b, |n| meter.add(CopySide::A, n)) {
-            Poll::Ready(Err(CopyError::Source(error))) => return Poll::Ready(Err((CopySide::A, error))),
+            Poll::Ready(Err(CopyError::Source(error))) => return Poll::Ready(Err(CopyFailure::of(CopySide::A, error))),
             Poll::Ready(Err(CopyError::Sink(error))) => there.give_up(error),
             _ => {}
         }
         match back.poll(cx, b, a, |n| meter.add(CopySide::B, n)) {
             Poll::Ready(Err(CopyError::Source(error))) => {
-                return Poll::Ready(Err(there.broken.take().map_or((CopySide::B, error), |e| (CopySide::B, e))));
+                return Poll::Ready(Err(CopyFailure::of(CopySide::B, there.broken.take().unwrap_or(error))));
             }
             Poll::Ready(Err(CopyError::Sink(error))) => back.give_up(error),
             _ => {}
         }
+        let is_due = stalls.poll(cx, there.is_blocked() || back.is_blocked());
+        if let Poll::Ready(error) = there.poll_stalled(cx, a, back.broken.is_some(), is_due) {
+            return Poll::Ready(Err(CopyFailure { side: CopySide::A, error, is_stalled: true }));
+        }
+        if let Poll::Ready(error) = back.poll_stalled(cx, b, there.broken.is_some(), is_due) {
+            return Poll::Ready(Err(CopyFailure { side: CopySide::B, error, is_stalled: true }));
+        }
         match (there.done, back.done) {
             (true, true) => Poll::Ready(match (there.broken.take(), back.broken.take()) {
-                (Some(error), _) => Err((CopySide::B, error)),
-                (None, Some(error)) => Err((CopySide::A, error)),
+                (Some(error), _) => Err(CopyFailure::of(CopySide::B, error)),
+                (None, Some(error)) => Err(CopyFailure::of(CopySide::A, error)),
                 (None, None) => Ok(()),
             }),
             // From here on one leg is only written to, so a reset of it would go unnoticed until the next byte.
-            (false, true) => b.poll_broken(cx).map(|e| Err((CopySide::B, e))),
-            (true, false) => a.poll_broken(cx).map(|e| Err((CopySide::A, e))),
+            (false, true) => b.poll_broken(cx).map(|e| Err(CopyFailure::of(CopySide::B, e))),
+            (true, false) => a.poll_broken(cx).map(|e| Err(CopyFailure::of(CopySide::A, e))),
             (false, false) => Poll::Pending,
         }
     });
-    let end = tokio::select! {
+    let (end, is_stalled) = tokio::select! {
         biased;
         copied = copied => match copied {
             Ok(()) => return CopyEnd::Complete,
-            Err((side, error)) => CopyEnd::Broken { side, error },
+            Err(CopyFailure { side, error, is_stalled }) => (CopyEnd::Broken { side, error }, is_stalled),
         },
-        limit = silence(meter, idle) => CopyEnd::Idle(limit),
+        limit = silence(meter, idle) => (CopyEnd::Idle(limit), false),
     };
-    // A reset must not overtake bytes that were read before it. Otherwise a response sent right before a close would be lost.
-    if matches!(end, CopyEnd::Broken { .. }) {
+    // A reset must not overtake bytes that were read before it. Otherwise a response sent right before a close would be lost. A sink that
+    // stalls had its time already.
+    if matches!(end, CopyEnd::Broken { .. }) && !is_stalled {
         depart(a, RESET_DELAY_MAX).await;
         depart(b, RESET_DELAY_MAX).await;
     }
@@ -179,6 +196,20 @@ async fn silence(meter: &Meter, idle: Option<Duration>) -> Duration {
     }
 }
 
+/// The end of a copy that failed.
+struct CopyFailure {
+    side: CopySide,
+    error: io::Error,
+    /// The sink had accepted nothing for a while.
+    is_stalled: bool,
+}
+
+impl CopyFailure {
+    fn of(side: CopySide, error: io::Error) -> Self {
+        Self { side, error, is_stalled: false }
+    }
+}
+
 /// The end of a direction that failed.
 enum CopyError {
     Source(io::Error),
@@ -194,12 +225,49 @@ struct CopyDirection {
     done: bool,
     /// Reason for an early end.
     broken: Option<io::Error>,
+    /// The sink did not accept the chunk at the last poll.
+    is_refused: bool,
+    stall: StallWatch,
+    /// Reason why the source is broken, found while the sink stalls.
+    source_broken: Option<io::Error>,
 }
 
 impl CopyDirection {
     /// Ends the direction because the sink accepts no more bytes.
     fn give_up(&mut self, error: io::Error) {
         (self.chunk, self.buffer, self.done, self.broken) = (Bytes::new(), BytesMut::new(), true, Some(error));
+        self.is_refused = false;
+    }
+
+    /// Returns whether the direction holds bytes that the sink does not accept.
+    fn is_blocked(&self) -> bool {
+        self.is_refused
+    }
+
+    /// Looks after the source of a direction whose sink stalls; nothing else asks it. Ready with the reason if the source is broken and the
+    /// sink had time for the bytes that came before. `is_sink_broken`: the source accepts no more bytes itself. `is_due`: a tick.
+    fn poll_stalled<S: Leg>(&mut self, cx: &mut Context<'_>, source: &mut S, is_sink_broken: bool, is_due: bool) -> Poll<io::Error> {
+        if is_due {
+            self.stall.tick(self.is_blocked(), self.moved);
+        }
+        if !self.is_blocked() || !self.stall.is_stalled() {
+            return Poll::Pending;
+        }
+        if self.source_broken.is_none()
+            && let Poll::Ready(error) = source.poll_stalled(cx)
+        {
+            self.source_broken = Some(error);
+        }
+        if is_due && self.source_broken.is_none() && (is_sink_broken || source.is_reset()) {
+            self.source_broken = Some(io::ErrorKind::ConnectionReset.into());
+        }
+        match self.source_broken.take() {
+            Some(error) if self.stall.is_over() => Poll::Ready(error),
+            kept => {
+                self.source_broken = kept;
+                Poll::Pending
+            }
+        }
     }
 
     /// Moves the bytes that can move now. Ready when the direction is finished or broken.
@@ -215,7 +283,9 @@ impl CopyDirection {
         }
         for _ in 0..CHUNKS_PER_TURN {
             while !self.chunk.is_empty() {
-                let n = ready!(sink.poll_send(cx, &mut self.chunk)).map_err(CopyError::Sink)?;
+                let sent = sink.poll_send(cx, &mut self.chunk);
+                self.is_refused = sent.is_pending();
+                let n = ready!(sent).map_err(CopyError::Sink)?;
                 self.moved += n as u64;
                 count(n);
             }

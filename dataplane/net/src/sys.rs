@@ -631,6 +631,14 @@ pub fn tcp_is_delivered(stream: &TcpStream) -> io::Result<bool> {
     Ok(info.tcpi_state == TCP_CLOSE || (info.tcpi_notsent_bytes == 0 && info.tcpi_unacked == 0))
 }
 
+/// Returns whether the connection is closed: the peer has reset it, or it was given up. Bytes that came before may still be unread.
+///
+/// # Errors
+/// The kernel refuses `TCP_INFO`.
+pub fn tcp_is_closed(stream: &TcpStream) -> io::Result<bool> {
+    Ok(tcp_info(stream)?.tcpi_state == TCP_CLOSE)
+}
+
 /// Returns the bytes passed to TCP so far, without those that kernel TLS still buffers; `None` once the connection is closed.
 ///
 /// # Errors

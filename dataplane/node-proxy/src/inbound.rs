@@ -65,7 +65,9 @@ pub(crate) async fn establish(local: Rc<WorkerLocal>, context: Arc<PodContext>, 
             local_.records.refused(side, reason, peer, Some(dialled), &context_.labels.load(), why);
         }
     };
-    if let Err(e) = canal_hbone::serve(tls, peer_identity, &ServerConfig::default(), &local.hbone, drain, on_request).await {
+    let budget = local.shared.buffer_budget(&context.pod.load().tenant);
+    let config = ServerConfig { buffer_budget: Some(budget), ..ServerConfig::default() };
+    if let Err(e) = canal_hbone::serve(tls, peer_identity, &config, &local.hbone, drain, on_request).await {
         tracing::debug!(%peer, %e, "HBONE connection ended");
     }
 }

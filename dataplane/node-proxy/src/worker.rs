@@ -6,14 +6,19 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use canal_hbone::{HboneCounters, HbonePool, PoolConfig, SpreadConfig};
-use canal_model::ids::AzName;
+use canal_hbone::{BufferBudget, ConnectionHost, HboneCounters, HbonePool, PoolConfig, SpreadConfig};
+use canal_model::identity::Identity;
+use canal_model::ids::{AzName, TenantName};
+use canal_model::share::ShareKind;
 use canal_net::sys::NetnsId;
 use canal_net::worker::{WorkerConfig, WorkerHandle, Workers};
 use canal_runtime::drain::DrainWatcher;
+use canal_runtime::limits::show_shares;
 use canal_runtime::metrics::{Counter, CounterFamily, MetricFamily, Registry};
+use canal_runtime::{GiveWay, ShareHolder, TenantLimit, TenantLimitConfig};
 use canal_telemetry::access_log::AccessLog;
 use canal_tls::TrustStore;
+use futures::future::LocalBoxFuture;
 use tokio_util::task::TaskTracker;
 
 use crate::gateways::{AttemptTimeouts, GatewayHealthTable};
@@ -21,6 +26,9 @@ use crate::open_connections::OpenConnections;
 use crate::pod::LocalPod;
 use crate::snapshot::NodeSnapshot;
 use crate::telemetry::{ConnectRefusal, ConnectionMetricFamilies, ConnectionRecorder, EndpointLabels};
+
+/// Bytes that all tunnels of the node together hold for readers that do not read.
+const BUFFER_BYTES_MAX: u64 = 512 << 20;
 
 /// State that all workers and the control tasks share. Connections read it; it is written rarely.
 pub struct NodeShared {
@@ -32,6 +40,8 @@ pub struct NodeShared {
     pub allow_node_probes: bool,
     pub attempt_timeouts: AttemptTimeouts,
     pub registry: Registry,
+    /// Bytes held for readers that do not read.
+    buffer_bytes: TenantLimit,
     families: ConnectionMetricFamilies,
     listen_failures: CounterFamily,
     accept_failures: CounterFamily,
@@ -42,7 +52,11 @@ impl NodeShared {
     /// Registers the metrics and starts with an empty snapshot.
     pub fn new(az: AzName, registry: Registry, log: AccessLog, trusts_node: bool) -> Self {
         let counters = |name, help| registry.counters(MetricFamily::new(name, help, &[]));
+        let kind = ShareKind::NodeBufferBytes;
+        let buffer_bytes = TenantLimit::new(TenantLimitConfig { kind, capacity: BUFFER_BYTES_MAX, reserve: 0, give_way: GiveWay::Oldest });
+        show_shares(&registry, &buffer_bytes);
         Self {
+            buffer_bytes,
             az,
             view: ArcSwap::default(),
             trust: TrustStore::new(&registry),
@@ -59,7 +73,27 @@ impl NodeShared {
     /// Publishes a new snapshot, and the shares that the provider configured for its tenants.
     pub fn take(&self, view: NodeSnapshot) {
         self.registry.set_shares(view.tenants().map(|tenant| (&tenant.tenant.name, &tenant.tenant.shares)));
+        self.buffer_bytes.set_shares(view.tenants().map(|tenant| (&tenant.tenant.name, &tenant.tenant.shares)));
         self.view.store(Arc::new(view));
+    }
+
+    /// Returns the budget of the bytes that a tenant's tunnels hold for their readers.
+    pub fn buffer_budget(&self, tenant: &TenantName) -> BufferBudget {
+        BufferBudget { limit: self.buffer_bytes.clone(), holder: ShareHolder::Tenant(tenant.clone()) }
+    }
+}
+
+/// Charges what the pool's connections hold to the tenants of their sources.
+struct PodsHost(Arc<NodeShared>);
+
+impl ConnectionHost for PodsHost {
+    fn spawn(&self, _: &Identity, driver: LocalBoxFuture<'static, ()>) {
+        tokio::task::spawn_local(driver);
+    }
+    fn buffer_budget(&self, source: &Identity) -> Option<BufferBudget> {
+        let view = self.0.view.load();
+        let tenant = view.tenants().find(|view| view.tenant.trust_domain == source.trust_domain)?;
+        Some(self.0.buffer_budget(&tenant.tenant.name))
     }
 }
 
@@ -89,7 +123,7 @@ impl WorkerLocal {
         let log = shared.log.worker(&shard);
         let hbone = HboneCounters::new(&shared.registry, &shard);
         Self {
-            pool: HbonePool::new(pool, hbone.clone()),
+            pool: HbonePool::with_host(pool, hbone.clone(), Rc::new(PodsHost(shared.clone()))),
             hbone,
             gateways: GatewayHealthTable::new(shared.attempt_timeouts),
             open: Rc::default(),

@@ -99,6 +99,11 @@ impl Ledger {
         }
     }
 
+    /// Returns the amount that a holder has taken.
+    pub(super) fn used_of(&self, holder: &ShareHolder) -> u64 {
+        self.accounts.get(holder).map_or(0, |account| account.used)
+    }
+
     /// Returns the holder whose permit is revoked first when the limit is full.
     pub(super) fn first_to_give_way(&self) -> Option<&ShareHolder> {
         self.by_size.last().map(|(_, holder)| holder)

@@ -32,6 +32,7 @@ mod scaleout;
 mod sockets;
 #[path = "software/main.rs"]
 mod software;
+mod stalls;
 mod throttle;
 mod tier;
 mod underlay;

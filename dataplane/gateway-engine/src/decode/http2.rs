@@ -11,7 +11,7 @@ use bytes::Bytes;
 use canal_gateway_io::clock::{TimeoutKind, Timer};
 use canal_gateway_io::io::{Io, PrefixedIo};
 use canal_gateway_io::scheduler::Scheduler;
-use canal_hbone::WindowGrowth;
+use canal_hbone::{FlowAccount, WindowGrowth};
 use h2::server::{Connection, SendResponse};
 use http::Request;
 
@@ -37,9 +37,9 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<ClientSession>, io: 
     let config = &worker.shared.config;
     timer.arm(TimeoutKind::Head, config.times.head);
     let transport = PrefixedIo::new(first, io);
-    let budget = worker.window_budget(&session.account.tenant);
-    let mut growth = WindowGrowth::begin(limits::WINDOWS_MAX, Some(&budget), transport.read.clone());
-    let handshake = limits::http2_server(&config.limits, growth.sizes()).handshake::<_, Bytes>(transport);
+    let account = FlowAccount::new(Some(worker.buffer_budget(&session.account.tenant)));
+    let mut growth = WindowGrowth::begin(limits::STREAM_WINDOW_MAX, account.clone(), transport.read.clone());
+    let handshake = limits::http2_server(&config.limits, growth.stream_window()).handshake::<_, Bytes>(transport);
     let mut connection = match timer.within(handshake).await {
         Ok(Ok(connection)) => connection,
         Ok(Err(e)) => return worker.counts.http2_error("client", &e),
@@ -70,7 +70,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<ClientSession>, io: 
         match event.await {
             StreamEvent::Request(request, respond) => {
                 timer.disarm();
-                if let Some(served) = forward::serve(worker, session, request, respond) {
+                if let Some(served) = forward::serve(worker, session, &account, request, respond) {
                     let guard = StreamCounter::begin(&streams);
                     let account = session.account.clone();
                     tokio::task::spawn_local(async move {

@@ -2,12 +2,13 @@
 //!
 //! Connections are neither opened nor driven here: `upstream` does that. Start with [`StreamPermit::take`].
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use canal_hbone::FlowAccount;
 use h2::client::SendRequest;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -26,6 +27,8 @@ pub(crate) struct Http2Upstream {
     /// Number of requests on the connection.
     streams: Cell<usize>,
     used: Cell<Instant>,
+    /// What the streams hold for their readers, once the connection is open.
+    account: OnceCell<Rc<FlowAccount>>,
     /// The endpoint's address to which the connection leads.
     address: SocketAddr,
     /// The client that alone uses the connection; `None` if any client may.
@@ -74,7 +77,8 @@ impl Drop for StreamPermit {
 impl Http2Upstream {
     fn opening(chosen: &SelectedEndpoint, now: Instant) -> Self {
         let state = RefCell::new(Http2UpstreamState::Opening(Rc::default()));
-        Self { state, streams: Cell::new(0), used: Cell::new(now), address: chosen.address, client: chosen.client.clone() }
+        let (streams, used, account) = (Cell::new(0), Cell::new(now), OnceCell::new());
+        Self { state, streams, used, account, address: chosen.address, client: chosen.client.clone() }
     }
 
     /// Returns whether to keep the connection. One that has had no requests for `idle` is closed.
@@ -100,8 +104,14 @@ impl Http2Upstream {
     }
 
     /// Makes the connection accept requests from now on.
-    pub(crate) fn opened(&self, send: SendRequest<Bytes>) {
+    pub(crate) fn opened(&self, send: SendRequest<Bytes>, account: Rc<FlowAccount>) {
+        let _ = self.account.set(account);
         self.turn(Http2UpstreamState::Open(send));
+    }
+
+    /// Returns what the streams of the connection hold for their readers.
+    pub(crate) fn account(&self) -> &Rc<FlowAccount> {
+        self.account.get_or_init(|| FlowAccount::new(None))
     }
 
     /// Makes the connection accept no more requests. Requests that wait for it fail with `fault`.

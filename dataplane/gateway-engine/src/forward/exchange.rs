@@ -12,7 +12,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use canal_gateway_io::body::{BodyError, BodyErrorCause, BodyPump, BodySink, BodySource, Http1Io};
+use canal_gateway_io::body::{BodyError, BodyErrorCause, BodyPump, BodySink, BodySource, BodyStall, Http1Io};
 use canal_gateway_io::buffer::{BLOCK, Outbox};
 use canal_gateway_io::clock::{TimeoutKind, Timer};
 use canal_h1::{BodyReader, Framing, MessageRefusal, RequestKind, ResponseHead};
@@ -119,7 +119,9 @@ pub(crate) struct Exchange<'a> {
     /// The undelivered bytes are in the endpoint's outbox again.
     resent: bool,
     status: u16,
+    up_stall: BodyStall,
     down: BodyPump,
+    down_stall: BodyStall,
     down_reader: BodyReader,
     down_framing: (Framing, Framing),
     upgrade: bool,
@@ -172,7 +174,9 @@ impl<'a> Exchange<'a> {
             up_cut: false,
             resent: false,
             status: 0,
+            up_stall: BodyStall::default(),
             down: BodyPump::new(false),
+            down_stall: BodyStall::default(),
             down_reader: BodyReader::new(Framing::None),
             down_framing: (Framing::None, Framing::None),
             upgrade: false,
@@ -366,7 +370,7 @@ impl<'a> Exchange<'a> {
                 let Http1Io { io, inbox, .. } = &mut client.wire;
                 BodySource::Http1 { io, inbox, reader: &mut self.up_reader, verbatim }
             }
-            DownstreamSide::Http2(stream) => BodySource::Http2(&mut stream.body),
+            DownstreamSide::Http2(stream) => BodySource::Http2 { recv: &mut stream.body, account: &stream.account },
         };
         let mut sink = match &mut self.back {
             UpstreamSide::Http1(back) => {
@@ -377,7 +381,7 @@ impl<'a> Exchange<'a> {
         };
         let polled = self.up.poll(cx, &mut source, &mut sink, self.worker.h1_limits());
         match polled {
-            Poll::Pending => Poll::Pending,
+            Poll::Pending => self.up_stall.poll(cx, &mut self.up, &mut source, &sink).map(|()| Err(ProxyError::TenantBuffers)),
             Poll::Ready(Ok(())) => Poll::Ready(Ok(())),
             Poll::Ready(Err(BodyError::Source(cause))) => {
                 self.abort_back(&cause);
@@ -440,7 +444,7 @@ impl<'a> Exchange<'a> {
                 BodySource::Http1 { io, inbox, reader: &mut self.down_reader, verbatim }
             }
             UpstreamSide::Http2(back) => match &mut back.body {
-                Some(body) => BodySource::Http2(body),
+                Some(recv) => BodySource::Http2 { recv, account: back.place.connection().account() },
                 None => return Poll::Ready(Ok(())),
             },
         };
@@ -456,7 +460,7 @@ impl<'a> Exchange<'a> {
             },
         };
         match self.down.poll(cx, &mut source, &mut sink, self.worker.h1_limits()) {
-            Poll::Pending => Poll::Pending,
+            Poll::Pending => self.down_stall.poll(cx, &mut self.down, &mut source, &sink).map(|()| Err(ProxyError::TenantBuffers)),
             Poll::Ready(Ok(())) => Poll::Ready(Ok(())),
             Poll::Ready(Err(BodyError::Sink(cause))) => {
                 self.abort_back(&cause);

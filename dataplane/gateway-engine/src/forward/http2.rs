@@ -7,6 +7,7 @@ use std::rc::Rc;
 use bytes::Bytes;
 use canal_gateway_config::RequestMutations;
 use canal_h1::RequestKind;
+use canal_hbone::FlowAccount;
 use h2::RecvStream;
 use h2::server::SendResponse;
 use http::Request;
@@ -31,6 +32,7 @@ use crate::worker::Worker;
 pub(crate) fn serve(
     worker: &Rc<Worker>,
     session: &Rc<ClientSession>,
+    account: &Rc<FlowAccount>,
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
 ) -> Option<impl Future<Output = ()> + use<>> {
@@ -41,7 +43,8 @@ pub(crate) fn serve(
     match heads::check_2(parts) {
         Ok(head) => {
             let ended = body.is_end_stream();
-            let stream = Http2Downstream { body, respond, answer: None, timer: worker.clock.timer(), first: Bytes::new() };
+            let (timer, account) = (worker.clock.timer(), account.clone());
+            let stream = Http2Downstream { body, account, respond, answer: None, timer, first: Bytes::new() };
             let info = RequestInfo::of_http2(&head, ended);
             let client = Http2Client { stream, head, ended };
             Some(pipeline::serve(HttpRequest::new(client, RequestState::new(worker, session, info, record))))

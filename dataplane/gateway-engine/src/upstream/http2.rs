@@ -9,7 +9,7 @@ use std::rc::Rc;
 use bytes::Bytes;
 use canal_gateway_io::io::PrefixedIo;
 use canal_gateway_io::scheduler::Scheduler;
-use canal_hbone::WindowGrowth;
+use canal_hbone::{FlowAccount, WindowGrowth};
 use futures::FutureExt;
 use h2::client::SendRequest;
 
@@ -60,13 +60,13 @@ async fn open(
     }
     let mut guard = AbandonGuard(on, true);
     let account = chosen.endpoint().workload.uid.split('/').next().and_then(|tenant| worker.account(tenant));
-    let budget = account.as_ref().map(|account| worker.window_budget(&account.tenant));
+    let held = FlowAccount::new(account.as_ref().map(|account| worker.buffer_budget(&account.tenant)));
     let outcome = async {
         let io = connect(worker, chosen, introduction).await?;
         let rewound = PrefixedIo::new(Bytes::new(), io);
-        let growth = WindowGrowth::begin(limits::WINDOWS_MAX, budget.as_ref(), rewound.read.clone());
+        let growth = WindowGrowth::begin(limits::STREAM_WINDOW_MAX, held.clone(), rewound.read.clone());
         let failed = |e: h2::Error| ProxyError::Connect { why: format!("{}: HTTP/2: {e}", chosen.address) };
-        let opened = limits::http2_client(growth.sizes()).handshake::<_, Bytes>(rewound).await.map_err(failed)?;
+        let opened = limits::http2_client(growth.stream_window()).handshake::<_, Bytes>(rewound).await.map_err(failed)?;
         Ok::<_, ProxyError>((opened, growth))
     };
     let outcome = outcome.await;
@@ -77,7 +77,7 @@ async fn open(
             Err(fault)
         }
         Ok(((send, mut connection), mut growth)) => {
-            on.opened(send);
+            on.opened(send, held);
             // The reference is weak, so that the driver does not extend the connection's life beyond its endpoint and its requests.
             let (on, counts) = (Rc::downgrade(on), worker.counts.clone());
             let queue = account.map(|account| account.queue.clone());

@@ -87,6 +87,10 @@ impl TlsIo {
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 
+    pub(super) fn is_reset(&self) -> bool {
+        canal_net::copy::Leg::is_reset(self.stream.get_ref().0)
+    }
+
     pub(super) fn abort(&mut self) {
         canal_net::sys::reset_on_close(self.stream.get_ref().0);
     }

@@ -13,7 +13,7 @@ use canal_identity::CredentialId;
 use canal_model::identity::Identity;
 use canal_net::sys::{self, ConnectOptions, SysError};
 use canal_tls::{MtlsStream, PeerTrustWatch, RotateHint, TrustLoss};
-use canal_wire::hbone::{CLIENT_HEADER_LIST, CLIENT_SEND_BUFFER, FRAME_SIZE};
+use canal_wire::hbone::{CLIENT_HEADER_LIST, CLIENT_SEND_BUFFER, FRAME_SIZE, STREAM_WINDOW_MAX};
 use futures::future::LocalBoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
@@ -26,7 +26,7 @@ use super::{PoolConfig, Steering, TunnelTarget};
 use crate::counts::{HboneCloseReason, HboneCounters};
 use crate::error::of_h2;
 use crate::first_write::Counted;
-use crate::{DATA_FRAME_BUDGET, HboneError, WindowBudget, WindowGrowth, WindowSizes, keep_alive};
+use crate::{CONNECTION_WINDOW, DATA_FRAME_BUDGET, FlowAccount, HboneError, WindowGrowth, keep_alive};
 
 /// Time that a connection has for an orderly close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -51,6 +51,8 @@ pub(crate) struct PooledConnection {
     pub(crate) proof: CredentialId,
     /// Verified identity of the peer.
     pub(crate) peer: Identity,
+    /// What the streams hold for their readers.
+    pub(super) account: Rc<FlowAccount>,
     /// `None` once no new stream may start. Dropping the last sender closes the connection when its streams have ended.
     sender: RefCell<Option<SendRequest<Bytes>>>,
     streams: Cell<u32>,
@@ -218,6 +220,7 @@ pub(super) struct NewConnection {
     send: SendRequest<Bytes>,
     h2: h2::client::Connection<Counted<MtlsStream<TcpStream>>, Bytes>,
     growth: WindowGrowth,
+    account: Rc<FlowAccount>,
     received: Rc<Cell<u64>>,
     proof: CredentialId,
     peer: Identity,
@@ -266,7 +269,7 @@ pub(super) async fn establish(
     config: &PoolConfig,
     target: &TunnelTarget,
     bucket: Option<(Steering, usize)>,
-    budget: Option<&WindowBudget>,
+    account: Rc<FlowAccount>,
     counters: &HboneCounters,
 ) -> Result<NewConnection, HboneError> {
     let address = target.address;
@@ -277,10 +280,10 @@ pub(super) async fn establish(
     let (tls, peer) = identity.connect(tcp, &target.expected).await.map_err(tls_error)?;
     let (standing, worn) = (tls.peer_trust().clone(), tls.rotate_hint());
     let received = Rc::<Cell<u64>>::default();
-    let growth = WindowGrowth::begin(WindowSizes::HBONE_MAX, budget, received.clone());
+    let growth = WindowGrowth::begin(STREAM_WINDOW_MAX, account.clone(), received.clone());
     let (send, h2) = h2::client::Builder::new()
-        .initial_window_size(growth.sizes().stream)
-        .initial_connection_window_size(growth.sizes().connection)
+        .initial_window_size(growth.stream_window())
+        .initial_connection_window_size(CONNECTION_WINDOW)
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(CLIENT_HEADER_LIST)
         .max_concurrent_streams(config.streams_max)
@@ -290,7 +293,7 @@ pub(super) async fn establish(
         .handshake(Counted { io: tls, read: received.clone() })
         .await
         .map_err(|e| of_h2(address, "", &e))?;
-    Ok(NewConnection { send, h2, growth, received, proof: identity.proof().clone(), peer, standing, worn })
+    Ok(NewConnection { send, h2, growth, account, received, proof: identity.proof().clone(), peer, standing, worn })
 }
 
 impl NewConnection {
@@ -301,7 +304,7 @@ impl NewConnection {
         place: u32,
         config: &PoolConfig,
     ) -> (Rc<PooledConnection>, impl Future<Output = HboneCloseReason> + use<>) {
-        let Self { send, h2, growth, received, proof, peer, standing, worn } = self;
+        let Self { send, h2, growth, account, received, proof, peer, standing, worn } = self;
         let connection = Rc::new(PooledConnection {
             serial,
             place,
@@ -311,6 +314,7 @@ impl NewConnection {
             doubted_until: Cell::new(None),
             proof,
             peer,
+            account,
             sender: RefCell::new(Some(send)),
             streams: Cell::new(0),
             quiet_since: Cell::new(Instant::now()),

@@ -23,6 +23,13 @@ impl Leg for HboneStream {
     fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         self.poll_reset(cx)
     }
+    fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        HboneStream::poll_stalled(self, cx)
+    }
+    fn is_reset(&self) -> bool {
+        // The stream reports a reset by itself.
+        false
+    }
     fn poll_departed(&mut self) -> Poll<()> {
         HboneStream::poll_departed(self)
     }

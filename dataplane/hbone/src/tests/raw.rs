@@ -60,7 +60,7 @@ fn the_server_announces_ztunnels_settings_and_small_windows() {
                 window = Some(connection_window(&f));
             }
         }
-        assert_eq!(window, Some(256 << 10));
+        assert_eq!(window, Some(canal_wire::hbone::CONNECTION_WINDOW));
     });
 }
 
@@ -78,7 +78,7 @@ fn the_client_announces_ztunnels_settings_small_windows_and_a_plain_connect() {
             // HEADER_TABLE_SIZE has its default value, and ENABLE_PUSH is 0.
             let got = settings(&frame(&mut io).await);
             assert_eq!(got, [(2, 0), (3, 100), (4, 64 << 10), (5, 1 << 20), (6, 16 << 10)]);
-            assert_eq!(connection_window(&frame(&mut io).await), 256 << 10);
+            assert_eq!(connection_window(&frame(&mut io).await), canal_wire::hbone::CONNECTION_WINDOW);
             let headers = frame(&mut io).await;
             assert_eq!((headers.kind, headers.stream), (1, 1));
             // The request has only :method CONNECT and :authority (RFC 9113 §8.5). Both are literals here, so the bytes show what is sent.

@@ -35,6 +35,12 @@ impl<L: Leg> Leg for Prefixed<L> {
     fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         self.leg.poll_broken(cx)
     }
+    fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        self.leg.poll_stalled(cx)
+    }
+    fn is_reset(&self) -> bool {
+        self.leg.is_reset()
+    }
     fn poll_departed(&mut self) -> Poll<()> {
         self.leg.poll_departed()
     }
@@ -85,6 +91,13 @@ impl Leg for TcpStream {
     fn poll_broken(&mut self, _: &mut Context<'_>) -> Poll<io::Error> {
         // After the peer's FIN the kernel reports the socket as readable for ever. A reset shows at the next write.
         Poll::Pending
+    }
+    fn poll_stalled(&mut self, _: &mut Context<'_>) -> Poll<io::Error> {
+        // The kernel keeps what arrives.
+        Poll::Pending
+    }
+    fn is_reset(&self) -> bool {
+        sys::tcp_is_closed(self).unwrap_or(false)
     }
     fn poll_departed(&mut self) -> Poll<()> {
         // If the kernel cannot report the state, there is nothing to wait for.

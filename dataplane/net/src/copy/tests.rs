@@ -169,6 +169,12 @@ impl Leg for Closing {
     fn poll_broken(&mut self, _: &mut Context<'_>) -> Poll<io::Error> {
         Poll::Pending
     }
+    fn poll_stalled(&mut self, _: &mut Context<'_>) -> Poll<io::Error> {
+        Poll::Pending
+    }
+    fn is_reset(&self) -> bool {
+        false
+    }
     fn poll_departed(&mut self) -> Poll<()> {
         Poll::Ready(())
     }
