@@ -1,7 +1,11 @@
 //! Counters of HBONE connections and streams.
 
+use std::rc::Rc;
+
 use canal_runtime::metrics::{Counter, CounterFamily, Gauge, MetricFamily, MetricsShard, Registry};
 use canal_tls::TrustLoss;
+
+use crate::flow::{BufferBudget, FlowAccount};
 
 /// Reason why a connection ended; the label `reason` of `canal_hbone_closed_total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,17 +71,24 @@ pub struct HboneCounters {
     pub(super) handshake_failures: Counter,
     pub(super) retries: Counter,
     pub(super) unsteered: Counter,
+    stalled_streams: Gauge,
 }
 
 impl HboneCounters {
     /// Registers `canal_hbone_connections{side}`, `canal_hbone_closed_total{side,reason}`, `canal_hbone_handshakes_total`,
     /// `canal_hbone_handshake_failures_total`, `canal_hbone_retries_total`, `canal_hbone_unsteered_total`,
-    /// `canal_hbone_refused_total{reason}`.
+    /// `canal_hbone_refused_total{reason}`, `canal_hbone_stalled_streams`.
     pub fn new(registry: &Registry, shard: &MetricsShard) -> Self {
         let open = registry.gauges(MetricFamily::new("canal_hbone_connections", "Open HBONE connections.", &["side"]));
+        let stalled = MetricFamily::new(
+            "canal_hbone_stalled_streams",
+            "Streams of HBONE and HTTP/2 connections whose bytes wait for a reader that accepts none.",
+            &[],
+        );
         let plain = |name, help| shard.counter(&registry.counters(MetricFamily::new(name, help, &[])), &[]);
         Self {
             shard: shard.clone(),
+            stalled_streams: shard.gauge(&registry.gauges(stalled), &[]),
             unsteered: plain("canal_hbone_unsteered_total", "HBONE connections opened as client whose bucket could not be chosen."),
             closed: registry.counters(MetricFamily::new("canal_hbone_closed_total", "HBONE connections that ended.", &["side", "reason"])),
             refused: registry.counters(MetricFamily::new(
@@ -91,6 +102,11 @@ impl HboneCounters {
             handshake_failures: plain("canal_hbone_handshake_failures_total", "HBONE connections that did not come up as client."),
             retries: plain("canal_hbone_retries_total", "Tunnels opened again because a pooled connection had died."),
         }
+    }
+
+    /// Creates the account of a new connection, whose stalled streams are counted.
+    pub fn account(&self, budget: Option<BufferBudget>) -> Rc<FlowAccount> {
+        FlowAccount::counted(budget, self.stalled_streams.clone())
     }
 
     pub(super) fn closed(&self, side: &'static str, ended: HboneCloseReason) {

@@ -12,6 +12,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
+use canal_runtime::metrics::Gauge;
 use canal_runtime::{ShareHolder, TenantLimit, TenantPermit};
 
 /// Bytes that one permit of a stalled stream covers.
@@ -52,17 +53,34 @@ impl BufferPressure {
 pub struct FlowAccount {
     budget: Option<BufferBudget>,
     stalled: Cell<u32>,
+    /// Number of such streams of all connections of the worker.
+    stalled_streams: Option<Gauge>,
 }
 
 impl FlowAccount {
     /// Creates the account of a new connection. Without a budget, nothing but the windows limits what the streams hold.
     pub fn new(budget: Option<BufferBudget>) -> Rc<Self> {
-        Rc::new(Self { budget, stalled: Cell::new(0) })
+        Rc::new(Self { budget, ..Self::default() })
+    }
+
+    /// Creates an account like [`FlowAccount::new`] that counts its stalled streams in a gauge.
+    pub(crate) fn counted(budget: Option<BufferBudget>, stalled_streams: Gauge) -> Rc<Self> {
+        Rc::new(Self { budget, stalled_streams: Some(stalled_streams), ..Self::default() })
     }
 
     /// Returns the number of streams that are not read although bytes wait in them.
     pub fn stalled(&self) -> u32 {
         self.stalled.get()
+    }
+
+    fn add_stalled(&self) {
+        self.stalled.set(self.stalled.get() + 1);
+        self.stalled_streams.iter().for_each(|gauge| gauge.add(1));
+    }
+
+    fn remove_stalled(&self) {
+        self.stalled.set(self.stalled.get() - 1);
+        self.stalled_streams.iter().for_each(|gauge| gauge.add(-1));
     }
 
     /// Returns how much of its share the holder has used.
@@ -99,7 +117,7 @@ impl fmt::Debug for StalledBytes {
 impl StalledBytes {
     /// Begins with a reader that has `handed` bytes which it does not consume.
     pub fn begin(account: &Rc<FlowAccount>, handed: usize) -> Self {
-        account.stalled.set(account.stalled.get() + 1);
+        account.add_stalled();
         Self { account: account.clone(), bytes: BytesMut::new(), handed, permits: Vec::new() }
     }
 
@@ -138,7 +156,7 @@ impl StalledBytes {
 
 impl Drop for StalledBytes {
     fn drop(&mut self) {
-        self.account.stalled.set(self.account.stalled.get() - 1);
+        self.account.remove_stalled();
     }
 }
 

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use super::counts::{HboneCloseReason, HboneCounters};
 use super::error::{ReconnectDecision, decide_again, of_h2};
-use super::{BufferBudget, ConnectAuthority, FlowAccount, HboneError, HboneStream};
+use super::{BufferBudget, ConnectAuthority, HboneError, HboneStream};
 use connection::{PendingStream, PooledConnection};
 use spread::SpreadLoad;
 
@@ -522,7 +522,7 @@ impl HbonePool {
             Sharing::Packed | Sharing::Spread(None) => None,
         };
         counters.handshakes.inc();
-        let account = FlowAccount::new(host.buffer_budget(target.source.identity()));
+        let account = counters.account(host.buffer_budget(target.source.identity()));
         let established = connection::establish(config, target, bucket, account, counters).await;
         slot.opening.borrow_mut().retain(|opening| *opening != place);
         match established {

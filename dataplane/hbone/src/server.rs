@@ -121,7 +121,7 @@ pub async fn serve<IO: Transport>(
 ) -> Result<(), HboneError> {
     let _open = counters.server_open.hold();
     let read = Rc::<Cell<u64>>::default();
-    let account = FlowAccount::new(config.buffer_budget.clone());
+    let account = counters.account(config.buffer_budget.clone());
     let growth = WindowGrowth::begin(STREAM_WINDOW_MAX, account.clone(), read.clone());
     let builder = h2::server::Builder::new()
         .initial_window_size(growth.stream_window())

@@ -91,16 +91,17 @@ fn clients_that_do_not_read_stop_nobody_else() {
             .iter()
             .sum::<u64>()
     };
+    let stalled = || ["gateway", "node"].iter().map(|kind| mesh().counted_at(kind, "canal_hbone_stalled_streams", &[])).sum::<u64>();
     until(deadline(SOON), "the new service is known", || [CLIENT, FAR].iter().all(|pod| echoes(pod, "10.101.0.51")));
     assert_others_are_served("at first");
     for case in &CASES {
         let mut child = stall(case);
         assert_others_are_served(case.road);
-        until(deadline(SOON), "what they hold is charged to their tenant", || held() > 0);
+        until(deadline(SOON), "what they hold is charged to their tenant", || held() > 0 && stalled() > 0);
         // `timeout`, under which every client of a mesh runs, forwards the signal.
         rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::TERM).expect("it runs");
         child.wait().expect("the program ends");
         assert_others_are_served(&format!("{}, closed", case.road));
-        until(deadline(SOON), "what they held is given back", || held() == 0);
+        until(deadline(SOON), "what they held is given back", || held() == 0 && stalled() == 0);
     }
 }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use canal_gateway_io::clock::{TimeoutKind, Timer};
 use canal_gateway_io::io::{Io, PrefixedIo};
 use canal_gateway_io::scheduler::Scheduler;
-use canal_hbone::{FlowAccount, WindowGrowth};
+use canal_hbone::WindowGrowth;
 use h2::server::{Connection, SendResponse};
 use http::Request;
 
@@ -37,7 +37,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<ClientSession>, io: 
     let config = &worker.shared.config;
     timer.arm(TimeoutKind::Head, config.times.head);
     let transport = PrefixedIo::new(first, io);
-    let account = FlowAccount::new(Some(worker.buffer_budget(&session.account.tenant)));
+    let account = worker.hbone.account(Some(worker.buffer_budget(&session.account.tenant)));
     let mut growth = WindowGrowth::begin(limits::STREAM_WINDOW_MAX, account.clone(), transport.read.clone());
     let handshake = limits::http2_server(&config.limits, growth.stream_window()).handshake::<_, Bytes>(transport);
     let mut connection = match timer.within(handshake).await {

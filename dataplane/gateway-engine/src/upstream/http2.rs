@@ -9,7 +9,7 @@ use std::rc::Rc;
 use bytes::Bytes;
 use canal_gateway_io::io::PrefixedIo;
 use canal_gateway_io::scheduler::Scheduler;
-use canal_hbone::{FlowAccount, WindowGrowth};
+use canal_hbone::WindowGrowth;
 use futures::FutureExt;
 use h2::client::SendRequest;
 
@@ -60,7 +60,7 @@ async fn open(
     }
     let mut guard = AbandonGuard(on, true);
     let account = chosen.endpoint().workload.uid.split('/').next().and_then(|tenant| worker.account(tenant));
-    let held = FlowAccount::new(account.as_ref().map(|account| worker.buffer_budget(&account.tenant)));
+    let held = worker.hbone.account(account.as_ref().map(|account| worker.buffer_budget(&account.tenant)));
     let outcome = async {
         let io = connect(worker, chosen, introduction).await?;
         let rewound = PrefixedIo::new(Bytes::new(), io);
