@@ -3,9 +3,9 @@
 //! The rules, which every faster implementation must follow:
 //! - The host is compared without port, in lower case, and without a trailing dot. `*.x` matches one or more labels before `.x`.
 //! - The path is compared without the query. If a match of the port requires more than `/`, the path is compared in its normalized form
-//!   ([`crate::oracle_authorization::normal_path`]). A path without one is then refused; otherwise the path may be anything.
+//!   ([`crate::oracle_authorization::routing_path`]); otherwise the path may be anything.
 //! - `PathPrefix /a/` is `PathPrefix /a`: it matches `/a` and everything that starts with `/a/`.
-//! - Header names are compared in lower case. A header that is sent several times has one value, joined by `,` (RFC 9110 §5.2).
+//! - Header names are compared in lower case. A header that is sent several times has one value, joined by `,` (RFC 9110 §5.2), cookies by `; `.
 //! - If a query parameter is sent several times, its first value is used. Names and values are compared as sent.
 //! - The method is compared as sent: methods are case-sensitive (RFC 9110 §9.1).
 //! - Regular expressions are RE2 over bytes without Unicode classes, and the whole text must match.
@@ -16,7 +16,7 @@ use canal_model::program::{
 };
 
 use crate::ir::Ir;
-use crate::oracle_authorization::normal_path;
+use crate::oracle_authorization::routing_path;
 use crate::pattern;
 
 /// The parts of a request that routing uses.
@@ -47,8 +47,6 @@ pub enum RoutingVerdict {
     Refuse { rule: RouteKey, status: u16, reason: String },
     /// The port has rules, and none matches: 404.
     NoRule,
-    /// A rule of the port depends on the path, and this path has no unique interpretation: 400.
-    AmbiguousPath,
 }
 
 /// Returns the routing decision that the IR defines for one request.
@@ -60,14 +58,12 @@ pub fn decide(ir: &Ir, request: &OracleRequest) -> RoutingVerdict {
         return RoutingVerdict::Service { service: request.service.clone(), port: request.port };
     }
     let mut request = request.clone();
-    // A path without a normalized form is refused only where some rule depends on the path.
     if matches.clone().any(|(_, http)| reads_path(&http.path)) {
         let (path, query) = match request.target.split_once('?') {
             Some((path, query)) => (path, format!("?{query}")),
             None => (request.target.as_str(), String::new()),
         };
-        let Some(normal) = normal_path(path) else { return RoutingVerdict::AmbiguousPath };
-        request.target = normal + &query;
+        request.target = routing_path(path) + &query;
     }
     match matches.find(|(rule, http)| holds(&rule.hosts, http, &request)) {
         None => RoutingVerdict::NoRule,
@@ -141,7 +137,9 @@ fn path_holds(written: &PathMatch, path: &str) -> bool {
 fn header_value(request: &OracleRequest, name: &str) -> Option<String> {
     let values: Vec<&str> =
         request.headers.iter().filter(|(sent, _)| sent.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str()).collect();
-    (!values.is_empty()).then(|| values.join(","))
+    // Cookies are one line, into which HTTP/2 may split it (RFC 9113 §8.2.3).
+    let separator = if name.eq_ignore_ascii_case("cookie") { "; " } else { "," };
+    (!values.is_empty()).then(|| values.join(separator))
 }
 
 fn query_value<'a>(query: &'a str, name: &str) -> Option<&'a str> {

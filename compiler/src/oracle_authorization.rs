@@ -20,7 +20,7 @@ use canal_model::authorization::{
     PolicyTarget,
 };
 use canal_model::ids::{Namespace, ServiceKey};
-use canal_model::program::Labels;
+use canal_model::program::{Labels, PolicyPaths};
 
 /// One value of an attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -311,43 +311,77 @@ pub fn peer_mode(policies: &[PeerAuthentication], destination: &OracleDestinatio
     mode
 }
 
-/// Returns the path as policies use it: without query, with unreserved characters decoded, slashes merged and dot segments resolved (RFC
-/// 3986 §6.2.2). `None` if the path has no safe interpretation, because a backend may interpret it differently.
+/// Returns the path in its normal form: without query, with unreserved characters decoded, slashes merged and dot segments resolved (RFC 3986
+/// §6.2.2). `None` if the path has no safe interpretation, because a backend may interpret it differently.
 pub fn normal_path(target: &str) -> Option<String> {
+    normal(target, false)
+}
+
+/// Returns the path as policies compare it; `None` if they refuse it. Strict policies refuse parameters, and escapes that are not UTF-8.
+pub fn policy_path(target: &str, paths: PolicyPaths) -> Option<String> {
+    let is_legacy = paths == PolicyPaths::Legacy;
+    normal_path(target).filter(|path| is_legacy || !(path.contains([';']) || path.contains("%3B") || !is_utf8(path)))
+}
+
+/// Returns the path as routes compare it. What has no safe interpretation stays as it is.
+pub fn routing_path(target: &str) -> String {
+    normal(target, true).unwrap_or_else(|| target.split(['?', '#']).next().unwrap_or_default().to_owned())
+}
+
+fn is_utf8(path: &str) -> bool {
+    let mut parts = path.split('%');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        let (hex, rest) = part.split_at(2);
+        bytes.extend(u8::from_str_radix(hex, 16));
+        bytes.extend(rest.bytes());
+    }
+    String::from_utf8(bytes).is_ok()
+}
+
+/// Returns the normal form. `keeps` says that what has no safe interpretation stays as it is; otherwise the path has no normal form.
+fn normal(target: &str, keeps: bool) -> Option<String> {
     let path = target.split(['?', '#']).next().unwrap_or_default();
+    let allowed = |is_safe: bool| (is_safe || keeps).then_some(());
     let mut decoded = Vec::new();
-    let mut bytes = path.bytes();
-    while let Some(byte) = bytes.next() {
-        match byte {
-            b'%' => {
-                let pair = [bytes.next()?, bytes.next()?];
-                let hex = std::str::from_utf8(&pair).ok().filter(|hex| hex.bytes().all(|b| b.is_ascii_hexdigit()))?;
-                match u8::from_str_radix(hex, 16).ok()? {
-                    0..=0x1f | 0x7f | b'/' | b'\\' => return None,
-                    c if c.is_ascii_alphanumeric() || b"-._~".contains(&c) => decoded.push(c),
-                    _ => decoded.extend(format!("%{}", hex.to_ascii_uppercase()).bytes()),
+    let mut rest = path.as_bytes();
+    while let Some((byte, after)) = rest.split_first() {
+        rest = after;
+        let hex = after.get(..2).and_then(|pair| std::str::from_utf8(pair).ok()).filter(|hex| hex.bytes().all(|b| b.is_ascii_hexdigit()));
+        match (byte, hex) {
+            (b'%', Some(hex)) => {
+                let code = u8::from_str_radix(hex, 16).ok()?;
+                allowed(!matches!(code, 0..=0x1f | 0x7f | b'/' | b'\\'))?;
+                if code.is_ascii_alphanumeric() || b"-._~".contains(&code) {
+                    decoded.push(code);
+                } else {
+                    decoded.extend(format!("%{}", hex.to_ascii_uppercase()).bytes());
                 }
+                rest = &after[2..];
             }
-            0..=0x20 | 0x7f | b'\\' => return None,
-            _ => decoded.push(byte),
+            (byte, _) => {
+                allowed(!matches!(byte, b'%' | 0..=0x20 | 0x7f | b'\\'))?;
+                decoded.push(*byte);
+            }
         }
     }
     let decoded = String::from_utf8(decoded).ok()?;
     if decoded == "*" {
         return Some(decoded);
     }
-    let rest = decoded.strip_prefix('/')?;
+    let Some(rest) = decoded.strip_prefix('/') else { return keeps.then(|| path.to_owned()) };
     let parts: Vec<&str> = rest.split('/').collect();
     let mut kept: Vec<&str> = Vec::new();
     for part in &parts {
         match *part {
             "" | "." => {}
-            ".." => drop(kept.pop()?),
-            // A server that drops path parameters interprets these segments as `..`, `.` or an empty segment.
-            other if ["..", ".", ""].iter().any(|dots| [";", "%3B"].iter().any(|mark| other.starts_with(&format!("{dots}{mark}")))) => {
-                return None;
+            ".." => allowed(kept.pop().is_some())?,
+            other => {
+                // A server that drops path parameters interprets these segments as `..`, `.` or an empty segment.
+                let has_marks = |dots: &&str| [";", "%3B"].iter().any(|mark| other.starts_with(&format!("{dots}{mark}")));
+                allowed(!["..", ".", ""].iter().any(has_marks))?;
+                kept.push(other);
             }
-            other => kept.push(other),
         }
     }
     let is_folder = matches!(parts.last(), Some(&("" | "." | ".."))) && !kept.is_empty();
@@ -438,6 +472,36 @@ mod tests {
             ("/a%c3%a9", Some("/a%C3%A9")),
         ] {
             assert_eq!(normal_path(sent).as_deref(), want, "{sent:?}");
+        }
+    }
+
+    #[test]
+    fn strict_policies_refuse_parameters_and_other_encodings() {
+        for (sent, strict, legacy) in [
+            ("/admin;x", None, Some("/admin;x")),
+            ("/admin%3bx", None, Some("/admin%3Bx")),
+            ("/%c0%ae%c0%ae/admin", None, Some("/%C0%AE%C0%AE/admin")),
+            ("/caf%e9", None, Some("/caf%E9")),
+            ("/caf%C3%A9", Some("/caf%C3%A9"), Some("/caf%C3%A9")),
+            ("/a%2fb", None, None),
+        ] {
+            assert_eq!(policy_path(sent, PolicyPaths::Strict).as_deref(), strict, "{sent:?}");
+            assert_eq!(policy_path(sent, PolicyPaths::Legacy).as_deref(), legacy, "{sent:?}");
+        }
+    }
+
+    #[test]
+    fn routes_read_every_path() {
+        for (sent, want) in [
+            ("/a%2fb//c?q", "/a%2Fb/c"),
+            ("/a\\b/../c", "/c"),
+            ("/a%00/./%zz%", "/a%00/%zz%"),
+            ("/../a", "/a"),
+            ("/public/..;/admin", "/public/..;/admin"),
+            ("a//b", "a//b"),
+            ("*", "*"),
+        ] {
+            assert_eq!(routing_path(sent), want, "{sent:?}");
         }
     }
 }

@@ -18,8 +18,8 @@ use crate::ir::Ir;
 use crate::lower::{RefusalReason, TargetName};
 use crate::oracle::{self, OracleRequest, RoutingVerdict as Route};
 use crate::oracle_authorization::{
-    OracleDecision, OracleDestination, OracleFacts, OracleShadowMatch, OracleTruth, OracleValue, decide, hits, is_for, normal_path,
-    peer_mode, rule_holds,
+    OracleDecision, OracleDestination, OracleFacts, OracleShadowMatch, OracleTruth, OracleValue, decide, hits, is_for, peer_mode,
+    policy_path, rule_holds,
 };
 use crate::text_security;
 
@@ -188,9 +188,6 @@ pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
     let (route, targets): (String, Vec<BackendTarget>) = match route {
         Route::NoService => ("there is no such service or port".into(), Vec::new()),
         Route::NoRule => ("the port has rules and none matches: 404".into(), Vec::new()),
-        Route::AmbiguousPath => {
-            ("the path can be interpreted in several ways, and a rule of the port matches on it: 400".into(), Vec::new())
-        }
         Route::Refuse { rule, status, reason } => (format!("{rule} refuses: {status} ({reason})"), Vec::new()),
         Route::Service { service, port } => {
             let text = format!("{}/{}:{port}", service.namespace, service.name);
@@ -485,12 +482,17 @@ impl<'a> WorkloadPath<'a> {
             headers.entry(name.to_lowercase()).or_default().push(value);
         }
         for (name, values) in headers {
-            facts.seen.insert(Attribute::Header(name), vec![OracleValue::Text(values.join(","))]);
+            if is_set_by_gateway(&name) {
+                continue;
+            }
+            let separator = if name == "cookie" { "; " } else { "," };
+            facts.seen.insert(Attribute::Header(name), vec![OracleValue::Text(values.join(separator))]);
         }
         facts.is_complete = true;
         facts.seen.insert(Attribute::Method, vec![OracleValue::Text(request.method.clone())]);
         facts.seen.insert(Attribute::Host, vec![OracleValue::Text(request.host.clone())]);
-        match normal_path(&request.target) {
+        let paths = self.ir.services.get(&request.service).map(|known| known.service.policy_paths).unwrap_or_default();
+        match policy_path(&request.target, paths) {
             Some(path) => drop(facts.seen.insert(Attribute::Path, vec![OracleValue::Text(path)])),
             None if self.all_policies().iter().any(|policy| reads_path(policy)) => {
                 return Err("400: the path can be interpreted in several ways, and a policy matches on it".into());
@@ -531,12 +533,22 @@ impl<'a> WorkloadPath<'a> {
     }
 }
 
+/// Returns whether the gateway removes a header of clients before policies look at it: proxies alone set it, or it is the name of such a one
+/// with `_`, which many servers read as `-`.
+fn is_set_by_gateway(name: &str) -> bool {
+    let plain = name.replace('_', "-");
+    let is_proxys = plain.starts_with("x-envoy-") || plain == "x-forwarded-client-cert" || plain == "canal-source";
+    is_proxys || (plain != name && ["x-forwarded-for", "x-forwarded-proto", "x-request-id"].contains(&plain.as_str()))
+}
+
 /// Returns the facts from a valid token.
 fn claimed(rule: &JwtRule, claims: &Json, audiences: Vec<String>, policies: &[&Authorization]) -> BTreeMap<Attribute, Vec<OracleValue>> {
     let values = |texts: Vec<String>| texts.into_iter().map(OracleValue::Text).collect::<Vec<OracleValue>>();
-    let subject = claims.get("sub").and_then(Json::as_str).unwrap_or_default();
+    // A principal has an issuer and a subject.
+    let subject = claims.get("sub").and_then(Json::as_str).filter(|subject| !subject.is_empty() && !rule.issuer.is_empty());
+    let principal = subject.map(|subject| format!("{}/{subject}", rule.issuer));
     let mut seen = BTreeMap::from([
-        (Attribute::RequestPrincipal, values(vec![format!("{}/{subject}", rule.issuer)])),
+        (Attribute::RequestPrincipal, values(principal.into_iter().collect())),
         (Attribute::RequestAudience, values(audiences)),
         (Attribute::RequestPresenter, values(texts(claims.get("azp")))),
     ]);

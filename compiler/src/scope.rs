@@ -125,7 +125,15 @@ mod tests {
         let (vni, tenant) = (Vni::new(n).unwrap(), TenantName::new(name).unwrap());
         let hostname = "a.shop.svc.cluster.local".into();
         let mut all = vec![
-            Resource::Service(Service { key: key.clone(), id, hostname, vips: vec![], ports: vec![], upstream_pool: Default::default() }),
+            Resource::Service(Service {
+                key: key.clone(),
+                id,
+                hostname,
+                vips: vec![],
+                ports: vec![],
+                upstream_pool: Default::default(),
+                policy_paths: Default::default(),
+            }),
             Resource::Node(Node {
                 tenant: tenant.clone(),
                 name: "n1".parse().unwrap(),

@@ -4,8 +4,8 @@ use std::fmt::Display;
 
 use canal_model::program::{
     AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, Gateway, GatewayAddress, HostMatch, HttpMatch, Node,
-    OutboundTrafficPolicy, PathMatch, RateLimit, Replica, Resource, RouteAction, RouteKey, RouteRule, Service, ServicePort, Tenant,
-    TextMatch, Throttle, TunnelProtocol, UpstreamPool, ValueMatch, Workload,
+    OutboundTrafficPolicy, PathMatch, PolicyPaths, RateLimit, Replica, Resource, RouteAction, RouteKey, RouteRule, Service, ServicePort,
+    Tenant, TextMatch, Throttle, TunnelProtocol, UpstreamPool, ValueMatch, Workload,
 };
 
 use crate::text_security;
@@ -103,7 +103,8 @@ pub(crate) fn gateway(gateway: &Gateway) -> String {
 
 pub(crate) fn service(service: &Service) -> String {
     let pool = if service.upstream_pool == UpstreamPool::PerClient { " pool per-client" } else { "" };
-    format!("service {} id {} host {} vips {}{pool}", service.key, service.id.get(), service.hostname, list(&service.vips))
+    let paths = if service.policy_paths == PolicyPaths::Legacy { " paths legacy" } else { "" };
+    format!("service {} id {} host {} vips {}{pool}{paths}", service.key, service.id.get(), service.hostname, list(&service.vips))
 }
 
 pub(crate) fn port(port: &ServicePort) -> String {

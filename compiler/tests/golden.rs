@@ -185,7 +185,6 @@ fn answer(ir: &Ir, question: &str) -> String {
     let verdict = match decide(ir, &request) {
         RoutingVerdict::NoService => "no such service".to_owned(),
         RoutingVerdict::NoRule => "404".to_owned(),
-        RoutingVerdict::AmbiguousPath => "400".to_owned(),
         RoutingVerdict::Service { service, port } => format!("{service}:{port}"),
         RoutingVerdict::Refuse { rule, status, .. } => format!("refuse {status} by {} {}", rule.kind, rule.rule),
         RoutingVerdict::Split { rule, backends } => {

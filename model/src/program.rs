@@ -249,6 +249,17 @@ pub struct Service {
     pub vips: Vec<IpAddr>,
     pub ports: Vec<ServicePort>,
     pub upstream_pool: UpstreamPool,
+    pub policy_paths: PolicyPaths,
+}
+
+/// The paths that a gateway lets policies compare; it answers 400 to all others, because the endpoint may understand them in another way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum PolicyPaths {
+    /// Paths without parameters (`;`), and with escapes that are UTF-8.
+    #[default]
+    Strict,
+    /// Parameters and escapes in other encodings too. Policies compare them as they are written.
+    Legacy,
 }
 
 /// The clients whose requests share a gateway's HTTP connections to a service's endpoints.

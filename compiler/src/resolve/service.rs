@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use canal_model::ids::ServiceKey;
-use canal_model::policy::kubernetes::{self, ClusterIp, ServiceType, SessionAffinity, Transport, UPSTREAM_POOL_ANNOTATION};
-use canal_model::program::{AppProtocol, Service, ServicePort, UpstreamPool};
+use canal_model::policy::kubernetes::{
+    self, ClusterIp, POLICY_PATHS_ANNOTATION, ServiceType, SessionAffinity, Transport, UPSTREAM_POOL_ANNOTATION,
+};
+use canal_model::program::{AppProtocol, PolicyPaths, Service, ServicePort, UpstreamPool};
 
 use super::addresses::AddressOwners;
 use super::tenant_objects::Sourced;
@@ -41,8 +43,8 @@ pub(crate) fn resolve(
         };
         let vips = vips(service, addresses, report);
         let ports = ports(service, report);
-        let upstream_pool = upstream_pool(service, report);
-        services.insert(key.clone(), Service { id, hostname: hostname(&key), key, vips, ports, upstream_pool });
+        let (upstream_pool, policy_paths) = (upstream_pool(service, report), policy_paths(service, report));
+        services.insert(key.clone(), Service { id, hostname: hostname(&key), key, vips, ports, upstream_pool, policy_paths });
     }
     services
 }
@@ -56,6 +58,19 @@ fn upstream_pool(service: &Sourced<'_, kubernetes::Service>, report: &mut Diagno
             let problem = format!("{other:?} is no kind of pool; clients share connections");
             report.warning(service.document, field, problem, "write per-client, or shared");
             UpstreamPool::Shared
+        }
+    }
+}
+
+fn policy_paths(service: &Sourced<'_, kubernetes::Service>, report: &mut DiagnosticCollector) -> PolicyPaths {
+    match service.object.metadata.annotations.get(POLICY_PATHS_ANNOTATION).map(String::as_str) {
+        None | Some("strict") => PolicyPaths::Strict,
+        Some("legacy") => PolicyPaths::Legacy,
+        Some(other) => {
+            let field = format!("metadata.annotations[{POLICY_PATHS_ANNOTATION:?}]");
+            let problem = format!("{other:?} is no kind of paths; policies refuse path parameters and escapes that are not UTF-8");
+            report.warning(service.document, field, problem, "write legacy, or strict");
+            PolicyPaths::Strict
         }
     }
 }

@@ -79,6 +79,14 @@ fn add_own(
     };
     services.insert(
         key.clone(),
-        Service { id, hostname: hostname(&key), key, vips: Vec::new(), ports: Vec::new(), upstream_pool: UpstreamPool::default() },
+        Service {
+            id,
+            hostname: hostname(&key),
+            key,
+            vips: Vec::new(),
+            ports: Vec::new(),
+            upstream_pool: UpstreamPool::default(),
+            policy_paths: Default::default(),
+        },
     );
 }

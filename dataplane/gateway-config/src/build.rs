@@ -500,6 +500,7 @@ impl SnapshotBuilder {
         let hostname =
             service.map_or_else(|| format!("{}.{}.svc.cluster.local", key.name, key.namespace), |s| s.hostname.to_ascii_lowercase());
         let pool = service.map(|s| s.upstream_pool).unwrap_or_default();
+        let policy_paths = service.map(|s| s.policy_paths).unwrap_or_default();
         let known_port = service.and_then(|s| s.ports.iter().find(|p| p.port == port));
         let policies = self.policies.get(&key.tenant);
         let mut endpoints = Vec::new();
@@ -526,6 +527,7 @@ impl SnapshotBuilder {
             port,
             protocol: known_port.map_or(AppProtocol::Detect, |p| p.protocol),
             pool,
+            policy_paths,
             known: known_port.is_some(),
             filters: FilterChain::of_policies(endpoints.iter().filter_map(|endpoint| endpoint.guard.as_deref())),
             endpoints: endpoints.into(),

@@ -28,14 +28,14 @@ use arc_swap::ArcSwap;
 use canal_identity::{ClientIdentity, ServerIdentity};
 use canal_model::identity::Identity;
 use canal_model::ids::{Generation, Namespace, ServiceId, ServiceKey, TenantName, TrustDomain, Vni};
-use canal_model::program::{AppProtocol, Labels, Resource, TunnelProtocol, UpstreamPool};
+use canal_model::program::{AppProtocol, Labels, PolicyPaths, Resource, TunnelProtocol, UpstreamPool};
 use canal_model::share::Shares;
 use canal_model::trust::KeyPolicy;
 use hashbrown::HashMap;
 
 pub use build::{ServiceCertificateFn, SnapshotBuilder};
 pub use filter_chain::FilterChain;
-pub use mutations::RequestMutations;
+pub use mutations::{RequestMutations, is_spelling_of};
 pub use policies::{DestinationPolicy, TenantPolicies};
 pub use routes::{RouteOutcome, ServiceRoutes};
 use shards::ShardedMap;
@@ -255,6 +255,8 @@ pub struct EndpointSet {
     pub protocol: AppProtocol,
     /// Determines which requests share connections to the endpoints.
     pub pool: UpstreamPool,
+    /// The paths that the endpoints' policies compare.
+    pub policy_paths: PolicyPaths,
     /// True if the service and its port exist.
     pub known: bool,
     /// Filters that the endpoints' policies ask for.

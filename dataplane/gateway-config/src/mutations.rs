@@ -21,6 +21,13 @@ const PROTECTED_HEADERS: [&str; 15] = [
     "x-request-id",
 ];
 
+/// Returns whether a header's name is `name`, in any case and with `_` in the place of any `-`. CGI and its descendants (WSGI, PHP) read both
+/// as one name.
+pub fn is_spelling_of(sent: &[u8], name: &[u8]) -> bool {
+    let plain = |byte: u8| if byte == b'_' { b'-' } else { byte.to_ascii_lowercase() };
+    sent.len() == name.len() && sent.iter().zip(name).all(|(a, b)| plain(*a) == plain(*b))
+}
+
 /// Mutation of one header: removal, or a new value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum HeaderChange {
@@ -46,7 +53,8 @@ impl RequestMutations {
 
     fn change(&mut self, name: &str, change: HeaderChange) {
         let name = name.to_ascii_lowercase();
-        if name.is_empty() || name.starts_with(':') || PROTECTED_HEADERS.contains(&name.as_str()) {
+        let is_protected = || PROTECTED_HEADERS.iter().any(|own| is_spelling_of(name.as_bytes(), own.as_bytes()));
+        if name.is_empty() || name.starts_with(':') || is_protected() {
             return;
         }
         match self.headers.iter_mut().find(|(known, _)| *known == name) {
@@ -83,6 +91,17 @@ impl RequestMutations {
         self.headers.iter().any(|(known, _)| known == name)
     }
 
+    /// True if a header that the client sent is another spelling, with `_` or with `-`, of one that a mutation determines. It is not
+    /// forwarded, because an application might read it in its place.
+    pub fn respells(&self, sent: &[u8]) -> bool {
+        self.headers.iter().any(|(known, _)| is_spelling_of(sent, known.as_bytes()) && !sent.eq_ignore_ascii_case(known.as_bytes()))
+    }
+
+    /// True if a mutation determines the header, or if the header is another spelling of such a one.
+    pub fn determines(&self, name: &str) -> bool {
+        self.header(name) || self.respells(name.as_bytes())
+    }
+
     /// Returns the headers that are removed (`None`) or set.
     pub fn headers(&self) -> impl Iterator<Item = (&str, Option<&[u8]>)> {
         self.headers.iter().map(|(name, change)| match change {
@@ -106,6 +125,10 @@ impl RequestMutations {
 
     /// Applies the header mutations to a map.
     pub fn apply(&self, headers: &mut http::HeaderMap) {
+        if !self.headers.is_empty() {
+            let other: Vec<http::HeaderName> = headers.keys().filter(|name| self.respells(name.as_str().as_bytes())).cloned().collect();
+            other.iter().for_each(|name| drop(headers.remove(name)));
+        }
         for (name, value) in self.headers() {
             let Ok(name) = http::HeaderName::from_bytes(name.as_bytes()) else { continue };
             match value.map(http::HeaderValue::from_bytes) {
@@ -128,11 +151,27 @@ mod tests {
         changes.set("x-user", b"b");
         changes.set("Content-Length", b"0");
         changes.remove("Host");
+        changes.set("x_forwarded_for", b"192.0.2.1");
         changes.set(":path", b"/x");
         changes.set("x-bad", b"a\r\nb: c");
         let all: Vec<_> = changes.headers().collect();
         assert_eq!(all, [("x-user", Some(&b"b"[..])), ("x-bad", None)]);
         assert_eq!((changes.value("x-user"), changes.header("x-bad"), changes.header("host")), (Some(&b"b"[..]), true, false));
+    }
+
+    #[test]
+    fn another_spelling_of_a_changed_header_is_not_forwarded() {
+        let mut changes = RequestMutations::default();
+        changes.set("x-user-id", b"a");
+        changes.remove("x_token");
+        let mut sent = http::HeaderMap::new();
+        for name in ["x_user-id", "x_user_id", "x-user-id", "x_userid", "x-token", "x_token", "x_other"] {
+            sent.append(http::HeaderName::from_static(name), http::HeaderValue::from_static("b"));
+        }
+        changes.apply(&mut sent);
+        let mut left: Vec<_> = sent.iter().map(|(name, value)| format!("{name}={}", value.to_str().unwrap())).collect();
+        left.sort();
+        assert_eq!(left, ["x-user-id=a", "x_other=b", "x_userid=b"]);
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub fn set_of(endpoints: usize) -> EndpointSet {
         port: 80,
         protocol: set.protocol,
         pool: set.pool,
+        policy_paths: set.policy_paths,
         known: true,
         filters: set.filters,
         endpoints: set.endpoints.clone(),
@@ -56,6 +57,7 @@ pub fn service(name: &str, ports: &[u16]) -> Arc<Resource> {
         vips: vec![format!("10.96.0.{}", name.as_bytes()[0]).parse().unwrap()],
         ports: ports.iter().map(|port| ServicePort { port: *port, name: String::new(), protocol: AppProtocol::Http1 }).collect(),
         upstream_pool: Default::default(),
+        policy_paths: Default::default(),
     }))
 }
 

@@ -20,6 +20,7 @@ use canal_gateway_config::DestinationPolicy;
 use canal_gateway_config::RequestMutations;
 use canal_gateway_config::jwt::{self, Token};
 use canal_model::authorization::PolicyKey;
+use canal_model::program::PolicyPaths;
 use canal_router::{RoutableRequest, normalize_path};
 
 use crate::destination::ResolvedDestination;
@@ -150,14 +151,14 @@ impl AuthorizationState {
         &mut self,
         worker: &Worker,
         account: &TenantUsage,
-        guards: &DestinationPolicies<'_>,
+        (guards, paths): (&DestinationPolicies<'_>, PolicyPaths),
         request: &R,
     ) -> Result<(), AuthorizationInterrupt> {
         // Counted only after all policies are done: a repeated call must not count a token twice.
         let mut valid = 0;
         for guard in guards.all() {
             if guard.policies.needs_path() && self.changes.path.is_none() {
-                self.changes.path = normalize_path(request.path()).map_err(|why| ProxyError::UnsafePath(why.name()))?;
+                self.changes.path = normalize_path(request.path(), paths).map_err(|why| ProxyError::UnsafePath(why.name()))?;
             }
             let Some(tokens) = &guard.tokens else { continue };
             let memory = worker.tokens.of(account.number);

@@ -128,6 +128,7 @@ impl ResolvedDestination {
             port: address.port(),
             protocol: port.map_or(AppProtocol::Detect, |p| p.protocol),
             pool: service.map(|(service, _)| service.pool).unwrap_or_default(),
+            policy_paths: Default::default(),
             known: true,
             filters: FilterChain::of_policies(guard.as_deref()),
             endpoints: [Endpoint { id, workload: workload.clone(), address, other_family: None, guard }].into(),

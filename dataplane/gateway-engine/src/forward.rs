@@ -67,10 +67,8 @@ fn is_single(pool: UpstreamPool, info: &RequestInfo) -> bool {
 }
 
 /// Returns the mutations that apply to the request as it is forwarded, if there are any.
-fn decide_mutations<'m>(routed: &'m RoutedRequest, authorization: Option<&'m AuthorizationState>) -> Option<&'m RequestMutations> {
-    // Authorization starts from the mutations by routing, so it has them too.
-    let authorized = authorization.map(|state| &state.changes);
-    authorized.or(routed.normal.as_deref()).filter(|changes| !changes.is_empty())
+fn decide_mutations(authorization: Option<&AuthorizationState>) -> Option<&RequestMutations> {
+    authorization.map(|state| &state.changes).filter(|changes| !changes.is_empty())
 }
 
 /// The client's side of a request, in one HTTP version.
@@ -216,11 +214,9 @@ impl RequestState {
         request: &R,
     ) -> Result<Box<AuthorizationState>, ProxyError> {
         let mut state = Box::new(AuthorizationState::default());
-        // Policies see the path as it was routed.
-        state.changes.path = routed.normal.as_ref().and_then(|changes| changes.path.clone());
-        let account = &self.session.account;
+        let (account, guards) = (&self.session.account, (policies, routed.view.set.policy_paths));
         loop {
-            match state.prepare(&self.worker, account, policies, request) {
+            match state.prepare(&self.worker, account, guards, request) {
                 Ok(()) => return Ok(state),
                 Err(authorize::AuthorizationInterrupt::Fault(fault)) => return Err(fault),
                 Err(authorize::AuthorizationInterrupt::Verify(todo)) => {
@@ -296,7 +292,7 @@ impl<D: HttpDownstream> HttpRequest<D> {
             return self.state.open(routed, selected).await.map(UpstreamSide::http1);
         }
         let upstream = self.state.connect(routed, selected, attempt.opens_connection).await?;
-        self.client.send(&mut self.state, routed, upstream, decide_mutations(routed, attempt.authorization))
+        self.client.send(&mut self.state, routed, upstream, decide_mutations(attempt.authorization))
     }
 }
 

@@ -2,11 +2,11 @@
 //!
 //! Heads are neither parsed nor translated here. Start with [`RequestInfo`].
 
-use canal_gateway_config::RequestMutations;
+use canal_gateway_config::{RequestMutations, is_spelling_of};
 use canal_h1::{FieldName, Framing, HttpVersion, Persistence, RequestKind, RequestView, split_authority};
 use canal_router::RoutableRequest;
 use canal_wire::hbone::SOURCE;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method};
 use smallvec::SmallVec;
@@ -114,17 +114,51 @@ pub(crate) trait FullRequest: RoutableRequest {
 }
 
 /// True for headers that only proxies set: Envoy's internal headers, the client certificate that a proxy verified, and the source behind a
-/// tunnel. A client's own values of them never reach an application.
+/// tunnel. A client's own values of them never reach an application. CGI and its descendants (WSGI, PHP) read `_` and `-` in a name as the
+/// same, so the same names with `_` are such headers too, and so are those of headers that the gateway sets itself.
 pub(crate) fn is_hop_word(name: &[u8]) -> bool {
     const PREFIX: &[u8] = b"x-envoy-";
     match name.first() {
         Some(b'x' | b'X') => {
-            name.get(..PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(PREFIX))
-                || name.eq_ignore_ascii_case(CLIENT_CERT.as_bytes())
+            name.get(..PREFIX.len()).is_some_and(|start| is_spelling_of(start, PREFIX))
+                || is_spelling_of(name, CLIENT_CERT.as_bytes())
+                || (name.contains(&b'_') && GATEWAY_HEADERS.iter().any(|own| is_spelling_of(name, own.text().as_bytes())))
         }
-        Some(b'c' | b'C') => name.eq_ignore_ascii_case(SOURCE.as_bytes()),
+        Some(b'c' | b'C') => is_spelling_of(name, SOURCE.as_bytes()),
         _ => false,
     }
+}
+
+/// Headers that the gateway sets and whose values by clients it uses.
+const GATEWAY_HEADERS: [FieldName; 3] = [FieldName::XForwardedFor, FieldName::XForwardedProto, FieldName::XRequestId];
+
+/// Joins the cookies of several lines to the one line that RFC 6265 §5.4 has, and into which RFC 9113 §8.2.3 lets HTTP/2 split it. The routes,
+/// the policies, the authorizers and the endpoint see this line, whatever the HTTP version.
+fn joined_cookies<'v>(lines: impl Iterator<Item = &'v [u8]>) -> Vec<u8> {
+    let mut joined = Vec::new();
+    for (n, line) in lines.enumerate() {
+        if n > 0 {
+            joined.extend_from_slice(b"; ");
+        }
+        joined.extend_from_slice(line);
+    }
+    joined
+}
+
+/// Joins the `cookie` lines of a map.
+pub(crate) fn join_cookies(headers: &mut HeaderMap) {
+    let lines = headers.get_all(COOKIE);
+    if lines.iter().nth(1).is_some()
+        && let Ok(joined) = HeaderValue::from_bytes(&joined_cookies(lines.iter().map(HeaderValue::as_bytes)))
+    {
+        headers.insert(COOKIE, joined);
+    }
+}
+
+/// Returns the one line for the `cookie` lines of an HTTP/1.1 head; `None` if there is only one, or none.
+pub(crate) fn several_cookies(view: &RequestView<'_>) -> Option<Vec<u8>> {
+    let lines = || view.fields().all(FieldName::Cookie);
+    (view.fields().has(FieldName::Cookie) && lines().nth(1).is_some()).then(|| joined_cookies(lines()))
 }
 
 /// Header in which Envoy describes the client's certificate to applications.
@@ -163,6 +197,11 @@ impl RoutableRequest for Http1RoutingView<'_> {
         match self.proto {
             Some(proto) if name == FieldName::XForwardedProto.text() => visit(proto.as_bytes()),
             _ if is_hop_word(name.as_bytes()) => {}
+            _ if name == FieldName::Cookie.text()
+                && let Some(joined) = several_cookies(&self.view) =>
+            {
+                visit(&joined);
+            }
             _ => self.view.fields().named(name.as_bytes()).for_each(visit),
         }
     }
@@ -173,7 +212,10 @@ impl FullRequest for Http1RoutingView<'_> {
         let proto = self.proto.map(|proto| (FieldName::XForwardedProto.text().as_bytes(), proto.as_bytes()));
         let fields = self.view.fields().iter().filter(|field| !is_hop_word(field.name));
         let kept = fields.filter(|field| proto.is_none() || field.id != FieldName::XForwardedProto);
+        let cookies = several_cookies(&self.view);
+        let kept = kept.filter(|field| cookies.is_none() || field.id != FieldName::Cookie);
         kept.for_each(|field| visit(field.name, field.value));
+        cookies.iter().for_each(|line| visit(FieldName::Cookie.text().as_bytes(), line));
         proto.into_iter().for_each(|(name, value)| visit(name, value));
     }
 }
@@ -249,6 +291,14 @@ mod tests {
             ("x-envoy-internal", true),
             ("X-ENVOY-peer-metadata-id", true),
             ("Canal-Source", true),
+            ("x_forwarded_client_cert", true),
+            ("X-Forwarded_Client-Cert", true),
+            ("x_envoy_internal", true),
+            ("canal_source", true),
+            ("x_forwarded_for", true),
+            ("x-forwarded_proto", true),
+            ("X_Request_Id", true),
+            ("x_forwarded_host", false),
             ("x-envoy", false),
             ("x-forwarded-for", false),
             ("cookie", false),
@@ -263,6 +313,16 @@ mod tests {
         }
         strip_hop_words(&mut map);
         assert_eq!(map.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["accept"]);
+    }
+
+    #[test]
+    fn cookies_become_one_line() {
+        let mut map = HeaderMap::new();
+        for (more, want) in [("a=1", "a=1"), ("b=2; c=3", "a=1; b=2; c=3"), ("", "a=1; b=2; c=3; ")] {
+            map.append("cookie", more.parse().unwrap());
+            join_cookies(&mut map);
+            assert_eq!(map.get_all("cookie").iter().collect::<Vec<_>>(), [want]);
+        }
     }
 
     #[test]

@@ -5,10 +5,9 @@
 
 use std::rc::Rc;
 
-use canal_gateway_config::RequestMutations;
 use canal_gateway_config::{FilterChain, PortView, RouteOutcome, Snapshot, TenantTls};
 use canal_model::program::TunnelProtocol;
-use canal_router::{RoutableRequest, normalize_path};
+use canal_router::{RoutableRequest, routing_path};
 
 use crate::destination::ResolvedDestination;
 use crate::endpoints::{EndpointSetState, RequestTarget};
@@ -28,8 +27,6 @@ pub(crate) struct RoutedRequest {
     pub(crate) version: u64,
     /// Filters that run before an endpoint is selected.
     pub(crate) filters: FilterChain,
-    /// The normalized path, if a route reads the path and it differs from the client's.
-    pub(crate) normal: Option<Box<RequestMutations>>,
     _admission: RequestPermit,
 }
 
@@ -45,7 +42,7 @@ impl RoutedRequest {
         let tunnelled = view.set.endpoints.iter().any(|e| e.workload.tunnel == TunnelProtocol::Hbone);
         let tls = if tunnelled { snapshot.tenant(session.account.tenant.as_str()).and_then(|t| t.tls.clone()) } else { None };
         let filters = view.set.filters.with(resolved.filters());
-        Self { view, resolved, tls, version: session.account.policy_version.get(), filters, normal: None, _admission: admission }
+        Self { view, resolved, tls, version: session.account.policy_version.get(), filters, _admission: admission }
     }
 }
 
@@ -61,15 +58,14 @@ pub(crate) fn request<R: RoutableRequest>(
 ) -> Result<RoutedRequest, ProxyError> {
     let (snapshot, resolved) = session.resolve(worker)?;
     // Admission comes before routing, so that a flood costs no route lookups.
-    let mut normal = None;
     let placed = session
         .throttle(worker)
         .and_then(|()| admit(worker, session, &resolved))
-        .and_then(|admission| Ok((decide(worker, &snapshot, &resolved, request, record.texts.as_mut(), &mut normal)?, admission)));
+        .and_then(|admission| Ok((decide(worker, &snapshot, &resolved, request, record.texts.as_mut())?, admission)));
     match placed {
         Ok((view, admission)) => {
             record.target = Some((view.clone(), None));
-            Ok(RoutedRequest { normal, ..RoutedRequest::new(session, &snapshot, view, resolved, admission) })
+            Ok(RoutedRequest::new(session, &snapshot, view, resolved, admission))
         }
         Err(fault) => {
             record.target = resolved.direct_endpoint(&worker.upstreams, &snapshot).map(|view| (view, None));
@@ -123,14 +119,13 @@ impl<R: RoutableRequest> RoutableRequest for AtPath<'_, R> {
     }
 }
 
-/// Returns the endpoint set for a request. Sets `normal` to the normalized path if a route reads the path.
+/// Returns the endpoint set for a request.
 fn decide<R: RoutableRequest>(
     worker: &Worker,
     snapshot: &Snapshot,
     resolved: &ResolvedDestination,
     request: &R,
     texts: Option<&mut Box<LogFields>>,
-    normal: &mut Option<Box<RequestMutations>>,
 ) -> Result<Rc<EndpointSetState>, ProxyError> {
     let ResolvedDestination::Service { service, port } = resolved else {
         return resolved.direct_endpoint(&worker.upstreams, snapshot).ok_or(ProxyError::NoService);
@@ -138,13 +133,9 @@ fn decide<R: RoutableRequest>(
     let port: &PortView = &service.ports[*port];
     let slot = match &service.routes {
         Some(routes) if port.routed => {
-            // Two readings of one path must not lead to different routes.
-            if port.routed_by_path
-                && let Some(path) = normalize_path(request.path()).map_err(|why| ProxyError::UnsafePath(why.name()))?
-            {
-                normal.get_or_insert_default().path = Some(path);
-            }
-            let (way, rule) = match normal.as_ref().and_then(|changes| changes.path.as_ref()) {
+            // Two readings of one path must not lead to different routes. The endpoint gets the path as it was sent.
+            let normal = if port.routed_by_path { routing_path(request.path()) } else { None };
+            let (way, rule) = match &normal {
                 None => routes.decide(port.port, request, worker.random()),
                 Some(path) => routes.decide(port.port, &AtPath { request, path }, worker.random()),
             };

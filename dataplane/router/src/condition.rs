@@ -105,13 +105,14 @@ impl Condition {
         }
     }
 
-    /// Tests a header. Several lines of one header are one list (RFC 9110 §5.3).
+    /// Tests a header. Several lines of one header are one list (RFC 9110 §5.3); those of `cookie` are one line (RFC 9113 §8.2.3).
     fn holds_for_header<R: RoutableRequest>(&self, request: &R) -> bool {
+        let separator: &[u8] = if *self.name == *"cookie" { b"; " } else { b"," };
         let mut joined: SmallVec<[u8; 128]> = SmallVec::new();
         let mut seen = false;
         request.header(&self.name, &mut |value| {
             if seen {
-                joined.push(b',');
+                joined.extend_from_slice(separator);
             }
             seen = true;
             joined.extend_from_slice(value);

@@ -7,7 +7,7 @@
 //!   of a rule: a fault affects one match of one rule and never stops the others from working. Keep the router behind an `Arc`.
 //! * [`RoutableRequest`] is the view of a request that the router needs: implement it for the HTTP/1.1 view and for HTTP/2 requests.
 //! * [`Router::find`] returns a [`RouteMatch`]: the rule, which of its matches held, and the [`RouteDecision`].
-//! * [`Router::reads_path`] returns whether rules of a port depend on the path. Then the caller passes the path through [`normalize_path`].
+//! * [`Router::reads_path`] returns whether rules of a port depend on the path. Then the caller passes the path through [`routing_path`].
 //! * [`pick`] distributes a weighted split by a random number of the caller: [`BackendChoice::Backend`] (with its index, for state per
 //!   backend) or [`BackendChoice::Refuse`].
 //! * [`HostTable`] maps hosts, exact and `*.suffix`, to any value; the most specific entry wins. It is for plain listeners.
@@ -40,7 +40,7 @@ mod weighted_choice;
 pub use broken_match::{BrokenMatch, BrokenMatchKind};
 pub use host::HostTable;
 pub use limits::RouterLimits;
-pub use path::{AmbiguousPath, normalize_path};
+pub use path::{AmbiguousPath, normalize_path, routing_path};
 pub use request::RoutableRequest;
 pub use router::{RouteDecision, RouteMatch, Router};
 pub use weighted_choice::{BackendChoice, NO_WEIGHT_STATUS, pick};

@@ -1,6 +1,8 @@
-//! Normal form of a path, so that a route, a policy and the endpoint cannot understand one path in two ways (RFC 3986 §6.2.2). It decodes
-//! unreserved characters, merges slashes and resolves dot segments. It does not decide which paths need it: [`crate::Router::reads_path`]
-//! and policies do. Start with [`normalize_path`].
+//! Normal form of a path (RFC 3986 §6.2.2), so that a policy and the endpoint cannot understand one path in two ways, and no other spelling of
+//! a path takes another route. It decodes unreserved characters, merges slashes and resolves dot segments. It does not decide which paths need
+//! it: [`crate::Router::reads_path`] and policies do. Start with [`normalize_path`].
+
+use canal_model::program::PolicyPaths;
 
 /// Reason why a path has no normal form: servers interpret it in different ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +19,10 @@ pub enum AmbiguousPath {
     Relative,
     /// A segment is `..;x`, `.;x` or `;x`. Servers that drop path parameters resolve it as `..`, `.` or nothing.
     DotParameter,
+    /// A segment has a parameter, written with `;` or `%3B`. Some servers drop it, others compare it.
+    Parameter,
+    /// The path's escapes are not UTF-8. Some servers decode overlong forms of `.` and `/` (RFC 3629 §10).
+    Encoding,
 }
 
 impl AmbiguousPath {
@@ -29,25 +35,52 @@ impl AmbiguousPath {
             Self::AboveRoot => "path_above_root",
             Self::Relative => "path_is_relative",
             Self::DotParameter => "path_with_dot_parameters",
+            Self::Parameter => "path_with_parameters",
+            Self::Encoding => "path_is_not_utf8",
         }
     }
 }
 
-/// Normalizes a path without its query. Returns `None` if the path already has its normal form.
+/// Normalizes a path without its query, for a policy. Returns `None` if the path already has its normal form.
 ///
 /// # Errors
 /// Returns the reason why servers could interpret the path in different ways.
-pub fn normalize_path(path: &[u8]) -> Result<Option<String>, AmbiguousPath> {
+pub fn normalize_path(path: &[u8], paths: PolicyPaths) -> Result<Option<String>, AmbiguousPath> {
+    let made = normalize(path, &mut Err)?;
+    if paths == PolicyPaths::Strict {
+        let normal = made.as_ref().map_or(path, |made| made.as_bytes());
+        if normal.contains(&b';') || normal.windows(3).any(|three| three == b"%3B") {
+            return Err(AmbiguousPath::Parameter);
+        }
+        // Most paths have no escapes, and are ASCII.
+        if normal.contains(&b'%') && std::str::from_utf8(&unescape(normal)).is_err() {
+            return Err(AmbiguousPath::Encoding);
+        }
+    }
+    Ok(made)
+}
+
+/// Normalizes a path without its query, for routes that no policy guards. What servers interpret in different ways stays as it is, and `..`
+/// above the root leads to the root. Returns `None` if the path already has its normal form.
+pub fn routing_path(path: &[u8]) -> Option<String> {
+    // The function accepts everything, so there is no error.
+    normalize(path, &mut |_| Ok(())).unwrap_or_default()
+}
+
+/// Decides what becomes of a part of a path that servers interpret in different ways: `Ok` keeps it as it is.
+type DecideAmbiguous<'a> = &'a mut dyn FnMut(AmbiguousPath) -> Result<(), AmbiguousPath>;
+
+fn normalize(path: &[u8], decide: DecideAmbiguous<'_>) -> Result<Option<String>, AmbiguousPath> {
     if path == b"*" {
         return Ok(None);
     }
     if path.first() != Some(&b'/') {
-        return Err(AmbiguousPath::Relative);
+        return decide(AmbiguousPath::Relative).map(|()| None);
     }
     if is_plain(path) {
         return Ok(None);
     }
-    let decoded = decode(path)?;
+    let decoded = decode(path, decide)?;
     let mut segments: Vec<&[u8]> = Vec::new();
     let mut parts = decoded.split(|b| *b == b'/').skip(1).peekable();
     // True if the path ends in a slash: then it names what is below its last segment.
@@ -57,11 +90,15 @@ pub fn normalize_path(path: &[u8]) -> Result<Option<String>, AmbiguousPath> {
         match part {
             b"" | b"." => open = last,
             b".." => {
-                segments.pop().ok_or(AmbiguousPath::AboveRoot)?;
+                if segments.pop().is_none() {
+                    decide(AmbiguousPath::AboveRoot)?;
+                }
                 open = last;
             }
-            part if has_dot_parameter(part) => return Err(AmbiguousPath::DotParameter),
             part => {
+                if has_dot_parameter(part) {
+                    decide(AmbiguousPath::DotParameter)?;
+                }
                 segments.push(part);
                 open = false;
             }
@@ -79,7 +116,7 @@ pub fn normalize_path(path: &[u8]) -> Result<Option<String>, AmbiguousPath> {
         return Ok(None);
     }
     // Request targets contain visible ASCII only; the codecs have refused all other bytes.
-    String::from_utf8(made).map(Some).map_err(|_| AmbiguousPath::Control)
+    String::from_utf8(made).map_or_else(|_| decide(AmbiguousPath::Control).map(|()| None), |made| Ok(Some(made)))
 }
 
 /// Returns true if the segment becomes `..`, `.` or nothing once a server drops its parameters, written with `;` or `%3B`.
@@ -111,30 +148,62 @@ fn is_plain(path: &[u8]) -> bool {
     true
 }
 
-fn decode(path: &[u8]) -> Result<Vec<u8>, AmbiguousPath> {
+fn decode(path: &[u8], decide: DecideAmbiguous<'_>) -> Result<Vec<u8>, AmbiguousPath> {
     let mut made = Vec::with_capacity(path.len());
     let mut rest = path;
     while let Some((byte, after)) = rest.split_first() {
         rest = after;
         match byte {
-            b'\\' => return Err(AmbiguousPath::Separator),
             b'%' => {
-                let hex = |at: usize| rest.get(at).and_then(|b| (*b as char).to_digit(16));
-                let (Some(high), Some(low)) = (hex(0), hex(1)) else { return Err(AmbiguousPath::Escape) };
-                let decoded = (high * 16 + low) as u8;
+                let Some(decoded) = escaped(rest) else {
+                    decide(AmbiguousPath::Escape)?;
+                    made.push(b'%');
+                    continue;
+                };
                 match decoded {
-                    b'/' | b'\\' => return Err(AmbiguousPath::Separator),
-                    0..=0x1f | 0x7f => return Err(AmbiguousPath::Control),
+                    b'/' | b'\\' => decide(AmbiguousPath::Separator)?,
+                    0..=0x1f | 0x7f => decide(AmbiguousPath::Control)?,
+                    _ => {}
+                }
+                match decoded {
                     b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => made.push(decoded),
                     _ => made.extend([b'%', rest[0].to_ascii_uppercase(), rest[1].to_ascii_uppercase()]),
                 }
                 rest = &rest[2..];
+                continue;
             }
-            0..=0x20 | 0x7f => return Err(AmbiguousPath::Control),
-            other => made.push(*other),
+            b'\\' => decide(AmbiguousPath::Separator)?,
+            0..=0x20 | 0x7f => decide(AmbiguousPath::Control)?,
+            _ => {}
         }
+        made.push(*byte);
     }
     Ok(made)
+}
+
+/// Returns the byte that the two digits at the beginning of `text` mean.
+fn escaped(text: &[u8]) -> Option<u8> {
+    let hex = |at: usize| text.get(at).and_then(|b| (*b as char).to_digit(16));
+    Some((hex(0)? * 16 + hex(1)?) as u8)
+}
+
+/// Decodes all escapes of a path in normal form.
+fn unescape(path: &[u8]) -> Vec<u8> {
+    let mut made = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let Some((byte, after)) = rest.split_first() {
+        match escaped(after).filter(|_| *byte == b'%') {
+            Some(decoded) => {
+                made.push(decoded);
+                rest = &after[2..];
+            }
+            None => {
+                made.push(*byte);
+                rest = after;
+            }
+        }
+    }
+    made
 }
 
 #[cfg(test)]
@@ -194,11 +263,56 @@ mod tests {
             ("a/b", Err(AmbiguousPath::Relative)),
             ("", Err(AmbiguousPath::Relative)),
         ] {
-            let got = normalize_path(path.as_bytes());
+            let got = normalize_path(path.as_bytes(), PolicyPaths::Legacy);
             assert_eq!(got.as_ref().map(Option::as_deref), want.as_ref().map(|w| *w), "{path}");
-            if let Ok(Some(again)) = got {
-                assert_eq!(normalize_path(again.as_bytes()), Ok(None), "{path}: its normal form is normal");
+            if let Ok(Some(again)) = &got {
+                assert_eq!(normalize_path(again.as_bytes(), PolicyPaths::Legacy), Ok(None), "{path}: its normal form is normal");
             }
+            if let Ok(made) = got {
+                assert_eq!(routing_path(path.as_bytes()), made, "{path}: routes and policies read one path");
+            }
+        }
+    }
+
+    #[test]
+    fn policies_see_no_parameters_and_no_escapes_that_are_not_utf8() {
+        for (path, want) in [
+            ("/admin;x", Err(AmbiguousPath::Parameter)),
+            ("/admin;/", Err(AmbiguousPath::Parameter)),
+            ("/admin%3bx", Err(AmbiguousPath::Parameter)),
+            ("/admin%3B", Err(AmbiguousPath::Parameter)),
+            ("/%61;x", Err(AmbiguousPath::Parameter)),
+            ("/..;/admin", Err(AmbiguousPath::DotParameter)),
+            ("/%c0%ae%c0%ae/admin", Err(AmbiguousPath::Encoding)),
+            ("/public/..%c0%afadmin", Err(AmbiguousPath::Encoding)),
+            ("/%e0%80%af", Err(AmbiguousPath::Encoding)),
+            ("/caf%e9", Err(AmbiguousPath::Encoding)),
+            ("/%ed%a0%80", Err(AmbiguousPath::Encoding)),
+            ("/caf%c3%a9", Ok(Some("/caf%C3%A9"))),
+            ("/%F0%9F%8C%8A", Ok(None)),
+            ("/%253B", Ok(None)),
+            ("/a:b,c=d", Ok(None)),
+            ("/", Ok(None)),
+        ] {
+            let got = normalize_path(path.as_bytes(), PolicyPaths::Strict);
+            assert_eq!(got.as_ref().map(Option::as_deref), want.as_ref().map(|w| *w), "{path}");
+        }
+    }
+
+    #[test]
+    fn routes_read_every_path() {
+        for (path, want) in [
+            ("/a%2fb//c", Some("/a%2Fb/c")),
+            ("/a\\b/../c", Some("/c")),
+            ("/a%00/./%zz%", Some("/a%00/%zz%")),
+            ("/../a", Some("/a")),
+            ("/..", Some("/")),
+            ("/public/..;/admin", None),
+            ("/%c0%ae/x", Some("/%C0%AE/x")),
+            ("a//b", None),
+            ("", None),
+        ] {
+            assert_eq!(routing_path(path.as_bytes()).as_deref(), want, "{path}");
         }
     }
 }

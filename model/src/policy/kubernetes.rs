@@ -18,6 +18,8 @@ pub const TUNNEL_ANNOTATION: &str = "canal.mesh/tunnel";
 pub const AZ_ANNOTATION: &str = "canal.mesh/az";
 /// Annotation of a Service, `per-client` or `shared`: which clients' requests share a gateway's HTTP connections to its endpoints.
 pub const UPSTREAM_POOL_ANNOTATION: &str = "canal.mesh/upstream-pool";
+/// Annotation of a Service, `strict` or `legacy`: whether policies let path parameters and escapes that are not UTF-8 pass.
+pub const POLICY_PATHS_ANNOTATION: &str = "canal.mesh/policy-paths";
 /// The standard Kubernetes label for the zone of a node.
 pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// Annotation of a Service, `"true"` or `"false"`: whether nodes connect to its ports without a gateway. If unset, they do for ports that

@@ -79,7 +79,6 @@ fn kind(verdict: &RoutingVerdict) -> &'static str {
         RoutingVerdict::Split { .. } => "split",
         RoutingVerdict::Refuse { .. } => "refuse",
         RoutingVerdict::NoRule => "404",
-        RoutingVerdict::AmbiguousPath => "400",
     }
 }
 

@@ -8,7 +8,7 @@ use canal_h1::{MessageLimits as HeadLimits, RequestHead, RequestView, split_auth
 use canal_model::ids::ServiceKey;
 use canal_model::program::{AppProtocol, Resource, RouteRule, Service};
 use canal_model::route_table::RouteTable;
-use canal_router::{RoutableRequest, RouteDecision, Router, RouterLimits, normalize_path};
+use canal_router::{RoutableRequest, RouteDecision, Router, RouterLimits, routing_path};
 use canal_wire::southbound;
 
 /// Returns the state of a data plane after it received these resources. Panics if one of them is refused or changes on the way.
@@ -78,10 +78,7 @@ impl GatewayTarget {
         if port.protocol == AppProtocol::Tcp || !is_routed {
             return RoutingVerdict::Service { service: service.key.clone(), port: port.port };
         }
-        let normal = match router.reads_path(port.port).then(|| normalize_path(request.path())).transpose() {
-            Ok(normal) => normal.flatten(),
-            Err(_) => return RoutingVerdict::AmbiguousPath,
-        };
+        let normal = if router.reads_path(port.port) { routing_path(request.path()) } else { None };
         let found = match &normal {
             Some(path) => router.find(port.port, &Normal { request, path }),
             None => router.find(port.port, request),

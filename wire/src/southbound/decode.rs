@@ -115,8 +115,13 @@ pub(super) fn service(name: &str, s: w::Service) -> Result<p::Service, ResourceD
         w::UpstreamPool::Shared => p::UpstreamPool::Shared,
         w::UpstreamPool::PerClient => p::UpstreamPool::PerClient,
     };
+    let policy_paths = match s.policy_paths() {
+        w::PolicyPaths::Strict => p::PolicyPaths::Strict,
+        w::PolicyPaths::Legacy => p::PolicyPaths::Legacy,
+    };
     Ok(p::Service {
         upstream_pool,
+        policy_paths,
         vips: at.addresses("vips", &s.vips)?,
         id: ServiceId::new(s.id).or_else(|e| at.err("id", e))?,
         ports,

@@ -59,6 +59,13 @@ fn upstream_pool(pool: p::UpstreamPool) -> w::UpstreamPool {
     }
 }
 
+fn policy_paths(paths: p::PolicyPaths) -> w::PolicyPaths {
+    match paths {
+        p::PolicyPaths::Strict => w::PolicyPaths::Strict,
+        p::PolicyPaths::Legacy => w::PolicyPaths::Legacy,
+    }
+}
+
 impl From<&p::Service> for w::Service {
     fn from(s: &p::Service) -> Self {
         Self {
@@ -72,6 +79,7 @@ impl From<&p::Service> for w::Service {
                 .map(|x| w::ServicePort { port: x.port.into(), name: x.name.clone(), protocol: protocol(x.protocol).into() })
                 .collect(),
             upstream_pool: upstream_pool(s.upstream_pool).into(),
+            policy_paths: policy_paths(s.policy_paths).into(),
         }
     }
 }

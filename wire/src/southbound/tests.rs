@@ -118,6 +118,7 @@ fn parents() -> Vec<Resource> {
             vips: vec!["10.96.0.1".parse().unwrap()],
             ports: vec![p::ServicePort { port: 9080, name: "http".into(), protocol: p::AppProtocol::Http1 }],
             upstream_pool: p::UpstreamPool::PerClient,
+            policy_paths: p::PolicyPaths::Legacy,
         }),
         Resource::Workload(p::Workload {
             tenant: "alpha".parse().unwrap(),

@@ -78,6 +78,7 @@ fn resources(name: &str, says: &TenantScript) -> Vec<Resource> {
             vips: vec![],
             ports: vec![],
             upstream_pool: Default::default(),
+            policy_paths: Default::default(),
         })
     }));
     out.extend(says.workloads.iter().map(|(w, (service, node, ready))| {

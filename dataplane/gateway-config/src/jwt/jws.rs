@@ -134,7 +134,7 @@ pub(crate) struct ParsedToken<'a> {
 #[derive(Debug)]
 pub struct Token {
     /// Issuer and subject, as `issuer/subject`.
-    pub principal: String,
+    pub principal: Option<String>,
     /// Seconds since 1970 at which the token stops being valid, leeway included.
     pub until: Option<u64>,
     /// Payload as it was sent, base64url.
@@ -232,7 +232,9 @@ impl<'a> ParsedToken<'a> {
 
     /// Converts a token that [`ParsedToken::check`] found valid.
     pub(crate) fn into_token(self) -> Token {
-        let principal = format!("{}/{}", self.issuer(), self.text("sub").unwrap_or(""));
+        // As in Istio: a token without an issuer or a subject proves no principal, whatever else it proves.
+        let subject = self.text("sub").filter(|subject| !subject.is_empty() && !self.issuer().is_empty());
+        let principal = subject.map(|subject| format!("{}/{subject}", self.issuer()));
         let until = self.time("exp").ok().flatten().map(|exp| exp.saturating_add(LEEWAY));
         Token { principal, until, payload: self.payload.to_string(), claims: self.claims }
     }

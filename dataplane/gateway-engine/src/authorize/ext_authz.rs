@@ -339,7 +339,7 @@ fn headers<R: FullRequest>(request: &R, changes: &RequestMutations, authorizer: 
     };
     request.each_header(&mut |name, value| {
         let name = text(name).to_ascii_lowercase();
-        if !changes.header(&name) {
+        if !changes.determines(&name) {
             show(name, value);
         }
     });

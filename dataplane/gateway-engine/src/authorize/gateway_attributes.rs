@@ -80,7 +80,7 @@ impl<'a> GatewayAttributes<'a> {
             Attribute::Path => Some(subject.changes.path.as_ref().map_or(subject.request.path(), |path| path.as_bytes())),
             Attribute::Host => Some(subject.authority),
             Attribute::Header(name) if subject.changes.header(name) => subject.changes.value(name),
-            Attribute::RequestPrincipal => token.map(|t| t.principal.as_bytes()),
+            Attribute::RequestPrincipal => token.and_then(|t| t.principal.as_deref()).map(str::as_bytes),
             Attribute::RequestPresenter => token.and_then(Token::presenter).map(str::as_bytes),
             _ => None,
         };
@@ -88,7 +88,7 @@ impl<'a> GatewayAttributes<'a> {
             (Some(one), ..) => {
                 text(one);
             }
-            (None, Attribute::Header(name), _) if !subject.changes.header(name) => header(subject.request, name, &mut text),
+            (None, Attribute::Header(name), _) if !subject.changes.determines(name) => header(subject.request, name, &mut text),
             (None, Attribute::RequestAudience, Some(token)) => {
                 token.audiences().into_iter().any(|audience| text(audience.as_bytes()));
             }

@@ -168,7 +168,7 @@ impl<'a> OngoingAuthorization<'a> {
     pub(crate) fn reauthorize<R: FullRequest>(&self, worker: &Worker, request: (&R, &[u8])) -> Result<(), AuthorizationInterrupt> {
         self.run_with_current_policies(worker, |guards, to| {
             let mut trial = AuthorizationState { consent: ExtAuthzGrant::Standing, ..AuthorizationState::default() };
-            trial.prepare(worker, &self.session.account, guards, request.0)?;
+            trial.prepare(worker, &self.session.account, (guards, self.chosen.view.set.policy_paths), request.0)?;
             Ok(trial.decide(worker, self.session, guards, to, request, None).map(drop)?)
         })
     }

@@ -13,7 +13,9 @@ use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
 use smallvec::SmallVec;
 
-use crate::head::{CLIENT_CERT, ClientProtocol, RequestInfo, ValidatedHttp2Request, is_hop_word, strip_hop_words};
+use crate::head::{
+    CLIENT_CERT, ClientProtocol, RequestInfo, ValidatedHttp2Request, is_hop_word, join_cookies, several_cookies, strip_hop_words,
+};
 use crate::proxy_error::ProxyError;
 
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -61,6 +63,8 @@ pub(crate) fn request_1_to_1(
     into: &mut Vec<u8>,
 ) -> Result<(), MessageRefusal> {
     let forwarded = forwarded_for(view.fields().all(FieldName::XForwardedFor), add.client_ip);
+    // A mutation of the cookies read all lines.
+    let cookies = several_cookies(view).filter(|_| !add.changes.is_some_and(|changes| changes.header(FieldName::Cookie.text())));
     let mut edits: SmallVec<[HeaderEdit<'_>; 4]> = SmallVec::new();
     edits.push(HeaderEdit::Set(b"x-forwarded-for", &forwarded));
     edits.push(match add.keeps_proto {
@@ -73,9 +77,13 @@ pub(crate) fn request_1_to_1(
     if view.authority().is_empty() {
         edits.push(HeaderEdit::Default(b"host", add.hostname.as_bytes()));
     }
-    // Headers that only proxies set must not come from the client.
+    if let Some(line) = &cookies {
+        edits.push(HeaderEdit::Set(FieldName::Cookie.text().as_bytes(), line));
+    }
+    // Headers that only proxies set must not come from the client, nor another spelling of a header that a mutation determines.
     if view.fields().has(FieldName::Other) {
-        let words = view.fields().iter().filter(|field| field.id == FieldName::Other && is_hop_word(field.name));
+        let is_other = |name: &[u8]| is_hop_word(name) || add.changes.is_some_and(|changes| changes.respells(name));
+        let words = view.fields().iter().filter(|field| field.id == FieldName::Other && is_other(field.name));
         edits.extend(words.map(|field| HeaderEdit::Remove(field.name)));
     }
     if let Some(client_cert) = add.client_cert {
@@ -156,6 +164,7 @@ pub(crate) fn request_1_to_2(view: &RequestView<'_>, add: &Additions<'_>) -> Res
     let uri = Uri::builder().scheme(Scheme::HTTP).authority(authority).path_and_query(path).build().map_err(|_| bad())?;
     let method = Method::from_bytes(view.method()).map_err(|_| ProxyError::BadRequest(MessageRefusal::BadMethod))?;
     strip_hop_words(&mut headers);
+    join_cookies(&mut headers);
     add.changes.inspect(|changes| changes.apply(&mut headers));
     additions(&mut headers, add);
     Ok(whole(method, uri, headers))
@@ -229,6 +238,7 @@ pub(crate) fn check_2(request: http::request::Parts) -> Result<ValidatedHttp2Req
     }
     headers.remove(HOST);
     strip_hop_words(&mut headers);
+    join_cookies(&mut headers);
     Ok(ValidatedHttp2Request { method, authority, path, headers })
 }
 

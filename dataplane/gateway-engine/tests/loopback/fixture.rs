@@ -60,6 +60,7 @@ pub(crate) fn service_with_id(tenant: &str, name: &str, id: u32, vip: &str, port
         vips: vec![vip.parse().unwrap()],
         ports: ports.iter().map(|(port, protocol)| ServicePort { port: *port, name: "p".into(), protocol: *protocol }).collect(),
         upstream_pool: Default::default(),
+        policy_paths: Default::default(),
     })
 }
 

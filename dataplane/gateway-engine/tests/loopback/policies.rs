@@ -85,6 +85,68 @@ async fn requests_are_authorized_in_their_forwarded_form() {
     assert_eq!(HttpClient::get(fixture.web, "/admin/%2F").await.status, 200);
 }
 
+/// Sends a GET with these headers over HTTP/1.1 and over HTTP/2; returns the statuses and the requests that the endpoint saw.
+async fn over_both(fixture: &GatewayFixture, headers: &[(&str, &str)]) -> [(u16, String); 2] {
+    let lines: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let answer = HttpClient::once(fixture.web, &format!("GET /x HTTP/1.1\r\nHost: web\r\n{lines}\r\n")).await;
+    let mut request = Request::get("http://web/x");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let client = http2::connect(fixture).await.ready().await;
+    let (response, _) = client.unwrap().send_request(request.body(()).unwrap(), true).unwrap();
+    let response = response.await.unwrap();
+    let status = response.status().as_u16();
+    let body = http2::read_all(response.into_body()).await.unwrap().0;
+    [(answer.status, answer.text()), (status, String::from_utf8(body).unwrap())]
+}
+
+#[tokio::test]
+async fn cookies_of_several_lines_are_routed_judged_and_forwarded_as_one_line() {
+    let (web, canary) = (OriginServer::echo().await, OriginServer::echo().await);
+    let fixture = GatewayFixture::new(EngineSetup::default(), &[web.address]);
+    let has_canary = ValueMatch { name: "cookie".into(), value: TextMatch::Regex("^(.*?;\\s*)?(canary=yes)(;.*)?$".into()) };
+    fixture.apply(vec![
+        service_with_id(TENANT, "canary", 2, "10.96.0.2", &[(80, AppProtocol::Http1)]),
+        Resource::Workload(pod(TENANT, "canary-0", canary.address, "canary")),
+        route("web", "a", 0, HttpMatch { headers: vec![has_canary], ..prefix("/") }, RouteAction::Split(vec![to("canary", &[], 1)])),
+        route("web", "b", 1, prefix("/"), RouteAction::Split(vec![to("web", &[], 1)])),
+        policy("banned", AuthorizationAction::Deny, vec![rule(vec![clause(Attribute::Header("cookie".into()), &["a=1; banned=1"])])]),
+    ]);
+    for (status, text) in over_both(&fixture, &[("cookie", "a=1"), ("cookie", "banned=1")]).await {
+        assert_eq!(status, 403, "{text}");
+    }
+    assert_eq!((web.requests(), canary.requests()), (0, 0));
+    for (status, text) in over_both(&fixture, &[("cookie", "a=1"), ("cookie", "canary=yes"), ("cookie", "b=2")]).await {
+        assert_eq!(status, 200);
+        assert!(text.to_ascii_lowercase().contains("\r\ncookie: a=1; canary=yes; b=2\r\n"), "{text}");
+        assert_eq!(text.to_ascii_lowercase().matches("cookie:").count(), 1, "{text}");
+    }
+    assert_eq!((web.requests(), canary.requests()), (0, 2));
+}
+
+#[tokio::test]
+async fn other_spellings_of_the_meshs_headers_reach_no_endpoint() {
+    let origin = OriginServer::echo().await;
+    let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+    let own = [
+        "x_forwarded_client_cert",
+        "X-Forwarded_Client-Cert",
+        "x_envoy_peer_metadata",
+        "canal_source",
+        "x_forwarded_for",
+        "x_forwarded_proto",
+        "x_request_id",
+    ];
+    let mut headers: Vec<(&str, &str)> = own.iter().map(|name| (*name, "forged")).collect();
+    headers.push(("x_own", "kept"));
+    for (status, text) in over_both(&fixture, &headers).await {
+        assert_eq!(status, 200);
+        let text = text.to_ascii_lowercase();
+        assert!(!text.contains("forged") && text.contains("x_own: kept\r\n"), "{text}");
+    }
+}
+
 #[tokio::test]
 async fn both_http_versions_and_grpc_are_denied_in_their_own_ways() {
     let origin = http2::origin(http2::echo).await;
@@ -388,41 +450,74 @@ async fn audits_and_dry_runs_are_counted_and_logged() {
     assert_eq!(lines[2]["response_code_details"], "rbac_access_denied_matched_policy[ns[default]-policy[no]-rule[0]]");
 }
 
+/// An issuer with one key.
+struct TokenIssuer(EcdsaKeyPair);
+
+impl TokenIssuer {
+    fn new() -> Self {
+        Self(EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap())
+    }
+
+    fn jwk(&self) -> serde_json::Value {
+        let (b64, public) = (|bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes), self.0.public_key().as_ref());
+        serde_json::json!({"kty": "EC", "crv": "P-256", "kid": "k", "x": b64(&public[1..33]), "y": b64(&public[33..])})
+    }
+
+    fn token(&self, claims: &serde_json::Value) -> String {
+        let b64 = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+        let message = format!("{}.{}", b64(br#"{"alg":"ES256","kid":"k"}"#), b64(claims.to_string().as_bytes()));
+        let signed = self.0.sign(&SystemRandom::new(), message.as_bytes()).unwrap();
+        format!("{message}.{}", b64(signed.as_ref()))
+    }
+}
+
+/// Requires tokens of issuer `iss`, signed with one of `keys`.
+fn authentication(keys: &[&serde_json::Value]) -> Resource {
+    Resource::Authentication(Authentication {
+        key: named("jwt"),
+        target: PolicyTarget::Service(key(TENANT, "web")),
+        rules: vec![JwtRule {
+            issuer: "iss".into(),
+            audiences: vec![],
+            keys: Some(serde_json::json!({"keys": keys}).to_string()),
+            headers: vec![],
+            parameters: vec![],
+            cookies: vec![],
+            forward: false,
+            payload_header: None,
+            claim_headers: vec![("x-user".into(), vec!["sub".into()])],
+        }],
+        broken: None,
+    })
+}
+
+#[tokio::test]
+async fn tokens_without_a_subject_have_no_principal() {
+    let (issuer, origin) = (TokenIssuer::new(), OriginServer::echo().await);
+    let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+    let principal = clause(Attribute::RequestPrincipal, &["*"]);
+    fixture.apply(vec![authentication(&[&issuer.jwk()]), policy("users", AuthorizationAction::Allow, vec![rule(vec![principal])])]);
+    for (claims, status) in [
+        (serde_json::json!({"iss": "iss", "sub": "ann"}), 200),
+        (serde_json::json!({"iss": "iss"}), 403),
+        (serde_json::json!({"iss": "iss", "sub": ""}), 403),
+        (serde_json::json!({"iss": "iss", "sub": 7}), 403),
+    ] {
+        let request = format!("GET / HTTP/1.1\r\nHost: web\r\nAuthorization: Bearer {}\r\n\r\n", issuer.token(&claims));
+        assert_eq!(HttpClient::once(fixture.web, &request).await.status, status, "{claims}");
+    }
+}
+
 #[tokio::test]
 async fn valid_tokens_are_admitted_and_invalid_ones_refused() {
-    let pair = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap();
-    let public = pair.public_key().as_ref();
-    let b64 = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
-    let jwk = serde_json::json!({"kty": "EC", "crv": "P-256", "kid": "k", "x": b64(&public[1..33]), "y": b64(&public[33..])});
-    let token = |claims: serde_json::Value| {
-        let message = format!("{}.{}", b64(br#"{"alg":"ES256","kid":"k"}"#), b64(claims.to_string().as_bytes()));
-        let signed = pair.sign(&SystemRandom::new(), message.as_bytes()).unwrap();
-        format!("{message}.{}", b64(signed.as_ref()))
-    };
-    let authentication = |keys: &[&serde_json::Value]| {
-        Resource::Authentication(Authentication {
-            key: named("jwt"),
-            target: PolicyTarget::Service(key(TENANT, "web")),
-            rules: vec![JwtRule {
-                issuer: "iss".into(),
-                audiences: vec![],
-                keys: Some(serde_json::json!({"keys": keys}).to_string()),
-                headers: vec![],
-                parameters: vec![],
-                cookies: vec![],
-                forward: false,
-                payload_header: None,
-                claim_headers: vec![("x-user".into(), vec!["sub".into()])],
-            }],
-            broken: None,
-        })
-    };
+    let issuer = TokenIssuer::new();
+    let (jwk, token) = (issuer.jwk(), |claims: serde_json::Value| issuer.token(&claims));
     let origin = OriginServer::echo().await;
     let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
     let claim = clause(Attribute::RequestClaim(vec!["role".into()]), &["admin"]);
     fixture.apply(vec![authentication(&[&jwk]), policy("admins", AuthorizationAction::Allow, vec![rule(vec![claim])])]);
     let get = async |token: &str| {
-        let request = format!("GET /?a=1 HTTP/1.1\r\nHost: web\r\nX-User: root\r\nAuthorization: Bearer {token}\r\n\r\n");
+        let request = format!("GET /?a=1 HTTP/1.1\r\nHost: web\r\nX-User: root\r\nX_User: root\r\nAuthorization: Bearer {token}\r\n\r\n");
         HttpClient::once(fixture.web, &request).await
     };
     let admin = token(serde_json::json!({"iss": "iss", "sub": "ann", "role": "admin"}));

@@ -53,6 +53,7 @@ fn state(outside: p::OutboundTrafficPolicy) -> Vec<p::Resource> {
             vips: vips.iter().map(|v| v.parse().unwrap()).collect(),
             ports: vec![p::ServicePort { port, name: "http".into(), protocol: p::AppProtocol::Http1 }],
             upstream_pool: Default::default(),
+            policy_paths: Default::default(),
         })
     };
     let address = |k: &str, az: &str, at: &[&str]| {

@@ -49,6 +49,7 @@ pub(super) fn service(name: &str, id: u32) -> Resource {
         vips: vec!["10.96.0.1".parse().unwrap()],
         ports: Vec::new(),
         upstream_pool: Default::default(),
+        policy_paths: Default::default(),
     })
 }
 
