@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::broken_match::BrokenMatchKind;
 use crate::regexes::{AutomatonBudget, is_match};
-use crate::request::RoutableRequest;
+use crate::request::{RoutableRequest, line_separator};
 
 /// Conditions that must hold besides the path.
 #[derive(Debug)]
@@ -107,7 +107,7 @@ impl Condition {
 
     /// Tests a header. Several lines of one header are one list (RFC 9110 §5.3); those of `cookie` are one line (RFC 9113 §8.2.3).
     fn holds_for_header<R: RoutableRequest>(&self, request: &R) -> bool {
-        let separator: &[u8] = if *self.name == *"cookie" { b"; " } else { b"," };
+        let separator = line_separator(&self.name);
         let mut joined: SmallVec<[u8; 128]> = SmallVec::new();
         let mut seen = false;
         request.header(&self.name, &mut |value| {

@@ -41,6 +41,6 @@ pub use broken_match::{BrokenMatch, BrokenMatchKind};
 pub use host::HostTable;
 pub use limits::RouterLimits;
 pub use path::{AmbiguousPath, normalize_path, routing_path};
-pub use request::RoutableRequest;
+pub use request::{RoutableRequest, line_separator};
 pub use router::{RouteDecision, RouteMatch, Router};
 pub use weighted_choice::{BackendChoice, NO_WEIGHT_STATUS, pick};

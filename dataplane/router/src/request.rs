@@ -1,5 +1,11 @@
 //! View of a request that the router needs. The gateway implements it once per protocol.
 
+/// Returns what joins the lines of one header to one value: RFC 9110 §5.3 has a comma for lists, RFC 9113 §8.2.3 a semicolon for cookies. `name`
+/// is lower case.
+pub fn line_separator(name: &str) -> &'static [u8] {
+    if name == "cookie" { b"; " } else { b"," }
+}
+
 /// Request head as the router sees it. All bytes are as sent, except for a path that had to be normalized.
 pub trait RoutableRequest {
     /// Returns the requested host without port and brackets, in any case; empty if there is none.

@@ -12,6 +12,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use canal_gateway_config::RequestMutations;
 use canal_gateway_config::TenantTls;
 use canal_model::authorization::Authorizer;
+use canal_router::line_separator;
 use h2::RecvStream;
 use http::header::{CONTENT_TYPE, TE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
@@ -58,17 +59,18 @@ impl ExtAuthzMutations {
             let name = name.to_ascii_lowercase();
             let mut line = changes.value(&name).map(<[u8]>::to_vec).unwrap_or_default();
             if !changes.header(&name) {
-                request.header(&name, &mut |sent| join(&mut line, sent));
+                request.header(&name, &mut |sent| join(&name, &mut line, sent));
             }
-            join(&mut line, value);
+            join(&name, &mut line, value);
             changes.set(&name, &line);
         }
     }
 }
 
-fn join(line: &mut Vec<u8>, value: &[u8]) {
+/// Adds a value to the one line of a header.
+fn join(name: &str, line: &mut Vec<u8>, value: &[u8]) {
     if !line.is_empty() {
-        line.push(b',');
+        line.extend_from_slice(line_separator(name));
     }
     line.extend_from_slice(value);
 }
