@@ -460,7 +460,16 @@ impl SnapshotBuilder {
         });
         let ports = ports.collect();
         let throttle = self.throttle_of(key);
-        let view = Arc::new(ServiceView { names, vips: service.vips, ports, routes, pool: service.upstream_pool, guard, throttle });
+        let view = Arc::new(ServiceView {
+            names,
+            vips: service.vips,
+            ports,
+            routes,
+            pool: service.upstream_pool,
+            policy_paths: service.policy_paths,
+            guard,
+            throttle,
+        });
         let tenant = self.tenant(&key.tenant);
         tenant.services.insert(key.clone(), view.clone());
         for vip in &view.vips {

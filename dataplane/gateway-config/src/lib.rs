@@ -194,6 +194,8 @@ pub struct ServiceView {
     pub routes: Option<Arc<ServiceRoutes>>,
     /// Determines which requests share connections to the endpoints.
     pub pool: UpstreamPool,
+    /// The paths that policies compare.
+    pub policy_paths: PolicyPaths,
     /// Policies of the service itself, for requests that are routed to another service.
     pub guard: Option<Arc<DestinationPolicy>>,
     /// Throttle of the service's requests, wherever they are routed.

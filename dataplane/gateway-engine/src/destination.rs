@@ -128,7 +128,7 @@ impl ResolvedDestination {
             port: address.port(),
             protocol: port.map_or(AppProtocol::Detect, |p| p.protocol),
             pool: service.map(|(service, _)| service.pool).unwrap_or_default(),
-            policy_paths: Default::default(),
+            policy_paths: service.map(|(service, _)| service.policy_paths).unwrap_or_default(),
             known: true,
             filters: FilterChain::of_policies(guard.as_deref()),
             endpoints: [Endpoint { id, workload: workload.clone(), address, other_family: None, guard }].into(),
