@@ -50,28 +50,32 @@ pub(crate) fn resolve(
 }
 
 fn upstream_pool(service: &Sourced<'_, kubernetes::Service>, report: &mut DiagnosticCollector) -> UpstreamPool {
-    match service.object.metadata.annotations.get(UPSTREAM_POOL_ANNOTATION).map(String::as_str) {
-        None | Some("shared") => UpstreamPool::Shared,
-        Some("per-client") => UpstreamPool::PerClient,
-        Some(other) => {
-            let field = format!("metadata.annotations[{UPSTREAM_POOL_ANNOTATION:?}]");
-            let problem = format!("{other:?} is no kind of pool; clients share connections");
-            report.warning(service.document, field, problem, "write per-client, or shared");
-            UpstreamPool::Shared
-        }
-    }
+    let values = [("shared", UpstreamPool::Shared), ("per-client", UpstreamPool::PerClient)];
+    annotated(service, UPSTREAM_POOL_ANNOTATION, values, "is no kind of pool; clients share connections", report)
 }
 
 fn policy_paths(service: &Sourced<'_, kubernetes::Service>, report: &mut DiagnosticCollector) -> PolicyPaths {
-    match service.object.metadata.annotations.get(POLICY_PATHS_ANNOTATION).map(String::as_str) {
-        None | Some("strict") => PolicyPaths::Strict,
-        Some("legacy") => PolicyPaths::Legacy,
-        Some(other) => {
-            let field = format!("metadata.annotations[{POLICY_PATHS_ANNOTATION:?}]");
-            let problem = format!("{other:?} is no kind of paths; policies refuse path parameters and escapes that are not UTF-8");
-            report.warning(service.document, field, problem, "write legacy, or strict");
-            PolicyPaths::Strict
+    let values = [("strict", PolicyPaths::Strict), ("legacy", PolicyPaths::Legacy)];
+    let problem = "is no kind of paths; policies refuse path parameters and escapes that are not UTF-8";
+    annotated(service, POLICY_PATHS_ANNOTATION, values, problem, report)
+}
+
+/// Returns the value of an annotation: the first one if it is not set, or set to something else, which is a warning.
+fn annotated<T>(
+    service: &Sourced<'_, kubernetes::Service>,
+    annotation: &str,
+    [unset, other]: [(&str, T); 2],
+    problem: &str,
+    report: &mut DiagnosticCollector,
+) -> T {
+    match service.object.metadata.annotations.get(annotation) {
+        Some(text) if text == other.0 => other.1,
+        Some(text) if text != unset.0 => {
+            let fix = format!("write {}, or {}", other.0, unset.0);
+            report.warning(service.document, format!("metadata.annotations[{annotation:?}]"), format!("{text:?} {problem}"), fix);
+            unset.1
         }
+        _ => unset.1,
     }
 }
 
