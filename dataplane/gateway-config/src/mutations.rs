@@ -21,8 +21,7 @@ const PROTECTED_HEADERS: [&str; 15] = [
     "x-request-id",
 ];
 
-/// Returns whether a header's name is `name`, in any case and with `_` in the place of any `-`. CGI and its descendants (WSGI, PHP) read both
-/// as one name.
+/// Returns whether a header's name is `name`, in any case and with `_` in the place of any `-`. CGI, WSGI and PHP cannot tell them apart.
 pub fn is_spelling_of(sent: &[u8], name: &[u8]) -> bool {
     let plain = |byte: u8| if byte == b'_' { b'-' } else { byte.to_ascii_lowercase() };
     sent.len() == name.len() && sent.iter().zip(name).all(|(a, b)| plain(*a) == plain(*b))

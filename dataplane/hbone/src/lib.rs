@@ -35,8 +35,8 @@ pub const KEEPALIVE_INTERVAL: (Duration, Duration) = (Duration::from_secs(10), D
 
 /// Budget of small unread DATA frames per connection, in bytes of bookkeeping as h2 estimates it: 256 less its length for each frame. When
 /// applications stop reading while their peers write pieces of some 50 bytes, which is no attack, a smaller budget would end the connection of
-/// all of them. This budget fits the first windows of as many streams as a connection has. Frames of streams that stall are merged, and then
-/// are not counted.
+/// all of them. This budget fits the first windows of as many streams as a connection has. The stream of a reader
+/// that stalls merges its frames, which uses none of the budget.
 pub const DATA_FRAME_BUDGET: usize = 5 * (canal_wire::hbone::SERVER_STREAMS_MAX * canal_wire::hbone::STREAM_WINDOW) as usize;
 
 /// Sends a PING at each interval, and whenever `requested` is notified. Resolves when an answer is late, and stays pending once the
