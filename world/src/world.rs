@@ -133,6 +133,11 @@ impl World {
             Ok(opened) => opened,
             // It has ended in the meantime, so the name is free.
             Err(_) if !garbage_collect::is_held(paths) => return Self::up(topology, options),
+            // A supervisor that takes its world down removes the record first and releases the name last.
+            Err(_) if options.replace => {
+                Self::down_by_name(&topology.name)?;
+                return Self::up(topology, options);
+            }
             Err(error) => return Err(error),
         };
         let (same, owner) = (record.fingerprint == topology.fingerprint(), record.owner);

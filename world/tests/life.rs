@@ -48,6 +48,24 @@ fn a_killed_process_starts_again_and_a_stopped_one_does_not() {
     }
 }
 
+/// A world that is being taken down has lost its record and still has its name.
+#[test]
+fn a_world_that_is_about_to_end_is_waited_for_and_replaced() {
+    let name = scene::name("ending");
+    let path = std::path::PathBuf::from(format!("/run/canal/worlds/{name}.lock"));
+    std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder for the lock");
+    let lock = std::fs::File::create(path).expect("a lock file");
+    lock.lock().expect("nobody else has the name");
+    let ending = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        drop(lock);
+    });
+    let options = canal_world::WorldOptions { replace: true, ..scene::options(true) };
+    let world = World::up(&scene::topology(&name, SMOKE), &options).unwrap_or_else(|error| panic!("{error}"));
+    ending.join().expect("it only waits");
+    world.down().expect("down");
+}
+
 #[test]
 fn a_process_that_may_end_is_left_ended() {
     let yaml = SMOKE.replace(
