@@ -83,8 +83,8 @@ impl SessionTally {
     }
 }
 
-/// End of a run: its time is over, which cuts everything, or the stop signal arrived. After the signal an exchange that is under way is
-/// completed, and a session that is not whole gets one more attempt, so that the report shows the state after what the test did.
+/// End of a run: its time is over, which cuts everything, or the stop signal arrived. After the signal an open session makes one more
+/// exchange, and a session that is not whole gets one more attempt, so that the report shows the state after what the test did.
 #[derive(Clone)]
 struct RunEnd {
     at: Instant,
@@ -192,6 +192,8 @@ async fn converse(
     // With Nagle's algorithm the times would measure it instead of the path.
     let _ = stream.set_nodelay(true);
     for turn in 0u64.. {
+        // Only an exchange that begins after the stop shows that the session is held: the connection may have broken in the pause.
+        let is_last = end.is_stopped();
         let mut message = [0; MESSAGE_BYTES];
         message[..8].copy_from_slice(&(number as u64).to_be_bytes());
         message[8..16].copy_from_slice(&turn.to_be_bytes());
@@ -210,7 +212,7 @@ async fn converse(
         tally.gap_max = tally.gap_max.max(whole_at.elapsed());
         end.sleep(Duration::from_millis(args.interval_ms)).await;
         *whole_at = Instant::now();
-        if end.is_over() || end.is_stopped() {
+        if end.is_over() || is_last {
             return None;
         }
     }
@@ -257,10 +259,33 @@ mod tests {
             stream.read_exact(&mut message).await.unwrap();
             sender.send_replace(true);
             stream.write_all(&message).await.unwrap();
+            stream.read_exact(&mut message).await.unwrap();
+            stream.write_all(&message).await.unwrap();
             (stream, sender)
         });
         let report = run(&args(address, 1, 3600.0), stop).await.unwrap();
-        assert_eq!((&report["ok"], &report["held"], &report["exchanges"]), (&json!(true), &json!(1), &json!(2)), "{report}");
+        // The third exchange begins after the stop.
+        assert_eq!((&report["ok"], &report["held"], &report["exchanges"]), (&json!(true), &json!(1), &json!(3)), "{report}");
+        drop(server.await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_session_that_broke_in_the_pause_before_the_stop_is_not_held() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (sender, stop) = watch::channel(false);
+        let server = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut message = [0; MESSAGE_BYTES];
+            stream.read_exact(&mut message).await.unwrap();
+            stream.write_all(&message).await.unwrap();
+            drop((stream, listener));
+            sender.send_replace(true);
+            sender
+        });
+        let hour = HeldSessionsArgs { interval_ms: 3_600_000, ..args(address, 1, 3600.0) };
+        let report = run(&hour, stop).await.unwrap();
+        assert_eq!((&report["ok"], &report["held"], &report["broken"]), (&json!(false), &json!(0), &json!(1)), "{report}");
         drop(server.await.unwrap());
     }
 
