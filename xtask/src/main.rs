@@ -59,7 +59,8 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
-        [] | ["--help" | "-h" | "help"] => {
+        // A word after the command asks as well: `timing --help` must not begin a run of an hour.
+        words if words.is_empty() || words[0] == "help" || words.iter().any(|word| ["--help", "-h"].contains(word)) => {
             print!("{HELP}{}", soak::list());
             return ExitCode::SUCCESS;
         }
