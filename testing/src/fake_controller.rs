@@ -46,6 +46,10 @@ impl FakeStream {
     pub async fn say(&self, response: DeltaDiscoveryResponse) {
         let _ = self.responses.send(Ok(response)).await;
     }
+    /// Ends the stream with an error.
+    pub async fn fail(self, status: Status) {
+        let _ = self.responses.send(Err(status)).await;
+    }
     /// Sends a response and returns the answer.
     pub async fn ask(&mut self, response: DeltaDiscoveryResponse) -> DeltaDiscoveryRequest {
         self.say(response).await;

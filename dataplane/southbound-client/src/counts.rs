@@ -2,6 +2,9 @@
 
 use canal_runtime::metrics::{CounterFamily, MetricFamily, Registry, SharedCounter, SharedGauge};
 
+/// Reason of a stream that the controller refused or ended because a limit is full.
+pub(super) const EXHAUSTED: &str = "exhausted";
+
 pub(super) struct SubscriptionCounters {
     connected: SharedGauge,
     generation: SharedGauge,

@@ -12,6 +12,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Streaming};
 
 use super::SubscriberConfig;
+use super::counts::EXHAUSTED;
 use super::share_report::{self, ShareReporter};
 use super::state::ResourceState;
 use super::state_owner::{NackReply, StateOwner, StoreMatch};
@@ -26,6 +27,12 @@ pub(super) struct StreamEndReason {
 
 /// Maximum length of a NACK text in bytes.
 const NACK_TEXT_MAX: usize = 4096;
+
+/// Maximum bytes of the names and versions of held resources in one request. A longer list takes several requests.
+pub(super) const LISTED_BYTES_MAX: usize = 4 << 20;
+
+/// Approximate bytes of an entry of the list beside its name and version.
+const LISTED_ENTRY_BYTES: usize = 16;
 
 /// Intervals and timeouts of a stream: PING interval and timeout, timeout of the first answer, backoff, pause between writes, and interval
 /// of share reports.
@@ -65,9 +72,10 @@ pub(super) async fn follow(
             return StreamEndReason { reason, why: e.to_string() };
         }
     };
-    // The channel fits every first request, and an answer to every response in flight.
-    let (requests, outbound) = mpsc::channel(64);
-    for request in holder.with_wanted_state(|state| first_requests(config, state)) {
+    let first = holder.with_wanted_state(|state| first_requests(config, state));
+    // The channel fits every first request, because nobody takes them before the call, and an answer to every response in flight.
+    let (requests, outbound) = mpsc::channel(first.len() + 64);
+    for request in first {
         if requests.send(request).await.is_err() {
             return StreamEndReason { reason: "closed", why: "the stream ended before it began".into() };
         }
@@ -152,16 +160,37 @@ fn status(NackReply { mut text, named }: NackReply) -> Status {
 /// Returns one wildcard subscription per kind, with the versions of the state, so that the controller sends only differences.
 fn first_requests(config: &SubscriberConfig, state: &ResourceState) -> Vec<DeltaDiscoveryRequest> {
     let node = Node { id: config.node.clone(), user_agent_name: "canal".into(), user_agent_version: config.version.clone() };
-    let request = |(i, kind): (usize, &ResourceKind)| DeltaDiscoveryRequest {
-        node: (i == 0).then(|| node.clone()),
-        type_url: kind.type_url().into(),
-        resource_names_subscribe: vec!["*".into()],
-        initial_resource_versions: state.held(*kind).map(|(name, h)| (name.to_string(), h.version.to_string())).collect(),
-        ..DeltaDiscoveryRequest::default()
-    };
     // Manifests come last: the controller seals the kinds that were subscribed to before.
     let (last, first): (Vec<&ResourceKind>, Vec<&ResourceKind>) = config.kinds.iter().partition(|kind| **kind == ResourceKind::Manifest);
-    first.into_iter().chain(last).enumerate().map(request).collect()
+    let mut requests: Vec<_> = first.into_iter().chain(last).flat_map(|kind| subscription(*kind, state)).collect();
+    if let Some(request) = requests.first_mut() {
+        request.node = Some(node);
+    }
+    requests
+}
+
+/// Returns the requests that subscribe to one kind and list what the state has of it. The list takes as many requests as it needs, because
+/// the resources of all tenants together may be too many for one message.
+fn subscription(kind: ResourceKind, state: &ResourceState) -> Vec<DeltaDiscoveryRequest> {
+    let subscribe = vec!["*".to_string()];
+    let mut requests = vec![DeltaDiscoveryRequest {
+        type_url: kind.type_url().into(),
+        resource_names_subscribe: subscribe,
+        ..DeltaDiscoveryRequest::default()
+    }];
+    let mut bytes = 0;
+    for (name, held) in state.held(kind) {
+        let entry = name.len() + held.version.len() + LISTED_ENTRY_BYTES;
+        if bytes + entry > LISTED_BYTES_MAX {
+            requests.push(DeltaDiscoveryRequest { type_url: kind.type_url().into(), ..DeltaDiscoveryRequest::default() });
+            bytes = 0;
+        }
+        bytes += entry;
+        if let Some(request) = requests.last_mut() {
+            request.initial_resource_versions.insert(name.to_string(), held.version.to_string());
+        }
+    }
+    requests
 }
 
 fn mute(limit: Duration) -> StreamEndReason {
@@ -172,6 +201,7 @@ fn of_status(connection: &ControllerConnection, status: &tonic::Status) -> Strea
     let reason = match status.code() {
         _ if connection.is_mute() => "stale",
         Code::Unauthenticated | Code::PermissionDenied => "unauthenticated",
+        Code::ResourceExhausted => EXHAUSTED,
         Code::Unavailable | Code::Aborted => "closed",
         _ => "error",
     };

@@ -14,9 +14,10 @@ use canal_runtime::drain::DrainWatcher;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::counts::{EXHAUSTED, SubscriptionCounters};
 use super::state::{ClosedTenants, ResourceState};
 use super::state_file::{self, StateFileError};
-use super::{ApplyFn, SubscriberConfig, SubscriptionStatus, Update, UpdateSource, counts::SubscriptionCounters};
+use super::{ApplyFn, SubscriberConfig, SubscriptionStatus, Update, UpdateSource};
 
 pub(super) use intake::{NackReply, tell_whole};
 
@@ -25,6 +26,9 @@ const WRITE_SHARE: u32 = 10;
 
 /// A batch whose manifests are still missing after this time is written as it is.
 const SEAL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Number of consecutive streams that the controller refuses for a full limit, before a stream lists nothing as held.
+const EXHAUSTED_STREAMS_MAX: usize = 2;
 
 /// Result of the comparison with the store that a controller announces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,12 +44,15 @@ pub(super) struct StateOwner {
     pub(super) kinds: Vec<ResourceKind>,
     path: PathBuf,
     pub(super) state: Arc<Mutex<ResourceState>>,
-    /// Partial state of another store, if a controller announces one. The present state is served until this one is complete.
+    /// Partial state that will replace the present one, which is served until this one is complete: the state of another store that a
+    /// controller announces, or of the same store after the controller refused what this data plane listed as held.
     pub(super) incoming: Option<ResourceState>,
     /// Number of addresses of the controller.
     addresses: usize,
     /// Consecutive attempts in which no controller announced the store of the present state.
     attempts_without_store: usize,
+    /// Consecutive streams that the controller refused because a limit is full.
+    exhausted_streams: usize,
     /// The controller of the present stream announced the store of the present state.
     is_own_store: bool,
     pub(super) apply: ApplyFn,
@@ -99,6 +106,7 @@ impl StateOwner {
             incoming: None,
             addresses: config.controller.addresses.len(),
             attempts_without_store: 0,
+            exhausted_streams: 0,
             is_own_store: false,
             apply,
             status: watch::channel(SubscriptionStatus::default()).0,
@@ -143,8 +151,18 @@ impl StateOwner {
                 self.dirty = true;
             }
             self.show_store(store, false);
-            // The stream was started with the partial state of the other store.
-            return if self.incoming.take().is_some() { StoreMatch::Restart } else { StoreMatch::Same };
+            return match &mut self.incoming {
+                // The stream was started with the partial state of the other store.
+                Some(incoming) if incoming.store.is_some_and(|of| of != store) => {
+                    self.incoming = None;
+                    StoreMatch::Restart
+                }
+                Some(incoming) => {
+                    incoming.store = Some(store);
+                    StoreMatch::Same
+                }
+                None => StoreMatch::Same,
+            };
         }
         self.show_store(store, true);
         if self.incoming.as_ref().is_some_and(|incoming| incoming.store == Some(store)) {
@@ -205,7 +223,8 @@ impl StateOwner {
         });
     }
 
-    /// Records the end of a stream. Returns whether the stream had brought a good response.
+    /// Records the end of a stream. Returns whether the stream had brought a good response. After [`EXHAUSTED_STREAMS_MAX`] streams that
+    /// the controller refused for a full limit, the next one lists nothing as held: what this data plane lists may be what fills the limit.
     pub(super) fn disconnected(&mut self, reason: &'static str, why: &str) -> bool {
         self.counts.connected(false);
         self.counts.reconnect(reason);
@@ -216,7 +235,25 @@ impl StateOwner {
             s.error = why.into();
             s.reconnects += 1;
         });
-        std::mem::take(&mut self.stream_was_useful)
+        let was_useful = std::mem::take(&mut self.stream_was_useful);
+        self.exhausted_streams = if was_useful || reason != EXHAUSTED { 0 } else { self.exhausted_streams + 1 };
+        if self.exhausted_streams >= EXHAUSTED_STREAMS_MAX {
+            self.exhausted_streams = 0;
+            self.begin_anew();
+        }
+        was_useful
+    }
+
+    /// Lets the next stream list nothing as held. The present state is served until the controller has sent a whole one, which never has
+    /// an older generation.
+    fn begin_anew(&mut self) {
+        let (store, generation) = self.with_state(|state| (state.store, state.generation));
+        tracing::warn!(
+            streams = EXHAUSTED_STREAMS_MAX,
+            "the controller refused streams for a full limit; the next one lists nothing as held and receives everything"
+        );
+        self.answered.clear();
+        self.incoming = Some(ResourceState { store, generation, ..ResourceState::default() });
     }
 
     /// Returns whether every kind has been answered, counting a response of `kind` as well.

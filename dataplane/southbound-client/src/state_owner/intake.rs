@@ -109,8 +109,8 @@ impl StateOwner {
         Ok(IntakeOutcome { kind, refused, earlier })
     }
 
-    /// Applies a response of another store. The old state stays in use until the new one is complete, and is then replaced at once:
-    /// resources of two stores are never mixed.
+    /// Applies a response to the incoming state, of another store or a new start. The old state stays in use until the new one is complete,
+    /// and is then replaced at once: resources of two stores are never mixed.
     fn try_replace(&mut self, mut incoming: ResourceState, response: &DeltaDiscoveryResponse) -> Result<IntakeOutcome, NackReason> {
         let (change, mut refused) = match examine(&incoming, &self.kinds, response) {
             Ok(examined) => examined,
@@ -139,17 +139,20 @@ impl StateOwner {
                 return Err(NackReason::Caller(why));
             }
         };
+        let is_other_store = incoming.store != state.store;
         tracing::warn!(
             store = incoming.store.map(tracing::field::display),
-            old = told.store.map(tracing::field::display),
+            old = state.store.map(tracing::field::display),
             generation = incoming.generation().0,
-            "the state of another controller's store has replaced what was held"
+            "a whole new state has replaced what was held"
         );
         *state = incoming;
         let (here, before): (Vec<_>, Vec<_>) = all.into_iter().partition(|r| r.kind == kind && is_in(response, &r.name));
         refused.extend(here);
         self.dirty = true;
-        self.counts.store_replaced();
+        if is_other_store {
+            self.counts.store_replaced();
+        }
         Ok(IntakeOutcome { kind, refused, earlier: before.len() })
     }
 }
