@@ -52,6 +52,16 @@ pub fn admits(claims: &TenantClaims, principal: &Principal, whereabouts: &TierPl
     }
 }
 
+/// Returns whether `principal` can ever hold a resource of `owner`, whatever is in force now; `None` is the provider. A node or key server
+/// of a tenant holds nothing of other tenants.
+pub fn may_hold_of(owner: Option<&TenantName>, principal: &Principal) -> bool {
+    match principal {
+        Principal::Node { tenant, .. } | Principal::KeyServer { tenant: Some(tenant), .. } => owner.is_none_or(|owner| owner == tenant),
+        Principal::Gateway { .. } | Principal::Edge { .. } | Principal::KeyServer { tenant: None, .. } => true,
+        Principal::Operator { .. } => false,
+    }
+}
+
 /// Returns whether `principal` receives resources that belong to no tenant: the tier's replicas, and the trust bundle of Canal's
 /// components.
 pub fn admits_provider(principal: &Principal) -> bool {

@@ -22,7 +22,9 @@ pub const QUEUED_CHANGE_BYTES_MAX: u64 = 1 << 30;
 pub const CONFIGURATION_BYTES_MAX: u64 = 4 << 30;
 /// Maximum bytes of the resources that the compiler makes of all tenants' objects.
 pub const COMPILED_BYTES_MAX: u64 = 8 << 30;
-/// Maximum bytes of names that the streams of all data planes bring and the controller does not have itself.
+/// Maximum number of the resources that the compiler makes of all tenants' objects.
+pub const COMPILED_RESOURCES_MAX: u64 = 5_000_000;
+/// Maximum bytes that the streams of all data planes are charged for names that the controller does not have itself.
 const SUBSCRIPTION_BYTES_MAX: u64 = 1 << 30;
 /// Divisor for the part of a limit that only the provider may take: a tenth.
 const RESERVE_DIVISOR: u64 = 10;
@@ -38,6 +40,8 @@ pub struct SharedCapacities {
     pub configuration_bytes: u64,
     /// Bytes of the resources that the compiler makes of the objects.
     pub compiled_bytes: u64,
+    /// Number of these resources.
+    pub compiled_resources: u64,
     /// Connections on which a request had a valid token.
     pub connections: u64,
     /// Connections that have not sent a valid token.
@@ -56,8 +60,9 @@ pub struct SharedCapacities {
 pub struct TenantLimits {
     pub queued_changes: TenantLimit,
     pub queued_change_bytes: TenantLimit,
-    pub configuration: TenantBytes,
-    pub compiled: TenantBytes,
+    pub configuration: TenantAmounts,
+    pub compiled: TenantAmounts,
+    pub compiled_resources: TenantAmounts,
     pub connections: TenantLimit,
     pub unauthenticated: TenantLimit,
     pub certificates: TenantLimit,
@@ -77,8 +82,9 @@ impl TenantLimits {
         let this = Self {
             queued_changes: limit(ShareKind::QueuedChanges, capacities.queued_changes),
             queued_change_bytes: limit(ShareKind::QueuedChangeBytes, capacities.queued_change_bytes),
-            configuration: TenantBytes::new(limit(ShareKind::ConfigurationBytes, capacities.configuration_bytes)),
-            compiled: TenantBytes::new(limit(ShareKind::CompiledBytes, capacities.compiled_bytes)),
+            configuration: TenantAmounts::new(limit(ShareKind::ConfigurationBytes, capacities.configuration_bytes)),
+            compiled: TenantAmounts::new(limit(ShareKind::CompiledBytes, capacities.compiled_bytes)),
+            compiled_resources: TenantAmounts::new(limit(ShareKind::CompiledResources, capacities.compiled_resources)),
             connections: limit(ShareKind::ControllerConnections, capacities.connections),
             unauthenticated: limit(ShareKind::ControllerUnauthenticated, capacities.unauthenticated),
             certificates: limit(ShareKind::Certificates, capacities.certificates),
@@ -92,12 +98,13 @@ impl TenantLimits {
         this
     }
 
-    fn all(&self) -> [&TenantLimit; 10] {
+    fn all(&self) -> [&TenantLimit; 11] {
         [
             &self.queued_changes,
             &self.queued_change_bytes,
             &self.configuration.limit,
             &self.compiled.limit,
+            &self.compiled_resources.limit,
             &self.connections,
             &self.unauthenticated,
             &self.certificates,
@@ -172,8 +179,7 @@ pub fn holder_of(principal: &Principal) -> ShareHolder {
     }
 }
 
-/// Bytes of the names that one stream brought. They count against its principal's holder until the stream ends, and never become fewer
-/// before.
+/// Bytes that one stream is charged for names. They count against its principal's holder until the stream ends.
 #[derive(Default)]
 pub struct StreamNames {
     bytes: u64,
@@ -181,82 +187,82 @@ pub struct StreamNames {
 }
 
 impl StreamNames {
-    /// Takes what `holder` lacks for `bytes` in total.
+    /// Takes what `holder` lacks for `bytes` in total, or gives back what it no longer needs.
     ///
     /// # Errors
     /// The holder has its whole share, or the limit is full.
-    pub fn grow_to(&mut self, bytes: u64, limit: &TenantLimit, holder: &ShareHolder) -> Result<(), ShareRefusal> {
-        let more = bytes.saturating_sub(self.bytes);
+    pub fn set(&mut self, bytes: u64, limit: &TenantLimit, holder: &ShareHolder) -> Result<(), ShareRefusal> {
         match &mut self.permit {
-            _ if more == 0 => return Ok(()),
-            Some(permit) => permit.grow(more)?,
-            none => *none = Some(limit.take(holder, more)?),
+            _ if bytes == self.bytes => return Ok(()),
+            Some(permit) if bytes < self.bytes => permit.shrink(self.bytes - bytes),
+            Some(permit) => permit.grow(bytes - self.bytes)?,
+            none => *none = Some(limit.take(holder, bytes)?),
         }
         self.bytes = bytes;
         Ok(())
     }
 }
 
-/// A limit on bytes that tenants keep, and what each tenant has taken of it.
-pub struct TenantBytes {
+/// A limit on what tenants keep, such as bytes or resources, and the amount that each tenant has taken of it.
+pub struct TenantAmounts {
     limit: TenantLimit,
     held: Mutex<BTreeMap<TenantName, (u64, TenantPermit)>>,
 }
 
-impl TenantBytes {
+impl TenantAmounts {
     fn new(limit: TenantLimit) -> Self {
         Self { limit, held: Mutex::default() }
     }
 
-    /// Returns the bytes that a tenant has taken.
+    /// Returns the amount that a tenant has taken.
     pub fn get(&self, tenant: &TenantName) -> u64 {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).get(tenant).map_or(0, |(bytes, _)| *bytes)
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).get(tenant).map_or(0, |(amount, _)| *amount)
     }
 
-    /// Sets the bytes that a tenant has taken. A smaller amount is always accepted.
+    /// Sets the amount that a tenant has taken. A smaller amount is always accepted.
     ///
     /// # Errors
     /// The tenant's share, or the whole limit, does not allow the amount; nothing changes.
-    pub fn set(&self, tenant: &TenantName, bytes: u64) -> Result<(), Box<Diagnostic>> {
+    pub fn set(&self, tenant: &TenantName, amount: u64) -> Result<(), Box<Diagnostic>> {
         // The map is consistent after each statement, so a panic elsewhere does not spoil it.
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let done = match held.get_mut(tenant) {
-            Some((now, permit)) if bytes > *now => permit.grow(bytes - *now).map(|()| *now = bytes),
+            Some((now, permit)) if amount > *now => permit.grow(amount - *now).map(|()| *now = amount),
             Some((now, permit)) => {
-                permit.shrink(*now - bytes);
-                *now = bytes;
+                permit.shrink(*now - amount);
+                *now = amount;
                 Ok(())
             }
-            None => self.limit.take(&ShareHolder::Tenant(tenant.clone()), bytes).map(|permit| {
-                held.insert(tenant.clone(), (bytes, permit));
+            None => self.limit.take(&ShareHolder::Tenant(tenant.clone()), amount).map(|permit| {
+                held.insert(tenant.clone(), (amount, permit));
             }),
         };
-        if bytes == 0 {
+        if amount == 0 {
             held.remove(tenant);
         }
-        done.map_err(|_| self.excess(tenant, bytes))
+        done.map_err(|_| self.excess(tenant, amount))
     }
 
-    /// Checks an amount against the tenant's share, as [`TenantBytes::set`] does, and takes nothing. A refusal is counted.
+    /// Checks an amount against the tenant's share, as [`TenantAmounts::set`] does, and takes nothing. A refusal is counted.
     ///
     /// # Errors
     /// The amount exceeds the share and what the tenant has already taken.
-    pub fn check(&self, tenant: &TenantName, bytes: u64) -> Result<(), Box<Diagnostic>> {
+    pub fn check(&self, tenant: &TenantName, amount: u64) -> Result<(), Box<Diagnostic>> {
         let (holder, held) = (ShareHolder::Tenant(tenant.clone()), self.get(tenant));
-        if bytes <= self.limit.max(&holder) || bytes <= held {
+        if amount <= self.limit.max(&holder) || amount <= held {
             return Ok(());
         }
         // The limit refuses the difference, because it exceeds the share, and counts that.
-        drop(self.limit.take(&holder, bytes - held));
-        Err(self.excess(tenant, bytes))
+        drop(self.limit.take(&holder, amount - held));
+        Err(self.excess(tenant, amount))
     }
 
     /// Returns the diagnostic for an amount that exceeds the tenant's share.
-    fn excess(&self, tenant: &TenantName, bytes: u64) -> Box<Diagnostic> {
+    fn excess(&self, tenant: &TenantName, amount: u64) -> Box<Diagnostic> {
         let kind = self.limit.kind();
         let max = self.limit.max(&ShareHolder::Tenant(tenant.clone()));
         let what = match kind {
-            ShareKind::CompiledBytes => "what the compiler makes of the objects",
+            ShareKind::CompiledBytes | ShareKind::CompiledResources => "what the compiler makes of the objects",
             _ => "the objects together",
         };
         Box::new(Diagnostic {
@@ -264,7 +270,7 @@ impl TenantBytes {
             origin: None,
             object: None,
             field: String::new(),
-            problem: format!("tenant {tenant}: {what} would have {bytes} bytes, and its share of {} is {max}", kind.key()),
+            problem: format!("tenant {tenant}: {what} would have {amount} {}, and its share of {} is {max}", kind.unit(), kind.key()),
             fix: format!("delete or shorten objects, or have the provider set spec.shares.{} of the Tenant", kind.key()),
         })
     }
@@ -275,16 +281,16 @@ mod tests {
     use super::*;
     use canal_model::share::Share;
 
-    fn bytes(capacity: u64, share: u64) -> TenantBytes {
+    fn amounts(capacity: u64, share: u64) -> TenantAmounts {
         let config = TenantLimitConfig { kind: ShareKind::ConfigurationBytes, capacity, reserve: 0, give_way: GiveWay::Oldest };
         let limit = TenantLimit::new(config);
         limit.set_default_share(Share::Amount(share));
-        TenantBytes::new(limit)
+        TenantAmounts::new(limit)
     }
 
     #[test]
-    fn a_tenants_bytes_grow_to_its_share_and_always_shrink() {
-        let limit = bytes(1000, 100);
+    fn a_tenants_amount_grows_to_its_share_and_always_shrinks() {
+        let limit = amounts(1000, 100);
         let [a, b]: [TenantName; 2] = ["alpha", "beta"].map(|n| n.parse().unwrap());
         limit.set(&a, 100).unwrap();
         let refused = limit.set(&a, 101).unwrap_err();

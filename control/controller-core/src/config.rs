@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use canal_access::principals::PrincipalsError;
-use canal_access::shares::{COMPILED_BYTES_MAX, CONFIGURATION_BYTES_MAX, QUEUED_CHANGE_BYTES_MAX, QUEUED_CHANGES_MAX};
+use canal_access::shares::{
+    COMPILED_BYTES_MAX, COMPILED_RESOURCES_MAX, CONFIGURATION_BYTES_MAX, QUEUED_CHANGE_BYTES_MAX, QUEUED_CHANGES_MAX,
+};
 use canal_access::{CONNECTIONS_MAX, FILES_RESERVED, HANDSHAKE_TIMEOUT, ListenError, SharedCapacities, UNAUTHENTICATED_MAX};
 use canal_ca::ControllerCaError;
 use canal_fleet::SilenceTimeouts;
@@ -82,6 +84,8 @@ pub struct ControllerLimits {
     pub configuration_bytes: u64,
     /// Maximum bytes of compiled resources; the default is [`crate::COMPILED_BYTES_MAX`].
     pub compiled_bytes: u64,
+    /// Maximum number of compiled resources; the default is [`crate::COMPILED_RESOURCES_MAX`].
+    pub compiled_resources: u64,
     /// Number of changes that are compiled at once, each of another tenant, and of dry runs.
     pub compile_workers: usize,
     /// Shares of tenants for which the provider configured none.
@@ -115,6 +119,7 @@ impl Default for ControllerLimits {
             queued_change_bytes: QUEUED_CHANGE_BYTES_MAX,
             configuration_bytes: CONFIGURATION_BYTES_MAX,
             compiled_bytes: COMPILED_BYTES_MAX,
+            compiled_resources: COMPILED_RESOURCES_MAX,
             // At least two, so that one tenant's change never delays those of all others.
             compile_workers: std::thread::available_parallelism().map_or(2, |n| n.get().max(2)),
             shares: Shares::default(),
@@ -133,6 +138,7 @@ impl ControllerLimits {
             queued_change_bytes: self.queued_change_bytes,
             configuration_bytes: self.configuration_bytes,
             compiled_bytes: self.compiled_bytes,
+            compiled_resources: self.compiled_resources,
             connections: self.connections as u64,
             unauthenticated: self.unauthenticated as u64,
             certificates: self.issued as u64,

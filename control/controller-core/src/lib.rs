@@ -14,7 +14,9 @@ mod servers;
 mod writer;
 
 pub use canal_access::principals::{PRINCIPALS_BYTES_MAX, PRINCIPALS_MAX, PrincipalsError, TOKEN_BYTES_MAX};
-pub use canal_access::shares::{COMPILED_BYTES_MAX, CONFIGURATION_BYTES_MAX, QUEUED_CHANGE_BYTES_MAX, QUEUED_CHANGES_MAX};
+pub use canal_access::shares::{
+    COMPILED_BYTES_MAX, COMPILED_RESOURCES_MAX, CONFIGURATION_BYTES_MAX, QUEUED_CHANGE_BYTES_MAX, QUEUED_CHANGES_MAX,
+};
 pub use canal_access::{CONNECTIONS_MAX, FILES_RESERVED, ListenError, Principals, UNAUTHENTICATED_MAX};
 pub use canal_fleet::{OWNED_MAX, SEEN_MAX, SilenceTimeouts};
 pub use canal_operators_api::{ADMIN_CONNECTIONS_MAX, FILES_MAX, OBSERVATIONS_MAX, OBSERVATIONS_PER_OPERATOR_MAX};

@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
+use canal_access::shares::TenantAmounts;
 use canal_access::{TenantLimits, now_seconds};
 use canal_catalog::{Catalog, CompiledTenant, PolicyOrigin, TenantCatalog, TenantPlacement, is_of_hub, is_planned};
 use canal_compiler::claims::TenantClaims;
 use canal_controller_metrics::{self as metrics, ControllerMetrics};
 use canal_fleet::{TierState, TierUpdate};
-use canal_model::diagnostic::Diagnostic;
 use canal_model::identity::{components, gateway_identity};
 use canal_model::ids::{Generation, ReplicaName, ServiceId, ServiceKey, TenantName};
 use canal_model::policy::Object;
@@ -21,8 +21,8 @@ use canal_model::share::Shares;
 use canal_model::trust::{Entitlement, KeyLocation, KeyRequester};
 use canal_policy_sources::applied::AppliedObjects;
 use canal_policy_sources::{
-    Basis, Commit, Committed, Objection, PolicySource, Prepared, Preparer, SourceState, SourceUpdate, TenantSources, ValidatedTenant,
-    WithheldReason, WriteEdits, clashes,
+    Basis, Commit, Committed, CompiledSize, Objection, PolicySource, Prepared, Preparer, SourceState, SourceUpdate, TenantSources,
+    ValidatedTenant, WithheldReason, WriteEdits, clashes,
 };
 use canal_sources::parse;
 use canal_store::{DomainName, Store, StoreError};
@@ -359,6 +359,7 @@ impl CatalogWriter {
         self.order.retain(|n| n != name);
         self.withheld.remove(name);
         self.services.remove(name);
+        self.give_back(name, [0; 3]);
         if self.catalog.tenants.remove(name).is_some() {
             self.publish_now(generation);
             tracing::info!(tenant = %name, %generation, "the tenant is gone");
@@ -403,11 +404,11 @@ impl CatalogWriter {
             self.forget(&name)?;
             return Ok(None);
         }
-        let ValidatedTenant { compiled, bytes, mut objections } = validated?;
+        let ValidatedTenant { compiled, size, mut objections } = validated?;
         self.admit(&after)?;
         self.bind(&after, now_seconds())?;
         if objections.is_empty() {
-            objections.extend(self.take_shares(&after, bytes).err().map(|objection| *objection));
+            objections.extend(self.take_shares(&after, size).err().map(|objection| *objection));
         }
         objections.extend(self.clashes(staged, &compiled.claims));
         let compiled = self.accept_or_retain(&name, compiled, objections);
@@ -422,38 +423,56 @@ impl CatalogWriter {
         clashes(&self.order, live, claims).into_iter().map(|finding| Objection::new(WithheldReason::Clash, finding)).collect()
     }
 
-    /// Takes the bytes of a tenant's next state from its shares.
+    /// Takes what a tenant's next state needs from its shares.
     ///
     /// # Errors
-    /// A share or a whole limit does not allow them; the tenant keeps the bytes that it had.
-    fn take_shares(&self, after: &TenantSources, compiled: u64) -> Result<(), Box<Objection>> {
+    /// A share or a whole limit does not allow it; the tenant keeps the amounts that it had.
+    fn take_shares(&self, after: &TenantSources, size: CompiledSize) -> Result<(), Box<Objection>> {
         // The stored objects of such a tenant exceed its share already, and were not loaded.
         if !after.applied().is_read() {
             return Ok(());
         }
-        let before = self.limits.configuration.get(&after.name);
-        let objection = |reason, excess: Box<Diagnostic>| Box::new(Objection::new(reason, *excess));
-        self.limits
-            .configuration
-            .set(&after.name, after.bytes())
-            .map_err(|excess| objection(WithheldReason::ConfigurationBytes, excess))?;
-        let done = self.limits.compiled.set(&after.name, compiled);
-        if done.is_err() {
-            // The amount is what it was, or less, which is never refused.
-            let _ = self.limits.configuration.set(&after.name, before);
+        let before = self.taken_by(&after.name);
+        let [configuration, compiled, resources] = self.tenant_amounts();
+        let takes = [
+            (WithheldReason::ConfigurationBytes, configuration, after.bytes()),
+            (WithheldReason::CompiledBytes, compiled, size.bytes),
+            (WithheldReason::CompiledResources, resources, size.resources),
+        ];
+        for (reason, limit, amount) in takes {
+            if let Err(excess) = limit.set(&after.name, amount) {
+                self.give_back(&after.name, before);
+                return Err(Box::new(Objection::new(reason, *excess)));
+            }
         }
-        done.map_err(|excess| objection(WithheldReason::CompiledBytes, excess))
+        Ok(())
+    }
+
+    /// Returns the limits of which each tenant's state takes an amount.
+    fn tenant_amounts(&self) -> [&TenantAmounts; 3] {
+        [&self.limits.configuration, &self.limits.compiled, &self.limits.compiled_resources]
+    }
+
+    /// Returns what the tenant's state has taken of each of these limits.
+    fn taken_by(&self, tenant: &TenantName) -> [u64; 3] {
+        self.tenant_amounts().map(|limit| limit.get(tenant))
+    }
+
+    /// Sets the tenant's amounts back to what they were: what grew shrinks, and what a delete had freed was this tenant's a moment ago.
+    fn give_back(&self, tenant: &TenantName, before: [u64; 3]) {
+        for (limit, amount) in self.tenant_amounts().into_iter().zip(before) {
+            let _ = limit.set(tenant, amount);
+        }
     }
 
     /// Carries out a write request, unless it conflicts with something that went live meanwhile.
     fn commit_write(&mut self, prepared: Prepared, write: &WriteEdits) -> Result<Committed, StoreError> {
         let Prepared { after, validated, .. } = prepared;
-        let ValidatedTenant { compiled, bytes, mut objections } = validated?;
+        let ValidatedTenant { compiled, size, mut objections } = validated?;
         objections.extend(self.clashes(&BTreeMap::new(), &compiled.claims));
-        let configuration_before = self.limits.configuration.get(&after.name);
-        let compiled_before = self.limits.compiled.get(&after.name);
+        let before = self.taken_by(&after.name);
         if objections.is_empty() {
-            objections.extend(self.take_shares(&after, bytes).err().map(|objection| *objection));
+            objections.extend(self.take_shares(&after, size).err().map(|objection| *objection));
         }
         // A delete is not refused, whatever is left.
         if !objections.is_empty() && !write.is_delete {
@@ -461,9 +480,7 @@ impl CatalogWriter {
         }
         let done = self.carry_out(&after, write, compiled, objections);
         if done.is_err() {
-            // Back to what it was: what grew shrinks, and what a delete had freed was this tenant's a moment ago.
-            let _ = self.limits.configuration.set(&after.name, configuration_before);
-            let _ = self.limits.compiled.set(&after.name, compiled_before);
+            self.give_back(&after.name, before);
         }
         done.map(|()| Committed::Done(self.catalog.generation))
     }
@@ -670,7 +687,7 @@ mod tests {
     #[test]
     fn a_withheld_state_is_counted_by_its_reason() {
         let mut fixture = WriterFixture::new();
-        let excess = |limit: &canal_access::shares::TenantBytes| *limit.check(&"alpha".parse().unwrap(), u64::MAX).unwrap_err();
+        let excess = |limit: &TenantAmounts| *limit.check(&"alpha".parse().unwrap(), u64::MAX).unwrap_err();
         let compiled = excess(&fixture.preparer.limits.compiled);
         for (name, reason, finding) in [
             ("alpha", WithheldReason::CompiledBytes, compiled.clone()),
@@ -683,10 +700,14 @@ mod tests {
         }
         // This one is found when the writer takes the shares: nobody else's bytes were known when it was prepared.
         let mut prepared = fixture.prepare("delta");
-        prepared.validated.as_mut().unwrap().bytes = u64::MAX;
+        prepared.validated.as_mut().unwrap().size.bytes = u64::MAX;
         fixture.writer.commit(prepared).unwrap();
+        let mut prepared = fixture.prepare("epsilon");
+        prepared.validated.as_mut().unwrap().size.resources = u64::MAX;
+        fixture.writer.commit(prepared).unwrap();
+        assert_eq!(fixture.writer.taken_by(&"epsilon".parse().unwrap()), [0; 3], "what it had taken before was given back");
         let text = fixture.preparer.metrics.render(&GaugeValues::default());
-        for (reason, count) in [("clash", 1), ("compiled_bytes", 2), ("panic", 1)] {
+        for (reason, count) in [("clash", 1), ("compiled_bytes", 2), ("compiled_resources", 1), ("panic", 1)] {
             let line = format!("canal_controller_changes_withheld_total{{reason=\"{reason}\"}} {count}\n");
             assert!(text.contains(&line), "{line} in\n{text}");
         }

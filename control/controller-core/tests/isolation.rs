@@ -149,6 +149,34 @@ async fn compiled_bytes_are_bounded_too() {
     ann.must_apply("alpha", &[&service(1, "b", 2)]).await;
 }
 
+/// N1: each rule of a route is a resource, however short, so their number has a share as well.
+#[tokio::test]
+async fn compiled_resources_are_bounded_too() {
+    let mut limits = ControllerLimits::default();
+    limits.shares.set(ShareKind::CompiledResources, Share::Amount(100));
+    let fixture = ControllerFixture::with(limits, two_tenants).await;
+    let mut ann = fixture.admin("ann").await;
+    ann.must_apply("alpha", &[&service(1, "a", 1)]).await;
+    let rules = |count: usize| {
+        let rule = |n| format!("{{matches: [{{path: {{type: Exact, value: /{n}}}}}], backendRefs: [{{name: a, port: 80}}]}}");
+        let rules = (0..count).map(rule).collect::<Vec<_>>().join(", ");
+        format!(
+            "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: many, namespace: shop}}\nspec: {{parentRefs: \
+             [{{group: \"\", kind: Service, name: a}}], rules: [{rules}]}}\n"
+        )
+    };
+    let refused = ann.apply("alpha", &[&rules(120)]).await.unwrap();
+    assert!(!refused.accepted && errors(&refused.diagnostics).join(";").contains("resources, and its share of compiledResources is 100"));
+    ann.must_apply("alpha", &[&rules(50)]).await;
+    let used = "canal_share_used{limit=\"compiled_resources\",tenant=\"alpha\"}";
+    assert!(fixture.metric(used).await > 50.0);
+    // The provider's setting for one tenant holds at the next change.
+    fixture.write("alpha/t.yaml", &tenant_object("alpha", 1).replace("spec: {", "spec: {shares: {compiledResources: 500}, "));
+    let max = "canal_share_max{limit=\"compiled_resources\",tenant=\"alpha\"}";
+    until("the share of the Tenant object", async || fixture.metric(max).await >= 500.0).await;
+    ann.must_apply("alpha", &[&rules(120)]).await;
+}
+
 #[tokio::test]
 async fn status_shows_a_tenants_use_and_omissions_at_data_planes() {
     use canal_wire::fleet::fleet_client::FleetClient;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::fixture;
-use crate::fixture::{ControllerFixture, ManualSubscriber, patience, service, tenant_object};
+use crate::fixture::{ControllerFixture, ManualSubscriber, ReceivedResources, patience, service, tenant_object};
 use canal_controller_core::{ADMIN_CONNECTIONS_MAX, CertificateRate, ControllerLimits, TOKEN_BYTES_MAX};
 use canal_model::program::ResourceKind;
 use canal_model::share::{Share, ShareKind};
@@ -37,12 +37,17 @@ async fn streams_and_names() {
     while fixture.metric("canal_controller_subscribers{kind=\"node\"}").await > 1.0 && Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+    // What a data plane holds is no reason to refuse it: names of its tenant are removed, and those of others are dropped.
     let resource = first.held.values().next().unwrap().1.clone();
-    let claims_much = (0..5).map(|i| ((ResourceKind::Service, format!("alpha/shop/s{i}")), ("v".to_string(), resource.clone()))).collect();
-    let mut greedy = ManualSubscriber::open(fixture.channel().await, "n2", claims_much).await;
-    assert_eq!(greedy.end().await.code(), Code::ResourceExhausted);
+    let lists = |tenant: &'static str| {
+        let resource = resource.clone();
+        (0..5).map(move |i| ((ResourceKind::Service, format!("{tenant}/shop/s{i}")), ("v".to_string(), resource.clone())))
+    };
+    let mut lists_much = ManualSubscriber::open(fixture.channel().await, "n2", lists("alpha").chain(lists("beta")).collect()).await;
+    lists_much.until("what is not in force is removed", |held| !held.keys().any(|(kind, _)| *kind == ResourceKind::Service)).await;
+    drop(lists_much);
     refused(&fixture, "streams").await;
-    refused(&fixture, "names").await;
+    refused(&fixture, "names_out_of_scope").await;
 }
 
 #[tokio::test]
@@ -97,6 +102,34 @@ async fn names_that_only_streams_know_are_on_their_tenants_account() {
     fixture.subscribe("n2").await.settle().await;
     assert!(fixture.metric("canal_share_refused_total{limit=\"subscription_bytes\",tenant=\"alpha\"}").await >= 1.0);
     assert!(fixture.metric("canal_share_used{limit=\"subscription_bytes\",tenant=\"alpha\"}").await < 1.0);
+}
+
+/// N1b: while a gateway is away, the routes that are most of what it holds are deleted. It is not refused for listing them.
+#[tokio::test]
+async fn a_gateway_comes_back_after_most_of_what_it_holds_was_deleted() {
+    let limits = ControllerLimits { names: 10, ..ControllerLimits::default() };
+    let fixture = ControllerFixture::with(limits, |config| {
+        std::fs::create_dir(config.join("alpha")).unwrap();
+        std::fs::write(config.join("alpha/t.yaml"), fixture::tenant("alpha", 1)).unwrap();
+    })
+    .await;
+    let mut root = fixture.admin("root").await;
+    let routes = |held: &ReceivedResources| held.keys().filter(|(kind, _)| *kind == ResourceKind::Route).count();
+    let rule = |n| format!("{{matches: [{{path: {{type: Exact, value: /{n}}}}}], backendRefs: [{{name: a, port: 80}}]}}");
+    let rules = (0..1_000).map(rule).collect::<Vec<_>>().join(", ");
+    let route = format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: many, namespace: shop}}\nspec: {{parentRefs: [{{group: \
+         \"\", kind: Service, name: a}}], rules: [{rules}]}}\n"
+    );
+    root.must_apply("alpha", &[&route]).await;
+    let mut gateway = fixture.subscribe("g1").await;
+    gateway.until("all routes", |held| routes(held) >= 1_000).await;
+    let held = gateway.held.clone();
+    drop(gateway);
+    assert!(root.delete_all("alpha").await.unwrap().accepted);
+    let mut gateway = ManualSubscriber::open(fixture.channel().await, "g1", held).await;
+    gateway.until("the removals", |held| routes(held) < 1_000).await;
+    assert_eq!(routes(&gateway.held), 0);
 }
 
 async fn connections_are(fixture: &ControllerFixture, n: f64) {

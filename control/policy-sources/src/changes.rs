@@ -266,6 +266,7 @@ mod tests {
             queued_change_bytes: 1 << 20,
             configuration_bytes: 1 << 20,
             compiled_bytes: 1 << 20,
+            compiled_resources: 1 << 10,
             connections: 1,
             unauthenticated: 1,
             certificates: 1,

@@ -84,6 +84,8 @@ pub enum WithheldReason {
     ConfigurationBytes,
     /// Its compiled resources have more bytes than the tenant's share.
     CompiledBytes,
+    /// Its compiled resources are more than the tenant's share.
+    CompiledResources,
     /// The controller failed on it, which is a fault of the controller.
     Panic,
 }
@@ -95,6 +97,7 @@ impl WithheldReason {
             Self::Clash => "clash",
             Self::ConfigurationBytes => "configuration_bytes",
             Self::CompiledBytes => "compiled_bytes",
+            Self::CompiledResources => "compiled_resources",
             Self::Panic => "panic",
         }
     }
@@ -114,12 +117,19 @@ impl Objection {
     }
 }
 
+/// What a tenant's compiled state takes of its shares.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CompiledSize {
+    /// Bytes of the resources as data planes receive them.
+    pub bytes: u64,
+    pub resources: u64,
+}
+
 /// The compiled next state of a tenant.
 #[derive(Debug)]
 pub struct ValidatedTenant {
     pub compiled: CompiledTenant,
-    /// Bytes of the resources as data planes receive them.
-    pub bytes: u64,
+    pub size: CompiledSize,
     /// Reasons why the state may not go live, independent of other tenants.
     pub objections: Vec<Objection>,
 }
@@ -266,13 +276,19 @@ impl Preparer {
             // The fault keeps the earlier state in force.
             Err(fault) => {
                 let objections = vec![Objection::new(WithheldReason::Panic, *fault)];
-                return ValidatedTenant { compiled: sources.uncompiled(), bytes: 0, objections };
+                return ValidatedTenant { compiled: sources.uncompiled(), size: CompiledSize::default(), objections };
             }
         };
-        let bytes = compiled.resources.iter().map(|r| southbound::encode(r).len() as u64).sum();
-        let excess = self.limits.compiled.check(&sources.name, bytes).err();
-        let objections = excess.map(|excess| Objection::new(WithheldReason::CompiledBytes, *excess)).into_iter().collect();
-        ValidatedTenant { compiled, bytes, objections }
+        let size = CompiledSize {
+            bytes: compiled.resources.iter().map(|r| southbound::encode(r).len() as u64).sum(),
+            resources: compiled.resources.len() as u64,
+        };
+        let checks = [
+            (WithheldReason::CompiledBytes, self.limits.compiled.check(&sources.name, size.bytes)),
+            (WithheldReason::CompiledResources, self.limits.compiled_resources.check(&sources.name, size.resources)),
+        ];
+        let excess = checks.into_iter().filter_map(|(reason, checked)| Some(Objection::new(reason, *checked.err()?)));
+        ValidatedTenant { compiled, size, objections: excess.collect() }
     }
 }
 

@@ -33,7 +33,7 @@ pub struct DiscoveryContext {
     pub clients: Authenticator,
     pub subscribers: Arc<Subscribers>,
     pub metrics: Arc<ControllerMetrics>,
-    /// Limit on the bytes of names that streams bring and the catalog does not have.
+    /// Limit on the bytes that streams are charged for names that the catalog does not have.
     pub subscription_bytes: TenantLimit,
     /// Limits of one stream.
     pub session: SessionLimits,
@@ -150,7 +150,13 @@ impl StreamTask {
                     }
                 }
                 message = inbound.message() => match message {
-                    Ok(Some(request)) => self.hear(request, &catalog)?,
+                    Ok(Some(request)) => {
+                        self.hear(request, &catalog)?;
+                        // A list of held resources may take several requests.
+                        if !opened {
+                            opening.as_mut().reset(Instant::now() + OPENING);
+                        }
+                    }
                     Ok(None) => return Ok("the subscriber ended the stream"),
                     Err(_) => return Ok("the connection broke"),
                 },
@@ -190,6 +196,12 @@ impl StreamTask {
             self.shared.metrics.refuse(e.reason());
             Status::resource_exhausted(e.to_string())
         })?;
+        // Names that are listed as held never refuse the request, but those outside the scope are counted.
+        let out_of_scope = self.session.take_names_out_of_scope();
+        if out_of_scope > 0 {
+            #[allow(clippy::cast_precision_loss, reason = "a request has far fewer than 2^52 names")]
+            self.shared.metrics.add(metrics::REFUSED, &[("reason", "names_out_of_scope")], out_of_scope as f64);
+        }
         // Each count is an older stream of the principal that was ended because of its names.
         for _ in 0..self.stream.holds_names(self.session.name_bytes()) {
             self.shared.metrics.refuse("principal_name_bytes");
@@ -210,14 +222,14 @@ impl StreamTask {
         Ok(())
     }
 
-    /// Counts the names that this stream brought and the catalog did not have against its tenant's share.
+    /// Counts the bytes that this stream is charged for names against its tenant's share.
     fn hold_names(&mut self) -> Result<(), Status> {
         let (limit, bytes) = (&self.shared.subscription_bytes, self.session.name_bytes() as u64);
-        self.names.grow_to(bytes, limit, &holder_of(&self.caller.principal)).map_err(|_| {
+        self.names.set(bytes, limit, &holder_of(&self.caller.principal)).map_err(|_| {
             self.shared.metrics.refuse("subscription_bytes");
             Status::resource_exhausted(
-                "the tenant's data planes brought as many bytes of names as its share of subscriptionBytes allows; fix: subscribe by \
-                 wildcard, or have the provider set spec.shares.subscriptionBytes of the Tenant",
+                "the tenant's data planes are charged as many bytes of names as its share of subscriptionBytes allows; fix: subscribe by \
+                 wildcard and list no resources as held, or have the provider set spec.shares.subscriptionBytes of the Tenant",
             )
         })
     }

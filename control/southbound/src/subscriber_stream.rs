@@ -8,6 +8,7 @@
 
 mod limits;
 mod manifests;
+mod names;
 mod refusals;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -21,11 +22,13 @@ use canal_model::program::ResourceKind;
 use canal_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Resource as WireResource};
 use canal_wire::southbound::kind_of;
 
+use names::{HeldResource, HeldResources};
 use refusals::{ReceivedNack, SetAside};
 
 pub use limits::SessionLimits;
 pub(crate) use limits::StreamLimitError;
 pub use limits::{NACK_SPLITS_MAX, NAME_BYTES_MAX, NAMES_MAX, PENDING_MAX, RESPONSE_BYTES_MAX, STREAM_NAME_BYTES_MAX};
+use limits::{NAME_OVERHEAD_BYTES, OUT_OF_SCOPE_BYTES_MAX};
 pub(crate) use refusals::{Refusals, TenantRefusals};
 
 /// The meaning of a message from the subscriber.
@@ -69,14 +72,15 @@ struct Subscription {
     /// True until a response is planned: even an empty one shows the subscriber that it has everything.
     unanswered: bool,
     wildcard: bool,
-    names: BTreeSet<Arc<str>>,
+    /// Names that the subscriber asked for, each with the bytes that it is charged for it.
+    names: BTreeMap<Arc<str>, usize>,
     /// Names that get an answer even if nothing changed.
     asked: BTreeSet<Arc<str>>,
 }
 
 impl Subscription {
     fn covers(&self, name: &str) -> bool {
-        self.open && (self.wildcard || self.names.contains(name))
+        self.open && (self.wildcard || self.names.contains_key(name))
     }
 }
 
@@ -122,9 +126,12 @@ pub(crate) struct SubscriberStream {
     principal: Principal,
     limits: SessionLimits,
     kinds: [Subscription; ResourceKind::ALL.len()],
-    /// Versions of the resources that the subscriber holds, by owner.
-    held: HashMap<ResourceOwner, BTreeMap<ResourceId, ResourceVersion>>,
-    held_count: usize,
+    /// Resources that the subscriber holds.
+    held: HeldResources,
+    /// Names outside the principal's scope that the subscriber listed as held. The next batch removes them.
+    out_of_scope: BTreeSet<ResourceId>,
+    /// Number of listed names outside the scope that were not counted yet.
+    names_out_of_scope: u64,
     /// Refused resources that have not changed since.
     refused: HashMap<ResourceId, SetAside>,
     refusals: Arc<Refusals>,
@@ -136,9 +143,8 @@ pub(crate) struct SubscriberStream {
     splits: HashMap<ResourceOwner, usize>,
     /// All manifests are sent with the next batch: it is the first, or a subscription changed.
     manifests_due: bool,
-    /// Bytes of names that this subscriber brought and the catalog did not have. They are never given back: names come and go in the
-    /// catalog, which would make the sum wrong.
-    name_bytes: usize,
+    /// Bytes that are charged for the names in all subscriptions.
+    subscribed_bytes: usize,
     /// Number of responses to unknown types that were not sent yet.
     unknown_pending: usize,
     /// True if the next batch is compared with the whole catalog, not only with what changed.
@@ -161,8 +167,9 @@ impl SubscriberStream {
             principal,
             limits,
             kinds: Default::default(),
-            held: HashMap::new(),
-            held_count: 0,
+            held: HeldResources::default(),
+            out_of_scope: BTreeSet::new(),
+            names_out_of_scope: 0,
             refused: HashMap::new(),
             refusals: Arc::default(),
             refusals_changed: false,
@@ -171,7 +178,7 @@ impl SubscriberStream {
             nonce: 0,
             splits: HashMap::new(),
             manifests_due: true,
-            name_bytes: 0,
+            subscribed_bytes: 0,
             unknown_pending: 0,
             resync: true,
             admitted: BTreeSet::new(),
@@ -183,11 +190,6 @@ impl SubscriberStream {
             content: Generation(0),
             last_nack: String::new(),
         }
-    }
-
-    /// Returns the bytes of names that this subscriber brought and the catalog did not have.
-    pub(crate) fn name_bytes(&self) -> usize {
-        self.name_bytes
     }
 
     /// True once the subscriber has subscribed to every kind, so that no further request is expected before the first batch.
@@ -241,95 +243,6 @@ impl SubscriberStream {
         })
     }
 
-    /// Opens or changes the subscription to a kind. Returns true if something changed.
-    fn subscribe(&mut self, kind: ResourceKind, request: &DeltaDiscoveryRequest, catalog: &Catalog) -> Result<bool, StreamLimitError> {
-        let names = self.admit_names(kind, request, catalog)?;
-        let subscription = &mut self.kinds[kind as usize];
-        let first = !subscription.open;
-        if first {
-            subscription.open = true;
-            subscription.unanswered = true;
-            // A first request without names subscribes to everything (the xDS protocol's legacy wildcard).
-            subscription.wildcard = request.resource_names_subscribe.is_empty();
-        }
-        for name in &request.resource_names_subscribe {
-            if name == "*" {
-                subscription.wildcard = true;
-            } else {
-                let name = names.get(name.as_str()).cloned().unwrap_or_else(|| name.as_str().into());
-                subscription.names.insert(name.clone());
-                subscription.asked.insert(name);
-            }
-        }
-        for name in &request.resource_names_unsubscribe {
-            if name == "*" {
-                subscription.wildcard = false;
-            } else {
-                subscription.names.remove(name.as_str());
-                subscription.asked.remove(name.as_str());
-            }
-        }
-        let changed = first || !request.resource_names_subscribe.is_empty() || !request.resource_names_unsubscribe.is_empty();
-        if first {
-            // A subscriber that reconnects lists what it still holds.
-            for (name, version) in &request.initial_resource_versions {
-                let name = names.get(name.as_str()).cloned().unwrap_or_else(|| name.as_str().into());
-                self.hold((kind, name), ResourceVersion::read(version));
-            }
-        }
-        if changed {
-            self.resync = true;
-            self.manifests_due = true;
-            self.forget_uncovered(kind);
-        }
-        let named = self.held_count + self.kinds.iter().map(|k| k.names.len()).sum::<usize>();
-        if named > self.limits.names { Err(StreamLimitError::TooManyNames { named, limit: self.limits.names }) } else { Ok(changed) }
-    }
-
-    /// Checks the names of a request before any of them is stored. Returns the catalog's copies of those that it has.
-    fn admit_names<'r>(
-        &mut self,
-        kind: ResourceKind,
-        request: &'r DeltaDiscoveryRequest,
-        catalog: &Catalog,
-    ) -> Result<HashMap<&'r str, Arc<str>>, StreamLimitError> {
-        let first = !self.kinds[kind as usize].open;
-        let versions = request.initial_resource_versions.keys().filter(|_| first);
-        let all = || request.resource_names_subscribe.iter().chain(&request.resource_names_unsubscribe);
-        let longest = versions.clone().chain(all()).map(String::len).max().unwrap_or(0);
-        if longest > self.limits.name_bytes {
-            return Err(StreamLimitError::NameTooLong { bytes: longest, limit: self.limits.name_bytes });
-        }
-        let mut known = HashMap::new();
-        let mut foreign = 0;
-        for name in request.resource_names_subscribe.iter().chain(versions) {
-            let key: ResourceId = (kind, name.as_str().into());
-            match catalog.view(&owner_of(&key)).and_then(|view| view.entries.get_key_value(&key)) {
-                Some(((_, name_there), _)) => _ = known.insert(name.as_str(), name_there.clone()),
-                // The name was counted when it was first subscribed to.
-                None if self.kinds[kind as usize].names.contains(name.as_str()) => {}
-                None => foreign += name.len(),
-            }
-        }
-        self.name_bytes += foreign;
-        if self.name_bytes > self.limits.stream_name_bytes {
-            return Err(StreamLimitError::TooManyNameBytes { bytes: self.name_bytes, limit: self.limits.stream_name_bytes });
-        }
-        Ok(known)
-    }
-
-    /// Forgets held resources that are no longer subscribed to. The subscriber drops them by itself, so no removal is sent.
-    fn forget_uncovered(&mut self, kind: ResourceKind) {
-        let subscription = &self.kinds[kind as usize];
-        if subscription.wildcard {
-            return;
-        }
-        for held in self.held.values_mut() {
-            held.retain(|(k, name), _| *k != kind || subscription.names.contains(name));
-        }
-        self.held_count = self.held.values().map(BTreeMap::len).sum();
-    }
-
     /// Applies an ACK or NACK to the response with this nonce. Returns false if no such response is outstanding.
     fn settle_nonce(&mut self, nonce: &str, nack: Option<&ReceivedNack>) -> bool {
         let Some(at) = nonce.parse::<u64>().ok().and_then(|n| self.in_flight.iter().position(|(x, _)| *x == n)) else {
@@ -353,27 +266,8 @@ impl SubscriberStream {
             let key = item.key();
             self.forget_refusal(&key);
             match item.version() {
-                Some(version) => self.hold(key, version),
-                None => self.drop_held(&key),
-            }
-        }
-    }
-
-    fn hold(&mut self, key: ResourceId, version: ResourceVersion) {
-        let held = self.held.entry(owner_of(&key)).or_default();
-        if held.insert(key, version).is_none() {
-            self.held_count += 1;
-        }
-    }
-
-    fn drop_held(&mut self, key: &ResourceId) {
-        let owner = owner_of(key);
-        if let Some(held) = self.held.get_mut(&owner) {
-            if held.remove(key).is_some() {
-                self.held_count -= 1;
-            }
-            if held.is_empty() {
-                self.held.remove(&owner);
+                Some(version) => self.held.put(key, HeldResource { version, charged: 0 }),
+                None => self.held.remove(&key),
             }
         }
     }
@@ -432,7 +326,7 @@ impl SubscriberStream {
     /// Returns every item that must be sent so that the subscriber holds what the catalog contains.
     fn differences(&mut self, catalog: &Catalog) -> Vec<Item> {
         let admitted: BTreeSet<ResourceOwner> = catalog.concerning(&self.principal).map(|(owner, _)| owner).collect();
-        let owners: BTreeSet<ResourceOwner> = admitted.iter().chain(self.admitted.iter()).chain(self.held.keys()).cloned().collect();
+        let owners: BTreeSet<ResourceOwner> = admitted.iter().chain(self.admitted.iter()).chain(self.held.owners()).cloned().collect();
         let mut items = Vec::new();
         // This includes tenants without differences: a refused resource that was removed is no longer sealed.
         let mut resealed = BTreeSet::new();
@@ -453,6 +347,7 @@ impl SubscriberStream {
             }
         }
         items.extend(self.unknown_names(&items));
+        items.extend(self.remove_out_of_scope());
         items.extend(self.manifests(&items, resealed, &admitted, catalog));
         self.admitted = admitted;
         items
@@ -461,7 +356,7 @@ impl SubscriberStream {
     /// Returns the keys that the subscriber holds or the catalog offers, as far as they are subscribed to.
     fn all_keys(&self, owner: &ResourceOwner, view: Option<&Arc<TenantCatalog>>) -> BTreeSet<ResourceId> {
         // Manifests are in no catalog; they are compared separately.
-        let held = self.held.get(owner).into_iter().flat_map(|h| h.keys()).filter(|(kind, _)| *kind != ResourceKind::Manifest);
+        let held = self.held.of(owner).filter(|(kind, _)| *kind != ResourceKind::Manifest);
         let offered = view.into_iter().flat_map(|v| v.entries.keys());
         held.chain(offered).filter(|(kind, name)| self.kinds[*kind as usize].covers(name)).cloned().collect()
     }
@@ -482,12 +377,12 @@ impl SubscriberStream {
         let asked = subscription.asked.contains(&key.1);
         let is_visible = |e: &&Arc<EncodedResource>| scope::visible(&e.resource, &self.principal, &self.whereabouts);
         let offered = view.filter(|_| is_admitted).and_then(|v| v.entries.get(&key)).filter(is_visible);
-        let held = self.held.get(owner).and_then(|h| h.get(&key));
+        let held = self.held.version(owner, &key);
         let refused = self.refused.get(&key).map(|aside| aside.version);
         match (offered, held) {
             (Some(entry), held) => {
                 self.wanted = self.wanted.max(entry.changed);
-                if held == Some(&entry.version) && !asked {
+                if held == Some(entry.version) && !asked {
                     self.forget_refusal(&key);
                     return None;
                 }
@@ -512,7 +407,7 @@ impl SubscriberStream {
     /// Returns removals for subscribed names that do not exist, so that the subscriber need not wait for them.
     fn unknown_names(&self, found: &[Item]) -> Vec<Item> {
         let answered: BTreeSet<ResourceId> = found.iter().map(Item::key).collect();
-        let is_held = |key: &ResourceId| self.held.get(&owner_of(key)).is_some_and(|h| h.contains_key(key));
+        let is_held = |key: &ResourceId| self.held.version(&owner_of(key), key).is_some();
         let asked = ResourceKind::ALL.into_iter().flat_map(|kind| self.kinds[kind as usize].asked.iter().map(move |n| (kind, n.clone())));
         asked.filter(|key| key.0 != ResourceKind::Manifest && !answered.contains(key) && !is_held(key)).map(Item::Remove).collect()
     }
@@ -577,7 +472,7 @@ impl SubscriberStream {
             content: self.content,
             refusals: self.refusals.clone(),
             nack: if self.refused.is_empty() && self.queue.is_empty() { String::new() } else { self.last_nack.clone() },
-            resources: self.held_count,
+            resources: self.held.count(),
         }
     }
 }

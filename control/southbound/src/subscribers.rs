@@ -23,7 +23,7 @@ use crate::subscriber_stream::{STREAM_NAME_BYTES_MAX, SubscriberProgress, Tenant
 pub const STREAMS_MAX: usize = 20_000;
 /// Maximum number of open streams of one principal: the current one, and those whose end was not noticed yet. The oldest gives way.
 pub const STREAMS_PER_PRINCIPAL_MAX: usize = 3;
-/// Maximum bytes of the names that the streams of one principal bring and the controller does not have itself. It equals the limit of one
+/// Maximum bytes that the streams of one principal are charged for names that the controller does not have itself. It equals the limit of one
 /// stream, so that three of them hold no more. The oldest gives way.
 pub const PRINCIPAL_NAME_BYTES_MAX: usize = STREAM_NAME_BYTES_MAX;
 
@@ -49,7 +49,7 @@ struct Inner {
 struct StreamRecord {
     superseded: CancellationToken,
     permit: TenantPermit,
-    /// Bytes of names that the stream brought and the catalog did not have.
+    /// Bytes that the stream is charged for names that the catalog does not have.
     name_bytes: usize,
 }
 
@@ -262,7 +262,7 @@ impl OpenStream {
         });
     }
 
-    /// Records the bytes of names that this stream brought and the catalog did not have. While all streams of the principal exceed
+    /// Records the bytes that this stream is charged for names that the catalog does not have. While all streams of the principal exceed
     /// [`PRINCIPAL_NAME_BYTES_MAX`], the oldest ends. Returns how many ended.
     pub(crate) fn holds_names(&self, bytes: usize) -> usize {
         let mut inner = self.registry.lock();
@@ -460,17 +460,18 @@ mod tests {
 
     #[test]
     fn names_of_a_principal_are_limited_over_all_its_streams() {
-        const MIB: usize = 1 << 20;
+        // A sixteenth of what one stream may hold.
+        const PART: usize = PRINCIPAL_NAME_BYTES_MAX / 16;
         let s = subscribers(9, 0);
         let streams: Vec<OpenStream> = (0..3).map(|_| s.open(&node("n1")).unwrap()).collect();
         let other = s.open(&node("n2")).unwrap();
         let ended = || streams.iter().map(|stream| stream.superseded.is_cancelled()).collect::<Vec<_>>();
-        assert_eq!((streams[0].holds_names(9 * MIB), streams[1].holds_names(7 * MIB)), (0, 0), "exactly what one stream may hold");
-        assert_eq!((streams[1].holds_names(7 * MIB), other.holds_names(16 * MIB)), (0, 0));
+        assert_eq!((streams[0].holds_names(9 * PART), streams[1].holds_names(7 * PART)), (0, 0), "exactly what one stream may hold");
+        assert_eq!((streams[1].holds_names(7 * PART), other.holds_names(16 * PART)), (0, 0));
         assert_eq!(streams[2].holds_names(1), 1);
         assert_eq!(ended(), [true, false, false], "the oldest gives way");
-        assert_eq!(streams[0].holds_names(10 * MIB), 0, "and counts no more");
-        assert_eq!((streams[2].holds_names(16 * MIB), ended()), (1, vec![true, true, false]));
+        assert_eq!(streams[0].holds_names(10 * PART), 0, "and counts no more");
+        assert_eq!((streams[2].holds_names(16 * PART), ended()), (1, vec![true, true, false]));
         assert!(!other.superseded.is_cancelled(), "another principal's names are its own");
     }
 }

@@ -1,11 +1,17 @@
 //! Limits of one subscriber's stream, and the errors when it exceeds them. The state machine counts; nothing is decided here.
 
-/// Maximum number of resources and names that one stream may name or hold.
+/// Maximum number of names that one stream may subscribe to. What a subscriber holds does not count.
 pub const NAMES_MAX: usize = 500_000;
 /// Maximum bytes of one resource's name. The longest name that Canal makes, of a route's rule, stays far below.
 pub const NAME_BYTES_MAX: usize = 1024;
-/// Maximum bytes of the names that one stream brings and the controller does not have itself; names that it has cost nothing.
-pub const STREAM_NAME_BYTES_MAX: usize = 16 << 20;
+/// Bytes that a name is charged beyond its own length, where the controller does not have the name itself: its entries in the tables of a
+/// stream, and the copy of the request that brought it.
+pub(super) const NAME_OVERHEAD_BYTES: usize = 256;
+/// Maximum bytes that one stream is charged for names that the controller does not have itself. It fits what a node can hold of a tenant
+/// with the default share of compiled resources that was deleted meanwhile.
+pub const STREAM_NAME_BYTES_MAX: usize = 64 << 20;
+/// Maximum bytes of the listed names outside a data plane's scope that one response removes, with [`NAME_OVERHEAD_BYTES`] for each.
+pub(super) const OUT_OF_SCOPE_BYTES_MAX: usize = 256 << 10;
 /// Maximum number of responses of one stream that wait for an ACK or NACK, and of responses to unknown types that wait to be sent.
 pub const PENDING_MAX: usize = 64;
 /// Approximate maximum bytes of one response. It is far below what a receiver accepts, so that one stream never needs a huge buffer.
@@ -41,11 +47,14 @@ impl Default for SessionLimits {
 /// The stream exceeded a limit, and is ended.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum StreamLimitError {
-    #[error("the stream names {named} resources and may name {limit}; fix: subscribe to less, or by wildcard")]
+    #[error("the stream subscribes to {named} names and may to {limit}; fix: subscribe to fewer, or by wildcard")]
     TooManyNames { named: usize, limit: usize },
     #[error("the stream names a resource with {bytes} bytes and may use {limit}; fix: name resources as the controller does")]
     NameTooLong { bytes: usize, limit: usize },
-    #[error("the names that only this stream knows have {bytes} bytes and may have {limit}; fix: subscribe by wildcard")]
+    #[error(
+        "the names that only this stream knows are charged {bytes} bytes and may be {limit}; fix: subscribe by wildcard, and list no \
+         resources as held"
+    )]
     TooManyNameBytes { bytes: usize, limit: usize },
     #[error("more than {limit} requests for unknown types wait for their answer; fix: wait for answers before the next request")]
     TooManyUnknownTypes { limit: usize },

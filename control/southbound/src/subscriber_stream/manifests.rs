@@ -38,7 +38,7 @@ impl SubscriberStream {
             out.extend(self.manifest(tenant, catalog, items));
         }
         // Manifests of tenants that left the subscriber's scope are removed.
-        let held = self.held.iter().filter(|(owner, _)| !admitted.contains(*owner)).flat_map(|(_, held)| held.keys());
+        let held = self.held.owners().filter(|owner| !admitted.contains(*owner)).flat_map(|owner| self.held.of(owner));
         let gone: Vec<ResourceId> = held.filter(|(kind, _)| *kind == ResourceKind::Manifest).cloned().collect();
         out.extend(gone.into_iter().map(Item::Remove));
         self.manifests_due = false;
@@ -60,7 +60,7 @@ impl SubscriberStream {
         let versions: Vec<(ResourceKind, &Arc<str>, String)> = told.map(|e| (e.resource.kind(), &e.name, e.version.to_string())).collect();
         let sealed = manifest::compute(tenant, versions.iter().map(|(kind, name, version)| (*kind, &***name, version.as_str())));
         let entry = EncodedResource::new(Resource::Manifest(sealed), Generation(0));
-        let is_held = self.held.get(&owner).and_then(|held| held.get(&entry.key())) == Some(&entry.version);
+        let is_held = self.held.version(&owner, &entry.key()) == Some(entry.version);
         let is_sealed = |item: &Item| {
             let key = item.key();
             key.0.is_security() && super::owner_of(&key).as_ref() == Some(tenant)

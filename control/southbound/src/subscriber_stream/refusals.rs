@@ -108,6 +108,10 @@ impl SubscriberStream {
     }
 
     fn set_aside(&mut self, item: &Item, reason: String) {
+        // The refused removal of a name that is in no catalog and no longer listed means nothing, and must not be stored without a charge.
+        if item.version().is_none() && !self.has_name(&item.key()) {
+            return;
+        }
         self.refused.insert(item.key(), SetAside { version: item.version(), reason });
         self.refusals_changed = true;
     }

@@ -19,7 +19,7 @@ use super::victim::assert_served;
 
 /// Alpha's shares, as in `spec.shares` of its Tenant.
 const SHARES: &str = "{gatewayConnections: 40, gatewayUnauthenticated: 20, gatewayHandshakes: 4, gatewayRequests: 8, certificates: 1, \
-                      controllerUnauthenticated: 50, controllerStreams: 1, configurationBytes: 1000000}";
+                      controllerUnauthenticated: 50, controllerStreams: 1, configurationBytes: 1000000, compiledResources: 2000}";
 /// Duration of an attack, which is repeated until a refusal is counted.
 const LASTS: Duration = Duration::from_millis(800);
 /// A refusal is visible in metrics within this time.
@@ -60,6 +60,19 @@ fn unfinished_requests(setup: &ExhaustionWorld) {
          && printf 'POST /blob?size=1 HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 1000\\r\\n\\r\\nx' >&$i; done; sleep 1"
     );
     setup.mesh.run(ALPHA, &["bash", "-c", &script]);
+}
+
+/// Routes whose rules are this many resources in total, in few bytes.
+fn short_rules(routes: usize, rules: usize) -> String {
+    let rule = |n| format!("{{matches: [{{path: {{type: Exact, value: /{n}}}}}], backendRefs: [{{name: web-dry, port: 80}}]}}");
+    let rules = (0..rules).map(rule).collect::<Vec<_>>().join(", ");
+    let route = |n| {
+        format!(
+            "---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: short-{n}, namespace: default}}\nspec: \
+             {{parentRefs: [{{group: \"\", kind: Service, name: web-dry}}], rules: [{rules}]}}\n"
+        )
+    };
+    (0..routes).map(route).collect()
 }
 
 fn cases() -> Vec<LimitCase> {
@@ -105,6 +118,12 @@ fn cases() -> Vec<LimitCase> {
                 let _ = setup.operator().apply("alpha", &padded(3, 500_000));
             },
             refusals: |mesh| full(mesh, "controller", "configuration_bytes"),
+        },
+        LimitCase {
+            name: "resources that the compiler makes of a tenant's objects",
+            // The change is expected to be refused as a whole.
+            attack: |setup| drop(setup.operator().apply("alpha", &short_rules(3, 1_000))),
+            refusals: |mesh| full(mesh, "controller", "compiled_resources"),
         },
         LimitCase {
             name: "a key server's connections without a certificate",
