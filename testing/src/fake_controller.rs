@@ -89,7 +89,11 @@ impl Observation for FakeObserver {
     }
 }
 
-struct FakeDiscovery(mpsc::Sender<FakeStream>);
+struct FakeDiscovery {
+    streams: mpsc::Sender<FakeStream>,
+    /// Number of streams to refuse.
+    refusals: Arc<AtomicUsize>,
+}
 struct FakeCa {
     issue: Arc<Mutex<FakeIssueFn>>,
     now: AtomicUsize,
@@ -111,8 +115,11 @@ impl AggregatedDiscoveryService for FakeDiscovery {
         request: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
         authenticate(&request)?;
+        if self.refusals.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
+            return Err(Status::resource_exhausted("no more streams"));
+        }
         let (responses, out) = mpsc::channel(16);
-        let _ = self.0.send(FakeStream { requests: request.into_inner(), responses }).await;
+        let _ = self.streams.send(FakeStream { requests: request.into_inner(), responses }).await;
         Ok(Response::new(ReceiverStream::new(out)))
     }
 }
@@ -136,6 +143,7 @@ pub struct FakeController {
     /// Address on which it listens.
     pub address: SocketAddr,
     streams: mpsc::Receiver<FakeStream>,
+    refusals: Arc<AtomicUsize>,
     observations: mpsc::Receiver<FakeObservation>,
     issue: Arc<Mutex<FakeIssueFn>>,
     most: Arc<AtomicUsize>,
@@ -170,18 +178,20 @@ impl FakeController {
         let issue = Arc::new(Mutex::new(refuse));
         let (most, reports) = (Arc::new(AtomicUsize::new(0)), FakeFleetService::default());
         let ca = FakeCa { issue: issue.clone(), now: AtomicUsize::new(0), most: most.clone() };
+        let refusals = Arc::new(AtomicUsize::new(0));
+        let discovery = FakeDiscovery { streams: tx, refusals: refusals.clone() };
         let own = infra.server(canal_wire::CONTROLLER_NAME);
         let tls = ServerTlsConfig::new().identity(Identity::from_pem(own.chain, own.key));
         let mut server = Server::builder().tls_config(tls).expect("a right certificate");
         let routes = server
-            .add_service(AggregatedDiscoveryServiceServer::new(FakeDiscovery(tx)).max_decoding_message_size(canal_wire::MESSAGE_BYTES_MAX))
+            .add_service(AggregatedDiscoveryServiceServer::new(discovery).max_decoding_message_size(canal_wire::MESSAGE_BYTES_MAX))
             .add_service(IstioCertificateServiceServer::new(ca))
             .add_service(ObservationServer::new(FakeObserver(observed)))
             .add_service(FleetServer::new(reports.clone()));
         let server = tokio::spawn(async move {
             let _ = routes.serve_with_incoming(TcpListenerStream::new(listener)).await;
         });
-        Self { infra, address, streams, observations, issue, most, reports, server }
+        Self { infra, address, streams, refusals, observations, issue, most, reports, server }
     }
 
     /// Stops the fake and starts another one at the same address.
@@ -197,6 +207,11 @@ impl FakeController {
         std::fs::write(&root, self.infra.root_pem()).expect("a writable folder");
         std::fs::write(&token, TOKEN).expect("a writable folder");
         ControllerEndpoint { addresses: vec![address.to_string()], root, token }
+    }
+
+    /// Refuses the next `count` streams, because there is no place.
+    pub fn refuse_streams(&self, count: usize) {
+        self.refusals.store(count, Relaxed);
     }
 
     /// Waits for the next subscriber's stream.

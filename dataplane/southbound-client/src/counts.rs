@@ -2,7 +2,7 @@
 
 use canal_runtime::metrics::{CounterFamily, MetricFamily, Registry, SharedCounter, SharedGauge};
 
-/// Reason of a stream that the controller refused or ended because a limit is full.
+/// Reason of a stream that the controller ended because a limit is full.
 pub(super) const EXHAUSTED: &str = "exhausted";
 
 pub(super) struct SubscriptionCounters {

@@ -86,7 +86,12 @@ pub(super) async fn follow(
     let call = client.delta_aggregated_resources(connection.request(ReceiverStream::new(outbound)));
     let mut responses = match holder.persist_while(tokio::time::timeout(timing.first_answer, call)).await {
         Ok(Ok(r)) => r.into_inner(),
-        Ok(Err(status)) => return of_status(&connection, &status),
+        Ok(Err(status)) => {
+            let ended = of_status(&connection, &status);
+            // The controller refused the call before it read what this data plane lists, so a shorter list would not help.
+            let reason = if ended.reason == EXHAUSTED { "full" } else { ended.reason };
+            return StreamEndReason { reason, ..ended };
+        }
         Err(_) => return mute(timing.first_answer),
     };
     holder.connected(&connection.address);

@@ -27,7 +27,7 @@ const WRITE_SHARE: u32 = 10;
 /// A batch whose manifests are still missing after this time is written as it is.
 const SEAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Number of consecutive streams that the controller refuses for a full limit, before a stream lists nothing as held.
+/// Number of consecutive streams that the controller ends for a full limit, before a stream lists nothing as held.
 const EXHAUSTED_STREAMS_MAX: usize = 2;
 
 /// Result of the comparison with the store that a controller announces.
@@ -51,7 +51,7 @@ pub(super) struct StateOwner {
     addresses: usize,
     /// Consecutive attempts in which no controller announced the store of the present state.
     attempts_without_store: usize,
-    /// Consecutive streams that the controller refused because a limit is full.
+    /// Consecutive streams that the controller ended, without a good response, because a limit is full.
     exhausted_streams: usize,
     /// The controller of the present stream announced the store of the present state.
     is_own_store: bool,
@@ -224,7 +224,7 @@ impl StateOwner {
     }
 
     /// Records the end of a stream. Returns whether the stream had brought a good response. After [`EXHAUSTED_STREAMS_MAX`] streams that
-    /// the controller refused for a full limit, the next one lists nothing as held: what this data plane lists may be what fills the limit.
+    /// the controller ended for a full limit, the next one lists nothing as held: what this data plane lists may be what fills the limit.
     pub(super) fn disconnected(&mut self, reason: &'static str, why: &str) -> bool {
         self.counts.connected(false);
         self.counts.reconnect(reason);
@@ -250,7 +250,7 @@ impl StateOwner {
         let (store, generation) = self.with_state(|state| (state.store, state.generation));
         tracing::warn!(
             streams = EXHAUSTED_STREAMS_MAX,
-            "the controller refused streams for a full limit; the next one lists nothing as held and receives everything"
+            "the controller ended streams for a full limit; the next one lists nothing as held and receives everything"
         );
         self.answered.clear();
         self.incoming = Some(ResourceState { store, generation, ..ResourceState::default() });

@@ -64,6 +64,17 @@ async fn after_two_refusals_for_a_full_limit_a_stream_lists_nothing_and_receives
 }
 
 #[tokio::test]
+async fn a_controller_without_a_place_for_the_stream_is_no_reason_to_begin_anew() {
+    let rig = SubscriptionFixture::new();
+    let (mut controller, stream, _subscriber) = started(&rig).await;
+    controller.refuse_streams(3);
+    drop(stream);
+    let mut stream = controller.stream().await;
+    assert_eq!(held(&mut stream).await, 3);
+    assert_eq!(rig.metric("canal_southbound_reconnects_total{reason=\"full\"}"), 3);
+}
+
+#[tokio::test]
 async fn a_new_start_takes_no_older_generation() {
     let rig = SubscriptionFixture::new();
     let (mut controller, stream, _subscriber) = started(&rig).await;
