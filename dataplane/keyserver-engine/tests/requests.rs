@@ -368,8 +368,9 @@ async fn a_key_that_is_not_there_yet_is_waited_for_and_its_lack_is_named() {
     fixture.authorities.holds.send_replace(false);
     assert!(matches!(call.next().await, ServerReply::Send(_)));
     canal_timing::judge_time("time until a new key is issued for a request before the crowd", begun.elapsed(), Duration::from_millis(2400));
+    // It is the first to be taken after those under way. The keys of those taken with it are made side by side, and the quickest asks first.
     let position = crowd().iter().position(|name| *name == names[39]);
-    assert!(position.is_some_and(|position| position <= CERTIFICATE_REQUESTS_MAX), "behind the crowd: {position:?}");
+    assert!(position.is_some_and(|position| position < 2 * CERTIFICATE_REQUESTS_MAX), "behind the crowd: {position:?}");
     fixture.provisioned().await;
     assert!(fixture.authorities.at_once.1.load(std::sync::atomic::Ordering::Relaxed) <= CERTIFICATE_REQUESTS_MAX);
 }
