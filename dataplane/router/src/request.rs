@@ -1,7 +1,7 @@
 //! View of a request that the router needs. The gateway implements it once per protocol.
 
-/// Returns what joins the lines of one header to one value: RFC 9110 §5.3 has a comma for lists, RFC 9113 §8.2.3 a semicolon for cookies. `name`
-/// is lower case.
+/// Returns what joins the lines of the header `name`, which is in lower case, to one value. RFC 9110 §5.3 has a comma for lists, and RFC 9113
+/// §8.2.3 has a semicolon for cookies.
 pub fn line_separator(name: &str) -> &'static [u8] {
     if name == "cookie" { b"; " } else { b"," }
 }
