@@ -245,6 +245,13 @@ mod tests {
         receiver
     }
 
+    /// Answers one message of a session.
+    async fn answer(stream: &mut TcpStream) {
+        let mut message = [0; MESSAGE_BYTES];
+        stream.read_exact(&mut message).await.unwrap();
+        stream.write_all(&message).await.unwrap();
+    }
+
     #[tokio::test]
     async fn a_stop_ends_the_run_with_its_report() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -252,15 +259,13 @@ mod tests {
         let (sender, stop) = watch::channel(false);
         let server = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
-            let mut message = [0; MESSAGE_BYTES];
-            stream.read_exact(&mut message).await.unwrap();
-            stream.write_all(&message).await.unwrap();
+            answer(&mut stream).await;
             // The second message shows that the answer to the first has arrived.
+            let mut message = [0; MESSAGE_BYTES];
             stream.read_exact(&mut message).await.unwrap();
             sender.send_replace(true);
             stream.write_all(&message).await.unwrap();
-            stream.read_exact(&mut message).await.unwrap();
-            stream.write_all(&message).await.unwrap();
+            answer(&mut stream).await;
             (stream, sender)
         });
         let report = run(&args(address, 1, 3600.0), stop).await.unwrap();
@@ -276,9 +281,7 @@ mod tests {
         let (sender, stop) = watch::channel(false);
         let server = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
-            let mut message = [0; MESSAGE_BYTES];
-            stream.read_exact(&mut message).await.unwrap();
-            stream.write_all(&message).await.unwrap();
+            answer(&mut stream).await;
             drop((stream, listener));
             sender.send_replace(true);
             sender
