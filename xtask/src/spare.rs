@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Interval between two measurements.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(2);
 /// Share of idle time from which one job more fits, and below which none does.
-const IDLE_MIN: f64 = 0.35;
+const IDLE_MIN: f64 = 0.22;
 /// Parts that are added after each interval with enough idle time.
 const STEP: usize = 2;
 
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn parts_grow_slowly_while_the_machine_is_idle_and_go_at_once() {
         let mut parts = 0;
-        for (idle, expected) in [(0.5, 2), (0.9, 4), (1.0, 5), (0.4, 5), (0.3, 0), (0.0, 0), (0.36, 2)] {
+        for (idle, expected) in [(0.5, 2), (0.9, 4), (1.0, 5), (0.3, 5), (0.2, 0), (0.0, 0), (0.23, 2)] {
             parts = decide_parts(parts, 5, idle);
             assert_eq!(parts, expected, "{idle}");
         }
