@@ -1,7 +1,7 @@
 //! POSTs that meet a close and uploads that are refused unread: what the mesh loses beside other proxies, and beside no mesh.
 
-use anyhow::ensure;
-use canal_e2e::exchanges::{BATCH, ExchangeWorld, least_failed};
+use anyhow::{Context, ensure};
+use canal_e2e::exchanges::{BATCH, ExchangeWorld, RaceClient, least_failed};
 
 use crate::bars::{Bar, Bound};
 
@@ -27,18 +27,22 @@ pub(crate) struct UploadsSize {
 pub(crate) fn race(size: &RaceSize) -> anyhow::Result<Vec<Bar>> {
     ensure!(size.posts > 0 && size.posts.is_multiple_of(BATCH), "--posts {}: give a multiple of {BATCH}", size.posts);
     let world = ExchangeWorld::up("bench-race");
-    let canal = world.race(size.posts);
-    println!("canal: of {} POSTs {canal:?}, {} sent again", size.posts, world.sent_again());
-    ensure!(canal.closes > 0, "no POST met a close");
-    let beside = world.race_beside(size.posts);
-    let mut bars = vec![
-        Bar::new("POSTs lost whose first byte came after the close", canal.failed_after_close as f64, Bound::AtMost(0.0)),
-        Bar::new("POSTs that the application read twice", canal.twice as f64, Bound::AtMost(0.0)),
-        Bar::new("POSTs answered and not read", canal.lost as f64, Bound::AtMost(0.0)),
-    ];
-    let best = least_failed(&beside);
-    ensure!(best.is_some(), "no other proxy that sends no POST twice; fix: `setup/install software` installs nginx, HAProxy and Envoy");
-    bars.extend(best.map(|best| Bar::new("POSTs lost, beside the best other proxy", canal.failed as f64, Bound::AtMost(best as f64))));
+    let mut bars = Vec::new();
+    for (client, words) in [(RaceClient::NewConnections, "on new connections"), (RaceClient::KeptConnection, "on one connection")] {
+        let before = world.sent_again();
+        let canal = world.race(client, size.posts);
+        println!("canal, {words}: of {} POSTs {canal:?}, {} sent again", size.posts, world.sent_again() - before);
+        ensure!(canal.closes > 0, "no POST met a close");
+        let best = least_failed(&world.race_beside(client, size.posts))
+            .context("no other proxy that sends no POST twice; fix: `setup/install bench` installs nginx, HAProxy and Envoy")?;
+        let bar = |what: &str, figure: u64, most: u64| Bar::new(format!("{words}: {what}"), figure as f64, Bound::AtMost(most as f64));
+        bars.extend([
+            bar("POSTs lost whose first byte came after the close", canal.failed_after_close, 0),
+            bar("POSTs that the application read twice", canal.twice, 0),
+            bar("POSTs answered and not read", canal.lost, 0),
+            bar("POSTs lost, beside the best other proxy", canal.failed, best),
+        ]);
+    }
     Ok(bars)
 }
 

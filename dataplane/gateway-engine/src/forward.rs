@@ -66,6 +66,13 @@ fn is_single(pool: UpstreamPool, info: &RequestInfo) -> bool {
     pool == UpstreamPool::PerClient || info.asked == RequestKind::Upgrade
 }
 
+/// True if the request may go on an idle connection, which the endpoint may close at that moment. A request that could not be repeated then
+/// gets a new connection if it is the client's first: without a mesh it would not meet a close either. A later one could. A request that may
+/// upgrade its connection gets a new one too, which requests no close report (see [`RequestState::open`]).
+fn may_take_idle(info: &RequestInfo, is_answered: bool) -> bool {
+    info.asked != RequestKind::Upgrade && (is_answered || info.is_repeatable())
+}
+
 /// Returns the mutations that apply to the request as it is forwarded, if there are any.
 fn decide_mutations(authorization: Option<&AuthorizationState>) -> Option<&RequestMutations> {
     authorization.map(|state| &state.changes).filter(|changes| !changes.is_empty())
@@ -238,9 +245,8 @@ impl RequestState {
             let (place, send) = Box::pin(upstream::place(&self.worker, selected, metadata)).await?;
             return Ok(UpstreamTransport::Http2(place, send));
         }
-        // A request that may upgrade gets a new connection, which requests no close report (see `open`).
         if !opens_connection
-            && self.info.asked != RequestKind::Upgrade
+            && may_take_idle(&self.info, self.session.is_answered())
             && let Some(lease) = upstream::take_idle(&self.worker, selected)
         {
             return Ok(UpstreamTransport::Http1(lease));
@@ -364,7 +370,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         attempt: Attempt<'_>,
     ) -> Result<ExchangeEnd, FailedAttempt> {
         let is_complete = self.client.is_complete(&self.state.info);
-        let is_repeatable = self.state.info.idempotent && !self.state.info.has_body();
+        let is_repeatable = self.state.info.is_repeatable();
         let failed = |error, endpoint, is_untouched| FailedAttempt {
             error,
             endpoint,
@@ -403,6 +409,7 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
                 Ok(ExchangeEnd::Upgraded(up.map(|up| Box::new(UpgradedUpstream { up, chosen: selected, version: routed.version }))))
             }
             ExchangeOutcome::Done { request_done } => {
+                session.note_answer();
                 let kept = exchange.kept;
                 if let Some(wire) = exchange.into_reusable(request_done) {
                     upstream::return_idle(worker, &selected, wire);

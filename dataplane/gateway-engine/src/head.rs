@@ -87,6 +87,11 @@ impl RequestInfo {
     pub(crate) fn has_body(&self) -> bool {
         !matches!(self.framing, Framing::None | Framing::Length(0))
     }
+
+    /// True if the request may be sent again even though an endpoint may have processed it: its method is idempotent, and no body was used up.
+    pub(crate) fn is_repeatable(&self) -> bool {
+        self.idempotent && !self.has_body()
+    }
 }
 
 fn is_idempotent(method: &[u8]) -> bool {

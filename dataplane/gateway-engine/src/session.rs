@@ -45,6 +45,8 @@ pub(crate) struct ClientSession {
     /// Sequence of a snapshot, and the destination resolved in it.
     resolved: RefCell<Option<(u64, Rc<ResolvedDestination>)>>,
     pool_client: OnceCell<Rc<PoolClient>>,
+    /// True once the client has received a whole response on this connection.
+    answered: Cell<bool>,
     /// Throttles of its requests: the destination's, then the tenant's.
     throttles: RefCell<SmallVec<[Arc<RequestThrottle>; 2]>>,
     admission: SessionAdmission,
@@ -107,6 +109,7 @@ impl ClientSession {
             had_policies: Cell::new(!tenant.policies.is_empty()),
             resolved: RefCell::new(None),
             pool_client: OnceCell::new(),
+            answered: Cell::new(false),
             throttles: RefCell::default(),
             admission,
         }
@@ -174,6 +177,15 @@ impl ClientSession {
         *self.throttles.borrow_mut() = resolved.throttle().into_iter().chain(tenant.throttle.clone()).collect();
         *self.resolved.borrow_mut() = Some((snapshot.sequence, resolved.clone()));
         Ok((snapshot, resolved))
+    }
+
+    /// Notes that the client has received a whole response.
+    pub(crate) fn note_answer(&self) {
+        self.answered.set(true);
+    }
+
+    pub(crate) fn is_answered(&self) -> bool {
+        self.answered.get()
     }
 
     /// Returns the owner of this client's connections to endpoints, where clients share none.

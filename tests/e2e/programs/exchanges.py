@@ -3,8 +3,8 @@
 
 The first argument of each is how long, in seconds, it waits for a response; it is left out here.
 
-`exchanges.py serve` is the application. `exchanges.py race HOST PORT N` sends N POSTs, each on a connection of its own, about when the
-application closes the connection that a proxy has kept; `exchanges.py upload CLIENT HOST PORT N` sends N bodies that are refused unread, and
+`exchanges.py serve` is the application. `exchanges.py race CLIENT HOST PORT N` sends N POSTs about when the application closes the connection
+that a proxy has kept: each on a connection of its own if CLIENT is `new`, or all on one if it is `kept`. `exchanges.py upload CLIENT HOST PORT N` sends N bodies that are refused unread, and
 `exchanges.py early HOST PORT` one that is accepted before it is read. `exchanges.py proxy NAME PORT HOST` runs another proxy in front of the
 application. Each prints one JSON object. Nothing here knows whether there is a mesh, or what is right.
 """
@@ -73,7 +73,7 @@ def serve_one(conn):
         if not select.select([conn], [], [], IDLE)[0]:
             conn.close()
             with lock:
-                closes.append(time.monotonic())
+                closes.append((time.monotonic(), body.decode()))
             return
 
 
@@ -92,28 +92,32 @@ def serve():
         threading.Thread(target=run, args=(listener.accept()[0],), daemon=True).start()
 
 
-def post(host, port, path, body):
+def post(host, port, path, body, kept=None):
     """The status, 0 where there is no answer; when the request was sent, and when the answer was there."""
-    conn = http.client.HTTPConnection(host, port, timeout=PATIENCE)
+    conn = kept or http.client.HTTPConnection(host, port, timeout=PATIENCE)
     sent = time.monotonic()
     try:
-        conn.connect()
-        conn.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if conn.sock is None:
+            conn.connect()
+            conn.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sent = time.monotonic()
         conn.request("POST", path, body)
         answer = conn.getresponse()
         text = answer.read()
         return answer.status, text, sent, time.monotonic()
     except (OSError, http.client.HTTPException):
+        conn.close()
         return 0, b"", sent, time.monotonic()
     finally:
-        conn.close()
+        if kept is None:
+            conn.close()
 
 
-def race(host, port, tries):
+def race(client, host, port, tries):
     run, results, failed = f"{os.getpid()}-{port}", [], []
+    kept = http.client.HTTPConnection(host, port, timeout=PATIENCE) if client == "kept" else None
     for n in range(tries):
-        status, _, sent, answered = post(host, port, "/", f"{run}-{n}")
+        status, _, sent, answered = post(host, port, "/", f"{run}-{n}", kept)
         results.append((n, status, sent))
         if status != 200:
             failed.append((n, status, sent))
@@ -127,15 +131,16 @@ def race(host, port, tries):
     assert status == 200, status
     known = json.loads(text)
     mine = {key: times for key, times in known["seen"].items() if key.startswith(run + "-")}
-    before = {n: sent for n, _, sent in results}
-    # One connection is idle at a time. The application's own clock shows whether it had closed when the request was sent.
-    after = [n for n, _, sent in failed if any(before.get(n - 1, 0) < at < sent for at in known["closes"])]
+    # One connection is idle at a time, that of the POST before. The application's own clock shows whether it had closed that one when the
+    # request was sent. Another one's close says nothing: a POST that was sent again leaves the time of its first connection's close.
+    closed = {last: at for at, last in known["closes"]}
+    after = [n for n, _, sent in failed if closed.get(f"{run}-{n - 1}", sent) < sent]
     for n, status, sent in failed:
-        near = [f"{(at - sent) * 1000:+.2f}" for at in known["closes"] if abs(at - sent) < 2 * IDLE]
+        near = [f"{(at - sent) * 1000:+.2f}" for at, _ in known["closes"] if abs(at - sent) < 2 * IDLE]
         print(f"POST {n}: status {status}; the application closed at these ms after it was sent: {' '.join(near)}", file=sys.stderr)
     print(json.dumps({
         "tries": tries, "failed": len(failed), "failed_after_close": len(after), "statuses": sorted({s for _, s, _ in failed}),
-        "twice": sum(times > 1 for times in mine.values()), "closes": len([at for at in known["closes"] if at > results[0][2]]),
+        "twice": sum(times > 1 for times in mine.values()), "closes": len([at for at, _ in known["closes"] if at > results[0][2]]),
         "lost": sum(status == 200 and f"{run}-{n}" not in mine for n, status, _ in results),
     }))
 
@@ -249,7 +254,7 @@ if __name__ == "__main__":
     if what == "serve":
         serve()
     elif what == "race":
-        race(words[0], int(words[1]), int(words[2]))
+        race(words[0], words[1], int(words[2]), int(words[3]))
     elif what == "upload":
         upload(words[0], words[1], int(words[2]), int(words[3]))
     elif what == "early":

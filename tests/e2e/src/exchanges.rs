@@ -30,6 +30,24 @@ pub struct ExchangeWorld {
     pub mesh: Mesh,
 }
 
+/// How the client of a race sends its POSTs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RaceClient {
+    /// Each on a connection of its own.
+    NewConnections,
+    /// All on one connection, as long as it is open.
+    KeptConnection,
+}
+
+impl RaceClient {
+    fn word(self) -> &'static str {
+        match self {
+            Self::NewConnections => "new",
+            Self::KeptConnection => "kept",
+        }
+    }
+}
+
 /// What became of POSTs that were sent at about the time when the application closes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RaceCounts {
@@ -103,8 +121,10 @@ impl ExchangeWorld {
         output.json()
     }
 
-    fn race_at(&self, is_meshed: bool, host: &str, port: &str, tries: u64) -> RaceCounts {
-        let batches: Vec<Value> = (0..tries / BATCH).map(|_| self.run(is_meshed, &["race", host, port, &BATCH.to_string()])).collect();
+    fn race_at(&self, is_meshed: bool, client: RaceClient, (host, port): (&str, &str), tries: u64) -> RaceCounts {
+        let batch = BATCH.to_string();
+        let words = ["race", client.word(), host, port, &batch];
+        let batches: Vec<Value> = (0..tries / BATCH).map(|_| self.run(is_meshed, &words)).collect();
         RaceCounts {
             failed: sum(&batches, "failed"),
             failed_after_close: sum(&batches, "failed_after_close"),
@@ -115,8 +135,8 @@ impl ExchangeWorld {
     }
 
     /// Sends POSTs through the mesh at about the time when the application closes.
-    pub fn race(&self, tries: u64) -> RaceCounts {
-        self.race_at(true, SERVICE, PORT, tries)
+    pub fn race(&self, client: RaceClient, tries: u64) -> RaceCounts {
+        self.race_at(true, client, (SERVICE, PORT), tries)
     }
 
     /// Returns how many requests the gateways have sent again because the application had not got them.
@@ -125,14 +145,14 @@ impl ExchangeWorld {
     }
 
     /// Sends as many POSTs through each other proxy of this machine.
-    pub fn race_beside(&self, tries: u64) -> Vec<(&'static str, RaceCounts)> {
+    pub fn race_beside(&self, client: RaceClient, tries: u64) -> Vec<(&'static str, RaceCounts)> {
         let mut counts = Vec::new();
         for name in PROXIES {
             let Some(_proxy) = PodServer::start(&self.mesh, &pod(false, "client"), &["proxy", name, PROXY_PORT, SERVER]) else {
                 println!("SKIPPED: exchanges, {name}: this machine has none");
                 continue;
             };
-            let beside = self.race_at(false, "127.0.0.1", PROXY_PORT, tries);
+            let beside = self.race_at(false, client, ("127.0.0.1", PROXY_PORT), tries);
             println!("{name}: {} of {tries} POSTs failed, {} read twice", beside.failed, beside.twice);
             counts.push((name, beside));
         }

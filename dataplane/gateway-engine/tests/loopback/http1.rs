@@ -28,6 +28,27 @@ async fn connections_are_reused_on_both_sides() {
     assert_eq!(fixture.metric("canal_gateway_upstream_reused_total", &[]), 19.0);
 }
 
+/// A client's first request that could not be repeated gets a connection that the application cannot be about to close, as without a mesh.
+#[tokio::test]
+async fn a_clients_first_post_takes_no_idle_connection() {
+    let origin = OriginServer::echo().await;
+    let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+    let reused = || fixture.metric("canal_gateway_upstream_reused_total", &[]);
+    let (post, put) = ("POST /a HTTP/1.1\r\nHost: web\r\n\r\n", "PUT /a HTTP/1.1\r\nHost: web\r\nContent-Length: 2\r\n\r\nhi");
+    assert_eq!(HttpClient::get(fixture.web, "/").await.status, 200);
+    for (n, first) in [(2, post), (3, put)] {
+        let mut client = HttpClient::connect(fixture.web).await;
+        client.send(first.as_bytes()).await;
+        assert_eq!(client.answer().await.unwrap().status, 200);
+        assert_eq!((origin.connections(), reused()), (n, 2.0 * (n - 2) as f64), "{first:?} comes first");
+        client.send(first.as_bytes()).await;
+        assert_eq!(client.answer().await.unwrap().status, 200);
+        assert_eq!(origin.connections(), n, "{first:?} comes second");
+        assert_eq!(HttpClient::get(fixture.web, "/").await.status, 200);
+        assert_eq!((origin.connections(), reused()), (n, 2.0 * (n - 1) as f64), "a GET is first");
+    }
+}
+
 #[tokio::test]
 async fn forwarded_heads_lose_hop_fields_and_gain_the_meshs_fields() {
     let origin = OriginServer::echo().await;
