@@ -109,7 +109,10 @@ async fn tenant_with_large_tables_appears_after_all_others_of_a_whole_state() {
     let all: Vec<_> = all.into_iter().map(Arc::new).collect();
     fixture.engine.replace(&all, Generation(9));
     assert_eq!(HttpClient::get(addresses[1], "/").await.status, 200);
-    assert!(!HttpClient::connect(addresses[2]).await.more().await, "not served before its routes are built");
+    let mut early = HttpClient::connect(addresses[2]).await;
+    early.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
+    assert_eq!(early.answer().await.map(|answer| answer.status), None, "not served before its routes are built");
+    assert_eq!(fixture.engine.dump(None)["tenants_building"], serde_json::json!(["gamma"]));
     fixture.until_built().await;
     assert_eq!(HttpClient::get(addresses[2], "/").await.status, CHANGED);
 }
