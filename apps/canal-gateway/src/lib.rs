@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod apply;
 mod flags;
 mod process;
 mod tier;

@@ -21,12 +21,13 @@ use canal_runtime::drain::{self, DrainObserver, DrainPhase, DrainTrigger, DrainW
 use canal_runtime::logging::LogLevelHandle;
 use canal_runtime::metrics::{MetricFamily, Registry};
 use canal_southbound_client::controller_client::ControllerEndpoint;
-use canal_southbound_client::{ResourceState, Subscriber, SubscriberConfig, Update, UpdateSource, state_file};
+use canal_southbound_client::{ResourceState, Subscriber, SubscriberConfig, Update, state_file};
 use canal_telemetry::access_log::{AccessLog, LogSink, LogTails};
 use canal_telemetry::observe::{self, ObserveSources};
 use canal_tls::TrustStore;
 use serde_json::json;
 
+use crate::apply;
 use crate::tier::{self, ReplicaTasks, TierConfig};
 
 /// Time that tasks may take beyond the drain's deadline.
@@ -255,23 +256,7 @@ fn subscribe(
         snapshot: config.data_dir.join("snapshot"),
     };
     let engine = engine.clone();
-    let apply = move |update: &Update, state: &ResourceState| {
-        // Tenants are closed first, so that no new resource of a tenant that is now closed is used.
-        engine.close_tenants(state.closed().keys().cloned().collect());
-        let mut refused = canal_identity::apply_bundles(&trust, state);
-        match update.origin {
-            UpdateSource::Snapshot => {
-                let all: Vec<_> = ResourceKind::ALL.iter().flat_map(|k| state.of(*k).cloned()).collect();
-                engine.replace(&all, update.generation);
-            }
-            _ => engine.apply(&update.upserts, &update.removals, update.generation),
-        }
-        // The redirector is updated after the engine, so that a session that a new table leads here finds its service.
-        if let Some(replica) = &replica {
-            refused.extend(replica.apply(update, state));
-        }
-        Ok(refused)
-    };
+    let apply = move |update: &Update, state: &ResourceState| Ok(apply::apply_update(&trust, &engine, replica.as_deref(), update, state));
     Subscriber::start(settings, registry, drain.clone(), Box::new(apply))
 }
 

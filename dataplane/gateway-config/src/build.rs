@@ -3,6 +3,7 @@
 //! It opens nothing and reads no clock. Start with [`SnapshotBuilder::apply`].
 
 mod build_policies;
+mod build_routes;
 mod build_termination;
 mod throttling;
 
@@ -18,17 +19,18 @@ use canal_model::ids::{Generation, ReplicaNumber, ServiceId, ServiceKey, TenantN
 use canal_model::program::{
     AppProtocol, Gateway, GatewayAddress, Labels, Resource, ResourceKind, RouteRule, Service, Tenant, Throttle, Workload,
 };
-use canal_model::route_table::RouteTable;
 use canal_model::trust::{KeyAlgorithm, KeyServer, Termination};
 use canal_tls::Credential;
 use hashbrown::HashMap;
 
+pub(crate) use build_routes::CompileJob;
+
 use super::policies::TenantPolicies;
-use super::routes::TargetResolver;
+use super::routes::CompiledRoutes;
 use super::throttle::RequestThrottle;
 use super::{
-    Endpoint, EndpointSet, EndpointSetId, FilterChain, PortView, ServiceNames, ServiceRoutes, ServiceView, ShardedMap, Snapshot, TenantTls,
-    TenantView, WorkloadLabels, WorkloadView,
+    Endpoint, EndpointSet, EndpointSetId, FilterChain, PortView, ServiceNames, ServiceView, ShardedMap, Snapshot, TenantTls, TenantView,
+    WorkloadLabels, WorkloadView,
 };
 
 /// Returns the credential for a tenant's gateway identity whose certificate also has a service's names, like
@@ -39,6 +41,8 @@ pub type ServiceCertificateFn = Arc<dyn Fn(&Identity, &ServiceKey, KeyAlgorithm)
 #[derive(Default)]
 struct ServiceState {
     service: Option<Service>,
+    /// Generation with which the service came.
+    since: Generation,
     /// Routes by name, so that their order does not depend on arrival.
     routes: BTreeMap<String, Arc<RouteRule>>,
     /// UIDs of the workloads that serve the service.
@@ -92,6 +96,10 @@ pub struct SnapshotBuilder {
     closed: BTreeSet<TenantName>,
     /// Number of broken matches in the routes of each service.
     faults: HashMap<ServiceKey, usize>,
+    /// Routes that were compiled in advance for the change that is being applied.
+    compiled: HashMap<ServiceKey, CompiledRoutes>,
+    /// Services that are not served before their routes are compiled.
+    withheld: HashSet<ServiceKey>,
     touched: DirtySet,
 }
 
@@ -119,12 +127,28 @@ impl SnapshotBuilder {
             last_id: 0,
             closed: BTreeSet::new(),
             faults: HashMap::default(),
+            compiled: HashMap::default(),
+            withheld: HashSet::new(),
             touched: DirtySet::default(),
         }
     }
 
-    /// Applies a change and returns the next snapshot.
+    /// Applies a change and returns the next snapshot. It compiles the routes that the change affects, however long that takes;
+    /// [`crate::TenantBuilds`] compiles them in steps.
     pub fn apply(&mut self, upserts: &[Arc<Resource>], removals: &[(ResourceKind, String)], generation: Generation) -> Arc<Snapshot> {
+        self.apply_compiled(upserts, removals, Vec::new(), generation)
+    }
+
+    /// Applies a change of which these routes were compiled in advance.
+    pub(crate) fn apply_compiled(
+        &mut self,
+        upserts: &[Arc<Resource>],
+        removals: &[(ResourceKind, String)],
+        compiled: Vec<CompiledRoutes>,
+        generation: Generation,
+    ) -> Arc<Snapshot> {
+        self.snapshot.generation = generation;
+        self.compiled = compiled.into_iter().map(|routes| (routes.service.clone(), routes)).collect();
         for (kind, name) in removals {
             self.remove(*kind, name);
         }
@@ -132,7 +156,7 @@ impl SnapshotBuilder {
             self.upsert(resource);
         }
         self.settle();
-        self.snapshot.generation = generation;
+        self.compiled.clear();
         self.snapshot.sequence += 1;
         Arc::new(self.snapshot.clone())
     }
@@ -162,7 +186,10 @@ impl SnapshotBuilder {
             Resource::Service(service) => {
                 self.touched.views.insert(service.key.clone());
                 self.touched.members.insert(service.key.clone());
-                let before = self.state(&service.key).service.replace(service.clone());
+                let generation = self.snapshot.generation;
+                let state = self.state(&service.key);
+                let before = state.service.replace(service.clone());
+                state.since = if before.is_some() { state.since } else { generation };
                 if let Some(before) = before.filter(|s| s.id != service.id) {
                     // The old ID must not lead to this service any more, unless an address still declares it.
                     self.forget_inside(&service.key, before.id);
@@ -214,12 +241,7 @@ impl SnapshotBuilder {
                 self.remove_workload(name);
                 self.endpoint_ids.retain(|(uid, ..), _| uid != name);
             }
-            ResourceKind::Route => {
-                if let Some(parent) = self.route_parents.remove(name) {
-                    self.state(&parent).routes.remove(name);
-                    self.touched.views.insert(parent);
-                }
-            }
+            ResourceKind::Route => self.remove_route(name),
             ResourceKind::Address => self.remove_address(name),
             ResourceKind::Bundle => self.remove_bundle(name),
             ResourceKind::Termination => self.remove_termination(name),
@@ -287,18 +309,6 @@ impl SnapshotBuilder {
         if !of_service && !addresses.any(|(_, a)| a.id == id) && self.snapshot.inside.get(&id) == Some(key) {
             self.snapshot.inside.remove(&id);
         }
-    }
-
-    fn upsert_route(&mut self, name: String, rule: &RouteRule) {
-        self.remove(ResourceKind::Route, &name);
-        // A route may only affect services of its own tenant.
-        if rule.key.tenant != rule.parent.tenant {
-            tracing::error!(route = %rule.key, parent = %rule.parent, "a route names another tenant's service: left out");
-            return;
-        }
-        self.route_parents.insert(name.clone(), rule.parent.clone());
-        self.state(&rule.parent).routes.insert(name, Arc::new(rule.clone()));
-        self.touched.views.insert(rule.parent.clone());
     }
 
     fn remove_workload(&mut self, uid: &str) {
@@ -431,7 +441,8 @@ impl SnapshotBuilder {
     }
 
     fn rebuild_view(&mut self, key: &ServiceKey) {
-        if let Some(old) = self.state(key).view.take() {
+        let old = self.state(key).view.take();
+        if let Some(old) = &old {
             let tenant = self.tenant(&key.tenant);
             tenant.services.remove(key);
             // Another service may own the address or the hostname by now.
@@ -444,8 +455,8 @@ impl SnapshotBuilder {
                 tenant.hosts.remove(&old.names.hostname);
             }
         }
-        let Some(service) = self.state(key).service.clone() else { return };
-        let routes = self.routes_of(key);
+        let Some(service) = self.state(key).service.clone().filter(|_| !self.withheld.contains(key)) else { return };
+        let routes = self.routes_of(key, old.as_deref());
         let names = Arc::new(ServiceNames { key: key.clone(), hostname: service.hostname.to_ascii_lowercase() });
         let guard = self.policies.get(&key.tenant).and_then(|policies| policies.guard(&PolicyDestination::service(key)));
         let filters = FilterChain::of_policies(guard.as_deref());
@@ -477,17 +488,6 @@ impl SnapshotBuilder {
         }
         tenant.hosts.insert(view.names.hostname.clone(), view.clone());
         self.state(key).view = Some(view);
-    }
-
-    fn routes_of(&mut self, key: &ServiceKey) -> Option<Arc<ServiceRoutes>> {
-        let rules: Vec<Arc<RouteRule>> = self.state(key).routes.values().cloned().collect();
-        if rules.is_empty() {
-            self.faults.remove(key);
-            return None;
-        }
-        let (routes, faults) = ServiceRoutes::build(key, &RouteTable::new(rules), &mut EndpointSetResolver(self));
-        self.faults.insert(key.clone(), faults);
-        Some(Arc::new(routes))
     }
 
     /// Returns the ID of the endpoint set of a service port and subset; creates the set if needed.
@@ -562,18 +562,14 @@ impl SnapshotBuilder {
         known.filter(|named| !kept.contains(named)).collect()
     }
 
+    /// Returns whether the tenant exists in the snapshot.
+    pub(crate) fn is_served(&self, tenant: &TenantName) -> bool {
+        self.tenants.get(tenant).is_some_and(|view| !view.is_gone())
+    }
+
     /// Returns the number of broken route matches of all services.
     pub fn route_faults(&self) -> usize {
         self.faults.values().sum()
-    }
-}
-
-/// Resolves endpoint sets for routes while the builder is being modified.
-struct EndpointSetResolver<'a>(&'a mut SnapshotBuilder);
-
-impl TargetResolver for EndpointSetResolver<'_> {
-    fn slot(&mut self, service: &ServiceKey, port: u16, subset: &Labels) -> EndpointSetId {
-        self.0.slot(service, port, subset)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Configuration of the gateway: the immutable view with which one request is served (tenants, services, workloads, endpoint sets, routes,
 //! policies with their token rules), and the changes of a request that its rules can ask for.
 //!
-//! A snapshot only offers lookups. [`SnapshotBuilder`] creates the next one from the last one and a change; [`SnapshotPublisher`] passes it
-//! to the workers. Nothing here opens a connection or reads a clock. Start with [`Snapshot`].
+//! A snapshot only offers lookups. [`SnapshotBuilder`] creates the next one from the last one and a change; [`TenantBuilds`] decides which
+//! change is next, so that no tenant waits for another's tables; [`SnapshotPublisher`] passes snapshots to the workers. Nothing here opens a connection or reads a clock. Start with [`Snapshot`].
 
 #![forbid(unsafe_code)]
 
@@ -13,10 +13,12 @@ mod mutations;
 mod policies;
 mod routes;
 mod shards;
+mod tenant_builds;
 mod termination;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod throttle;
+mod turns;
 mod workload_labels;
 
 use std::collections::BTreeSet;
@@ -39,6 +41,7 @@ pub use mutations::{RequestMutations, is_spelling_of};
 pub use policies::{DestinationPolicy, TenantPolicies};
 pub use routes::{RouteOutcome, ServiceRoutes};
 use shards::ShardedMap;
+pub use tenant_builds::{BuildStep, FinishedStep, IMMEDIATE_BYTES_MAX, TenantBuilds};
 pub use termination::TerminationView;
 pub use throttle::{RequestThrottle, admit_all};
 pub use workload_labels::{UNKNOWN, WorkloadLabels};

@@ -1,14 +1,15 @@
 //! A service's router, with the endpoint set of each backend of its rules. It decides per request; names are resolved once, when it is
-//! built.
+//! built. Compiling needs only the rules and is the expensive part; resolving needs the builder and is cheap.
 //!
 //! Start with [`ServiceRoutes::decide`].
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use canal_model::ids::ServiceKey;
-use canal_model::program::{BackendTarget, Labels, RouteAction, RouteRule};
+use canal_model::program::{BackendTarget, HttpMatch, Labels, PathMatch, RouteAction, RouteRule};
 use canal_model::route_table::RouteTable;
-use canal_router::{BackendChoice, RoutableRequest, RouteDecision, Router, RouterLimits, pick};
+use canal_router::{BackendChoice, BrokenMatch, RoutableRequest, RouteDecision, Router, RouterLimits, pick};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
@@ -22,9 +23,73 @@ pub(super) trait TargetResolver {
     fn slot(&mut self, service: &ServiceKey, port: u16, subset: &Labels) -> EndpointSetId;
 }
 
+/// Status for a service whose routes could not be compiled because of a fault in this program.
+const UNCOMPILED_STATUS: u16 = 500;
+
+/// Compiled routes of one service. They refer to no endpoint set yet.
+#[derive(Debug)]
+pub(super) struct CompiledRoutes {
+    pub(super) service: ServiceKey,
+    /// Rules that were compiled, sorted by key.
+    rules: Box<[Arc<RouteRule>]>,
+    router: Router,
+    /// Number of broken matches.
+    faults: usize,
+}
+
+impl CompiledRoutes {
+    /// Compiles the rules of a service. A broken match is logged and fails closed.
+    pub(super) fn compile(service: ServiceKey, table: RouteTable) -> Self {
+        Self::compile_with(service, table, |table| Router::build(table, &RouterLimits::DEFAULT))
+    }
+
+    /// Compiles with `build`. If that panics, every request to the service is refused: the build of one service must not end the thread
+    /// that builds all of them.
+    fn compile_with(service: ServiceKey, table: RouteTable, build: impl FnOnce(&RouteTable) -> (Router, Vec<BrokenMatch>)) -> Self {
+        let (router, faults) = catch_unwind(AssertUnwindSafe(|| build(&table))).unwrap_or_else(|_| {
+            tracing::error!(%service, "compiling the routes of a service panicked: all its requests are refused until its routes change");
+            Router::build(&RouteTable::new(refuse_all(table.rules())), &RouterLimits::DEFAULT)
+        });
+        for fault in &faults {
+            tracing::warn!(%service, %fault, "a route is broken and answers with an error");
+        }
+        Self { service, rules: table.into_rules(), router, faults: faults.len() }
+    }
+
+    /// Returns whether these rules were compiled.
+    pub(super) fn is_of(&self, rules: &[Arc<RouteRule>]) -> bool {
+        *self.rules == *rules
+    }
+
+    /// Returns the number of broken matches.
+    pub(super) fn faults(&self) -> usize {
+        self.faults
+    }
+
+    /// Returns the cost of the compilation in bytes: the memory of the result, and for each broken match that of the largest regex, because
+    /// such a match may have been compiled before it was rejected.
+    pub(super) fn cost_bytes(&self) -> usize {
+        self.router.memory_bytes() + self.faults * RouterLimits::DEFAULT.regex_bytes_max
+    }
+}
+
+/// Returns the first rule, so changed that it refuses every request to the service.
+fn refuse_all(rules: &[Arc<RouteRule>]) -> Vec<Arc<RouteRule>> {
+    let reason = "the routes of the service could not be compiled".to_string();
+    let first = rules.first().and_then(|rule| Some((rule, rule.matches.first()?)));
+    let refusing = first.map(|(rule, http)| {
+        let any = HttpMatch { path: PathMatch::StringPrefix(String::new()), method: None, headers: vec![], query: vec![], ..http.clone() };
+        let action = RouteAction::Refuse { status: UNCOMPILED_STATUS, reason };
+        Arc::new(RouteRule { parent_port: None, hosts: vec![], matches: vec![any], action, ..(**rule).clone() })
+    });
+    refusing.into_iter().collect()
+}
+
 /// Routes of one service, resolved to endpoint sets.
 #[derive(Debug)]
 pub struct ServiceRoutes {
+    /// Rules that were compiled, sorted by key.
+    rules: Box<[Arc<RouteRule>]>,
     router: Router,
     /// Endpoint set ID of each backend, by the rule's address; `None` for a backend that must not be used.
     slots: HashMap<usize, SmallVec<[Option<EndpointSetId>; 2]>, foldhash::fast::RandomState>,
@@ -44,12 +109,9 @@ pub enum RouteOutcome {
 }
 
 impl ServiceRoutes {
-    /// Builds the routes of one service. Also returns the number of broken matches; each is logged and fails closed.
-    pub(super) fn build(service: &ServiceKey, rules: &RouteTable, targets: &mut impl TargetResolver) -> (Self, usize) {
-        let (router, faults) = Router::build(rules, &RouterLimits::DEFAULT);
-        for fault in &faults {
-            tracing::warn!(%service, %fault, "a route is broken and answers with an error");
-        }
+    /// Resolves the backends of compiled routes to endpoint sets.
+    pub(super) fn resolve(compiled: CompiledRoutes, targets: &mut impl TargetResolver) -> Self {
+        let CompiledRoutes { service, rules, router, .. } = compiled;
         let mut slots = HashMap::default();
         let (mut any_port, mut ports) = (false, SmallVec::new());
         for rule in router.rules() {
@@ -70,7 +132,12 @@ impl ServiceRoutes {
         }
         ports.sort_unstable();
         ports.dedup();
-        (Self { router, slots, any_port, ports }, faults.len())
+        Self { rules, router, slots, any_port, ports }
+    }
+
+    /// Returns whether the routes were compiled from these rules, sorted by key.
+    pub(super) fn is_of(&self, rules: &[Arc<RouteRule>]) -> bool {
+        *self.rules == *rules
     }
 
     /// True if a rule applies to this port; otherwise requests go to the port's own endpoints.
@@ -102,5 +169,62 @@ impl ServiceRoutes {
 
     pub fn rule_count(&self) -> usize {
         self.router.rule_count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Tests of a service whose routes could not be compiled.
+
+    use canal_model::program::{Precedence, RouteKey};
+
+    use super::*;
+    use crate::testing::key;
+
+    struct AnyRequest;
+
+    impl RoutableRequest for AnyRequest {
+        fn host(&self) -> &[u8] {
+            b"other.example"
+        }
+        fn method(&self) -> &[u8] {
+            b"POST"
+        }
+        fn path(&self) -> &[u8] {
+            b"/anything"
+        }
+        fn query(&self) -> Option<&[u8]> {
+            None
+        }
+        fn header(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
+    }
+
+    struct NoTargets;
+
+    impl TargetResolver for NoTargets {
+        fn slot(&mut self, _: &ServiceKey, _: u16, _: &Labels) -> EndpointSetId {
+            panic!("no backend is named")
+        }
+    }
+
+    #[test]
+    fn a_service_whose_compilation_panics_refuses_every_request() {
+        let precedence = Precedence { class: 0, specificity: [0; 5], created: 0, object: String::new(), place: [0, 0] };
+        let http = HttpMatch { precedence, path: PathMatch::Exact("/x".into()), method: None, headers: vec![], query: vec![] };
+        let (tenant, namespace, name) = ("t".parse().unwrap(), "ns".parse().unwrap(), "r".parse().unwrap());
+        let rule = RouteRule {
+            key: RouteKey { tenant, kind: "HTTPRoute".into(), namespace, name, rule: "0".into() },
+            parent: key("s"),
+            parent_port: Some(80),
+            hosts: vec![],
+            matches: vec![http],
+            action: RouteAction::Split(vec![]),
+        };
+        let table = RouteTable::new(vec![Arc::new(rule)]);
+        let compiled = CompiledRoutes::compile_with(key("s"), table.clone(), |_| panic!("a fault"));
+        assert!(compiled.is_of(table.rules()), "the same rules are not compiled again");
+        let routes = ServiceRoutes::resolve(compiled, &mut NoTargets);
+        let RouteOutcome::Refuse { status, .. } = routes.decide(81, &AnyRequest, 0).0 else { panic!("not refused") };
+        assert_eq!((status, routes.concern(81)), (UNCOMPILED_STATUS, true));
     }
 }

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use canal_gateway_config::{EndpointSet, PortView, ServiceView, Snapshot, SnapshotPublisher, TenantView};
-use canal_gateway_config::{ServiceCertificateFn, SnapshotBuilder};
+use canal_gateway_config::{ServiceCertificateFn, SnapshotBuilder, TenantBuilds};
 use canal_identity::ClientIdentityFactory;
 use canal_model::ids::{Generation, ServiceId, TenantName};
 use canal_model::program::{Resource, ResourceKind};
 use canal_net::sys::SysError;
 use canal_net::worker::{WorkerConfig, Workers};
 use canal_runtime::drain::DrainWatcher;
-use canal_runtime::metrics::{MetricFamily, Registry, SharedGauge};
+use canal_runtime::metrics::Registry;
 use canal_telemetry::access_log::AccessLog;
 
 use crate::accept::{self, ListenerFds};
@@ -23,6 +23,7 @@ use crate::config::GatewayConfig;
 use crate::rebalance;
 use crate::request_metrics::RequestMetricFamilies;
 use crate::shares::SharedLimits;
+use crate::table_builds::TableBuilds;
 use crate::tap::TapBroker;
 use crate::watchdog::{self, Watchdog};
 use crate::worker::{EngineShared, Handover};
@@ -51,31 +52,17 @@ pub struct EngineDependencies {
     pub dns: Option<Handover>,
 }
 
-/// A running engine: its workers, and the builder of its snapshots.
+/// A running engine: its workers, and the thread that builds tables.
 pub struct GatewayEngine {
     shared: Arc<EngineShared>,
-    builder: Mutex<SnapshotBuilder>,
+    builds: Arc<TableBuilds>,
     workers: Workers,
-    gauges: EngineGauges,
     doors: Mutex<ListenerFds>,
 }
 
-struct EngineGauges {
-    generation: SharedGauge,
-    services: SharedGauge,
-    workloads: SharedGauge,
-    faults: SharedGauge,
-}
-
-impl EngineGauges {
-    fn new(registry: &Registry) -> Self {
-        let gauge = |name, help| registry.gauges(MetricFamily::new(name, help, &[])).shared(&[]);
-        Self {
-            generation: gauge("canal_gateway_generation", "The generation that new requests are served by."),
-            services: gauge("canal_gateway_services", "Services known."),
-            workloads: gauge("canal_gateway_workload_addresses", "Workload addresses known."),
-            faults: gauge("canal_gateway_broken_route_matches", "Broken matches in routes; each fails closed."),
-        }
+impl Drop for GatewayEngine {
+    fn drop(&mut self) {
+        self.builds.end();
     }
 }
 
@@ -99,8 +86,7 @@ impl GatewayEngine {
         state: &[Arc<Resource>],
         generation: Generation,
     ) -> Result<Self, GatewayError> {
-        let mut builder = SnapshotBuilder::new(&config.replica, around.identities.clone(), around.certificates.clone());
-        let first = (!state.is_empty()).then(|| builder.apply(state, &[], generation));
+        let builder = SnapshotBuilder::new(&config.replica, around.identities.clone(), around.certificates.clone());
         let held = accept::bind(&mut config)?;
         let EngineDependencies { registry, drain, identities: _, certificates: _, log, dns } = around;
         let shared = Arc::new(EngineShared {
@@ -118,10 +104,10 @@ impl GatewayEngine {
             registry: registry.clone(),
             config,
         });
+        let builds = TableBuilds::start(shared.clone(), TenantBuilds::new(builder), &registry).map_err(GatewayError::Workers)?;
         // Published before any worker runs, so that no request sees the empty snapshot.
-        if let Some(first) = first {
-            shared.limits.set_shares(&first, &shared.registry);
-            shared.publisher.publish(first);
+        if !state.is_empty() {
+            builds.load(state, generation);
         }
         let threads = WorkerConfig { count: shared.config.workers, name: "gateway", pin: shared.config.pin };
         let (opened, all) = std::sync::mpsc::channel();
@@ -137,38 +123,24 @@ impl GatewayEngine {
         }
         drop(held);
         tokio::spawn(watchdog::run(Arc::downgrade(&shared.watchdog)));
-        Ok(Self { shared, builder: Mutex::new(builder), workers, gauges: EngineGauges::new(&registry), doors: Mutex::new(doors) })
+        Ok(Self { shared, builds, workers, doors: Mutex::new(doors) })
     }
 
     /// Sets the tenants of which nothing may be served. It takes effect with the next [`GatewayEngine::apply`] or
     /// [`GatewayEngine::replace`].
     pub fn close_tenants(&self, closed: BTreeSet<TenantName>) {
-        self.builder.lock().unwrap_or_else(PoisonError::into_inner).close_tenants(closed);
+        self.builds.close_tenants(closed);
     }
 
-    /// Applies a change. Requests that begin after the return are served with it.
+    /// Applies a change. Requests that begin after the return are served with it, except for tenants whose routes take long to compile:
+    /// these are routed as before until a thread has compiled them ([`canal_gateway_config::TenantBuilds`]).
     pub fn apply(&self, upserts: &[Arc<Resource>], removals: &[(ResourceKind, String)], generation: Generation) {
-        let mut builder = self.builder.lock().unwrap_or_else(PoisonError::into_inner);
-        let snapshot = builder.apply(upserts, removals, generation);
-        let counts = snapshot.tenants().map(|t| t.counts()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
-        let set = |gauge: &SharedGauge, n: usize| gauge.set(i64::try_from(n).unwrap_or(i64::MAX));
-        self.gauges.generation.set(i64::try_from(generation.0).unwrap_or(i64::MAX));
-        set(&self.gauges.services, counts.0);
-        set(&self.gauges.workloads, counts.1);
-        set(&self.gauges.faults, builder.route_faults());
-        // The shares are set before the snapshot is published, so that a new tenant's first connections are counted against its own shares.
-        if upserts.iter().any(|resource| resource.kind() == ResourceKind::Tenant)
-            || removals.iter().any(|(kind, _)| *kind == ResourceKind::Tenant)
-        {
-            self.shared.limits.set_shares(&snapshot, &self.shared.registry);
-        }
-        self.shared.publisher.publish(snapshot);
+        self.builds.apply(upserts, removals, generation);
     }
 
-    /// Applies a full state; resources that it does not contain are removed.
+    /// Applies a full state like [`GatewayEngine::apply`]; resources that it does not contain are removed.
     pub fn replace(&self, state: &[Arc<Resource>], generation: Generation) {
-        let gone = self.builder.lock().unwrap_or_else(PoisonError::into_inner).names_beside(state);
-        self.apply(state, &gone, generation);
+        self.builds.replace(state, generation);
     }
 
     /// Returns the listeners of a cloud tier replica, for socket steering. Only the first call returns them.
@@ -235,7 +207,10 @@ impl GatewayEngine {
 
     /// Returns the configuration in use, for `/config_dump`: all of it, or one tenant's.
     pub fn dump(&self, only: Option<&TenantName>) -> serde_json::Value {
-        dump(&self.shared.publisher.newest(), only)
+        let mut dump = dump(&self.shared.publisher.newest(), only);
+        let waiting = self.builds.waiting().into_iter().filter(|tenant| only.is_none_or(|only| only == tenant));
+        dump["tenants_building"] = waiting.map(|tenant| tenant.to_string()).collect();
+        dump
     }
 }
 

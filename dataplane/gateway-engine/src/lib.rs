@@ -42,6 +42,7 @@ mod session;
 mod shares;
 mod soft_drain;
 mod source_workload;
+mod table_builds;
 mod tap;
 mod tenant_usage;
 mod upstream;

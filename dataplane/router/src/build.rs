@@ -35,7 +35,7 @@ impl OpenGroup {
         OpenGroup { root: index.root(), odd: Vec::new(), patterns: Vec::new() }
     }
 
-    fn close(self, ends: &[NodeCandidates], regexes: Option<Box<PathRegexes>>) -> HostMatches {
+    fn close(self, ends: &[NodeCandidates], regexes: Option<Arc<PathRegexes>>) -> HostMatches {
         HostMatches { root: self.root, ends: ends[self.root as usize], odd: self.odd.into(), regexes }
     }
 
@@ -159,10 +159,11 @@ impl RouterBuilder<'_> {
     }
 
     fn finish(mut self, rules: Box<[Arc<RouteRule>]>) -> (Router, Vec<BrokenMatch>) {
+        let mut known = HashMap::new();
         let any_patterns = std::mem::take(&mut self.any_host.patterns);
-        let any_regexes = self.automaton(&any_patterns);
+        let any_regexes = self.automaton(&any_patterns, &mut known);
         let open = std::mem::take(&mut self.groups);
-        let regexes: Vec<_> = open.iter().map(|group| self.automaton(&group.patterns)).collect();
+        let regexes: Vec<_> = open.iter().map(|group| self.automaton(&group.patterns, &mut known)).collect();
         let (index, ends) = self.index.finish();
         let router = Router {
             index,
@@ -178,19 +179,31 @@ impl RouterBuilder<'_> {
         (router, self.faults)
     }
 
-    /// Compiles one automaton from the patterns of a host. If it is too large as a whole, all these matches are broken.
-    fn automaton(&mut self, patterns: &[(Rank, ValidatedPattern)]) -> Option<Box<PathRegexes>> {
-        if patterns.is_empty() {
-            return None;
+    /// Compiles one automaton from the patterns of a host; hosts with the same patterns share it. If it is too large as a whole, all these
+    /// matches are broken.
+    fn automaton(
+        &mut self,
+        patterns: &[(Rank, ValidatedPattern)],
+        known: &mut HashMap<Box<[Rank]>, Option<Arc<PathRegexes>>>,
+    ) -> Option<Arc<PathRegexes>> {
+        let ranks: Box<[Rank]> = patterns.iter().map(|&(rank, _)| rank).collect();
+        if let Some(shared) = known.get(&ranks) {
+            return shared.clone();
         }
+        let made = if patterns.is_empty() { None } else { self.compile_automaton(patterns, ranks.clone()) };
+        known.insert(ranks, made.clone());
+        made
+    }
+
+    fn compile_automaton(&mut self, patterns: &[(Rank, ValidatedPattern)], ranks: Box<[Rank]>) -> Option<Arc<PathRegexes>> {
         let Some(automaton) = self.budget.compile(patterns.iter().map(|(_, checked)| checked)) else {
-            for &(rank, _) in patterns {
+            for rank in ranks {
                 let CompiledMatch { rule, match_index: place, .. } = self.matches[rank as usize];
                 let fault = self.budget.overflow("path", "(all of the host)");
                 self.record_broken_match(rule, place as usize, fault);
             }
             return None;
         };
-        Some(Box::new(PathRegexes { automaton, ranks: patterns.iter().map(|&(rank, _)| rank).collect() }))
+        Some(Arc::new(PathRegexes { automaton, ranks }))
     }
 }

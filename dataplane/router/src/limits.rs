@@ -11,6 +11,10 @@ pub struct RouterLimits {
     pub regex_bytes_max: usize,
     /// Limit of all automata of the service together.
     pub regexes_bytes_max: usize,
+    /// Limit of the same automata where a path regex counts once for each set of hosts that has an automaton with it.
+    pub joined_regexes_bytes_max: usize,
+    /// Limit of the regexes that may be refused for their size; further ones are refused unread, so that their number costs no time.
+    pub regex_refusals_max: usize,
     /// Limit of the cache that one worker builds while it runs one automaton.
     pub regex_cache_bytes_max: usize,
 }
@@ -22,11 +26,14 @@ impl RouterLimits {
         regex_text_bytes_max: 4096,
         regex_bytes_max: 256 * 1024,
         regexes_bytes_max: 4 * 1024 * 1024,
+        joined_regexes_bytes_max: 8 * 1024 * 1024,
+        regex_refusals_max: 64,
         regex_cache_bytes_max: 512 * 1024,
     };
 }
 
 const _: () = assert!(RouterLimits::DEFAULT.regex_bytes_max <= RouterLimits::DEFAULT.regexes_bytes_max);
+const _: () = assert!(RouterLimits::DEFAULT.regexes_bytes_max <= RouterLimits::DEFAULT.joined_regexes_bytes_max);
 
 impl Default for RouterLimits {
     fn default() -> Self {

@@ -13,6 +13,10 @@ use crate::limits::RouterLimits;
 pub(crate) struct AutomatonBudget<'l> {
     limits: &'l RouterLimits,
     used_bytes: usize,
+    /// Bytes of the patterns in all joined automata; a pattern counts once for each automaton that contains it.
+    joined_bytes: usize,
+    /// Patterns that were compiled and refused for their size.
+    refused: usize,
 }
 
 /// Pattern that is valid and within the limits on its own.
@@ -20,11 +24,12 @@ pub(crate) struct AutomatonBudget<'l> {
 pub(crate) struct ValidatedPattern {
     whole: String,
     unicode: bool,
+    bytes: usize,
 }
 
 impl<'l> AutomatonBudget<'l> {
     pub(crate) fn new(limits: &'l RouterLimits) -> Self {
-        AutomatonBudget { limits, used_bytes: 0 }
+        AutomatonBudget { limits, used_bytes: 0, joined_bytes: 0, refused: 0 }
     }
 
     /// Checks one pattern and charges its memory to the service's budget. `field` names the pattern's field for operators.
@@ -33,6 +38,10 @@ impl<'l> AutomatonBudget<'l> {
         if pattern.len() > limits.regex_text_bytes_max {
             return Err(BrokenMatchKind::RegexTooLong { field, bytes: pattern.len(), max: limits.regex_text_bytes_max });
         }
+        // Refusing a pattern costs as much time as accepting it, so the refusals of a service are limited as well.
+        if self.refused >= limits.regex_refusals_max {
+            return Err(self.overflow(&field, pattern));
+        }
         let syntax_fault = |reason| BrokenMatchKind::RegexSyntax { field: field.clone(), pattern: pattern.to_owned(), reason };
         // The pattern must be valid on its own: `a)|(b` must not escape from the anchors.
         let unicode = is_unicode_needed(pattern).map_err(syntax_fault)?;
@@ -40,13 +49,15 @@ impl<'l> AutomatonBudget<'l> {
         let hir = syntax::parse_with(&whole, &syntax_of(unicode)).map_err(|error| syntax_fault(reason_of(&error)))?;
         let config = thompson::Config::new().which_captures(WhichCaptures::None).utf8(false).nfa_size_limit(Some(limits.regex_bytes_max));
         let Ok(nfa) = thompson::Compiler::new().configure(config).build_from_hir(&hir) else {
+            self.refused += 1;
             return Err(BrokenMatchKind::RegexTooLarge { field, pattern: pattern.to_owned(), max: limits.regex_bytes_max });
         };
         if self.used_bytes + nfa.memory_usage() > limits.regexes_bytes_max {
+            self.refused += 1;
             return Err(self.overflow(&field, pattern));
         }
         self.used_bytes += nfa.memory_usage();
-        Ok(ValidatedPattern { whole, unicode })
+        Ok(ValidatedPattern { whole, unicode, bytes: nfa.memory_usage() })
     }
 
     /// Returns the fault of a pattern with which the service's automata together exceed their limit.
@@ -55,8 +66,13 @@ impl<'l> AutomatonBudget<'l> {
     }
 
     /// Compiles one automaton from checked patterns, numbered in their order. Returns `None` only if each pattern is within the limits and
-    /// the whole is not.
-    pub(crate) fn compile<'p>(&self, patterns: impl Iterator<Item = &'p ValidatedPattern>) -> Option<Regex> {
+    /// the whole is not, or if the patterns are in too many automata.
+    pub(crate) fn compile<'p>(&mut self, patterns: impl Iterator<Item = &'p ValidatedPattern> + Clone) -> Option<Regex> {
+        let bytes: usize = patterns.clone().map(|pattern| pattern.bytes).sum();
+        if self.joined_bytes + bytes > self.limits.joined_regexes_bytes_max {
+            return None;
+        }
+        self.joined_bytes += bytes;
         let parse = |pattern: &ValidatedPattern| syntax::parse_with(&pattern.whole, &syntax_of(pattern.unicode)).ok();
         let hirs: Vec<_> = patterns.map(parse).collect::<Option<_>>()?;
         let config = meta::Config::new()

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use canal_model::program::{Backend, PathMatch, RouteAction, RouteRule};
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use regex_automata::meta::Regex;
 use smallvec::SmallVec;
 
@@ -40,7 +40,8 @@ pub(crate) struct HostMatches {
     pub(crate) ends: NodeCandidates,
     /// Matches whose path text does not begin with `/`, so that the index cannot contain them.
     pub(crate) odd: Box<[Rank]>,
-    pub(crate) regexes: Option<Box<PathRegexes>>,
+    /// Hosts with the same path regexes share them.
+    pub(crate) regexes: Option<Arc<PathRegexes>>,
 }
 
 /// All path regexes of a host group in one automaton. Pattern `i` belongs to `ranks[i]`; ranks are ascending.
@@ -139,9 +140,11 @@ impl Router {
 
     /// Returns the bytes on the heap, without the rules themselves, because they are shared.
     pub fn memory_bytes(&self) -> usize {
+        let mut counted = HashSet::new();
         let group = |group: &HostMatches| {
             let regexes = |r: &PathRegexes| size_of::<PathRegexes>() + r.automaton.memory_usage() + size_of_val(&*r.ranks);
-            size_of_val(&*group.odd) + group.regexes.as_deref().map_or(0, regexes)
+            let own = group.regexes.as_ref().filter(|shared| counted.insert(Arc::as_ptr(shared)));
+            size_of_val(&*group.odd) + own.map_or(0, |own| regexes(own))
         };
         self.index.memory_bytes()
             + size_of_val(&*self.groups)

@@ -358,6 +358,31 @@ fn faults_break_one_rule_only() {
 }
 
 #[test]
+fn refused_regexes_are_limited() {
+    let limits = RouterLimits { regex_bytes_max: 64 * 1024, regex_refusals_max: 3, ..RouterLimits::DEFAULT };
+    let mut matches: Vec<_> = (0..5).map(|i| matching(i, regex(&format!("/(a{{100}}){{10{i}}}")))).collect();
+    matches.push(matching(9, regex("/small")));
+    let names = [["regex_too_large"; 3], ["regexes_too_large"; 3]].concat();
+    check_fault(matches, &limits, &names, "more than 65536 bytes");
+}
+
+#[test]
+fn hosts_with_the_same_regexes_share_an_automaton_and_sets_of_them_are_limited() {
+    let limits = RouterLimits { joined_regexes_bytes_max: 64 * 1024, ..RouterLimits::DEFAULT };
+    let exact_host = |n: u32| HostMatch::Exact(format!("h{n}"));
+    let large = |n: u32| matching(n, regex(&format!("/(a{{3{n}}}){{10}}")));
+    let build = |rules| Router::build(&RouteTable::new(rules), &limits);
+    let (one, _) = build(vec![rule("r", vec![exact_host(0)], vec![large(0)])]);
+    let (many, faults) = build(vec![rule("r", (0..20).map(exact_host).collect(), vec![large(0)])]);
+    assert!(faults.is_empty(), "{faults:?}");
+    assert!(many.memory_bytes() < 2 * one.memory_bytes(), "{} and {}", many.memory_bytes(), one.memory_bytes());
+    // Every host has another set: the first one has the regexes of all rules, and the last one that of one rule.
+    let nested = (0..9).map(|n| rule(&format!("r{n}"), (0..=n).map(exact_host).collect(), vec![large(n)])).collect();
+    let (_, faults) = build(nested);
+    assert!(!faults.is_empty() && faults.iter().all(|fault| fault.name() == "regexes_too_large"), "{faults:?}");
+}
+
+#[test]
 fn matches_are_limited() {
     let limits = RouterLimits { matches_max: 3, ..RouterLimits::DEFAULT };
     let rules = vec![rule("r", vec![], (0..4).map(|i| matching(i, exact(&format!("/{i}")))).collect())];

@@ -4,6 +4,7 @@
 
 mod authorizers;
 mod balance;
+mod builds;
 mod closed;
 mod exchanges;
 mod hbone;

@@ -1,0 +1,351 @@
+//! Applies changes tenant by tenant: a change whose tables are quickly built is in the next snapshot, and one that takes longer waits and
+//! is built in steps, while the changes of other tenants go on. It has no thread and no clock of its own.
+//!
+//! A tenant's changes of its traffic stay in order: as long as one of them waits, so do all later ones, and the tenant is routed as before
+//! the first. Each is published whole. Security resources of a tenant that is served never wait; a tenant that is not served yet appears
+//! with its security resources or not at all. Start with [`TenantBuilds::apply`] and [`TenantBuilds::next_step`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use canal_model::ids::{Generation, TenantName};
+use canal_model::program::{Resource, ResourceKind};
+
+use crate::Snapshot;
+use crate::build::{CompileJob, SnapshotBuilder};
+use crate::routes::CompiledRoutes;
+use crate::turns::BuildTurns;
+
+/// Bytes of tables that one change of the configuration may compile at once, for all tenants together; the rest is compiled in steps. One
+/// step may exceed it by the tables of one service.
+pub const IMMEDIATE_BYTES_MAX: usize = 8 << 20;
+
+/// Resources of a change that have one owner.
+#[derive(Debug, Default)]
+struct TenantChange {
+    upserts: Vec<Arc<Resource>>,
+    removals: Vec<(ResourceKind, String)>,
+}
+
+impl TenantChange {
+    fn add(&mut self, other: TenantChange) {
+        self.upserts.extend(other.upserts);
+        self.removals.extend(other.removals);
+    }
+
+    /// Splits off the security resources.
+    fn split_security(self) -> (TenantChange, TenantChange) {
+        let (security, traffic) = self.upserts.into_iter().partition(|resource| resource.kind().is_security());
+        let (no_security, no_traffic) = self.removals.into_iter().partition(|(kind, _)| kind.is_security());
+        (TenantChange { upserts: security, removals: no_security }, TenantChange { upserts: traffic, removals: no_traffic })
+    }
+
+    /// Adds later changes, which replace those of the same names.
+    fn add_later(&mut self, later: LaterChanges) {
+        self.upserts.retain(|resource| !later.contains_key(&(resource.kind(), resource.name())));
+        self.removals.retain(|removal| !later.contains_key(removal));
+        self.add(of_later(later));
+    }
+
+    /// Adds the security resources of later changes, and returns what is left of the later changes.
+    fn take_security(&mut self, mut later: LaterChanges) -> LaterChanges {
+        let traffic = later.extract_if(.., |(kind, _), _| !kind.is_security()).collect();
+        self.add_later(later);
+        traffic
+    }
+}
+
+/// Changes that arrived while an earlier one of the same tenant waits: the newest of each resource, or its removal.
+type LaterChanges = BTreeMap<(ResourceKind, String), Option<Arc<Resource>>>;
+
+/// A change whose tables are being compiled.
+struct TenantBuild {
+    /// Generation of the change. All responses of one batch have the same.
+    generation: Generation,
+    /// Number of the build in this process; a step of a build that was dropped is recognized by it.
+    number: u64,
+    change: TenantChange,
+    jobs: Vec<CompileJob>,
+    compiled: Vec<CompiledRoutes>,
+}
+
+/// One tenant whose newest changes are not in force yet.
+struct WaitingTenant {
+    build: TenantBuild,
+    /// What followed in the same batch. It is published together with the build.
+    rest: LaterChanges,
+    /// What followed in later batches.
+    later: LaterChanges,
+    later_generation: Generation,
+}
+
+/// A step of a build. It is run without access to [`TenantBuilds`], which stays usable meanwhile.
+pub struct BuildStep {
+    tenant: TenantName,
+    number: u64,
+    job: Option<CompileJob>,
+}
+
+impl BuildStep {
+    /// Returns the tenant whose tables are built.
+    pub fn tenant(&self) -> &TenantName {
+        &self.tenant
+    }
+
+    /// Compiles the routes of one service.
+    pub fn run(self) -> FinishedStep {
+        FinishedStep { tenant: self.tenant, number: self.number, compiled: self.job.map(CompileJob::run) }
+    }
+}
+
+/// Result of a step, for [`TenantBuilds::finish`].
+pub struct FinishedStep {
+    tenant: TenantName,
+    number: u64,
+    compiled: Option<CompiledRoutes>,
+}
+
+/// The builder of snapshots, and what waits for it.
+pub struct TenantBuilds {
+    builder: SnapshotBuilder,
+    waiting: BTreeMap<TenantName, WaitingTenant>,
+    turns: BuildTurns,
+    generation: Generation,
+    /// Tenants that the caller closed.
+    closed: BTreeSet<TenantName>,
+    /// Tenants that the caller opened, and that stay closed until nothing of them waits.
+    closed_until_built: BTreeSet<TenantName>,
+    /// Tenants whose tables could not be put in force because of a fault in this program. They are closed until a whole state arrives.
+    failed: BTreeSet<TenantName>,
+    last_number: u64,
+}
+
+impl TenantBuilds {
+    pub fn new(builder: SnapshotBuilder) -> Self {
+        Self {
+            builder,
+            waiting: BTreeMap::new(),
+            turns: BuildTurns::default(),
+            generation: Generation::default(),
+            closed: BTreeSet::new(),
+            closed_until_built: BTreeSet::new(),
+            failed: BTreeSet::new(),
+            last_number: 0,
+        }
+    }
+
+    /// Sets the tenants of which nothing is served from the next snapshot on. A tenant that is closed now and no longer in the list is
+    /// opened when nothing of it waits: a new tenant must not be served without its routes.
+    pub fn close_tenants(&mut self, closed: BTreeSet<TenantName>) {
+        self.closed_until_built.extend(self.closed.difference(&closed).cloned());
+        self.closed = closed;
+    }
+
+    /// Applies a change and returns the next snapshot. It has the change of every tenant of which nothing waits and whose tables need no
+    /// compilation or fit into `bytes_max`, those with the fewest regexes first, and security resources of all tenants that are served.
+    /// Everything else waits for [`TenantBuilds::next_step`].
+    pub fn apply(
+        &mut self,
+        upserts: &[Arc<Resource>],
+        removals: &[(ResourceKind, String)],
+        generation: Generation,
+        bytes_max: usize,
+    ) -> Arc<Snapshot> {
+        self.generation = generation;
+        let (mut now, by_tenant) = split(upserts, removals);
+        let mut builds = Vec::new();
+        for (tenant, change) in by_tenant {
+            match self.waiting.contains_key(&tenant) {
+                true => now.add(self.add_later(&tenant, change)),
+                false => builds.push((self.builder.compile_jobs(&change.upserts, &change.removals), tenant, change)),
+            }
+        }
+        builds.sort_by_key(|(jobs, ..)| (jobs.iter().map(CompileJob::regexes).sum::<usize>(), jobs.len()));
+        let (mut ready, mut spent) = (Vec::new(), 0);
+        for (mut jobs, tenant, change) in builds {
+            let mut compiled = Vec::new();
+            while spent < bytes_max
+                && let Some(job) = jobs.pop()
+            {
+                let routes = job.run();
+                spent += routes.cost_bytes();
+                compiled.push(routes);
+            }
+            if jobs.is_empty() {
+                now.add(change);
+                ready.extend(compiled);
+            } else {
+                tracing::info!(%tenant, services = jobs.len(), "a tenant's tables are built in steps; until then it is served as before");
+                now.add(self.wait(tenant, change, generation, (jobs, compiled)));
+            }
+        }
+        self.open_built();
+        self.publish(&now, ready)
+    }
+
+    /// Applies a whole state; resources that it does not contain are removed. What waits is dropped, because the state is newer.
+    pub fn replace(&mut self, state: &[Arc<Resource>], generation: Generation, bytes_max: usize) -> Arc<Snapshot> {
+        for (tenant, _) in std::mem::take(&mut self.waiting) {
+            self.turns.end(&tenant);
+        }
+        self.failed.clear();
+        self.builder.release(|_| true);
+        let gone = self.builder.names_beside(state);
+        self.apply(state, &gone, generation, bytes_max)
+    }
+
+    /// Returns the next step to run, if something waits. One step runs at a time; [`TenantBuilds::finish`] takes its result.
+    pub fn next_step(&mut self) -> Option<BuildStep> {
+        let tenant = self.turns.next()?.clone();
+        self.turns.step(&tenant);
+        let build = &mut self.waiting.get_mut(&tenant)?.build;
+        Some(BuildStep { number: build.number, job: build.jobs.pop(), tenant })
+    }
+
+    /// Takes the result of a step. Returns the next snapshot if a tenant's tables are complete with it.
+    pub fn finish(&mut self, step: FinishedStep) -> Option<Arc<Snapshot>> {
+        let waiting = self.waiting.get_mut(&step.tenant).filter(|waiting| waiting.build.number == step.number)?;
+        let build = &mut waiting.build;
+        build.compiled.extend(step.compiled);
+        if !build.jobs.is_empty() {
+            return None;
+        }
+        if !waiting.rest.is_empty() {
+            build.change.add_later(std::mem::take(&mut waiting.rest));
+            let jobs = self.builder.compile_jobs(&build.change.upserts, &build.change.removals);
+            build.jobs = jobs.into_iter().filter(|job| !build.compiled.iter().any(|compiled| job.is_done_by(compiled))).collect();
+            build.compiled.retain(|compiled| !build.jobs.iter().any(|job| *job.service() == compiled.service));
+            if !build.jobs.is_empty() {
+                self.turns.extend(&step.tenant, build.jobs.len() as u64);
+                return None;
+            }
+        }
+        self.turns.end(&step.tenant);
+        let WaitingTenant { mut build, later, later_generation, .. } = self.waiting.remove(&step.tenant)?;
+        let later = build.change.take_security(later);
+        if later.is_empty() {
+            self.open_built();
+        }
+        self.builder.release(|service| service.tenant == step.tenant);
+        let snapshot = self.publish(&build.change, build.compiled);
+        if !later.is_empty() {
+            let change = of_later(later);
+            let jobs = self.builder.compile_jobs(&change.upserts, &change.removals);
+            self.wait(step.tenant, change, later_generation, (jobs, Vec::new()));
+        }
+        Some(snapshot)
+    }
+
+    /// Gives up what waits of a tenant because [`TenantBuilds::finish`] panicked, and closes the tenant: what was acknowledged of it is not
+    /// in force.
+    pub fn fail(&mut self, tenant: &TenantName) -> Arc<Snapshot> {
+        self.turns.end(tenant);
+        self.waiting.remove(tenant);
+        self.failed.insert(tenant.clone());
+        self.publish(&TenantChange::default(), Vec::new())
+    }
+
+    /// Returns the tenants whose newest changes are not in force yet.
+    pub fn waiting(&self) -> impl Iterator<Item = &TenantName> {
+        self.waiting.keys()
+    }
+
+    /// Returns the number of broken route matches of all services.
+    pub fn route_faults(&self) -> usize {
+        self.builder.route_faults()
+    }
+
+    /// Lets a tenant's change wait, and returns the part of it that does not wait. Services that came with the change are withheld, because
+    /// without their routes they would be reachable in a way that nobody meant.
+    fn wait(
+        &mut self,
+        tenant: TenantName,
+        change: TenantChange,
+        generation: Generation,
+        (jobs, compiled): (Vec<CompileJob>, Vec<CompiledRoutes>),
+    ) -> TenantChange {
+        let (now, change) = self.split_waiting(&tenant, change);
+        for service in jobs.iter().map(CompileJob::service).chain(compiled.iter().map(|routes| &routes.service)) {
+            self.builder.withhold_new(service, generation);
+        }
+        self.last_number += 1;
+        // A change without jobs takes one step as well: its publication.
+        self.turns.add(tenant.clone(), jobs.len().max(1) as u64);
+        let build = TenantBuild { generation, number: self.last_number, change, jobs, compiled };
+        let (rest, later) = (LaterChanges::new(), LaterChanges::new());
+        self.waiting.insert(tenant, WaitingTenant { build, rest, later, later_generation: generation });
+        now
+    }
+
+    /// Lets a change wait behind an earlier one of its tenant, and returns the part of it that does not wait.
+    fn add_later(&mut self, tenant: &TenantName, change: TenantChange) -> TenantChange {
+        let (now, change) = self.split_waiting(tenant, change);
+        if let Some(waiting) = self.waiting.get_mut(tenant) {
+            let list = if waiting.build.generation == self.generation {
+                &mut waiting.rest
+            } else {
+                waiting.later_generation = self.generation;
+                &mut waiting.later
+            };
+            list.extend(change.removals.into_iter().map(|removal| (removal, None)));
+            list.extend(change.upserts.into_iter().map(|resource| ((resource.kind(), resource.name()), Some(resource))));
+        }
+        now
+    }
+
+    /// Splits a change into the part that takes effect at once and the part that waits. Of a tenant that is not served yet all waits,
+    /// because its security resources alone would let it be served without its routes.
+    fn split_waiting(&self, tenant: &TenantName, change: TenantChange) -> (TenantChange, TenantChange) {
+        match self.builder.is_served(tenant) {
+            true => change.split_security(),
+            false => (TenantChange::default(), change),
+        }
+    }
+
+    /// Lets the tenants open that were to stay closed until nothing of them waits.
+    fn open_built(&mut self) {
+        let waiting = &self.waiting;
+        self.closed_until_built.retain(|tenant| waiting.contains_key(tenant));
+    }
+
+    fn publish(&mut self, change: &TenantChange, compiled: Vec<CompiledRoutes>) -> Arc<Snapshot> {
+        let closed = self.closed.iter().chain(&self.closed_until_built).chain(&self.failed);
+        self.builder.close_tenants(closed.cloned().collect());
+        self.builder.apply_compiled(&change.upserts, &change.removals, compiled, self.generation)
+    }
+}
+
+/// Splits a change into what is applied at once and the parts of the tenants. The provider's resources are applied at once, and so are
+/// Gateways: their addresses may have been another tenant's, and lead nowhere without the tenant.
+fn split(upserts: &[Arc<Resource>], removals: &[(ResourceKind, String)]) -> (TenantChange, BTreeMap<TenantName, TenantChange>) {
+    let (mut now, mut by_tenant) = (TenantChange::default(), BTreeMap::<TenantName, TenantChange>::new());
+    for resource in upserts {
+        let part = match resource.tenant().filter(|_| resource.kind() != ResourceKind::Gateway) {
+            Some(tenant) => by_tenant.entry(tenant.clone()).or_default(),
+            None => &mut now,
+        };
+        part.upserts.push(resource.clone());
+    }
+    for (kind, name) in removals {
+        let part = match kind.owner_of(name).filter(|_| *kind != ResourceKind::Gateway) {
+            Some(tenant) => by_tenant.entry(tenant).or_default(),
+            None => &mut now,
+        };
+        part.removals.push((*kind, name.clone()));
+    }
+    (now, by_tenant)
+}
+
+fn of_later(later: LaterChanges) -> TenantChange {
+    let mut change = TenantChange::default();
+    for (name, resource) in later {
+        match resource {
+            Some(resource) => change.upserts.push(resource),
+            None => change.removals.push(name),
+        }
+    }
+    change
+}
+
+#[cfg(test)]
+mod tests;
