@@ -11,8 +11,10 @@ pub struct RouterLimits {
     pub regex_bytes_max: usize,
     /// Limit of all automata of the service together.
     pub regexes_bytes_max: usize,
-    /// Limit of the cache that one worker builds while it runs one automaton.
-    pub regex_cache_bytes_max: usize,
+    /// Cache that one worker may build while it runs one automaton, beside [`RouterLimits::regex_cache_factor`].
+    pub regex_cache_bytes: usize,
+    /// Bytes of that cache for each byte of the automaton.
+    pub regex_cache_factor: usize,
 }
 
 impl RouterLimits {
@@ -22,7 +24,8 @@ impl RouterLimits {
         regex_text_bytes_max: 4096,
         regex_bytes_max: 256 * 1024,
         regexes_bytes_max: 4 * 1024 * 1024,
-        regex_cache_bytes_max: 512 * 1024,
+        regex_cache_bytes: 16 * 1024,
+        regex_cache_factor: 4,
     };
 }
 

@@ -20,6 +20,8 @@ pub(crate) struct AutomatonBudget<'l> {
 pub(crate) struct ValidatedPattern {
     whole: String,
     unicode: bool,
+    /// Memory of the automaton.
+    bytes: usize,
 }
 
 impl<'l> AutomatonBudget<'l> {
@@ -46,7 +48,7 @@ impl<'l> AutomatonBudget<'l> {
             return Err(self.overflow(&field, pattern));
         }
         self.used_bytes += nfa.memory_usage();
-        Ok(ValidatedPattern { whole, unicode })
+        Ok(ValidatedPattern { whole, unicode, bytes: nfa.memory_usage() })
     }
 
     /// Returns the fault of a pattern with which the service's automata together exceed their limit.
@@ -57,7 +59,11 @@ impl<'l> AutomatonBudget<'l> {
     /// Compiles one automaton from checked patterns, numbered in their order. Returns `None` only if each pattern is within the limits and
     /// the whole is not.
     pub(crate) fn compile<'p>(&self, patterns: impl Iterator<Item = &'p ValidatedPattern>) -> Option<Regex> {
-        let parse = |pattern: &ValidatedPattern| syntax::parse_with(&pattern.whole, &syntax_of(pattern.unicode)).ok();
+        let mut bytes = 0;
+        let parse = |pattern: &ValidatedPattern| {
+            bytes += pattern.bytes;
+            syntax::parse_with(&pattern.whole, &syntax_of(pattern.unicode)).ok()
+        };
         let hirs: Vec<_> = patterns.map(parse).collect::<Option<_>>()?;
         let config = meta::Config::new()
             .match_kind(MatchKind::All)
@@ -65,7 +71,8 @@ impl<'l> AutomatonBudget<'l> {
             .which_captures(WhichCaptures::None)
             // The patterns were measured against the same limit one by one; the joined automaton is a little larger.
             .nfa_size_limit(Some(self.limits.regexes_bytes_max * 2))
-            .hybrid_cache_capacity(self.limits.regex_cache_bytes_max);
+            // Each worker has a cache for each automaton that it runs. The compiler charges tenants for it (`compiler/src/route_weight.rs`).
+            .hybrid_cache_capacity(self.limits.regex_cache_bytes + self.limits.regex_cache_factor * bytes);
         Regex::builder().configure(config).build_many_from_hir(&hirs).ok()
     }
 }
