@@ -177,6 +177,86 @@ async fn compiled_resources_are_bounded_too() {
     ann.must_apply("alpha", &[&rules(120)]).await;
 }
 
+/// Services with routes of this many rules, each with a regular expression of 3,000 states.
+fn patterns(services: usize, rules: usize) -> String {
+    let mut text = String::new();
+    for n in 0..services {
+        let rule = |at| {
+            let path = format!("{{type: RegularExpression, value: '[ab]{{3000}}{at}'}}");
+            format!("{{matches: [{{path: {path}}}], backendRefs: [{{name: x{n}, port: 80}}]}}")
+        };
+        let rules = (0..rules).map(rule).collect::<Vec<_>>().join(", ");
+        let (a, b) = (n / 250, n % 250 + 1);
+        let spec = format!("clusterIP: 10.91.{a}.{b}, selector: {{app: x}}, ports: [{{name: http, port: 80}}]");
+        write!(
+            text,
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: x{n}, namespace: shop}}\nspec: {{{spec}}}\n---\napiVersion: \
+             gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: x{n}, namespace: shop}}\nspec: {{parentRefs: [{{group: \"\", \
+             kind: Service, name: x{n}}}], rules: [{rules}]}}\n"
+        )
+        .unwrap();
+    }
+    text
+}
+
+/// N2: regular expressions count what their automata take in each gateway, over all services of the tenant.
+#[tokio::test]
+async fn route_tables_are_bounded_over_all_services() {
+    let fixture = ControllerFixture::with(ControllerLimits::default(), two_tenants).await;
+    let (mut ann, mut root) = (fixture.admin("ann").await, fixture.admin("root").await);
+    let used = "canal_share_used{limit=\"route_table_bytes\",tenant=\"alpha\"}";
+    let refused = ann.apply("alpha", &[&patterns(450, 22)]).await.unwrap();
+    let said = errors(&refused.diagnostics).join("; ");
+    let share = ShareKind::RouteTableBytes.default_share().of(u64::MAX);
+    assert!(!refused.accepted && said.contains(&format!("its share of routeTableBytes is {share}")), "{said}");
+    let counted: u64 = said.split("at least ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok()).expect("a number of bytes");
+    assert!((share..2 * share).contains(&counted), "the compiler stopped there: {said}");
+    assert_eq!(ann.names("alpha", "service").await.len(), 0, "nothing was changed");
+    let diff = ann.diff("alpha", &[&patterns(450, 22)]).await.unwrap();
+    assert!(errors(&diff.diagnostics).join("; ").contains("routeTableBytes"), "{:?}", errors(&diff.diagnostics));
+    let refusals = fixture.metric("canal_share_refused_total{limit=\"route_table_bytes\",tenant=\"alpha\"}").await;
+    assert_eq!(refusals, 2.0);
+    ann.must_apply("alpha", &[&patterns(2, 22)]).await;
+    // 44 automata of 72 KB and more, several times each.
+    assert!(fixture.metric(used).await > 44.0 * 8.0 * 72_000.0);
+    // Files that exceed the share are withheld, with the reason.
+    fixture.write("alpha/many.yaml", &patterns(450, 22).replace("name: x", "name: y"));
+    until("a finding", async || errors(&ann.status().await.diagnostics).iter().any(|e| e.contains("routeTableBytes"))).await;
+    assert_eq!(fixture.metric("canal_controller_changes_withheld_total{reason=\"route_table_bytes\"}").await, 1.0);
+    root.delete_all("alpha").await.unwrap();
+    std::fs::remove_file(fixture.path("alpha/many.yaml")).unwrap();
+    std::fs::remove_file(fixture.path("alpha/t.yaml")).unwrap();
+    let taken = |shares: Vec<canal_wire::api::ShareUse>| shares.into_iter().filter(|s| s.tenant == "alpha").map(|s| s.used).sum::<u64>();
+    until("the end of everything that alpha took", async || taken(root.status().await.shares) == 0).await;
+    // The folder of a tenant goes once it is empty.
+    std::fs::remove_dir(fixture.path("alpha")).unwrap();
+    until("the end of alpha", async || root.status().await.tenants.iter().all(|tenant| tenant.tenant != "alpha")).await;
+    assert_eq!(taken(root.status().await.shares), 0);
+}
+
+/// A share that was reduced takes nothing from data planes: after a start they keep what they hold, until the tenant fits again.
+#[tokio::test]
+async fn a_reduced_share_leaves_data_planes_what_they_hold() {
+    let mut fixture = ControllerFixture::with(ControllerLimits::default(), two_tenants).await;
+    let mut ann = fixture.admin("ann").await;
+    ann.must_apply("alpha", &[&patterns(2, 2)]).await;
+    let mut n1 = fixture.subscribe("n1").await;
+    n1.settle().await;
+    let held = n1.held.clone();
+    drop((n1, ann));
+    fixture.stop().await;
+    fixture.config.limits.shares.set(ShareKind::RouteTableBytes, Share::Amount(100_000));
+    fixture.start().await;
+    let mut n1 = ManualSubscriber::open(fixture.channel().await, "n1", held.clone()).await;
+    n1.settle().await;
+    assert_eq!(n1.names(), held.keys().map(|(k, n)| format!("{k:?} {n}")).collect::<Vec<_>>());
+    let mut ann = fixture.admin("ann").await;
+    assert!(errors(&ann.status().await.diagnostics).iter().any(|e| e.contains("routeTableBytes is 100000")));
+    let done = ann.delete("alpha", &[("HTTPRoute", "shop", "x0"), ("HTTPRoute", "shop", "x1"), ("Service", "shop", "x1")], false).await;
+    assert!(done.unwrap().accepted);
+    n1.until("the end of one service", |h| !h.keys().any(|(_, n)| n.as_str() == "alpha/shop/x1")).await;
+}
+
 #[tokio::test]
 async fn status_shows_a_tenants_use_and_omissions_at_data_planes() {
     use canal_wire::fleet::fleet_client::FleetClient;

@@ -267,6 +267,7 @@ mod tests {
             configuration_bytes: 1 << 20,
             compiled_bytes: 1 << 20,
             compiled_resources: 1 << 10,
+            route_table_bytes: 1 << 20,
             connections: 1,
             unauthenticated: 1,
             certificates: 1,
