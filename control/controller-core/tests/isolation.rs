@@ -9,6 +9,7 @@ use crate::fixture::{ControllerFixture, ManualSubscriber, errors, patience, serv
 use canal_controller_core::ControllerLimits;
 use canal_model::program::ResourceKind;
 use canal_model::share::{Share, ShareKind};
+use canal_policy_sources::CHANGES_BYTES_MAX;
 use canal_timing::timed;
 use tonic::Code;
 
@@ -255,6 +256,45 @@ async fn a_reduced_share_leaves_data_planes_what_they_hold() {
     let done = ann.delete("alpha", &[("HTTPRoute", "shop", "x0"), ("HTTPRoute", "shop", "x1"), ("Service", "shop", "x1")], false).await;
     assert!(done.unwrap().accepted);
     n1.until("the end of one service", |h| !h.keys().any(|(_, n)| n.as_str() == "alpha/shop/x1")).await;
+}
+
+/// Services with an annotation of this size each.
+fn padded(services: std::ops::Range<usize>, bytes: usize) -> String {
+    let mut text = String::new();
+    for n in services {
+        let metadata = format!("{{name: x{n}, namespace: shop, annotations: {{note: {}}}}}", "x".repeat(bytes));
+        let spec = format!("{{clusterIP: 10.91.0.{}, selector: {{app: x}}, ports: [{{name: http, port: 80}}]}}", n + 1);
+        write!(text, "---\napiVersion: v1\nkind: Service\nmetadata: {metadata}\nspec: {spec}\n").unwrap();
+    }
+    text
+}
+
+/// N3: the answer to a Diff was as large as the objects.
+#[tokio::test]
+async fn the_answer_to_a_diff_is_bounded_and_counts_what_it_leaves_out() {
+    let fixture = ControllerFixture::with(ControllerLimits::default(), two_tenants).await;
+    let mut ann = fixture.admin("ann").await;
+    let diff = ann.diff("alpha", &[&padded(0..12, 500_000)]).await.unwrap();
+    assert_eq!(errors(&diff.diagnostics), [""; 0]);
+    let bytes: usize = diff.changes.iter().map(|change| change.diff.len()).sum();
+    assert!(diff.changes.len() >= 4 && bytes > 2_000_000 && bytes <= CHANGES_BYTES_MAX, "{bytes} bytes");
+    assert_eq!(diff.changes.len() as u64 + diff.changes_left_out, 12);
+    let applied = ann.apply("alpha", &[&padded(0..12, 500_000)]).await.unwrap();
+    assert!(applied.accepted && applied.changes.len() == 12 && applied.changes_left_out == 0, "an Apply lists names");
+}
+
+/// N3: a request with more than the tenant may have is not read to its end.
+#[tokio::test]
+async fn objects_beyond_the_share_are_not_read() {
+    let mut limits = ControllerLimits::default();
+    limits.shares.set(ShareKind::ConfigurationBytes, Share::Amount(100_000));
+    let fixture = ControllerFixture::with(limits, two_tenants).await;
+    let mut ann = fixture.admin("ann").await;
+    let files = [padded(0..3, 50_000), "broken: [".to_owned()];
+    let found = errors(&ann.diff("alpha", &files.each_ref().map(String::as_str)).await.unwrap().diagnostics);
+    assert!(found.len() == 1 && found[0].contains("its share of configurationBytes is 100000"), "{found:?}");
+    let applied = ann.apply("alpha", &files.each_ref().map(String::as_str)).await.unwrap();
+    assert!(!applied.accepted && errors(&applied.diagnostics).len() == 1, "{:?}", errors(&applied.diagnostics));
 }
 
 #[tokio::test]

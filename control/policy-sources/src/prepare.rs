@@ -15,7 +15,7 @@ use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName};
 use canal_store::{ObjectEdit, Store, StoreError};
 use tokio::sync::oneshot;
 
-use crate::plan_apply::{ApplyPlan, WriteRequest, decide};
+use crate::plan_apply::{ApplyPlan, WritePermission, WriteRequest, decide};
 use crate::source::SourceState;
 use crate::tenant_sources::TenantSources;
 
@@ -197,7 +197,7 @@ impl Preparer {
         &self,
         basis: &Basis,
         tenant: &TenantName,
-        request: WriteRequest,
+        request: &WriteRequest,
         is_provider: bool,
         dry_run: bool,
     ) -> Result<PreparedWrite, StoreError> {
@@ -207,9 +207,14 @@ impl Preparer {
         let before = basis.tenants.get(tenant).cloned();
         let sources = before.clone().unwrap_or_else(|| Arc::new(TenantSources::new(tenant.clone())));
         let rows = if is_in_steps { self.store.object_keys(tenant)? } else { Vec::new() };
+        let may = WritePermission { is_provider, bytes_max: self.limits.configuration.allowance(tenant) };
         let mut plan =
-            catch_panic(|| decide(&sources, request, rows, is_provider, now)).unwrap_or_else(|fault| ApplyPlan::refused(&sources, *fault));
-        if let Err(excess) = self.limits.configuration.check(tenant, plan.after.bytes()) {
+            catch_panic(|| decide(&sources, request, rows, may, now)).unwrap_or_else(|fault| ApplyPlan::refused(&sources, *fault));
+        let checked = match plan.excess_bytes {
+            Some(bytes) => Err(self.limits.configuration.refuse(tenant, bytes)),
+            None => self.limits.configuration.check(tenant, plan.after.bytes()),
+        };
+        if let Err(excess) = checked {
             // Sources that are too large to store are too large to compile.
             plan.diagnostics.push(*excess);
             return Ok(PreparedWrite { plan, commit: None });

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::files::update_of;
-use crate::plan_apply::{WriteRequest, decide};
+use crate::plan_apply::{WritePermission, WriteRequest, decide};
 use crate::tenant_sources::TenantSources;
 
 const TENANT: &str = "alpha";
@@ -86,7 +86,7 @@ struct ApiFixture;
 
 impl ApiFixture {
     fn write(&mut self, sources: &mut TenantSources, request: WriteRequest) -> Vec<Diagnostic> {
-        let plan = decide(sources, request, Vec::new(), true, 1);
+        let plan = decide(sources, &request, Vec::new(), WritePermission { is_provider: true, bytes_max: u64::MAX }, 1);
         if !plan.is_refused() {
             *sources = plan.after;
         }
