@@ -17,6 +17,10 @@ use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
+/// The allocator gives memory back to the kernel after a large change; that of the C library keeps the arenas of all threads.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// The controller of a Canal mesh: reads policy from files and from `canal apply`, compiles it, sends every node and gateway the resources
 /// in its scope, and issues the mesh's certificates.
 #[derive(Parser)]
