@@ -1,14 +1,22 @@
-//! Collects the diagnostics of all stages of one compile. It contains no rules.
+//! Collects the diagnostics of all stages of one compile, each once and within a limit. It contains no rules.
 
 use std::collections::HashSet;
 
 use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::policy::Document;
 
+use crate::limits::DIAGNOSTICS_OF_SEVERITY_MAX;
+
+/// Number of collected diagnostics at which duplicates are removed and the limit is applied. One object on many services repeats its
+/// mistakes for each, so the list would grow far beyond the limit until the end.
+const COMPACT_AT: usize = 4 * DIAGNOSTICS_OF_SEVERITY_MAX;
+
 /// The diagnostics of one compile.
 #[derive(Default)]
 pub(crate) struct DiagnosticCollector {
     diagnostics: Vec<Diagnostic>,
+    /// Severities of which diagnostics were left out.
+    left_out: HashSet<Severity>,
 }
 
 impl DiagnosticCollector {
@@ -24,20 +32,49 @@ impl DiagnosticCollector {
 
     /// Reports an error about the tenant as a whole.
     pub(crate) fn general(&mut self, problem: impl Into<String>, fix: impl Into<String>) {
-        let (problem, fix) = (problem.into(), fix.into());
-        self.diagnostics.push(Diagnostic { severity: Severity::Error, origin: None, object: None, field: String::new(), problem, fix });
+        self.diagnostics.push(of_tenant(Severity::Error, problem.into(), fix.into()));
     }
 
     fn push(&mut self, severity: Severity, document: &Document, field: String, problem: String, fix: String) {
         let (origin, object) = (Some(document.origin.clone()), Some(document.object.key()));
         self.diagnostics.push(Diagnostic { severity, origin, object, field, problem, fix });
+        if self.diagnostics.len() >= COMPACT_AT {
+            self.compact();
+        }
+    }
+
+    /// Removes duplicates, and what is beyond the limit.
+    fn compact(&mut self) {
+        let mut told = HashSet::new();
+        self.diagnostics.retain(|diagnostic| told.insert(diagnostic.clone()));
+        let (mut errors, mut warnings) = (0, 0);
+        self.diagnostics.retain(|diagnostic| {
+            let count = match diagnostic.severity {
+                Severity::Error => &mut errors,
+                Severity::Warning => &mut warnings,
+            };
+            *count += 1;
+            let is_within = *count <= DIAGNOSTICS_OF_SEVERITY_MAX;
+            if !is_within {
+                self.left_out.insert(diagnostic.severity);
+            }
+            is_within
+        });
     }
 
     /// Returns all diagnostics: errors first, then by object, then in the order of reporting. Duplicates are removed.
     pub(crate) fn into_sorted(mut self) -> Vec<Diagnostic> {
-        let mut told = HashSet::new();
-        self.diagnostics.retain(|diagnostic| told.insert(diagnostic.clone()));
+        self.compact();
+        for severity in [Severity::Error, Severity::Warning].into_iter().filter(|severity| self.left_out.contains(severity)) {
+            let what = if severity == Severity::Error { "errors" } else { "warnings" };
+            let problem = format!("the tenant has more than {DIAGNOSTICS_OF_SEVERITY_MAX} {what}; the rest is left out");
+            self.diagnostics.push(of_tenant(severity, problem, "mend those that are listed".to_owned()));
+        }
         self.diagnostics.sort_by(|a, b| (a.severity, &a.object, &a.origin).cmp(&(b.severity, &b.object, &b.origin)));
         self.diagnostics
     }
+}
+
+fn of_tenant(severity: Severity, problem: String, fix: String) -> Diagnostic {
+    Diagnostic { severity, origin: None, object: None, field: String::new(), problem, fix }
 }

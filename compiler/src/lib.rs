@@ -24,6 +24,8 @@ mod pattern;
 mod precedence;
 mod protocol;
 mod resolve;
+pub mod resource_budget;
+pub mod route_weight;
 pub mod scope;
 pub mod text;
 pub mod text_security;
@@ -40,6 +42,7 @@ use canal_model::tier::tier_service;
 use claims::{GatewayClaim, Isolation, TenantClaims};
 use diagnostic_collector::DiagnosticCollector;
 use ir::Ir;
+use resource_budget::{CompiledSize, ResourceBudget};
 
 /// All input of one tenant. Tenants are compiled one by one and never see each other; see [`claims::collisions`].
 #[derive(Debug, Clone, Copy)]
@@ -68,6 +71,10 @@ pub struct CompileOutput {
     pub federations: BTreeSet<(TenantName, TrustDomain)>,
     /// URIs of the key sets that are needed: `https://`, `http://`, or `file:` and a path relative to the tenant's source folder.
     pub jwks: BTreeSet<String>,
+    /// What the resources take. The bytes are a lower bound, because the compiler encodes nothing.
+    pub size: CompiledSize,
+    /// True if the resources exceed what they may take. Compiling stopped there, and `resources` is empty.
+    pub is_stopped: bool,
 }
 
 /// Returns the services for which [`compile()`] needs ids. They include the tier's own service if the tenant is on the cloud tier.
@@ -85,17 +92,33 @@ pub fn service_keys(tenant: &TenantName, documents: &[Arc<Document>]) -> BTreeSe
 
 /// Compiles one tenant. Compiling never fails: broken input becomes an entry that fails closed, and a diagnostic.
 pub fn compile(input: &CompileInput<'_>) -> CompileOutput {
-    let (ir, diagnostics) = build_ir(input);
+    compile_within(input, CompiledSize::UNLIMITED)
+}
+
+/// Compiles one tenant as [`compile()`] does, and stops as soon as its resources exceed `max`. What it held until then is a small multiple of
+/// `max` and of the objects, whatever the objects ask for.
+pub fn compile_within(input: &CompileInput<'_>, max: CompiledSize) -> CompileOutput {
+    let mut report = DiagnosticCollector::default();
+    let mut budget = ResourceBudget::new(max);
+    let ir = build::build(resolve::resolve(input, &mut budget, &mut report));
+    let diagnostics = report.into_sorted();
     let claims = claims_of(input.tenant, ir.as_ref());
     let homes = ir.as_ref().map(|ir| ir.homes.clone()).unwrap_or_default();
     let (federations, jwks) = ir.as_ref().map(|ir| (ir.security.federations.clone(), ir.security.jwks.clone())).unwrap_or_default();
-    CompileOutput { resources: ir.map(lower::tenant).unwrap_or_default(), diagnostics, claims, homes, federations, jwks }
+    let mut resources = ir.map(lower::tenant).unwrap_or_default();
+    // Not every kind of resource is counted while it is made; those that are not grow with the objects only.
+    let size = CompiledSize { resources: budget.used().resources.max(resources.len() as u64), ..budget.used() };
+    let is_stopped = size.exceeds(&max);
+    if is_stopped {
+        resources = Vec::new();
+    }
+    CompileOutput { resources, diagnostics, claims, homes, federations, jwks, size, is_stopped }
 }
 
 /// Builds the IR of a tenant, for the oracle and for golden tests; `None` without a valid Tenant object.
 pub fn build_ir(input: &CompileInput<'_>) -> (Option<Ir>, Vec<Diagnostic>) {
     let mut report = DiagnosticCollector::default();
-    let checked = resolve::resolve(input, &mut report);
+    let checked = resolve::resolve(input, &mut ResourceBudget::new(CompiledSize::UNLIMITED), &mut report);
     (build::build(checked), report.into_sorted())
 }
 

@@ -5,6 +5,8 @@ pub use canal_model::limits::{DIRECT_PORTS_PER_WORKLOAD_MAX, UDP_PORTS_PER_WORKL
 
 /// Maximum number of objects of one tenant, from all sources together.
 pub const OBJECTS_PER_TENANT_MAX: usize = 100_000;
+/// Maximum number of errors of one tenant that are reported one by one, and of warnings.
+pub const DIAGNOSTICS_OF_SEVERITY_MAX: usize = 10_000;
 /// Maximum number of rules of one route object (Gateway API allows 16).
 pub const RULES_PER_ROUTE_MAX: usize = 1024;
 /// Maximum number of matches of one rule (Gateway API allows 64).

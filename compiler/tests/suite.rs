@@ -1,6 +1,7 @@
 //! The integration tests of the compiler: golden texts, limits, properties, sizes. `make test` runs each module in its own process (`suite
 //! MODULE::`).
 
+mod budget;
 mod golden;
 mod limits;
 mod policy_limits;

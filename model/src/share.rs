@@ -164,12 +164,14 @@ share_kinds! {
             "Streams that a tenant's data planes have open at the controller.";
         SubscriptionBytes, "subscriptionBytes", "subscription_bytes", "bytes", Share::Percent(25),
             "Bytes that a tenant's data planes are charged for resource names that the controller does not have.";
-        ConfigurationBytes, "configurationBytes", "configuration_bytes", "bytes", Share::Amount(64 << 20),
+        ConfigurationBytes, "configurationBytes", "configuration_bytes", "bytes", Share::Amount(16 << 20),
             "Bytes of a tenant's objects in the controller's store.";
-        CompiledBytes, "compiledBytes", "compiled_bytes", "bytes", Share::Amount(128 << 20),
+        CompiledBytes, "compiledBytes", "compiled_bytes", "bytes", Share::Amount(32 << 20),
             "Bytes of the resources that the compiler makes of a tenant's objects.";
         CompiledResources, "compiledResources", "compiled_resources", "resources", Share::Amount(100_000),
             "Resources that the compiler makes of a tenant's objects; each rule of a route is one.";
+        RouteTableBytes, "routeTableBytes", "route_table_bytes", "bytes", Share::Amount(128 << 20),
+            "Bytes that the route tables of a tenant's services take in each gateway, with their regular expressions.";
         QueuedChanges, "queuedChanges", "queued_changes", "changes", Share::Percent(10),
             "Changes that wait for the controller's writer or are being compiled for it.";
         QueuedChangeBytes, "queuedChangeBytes", "queued_change_bytes", "bytes", Share::Percent(25),

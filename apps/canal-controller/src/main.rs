@@ -17,6 +17,10 @@ use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
+/// The allocator gives memory back to the kernel after a large change; that of the C library keeps the arenas of all threads.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// The controller of a Canal mesh: reads policy from files and from `canal apply`, compiles it, sends every node and gateway the resources
 /// in its scope, and issues the mesh's certificates.
 #[derive(Parser)]
@@ -107,6 +111,9 @@ struct LimitFlags {
     /// Maximum number of the resources compiled from all tenants' objects.
     #[arg(long, value_name = "COUNT", default_value_t = 5_000_000, value_parser = clap::value_parser!(u64).range(1_000..=1_000_000_000))]
     compiled_resources: u64,
+    /// Maximum bytes of the route tables that gateways build of all tenants' objects.
+    #[arg(long, value_name = "BYTES", default_value_t = 8 << 30, value_parser = clap::value_parser!(u64).range(1 << 20..=1 << 40))]
+    route_table_bytes: u64,
     /// Maximum certificates in the issuance log that have not expired.
     #[arg(long, value_name = "COUNT", default_value_t = 500_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     certificates: u64,
@@ -129,6 +136,7 @@ impl LimitFlags {
             configuration_bytes: self.configuration_bytes,
             compiled_bytes: self.compiled_bytes,
             compiled_resources: self.compiled_resources,
+            route_table_bytes: self.route_table_bytes,
             issued: count(self.certificates),
             shares,
             ..ControllerLimits::default()
@@ -253,7 +261,7 @@ mod tests {
     use super::*;
     use canal_controller_core::{
         COMPILED_BYTES_MAX, COMPILED_RESOURCES_MAX, CONFIGURATION_BYTES_MAX, CONNECTIONS_MAX, ISSUED_MAX, QUEUED_CHANGE_BYTES_MAX,
-        QUEUED_CHANGES_MAX, UNAUTHENTICATED_MAX,
+        QUEUED_CHANGES_MAX, ROUTE_TABLE_BYTES_MAX, UNAUTHENTICATED_MAX,
     };
 
     fn flags(more: &[&str]) -> Result<Flags, clap::Error> {
@@ -267,7 +275,7 @@ mod tests {
         assert_eq!((limits.connections, limits.unauthenticated, limits.issued), (CONNECTIONS_MAX, UNAUTHENTICATED_MAX, ISSUED_MAX));
         assert_eq!((limits.queued_changes, limits.queued_change_bytes), (QUEUED_CHANGES_MAX, QUEUED_CHANGE_BYTES_MAX));
         assert_eq!((limits.configuration_bytes, limits.compiled_bytes), (CONFIGURATION_BYTES_MAX, COMPILED_BYTES_MAX));
-        assert_eq!(limits.compiled_resources, COMPILED_RESOURCES_MAX);
+        assert_eq!((limits.compiled_resources, limits.route_table_bytes), (COMPILED_RESOURCES_MAX, ROUTE_TABLE_BYTES_MAX));
     }
 
     #[test]

@@ -41,6 +41,11 @@ pub(crate) fn what(change: &Change) -> &'static str {
     ChangeKindView::from(change.what()).as_str()
 }
 
+/// Returns the line for changes that the controller left out of its answer, if there are any.
+pub(crate) fn left_out(changes: u64) -> Option<String> {
+    (changes > 0).then(|| format!("{changes} more changes have no room in the answer; send fewer objects at once to see all of them"))
+}
+
 /// Returns the name of a changed object, such as `HTTPRoute bookinfo/reviews`.
 pub(crate) fn object(change: &Change) -> String {
     let Change { kind, namespace, name, .. } = change;
@@ -50,6 +55,12 @@ pub(crate) fn object(change: &Change) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn changes_that_are_left_out_have_a_line() {
+        assert_eq!(left_out(0), None);
+        assert!(left_out(12).is_some_and(|line| line.starts_with("12 more changes have no room")));
+    }
 
     #[test]
     fn a_diagnostic_reads_like_a_compilers() {

@@ -16,6 +16,7 @@ use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX};
 use crate::names;
 use crate::precedence::{self, MatchSpecificity};
+use crate::resource_budget::ResourceBudget;
 
 /// The Service, and optionally port, that a route is attached to.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
@@ -31,6 +32,7 @@ type RegexBytesLeft = BTreeMap<ServiceKey, usize>;
 pub(crate) fn resolve(
     said: &[Sourced<'_, HttpRoute>],
     to: &DestinationIndex<'_>,
+    budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
 ) -> (Vec<RouteRule>, BTreeSet<ServiceKey>) {
     let mut rules = Vec::new();
@@ -39,15 +41,22 @@ pub(crate) fn resolve(
     for route in said {
         let parents = parents(route, to, report);
         taken.extend(parents.iter().map(|parent| parent.service.clone()));
-        let Some(mut regexes) = budget(&parents, &left) else { continue };
-        attach(route, &parents, to, &mut regexes, report, &mut rules);
+        let Some(mut regexes) = regex_budget(&parents, &left) else { continue };
+        attach(route, &parents, to, &mut regexes, report, &mut |rule| {
+            let is_within = budget.add_rule(&rule);
+            rules.push(rule);
+            is_within
+        });
+        if budget.is_exceeded() {
+            break;
+        }
         left.extend(parents.into_iter().map(|parent| (parent.service, regexes.bytes_left)));
     }
     (rules, taken)
 }
 
 /// Returns the budget of the parent service that has the least left; `None` for a route without parents.
-fn budget(parents: &BTreeSet<Parent>, left: &RegexBytesLeft) -> Option<RegexBudget> {
+fn regex_budget(parents: &BTreeSet<Parent>, left: &RegexBytesLeft) -> Option<RegexBudget> {
     let left_of = |parent: &Parent| left.get(&parent.service).copied().unwrap_or(REGEXES_PER_SERVICE_BYTES_MAX);
     let scarcest = parents.iter().min_by_key(|parent| left_of(parent))?;
     let service = format!("{}/{}", scarcest.service.namespace, scarcest.service.name);
@@ -109,13 +118,14 @@ fn parent(route: &Sourced<'_, HttpRoute>, written: &ParentRef, to: &DestinationI
     Ok((Parent { service: key, port }, opaque))
 }
 
+/// Attaches the rules of a route to its parents, until `add` returns false.
 fn attach(
     route: &Sourced<'_, HttpRoute>,
     parents: &BTreeSet<Parent>,
     to: &DestinationIndex<'_>,
     regexes: &mut RegexBudget,
     report: &mut DiagnosticCollector,
-    rules: &mut Vec<RouteRule>,
+    add: &mut dyn FnMut(RouteRule) -> bool,
 ) {
     let (hosts, mut broken) = hosts(route, report);
     let spec = &route.object.spec;
@@ -140,7 +150,7 @@ fn attach(
         let mut reading = RuleContext { document: route.document, field, report, broken, regexes };
         let (matches, action) = checked(route, at, rule, to, &mut reading);
         for parent in parents {
-            rules.push(RouteRule {
+            let is_within = add(RouteRule {
                 key: key(route, parent, at),
                 parent: parent.service.clone(),
                 parent_port: parent.port,
@@ -148,6 +158,9 @@ fn attach(
                 matches: matches.clone(),
                 action: action.clone(),
             });
+            if !is_within {
+                return;
+            }
         }
     }
 }

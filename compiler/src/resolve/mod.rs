@@ -30,6 +30,7 @@ use crate::CompileInput;
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::direct::DirectSettings;
 use crate::ir::Security;
+use crate::resource_budget::ResourceBudget;
 use addresses::AddressOwners;
 use destination::DestinationIndex;
 use tenant_objects::TenantObjects;
@@ -51,8 +52,8 @@ pub(crate) struct ResolvedTenant {
     pub(crate) security: Security,
 }
 
-/// Resolves all objects of a tenant. Resolving never fails; see the head of the crate.
-pub(crate) fn resolve(input: &CompileInput<'_>, report: &mut DiagnosticCollector) -> ResolvedTenant {
+/// Resolves all objects of a tenant. Resolving never fails; see the head of the crate. Once the budget is exceeded, nothing more is added.
+pub(crate) fn resolve(input: &CompileInput<'_>, budget: &mut ResourceBudget, report: &mut DiagnosticCollector) -> ResolvedTenant {
     let corpus = TenantObjects::collect(input, report);
     let tenant = tenant::resolve(input.tenant, &corpus.tenants, report);
     // Gateways claim addresses before services, and services before pods: the order of the calls is the order of precedence.
@@ -62,15 +63,22 @@ pub(crate) fn resolve(input: &CompileInput<'_>, report: &mut DiagnosticCollector
     let homes = tier::resolve(input, tenant.as_ref(), &corpus, &mut services, report);
     let direct = direct::resolve(input.tenant, &corpus, report);
     let named = udp_route::resolve(input.tenant, &corpus, &services, report);
-    let workloads = workload::resolve(input.tenant, tenant.as_ref(), &corpus, &services, &named, &mut addresses, report);
+    let served = workload::ServedPorts { services: &services, named: &named, bytes_max: budget.bytes_left() };
+    let mut workloads = workload::resolve(input.tenant, tenant.as_ref(), &corpus, &served, &mut addresses, report);
+    workloads.iter().all(|workload| budget.add_workload(workload));
     let subsets = subset::resolve(input.tenant, &corpus.destination_rules, &services, report);
     let destinations = DestinationIndex { tenant: input.tenant, services: &services, subsets: &subsets, grants: &corpus.grants };
-    let (mut rules, taken) = http_route::resolve(&corpus.http_routes, &destinations, report);
-    rules.extend(virtual_service::resolve(&corpus.virtual_services, &destinations, &taken, report));
+    let (mut rules, taken) = http_route::resolve(&corpus.http_routes, &destinations, budget, report);
+    rules.extend(virtual_service::resolve(&corpus.virtual_services, &destinations, &taken, budget, report));
+    if budget.is_exceeded() {
+        // What is left to resolve multiplies these lists, and the result is not used.
+        (workloads, rules) = Default::default();
+    }
     let nodes = node::resolve(tenant.as_ref(), &corpus.nodes, report);
     let throttles =
         throttle::resolve(tenant.as_ref(), throttle::default_of(&corpus.tenants, input.tenant), &corpus.throttles, &services, report);
-    let security = tenant.as_ref().map(|tenant| security(input, tenant, &corpus, &services, &workloads, report)).unwrap_or_default();
+    let security =
+        tenant.as_ref().map(|tenant| security(input, tenant, &corpus, (&services, &workloads), budget, report)).unwrap_or_default();
     ResolvedTenant { tenant, gateways, services, workloads, nodes, throttles, homes, direct, rules, security }
 }
 
@@ -79,8 +87,8 @@ fn security(
     input: &CompileInput<'_>,
     tenant: &Tenant,
     corpus: &TenantObjects<'_>,
-    services: &BTreeMap<ServiceKey, Service>,
-    workloads: &[Workload],
+    (services, workloads): (&BTreeMap<ServiceKey, Service>, &[Workload]),
+    budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
 ) -> Security {
     let key_servers = trust::key_servers(input.tenant, &corpus.key_servers, report);
@@ -88,9 +96,10 @@ fn security(
     let authorizers = policy::authorizer::resolve(input.tenant, &corpus.external_authorizers, services, report);
     let known = policy::authorization::PolicyReferences { tenant, services, authorizers: &authorizers };
     let ground = policy::ReachablePods::new(services, workloads, &terminations);
-    let authorizations = policy::authorization::resolve(&known, &corpus.authorization_policies, &ground, report);
+    let authorizations = policy::authorization::resolve(&known, &corpus.authorization_policies, &ground, budget, report);
     let mut sets = policy::authentication::KeySets { fetched: input.jwks, wanted: BTreeSet::new() };
-    let authentications = policy::authentication::resolve(input.tenant, &corpus.request_authentications, services, &mut sets, report);
+    let authentications =
+        policy::authentication::resolve(input.tenant, &corpus.request_authentications, services, (&mut sets, budget), report);
     Security {
         peer_authentications: policy::peer::resolve(input.tenant, &corpus.peer_authentications, report),
         federations: trust::federations(tenant, &corpus.federations, report),

@@ -13,15 +13,22 @@ use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX};
 use crate::names;
 use crate::precedence;
+use crate::resource_budget::ResourceBudget;
 
 pub(crate) fn resolve(
     said: &[Sourced<'_, VirtualService>],
     to: &DestinationIndex<'_>,
     taken: &BTreeSet<ServiceKey>,
+    budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
 ) -> Vec<RouteRule> {
     let mut spoken_for: BTreeMap<ServiceKey, String> = BTreeMap::new();
     let mut rules = Vec::new();
+    let mut add = |rule| {
+        let is_within = budget.add_rule(&rule);
+        rules.push(rule);
+        is_within
+    };
     for virtual_service in said {
         if !is_for_mesh(virtual_service, report) {
             continue;
@@ -35,7 +42,9 @@ pub(crate) fn resolve(
                 report.error(virtual_service.document, field, problem, "write everything in one VirtualService");
             } else if let Some(service) = to.services.get(&key) {
                 spoken_for.insert(key, virtual_service.document.object.key().to_string());
-                rules.extend(attach(virtual_service, service, to, report));
+                if !attach(virtual_service, service, to, report, &mut add) {
+                    return rules;
+                }
             }
         }
     }
@@ -84,12 +93,14 @@ fn services(said: &Sourced<'_, VirtualService>, to: &DestinationIndex<'_>, repor
     found
 }
 
+/// Attaches the rules of the object to one service. Returns false as soon as `add` does.
 fn attach(
     said: &Sourced<'_, VirtualService>,
     service: &Service,
     to: &DestinationIndex<'_>,
     report: &mut DiagnosticCollector,
-) -> Vec<RouteRule> {
+    add: &mut dyn FnMut(RouteRule) -> bool,
+) -> bool {
     let spec = &said.object.spec;
     let outside = said.document.faults.iter().find(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.http["));
     let mut broken = outside.map(|fault| format!("{}: {}", fault.field, fault.problem));
@@ -106,7 +117,6 @@ fn attach(
     };
     let implied = [VirtualServiceRoute::default()];
     let written = if spec.http.is_empty() { &implied } else { spec.http.as_slice() };
-    let mut rules = Vec::new();
     for (at, rule) in written.iter().take(RULES_PER_ROUTE_MAX).enumerate() {
         let field = format!("spec.http[{at}]");
         let fault = said.document.faults.iter().find(|f| f.field.starts_with(&field));
@@ -127,7 +137,7 @@ fn attach(
                 let action = action(said, rule, dialled, to, &mut reading);
                 let suffix = port.map(|port| format!(":{port}")).unwrap_or_default();
                 let rule = format!("{}{suffix}.{at}{part}", service.key.name);
-                rules.push(RouteRule {
+                let is_within = add(RouteRule {
                     key: key(said, service, rule),
                     parent: service.key.clone(),
                     parent_port: port,
@@ -135,10 +145,13 @@ fn attach(
                     matches: matches.clone(),
                     action,
                 });
+                if !is_within {
+                    return false;
+                }
             }
         }
     }
-    rules
+    true
 }
 
 fn key(said: &Sourced<'_, VirtualService>, service: &Service, rule: String) -> RouteKey {

@@ -13,17 +13,41 @@ use super::tenant_objects::{Sourced, TenantObjects};
 use super::udp_route::RoutedUdpPort;
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::UDP_PORTS_PER_WORKLOAD_MAX;
+use crate::resource_budget::endpoint_bytes;
 
 /// Zone of a pod that names none.
 const ZONE_UNKNOWN: &str = "unknown";
 const ACCOUNT_DEFAULT: &str = "default";
 
+/// The ports that pods may serve.
+pub(crate) struct ServedPorts<'a> {
+    pub(crate) services: &'a BTreeMap<ServiceKey, Service>,
+    pub(crate) named: &'a [RoutedUdpPort<'a>],
+    /// Bytes that the served ports of all workloads may take together. One more than fits is resolved.
+    pub(crate) bytes_max: u64,
+}
+
+/// The service ports that each pod serves. Their number is the product of pods and services, so it is bounded while they are added.
+struct EndpointLists {
+    lists: Vec<Vec<EndpointPort>>,
+    bytes: u64,
+    bytes_max: u64,
+}
+
+impl EndpointLists {
+    fn push(&mut self, at: usize, endpoint: EndpointPort) {
+        if let Some(list) = self.lists.get_mut(at).filter(|_| self.bytes <= self.bytes_max) {
+            self.bytes += endpoint_bytes(&endpoint) as u64;
+            list.push(endpoint);
+        }
+    }
+}
+
 pub(crate) fn resolve(
     name: &TenantName,
     tenant: Option<&Tenant>,
     corpus: &TenantObjects<'_>,
-    services: &BTreeMap<ServiceKey, Service>,
-    named: &[RoutedUdpPort<'_>],
+    ports: &ServedPorts<'_>,
     addresses: &mut AddressOwners,
     report: &mut DiagnosticCollector,
 ) -> Vec<Workload> {
@@ -37,15 +61,15 @@ pub(crate) fn resolve(
         }
     }
     let index = PodLabelIndex::new(&living);
-    let mut endpoints: Vec<Vec<EndpointPort>> = vec![Vec::new(); living.len()];
+    let mut endpoints = EndpointLists { lists: vec![Vec::new(); living.len()], bytes: 0, bytes_max: ports.bytes_max };
     for service in &corpus.services {
-        serve(name, service, services, &living, &index, &mut endpoints, report);
+        serve(name, service, ports.services, &living, &index, &mut endpoints, report);
     }
     let mut udp_ports: Vec<BTreeSet<u16>> = vec![BTreeSet::new(); living.len()];
-    for port in named {
+    for port in ports.named {
         open(port, &living, &index, &mut udp_ports, report);
     }
-    let served = living.into_iter().zip(endpoints).zip(udp_ports);
+    let served = living.into_iter().zip(endpoints.lists).zip(udp_ports);
     let mut workloads: Vec<Workload> =
         served.map(|(((_, workload), endpoints), udp_ports)| Workload { endpoints, udp_ports, ..workload }).collect();
     workloads.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
@@ -187,7 +211,7 @@ fn serve(
     services: &BTreeMap<ServiceKey, Service>,
     living: &[(&Sourced<'_, Pod>, Workload)],
     index: &PodLabelIndex<'_>,
-    endpoints: &mut [Vec<EndpointPort>],
+    endpoints: &mut EndpointLists,
     report: &mut DiagnosticCollector,
 ) {
     let metadata = &said.object.metadata;
@@ -204,8 +228,8 @@ fn serve(
         let mut served = 0;
         for &at in &selected {
             let target = living.get(at).and_then(|(pod, _)| target_port(written, pod.object, Transport::Tcp));
-            if let (Some(target_port), Some(list)) = (target, endpoints.get_mut(at)) {
-                list.push(EndpointPort { service: key.clone(), port: port.port, target_port });
+            if let Some(target_port) = target {
+                endpoints.push(at, EndpointPort { service: key.clone(), port: port.port, target_port });
                 served += 1;
             }
         }

@@ -24,6 +24,8 @@ pub const CONFIGURATION_BYTES_MAX: u64 = 4 << 30;
 pub const COMPILED_BYTES_MAX: u64 = 8 << 30;
 /// Maximum number of the resources that the compiler makes of all tenants' objects.
 pub const COMPILED_RESOURCES_MAX: u64 = 5_000_000;
+/// Maximum bytes of the route tables of all tenants' services in a gateway that serves all of them.
+pub const ROUTE_TABLE_BYTES_MAX: u64 = 8 << 30;
 /// Maximum bytes that the streams of all data planes are charged for names that the controller does not have itself.
 const SUBSCRIPTION_BYTES_MAX: u64 = 1 << 30;
 /// Divisor for the part of a limit that only the provider may take: a tenth.
@@ -42,6 +44,8 @@ pub struct SharedCapacities {
     pub compiled_bytes: u64,
     /// Number of these resources.
     pub compiled_resources: u64,
+    /// Bytes of the route tables that gateways build of the resources.
+    pub route_table_bytes: u64,
     /// Connections on which a request had a valid token.
     pub connections: u64,
     /// Connections that have not sent a valid token.
@@ -63,6 +67,7 @@ pub struct TenantLimits {
     pub configuration: TenantAmounts,
     pub compiled: TenantAmounts,
     pub compiled_resources: TenantAmounts,
+    pub route_tables: TenantAmounts,
     pub connections: TenantLimit,
     pub unauthenticated: TenantLimit,
     pub certificates: TenantLimit,
@@ -85,6 +90,7 @@ impl TenantLimits {
             configuration: TenantAmounts::new(limit(ShareKind::ConfigurationBytes, capacities.configuration_bytes)),
             compiled: TenantAmounts::new(limit(ShareKind::CompiledBytes, capacities.compiled_bytes)),
             compiled_resources: TenantAmounts::new(limit(ShareKind::CompiledResources, capacities.compiled_resources)),
+            route_tables: TenantAmounts::new(limit(ShareKind::RouteTableBytes, capacities.route_table_bytes)),
             connections: limit(ShareKind::ControllerConnections, capacities.connections),
             unauthenticated: limit(ShareKind::ControllerUnauthenticated, capacities.unauthenticated),
             certificates: limit(ShareKind::Certificates, capacities.certificates),
@@ -98,13 +104,14 @@ impl TenantLimits {
         this
     }
 
-    fn all(&self) -> [&TenantLimit; 11] {
+    fn all(&self) -> [&TenantLimit; 12] {
         [
             &self.queued_changes,
             &self.queued_change_bytes,
             &self.configuration.limit,
             &self.compiled.limit,
             &self.compiled_resources.limit,
+            &self.route_tables.limit,
             &self.connections,
             &self.unauthenticated,
             &self.certificates,
@@ -252,9 +259,19 @@ impl TenantAmounts {
         if amount <= self.limit.max(&holder) || amount <= held {
             return Ok(());
         }
+        Err(self.refuse(tenant, amount))
+    }
+
+    /// Counts a refusal of an amount that exceeds the share, and returns its diagnostic. Nothing is taken.
+    pub fn refuse(&self, tenant: &TenantName, amount: u64) -> Box<Diagnostic> {
         // The limit refuses the difference, because it exceeds the share, and counts that.
-        drop(self.limit.take(&holder, amount - held));
-        Err(self.excess(tenant, amount))
+        drop(self.limit.take(&ShareHolder::Tenant(tenant.clone()), amount.saturating_sub(self.get(tenant))));
+        self.excess(tenant, amount)
+    }
+
+    /// Returns the largest amount that [`TenantAmounts::check`] accepts for the tenant now.
+    pub fn allowance(&self, tenant: &TenantName) -> u64 {
+        self.limit.max(&ShareHolder::Tenant(tenant.clone())).max(self.get(tenant))
     }
 
     /// Returns the diagnostic for an amount that exceeds the tenant's share.
@@ -262,16 +279,22 @@ impl TenantAmounts {
         let kind = self.limit.kind();
         let max = self.limit.max(&ShareHolder::Tenant(tenant.clone()));
         let what = match kind {
-            ShareKind::CompiledBytes | ShareKind::CompiledResources => "what the compiler makes of the objects",
-            _ => "the objects together",
+            // Compiling stops at the share, so the whole amount is not known.
+            ShareKind::CompiledBytes | ShareKind::CompiledResources => "what the compiler makes of the objects would have at least",
+            ShareKind::RouteTableBytes => "the route tables that each gateway builds of the objects would take at least",
+            _ => "the objects together would have",
+        };
+        let shorten = match kind {
+            ShareKind::RouteTableBytes => "delete or shorten rules, above all those with regular expressions and many hosts",
+            _ => "delete or shorten objects",
         };
         Box::new(Diagnostic {
             severity: Severity::Error,
             origin: None,
             object: None,
             field: String::new(),
-            problem: format!("tenant {tenant}: {what} would have {amount} {}, and its share of {} is {max}", kind.unit(), kind.key()),
-            fix: format!("delete or shorten objects, or have the provider set spec.shares.{} of the Tenant", kind.key()),
+            problem: format!("tenant {tenant}: {what} {amount} {}, and its share of {} is {max}", kind.unit(), kind.key()),
+            fix: format!("{shorten}, or have the provider set spec.shares.{} of the Tenant", kind.key()),
         })
     }
 }

@@ -15,29 +15,43 @@ use canal_wire::southbound::{decode, encode};
 /// Maximum length of the reason that a broken resource carries, in characters. Data planes accept more bytes than that.
 const REASON_MAX: usize = 200;
 
-/// Checks that a data plane would read the resource as it was compiled.
+/// The resources that may be published.
+pub struct EnforcedResources {
+    pub resources: Vec<Resource>,
+    /// Bytes of the resources as data planes receive them.
+    pub bytes: u64,
+}
+
+/// Checks that a data plane would read the resource as it was compiled, and returns the bytes that it receives.
 ///
 /// # Errors
 /// The reason for which a data plane would refuse the resource or misread it.
-fn check(resource: &Resource) -> Result<(), String> {
-    match decode(resource.kind(), &resource.name(), &encode(resource)) {
-        Ok(read) if resource.reads_as(&read) => Ok(()),
+fn check(resource: &Resource) -> Result<u64, String> {
+    let encoded = encode(resource);
+    match decode(resource.kind(), &resource.name(), &encoded) {
+        Ok(read) if resource.reads_as(&read) => Ok(encoded.len() as u64),
         Ok(_) => Err("data planes would read it as something else".into()),
         Err(why) => Err(why.to_string()),
     }
 }
 
 /// Replaces each resource that data planes would refuse by one that denies, where there is such a resource, and leaves out the others. Each
-/// of them gets an error.
-pub fn enforce(resources: Vec<Resource>, diagnostics: &mut Vec<Diagnostic>) -> Vec<Resource> {
-    let mut out = Vec::with_capacity(resources.len());
+/// of them gets an error. It stops at the first resource with which they have more than `bytes_max` bytes; the result then has that number.
+pub fn enforce(resources: Vec<Resource>, bytes_max: u64, diagnostics: &mut Vec<Diagnostic>) -> EnforcedResources {
+    let mut out = EnforcedResources { resources: Vec::with_capacity(resources.len()), bytes: 0 };
     for resource in resources {
-        match check(&resource) {
-            Ok(()) => out.push(resource),
+        let kept = match check(&resource) {
+            Ok(bytes) => Some((resource, bytes)),
             Err(why) => {
                 diagnostics.push(diagnostic(&resource, &why));
-                out.extend(broken(&resource, &why).into_iter().find(|candidate| check(candidate).is_ok()));
+                broken(&resource, &why).into_iter().find_map(|candidate| check(&candidate).ok().map(|bytes| (candidate, bytes)))
             }
+        };
+        let Some((resource, bytes)) = kept else { continue };
+        out.resources.push(resource);
+        out.bytes += bytes;
+        if out.bytes > bytes_max {
+            break;
         }
     }
     out
@@ -139,16 +153,27 @@ mod tests {
     fn policy_that_data_planes_refuse_denies_and_is_an_error() {
         let fine = policy(VALUES_MAX - 1, PolicyTarget::Tenant);
         let mut found = Vec::new();
-        assert_eq!((enforce(vec![fine.clone()], &mut found), found.len()), (vec![fine], 0));
+        assert_eq!((enforce(vec![fine.clone()], u64::MAX, &mut found).resources, found.len()), (vec![fine], 0));
         let other: canal_model::ids::ServiceKey = "beta/shop/a".parse().unwrap();
         let namespace = PolicyTarget::Namespace("shop".parse().unwrap());
         for (target, denied) in [(PolicyTarget::Tenant, PolicyTarget::Tenant), (PolicyTarget::Service(other), namespace)] {
-            let out = enforce(vec![policy(VALUES_MAX, target)], &mut found);
+            let out = enforce(vec![policy(VALUES_MAX, target)], u64::MAX, &mut found).resources;
             let [Resource::Authorization(a)] = &out[..] else { panic!("{out:?}") };
             assert!(a.broken.is_some() && a.action == AuthorizationAction::Deny && !a.dry_run && a.target == denied, "{a:?}");
             assert!(check(&out[0]).is_ok());
         }
         let errors = found.iter().filter(|d| d.severity == Severity::Error).count();
         assert_eq!((errors, found[0].object.as_ref().unwrap().to_string()), (2, "AuthorizationPolicy shop/p".to_string()));
+    }
+
+    /// N3: nothing is encoded and decoded that the tenant may not have anyway.
+    #[test]
+    fn resources_beyond_the_bytes_are_not_looked_at() {
+        let all: Vec<Resource> = (1..=50).map(|values| policy(values, PolicyTarget::Tenant)).collect();
+        let whole = enforce(all.clone(), u64::MAX, &mut Vec::new());
+        assert_eq!(whole.resources.len(), all.len());
+        let half = enforce(all.clone(), whole.bytes / 2, &mut Vec::new());
+        assert!(half.bytes > whole.bytes / 2 && half.bytes < whole.bytes && half.resources.len() < all.len(), "{}", half.bytes);
+        assert_eq!(enforce(all, whole.bytes, &mut Vec::new()).resources.len(), 50);
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use canal_access::principals::PrincipalsError;
 use canal_access::shares::{
-    COMPILED_BYTES_MAX, COMPILED_RESOURCES_MAX, CONFIGURATION_BYTES_MAX, QUEUED_CHANGE_BYTES_MAX, QUEUED_CHANGES_MAX,
+    COMPILED_BYTES_MAX, COMPILED_RESOURCES_MAX, CONFIGURATION_BYTES_MAX, QUEUED_CHANGE_BYTES_MAX, QUEUED_CHANGES_MAX, ROUTE_TABLE_BYTES_MAX,
 };
 use canal_access::{CONNECTIONS_MAX, FILES_RESERVED, HANDSHAKE_TIMEOUT, ListenError, SharedCapacities, UNAUTHENTICATED_MAX};
 use canal_ca::ControllerCaError;
@@ -86,6 +86,8 @@ pub struct ControllerLimits {
     pub compiled_bytes: u64,
     /// Maximum number of compiled resources; the default is [`crate::COMPILED_RESOURCES_MAX`].
     pub compiled_resources: u64,
+    /// Maximum bytes of all tenants' route tables in a gateway; the default is [`crate::ROUTE_TABLE_BYTES_MAX`].
+    pub route_table_bytes: u64,
     /// Number of changes that are compiled at once, each of another tenant, and of dry runs.
     pub compile_workers: usize,
     /// Shares of tenants for which the provider configured none.
@@ -120,6 +122,7 @@ impl Default for ControllerLimits {
             configuration_bytes: CONFIGURATION_BYTES_MAX,
             compiled_bytes: COMPILED_BYTES_MAX,
             compiled_resources: COMPILED_RESOURCES_MAX,
+            route_table_bytes: ROUTE_TABLE_BYTES_MAX,
             // At least two, so that one tenant's change never delays those of all others.
             compile_workers: std::thread::available_parallelism().map_or(2, |n| n.get().max(2)),
             shares: Shares::default(),
@@ -139,6 +142,7 @@ impl ControllerLimits {
             configuration_bytes: self.configuration_bytes,
             compiled_bytes: self.compiled_bytes,
             compiled_resources: self.compiled_resources,
+            route_table_bytes: self.route_table_bytes,
             connections: self.connections as u64,
             unauthenticated: self.unauthenticated as u64,
             certificates: self.issued as u64,

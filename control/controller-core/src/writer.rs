@@ -11,6 +11,7 @@ use canal_access::shares::TenantAmounts;
 use canal_access::{TenantLimits, now_seconds};
 use canal_catalog::{Catalog, CompiledTenant, PolicyOrigin, TenantCatalog, TenantPlacement, is_of_hub, is_planned};
 use canal_compiler::claims::TenantClaims;
+use canal_compiler::resource_budget::CompiledSize;
 use canal_controller_metrics::{self as metrics, ControllerMetrics};
 use canal_fleet::{TierState, TierUpdate};
 use canal_model::identity::{components, gateway_identity};
@@ -21,8 +22,8 @@ use canal_model::share::Shares;
 use canal_model::trust::{Entitlement, KeyLocation, KeyRequester};
 use canal_policy_sources::applied::AppliedObjects;
 use canal_policy_sources::{
-    Basis, Commit, Committed, CompiledSize, Objection, PolicySource, Prepared, Preparer, SourceState, SourceUpdate, TenantSources,
-    ValidatedTenant, WithheldReason, WriteEdits, clashes,
+    Basis, Commit, Committed, Objection, PolicySource, Prepared, Preparer, SourceState, SourceUpdate, TenantSources, ValidatedTenant,
+    WithheldReason, WriteEdits, clashes,
 };
 use canal_sources::parse;
 use canal_store::{DomainName, Store, StoreError};
@@ -359,7 +360,7 @@ impl CatalogWriter {
         self.order.retain(|n| n != name);
         self.withheld.remove(name);
         self.services.remove(name);
-        self.give_back(name, [0; 3]);
+        self.give_back(name, [0; 4]);
         if self.catalog.tenants.remove(name).is_some() {
             self.publish_now(generation);
             tracing::info!(tenant = %name, %generation, "the tenant is gone");
@@ -433,11 +434,12 @@ impl CatalogWriter {
             return Ok(());
         }
         let before = self.taken_by(&after.name);
-        let [configuration, compiled, resources] = self.tenant_amounts();
+        let [configuration, compiled, resources, route_tables] = self.tenant_amounts();
         let takes = [
             (WithheldReason::ConfigurationBytes, configuration, after.bytes()),
             (WithheldReason::CompiledBytes, compiled, size.bytes),
             (WithheldReason::CompiledResources, resources, size.resources),
+            (WithheldReason::RouteTableBytes, route_tables, size.route_table_bytes),
         ];
         for (reason, limit, amount) in takes {
             if let Err(excess) = limit.set(&after.name, amount) {
@@ -449,17 +451,17 @@ impl CatalogWriter {
     }
 
     /// Returns the limits of which each tenant's state takes an amount.
-    fn tenant_amounts(&self) -> [&TenantAmounts; 3] {
-        [&self.limits.configuration, &self.limits.compiled, &self.limits.compiled_resources]
+    fn tenant_amounts(&self) -> [&TenantAmounts; 4] {
+        [&self.limits.configuration, &self.limits.compiled, &self.limits.compiled_resources, &self.limits.route_tables]
     }
 
     /// Returns what the tenant's state has taken of each of these limits.
-    fn taken_by(&self, tenant: &TenantName) -> [u64; 3] {
+    fn taken_by(&self, tenant: &TenantName) -> [u64; 4] {
         self.tenant_amounts().map(|limit| limit.get(tenant))
     }
 
     /// Sets the tenant's amounts back to what they were: what grew shrinks, and what a delete had freed was this tenant's a moment ago.
-    fn give_back(&self, tenant: &TenantName, before: [u64; 3]) {
+    fn give_back(&self, tenant: &TenantName, before: [u64; 4]) {
         for (limit, amount) in self.tenant_amounts().into_iter().zip(before) {
             let _ = limit.set(tenant, amount);
         }
@@ -524,6 +526,7 @@ impl CatalogWriter {
             self.withheld.remove(name);
             return compiled;
         }
+        let is_excess = objections.iter().any(|objection| objection.reason.is_excess());
         if self.withheld.insert(name.clone()) {
             let reasons: BTreeSet<WithheldReason> = objections.iter().map(|objection| objection.reason).collect();
             for reason in reasons {
@@ -535,6 +538,8 @@ impl CatalogWriter {
         }
         compiled.diagnostics.extend(objections.into_iter().map(|objection| objection.finding));
         let before = self.catalog.tenants.get(name);
+        // After a start nothing is known of what was in force, so data planes must keep it: a share that was reduced takes nothing from them.
+        compiled.complete &= before.is_some() || !is_excess;
         // `publish_all` adds the planner's and the controller's own resources.
         let own_resources = |b: &Arc<TenantCatalog>| {
             b.entries.values().map(|e| e.resource.clone()).filter(|r| !is_planned(r.kind()) && !is_of_hub(r)).collect()
@@ -705,9 +710,12 @@ mod tests {
         let mut prepared = fixture.prepare("epsilon");
         prepared.validated.as_mut().unwrap().size.resources = u64::MAX;
         fixture.writer.commit(prepared).unwrap();
-        assert_eq!(fixture.writer.taken_by(&"epsilon".parse().unwrap()), [0; 3], "what it had taken before was given back");
+        let mut prepared = fixture.prepare("zeta");
+        prepared.validated.as_mut().unwrap().size.route_table_bytes = u64::MAX;
+        fixture.writer.commit(prepared).unwrap();
+        assert_eq!(fixture.writer.taken_by(&"epsilon".parse().unwrap()), [0; 4], "what it had taken before was given back");
         let text = fixture.preparer.metrics.render(&GaugeValues::default());
-        for (reason, count) in [("clash", 1), ("compiled_bytes", 2), ("compiled_resources", 1), ("panic", 1)] {
+        for (reason, count) in [("clash", 1), ("compiled_bytes", 2), ("compiled_resources", 1), ("panic", 1), ("route_table_bytes", 1)] {
             let line = format!("canal_controller_changes_withheld_total{{reason=\"{reason}\"}} {count}\n");
             assert!(text.contains(&line), "{line} in\n{text}");
         }

@@ -9,6 +9,7 @@ use crate::fixture::{ControllerFixture, ManualSubscriber, errors, patience, serv
 use canal_controller_core::ControllerLimits;
 use canal_model::program::ResourceKind;
 use canal_model::share::{Share, ShareKind};
+use canal_policy_sources::CHANGES_BYTES_MAX;
 use canal_timing::timed;
 use tonic::Code;
 
@@ -175,6 +176,125 @@ async fn compiled_resources_are_bounded_too() {
     let max = "canal_share_max{limit=\"compiled_resources\",tenant=\"alpha\"}";
     until("the share of the Tenant object", async || fixture.metric(max).await >= 500.0).await;
     ann.must_apply("alpha", &[&rules(120)]).await;
+}
+
+/// Services with routes of this many rules, each with a regular expression of 3,000 states.
+fn patterns(services: usize, rules: usize) -> String {
+    let mut text = String::new();
+    for n in 0..services {
+        let rule = |at| {
+            let path = format!("{{type: RegularExpression, value: '[ab]{{3000}}{at}'}}");
+            format!("{{matches: [{{path: {path}}}], backendRefs: [{{name: x{n}, port: 80}}]}}")
+        };
+        let rules = (0..rules).map(rule).collect::<Vec<_>>().join(", ");
+        let (a, b) = (n / 250, n % 250 + 1);
+        let spec = format!("clusterIP: 10.91.{a}.{b}, selector: {{app: x}}, ports: [{{name: http, port: 80}}]");
+        write!(
+            text,
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: x{n}, namespace: shop}}\nspec: {{{spec}}}\n---\napiVersion: \
+             gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: x{n}, namespace: shop}}\nspec: {{parentRefs: [{{group: \"\", \
+             kind: Service, name: x{n}}}], rules: [{rules}]}}\n"
+        )
+        .unwrap();
+    }
+    text
+}
+
+/// N2: regular expressions count what their automata take in each gateway, over all services of the tenant.
+#[tokio::test]
+async fn route_tables_are_bounded_over_all_services() {
+    let fixture = ControllerFixture::with(ControllerLimits::default(), two_tenants).await;
+    let (mut ann, mut root) = (fixture.admin("ann").await, fixture.admin("root").await);
+    let used = "canal_share_used{limit=\"route_table_bytes\",tenant=\"alpha\"}";
+    let refused = ann.apply("alpha", &[&patterns(450, 22)]).await.unwrap();
+    let said = errors(&refused.diagnostics).join("; ");
+    let share = ShareKind::RouteTableBytes.default_share().of(u64::MAX);
+    assert!(!refused.accepted && said.contains(&format!("its share of routeTableBytes is {share}")), "{said}");
+    let counted: u64 = said.split("at least ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok()).expect("a number of bytes");
+    assert!((share..2 * share).contains(&counted), "the compiler stopped there: {said}");
+    assert_eq!(ann.names("alpha", "service").await.len(), 0, "nothing was changed");
+    let diff = ann.diff("alpha", &[&patterns(450, 22)]).await.unwrap();
+    assert!(errors(&diff.diagnostics).join("; ").contains("routeTableBytes"), "{:?}", errors(&diff.diagnostics));
+    let refusals = fixture.metric("canal_share_refused_total{limit=\"route_table_bytes\",tenant=\"alpha\"}").await;
+    assert_eq!(refusals, 2.0);
+    ann.must_apply("alpha", &[&patterns(2, 22)]).await;
+    // 44 automata of 72 KB and more, several times each.
+    assert!(fixture.metric(used).await > 44.0 * 8.0 * 72_000.0);
+    // Files that exceed the share are withheld, with the reason.
+    fixture.write("alpha/many.yaml", &patterns(450, 22).replace("name: x", "name: y"));
+    until("a finding", async || errors(&ann.status().await.diagnostics).iter().any(|e| e.contains("routeTableBytes"))).await;
+    assert_eq!(fixture.metric("canal_controller_changes_withheld_total{reason=\"route_table_bytes\"}").await, 1.0);
+    root.delete_all("alpha").await.unwrap();
+    std::fs::remove_file(fixture.path("alpha/many.yaml")).unwrap();
+    std::fs::remove_file(fixture.path("alpha/t.yaml")).unwrap();
+    let taken = |shares: Vec<canal_wire::api::ShareUse>| shares.into_iter().filter(|s| s.tenant == "alpha").map(|s| s.used).sum::<u64>();
+    until("the end of everything that alpha took", async || taken(root.status().await.shares) == 0).await;
+    // The folder of a tenant goes once it is empty.
+    std::fs::remove_dir(fixture.path("alpha")).unwrap();
+    until("the end of alpha", async || root.status().await.tenants.iter().all(|tenant| tenant.tenant != "alpha")).await;
+    assert_eq!(taken(root.status().await.shares), 0);
+}
+
+/// A share that was reduced takes nothing from data planes: after a start they keep what they hold, until the tenant fits again.
+#[tokio::test]
+async fn a_reduced_share_leaves_data_planes_what_they_hold() {
+    let mut fixture = ControllerFixture::with(ControllerLimits::default(), two_tenants).await;
+    let mut ann = fixture.admin("ann").await;
+    ann.must_apply("alpha", &[&patterns(2, 2)]).await;
+    let mut n1 = fixture.subscribe("n1").await;
+    n1.settle().await;
+    let held = n1.held.clone();
+    drop((n1, ann));
+    fixture.stop().await;
+    fixture.config.limits.shares.set(ShareKind::RouteTableBytes, Share::Amount(100_000));
+    fixture.start().await;
+    let mut n1 = ManualSubscriber::open(fixture.channel().await, "n1", held.clone()).await;
+    n1.settle().await;
+    assert_eq!(n1.names(), held.keys().map(|(k, n)| format!("{k:?} {n}")).collect::<Vec<_>>());
+    let mut ann = fixture.admin("ann").await;
+    assert!(errors(&ann.status().await.diagnostics).iter().any(|e| e.contains("routeTableBytes is 100000")));
+    let done = ann.delete("alpha", &[("HTTPRoute", "shop", "x0"), ("HTTPRoute", "shop", "x1"), ("Service", "shop", "x1")], false).await;
+    assert!(done.unwrap().accepted);
+    n1.until("the end of one service", |h| !h.keys().any(|(_, n)| n.as_str() == "alpha/shop/x1")).await;
+}
+
+/// Services with an annotation of this size each.
+fn padded(services: std::ops::Range<usize>, bytes: usize) -> String {
+    let mut text = String::new();
+    for n in services {
+        let metadata = format!("{{name: x{n}, namespace: shop, annotations: {{note: {}}}}}", "x".repeat(bytes));
+        let spec = format!("{{clusterIP: 10.91.0.{}, selector: {{app: x}}, ports: [{{name: http, port: 80}}]}}", n + 1);
+        write!(text, "---\napiVersion: v1\nkind: Service\nmetadata: {metadata}\nspec: {spec}\n").unwrap();
+    }
+    text
+}
+
+/// N3: the answer to a Diff was as large as the objects.
+#[tokio::test]
+async fn the_answer_to_a_diff_is_bounded_and_counts_what_it_leaves_out() {
+    let fixture = ControllerFixture::with(ControllerLimits::default(), two_tenants).await;
+    let mut ann = fixture.admin("ann").await;
+    let diff = ann.diff("alpha", &[&padded(0..12, 500_000)]).await.unwrap();
+    assert_eq!(errors(&diff.diagnostics), [""; 0]);
+    let bytes: usize = diff.changes.iter().map(|change| change.diff.len()).sum();
+    assert!(diff.changes.len() >= 4 && bytes > 2_000_000 && bytes <= CHANGES_BYTES_MAX, "{bytes} bytes");
+    assert_eq!(diff.changes.len() as u64 + diff.changes_left_out, 12);
+    let applied = ann.apply("alpha", &[&padded(0..12, 500_000)]).await.unwrap();
+    assert!(applied.accepted && applied.changes.len() == 12 && applied.changes_left_out == 0, "an Apply lists names");
+}
+
+/// N3: a request with more than the tenant may have is not read to its end.
+#[tokio::test]
+async fn objects_beyond_the_share_are_not_read() {
+    let mut limits = ControllerLimits::default();
+    limits.shares.set(ShareKind::ConfigurationBytes, Share::Amount(100_000));
+    let fixture = ControllerFixture::with(limits, two_tenants).await;
+    let mut ann = fixture.admin("ann").await;
+    let files = [padded(0..3, 50_000), "broken: [".to_owned()];
+    let found = errors(&ann.diff("alpha", &files.each_ref().map(String::as_str)).await.unwrap().diagnostics);
+    assert!(found.len() == 1 && found[0].contains("its share of configurationBytes is 100000"), "{found:?}");
+    let applied = ann.apply("alpha", &files.each_ref().map(String::as_str)).await.unwrap();
+    assert!(!applied.accepted && errors(&applied.diagnostics).len() == 1, "{:?}", errors(&applied.diagnostics));
 }
 
 #[tokio::test]

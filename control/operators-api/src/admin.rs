@@ -24,7 +24,7 @@ use tonic::{Code, Request, Response, Status};
 use crate::observe::{self, ObservationContext, ObservationStream};
 use crate::operator::{OperatorCall, OperatorScope};
 use crate::share_status;
-use crate::views::{diagnostic, object, tenant_status, without_text};
+use crate::views::{diagnostic, object, tenant_status};
 
 /// Maximum number of files in one Apply or Diff request.
 pub const FILES_MAX: usize = 4096;
@@ -53,7 +53,8 @@ impl Admin for AdminService {
             accepted: outcome.accepted,
             generation: outcome.generation.0,
             // A refused request has changed nothing.
-            changes: if outcome.accepted { without_text(outcome.changes) } else { Vec::new() },
+            changes_left_out: if outcome.accepted { outcome.changes_left_out } else { 0 },
+            changes: if outcome.accepted { outcome.changes } else { Vec::new() },
             diagnostics: outcome.diagnostics.iter().map(diagnostic).collect(),
         }))
     }
@@ -62,8 +63,12 @@ impl Admin for AdminService {
         let mut call = self.operator("diff", &request)?;
         let api::ApplyRequest { tenant, files, .. } = request.into_inner();
         // A diff is the dry run of an apply.
-        let outcome = self.write(&mut call, &tenant, WriteRequest::Apply(files), true).await?;
-        Ok(Response::new(api::DiffResponse { changes: outcome.changes, diagnostics: outcome.diagnostics.iter().map(diagnostic).collect() }))
+        let outcome = self.write(&mut call, &tenant, WriteRequest::Diff(files), true).await?;
+        Ok(Response::new(api::DiffResponse {
+            changes: outcome.changes,
+            diagnostics: outcome.diagnostics.iter().map(diagnostic).collect(),
+            changes_left_out: outcome.changes_left_out,
+        }))
     }
 
     async fn delete(&self, request: Request<api::DeleteRequest>) -> Result<Response<api::DeleteResponse>, Status> {
@@ -78,7 +83,8 @@ impl Admin for AdminService {
         Ok(Response::new(api::DeleteResponse {
             accepted: outcome.accepted,
             generation: outcome.generation.0,
-            changes: if outcome.accepted { without_text(outcome.changes) } else { Vec::new() },
+            changes_left_out: if outcome.accepted { outcome.changes_left_out } else { 0 },
+            changes: if outcome.accepted { outcome.changes } else { Vec::new() },
             diagnostics: outcome.diagnostics.iter().map(diagnostic).collect(),
         }))
     }
@@ -379,7 +385,7 @@ impl AdminService {
     /// Submits a write request to the change queue, and converts its outcome to a gRPC status.
     async fn write(&self, call: &mut OperatorCall, tenant: &str, request: WriteRequest, dry_run: bool) -> Result<ApplyOutcome, Status> {
         let tenant = call.tenant_of(tenant)?;
-        if let WriteRequest::Apply(files) = &request
+        if let WriteRequest::Apply(files) | WriteRequest::Diff(files) = &request
             && files.len() > FILES_MAX
         {
             self.metrics.refuse("files");

@@ -7,11 +7,6 @@ use canal_model::ids::TenantName;
 use canal_model::program::{OutboundTrafficPolicy, Resource, ResourceKind};
 use canal_wire::api;
 
-/// Returns the changes without their texts.
-pub(crate) fn without_text(changes: Vec<api::Change>) -> Vec<api::Change> {
-    changes.into_iter().map(|c| api::Change { diff: String::new(), ..c }).collect()
-}
-
 /// Returns an object as written, with where it comes from and what was found in it.
 pub(crate) fn object(l: &CatalogObject, view: &TenantCatalog) -> api::Object {
     let key = l.document.object.key();

@@ -14,6 +14,7 @@ use canal_store::StoreError;
 use canal_wire::api;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::answer::within_answer;
 use crate::plan_apply::{ApplyPlan, WriteRequest};
 use crate::prepare::{Basis, Commit, Committed, Prepared, PreparedWrite, Preparer, SourceChange};
 use crate::source::{SourceState, SourceUpdate};
@@ -42,6 +43,8 @@ pub struct ApplyOutcome {
     pub accepted: bool,
     pub generation: Generation,
     pub changes: Vec<api::Change>,
+    /// Number of changes after these for which an answer has no room.
+    pub changes_left_out: u64,
     pub diagnostics: Vec<Diagnostic>,
 }
 
@@ -115,11 +118,12 @@ impl PendingChanges {
     /// Prepares and commits a write request, again if its basis became outdated.
     async fn work(&self, write: QueuedWrite, _held: (Turn, [TenantPermit; 2])) -> Result<ApplyOutcome, WriteError> {
         let QueuedWrite { tenant, request, is_provider, dry_run, .. } = write;
+        let request = Arc::new(request);
         for _ in 0..ATTEMPTS_MAX {
             let (preparer, basis) = (self.preparer.clone(), self.basis.borrow().clone());
             let (name, attempt) = (tenant.clone(), request.clone());
             let work = move || {
-                let prepared = preparer.write(&basis, &name, attempt, is_provider, dry_run);
+                let prepared = preparer.write(&basis, &name, &attempt, is_provider, dry_run);
                 prepared.map(|prepared| (prepared, basis.catalog.generation))
             };
             let (PreparedWrite { mut plan, commit }, seen) =
@@ -238,7 +242,8 @@ fn put(waiting: &mut VecDeque<SourceState>, state: SourceState) -> bool {
 
 fn outcome(plan: ApplyPlan, generation: Generation) -> ApplyOutcome {
     let accepted = !plan.is_refused();
-    ApplyOutcome { accepted, generation, changes: plan.changes, diagnostics: plan.diagnostics }
+    let (changes, changes_left_out) = plan.changes.into_parts();
+    ApplyOutcome { accepted, generation, changes, changes_left_out, diagnostics: within_answer(plan.diagnostics) }
 }
 
 #[cfg(test)]
@@ -267,6 +272,7 @@ mod tests {
             configuration_bytes: 1 << 20,
             compiled_bytes: 1 << 20,
             compiled_resources: 1 << 10,
+            route_table_bytes: 1 << 20,
             connections: 1,
             unauthenticated: 1,
             certificates: 1,
@@ -288,6 +294,21 @@ mod tests {
     fn refused(changes: &PendingChanges) -> [bool; 2] {
         let text = changes.preparer.metrics.render(&GaugeValues::default());
         REASONS.map(|reason| text.contains(&format!("canal_controller_refused_total{{reason=\"{reason}\"}} 1\n")))
+    }
+
+    #[test]
+    fn changes_beyond_the_share_are_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let (changes, _ready, _told) = changes(dir.path());
+        let holder = ShareHolder::Tenant("alpha".parse().unwrap());
+        let taken: Vec<_> = std::iter::from_fn(|| changes.permits(&holder, 1).ok()).take(256).collect();
+        assert!((10..100).contains(&taken.len()), "a tenth of the whole: {}", taken.len());
+        let refused = changes.permits(&holder, 1).expect_err("a refusal").to_string();
+        assert!(refused.contains("alpha has too many changes under way (queued_changes: share); fix: "), "{refused}");
+        let other = ShareHolder::Tenant("beta".parse().unwrap());
+        assert!(changes.permits(&other, 1).is_ok());
+        drop(taken);
+        assert!(changes.permits(&holder, 1).is_ok());
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod answer;
 pub mod applied;
 mod changes;
 pub mod files;
@@ -14,10 +15,9 @@ pub mod source;
 mod tenant_sources;
 mod turns;
 
+pub use answer::CHANGES_BYTES_MAX;
 pub use changes::{ApplyOutcome, PendingChanges, QueuedWrite, WriteError};
 pub use plan_apply::WriteRequest;
-pub use prepare::{
-    Basis, Commit, Committed, CompiledSize, Objection, Prepared, Preparer, ValidatedTenant, WithheldReason, WriteEdits, clashes,
-};
+pub use prepare::{Basis, Commit, Committed, Objection, Prepared, Preparer, ValidatedTenant, WithheldReason, WriteEdits, clashes};
 pub use source::{PolicySource, ReadContent, SourceHealth, SourceState, SourceUpdate};
 pub use tenant_sources::TenantSources;

@@ -9,8 +9,8 @@ use canal_model::policy::{Document, ObjectKey, ObjectKind};
 use canal_sources::parse;
 use canal_store::{OBJECT_BYTES_MAX, ObjectEdit};
 use canal_wire::api::{self, change::ChangeKind};
-use similar::TextDiff;
 
+use crate::answer::ChangeList;
 use crate::applied::AppliedObjects;
 use crate::source::PolicySource;
 use crate::tenant_sources::TenantSources;
@@ -19,6 +19,8 @@ use crate::tenant_sources::TenantSources;
 #[derive(Debug, Clone)]
 pub enum WriteRequest {
     Apply(Vec<api::File>),
+    /// The dry run of an Apply, for the texts of its changes.
+    Diff(Vec<api::File>),
     Delete {
         objects: Vec<api::ObjectRef>,
         ignore_missing: bool,
@@ -31,7 +33,7 @@ impl WriteRequest {
     /// Returns the bytes that the request occupies while it waits.
     pub fn bytes(&self) -> u64 {
         let bytes: usize = match self {
-            Self::Apply(files) => files.iter().map(|f| f.path.len() + f.yaml.len()).sum(),
+            Self::Apply(files) | Self::Diff(files) => files.iter().map(|f| f.path.len() + f.yaml.len()).sum(),
             Self::Delete { objects, .. } => objects.iter().map(|o| o.kind.len() + o.namespace.len() + o.name.len()).sum(),
             Self::DeleteAll => 0,
         };
@@ -45,30 +47,41 @@ pub(crate) struct ApplyPlan {
     /// Sources of the tenant after the change.
     pub(crate) after: TenantSources,
     pub(crate) edits: Vec<ObjectEdit>,
-    pub(crate) changes: Vec<api::Change>,
+    pub(crate) changes: ChangeList,
     pub(crate) diagnostics: Vec<Diagnostic>,
     /// Objects that the request names.
     pub(crate) named: BTreeSet<ObjectKey>,
+    /// Bytes of the objects that were read, if they are more than the tenant may have. The rest was not read then, and nothing is planned.
+    pub(crate) excess_bytes: Option<u64>,
+}
+
+/// What the operator may do.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WritePermission {
+    /// Allows objects that decide about isolation.
+    pub(crate) is_provider: bool,
+    /// Maximum bytes of the tenant's objects.
+    pub(crate) bytes_max: u64,
 }
 
 /// Plans a write request against the current sources of the tenant. `rows` are all of its rows in the store, for
-/// [`WriteRequest::DeleteAll`]. `is_provider` allows objects that decide about isolation.
+/// [`WriteRequest::DeleteAll`].
 pub(crate) fn decide(
     before: &TenantSources,
-    request: WriteRequest,
+    request: &WriteRequest,
     rows: Vec<canal_store::StoredObjectKey>,
-    is_provider: bool,
+    may: WritePermission,
     now: u64,
 ) -> ApplyPlan {
-    let mut plan =
-        ApplyPlan { after: before.clone(), edits: Vec::new(), changes: Vec::new(), diagnostics: Vec::new(), named: BTreeSet::new() };
+    let is_provider = may.is_provider;
+    let mut plan = ApplyPlan::nothing(before, matches!(request, WriteRequest::Diff(_)));
     match request {
-        WriteRequest::Apply(files) => {
+        WriteRequest::Apply(files) | WriteRequest::Diff(files) => {
             // Nothing can be added to a tenant whose stored objects were not loaded.
             plan.diagnostics.extend(before.applied().set_aside_reason().cloned());
-            plan.apply(before, &files, is_provider, now);
+            plan.apply(before, files, may, now);
         }
-        WriteRequest::Delete { objects, ignore_missing } => plan.delete(before, &objects, ignore_missing, is_provider),
+        WriteRequest::Delete { objects, ignore_missing } => plan.delete(before, objects, *ignore_missing, is_provider),
         WriteRequest::DeleteAll => plan.delete_all(rows, is_provider),
     }
     plan
@@ -77,12 +90,24 @@ pub(crate) fn decide(
 impl ApplyPlan {
     /// Returns a plan that changes nothing because of `fault`.
     pub(crate) fn refused(before: &TenantSources, fault: Diagnostic) -> Self {
-        Self { after: before.clone(), edits: Vec::new(), changes: Vec::new(), diagnostics: vec![fault], named: BTreeSet::new() }
+        Self { diagnostics: vec![fault], ..Self::nothing(before, false) }
     }
 
-    /// Plans an Apply: parses all files and collects all their errors.
-    fn apply(&mut self, before: &TenantSources, files: &[api::File], is_provider: bool, now: u64) {
+    fn nothing(before: &TenantSources, has_texts: bool) -> Self {
+        Self {
+            after: before.clone(),
+            edits: Vec::new(),
+            changes: ChangeList::new(has_texts),
+            diagnostics: Vec::new(),
+            named: BTreeSet::new(),
+            excess_bytes: None,
+        }
+    }
+
+    /// Plans an Apply: parses all files and collects all their errors, unless the objects turn out to be more than the tenant may have.
+    fn apply(&mut self, before: &TenantSources, files: &[api::File], may: WritePermission, now: u64) {
         let mut documents: BTreeMap<ObjectKey, Document> = BTreeMap::new();
+        let mut bytes = 0;
         for file in files {
             let parsed = parse(&file.path, &file.yaml);
             self.diagnostics.extend(parsed.diagnostics);
@@ -94,7 +119,13 @@ impl ApplyPlan {
                     self.refuse(Some(document.origin), Some(key), problem, "keep one of them");
                     continue;
                 }
+                bytes += document.text.len() as u64;
                 documents.insert(key, document);
+            }
+            // An object takes many times its text, so the rest of a request that will be refused is not read.
+            if bytes > may.bytes_max {
+                self.excess_bytes = Some(bytes);
+                return;
             }
         }
         if documents.is_empty() && self.diagnostics.is_empty() {
@@ -102,7 +133,7 @@ impl ApplyPlan {
         }
         for (key, document) in documents {
             self.named.insert(key.clone());
-            self.may_touch(before, &key, Some(&document.origin), is_provider);
+            self.may_touch(before, &key, Some(&document.origin), may.is_provider);
             if document.text.len() > OBJECT_BYTES_MAX {
                 let problem = format!("the object has {} bytes and may have {OBJECT_BYTES_MAX}", document.text.len());
                 self.refuse(Some(document.origin.clone()), Some(key.clone()), problem, "split it");
@@ -120,7 +151,7 @@ impl ApplyPlan {
             Some(_) => ChangeKind::Changed,
         };
         let old_text = old.map_or("", |old| &old.text);
-        self.changes.push(change(what, &key, old_text, &document.text));
+        self.changes.add(what, &key, old_text, &document.text);
         if what == ChangeKind::Unchanged {
             return;
         }
@@ -153,12 +184,12 @@ impl ApplyPlan {
             let unreadable = self.after.applied_mut().forget_unreadable(&row);
             match self.after.applied_mut().remove(&key) {
                 Some(old) => {
-                    self.changes.push(change(ChangeKind::Deleted, &key, &old.text, ""));
+                    self.changes.add(ChangeKind::Deleted, &key, &old.text, "");
                     self.edits.push(ObjectEdit::Delete { key: row });
                 }
                 // An object that this build cannot read can still be deleted.
                 None if unreadable => {
-                    self.changes.push(change(ChangeKind::Deleted, &key, "", ""));
+                    self.changes.add(ChangeKind::Deleted, &key, "", "");
                     self.edits.push(ObjectEdit::Delete { key: row });
                 }
                 // An object that comes from a file already has an error from `may_touch`.
@@ -242,13 +273,4 @@ fn read_key(object: &api::ObjectRef) -> Result<ObjectKey, String> {
     let namespace = if object.namespace.is_empty() { "default" } else { object.namespace.as_str() };
     let namespace = Namespace::new(namespace).map_err(|e| e.to_string())?;
     Ok(ObjectKey { kind, namespace, name: ObjectName::new(&object.name).map_err(|e| e.to_string())? })
-}
-
-fn change(what: ChangeKind, key: &ObjectKey, old: &str, new: &str) -> api::Change {
-    let diff = if what == ChangeKind::Unchanged {
-        String::new()
-    } else {
-        TextDiff::from_lines(old, new).unified_diff().header(&format!("{key} (now)"), &format!("{key} (then)")).to_string()
-    };
-    api::Change { what: what.into(), kind: key.kind.to_string(), namespace: key.namespace.to_string(), name: key.name.to_string(), diff }
 }

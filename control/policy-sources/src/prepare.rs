@@ -8,14 +8,14 @@ use std::time::Instant;
 use canal_access::{TenantLimits, now_seconds};
 use canal_catalog::{Catalog, CompiledTenant};
 use canal_compiler::claims::{TenantClaims, collisions};
+use canal_compiler::resource_budget::CompiledSize;
 use canal_controller_metrics::{self as metrics, ControllerMetrics};
 use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName};
 use canal_store::{ObjectEdit, Store, StoreError};
-use canal_wire::southbound;
 use tokio::sync::oneshot;
 
-use crate::plan_apply::{ApplyPlan, WriteRequest, decide};
+use crate::plan_apply::{ApplyPlan, WritePermission, WriteRequest, decide};
 use crate::source::SourceState;
 use crate::tenant_sources::TenantSources;
 
@@ -86,11 +86,21 @@ pub enum WithheldReason {
     CompiledBytes,
     /// Its compiled resources are more than the tenant's share.
     CompiledResources,
+    /// The route tables that gateways build of its resources have more bytes than the tenant's share.
+    RouteTableBytes,
     /// The controller failed on it, which is a fault of the controller.
     Panic,
 }
 
 impl WithheldReason {
+    /// Returns whether the state exceeds a share of the tenant, or a whole limit.
+    pub fn is_excess(self) -> bool {
+        match self {
+            Self::ConfigurationBytes | Self::CompiledBytes | Self::CompiledResources | Self::RouteTableBytes => true,
+            Self::Clash | Self::Panic => false,
+        }
+    }
+
     /// Returns the label `reason` of `canal_controller_changes_withheld_total`.
     pub fn label(self) -> &'static str {
         match self {
@@ -98,6 +108,7 @@ impl WithheldReason {
             Self::ConfigurationBytes => "configuration_bytes",
             Self::CompiledBytes => "compiled_bytes",
             Self::CompiledResources => "compiled_resources",
+            Self::RouteTableBytes => "route_table_bytes",
             Self::Panic => "panic",
         }
     }
@@ -117,18 +128,11 @@ impl Objection {
     }
 }
 
-/// What a tenant's compiled state takes of its shares.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct CompiledSize {
-    /// Bytes of the resources as data planes receive them.
-    pub bytes: u64,
-    pub resources: u64,
-}
-
 /// The compiled next state of a tenant.
 #[derive(Debug)]
 pub struct ValidatedTenant {
     pub compiled: CompiledTenant,
+    /// What the state takes of the tenant's shares.
     pub size: CompiledSize,
     /// Reasons why the state may not go live, independent of other tenants.
     pub objections: Vec<Objection>,
@@ -193,7 +197,7 @@ impl Preparer {
         &self,
         basis: &Basis,
         tenant: &TenantName,
-        request: WriteRequest,
+        request: &WriteRequest,
         is_provider: bool,
         dry_run: bool,
     ) -> Result<PreparedWrite, StoreError> {
@@ -203,9 +207,14 @@ impl Preparer {
         let before = basis.tenants.get(tenant).cloned();
         let sources = before.clone().unwrap_or_else(|| Arc::new(TenantSources::new(tenant.clone())));
         let rows = if is_in_steps { self.store.object_keys(tenant)? } else { Vec::new() };
+        let may = WritePermission { is_provider, bytes_max: self.limits.configuration.allowance(tenant) };
         let mut plan =
-            catch_panic(|| decide(&sources, request, rows, is_provider, now)).unwrap_or_else(|fault| ApplyPlan::refused(&sources, *fault));
-        if let Err(excess) = self.limits.configuration.check(tenant, plan.after.bytes()) {
+            catch_panic(|| decide(&sources, request, rows, may, now)).unwrap_or_else(|fault| ApplyPlan::refused(&sources, *fault));
+        let checked = match plan.excess_bytes {
+            Some(bytes) => Err(self.limits.configuration.refuse(tenant, bytes)),
+            None => self.limits.configuration.check(tenant, plan.after.bytes()),
+        };
+        if let Err(excess) = checked {
             // Sources that are too large to store are too large to compile.
             plan.diagnostics.push(*excess);
             return Ok(PreparedWrite { plan, commit: None });
@@ -265,13 +274,16 @@ impl Preparer {
         Prepared { name: after.name.clone(), before, after: Arc::new(after), validated, write: None }
     }
 
-    /// Compiles the sources, and checks the size of the result.
+    /// Compiles the sources, and checks the size of the result. The work stops at the tenant's shares.
     fn validate(&self, sources: &TenantSources, ids: &BTreeMap<ServiceKey, ServiceId>) -> ValidatedTenant {
         let begun = Instant::now();
-        let compiled = catch_panic(|| sources.compile(ids));
+        let TenantLimits { compiled: bytes, compiled_resources: resources, route_tables, .. } = self.limits.as_ref();
+        let [bytes_max, resources_max, tables_max] = [bytes, resources, route_tables].map(|limit| limit.allowance(&sources.name));
+        let max = CompiledSize { bytes: bytes_max, resources: resources_max, route_table_bytes: tables_max };
+        let compiled = catch_panic(|| sources.compile(ids, max));
         self.metrics.count(metrics::COMPILES, &[]);
         self.metrics.add(metrics::COMPILE_SECONDS, &[], begun.elapsed().as_secs_f64());
-        let compiled = match compiled {
+        let (mut compiled, size) = match compiled {
             Ok(compiled) => compiled,
             // The fault keeps the earlier state in force.
             Err(fault) => {
@@ -279,16 +291,19 @@ impl Preparer {
                 return ValidatedTenant { compiled: sources.uncompiled(), size: CompiledSize::default(), objections };
             }
         };
-        let size = CompiledSize {
-            bytes: compiled.resources.iter().map(|r| southbound::encode(r).len() as u64).sum(),
-            resources: compiled.resources.len() as u64,
-        };
         let checks = [
-            (WithheldReason::CompiledBytes, self.limits.compiled.check(&sources.name, size.bytes)),
-            (WithheldReason::CompiledResources, self.limits.compiled_resources.check(&sources.name, size.resources)),
+            (WithheldReason::CompiledBytes, bytes, size.bytes, max.bytes),
+            (WithheldReason::CompiledResources, resources, size.resources, max.resources),
+            (WithheldReason::RouteTableBytes, route_tables, size.route_table_bytes, max.route_table_bytes),
         ];
-        let excess = checks.into_iter().filter_map(|(reason, checked)| Some(Objection::new(reason, *checked.err()?)));
-        ValidatedTenant { compiled, size, objections: excess.collect() }
+        // A share that grew while the compiler worked does not help: the resources are not complete.
+        let exceeded = checks.into_iter().filter(|(_, _, amount, max)| amount > max);
+        let excess: Vec<_> =
+            exceeded.map(|(reason, limit, amount, _)| Objection::new(reason, *limit.refuse(&sources.name, amount))).collect();
+        if !excess.is_empty() {
+            compiled.resources = Vec::new();
+        }
+        ValidatedTenant { compiled, size, objections: excess }
     }
 }
 

@@ -4,9 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use canal_catalog::{CatalogObject, CompiledTenant, PolicyOrigin, wire_check};
+use canal_catalog::wire_check::{self, EnforcedResources};
+use canal_catalog::{CatalogObject, CompiledTenant, PolicyOrigin};
 use canal_compiler::claims::TenantClaims;
-use canal_compiler::{CompileInput, CompileOutput, compile, service_keys};
+use canal_compiler::resource_budget::CompiledSize;
+use canal_compiler::{CompileInput, CompileOutput, compile_within, service_keys};
 use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 use canal_model::policy::{Document, ObjectKey};
@@ -184,20 +186,26 @@ impl TenantSources {
         service_keys(&self.name, &documents)
     }
 
-    /// Compiles all sources of the tenant.
-    pub fn compile(&self, service_ids: &BTreeMap<ServiceKey, ServiceId>) -> CompiledTenant {
+    /// Compiles all sources of the tenant, and stops as soon as the resources exceed `max`. Also returns what the resources take; beyond
+    /// `max` it is what they took when the work stopped.
+    pub fn compile(&self, service_ids: &BTreeMap<ServiceKey, ServiceId>, max: CompiledSize) -> (CompiledTenant, CompiledSize) {
         let objects = self.objects();
         let documents: Vec<Arc<Document>> = objects.iter().map(|l| l.document.clone()).collect();
-        let output = compile(&CompileInput { tenant: &self.name, documents: &documents, service_ids, jwks: &self.jwks });
+        let input = CompileInput { tenant: &self.name, documents: &documents, service_ids, jwks: &self.jwks };
+        let output = compile_within(&input, max);
         let mut diagnostics: Vec<Diagnostic> = self.by_precedence().flat_map(|source| source.diagnostics()).collect();
         diagnostics.extend(self.shadowed());
         diagnostics.extend(output.diagnostics.iter().cloned().map(|d| placed(d, &documents)));
-        let CompileOutput { resources, claims, homes, federations, jwks, .. } = output;
+        let CompileOutput { resources, claims, homes, federations, jwks, mut size, is_stopped, .. } = output;
         // Key sets that no object uses any more are left out.
         diagnostics.extend(self.jwks_faults.iter().filter(|(uri, _)| jwks.contains(*uri)).map(|(uri, fault)| unfetched(uri, fault, self)));
         // Resources that data planes would refuse must not be published as they are.
-        let resources = wire_check::enforce(resources, &mut diagnostics);
-        CompiledTenant { resources, claims, home_azs: homes, federations, jwks, diagnostics, objects, complete: self.is_complete() }
+        let EnforcedResources { resources, bytes } = wire_check::enforce(resources, max.bytes, &mut diagnostics);
+        if !is_stopped {
+            size.bytes = bytes;
+        }
+        let complete = self.is_complete();
+        (CompiledTenant { resources, claims, home_azs: homes, federations, jwks, diagnostics, objects, complete }, size)
     }
 
     /// Returns the result for a failed compilation: the objects, and no resources.

@@ -15,8 +15,10 @@ pub struct RouterLimits {
     pub joined_regexes_bytes_max: usize,
     /// Limit of the regexes that may be refused for their size; further ones are refused unread, so that their number costs no time.
     pub regex_refusals_max: usize,
-    /// Limit of the cache that one worker builds while it runs one automaton.
-    pub regex_cache_bytes_max: usize,
+    /// Cache that one worker may build while it runs one automaton, beside [`RouterLimits::regex_cache_factor`].
+    pub regex_cache_bytes: usize,
+    /// Bytes of that cache for each byte of the automaton.
+    pub regex_cache_factor: usize,
 }
 
 impl RouterLimits {
@@ -28,7 +30,8 @@ impl RouterLimits {
         regexes_bytes_max: 4 * 1024 * 1024,
         joined_regexes_bytes_max: 8 * 1024 * 1024,
         regex_refusals_max: 64,
-        regex_cache_bytes_max: 512 * 1024,
+        regex_cache_bytes: 16 * 1024,
+        regex_cache_factor: 4,
     };
 }
 

@@ -24,6 +24,7 @@ pub(crate) struct AutomatonBudget<'l> {
 pub(crate) struct ValidatedPattern {
     whole: String,
     unicode: bool,
+    /// Memory of the automaton.
     bytes: usize,
 }
 
@@ -81,7 +82,8 @@ impl<'l> AutomatonBudget<'l> {
             .which_captures(WhichCaptures::None)
             // The patterns were measured against the same limit one by one; the joined automaton is a little larger.
             .nfa_size_limit(Some(self.limits.regexes_bytes_max * 2))
-            .hybrid_cache_capacity(self.limits.regex_cache_bytes_max);
+            // Each worker has a cache for each automaton that it runs. The compiler charges tenants for it (`compiler/src/route_weight.rs`).
+            .hybrid_cache_capacity(self.limits.regex_cache_bytes + self.limits.regex_cache_factor * bytes);
         Regex::builder().configure(config).build_many_from_hir(&hirs).ok()
     }
 }

@@ -6,3 +6,4 @@ mod generated;
 mod guarded;
 mod limits;
 mod shares;
+mod weights;

@@ -65,7 +65,7 @@ fn show(args: &ApplyArgs, answer: &ApplyResponse) -> VerbResult {
         true => {
             let suffix = if args.dry_run { " (dry run)" } else { "" };
             let each = answer.changes.iter().map(|c| format!("{} {}{suffix}", diagnostics::object(c), diagnostics::what(c)));
-            each.chain([format!("generation {}", answer.generation)]).collect()
+            each.chain(diagnostics::left_out(answer.changes_left_out)).chain([format!("generation {}", answer.generation)]).collect()
         }
     })
 }

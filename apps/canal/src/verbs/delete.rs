@@ -83,7 +83,10 @@ fn show(args: &DeleteArgs, answer: &DeleteResponse) -> VerbResult {
     diagnostics::lines(&answer.diagnostics).iter().for_each(|line| eprintln!("{line}"));
     output::print_view(args.output.format, WriteResultView::from(answer), || match answer.accepted {
         false => vec!["refused: nothing was removed".to_owned()],
-        true => answer.changes.iter().map(|c| format!("{} {}", diagnostics::object(c), diagnostics::what(c))).collect(),
+        true => {
+            let each = answer.changes.iter().map(|c| format!("{} {}", diagnostics::object(c), diagnostics::what(c)));
+            each.chain(diagnostics::left_out(answer.changes_left_out)).collect()
+        }
     })
 }
 

@@ -44,7 +44,7 @@ pub(crate) async fn run(args: DiffArgs) -> VerbResult {
     if diagnostics::any_error(&answer.diagnostics) {
         return Err(VerbError::already_printed(ExitStatus::Failed));
     }
-    let differs = answer.changes.iter().any(|c| c.what() != change::ChangeKind::Unchanged);
+    let differs = answer.changes_left_out > 0 || answer.changes.iter().any(|c| c.what() != change::ChangeKind::Unchanged);
     if differs && args.exit_code { Err(VerbError::already_printed(ExitStatus::Differs)) } else { Ok(()) }
 }
 
@@ -52,6 +52,7 @@ fn lines(answer: &DiffResponse) -> Vec<String> {
     let changed = answer.changes.iter().filter(|c| c.what() != change::ChangeKind::Unchanged);
     changed
         .map(|c| format!("# {} {}\n{}", diagnostics::object(c), diagnostics::what(c), c.diff.trim_end()))
-        .chain(answer.changes.is_empty().then(|| "no objects".to_owned()))
+        .chain(diagnostics::left_out(answer.changes_left_out).map(|line| format!("# {line}")))
+        .chain((answer.changes.is_empty() && answer.changes_left_out == 0).then(|| "no objects".to_owned()))
         .collect()
 }

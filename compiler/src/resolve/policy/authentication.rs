@@ -14,6 +14,7 @@ use super::{PolicyResolver, key};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{JWKS_URI_BYTES_MAX, JWKS_URIS_PER_TENANT_MAX};
 use crate::resolve::tenant_objects::Sourced;
+use crate::resource_budget::ResourceBudget;
 
 type AuthenticationResolver<'a> = PolicyResolver<'a, RequestAuthentication>;
 
@@ -31,7 +32,7 @@ pub(in crate::resolve) fn resolve(
     tenant: &TenantName,
     said: &[Sourced<'_, RequestAuthentication>],
     services: &BTreeMap<ServiceKey, Service>,
-    sets: &mut KeySets<'_>,
+    (sets, budget): (&mut KeySets<'_>, &mut ResourceBudget),
     report: &mut DiagnosticCollector,
 ) -> Vec<Authentication> {
     let mut taken: BTreeSet<PolicyKey> = said.iter().map(|said| key(tenant, &said.object.metadata)).collect();
@@ -61,7 +62,11 @@ pub(in crate::resolve) fn resolve(
         let own = key(tenant, metadata);
         for (key, target) in keys(&own, targets.len(), &taken).into_iter().zip(targets) {
             taken.insert(key.clone());
-            all.push(Authentication { key, target, rules: rules.clone(), broken: reading.broken.clone() });
+            let policy = Authentication { key, target, rules: rules.clone(), broken: reading.broken.clone() };
+            if !budget.add_authentication(&policy) {
+                return all;
+            }
+            all.push(policy);
         }
     }
     all.sort_by(|a, b| a.key.cmp(&b.key));

@@ -14,6 +14,7 @@ use super::values::ValueContext;
 use super::{PolicyResolver, key};
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::resolve::tenant_objects::Sourced;
+use crate::resource_budget::ResourceBudget;
 
 /// The objects that policies may refer to.
 pub(in crate::resolve) struct PolicyReferences<'a> {
@@ -27,6 +28,7 @@ pub(in crate::resolve) fn resolve(
     known: &PolicyReferences<'_>,
     said: &[Sourced<'_, AuthorizationPolicy>],
     ground: &ReachablePods<'_>,
+    budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
 ) -> Vec<Authorization> {
     let mut taken: BTreeSet<PolicyKey> = said.iter().map(|said| key(&known.tenant.name, &said.object.metadata)).collect();
@@ -36,6 +38,9 @@ pub(in crate::resolve) fn resolve(
         for (key, target) in keys(&policy.key, targets.len(), &taken).into_iter().zip(targets) {
             taken.insert(key.clone());
             let policy = Authorization { key, target, ..policy.clone() };
+            if !budget.add_authorization(&policy) {
+                return policies;
+            }
             for blind in blind(&policy, ground) {
                 let (field, problem, fix) = blind.told();
                 report.warning(said.document, field, problem, fix);

@@ -118,6 +118,8 @@ pub struct WriteResultView {
     /// Generation of the configuration after the request.
     pub generation: u64,
     pub changes: Vec<ChangeView>,
+    /// Number of changes after these for which the answer has no room. They are made like the others.
+    pub changes_left_out: u64,
     pub diagnostics: Vec<DiagnosticView>,
 }
 
@@ -129,6 +131,7 @@ impl WriteResultView {
             dry_run,
             generation: response.generation,
             changes: response.changes.iter().map(ChangeView::without_diff).collect(),
+            changes_left_out: response.changes_left_out,
             diagnostics: views(&response.diagnostics),
         }
     }
@@ -141,6 +144,7 @@ impl From<&api::DeleteResponse> for WriteResultView {
             dry_run: false,
             generation: response.generation,
             changes: response.changes.iter().map(ChangeView::without_diff).collect(),
+            changes_left_out: response.changes_left_out,
             diagnostics: views(&response.diagnostics),
         }
     }
@@ -150,13 +154,19 @@ impl From<&api::DeleteResponse> for WriteResultView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DiffView {
     pub changes: Vec<ChangeView>,
+    /// Number of changes after these for which the answer has no room.
+    pub changes_left_out: u64,
     pub diagnostics: Vec<DiagnosticView>,
 }
 
 impl From<&api::DiffResponse> for DiffView {
     fn from(response: &api::DiffResponse) -> Self {
         let change = |change: &api::Change| ChangeView { diff: Some(change.diff.clone()), ..ChangeView::without_diff(change) };
-        Self { changes: response.changes.iter().map(change).collect(), diagnostics: views(&response.diagnostics) }
+        Self {
+            changes: response.changes.iter().map(change).collect(),
+            changes_left_out: response.changes_left_out,
+            diagnostics: views(&response.diagnostics),
+        }
     }
 }
 

@@ -42,9 +42,16 @@ fn object_views() {
     };
     check(&expect_file!["../../golden/objects.json"], ObjectListView::from(&api::GetResponse { objects: vec![object] }));
     let changes: Vec<api::Change> = [Created, Changed, Unchanged, Deleted].map(change).into();
-    let applied = api::ApplyResponse { accepted: true, generation: 7, changes: changes.clone(), diagnostics: vec![diagnostic()] };
+    let applied = api::ApplyResponse {
+        accepted: true,
+        generation: 7,
+        changes: changes.clone(),
+        diagnostics: vec![diagnostic()],
+        changes_left_out: 0,
+    };
     check(&expect_file!["../../golden/write-result.json"], WriteResultView::of_apply(&applied, true));
-    check(&expect_file!["../../golden/diff.json"], DiffView::from(&api::DiffResponse { changes, diagnostics: vec![diagnostic()] }));
+    let diff = api::DiffResponse { changes, diagnostics: vec![diagnostic()], changes_left_out: 3 };
+    check(&expect_file!["../../golden/diff.json"], DiffView::from(&diff));
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use canal_catalog::{CatalogObject, TenantCatalog};
+use canal_compiler::resource_budget::CompiledSize;
 use canal_model::ids::Generation;
 use canal_sources::Directory;
 use canal_wire::api;
@@ -11,7 +12,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::files::update_of;
-use crate::plan_apply::{WriteRequest, decide};
+use crate::plan_apply::{WritePermission, WriteRequest, decide};
 use crate::tenant_sources::TenantSources;
 
 const TENANT: &str = "alpha";
@@ -85,7 +86,7 @@ struct ApiFixture;
 
 impl ApiFixture {
     fn write(&mut self, sources: &mut TenantSources, request: WriteRequest) -> Vec<Diagnostic> {
-        let plan = decide(sources, request, Vec::new(), true, 1);
+        let plan = decide(sources, &request, Vec::new(), WritePermission { is_provider: true, bytes_max: u64::MAX }, 1);
         if !plan.is_refused() {
             *sources = plan.after;
         }
@@ -169,7 +170,7 @@ fn what_was_found_in_an_object_is_reported_by_its_key() {
         source.put(&mut sources, "r", route);
         let keys: Vec<_> = sources.service_keys().into_iter().collect();
         let ids = keys.into_iter().map(|key| (key, canal_model::ids::ServiceId::new(1).unwrap())).collect();
-        let view = TenantCatalog::next(None, sources.compile(&ids), Generation(1));
+        let view = TenantCatalog::next(None, sources.compile(&ids, CompiledSize::UNLIMITED).0, Generation(1));
         let object = view.objects.iter().find(|object| object.document.object.metadata().name.as_str() == "r").unwrap();
         let key = object.document.object.key();
         let found: Vec<&Diagnostic> = view.status_of(&key).collect();
@@ -192,7 +193,7 @@ fn of_two_objects_with_one_key_that_of_the_first_source_is_in_force() {
         } else {
             api.put(&mut sources, "a", &service("a", 8080));
             files.put(&mut sources, "a", &service("a", 80));
-            let warnings = sources.compile(&BTreeMap::new()).diagnostics;
+            let warnings = sources.compile(&BTreeMap::new(), CompiledSize::UNLIMITED).0.diagnostics;
             assert!(
                 warnings.iter().any(|d| d.severity == Severity::Warning && d.problem.contains("comes from api and from")),
                 "{warnings:?}"

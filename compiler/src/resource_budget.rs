@@ -1,0 +1,97 @@
+//! Counts what a tenant's resources take while they are compiled, so that the compiler stops as soon as they exceed what they may take. It does
+//! not know shares; the controller passes the amounts. Start at [`ResourceBudget`].
+
+use canal_model::authorization::{AttributeMatch, Authentication, Authorization};
+use canal_model::program::{EndpointPort, RouteRule, Workload};
+
+use crate::route_weight::RouteWeights;
+
+/// What the resources of one tenant take, or may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CompiledSize {
+    /// Bytes of the resources as data planes receive them.
+    pub bytes: u64,
+    /// Number of the resources.
+    pub resources: u64,
+    /// Bytes of the route tables that a gateway builds of the resources.
+    pub route_table_bytes: u64,
+}
+
+impl CompiledSize {
+    /// The size that nothing exceeds.
+    pub const UNLIMITED: Self = Self { bytes: u64::MAX, resources: u64::MAX, route_table_bytes: u64::MAX };
+
+    /// Returns whether one of the amounts is larger than that of `budget`.
+    pub fn exceeds(&self, budget: &Self) -> bool {
+        self.bytes > budget.bytes || self.resources > budget.resources || self.route_table_bytes > budget.route_table_bytes
+    }
+}
+
+/// What the resources may take, and what those that exist so far take at least.
+pub(crate) struct ResourceBudget {
+    budget: CompiledSize,
+    used: CompiledSize,
+    weights: RouteWeights,
+}
+
+impl ResourceBudget {
+    pub(crate) fn new(budget: CompiledSize) -> Self {
+        Self { budget, used: CompiledSize::default(), weights: RouteWeights::default() }
+    }
+
+    /// Returns what the counted resources take. The bytes are a lower bound; only the encoded resources have the exact number.
+    pub(crate) fn used(&self) -> CompiledSize {
+        self.used
+    }
+
+    /// Returns whether compiling must stop, because the resources exceed the budget already.
+    pub(crate) fn is_exceeded(&self) -> bool {
+        self.used.exceeds(&self.budget)
+    }
+
+    /// Counts a route rule. Returns false if compiling must stop.
+    pub(crate) fn add_rule(&mut self, rule: &RouteRule) -> bool {
+        let texts = rule.key.rule.len() + rule.parent.name.as_str().len() + rule.key.name.as_str().len();
+        self.used.route_table_bytes += self.weights.add(rule);
+        self.add_resource(texts)
+    }
+
+    /// Counts a workload with the ports that it serves. Returns false if compiling must stop.
+    pub(crate) fn add_workload(&mut self, workload: &Workload) -> bool {
+        self.add_resource(workload.endpoints.iter().map(endpoint_bytes).sum())
+    }
+
+    /// Counts an authorization with the values that it compares. Returns false if compiling must stop.
+    pub(crate) fn add_authorization(&mut self, policy: &Authorization) -> bool {
+        let lists = policy.rules.iter().flat_map(|rule| rule.from.iter().chain(&rule.to).chain([&rule.when]));
+        let values = lists.flatten().flat_map(|clause| clause.any.iter().chain(&clause.none));
+        let texts = values.map(|value| match value {
+            AttributeMatch::Exact(text) | AttributeMatch::Prefix(text) | AttributeMatch::Suffix(text) | AttributeMatch::Template(text) => {
+                text.len()
+            }
+            AttributeMatch::Present | AttributeMatch::Network(_) | AttributeMatch::Port(_) => 0,
+        });
+        self.add_resource(texts.sum())
+    }
+
+    /// Counts a request authentication with its key sets, which each target has its own copy of. Returns false if compiling must stop.
+    pub(crate) fn add_authentication(&mut self, policy: &Authentication) -> bool {
+        self.add_resource(policy.rules.iter().filter_map(|rule| rule.keys.as_ref()).map(String::len).sum())
+    }
+
+    /// Returns the bytes that further resources may take.
+    pub(crate) fn bytes_left(&self) -> u64 {
+        self.budget.bytes.saturating_sub(self.used.bytes)
+    }
+
+    fn add_resource(&mut self, bytes: usize) -> bool {
+        self.used.resources += 1;
+        self.used.bytes += bytes as u64;
+        !self.is_exceeded()
+    }
+}
+
+/// Returns the bytes that a served port takes at least in the encoded workload.
+pub(crate) fn endpoint_bytes(endpoint: &EndpointPort) -> usize {
+    endpoint.service.namespace.as_str().len() + endpoint.service.name.as_str().len()
+}

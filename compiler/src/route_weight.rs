@@ -1,0 +1,103 @@
+//! Computes the bytes that route rules take in a gateway: its tables, its copies of the rules, and the automata of regular expressions. The
+//! figures are measured and rounded up; `tests/differential/tests/weights.rs` compares them with the router's own. Nothing is refused here. Start
+//! at [`RouteWeights::add`].
+
+use std::collections::HashSet;
+
+use canal_model::ids::ServiceKey;
+use canal_model::program::{BackendTarget, HostMatch, HttpMatch, PathMatch, RouteAction, RouteRule, TextMatch};
+
+use crate::pattern;
+
+/// Bytes of a rule with its keys: as it was received, as it was read, and in the snapshot of the gateway.
+const RULE_BYTES: u64 = 3072;
+/// Bytes of a match without its texts.
+const MATCH_BYTES: u64 = 512;
+/// Bytes of a match in the tables of one host, besides its path.
+const HOST_ENTRY_BYTES: u64 = 128;
+/// Bytes of one segment of a path in the tables of one host.
+const SEGMENT_BYTES: u64 = 128;
+/// Bytes of a condition, of a host or of a label, without its texts.
+const FIELD_BYTES: u64 = 256;
+/// Bytes of a backend without its texts.
+const BACKEND_BYTES: u64 = 512;
+/// Copies of a text: as it was received, as it was read, and in the tables.
+const TEXT_COPIES: u64 = 3;
+/// Bytes of the smallest automaton, with the caches that workers build while they run it.
+pub const AUTOMATON_BYTES: u64 = 64 << 10;
+/// Bytes for each byte that the states of a regular expression take. The automaton exists for both directions and has spare capacity, and the
+/// caches of workers grow with it.
+pub const STATES_FACTOR: u64 = 8;
+
+/// The weights of a tenant's rules so far.
+#[derive(Debug, Default)]
+pub(crate) struct RouteWeights {
+    /// Hosts of services that have an automaton for their paths; `None` stands for any host.
+    hosts_with_automaton: HashSet<(ServiceKey, Option<HostMatch>)>,
+}
+
+impl RouteWeights {
+    /// Returns the bytes that one more rule takes in a gateway.
+    pub(crate) fn add(&mut self, rule: &RouteRule) -> u64 {
+        let key = [rule.key.kind.len(), rule.key.rule.len(), rule.key.name.as_str().len(), rule.parent.name.as_str().len()];
+        let hosts: u64 = rule.hosts.iter().map(|host| field_bytes(host_text(host).len())).sum();
+        let matches: u64 = rule.matches.iter().map(|http| self.match_bytes(rule, http)).sum();
+        RULE_BYTES + TEXT_COPIES * key.iter().sum::<usize>() as u64 + hosts + matches + action_bytes(&rule.action)
+    }
+
+    fn match_bytes(&mut self, rule: &RouteRule, http: &HttpMatch) -> u64 {
+        // The gateway has tables of their own for each host, and the rules without a host in one table.
+        let copies = rule.hosts.len().max(1) as u64;
+        let path = match &http.path {
+            PathMatch::Regex(pattern) => copies * states_bytes(pattern) + self.path_automata(rule) * AUTOMATON_BYTES,
+            PathMatch::Exact(text) | PathMatch::ElementPrefix(text) | PathMatch::StringPrefix(text) => {
+                let segments = text.bytes().filter(|byte| *byte == b'/').count() as u64;
+                copies * (segments * SEGMENT_BYTES + text.len() as u64) + TEXT_COPIES * text.len() as u64
+            }
+        };
+        let conditions = http.headers.iter().chain(&http.query).map(|condition| match &condition.value {
+            TextMatch::Exact(text) | TextMatch::Prefix(text) => field_bytes(condition.name.len() + text.len()),
+            TextMatch::Regex(pattern) => field_bytes(condition.name.len() + pattern.len()) + states_bytes(pattern) + AUTOMATON_BYTES,
+            TextMatch::Present => field_bytes(condition.name.len()),
+        });
+        MATCH_BYTES + copies * HOST_ENTRY_BYTES + path + conditions.sum::<u64>()
+    }
+
+    /// Returns how many automata a path pattern of the rule adds. All path patterns of one host of a service are in one automaton.
+    fn path_automata(&mut self, rule: &RouteRule) -> u64 {
+        let any = rule.hosts.is_empty().then_some(None);
+        let hosts = any.into_iter().chain(rule.hosts.iter().cloned().map(Some));
+        hosts.filter(|host| self.hosts_with_automaton.insert((rule.parent.clone(), host.clone()))).count() as u64
+    }
+}
+
+/// Returns the bytes that the states of a pattern take. A pattern that is refused has none.
+fn states_bytes(pattern: &str) -> u64 {
+    TEXT_COPIES * pattern.len() as u64 + STATES_FACTOR * pattern::cost(pattern).unwrap_or_default() as u64
+}
+
+fn field_bytes(text: usize) -> u64 {
+    FIELD_BYTES + TEXT_COPIES * text as u64
+}
+
+fn host_text(host: &HostMatch) -> &str {
+    match host {
+        HostMatch::Exact(text) | HostMatch::Suffix(text) => text,
+    }
+}
+
+fn action_bytes(action: &RouteAction) -> u64 {
+    match action {
+        RouteAction::Refuse { reason, .. } => field_bytes(reason.len()),
+        RouteAction::Split(backends) => {
+            let target = |target: &BackendTarget| match target {
+                BackendTarget::Refuse { reason, .. } => field_bytes(reason.len()),
+                BackendTarget::Service { service, subset, .. } => {
+                    let labels = subset.iter().map(|(name, value)| field_bytes(name.len() + value.len())).sum::<u64>();
+                    TEXT_COPIES * service.name.as_str().len() as u64 + labels
+                }
+            };
+            backends.iter().map(|backend| BACKEND_BYTES + target(&backend.target)).sum()
+        }
+    }
+}
