@@ -107,6 +107,13 @@ impl ConnectionPermit {
         self.offer();
     }
 
+    /// Counts the connection by another limit than that of unauthenticated ones, which something outside the engine has. It still may have
+    /// to give way as an idle connection.
+    pub(crate) fn hand_over(&self) {
+        self.unauthenticated.borrow_mut().take();
+        self.offer();
+    }
+
     /// Marks the connection as busy with a request, tunnel or relay: it does not give way. Costs one comparison after the first call.
     #[inline]
     pub(crate) fn establish(&self) {
