@@ -263,7 +263,11 @@ pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, (client, local
         Ok(handshake) => handshake,
         Err(why) => return worker.counts.refused_connection(why),
     };
-    let (stream, peer) = match tls.server.accept(stream).await {
+    let accepted = match handshake.run(tls.server.accept_noting_hello(stream, || handshake.keep())).await {
+        Ok(accepted) => accepted,
+        Err(why) => return worker.counts.refused_connection(why),
+    };
+    let (stream, peer) = match accepted {
         Ok(accepted) => accepted,
         Err(e) => {
             tracing::debug!(tenant = %tenant.name, error = %e, "TLS handshake failed");
