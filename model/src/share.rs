@@ -148,6 +148,8 @@ share_kinds! {
             "Bytes of request bodies that a gateway process holds for external authorizers.";
         NodeBufferBytes, "nodeBufferBytes", "node_buffer_bytes", "bytes", Share::Percent(100),
             "Bytes that a node's proxy holds for readers that do not read.";
+        DnsConnections, "dnsConnections", "dns_connections", "connections", Share::Percent(25),
+            "TCP connections of DNS clients to a gateway process.";
         GatewayCpu, "gatewayCpu", "gateway_cpu", "weight", Share::Amount(100),
             "The weight of a tenant's ready connections in the deficit round robin of a gateway worker.";
         AccessLogBytes, "accessLogBytes", "access_log_bytes", "bytes", Share::Percent(25),

@@ -1,8 +1,9 @@
 //! A limit divided among tenants. Each takes at most its share, the provider has a reserve, and when the limit is full the largest holder
-//! gives way. The module counts and decides. The owner of a permit defines what the permit stands for, and ends it. Start at
-//! [`TenantLimit::take`].
+//! gives way. What cannot be revoked has a threshold that falls as the limit fills. The module counts and decides. The owner of a permit
+//! defines what the permit stands for, and ends it. Start at [`TenantLimit::take`].
 
 mod ledger;
+mod threshold;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,6 +14,7 @@ use ipnet::IpNet;
 use tokio::sync::watch;
 
 use ledger::Ledger;
+pub use threshold::decide_free_needed;
 
 /// A party that takes from a limit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -64,6 +66,8 @@ pub enum ShareRefusal {
     Share,
     /// The limit is full, and no holder that has more than the requester can give way.
     Full,
+    /// Other holders are present, and too little would stay free for the amount that the holder would have.
+    Threshold,
 }
 
 impl ShareRefusal {
@@ -72,6 +76,7 @@ impl ShareRefusal {
         match self {
             Self::Share => "share",
             Self::Full => "full",
+            Self::Threshold => "threshold",
         }
     }
 }
@@ -166,7 +171,8 @@ impl TenantLimit {
     /// Takes `amount` for the lifetime of the permit. The permit cannot be revoked.
     ///
     /// # Errors
-    /// Fails if the holder has used its share, or if the limit is full and no larger holder can give way. Both are counted.
+    /// Fails if the holder has used its share, if the limit is full and no larger holder can give way, or if the holder would have more
+    /// than [`decide_free_needed`] allows. All are counted.
     pub fn take(&self, holder: &ShareHolder, amount: u64) -> Result<TenantPermit, ShareRefusal> {
         let id = self.ledger().take(holder, amount, None)?;
         Ok(TenantPermit { limit: self.clone(), id, revoked: None })

@@ -32,7 +32,7 @@ const PURE: [&str; 8] = [
 ];
 
 /// Programs that make network namespaces or worlds, or start the programs of the mesh in them: of a package all of them, or the named one.
-const WORLDS: [&str; 15] = [
+const WORLDS: [&str; 16] = [
     "canal admin",
     "canal cli",
     "canal mesh",
@@ -46,6 +46,7 @@ const WORLDS: [&str; 15] = [
     "canal-net",
     "canal-node process",
     "canal-offload",
+    "canal-redirector-agent dns",
     "canal-redirector-agent replica",
     "canal-world",
 ];

@@ -150,7 +150,7 @@ fn begin(config: &GatewayProcessConfig, whole: &DrainWatcher, traffic: DrainWatc
     // An observer, because the drain waits for every watcher to be dropped.
     let watcher = traffic.watcher();
     // The engine hands DNS connections to this server, so the server starts first.
-    let names = config.tier.as_ref().map(|tier| tier::names(tier, &registry, whole)).transpose()?;
+    let names = config.tier.as_ref().map(|tier| tier::names(tier, &registry, whole, watcher.clone())).transpose()?;
     let services = certificates.clone().map(|source| -> ServiceCertificateFn {
         Arc::new(move |gateway, service, algorithm| source.service_credential(gateway, service, algorithm))
     });

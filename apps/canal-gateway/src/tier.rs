@@ -12,7 +12,7 @@ use canal_model::ids::{AzName, BackendName};
 use canal_redirector_agent::dns::DnsServer;
 use canal_redirector_agent::kernel::{AttachMode, GatewaySockets, TierPrograms};
 use canal_redirector_agent::{RedirectorAgent, ReplicaConfig};
-use canal_runtime::drain::DrainWatcher;
+use canal_runtime::drain::{DrainObserver, DrainWatcher};
 use canal_runtime::metrics::Registry;
 use canal_southbound_client::controller_client::ControllerEndpoint;
 use canal_southbound_client::{RefusedResource, ResourceState, Update};
@@ -43,14 +43,14 @@ pub(crate) struct ReplicaTasks {
 }
 
 /// Starts the DNS server, which the engine needs at its start.
-pub(crate) fn names(config: &TierConfig, registry: &Registry, drain: &DrainWatcher) -> anyhow::Result<DnsServer> {
-    DnsServer::start(config.dns, config.az.clone(), registry, drain).context("--dns-addr")
+pub(crate) fn names(config: &TierConfig, registry: &Registry, drain: &DrainWatcher, traffic: DrainObserver) -> anyhow::Result<DnsServer> {
+    DnsServer::start(config.dns, config.az.clone(), registry, drain, traffic).context("--dns-addr")
 }
 
 /// Returns the function with which the engine hands connections to the DNS server.
 pub(crate) fn handover(dns: &DnsServer) -> Handover {
     let dns = dns.clone();
-    Arc::new(move |stream| dns.take(stream))
+    Arc::new(move |stream, tenant| Box::pin(dns.take(stream, tenant)))
 }
 
 /// Attaches the redirector's programs and starts their agent. Socket steering stays off until [`open_when_ready`].
@@ -110,11 +110,7 @@ impl ReplicaTasks {
 
 /// Starts socket steering once `ready` succeeds. Until then the redirector passes new sessions on to other replicas. If a drain begins
 /// earlier, steering is never started.
-pub(crate) async fn open_when_ready(
-    agent: RedirectorAgent,
-    ready: impl Fn() -> Result<(), String>,
-    drain: canal_runtime::drain::DrainObserver,
-) {
+pub(crate) async fn open_when_ready(agent: RedirectorAgent, ready: impl Fn() -> Result<(), String>, drain: DrainObserver) {
     let waiting = async {
         while ready().is_err() {
             tokio::time::sleep(READY_PAUSE).await;

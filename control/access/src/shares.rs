@@ -312,6 +312,20 @@ mod tests {
     }
 
     #[test]
+    fn names_of_ten_tenants_leave_bytes_to_an_eleventh() {
+        let (kind, capacity, reserve) = (ShareKind::SubscriptionBytes, 1 << 20, (1 << 20) / RESERVE_DIVISOR);
+        let limit = TenantLimit::new(TenantLimitConfig { kind, capacity, reserve, give_way: GiveWay::Oldest });
+        let holder = |n: usize| ShareHolder::Tenant(format!("t{n}").parse().unwrap());
+        let mut streams: Vec<_> = (0..11).map(|_| StreamNames::default()).collect();
+        for (n, stream) in streams[..10].iter_mut().enumerate() {
+            let bytes = (1..).map(|names| names * 300).take_while(|bytes| stream.set(*bytes, &limit, &holder(n)).is_ok()).last();
+            assert!(bytes.is_some(), "tenant {n}");
+        }
+        streams[10].set(3_000, &limit, &holder(10)).unwrap();
+        assert_eq!(streams[0].set(1 << 19, &limit, &holder(0)).unwrap_err(), ShareRefusal::Share);
+    }
+
+    #[test]
     fn a_tenants_amount_grows_to_its_share_and_always_shrinks() {
         let limit = amounts(1000, 100);
         let [a, b]: [TenantName; 2] = ["alpha", "beta"].map(|n| n.parse().unwrap());

@@ -13,4 +13,5 @@ mod limits;
 mod observe;
 mod scale;
 mod southbound;
+mod sums;
 mod trust;

@@ -324,6 +324,23 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn changes_of_ten_tenants_leave_the_queue_open_to_an_eleventh() {
+        let dir = tempfile::tempdir().unwrap();
+        let (changes, _ready, _told) = changes(dir.path());
+        let holder = |n: usize| ShareHolder::Tenant(format!("t{n}").parse().unwrap());
+        // Many small changes reach the limit of their number, large ones that of their bytes.
+        for bytes in [1, 40_000] {
+            let mut held = Vec::new();
+            for n in 0..10 {
+                held.extend(std::iter::from_fn(|| changes.permits(&holder(n), bytes).ok()));
+            }
+            let refused = changes.permits(&holder(0), bytes).unwrap_err();
+            assert!(matches!(refused, WriteError::Busy { .. }), "{refused}");
+            changes.permits(&holder(10), 1_000).unwrap();
+        }
+    }
+
+    #[tokio::test]
     async fn a_skipped_state_of_files_is_counted() {
         let dir = tempfile::tempdir().unwrap();
         let (changes, _ready, _told) = changes(dir.path());

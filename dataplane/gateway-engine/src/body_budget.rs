@@ -1,11 +1,12 @@
 //! Limits the bytes of request bodies that a worker buffers for external authorizers, before the clients are authorized.
 //!
-//! Each worker has a part of the process's limit, and each tenant a share of that part. Bodies are not read here:
-//! `authorize::buffered_body` does that. Start with [`BodyBudget::take`].
+//! Each worker has a part of the process's limit, and each tenant a share of that part, which shrinks as the part fills. Bodies are not
+//! read here: `authorize::buffered_body` does that. Start with [`BodyBudget::take`].
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use canal_runtime::share::decide_free_needed;
 use hashbrown::HashMap;
 
 use crate::proxy_error::ProxyError;
@@ -32,8 +33,13 @@ impl BodyBudget {
         if own + bytes > tenant_max {
             return Err(ProxyError::TenantBodies);
         }
-        if self.used.get() + bytes > self.max {
+        let Some(left) = self.max.checked_sub(self.used.get() + bytes) else {
             return Err(ProxyError::Bodies);
+        };
+        // Bodies are not given up, so the shares of some tenants must not add up to everything.
+        let has_others = self.used.get() > own;
+        if has_others && decide_free_needed(own + bytes, self.max) > left {
+            return Err(ProxyError::TenantBodies);
         }
         tenants.insert(tenant, own + bytes);
         self.used.set(self.used.get() + bytes);
@@ -89,14 +95,22 @@ mod tests {
         assert!(budget.take(1, 2 * SHARE, quarter).is_ok(), "the provider may write a larger one");
         own.pop();
         assert!(budget.take(1, SHARE, quarter).is_ok());
-        let others: Vec<BodyPermit> = (2..5).map(|tenant| budget.take(tenant, SHARE, SHARE).unwrap()).collect();
+        let mut others: Vec<BodyPermit> = (2..4).map(|tenant| budget.take(tenant, SHARE, SHARE).unwrap()).collect();
         own.push(budget.take(1, SHARE, quarter).unwrap());
-        assert_eq!(budget.take(6, SHARE, 1).unwrap_err(), ProxyError::Bodies, "the worker has its limit");
+        assert_eq!(budget.take(4, SHARE, SHARE).unwrap_err(), ProxyError::TenantBodies, "the rest is not for one tenant");
+        // Whatever ten tenants take, an eleventh gets the first bytes.
+        for size in (8..24).rev().map(|bits| 1 << bits) {
+            (4..12).for_each(|tenant| others.extend(std::iter::from_fn(|| budget.take(tenant, SHARE, size).ok())));
+        }
+        others.push(budget.take(12, SHARE, SHARE / 32).unwrap());
+        assert_eq!(budget.take(13, 5 * SHARE, 4 * SHARE).unwrap_err(), ProxyError::Bodies, "the worker has its limit");
         own[0].cover(quarter).unwrap();
         assert_eq!(own[0].cover(quarter + 1).unwrap_err(), ProxyError::TenantBodies);
         own.pop();
+        assert_eq!(own[0].cover(quarter + 1).unwrap_err(), ProxyError::TenantBodies, "others have nearly all");
+        drop(others);
         own[0].cover(quarter + 1).unwrap();
-        drop((own, others));
+        drop(own);
         assert_eq!((budget.used.get(), budget.tenants.borrow().len()), (0, 0));
     }
 }

@@ -123,12 +123,17 @@ pub(crate) async fn accept_tier_plaintext(
             drop(snapshot);
             establish_plaintext(worker, stream, client, (&tenant, destination), permit).await;
         }
-        // The process serves DNS over TCP, outside the engine.
-        (Ok(TierDestination::Names), Some(dns)) => match stream.into_std() {
-            Ok(stream) => dns(stream),
+        // The process serves DNS over TCP, outside the engine. The connection keeps its permits here until its end.
+        (Ok(TierDestination::Names(tenant)), Some(dns)) => match stream.into_std() {
+            Ok(stream) => {
+                let served = dns(stream, &tenant.name);
+                drop(snapshot);
+                permit.hand_over();
+                served.await;
+            }
             Err(_) => worker.counts.refused_connection("gone"),
         },
-        (Ok(TierDestination::Names), None) => refuse("unknown_port"),
+        (Ok(TierDestination::Names(_)), None) => refuse("unknown_port"),
         (Err(why), _) => refuse(why),
     }
 }
@@ -137,7 +142,7 @@ pub(crate) async fn accept_tier_plaintext(
 enum TierDestination<'a> {
     Service(&'a Arc<TenantView>, &'a ServiceKey),
     /// The tenant's DNS service.
-    Names,
+    Names(&'a Arc<TenantView>),
 }
 
 /// Returns the tenant of an address inside the tier, without checking that the service has ports.
@@ -150,7 +155,7 @@ fn decide_inside(snapshot: &Snapshot, local: SocketAddr) -> Result<TierDestinati
     let id = tier::service_of(local.ip()).ok_or("no_service_address")?;
     let (tenant, key) = snapshot.service_inside(id).ok_or("unknown_service")?;
     if local.port() == DNS_PORT && DialScope::inside(key) == DialScope::Pods {
-        return Ok(TierDestination::Names);
+        return Ok(TierDestination::Names(tenant));
     }
     let port = tenant.service(key).and_then(|s| s.port(local.port()));
     port.map(|_| TierDestination::Service(tenant, key)).ok_or("unknown_port")
@@ -258,7 +263,11 @@ pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, (client, local
         Ok(handshake) => handshake,
         Err(why) => return worker.counts.refused_connection(why),
     };
-    let (stream, peer) = match tls.server.accept(stream).await {
+    let accepted = match handshake.run(tls.server.accept_noting_hello(stream, || handshake.keep())).await {
+        Ok(accepted) => accepted,
+        Err(why) => return worker.counts.refused_connection(why),
+    };
+    let (stream, peer) = match accepted {
         Ok(accepted) => accepted,
         Err(e) => {
             tracing::debug!(tenant = %tenant.name, error = %e, "TLS handshake failed");

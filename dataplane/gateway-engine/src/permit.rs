@@ -38,6 +38,30 @@ pub(crate) struct ConnectionPermit {
     last_turn: RefCell<Option<LocalBoxFuture<'static, ()>>>,
 }
 
+/// The permit of a connection whose TLS handshake is in progress.
+pub(crate) struct HandshakePermit(RefCell<TenantPermit>);
+
+impl HandshakePermit {
+    /// Marks the ClientHello as whole: from now on the handshake does not give way. Its end is bounded in time.
+    pub(crate) fn keep(&self) {
+        self.0.borrow_mut().keep();
+    }
+
+    /// Runs a handshake that calls [`HandshakePermit::keep`].
+    ///
+    /// # Errors
+    /// The handshake had to give way to another one; the error is a counter label.
+    pub(crate) async fn run<T>(&self, handshake: impl Future<Output = T>) -> Result<T, &'static str> {
+        let revoked = self.0.borrow().revoked();
+        tokio::select! {
+            // A ClientHello that has just become whole counts.
+            biased;
+            done = handshake => Ok(done),
+            () = revoked => Err("handshake_displaced"),
+        }
+    }
+}
+
 /// Returns the reason for refusing a connection, a value of the label `reason`.
 fn reason_of(limits: &SharedLimits, refusal: ShareRefusal) -> &'static str {
     // A tenant whose share is the entire limit reaches both limits at once.
@@ -77,12 +101,13 @@ impl ConnectionPermit {
     }
 
     /// Takes a permit for a TLS handshake. From now on the connection does not give way to unauthenticated ones, because many simultaneous
-    /// clients would otherwise end each other's handshakes. The limit of handshakes bounds these connections instead.
+    /// clients would otherwise end each other's handshakes. The limit of handshakes bounds these connections instead. There, a connection
+    /// without a whole ClientHello gives way to others: the oldest of the tenant with the most.
     ///
     /// # Errors
     /// A limit is reached; the error is a counter label.
-    pub(crate) fn begin_handshake(&self) -> Result<TenantPermit, &'static str> {
-        let permit = self.shared.limits.handshakes.take(&self.holder, 1).map_err(|_| "handshakes")?;
+    pub(crate) fn begin_handshake(&self) -> Result<HandshakePermit, &'static str> {
+        let permit = self.shared.limits.handshakes.take_replacing(&self.holder, 1).map_err(|_| "handshakes")?;
         if let Some(unauthenticated) = &mut *self.unauthenticated.borrow_mut() {
             // The permit was revoked and belongs to another connection now, so a new one is needed.
             if unauthenticated.is_revoked() {
@@ -93,7 +118,7 @@ impl ConnectionPermit {
         }
         self.connection.borrow_mut().keep();
         self.watch();
-        Ok(permit)
+        Ok(HandshakePermit(RefCell::new(permit)))
     }
 
     /// Ends the handshake. The connection may have to give way until it has work in progress.
@@ -104,6 +129,13 @@ impl ConnectionPermit {
             permit => *permit = None,
         }
         drop(unauthenticated);
+        self.offer();
+    }
+
+    /// Counts the connection by another limit than that of unauthenticated ones, which something outside the engine has. It still may have
+    /// to give way as an idle connection.
+    pub(crate) fn hand_over(&self) {
+        self.unauthenticated.borrow_mut().take();
         self.offer();
     }
 

@@ -10,6 +10,7 @@ use canal_gateway_io::scheduler::{Scheduler, TenantQueue};
 use canal_model::ids::TenantName;
 use canal_model::share::{ShareKind, Shares};
 use canal_runtime::metrics::Counter;
+use canal_runtime::share::decide_free_needed;
 use canal_telemetry::access_log::TenantLogQueue;
 use tokio::sync::Notify;
 
@@ -19,8 +20,6 @@ use crate::worker_counters::WorkerCounters;
 
 /// Most concurrent ext_authz checks of one tenant per worker. A further check counts as failed.
 const EXT_AUTHZ_IN_FLIGHT_MAX: u64 = 256;
-/// Limits the requests in flight of a tenant, while other tenants are present, to this many times the number of free requests.
-const FREE_FACTOR: u64 = 2;
 
 /// Usage of one worker by one tenant.
 pub(crate) struct TenantUsage {
@@ -145,16 +144,14 @@ impl WorkerLimits {
 }
 
 /// Decides whether a tenant that has `held` of a worker's `used` requests in flight may have one more. Requests are not revoked, so tenants
-/// that use their full shares would block all others. With other tenants present, a tenant may therefore have at most twice the number of
-/// free requests. That is the dynamic threshold of shared switch buffers (Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2),
-/// 1998), which always leaves capacity for one more tenant.
+/// that use their full shares would block all others. The threshold of [`decide_free_needed`] prevents that.
 fn decide_request(held: u64, tenant_max: u64, used: u64, max: u64) -> Result<(), ProxyError> {
     let free = max.saturating_sub(used);
     let has_others = used > held;
-    match (free, held) {
-        (0, _) => Err(ProxyError::Overload),
-        (_, held) if held >= tenant_max || (has_others && held > FREE_FACTOR * free) => Err(ProxyError::TenantBusy),
-        _ => Ok(()),
+    match free.checked_sub(1) {
+        None => Err(ProxyError::Overload),
+        Some(left) if held >= tenant_max || (has_others && decide_free_needed(held + 1, max) > left) => Err(ProxyError::TenantBusy),
+        Some(_) => Ok(()),
     }
 }
 
@@ -322,18 +319,21 @@ mod tests {
     /// Tenants with slow endpoints use up their limits one after another; a further tenant is still admitted.
     #[test]
     fn tenants_that_fill_their_shares_leave_places_for_others() {
-        let (mut used, max, tenant_max) = (0, 1000, 400);
-        let counts: Vec<u64> = (0..5)
-            .map(|_| {
-                let held = (0..max).take_while(|held| decide_request(*held, tenant_max, used + held, max).is_ok()).count() as u64;
-                used += held;
-                held
-            })
-            .collect();
-        assert_eq!(counts, [400, 400, 134, 45, 15]);
-        assert_eq!(decide_request(134, tenant_max, used, max), Err(ProxyError::TenantBusy));
-        assert_eq!(decide_request(0, tenant_max, max, max), Err(ProxyError::Overload));
-        assert!(decide_request(399, tenant_max, 399, 400).is_ok(), "nobody else is there");
+        for (max, tenant_max) in [(1000, 400), (60, 24)] {
+            let mut used = 0;
+            let counts: Vec<u64> = (0..10)
+                .map(|_| {
+                    let held = (0..max).take_while(|held| decide_request(*held, tenant_max, used + held, max).is_ok()).count() as u64;
+                    used += held;
+                    held
+                })
+                .collect();
+            assert!(counts[0] == tenant_max && counts.is_sorted_by(|a, b| a >= b) && counts[9] > 0, "{counts:?}");
+            assert_eq!(decide_request(0, tenant_max, used, max), Ok(()), "an eleventh tenant is admitted: {counts:?}");
+            assert_eq!(decide_request(counts[1], tenant_max, used, max), Err(ProxyError::TenantBusy));
+            assert_eq!(decide_request(0, tenant_max, max, max), Err(ProxyError::Overload));
+        }
+        assert!(decide_request(399, 400, 399, 400).is_ok(), "nobody else is there");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use canal_runtime::ShareHolder;
 use canal_runtime::drain::{DrainPhase, DrainWatcher};
 use canal_runtime::metrics::Registry;
 use canal_telemetry::access_log::{AccessLog, WorkerLog};
-use futures::future::LocalBoxFuture;
+use futures::future::{BoxFuture, LocalBoxFuture};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
@@ -38,8 +38,9 @@ use crate::tenant_usage::{TenantUsage, TenantUsageTable, WorkerLimits};
 use crate::watchdog::Watchdog;
 use crate::worker_counters::WorkerCounters;
 
-/// Callback that takes over a TCP connection which the engine does not serve. It is called on the workers' threads.
-pub type Handover = Arc<dyn Fn(std::net::TcpStream) + Send + Sync>;
+/// Callback that takes over a tenant's TCP connection which the engine does not serve. It is called on the workers' threads. The future
+/// resolves when the connection has ended, and dropping it ends the connection.
+pub type Handover = Arc<dyn Fn(std::net::TcpStream, &TenantName) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// A snapshot as a worker passes it around. References are counted per worker, because all cores would contend for one shared count.
 pub(crate) type SnapshotRef = Rc<Arc<Snapshot>>;

@@ -13,9 +13,10 @@ use canal_tls::{
     PeerRole, PeerTrustWatch, PeerVerifier, PrefixedStream, TlsError, Transport, TrustView, mesh_alpn, server_config,
 };
 use canal_wire::hbone::ALPN;
+use rustls::server::Acceptor;
 use rustls_pki_types::ServerName;
 use tokio::time::Instant;
-use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tokio_rustls::{LazyConfigAcceptor, TlsConnector};
 
 /// Time after which a connection with a remote handshake takes no new streams, because the key server has another certificate by then.
 pub const REMOTE_PROOF_LIFE: Duration = Duration::from_secs(6 * 3600);
@@ -132,10 +133,22 @@ impl ServerIdentity {
     /// # Errors
     /// The handshake fails, this side has no certificate or key server, or [`HANDSHAKE_TIMEOUT`] passes.
     pub async fn accept<IO: Transport>(&self, io: IO) -> Result<(MtlsStream<IO>, VerifiedPeer), TlsError> {
+        self.accept_noting_hello(io, || {}).await
+    }
+
+    /// Performs the handshake like [`ServerIdentity::accept`], and calls `on_hello` when the peer's ClientHello is complete.
+    ///
+    /// # Errors
+    /// The errors are those of [`ServerIdentity::accept`].
+    pub async fn accept_noting_hello<IO: Transport>(
+        &self,
+        io: IO,
+        on_hello: impl Fn(),
+    ) -> Result<(MtlsStream<IO>, VerifiedPeer), TlsError> {
         let accepted = in_time(async {
             match &self.own {
-                KeySource::Here(credential) => self.handshake(credential, PrefixedStream::new(Vec::new(), io)).await,
-                KeySource::There(there) => self.record_handshake_result(there, io).await,
+                KeySource::Here(credential) => self.handshake(credential, PrefixedStream::new(Vec::new(), io), &on_hello).await,
+                KeySource::There(there) => self.record_handshake_result(there, io, &on_hello).await,
             }
         });
         counted(&self.trust, "server", accepted.await)
@@ -145,11 +158,15 @@ impl ServerIdentity {
         &self,
         credential: &Credential,
         io: PrefixedStream<IO>,
+        on_hello: impl Fn(),
     ) -> Result<(MtlsStream<IO>, VerifiedPeer), TlsError> {
         begun(credential).await;
         let own = usable(credential)?;
         let judge = judge(&own, &self.trust);
-        let stream = TlsAcceptor::from(self.config(&own, &judge)?).accept(io).await?;
+        let config = self.config(&own, &judge)?;
+        let start = LazyConfigAcceptor::new(Acceptor::default(), io).await?;
+        on_hello();
+        let stream = start.into_stream(config).await?;
         let (identity, leaf) = judge.peer(PeerRole::Client, None, stream.get_ref().1.peer_certificates())?;
         let stream = MtlsStream::of_server(stream, PeerTrustWatch::new(self.trust.clone(), leaf));
         Ok((stream, VerifiedPeer { tenant: self.tenant.clone(), identity }))
@@ -160,10 +177,14 @@ impl ServerIdentity {
         &self,
         there: &RemoteKeySource,
         mut io: IO,
+        on_hello: impl Fn(),
     ) -> Result<(MtlsStream<IO>, VerifiedPeer), TlsError> {
         let mut given = Vec::new();
         let shaken = match there.requester() {
-            Ok(requester) => canal_keyserver_client::as_server(&mut io, requester, &there.terms(&Arc::from([])), &mut given).await,
+            Ok(requester) => {
+                let terms = there.terms(&Arc::from([]));
+                canal_keyserver_client::as_server(&mut io, requester, &terms, &mut given, &on_hello).await
+            }
             Err(none) => Err(none),
         };
         match shaken {
@@ -174,7 +195,7 @@ impl ServerIdentity {
             }
             Err(e) => match there.fall_back(&e) {
                 // Nothing was sent to the peer yet, so the local handshake reads the same bytes again.
-                Some(credential) => self.handshake(credential, PrefixedStream::new(given, io)).await,
+                Some(credential) => self.handshake(credential, PrefixedStream::new(given, io), on_hello).await,
                 None => {
                     if matches!(e, TlsError::KeyServer(KeyServerError::Peer(_))) {
                         canal_keyserver_client::turn_away(&mut io).await;

@@ -83,26 +83,27 @@ impl Terminator {
         Self { terms, key: TerminationKey::There(key), trust, made: ArcSwapOption::empty() }
     }
 
-    /// Performs the handshake as the server.
+    /// Performs the handshake as the server. `on_hello` is called when the client's ClientHello is complete.
     ///
     /// # Errors
     /// The handshake fails, there is no certificate or key server, or [`canal_tls::HANDSHAKE_TIMEOUT`] passes.
-    pub async fn accept<IO>(&self, io: IO) -> Result<TerminatedConnection<IO>, TlsError>
+    pub async fn accept<IO>(&self, io: IO, on_hello: impl Fn()) -> Result<TerminatedConnection<IO>, TlsError>
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let accepted = in_time(self.handshake(io)).await;
+        let accepted = in_time(self.handshake(io, on_hello)).await;
         if let Err(e) = &accepted {
             self.trust.record_failure("termination", e.refusal());
         }
         accepted
     }
 
-    async fn handshake<IO>(&self, io: IO) -> Result<TerminatedConnection<IO>, TlsError>
+    async fn handshake<IO>(&self, io: IO, on_hello: impl Fn()) -> Result<TerminatedConnection<IO>, TlsError>
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let start = LazyConfigAcceptor::new(Acceptor::default(), io).await?;
+        on_hello();
         let server_name = start.client_hello().server_name().map(str::to_ascii_lowercase);
         let stream = match &self.key {
             TerminationKey::Here(credential) => start.into_stream(self.here(credential)?).await?,

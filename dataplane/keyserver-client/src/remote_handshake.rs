@@ -40,17 +40,19 @@ pub async fn as_client<IO: Transport>(
 }
 
 /// Performs the handshake as the server. `given` receives the bytes read from the client. After [`KeyServerError::NoKeyServer`], nothing
-/// was sent to the client yet, so a local handshake may begin with them.
+/// was sent to the client yet, so a local handshake may begin with them. `on_hello` is called when the ClientHello is complete.
 pub async fn as_server<IO: Transport>(
     io: &mut IO,
     requester: &KeyClient,
     terms: &RemoteHandshakeParams,
     given: &mut Vec<u8>,
+    on_hello: impl Fn(),
 ) -> Result<RemoteHandshakeResult, TlsError> {
     let start = Instant::now();
     while !hello_is_whole(given)? {
         read(io, given).await?;
     }
+    on_hello();
     run_handshake(io, requester, terms, keyrpc::HandshakeRole::Server, given, start).await
 }
 

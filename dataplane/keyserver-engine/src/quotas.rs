@@ -131,7 +131,7 @@ impl Quotas {
         let taken = if gives_way { account.limit.take_revocable(&holder, 1) } else { account.limit.take(&holder, 1) };
         let permit = match taken {
             Ok(permit) => permit,
-            Err(ShareRefusal::Share) if self.is_divided(requester) => return Err(KeyRefusal::TenantBusy),
+            Err(ShareRefusal::Share | ShareRefusal::Threshold) if self.is_divided(requester) => return Err(KeyRefusal::TenantBusy),
             Err(_) => return Err(KeyRefusal::RequesterBusy),
         };
         account.taken += 1;
@@ -230,6 +230,17 @@ mod tests {
         assert_eq!(quotas.take(&tenant("t1"), &gateway(), true).unwrap_err(), KeyRefusal::RequesterBusy);
         drop((held, ninth));
         assert_eq!(quotas.total(), 0);
+    }
+
+    #[test]
+    fn signatures_of_ten_tenants_leave_a_gateway_to_an_eleventh() {
+        let quotas = Quotas::new(QuotaShares { requester: 128, tenant: 128, channels: 1 });
+        let mut held = Vec::new();
+        for n in 0..10 {
+            held.extend(std::iter::from_fn(|| quotas.take(&tenant(&format!("t{n}")), &gateway(), false).ok()));
+        }
+        assert_eq!(quotas.take(&tenant("t0"), &gateway(), false).unwrap_err(), KeyRefusal::TenantBusy);
+        held.push(quotas.take(&tenant("eleventh"), &gateway(), false).unwrap());
     }
 
     #[test]

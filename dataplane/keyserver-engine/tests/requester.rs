@@ -110,7 +110,7 @@ async fn a_tenants_tls_terminates_while_its_list_allows_it() {
         let (a, b) = duplex(64 << 10);
         let name = ServerName::try_from("shop.example").unwrap();
         let client = TlsConnector::from(Arc::new(config));
-        let (c, s) = tokio::join!(client.connect(name, a), terminator.accept(b));
+        let (c, s) = tokio::join!(client.connect(name, a), terminator.accept(b, || {}));
         (c.is_ok(), s.map(drop).map_err(|e| e.reason()))
     };
     for version in [&rustls::version::TLS13, &rustls::version::TLS12] {

@@ -172,7 +172,7 @@ fn tenants_query_their_own_address_and_get_their_own_names() {
     let (net, pins) = (ReplicaNetns::new(), ReplicaPins::new());
     net.run(|| async {
         let (registry, (_trigger, drain)) = (Registry::new(), drain::tree());
-        let dns = DnsServer::start("[::]:53".parse().unwrap(), "az1".parse().unwrap(), &registry, &drain).unwrap();
+        let dns = DnsServer::start("[::]:53".parse().unwrap(), "az1".parse().unwrap(), &registry, &drain, drain.watcher()).unwrap();
         let listener = sys::listen(None, "[::]:15009".parse().unwrap(), &ListenOptions::default()).unwrap();
         let sockets = GatewaySockets {
             hbone: None,
@@ -194,7 +194,8 @@ fn tenants_query_their_own_address_and_get_their_own_names() {
         let taking = dns.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                taking.take(stream.into_std().unwrap());
+                let tenant = if stream.local_addr().unwrap().ip() == IpAddr::from([240, 0, 0, 6]) { "beta" } else { "alpha" };
+                tokio::spawn(taking.take(stream.into_std().unwrap(), &tenant.parse().unwrap()));
             }
         });
         for (to, want) in [("240.0.0.5", "10.0.1.1"), ("240.0.0.6", "10.0.2.1"), ("fdca:a1:0:240::5", "10.0.1.1")] {

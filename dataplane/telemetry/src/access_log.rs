@@ -19,6 +19,7 @@ use std::time::{Duration, SystemTime};
 use canal_model::ids::TenantName;
 use canal_model::share::{ShareKind, Shares};
 use canal_runtime::metrics::{CounterFamily, MetricFamily, MetricsShard, Registry};
+use canal_runtime::share::decide_free_needed;
 
 use json::Escaped;
 use writer::{Block, FilledBlock};
@@ -188,7 +189,7 @@ impl WorkerLog {
         self.begin(None)
     }
 
-    /// Begins a line of a tenant. The line is lost while the waiting bytes of the tenant use up its share.
+    /// Begins a line of a tenant. The line is lost while the waiting bytes of the tenant use up its share, or what others leave of it.
     pub fn line_of<'a>(&'a self, queue: &'a TenantLogQueue) -> LogLine<'a> {
         self.begin(Some(queue))
     }
@@ -196,7 +197,7 @@ impl WorkerLog {
     fn begin<'a>(&'a self, queue: Option<&'a TenantLogQueue>) -> LogLine<'a> {
         let inner = &*self.inner;
         let block = match queue {
-            Some(queue) if queue.waiting.bytes.load(Relaxed) >= queue.max.get() => {
+            Some(queue) if inner.is_beyond_share(queue) => {
                 inner.drop_line("tenant_share", Some(queue));
                 None
             }
@@ -222,6 +223,24 @@ impl WorkerLog {
 }
 
 impl Inner {
+    /// Returns whether the waiting lines of a tenant use up its share, or what the shares of others leave it. Lines are not taken back, so
+    /// some blocks stay free for tenants with few lines.
+    fn is_beyond_share(&self, queue: &TenantLogQueue) -> bool {
+        let waiting = queue.waiting.bytes.load(Relaxed);
+        if waiting >= queue.max.get() {
+            return true;
+        }
+        let needed = decide_free_needed((waiting + LINE_MAX) as u64, (BLOCKS * BLOCK) as u64);
+        let has_less = |free: usize| needed > ((BLOCKS - self.made.get() + free) * BLOCK) as u64;
+        if !has_less(self.free.borrow().len()) {
+            return false;
+        }
+        // Blocks that the writer has returned meanwhile count too.
+        let mut free = self.free.borrow_mut();
+        free.extend(self.back.try_iter());
+        has_less(free.len())
+    }
+
     /// Returns a block with space for a line: the current one, one that the writer returned, or a new one.
     fn block(&self) -> Option<Block> {
         match self.current.take() {

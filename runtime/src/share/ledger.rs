@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use canal_model::share::{Share, ShareKind};
 use tokio::sync::watch;
 
+use super::threshold::{decide_applies, decide_free_needed};
 use super::{GiveWay, ShareHolder, ShareRefusal, ShareUsage, TenantLimitConfig, TenantLimitUsage};
 
 /// Maximum number of holders that have no permits and are listed only for their refusals. When there are more, the networks among them are
@@ -36,8 +37,19 @@ struct LedgerPermit {
 /// Revocable permits of a holder, in the order in which they would be revoked.
 type Revocable<'a> = Box<dyn Iterator<Item = &'a u64> + 'a>;
 
+/// What a holder asks for.
+#[derive(Debug, Clone, Copy)]
+struct LedgerRequest<'a> {
+    holder: &'a ShareHolder,
+    amount: u64,
+    /// Amount of the holder's own permits that are revoked for it.
+    gone: u64,
+    is_revocable: bool,
+}
+
 #[derive(Debug)]
 pub(super) struct Ledger {
+    kind: ShareKind,
     capacity: u64,
     reserve: u64,
     give_way: GiveWay,
@@ -58,6 +70,7 @@ pub(super) struct Ledger {
 impl Ledger {
     pub(super) fn new(config: &TenantLimitConfig) -> Self {
         Self {
+            kind: config.kind,
             capacity: config.capacity,
             reserve: config.reserve.min(config.capacity),
             give_way: config.give_way,
@@ -109,22 +122,35 @@ impl Ledger {
         self.by_size.last().map(|(_, holder)| holder)
     }
 
-    /// Decides which permits have to be revoked so that `holder` may take `amount`. `gone` is subtracted from what the holder has now.
+    /// Returns how much must stay free beside the request, so that further tenants get something.
+    fn free_needed(&self, request: LedgerRequest<'_>, provider: u64) -> u64 {
+        let LedgerRequest { holder, amount, gone, is_revocable } = request;
+        let own = self.used_of(holder);
+        // A holder that is alone may take its share. One that replaces its own permits takes nothing from others.
+        let is_alone = self.used - provider == own;
+        if *holder == ShareHolder::Provider || is_alone || gone >= amount || !decide_applies(self.kind, is_revocable) {
+            return 0;
+        }
+        decide_free_needed((own - gone).saturating_add(amount), self.capacity - self.reserve)
+    }
+
+    /// Decides which permits have to be revoked to grant the request.
     ///
     /// Nothing is revoked here: a take that is refused must not cost any holder a permit.
-    fn decide(&self, holder: &ShareHolder, amount: u64, gone: u64) -> Result<Vec<u64>, ShareRefusal> {
-        let own = self.accounts.get(holder).map_or(0, |a| a.used) - gone;
-        let wanted = own.saturating_add(amount);
+    fn decide(&self, request: LedgerRequest<'_>) -> Result<Vec<u64>, ShareRefusal> {
+        let LedgerRequest { holder, amount, gone, .. } = request;
+        let wanted = (self.used_of(holder) - gone).saturating_add(amount);
         if wanted > self.max(holder) {
             return Err(ShareRefusal::Share);
         }
-        let provider = self.accounts.get(&ShareHolder::Provider).map_or(0, |a| a.used);
+        let provider = self.used_of(&ShareHolder::Provider);
         let total = match holder {
             ShareHolder::Provider => self.used.saturating_add(amount) - gone,
             // The provider uses its reserve before it uses shared capacity.
             _ => (self.used - provider).saturating_add(amount).saturating_add(provider.max(self.reserve)) - gone,
         };
-        let mut missing = total.saturating_sub(self.capacity);
+        let refusal = if total > self.capacity { ShareRefusal::Full } else { ShareRefusal::Threshold };
+        let mut missing = total.saturating_add(self.free_needed(request, provider)).saturating_sub(self.capacity);
         let mut chosen = Vec::new();
         if missing == 0 {
             return Ok(chosen);
@@ -138,7 +164,7 @@ impl Ledger {
             let next = rest.peek().map(|entry| (entry.0, &entry.1));
             // The largest is either an untouched holder or one that has already lost a permit in this decision.
             let largest = next.max(begun.last_key_value().map(|(entry, _)| *entry));
-            let Some((size, other)) = largest.filter(|(size, _)| *size > least) else { return Err(ShareRefusal::Full) };
+            let Some((size, other)) = largest.filter(|(size, _)| *size > least) else { return Err(refusal) };
             let permits = if next == largest {
                 rest.next();
                 self.revocable(other)
@@ -161,8 +187,8 @@ impl Ledger {
     }
 
     /// Revokes the permits that are needed for `amount`, or counts the refusal; a refusal revokes nothing.
-    fn free_capacity(&mut self, holder: &ShareHolder, amount: u64) -> Result<(), ShareRefusal> {
-        let decided = self.decide(holder, amount, 0);
+    fn free_capacity(&mut self, holder: &ShareHolder, amount: u64, is_revocable: bool) -> Result<(), ShareRefusal> {
+        let decided = self.decide(LedgerRequest { holder, amount, gone: 0, is_revocable });
         self.revoke(holder, decided)
     }
 
@@ -181,7 +207,7 @@ impl Ledger {
     }
 
     pub(super) fn take(&mut self, holder: &ShareHolder, amount: u64, revoke: Option<watch::Sender<bool>>) -> Result<u64, ShareRefusal> {
-        self.free_capacity(holder, amount)?;
+        self.free_capacity(holder, amount, revoke.is_some())?;
         Ok(self.grant(holder, amount, revoke))
     }
 
@@ -204,15 +230,16 @@ impl Ledger {
 
     /// Decides like [`Ledger::decide`], with as few of the holder's own permits revoked as necessary.
     fn decide_replacing(&self, holder: &ShareHolder, amount: u64) -> Result<Vec<u64>, ShareRefusal> {
-        let mut decided = self.decide(holder, amount, 0);
-        let (mut chosen, mut gone) = (Vec::new(), 0);
+        let mut request = LedgerRequest { holder, amount, gone: 0, is_revocable: true };
+        let mut decided = self.decide(request);
+        let mut chosen = Vec::new();
         for id in self.revocable(holder).into_iter().flatten() {
             if decided.is_ok() {
                 break;
             }
             chosen.push(*id);
-            gone += self.permits.get(id).map_or(0, |permit| permit.amount);
-            decided = self.decide(holder, amount, gone);
+            request.gone += self.permits.get(id).map_or(0, |permit| permit.amount);
+            decided = self.decide(request);
         }
         chosen.extend(decided?);
         Ok(chosen)
@@ -222,8 +249,9 @@ impl Ledger {
         let Some(holder) = self.permits.get(&id).filter(|p| !p.is_revoked).map(|p| p.holder.clone()) else {
             return Err(ShareRefusal::Full);
         };
+        let is_revocable = self.accounts.get(&holder).is_some_and(|account| account.revocable.contains_key(&id));
         // Growing never revokes the holder's own permits, so this permit stays valid.
-        self.free_capacity(&holder, more)?;
+        self.free_capacity(&holder, more, is_revocable)?;
         let Some(permit) = self.permits.get_mut(&id) else { return Err(ShareRefusal::Full) };
         permit.amount += more;
         self.used += more;

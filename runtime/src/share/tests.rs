@@ -5,8 +5,11 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// A kind without a threshold, for the tests of what is independent of it.
+const KIND: ShareKind = ShareKind::ConfigurationBytes;
+
 fn limit(capacity: u64, reserve: u64, give_way: GiveWay) -> TenantLimit {
-    let limit = TenantLimit::new(TenantLimitConfig { kind: ShareKind::GatewayConnections, capacity, reserve, give_way });
+    let limit = TenantLimit::new(TenantLimitConfig { kind: KIND, capacity, reserve, give_way });
     limit.set_default_share(Share::Percent(50));
     limit
 }
@@ -35,7 +38,7 @@ fn tenant_takes_up_to_its_share_and_gives_back() {
 fn tenant_with_its_own_share_takes_that_much() {
     let limit = limit(100, 0, GiveWay::Oldest);
     let mut shares = Shares::default();
-    shares.set(ShareKind::GatewayConnections, Share::Amount(80));
+    shares.set(KIND, Share::Amount(80));
     let name = "alpha".parse().unwrap();
     limit.set_shares([(&name, &shares)]);
     assert!(limit.take(&tenant("alpha"), 80).is_ok());
@@ -88,7 +91,7 @@ fn written_share_overrides_the_processs_default() {
     limit.set_default_share(Share::Amount(10));
     let mut shares = Shares::default();
     // The written value equals the table's default.
-    shares.set(ShareKind::GatewayConnections, ShareKind::GatewayConnections.default_share());
+    shares.set(KIND, KIND.default_share());
     let name = "alpha".parse().unwrap();
     limit.set_shares([(&name, &shares)]);
     assert!(limit.take(&tenant("alpha"), 50).is_ok());
@@ -293,6 +296,146 @@ proptest! {
     }
 }
 
+/// How the owners of a kind's permits take them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PermitUse {
+    /// The permit is never revoked.
+    Fixed,
+    /// The permit can be revoked until it is dropped.
+    Revocable,
+    /// The permit can be revoked at first, and then is kept.
+    Kept,
+    /// The permit is never revoked, and the share is an absolute amount, far below the whole.
+    Stored,
+    /// Something else than a ledger divides the limit.
+    Elsewhere,
+}
+
+/// Returns how permits of a kind are taken.
+fn use_of(kind: ShareKind) -> PermitUse {
+    match kind {
+        ShareKind::ControllerConnections
+        | ShareKind::Certificates
+        | ShareKind::SubscriptionBytes
+        | ShareKind::QueuedChanges
+        | ShareKind::QueuedChangeBytes
+        // Handshakes at a key server can be revoked, signatures cannot.
+        | ShareKind::KeyServerRequests => PermitUse::Fixed,
+        ShareKind::GatewayUnauthenticated
+        | ShareKind::GatewayBufferBytes
+        | ShareKind::NodeBufferBytes
+        | ShareKind::DnsConnections
+        | ShareKind::MetricSeries
+        | ShareKind::ControllerUnauthenticated
+        | ShareKind::ControllerStreams
+        | ShareKind::Observations => PermitUse::Revocable,
+        ShareKind::GatewayConnections | ShareKind::GatewayHandshakes => PermitUse::Kept,
+        ShareKind::ConfigurationBytes | ShareKind::CompiledBytes | ShareKind::CompiledResources => PermitUse::Stored,
+        // `tenant_usage` and `body_budget` of the gateway, its scheduler and access log, and `canal_model::share::decide_omitted`.
+        ShareKind::GatewayRequests
+        | ShareKind::GatewayBodyBytes
+        | ShareKind::GatewayCpu
+        | ShareKind::AccessLogBytes
+        | ShareKind::EdgeMapEntries => PermitUse::Elsewhere,
+        other => panic!("{other:?} has no case here; fix: say how its permits are taken"),
+    }
+}
+
+/// Takes `amount` as the owners of the kind's permits do.
+fn take_as(limit: &TenantLimit, holder: &ShareHolder, amount: u64) -> Result<TenantPermit, ShareRefusal> {
+    match use_of(limit.kind()) {
+        PermitUse::Revocable => limit.take_revocable(holder, amount),
+        PermitUse::Kept => limit.take_replacing(holder, amount).map(|mut permit| {
+            permit.keep();
+            permit
+        }),
+        _ => limit.take(holder, amount),
+    }
+}
+
+/// Creates a limit of `whole`, in the kind's default shares if these are amounts in a store. A tenth is reserved.
+fn limit_of(kind: ShareKind, whole: u64) -> TenantLimit {
+    let unit = match kind.default_share() {
+        Share::Amount(amount) if use_of(kind) == PermitUse::Stored => amount,
+        _ => 1,
+    };
+    let capacity = whole * unit;
+    TenantLimit::new(TenantLimitConfig { kind, capacity, reserve: capacity / 10, give_way: GiveWay::Oldest })
+}
+
+#[test]
+fn no_kind_lacks_a_case() {
+    let elsewhere = ShareKind::ALL.iter().filter(|kind| use_of(**kind) == PermitUse::Elsewhere).count();
+    assert_eq!(elsewhere, 5);
+    for kind in ShareKind::ALL.iter().copied() {
+        let applies = [true, false].map(|is_revocable| threshold::decide_applies(kind, is_revocable));
+        match use_of(kind) {
+            PermitUse::Kept => assert_eq!(applies, [true, true], "{kind:?}"),
+            PermitUse::Stored => assert_eq!(applies, [false, false], "{kind:?}"),
+            _ => assert_eq!(applies, [false, true], "{kind:?}"),
+        }
+    }
+}
+
+proptest! {
+    /// Ten tenants take what they can, in any order and in any amounts, and an eleventh is served.
+    #[test]
+    fn ten_greedy_tenants_leave_something_to_an_eleventh(
+        whole in 40..20_000u64,
+        steps in prop::collection::vec((0..10usize, 1..2_000u64), 0..60),
+    ) {
+        for kind in ShareKind::ALL.iter().copied().filter(|kind| use_of(*kind) != PermitUse::Elsewhere) {
+            let limit = limit_of(kind, whole);
+            let holders: Vec<_> = (0..10).map(|n| tenant(&format!("t{n}"))).collect();
+            let mut permits: Vec<_> = steps.iter().filter_map(|(at, amount)| take_as(&limit, &holders[*at], *amount).ok()).collect();
+            // Whatever is left, they take too.
+            for amount in (0..40).rev().map(|bits| 1u64 << bits) {
+                for holder in &holders {
+                    while let Ok(permit) = take_as(&limit, holder, amount) {
+                        permits.push(permit);
+                        if permits.len() > 4_000 || use_of(kind) == PermitUse::Revocable && limit.used() >= limit.capacity() * 9 / 10 {
+                            break;
+                        }
+                    }
+                }
+            }
+            let eleventh = tenant("eleventh");
+            let first = if use_of(kind) == PermitUse::Revocable { 1 } else { limit.capacity() * 9 / 10 / 128 };
+            let eleventh = take_as(&limit, &eleventh, first.clamp(1, limit.max(&eleventh)));
+            prop_assert!(eleventh.is_ok(), "{:?}: {:?} of {:?}", kind, eleventh, limit.usage());
+        }
+    }
+}
+
+#[test]
+fn threshold_falls_as_the_whole_fills() {
+    // The controller's connections in the audit's world: 80, of which a tenth is the provider's.
+    let limit = limit_of(ShareKind::ControllerConnections, 80);
+    let mut permits = Vec::new();
+    let counts: Vec<_> = (0..10)
+        .map(|n| {
+            let held: Vec<_> = std::iter::from_fn(|| limit.take(&tenant(&format!("t{n}")), 1).ok()).collect();
+            permits.push(held);
+            permits[n].len()
+        })
+        .collect();
+    assert_eq!(counts, [18, 18, 18, 6, 2, 1, 1, 1, 1, 1]);
+    assert_eq!(limit.take(&tenant("t3"), 1).unwrap_err(), ShareRefusal::Threshold);
+    let _eleventh = limit.take(&tenant("t10"), 1).unwrap();
+}
+
+#[test]
+fn holder_over_the_threshold_still_replaces_its_own() {
+    let limit = limit_of(ShareKind::GatewayHandshakes, 80);
+    let _kept: Vec<_> =
+        (0..3).flat_map(|n| (0..18).map(move |_| n)).map(|n| take_as(&limit, &tenant(&format!("t{n}")), 1).unwrap()).collect();
+    let own: Vec<_> = std::iter::from_fn(|| limit.take_revocable(&tenant("alpha"), 1).ok()).collect();
+    assert_eq!(own.len(), 6);
+    let next = limit.take_replacing(&tenant("alpha"), 1).unwrap();
+    assert_eq!(own.iter().filter(|permit| permit.is_revoked()).count(), 1);
+    assert!(own[0].is_revoked() && !next.is_revoked());
+}
+
 #[test]
 fn a_holder_at_its_share_replaces_only_its_own_oldest() {
     let config = TenantLimitConfig { kind: ShareKind::GatewayUnauthenticated, capacity: 8, reserve: 0, give_way: GiveWay::Oldest };
@@ -317,7 +460,7 @@ fn a_holder_at_its_share_replaces_only_its_own_oldest() {
 fn written_share_holds_against_another_default() {
     let limit = limit(100, 0, GiveWay::Oldest);
     let mut shares = Shares::default();
-    shares.set(ShareKind::GatewayConnections, ShareKind::GatewayConnections.default_share());
+    shares.set(KIND, Share::Amount(50));
     limit.set_default_share(Share::Percent(10));
     let name = "alpha".parse().unwrap();
     limit.set_shares([(&name, &shares)]);

@@ -329,6 +329,16 @@ mod tests {
         assert_eq!(got, ["a", "g"], "b and e were replaced, d has ended, f is revoked, g is another certificate of n3's");
     }
 
+    #[test]
+    fn certificates_of_ten_tenants_leave_some_to_an_eleventh() {
+        let mut live = ActiveCertificates::new(limit(500, 10));
+        let holder = |n: usize| ShareHolder::Tenant(format!("t{n}").parse().unwrap());
+        let counts: Vec<_> = (0..10).map(|n| (0..).take_while(|_| live.take(&holder(n)).is_ok()).count()).collect();
+        assert!(counts[0] == 50 && counts[9] > 0, "{counts:?}");
+        live.take(&holder(10)).unwrap();
+        assert_eq!(live.take(&holder(8)).unwrap_err(), ShareRefusal::Threshold);
+    }
+
     #[tokio::test]
     async fn a_request_that_never_gets_to_the_disk_takes_nothing_of_the_share() {
         let name: DomainName = ("alpha".parse().unwrap(), "alpha.example".parse().unwrap());

@@ -94,7 +94,8 @@ pub(super) async fn terminate_tls(
     }
     let Some(terminator) = &view.terminator else { return refused(&stream, "no_certificate") };
     let handshake = permit.begin_handshake()?;
-    let terminated = terminator.accept(stream).await.map_err(|e| {
+    let accepted = handshake.run(terminator.accept(stream, || handshake.keep())).await?;
+    let terminated = accepted.map_err(|e| {
         tracing::debug!(error = %e, "TLS with a client without a node proxy failed");
         super::tls_reason(&e)
     })?;

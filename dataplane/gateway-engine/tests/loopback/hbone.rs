@@ -41,13 +41,15 @@ fn network() -> [u8; 3] {
 /// Host number of the clients.
 const CLIENT: u8 = 99;
 
-/// Two tenants with a gateway address and a CA each.
+/// Two tenants with a gateway address and a CA each, and ten with a gateway address.
 pub(crate) struct LoopbackMesh {
     pub(crate) fixture: GatewayFixture,
     pub(crate) trust: TrustStore,
     net: [u8; 3],
     ca: Arc<[TestCa; 2]>,
     pub(crate) gateway: [SocketAddr; 2],
+    /// Gateway addresses of ten further tenants, at which connections are accepted.
+    pub(crate) others: Vec<SocketAddr>,
     pub(crate) pool: HbonePool,
 }
 
@@ -65,7 +67,8 @@ impl LoopbackMesh {
         let issue =
             move |id: &canal_model::identity::Identity| issuers[usize::from(id.trust_domain.as_str() == "beta.example")].credential(id);
         let keyring = ClientIdentityFactory::of(Arc::new(issue), None, trust.clone());
-        let hbone = vec![SocketAddr::new(at(1), 0), SocketAddr::new(at(2), 0), SocketAddr::new(at(3), 0)];
+        // The third address is no tenant's.
+        let hbone = [1, 2, 3].into_iter().chain(101..=110).map(|host| SocketAddr::new(at(host), 0)).collect();
         let fixture = GatewayFixture::new(EngineSetup { hbone, keyring: Some(keyring), ..setup }, &[]);
         let bound = fixture.engine.hbone_addresses();
         let gateway = |tenant: &str, host| {
@@ -77,12 +80,17 @@ impl LoopbackMesh {
                 draining: false,
             })
         };
-        fixture.apply(vec![tenant("beta", 2), gateway(TENANT, 1), gateway("beta", 2)]);
+        let others = (101..=110).flat_map(|host| {
+            let name = format!("t{host}");
+            [tenant(&name, host.into()), gateway(&name, host)]
+        });
+        let resources = [tenant("beta", 2), gateway(TENANT, 1), gateway("beta", 2)].into_iter().chain(others);
+        fixture.apply(resources.collect());
         let registry = Registry::new();
         let sources = SourceAddresses { v4: Some(Ipv4Addr::new(net[0], net[1], net[2], CLIENT)), v6: None };
         let config = PoolConfig { sources, ..PoolConfig::default() };
         let pool = HbonePool::new(config, HboneCounters::new(&registry, &registry.shard()));
-        Self { fixture, trust, net, ca, gateway: [bound[0], bound[1]], pool }
+        Self { fixture, trust, net, ca, gateway: [bound[0], bound[1]], others: bound[3..].to_vec(), pool }
     }
 
     /// Creates counters for a separate pool.

@@ -18,6 +18,7 @@ mod paths;
 mod policies;
 mod shares;
 mod smuggling;
+mod sums;
 mod tcp;
 mod terminate;
 mod tier;

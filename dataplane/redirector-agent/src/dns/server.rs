@@ -1,36 +1,39 @@
-//! Sockets of the DNS service: one UDP socket for all tenants, and TCP connections that the gateway passes on.
+//! The DNS service: opens the UDP socket for all tenants, which `datagrams` serves, and serves the TCP connections that the gateway passes
+//! on. It does not build responses.
 //!
 //! The local address of a query determines its tenant, and is the source of the response.
 
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use canal_model::ids::AzName;
-use canal_model::program::ResourceKind;
-use canal_runtime::drain::DrainWatcher;
-use canal_runtime::limits::Limit;
+use canal_model::ids::{AzName, ServiceId, TenantName};
+use canal_model::program::{Resource, ResourceKind};
+use canal_model::share::ShareKind;
+use canal_runtime::drain::{DrainObserver, DrainWatcher};
+use canal_runtime::limits::show_shares;
 use canal_runtime::metrics::{CounterFamily, MetricFamily, Registry};
+use canal_runtime::{GiveWay, ShareHolder, TenantLimit, TenantLimitConfig};
 use canal_southbound_client::{ResourceState, Update, UpdateSource};
-use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
+use quinn_udp::{UdpSockRef, UdpSocketState};
 use socket2::{Domain, Protocol, Socket, Type};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
+use tokio::sync::oneshot;
 
 use super::answer::{DnsReply, DnsTransport, decide_reply};
+use super::datagrams::DatagramService;
 use super::zone::{DnsZones, concerns, decide_zones};
 
 /// Timeout of a TCP client that sends nothing, or reads its response too slowly.
 const IDLE: Duration = Duration::from_secs(10);
-/// TCP connections at once, at most.
+/// TCP connections at once, at most. The tenants share them.
 const CONNECTIONS_MAX: u64 = 256;
-/// Datagrams that are received in one call.
-const BATCH: usize = 4;
-/// Buffer for one datagram in bytes; the kernel may have joined several in it.
-const DATAGRAM_MAX: usize = 65_535;
+/// Size in bytes that the kernel's queue of received datagrams should have.
+const RECEIVE_BUFFER: usize = 4 << 20;
 /// Highest descriptor to which the UDP socket is moved: the kernel's table of a process's files needs 8 bytes for each.
 const NUMBER_MAX: i32 = 0xffff;
 
@@ -49,39 +52,56 @@ pub struct DnsServer {
     inner: Arc<Inner>,
 }
 
-struct Inner {
+pub(super) struct Inner {
     az: AzName,
     zones: ArcSwap<DnsZones>,
-    socket: UdpSocket,
+    pub(super) socket: UdpSocket,
     queries: CounterFamily,
-    connections: Limit,
+    /// Questions over UDP that were dropped, by tenant.
+    dropped: CounterFamily,
+    connections: TenantLimit,
+    traffic: DrainObserver,
     runtime: tokio::runtime::Handle,
 }
 
 impl DnsServer {
-    /// Opens the UDP socket, and answers queries until `drain` is forced. The port must be 53, because responses carry it.
+    /// Opens the UDP socket, and answers queries until `drain` is forced. The port must be 53, because responses carry it. Connections that
+    /// wait for a query are closed when `traffic` drains.
     ///
     /// # Errors
     /// The socket cannot be opened, bound or registered.
-    pub fn start(address: SocketAddr, az: AzName, registry: &Registry, drain: &DrainWatcher) -> Result<Self, DnsError> {
+    pub fn start(
+        address: SocketAddr,
+        az: AzName,
+        registry: &Registry,
+        drain: &DrainWatcher,
+        traffic: DrainObserver,
+    ) -> Result<Self, DnsError> {
         let at = |what| move |source| DnsError { address, what, source };
         let socket = open(address).map_err(at("opening the socket"))?;
         let state = UdpSocketState::new(UdpSockRef::from(&socket)).map_err(at("asking for addresses"))?;
         let socket = UdpSocket::from_std(socket.into()).map_err(at("registering"))?;
         let family =
             MetricFamily::new("canal_dns_queries_total", "DNS queries, by transport and by what became of them.", &["transport", "result"]);
+        let dropped = "DNS questions over UDP that were dropped because a tenant had too many, by tenant and reason.";
+        let dropped = MetricFamily::new("canal_dns_dropped_questions_total", dropped, &["tenant", "reason"]);
+        let (kind, give_way) = (ShareKind::DnsConnections, GiveWay::Oldest);
+        let connections = TenantLimit::new(TenantLimitConfig { kind, capacity: CONNECTIONS_MAX, reserve: 0, give_way });
+        show_shares(registry, &connections);
         let inner = Arc::new(Inner {
             az,
             zones: ArcSwap::default(),
             socket,
             queries: registry.counters(family),
-            connections: Limit::new(registry, "dns_connections", CONNECTIONS_MAX),
+            dropped: registry.counters(dropped),
+            connections,
+            traffic,
             runtime: tokio::runtime::Handle::current(),
         });
-        let (serving, end) = (inner.clone(), drain.watcher());
+        let (serving, end) = (DatagramService::new(inner.clone(), state), drain.watcher());
         tokio::spawn(async move {
             tokio::select! {
-                () = serving.datagrams(&state) => {}
+                () = serving.run() => {}
                 () = end.forced() => {}
             }
         });
@@ -104,7 +124,7 @@ impl DnsServer {
         self.inner.socket.local_addr()
     }
 
-    /// Applies a state to the zones, if it concerns them.
+    /// Applies a state to the zones and to the tenants' shares, if it concerns them.
     pub fn apply(&self, update: &Update, state: &ResourceState) {
         let removed = |k: &ResourceKind| matches!(k, ResourceKind::Address | ResourceKind::Service | ResourceKind::Table);
         let first = self.inner.zones.load().generation == 0 || update.origin == UpdateSource::Snapshot;
@@ -112,19 +132,40 @@ impl DnsServer {
             let all = [ResourceKind::Address, ResourceKind::Service, ResourceKind::Table].into_iter().flat_map(|kind| state.of(kind));
             self.inner.zones.store(Arc::new(decide_zones(all, update.generation.0)));
         }
+        let is_tenant = |r: &Arc<Resource>| matches!(**r, Resource::Tenant(_));
+        if first || update.upserts.iter().any(is_tenant) || update.removals.iter().any(|(kind, _)| *kind == ResourceKind::Tenant) {
+            self.inner.connections.set_shares(state.of(ResourceKind::Tenant).filter_map(|resource| match &**resource {
+                Resource::Tenant(tenant) => Some((&tenant.name, &tenant.shares)),
+                _ => None,
+            }));
+        }
     }
 
-    /// Serves a TCP connection that arrived at port 53 of a service address. It may be called on any thread.
-    pub fn take(&self, stream: std::net::TcpStream) {
+    /// Serves a TCP connection that arrived at port 53 of an address of `tenant`. It may be called on any thread. The future resolves when
+    /// the connection has ended; dropping it ends the connection.
+    pub fn take(&self, stream: std::net::TcpStream, tenant: &TenantName) -> impl Future<Output = ()> + Send + use<> {
         let inner = self.inner.clone();
-        let Some(permit) = inner.connections.take() else { return inner.count("tcp", "too_many") };
-        inner.runtime.clone().spawn(async move {
-            let _permit = permit;
-            let served = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
-            if let Ok(stream) = served {
-                inner.connection(stream).await;
-            }
-        });
+        // A silent connection gives way to a new one: the oldest of the tenant itself, or of the tenant with the most.
+        let permit = inner.connections.take_replacing(&ShareHolder::Tenant(tenant.clone()), 1);
+        let (mut open, ended) = oneshot::channel::<()>();
+        match permit {
+            Err(_) => inner.count("tcp", "too_many"),
+            Ok(permit) => drop(inner.runtime.clone().spawn(async move {
+                let served = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
+                let Ok(stream) = served else { return };
+                tokio::select! {
+                    // A query that has just arrived is answered first.
+                    biased;
+                    () = inner.connection(stream) => {}
+                    () = permit.revoked() => inner.count("tcp", "displaced"),
+                    () = open.closed() => {}
+                }
+            })),
+        }
+        async move {
+            // The sender is dropped when the connection has ended.
+            let _ = ended.await;
+        }
     }
 }
 
@@ -136,6 +177,10 @@ fn open(address: SocketAddr) -> io::Result<Socket> {
         socket.set_freebind_v6(true)?;
     } else {
         socket.set_freebind_v4(true)?;
+    }
+    // A process without the capability for more gets what the system allows.
+    if rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER).is_err() {
+        socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
     }
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
@@ -152,53 +197,27 @@ fn dying_first(socket: Socket) -> Socket {
 }
 
 impl Inner {
-    fn count(&self, transport: &str, result: &str) {
+    pub(super) fn count(&self, transport: &str, result: &str) {
         self.queries.shared(&[transport, result]).inc();
     }
 
-    fn reply(&self, query: &[u8], local: IpAddr, transport: DnsTransport) -> DnsReply {
+    /// Counts a question over UDP that was dropped, by the tenant of this tier service.
+    pub(super) fn count_dropped(&self, service: ServiceId, reason: &str) {
+        let zones = self.zones.load();
+        let tenant = zones.tenant(service).map_or("", |tenant| tenant.as_str());
+        self.dropped.shared(&[tenant, reason]).inc();
+    }
+
+    /// Returns whether queries to this address have a tenant.
+    pub(super) fn has_home(&self, local: IpAddr) -> bool {
+        self.zones.load().home(local).is_some()
+    }
+
+    pub(super) fn reply(&self, query: &[u8], local: IpAddr, transport: DnsTransport) -> DnsReply {
         let zones = self.zones.load();
         match zones.home(local) {
             Some(tenant) => decide_reply(query, &zones, tenant, &self.az, transport),
             None => DnsReply { bytes: None, result: "no_tenant" },
-        }
-    }
-
-    async fn datagrams(&self, state: &UdpSocketState) {
-        let mut rooms = vec![vec![0u8; DATAGRAM_MAX]; BATCH];
-        loop {
-            if let Err(error) = self.socket.readable().await {
-                tracing::error!(%error, "DNS over UDP ends");
-                return;
-            }
-            let mut metas = [RecvMeta::default(); BATCH];
-            let mut slices: Vec<IoSliceMut<'_>> = rooms.iter_mut().map(|room| IoSliceMut::new(room)).collect();
-            let taken = self.socket.try_io(Interest::READABLE, || state.recv(UdpSockRef::from(&self.socket), &mut slices, &mut metas));
-            drop(slices);
-            for (room, meta) in rooms.iter().zip(&metas).take(taken.unwrap_or(0)) {
-                let Some(local) = meta.dst_ip else {
-                    self.count("udp", "no_address");
-                    continue;
-                };
-                // The kernel may have joined several datagrams of equal size.
-                for query in room[..meta.len.min(room.len())].chunks(meta.stride.max(1)) {
-                    let reply = self.reply(query, local, DnsTransport::Udp);
-                    self.count("udp", reply.result);
-                    if let Some(bytes) = reply.bytes {
-                        self.send(state, meta.addr, local, &bytes);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Sends a response. A failure is only counted, because UDP is best effort.
-    fn send(&self, state: &UdpSocketState, to: SocketAddr, from: IpAddr, bytes: &[u8]) {
-        let transmit = Transmit { destination: to, ecn: None, contents: bytes, segment_size: None, src_ip: Some(from) };
-        let sent = self.socket.try_io(Interest::WRITABLE, || state.try_send(UdpSockRef::from(&self.socket), &transmit));
-        if let Err(error) = sent {
-            self.count("udp", "not_sent");
-            tracing::debug!(%error, %to, "a DNS answer was not sent");
         }
     }
 
@@ -207,7 +226,11 @@ impl Inner {
         let Ok(local) = stream.local_addr() else { return };
         let mut room = Vec::new();
         loop {
-            let Ok(Ok(length)) = tokio::time::timeout(IDLE, stream.read_u16()).await else { return };
+            let length = tokio::select! {
+                length = tokio::time::timeout(IDLE, stream.read_u16()) => length,
+                () = self.traffic.draining() => return,
+            };
+            let Ok(Ok(length)) = length else { return };
             room.resize(length.into(), 0);
             match tokio::time::timeout(IDLE, stream.read_exact(&mut room)).await {
                 Ok(Ok(_)) => {}

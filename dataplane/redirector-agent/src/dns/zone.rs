@@ -98,7 +98,12 @@ impl DnsZones {
 
     /// Returns the tenant whose queries arrive at this address.
     pub fn home(&self, local: IpAddr) -> Option<&TenantName> {
-        self.homes.get(&tier::service_of(local)?)
+        self.tenant(tier::service_of(local)?)
+    }
+
+    /// Returns the tenant of a tier service.
+    pub fn tenant(&self, service: ServiceId) -> Option<&TenantName> {
+        self.homes.get(&service)
     }
 
     /// Returns the zone of a tenant.

@@ -188,6 +188,38 @@ fn flood_of_one_tenant_drops_its_own_lines_and_no_other_tenants() {
 }
 
 #[test]
+fn floods_of_ten_tenants_leave_blocks_to_an_eleventh() {
+    let (dir, r) = (tempfile::tempdir().unwrap(), Registry::new());
+    let (log, reader) = blocked_log(dir.path(), &r);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let dropped =
+        |reason: &str, tenant: &str| metric(&r, &format!("canal_access_log_dropped_total{{reason=\"{reason}\",tenant=\"{tenant}\"}}"));
+    let (flood, few) = (6_000u64, 20u64);
+    LocalSet::new().block_on(&runtime, async {
+        let worker = log.worker(&r.shard());
+        let queue = |n: usize| TenantLogQueue::new(&format!("t{n}").parse().unwrap(), &Shares::default());
+        for n in 0..10 {
+            let greedy = queue(n);
+            (0..flood).for_each(|_| worker.line_of(&greedy).str("filler", &"x".repeat(200)).end());
+        }
+        let eleventh = queue(10);
+        (0..few).for_each(|_| worker.line_of(&eleventh).str("tenant", "eleventh").end());
+    });
+    let (share, behind): (Vec<_>, Vec<_>) =
+        (0..11).map(|n| format!("t{n}")).map(|t| (dropped("tenant_share", &t), dropped("writer_behind", &t))).unzip();
+    assert!(share[..10].iter().all(|lost| (1..flood).contains(lost)) && share[10] == 0, "{share:?}");
+    assert_eq!(behind.iter().sum::<u64>(), 0, "{behind:?}");
+    let written = 10 * flood + few - share.iter().sum::<u64>();
+    let reading = std::thread::spawn(move || {
+        use std::io::BufRead;
+        let lines = std::io::BufReader::new(reader).lines().take(written as usize).map(Result::unwrap);
+        lines.filter(|line| line.contains("\"eleventh\"")).count() as u64
+    });
+    log.finish();
+    assert_eq!(reading.join().unwrap(), few, "every line of the eleventh is written");
+}
+
+#[test]
 fn share_of_the_log_is_given_back_once_the_lines_are_written() {
     let (dir, r) = (tempfile::tempdir().unwrap(), Registry::new());
     let path = dir.path().join("access.json");

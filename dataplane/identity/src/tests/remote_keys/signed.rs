@@ -69,7 +69,7 @@ async fn meet(
 ) -> (Result<TlsStream<DuplexStream>, String>, Result<TerminatedConnection<DuplexStream>, TlsError>) {
     let (near, far) = duplex(64 << 10);
     let client = async { TlsConnector::from(config).connect(ServerName::try_from(HOST).unwrap(), near).await.map_err(|e| e.to_string()) };
-    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(20)), async { tokio::join!(client, terminator.accept(far)) })
+    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(20)), async { tokio::join!(client, terminator.accept(far, || {})) })
         .await
         .expect("a handshake hangs")
 }
@@ -279,6 +279,6 @@ async fn a_silent_retry_occupies_no_thread() {
     let (mut near, far) = duplex(64 << 10);
     near.write_all(&hello).await.unwrap();
     let start = Instant::now();
-    assert_eq!(terminator.accept(far).await.unwrap_err().reason(), "io");
+    assert_eq!(terminator.accept(far, || {}).await.unwrap_err().reason(), "io");
     canal_timing::judge_time("time until a client that does not retry is left", start.elapsed(), Duration::from_secs(5));
 }
