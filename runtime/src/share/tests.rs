@@ -330,7 +330,7 @@ fn use_of(kind: ShareKind) -> PermitUse {
         | ShareKind::ControllerStreams
         | ShareKind::Observations => PermitUse::Revocable,
         ShareKind::GatewayConnections | ShareKind::GatewayHandshakes => PermitUse::Kept,
-        ShareKind::ConfigurationBytes | ShareKind::CompiledBytes | ShareKind::CompiledResources => PermitUse::Stored,
+        ShareKind::ConfigurationBytes | ShareKind::CompiledBytes | ShareKind::CompiledResources | ShareKind::RouteTableBytes => PermitUse::Stored,
         // `tenant_usage` and `body_budget` of the gateway, its scheduler and access log, and `canal_model::share::decide_omitted`.
         ShareKind::GatewayRequests
         | ShareKind::GatewayBodyBytes

@@ -27,7 +27,7 @@ pub(super) fn decide_applies(kind: ShareKind, is_revocable: bool) -> bool {
     match kind {
         // These amounts are in a store, and at a start they are taken in another order than they grew in. A refusal then would set aside
         // what was accepted before. Their shares are absolute and small parts of the whole.
-        ShareKind::ConfigurationBytes | ShareKind::CompiledBytes | ShareKind::CompiledResources => false,
+        ShareKind::ConfigurationBytes | ShareKind::CompiledBytes | ShareKind::CompiledResources | ShareKind::RouteTableBytes => false,
         // A permit that can be revoked at first becomes irrevocable later: a connection gets to work, a ClientHello becomes whole.
         ShareKind::GatewayConnections | ShareKind::GatewayHandshakes => true,
         // A revocable permit gives way to any holder that has less.
