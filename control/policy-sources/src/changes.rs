@@ -328,8 +328,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (changes, _ready, _told) = changes(dir.path());
         let holder = |n: usize| ShareHolder::Tenant(format!("t{n}").parse().unwrap());
-        // Many small changes reach the limit of their number, large ones that of their bytes.
-        for bytes in [1, 40_000] {
+        // A quarter for each, so that four shares are the whole.
+        changes.limits.queued_changes.set_default_share(canal_model::share::Share::Percent(25));
+        // Many small changes reach the limit of their number, large ones that of their bytes. Twenty of these are a share of the bytes.
+        for bytes in [1, 11_790] {
             let mut held = Vec::new();
             for n in 0..10 {
                 held.extend(std::iter::from_fn(|| changes.permits(&holder(n), bytes).ok()));
