@@ -1,6 +1,9 @@
 //! The two sides of mesh mTLS: their identity, the peers they accept, and the handshake, with a local key or with one in a key server.
 //! Certificates are neither obtained nor renewed here. Start with [`ServerIdentity::accept`] and [`ClientIdentity::connect`].
 
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -13,10 +16,10 @@ use canal_tls::{
     PeerRole, PeerTrustWatch, PeerVerifier, PrefixedStream, TlsError, Transport, TrustView, mesh_alpn, server_config,
 };
 use canal_wire::hbone::ALPN;
-use rustls::server::Acceptor;
 use rustls_pki_types::ServerName;
 use tokio::time::Instant;
-use tokio_rustls::{LazyConfigAcceptor, TlsConnector};
+use tokio_rustls::server::TlsStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// Time after which a connection with a remote handshake takes no new streams, because the key server has another certificate by then.
 pub const REMOTE_PROOF_LIFE: Duration = Duration::from_secs(6 * 3600);
@@ -163,10 +166,7 @@ impl ServerIdentity {
         begun(credential).await;
         let own = usable(credential)?;
         let judge = judge(&own, &self.trust);
-        let config = self.config(&own, &judge)?;
-        let start = LazyConfigAcceptor::new(Acceptor::default(), io).await?;
-        on_hello();
-        let stream = start.into_stream(config).await?;
+        let stream = shake(&TlsAcceptor::from(self.config(&own, &judge)?), io, on_hello).await?;
         let (identity, leaf) = judge.peer(PeerRole::Client, None, stream.get_ref().1.peer_certificates())?;
         let stream = MtlsStream::of_server(stream, PeerTrustWatch::new(self.trust.clone(), leaf));
         Ok((stream, VerifiedPeer { tenant: self.tenant.clone(), identity }))
@@ -410,6 +410,26 @@ impl ClientIdentity {
         let own = usable(credential).unwrap();
         self.calls.config(&own, &judge(&own, &self.calls.trust), expected).unwrap()
     }
+}
+
+/// Performs the server's handshake and calls `on_hello` when the ClientHello is complete: the server writes nothing before that. An alert about
+/// a broken ClientHello counts too, because the handshake ends with it.
+async fn shake<IO: Transport>(
+    acceptor: &TlsAcceptor,
+    io: PrefixedStream<IO>,
+    on_hello: impl Fn(),
+) -> io::Result<TlsStream<PrefixedStream<IO>>> {
+    let mut accepting = acceptor.accept(io);
+    let mut has_hello = false;
+    poll_fn(|cx| {
+        let polled = Pin::new(&mut accepting).poll(cx);
+        if !has_hello && accepting.get_ref().is_some_and(PrefixedStream::has_written) {
+            has_hello = true;
+            on_hello();
+        }
+        polled
+    })
+    .await
 }
 
 fn counted<T>(trust: &TrustView, side: &'static str, done: Result<T, TlsError>) -> Result<T, TlsError> {

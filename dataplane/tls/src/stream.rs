@@ -108,12 +108,18 @@ pub struct PrefixedStream<IO> {
     front: Vec<u8>,
     at: usize,
     io: IO,
+    has_written: bool,
 }
 
 impl<IO> PrefixedStream<IO> {
     /// Creates the stream, from which `front` is read first.
     pub fn new(front: Vec<u8>, io: IO) -> Self {
-        Self { front, at: 0, io }
+        Self { front, at: 0, io, has_written: false }
+    }
+
+    /// Returns whether anything was written, or was to be written.
+    pub fn has_written(&self) -> bool {
+        self.has_written
     }
 }
 
@@ -135,9 +141,11 @@ impl<IO: AsyncRead + Unpin> AsyncRead for PrefixedStream<IO> {
 
 impl<IO: AsyncWrite + Unpin> AsyncWrite for PrefixedStream<IO> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.has_written = true;
         Pin::new(&mut self.io).poll_write(cx, buf)
     }
     fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        self.has_written = true;
         Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
     }
     fn is_write_vectored(&self) -> bool {

@@ -378,6 +378,9 @@ fn no_kind_lacks_a_case() {
 }
 
 proptest! {
+    // Each case fills all kinds with thousands of permits, so few cases are enough.
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
     /// Ten tenants take what they can, in any order and in any amounts, and an eleventh is served.
     #[test]
     fn ten_greedy_tenants_leave_something_to_an_eleventh(

@@ -217,12 +217,13 @@ fn each_full_limit_refuses_its_holder_and_no_other() {
 }
 
 /// Shares that another test fills, because that needs more than a few hundred connections or objects, and the file of that test.
-const FILLED_ELSEWHERE: [(ShareKind, &str); 14] = [
+const FILLED_ELSEWHERE: [(ShareKind, &str); 15] = [
     (ShareKind::GatewayBufferBytes, "dataplane/hbone/src/flow.rs"),
     (ShareKind::GatewayBodyBytes, "dataplane/gateway-engine/tests/loopback/authorizers.rs"),
     (ShareKind::NodeBufferBytes, "dataplane/node-proxy/src/worker.rs"),
     (ShareKind::GatewayCpu, "dataplane/gateway-io/src/scheduler/tests.rs"),
     (ShareKind::AccessLogBytes, "dataplane/telemetry/src/access_log/tests.rs"),
+    (ShareKind::DnsConnections, "dataplane/redirector-agent/tests/dns.rs"),
     (ShareKind::MetricSeries, "runtime/src/metrics/tests.rs"),
     (ShareKind::ControllerConnections, "control/controller-core/tests/limits.rs"),
     (ShareKind::SubscriptionBytes, "control/controller-core/tests/limits.rs"),
