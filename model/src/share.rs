@@ -166,7 +166,7 @@ share_kinds! {
             "Streams that a tenant's data planes have open at the controller.";
         SubscriptionBytes, "subscriptionBytes", "subscription_bytes", "bytes", Share::Percent(25),
             "Bytes that a tenant's data planes are charged for resource names that the controller does not have.";
-        ConfigurationBytes, "configurationBytes", "configuration_bytes", "bytes", Share::Amount(16 << 20),
+        ConfigurationBytes, "configurationBytes", "configuration_bytes", "bytes", Share::Amount(8 << 20),
             "Bytes of a tenant's objects in the controller's store.";
         CompiledBytes, "compiledBytes", "compiled_bytes", "bytes", Share::Amount(32 << 20),
             "Bytes of the resources that the compiler makes of a tenant's objects.";

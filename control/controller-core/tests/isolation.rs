@@ -224,6 +224,8 @@ async fn route_tables_are_bounded_over_all_services() {
     fixture.write("alpha/many.yaml", &patterns(450, 22).replace("name: x", "name: y"));
     until("a finding", async || errors(&ann.status().await.diagnostics).iter().any(|e| e.contains("routeTableBytes"))).await;
     assert_eq!(fixture.metric("canal_controller_changes_withheld_total{reason=\"route_table_bytes\"}").await, 1.0);
+    // The operator's own connection counts as well.
+    drop(ann);
     root.delete_all("alpha").await.unwrap();
     std::fs::remove_file(fixture.path("alpha/many.yaml")).unwrap();
     std::fs::remove_file(fixture.path("alpha/t.yaml")).unwrap();

@@ -131,7 +131,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
             let _ = node(setup).subscribe("node~alpha-n1", unknown, &[]);
         }),
         calls("objects with large annotations", 1, 2, |setup| {
-            let _ = setup.operator().apply("alpha", &padded(30, 500_000));
+            let _ = setup.operator().apply("alpha", &padded(12, 500_000));
         })
         .restored_by(remove),
         calls("routes with many matches", 1, 2, |setup| {
@@ -139,7 +139,7 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
         })
         .restored_by(remove),
         calls("large diffs", 1, 3, |setup| {
-            let _ = setup.operator().diff("alpha", &padded(30, 500_000));
+            let _ = setup.operator().diff("alpha", &padded(12, 500_000));
         }),
         calls("policies with more values than data planes take", 1, 1, |setup| {
             let _ = setup.operator().apply("alpha", &policies(50, 600));
