@@ -168,7 +168,7 @@ share_kinds! {
             "Bytes that a tenant's data planes are charged for resource names that the controller does not have.";
         ConfigurationBytes, "configurationBytes", "configuration_bytes", "bytes", Share::Amount(8 << 20),
             "Bytes of a tenant's objects in the controller's store.";
-        CompiledBytes, "compiledBytes", "compiled_bytes", "bytes", Share::Amount(32 << 20),
+        CompiledBytes, "compiledBytes", "compiled_bytes", "bytes", Share::Amount(24 << 20),
             "Bytes of the resources that the compiler makes of a tenant's objects.";
         CompiledResources, "compiledResources", "compiled_resources", "resources", Share::Amount(100_000),
             "Resources that the compiler makes of a tenant's objects; each rule of a route is one.";

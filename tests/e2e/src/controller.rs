@@ -7,8 +7,8 @@ use std::time::Duration;
 use canal_timing::deadline;
 use canal_wire::api::admin_client::AdminClient;
 use canal_wire::api::{
-    ApplyRequest, ApplyResponse, DeleteRequest, File, FleetRequest, GetRequest, ObjectRef, ReplicaRequest, RevokeRequest, RotateRequest,
-    StatusRequest, TrustRequest,
+    ApplyRequest, ApplyResponse, DeleteRequest, DiffResponse, File, FleetRequest, GetRequest, ObjectRef, ReplicaRequest, RevokeRequest,
+    RotateRequest, StatusRequest, TrustRequest,
 };
 use canal_wire::citadel::IstioCertificateRequest;
 use canal_wire::citadel::istio_certificate_service_client::IstioCertificateServiceClient;
@@ -122,10 +122,10 @@ impl<'c> Caller<'c> {
     }
 
     /// Requests the changes that applying the objects would make; nothing is changed.
-    pub fn diff(&self, tenant: &str, yaml: &str) -> Result<ApplyResponse, Status> {
+    pub fn diff(&self, tenant: &str, yaml: &str) -> Result<DiffResponse, Status> {
         let files = vec![File { path: "objects.yaml".into(), yaml: yaml.into() }];
         let request = self.request(ApplyRequest { tenant: tenant.into(), files, dry_run: true });
-        self.call(|channel| async move { Ok(AdminClient::new(channel).apply(request).await?.into_inner()) })
+        self.call(|channel| async move { Ok(AdminClient::new(channel).diff(request).await?.into_inner()) })
     }
 
     /// Returns all objects of a tenant as YAML.
@@ -137,7 +137,13 @@ impl<'c> Caller<'c> {
 
     /// Removes one object.
     pub fn delete(&self, tenant: &str, kind: &str, name: &str) -> Result<(), Status> {
-        let objects = vec![ObjectRef { kind: kind.into(), namespace: "default".into(), name: name.into() }];
+        self.delete_each(tenant, &[(kind, name.to_owned())])
+    }
+
+    /// Removes objects, given by kind and name, in one request.
+    pub fn delete_each(&self, tenant: &str, objects: &[(&str, String)]) -> Result<(), Status> {
+        let object = |(kind, name): &(&str, String)| ObjectRef { kind: (*kind).into(), namespace: "default".into(), name: name.clone() };
+        let objects = objects.iter().map(object).collect();
         let request = self.request(DeleteRequest { tenant: tenant.into(), objects, ignore_missing: true, all: false });
         self.call(|channel| async move { AdminClient::new(channel).delete(request).await.map(drop) })
     }

@@ -2,6 +2,7 @@
 //! watched: its goodput, its 99th percentile and its errors, and the memory of every process. Start at [`run_case`]. The gate runs
 //! `limits.rs` instead, which only counts.
 
+mod configuration;
 mod control;
 mod exhaustion_world;
 mod gateway;
@@ -49,8 +50,14 @@ impl ExhaustionCase {
     }
 }
 
-fn groups() -> [(&'static str, Vec<ExhaustionCase>); 4] {
-    [("gateway", gateway::cases()), ("traffic", traffic::cases()), ("control", control::cases()), ("keys", keys::cases())]
+fn groups() -> [(&'static str, Vec<ExhaustionCase>); 5] {
+    [
+        ("gateway", gateway::cases()),
+        ("traffic", traffic::cases()),
+        ("control", control::cases()),
+        ("configuration", configuration::cases()),
+        ("keys", keys::cases()),
+    ]
 }
 
 /// Runs one case while beta is watched, and judges the harm to beta and whether there was an attack. The error states a process that
@@ -110,6 +117,11 @@ fn connections_and_streams_of_one_tenant_leave_the_gateway_to_others() {
 #[test]
 fn requests_and_packets_of_one_tenant_leave_the_gateway_to_others() {
     run("traffic");
+}
+
+#[test]
+fn one_tenants_configuration_at_all_its_shares_leaves_the_memory_to_others() {
+    run("configuration");
 }
 
 #[test]
