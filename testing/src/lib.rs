@@ -1,6 +1,6 @@
 //! Fakes for tests: certificate authorities that issue any certificate a test needs, valid or not, fakes of the controller, the fleet
-//! service and the key server, addresses for the programs of a test ([`loopback`]), and another kernel to run in ([`user_mode_linux`]). The
-//! crate is a dev-dependency only, and its functions panic on errors, as tests do.
+//! service and the key server, addresses for the programs of a test ([`loopback`]), network namespaces ([`netns`]), and another kernel to run in
+//! ([`user_mode_linux`]). The crate is a dev-dependency only, and its functions panic on errors, as tests do.
 
 #![forbid(unsafe_code)]
 
@@ -8,6 +8,7 @@ mod fake_controller;
 mod fake_fleet_service;
 mod fake_keyserver;
 pub mod loopback;
+pub mod netns;
 pub mod user_mode_linux;
 
 use std::sync::Arc;

@@ -41,8 +41,9 @@ mod tests {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
+    use canal_gateway_config::testing::tenant_named;
     use canal_gateway_engine::{EngineDependencies, GatewayConfig};
-    use canal_model::ids::{Generation, ServiceId, Vni};
+    use canal_model::ids::{Generation, ServiceId};
     use canal_model::program::*;
     use canal_runtime::drain;
     use canal_runtime::metrics::Registry;
@@ -53,17 +54,6 @@ mod tests {
     /// Builds a tenant whose services have as many large regexes as one service may have.
     fn large() -> Vec<Arc<Resource>> {
         let name = || "alpha".parse().unwrap();
-        let tenant = Tenant {
-            name: name(),
-            vni: Vni::new(1).unwrap(),
-            trust_domain: "alpha.example".parse().unwrap(),
-            pod_cidrs: vec![],
-            gateway_cidrs: vec![],
-            outbound_traffic_policy: OutboundTrafficPolicy::Deny,
-            resolvers: Vec::new(),
-            keys: Default::default(),
-            shares: Default::default(),
-        };
         let service = |n: u32| Service {
             key: format!("alpha/default/s{n}").parse().unwrap(),
             id: ServiceId::new(n + 1).unwrap(),
@@ -96,7 +86,7 @@ mod tests {
             action: RouteAction::Split(vec![]),
         };
         let services = (0..64).flat_map(|n| [Resource::Service(service(n)), Resource::Route(route(n))]);
-        std::iter::once(Resource::Tenant(tenant)).chain(services).map(Arc::new).collect()
+        std::iter::once(tenant_named("alpha")).chain(services.map(Arc::new)).collect()
     }
 
     #[tokio::test]

@@ -236,8 +236,8 @@ impl TenantBuilds {
         Some(snapshot)
     }
 
-    /// Gives up what waits of a tenant because [`TenantBuilds::finish`] panicked, and closes the tenant: what was acknowledged of it is not
-    /// in force.
+    /// Gives up what waits of a tenant because [`TenantBuilds::finish`] panicked. It closes the tenant, because changes that the gateway
+    /// acknowledged may not be in force.
     pub fn fail(&mut self, tenant: &TenantName) -> Arc<Snapshot> {
         self.turns.end(tenant);
         self.waiting.remove(tenant);

@@ -35,10 +35,15 @@ pub fn key(name: &str) -> ServiceKey {
 
 /// Returns tenant `t`.
 pub fn tenant() -> Arc<Resource> {
+    tenant_named("t")
+}
+
+/// Returns a tenant whose network is numbered by the first letter of its name.
+pub fn tenant_named(name: &str) -> Arc<Resource> {
     Arc::new(Resource::Tenant(Tenant {
-        name: "t".parse().unwrap(),
-        vni: Vni::new(1).unwrap(),
-        trust_domain: "t.example".parse().unwrap(),
+        name: name.parse().unwrap(),
+        vni: Vni::new(u32::from(name.as_bytes()[0])).unwrap(),
+        trust_domain: format!("{name}.example").parse().unwrap(),
         pod_cidrs: vec![],
         gateway_cidrs: vec![],
         outbound_traffic_policy: OutboundTrafficPolicy::Deny,

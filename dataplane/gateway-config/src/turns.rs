@@ -10,14 +10,14 @@ use canal_model::ids::TenantName;
 
 /// One tenant's build.
 #[derive(Debug)]
-struct Turn {
+struct PendingBuild {
     start: u64,
     steps: u64,
     /// Steps that were not taken yet.
     left: u64,
 }
 
-impl Turn {
+impl PendingBuild {
     fn end(&self) -> u64 {
         self.start + self.steps
     }
@@ -32,7 +32,7 @@ impl Turn {
 #[derive(Debug, Default)]
 pub(crate) struct BuildTurns {
     position: u64,
-    turns: BTreeMap<TenantName, Turn>,
+    turns: BTreeMap<TenantName, PendingBuild>,
     /// End of each tenant's last build, if it is later than the position.
     last_ends: BTreeMap<TenantName, u64>,
 }
@@ -41,7 +41,7 @@ impl BuildTurns {
     /// Adds a tenant's build of this many steps. The tenant has no other one.
     pub(crate) fn add(&mut self, tenant: TenantName, steps: u64) {
         let start = self.last_ends.get(&tenant).copied().unwrap_or(0).max(self.position);
-        self.turns.insert(tenant, Turn { start, steps, left: steps });
+        self.turns.insert(tenant, PendingBuild { start, steps, left: steps });
     }
 
     /// Returns the tenant whose build is to take the next step.
@@ -51,7 +51,7 @@ impl BuildTurns {
     /// twice the longest.
     pub(crate) fn next(&self) -> Option<&TenantName> {
         let shortest_rest = self.turns.values().filter(|turn| turn.has_begun()).map(|turn| turn.left).min();
-        let may_go = |turn: &Turn| turn.has_begun() || shortest_rest.is_none_or(|left| turn.steps <= left / 2);
+        let may_go = |turn: &PendingBuild| turn.has_begun() || shortest_rest.is_none_or(|left| turn.steps <= left / 2);
         let first = self.turns.iter().filter(|(_, turn)| may_go(turn)).min_by_key(|(tenant, turn)| (turn.end(), *tenant));
         first.map(|(tenant, _)| tenant)
     }

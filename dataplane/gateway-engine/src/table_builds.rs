@@ -18,7 +18,7 @@ use crate::worker::EngineShared;
 /// should be ready with the tables of nearly all tenants, and not so much that one tenant delays readiness for long.
 const FIRST_BYTES_MAX: usize = 32 << 20;
 
-struct Gauges {
+struct BuildGauges {
     generation: SharedGauge,
     services: SharedGauge,
     workloads: SharedGauge,
@@ -26,7 +26,7 @@ struct Gauges {
     waiting: SharedGauge,
 }
 
-impl Gauges {
+impl BuildGauges {
     fn new(registry: &Registry) -> Self {
         let gauge = |name, help| registry.gauges(MetricFamily::new(name, help, &[])).shared(&[]);
         Self {
@@ -51,7 +51,7 @@ struct Work {
 /// Builds of all tenants, and the publication of their snapshots.
 pub(crate) struct TableBuilds {
     shared: Arc<EngineShared>,
-    gauges: Gauges,
+    gauges: BuildGauges,
     work: Mutex<Work>,
     woken: Condvar,
 }
@@ -63,7 +63,7 @@ impl TableBuilds {
     /// The thread cannot be created.
     pub(crate) fn start(shared: Arc<EngineShared>, builds: TenantBuilds, registry: &Registry) -> std::io::Result<Arc<Self>> {
         let work = Mutex::new(Work { builds, has_state: false, is_ended: false });
-        let all = Arc::new(Self { shared, gauges: Gauges::new(registry), work, woken: Condvar::new() });
+        let all = Arc::new(Self { shared, gauges: BuildGauges::new(registry), work, woken: Condvar::new() });
         let own = all.clone();
         std::thread::Builder::new().name("gateway-tables".into()).spawn(move || own.run())?;
         Ok(all)

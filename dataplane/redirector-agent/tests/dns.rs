@@ -2,7 +2,6 @@
 //! They need root. Nothing depends on time.
 
 use std::net::IpAddr;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,7 @@ use canal_redirector_agent::dns::DnsServer;
 use canal_runtime::drain::{self, DrainTrigger};
 use canal_runtime::metrics::Registry;
 use canal_southbound_client::{ResourceState, Update, UpdateSource};
+use canal_testing::netns::ProcessNetns;
 use hickory_proto::op::{Message, Query};
 use hickory_proto::rr::{Name, RecordType};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -36,36 +36,20 @@ fn home(tenant: usize) -> IpAddr {
     format!("fdca:a1:0:240::{:x}", tenant + 1).parse().unwrap()
 }
 
-fn ip(args: &str) {
-    let made = Command::new("ip").args(args.split(' ')).output().expect("these tests need root and iproute2");
-    assert!(made.status.success(), "ip {args}: {}", String::from_utf8_lossy(&made.stderr));
+/// Creates a network namespace whose loopback device has the addresses of the tenants.
+fn tenants_netns() -> ProcessNetns {
+    let net = ProcessNetns::new();
+    for tenant in 0..TENANTS {
+        net.ip(&format!("addr add {}/128 dev lo nodad", home(tenant)));
+    }
+    net
 }
 
-/// A network namespace whose loopback device has the addresses of the tenants; removed on drop.
-struct DnsNetns(String);
-
-impl DnsNetns {
-    fn new(test: &str) -> Self {
-        let net = Self(format!("canal-dns-{test}-{}", std::process::id()));
-        ip(&format!("netns add {}", net.0));
-        ip(&format!("-n {} link set lo up", net.0));
-        for tenant in 0..TENANTS {
-            ip(&format!("-n {} addr add {}/128 dev lo nodad", net.0, home(tenant)));
-        }
-        net
-    }
-
-    /// Runs a test on one thread, so that the server runs only while the test waits.
-    fn run<F: Future<Output = ()>>(&self, test: impl FnOnce() -> F) {
-        let run = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test());
-        Netns::open(format!("/run/netns/{}", self.0)).unwrap().enter(run).unwrap();
-    }
-}
-
-impl Drop for DnsNetns {
-    fn drop(&mut self) {
-        let _ = Command::new("ip").args(["netns", "del", &self.0]).output();
-    }
+/// Runs a test in such a namespace on one thread, so that the server runs only while the test waits.
+fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
+    let net = tenants_netns();
+    let run = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test());
+    Netns::open(net.path()).unwrap().enter(run).unwrap();
 }
 
 struct DnsFixture {
@@ -163,7 +147,7 @@ async fn silent(tenant: usize, count: usize) -> Vec<TcpStream> {
 
 #[test]
 fn silent_connections_of_ten_tenants_leave_dns_over_tcp_to_an_eleventh() {
-    DnsNetns::new("tcp").run(|| async {
+    run(|| async {
         let fixture = DnsFixture::new();
         fixture.accept();
         // One tenant alone, then nine more.
@@ -189,7 +173,7 @@ fn silent_connections_of_ten_tenants_leave_dns_over_tcp_to_an_eleventh() {
 fn question_of_an_eleventh_tenant_is_answered_in_its_turn_and_not_last() {
     /// Questions of each of the ten tenants, more than may wait.
     const FLOOD: u16 = 300;
-    DnsNetns::new("udp").run(|| async {
+    run(|| async {
         let fixture = DnsFixture::new();
         // Nothing waits here, so the server does not run before all questions are sent.
         let client = std::net::UdpSocket::bind("[::]:0").unwrap();

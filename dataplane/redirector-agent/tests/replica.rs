@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -22,44 +21,30 @@ use canal_redirector_agent::{RedirectorAgent, RedirectorMaps, ReplicaConfig};
 use canal_runtime::drain;
 use canal_runtime::metrics::Registry;
 use canal_southbound_client::{ResourceState, Update, UpdateSource};
+use canal_testing::netns::ProcessNetns;
 use hickory_proto::op::{Message, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 
-fn ip(args: &str) {
-    let made = Command::new("ip").args(args.split(' ')).output().expect("these tests need root and iproute2");
-    assert!(made.status.success(), "ip {args}: {}", String::from_utf8_lossy(&made.stderr));
-}
-
-/// A replica's network namespace with a device that leads nowhere; removed on drop.
-struct ReplicaNetns(String);
+/// A replica's network namespace with a device that leads nowhere.
+struct ReplicaNetns(ProcessNetns);
 
 impl ReplicaNetns {
     fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let net = Self(format!("canal-rdr-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::SeqCst)));
-        let name = &net.0;
-        ip(&format!("netns add {name}"));
-        ip(&format!("-n {name} link set lo up"));
-        ip(&format!("-n {name} link add eth0 type veth peer name nowhere"));
-        ip(&format!("-n {name} link set nowhere up"));
-        ip(&format!("-n {name} link set eth0 up"));
-        ip(&format!("-n {name} addr add 250.1.0.1/16 dev eth0"));
-        ip(&format!("-n {name} addr add 10.1.1.9/32 dev lo"));
-        ip(&format!("-n {name} addr add fd77::9/128 dev lo nodad"));
-        net
+        let net = ProcessNetns::new();
+        net.ip("link add eth0 type veth peer name nowhere");
+        net.ip("link set nowhere up");
+        net.ip("link set eth0 up");
+        net.ip("addr add 250.1.0.1/16 dev eth0");
+        net.ip("addr add 10.1.1.9/32 dev lo");
+        net.ip("addr add fd77::9/128 dev lo nodad");
+        Self(net)
     }
 
     fn run<F: Future<Output = ()>>(&self, test: impl FnOnce() -> F) {
         let run = || tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(test());
-        Netns::open(format!("/run/netns/{}", self.0)).unwrap().enter(run).unwrap();
-    }
-}
-
-impl Drop for ReplicaNetns {
-    fn drop(&mut self) {
-        let _ = Command::new("ip").args(["netns", "del", &self.0]).output();
+        Netns::open(self.0.path()).unwrap().enter(run).unwrap();
     }
 }
 
@@ -302,7 +287,7 @@ fn a_replica_that_went_down_is_a_suspect_first() {
 #[test]
 fn sessions_are_found_where_the_kernel_shows_them() {
     let net = ReplicaNetns::new();
-    ip(&format!("-n {} addr add 240.0.0.7/32 dev lo", net.0));
+    net.0.ip("addr add 240.0.0.7/32 dev lo");
     net.run(|| async {
         // On a stalled machine the client's FIN is retransmitted. The response meets a client that is closed already, and its reset would
         // end the server's TIME_WAIT (RFC 1337), which this test must see. The write is to this thread's namespace.
@@ -335,9 +320,9 @@ const CORES: usize = 2;
 const SESSIONS: u32 = 1000;
 const PACKETS: usize = 5;
 
-/// The other end of a replica's link: an edge with the tunnel end 250.1.0.200. Removed on drop.
+/// The other end of a replica's link: an edge with the tunnel end 250.1.0.200.
 struct EdgeEnd {
-    name: String,
+    net: ProcessNetns,
     sysfs: tempfile::TempDir,
     /// Sockets by port. They stay open, because a process that another test starts holds them for a moment after they are closed here.
     sockets: Mutex<BTreeMap<u16, std::net::UdpSocket>>,
@@ -346,21 +331,16 @@ struct EdgeEnd {
 impl EdgeEnd {
     /// Creates the edge, and enables receive packet steering at the replica.
     fn new(net: &ReplicaNetns) -> Self {
-        let name = format!("{}-e", net.0);
-        ip(&format!("netns add {name}"));
-        ip(&format!("-n {} link set nowhere netns {name}", net.0));
-        ip(&format!("-n {name} link set nowhere up"));
-        ip(&format!("-n {name} addr add 250.1.0.200/16 dev nowhere"));
+        let edge = ProcessNetns::new();
+        net.0.ip(&format!("link set nowhere netns {}", edge.pid()));
+        edge.ip("link set nowhere up");
+        edge.ip("addr add 250.1.0.200/16 dev nowhere");
         let sysfs = tempfile::tempdir().unwrap();
         // A sysfs contains the devices of the namespace from which it is mounted.
-        let mounted = Command::new("nsenter")
-            .arg(format!("--net=/run/netns/{}", net.0))
-            .args(["mount", "-t", "sysfs", "sysfs"])
-            .arg(sysfs.path())
-            .status();
-        assert!(mounted.unwrap().success(), "a sysfs of {}", net.0);
+        let mounted = net.0.command("mount").args(["-t", "sysfs", "sysfs"]).arg(sysfs.path()).status();
+        assert!(mounted.unwrap().success(), "a sysfs of the replica's namespace");
         std::fs::write(sysfs.path().join("class/net/eth0/queues/rx-0/rps_cpus"), format!("{:x}", (1 << CORES) - 1)).unwrap();
-        Self { name, sysfs, sockets: Mutex::default() }
+        Self { net: edge, sysfs, sockets: Mutex::default() }
     }
 
     /// Sends a packet of a tunnel from each of these source ports.
@@ -373,14 +353,13 @@ impl EdgeEnd {
                 socket.send_to(&[8, 0, 0, 0, 0x0c, 0xa0, 0xa1, 0], "250.1.0.1:4789").unwrap();
             }
         };
-        Netns::open(format!("/run/netns/{}", self.name)).unwrap().enter(send).unwrap();
+        Netns::open(self.net.path()).unwrap().enter(send).unwrap();
     }
 }
 
 impl Drop for EdgeEnd {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(self.sysfs.path()).output();
-        let _ = Command::new("ip").args(["netns", "del", &self.name]).output();
     }
 }
 

@@ -1,27 +1,14 @@
 //! Tests of the order in which tenants' changes are in force. A build is held between two of its steps; nothing measures time.
 
 use canal_model::authorization::*;
-use canal_model::ids::{ServiceId, ServiceKey, Vni};
+use canal_model::ids::{ServiceId, ServiceKey};
 use canal_model::program::*;
 
 use super::*;
+use crate::testing::tenant_named as tenant;
 
 /// Tables that fit into this much are none, so each change with routes waits.
 const NOTHING: usize = 0;
-
-fn tenant(name: &str) -> Arc<Resource> {
-    Arc::new(Resource::Tenant(Tenant {
-        name: name.parse().unwrap(),
-        vni: Vni::new(u32::from(name.as_bytes()[0])).unwrap(),
-        trust_domain: format!("{name}.example").parse().unwrap(),
-        pod_cidrs: vec![],
-        gateway_cidrs: vec![],
-        outbound_traffic_policy: OutboundTrafficPolicy::Deny,
-        resolvers: Vec::new(),
-        keys: Default::default(),
-        shares: Default::default(),
-    }))
-}
 
 fn key(tenant: &str, service: &str) -> ServiceKey {
     format!("{tenant}/ns/{service}").parse().unwrap()

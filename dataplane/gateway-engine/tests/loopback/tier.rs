@@ -5,9 +5,7 @@
 //! pods have the same addresses. There is no redirector: the replica has the services' addresses itself.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use canal_gateway_engine::CloudTierConfig;
 use canal_hbone::{HboneCounters, HboneError, HbonePool, HboneStream, OpenTunnel, PoolConfig, ServerConfig, TunnelTarget, serve};
@@ -18,6 +16,7 @@ use canal_net::copy::{Meter, both};
 use canal_net::sys::{self, ConnectOptions, ListenOptions, Netns, SourceAddresses};
 use canal_runtime::drain;
 use canal_runtime::metrics::Registry;
+use canal_testing::netns::ProcessNetns;
 use canal_testing::{TestCa, identity};
 use canal_tls::TrustStore;
 use canal_wire::tier;
@@ -43,79 +42,56 @@ const WEB: [u32; 2] = [7, 8];
 const OTHER: u32 = 9;
 const TIER: u32 = 5;
 
-fn ip(args: &str) {
-    let made = Command::new("ip").args(args.split(' ')).output().expect("these tests need root and iproute2");
-    assert!(made.status.success(), "ip {args}: {}", String::from_utf8_lossy(&made.stderr));
-}
-
-/// Three network namespaces, removed on drop.
+/// Three network namespaces: the replica's, and one for the pods of each tenant.
 struct TierNetns {
-    name: String,
+    replica: ProcessNetns,
+    pods: [ProcessNetns; 2],
 }
 
 impl TierNetns {
     fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let net = Self { name: format!("canal-gwt-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::SeqCst)) };
-        let replica = net.part("r");
-        ip(&format!("netns add {replica}"));
-        ip(&format!("-n {replica} link set lo up"));
+        let net = Self { replica: ProcessNetns::new(), pods: [ProcessNetns::new(), ProcessNetns::new()] };
+        let replica = &net.replica;
         for own in [format!("{OWN}/32"), format!("{CLIENT}/32")] {
-            ip(&format!("-n {replica} addr add {own} dev lo"));
+            replica.ip(&format!("addr add {own} dev lo"));
         }
-        ip(&format!("-n {replica} addr add {OWN6}/128 dev lo nodad"));
+        replica.ip(&format!("addr add {OWN6}/128 dev lo nodad"));
         for id in [WEB[0], WEB[1], OTHER, TIER, 77] {
-            ip(&format!("-n {replica} addr add 240.0.0.{id}/32 dev lo"));
-            ip(&format!("-n {replica} addr add fdca:a1:0:240::{id}/128 dev lo nodad"));
+            replica.ip(&format!("addr add 240.0.0.{id}/32 dev lo"));
+            replica.ip(&format!("addr add fdca:a1:0:240::{id}/128 dev lo nodad"));
         }
-        for (n, part) in ["a", "b"].into_iter().enumerate() {
-            let pods = net.part(part);
-            ip(&format!("netns add {pods}"));
-            ip(&format!("-n {replica} link add {part}0 type veth peer name {part}1 netns {pods}"));
-            ip(&format!("-n {replica} link set {part}0 up"));
-            for up in [format!("{part}1"), "lo".to_string()] {
-                ip(&format!("-n {pods} link set {up} up"));
-            }
-            ip(&format!("-n {pods} addr add {POD}/32 dev {part}1"));
-            ip(&format!("-n {pods} addr add {POD6}/128 dev {part}1 nodad"));
-            ip(&format!("-n {pods} route add {OWN}/32 dev {part}1"));
+        for (n, (part, pods)) in ["a", "b"].into_iter().zip(&net.pods).enumerate() {
+            replica.ip(&format!("link add {part}0 type veth peer name {part}1 netns {}", pods.pid()));
+            replica.ip(&format!("link set {part}0 up"));
+            pods.ip(&format!("link set {part}1 up"));
+            pods.ip(&format!("addr add {POD}/32 dev {part}1"));
+            pods.ip(&format!("addr add {POD6}/128 dev {part}1 nodad"));
+            pods.ip(&format!("route add {OWN}/32 dev {part}1"));
             // Unlike ARP, neighbor discovery responds only for addresses of the interface that received the query.
-            ip(&format!("-n {replica} addr add fe80::1/64 dev {part}0 nodad"));
-            ip(&format!("-n {pods} route add {OWN6}/128 via fe80::1 dev {part}1"));
+            replica.ip(&format!("addr add fe80::1/64 dev {part}0 nodad"));
+            pods.ip(&format!("route add {OWN6}/128 via fe80::1 dev {part}1"));
             let vni = n + 1;
-            ip(&format!("-n {replica} rule add fwmark {vni} lookup {}", 100 + vni));
-            ip(&format!("-n {replica} -6 rule add fwmark {vni} lookup {}", 100 + vni));
-            ip(&format!("-n {replica} route add {POD}/32 dev {part}0 table {}", 100 + vni));
-            ip(&format!("-n {replica} route add {POD6}/128 dev {part}0 table {}", 100 + vni));
+            replica.ip(&format!("rule add fwmark {vni} lookup {}", 100 + vni));
+            replica.ip(&format!("-6 rule add fwmark {vni} lookup {}", 100 + vni));
+            replica.ip(&format!("route add {POD}/32 dev {part}0 table {}", 100 + vni));
+            replica.ip(&format!("route add {POD6}/128 dev {part}0 table {}", 100 + vni));
         }
         net
     }
 
-    fn part(&self, part: &str) -> String {
-        format!("{}-{part}", self.name)
-    }
-
-    fn open(&self, part: &str) -> Netns {
-        Netns::open(format!("/run/netns/{}", self.part(part))).unwrap()
+    /// Opens the namespace of a tenant's pods.
+    fn open_pods(&self, tenant: usize) -> Netns {
+        Netns::open(self.pods[tenant].path()).unwrap()
     }
 
     /// Runs a test in the replica's namespace; threads that it creates stay in it.
     fn run<F: Future<Output = ()>>(&self, test: impl FnOnce() -> F) {
-        let inside = self.open("r");
         let run = || {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
             let _inside = runtime.enter();
             LocalSet::new().block_on(&runtime, test());
         };
-        inside.enter(run).unwrap();
-    }
-}
-
-impl Drop for TierNetns {
-    fn drop(&mut self) {
-        for part in ["r", "a", "b"] {
-            let _ = Command::new("ip").args(["netns", "del", &self.part(part)]).output();
-        }
+        Netns::open(self.replica.path()).unwrap().enter(run).unwrap();
     }
 }
 
@@ -207,8 +183,8 @@ async fn origins(net: &TierNetns, at: SocketAddr) -> [OriginServer; 2] {
             }
         }
     };
-    let listen = |part| sys::listen(Some(&net.open(part)), at, &ListenOptions::default()).unwrap();
-    [OriginServer::on(listen("a"), answer(TENANT)), OriginServer::on(listen("b"), answer(BETA))]
+    let listen = |tenant| sys::listen(Some(&net.open_pods(tenant)), at, &ListenOptions::default()).unwrap();
+    [OriginServer::on(listen(0), answer(TENANT)), OriginServer::on(listen(1), answer(BETA))]
 }
 
 /// Sends a GET over a plain connection to a service's address, from the client's address.
@@ -324,8 +300,8 @@ fn a_foreign_tenant_is_refused_at_the_right_address_whatever_it_expects() {
 }
 
 /// Starts a node's HBONE server in a tenant's namespace, for the pod there.
-fn node(net: &TierNetns, part: &str, ca: &TestCa, name: &str, origin: SocketAddr) {
-    let inside = Arc::new(net.open(part));
+fn node(net: &TierNetns, tenant: usize, ca: &TestCa, name: &str, origin: SocketAddr) {
+    let inside = Arc::new(net.open_pods(tenant));
     let listener = sys::listen(Some(&inside), SocketAddr::new(origin.ip(), 15008), &ListenOptions::default()).unwrap();
     let id = identity(&format!("spiffe://{name}.example/ns/default/sa/web"));
     let server = ServerIdentity::new(name.parse().unwrap(), ca.credential(&id));
@@ -360,8 +336,8 @@ fn marks_distinguish_tunnels_to_overlapping_nodes() {
         let at = SocketAddr::new(POD.parse().unwrap(), 8080);
         let origins = origins(&net, at).await;
         let replica = ReplicaFixture::new(TunnelProtocol::Hbone, at);
-        node(&net, "a", &replica.ca[0], TENANT, at);
-        node(&net, "b", &replica.ca[1], BETA, at);
+        node(&net, 0, &replica.ca[0], TENANT, at);
+        node(&net, 1, &replica.ca[1], BETA, at);
         for _ in 0..5 {
             for (n, name) in [TENANT, BETA].into_iter().enumerate() {
                 // The origin is dialled by its own node, so it sees the pod's address.

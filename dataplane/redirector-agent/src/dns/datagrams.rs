@@ -12,7 +12,7 @@ use tokio::io::Interest;
 
 use super::answer::DnsTransport;
 use super::questions::{QuestionFate, QuestionQueue, WaitingQuestion};
-use super::server::Inner;
+use super::server::DnsState;
 
 /// Datagrams that are received in one call.
 const BATCH: usize = quinn_udp::BATCH_SIZE;
@@ -28,14 +28,14 @@ const QUESTION_BYTES_MAX: usize = 1232;
 
 /// The task that serves the UDP socket.
 pub(super) struct DatagramService {
-    inner: Arc<Inner>,
+    inner: Arc<DnsState>,
     state: UdpSocketState,
     buffers: Vec<Vec<u8>>,
     waiting: QuestionQueue,
 }
 
 impl DatagramService {
-    pub(super) fn new(inner: Arc<Inner>, state: UdpSocketState) -> Self {
+    pub(super) fn new(inner: Arc<DnsState>, state: UdpSocketState) -> Self {
         Self { inner, state, buffers: vec![vec![0; DATAGRAM_MAX]; BATCH], waiting: QuestionQueue::default() }
     }
 
@@ -97,7 +97,7 @@ impl DatagramService {
 }
 
 /// Queues the questions of a received buffer. The kernel may have joined several datagrams of equal size in it.
-fn queue_questions(inner: &Inner, waiting: &mut QuestionQueue, received: &[u8], meta: &RecvMeta) {
+fn queue_questions(inner: &DnsState, waiting: &mut QuestionQueue, received: &[u8], meta: &RecvMeta) {
     let Some(to) = meta.dst_ip else { return inner.count("udp", "no_address") };
     let Some(tenant) = tier::service_of(to).filter(|_| inner.has_home(to)) else {
         return received.chunks(meta.stride.max(1)).for_each(|_| inner.count("udp", "no_tenant"));
@@ -116,7 +116,7 @@ fn queue_questions(inner: &Inner, waiting: &mut QuestionQueue, received: &[u8], 
 }
 
 /// Counts a dropped question of a tenant.
-fn count_dropped(inner: &Inner, tenant: ServiceId, result: &str) {
+fn count_dropped(inner: &DnsState, tenant: ServiceId, result: &str) {
     inner.count("udp", result);
     inner.count_dropped(tenant, result);
 }

@@ -49,10 +49,10 @@ pub struct DnsError {
 /// A running DNS service. Clones share it.
 #[derive(Clone)]
 pub struct DnsServer {
-    inner: Arc<Inner>,
+    inner: Arc<DnsState>,
 }
 
-pub(super) struct Inner {
+pub(super) struct DnsState {
     az: AzName,
     zones: ArcSwap<DnsZones>,
     pub(super) socket: UdpSocket,
@@ -88,7 +88,7 @@ impl DnsServer {
         let (kind, give_way) = (ShareKind::DnsConnections, GiveWay::Oldest);
         let connections = TenantLimit::new(TenantLimitConfig { kind, capacity: CONNECTIONS_MAX, reserve: 0, give_way });
         show_shares(registry, &connections);
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(DnsState {
             az,
             zones: ArcSwap::default(),
             socket,
@@ -196,7 +196,7 @@ fn dying_first(socket: Socket) -> Socket {
     rustix::io::fcntl_dupfd_cloexec(&socket, number).map_or(socket, Socket::from)
 }
 
-impl Inner {
+impl DnsState {
     pub(super) fn count(&self, transport: &str, result: &str) {
         self.queries.shared(&[transport, result]).inc();
     }
