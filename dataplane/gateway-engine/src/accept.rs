@@ -214,7 +214,8 @@ fn spawn_connection(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, 
     let (open, counted) = (worker.opened(), worker.counts.connections.hold());
     let member = worker.rebalance.enter(client, local, &permit.drain);
     let (worker, door) = (worker.clone(), door.clone());
-    tokio::task::spawn_local(async move {
+    // The state of a connection takes several KiB, which tokio would copy ten times.
+    tokio::task::spawn_local(Box::pin(async move {
         let served = pin!(async {
             match &door {
                 ListenerKind::Hbone => Box::pin(establish::hbone(&worker, stream, (client, local.ip()), &permit)).await,
@@ -226,5 +227,5 @@ fn spawn_connection(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, 
             worker.counts.refused_connection("displaced");
         }
         drop((open, counted, member));
-    });
+    }));
 }

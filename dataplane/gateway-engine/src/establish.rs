@@ -293,11 +293,12 @@ pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, (client, local
         let (name, scope) = (tenant.name.clone(), scope.clone());
         let counted = TunnelGuard::begin(&tunnels);
         let (queue, carrier) = (queue.clone(), permit.drain.clone());
-        tokio::task::spawn_local(async move {
+        // The state of a tunnel takes several KiB, which tokio would copy ten times.
+        tokio::task::spawn_local(Box::pin(async move {
             let _open = worker.opened();
             let _counted = counted;
             Scheduler::run(&queue, pin!(tunnel(&worker, name.as_str(), &scope, (incoming, client), &carrier))).await;
-        });
+        }));
     };
     // `canal_hbone` counts the reasons for the end.
     let served = canal_hbone::serve(stream, peer, &config, &worker.hbone, drain, connect);

@@ -137,7 +137,8 @@ impl WorkerLocal {
 
     /// Spawns a task on this worker; the worker ends only after it.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        self.tasks.spawn_local(task);
+        // The state of a connection takes several KiB, which tokio would copy ten times.
+        self.tasks.spawn_local(Box::pin(task));
     }
 }
 

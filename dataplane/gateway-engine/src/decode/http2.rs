@@ -70,11 +70,11 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<ClientSession>, io: 
         match event.await {
             StreamEvent::Request(request, respond) => {
                 timer.disarm();
-                if let Some(served) = forward::serve(worker, session, &account, request, respond) {
+                if let Some(mut served) = forward::serve(worker, session, &account, request, respond) {
                     let guard = StreamCounter::begin(&streams);
                     let account = session.account.clone();
                     tokio::task::spawn_local(async move {
-                        Scheduler::run(&account.queue, pin!(served)).await;
+                        Scheduler::run(&account.queue, served.as_mut()).await;
                         drop(guard);
                     });
                 }

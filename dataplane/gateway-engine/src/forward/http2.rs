@@ -2,6 +2,7 @@
 //!
 //! The phases are in `pipeline`. Start with [`serve`].
 
+use std::pin::Pin;
 use std::rc::Rc;
 
 use bytes::Bytes;
@@ -35,7 +36,7 @@ pub(crate) fn serve(
     account: &Rc<FlowAccount>,
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
-) -> Option<impl Future<Output = ()> + use<>> {
+) -> Option<Pin<Box<impl Future<Output = ()> + use<>>>> {
     let mut record = RequestRecord::begin(worker, session, ClientProtocol::Http2);
     let (parts, body) = request.into_parts();
     let grpc = parts.headers.get(CONTENT_TYPE).is_some_and(|v| is_grpc(v.as_bytes()));
@@ -47,7 +48,8 @@ pub(crate) fn serve(
             let stream = Http2Downstream { body, account, respond, answer: None, timer, first: Bytes::new() };
             let info = RequestInfo::of_http2(&head, ended);
             let client = Http2Client { stream, head, ended };
-            Some(pipeline::serve(HttpRequest::new(client, RequestState::new(worker, session, info, record))))
+            // Tokio copies a task of this size ten times between its creation and its end, and a box never.
+            Some(Box::pin(pipeline::serve(HttpRequest::new(client, RequestState::new(worker, session, info, record)))))
         }
         Err(error) => {
             refuse(&mut respond, &mut record, &error, grpc, false);
