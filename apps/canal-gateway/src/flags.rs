@@ -94,6 +94,10 @@ pub struct GatewayFlags {
     /// Maximum requests in flight of one tenant.
     #[arg(long, default_value_t = GatewayLimits::default().tenant_requests)]
     max_tenant_requests: u64,
+    /// Maximum bytes that the streams of all tenants together hold for readers that do not read. Each tenant's share of them is in its
+    /// Tenant object (gatewayBufferBytes).
+    #[arg(long, default_value_t = GatewayLimits::default().buffer_bytes, value_parser = clap::value_parser!(u64).range(BUFFER_BYTES_MIN..))]
+    max_buffer_bytes: u64,
     /// Send the client's identity to applications in x-forwarded-client-cert. A client's own x-forwarded-client-cert never reaches them.
     #[arg(long)]
     forward_client_cert: bool,
@@ -133,6 +137,9 @@ pub struct GatewayFlags {
     #[arg(long, default_value_t = 2000, help_heading = "Cloud tier")]
     drain_grace_ms: u64,
 }
+
+/// Smallest budget of held bytes: one stream's window.
+const BUFFER_BYTES_MIN: u64 = 64 << 10;
 
 fn controller_address(given: &str) -> Result<String, String> {
     let address = given.strip_prefix("https://").unwrap_or(given).trim_end_matches('/');
@@ -189,6 +196,7 @@ impl GatewayFlags {
             tenant_connections: self.max_tenant_connections,
             requests: self.max_requests,
             tenant_requests: self.max_tenant_requests,
+            buffer_bytes: self.max_buffer_bytes,
             ..GatewayLimits::default()
         };
         GatewayProcessConfig {

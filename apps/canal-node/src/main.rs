@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use canal_keyserver_client::ServerAddress;
 use canal_model::ids::{AzName, NodeName};
-use canal_node_proxy::config::{CaptureChoice, NodeConfig, PodLimits};
+use canal_node_proxy::config::{self, CaptureChoice, NodeConfig, PodLimits};
 use canal_node_proxy::{capture, node, pod_reconciler};
 use canal_runtime::logging;
 use canal_southbound_client::controller_client::ControllerEndpoint;
@@ -101,7 +101,14 @@ struct Flags {
     /// Maximum HBONE connections into a pod.
     #[arg(long, default_value_t = PodLimits::default().hbone)]
     max_hbone: u64,
+    /// Maximum bytes that the tunnels of all pods together hold for readers that do not read. Each tenant's share of them is in its Tenant
+    /// object (nodeBufferBytes).
+    #[arg(long, default_value_t = config::BUFFER_BYTES, value_parser = clap::value_parser!(u64).range(BUFFER_BYTES_MIN..))]
+    max_buffer_bytes: u64,
 }
+
+/// Smallest budget: one stream's window.
+const BUFFER_BYTES_MIN: u64 = 64 << 10;
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Captures {
@@ -143,6 +150,7 @@ impl Flags {
             interface_bindings: self.interface_bindings,
             drain_limit: Duration::from_secs(self.drain_seconds),
             limits: PodLimits { outbound: self.max_outbound, inbound: self.max_inbound, hbone: self.max_hbone },
+            buffer_bytes: self.max_buffer_bytes,
         }
     }
 }
@@ -162,4 +170,24 @@ fn main() -> anyhow::Result<ExitCode> {
     let clean = runtime.block_on(canal_node_proxy::run(config, level))?;
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(if clean { ExitCode::SUCCESS } else { ExitCode::from(3) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags(more: &[&str]) -> Result<Flags, clap::Error> {
+        let required = [
+            ["canal-node", "--node=n1", "--az=az1"].as_slice(),
+            &["--controller=https://c:1", "--root-ca=ca", "--token-file=token", "--data-dir=data", "--pods-dir=pods"],
+        ];
+        Flags::try_parse_from(required.concat().into_iter().chain(more.iter().copied()))
+    }
+
+    #[test]
+    fn the_budget_of_held_bytes_is_the_operators_to_set() {
+        assert_eq!(flags(&[]).unwrap().config().buffer_bytes, config::BUFFER_BYTES);
+        assert_eq!(flags(&["--max-buffer-bytes=1048576"]).unwrap().config().buffer_bytes, 1 << 20);
+        assert!(flags(&["--max-buffer-bytes=65535"]).is_err(), "no stream could hold its window");
+    }
 }

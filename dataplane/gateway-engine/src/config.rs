@@ -112,8 +112,8 @@ pub struct GatewayLimits {
     pub requests: u64,
     /// Requests in flight of one tenant for which the provider set no share. Further ones get 429.
     pub tenant_requests: u64,
-    /// Bytes that peers may send into HTTP/2 and HBONE windows beyond each connection's initial window, in the process. Beyond it, windows
-    /// do not grow.
+    /// Bytes that streams of the process hold for readers that do not read. A tenant that needs more than its share loses the stream that has
+    /// stalled for the longest time.
     pub buffer_bytes: u64,
     /// Bytes of request bodies that the process buffers for external authorizers. Beyond it, requests get 503, or 429 if the tenant exceeds
     /// its share.

@@ -76,7 +76,7 @@ impl RequestInfo {
     pub(crate) fn of_http2(checked: &ValidatedHttp2Request, ended: bool) -> Self {
         Self {
             asked: if checked.method == Method::HEAD { RequestKind::Head } else { RequestKind::Ordinary },
-            framing: framing_of_2(&checked.headers, ended),
+            framing: framing_of_2(&checked.method, &checked.headers, ended),
             spoken: ClientProtocol::Http2,
             keep_alive: true,
             idempotent: is_idempotent(checked.method.as_str().as_bytes()),
@@ -103,10 +103,12 @@ pub(crate) fn is_grpc(content_type: &[u8]) -> bool {
 }
 
 /// Returns the framing of an HTTP/2 request's body in HTTP/1.1.
-fn framing_of_2(headers: &HeaderMap, ended: bool) -> Framing {
+fn framing_of_2(method: &Method, headers: &HeaderMap, ended: bool) -> Framing {
     let length = headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
     match (length, ended) {
         (Some(n), _) => Framing::Length(n),
+        // RFC 9110 §8.6: methods that have a body state its absence. Some servers answer 411 otherwise. HTTP/2 clients need not state it.
+        (None, true) if matches!(*method, Method::POST | Method::PUT | Method::PATCH) => Framing::Length(0),
         (None, true) => Framing::None,
         (None, false) => Framing::Chunked,
     }

@@ -79,7 +79,6 @@ pub(crate) fn decide_facts(fields: HeaderFields<'_>, equal: EqualLengths) -> Res
     if fields.table.present & STEERING == 0 {
         return Ok(facts);
     }
-    let mut coded = false;
     for line in &fields.table.lines {
         if line.name.bit() & STEERING == 0 {
             continue;
@@ -95,10 +94,7 @@ pub(crate) fn decide_facts(fields: HeaderFields<'_>, equal: EqualLengths) -> Res
                 }
                 Err(fault) => return Err(fault.into()),
             },
-            FieldName::TransferEncoding => {
-                facts.chunked = decide_coding(value, facts.chunked)?;
-                coded = true;
-            }
+            FieldName::TransferEncoding => facts.chunked = decide_coding(value, facts.chunked)?,
             FieldName::Connection => read_connection(value, &mut facts)?,
             FieldName::Te => facts.te_trailers |= elements(value).any(|e| e.eq_ignore_ascii_case(b"trailers")),
             FieldName::Upgrade => {
@@ -112,11 +108,15 @@ pub(crate) fn decide_facts(fields: HeaderFields<'_>, equal: EqualLengths) -> Res
             _ => {}
         }
     }
-    // Two readers could see different bodies in such a message, which allows request smuggling (RFC 9112 §6.1).
-    if coded && facts.length.is_some() {
-        return Err(MessageRefusal::ContentLengthWithTransferEncoding);
-    }
     Ok(facts)
+}
+
+impl FramingFields {
+    /// Checks that at most one kind of field describes the body.
+    pub(crate) fn check_single_framing(&self) -> Result<(), MessageRefusal> {
+        // Two readers could see different bodies in such a message, which allows request smuggling (RFC 9112 §6.1).
+        if self.chunked && self.length.is_some() { Err(MessageRefusal::ContentLengthWithTransferEncoding) } else { Ok(()) }
+    }
 }
 
 /// Reason why a Content-Length cannot be used as it is.

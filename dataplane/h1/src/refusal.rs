@@ -87,7 +87,7 @@ refusals! {
     ChunkedNotFinal = "chunked_not_final", 400, "chunked is not the last transfer coding";
     ChunkedTwice = "chunked_twice", 400, "chunked is applied more than once";
     TransferEncodingInHttp10 = "transfer_encoding_in_http10", 400, "Transfer-Encoding in an HTTP/1.0 message";
-    BodyForbidden = "body_forbidden", 400, "a body where none may be: CONNECT, TRACE, or a 1xx, 101 or 204 response";
+    BodyForbidden = "body_forbidden", 400, "a body where none may be: CONNECT or TRACE";
 
     // Other fields that determine the use of the connection.
     BadConnection = "bad_connection", 400, "the Connection field is not a list of tokens";

@@ -53,15 +53,12 @@ impl RequestHead {
         let version = HttpVersion::of_minor(self.line.minor);
         self.parts = decide_parts(method, target)?;
         self.facts = decide_facts(HeaderFields { table: &self.table, buf }, EqualLengths::Refused)?;
+        self.facts.check_single_framing()?;
         decide_host(&self.parts, self.facts.host.map(|span| span.of(buf)), version, target)?;
         self.framing = decide_framing(method, version, &self.facts)?;
         // Any other Upgrade field is ignored, which RFC 9110 §7.8 allows.
-        self.upgrade = self.facts.upgrade.filter(|span| {
-            version == HttpVersion::Http11
-                && self.facts.upgrade_option
-                && matches!(self.framing, Framing::None | Framing::Length(0))
-                && !is_http_upgrade(span.of(buf))
-        });
+        let may_upgrade = version == HttpVersion::Http11 && self.facts.upgrade_option;
+        self.upgrade = self.facts.upgrade.filter(|span| may_upgrade && !is_http_upgrade(span.of(buf)));
         Ok(())
     }
 
@@ -177,8 +174,9 @@ impl<'a> RequestView<'a> {
         self.head.facts.expects_continue && self.version() == HttpVersion::Http11 && has_body
     }
 
-    /// Returns the protocols to which the client offers to switch, if the offer may be passed on: HTTP/1.1, `Connection: upgrade`, no body,
-    /// and no other HTTP version. Any other Upgrade field counts as absent (RFC 9110 §7.8 lets a server ignore it).
+    /// Returns the protocols to which the client offers to switch, if the offer may be passed on: HTTP/1.1, `Connection: upgrade`, and no
+    /// other HTTP version. Any other Upgrade field counts as absent (RFC 9110 §7.8 lets a server ignore it). The request may have a body,
+    /// which precedes the bytes of the new protocol.
     pub fn upgrade(&self) -> Option<&'a [u8]> {
         self.head.upgrade.map(|span| span.of(self.buf))
     }

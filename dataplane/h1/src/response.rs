@@ -65,14 +65,18 @@ impl ResponseHead {
 
 /// Applies RFC 9112 §6.3 to responses. It refuses a message that two readers could frame differently.
 fn decide_framing(status: u16, version: HttpVersion, asked: RequestKind, facts: &FramingFields) -> Result<Framing, MessageRefusal> {
-    if facts.chunked && version == HttpVersion::Http10 {
-        return Err(MessageRefusal::TransferEncodingInHttp10);
-    }
     match status {
         101 if asked != RequestKind::Upgrade => return Err(MessageRefusal::UnexpectedUpgrade),
         101 if facts.upgrade.is_none() => return Err(MessageRefusal::BadUpgrade),
-        100..=199 | 204 if facts.chunked || facts.length.is_some_and(|n| n > 0) => return Err(MessageRefusal::BodyForbidden),
+        // RFC 9112 §6.3 rule 1: such a response ends with its head, whatever its fields say.
         100..=199 | 204 | 304 => return Ok(Framing::None),
+        _ => {}
+    }
+    if facts.chunked && version == HttpVersion::Http10 {
+        return Err(MessageRefusal::TransferEncodingInHttp10);
+    }
+    facts.check_single_framing()?;
+    match status {
         // RFC 9110 §9.3.6: the framing fields of a 2xx response to CONNECT have no meaning.
         200..=299 if asked == RequestKind::Connect => return Ok(Framing::None),
         _ if asked == RequestKind::Head => return Ok(Framing::None),
@@ -140,9 +144,23 @@ impl<'a> ResponseView<'a> {
         self.head.facts.length
     }
 
-    /// Returns true if the upstream keeps the connection after the body of this response.
+    /// Returns true if the connection can carry another response after the body of this one.
     pub fn keep_alive(&self) -> bool {
-        decide_keep_alive(self.version(), &self.head.facts) && self.head.framing != Framing::UntilClose && !self.is_tunnel()
+        decide_keep_alive(self.version(), &self.head.facts)
+            && self.head.framing != Framing::UntilClose
+            && !self.is_tunnel()
+            && !self.announces_forbidden_body()
+    }
+
+    /// Returns true if fields announce a body that the status forbids. The response ends with its head, but its sender may send that body all
+    /// the same, so the connection must not carry the response to another request.
+    pub fn announces_forbidden_body(&self) -> bool {
+        let facts = &self.head.facts;
+        match self.status() {
+            100..=199 | 204 => facts.chunked || facts.length.is_some_and(|length| length > 0),
+            304 => facts.chunked,
+            _ => false,
+        }
     }
 
     /// Returns the protocol to which a 101 response switches; `None` for any other status.

@@ -130,7 +130,10 @@ impl OutHead {
         } else {
             self.status_line(view.status(), view.reason())?;
         }
-        let describes = out.framing == Framing::None && (view.status() == 304 || view.head.asked == RequestKind::Head);
+        let describes = out.framing == Framing::None
+            && (view.status() == 304 || view.head.asked == RequestKind::Head)
+            // RFC 9110 §8.6: these have no length, not even as responses to HEAD.
+            && !matches!(view.status(), 100..=199 | 204);
         let states = describes || matches!(out.framing, Framing::Length(n) if view.content_length() == Some(n));
         // Equal lengths that were repeated are written once instead of being kept.
         let retained_length = states && !view.head.facts.folds_length;

@@ -28,6 +28,9 @@ pub const BACKLOG: i32 = 4096;
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Keepalive of connections: idle time before the first probe, interval of the probes, and number of unanswered probes (ztunnel's values).
 pub const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(180), Duration::from_secs(180), 9);
+/// Keepalive of connections whose peer is a socket of this kernel. A peer that has closed with bytes unread, or whose FIN waits behind bytes
+/// that nobody reads, is found by a probe alone. No network in between can lose the answers.
+pub const LOCAL_KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(30), Duration::from_secs(10), 3);
 
 /// A system call that failed. The message names the call, the object and the fix.
 #[derive(Debug, thiserror::Error)]
@@ -210,7 +213,7 @@ pub struct ListenOptions {
     /// IPv6 only: a listener on `[::]` does not accept IPv4.
     pub v6_only: bool,
     /// A filter drops packets that do not arrive by the loopback device. `SO_BINDTODEVICE` does not work here: answers to sockets bound to
-    /// another interface's address could not leave.
+    /// another interface's address could not leave. The peers are sockets of this kernel, so [`LOCAL_KEEPALIVE`] applies to them.
     pub loopback_only: bool,
 }
 
@@ -229,7 +232,7 @@ pub struct ConnectOptions {
     pub source_port: Option<u16>,
     /// Time limit of the connect.
     pub timeout: Duration,
-    /// The peer is a socket of this kernel. No network in between can fall silent, so there is no keepalive.
+    /// The peer is a socket of this kernel, so [`LOCAL_KEEPALIVE`] applies.
     pub local: bool,
 }
 
@@ -292,7 +295,8 @@ fn bound(address: SocketAddr, options: &ListenOptions) -> Result<Socket, SysErro
         at("SO_ATTACH_FILTER", address, filter_loopback(&s))?;
     }
     // Accepted connections inherit these options from the listener, which saves five system calls per connection.
-    at("keepalive", address, tune_socket(SockRef::from(&s)))?;
+    let keepalive = if options.loopback_only { LOCAL_KEEPALIVE } else { KEEPALIVE };
+    at("keepalive", address, tune_socket(SockRef::from(&s), keepalive))?;
     at("bind", address, s.bind(&address.into()))?;
     Ok(s)
 }
@@ -329,7 +333,7 @@ pub fn reserve_address(address: SocketAddr, options: &ListenOptions) -> Result<R
     Ok(ReservedAddress { _socket: socket, address: own.as_socket().unwrap_or(address) })
 }
 
-/// Connects to `address`, in `netns` if given, with `TCP_NODELAY` and, unless it is local, keepalive set.
+/// Connects to `address`, in `netns` if given, with `TCP_NODELAY` and keepalive set.
 ///
 /// The socket is created and the connect started inside the namespace without awaiting. Only the wait for the peer's answer awaits.
 ///
@@ -348,10 +352,9 @@ pub async fn connect(netns: Option<&Netns>, address: SocketAddr, options: &Conne
             at("IP_LOCAL_PORT_RANGE", address, limit_port_range(&s, port))?;
         }
         if options.local {
-            at("TCP_NODELAY", address, s.set_tcp_nodelay(true))?;
-            at("urgent", address, keep_urgent(SockRef::from(&s)))?;
+            at("keepalive", address, tune_local(SockRef::from(&s)))?;
         } else {
-            at("keepalive", address, tune_socket(SockRef::from(&s)))?;
+            at("keepalive", address, tune_socket(SockRef::from(&s), KEEPALIVE))?;
         }
         match s.connect(&address.into()) {
             Ok(()) => {}
@@ -658,14 +661,24 @@ pub const UNSENT_BYTES_MAX: u32 = 256 << 10;
 /// # Errors
 /// The kernel refuses an option.
 pub fn tune(stream: &TcpStream) -> io::Result<()> {
-    tune_socket(SockRef::from(stream))
+    tune_socket(SockRef::from(stream), KEEPALIVE)
 }
 
-fn tune_socket(s: SockRef<'_>) -> io::Result<()> {
-    let (time, interval, retries) = KEEPALIVE;
+fn tune_socket(s: SockRef<'_>, keepalive: (Duration, Duration, u32)) -> io::Result<()> {
     s.set_tcp_nodelay(true)?;
     keep_urgent(SockRef::from(&*s))?;
     s.set_tcp_notsent_lowat(UNSENT_BYTES_MAX)?;
+    keep_alive(&s, keepalive)
+}
+
+/// Sets the options of a connection to a socket of this kernel.
+fn tune_local(s: SockRef<'_>) -> io::Result<()> {
+    s.set_tcp_nodelay(true)?;
+    keep_urgent(SockRef::from(&*s))?;
+    keep_alive(&s, LOCAL_KEEPALIVE)
+}
+
+fn keep_alive(s: &Socket, (time, interval, retries): (Duration, Duration, u32)) -> io::Result<()> {
     s.set_tcp_keepalive(&TcpKeepalive::new().with_time(time).with_interval(interval).with_retries(retries))
 }
 

@@ -53,7 +53,12 @@ pub struct NodeConfig {
     /// How long open connections may continue after SIGTERM, or after their pod is gone.
     pub drain_limit: Duration,
     pub limits: PodLimits,
+    /// Bytes that all tunnels of the node together hold for readers that do not read.
+    pub buffer_bytes: u64,
 }
+
+/// Default of [`NodeConfig::buffer_bytes`].
+pub const BUFFER_BYTES: u64 = 512 << 20;
 
 /// Connection limits of each pod.
 #[derive(Debug, Clone, Copy)]

@@ -109,7 +109,7 @@ fn begin(
     let capture = CaptureBackend::start(config.capture, &pin_dir(config))?;
     let log = start("starting the access log", AccessLog::start(config.access_log.clone(), &registry))?;
     let logs = log.tails();
-    let shared = Arc::new(NodeShared::new(config.az.clone(), registry.clone(), log, config.trusts_node));
+    let shared = Arc::new(NodeShared::new(config.az.clone(), registry.clone(), log, config.trusts_node, config.buffer_bytes));
     let (subscriber, generations) = subscribe(config, &shared, whole.clone());
     let certificates =
         CertificateConfig { controller: config.controller.clone(), folder: config.data_dir.join("certs"), validity: VALIDITY };

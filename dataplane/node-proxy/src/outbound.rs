@@ -228,7 +228,8 @@ async fn dial(
 ) -> Result<OutboundStream, OutboundError> {
     match way {
         OutboundRoute::Own(to) | OutboundRoute::Passthrough(to) => {
-            let options = ConnectOptions { mark: Some(PROXY_MARK), ..ConnectOptions::default() };
+            let local = matches!(way, OutboundRoute::Own(_));
+            let options = ConnectOptions { mark: Some(PROXY_MARK), local, ..ConnectOptions::default() };
             match sys::connect(Some(&context.netns), *to, &options).await {
                 Ok(plain) => Ok(OutboundStream::Plain(plain)),
                 Err(e) => no_upstream(NodeRefusal::ConnectFailed, e),

@@ -27,9 +27,6 @@ use crate::pod::LocalPod;
 use crate::snapshot::NodeSnapshot;
 use crate::telemetry::{ConnectRefusal, ConnectionMetricFamilies, ConnectionRecorder, EndpointLabels};
 
-/// Bytes that all tunnels of the node together hold for readers that do not read.
-const BUFFER_BYTES_MAX: u64 = 512 << 20;
-
 /// State that all workers and the control tasks share. Connections read it; it is written rarely.
 pub struct NodeShared {
     pub az: AzName,
@@ -49,11 +46,11 @@ pub struct NodeShared {
 }
 
 impl NodeShared {
-    /// Registers the metrics and starts with an empty snapshot.
-    pub fn new(az: AzName, registry: Registry, log: AccessLog, trusts_node: bool) -> Self {
+    /// Registers the metrics and starts with an empty snapshot. The tunnels of all tenants together hold at most `buffer_bytes`.
+    pub fn new(az: AzName, registry: Registry, log: AccessLog, trusts_node: bool, buffer_bytes: u64) -> Self {
         let counters = |name, help| registry.counters(MetricFamily::new(name, help, &[]));
-        let kind = ShareKind::NodeBufferBytes;
-        let buffer_bytes = TenantLimit::new(TenantLimitConfig { kind, capacity: BUFFER_BYTES_MAX, reserve: 0, give_way: GiveWay::Oldest });
+        let (kind, capacity) = (ShareKind::NodeBufferBytes, buffer_bytes);
+        let buffer_bytes = TenantLimit::new(TenantLimitConfig { kind, capacity, reserve: 0, give_way: GiveWay::Oldest });
         show_shares(&registry, &buffer_bytes);
         Self {
             buffer_bytes,
@@ -225,7 +222,9 @@ mod tests {
     fn a_tenants_share_of_metric_series_follows_its_tenant_object() {
         let (registry, folder) = (Registry::new(), tempfile::tempdir().unwrap());
         let log = AccessLog::start(LogSink::File(folder.path().join("log")), &registry).unwrap();
-        let shared = NodeShared::new("az1".parse().unwrap(), registry.clone(), log, false);
+        let shared = NodeShared::new("az1".parse().unwrap(), registry.clone(), log, false, 3 << 20);
+        let alpha = TenantName::new("alpha").unwrap();
+        assert_eq!(shared.buffer_budget(&alpha).limit.capacity(), 3 << 20, "the operator's budget");
         registry.counters(MetricFamily::new("stopped_total", "Packets.", &["tenant"])).shared(&["alpha"]).inc();
         let apply = |share: Option<&str>| {
             let mut shares = Shares::default();

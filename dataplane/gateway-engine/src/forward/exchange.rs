@@ -54,6 +54,8 @@ pub(crate) struct Http1UpstreamSide {
     keeps: bool,
     /// True once the endpoint has sent a byte.
     heard: bool,
+    /// True if an interim response announced a body, which may follow in place of the final response.
+    has_stray_body: bool,
 }
 
 pub(crate) struct Http2UpstreamSide {
@@ -67,7 +69,8 @@ impl UpstreamSide {
     pub(crate) fn http1(lease: UpstreamLease) -> Self {
         let UpstreamLease { wire, reused } = lease;
         let sent_before = wire.io.sent();
-        Self::Http1(Box::new(Http1UpstreamSide { wire, head: ResponseHead::new(), reused, sent_before, keeps: false, heard: false }))
+        let (keeps, heard, has_stray_body) = (false, false, false);
+        Self::Http1(Box::new(Http1UpstreamSide { wire, head: ResponseHead::new(), reused, sent_before, keeps, heard, has_stray_body }))
     }
     pub(crate) fn http2(place: StreamPermit, response: ResponseFuture, send: SendStream<Bytes>) -> Self {
         Self::Http2(Box::new(Http2UpstreamSide { place, response, send, body: None }))
@@ -436,6 +439,10 @@ impl<'a> Exchange<'a> {
 
     /// Passes on the response's body.
     fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
+        if matches!(&self.back, UpstreamSide::Http2(back) if back.body.is_none()) {
+            // There is nothing but the head.
+            return self.poll_taken(cx);
+        }
         let (from, to) = self.down_framing;
         let verbatim = from == to && matches!((&self.front, &self.back), (DownstreamSide::Http1(_), UpstreamSide::Http1(_)));
         let mut source = match &mut self.back {

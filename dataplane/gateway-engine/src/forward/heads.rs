@@ -236,6 +236,9 @@ pub(crate) fn check_2(request: http::request::Parts) -> Result<ValidatedHttp2Req
     if headers.get_all(CONTENT_LENGTH).iter().nth(1).is_some() {
         return bad("h2_duplicate_content_length");
     }
+    if headers.get_all(EXPECT).iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
+        return Err(ProxyError::BadRequest(MessageRefusal::UnknownExpectation));
+    }
     headers.remove(HOST);
     strip_hop_words(&mut headers);
     join_cookies(&mut headers);
@@ -249,15 +252,16 @@ pub(crate) fn request_2_to_2(checked: &ValidatedHttp2Request) -> Result<Request<
     Ok(whole(checked.method.clone(), uri, checked.headers.clone()))
 }
 
-/// Translates a validated HTTP/2 request to HTTP/1.1.
+/// Translates a validated HTTP/2 request to HTTP/1.1. `Expect` is passed on if there is a body to wait for.
 pub(crate) fn request_2_to_1(
     out: &mut OutHead,
     checked: &ValidatedHttp2Request,
     framing: Framing,
     into: &mut Vec<u8>,
 ) -> Result<(), MessageRefusal> {
-    let pairs: Pairs<'_> =
-        checked.headers.iter().filter(|(name, _)| **name != EXPECT).map(|(n, v)| (n.as_str().as_bytes(), v.as_bytes())).collect();
+    let has_body = !matches!(framing, Framing::None | Framing::Length(0));
+    let fields = checked.headers.iter().filter(|(name, _)| has_body || **name != EXPECT);
+    let pairs: Pairs<'_> = fields.map(|(n, v)| (n.as_str().as_bytes(), v.as_bytes())).collect();
     let accepts_trailers = checked.headers.get(TE).is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"trailers"));
     let outgoing =
         ForwardOptions { framing, accepts_trailers, target: Some(checked.path.as_str().as_bytes()), ..ForwardOptions::default() };

@@ -9,10 +9,10 @@ use bytes::Bytes;
 use canal_gateway_config::RequestMutations;
 use canal_h1::RequestKind;
 use canal_hbone::FlowAccount;
-use h2::RecvStream;
 use h2::server::SendResponse;
-use http::Request;
-use http::header::CONTENT_TYPE;
+use h2::{Reason, RecvStream};
+use http::header::{CONTENT_TYPE, EXPECT};
+use http::{Request, Response, StatusCode};
 
 use super::exchange::{DownstreamSide, UpstreamSide, http2_fault};
 use super::heads;
@@ -89,6 +89,12 @@ impl HttpDownstream for Http2Client {
 
     async fn buffer_body(&mut self, state: &mut RequestState, wanted: usize) -> Result<BufferedBody, ProxyError> {
         let permit = buffered_body::permit(&state.worker, &state.session, &state.info, wanted)?;
+        if self.head.headers.contains_key(EXPECT) {
+            // The client waits for `100 Continue` before it sends the body, and the authorizer waits for the body.
+            let go_on = Response::builder().status(StatusCode::CONTINUE).body(()).map_err(|_| ProxyError::ClientGone)?;
+            self.stream.respond.send_informational(go_on).map_err(|_| ProxyError::ClientGone)?;
+            state.record.interim.continued = true;
+        }
         buffered_body::of_http2(&state.worker, &mut self.stream, wanted, permit).await
     }
 
@@ -130,6 +136,15 @@ impl HttpDownstream for Http2Client {
             // A stream that is dropped before its end is reset.
             Ok(ExchangeEnd::Broken(error)) => state.record.fault(&error),
             Ok(ExchangeEnd::Complete { .. } | ExchangeEnd::Upgraded(_)) => {}
+            // The gateway has passed a part of the body on and cannot send the request again, but the client can: no application has
+            // processed it (RFC 9113 §8.7). A response would say that it failed.
+            Err(error @ ProxyError::UpstreamRefused) if !self.ended => {
+                state.record.fault(&error);
+                if state.info.grpc {
+                    state.record.grpc_status = Some(error.grpc_status());
+                }
+                self.stream.respond.send_reset(Reason::REFUSED_STREAM);
+            }
             Err(error) => {
                 let is_head = state.info.asked == RequestKind::Head;
                 refuse(&mut self.stream.respond, &mut state.record, &error, state.info.grpc, is_head);

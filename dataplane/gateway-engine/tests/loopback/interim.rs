@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt;
 use crate::client::HttpClient;
 use crate::fixture::{EngineSetup, GatewayFixture};
 use crate::http2;
-use crate::origin::{OriginServer, Peer};
+use crate::origin::{OriginServer, Peer, frame};
 
 const HINTS: &str = "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n";
 
@@ -185,10 +185,6 @@ async fn continue_is_passed_on_once() {
 /// Starts an HTTP/2 endpoint that sends `101` as an interim response, byte by byte, because the h2 crate's server would not.
 async fn switching() -> OriginServer {
     OriginServer::each(|mut peer: Peer| async move {
-        let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
-            let length = (payload.len() as u32).to_be_bytes();
-            [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
-        };
         peer.exactly(24).await;
         peer.write(&frame(4, 0, 0, &[])).await;
         loop {

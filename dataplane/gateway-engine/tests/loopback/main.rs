@@ -7,6 +7,7 @@ mod balance;
 mod builds;
 mod closed;
 mod exchanges;
+mod fidelity;
 mod hbone;
 mod http1;
 mod http2;

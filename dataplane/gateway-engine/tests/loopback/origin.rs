@@ -193,3 +193,9 @@ impl Peer {
 pub(crate) fn pattern(at: u64, n: usize) -> Vec<u8> {
     (at..at + n as u64).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
 }
+
+/// Returns an HTTP/2 frame (RFC 9113 §4.1), for endpoints that do what the h2 crate's server would not.
+pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = (payload.len() as u32).to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}

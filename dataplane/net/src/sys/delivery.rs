@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::net::TcpStream;
 
-use super::{CONNECT_TIMEOUT, Netns, SysError, at, established, keep_urgent, set_option};
+use super::{CONNECT_TIMEOUT, Netns, SysError, at, established, set_option, tune_local};
 
 /// Options of a connection to an application.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,8 +65,7 @@ fn begin(address: SocketAddr, options: &DeliveryOptions, port: u16) -> Result<So
     // The port may be shared with other connections, and an application may later listen on it.
     at("SO_REUSEADDR", address, s.set_reuse_address(true))?;
     at("bind", source, s.bind(&source.into()))?;
-    at("TCP_NODELAY", address, s.set_tcp_nodelay(true))?;
-    at("urgent", address, keep_urgent(SockRef::from(&s)))?;
+    at("keepalive", address, tune_local(SockRef::from(&s)))?;
     match s.connect(&address.into()) {
         Ok(()) => Ok(s),
         Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => Ok(s),

@@ -112,6 +112,25 @@ fn a_namespace_that_is_gone_or_none_is_named() {
     assert!(matches!(none, SysError::Enter { .. }), "{none}");
 }
 
+/// Returns the keepalive of a socket, in the form of the constants.
+fn keepalive(s: &SockRef<'_>) -> (Duration, Duration, u32) {
+    assert!(s.keepalive().unwrap());
+    (s.tcp_keepalive_time().unwrap(), s.tcp_keepalive_interval().unwrap(), s.tcp_keepalive_retries().unwrap())
+}
+
+/// Applications' own connections to the proxy, and the proxy's to applications, have a peer in this kernel.
+#[tokio::test]
+async fn sockets_of_pods_are_probed_after_half_a_minute() {
+    assert_eq!(LOCAL_KEEPALIVE, (Duration::from_secs(30), Duration::from_secs(10), 3));
+    let pod = TestNetns::new();
+    let captures = listen(Some(&pod.netns), any(), &ListenOptions { loopback_only: true, ..ListenOptions::default() }).unwrap();
+    let to = captures.local_addr().unwrap();
+    let delivery = DeliveryOptions { mark: 7, source: to.ip(), is_foreign: false, on_loopback: false };
+    let (delivered, captured) = tokio::join!(connect_from(&pod.netns, to, &delivery, 40_000..40_010), captures.accept());
+    assert_eq!(keepalive(&SockRef::from(&captured.unwrap().0)), LOCAL_KEEPALIVE, "of an application's own connection");
+    assert_eq!(keepalive(&SockRef::from(&delivered.unwrap())), LOCAL_KEEPALIVE, "of a connection to an application");
+}
+
 #[tokio::test]
 async fn options_reach_the_socket() {
     let pod = TestNetns::new();
@@ -130,17 +149,17 @@ async fn options_reach_the_socket() {
     assert_eq!(from.ip().to_string(), "127.0.0.9");
     let s = SockRef::from(&near);
     assert_eq!((s.mark().unwrap(), s.tcp_nodelay().unwrap(), s.keepalive().unwrap()), (7, true, true));
-    assert_eq!((s.tcp_keepalive_time().unwrap(), s.tcp_keepalive_retries().unwrap()), (KEEPALIVE.0, KEEPALIVE.2));
+    assert_eq!(keepalive(&s), KEEPALIVE);
     assert_eq!(SockRef::from(&far).mark().unwrap(), 0x539, "accepted connections inherit the listener's mark");
     let s = SockRef::from(&far);
     assert_eq!((s.tcp_nodelay().unwrap(), s.keepalive().unwrap()), (true, true), "and all else");
-    assert_eq!((s.tcp_keepalive_time().unwrap(), s.tcp_keepalive_retries().unwrap()), (KEEPALIVE.0, KEEPALIVE.2));
+    assert_eq!(keepalive(&s), KEEPALIVE);
 
     let local = ConnectOptions { local: true, ..ConnectOptions::default() };
     let near = connect(Some(&pod.netns), address, &local).await.unwrap();
     assert!(near.peer_addr().is_ok(), "who is connected is not waited for");
     let s = SockRef::from(&near);
-    assert_eq!((s.tcp_nodelay().unwrap(), s.keepalive().unwrap()), (true, false));
+    assert_eq!((s.tcp_nodelay().unwrap(), keepalive(&s)), (true, LOCAL_KEEPALIVE));
 
     let elsewhere = "10.99.0.1:80".parse().unwrap();
     let refused = listen(Some(&pod.netns), elsewhere, &ListenOptions::default()).unwrap_err().to_string();

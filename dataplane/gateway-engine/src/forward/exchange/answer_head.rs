@@ -7,6 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use canal_h1::{BodyReader, ForwardOptions, Framing, MessageRefusal, ResponseView};
 use h2::Reason;
+use http::header::CONTENT_LENGTH;
 use http::{Response, StatusCode};
 
 use super::{DownstreamSide, Exchange, Http1UpstreamSide, UpstreamSide};
@@ -37,7 +38,7 @@ impl Exchange<'_> {
     }
 
     /// Ready once an HTTP/1.1 client has accepted all bytes written for it.
-    fn poll_taken(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
+    pub(super) fn poll_taken(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
         match &mut self.front {
             DownstreamSide::Http1(client) if !client.wire.outbox.is_empty() => {
                 client.wire.io.poll_flush(cx, &mut client.wire.outbox).map_err(|_| ProxyError::ClientGone)
@@ -63,7 +64,12 @@ impl Exchange<'_> {
                     Ok(None) => {}
                     Ok(Some(len)) => {
                         // After an interim response the loop continues, because the final head is still to come.
-                        let interim = back.head.view(back.wire.inbox.bytes()).is_interim();
+                        let view = back.head.view(back.wire.inbox.bytes());
+                        let interim = view.is_interim();
+                        // The client's bytes of the new protocol begin after the body, so the switch waits for the end of the body.
+                        if view.status() == 101 && !self.up.done && !self.up_cut {
+                            return Poll::Pending;
+                        }
                         if interim {
                             self.interim_1(len)?
                         } else {
@@ -94,8 +100,10 @@ impl Exchange<'_> {
 
     /// Writes an interim response of `len` bytes to the client's side.
     fn interim_1(&mut self, len: usize) -> Result<(), ProxyError> {
-        let UpstreamSide::Http1(back) = &self.back else { return Ok(()) };
-        let status = back.head.view(back.wire.inbox.bytes()).status();
+        let UpstreamSide::Http1(back) = &mut self.back else { return Ok(()) };
+        let view = back.head.view(back.wire.inbox.bytes());
+        let status = view.status();
+        back.has_stray_body |= view.announces_forbidden_body();
         if !self.admit_interim(status, len)? {
             return Ok(());
         }
@@ -118,10 +126,10 @@ impl Exchange<'_> {
     fn final_1(&mut self) -> Result<(), ProxyError> {
         let keep = self.keeps_client();
         let UpstreamSide::Http1(back) = &mut self.back else { return Ok(()) };
-        let Http1UpstreamSide { head, wire, keeps, .. } = &mut **back;
+        let Http1UpstreamSide { head, wire, keeps, has_stray_body, .. } = &mut **back;
         let view = head.view(wire.inbox.bytes());
         let (status, framing) = (view.status(), view.framing());
-        *keeps = view.keep_alive();
+        *keeps = view.keep_alive() && !*has_stray_body;
         self.upgrade = view.is_tunnel();
         let to = heads::framing_to_1(framing, self.ask.spoken);
         match &mut self.front {
@@ -182,11 +190,13 @@ impl Exchange<'_> {
         }
     }
 
-    fn interim_2(&mut self, interim: Response<()>) -> Result<(), ProxyError> {
+    fn interim_2(&mut self, mut interim: Response<()>) -> Result<(), ProxyError> {
         // HTTP/2 has no upgrade (RFC 9113 §8.6), and an HTTP/1.1 client would mistake the following bytes for another protocol.
         if interim.status() == StatusCode::SWITCHING_PROTOCOLS {
             return Err(ProxyError::UpstreamProtocol("h2_switching_protocols"));
         }
+        // RFC 9110 §8.6: it has no body, and no field may announce one.
+        interim.headers_mut().remove(CONTENT_LENGTH);
         if !self.admit_interim(interim.status().as_u16(), heads::byte_len(interim.headers()))? {
             return Ok(());
         }
@@ -205,9 +215,14 @@ impl Exchange<'_> {
 
     fn final_2(&mut self, response: Response<h2::RecvStream>) -> Result<(), ProxyError> {
         let keep = self.keeps_client();
-        let (parts, body) = response.into_parts();
-        let ended = body.is_end_stream();
+        let (mut parts, body) = response.into_parts();
         let status = parts.status.as_u16();
+        // A body that the status forbids is dropped, and its stream is reset. An HTTP/1.1 client would take it for the next response.
+        let has_no_body = matches!(status, 204 | 304);
+        let ended = body.is_end_stream() || has_no_body;
+        if status == 204 {
+            parts.headers.remove(CONTENT_LENGTH);
+        }
         self.status = status;
         self.record.answered(status);
         self.record.grpc_status = parts.headers.get("grpc-status").and_then(|v| v.to_str().ok()?.parse().ok());
@@ -233,7 +248,7 @@ impl Exchange<'_> {
             }
         }
         if let UpstreamSide::Http2(back) = &mut self.back {
-            back.body = Some(body);
+            back.body = (!has_no_body).then_some(body);
         }
         Ok(())
     }

@@ -1,0 +1,261 @@
+//! Details of HTTP that applications depend on, in every pairing of versions: responses without content, expectations, requests without a
+//! body, upgrades with one, and requests that an endpoint refused unprocessed.
+
+use std::future::poll_fn;
+
+use bytes::Bytes;
+use canal_model::program::AppProtocol;
+use h2::client::ResponseFuture;
+use h2::{Reason, RecvStream, SendStream};
+use http::{Request, Response, StatusCode};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::client::HttpClient;
+use crate::fixture::{EngineSetup, GatewayFixture};
+use crate::http2;
+use crate::origin::{OriginServer, Peer, frame};
+
+const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
+
+fn fixture(protocol: AppProtocol, origin: &OriginServer) -> GatewayFixture {
+    GatewayFixture::new(EngineSetup { protocol, ..EngineSetup::default() }, &[origin.address])
+}
+
+/// Begins a request on a new HTTP/2 connection.
+async fn begin_2(fixture: &GatewayFixture, request: http::request::Builder, ended: bool) -> (ResponseFuture, SendStream<Bytes>) {
+    let client = http2::connect(fixture).await;
+    client.ready().await.unwrap().send_request(request.body(()).unwrap(), ended).unwrap()
+}
+
+/// Asserts that two requests of one HTTP/1.1 client and one of an HTTP/2 client get `status` without a field that announces a body.
+async fn assert_without_content(fixture: &GatewayFixture, status: u16, case: &str) {
+    let mut client = HttpClient::connect(fixture.web).await;
+    for n in 0..2 {
+        client.send(GET).await;
+        let mut answer = client.answer().await.unwrap();
+        if answer.status == 103 {
+            assert_eq!((answer.field("content-length"), answer.field("transfer-encoding")), (None, None), "{case}");
+            answer = client.answer().await.unwrap();
+        }
+        assert_eq!(answer.status, status, "{case}, request {n}");
+        assert_eq!((answer.field("content-length"), answer.field("transfer-encoding")), (None, None), "{case}");
+    }
+    let (response, _) = begin_2(fixture, Request::get("http://web/"), true).await;
+    let response = response.await.unwrap_or_else(|e| panic!("{case}: {e}"));
+    assert_eq!((response.status().as_u16(), response.headers().get("content-length")), (status, None), "{case}");
+    assert_eq!(http2::read_all(response.into_body()).await.unwrap().0, b"", "{case}");
+}
+
+#[tokio::test]
+async fn responses_without_content_end_with_their_head_and_their_connection_is_not_reused() {
+    for (answer, status, connections) in [
+        ("HTTP/1.1 204 No Content\r\n\r\n", 204, 1),
+        ("HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n", 204, 1),
+        ("HTTP/1.1 204 No Content\r\ntransfer-encoding: chunked\r\n\r\n", 204, 3),
+        ("HTTP/1.1 204 No Content\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 204, 3),
+        ("HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\nhello", 204, 3),
+        ("HTTP/1.1 204 No Content\r\ncontent-length: 0\r\ntransfer-encoding: chunked\r\n\r\n", 204, 3),
+        ("HTTP/1.1 304 Not Modified\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 304, 3),
+        ("HTTP/1.1 103 Early Hints\r\ncontent-length: 5\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n", 204, 3),
+    ] {
+        let origin = OriginServer::fixed(answer).await;
+        assert_without_content(&fixture(AppProtocol::Http1, &origin), status, answer).await;
+        assert_eq!(origin.connections(), connections, "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn responses_without_content_end_with_their_head_over_http2_too() {
+    for (status, length) in [(204, Some("5")), (204, None), (304, None)] {
+        let origin = http2::origin(move |_, mut respond| async move {
+            let head = length.into_iter().fold(Response::builder().status(status), |head, n| head.header("content-length", n));
+            let mut send = respond.send_response(head.body(()).unwrap(), false).unwrap();
+            let _ = send.send_data(Bytes::from_static(b"hello"), true);
+        })
+        .await;
+        assert_without_content(&fixture(AppProtocol::Http2, &origin), status, &format!("{status} {length:?}")).await;
+    }
+}
+
+/// Starts an HTTP/1.1 endpoint that waits for the body only after `100`, and answers `/no` with 417.
+async fn expecting_1() -> OriginServer {
+    OriginServer::each(|mut peer: Peer| async move {
+        while let Some(head) = peer.head().await {
+            assert!(head.contains("expect: 100-continue\r\n") && peer.buffer.is_empty(), "{head}");
+            if head.starts_with("POST /no ") {
+                return peer.write(b"HTTP/1.1 417 Expectation Failed\r\ncontent-length: 0\r\n\r\n").await;
+            }
+            peer.write(b"HTTP/1.1 100 Continue\r\n\r\n").await;
+            let Some(body) = peer.exactly(5).await else { return };
+            peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n").await;
+            peer.write(&body).await;
+        }
+    })
+    .await
+}
+
+/// Starts an HTTP/2 endpoint that does the same.
+async fn expecting_2() -> OriginServer {
+    http2::origin(|request: Request<RecvStream>, mut respond| async move {
+        assert_eq!(request.headers()["expect"], "100-continue");
+        let head = |status| Response::builder().status(status).body(()).unwrap();
+        if request.uri().path() == "/no" {
+            respond.send_response(head(417), true).unwrap();
+            return;
+        }
+        respond.send_informational(head(100)).unwrap();
+        let Ok((body, _)) = http2::read_all(request.into_body()).await else { return };
+        let mut send = respond.send_response(head(200), false).unwrap();
+        send.send_data(Bytes::from(body), true).unwrap();
+    })
+    .await
+}
+
+/// Java's HttpClient and the AWS SDKs hold their bodies back until the `100` arrives.
+#[tokio::test]
+async fn expectations_of_http2_clients_reach_the_endpoint_which_answers_them() {
+    for (protocol, origin) in [(AppProtocol::Http1, expecting_1().await), (AppProtocol::Http2, expecting_2().await)] {
+        let fixture = fixture(protocol, &origin);
+        let post = |path: &str| Request::post(format!("http://web{path}")).header("expect", "100-continue").header("content-length", "5");
+        let (mut response, mut send) = begin_2(&fixture, post("/go"), false).await;
+        let waited = tokio::time::timeout(canal_timing::deadline(std::time::Duration::from_secs(5)), async {
+            poll_fn(|cx| response.poll_informational(cx)).await
+        });
+        let interim = waited.await.unwrap_or_else(|_| panic!("{protocol:?}: no 100")).unwrap().unwrap();
+        assert_eq!(interim.status(), StatusCode::CONTINUE, "{protocol:?}");
+        send.send_data(Bytes::from_static(b"hello"), true).unwrap();
+        let response = response.await.unwrap();
+        assert_eq!(response.status(), 200, "{protocol:?}");
+        assert_eq!(http2::read_all(response.into_body()).await.unwrap().0, b"hello", "{protocol:?}");
+        let (response, _send) = begin_2(&fixture, post("/no"), false).await;
+        assert_eq!(response.await.unwrap().status(), 417, "{protocol:?}: the endpoint's own refusal");
+        let requests = origin.requests();
+        let other = Request::post("http://web/").header("expect", "200-ok");
+        let (response, _send) = begin_2(&fixture, other, false).await;
+        assert_eq!((response.await.unwrap().status().as_u16(), origin.requests()), (417, requests), "as for HTTP/1.1 clients");
+    }
+}
+
+/// IIS, lighttpd and others answer 411 otherwise.
+#[tokio::test]
+async fn http2_requests_that_lack_a_body_state_a_length_of_zero_where_a_body_is_usual() {
+    let origin = OriginServer::echo().await;
+    let fixture = fixture(AppProtocol::Http1, &origin);
+    for (method, states_length) in
+        [("POST", true), ("PUT", true), ("PATCH", true), ("GET", false), ("HEAD", false), ("DELETE", false), ("OPTIONS", false)]
+    {
+        let request = Request::builder().method(method).uri("http://web/").header("x-case", method);
+        let (response, _) = begin_2(&fixture, request, true).await;
+        let response = response.await.unwrap();
+        assert_eq!(response.status(), 200, "{method}");
+        if method == "HEAD" {
+            continue;
+        }
+        let head = String::from_utf8(http2::read_all(response.into_body()).await.unwrap().0).unwrap();
+        assert_eq!(head.contains("content-length: 0\r\n"), states_length, "{method}: {head}");
+        assert!(!head.contains("transfer-encoding"), "{method}: {head}");
+    }
+}
+
+/// `docker exec` and `kubectl exec` upgrade by POST with a body.
+#[tokio::test]
+async fn an_upgrade_may_have_a_body_which_precedes_the_relay() {
+    for (framing, body) in [("Content-Length: 2", "{}"), ("Transfer-Encoding: chunked", "2\r\n{}\r\n0\r\n\r\n")] {
+        // An endpoint may switch before it has read the body; the body still comes first.
+        for switches_early in [false, true] {
+            let origin = OriginServer::each(move |mut peer: Peer| async move {
+                let head = peer.head().await.unwrap().to_ascii_lowercase();
+                assert!(head.contains("connection: upgrade") && head.contains("upgrade: tcp"), "{head}");
+                let switch = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: tcp\r\nconnection: upgrade\r\n\r\nfirst";
+                if switches_early {
+                    peer.write(switch).await;
+                }
+                assert_eq!(peer.exactly(body.len()).await.unwrap(), body.as_bytes());
+                if !switches_early {
+                    peer.write(switch).await;
+                }
+                let mut got = std::mem::take(&mut peer.buffer);
+                while peer.stream.read_buf(&mut got).await.unwrap() > 0 {}
+                peer.write(&got).await;
+            })
+            .await;
+            let fixture = fixture(AppProtocol::Http1, &origin);
+            let mut client = HttpClient::connect(fixture.web).await;
+            let head = format!("POST /x HTTP/1.1\r\nHost: web\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n{framing}\r\n\r\n");
+            let (start, rest) = body.split_at(1);
+            client.send(format!("{head}{start}").as_bytes()).await;
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            client.send(format!("{rest}early").as_bytes()).await;
+            let answer = client.answer().await.unwrap();
+            assert_eq!((answer.status, answer.field("upgrade")), (101, Some("tcp")), "{framing} {switches_early}");
+            assert_eq!(client.exactly(5).await, b"first");
+            client.send(b" and late").await;
+            client.stream.shutdown().await.unwrap();
+            assert!(client.closed().await);
+            assert_eq!(client.buffer, b"early and late", "{framing} {switches_early}");
+        }
+    }
+}
+
+/// An endpoint that does not switch gets and answers an ordinary request.
+#[tokio::test]
+async fn an_upgrade_with_a_body_may_be_declined() {
+    for (protocol, origin) in [(AppProtocol::Http1, OriginServer::echo().await), (AppProtocol::Http2, http2::origin(http2::echo).await)] {
+        let fixture = fixture(protocol, &origin);
+        let mut client = HttpClient::connect(fixture.web).await;
+        for _ in 0..2 {
+            client.send(b"POST /x HTTP/1.1\r\nHost: web\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 2\r\n\r\n{}").await;
+            let answer = client.answer().await.unwrap();
+            assert!(answer.status == 200 && answer.text().ends_with("{}"), "{protocol:?}: {answer:?}");
+        }
+    }
+}
+
+/// Starts an HTTP/2 endpoint that answers each request with an orderly GOAWAY by which it processed none.
+async fn leaving() -> OriginServer {
+    OriginServer::each(|mut peer: Peer| async move {
+        peer.exactly(24).await;
+        peer.write(&frame(4, 0, 0, &[])).await;
+        while let Some(head) = peer.exactly(9).await {
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+            if peer.exactly(length).await.is_none() {
+                return;
+            }
+            match (head[3], head[4]) {
+                (4, 0) => peer.write(&frame(4, 1, 0, &[])).await,
+                // DATA: the gateway has passed a part of the body on.
+                (0, _) => peer.write(&frame(7, 0, 0, &[0; 8])).await,
+                _ => {}
+            }
+        }
+    })
+    .await
+}
+
+/// Starts an HTTP/2 endpoint that refuses each stream after the first bytes of its body.
+async fn refusing() -> OriginServer {
+    http2::origin(|request: Request<RecvStream>, mut respond| async move {
+        let _ = request.into_body().data().await;
+        respond.send_reset(Reason::REFUSED_STREAM);
+    })
+    .await
+}
+
+/// gRPC clients send a request again by themselves after REFUSED_STREAM, and not after UNAVAILABLE.
+#[tokio::test]
+async fn requests_that_an_endpoint_refused_unprocessed_are_refused_as_such() {
+    for origin in [leaving().await, refusing().await] {
+        let fixture = fixture(AppProtocol::Grpc, &origin);
+        for content_type in ["application/grpc", "text/plain"] {
+            let request = Request::post("http://web/s/M").header("content-type", content_type);
+            let (response, mut send) = begin_2(&fixture, request, false).await;
+            send.send_data(Bytes::from_static(b"part"), false).unwrap();
+            let error = response.await.expect_err("not processed");
+            assert_eq!((error.reason(), error.is_remote()), (Some(Reason::REFUSED_STREAM), true), "{content_type}: {error}");
+        }
+        let mut client = HttpClient::connect(fixture.web).await;
+        client.send(b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 8\r\n\r\npart").await;
+        assert_eq!(client.answer().await.unwrap().status, 503, "HTTP/1.1 has no such signal");
+        assert_eq!(fixture.metric("canal_gateway_refused_requests_total", &["reason=\"upstream_refused\""]), 3.0);
+    }
+}
