@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -193,12 +194,35 @@ fn advance_phase(own: &mut DrainPhase, parent: DrainPhase) -> bool {
     moved
 }
 
+/// SIGTERM and SIGINT, caught from [`TerminationSignals::catch`] on.
+#[derive(Debug)]
+pub struct TerminationSignals {
+    term: Signal,
+    int: Signal,
+}
+
+impl TerminationSignals {
+    /// Installs the handlers. A process does this before it starts anything else, so that an early signal also ends it in order.
+    ///
+    /// # Errors
+    /// The signal handlers cannot be installed.
+    pub fn catch() -> std::io::Result<Self> {
+        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
+    }
+
+    /// Waits for the next of the two.
+    async fn recv(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+        }
+    }
+}
+
 /// Waits for SIGTERM or SIGINT, drains with `limit`, and waits for the end like [`DrainTrigger::finished`]. A second signal forces.
-///
-/// # Errors
-/// The signal handlers cannot be installed.
-pub async fn on_signals(trigger: DrainTrigger, limit: Duration, grace: Duration) -> std::io::Result<bool> {
-    on_signals_after(trigger, PreDrain { order: std::future::pending(), give: || {}, wait: Duration::ZERO }, limit, grace).await
+pub async fn on_signals(signals: TerminationSignals, trigger: DrainTrigger, limit: Duration, grace: Duration) -> bool {
+    let notice = PreDrain { order: std::future::pending(), give: || {}, wait: Duration::ZERO };
+    on_signals_after(signals, trigger, notice, limit, grace).await
 }
 
 /// Notice before a drain, for peers that must know of it before it begins.
@@ -214,25 +238,20 @@ pub struct PreDrain<O, G> {
 
 /// Does what [`on_signals`] does, but gives notice and keeps serving for a while before it drains. A drain that another caller begins with
 /// the trigger has no notice.
-///
-/// # Errors
-/// The signal handlers cannot be installed.
 pub async fn on_signals_after<O, G>(
+    mut signals: TerminationSignals,
     mut trigger: DrainTrigger,
     notice: PreDrain<O, G>,
     limit: Duration,
     grace: Duration,
-) -> std::io::Result<bool>
+) -> bool
 where
     O: Future<Output = ()>,
     G: FnOnce(),
 {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut phase = trigger.phase.subscribe();
     let begun = tokio::select! {
-        _ = term.recv() => true,
-        _ = int.recv() => true,
+        () = signals.recv() => true,
         () = notice.order => true,
         // Another owner began the drain, for example `/quitquitquit`.
         _ = phase.wait_for(|p| *p != DrainPhase::Running) => false,
@@ -241,8 +260,7 @@ where
         (notice.give)();
         tokio::select! {
             () = tokio::time::sleep(notice.wait) => {}
-            _ = term.recv() => {}
-            _ = int.recv() => {}
+            () = signals.recv() => {}
         }
         // A drain may have begun during the notice; a second call of `drain` would force it.
         if *phase.borrow() == DrainPhase::Running {
@@ -251,13 +269,13 @@ where
     }
     let again = trigger.phase.clone();
     tokio::select! {
-        done = trigger.finished(grace) => Ok(done),
+        done = trigger.finished(grace) => done,
         // A signal during the drain forces it; tasks still get `grace` to end.
         () = async {
-            tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+            signals.recv().await;
             again.send_replace(DrainPhase::Forced);
             tokio::time::sleep(grace).await;
-        } => Ok(false),
+        } => false,
     }
 }
 
@@ -329,7 +347,7 @@ mod tests {
             drain.draining().await;
             start.elapsed()
         });
-        assert!(on_signals_after(trigger, notice, ms(1000), ms(10)).await.unwrap());
+        assert!(on_signals_after(TerminationSignals::catch().unwrap(), trigger, notice, ms(1000), ms(10)).await);
         assert_eq!(heard.try_recv().unwrap().as_millis() / 10, 5);
         assert_eq!(holder.await.unwrap().as_millis() / 10, 205);
     }

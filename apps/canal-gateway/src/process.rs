@@ -17,7 +17,7 @@ use canal_model::ids::{AzName, Generation, ReplicaName, TenantName};
 use canal_model::principal::Principal;
 use canal_model::program::{Resource, ResourceKind};
 use canal_runtime::admin::{self, AdminAddresses, AdminRoutes};
-use canal_runtime::drain::{self, DrainObserver, DrainPhase, DrainTrigger, DrainWatcher, PreDrain};
+use canal_runtime::drain::{self, DrainObserver, DrainPhase, DrainTrigger, DrainWatcher, PreDrain, TerminationSignals};
 use canal_runtime::logging::LogLevelHandle;
 use canal_runtime::metrics::{MetricFamily, Registry};
 use canal_southbound_client::controller_client::ControllerEndpoint;
@@ -71,6 +71,7 @@ struct GatewayDump {
 
 /// Runs the gateway until SIGTERM, SIGINT or `/quitquitquit`, and drains. Returns `false` if work was aborted at the deadline.
 pub(crate) async fn run(mut config: GatewayProcessConfig, level: LogLevelHandle) -> anyhow::Result<bool> {
+    let signals = TerminationSignals::catch().context("catching signals")?;
     fit_to_files(&mut config.engine.limits);
     std::fs::create_dir_all(&config.data_dir).with_context(|| format!("making {} (--data-dir)", config.data_dir.display()))?;
     // Two drain trees: traffic drains while admin, southbound and certificates still work. The latter end with the process.
@@ -86,7 +87,7 @@ pub(crate) async fn run(mut config: GatewayProcessConfig, level: LogLevelHandle)
         tokio::spawn(tier::open_when_ready(replica.agent.clone(), move || watched.ready(), process_state.traffic.clone()));
         tokio::spawn(tier::follow_soft_drain(replica.agent.clone(), Arc::downgrade(&process_state.engine)));
     }
-    let clean = drained(&config, &process_state, trigger).await?;
+    let clean = drained(&config, &process_state, signals, trigger).await;
     tracing::info!(clean, "drained");
     if let Some(replica) = &process_state.replica_of_tier {
         // The last report announces to the controller that this replica ends.
@@ -117,9 +118,9 @@ fn fit_to_files(limits: &mut GatewayLimits) {
 
 /// Waits for the end. A replica of the tier first announces the drain to the controller and serves on for the grace time, because new
 /// sessions still arrive until the buckets have moved.
-async fn drained(config: &GatewayProcessConfig, process_state: &GatewayDump, trigger: DrainTrigger) -> anyhow::Result<bool> {
+async fn drained(config: &GatewayProcessConfig, process_state: &GatewayDump, signals: TerminationSignals, trigger: DrainTrigger) -> bool {
     let (Some(tier), Some(replica)) = (&config.tier, &process_state.replica_of_tier) else {
-        return drain::on_signals(trigger, config.drain_limit, GRACE).await.context("catching signals");
+        return drain::on_signals(signals, trigger, config.drain_limit, GRACE).await;
     };
     let agent = replica.agent.clone();
     let give = || {
@@ -129,7 +130,7 @@ async fn drained(config: &GatewayProcessConfig, process_state: &GatewayDump, tri
     // An operator's drain order does not end the process: it can be revoked, and streams continue as long as they need. Only a signal or
     // `/quitquitquit` ends it.
     let notice = PreDrain { order: std::future::pending(), give, wait: tier.grace };
-    drain::on_signals_after(trigger, notice, config.drain_limit, GRACE).await.context("catching signals")
+    drain::on_signals_after(signals, trigger, notice, config.drain_limit, GRACE).await
 }
 
 fn begin(config: &GatewayProcessConfig, whole: &DrainWatcher, traffic: DrainWatcher) -> anyhow::Result<GatewayDump> {

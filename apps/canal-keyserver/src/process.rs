@@ -13,7 +13,7 @@ use canal_keyserver_engine::{KeyServerConfig, KeyServerEngine, hardware};
 use canal_model::ids::TenantName;
 use canal_net::sys::{self, ListenOptions};
 use canal_runtime::admin::{self, AdminAddresses, AdminRoutes};
-use canal_runtime::drain::{self, DrainObserver, DrainPhase, DrainTrigger, DrainWatcher};
+use canal_runtime::drain::{self, DrainObserver, DrainPhase, DrainTrigger, DrainWatcher, TerminationSignals};
 use canal_runtime::logging::LogLevelHandle;
 use canal_runtime::metrics::Registry;
 use canal_southbound_client::controller_client::ControllerEndpoint;
@@ -48,6 +48,7 @@ struct KeyServerDump {
 
 /// Runs the key server until SIGTERM, SIGINT or `/quitquitquit`, and drains. Returns `false` if work was aborted at the deadline.
 pub(crate) async fn run(config: KeyServerProcessConfig, level: LogLevelHandle) -> anyhow::Result<bool> {
+    let signals = TerminationSignals::catch().context("catching signals")?;
     std::fs::create_dir_all(&config.data_dir).with_context(|| format!("making {} (--data-dir)", config.data_dir.display()))?;
     // Two drain trees: requests drain while admin, southbound and certificates still work. The latter end with the process.
     let (process, whole) = drain::tree();
@@ -67,7 +68,7 @@ pub(crate) async fn run(config: KeyServerProcessConfig, level: LogLevelHandle) -
     tokio::spawn(observe::serve(process_state.subscriber.connections(), sources, whole.watcher()));
     tracing::info!(address = %config.listen, version = env!("CARGO_PKG_VERSION"), "serving");
     tokio::spawn(async move { engine.serve(listener, requests).await });
-    let clean = drain::on_signals(trigger, config.drain_limit, GRACE).await.context("catching signals")?;
+    let clean = drain::on_signals(signals, trigger, config.drain_limit, GRACE).await;
     tracing::info!(clean, "drained");
     process.force();
     Ok(clean)

@@ -209,6 +209,7 @@ impl ReportHandler for EdgeReporter {
 /// # Errors
 /// Returns an [`EdgeError`] if the agent cannot start, or if one of its tasks ends early.
 pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, EdgeError> {
+    let signals = start("catching signals", drain::TerminationSignals::catch())?;
     canal_runtime::raise_file_limit(0);
     start("making the data directory (--data-dir)", std::fs::create_dir_all(&config.data_dir))?;
     let (process, whole) = drain::tree();
@@ -239,7 +240,7 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     let interfaces = tokio::spawn(canal_interfaces::run(interfaces, registry.clone(), whole.watcher()));
     // None of these tasks ends before the process does, unless it panics.
     let clean = tokio::select! {
-        ended = drain::on_signals(trigger, DRAIN_LIMIT, GRACE) => start("catching signals", ended)?,
+        ended = drain::on_signals(signals, trigger, DRAIN_LIMIT, GRACE) => ended,
         _ = reports => return Err(EdgeError::Lost("the reporter")),
         _ = guard => return Err(EdgeError::Lost("the guard")),
         _ = interfaces => return Err(EdgeError::Lost("the interface guard's agent")),

@@ -62,6 +62,7 @@ fn a_panicking_root_ends_the_process_with_its_own_status() {
 fn drained_process(work: Duration, limit: Duration) -> ! {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let done = runtime.block_on(async {
+        let signals = drain::TerminationSignals::catch().unwrap();
         let (trigger, drain) = drain::tree();
         tokio::spawn(async move {
             drain.draining().await;
@@ -74,11 +75,9 @@ fn drained_process(work: Duration, limit: Duration) -> ! {
                 }
             }
         });
-        let ending = tokio::spawn(drain::on_signals(trigger, limit, Duration::from_millis(100)));
-        // The task above runs once, so that the signal handlers are installed.
-        tokio::task::yield_now().await;
+        let ending = tokio::spawn(drain::on_signals(signals, trigger, limit, Duration::from_millis(100)));
         println!("ready");
-        ending.await.unwrap().unwrap()
+        ending.await.unwrap()
     });
     std::process::exit(if done { 0 } else { 3 })
 }

@@ -69,6 +69,7 @@ struct NodeTasks {
 /// # Errors
 /// A part could not be started, or the interface guard's agent ended before the process did.
 pub async fn run(config: NodeConfig, level: LogLevelHandle) -> Result<bool, NodeError> {
+    let signals = start("catching signals", drain::TerminationSignals::catch())?;
     canal_runtime::raise_file_limit(0);
     let config = Arc::new(config);
     start("making the data directory (--data-dir)", std::fs::create_dir_all(&config.data_dir))?;
@@ -81,7 +82,7 @@ pub async fn run(config: NodeConfig, level: LogLevelHandle) -> Result<bool, Node
     let NodeTasks { shared, workers, subscriber, pods, interfaces } = parts;
     // The interface guard's agent must not end before the process does.
     let clean = tokio::select! {
-        ended = drain::on_signals(traffic_trigger, config.drain_limit, GRACE) => start("catching signals", ended)?,
+        ended = drain::on_signals(signals, traffic_trigger, config.drain_limit, GRACE) => ended,
         _ = interfaces => return Err(NodeError::Lost("the interface guard's agent")),
     };
     tracing::info!(clean, "drained; captured pods stay captured and are refused until the next start");

@@ -275,8 +275,9 @@ fn a_replica_that_went_down_is_a_suspect_first() {
         says(false, 3, ReplicaState::CANAL_REPLICA_SUSPECT);
         says(true, 4, ReplicaState::CANAL_REPLICA_UP);
         says(false, 5, ReplicaState::CANAL_REPLICA_SUSPECT);
-        // A repeated state does not extend the time as a suspect.
-        says(false, 6, ReplicaState::CANAL_REPLICA_SUSPECT);
+        // A repeated state does not extend the time as a suspect, which may be over by now.
+        let (update, state) = told(vec![replica(false)], 6);
+        agent.apply(&update, &state);
         until("it is down", || state_of(&pins, 2) == ReplicaState::CANAL_REPLICA_DOWN as u32).await;
         // Stated once more, the replica stays down and is no suspect again.
         says(false, 7, ReplicaState::CANAL_REPLICA_DOWN);

@@ -223,7 +223,12 @@ fn a_session_is_found_in_its_tunnel() {
         let paths = session["paths"].as_array().expect("paths");
         let edges: Vec<&str> = paths.iter().filter_map(|path| path["edge"].as_str()).collect();
         assert_eq!(edges, EDGES, "any of them may carry it: {found:#}");
-        assert!(paths.iter().all(|path| path["replica"] == owner && path["tunnel_port"].as_u64() >= Some(40_000)), "{found:#}");
+        for path in paths {
+            // A bucket may have moved since the session began. Then its new replica hands the session's packets to the owner.
+            let chain: Vec<&str> = path["chain"].as_array().expect("a chain").iter().filter_map(|name| name.as_str()).collect();
+            assert_eq!(path["replica"].as_str(), chain.first().copied(), "{found:#}");
+            assert!(chain.contains(&owner) && path["tunnel_port"].as_u64() >= Some(40_000), "{found:#}");
+        }
         assert_eq!(
             (&paths[0]["tunnel_port"], &paths[0]["chain"]),
             (&paths[1]["tunnel_port"], &paths[1]["chain"]),
