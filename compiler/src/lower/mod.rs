@@ -3,7 +3,7 @@
 //!
 //! A program is `(IR, scope) → resources`. `scope` decides which resource a subscriber receives, here and in the controller's streams, so
 //! that goldens and `tests/differential` judge what ships; a test of the controller compares the two
-//! (`control/controller-core/src/subscriber_stream/tests/lowering.rs`). A program has only resources that the compiler makes. The
+//! (`control/southbound/src/subscriber_stream/tests/lowering.rs`). A program has only resources that the compiler makes. The
 //! controller adds its own: addresses and bucket tables of the planner, replicas, trust bundles, entitlements of gateways, and manifests.
 //!
 //! `target` is the interface by which a target refuses rules that it cannot run.

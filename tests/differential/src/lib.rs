@@ -4,7 +4,7 @@
 //! * [`RoutingComparison`] is one tenant on all targets; [`RoutingComparison::compare`] gives all of them the same request.
 //! * [`policy`] reads policies with questions from files; [`probe`] makes requests that match or nearly match a tenant's rules.
 //! * [`target`] contains the targets.
-//! * [`guarded`] compares the code by which data planes authorize requests.
+//! * [`authorization`] compares the code by which data planes authorize requests.
 
 #![forbid(unsafe_code)]
 
