@@ -1,22 +1,33 @@
-//! Compares the decisions of `canal-authorization`, which data planes use, with the oracle's. The policies of a tenant pass through the
-//! wire format. The attributes are given; the data planes' own tests check which attributes a hop knows.
+//! Compares the decisions of `canal-authorization`, which data planes use, with the oracle's. The gateway and each node decide by the
+//! policies that they are sent, after the wire format. The attributes are given; the data planes' own tests check which attributes a hop
+//! knows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use canal_authorization::{self as guard, AttributeVisibility, ExtAuthzProgress, PolicyDestination, PolicySet, ShadowKind};
 use canal_compiler::oracle_authorization::{self as oracle, OracleDecision, OracleDestination, OracleFacts, OracleShadowMatch};
-use canal_compiler::{CompileInput, compile};
+use canal_compiler::{CompileInput, build_ir, compile, lower};
 use canal_model::authorization::{Attribute, Authorization, PeerAuthentication, PeerMode, PolicyKey};
-use canal_model::ids::ServiceKey;
+use canal_model::ids::{AzName, NodeName, ReplicaName, ServiceKey};
 use canal_model::program::{Resource, Workload};
 
 use crate::target::received;
 
-/// One tenant's policies in both implementations.
-pub struct PolicyComparison {
+/// The policies of which one data plane decides.
+struct PolicyProgram {
+    /// Name of the data plane in reports.
+    name: String,
+    /// The node that this is; `None` for a gateway, which decides for the workloads of all nodes.
+    node: Option<NodeName>,
     authorizations: Vec<Arc<Authorization>>,
     peers: Vec<PeerAuthentication>,
+}
+
+/// One tenant's policies as the oracle reads them, and as each data plane receives them.
+pub struct PolicyComparison {
+    tenant: PolicyProgram,
+    programs: Vec<PolicyProgram>,
     workloads: Vec<Workload>,
 }
 
@@ -32,35 +43,64 @@ pub struct AuthorizationTally {
     pub modes: BTreeMap<&'static str, usize>,
 }
 
-impl PolicyComparison {
-    pub fn of(input: &CompileInput<'_>) -> Self {
-        let mut made = Self { authorizations: Vec::new(), peers: Vec::new(), workloads: Vec::new() };
-        for resource in received(&compile(input).resources) {
+impl PolicyProgram {
+    fn of(name: String, node: Option<NodeName>, resources: &[Resource]) -> Self {
+        let mut program = Self { name, node, authorizations: Vec::new(), peers: Vec::new() };
+        for resource in resources {
             match resource {
-                Resource::Authorization(policy) => made.authorizations.push(Arc::new(policy)),
-                Resource::PeerAuthentication(policy) => made.peers.push(policy),
-                Resource::Workload(workload) => made.workloads.push(workload),
+                Resource::Authorization(policy) => program.authorizations.push(Arc::new(policy.clone())),
+                Resource::PeerAuthentication(policy) => program.peers.push(policy.clone()),
                 _ => {}
             }
         }
-        made
+        program
     }
 
-    /// Compares all decisions about each destination.
+    /// Returns whether connections to the workload pass this data plane.
+    fn decides_for(&self, workload: &Workload) -> bool {
+        self.node.as_ref().is_none_or(|node| *node == workload.node)
+    }
+}
+
+impl PolicyComparison {
+    pub fn of(input: &CompileInput<'_>) -> Self {
+        let all = compile(input).resources;
+        let workloads = all.iter().filter_map(|resource| match resource {
+            Resource::Workload(workload) => Some(workload.clone()),
+            _ => None,
+        });
+        let made =
+            Self { tenant: PolicyProgram::of("the tenant".into(), None, &all), programs: Vec::new(), workloads: workloads.collect() };
+        let Some(ir) = build_ir(input).0 else { return made };
+        let az: AzName = "az1".parse().expect("a name");
+        let replica: ReplicaName = "gw-all".parse().expect("a name");
+        let placement = lower::placement_on(&ir, &replica, &"b1".parse().expect("a name"));
+        let gateway = received(&lower::gateway(&ir, &replica, &az, &placement));
+        let nodes: BTreeSet<&NodeName> = made.workloads.iter().map(|workload| &workload.node).collect();
+        let node = |name: &NodeName| {
+            let resources = received(&lower::node(&ir, name, &az, &placement));
+            PolicyProgram::of(format!("node {name}"), Some(name.clone()), &resources)
+        };
+        let nodes = nodes.into_iter().map(node);
+        Self { programs: [PolicyProgram::of("the gateway".into(), None, &gateway)].into_iter().chain(nodes).collect(), ..made }
+    }
+
+    /// Compares all decisions of each data plane about each destination.
     pub fn compare(&self, facts: &[OracleFacts], tally: &mut AuthorizationTally) -> Result<(), String> {
         for workload in &self.workloads {
-            let services: BTreeSet<Option<&ServiceKey>> =
-                workload.endpoints.iter().map(|endpoint| Some(&endpoint.service)).chain([None]).collect();
-            for service in services {
-                self.compare_at(workload, service, facts, tally)?;
+            for program in self.programs.iter().filter(|program| program.decides_for(workload)) {
+                let services: BTreeSet<Option<&ServiceKey>> =
+                    workload.endpoints.iter().map(|endpoint| Some(&endpoint.service)).chain([None]).collect();
+                let compared = services.into_iter().try_for_each(|service| self.compare_at(program, workload, service, facts, tally));
+                compared.and_then(|()| self.compare_modes(program, workload, tally)).map_err(|why| format!("{}: {why}", program.name))?;
             }
-            self.compare_modes(workload, tally)?;
         }
         Ok(())
     }
 
     fn compare_at(
         &self,
+        program: &PolicyProgram,
         workload: &Workload,
         service: Option<&ServiceKey>,
         facts: &[OracleFacts],
@@ -68,30 +108,32 @@ impl PolicyComparison {
     ) -> Result<(), String> {
         let destination = OracleDestination { workload: Some((&workload.namespace, &workload.labels)), service };
         let place = PolicyDestination::workload(&workload.namespace, &workload.labels).serving(service);
-        let mut own = Vec::new();
-        for policy in &self.authorizations {
-            let is_for = oracle::is_for(&policy.target, &destination);
-            if guard::applies(&policy.target, &place) != is_for {
-                return Err(format!("{} for {destination:?}: the oracle says {is_for}, the guard otherwise", policy.key));
-            }
-            own.extend(is_for.then(|| policy.clone()));
+        let expected: Vec<&Authorization> =
+            self.tenant.authorizations.iter().map(AsRef::as_ref).filter(|policy| oracle::is_for(&policy.target, &destination)).collect();
+        let own: Vec<_> = program.authorizations.iter().filter(|policy| guard::applies(&policy.target, &place)).cloned().collect();
+        if !own.iter().map(|policy| &policy.key).eq(expected.iter().map(|policy| &policy.key)) {
+            let keys = |all: &mut dyn Iterator<Item = &PolicyKey>| all.map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            let (own, expected) = (keys(&mut own.iter().map(|p| &p.key)), keys(&mut expected.iter().map(|p| &p.key)));
+            return Err(format!("the policies of {destination:?} are [{own}], by the oracle [{expected}]"));
         }
         let set = PolicySet::new(&own);
-        let plain: Vec<&Authorization> = own.iter().map(AsRef::as_ref).collect();
         for facts in facts {
-            one(&set, &plain, facts, tally).map_err(|why| format!("{why}\n{facts:#?}\n{plain:#?}"))?;
+            one(&set, &expected, facts, tally).map_err(|why| format!("{why}\n{facts:#?}\n{expected:#?}"))?;
         }
         Ok(())
     }
 
-    fn compare_modes(&self, workload: &Workload, tally: &mut AuthorizationTally) -> Result<(), String> {
+    fn compare_modes(&self, program: &PolicyProgram, workload: &Workload, tally: &mut AuthorizationTally) -> Result<(), String> {
         let destination = OracleDestination { workload: Some((&workload.namespace, &workload.labels)), service: None };
         let place = PolicyDestination::workload(&workload.namespace, &workload.labels);
         for port in [1, 80, 81, 8080] {
-            let expected = oracle::peer_mode(&self.peers, &destination, port);
-            let mode = guard::peer_mode(&self.peers, &place, port);
+            let expected = oracle::peer_mode(&self.tenant.peers, &destination, port);
+            let mode = guard::peer_mode(&program.peers, &place, port);
             if mode != expected {
-                return Err(format!("{} port {port}: the guard says {mode:?}, the oracle {expected:?}\n{:#?}", workload.name, self.peers));
+                return Err(format!(
+                    "{} port {port}: the guard says {mode:?}, the oracle {expected:?}\n{:#?}",
+                    workload.name, program.peers
+                ));
             }
             let word = match mode {
                 PeerMode::Strict => "strict",
