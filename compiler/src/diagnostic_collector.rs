@@ -68,7 +68,7 @@ impl DiagnosticCollector {
         for severity in [Severity::Error, Severity::Warning].into_iter().filter(|severity| self.left_out.contains(severity)) {
             let what = if severity == Severity::Error { "errors" } else { "warnings" };
             let problem = format!("the tenant has more than {DIAGNOSTICS_OF_SEVERITY_MAX} {what}; the rest is left out");
-            self.diagnostics.push(of_tenant(severity, problem, "mend those that are listed".to_owned()));
+            self.diagnostics.push(of_tenant(severity, problem, "correct those that are listed".to_owned()));
         }
         self.diagnostics.sort_by(|a, b| (a.severity, &a.object, &a.origin).cmp(&(b.severity, &b.object, &b.origin)));
         self.diagnostics

@@ -106,6 +106,7 @@ pub fn is_for(target: &PolicyTarget, destination: &OracleDestination<'_>) -> boo
 /// policy is named.
 pub fn decide(policies: &[&Authorization], facts: &OracleFacts, agreed: &BTreeSet<PolicyKey>) -> OracleDecision {
     let enforced: Vec<&Authorization> = policies.iter().copied().filter(|p| !p.dry_run).collect();
+    // A broken policy denies everything, so no other policy needs to be evaluated.
     if let Some(broken) = enforced.iter().find(|policy| policy.broken.is_some()) {
         return OracleDecision::Deny { policy: Some(broken.key.clone()), rule: None };
     }

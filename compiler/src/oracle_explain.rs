@@ -334,6 +334,7 @@ impl<'a> WorkloadPath<'a> {
         if let Err(why) = self.enters(&mut facts) {
             return self.step(EnforcementPoint::Gateway, deny(&why), &facts, false);
         }
+        // A gateway reads neither tokens nor headers of opaque connections, so these attributes stay unknown.
         if !self.is_opaque() {
             match self.token() {
                 Err(why) => return self.step(EnforcementPoint::Gateway, deny(&why), &facts, false),
@@ -352,6 +353,7 @@ impl<'a> WorkloadPath<'a> {
         if matches!(verdict, OracleDecision::Allow | OracleDecision::CallAuthorizer { .. }) && !dialled.is_empty() {
             // Both policy sets must allow. For a foreign client it is enough that one of them names it.
             let also = decide(&dialled, &OracleFacts { is_foreign: false, ..facts.clone() }, &BTreeSet::new());
+            // A denial outranks a call to an authorizer. Of two calls the endpoint's own is named.
             if also != OracleDecision::Allow && (verdict == OracleDecision::Allow || !matches!(also, OracleDecision::CallAuthorizer { .. }))
             {
                 verdict = also;

@@ -1,4 +1,4 @@
-//! Numbers of tests, from libtest's lines. It decides nothing about a test.
+//! Counts tests from libtest's output. It decides nothing about a test.
 
 /// Numbers of tests by outcome.
 #[derive(Default, Clone, Copy, Debug, PartialEq, Eq)]

@@ -104,7 +104,7 @@ impl Durations {
         Ok(())
     }
 
-    /// Returns how long the job took the last time, or is known to take.
+    /// Returns the job's duration in the last run, or else its listed duration.
     pub(crate) fn expected(&self, name: &str) -> Duration {
         let first = || FIRST.iter().find(|(known, _)| *known == name).map_or(UNKNOWN, |(_, seconds)| *seconds);
         let last = self.last.get(name).and_then(|seconds| Duration::try_from_secs_f64(*seconds).ok());

@@ -184,7 +184,7 @@ mod tests {
         let hard = Duration::from_millis(300);
         let ended = run_script("hang", "echo $$; sleep 1000 & sleep 1000", hard);
         assert_eq!(ended.end, ProcessEnd::Killed(hard));
-        // A killed process stays in the table until its new parent has asked for its end.
+        // A killed process stays a zombie until its new parent reaps it.
         let session = ended.lines[0].parse().unwrap();
         for _ in 0..1_000 {
             if members(session).is_empty() {

@@ -9,7 +9,7 @@ use crate::exit::{ExitStatus, VerbError, VerbResult};
 /// The option that all verbs about one tenant's objects share.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct TenantArgs {
-    /// Tenant [default: the only one there is]
+    /// Tenant that the command works on [default: the only one]
     #[arg(short, long, env = "CANAL_TENANT", value_name = "NAME")]
     pub(crate) tenant: Option<String>,
 }

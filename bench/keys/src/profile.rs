@@ -194,6 +194,7 @@ fn part(frames: &[StackFrame<'_>]) -> Option<ThreadActivity> {
 fn own_part(frame: &StackFrame<'_>) -> ThreadActivity {
     let StackFrame { symbol, object } = *frame;
     let has = |words: &[&str]| words.iter().any(|word| symbol.contains(word));
+    // The vDSO reads the clock.
     if object.contains("vdso") {
         return ThreadActivity::Runtime;
     }

@@ -87,7 +87,7 @@ pub(crate) fn within_answer(mut diagnostics: Vec<Diagnostic>) -> Vec<Diagnostic>
     let left_out = diagnostics.split_off(kept);
     let severity = left_out.first().map_or(Severity::Warning, |d| d.severity);
     let problem = format!("{} more diagnostics have no room in this answer", left_out.len());
-    let fix = "mend these, then send the objects again".to_owned();
+    let fix = "correct these, then send the objects again".to_owned();
     diagnostics.push(Diagnostic { severity, origin: None, object: None, field: String::new(), problem, fix });
     diagnostics
 }

@@ -455,6 +455,7 @@ impl SnapshotBuilder {
                 tenant.hosts.remove(&old.names.hostname);
             }
         }
+        // A withheld service has no view until its routes are compiled.
         let Some(service) = self.state(key).service.clone().filter(|_| !self.withheld.contains(key)) else { return };
         let routes = self.routes_of(key, old.as_deref());
         let names = Arc::new(ServiceNames { key: key.clone(), hostname: service.hostname.to_ascii_lowercase() });

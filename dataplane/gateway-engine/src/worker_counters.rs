@@ -88,7 +88,7 @@ impl WorkerCounters {
             ),
             authorizers: family(
                 "canal_authorizer_requests_total",
-                "Questions to external authorizers.",
+                "Checks sent to external authorizers.",
                 &["tenant", "authorizer", "result"],
             ),
             reopened: family("canal_gateway_reauthorized_total", "Open requests and connections reauthorized after a change.", &["result"]),

@@ -48,7 +48,7 @@ impl InterfaceCounts {
             frames: counters("canal_interface_guard_frames_total", "Frames of containers, by what their guard did.", &["what"]),
             refused: counters("canal_interface_guard_refused_total", "Frames that a container was refused.", &["interface", "tenant"]),
             interfaces: r.gauges(interfaces),
-            files: counters("canal_interface_guard_file_errors_total", "Files of interface bindings that were not taken.", &["reason"]),
+            files: counters("canal_interface_guard_file_errors_total", "Files of interface bindings that were rejected.", &["reason"]),
         }
     }
 }

@@ -223,7 +223,7 @@ impl KeyClient {
             counts.failed(name, why);
             // `Busy` is a limit of this side and says nothing about the server.
             if why != KeyServerFailure::Busy && known.circuit.record_failure(Instant::now()) {
-                tracing::warn!(server = name, "a key server does not answer and is left alone for a moment");
+                tracing::warn!(server = name, "a key server does not answer; its circuit breaker is open");
             }
             tried.push(format!("{name}: {}", why.name()));
         }

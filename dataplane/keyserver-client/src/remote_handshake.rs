@@ -127,6 +127,7 @@ async fn run_handshake<IO: Transport>(
         match answer {
             KeyServerAnswer::Send(bytes) => {
                 if let Err(gone) = write(io, &bytes).await {
+                    // The peer has left. The key server may still say why the handshake failed.
                     answer = last_word(&mut exchange, requester.round_trip_timeout(), gone).await?;
                     continue;
                 }

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use canal_tls::KeyServerError;
 
-/// Handshakes of a process that may sign at the same time.
+/// Number of threads that sign for a process's handshakes.
 pub const THREADS: usize = 4;
-/// Handshakes that may wait for a thread.
+/// Most handshakes that wait for a thread.
 pub const WAITING_MAX: usize = 64;
 
 type SigningJob = Box<dyn FnOnce() + Send>;

@@ -110,11 +110,11 @@ impl Quotas {
         }
     }
 
-    /// Counts an operation for the tenant and the requester. If the requester's quota is used up, one that `gives_way` may be revoked for a
-    /// tenant that has less: see [`QuotaPermit::is_revoked`].
+    /// Counts an operation for the tenant and the requester. If the requester's quota is used up, an operation with `gives_way` may be
+    /// revoked later for a tenant that uses less: see [`QuotaPermit::is_revoked`].
     ///
     /// # Errors
-    /// Returns whose share is used up. The tenant's is checked first, because it concerns no other tenant.
+    /// Returns which share is used up. The tenant's is checked first, because it concerns no other tenant.
     pub(crate) fn take(&self, tenant: &TenantName, requester: &KeyRequester, gives_way: bool) -> Result<QuotaPermit, KeyRefusal> {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         if counts.tenants.get(tenant).is_some_and(|n| *n >= self.shares.tenant) {

@@ -171,7 +171,7 @@ async fn accept(
             Err(error) => {
                 // The process is out of descriptors or memory: other connections must end first. This one waits in the kernel.
                 local.accept_failures.inc();
-                tracing::warn!(pod = context.pod.load().uid, %error, "cannot accept");
+                tracing::warn!(pod = context.pod.load().uid, %error, "accepting a connection failed; it is tried again");
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }

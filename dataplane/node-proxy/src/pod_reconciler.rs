@@ -209,10 +209,14 @@ impl PodReconciler {
             substituted: r.gauges(substituted).shared(&[]),
             modes: [CaptureMode::Bpf, CaptureMode::Nft].map(|m| (m, modes.shared(&[m.name()]))),
             refusals: r.counters(MetricFamily::new("canal_node_pod_refusals_total", "Pod files that were newly refused.", &[])).shared(&[]),
-            verdicts: r.counters(MetricFamily::new("canal_capture_verdicts_total", "Ways out of the capture programs.", &["verdict"])),
+            verdicts: r.counters(MetricFamily::new(
+                "canal_capture_verdicts_total",
+                "Connections, by the verdict of the capture programs.",
+                &["verdict"],
+            )),
             inbound_verdicts: r.counters(MetricFamily::new(
                 "canal_inbound_verdicts_total",
-                "Ways out of the program that takes plaintext into pods.",
+                "Connections of plaintext into pods, by the verdict of the program that captures them.",
                 &["verdict"],
             )),
             packets: r.counters(MetricFamily::new(

@@ -166,7 +166,7 @@ impl Drop for SessionTable {
         let Ok(program) = tier::program(&self.object, PROGRAM) else { return };
         for hook in &self.hooks {
             if let Err(e) = hook.detach(program.as_fd()) {
-                tracing::warn!(%e, "the session table's program stays on its device; tc filter del takes it away");
+                tracing::warn!(%e, "the session table's program could not be detached from its device; remove it with tc filter del");
             }
         }
     }

@@ -68,7 +68,7 @@ impl RedirectorCounters {
             scan_time: r
                 .seconds(MetricFamily::new("canal_redirector_session_scan_seconds_total", "Time that session scans took.", &[]))
                 .shared(&[]),
-            owned: gauges("canal_redirector_owned_sessions", "Sessions of services, as last looked at.", &[]).shared(&[]),
+            owned: gauges("canal_redirector_owned_sessions", "Open sessions of services at the last session scan.", &[]).shared(&[]),
             repairs: counters("canal_redirector_repairs_total", "Programs that were removed externally and reinstalled.", &[]).shared(&[]),
         }
     }

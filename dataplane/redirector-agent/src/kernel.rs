@@ -89,7 +89,7 @@ impl TierPrograms {
         let doors = SocketSteering::attach(None, Some(&attach.pin_dir))?;
         let redirector = RedirectorPrograms::attach(&options)?;
         if !redirector.is_durable() {
-            tracing::warn!(pins = %attach.pin_dir.display(), "the redirector's maps go with this process: it is in a mount namespace of its own");
+            tracing::warn!(pins = %attach.pin_dir.display(), "the redirector's maps end with this process, because it is in a mount namespace of its own");
         }
         Ok(Self { redirector, doors, options, sockets, suspects: HashMap::new(), sysfs: attach.sysfs.clone(), receive: None })
     }

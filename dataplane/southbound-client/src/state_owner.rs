@@ -250,7 +250,7 @@ impl StateOwner {
         let (store, generation) = self.with_state(|state| (state.store, state.generation));
         tracing::warn!(
             streams = EXHAUSTED_STREAMS_MAX,
-            "the controller ended streams for a full limit; the next one lists nothing as held and receives everything"
+            "the controller ended streams because a limit was reached; the next stream requests everything"
         );
         self.answered.clear();
         self.incoming = Some(ResourceState { store, generation, ..ResourceState::default() });

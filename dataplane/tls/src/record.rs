@@ -29,7 +29,7 @@ const IN_SMALL: usize = 4 << 10;
 /// Size of the receive buffer of a busy connection: two full records.
 const IN_LARGE: usize = 2 * RECORD_MAX;
 
-/// Result of a handshake that the record layer needs.
+/// Secrets that the record layer takes from a finished handshake.
 pub struct TrafficSecrets<'a> {
     /// TLS cipher suite number (RFC 8446 §B.4).
     pub suite: u16,

@@ -36,7 +36,7 @@ pub(crate) struct DeleteArgs {
     /// Remove all that was applied for the tenant, without compiling it; an operator of the provider only
     #[arg(long, conflicts_with_all = ["kind", "names", "files"])]
     all: bool,
-    /// Objects that do not exist are no error
+    /// Succeed also if an object does not exist
     #[arg(long)]
     ignore_missing: bool,
     #[command(flatten)]

@@ -19,10 +19,10 @@ use crate::{observe, output};
 
 A tenant's operator gets its tenant's series. The label `instance` names the data plane.")]
 pub(crate) struct MetricsArgs {
-    /// Only series of this tenant
+    /// Print only series of this tenant
     #[arg(short, long, env = "CANAL_TENANT")]
     tenant: Option<String>,
-    /// Of these data planes [default: all gateways that serve the tenant]
+    /// Read only these data planes [default: all gateways that serve the tenant]
     #[arg(long, value_name = "NAME")]
     from: Vec<String>,
     #[command(flatten)]

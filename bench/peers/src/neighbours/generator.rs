@@ -140,6 +140,7 @@ pub(crate) fn run(load: &LoadSpec<'_>, request: &[u8]) -> anyhow::Result<LoadOut
         set_alarm(&alarm, wake.saturating_duration_since(Instant::now()))?;
         epoll::wait(&poll, spare_capacity(&mut events), None)?;
         for event in events.drain(..) {
+            // The alarm's token is that of no connection; it only ends the wait.
             let Some(connection) = usize::try_from(event.data.u64()).ok().and_then(|tenant| connections.get_mut(tenant)) else { continue };
             connection.receive(|status, took, counts| {
                 waiting -= 1;

@@ -48,6 +48,7 @@ fn read(
             let problem = format!("port {} does not speak gRPC", port.port);
             reading.breaks("spec.service.port", problem, "name the Service's port grpc, or give it appProtocol: grpc");
         }
+        // A port without a declared protocol may speak HTTP/2.
         Some(Some(_)) => {}
     }
     let timeout = spec.timeout.map_or(TIMEOUT_DEFAULT, |timeout| timeout.0);

@@ -690,8 +690,6 @@ impl Dice {
     }
 }
 
-// ---- the tier ----
-
 /// Sets the replicas, the tenants and services that their backend holds, and the bucket tables.
 fn fleet(w: &mut StreamWorld, generation: u64, replicas: &[&str], held: &[(&str, u32)], tables: &[(&str, u32)]) {
     use canal_compiler::scope::BackendScope;

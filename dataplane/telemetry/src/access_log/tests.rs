@@ -111,7 +111,7 @@ fn excess_lines_are_dropped_and_counted_without_waiting() {
     });
     let behind = metric(&r, "canal_access_log_dropped_total{reason=\"writer_behind\",tenant=\"\"}");
     assert!(behind > 0 && behind < sent, "{behind}");
-    // The writer must continue so that it can end.
+    // The pipe must be read, or the writer would block at the end.
     let drain = std::thread::spawn(move || {
         let (mut reader, mut buffer) = (reader, vec![0; 1 << 20]);
         let mut lines = 0;
