@@ -5,6 +5,7 @@ use std::rc::Rc;
 use canal_runtime::metrics::{Counter, CounterFamily, Gauge, MetricFamily, MetricsShard, Registry};
 use canal_tls::TrustLoss;
 
+use crate::credit::SendCredit;
 use crate::flow::{BufferBudget, FlowAccount};
 
 /// Reason why a connection ended; the label `reason` of `canal_hbone_closed_total`.
@@ -72,12 +73,15 @@ pub struct HboneCounters {
     pub(super) retries: Counter,
     pub(super) unsteered: Counter,
     stalled_streams: Gauge,
+    withheld_connections: Gauge,
+    withheld_streams: Counter,
 }
 
 impl HboneCounters {
     /// Registers `canal_hbone_connections{side}`, `canal_hbone_closed_total{side,reason}`, `canal_hbone_handshakes_total`,
     /// `canal_hbone_handshake_failures_total`, `canal_hbone_retries_total`, `canal_hbone_unsteered_total`,
-    /// `canal_hbone_refused_total{reason}`, `canal_hbone_stalled_streams`.
+    /// `canal_hbone_refused_total{reason}`, `canal_hbone_stalled_streams`, `canal_hbone_connections_without_credit`,
+    /// `canal_hbone_streams_without_credit_total`.
     pub fn new(registry: &Registry, shard: &MetricsShard) -> Self {
         let open = registry.gauges(MetricFamily::new("canal_hbone_connections", "Open HBONE connections.", &["side"]));
         let stalled = MetricFamily::new(
@@ -85,10 +89,20 @@ impl HboneCounters {
             "Streams of HBONE and HTTP/2 connections whose bytes wait for a reader that accepts none.",
             &[],
         );
+        let withheld = MetricFamily::new(
+            "canal_hbone_connections_without_credit",
+            "HBONE and HTTP/2 connections on which a stream has waited for its first credit to send for more than a second.",
+            &[],
+        );
         let plain = |name, help| shard.counter(&registry.counters(MetricFamily::new(name, help, &[])), &[]);
         Self {
             shard: shard.clone(),
             stalled_streams: shard.gauge(&registry.gauges(stalled), &[]),
+            withheld_connections: shard.gauge(&registry.gauges(withheld), &[]),
+            withheld_streams: plain(
+                "canal_hbone_streams_without_credit_total",
+                "Streams placed on a connection without credit, because its peer has as many of those as it may.",
+            ),
             unsteered: plain("canal_hbone_unsteered_total", "HBONE connections opened as client whose bucket could not be chosen."),
             closed: registry.counters(MetricFamily::new("canal_hbone_closed_total", "HBONE connections that ended.", &["side", "reason"])),
             refused: registry.counters(MetricFamily::new(
@@ -106,7 +120,12 @@ impl HboneCounters {
 
     /// Creates the account of a new connection, whose stalled streams are counted.
     pub fn account(&self, budget: Option<BufferBudget>) -> Rc<FlowAccount> {
-        FlowAccount::counted(budget, self.stalled_streams.clone())
+        FlowAccount::counted(budget, self.stalled_streams.clone(), SendCredit::counted(self.withheld_connections.clone()))
+    }
+
+    /// Counts a stream that was placed on a connection without credit.
+    pub fn placed_without_credit(&self) {
+        self.withheld_streams.inc();
     }
 
     pub(super) fn closed(&self, side: &'static str, ended: HboneCloseReason) {

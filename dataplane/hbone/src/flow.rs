@@ -15,6 +15,8 @@ use bytes::{Bytes, BytesMut};
 use canal_runtime::metrics::Gauge;
 use canal_runtime::{ShareHolder, TenantLimit, TenantPermit};
 
+use crate::credit::SendCredit;
+
 /// Bytes that one permit of a stalled stream covers.
 const PERMIT_BYTES: usize = 64 << 10;
 
@@ -48,13 +50,15 @@ impl BufferPressure {
     }
 }
 
-/// What the streams of one connection have in common: the budget that pays for what they hold, and how many of them are not read.
+/// What the streams of one connection have in common: the budget that pays for what they hold, how many of them are not read, and whether
+/// the peer lets them send.
 #[derive(Debug, Default)]
 pub struct FlowAccount {
     budget: Option<BufferBudget>,
     stalled: Cell<u32>,
     /// Number of such streams of all connections of the worker.
     stalled_streams: Option<Gauge>,
+    credit: Rc<SendCredit>,
 }
 
 impl FlowAccount {
@@ -64,8 +68,13 @@ impl FlowAccount {
     }
 
     /// Creates an account like [`FlowAccount::new`] that counts its stalled streams in a gauge.
-    pub(crate) fn counted(budget: Option<BufferBudget>, stalled_streams: Gauge) -> Rc<Self> {
-        Rc::new(Self { budget, stalled_streams: Some(stalled_streams), ..Self::default() })
+    pub(crate) fn counted(budget: Option<BufferBudget>, stalled_streams: Gauge, credit: Rc<SendCredit>) -> Rc<Self> {
+        Rc::new(Self { budget, stalled_streams: Some(stalled_streams), credit, ..Self::default() })
+    }
+
+    /// Returns the peer's credit for the connection's streams.
+    pub fn credit(&self) -> &Rc<SendCredit> {
+        &self.credit
     }
 
     /// Returns the number of streams that are not read although bytes wait in them.

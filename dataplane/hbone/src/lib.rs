@@ -5,6 +5,7 @@
 
 pub mod close_report;
 mod counts;
+pub mod credit;
 mod error;
 pub mod exchanges;
 mod first_write;
@@ -23,6 +24,7 @@ use tokio::sync::Notify;
 
 pub use close_report::CloseReport;
 pub use counts::{HboneCloseReason, HboneCounters};
+pub use credit::{CreditWait, SendCredit, WITHHELD_CONNECTIONS_MAX};
 pub use error::HboneError;
 pub use flow::{BufferBudget, FlowAccount, StalledBytes};
 pub use pool::{ConnectionHost, HbonePool, OpenTunnel, PoolConfig, SpreadConfig, Steering, TunnelTarget};

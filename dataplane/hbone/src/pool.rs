@@ -21,6 +21,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::counts::{HboneCloseReason, HboneCounters};
+use super::credit::WITHHELD_CONNECTIONS_MAX;
 use super::error::{ReconnectDecision, decide_again, of_h2};
 use super::{BufferBudget, ConnectAuthority, HboneError, HboneStream};
 use connection::{PendingStream, PooledConnection};
@@ -446,7 +447,12 @@ impl HbonePool {
                 }
             };
             let pending = match choice {
-                StreamChoice::Take(t) => return Ok(t),
+                StreamChoice::Take(t) => {
+                    if t.connection().is_withheld() {
+                        self.inner.counters.placed_without_credit();
+                    }
+                    return Ok(t);
+                }
                 StreamChoice::Wait(p) => p,
                 StreamChoice::Open if opened == OPENS_MAX => {
                     let why = format!("{OPENS_MAX} new connections in a row allowed no stream; does the peer allow any?");
@@ -595,16 +601,29 @@ impl HbonePool {
 
 impl PeerConnections {
     /// Selects the connection of the next stream. A connection made with an older certificate takes no new streams. So every identity
-    /// presents its current certificate within the lifetime of one, and no open stream is dropped.
+    /// presents its current certificate within the lifetime of one, and no open stream is dropped. A connection whose peer gives no credit is
+    /// passed by, until there are too many of them.
     fn choose(&self, proof: &CredentialId, after: u64, streams_max: u32) -> StreamChoice {
-        for c in self.connections.borrow().iter() {
-            if !c.proof.same(proof) {
+        let connections = self.connections.borrow();
+        let mut withheld = Vec::new();
+        for c in connections.iter() {
+            if !c.proof.same(proof) || is_useless(c) {
                 c.retire(HboneCloseReason::Retired);
+            } else if c.is_withheld() {
+                if c.is_open() {
+                    withheld.push(c);
+                }
             } else if c.serial > after
                 && let Some(taken) = c.take(streams_max)
             {
                 return StreamChoice::Take(taken);
             }
+        }
+        // Another connection to this peer would not do better.
+        if withheld.len() >= WITHHELD_CONNECTIONS_MAX
+            && let Some(taken) = withheld.iter().min_by_key(|c| c.streams()).and_then(|c| c.take(streams_max))
+        {
+            return StreamChoice::Take(taken);
         }
         self.pending.borrow().clone().map_or(StreamChoice::Open, StreamChoice::Wait)
     }
@@ -614,10 +633,12 @@ impl PeerConnections {
     /// Aged connections serve until others have replaced them, and connections that do not answer are avoided while others do.
     fn choose_spread(&self, proof: &CredentialId, after: u64, config: &PoolConfig, now: Instant) -> SpreadChoice {
         let connections = self.connections.borrow();
-        connections.iter().filter(|c| !c.proof.same(proof)).for_each(|c| c.retire(HboneCloseReason::Retired));
+        connections.iter().filter(|c| !c.proof.same(proof) || is_useless(c)).for_each(|c| c.retire(HboneCloseReason::Retired));
         let open = || connections.iter().filter(|c| c.is_open());
-        let aged = || open().filter(|c| c.is_aged(now) && !c.is_doubted(now));
-        let fresh = || open().filter(|c| !c.is_aged(now) && !c.is_doubted(now));
+        let avoids_withheld = avoids_withheld(&connections);
+        let is_good = |c: &&Rc<PooledConnection>| !(c.is_doubted(now) || (avoids_withheld && c.is_withheld()));
+        let aged = || open().filter(|c| c.is_aged(now)).filter(is_good);
+        let fresh = || open().filter(|c| !c.is_aged(now)).filter(is_good);
         let streams = self.streams() + self.seeking.get();
         let (target, count) = (self.load.target(streams, &config.spread) as usize, fresh().count());
         let least_busy = |among: &mut dyn Iterator<Item = &Rc<PooledConnection>>| {
@@ -652,7 +673,9 @@ impl PeerConnections {
         }
         let connections = self.connections.borrow();
         let open = connections.iter().filter(|c| c.is_open()).count();
-        let fresh = connections.iter().filter(|c| c.is_open() && !c.is_aged(now) && !c.is_doubted(now)).count();
+        let avoids_withheld = avoids_withheld(&connections);
+        let is_avoided = |c: &PooledConnection| c.is_doubted(now) || (avoids_withheld && c.is_withheld());
+        let fresh = connections.iter().filter(|c| c.is_open() && !c.is_aged(now) && !is_avoided(c)).count();
         let room = (2 * spread.connections_max as usize).saturating_sub(open);
         (self.load.target(streams, spread) as usize).saturating_sub(fresh).min(GROWTH_AT_ONCE).min(room)
     }
@@ -683,6 +706,16 @@ impl PeerConnections {
         let at = connections.partition_point(|c| c.place <= connection.place);
         connections.insert(at, connection);
     }
+}
+
+/// Returns whether connections without credit are passed by: not if the peer has too many of them.
+fn avoids_withheld(connections: &[Rc<PooledConnection>]) -> bool {
+    connections.iter().filter(|c| c.is_open() && c.is_withheld()).count() < WITHHELD_CONNECTIONS_MAX
+}
+
+/// Returns whether nothing would be lost with the connection: its peer gives no credit, and no stream waits for it.
+fn is_useless(connection: &PooledConnection) -> bool {
+    connection.is_withheld() && connection.streams() == 0
 }
 
 fn timed_out(target: &TunnelTarget, authority: &str, limit: Duration) -> HboneError {

@@ -21,6 +21,7 @@ pub use self::replay::REPLAY_BYTES_MAX;
 use self::departure::Departures;
 use self::replay::Replay;
 use super::close_report::CloseReport;
+use super::credit::CreditWait;
 use super::flow::{FlowAccount, StalledBytes};
 use super::pool::StreamLease;
 
@@ -46,6 +47,8 @@ pub struct HboneStream {
     failure: Option<io::Error>,
     read_ended: bool,
     write_ended: bool,
+    /// Wait for the first credit to send, if there was none.
+    first_credit: Option<CreditWait>,
     /// Bytes passed to HTTP/2 so far.
     sent: u64,
     /// Bytes sent since [`HboneStream::keep_sent`] or the last byte read.
@@ -97,6 +100,7 @@ impl HboneStream {
             failure: None,
             read_ended: false,
             write_ended: false,
+            first_credit: None,
             sent: 0,
             replay: None,
             departures: Departures::default(),
@@ -192,7 +196,7 @@ impl HboneStream {
     /// Resets both directions of the stream (RST_STREAM).
     pub fn reset(&mut self, reason: Reason) {
         self.send.send_reset(reason);
-        (self.read_ended, self.write_ended) = (true, true);
+        (self.read_ended, self.write_ended, self.first_credit) = (true, true, None);
     }
 
     /// Resolves when the peer resets the stream or the connection is lost, also while nothing is read or written.
@@ -320,9 +324,17 @@ impl HboneStream {
             self.send.reserve_capacity(wanted);
             let n = self.send.capacity().min(wanted);
             if n > 0 {
+                self.first_credit.take().into_iter().for_each(CreditWait::granted);
                 return Poll::Ready(Ok(n));
             }
-            match ready!(self.send.poll_capacity(cx)) {
+            let Poll::Ready(capacity) = self.send.poll_capacity(cx) else {
+                // The stream's own window is untouched, so the credit that is missing is the connection's.
+                if self.sent == 0 && self.first_credit.is_none() {
+                    self.first_credit = Some(self.account.credit().begin_wait());
+                }
+                return Poll::Pending;
+            };
+            match capacity {
                 Some(Ok(_)) => {}
                 Some(Err(e)) => return Poll::Ready(Err(self.send_error(cx, Some(e)))),
                 None => return Poll::Ready(Err(self.send_error(cx, None))),
@@ -332,7 +344,7 @@ impl HboneStream {
 
     /// Returns the reason why sending failed: h2 reports only "inactive stream", and the reset has the reason.
     fn send_error(&mut self, cx: &mut Context<'_>, e: Option<h2::Error>) -> io::Error {
-        self.write_ended = true;
+        (self.write_ended, self.first_credit) = (true, None);
         match (self.poll_reset(cx), e) {
             (Poll::Ready(reset), _) => reset,
             (Poll::Pending, Some(e)) => reset_error(&e),
@@ -401,7 +413,7 @@ impl AsyncWrite for HboneStream {
         if self.write_ended {
             return Poll::Ready(Ok(()));
         }
-        self.write_ended = true;
+        (self.write_ended, self.first_credit) = (true, None);
         self.send.reserve_capacity(0);
         let end = self.departures.track(Bytes::new());
         match self.send.send_data(end, true) {

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use canal_hbone::FlowAccount;
+use canal_hbone::{FlowAccount, WITHHELD_CONNECTIONS_MAX};
 use h2::client::SendRequest;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -103,6 +103,11 @@ impl Http2Upstream {
         }
     }
 
+    /// True if the endpoint gives new streams on it no credit to send.
+    pub(crate) fn is_withheld(&self) -> bool {
+        self.account.get().is_some_and(|account| account.credit().is_withheld())
+    }
+
     /// Makes the connection accept requests from now on.
     pub(crate) fn opened(&self, send: SendRequest<Bytes>, account: Rc<FlowAccount>) {
         let _ = self.account.set(account);
@@ -144,18 +149,23 @@ impl Http2Upstream {
     }
 }
 
-/// Returns the least loaded connection with free streams, else a new one, else the least loaded one; true if it is new. Idle connections of
-/// single clients are closed before there are too many. The number of busy ones is bounded by the requests that a tenant may have in
+/// Returns the least loaded connection with free streams, else a new one, else the least loaded one; true if it is new. A connection on which
+/// the endpoint gives no credit is passed by, until there are too many of them. Idle connections of single clients are closed before there are too many. The number of busy ones is bounded by the requests that a tenant may have in
 /// flight.
 fn choose(chosen: &SelectedEndpoint, connections_max: usize, now: Instant) -> (Rc<Http2Upstream>, bool) {
     let mut all = chosen.state().http2.borrow_mut();
     all.retain(|m| m.is_usable());
     let own = |m: &&Rc<Http2Upstream>| m.address == chosen.address && m.client == chosen.client;
-    if let Some(m) = all.iter().filter(own).filter(|m| m.has_room()).min_by_key(|m| m.streams.get()) {
+    // Nothing is lost with a connection that has no stream and no credit.
+    all.iter().filter(own).filter(|m| m.is_withheld() && m.streams.get() == 0).for_each(|m| m.close(None));
+    all.retain(|m| m.is_usable());
+    let roomy = all.iter().filter(own).filter(|m| m.has_room() && !m.is_withheld());
+    if let Some(m) = roomy.min_by_key(|m| m.streams.get()) {
         return (m.clone(), false);
     }
-    if all.iter().filter(own).count() >= connections_max
-        && let Some(m) = all.iter().filter(own).min_by_key(|m| m.streams.get())
+    let withheld = all.iter().filter(own).filter(|m| m.is_withheld()).count();
+    if (all.iter().filter(own).count() >= connections_max || withheld >= WITHHELD_CONNECTIONS_MAX)
+        && let Some(m) = all.iter().filter(own).min_by_key(|m| (m.is_withheld(), m.streams.get()))
     {
         return (m.clone(), false);
     }

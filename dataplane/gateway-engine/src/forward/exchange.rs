@@ -16,6 +16,7 @@ use canal_gateway_io::body::{BodyError, BodyErrorCause, BodyPump, BodySink, Body
 use canal_gateway_io::buffer::{BLOCK, Outbox};
 use canal_gateway_io::clock::{TimeoutKind, Timer};
 use canal_h1::{BodyReader, Framing, MessageRefusal, RequestKind, ResponseHead};
+use canal_hbone::CreditWait;
 use canal_model::program::AppProtocol;
 use h2::client::ResponseFuture;
 use h2::{Reason, RecvStream, SendStream};
@@ -123,6 +124,8 @@ pub(crate) struct Exchange<'a> {
     resent: bool,
     status: u16,
     up_stall: BodyStall,
+    /// Wait of the request's body for the first credit of an HTTP/2 endpoint.
+    first_credit: Option<CreditWait>,
     down: BodyPump,
     down_stall: BodyStall,
     down_reader: BodyReader,
@@ -178,6 +181,7 @@ impl<'a> Exchange<'a> {
             resent: false,
             status: 0,
             up_stall: BodyStall::default(),
+            first_credit: None,
             down: BodyPump::new(false),
             down_stall: BodyStall::default(),
             down_reader: BodyReader::new(Framing::None),
@@ -384,17 +388,39 @@ impl<'a> Exchange<'a> {
         };
         let polled = self.up.poll(cx, &mut source, &mut sink, self.worker.h1_limits());
         match polled {
-            Poll::Pending => self.up_stall.poll(cx, &mut self.up, &mut source, &sink).map(|()| Err(ProxyError::TenantBuffers)),
-            Poll::Ready(Ok(())) => Poll::Ready(Ok(())),
+            Poll::Pending => {
+                let stalled = self.up_stall.poll(cx, &mut self.up, &mut source, &sink);
+                let is_unsent = self.up.payload_bytes > 0 && self.up.accepted(&sink) == 0;
+                self.note_credit(is_unsent);
+                stalled.map(|()| Err(ProxyError::TenantBuffers))
+            }
+            Poll::Ready(Ok(())) => {
+                self.note_credit(false);
+                Poll::Ready(Ok(()))
+            }
             Poll::Ready(Err(BodyError::Source(cause))) => {
+                self.first_credit = None;
                 self.abort_back(&cause);
                 Poll::Ready(Err(client_fault(cause)))
             }
             Poll::Ready(Err(BodyError::Sink(_))) => {
+                self.first_credit = None;
                 // The endpoint may have responded early and closed. Reading yields its response, or the reason why there is none.
                 self.up_cut = true;
                 Poll::Ready(Ok(()))
             }
+        }
+    }
+
+    /// Notes whether the endpoint has given the request's stream its first credit. Without it nothing of the body that has arrived was sent.
+    fn note_credit(&mut self, is_unsent: bool) {
+        match (&self.back, is_unsent) {
+            // The stream's own window is untouched, so the credit that is missing is the connection's.
+            (UpstreamSide::Http2(back), true) if self.first_credit.is_none() => {
+                self.first_credit = Some(back.place.connection().account().credit().begin_wait());
+            }
+            (_, true) => {}
+            (_, false) => self.first_credit.take().into_iter().for_each(CreditWait::granted),
         }
     }
 

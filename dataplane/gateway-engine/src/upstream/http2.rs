@@ -28,6 +28,9 @@ pub(crate) async fn place(
     let place = StreamPermit::take(chosen, worker.shared.config.limits.http2_per_endpoint, worker.clock.now());
     if place.reused {
         worker.counts.reused.inc();
+        if place.connection().is_withheld() {
+            worker.hbone.placed_without_credit();
+        }
     } else {
         open(worker, chosen, place.connection(), introduction).await?;
     }

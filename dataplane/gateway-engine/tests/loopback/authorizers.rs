@@ -228,6 +228,27 @@ async fn client_that_trickles_a_shown_body_is_refused_in_time() {
     assert_eq!(origin.requests(), 0);
 }
 
+/// The client holds its body back until `100` comes, and the endpoint, which would send it, is not asked before the authorizer.
+#[tokio::test]
+async fn clients_that_expect_100_get_it_when_an_authorizer_wants_their_body() {
+    let origin = OriginServer::echo().await;
+    let (fixture, _authz) = showing_bodies(canal_timing::deadline(Duration::from_secs(15)), &origin).await;
+    let mut client = HttpClient::connect(fixture.web).await;
+    client.send(b"POST /x HTTP/1.1\r\nHost: web\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n").await;
+    assert_eq!(client.answer().await.unwrap().status, 100);
+    client.send(b"hello").await;
+    assert!(client.answer().await.unwrap().text().ends_with("hello"));
+
+    let client = http2::connect(&fixture).await;
+    let request = http::Request::post("http://web/x").header("expect", "100-continue").header("content-length", "5").body(()).unwrap();
+    let (mut response, mut send) = client.ready().await.unwrap().send_request(request, false).unwrap();
+    let interim = std::future::poll_fn(|cx| response.poll_informational(cx)).await.unwrap().unwrap();
+    assert_eq!(interim.status(), 100);
+    send.send_data(Bytes::from_static(b"hello"), true).unwrap();
+    let (body, _) = http2::read_all(response.await.unwrap().into_body()).await.unwrap();
+    assert!(body.ends_with(b"hello"), "{}", String::from_utf8_lossy(&body));
+}
+
 #[tokio::test]
 async fn shown_bodies_have_a_budget_that_is_given_back() {
     let origin = OriginServer::echo().await;

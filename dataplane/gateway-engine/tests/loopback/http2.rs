@@ -1,6 +1,7 @@
 //! HTTP/2 on either side, in its three pairings: bodies, trailers, streaming, resets and flow control. Also the strictness of the
 //! translation.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -22,7 +23,12 @@ use crate::origin::{OriginServer, Peer, pattern};
 
 /// Opens a client connection to the gateway; a task drives it.
 pub(crate) async fn connect(fixture: &GatewayFixture) -> SendRequest<Bytes> {
-    let stream = TcpStream::connect(fixture.web).await.unwrap();
+    connect_to(fixture.web).await
+}
+
+/// Opens a client connection to an address of the gateway.
+pub(crate) async fn connect_to(address: SocketAddr) -> SendRequest<Bytes> {
+    let stream = TcpStream::connect(address).await.unwrap();
     let (send, connection) =
         h2::client::Builder::new().initial_window_size(1 << 20).initial_connection_window_size(16 << 20).handshake(stream).await.unwrap();
     tokio::spawn(async move {

@@ -6,6 +6,7 @@ mod authorizers;
 mod balance;
 mod builds;
 mod closed;
+mod credit;
 mod exchanges;
 mod fidelity;
 mod hbone;

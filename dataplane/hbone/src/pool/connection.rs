@@ -150,6 +150,11 @@ impl PooledConnection {
         self.doubted_until.get().is_some_and(|until| now < until)
     }
 
+    /// Returns whether its peer gives new streams no credit to send.
+    pub(super) fn is_withheld(&self) -> bool {
+        self.account.credit().is_withheld()
+    }
+
     pub(super) fn sender(&self) -> Option<SendRequest<Bytes>> {
         self.sender.borrow().clone()
     }
