@@ -219,12 +219,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_operators_budget_limits_what_tenants_hold_for_readers() {
+        let (registry, folder) = (Registry::new(), tempfile::tempdir().unwrap());
+        let log = AccessLog::start(LogSink::File(folder.path().join("log")), &registry).unwrap();
+        let shared = NodeShared::new("az1".parse().unwrap(), registry, log, false, 3 << 20);
+        let BufferBudget { limit, holder } = shared.buffer_budget(&"alpha".parse().unwrap());
+        let taken = limit.take_replacing(&holder, 3 << 20);
+        assert!(taken.is_ok() && limit.take(&holder, 1).is_err(), "{:?}", limit.usage());
+    }
+
+    #[test]
     fn a_tenants_share_of_metric_series_follows_its_tenant_object() {
         let (registry, folder) = (Registry::new(), tempfile::tempdir().unwrap());
         let log = AccessLog::start(LogSink::File(folder.path().join("log")), &registry).unwrap();
         let shared = NodeShared::new("az1".parse().unwrap(), registry.clone(), log, false, 3 << 20);
-        let alpha = TenantName::new("alpha").unwrap();
-        assert_eq!(shared.buffer_budget(&alpha).limit.capacity(), 3 << 20, "the operator's budget");
         registry.counters(MetricFamily::new("stopped_total", "Packets.", &["tenant"])).shared(&["alpha"]).inc();
         let apply = |share: Option<&str>| {
             let mut shares = Shares::default();

@@ -184,7 +184,8 @@ async fn an_upgrade_may_have_a_body_which_precedes_the_relay() {
             let head = format!("POST /x HTTP/1.1\r\nHost: web\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n{framing}\r\n\r\n");
             let (start, rest) = body.split_at(1);
             client.send(format!("{head}{start}").as_bytes()).await;
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            let early = tokio::time::timeout(std::time::Duration::from_millis(100), client.more()).await;
+            assert!(early.is_err(), "{framing}: the client sees the switch before its body is complete");
             client.send(format!("{rest}early").as_bytes()).await;
             let answer = client.answer().await.unwrap();
             assert_eq!((answer.status, answer.field("upgrade")), (101, Some("tcp")), "{framing} {switches_early}");
