@@ -1,4 +1,5 @@
-//! Regular expressions as everywhere in Canal: RE2 syntax over bytes, without Unicode classes; the whole text must match.
+//! Regular expressions as everywhere in Canal: RE2 syntax over bytes; the whole text must match. Classes such as `\w` and `[^x]` are of ASCII or
+//! bytes, as in RE2. Only a pattern that names Unicode's properties (`\p{L}`) is read with Unicode, as a whole, as the router reads it.
 
 use regex_automata::meta::{self, Regex};
 use regex_automata::nfa::thompson::{self, WhichCaptures};
@@ -15,10 +16,9 @@ pub(crate) fn cost(pattern: &str) -> Result<usize, String> {
         return Err(format!("the regular expression has {} bytes, more than {REGEX_BYTES_MAX}", pattern.len()));
     }
     // The bare pattern is parsed first, so that `a)|(b` does not become valid by the group that is put around it.
-    syntax::parse_with(pattern, &config().nest_limit(REGEX_NESTING_MAX))
-        .map_err(|error| format!("the regular expression cannot be read: {}", reason(&error.to_string())))?;
+    let unicode = is_unicode_needed(pattern)?;
     thompson::Compiler::new()
-        .syntax(config())
+        .syntax(config(unicode))
         .configure(thompson::Config::new().utf8(false).which_captures(WhichCaptures::None).nfa_size_limit(Some(REGEX_AUTOMATON_BYTES_MAX)))
         .build(&whole(pattern))
         .map(|automaton| automaton.memory_usage())
@@ -28,16 +28,33 @@ pub(crate) fn cost(pattern: &str) -> Result<usize, String> {
 /// Compiles a pattern; `None` if [`cost`] refuses it.
 pub(crate) fn compile(pattern: &str) -> Option<Regex> {
     cost(pattern).ok()?;
-    meta::Builder::new().syntax(config()).configure(Regex::config().utf8_empty(false)).build(&whole(pattern)).ok()
+    meta::Builder::new()
+        .syntax(config(is_unicode_needed(pattern).ok()?))
+        .configure(Regex::config().utf8_empty(false))
+        .build(&whole(pattern))
+        .ok()
 }
 
 fn whole(pattern: &str) -> String {
     format!(r"\A(?:{pattern})\z")
 }
 
-fn config() -> syntax::Config {
+/// Returns whether a pattern is valid with Unicode only. The error is the problem without Unicode, which is the common reading.
+fn is_unicode_needed(pattern: &str) -> Result<bool, String> {
+    let parse = |unicode| {
+        let parsed = syntax::parse_with(pattern, &config(unicode).nest_limit(REGEX_NESTING_MAX));
+        parsed.map(drop).map_err(|error| format!("the regular expression cannot be read: {}", reason(&error.to_string())))
+    };
+    match parse(false) {
+        Ok(()) => Ok(false),
+        Err(_) if parse(true).is_ok() => Ok(true),
+        Err(problem) => Err(problem),
+    }
+}
+
+fn config(unicode: bool) -> syntax::Config {
     // The anchors and the group around a pattern add two levels of nesting.
-    syntax::Config::new().unicode(false).utf8(false).nest_limit(REGEX_NESTING_MAX + 2)
+    syntax::Config::new().unicode(unicode).utf8(false).nest_limit(REGEX_NESTING_MAX + 2)
 }
 
 /// Extracts the problem from a parser error: it is in the last line.
@@ -62,6 +79,9 @@ mod tests {
             ("", "a", false),
             (".*", "\u{e9}", true),
             ("\\d", "\u{0665}", false),
+            ("/\\p{L}+", "/\u{e9}a", true),
+            ("/\\p{L}+", "/1", false),
+            ("/\\pL", "/a", true),
         ] {
             assert_eq!(compile(pattern).unwrap().is_match(text), expected, "{pattern:?} {text:?}");
         }

@@ -221,6 +221,7 @@ mod tests {
                 trust_domain: "x.example".parse().unwrap(),
                 roots: vec![],
                 revoked: vec![],
+                blocked: vec![],
                 federated: false,
             }),
             Resource::KeyServer(t::KeyServer { tenant: tenant(), name: "own".parse().unwrap(), addresses: vec![] }),
@@ -305,7 +306,8 @@ mod tests {
             assert_eq!(got.join(", "), want, "{what}");
             assert_eq!(admits_provider(&principal), !matches!(principal, Principal::Operator { .. }), "{what}");
             let (tenant, trust_domain) = canal_model::identity::components();
-            let own = canal_model::trust::TrustBundle { tenant, trust_domain, roots: vec![], revoked: vec![], federated: false };
+            let own =
+                canal_model::trust::TrustBundle { tenant, trust_domain, roots: vec![], revoked: vec![], blocked: vec![], federated: false };
             let has_certificate = !matches!(principal, Principal::Edge { .. } | Principal::Operator { .. });
             assert_eq!(visible(&Resource::Bundle(own), &principal, &whereabouts), has_certificate, "{what}");
         }

@@ -13,6 +13,8 @@ use crate::ids::{NodeName, ObjectName, ReplicaName, ServiceKey, TenantName, Trus
 pub const ROOTS_MAX: usize = 16;
 /// Maximum number of revocation lists in a bundle.
 pub const REVOKED_MAX: usize = 16;
+/// Maximum number of blocked identities of a trust domain.
+pub const BLOCKED_IDENTITIES_MAX: usize = 10_000;
 /// Maximum size of one PEM text: a list of about 100,000 revoked certificates.
 pub const PEM_BYTES_MAX: usize = 4 << 20;
 /// Maximum number of addresses of a key server.
@@ -29,6 +31,9 @@ pub struct TrustBundle {
     pub roots: Vec<String>,
     /// Certificate revocation lists (RFC 5280) in PEM. Open connections of a revoked peer are closed.
     pub revoked: Vec<String>,
+    /// Identities that an operator revoked. All their certificates count as revoked, also those that are on no list because the controller
+    /// has no record of them.
+    pub blocked: Vec<Identity>,
     /// The trust domain is another tenant's, with which this one federates. Its members may connect, but only a policy that names them
     /// allows them anything.
     pub federated: bool,

@@ -101,7 +101,7 @@ impl TestCa {
     /// Returns the Bundle resource of this CA for data planes of `tenant`. `revoked` are revocation lists in PEM.
     pub fn bundle(&self, tenant: &str, trust_domain: &str, federated: bool, revoked: Vec<String>) -> Arc<Resource> {
         let (tenant, trust_domain) = (tenant.parse().expect("a tenant"), trust_domain.parse().expect("a trust domain"));
-        Arc::new(Resource::Bundle(TrustBundle { tenant, trust_domain, roots: vec![self.root_pem()], revoked, federated }))
+        Arc::new(Resource::Bundle(TrustBundle { tenant, trust_domain, roots: vec![self.root_pem()], revoked, blocked: vec![], federated }))
     }
 
     /// Issues a certificate for `identity`, whose bundle is this CA's root.

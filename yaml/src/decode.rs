@@ -106,6 +106,9 @@ fn whole_field<'t>(root: &'t YamlNode, path: &str) -> Option<(String, &'t YamlKe
     Some((format!("{outer}.{inner}"), key, value))
 }
 
+/// Largest fraction that is read as an integer: beyond it, not every integer is a fraction.
+const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
+
 /// Values that count as absent. An item of a list is first replaced by an empty map, so that the indexes of its neighbors stay correct.
 #[derive(Default)]
 struct DroppedValues {
@@ -167,6 +170,14 @@ impl<'t> ValueReader<'t> {
         self.context.cuts.is_hollow(self.node.id)
     }
 
+    /// Returns a whole number that is written as a fraction, such as `90.0`. Kubernetes' own tools take it where an integer belongs.
+    fn whole(&self) -> Option<u64> {
+        match self.node.value {
+            YamlValue::Float(value) if value.fract() == 0.0 && (0.0..=WHOLE_MAX).contains(&value) => Some(value as u64),
+            _ => None,
+        }
+    }
+
     fn visit_map<'de, V: Visitor<'de>>(
         self,
         visitor: V,
@@ -180,6 +191,20 @@ impl<'t> ValueReader<'t> {
         };
         visitor.visit_map(MapReader { entries: entries.iter(), value: None, reader: self, known, drops_empty })
     }
+}
+
+/// Defines methods of [`Deserializer`] that accept integers which are written as fractions.
+macro_rules! integers {
+    ($($method:ident)*) => {
+        $(
+            fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+                match self.whole() {
+                    Some(value) => visitor.visit_u64(value).map_err(|error: DecodeError| error.at(self.node, || self.path.to_string())),
+                    None => self.deserialize_any(visitor),
+                }
+            }
+        )*
+    };
 }
 
 impl<'de> Deserializer<'de> for ValueReader<'_> {
@@ -237,8 +262,12 @@ impl<'de> Deserializer<'de> for ValueReader<'_> {
         visitor.visit_unit()
     }
 
+    integers! {
+        deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64 deserialize_u8 deserialize_u16 deserialize_u32 deserialize_u64
+    }
+
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf
+        bool i128 u128 f32 f64 char str string bytes byte_buf
         unit unit_struct seq tuple tuple_struct map identifier
     }
 }

@@ -14,6 +14,8 @@ use crate::pattern;
 
 /// Status of the response if the request's rule or backend is broken (Gateway API v1.6.1 HTTPRouteRule.backendRefs).
 pub(crate) const STATUS_BROKEN: u16 = 500;
+/// Status of the response if all weights of the rule are 0. An operator drained it; nothing is broken.
+const STATUS_NO_WEIGHT: u16 = 503;
 
 /// A problem with a part of a rule.
 #[derive(Debug, PartialEq, Eq)]
@@ -86,7 +88,10 @@ impl RuleContext<'_> {
             PathMatch::StringPrefix(text) => format!("{text}x"),
             PathMatch::Regex(_) => return,
         };
-        if sample.is_ascii() && normal_path(&sample).as_ref() != Some(&sample) {
+        if !sample.is_ascii() {
+            let problem = "no request has such a path: clients send other characters than those of ASCII as %-escapes";
+            self.warning(field, FieldIssue::new("", problem, "write it as clients send it, with %-escapes in capitals"));
+        } else if normal_path(&sample).as_ref() != Some(&sample) {
             let problem = "no request has such a path: paths are compared in their normal form";
             self.warning(field, FieldIssue::new("", problem, "write it without //, and %-escapes only of what must be, in capitals"));
         }
@@ -139,9 +144,9 @@ impl RuleContext<'_> {
             return RouteAction::Refuse { status: STATUS_BROKEN, reason: reason.clone() };
         }
         if backends.iter().all(|backend| backend.weight == 0) {
-            let complaint = FieldIssue::new("", "all weights are 0, so the rule answers 500", "give at least one backend a share");
+            let complaint = FieldIssue::new("", "all weights are 0, so the rule answers 503", "give at least one backend a share");
             self.warning(field, complaint);
-            return RouteAction::Refuse { status: STATUS_BROKEN, reason: format!("{}.{field}: all weights are 0", self.field) };
+            return RouteAction::Refuse { status: STATUS_NO_WEIGHT, reason: format!("{}.{field}: all weights are 0", self.field) };
         }
         RouteAction::Split(backends)
     }

@@ -239,7 +239,7 @@ fn serve(
                 said.document,
                 format!("spec.ports[{place}].targetPort"),
                 problem,
-                "name a port in the pods' spec.containers, or write its number",
+                "name a port of the pods' containers, or write its number",
             );
         }
     }
@@ -277,7 +277,7 @@ fn open(
     }
     if let (0, false, Some(TargetPort::Name(target))) = (opened, selected.is_empty(), &port.written.target_port) {
         let problem = format!("no pod of the Service has a UDP container port named {target:?}");
-        report.warning(port.document, port.field.clone(), problem, "name a port in the pods' spec.containers, or write its number");
+        report.warning(port.document, port.field.clone(), problem, "name a port of the pods' containers, or write its number");
     }
 }
 
@@ -286,8 +286,7 @@ fn target_port(written: &kubernetes::ServicePort, pod: &Pod, transport: Transpor
         None => Some(written.port.get()),
         Some(TargetPort::Number(number)) => Some(number.get()),
         Some(TargetPort::Name(name)) => {
-            let mut ports = pod.spec.containers.iter().flat_map(|container| &container.ports);
-            ports.find(|port| port.name == *name && port.protocol == transport).map(|port| port.container_port.get())
+            pod.spec.ports().find(|port| port.name == *name && port.protocol == transport).map(|port| port.container_port.get())
         }
     }
 }

@@ -331,6 +331,7 @@ async fn a_revoked_identity_is_on_the_list_and_gets_nothing_until_it_is_restored
     let listed = |lists: usize| move |h: &fixture::ReceivedResources| matches!(&h[&(ResourceKind::Bundle, "alpha/alpha.example".into())].1, Resource::Bundle(b) if b.revoked.len() == lists);
     n1.until("the list", listed(1)).await;
     let told = bundle(&n1, "alpha/alpha.example").unwrap();
+    assert_eq!(told.blocked, [A.parse().unwrap()], "certificates that are on no record count as revoked, too");
     for chain in [&bad, &gone] {
         assert!(verify(chain, &told).unwrap_err().contains("Revoked"));
     }
@@ -350,7 +351,10 @@ async fn a_revoked_identity_is_on_the_list_and_gets_nothing_until_it_is_restored
     assert!(fixture.certificate("n1", Some(A), None).await.is_err());
     let mut ca = CaCli::of(&fixture).await;
     assert_eq!((ca.status().await.revoked, ca.status().await.blocked_identities), (3, vec![A.to_string()]));
+    assert_eq!(again.blocked, [A.parse().unwrap()]);
     ca.restore(A).await.unwrap();
+    let unblocked = |h: &fixture::ReceivedResources| matches!(&h[&(ResourceKind::Bundle, "alpha/alpha.example".into())].1, Resource::Bundle(b) if b.blocked.is_empty());
+    n1.until("nobody is blocked", unblocked).await;
     verify(&fixture.certificate("n1", Some(A), None).await.unwrap().cert_chain, &again).unwrap();
     for (what, got, code) in [
         ("not blocked", ca.restore(A).await, Code::NotFound),

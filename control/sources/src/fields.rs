@@ -209,9 +209,15 @@ pub(crate) fn classify_field(kind: ObjectKind, pattern: &str, value: Option<&Yam
     let Some(entry) = entries.iter().chain(&METADATA).find(|entry| entry.pattern == pattern) else { return FieldVerdict::Unknown };
     match entry.harmless {
         Harmless::When(wanted) if value.is_some_and(|value| says_only(value, wanted)) => FieldVerdict::Noise,
+        Harmless::Never if value.is_some_and(asks_nothing) => FieldVerdict::Noise,
         Harmless::LeftOut => FieldVerdict::LeftOut { problem: entry.problem, fix: entry.fix },
         Harmless::When(_) | Harmless::Never => FieldVerdict::Refused { problem: entry.problem, fix: entry.fix },
     }
+}
+
+/// Returns true for an empty list, which charts write for what is not wanted.
+fn asks_nothing(node: &YamlNode) -> bool {
+    matches!(&node.value, YamlValue::List(items) if items.is_empty())
 }
 
 fn says_only(node: &YamlNode, wanted: &str) -> bool {
@@ -315,7 +321,9 @@ mod tests {
             (ObjectKind::VirtualService, "spec.exportTo", "['.']", false),
             (ObjectKind::VirtualService, "spec.http[].match[].ignoreUriCase", "true", false),
             (ObjectKind::VirtualService, "spec.http[].match[].gateways", "[mesh]", true),
-            (ObjectKind::HttpRoute, "spec.rules[].filters", "[]", false),
+            (ObjectKind::HttpRoute, "spec.rules[].filters", "[]", true),
+            (ObjectKind::HttpRoute, "spec.rules[].filters", "[{type: RequestMirror}]", false),
+            (ObjectKind::HttpRoute, "spec.rules[].filters", "{}", false),
             (ObjectKind::HttpRoute, "metadata.uid", "x", true),
             (ObjectKind::HttpRoute, "spec.rules", "x", false),
             (ObjectKind::Pod, "spec.containers[].image", "x", true),

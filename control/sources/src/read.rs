@@ -237,6 +237,12 @@ fn strange(stranger: &UnknownKindAction, api_version: &str, kind: &str, origin: 
             format!("{kind} is not read in {api_version:?}"),
             format!("write apiVersion: {}", known.api_versions().join(" or ")),
         ),
+        UnknownKindAction::Skipped if matches!(kind, "EndpointSlice" | "Endpoints") => (
+            Severity::Warning,
+            "kind",
+            format!("{kind} ({api_version}) is not read: the endpoints of a Service are the Pods that its selector names"),
+            "give the Service a selector, and its Pods the labels".to_owned(),
+        ),
         UnknownKindAction::Skipped => (
             Severity::Warning,
             "kind",

@@ -4,7 +4,8 @@
 //! only when no fresh id is left and its quarantine is over. Fresh ids begin at a random offset per store. A store that replaces a
 //! lost one therefore does not give out ids that data planes still use.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::rc::Rc;
 
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 
@@ -84,7 +85,7 @@ pub(crate) fn decide_allocation(
 ) -> Result<Allocation, IdShortage> {
     let mut out = Allocation { next: book.next.max(1), ..Allocation::default() };
     let mut taken: HashMap<&TenantName, u32> = HashMap::new();
-    let mut stale: Option<Vec<StaleBinding>> = None;
+    let mut stale: Option<StaleBindings> = None;
     for key in wanted {
         match book.bindings.get(key) {
             Some(Binding { released: None, .. }) => continue,
@@ -105,17 +106,15 @@ pub(crate) fn decide_allocation(
             continue;
         }
         // Neither a fresh id nor the tenant's limit allows a new id, so the oldest released one moves; for a full tenant, only its own.
-        let stale = stale.get_or_insert_with(|| oldest_last(book, wanted, now));
-        let at = stale.iter().rposition(|binding| !is_full || binding.key.tenant == key.tenant);
-        let Some(at) = at else {
+        let stale = stale.get_or_insert_with(|| StaleBindings::of(book, wanted, now));
+        let Some(oldest) = stale.take(is_full.then_some(&key.tenant)) else {
             return Err(if is_full { IdShortage::Tenant(key.tenant.clone()) } else { IdShortage::Mesh });
         };
-        let StaleBinding { key: old, id, .. } = stale.remove(at);
-        if old.tenant != key.tenant {
+        if oldest.key.tenant != key.tenant {
             *of_tenant += 1;
         }
-        out.displaced.push(old);
-        out.bound.push((key.clone(), id));
+        out.displaced.push(oldest.key.clone());
+        out.bound.push((key.clone(), oldest.id));
     }
     Ok(out)
 }
@@ -128,16 +127,42 @@ struct StaleBinding {
     id: ServiceId,
 }
 
-/// Returns the released bindings that are past their quarantine and not in `wanted`, with the oldest last.
-fn oldest_last(book: &ServiceIdTable, wanted: &[ServiceKey], now: u64) -> Vec<StaleBinding> {
-    let mut v: Vec<StaleBinding> = book
-        .bindings
-        .iter()
-        .filter_map(|(k, b)| b.released.map(|released| StaleBinding { released, key: k.clone(), id: b.id }))
-        .filter(|b| b.released.saturating_add(SERVICE_ID_QUARANTINE_SECONDS) <= now && !wanted.contains(&b.key))
-        .collect();
-    v.sort_by(|a, b| b.cmp(a));
-    v
+/// The released bindings that are past their quarantine and not wanted, the oldest first. Each operation takes logarithmic time: a tenant may
+/// have 262,144 of them, and ask for thousands of ids at once.
+#[derive(Default)]
+struct StaleBindings {
+    all: BTreeSet<Rc<StaleBinding>>,
+    by_tenant: HashMap<TenantName, BTreeSet<Rc<StaleBinding>>>,
+}
+
+impl StaleBindings {
+    fn of(book: &ServiceIdTable, wanted: &[ServiceKey], now: u64) -> Self {
+        let wanted: HashSet<&ServiceKey> = wanted.iter().collect();
+        let mut stale = Self::default();
+        for (key, binding) in &book.bindings {
+            let Some(released) = binding.released else { continue };
+            if released.saturating_add(SERVICE_ID_QUARANTINE_SECONDS) > now || wanted.contains(key) {
+                continue;
+            }
+            let binding = Rc::new(StaleBinding { released, key: key.clone(), id: binding.id });
+            stale.by_tenant.entry(key.tenant.clone()).or_default().insert(binding.clone());
+            stale.all.insert(binding);
+        }
+        stale
+    }
+
+    /// Removes and returns the oldest binding, of one tenant if it is given.
+    fn take(&mut self, of: Option<&TenantName>) -> Option<Rc<StaleBinding>> {
+        let oldest = match of {
+            Some(tenant) => self.by_tenant.get(tenant)?.first()?.clone(),
+            None => self.all.first()?.clone(),
+        };
+        self.all.remove(&oldest);
+        if let Some(own) = self.by_tenant.get_mut(&oldest.key.tenant) {
+            own.remove(&oldest);
+        }
+        Some(oldest)
+    }
 }
 
 #[cfg(test)]
@@ -220,6 +245,24 @@ mod tests {
             let want = c.bound.map(|b| b.iter().map(|(n, id)| (n.to_string(), *id)).collect::<Vec<_>>());
             assert_eq!(got, want, "{}", c.what);
         }
+    }
+
+    /// Alpha has used up its ids, and beta's released ones are older. With one comparison for each pair of a binding and a wanted name, or with a
+    /// walk over beta's, this takes minutes.
+    #[test]
+    fn a_tenant_with_all_its_ids_released_gets_thousands_at_once() {
+        const OF_EACH: u32 = 100_000;
+        let bindings = (1..=2 * OF_EACH).map(|n| {
+            let tenant = if n <= OF_EACH { "alpha" } else { "beta" };
+            let released = Some(u64::from(if n <= OF_EACH { OF_EACH + n } else { n - OF_EACH }));
+            (format!("{tenant}/shop/s{n}").parse().unwrap(), Binding { id: ServiceId::new(n).unwrap(), released })
+        });
+        let book = ServiceIdTable { bindings: bindings.collect(), next: 2 * OF_EACH + 1, offset: 0 };
+        let wanted: Vec<_> = (0..16_000).map(|n| key(&format!("new{n}"))).collect();
+        let got = decide_allocation(&book, &wanted, 10 * SERVICE_ID_QUARANTINE_SECONDS, 4 * OF_EACH, OF_EACH).unwrap();
+        let ids: Vec<u32> = got.bound.iter().map(|(_, id)| id.get()).collect();
+        assert_eq!(ids, (1..=16_000).collect::<Vec<_>>(), "its own, the oldest first");
+        assert!(got.displaced.iter().all(|key| key.tenant.as_str() == "alpha"));
     }
 
     /// A tenant that creates services under ever new names and deletes them reaches its own limit, and other tenants still get ids.

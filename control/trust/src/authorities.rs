@@ -283,9 +283,9 @@ impl TrustAuthorities {
     /// Returns the trust bundle of a trust domain; `None` if it has no root.
     pub fn bundle(&self, name: &DomainName) -> Option<TrustBundle> {
         let roots = self.roots(name)?;
-        let revoked = locked(&self.domains).get(name).map(DomainState::lists).unwrap_or_default();
+        let (revoked, blocked) = locked(&self.domains).get(name).map(|domain| (domain.lists(), domain.blocked())).unwrap_or_default();
         let (tenant, trust_domain) = name.clone();
-        Some(TrustBundle { tenant, trust_domain, roots, revoked, federated: false })
+        Some(TrustBundle { tenant, trust_domain, roots, revoked, blocked, federated: false })
     }
 
     /// Returns the roots of a trust domain, the one that signs first.

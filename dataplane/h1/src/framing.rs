@@ -64,17 +64,18 @@ const STEERING: u64 = FieldName::Host.bit()
     | FieldName::Upgrade.bit()
     | FieldName::Expect.bit();
 
-/// How to treat a Content-Length that is given more than once, equal each time. RFC 9110 §8.6 leaves the choice to the recipient.
+/// How to treat faulty fields that leave no doubt about the message: a Content-Length that is given more than once, equal each time (RFC 9110
+/// §8.6 leaves the choice to the recipient), and what is no token in Connection and Upgrade, which are not forwarded as they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum EqualLengths {
+pub(crate) enum HarmlessFaults {
     /// The message is refused.
     Refused,
-    /// One of the equal values is used and forwarded.
-    Folded,
+    /// One of the equal lengths is used and forwarded; the rest is ignored.
+    Tolerated,
 }
 
 /// Reads the steering fields in the order sent. The first faulty field determines the refusal.
-pub(crate) fn decide_facts(fields: HeaderFields<'_>, equal: EqualLengths) -> Result<FramingFields, MessageRefusal> {
+pub(crate) fn decide_facts(fields: HeaderFields<'_>, faults: HarmlessFaults) -> Result<FramingFields, MessageRefusal> {
     let mut facts = FramingFields::default();
     if fields.table.present & STEERING == 0 {
         return Ok(facts);
@@ -89,16 +90,19 @@ pub(crate) fn decide_facts(fields: HeaderFields<'_>, equal: EqualLengths) -> Res
             FieldName::Host => facts.host = Some(line.value),
             FieldName::ContentLength => match decide_length(value, facts.length) {
                 Ok(length) => facts.length = Some(length),
-                Err(LengthFault::Equal(length)) if equal == EqualLengths::Folded => {
+                Err(LengthFault::Equal(length)) if faults == HarmlessFaults::Tolerated => {
                     (facts.length, facts.folds_length) = (Some(length), true);
                 }
                 Err(fault) => return Err(fault.into()),
             },
             FieldName::TransferEncoding => facts.chunked = decide_coding(value, facts.chunked)?,
-            FieldName::Connection => read_connection(value, &mut facts)?,
+            FieldName::Connection => read_connection(value, faults, &mut facts)?,
             FieldName::Te => facts.te_trailers |= elements(value).any(|e| e.eq_ignore_ascii_case(b"trailers")),
             FieldName::Upgrade => {
                 if !elements(value).all(is_protocol) || trim(value).is_empty() {
+                    if faults == HarmlessFaults::Tolerated {
+                        continue;
+                    }
                     return Err(MessageRefusal::BadUpgrade);
                 }
                 facts.upgrade = facts.upgrade.or(Some(line.value));
@@ -181,9 +185,13 @@ fn decide_coding(value: &[u8], already_chunked: bool) -> Result<bool, MessageRef
     Ok(chunked)
 }
 
-fn read_connection(value: &[u8], facts: &mut FramingFields) -> Result<(), MessageRefusal> {
+fn read_connection(value: &[u8], faults: HarmlessFaults, facts: &mut FramingFields) -> Result<(), MessageRefusal> {
     for option in elements(value) {
         if !is_token(option) {
+            // Some servers write `keep-alive, timeout=5`.
+            if faults == HarmlessFaults::Tolerated {
+                continue;
+            }
             return Err(MessageRefusal::BadConnection);
         }
         match FieldName::of(option) {

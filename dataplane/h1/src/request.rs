@@ -2,7 +2,7 @@
 //! nothing. Start with [`RequestHead::parse`].
 
 use crate::field_table::{FieldTable, HeaderFields, Span};
-use crate::framing::{EqualLengths, Framing, FramingFields, HttpVersion, decide_facts, decide_keep_alive, is_http_upgrade};
+use crate::framing::{Framing, FramingFields, HarmlessFaults, HttpVersion, decide_facts, decide_keep_alive, is_http_upgrade};
 use crate::limits::MessageLimits;
 use crate::name::FieldName;
 use crate::refusal::MessageRefusal;
@@ -52,7 +52,7 @@ impl RequestHead {
         let (method, target) = (self.line.method.of(buf), self.line.target.of(buf));
         let version = HttpVersion::of_minor(self.line.minor);
         self.parts = decide_parts(method, target)?;
-        self.facts = decide_facts(HeaderFields { table: &self.table, buf }, EqualLengths::Refused)?;
+        self.facts = decide_facts(HeaderFields { table: &self.table, buf }, HarmlessFaults::Refused)?;
         self.facts.check_single_framing()?;
         decide_host(&self.parts, self.facts.host.map(|span| span.of(buf)), version, target)?;
         self.framing = decide_framing(method, version, &self.facts)?;

@@ -2,7 +2,7 @@
 //! end lines in LF alone and repeat equal lengths. It does no IO and copies nothing. Start with [`ResponseHead::parse`].
 
 use crate::field_table::{FieldTable, HeaderFields};
-use crate::framing::{EqualLengths, Framing, FramingFields, HttpVersion, decide_facts, decide_keep_alive};
+use crate::framing::{Framing, FramingFields, HarmlessFaults, HttpVersion, decide_facts, decide_keep_alive};
 use crate::limits::MessageLimits;
 use crate::name::FieldName;
 use crate::refusal::MessageRefusal;
@@ -51,7 +51,7 @@ impl ResponseHead {
         self.len = len;
         self.line = line;
         self.asked = asked;
-        self.facts = decide_facts(HeaderFields { table: &self.table, buf }, EqualLengths::Folded)?;
+        self.facts = decide_facts(HeaderFields { table: &self.table, buf }, HarmlessFaults::Tolerated)?;
         self.framing = decide_framing(line.status, HttpVersion::of_minor(line.minor), asked, &self.facts)?;
         Ok(Some(len))
     }

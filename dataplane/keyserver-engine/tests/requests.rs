@@ -447,6 +447,7 @@ async fn a_root_that_signs_no_more_has_its_certificates_replaced_at_once() {
         trust_domain: "alpha.example".parse().unwrap(),
         roots: vec![next.root_pem(), fixture.ca("alpha").root_pem()],
         revoked: vec![],
+        blocked: vec![],
         federated: false,
     })));
     fixture.publish(&resources);

@@ -226,19 +226,36 @@ fn udp_sets(table: &str, ports: &BTreeSet<u16>, tier: &BTreeSet<IpNet>) -> Strin
     script
 }
 
+/// Returns rules for resets without a payload, which the kernel sends for connections that conntrack does not know. A raw socket's reset could
+/// carry anything behind its header. IP options and extension headers are no kernel's.
+fn bare_resets() -> String {
+    let mut rules = String::new();
+    for words in 5..=15 {
+        for (family, header) in [("ip hdrlength 5", 20), ("ip6 nexthdr tcp", 40)] {
+            let length = header + 4 * words;
+            let _ = writeln!(
+                rules,
+                "    {family} tcp doff {words} meta length {length} tcp flags & (fin | syn | rst) == rst counter name passed_tcp accept"
+            );
+        }
+    }
+    rules
+}
+
 /// Returns the rules for the pod's namespace: for what its sockets send, and for what comes in. With `is_counted_outside` the node's end
 /// counts what leaves.
 fn pod_rules(outside: OutsidePackets, resolvers: &[IpAddr], is_counted_outside: bool) -> String {
     let mut out = format!(
         "    oifname \"lo\" counter name passed_loopback accept
-    meta l4proto tcp ct state invalid tcp flags & (fin | syn | rst) != rst {}
-    meta l4proto tcp counter name passed_tcp accept
+    meta l4proto tcp ct state != invalid counter name passed_tcp accept
+{}    meta l4proto tcp {}
     udp dport {DNS_PORT} ip daddr @resolvers4 counter name passed_resolver accept
     udp dport {DNS_PORT} ip6 daddr @resolvers6 counter name passed_resolver accept
     udp sport @udp_ports ip daddr @tier4 counter name passed_udp_route accept
     udp sport @udp_ports ip6 daddr @tier6 counter name passed_udp_route accept
     ip6 hoplimit 255 icmpv6 type {{ 133, 135, 136 }} counter name passed_neighbour accept
     ip6 hoplimit 1 ip6 daddr ff02::/16 icmpv6 type {{ 130, 131, 132, 143 }} counter name passed_neighbour accept\n",
+        bare_resets(),
         settle(outside, "tcp")
     );
     // Conntrack relates an error to a packet that was let out: TCP, a query to a resolver, or a reply to the tier.

@@ -62,6 +62,13 @@ fn deny_drops_packets_that_nft_sees() {
         client.go_on();
         client.line();
         assert!(!receiver.hears(NEVER), "a raw socket's TCP to {to} left the pod");
+        let mut client = lab.sender("reset", to);
+        client.go_on();
+        client.line();
+        assert!(!receiver.hears(NEVER), "a raw socket's RST with a payload to {to} left the pod");
+        let mut client = lab.sender("bare reset", to);
+        client.go_on();
+        assert_eq!((client.line().as_str(), receiver.hears(arrives_within())), ("sent", true), "a RST without payload to {to} passes");
         drop(held);
     }
 }
@@ -138,6 +145,12 @@ fn tcp_and_link_protocols_pass_and_nothing_else_enters() {
         client.write_all(TEXT).unwrap();
         server.read_exact(&mut [0; TEXT.len()]).unwrap();
         lab::close(listener);
+    }
+    // The pod's kernel refuses a port at which nobody listens.
+    for closed in ["10.77.0.2:82", "[fd77::2]:82"] {
+        let at: SocketAddr = closed.parse().unwrap();
+        let dialled = lab.node.within(|| TcpStream::connect_timeout(&at, canal_timing::deadline(Duration::from_secs(5))));
+        assert_eq!(dialled.map_err(|e| e.kind()).err(), Some(std::io::ErrorKind::ConnectionRefused), "{closed}");
     }
     for (at, to) in [("0.0.0.0:99", "10.77.0.2:99"), ("[::]:99", "[fd77::2]:99")] {
         let mut client = CaseProcess::start(&lab.pod, None, "receive", &[at]);

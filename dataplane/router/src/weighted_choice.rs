@@ -2,8 +2,8 @@
 
 use canal_model::program::{Backend, BackendTarget};
 
-/// Status when all weights are zero, so that no backend may receive the request.
-pub const NO_WEIGHT_STATUS: u16 = 500;
+/// Status when all weights are zero, so that no backend may receive the request. It is no error of the server: an operator drained the route.
+pub const NO_WEIGHT_STATUS: u16 = 503;
 
 /// Destination of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

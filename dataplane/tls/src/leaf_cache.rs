@@ -48,7 +48,7 @@ fn read(leaf: &CertificateDer<'_>, above: &[u8], peer: &Identity) -> Result<Peer
     if !names.contains(&peer.to_string()) {
         return Err("a peer that its certificate does not name");
     }
-    PeerLeaf::shown(peer.trust_domain.clone(), leaf, above, until).map_err(unreadable)
+    PeerLeaf::shown(peer.clone(), leaf, above, until).map_err(unreadable)
 }
 
 #[cfg(test)]

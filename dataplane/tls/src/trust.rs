@@ -1,11 +1,12 @@
 //! Trust of a tenant's data planes: roots, revocation lists and federated trust domains from the newest Bundle resources, and whether a
 //! verified peer has lost trust since. `verify` verifies chains. Start with [`TrustStore`] and [`TrustView`].
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use canal_model::identity::Identity;
 use canal_model::ids::{TenantName, TrustDomain};
 use canal_model::program::Resource;
 use canal_model::trust::TrustBundle;
@@ -21,7 +22,7 @@ use super::chain_cache::ChainCache;
 use super::handshake_failure::HandshakeFailure;
 use super::verified_chain::PeerLeaf;
 
-/// Roots and revocation lists of one trust domain.
+/// Roots, revocation lists and blocked identities of one trust domain.
 pub(super) struct TrustAnchors {
     /// Unique number in the process, because results of a verification with other anchors are not valid for these.
     pub(super) number: u64,
@@ -29,6 +30,7 @@ pub(super) struct TrustAnchors {
     /// Subjects of the roots, in the bundle's order. The first root signs at present.
     subjects: Vec<Vec<u8>>,
     pub(super) revoked: Vec<CertRevocationList<'static>>,
+    blocked: HashSet<Identity>,
 }
 
 impl TrustAnchors {
@@ -42,7 +44,7 @@ impl TrustAnchors {
         let list = |der: &CertificateRevocationListDer<'_>| OwnedCertRevocationList::from_der(der).map(CertRevocationList::Owned);
         let revoked = revoked.iter().map(list).collect::<Result<_, _>>().map_err(|e| format!("a revocation list cannot be read: {e}"))?;
         static LAST: AtomicU64 = AtomicU64::new(0);
-        Ok(Self { number: LAST.fetch_add(1, Relaxed), roots: store.roots, subjects, revoked })
+        Ok(Self { number: LAST.fetch_add(1, Relaxed), roots: store.roots, subjects, revoked, blocked: HashSet::new() })
     }
 
     fn read(bundle: &TrustBundle) -> Result<Self, String> {
@@ -61,7 +63,12 @@ impl TrustAnchors {
                 revoked.push(list.map_err(|e| format!("a revocation list is not PEM: {e}"))?);
             }
         }
-        Self::of(&roots, &revoked)
+        Ok(Self { blocked: bundle.blocked.iter().cloned().collect(), ..Self::of(&roots, &revoked)? })
+    }
+
+    /// Returns whether all certificates of an identity count as revoked.
+    pub(super) fn blocks(&self, identity: &Identity) -> bool {
+        self.blocked.contains(identity)
     }
 
     fn revokes(&self, issuer: &[u8], serial: &[u8]) -> bool {
@@ -73,7 +80,7 @@ impl TrustAnchors {
 /// Reasons why a verified peer loses trust.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TrustLoss {
-    /// A revocation list names the peer's certificate or one above it.
+    /// A revocation list names the peer's certificate or one above it, or the peer's identity is blocked.
     Revoked,
     /// The peer's trust domain is no longer federated.
     Unfederated,
@@ -142,7 +149,7 @@ impl TrustSnapshot {
         self.domains.get(trust_domain)
     }
 
-    /// Returns whether a revocation list names the leaf or a certificate above it.
+    /// Returns whether a revocation list names the leaf or a certificate above it, or the leaf's identity is blocked.
     pub fn revokes(&self, leaf: &PeerLeaf) -> bool {
         self.check(leaf) == Some(TrustLoss::Revoked)
     }
@@ -151,7 +158,10 @@ impl TrustSnapshot {
     /// signed, because renewals replace them.
     pub fn check(&self, leaf: &PeerLeaf) -> Option<TrustLoss> {
         match self.domains.get(leaf.trust_domain()) {
-            Some(anchors) => leaf.links().any(|l| anchors.revokes(l.issuer, l.serial)).then_some(TrustLoss::Revoked),
+            Some(anchors) => {
+                let is_listed = || leaf.links().any(|l| anchors.revokes(l.issuer, l.serial));
+                (anchors.blocks(leaf.identity()) || is_listed()).then_some(TrustLoss::Revoked)
+            }
             // The tenant's own domain may be unknown here; then the certificate's own bundle was used.
             None => self.own.as_ref().is_some_and(|own| own != leaf.trust_domain()).then_some(TrustLoss::Unfederated),
         }

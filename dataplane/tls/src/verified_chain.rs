@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use canal_model::identity::Identity;
 use canal_model::ids::TrustDomain;
 use canal_wire::keyrpc::{IssuerChain, IssuerSerial};
 use rustls_pki_types::{CertificateDer, UnixTime};
@@ -33,7 +34,7 @@ impl VerifiedChain {
 /// Data of a peer's verified chain that are retained with the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerLeaf {
-    trust_domain: TrustDomain,
+    identity: Identity,
     not_after: SystemTime,
     issuer: Box<[u8]>,
     serial: Box<[u8]>,
@@ -42,12 +43,12 @@ pub struct PeerLeaf {
 }
 
 impl PeerLeaf {
-    /// Reads a leaf and the certificates above it, which were verified for `trust_domain`.
+    /// Reads a leaf and the certificates above it, which were verified for `identity`.
     ///
     /// # Errors
     /// A certificate cannot be parsed.
     pub fn read(
-        trust_domain: TrustDomain,
+        identity: Identity,
         leaf: &CertificateDer<'_>,
         above: &[CertificateDer<'_>],
         not_after: SystemTime,
@@ -58,18 +59,18 @@ impl PeerLeaf {
             IssuerSerial { issuer: c.issuer(), serial: c.serial() }.append(&mut bytes).map_err(unreadable)?;
         }
         let above = IssuerChain::read(&bytes).map_err(unreadable)?;
-        Self::shown(trust_domain, leaf, above, not_after)
+        Self::shown(identity, leaf, above, not_after)
     }
 
     /// Does what [`PeerLeaf::read`] does for a chain that a key server verified, where the key server gives the issuers above the leaf.
     pub(super) fn shown(
-        trust_domain: TrustDomain,
+        identity: Identity,
         leaf: &CertificateDer<'_>,
         above: IssuerChain<'_>,
         not_after: SystemTime,
     ) -> Result<Self, rustls::Error> {
         let c = EndEntityCert::try_from(leaf).map_err(unreadable)?;
-        Ok(Self { trust_domain, not_after, issuer: c.issuer().into(), serial: c.serial().into(), above: above.bytes().into() })
+        Ok(Self { identity, not_after, issuer: c.issuer().into(), serial: c.serial().into(), above: above.bytes().into() })
     }
 
     /// Returns the DER of the issuer's name, without its outer tag and length.
@@ -100,7 +101,12 @@ impl PeerLeaf {
 
     /// Returns the trust domain whose roots verified the leaf.
     pub fn trust_domain(&self) -> &TrustDomain {
-        &self.trust_domain
+        &self.identity.trust_domain
+    }
+
+    /// Returns the identity of the leaf.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
     }
 }
 

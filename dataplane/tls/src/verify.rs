@@ -154,6 +154,9 @@ impl PeerVerifier {
         let refused = || PeerIdentityError::TrustDomain { expected: self.own.clone(), seen: facts.uris.clone() }.error();
         // The trust domain is known before the chain is verified, so only its own roots are used.
         let anchors = self.anchors(&identity.trust_domain).ok_or_else(refused)?;
+        if anchors.blocks(&identity) {
+            return Err(Error::InvalidCertificate(CertificateError::Revoked));
+        }
         let key = self.trust.shared.as_ref().map(|s| (s, ChainKey::of(leaf, above, anchors.number, role)));
         if let Some((shared, key)) = &key {
             let known = shared.cache.get(key, now);
@@ -210,7 +213,7 @@ fn verified(
         life = (life.0.max(theirs.0), life.1.min(theirs.1));
     }
     let until = SystemTime::UNIX_EPOCH + Duration::from_secs(facts.life.1);
-    let leaf = Arc::new(PeerLeaf::read(identity.trust_domain.clone(), leaf, above, until)?);
+    let leaf = Arc::new(PeerLeaf::read(identity.clone(), leaf, above, until)?);
     Ok(VerifiedChain { uris: facts.uris, life, leaf })
 }
 

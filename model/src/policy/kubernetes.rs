@@ -49,13 +49,24 @@ pub struct PodSpec {
     /// The pod uses its node's network, so it has no identity of its own.
     pub host_network: bool,
     pub containers: Vec<Container>,
+    pub init_containers: Vec<Container>,
+}
+
+impl PodSpec {
+    /// Returns the ports of the containers that run as long as the pod does. An init container does so if its `restartPolicy` is `Always` (a
+    /// native sidecar); Kubernetes looks for a named port there after all other containers.
+    pub fn ports(&self) -> impl Iterator<Item = &ContainerPort> {
+        let sidecars = self.init_containers.iter().filter(|container| container.restart_policy.as_deref() == Some("Always"));
+        self.containers.iter().chain(sidecars).flat_map(|container| &container.ports)
+    }
 }
 
 /// A container; only the names of its ports are used.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub struct Container {
     pub name: String,
+    pub restart_policy: Option<String>,
     pub ports: Vec<ContainerPort>,
 }
 

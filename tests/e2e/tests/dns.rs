@@ -99,7 +99,10 @@ fn names_are_a_tenants_own() {
         (beta, secret, "Non-Existent Domain"),
         (beta, "web-0.other.svc.cluster.local.", "Non-Existent Domain"),
         (beta, "example.com.", "Query Refused"),
-        (beta, "secret.default.", "Query Refused"),
+        (beta, "secret.other.", "Query Refused"),
+        (beta, "secret.default.", "Non-Existent Domain"),
+        (beta, "secret.default.svc.", "Non-Existent Domain"),
+        (beta, "secret.", "Non-Existent Domain"),
     ] {
         for server in SERVERS1 {
             for v6 in [false, true] {
@@ -113,6 +116,18 @@ fn names_are_a_tenants_own() {
         }
     }
     mesh.canal(&["delete", "--tenant", "alpha", "Service", "secret"]).ok();
+}
+
+/// A resolver ends with the name as it was written, after all suffixes of its search list: a typo is no outage.
+#[test]
+fn unknown_short_names_are_no_reason_to_try_again() {
+    const PROGRAM: &str = "import socket, sys\ntry: socket.getaddrinfo(sys.argv[1], 80)\nexcept socket.gaierror as e: print(e.errno == \
+                           socket.EAI_NONAME, e)\nelse: print('found')";
+    let asked = |name: &str| mesh().run(NEAR, &["python3", "-c", PROGRAM, name]).stdout;
+    for name in ["nope", "nope.default", "nope.default.svc", "nope.default.svc.cluster.local"] {
+        assert!(asked(name).starts_with("True"), "{name}: {}", asked(name));
+    }
+    assert_eq!(asked("web-0.default").trim(), "found");
 }
 
 /// The replicas of one service in AZ 1 die, and one replica of the name service survives: it returns AZ 2's address until they are back.

@@ -240,6 +240,33 @@ fn the_revoked_are_out_at_once() {
     restore();
 }
 
+/// A certificate that another program signed with the tenant's own CA is on no record of the controller's. Its identity is out all the same.
+#[test]
+fn a_revoked_identity_is_out_with_a_certificate_of_no_record() {
+    let guest = "spiffe://beta.example/ns/default/sa/guest";
+    let credential = files().intermediate.issue(&Leaf::of(guest));
+    let other = files().intermediate.issue(&Leaf::of("spiffe://beta.example/ns/default/sa/client"));
+    let pod = mesh().address("beta/default/web-0");
+    let authority = format!("{pod}:8080");
+    let listeners = [format!("{pod}:15008"), GATEWAY.to_owned()];
+    let open = |credential: &PemCredential| -> Vec<TunnelAttempt> {
+        let open = |listener: &String| {
+            let to = listener.parse().expect("an address");
+            tunnel(&mesh().world, &TunnelRequest::new(BETA_CLIENT, to, Some(credential), &authority))
+        };
+        listeners.iter().map(open).collect()
+    };
+    let reached = |credential: &PemCredential| open(credential).iter().all(TunnelAttempt::reached);
+    until(deadline(SOON), "it is a member like others", || reached(&credential));
+    let order = |what: &str| mesh().canal(&["ca", what, "--tenant", "beta", "--identity", guest]).ok();
+    order("revoke");
+    let refused = || open(&credential).iter().all(|attempt| matches!(attempt, TunnelAttempt::Refused(_)));
+    until(deadline(SOON), "node and gateway refuse it", refused);
+    assert!(reached(&other), "others of the same CA are members");
+    order("restore");
+    until(deadline(SOON), "it is back", || reached(&credential));
+}
+
 /// The gateway's address for pods in az1, the same for every tenant.
 const GATEWAY: &str = "10.102.2.1:15008";
 

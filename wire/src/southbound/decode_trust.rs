@@ -49,11 +49,14 @@ pub(super) fn bundle(name: &str, b: w::Bundle) -> Result<t::TrustBundle, Resourc
     if b.roots.is_empty() {
         return at.err("roots", "is empty: nothing would be trusted");
     }
+    at.at_most("blocked", b.blocked.len(), t::BLOCKED_IDENTITIES_MAX)?;
+    let identity = |text: &String| text.parse().or_else(|_| at.err("blocked", format!("{text:?} is not a SPIFFE ID")));
     Ok(t::TrustBundle {
         tenant: at.name("tenant", &b.tenant)?,
         trust_domain: at.name("trust_domain", &b.trust_domain)?,
         roots: pem(&at, "roots", "BEGIN CERTIFICATE", b.roots, t::ROOTS_MAX)?,
         revoked: pem(&at, "revoked", "BEGIN X509 CRL", b.revoked, t::REVOKED_MAX)?,
+        blocked: b.blocked.iter().map(identity).collect::<Result<_, _>>()?,
         federated: b.federated,
     })
 }

@@ -30,6 +30,7 @@ impl From<&t::TrustBundle> for w::Bundle {
             roots: b.roots.clone(),
             revoked: b.revoked.clone(),
             federated: b.federated,
+            blocked: b.blocked.iter().map(ToString::to_string).collect(),
         }
     }
 }

@@ -55,6 +55,7 @@ pub(super) fn read(context: ValueContext<'_>, attribute: &Attribute, value: &str
         Attribute::RequestPrincipal if !value.contains(['*', '/']) => {
             Err((format!("{value:?} is not a request's principal"), "write issuer/subject"))
         }
+        Attribute::Method => Ok(method(value)),
         // A header that is present but empty counts as present (Envoy's HeaderMatcher).
         Attribute::Header(_) if value == "*" => Ok(plain(AttributeMatch::Prefix(String::new()))),
         _ => Ok(text(value)),
@@ -80,6 +81,14 @@ fn text(value: &str) -> (AttributeMatch, Option<ValueIssue>) {
         (problem, "write a prefix or a suffix")
     });
     (m, odd)
+}
+
+/// Parses a method. Methods are compared with their case, and all that clients send are in capitals.
+fn method(value: &str) -> (AttributeMatch, Option<ValueIssue>) {
+    let (m, odd) = text(value);
+    let lower = value.contains(|c: char| c.is_ascii_lowercase());
+    let small = || (format!("{value:?}: methods are compared with their case, and clients send them in capitals"), "write it in capitals");
+    (m, odd.or_else(|| lower.then(small)))
 }
 
 fn network(value: &str) -> Result<AttributeMatch, ValueIssue> {
@@ -253,6 +262,9 @@ mod tests {
             (A::Method, "*E*", r#"Suffix("E*"), odd"#),
             (A::Method, "G*T", r#"Exact("G*T"), odd"#),
             (A::Method, "", "refused"),
+            (A::Method, "get", r#"Exact("get"), odd"#),
+            (A::Method, "Get*", r#"Prefix("Get"), odd"#),
+            (A::Method, "M-SEARCH", r#"Exact("M-SEARCH")"#),
             (A::Header("x".into()), "*", r#"Prefix("")"#),
             (A::SourceAddress, "10.1.2.3/8", "Network(10.0.0.0/8)"),
             (A::SourceAddress, "fd00::1", "Network(fd00::1/128)"),

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// Maximum number of revoked certificates of one trust domain that have not expired.
 pub const REVOKED_MAX: usize = 10_000;
 /// Maximum number of blocked identities of one trust domain.
-pub const BLOCKED_MAX: usize = 10_000;
+pub const BLOCKED_MAX: usize = canal_model::trust::BLOCKED_IDENTITIES_MAX;
 /// Time in seconds for which a revoked certificate stays on the list after it expired (RFC 5280 §3.3: at least one list more).
 const REVOKED_AFTER_END_SECONDS: u64 = 3600;
 
@@ -233,6 +233,11 @@ impl DomainState {
     /// Returns the revocation lists that are published.
     pub(crate) fn lists(&self) -> Vec<String> {
         self.kept.crls.values().flatten().cloned().collect()
+    }
+
+    /// Returns the blocked identities, which are published too: a certificate of theirs that another program signed with this CA is on no list.
+    pub(crate) fn blocked(&self) -> Vec<Identity> {
+        self.kept.blocked_identities.iter().filter_map(|text| text.parse().ok()).collect()
     }
 
     /// True if the certificate with this serial is revoked.

@@ -135,6 +135,27 @@ fn map_of<'v>(fields: impl Iterator<Item = HeaderField<'v>>, skip: &[FieldName])
     Some(map)
 }
 
+/// Returns the target of an HTTP/2 request. Bytes that RFC 3986 does not permit, but HTTP/1.1 servers take as they are, are %-escaped where the
+/// `http` crate refuses them.
+fn http2_target(path: &[u8], query: Option<&[u8]>) -> Option<PathAndQuery> {
+    let mut text = Vec::with_capacity(path.len() + 1 + query.map_or(0, <[u8]>::len));
+    let mut escaped = |part: &[u8], refused: &[u8]| {
+        for byte in part {
+            if refused.contains(byte) {
+                text.extend_from_slice(format!("%{byte:02X}").as_bytes());
+            } else {
+                text.push(*byte);
+            }
+        }
+    };
+    escaped(path, b"<>`");
+    if let Some(query) = query {
+        escaped(b"?", b"");
+        escaped(query, b"<>\"");
+    }
+    PathAndQuery::from_maybe_shared(bytes::Bytes::from(text)).ok()
+}
+
 /// Translates an HTTP/1.1 request to HTTP/2. `Expect` is not passed on, because the caller has handled it.
 pub(crate) fn request_1_to_2(view: &RequestView<'_>, add: &Additions<'_>) -> Result<Request<()>, ProxyError> {
     let bad = || ProxyError::BadRequest(MessageRefusal::BadTarget);
@@ -152,12 +173,7 @@ pub(crate) fn request_1_to_2(view: &RequestView<'_>, add: &Additions<'_>) -> Res
     } else if let Some(changed) = changed {
         PathAndQuery::from_maybe_shared(bytes::Bytes::from(changed)).map_err(|_| bad())?
     } else {
-        let mut text = view.path().to_vec();
-        if let Some(query) = view.query() {
-            text.push(b'?');
-            text.extend_from_slice(query);
-        }
-        PathAndQuery::from_maybe_shared(bytes::Bytes::from(text)).map_err(|_| bad())?
+        http2_target(view.path(), view.query()).ok_or_else(bad)?
     };
     // An HTTP/1.0 request may have no Host.
     let authority = if view.authority().is_empty() { add.hostname.as_bytes() } else { view.authority() };
@@ -342,6 +358,21 @@ mod tests {
         assert_eq!(text, "ffffffff-ffff-4fff-bfff-ffffffffffff");
         assert_eq!(request_id(0, 0).as_slice(), b"00000000-0000-4000-8000-000000000000");
         assert_eq!(&request_id(0x0123_4567_89ab_cdef, 0)[..18], b"01234567-89ab-4def");
+    }
+
+    #[test]
+    fn every_visible_byte_of_a_target_has_a_form_in_http2() {
+        // `#` ends a target and `?` its path, so neither is inside one.
+        let visible: Vec<u8> = (0x21..=0x7e).filter(|byte| !b"#?".contains(byte)).collect();
+        for (path, query, want) in
+            [("/a<b>`c", None, "/a%3Cb%3E%60c"), ("/a", Some("b=\"<`>\""), "/a?b=%22%3C`%3E%22"), ("/a", Some(""), "/a?")]
+        {
+            assert_eq!(http2_target(path.as_bytes(), query.map(str::as_bytes)).unwrap().as_str(), want);
+        }
+        for byte in visible {
+            let path = [b'/', byte];
+            assert!(http2_target(&path, None).is_some() && http2_target(b"/", Some(&path)).is_some(), "{byte:#x}");
+        }
     }
 
     #[test]

@@ -84,6 +84,7 @@ static REFUSED: &[ResponseCase] = &[
     refuse("coding_in_http10", ORDINARY, b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", TransferEncodingInHttp10),
     refuse("upgrade_not_asked", ORDINARY, b"HTTP/1.1 101 X\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n", UnexpectedUpgrade),
     refuse("upgrade_without_protocol", Upgrade, b"HTTP/1.1 101 X\r\nConnection: upgrade\r\n\r\n", BadUpgrade),
+    refuse("upgrade_to_no_token", Upgrade, b"HTTP/1.1 101 X\r\nConnection: upgrade\r\nUpgrade: web socket\r\n\r\n", BadUpgrade),
     refuse("connection_names_length", ORDINARY, b"HTTP/1.1 200 OK\r\nConnection: content-length\r\n\r\n", ConnectionNamesFraming),
 ];
 
@@ -185,6 +186,27 @@ static ACCEPTED: &[ResponseCase] = &[
         ORDINARY,
         b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\nKeep-Alive: timeout=5\r\n\r\n",
         (Length(5), false),
+        "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n",
+    ),
+    accept(
+        "connection_not_a_token",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\r\nConnection: keep-alive, timeout=5\r\nContent-Length: 5\r\n\r\n",
+        (Length(5), true),
+        "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n",
+    ),
+    accept(
+        "connection_not_a_token_and_close",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\r\nConnection: max=7, close\r\nContent-Length: 5\r\n\r\n",
+        (Length(5), false),
+        "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n",
+    ),
+    accept(
+        "upgrade_empty",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\r\nUpgrade:\r\nContent-Length: 5\r\n\r\n",
+        (Length(5), true),
         "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n",
     ),
     accept(

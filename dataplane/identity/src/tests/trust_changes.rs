@@ -310,6 +310,35 @@ async fn federated_peers_come_in_with_their_own_name_and_no_other_s() {
     assert!(s.is_err());
 }
 
+/// The controller has no record of a certificate that another program signed with the tenant's CA, so no list names it.
+#[tokio::test]
+async fn a_blocked_identity_is_out_whatever_certificate_it_has() {
+    let door = TestListener::new();
+    let client = |name: &str| ClientIdentity::new(door.ca.credential(&identity(name))).trusting(door.view());
+    let open = async |name: &str| {
+        let (near, far) = tokio::io::duplex(256 << 10);
+        let (expected, client, srv) = (expect(&[BOB]), client(name), door.server());
+        let (c, s) = tokio::join!(client.connect(near, &expected), srv.accept(far));
+        (c.unwrap(), s.unwrap().0)
+    };
+    let (_alice, at_bob) = open(ALICE).await;
+    let (_bob, other) = open(BOB).await;
+    let mut standing = at_bob.peer_trust().clone();
+    let bundle = canal_model::trust::TrustBundle { blocked: vec![identity(ALICE)], ..bundle_of(&door.ca) };
+    door.store.replace([Arc::new(canal_model::program::Resource::Bundle(bundle))]).unwrap();
+    assert_eq!(standing.wait_for_loss().await, TrustLoss::Revoked);
+    assert!(!door.view().current().revokes(other.peer_leaf()), "another identity stays");
+    let alice = door.ca.issue_with(&identity(ALICE), |_| {});
+    let config = showing(&door.ca, &alice.key, certificates(&alice.chain));
+    assert_eq!(door.refusal(config, door.server()).await, HandshakeFailure::Revoked);
+    assert!(shake(client(BOB), door.server(), &[BOB]).await.1.is_ok());
+    // As a server it is refused, too.
+    let (refused, _) = shake(client(BOB), server(door.ca.credential(&identity(ALICE))).trusting(door.view()), &[ALICE]).await;
+    assert!(refused.is_err());
+    door.tell(vec![]);
+    assert!(shake(client(ALICE), door.server(), &[BOB]).await.1.is_ok(), "restored");
+}
+
 #[tokio::test]
 async fn while_a_root_is_replaced_both_are_believed_and_the_old_one_is_known_as_such() {
     let (old, new) = (TestCa::new("old"), TestCa::new("new"));
@@ -318,7 +347,7 @@ async fn while_a_root_is_replaced_both_are_believed_and_the_old_one_is_known_as_
     let tell = |roots: &[&TestCa]| {
         let roots = roots.iter().map(|ca| ca.root_pem()).collect();
         let (tenant, trust_domain) = ("alpha".parse().unwrap(), "alpha.example".parse().unwrap());
-        let bundle = canal_model::trust::TrustBundle { tenant, trust_domain, roots, revoked: vec![], federated: false };
+        let bundle = canal_model::trust::TrustBundle { tenant, trust_domain, roots, revoked: vec![], blocked: vec![], federated: false };
         store.replace([Arc::new(canal_model::program::Resource::Bundle(bundle))]).unwrap();
     };
     let side = |ca: &TestCa| {

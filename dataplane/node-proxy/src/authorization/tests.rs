@@ -55,6 +55,7 @@ fn of(authorizations: Vec<Authorization>, peers: Vec<PeerAuthentication>) -> Pod
             trust_domain: trust_domain.parse().unwrap(),
             roots: vec![],
             revoked: vec![],
+            blocked: vec![],
             federated,
         })
     };

@@ -22,7 +22,7 @@ pub fn protocol(kind: &str, to: SocketAddr) -> i32 {
     match kind {
         "udp" | "frame" => i32::from(UDP),
         "sctp" => i32::from(SCTP),
-        "tcp" => i32::from(TCP),
+        "tcp" | "reset" | "bare reset" => i32::from(TCP),
         "echo" if to.is_ipv4() => libc::IPPROTO_ICMP,
         "echo" => libc::IPPROTO_ICMPV6,
         other => panic!("no kind {other}"),
@@ -51,6 +51,16 @@ fn payload(kind: &str, to: SocketAddr) -> Vec<u8> {
             ports(&mut p);
             // The flags are ACK and PSH; the header has 20 bytes.
             p.extend([0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x18, 0xff, 0xff, 0, 0, 0, 0]);
+        }
+        "reset" => {
+            ports(&mut p);
+            // The flag is RST; the header has 20 bytes, and the text follows.
+            p.extend([0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x04, 0, 0, 0, 0, 0, 0]);
+        }
+        "bare reset" => {
+            ports(&mut p);
+            // The same with a header of 36 bytes: the text stands for options.
+            p.extend([0, 0, 0, 1, 0, 0, 0, 1, 0x90, 0x04, 0, 0, 0, 0, 0, 0]);
         }
         _ => {}
     }

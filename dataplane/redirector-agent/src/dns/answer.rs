@@ -88,7 +88,10 @@ fn fill(answer: &mut Message, question: &Query, zones: &DnsZones, tenant: &Tenan
         Some(labels) => zone.find(&labels.iter().map(String::as_str).collect::<Vec<_>>(), az),
         None => ZoneLookup::Foreign,
     };
-    if found == ZoneLookup::Foreign {
+    // Another server may have records of other types for a short name, such as a domain's mail servers.
+    let is_address = matches!(kind, RecordType::A | RecordType::AAAA | RecordType::ANY);
+    let is_short = !is_inside(name) && !matches!(found, ZoneLookup::Service(_));
+    if found == ZoneLookup::Foreign || (is_short && !is_address) {
         return refused;
     }
     answer.set_authoritative(true);
@@ -101,7 +104,7 @@ fn fill(answer: &mut Message, question: &Query, zones: &DnsZones, tenant: &Tenan
             let wanted = addresses.into_iter().filter_map(|ip| rdata(ip, kind));
             answer.add_answers(wanted.map(|data| Record::from_rdata(name.clone(), TTL, data)));
         }
-        ZoneLookup::Between if kind == RecordType::SOA && name.num_labels() == 2 => {
+        ZoneLookup::Between if kind == RecordType::SOA && name.num_labels() == 2 && is_inside(name) => {
             answer.add_answers(soa(serial));
         }
         _ => {}

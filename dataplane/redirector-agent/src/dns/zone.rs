@@ -42,7 +42,7 @@ pub enum ZoneLookup {
     Service(Vec<IpAddr>),
     /// The name has no data, but there are names below it (RFC 8020).
     Between,
-    /// The name does not exist below `cluster.local`.
+    /// The name does not exist: it is below `cluster.local`, or it is a short form of a name there that no other server has.
     Unknown,
     /// This server is not responsible for such names.
     Foreign,
@@ -121,9 +121,16 @@ impl DnsZone {
             (Some(_), [namespace, "svc"]) if self.namespaces.contains(*namespace) => ZoneLookup::Between,
             (Some(_), [name, namespace, "svc"]) => self.service(name, namespace, az).map_or(ZoneLookup::Unknown, ZoneLookup::Service),
             (Some(_), _) => ZoneLookup::Unknown,
-            (None, [name, namespace] | [name, namespace, "svc"]) => {
-                self.service(name, namespace, az).map_or(ZoneLookup::Foreign, ZoneLookup::Service)
-            }
+            (None, ["local"]) => ZoneLookup::Foreign,
+            (None, ["svc"]) => ZoneLookup::Between,
+            (None, [namespace] | [namespace, "svc"]) if self.namespaces.contains(*namespace) => ZoneLookup::Between,
+            (None, [name, namespace] | [name, namespace, "svc"]) => match self.service(name, namespace, az) {
+                Some(addresses) => ZoneLookup::Service(addresses),
+                None if self.namespaces.contains(*namespace) || labels.ends_with(&["svc"]) => ZoneLookup::Unknown,
+                // Any domain has two labels, too.
+                None => ZoneLookup::Foreign,
+            },
+            (None, [_] | [.., "svc"]) => ZoneLookup::Unknown,
             (None, _) => ZoneLookup::Foreign,
         }
     }
@@ -200,7 +207,14 @@ pub(crate) mod tests {
             ("web.default.svc", &web),
             ("web.default", &web),
             ("db.default.svc.cluster.local", &ZoneLookup::Unknown),
-            ("db.default", &ZoneLookup::Foreign),
+            ("db.default", &ZoneLookup::Unknown),
+            ("db.default.svc", &ZoneLookup::Unknown),
+            ("db.other.svc", &ZoneLookup::Unknown),
+            ("a.b.c.svc", &ZoneLookup::Unknown),
+            ("db.other", &ZoneLookup::Foreign),
+            ("default", &ZoneLookup::Between),
+            ("default.svc", &ZoneLookup::Between),
+            ("svc", &ZoneLookup::Between),
             ("web.default.cluster.local", &ZoneLookup::Unknown),
             ("x.web.default.svc.cluster.local", &ZoneLookup::Unknown),
             ("default.svc.cluster.local", &ZoneLookup::Between),
@@ -208,7 +222,8 @@ pub(crate) mod tests {
             ("svc.cluster.local", &ZoneLookup::Between),
             ("cluster.local", &ZoneLookup::Between),
             ("local", &ZoneLookup::Foreign),
-            ("web", &ZoneLookup::Foreign),
+            ("web", &ZoneLookup::Unknown),
+            ("example.com", &ZoneLookup::Foreign),
             ("www.example.com", &ZoneLookup::Foreign),
         ] {
             assert_eq!(alpha.find(&name.split('.').collect::<Vec<_>>(), &az), *want, "{name}");

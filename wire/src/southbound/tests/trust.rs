@@ -130,6 +130,7 @@ fn trust() -> Vec<Resource> {
             trust_domain: "beta.example".parse().unwrap(),
             roots: vec!["-----BEGIN CERTIFICATE-----\n".into()],
             revoked: vec!["-----BEGIN X509 CRL-----\n".into()],
+            blocked: vec!["spiffe://beta.example/ns/shop/sa/mallory".parse().unwrap()],
             federated: true,
         }),
         Resource::KeyServer(t::KeyServer {
@@ -290,6 +291,8 @@ fn broken_trust_is_refused() {
         ("a certificate for a list", with(&good, |m| m.revoked = m.roots.clone()), "BEGIN X509 CRL"),
         ("too many", with(&good, |m| m.roots = vec![m.roots[0].clone(); t::ROOTS_MAX + 1]), "more than 16"),
         ("too many lists", with(&good, |m| m.revoked = vec![m.revoked[0].clone(); t::REVOKED_MAX + 1]), "more than 16"),
+        ("no identity", with(&good, |m| m.blocked = vec!["mallory".into()]), "field blocked"),
+        ("too many identities", with(&good, |m| m.blocked = vec![m.blocked[0].clone(); t::BLOCKED_IDENTITIES_MAX + 1]), "more than 10000"),
         ("too long", with(&good, |m| m.roots[0] += &" ".repeat(t::PEM_BYTES_MAX)), "field roots"),
     ];
     check(ResourceKind::Bundle, "alpha/beta.example", cases);
