@@ -19,7 +19,7 @@ use canal_model::program::{AppProtocol, DirectEndpoint, DirectPort, Labels, Serv
 
 use self::audience::Audiences;
 use crate::ir::{Ir, ServiceIr};
-use crate::lower::{PlacementLimits, PortRule, RefusalReason, RuleTarget, TARGETS, TargetName};
+use crate::lower::{PlacementLimits, PortRule, RefusalReason, RuleTarget, TARGETS, TargetName, last_target};
 use crate::oracle_authorization::{OracleDestination, is_for};
 
 /// The tenant's settings of the direct path.
@@ -67,10 +67,10 @@ impl PortPath {
 
 impl fmt::Display for PortPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.target, &self.reason) {
-            (TargetName::Node, _) => f.write_str("direct, node to node"),
-            (TargetName::Gateway, None) => f.write_str("gateway"),
-            (TargetName::Gateway, Some(reason)) => write!(f, "gateway: {reason}"),
+        let path = self.target.path();
+        match &self.reason {
+            None => f.write_str(path),
+            Some(reason) => write!(f, "{path}: {reason}"),
         }
     }
 }
@@ -215,7 +215,7 @@ impl<'a> PathDecider<'a> {
         let key = &service.service.key;
         let mut reason = forbidden(self.ir, key);
         if reason.is_some() {
-            return PortPath { target: TargetName::Gateway, reason };
+            return PortPath { target: last_target(), reason };
         }
         let workloads = self.served.get(&(key, port.port)).map(Vec::as_slice).unwrap_or_default();
         let rules = PortRules { ir: self.ir, service, port, workloads };
@@ -228,7 +228,7 @@ impl<'a> PathDecider<'a> {
                 Some(refusal) => reason = reason.or(Some(PathReason::Refusal(refusal))),
             }
         }
-        PortPath { target: TargetName::Gateway, reason }
+        PortPath { target: last_target(), reason }
     }
 }
 

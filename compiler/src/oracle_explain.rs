@@ -15,7 +15,7 @@ use serde_json::Value as Json;
 
 use crate::direct::{self, PathReason, PortPath};
 use crate::ir::Ir;
-use crate::lower::{RefusalReason, TargetName};
+use crate::lower::{RefusalReason, TargetName, last_target};
 use crate::oracle::{self, OracleRequest, RoutingVerdict as Route};
 use crate::oracle_authorization::{
     OracleDecision, OracleDestination, OracleFacts, OracleShadowMatch, OracleTruth, OracleValue, decide, hits, is_for, peer_mode,
@@ -228,7 +228,7 @@ fn path(ir: &Ir, journey: &RequestDescription) -> Option<PortPath> {
     let (.., path) = all.into_iter().find(|(service, port, _)| *service == request.service && *port == request.port)?;
     match path {
         path if path.is_direct() && !is_published(ir, journey) => {
-            Some(PortPath { target: TargetName::Gateway, reason: Some(PathReason::NotAdmitted) })
+            Some(PortPath { target: last_target(), reason: Some(PathReason::NotAdmitted) })
         }
         path => Some(path),
     }

@@ -19,7 +19,7 @@ pub use edge::edge;
 pub use gateway::{GatewayRuleTarget, gateway};
 pub use key_server::key_server;
 pub use node::{NodeRuleTarget, node};
-pub use target::{PlacementLimits, PortRule, RefusalReason, RuleTarget, TARGETS, TargetName};
+pub use target::{PlacementLimits, PortRule, RefusalReason, RuleTarget, TARGETS, TargetName, last_target};
 pub use tenant::tenant;
 
 use canal_model::ids::{BackendName, ReplicaName};

@@ -20,6 +20,12 @@ use crate::text_security;
 /// All targets, the one nearest to the client first. The last one runs every rule.
 pub const TARGETS: [&dyn RuleTarget; 2] = [&NodeRuleTarget, &GatewayRuleTarget];
 
+/// Returns the name of the target that runs every rule.
+pub fn last_target() -> TargetName {
+    let [.., last] = TARGETS;
+    last.name()
+}
+
 /// A place where rules of service ports can run.
 pub trait RuleTarget {
     /// Returns the name of the target in explanations.
@@ -93,6 +99,16 @@ pub enum RefusalReason {
     EndpointLimit,
     TenantLimit,
     WorkloadLimit(String),
+}
+
+impl TargetName {
+    /// Returns the text of the path to a port that this target serves.
+    pub fn path(self) -> &'static str {
+        match self {
+            TargetName::Node => "direct, node to node",
+            TargetName::Gateway => "gateway",
+        }
+    }
 }
 
 impl fmt::Display for TargetName {
