@@ -256,7 +256,13 @@ static ACCEPTED: &[ResponseCase] = &[
         "HTTP/1.1 304 X\r\n\r\n",
     ),
     accept("interim_with_length", ORDINARY, b"HTTP/1.1 103 X\r\nContent-Length: 5\r\n\r\n", (None, false), "HTTP/1.1 103 X\r\n\r\n"),
-    accept("interim_with_chunks", ORDINARY, b"HTTP/1.1 100 X\r\nTransfer-Encoding: chunked\r\n\r\n", (None, false), "HTTP/1.1 100 X\r\n\r\n"),
+    accept(
+        "interim_with_chunks",
+        ORDINARY,
+        b"HTTP/1.1 100 X\r\nTransfer-Encoding: chunked\r\n\r\n",
+        (None, false),
+        "HTTP/1.1 100 X\r\n\r\n",
+    ),
     accept(
         "upgrade_with_length",
         Upgrade,
