@@ -621,7 +621,7 @@ impl PeerConnections {
         }
         // Another connection to this peer would not do better.
         if withheld.len() >= WITHHELD_CONNECTIONS_MAX
-            && let Some(taken) = withheld.iter().min_by_key(|c| c.streams()).and_then(|c| c.take(streams_max))
+            && let Some(taken) = withheld.iter().filter(|c| c.serial > after).min_by_key(|c| c.streams()).and_then(|c| c.take(streams_max))
         {
             return StreamChoice::Take(taken);
         }
@@ -635,10 +635,9 @@ impl PeerConnections {
         let connections = self.connections.borrow();
         connections.iter().filter(|c| !c.proof.same(proof) || is_useless(c)).for_each(|c| c.retire(HboneCloseReason::Retired));
         let open = || connections.iter().filter(|c| c.is_open());
-        let avoids_withheld = avoids_withheld(&connections);
-        let is_good = |c: &&Rc<PooledConnection>| !(c.is_doubted(now) || (avoids_withheld && c.is_withheld()));
-        let aged = || open().filter(|c| c.is_aged(now)).filter(is_good);
-        let fresh = || open().filter(|c| !c.is_aged(now)).filter(is_good);
+        let good = || open().filter(|c| !c.is_doubted(now) && !c.is_withheld());
+        let aged = || good().filter(|c| c.is_aged(now));
+        let fresh = || good().filter(|c| !c.is_aged(now));
         let streams = self.streams() + self.seeking.get();
         let (target, count) = (self.load.target(streams, &config.spread) as usize, fresh().count());
         let least_busy = |among: &mut dyn Iterator<Item = &Rc<PooledConnection>>| {
@@ -646,6 +645,9 @@ impl PeerConnections {
             roomy.min_by_key(|c| (c.streams(), c.turn.get()))?.take(config.streams_max)
         };
         let taken = least_busy(&mut fresh().take(target)).or_else(|| least_busy(&mut fresh())).or_else(|| least_busy(&mut aged()));
+        // Another connection to this peer would not do better than one of those without credit.
+        let tolerated = || open().filter(|c| !c.is_doubted(now) && !avoids_withheld(&connections));
+        let taken = taken.or_else(|| least_busy(&mut tolerated()));
         let Some(taken) = taken else {
             // No connection answers; new ones would not do better.
             let is_full = open().count() >= config.spread.connections_max as usize;

@@ -149,9 +149,9 @@ impl Http2Upstream {
     }
 }
 
-/// Returns the least loaded connection with free streams, else a new one, else the least loaded one; true if it is new. A connection on which
-/// the endpoint gives no credit is passed by, until there are too many of them. Idle connections of single clients are closed before there are too many. The number of busy ones is bounded by the requests that a tenant may have in
-/// flight.
+/// Returns the least loaded connection with free streams, else a new one, else the least loaded one; true if it is new. A connection on
+/// which the endpoint gives no credit is passed by, until there are too many of them. Idle connections of single clients are closed before
+/// there are too many. The number of busy ones is bounded by the requests that a tenant may have in flight.
 fn choose(chosen: &SelectedEndpoint, connections_max: usize, now: Instant) -> (Rc<Http2Upstream>, bool) {
     let mut all = chosen.state().http2.borrow_mut();
     all.retain(|m| m.is_usable());

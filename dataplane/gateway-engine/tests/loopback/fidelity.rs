@@ -2,13 +2,17 @@
 //! body, upgrades with one, and requests that an endpoint refused unprocessed.
 
 use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
+use canal_gateway_engine::GatewayTimeouts;
 use canal_model::program::AppProtocol;
 use h2::client::ResponseFuture;
 use h2::{Reason, RecvStream, SendStream};
 use http::{Request, Response, StatusCode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::Notify;
 
 use crate::client::HttpClient;
 use crate::fixture::{EngineSetup, GatewayFixture};
@@ -259,4 +263,173 @@ async fn requests_that_an_endpoint_refused_unprocessed_are_refused_as_such() {
         assert_eq!(client.answer().await.unwrap().status, 503, "HTTP/1.1 has no such signal");
         assert_eq!(fixture.metric("canal_gateway_refused_requests_total", &["reason=\"upstream_refused\""]), 3.0);
     }
+}
+
+/// The bytes of a body that a 204 forbids, or of a second response, belong to no request of another client.
+#[tokio::test]
+async fn bytes_after_a_response_without_content_reach_no_later_request() {
+    let stray: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nstray";
+    for head in ["HTTP/1.1 204 No Content\r\n\r\n", "HTTP/1.1 304 Not Modified\r\ncontent-length: 43\r\n\r\n"] {
+        let (answered, written) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (answered_too, written_too) = (answered.clone(), written.clone());
+        let origin = OriginServer::each(move |mut peer: Peer| {
+            let (answered, written) = (answered_too.clone(), written_too.clone());
+            async move {
+                let Some(first) = peer.head().await else { return };
+                if !first.starts_with("GET / ") {
+                    return peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nright").await;
+                }
+                peer.write(head.as_bytes()).await;
+                answered.notified().await;
+                peer.write(stray).await;
+                written.notify_one();
+                // The connection stays open, so only its bytes tell that it is of no use.
+                let _ = peer.head().await;
+            }
+        })
+        .await;
+        let fixture = fixture(AppProtocol::Http1, &origin);
+        let mut client = HttpClient::connect(fixture.web).await;
+        client.send(GET).await;
+        assert!(matches!(client.answer().await.unwrap().status, 204 | 304));
+        answered.notify_one();
+        written.notified().await;
+        assert_eq!(HttpClient::get(fixture.web, "/next").await.text(), "right", "{head}");
+        let (response, _) = begin_2(&fixture, Request::get("http://web/next"), true).await;
+        assert_eq!(http2::read_all(response.await.unwrap().into_body()).await.unwrap().0, b"right", "{head}");
+    }
+}
+
+/// What follows an interim response is the endpoint's response to the same request, and nothing of it reaches the next one.
+#[tokio::test]
+async fn a_body_after_an_interim_response_is_not_taken_for_the_response_to_the_next_request() {
+    let origin = OriginServer::each(|mut peer: Peer| async move {
+        while let Some(head) = peer.head().await {
+            let path = head.split(' ').nth(1).unwrap().to_owned();
+            let last = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{path}", path.len());
+            let stray = format!("HTTP/1.1 103 Early Hints\r\ncontent-length: {}\r\n\r\n{last}", last.len());
+            peer.write(format!("{stray}{last}").as_bytes()).await;
+        }
+    })
+    .await;
+    let fixture = fixture(AppProtocol::Http1, &origin);
+    let mut client = HttpClient::connect(fixture.web).await;
+    for path in ["/a", "/b"] {
+        client.send(format!("GET {path} HTTP/1.1\r\nHost: web\r\n\r\n").as_bytes()).await;
+        assert_eq!(client.answer().await.unwrap().status, 103);
+        assert_eq!(client.answer().await.unwrap().text(), path);
+    }
+    assert_eq!((origin.connections(), client.buffer.len()), (2, 0));
+}
+
+/// h2 itself refuses DATA after the head of a response to HEAD. The head is complete, and no byte after it may reach the client.
+#[tokio::test]
+async fn a_body_that_an_http2_endpoint_sends_for_head_is_dropped() {
+    let origin = http2::origin(|request: Request<RecvStream>, mut respond| async move {
+        let path = request.uri().path().to_owned();
+        let head = Response::builder().header("content-length", path.len()).body(()).unwrap();
+        let _ = respond.send_response(head, false).unwrap().send_data(path.into(), true);
+    })
+    .await;
+    let fixture = fixture(AppProtocol::Http2, &origin);
+    let mut client = HttpClient::connect(fixture.web).await;
+    for _ in 0..2 {
+        client.send(b"HEAD /stray HTTP/1.1\r\nHost: web\r\n\r\n").await;
+        let answer = client.answer_to(true).await.expect("the head of the response");
+        assert_eq!((answer.status, answer.field("content-length")), (200, Some("6")));
+        client.send(b"GET /next HTTP/1.1\r\nHost: web\r\n\r\n").await;
+        assert_eq!(client.answer().await.unwrap().text(), "/next");
+        let (response, _) = begin_2(&fixture, Request::head("http://web/stray"), true).await;
+        let response = response.await.unwrap();
+        assert_eq!((response.status().as_u16(), &response.headers()["content-length"]), (200, &"6".parse().unwrap()));
+        assert_eq!(http2::read_all(response.into_body()).await.unwrap().0, b"");
+    }
+}
+
+/// A refusal before the body leaves a connection on which the endpoint still expects that body.
+#[tokio::test]
+async fn a_connection_whose_endpoint_refused_an_expectation_is_not_reused() {
+    let origin = OriginServer::each(|mut peer: Peer| async move {
+        while let Some(head) = peer.head().await {
+            let status = if head.contains("expect: 100-continue") { "417 Expectation Failed" } else { "200 OK" };
+            peer.write(format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n").as_bytes()).await;
+        }
+    })
+    .await;
+    let fixture = fixture(AppProtocol::Http1, &origin);
+    for n in 1..=2 {
+        let request = Request::post("http://web/").header("expect", "100-continue").header("content-length", "5");
+        let (response, _send) = begin_2(&fixture, request, false).await;
+        assert_eq!(response.await.unwrap().status(), 417);
+        assert_eq!(HttpClient::get(fixture.web, "/").await.status, 200);
+        assert_eq!(origin.connections(), n + 1, "only the GET's connection is reused");
+    }
+}
+
+/// Starts an endpoint that switches at once, and notifies when its connection ends.
+async fn switching_early() -> (OriginServer, Arc<Notify>) {
+    let ended = Arc::new(Notify::new());
+    let notified = ended.clone();
+    let origin = OriginServer::each(move |mut peer: Peer| {
+        let ended = notified.clone();
+        async move {
+            let head = peer.head().await.unwrap().to_ascii_lowercase();
+            assert!(head.contains("upgrade: tcp"), "{head}");
+            peer.write(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: tcp\r\nconnection: upgrade\r\n\r\nfirst").await;
+            let mut got = Vec::new();
+            while matches!(peer.stream.read_buf(&mut got).await, Ok(1..)) {}
+            ended.notify_one();
+        }
+    })
+    .await;
+    (origin, ended)
+}
+
+#[tokio::test]
+async fn a_switch_is_not_held_back_for_a_client_that_never_completes_its_body() {
+    const UNFINISHED: &[u8] = b"POST /x HTTP/1.1\r\nHost: web\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 9\r\n\r\n{}";
+    for leaves in [false, true] {
+        let (origin, ended) = switching_early().await;
+        let client_time = if leaves { Duration::from_secs(3_600) } else { Duration::from_millis(300) };
+        let times = GatewayTimeouts { client: client_time, ..GatewayTimeouts::default() };
+        let fixture = GatewayFixture::new(EngineSetup { times, ..EngineSetup::default() }, &[origin.address]);
+        let mut client = HttpClient::connect(fixture.web).await;
+        client.send(UNFINISHED).await;
+        if leaves {
+            drop(client);
+        } else {
+            assert_eq!(client.answer().await.unwrap().status, 408);
+            assert!(client.closed().await);
+        }
+        let ended = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(20)), ended.notified()).await;
+        assert!(ended.is_ok(), "the endpoint's connection stays open (the client leaves: {leaves})");
+    }
+}
+
+#[tokio::test]
+async fn requests_that_follow_a_declined_upgrade_with_a_body_are_requests_of_their_own() {
+    for (protocol, origin) in [(AppProtocol::Http1, OriginServer::echo().await), (AppProtocol::Http2, http2::origin(http2::echo).await)] {
+        let fixture = fixture(protocol, &origin);
+        for (framing, body) in [("Content-Length: 2", "{}"), ("Transfer-Encoding: chunked", "2\r\n{}\r\n0\r\n\r\n")] {
+            let mut client = HttpClient::connect(fixture.web).await;
+            let head = format!("POST /x HTTP/1.1\r\nHost: web\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n{framing}\r\n\r\n");
+            client.send(format!("{head}{body}GET /next HTTP/1.1\r\nHost: web\r\n\r\n").as_bytes()).await;
+            let (first, next) = (client.answer().await.unwrap().text(), client.answer().await.unwrap().text());
+            assert!(first.contains("/x") && first.ends_with("{}") && !first.contains("/next"), "{protocol:?} {framing}: {first}");
+            assert!(next.contains("/next") && !next.contains("{}"), "{protocol:?} {framing}: {next}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn upgrades_that_could_be_framed_in_two_ways_or_are_of_http10_do_not_reach_endpoints_as_such() {
+    let origin = OriginServer::echo().await;
+    let fixture = fixture(AppProtocol::Http1, &origin);
+    let both = "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n";
+    let answer =
+        HttpClient::once(fixture.web, &format!("POST / HTTP/1.1\r\nHost: web\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n{both}")).await;
+    assert_eq!((answer.status, origin.requests()), (400, 0));
+    let old = "POST / HTTP/1.0\r\nHost: web\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 2\r\n\r\n{}";
+    let text = HttpClient::once(fixture.web, old).await.text().to_ascii_lowercase();
+    assert!(text.ends_with("{}") && !text.contains("upgrade"), "{text}");
 }

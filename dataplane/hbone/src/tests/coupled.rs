@@ -162,3 +162,38 @@ fn a_connection_without_credit_and_streams_is_closed() {
         assert_eq!(rig.metric("canal_hbone_handshakes_total"), 2);
     });
 }
+
+/// The peer has too many connections without credit to get another one. Those that have credit are still preferred.
+#[test]
+fn spread_streams_use_the_connection_that_has_credit_while_four_have_none() {
+    run(async {
+        let most = WITHHELD_CONNECTIONS_MAX + 1;
+        let spread =
+            SpreadConfig { streams_per_connection: 1, rate_per_connection: 1_000, connections_max: most as u32, ..SpreadConfig::default() };
+        let (rig, read_now) = coupled(PoolConfig { spread, ..PoolConfig::default() }).await;
+        let mut first = Vec::new();
+        while rig.pool.size().0 < most {
+            first.push(open(&rig, true, ECHO).await);
+            tokio::task::yield_now().await;
+        }
+        drop(first);
+        until("no stream is left", || rig.pool.size().1 == 0).await;
+        // One of each connection, in turns: four that are not read, and one that is idle.
+        let mut held = Vec::new();
+        for _ in 0..WITHHELD_CONNECTIONS_MAX {
+            held.push(stall(&rig, true).await);
+        }
+        held.push(open(&rig, true, ECHO).await);
+        let waiting: Vec<_> = (0..WITHHELD_CONNECTIONS_MAX).map(|_| begin_exchange(&rig, true)).collect();
+        until("four are counted", || rig.metric(GAUGE) == WITHHELD_CONNECTIONS_MAX as u64).await;
+        for _ in 0..WITHHELD_CONNECTIONS_MAX {
+            held.push(open(&rig, true, ECHO).await);
+            ended("a new stream, on the connection that has credit", exchange(&rig, true)).await;
+        }
+        assert_eq!((rig.pool.size().0, rig.metric(COUNTER)), (most, 0));
+        read_now.send(true).unwrap();
+        for waiting in waiting {
+            ended("a stream that waited", waiting).await.unwrap();
+        }
+    });
+}

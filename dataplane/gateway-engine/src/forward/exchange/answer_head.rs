@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use canal_h1::{BodyReader, ForwardOptions, Framing, MessageRefusal, ResponseView};
+use canal_h1::{BodyReader, ForwardOptions, Framing, MessageRefusal, RequestKind, ResponseView};
 use h2::Reason;
 use http::header::CONTENT_LENGTH;
 use http::{Response, StatusCode};
@@ -217,8 +217,8 @@ impl Exchange<'_> {
         let keep = self.keeps_client();
         let (mut parts, body) = response.into_parts();
         let status = parts.status.as_u16();
-        // A body that the status forbids is dropped, and its stream is reset. An HTTP/1.1 client would take it for the next response.
-        let has_no_body = matches!(status, 204 | 304);
+        // A body that the status or HEAD forbids is dropped, and its stream is reset. An HTTP/1.1 client would take it for the next response.
+        let has_no_body = matches!(status, 204 | 304) || self.ask.asked == RequestKind::Head;
         let ended = body.is_end_stream() || has_no_body;
         if status == 204 {
             parts.headers.remove(CONTENT_LENGTH);
