@@ -170,7 +170,7 @@ share_kinds! {
             "Bytes of a tenant's objects in the controller's store.";
         CompiledBytes, "compiledBytes", "compiled_bytes", "bytes", Share::Amount(24 << 20),
             "Bytes of the resources that the compiler makes of a tenant's objects.";
-        CompiledResources, "compiledResources", "compiled_resources", "resources", Share::Amount(100_000),
+        CompiledResources, "compiledResources", "compiled_resources", "resources", Share::Amount(30_000),
             "Resources that the compiler makes of a tenant's objects; each rule of a route is one.";
         RouteTableBytes, "routeTableBytes", "route_table_bytes", "bytes", Share::Amount(128 << 20),
             "Bytes that the route tables of a tenant's services take in each gateway, with their regular expressions.";

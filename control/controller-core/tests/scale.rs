@@ -34,7 +34,7 @@ const PRINCIPALS: [(&str, &str); 8] = [
 fn tenant(name: &str, vni: u8, services: u32) -> String {
     let mut text = format!(
         "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: {name}}}\nspec: {{vni: {vni}, trustDomain: {name}.example, \
-         podCidrs: [10.1.0.0/17], gatewayCidrs: [10.128.0.0/12]}}\n"
+         podCidrs: [10.1.0.0/17], gatewayCidrs: [10.128.0.0/12], shares: {{compiledResources: 100000}}}}\n"
     );
     for n in 1..=services {
         let ip = std::net::Ipv4Addr::from_bits(0x0a60_0000 + n);

@@ -19,8 +19,10 @@ use canal_world::World;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Status};
 
-/// Timeout of a call.
+/// Timeout of a connection.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout of a call. A change that fills a tenant's shares is compiled for several seconds.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(60);
 /// Time without a message after which a subscription counts as complete.
 const QUIET: Duration = Duration::from_millis(1500);
 
@@ -69,7 +71,7 @@ impl<'c> Caller<'c> {
                 let endpoint = endpoint.expect("an endpoint").connect_timeout(deadline(TIMEOUT));
                 let channel = endpoint.connect().await.map_err(|e| Status::unavailable(format!("{e:?}")))?;
                 let late = |_| Status::deadline_exceeded("no answer in time");
-                tokio::time::timeout(deadline(TIMEOUT * 2), work(channel)).await.map_err(late)?
+                tokio::time::timeout(deadline(ANSWERED_WITHIN), work(channel)).await.map_err(late)?
             })
         };
         self.world.inside(self.host, attempt).unwrap_or_else(|e| panic!("{}: {e}", self.host))
@@ -118,7 +120,10 @@ impl<'c> Caller<'c> {
     pub fn apply(&self, tenant: &str, yaml: &str) -> Result<ApplyResponse, Status> {
         let files = vec![File { path: "objects.yaml".into(), yaml: yaml.into() }];
         let request = self.request(ApplyRequest { tenant: tenant.into(), files, dry_run: false });
-        self.call(|channel| async move { Ok(AdminClient::new(channel).apply(request).await?.into_inner()) })
+        self.call(|channel| async move {
+            let mut client = AdminClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+            Ok(client.apply(request).await?.into_inner())
+        })
     }
 
     /// Requests the changes that applying the objects would make; nothing is changed.
@@ -145,6 +150,12 @@ impl<'c> Caller<'c> {
         let object = |(kind, name): &(&str, String)| ObjectRef { kind: (*kind).into(), namespace: "default".into(), name: name.clone() };
         let objects = objects.iter().map(object).collect();
         let request = self.request(DeleteRequest { tenant: tenant.into(), objects, ignore_missing: true, all: false });
+        self.call(|channel| async move { AdminClient::new(channel).delete(request).await.map(drop) })
+    }
+
+    /// Removes all that was applied for a tenant; only the provider may do this.
+    pub fn delete_all(&self, tenant: &str) -> Result<(), Status> {
+        let request = self.request(DeleteRequest { tenant: tenant.into(), all: true, ..DeleteRequest::default() });
         self.call(|channel| async move { AdminClient::new(channel).delete(request).await.map(drop) })
     }
 

@@ -33,7 +33,7 @@ pub(super) const BETA_OPERATOR: &str = "a-token-of-betas-operator-0123456789abcd
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
 /// Maximum memory (RSS) of each kind of process, whatever a tenant does. Unoptimized test builds stay within it too.
-const MEMORY_MAX_MIB: [(&str, u64); 5] = [("gateway", 512), ("controller", 768), ("edge", 256), ("node", 256), ("keyServer", 256)];
+const MEMORY_MAX_MIB: [(&str, u64); 5] = [("gateway", 512), ("controller", 768), ("edge", 256), ("node", 320), ("keyServer", 256)];
 
 /// The world, and the largest observed memory of each process.
 pub(super) struct ExhaustionWorld {
@@ -70,13 +70,19 @@ impl ExhaustionWorld {
         Caller::with_token(&self.mesh.world, ALPHA_NODE, ALPHA_OPERATOR)
     }
 
+    /// Returns the provider's operator.
+    pub(super) fn provider(&self) -> Caller<'_> {
+        let token = self.mesh.world.operator_token().expect("the provider's token");
+        Caller::with_token(&self.mesh.world, "controller", &token)
+    }
+
     /// Reads the memory of every process. Returns the processes that exceed their maximum.
     pub(super) fn memory_complaint(&self) -> Option<String> {
         let mut peaks = self.peaks.lock().expect("nobody panics in there");
         let mut over = None;
         for host in self.mesh.world.hosts().unwrap_or_default() {
             let Some((_, max)) = MEMORY_MAX_MIB.iter().find(|(kind, _)| *kind == host.environment.kind) else { continue };
-            let Some(mib) = host.pulse.pid.and_then(resident_mib) else { continue };
+            let Some(mib) = host.pulse.pid.and_then(|pid| resident_mib(pid, "VmHWM:")) else { continue };
             let peak = peaks.entry(host.environment.name.clone()).or_insert((host.environment.kind.clone(), 0));
             peak.1 = peak.1.max(mib);
             if mib > *max {
@@ -84,6 +90,17 @@ impl ExhaustionWorld {
             }
         }
         over
+    }
+
+    /// Returns the memory of the controller and of alpha's processes at this time.
+    pub(super) fn memory_now(&self) -> String {
+        let mut text = String::from("MiB:");
+        for name in ["controller", "gw-1", ALPHA_NODE] {
+            let pid = self.mesh.world.host(name).ok().and_then(|host| host.pulse.pid);
+            // Writing to a `String` cannot fail.
+            let _ = write!(text, " {name} {}", pid.and_then(|pid| resident_mib(pid, "VmRSS:")).unwrap_or_default());
+        }
+        text
     }
 
     /// Returns the largest observed memory, one line per process.
@@ -97,10 +114,10 @@ impl ExhaustionWorld {
     }
 }
 
-/// Returns the largest RSS that a process ever had (VmHWM), which includes peaks between two reads.
-fn resident_mib(pid: u32) -> Option<u64> {
+/// Returns a process's RSS: `VmRSS:` is the one now, `VmHWM:` the largest ever, which includes peaks between two reads.
+pub(super) fn resident_mib(pid: u32, which: &str) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    let line = status.lines().find(|line| line.starts_with(which))?;
     Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? / 1024)
 }
 

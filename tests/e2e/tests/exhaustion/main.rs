@@ -5,9 +5,11 @@
 mod configuration;
 mod control;
 mod exhaustion_world;
+mod full_shares;
 mod gateway;
 mod keys;
 mod limits;
+mod sums;
 mod traffic;
 mod victim;
 
