@@ -66,6 +66,11 @@ impl SendCredit {
         oldest.is_some_and(|since| now >= since + FIRST_CREDIT_TIME) || self.passed_by_until.get().is_some_and(|until| now < until)
     }
 
+    /// Notes that a stream got credit without a wait, so the connection is no longer passed by for a stream that gave up.
+    pub(crate) fn note_granted(&self) {
+        self.passed_by_until.set(None);
+    }
+
     /// Counts the connection while a stream has waited for long. Ends when no stream waits.
     async fn count(self: Rc<Self>, connections: Gauge) {
         let mut counted: Option<GaugeGuard> = None;
@@ -152,6 +157,12 @@ mod tests {
             assert!(credit.is_withheld());
             tokio::time::advance(next).await;
             assert!(!credit.is_withheld(), "the next stream tries again");
+            let wait = credit.begin_wait();
+            tokio::time::advance(FIRST_CREDIT_TIME).await;
+            drop(wait);
+            assert!(credit.is_withheld());
+            credit.note_granted();
+            assert!(!credit.is_withheld(), "another stream of it was given credit");
         });
     }
 }

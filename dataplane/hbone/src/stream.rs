@@ -324,6 +324,9 @@ impl HboneStream {
             self.send.reserve_capacity(wanted);
             let n = self.send.capacity().min(wanted);
             if n > 0 {
+                if self.sent == 0 {
+                    self.account.credit().note_granted();
+                }
                 self.first_credit.take().into_iter().for_each(CreditWait::granted);
                 return Poll::Ready(Ok(n));
             }

@@ -192,9 +192,7 @@ fn a_deleted_tenant_has_nothing_of_the_shares_of_configuration() {
                    80}]}\n---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: web, namespace: default}\nspec: \
                    {parentRefs: [{group: \"\", kind: Service, name: web}], rules: [{matches: [{path: {type: RegularExpression, value: '/[ab]{30}'}}], \
                    backendRefs: [{name: web, port: 80}]}]}\n";
-    until(deadline(SOON), "gamma's objects are accepted", || {
-        setup.provider().apply("gamma", objects).is_ok_and(|answer| answer.accepted)
-    });
+    until(deadline(SOON), "gamma's objects are accepted", || setup.provider().apply("gamma", objects).is_ok_and(|answer| answer.accepted));
     for (kind, name) in CONFIGURATION_SHARES {
         until(deadline(SOON), &format!("gamma has some of {}", kind.key()), || used(setup, "gamma", name) > 0);
     }
