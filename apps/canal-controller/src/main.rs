@@ -17,7 +17,8 @@ use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-/// The allocator gives memory back to the kernel after a large change; that of the C library keeps the arenas of all threads.
+/// The allocator gives free pages back to the kernel about a second after they became free, when the next page is freed. That of the C library
+/// keeps the arenas of all threads.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
