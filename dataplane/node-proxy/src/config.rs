@@ -57,7 +57,7 @@ pub struct NodeConfig {
     pub buffer_bytes: u64,
 }
 
-/// Default of [`NodeConfig::buffer_bytes`].
+/// A node holds this many bytes for readers that do not read, unless the operator sets [`NodeConfig::buffer_bytes`].
 pub const BUFFER_BYTES: u64 = 512 << 20;
 
 /// Connection limits of each pod.
