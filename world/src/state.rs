@@ -263,7 +263,9 @@ pub(crate) fn make_dir(path: &Path) -> Result<()> {
 }
 
 /// Attempts to create a directory whose parent the end of another world removes at the same time.
-const MAKE_ATTEMPTS_MAX: usize = 100;
+///
+/// Each takes some microseconds. A hundred were too few beside a loop that does nothing but remove.
+const MAKE_ATTEMPTS_MAX: usize = 10_000;
 
 /// Creates a directory and its parents below a root that all worlds share: a state directory or a cgroup.
 ///
@@ -279,6 +281,8 @@ pub(crate) fn create_with_parents(path: &Path) -> std::io::Result<()> {
         if !made.as_ref().is_err_and(is_race) {
             break;
         }
+        // The remover may run on this very core: it must come to an end first.
+        std::thread::yield_now();
         made = std::fs::create_dir_all(path);
     }
     made
