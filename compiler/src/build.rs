@@ -15,7 +15,10 @@ pub(crate) fn build(checked: ResolvedTenant) -> Option<Ir> {
     let tenant = checked.tenant?;
     let mut rules: BTreeMap<ServiceKey, Vec<Arc<RouteRule>>> = BTreeMap::new();
     for rule in checked.rules {
-        rules.entry(rule.parent.clone()).or_default().push(Arc::new(rule));
+        rules
+            .entry(rule.parent.clone())
+            .or_default()
+            .push(Arc::new(rule));
     }
     let services = checked.services.into_iter().map(|(key, service)| {
         let routes = RouteTable::new(rules.remove(&key).unwrap_or_default());

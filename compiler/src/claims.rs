@@ -34,7 +34,12 @@ impl Isolation {
     fn ranges(&self) -> impl Iterator<Item = (String, &IpNet)> {
         let named = |field: &'static str| move |(at, net)| (format!("spec.{field}[{at}]"), net);
         let pods = self.pod_cidrs.iter().enumerate().map(named("podCidrs"));
-        pods.chain(self.gateway_cidrs.iter().enumerate().map(named("gatewayCidrs")))
+        pods.chain(
+            self.gateway_cidrs
+                .iter()
+                .enumerate()
+                .map(named("gatewayCidrs")),
+        )
     }
 
     fn is_on_tier(&self) -> bool {
@@ -68,7 +73,9 @@ pub fn collisions<'a>(claims: impl IntoIterator<Item = &'a TenantClaims>) -> Cla
     for newer in claims {
         let before = found.diagnostics.len();
         for older in &seen {
-            clashes(older, newer, &mut |diagnostic| found.diagnostics.push((newer.tenant.clone(), diagnostic)));
+            clashes(older, newer, &mut |diagnostic| {
+                found.diagnostics.push((newer.tenant.clone(), diagnostic))
+            });
         }
         if found.diagnostics.len() > before {
             found.withheld.insert(newer.tenant.clone());
@@ -82,11 +89,17 @@ pub fn collisions<'a>(claims: impl IntoIterator<Item = &'a TenantClaims>) -> Cla
 fn clashes(older: &TenantClaims, newer: &TenantClaims, report: &mut impl FnMut(Diagnostic)) {
     let other = &older.tenant;
     let mut error = |kind: ObjectKind, name: &str, field: &str, problem: String, fix: &str| {
-        let object = ObjectName::new(name).ok().zip(Namespace::new("default").ok());
+        let object = ObjectName::new(name)
+            .ok()
+            .zip(Namespace::new("default").ok());
         report(Diagnostic {
             severity: Severity::Error,
             origin: None,
-            object: object.map(|(name, namespace)| ObjectKey { kind, namespace, name }),
+            object: object.map(|(name, namespace)| ObjectKey {
+                kind,
+                namespace,
+                name,
+            }),
             field: field.to_owned(),
             problem,
             fix: fix.to_owned(),
@@ -95,32 +108,68 @@ fn clashes(older: &TenantClaims, newer: &TenantClaims, report: &mut impl FnMut(D
     if let (Some(old), Some(new)) = (&older.isolation, &newer.isolation) {
         let name = newer.tenant.as_str();
         if old.vni == new.vni {
-            let problem = format!("VNI {} is already tenant {other}'s, so their packets would mix", new.vni.get());
-            error(ObjectKind::Tenant, name, "spec.vni", problem, "give every tenant its own VNI");
+            let problem = format!(
+                "VNI {} is already tenant {other}'s, so their packets would mix",
+                new.vni.get()
+            );
+            error(
+                ObjectKind::Tenant,
+                name,
+                "spec.vni",
+                problem,
+                "give every tenant its own VNI",
+            );
         }
         if old.trust_domain == new.trust_domain {
-            let problem = format!("trust domain {} is already tenant {other}'s, so their identities would mix", new.trust_domain);
-            error(ObjectKind::Tenant, name, "spec.trustDomain", problem, "give every tenant its own trust domain");
+            let problem = format!(
+                "trust domain {} is already tenant {other}'s, so their identities would mix",
+                new.trust_domain
+            );
+            error(
+                ObjectKind::Tenant,
+                name,
+                "spec.trustDomain",
+                problem,
+                "give every tenant its own trust domain",
+            );
         }
         // On the cloud tier VNIs separate tenants, so their ranges may overlap if both tenants are on it.
         let apart_by_vni = old.is_on_tier() && new.is_on_tier();
         for (field, net) in new.ranges().filter(|_| !apart_by_vni) {
             if let Some((_, taken)) = old.ranges().find(|(_, taken)| overlap(taken, net)) {
-                let problem =
-                    format!("{net} overlaps {taken} of tenant {other}; outside the cloud tier tenants are distinguished by address");
-                let fix = "choose a range that no other tenant uses, or give both tenants gatewayCidrs";
+                let problem = format!(
+                    "{net} overlaps {taken} of tenant {other}; outside the cloud tier tenants are distinguished by address"
+                );
+                let fix =
+                    "choose a range that no other tenant uses, or give both tenants gatewayCidrs";
                 error(ObjectKind::Tenant, name, &field, problem, fix);
             }
         }
     }
     for new in &newer.gateways {
         // Addresses of different replicas do not conflict: those are in different network namespaces or on different machines.
-        let same_replica = older.gateways.iter().filter(|old| old.replica == new.replica);
+        let same_replica = older
+            .gateways
+            .iter()
+            .filter(|old| old.replica == new.replica);
         let taken: BTreeSet<&IpAddr> = same_replica.flat_map(|old| &old.addresses).collect();
-        for (at, address) in new.addresses.iter().enumerate().filter(|(_, address)| taken.contains(address)) {
-            let problem = format!("{address} is already the address at which this replica serves tenant {other}");
+        for (at, address) in new
+            .addresses
+            .iter()
+            .enumerate()
+            .filter(|(_, address)| taken.contains(address))
+        {
+            let problem = format!(
+                "{address} is already the address at which this replica serves tenant {other}"
+            );
             let fix = "give the replica an own address in every tenant's overlay";
-            error(ObjectKind::Gateway, new.replica.as_str(), &format!("spec.addresses[{at}]"), problem, fix);
+            error(
+                ObjectKind::Gateway,
+                new.replica.as_str(),
+                &format!("spec.addresses[{at}]"),
+                problem,
+                fix,
+            );
         }
     }
 }

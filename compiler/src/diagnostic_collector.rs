@@ -21,23 +21,62 @@ pub(crate) struct DiagnosticCollector {
 
 impl DiagnosticCollector {
     /// Reports an error: a part of the object does not work as written.
-    pub(crate) fn error(&mut self, document: &Document, field: impl Into<String>, problem: impl Into<String>, fix: impl Into<String>) {
-        self.push(Severity::Error, document, field.into(), problem.into(), fix.into());
+    pub(crate) fn error(
+        &mut self,
+        document: &Document,
+        field: impl Into<String>,
+        problem: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
+        self.push(
+            Severity::Error,
+            document,
+            field.into(),
+            problem.into(),
+            fix.into(),
+        );
     }
 
     /// Reports a warning: a part of the object may not be meant as written.
-    pub(crate) fn warning(&mut self, document: &Document, field: impl Into<String>, problem: impl Into<String>, fix: impl Into<String>) {
-        self.push(Severity::Warning, document, field.into(), problem.into(), fix.into());
+    pub(crate) fn warning(
+        &mut self,
+        document: &Document,
+        field: impl Into<String>,
+        problem: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
+        self.push(
+            Severity::Warning,
+            document,
+            field.into(),
+            problem.into(),
+            fix.into(),
+        );
     }
 
     /// Reports an error about the tenant as a whole.
     pub(crate) fn general(&mut self, problem: impl Into<String>, fix: impl Into<String>) {
-        self.diagnostics.push(of_tenant(Severity::Error, problem.into(), fix.into()));
+        self.diagnostics
+            .push(of_tenant(Severity::Error, problem.into(), fix.into()));
     }
 
-    fn push(&mut self, severity: Severity, document: &Document, field: String, problem: String, fix: String) {
+    fn push(
+        &mut self,
+        severity: Severity,
+        document: &Document,
+        field: String,
+        problem: String,
+        fix: String,
+    ) {
         let (origin, object) = (Some(document.origin.clone()), Some(document.object.key()));
-        self.diagnostics.push(Diagnostic { severity, origin, object, field, problem, fix });
+        self.diagnostics.push(Diagnostic {
+            severity,
+            origin,
+            object,
+            field,
+            problem,
+            fix,
+        });
         if self.diagnostics.len() >= COMPACT_AT {
             self.compact();
         }
@@ -46,7 +85,8 @@ impl DiagnosticCollector {
     /// Removes duplicates, and what is beyond the limit.
     fn compact(&mut self) {
         let mut told = HashSet::new();
-        self.diagnostics.retain(|diagnostic| told.insert(diagnostic.clone()));
+        self.diagnostics
+            .retain(|diagnostic| told.insert(diagnostic.clone()));
         let (mut errors, mut warnings) = (0, 0);
         self.diagnostics.retain(|diagnostic| {
             let count = match diagnostic.severity {
@@ -65,16 +105,38 @@ impl DiagnosticCollector {
     /// Returns all diagnostics: errors first, then by object, then in the order of reporting. Duplicates are removed.
     pub(crate) fn into_sorted(mut self) -> Vec<Diagnostic> {
         self.compact();
-        for severity in [Severity::Error, Severity::Warning].into_iter().filter(|severity| self.left_out.contains(severity)) {
-            let what = if severity == Severity::Error { "errors" } else { "warnings" };
-            let problem = format!("the tenant has more than {DIAGNOSTICS_OF_SEVERITY_MAX} {what}; the rest is left out");
-            self.diagnostics.push(of_tenant(severity, problem, "correct those that are listed".to_owned()));
+        for severity in [Severity::Error, Severity::Warning]
+            .into_iter()
+            .filter(|severity| self.left_out.contains(severity))
+        {
+            let what = if severity == Severity::Error {
+                "errors"
+            } else {
+                "warnings"
+            };
+            let problem = format!(
+                "the tenant has more than {DIAGNOSTICS_OF_SEVERITY_MAX} {what}; the rest is left out"
+            );
+            self.diagnostics.push(of_tenant(
+                severity,
+                problem,
+                "correct those that are listed".to_owned(),
+            ));
         }
-        self.diagnostics.sort_by(|a, b| (a.severity, &a.object, &a.origin).cmp(&(b.severity, &b.object, &b.origin)));
+        self.diagnostics.sort_by(|a, b| {
+            (a.severity, &a.object, &a.origin).cmp(&(b.severity, &b.object, &b.origin))
+        });
         self.diagnostics
     }
 }
 
 fn of_tenant(severity: Severity, problem: String, fix: String) -> Diagnostic {
-    Diagnostic { severity, origin: None, object: None, field: String::new(), problem, fix }
+    Diagnostic {
+        severity,
+        origin: None,
+        object: None,
+        field: String::new(),
+        problem,
+        fix,
+    }
 }

@@ -15,11 +15,15 @@ use std::ops::ControlFlow;
 use canal_model::authorization::PolicyTarget;
 use canal_model::ids::{Namespace, ServiceKey};
 use canal_model::policy::kubernetes::DIRECT_ANNOTATION;
-use canal_model::program::{AppProtocol, DirectEndpoint, DirectPort, Labels, ServicePort, Workload};
+use canal_model::program::{
+    AppProtocol, DirectEndpoint, DirectPort, Labels, ServicePort, Workload,
+};
 
 use self::audience::Audiences;
 use crate::ir::{Ir, ServiceIr};
-use crate::lower::{PlacementLimits, PortRule, RefusalReason, RuleTarget, TARGETS, TargetName, last_target};
+use crate::lower::{
+    PlacementLimits, PortRule, RefusalReason, RuleTarget, TARGETS, TargetName, last_target,
+};
 use crate::oracle_authorization::{OracleDestination, is_for};
 
 /// The tenant's settings of the direct path.
@@ -79,9 +83,14 @@ impl fmt::Display for PathReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PathReason::TenantOff => f.write_str("the Tenant has directPath: Off"),
-            PathReason::ServiceRefuses => write!(f, "the Service does not take the direct path ({DIRECT_ANNOTATION})"),
+            PathReason::ServiceRefuses => write!(
+                f,
+                "the Service does not take the direct path ({DIRECT_ANNOTATION})"
+            ),
             PathReason::Refusal(reason) => reason.fmt(f),
-            PathReason::NotAdmitted => f.write_str("policies let no workload of the client's node in"),
+            PathReason::NotAdmitted => {
+                f.write_str("policies let no workload of the client's node in")
+            }
         }
     }
 }
@@ -113,14 +122,32 @@ struct TargetPorts<'a> {
 impl<'a> TargetPorts<'a> {
     fn new(ir: &'a Ir, target: &'static dyn RuleTarget) -> Self {
         let security = &ir.security;
-        let authorizations = security.authorizations.iter().map(|policy| (&policy.target, PortRule::Authorization(policy)));
-        let tokens = security.authentications.iter().map(|policy| (&policy.target, PortRule::Authentication(policy)));
-        let refused = authorizations.chain(tokens).filter_map(|(applies, rule)| Some((applies, target.refusal(&rule)?)));
-        Self { target, limits: target.limits(), policies: refused.collect(), known: HashMap::new(), counts: BTreeMap::new() }
+        let authorizations = security
+            .authorizations
+            .iter()
+            .map(|policy| (&policy.target, PortRule::Authorization(policy)));
+        let tokens = security
+            .authentications
+            .iter()
+            .map(|policy| (&policy.target, PortRule::Authentication(policy)));
+        let refused = authorizations
+            .chain(tokens)
+            .filter_map(|(applies, rule)| Some((applies, target.refusal(&rule)?)));
+        Self {
+            target,
+            limits: target.limits(),
+            policies: refused.collect(),
+            known: HashMap::new(),
+            counts: BTreeMap::new(),
+        }
     }
 
     /// Passes on why the target cannot run the port's rules. The order decides which reason is the first, which users see.
-    fn visit(&mut self, rules: PortRules<'a, '_>, visitor: &mut RefusalVisitor<'_>) -> ControlFlow<()> {
+    fn visit(
+        &mut self,
+        rules: PortRules<'a, '_>,
+        visitor: &mut RefusalVisitor<'_>,
+    ) -> ControlFlow<()> {
         self.visit_service(rules, visitor)?;
         self.visit_workloads(rules.workloads, visitor)
     }
@@ -134,36 +161,90 @@ impl<'a> TargetPorts<'a> {
         first
     }
 
-    fn visit_service(&self, rules: PortRules<'a, '_>, visitor: &mut RefusalVisitor<'_>) -> ControlFlow<()> {
-        let PortRules { ir, service, port, .. } = rules;
+    fn visit_service(
+        &self,
+        rules: PortRules<'a, '_>,
+        visitor: &mut RefusalVisitor<'_>,
+    ) -> ControlFlow<()> {
+        let PortRules {
+            ir, service, port, ..
+        } = rules;
         let key = &service.service.key;
-        let is_opaque = port.protocol == AppProtocol::Tcp || ir.direct.services.get(key) == Some(&DirectPreference::Wanted);
-        let protocol = PortRule::Protocol { protocol: port.protocol, is_opaque };
-        let routes = service.routes.on_port(port.port).map(|(rule, _)| PortRule::Route(rule, port.protocol));
-        let terminations = ir.security.terminations.iter().filter(|t| t.service == *key && t.port == port.port).map(PortRule::Termination);
-        let throttles = ir.throttles.iter().filter(|t| t.service.as_ref().is_none_or(|of| of == key)).map(PortRule::Throttle);
-        for rule in std::iter::once(protocol).chain(routes).chain(terminations).chain(throttles) {
-            self.target.refusal(&rule).map_or(ControlFlow::Continue(()), &mut *visitor)?;
+        let is_opaque = port.protocol == AppProtocol::Tcp
+            || ir.direct.services.get(key) == Some(&DirectPreference::Wanted);
+        let protocol = PortRule::Protocol {
+            protocol: port.protocol,
+            is_opaque,
+        };
+        let routes = service
+            .routes
+            .on_port(port.port)
+            .map(|(rule, _)| PortRule::Route(rule, port.protocol));
+        let terminations = ir
+            .security
+            .terminations
+            .iter()
+            .filter(|t| t.service == *key && t.port == port.port)
+            .map(PortRule::Termination);
+        let throttles = ir
+            .throttles
+            .iter()
+            .filter(|t| t.service.as_ref().is_none_or(|of| of == key))
+            .map(PortRule::Throttle);
+        for rule in std::iter::once(protocol)
+            .chain(routes)
+            .chain(terminations)
+            .chain(throttles)
+        {
+            self.target
+                .refusal(&rule)
+                .map_or(ControlFlow::Continue(()), &mut *visitor)?;
         }
-        let of_service = OracleDestination { workload: None, service: Some(key) };
-        let policies = self.policies.iter().filter(|(target, _)| is_for(target, &of_service));
-        policies.map(|(_, reason)| reason.clone()).try_for_each(visitor)
+        let of_service = OracleDestination {
+            workload: None,
+            service: Some(key),
+        };
+        let policies = self
+            .policies
+            .iter()
+            .filter(|(target, _)| is_for(target, &of_service));
+        policies
+            .map(|(_, reason)| reason.clone())
+            .try_for_each(visitor)
     }
 
-    fn visit_workloads(&mut self, workloads: &[&'a Workload], visitor: &mut RefusalVisitor<'_>) -> ControlFlow<()> {
+    fn visit_workloads(
+        &mut self,
+        workloads: &[&'a Workload],
+        visitor: &mut RefusalVisitor<'_>,
+    ) -> ControlFlow<()> {
         if workloads.len() > self.limits.endpoints_per_service {
             visitor(RefusalReason::EndpointLimit)?;
         }
         let mut added = 0;
         for workload in workloads {
-            self.target.refusal(&PortRule::Endpoint(workload)).map_or(ControlFlow::Continue(()), &mut *visitor)?;
+            self.target
+                .refusal(&PortRule::Endpoint(workload))
+                .map_or(ControlFlow::Continue(()), &mut *visitor)?;
             // The policy search is cached by namespace and labels, which many pods have in common.
             let policies = &self.policies;
-            let known = self.known.entry((&workload.namespace, &workload.labels)).or_insert_with(|| {
-                let place = OracleDestination { workload: Some((&workload.namespace, &workload.labels)), service: None };
-                let applies = |(_, (target, _)): &(usize, &(&PolicyTarget, _))| is_for(target, &place);
-                policies.iter().enumerate().filter(applies).map(|(index, _)| index).collect()
-            });
+            let known = self
+                .known
+                .entry((&workload.namespace, &workload.labels))
+                .or_insert_with(|| {
+                    let place = OracleDestination {
+                        workload: Some((&workload.namespace, &workload.labels)),
+                        service: None,
+                    };
+                    let applies =
+                        |(_, (target, _)): &(usize, &(&PolicyTarget, _))| is_for(target, &place);
+                    policies
+                        .iter()
+                        .enumerate()
+                        .filter(applies)
+                        .map(|(index, _)| index)
+                        .collect()
+                });
             for index in known {
                 visitor(policies[*index].1.clone())?;
             }
@@ -172,13 +253,18 @@ impl<'a> TargetPorts<'a> {
             }
             match self.counts.get(&workload.uid()) {
                 Some(count) if *count >= self.limits.ports_per_workload => {
-                    visitor(RefusalReason::WorkloadLimit(format!("{}/{}", workload.namespace, workload.name)))?;
+                    visitor(RefusalReason::WorkloadLimit(format!(
+                        "{}/{}",
+                        workload.namespace, workload.name
+                    )))?;
                 }
                 Some(_) => {}
                 None => added += 1,
             }
         }
-        if self.limits != PlacementLimits::NONE && self.counts.len() + added > self.limits.endpoints_per_tenant {
+        if self.limits != PlacementLimits::NONE
+            && self.counts.len() + added > self.limits.endpoints_per_tenant
+        {
             visitor(RefusalReason::TenantLimit)?;
         }
         ControlFlow::Continue(())
@@ -187,7 +273,9 @@ impl<'a> TargetPorts<'a> {
     /// Counts a port that the target serves.
     fn place(&mut self, workloads: &[&Workload]) {
         if self.limits != PlacementLimits::NONE {
-            workloads.iter().for_each(|workload| *self.counts.entry(workload.uid()).or_default() += 1);
+            workloads
+                .iter()
+                .for_each(|workload| *self.counts.entry(workload.uid()).or_default() += 1);
         }
     }
 }
@@ -204,10 +292,20 @@ impl<'a> PathDecider<'a> {
         let mut served: HashMap<_, Vec<&Workload>> = HashMap::new();
         for workload in &ir.workloads {
             for endpoint in &workload.endpoints {
-                served.entry((&endpoint.service, endpoint.port)).or_default().push(workload);
+                served
+                    .entry((&endpoint.service, endpoint.port))
+                    .or_default()
+                    .push(workload);
             }
         }
-        Self { ir, served, targets: TARGETS.into_iter().map(|target| TargetPorts::new(ir, target)).collect() }
+        Self {
+            ir,
+            served,
+            targets: TARGETS
+                .into_iter()
+                .map(|target| TargetPorts::new(ir, target))
+                .collect(),
+        }
     }
 
     /// Places a port on the first target that refuses none of its rules.
@@ -215,20 +313,38 @@ impl<'a> PathDecider<'a> {
         let key = &service.service.key;
         let mut reason = forbidden(self.ir, key);
         if reason.is_some() {
-            return PortPath { target: last_target(), reason };
+            return PortPath {
+                target: last_target(),
+                reason,
+            };
         }
-        let workloads = self.served.get(&(key, port.port)).map(Vec::as_slice).unwrap_or_default();
-        let rules = PortRules { ir: self.ir, service, port, workloads };
+        let workloads = self
+            .served
+            .get(&(key, port.port))
+            .map(Vec::as_slice)
+            .unwrap_or_default();
+        let rules = PortRules {
+            ir: self.ir,
+            service,
+            port,
+            workloads,
+        };
         for target in &mut self.targets {
             match target.first_refusal(rules) {
                 None => {
                     target.place(workloads);
-                    return PortPath { target: target.target.name(), reason };
+                    return PortPath {
+                        target: target.target.name(),
+                        reason,
+                    };
                 }
                 Some(refusal) => reason = reason.or(Some(PathReason::Refusal(refusal))),
             }
         }
-        PortPath { target: last_target(), reason }
+        PortPath {
+            target: last_target(),
+            reason,
+        }
     }
 }
 
@@ -237,18 +353,41 @@ fn forbidden(ir: &Ir, service: &ServiceKey) -> Option<PathReason> {
     if ir.direct.is_off {
         return Some(PathReason::TenantOff);
     }
-    (ir.direct.services.get(service) == Some(&DirectPreference::Refused)).then_some(PathReason::ServiceRefuses)
+    (ir.direct.services.get(service) == Some(&DirectPreference::Refused))
+        .then_some(PathReason::ServiceRefuses)
 }
 
 /// Returns why each target that is nearer than the one that serves the port refuses it, each reason once and at most `max` of them. It is
 /// empty if the port has a path for another reason.
-pub fn refusals(ir: &Ir, service: &ServiceKey, port: u16, max: usize) -> Vec<(TargetName, RefusalReason)> {
+pub fn refusals(
+    ir: &Ir,
+    service: &ServiceKey,
+    port: u16,
+    max: usize,
+) -> Vec<(TargetName, RefusalReason)> {
     let mut all = Vec::new();
-    let Some(own) = ir.services.get(service).filter(|_| forbidden(ir, service).is_none()) else { return all };
-    let Some(port) = own.service.ports.iter().find(|own| own.port == port) else { return all };
+    let Some(own) = ir
+        .services
+        .get(service)
+        .filter(|_| forbidden(ir, service).is_none())
+    else {
+        return all;
+    };
+    let Some(port) = own.service.ports.iter().find(|own| own.port == port) else {
+        return all;
+    };
     let mut decider = PathDecider::new(ir);
-    let workloads = decider.served.get(&(&own.service.key, port.port)).cloned().unwrap_or_default();
-    let rules = PortRules { ir, service: own, port, workloads: &workloads };
+    let workloads = decider
+        .served
+        .get(&(&own.service.key, port.port))
+        .cloned()
+        .unwrap_or_default();
+    let rules = PortRules {
+        ir,
+        service: own,
+        port,
+        workloads: &workloads,
+    };
     for target in &mut decider.targets {
         let name = target.target.name();
         let before = all.len();
@@ -256,7 +395,11 @@ pub fn refusals(ir: &Ir, service: &ServiceKey, port: u16, max: usize) -> Vec<(Ta
             if !all.contains(&(name, reason.clone())) {
                 all.push((name, reason));
             }
-            if all.len() >= max { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            if all.len() >= max {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
         });
         if all.len() == before {
             break;
@@ -279,28 +422,55 @@ pub fn paths(ir: &Ir) -> Vec<(ServiceKey, u16, PortPath)> {
 
 /// Returns the direct endpoints, one for each ready workload with a direct port, sorted by namespace and name.
 pub fn endpoints(ir: &Ir) -> Vec<DirectEndpoint> {
-    let direct: BTreeSet<(ServiceKey, u16)> =
-        paths(ir).into_iter().filter(|(.., path)| path.is_direct()).map(|(service, port, _)| (service, port)).collect();
+    let direct: BTreeSet<(ServiceKey, u16)> = paths(ir)
+        .into_iter()
+        .filter(|(.., path)| path.is_direct())
+        .map(|(service, port, _)| (service, port))
+        .collect();
     if direct.is_empty() {
         return Vec::new();
     }
     let is_direct = |service: &ServiceKey, port: u16| direct.contains(&(service.clone(), port));
     let mut audiences = Audiences::new(ir);
-    let ready = ir.workloads.iter().filter(|workload| workload.ready && !workload.addresses.is_empty());
-    ready.filter_map(|workload| endpoint(workload, &is_direct, &mut audiences)).collect()
+    let ready = ir
+        .workloads
+        .iter()
+        .filter(|workload| workload.ready && !workload.addresses.is_empty());
+    ready
+        .filter_map(|workload| endpoint(workload, &is_direct, &mut audiences))
+        .collect()
 }
 
-fn endpoint(workload: &Workload, is_direct: &dyn Fn(&ServiceKey, u16) -> bool, audiences: &mut Audiences<'_>) -> Option<DirectEndpoint> {
-    let (direct, others): (Vec<_>, Vec<_>) = workload.endpoints.iter().partition(|e| is_direct(&e.service, e.port));
+fn endpoint(
+    workload: &Workload,
+    is_direct: &dyn Fn(&ServiceKey, u16) -> bool,
+    audiences: &mut Audiences<'_>,
+) -> Option<DirectEndpoint> {
+    let (direct, others): (Vec<_>, Vec<_>) = workload
+        .endpoints
+        .iter()
+        .partition(|e| is_direct(&e.service, e.port));
     if direct.is_empty() {
         return None;
     }
-    let serves: BTreeSet<DirectPort> = direct.iter().map(|e| DirectPort { service: e.service.clone(), port: e.port }).collect();
+    let serves: BTreeSet<DirectPort> = direct
+        .iter()
+        .map(|e| DirectPort {
+            service: e.service.clone(),
+            port: e.port,
+        })
+        .collect();
     // A port that is also served through a gateway must not be dialled by the pod's address: that would bypass the gateway.
     let guarded: BTreeSet<u16> = others.iter().map(|e| e.target_port).collect();
-    let own_ports: BTreeSet<u16> = direct.iter().map(|e| e.target_port).filter(|port| !guarded.contains(port)).collect();
+    let own_ports: BTreeSet<u16> = direct
+        .iter()
+        .map(|e| e.target_port)
+        .filter(|port| !guarded.contains(port))
+        .collect();
     let by_service = direct.iter().map(|e| (Some(&e.service), e.target_port));
-    let ways: Vec<(Option<&ServiceKey>, u16)> = by_service.chain(own_ports.iter().map(|port| (None, *port))).collect();
+    let ways: Vec<(Option<&ServiceKey>, u16)> = by_service
+        .chain(own_ports.iter().map(|port| (None, *port)))
+        .collect();
     Some(DirectEndpoint {
         tenant: workload.tenant.clone(),
         namespace: workload.namespace.clone(),

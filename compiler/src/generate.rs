@@ -9,9 +9,15 @@ use std::sync::Arc;
 use canal_model::diagnostic::SourceLocation;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 use canal_model::policy::canal::{Tenant, TenantSpec};
-use canal_model::policy::gateway_api::{self, BackendRef, HttpRouteMatch, HttpRule, Method, ParentRef, PathCondition, ValueCondition};
-use canal_model::policy::istio::{self, Destination, HttpMatchRequest, HttpRouteDestination, PortSelector, StringMatch};
-use canal_model::policy::kubernetes::{ClusterIp, Pod, PodCondition, PodSpec, PodStatus, Service, ServicePort, ServiceSpec, Transport};
+use canal_model::policy::gateway_api::{
+    self, BackendRef, HttpRouteMatch, HttpRule, Method, ParentRef, PathCondition, ValueCondition,
+};
+use canal_model::policy::istio::{
+    self, Destination, HttpMatchRequest, HttpRouteDestination, PortSelector, StringMatch,
+};
+use canal_model::policy::kubernetes::{
+    ClusterIp, Pod, PodCondition, PodSpec, PodStatus, Service, ServicePort, ServiceSpec, Transport,
+};
 use canal_model::policy::{Document, Metadata, Object, Timestamp};
 use canal_model::program::{Labels, OutboundTrafficPolicy};
 use proptest::collection::{btree_map, vec};
@@ -36,18 +42,42 @@ pub struct GeneratedRouting {
 impl GeneratedRouting {
     /// Returns the input for the compiler.
     pub fn input(&self) -> CompileInput<'_> {
-        CompileInput { tenant: &self.tenant, documents: &self.documents, service_ids: &self.service_ids, jwks: &self.jwks }
+        CompileInput {
+            tenant: &self.tenant,
+            documents: &self.documents,
+            service_ids: &self.service_ids,
+            jwks: &self.jwks,
+        }
     }
 }
 
 const NAMESPACE: &str = "shop";
 /// Services and their ports; `cache` is opaque.
-const SERVICES: [(&str, &[(u16, &str)]); 3] =
-    [("web", &[(80, "http"), (81, "any")]), ("api", &[(80, "grpc")]), ("cache", &[(6379, "redis")])];
-const PATHS: [&str; 10] = ["/", "/a", "/a/", "/a/b", "/ab", "/a/b/c", "/b", "/a/bc", "//a", "/a/b/"];
+const SERVICES: [(&str, &[(u16, &str)]); 3] = [
+    ("web", &[(80, "http"), (81, "any")]),
+    ("api", &[(80, "grpc")]),
+    ("cache", &[(6379, "redis")]),
+];
+const PATHS: [&str; 10] = [
+    "/", "/a", "/a/", "/a/b", "/ab", "/a/b/c", "/b", "/a/bc", "//a", "/a/b/",
+];
 const PATH_PATTERNS: [&str; 6] = ["/a.*", "/[ab]+", "/(a|ab)/?b?", ".*b", "/a/[^/]+", ""];
-const HOSTS: [&str; 5] = ["web", "a.example.com", "b.a.example.com", "*.example.com", "*.a.example.com"];
-const SENT_HOSTS: [&str; 7] = ["web", "Web:80", "a.example.com", "B.A.example.com.", "example.com", "b.example.com:81", ""];
+const HOSTS: [&str; 5] = [
+    "web",
+    "a.example.com",
+    "b.a.example.com",
+    "*.example.com",
+    "*.a.example.com",
+];
+const SENT_HOSTS: [&str; 7] = [
+    "web",
+    "Web:80",
+    "a.example.com",
+    "B.A.example.com.",
+    "example.com",
+    "b.example.com:81",
+    "",
+];
 const NAMES: [&str; 3] = ["x-a", "x-b", "X-C"];
 const VALUES: [&str; 5] = ["1", "2", "12", "", "1,2"];
 const VALUE_PATTERNS: [&str; 4] = ["1.*", "[12]", "", "2|1,2"];
@@ -58,17 +88,30 @@ pub fn cases() -> impl Strategy<Value = GeneratedRouting> {
     let routes = vec(http_route(), 0..4);
     let virtual_services = vec(virtual_service(), 0..3);
     let udp_routes = vec(udp_route(), 0..3);
-    (routes, virtual_services, vec(request(), 16), udp_routes).prop_map(|(routes, virtual_services, requests, udp_routes)| {
-        let mut objects = vec![tenant(), destination_rule()];
-        objects.extend(SERVICES.iter().enumerate().map(|(at, (name, ports))| service(at, name, ports)));
-        objects.push(udp_service());
-        objects.extend((1..=4).map(pod));
-        objects.extend(numbered("udp", udp_routes).map(|(metadata, spec)| Object::UdpRoute(gateway_api::UdpRoute { metadata, spec })));
-        objects.extend(numbered("route", routes).map(|(metadata, spec)| Object::HttpRoute(gateway_api::HttpRoute { metadata, spec })));
-        let virtual_services = numbered("vs", virtual_services);
-        objects.extend(virtual_services.map(|(metadata, spec)| Object::VirtualService(istio::VirtualService { metadata, spec })));
-        case(objects, requests)
-    })
+    (routes, virtual_services, vec(request(), 16), udp_routes).prop_map(
+        |(routes, virtual_services, requests, udp_routes)| {
+            let mut objects = vec![tenant(), destination_rule()];
+            objects.extend(
+                SERVICES
+                    .iter()
+                    .enumerate()
+                    .map(|(at, (name, ports))| service(at, name, ports)),
+            );
+            objects.push(udp_service());
+            objects.extend((1..=4).map(pod));
+            objects.extend(numbered("udp", udp_routes).map(|(metadata, spec)| {
+                Object::UdpRoute(gateway_api::UdpRoute { metadata, spec })
+            }));
+            objects.extend(numbered("route", routes).map(|(metadata, spec)| {
+                Object::HttpRoute(gateway_api::HttpRoute { metadata, spec })
+            }));
+            let virtual_services = numbered("vs", virtual_services);
+            objects.extend(virtual_services.map(|(metadata, spec)| {
+                Object::VirtualService(istio::VirtualService { metadata, spec })
+            }));
+            case(objects, requests)
+        },
+    )
 }
 
 pub(crate) fn case(objects: Vec<Object>, requests: Vec<OracleRequest>) -> GeneratedRouting {
@@ -76,7 +119,11 @@ pub(crate) fn case(objects: Vec<Object>, requests: Vec<OracleRequest>) -> Genera
         .zip(objects)
         .map(|(line, object)| Document {
             object,
-            origin: SourceLocation { file: "generated".into(), line, column: 1 },
+            origin: SourceLocation {
+                file: "generated".into(),
+                line,
+                column: 1,
+            },
             text: "".into(),
             faults: Vec::new(),
         })
@@ -84,8 +131,18 @@ pub(crate) fn case(objects: Vec<Object>, requests: Vec<OracleRequest>) -> Genera
         .collect();
     let tenant: TenantName = name("alpha");
     let keys = service_keys(&tenant, &documents);
-    let service_ids = keys.into_iter().zip(1..).filter_map(|(key, id)| Some((key, ServiceId::new(id).ok()?))).collect();
-    GeneratedRouting { tenant, documents, service_ids, jwks: BTreeMap::new(), requests }
+    let service_ids = keys
+        .into_iter()
+        .zip(1..)
+        .filter_map(|(key, id)| Some((key, ServiceId::new(id).ok()?)))
+        .collect();
+    GeneratedRouting {
+        tenant,
+        documents,
+        service_ids,
+        jwks: BTreeMap::new(),
+        requests,
+    }
 }
 
 /// Parses a constant of this module. The constants are valid; otherwise every test that uses them would fail at once.
@@ -111,8 +168,14 @@ pub(crate) fn metadata(own: &str, created: Option<u64>) -> Metadata {
     }
 }
 
-fn numbered<T>(what: &'static str, specs: Vec<(Option<u64>, T)>) -> impl Iterator<Item = (Metadata, T)> {
-    specs.into_iter().enumerate().map(move |(at, (created, spec))| (metadata(&format!("{what}-{at}"), created), spec))
+fn numbered<T>(
+    what: &'static str,
+    specs: Vec<(Option<u64>, T)>,
+) -> impl Iterator<Item = (Metadata, T)> {
+    specs
+        .into_iter()
+        .enumerate()
+        .map(move |(at, (created, spec))| (metadata(&format!("{what}-{at}"), created), spec))
 }
 
 pub(crate) fn tenant() -> Object {
@@ -131,7 +194,10 @@ pub(crate) fn tenant() -> Object {
         default_throttle: Default::default(),
         direct_path: Default::default(),
     };
-    Object::Tenant(Tenant { metadata: metadata("alpha", None), spec })
+    Object::Tenant(Tenant {
+        metadata: metadata("alpha", None),
+        spec,
+    })
 }
 
 fn vni() -> canal_model::ids::Vni {
@@ -151,26 +217,59 @@ pub(crate) fn service(at: usize, own: &str, ports: &[(u16, &str)]) -> Object {
     });
     let address = std::net::Ipv4Addr::new(10, 96, 0, u8::try_from(at + 1).unwrap_or(1));
     let selector = Labels::from([("app".to_owned(), own.to_owned())]);
-    let spec = ServiceSpec { cluster_ip: ClusterIp::Address(address.into()), ports: ports.collect(), selector, ..ServiceSpec::default() };
-    Object::Service(Service { metadata: metadata(own, None), spec })
+    let spec = ServiceSpec {
+        cluster_ip: ClusterIp::Address(address.into()),
+        ports: ports.collect(),
+        selector,
+        ..ServiceSpec::default()
+    };
+    Object::Service(Service {
+        metadata: metadata(own, None),
+        spec,
+    })
 }
 
 pub(crate) fn pod(number: u8) -> Object {
     let app = if number <= 3 { "web" } else { "api" };
     let version = if number.is_multiple_of(2) { "v2" } else { "v1" };
     let mut own = metadata(&format!("pod-{number}"), None);
-    own.labels = Labels::from([("app".to_owned(), app.to_owned()), ("version".to_owned(), version.to_owned())]);
-    let ready = PodCondition { kind: "Ready".to_owned(), status: "True".to_owned() };
+    own.labels = Labels::from([
+        ("app".to_owned(), app.to_owned()),
+        ("version".to_owned(), version.to_owned()),
+    ]);
+    let ready = PodCondition {
+        kind: "Ready".to_owned(),
+        status: "True".to_owned(),
+    };
     let address = std::net::Ipv4Addr::new(10, 1, 0, number);
-    let status = PodStatus { pod_ip: Some(address.into()), conditions: vec![ready], ..PodStatus::default() };
-    Object::Pod(Pod { metadata: own, spec: PodSpec { node_name: Some(name("node")), ..PodSpec::default() }, status })
+    let status = PodStatus {
+        pod_ip: Some(address.into()),
+        conditions: vec![ready],
+        ..PodStatus::default()
+    };
+    Object::Pod(Pod {
+        metadata: own,
+        spec: PodSpec {
+            node_name: Some(name("node")),
+            ..PodSpec::default()
+        },
+        status,
+    })
 }
 
 fn destination_rule() -> Object {
-    let subset =
-        |version: &str| istio::Subset { name: version.to_owned(), labels: Labels::from([("version".to_owned(), version.to_owned())]) };
-    let spec = istio::DestinationRuleSpec { host: "web".to_owned(), subsets: vec![subset("v1"), subset("v2")] };
-    Object::DestinationRule(istio::DestinationRule { metadata: metadata("web", None), spec })
+    let subset = |version: &str| istio::Subset {
+        name: version.to_owned(),
+        labels: Labels::from([("version".to_owned(), version.to_owned())]),
+    };
+    let spec = istio::DestinationRuleSpec {
+        host: "web".to_owned(),
+        subsets: vec![subset("v1"), subset("v2")],
+    };
+    Object::DestinationRule(istio::DestinationRule {
+        metadata: metadata("web", None),
+        spec,
+    })
 }
 
 pub(crate) fn words(words: &'static [&'static str]) -> impl Strategy<Value = String> + Clone {
@@ -186,17 +285,32 @@ fn some_port() -> impl Strategy<Value = NonZeroU16> + Clone {
 }
 
 fn http_route() -> impl Strategy<Value = (Option<u64>, gateway_api::HttpRouteSpec)> {
-    let parent_ref = (some_service(), option::of(some_port())).prop_map(|(service, port)| ParentRef {
-        group: String::new(),
-        kind: "Service".to_owned(),
-        name: name(service),
-        namespace: None,
-        port,
-    });
+    let parent_ref =
+        (some_service(), option::of(some_port())).prop_map(|(service, port)| ParentRef {
+            group: String::new(),
+            kind: "Service".to_owned(),
+            name: name(service),
+            namespace: None,
+            port,
+        });
     let rule = (vec(route_match(), 0..3), vec(backend_ref(), 0..3));
-    let rule = rule.prop_map(|(matches, backend_refs)| HttpRule { name: None, matches, backend_refs });
-    let spec = (vec(parent_ref, 1..3), vec(words(&HOSTS), 0..3), vec(rule, 0..4));
-    let spec = spec.prop_map(|(parent_refs, hostnames, rules)| gateway_api::HttpRouteSpec { parent_refs, hostnames, rules });
+    let rule = rule.prop_map(|(matches, backend_refs)| HttpRule {
+        name: None,
+        matches,
+        backend_refs,
+    });
+    let spec = (
+        vec(parent_ref, 1..3),
+        vec(words(&HOSTS), 0..3),
+        vec(rule, 0..4),
+    );
+    let spec = spec.prop_map(
+        |(parent_refs, hostnames, rules)| gateway_api::HttpRouteSpec {
+            parent_refs,
+            hostnames,
+            rules,
+        },
+    );
     (option::of(0..3u64), spec)
 }
 
@@ -210,12 +324,26 @@ fn udp_service() -> Object {
         app_protocol: None,
     };
     let selector = Labels::from([("app".to_owned(), "web".to_owned())]);
-    let spec = ServiceSpec { cluster_ip: ClusterIp::Headless, ports: (1..=80).map(port).collect(), selector, ..ServiceSpec::default() };
-    Object::Service(Service { metadata: metadata("datagrams", None), spec })
+    let spec = ServiceSpec {
+        cluster_ip: ClusterIp::Headless,
+        ports: (1..=80).map(port).collect(),
+        selector,
+        ..ServiceSpec::default()
+    };
+    Object::Service(Service {
+        metadata: metadata("datagrams", None),
+        spec,
+    })
 }
 
 fn udp_route() -> impl Strategy<Value = (Option<u64>, gateway_api::UdpRouteSpec)> {
-    let parent = ParentRef { group: String::new(), kind: "Service".to_owned(), name: name("datagrams"), namespace: None, port: None };
+    let parent = ParentRef {
+        group: String::new(),
+        kind: "Service".to_owned(),
+        name: name("datagrams"),
+        namespace: None,
+        port: None,
+    };
     let backend = prop_oneof![9 => 1..=80u16, 1 => Just(81)].prop_map(|number| BackendRef {
         group: String::new(),
         kind: "Service".to_owned(),
@@ -224,94 +352,190 @@ fn udp_route() -> impl Strategy<Value = (Option<u64>, gateway_api::UdpRouteSpec)
         port: Some(port(number)),
         weight: 1,
     });
-    let rule = vec(backend, 0..60).prop_map(|backend_refs| gateway_api::UdpRule { name: None, backend_refs });
-    let spec = vec(rule, 0..3).prop_map(move |rules| gateway_api::UdpRouteSpec { parent_refs: vec![parent.clone()], rules });
+    let rule = vec(backend, 0..60).prop_map(|backend_refs| gateway_api::UdpRule {
+        name: None,
+        backend_refs,
+    });
+    let spec = vec(rule, 0..3).prop_map(move |rules| gateway_api::UdpRouteSpec {
+        parent_refs: vec![parent.clone()],
+        rules,
+    });
     (option::of(0..3u64), spec)
 }
 
 fn route_match() -> impl Strategy<Value = HttpRouteMatch> {
     let text = prop_oneof![
-        (words(&PATHS), select(vec![gateway_api::PathConditionType::Exact, gateway_api::PathConditionType::PathPrefix])),
-        (words(&PATH_PATTERNS), Just(gateway_api::PathConditionType::RegularExpression)),
+        (
+            words(&PATHS),
+            select(vec![
+                gateway_api::PathConditionType::Exact,
+                gateway_api::PathConditionType::PathPrefix
+            ])
+        ),
+        (
+            words(&PATH_PATTERNS),
+            Just(gateway_api::PathConditionType::RegularExpression)
+        ),
     ];
     let path = option::of(text.prop_map(|(value, kind)| PathCondition { kind, value }));
     let method = option::weighted(0.2, select(vec![Method::Get, Method::Post]));
-    (path, method, vec(value_condition(), 0..2), vec(value_condition(), 0..2))
-        .prop_map(|(path, method, headers, query_params)| HttpRouteMatch { path, method, headers, query_params })
+    (
+        path,
+        method,
+        vec(value_condition(), 0..2),
+        vec(value_condition(), 0..2),
+    )
+        .prop_map(|(path, method, headers, query_params)| HttpRouteMatch {
+            path,
+            method,
+            headers,
+            query_params,
+        })
 }
 
 fn value_condition() -> impl Strategy<Value = ValueCondition> {
     let text = prop_oneof![
         (words(&VALUES), Just(gateway_api::ValueConditionType::Exact)),
-        (words(&VALUE_PATTERNS), Just(gateway_api::ValueConditionType::RegularExpression)),
+        (
+            words(&VALUE_PATTERNS),
+            Just(gateway_api::ValueConditionType::RegularExpression)
+        ),
     ];
     (words(&NAMES), text).prop_map(|(name, (value, kind))| ValueCondition { kind, name, value })
 }
 
 fn backend_ref() -> impl Strategy<Value = BackendRef> {
-    (some_service(), option::weighted(0.9, some_port()), 0..4u32).prop_map(|(service, port, weight)| BackendRef {
-        group: String::new(),
-        kind: "Service".to_owned(),
-        name: name(service),
-        namespace: None,
-        port,
-        weight,
-    })
+    (some_service(), option::weighted(0.9, some_port()), 0..4u32).prop_map(
+        |(service, port, weight)| BackendRef {
+            group: String::new(),
+            kind: "Service".to_owned(),
+            name: name(service),
+            namespace: None,
+            port,
+            weight,
+        },
+    )
 }
 
 fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServiceSpec)> {
     let rule = (vec(match_request(), 0..3), vec(destination(), 0..3));
-    let rule = rule.prop_map(|(matches, route)| istio::VirtualServiceRoute { name: None, matches, route });
+    let rule = rule.prop_map(|(matches, route)| istio::VirtualServiceRoute {
+        name: None,
+        matches,
+        route,
+    });
     let hosts = vec(some_service().prop_map(str::to_owned), 1..3);
-    let spec = (hosts, vec(rule, 0..4)).prop_map(|(hosts, http)| istio::VirtualServiceSpec { hosts, gateways: Vec::new(), http });
+    let spec = (hosts, vec(rule, 0..4)).prop_map(|(hosts, http)| istio::VirtualServiceSpec {
+        hosts,
+        gateways: Vec::new(),
+        http,
+    });
     (option::of(0..3u64), spec)
 }
 
-fn string_match(texts: &'static [&'static str], patterns: &'static [&'static str]) -> impl Strategy<Value = StringMatch> {
+fn string_match(
+    texts: &'static [&'static str],
+    patterns: &'static [&'static str],
+) -> impl Strategy<Value = StringMatch> {
     prop_oneof![
-        words(texts).prop_map(|text| StringMatch { exact: Some(text), ..StringMatch::default() }),
-        words(texts).prop_map(|text| StringMatch { prefix: Some(text), ..StringMatch::default() }),
-        words(patterns).prop_map(|text| StringMatch { regex: Some(text), ..StringMatch::default() }),
+        words(texts).prop_map(|text| StringMatch {
+            exact: Some(text),
+            ..StringMatch::default()
+        }),
+        words(texts).prop_map(|text| StringMatch {
+            prefix: Some(text),
+            ..StringMatch::default()
+        }),
+        words(patterns).prop_map(|text| StringMatch {
+            regex: Some(text),
+            ..StringMatch::default()
+        }),
         Just(StringMatch::default()),
     ]
 }
 
 fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
     let exact = |words: &'static [&'static str]| {
-        option::weighted(0.2, select(words).prop_map(|word: &str| StringMatch { exact: Some(word.to_owned()), ..StringMatch::default() }))
+        option::weighted(
+            0.2,
+            select(words).prop_map(|word: &str| StringMatch {
+                exact: Some(word.to_owned()),
+                ..StringMatch::default()
+            }),
+        )
     };
     let conditions = || btree_map(words(&NAMES), string_match(&VALUES, &VALUE_PATTERNS), 0..2);
     let uri = option::of(string_match(&PATHS, &PATH_PATTERNS));
-    let parts = (uri, exact(&METHODS), exact(&SENT_HOSTS), conditions(), conditions(), option::weighted(0.2, some_port()));
-    parts.prop_map(|(uri, method, authority, headers, query_params, port)| HttpMatchRequest {
-        name: None,
+    let parts = (
         uri,
-        method,
-        authority,
-        headers,
-        query_params,
-        port,
-    })
+        exact(&METHODS),
+        exact(&SENT_HOSTS),
+        conditions(),
+        conditions(),
+        option::weighted(0.2, some_port()),
+    );
+    parts.prop_map(
+        |(uri, method, authority, headers, query_params, port)| HttpMatchRequest {
+            name: None,
+            uri,
+            method,
+            authority,
+            headers,
+            query_params,
+            port,
+        },
+    )
 }
 
 fn destination() -> impl Strategy<Value = HttpRouteDestination> {
     let subset = option::weighted(0.3, select(&["v1", "v2", "v3"][..]).prop_map(str::to_owned));
     let port = option::of(some_port().prop_map(|number| PortSelector { number }));
-    (some_service(), subset, port, option::of(0..4u32)).prop_map(|(service, subset, port, weight)| HttpRouteDestination {
-        destination: Destination { host: service.to_owned(), subset, port },
-        weight,
-    })
+    (some_service(), subset, port, option::of(0..4u32)).prop_map(
+        |(service, subset, port, weight)| HttpRouteDestination {
+            destination: Destination {
+                host: service.to_owned(),
+                subset,
+                port,
+            },
+            weight,
+        },
+    )
 }
 
 fn request() -> impl Strategy<Value = OracleRequest> {
     let query = vec((words(&NAMES), words(&VALUES)), 0..3);
     let headers = vec((words(&NAMES), words(&VALUES)), 0..3);
-    (some_service(), some_port(), words(&SENT_HOSTS), words(&METHODS), words(&PATHS), query, headers).prop_map(
-        |(service, port, host, method, path, query, headers)| {
-            let parameters: Vec<String> = query.iter().map(|(name, value)| format!("{name}={value}")).collect();
-            let target = if parameters.is_empty() { path } else { format!("{path}?{}", parameters.join("&")) };
-            let service = ServiceKey { tenant: name("alpha"), namespace: name(NAMESPACE), name: name(service) };
-            OracleRequest { service, port: port.get(), host, method, target, headers }
-        },
+    (
+        some_service(),
+        some_port(),
+        words(&SENT_HOSTS),
+        words(&METHODS),
+        words(&PATHS),
+        query,
+        headers,
     )
+        .prop_map(|(service, port, host, method, path, query, headers)| {
+            let parameters: Vec<String> = query
+                .iter()
+                .map(|(name, value)| format!("{name}={value}"))
+                .collect();
+            let target = if parameters.is_empty() {
+                path
+            } else {
+                format!("{path}?{}", parameters.join("&"))
+            };
+            let service = ServiceKey {
+                tenant: name("alpha"),
+                namespace: name(NAMESPACE),
+                name: name(service),
+            };
+            OracleRequest {
+                service,
+                port: port.get(),
+                host,
+                method,
+                target,
+                headers,
+            }
+        })
 }

@@ -53,11 +53,23 @@ impl Security {
     /// Converts the lists to resources, in the order of kinds.
     pub fn into_resources(self) -> impl Iterator<Item = Resource> {
         let policies = self.authorizations.into_iter().map(Resource::Authorization);
-        let first = self.key_servers.into_iter().map(Resource::KeyServer).chain(self.authorizers.into_iter().map(Resource::Authorizer));
+        let first = self
+            .key_servers
+            .into_iter()
+            .map(Resource::KeyServer)
+            .chain(self.authorizers.into_iter().map(Resource::Authorizer));
         first
             .chain(policies)
-            .chain(self.authentications.into_iter().map(Resource::Authentication))
-            .chain(self.peer_authentications.into_iter().map(Resource::PeerAuthentication))
+            .chain(
+                self.authentications
+                    .into_iter()
+                    .map(Resource::Authentication),
+            )
+            .chain(
+                self.peer_authentications
+                    .into_iter()
+                    .map(Resource::PeerAuthentication),
+            )
             .chain(self.terminations.into_iter().map(Resource::Termination))
             .chain(self.entitlements.into_iter().map(Resource::Entitlement))
     }

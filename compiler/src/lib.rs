@@ -79,14 +79,20 @@ pub struct CompileOutput {
 
 /// Returns the services for which [`compile()`] needs ids. They include the tier's own service if the tenant is on the cloud tier.
 pub fn service_keys(tenant: &TenantName, documents: &[Arc<Document>]) -> BTreeSet<ServiceKey> {
-    let keys = documents.iter().filter_map(|document| match &document.object {
-        Object::Service(service) => {
-            let metadata = &service.metadata;
-            Some(ServiceKey { tenant: tenant.clone(), namespace: metadata.namespace.clone(), name: metadata.name.clone() })
-        }
-        Object::Tenant(own) if !own.spec.gateway_cidrs.is_empty() => Some(tier_service(tenant)),
-        _ => None,
-    });
+    let keys = documents
+        .iter()
+        .filter_map(|document| match &document.object {
+            Object::Service(service) => {
+                let metadata = &service.metadata;
+                Some(ServiceKey {
+                    tenant: tenant.clone(),
+                    namespace: metadata.namespace.clone(),
+                    name: metadata.name.clone(),
+                })
+            }
+            Object::Tenant(own) if !own.spec.gateway_cidrs.is_empty() => Some(tier_service(tenant)),
+            _ => None,
+        });
     keys.collect()
 }
 
@@ -104,21 +110,40 @@ pub fn compile_within(input: &CompileInput<'_>, max: CompiledSize) -> CompileOut
     let diagnostics = report.into_sorted();
     let claims = claims_of(input.tenant, ir.as_ref());
     let homes = ir.as_ref().map(|ir| ir.homes.clone()).unwrap_or_default();
-    let (federations, jwks) = ir.as_ref().map(|ir| (ir.security.federations.clone(), ir.security.jwks.clone())).unwrap_or_default();
+    let (federations, jwks) = ir
+        .as_ref()
+        .map(|ir| (ir.security.federations.clone(), ir.security.jwks.clone()))
+        .unwrap_or_default();
     let mut resources = ir.map(lower::tenant).unwrap_or_default();
     // Not every kind of resource is counted while it is made; those that are not grow with the objects only.
-    let size = CompiledSize { resources: budget.used().resources.max(resources.len() as u64), ..budget.used() };
+    let size = CompiledSize {
+        resources: budget.used().resources.max(resources.len() as u64),
+        ..budget.used()
+    };
     let is_stopped = size.exceeds(&max);
     if is_stopped {
         resources = Vec::new();
     }
-    CompileOutput { resources, diagnostics, claims, homes, federations, jwks, size, is_stopped }
+    CompileOutput {
+        resources,
+        diagnostics,
+        claims,
+        homes,
+        federations,
+        jwks,
+        size,
+        is_stopped,
+    }
 }
 
 /// Builds the IR of a tenant, for the oracle and for golden tests; `None` without a valid Tenant object.
 pub fn build_ir(input: &CompileInput<'_>) -> (Option<Ir>, Vec<Diagnostic>) {
     let mut report = DiagnosticCollector::default();
-    let checked = resolve::resolve(input, &mut ResourceBudget::new(CompiledSize::UNLIMITED), &mut report);
+    let checked = resolve::resolve(
+        input,
+        &mut ResourceBudget::new(CompiledSize::UNLIMITED),
+        &mut report,
+    );
     (build::build(checked), report.into_sorted())
 }
 
@@ -130,6 +155,16 @@ fn claims_of(tenant: &TenantName, ir: Option<&Ir>) -> TenantClaims {
         gateway_cidrs: ir.tenant.gateway_cidrs.clone(),
     });
     let gateways = ir.map(|ir| ir.gateways.as_slice()).unwrap_or_default();
-    let gateways = gateways.iter().map(|g| GatewayClaim { replica: g.replica.clone(), addresses: g.addresses.clone() }).collect();
-    TenantClaims { tenant: tenant.clone(), isolation, gateways }
+    let gateways = gateways
+        .iter()
+        .map(|g| GatewayClaim {
+            replica: g.replica.clone(),
+            addresses: g.addresses.clone(),
+        })
+        .collect();
+    TenantClaims {
+        tenant: tenant.clone(),
+        isolation,
+        gateways,
+    }
 }

@@ -1,7 +1,9 @@
 //! Limits of one tenant's objects. Limits that data planes check too are in [`canal_model::limits`]. Input beyond a limit fails closed with
 //! a diagnostic. A test reaches each limit.
 
-pub use canal_model::limits::{DIRECT_PORTS_PER_WORKLOAD_MAX, UDP_PORTS_PER_WORKLOAD_MAX, WEIGHT_MAX};
+pub use canal_model::limits::{
+    DIRECT_PORTS_PER_WORKLOAD_MAX, UDP_PORTS_PER_WORKLOAD_MAX, WEIGHT_MAX,
+};
 
 /// Maximum number of objects of one tenant, from all sources together.
 pub const OBJECTS_PER_TENANT_MAX: usize = 100_000;

@@ -12,21 +12,34 @@ pub(crate) fn hostname(key: &ServiceKey) -> String {
 }
 
 /// Resolves `host` for an object in `namespace`. Accepts `name`, `name.namespace`, `name.namespace.svc` and the full name.
-pub(crate) fn service(tenant: &TenantName, namespace: &Namespace, host: &str) -> Option<ServiceKey> {
+pub(crate) fn service(
+    tenant: &TenantName,
+    namespace: &Namespace,
+    host: &str,
+) -> Option<ServiceKey> {
     let parts: Vec<&str> = host.split('.').collect();
     let (name, namespace) = match parts.as_slice() {
         [name] => (*name, namespace.clone()),
-        [name, namespace] | [name, namespace, "svc"] | [name, namespace, "svc", "cluster", "local"] => {
-            (*name, Namespace::new(namespace).ok()?)
-        }
+        [name, namespace]
+        | [name, namespace, "svc"]
+        | [name, namespace, "svc", "cluster", "local"] => (*name, Namespace::new(namespace).ok()?),
         _ => return None,
     };
-    Some(ServiceKey { tenant: tenant.clone(), namespace, name: ObjectName::new(name).ok()? })
+    Some(ServiceKey {
+        tenant: tenant.clone(),
+        namespace,
+        name: ObjectName::new(name).ok()?,
+    })
 }
 
 /// Parses a host of a route: an exact name, or `*.` and a domain. The error is the problem, without a full stop.
 pub(crate) fn host_match(written: &str) -> Result<HostMatch, String> {
-    let refuse = |why: &str| Err(format!("{:?} {why}", written.chars().take(80).collect::<String>()));
+    let refuse = |why: &str| {
+        Err(format!(
+            "{:?} {why}",
+            written.chars().take(80).collect::<String>()
+        ))
+    };
     if written.parse::<std::net::IpAddr>().is_ok() {
         return refuse("is an address, not a host name");
     }
@@ -40,7 +53,11 @@ pub(crate) fn host_match(written: &str) -> Result<HostMatch, String> {
     if ObjectName::new(name).is_err() {
         return refuse("is not a lower-case host name, with `*.` before it or not");
     }
-    Ok(if wildcard { HostMatch::Suffix(format!(".{name}")) } else { HostMatch::Exact(name.to_owned()) })
+    Ok(if wildcard {
+        HostMatch::Suffix(format!(".{name}"))
+    } else {
+        HostMatch::Exact(name.to_owned())
+    })
 }
 
 #[cfg(test)]
@@ -55,7 +72,10 @@ mod tests {
             ("reviews", Some("alpha/here/reviews")),
             ("reviews.there", Some("alpha/there/reviews")),
             ("reviews.there.svc", Some("alpha/there/reviews")),
-            ("reviews.there.svc.cluster.local", Some("alpha/there/reviews")),
+            (
+                "reviews.there.svc.cluster.local",
+                Some("alpha/there/reviews"),
+            ),
             ("reviews.there.svc.cluster", None),
             ("www.example.com", None),
             ("*", None),
@@ -63,7 +83,13 @@ mod tests {
             ("", None),
             ("reviews.there.svc.other.local", None),
         ] {
-            assert_eq!(service(&tenant, &here, host).map(|key| key.to_string()).as_deref(), expected, "{host:?}");
+            assert_eq!(
+                service(&tenant, &here, host)
+                    .map(|key| key.to_string())
+                    .as_deref(),
+                expected,
+                "{host:?}"
+            );
         }
     }
 
@@ -71,7 +97,10 @@ mod tests {
     fn hosts_are_names() {
         for (written, expected) in [
             ("example.com", Some(HostMatch::Exact("example.com".into()))),
-            ("*.example.com", Some(HostMatch::Suffix(".example.com".into()))),
+            (
+                "*.example.com",
+                Some(HostMatch::Suffix(".example.com".into())),
+            ),
             ("*", None),
             ("a.*.com", None),
             ("Example.com", None),

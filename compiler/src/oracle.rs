@@ -12,7 +12,8 @@
 
 use canal_model::ids::ServiceKey;
 use canal_model::program::{
-    AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, Labels, PathMatch, RouteAction, RouteKey, TextMatch, ValueMatch, Workload,
+    AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, Labels, PathMatch, RouteAction,
+    RouteKey, TextMatch, ValueMatch, Workload,
 };
 
 use crate::ir::Ir;
@@ -42,20 +43,39 @@ pub enum RoutingVerdict {
     /// The port is opaque TCP, or has no rules: all traffic goes to the service itself.
     Service { service: ServiceKey, port: u16 },
     /// The rule splits requests by weight; a backend may refuse its part.
-    Split { rule: RouteKey, backends: Vec<Backend> },
+    Split {
+        rule: RouteKey,
+        backends: Vec<Backend>,
+    },
     /// The rule refuses the request.
-    Refuse { rule: RouteKey, status: u16, reason: String },
+    Refuse {
+        rule: RouteKey,
+        status: u16,
+        reason: String,
+    },
     /// The port has rules, and none matches: 404.
     NoRule,
 }
 
 /// Returns the routing decision that the IR defines for one request.
 pub fn decide(ir: &Ir, request: &OracleRequest) -> RoutingVerdict {
-    let Some(service) = ir.services.get(&request.service) else { return RoutingVerdict::NoService };
-    let Some(port) = service.service.ports.iter().find(|port| port.port == request.port) else { return RoutingVerdict::NoService };
+    let Some(service) = ir.services.get(&request.service) else {
+        return RoutingVerdict::NoService;
+    };
+    let Some(port) = service
+        .service
+        .ports
+        .iter()
+        .find(|port| port.port == request.port)
+    else {
+        return RoutingVerdict::NoService;
+    };
     let mut matches = service.routes.on_port(port.port);
     if port.protocol == AppProtocol::Tcp || matches.clone().next().is_none() {
-        return RoutingVerdict::Service { service: request.service.clone(), port: request.port };
+        return RoutingVerdict::Service {
+            service: request.service.clone(),
+            port: request.port,
+        };
     }
     let mut request = request.clone();
     if matches.clone().any(|(_, http)| reads_path(&http.path)) {
@@ -68,10 +88,15 @@ pub fn decide(ir: &Ir, request: &OracleRequest) -> RoutingVerdict {
     match matches.find(|(rule, http)| holds(&rule.hosts, http, &request)) {
         None => RoutingVerdict::NoRule,
         Some((rule, _)) => match &rule.action {
-            RouteAction::Split(backends) => RoutingVerdict::Split { rule: rule.key.clone(), backends: backends.clone() },
-            RouteAction::Refuse { status, reason } => {
-                RoutingVerdict::Refuse { rule: rule.key.clone(), status: *status, reason: reason.clone() }
-            }
+            RouteAction::Split(backends) => RoutingVerdict::Split {
+                rule: rule.key.clone(),
+                backends: backends.clone(),
+            },
+            RouteAction::Refuse { status, reason } => RoutingVerdict::Refuse {
+                rule: rule.key.clone(),
+                status: *status,
+                reason: reason.clone(),
+            },
         },
     }
 }
@@ -79,18 +104,33 @@ pub fn decide(ir: &Ir, request: &OracleRequest) -> RoutingVerdict {
 /// Returns whether a match requires more of the path than that there is one.
 pub fn reads_path(path: &PathMatch) -> bool {
     match path {
-        PathMatch::ElementPrefix(text) | PathMatch::StringPrefix(text) => !matches!(text.as_str(), "" | "/"),
+        PathMatch::ElementPrefix(text) | PathMatch::StringPrefix(text) => {
+            !matches!(text.as_str(), "" | "/")
+        }
         PathMatch::Exact(_) | PathMatch::Regex(_) => true,
     }
 }
 
 /// Returns the workloads that may serve a backend now, each with its target port. They are ready, in the subset, and serve the port.
 pub fn endpoints<'a>(ir: &'a Ir, target: &'a BackendTarget) -> Vec<(&'a Workload, u16)> {
-    let BackendTarget::Service { service, port, subset } = target else { return Vec::new() };
+    let BackendTarget::Service {
+        service,
+        port,
+        subset,
+    } = target
+    else {
+        return Vec::new();
+    };
     let carries = |labels: &Labels| subset.iter().all(|(k, v)| labels.get(k) == Some(v));
-    let able = ir.workloads.iter().filter(|workload| workload.ready && carries(&workload.labels));
+    let able = ir
+        .workloads
+        .iter()
+        .filter(|workload| workload.ready && carries(&workload.labels));
     able.flat_map(|workload| {
-        let served = workload.endpoints.iter().filter(|e| e.service == *service && e.port == *port);
+        let served = workload
+            .endpoints
+            .iter()
+            .filter(|e| e.service == *service && e.port == *port);
         served.map(move |endpoint| (workload, endpoint.target_port))
     })
     .collect()
@@ -98,18 +138,35 @@ pub fn endpoints<'a>(ir: &'a Ir, target: &'a BackendTarget) -> Vec<(&'a Workload
 
 /// Returns whether all conditions of one match hold, for a rule with these hosts.
 pub fn holds(hosts: &[HostMatch], http: &HttpMatch, request: &OracleRequest) -> bool {
-    let (path, query) = request.target.split_once('?').unwrap_or((&request.target, ""));
+    let (path, query) = request
+        .target
+        .split_once('?')
+        .unwrap_or((&request.target, ""));
     let host = normal_host(&request.host);
     (hosts.is_empty() || hosts.iter().any(|written| host_holds(written, &host)))
         && path_holds(&http.path, path)
-        && http.method.as_ref().is_none_or(|method| *method == request.method)
-        && http.headers.iter().all(|header| text_holds(header, header_value(request, &header.name).as_deref()))
-        && http.query.iter().all(|parameter| text_holds(parameter, query_value(query, &parameter.name)))
+        && http
+            .method
+            .as_ref()
+            .is_none_or(|method| *method == request.method)
+        && http
+            .headers
+            .iter()
+            .all(|header| text_holds(header, header_value(request, &header.name).as_deref()))
+        && http
+            .query
+            .iter()
+            .all(|parameter| text_holds(parameter, query_value(query, &parameter.name)))
 }
 
 fn normal_host(host: &str) -> String {
     let bare = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|c| c.is_ascii_digit()) && (!name.contains(':') || name.ends_with(']')) => name,
+        Some((name, port))
+            if port.bytes().all(|c| c.is_ascii_digit())
+                && (!name.contains(':') || name.ends_with(']')) =>
+        {
+            name
+        }
         _ => host,
     };
     bare.strip_suffix('.').unwrap_or(bare).to_ascii_lowercase()
@@ -128,23 +185,37 @@ fn path_holds(written: &PathMatch, path: &str) -> bool {
         PathMatch::StringPrefix(prefix) => path.starts_with(prefix.as_str()),
         PathMatch::ElementPrefix(prefix) => {
             let prefix = prefix.strip_suffix('/').unwrap_or(prefix);
-            path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            path.strip_prefix(prefix)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         }
         PathMatch::Regex(pattern) => regex_holds(pattern, path),
     }
 }
 
 fn header_value(request: &OracleRequest, name: &str) -> Option<String> {
-    let values: Vec<&str> =
-        request.headers.iter().filter(|(sent, _)| sent.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str()).collect();
+    let values: Vec<&str> = request
+        .headers
+        .iter()
+        .filter(|(sent, _)| sent.eq_ignore_ascii_case(name))
+        .map(|(_, value)| value.as_str())
+        .collect();
     // Cookies are one line, into which HTTP/2 may split it (RFC 9113 §8.2.3).
-    let separator = if name.eq_ignore_ascii_case("cookie") { "; " } else { "," };
+    let separator = if name.eq_ignore_ascii_case("cookie") {
+        "; "
+    } else {
+        ","
+    };
     (!values.is_empty()).then(|| values.join(separator))
 }
 
 fn query_value<'a>(query: &'a str, name: &str) -> Option<&'a str> {
-    let mut parameters = query.split('&').filter(|part| !part.is_empty()).map(|part| part.split_once('=').unwrap_or((part, "")));
-    parameters.find(|(sent, _)| *sent == name).map(|(_, value)| value)
+    let mut parameters = query
+        .split('&')
+        .filter(|part| !part.is_empty())
+        .map(|part| part.split_once('=').unwrap_or((part, "")));
+    parameters
+        .find(|(sent, _)| *sent == name)
+        .map(|(_, value)| value)
 }
 
 fn text_holds(condition: &ValueMatch, value: Option<&str>) -> bool {
@@ -179,9 +250,13 @@ mod tests {
             assert_eq!(normal_host(host), expected, "{host:?}");
         }
         let suffix = HostMatch::Suffix(".example.com".to_owned());
-        for (host, expected) in
-            [("a.example.com", true), ("a.b.example.com", true), ("example.com", false), (".example.com", false), ("aexample.com", false)]
-        {
+        for (host, expected) in [
+            ("a.example.com", true),
+            ("a.b.example.com", true),
+            ("example.com", false),
+            (".example.com", false),
+            ("aexample.com", false),
+        ] {
             assert_eq!(host_holds(&suffix, host), expected, "{host:?}");
         }
     }

@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use canal_model::authorization::{
-    AllOf, Attribute, AttributeMatch, Authorization, AuthorizationAction, Clause, PeerAuthentication, PeerMode, PolicyKey, PolicyRule,
-    PolicyTarget,
+    AllOf, Attribute, AttributeMatch, Authorization, AuthorizationAction, Clause,
+    PeerAuthentication, PeerMode, PolicyKey, PolicyRule, PolicyTarget,
 };
 use canal_model::ids::{Namespace, ServiceKey};
 use canal_model::program::{Labels, PolicyPaths};
@@ -95,42 +95,75 @@ pub fn is_for(target: &PolicyTarget, destination: &OracleDestination<'_>) -> boo
     match target {
         PolicyTarget::Service(wanted) => service == Some(wanted),
         PolicyTarget::Tenant => workload.is_some(),
-        PolicyTarget::Namespace(wanted) => workload.is_some_and(|(namespace, _)| namespace == wanted),
-        PolicyTarget::Workloads { namespace: wanted, labels: wanted_labels } => workload.is_some_and(|(namespace, labels)| {
-            (wanted.is_none() || wanted.as_ref() == Some(namespace)) && wanted_labels.iter().all(|(k, v)| labels.get(k) == Some(v))
+        PolicyTarget::Namespace(wanted) => {
+            workload.is_some_and(|(namespace, _)| namespace == wanted)
+        }
+        PolicyTarget::Workloads {
+            namespace: wanted,
+            labels: wanted_labels,
+        } => workload.is_some_and(|(namespace, labels)| {
+            (wanted.is_none() || wanted.as_ref() == Some(namespace))
+                && wanted_labels.iter().all(|(k, v)| labels.get(k) == Some(v))
         }),
     }
 }
 
 /// Returns the decision of a destination's policies, given the authorizers that have `agreed`. The order of policies affects only which
 /// policy is named.
-pub fn decide(policies: &[&Authorization], facts: &OracleFacts, agreed: &BTreeSet<PolicyKey>) -> OracleDecision {
+pub fn decide(
+    policies: &[&Authorization],
+    facts: &OracleFacts,
+    agreed: &BTreeSet<PolicyKey>,
+) -> OracleDecision {
     let enforced: Vec<&Authorization> = policies.iter().copied().filter(|p| !p.dry_run).collect();
     // A broken policy denies everything, so no other policy needs to be evaluated.
     if let Some(broken) = enforced.iter().find(|policy| policy.broken.is_some()) {
-        return OracleDecision::Deny { policy: Some(broken.key.clone()), rule: None };
+        return OracleDecision::Deny {
+            policy: Some(broken.key.clone()),
+            rule: None,
+        };
     }
-    let of = |action: &AuthorizationAction| enforced.iter().copied().filter(|policy| policy.action == *action).collect::<Vec<_>>();
+    let of = |action: &AuthorizationAction| {
+        enforced
+            .iter()
+            .copied()
+            .filter(|policy| policy.action == *action)
+            .collect::<Vec<_>>()
+    };
     let mut undecided = Vec::new();
     // CUSTOM policies are evaluated per authorizer, so that each authorizer is called at most once.
     let mut authorizers: Vec<&PolicyKey> = Vec::new();
     for policy in &enforced {
         match &policy.action {
-            AuthorizationAction::Custom(authorizer) if !authorizers.contains(&authorizer) => authorizers.push(authorizer),
+            AuthorizationAction::Custom(authorizer) if !authorizers.contains(&authorizer) => {
+                authorizers.push(authorizer)
+            }
             _ => {}
         }
     }
     for authorizer in authorizers {
-        match first(&of(&AuthorizationAction::Custom(authorizer.clone())), facts, false) {
+        match first(
+            &of(&AuthorizationAction::Custom(authorizer.clone())),
+            facts,
+            false,
+        ) {
             FirstMatch::Yes(policy, _) if !agreed.contains(authorizer) => {
-                return OracleDecision::CallAuthorizer { authorizer: authorizer.clone(), policy: policy.key.clone() };
+                return OracleDecision::CallAuthorizer {
+                    authorizer: authorizer.clone(),
+                    policy: policy.key.clone(),
+                };
             }
             FirstMatch::Maybe(policy, attribute) => undecided.push((policy.key.clone(), attribute)),
             FirstMatch::Yes(..) | FirstMatch::No => {}
         }
     }
     match first(&of(&AuthorizationAction::Deny), facts, false) {
-        FirstMatch::Yes(policy, rule) => return OracleDecision::Deny { policy: Some(policy.key.clone()), rule: Some(rule) },
+        FirstMatch::Yes(policy, rule) => {
+            return OracleDecision::Deny {
+                policy: Some(policy.key.clone()),
+                rule: Some(rule),
+            };
+        }
         FirstMatch::Maybe(policy, attribute) => undecided.push((policy.key.clone(), attribute)),
         FirstMatch::No => {}
     }
@@ -140,7 +173,12 @@ pub fn decide(policies: &[&Authorization], facts: &OracleFacts, agreed: &BTreeSe
         match first(&allows, facts, facts.is_foreign) {
             FirstMatch::Yes(..) => {}
             FirstMatch::Maybe(policy, attribute) => undecided.push((policy.key.clone(), attribute)),
-            FirstMatch::No => return OracleDecision::Deny { policy: None, rule: None },
+            FirstMatch::No => {
+                return OracleDecision::Deny {
+                    policy: None,
+                    rule: None,
+                };
+            }
         }
     }
     match undecided.into_iter().next() {
@@ -150,7 +188,10 @@ pub fn decide(policies: &[&Authorization], facts: &OracleFacts, agreed: &BTreeSe
 }
 
 /// Returns the audit policies and dry runs that certainly matched, each with the matching rule.
-pub fn hits(policies: &[&Authorization], facts: &OracleFacts) -> Vec<(PolicyKey, Option<usize>, OracleShadowMatch)> {
+pub fn hits(
+    policies: &[&Authorization],
+    facts: &OracleFacts,
+) -> Vec<(PolicyKey, Option<usize>, OracleShadowMatch)> {
     let mut found = Vec::new();
     for policy in policies {
         let hit = match (&policy.action, policy.dry_run, policy.broken.is_some()) {
@@ -183,11 +224,18 @@ fn first<'a>(policies: &[&'a Authorization], facts: &OracleFacts, named: bool) -
     let mut maybe = FirstMatch::No;
     for policy in policies {
         // A certain match takes precedence over an earlier possible one, inside each policy and then among policies.
-        let truths: Vec<OracleTruth> = policy.rules.iter().map(|rule| rule_holds(rule, facts, named)).collect();
+        let truths: Vec<OracleTruth> = policy
+            .rules
+            .iter()
+            .map(|rule| rule_holds(rule, facts, named))
+            .collect();
         if let Some(rule) = truths.iter().position(|truth| *truth == OracleTruth::Yes) {
             return FirstMatch::Yes(policy, rule);
         }
-        if let (FirstMatch::No, Some(OracleTruth::Maybe(attribute))) = (&maybe, truths.iter().find(|truth| **truth != OracleTruth::No)) {
+        if let (FirstMatch::No, Some(OracleTruth::Maybe(attribute))) = (
+            &maybe,
+            truths.iter().find(|truth| **truth != OracleTruth::No),
+        ) {
             maybe = FirstMatch::Maybe(policy, attribute.clone());
         }
     }
@@ -197,32 +245,56 @@ fn first<'a>(policies: &[&'a Authorization], facts: &OracleFacts, named: bool) -
 /// Returns whether a rule matches; with `named` only by a clause that names the peer.
 pub fn rule_holds(rule: &PolicyRule, facts: &OracleFacts, named: bool) -> OracleTruth {
     let by_when = rule.when.iter().any(names_peer);
-    let one_of = |alternatives: &[AllOf]| if alternatives.is_empty() { OracleTruth::Yes } else { any(alternatives, facts) };
+    let one_of = |alternatives: &[AllOf]| {
+        if alternatives.is_empty() {
+            OracleTruth::Yes
+        } else {
+            any(alternatives, facts)
+        }
+    };
     let from = match named && !by_when {
         false => one_of(&rule.from),
-        true => any(&rule.from.iter().filter(|all| all.iter().any(names_peer)).cloned().collect::<Vec<AllOf>>(), facts),
+        true => any(
+            &rule
+                .from
+                .iter()
+                .filter(|all| all.iter().any(names_peer))
+                .cloned()
+                .collect::<Vec<AllOf>>(),
+            facts,
+        ),
     };
     both(both(from, one_of(&rule.to)), all_hold(&rule.when, facts))
 }
 
 fn any(alternatives: &[AllOf], facts: &OracleFacts) -> OracleTruth {
-    let truths: Vec<OracleTruth> = alternatives.iter().map(|all| all_hold(all, facts)).collect();
+    let truths: Vec<OracleTruth> = alternatives
+        .iter()
+        .map(|all| all_hold(all, facts))
+        .collect();
     if truths.contains(&OracleTruth::Yes) {
         OracleTruth::Yes
     } else {
-        truths.into_iter().find(|truth| *truth != OracleTruth::No).unwrap_or(OracleTruth::No)
+        truths
+            .into_iter()
+            .find(|truth| *truth != OracleTruth::No)
+            .unwrap_or(OracleTruth::No)
     }
 }
 
 /// Returns whether all clauses hold.
 pub fn all_hold(all: &[Clause], facts: &OracleFacts) -> OracleTruth {
-    all.iter().map(|clause| clause_holds(clause, facts)).fold(OracleTruth::Yes, both)
+    all.iter()
+        .map(|clause| clause_holds(clause, facts))
+        .fold(OracleTruth::Yes, both)
 }
 
 fn both(a: OracleTruth, b: OracleTruth) -> OracleTruth {
     match (a, b) {
         (OracleTruth::No, _) | (_, OracleTruth::No) => OracleTruth::No,
-        (OracleTruth::Maybe(attribute), _) | (_, OracleTruth::Maybe(attribute)) => OracleTruth::Maybe(attribute),
+        (OracleTruth::Maybe(attribute), _) | (_, OracleTruth::Maybe(attribute)) => {
+            OracleTruth::Maybe(attribute)
+        }
         (OracleTruth::Yes, OracleTruth::Yes) => OracleTruth::Yes,
     }
 }
@@ -238,20 +310,34 @@ fn names_peer(clause: &Clause) -> bool {
         | AttributeMatch::Network(_)
         | AttributeMatch::Port(_) => false,
     };
-    clause.attribute == Attribute::SourcePrincipal && !clause.any.is_empty() && clause.any.iter().all(is_whole)
+    clause.attribute == Attribute::SourcePrincipal
+        && !clause.any.is_empty()
+        && clause.any.iter().all(is_whole)
 }
 
 /// Returns whether a clause holds.
 pub fn clause_holds(clause: &Clause, facts: &OracleFacts) -> OracleTruth {
     let values: &[OracleValue] = match facts.seen.get(&clause.attribute) {
-        _ if facts.unseen.contains(&clause.attribute) => return OracleTruth::Maybe(clause.attribute.clone()),
+        _ if facts.unseen.contains(&clause.attribute) => {
+            return OracleTruth::Maybe(clause.attribute.clone());
+        }
         Some(values) => values,
         None if facts.is_complete => &[],
         None => return OracleTruth::Maybe(clause.attribute.clone()),
     };
-    let one_of = |matches: &[AttributeMatch]| values.iter().any(|value| matches.iter().any(|m| match_holds(&clause.attribute, m, value)));
+    let one_of = |matches: &[AttributeMatch]| {
+        values.iter().any(|value| {
+            matches
+                .iter()
+                .any(|m| match_holds(&clause.attribute, m, value))
+        })
+    };
     let holds = (clause.any.is_empty() || one_of(&clause.any)) && !one_of(&clause.none);
-    if holds { OracleTruth::Yes } else { OracleTruth::No }
+    if holds {
+        OracleTruth::Yes
+    } else {
+        OracleTruth::No
+    }
 }
 
 fn match_holds(attribute: &Attribute, m: &AttributeMatch, value: &OracleValue) -> bool {
@@ -259,14 +345,28 @@ fn match_holds(attribute: &Attribute, m: &AttributeMatch, value: &OracleValue) -
     match (m, value) {
         (AttributeMatch::Present, OracleValue::Text(text)) => !text.is_empty(),
         (AttributeMatch::Present, _) => true,
-        (AttributeMatch::Exact(wanted), OracleValue::Text(text)) if is_host => host(text, wanted) == wanted.to_lowercase(),
-        (AttributeMatch::Prefix(wanted), OracleValue::Text(text)) if is_host => host(text, wanted).starts_with(&wanted.to_lowercase()),
-        (AttributeMatch::Suffix(wanted), OracleValue::Text(text)) if is_host => host(text, wanted).ends_with(&wanted.to_lowercase()),
+        (AttributeMatch::Exact(wanted), OracleValue::Text(text)) if is_host => {
+            host(text, wanted) == wanted.to_lowercase()
+        }
+        (AttributeMatch::Prefix(wanted), OracleValue::Text(text)) if is_host => {
+            host(text, wanted).starts_with(&wanted.to_lowercase())
+        }
+        (AttributeMatch::Suffix(wanted), OracleValue::Text(text)) if is_host => {
+            host(text, wanted).ends_with(&wanted.to_lowercase())
+        }
         (AttributeMatch::Exact(wanted), OracleValue::Text(text)) => text == wanted,
-        (AttributeMatch::Prefix(wanted), OracleValue::Text(text)) => text.starts_with(wanted.as_str()),
-        (AttributeMatch::Suffix(wanted), OracleValue::Text(text)) => text.ends_with(wanted.as_str()),
-        (AttributeMatch::Template(template), OracleValue::Text(path)) => template_holds(template, path),
-        (AttributeMatch::Network(net), OracleValue::Address(address)) => net.contains(&address.to_canonical()),
+        (AttributeMatch::Prefix(wanted), OracleValue::Text(text)) => {
+            text.starts_with(wanted.as_str())
+        }
+        (AttributeMatch::Suffix(wanted), OracleValue::Text(text)) => {
+            text.ends_with(wanted.as_str())
+        }
+        (AttributeMatch::Template(template), OracleValue::Text(path)) => {
+            template_holds(template, path)
+        }
+        (AttributeMatch::Network(net), OracleValue::Address(address)) => {
+            net.contains(&address.to_canonical())
+        }
         (AttributeMatch::Port(wanted), OracleValue::Port(port)) => wanted == port,
         _ => false,
     }
@@ -274,40 +374,71 @@ fn match_holds(attribute: &Attribute, m: &AttributeMatch, value: &OracleValue) -
 
 /// Returns a host in the form in which it is compared with `wanted`.
 fn host(sent: &str, wanted: &str) -> String {
-    let port_at = |text: &str| text.find(':').filter(|_| !text.contains(']')).or_else(|| text.find("]:").map(|at| at + 1));
+    let port_at = |text: &str| {
+        text.find(':')
+            .filter(|_| !text.contains(']'))
+            .or_else(|| text.find("]:").map(|at| at + 1))
+    };
     let lower = sent.to_lowercase();
     let (name, port) = lower.split_at(port_at(&lower).unwrap_or(lower.len()));
     let name = name.strip_suffix('.').unwrap_or(name);
-    if port_at(wanted).is_some() { format!("{name}{port}") } else { name.to_owned() }
+    if port_at(wanted).is_some() {
+        format!("{name}{port}")
+    } else {
+        name.to_owned()
+    }
 }
 
 fn template_holds(template: &str, path: &str) -> bool {
     if let Some(rest) = template.strip_prefix("{**}") {
-        return (0..=path.len()).any(|at| path.is_char_boundary(at) && template_holds(rest, &path[at..]));
+        return (0..=path.len())
+            .any(|at| path.is_char_boundary(at) && template_holds(rest, &path[at..]));
     }
     if let Some(rest) = template.strip_prefix("{*}") {
         let segment = path.find('/').unwrap_or(path.len());
-        return (1..=segment).any(|at| path.is_char_boundary(at) && template_holds(rest, &path[at..]));
+        return (1..=segment)
+            .any(|at| path.is_char_boundary(at) && template_holds(rest, &path[at..]));
     }
     match (template.chars().next(), path.chars().next()) {
         (None, None) => true,
-        (Some(wanted), Some(sent)) if wanted == sent => template_holds(&template[wanted.len_utf8()..], &path[sent.len_utf8()..]),
+        (Some(wanted), Some(sent)) if wanted == sent => {
+            template_holds(&template[wanted.len_utf8()..], &path[sent.len_utf8()..])
+        }
         _ => false,
     }
 }
 
 /// Returns the peer mode of a workload at one of its ports.
-pub fn peer_mode(policies: &[PeerAuthentication], destination: &OracleDestination<'_>, port: u16) -> PeerMode {
-    let mut own: Vec<&PeerAuthentication> = policies.iter().filter(|policy| is_for(&policy.target, destination)).collect();
+pub fn peer_mode(
+    policies: &[PeerAuthentication],
+    destination: &OracleDestination<'_>,
+    port: u16,
+) -> PeerMode {
+    let mut own: Vec<&PeerAuthentication> = policies
+        .iter()
+        .filter(|policy| is_for(&policy.target, destination))
+        .collect();
     own.sort_by_key(|policy| (policy.created, policy.key.clone()));
-    let oldest = |is_wide: fn(&PolicyTarget) -> bool| own.iter().find(|policy| is_wide(&policy.target)).copied();
+    let oldest = |is_wide: fn(&PolicyTarget) -> bool| {
+        own.iter().find(|policy| is_wide(&policy.target)).copied()
+    };
     let tenant = oldest(|target| matches!(target, PolicyTarget::Tenant));
     let namespace = oldest(|target| matches!(target, PolicyTarget::Namespace(_)));
-    let workload = oldest(|target| matches!(target, PolicyTarget::Workloads { .. } | PolicyTarget::Service(_)));
+    let workload = oldest(|target| {
+        matches!(
+            target,
+            PolicyTarget::Workloads { .. } | PolicyTarget::Service(_)
+        )
+    });
     let mut mode = PeerMode::default();
     // From the widest target to the narrowest: each one overrides the previous mode.
     for policy in [tenant, namespace, workload].into_iter().flatten() {
-        mode = policy.ports.get(&port).copied().or(policy.mode).unwrap_or(mode);
+        mode = policy
+            .ports
+            .get(&port)
+            .copied()
+            .or(policy.mode)
+            .unwrap_or(mode);
     }
     mode
 }
@@ -321,12 +452,20 @@ pub fn normal_path(target: &str) -> Option<String> {
 /// Returns the path as policies compare it; `None` if they refuse it. Strict policies refuse parameters, and escapes that are not UTF-8.
 pub fn policy_path(target: &str, paths: PolicyPaths) -> Option<String> {
     let is_legacy = paths == PolicyPaths::Legacy;
-    normal_path(target).filter(|path| is_legacy || !(path.contains([';']) || path.contains("%3B") || !is_utf8(path)))
+    normal_path(target).filter(|path| {
+        is_legacy || !(path.contains([';']) || path.contains("%3B") || !is_utf8(path))
+    })
 }
 
 /// Returns the path as routes compare it. What has no safe interpretation stays as it is.
 pub fn routing_path(target: &str) -> String {
-    normal(target, true).unwrap_or_else(|| target.split(['?', '#']).next().unwrap_or_default().to_owned())
+    normal(target, true).unwrap_or_else(|| {
+        target
+            .split(['?', '#'])
+            .next()
+            .unwrap_or_default()
+            .to_owned()
+    })
 }
 
 fn is_utf8(path: &str) -> bool {
@@ -348,7 +487,10 @@ fn normal(target: &str, keeps: bool) -> Option<String> {
     let mut rest = path.as_bytes();
     while let Some((byte, after)) = rest.split_first() {
         rest = after;
-        let hex = after.get(..2).and_then(|pair| std::str::from_utf8(pair).ok()).filter(|hex| hex.bytes().all(|b| b.is_ascii_hexdigit()));
+        let hex = after
+            .get(..2)
+            .and_then(|pair| std::str::from_utf8(pair).ok())
+            .filter(|hex| hex.bytes().all(|b| b.is_ascii_hexdigit()));
         match (byte, hex) {
             (b'%', Some(hex)) => {
                 let code = u8::from_str_radix(hex, 16).ok()?;
@@ -370,7 +512,9 @@ fn normal(target: &str, keeps: bool) -> Option<String> {
     if decoded == "*" {
         return Some(decoded);
     }
-    let Some(rest) = decoded.strip_prefix('/') else { return keeps.then(|| path.to_owned()) };
+    let Some(rest) = decoded.strip_prefix('/') else {
+        return keeps.then(|| path.to_owned());
+    };
     let parts: Vec<&str> = rest.split('/').collect();
     let mut kept: Vec<&str> = Vec::new();
     for part in &parts {
@@ -379,14 +523,22 @@ fn normal(target: &str, keeps: bool) -> Option<String> {
             ".." => allowed(kept.pop().is_some())?,
             other => {
                 // A server that drops path parameters interprets these segments as `..`, `.` or an empty segment.
-                let has_marks = |dots: &&str| [";", "%3B"].iter().any(|mark| other.starts_with(&format!("{dots}{mark}")));
+                let has_marks = |dots: &&str| {
+                    [";", "%3B"]
+                        .iter()
+                        .any(|mark| other.starts_with(&format!("{dots}{mark}")))
+                };
                 allowed(!["..", ".", ""].iter().any(has_marks))?;
                 kept.push(other);
             }
         }
     }
     let is_folder = matches!(parts.last(), Some(&("" | "." | ".."))) && !kept.is_empty();
-    Some(format!("/{}{}", kept.join("/"), if is_folder { "/" } else { "" }))
+    Some(format!(
+        "/{}{}",
+        kept.join("/"),
+        if is_folder { "/" } else { "" }
+    ))
 }
 
 #[cfg(test)]
@@ -405,17 +557,41 @@ mod tests {
             (exact("example.com:80"), "example.com:80", true),
             (exact("example.com:80"), "example.com", false),
             (exact("example.com:80"), "example.com:8080", false),
-            (AttributeMatch::Prefix("example.com:".into()), "example.com:8080", true),
-            (AttributeMatch::Prefix("example.com:".into()), "example.com", false),
-            (AttributeMatch::Prefix("exam".into()), "EXAMPLE.com:80", true),
-            (AttributeMatch::Suffix(".com".into()), "example.com:80", true),
-            (AttributeMatch::Suffix(".com:80".into()), "example.com:80", true),
+            (
+                AttributeMatch::Prefix("example.com:".into()),
+                "example.com:8080",
+                true,
+            ),
+            (
+                AttributeMatch::Prefix("example.com:".into()),
+                "example.com",
+                false,
+            ),
+            (
+                AttributeMatch::Prefix("exam".into()),
+                "EXAMPLE.com:80",
+                true,
+            ),
+            (
+                AttributeMatch::Suffix(".com".into()),
+                "example.com:80",
+                true,
+            ),
+            (
+                AttributeMatch::Suffix(".com:80".into()),
+                "example.com:80",
+                true,
+            ),
             (exact("[fd00::1]"), "[fd00::1]:80", true),
             (exact("[fd00::1]:80"), "[fd00::1]:80", true),
             (AttributeMatch::Present, "", false),
             (AttributeMatch::Present, "x", true),
         ] {
-            assert_eq!(match_holds(&Attribute::Host, &m, &text(sent)), want, "{m:?} {sent:?}");
+            assert_eq!(
+                match_holds(&Attribute::Host, &m, &text(sent)),
+                want,
+                "{m:?} {sent:?}"
+            );
         }
     }
 
@@ -486,8 +662,16 @@ mod tests {
             ("/caf%C3%A9", Some("/caf%C3%A9"), Some("/caf%C3%A9")),
             ("/a%2fb", None, None),
         ] {
-            assert_eq!(policy_path(sent, PolicyPaths::Strict).as_deref(), strict, "{sent:?}");
-            assert_eq!(policy_path(sent, PolicyPaths::Legacy).as_deref(), legacy, "{sent:?}");
+            assert_eq!(
+                policy_path(sent, PolicyPaths::Strict).as_deref(),
+                strict,
+                "{sent:?}"
+            );
+            assert_eq!(
+                policy_path(sent, PolicyPaths::Legacy).as_deref(),
+                legacy,
+                "{sent:?}"
+            );
         }
     }
 

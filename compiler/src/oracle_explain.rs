@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
-use canal_model::authorization::{Attribute, Authentication, Authorization, AuthorizationAction, JwtRule, PeerMode, PolicyKey};
+use canal_model::authorization::{
+    Attribute, Authentication, Authorization, AuthorizationAction, JwtRule, PeerMode, PolicyKey,
+};
 use canal_model::identity::Identity;
 use canal_model::ids::ServiceKey;
 use canal_model::program::{AppProtocol, BackendTarget, DirectEndpoint, TunnelProtocol, Workload};
@@ -18,8 +20,8 @@ use crate::ir::Ir;
 use crate::lower::{RefusalReason, TargetName, last_target};
 use crate::oracle::{self, OracleRequest, RoutingVerdict as Route};
 use crate::oracle_authorization::{
-    OracleDecision, OracleDestination, OracleFacts, OracleShadowMatch, OracleTruth, OracleValue, decide, hits, is_for, peer_mode,
-    policy_path, rule_holds,
+    OracleDecision, OracleDestination, OracleFacts, OracleShadowMatch, OracleTruth, OracleValue,
+    decide, hits, is_for, peer_mode, policy_path, rule_holds,
 };
 use crate::text_security;
 
@@ -98,9 +100,19 @@ pub struct Explanation {
 impl Explanation {
     /// Returns whether at least one workload may receive the request.
     pub fn passes(&self) -> bool {
-        let ways: BTreeSet<&str> = self.steps.iter().map(|step| step.workload.as_str()).collect();
+        let ways: BTreeSet<&str> = self
+            .steps
+            .iter()
+            .map(|step| step.workload.as_str())
+            .collect();
         let denies = |step: &&HopExplanation| matches!(step.outcome, HopDecision::Denies(_));
-        ways.iter().any(|workload| !self.steps.iter().filter(|step| step.workload == *workload).any(|step| denies(&step)))
+        ways.iter().any(|workload| {
+            !self
+                .steps
+                .iter()
+                .filter(|step| step.workload == *workload)
+                .any(|step| denies(&step))
+        })
     }
 }
 
@@ -108,12 +120,20 @@ impl fmt::Display for Explanation {
     /// Workloads with equal results are printed together.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "route: {}", self.route)?;
-        self.path.iter().try_for_each(|path| writeln!(f, "path: {path}"))?;
+        self.path
+            .iter()
+            .try_for_each(|path| writeln!(f, "path: {path}"))?;
         // The line of the path has the first reason.
-        self.refusals.iter().skip(1).try_for_each(|(target, reason)| writeln!(f, "  {target} cannot either: {reason}"))?;
+        self.refusals
+            .iter()
+            .skip(1)
+            .try_for_each(|(target, reason)| writeln!(f, "  {target} cannot either: {reason}"))?;
         let mut ways: Vec<(Vec<&str>, Vec<&HopExplanation>)> = Vec::new();
         for step in &self.steps {
-            match ways.iter_mut().find(|(workloads, _)| workloads == &[step.workload.as_str()]) {
+            match ways
+                .iter_mut()
+                .find(|(workloads, _)| workloads == &[step.workload.as_str()])
+            {
                 Some((_, steps)) => steps.push(step),
                 None => ways.push((vec![&step.workload], vec![step])),
             }
@@ -138,7 +158,10 @@ impl fmt::Display for Explanation {
 
 impl HopExplanation {
     fn is_like(&self, other: &HopExplanation) -> bool {
-        self.hop == other.hop && self.outcome == other.outcome && self.policies == other.policies && self.hits == other.hits
+        self.hop == other.hop
+            && self.outcome == other.outcome
+            && self.policies == other.policies
+            && self.hits == other.hits
     }
 
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -159,11 +182,17 @@ impl HopExplanation {
                     OracleTruth::No => "does not match",
                     OracleTruth::Maybe(_) => "is undecided",
                 };
-                let why = if why.is_empty() { String::new() } else { format!(": {why}") };
+                let why = if why.is_empty() {
+                    String::new()
+                } else {
+                    format!(": {why}")
+                };
                 writeln!(f, "      rule {number} {word}{why}")?;
             }
         }
-        self.hits.iter().try_for_each(|hit| writeln!(f, "    counted only: {hit}"))
+        self.hits
+            .iter()
+            .try_for_each(|hit| writeln!(f, "    counted only: {hit}"))
     }
 }
 
@@ -181,55 +210,110 @@ impl HopDecision {
 /// Explains a request to a tenant's service.
 pub fn explain(ir: &Ir, journey: &RequestDescription) -> Explanation {
     let route = if journey.direct {
-        Route::Service { service: journey.request.service.clone(), port: journey.request.port }
+        Route::Service {
+            service: journey.request.service.clone(),
+            port: journey.request.port,
+        }
     } else {
         oracle::decide(ir, &journey.request)
     };
     let (route, targets): (String, Vec<BackendTarget>) = match route {
         Route::NoService => ("there is no such service or port".into(), Vec::new()),
-        Route::NoRule => ("the port has rules and none matches: 404".into(), Vec::new()),
-        Route::Refuse { rule, status, reason } => (format!("{rule} refuses: {status} ({reason})"), Vec::new()),
+        Route::NoRule => (
+            "the port has rules and none matches: 404".into(),
+            Vec::new(),
+        ),
+        Route::Refuse {
+            rule,
+            status,
+            reason,
+        } => (format!("{rule} refuses: {status} ({reason})"), Vec::new()),
         Route::Service { service, port } => {
             let text = format!("{}/{}:{port}", service.namespace, service.name);
-            (text, vec![BackendTarget::Service { service, port, subset: Default::default() }])
+            (
+                text,
+                vec![BackendTarget::Service {
+                    service,
+                    port,
+                    subset: Default::default(),
+                }],
+            )
         }
         Route::Split { rule, backends } => {
-            let shown = crate::text::action(&canal_model::program::RouteAction::Split(backends.clone()));
-            (format!("{rule} => {shown}"), backends.into_iter().map(|backend| backend.target).collect())
+            let shown =
+                crate::text::action(&canal_model::program::RouteAction::Split(backends.clone()));
+            (
+                format!("{rule} => {shown}"),
+                backends.into_iter().map(|backend| backend.target).collect(),
+            )
         }
     };
     let path = path(ir, journey);
     let is_direct = journey.direct || path.as_ref().is_some_and(PortPath::is_direct);
     let refusals = match &path {
-        Some(PortPath { reason: Some(PathReason::Refusal(_)), .. }) => {
-            direct::refusals(ir, &journey.request.service, journey.request.port, REFUSALS_MAX)
-        }
+        Some(PortPath {
+            reason: Some(PathReason::Refusal(_)),
+            ..
+        }) => direct::refusals(
+            ir,
+            &journey.request.service,
+            journey.request.port,
+            REFUSALS_MAX,
+        ),
         _ => Vec::new(),
     };
     let mut steps = Vec::new();
     for target in &targets {
-        let BackendTarget::Service { service, port, .. } = target else { continue };
+        let BackendTarget::Service { service, port, .. } = target else {
+            continue;
+        };
         for (workload, target_port) in oracle::endpoints(ir, target) {
-            steps.extend(WorkloadPath { ir, journey, service, port: *port, workload, target_port, is_direct }.steps());
+            steps.extend(
+                WorkloadPath {
+                    ir,
+                    journey,
+                    service,
+                    port: *port,
+                    workload,
+                    target_port,
+                    is_direct,
+                }
+                .steps(),
+            );
         }
     }
     let nobody = steps.is_empty() && !targets.is_empty();
-    Explanation { route: if nobody { format!("{route}, where no pod is ready") } else { route }, path, refusals, steps }
+    Explanation {
+        route: if nobody {
+            format!("{route}, where no pod is ready")
+        } else {
+            route
+        },
+        path,
+        refusals,
+        steps,
+    }
 }
 
 /// Returns the path for a workload of the tenant that comes through its node; all other clients use a gateway.
 fn path(ir: &Ir, journey: &RequestDescription) -> Option<PortPath> {
-    let is_member = journey.identity.as_ref().is_some_and(|identity| identity.trust_domain == ir.tenant.trust_domain);
+    let is_member = journey
+        .identity
+        .as_ref()
+        .is_some_and(|identity| identity.trust_domain == ir.tenant.trust_domain);
     if journey.direct || !is_member || journey.server_name.is_some() {
         return None;
     }
     let request = &journey.request;
     let all = direct::paths(ir);
-    let (.., path) = all.into_iter().find(|(service, port, _)| *service == request.service && *port == request.port)?;
+    let (.., path) = all
+        .into_iter()
+        .find(|(service, port, _)| *service == request.service && *port == request.port)?;
     match path {
-        path if path.is_direct() && !is_published(ir, journey) => {
-            Some(PortPath { target: last_target(), reason: Some(PathReason::NotAdmitted) })
-        }
+        path if path.is_direct() && !is_published(ir, journey) => Some(PortPath {
+            target: last_target(),
+            reason: Some(PathReason::NotAdmitted),
+        }),
         path => Some(path),
     }
 }
@@ -239,11 +323,28 @@ fn path(ir: &Ir, journey: &RequestDescription) -> Option<PortPath> {
 /// Also returns true if the client has no node, or if no workload is ready and so no endpoint exists. Then only the port decides.
 fn is_published(ir: &Ir, journey: &RequestDescription) -> bool {
     let (request, identity) = (&journey.request, journey.identity.as_ref());
-    let runs = |w: &&Workload| identity.is_some_and(|id| w.namespace == id.namespace && w.service_account == id.service_account);
-    let nodes: BTreeSet<_> = ir.workloads.iter().filter(runs).map(|workload| &workload.node).collect();
-    let serves = |e: &DirectEndpoint| e.serves.iter().any(|s| s.service == request.service && s.port == request.port);
+    let runs = |w: &&Workload| {
+        identity.is_some_and(|id| {
+            w.namespace == id.namespace && w.service_account == id.service_account
+        })
+    };
+    let nodes: BTreeSet<_> = ir
+        .workloads
+        .iter()
+        .filter(runs)
+        .map(|workload| &workload.node)
+        .collect();
+    let serves = |e: &DirectEndpoint| {
+        e.serves
+            .iter()
+            .any(|s| s.service == request.service && s.port == request.port)
+    };
     let behind: Vec<DirectEndpoint> = direct::endpoints(ir).into_iter().filter(serves).collect();
-    nodes.is_empty() || behind.is_empty() || behind.iter().any(|e| nodes.iter().any(|node| e.audience.has(node)))
+    nodes.is_empty()
+        || behind.is_empty()
+        || behind
+            .iter()
+            .any(|e| nodes.iter().any(|node| e.audience.has(node)))
 }
 
 /// The path of a request to one workload.
@@ -270,8 +371,18 @@ impl<'a> WorkloadPath<'a> {
         }
     }
 
-    fn step(&self, hop: EnforcementPoint, outcome: HopDecision, facts: &OracleFacts, evaluated: bool) -> HopExplanation {
-        let policies = if hop == EnforcementPoint::Gateway { self.all_policies() } else { self.policies() };
+    fn step(
+        &self,
+        hop: EnforcementPoint,
+        outcome: HopDecision,
+        facts: &OracleFacts,
+        evaluated: bool,
+    ) -> HopExplanation {
+        let policies = if hop == EnforcementPoint::Gateway {
+            self.all_policies()
+        } else {
+            self.policies()
+        };
         let shown = |hit: (PolicyKey, Option<usize>, OracleShadowMatch)| {
             let what = match hit.2 {
                 OracleShadowMatch::Audit => "audit",
@@ -279,38 +390,70 @@ impl<'a> WorkloadPath<'a> {
                 OracleShadowMatch::WouldAllow => "dry run would allow",
                 OracleShadowMatch::WouldCallAuthorizer => "dry run would call",
             };
-            let rule = hit.1.map(|rule| format!(" rule {rule}")).unwrap_or_default();
+            let rule = hit
+                .1
+                .map(|rule| format!(" rule {rule}"))
+                .unwrap_or_default();
             format!("{}{rule}: {what}", hit.0)
         };
         HopExplanation {
             hop,
             workload: format!("{}/{}", self.workload.namespace, self.workload.name),
             outcome,
-            hits: if evaluated { hits(&policies, facts).into_iter().map(shown).collect() } else { Vec::new() },
-            policies: if evaluated { policies.iter().map(|policy| explain_policies(policy, facts)).collect() } else { Vec::new() },
+            hits: if evaluated {
+                hits(&policies, facts).into_iter().map(shown).collect()
+            } else {
+                Vec::new()
+            },
+            policies: if evaluated {
+                policies
+                    .iter()
+                    .map(|policy| explain_policies(policy, facts))
+                    .collect()
+            } else {
+                Vec::new()
+            },
         }
     }
 
     fn destination(&self) -> OracleDestination<'a> {
         let service = (!self.journey.direct).then_some(self.service);
-        OracleDestination { workload: Some((&self.workload.namespace, &self.workload.labels)), service }
+        OracleDestination {
+            workload: Some((&self.workload.namespace, &self.workload.labels)),
+            service,
+        }
     }
 
     fn policies(&self) -> Vec<&'a Authorization> {
         let destination = self.destination();
-        self.ir.security.authorizations.iter().filter(|policy| is_for(&policy.target, &destination)).collect()
+        self.ir
+            .security
+            .authorizations
+            .iter()
+            .filter(|policy| is_for(&policy.target, &destination))
+            .collect()
     }
 
     /// Returns the service that was dialled, if routes lead to a different one.
     fn dialled(&self) -> Option<OracleDestination<'a>> {
         let dialled = &self.journey.request.service;
-        (!self.journey.direct && dialled != self.service).then_some(OracleDestination { workload: None, service: Some(dialled) })
+        (!self.journey.direct && dialled != self.service).then_some(OracleDestination {
+            workload: None,
+            service: Some(dialled),
+        })
     }
 
     /// Returns the policies of the dialled service, if it is not the endpoint's service.
     fn policies_of_dialled(&self) -> Vec<&'a Authorization> {
-        let Some(dialled) = self.dialled() else { return Vec::new() };
-        self.ir.security.authorizations.iter().filter(|policy| is_for(&policy.target, &dialled)).collect()
+        let Some(dialled) = self.dialled() else {
+            return Vec::new();
+        };
+        self.ir
+            .security
+            .authorizations
+            .iter()
+            .filter(|policy| is_for(&policy.target, &dialled))
+            .collect()
     }
 
     fn all_policies(&self) -> Vec<&'a Authorization> {
@@ -318,7 +461,11 @@ impl<'a> WorkloadPath<'a> {
     }
 
     fn is_opaque(&self) -> bool {
-        let port = self.ir.services.get(self.service).and_then(|s| s.service.ports.iter().find(|p| p.port == self.port));
+        let port = self
+            .ir
+            .services
+            .get(self.service)
+            .and_then(|s| s.service.ports.iter().find(|p| p.port == self.port));
         port.is_none_or(|port| port.protocol == AppProtocol::Tcp)
     }
 
@@ -350,20 +497,39 @@ impl<'a> WorkloadPath<'a> {
             (own, dialled) = (dialled, own);
         }
         let mut verdict = decide(&own, &facts, &BTreeSet::new());
-        if matches!(verdict, OracleDecision::Allow | OracleDecision::CallAuthorizer { .. }) && !dialled.is_empty() {
+        if matches!(
+            verdict,
+            OracleDecision::Allow | OracleDecision::CallAuthorizer { .. }
+        ) && !dialled.is_empty()
+        {
             // Both policy sets must allow. For a foreign client it is enough that one of them names it.
-            let also = decide(&dialled, &OracleFacts { is_foreign: false, ..facts.clone() }, &BTreeSet::new());
+            let also = decide(
+                &dialled,
+                &OracleFacts {
+                    is_foreign: false,
+                    ..facts.clone()
+                },
+                &BTreeSet::new(),
+            );
             // A denial outranks a call to an authorizer. Of two calls the endpoint's own is named.
-            if also != OracleDecision::Allow && (verdict == OracleDecision::Allow || !matches!(also, OracleDecision::CallAuthorizer { .. }))
+            if also != OracleDecision::Allow
+                && (verdict == OracleDecision::Allow
+                    || !matches!(also, OracleDecision::CallAuthorizer { .. }))
             {
                 verdict = also;
             }
         }
-        let status = if self.is_opaque() { "the connection is closed" } else { "403" };
+        let status = if self.is_opaque() {
+            "the connection is closed"
+        } else {
+            "403"
+        };
         let outcome = match verdict {
             OracleDecision::Undecided { policy, attribute } => {
                 let attribute = text_security::attribute(&attribute);
-                HopDecision::Denies(format!("{status}: {policy} depends on {attribute}, which is not known here"))
+                HopDecision::Denies(format!(
+                    "{status}: {policy} depends on {attribute}, which is not known here"
+                ))
             }
             verdict => shown(verdict, status),
         };
@@ -373,7 +539,12 @@ impl<'a> WorkloadPath<'a> {
     /// Checks whether the gateway accepts the client at all, before policies are evaluated.
     fn enters(&self, facts: &mut OracleFacts) -> Result<(), String> {
         let request = &self.journey.request;
-        let ends = self.ir.security.terminations.iter().find(|t| t.service == request.service && t.port == request.port);
+        let ends = self
+            .ir
+            .security
+            .terminations
+            .iter()
+            .find(|t| t.service == request.service && t.port == request.port);
         self.is_trusted()?;
         let is_tls = self.journey.server_name.is_some();
         if self.journey.identity.is_some() && !is_tls {
@@ -385,12 +556,21 @@ impl<'a> WorkloadPath<'a> {
         };
         match &ends.broken {
             Some(why) => Err(format!("refused: the Termination is broken ({why})")),
-            None if !is_tls && ends.required => Err("refused: the Termination takes TLS only (give a server name for TLS)".into()),
-            None if is_tls && self.journey.identity.is_none() && ends.clients == ClientCertificates::Required => {
+            None if !is_tls && ends.required => {
+                Err("refused: the Termination takes TLS only (give a server name for TLS)".into())
+            }
+            None if is_tls
+                && self.journey.identity.is_none()
+                && ends.clients == ClientCertificates::Required =>
+            {
                 Err("refused: the Termination requires a client certificate".into())
             }
             None => {
-                let name = self.journey.server_name.iter().map(|name| OracleValue::Text(name.clone()));
+                let name = self
+                    .journey
+                    .server_name
+                    .iter()
+                    .map(|name| OracleValue::Text(name.clone()));
                 facts.seen.insert(Attribute::ServerName, name.collect());
                 Ok(())
             }
@@ -400,9 +580,23 @@ impl<'a> WorkloadPath<'a> {
     /// Checks whether the client's trust domain is the tenant's, or federated with it.
     fn is_trusted(&self) -> Result<(), String> {
         let own = &self.ir.tenant.trust_domain;
-        let foreign = self.journey.identity.as_ref().map(|id| &id.trust_domain).filter(|of| *of != own);
-        match foreign.filter(|of| !self.ir.security.federations.iter().any(|(_, federated)| federated == *of)) {
-            Some(of) => Err(format!("refused: trust domain {of} is neither {own} nor federated with it")),
+        let foreign = self
+            .journey
+            .identity
+            .as_ref()
+            .map(|id| &id.trust_domain)
+            .filter(|of| *of != own);
+        match foreign.filter(|of| {
+            !self
+                .ir
+                .security
+                .federations
+                .iter()
+                .any(|(_, federated)| federated == *of)
+        }) {
+            Some(of) => Err(format!(
+                "refused: trust domain {of} is neither {own} nor federated with it"
+            )),
             None => Ok(()),
         }
     }
@@ -411,13 +605,26 @@ impl<'a> WorkloadPath<'a> {
     fn node_behind_gateway(&self) -> HopExplanation {
         if !self.is_opaque() {
             let outcome = HopDecision::Passes("the gateway has decided".into());
-            return self.step(EnforcementPoint::Node, outcome, &OracleFacts::default(), false);
+            return self.step(
+                EnforcementPoint::Node,
+                outcome,
+                &OracleFacts::default(),
+                false,
+            );
         }
         let facts = self.l4_facts();
         // The gateway has already called all authorizers.
-        let agreed = self.ir.security.authorizers.iter().map(|authorizer| authorizer.key.clone()).collect();
+        let agreed = self
+            .ir
+            .security
+            .authorizers
+            .iter()
+            .map(|authorizer| authorizer.key.clone())
+            .collect();
         let outcome = match decide(&self.policies(), &facts, &agreed) {
-            OracleDecision::Undecided { .. } => HopDecision::Passes("the gateway has decided what is not seen here".into()),
+            OracleDecision::Undecided { .. } => {
+                HopDecision::Passes("the gateway has decided what is not seen here".into())
+            }
             verdict => shown(verdict, "refused"),
         };
         self.step(EnforcementPoint::Node, outcome, &facts, true)
@@ -427,23 +634,42 @@ impl<'a> WorkloadPath<'a> {
     fn node_direct(&self) -> HopExplanation {
         let facts = self.l4_facts();
         if let Err(why) = self.is_trusted() {
-            return self.step(EnforcementPoint::Node, HopDecision::Denies(why), &facts, false);
+            return self.step(
+                EnforcementPoint::Node,
+                HopDecision::Denies(why),
+                &facts,
+                false,
+            );
         }
         if self.journey.identity.is_none() {
-            let mode = peer_mode(&self.ir.security.peer_authentications, &self.destination(), self.target_port);
+            let mode = peer_mode(
+                &self.ir.security.peer_authentications,
+                &self.destination(),
+                self.target_port,
+            );
             if mode == PeerMode::Strict {
-                let why = format!("refused: port {} takes mTLS only (PeerAuthentication STRICT)", self.target_port);
-                return self.step(EnforcementPoint::Node, HopDecision::Denies(why), &facts, false);
+                let why = format!(
+                    "refused: port {} takes mTLS only (PeerAuthentication STRICT)",
+                    self.target_port
+                );
+                return self.step(
+                    EnforcementPoint::Node,
+                    HopDecision::Denies(why),
+                    &facts,
+                    false,
+                );
             }
         }
         let outcome = match decide(&self.policies(), &facts, &BTreeSet::new()) {
             OracleDecision::Undecided { policy, attribute } => {
                 let attribute = text_security::attribute(&attribute);
-                HopDecision::Denies(format!("refused: {policy} depends on {attribute}, which a node does not see; go through a gateway"))
+                HopDecision::Denies(format!(
+                    "refused: {policy} depends on {attribute}, which a node does not see; go through a gateway"
+                ))
             }
-            OracleDecision::CallAuthorizer { policy, .. } => {
-                HopDecision::Denies(format!("refused: {policy} calls an authorizer, which a node does not; go through a gateway"))
-            }
+            OracleDecision::CallAuthorizer { policy, .. } => HopDecision::Denies(format!(
+                "refused: {policy} calls an authorizer, which a node does not; go through a gateway"
+            )),
             verdict => shown(verdict, "refused"),
         };
         self.step(EnforcementPoint::Node, outcome, &facts, true)
@@ -454,25 +680,58 @@ impl<'a> WorkloadPath<'a> {
         let text = |text: String| vec![OracleValue::Text(text)];
         let mut facts = OracleFacts::default();
         let identity = self.journey.identity.as_ref();
-        facts.is_foreign = identity.is_some_and(|id| id.trust_domain != self.ir.tenant.trust_domain);
-        let of = |show: fn(&Identity) -> String| identity.map(|id| text(show(id))).unwrap_or_default();
-        facts.seen.insert(Attribute::SourcePrincipal, of(|id| id.to_string().replacen("spiffe://", "", 1)));
-        facts.seen.insert(Attribute::SourceNamespace, of(|id| id.namespace.to_string()));
-        facts.seen.insert(Attribute::SourceServiceAccount, of(|id| format!("{}/{}", id.namespace, id.service_account)));
+        facts.is_foreign =
+            identity.is_some_and(|id| id.trust_domain != self.ir.tenant.trust_domain);
+        let of =
+            |show: fn(&Identity) -> String| identity.map(|id| text(show(id))).unwrap_or_default();
+        facts.seen.insert(
+            Attribute::SourcePrincipal,
+            of(|id| id.to_string().replacen("spiffe://", "", 1)),
+        );
+        facts.seen.insert(
+            Attribute::SourceNamespace,
+            of(|id| id.namespace.to_string()),
+        );
+        facts.seen.insert(
+            Attribute::SourceServiceAccount,
+            of(|id| format!("{}/{}", id.namespace, id.service_account)),
+        );
         match self.address() {
-            Some(address) => drop(facts.seen.insert(Attribute::SourceAddress, vec![OracleValue::Address(address)])),
+            Some(address) => drop(facts.seen.insert(
+                Attribute::SourceAddress,
+                vec![OracleValue::Address(address)],
+            )),
             None => drop(facts.unseen.insert(Attribute::SourceAddress)),
         }
-        facts.seen.insert(Attribute::DestinationPort, vec![OracleValue::Port(self.target_port)]);
-        let addresses = self.workload.addresses.iter().map(|address| OracleValue::Address(*address));
-        facts.seen.insert(Attribute::DestinationAddress, addresses.collect());
+        facts.seen.insert(
+            Attribute::DestinationPort,
+            vec![OracleValue::Port(self.target_port)],
+        );
+        let addresses = self
+            .workload
+            .addresses
+            .iter()
+            .map(|address| OracleValue::Address(*address));
+        facts
+            .seen
+            .insert(Attribute::DestinationAddress, addresses.collect());
         facts
     }
 
     fn address(&self) -> Option<IpAddr> {
         let identity = self.journey.identity.as_ref();
-        let runs = |w: &&Workload| identity.is_some_and(|id| w.namespace == id.namespace && w.service_account == id.service_account);
-        let known = || self.ir.workloads.iter().find(runs).and_then(|workload| workload.addresses.first().copied());
+        let runs = |w: &&Workload| {
+            identity.is_some_and(|id| {
+                w.namespace == id.namespace && w.service_account == id.service_account
+            })
+        };
+        let known = || {
+            self.ir
+                .workloads
+                .iter()
+                .find(runs)
+                .and_then(|workload| workload.addresses.first().copied())
+        };
         self.journey.address.or_else(known)
     }
 
@@ -488,18 +747,42 @@ impl<'a> WorkloadPath<'a> {
                 continue;
             }
             let separator = if name == "cookie" { "; " } else { "," };
-            facts.seen.insert(Attribute::Header(name), vec![OracleValue::Text(values.join(separator))]);
+            facts.seen.insert(
+                Attribute::Header(name),
+                vec![OracleValue::Text(values.join(separator))],
+            );
         }
         facts.is_complete = true;
-        facts.seen.insert(Attribute::Method, vec![OracleValue::Text(request.method.clone())]);
-        facts.seen.insert(Attribute::Host, vec![OracleValue::Text(request.host.clone())]);
-        let paths = self.ir.services.get(&request.service).map(|known| known.service.policy_paths).unwrap_or_default();
+        facts.seen.insert(
+            Attribute::Method,
+            vec![OracleValue::Text(request.method.clone())],
+        );
+        facts.seen.insert(
+            Attribute::Host,
+            vec![OracleValue::Text(request.host.clone())],
+        );
+        let paths = self
+            .ir
+            .services
+            .get(&request.service)
+            .map(|known| known.service.policy_paths)
+            .unwrap_or_default();
         match policy_path(&request.target, paths) {
-            Some(path) => drop(facts.seen.insert(Attribute::Path, vec![OracleValue::Text(path)])),
+            Some(path) => drop(
+                facts
+                    .seen
+                    .insert(Attribute::Path, vec![OracleValue::Text(path)]),
+            ),
             None if self.all_policies().iter().any(|policy| reads_path(policy)) => {
-                return Err("400: the path can be interpreted in several ways, and a policy matches on it".into());
+                return Err(
+                    "400: the path can be interpreted in several ways, and a policy matches on it"
+                        .into(),
+                );
             }
-            None => drop(facts.seen.insert(Attribute::Path, vec![OracleValue::Text(request.target.clone())])),
+            None => drop(facts.seen.insert(
+                Attribute::Path,
+                vec![OracleValue::Text(request.target.clone())],
+            )),
         }
         Ok(())
     }
@@ -509,13 +792,29 @@ impl<'a> WorkloadPath<'a> {
         let destination = self.destination();
         let dialled = self.dialled();
         let is_own = |policy: &&Authentication| {
-            is_for(&policy.target, &destination) || dialled.as_ref().is_some_and(|dialled| is_for(&policy.target, dialled))
+            is_for(&policy.target, &destination)
+                || dialled
+                    .as_ref()
+                    .is_some_and(|dialled| is_for(&policy.target, dialled))
         };
-        let own: Vec<&Authentication> = self.ir.security.authentications.iter().filter(is_own).collect();
-        if let Some((policy, why)) = own.iter().find_map(|policy| Some((&policy.key, policy.broken.as_ref()?))) {
-            return Err(format!("401: RequestAuthentication {policy} is broken ({why})"));
+        let own: Vec<&Authentication> = self
+            .ir
+            .security
+            .authentications
+            .iter()
+            .filter(is_own)
+            .collect();
+        if let Some((policy, why)) = own
+            .iter()
+            .find_map(|policy| Some((&policy.key, policy.broken.as_ref()?)))
+        {
+            return Err(format!(
+                "401: RequestAuthentication {policy} is broken ({why})"
+            ));
         }
-        let Some(claims) = &self.journey.claims else { return Ok(BTreeMap::new()) };
+        let Some(claims) = &self.journey.claims else {
+            return Ok(BTreeMap::new());
+        };
         if own.iter().all(|policy| policy.rules.is_empty()) {
             // No RequestAuthentication with rules applies here, so tokens are ignored.
             return Ok(BTreeMap::new());
@@ -523,13 +822,22 @@ impl<'a> WorkloadPath<'a> {
         let audiences = texts(claims.get("aud"));
         let accepts = |rule: &&JwtRule| {
             claims.get("iss").and_then(Json::as_str) == Some(rule.issuer.as_str())
-                && (rule.audiences.is_empty() || rule.audiences.iter().any(|audience| audiences.contains(audience)))
+                && (rule.audiences.is_empty()
+                    || rule
+                        .audiences
+                        .iter()
+                        .any(|audience| audiences.contains(audience)))
         };
         let Some(rule) = own.iter().flat_map(|policy| &policy.rules).find(accepts) else {
-            return Err("401: no RequestAuthentication accepts a token of this issuer and audience".into());
+            return Err(
+                "401: no RequestAuthentication accepts a token of this issuer and audience".into(),
+            );
         };
         if rule.keys.is_none() {
-            return Err(format!("401: the keys of issuer {} are not known", rule.issuer));
+            return Err(format!(
+                "401: the keys of issuer {} are not known",
+                rule.issuer
+            ));
         }
         Ok(claimed(rule, claims, audiences, &self.all_policies()))
     }
@@ -539,29 +847,62 @@ impl<'a> WorkloadPath<'a> {
 /// with `_`, which many servers read as `-`.
 fn is_set_by_gateway(name: &str) -> bool {
     let plain = name.replace('_', "-");
-    let is_proxys = plain.starts_with("x-envoy-") || plain == "x-forwarded-client-cert" || plain == "canal-source";
-    is_proxys || (plain != name && ["x-forwarded-for", "x-forwarded-proto", "x-request-id"].contains(&plain.as_str()))
+    let is_proxys = plain.starts_with("x-envoy-")
+        || plain == "x-forwarded-client-cert"
+        || plain == "canal-source";
+    is_proxys
+        || (plain != name
+            && ["x-forwarded-for", "x-forwarded-proto", "x-request-id"].contains(&plain.as_str()))
 }
 
 /// Returns the facts from a valid token.
-fn claimed(rule: &JwtRule, claims: &Json, audiences: Vec<String>, policies: &[&Authorization]) -> BTreeMap<Attribute, Vec<OracleValue>> {
-    let values = |texts: Vec<String>| texts.into_iter().map(OracleValue::Text).collect::<Vec<OracleValue>>();
+fn claimed(
+    rule: &JwtRule,
+    claims: &Json,
+    audiences: Vec<String>,
+    policies: &[&Authorization],
+) -> BTreeMap<Attribute, Vec<OracleValue>> {
+    let values = |texts: Vec<String>| {
+        texts
+            .into_iter()
+            .map(OracleValue::Text)
+            .collect::<Vec<OracleValue>>()
+    };
     // A principal has an issuer and a subject.
-    let subject = claims.get("sub").and_then(Json::as_str).filter(|subject| !subject.is_empty() && !rule.issuer.is_empty());
+    let subject = claims
+        .get("sub")
+        .and_then(Json::as_str)
+        .filter(|subject| !subject.is_empty() && !rule.issuer.is_empty());
     let principal = subject.map(|subject| format!("{}/{subject}", rule.issuer));
     let mut seen = BTreeMap::from([
-        (Attribute::RequestPrincipal, values(principal.into_iter().collect())),
+        (
+            Attribute::RequestPrincipal,
+            values(principal.into_iter().collect()),
+        ),
         (Attribute::RequestAudience, values(audiences)),
-        (Attribute::RequestPresenter, values(texts(claims.get("azp")))),
+        (
+            Attribute::RequestPresenter,
+            values(texts(claims.get("azp"))),
+        ),
     ]);
-    let clauses = policies.iter().flat_map(|policy| &policy.rules).flat_map(|rule| rule.from.iter().chain(&rule.to).chain([&rule.when]));
+    let clauses = policies
+        .iter()
+        .flat_map(|policy| &policy.rules)
+        .flat_map(|rule| rule.from.iter().chain(&rule.to).chain([&rule.when]));
     for attribute in clauses.flatten().map(|clause| &clause.attribute) {
         if let Attribute::RequestClaim(path) = attribute {
-            let claim = path.iter().try_fold(claims, |claims, name| claims.get(name));
+            let claim = path
+                .iter()
+                .try_fold(claims, |claims, name| claims.get(name));
             let mut found = texts(claim);
             // These claims are lists in one text, separated by spaces.
             if matches!(path.as_slice(), [name] if name == "scope" || name == "permission") {
-                found = found.iter().flat_map(|text| text.split(' ')).filter(|text| !text.is_empty()).map(str::to_owned).collect();
+                found = found
+                    .iter()
+                    .flat_map(|text| text.split(' '))
+                    .filter(|text| !text.is_empty())
+                    .map(str::to_owned)
+                    .collect();
             }
             seen.insert(attribute.clone(), values(found));
         }
@@ -585,36 +926,60 @@ fn texts(claim: Option<&Json>) -> Vec<String> {
 
 /// Returns whether an enforced policy depends on the path, or sends it to an authorizer.
 fn reads_path(policy: &Authorization) -> bool {
-    let lists = policy.rules.iter().flat_map(|rule| rule.from.iter().chain(&rule.to).chain([&rule.when]));
-    let asks = || lists.flatten().any(|clause| clause.attribute == Attribute::Path);
+    let lists = policy
+        .rules
+        .iter()
+        .flat_map(|rule| rule.from.iter().chain(&rule.to).chain([&rule.when]));
+    let asks = || {
+        lists
+            .flatten()
+            .any(|clause| clause.attribute == Attribute::Path)
+    };
     !policy.dry_run && (matches!(policy.action, AuthorizationAction::Custom(_)) || asks())
 }
 
 fn shown(verdict: OracleDecision, refused: &str) -> HopDecision {
     match verdict {
         OracleDecision::Allow => HopDecision::Passes("allowed".into()),
-        OracleDecision::Deny { policy: None, .. } => HopDecision::Denies(format!("{refused}: no ALLOW policy matches")),
-        OracleDecision::Deny { policy: Some(policy), rule: None } => HopDecision::Denies(format!("{refused}: {policy} is broken")),
-        OracleDecision::Deny { policy: Some(policy), rule: Some(rule) } => {
-            HopDecision::Denies(format!("{refused}: {policy} rule {rule} denies"))
+        OracleDecision::Deny { policy: None, .. } => {
+            HopDecision::Denies(format!("{refused}: no ALLOW policy matches"))
         }
-        OracleDecision::CallAuthorizer { authorizer, policy } => HopDecision::CallsAuthorizer(format!("{policy} calls {authorizer}")),
-        OracleDecision::Undecided { policy, attribute } => {
-            HopDecision::Denies(format!("{refused}: {policy} depends on {}", text_security::attribute(&attribute)))
+        OracleDecision::Deny {
+            policy: Some(policy),
+            rule: None,
+        } => HopDecision::Denies(format!("{refused}: {policy} is broken")),
+        OracleDecision::Deny {
+            policy: Some(policy),
+            rule: Some(rule),
+        } => HopDecision::Denies(format!("{refused}: {policy} rule {rule} denies")),
+        OracleDecision::CallAuthorizer { authorizer, policy } => {
+            HopDecision::CallsAuthorizer(format!("{policy} calls {authorizer}"))
         }
+        OracleDecision::Undecided { policy, attribute } => HopDecision::Denies(format!(
+            "{refused}: {policy} depends on {}",
+            text_security::attribute(&attribute)
+        )),
     }
 }
 
 fn explain_policies(policy: &Authorization, facts: &OracleFacts) -> PolicyTrace {
     let dry = if policy.dry_run { ", dry run" } else { "" };
-    let what = format!("{} for {}{dry}", text_security::action(&policy.action), text_security::target(&policy.target));
+    let what = format!(
+        "{} for {}{dry}",
+        text_security::action(&policy.action),
+        text_security::target(&policy.target)
+    );
     let named = facts.is_foreign && policy.action == AuthorizationAction::Allow;
     let rules = policy.rules.iter().map(|rule| {
         let truth = rule_holds(rule, facts, named);
         let why = match &truth {
             OracleTruth::Yes => String::new(),
-            OracleTruth::Maybe(attribute) => format!("{} is not known", text_security::attribute(attribute)),
-            OracleTruth::No if named && rule_holds(rule, facts, false) == OracleTruth::Yes => "it does not name the foreign caller".into(),
+            OracleTruth::Maybe(attribute) => {
+                format!("{} is not known", text_security::attribute(attribute))
+            }
+            OracleTruth::No if named && rule_holds(rule, facts, false) == OracleTruth::Yes => {
+                "it does not name the foreign caller".into()
+            }
             OracleTruth::No => failing(rule, facts),
         };
         (truth, why)
@@ -623,20 +988,29 @@ fn explain_policies(policy: &Authorization, facts: &OracleFacts) -> PolicyTrace 
         Some(why) => vec![(OracleTruth::Yes, format!("broken: {why}"))],
         None => rules.collect(),
     };
-    PolicyTrace { policy: policy.key.clone(), what, rules }
+    PolicyTrace {
+        policy: policy.key.clone(),
+        what,
+        rules,
+    }
 }
 
 /// Describes, for each alternative, the first condition that does not hold.
 fn failing(rule: &canal_model::authorization::PolicyRule, facts: &OracleFacts) -> String {
     use crate::oracle_authorization::{all_hold, clause_holds};
     let fails = |all: &canal_model::authorization::AllOf| {
-        all.iter().find(|clause| clause_holds(clause, facts) == OracleTruth::No).map(|clause| {
-            let own = match facts.seen.get(&clause.attribute).map(Vec::as_slice) {
-                None | Some([]) => "there is none".to_owned(),
-                Some(values) => format!("it is {}", values.iter().map(value).collect::<Vec<_>>().join(", ")),
-            };
-            format!("not so: {} ({own})", text_security::clause(clause))
-        })
+        all.iter()
+            .find(|clause| clause_holds(clause, facts) == OracleTruth::No)
+            .map(|clause| {
+                let own = match facts.seen.get(&clause.attribute).map(Vec::as_slice) {
+                    None | Some([]) => "there is none".to_owned(),
+                    Some(values) => format!(
+                        "it is {}",
+                        values.iter().map(value).collect::<Vec<_>>().join(", ")
+                    ),
+                };
+                format!("not so: {} ({own})", text_security::clause(clause))
+            })
     };
     for alternatives in [&rule.from, &rule.to] {
         let fail: Vec<String> = alternatives.iter().filter_map(fails).collect();
@@ -644,7 +1018,11 @@ fn failing(rule: &canal_model::authorization::PolicyRule, facts: &OracleFacts) -
             return fail.join("; ");
         }
     }
-    if all_hold(&rule.when, facts) == OracleTruth::No { fails(&rule.when).unwrap_or_default() } else { String::new() }
+    if all_hold(&rule.when, facts) == OracleTruth::No {
+        fails(&rule.when).unwrap_or_default()
+    } else {
+        String::new()
+    }
 }
 
 fn value(value: &OracleValue) -> String {

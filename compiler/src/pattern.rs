@@ -13,16 +13,28 @@ use crate::limits::{REGEX_AUTOMATON_BYTES_MAX, REGEX_BYTES_MAX, REGEX_NESTING_MA
 /// Fails with the problem as a sentence without a full stop, if the pattern is invalid or exceeds a limit.
 pub(crate) fn cost(pattern: &str) -> Result<usize, String> {
     if pattern.len() > REGEX_BYTES_MAX {
-        return Err(format!("the regular expression has {} bytes, more than {REGEX_BYTES_MAX}", pattern.len()));
+        return Err(format!(
+            "the regular expression has {} bytes, more than {REGEX_BYTES_MAX}",
+            pattern.len()
+        ));
     }
     // The bare pattern is parsed first, so that `a)|(b` does not become valid by the group that is put around it.
     let unicode = is_unicode_needed(pattern)?;
     thompson::Compiler::new()
         .syntax(config(unicode))
-        .configure(thompson::Config::new().utf8(false).which_captures(WhichCaptures::None).nfa_size_limit(Some(REGEX_AUTOMATON_BYTES_MAX)))
+        .configure(
+            thompson::Config::new()
+                .utf8(false)
+                .which_captures(WhichCaptures::None)
+                .nfa_size_limit(Some(REGEX_AUTOMATON_BYTES_MAX)),
+        )
         .build(&whole(pattern))
         .map(|automaton| automaton.memory_usage())
-        .map_err(|_| format!("the regular expression needs more than {REGEX_AUTOMATON_BYTES_MAX} bytes of memory"))
+        .map_err(|_| {
+            format!(
+                "the regular expression needs more than {REGEX_AUTOMATON_BYTES_MAX} bytes of memory"
+            )
+        })
 }
 
 /// Compiles a pattern; `None` if [`cost`] refuses it.
@@ -43,7 +55,12 @@ fn whole(pattern: &str) -> String {
 fn is_unicode_needed(pattern: &str) -> Result<bool, String> {
     let parse = |unicode| {
         let parsed = syntax::parse_with(pattern, &config(unicode).nest_limit(REGEX_NESTING_MAX));
-        parsed.map(drop).map_err(|error| format!("the regular expression cannot be read: {}", reason(&error.to_string())))
+        parsed.map(drop).map_err(|error| {
+            format!(
+                "the regular expression cannot be read: {}",
+                reason(&error.to_string())
+            )
+        })
     };
     match parse(false) {
         Ok(()) => Ok(false),
@@ -54,7 +71,10 @@ fn is_unicode_needed(pattern: &str) -> Result<bool, String> {
 
 fn config(unicode: bool) -> syntax::Config {
     // The anchors and the group around a pattern add two levels of nesting.
-    syntax::Config::new().unicode(unicode).utf8(false).nest_limit(REGEX_NESTING_MAX + 2)
+    syntax::Config::new()
+        .unicode(unicode)
+        .utf8(false)
+        .nest_limit(REGEX_NESTING_MAX + 2)
 }
 
 /// Extracts the problem from a parser error: it is in the last line.
@@ -83,14 +103,26 @@ mod tests {
             ("/\\p{L}+", "/1", false),
             ("/\\pL", "/a", true),
         ] {
-            assert_eq!(compile(pattern).unwrap().is_match(text), expected, "{pattern:?} {text:?}");
+            assert_eq!(
+                compile(pattern).unwrap().is_match(text),
+                expected,
+                "{pattern:?} {text:?}"
+            );
         }
     }
 
     #[test]
     fn patterns_beyond_the_bounds_are_refused() {
         let long = "a".repeat(REGEX_BYTES_MAX + 1);
-        for pattern in ["(", "a)|(b", "(?=a)", "\\1", "(a{500}){500}", long.as_str(), "(?x)a#"] {
+        for pattern in [
+            "(",
+            "a)|(b",
+            "(?=a)",
+            "\\1",
+            "(a{500}){500}",
+            long.as_str(),
+            "(?x)a#",
+        ] {
             assert!(cost(pattern).is_err(), "{pattern:?}");
             assert!(compile(pattern).is_none(), "{pattern:?}");
         }

@@ -14,7 +14,11 @@ const CLASS_ROUTE: u8 = 0;
 ///
 /// Gateway API leaves regular expressions to the implementation. Here they come after exact paths and before prefixes, because after a
 /// prefix `/` they would never be reached.
-pub(crate) fn gateway_api(document: &Document, place: [usize; 2], conditions: &MatchSpecificity<'_>) -> Precedence {
+pub(crate) fn gateway_api(
+    document: &Document,
+    place: [usize; 2],
+    conditions: &MatchSpecificity<'_>,
+) -> Precedence {
     let (kind, length) = match conditions.path {
         PathMatch::Exact(path) => (0, path.len()),
         PathMatch::Regex(path) => (1, path.len()),
@@ -47,13 +51,24 @@ pub(crate) struct MatchSpecificity<'a> {
 /// Returns the precedence of a match in a VirtualService. Istio tries rules in the order written, and only one VirtualService routes a
 /// service.
 pub(crate) fn istio(document: &Document, place: [usize; 2]) -> Precedence {
-    Precedence { class: CLASS_ROUTE, specificity: [0; 5], created: 0, object: object(document), place: place.map(narrow) }
+    Precedence {
+        class: CLASS_ROUTE,
+        specificity: [0; 5],
+        created: 0,
+        object: object(document),
+        place: place.map(narrow),
+    }
 }
 
 /// Returns the sort key of two objects in conflict, the winner first: by age, then by name. Objects without a creation time are the oldest.
 pub(crate) fn seniority(document: &Document) -> (u64, ObjectKind, &Namespace, &ObjectName) {
     let metadata = document.object.metadata();
-    (created(metadata), document.object.kind(), &metadata.namespace, &metadata.name)
+    (
+        created(metadata),
+        document.object.kind(),
+        &metadata.namespace,
+        &metadata.name,
+    )
 }
 
 fn created(metadata: &Metadata) -> u64 {
@@ -62,7 +77,12 @@ fn created(metadata: &Metadata) -> u64 {
 
 fn object(document: &Document) -> String {
     let metadata = document.object.metadata();
-    format!("{}/{}/{}", document.object.kind(), metadata.namespace, metadata.name)
+    format!(
+        "{}/{}/{}",
+        document.object.kind(),
+        metadata.namespace,
+        metadata.name
+    )
 }
 
 fn narrow(n: usize) -> u32 {

@@ -38,7 +38,8 @@ fn by_word(word: &str) -> Option<AppProtocol> {
         "http" => AppProtocol::Http1,
         "http2" | "h2c" | "grpc-web" => AppProtocol::Http2,
         "grpc" => AppProtocol::Grpc,
-        "tcp" | "tls" | "https" | "redis" | "mongo" | "mysql" | "postgres" | "postgresql" | "amqp" | "kafka" | "smtp" => AppProtocol::Tcp,
+        "tcp" | "tls" | "https" | "redis" | "mongo" | "mysql" | "postgres" | "postgresql"
+        | "amqp" | "kafka" | "smtp" => AppProtocol::Tcp,
         _ => return None,
     })
 }
@@ -64,13 +65,21 @@ mod tests {
             (None, "", DeclaredProtocol::Known(Detect)),
             (Some(""), "http", DeclaredProtocol::Known(Http1)),
             (Some("HTTP"), "tcp", DeclaredProtocol::Known(Http1)),
-            (Some("kubernetes.io/h2c"), "http", DeclaredProtocol::Known(Http2)),
+            (
+                Some("kubernetes.io/h2c"),
+                "http",
+                DeclaredProtocol::Known(Http2),
+            ),
             (Some("kubernetes.io/ws"), "", DeclaredProtocol::Known(Http1)),
             (Some("kubernetes.io/wss"), "", DeclaredProtocol::Known(Tcp)),
             (Some("redis"), "", DeclaredProtocol::Known(Tcp)),
             (Some("example.com/own"), "http", DeclaredProtocol::Unknown),
         ] {
-            assert_eq!(spoken(app_protocol, name), expected, "{app_protocol:?} {name:?}");
+            assert_eq!(
+                spoken(app_protocol, name),
+                expected,
+                "{app_protocol:?} {name:?}"
+            );
         }
     }
 }

@@ -19,11 +19,17 @@ pub struct CompiledSize {
 
 impl CompiledSize {
     /// The size that nothing exceeds.
-    pub const UNLIMITED: Self = Self { bytes: u64::MAX, resources: u64::MAX, route_table_bytes: u64::MAX };
+    pub const UNLIMITED: Self = Self {
+        bytes: u64::MAX,
+        resources: u64::MAX,
+        route_table_bytes: u64::MAX,
+    };
 
     /// Returns whether one of the amounts is larger than that of `budget`.
     pub fn exceeds(&self, budget: &Self) -> bool {
-        self.bytes > budget.bytes || self.resources > budget.resources || self.route_table_bytes > budget.route_table_bytes
+        self.bytes > budget.bytes
+            || self.resources > budget.resources
+            || self.route_table_bytes > budget.route_table_bytes
     }
 }
 
@@ -36,7 +42,11 @@ pub(crate) struct ResourceBudget {
 
 impl ResourceBudget {
     pub(crate) fn new(budget: CompiledSize) -> Self {
-        Self { budget, used: CompiledSize::default(), weights: RouteWeights::default() }
+        Self {
+            budget,
+            used: CompiledSize::default(),
+            weights: RouteWeights::default(),
+        }
     }
 
     /// Returns what the counted resources take. The bytes are a lower bound; only the encoded resources have the exact number.
@@ -51,7 +61,8 @@ impl ResourceBudget {
 
     /// Counts a route rule. Returns false if compiling must stop.
     pub(crate) fn add_rule(&mut self, rule: &RouteRule) -> bool {
-        let texts = rule.key.rule.len() + rule.parent.name.as_str().len() + rule.key.name.as_str().len();
+        let texts =
+            rule.key.rule.len() + rule.parent.name.as_str().len() + rule.key.name.as_str().len();
         self.used.route_table_bytes += self.weights.add(rule);
         self.add_resource(texts)
     }
@@ -63,12 +74,18 @@ impl ResourceBudget {
 
     /// Counts an authorization with the values that it compares. Returns false if compiling must stop.
     pub(crate) fn add_authorization(&mut self, policy: &Authorization) -> bool {
-        let lists = policy.rules.iter().flat_map(|rule| rule.from.iter().chain(&rule.to).chain([&rule.when]));
-        let values = lists.flatten().flat_map(|clause| clause.any.iter().chain(&clause.none));
+        let lists = policy
+            .rules
+            .iter()
+            .flat_map(|rule| rule.from.iter().chain(&rule.to).chain([&rule.when]));
+        let values = lists
+            .flatten()
+            .flat_map(|clause| clause.any.iter().chain(&clause.none));
         let texts = values.map(|value| match value {
-            AttributeMatch::Exact(text) | AttributeMatch::Prefix(text) | AttributeMatch::Suffix(text) | AttributeMatch::Template(text) => {
-                text.len()
-            }
+            AttributeMatch::Exact(text)
+            | AttributeMatch::Prefix(text)
+            | AttributeMatch::Suffix(text)
+            | AttributeMatch::Template(text) => text.len(),
             AttributeMatch::Present | AttributeMatch::Network(_) | AttributeMatch::Port(_) => 0,
         });
         self.add_resource(texts.sum())
@@ -76,7 +93,14 @@ impl ResourceBudget {
 
     /// Counts a request authentication with its key sets, which each target has its own copy of. Returns false if compiling must stop.
     pub(crate) fn add_authentication(&mut self, policy: &Authentication) -> bool {
-        self.add_resource(policy.rules.iter().filter_map(|rule| rule.keys.as_ref()).map(String::len).sum())
+        self.add_resource(
+            policy
+                .rules
+                .iter()
+                .filter_map(|rule| rule.keys.as_ref())
+                .map(String::len)
+                .sum(),
+        )
     }
 
     /// Returns the bytes that further resources may take.

@@ -5,7 +5,9 @@
 use std::collections::HashSet;
 
 use canal_model::ids::ServiceKey;
-use canal_model::program::{BackendTarget, HostMatch, HttpMatch, PathMatch, RouteAction, RouteRule, TextMatch};
+use canal_model::program::{
+    BackendTarget, HostMatch, HttpMatch, PathMatch, RouteAction, RouteRule, TextMatch,
+};
 
 use crate::pattern;
 
@@ -39,27 +41,59 @@ pub(crate) struct RouteWeights {
 impl RouteWeights {
     /// Returns the bytes that one more rule takes in a gateway.
     pub(crate) fn add(&mut self, rule: &RouteRule) -> u64 {
-        let key = [rule.key.kind.len(), rule.key.rule.len(), rule.key.name.as_str().len(), rule.parent.name.as_str().len()];
-        let hosts: u64 = rule.hosts.iter().map(|host| field_bytes(host_text(host).len())).sum();
-        let matches: u64 = rule.matches.iter().map(|http| self.match_bytes(rule, http)).sum();
-        RULE_BYTES + TEXT_COPIES * key.iter().sum::<usize>() as u64 + hosts + matches + action_bytes(&rule.action)
+        let key = [
+            rule.key.kind.len(),
+            rule.key.rule.len(),
+            rule.key.name.as_str().len(),
+            rule.parent.name.as_str().len(),
+        ];
+        let hosts: u64 = rule
+            .hosts
+            .iter()
+            .map(|host| field_bytes(host_text(host).len()))
+            .sum();
+        let matches: u64 = rule
+            .matches
+            .iter()
+            .map(|http| self.match_bytes(rule, http))
+            .sum();
+        RULE_BYTES
+            + TEXT_COPIES * key.iter().sum::<usize>() as u64
+            + hosts
+            + matches
+            + action_bytes(&rule.action)
     }
 
     fn match_bytes(&mut self, rule: &RouteRule, http: &HttpMatch) -> u64 {
         // The gateway has tables of their own for each host, and the rules without a host in one table.
         let copies = rule.hosts.len().max(1) as u64;
         let path = match &http.path {
-            PathMatch::Regex(pattern) => copies * states_bytes(pattern) + self.path_automata(rule) * AUTOMATON_BYTES,
-            PathMatch::Exact(text) | PathMatch::ElementPrefix(text) | PathMatch::StringPrefix(text) => {
+            PathMatch::Regex(pattern) => {
+                copies * states_bytes(pattern) + self.path_automata(rule) * AUTOMATON_BYTES
+            }
+            PathMatch::Exact(text)
+            | PathMatch::ElementPrefix(text)
+            | PathMatch::StringPrefix(text) => {
                 let segments = text.bytes().filter(|byte| *byte == b'/').count() as u64;
-                copies * (segments * SEGMENT_BYTES + text.len() as u64) + TEXT_COPIES * text.len() as u64
+                copies * (segments * SEGMENT_BYTES + text.len() as u64)
+                    + TEXT_COPIES * text.len() as u64
             }
         };
-        let conditions = http.headers.iter().chain(&http.query).map(|condition| match &condition.value {
-            TextMatch::Exact(text) | TextMatch::Prefix(text) => field_bytes(condition.name.len() + text.len()),
-            TextMatch::Regex(pattern) => field_bytes(condition.name.len() + pattern.len()) + states_bytes(pattern) + AUTOMATON_BYTES,
-            TextMatch::Present => field_bytes(condition.name.len()),
-        });
+        let conditions =
+            http.headers
+                .iter()
+                .chain(&http.query)
+                .map(|condition| match &condition.value {
+                    TextMatch::Exact(text) | TextMatch::Prefix(text) => {
+                        field_bytes(condition.name.len() + text.len())
+                    }
+                    TextMatch::Regex(pattern) => {
+                        field_bytes(condition.name.len() + pattern.len())
+                            + states_bytes(pattern)
+                            + AUTOMATON_BYTES
+                    }
+                    TextMatch::Present => field_bytes(condition.name.len()),
+                });
         MATCH_BYTES + copies * HOST_ENTRY_BYTES + path + conditions.sum::<u64>()
     }
 
@@ -67,13 +101,19 @@ impl RouteWeights {
     fn path_automata(&mut self, rule: &RouteRule) -> u64 {
         let any = rule.hosts.is_empty().then_some(None);
         let hosts = any.into_iter().chain(rule.hosts.iter().cloned().map(Some));
-        hosts.filter(|host| self.hosts_with_automaton.insert((rule.parent.clone(), host.clone()))).count() as u64
+        hosts
+            .filter(|host| {
+                self.hosts_with_automaton
+                    .insert((rule.parent.clone(), host.clone()))
+            })
+            .count() as u64
     }
 }
 
 /// Returns the bytes that the states of a pattern take. A pattern that is refused has none.
 fn states_bytes(pattern: &str) -> u64 {
-    TEXT_COPIES * pattern.len() as u64 + STATES_FACTOR * pattern::cost(pattern).unwrap_or_default() as u64
+    TEXT_COPIES * pattern.len() as u64
+        + STATES_FACTOR * pattern::cost(pattern).unwrap_or_default() as u64
 }
 
 fn field_bytes(text: usize) -> u64 {
@@ -92,12 +132,20 @@ fn action_bytes(action: &RouteAction) -> u64 {
         RouteAction::Split(backends) => {
             let target = |target: &BackendTarget| match target {
                 BackendTarget::Refuse { reason, .. } => field_bytes(reason.len()),
-                BackendTarget::Service { service, subset, .. } => {
-                    let labels = subset.iter().map(|(name, value)| field_bytes(name.len() + value.len())).sum::<u64>();
+                BackendTarget::Service {
+                    service, subset, ..
+                } => {
+                    let labels = subset
+                        .iter()
+                        .map(|(name, value)| field_bytes(name.len() + value.len()))
+                        .sum::<u64>();
                     TEXT_COPIES * service.name.as_str().len() as u64 + labels
                 }
             };
-            backends.iter().map(|backend| BACKEND_BYTES + target(&backend.target)).sum()
+            backends
+                .iter()
+                .map(|backend| BACKEND_BYTES + target(&backend.target))
+                .sum()
         }
     }
 }

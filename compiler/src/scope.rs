@@ -43,11 +43,15 @@ pub fn admits(claims: &TenantClaims, principal: &Principal, whereabouts: &TierPl
         Principal::Node { tenant, .. } => *tenant == claims.tenant,
         Principal::Gateway { name, .. } => {
             claims.gateways.iter().any(|g| g.replica == *name)
-                || whereabouts.of(name).is_some_and(|held| held.tenants.contains(&claims.tenant))
+                || whereabouts
+                    .of(name)
+                    .is_some_and(|held| held.tenants.contains(&claims.tenant))
         }
         // An edge serves all tenants of the fleet.
         Principal::Edge { .. } => true,
-        Principal::KeyServer { tenant, .. } => tenant.as_ref().is_none_or(|tenant| *tenant == claims.tenant),
+        Principal::KeyServer { tenant, .. } => tenant
+            .as_ref()
+            .is_none_or(|tenant| *tenant == claims.tenant),
         Principal::Operator { .. } => false,
     }
 }
@@ -56,8 +60,14 @@ pub fn admits(claims: &TenantClaims, principal: &Principal, whereabouts: &TierPl
 /// of a tenant holds nothing of other tenants.
 pub fn may_hold_of(owner: Option<&TenantName>, principal: &Principal) -> bool {
     match principal {
-        Principal::Node { tenant, .. } | Principal::KeyServer { tenant: Some(tenant), .. } => owner.is_none_or(|owner| owner == tenant),
-        Principal::Gateway { .. } | Principal::Edge { .. } | Principal::KeyServer { tenant: None, .. } => true,
+        Principal::Node { tenant, .. }
+        | Principal::KeyServer {
+            tenant: Some(tenant),
+            ..
+        } => owner.is_none_or(|owner| owner == tenant),
+        Principal::Gateway { .. }
+        | Principal::Edge { .. }
+        | Principal::KeyServer { tenant: None, .. } => true,
         Principal::Operator { .. } => false,
     }
 }
@@ -89,7 +99,12 @@ fn is_of_components(resource: &Resource) -> bool {
 pub fn visible(resource: &Resource, principal: &Principal, whereabouts: &TierPlacement) -> bool {
     match principal {
         Principal::Gateway { name, az } => match resource {
-            Resource::Table(table) => table.az == *az && whereabouts.of(name).is_some_and(|held| held.services.contains(&table.id)),
+            Resource::Table(table) => {
+                table.az == *az
+                    && whereabouts
+                        .of(name)
+                        .is_some_and(|held| held.services.contains(&table.id))
+            }
             Resource::Node(_) | Resource::Entitlement(_) | Resource::DirectEndpoint(_) => false,
             _ => true,
         },
@@ -101,15 +116,25 @@ pub fn visible(resource: &Resource, principal: &Principal, whereabouts: &TierPla
         },
         Principal::KeyServer { .. } | Principal::Node { .. } if is_of_components(resource) => true,
         Principal::KeyServer { tenant, .. } => {
-            tenant.as_ref().is_none_or(|tenant| resource.tenant() == Some(tenant))
-                && matches!(resource, Resource::Tenant(_) | Resource::Bundle(_) | Resource::Entitlement(_))
+            tenant
+                .as_ref()
+                .is_none_or(|tenant| resource.tenant() == Some(tenant))
+                && matches!(
+                    resource,
+                    Resource::Tenant(_) | Resource::Bundle(_) | Resource::Entitlement(_)
+                )
         }
         Principal::Operator { .. } => false,
         Principal::Node { name, tenant, .. } => {
             resource.tenant() == Some(tenant)
                 && match resource {
-                    Resource::Tenant(_) | Resource::Gateway(_) | Resource::Service(_) | Resource::Address(_) => true,
-                    Resource::Bundle(_) | Resource::Authorization(_) | Resource::PeerAuthentication(_) => true,
+                    Resource::Tenant(_)
+                    | Resource::Gateway(_)
+                    | Resource::Service(_)
+                    | Resource::Address(_) => true,
+                    Resource::Bundle(_)
+                    | Resource::Authorization(_)
+                    | Resource::PeerAuthentication(_) => true,
                     Resource::DirectEndpoint(endpoint) => endpoint.audience.has(name),
                     Resource::Workload(workload) => workload.node == *name,
                     _ => false,
@@ -123,7 +148,9 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use canal_model::ids::{AzName, ReplicaNumber, ServiceKey, Vni};
-    use canal_model::program::{BucketTable, DirectEndpoint, GatewayAddress, Node, Replica, Service, Throttle};
+    use canal_model::program::{
+        BucketTable, DirectEndpoint, GatewayAddress, Node, Replica, Service, Throttle,
+    };
 
     use super::*;
 
@@ -131,7 +158,10 @@ mod tests {
 
     /// Returns the tier resources of tenant number `n`: its service with an address and a table in each AZ, a node and a throttle.
     fn tenant(name: &str, n: u32) -> Vec<Resource> {
-        let (key, id): (ServiceKey, _) = (format!("{name}/shop/a").parse().unwrap(), ServiceId::new(n).unwrap());
+        let (key, id): (ServiceKey, _) = (
+            format!("{name}/shop/a").parse().unwrap(),
+            ServiceId::new(n).unwrap(),
+        );
         let (vni, tenant) = (Vni::new(n).unwrap(), TenantName::new(name).unwrap());
         let hostname = "a.shop.svc.cluster.local".into();
         let mut all = vec![
@@ -175,8 +205,21 @@ mod tests {
         }));
         for az in AZS.map(|az| AzName::new(az).unwrap()) {
             let (service, chains) = (key.clone(), vec![]);
-            all.push(Resource::Address(GatewayAddress { service: service.clone(), id, az: az.clone(), addresses: vec![], open: true }));
-            all.push(Resource::Table(BucketTable { service, id, az, vni, version: 1, chains }));
+            all.push(Resource::Address(GatewayAddress {
+                service: service.clone(),
+                id,
+                az: az.clone(),
+                addresses: vec![],
+                open: true,
+            }));
+            all.push(Resource::Table(BucketTable {
+                service,
+                id,
+                az,
+                vni,
+                version: 1,
+                chains,
+            }));
         }
         all
     }
@@ -195,15 +238,25 @@ mod tests {
     /// Backend b1 in az1 serves alpha, b2 in az2 serves alpha and beta, and b3 serves no tenant.
     fn tier_placement() -> TierPlacement {
         let held = |tenants: &[(&str, u32)]| BackendScope {
-            tenants: tenants.iter().map(|(t, _)| TenantName::new(t).unwrap()).collect(),
-            services: tenants.iter().map(|(_, n)| ServiceId::new(*n).unwrap()).collect(),
+            tenants: tenants
+                .iter()
+                .map(|(t, _)| TenantName::new(t).unwrap())
+                .collect(),
+            services: tenants
+                .iter()
+                .map(|(_, n)| ServiceId::new(*n).unwrap())
+                .collect(),
         };
-        let pair = |replica: &str, backend: &str| (replica.parse().unwrap(), backend.parse().unwrap());
+        let pair =
+            |replica: &str, backend: &str| (replica.parse().unwrap(), backend.parse().unwrap());
         TierPlacement {
             replicas: [pair("r1", "b1"), pair("r2", "b2"), pair("r3", "b3")].into(),
-            backends: [("b1", held(&[("alpha", 1)])), ("b2", held(&[("alpha", 1), ("beta", 2)]))]
-                .map(|(b, h)| (b.parse().unwrap(), h))
-                .into(),
+            backends: [
+                ("b1", held(&[("alpha", 1)])),
+                ("b2", held(&[("alpha", 1), ("beta", 2)])),
+            ]
+            .map(|(b, h)| (b.parse().unwrap(), h))
+            .into(),
         }
     }
 
@@ -212,7 +265,11 @@ mod tests {
         use canal_model::authorization as a;
         use canal_model::trust as t;
         let tenant = || TenantName::new(name).unwrap();
-        let key = a::PolicyKey { tenant: tenant(), namespace: "shop".parse().unwrap(), name: "p".parse().unwrap() };
+        let key = a::PolicyKey {
+            tenant: tenant(),
+            namespace: "shop".parse().unwrap(),
+            name: "p".parse().unwrap(),
+        };
         let service: ServiceKey = format!("{name}/shop/a").parse().unwrap();
         let target = || a::PolicyTarget::Tenant;
         vec![
@@ -224,7 +281,11 @@ mod tests {
                 blocked: vec![],
                 federated: false,
             }),
-            Resource::KeyServer(t::KeyServer { tenant: tenant(), name: "own".parse().unwrap(), addresses: vec![] }),
+            Resource::KeyServer(t::KeyServer {
+                tenant: tenant(),
+                name: "own".parse().unwrap(),
+                addresses: vec![],
+            }),
             Resource::Authorizer(a::Authorizer {
                 key: key.clone(),
                 service: service.clone(),
@@ -242,7 +303,12 @@ mod tests {
                 dry_run: false,
                 broken: None,
             }),
-            Resource::Authentication(a::Authentication { key: key.clone(), target: target(), rules: vec![], broken: None }),
+            Resource::Authentication(a::Authentication {
+                key: key.clone(),
+                target: target(),
+                rules: vec![],
+                broken: None,
+            }),
             Resource::PeerAuthentication(a::PeerAuthentication {
                 key,
                 target: target(),
@@ -269,7 +335,11 @@ mod tests {
     #[test]
     fn each_subscriber_gets_the_policies_of_its_scope() {
         let az = || "az1".parse().unwrap();
-        let node = |tenant: &str| Principal::Node { name: "n1".parse().unwrap(), tenant: tenant.parse().unwrap(), az: az() };
+        let node = |tenant: &str| Principal::Node {
+            name: "n1".parse().unwrap(),
+            tenant: tenant.parse().unwrap(),
+            az: az(),
+        };
         let keys = |tenant: Option<&str>| Principal::KeyServer {
             name: "k".parse().unwrap(),
             az: az(),
@@ -278,47 +348,135 @@ mod tests {
         let gateway = "Bundle alpha, KeyServer alpha, Authorizer alpha, Authorization alpha, Authentication alpha, \
                        PeerAuthentication alpha, Termination alpha";
         let cases = [
-            ("a node", node("alpha"), "Bundle alpha, Authorization alpha, PeerAuthentication alpha".to_owned()),
-            ("a node of the other", node("beta"), "Bundle beta, Authorization beta, PeerAuthentication beta".to_owned()),
-            ("a gateway of one", Principal::Gateway { name: "r1".parse().unwrap(), az: az() }, gateway.to_owned()),
+            (
+                "a node",
+                node("alpha"),
+                "Bundle alpha, Authorization alpha, PeerAuthentication alpha".to_owned(),
+            ),
+            (
+                "a node of the other",
+                node("beta"),
+                "Bundle beta, Authorization beta, PeerAuthentication beta".to_owned(),
+            ),
+            (
+                "a gateway of one",
+                Principal::Gateway {
+                    name: "r1".parse().unwrap(),
+                    az: az(),
+                },
+                gateway.to_owned(),
+            ),
             (
                 "a gateway of both",
-                Principal::Gateway { name: "r2".parse().unwrap(), az: az() },
+                Principal::Gateway {
+                    name: "r2".parse().unwrap(),
+                    az: az(),
+                },
                 format!("{gateway}, {}", gateway.replace("alpha", "beta")),
             ),
-            ("a gateway of neither", Principal::Gateway { name: "r3".parse().unwrap(), az: az() }, String::new()),
-            ("the provider's key server", keys(None), "Bundle alpha, Entitlement alpha, Bundle beta, Entitlement beta".to_owned()),
-            ("a tenant's key server", keys(Some("beta")), "Bundle beta, Entitlement beta".to_owned()),
-            ("a key server of a tenant that is not there", keys(Some("gamma")), String::new()),
-            ("an edge", Principal::Edge { name: "e".parse().unwrap(), az: az() }, String::new()),
-            ("an operator", Principal::Operator { name: "root".parse().unwrap(), tenant: None }, String::new()),
+            (
+                "a gateway of neither",
+                Principal::Gateway {
+                    name: "r3".parse().unwrap(),
+                    az: az(),
+                },
+                String::new(),
+            ),
+            (
+                "the provider's key server",
+                keys(None),
+                "Bundle alpha, Entitlement alpha, Bundle beta, Entitlement beta".to_owned(),
+            ),
+            (
+                "a tenant's key server",
+                keys(Some("beta")),
+                "Bundle beta, Entitlement beta".to_owned(),
+            ),
+            (
+                "a key server of a tenant that is not there",
+                keys(Some("gamma")),
+                String::new(),
+            ),
+            (
+                "an edge",
+                Principal::Edge {
+                    name: "e".parse().unwrap(),
+                    az: az(),
+                },
+                String::new(),
+            ),
+            (
+                "an operator",
+                Principal::Operator {
+                    name: "root".parse().unwrap(),
+                    tenant: None,
+                },
+                String::new(),
+            ),
         ];
         let whereabouts = tier_placement();
         for (what, principal, want) in cases {
             let mut seen = Vec::new();
             for name in ["alpha", "beta"] {
-                let claims = TenantClaims { tenant: TenantName::new(name).unwrap(), isolation: None, gateways: vec![] };
+                let claims = TenantClaims {
+                    tenant: TenantName::new(name).unwrap(),
+                    isolation: None,
+                    gateways: vec![],
+                };
                 if admits(&claims, &principal, &whereabouts) {
-                    seen.extend(zero_trust(name).into_iter().filter(|r| visible(r, &principal, &whereabouts)));
+                    seen.extend(
+                        zero_trust(name)
+                            .into_iter()
+                            .filter(|r| visible(r, &principal, &whereabouts)),
+                    );
                 }
             }
-            let got: Vec<String> = seen.iter().filter_map(|r| r.tenant().map(|t| format!("{:?} {t}", r.kind()))).collect();
+            let got: Vec<String> = seen
+                .iter()
+                .filter_map(|r| r.tenant().map(|t| format!("{:?} {t}", r.kind())))
+                .collect();
             assert_eq!(got.join(", "), want, "{what}");
-            assert_eq!(admits_provider(&principal), !matches!(principal, Principal::Operator { .. }), "{what}");
+            assert_eq!(
+                admits_provider(&principal),
+                !matches!(principal, Principal::Operator { .. }),
+                "{what}"
+            );
             let (tenant, trust_domain) = canal_model::identity::components();
-            let own =
-                canal_model::trust::TrustBundle { tenant, trust_domain, roots: vec![], revoked: vec![], blocked: vec![], federated: false };
-            let has_certificate = !matches!(principal, Principal::Edge { .. } | Principal::Operator { .. });
-            assert_eq!(visible(&Resource::Bundle(own), &principal, &whereabouts), has_certificate, "{what}");
+            let own = canal_model::trust::TrustBundle {
+                tenant,
+                trust_domain,
+                roots: vec![],
+                revoked: vec![],
+                blocked: vec![],
+                federated: false,
+            };
+            let has_certificate = !matches!(
+                principal,
+                Principal::Edge { .. } | Principal::Operator { .. }
+            );
+            assert_eq!(
+                visible(&Resource::Bundle(own), &principal, &whereabouts),
+                has_certificate,
+                "{what}"
+            );
         }
     }
 
     #[test]
     fn subscribers_see_only_their_own_part_of_the_tier() {
-        let gateway = |name: &str, az: &str| Principal::Gateway { name: name.parse().unwrap(), az: az.parse().unwrap() };
-        let edge = |az: &str| Principal::Edge { name: "e".parse().unwrap(), az: az.parse().unwrap() };
-        let node =
-            |tenant: &str| Principal::Node { name: "n1".parse().unwrap(), tenant: tenant.parse().unwrap(), az: "az1".parse().unwrap() };
+        let gateway = |name: &str, az: &str| Principal::Gateway {
+            name: name.parse().unwrap(),
+            az: az.parse().unwrap(),
+        };
+        let edge = |az: &str| Principal::Edge {
+            name: "e".parse().unwrap(),
+            az: az.parse().unwrap(),
+        };
+        let node = |tenant: &str| Principal::Node {
+            name: "n1".parse().unwrap(),
+            tenant: tenant.parse().unwrap(),
+            az: "az1".parse().unwrap(),
+        };
         let alpha = "Service alpha/shop/a, Address alpha/shop/a@az1, Address alpha/shop/a@az2";
         let direct = |of: &str, name: &str| format!("{of}, DirectEndpoint {name}/shop/a-0");
         let beta = "Service beta/shop/a, Address beta/shop/a@az1, Address beta/shop/a@az2";
@@ -349,17 +507,32 @@ mod tests {
         for (what, principal, want) in cases {
             let mut seen = Vec::new();
             for (name, n) in [("alpha", 1), ("beta", 2)] {
-                let claims = TenantClaims { tenant: TenantName::new(name).unwrap(), isolation: None, gateways: vec![] };
+                let claims = TenantClaims {
+                    tenant: TenantName::new(name).unwrap(),
+                    isolation: None,
+                    gateways: vec![],
+                };
                 if admits(&claims, &principal, &whereabouts) {
-                    seen.extend(tenant(name, n).into_iter().filter(|r| visible(r, &principal, &whereabouts)));
+                    seen.extend(
+                        tenant(name, n)
+                            .into_iter()
+                            .filter(|r| visible(r, &principal, &whereabouts)),
+                    );
                 }
             }
             if admits_provider(&principal) {
                 let replicas = [replica("r1", 1, "b1", "az1"), replica("r2", 2, "b2", "az2")];
-                seen.extend(replicas.into_iter().filter(|r| visible(r, &principal, &whereabouts)));
+                seen.extend(
+                    replicas
+                        .into_iter()
+                        .filter(|r| visible(r, &principal, &whereabouts)),
+                );
             }
             seen.sort_by_key(|r| (r.tenant().is_none(), r.tenant().cloned(), r.kind()));
-            let got: Vec<String> = seen.iter().map(|r| format!("{:?} {}", r.kind(), r.name())).collect();
+            let got: Vec<String> = seen
+                .iter()
+                .map(|r| format!("{:?} {}", r.kind(), r.name()))
+                .collect();
             assert_eq!(got.join(", "), want, "{what}");
         }
     }

@@ -3,9 +3,10 @@
 use std::fmt::Display;
 
 use canal_model::program::{
-    AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, Gateway, GatewayAddress, HostMatch, HttpMatch, Node,
-    OutboundTrafficPolicy, PathMatch, PolicyPaths, RateLimit, Replica, Resource, RouteAction, RouteKey, RouteRule, Service, ServicePort,
-    Tenant, TextMatch, Throttle, TunnelProtocol, UpstreamPool, ValueMatch, Workload,
+    AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, Gateway, GatewayAddress,
+    HostMatch, HttpMatch, Node, OutboundTrafficPolicy, PathMatch, PolicyPaths, RateLimit, Replica,
+    Resource, RouteAction, RouteKey, RouteRule, Service, ServicePort, Tenant, TextMatch, Throttle,
+    TunnelProtocol, UpstreamPool, ValueMatch, Workload,
 };
 
 use crate::text_security;
@@ -15,7 +16,12 @@ pub fn resource(resource: &Resource) -> String {
     match resource {
         Resource::Tenant(it) => tenant(it),
         Resource::Gateway(it) => gateway(it),
-        Resource::Service(it) => [vec![service(it)], it.ports.iter().map(|p| format!("  {}", port(p))).collect()].concat().join("\n"),
+        Resource::Service(it) => [
+            vec![service(it)],
+            it.ports.iter().map(|p| format!("  {}", port(p))).collect(),
+        ]
+        .concat()
+        .join("\n"),
         Resource::Workload(it) => workload(it),
         Resource::Route(it) => route(it),
         Resource::Node(it) => node(it),
@@ -39,7 +45,15 @@ pub fn resource(resource: &Resource) -> String {
 
 pub(crate) fn node(node: &Node) -> String {
     let mac: Vec<String> = node.mac.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("node {}/{} az {} at {} mac {} pods {}", node.tenant, node.name, node.az, node.underlay, mac.join(":"), list(&node.pod_cidrs))
+    format!(
+        "node {}/{} az {} at {} mac {} pods {}",
+        node.tenant,
+        node.name,
+        node.az,
+        node.underlay,
+        mac.join(":"),
+        list(&node.pod_cidrs)
+    )
 }
 
 fn replica(replica: &Replica) -> String {
@@ -56,18 +70,41 @@ fn replica(replica: &Replica) -> String {
 
 fn address(address: &GatewayAddress) -> String {
     let state = if address.open { "open" } else { "closed" };
-    format!("address {} id {} az {} at {} {state}", address.service, address.id.get(), address.az, list(&address.addresses))
+    format!(
+        "address {} id {} az {} at {} {state}",
+        address.service,
+        address.id.get(),
+        address.az,
+        list(&address.addresses)
+    )
 }
 
 pub(crate) fn throttle(throttle: &Throttle) -> String {
-    let of = throttle.service.as_ref().map_or_else(|| throttle.tenant.to_string(), ToString::to_string);
+    let of = throttle
+        .service
+        .as_ref()
+        .map_or_else(|| throttle.tenant.to_string(), ToString::to_string);
     let rate = |rate: RateLimit| format!("{}/s burst {}", rate.per_second, rate.burst);
-    let requests = if throttle.requests == RateLimit::default() { String::new() } else { format!(" requests {}", rate(throttle.requests)) };
-    format!("throttle {of} sessions {} packets {}{requests}", rate(throttle.sessions), rate(throttle.packets))
+    let requests = if throttle.requests == RateLimit::default() {
+        String::new()
+    } else {
+        format!(" requests {}", rate(throttle.requests))
+    };
+    format!(
+        "throttle {of} sessions {} packets {}{requests}",
+        rate(throttle.sessions),
+        rate(throttle.packets)
+    )
 }
 
 pub(crate) fn direct_endpoint(endpoint: &DirectEndpoint) -> String {
-    let mut line = format!("direct {} sa {} az {} at {}", endpoint.uid(), endpoint.service_account, endpoint.az, list(&endpoint.addresses));
+    let mut line = format!(
+        "direct {} sa {} az {} at {}",
+        endpoint.uid(),
+        endpoint.service_account,
+        endpoint.az,
+        list(&endpoint.addresses)
+    );
     for served in &endpoint.serves {
         line += &format!("\n  serves {}:{}", served.service, served.port);
     }
@@ -75,7 +112,9 @@ pub(crate) fn direct_endpoint(endpoint: &DirectEndpoint) -> String {
     line += &format!("\n  own ports {}", list(&own));
     match &endpoint.audience {
         DirectAudience::Tenant => line,
-        DirectAudience::Nodes(nodes) => line + &format!("\n  sent to {}", list(&nodes.iter().collect::<Vec<_>>())),
+        DirectAudience::Nodes(nodes) => {
+            line + &format!("\n  sent to {}", list(&nodes.iter().collect::<Vec<_>>()))
+        }
     }
 }
 
@@ -85,9 +124,17 @@ pub(crate) fn tenant(tenant: &Tenant) -> String {
         OutboundTrafficPolicy::Passthrough => "passthrough",
     };
     let pods = list(&tenant.pod_cidrs);
-    let gateways = if tenant.gateway_cidrs.is_empty() { String::new() } else { format!(" gateways {}", list(&tenant.gateway_cidrs)) };
+    let gateways = if tenant.gateway_cidrs.is_empty() {
+        String::new()
+    } else {
+        format!(" gateways {}", list(&tenant.gateway_cidrs))
+    };
     let keys = text_security::keys(&tenant.keys);
-    let resolvers = if tenant.resolvers.is_empty() { String::new() } else { format!(" resolvers {}", list(&tenant.resolvers)) };
+    let resolvers = if tenant.resolvers.is_empty() {
+        String::new()
+    } else {
+        format!(" resolvers {}", list(&tenant.resolvers))
+    };
     format!(
         "tenant {} vni {} trust {} pods {pods}{gateways} outside {outside}{keys}{resolvers}",
         tenant.name,
@@ -98,13 +145,33 @@ pub(crate) fn tenant(tenant: &Tenant) -> String {
 
 pub(crate) fn gateway(gateway: &Gateway) -> String {
     let draining = if gateway.draining { " draining" } else { "" };
-    format!("gateway {}/{} az {} at {}{draining}", gateway.tenant, gateway.replica, gateway.az, list(&gateway.addresses))
+    format!(
+        "gateway {}/{} az {} at {}{draining}",
+        gateway.tenant,
+        gateway.replica,
+        gateway.az,
+        list(&gateway.addresses)
+    )
 }
 
 pub(crate) fn service(service: &Service) -> String {
-    let pool = if service.upstream_pool == UpstreamPool::PerClient { " pool per-client" } else { "" };
-    let paths = if service.policy_paths == PolicyPaths::Legacy { " paths legacy" } else { "" };
-    format!("service {} id {} host {} vips {}{pool}{paths}", service.key, service.id.get(), service.hostname, list(&service.vips))
+    let pool = if service.upstream_pool == UpstreamPool::PerClient {
+        " pool per-client"
+    } else {
+        ""
+    };
+    let paths = if service.policy_paths == PolicyPaths::Legacy {
+        " paths legacy"
+    } else {
+        ""
+    };
+    format!(
+        "service {} id {} host {} vips {}{pool}{paths}",
+        service.key,
+        service.id.get(),
+        service.hostname,
+        list(&service.vips)
+    )
 }
 
 pub(crate) fn port(port: &ServicePort) -> String {
@@ -115,12 +182,20 @@ pub(crate) fn port(port: &ServicePort) -> String {
         AppProtocol::Grpc => "grpc",
         AppProtocol::Tcp => "tcp",
     };
-    let name = if port.name.is_empty() { String::new() } else { format!(" {}", port.name) };
+    let name = if port.name.is_empty() {
+        String::new()
+    } else {
+        format!(" {}", port.name)
+    };
     format!("port {}{name} {protocol}", port.port)
 }
 
 pub(crate) fn workload(workload: &Workload) -> String {
-    let labels: Vec<String> = workload.labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
+    let labels: Vec<String> = workload
+        .labels
+        .iter()
+        .map(|(k, v)| format!("{k}={v}"))
+        .collect();
     let mut line = format!(
         "workload {} sa {} node {} az {} at {}",
         workload.uid(),
@@ -129,13 +204,20 @@ pub(crate) fn workload(workload: &Workload) -> String {
         workload.az,
         list(&workload.addresses)
     );
-    line += if workload.ready { " ready" } else { " not ready" };
+    line += if workload.ready {
+        " ready"
+    } else {
+        " not ready"
+    };
     if workload.tunnel == TunnelProtocol::None {
         line += " plain";
     }
     line += &format!(" labels {}", list(&labels));
     for endpoint in &workload.endpoints {
-        line += &format!("\n  serves {}:{} on {}", endpoint.service, endpoint.port, endpoint.target_port);
+        line += &format!(
+            "\n  serves {}:{} on {}",
+            endpoint.service, endpoint.port, endpoint.target_port
+        );
     }
     if !workload.udp_ports.is_empty() {
         let ports: Vec<u16> = workload.udp_ports.iter().copied().collect();
@@ -145,12 +227,26 @@ pub(crate) fn workload(workload: &Workload) -> String {
 }
 
 fn route(rule: &RouteRule) -> String {
-    let port = rule.parent_port.map(|port| format!(":{port}")).unwrap_or_default();
+    let port = rule
+        .parent_port
+        .map(|port| format!(":{port}"))
+        .unwrap_or_default();
     let mut lines = vec![format!("route {} for {}{port}", rule.key, rule.parent)];
     for http in &rule.matches {
         let p = &http.precedence;
-        let order = format!("{}/{}/{}/{}/{}", p.class, numbers(&p.specificity), p.created, p.object, numbers(&p.place));
-        lines.push(format!("  when {}{} order {order}", hosts(&rule.hosts), http_match(http)));
+        let order = format!(
+            "{}/{}/{}/{}/{}",
+            p.class,
+            numbers(&p.specificity),
+            p.created,
+            p.object,
+            numbers(&p.place)
+        );
+        lines.push(format!(
+            "  when {}{} order {order}",
+            hosts(&rule.hosts),
+            http_match(http)
+        ));
     }
     lines.push(format!("  => {}", action(&rule.action)));
     lines.join("\n")
@@ -158,7 +254,16 @@ fn route(rule: &RouteRule) -> String {
 
 /// Formats numbers of a precedence. Inverted numbers are printed as negative ones, because that is easier to read.
 fn numbers(numbers: &[u32]) -> String {
-    let shown: Vec<String> = numbers.iter().map(|n| if *n > u32::MAX / 2 { format!("-{}", u32::MAX - n) } else { n.to_string() }).collect();
+    let shown: Vec<String> = numbers
+        .iter()
+        .map(|n| {
+            if *n > u32::MAX / 2 {
+                format!("-{}", u32::MAX - n)
+            } else {
+                n.to_string()
+            }
+        })
+        .collect();
     shown.join(",")
 }
 
@@ -189,9 +294,21 @@ pub(crate) fn http_match(http: &HttpMatch) -> String {
         PathMatch::StringPrefix(path) => format!("path from {path:?}"),
         PathMatch::Regex(pattern) => format!("path ~ {pattern:?}"),
     }];
-    parts.extend(http.method.iter().map(|method| format!("method = {method}")));
-    parts.extend(http.headers.iter().map(|header| condition("header", header)));
-    parts.extend(http.query.iter().map(|parameter| condition("query", parameter)));
+    parts.extend(
+        http.method
+            .iter()
+            .map(|method| format!("method = {method}")),
+    );
+    parts.extend(
+        http.headers
+            .iter()
+            .map(|header| condition("header", header)),
+    );
+    parts.extend(
+        http.query
+            .iter()
+            .map(|parameter| condition("query", parameter)),
+    );
     parts.join(", ")
 }
 
@@ -209,17 +326,30 @@ fn condition(what: &str, condition: &ValueMatch) -> String {
 pub fn action(action: &RouteAction) -> String {
     match action {
         RouteAction::Refuse { status, reason } => format!("refuse {status} ({reason})"),
-        RouteAction::Split(backends) => backends.iter().map(backend).collect::<Vec<_>>().join(" + "),
+        RouteAction::Split(backends) => {
+            backends.iter().map(backend).collect::<Vec<_>>().join(" + ")
+        }
     }
 }
 
 fn backend(backend: &Backend) -> String {
     let weight = backend.weight;
     match &backend.target {
-        BackendTarget::Service { service, port, subset } => {
+        BackendTarget::Service {
+            service,
+            port,
+            subset,
+        } => {
             let labels: Vec<String> = subset.iter().map(|(k, v)| format!("{k}={v}")).collect();
-            let subset = if labels.is_empty() { String::new() } else { format!(" with {}", labels.join(",")) };
-            format!("{weight} {}/{}:{port}{subset}", service.namespace, service.name)
+            let subset = if labels.is_empty() {
+                String::new()
+            } else {
+                format!(" with {}", labels.join(","))
+            };
+            format!(
+                "{weight} {}/{}:{port}{subset}",
+                service.namespace, service.name
+            )
         }
         BackendTarget::Refuse { status, reason } => format!("{weight} refuse {status} ({reason})"),
     }
@@ -229,5 +359,9 @@ pub(crate) fn list<T: Display>(items: &[T]) -> String {
     if items.is_empty() {
         return "none".to_owned();
     }
-    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+    items
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(",")
 }

@@ -1,11 +1,12 @@
 //! Formats resources of zero trust as text for people and golden files: policies, trust, keys. No program parses the text.
 
 use canal_model::authorization::{
-    Attribute, AttributeMatch, Authentication, Authorization, AuthorizationAction, Authorizer, Clause, JwtRule, PeerAuthentication,
-    PeerMode, PolicyRule, PolicyTarget,
+    Attribute, AttributeMatch, Authentication, Authorization, AuthorizationAction, Authorizer,
+    Clause, JwtRule, PeerAuthentication, PeerMode, PolicyRule, PolicyTarget,
 };
 use canal_model::trust::{
-    ClientCertificates, Entitlement, KeyAlgorithm, KeyLocation, KeyPolicy, KeyServer, Termination, TerminationCertificate, TrustBundle,
+    ClientCertificates, Entitlement, KeyAlgorithm, KeyLocation, KeyPolicy, KeyServer, Termination,
+    TerminationCertificate, TrustBundle,
 };
 
 use crate::text::list;
@@ -29,18 +30,43 @@ pub(crate) fn keys(keys: &KeyPolicy) -> String {
 
 pub(crate) fn bundle(bundle: &TrustBundle) -> String {
     let federated = if bundle.federated { " federated" } else { "" };
-    format!("bundle {}/{} roots {} revoked {}{federated}", bundle.tenant, bundle.trust_domain, bundle.roots.len(), bundle.revoked.len())
+    format!(
+        "bundle {}/{} roots {} revoked {}{federated}",
+        bundle.tenant,
+        bundle.trust_domain,
+        bundle.roots.len(),
+        bundle.revoked.len()
+    )
 }
 
 pub(crate) fn key_server(server: &KeyServer) -> String {
-    format!("key server {}/{} at {}", server.tenant, server.name, list(&server.addresses))
+    format!(
+        "key server {}/{} at {}",
+        server.tenant,
+        server.name,
+        list(&server.addresses)
+    )
 }
 
 pub(crate) fn authorizer(it: &Authorizer) -> String {
-    let body = if it.body_bytes == 0 { String::new() } else { format!(" body {} bytes", it.body_bytes) };
-    let headers = if it.headers.is_empty() { "all".to_owned() } else { it.headers.join(",") };
+    let body = if it.body_bytes == 0 {
+        String::new()
+    } else {
+        format!(" body {} bytes", it.body_bytes)
+    };
+    let headers = if it.headers.is_empty() {
+        "all".to_owned()
+    } else {
+        it.headers.join(",")
+    };
     let open = if it.fail_open { " fails open" } else { "" };
-    format!("authorizer {} at {}:{} within {}ms headers {headers}{body}{open}", it.key, it.service, it.port, it.timeout.as_millis())
+    format!(
+        "authorizer {} at {}:{} within {}ms headers {headers}{body}{open}",
+        it.key,
+        it.service,
+        it.port,
+        it.timeout.as_millis()
+    )
 }
 
 /// Formats the target of a policy.
@@ -50,7 +76,9 @@ pub fn target(target: &PolicyTarget) -> String {
         PolicyTarget::Namespace(namespace) => format!("namespace {namespace}"),
         PolicyTarget::Workloads { namespace, labels } => {
             let labels: Vec<String> = labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
-            let namespace = namespace.as_ref().map_or_else(|| "any namespace".to_owned(), |n| format!("namespace {n}"));
+            let namespace = namespace
+                .as_ref()
+                .map_or_else(|| "any namespace".to_owned(), |n| format!("namespace {n}"));
             format!("workloads {} in {namespace}", labels.join(","))
         }
         PolicyTarget::Service(service) => format!("service {service}"),
@@ -104,7 +132,8 @@ fn one_match(it: &AttributeMatch) -> String {
 
 /// Formats a clause of a policy.
 pub fn clause(clause: &Clause) -> String {
-    let matches = |list: &[AttributeMatch]| list.iter().map(one_match).collect::<Vec<_>>().join(" | ");
+    let matches =
+        |list: &[AttributeMatch]| list.iter().map(one_match).collect::<Vec<_>>().join(" | ");
     let mut text = attribute(&clause.attribute);
     if !clause.any.is_empty() {
         text += &format!(" is {}", matches(&clause.any));
@@ -116,12 +145,20 @@ pub fn clause(clause: &Clause) -> String {
 }
 
 fn all(clauses: &[Clause]) -> String {
-    if clauses.is_empty() { "anything".into() } else { clauses.iter().map(clause).collect::<Vec<_>>().join(", ") }
+    if clauses.is_empty() {
+        "anything".into()
+    } else {
+        clauses.iter().map(clause).collect::<Vec<_>>().join(", ")
+    }
 }
 
 fn rule(number: usize, rule: &PolicyRule) -> String {
     let mut lines = vec![format!("  rule {number}")];
-    lines.extend(rule.from.iter().map(|from| format!("    from {}", all(from))));
+    lines.extend(
+        rule.from
+            .iter()
+            .map(|from| format!("    from {}", all(from))),
+    );
     lines.extend(rule.to.iter().map(|to| format!("    to {}", all(to))));
     if !rule.when.is_empty() {
         lines.push(format!("    when {}", all(&rule.when)));
@@ -130,18 +167,41 @@ fn rule(number: usize, rule: &PolicyRule) -> String {
 }
 
 fn broken(reason: Option<&String>) -> String {
-    reason.map(|reason| format!("\n  broken: {reason}")).unwrap_or_default()
+    reason
+        .map(|reason| format!("\n  broken: {reason}"))
+        .unwrap_or_default()
 }
 
 pub(crate) fn authorization(it: &Authorization) -> String {
     let dry = if it.dry_run { " dry run" } else { "" };
-    let head = format!("authorization {} for {} {}{dry}{}", it.key, target(&it.target), action(&it.action), broken(it.broken.as_ref()));
-    std::iter::once(head).chain(it.rules.iter().enumerate().map(|(number, it)| rule(number, it))).collect::<Vec<_>>().join("\n")
+    let head = format!(
+        "authorization {} for {} {}{dry}{}",
+        it.key,
+        target(&it.target),
+        action(&it.action),
+        broken(it.broken.as_ref())
+    );
+    std::iter::once(head)
+        .chain(
+            it.rules
+                .iter()
+                .enumerate()
+                .map(|(number, it)| rule(number, it)),
+        )
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 fn jwt(rule: &JwtRule) -> String {
-    let mut text = format!("  issuer {:?} audiences {}", rule.issuer, list(&rule.audiences));
-    text += &rule.keys.as_ref().map_or_else(|| " without keys".into(), |keys| format!(" keys {} bytes", keys.len()));
+    let mut text = format!(
+        "  issuer {:?} audiences {}",
+        rule.issuer,
+        list(&rule.audiences)
+    );
+    text += &rule.keys.as_ref().map_or_else(
+        || " without keys".into(),
+        |keys| format!(" keys {} bytes", keys.len()),
+    );
     for (name, prefix) in &rule.headers {
         text += &format!(" header {name} {prefix:?}");
     }
@@ -161,8 +221,16 @@ fn jwt(rule: &JwtRule) -> String {
 }
 
 pub(crate) fn authentication(it: &Authentication) -> String {
-    let head = format!("authentication {} for {}{}", it.key, target(&it.target), broken(it.broken.as_ref()));
-    std::iter::once(head).chain(it.rules.iter().map(jwt)).collect::<Vec<_>>().join("\n")
+    let head = format!(
+        "authentication {} for {}{}",
+        it.key,
+        target(&it.target),
+        broken(it.broken.as_ref())
+    );
+    std::iter::once(head)
+        .chain(it.rules.iter().map(jwt))
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 fn mode(mode: PeerMode) -> &'static str {
@@ -174,8 +242,18 @@ fn mode(mode: PeerMode) -> &'static str {
 }
 
 pub(crate) fn peer_authentication(it: &PeerAuthentication) -> String {
-    let ports: String = it.ports.iter().map(|(port, m)| format!(" port {port} {}", mode(*m))).collect();
-    format!("peer authentication {} for {} {}{ports} created {}", it.key, target(&it.target), it.mode.map_or("unset", mode), it.created)
+    let ports: String = it
+        .ports
+        .iter()
+        .map(|(port, m)| format!(" port {port} {}", mode(*m)))
+        .collect();
+    format!(
+        "peer authentication {} for {} {}{ports} created {}",
+        it.key,
+        target(&it.target),
+        it.mode.map_or("unset", mode),
+        it.created
+    )
 }
 
 pub(crate) fn termination(it: &Termination) -> String {
@@ -189,9 +267,19 @@ pub(crate) fn termination(it: &Termination) -> String {
         ClientCertificates::Required => "required",
     };
     let required = if it.required { " only" } else { "" };
-    format!("termination {}:{} certificate {certificate} clients {clients}{required}{}", it.service, it.port, broken(it.broken.as_ref()))
+    format!(
+        "termination {}:{} certificate {certificate} clients {clients}{required}{}",
+        it.service,
+        it.port,
+        broken(it.broken.as_ref())
+    )
 }
 
 pub(crate) fn entitlement(it: &Entitlement) -> String {
-    format!("entitlement {}/{} to {}", it.tenant, it.requester, list(&it.identities))
+    format!(
+        "entitlement {}/{} to {}",
+        it.tenant,
+        it.requester,
+        list(&it.identities)
+    )
 }

@@ -17,23 +17,47 @@ fn within(yaml: &str, max: CompiledSize) -> CompileOutput {
     assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
     let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
     let tenant = TenantName::new("alpha").unwrap();
-    let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
-    compile_within(&CompileInput { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() }, max)
+    let ids = service_keys(&tenant, &documents)
+        .into_iter()
+        .zip(1..)
+        .map(|(key, id)| (key, ServiceId::new(id).unwrap()))
+        .collect();
+    compile_within(
+        &CompileInput {
+            tenant: &tenant,
+            documents: &documents,
+            service_ids: &ids,
+            jwks: &Default::default(),
+        },
+        max,
+    )
 }
 
 fn services(count: usize, ports: usize) -> String {
-    let ports: Vec<String> = (1..=ports).map(|port| format!("{{name: http-{port}, port: {port}}}")).collect();
+    let ports: Vec<String> = (1..=ports)
+        .map(|port| format!("{{name: http-{port}, port: {port}}}"))
+        .collect();
     let ports = ports.join(", ");
     let mut text = String::new();
     for n in 0..count {
-        let spec = format!("{{clusterIP: 10.96.{}.{}, selector: {{app: web}}, ports: [{ports}]}}", n / 250, n % 250 + 1);
-        write!(text, "apiVersion: v1\nkind: Service\nmetadata: {{name: s{n}}}\nspec: {spec}\n---\n").unwrap();
+        let spec = format!(
+            "{{clusterIP: 10.96.{}.{}, selector: {{app: web}}, ports: [{ports}]}}",
+            n / 250,
+            n % 250 + 1
+        );
+        write!(
+            text,
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: s{n}}}\nspec: {spec}\n---\n"
+        )
+        .unwrap();
     }
     text
 }
 
 fn route(name: &str, parents: usize, more: &str) -> String {
-    let parents: Vec<String> = (0..parents).map(|n| format!("{{group: '', kind: Service, name: s{n}}}")).collect();
+    let parents: Vec<String> = (0..parents)
+        .map(|n| format!("{{group: '', kind: Service, name: s{n}}}"))
+        .collect();
     let parents = parents.join(", ");
     format!(
         "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: {name}}}\nspec: {{parentRefs: [{parents}], {more}}}\n---\n"
@@ -41,20 +65,41 @@ fn route(name: &str, parents: usize, more: &str) -> String {
 }
 
 fn regexes(patterns: impl Iterator<Item = String>) -> String {
-    let rule =
-        |pattern| format!("{{matches: [{{path: {{type: RegularExpression, value: '{pattern}'}}}}], backendRefs: [{{name: s0, port: 1}}]}}");
-    format!("rules: [{}]", patterns.map(rule).collect::<Vec<_>>().join(", "))
+    let rule = |pattern| {
+        format!(
+            "{{matches: [{{path: {{type: RegularExpression, value: '{pattern}'}}}}], backendRefs: [{{name: s0, port: 1}}]}}"
+        )
+    };
+    format!(
+        "rules: [{}]",
+        patterns.map(rule).collect::<Vec<_>>().join(", ")
+    )
 }
 
 /// Checks that the compiler stops, and that it has then counted less than twice what it may make.
 #[track_caller]
 fn stops(yaml: &str, max: CompiledSize) {
     let output = within(yaml, max);
-    assert!(output.is_stopped && output.resources.is_empty(), "{:?}", output.size);
+    assert!(
+        output.is_stopped && output.resources.is_empty(),
+        "{:?}",
+        output.size
+    );
     let twice = |amount: u64| amount.saturating_mul(2);
-    let bound = CompiledSize { bytes: twice(max.bytes), resources: twice(max.resources), route_table_bytes: twice(max.route_table_bytes) };
-    assert!(!output.size.exceeds(&bound), "it went on: {:?}", output.size);
-    assert!(!within(&services(1, 1), max).is_stopped, "the amounts are enough for a small tenant");
+    let bound = CompiledSize {
+        bytes: twice(max.bytes),
+        resources: twice(max.resources),
+        route_table_bytes: twice(max.route_table_bytes),
+    };
+    assert!(
+        !output.size.exceeds(&bound),
+        "it went on: {:?}",
+        output.size
+    );
+    assert!(
+        !within(&services(1, 1), max).is_stopped,
+        "the amounts are enough for a small tenant"
+    );
 }
 
 /// N3: 400 KiB of text ask for two million rules, with 256 services, 1,024 rules and 8 ports.
@@ -66,10 +111,20 @@ fn compiling_stops_at_the_number_of_resources() {
         "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: v}}\nspec:\n  hosts: [{}]\n  http:\n{rule}",
         hosts.join(", ")
     );
-    let max = CompiledSize { resources: 1_000, ..CompiledSize::UNLIMITED };
+    let max = CompiledSize {
+        resources: 1_000,
+        ..CompiledSize::UNLIMITED
+    };
     stops(&format!("{}{virtual_service}", services(256, 8)), max);
     let rules = vec!["{backendRefs: [{name: s0, port: 1}]}"; 1024].join(", ");
-    stops(&format!("{}{}", services(256, 8), route("r", 256, &format!("rules: [{rules}]"))), max);
+    stops(
+        &format!(
+            "{}{}",
+            services(256, 8),
+            route("r", 256, &format!("rules: [{rules}]"))
+        ),
+        max,
+    );
 }
 
 /// N3: each of these pods serves each port of each service.
@@ -77,10 +132,24 @@ fn compiling_stops_at_the_number_of_resources() {
 fn compiling_stops_at_the_bytes_of_served_ports() {
     let mut pods = String::new();
     for n in 0..500 {
-        let spec = format!("spec: {{nodeName: n1}}\nstatus: {{podIP: 10.1.{}.{}}}\n---\n", n / 250, n % 250 + 1);
-        write!(pods, "apiVersion: v1\nkind: Pod\nmetadata: {{name: p{n}, labels: {{app: web}}}}\n{spec}").unwrap();
+        let spec = format!(
+            "spec: {{nodeName: n1}}\nstatus: {{podIP: 10.1.{}.{}}}\n---\n",
+            n / 250,
+            n % 250 + 1
+        );
+        write!(
+            pods,
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: p{n}, labels: {{app: web}}}}\n{spec}"
+        )
+        .unwrap();
     }
-    stops(&format!("{}{pods}", services(200, 64)), CompiledSize { bytes: 100_000, ..CompiledSize::UNLIMITED });
+    stops(
+        &format!("{}{pods}", services(200, 64)),
+        CompiledSize {
+            bytes: 100_000,
+            ..CompiledSize::UNLIMITED
+        },
+    );
 }
 
 /// N2: 450 services with 22 regular expressions each were accepted in 1.3 MiB, and took 2.8 GiB in each gateway.
@@ -89,38 +158,102 @@ fn compiling_stops_at_the_bytes_of_route_tables() {
     let mut text = services(450, 1);
     for n in 0..450 {
         let rules = regexes((0..22).map(|at| format!("[ab]{{3000}}{at}")));
-        text += &route(&format!("r{n}"), 1, &rules).replace("name: s0}]", &format!("name: s{n}}}]"));
+        text +=
+            &route(&format!("r{n}"), 1, &rules).replace("name: s0}]", &format!("name: s{n}}}]"));
     }
-    stops(&text, CompiledSize { route_table_bytes: 16 << 20, ..CompiledSize::UNLIMITED });
+    stops(
+        &text,
+        CompiledSize {
+            route_table_bytes: 16 << 20,
+            ..CompiledSize::UNLIMITED
+        },
+    );
 }
 
 #[test]
 fn regular_expressions_weigh_what_their_automata_take_for_each_host() {
-    let weight = |yaml: &str| within(&format!("{}{yaml}", services(2, 1)), CompiledSize::UNLIMITED).size.route_table_bytes;
-    let plain = weight(&route("r", 1, "rules: [{backendRefs: [{name: s0, port: 1}]}]"));
-    let one = weight(&route("r", 1, &regexes(["[ab]{3000}".to_owned()].into_iter())));
+    let weight = |yaml: &str| {
+        within(
+            &format!("{}{yaml}", services(2, 1)),
+            CompiledSize::UNLIMITED,
+        )
+        .size
+        .route_table_bytes
+    };
+    let plain = weight(&route(
+        "r",
+        1,
+        "rules: [{backendRefs: [{name: s0, port: 1}]}]",
+    ));
+    let one = weight(&route(
+        "r",
+        1,
+        &regexes(["[ab]{3000}".to_owned()].into_iter()),
+    ));
     // 3,000 states of 24 bytes.
     let states = STATES_FACTOR * 72_000;
     assert!(one >= plain + AUTOMATON_BYTES + states, "{one}");
-    let two = weight(&route("r", 1, &regexes((0..2).map(|n| format!("[ab]{{3000}}{n}")))));
-    assert!((states..states + AUTOMATON_BYTES).contains(&(two - one)), "the service has one automaton: {two}");
+    let two = weight(&route(
+        "r",
+        1,
+        &regexes((0..2).map(|n| format!("[ab]{{3000}}{n}"))),
+    ));
+    assert!(
+        (states..states + AUTOMATON_BYTES).contains(&(two - one)),
+        "the service has one automaton: {two}"
+    );
     let hosts: Vec<String> = (0..10).map(|n| format!("h{n}.example.com")).collect();
-    let hosts = format!("hostnames: [{}], {}", hosts.join(", "), regexes(["[ab]{3000}".to_owned()].into_iter()));
-    assert!(weight(&route("r", 1, &hosts)) >= 10 * (AUTOMATON_BYTES + states), "each host has an automaton");
-    assert!(weight(&route("r", 2, &regexes(["[ab]{3000}".to_owned()].into_iter()))) >= 2 * one - plain, "each service has one too");
-    let condition =
-        "rules: [{matches: [{headers: [{name: x, type: RegularExpression, value: 'a+'}]}], backendRefs: [{name: s0, port: 1}]}]";
-    assert!(weight(&route("r", 1, condition)) >= plain + AUTOMATON_BYTES, "each condition has one");
+    let hosts = format!(
+        "hostnames: [{}], {}",
+        hosts.join(", "),
+        regexes(["[ab]{3000}".to_owned()].into_iter())
+    );
+    assert!(
+        weight(&route("r", 1, &hosts)) >= 10 * (AUTOMATON_BYTES + states),
+        "each host has an automaton"
+    );
+    assert!(
+        weight(&route(
+            "r",
+            2,
+            &regexes(["[ab]{3000}".to_owned()].into_iter())
+        )) >= 2 * one - plain,
+        "each service has one too"
+    );
+    let condition = "rules: [{matches: [{headers: [{name: x, type: RegularExpression, value: 'a+'}]}], backendRefs: [{name: s0, port: 1}]}]";
+    assert!(
+        weight(&route("r", 1, condition)) >= plain + AUTOMATON_BYTES,
+        "each condition has one"
+    );
 }
 
 /// N3: one broken rule on 256 services is one mistake, and a tenant's mistakes are bounded.
 #[test]
 fn a_tenants_diagnostics_are_bounded() {
-    let rules = vec!["{backendRefs: [{name: none, port: 1}, {name: none, port: 2}]}"; 1024].join(", ");
-    let routes = |count: usize| (0..count).map(|n| route(&format!("r{n}"), 4, &format!("rules: [{rules}]"))).collect::<String>();
-    let few = within(&format!("{}{}", services(4, 1), routes(1)), CompiledSize::UNLIMITED);
-    assert!(few.diagnostics.len() >= 2048 && few.diagnostics.len() < DIAGNOSTICS_OF_SEVERITY_MAX, "{}", few.diagnostics.len());
-    let many = within(&format!("{}{}", services(4, 1), routes(30)), CompiledSize::UNLIMITED);
+    let rules =
+        vec!["{backendRefs: [{name: none, port: 1}, {name: none, port: 2}]}"; 1024].join(", ");
+    let routes = |count: usize| {
+        (0..count)
+            .map(|n| route(&format!("r{n}"), 4, &format!("rules: [{rules}]")))
+            .collect::<String>()
+    };
+    let few = within(
+        &format!("{}{}", services(4, 1), routes(1)),
+        CompiledSize::UNLIMITED,
+    );
+    assert!(
+        few.diagnostics.len() >= 2048 && few.diagnostics.len() < DIAGNOSTICS_OF_SEVERITY_MAX,
+        "{}",
+        few.diagnostics.len()
+    );
+    let many = within(
+        &format!("{}{}", services(4, 1), routes(30)),
+        CompiledSize::UNLIMITED,
+    );
     assert_eq!(many.diagnostics.len(), DIAGNOSTICS_OF_SEVERITY_MAX + 1);
-    assert!(many.diagnostics.iter().any(|d| d.object.is_none() && d.problem.contains("more than 10000 errors")));
+    assert!(
+        many.diagnostics
+            .iter()
+            .any(|d| d.object.is_none() && d.problem.contains("more than 10000 errors"))
+    );
 }

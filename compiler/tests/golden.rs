@@ -31,12 +31,22 @@ fn folder() -> PathBuf {
 
 #[test]
 fn policies_compile_to_their_golden_texts() {
-    let mut names: Vec<PathBuf> = fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path()).collect();
-    names.retain(|path| path.extension().is_some_and(|e| e == "yaml") && !path.file_name().unwrap().to_string_lossy().starts_with('_'));
+    let mut names: Vec<PathBuf> = fs::read_dir(folder())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    names.retain(|path| {
+        path.extension().is_some_and(|e| e == "yaml")
+            && !path.file_name().unwrap().to_string_lossy().starts_with('_')
+    });
     names.sort();
     assert!(names.len() >= 10, "the golden policies are not there");
     let differing: Vec<String> = names.iter().flat_map(|path| check(path)).collect();
-    assert!(differing.is_empty(), "these differ from what is blessed (CANAL_BLESS=1 writes them anew):\n{}", differing.join("\n"));
+    assert!(
+        differing.is_empty(),
+        "these differ from what is blessed (CANAL_BLESS=1 writes them anew):\n{}",
+        differing.join("\n")
+    );
 }
 
 /// Every golden text has its policy file: a renamed policy must not leave old texts behind.
@@ -44,14 +54,23 @@ fn policies_compile_to_their_golden_texts() {
 fn no_golden_text_is_an_orphan() {
     for entry in fs::read_dir(folder()).unwrap() {
         let path = entry.unwrap().path();
-        assert!(path.with_extension("yaml").exists(), "{} has no policy", path.display());
+        assert!(
+            path.with_extension("yaml").exists(),
+            "{} has no policy",
+            path.display()
+        );
     }
 }
 
 /// Returns the golden files of one policy file that differ.
 fn check(path: &Path) -> Vec<String> {
     let case = GoldenCase::read(path);
-    let input = CompileInput { tenant: &case.tenant, documents: &case.documents, service_ids: &case.ids, jwks: &case.jwks };
+    let input = CompileInput {
+        tenant: &case.tenant,
+        documents: &case.documents,
+        service_ids: &case.ids,
+        jwks: &case.jwks,
+    };
     let (ir, found) = build_ir(&input);
     let output = compile(&input);
     assert_eq!(output.diagnostics, found, "{}", path.display());
@@ -59,10 +78,25 @@ fn check(path: &Path) -> Vec<String> {
     if let Some(ir) = &ir {
         texts.push(("ir", ir.to_string()));
         texts.extend(programs(ir, &output.resources));
-        texts.push(("oracle", case.questions.iter().map(|question| answer(ir, question)).collect()));
-        texts.push(("journeys", case.journeys.iter().map(|journey| journey::answer(ir, journey)).collect()));
+        texts.push((
+            "oracle",
+            case.questions
+                .iter()
+                .map(|question| answer(ir, question))
+                .collect(),
+        ));
+        texts.push((
+            "journeys",
+            case.journeys
+                .iter()
+                .map(|journey| journey::answer(ir, journey))
+                .collect(),
+        ));
     }
-    texts.into_iter().filter_map(|(extension, text)| differs(&path.with_extension(extension), text.trim())).collect()
+    texts
+        .into_iter()
+        .filter_map(|(extension, text)| differs(&path.with_extension(extension), text.trim()))
+        .collect()
 }
 
 fn differs(path: &Path, text: &str) -> Option<String> {
@@ -77,12 +111,20 @@ fn differs(path: &Path, text: &str) -> Option<String> {
         }
         return None;
     }
-    let line = blessed.trim().lines().zip(text.lines()).position(|(a, b)| a != b).map_or(0, |at| at + 1);
+    let line = blessed
+        .trim()
+        .lines()
+        .zip(text.lines())
+        .position(|(a, b)| a != b)
+        .map_or(0, |at| at + 1);
     Some(format!("{}:{line}\n--- now\n{text}", path.display()))
 }
 
 fn show(resources: &[Resource]) -> String {
-    resources.iter().map(|resource| text::resource(resource) + "\n").collect()
+    resources
+        .iter()
+        .map(|resource| text::resource(resource) + "\n")
+        .collect()
 }
 
 /// Returns the programs of a gateway that serves all services, of each node, of an edge and of the provider's key server. Every resource
@@ -96,20 +138,45 @@ fn programs(ir: &Ir, resources: &[Resource]) -> [(&'static str, String); 4] {
     let key_server = lower::key_server(ir, &"k1".parse().unwrap(), &az, &placement);
     let mut sent: Vec<&Resource> = gateway.iter().chain(&edge).chain(&key_server).collect();
     let names: BTreeSet<&NodeName> = ir.workloads.iter().map(|workload| &workload.node).collect();
-    let nodes: Vec<_> = names.iter().map(|name| (name, lower::node(ir, name, &az, &placement))).collect();
+    let nodes: Vec<_> = names
+        .iter()
+        .map(|name| (name, lower::node(ir, name, &az, &placement)))
+        .collect();
     sent.extend(nodes.iter().flat_map(|(_, program)| program));
     for resource in &sent {
-        assert!(resources.contains(resource), "{} is not the compiler's", resource.name());
+        assert!(
+            resources.contains(resource),
+            "{} is not the compiler's",
+            resource.name()
+        );
     }
     for resource in resources {
         // Policies may leave a direct endpoint without a node that may reach it.
         let is_needed = !matches!(resource, Resource::DirectEndpoint(_));
-        assert!(!is_needed || sent.contains(&resource), "nobody receives {}", resource.name());
+        assert!(
+            !is_needed || sent.contains(&resource),
+            "nobody receives {}",
+            resource.name()
+        );
     }
-    let node_texts = nodes.iter().map(|(name, program)| format!("# node {name}\n{}\n", show(program))).collect();
+    let node_texts = nodes
+        .iter()
+        .map(|(name, program)| format!("# node {name}\n{}\n", show(program)))
+        .collect();
     // Every edge and every key server receives the tenant itself; alone it is no text.
-    let beyond_tenant = |program: &[Resource]| if program.len() > 1 { show(program) } else { String::new() };
-    [("gateway", show(&gateway)), ("node", node_texts), ("edge", beyond_tenant(&edge)), ("key-server", beyond_tenant(&key_server))]
+    let beyond_tenant = |program: &[Resource]| {
+        if program.len() > 1 {
+            show(program)
+        } else {
+            String::new()
+        }
+    };
+    [
+        ("gateway", show(&gateway)),
+        ("node", node_texts),
+        ("edge", beyond_tenant(&edge)),
+        ("key-server", beyond_tenant(&key_server)),
+    ]
 }
 
 /// One policy file with its directives.
@@ -128,28 +195,45 @@ impl GoldenCase {
         let own = fs::read_to_string(path).unwrap();
         let tenant = TenantName::new("alpha").unwrap();
         let (documents, parsed, questions) = (Vec::new(), Vec::new(), Vec::new());
-        let mut case =
-            GoldenCase { tenant, documents, ids: BTreeMap::new(), jwks: BTreeMap::new(), parsed, questions, journeys: Vec::new() };
+        let mut case = GoldenCase {
+            tenant,
+            documents,
+            ids: BTreeMap::new(),
+            jwks: BTreeMap::new(),
+            parsed,
+            questions,
+            journeys: Vec::new(),
+        };
         for line in own.lines() {
             if let Some(name) = line.strip_prefix("#with ") {
                 let name = format!("_{}.yaml", name.trim());
                 case.add(&name, &fs::read_to_string(folder().join(&name)).unwrap());
             }
-            if let Some((uri, keys)) = line.strip_prefix("#jwks ").and_then(|line| line.split_once(' ')) {
+            if let Some((uri, keys)) = line
+                .strip_prefix("#jwks ")
+                .and_then(|line| line.split_once(' '))
+            {
                 case.jwks.insert(uri.to_owned(), keys.to_owned());
             }
-            case.journeys.extend(line.strip_prefix("#! ").map(str::to_owned));
-            case.questions.extend(line.strip_prefix("#? ").map(str::to_owned));
+            case.journeys
+                .extend(line.strip_prefix("#! ").map(str::to_owned));
+            case.questions
+                .extend(line.strip_prefix("#? ").map(str::to_owned));
         }
         case.add(&path.file_name().unwrap().to_string_lossy(), &own);
         let keys = service_keys(&case.tenant, &case.documents);
-        case.ids = keys.into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
+        case.ids = keys
+            .into_iter()
+            .zip(1..)
+            .map(|(key, id)| (key, ServiceId::new(id).unwrap()))
+            .collect();
         case
     }
 
     fn add(&mut self, file: &str, text: &str) {
         let parsed = parse(file, text);
-        self.documents.extend(parsed.documents.into_iter().map(Arc::new));
+        self.documents
+            .extend(parsed.documents.into_iter().map(Arc::new));
         self.parsed.extend(parsed.diagnostics);
     }
 
@@ -160,9 +244,16 @@ impl GoldenCase {
         }
         for diagnostic in found {
             let mut diagnostic = diagnostic.clone();
-            let document = self.documents.iter().find(|d| Some(&d.origin) == diagnostic.origin.as_ref());
+            let document = self
+                .documents
+                .iter()
+                .find(|d| Some(&d.origin) == diagnostic.origin.as_ref());
             if let Some(document) = document {
-                diagnostic.origin = Some(pinpoint(&document.text, &document.origin, &diagnostic.field));
+                diagnostic.origin = Some(pinpoint(
+                    &document.text,
+                    &document.origin,
+                    &diagnostic.field,
+                ));
             }
             writeln!(out, "{diagnostic}").unwrap();
         }
@@ -172,7 +263,9 @@ impl GoldenCase {
 
 fn answer(ir: &Ir, question: &str) -> String {
     let words: Vec<&str> = question.split_whitespace().collect();
-    let [method, service, host, target, headers @ ..] = words.as_slice() else { panic!("{question:?} is not a question") };
+    let [method, service, host, target, headers @ ..] = words.as_slice() else {
+        panic!("{question:?} is not a question")
+    };
     let (service, port) = service.rsplit_once(':').unwrap();
     let request = OracleRequest {
         service: format!("{}/{service}", ir.tenant.name).parse().unwrap(),
@@ -180,19 +273,34 @@ fn answer(ir: &Ir, question: &str) -> String {
         host: (*host).to_owned(),
         method: (*method).to_owned(),
         target: (*target).to_owned(),
-        headers: headers.iter().map(|h| h.split_once(':').unwrap()).map(|(n, v)| (n.to_owned(), v.to_owned())).collect(),
+        headers: headers
+            .iter()
+            .map(|h| h.split_once(':').unwrap())
+            .map(|(n, v)| (n.to_owned(), v.to_owned()))
+            .collect(),
     };
     let verdict = match decide(ir, &request) {
         RoutingVerdict::NoService => "no such service".to_owned(),
         RoutingVerdict::NoRule => "404".to_owned(),
         RoutingVerdict::Service { service, port } => format!("{service}:{port}"),
-        RoutingVerdict::Refuse { rule, status, .. } => format!("refuse {status} by {} {}", rule.kind, rule.rule),
+        RoutingVerdict::Refuse { rule, status, .. } => {
+            format!("refuse {status} by {} {}", rule.kind, rule.rule)
+        }
         RoutingVerdict::Split { rule, backends } => {
             let mut shares = format!("{} {}", rule.kind, rule.rule);
             for backend in &backends {
-                let able: Vec<String> = endpoints(ir, &backend.target).iter().map(|(w, port)| format!("{}:{port}", w.name)).collect();
+                let able: Vec<String> = endpoints(ir, &backend.target)
+                    .iter()
+                    .map(|(w, port)| format!("{}:{port}", w.name))
+                    .collect();
                 let action = RouteAction::Split(vec![backend.clone()]);
-                write!(shares, "\n    {} on [{}]", text::action(&action), able.join(" ")).unwrap();
+                write!(
+                    shares,
+                    "\n    {} on [{}]",
+                    text::action(&action),
+                    able.join(" ")
+                )
+                .unwrap();
             }
             shares
         }

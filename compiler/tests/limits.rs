@@ -30,11 +30,24 @@ fn output(yaml: &str) -> CompileOutput {
 fn compiled(parsed: canal_sources::ParsedFile) -> CompileOutput {
     let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
     let tenant = TenantName::new("alpha").unwrap();
-    let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
-    let output = compile(&CompileInput { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() });
+    let ids = service_keys(&tenant, &documents)
+        .into_iter()
+        .zip(1..)
+        .map(|(key, id)| (key, ServiceId::new(id).unwrap()))
+        .collect();
+    let output = compile(&CompileInput {
+        tenant: &tenant,
+        documents: &documents,
+        service_ids: &ids,
+        jwks: &Default::default(),
+    });
     // Data planes must decode everything that was compiled, at each limit and beyond it.
     for resource in &output.resources {
-        let read = canal_wire::southbound::decode(resource.kind(), &resource.name(), &canal_wire::southbound::encode(resource));
+        let read = canal_wire::southbound::decode(
+            resource.kind(),
+            &resource.name(),
+            &canal_wire::southbound::encode(resource),
+        );
         let is_read = read.as_ref().is_ok_and(|read| resource.reads_as(read));
         assert!(is_read, "{}: {:?}", resource.name(), read.err());
     }
@@ -42,10 +55,13 @@ fn compiled(parsed: canal_sources::ParsedFile) -> CompileOutput {
 }
 
 fn routes(output: &CompileOutput) -> Vec<&RouteRule> {
-    let rules = output.resources.iter().filter_map(|resource| match resource {
-        Resource::Route(rule) => Some(rule),
-        _ => None,
-    });
+    let rules = output
+        .resources
+        .iter()
+        .filter_map(|resource| match resource {
+            Resource::Route(rule) => Some(rule),
+            _ => None,
+        });
     rules.collect()
 }
 
@@ -54,11 +70,27 @@ fn routes(output: &CompileOutput) -> Vec<&RouteRule> {
 fn check(limit: usize, problem: &str, yaml: impl Fn(usize) -> String) {
     let fine = output(&yaml(limit));
     assert_eq!(fine.diagnostics, [], "at the limit");
-    assert!(routes(&fine).iter().all(|rule| matches!(rule.action, RouteAction::Split(_))));
+    assert!(
+        routes(&fine)
+            .iter()
+            .all(|rule| matches!(rule.action, RouteAction::Split(_)))
+    );
     let beyond = output(&yaml(limit + 1));
-    assert!(beyond.diagnostics.iter().any(|d| d.problem.contains(problem)), "{:?}", beyond.diagnostics);
+    assert!(
+        beyond
+            .diagnostics
+            .iter()
+            .any(|d| d.problem.contains(problem)),
+        "{:?}",
+        beyond.diagnostics
+    );
     assert!(!routes(&beyond).is_empty());
-    assert!(routes(&beyond).iter().all(|rule| matches!(rule.action, RouteAction::Refuse { status: 500, .. })), "beyond the limit");
+    assert!(
+        routes(&beyond)
+            .iter()
+            .all(|rule| matches!(rule.action, RouteAction::Refuse { status: 500, .. })),
+        "beyond the limit"
+    );
 }
 
 fn route(spec: &str) -> String {
@@ -70,7 +102,9 @@ fn route(spec: &str) -> String {
 const BACKEND: &str = "{name: web, port: 80}";
 
 fn rule_with_match(condition: &str) -> String {
-    route(&format!("  rules:\n  - matches: [{condition}]\n    backendRefs: [{BACKEND}]\n"))
+    route(&format!(
+        "  rules:\n  - matches: [{condition}]\n    backendRefs: [{BACKEND}]\n"
+    ))
 }
 
 #[test]
@@ -78,7 +112,11 @@ fn rules_of_a_route() {
     check(RULES_PER_ROUTE_MAX, "rules, more than", |count| {
         let mut spec = String::from("  rules:\n");
         for number in 0..count {
-            writeln!(spec, "  - {{matches: [{{path: {{value: /{number}}}}}], backendRefs: [{BACKEND}]}}").unwrap();
+            writeln!(
+                spec,
+                "  - {{matches: [{{path: {{value: /{number}}}}}], backendRefs: [{BACKEND}]}}"
+            )
+            .unwrap();
         }
         route(&spec)
     });
@@ -94,9 +132,21 @@ fn rules_of_a_route() {
 
 #[test]
 fn matches_of_a_rule() {
-    let matches = |count: usize| (0..count).map(|number| format!("{{path: {{value: /{number}}}}}")).collect::<Vec<_>>().join(", ");
-    check(MATCHES_PER_RULE_MAX, "matches, more than", |count| rule_with_match(&matches(count)));
-    let uris = |count: usize| (0..count).map(|number| format!("{{uri: {{prefix: /{number}}}}}")).collect::<Vec<_>>().join(", ");
+    let matches = |count: usize| {
+        (0..count)
+            .map(|number| format!("{{path: {{value: /{number}}}}}"))
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    check(MATCHES_PER_RULE_MAX, "matches, more than", |count| {
+        rule_with_match(&matches(count))
+    });
+    let uris = |count: usize| {
+        (0..count)
+            .map(|number| format!("{{uri: {{prefix: /{number}}}}}"))
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     check(MATCHES_PER_RULE_MAX, "matches, more than", |count| {
         format!(
             "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: v}}\nspec:\n  hosts: [web]\n  http:\n  - match: [{}]\n    route: [{{destination: {{host: web}}}}]\n",
@@ -107,27 +157,44 @@ fn matches_of_a_rule() {
 
 #[test]
 fn conditions_of_a_match() {
-    let conditions = |count: usize| (0..count).map(|number| format!("{{name: x{number}, value: v}}")).collect::<Vec<_>>().join(", ");
-    check(CONDITIONS_PER_MATCH_MAX, "conditions here, more than", |count| {
-        rule_with_match(&format!("{{headers: [{}]}}", conditions(count)))
-    });
-    check(CONDITIONS_PER_MATCH_MAX, "conditions here, more than", |count| {
-        rule_with_match(&format!("{{queryParams: [{}]}}", conditions(count)))
-    });
+    let conditions = |count: usize| {
+        (0..count)
+            .map(|number| format!("{{name: x{number}, value: v}}"))
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    check(
+        CONDITIONS_PER_MATCH_MAX,
+        "conditions here, more than",
+        |count| rule_with_match(&format!("{{headers: [{}]}}", conditions(count))),
+    );
+    check(
+        CONDITIONS_PER_MATCH_MAX,
+        "conditions here, more than",
+        |count| rule_with_match(&format!("{{queryParams: [{}]}}", conditions(count))),
+    );
 }
 
 #[test]
 fn backends_of_a_rule() {
     check(BACKENDS_PER_RULE_MAX, "backends, more than", |count| {
-        route(&format!("  rules:\n  - backendRefs: [{}]\n", vec![BACKEND; count].join(", ")))
+        route(&format!(
+            "  rules:\n  - backendRefs: [{}]\n",
+            vec![BACKEND; count].join(", ")
+        ))
     });
 }
 
 #[test]
 fn hosts_of_a_route() {
     check(HOSTS_PER_ROUTE_MAX, "hosts, more than", |count| {
-        let hosts: Vec<String> = (0..count).map(|number| format!("h{number}.example.com")).collect();
-        route(&format!("  hostnames: [{}]\n  rules:\n  - backendRefs: [{BACKEND}]\n", hosts.join(", ")))
+        let hosts: Vec<String> = (0..count)
+            .map(|number| format!("h{number}.example.com"))
+            .collect();
+        route(&format!(
+            "  hostnames: [{}]\n  rules:\n  - backendRefs: [{BACKEND}]\n",
+            hosts.join(", ")
+        ))
     });
     // A VirtualService's hosts are services: those within the limit are routed, the others are not affected.
     let hosts = |count: usize| {
@@ -137,29 +204,59 @@ fn hosts_of_a_route() {
         )
     };
     assert_eq!(output(&hosts(HOSTS_PER_ROUTE_MAX)).diagnostics, []);
-    assert!(output(&hosts(HOSTS_PER_ROUTE_MAX + 1)).diagnostics[0].problem.contains("hosts, more than"));
+    assert!(
+        output(&hosts(HOSTS_PER_ROUTE_MAX + 1)).diagnostics[0]
+            .problem
+            .contains("hosts, more than")
+    );
 }
 
 #[test]
 fn texts_and_regular_expressions() {
     check(TEXT_BYTES_MAX, "bytes, more than", |bytes| {
-        rule_with_match(&format!("{{path: {{type: Exact, value: /{}}}}}", "a".repeat(bytes - 1)))
+        rule_with_match(&format!(
+            "{{path: {{type: Exact, value: /{}}}}}",
+            "a".repeat(bytes - 1)
+        ))
     });
     check(TEXT_BYTES_MAX, "bytes, more than", |bytes| {
-        rule_with_match(&format!("{{headers: [{{name: x, value: {}}}]}}", "a".repeat(bytes)))
+        rule_with_match(&format!(
+            "{{headers: [{{name: x, value: {}}}]}}",
+            "a".repeat(bytes)
+        ))
     });
     check(TEXT_BYTES_MAX, "not a header's name", |bytes| {
-        rule_with_match(&format!("{{headers: [{{name: {}, value: x}}]}}", "a".repeat(bytes)))
+        rule_with_match(&format!(
+            "{{headers: [{{name: {}, value: x}}]}}",
+            "a".repeat(bytes)
+        ))
     });
-    let regex = |bytes: usize| rule_with_match(&format!("{{path: {{type: RegularExpression, value: /{}}}}}", "a".repeat(bytes - 1)));
+    let regex = |bytes: usize| {
+        rule_with_match(&format!(
+            "{{path: {{type: RegularExpression, value: /{}}}}}",
+            "a".repeat(bytes - 1)
+        ))
+    };
     check(REGEX_BYTES_MAX, "bytes, more than", regex);
     check(REGEX_NESTING_MAX as usize, "nested", |depth| {
-        rule_with_match(&format!("{{path: {{type: RegularExpression, value: '/{}a{}'}}}}", "(".repeat(depth - 1), ")".repeat(depth - 1)))
+        rule_with_match(&format!(
+            "{{path: {{type: RegularExpression, value: '/{}a{}'}}}}",
+            "(".repeat(depth - 1),
+            ")".repeat(depth - 1)
+        ))
     });
-    let repeated = |n: usize| rule_with_match(&format!("{{path: {{type: RegularExpression, value: '/(a{{{n}}}){{100}}'}}}}"));
+    let repeated = |n: usize| {
+        rule_with_match(&format!(
+            "{{path: {{type: RegularExpression, value: '/(a{{{n}}}){{100}}'}}}}"
+        ))
+    };
     assert_eq!(output(&repeated(10)).diagnostics, []);
     let large = output(&repeated(500));
-    assert!(large.diagnostics[0].problem.contains("bytes of memory"), "{:?}", large.diagnostics);
+    assert!(
+        large.diagnostics[0].problem.contains("bytes of memory"),
+        "{:?}",
+        large.diagnostics
+    );
 }
 
 #[test]
@@ -176,52 +273,96 @@ fn regular_expressions_of_a_service() {
     let few = output(&rules(2));
     assert_eq!(few.diagnostics, []);
     let many = output(&rules(200));
-    let refused = routes(&many).iter().filter(|rule| matches!(rule.action, RouteAction::Refuse { .. })).count();
+    let refused = routes(&many)
+        .iter()
+        .filter(|rule| matches!(rule.action, RouteAction::Refuse { .. }))
+        .count();
     assert!(refused > 0 && refused < 200, "{refused}");
     assert_eq!(many.diagnostics.len(), refused);
-    assert!(many.diagnostics[0].problem.contains("regular expressions of service default/web"), "{:?}", many.diagnostics[0]);
+    assert!(
+        many.diagnostics[0]
+            .problem
+            .contains("regular expressions of service default/web"),
+        "{:?}",
+        many.diagnostics[0]
+    );
 }
 
 #[test]
 fn weights() {
-    let rule = |weight: u64| route(&format!("  rules:\n  - backendRefs: [{{name: web, port: 80, weight: {weight}}}]\n"));
+    let rule = |weight: u64| {
+        route(&format!(
+            "  rules:\n  - backendRefs: [{{name: web, port: 80, weight: {weight}}}]\n"
+        ))
+    };
     assert_eq!(output(&rule(WEIGHT_MAX.into())).diagnostics, []);
-    assert!(output(&rule(u64::from(WEIGHT_MAX) + 1)).diagnostics[0].problem.contains("is more than"));
+    assert!(
+        output(&rule(u64::from(WEIGHT_MAX) + 1)).diagnostics[0]
+            .problem
+            .contains("is more than")
+    );
 }
 
 #[test]
 fn ports_of_a_service() {
     let service = |count: usize| {
-        let ports: Vec<String> = (0..count).map(|number| format!("{{name: tcp-{number}, port: {}}}", number + 1)).collect();
+        let ports: Vec<String> = (0..count)
+            .map(|number| format!("{{name: tcp-{number}, port: {}}}", number + 1))
+            .collect();
         format!(
             "apiVersion: v1\nkind: Service\nmetadata: {{name: many}}\nspec: {{clusterIP: 10.96.0.2, selector: {{app: x}}, ports: [{}]}}\n",
             ports.join(", ")
         )
     };
     let ports = |output: &CompileOutput| {
-        let services = output.resources.iter().filter_map(|resource| match resource {
-            Resource::Service(service) if service.key.name.as_str() == "many" => Some(service.ports.clone()),
-            _ => None,
-        });
+        let services = output
+            .resources
+            .iter()
+            .filter_map(|resource| match resource {
+                Resource::Service(service) if service.key.name.as_str() == "many" => {
+                    Some(service.ports.clone())
+                }
+                _ => None,
+            });
         services.collect::<Vec<_>>().concat()
     };
     let fine = output(&service(PORTS_PER_SERVICE_MAX));
     assert_eq!(fine.diagnostics, []);
-    assert!(ports(&fine).len() == PORTS_PER_SERVICE_MAX && ports(&fine).iter().all(|port| port.protocol == AppProtocol::Tcp));
+    assert!(
+        ports(&fine).len() == PORTS_PER_SERVICE_MAX
+            && ports(&fine)
+                .iter()
+                .all(|port| port.protocol == AppProtocol::Tcp)
+    );
     let beyond = output(&service(PORTS_PER_SERVICE_MAX + 1));
-    assert!(beyond.diagnostics[0].problem.contains("ports, more than"), "{:?}", beyond.diagnostics);
+    assert!(
+        beyond.diagnostics[0].problem.contains("ports, more than"),
+        "{:?}",
+        beyond.diagnostics
+    );
     assert!(ports(&beyond).is_empty());
 }
 
 /// Compiles a tenant on the cloud tier with `count` objects made by `object`, and returns the resources that `kept` selects and the
 /// problems.
-fn on_tier<T>(count: usize, object: impl Fn(usize) -> String, kept: impl Fn(&Resource) -> Option<T>) -> (Vec<T>, Vec<String>) {
-    let base = BASE.replace("podCidrs: [10.1.0.0/16]", "podCidrs: [10.1.0.0/16, 'fd00:1::/64'], gatewayCidrs: [10.101.0.0/20]");
+fn on_tier<T>(
+    count: usize,
+    object: impl Fn(usize) -> String,
+    kept: impl Fn(&Resource) -> Option<T>,
+) -> (Vec<T>, Vec<String>) {
+    let base = BASE.replace(
+        "podCidrs: [10.1.0.0/16]",
+        "podCidrs: [10.1.0.0/16, 'fd00:1::/64'], gatewayCidrs: [10.101.0.0/20]",
+    );
     let objects: Vec<String> = (0..count).map(object).collect();
     let parsed = canal_sources::parse("limits.yaml", &format!("{base}{}", objects.join("---\n")));
     assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
     let output = compiled(parsed);
-    let problems = output.diagnostics.into_iter().map(|diagnostic| diagnostic.problem).collect();
+    let problems = output
+        .diagnostics
+        .into_iter()
+        .map(|diagnostic| diagnostic.problem)
+        .collect();
     (output.resources.iter().filter_map(kept).collect(), problems)
 }
 
@@ -244,55 +385,117 @@ fn ranges(resource: &Resource) -> Option<usize> {
 #[test]
 fn ranges_of_gateway_addresses() {
     let tenant = |count: usize| {
-        let nets: Vec<String> = (0..count).map(|number| format!("10.101.{number}.0/24")).collect();
-        let base = BASE.replace("podCidrs: [10.1.0.0/16]", &format!("podCidrs: [10.1.0.0/16], gatewayCidrs: [{}]", nets.join(", ")));
-        compiled(canal_sources::parse("limits.yaml", base.trim_end_matches("---\n")))
+        let nets: Vec<String> = (0..count)
+            .map(|number| format!("10.101.{number}.0/24"))
+            .collect();
+        let base = BASE.replace(
+            "podCidrs: [10.1.0.0/16]",
+            &format!(
+                "podCidrs: [10.1.0.0/16], gatewayCidrs: [{}]",
+                nets.join(", ")
+            ),
+        );
+        compiled(canal_sources::parse(
+            "limits.yaml",
+            base.trim_end_matches("---\n"),
+        ))
     };
     let ranges = |output: &CompileOutput| {
-        let mut tenants = output.resources.iter().filter_map(|resource| match resource {
-            Resource::Tenant(tenant) => Some(tenant.gateway_cidrs.len()),
-            _ => None,
-        });
+        let mut tenants = output
+            .resources
+            .iter()
+            .filter_map(|resource| match resource {
+                Resource::Tenant(tenant) => Some(tenant.gateway_cidrs.len()),
+                _ => None,
+            });
         tenants.next().unwrap()
     };
     let fine = tenant(GATEWAY_RANGES_MAX);
-    assert_eq!((ranges(&fine), fine.diagnostics.as_slice()), (GATEWAY_RANGES_MAX, &[][..]));
+    assert_eq!(
+        (ranges(&fine), fine.diagnostics.as_slice()),
+        (GATEWAY_RANGES_MAX, &[][..])
+    );
     let beyond = tenant(GATEWAY_RANGES_MAX + 1);
     assert_eq!(ranges(&beyond), GATEWAY_RANGES_MAX);
-    assert!(beyond.diagnostics[0].problem.contains("ranges, more than"), "{:?}", beyond.diagnostics);
+    assert!(
+        beyond.diagnostics[0].problem.contains("ranges, more than"),
+        "{:?}",
+        beyond.diagnostics
+    );
 }
 
 #[test]
 fn resolvers_of_a_tenant() {
     let tenant = |resolvers: Vec<String>| {
-        let base = BASE.replace("podCidrs: [10.1.0.0/16]", &format!("podCidrs: [10.1.0.0/16], resolvers: [{}]", resolvers.join(", ")));
-        compiled(canal_sources::parse("limits.yaml", base.trim_end_matches("---\n")))
+        let base = BASE.replace(
+            "podCidrs: [10.1.0.0/16]",
+            &format!(
+                "podCidrs: [10.1.0.0/16], resolvers: [{}]",
+                resolvers.join(", ")
+            ),
+        );
+        compiled(canal_sources::parse(
+            "limits.yaml",
+            base.trim_end_matches("---\n"),
+        ))
     };
     let count = |output: &CompileOutput| {
-        let mut tenants = output.resources.iter().filter_map(|resource| match resource {
-            Resource::Tenant(tenant) => Some(tenant.resolvers.len()),
-            _ => None,
-        });
+        let mut tenants = output
+            .resources
+            .iter()
+            .filter_map(|resource| match resource {
+                Resource::Tenant(tenant) => Some(tenant.resolvers.len()),
+                _ => None,
+            });
         tenants.next().unwrap()
     };
-    let many = |count: usize| (0..count).map(|number| format!("10.9.0.{number}")).collect::<Vec<_>>();
+    let many = |count: usize| {
+        (0..count)
+            .map(|number| format!("10.9.0.{number}"))
+            .collect::<Vec<_>>()
+    };
     let fine = tenant(many(RESOLVERS_MAX));
-    assert_eq!((count(&fine), fine.diagnostics.as_slice()), (RESOLVERS_MAX, &[][..]));
+    assert_eq!(
+        (count(&fine), fine.diagnostics.as_slice()),
+        (RESOLVERS_MAX, &[][..])
+    );
     let beyond = tenant(many(RESOLVERS_MAX + 2));
-    assert_eq!((count(&beyond), beyond.diagnostics.len()), (RESOLVERS_MAX, 1));
-    assert!(beyond.diagnostics[0].problem.contains("resolvers, more than"), "{:?}", beyond.diagnostics);
+    assert_eq!(
+        (count(&beyond), beyond.diagnostics.len()),
+        (RESOLVERS_MAX, 1)
+    );
+    assert!(
+        beyond.diagnostics[0]
+            .problem
+            .contains("resolvers, more than"),
+        "{:?}",
+        beyond.diagnostics
+    );
     for none in ["127.0.0.53", "\"::1\"", "0.0.0.0", "224.0.0.251"] {
         let output = tenant(vec![none.to_owned(), "10.9.0.1".to_owned()]);
-        assert_eq!((count(&output), output.diagnostics.len()), (1, 1), "{none}: left out, by name");
+        assert_eq!(
+            (count(&output), output.diagnostics.len()),
+            (1, 1),
+            "{none}: left out, by name"
+        );
     }
 }
 
 /// Returns a pod that serves `count` UDP ports, and a route that names them all.
 fn udp(count: usize) -> String {
     let numbers = 1..=count;
-    let ports: Vec<String> =
-        numbers.clone().map(|n| format!("{{name: p{n}, port: {n}, protocol: UDP, targetPort: {}}}", 1000 + n)).collect();
-    let refs: Vec<String> = numbers.map(|n| format!("{{name: udp, port: {n}}}")).collect();
+    let ports: Vec<String> = numbers
+        .clone()
+        .map(|n| {
+            format!(
+                "{{name: p{n}, port: {n}, protocol: UDP, targetPort: {}}}",
+                1000 + n
+            )
+        })
+        .collect();
+    let refs: Vec<String> = numbers
+        .map(|n| format!("{{name: udp, port: {n}}}"))
+        .collect();
     format!(
         "apiVersion: v1
 kind: Pod
@@ -319,10 +522,13 @@ spec:
 }
 
 fn udp_ports(output: &CompileOutput) -> Vec<u16> {
-    let workloads = output.resources.iter().filter_map(|resource| match resource {
-        Resource::Workload(workload) => Some(&workload.udp_ports),
-        _ => None,
-    });
+    let workloads = output
+        .resources
+        .iter()
+        .filter_map(|resource| match resource {
+            Resource::Workload(workload) => Some(&workload.udp_ports),
+            _ => None,
+        });
     workloads.flatten().copied().collect()
 }
 
@@ -330,21 +536,33 @@ fn udp_ports(output: &CompileOutput) -> Vec<u16> {
 #[test]
 fn udp_ports_of_a_pod() {
     let of_route = |output: &CompileOutput| -> Vec<String> {
-        let about = output.diagnostics.iter().filter(|d| d.object.as_ref().is_some_and(|o| o.to_string() == "UDPRoute default/udp"));
-        about.map(|d| format!("{:?} {}: {}", d.severity, d.field, d.problem)).collect()
+        let about = output.diagnostics.iter().filter(|d| {
+            d.object
+                .as_ref()
+                .is_some_and(|o| o.to_string() == "UDPRoute default/udp")
+        });
+        about
+            .map(|d| format!("{:?} {}: {}", d.severity, d.field, d.problem))
+            .collect()
     };
     let first: Vec<u16> = (1001..).take(UDP_PORTS_PER_WORKLOAD_MAX).collect();
     let fine = output(&udp(UDP_PORTS_PER_WORKLOAD_MAX));
     assert_eq!(udp_ports(&fine), first);
     let told = of_route(&fine);
-    assert!(told.len() == 1 && told[0].contains("Warning spec.rules: the tier carries no datagrams"), "{told:?}");
+    assert!(
+        told.len() == 1 && told[0].contains("Warning spec.rules: the tier carries no datagrams"),
+        "{told:?}"
+    );
     let beyond = output(&udp(UDP_PORTS_PER_WORKLOAD_MAX + 1));
     assert_eq!(udp_ports(&beyond), first);
     let told = of_route(&beyond);
     let problem = "Error spec.rules[0].backendRefs[64]: Pod default/udp-0 has more than 64 UDP ports that routes name";
     assert!(told.len() == 2 && told[0].starts_with(problem), "{told:?}");
     // Without the route no port is open, whatever the Service declares.
-    let (services, _) = udp(1).rsplit_once("---").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+    let (services, _) = udp(1)
+        .rsplit_once("---")
+        .map(|(a, b)| (a.to_owned(), b.to_owned()))
+        .unwrap();
     assert_eq!(udp_ports(&output(&services)), Vec::<u16>::new());
 }
 
@@ -354,32 +572,59 @@ fn rules_and_backends_of_a_udp_route() {
     let backends = |count: usize| output(&udp(1).replace("{name: udp, port: 1}", &rule(count)));
     assert_eq!(udp_ports(&backends(BACKENDS_PER_RULE_MAX)), [1001]);
     let beyond = backends(BACKENDS_PER_RULE_MAX + 1);
-    assert!(beyond.diagnostics[0].problem.contains("backends, more than"), "{:?}", beyond.diagnostics);
+    assert!(
+        beyond.diagnostics[0]
+            .problem
+            .contains("backends, more than"),
+        "{:?}",
+        beyond.diagnostics
+    );
     assert_eq!(udp_ports(&beyond), Vec::<u16>::new());
     let more = "  - backendRefs: [{name: udp, port: 1}]\n";
     let rules = |count: usize| output(&(udp(1) + &more.repeat(count - 1)));
     assert_eq!(udp_ports(&rules(RULES_PER_ROUTE_MAX)), [1001]);
     let beyond = rules(RULES_PER_ROUTE_MAX + 1);
-    assert!(beyond.diagnostics[0].problem.contains("rules, more than"), "{:?}", beyond.diagnostics);
+    assert!(
+        beyond.diagnostics[0].problem.contains("rules, more than"),
+        "{:?}",
+        beyond.diagnostics
+    );
     assert_eq!(udp_ports(&beyond), Vec::<u16>::new());
 }
 
 #[test]
 fn nodes_of_a_tenant_and_their_ranges() {
-    let many = |count: usize| on_tier(count, |number| node(number, &format!("'fd00:1::{:x}:0/112'", number + 1)), ranges);
+    let many = |count: usize| {
+        on_tier(
+            count,
+            |number| node(number, &format!("'fd00:1::{:x}:0/112'", number + 1)),
+            ranges,
+        )
+    };
     let (nodes, problems) = many(NODES_PER_TENANT_MAX);
     assert_eq!((nodes.len(), problems), (NODES_PER_TENANT_MAX, vec![]));
     let (nodes, problems) = many(NODES_PER_TENANT_MAX + 1);
     assert_eq!(nodes.len(), NODES_PER_TENANT_MAX);
-    assert!(problems.len() == 1 && problems[0].contains("nodes, more than"), "{problems:?}");
+    assert!(
+        problems.len() == 1 && problems[0].contains("nodes, more than"),
+        "{problems:?}"
+    );
     let wide = |count: usize| {
-        let nets: Vec<String> = (0..count).map(|number| format!("10.1.{number}.0/24")).collect();
+        let nets: Vec<String> = (0..count)
+            .map(|number| format!("10.1.{number}.0/24"))
+            .collect();
         on_tier(1, |number| node(number, &nets.join(", ")), ranges)
     };
-    assert_eq!(wide(RANGES_PER_NODE_MAX), (vec![RANGES_PER_NODE_MAX], vec![]));
+    assert_eq!(
+        wide(RANGES_PER_NODE_MAX),
+        (vec![RANGES_PER_NODE_MAX], vec![])
+    );
     let (nodes, problems) = wide(RANGES_PER_NODE_MAX + 1);
     assert_eq!(nodes, [RANGES_PER_NODE_MAX]);
-    assert!(problems.len() == 1 && problems[0].contains("ranges, more than"), "{problems:?}");
+    assert!(
+        problems.len() == 1 && problems[0].contains("ranges, more than"),
+        "{problems:?}"
+    );
 }
 
 #[test]
@@ -393,33 +638,68 @@ fn throttles_of_a_tenant() {
             number % 256
         )
     };
-    let throttles = |count: usize| on_tier(count, object, |resource| matches!(resource, Resource::Throttle(_)).then_some(()));
+    let throttles = |count: usize| {
+        on_tier(count, object, |resource| {
+            matches!(resource, Resource::Throttle(_)).then_some(())
+        })
+    };
     let (kept, problems) = throttles(THROTTLES_PER_TENANT_MAX);
     assert_eq!((kept.len(), problems), (THROTTLES_PER_TENANT_MAX, vec![]));
     let (kept, problems) = throttles(THROTTLES_PER_TENANT_MAX + 1);
     assert_eq!(kept.len(), THROTTLES_PER_TENANT_MAX);
-    assert!(problems.len() == 1 && problems[0].contains("throttles, more than"), "{problems:?}");
+    assert!(
+        problems.len() == 1 && problems[0].contains("throttles, more than"),
+        "{problems:?}"
+    );
 }
 
 #[test]
 fn objects_of_a_tenant() {
     // Pods are left out first: leaving out a route would open its service.
     let pod = "kind: Pod\napiVersion: v1\nmetadata: {name: pod-0}\nspec: {}\n";
-    let parsed = canal_sources::parse("limits.yaml", &format!("{BASE}{pod}---\n{}", rule_with_match("{method: GET}")));
+    let parsed = canal_sources::parse(
+        "limits.yaml",
+        &format!("{BASE}{pod}---\n{}", rule_with_match("{method: GET}")),
+    );
     let mut documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
-    let template = documents.iter().find(|d| d.object.key().to_string() == "Pod default/pod-0").unwrap().clone();
+    let template = documents
+        .iter()
+        .find(|d| d.object.key().to_string() == "Pod default/pod-0")
+        .unwrap()
+        .clone();
     for number in 1..OBJECTS_PER_TENANT_MAX {
-        let canal_model::policy::Object::Pod(mut pod) = template.object.clone() else { panic!("a pod") };
+        let canal_model::policy::Object::Pod(mut pod) = template.object.clone() else {
+            panic!("a pod")
+        };
         pod.metadata.name = format!("pod-{number}").parse().unwrap();
-        documents
-            .push(Arc::new(canal_model::policy::Document { object: canal_model::policy::Object::Pod(pod), ..template.as_ref().clone() }));
+        documents.push(Arc::new(canal_model::policy::Document {
+            object: canal_model::policy::Object::Pod(pod),
+            ..template.as_ref().clone()
+        }));
     }
     let tenant = TenantName::new("alpha").unwrap();
-    let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
-    let output = compile(&CompileInput { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() });
-    assert!(output.diagnostics[0].problem.contains("objects, more than"), "{:?}", output.diagnostics);
+    let ids = service_keys(&tenant, &documents)
+        .into_iter()
+        .zip(1..)
+        .map(|(key, id)| (key, ServiceId::new(id).unwrap()))
+        .collect();
+    let output = compile(&CompileInput {
+        tenant: &tenant,
+        documents: &documents,
+        service_ids: &ids,
+        jwks: &Default::default(),
+    });
+    assert!(
+        output.diagnostics[0].problem.contains("objects, more than"),
+        "{:?}",
+        output.diagnostics
+    );
     assert_eq!(routes(&output).len(), 1);
-    let services = output.resources.iter().filter(|resource| matches!(resource, Resource::Service(_))).count();
+    let services = output
+        .resources
+        .iter()
+        .filter(|resource| matches!(resource, Resource::Service(_)))
+        .count();
     assert_eq!(services, 1);
 }
 
@@ -428,10 +708,25 @@ fn service_ids() {
     let parsed = canal_sources::parse("limits.yaml", BASE);
     let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
     let tenant = TenantName::new("alpha").unwrap();
-    let output =
-        compile(&CompileInput { tenant: &tenant, documents: &documents, service_ids: &Default::default(), jwks: &Default::default() });
-    assert!(output.diagnostics[0].problem.contains("service IDs are taken"), "{:?}", output.diagnostics);
-    assert!(!output.resources.iter().any(|resource| matches!(resource, Resource::Service(_))));
+    let output = compile(&CompileInput {
+        tenant: &tenant,
+        documents: &documents,
+        service_ids: &Default::default(),
+        jwks: &Default::default(),
+    });
+    assert!(
+        output.diagnostics[0]
+            .problem
+            .contains("service IDs are taken"),
+        "{:?}",
+        output.diagnostics
+    );
+    assert!(
+        !output
+            .resources
+            .iter()
+            .any(|resource| matches!(resource, Resource::Service(_)))
+    );
 }
 
 /// Errors beyond the reader's limit are not reported one by one, but the route must still fail closed because of them.
@@ -443,16 +738,25 @@ fn a_route_with_too_many_mistakes_refuses_all() {
         format!("  rules: [{{matches: [{methods}], backendRefs: [{BACKEND}]}}]\n"),
         format!("  rules: [{{{fields} backendRefs: [{BACKEND}]}}]\n"),
     ] {
-        let output = compiled(canal_sources::parse("limits.yaml", &format!("{BASE}{}", route(&spec))));
+        let output = compiled(canal_sources::parse(
+            "limits.yaml",
+            &format!("{BASE}{}", route(&spec)),
+        ));
         let rules = routes(&output);
         assert_eq!(rules.len(), 1);
-        assert!(matches!(rules[0].action, RouteAction::Refuse { status: 500, .. }), "{:?}", rules[0].action);
+        assert!(
+            matches!(rules[0].action, RouteAction::Refuse { status: 500, .. }),
+            "{:?}",
+            rules[0].action
+        );
     }
 }
 
 /// Returns a service of an opaque protocol on these ports, with pods numbered from `first`.
 fn direct(name: &str, ports: usize, first: usize, pods: usize) -> String {
-    let ports: Vec<String> = (1..=ports).map(|port| format!("{{name: tcp-{port}, port: {port}}}")).collect();
+    let ports: Vec<String> = (1..=ports)
+        .map(|port| format!("{{name: tcp-{port}, port: {port}}}"))
+        .collect();
     let mut yaml = format!(
         "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{clusterIP: None, selector: {{app: {name}}}, ports: [{}]}}\n",
         ports.join(", ")
@@ -473,10 +777,13 @@ fn direct(name: &str, ports: usize, first: usize, pods: usize) -> String {
 /// Returns the number of direct endpoints, and the number of ports that the first of them serves.
 fn direct_endpoints(yaml: &str) -> (usize, usize) {
     let output = output(yaml);
-    let all = output.resources.iter().filter_map(|resource| match resource {
-        Resource::DirectEndpoint(endpoint) => Some(endpoint.serves.len()),
-        _ => None,
-    });
+    let all = output
+        .resources
+        .iter()
+        .filter_map(|resource| match resource {
+            Resource::DirectEndpoint(endpoint) => Some(endpoint.serves.len()),
+            _ => None,
+        });
     let all: Vec<usize> = all.collect();
     (all.len(), all.first().copied().unwrap_or(0))
 }
@@ -484,13 +791,29 @@ fn direct_endpoints(yaml: &str) -> (usize, usize) {
 #[test]
 fn endpoints_of_the_direct_path() {
     let per_service = DIRECT_ENDPOINTS_PER_SERVICE_MAX;
-    assert_eq!(direct_endpoints(&direct("a", 1, 0, per_service)), (per_service, 1));
-    assert_eq!(direct_endpoints(&direct("a", 1, 0, per_service + 1)), (0, 0), "the service keeps the gateway");
+    assert_eq!(
+        direct_endpoints(&direct("a", 1, 0, per_service)),
+        (per_service, 1)
+    );
+    assert_eq!(
+        direct_endpoints(&direct("a", 1, 0, per_service + 1)),
+        (0, 0),
+        "the service keeps the gateway"
+    );
     let services = DIRECT_ENDPOINTS_PER_TENANT_MAX / per_service;
-    let full: String = (0..services).map(|n| direct(&format!("a{n:03}"), 1, n * per_service, per_service)).collect();
-    assert_eq!(direct_endpoints(&full), (DIRECT_ENDPOINTS_PER_TENANT_MAX, 1));
+    let full: String = (0..services)
+        .map(|n| direct(&format!("a{n:03}"), 1, n * per_service, per_service))
+        .collect();
+    assert_eq!(
+        direct_endpoints(&full),
+        (DIRECT_ENDPOINTS_PER_TENANT_MAX, 1)
+    );
     let beyond = full + &direct("z", 1, services * per_service, 1);
-    assert_eq!(direct_endpoints(&beyond), (DIRECT_ENDPOINTS_PER_TENANT_MAX, 1), "the last service keeps the gateway");
+    assert_eq!(
+        direct_endpoints(&beyond),
+        (DIRECT_ENDPOINTS_PER_TENANT_MAX, 1),
+        "the last service keeps the gateway"
+    );
     let ports = DIRECT_PORTS_PER_WORKLOAD_MAX;
     assert_eq!(direct_endpoints(&direct("a", ports, 0, 1)), (1, ports));
     assert_eq!(direct_endpoints(&direct("a", ports + 1, 0, 1)), (1, ports));
@@ -500,8 +823,10 @@ fn endpoints_of_the_direct_path() {
 fn pods_with_policies(count: usize) -> String {
     let mut yaml = String::new();
     for n in 0..count {
-        let pod = direct(&format!("p{n}"), 1, n, 1)
-            .replace("spec: {nodeName: n1}", &format!("spec: {{nodeName: n{n}, serviceAccountName: p{n}}}"));
+        let pod = direct(&format!("p{n}"), 1, n, 1).replace(
+            "spec: {nodeName: n1}",
+            &format!("spec: {{nodeName: n{n}, serviceAccountName: p{n}}}"),
+        );
         let policy = format!(
             "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: p{n}}}\nspec: {{selector: {{matchLabels: \
              {{app: p{n}}}}}, action: ALLOW, rules: [{{from: [{{source: {{serviceAccounts: [default/p0]}}}}]}}]}}\n"
@@ -522,14 +847,24 @@ fn sent_to_one_and_none(yaml: &str) -> (usize, usize) {
         _ => None,
     };
     let sizes: Vec<usize> = output.resources.iter().filter_map(audience).collect();
-    (sizes.iter().filter(|size| **size == 1).count(), sizes.iter().filter(|size| **size == 0).count())
+    (
+        sizes.iter().filter(|size| **size == 1).count(),
+        sizes.iter().filter(|size| **size == 0).count(),
+    )
 }
 
 #[test]
 fn evaluations_for_the_audience_of_direct_endpoints() {
     let square = DIRECT_EVALUATIONS_PER_TENANT_MAX.isqrt();
     assert_eq!(square * square, DIRECT_EVALUATIONS_PER_TENANT_MAX);
-    assert_eq!(sent_to_one_and_none(&pods_with_policies(square)), (square, 0));
+    assert_eq!(
+        sent_to_one_and_none(&pods_with_policies(square)),
+        (square, 0)
+    );
     let (one, none) = sent_to_one_and_none(&pods_with_policies(square + 1));
-    assert_eq!((one + none, none), (square + 1, 2), "the rest is told to nobody");
+    assert_eq!(
+        (one + none, none),
+        (square + 1, 2),
+        "the rest is told to nobody"
+    );
 }

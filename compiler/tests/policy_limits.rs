@@ -34,8 +34,17 @@ fn output_in(trust_domain: &str, yaml: &str) -> CompileOutput {
     assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
     let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
     let tenant = TenantName::new("alpha").unwrap();
-    let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
-    let output = compile(&CompileInput { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &BTreeMap::new() });
+    let ids = service_keys(&tenant, &documents)
+        .into_iter()
+        .zip(1..)
+        .map(|(key, id)| (key, ServiceId::new(id).unwrap()))
+        .collect();
+    let output = compile(&CompileInput {
+        tenant: &tenant,
+        documents: &documents,
+        service_ids: &ids,
+        jwks: &BTreeMap::new(),
+    });
     assert_decodes(&output);
     output
 }
@@ -44,26 +53,42 @@ fn output_in(trust_domain: &str, yaml: &str) -> CompileOutput {
 #[track_caller]
 fn assert_decodes(output: &CompileOutput) {
     for resource in &output.resources {
-        let read = canal_wire::southbound::decode(resource.kind(), &resource.name(), &canal_wire::southbound::encode(resource));
-        assert!(read.as_ref().is_ok_and(|read| resource.reads_as(read)), "{}: {:?}", resource.name(), read.err());
+        let read = canal_wire::southbound::decode(
+            resource.kind(),
+            &resource.name(),
+            &canal_wire::southbound::encode(resource),
+        );
+        assert!(
+            read.as_ref().is_ok_and(|read| resource.reads_as(read)),
+            "{}: {:?}",
+            resource.name(),
+            read.err()
+        );
     }
 }
 
 fn policy(spec: &str) -> String {
-    format!("apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: p}}\nspec: {{{spec}}}\n---\n")
+    format!(
+        "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: p}}\nspec: {{{spec}}}\n---\n"
+    )
 }
 
 fn token(spec: &str) -> String {
-    format!("apiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {{name: t}}\nspec: {{{spec}}}\n---\n")
+    format!(
+        "apiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {{name: t}}\nspec: {{{spec}}}\n---\n"
+    )
 }
 
 /// Returns whether each policy is broken.
 fn broken(output: &CompileOutput) -> Vec<bool> {
-    let all = output.resources.iter().filter_map(|resource| match resource {
-        Resource::Authorization(policy) => Some(policy.broken.is_some()),
-        Resource::Authentication(policy) => Some(policy.broken.is_some()),
-        _ => None,
-    });
+    let all = output
+        .resources
+        .iter()
+        .filter_map(|resource| match resource {
+            Resource::Authorization(policy) => Some(policy.broken.is_some()),
+            Resource::Authentication(policy) => Some(policy.broken.is_some()),
+            _ => None,
+        });
     all.collect()
 }
 
@@ -75,24 +100,61 @@ fn list(count: usize, item: impl Fn(usize) -> String) -> String {
 #[track_caller]
 fn check(limit: usize, problem: &str, yaml: impl Fn(usize) -> String) {
     let fine = output(&yaml(limit));
-    assert!(!fine.diagnostics.iter().any(|d| d.problem.contains("more than")), "at the limit: {:?}", fine.diagnostics);
-    assert!(!broken(&fine).is_empty() && broken(&fine).iter().all(|broken| !broken), "at the limit");
+    assert!(
+        !fine
+            .diagnostics
+            .iter()
+            .any(|d| d.problem.contains("more than")),
+        "at the limit: {:?}",
+        fine.diagnostics
+    );
+    assert!(
+        !broken(&fine).is_empty() && broken(&fine).iter().all(|broken| !broken),
+        "at the limit"
+    );
     let beyond = output(&yaml(limit + 1));
-    assert!(beyond.diagnostics.iter().any(|d| d.problem.contains(problem)), "{:?}", beyond.diagnostics);
-    assert!(!broken(&beyond).is_empty() && broken(&beyond).iter().all(|broken| *broken), "beyond the limit");
+    assert!(
+        beyond
+            .diagnostics
+            .iter()
+            .any(|d| d.problem.contains(problem)),
+        "{:?}",
+        beyond.diagnostics
+    );
+    assert!(
+        !broken(&beyond).is_empty() && broken(&beyond).iter().all(|broken| *broken),
+        "beyond the limit"
+    );
 }
 
 #[test]
 fn rules_and_their_parts() {
-    check(RULES_MAX, "rules, more than", |n| policy(&format!("rules: [{}]", list(n, |_| "{}".into()))));
+    check(RULES_MAX, "rules, more than", |n| {
+        policy(&format!("rules: [{}]", list(n, |_| "{}".into())))
+    });
     let from = |n| list(n, |at| format!("{{source: {{namespaces: [n{at}]}}}}"));
-    check(ALTERNATIVES_MAX, "items, more than", |n| policy(&format!("rules: [{{from: [{}]}}]", from(n))));
+    check(ALTERNATIVES_MAX, "items, more than", |n| {
+        policy(&format!("rules: [{{from: [{}]}}]", from(n)))
+    });
     let to = |n| list(n, |at| format!("{{operation: {{methods: [M{at}]}}}}"));
-    check(ALTERNATIVES_MAX, "items, more than", |n| policy(&format!("rules: [{{to: [{}]}}]", to(n))));
-    let when = |n| list(n, |at| format!("{{key: 'request.headers[x{at}]', values: [a]}}"));
-    check(CLAUSES_MAX, "items, more than", |n| policy(&format!("rules: [{{when: [{}]}}]", when(n))));
+    check(ALTERNATIVES_MAX, "items, more than", |n| {
+        policy(&format!("rules: [{{to: [{}]}}]", to(n)))
+    });
+    let when = |n| {
+        list(n, |at| {
+            format!("{{key: 'request.headers[x{at}]', values: [a]}}")
+        })
+    };
+    check(CLAUSES_MAX, "items, more than", |n| {
+        policy(&format!("rules: [{{when: [{}]}}]", when(n)))
+    });
     let values = |n| list(n, |at| format!("n{at}"));
-    check(VALUES_MAX, "items, more than", |n| policy(&format!("rules: [{{from: [{{source: {{namespaces: [{}]}}}}]}}]", values(n))));
+    check(VALUES_MAX, "items, more than", |n| {
+        policy(&format!(
+            "rules: [{{from: [{{source: {{namespaces: [{}]}}}}]}}]",
+            values(n)
+        ))
+    });
 }
 
 /// S3: a list and its opposite form one clause, whose length data planes limit.
@@ -101,15 +163,31 @@ fn list_and_its_opposite_share_one_limit() {
     let values = |n, what: &str| list(n, |at| format!("{what}{at}"));
     let half = VALUES_MAX / 2;
     check(VALUES_MAX - half, "more than", |n| {
-        let operation = format!("paths: [{}], notPaths: [{}]", values(half, "/a"), values(n, "/b"));
-        policy(&format!("action: DENY, rules: [{{to: [{{operation: {{{operation}}}}}]}}]"))
+        let operation = format!(
+            "paths: [{}], notPaths: [{}]",
+            values(half, "/a"),
+            values(n, "/b")
+        );
+        policy(&format!(
+            "action: DENY, rules: [{{to: [{{operation: {{{operation}}}}}]}}]"
+        ))
     });
     check(VALUES_MAX - half, "more than", |n| {
-        let lists = format!("values: [{}], notValues: [{}]", values(half, "a"), values(n, "b"));
-        policy(&format!("rules: [{{when: [{{key: 'request.headers[x]', {lists}}}]}}]"))
+        let lists = format!(
+            "values: [{}], notValues: [{}]",
+            values(half, "a"),
+            values(n, "b")
+        );
+        policy(&format!(
+            "rules: [{{when: [{{key: 'request.headers[x]', {lists}}}]}}]"
+        ))
     });
     check(VALUES_MAX - half, "more than", |n| {
-        let source = format!("trustDomains: [{}], notTrustDomains: [{}]", values(half, "a"), values(n, "b"));
+        let source = format!(
+            "trustDomains: [{}], notTrustDomains: [{}]",
+            values(half, "a"),
+            values(n, "b")
+        );
         policy(&format!("rules: [{{from: [{{source: {{{source}}}}}]}}]"))
     });
 }
@@ -118,19 +196,37 @@ fn list_and_its_opposite_share_one_limit() {
 #[test]
 fn principal_is_as_long_as_data_planes_read_it() {
     let long = "a-longer-name-than-istio-has-for-its-own.alpha.example";
-    let prefix = |n: usize| policy(&format!("rules: [{{from: [{{source: {{principals: ['cluster.local/{}*']}}}}]}}]", "a".repeat(n - 15)));
+    let prefix = |n: usize| {
+        policy(&format!(
+            "rules: [{{from: [{{source: {{principals: ['cluster.local/{}*']}}}}]}}]",
+            "a".repeat(n - 15)
+        ))
+    };
     let limit = VALUE_BYTES_MAX + "cluster.local".len() - long.len();
     for (bytes, is_broken) in [(limit, false), (limit + 1, true), (VALUE_BYTES_MAX, true)] {
-        assert_eq!(broken(&output_in(long, &prefix(bytes))), [is_broken], "{bytes} bytes");
+        assert_eq!(
+            broken(&output_in(long, &prefix(bytes))),
+            [is_broken],
+            "{bytes} bytes"
+        );
     }
 }
 
 #[test]
 fn values_and_claims() {
-    let header = |n: usize| policy(&format!("rules: [{{when: [{{key: 'request.headers[x]', values: [{}]}}]}}]", "a".repeat(n)));
+    let header = |n: usize| {
+        policy(&format!(
+            "rules: [{{when: [{{key: 'request.headers[x]', values: [{}]}}]}}]",
+            "a".repeat(n)
+        ))
+    };
     check(VALUE_BYTES_MAX, "bytes, more than", header);
-    let claim =
-        |n: usize| policy(&format!("rules: [{{when: [{{key: 'request.auth.claims[{}]', values: [a]}}]}}]", vec!["c"; n].join("][")));
+    let claim = |n: usize| {
+        policy(&format!(
+            "rules: [{{when: [{{key: 'request.auth.claims[{}]', values: [a]}}]}}]",
+            vec!["c"; n].join("][")
+        ))
+    };
     check(CLAIM_DEPTH_MAX, "not the name of a claim", claim);
 }
 
@@ -146,49 +242,96 @@ fn targets_of_a_policy() {
         (0..n).map(service).collect::<String>()
     };
     let refs = |n| list(n, |at| format!("{{kind: Service, name: s{at}}}"));
-    check(TARGETS_PER_POLICY_MAX, "targets, more than", |n| services(n) + &policy(&format!("targetRefs: [{}], rules: [{{}}]", refs(n))));
+    check(TARGETS_PER_POLICY_MAX, "targets, more than", |n| {
+        services(n) + &policy(&format!("targetRefs: [{}], rules: [{{}}]", refs(n)))
+    });
 }
 
 #[test]
 fn issuers_and_their_keys() {
     const KEYS: &str = "'{\"keys\":[{\"kty\":\"EC\"}]}'";
     let rules = |n| list(n, |at| format!("{{issuer: i{at}, jwks: {KEYS}}}"));
-    check(JWT_RULES_MAX, "rules, more than", |n| token(&format!("jwtRules: [{}]", rules(n))));
+    check(JWT_RULES_MAX, "rules, more than", |n| {
+        token(&format!("jwtRules: [{}]", rules(n)))
+    });
     for field in ["audiences", "fromParams", "fromCookies"] {
         let words = |n| list(n, |at| format!("a{at}"));
-        check(VALUES_MAX, "items, more than", |n| token(&format!("jwtRules: [{{issuer: i, jwks: {KEYS}, {field}: [{}]}}]", words(n))));
+        check(VALUES_MAX, "items, more than", |n| {
+            token(&format!(
+                "jwtRules: [{{issuer: i, jwks: {KEYS}, {field}: [{}]}}]",
+                words(n)
+            ))
+        });
     }
-    let issuer = |n: usize| token(&format!("jwtRules: [{{issuer: {}, jwks: {KEYS}}}]", "i".repeat(n)));
+    let issuer = |n: usize| {
+        token(&format!(
+            "jwtRules: [{{issuer: {}, jwks: {KEYS}}}]",
+            "i".repeat(n)
+        ))
+    };
     check(VALUE_BYTES_MAX, "bytes are more than", issuer);
     // Key sets that are too long, or too many URIs, disable only their own issuer.
     let keyed = |output: &CompileOutput| -> Vec<bool> {
-        let all = output.resources.iter().filter_map(|resource| match resource {
-            Resource::Authentication(policy) => Some(policy.rules.iter().map(|rule| rule.keys.is_some()).collect::<Vec<_>>()),
-            _ => None,
-        });
+        let all = output
+            .resources
+            .iter()
+            .filter_map(|resource| match resource {
+                Resource::Authentication(policy) => Some(
+                    policy
+                        .rules
+                        .iter()
+                        .map(|rule| rule.keys.is_some())
+                        .collect::<Vec<_>>(),
+                ),
+                _ => None,
+            });
         all.flatten().collect()
     };
     let inline = |n: usize| {
-        token(&format!("jwtRules: [{{issuer: i, jwks: {KEYS}}}, {{issuer: j, jwks: '{}{}'}}]", &KEYS[1..KEYS.len() - 1], " ".repeat(n)))
+        token(&format!(
+            "jwtRules: [{{issuer: i, jwks: {KEYS}}}, {{issuer: j, jwks: '{}{}'}}]",
+            &KEYS[1..KEYS.len() - 1],
+            " ".repeat(n)
+        ))
     };
     let room = KEYS_BYTES_MAX - (KEYS.len() - 2);
     assert_eq!(keyed(&output(&inline(room))), [true, true]);
     let beyond = output(&inline(room + 1));
     assert_eq!(keyed(&beyond), [true, false]);
-    assert!(beyond.diagnostics.iter().any(|d| d.problem.contains("key set has")), "{:?}", beyond.diagnostics);
+    assert!(
+        beyond
+            .diagnostics
+            .iter()
+            .any(|d| d.problem.contains("key set has")),
+        "{:?}",
+        beyond.diagnostics
+    );
     assert_eq!(broken(&beyond), [false]);
     let uris = |n: usize| {
         let mut yaml = String::new();
         for at in 0..n {
             let name = format!("metadata: {{name: t{at}}}");
-            yaml += &token(&format!("jwtRules: [{{issuer: i, jwksUri: 'https://i/{at}'}}]")).replace("metadata: {name: t}", &name);
+            yaml += &token(&format!(
+                "jwtRules: [{{issuer: i, jwksUri: 'https://i/{at}'}}]"
+            ))
+            .replace("metadata: {name: t}", &name);
         }
         output(&yaml)
     };
-    assert_eq!(uris(JWKS_URIS_PER_TENANT_MAX).jwks.len(), JWKS_URIS_PER_TENANT_MAX);
+    assert_eq!(
+        uris(JWKS_URIS_PER_TENANT_MAX).jwks.len(),
+        JWKS_URIS_PER_TENANT_MAX
+    );
     let beyond = uris(JWKS_URIS_PER_TENANT_MAX + 1);
     assert_eq!(beyond.jwks.len(), JWKS_URIS_PER_TENANT_MAX);
-    assert!(beyond.diagnostics.iter().any(|d| d.problem.contains("addresses of keys")), "{:?}", beyond.diagnostics);
+    assert!(
+        beyond
+            .diagnostics
+            .iter()
+            .any(|d| d.problem.contains("addresses of keys")),
+        "{:?}",
+        beyond.diagnostics
+    );
 }
 
 #[test]
@@ -200,14 +343,33 @@ fn authorizers_are_bounded() {
     };
     for (fits, beyond) in [
         ("timeout: 60s".to_owned(), "timeout: 60001ms".to_owned()),
-        (format!("includeRequestBody: {{maxBytes: {AUTHORIZER_BODY_BYTES_MAX}}}"), "includeRequestBody: {maxBytes: 65537}".to_owned()),
         (
-            format!("includeRequestHeaders: [{}]", list(VALUES_MAX, |at| format!("x{at}"))),
-            format!("includeRequestHeaders: [{}]", list(VALUES_MAX + 1, |at| format!("x{at}"))),
+            format!("includeRequestBody: {{maxBytes: {AUTHORIZER_BODY_BYTES_MAX}}}"),
+            "includeRequestBody: {maxBytes: 65537}".to_owned(),
+        ),
+        (
+            format!(
+                "includeRequestHeaders: [{}]",
+                list(VALUES_MAX, |at| format!("x{at}"))
+            ),
+            format!(
+                "includeRequestHeaders: [{}]",
+                list(VALUES_MAX + 1, |at| format!("x{at}"))
+            ),
         ),
     ] {
-        assert_eq!(broken(&output(&authorizer(&fits))), [false], "{}", &fits[..20]);
-        assert_eq!(broken(&output(&authorizer(&beyond))), [true], "{}", &beyond[..20]);
+        assert_eq!(
+            broken(&output(&authorizer(&fits))),
+            [false],
+            "{}",
+            &fits[..20]
+        );
+        assert_eq!(
+            broken(&output(&authorizer(&beyond))),
+            [true],
+            "{}",
+            &beyond[..20]
+        );
     }
 }
 
@@ -220,10 +382,13 @@ fn ports_of_a_peer_authentication() {
         )
     };
     let said = |n: usize| -> Vec<(Option<PeerMode>, usize)> {
-        let all = output(&yaml(n)).resources.into_iter().filter_map(|resource| match resource {
-            Resource::PeerAuthentication(policy) => Some((policy.mode, policy.ports.len())),
-            _ => None,
-        });
+        let all = output(&yaml(n))
+            .resources
+            .into_iter()
+            .filter_map(|resource| match resource {
+                Resource::PeerAuthentication(policy) => Some((policy.mode, policy.ports.len())),
+                _ => None,
+            });
         all.collect()
     };
     assert_eq!(said(VALUES_MAX), [(Some(PeerMode::Disable), VALUES_MAX)]);
@@ -240,9 +405,15 @@ fn federations_and_key_servers_of_a_tenant() {
         };
         output(&(0..n).map(one).collect::<String>())
     };
-    assert_eq!(federations(FEDERATIONS_PER_TENANT_MAX).federations.len(), FEDERATIONS_PER_TENANT_MAX);
+    assert_eq!(
+        federations(FEDERATIONS_PER_TENANT_MAX).federations.len(),
+        FEDERATIONS_PER_TENANT_MAX
+    );
     let beyond = federations(FEDERATIONS_PER_TENANT_MAX + 1);
-    assert_eq!((beyond.federations.len(), beyond.diagnostics.len()), (FEDERATIONS_PER_TENANT_MAX, 1));
+    assert_eq!(
+        (beyond.federations.len(), beyond.diagnostics.len()),
+        (FEDERATIONS_PER_TENANT_MAX, 1)
+    );
 
     let servers = |n: usize, addresses: usize| -> (usize, usize) {
         let mut yaml = String::new();
@@ -255,10 +426,23 @@ fn federations_and_key_servers_of_a_tenant() {
             .unwrap();
         }
         let output = output(&yaml);
-        (output.resources.iter().filter(|resource| matches!(resource, Resource::KeyServer(_))).count(), output.diagnostics.len())
+        (
+            output
+                .resources
+                .iter()
+                .filter(|resource| matches!(resource, Resource::KeyServer(_)))
+                .count(),
+            output.diagnostics.len(),
+        )
     };
-    assert_eq!(servers(KEY_SERVERS_PER_TENANT_MAX, 1), (KEY_SERVERS_PER_TENANT_MAX, 0));
-    assert_eq!(servers(KEY_SERVERS_PER_TENANT_MAX + 1, 1), (KEY_SERVERS_PER_TENANT_MAX, 1));
+    assert_eq!(
+        servers(KEY_SERVERS_PER_TENANT_MAX, 1),
+        (KEY_SERVERS_PER_TENANT_MAX, 0)
+    );
+    assert_eq!(
+        servers(KEY_SERVERS_PER_TENANT_MAX + 1, 1),
+        (KEY_SERVERS_PER_TENANT_MAX, 1)
+    );
     assert_eq!(servers(1, KEY_SERVER_ADDRESSES_MAX), (1, 0));
     assert_eq!(servers(1, KEY_SERVER_ADDRESSES_MAX + 1), (0, 1));
 }
@@ -290,14 +474,21 @@ fn identities_of_a_node() {
 
 #[test]
 fn a_reason_is_cut_where_it_is_too_long() {
-    let yaml = policy(&format!("action: CUSTOM, provider: {{name: {}}}, rules: [{{}}]", "ä".repeat(2 * REASON_BYTES_MAX)));
+    let yaml = policy(&format!(
+        "action: CUSTOM, provider: {{name: {}}}, rules: [{{}}]",
+        "ä".repeat(2 * REASON_BYTES_MAX)
+    ));
     let output = output(&yaml);
     let reason = output.resources.iter().find_map(|resource| match resource {
         Resource::Authorization(policy) => policy.broken.clone(),
         _ => None,
     });
     let reason = reason.expect("the policy is broken");
-    assert!((REASON_BYTES_MAX - 4..=REASON_BYTES_MAX).contains(&reason.len()), "{}", reason.len());
+    assert!(
+        (REASON_BYTES_MAX - 4..=REASON_BYTES_MAX).contains(&reason.len()),
+        "{}",
+        reason.len()
+    );
 }
 
 /// No tenant may have the provider's name or the trust domain of Canal's own components.
@@ -307,24 +498,54 @@ fn reserved_names_compile_to_nothing() {
         let yaml = format!(
             "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: {tenant}}}\nspec: {{vni: 1, trustDomain: {trust_domain}, podCidrs: [10.1.0.0/16]}}\n"
         );
-        let documents: Vec<_> = canal_sources::parse("t.yaml", &yaml).documents.into_iter().map(Arc::new).collect();
+        let documents: Vec<_> = canal_sources::parse("t.yaml", &yaml)
+            .documents
+            .into_iter()
+            .map(Arc::new)
+            .collect();
         let tenant = TenantName::new(tenant).unwrap();
-        let output =
-            compile(&CompileInput { tenant: &tenant, documents: &documents, service_ids: &BTreeMap::new(), jwks: &BTreeMap::new() });
-        (output.resources.len(), output.diagnostics.into_iter().map(|d| d.field).collect::<Vec<_>>())
+        let output = compile(&CompileInput {
+            tenant: &tenant,
+            documents: &documents,
+            service_ids: &BTreeMap::new(),
+            jwks: &BTreeMap::new(),
+        });
+        (
+            output.resources.len(),
+            output
+                .diagnostics
+                .into_iter()
+                .map(|d| d.field)
+                .collect::<Vec<_>>(),
+        )
     };
     assert_eq!(compiled("alpha", "alpha.example"), (1, vec![]));
-    assert_eq!(compiled("canal-system", "alpha.example"), (0, vec!["metadata.name".to_owned()]));
-    assert_eq!(compiled("alpha", "components.canal"), (0, vec!["spec.trustDomain".to_owned()]));
+    assert_eq!(
+        compiled("canal-system", "alpha.example"),
+        (0, vec!["metadata.name".to_owned()])
+    );
+    assert_eq!(
+        compiled("alpha", "components.canal"),
+        (0, vec!["spec.trustDomain".to_owned()])
+    );
 }
 
 /// Each target of a policy gets a unique name, whatever other policies are called.
 #[test]
 fn targets_have_unique_names() {
-    let named = |name: &str, spec: &str| policy(spec).replace("{name: p}", &format!("{{name: {name}}}"));
-    let long = "l".repeat(63) + &format!(".{}", "m".repeat(63)) + &format!(".{}", "n".repeat(63)) + &format!(".{}", "o".repeat(61));
+    let named =
+        |name: &str, spec: &str| policy(spec).replace("{name: p}", &format!("{{name: {name}}}"));
+    let long = "l".repeat(63)
+        + &format!(".{}", "m".repeat(63))
+        + &format!(".{}", "n".repeat(63))
+        + &format!(".{}", "o".repeat(61));
     let refs = "targetRefs: [{kind: Service, name: web}, {kind: Service, name: gone}], rules: [{}]";
-    let yaml = [named("p", refs), named("p.target-2", "rules: [{}]"), named(&long, refs)].concat();
+    let yaml = [
+        named("p", refs),
+        named("p.target-2", "rules: [{}]"),
+        named(&long, refs),
+    ]
+    .concat();
     let output = output(&yaml);
     let names: Vec<String> = output
         .resources
@@ -334,5 +555,14 @@ fn targets_have_unique_names() {
             _ => None,
         })
         .collect();
-    assert_eq!(names, [long.as_str(), "p", "p.target-2", "p.target-3", "target-2.of-long-name"]);
+    assert_eq!(
+        names,
+        [
+            long.as_str(),
+            "p",
+            "p.target-2",
+            "p.target-3",
+            "target-2.of-long-name"
+        ]
+    );
 }

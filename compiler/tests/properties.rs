@@ -10,13 +10,17 @@ use canal_compiler::generate::{GeneratedRouting, cases};
 use canal_compiler::generate_authorization::{GeneratedPolicies, policies};
 use canal_compiler::limits::WEIGHT_MAX;
 use canal_compiler::oracle::{OracleRequest, RoutingVerdict, decide, holds, reads_path};
-use canal_compiler::oracle_authorization::{OracleDecision as Judgement, OracleDestination, decide as evaluate, is_for, routing_path};
+use canal_compiler::oracle_authorization::{
+    OracleDecision as Judgement, OracleDestination, decide as evaluate, is_for, routing_path,
+};
 use canal_compiler::{CompileInput, build_ir, compile, service_keys};
 use canal_model::authorization::{Attribute, Authorization};
 use canal_model::ids::{ServiceId, TenantName};
 use canal_model::policy::kubernetes::DIRECT_ANNOTATION;
 use canal_model::policy::{Document, Object};
-use canal_model::program::{AppProtocol, BackendTarget, HttpMatch, Resource, RouteAction, RouteRule, Service, Workload};
+use canal_model::program::{
+    AppProtocol, BackendTarget, HttpMatch, Resource, RouteAction, RouteRule, Service, Workload,
+};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
@@ -27,27 +31,47 @@ fn decide_by_resources(resources: &[Resource], request: &OracleRequest) -> Routi
         Resource::Service(service) if service.key == request.service => Some(service),
         _ => None,
     });
-    let Some(port) = service.and_then(|service: &Service| service.ports.iter().find(|port| port.port == request.port)) else {
+    let Some(port) = service
+        .and_then(|service: &Service| service.ports.iter().find(|port| port.port == request.port))
+    else {
         return RoutingVerdict::NoService;
     };
     let own: Vec<&RouteRule> = routes(resources)
-        .filter(|rule| rule.parent == request.service && rule.parent_port.is_none_or(|port| port == request.port))
+        .filter(|rule| {
+            rule.parent == request.service
+                && rule.parent_port.is_none_or(|port| port == request.port)
+        })
         .collect();
     if own.is_empty() || port.protocol == AppProtocol::Tcp {
-        return RoutingVerdict::Service { service: request.service.clone(), port: request.port };
+        return RoutingVerdict::Service {
+            service: request.service.clone(),
+            port: request.port,
+        };
     }
-    let matches = own.iter().flat_map(|rule| rule.matches.iter().map(move |http| (*rule, http)));
+    let matches = own
+        .iter()
+        .flat_map(|rule| rule.matches.iter().map(move |http| (*rule, http)));
     let mut request = request.clone();
     if matches.clone().any(|(_, http)| reads_path(&http.path)) {
-        let query = request.target.find('?').map(|at| request.target.split_off(at)).unwrap_or_default();
+        let query = request
+            .target
+            .find('?')
+            .map(|at| request.target.split_off(at))
+            .unwrap_or_default();
         request.target = routing_path(&request.target) + &query;
     }
     let holding = matches.filter(|(rule, http)| holds(&rule.hosts, http, &request));
-    let winner = holding.min_by(|(a, x): &(&RouteRule, &HttpMatch), (b, y)| (&x.precedence, &a.key).cmp(&(&y.precedence, &b.key)));
+    let winner = holding.min_by(|(a, x): &(&RouteRule, &HttpMatch), (b, y)| {
+        (&x.precedence, &a.key).cmp(&(&y.precedence, &b.key))
+    });
     match winner.map(|(rule, _)| (rule.key.clone(), rule.action.clone())) {
         None => RoutingVerdict::NoRule,
         Some((rule, RouteAction::Split(backends))) => RoutingVerdict::Split { rule, backends },
-        Some((rule, RouteAction::Refuse { status, reason })) => RoutingVerdict::Refuse { rule, status, reason },
+        Some((rule, RouteAction::Refuse { status, reason })) => RoutingVerdict::Refuse {
+            rule,
+            status,
+            reason,
+        },
     }
 }
 
@@ -64,21 +88,49 @@ fn check_sound(resources: &[Resource]) {
     let mut ports = BTreeMap::new();
     let mut kinds = Vec::new();
     for resource in resources {
-        assert!(names.insert((resource.kind(), resource.name())), "{} twice", resource.name());
+        assert!(
+            names.insert((resource.kind(), resource.name())),
+            "{} twice",
+            resource.name()
+        );
         kinds.push(resource.kind());
-        let read = canal_wire::southbound::decode(resource.kind(), &resource.name(), &canal_wire::southbound::encode(resource));
-        assert!(read.as_ref().is_ok_and(|read| resource.reads_as(read)), "data planes read {resource:?} as {read:?}");
+        let read = canal_wire::southbound::decode(
+            resource.kind(),
+            &resource.name(),
+            &canal_wire::southbound::encode(resource),
+        );
+        assert!(
+            read.as_ref().is_ok_and(|read| resource.reads_as(read)),
+            "data planes read {resource:?} as {read:?}"
+        );
         if let Resource::Service(service) = resource {
-            ports.insert(service.key.clone(), service.ports.iter().map(|port| port.port).collect::<BTreeSet<u16>>());
+            ports.insert(
+                service.key.clone(),
+                service
+                    .ports
+                    .iter()
+                    .map(|port| port.port)
+                    .collect::<BTreeSet<u16>>(),
+            );
         }
     }
     assert!(kinds.is_sorted(), "parents come first");
     for rule in routes(resources) {
         assert!(!rule.matches.is_empty(), "{}", rule.key);
         let own = &ports[&rule.parent];
-        assert!(rule.parent_port.is_none_or(|port| own.contains(&port)), "{}", rule.key);
-        let RouteAction::Split(backends) = &rule.action else { continue };
-        assert!(backends.iter().any(|backend| backend.weight > 0), "{}", rule.key);
+        assert!(
+            rule.parent_port.is_none_or(|port| own.contains(&port)),
+            "{}",
+            rule.key
+        );
+        let RouteAction::Split(backends) = &rule.action else {
+            continue;
+        };
+        assert!(
+            backends.iter().any(|backend| backend.weight > 0),
+            "{}",
+            rule.key
+        );
         for backend in backends {
             assert!(backend.weight <= WEIGHT_MAX);
             if let BackendTarget::Service { service, port, .. } = &backend.target {
@@ -132,7 +184,10 @@ fn generated_requests_meet_all_verdicts() {
         }
     }
     let total: usize = counts.values().sum();
-    assert!(counts.len() == 5 && counts.values().all(|count| count * 20 > total), "{counts:?} of {total}");
+    assert!(
+        counts.len() == 5 && counts.values().all(|count| count * 20 > total),
+        "{counts:?} of {total}"
+    );
 }
 
 /// Generates golden policies with a few lines removed, duplicated, swapped or altered.
@@ -141,26 +196,38 @@ fn mutated() -> impl Strategy<Value = String> {
     let mut texts: Vec<String> = fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "yaml")
+        })
         .map(|path| fs::read_to_string(path).unwrap())
         .collect();
     texts.sort();
-    let change = (any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0..6u8, any::<char>());
-    (prop::sample::select(texts), prop::collection::vec(change, 1..6)).prop_map(|(text, changes)| {
-        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
-        for (at, other, what, letter) in changes {
-            let (at, other) = (at.index(lines.len()), other.index(lines.len()));
-            match what {
-                0 if lines.len() > 1 => drop(lines.remove(at)),
-                1 => lines.insert(other, lines[at].clone()),
-                2 => lines.swap(at, other),
-                3 => lines[at].insert_str(0, "  "),
-                4 => lines[at].push(letter),
-                _ => lines[at] = lines[at].replacen([':', '[', '{'], &letter.to_string(), 1),
+    let change = (
+        any::<prop::sample::Index>(),
+        any::<prop::sample::Index>(),
+        0..6u8,
+        any::<char>(),
+    );
+    (
+        prop::sample::select(texts),
+        prop::collection::vec(change, 1..6),
+    )
+        .prop_map(|(text, changes)| {
+            let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+            for (at, other, what, letter) in changes {
+                let (at, other) = (at.index(lines.len()), other.index(lines.len()));
+                match what {
+                    0 if lines.len() > 1 => drop(lines.remove(at)),
+                    1 => lines.insert(other, lines[at].clone()),
+                    2 => lines.swap(at, other),
+                    3 => lines[at].insert_str(0, "  "),
+                    4 => lines[at].push(letter),
+                    _ => lines[at] = lines[at].replacen([':', '[', '{'], &letter.to_string(), 1),
+                }
             }
-        }
-        lines.join("\n")
-    })
+            lines.join("\n")
+        })
 }
 
 proptest! {
@@ -197,41 +264,72 @@ fn nodes_authorize_direct_ports_as_gateways_do() {
     let mut runner = TestRunner::deterministic();
     let (mut evaluated, mut denied, mut kept) = (0, 0, 0);
     for _ in 0..400 {
-        let GeneratedPolicies { mut case, facts } = policies().new_tree(&mut runner).unwrap().current();
+        let GeneratedPolicies { mut case, facts } =
+            policies().new_tree(&mut runner).unwrap().current();
         // All services request the direct path, because the generated pods serve HTTP.
         for document in &mut case.documents {
             if let Object::Service(service) = &document.object {
                 let mut service = service.clone();
-                service.metadata.annotations.insert(DIRECT_ANNOTATION.to_owned(), "true".to_owned());
-                *document = Arc::new(Document { object: Object::Service(service), ..(**document).clone() });
+                service
+                    .metadata
+                    .annotations
+                    .insert(DIRECT_ANNOTATION.to_owned(), "true".to_owned());
+                *document = Arc::new(Document {
+                    object: Object::Service(service),
+                    ..(**document).clone()
+                });
             }
         }
         let ir = build_ir(&case.input()).0.unwrap();
         for (service, port, path) in paths(&ir) {
-            let serves = |w: &&Workload| w.endpoints.iter().any(|e| e.service == service && e.port == port);
+            let serves = |w: &&Workload| {
+                w.endpoints
+                    .iter()
+                    .any(|e| e.service == service && e.port == port)
+            };
             for workload in ir.workloads.iter().filter(serves) {
                 if !path.is_direct() {
                     kept += 1;
                     continue;
                 }
-                let place = OracleDestination { workload: Some((&workload.namespace, &workload.labels)), service: Some(&service) };
-                let own: Vec<&Authorization> = ir.security.authorizations.iter().filter(|policy| is_for(&policy.target, &place)).collect();
+                let place = OracleDestination {
+                    workload: Some((&workload.namespace, &workload.labels)),
+                    service: Some(&service),
+                };
+                let own: Vec<&Authorization> = ir
+                    .security
+                    .authorizations
+                    .iter()
+                    .filter(|policy| is_for(&policy.target, &place))
+                    .collect();
                 for all in &facts {
                     let mut at_node = all.clone();
                     at_node.is_complete = false;
-                    at_node.seen.retain(|attribute, _| seen_by_nodes.contains(attribute));
+                    at_node
+                        .seen
+                        .retain(|attribute, _| seen_by_nodes.contains(attribute));
                     if all.is_complete {
-                        for attribute in seen_by_nodes.iter().filter(|attribute| !all.unseen.contains(*attribute)) {
+                        for attribute in seen_by_nodes
+                            .iter()
+                            .filter(|attribute| !all.unseen.contains(*attribute))
+                        {
                             at_node.seen.entry(attribute.clone()).or_default();
                         }
                     }
                     let verdict = evaluate(&own, &at_node, &BTreeSet::new());
-                    assert_eq!(verdict, evaluate(&own, all, &BTreeSet::new()), "{service}:{port} {all:?}");
+                    assert_eq!(
+                        verdict,
+                        evaluate(&own, all, &BTreeSet::new()),
+                        "{service}:{port} {all:?}"
+                    );
                     evaluated += 1;
                     denied += usize::from(matches!(verdict, Judgement::Deny { .. }));
                 }
             }
         }
     }
-    assert!(evaluated > 1000 && denied * 20 > evaluated && kept > 100, "{evaluated} judged, {denied} denied, {kept} kept a gateway");
+    assert!(
+        evaluated > 1000 && denied * 20 > evaluated && kept > 100,
+        "{evaluated} judged, {denied} denied, {kept} kept a gateway"
+    );
 }

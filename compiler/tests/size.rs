@@ -41,19 +41,44 @@ fn time(services: usize) -> (Duration, Duration) {
         let read = begin.elapsed();
         assert!(parsed.is_clean(), "{:?}", parsed.diagnostics.first());
         let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
-        let ids = service_keys(&name, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
+        let ids = service_keys(&name, &documents)
+            .into_iter()
+            .zip(1..)
+            .map(|(key, id)| (key, ServiceId::new(id).unwrap()))
+            .collect();
         let begin = Instant::now();
-        let output = compile(&CompileInput { tenant: &name, documents: &documents, service_ids: &ids, jwks: &Default::default() });
+        let output = compile(&CompileInput {
+            tenant: &name,
+            documents: &documents,
+            service_ids: &ids,
+            jwks: &Default::default(),
+        });
         best = (best.0.min(read), best.1.min(begin.elapsed()));
         assert_eq!(output.diagnostics, []);
-        let count = |kind: ResourceKind| output.resources.iter().filter(|resource: &&Resource| resource.kind() == kind).count();
+        let count = |kind: ResourceKind| {
+            output
+                .resources
+                .iter()
+                .filter(|resource: &&Resource| resource.kind() == kind)
+                .count()
+        };
         assert_eq!(
-            (count(ResourceKind::Service), count(ResourceKind::Route), count(ResourceKind::Workload)),
+            (
+                count(ResourceKind::Service),
+                count(ResourceKind::Route),
+                count(ResourceKind::Workload)
+            ),
             (services, services * 10, services * 4)
         );
         assert_eq!(count(ResourceKind::Authorization), services);
     }
-    println!("{services} services, {} rules, {} bytes: read in {:?}, compiled in {:?}", services * 10, yaml.len(), best.0, best.1);
+    println!(
+        "{services} services, {} rules, {} bytes: read in {:?}, compiled in {:?}",
+        services * 10,
+        yaml.len(),
+        best.0,
+        best.1
+    );
     best
 }
 
@@ -62,5 +87,8 @@ fn a_compile_grows_with_the_tenant_only() {
     let (_, small) = time(250);
     let (_, large) = time(1000);
     // On a machine with other load, four times the input may take six times as long; quadratic cost would take sixteen times as long.
-    timed!(large < small * 10, "compiling four times the services takes less than ten times as long");
+    timed!(
+        large < small * 10,
+        "compiling four times the services takes less than ten times as long"
+    );
 }

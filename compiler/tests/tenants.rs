@@ -13,14 +13,25 @@ fn output(name: &str, yaml: &str) -> CompileOutput {
     assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
     let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
     let tenant = TenantName::new(name).unwrap();
-    let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
-    compile(&CompileInput { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() })
+    let ids = service_keys(&tenant, &documents)
+        .into_iter()
+        .zip(1..)
+        .map(|(key, id)| (key, ServiceId::new(id).unwrap()))
+        .collect();
+    compile(&CompileInput {
+        tenant: &tenant,
+        documents: &documents,
+        service_ids: &ids,
+        jwks: &Default::default(),
+    })
 }
 
 /// Compiles a tenant from `vni trust-domain pods replica address` and its gateway ranges, and returns its claims.
 fn claims(name: &str, line: &str) -> TenantClaims {
     let words: Vec<&str> = line.split(' ').collect();
-    let [vni, trust, pods, replica, address, gateways @ ..] = words.as_slice() else { panic!("{line:?}") };
+    let [vni, trust, pods, replica, address, gateways @ ..] = words.as_slice() else {
+        panic!("{line:?}")
+    };
     let gateways = gateways.join(", ");
     let yaml = format!(
         "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: {name}}}\nspec: {{vni: {vni}, trustDomain: {trust}, podCidrs: [{pods}], gatewayCidrs: [{gateways}]}}\n---\n\
@@ -31,43 +42,151 @@ fn claims(name: &str, line: &str) -> TenantClaims {
 
 /// Checks which tenants yield, and the fields of their diagnostics.
 fn check(tenants: &[(&str, &str)], withheld: &[&str], fields: &[&str]) {
-    let claims: Vec<TenantClaims> = tenants.iter().map(|(name, line)| claims(name, line)).collect();
+    let claims: Vec<TenantClaims> = tenants
+        .iter()
+        .map(|(name, line)| claims(name, line))
+        .collect();
     let found = collisions(&claims);
-    assert_eq!(found.withheld.iter().map(TenantName::as_str).collect::<Vec<_>>(), withheld, "{tenants:?}");
-    let told: Vec<String> = found.diagnostics.iter().map(|(tenant, d)| format!("{tenant} {}", d.field)).collect();
+    assert_eq!(
+        found
+            .withheld
+            .iter()
+            .map(TenantName::as_str)
+            .collect::<Vec<_>>(),
+        withheld,
+        "{tenants:?}"
+    );
+    let told: Vec<String> = found
+        .diagnostics
+        .iter()
+        .map(|(tenant, d)| format!("{tenant} {}", d.field))
+        .collect();
     assert_eq!(told, fields, "{tenants:?}");
-    assert!(found.diagnostics.iter().all(|(_, diagnostic)| diagnostic.object.is_some()));
+    assert!(
+        found
+            .diagnostics
+            .iter()
+            .all(|(_, diagnostic)| diagnostic.object.is_some())
+    );
 }
 
 #[test]
 fn the_newer_tenant_loses_a_conflict() {
     let alpha = ("alpha", "1 a.example 10.1.0.0/16 gw-0 10.1.0.1");
-    check(&[alpha, ("beta", "2 b.example 10.2.0.0/16 gw-0 10.2.0.1")], &[], &[]);
-    check(&[alpha, ("beta", "1 b.example 10.2.0.0/16 gw-0 10.2.0.1")], &["beta"], &["beta spec.vni"]);
-    check(&[alpha, ("beta", "2 a.example 10.2.0.0/16 gw-0 10.2.0.1")], &["beta"], &["beta spec.trustDomain"]);
-    check(&[alpha, ("beta", "2 b.example 10.1.7.0/24 gw-0 10.2.0.1")], &["beta"], &["beta spec.podCidrs[0]"]);
-    check(&[("beta", "2 b.example 10.1.7.0/24 gw-0 10.2.0.1"), alpha], &["alpha"], &["alpha spec.podCidrs[0]"]);
-    check(&[alpha, ("beta", "2 b.example 10.2.0.0/16 gw-0 10.1.0.1")], &["beta"], &["beta spec.addresses[0]"]);
+    check(
+        &[alpha, ("beta", "2 b.example 10.2.0.0/16 gw-0 10.2.0.1")],
+        &[],
+        &[],
+    );
+    check(
+        &[alpha, ("beta", "1 b.example 10.2.0.0/16 gw-0 10.2.0.1")],
+        &["beta"],
+        &["beta spec.vni"],
+    );
+    check(
+        &[alpha, ("beta", "2 a.example 10.2.0.0/16 gw-0 10.2.0.1")],
+        &["beta"],
+        &["beta spec.trustDomain"],
+    );
+    check(
+        &[alpha, ("beta", "2 b.example 10.1.7.0/24 gw-0 10.2.0.1")],
+        &["beta"],
+        &["beta spec.podCidrs[0]"],
+    );
+    check(
+        &[("beta", "2 b.example 10.1.7.0/24 gw-0 10.2.0.1"), alpha],
+        &["alpha"],
+        &["alpha spec.podCidrs[0]"],
+    );
+    check(
+        &[alpha, ("beta", "2 b.example 10.2.0.0/16 gw-0 10.1.0.1")],
+        &["beta"],
+        &["beta spec.addresses[0]"],
+    );
     // Another replica may have the same address: it is in another network namespace, or on another machine.
-    check(&[alpha, ("beta", "2 b.example 10.2.0.0/16 gw-1 10.1.0.1")], &[], &[]);
+    check(
+        &[alpha, ("beta", "2 b.example 10.2.0.0/16 gw-1 10.1.0.1")],
+        &[],
+        &[],
+    );
     // A tenant that yields does not defend its claims: gamma conflicts only with beta, which is excluded.
     let beta = ("beta", "1 b.example 10.2.0.0/16 gw-0 10.2.0.1");
-    check(&[alpha, beta, ("gamma", "3 b.example 10.3.0.0/16 gw-0 10.3.0.1")], &["beta"], &["beta spec.vni"]);
+    check(
+        &[
+            alpha,
+            beta,
+            ("gamma", "3 b.example 10.3.0.0/16 gw-0 10.3.0.1"),
+        ],
+        &["beta"],
+        &["beta spec.vni"],
+    );
 }
 
 /// The cloud tier separates tenants by VNI. If one of two tenants is not on it, their addresses must differ.
 #[test]
 fn tenants_on_the_tier_may_have_the_same_addresses() {
-    let alpha = ("alpha", "1 a.example 10.1.0.0/16 gw-0 10.1.0.1 10.101.0.0/20");
-    check(&[alpha, ("beta", "2 b.example 10.1.0.0/16 gw-1 10.1.0.1 10.101.0.0/20")], &[], &[]);
-    check(&[alpha, ("beta", "1 b.example 10.1.0.0/16 gw-1 10.1.0.1 10.101.0.0/20")], &["beta"], &["beta spec.vni"]);
-    check(&[alpha, ("beta", "2 a.example 10.1.0.0/16 gw-1 10.1.0.1 10.101.0.0/20")], &["beta"], &["beta spec.trustDomain"]);
-    check(&[alpha, ("beta", "2 b.example 10.1.0.0/16 gw-1 10.1.0.1")], &["beta"], &["beta spec.podCidrs[0]"]);
-    check(&[alpha, ("beta", "2 b.example 10.101.8.0/24 gw-1 10.1.0.1")], &["beta"], &["beta spec.podCidrs[0]"]);
-    check(&[alpha, ("beta", "2 b.example 10.2.0.0/16 gw-1 10.1.0.1")], &[], &[]);
+    let alpha = (
+        "alpha",
+        "1 a.example 10.1.0.0/16 gw-0 10.1.0.1 10.101.0.0/20",
+    );
+    check(
+        &[
+            alpha,
+            (
+                "beta",
+                "2 b.example 10.1.0.0/16 gw-1 10.1.0.1 10.101.0.0/20",
+            ),
+        ],
+        &[],
+        &[],
+    );
+    check(
+        &[
+            alpha,
+            (
+                "beta",
+                "1 b.example 10.1.0.0/16 gw-1 10.1.0.1 10.101.0.0/20",
+            ),
+        ],
+        &["beta"],
+        &["beta spec.vni"],
+    );
+    check(
+        &[
+            alpha,
+            (
+                "beta",
+                "2 a.example 10.1.0.0/16 gw-1 10.1.0.1 10.101.0.0/20",
+            ),
+        ],
+        &["beta"],
+        &["beta spec.trustDomain"],
+    );
+    check(
+        &[alpha, ("beta", "2 b.example 10.1.0.0/16 gw-1 10.1.0.1")],
+        &["beta"],
+        &["beta spec.podCidrs[0]"],
+    );
+    check(
+        &[alpha, ("beta", "2 b.example 10.101.8.0/24 gw-1 10.1.0.1")],
+        &["beta"],
+        &["beta spec.podCidrs[0]"],
+    );
+    check(
+        &[alpha, ("beta", "2 b.example 10.2.0.0/16 gw-1 10.1.0.1")],
+        &[],
+        &[],
+    );
     let plain = ("plain", "3 p.example 10.1.7.0/24 gw-1 10.1.7.1");
     check(&[plain, alpha], &["alpha"], &["alpha spec.podCidrs[0]"]);
-    check(&[plain, ("beta", "2 b.example 10.2.0.0/16 gw-2 10.2.0.1 10.1.0.0/19")], &["beta"], &["beta spec.gatewayCidrs[0]"]);
+    check(
+        &[
+            plain,
+            ("beta", "2 b.example 10.2.0.0/16 gw-2 10.2.0.1 10.1.0.0/19"),
+        ],
+        &["beta"],
+        &["beta spec.gatewayCidrs[0]"],
+    );
 }
 
 #[test]
@@ -93,16 +212,33 @@ fn principals_see_their_share() {
         output
             .resources
             .iter()
-            .filter(|resource| scope::visible(resource, principal, &scope::TierPlacement::default()))
+            .filter(|resource| {
+                scope::visible(resource, principal, &scope::TierPlacement::default())
+            })
             .map(Resource::kind)
             .collect()
     };
     let az = || "az1".parse().unwrap();
-    let node = |name: &str, tenant: &str| Principal::Node { name: name.parse().unwrap(), tenant: tenant.parse().unwrap(), az: az() };
-    let gateway = |name: &str| Principal::Gateway { name: name.parse().unwrap(), az: az() };
-    let edge = Principal::Edge { name: "edge-az1".parse().unwrap(), az: az() };
+    let node = |name: &str, tenant: &str| Principal::Node {
+        name: name.parse().unwrap(),
+        tenant: tenant.parse().unwrap(),
+        az: az(),
+    };
+    let gateway = |name: &str| Principal::Gateway {
+        name: name.parse().unwrap(),
+        az: az(),
+    };
+    let edge = Principal::Edge {
+        name: "edge-az1".parse().unwrap(),
+        az: az(),
+    };
     // The tier's own service is sorted before `web`.
-    let of_node = [ResourceKind::Tenant, ResourceKind::Gateway, ResourceKind::Service, ResourceKind::Service];
+    let of_node = [
+        ResourceKind::Tenant,
+        ResourceKind::Gateway,
+        ResourceKind::Service,
+        ResourceKind::Service,
+    ];
     let policies = [
         ResourceKind::KeyServer,
         ResourceKind::Authorization,
@@ -110,22 +246,59 @@ fn principals_see_their_share() {
         ResourceKind::PeerAuthentication,
         ResourceKind::Termination,
     ];
-    let of_gateway = [of_node.as_slice(), &[ResourceKind::Workload, ResourceKind::Route, ResourceKind::Throttle], &policies].concat();
+    let of_gateway = [
+        of_node.as_slice(),
+        &[
+            ResourceKind::Workload,
+            ResourceKind::Route,
+            ResourceKind::Throttle,
+        ],
+        &policies,
+    ]
+    .concat();
     assert_eq!(kinds(&gateway("gw-0")), of_gateway);
     assert_eq!(kinds(&edge), [ResourceKind::Tenant, ResourceKind::Node]);
     assert_eq!(kinds(&gateway("gw-1")), []);
-    let of_all_nodes = [ResourceKind::Authorization, ResourceKind::PeerAuthentication];
-    assert_eq!(kinds(&node("n1", "alpha")), [of_node.as_slice(), &[ResourceKind::Workload], &of_all_nodes].concat());
-    assert_eq!(kinds(&node("n2", "alpha")), [of_node.as_slice(), &of_all_nodes].concat());
-    let keys =
-        |tenant: Option<&str>| Principal::KeyServer { name: "k".parse().unwrap(), az: az(), tenant: tenant.map(|t| t.parse().unwrap()) };
-    assert_eq!(kinds(&keys(None)), [ResourceKind::Tenant, ResourceKind::Entitlement]);
-    assert_eq!(kinds(&keys(Some("alpha"))), [ResourceKind::Tenant, ResourceKind::Entitlement]);
+    let of_all_nodes = [
+        ResourceKind::Authorization,
+        ResourceKind::PeerAuthentication,
+    ];
+    assert_eq!(
+        kinds(&node("n1", "alpha")),
+        [of_node.as_slice(), &[ResourceKind::Workload], &of_all_nodes].concat()
+    );
+    assert_eq!(
+        kinds(&node("n2", "alpha")),
+        [of_node.as_slice(), &of_all_nodes].concat()
+    );
+    let keys = |tenant: Option<&str>| Principal::KeyServer {
+        name: "k".parse().unwrap(),
+        az: az(),
+        tenant: tenant.map(|t| t.parse().unwrap()),
+    };
+    assert_eq!(
+        kinds(&keys(None)),
+        [ResourceKind::Tenant, ResourceKind::Entitlement]
+    );
+    assert_eq!(
+        kinds(&keys(Some("alpha"))),
+        [ResourceKind::Tenant, ResourceKind::Entitlement]
+    );
     assert_eq!(kinds(&keys(Some("beta"))), []);
     assert_eq!(kinds(&node("n1", "beta")), []);
     // Even if `admits` wrongly accepted the tenant, another tenant's node could not see its resources.
-    assert!(output.resources.iter().all(|resource| !scope::visible(resource, &node("n1", "beta"), &scope::TierPlacement::default())));
+    assert!(output.resources.iter().all(|resource| !scope::visible(
+        resource,
+        &node("n1", "beta"),
+        &scope::TierPlacement::default()
+    )));
     for tenant in [None, Some("alpha".parse().unwrap())] {
-        assert_eq!(kinds(&Principal::Operator { name: "ops".parse().unwrap(), tenant }), []);
+        assert_eq!(
+            kinds(&Principal::Operator {
+                name: "ops".parse().unwrap(),
+                tenant
+            }),
+            []
+        );
     }
 }

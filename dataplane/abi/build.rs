@@ -3,10 +3,14 @@
 use std::path::{Path, PathBuf};
 
 fn main() {
-    let root = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../../bpf/abi");
+    let root = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it"))
+        .join("../../bpf/abi");
     let out = PathBuf::from(std::env::var("OUT_DIR").expect("cargo sets it"));
     for name in ["capture", "inbound", "interface_guard", "pod", "tier"] {
-        generate(&root.join(name).with_extension("h"), &out.join(name).with_extension("rs"));
+        generate(
+            &root.join(name).with_extension("h"),
+            &out.join(name).with_extension("rs"),
+        );
     }
 }
 
@@ -23,7 +27,12 @@ fn generate(header: &Path, out: &Path) {
         .use_core()
         .rust_edition(bindgen::RustEdition::Edition2024)
         .generate()
-        .unwrap_or_else(|e| panic!("{}: libclang refused it: {e}; is linux-libc-dev installed?", header.display()))
+        .unwrap_or_else(|e| {
+            panic!(
+                "{}: libclang refused it: {e}; is linux-libc-dev installed?",
+                header.display()
+            )
+        })
         .write_to_file(out)
         .unwrap_or_else(|e| panic!("cannot write the bindings to {}: {e}", out.display()));
 }

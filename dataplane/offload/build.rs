@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Flags for clang. CPU version 3 (32-bit compares and jumps) is known to clang 14 and accepted by every kernel since 5.1.
-const FLAGS: [&str; 8] = ["-O2", "-g", "-Wall", "-Wextra", "-Werror", "-target", "bpf", "-mcpu=v3"];
+const FLAGS: [&str; 8] = [
+    "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-target", "bpf", "-mcpu=v3",
+];
 
 fn env(k: &str) -> String {
     std::env::var(k).unwrap_or_else(|_| panic!("cargo did not set {k}"))
@@ -19,14 +21,24 @@ fn main() {
     println!("cargo:rerun-if-env-changed=CLANG");
     for source in sources(&bpf) {
         // capture.bpf.c becomes capture.bpf.o.
-        let object = out.join(source.with_extension("o").file_name().unwrap_or_else(|| panic!("{} has no name", source.display())));
+        let object = out.join(
+            source
+                .with_extension("o")
+                .file_name()
+                .unwrap_or_else(|| panic!("{} has no name", source.display())),
+        );
         compile(&bpf, &source, &object);
     }
 }
 
 fn sources(bpf: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(bpf).unwrap_or_else(|e| panic!("cannot list {}: {e}", bpf.display()));
-    let mut found: Vec<PathBuf> = entries.flatten().map(|e| e.path()).filter(|p| p.to_string_lossy().ends_with(".bpf.c")).collect();
+    let entries =
+        std::fs::read_dir(bpf).unwrap_or_else(|e| panic!("cannot list {}: {e}", bpf.display()));
+    let mut found: Vec<PathBuf> = entries
+        .flatten()
+        .map(|e| e.path())
+        .filter(|p| p.to_string_lossy().ends_with(".bpf.c"))
+        .collect();
     found.sort();
     found
 }
@@ -39,7 +51,10 @@ fn compile(bpf: &Path, source: &Path, object: &Path) {
         // libbpf-sys ships these headers of libbpf, so that headers and loader have the same version.
         .arg(format!("-I{}", env("DEP_BPF_INCLUDE")))
         // Debian has <asm/types.h> in this directory; clang for bpf has no multiarch path of its own.
-        .arg(format!("-I/usr/include/{}-linux-gnu", env("CARGO_CFG_TARGET_ARCH")))
+        .arg(format!(
+            "-I/usr/include/{}-linux-gnu",
+            env("CARGO_CFG_TARGET_ARCH")
+        ))
         .arg("-c")
         .arg(source)
         .arg("-o")
@@ -47,7 +62,13 @@ fn compile(bpf: &Path, source: &Path, object: &Path) {
         .output();
     match run {
         Ok(o) if o.status.success() => {}
-        Ok(o) => panic!("{clang} refused {}:\n{}", source.display(), String::from_utf8_lossy(&o.stderr)),
-        Err(e) => panic!("cannot run {clang}: {e}; install clang (Debian: apt-get install clang) or set CLANG"),
+        Ok(o) => panic!(
+            "{clang} refused {}:\n{}",
+            source.display(),
+            String::from_utf8_lossy(&o.stderr)
+        ),
+        Err(e) => panic!(
+            "cannot run {clang}: {e}; install clang (Debian: apt-get install clang) or set CLANG"
+        ),
     }
 }

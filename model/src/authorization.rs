@@ -174,10 +174,15 @@ impl AttributeMatch {
     /// Returns whether this match applies to values of `attribute`: networks to addresses, ports to ports, templates to paths.
     pub fn fits(&self, attribute: &Attribute) -> bool {
         match attribute {
-            Attribute::SourceAddress | Attribute::RemoteAddress | Attribute::DestinationAddress => matches!(self, Self::Network(_)),
+            Attribute::SourceAddress | Attribute::RemoteAddress | Attribute::DestinationAddress => {
+                matches!(self, Self::Network(_))
+            }
             Attribute::DestinationPort => matches!(self, Self::Port(_)),
             Attribute::Path => !matches!(self, Self::Network(_) | Self::Port(_)),
-            _ => matches!(self, Self::Exact(_) | Self::Prefix(_) | Self::Suffix(_) | Self::Present),
+            _ => matches!(
+                self,
+                Self::Exact(_) | Self::Prefix(_) | Self::Suffix(_) | Self::Present
+            ),
         }
     }
 }

@@ -73,7 +73,11 @@ mod tests {
     fn a_diagnostic_reads_as_one_line() {
         let diagnostic = Diagnostic {
             severity: Severity::Error,
-            origin: Some(SourceLocation { file: "routes.yaml".into(), line: 3, column: 7 }),
+            origin: Some(SourceLocation {
+                file: "routes.yaml".into(),
+                line: 3,
+                column: 7,
+            }),
             object: Some("HTTPRoute bookinfo/reviews".parse().unwrap()),
             field: "spec.rules[0].filters".into(),
             problem: "filters are not in this version".into(),

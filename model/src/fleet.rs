@@ -7,7 +7,9 @@ use std::net::Ipv4Addr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{AzName, BackendName, ReplicaName, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni};
+use crate::ids::{
+    AzName, BackendName, ReplicaName, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni,
+};
 use crate::program::BUCKETS;
 
 /// State in a replica's life cycle.
@@ -51,13 +53,26 @@ impl Fleet {
     ///
     /// A backend exists while one of its replicas is not draining, whether that replica is up or down. A backend is in the AZ of its
     /// replica with the lowest number; its replicas in other AZs serve nothing.
-    pub fn of(azs: BTreeMap<AzName, u8>, replicas: impl IntoIterator<Item = FleetReplica>) -> Fleet {
-        let replicas: BTreeMap<ReplicaNumber, FleetReplica> = replicas.into_iter().map(|r| (r.number, r)).collect();
+    pub fn of(
+        azs: BTreeMap<AzName, u8>,
+        replicas: impl IntoIterator<Item = FleetReplica>,
+    ) -> Fleet {
+        let replicas: BTreeMap<ReplicaNumber, FleetReplica> =
+            replicas.into_iter().map(|r| (r.number, r)).collect();
         let mut backends = BTreeMap::new();
-        for replica in replicas.values().filter(|r| r.state != ReplicaState::Draining) {
-            backends.entry(replica.backend.clone()).or_insert_with(|| replica.az.clone());
+        for replica in replicas
+            .values()
+            .filter(|r| r.state != ReplicaState::Draining)
+        {
+            backends
+                .entry(replica.backend.clone())
+                .or_insert_with(|| replica.az.clone());
         }
-        Fleet { azs, backends, replicas }
+        Fleet {
+            azs,
+            backends,
+            replicas,
+        }
     }
 }
 
@@ -79,7 +94,11 @@ impl ShardingRules {
 
 impl Default for ShardingRules {
     fn default() -> Self {
-        ShardingRules { home: 2, away: 1, standby: 2 }
+        ShardingRules {
+            home: 2,
+            away: 1,
+            standby: 2,
+        }
     }
 }
 
@@ -123,7 +142,11 @@ impl BucketSet {
     }
     /// Returns the set with the bucket added.
     pub fn with(self, bucket: usize) -> BucketSet {
-        if bucket < BUCKETS { BucketSet(self.0 | 1 << bucket) } else { self }
+        if bucket < BUCKETS {
+            BucketSet(self.0 | 1 << bucket)
+        } else {
+            self
+        }
     }
 }
 
@@ -159,7 +182,10 @@ pub struct Ownership {
 impl Ownership {
     /// Starts without reports. Later reports count as newer than `heard`, which is [`crate::plan::Plan::heard`] after a restart.
     pub fn after(heard: u64) -> Ownership {
-        Ownership { heard, ..Ownership::default() }
+        Ownership {
+            heard,
+            ..Ownership::default()
+        }
     }
     /// Records a replica's newest report.
     pub fn record_report(&mut self, replica: ReplicaNumber, report: OwnerReport) {
@@ -196,11 +222,15 @@ impl Ownership {
 impl OwnerReport {
     /// Returns the version of the service's table that the replica had.
     pub fn version(&self, service: ServiceId) -> u32 {
-        self.owned.get(&service).map_or(self.plan, |owned| owned.version)
+        self.owned
+            .get(&service)
+            .map_or(self.plan, |owned| owned.version)
     }
     /// Returns whether the replica owns sessions of the bucket.
     pub fn owns(&self, service: ServiceId, bucket: usize) -> bool {
-        self.owned.get(&service).is_some_and(|owned| owned.buckets.has(bucket))
+        self.owned
+            .get(&service)
+            .is_some_and(|owned| owned.buckets.has(bucket))
     }
 }
 
@@ -219,7 +249,9 @@ impl Placement {
     }
     /// Returns whether this backend in this AZ serves the service.
     pub fn has(&self, az: &AzName, backend: &BackendName) -> bool {
-        self.backends.get(az).is_some_and(|names| names.contains(backend))
+        self.backends
+            .get(az)
+            .is_some_and(|names| names.contains(backend))
     }
     /// Returns the number of backends in the home AZ.
     pub fn at_home(&self) -> usize {

@@ -28,7 +28,11 @@ pub fn gateway_identity(trust_domain: TrustDomain) -> Identity {
     let namespace = Namespace::new(SYSTEM_NAMESPACE);
     let service_account = ServiceAccount::new("gateway");
     match (namespace, service_account) {
-        (Ok(namespace), Ok(service_account)) => Identity { trust_domain, namespace, service_account },
+        (Ok(namespace), Ok(service_account)) => Identity {
+            trust_domain,
+            namespace,
+            service_account,
+        },
         _ => unreachable!("the two constants are valid names; the test below holds them to it"),
     }
 }
@@ -38,7 +42,10 @@ pub const COMPONENTS: &str = "components.canal";
 
 /// Returns [`SYSTEM_NAMESPACE`] as the owner of Canal's components, and [`COMPONENTS`] as their trust domain.
 pub fn components() -> (TenantName, TrustDomain) {
-    match (TenantName::new(SYSTEM_NAMESPACE), TrustDomain::new(COMPONENTS)) {
+    match (
+        TenantName::new(SYSTEM_NAMESPACE),
+        TrustDomain::new(COMPONENTS),
+    ) {
         (Ok(owner), Ok(domain)) => (owner, domain),
         _ => unreachable!("the two constants are valid names; the test below holds them to it"),
     }
@@ -65,7 +72,11 @@ pub fn component_identity(principal: &Principal) -> Option<Identity> {
 
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "spiffe://{}/ns/{}/sa/{}", self.trust_domain, self.namespace, self.service_account)
+        write!(
+            f,
+            "spiffe://{}/ns/{}/sa/{}",
+            self.trust_domain, self.namespace, self.service_account
+        )
     }
 }
 impl fmt::Debug for Identity {
@@ -87,9 +98,11 @@ impl FromStr for Identity {
         let rest = s.strip_prefix("spiffe://").ok_or_else(bad)?;
         let parts: Vec<&str> = rest.split('/').collect();
         match parts.as_slice() {
-            [td, "ns", ns, "sa", sa] => {
-                Ok(Self { trust_domain: TrustDomain::new(td)?, namespace: Namespace::new(ns)?, service_account: ServiceAccount::new(sa)? })
-            }
+            [td, "ns", ns, "sa", sa] => Ok(Self {
+                trust_domain: TrustDomain::new(td)?,
+                namespace: Namespace::new(ns)?,
+                service_account: ServiceAccount::new(sa)?,
+            }),
             _ => Err(bad()),
         }
     }
@@ -110,8 +123,13 @@ mod tests {
 
     #[test]
     fn identities_round_trip_and_refuse_other_shapes() {
-        let id: Identity = "spiffe://alpha.example/ns/bookinfo/sa/reviews".parse().unwrap();
-        assert_eq!(id.to_string(), "spiffe://alpha.example/ns/bookinfo/sa/reviews");
+        let id: Identity = "spiffe://alpha.example/ns/bookinfo/sa/reviews"
+            .parse()
+            .unwrap();
+        assert_eq!(
+            id.to_string(),
+            "spiffe://alpha.example/ns/bookinfo/sa/reviews"
+        );
         for bad in [
             "",
             "spiffe://a",
@@ -123,28 +141,66 @@ mod tests {
         ] {
             assert!(bad.parse::<Identity>().is_err(), "{bad:?}");
         }
-        assert!(format!("spiffe://a/ns/b/sa/{}", "c".repeat(3000)).parse::<Identity>().is_err());
+        assert!(
+            format!("spiffe://a/ns/b/sa/{}", "c".repeat(3000))
+                .parse::<Identity>()
+                .is_err()
+        );
     }
 
     #[test]
     fn components_have_identities_of_their_own() {
         let az = || "az1".parse().unwrap();
-        let node = |name: &str| Principal::Node { name: name.parse().unwrap(), tenant: "alpha".parse().unwrap(), az: az() };
+        let node = |name: &str| Principal::Node {
+            name: name.parse().unwrap(),
+            tenant: "alpha".parse().unwrap(),
+            az: az(),
+        };
         let keys = |tenant: Option<&str>| Principal::KeyServer {
             name: "ks1".parse().unwrap(),
             az: az(),
             tenant: tenant.map(|t| t.parse().unwrap()),
         };
         let cases = [
-            (node("n1"), Some("spiffe://components.canal/ns/alpha/sa/node.n1")),
-            (node("n1.rack2"), Some("spiffe://components.canal/ns/alpha/sa/node.n1.rack2")),
-            (Principal::Gateway { name: "r1".parse().unwrap(), az: az() }, Some("spiffe://components.canal/ns/canal-system/sa/gateway.r1")),
-            (keys(None), Some("spiffe://components.canal/ns/canal-system/sa/keyserver.ks1")),
-            (keys(Some("alpha")), Some("spiffe://components.canal/ns/alpha/sa/keyserver.ks1")),
-            (Principal::Edge { name: "e1".parse().unwrap(), az: az() }, None),
+            (
+                node("n1"),
+                Some("spiffe://components.canal/ns/alpha/sa/node.n1"),
+            ),
+            (
+                node("n1.rack2"),
+                Some("spiffe://components.canal/ns/alpha/sa/node.n1.rack2"),
+            ),
+            (
+                Principal::Gateway {
+                    name: "r1".parse().unwrap(),
+                    az: az(),
+                },
+                Some("spiffe://components.canal/ns/canal-system/sa/gateway.r1"),
+            ),
+            (
+                keys(None),
+                Some("spiffe://components.canal/ns/canal-system/sa/keyserver.ks1"),
+            ),
+            (
+                keys(Some("alpha")),
+                Some("spiffe://components.canal/ns/alpha/sa/keyserver.ks1"),
+            ),
+            (
+                Principal::Edge {
+                    name: "e1".parse().unwrap(),
+                    az: az(),
+                },
+                None,
+            ),
         ];
         for (principal, want) in cases {
-            assert_eq!(component_identity(&principal).map(|id| id.to_string()).as_deref(), want, "{principal}");
+            assert_eq!(
+                component_identity(&principal)
+                    .map(|id| id.to_string())
+                    .as_deref(),
+                want,
+                "{principal}"
+            );
         }
     }
 
@@ -158,6 +214,9 @@ mod tests {
     #[test]
     fn canals_own_parts_have_an_owner_and_a_domain() {
         let (owner, domain) = components();
-        assert_eq!((owner.as_str(), domain.as_str()), ("canal-system", COMPONENTS));
+        assert_eq!(
+            (owner.as_str(), domain.as_str()),
+            ("canal-system", COMPONENTS)
+        );
     }
 }

@@ -13,20 +13,35 @@ pub enum IdError {
     #[error(
         "{what} {given:?} is not valid: use 1 to {max} lower-case letters, digits and '-'{dots}, starting and ending with a letter or digit"
     )]
-    Name { what: &'static str, given: String, max: usize, dots: &'static str },
+    Name {
+        what: &'static str,
+        given: String,
+        max: usize,
+        dots: &'static str,
+    },
     /// The number does not fit the field's width.
     #[error("{what} {given} is out of range: use {min} to {max}")]
-    Range { what: &'static str, given: u64, min: u64, max: u64 },
+    Range {
+        what: &'static str,
+        given: u64,
+        min: u64,
+        max: u64,
+    },
     /// A composed key lacks one of its parts.
     #[error("{what} {given:?} is not valid: write it as {form}")]
-    Form { what: &'static str, given: String, form: &'static str },
+    Form {
+        what: &'static str,
+        given: String,
+        form: &'static str,
+    },
 }
 
 fn is_label(s: &str, max: usize) -> bool {
     let b = s.as_bytes();
     !b.is_empty()
         && b.len() <= max
-        && b.iter().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || *c == b'-')
+        && b.iter()
+            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || *c == b'-')
         && b[0] != b'-'
         && b[b.len() - 1] != b'-'
 }
@@ -131,7 +146,12 @@ impl Vni {
         if (1..1 << 24).contains(&n) {
             Ok(Self(n))
         } else {
-            Err(IdError::Range { what: "VNI", given: n.into(), min: 1, max: (1 << 24) - 1 })
+            Err(IdError::Range {
+                what: "VNI",
+                given: n.into(),
+                min: 1,
+                max: (1 << 24) - 1,
+            })
         }
     }
     /// Returns the VNI as a number.
@@ -174,7 +194,8 @@ impl fmt::Display for StoreId {
 impl FromStr for StoreId {
     type Err = IdError;
     fn from_str(text: &str) -> Result<Self, IdError> {
-        let is_hex = text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        let is_hex =
+            text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         let bits = u128::from_str_radix(text, 16).ok().filter(|_| is_hex);
         bits.map(Self).ok_or_else(|| IdError::Form {
             what: "store ID",
@@ -198,7 +219,12 @@ impl ServiceId {
         if (1..1 << 24).contains(&n) {
             Ok(Self(n))
         } else {
-            Err(IdError::Range { what: "service ID", given: n.into(), min: 1, max: (1 << 24) - 1 })
+            Err(IdError::Range {
+                what: "service ID",
+                given: n.into(),
+                min: 1,
+                max: (1 << 24) - 1,
+            })
         }
     }
     /// Returns the id as a number.
@@ -233,7 +259,12 @@ impl ReplicaNumber {
     pub fn new(n: u32) -> Result<Self, IdError> {
         match u16::try_from(n) {
             Ok(n) if (1..=Self::MAX).contains(&n) => Ok(Self(n)),
-            _ => Err(IdError::Range { what: "replica number", given: n.into(), min: 1, max: Self::MAX.into() }),
+            _ => Err(IdError::Range {
+                what: "replica number",
+                given: n.into(),
+                min: 1,
+                max: Self::MAX.into(),
+            }),
         }
     }
     /// Returns the number as an integer.
@@ -254,7 +285,9 @@ impl From<ReplicaNumber> for u32 {
 }
 
 /// A counter of the states of something that a single writer changes. A larger one is newer; a receiver never goes back to a smaller one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
+)]
 pub struct Generation(pub u64);
 
 impl fmt::Display for Generation {
@@ -289,9 +322,17 @@ impl FromStr for ServiceKey {
     fn from_str(s: &str) -> Result<Self, IdError> {
         let mut it = s.splitn(3, '/');
         let (Some(t), Some(ns), Some(n)) = (it.next(), it.next(), it.next()) else {
-            return Err(IdError::Form { what: "service", given: s.chars().take(80).collect(), form: "tenant/namespace/name" });
+            return Err(IdError::Form {
+                what: "service",
+                given: s.chars().take(80).collect(),
+                form: "tenant/namespace/name",
+            });
         };
-        Ok(Self { tenant: TenantName::new(t)?, namespace: Namespace::new(ns)?, name: ObjectName::new(n)? })
+        Ok(Self {
+            tenant: TenantName::new(t)?,
+            namespace: Namespace::new(ns)?,
+            name: ObjectName::new(n)?,
+        })
     }
 }
 
@@ -301,9 +342,16 @@ mod tests {
 
     #[test]
     fn names_are_checked_once() {
-        for (given, ok) in
-            [("a", true), ("a-1", true), ("", false), ("-a", false), ("a-", false), ("A", false), ("a.b", false), ("a_b", false)]
-        {
+        for (given, ok) in [
+            ("a", true),
+            ("a-1", true),
+            ("", false),
+            ("-a", false),
+            ("a-", false),
+            ("A", false),
+            ("a.b", false),
+            ("a_b", false),
+        ] {
             assert_eq!(TenantName::new(given).is_ok(), ok, "{given:?}");
         }
         assert!(TrustDomain::new("alpha.example").is_ok());
@@ -313,7 +361,12 @@ mod tests {
 
     #[test]
     fn numbers_stay_in_24_bits() {
-        for (n, ok) in [(0, false), (1, true), (0xff_ffff, true), (0x100_0000, false)] {
+        for (n, ok) in [
+            (0, false),
+            (1, true),
+            (0xff_ffff, true),
+            (0x100_0000, false),
+        ] {
             assert_eq!(Vni::new(n).is_ok(), ok, "{n}");
             assert_eq!(ServiceId::new(n).is_ok(), ok, "{n}");
         }

@@ -2,10 +2,14 @@
 //! Limits that only one side applies are defined on that side. Tests of the compiler decode everything that it generates at each limit.
 
 pub use crate::authorization::{
-    ALTERNATIVES_MAX, AUTHORIZER_BODY_BYTES_MAX, AUTHORIZER_TIMEOUT_MAX, CLAIM_DEPTH_MAX, CLAUSES_MAX, JWT_RULES_MAX, KEYS_BYTES_MAX,
-    REASON_BYTES_MAX, RULES_MAX, VALUE_BYTES_MAX, VALUES_MAX,
+    ALTERNATIVES_MAX, AUTHORIZER_BODY_BYTES_MAX, AUTHORIZER_TIMEOUT_MAX, CLAIM_DEPTH_MAX,
+    CLAUSES_MAX, JWT_RULES_MAX, KEYS_BYTES_MAX, REASON_BYTES_MAX, RULES_MAX, VALUE_BYTES_MAX,
+    VALUES_MAX,
 };
-pub use crate::trust::{BLOCKED_IDENTITIES_MAX, IDENTITIES_MAX, KEY_SERVER_ADDRESSES_MAX, PEM_BYTES_MAX, REVOKED_MAX, ROOTS_MAX};
+pub use crate::trust::{
+    BLOCKED_IDENTITIES_MAX, IDENTITIES_MAX, KEY_SERVER_ADDRESSES_MAX, PEM_BYTES_MAX, REVOKED_MAX,
+    ROOTS_MAX,
+};
 
 /// Maximum number of UDP ports of one pod that accept datagrams from the tier: the capacity of the pod's BPF map (`bpf/abi/pod.h`).
 pub const UDP_PORTS_PER_WORKLOAD_MAX: usize = 64;

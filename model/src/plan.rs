@@ -80,17 +80,33 @@ impl Plan {
             az: az.clone(),
             vni: planned.vni,
             version: table.version,
-            chains: table.chains.iter().map(|chain| chain.iter().map(|member| member.replica).collect()).collect(),
+            chains: table
+                .chains
+                .iter()
+                .map(|chain| chain.iter().map(|member| member.replica).collect())
+                .collect(),
         })
     }
     /// Returns the number of chains that contain the replica. A draining replica with 0 may leave.
     pub fn members(&self, replica: ReplicaNumber) -> usize {
-        let tables = self.services.values().flat_map(|service| service.tables.values());
-        tables.flat_map(|table| &table.chains).flatten().filter(|member| member.replica == replica).count()
+        let tables = self
+            .services
+            .values()
+            .flat_map(|service| service.tables.values());
+        tables
+            .flat_map(|table| &table.chains)
+            .flatten()
+            .filter(|member| member.replica == replica)
+            .count()
     }
     /// Returns the argument of [`crate::fleet::Ownership::after`] for a controller that starts with this plan.
     pub fn heard(&self) -> u64 {
-        self.services.values().flat_map(|service| service.tables.values()).map(|table| table.heard).max().unwrap_or(0)
+        self.services
+            .values()
+            .flat_map(|service| service.tables.values())
+            .map(|table| table.heard)
+            .max()
+            .unwrap_or(0)
     }
 }
 
@@ -98,11 +114,23 @@ impl Plan {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum UnmetConstraint {
     /// The home AZ has fewer backends than requested, because it has no more.
-    FewAtHome { service: ServiceKey, az: AzName, wanted: usize, given: usize },
+    FewAtHome {
+        service: ServiceKey,
+        az: AzName,
+        wanted: usize,
+        given: usize,
+    },
     /// The other AZs have fewer backends than requested, because they have no more.
-    FewAway { service: ServiceKey, wanted: usize, given: usize },
+    FewAway {
+        service: ServiceKey,
+        wanted: usize,
+        given: usize,
+    },
     /// All backends of the service are also another service's: no other combination is free.
-    Shared { service: ServiceKey, with: ServiceKey },
+    Shared {
+        service: ServiceKey,
+        with: ServiceKey,
+    },
     /// The tenant requests an AZ that has no backends.
     HomeUnknown { service: ServiceKey, az: AzName },
     /// The fleet has no backend at all.
@@ -110,48 +138,103 @@ pub enum UnmetConstraint {
     /// No replica that may be a head is up in this AZ.
     NoReplica { service: ServiceKey, az: AzName },
     /// Buckets keep their head because their chains are full of owners.
-    Held { service: ServiceKey, az: AzName, buckets: Vec<u8>, owners: Vec<ReplicaNumber> },
+    Held {
+        service: ServiceKey,
+        az: AzName,
+        buckets: Vec<u8>,
+        owners: Vec<ReplicaNumber>,
+    },
     /// The service has no gateway address in this AZ; `why` is the reason.
-    NoAddress { service: ServiceKey, tenant: TenantName, az: AzName, why: String },
+    NoAddress {
+        service: ServiceKey,
+        tenant: TenantName,
+        az: AzName,
+        why: String,
+    },
 }
 
 impl fmt::Display for UnmetConstraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            UnmetConstraint::FewAtHome { service, az, wanted, given } => {
-                write!(f, "{service}: {given} of {wanted} backends in its home AZ {az}; add backends there")
+            UnmetConstraint::FewAtHome {
+                service,
+                az,
+                wanted,
+                given,
+            } => {
+                write!(
+                    f,
+                    "{service}: {given} of {wanted} backends in its home AZ {az}; add backends there"
+                )
             }
-            UnmetConstraint::FewAway { service, wanted, given } => {
-                write!(f, "{service}: {given} of {wanted} backends outside its home AZ; add backends in another AZ")
+            UnmetConstraint::FewAway {
+                service,
+                wanted,
+                given,
+            } => {
+                write!(
+                    f,
+                    "{service}: {given} of {wanted} backends outside its home AZ; add backends in another AZ"
+                )
             }
             UnmetConstraint::Shared { service, with } => {
-                write!(f, "{service}: all its backends are those of {with}, so one failure may take both; add backends")
+                write!(
+                    f,
+                    "{service}: all its backends are those of {with}, so one failure may take both; add backends"
+                )
             }
             UnmetConstraint::HomeUnknown { service, az } => {
-                write!(f, "{service}: its tenant requests home AZ {az}, which has no backend; add one there, or change the tenant")
+                write!(
+                    f,
+                    "{service}: its tenant requests home AZ {az}, which has no backend; add one there, or change the tenant"
+                )
             }
-            UnmetConstraint::NoBackend { service } => write!(f, "{service}: there is no gateway backend; start a replica"),
+            UnmetConstraint::NoBackend { service } => {
+                write!(f, "{service}: there is no gateway backend; start a replica")
+            }
             UnmetConstraint::NoReplica { service, az } => {
-                write!(f, "{service}: no active replica of its backends is up in {az}; start or undrain one")
+                write!(
+                    f,
+                    "{service}: no active replica of its backends is up in {az}; start or undrain one"
+                )
             }
-            UnmetConstraint::Held { service, az, buckets, owners } => write!(
+            UnmetConstraint::Held {
+                service,
+                az,
+                buckets,
+                owners,
+            } => write!(
                 f,
                 "{service}: {} buckets in {az} keep their head, their chains are full of sessions of replicas {}; let drains end first",
                 buckets.len(),
-                owners.iter().map(|n| n.get().to_string()).collect::<Vec<_>>().join(", "),
+                owners
+                    .iter()
+                    .map(|n| n.get().to_string())
+                    .collect::<Vec<_>>()
+                    .join(", "),
             ),
-            UnmetConstraint::NoAddress { service, az, why, .. } => write!(f, "{service}: no gateway address in {az}: {why}"),
+            UnmetConstraint::NoAddress {
+                service, az, why, ..
+            } => write!(f, "{service}: no gateway address in {az}: {why}"),
         }
     }
 }
 
-fn tables_out<S: Serializer>(tables: &BTreeMap<AzName, Arc<PlannedTable>>, s: S) -> Result<S::Ok, S::Error> {
+fn tables_out<S: Serializer>(
+    tables: &BTreeMap<AzName, Arc<PlannedTable>>,
+    s: S,
+) -> Result<S::Ok, S::Error> {
     s.collect_map(tables.iter().map(|(az, table)| (az, table.as_ref())))
 }
 
-fn tables_in<'de, D: Deserializer<'de>>(d: D) -> Result<BTreeMap<AzName, Arc<PlannedTable>>, D::Error> {
+fn tables_in<'de, D: Deserializer<'de>>(
+    d: D,
+) -> Result<BTreeMap<AzName, Arc<PlannedTable>>, D::Error> {
     let plain = BTreeMap::<AzName, PlannedTable>::deserialize(d)?;
-    Ok(plain.into_iter().map(|(az, table)| (az, Arc::new(table))).collect())
+    Ok(plain
+        .into_iter()
+        .map(|(az, table)| (az, Arc::new(table)))
+        .collect())
 }
 
 /// Writes the chains of a table as one text, so that a plan of thousands of services stays small and readable.
@@ -180,20 +263,34 @@ fn chains_out<S: Serializer>(chains: &[Vec<ChainMember>], s: S) -> Result<S::Ok,
 fn chains_in<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<Vec<ChainMember>>, D::Error> {
     use serde::de::Error;
     let text = String::deserialize(d)?;
-    let number = |part: &str| part.parse::<u32>().map_err(|_| D::Error::custom(format!("{part:?} in a chain is no number")));
+    let number = |part: &str| {
+        part.parse::<u32>()
+            .map_err(|_| D::Error::custom(format!("{part:?} in a chain is no number")))
+    };
     let member = |part: &str| {
         let (replica, left) = match part.split_once('@') {
             Some((replica, left)) => (number(replica)?, number(left)?),
             None => (number(part)?, 0),
         };
-        Ok(ChainMember { replica: ReplicaNumber::new(replica).map_err(D::Error::custom)?, owner_until_version: left })
+        Ok(ChainMember {
+            replica: ReplicaNumber::new(replica).map_err(D::Error::custom)?,
+            owner_until_version: left,
+        })
     };
     let chains: Vec<Vec<ChainMember>> = text
         .split(',')
-        .map(|chain| chain.split(' ').filter(|part| !part.is_empty()).map(member).collect())
+        .map(|chain| {
+            chain
+                .split(' ')
+                .filter(|part| !part.is_empty())
+                .map(member)
+                .collect()
+        })
         .collect::<Result<_, D::Error>>()?;
     if chains.len() != BUCKETS || chains.iter().any(|chain| chain.len() > CHAIN_LENGTH_MAX) {
-        return Err(D::Error::custom(format!("a table has {BUCKETS} chains of at most {CHAIN_LENGTH_MAX} replicas")));
+        return Err(D::Error::custom(format!(
+            "a table has {BUCKETS} chains of at most {CHAIN_LENGTH_MAX} replicas"
+        )));
     }
     Ok(chains)
 }

@@ -10,8 +10,8 @@ use ipnet::IpNet;
 use crate::authorization::{Authentication, Authorization, Authorizer, PeerAuthentication};
 use crate::identity::SYSTEM_NAMESPACE;
 use crate::ids::{
-    AzName, BackendName, Namespace, NodeName, ObjectName, ReplicaName, ReplicaNumber, ServiceAccount, ServiceId, ServiceKey, TenantName,
-    TrustDomain, Vni,
+    AzName, BackendName, Namespace, NodeName, ObjectName, ReplicaName, ReplicaNumber,
+    ServiceAccount, ServiceId, ServiceKey, TenantName, TrustDomain, Vni,
 };
 use crate::share::Shares;
 use crate::trust::{Entitlement, KeyPolicy, KeyServer, Termination, TrustBundle};
@@ -171,7 +171,10 @@ impl ResourceKind {
     /// Returns the tenant that owns the resource of this kind and name. `None` if the provider owns it: by its kind, or because its name
     /// begins with the system namespace in place of a tenant. `None` also for a name of another form, which no resource has.
     pub fn owner_of(self, name: &str) -> Option<TenantName> {
-        let first = name.split('/').next().filter(|first| !self.is_of_provider() && *first != SYSTEM_NAMESPACE)?;
+        let first = name
+            .split('/')
+            .next()
+            .filter(|first| !self.is_of_provider() && *first != SYSTEM_NAMESPACE)?;
         TenantName::new(first).ok()
     }
 }
@@ -181,7 +184,11 @@ impl Resource {
     pub fn reads_as(&self, read: &Resource) -> bool {
         match (self, read) {
             (Resource::DirectEndpoint(own), Resource::DirectEndpoint(read)) => {
-                *read == DirectEndpoint { audience: read.audience.clone(), ..own.clone() }
+                *read
+                    == DirectEndpoint {
+                        audience: read.audience.clone(),
+                        ..own.clone()
+                    }
             }
             _ => self == read,
         }
@@ -411,7 +418,11 @@ pub struct RouteKey {
 
 impl std::fmt::Display for RouteKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}/{}/{}/{}", self.tenant, self.kind, self.namespace, self.name, self.rule)
+        write!(
+            f,
+            "{}/{}/{}/{}/{}",
+            self.tenant, self.kind, self.namespace, self.name, self.rule
+        )
     }
 }
 
@@ -518,7 +529,11 @@ pub struct Backend {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BackendTarget {
     /// A port of a service, narrowed to workloads that carry all `subset` labels.
-    Service { service: ServiceKey, port: u16, subset: Labels },
+    Service {
+        service: ServiceKey,
+        port: u16,
+        subset: Labels,
+    },
     /// Local reply with this status, because the reference is broken (unknown service, missing grant …).
     Refuse { status: u16, reason: String },
 }
@@ -603,7 +618,9 @@ pub struct Throttle {
 impl Throttle {
     /// Returns the name of the service that is limited, or of the tenant.
     fn name(&self) -> String {
-        self.service.as_ref().map_or_else(|| self.tenant.to_string(), ToString::to_string)
+        self.service
+            .as_ref()
+            .map_or_else(|| self.tenant.to_string(), ToString::to_string)
     }
 }
 

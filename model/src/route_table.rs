@@ -29,11 +29,15 @@ impl RouteTable {
     /// port; then the order of the rules' keys decides.
     pub fn new(mut rules: Vec<Arc<RouteRule>>) -> Self {
         rules.sort_by(|a, b| a.key.cmp(&b.key));
-        let matches =
-            rules.iter().enumerate().flat_map(|(rule, it)| (0..it.matches.len()).map(move |match_index| MatchRef { rule, match_index }));
+        let matches = rules.iter().enumerate().flat_map(|(rule, it)| {
+            (0..it.matches.len()).map(move |match_index| MatchRef { rule, match_index })
+        });
         let mut order: Box<[MatchRef]> = matches.collect();
         order.sort_by_key(|it| (&rules[it.rule].matches[it.match_index].precedence, it.rule));
-        Self { rules: rules.into(), order }
+        Self {
+            rules: rules.into(),
+            order,
+        }
     }
 
     /// Returns the rules, sorted by key.
@@ -56,8 +60,14 @@ impl RouteTable {
     }
 
     /// Iterates over the rules and matches that apply to a port of the service, in match order.
-    pub fn on_port(&self, port: u16) -> impl Iterator<Item = (&Arc<RouteRule>, &HttpMatch)> + Clone {
-        self.order.iter().map(|at| self.entry(*at)).filter(move |(rule, _)| rule.parent_port.is_none_or(|own| own == port))
+    pub fn on_port(
+        &self,
+        port: u16,
+    ) -> impl Iterator<Item = (&Arc<RouteRule>, &HttpMatch)> + Clone {
+        self.order
+            .iter()
+            .map(|at| self.entry(*at))
+            .filter(move |(rule, _)| rule.parent_port.is_none_or(|own| own == port))
     }
 
     /// Returns the rules, sorted by key.

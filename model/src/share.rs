@@ -20,7 +20,9 @@ pub enum Share {
 
 /// The error for a text or number that is not a valid share.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("share {given:?} is neither a whole number of at least 1 nor a percentage from 1% to 100%; fix: write for example 4096 or \"25%\"")]
+#[error(
+    "share {given:?} is neither a whole number of at least 1 nor a percentage from 1% to 100%; fix: write for example 4096 or \"25%\""
+)]
 pub struct ShareFormatError {
     given: String,
 }
@@ -34,7 +36,9 @@ impl Share {
         match self {
             Self::Amount(amount) => amount.min(whole),
             // Whole and remainder are multiplied separately, because `whole * percent` may overflow.
-            Self::Percent(percent) => (whole / 100 * u64::from(percent) + whole % 100 * u64::from(percent) / 100).max(1),
+            Self::Percent(percent) => {
+                (whole / 100 * u64::from(percent) + whole % 100 * u64::from(percent) / 100).max(1)
+            }
         }
     }
 }
@@ -44,10 +48,20 @@ impl FromStr for Share {
 
     fn from_str(text: &str) -> Result<Self, ShareFormatError> {
         let share = match text.strip_suffix('%') {
-            Some(percent) => percent.parse().ok().filter(|p| (1..=100).contains(p)).map(Self::Percent),
-            None => text.parse().ok().filter(|a| (1..=Self::AMOUNT_MAX).contains(a)).map(Self::Amount),
+            Some(percent) => percent
+                .parse()
+                .ok()
+                .filter(|p| (1..=100).contains(p))
+                .map(Self::Percent),
+            None => text
+                .parse()
+                .ok()
+                .filter(|a| (1..=Self::AMOUNT_MAX).contains(a))
+                .map(Self::Amount),
         };
-        share.ok_or_else(|| ShareFormatError { given: text.chars().take(64).collect() })
+        share.ok_or_else(|| ShareFormatError {
+            given: text.chars().take(64).collect(),
+        })
     }
 }
 
@@ -198,7 +212,10 @@ pub struct Shares(BTreeMap<ShareKind, Share>);
 impl Shares {
     /// Returns the share of one limit: the tenant's own, else the default.
     pub fn get(&self, kind: ShareKind) -> Share {
-        self.0.get(&kind).copied().unwrap_or_else(|| kind.default_share())
+        self.0
+            .get(&kind)
+            .copied()
+            .unwrap_or_else(|| kind.default_share())
     }
 
     /// Sets the share of one limit.
@@ -213,7 +230,10 @@ impl Shares {
 
     /// Returns the kind with the given key of `spec.shares`.
     pub fn kind(key: &str) -> Option<ShareKind> {
-        ShareKind::ALL.iter().copied().find(|kind| kind.key() == key)
+        ShareKind::ALL
+            .iter()
+            .copied()
+            .find(|kind| kind.key() == key)
     }
 }
 
@@ -225,7 +245,10 @@ impl<'de> serde::Deserialize<'de> for Shares {
         for (key, share) in written {
             let kind = Self::kind(&key).ok_or_else(|| {
                 let known: Vec<_> = ShareKind::ALL.iter().map(|kind| kind.key()).collect();
-                D::Error::custom(format!("{key:?} is no limit that tenants share; fix: write one of {}", known.join(", ")))
+                D::Error::custom(format!(
+                    "{key:?} is no limit that tenants share; fix: write one of {}",
+                    known.join(", ")
+                ))
             })?;
             shares.set(kind, share);
         }
@@ -239,13 +262,27 @@ mod tests {
 
     #[test]
     fn a_share_is_read_and_written_alike_and_bad_ones_are_refused() {
-        for (text, share) in
-            [("1", Share::Amount(1)), ("4096", Share::Amount(4096)), ("25%", Share::Percent(25)), ("100%", Share::Percent(100))]
-        {
+        for (text, share) in [
+            ("1", Share::Amount(1)),
+            ("4096", Share::Amount(4096)),
+            ("25%", Share::Percent(25)),
+            ("100%", Share::Percent(100)),
+        ] {
             assert_eq!(text.parse(), Ok(share));
             assert_eq!(share.to_string(), text);
         }
-        for bad in ["", "0", "-1", "0%", "101%", "25 %", "2.5%", "%", "many", "9007199254740993"] {
+        for bad in [
+            "",
+            "0",
+            "-1",
+            "0%",
+            "101%",
+            "25 %",
+            "2.5%",
+            "%",
+            "many",
+            "9007199254740993",
+        ] {
             let error = bad.parse::<Share>().unwrap_err().to_string();
             assert!(error.contains("fix: write"), "{bad}: {error}");
         }
@@ -269,7 +306,8 @@ mod tests {
     fn keys_and_labels_of_limits_are_unique() {
         let all = || ShareKind::ALL.iter().chain(ShareKind::OF_NETWORKS);
         for name in [ShareKind::key, ShareKind::label] {
-            let names: std::collections::BTreeSet<_> = ShareKind::ALL.iter().map(|kind| name(*kind)).collect();
+            let names: std::collections::BTreeSet<_> =
+                ShareKind::ALL.iter().map(|kind| name(*kind)).collect();
             assert_eq!(names.len(), ShareKind::ALL.len());
         }
         let labels: std::collections::BTreeSet<_> = all().map(|kind| kind.label()).collect();
@@ -281,6 +319,9 @@ mod tests {
         for key in ["nodeConnections", "keyServerUnauthenticated", ""] {
             assert_eq!(Shares::kind(key), None, "{key}");
         }
-        assert_eq!(Shares::kind("keyServerRequests"), Some(ShareKind::KeyServerRequests));
+        assert_eq!(
+            Shares::kind("keyServerRequests"),
+            Some(ShareKind::KeyServerRequests)
+        );
     }
 }

@@ -29,8 +29,15 @@ pub fn overlap(a: &IpNet, b: &IpNet) -> bool {
 
 /// Returns the key of the tier's own service in the given tenant.
 pub fn tier_service(tenant: &TenantName) -> ServiceKey {
-    match (Namespace::new(TIER_SERVICE.0), ObjectName::new(TIER_SERVICE.1)) {
-        (Ok(namespace), Ok(name)) => ServiceKey { tenant: tenant.clone(), namespace, name },
+    match (
+        Namespace::new(TIER_SERVICE.0),
+        ObjectName::new(TIER_SERVICE.1),
+    ) {
+        (Ok(namespace), Ok(name)) => ServiceKey {
+            tenant: tenant.clone(),
+            namespace,
+            name,
+        },
         _ => unreachable!("the constants are valid names; the test below holds them to it"),
     }
 }
@@ -53,7 +60,9 @@ mod tests {
     fn the_tiers_service_has_a_valid_name() {
         let key = tier_service(&TenantName::new("alpha").unwrap());
         assert_eq!(key.to_string(), "alpha/canal-system/gateway");
-        assert!(is_tier_service(&key) && !is_tier_service(&"alpha/canal-system/dns".parse().unwrap()));
+        assert!(
+            is_tier_service(&key) && !is_tier_service(&"alpha/canal-system/dns".parse().unwrap())
+        );
     }
 
     #[test]

@@ -22,7 +22,10 @@ use crate::metrics::Registry;
 pub use access::{HeadRefusal, decide_head};
 pub use body::{Body, json, stream, text};
 pub use budget::CONNECTIONS_MAX;
-pub use serve::{AdminAddresses, AdminListenError, HEAD_TIMEOUT, SOCKET_NAME, WRITE_TIMEOUT, bind_socket, serve, serve_all, serve_socket};
+pub use serve::{
+    AdminAddresses, AdminListenError, HEAD_TIMEOUT, SOCKET_NAME, WRITE_TIMEOUT, bind_socket, serve,
+    serve_all, serve_socket,
+};
 
 type HandlerFuture = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 type Handler = Arc<dyn Fn(Request<()>) -> HandlerFuture + Send + Sync>;
@@ -80,23 +83,31 @@ impl AdminRoutes {
         F: Fn(Request<()>) -> A + Send + Sync + 'static,
         A: Future<Output = Response<Body>> + Send + 'static,
     {
-        self.list.push(Route { method, path, reach, handler: Arc::new(move |r| Box::pin(answer(r))) });
+        self.list.push(Route {
+            method,
+            path,
+            reach,
+            handler: Arc::new(move |r| Box::pin(answer(r))),
+        });
         self
     }
 
     /// Adds `GET /config_dump`, which returns JSON, on the socket only.
     pub fn config_dump(self, dump: impl Fn() -> serde_json::Value + Send + Sync + 'static) -> Self {
-        self.socket_route(Method::GET, "/config_dump", move |_| ready(json(StatusCode::OK, &dump())))
+        self.socket_route(Method::GET, "/config_dump", move |_| {
+            ready(json(StatusCode::OK, &dump()))
+        })
     }
 
     /// Adds `GET /metrics` and `GET /stats/prometheus`.
     pub fn metrics(self, registry: Registry) -> Self {
         let again = registry.clone();
-        self.route(Method::GET, "/metrics", move |_| ready(body::exposition(&registry))).route(
-            Method::GET,
-            "/stats/prometheus",
-            move |_| ready(body::exposition(&again)),
-        )
+        self.route(Method::GET, "/metrics", move |_| {
+            ready(body::exposition(&registry))
+        })
+        .route(Method::GET, "/stats/prometheus", move |_| {
+            ready(body::exposition(&again))
+        })
     }
 
     /// Adds `GET /healthz/ready`: 200, or 503 with the reason.
@@ -112,17 +123,16 @@ impl AdminRoutes {
     /// Adds `GET /logging`, which shows the level, and `POST /logging?level=…`, which sets it. The latter is on the socket only.
     pub fn logging(self, level: LogLevelHandle) -> Self {
         let show = level.clone();
-        self.route(Method::GET, "/logging", move |_| ready(text(StatusCode::OK, format!("{}\n", show.get())))).socket_route(
-            Method::POST,
-            "/logging",
-            move |r| {
-                ready(match query(&r, "level").map(|l| level.set(&l)) {
-                    Some(Ok(())) => text(StatusCode::OK, format!("{}\n", level.get())),
-                    Some(Err(e)) => text(StatusCode::BAD_REQUEST, format!("{e}\n")),
-                    None => text(StatusCode::BAD_REQUEST, "add ?level=, e.g. ?level=debug\n"),
-                })
-            },
-        )
+        self.route(Method::GET, "/logging", move |_| {
+            ready(text(StatusCode::OK, format!("{}\n", show.get())))
+        })
+        .socket_route(Method::POST, "/logging", move |r| {
+            ready(match query(&r, "level").map(|l| level.set(&l)) {
+                Some(Ok(())) => text(StatusCode::OK, format!("{}\n", level.get())),
+                Some(Err(e)) => text(StatusCode::BAD_REQUEST, format!("{e}\n")),
+                None => text(StatusCode::BAD_REQUEST, "add ?level=, e.g. ?level=debug\n"),
+            })
+        })
     }
 
     /// Adds `POST /quitquitquit`, which starts the drain with `limit`, on the socket only.
@@ -135,7 +145,9 @@ impl AdminRoutes {
 
     /// Adds `GET /version`, which returns the version as text.
     pub fn version(self, version: &'static str) -> Self {
-        self.route(Method::GET, "/version", move |_| ready(text(StatusCode::OK, format!("{version}\n"))))
+        self.route(Method::GET, "/version", move |_| {
+            ready(text(StatusCode::OK, format!("{version}\n")))
+        })
     }
 
     fn answer(&self, request: Request<()>, reach: Reach) -> HandlerFuture {
@@ -154,12 +166,31 @@ impl AdminRoutes {
         }
         // An unknown path gets the list of routes, so that an operator finds the right one without documentation.
         let answer = if here.is_empty() {
-            let status = if path == "/" { StatusCode::OK } else { StatusCode::NOT_FOUND };
-            let where_to = |r: &Route| if r.reach == Reach::Socket { " (unix socket)" } else { "" };
-            text(status, self.list.iter().map(|r| format!("{} {}{}\n", r.method, r.path, where_to(r))).collect::<String>())
+            let status = if path == "/" {
+                StatusCode::OK
+            } else {
+                StatusCode::NOT_FOUND
+            };
+            let where_to = |r: &Route| {
+                if r.reach == Reach::Socket {
+                    " (unix socket)"
+                } else {
+                    ""
+                }
+            };
+            text(
+                status,
+                self.list
+                    .iter()
+                    .map(|r| format!("{} {}{}\n", r.method, r.path, where_to(r)))
+                    .collect::<String>(),
+            )
         } else {
             let methods: Vec<_> = here.iter().map(|r| r.method.as_str()).collect();
-            let mut r = text(StatusCode::METHOD_NOT_ALLOWED, format!("use {}\n", methods.join(", ")));
+            let mut r = text(
+                StatusCode::METHOD_NOT_ALLOWED,
+                format!("use {}\n", methods.join(", ")),
+            );
             if let Ok(allow) = HeaderValue::from_str(&methods.join(", ")) {
                 r.headers_mut().insert(ALLOW, allow);
             }
@@ -171,8 +202,15 @@ impl AdminRoutes {
 
 /// Returns the query parameter `name` of a request, percent-decoded.
 pub fn query(request: &Request<()>, name: &str) -> Option<String> {
-    let pairs = request.uri().query()?.split('&').map(|p| p.split_once('=').unwrap_or((p, "")));
-    pairs.into_iter().find(|(k, _)| *k == name).map(|(_, v)| decode(v))
+    let pairs = request
+        .uri()
+        .query()?
+        .split('&')
+        .map(|p| p.split_once('=').unwrap_or((p, "")));
+    pairs
+        .into_iter()
+        .find(|(k, _)| *k == name)
+        .map(|(_, v)| decode(v))
 }
 
 /// Decodes percent escapes (RFC 3986 §2.1), and `+` as a space like in HTML forms. Malformed escapes are left unchanged.

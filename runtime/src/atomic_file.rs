@@ -11,11 +11,19 @@ use std::path::Path;
 /// # Errors
 /// The folder cannot be created or written; `path` then has the old content.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = path
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     folder_for_owner(folder)?;
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&temporary)?;
     file.write_all(content)?;
     file.sync_all()?;
     // The content must be durable before the name points to it; the fsync of the folder makes the rename durable.
@@ -29,5 +37,8 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 /// A folder cannot be created.
 pub fn folder_for_owner(folder: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
 }

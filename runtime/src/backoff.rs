@@ -15,7 +15,11 @@ pub struct Backoff {
 impl Backoff {
     /// Creates a backoff whose first step is `first` and whose steps never exceed `max`.
     pub fn new(first: Duration, max: Duration) -> Self {
-        Self { first, max, step: first }
+        Self {
+            first,
+            max,
+            step: first,
+        }
     }
 
     /// Returns the next wait, drawn with `rng`.
@@ -47,7 +51,10 @@ mod tests {
         let mut rng = rand::rngs::StdRng::seed_from_u64(7);
         for step in [10, 20, 40, 80, 100, 100] {
             let w = b.next_with(&mut rng);
-            assert!(w <= Duration::from_millis(step) && w >= Duration::from_millis(step / 2), "{step}: {w:?}");
+            assert!(
+                w <= Duration::from_millis(step) && w >= Duration::from_millis(step / 2),
+                "{step}: {w:?}"
+            );
         }
         b.reset();
         assert!(b.next_with(&mut rng) <= Duration::from_millis(10));

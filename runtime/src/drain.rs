@@ -44,7 +44,16 @@ pub struct DrainObserver {
 pub fn tree() -> (DrainTrigger, DrainWatcher) {
     let (tx, rx) = watch::channel(DrainPhase::Running);
     let (open, closed) = mpsc::channel(1);
-    (DrainTrigger { phase: tx, open: closed }, DrainWatcher { phase: rx, _open: open })
+    (
+        DrainTrigger {
+            phase: tx,
+            open: closed,
+        },
+        DrainWatcher {
+            phase: rx,
+            _open: open,
+        },
+    )
 }
 
 impl DrainTrigger {
@@ -52,7 +61,9 @@ impl DrainTrigger {
     pub fn drain(&self, limit: Duration) {
         self.phase.send_if_modified(|p| {
             *p = match *p {
-                DrainPhase::Running => DrainPhase::Draining { deadline: Instant::now() + limit },
+                DrainPhase::Running => DrainPhase::Draining {
+                    deadline: Instant::now() + limit,
+                },
                 DrainPhase::Draining { .. } => DrainPhase::Forced,
                 DrainPhase::Forced => return false,
             };
@@ -117,7 +128,9 @@ impl DrainWatcher {
 
     /// Returns an observer of the same phase that does not delay the end of the drain.
     pub fn watcher(&self) -> DrainObserver {
-        DrainObserver { phase: self.phase.clone() }
+        DrainObserver {
+            phase: self.phase.clone(),
+        }
     }
 
     /// Creates a branch, for example for one pod's listener or one tenant. It drains and forces with this tree, or earlier by its own
@@ -143,7 +156,16 @@ impl DrainWatcher {
                 }
             }
         });
-        (DrainTrigger { phase: tx, open: closed }, DrainWatcher { phase: rx, _open: open })
+        (
+            DrainTrigger {
+                phase: tx,
+                open: closed,
+            },
+            DrainWatcher {
+                phase: rx,
+                _open: open,
+            },
+        )
     }
 }
 
@@ -156,7 +178,11 @@ impl DrainObserver {
     /// Resolves when the drain begins, like [`DrainWatcher::draining`].
     pub async fn draining(&self) {
         // An error means that the trigger is gone, and its drop forces.
-        let _ = self.phase.clone().wait_for(|p| *p != DrainPhase::Running).await;
+        let _ = self
+            .phase
+            .clone()
+            .wait_for(|p| *p != DrainPhase::Running)
+            .await;
     }
 
     /// Resolves when everything must close, like [`DrainWatcher::forced`].
@@ -187,7 +213,9 @@ fn advance_phase(own: &mut DrainPhase, parent: DrainPhase) -> bool {
         (DrainPhase::Forced, _) | (_, DrainPhase::Running) => *own,
         (_, DrainPhase::Forced) => DrainPhase::Forced,
         (DrainPhase::Running, d) => d,
-        (DrainPhase::Draining { deadline: a }, DrainPhase::Draining { deadline: b }) => DrainPhase::Draining { deadline: a.min(b) },
+        (DrainPhase::Draining { deadline: a }, DrainPhase::Draining { deadline: b }) => {
+            DrainPhase::Draining { deadline: a.min(b) }
+        }
     };
     let moved = next != *own;
     *own = next;
@@ -207,7 +235,10 @@ impl TerminationSignals {
     /// # Errors
     /// The signal handlers cannot be installed.
     pub fn catch() -> std::io::Result<Self> {
-        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
+        Ok(Self {
+            term: signal(SignalKind::terminate())?,
+            int: signal(SignalKind::interrupt())?,
+        })
     }
 
     /// Waits for the next of the two.
@@ -220,8 +251,17 @@ impl TerminationSignals {
 }
 
 /// Waits for SIGTERM or SIGINT, drains with `limit`, and waits for the end like [`DrainTrigger::finished`]. A second signal forces.
-pub async fn on_signals(signals: TerminationSignals, trigger: DrainTrigger, limit: Duration, grace: Duration) -> bool {
-    let notice = PreDrain { order: std::future::pending(), give: || {}, wait: Duration::ZERO };
+pub async fn on_signals(
+    signals: TerminationSignals,
+    trigger: DrainTrigger,
+    limit: Duration,
+    grace: Duration,
+) -> bool {
+    let notice = PreDrain {
+        order: std::future::pending(),
+        give: || {},
+        wait: Duration::ZERO,
+    };
     on_signals_after(signals, trigger, notice, limit, grace).await
 }
 
@@ -342,12 +382,25 @@ mod tests {
         let (trigger, drain) = tree();
         let start = Instant::now();
         let (told, heard) = std::sync::mpsc::channel();
-        let notice = PreDrain { order: tokio::time::sleep(ms(50)), give: move || told.send(start.elapsed()).unwrap(), wait: ms(2000) };
+        let notice = PreDrain {
+            order: tokio::time::sleep(ms(50)),
+            give: move || told.send(start.elapsed()).unwrap(),
+            wait: ms(2000),
+        };
         let holder = tokio::spawn(async move {
             drain.draining().await;
             start.elapsed()
         });
-        assert!(on_signals_after(TerminationSignals::catch().unwrap(), trigger, notice, ms(1000), ms(10)).await);
+        assert!(
+            on_signals_after(
+                TerminationSignals::catch().unwrap(),
+                trigger,
+                notice,
+                ms(1000),
+                ms(10)
+            )
+            .await
+        );
         assert_eq!(heard.try_recv().unwrap().as_millis() / 10, 5);
         assert_eq!(holder.await.unwrap().as_millis() / 10, 205);
     }

@@ -17,5 +17,7 @@ pub mod share;
 mod timestamp;
 
 pub use files::raise_file_limit;
-pub use share::{GiveWay, ShareHolder, ShareRefusal, ShareUsage, TenantLimit, TenantLimitConfig, TenantPermit};
+pub use share::{
+    GiveWay, ShareHolder, ShareRefusal, ShareUsage, TenantLimit, TenantLimitConfig, TenantPermit,
+};
 pub use timestamp::Rfc3339Time;

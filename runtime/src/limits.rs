@@ -18,7 +18,10 @@ pub fn show_shares(registry: &Registry, limit: &TenantLimit) {
 }
 
 /// Does what [`show_shares`] does for limits that are created and removed at run time: each scrape and report calls `usage`.
-pub fn show_shares_of(registry: &Registry, usage: impl Fn() -> Vec<TenantLimitUsage> + Send + Sync + 'static) {
+pub fn show_shares_of(
+    registry: &Registry,
+    usage: impl Fn() -> Vec<TenantLimitUsage> + Send + Sync + 'static,
+) {
     registry.show_limits(usage);
 }
 
@@ -47,25 +50,46 @@ impl Limit {
     /// Creates a limit and exports `canal_limit_max{limit}`, `canal_limit_used{limit}` and `canal_limit_refused_total{limit}`.
     pub fn new(registry: &Registry, name: &'static str, max: u64) -> Self {
         let labels = &["limit"];
-        let gauge = |family, help| registry.gauges(MetricFamily::new(family, help, labels)).shared(&[name]);
-        gauge("canal_limit_max", "The most a named limit allows.").set(i64::try_from(max).unwrap_or(i64::MAX));
+        let gauge = |family, help| {
+            registry
+                .gauges(MetricFamily::new(family, help, labels))
+                .shared(&[name])
+        };
+        gauge("canal_limit_max", "The most a named limit allows.")
+            .set(i64::try_from(max).unwrap_or(i64::MAX));
         let shown = gauge("canal_limit_used", "How much of a named limit is taken.");
         let refused = registry
-            .counters(MetricFamily::new("canal_limit_refused_total", "Refusals because a named limit was reached.", labels))
+            .counters(MetricFamily::new(
+                "canal_limit_refused_total",
+                "Refusals because a named limit was reached.",
+                labels,
+            ))
             .shared(&[name]);
-        Self { inner: Arc::new(Inner { name, max, used: AtomicU64::new(0), shown, refused }) }
+        Self {
+            inner: Arc::new(Inner {
+                name,
+                max,
+                used: AtomicU64::new(0),
+                shown,
+                refused,
+            }),
+        }
     }
 
     /// Takes one unit, or counts a refusal and returns `None`.
     pub fn take(&self) -> Option<Permit> {
         let i = &self.inner;
-        let taken = i.used.try_update(Relaxed, Relaxed, |n| (n < i.max).then_some(n + 1));
+        let taken = i
+            .used
+            .try_update(Relaxed, Relaxed, |n| (n < i.max).then_some(n + 1));
         if taken.is_err() {
             i.refused.inc();
             return None;
         }
         i.shown.add(1);
-        Some(Permit { limit: self.clone() })
+        Some(Permit {
+            limit: self.clone(),
+        })
     }
 
     /// Returns the name, which is the label value of `limit`.

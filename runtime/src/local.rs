@@ -18,10 +18,23 @@ mod tests {
 
     #[test]
     fn only_addresses_and_localhost_are_local() {
-        for host in ["localhost", "LOCALHOST:15000", "127.0.0.1:15000", "[::1]:15000", "10.0.0.7"] {
+        for host in [
+            "localhost",
+            "LOCALHOST:15000",
+            "127.0.0.1:15000",
+            "[::1]:15000",
+            "10.0.0.7",
+        ] {
             assert!(is_local_name(host), "{host}");
         }
-        for host in ["evil.example", "evil.example:15000", "127.0.0.1.evil.example", "localhost.evil.example", "", "[::1"] {
+        for host in [
+            "evil.example",
+            "evil.example:15000",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example",
+            "",
+            "[::1",
+        ] {
             assert!(!is_local_name(host), "{host}");
         }
     }

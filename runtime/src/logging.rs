@@ -22,7 +22,10 @@ pub struct InvalidLogFilter {
 }
 
 fn filter(given: &str) -> Result<EnvFilter, InvalidLogFilter> {
-    EnvFilter::try_new(given).map_err(|e| InvalidLogFilter { given: given.into(), why: e.to_string() })
+    EnvFilter::try_new(given).map_err(|e| InvalidLogFilter {
+        given: given.into(),
+        why: e.to_string(),
+    })
 }
 
 /// Installs the process's subscriber, which writes one line per message to stderr. It works once per process.
@@ -31,23 +34,47 @@ fn filter(given: &str) -> Result<EnvFilter, InvalidLogFilter> {
 /// The filter is invalid, or a subscriber is already installed; a second call changes nothing.
 pub fn start(given: &str) -> Result<LogLevelHandle, InvalidLogFilter> {
     let (subscriber, level) = subscriber(given, std::io::stderr)?;
-    tracing::subscriber::set_global_default(subscriber).map_err(|e| InvalidLogFilter { given: given.into(), why: e.to_string() })?;
+    tracing::subscriber::set_global_default(subscriber).map_err(|e| InvalidLogFilter {
+        given: given.into(),
+        why: e.to_string(),
+    })?;
     Ok(level)
 }
 
-fn subscriber<W>(given: &str, writer: W) -> Result<(impl tracing::Subscriber + Send + Sync + use<W>, LogLevelHandle), InvalidLogFilter>
+fn subscriber<W>(
+    given: &str,
+    writer: W,
+) -> Result<
+    (
+        impl tracing::Subscriber + Send + Sync + use<W>,
+        LogLevelHandle,
+    ),
+    InvalidLogFilter,
+>
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
     let (filter, handle) = reload::Layer::new(filter(given)?);
-    let lines = tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(false).with_filter(filter);
-    Ok((Registry::default().with(lines), LogLevelHandle { handle, current: Arc::new(Mutex::new(given.into())) }))
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(writer)
+        .with_ansi(false)
+        .with_filter(filter);
+    Ok((
+        Registry::default().with(lines),
+        LogLevelHandle {
+            handle,
+            current: Arc::new(Mutex::new(given.into())),
+        },
+    ))
 }
 
 impl LogLevelHandle {
     /// Returns the filter that is in use.
     pub fn get(&self) -> String {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.current
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Replaces the filter.
@@ -55,7 +82,12 @@ impl LogLevelHandle {
     /// # Errors
     /// The filter is invalid; the current one stays in use.
     pub fn set(&self, given: &str) -> Result<(), InvalidLogFilter> {
-        self.handle.reload(filter(given)?).map_err(|e| InvalidLogFilter { given: given.into(), why: e.to_string() })?;
+        self.handle
+            .reload(filter(given)?)
+            .map_err(|e| InvalidLogFilter {
+                given: given.into(),
+                why: e.to_string(),
+            })?;
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = given.into();
         Ok(())
     }
@@ -99,7 +131,10 @@ mod tests {
             level.set("info,canal_hbone=debug").unwrap();
             assert!(lines.take_debug());
             let error = level.set("canal_hbone=loud").unwrap_err().to_string();
-            assert!(error.contains("canal_hbone=loud") && error.contains("write e.g."), "{error}");
+            assert!(
+                error.contains("canal_hbone=loud") && error.contains("write e.g."),
+                "{error}"
+            );
             assert_eq!(level.get(), "info,canal_hbone=debug");
             assert!(lines.take_debug());
         });

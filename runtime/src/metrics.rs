@@ -57,8 +57,17 @@ pub struct MetricFamily {
 
 impl MetricFamily {
     /// Defines a family with [`SERIES_MAX`] label sets.
-    pub const fn new(name: &'static str, help: &'static str, labels: &'static [&'static str]) -> Self {
-        Self { name, help, labels, series_max: SERIES_MAX }
+    pub const fn new(
+        name: &'static str,
+        help: &'static str,
+        labels: &'static [&'static str],
+    ) -> Self {
+        Self {
+            name,
+            help,
+            labels,
+            series_max: SERIES_MAX,
+        }
     }
 }
 
@@ -193,31 +202,56 @@ impl Registry {
     /// # Panics
     /// It panics if a family of another shape or other labels has the name. This is a programming error that shows at start-up.
     pub fn counters(&self, family: MetricFamily) -> CounterFamily {
-        CounterFamily { core: self.core(family, MetricShape::Counter), registry: self.clone() }
+        CounterFamily {
+            core: self.core(family, MetricShape::Counter),
+            registry: self.clone(),
+        }
     }
 
     /// Registers (or finds) a counter family of durations: callers add nanoseconds, and seconds are exposed. The name should end in
     /// `_seconds_total`. It panics like [`Registry::counters`].
     pub fn seconds(&self, family: MetricFamily) -> CounterFamily {
-        CounterFamily { core: self.core(family, MetricShape::Seconds), registry: self.clone() }
+        CounterFamily {
+            core: self.core(family, MetricShape::Seconds),
+            registry: self.clone(),
+        }
     }
 
     /// Registers (or finds) a gauge family. It panics like [`Registry::counters`].
     pub fn gauges(&self, family: MetricFamily) -> GaugeFamily {
-        GaugeFamily { core: self.core(family, MetricShape::Gauge), registry: self.clone() }
+        GaugeFamily {
+            core: self.core(family, MetricShape::Gauge),
+            registry: self.clone(),
+        }
     }
 
     /// Registers (or finds) a histogram family. `bounds` (at most [`BOUNDS_MAX`]) are in recorded units, ascending and inclusive. They are
     /// exposed as `bound × scale`: to record µs and expose ms, `scale` is 0.001. It panics like [`Registry::counters`], or on bad bounds.
-    pub fn histograms(&self, family: MetricFamily, bounds: &'static [u64], scale: f64) -> HistogramFamily {
-        assert!(bounds.len() <= BOUNDS_MAX && bounds.is_sorted(), "metric {}: bad bounds", family.name);
-        HistogramFamily { core: self.core(family, MetricShape::Histogram { bounds, scale }), bounds }
+    pub fn histograms(
+        &self,
+        family: MetricFamily,
+        bounds: &'static [u64],
+        scale: f64,
+    ) -> HistogramFamily {
+        assert!(
+            bounds.len() <= BOUNDS_MAX && bounds.is_sorted(),
+            "metric {}: bad bounds",
+            family.name
+        );
+        HistogramFamily {
+            core: self.core(family, MetricShape::Histogram { bounds, scale }),
+            bounds,
+        }
     }
 
     fn core(&self, family: MetricFamily, shape: MetricShape) -> Arc<FamilyCore> {
         let mut families = lock(&self.inner.families);
         if let Some(c) = families.iter().find(|c| c.family.name == family.name) {
-            assert!(c.shape == shape && c.family.labels == family.labels, "metric {} is registered twice and differs", family.name);
+            assert!(
+                c.shape == shape && c.family.labels == family.labels,
+                "metric {} is registered twice and differs",
+                family.name
+            );
             return c.clone();
         }
         let core = Arc::new(FamilyCore::new(family, shape));
@@ -229,8 +263,17 @@ impl Registry {
     }
 
     /// Registers a gauge without labels whose value is computed at each scrape.
-    pub fn probe(&self, name: &'static str, help: &'static str, value: impl Fn() -> f64 + Send + Sync + 'static) {
-        lock(&self.inner.probes).push(CounterProbe { name, help, value: Box::new(value) });
+    pub fn probe(
+        &self,
+        name: &'static str,
+        help: &'static str,
+        value: impl Fn() -> f64 + Send + Sync + 'static,
+    ) {
+        lock(&self.inner.probes).push(CounterProbe {
+            name,
+            help,
+            value: Box::new(value),
+        });
     }
 
     /// Exports the use of a shared limit, see [`crate::limits::show_shares`].
@@ -239,25 +282,42 @@ impl Registry {
     }
 
     /// Exports the use of several shared limits, see [`crate::limits::show_shares_of`].
-    pub(crate) fn show_limits(&self, usage: impl Fn() -> Vec<TenantLimitUsage> + Send + Sync + 'static) {
+    pub(crate) fn show_limits(
+        &self,
+        usage: impl Fn() -> Vec<TenantLimitUsage> + Send + Sync + 'static,
+    ) {
         lock(&self.inner.limits).push(Box::new(usage));
     }
 
     /// Returns the tenants' use of each limit that they share.
     pub fn share_usage(&self) -> Vec<TenantLimitUsage> {
-        let own: Vec<_> = lock(&self.inner.families).iter().filter_map(|c| c.limit().cloned()).collect();
-        let shown: Vec<_> = lock(&self.inner.limits).iter().flat_map(|usage| usage()).collect();
-        shown.into_iter().chain(own.iter().map(TenantLimit::usage)).collect()
+        let own: Vec<_> = lock(&self.inner.families)
+            .iter()
+            .filter_map(|c| c.limit().cloned())
+            .collect();
+        let shown: Vec<_> = lock(&self.inner.limits)
+            .iter()
+            .flat_map(|usage| usage())
+            .collect();
+        shown
+            .into_iter()
+            .chain(own.iter().map(TenantLimit::usage))
+            .collect()
     }
 
     /// Creates the calling worker's part. Each worker thread creates it once.
     pub fn shard(&self) -> MetricsShard {
-        MetricsShard { known: Rc::new(SeriesCache::new(self.inner.generation.clone())) }
+        MetricsShard {
+            known: Rc::new(SeriesCache::new(self.inner.generation.clone())),
+        }
     }
 
     /// Sets the shares that the provider configured in `spec.shares`. Existing series of a tenant stay.
     pub fn set_shares<'a>(&self, tenants: impl IntoIterator<Item = (&'a TenantName, &'a Shares)>) {
-        let shares: BTreeMap<_, _> = tenants.into_iter().map(|(name, shares)| (name.clone(), shares.clone())).collect();
+        let shares: BTreeMap<_, _> = tenants
+            .into_iter()
+            .map(|(name, shares)| (name.clone(), shares.clone()))
+            .collect();
         for core in lock(&self.inner.families).iter() {
             if let Some(limit) = core.limit() {
                 limit.set_shares(&shares);
@@ -297,8 +357,13 @@ impl Registry {
     /// Writes the metrics that follow the families: overflow counters, shared limits, and probes.
     fn write_rest(&self, out: &mut String, families: &[Arc<FamilyCore>]) {
         text::folded(out, families);
-        let shown: Vec<_> = lock(&self.inner.limits).iter().flat_map(|usage| usage()).collect();
-        let own = families.iter().filter_map(|c| c.limit().map(TenantLimit::usage));
+        let shown: Vec<_> = lock(&self.inner.limits)
+            .iter()
+            .flat_map(|usage| usage())
+            .collect();
+        let own = families
+            .iter()
+            .filter_map(|c| c.limit().map(TenantLimit::usage));
         shares::write(out, &shown.into_iter().chain(own).collect::<Vec<_>>());
         for p in lock(&self.inner.probes).iter() {
             text::probe(out, p.name, p.help, (p.value)());
@@ -324,28 +389,42 @@ impl MetricsShard {
     /// Returns the worker's handle for a label set (values in the family's label order). This is a hash look-up; hot code should cache the
     /// handle.
     pub fn counter(&self, family: &CounterFamily, labels: &[&str]) -> Counter {
-        Counter { slots: self.known.slots(&family.core, labels), _thread: OneThread::default() }
+        Counter {
+            slots: self.known.slots(&family.core, labels),
+            _thread: OneThread::default(),
+        }
     }
     /// Returns the worker's gauge handle, like [`MetricsShard::counter`].
     pub fn gauge(&self, family: &GaugeFamily, labels: &[&str]) -> Gauge {
-        Gauge { slots: self.known.slots(&family.core, labels), _thread: OneThread::default() }
+        Gauge {
+            slots: self.known.slots(&family.core, labels),
+            _thread: OneThread::default(),
+        }
     }
     /// Returns the worker's histogram handle, like [`MetricsShard::counter`].
     pub fn histogram(&self, family: &HistogramFamily, labels: &[&str]) -> Histogram {
-        Histogram { slots: self.known.slots(&family.core, labels), bounds: family.bounds, _thread: OneThread::default() }
+        Histogram {
+            slots: self.known.slots(&family.core, labels),
+            bounds: family.bounds,
+            _thread: OneThread::default(),
+        }
     }
 }
 
 impl CounterFamily {
     /// Returns a handle for any thread.
     pub fn shared(&self, labels: &[&str]) -> SharedCounter {
-        SharedCounter { slots: self.registry.shared(&self.core, labels) }
+        SharedCounter {
+            slots: self.registry.shared(&self.core, labels),
+        }
     }
 }
 impl GaugeFamily {
     /// Returns a handle for any thread.
     pub fn shared(&self, labels: &[&str]) -> SharedGauge {
-        SharedGauge { slots: self.registry.shared(&self.core, labels) }
+        SharedGauge {
+            slots: self.registry.shared(&self.core, labels),
+        }
     }
 }
 

@@ -136,7 +136,12 @@ pub struct TenantPermit {
 impl TenantLimit {
     /// Creates a limit of which nothing is taken.
     pub fn new(config: TenantLimitConfig) -> Self {
-        Self { inner: Arc::new(Inner { kind: config.kind, ledger: Mutex::new(Ledger::new(&config)) }) }
+        Self {
+            inner: Arc::new(Inner {
+                kind: config.kind,
+                ledger: Mutex::new(Ledger::new(&config)),
+            }),
+        }
     }
 
     /// Returns the kind of the limit.
@@ -158,8 +163,15 @@ impl TenantLimit {
     pub fn set_shares<'a>(&self, tenants: impl IntoIterator<Item = (&'a TenantName, &'a Shares)>) {
         let kind = self.inner.kind;
         // Only written shares: one that equals the table's default still overrides a different default of this process.
-        let written = |shares: &Shares| shares.iter().find(|(k, _)| *k == kind).map(|(_, share)| share);
-        let own = tenants.into_iter().filter_map(|(name, shares)| Some((ShareHolder::Tenant(name.clone()), written(shares)?)));
+        let written = |shares: &Shares| {
+            shares
+                .iter()
+                .find(|(k, _)| *k == kind)
+                .map(|(_, share)| share)
+        };
+        let own = tenants.into_iter().filter_map(|(name, shares)| {
+            Some((ShareHolder::Tenant(name.clone()), written(shares)?))
+        });
         self.ledger().set_shares(own.collect());
     }
 
@@ -175,7 +187,11 @@ impl TenantLimit {
     /// than [`decide_free_needed`] allows. All are counted.
     pub fn take(&self, holder: &ShareHolder, amount: u64) -> Result<TenantPermit, ShareRefusal> {
         let id = self.ledger().take(holder, amount, None)?;
-        Ok(TenantPermit { limit: self.clone(), id, revoked: None })
+        Ok(TenantPermit {
+            limit: self.clone(),
+            id,
+            revoked: None,
+        })
     }
 
     /// Takes `amount` with a permit that is revoked when the limit is full and this holder is the largest.
@@ -185,10 +201,18 @@ impl TenantLimit {
     ///
     /// # Errors
     /// Fails like [`TenantLimit::take`].
-    pub fn take_revocable(&self, holder: &ShareHolder, amount: u64) -> Result<TenantPermit, ShareRefusal> {
+    pub fn take_revocable(
+        &self,
+        holder: &ShareHolder,
+        amount: u64,
+    ) -> Result<TenantPermit, ShareRefusal> {
         let (sender, receiver) = watch::channel(false);
         let id = self.ledger().take(holder, amount, Some(sender))?;
-        Ok(TenantPermit { limit: self.clone(), id, revoked: Some(receiver) })
+        Ok(TenantPermit {
+            limit: self.clone(),
+            id,
+            revoked: Some(receiver),
+        })
     }
 
     /// Takes `amount` like [`TenantLimit::take_revocable`], but the holder may give way to itself.
@@ -198,10 +222,18 @@ impl TenantLimit {
     ///
     /// # Errors
     /// Fails like [`TenantLimit::take`] if the holder has no permit that can be revoked.
-    pub fn take_replacing(&self, holder: &ShareHolder, amount: u64) -> Result<TenantPermit, ShareRefusal> {
+    pub fn take_replacing(
+        &self,
+        holder: &ShareHolder,
+        amount: u64,
+    ) -> Result<TenantPermit, ShareRefusal> {
         let (sender, receiver) = watch::channel(false);
         let id = self.ledger().take_replacing(holder, amount, sender)?;
-        Ok(TenantPermit { limit: self.clone(), id, revoked: Some(receiver) })
+        Ok(TenantPermit {
+            limit: self.clone(),
+            id,
+            revoked: Some(receiver),
+        })
     }
 
     /// Returns the amount that all holders together have taken.
@@ -228,7 +260,10 @@ impl TenantLimit {
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         // The ledger is consistent after a panic, because nothing in it panics between two writes.
-        self.inner.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner
+            .ledger
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -264,7 +299,9 @@ impl TenantPermit {
 
     /// Returns true once the permit was revoked.
     pub fn is_revoked(&self) -> bool {
-        self.revoked.as_ref().is_some_and(|revoked| *revoked.borrow())
+        self.revoked
+            .as_ref()
+            .is_some_and(|revoked| *revoked.borrow())
     }
 
     /// Waits until the permit is revoked. It never returns if the permit cannot be revoked.

@@ -11,13 +11,20 @@ pub struct Rfc3339Time(pub SystemTime);
 
 impl fmt::Display for Rfc3339Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let since = self.0.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let since = self
+            .0
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
         let seconds = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
         let at = UtcDateTime::from_unix_timestamp(seconds).unwrap_or(UtcDateTime::MAX);
         let (year, month, day) = at.to_calendar_date();
         let (hour, minute, second) = at.as_hms();
         let month = u8::from(month);
-        write!(f, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", since.subsec_millis())
+        write!(
+            f,
+            "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z",
+            since.subsec_millis()
+        )
     }
 }
 
@@ -39,7 +46,10 @@ mod tests {
             (4_102_444_800_001, "2100-01-01T00:00:00.001Z"),
             (4_107_542_399_999, "2100-02-28T23:59:59.999Z"),
         ] {
-            assert_eq!(Rfc3339Time(SystemTime::UNIX_EPOCH + Duration::from_millis(millis)).to_string(), text);
+            assert_eq!(
+                Rfc3339Time(SystemTime::UNIX_EPOCH + Duration::from_millis(millis)).to_string(),
+                text
+            );
         }
         let before = SystemTime::UNIX_EPOCH - Duration::from_secs(1);
         assert_eq!(Rfc3339Time(before).to_string(), "1970-01-01T00:00:00.000Z");

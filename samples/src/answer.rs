@@ -23,10 +23,16 @@ where
 }
 
 /// Returns a response with a whole body and its content type.
-pub fn whole(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> SampleResponse {
+pub fn whole(
+    status: StatusCode,
+    content_type: &'static str,
+    body: impl Into<Bytes>,
+) -> SampleResponse {
     let mut answer = Response::new(boxed(Full::new(body.into())));
     *answer.status_mut() = status;
-    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    answer
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     answer
 }
 
@@ -37,7 +43,9 @@ pub fn json(status: StatusCode, value: &serde_json::Value) -> SampleResponse {
 
 /// Returns a small HTML page. `body` must already be escaped.
 pub fn html(status: StatusCode, title: &str, body: &str) -> SampleResponse {
-    let page = format!("<!doctype html><html><head><title>{title}</title></head><body>{body}</body></html>\n");
+    let page = format!(
+        "<!doctype html><html><head><title>{title}</title></head><body>{body}</body></html>\n"
+    );
     whole(status, "text/html; charset=utf-8", page)
 }
 
@@ -48,7 +56,10 @@ pub fn refuse(status: StatusCode, problem: &str) -> SampleResponse {
 
 /// Escapes text for use in HTML.
 pub fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
 }
 
 /// Returns the value of one query parameter, without decoding it, or `None` if it is absent.
@@ -66,7 +77,12 @@ mod tests {
     #[test]
     fn query_parameters_are_found_by_name() {
         let uri: http::Uri = "/blob?size=10&chunked&seed=7".parse().unwrap();
-        for (name, want) in [("size", Some("10")), ("chunked", Some("")), ("seed", Some("7")), ("siz", None)] {
+        for (name, want) in [
+            ("size", Some("10")),
+            ("chunked", Some("")),
+            ("seed", Some("7")),
+            ("siz", None),
+        ] {
             assert_eq!(query(&uri, name), want, "{name}");
         }
     }

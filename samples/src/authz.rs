@@ -17,7 +17,8 @@ use crate::answer::{self, SampleResponse};
 use crate::ext_authz::authorization_server::{Authorization, AuthorizationServer};
 use crate::ext_authz::check_response::HttpResponse;
 use crate::ext_authz::{
-    CheckRequest, CheckResponse, DeniedHttpResponse, HeaderValue, HeaderValueOption, HttpRequest, HttpStatus, OkHttpResponse, RpcStatus,
+    CheckRequest, CheckResponse, DeniedHttpResponse, HeaderValue, HeaderValueOption, HttpRequest,
+    HttpStatus, OkHttpResponse, RpcStatus,
 };
 
 /// Delay of `hang`: longer than any gateway waits.
@@ -63,13 +64,24 @@ fn decide_word(requested: Option<&str>, strict: bool) -> AuthzReply {
 }
 
 fn header(key: &str, value: &str) -> HeaderValueOption {
-    HeaderValueOption { header: Some(HeaderValue { key: key.into(), value: value.into() }) }
+    HeaderValueOption {
+        header: Some(HeaderValue {
+            key: key.into(),
+            value: value.into(),
+        }),
+    }
 }
 
 fn denied(status: i32, body: &str) -> CheckResponse {
-    let denied =
-        DeniedHttpResponse { status: Some(HttpStatus { code: status }), headers: vec![header("x-denied-by", "authz")], body: body.into() };
-    CheckResponse { status: Some(rpc(Code::PermissionDenied)), http_response: Some(HttpResponse::DeniedResponse(denied)) }
+    let denied = DeniedHttpResponse {
+        status: Some(HttpStatus { code: status }),
+        headers: vec![header("x-denied-by", "authz")],
+        body: body.into(),
+    };
+    CheckResponse {
+        status: Some(rpc(Code::PermissionDenied)),
+        http_response: Some(HttpResponse::DeniedResponse(denied)),
+    }
 }
 
 fn allowed(user: &str) -> CheckResponse {
@@ -78,17 +90,25 @@ fn allowed(user: &str) -> CheckResponse {
         headers_to_remove: vec!["x-authz-secret".into()],
         response_headers_to_add: vec![header("x-authz-seen", "yes")],
     };
-    CheckResponse { status: Some(rpc(Code::Ok)), http_response: Some(HttpResponse::OkResponse(ok)) }
+    CheckResponse {
+        status: Some(rpc(Code::Ok)),
+        http_response: Some(HttpResponse::OkResponse(ok)),
+    }
 }
 
 fn rpc(code: Code) -> RpcStatus {
-    RpcStatus { code: code as i32, message: String::new() }
+    RpcStatus {
+        code: code as i32,
+        message: String::new(),
+    }
 }
 
 impl SampleAuthorizer {
     /// Creates an authorizer with the settings of the command line.
     pub fn new(args: &AuthzArgs) -> Self {
-        Self { strict: args.strict }
+        Self {
+            strict: args.strict,
+        }
     }
 
     /// Answers one HTTP request: `/health`, or a gRPC call.
@@ -116,10 +136,19 @@ fn log(principal: &str, http: &HttpRequest, word: AuthzReply) {
 
 #[tonic::async_trait]
 impl Authorization for SampleAuthorizer {
-    async fn check(&self, request: tonic::Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
+    async fn check(
+        &self,
+        request: tonic::Request<CheckRequest>,
+    ) -> Result<Response<CheckResponse>, Status> {
         let attributes = request.into_inner().attributes.unwrap_or_default();
-        let http = attributes.request.and_then(|request| request.http).unwrap_or_default();
-        let principal = attributes.source.map(|source| source.principal).unwrap_or_default();
+        let http = attributes
+            .request
+            .and_then(|request| request.http)
+            .unwrap_or_default();
+        let principal = attributes
+            .source
+            .map(|source| source.principal)
+            .unwrap_or_default();
         let word = decide_word(http.headers.get("x-authz").map(String::as_str), self.strict);
         log(&principal, &http, word);
         match word {
@@ -149,7 +178,11 @@ mod tests {
             (None, false, AuthzReply::Allow),
             (None, true, AuthzReply::Deny),
         ] {
-            assert_eq!(decide_word(requested, strict), expected, "{requested:?} {strict}");
+            assert_eq!(
+                decide_word(requested, strict),
+                expected,
+                "{requested:?} {strict}"
+            );
         }
     }
 }

@@ -26,12 +26,18 @@ const DELAY_MAX: Duration = Duration::from_secs(300);
 
 /// Answers one request and adds the pod's headers.
 pub async fn answer(pod: PodName, request: Request<Incoming>, peer: SocketAddr) -> SampleResponse {
-    let mut answer = route(&pod, request, peer).await.unwrap_or_else(|problem| answer::refuse(StatusCode::BAD_REQUEST, &problem));
+    let mut answer = route(&pod, request, peer)
+        .await
+        .unwrap_or_else(|problem| answer::refuse(StatusCode::BAD_REQUEST, &problem));
     pod.sign(answer.headers_mut());
     answer
 }
 
-async fn route(pod: &PodName, request: Request<Incoming>, peer: SocketAddr) -> Result<SampleResponse, String> {
+async fn route(
+    pod: &PodName,
+    request: Request<Incoming>,
+    peer: SocketAddr,
+) -> Result<SampleResponse, String> {
     let path = request.uri().path();
     let upload = matches!(*request.method(), Method::PUT | Method::POST);
     match path {
@@ -43,7 +49,10 @@ async fn route(pod: &PodName, request: Request<Incoming>, peer: SocketAddr) -> R
         "/delay" => delay(&request).await,
         _ => match path.strip_prefix("/status/") {
             Some(code) => status(code),
-            None => Ok(answer::refuse(StatusCode::NOT_FOUND, &format!("no {path} here"))),
+            None => Ok(answer::refuse(
+                StatusCode::NOT_FOUND,
+                &format!("no {path} here"),
+            )),
         },
     }
 }
@@ -51,7 +60,9 @@ async fn route(pod: &PodName, request: Request<Incoming>, peer: SocketAddr) -> R
 /// Returns a number from the query, or `default` if it is absent.
 fn number<B>(request: &Request<B>, name: &str, default: Option<u64>) -> Result<u64, String> {
     match (query(request.uri(), name), default) {
-        (Some(text), _) => text.parse().map_err(|_| format!("?{name}={text}: give a whole number")),
+        (Some(text), _) => text
+            .parse()
+            .map_err(|_| format!("?{name}={text}: give a whole number")),
         (None, Some(default)) => Ok(default),
         (None, None) => Err(format!("?{name}= is missing: give a whole number")),
     }
@@ -70,9 +81,14 @@ fn blob<B>(request: &Request<B>) -> Result<SampleResponse, String> {
         (false, false) => PatternBody::sized(seed, size),
     };
     let mut answer = Response::new(answer::boxed(body));
-    answer.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    answer.headers_mut().insert(
+        http::header::CONTENT_TYPE,
+        HeaderValue::from_static("application/octet-stream"),
+    );
     if has("trailers") {
-        answer.headers_mut().insert(TRAILER, HeaderValue::from_static("x-length, x-sha256"));
+        answer
+            .headers_mut()
+            .insert(TRAILER, HeaderValue::from_static("x-length, x-sha256"));
     }
     Ok(answer)
 }
@@ -83,7 +99,12 @@ async fn digest(request: Request<Incoming>) -> Result<SampleResponse, String> {
     let mut trailers = Map::new();
     let mut body = request.into_body();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|problem| format!("the body broke off after {} bytes: {problem}", checker.length))?;
+        let frame = frame.map_err(|problem| {
+            format!(
+                "the body broke off after {} bytes: {problem}",
+                checker.length
+            )
+        })?;
         match frame.into_data() {
             Ok(piece) => checker.take(&piece),
             Err(frame) => {
@@ -102,8 +123,11 @@ async fn digest(request: Request<Incoming>) -> Result<SampleResponse, String> {
 }
 
 fn mirror<B>(pod: &PodName, request: &Request<B>, peer: SocketAddr) -> Value {
-    let headers: Vec<Value> =
-        request.headers().iter().map(|(name, value)| json!([name.as_str(), String::from_utf8_lossy(value.as_bytes())])).collect();
+    let headers: Vec<Value> = request
+        .headers()
+        .iter()
+        .map(|(name, value)| json!([name.as_str(), String::from_utf8_lossy(value.as_bytes())]))
+        .collect();
     json!({
         "service": pod.service, "version": pod.version, "pod": pod.name, "method": request.method().as_str(),
         "uri": request.uri().to_string(), "http": format!("{:?}", request.version()),
@@ -117,11 +141,18 @@ async fn delay<B>(request: &Request<B>) -> Result<SampleResponse, String> {
         return Err(format!("?ms= is more than {}", DELAY_MAX.as_millis()));
     }
     tokio::time::sleep(pause).await;
-    Ok(answer::json(StatusCode::OK, &json!({ "slept_ms": pause.as_millis() as u64 })))
+    Ok(answer::json(
+        StatusCode::OK,
+        &json!({ "slept_ms": pause.as_millis() as u64 }),
+    ))
 }
 
 fn status(code: &str) -> Result<SampleResponse, String> {
-    let code = code.parse().ok().filter(|c: &u16| *c >= 200).and_then(|c| StatusCode::from_u16(c).ok());
+    let code = code
+        .parse()
+        .ok()
+        .filter(|c: &u16| *c >= 200)
+        .and_then(|c| StatusCode::from_u16(c).ok());
     let code = code.ok_or("/status/CODE: give a number from 200 to 599")?;
     // 204 and 304 have no body (RFC 9110 §6.4.1).
     match code {

@@ -86,9 +86,16 @@ impl Body for HeldBody {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut TaskContext<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let held = self.get_mut();
-        while let Some(file) = held.file.as_ref().filter(|_| held.body.position() >= held.half) {
+        while let Some(file) = held
+            .file
+            .as_ref()
+            .filter(|_| held.body.position() >= held.half)
+        {
             match &mut held.pause {
                 // Without the file the body cannot be held, and the test that waits for it fails.
                 None => drop(std::fs::write(file, "")),
@@ -118,10 +125,18 @@ impl Body for HeldBody {
 ///
 /// The URL is wrong, the connect failed, or the transfer broke off.
 pub async fn run(args: &BlobClientArgs) -> anyhow::Result<Value> {
-    let base: Uri = args.url.parse().with_context(|| format!("{:?} is not a URL", args.url))?;
-    let authority = base.authority().context("the URL has no host: write it like http://10.96.0.30:8080")?.to_string();
+    let base: Uri = args
+        .url
+        .parse()
+        .with_context(|| format!("{:?} is not a URL", args.url))?;
+    let authority = base
+        .authority()
+        .context("the URL has no host: write it like http://10.96.0.30:8080")?
+        .to_string();
     let started = Instant::now();
-    let mut connection = dial(&authority, args.protocol).await.map_err(|e| anyhow::anyhow!("connect to {authority}: {e}"))?;
+    let mut connection = dial(&authority, args.protocol)
+        .await
+        .map_err(|e| anyhow::anyhow!("connect to {authority}: {e}"))?;
     let response = send(args, &authority, &mut connection).await?;
     let (head, body) = response.into_parts();
     let verdict = match args.mode {
@@ -133,7 +148,8 @@ pub async fn run(args: &BlobClientArgs) -> anyhow::Result<Value> {
         "length": verdict.length, "sha256": verdict.sha256, "differs_at": verdict.differs_at, "trailers": verdict.trailers,
         "elapsed_ms": started.elapsed().as_secs_f64() * 1e3,
     });
-    report["mib_per_s"] = json!(verdict.length as f64 / (1 << 20) as f64 / started.elapsed().as_secs_f64());
+    report["mib_per_s"] =
+        json!(verdict.length as f64 / (1 << 20) as f64 / started.elapsed().as_secs_f64());
     Ok(report)
 }
 
@@ -151,16 +167,29 @@ fn request(args: &BlobClientArgs) -> (&'static str, String, SampleBody) {
             BlobFraming::Chunked => PatternBody::chunked(seed, size),
             BlobFraming::Trailers => PatternBody::with_trailers(seed, size),
         };
-        answer::boxed(HeldBody { body, half: size / 2, file: args.hold_file.clone(), pause: None })
+        answer::boxed(HeldBody {
+            body,
+            half: size / 2,
+            file: args.hold_file.clone(),
+            pause: None,
+        })
     };
     match args.mode {
-        BlobMode::Get => ("GET", format!("/blob?size={size}&seed={seed}{flag}"), answer::boxed(Empty::new())),
+        BlobMode::Get => (
+            "GET",
+            format!("/blob?size={size}&seed={seed}{flag}"),
+            answer::boxed(Empty::new()),
+        ),
         BlobMode::Put => ("PUT", format!("/blob?seed={seed}"), body()),
         BlobMode::Echo => ("POST", "/echo".to_owned(), body()),
     }
 }
 
-async fn send(args: &BlobClientArgs, authority: &str, connection: &mut Dialed) -> anyhow::Result<Response<Incoming>> {
+async fn send(
+    args: &BlobClientArgs,
+    authority: &str,
+    connection: &mut Dialed,
+) -> anyhow::Result<Response<Incoming>> {
     let (method, path, body) = request(args);
     let host = args.host.as_deref().unwrap_or(authority);
     let uri = match args.protocol {
@@ -169,13 +198,22 @@ async fn send(args: &BlobClientArgs, authority: &str, connection: &mut Dialed) -
     };
     let mut request = Request::builder().method(method).uri(uri).body(body)?;
     if args.protocol == Protocol::H1 {
-        request.headers_mut().insert(header::HOST, HeaderValue::from_str(host)?);
-        request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("te"));
+        request
+            .headers_mut()
+            .insert(header::HOST, HeaderValue::from_str(host)?);
+        request
+            .headers_mut()
+            .insert(header::CONNECTION, HeaderValue::from_static("te"));
     }
     // Servers send trailers only to clients that announce support for them (RFC 9110 §6.5.1), whatever version the last hop uses.
-    request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
+    request
+        .headers_mut()
+        .insert(header::TE, HeaderValue::from_static("trailers"));
     if args.framing == BlobFraming::Trailers && args.mode != BlobMode::Get {
-        request.headers_mut().insert(header::TRAILER, HeaderValue::from_static("x-length, x-sha256"));
+        request.headers_mut().insert(
+            header::TRAILER,
+            HeaderValue::from_static("x-length, x-sha256"),
+        );
     }
     Ok(connection.send(request).await?)
 }
@@ -192,7 +230,8 @@ async fn check_bytes(args: &BlobClientArgs, mut body: Incoming) -> anyhow::Resul
     let mut checker = Checker::new(args.seed);
     let mut trailers = HeaderMap::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.with_context(|| format!("the body broke off after {} bytes", checker.length))?;
+        let frame =
+            frame.with_context(|| format!("the body broke off after {} bytes", checker.length))?;
         match frame.into_data() {
             Ok(piece) => checker.take(&piece),
             Err(frame) => trailers = frame.into_trailers().unwrap_or_default(),
@@ -202,18 +241,33 @@ async fn check_bytes(args: &BlobClientArgs, mut body: Incoming) -> anyhow::Resul
     let sha256 = checker.sha256();
     let announced = trailers.get("x-sha256").and_then(|v| v.to_str().ok());
     // The echo server does not announce trailers in HTTP/1.1, so trailers are required only where the server creates them.
-    let trailers_right = args.framing != BlobFraming::Trailers || args.mode == BlobMode::Echo || announced == Some(sha256.as_str());
+    let trailers_right = args.framing != BlobFraming::Trailers
+        || args.mode == BlobMode::Echo
+        || announced == Some(sha256.as_str());
     let right = length == args.size && differs_at.is_none() && trailers_right;
-    Ok(BlobVerdict { right, length, differs_at, trailers: json!({ "x-sha256": announced }), sha256 })
+    Ok(BlobVerdict {
+        right,
+        length,
+        differs_at,
+        trailers: json!({ "x-sha256": announced }),
+        sha256,
+    })
 }
 
 async fn check_digest(args: &BlobClientArgs, body: Incoming) -> anyhow::Result<BlobVerdict> {
-    let bytes = body.collect().await.context("the answer broke off")?.to_bytes();
-    let received: Value = serde_json::from_slice(&bytes).with_context(|| format!("not JSON: {:?}", String::from_utf8_lossy(&bytes)))?;
-    let (Some(length), Some(sha256)) = (received["length"].as_u64(), received["sha256"].as_str()) else {
+    let bytes = body
+        .collect()
+        .await
+        .context("the answer broke off")?
+        .to_bytes();
+    let received: Value = serde_json::from_slice(&bytes)
+        .with_context(|| format!("not JSON: {:?}", String::from_utf8_lossy(&bytes)))?;
+    let (Some(length), Some(sha256)) = (received["length"].as_u64(), received["sha256"].as_str())
+    else {
         bail!("the answer lacks length and sha256: {received}");
     };
-    let trailers_right = args.framing != BlobFraming::Trailers || received["trailers"]["x-sha256"] == received["sha256"];
+    let trailers_right = args.framing != BlobFraming::Trailers
+        || received["trailers"]["x-sha256"] == received["sha256"];
     Ok(BlobVerdict {
         right: length == args.size && received["as_pattern"] == true && trailers_right,
         length,

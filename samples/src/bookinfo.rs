@@ -16,7 +16,10 @@ use crate::pod::PodName;
 
 /// Returns whether the client prefers HTML (a browser) over JSON.
 fn wants_html(headers: &HeaderMap) -> bool {
-    headers.get(ACCEPT).and_then(|v| v.to_str().ok()).is_some_and(|accept| accept.contains("text/html"))
+    headers
+        .get(ACCEPT)
+        .and_then(|v| v.to_str().ok())
+        .is_some_and(|accept| accept.contains("text/html"))
 }
 
 /// Adds the three fields with which all answers begin.
@@ -40,7 +43,10 @@ fn health(pod: &PodName) -> SampleResponse {
 
 /// Answers a path that the service does not have.
 fn unknown(pod: &PodName, path: &str) -> SampleResponse {
-    answer::refuse(StatusCode::NOT_FOUND, &format!("{} has no {path}", pod.service))
+    answer::refuse(
+        StatusCode::NOT_FOUND,
+        &format!("{} has no {path}", pod.service),
+    )
 }
 
 /// Returns the other service's reply if its status is 200, else a description of the failure.
@@ -58,7 +64,13 @@ mod tests {
 
     #[test]
     fn items_are_whole_numbers_after_the_prefix() {
-        for (path, want) in [("/details/7", Some(7)), ("/details", None), ("/details/", None), ("/details/7x", None), ("/detail/7", None)] {
+        for (path, want) in [
+            ("/details/7", Some(7)),
+            ("/details", None),
+            ("/details/", None),
+            ("/details/7x", None),
+            ("/detail/7", None),
+        ] {
             assert_eq!(item(path, "/details"), want, "{path}");
         }
     }

@@ -46,11 +46,18 @@ pub async fn run(args: &ConnectionsArgs) -> anyhow::Result<Value> {
     if args.at_once == 0 || args.at_once > AT_ONCE_MAX {
         bail!("--at-once {}: use 1 to {AT_ONCE_MAX}", args.at_once);
     }
-    if args.rate.is_some_and(|rate| !(rate > 0.0 && rate.is_finite())) {
+    if args
+        .rate
+        .is_some_and(|rate| !(rate > 0.0 && rate.is_finite()))
+    {
         bail!("--rate must be more than 0");
     }
-    let duration = Duration::try_from_secs_f64(args.duration).context("--duration is not a number of seconds")?;
-    let (args, tickets) = (Arc::new(args.clone()), Arc::new(RequestSchedule::new(u64::MAX, duration, args.rate)));
+    let duration = Duration::try_from_secs_f64(args.duration)
+        .context("--duration is not a number of seconds")?;
+    let (args, tickets) = (
+        Arc::new(args.clone()),
+        Arc::new(RequestSchedule::new(u64::MAX, duration, args.rate)),
+    );
     let mut clients = tokio::task::JoinSet::new();
     for _ in 0..args.at_once {
         clients.spawn(work(args.clone(), tickets.clone()));
@@ -66,10 +73,18 @@ async fn work(args: Arc<ConnectionsArgs>, tickets: Arc<RequestSchedule>) -> Load
     let mut tally = LoadTally::new(tickets.started, false);
     while let Some((number, due)) = tickets.take() {
         tokio::time::sleep_until(due).await;
-        let outcome = match tokio::time::timeout(Duration::from_millis(args.timeout_ms), exchange(&args.address, number)).await {
+        let outcome = match tokio::time::timeout(
+            Duration::from_millis(args.timeout_ms),
+            exchange(&args.address, number),
+        )
+        .await
+        {
             Ok(Ok(())) => RequestOutcome::answered(None, None),
             Ok(Err((step, problem))) => RequestOutcome::failed(step, problem.to_string()),
-            Err(_) => RequestOutcome::failed("timeout", format!("no whole answer in {} ms", args.timeout_ms)),
+            Err(_) => RequestOutcome::failed(
+                "timeout",
+                format!("no whole answer in {} ms", args.timeout_ms),
+            ),
         };
         tally.count(due, outcome);
     }
@@ -78,13 +93,22 @@ async fn work(args: Arc<ConnectionsArgs>, tickets: Arc<RequestSchedule>) -> Load
 
 /// Runs one connection from its connect to its close. The error contains the step that failed.
 async fn exchange(address: &str, number: u64) -> Result<(), (&'static str, std::io::Error)> {
-    let mut stream = TcpStream::connect(address).await.map_err(|e| ("connect", e))?;
+    let mut stream = TcpStream::connect(address)
+        .await
+        .map_err(|e| ("connect", e))?;
     let mut message = [0; MESSAGE_BYTES];
     message[..8].copy_from_slice(&number.to_be_bytes());
     stream.write_all(&message).await.map_err(|e| ("write", e))?;
     let mut answer = [0; MESSAGE_BYTES];
-    stream.read_exact(&mut answer).await.map_err(|e| ("read", e))?;
-    if answer == message { Ok(()) } else { Err(("answer", std::io::ErrorKind::InvalidData.into())) }
+    stream
+        .read_exact(&mut answer)
+        .await
+        .map_err(|e| ("read", e))?;
+    if answer == message {
+        Ok(())
+    } else {
+        Err(("answer", std::io::ErrorKind::InvalidData.into()))
+    }
 }
 
 #[cfg(test)]
@@ -99,10 +123,24 @@ mod tests {
             let address = listener.local_addr().unwrap().to_string();
             let (stop, stopped) = tokio::sync::watch::channel(false);
             let server = tokio::spawn(serve(listener, mode, stopped));
-            let args = ConnectionsArgs { address, at_once: 2, duration: 0.2, rate: Some(100.0), timeout_ms: 5_000 };
+            let args = ConnectionsArgs {
+                address,
+                at_once: 2,
+                duration: 0.2,
+                rate: Some(100.0),
+                timeout_ms: 5_000,
+            };
             let report = run(&args).await.unwrap();
-            let counted = if is_ok { &report["succeeded"] } else { &report["failed_by_kind"]["read"] };
-            assert_eq!((&report["ok"], counted), (&is_ok.into(), &20.into()), "{report:#}");
+            let counted = if is_ok {
+                &report["succeeded"]
+            } else {
+                &report["failed_by_kind"]["read"]
+            };
+            assert_eq!(
+                (&report["ok"], counted),
+                (&is_ok.into(), &20.into()),
+                "{report:#}"
+            );
             stop.send_replace(true);
             server.await.unwrap();
         }

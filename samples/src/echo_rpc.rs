@@ -43,9 +43,14 @@ impl EchoService {
     /// Answers one HTTP request: `/health`, or a gRPC call.
     pub async fn answer(self, request: Request<Incoming>) -> SampleResponse {
         if request.uri().path() == "/health" {
-            return answer::json(StatusCode::OK, &serde_json::json!({ "status": "ok", "pod": self.pod.name }));
+            return answer::json(
+                StatusCode::OK,
+                &serde_json::json!({ "status": "ok", "pod": self.pod.name }),
+            );
         }
-        let mut server = EchoServer::new(self).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
+        let mut server = EchoServer::new(self)
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX);
         match tonic::codegen::Service::call(&mut server, request).await {
             Ok(response) => response.map(answer::boxed),
             Err(never) => match never {},
@@ -53,7 +58,12 @@ impl EchoService {
     }
 
     fn reply(&self, index: u32, payload: Vec<u8>) -> EchoReply {
-        EchoReply { payload, index, served_by: self.pod.served_by(), pod: self.pod.name.clone() }
+        EchoReply {
+            payload,
+            index,
+            served_by: self.pod.served_by(),
+            pod: self.pod.name.clone(),
+        }
     }
 
     /// Returns the `x-echo-*` metadata of the request, and the pod's headers.
@@ -64,8 +74,12 @@ impl EchoService {
                 KeyAndValueRef::Ascii(key, _) => key.as_str(),
                 KeyAndValueRef::Binary(key, _) => key.as_str(),
             };
-            let wanted = received.as_ref().get(name).filter(|_| name.starts_with("x-echo-"));
-            if let (Some(value), Ok(name)) = (wanted, http::HeaderName::from_bytes(name.as_bytes())) {
+            let wanted = received
+                .as_ref()
+                .get(name)
+                .filter(|_| name.starts_with("x-echo-"));
+            if let (Some(value), Ok(name)) = (wanted, http::HeaderName::from_bytes(name.as_bytes()))
+            {
                 headers.insert(name, value.clone());
             }
         }
@@ -78,7 +92,10 @@ impl EchoService {
 fn decide_status(request: &EchoRequest) -> Option<Status> {
     match request.status_code {
         0 => None,
-        code => Some(Status::new(Code::from_i32(i32::try_from(code).unwrap_or(2)), request.status_message.clone())),
+        code => Some(Status::new(
+            Code::from_i32(i32::try_from(code).unwrap_or(2)),
+            request.status_message.clone(),
+        )),
     }
 }
 
@@ -90,7 +107,10 @@ async fn pause(ms: u32) {
 
 #[tonic::async_trait]
 impl Echo for EchoService {
-    async fn unary(&self, request: tonic::Request<EchoRequest>) -> Result<Response<EchoReply>, Status> {
+    async fn unary(
+        &self,
+        request: tonic::Request<EchoRequest>,
+    ) -> Result<Response<EchoReply>, Status> {
         let metadata = self.metadata(request.metadata());
         let request = request.into_inner();
         pause(request.delay_ms).await;
@@ -105,7 +125,10 @@ impl Echo for EchoService {
 
     type ServerStreamStream = Replies;
 
-    async fn server_stream(&self, request: tonic::Request<EchoRequest>) -> Result<Response<Replies>, Status> {
+    async fn server_stream(
+        &self,
+        request: tonic::Request<EchoRequest>,
+    ) -> Result<Response<Replies>, Status> {
         let metadata = self.metadata(request.metadata());
         let request = request.into_inner();
         let (sender, receiver) = mpsc::channel(REPLIES_QUEUED);
@@ -117,7 +140,11 @@ impl Echo for EchoService {
                     pause(request.interval_ms).await;
                 }
                 // An error means that the client has gone away.
-                if sender.send(Ok(service.reply(index, request.payload.clone()))).await.is_err() {
+                if sender
+                    .send(Ok(service.reply(index, request.payload.clone())))
+                    .await
+                    .is_err()
+                {
                     return;
                 }
             }
@@ -125,15 +152,22 @@ impl Echo for EchoService {
                 let _ = sender.send(Err(status)).await;
             }
         });
-        let mut response: Response<Replies> = Response::new(Box::pin(ReceiverStream::new(receiver)));
+        let mut response: Response<Replies> =
+            Response::new(Box::pin(ReceiverStream::new(receiver)));
         *response.metadata_mut() = metadata;
         Ok(response)
     }
 
-    async fn client_stream(&self, request: tonic::Request<Streaming<EchoRequest>>) -> Result<Response<EchoSummary>, Status> {
+    async fn client_stream(
+        &self,
+        request: tonic::Request<Streaming<EchoRequest>>,
+    ) -> Result<Response<EchoSummary>, Status> {
         let metadata = self.metadata(request.metadata());
         let mut messages = request.into_inner();
-        let mut summary = EchoSummary { served_by: self.pod.served_by(), ..EchoSummary::default() };
+        let mut summary = EchoSummary {
+            served_by: self.pod.served_by(),
+            ..EchoSummary::default()
+        };
         let mut digest = Sha256::new();
         while let Some(message) = messages.next().await {
             let message = message?;
@@ -153,7 +187,10 @@ impl Echo for EchoService {
 
     type BidiStream = Replies;
 
-    async fn bidi(&self, request: tonic::Request<Streaming<EchoRequest>>) -> Result<Response<Replies>, Status> {
+    async fn bidi(
+        &self,
+        request: tonic::Request<Streaming<EchoRequest>>,
+    ) -> Result<Response<Replies>, Status> {
         let metadata = self.metadata(request.metadata());
         let mut messages = request.into_inner();
         let (sender, receiver) = mpsc::channel(REPLIES_QUEUED);
@@ -174,7 +211,8 @@ impl Echo for EchoService {
                 index += 1;
             }
         });
-        let mut response: Response<Replies> = Response::new(Box::pin(ReceiverStream::new(receiver)));
+        let mut response: Response<Replies> =
+            Response::new(Box::pin(ReceiverStream::new(receiver)));
         *response.metadata_mut() = metadata;
         Ok(response)
     }

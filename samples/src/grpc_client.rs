@@ -90,7 +90,9 @@ pub async fn run(args: &GrpcClientArgs) -> anyhow::Result<Value> {
         Ok(outcome) => (Status::new(Code::Ok, ""), outcome),
         Err(status) => (as_grpc(status), GrpcOutcome::default()),
     };
-    let requested = Code::from_i32(i32::try_from(args.status).context("--status is too large: gRPC codes are 0 to 16")?);
+    let requested = Code::from_i32(
+        i32::try_from(args.status).context("--status is too large: gRPC codes are 0 to 16")?,
+    );
     let whole = match requested {
         Code::Ok => outcome.intact && outcome.messages == u64::from(args.count),
         _ => status.message() == args.status_message,
@@ -115,20 +117,33 @@ pub async fn run(args: &GrpcClientArgs) -> anyhow::Result<Value> {
 /// Maps tonic's CANCELLED for its own expired deadline to DEADLINE_EXCEEDED, which is gRPC's code (statuscodes.md).
 fn as_grpc(status: Status) -> Status {
     match (status.code(), status.message()) {
-        (Code::Cancelled, "Timeout expired") => Status::deadline_exceeded("the deadline passed at the client"),
+        (Code::Cancelled, "Timeout expired") => {
+            Status::deadline_exceeded("the deadline passed at the client")
+        }
         _ => status,
     }
 }
 
 async fn connect(args: &GrpcClientArgs) -> anyhow::Result<EchoClient<Channel>> {
     let mut endpoint = Endpoint::from_shared(format!("http://{}", args.address))
-        .with_context(|| format!("{:?} is not an address: write it like 10.96.0.20:9000", args.address))?
+        .with_context(|| {
+            format!(
+                "{:?} is not an address: write it like 10.96.0.20:9000",
+                args.address
+            )
+        })?
         .connect_timeout(Duration::from_millis(args.timeout_ms));
     if let Some(authority) = &args.authority {
-        endpoint = endpoint.origin(format!("http://{authority}").parse().context("--authority is not host[:port]")?);
+        endpoint = endpoint.origin(
+            format!("http://{authority}")
+                .parse()
+                .context("--authority is not host[:port]")?,
+        );
     }
     let channel = endpoint.connect().await?;
-    Ok(EchoClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX))
+    Ok(EchoClient::new(channel)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX))
 }
 
 async fn call(args: &GrpcClientArgs, client: EchoClient<Channel>) -> Result<GrpcOutcome, Status> {
@@ -152,7 +167,9 @@ fn message(args: &GrpcClientArgs, index: u32) -> EchoRequest {
 }
 
 /// Returns all messages of a stream. Only the last one requests the status, so that the earlier ones are answered.
-fn messages(args: &GrpcClientArgs) -> impl tokio_stream::Stream<Item = EchoRequest> + Send + 'static {
+fn messages(
+    args: &GrpcClientArgs,
+) -> impl tokio_stream::Stream<Item = EchoRequest> + Send + 'static {
     let (args, count) = (args.clone(), args.count);
     tokio_stream::iter(0..count).then(move |index| {
         let mut next = message(&args, index);
@@ -172,17 +189,28 @@ fn request<T>(args: &GrpcClientArgs, message: T) -> Result<Request<T>, Status> {
     let mut request = Request::new(message);
     request.set_timeout(Duration::from_millis(args.timeout_ms));
     for pair in &args.metadata {
-        let parts = pair
-            .split_once('=')
-            .and_then(|(name, value)| Some((MetadataKey::from_bytes(name.as_bytes()).ok()?, MetadataValue::try_from(value).ok()?)));
-        let (name, value) = parts.ok_or_else(|| Status::invalid_argument(format!("--metadata {pair:?}: write it as name=value")))?;
+        let parts = pair.split_once('=').and_then(|(name, value)| {
+            Some((
+                MetadataKey::from_bytes(name.as_bytes()).ok()?,
+                MetadataValue::try_from(value).ok()?,
+            ))
+        });
+        let (name, value) = parts.ok_or_else(|| {
+            Status::invalid_argument(format!("--metadata {pair:?}: write it as name=value"))
+        })?;
         request.metadata_mut().insert(name, value);
     }
     Ok(request)
 }
 
-async fn unary(args: &GrpcClientArgs, mut client: EchoClient<Channel>) -> Result<GrpcOutcome, Status> {
-    let mut outcome = GrpcOutcome { intact: true, ..GrpcOutcome::default() };
+async fn unary(
+    args: &GrpcClientArgs,
+    mut client: EchoClient<Channel>,
+) -> Result<GrpcOutcome, Status> {
+    let mut outcome = GrpcOutcome {
+        intact: true,
+        ..GrpcOutcome::default()
+    };
     for index in 0..args.count {
         let response = client.unary(request(args, message(args, index))?).await?;
         outcome.headers = Some(response.metadata().clone());
@@ -191,9 +219,18 @@ async fn unary(args: &GrpcClientArgs, mut client: EchoClient<Channel>) -> Result
     Ok(outcome)
 }
 
-async fn server_stream(args: &GrpcClientArgs, mut client: EchoClient<Channel>) -> Result<GrpcOutcome, Status> {
-    let response = client.server_stream(request(args, message(args, 0))?).await?;
-    let mut outcome = GrpcOutcome { intact: true, headers: Some(response.metadata().clone()), ..GrpcOutcome::default() };
+async fn server_stream(
+    args: &GrpcClientArgs,
+    mut client: EchoClient<Channel>,
+) -> Result<GrpcOutcome, Status> {
+    let response = client
+        .server_stream(request(args, message(args, 0))?)
+        .await?;
+    let mut outcome = GrpcOutcome {
+        intact: true,
+        headers: Some(response.metadata().clone()),
+        ..GrpcOutcome::default()
+    };
     let mut replies = response.into_inner();
     while let Some(reply) = replies.message().await? {
         outcome.intact &= u64::from(reply.index) == outcome.messages;
@@ -203,7 +240,10 @@ async fn server_stream(args: &GrpcClientArgs, mut client: EchoClient<Channel>) -
     Ok(outcome)
 }
 
-async fn client_stream(args: &GrpcClientArgs, mut client: EchoClient<Channel>) -> Result<GrpcOutcome, Status> {
+async fn client_stream(
+    args: &GrpcClientArgs,
+    mut client: EchoClient<Channel>,
+) -> Result<GrpcOutcome, Status> {
     let response = client.client_stream(request(args, messages(args))?).await?;
     let headers = response.metadata().clone();
     let summary = response.into_inner();
@@ -221,9 +261,16 @@ async fn client_stream(args: &GrpcClientArgs, mut client: EchoClient<Channel>) -
     })
 }
 
-async fn bidi(args: &GrpcClientArgs, mut client: EchoClient<Channel>) -> Result<GrpcOutcome, Status> {
+async fn bidi(
+    args: &GrpcClientArgs,
+    mut client: EchoClient<Channel>,
+) -> Result<GrpcOutcome, Status> {
     let response = client.bidi(request(args, messages(args))?).await?;
-    let mut outcome = GrpcOutcome { intact: true, headers: Some(response.metadata().clone()), ..GrpcOutcome::default() };
+    let mut outcome = GrpcOutcome {
+        intact: true,
+        headers: Some(response.metadata().clone()),
+        ..GrpcOutcome::default()
+    };
     let mut replies = response.into_inner();
     while let Some(reply) = replies.message().await? {
         outcome.intact &= u64::from(reply.index) == outcome.messages;
@@ -246,7 +293,9 @@ impl GrpcOutcome {
 
 fn metadata_json(metadata: &MetadataMap) -> Value {
     let pairs = metadata.as_ref().iter().map(|(name, value)| {
-        let text = value.to_str().map_or_else(|_| format!("{value:?}"), str::to_owned);
+        let text = value
+            .to_str()
+            .map_or_else(|_| format!("{value:?}"), str::to_owned);
         (name.to_string(), Value::from(text))
     });
     Value::Object(pairs.collect())

@@ -13,7 +13,9 @@ use aws_lc_rs::encoding::AsDer;
 use aws_lc_rs::hmac;
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::rsa::{KeyPair as RsaKeyPair, KeySize};
-use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair, RSA_PKCS1_SHA256};
+use aws_lc_rs::signature::{
+    ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair, RSA_PKCS1_SHA256,
+};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use clap::Args;
@@ -52,8 +54,13 @@ enum IssuerKey {
 impl IssuerKey {
     fn make(algorithm: &str) -> anyhow::Result<Self> {
         match algorithm {
-            "RS256" => Ok(Self::Rsa(RsaKeyPair::generate(KeySize::Rsa2048).context("no RSA key could be made")?)),
-            "ES256" => Ok(Self::Ec(EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).context("no EC key could be made")?)),
+            "RS256" => Ok(Self::Rsa(
+                RsaKeyPair::generate(KeySize::Rsa2048).context("no RSA key could be made")?,
+            )),
+            "ES256" => Ok(Self::Ec(
+                EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING)
+                    .context("no EC key could be made")?,
+            )),
             other => bail!("{other:?} is no algorithm: use RS256 or ES256"),
         }
     }
@@ -89,10 +96,20 @@ impl IssuerKey {
         match self {
             Self::Rsa(key) => {
                 let mut signature = vec![0; key.public_modulus_len()];
-                key.sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), message, &mut signature).context("RSA does not sign")?;
+                key.sign(
+                    &RSA_PKCS1_SHA256,
+                    &SystemRandom::new(),
+                    message,
+                    &mut signature,
+                )
+                .context("RSA does not sign")?;
                 Ok(signature)
             }
-            Self::Ec(key) => Ok(key.sign(&SystemRandom::new(), message).context("ECDSA does not sign")?.as_ref().to_vec()),
+            Self::Ec(key) => Ok(key
+                .sign(&SystemRandom::new(), message)
+                .context("ECDSA does not sign")?
+                .as_ref()
+                .to_vec()),
         }
     }
 
@@ -103,8 +120,15 @@ impl IssuerKey {
             Self::Ec(key) => key.public_key().as_der().map(|der| der.as_ref().to_vec()),
         };
         let text = base64::engine::general_purpose::STANDARD.encode(der.context("no public key")?);
-        let lines: Vec<String> = text.as_bytes().chunks(64).map(|line| String::from_utf8_lossy(line).into_owned()).collect();
-        Ok(format!("-----BEGIN PUBLIC KEY-----\n{}\n-----END PUBLIC KEY-----\n", lines.join("\n")))
+        let lines: Vec<String> = text
+            .as_bytes()
+            .chunks(64)
+            .map(|line| String::from_utf8_lossy(line).into_owned())
+            .collect();
+        Ok(format!(
+            "-----BEGIN PUBLIC KEY-----\n{}\n-----END PUBLIC KEY-----\n",
+            lines.join("\n")
+        ))
     }
 }
 
@@ -123,7 +147,12 @@ fn value(der: &[u8]) -> (&[u8], &[u8]) {
         short @ 0..=127 => (usize::from(short), 2),
         long => {
             let count = usize::from(long & 0x7f);
-            (der[2..2 + count].iter().fold(0, |sum, byte| sum << 8 | usize::from(*byte)), 2 + count)
+            (
+                der[2..2 + count]
+                    .iter()
+                    .fold(0, |sum, byte| sum << 8 | usize::from(*byte)),
+                2 + count,
+            )
         }
     };
     der[header..].split_at(length)
@@ -143,9 +172,14 @@ impl SampleIssuer {
     ///
     /// A key is not written KID=ALGORITHM, or the algorithm is unknown.
     pub fn new(args: &IssuerArgs) -> anyhow::Result<Self> {
-        let issuer = Self { name: args.issuer.as_str().into(), keys: Arc::default() };
+        let issuer = Self {
+            name: args.issuer.as_str().into(),
+            keys: Arc::default(),
+        };
         for key in &args.keys {
-            let (kid, algorithm) = key.split_once('=').with_context(|| format!("{key:?}: write KID=RS256 or KID=ES256"))?;
+            let (kid, algorithm) = key
+                .split_once('=')
+                .with_context(|| format!("{key:?}: write KID=RS256 or KID=ES256"))?;
             issuer.add(kid, algorithm)?;
         }
         Ok(issuer)
@@ -168,10 +202,21 @@ impl SampleIssuer {
     /// Returns a token, or a forged one.
     fn token(&self, kid: &str, forge: Option<&str>, mut claims: Value) -> anyhow::Result<String> {
         let keys = self.keys();
-        let key = keys.get(kid).with_context(|| format!("there is no key {kid:?}"))?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).context("a clock before 1970")?.as_secs();
-        let filled = claims.as_object_mut().context("the claims are not a JSON object")?;
-        for (name, value) in [("iss", json!(&*self.name)), ("iat", json!(now)), ("exp", json!(now + LIFE))] {
+        let key = keys
+            .get(kid)
+            .with_context(|| format!("there is no key {kid:?}"))?;
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .context("a clock before 1970")?
+            .as_secs();
+        let filled = claims
+            .as_object_mut()
+            .context("the claims are not a JSON object")?;
+        for (name, value) in [
+            ("iss", json!(&*self.name)),
+            ("iat", json!(now)),
+            ("exp", json!(now + LIFE)),
+        ] {
             filled.entry(name).or_insert(value);
         }
         let algorithm = match forge {
@@ -204,9 +249,16 @@ impl SampleIssuer {
         let kid = word("kid").unwrap_or("first");
         let done = match (&head.method, head.uri.path()) {
             (&Method::GET, "/health" | "/jwks") => Ok(self.jwks().to_string()),
-            (&Method::POST, "/keys") => self.add(kid, word("alg").unwrap_or("RS256")).map(|()| String::new()),
-            (&Method::DELETE, "/keys") => Ok(self.keys().remove(kid).map_or("no such key", |_| "gone").to_owned()),
-            (&Method::POST, "/token") => match Limited::new(body, CLAIMS_BYTES_MAX).collect().await {
+            (&Method::POST, "/keys") => self
+                .add(kid, word("alg").unwrap_or("RS256"))
+                .map(|()| String::new()),
+            (&Method::DELETE, "/keys") => Ok(self
+                .keys()
+                .remove(kid)
+                .map_or("no such key", |_| "gone")
+                .to_owned()),
+            (&Method::POST, "/token") => match Limited::new(body, CLAIMS_BYTES_MAX).collect().await
+            {
                 Ok(claims) => serde_json::from_slice(&claims.to_bytes())
                     .context("the claims are not JSON")
                     .and_then(|claims| self.token(kid, word("forge"), claims)),
@@ -223,36 +275,71 @@ impl SampleIssuer {
 
 #[cfg(test)]
 mod tests {
-    use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED, RSA_PKCS1_2048_8192_SHA256, RsaPublicKeyComponents, UnparsedPublicKey};
+    use aws_lc_rs::signature::{
+        ECDSA_P256_SHA256_FIXED, RSA_PKCS1_2048_8192_SHA256, RsaPublicKeyComponents,
+        UnparsedPublicKey,
+    };
 
     use super::*;
 
     fn decoded(text: &Value) -> Vec<u8> {
-        URL_SAFE_NO_PAD.decode(text.as_str().expect("a text")).expect("base64url")
+        URL_SAFE_NO_PAD
+            .decode(text.as_str().expect("a text"))
+            .expect("base64url")
     }
 
     #[test]
     fn tokens_verify_with_the_published_jwks() {
         let keys = vec!["r=RS256".to_owned(), "e=ES256".to_owned()];
-        let issuer = SampleIssuer::new(&IssuerArgs { port: 0, issuer: "https://i".into(), keys }).expect("an issuer");
-        for (kid, forge, good) in [("r", None, true), ("e", None, true), ("r", Some("bits"), false), ("e", Some("bits"), false)] {
-            let token = issuer.token(kid, forge, json!({"sub": "me"})).expect("a token");
+        let issuer = SampleIssuer::new(&IssuerArgs {
+            port: 0,
+            issuer: "https://i".into(),
+            keys,
+        })
+        .expect("an issuer");
+        for (kid, forge, good) in [
+            ("r", None, true),
+            ("e", None, true),
+            ("r", Some("bits"), false),
+            ("e", Some("bits"), false),
+        ] {
+            let token = issuer
+                .token(kid, forge, json!({"sub": "me"}))
+                .expect("a token");
             let (message, signature) = token.rsplit_once('.').expect("three parts");
             let signature = URL_SAFE_NO_PAD.decode(signature).expect("base64url");
             let jwks = issuer.jwks();
-            let jwk = jwks["keys"].as_array().expect("keys").iter().find(|jwk| jwk["kid"] == kid).expect("the key");
+            let jwk = jwks["keys"]
+                .as_array()
+                .expect("keys")
+                .iter()
+                .find(|jwk| jwk["kid"] == kid)
+                .expect("the key");
             let verified = if jwk["kty"] == "RSA" {
-                let key = RsaPublicKeyComponents { n: decoded(&jwk["n"]), e: decoded(&jwk["e"]) };
+                let key = RsaPublicKeyComponents {
+                    n: decoded(&jwk["n"]),
+                    e: decoded(&jwk["e"]),
+                };
                 key.verify(&RSA_PKCS1_2048_8192_SHA256, message.as_bytes(), &signature)
             } else {
                 let point = [vec![4], decoded(&jwk["x"]), decoded(&jwk["y"])].concat();
-                UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, point).verify(message.as_bytes(), &signature)
+                UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, point)
+                    .verify(message.as_bytes(), &signature)
             };
             assert_eq!(verified.is_ok(), good, "{kid} {forge:?}");
         }
-        let bare = issuer.token("r", Some("none"), json!({})).expect("a forgery");
+        let bare = issuer
+            .token("r", Some("none"), json!({}))
+            .expect("a forgery");
         assert!(bare.ends_with('.'));
-        assert!(issuer.token("r", Some("hmac"), json!({})).expect("a forgery").split('.').count() == 3);
+        assert!(
+            issuer
+                .token("r", Some("hmac"), json!({}))
+                .expect("a forgery")
+                .split('.')
+                .count()
+                == 3
+        );
         assert!(issuer.token("x", None, json!({})).is_err());
     }
 }

@@ -41,7 +41,11 @@ pub fn bind(port: u16) -> anyhow::Result<TcpListener> {
         socket.listen(BACKLOG)?;
         TcpListener::from_std(socket.into())
     };
-    open().with_context(|| format!("cannot listen on {address}: is another process on port {port}? choose one with --port"))
+    open().with_context(|| {
+        format!(
+            "cannot listen on {address}: is another process on port {port}? choose one with --port"
+        )
+    })
 }
 
 /// Returns a value that becomes `true` on SIGTERM or SIGINT.
@@ -73,7 +77,11 @@ pub async fn stopped(stop: &mut watch::Receiver<bool>) {
 /// # Errors
 ///
 /// None at present: failed accepts are logged and retried.
-pub async fn serve<F, Fut>(listener: TcpListener, mut stop: watch::Receiver<bool>, handler: F) -> anyhow::Result<()>
+pub async fn serve<F, Fut>(
+    listener: TcpListener,
+    mut stop: watch::Receiver<bool>,
+    handler: F,
+) -> anyhow::Result<()>
 where
     F: Fn(Request<Incoming>, SocketAddr) -> Fut + Clone + Send + 'static,
     Fut: Future<Output = SampleResponse> + Send + 'static,
@@ -97,7 +105,10 @@ where
     drop(listener);
     let drained = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(GRACE, drained).await.is_err() {
-        eprintln!("some connections were still open {} s after the stop signal; they are cut", GRACE.as_secs());
+        eprintln!(
+            "some connections were still open {} s after the stop signal; they are cut",
+            GRACE.as_secs()
+        );
     }
     Ok(())
 }
@@ -106,13 +117,20 @@ where
 fn without_body(answer: SampleResponse) -> SampleResponse {
     let (mut parts, body) = answer.into_parts();
     if let Some(length) = body.size_hint().exact() {
-        parts.headers.entry(http::header::CONTENT_LENGTH).or_insert(length.into());
+        parts
+            .headers
+            .entry(http::header::CONTENT_LENGTH)
+            .or_insert(length.into());
     }
     SampleResponse::from_parts(parts, answer::boxed(http_body_util::Empty::new()))
 }
 
-async fn serve_connection<F, Fut>(stream: TcpStream, peer: SocketAddr, mut stop: watch::Receiver<bool>, handler: F)
-where
+async fn serve_connection<F, Fut>(
+    stream: TcpStream,
+    peer: SocketAddr,
+    mut stop: watch::Receiver<bool>,
+    handler: F,
+) where
     F: Fn(Request<Incoming>, SocketAddr) -> Fut + Clone + Send + 'static,
     Fut: Future<Output = SampleResponse> + Send + 'static,
 {

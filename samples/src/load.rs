@@ -108,7 +108,13 @@ impl RequestSchedule {
     /// Creates a schedule of at most `count_max` requests and at most `duration_max`, at `rate` per second or as fast as [`Self::take`] is
     /// called.
     pub(crate) fn new(count_max: u64, duration_max: Duration, rate: Option<f64>) -> Self {
-        Self { next: AtomicU64::new(0), count_max, started: Instant::now(), duration_max, rate }
+        Self {
+            next: AtomicU64::new(0),
+            count_max,
+            started: Instant::now(),
+            duration_max,
+            rate,
+        }
     }
 
     /// Returns the next request's number and due time, or `None` when the run is over.
@@ -118,7 +124,8 @@ impl RequestSchedule {
             Some(rate) => self.started + Duration::from_secs_f64(number as f64 / rate),
             None => Instant::now(),
         };
-        (number < self.count_max && due.duration_since(self.started) < self.duration_max).then_some((number, due))
+        (number < self.count_max && due.duration_since(self.started) < self.duration_max)
+            .then_some((number, due))
     }
 }
 
@@ -154,56 +161,94 @@ pub async fn run_until(args: &LoadArgs, stop: watch::Receiver<bool>) -> anyhow::
 
 fn decide_plan(args: &LoadArgs) -> anyhow::Result<LoadPlan> {
     if args.connections == 0 || args.connections > CONNECTIONS_MAX {
-        bail!("--connections {}: use 1 to {CONNECTIONS_MAX}", args.connections);
+        bail!(
+            "--connections {}: use 1 to {CONNECTIONS_MAX}",
+            args.connections
+        );
     }
-    if args.rate.is_some_and(|rate| !(rate > 0.0 && rate.is_finite())) {
+    if args
+        .rate
+        .is_some_and(|rate| !(rate > 0.0 && rate.is_finite()))
+    {
         bail!("--rate must be more than 0");
     }
     let duration = match (args.duration, args.count) {
-        (Some(seconds), _) => Duration::try_from_secs_f64(seconds).context("--duration is not a number of seconds")?,
+        (Some(seconds), _) => {
+            Duration::try_from_secs_f64(seconds).context("--duration is not a number of seconds")?
+        }
         (None, Some(_)) => Duration::from_secs(24 * 3600),
         (None, None) => DURATION_DEFAULT,
     };
     Ok(LoadPlan {
-        targets: args.urls.iter().map(|url| target(url)).collect::<anyhow::Result<_>>()?,
-        method: args.method.parse().with_context(|| format!("--method {:?}", args.method))?,
+        targets: args
+            .urls
+            .iter()
+            .map(|url| target(url))
+            .collect::<anyhow::Result<_>>()?,
+        method: args
+            .method
+            .parse()
+            .with_context(|| format!("--method {:?}", args.method))?,
         headers: headers(&args.headers)?,
         body: canal_byte_pattern::fill(0, 0, args.body_size),
         protocol: args.protocol,
         keepalive: !args.no_keepalive,
         timeout: Duration::from_millis(args.timeout_ms),
-        served_by: args.served_by.parse().with_context(|| format!("--served-by {:?} is not a header name", args.served_by))?,
+        served_by: args
+            .served_by
+            .parse()
+            .with_context(|| format!("--served-by {:?} is not a header name", args.served_by))?,
         tickets: RequestSchedule::new(args.count.unwrap_or(u64::MAX), duration, args.rate),
     })
 }
 
 fn target(url: &str) -> anyhow::Result<LoadTarget> {
-    let uri: Uri = url.parse().with_context(|| format!("{url:?} is not a URL: write it like http://10.96.0.10:9080/productpage"))?;
+    let uri: Uri = url.parse().with_context(|| {
+        format!("{url:?} is not a URL: write it like http://10.96.0.10:9080/productpage")
+    })?;
     match (uri.scheme_str(), uri.authority()) {
-        (Some("http"), Some(authority)) => Ok(LoadTarget { authority: authority.to_string(), uri }),
-        _ => bail!("{url:?} is not a plain http URL: write it like http://10.96.0.10:9080/productpage"),
+        (Some("http"), Some(authority)) => Ok(LoadTarget {
+            authority: authority.to_string(),
+            uri,
+        }),
+        _ => bail!(
+            "{url:?} is not a plain http URL: write it like http://10.96.0.10:9080/productpage"
+        ),
     }
 }
 
 fn headers(given: &[String]) -> anyhow::Result<HeaderMap> {
     let mut headers = HeaderMap::new();
     for line in given {
-        let (name, value) = line.split_once(':').with_context(|| format!("--header {line:?}: write it as \"name: value\""))?;
-        let name: HeaderName = name.trim().parse().with_context(|| format!("--header {line:?}: not a header name"))?;
-        let value = HeaderValue::from_str(value.trim()).with_context(|| format!("--header {line:?}: not a header value"))?;
+        let (name, value) = line
+            .split_once(':')
+            .with_context(|| format!("--header {line:?}: write it as \"name: value\""))?;
+        let name: HeaderName = name
+            .trim()
+            .parse()
+            .with_context(|| format!("--header {line:?}: not a header name"))?;
+        let value = HeaderValue::from_str(value.trim())
+            .with_context(|| format!("--header {line:?}: not a header value"))?;
         headers.append(name, value);
     }
     Ok(headers)
 }
 
 /// Runs one connection: sends requests until the schedule ends.
-async fn work(plan: Arc<LoadPlan>, number: usize, timeline: bool, mut stop: watch::Receiver<bool>) -> LoadTally {
+async fn work(
+    plan: Arc<LoadPlan>,
+    number: usize,
+    timeline: bool,
+    mut stop: watch::Receiver<bool>,
+) -> LoadTally {
     let mut tally = LoadTally::new(plan.tickets.started, timeline);
     // Each target has its own connection, so that using them in turn does not reconnect every time.
     let mut open: Vec<Option<KeptConnection>> = plan.targets.iter().map(|_| None).collect();
     // Each worker uses its targets in turn, so that none of its connections is idle for long. A server may close an idle connection at the
     // moment at which a request is sent on it, and that request has no answer (RFC 9112 §9.5).
-    let mut turns = (0..plan.targets.len()).cycle().skip(number % plan.targets.len());
+    let mut turns = (0..plan.targets.len())
+        .cycle()
+        .skip(number % plan.targets.len());
     while let (Some((_, due)), Some(which)) = (plan.tickets.take(), turns.next()) {
         if due > Instant::now() {
             let _ = tokio::time::timeout_at(due, stopped(&mut stop)).await;
@@ -214,7 +259,10 @@ async fn work(plan: Arc<LoadPlan>, number: usize, timeline: bool, mut stop: watc
         let attempt = attempt(&plan, &plan.targets[which], &mut open[which]);
         let outcome = match tokio::time::timeout(plan.timeout, attempt).await {
             Ok(outcome) => outcome,
-            Err(_) => RequestOutcome::failed("timeout", format!("no whole answer in {} ms", plan.timeout.as_millis())),
+            Err(_) => RequestOutcome::failed(
+                "timeout",
+                format!("no whole answer in {} ms", plan.timeout.as_millis()),
+            ),
         };
         // After a failure the state of the connection is unknown.
         if outcome.failure.is_some() || !plan.keepalive {
@@ -226,8 +274,14 @@ async fn work(plan: Arc<LoadPlan>, number: usize, timeline: bool, mut stop: watc
 }
 
 /// Sends one request, on the open connection if it can take the request.
-async fn attempt(plan: &LoadPlan, target: &LoadTarget, open: &mut Option<KeptConnection>) -> RequestOutcome {
-    let idle = open.as_ref().map_or(Duration::ZERO, |kept| kept.since.elapsed());
+async fn attempt(
+    plan: &LoadPlan,
+    target: &LoadTarget,
+    open: &mut Option<KeptConnection>,
+) -> RequestOutcome {
+    let idle = open
+        .as_ref()
+        .map_or(Duration::ZERO, |kept| kept.since.elapsed());
     let mut connection = match reuse_or_dial(plan, target, open).await {
         Ok(connection) => connection,
         Err(problem) => return RequestOutcome::failed("connect", problem.to_string()),
@@ -239,7 +293,11 @@ async fn attempt(plan: &LoadPlan, target: &LoadTarget, open: &mut Option<KeptCon
     let response = match connection.send(request).await {
         Ok(response) => response,
         Err(problem) => {
-            let detail = format!("{}, {} ms after the answer before", connection::chain(&problem), idle.as_millis());
+            let detail = format!(
+                "{}, {} ms after the answer before",
+                connection::chain(&problem),
+                idle.as_millis()
+            );
             return RequestOutcome::failed(connection::kind_of(&problem), detail);
         }
     };
@@ -250,12 +308,26 @@ async fn attempt(plan: &LoadPlan, target: &LoadTarget, open: &mut Option<KeptCon
             return RequestOutcome::failed("body", connection::chain(&problem));
         }
     }
-    let text = |name| head.headers.get(name).and_then(|v: &HeaderValue| v.to_str().ok()).map(str::to_owned);
-    let mut outcome = RequestOutcome::answered(text(&plan.served_by), text(&HeaderName::from_static(crate::pod::POD)));
+    let text = |name| {
+        head.headers
+            .get(name)
+            .and_then(|v: &HeaderValue| v.to_str().ok())
+            .map(str::to_owned)
+    };
+    let mut outcome = RequestOutcome::answered(
+        text(&plan.served_by),
+        text(&HeaderName::from_static(crate::pod::POD)),
+    );
     if head.status.is_success() {
-        *open = Some(KeptConnection { connection, since: Instant::now() });
+        *open = Some(KeptConnection {
+            connection,
+            since: Instant::now(),
+        });
     } else {
-        outcome.failure = Some((format!("status_{}", head.status.as_u16()), format!("{} {}", target.uri, head.status)));
+        outcome.failure = Some((
+            format!("status_{}", head.status.as_u16()),
+            format!("{} {}", target.uri, head.status),
+        ));
     }
     outcome
 }
@@ -266,7 +338,11 @@ struct KeptConnection {
     since: Instant,
 }
 
-async fn reuse_or_dial(plan: &LoadPlan, target: &LoadTarget, open: &mut Option<KeptConnection>) -> Result<Dialed, DialError> {
+async fn reuse_or_dial(
+    plan: &LoadPlan,
+    target: &LoadTarget,
+    open: &mut Option<KeptConnection>,
+) -> Result<Dialed, DialError> {
     if let Some(KeptConnection { mut connection, .. }) = open.take()
         && connection.ready().await
     {
@@ -275,19 +351,30 @@ async fn reuse_or_dial(plan: &LoadPlan, target: &LoadTarget, open: &mut Option<K
     dial(&target.authority, plan.protocol).await
 }
 
-fn request(plan: &LoadPlan, target: &LoadTarget) -> Result<Request<answer::SampleBody>, http::Error> {
+fn request(
+    plan: &LoadPlan,
+    target: &LoadTarget,
+) -> Result<Request<answer::SampleBody>, http::Error> {
     let uri = match plan.protocol {
-        Protocol::H1 => target.uri.path_and_query().map_or("/", |p| p.as_str()).parse()?,
+        Protocol::H1 => target
+            .uri
+            .path_and_query()
+            .map_or("/", |p| p.as_str())
+            .parse()?,
         Protocol::H2 => target.uri.clone(),
     };
     let mut request = Request::new(answer::boxed(Full::new(plan.body.clone())));
     *request.method_mut() = plan.method.clone();
     *request.headers_mut() = plan.headers.clone();
     if plan.protocol == Protocol::H1 && !plan.headers.contains_key(header::HOST) {
-        request.headers_mut().insert(header::HOST, HeaderValue::from_str(&target.authority)?);
+        request
+            .headers_mut()
+            .insert(header::HOST, HeaderValue::from_str(&target.authority)?);
     }
     if plan.protocol == Protocol::H1 && !plan.keepalive {
-        request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        request
+            .headers_mut()
+            .insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     *request.uri_mut() = uri;
     Ok(request)
@@ -299,7 +386,8 @@ mod tests {
 
     #[test]
     fn tickets_end_by_count_or_time() {
-        let tickets = |count_max, rate| RequestSchedule::new(count_max, Duration::from_secs(1), rate);
+        let tickets =
+            |count_max, rate| RequestSchedule::new(count_max, Duration::from_secs(1), rate);
         let all = |t: RequestSchedule| std::iter::from_fn(|| t.take()).take(1000).count();
         for (name, count_max, rate, want) in [
             ("count ends a closed loop", 5, None, 5),
@@ -312,7 +400,11 @@ mod tests {
 
     #[test]
     fn bad_input_is_refused_with_a_fix() {
-        for (given, want) in [("10.0.0.1:80", "write it like"), ("https://10.0.0.1/", "plain http"), ("http://", "not a URL")] {
+        for (given, want) in [
+            ("10.0.0.1:80", "write it like"),
+            ("https://10.0.0.1/", "plain http"),
+            ("http://", "not a URL"),
+        ] {
             let problem = format!("{:#}", target(given).unwrap_err());
             assert!(problem.contains(want), "{given}: {problem}");
         }

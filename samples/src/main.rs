@@ -23,13 +23,18 @@ use canal_samples::tls_client::TlsClientArgs;
 use canal_samples::workload_client::WorkloadClientArgs;
 use canal_samples::ws_client::WsClientArgs;
 use canal_samples::{
-    blob, blob_client, connections, grpc_client, load, sessions, tcp, tcp_client, tls_client, workload_client, ws, ws_client,
+    blob, blob_client, connections, grpc_client, load, sessions, tcp, tcp_client, tls_client,
+    workload_client, ws, ws_client,
 };
 use clap::{Args, Parser, Subcommand};
 use serde_json::Value;
 
 #[derive(Debug, Parser)]
-#[command(name = "canal-samples", version, about = "Applications and clients for Canal's demo, tests and benches")]
+#[command(
+    name = "canal-samples",
+    version,
+    about = "Applications and clients for Canal's demo, tests and benches"
+)]
 struct SampleCli {
     #[command(subcommand)]
     role: SampleRole,
@@ -117,7 +122,11 @@ fn main() -> ExitCode {
 
 /// Returns `$SAMPLE_THREADS`, else 1: a world runs dozens of these programs on one machine, and none of them needs two cores.
 fn workers() -> usize {
-    std::env::var("SAMPLE_THREADS").ok().and_then(|n| n.parse().ok()).filter(|n| (1..=64).contains(n)).unwrap_or(1)
+    std::env::var("SAMPLE_THREADS")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .filter(|n| (1..=64).contains(n))
+        .unwrap_or(1)
 }
 
 async fn run(role: SampleRole) -> anyhow::Result<ExitCode> {
@@ -138,7 +147,11 @@ async fn run(role: SampleRole) -> anyhow::Result<ExitCode> {
 fn print(report: &Value) -> ExitCode {
     // A reader that has read enough closes the pipe. The exit code still reports the result.
     let _ = writeln!(std::io::stdout(), "{report:#}");
-    if report["ok"] == true { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if report["ok"] == true {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 async fn run_server(role: SampleRole) -> anyhow::Result<()> {
@@ -164,31 +177,52 @@ async fn run_server(role: SampleRole) -> anyhow::Result<()> {
         }
         SampleRole::Details(Port { port }) => {
             let pod = PodName::from_env("details");
-            serve(bind(port)?, stop, move |request, _| std::future::ready(pod.signed(details::answer(&pod, &request)))).await
+            serve(bind(port)?, stop, move |request, _| {
+                std::future::ready(pod.signed(details::answer(&pod, &request)))
+            })
+            .await
         }
         SampleRole::Ratings(Port { port }) => {
             let pod = PodName::from_env("ratings");
-            serve(bind(port)?, stop, move |request, _| std::future::ready(pod.signed(ratings::answer(&pod, &request)))).await
+            serve(bind(port)?, stop, move |request, _| {
+                std::future::ready(pod.signed(ratings::answer(&pod, &request)))
+            })
+            .await
         }
         SampleRole::Grpc(Port { port }) => {
             let service = EchoService::new(PodName::from_env("echo"));
-            serve(bind(port)?, stop, move |request, _| service.clone().answer(request)).await
+            serve(bind(port)?, stop, move |request, _| {
+                service.clone().answer(request)
+            })
+            .await
         }
         SampleRole::Authz(args) => {
             let authorizer = SampleAuthorizer::new(&args);
-            serve(bind(args.port)?, stop, move |request, _| authorizer.clone().answer(request)).await
+            serve(bind(args.port)?, stop, move |request, _| {
+                authorizer.clone().answer(request)
+            })
+            .await
         }
         SampleRole::Issuer(args) => {
             let issuer = SampleIssuer::new(&args)?;
-            serve(bind(args.port)?, stop, move |request, _| issuer.clone().answer(request)).await
+            serve(bind(args.port)?, stop, move |request, _| {
+                issuer.clone().answer(request)
+            })
+            .await
         }
         SampleRole::Ws(Port { port }) => {
             let pod = PodName::from_env("ws");
-            serve(bind(port)?, stop, move |request, _| ws::answer(pod.clone(), request)).await
+            serve(bind(port)?, stop, move |request, _| {
+                ws::answer(pod.clone(), request)
+            })
+            .await
         }
         SampleRole::Blob(Port { port }) => {
             let pod = PodName::from_env("blob");
-            serve(bind(port)?, stop, move |request, peer| blob::answer(pod.clone(), request, peer)).await
+            serve(bind(port)?, stop, move |request, peer| {
+                blob::answer(pod.clone(), request, peer)
+            })
+            .await
         }
         SampleRole::Tcp { listen } => {
             let mut servers = tokio::task::JoinSet::new();

@@ -13,7 +13,14 @@ use hyper_util::rt::TokioExecutor;
 use crate::pod::SERVED_BY;
 
 /// Headers that an application in a mesh forwards, because they connect the hops of one request.
-pub const PASSED_ON: [&str; 6] = ["x-request-id", "traceparent", "tracestate", "baggage", "end-user", "user-agent"];
+pub const PASSED_ON: [&str; 6] = [
+    "x-request-id",
+    "traceparent",
+    "tracestate",
+    "baggage",
+    "end-user",
+    "user-agent",
+];
 /// Timeout of a whole call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of an answer. The answers of other samples are small, so a larger one is an error.
@@ -45,15 +52,23 @@ impl UpstreamService {
     /// `base` is not a plain http URL, or `host` is not a header value.
     pub fn new(base: &str, host: Option<&str>) -> anyhow::Result<Self> {
         let base = base.trim_end_matches('/').to_owned();
-        let uri: Uri = base.parse().with_context(|| format!("{base:?} is not a URL: write it like http://10.96.0.11:9080"))?;
+        let uri: Uri = base.parse().with_context(|| {
+            format!("{base:?} is not a URL: write it like http://10.96.0.11:9080")
+        })?;
         if uri.scheme_str() != Some("http") || uri.authority().is_none() {
             bail!("{base:?} is not a plain http URL: write it like http://10.96.0.11:9080");
         }
-        let host = host.map(HeaderValue::from_str).transpose().context("the Host to send is not a header value")?;
+        let host = host
+            .map(HeaderValue::from_str)
+            .transpose()
+            .context("the Host to send is not a header value")?;
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(CALL_TIMEOUT));
-        let client = Client::builder(TokioExecutor::new()).pool_idle_timeout(POOL_IDLE).retry_canceled_requests(false).build(connector);
+        let client = Client::builder(TokioExecutor::new())
+            .pool_idle_timeout(POOL_IDLE)
+            .retry_canceled_requests(false)
+            .build(connector);
         Ok(Self { base, host, client })
     }
 
@@ -63,8 +78,11 @@ impl UpstreamService {
     ///
     /// `$NAME_URL` is missing, or a value is wrong.
     pub fn from_env(name: &str) -> anyhow::Result<Self> {
-        let url = std::env::var(format!("{name}_URL"))
-            .with_context(|| format!("${name}_URL is not set: give the URL of that service, e.g. http://10.96.0.11:9080"))?;
+        let url = std::env::var(format!("{name}_URL")).with_context(|| {
+            format!(
+                "${name}_URL is not set: give the URL of that service, e.g. http://10.96.0.11:9080"
+            )
+        })?;
         Self::new(&url, std::env::var(format!("{name}_HOST")).ok().as_deref())
     }
 
@@ -77,11 +95,19 @@ impl UpstreamService {
         let call = self.get_unbounded(path, incoming);
         match tokio::time::timeout(CALL_TIMEOUT, call).await {
             Ok(reply) => reply.with_context(|| format!("GET {}{path}", self.base)),
-            Err(_) => bail!("GET {}{path}: no answer in {} s", self.base, CALL_TIMEOUT.as_secs()),
+            Err(_) => bail!(
+                "GET {}{path}: no answer in {} s",
+                self.base,
+                CALL_TIMEOUT.as_secs()
+            ),
         }
     }
 
-    async fn get_unbounded(&self, path: &str, incoming: &HeaderMap) -> anyhow::Result<UpstreamReply> {
+    async fn get_unbounded(
+        &self,
+        path: &str,
+        incoming: &HeaderMap,
+    ) -> anyhow::Result<UpstreamReply> {
         let mut request = Request::get(format!("{}{path}", self.base)).body(Empty::new())?;
         for name in PASSED_ON {
             if let Some(value) = incoming.get(name) {
@@ -93,9 +119,21 @@ impl UpstreamService {
         }
         let response = self.client.request(request).await?;
         let (head, body) = response.into_parts();
-        let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(|e| anyhow::anyhow!(e))?.to_bytes();
-        let served_by = head.headers.get(SERVED_BY).and_then(|v| v.to_str().ok()).map(str::to_owned);
+        let body = Limited::new(body, ANSWER_BYTES_MAX)
+            .collect()
+            .await
+            .map_err(|e| anyhow::anyhow!(e))?
+            .to_bytes();
+        let served_by = head
+            .headers
+            .get(SERVED_BY)
+            .and_then(|v| v.to_str().ok())
+            .map(str::to_owned);
         let json = serde_json::from_slice(&body).unwrap_or(serde_json::Value::Null);
-        Ok(UpstreamReply { status: head.status, served_by, json })
+        Ok(UpstreamReply {
+            status: head.status,
+            served_by,
+            json,
+        })
     }
 }

@@ -29,7 +29,9 @@ impl PodName {
         Self {
             service: var("SERVICE_NAME").unwrap_or_else(|| service.to_owned()),
             version: var("SERVICE_VERSION").unwrap_or_else(|| "v1".to_owned()),
-            name: var("POD_NAME").or_else(|| var("HOSTNAME")).unwrap_or_else(|| "unknown".to_owned()),
+            name: var("POD_NAME")
+                .or_else(|| var("HOSTNAME"))
+                .unwrap_or_else(|| "unknown".to_owned()),
         }
     }
 

@@ -72,7 +72,10 @@ impl SessionTally {
         self.exchanges += other.exchanges;
         self.held += other.held;
         self.unanswered += other.unanswered;
-        for (from, into) in [(other.broken, &mut self.broken), (other.unopened, &mut self.unopened)] {
+        for (from, into) in [
+            (other.broken, &mut self.broken),
+            (other.unopened, &mut self.unopened),
+        ] {
             for (kind, n) in from {
                 *into.entry(kind).or_default() += n;
             }
@@ -127,7 +130,10 @@ pub async fn run(args: &HeldSessionsArgs, stop: watch::Receiver<bool>) -> anyhow
         bail!("--open-rate must be more than 0, --duration 0 to 3600 seconds");
     }
     let (started, args) = (Instant::now(), Arc::new(args.clone()));
-    let end = RunEnd { at: started + Duration::from_secs_f64(args.duration), stop };
+    let end = RunEnd {
+        at: started + Duration::from_secs_f64(args.duration),
+        stop,
+    };
     let mut sessions = tokio::task::JoinSet::new();
     for number in 0..args.count {
         sessions.spawn(hold(args.clone(), number, started, end.clone()));
@@ -136,7 +142,10 @@ pub async fn run(args: &HeldSessionsArgs, stop: watch::Receiver<bool>) -> anyhow
     while let Some(session) = sessions.join_next().await {
         whole.merge(session?);
     }
-    let (broken, unopened) = (whole.broken.values().sum::<u64>(), whole.unopened.values().sum::<u64>());
+    let (broken, unopened) = (
+        whole.broken.values().sum::<u64>(),
+        whole.unopened.values().sum::<u64>(),
+    );
     Ok(json!({
         "ok": broken == 0 && unopened == 0 && whole.opened >= args.count as u64,
         "sessions": args.count, "opened": whole.opened, "held": whole.held, "exchanges": whole.exchanges, "broken": broken, "unopened": unopened,
@@ -145,11 +154,17 @@ pub async fn run(args: &HeldSessionsArgs, stop: watch::Receiver<bool>) -> anyhow
 }
 
 /// Runs one session until `end`, and opens it again whenever it breaks.
-async fn hold(args: Arc<HeldSessionsArgs>, number: usize, started: Instant, end: RunEnd) -> SessionTally {
+async fn hold(
+    args: Arc<HeldSessionsArgs>,
+    number: usize,
+    started: Instant,
+    end: RunEnd,
+) -> SessionTally {
     let mut tally = SessionTally::default();
     // The start times spread the connects at --open-rate.
     let due = started + Duration::from_secs_f64(number as f64 / args.open_rate);
-    end.sleep(due.saturating_duration_since(Instant::now())).await;
+    end.sleep(due.saturating_duration_since(Instant::now()))
+        .await;
     let mut whole_at = Instant::now();
     let (mut is_whole, mut is_last) = (false, false);
     while !end.is_over() && !is_last {
@@ -157,13 +172,22 @@ async fn hold(args: Arc<HeldSessionsArgs>, number: usize, started: Instant, end:
         if is_last && is_whole {
             return tally;
         }
-        match within(&args, &end, TcpStream::connect(&args.addresses[number % args.addresses.len()])).await {
+        match within(
+            &args,
+            &end,
+            TcpStream::connect(&args.addresses[number % args.addresses.len()]),
+        )
+        .await
+        {
             Some(Ok(stream)) => {
                 tally.opened += 1;
                 let (port, before) = (stream.local_addr().map_or(0, |a| a.port()), tally.exchanges);
-                if let Some(problem) = converse(stream, &args, number, &end, &mut whole_at, &mut tally).await {
+                if let Some(problem) =
+                    converse(stream, &args, number, &end, &mut whole_at, &mut tally).await
+                {
                     *tally.broken.entry(problem.kind().to_string()).or_default() += 1;
-                    let (at, exchanges) = (started.elapsed().as_secs_f64(), tally.exchanges - before);
+                    let (at, exchanges) =
+                        (started.elapsed().as_secs_f64(), tally.exchanges - before);
                     tally.unanswered += u64::from(exchanges == 0);
                     tally.breaks.push(json!({"at_s": at, "port": port, "exchanges": exchanges, "why": problem.to_string()}));
                 } else {
@@ -171,7 +195,12 @@ async fn hold(args: Arc<HeldSessionsArgs>, number: usize, started: Instant, end:
                     is_whole = true;
                 }
             }
-            Some(Err(problem)) => *tally.unopened.entry(problem.kind().to_string()).or_default() += 1,
+            Some(Err(problem)) => {
+                *tally
+                    .unopened
+                    .entry(problem.kind().to_string())
+                    .or_default() += 1
+            }
             // The run ended while the connect was pending; that is not a failure.
             None => return tally,
         }
@@ -201,7 +230,11 @@ async fn converse(
             stream.write_all(&message).await?;
             let mut back = [0; MESSAGE_BYTES];
             stream.read_exact(&mut back).await?;
-            if back == message { Ok(()) } else { Err(std::io::Error::other("another session's bytes")) }
+            if back == message {
+                Ok(())
+            } else {
+                Err(std::io::Error::other("another session's bytes"))
+            }
         };
         match within(args, end, exchange).await {
             Some(Ok(())) => tally.exchanges += 1,
@@ -220,7 +253,11 @@ async fn converse(
 }
 
 /// Returns the outcome, a timeout after `patience_ms`, or `None` once the run is over.
-async fn within<T>(args: &HeldSessionsArgs, end: &RunEnd, work: impl Future<Output = std::io::Result<T>>) -> Option<std::io::Result<T>> {
+async fn within<T>(
+    args: &HeldSessionsArgs,
+    end: &RunEnd,
+    work: impl Future<Output = std::io::Result<T>>,
+) -> Option<std::io::Result<T>> {
     let deadline = Instant::now() + Duration::from_millis(args.patience_ms);
     match tokio::time::timeout_at(deadline.min(end.at), work).await {
         Ok(outcome) => Some(outcome),
@@ -235,7 +272,14 @@ mod tests {
     use tokio::net::TcpListener;
 
     fn args(address: String, count: usize, duration: f64) -> HeldSessionsArgs {
-        HeldSessionsArgs { addresses: vec![address], count, open_rate: 1000.0, interval_ms: 50, patience_ms: 5000, duration }
+        HeldSessionsArgs {
+            addresses: vec![address],
+            count,
+            open_rate: 1000.0,
+            interval_ms: 50,
+            patience_ms: 5000,
+            duration,
+        }
     }
 
     fn unstopped() -> watch::Receiver<bool> {
@@ -270,7 +314,11 @@ mod tests {
         });
         let report = run(&args(address, 1, 3600.0), stop).await.unwrap();
         // The third exchange begins after the stop.
-        assert_eq!((&report["ok"], &report["held"], &report["exchanges"]), (&json!(true), &json!(1), &json!(3)), "{report}");
+        assert_eq!(
+            (&report["ok"], &report["held"], &report["exchanges"]),
+            (&json!(true), &json!(1), &json!(3)),
+            "{report}"
+        );
         drop(server.await.unwrap());
     }
 
@@ -286,9 +334,16 @@ mod tests {
             sender.send_replace(true);
             sender
         });
-        let hour = HeldSessionsArgs { interval_ms: 3_600_000, ..args(address, 1, 3600.0) };
+        let hour = HeldSessionsArgs {
+            interval_ms: 3_600_000,
+            ..args(address, 1, 3600.0)
+        };
         let report = run(&hour, stop).await.unwrap();
-        assert_eq!((&report["ok"], &report["held"], &report["broken"]), (&json!(false), &json!(0), &json!(1)), "{report}");
+        assert_eq!(
+            (&report["ok"], &report["held"], &report["broken"]),
+            (&json!(false), &json!(0), &json!(1)),
+            "{report}"
+        );
         drop(server.await.unwrap());
     }
 
@@ -312,8 +367,15 @@ mod tests {
             }
         });
         let report = run(&args(address, 1, 0.6), unstopped()).await.unwrap();
-        assert_eq!((&report["broken"], &report["unopened"], &report["opened"]), (&json!(1), &json!(0), &json!(2)), "{report}");
-        assert_eq!((&report["ok"], &report["held"], &report["unanswered"]), (&json!(false), &json!(1), &json!(0)));
+        assert_eq!(
+            (&report["broken"], &report["unopened"], &report["opened"]),
+            (&json!(1), &json!(0), &json!(2)),
+            "{report}"
+        );
+        assert_eq!(
+            (&report["ok"], &report["held"], &report["unanswered"]),
+            (&json!(false), &json!(1), &json!(0))
+        );
         server.abort();
     }
 
@@ -322,8 +384,20 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         for (patience_ms, broken) in [(100, true), (60_000, false)] {
-            let report = run(&HeldSessionsArgs { patience_ms, ..args(address.clone(), 1, 0.4) }, unstopped()).await.unwrap();
-            assert_eq!(report["broken_by"]["timed out"].as_u64().is_some(), broken, "{report}");
+            let report = run(
+                &HeldSessionsArgs {
+                    patience_ms,
+                    ..args(address.clone(), 1, 0.4)
+                },
+                unstopped(),
+            )
+            .await
+            .unwrap();
+            assert_eq!(
+                report["broken_by"]["timed out"].as_u64().is_some(),
+                broken,
+                "{report}"
+            );
             assert_eq!(report["held"], 0, "it never was answered");
             assert_eq!(report["unanswered"], report["broken"], "{report}");
         }
@@ -331,9 +405,26 @@ mod tests {
 
     #[tokio::test]
     async fn failed_opens_are_counted() {
-        let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
-        let report = run(&args(format!("127.0.0.1:{port}"), 2, 0.2), unstopped()).await.unwrap();
-        assert!(report["unopened"].as_u64().unwrap() >= 2 && report["held"] == 0, "{report}");
-        assert!(run(&args("127.0.0.1:1".into(), SESSIONS_MAX + 1, 1.0), unstopped()).await.is_err());
+        let port = TcpListener::bind("127.0.0.1:0")
+            .await
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        let report = run(&args(format!("127.0.0.1:{port}"), 2, 0.2), unstopped())
+            .await
+            .unwrap();
+        assert!(
+            report["unopened"].as_u64().unwrap() >= 2 && report["held"] == 0,
+            "{report}"
+        );
+        assert!(
+            run(
+                &args("127.0.0.1:1".into(), SESSIONS_MAX + 1, 1.0),
+                unstopped()
+            )
+            .await
+            .is_err()
+        );
     }
 }

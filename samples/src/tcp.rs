@@ -46,8 +46,12 @@ impl FromStr for TcpListenArg {
     fn from_str(text: &str) -> Result<Self, String> {
         let problem = || format!("{text:?}: write it as mode=port, e.g. echo=7000");
         let (mode, port) = text.split_once('=').ok_or_else(problem)?;
-        let mode = <TcpServerMode as clap::ValueEnum>::from_str(mode, false).map_err(|_| problem())?;
-        Ok(Self { mode, port: port.parse().map_err(|_| problem())? })
+        let mode =
+            <TcpServerMode as clap::ValueEnum>::from_str(mode, false).map_err(|_| problem())?;
+        Ok(Self {
+            mode,
+            port: port.parse().map_err(|_| problem())?,
+        })
     }
 }
 
@@ -67,7 +71,12 @@ pub async fn serve(listener: TcpListener, mode: TcpServerMode, mut stop: watch::
     }
 }
 
-async fn attend(mut stream: TcpStream, peer: SocketAddr, mode: TcpServerMode, mut stop: watch::Receiver<bool>) {
+async fn attend(
+    mut stream: TcpStream,
+    peer: SocketAddr,
+    mode: TcpServerMode,
+    mut stop: watch::Receiver<bool>,
+) {
     let _ = stream.set_nodelay(true);
     let served = match mode {
         TcpServerMode::Echo => echo(&mut stream).await,
@@ -114,12 +123,21 @@ async fn greet(stream: &mut TcpStream) -> std::io::Result<()> {
     stream.write_all(BANNER).await?;
     stream.shutdown().await?;
     let checker = read_all(stream).await?;
-    println!("greet: read {} bytes after closing our side, as_pattern={}", checker.length, checker.differs_at.is_none());
+    println!(
+        "greet: read {} bytes after closing our side, as_pattern={}",
+        checker.length,
+        checker.differs_at.is_none()
+    );
     Ok(())
 }
 
 async fn source(stream: &mut TcpStream) -> std::io::Result<()> {
-    let bad = || std::io::Error::new(std::io::ErrorKind::InvalidData, "expected a decimal size and a newline");
+    let bad = || {
+        std::io::Error::new(
+            std::io::ErrorKind::InvalidData,
+            "expected a decimal size and a newline",
+        )
+    };
     let mut line = Vec::new();
     loop {
         match stream.read_u8().await? {
@@ -128,10 +146,15 @@ async fn source(stream: &mut TcpStream) -> std::io::Result<()> {
             _ => return Err(bad()),
         }
     }
-    let size: u64 = std::str::from_utf8(&line).ok().and_then(|t| t.trim().parse().ok()).ok_or_else(bad)?;
+    let size: u64 = std::str::from_utf8(&line)
+        .ok()
+        .and_then(|t| t.trim().parse().ok())
+        .ok_or_else(bad)?;
     let mut position = 0;
     while position < size {
-        let length = usize::try_from(size - position).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
+        let length = usize::try_from(size - position)
+            .unwrap_or(CHUNK_BYTES)
+            .min(CHUNK_BYTES);
         stream.write_all(&fill(0, position, length)).await?;
         position += length as u64;
     }

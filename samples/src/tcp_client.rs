@@ -52,7 +52,9 @@ struct TcpClientResult {
 pub async fn run(args: &TcpClientArgs) -> anyhow::Result<Value> {
     let started = Instant::now();
     let limit = Duration::from_millis(args.timeout_ms);
-    let seen = tokio::time::timeout(limit, drive(args)).await.with_context(|| format!("not done in {} ms", args.timeout_ms))??;
+    let seen = tokio::time::timeout(limit, drive(args))
+        .await
+        .with_context(|| format!("not done in {} ms", args.timeout_ms))??;
     Ok(json!({
         "ok": seen.right, "mode": format!("{:?}", args.mode), "sent": seen.sent, "received": seen.received,
         "end": format!("{:?}", seen.end), "said": seen.report, "elapsed_ms": started.elapsed().as_secs_f64() * 1e3,
@@ -60,40 +62,80 @@ pub async fn run(args: &TcpClientArgs) -> anyhow::Result<Value> {
 }
 
 async fn drive(args: &TcpClientArgs) -> anyhow::Result<TcpClientResult> {
-    let mut stream = TcpStream::connect(&args.address).await.with_context(|| format!("connect to {}", args.address))?;
+    let mut stream = TcpStream::connect(&args.address)
+        .await
+        .with_context(|| format!("connect to {}", args.address))?;
     stream.set_nodelay(true)?;
     let (mut reader, mut writer) = stream.split();
     match args.mode {
         TcpServerMode::Echo => {
             let (sent, got) = tokio::join!(send(&mut writer, args.size), receive(&mut reader, 0));
             let (checker, end, _) = got?;
-            let right = checker.length == args.size && checker.differs_at.is_none() && end == StreamEnd::Closed;
-            Ok(TcpClientResult { right, sent: sent?, received: checker.length, end, report: Value::Null })
+            let right = checker.length == args.size
+                && checker.differs_at.is_none()
+                && end == StreamEnd::Closed;
+            Ok(TcpClientResult {
+                right,
+                sent: sent?,
+                received: checker.length,
+                end,
+                report: Value::Null,
+            })
         }
         TcpServerMode::Drain => {
             let sent = send(&mut writer, args.size).await?;
             let (checker, end, text) = receive(&mut reader, 4096).await?;
             let report: Value = serde_json::from_slice(&text).unwrap_or_default();
-            let right = report["length"].as_u64() == Some(args.size) && report["as_pattern"] == true && end == StreamEnd::Closed;
-            Ok(TcpClientResult { right, sent, received: checker.length, end, report })
+            let right = report["length"].as_u64() == Some(args.size)
+                && report["as_pattern"] == true
+                && end == StreamEnd::Closed;
+            Ok(TcpClientResult {
+                right,
+                sent,
+                received: checker.length,
+                end,
+                report,
+            })
         }
         TcpServerMode::Greet => {
             // The server has closed its side. Data that is sent now must still be carried.
             let (checker, end, text) = receive(&mut reader, 4096).await?;
             let sent = send(&mut writer, args.size).await?;
             let right = text == BANNER && end == StreamEnd::Closed && sent == args.size;
-            Ok(TcpClientResult { right, sent, received: checker.length, end, report: Value::from(String::from_utf8_lossy(&text)) })
+            Ok(TcpClientResult {
+                right,
+                sent,
+                received: checker.length,
+                end,
+                report: Value::from(String::from_utf8_lossy(&text)),
+            })
         }
         TcpServerMode::Source => {
-            writer.write_all(format!("{}\n", args.size).as_bytes()).await?;
+            writer
+                .write_all(format!("{}\n", args.size).as_bytes())
+                .await?;
             let (checker, end, _) = receive(&mut reader, 0).await?;
-            let right = checker.length == args.size && checker.differs_at.is_none() && end == StreamEnd::Closed;
-            Ok(TcpClientResult { right, sent: 0, received: checker.length, end, report: Value::Null })
+            let right = checker.length == args.size
+                && checker.differs_at.is_none()
+                && end == StreamEnd::Closed;
+            Ok(TcpClientResult {
+                right,
+                sent: 0,
+                received: checker.length,
+                end,
+                report: Value::Null,
+            })
         }
         TcpServerMode::Reset => {
             writer.write_all(b"x").await?;
             let (checker, end, _) = receive(&mut reader, 0).await?;
-            Ok(TcpClientResult { right: end == StreamEnd::Reset, sent: 1, received: checker.length, end, report: Value::Null })
+            Ok(TcpClientResult {
+                right: end == StreamEnd::Reset,
+                sent: 1,
+                received: checker.length,
+                end,
+                report: Value::Null,
+            })
         }
         TcpServerMode::Stall => stall(args, &mut writer).await,
     }
@@ -103,8 +145,13 @@ async fn drive(args: &TcpClientArgs) -> anyhow::Result<TcpClientResult> {
 async fn send(writer: &mut (impl AsyncWrite + Unpin), size: u64) -> anyhow::Result<u64> {
     let mut position = 0;
     while position < size {
-        let length = usize::try_from(size - position).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
-        writer.write_all(&fill(0, position, length)).await.with_context(|| format!("send after {position} bytes"))?;
+        let length = usize::try_from(size - position)
+            .unwrap_or(CHUNK_BYTES)
+            .min(CHUNK_BYTES);
+        writer
+            .write_all(&fill(0, position, length))
+            .await
+            .with_context(|| format!("send after {position} bytes"))?;
         position += length as u64;
     }
     writer.shutdown().await.context("half-close")?;
@@ -112,7 +159,10 @@ async fn send(writer: &mut (impl AsyncWrite + Unpin), size: u64) -> anyhow::Resu
 }
 
 /// Receives to the end, and returns the first `keep` bytes.
-async fn receive(reader: &mut (impl AsyncRead + Unpin), keep: usize) -> anyhow::Result<(Checker, StreamEnd, Vec<u8>)> {
+async fn receive(
+    reader: &mut (impl AsyncRead + Unpin),
+    keep: usize,
+) -> anyhow::Result<(Checker, StreamEnd, Vec<u8>)> {
     let (mut checker, mut held) = (Checker::new(0), Vec::new());
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {
@@ -122,23 +172,40 @@ async fn receive(reader: &mut (impl AsyncRead + Unpin), keep: usize) -> anyhow::
                 checker.take(&buffer[..n]);
                 held.extend_from_slice(&buffer[..n.min(keep - held.len().min(keep))]);
             }
-            Err(problem) if problem.kind() == std::io::ErrorKind::ConnectionReset => return Ok((checker, StreamEnd::Reset, held)),
+            Err(problem) if problem.kind() == std::io::ErrorKind::ConnectionReset => {
+                return Ok((checker, StreamEnd::Reset, held));
+            }
             Err(problem) => return Err(problem).context("receive"),
         }
     }
 }
 
 /// Sends until a second passes without progress. The result shows how much the path buffers for a server that does not read.
-async fn stall(args: &TcpClientArgs, writer: &mut (impl AsyncWrite + Unpin)) -> anyhow::Result<TcpClientResult> {
+async fn stall(
+    args: &TcpClientArgs,
+    writer: &mut (impl AsyncWrite + Unpin),
+) -> anyhow::Result<TcpClientResult> {
     let mut sent = 0;
     while sent < args.size {
         let piece = fill(0, sent, CHUNK_BYTES);
         match tokio::time::timeout(Duration::from_secs(1), writer.write(&piece)).await {
             Ok(written) => sent += written.context("send")? as u64,
             Err(_) => {
-                return Ok(TcpClientResult { right: true, sent, received: 0, end: StreamEnd::Closed, report: Value::from("stopped") });
+                return Ok(TcpClientResult {
+                    right: true,
+                    sent,
+                    received: 0,
+                    end: StreamEnd::Closed,
+                    report: Value::from("stopped"),
+                });
             }
         }
     }
-    Ok(TcpClientResult { right: false, sent, received: 0, end: StreamEnd::Closed, report: Value::from("never came to a stop") })
+    Ok(TcpClientResult {
+        right: false,
+        sent,
+        received: 0,
+        end: StreamEnd::Closed,
+        report: Value::from("never came to a stop"),
+    })
 }

@@ -60,7 +60,11 @@ pub async fn run(args: &TlsClientArgs) -> anyhow::Result<Value> {
     let (mut last, mut failed, mut took) = (Value::Null, 0, Vec::new());
     for _ in 0..args.times {
         let started = Instant::now();
-        let once = tokio::time::timeout(Duration::from_millis(args.timeout_ms), once(args, config.clone())).await;
+        let once = tokio::time::timeout(
+            Duration::from_millis(args.timeout_ms),
+            once(args, config.clone()),
+        )
+        .await;
         last = match once {
             Ok(Ok(report)) => report,
             Ok(Err(problem)) => json!({ "error": format!("{problem:#}") }),
@@ -81,13 +85,19 @@ fn config(args: &TlsClientArgs) -> anyhow::Result<ClientConfig> {
     for root in certificates(&args.roots)? {
         roots.add(root).context("a root that is none")?;
     }
-    let versions: &[&rustls::SupportedProtocolVersion] =
-        if args.tls12 { &[&rustls::version::TLS12] } else { &[&rustls::version::TLS13, &rustls::version::TLS12] };
+    let versions: &[&rustls::SupportedProtocolVersion] = if args.tls12 {
+        &[&rustls::version::TLS12]
+    } else {
+        &[&rustls::version::TLS13, &rustls::version::TLS12]
+    };
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(versions)?.with_root_certificates(roots);
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(versions)?
+        .with_root_certificates(roots);
     let mut config = match (&args.cert, &args.key) {
         (Some(cert), Some(key)) => {
-            let key = PrivateKeyDer::from_pem_file(key).with_context(|| format!("no key in {}", key.display()))?;
+            let key = PrivateKeyDer::from_pem_file(key)
+                .with_context(|| format!("no key in {}", key.display()))?;
             builder.with_client_auth_cert(certificates(cert)?, key)?
         }
         _ => builder.with_no_client_auth(),
@@ -97,7 +107,9 @@ fn config(args: &TlsClientArgs) -> anyhow::Result<ClientConfig> {
 }
 
 fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
-    let all: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).with_context(|| format!("read {}", path.display()))?.collect();
+    let all: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path)
+        .with_context(|| format!("read {}", path.display()))?
+        .collect();
     let all = all.with_context(|| format!("{} is not PEM", path.display()))?;
     if all.is_empty() {
         bail!("{} holds no certificate", path.display());
@@ -107,22 +119,41 @@ fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
 
 async fn once(args: &TlsClientArgs, config: Arc<ClientConfig>) -> anyhow::Result<Value> {
     let name = ServerName::try_from(args.name.clone()).context("not a server name")?;
-    let tcp = TcpStream::connect(&args.address).await.with_context(|| format!("connect to {}", args.address))?;
+    let tcp = TcpStream::connect(&args.address)
+        .await
+        .with_context(|| format!("connect to {}", args.address))?;
     tcp.set_nodelay(true)?;
-    let mut stream = TlsConnector::from(config).connect(name, tcp).await.context("TLS")?;
-    let request = format!("GET {} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", args.path, args.name);
+    let mut stream = TlsConnector::from(config)
+        .connect(name, tcp)
+        .await
+        .context("TLS")?;
+    let request = format!(
+        "GET {} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
+        args.path, args.name
+    );
     stream.write_all(request.as_bytes()).await.context("send")?;
     let mut answer = Vec::new();
-    let read = (&mut stream).take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await;
+    let read = (&mut stream)
+        .take(ANSWER_BYTES_MAX)
+        .read_to_end(&mut answer)
+        .await;
     // A read error after an answer is ignored; the answer's status decides.
     if answer.is_empty() {
         read.context("receive")?;
     }
     let text = String::from_utf8_lossy(&answer);
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
-    let status = head.split(' ').nth(1).and_then(|code| code.parse::<u16>().ok());
+    let status = head
+        .split(' ')
+        .nth(1)
+        .and_then(|code| code.parse::<u16>().ok());
     let session = stream.get_ref().1;
-    let chain: Vec<Value> = session.peer_certificates().unwrap_or_default().iter().map(shown).collect();
+    let chain: Vec<Value> = session
+        .peer_certificates()
+        .unwrap_or_default()
+        .iter()
+        .map(shown)
+        .collect();
     Ok(json!({
         "status": status, "body": body, "head": head,
         "version": session.protocol_version().map(|version| format!("{version:?}")),
@@ -135,15 +166,26 @@ async fn once(args: &TlsClientArgs, config: Arc<ClientConfig>) -> anyhow::Result
 
 /// Summarizes a certificate as JSON.
 fn shown(der: &CertificateDer<'_>) -> Value {
-    let Ok((_, certificate)) = X509Certificate::from_der(der) else { return "unreadable".into() };
-    let names = certificate.subject_alternative_name().ok().flatten().map(|names| {
-        let text = |name: &GeneralName<'_>| match name {
-            GeneralName::DNSName(name) => format!("DNS:{name}"),
-            GeneralName::URI(uri) => format!("URI:{uri}"),
-            other => format!("{other:?}"),
-        };
-        names.value.general_names.iter().map(text).collect::<Vec<_>>()
-    });
+    let Ok((_, certificate)) = X509Certificate::from_der(der) else {
+        return "unreadable".into();
+    };
+    let names = certificate
+        .subject_alternative_name()
+        .ok()
+        .flatten()
+        .map(|names| {
+            let text = |name: &GeneralName<'_>| match name {
+                GeneralName::DNSName(name) => format!("DNS:{name}"),
+                GeneralName::URI(uri) => format!("URI:{uri}"),
+                other => format!("{other:?}"),
+            };
+            names
+                .value
+                .general_names
+                .iter()
+                .map(text)
+                .collect::<Vec<_>>()
+        });
     json!({
         "subject": certificate.subject().to_string(),
         "issuer": certificate.issuer().to_string(),

@@ -52,12 +52,18 @@ pub async fn run(args: &WorkloadClientArgs) -> anyhow::Result<Value> {
     let mut client = SpiffeWorkloadApiClient::new(connect(&args.socket).await?);
     let mut request = tonic::Request::new(X509svidRequest {});
     if !args.without_header {
-        request.metadata_mut().insert("workload.spiffe.io", MetadataValue::from_static("true"));
+        request
+            .metadata_mut()
+            .insert("workload.spiffe.io", MetadataValue::from_static("true"));
     }
     let started = Instant::now();
     let mut stream = match client.fetch_x509svid(request).await {
         Ok(response) => response.into_inner(),
-        Err(status) => return Ok(json!({ "ok": false, "code": format!("{:?}", status.code()), "message": status.message() })),
+        Err(status) => {
+            return Ok(
+                json!({ "ok": false, "code": format!("{:?}", status.code()), "message": status.message() }),
+            );
+        }
     };
     let (mut answers, mut refused) = (Vec::new(), Value::Null);
     while answers.len() < args.answers {
@@ -70,7 +76,8 @@ pub async fn run(args: &WorkloadClientArgs) -> anyhow::Result<Value> {
                 }
             }
             Ok(Some(Err(status))) => {
-                refused = json!({ "code": format!("{:?}", status.code()), "message": status.message() });
+                refused =
+                    json!({ "code": format!("{:?}", status.code()), "message": status.message() });
                 break;
             }
             Ok(None) | Err(_) => break,
@@ -81,14 +88,23 @@ pub async fn run(args: &WorkloadClientArgs) -> anyhow::Result<Value> {
 
 async fn connect(socket: &str) -> anyhow::Result<Channel> {
     if let Some(address) = socket.strip_prefix("tcp://") {
-        let endpoint = Endpoint::from_shared(format!("http://{address}")).context("not an address")?;
-        return endpoint.connect().await.with_context(|| format!("connect to {socket}"));
+        let endpoint =
+            Endpoint::from_shared(format!("http://{address}")).context("not an address")?;
+        return endpoint
+            .connect()
+            .await
+            .with_context(|| format!("connect to {socket}"));
     }
-    let Some(path) = socket.strip_prefix("unix:") else { bail!("{socket:?}: write unix:PATH, unix:@NAME or tcp://IP:PORT") };
+    let Some(path) = socket.strip_prefix("unix:") else {
+        bail!("{socket:?}: write unix:PATH, unix:@NAME or tcp://IP:PORT")
+    };
     let path = path.strip_prefix("//").unwrap_or(path).to_owned();
     // The URL is used only for the :authority header.
     let endpoint = Endpoint::from_static("http://localhost");
-    endpoint.connect_with_connector(UnixDialer(path)).await.with_context(|| format!("connect to {socket}"))
+    endpoint
+        .connect_with_connector(UnixDialer(path))
+        .await
+        .with_context(|| format!("connect to {socket}"))
 }
 
 /// Connects to a Unix socket. A leading `@` marks an abstract name.
@@ -109,7 +125,8 @@ impl tonic::codegen::Service<Uri> for UnixDialer {
         Box::pin(async move {
             let stream = match path.strip_prefix('@') {
                 Some(name) => {
-                    let stream = StdUnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+                    let stream =
+                        StdUnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
                     stream.set_nonblocking(true)?;
                     UnixStream::from_std(stream)?
                 }
@@ -124,7 +141,8 @@ impl tonic::codegen::Service<Uri> for UnixDialer {
 fn certificates(mut der: &[u8]) -> anyhow::Result<Vec<&[u8]>> {
     let mut all = Vec::new();
     while !der.is_empty() {
-        let (rest, _) = X509Certificate::from_der(der).context("a certificate that cannot be read")?;
+        let (rest, _) =
+            X509Certificate::from_der(der).context("a certificate that cannot be read")?;
         all.push(&der[..der.len() - rest.len()]);
         der = rest;
     }
@@ -137,7 +155,9 @@ fn report(answer: &X509svidResponse, started: Instant) -> anyhow::Result<Value> 
     for (domain, bundle) in &answer.federated_bundles {
         federated.insert(domain.clone(), certificates(bundle)?.len().into());
     }
-    Ok(json!({ "ms": started.elapsed().as_millis() as u64, "svids": svids?, "federated": federated, "crls": answer.crl.len() }))
+    Ok(
+        json!({ "ms": started.elapsed().as_millis() as u64, "svids": svids?, "federated": federated, "crls": answer.crl.len() }),
+    )
 }
 
 fn svid(svid: &X509svid) -> anyhow::Result<Value> {
@@ -156,18 +176,37 @@ fn svid(svid: &X509svid) -> anyhow::Result<Value> {
 
 /// Writes the first SVID as PEM files.
 fn write(out: &Path, answer: &X509svidResponse) -> anyhow::Result<()> {
-    let Some(svid) = answer.svids.first() else { return Ok(()) };
+    let Some(svid) = answer.svids.first() else {
+        return Ok(());
+    };
     let pem = |kind: &str, der: &[u8]| {
         let text = STANDARD.encode(der);
-        let lines: Vec<&str> = text.as_bytes().chunks(64).map(|line| str::from_utf8(line).unwrap_or_default()).collect();
-        format!("-----BEGIN {kind}-----\n{}\n-----END {kind}-----\n", lines.join("\n"))
+        let lines: Vec<&str> = text
+            .as_bytes()
+            .chunks(64)
+            .map(|line| str::from_utf8(line).unwrap_or_default())
+            .collect();
+        format!(
+            "-----BEGIN {kind}-----\n{}\n-----END {kind}-----\n",
+            lines.join("\n")
+        )
     };
-    let all = |der: &[u8]| Ok::<_, anyhow::Error>(certificates(der)?.into_iter().map(|one| pem("CERTIFICATE", one)).collect::<String>());
+    let all = |der: &[u8]| {
+        Ok::<_, anyhow::Error>(
+            certificates(der)?
+                .into_iter()
+                .map(|one| pem("CERTIFICATE", one))
+                .collect::<String>(),
+        )
+    };
     std::fs::create_dir_all(out)?;
-    for (name, text) in
-        [("svid.pem", all(&svid.x509_svid)?), ("bundle.pem", all(&svid.bundle)?), ("key.pem", pem("PRIVATE KEY", &svid.x509_svid_key))]
-    {
-        std::fs::write(out.join(name), text).with_context(|| format!("write {name} to {}", out.display()))?;
+    for (name, text) in [
+        ("svid.pem", all(&svid.x509_svid)?),
+        ("bundle.pem", all(&svid.bundle)?),
+        ("key.pem", pem("PRIVATE KEY", &svid.x509_svid_key)),
+    ] {
+        std::fs::write(out.join(name), text)
+            .with_context(|| format!("write {name} to {}", out.display()))?;
     }
     Ok(())
 }

@@ -18,13 +18,18 @@ pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// Returns the limits of client and server.
 pub fn limits() -> WebSocketConfig {
-    WebSocketConfig::default().max_message_size(Some(MESSAGE_BYTES_MAX)).max_frame_size(Some(MESSAGE_BYTES_MAX))
+    WebSocketConfig::default()
+        .max_message_size(Some(MESSAGE_BYTES_MAX))
+        .max_frame_size(Some(MESSAGE_BYTES_MAX))
 }
 
 /// Answers one request: an upgrade, or `/health`.
 pub async fn answer(pod: PodName, mut request: Request<Incoming>) -> SampleResponse {
     let mut answer = match decide_accept(&request) {
-        Ok(None) => answer::json(StatusCode::OK, &serde_json::json!({ "status": "ok", "pod": pod.name })),
+        Ok(None) => answer::json(
+            StatusCode::OK,
+            &serde_json::json!({ "status": "ok", "pod": pod.name }),
+        ),
         Err(problem) => answer::refuse(StatusCode::BAD_REQUEST, problem),
         Ok(Some(accept)) => {
             tokio::spawn(echo(hyper::upgrade::on(&mut request)));
@@ -41,8 +46,13 @@ fn decide_accept<B>(request: &Request<B>) -> Result<Option<HeaderValue>, &'stati
         return Ok(None);
     }
     let names = |name, token: &str| {
-        let all = request.headers().get_all(name).into_iter().filter_map(|v: &HeaderValue| v.to_str().ok());
-        all.flat_map(|v| v.split(',')).any(|v| v.trim().eq_ignore_ascii_case(token))
+        let all = request
+            .headers()
+            .get_all(name)
+            .into_iter()
+            .filter_map(|v: &HeaderValue| v.to_str().ok());
+        all.flat_map(|v| v.split(','))
+            .any(|v| v.trim().eq_ignore_ascii_case(token))
     };
     if !names(header::UPGRADE, "websocket") || !names(header::CONNECTION, "upgrade") {
         return Err("this is a WebSocket server: send Connection: upgrade and Upgrade: websocket");
@@ -50,7 +60,10 @@ fn decide_accept<B>(request: &Request<B>) -> Result<Option<HeaderValue>, &'stati
     if !names(header::SEC_WEBSOCKET_VERSION, "13") {
         return Err("send Sec-WebSocket-Version: 13");
     }
-    let key = request.headers().get(header::SEC_WEBSOCKET_KEY).ok_or("Sec-WebSocket-Key is missing")?;
+    let key = request
+        .headers()
+        .get(header::SEC_WEBSOCKET_KEY)
+        .ok_or("Sec-WebSocket-Key is missing")?;
     // Base64 text is always a valid header value.
     Ok(HeaderValue::from_str(&derive_accept_key(key.as_bytes())).ok())
 }
@@ -67,7 +80,9 @@ fn switching(accept: HeaderValue) -> SampleResponse {
 
 async fn echo(upgrade: OnUpgrade) {
     let Ok(upgraded) = upgrade.await else { return };
-    let mut socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, Some(limits())).await;
+    let mut socket =
+        WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, Some(limits()))
+            .await;
     while let Some(Ok(message)) = socket.next().await {
         // The library answers pings and closes while it reads.
         if (message.is_text() || message.is_binary()) && socket.send(message).await.is_err() {

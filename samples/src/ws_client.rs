@@ -58,7 +58,10 @@ struct WsSession {
 /// The URL is wrong, or the connect or the WebSocket handshake failed.
 pub async fn run(args: &WsClientArgs) -> anyhow::Result<Value> {
     let (mut socket, served_by) = connect(args).await?;
-    let mut session = WsSession { intact: true, ..WsSession::default() };
+    let mut session = WsSession {
+        intact: true,
+        ..WsSession::default()
+    };
     let ended = converse(args, &mut socket, &mut session).await;
     let clean = ended.is_ok() && session.close_code == Some(1000);
     Ok(json!({
@@ -70,25 +73,46 @@ pub async fn run(args: &WsClientArgs) -> anyhow::Result<Value> {
     }))
 }
 
-async fn connect(args: &WsClientArgs) -> anyhow::Result<(WebSocketStream<TcpStream>, Option<String>)> {
-    let uri: Uri = args.url.parse().with_context(|| format!("{:?} is not a URL", args.url))?;
-    let authority = uri.authority().context("the URL has no host: write it like ws://10.96.0.40:8081/")?;
+async fn connect(
+    args: &WsClientArgs,
+) -> anyhow::Result<(WebSocketStream<TcpStream>, Option<String>)> {
+    let uri: Uri = args
+        .url
+        .parse()
+        .with_context(|| format!("{:?} is not a URL", args.url))?;
+    let authority = uri
+        .authority()
+        .context("the URL has no host: write it like ws://10.96.0.40:8081/")?;
     let port = authority.port_u16().unwrap_or(80);
     let host = authority.host().trim_matches(['[', ']']);
-    let stream = within(args, TcpStream::connect((host, port))).await?.with_context(|| format!("connect to {authority}"))?;
+    let stream = within(args, TcpStream::connect((host, port)))
+        .await?
+        .with_context(|| format!("connect to {authority}"))?;
     stream.set_nodelay(true)?;
     let mut request = args.url.as_str().into_client_request()?;
     if let Some(host) = &args.host {
-        request.headers_mut().insert(http::header::HOST, HeaderValue::from_str(host)?);
+        request
+            .headers_mut()
+            .insert(http::header::HOST, HeaderValue::from_str(host)?);
     }
-    let (socket, response) =
-        within(args, client_async_with_config(request, stream, Some(limits()))).await?.context("the WebSocket handshake was refused")?;
-    let served_by = response.headers().get(SERVED_BY).and_then(|v| v.to_str().ok()).map(str::to_owned);
+    let (socket, response) = within(
+        args,
+        client_async_with_config(request, stream, Some(limits())),
+    )
+    .await?
+    .context("the WebSocket handshake was refused")?;
+    let served_by = response
+        .headers()
+        .get(SERVED_BY)
+        .and_then(|v| v.to_str().ok())
+        .map(str::to_owned);
     Ok((socket, served_by))
 }
 
 async fn within<F: Future>(args: &WsClientArgs, work: F) -> anyhow::Result<F::Output> {
-    tokio::time::timeout(Duration::from_millis(args.timeout_ms), work).await.with_context(|| format!("no answer in {} ms", args.timeout_ms))
+    tokio::time::timeout(Duration::from_millis(args.timeout_ms), work)
+        .await
+        .with_context(|| format!("no answer in {} ms", args.timeout_ms))
 }
 
 /// Returns text and binary messages in turn, because the echo must preserve both kinds.
@@ -102,7 +126,11 @@ fn message(args: &WsClientArgs, index: u32) -> Message {
     }
 }
 
-async fn converse(args: &WsClientArgs, socket: &mut WebSocketStream<TcpStream>, session: &mut WsSession) -> anyhow::Result<()> {
+async fn converse(
+    args: &WsClientArgs,
+    socket: &mut WebSocketStream<TcpStream>,
+    session: &mut WsSession,
+) -> anyhow::Result<()> {
     for index in 0..args.count {
         if index > 0 && args.interval_ms > 0 {
             tokio::time::sleep(Duration::from_millis(args.interval_ms)).await;
@@ -116,10 +144,19 @@ async fn converse(args: &WsClientArgs, socket: &mut WebSocketStream<TcpStream>, 
         session.intact &= echoed == sent;
     }
     let ping = Bytes::from_static(b"canal");
-    socket.send(Message::Ping(ping.clone())).await.context("ping")?;
+    socket
+        .send(Message::Ping(ping.clone()))
+        .await
+        .context("ping")?;
     session.pong = within(args, next(socket)).await?? == Message::Pong(ping);
-    let goodbye = CloseFrame { code: CloseCode::Normal, reason: "done".into() };
-    socket.send(Message::Close(Some(goodbye))).await.context("close")?;
+    let goodbye = CloseFrame {
+        code: CloseCode::Normal,
+        reason: "done".into(),
+    };
+    socket
+        .send(Message::Close(Some(goodbye)))
+        .await
+        .context("close")?;
     while let Some(message) = within(args, socket.next()).await? {
         if let Message::Close(frame) = message? {
             session.close_code = frame.map(|f| f.code.into());

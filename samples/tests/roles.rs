@@ -8,7 +8,9 @@ use canal_samples::bookinfo::{details, productpage::ProductPage, ratings, review
 use canal_samples::listen::{bind, serve};
 use canal_samples::outbound::UpstreamService;
 use canal_samples::pod::PodName;
-use canal_samples::{blob, blob_client, echo_rpc, grpc_client, load, tcp, tcp_client, ws, ws_client};
+use canal_samples::{
+    blob, blob_client, echo_rpc, grpc_client, load, tcp, tcp_client, ws, ws_client,
+};
 use clap::{Args, FromArgMatches};
 use http::Request;
 use hyper::body::Incoming;
@@ -36,7 +38,11 @@ impl Servers {
 }
 
 fn pod(service: &str, version: &str) -> PodName {
-    PodName { service: service.into(), version: version.into(), name: format!("{service}-{version}-0") }
+    PodName {
+        service: service.into(),
+        version: version.into(),
+        name: format!("{service}-{version}-0"),
+    }
 }
 
 /// Parses a role's arguments as the command line does.
@@ -57,14 +63,23 @@ fn upstream(port: u16) -> UpstreamService {
 
 /// Starts the four services, and returns the port of the page.
 fn bookinfo(servers: &Servers, version: &'static str) -> u16 {
-    let ratings = servers.start(|r, _| std::future::ready(ratings::answer(&pod("ratings", "v1"), &r)));
-    let details = servers.start(|r, _| std::future::ready(details::answer(&pod("details", "v1"), &r)));
-    let reviews = Reviews::new(pod("reviews", version), (version != "v1").then(|| upstream(ratings)));
+    let ratings =
+        servers.start(|r, _| std::future::ready(ratings::answer(&pod("ratings", "v1"), &r)));
+    let details =
+        servers.start(|r, _| std::future::ready(details::answer(&pod("details", "v1"), &r)));
+    let reviews = Reviews::new(
+        pod("reviews", version),
+        (version != "v1").then(|| upstream(ratings)),
+    );
     let reviews = servers.start(move |r, _| {
         let reviews = reviews.clone();
         async move { pod("reviews", version).signed(reviews.answer(r).await) }
     });
-    let page = ProductPage { pod: pod("productpage", "v1"), details: upstream(details), reviews: upstream(reviews) };
+    let page = ProductPage {
+        pod: pod("productpage", "v1"),
+        details: upstream(details),
+        reviews: upstream(reviews),
+    };
     servers.start(move |r, _| {
         let page = page.clone();
         async move { page.pod.signed(page.answer(r).await) }
@@ -74,13 +89,23 @@ fn bookinfo(servers: &Servers, version: &'static str) -> u16 {
 #[tokio::test]
 async fn bookinfo_calls_through_all_four_services() {
     let servers = Servers::new();
-    for (version, stars) in [("v1", Value::Null), ("v2", "black".into()), ("v3", "red".into())] {
+    for (version, stars) in [
+        ("v1", Value::Null),
+        ("v2", "black".into()),
+        ("v3", "red".into()),
+    ] {
         let page = upstream(bookinfo(&servers, version));
-        let reply = page.get("/productpage", &http::HeaderMap::new()).await.unwrap();
+        let reply = page
+            .get("/productpage", &http::HeaderMap::new())
+            .await
+            .unwrap();
         assert_eq!(reply.status, 200, "{version}: {}", reply.json);
         assert_eq!(reply.served_by.as_deref(), Some("productpage-v1"));
         assert_eq!(reply.json["reviews"]["version"], version);
-        assert_eq!(reply.json["reviews"]["reviews"][0]["rating"]["color"], stars, "{version}");
+        assert_eq!(
+            reply.json["reviews"]["reviews"][0]["rating"]["color"], stars,
+            "{version}"
+        );
         assert_eq!(reply.json["details"]["pod"], "details-v1-0");
     }
 }
@@ -88,9 +113,16 @@ async fn bookinfo_calls_through_all_four_services() {
 #[tokio::test]
 async fn a_service_that_is_gone_is_a_502_above() {
     let servers = Servers::new();
-    let details = servers.start(|r, _| std::future::ready(details::answer(&pod("details", "v1"), &r)));
-    let page = ProductPage { pod: pod("productpage", "v1"), details: upstream(details), reviews: upstream(1) };
-    let answer = page.answer(Request::get("/productpage").body(()).unwrap()).await;
+    let details =
+        servers.start(|r, _| std::future::ready(details::answer(&pod("details", "v1"), &r)));
+    let page = ProductPage {
+        pod: pod("productpage", "v1"),
+        details: upstream(details),
+        reviews: upstream(1),
+    };
+    let answer = page
+        .answer(Request::get("/productpage").body(()).unwrap())
+        .await;
     assert_eq!(answer.status(), 502);
 }
 
@@ -99,15 +131,36 @@ async fn load_counts_successes_by_version_over_both_families() {
     let servers = Servers::new();
     let port = bookinfo(&servers, "v2");
     for (name, line, want) in [
-        ("closed loop", format!("http://127.0.0.1:{port}/productpage http://[::1]:{port}/productpage -n 200 -c 4"), 200),
-        ("open loop", format!("http://127.0.0.1:{port}/productpage -r 200 -d 0.5 -c 4 --timeline"), 100),
-        ("http2", format!("http://127.0.0.1:{port}/productpage -n 50 --protocol h2"), 50),
-        ("no keep-alive", format!("http://127.0.0.1:{port}/productpage -n 20 --no-keepalive"), 20),
+        (
+            "closed loop",
+            format!(
+                "http://127.0.0.1:{port}/productpage http://[::1]:{port}/productpage -n 200 -c 4"
+            ),
+            200,
+        ),
+        (
+            "open loop",
+            format!("http://127.0.0.1:{port}/productpage -r 200 -d 0.5 -c 4 --timeline"),
+            100,
+        ),
+        (
+            "http2",
+            format!("http://127.0.0.1:{port}/productpage -n 50 --protocol h2"),
+            50,
+        ),
+        (
+            "no keep-alive",
+            format!("http://127.0.0.1:{port}/productpage -n 20 --no-keepalive"),
+            20,
+        ),
     ] {
         let line = format!("{line} --served-by x-reviews-served-by");
         let report = check(name, load::run(&args(&line)).await);
         assert_eq!(report["succeeded"], want, "{name}: {report:#}");
-        assert_eq!(report["served_by"]["reviews-v2"], want, "{name}: {report:#}");
+        assert_eq!(
+            report["served_by"]["reviews-v2"], want,
+            "{name}: {report:#}"
+        );
     }
 }
 
@@ -117,12 +170,22 @@ async fn load_counts_every_failure_by_kind() {
     let blob = servers.start(|r, p| blob::answer(pod("blob", "v1"), r, p));
     let reset = bind(0).unwrap();
     let reset_port = reset.local_addr().unwrap().port();
-    tokio::spawn(tcp::serve(reset, tcp::TcpServerMode::Reset, servers.0.subscribe()));
+    tokio::spawn(tcp::serve(
+        reset,
+        tcp::TcpServerMode::Reset,
+        servers.0.subscribe(),
+    ));
     for (line, kind) in [
-        (format!("http://127.0.0.1:{blob}/status/503 -n 10"), "status_503"),
+        (
+            format!("http://127.0.0.1:{blob}/status/503 -n 10"),
+            "status_503",
+        ),
         ("http://127.0.0.1:1/ -n 10".to_owned(), "connect"),
         (format!("http://127.0.0.1:{reset_port}/ -n 10"), "reset"),
-        (format!("http://127.0.0.1:{blob}/delay?ms=5000 -n 4 --timeout-ms 100"), "timeout"),
+        (
+            format!("http://127.0.0.1:{blob}/delay?ms=5000 -n 4 --timeout-ms 100"),
+            "timeout",
+        ),
     ] {
         let report = load::run(&args(&line)).await.unwrap();
         let wanted = report["requests"].as_u64().unwrap();
@@ -147,11 +210,21 @@ async fn grpc_carries_all_shapes_statuses_and_metadata() {
         "--mode client-stream --count 3 --status 8",
         "--mode bidi --count 3 --status 10",
     ] {
-        check(line, grpc_client::run(&args(&format!("127.0.0.1:{port} {line}"))).await);
+        check(
+            line,
+            grpc_client::run(&args(&format!("127.0.0.1:{port} {line}"))).await,
+        );
     }
-    let report = check("metadata", grpc_client::run(&args(&format!("[::1]:{port} --metadata x-echo-a=b"))).await);
+    let report = check(
+        "metadata",
+        grpc_client::run(&args(&format!("[::1]:{port} --metadata x-echo-a=b"))).await,
+    );
     assert_eq!(report["headers"]["x-echo-a"], "b");
-    let late = grpc_client::run(&args(&format!("127.0.0.1:{port} --delay-ms 5000 --timeout-ms 100 --status 4"))).await.unwrap();
+    let late = grpc_client::run(&args(&format!(
+        "127.0.0.1:{port} --delay-ms 5000 --timeout-ms 100 --status 4"
+    )))
+    .await
+    .unwrap();
     assert_eq!(late["status"], 4, "{late:#}");
 }
 
@@ -159,11 +232,21 @@ async fn grpc_carries_all_shapes_statuses_and_metadata() {
 async fn websocket_echoes_both_kinds_and_closes_cleanly() {
     let servers = Servers::new();
     let port = servers.start(|r, _| ws::answer(pod("ws", "v1"), r));
-    for line in ["--count 20", "--count 3 --size 0", "--count 4 --size 2000000"] {
-        let report = check(line, ws_client::run(&args(&format!("ws://127.0.0.1:{port}/chat {line}"))).await);
+    for line in [
+        "--count 20",
+        "--count 3 --size 0",
+        "--count 4 --size 2000000",
+    ] {
+        let report = check(
+            line,
+            ws_client::run(&args(&format!("ws://127.0.0.1:{port}/chat {line}"))).await,
+        );
         assert_eq!(report["served_by"], "ws-v1");
     }
-    let health = upstream(port).get("/health", &http::HeaderMap::new()).await.unwrap();
+    let health = upstream(port)
+        .get("/health", &http::HeaderMap::new())
+        .await
+        .unwrap();
     assert_eq!(health.status, 200);
 }
 
@@ -175,8 +258,9 @@ async fn blobs_are_byte_exact_in_every_framing() {
         for mode in ["get", "put", "echo"] {
             for framing in ["length", "chunked", "trailers"] {
                 for size in [0, 1, 3_000_001] {
-                    let line =
-                        format!("http://127.0.0.1:{port} --protocol {protocol} --mode {mode} --framing {framing} --size {size} --seed 9");
+                    let line = format!(
+                        "http://127.0.0.1:{port} --protocol {protocol} --mode {mode} --framing {framing} --size {size} --seed 9"
+                    );
                     check(&line, blob_client::run(&args(&line)).await);
                 }
             }
@@ -204,7 +288,11 @@ async fn a_server_that_does_not_read_stops_its_client() {
     let servers = Servers::new();
     let listener = bind(0).unwrap();
     let port = listener.local_addr().unwrap().port();
-    tokio::spawn(tcp::serve(listener, tcp::TcpServerMode::Stall, servers.0.subscribe()));
+    tokio::spawn(tcp::serve(
+        listener,
+        tcp::TcpServerMode::Stall,
+        servers.0.subscribe(),
+    ));
     let line = format!("127.0.0.1:{port} --mode stall --size 1000000000");
     check(&line, tcp_client::run(&args(&line)).await);
 }

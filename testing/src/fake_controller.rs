@@ -8,9 +8,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use canal_southbound_client::controller_client::ControllerEndpoint;
-use canal_wire::citadel::istio_certificate_service_server::{IstioCertificateService, IstioCertificateServiceServer};
+use canal_wire::citadel::istio_certificate_service_server::{
+    IstioCertificateService, IstioCertificateServiceServer,
+};
 use canal_wire::citadel::{IstioCertificateRequest, IstioCertificateResponse};
-use canal_wire::discovery::aggregated_discovery_service_server::{AggregatedDiscoveryService, AggregatedDiscoveryServiceServer};
+use canal_wire::discovery::aggregated_discovery_service_server::{
+    AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
+};
 use canal_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 use canal_wire::fleet::fleet_server::FleetServer;
 use canal_wire::observe::observation_server::{Observation, ObservationServer};
@@ -29,7 +33,8 @@ const BIND_TIMEOUT: Duration = Duration::from_secs(60);
 /// The bearer token that the fake accepts.
 pub const TOKEN: &str = "right";
 
-type FakeIssueFn = Box<dyn FnMut(IstioCertificateRequest) -> Result<IstioCertificateResponse, Status> + Send>;
+type FakeIssueFn =
+    Box<dyn FnMut(IstioCertificateRequest) -> Result<IstioCertificateResponse, Status> + Send>;
 
 /// One subscriber's stream, whose responses the test sends.
 pub struct FakeStream {
@@ -80,11 +85,17 @@ struct FakeObserver(mpsc::Sender<FakeObservation>);
 impl Observation for FakeObserver {
     type ServeStream = ReceiverStream<Result<ObserveOrder, Status>>;
 
-    async fn serve(&self, request: Request<Streaming<ObserveAnswer>>) -> Result<Response<Self::ServeStream>, Status> {
+    async fn serve(
+        &self,
+        request: Request<Streaming<ObserveAnswer>>,
+    ) -> Result<Response<Self::ServeStream>, Status> {
         authenticate(&request)?;
         let (orders, out) = mpsc::channel(16);
         // Most tests take no observation streams, so the channel may be full.
-        let _ = self.0.try_send(FakeObservation { answers: request.into_inner(), orders });
+        let _ = self.0.try_send(FakeObservation {
+            answers: request.into_inner(),
+            orders,
+        });
         Ok(Response::new(ReceiverStream::new(out)))
     }
 }
@@ -102,8 +113,15 @@ struct FakeCa {
 
 #[allow(clippy::result_large_err, reason = "tonic's own error type")]
 pub(super) fn authenticate<T>(r: &Request<T>) -> Result<(), Status> {
-    let given = r.metadata().get("authorization").and_then(|v| v.to_str().ok());
-    if given == Some(&format!("Bearer {TOKEN}")) { Ok(()) } else { Err(Status::unauthenticated("unknown token")) }
+    let given = r
+        .metadata()
+        .get("authorization")
+        .and_then(|v| v.to_str().ok());
+    if given == Some(&format!("Bearer {TOKEN}")) {
+        Ok(())
+    } else {
+        Err(Status::unauthenticated("unknown token"))
+    }
 }
 
 #[tonic::async_trait]
@@ -115,20 +133,34 @@ impl AggregatedDiscoveryService for FakeDiscovery {
         request: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
         authenticate(&request)?;
-        if self.refusals.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
+        if self
+            .refusals
+            .fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1))
+            .is_ok()
+        {
             return Err(Status::resource_exhausted("no more streams"));
         }
         let (responses, out) = mpsc::channel(16);
-        let _ = self.streams.send(FakeStream { requests: request.into_inner(), responses }).await;
+        let _ = self
+            .streams
+            .send(FakeStream {
+                requests: request.into_inner(),
+                responses,
+            })
+            .await;
         Ok(Response::new(ReceiverStream::new(out)))
     }
 }
 
 #[tonic::async_trait]
 impl IstioCertificateService for FakeCa {
-    async fn create_certificate(&self, request: Request<IstioCertificateRequest>) -> Result<Response<IstioCertificateResponse>, Status> {
+    async fn create_certificate(
+        &self,
+        request: Request<IstioCertificateRequest>,
+    ) -> Result<Response<IstioCertificateResponse>, Status> {
         authenticate(&request)?;
-        self.most.fetch_max(self.now.fetch_add(1, Relaxed) + 1, Relaxed);
+        self.most
+            .fetch_max(self.now.fetch_add(1, Relaxed) + 1, Relaxed);
         // The pause is long enough for concurrent requests to overlap.
         tokio::time::sleep(Duration::from_millis(5)).await;
         self.now.fetch_sub(1, Relaxed);
@@ -155,7 +187,11 @@ pub struct FakeController {
 impl FakeController {
     /// Starts the fake on a free loopback port.
     pub async fn start() -> Self {
-        Self::start_at("127.0.0.1:0".parse().expect("an address"), Arc::new(TestCa::new("infra"))).await
+        Self::start_at(
+            "127.0.0.1:0".parse().expect("an address"),
+            Arc::new(TestCa::new("infra")),
+        )
+        .await
     }
 
     async fn start_at(address: SocketAddr, infra: Arc<TestCa>) -> Self {
@@ -177,21 +213,45 @@ impl FakeController {
         let refuse: FakeIssueFn = Box::new(|_| Err(Status::unavailable("the test issues nothing")));
         let issue = Arc::new(Mutex::new(refuse));
         let (most, reports) = (Arc::new(AtomicUsize::new(0)), FakeFleetService::default());
-        let ca = FakeCa { issue: issue.clone(), now: AtomicUsize::new(0), most: most.clone() };
+        let ca = FakeCa {
+            issue: issue.clone(),
+            now: AtomicUsize::new(0),
+            most: most.clone(),
+        };
         let refusals = Arc::new(AtomicUsize::new(0));
-        let discovery = FakeDiscovery { streams: tx, refusals: refusals.clone() };
+        let discovery = FakeDiscovery {
+            streams: tx,
+            refusals: refusals.clone(),
+        };
         let own = infra.server(canal_wire::CONTROLLER_NAME);
         let tls = ServerTlsConfig::new().identity(Identity::from_pem(own.chain, own.key));
-        let mut server = Server::builder().tls_config(tls).expect("a right certificate");
+        let mut server = Server::builder()
+            .tls_config(tls)
+            .expect("a right certificate");
         let routes = server
-            .add_service(AggregatedDiscoveryServiceServer::new(discovery).max_decoding_message_size(canal_wire::MESSAGE_BYTES_MAX))
+            .add_service(
+                AggregatedDiscoveryServiceServer::new(discovery)
+                    .max_decoding_message_size(canal_wire::MESSAGE_BYTES_MAX),
+            )
             .add_service(IstioCertificateServiceServer::new(ca))
             .add_service(ObservationServer::new(FakeObserver(observed)))
             .add_service(FleetServer::new(reports.clone()));
         let server = tokio::spawn(async move {
-            let _ = routes.serve_with_incoming(TcpListenerStream::new(listener)).await;
+            let _ = routes
+                .serve_with_incoming(TcpListenerStream::new(listener))
+                .await;
         });
-        Self { infra, address, streams, refusals, observations, issue, most, reports, server }
+        Self {
+            infra,
+            address,
+            streams,
+            refusals,
+            observations,
+            issue,
+            most,
+            reports,
+            server,
+        }
     }
 
     /// Stops the fake and starts another one at the same address.
@@ -206,7 +266,11 @@ impl FakeController {
         let (root, token) = (folder.join("root.pem"), folder.join("token"));
         std::fs::write(&root, self.infra.root_pem()).expect("a writable folder");
         std::fs::write(&token, TOKEN).expect("a writable folder");
-        ControllerEndpoint { addresses: vec![address.to_string()], root, token }
+        ControllerEndpoint {
+            addresses: vec![address.to_string()],
+            root,
+            token,
+        }
     }
 
     /// Refuses the next `count` streams, because there is no place.
@@ -230,7 +294,12 @@ impl FakeController {
     }
 
     /// Sets the function that issues certificates from now on.
-    pub fn issue(&self, issue: impl FnMut(IstioCertificateRequest) -> Result<IstioCertificateResponse, Status> + Send + 'static) {
+    pub fn issue(
+        &self,
+        issue: impl FnMut(IstioCertificateRequest) -> Result<IstioCertificateResponse, Status>
+        + Send
+        + 'static,
+    ) {
         *self.issue.lock().expect("no panic while issuing") = Box::new(issue);
     }
 }

@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use canal_wire::fleet::fleet_server::Fleet;
 use canal_wire::fleet::{
-    EdgeReportRequest, EdgeReportResponse, ReplicaReportRequest, ReplicaReportResponse, ShareReportAnswer, ShareState,
+    EdgeReportRequest, EdgeReportResponse, ReplicaReportRequest, ReplicaReportResponse,
+    ShareReportAnswer, ShareState,
 };
 use tonic::{Request, Response, Status};
 
@@ -33,21 +34,30 @@ impl FakeFleetService {
 
 #[tonic::async_trait]
 impl Fleet for FakeFleetService {
-    async fn replica_report(&self, request: Request<ReplicaReportRequest>) -> Result<Response<ReplicaReportResponse>, Status> {
+    async fn replica_report(
+        &self,
+        request: Request<ReplicaReportRequest>,
+    ) -> Result<Response<ReplicaReportResponse>, Status> {
         authenticate(&request)?;
         let mut heard = self.heard();
         heard.replicas.push(request.into_inner());
         Ok(Response::new(heard.replica_orders.clone()))
     }
 
-    async fn edge_report(&self, request: Request<EdgeReportRequest>) -> Result<Response<EdgeReportResponse>, Status> {
+    async fn edge_report(
+        &self,
+        request: Request<EdgeReportRequest>,
+    ) -> Result<Response<EdgeReportResponse>, Status> {
         authenticate(&request)?;
         let mut heard = self.heard();
         heard.edges.push(request.into_inner());
         Ok(Response::new(heard.edge_orders.clone()))
     }
 
-    async fn share_report(&self, request: Request<ShareState>) -> Result<Response<ShareReportAnswer>, Status> {
+    async fn share_report(
+        &self,
+        request: Request<ShareState>,
+    ) -> Result<Response<ShareReportAnswer>, Status> {
         authenticate(&request)?;
         self.heard().shares.push(request.into_inner());
         Ok(Response::new(ShareReportAnswer {}))

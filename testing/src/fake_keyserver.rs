@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use canal_model::identity::Identity;
 use canal_tls::{Certificate, PeerVerifier, TrustView, spki_hash};
-use canal_wire::keyrpc::{self, HandshakeResult, HandshakeRole, KeyName, KeyRefusal, KeyRequest, KeyResponse, SpkiHash};
+use canal_wire::keyrpc::{
+    self, HandshakeResult, HandshakeRole, KeyName, KeyRefusal, KeyRequest, KeyResponse, SpkiHash,
+};
 use rustls::{Connection, KeyLog};
 use rustls_pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -53,7 +55,10 @@ struct FakeSecrets(Mutex<HashMap<String, Vec<u8>>>);
 
 impl KeyLog for FakeSecrets {
     fn log(&self, label: &str, _: &[u8], secret: &[u8]) {
-        self.0.lock().expect("no panic").insert(label.into(), secret.to_vec());
+        self.0
+            .lock()
+            .expect("no panic")
+            .insert(label.into(), secret.to_vec());
     }
 }
 
@@ -70,17 +75,29 @@ impl FakeKeyServer {
     /// Starts the fake on a free loopback port, as the provider's key server `name`, with a certificate of the component CA `components`.
     pub async fn start(components: &TestCa, name: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let own = components.issue(&identity(&format!("spiffe://components.canal/ns/canal-system/sa/keyserver.{name}")));
+        let own = components.issue(&identity(&format!(
+            "spiffe://components.canal/ns/canal-system/sa/keyserver.{name}"
+        )));
         let inner = Arc::new(Inner {
             held: Mutex::default(),
             mood: Mutex::new(FakeBehavior::Well),
             asked: AtomicUsize::new(0),
             abandoned: AtomicUsize::new(0),
         });
-        let judge =
-            PeerVerifier::new(own.identity().trust_domain.clone(), own.bundle(), TrustView::without_bundles()).expect("a right bundle");
-        let config = canal_tls::server_config(own.signing().clone(), judge, &[keyrpc::ALPN.to_vec()]).expect("a right configuration");
-        let (acceptor, address, all) = (TlsAcceptor::from(Arc::new(config)), listener.local_addr().expect("bound"), inner.clone());
+        let judge = PeerVerifier::new(
+            own.identity().trust_domain.clone(),
+            own.bundle(),
+            TrustView::without_bundles(),
+        )
+        .expect("a right bundle");
+        let config =
+            canal_tls::server_config(own.signing().clone(), judge, &[keyrpc::ALPN.to_vec()])
+                .expect("a right configuration");
+        let (acceptor, address, all) = (
+            TlsAcceptor::from(Arc::new(config)),
+            listener.local_addr().expect("bound"),
+            inner.clone(),
+        );
         let task = tokio::spawn(async move {
             let mut connections = tokio::task::JoinSet::new();
             while let Ok((tcp, _)) = listener.accept().await {
@@ -88,12 +105,20 @@ impl FakeKeyServer {
                 connections.spawn(async move { inner.serve(acceptor, tcp).await });
             }
         });
-        Self { address, inner, task }
+        Self {
+            address,
+            inner,
+            task,
+        }
     }
 
     /// Adds a key and certificate under a name: an identity, or another text form of a [`KeyName`].
     pub fn hold(&self, name: &str, certificate: Certificate) {
-        self.inner.held.lock().expect("no panic").insert(name.into(), Arc::new(certificate));
+        self.inner
+            .held
+            .lock()
+            .expect("no panic")
+            .insert(name.into(), Arc::new(certificate));
     }
 
     pub fn set_behavior(&self, mood: FakeBehavior) {
@@ -126,9 +151,16 @@ impl Inner {
                 return Ok(());
             }
             let (mut out, mut at) = (Vec::new(), 0);
-            while let Some((frame, length)) = keyrpc::split(&buffer[at..]).expect("the client speaks the protocol") {
+            while let Some((frame, length)) =
+                keyrpc::split(&buffer[at..]).expect("the client speaks the protocol")
+            {
                 at += length;
-                self.answer(&mut under_way, frame.id, frame.request().expect("the client speaks the protocol"), &mut out);
+                self.answer(
+                    &mut under_way,
+                    frame.id,
+                    frame.request().expect("the client speaks the protocol"),
+                    &mut out,
+                );
             }
             buffer.drain(..at);
             stream.write_all(&out).await?;
@@ -138,14 +170,36 @@ impl Inner {
         }
     }
 
-    fn answer(&self, under_way: &mut HashMap<u64, FakeHandshake>, id: u64, request: KeyRequest<'_>, out: &mut Vec<u8>) {
+    fn answer(
+        &self,
+        under_way: &mut HashMap<u64, FakeHandshake>,
+        id: u64,
+        request: KeyRequest<'_>,
+        out: &mut Vec<u8>,
+    ) {
         let mood = *self.mood.lock().expect("no panic");
-        let asks = matches!(request, KeyRequest::Begin(_) | KeyRequest::Sign { .. } | KeyRequest::Chain { .. });
+        let asks = matches!(
+            request,
+            KeyRequest::Begin(_) | KeyRequest::Sign { .. } | KeyRequest::Chain { .. }
+        );
         self.asked.fetch_add(asks.into(), Relaxed);
         match (mood, asks) {
             (FakeBehavior::Mute, _) => return,
-            (FakeBehavior::Slow, _) if !matches!(request, KeyRequest::Ping | KeyRequest::Abandon) => return,
-            (FakeBehavior::Refusing(name), true) => return say(&KeyResponse::Refused { name, text: "the test says so" }, id, out),
+            (FakeBehavior::Slow, _)
+                if !matches!(request, KeyRequest::Ping | KeyRequest::Abandon) =>
+            {
+                return;
+            }
+            (FakeBehavior::Refusing(name), true) => {
+                return say(
+                    &KeyResponse::Refused {
+                        name,
+                        text: "the test says so",
+                    },
+                    id,
+                    out,
+                );
+            }
             _ => {}
         }
         match request {
@@ -155,23 +209,57 @@ impl Inner {
                 self.abandoned.fetch_add(1, Relaxed);
             }
             KeyRequest::Begin(b) => {
-                let Some(held) = self.find(&KeyName::Identity(b.identity.clone())) else { return unknown(id, out) };
+                let Some(held) = self.find(&KeyName::Identity(b.identity.clone())) else {
+                    return unknown(id, out);
+                };
                 let expected: Arc<[Identity]> = b.expected.clone().into();
                 under_way.insert(id, FakeHandshake::new(&held, b.role, &b.alpn, expected));
                 step(under_way, id, b.bytes, out);
             }
             KeyRequest::More { bytes } => step(under_way, id, bytes, out),
             KeyRequest::Chain { key } => match self.find(&key) {
-                Some(held) => say(&KeyResponse::Certificates { chain: held.chain().iter().map(|c| &**c).collect() }, id, out),
+                Some(held) => say(
+                    &KeyResponse::Certificates {
+                        chain: held.chain().iter().map(|c| &**c).collect(),
+                    },
+                    id,
+                    out,
+                ),
                 None => unknown(id, out),
             },
-            KeyRequest::Sign { key, shown, scheme, input, .. } => match self.find(&key) {
+            KeyRequest::Sign {
+                key,
+                shown,
+                scheme,
+                input,
+                ..
+            } => match self.find(&key) {
                 Some(held) if shown.is_some_and(|shown| shown != spki_of(&held.chain()[0])) => {
-                    say(&KeyResponse::Refused { name: KeyRefusal::OtherKey, text: "the test gave it another" }, id, out);
+                    say(
+                        &KeyResponse::Refused {
+                            name: KeyRefusal::OtherKey,
+                            text: "the test gave it another",
+                        },
+                        id,
+                        out,
+                    );
                 }
                 Some(held) => match held.certified().key.choose_scheme(&[scheme.into()]) {
-                    Some(signer) => say(&KeyResponse::Signature { bytes: &signer.sign(input).expect("it signs") }, id, out),
-                    None => say(&KeyResponse::Refused { name: KeyRefusal::Scheme, text: "" }, id, out),
+                    Some(signer) => say(
+                        &KeyResponse::Signature {
+                            bytes: &signer.sign(input).expect("it signs"),
+                        },
+                        id,
+                        out,
+                    ),
+                    None => say(
+                        &KeyResponse::Refused {
+                            name: KeyRefusal::Scheme,
+                            text: "",
+                        },
+                        id,
+                        out,
+                    ),
                 },
                 None => unknown(id, out),
             },
@@ -179,16 +267,33 @@ impl Inner {
     }
 
     fn find(&self, key: &KeyName) -> Option<Arc<Certificate>> {
-        self.held.lock().expect("no panic").get(&key.to_string()).cloned()
+        self.held
+            .lock()
+            .expect("no panic")
+            .get(&key.to_string())
+            .cloned()
     }
 }
 
 fn spki_of(leaf: &[u8]) -> SpkiHash {
-    spki_hash(X509Certificate::from_der(leaf).expect("a certificate").1.public_key().raw)
+    spki_hash(
+        X509Certificate::from_der(leaf)
+            .expect("a certificate")
+            .1
+            .public_key()
+            .raw,
+    )
 }
 
 fn unknown(id: u64, out: &mut Vec<u8>) {
-    say(&KeyResponse::Refused { name: KeyRefusal::NotEntitled, text: "the test gave it no such key" }, id, out);
+    say(
+        &KeyResponse::Refused {
+            name: KeyRefusal::NotEntitled,
+            text: "the test gave it no such key",
+        },
+        id,
+        out,
+    );
 }
 
 fn say(response: &KeyResponse<'_>, id: u64, out: &mut Vec<u8>) {
@@ -196,26 +301,59 @@ fn say(response: &KeyResponse<'_>, id: u64, out: &mut Vec<u8>) {
 }
 
 impl FakeHandshake {
-    fn new(held: &Certificate, role: HandshakeRole, alpn: &[&[u8]], expected: Arc<[Identity]>) -> Self {
-        let judge =
-            PeerVerifier::new(held.identity().trust_domain.clone(), held.bundle(), TrustView::without_bundles()).expect("a right bundle");
+    fn new(
+        held: &Certificate,
+        role: HandshakeRole,
+        alpn: &[&[u8]],
+        expected: Arc<[Identity]>,
+    ) -> Self {
+        let judge = PeerVerifier::new(
+            held.identity().trust_domain.clone(),
+            held.bundle(),
+            TrustView::without_bundles(),
+        )
+        .expect("a right bundle");
         let alpn: Vec<_> = alpn.iter().map(|p| p.to_vec()).collect();
         let secrets = Arc::new(FakeSecrets::default());
         let (connection, expected): (Connection, _) = match role {
             HandshakeRole::Server => {
-                let mut config = canal_tls::server_config(held.signing().clone(), judge.clone(), &alpn).expect("a right configuration");
+                let mut config =
+                    canal_tls::server_config(held.signing().clone(), judge.clone(), &alpn)
+                        .expect("a right configuration");
                 config.key_log = secrets.clone();
-                (rustls::ServerConnection::new(Arc::new(config)).expect("a connection").into(), None)
+                (
+                    rustls::ServerConnection::new(Arc::new(config))
+                        .expect("a connection")
+                        .into(),
+                    None,
+                )
             }
             HandshakeRole::Client => {
-                let config = canal_tls::client_config(held.signing().clone(), judge.clone(), expected.clone(), &alpn);
+                let config = canal_tls::client_config(
+                    held.signing().clone(),
+                    judge.clone(),
+                    expected.clone(),
+                    &alpn,
+                );
                 let mut config = config.expect("a right configuration");
                 config.key_log = secrets.clone();
                 let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
-                (rustls::ClientConnection::new(Arc::new(config), name).expect("a connection").into(), Some(expected))
+                (
+                    rustls::ClientConnection::new(Arc::new(config), name)
+                        .expect("a connection")
+                        .into(),
+                    Some(expected),
+                )
             }
         };
-        Self { connection, secrets, input: Vec::new(), received: 0, judge, expected }
+        Self {
+            connection,
+            secrets,
+            input: Vec::new(),
+            received: 0,
+            judge,
+            expected,
+        }
     }
 
     /// Consumes complete records while the handshake lasts.
@@ -239,7 +377,9 @@ impl FakeHandshake {
 }
 
 fn step(under_way: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out: &mut Vec<u8>) {
-    let Some(h) = under_way.get_mut(&id) else { return };
+    let Some(h) = under_way.get_mut(&id) else {
+        return;
+    };
     let taken = h.take(bytes);
     let mut send = Vec::new();
     while h.connection.wants_write() {
@@ -247,7 +387,14 @@ fn step(under_way: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out:
     }
     if let Err(e) = taken {
         say(&KeyResponse::Send { bytes: &send }, id, out);
-        say(&KeyResponse::Refused { name: KeyRefusal::PeerCertificate, text: &e.to_string() }, id, out);
+        say(
+            &KeyResponse::Refused {
+                name: KeyRefusal::PeerCertificate,
+                text: &e.to_string(),
+            },
+            id,
+            out,
+        );
         under_way.remove(&id);
         return;
     }
@@ -257,11 +404,23 @@ fn step(under_way: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out:
         }
         return;
     }
-    let role = if h.expected.is_some() { canal_tls::PeerRole::Server } else { canal_tls::PeerRole::Client };
+    let role = if h.expected.is_some() {
+        canal_tls::PeerRole::Server
+    } else {
+        canal_tls::PeerRole::Client
+    };
     let chain = h.connection.peer_certificates();
-    let (peer, shown) = h.judge.peer(role, h.expected.as_ref(), chain).expect("verified before");
+    let (peer, shown) = h
+        .judge
+        .peer(role, h.expected.as_ref(), chain)
+        .expect("verified before");
     let secrets = h.secrets.0.lock().expect("no panic");
-    let suite = h.connection.negotiated_cipher_suite().expect("agreed").suite().into();
+    let suite = h
+        .connection
+        .negotiated_cipher_suite()
+        .expect("agreed")
+        .suite()
+        .into();
     let of = |label| canal_tls::traffic(suite, &secrets[label]).expect("of the suite");
     let done = HandshakeResult {
         bytes: &send,

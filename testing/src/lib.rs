@@ -18,8 +18,9 @@ use canal_model::program::Resource;
 use canal_model::trust::TrustBundle;
 use canal_tls::{Certificate, Credential};
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, RevokedCertParams, SanType, date_time_ymd,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType,
+    date_time_ymd,
 };
 
 pub use fake_controller::{FakeController, FakeObservation, FakeStream, TOKEN};
@@ -58,8 +59,15 @@ impl TestCa {
         p.distinguished_name.push(DnType::CommonName, name);
         p.is_ca = IsCa::Ca(BasicConstraints::Constrained(1));
         p.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let root = p.self_signed(&key).expect("the parameters are complete").pem();
-        Self { issuer: Issuer::new(p, key), root, above: String::new() }
+        let root = p
+            .self_signed(&key)
+            .expect("the parameters are complete")
+            .pem();
+        Self {
+            issuer: Issuer::new(p, key),
+            root,
+            above: String::new(),
+        }
     }
 
     /// Returns the root certificate in PEM.
@@ -75,8 +83,16 @@ impl TestCa {
         p.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         p.serial_number = Some(serial.into());
         p.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let above = p.signed_by(&key, &self.issuer).expect("the parameters are complete").pem() + &self.above;
-        Self { issuer: Issuer::new(p, key), root: self.root.clone(), above }
+        let above = p
+            .signed_by(&key, &self.issuer)
+            .expect("the parameters are complete")
+            .pem()
+            + &self.above;
+        Self {
+            issuer: Issuer::new(p, key),
+            root: self.root.clone(),
+            above,
+        }
     }
 
     /// Returns a revocation list of this CA in PEM.
@@ -95,56 +111,117 @@ impl TestCa {
             revoked_certs: serials.iter().map(revoked).collect(),
             key_identifier_method: rcgen::KeyIdMethod::Sha256,
         };
-        list.signed_by(&self.issuer).expect("the parameters are complete").pem().expect("it can be written")
+        list.signed_by(&self.issuer)
+            .expect("the parameters are complete")
+            .pem()
+            .expect("it can be written")
     }
 
     /// Returns the Bundle resource of this CA for data planes of `tenant`. `revoked` are revocation lists in PEM.
-    pub fn bundle(&self, tenant: &str, trust_domain: &str, federated: bool, revoked: Vec<String>) -> Arc<Resource> {
-        let (tenant, trust_domain) = (tenant.parse().expect("a tenant"), trust_domain.parse().expect("a trust domain"));
-        Arc::new(Resource::Bundle(TrustBundle { tenant, trust_domain, roots: vec![self.root_pem()], revoked, blocked: vec![], federated }))
+    pub fn bundle(
+        &self,
+        tenant: &str,
+        trust_domain: &str,
+        federated: bool,
+        revoked: Vec<String>,
+    ) -> Arc<Resource> {
+        let (tenant, trust_domain) = (
+            tenant.parse().expect("a tenant"),
+            trust_domain.parse().expect("a trust domain"),
+        );
+        Arc::new(Resource::Bundle(TrustBundle {
+            tenant,
+            trust_domain,
+            roots: vec![self.root_pem()],
+            revoked,
+            blocked: vec![],
+            federated,
+        }))
     }
 
     /// Issues a certificate for `identity`, whose bundle is this CA's root.
     pub fn issue(&self, identity: &Identity) -> Certificate {
         let i = self.issue_with(identity, |_| {});
-        Certificate::from_pem(&i.key, &i.chain, &self.root).expect("what this CA issues is complete")
+        Certificate::from_pem(&i.key, &i.chain, &self.root)
+            .expect("what this CA issues is complete")
     }
 
     /// Issues like [`TestCa::issue`], as PEM, with the parameters modified by `change` before signing.
-    pub fn issue_with(&self, identity: &Identity, change: impl FnOnce(&mut CertificateParams)) -> TestCertificate {
-        self.issue_for(KeyPair::generate().expect("P-256 keys can be made"), identity, change)
+    pub fn issue_with(
+        &self,
+        identity: &Identity,
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> TestCertificate {
+        self.issue_for(
+            KeyPair::generate().expect("P-256 keys can be made"),
+            identity,
+            change,
+        )
     }
 
     /// Issues like [`TestCa::issue_with`], with an RSA key.
-    pub fn issue_rsa(&self, identity: &Identity, change: impl FnOnce(&mut CertificateParams)) -> TestCertificate {
-        let key = KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_2048).expect("RSA keys can be made");
+    pub fn issue_rsa(
+        &self,
+        identity: &Identity,
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> TestCertificate {
+        let key = KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_2048)
+            .expect("RSA keys can be made");
         self.issue_for(key, identity, change)
     }
 
-    fn issue_for(&self, key: KeyPair, identity: &Identity, change: impl FnOnce(&mut CertificateParams)) -> TestCertificate {
+    fn issue_for(
+        &self,
+        key: KeyPair,
+        identity: &Identity,
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> TestCertificate {
         let mut p = params();
-        p.subject_alt_names = vec![SanType::URI(identity.to_string().try_into().expect("identities are ASCII"))];
-        p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        p.subject_alt_names = vec![SanType::URI(
+            identity
+                .to_string()
+                .try_into()
+                .expect("identities are ASCII"),
+        )];
+        p.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
         p.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         change(&mut p);
-        let chain = p.signed_by(&key, &self.issuer).expect("the parameters are complete").pem() + &self.above;
-        TestCertificate { key: key.serialize_pem(), chain }
+        let chain = p
+            .signed_by(&key, &self.issuer)
+            .expect("the parameters are complete")
+            .pem()
+            + &self.above;
+        TestCertificate {
+            key: key.serialize_pem(),
+            chain,
+        }
     }
 
     /// Issues a TLS server's certificate for the DNS name `name`.
     pub fn server(&self, name: &str) -> TestCertificate {
         let dns = SanType::DnsName(name.try_into().expect("DNS names are ASCII"));
-        self.issue_with(&identity("spiffe://test/ns/test/sa/test"), |p| p.subject_alt_names = vec![dns])
+        self.issue_with(&identity("spiffe://test/ns/test/sa/test"), |p| {
+            p.subject_alt_names = vec![dns]
+        })
     }
 
     /// Signs a CSR (PEM) like an issuing controller, with the SANs that it requests.
     pub fn sign_request(&self, csr: &str, change: impl FnOnce(&mut CertificateParams)) -> String {
-        let mut csr = rcgen::CertificateSigningRequestParams::from_pem(csr).expect("a certificate request");
+        let mut csr =
+            rcgen::CertificateSigningRequestParams::from_pem(csr).expect("a certificate request");
         let wide = params();
         (csr.params.not_before, csr.params.not_after) = (wide.not_before, wide.not_after);
-        csr.params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        csr.params.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
         change(&mut csr.params);
-        csr.signed_by(&self.issuer).expect("the parameters are complete").pem()
+        csr.signed_by(&self.issuer)
+            .expect("the parameters are complete")
+            .pem()
     }
 
     /// Issues like [`TestCa::issue`], as a credential that is never replaced.

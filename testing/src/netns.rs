@@ -14,11 +14,29 @@ impl ProcessNetns {
     pub fn new() -> Self {
         let script = "ip link set lo up && echo up && exec sleep infinity";
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "unshare", "--net", "sh", "-c", script]).stdin(Stdio::null()).stdout(Stdio::piped());
+        command
+            .args([
+                "--pdeathsig",
+                "KILL",
+                "unshare",
+                "--net",
+                "sh",
+                "-c",
+                script,
+            ])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
         let mut holder = command.spawn().expect("setpriv of util-linux is installed");
         let mut line = [0; 3];
-        let read = holder.stdout.as_mut().expect("the output is piped").read_exact(&mut line);
-        assert!(read.is_ok() && line == *b"up\n", "these tests need root, unshare and iproute2");
+        let read = holder
+            .stdout
+            .as_mut()
+            .expect("the output is piped")
+            .read_exact(&mut line);
+        assert!(
+            read.is_ok() && line == *b"up\n",
+            "these tests need root, unshare and iproute2"
+        );
         Self(holder)
     }
 
@@ -41,8 +59,16 @@ impl ProcessNetns {
 
     /// Runs `ip` with these words in the namespace.
     pub fn ip(&self, args: &str) {
-        let ran = self.command("ip").args(args.split(' ')).output().expect("nsenter of util-linux is installed");
-        assert!(ran.status.success(), "ip {args}: {}", String::from_utf8_lossy(&ran.stderr));
+        let ran = self
+            .command("ip")
+            .args(args.split(' '))
+            .output()
+            .expect("nsenter of util-linux is installed");
+        assert!(
+            ran.status.success(),
+            "ip {args}: {}",
+            String::from_utf8_lossy(&ran.stderr)
+        );
     }
 }
 

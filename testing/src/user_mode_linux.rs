@@ -19,31 +19,51 @@ const MODULES: &str = "CANAL_UML_MODULES";
 /// Module of kernel TLS.
 pub const TLS: [&str; 1] = ["net/tls/tls"];
 /// Modules of AES-GCM, in the order of their dependencies.
-pub const CIPHER: [&str; 4] = ["crypto/gf128mul", "crypto/ghash-generic", "crypto/ctr", "crypto/gcm"];
+pub const CIPHER: [&str; 4] = [
+    "crypto/gf128mul",
+    "crypto/ghash-generic",
+    "crypto/ctr",
+    "crypto/gcm",
+];
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Finds the kernel and the folder of its modules.
 fn found() -> Result<(PathBuf, PathBuf), String> {
     let fix = "install Debian's user-mode-linux (setup/install test does)";
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let kernel = std::env::split_paths(&path).map(|dir| dir.join("linux.uml")).find(|p| p.is_file());
+    let kernel = std::env::split_paths(&path)
+        .map(|dir| dir.join("linux.uml"))
+        .find(|p| p.is_file());
     let kernel = kernel.ok_or_else(|| format!("linux.uml is not in PATH; {fix}"))?;
     let all = kernel.with_file_name("../lib/uml/modules");
-    let mut versions = fs::read_dir(&all).into_iter().flatten().flatten().map(|e| e.path().join("kernel"));
+    let mut versions = fs::read_dir(&all)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|e| e.path().join("kernel"));
     let modules = versions.find(|dir| dir.join("net/tls/tls.ko").is_file());
-    Ok((kernel, modules.ok_or_else(|| format!("{} has no tls.ko; {fix}", all.display()))?))
+    Ok((
+        kernel,
+        modules.ok_or_else(|| format!("{} has no tls.ko; {fix}", all.display()))?,
+    ))
 }
 
 /// Compiles the library that is preloaded into user-mode Linux, in `folder`.
 fn preloaded(folder: &Path) -> PathBuf {
     let library = folder.join("xstate.so");
     let mut cc = Command::new("cc")
-        .args(["-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-x", "c", "-", "-o"])
+        .args([
+            "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-x", "c", "-", "-o",
+        ])
         .arg(&library)
         .stdin(Stdio::piped())
         .spawn()
         .unwrap_or_else(|e| panic!("cc: {e}; install Debian's gcc (setup/install build does)"));
-    cc.stdin.take().unwrap().write_all(include_bytes!("xstate.c")).unwrap();
+    cc.stdin
+        .take()
+        .unwrap()
+        .write_all(include_bytes!("xstate.c"))
+        .unwrap();
     assert!(cc.wait().unwrap().success(), "xstate.c does not compile");
     library
 }
@@ -55,10 +75,25 @@ pub fn run(case: &str) -> String {
     let console = folder.path().join("console");
     let out = fs::File::create(&console).unwrap();
     let mut child = Command::new(kernel)
-        .args(["mem=256M", "rootfstype=hostfs", "rootflags=/", "ro", "con=null", "con0=null,fd:1", "panic=-1", "quiet"])
+        .args([
+            "mem=256M",
+            "rootfstype=hostfs",
+            "rootflags=/",
+            "ro",
+            "con=null",
+            "con0=null,fd:1",
+            "panic=-1",
+            "quiet",
+        ])
         .arg(format!("uml_dir={}", folder.path().display()))
-        .arg(format!("init={}", std::env::current_exe().unwrap().display()))
-        .arg(format!("{MODULES}={}", modules.canonicalize().unwrap().display()))
+        .arg(format!(
+            "init={}",
+            std::env::current_exe().unwrap().display()
+        ))
+        .arg(format!(
+            "{MODULES}={}",
+            modules.canonicalize().unwrap().display()
+        ))
         .args(["--", "--exact", case, "--nocapture", "--test-threads=1"])
         // User-mode Linux keeps its memory in a file there.
         .env("TMPDIR", folder.path())
@@ -95,7 +130,9 @@ pub fn say(text: &str) {
 
 /// Runs `work` inside user-mode Linux and powers off. It does nothing elsewhere.
 pub fn first_process(work: impl FnOnce(&Modules) + std::panic::UnwindSafe) {
-    let Ok(modules) = std::env::var(MODULES) else { return };
+    let Ok(modules) = std::env::var(MODULES) else {
+        return;
+    };
     assert_eq!(std::process::id(), 1, "{MODULES} is for the first process");
     // The time limit also applies if no other process is left to kill it.
     std::thread::spawn(|| {
@@ -113,7 +150,11 @@ pub fn first_process(work: impl FnOnce(&Modules) + std::panic::UnwindSafe) {
 
 fn settle_in() {
     rustix::mount::mount("proc", "/proc", "proc", MountFlags::empty(), None).unwrap();
-    let up = Command::new("ip").args(["link", "set", "lo", "up"]).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").status().unwrap();
+    let up = Command::new("ip")
+        .args(["link", "set", "lo", "up"])
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .status()
+        .unwrap();
     assert!(up.success());
 }
 
@@ -124,7 +165,12 @@ impl Modules {
     /// Loads the modules that are not loaded yet.
     pub fn load(&self, names: &[&str]) {
         for name in names {
-            let file = rustix::fs::open(self.0.join(format!("{name}.ko")), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+            let file = rustix::fs::open(
+                self.0.join(format!("{name}.ko")),
+                OFlags::RDONLY | OFlags::CLOEXEC,
+                Mode::empty(),
+            )
+            .unwrap();
             match finit_module(&file, &CString::default(), 0) {
                 Ok(()) | Err(rustix::io::Errno::EXIST) => {}
                 Err(e) => panic!("{name}: {e}"),

@@ -84,7 +84,9 @@ pub fn forwarded(source: std::net::SocketAddr, host: Option<&str>) -> String {
 
 /// Parses the source address from a `forwarded` value in the form of [`forwarded`]. Callers use only values of authenticated hops.
 pub fn forwarded_for(value: &str) -> Option<std::net::SocketAddr> {
-    let rest = value.split(';').find_map(|p| p.trim().strip_prefix("for="))?;
+    let rest = value
+        .split(';')
+        .find_map(|p| p.trim().strip_prefix("for="))?;
     rest.trim_matches('"').parse().ok()
 }
 
@@ -121,7 +123,11 @@ impl Baggage {
         ];
         let mut out = String::new();
         for (k, v) in fields {
-            if v.is_empty() || !v.bytes().all(|b| b.is_ascii_graphic() && b != b',' && b != b';' && b != b'=') {
+            if v.is_empty()
+                || !v
+                    .bytes()
+                    .all(|b| b.is_ascii_graphic() && b != b',' && b != b';' && b != b'=')
+            {
                 continue;
             }
             if !out.is_empty() {
@@ -141,13 +147,17 @@ impl Baggage {
             return b;
         }
         for member in value.split(',') {
-            let Some((k, v)) = member.trim().split_once('=') else { continue };
+            let Some((k, v)) = member.trim().split_once('=') else {
+                continue;
+            };
             // Properties of a member, after ';', are not used.
             let v = v.split(';').next().unwrap_or("").to_string();
             match k {
                 "k8s.cluster.name" => b.cluster = v,
                 "k8s.namespace.name" => b.namespace = v,
-                "k8s.pod.name" | "k8s.deployment.name" | "k8s.job.name" | "k8s.cronjob.name" => b.pod = v,
+                "k8s.pod.name" | "k8s.deployment.name" | "k8s.job.name" | "k8s.cronjob.name" => {
+                    b.pod = v
+                }
                 "service.name" => b.service = v,
                 "service.version" => b.version = v,
                 "cloud.availability_zone" => b.az = v,
@@ -167,7 +177,10 @@ mod tests {
         for s in ["10.1.1.2:4711", "[fd00::2]:80"] {
             let a = s.parse().unwrap();
             assert_eq!(forwarded_for(&forwarded(a, None)), Some(a));
-            assert_eq!(forwarded_for(&forwarded(a, Some("reviews.bookinfo.svc.cluster.local"))), Some(a));
+            assert_eq!(
+                forwarded_for(&forwarded(a, Some("reviews.bookinfo.svc.cluster.local"))),
+                Some(a)
+            );
         }
         assert_eq!(forwarded_for("for=unknown"), None);
         assert_eq!(forwarded_for(""), None);
@@ -175,10 +188,21 @@ mod tests {
 
     #[test]
     fn baggage_round_trips_and_omits_illegal_values() {
-        let b = Baggage { namespace: "bookinfo".into(), pod: "reviews-v1".into(), version: "a,b=c".into(), ..Default::default() };
-        assert_eq!(b.encode(), "k8s.namespace.name=bookinfo,k8s.pod.name=reviews-v1");
+        let b = Baggage {
+            namespace: "bookinfo".into(),
+            pod: "reviews-v1".into(),
+            version: "a,b=c".into(),
+            ..Default::default()
+        };
+        assert_eq!(
+            b.encode(),
+            "k8s.namespace.name=bookinfo,k8s.pod.name=reviews-v1"
+        );
         let back = Baggage::decode(&b.encode());
-        assert_eq!((back.namespace, back.pod, back.version), (b.namespace, b.pod, String::new()));
+        assert_eq!(
+            (back.namespace, back.pod, back.version),
+            (b.namespace, b.pod, String::new())
+        );
         assert_eq!(Baggage::decode(&"x".repeat(3000)), Baggage::default());
     }
 }

@@ -166,7 +166,13 @@ pub struct HandshakeResult<'a> {
 impl fmt::Debug for HandshakeResult<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let alpn = String::from_utf8_lossy(self.alpn);
-        write!(f, "Done {{ bytes: {}, consumed: {}, suite: {:#06x}, alpn: {alpn:?}, ", self.bytes.len(), self.consumed, self.suite)?;
+        write!(
+            f,
+            "Done {{ bytes: {}, consumed: {}, suite: {:#06x}, alpn: {alpn:?}, ",
+            self.bytes.len(),
+            self.consumed,
+            self.suite
+        )?;
         write!(f, "peer: {}, leaf: {} }}", self.peer, self.leaf.len())
     }
 }
@@ -253,7 +259,9 @@ pub struct EncodeError {
 /// # Errors
 /// Fails with [`FrameError::Long`] or [`FrameError::Short`] if the length field is out of range.
 pub fn split(buffer: &[u8]) -> Result<Option<(Frame<'_>, usize)>, FrameError> {
-    let Some((length, rest)) = buffer.split_first_chunk::<4>() else { return Ok(None) };
+    let Some((length, rest)) = buffer.split_first_chunk::<4>() else {
+        return Ok(None);
+    };
     let announced = u32::from_be_bytes(*length);
     let length = announced as usize;
     // The length is checked before the body arrives, so that a peer cannot make the receiver buffer more than one frame.
@@ -263,9 +271,18 @@ pub fn split(buffer: &[u8]) -> Result<Option<(Frame<'_>, usize)>, FrameError> {
     if length < LENGTH_MIN {
         return Err(FrameError::Short(announced));
     }
-    let Some(rest) = rest.get(..length) else { return Ok(None) };
+    let Some(rest) = rest.get(..length) else {
+        return Ok(None);
+    };
     match rest.split_first_chunk::<8>() {
-        Some((id, [kind, body @ ..])) => Ok(Some((Frame { id: u64::from_be_bytes(*id), kind: *kind, body }, 4 + length))),
+        Some((id, [kind, body @ ..])) => Ok(Some((
+            Frame {
+                id: u64::from_be_bytes(*id),
+                kind: *kind,
+                body,
+            },
+            4 + length,
+        ))),
         _ => Err(FrameError::Short(announced)),
     }
 }
@@ -329,11 +346,16 @@ impl<'a> Frame<'a> {
                 above: IssuerChain::read(r.rest())?,
             }),
             SIGNATURE => KeyResponse::Signature { bytes: r.rest() },
-            CERTIFICATES => KeyResponse::Certificates { chain: r.list("chain", CHAIN_MAX, |r| r.long("certificate"))? },
+            CERTIFICATES => KeyResponse::Certificates {
+                chain: r.list("chain", CHAIN_MAX, |r| r.long("certificate"))?,
+            },
             REFUSED => {
                 let code = r.u16("refusal")?;
                 let name = KeyRefusal::of(code).ok_or(FrameError::Value("refusal", code))?;
-                KeyResponse::Refused { name, text: r.text("text", TEXT_MAX)? }
+                KeyResponse::Refused {
+                    name,
+                    text: r.text("text", TEXT_MAX)?,
+                }
             }
             PONG => KeyResponse::Pong,
             kind => return Err(FrameError::Kind(kind, "response")),
@@ -354,7 +376,9 @@ fn read_begin<'a>(r: &mut FieldReader<'a>) -> Result<HandshakeRequest<'a>, Frame
         identity,
         role,
         alpn: r.list("ALPN", PROTOCOLS_MAX, |r| r.short("ALPN", 255))?,
-        expected: r.list("expected identities", EXPECTED_MAX, |r| r.identity("expected identity"))?,
+        expected: r.list("expected identities", EXPECTED_MAX, |r| {
+            r.identity("expected identity")
+        })?,
         deadline_ms: r.u32("deadline")?,
         bytes: r.rest(),
     })
@@ -378,15 +402,29 @@ impl KeyRequest<'_> {
             KeyRequest::Begin(b) => {
                 w.name("identity", &b.identity)?;
                 w.0.push(matches!(b.role, HandshakeRole::Server).into());
-                w.list("ALPN", PROTOCOLS_MAX, &b.alpn, |w, p| w.short("ALPN", p, 255))?;
-                w.list("expected identities", EXPECTED_MAX, &b.expected, |w, e| w.name("expected identity", e))?;
+                w.list("ALPN", PROTOCOLS_MAX, &b.alpn, |w, p| {
+                    w.short("ALPN", p, 255)
+                })?;
+                w.list("expected identities", EXPECTED_MAX, &b.expected, |w, e| {
+                    w.name("expected identity", e)
+                })?;
                 w.0.extend_from_slice(&b.deadline_ms.to_be_bytes());
                 w.rest(b.bytes)
             }
             KeyRequest::More { bytes } => w.rest(bytes),
-            KeyRequest::Sign { key, shown, scheme, deadline_ms, input } => {
+            KeyRequest::Sign {
+                key,
+                shown,
+                scheme,
+                deadline_ms,
+                input,
+            } => {
                 w.name("key", key)?;
-                w.short(SPKI_HASH, shown.as_ref().map_or(&[], |hash| hash), size_of::<SpkiHash>())?;
+                w.short(
+                    SPKI_HASH,
+                    shown.as_ref().map_or(&[], |hash| hash),
+                    size_of::<SpkiHash>(),
+                )?;
                 w.0.extend_from_slice(&scheme.to_be_bytes());
                 w.0.extend_from_slice(&deadline_ms.to_be_bytes());
                 w.rest(input)
@@ -424,11 +462,17 @@ impl KeyResponse<'_> {
                 w.long("leaf", d.leaf)?;
                 w.rest(d.above.bytes())
             }
-            KeyResponse::Certificates { chain } => w.list("chain", CHAIN_MAX, chain, |w, c| w.long("certificate", c)),
+            KeyResponse::Certificates { chain } => {
+                w.list("chain", CHAIN_MAX, chain, |w, c| w.long("certificate", c))
+            }
             KeyResponse::Refused { name, text } => {
                 // A refusal must always arrive, so its text is truncated instead of failing.
                 w.0.extend_from_slice(&name.code().to_be_bytes());
-                w.short("text", &text.as_bytes()[..text.floor_char_boundary(TEXT_MAX)], TEXT_MAX)
+                w.short(
+                    "text",
+                    &text.as_bytes()[..text.floor_char_boundary(TEXT_MAX)],
+                    TEXT_MAX,
+                )
             }
             KeyResponse::Pong => Ok(()),
         })

@@ -28,10 +28,18 @@ const STORE_PREFIX: &str = "store~";
 pub enum ResourceDecodeError {
     /// The bytes are not the protobuf message that the type URL names.
     #[error("{kind} {name}: the bytes are not a {kind} message: {why}")]
-    Bytes { kind: &'static str, name: String, why: String },
+    Bytes {
+        kind: &'static str,
+        name: String,
+        why: String,
+    },
     /// A field holds a value outside its domain.
     #[error("{what}: field {field}: {why}")]
-    Field { what: String, field: &'static str, why: String },
+    Field {
+        what: String,
+        field: &'static str,
+        why: String,
+    },
     /// The type URL is not one of Canal's.
     #[error("unknown resource type {0:?}; this build knows those of canal.program.v1: {known}", known = known())]
     Type(String),
@@ -50,12 +58,17 @@ fn known() -> String {
 /// # Errors
 /// Fails with [`ResourceDecodeError::Type`] if the type URL is not one of Canal's.
 pub fn kind_of(url: &str) -> Result<ResourceKind, ResourceDecodeError> {
-    ResourceKind::ALL.into_iter().find(|k| k.type_url() == url).ok_or_else(|| ResourceDecodeError::Type(url.chars().take(120).collect()))
+    ResourceKind::ALL
+        .into_iter()
+        .find(|k| k.type_url() == url)
+        .ok_or_else(|| ResourceDecodeError::Type(url.chars().take(120).collect()))
 }
 
 /// Returns the control plane's identifier, by which a controller names its store in the first response of a stream.
 pub fn control_plane(store: StoreId) -> ControlPlane {
-    ControlPlane { identifier: format!("{STORE_PREFIX}{store}") }
+    ControlPlane {
+        identifier: format!("{STORE_PREFIX}{store}"),
+    }
 }
 
 /// Returns the store that a response names. `None` if it names none, like all but the first response of a stream.
@@ -63,7 +76,10 @@ pub fn control_plane(store: StoreId) -> ControlPlane {
 /// # Errors
 /// Fails if the response names a store in a form that this build does not know.
 pub fn store_of(response: &DeltaDiscoveryResponse) -> Result<Option<StoreId>, IdError> {
-    let named = response.control_plane.as_ref().and_then(|plane| plane.identifier.strip_prefix(STORE_PREFIX));
+    let named = response
+        .control_plane
+        .as_ref()
+        .and_then(|plane| plane.identifier.strip_prefix(STORE_PREFIX));
     named.map(str::parse).transpose()
 }
 
@@ -117,10 +133,21 @@ codecs! {
 ///
 /// # Errors
 /// Fails with a [`ResourceDecodeError`] if the bytes are malformed, a value is invalid, or the names differ.
-pub fn decode(kind: ResourceKind, name: &str, bytes: &[u8]) -> Result<Resource, ResourceDecodeError> {
+pub fn decode(
+    kind: ResourceKind,
+    name: &str,
+    bytes: &[u8],
+) -> Result<Resource, ResourceDecodeError> {
     let resource = decode_body(kind, name, bytes)?;
     let inner = resource.name();
-    if inner == name { Ok(resource) } else { Err(ResourceDecodeError::Name { envelope: name.into(), inner }) }
+    if inner == name {
+        Ok(resource)
+    } else {
+        Err(ResourceDecodeError::Name {
+            envelope: name.into(),
+            inner,
+        })
+    }
 }
 
 #[cfg(test)]

@@ -35,7 +35,9 @@ pub fn service_address6(id: ServiceId) -> Ipv6Addr {
 pub fn service_of(address: IpAddr) -> Option<ServiceId> {
     let number = match address.to_canonical() {
         IpAddr::V4(v4) if v4.octets()[0] == 240 => v4.to_bits() & 0xff_ffff,
-        IpAddr::V6(v6) if v6.to_bits() >> 24 == SERVICE_NET6 >> 24 => v6.to_bits() as u32 & 0xff_ffff,
+        IpAddr::V6(v6) if v6.to_bits() >> 24 == SERVICE_NET6 >> 24 => {
+            v6.to_bits() as u32 & 0xff_ffff
+        }
         _ => return None,
     };
     ServiceId::new(number).ok()
@@ -58,12 +60,25 @@ pub fn flow_hash(client: SocketAddr, port: u16, service: ServiceId) -> u32 {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
     };
-    let word = |at: usize| u32::from_be_bytes([address[at], address[at + 1], address[at + 2], address[at + 3]]);
+    let word = |at: usize| {
+        u32::from_be_bytes([
+            address[at],
+            address[at + 1],
+            address[at + 2],
+            address[at + 3],
+        ])
+    };
     let ports = u32::from(client.port()) << 16 | u32::from(port);
     let mut hash = 0xCA0A_1000;
     for word in [word(0), word(4), word(8), word(12), ports, service.get()] {
-        let mixed = word.wrapping_mul(0xcc9e_2d51).rotate_left(15).wrapping_mul(0x1b87_3593);
-        hash = (hash ^ mixed).rotate_left(13).wrapping_mul(5).wrapping_add(0xe654_6b64);
+        let mixed = word
+            .wrapping_mul(0xcc9e_2d51)
+            .rotate_left(15)
+            .wrapping_mul(0x1b87_3593);
+        hash = (hash ^ mixed)
+            .rotate_left(13)
+            .wrapping_mul(5)
+            .wrapping_add(0xe654_6b64);
     }
     // MurmurHash3 finalization; 24 is the number of hashed bytes.
     hash ^= 24;
@@ -84,10 +99,20 @@ mod tests {
         for address in ["240.1.2.3", "::ffff:240.1.2.3", "fdca:a1:0:240::1:203"] {
             assert_eq!(service_of(address.parse().unwrap()), Some(id), "{address}");
         }
-        for address in ["240.0.0.0", "250.1.2.3", "10.1.2.3", "fdca:a1:0:250::1:203", "fdca:a1:0:240:0:1:1:203", "fdca:a1:0:240::100:203"] {
+        for address in [
+            "240.0.0.0",
+            "250.1.2.3",
+            "10.1.2.3",
+            "fdca:a1:0:250::1:203",
+            "fdca:a1:0:240:0:1:1:203",
+            "fdca:a1:0:240::100:203",
+        ] {
             assert_eq!(service_of(address.parse().unwrap()), None, "{address}");
         }
-        assert_eq!(replica_address6(Ipv4Addr::new(250, 1, 0, 3)).to_string(), "fdca:a1:0:250::fa01:3");
+        assert_eq!(
+            replica_address6(Ipv4Addr::new(250, 1, 0, 3)).to_string(),
+            "fdca:a1:0:250::fa01:3"
+        );
     }
 
     #[test]
@@ -95,7 +120,11 @@ mod tests {
         let id = ServiceId::new(7).unwrap();
         let mut full = [0u32; BUCKETS];
         for port in 1024..33792u16 {
-            full[bucket(SocketAddr::new("10.1.1.2".parse().unwrap(), port), 15008, id)] += 1;
+            full[bucket(
+                SocketAddr::new("10.1.1.2".parse().unwrap(), port),
+                15008,
+                id,
+            )] += 1;
         }
         assert!(full.iter().all(|n| (180..340).contains(n)), "{full:?}");
         let mapped = bucket("[::ffff:10.1.1.2]:4711".parse().unwrap(), 80, id);

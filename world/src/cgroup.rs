@@ -41,8 +41,11 @@ pub(crate) fn make(path: &Path) -> Result<()> {
 
 /// Returns the process ids in a cgroup and its descendants.
 pub(crate) fn pids(path: &Path) -> Vec<u32> {
-    let mut pids: Vec<u32> =
-        std::fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default().lines().filter_map(|line| line.parse().ok()).collect();
+    let mut pids: Vec<u32> = std::fs::read_to_string(path.join("cgroup.procs"))
+        .unwrap_or_default()
+        .lines()
+        .filter_map(|line| line.parse().ok())
+        .collect();
     for child in children(path) {
         pids.extend(self::pids(&child));
     }
@@ -50,8 +53,14 @@ pub(crate) fn pids(path: &Path) -> Vec<u32> {
 }
 
 fn children(path: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(path) else { return Vec::new() };
-    entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()).collect()
+    let Ok(entries) = std::fs::read_dir(path) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .map(|entry| entry.path())
+        .collect()
 }
 
 const NODEV: i32 = rustix::io::Errno::NODEV.raw_os_error();
@@ -60,7 +69,10 @@ const NODEV: i32 = rustix::io::Errno::NODEV.raw_os_error();
 pub(crate) fn kill(path: &Path) -> Result<()> {
     match std::fs::write(path.join("cgroup.kill"), "1") {
         // If the cgroup is removed between the opening and the writing, the error is ENODEV.
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound && error.raw_os_error() != Some(NODEV) => {
+        Err(error)
+            if error.kind() != std::io::ErrorKind::NotFound
+                && error.raw_os_error() != Some(NODEV) =>
+        {
             Err(error).tried("cannot kill cgroup", path)
         }
         _ => Ok(()),
@@ -111,7 +123,10 @@ impl CpuTime {
 
     /// Returns the CPU time used since an earlier reading.
     pub fn since(&self, earlier: CpuTime) -> CpuTime {
-        CpuTime { user: self.user.saturating_sub(earlier.user), system: self.system.saturating_sub(earlier.system) }
+        CpuTime {
+            user: self.user.saturating_sub(earlier.user),
+            system: self.system.saturating_sub(earlier.system),
+        }
     }
 }
 
@@ -120,8 +135,13 @@ pub(crate) fn cpu(path: &Path) -> Result<CpuTime> {
     let file = path.join("cpu.stat");
     let text = std::fs::read_to_string(&file).tried("cannot read", &file)?;
     let field = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
         Duration::from_micros(line.unwrap_or(0))
     };
-    Ok(CpuTime { user: field("user_usec "), system: field("system_usec ") })
+    Ok(CpuTime {
+        user: field("user_usec "),
+        system: field("system_usec "),
+    })
 }

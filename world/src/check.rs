@@ -6,7 +6,9 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{IpNet, Ipv4Net};
 
-use crate::plan::{AZS_MAX, NODES_UNDERLAY, PODS_PER_NODE_MAX, PROVIDERS, RELAY_PREFIX, REPLICAS_MAX, node_slots};
+use crate::plan::{
+    AZS_MAX, NODES_UNDERLAY, PODS_PER_NODE_MAX, PROVIDERS, RELAY_PREFIX, REPLICAS_MAX, node_slots,
+};
 use crate::problem::{FilePosition, TopologyProblems};
 use crate::tier::{TIER_RANGE4, TIER_RANGE6, TIER_VNI};
 use crate::topology::{Component, PodTemplate, TenantTopology, Topology, TopologyKeyLocation};
@@ -35,7 +37,11 @@ pub(crate) fn may_be_world_name(name: &str) -> bool {
 /// Checks for a lower-case DNS label of at most `max` bytes.
 fn label(name: &str, what: &str, max: usize) -> Result<(), CheckError> {
     let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let good = !name.is_empty() && name.len() <= max && name.bytes().all(legal) && !name.starts_with('-') && !name.ends_with('-');
+    let good = !name.is_empty()
+        && name.len() <= max
+        && name.bytes().all(legal)
+        && !name.starts_with('-')
+        && !name.ends_with('-');
     if good {
         return Ok(());
     }
@@ -50,8 +56,15 @@ pub(crate) fn topology(topology: &Topology, findings: &mut TopologyProblems) {
         az_exists(topology, &component.az, component.spot, findings);
     }
     if !topology.is_tier() && topology.gateways.len() > REPLICAS_MAX {
-        let what = format!("{} gateways are more than {REPLICAS_MAX}", topology.gateways.len());
-        findings.add(topology.gateways[REPLICAS_MAX].spot, what, "remove some: a tenant's gateway range is one /24");
+        let what = format!(
+            "{} gateways are more than {REPLICAS_MAX}",
+            topology.gateways.len()
+        );
+        findings.add(
+            topology.gateways[REPLICAS_MAX].spot,
+            what,
+            "remove some: a tenant's gateway range is one /24",
+        );
     }
     for tenant in &topology.tenants {
         tenant_alone(topology, tenant, findings);
@@ -65,7 +78,11 @@ pub(crate) fn topology(topology: &Topology, findings: &mut TopologyProblems) {
 
 fn underlay_components(topology: &Topology) -> impl Iterator<Item = &Component> {
     let controller = topology.controller.iter();
-    controller.chain(&topology.edges).chain(&topology.gateways).chain(&topology.key_servers).chain(&topology.hosts)
+    controller
+        .chain(&topology.edges)
+        .chain(&topology.gateways)
+        .chain(&topology.key_servers)
+        .chain(&topology.hosts)
 }
 
 fn azs(topology: &Topology, findings: &mut TopologyProblems) {
@@ -75,11 +92,19 @@ fn azs(topology: &Topology, findings: &mut TopologyProblems) {
             findings.add(az.spot, what, fix);
         }
         if let Some(first) = seen.insert(&az.name, az.spot) {
-            findings.add(az.spot, format!("az {:?} is already on line {}", az.name, first.line), "give it another name");
+            findings.add(
+                az.spot,
+                format!("az {:?} is already on line {}", az.name, first.line),
+                "give it another name",
+            );
         }
     }
     if let Some(az) = topology.azs.get(AZS_MAX) {
-        findings.add(az.spot, format!("more than {AZS_MAX} AZs"), format!("keep {AZS_MAX} at most"));
+        findings.add(
+            az.spot,
+            format!("more than {AZS_MAX} AZs"),
+            format!("keep {AZS_MAX} at most"),
+        );
     }
 }
 
@@ -89,17 +114,30 @@ fn host_names(topology: &Topology, findings: &mut TopologyProblems) {
     for az in &topology.azs {
         seen.insert(crate::plan::router_name(&az.name), az.spot);
     }
-    let components = underlay_components(topology).map(|component| (&component.name, component.spot));
-    let nodes = topology.tenants.iter().flat_map(|tenant| &tenant.nodes).map(|node| (&node.name, node.spot));
+    let components =
+        underlay_components(topology).map(|component| (&component.name, component.spot));
+    let nodes = topology
+        .tenants
+        .iter()
+        .flat_map(|tenant| &tenant.nodes)
+        .map(|node| (&node.name, node.spot));
     for (name, spot) in components.chain(nodes) {
         if let Err((what, fix)) = label(name, "name", NAME_MAX) {
             findings.add(spot, what, fix);
         }
         if name.starts_with(RELAY_PREFIX) {
-            findings.add(spot, format!("the name {name:?} begins as relays' names do"), format!("choose one without {RELAY_PREFIX:?}"));
+            findings.add(
+                spot,
+                format!("the name {name:?} begins as relays' names do"),
+                format!("choose one without {RELAY_PREFIX:?}"),
+            );
         }
         if let Some(first) = seen.insert(name.clone(), spot) {
-            findings.add(spot, format!("the name {name:?} is already taken on line {}", first.line), "give it another name");
+            findings.add(
+                spot,
+                format!("the name {name:?} is already taken on line {}", first.line),
+                "give it another name",
+            );
         }
     }
 }
@@ -109,7 +147,11 @@ fn az_exists(topology: &Topology, name: &str, spot: FilePosition, findings: &mut
         return;
     }
     let names: Vec<&str> = topology.azs.iter().map(|az| az.name.as_str()).collect();
-    findings.add(spot, format!("there is no AZ {name:?}"), format!("use one of: {}", names.join(", ")));
+    findings.add(
+        spot,
+        format!("there is no AZ {name:?}"),
+        format!("use one of: {}", names.join(", ")),
+    );
 }
 
 fn tenant_alone(topology: &Topology, tenant: &TenantTopology, findings: &mut TopologyProblems) {
@@ -117,7 +159,8 @@ fn tenant_alone(topology: &Topology, tenant: &TenantTopology, findings: &mut Top
         findings.add(tenant.spots.whole, what, fix);
     }
     let domain = &tenant.trust_domain;
-    let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._".contains(&byte);
+    let legal =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._".contains(&byte);
     if domain.is_empty() || domain.len() > 255 || !domain.bytes().all(legal) {
         findings.add(
             tenant.spots.trust_domain,
@@ -130,8 +173,16 @@ fn tenant_alone(topology: &Topology, tenant: &TenantTopology, findings: &mut Top
     }
     let slots = node_slots(tenant.pods4);
     if tenant.nodes.len() > slots {
-        let what = format!("{} nodes do not fit into {}", tenant.nodes.len(), tenant.pods4);
-        findings.add(tenant.nodes[slots].spot, what, format!("keep {slots} nodes, or write a shorter prefix"));
+        let what = format!(
+            "{} nodes do not fit into {}",
+            tenant.nodes.len(),
+            tenant.pods4
+        );
+        findings.add(
+            tenant.nodes[slots].spot,
+            what,
+            format!("keep {slots} nodes, or write a shorter prefix"),
+        );
     }
     pods(tenant, findings);
     service_objects(tenant, findings);
@@ -157,11 +208,19 @@ fn pods(tenant: &TenantTopology, findings: &mut TopologyProblems) {
             let count = on_node.entry(node).or_default();
             *count += 1;
             if *count == PODS_PER_NODE_MAX + 1 {
-                findings.add(pod.spot, format!("node {node:?} has more than {PODS_PER_NODE_MAX} pods"), "spread them over more nodes");
+                findings.add(
+                    pod.spot,
+                    format!("node {node:?} has more than {PODS_PER_NODE_MAX} pods"),
+                    "spread them over more nodes",
+                );
             }
             let full = format!("{}/{}-{replica}", pod.namespace, pod.name);
             if let Some(first) = seen.insert(full.clone(), pod.spot) {
-                findings.add(pod.spot, format!("pod {full} is already on line {}", first.line), "give it another name or namespace");
+                findings.add(
+                    pod.spot,
+                    format!("pod {full} is already on line {}", first.line),
+                    "give it another name or namespace",
+                );
             }
         }
     }
@@ -169,9 +228,11 @@ fn pods(tenant: &TenantTopology, findings: &mut TopologyProblems) {
 
 pub(crate) fn pod_names(pod: &PodTemplate, findings: &mut TopologyProblems) {
     // "-999" must still fit into the label.
-    for (name, what, max) in
-        [(&pod.name, "pod", NAME_MAX - 4), (&pod.namespace, "namespace", NAME_MAX), (&pod.service_account, "serviceAccount", NAME_MAX)]
-    {
+    for (name, what, max) in [
+        (&pod.name, "pod", NAME_MAX - 4),
+        (&pod.namespace, "namespace", NAME_MAX),
+        (&pod.service_account, "serviceAccount", NAME_MAX),
+    ] {
         if let Err((what, fix)) = label(name, what, max) {
             findings.add(pod.spot, what, fix);
         }
@@ -182,13 +243,20 @@ pub(crate) fn pod_names(pod: &PodTemplate, findings: &mut TopologyProblems) {
 fn service_objects(tenant: &TenantTopology, findings: &mut TopologyProblems) {
     for service in crate::services::in_files(&tenant.config) {
         for address in &service.addresses {
-            let inside = tenant.service_cidrs.iter().any(|cidr| cidr.contains(address));
+            let inside = tenant
+                .service_cidrs
+                .iter()
+                .any(|cidr| cidr.contains(address));
             if !inside {
                 let what = format!(
                     "service {}/{} has {address}, which no serviceCidrs range of {:?} holds",
                     service.namespace, service.name, tenant.name
                 );
-                findings.add(tenant.spots.services, what, "add its range to serviceCidrs, or choose another clusterIP");
+                findings.add(
+                    tenant.spots.services,
+                    what,
+                    "add its range to serviceCidrs, or choose another clusterIP",
+                );
             }
         }
     }
@@ -204,9 +272,15 @@ fn reserved(tier: bool) -> Vec<(IpNet, String)> {
         (net(169, 254, 16), "link-local gateways"),
     ];
     if tier {
-        ranges.extend([(TIER_RANGE4.into(), "the cloud tier"), (TIER_RANGE6.into(), "the cloud tier")]);
+        ranges.extend([
+            (TIER_RANGE4.into(), "the cloud tier"),
+            (TIER_RANGE6.into(), "the cloud tier"),
+        ]);
     }
-    ranges.into_iter().map(|(range, owner)| (range, owner.to_owned())).collect()
+    ranges
+        .into_iter()
+        .map(|(range, owner)| (range, owner.to_owned()))
+        .collect()
 }
 
 fn tenants_together(topology: &Topology, findings: &mut TopologyProblems) {
@@ -215,21 +289,41 @@ fn tenants_together(topology: &Topology, findings: &mut TopologyProblems) {
     let (mut names, mut vnis, mut domains) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     for tenant in &topology.tenants {
         if let Some(first) = names.insert(tenant.name.clone(), tenant.spots.whole.line) {
-            findings.add(tenant.spots.whole, format!("tenant {:?} is already on line {first}", tenant.name), "give it another name");
+            findings.add(
+                tenant.spots.whole,
+                format!("tenant {:?} is already on line {first}", tenant.name),
+                "give it another name",
+            );
         }
         if let Some(first) = vnis.insert(tenant.vni, tenant.spots.vni.line) {
-            findings.add(tenant.spots.vni, format!("vni {} is already used on line {first}", tenant.vni), "choose another vni");
+            findings.add(
+                tenant.spots.vni,
+                format!("vni {} is already used on line {first}", tenant.vni),
+                "choose another vni",
+            );
         }
-        if let Some(first) = domains.insert(tenant.trust_domain.clone(), tenant.spots.trust_domain.line) {
+        if let Some(first) =
+            domains.insert(tenant.trust_domain.clone(), tenant.spots.trust_domain.line)
+        {
             findings.add(
                 tenant.spots.trust_domain,
-                format!("trustDomain {:?} is already used on line {first}", tenant.trust_domain),
+                format!(
+                    "trustDomain {:?} is already used on line {first}",
+                    tenant.trust_domain
+                ),
                 "choose another one",
             );
         }
-        let pods = [IpNet::V4(tenant.pods4), IpNet::V6(tenant.pods6)].map(|cidr| (cidr, tenant.spots.pods));
-        let services = tenant.service_cidrs.iter().map(|cidr| (*cidr, tenant.spots.services));
-        let gateways = tenant.gateway_cidrs.iter().flat_map(|(four, six)| [IpNet::V4(*four), IpNet::V6(*six)]);
+        let pods = [IpNet::V4(tenant.pods4), IpNet::V6(tenant.pods6)]
+            .map(|cidr| (cidr, tenant.spots.pods));
+        let services = tenant
+            .service_cidrs
+            .iter()
+            .map(|cidr| (*cidr, tenant.spots.services));
+        let gateways = tenant
+            .gateway_cidrs
+            .iter()
+            .flat_map(|(four, six)| [IpNet::V4(*four), IpNet::V6(*six)]);
         let gateways = gateways.map(|cidr| (cidr, tenant.spots.gateways));
         if topology.is_tier() {
             // Tenants of a tier world may use the same addresses. Only the tier's ranges and the tenant's own other ranges are reserved.
@@ -237,7 +331,11 @@ fn tenants_together(topology: &Topology, findings: &mut TopologyProblems) {
         }
         for (cidr, spot) in pods.into_iter().chain(services).chain(gateways) {
             if let Some((other, owner)) = ranges.iter().find(|(range, _)| overlap(range, &cidr)) {
-                findings.add(spot, format!("{cidr} overlaps {other} of {owner}"), "choose a range that is not in use");
+                findings.add(
+                    spot,
+                    format!("{cidr} overlaps {other} of {owner}"),
+                    "choose a range that is not in use",
+                );
             }
             ranges.push((cidr, format!("tenant {:?}", tenant.name)));
         }
@@ -258,16 +356,32 @@ fn tier(topology: &Topology, findings: &mut TopologyProblems) {
         let of_az = edges.entry(&edge.az).or_insert(0);
         *of_az += 1;
         if *of_az > EDGES_MAX {
-            findings.add(edge.spot, format!("AZ {:?} has {EDGES_MAX} edges already", edge.az), "remove this one");
+            findings.add(
+                edge.spot,
+                format!("AZ {:?} has {EDGES_MAX} edges already", edge.az),
+                "remove this one",
+            );
         }
     }
     for gateway in &topology.gateways {
         match (&gateway.backend, topology.is_tier()) {
-            (None, true) => findings.add(gateway.spot, format!("gateway {:?} has no `backend`", gateway.name), "add `backend: …`"),
+            (None, true) => findings.add(
+                gateway.spot,
+                format!("gateway {:?} has no `backend`", gateway.name),
+                "add `backend: …`",
+            ),
             (None, false) if gateway.receive_cores > 0 => {
-                findings.add(gateway.spot, "`receiveCores` means nothing without edges", "remove it, or add `edges`");
+                findings.add(
+                    gateway.spot,
+                    "`receiveCores` means nothing without edges",
+                    "remove it, or add `edges`",
+                );
             }
-            (Some(_), false) => findings.add(gateway.spot, "`backend` means nothing without edges", "remove it, or add `edges`"),
+            (Some(_), false) => findings.add(
+                gateway.spot,
+                "`backend` means nothing without edges",
+                "remove it, or add `edges`",
+            ),
             (Some(backend), true) => {
                 if let Err((what, fix)) = label(backend, "backend", NAME_MAX) {
                     findings.add(gateway.spot, what, fix);
@@ -277,7 +391,14 @@ fn tier(topology: &Topology, findings: &mut TopologyProblems) {
         }
         if topology.is_tier() && !edges.contains_key(gateway.az.as_str()) {
             let what = format!("AZ {:?} has gateways and no edge", gateway.az);
-            findings.add(gateway.spot, what, format!("add an edge to `edges`: {{name: edge-…, az: {}}}", gateway.az));
+            findings.add(
+                gateway.spot,
+                what,
+                format!(
+                    "add an edge to `edges`: {{name: edge-…, az: {}}}",
+                    gateway.az
+                ),
+            );
         }
     }
     for tenant in &topology.tenants {
@@ -289,25 +410,45 @@ fn tier_tenant(topology: &Topology, tenant: &TenantTopology, findings: &mut Topo
     let name = &tenant.name;
     if !topology.is_tier() {
         if tenant.gateway_cidrs.is_some() {
-            findings.add(tenant.spots.gateways, "`gatewayCidrs` mean nothing without edges", "remove them, or add `edges`");
+            findings.add(
+                tenant.spots.gateways,
+                "`gatewayCidrs` mean nothing without edges",
+                "remove them, or add `edges`",
+            );
         }
         if tenant.home_az.is_some() {
-            findings.add(tenant.spots.home_az, "`homeAz` means nothing without edges", "remove it, or add `edges`");
+            findings.add(
+                tenant.spots.home_az,
+                "`homeAz` means nothing without edges",
+                "remove it, or add `edges`",
+            );
         }
         if tenant.dns {
-            findings.add(tenant.spots.dns, "`dns` means nothing without edges", "remove it, or add `edges`");
+            findings.add(
+                tenant.spots.dns,
+                "`dns` means nothing without edges",
+                "remove it, or add `edges`",
+            );
         }
         return;
     }
     if tenant.gateway_cidrs.is_none() {
         let fix = "add e.g. `gatewayCidrs: [10.1.192.0/18, \"fd00:101:0:c::/64\"]`, which its pods and services do not use";
-        findings.add(tenant.spots.whole, format!("tenant {name:?} has no `gatewayCidrs`"), fix);
+        findings.add(
+            tenant.spots.whole,
+            format!("tenant {name:?} has no `gatewayCidrs`"),
+            fix,
+        );
     }
     if let Some(az) = &tenant.home_az {
         az_exists(topology, az, tenant.spots.home_az, findings);
     }
     if tenant.vni == TIER_VNI {
-        findings.add(tenant.spots.vni, format!("vni {TIER_VNI} is the cloud tier's own"), "choose another vni");
+        findings.add(
+            tenant.spots.vni,
+            format!("vni {TIER_VNI} is the cloud tier's own"),
+            "choose another vni",
+        );
     }
 }
 
@@ -323,7 +464,11 @@ fn keys(topology: &Topology, findings: &mut TopologyProblems) {
         let name = &key_server.name;
         match &key_server.tenant {
             Some(tenant) if !topology.tenants.iter().any(|other| other.name == *tenant) => {
-                let names: Vec<&str> = topology.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
+                let names: Vec<&str> = topology
+                    .tenants
+                    .iter()
+                    .map(|tenant| tenant.name.as_str())
+                    .collect();
                 findings.add(
                     key_server.spot,
                     format!("key server {name:?}: there is no tenant {tenant:?}"),
@@ -338,12 +483,22 @@ fn keys(topology: &Topology, findings: &mut TopologyProblems) {
             _ => {}
         }
     }
-    let are_there = topology.key_servers.iter().any(|key_server| key_server.tenant.is_none());
+    let are_there = topology
+        .key_servers
+        .iter()
+        .any(|key_server| key_server.tenant.is_none());
     for tenant in &topology.tenants {
-        if tenant.keys.is_some_and(|keys| keys.place == TopologyKeyLocation::KeyServer) && !are_there {
+        if tenant
+            .keys
+            .is_some_and(|keys| keys.place == TopologyKeyLocation::KeyServer)
+            && !are_there
+        {
             findings.add(
                 tenant.spots.keys,
-                format!("the keys of tenant {:?} are in key servers, and the provider has none", tenant.name),
+                format!(
+                    "the keys of tenant {:?} are in key servers, and the provider has none",
+                    tenant.name
+                ),
                 "add one without `tenant` to `keyServers`: {name: ks-1, az: …}",
             );
         }
@@ -357,14 +512,32 @@ fn mesh_parts(topology: &Topology, findings: &mut TopologyProblems) {
     }
     let fix = "add `controller: {az: …}`";
     let edges = topology.edges.iter().map(|edge| (edge, "edge"));
-    let key_servers = topology.key_servers.iter().map(|key_server| (key_server, "key server"));
-    for (component, kind) in edges.chain(key_servers).chain(topology.gateways.iter().map(|gateway| (gateway, "gateway"))) {
-        if component.process.as_ref().is_some_and(|process| process.command.is_empty()) {
-            findings.add(component.spot, format!("{kind} {:?} needs a controller", component.name), fix);
+    let key_servers = topology
+        .key_servers
+        .iter()
+        .map(|key_server| (key_server, "key server"));
+    for (component, kind) in edges
+        .chain(key_servers)
+        .chain(topology.gateways.iter().map(|gateway| (gateway, "gateway")))
+    {
+        if component
+            .process
+            .as_ref()
+            .is_some_and(|process| process.command.is_empty())
+        {
+            findings.add(
+                component.spot,
+                format!("{kind} {:?} needs a controller", component.name),
+                fix,
+            );
         }
     }
     for node in topology.tenants.iter().flat_map(|tenant| &tenant.nodes) {
-        if node.proxy.as_ref().is_some_and(|process| process.command.is_empty()) {
+        if node
+            .proxy
+            .as_ref()
+            .is_some_and(|process| process.command.is_empty())
+        {
             findings.add(
                 node.spot,
                 format!("the proxy of node {:?} needs a controller", node.name),
@@ -375,8 +548,17 @@ fn mesh_parts(topology: &Topology, findings: &mut TopologyProblems) {
 }
 
 fn size(topology: &Topology, findings: &mut TopologyProblems) {
-    let pods: usize = topology.tenants.iter().flat_map(|tenant| &tenant.pods).map(|pod| usize::from(pod.replicas)).sum();
-    let nodes: usize = topology.tenants.iter().map(|tenant| tenant.nodes.len()).sum();
+    let pods: usize = topology
+        .tenants
+        .iter()
+        .flat_map(|tenant| &tenant.pods)
+        .map(|pod| usize::from(pod.replicas))
+        .sum();
+    let nodes: usize = topology
+        .tenants
+        .iter()
+        .map(|tenant| tenant.nodes.len())
+        .sum();
     let hosts = pods + nodes + underlay_components(topology).count() + topology.azs.len();
     if hosts > HOSTS_MAX {
         findings.add(

@@ -30,11 +30,18 @@ pub(crate) enum WorldRequest {
     /// Ends a host's process and starts it again.
     Restart { host: String },
     /// Creates the replicas of a pod.
-    AddPod { tenant: String, pod: Box<PodTemplate> },
+    AddPod {
+        tenant: String,
+        pod: Box<PodTemplate>,
+    },
     /// Removes one pod from the world.
     RemovePod { uid: String },
     /// Creates a gateway of a backend in an AZ.
-    AddGateway { name: String, az: String, backend: String },
+    AddGateway {
+        name: String,
+        az: String,
+        backend: String,
+    },
     /// Ends a gateway's process and removes the gateway.
     RemoveGateway { name: String },
     /// Cuts an AZ off from the others, and optionally kills its hosts' processes.
@@ -92,7 +99,10 @@ pub(crate) enum WorldResponse {
 }
 
 /// Sends one request and reads its response. It fails if the supervisor does not answer or the response is not readable.
-pub(crate) fn send_request(socket: &Path, request: &WorldRequest) -> std::io::Result<WorldResponse> {
+pub(crate) fn send_request(
+    socket: &Path,
+    request: &WorldRequest,
+) -> std::io::Result<WorldResponse> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(ANSWER_WITHIN))?;
     write_line(&mut stream, request)?;
@@ -106,7 +116,9 @@ pub(crate) fn write_line(out: &mut impl Write, message: &impl Serialize) -> std:
 }
 
 /// Reads the next message. Returns `None` at the end of the input.
-pub(crate) fn read_line<T: for<'de> Deserialize<'de>>(input: &mut impl BufRead) -> std::io::Result<Option<T>> {
+pub(crate) fn read_line<T: for<'de> Deserialize<'de>>(
+    input: &mut impl BufRead,
+) -> std::io::Result<Option<T>> {
     let mut line = Vec::new();
     input.take(MESSAGE_BYTES_MAX).read_until(b'\n', &mut line)?;
     if line.is_empty() {
@@ -125,8 +137,13 @@ mod tests {
         write_line(&mut text, &WorldRequest::Down).expect("written");
         write_line(&mut text, &WorldRequest::Start { host: "gw1".into() }).expect("written");
         let mut input = BufReader::new(text.as_slice());
-        assert!(matches!(read_line(&mut input), Ok(Some(WorldRequest::Down))));
-        assert!(matches!(read_line(&mut input), Ok(Some(WorldRequest::Start { host })) if host == "gw1"));
+        assert!(matches!(
+            read_line(&mut input),
+            Ok(Some(WorldRequest::Down))
+        ));
+        assert!(
+            matches!(read_line(&mut input), Ok(Some(WorldRequest::Start { host })) if host == "gw1")
+        );
         assert!(matches!(read_line::<WorldRequest>(&mut input), Ok(None)));
         let mut endless = BufReader::new(std::io::repeat(b' '));
         assert!(read_line::<WorldRequest>(&mut endless).is_err());

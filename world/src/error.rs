@@ -31,7 +31,9 @@ pub enum Error {
         name: String,
     },
     /// A running world already has the name.
-    #[error("world {name:?} is already up {how}; take it down first with `canal world down {name}`, or give this one another name")]
+    #[error(
+        "world {name:?} is already up {how}; take it down first with `canal world down {name}`, or give this one another name"
+    )]
     AlreadyUp {
         name: String,
         /// The difference between the running world and the requested one.
@@ -99,7 +101,11 @@ pub(crate) trait IoContext<T> {
 
 impl<T> IoContext<T> for io::Result<T> {
     fn tried(self, what: &'static str, path: impl AsRef<Path>) -> Result<T> {
-        self.map_err(|source| Error::Io { what, path: path.as_ref().to_owned(), source })
+        self.map_err(|source| Error::Io {
+            what,
+            path: path.as_ref().to_owned(),
+            source,
+        })
     }
 }
 

@@ -79,7 +79,13 @@ impl World {
     /// The supervisor does not answer, or nft refuses the rules.
     pub fn heal_all(&self) -> Result<()> {
         for host in self.hosts()? {
-            self.nft(&host, vec![format!("add table {TABLE}"), format!("delete table {TABLE}")])?;
+            self.nft(
+                &host,
+                vec![
+                    format!("add table {TABLE}"),
+                    format!("delete table {TABLE}"),
+                ],
+            )?;
         }
         Ok(())
     }
@@ -91,7 +97,8 @@ impl World {
     /// The host does not exist, or its router or node refuses the change.
     pub fn link_down(&self, host: &str) -> Result<()> {
         let host = self.host(host)?.environment.name;
-        self.send_request(&WorldRequest::Link { host, up: false }).map(drop)
+        self.send_request(&WorldRequest::Link { host, up: false })
+            .map(drop)
     }
 
     /// Brings a link up again, with the routes over it.
@@ -101,7 +108,8 @@ impl World {
     /// The host does not exist, or its router or node refuses the change.
     pub fn link_up(&self, host: &str) -> Result<()> {
         let host = self.host(host)?.environment.name;
-        self.send_request(&WorldRequest::Link { host, up: true }).map(drop)
+        self.send_request(&WorldRequest::Link { host, up: true })
+            .map(drop)
     }
 
     /// Cuts an AZ off. Every link between its router and the others goes down at its own end, so that packets of the other AZs disappear in
@@ -111,7 +119,11 @@ impl World {
     ///
     /// The AZ does not exist, or its router refuses the change.
     pub fn cut_az(&self, az: &str, hosts_die: bool) -> Result<()> {
-        self.send_request(&WorldRequest::CutAz { az: az.into(), hosts_die }).map(drop)
+        self.send_request(&WorldRequest::CutAz {
+            az: az.into(),
+            hosts_die,
+        })
+        .map(drop)
     }
 
     /// Brings an AZ's links up again, and starts the processes that [`World::cut_az`] killed.
@@ -120,7 +132,8 @@ impl World {
     ///
     /// The AZ does not exist, or a router refuses the change.
     pub fn heal_az(&self, az: &str) -> Result<()> {
-        self.send_request(&WorldRequest::HealAz { az: az.into() }).map(drop)
+        self.send_request(&WorldRequest::HealAz { az: az.into() })
+            .map(drop)
     }
 
     /// Sets the MTU of a host's or pod's link, in bytes, at both ends and at once: the path becomes narrow, or wide again. The MTU of
@@ -133,7 +146,11 @@ impl World {
         let near = self.host(host)?;
         let (far, device) = self.far_end(&near)?;
         for (host, device) in [(near, "eth0".to_owned()), (far, device)] {
-            self.run(&host, Tool::Ip, vec![format!("link set {device} mtu {mtu}")])?;
+            self.run(
+                &host,
+                Tool::Ip,
+                vec![format!("link set {device} mtu {mtu}")],
+            )?;
         }
         Ok(())
     }
@@ -141,11 +158,20 @@ impl World {
     /// Returns the host at the other end of a host's only link, and the device there.
     fn far_end(&self, host: &HostStatus) -> Result<(HostStatus, String)> {
         if let Some(device) = &host.environment.router_device {
-            return Ok((self.host(&crate::plan::router_name(&host.environment.az))?, device.clone()));
+            return Ok((
+                self.host(&crate::plan::router_name(&host.environment.az))?,
+                device.clone(),
+            ));
         }
         match (&host.environment.node, host.environment.ip4) {
-            (Some(node), Some(address)) => Ok((self.host(node)?, crate::plan::node_device(address.octets()[3]))),
-            _ => Err(Error::Supervisor { world: self.name().into(), message: format!("{} has not one link", host.environment.name) }),
+            (Some(node), Some(address)) => Ok((
+                self.host(node)?,
+                crate::plan::node_device(address.octets()[3]),
+            )),
+            _ => Err(Error::Supervisor {
+                world: self.name().into(),
+                message: format!("{} has not one link", host.environment.name),
+            }),
         }
     }
 
@@ -158,14 +184,19 @@ impl World {
     /// The host or thread does not exist, or the kernel refuses to trace.
     pub fn stop_threads(&self, host: &str, prefix: &str) -> Result<StoppedThreads> {
         let environment = self.host(host)?.environment;
-        StoppedThreads::stop(&cgroup::pids(&environment.cgroup), prefix).tried("cannot stop threads of", host)
+        StoppedThreads::stop(&cgroup::pids(&environment.cgroup), prefix)
+            .tried("cannot stop threads of", host)
     }
 
     fn inject_fault(&self, from: &str, to: &str, loss: PacketLoss) -> Result<()> {
         let (from, to) = (self.host(from)?, self.host(to)?);
         let packets = matches(&from, &to);
         let (place, chain, device) = self.place(&from, to)?;
-        let hook = if device.is_empty() { "prerouting" } else { "postrouting" };
+        let hook = if device.is_empty() {
+            "prerouting"
+        } else {
+            "postrouting"
+        };
         let mut lines = vec![
             format!("add table {TABLE}"),
             format!("add chain {TABLE} {chain} {{ type filter hook {hook} priority -350; }}"),
@@ -174,9 +205,15 @@ impl World {
         let verdict = match loss {
             // nft rejects "less than 100 of 100".
             PacketLoss::All | PacketLoss::Percent(100..) => "counter drop".to_owned(),
-            PacketLoss::Percent(percent) => format!("numgen random mod 100 < {percent} counter drop"),
+            PacketLoss::Percent(percent) => {
+                format!("numgen random mod 100 < {percent} counter drop")
+            }
         };
-        lines.extend(packets.into_iter().map(|packets| format!("add rule {TABLE} {chain} {device}{packets} {verdict}")));
+        lines.extend(
+            packets
+                .into_iter()
+                .map(|packets| format!("add rule {TABLE} {chain} {device}{packets} {verdict}")),
+        );
         self.nft(&place, lines)
     }
 
@@ -184,11 +221,16 @@ impl World {
     /// hop before `to`. The programs of an edge or tier replica process packets before nft sees them, so their packets are dropped at the
     /// router.
     fn place(&self, from: &HostStatus, to: HostStatus) -> Result<(HostStatus, String, String)> {
-        let has_programs = to.environment.kind == "edge" || (to.environment.kind == "gateway" && to.environment.overlay.is_empty());
+        let has_programs = to.environment.kind == "edge"
+            || (to.environment.kind == "gateway" && to.environment.overlay.is_empty());
         match (&to.environment.router_device, has_programs) {
             (Some(device), true) => {
                 let router = self.host(&crate::plan::router_name(&to.environment.az))?;
-                Ok((router, format!("{}_{}", chain(from), plain(&to.environment.name)), format!("oifname \"{device}\" ")))
+                Ok((
+                    router,
+                    format!("{}_{}", chain(from), plain(&to.environment.name)),
+                    format!("oifname \"{device}\" "),
+                ))
             }
             _ => Ok((to, chain(from), String::new())),
         }
@@ -199,7 +241,11 @@ impl World {
     }
 
     fn run(&self, host: &HostStatus, tool: Tool, lines: Vec<String>) -> Result<()> {
-        let netns = host.environment.netns.file_name().map(|name| name.to_string_lossy().into_owned());
+        let netns = host
+            .environment
+            .netns
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned());
         Tools::default().run(&ToolBatch { netns, tool, lines })
     }
 }
@@ -210,7 +256,15 @@ fn chain(from: &HostStatus) -> String {
 }
 
 fn plain(name: &str) -> String {
-    name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '_' }).collect()
+    name.chars()
+        .map(|letter| {
+            if letter.is_ascii_alphanumeric() {
+                letter
+            } else {
+                '_'
+            }
+        })
+        .collect()
 }
 
 /// Returns the nft matches for packets that come from `from`, as they arrive at `to`.
@@ -218,8 +272,17 @@ fn matches(from: &HostStatus, to: &HostStatus) -> Vec<String> {
     if from.environment.kind == "router" && to.environment.kind == "router" {
         return vec![format!("iifname \"x{}\"", from.environment.az)];
     }
-    let own = from.environment.ip4.map(IpAddr::V4).into_iter().chain(from.environment.ip6.map(IpAddr::V6));
-    let overlay = from.environment.overlay.values().flat_map(|(four, six)| [IpAddr::V4(*four), IpAddr::V6(*six)]);
+    let own = from
+        .environment
+        .ip4
+        .map(IpAddr::V4)
+        .into_iter()
+        .chain(from.environment.ip6.map(IpAddr::V6));
+    let overlay = from
+        .environment
+        .overlay
+        .values()
+        .flat_map(|(four, six)| [IpAddr::V4(*four), IpAddr::V6(*six)]);
     let addresses: BTreeSet<IpAddr> = own.chain(overlay).collect();
     addresses
         .iter()

@@ -34,14 +34,17 @@ pub(crate) fn clear_beside(paths: &WorldPaths, retained: &[PathBuf]) -> Result<(
         std::fs::remove_file(&path).tried("cannot remove namespace", &path)?;
     }
     for mount in mounts_below(paths.dir()) {
-        rustix::mount::unmount(&mount, rustix::mount::UnmountFlags::DETACH).tried("cannot unmount", &mount)?;
+        rustix::mount::unmount(&mount, rustix::mount::UnmountFlags::DETACH)
+            .tried("cannot unmount", &mount)?;
     }
     let removed = match retained {
         [] => std::fs::remove_dir_all(paths.dir()),
         retained => recovery::remove_beside(paths.dir(), retained),
     };
     match removed {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).tried("cannot remove", paths.dir()),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).tried("cannot remove", paths.dir());
+        }
         _ => {}
     }
     // The parent of all worlds' cgroups is removed with the last of them.
@@ -52,7 +55,10 @@ pub(crate) fn clear_beside(paths: &WorldPaths, retained: &[PathBuf]) -> Result<(
 /// Returns the mount points below a directory, the innermost first. World names need no octal escapes.
 fn mounts_below(dir: &Path) -> Vec<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let points = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
+    let points = mounts
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .map(PathBuf::from);
     let mut below: Vec<PathBuf> = points.filter(|point| point.starts_with(dir)).collect();
     below.sort();
     below.reverse();
@@ -60,26 +66,42 @@ fn mounts_below(dir: &Path) -> Vec<PathBuf> {
 }
 
 fn names_in(dir: &Path) -> Vec<String> {
-    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
-    entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect()
 }
 
 fn spaces_of(world: &str) -> Vec<String> {
     let prefix = netns_prefix(world);
-    names_in(Path::new(NETNS_DIR)).into_iter().filter(|name| name.starts_with(&prefix)).collect()
+    names_in(Path::new(NETNS_DIR))
+        .into_iter()
+        .filter(|name| name.starts_with(&prefix))
+        .collect()
 }
 
 /// Returns every world name of which anything exists.
 fn known() -> Result<BTreeSet<String>> {
-    let files = names_in(Path::new(WORLDS_DIR)).into_iter().map(|name| name.trim_end_matches(".lock").to_owned());
-    let spaces = names_in(Path::new(NETNS_DIR)).into_iter().filter_map(|name| {
-        let (world, _) = name.strip_prefix("cnl-")?.split_once('.')?;
-        Some(world.to_owned())
-    });
+    let files = names_in(Path::new(WORLDS_DIR))
+        .into_iter()
+        .map(|name| name.trim_end_matches(".lock").to_owned());
+    let spaces = names_in(Path::new(NETNS_DIR))
+        .into_iter()
+        .filter_map(|name| {
+            let (world, _) = name.strip_prefix("cnl-")?.split_once('.')?;
+            Some(world.to_owned())
+        });
     let root = cgroup::root()?;
-    let groups = names_in(&root).into_iter().filter(|name| root.join(name).is_dir());
+    let groups = names_in(&root)
+        .into_iter()
+        .filter(|name| root.join(name).is_dir());
     let names = files.chain(spaces).chain(groups);
-    Ok(names.filter(|name| crate::check::may_be_world_name(name)).collect())
+    Ok(names
+        .filter(|name| crate::check::may_be_world_name(name))
+        .collect())
 }
 
 /// A line of the world list.
@@ -105,7 +127,9 @@ pub(crate) fn list() -> Result<Vec<WorldListing>> {
         WorldListing {
             alive: watch(&paths) == SupervisorLock::Held,
             hidden: watch(&paths) == SupervisorLock::Hidden,
-            owner: WorldRecord::read(&paths).ok().and_then(|record| record.owner),
+            owner: WorldRecord::read(&paths)
+                .ok()
+                .and_then(|record| record.owner),
             topology: topology.and_then(|topology| topology["file"].as_str().map(Into::into)),
             name,
         }
@@ -126,7 +150,9 @@ pub(crate) enum SupervisorLock {
 pub(crate) fn watch(paths: &WorldPaths) -> SupervisorLock {
     let file = match std::fs::File::open(paths.lock()) {
         Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return SupervisorLock::Hidden,
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            return SupervisorLock::Hidden;
+        }
         Err(_) => return SupervisorLock::Free,
     };
     // The shared lock is released with `file` at the end. `WorldLock::try_take` tolerates such short locks.

@@ -14,7 +14,9 @@ use crate::problem::FilePosition;
 use crate::relay;
 use crate::services::{self, ServiceVips};
 use crate::state::{WorldPaths, file_name, make_dir, write_whole};
-use crate::topology::{Check, Component, PodTemplate, ProcessTemplate, Readiness, Restart, TenantTopology, Topology};
+use crate::topology::{
+    Check, Component, PodTemplate, ProcessTemplate, Readiness, Restart, TenantTopology, Topology,
+};
 
 /// Port of the controller's gRPC services.
 pub const CONTROLLER_PORT: u16 = 15012;
@@ -93,7 +95,9 @@ impl std::fmt::Display for StartCondition {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             StartCondition::File(path) => write!(out, "the file {}", path.display()),
-            StartCondition::Listener(port) => write!(out, "capture by the node proxy (a listener on port {port})"),
+            StartCondition::Listener(port) => {
+                write!(out, "capture by the node proxy (a listener on port {port})")
+            }
         }
     }
 }
@@ -115,21 +119,61 @@ impl EnvironmentBuilder<'_> {
             environment.ip4 = Some(router.ip4);
             environment
         });
-        let relays = self.plan.relays().into_iter().map(|relay| self.relay(&relay));
-        routers.chain(relays).chain(self.plan.hosts.iter().map(|host| self.host(host))).collect()
+        let relays = self
+            .plan
+            .relays()
+            .into_iter()
+            .map(|relay| self.relay(&relay));
+        routers
+            .chain(relays)
+            .chain(self.plan.hosts.iter().map(|host| self.host(host)))
+            .collect()
     }
 
     /// Returns the environment of a link's relay.
     pub(crate) fn relay(&self, relay: &RelayPlan) -> HostEnvironment {
-        let mut environment = self.blank(&relay.name, "relay", &self.plan.routers[relay.az].az, &relay.netns);
-        let Impairment { delay, jitter, loss_ppm } = relay.impairment;
-        let numbers = [delay.as_micros() as u64, jitter.as_micros() as u64, loss_ppm.into(), relay.seed];
-        let command = ["canal-world-relay", "carry"].map(str::to_owned).into_iter().chain(numbers.iter().map(u64::to_string)).collect();
+        let mut environment = self.blank(
+            &relay.name,
+            "relay",
+            &self.plan.routers[relay.az].az,
+            &relay.netns,
+        );
+        let Impairment {
+            delay,
+            jitter,
+            loss_ppm,
+        } = relay.impairment;
+        let numbers = [
+            delay.as_micros() as u64,
+            jitter.as_micros() as u64,
+            loss_ppm.into(),
+            relay.seed,
+        ];
+        let command = ["canal-world-relay", "carry"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain(numbers.iter().map(u64::to_string))
+            .collect();
         // The relay listens once it has opened its devices.
         let check = Check::Exec(["test", "-S", relay::SOCKET].map(str::to_owned).into());
-        let readiness = Some(Readiness { check, period_ms: RELAY_PERIOD_MS });
-        let (args, env, restart, spot) = (Vec::new(), BTreeMap::new(), Restart::Always, FilePosition::default());
-        environment.job = Some(written_job(ProcessTemplate { command, args, env, restart, readiness, spot }));
+        let readiness = Some(Readiness {
+            check,
+            period_ms: RELAY_PERIOD_MS,
+        });
+        let (args, env, restart, spot) = (
+            Vec::new(),
+            BTreeMap::new(),
+            Restart::Always,
+            FilePosition::default(),
+        );
+        environment.job = Some(written_job(ProcessTemplate {
+            command,
+            args,
+            env,
+            restart,
+            readiness,
+            spot,
+        }));
         environment
     }
 
@@ -157,12 +201,26 @@ impl EnvironmentBuilder<'_> {
 
     /// Returns the base environment. No variable of the machine's environment reaches a host.
     fn base_env(&self, name: &str) -> BTreeMap<String, String> {
-        let own: Vec<String> = self.bin_dirs.iter().map(|dir| dir.display().to_string()).collect();
+        let own: Vec<String> = self
+            .bin_dirs
+            .iter()
+            .map(|dir| dir.display().to_string())
+            .collect();
         let system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-        let path = own.into_iter().chain([system.to_owned()]).collect::<Vec<_>>().join(":");
-        [("PATH", path.as_str()), ("HOME", "/root"), ("LANG", "C.UTF-8"), ("CANAL_WORLD", self.paths.world()), ("CANAL_HOST", name)]
-            .map(|(key, value)| (key.to_owned(), value.to_owned()))
-            .into()
+        let path = own
+            .into_iter()
+            .chain([system.to_owned()])
+            .collect::<Vec<_>>()
+            .join(":");
+        [
+            ("PATH", path.as_str()),
+            ("HOME", "/root"),
+            ("LANG", "C.UTF-8"),
+            ("CANAL_WORLD", self.paths.world()),
+            ("CANAL_HOST", name),
+        ]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into()
     }
 
     pub(crate) fn host(&self, host: &HostPlan) -> HostEnvironment {
@@ -179,8 +237,15 @@ impl EnvironmentBuilder<'_> {
         environment.ip4 = Some(host.ip4);
         environment.router_device = Some(host.router_device());
         for tenant in &self.plan.tenants {
-            for vtep in tenant.nodes.iter().chain(&tenant.gateways).filter(|vtep| vtep.host == host.name) {
-                environment.overlay.insert(tenant.name.clone(), (vtep.ip4, vtep.ip6));
+            for vtep in tenant
+                .nodes
+                .iter()
+                .chain(&tenant.gateways)
+                .filter(|vtep| vtep.host == host.name)
+            {
+                environment
+                    .overlay
+                    .insert(tenant.name.clone(), (vtep.ip4, vtep.ip6));
             }
         }
         if let HostKind::Node { tenant, .. } = host.kind {
@@ -200,14 +265,20 @@ impl EnvironmentBuilder<'_> {
     }
 
     fn host_job(&self, host: &HostPlan) -> Option<ManagedProcess> {
-        let named = |list: &'_ [Component]| list.iter().find(|component| component.name == host.name).cloned();
+        let named = |list: &'_ [Component]| {
+            list.iter()
+                .find(|component| component.name == host.name)
+                .cloned()
+        };
         let component = match host.kind {
             HostKind::Controller => self.topology.controller.clone(),
             HostKind::Edge => named(&self.topology.edges),
             HostKind::Gateway(_) => named(&self.topology.gateways),
             HostKind::KeyServer { .. } => named(&self.topology.key_servers),
             HostKind::Host { .. } => named(&self.topology.hosts),
-            HostKind::Node { tenant, node } => return self.node_job(host, &self.topology.tenants[tenant], node),
+            HostKind::Node { tenant, node } => {
+                return self.node_job(host, &self.topology.tenants[tenant], node);
+            }
         }?;
         let process = component.process.clone()?;
         if !process.command.is_empty() {
@@ -236,12 +307,23 @@ impl EnvironmentBuilder<'_> {
             "--infra-dir".into(),
             shown(&self.paths.infra()),
         ];
-        built_in(argv, process, Vec::new(), Check::Tcp { port: CONTROLLER_PORT })
+        built_in(
+            argv,
+            process,
+            Vec::new(),
+            Check::Tcp {
+                port: CONTROLLER_PORT,
+            },
+        )
     }
 
     /// Returns the arguments with which nodes, gateways, edges and key servers reach the controller.
     fn controller_args(&self, host: &HostPlan) -> Vec<String> {
-        let controller = self.plan.hosts.iter().find(|host| host.kind == HostKind::Controller);
+        let controller = self
+            .plan
+            .hosts
+            .iter()
+            .find(|host| host.kind == HostKind::Controller);
         let address = controller.map_or(Ipv4Addr::LOCALHOST, |controller| controller.ip4);
         vec![
             "--az".into(),
@@ -258,19 +340,45 @@ impl EnvironmentBuilder<'_> {
     }
 
     fn edge_job(&self, host: &HostPlan, process: ProcessTemplate) -> ManagedProcess {
-        let mut argv = vec!["canal-edge".into(), "--edge".into(), host.name.clone(), "--address".into(), host.ip4.to_string()];
-        argv.extend(self.plan.anycast(host).into_iter().flat_map(|end| ["--anycast".into(), end.to_string()]));
+        let mut argv = vec![
+            "canal-edge".into(),
+            "--edge".into(),
+            host.name.clone(),
+            "--address".into(),
+            host.ip4.to_string(),
+        ];
+        argv.extend(
+            self.plan
+                .anycast(host)
+                .into_iter()
+                .flat_map(|end| ["--anycast".into(), end.to_string()]),
+        );
         argv.extend(self.controller_args(host));
         argv.extend(self.program_args(host));
-        built_in(argv, process, vec![StartCondition::File(self.paths.root_ca())], mesh_check())
+        built_in(
+            argv,
+            process,
+            vec![StartCondition::File(self.paths.root_ca())],
+            mesh_check(),
+        )
     }
 
     /// Returns the arguments of processes that attach BPF programs to their uplink.
     fn program_args(&self, host: &HostPlan) -> [String; 4] {
-        ["--device".into(), "eth0".into(), "--pin-dir".into(), shown(&self.paths.bpffs(&host.name))]
+        [
+            "--device".into(),
+            "eth0".into(),
+            "--pin-dir".into(),
+            shown(&self.paths.bpffs(&host.name)),
+        ]
     }
 
-    fn key_server_job(&self, host: &HostPlan, tenant: Option<usize>, process: ProcessTemplate) -> ManagedProcess {
+    fn key_server_job(
+        &self,
+        host: &HostPlan,
+        tenant: Option<usize>,
+        process: ProcessTemplate,
+    ) -> ManagedProcess {
         let mut argv = vec!["canal-keyserver".into(), "--name".into(), host.name.clone()];
         argv.extend(self.controller_args(host));
         argv.extend(["--listen".into(), format!("0.0.0.0:{KEYS_PORT}")]);
@@ -278,32 +386,71 @@ impl EnvironmentBuilder<'_> {
             argv.extend(["--tenant".into(), self.plan.tenants[tenant].name.clone()]);
             argv.extend(["--tls-dir".into(), shown(&self.paths.tls(&host.name))]);
         }
-        built_in(argv, process, vec![StartCondition::File(self.paths.root_ca())], mesh_check())
+        built_in(
+            argv,
+            process,
+            vec![StartCondition::File(self.paths.root_ca())],
+            mesh_check(),
+        )
     }
 
     /// Returns the arguments with the provider's key servers, for their clients.
     fn key_server_args(&self) -> Vec<String> {
-        let own = self.plan.hosts.iter().filter(|host| host.kind == HostKind::KeyServer { tenant: None });
-        let shown = |host: &HostPlan| format!("{}={}@{}:{KEYS_PORT}", self.plan.routers[host.az].az, host.name, host.ip4);
-        own.flat_map(|host| ["--key-server".to_owned(), shown(host)]).collect()
+        let own = self
+            .plan
+            .hosts
+            .iter()
+            .filter(|host| host.kind == HostKind::KeyServer { tenant: None });
+        let shown = |host: &HostPlan| {
+            format!(
+                "{}={}@{}:{KEYS_PORT}",
+                self.plan.routers[host.az].az, host.name, host.ip4
+            )
+        };
+        own.flat_map(|host| ["--key-server".to_owned(), shown(host)])
+            .collect()
     }
 
-    fn gateway_job(&self, host: &HostPlan, gateway: &Component, process: ProcessTemplate) -> ManagedProcess {
-        let mut argv = vec!["canal-gateway".into(), "--replica".into(), host.name.clone()];
+    fn gateway_job(
+        &self,
+        host: &HostPlan,
+        gateway: &Component,
+        process: ProcessTemplate,
+    ) -> ManagedProcess {
+        let mut argv = vec![
+            "canal-gateway".into(),
+            "--replica".into(),
+            host.name.clone(),
+        ];
         argv.extend(self.controller_args(host));
         argv.extend(["--workers".into(), gateway.workers.to_string()]);
         argv.extend(self.key_server_args());
         if let Some(backend) = &host.backend {
-            argv.extend(["--backend".into(), backend.clone(), "--underlay".into(), host.ip4.to_string()]);
+            argv.extend([
+                "--backend".into(),
+                backend.clone(),
+                "--underlay".into(),
+                host.ip4.to_string(),
+            ]);
             argv.extend(self.program_args(host));
             if host.receive_cores > 0 {
                 argv.extend(["--sysfs".into(), shown(&self.paths.sysfs(&host.name))]);
             }
         }
-        built_in(argv, process, vec![StartCondition::File(self.paths.root_ca())], mesh_check())
+        built_in(
+            argv,
+            process,
+            vec![StartCondition::File(self.paths.root_ca())],
+            mesh_check(),
+        )
     }
 
-    fn node_job(&self, host: &HostPlan, tenant: &TenantTopology, node: usize) -> Option<ManagedProcess> {
+    fn node_job(
+        &self,
+        host: &HostPlan,
+        tenant: &TenantTopology,
+        node: usize,
+    ) -> Option<ManagedProcess> {
         let process = tenant.nodes[node].proxy.clone()?;
         if !process.command.is_empty() {
             return Some(written_job(process));
@@ -311,9 +458,17 @@ impl EnvironmentBuilder<'_> {
         let mut argv = vec!["canal-node".into(), "--node".into(), host.name.clone()];
         argv.extend(self.controller_args(host));
         argv.extend(self.key_server_args());
-        argv.extend(["--pods-dir".into(), shown(&self.paths.node_pods(&host.name))]);
+        argv.extend([
+            "--pods-dir".into(),
+            shown(&self.paths.node_pods(&host.name)),
+        ]);
         argv.extend(["--bpf-pin-dir".into(), shown(&self.paths.bpffs(&host.name))]);
-        Some(built_in(argv, process, vec![StartCondition::File(self.paths.root_ca())], mesh_check()))
+        Some(built_in(
+            argv,
+            process,
+            vec![StartCondition::File(self.paths.root_ca())],
+            mesh_check(),
+        ))
     }
 
     /// Returns the environment of a pod.
@@ -326,7 +481,10 @@ impl EnvironmentBuilder<'_> {
         if let Some(host) = self.plan.host(&node.name) {
             environment.probe_netns = netns_path(&host.netns);
         }
-        environment.cgroup = self.cgroup.join(&node.name).join(format!("{}.{}", plan.namespace, plan.name));
+        environment.cgroup = self
+            .cgroup
+            .join(&node.name)
+            .join(format!("{}.{}", plan.namespace, plan.name));
         (environment.ip4, environment.ip6) = (Some(plan.ip4), Some(plan.ip6));
         for (key, value) in [
             ("POD_NAME", plan.name.clone()),
@@ -340,11 +498,18 @@ impl EnvironmentBuilder<'_> {
             environment.env.insert(key.into(), value);
         }
         if pod.workload_api {
-            environment.env.insert("SPIFFE_ENDPOINT_SOCKET".into(), format!("tcp://127.0.0.1:{WORKLOAD_API_PORT}"));
+            environment.env.insert(
+                "SPIFFE_ENDPOINT_SOCKET".into(),
+                format!("tcp://127.0.0.1:{WORKLOAD_API_PORT}"),
+            );
         }
         let mut job = written_job(pod.process.clone());
         // Fail closed: on a node with the built-in proxy no application runs uncaptured.
-        if node.proxy.as_ref().is_some_and(|proxy| proxy.command.is_empty()) {
+        if node
+            .proxy
+            .as_ref()
+            .is_some_and(|proxy| proxy.command.is_empty())
+        {
             job.after.push(StartCondition::Listener(CAPTURE_PORT));
         }
         environment.job = Some(job);
@@ -352,39 +517,79 @@ impl EnvironmentBuilder<'_> {
     }
 
     /// Creates the directories, the cgroup and the /etc files of a host.
-    pub(crate) fn private_files(&self, environment: &HostEnvironment, services: &[ServiceVips]) -> crate::Result<()> {
+    pub(crate) fn private_files(
+        &self,
+        environment: &HostEnvironment,
+        services: &[ServiceVips],
+    ) -> crate::Result<()> {
         for dir in [&environment.etc, &environment.data, &self.paths.logs()] {
             make_dir(dir)?;
         }
         crate::cgroup::make(&environment.cgroup)?;
-        let addresses: Vec<IpAddr> = environment.ip4.map(IpAddr::V4).into_iter().chain(environment.ip6.map(IpAddr::V6)).collect();
+        let addresses: Vec<IpAddr> = environment
+            .ip4
+            .map(IpAddr::V4)
+            .into_iter()
+            .chain(environment.ip6.map(IpAddr::V6))
+            .collect();
         let servers = self.name_servers(environment);
         let hosts = if environment.kind == "pod" {
             // A pod with a DNS server must resolve services there.
             let services = if servers.is_empty() { services } else { &[] };
-            services::hosts_file(environment.hostname(), &addresses, pod_namespace(environment), services)
+            services::hosts_file(
+                environment.hostname(),
+                &addresses,
+                pod_namespace(environment),
+                services,
+            )
         } else {
             let mut text = services::hosts_file(environment.hostname(), &addresses, "", &[]);
-            for host in self.plan.hosts.iter().filter(|host| host.name != environment.name) {
+            for host in self
+                .plan
+                .hosts
+                .iter()
+                .filter(|host| host.name != environment.name)
+            {
                 text.push_str(&format!("{} {}\n", host.ip4, host.name));
             }
             text
         };
         write_whole(&environment.etc.join("hosts"), &hosts, 0o644)?;
-        write_whole(&environment.etc.join("resolv.conf"), &services::resolver_file(pod_namespace(environment), &servers), 0o644)
+        write_whole(
+            &environment.etc.join("resolv.conf"),
+            &services::resolver_file(pod_namespace(environment), &servers),
+            0o644,
+        )
     }
 
     /// Returns the tenant's DNS servers in every AZ, for pods that resolve services only by DNS.
     fn name_servers(&self, environment: &HostEnvironment) -> Vec<Ipv4Addr> {
         let named = |tenant: &&TenantTopology| Some(&tenant.name) == environment.tenant.as_ref();
-        let (Some(tenant), Some(node)) = (self.topology.tenants.iter().find(named), &environment.node) else { return Vec::new() };
-        let captured = tenant.nodes.iter().any(|other| other.name == *node && other.proxy.is_some());
+        let (Some(tenant), Some(node)) =
+            (self.topology.tenants.iter().find(named), &environment.node)
+        else {
+            return Vec::new();
+        };
+        let captured = tenant
+            .nodes
+            .iter()
+            .any(|other| other.name == *node && other.proxy.is_some());
         if captured || !tenant.dns {
             return Vec::new();
         }
-        let plan = self.plan.tenants.iter().find(|plan| plan.name == tenant.name);
-        let az = self.plan.routers.iter().find(|router| router.az == environment.az).map_or(0, |router| router.number);
-        plan.map(|plan| crate::tier::name_servers(self.plan, plan, az)).unwrap_or_default()
+        let plan = self
+            .plan
+            .tenants
+            .iter()
+            .find(|plan| plan.name == tenant.name);
+        let az = self
+            .plan
+            .routers
+            .iter()
+            .find(|router| router.az == environment.az)
+            .map_or(0, |router| router.number);
+        plan.map(|plan| crate::tier::name_servers(self.plan, plan, az))
+            .unwrap_or_default()
     }
 }
 
@@ -401,7 +606,10 @@ impl HostEnvironment {
 }
 
 fn pod_namespace(environment: &HostEnvironment) -> &str {
-    environment.env.get("POD_NAMESPACE").map_or("", String::as_str)
+    environment
+        .env
+        .get("POD_NAMESPACE")
+        .map_or("", String::as_str)
 }
 
 fn shown(path: &Path) -> String {
@@ -409,27 +617,52 @@ fn shown(path: &Path) -> String {
 }
 
 fn mesh_check() -> Check {
-    Check::Http { port: READINESS_PORT, path: "/healthz/ready".into() }
+    Check::Http {
+        port: READINESS_PORT,
+        path: "/healthz/ready".into(),
+    }
 }
 
 /// Returns a process with the command line from the topology.
 fn written_job(process: ProcessTemplate) -> ManagedProcess {
-    let argv = process.command.iter().chain(&process.args).cloned().collect();
-    ManagedProcess { argv, process, after: Vec::new() }
+    let argv = process
+        .command
+        .iter()
+        .chain(&process.args)
+        .cloned()
+        .collect();
+    ManagedProcess {
+        argv,
+        process,
+        after: Vec::new(),
+    }
 }
 
 /// Returns a process of one of the mesh's own components, with its built-in command line.
-fn built_in(mut argv: Vec<String>, mut process: ProcessTemplate, after: Vec<StartCondition>, check: Check) -> ManagedProcess {
+fn built_in(
+    mut argv: Vec<String>,
+    mut process: ProcessTemplate,
+    after: Vec<StartCondition>,
+    check: Check,
+) -> ManagedProcess {
     argv.extend(process.args.clone());
-    process.readiness.get_or_insert(Readiness { check, period_ms: Readiness::PERIOD_MS_DEFAULT });
-    ManagedProcess { argv, process, after }
+    process.readiness.get_or_insert(Readiness {
+        check,
+        period_ms: Readiness::PERIOD_MS_DEFAULT,
+    });
+    ManagedProcess {
+        argv,
+        process,
+        after,
+    }
 }
 
 /// Finds a program: by its path if the name has a slash, else in the given directories, else in PATH.
 pub(crate) fn find_program(name: &str, bin_dirs: &[PathBuf]) -> Option<PathBuf> {
     let runnable = |path: &Path| {
         use std::os::unix::fs::PermissionsExt;
-        std::fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+        std::fs::metadata(path)
+            .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
     };
     if name.contains('/') {
         let path = PathBuf::from(name);
@@ -437,5 +670,9 @@ pub(crate) fn find_program(name: &str, bin_dirs: &[PathBuf]) -> Option<PathBuf> 
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = std::env::split_paths(&path).collect::<Vec<_>>();
-    bin_dirs.iter().chain(&system).map(|dir| dir.join(name)).find(|path| runnable(path))
+    bin_dirs
+        .iter()
+        .chain(&system)
+        .map(|dir| dir.join(name))
+        .find(|path| runnable(path))
 }

@@ -20,7 +20,10 @@ pub struct Impairment {
 impl Impairment {
     /// Returns an impairment that delays each direction by this time and drops nothing.
     pub fn delay(delay: Duration) -> Self {
-        Self { delay, ..Self::default() }
+        Self {
+            delay,
+            ..Self::default()
+        }
     }
 }
 
@@ -37,7 +40,9 @@ impl FromStr for Delay {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let unit_at = text.find(|letter: char| letter.is_ascii_alphabetic()).ok_or(())?;
+        let unit_at = text
+            .find(|letter: char| letter.is_ascii_alphabetic())
+            .ok_or(())?;
         let (number, unit) = text.split_at(unit_at);
         let nanoseconds = match unit {
             "us" => 1_000,
@@ -61,8 +66,14 @@ impl FromStr for LossRate {
 
     fn from_str(text: &str) -> Result<Self, ()> {
         let number = text.strip_suffix('%').ok_or(())?;
-        let parts = decimal(number, 10_000).and_then(|parts| u32::try_from(parts).ok()).ok_or(())?;
-        (parts <= 1_000_000).then_some(Self { parts_per_million: parts }).ok_or(())
+        let parts = decimal(number, 10_000)
+            .and_then(|parts| u32::try_from(parts).ok())
+            .ok_or(())?;
+        (parts <= 1_000_000)
+            .then_some(Self {
+                parts_per_million: parts,
+            })
+            .ok_or(())
     }
 }
 
@@ -70,7 +81,9 @@ impl FromStr for LossRate {
 /// than one part of `scale`.
 fn decimal(text: &str, scale: u64) -> Option<u64> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
-    let is_digits = |part: &str| !part.is_empty() && part.len() <= 9 && part.bytes().all(|byte| byte.is_ascii_digit());
+    let is_digits = |part: &str| {
+        !part.is_empty() && part.len() <= 9 && part.bytes().all(|byte| byte.is_ascii_digit())
+    };
     if !is_digits(whole) || !is_digits(fraction) {
         return None;
     }
@@ -79,7 +92,11 @@ fn decimal(text: &str, scale: u64) -> Option<u64> {
     if !parts.is_multiple_of(divisor) {
         return None;
     }
-    whole.parse::<u64>().ok()?.checked_mul(scale)?.checked_add(parts / divisor)
+    whole
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(scale)?
+        .checked_add(parts / divisor)
 }
 
 #[cfg(test)]
@@ -104,7 +121,11 @@ mod tests {
             ("1h", None),
             ("9999999999s", None),
         ] {
-            assert_eq!(text.parse::<Delay>().ok().map(|delay| delay.0), microseconds.map(Duration::from_micros), "{text}");
+            assert_eq!(
+                text.parse::<Delay>().ok().map(|delay| delay.0),
+                microseconds.map(Duration::from_micros),
+                "{text}"
+            );
         }
         for (text, parts) in [
             ("1%", Some(10_000)),
@@ -117,7 +138,13 @@ mod tests {
             ("1", None),
             ("%", None),
         ] {
-            assert_eq!(text.parse::<LossRate>().ok().map(|loss| loss.parts_per_million), parts, "{text}");
+            assert_eq!(
+                text.parse::<LossRate>()
+                    .ok()
+                    .map(|loss| loss.parts_per_million),
+                parts,
+                "{text}"
+            );
         }
     }
 }

@@ -15,17 +15,36 @@ use crate::sys;
 /// # Errors
 ///
 /// The program is not found, or the host is gone.
-pub(crate) fn command(environment: &HostEnvironment, argv: &[impl AsRef<OsStr>]) -> Result<Command> {
+pub(crate) fn command(
+    environment: &HostEnvironment,
+    argv: &[impl AsRef<OsStr>],
+) -> Result<Command> {
     let Some((program, rest)) = argv.split_first() else {
-        return Err(Error::Machine { what: "a command to run".into(), fix: "name a program".into() });
+        return Err(Error::Machine {
+            what: "a command to run".into(),
+            fix: "name a program".into(),
+        });
     };
     let mut command = Command::new(resolve(environment, program.as_ref())?);
-    command.args(rest).env_clear().envs(&environment.env).current_dir(&environment.data);
-    let (hosts, resolv) = (environment.etc.join("hosts"), environment.etc.join("resolv.conf"));
-    let binds = [(hosts.as_path(), Path::new("/etc/hosts")), (resolv.as_path(), Path::new("/etc/resolv.conf"))];
+    command
+        .args(rest)
+        .env_clear()
+        .envs(&environment.env)
+        .current_dir(&environment.data);
+    let (hosts, resolv) = (
+        environment.etc.join("hosts"),
+        environment.etc.join("resolv.conf"),
+    );
+    let binds = [
+        (hosts.as_path(), Path::new("/etc/hosts")),
+        (resolv.as_path(), Path::new("/etc/resolv.conf")),
+    ];
     let entry = sys::ProcessEntry::open(Some(&environment.netns), Some(&environment.cgroup))
         .and_then(|entry| entry.bind_private_files(environment.hostname(), &binds));
-    sys::enter_on_exec(&mut command, entry.tried("cannot enter host", &environment.netns)?);
+    sys::enter_on_exec(
+        &mut command,
+        entry.tried("cannot enter host", &environment.netns)?,
+    );
     Ok(command)
 }
 
@@ -43,7 +62,11 @@ fn resolve(environment: &HostEnvironment, program: &OsStr) -> Result<PathBuf> {
 /// Redirects the command's output to the host's log.
 pub(crate) fn log_to(command: &mut Command, environment: &HostEnvironment) -> Result<()> {
     // Append mode, because the supervisor may truncate the file while the process writes.
-    let out = File::options().create(true).append(true).open(&environment.log).tried("cannot open log", &environment.log)?;
+    let out = File::options()
+        .create(true)
+        .append(true)
+        .open(&environment.log)
+        .tried("cannot open log", &environment.log)?;
     let err = out.try_clone().tried("cannot open log", &environment.log)?;
     command.stdin(Stdio::null()).stdout(out).stderr(err);
     Ok(())
@@ -58,6 +81,9 @@ pub(crate) fn bound_log(log: &Path, max: u64) -> Result<()> {
     let mut old = log.as_os_str().to_owned();
     old.push(".1");
     std::fs::copy(log, &old).tried("cannot copy log", log)?;
-    let file = File::options().write(true).open(log).tried("cannot open log", log)?;
+    let file = File::options()
+        .write(true)
+        .open(log)
+        .tried("cannot open log", log)?;
     file.set_len(0).tried("cannot cut log", log)
 }

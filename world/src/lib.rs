@@ -48,7 +48,10 @@ pub use cgroup::CpuTime;
 pub use control::HostStatus;
 pub use error::{Error, Result};
 pub use garbage_collect::WorldListing;
-pub use host_environment::{CAPTURE_PORT, CONTROLLER_PORT, HostEnvironment, KEYS_PORT, ManagedProcess, READINESS_PORT, StartCondition};
+pub use host_environment::{
+    CAPTURE_PORT, CONTROLLER_PORT, HostEnvironment, KEYS_PORT, ManagedProcess, READINESS_PORT,
+    StartCondition,
+};
 pub use impairment::Impairment;
 pub use link::ImpairedLink;
 pub use net::{RefusedPackets, Traffic};

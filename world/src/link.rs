@@ -49,7 +49,10 @@ impl World {
             return Ok(found.environment.data);
         }
         let relay = relay_name(&found.environment.name);
-        let relay = self.hosts()?.into_iter().find(|other| other.environment.name == relay);
+        let relay = self
+            .hosts()?
+            .into_iter()
+            .find(|other| other.environment.name == relay);
         relay.map(|relay| relay.environment.data).ok_or_else(|| Error::Supervisor {
             world: self.name().into(),
             message: format!("the link of {host:?} has no relay; fix: write `delay: 0ms` or more on it in the topology"),

@@ -31,11 +31,17 @@ const PIECE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Returns whether a process listens on the TCP port in the calling thread's namespace. An answer that fails or is late is no listener: the
 /// caller asks again.
 pub(crate) fn has_listener(port: u16) -> bool {
-    FAMILIES.iter().any(|family| ask(*family, port).unwrap_or(false))
+    FAMILIES
+        .iter()
+        .any(|family| ask(*family, port).unwrap_or(false))
 }
 
 fn ask(family: u8, port: u16) -> io::Result<bool> {
-    let socket = Socket::new(Domain::from(NETLINK), Type::DGRAM, Some(Protocol::from(SOCK_DIAG)))?;
+    let socket = Socket::new(
+        Domain::from(NETLINK),
+        Type::DGRAM,
+        Some(Protocol::from(SOCK_DIAG)),
+    )?;
     socket.set_read_timeout(Some(PIECE_TIMEOUT))?;
     socket.send(&request(family))?;
     let mut piece = vec![0; PIECE_MAX];
@@ -79,15 +85,25 @@ enum PieceContent {
 
 fn read_piece(mut piece: &[u8], port: u16) -> PieceContent {
     while !piece.is_empty() {
-        let word = |at: usize| piece.get(at..at + 4).and_then(|bytes| Some(u32::from_ne_bytes(bytes.try_into().ok()?)));
-        let (Some(length), Some(kind)) = (word(0), word(4)) else { return PieceContent::End };
+        let word = |at: usize| {
+            piece
+                .get(at..at + 4)
+                .and_then(|bytes| Some(u32::from_ne_bytes(bytes.try_into().ok()?)))
+        };
+        let (Some(length), Some(kind)) = (word(0), word(4)) else {
+            return PieceContent::End;
+        };
         // In memory the kind precedes the flags.
         let [low, high, ..] = kind.to_ne_bytes();
         let length = usize::try_from(length).unwrap_or(usize::MAX);
-        let Some(body) = piece.get(HEAD..length) else { return PieceContent::End };
+        let Some(body) = piece.get(HEAD..length) else {
+            return PieceContent::End;
+        };
         match u16::from_ne_bytes([low, high]) {
             DONE | ERROR => return PieceContent::End,
-            BY_FAMILY if body.get(PORT..PORT + 2) == Some(&port.to_be_bytes()) => return PieceContent::Listener,
+            BY_FAMILY if body.get(PORT..PORT + 2) == Some(&port.to_be_bytes()) => {
+                return PieceContent::Listener;
+            }
             _ => {}
         }
         // Messages are padded to 4 bytes, except perhaps the last one.
@@ -106,11 +122,18 @@ mod tests {
             let listener = std::net::TcpListener::bind(address).expect(address);
             let port = listener.local_addr().expect("an address").port();
             assert!(has_listener(port), "{address}");
-            let client = std::net::TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+            let client = std::net::TcpStream::connect(listener.local_addr().expect("an address"))
+                .expect("a connection");
             let (_server, _) = listener.accept().expect("accepted");
             drop(listener);
-            assert!(!has_listener(port), "{address}: a connection is no listener");
-            assert!(!has_listener(client.local_addr().expect("an address").port()), "{address}: nor is a client");
+            assert!(
+                !has_listener(port),
+                "{address}: a connection is no listener"
+            );
+            assert!(
+                !has_listener(client.local_addr().expect("an address").port()),
+                "{address}: nor is a client"
+            );
         }
     }
 
@@ -123,12 +146,21 @@ mod tests {
             bytes.extend_from_slice(body);
             bytes
         };
-        let socket = |port: u16| message(BY_FAMILY, &[&[2, 10, 0, 0], &port.to_be_bytes()[..], &[0; 66]].concat());
+        let socket = |port: u16| {
+            message(
+                BY_FAMILY,
+                &[&[2, 10, 0, 0], &port.to_be_bytes()[..], &[0; 66]].concat(),
+            )
+        };
         let both = [socket(80), socket(15_001)].concat();
         for (name, bytes, expected) in [
             ("the second", both.clone(), PieceContent::Listener),
             ("others", socket(80), PieceContent::Others),
-            ("an end", [socket(80), message(DONE, &[0; 4]), socket(15_001)].concat(), PieceContent::End),
+            (
+                "an end",
+                [socket(80), message(DONE, &[0; 4]), socket(15_001)].concat(),
+                PieceContent::End,
+            ),
             ("an error", message(ERROR, &[0xff; 4]), PieceContent::End),
             ("cut", both[..20].to_vec(), PieceContent::End),
             ("no head", vec![1, 2, 3], PieceContent::End),

@@ -44,11 +44,24 @@ impl Tool {
 
 /// Checks that all programs exist. The error names the first missing one and its package.
 pub(crate) fn check_tools() -> Result<()> {
-    for (program, package) in [("ip", "iproute2"), ("bridge", "iproute2"), ("tc", "iproute2"), ("nft", "nftables")] {
-        let found = Command::new(program).arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).stdin(Stdio::null()).status();
+    for (program, package) in [
+        ("ip", "iproute2"),
+        ("bridge", "iproute2"),
+        ("tc", "iproute2"),
+        ("nft", "nftables"),
+    ] {
+        let found = Command::new(program)
+            .arg("-V")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .stdin(Stdio::null())
+            .status();
         if found.is_err() {
             let fix = format!("install it: apt-get install {package}");
-            return Err(Error::Machine { what: format!("the program {program:?}"), fix });
+            return Err(Error::Machine {
+                what: format!("the program {program:?}"),
+                fix,
+            });
         }
     }
     Ok(())
@@ -70,10 +83,21 @@ impl Tools {
         }
         let program = batch.tool.program();
         let mut command = batch.tool.command(batch.netns.as_deref());
-        let netns = batch.netns.as_deref().filter(|_| batch.tool == Tool::Nft).map(netns_path);
+        let netns = batch
+            .netns
+            .as_deref()
+            .filter(|_| batch.tool == Tool::Nft)
+            .map(netns_path);
         let entry = sys::ProcessEntry::open(netns.as_deref(), self.cgroup.as_deref());
-        sys::enter_on_exec(&mut command, entry.tried("cannot enter namespace for", program)?);
-        let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        sys::enter_on_exec(
+            &mut command,
+            entry.tried("cannot enter namespace for", program)?,
+        );
+        let started = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
         let mut child = started.tried("cannot start", program)?;
         let mut text = batch.lines.join("\n");
         text.push('\n');
@@ -85,24 +109,43 @@ impl Tools {
         if output.status.success() {
             return Ok(());
         }
-        Err(refusal(batch, program, &String::from_utf8_lossy(&output.stderr)))
+        Err(refusal(
+            batch,
+            program,
+            &String::from_utf8_lossy(&output.stderr),
+        ))
     }
 
     /// Runs the batches of each namespace in order, and the namespaces in parallel.
     pub(crate) fn run_all(&self, namespaces: &[Vec<ToolBatch>]) -> Result<()> {
-        each(namespaces, |batches| batches.iter().try_for_each(|batch| self.run(batch)))
+        each(namespaces, |batches| {
+            batches.iter().try_for_each(|batch| self.run(batch))
+        })
     }
 }
 
 /// Builds the error. The line number in "Command failed -:7" is replaced by the line's text.
 fn refusal(batch: &ToolBatch, program: &'static str, stderr: &str) -> Error {
-    let line = stderr.split("-:").nth(1).map(|rest| rest.chars().take_while(char::is_ascii_digit).collect::<String>());
-    let line = line.and_then(|digits| digits.parse::<usize>().ok()).and_then(|number| batch.lines.get(number.wrapping_sub(1)));
+    let line = stderr.split("-:").nth(1).map(|rest| {
+        rest.chars()
+            .take_while(char::is_ascii_digit)
+            .collect::<String>()
+    });
+    let line = line
+        .and_then(|digits| digits.parse::<usize>().ok())
+        .and_then(|number| batch.lines.get(number.wrapping_sub(1)));
     let message = match line {
-        Some(line) => format!("{} (at: {program} {line})", stderr.trim().replace('\n', "; ")),
+        Some(line) => format!(
+            "{} (at: {program} {line})",
+            stderr.trim().replace('\n', "; ")
+        ),
         None => stderr.trim().replace('\n', "; "),
     };
-    Error::Tool { tool: program, netns: batch.netns.clone().unwrap_or_else(|| "the machine".into()), message }
+    Error::Tool {
+        tool: program,
+        netns: batch.netns.clone().unwrap_or_else(|| "the machine".into()),
+        message,
+    }
 }
 
 /// Runs `work` for every item, on as many threads as there are cores. The first error ends it and is returned.
@@ -113,19 +156,26 @@ pub(crate) fn each<I: Sync>(items: &[I], work: impl Fn(&I) -> Result<()> + Sync)
         while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
             if let Err(error) = work(item) {
                 next.store(items.len(), Ordering::Relaxed);
-                let mut failure = failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                let mut failure = failure
+                    .lock()
+                    .unwrap_or_else(|poisoned| poisoned.into_inner());
                 failure.get_or_insert(error);
                 return;
             }
         }
     };
-    let lanes = std::thread::available_parallelism().map_or(2, usize::from).min(items.len());
+    let lanes = std::thread::available_parallelism()
+        .map_or(2, usize::from)
+        .min(items.len());
     std::thread::scope(|scope| {
         for _ in 0..lanes {
             scope.spawn(lane);
         }
     });
-    failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
+    failure
+        .into_inner()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+        .map_or(Ok(()), Err)
 }
 
 /// Writes kernel settings inside a namespace. A setting that this kernel lacks is no error, because the kernel lacks the behavior too.
@@ -135,7 +185,9 @@ pub(crate) fn configure_space(netns: &str, forwarding: Forwarding) -> Result<()>
         for (name, value) in settings(forwarding) {
             let path = Path::new("/proc/sys").join(name);
             match std::fs::write(&path, value) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).tried("cannot set", path),
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(error).tried("cannot set", path);
+                }
                 _ => {}
             }
         }
@@ -173,12 +225,20 @@ pub struct RefusedPackets {
 pub(crate) fn refused(netns: &Path) -> Result<RefusedPackets> {
     let mut command = Command::new("nft");
     command.arg("list counters table").arg(REFUSALS);
-    let entry = sys::ProcessEntry::open(Some(netns), None).tried("cannot enter namespace", netns)?;
+    let entry =
+        sys::ProcessEntry::open(Some(netns), None).tried("cannot enter namespace", netns)?;
     sys::enter_on_exec(&mut command, entry);
-    let output = command.stdin(Stdio::null()).output().tried("cannot start", "nft")?;
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .tried("cannot start", "nft")?;
     if !output.status.success() {
         let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(Error::Tool { tool: "nft", netns: netns.display().to_string(), message });
+        return Err(Error::Tool {
+            tool: "nft",
+            netns: netns.display().to_string(),
+            message,
+        });
     }
     let text = String::from_utf8_lossy(&output.stdout);
     let count = |name: &str| counted(&text, &format!("refused_{name}"));
@@ -197,8 +257,14 @@ pub(crate) fn refused(netns: &Path) -> Result<RefusedPackets> {
 
 /// Finds the packets of `counter NAME { packets 3 bytes 180 }`, which spans several lines.
 fn counted(text: &str, name: &str) -> u64 {
-    let mut words = text.split_whitespace().skip_while(|word| *word != name).skip_while(|word| *word != "packets");
-    words.nth(1).and_then(|number| number.parse().ok()).unwrap_or(0)
+    let mut words = text
+        .split_whitespace()
+        .skip_while(|word| *word != name)
+        .skip_while(|word| *word != "packets");
+    words
+        .nth(1)
+        .and_then(|number| number.parse().ok())
+        .unwrap_or(0)
 }
 
 /// Bytes and packets through one interface.
@@ -212,16 +278,28 @@ pub struct Traffic {
 
 /// Returns the counters of every interface in a namespace, by name.
 pub(crate) fn traffic(netns: &Path) -> Result<Vec<(String, Traffic)>> {
-    let text = sys::in_netns(netns, || std::fs::read_to_string("/proc/thread-self/net/dev"));
-    let text = text.and_then(|text| text).tried("cannot read counters of", netns)?;
+    let text = sys::in_netns(netns, || {
+        std::fs::read_to_string("/proc/thread-self/net/dev")
+    });
+    let text = text
+        .and_then(|text| text)
+        .tried("cannot read counters of", netns)?;
     Ok(text.lines().skip(2).filter_map(device_line).collect())
 }
 
 /// Parses a line `  eth0: rx_bytes rx_packets …(8 fields) tx_bytes tx_packets …`.
 fn device_line(line: &str) -> Option<(String, Traffic)> {
     let (name, numbers) = line.split_once(':')?;
-    let numbers: Vec<u64> = numbers.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+    let numbers: Vec<u64> = numbers
+        .split_whitespace()
+        .filter_map(|number| number.parse().ok())
+        .collect();
     let at = |index: usize| numbers.get(index).copied();
-    let traffic = Traffic { rx_bytes: at(0)?, rx_packets: at(1)?, tx_bytes: at(8)?, tx_packets: at(9)? };
+    let traffic = Traffic {
+        rx_bytes: at(0)?,
+        rx_packets: at(1)?,
+        tx_bytes: at(8)?,
+        tx_packets: at(9)?,
+    };
     Some((name.trim().to_owned(), traffic))
 }

@@ -14,7 +14,9 @@ use ipnet::{Ipv4Net, Ipv6Net};
 
 use crate::impairment::Impairment;
 use crate::tier::{self, EdgePlan};
-use crate::topology::{Component, LinkRate, Links, NodeTopology, PodTemplate, TenantTopology, Topology, Vswitch};
+use crate::topology::{
+    Component, LinkRate, Links, NodeTopology, PodTemplate, TenantTopology, Topology, Vswitch,
+};
 
 /// Underlay of the nodes: one /16 per AZ.
 pub const NODES_UNDERLAY: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 200, 0, 0), 13);
@@ -140,7 +142,10 @@ impl RouterPlan {
 
     /// Returns the MAC of the interface toward another AZ's router.
     pub fn mac_to(&self, other: &RouterPlan) -> Mac {
-        Mac::of(family::INTER_AZ, u32::from(self.number) << 8 | u32::from(other.number))
+        Mac::of(
+            family::INTER_AZ,
+            u32::from(self.number) << 8 | u32::from(other.number),
+        )
     }
 }
 
@@ -376,7 +381,14 @@ impl WorldPlan {
     }
 
     /// Returns the pod of a template's replica under the given number on its node, without adding it to the plan.
-    pub fn pod(&self, tenant: usize, node: usize, number: u8, pod: &PodTemplate, replica: u16) -> PodPlan {
+    pub fn pod(
+        &self,
+        tenant: usize,
+        node: usize,
+        number: u8,
+        pod: &PodTemplate,
+        replica: u16,
+    ) -> PodPlan {
         let owner = &self.tenants[tenant];
         let name = format!("{}-{replica}", pod.name);
         let slot = node_slot(node);
@@ -387,7 +399,10 @@ impl WorldPlan {
             node_name: owner.nodes[node].host.clone(),
             namespace: pod.namespace.clone(),
             number,
-            netns: netns(&self.world, &format!("{}.{}.{name}", owner.name, pod.namespace)),
+            netns: netns(
+                &self.world,
+                &format!("{}.{}.{name}", owner.name, pod.namespace),
+            ),
             ip4: address4(owner.pods4, slot, number),
             ip6: address6(owner.pods6, slot, number),
             rate: pod.rate.or(self.links.pod),
@@ -404,12 +419,17 @@ impl WorldPlan {
     /// Returns a tenant's own key servers.
     pub(crate) fn key_servers_of(&self, tenant: &str) -> impl Iterator<Item = &HostPlan> {
         let index = self.tenants.iter().position(|plan| plan.name == tenant);
-        self.hosts.iter().filter(move |host| index.is_some() && host.kind == HostKind::KeyServer { tenant: index })
+        self.hosts.iter().filter(move |host| {
+            index.is_some() && host.kind == HostKind::KeyServer { tenant: index }
+        })
     }
 
     /// Returns the tunnel end that an edge shares with the other edges of its AZ.
     pub(crate) fn anycast(&self, edge: &HostPlan) -> Option<Ipv4Addr> {
-        self.edges.iter().find(|edges| edges.hosts.contains(&edge.name)).and_then(EdgePlan::anycast)
+        self.edges
+            .iter()
+            .find(|edges| edges.hosts.contains(&edge.name))
+            .and_then(EdgePlan::anycast)
     }
 
     /// Returns the relay in a host's link, if it has one.
@@ -419,21 +439,43 @@ impl WorldPlan {
 
     /// Returns the relay in the link between two AZs, if it has one.
     pub fn az_relay(&self, one: &RouterPlan, other: &RouterPlan) -> Option<RelayPlan> {
-        let (first, second) = if one.number < other.number { (one, other) } else { (other, one) };
+        let (first, second) = if one.number < other.number {
+            (one, other)
+        } else {
+            (other, one)
+        };
         let impairment = self.links.impaired.inter_az?;
-        Some(self.relay_of_link(&format!("{}-{}", first.az, second.az), usize::from(first.number) - 1, impairment))
+        Some(self.relay_of_link(
+            &format!("{}-{}", first.az, second.az),
+            usize::from(first.number) - 1,
+            impairment,
+        ))
     }
 
     fn relay_of_link(&self, link: &str, az: usize, impairment: Impairment) -> RelayPlan {
         let name = relay_name(link);
-        RelayPlan { netns: netns(&self.world, &name), az, impairment, seed: link_seed(self.links.seed, link), name }
+        RelayPlan {
+            netns: netns(&self.world, &name),
+            az,
+            impairment,
+            seed: link_seed(self.links.seed, link),
+            name,
+        }
     }
 
     /// Returns all relays, those of hosts first.
     pub fn relays(&self) -> Vec<RelayPlan> {
-        let pairs = self.routers.iter().enumerate().flat_map(|(at, one)| self.routers[at + 1..].iter().map(move |other| (one, other)));
+        let pairs = self
+            .routers
+            .iter()
+            .enumerate()
+            .flat_map(|(at, one)| self.routers[at + 1..].iter().map(move |other| (one, other)));
         let between = pairs.filter_map(|(one, other)| self.az_relay(one, other));
-        self.hosts.iter().filter_map(|host| self.relay(host)).chain(between).collect()
+        self.hosts
+            .iter()
+            .filter_map(|host| self.relay(host))
+            .chain(between)
+            .collect()
     }
 
     /// Returns whether gateways are reached through edges.
@@ -443,7 +485,10 @@ impl WorldPlan {
 
     fn az_index(&self, az: &str) -> usize {
         // Checked topologies name existing AZs only; otherwise the first AZ is a harmless result.
-        self.routers.iter().position(|router| router.az == az).unwrap_or(0)
+        self.routers
+            .iter()
+            .position(|router| router.az == az)
+            .unwrap_or(0)
     }
 
     /// Adds a host with the next number of its AZ.
@@ -456,15 +501,23 @@ impl WorldPlan {
     fn add_host_as(&mut self, name: &str, az: usize, kind: HostKind, number: u16) -> &mut HostPlan {
         let router = &self.routers[az];
         // A tenant's own key server is the tenant's machine, like its nodes.
-        let is_tenants = matches!(kind, HostKind::Node { .. } | HostKind::KeyServer { tenant: Some(_) });
-        let range = if is_tenants { router.nodes() } else { router.providers() };
+        let is_tenants = matches!(
+            kind,
+            HostKind::Node { .. } | HostKind::KeyServer { tenant: Some(_) }
+        );
+        let range = if is_tenants {
+            router.nodes()
+        } else {
+            router.providers()
+        };
         let ip4 = Ipv4Addr::from_bits(range.network().to_bits() | u32::from(number));
         let (rate, impairment) = match kind {
             HostKind::Node { .. } => (self.links.node, self.links.impaired.node),
             HostKind::Gateway(_) => (self.links.gateway, self.links.impaired.gateway),
-            HostKind::Controller | HostKind::Edge | HostKind::KeyServer { .. } | HostKind::Host { .. } => {
-                (self.links.host, self.links.impaired.host)
-            }
+            HostKind::Controller
+            | HostKind::Edge
+            | HostKind::KeyServer { .. }
+            | HostKind::Host { .. } => (self.links.host, self.links.impaired.host),
         };
         let netns = netns(&self.world, name);
         let at = self.hosts.len();
@@ -485,7 +538,8 @@ impl WorldPlan {
     }
 
     fn add_component(&mut self, component: &Component, kind: HostKind) {
-        self.add_host(&component.name, &component.az, kind).fit(component);
+        self.add_host(&component.name, &component.az, kind)
+            .fit(component);
     }
 
     fn add_components(&mut self, topology: &Topology) {
@@ -500,11 +554,19 @@ impl WorldPlan {
             self.add_component(gateway, HostKind::Gateway(index));
         }
         for key_server in &topology.key_servers {
-            let tenant = topology.tenants.iter().position(|tenant| Some(&tenant.name) == key_server.tenant.as_ref());
+            let tenant = topology
+                .tenants
+                .iter()
+                .position(|tenant| Some(&tenant.name) == key_server.tenant.as_ref());
             self.add_component(key_server, HostKind::KeyServer { tenant });
         }
         for host in &topology.hosts {
-            self.add_component(host, HostKind::Host { outside: host.outside });
+            self.add_component(
+                host,
+                HostKind::Host {
+                    outside: host.outside,
+                },
+            );
         }
     }
 
@@ -512,9 +574,18 @@ impl WorldPlan {
     /// number that was not in use recently, so that it is not mistaken for its predecessor. Returns `None` if no number is free.
     pub(crate) fn add_gateway(&mut self, gateway: &Component, last: u16) -> Option<HostPlan> {
         let az = self.az_index(&gateway.az);
-        let taken: HashSet<u16> = self.hosts.iter().filter(|host| host.az == az).map(|host| host.number).collect();
+        let taken: HashSet<u16> = self
+            .hosts
+            .iter()
+            .filter(|host| host.az == az)
+            .map(|host| host.number)
+            .collect();
         let number = next_number(last, &taken)?;
-        let index = self.hosts.iter().filter(|host| matches!(host.kind, HostKind::Gateway(_))).count();
+        let index = self
+            .hosts
+            .iter()
+            .filter(|host| matches!(host.kind, HostKind::Gateway(_)))
+            .count();
         let host = self.add_host_as(&gateway.name, az, HostKind::Gateway(index), number);
         host.fit(gateway);
         Some(host.clone())
@@ -522,14 +593,26 @@ impl WorldPlan {
 
     /// Returns the largest number of an AZ's hosts.
     pub(crate) fn last_number(&self, az: usize) -> u16 {
-        self.hosts.iter().filter(|host| host.az == az).map(|host| host.number).max().unwrap_or(0)
+        self.hosts
+            .iter()
+            .filter(|host| host.az == az)
+            .map(|host| host.number)
+            .max()
+            .unwrap_or(0)
     }
 
     fn add_tenant(&mut self, tenant: &TenantTopology) {
         let index = self.tenants.len();
-        let nodes = tenant.nodes.iter().enumerate().map(|(node, host)| self.node_vtep(tenant, index, node, host)).collect();
+        let nodes = tenant
+            .nodes
+            .iter()
+            .enumerate()
+            .map(|(node, host)| self.node_vtep(tenant, index, node, host))
+            .collect();
         let gateways = self.hosts.iter().filter_map(|host| match host.kind {
-            HostKind::Gateway(replica) if !self.is_tier() => Some(gateway_vtep(tenant, host, replica)),
+            HostKind::Gateway(replica) if !self.is_tier() => {
+                Some(gateway_vtep(tenant, host, replica))
+            }
             _ => None,
         });
         self.tenants.push(TenantPlan {
@@ -544,8 +627,21 @@ impl WorldPlan {
         });
     }
 
-    fn node_vtep(&mut self, tenant: &TenantTopology, index: usize, node: usize, host: &NodeTopology) -> Vtep {
-        let planned = self.add_host(&host.name, &host.az, HostKind::Node { tenant: index, node });
+    fn node_vtep(
+        &mut self,
+        tenant: &TenantTopology,
+        index: usize,
+        node: usize,
+        host: &NodeTopology,
+    ) -> Vtep {
+        let planned = self.add_host(
+            &host.name,
+            &host.az,
+            HostKind::Node {
+                tenant: index,
+                node,
+            },
+        );
         planned.rate = host.rate.or(planned.rate);
         planned.impairment = host.impairment.or(planned.impairment);
         let underlay = planned.ip4;
@@ -566,8 +662,11 @@ impl WorldPlan {
         for pod in &owner.pods {
             for replica in 0..pod.replicas {
                 let name = &pod.nodes[usize::from(replica) % pod.nodes.len()];
-                let Some(node) = owner.nodes.iter().position(|node| node.name == *name) else { continue };
-                self.pods.push(self.pod(tenant, node, next[node], pod, replica));
+                let Some(node) = owner.nodes.iter().position(|node| node.name == *name) else {
+                    continue;
+                };
+                self.pods
+                    .push(self.pod(tenant, node, next[node], pod, replica));
                 next[node] = next[node].saturating_add(1);
             }
         }
@@ -578,21 +677,33 @@ fn routers(topology: &Topology) -> Vec<RouterPlan> {
     let plan = |(index, az): (usize, &crate::topology::Az)| {
         let number = index as u8 + 1;
         let name = router_name(&az.name);
-        RouterPlan { netns: netns(&topology.name, &name), name, az: az.name.clone(), number, ip4: Ipv4Addr::new(250, number, 255, 254) }
+        RouterPlan {
+            netns: netns(&topology.name, &name),
+            name,
+            az: az.name.clone(),
+            number,
+            ip4: Ipv4Addr::new(250, number, 255, 254),
+        }
     };
     topology.azs.iter().enumerate().map(plan).collect()
 }
 
 /// Returns the first unused number after `last`. After [`HOST_NUMBER_MAX`] the numbers start at 1 again.
 fn next_number(last: u16, taken: &HashSet<u16>) -> Option<u16> {
-    (last + 1..=HOST_NUMBER_MAX).chain(1..=last.min(HOST_NUMBER_MAX)).find(|number| !taken.contains(number))
+    (last + 1..=HOST_NUMBER_MAX)
+        .chain(1..=last.min(HOST_NUMBER_MAX))
+        .find(|number| !taken.contains(number))
 }
 
 /// Returns a seed for each link (FNV-1a over its name), so that different links lose different frames. The lowest bit is left for the
 /// direction.
 fn link_seed(seed: u64, link: &str) -> u64 {
     let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-    seed.to_be_bytes().into_iter().chain(link.bytes()).fold(0xcbf2_9ce4_8422_2325, hash) << 1
+    seed.to_be_bytes()
+        .into_iter()
+        .chain(link.bytes())
+        .fold(0xcbf2_9ce4_8422_2325, hash)
+        << 1
 }
 
 fn node_slot(node: usize) -> u32 {
@@ -603,7 +714,10 @@ fn node_slot(node: usize) -> u32 {
 fn gateway_vtep(tenant: &TenantTopology, host: &HostPlan, replica: usize) -> Vtep {
     let slot = node_slots(tenant.pods4) as u32 + 1;
     let number = replica as u8 + 1;
-    let (ip4, ip6) = (address4(tenant.pods4, slot, number), address6(tenant.pods6, slot, number));
+    let (ip4, ip6) = (
+        address4(tenant.pods4, slot, number),
+        address6(tenant.pods6, slot, number),
+    );
     Vtep {
         host: host.name.clone(),
         underlay: host.ip4,
@@ -618,33 +732,93 @@ fn gateway_vtep(tenant: &TenantTopology, host: &HostPlan, replica: usize) -> Vte
 impl fmt::Display for WorldPlan {
     /// Writes the plan as text, one line per fact. Golden tests and `canal world check` show it.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(out, "world {} mtu {} underlay {}", self.world, self.links.mtu, self.links.underlay_mtu())?;
+        writeln!(
+            out,
+            "world {} mtu {} underlay {}",
+            self.world,
+            self.links.mtu,
+            self.links.underlay_mtu()
+        )?;
         for router in &self.routers {
-            writeln!(out, "router {} {} nodes {} providers {}", router.name, router.ip4, router.nodes(), router.providers())?;
+            writeln!(
+                out,
+                "router {} {} nodes {} providers {}",
+                router.name,
+                router.ip4,
+                router.nodes(),
+                router.providers()
+            )?;
         }
         for host in &self.hosts {
             let router = &self.routers[host.az];
-            let rate = host.rate.map(|rate| format!(" {}bit", rate.bits)).unwrap_or_default();
-            let mtu = host.mtu.map(|mtu| format!(" mtu {mtu}")).unwrap_or_default();
-            let backend = host.backend.as_ref().map(|backend| format!(" backend {backend}")).unwrap_or_default();
-            write!(out, "host {} {} {} {}/{} {}", host.name, host.ip4, host.mac(), router.name, host.router_device(), host.netns)?;
+            let rate = host
+                .rate
+                .map(|rate| format!(" {}bit", rate.bits))
+                .unwrap_or_default();
+            let mtu = host
+                .mtu
+                .map(|mtu| format!(" mtu {mtu}"))
+                .unwrap_or_default();
+            let backend = host
+                .backend
+                .as_ref()
+                .map(|backend| format!(" backend {backend}"))
+                .unwrap_or_default();
+            write!(
+                out,
+                "host {} {} {} {}/{} {}",
+                host.name,
+                host.ip4,
+                host.mac(),
+                router.name,
+                host.router_device(),
+                host.netns
+            )?;
             writeln!(out, "{rate}{mtu}{backend}")?;
         }
         for relay in self.relays() {
-            let Impairment { delay, jitter, loss_ppm } = relay.impairment;
+            let Impairment {
+                delay,
+                jitter,
+                loss_ppm,
+            } = relay.impairment;
             let router = &self.routers[relay.az].name;
-            writeln!(out, "relay {} {router} delay {delay:?} jitter {jitter:?} loss {loss_ppm}ppm {}", relay.name, relay.netns)?;
+            writeln!(
+                out,
+                "relay {} {router} delay {delay:?} jitter {jitter:?} loss {loss_ppm}ppm {}",
+                relay.name, relay.netns
+            )?;
         }
         for edge in &self.edges {
             let (four, six) = (edge.replicas4(), edge.replicas6());
-            writeln!(out, "edge {} {} {} via {} {} to {four} {six}", edge.hosts.join("+"), edge.underlay, edge.mac, edge.hop4, edge.hop6)?;
+            writeln!(
+                out,
+                "edge {} {} {} via {} {} to {four} {six}",
+                edge.hosts.join("+"),
+                edge.underlay,
+                edge.mac,
+                edge.hop4,
+                edge.hop6
+            )?;
         }
         for tenant in &self.tenants {
-            writeln!(out, "tenant {} vni {} {} {}", tenant.name, tenant.vni, tenant.pods4, tenant.pods6)?;
+            writeln!(
+                out,
+                "tenant {} vni {} {} {}",
+                tenant.name, tenant.vni, tenant.pods4, tenant.pods6
+            )?;
             for vtep in tenant.nodes.iter().chain(&tenant.gateways) {
-                writeln!(out, "  vtep {} {} {} {} {} {} {}", vtep.host, vtep.underlay, vtep.mac, vtep.ip4, vtep.ip6, vtep.net4, vtep.net6)?;
+                writeln!(
+                    out,
+                    "  vtep {} {} {} {} {} {} {}",
+                    vtep.host, vtep.underlay, vtep.mac, vtep.ip4, vtep.ip6, vtep.net4, vtep.net6
+                )?;
             }
-            for (edge, (four, six)) in self.edges.iter().filter_map(|edge| Some((edge, tenant.gateway_cidrs?))) {
+            for (edge, (four, six)) in self
+                .edges
+                .iter()
+                .filter_map(|edge| Some((edge, tenant.gateway_cidrs?)))
+            {
                 writeln!(
                     out,
                     "  gateway addresses {} {} by {}",
@@ -656,7 +830,16 @@ impl fmt::Display for WorldPlan {
         }
         for pod in &self.pods {
             let mtu = pod.mtu.map(|mtu| format!(" mtu {mtu}")).unwrap_or_default();
-            writeln!(out, "pod {} {}/{} {} {} {}{mtu}", pod.uid, pod.node_name, pod.node_device(), pod.ip4, pod.ip6, pod.netns)?;
+            writeln!(
+                out,
+                "pod {} {}/{} {} {} {}{mtu}",
+                pod.uid,
+                pod.node_name,
+                pod.node_device(),
+                pod.ip4,
+                pod.ip6,
+                pod.netns
+            )?;
         }
         Ok(())
     }
@@ -674,7 +857,11 @@ mod tests {
             ("not one in use", 7, &[8, 9], Some(10)),
             ("from the start again", HOST_NUMBER_MAX, &[1, 2], Some(3)),
         ] {
-            assert_eq!(next_number(last, &taken.iter().copied().collect()), expected, "{name}");
+            assert_eq!(
+                next_number(last, &taken.iter().copied().collect()),
+                expected,
+                "{name}"
+            );
         }
         let all: HashSet<u16> = (1..=HOST_NUMBER_MAX).collect();
         assert_eq!(next_number(3, &all), None);

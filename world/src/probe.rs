@@ -24,7 +24,8 @@ pub(crate) fn holds(check: &Check, environment: &HostEnvironment) -> bool {
     match (check, address) {
         (Check::Tcp { port }, Some(ip)) => connect(SocketAddr::new(ip, *port), deadline).is_some(),
         (Check::Http { port, path }, Some(ip)) => {
-            status(SocketAddr::new(ip, *port), path, deadline).is_some_and(|code| (200..400).contains(&code))
+            status(SocketAddr::new(ip, *port), path, deadline)
+                .is_some_and(|code| (200..400).contains(&code))
         }
         (Check::Exec(argv), _) => exits_well(launch::command(environment, argv), deadline),
         (Check::Tcp { .. } | Check::Http { .. }, None) => false,
@@ -32,7 +33,9 @@ pub(crate) fn holds(check: &Check, environment: &HostEnvironment) -> bool {
 }
 
 fn left(deadline: Instant) -> Option<Duration> {
-    deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+    deadline
+        .checked_duration_since(Instant::now())
+        .filter(|left| !left.is_zero())
 }
 
 fn connect(to: SocketAddr, deadline: Instant) -> Option<TcpStream> {
@@ -42,7 +45,9 @@ fn connect(to: SocketAddr, deadline: Instant) -> Option<TcpStream> {
 fn status(to: SocketAddr, path: &str, deadline: Instant) -> Option<u16> {
     let mut stream = connect(to, deadline)?;
     stream.set_write_timeout(left(deadline)).ok()?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {to}\r\nUser-Agent: canal-world\r\nConnection: close\r\n\r\n");
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nHost: {to}\r\nUser-Agent: canal-world\r\nConnection: close\r\n\r\n"
+    );
     stream.write_all(request.as_bytes()).ok()?;
     let mut seen = Vec::new();
     let mut chunk = [0_u8; STATUS_LINE_MAX];
@@ -63,13 +68,24 @@ fn status(to: SocketAddr, path: &str, deadline: Instant) -> Option<u16> {
 fn status_code(line: &[u8]) -> Option<u16> {
     let line = std::str::from_utf8(line.split(|byte| *byte == b'\n').next()?).ok()?;
     let mut words = line.split_whitespace();
-    words.next().filter(|version| version.starts_with("HTTP/1."))?;
+    words
+        .next()
+        .filter(|version| version.starts_with("HTTP/1."))?;
     words.next()?.parse().ok()
 }
 
 fn exits_well(command: crate::Result<Command>, deadline: Instant) -> bool {
-    let Ok(mut command) = command else { return false };
-    let Ok(mut child) = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn() else { return false };
+    let Ok(mut command) = command else {
+        return false;
+    };
+    let Ok(mut child) = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+    else {
+        return false;
+    };
     let in_time = ended_by(&child, deadline);
     if !in_time {
         // An error means that the process has just ended by itself.
@@ -80,8 +96,12 @@ fn exits_well(command: crate::Result<Command>, deadline: Instant) -> bool {
 
 /// Returns whether the child ends before the deadline. The caller must still wait for it.
 fn ended_by(child: &Child, deadline: Instant) -> bool {
-    let Some(left) = left(deadline) else { return false };
-    let Ok(pidfd) = pidfd_open(Pid::from_child(child), PidfdFlags::empty()) else { return false };
+    let Some(left) = left(deadline) else {
+        return false;
+    };
+    let Ok(pidfd) = pidfd_open(Pid::from_child(child), PidfdFlags::empty()) else {
+        return false;
+    };
     let wait = Timespec::try_from(left).ok();
     poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], wait.as_ref()).is_ok_and(|count| count > 0)
 }
@@ -132,11 +152,21 @@ mod tests {
     fn answers_are_bounded_in_length_and_time() {
         let short = Duration::from_millis(200);
         let within = canal_timing::deadline(short);
-        assert_eq!(answered(b"HTTP/1.1 204 No Content\r\n\r\n", within).0, Some(204));
+        assert_eq!(
+            answered(b"HTTP/1.1 204 No Content\r\n\r\n", within).0,
+            Some(204)
+        );
         let (code, took) = answered(&[b'x'; STATUS_LINE_MAX + 1], within);
-        assert!(code.is_none() && took < within, "a line without an end is no answer");
+        assert!(
+            code.is_none() && took < within,
+            "a line without an end is no answer"
+        );
         let (code, took) = answered(b"HTTP/1.1 20", short);
         assert!(code.is_none() && took >= short, "half an answer is none");
-        canal_timing::judge_time("time until a probe gives half an answer up", took, Duration::from_secs(2));
+        canal_timing::judge_time(
+            "time until a probe gives half an answer up",
+            took,
+            Duration::from_secs(2),
+        );
     }
 }

@@ -48,11 +48,24 @@ pub(crate) struct TopologyProblems {
 
 impl TopologyProblems {
     pub(crate) fn of(file: PathBuf) -> Self {
-        Self { file, list: Vec::new() }
+        Self {
+            file,
+            list: Vec::new(),
+        }
     }
 
-    pub(crate) fn add(&mut self, spot: impl Into<FilePosition>, what: impl Into<String>, fix: impl Into<String>) {
-        self.list.push(TopologyProblem { file: self.file.clone(), spot: spot.into(), what: what.into(), fix: fix.into() });
+    pub(crate) fn add(
+        &mut self,
+        spot: impl Into<FilePosition>,
+        what: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
+        self.list.push(TopologyProblem {
+            file: self.file.clone(),
+            spot: spot.into(),
+            what: what.into(),
+            fix: fix.into(),
+        });
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -61,7 +74,8 @@ impl TopologyProblems {
 
     /// Returns the problems in the order of their lines.
     pub(crate) fn into_sorted(mut self) -> Vec<TopologyProblem> {
-        self.list.sort_by_key(|problem| (problem.spot.line, problem.spot.column));
+        self.list
+            .sort_by_key(|problem| (problem.spot.line, problem.spot.column));
         self.list
     }
 }

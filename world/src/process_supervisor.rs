@@ -84,7 +84,9 @@ pub(crate) struct ProcessStatusTable {
 impl ProcessStatusTable {
     pub(crate) fn lock(&self) -> MutexGuard<'_, BTreeMap<String, ProcessStatus>> {
         // A panicking writer leaves at worst a partly updated status.
-        self.pulses.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.pulses
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Changes a host's status, and wakes the waiting threads if it differs.
@@ -183,11 +185,25 @@ impl ProcessSupervisor {
         let (bell, ring) = std::io::pipe().tried("cannot make a pipe for", &environment.name)?;
         let (queue, orders) = channel();
         let name = environment.name.clone();
-        let life = Self { environment, job, statuses, queue: orders, bell, pause: PAUSE_MIN };
+        let life = Self {
+            environment,
+            job,
+            statuses,
+            queue: orders,
+            bell,
+            pause: PAUSE_MIN,
+        };
         // A small stack, because each host has such a thread.
-        let thread = std::thread::Builder::new().name("life".into()).stack_size(256 * 1024);
-        thread.spawn(move || life.run()).tried("cannot start a thread for", name)?;
-        Ok(ProcessCommandSender { queue, wakeup: ring })
+        let thread = std::thread::Builder::new()
+            .name("life".into())
+            .stack_size(256 * 1024);
+        thread
+            .spawn(move || life.run())
+            .tried("cannot start a thread for", name)?;
+        Ok(ProcessCommandSender {
+            queue,
+            wakeup: ring,
+        })
     }
 
     fn run(mut self) {
@@ -206,7 +222,12 @@ impl ProcessSupervisor {
     fn show(&self, phase: ProcessPhase) {
         let ready = matches!(phase, ProcessPhase::Ended { well: true, .. });
         self.statuses.update(&self.environment.name, |pulse| {
-            *pulse = ProcessStatus { phase, pid: None, ready, restarts: pulse.restarts };
+            *pulse = ProcessStatus {
+                phase,
+                pid: None,
+                ready,
+                restarts: pulse.restarts,
+            };
         });
     }
 
@@ -248,7 +269,10 @@ impl ProcessSupervisor {
     fn idle(&mut self, pause: Option<Duration>) -> SupervisorStep {
         let until = pause.map(|pause| Instant::now() + pause);
         loop {
-            match self.wait(None, until.map(|until| until.saturating_duration_since(Instant::now()))) {
+            match self.wait(
+                None,
+                until.map(|until| until.saturating_duration_since(Instant::now())),
+            ) {
                 WaitEnd::Order(order, done) => {
                     let next = idle_order(order);
                     if matches!(next, SupervisorStep::Rest) {
@@ -260,7 +284,11 @@ impl ProcessSupervisor {
                     let _ = done.send(());
                     return next;
                 }
-                WaitEnd::Exit | WaitEnd::Time if until.is_some_and(|until| Instant::now() >= until) => return SupervisorStep::Start,
+                WaitEnd::Exit | WaitEnd::Time
+                    if until.is_some_and(|until| Instant::now() >= until) =>
+                {
+                    return SupervisorStep::Start;
+                }
                 WaitEnd::Exit | WaitEnd::Time => {}
             }
         }
@@ -270,9 +298,17 @@ impl ProcessSupervisor {
     fn start(&mut self) -> SupervisorStep {
         // Listener conditions are checked in the host's own namespace.
         if let Err(error) = sys::move_thread_into(&self.environment.netns) {
-            return self.after_end(&format!("cannot enter {}: {error}", self.environment.netns.display()), false);
+            return self.after_end(
+                &format!("cannot enter {}: {error}", self.environment.netns.display()),
+                false,
+            );
         }
-        while let Some(unmet) = self.job.after.iter().find(|condition| !condition_holds(condition)) {
+        while let Some(unmet) = self
+            .job
+            .after
+            .iter()
+            .find(|condition| !condition_holds(condition))
+        {
             let until = unmet.to_string();
             self.show(ProcessPhase::Waiting { until });
             if let WaitEnd::Order(order, done) = self.wait(None, Some(CONDITION_POLL_INTERVAL)) {
@@ -294,7 +330,12 @@ impl ProcessSupervisor {
                 }
                 let ready = self.job.process.readiness.is_none();
                 self.statuses.update(&self.environment.name, |pulse| {
-                    *pulse = ProcessStatus { phase: ProcessPhase::Running, pid: Some(child.id()), ready, restarts: pulse.restarts };
+                    *pulse = ProcessStatus {
+                        phase: ProcessPhase::Running,
+                        pid: Some(child.id()),
+                        ready,
+                        restarts: pulse.restarts,
+                    };
                 });
                 SupervisorStep::Attend(child, pidfd)
             }
@@ -307,13 +348,17 @@ impl ProcessSupervisor {
         launch::log_to(&mut command, &self.environment)?;
         self.note(&format!("start: {}", self.job.argv.join(" ")));
         let child = command.spawn().tried("cannot start", &self.job.argv[0])?;
-        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).tried("cannot watch", &self.job.argv[0])?;
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())
+            .tried("cannot watch", &self.job.argv[0])?;
         Ok((child, pidfd))
     }
 
     /// Writes a line of the supervisor's own to the host's log.
     fn note(&self, text: &str) {
-        let opened = File::options().create(true).append(true).open(&self.environment.log);
+        let opened = File::options()
+            .create(true)
+            .append(true)
+            .open(&self.environment.log);
         // The process itself notices when its log cannot be written.
         let _ = opened.and_then(|mut file| writeln!(file, "[world] {text}"));
     }
@@ -324,7 +369,12 @@ impl ProcessSupervisor {
         let mut probe_at = Instant::now();
         let mut failures = 0;
         loop {
-            let timeout = self.job.process.readiness.is_some().then(|| probe_at.saturating_duration_since(Instant::now()));
+            let timeout = self
+                .job
+                .process
+                .readiness
+                .is_some()
+                .then(|| probe_at.saturating_duration_since(Instant::now()));
             match self.wait(Some(pidfd), timeout) {
                 WaitEnd::Exit => {
                     if born.elapsed() > BACKOFF_RESET_AFTER {
@@ -332,7 +382,8 @@ impl ProcessSupervisor {
                     }
                     let status = child.wait();
                     let well = status.as_ref().is_ok_and(ExitStatus::success);
-                    let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+                    let how =
+                        status.map_or_else(|error| error.to_string(), |status| status.to_string());
                     self.sweep_out();
                     return self.after_end(&how, well);
                 }
@@ -354,7 +405,9 @@ impl ProcessSupervisor {
     /// Probes once, and returns when to probe next.
     fn probe(&self, failures: &mut u32) -> Instant {
         let started = Instant::now();
-        let Some(readiness) = &self.job.process.readiness else { return started };
+        let Some(readiness) = &self.job.process.readiness else {
+            return started;
+        };
         let good = probe::holds(&readiness.check, &self.environment);
         *failures = if good { 0 } else { failures.saturating_add(1) };
         let mut ready = good;
@@ -392,7 +445,8 @@ impl ProcessSupervisor {
         self.pause = PAUSE_MIN;
         match order {
             ProcessCommand::Start | ProcessCommand::Restart => {
-                self.statuses.update(&self.environment.name, |pulse| pulse.restarts += 1);
+                self.statuses
+                    .update(&self.environment.name, |pulse| pulse.restarts += 1);
                 self.clear_process();
                 SupervisorStep::Start
             }
@@ -418,7 +472,8 @@ impl ProcessSupervisor {
                 self.pause = (pause * 2).min(PAUSE_MAX);
                 let next = self.idle(Some(pause));
                 if matches!(next, SupervisorStep::Start) {
-                    self.statuses.update(&self.environment.name, |pulse| pulse.restarts += 1);
+                    self.statuses
+                        .update(&self.environment.name, |pulse| pulse.restarts += 1);
                 }
                 next
             }

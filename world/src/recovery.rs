@@ -27,10 +27,20 @@ pub enum StoreRecovery {
 }
 
 /// Decides whether a leftover's store is taken over. `old` is the record of the leftover; `None` if it is not readable.
-pub(crate) fn decide(old: Option<&WorldRecord>, new: &WorldRecord, has_store: bool) -> StoreRecovery {
-    let Some(old) = old.filter(|old| old.owner.is_none() && has_store) else { return StoreRecovery::Nothing };
+pub(crate) fn decide(
+    old: Option<&WorldRecord>,
+    new: &WorldRecord,
+    has_store: bool,
+) -> StoreRecovery {
+    let Some(old) = old.filter(|old| old.owner.is_none() && has_store) else {
+        return StoreRecovery::Nothing;
+    };
     // A store of another topology names services, tenants and replicas that this world may not have.
-    if new.owner.is_none() && old.fingerprint == new.fingerprint { StoreRecovery::Kept } else { StoreRecovery::Dropped }
+    if new.owner.is_none() && old.fingerprint == new.fingerprint {
+        StoreRecovery::Kept
+    } else {
+        StoreRecovery::Dropped
+    }
 }
 
 /// Returns whether a controller has written anything.
@@ -72,8 +82,13 @@ mod tests {
 
     #[test]
     fn only_the_same_lasting_world_gets_its_store_back() {
-        let record = |owner, fingerprint: &str| WorldRecord { owner, fingerprint: fingerprint.into(), bin_dirs: Vec::new() };
-        let (lasting, other, ephemeral) = (record(None, "a"), record(None, "b"), record(Some(7), "a"));
+        let record = |owner, fingerprint: &str| WorldRecord {
+            owner,
+            fingerprint: fingerprint.into(),
+            bin_dirs: Vec::new(),
+        };
+        let (lasting, other, ephemeral) =
+            (record(None, "a"), record(None, "b"), record(Some(7), "a"));
         for (old, new, has_store, want) in [
             (Some(&lasting), &lasting, true, StoreRecovery::Kept),
             (Some(&lasting), &lasting, false, StoreRecovery::Nothing),
@@ -82,7 +97,11 @@ mod tests {
             (Some(&ephemeral), &lasting, true, StoreRecovery::Nothing),
             (None, &lasting, true, StoreRecovery::Nothing),
         ] {
-            assert_eq!(decide(old, new, has_store), want, "{old:?} {new:?} {has_store}");
+            assert_eq!(
+                decide(old, new, has_store),
+                want,
+                "{old:?} {new:?} {has_store}"
+            );
         }
     }
 
@@ -93,12 +112,21 @@ mod tests {
         for name in ["data/controller", "data/gw-1", "logs"] {
             std::fs::create_dir_all(path(name)).unwrap();
         }
-        for name in ["data/controller/store", "data/gw-1/snapshot", "logs/a.log", "operator.token"] {
+        for name in [
+            "data/controller/store",
+            "data/gw-1/snapshot",
+            "logs/a.log",
+            "operator.token",
+        ] {
             std::fs::write(path(name), "x").unwrap();
         }
         remove_beside(&dir, &[path("data/controller")]).unwrap();
         assert!(path("data/controller/store").exists());
-        assert!(["data/gw-1", "logs", "operator.token"].iter().all(|name| !path(name).exists()));
+        assert!(
+            ["data/gw-1", "logs", "operator.token"]
+                .iter()
+                .all(|name| !path(name).exists())
+        );
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -42,7 +42,12 @@ fn documents(objects: &[Value]) -> Result<String> {
 }
 
 /// Writes the tenant's own YAML, its Tenant object, its key servers, and its Gateway objects, or in a tier world its Node objects instead.
-pub(crate) fn write_tenant(paths: &WorldPaths, tenant: &TenantTopology, plan: &TenantPlan, whole: &WorldPlan) -> Result<()> {
+pub(crate) fn write_tenant(
+    paths: &WorldPaths,
+    tenant: &TenantTopology,
+    plan: &TenantPlan,
+    whole: &WorldPlan,
+) -> Result<()> {
     let dir = paths.tenant_config(&tenant.name);
     make_dir(&dir)?;
     for file in &tenant.config {
@@ -50,18 +55,41 @@ pub(crate) fn write_tenant(paths: &WorldPaths, tenant: &TenantTopology, plan: &T
         let name = file.file_name().unwrap_or_default();
         std::fs::copy(file, dir.join(name)).tried("cannot copy", file)?;
     }
-    write_whole(&dir.join("_tenant.yaml"), &documents(&[tenant_object(tenant)])?, 0o644)?;
+    write_whole(
+        &dir.join("_tenant.yaml"),
+        &documents(&[tenant_object(tenant)])?,
+        0o644,
+    )?;
     let (name, objects): (&str, Vec<Value>) = if whole.is_tier() {
-        ("_nodes.yaml", plan.nodes.iter().map(|vtep| node_object(vtep, whole)).collect())
+        (
+            "_nodes.yaml",
+            plan.nodes
+                .iter()
+                .map(|vtep| node_object(vtep, whole))
+                .collect(),
+        )
     } else {
-        ("_gateways.yaml", plan.gateways.iter().map(|vtep| gateway_object(vtep, whole)).collect())
+        (
+            "_gateways.yaml",
+            plan.gateways
+                .iter()
+                .map(|vtep| gateway_object(vtep, whole))
+                .collect(),
+        )
     };
     write_whole(&dir.join(name), &documents(&objects)?, 0o644)?;
-    let key_servers: Vec<Value> = whole.key_servers_of(&tenant.name).map(key_server_object).collect();
+    let key_servers: Vec<Value> = whole
+        .key_servers_of(&tenant.name)
+        .map(key_server_object)
+        .collect();
     if key_servers.is_empty() {
         return Ok(());
     }
-    write_whole(&dir.join("_keyservers.yaml"), &documents(&key_servers)?, 0o644)
+    write_whole(
+        &dir.join("_keyservers.yaml"),
+        &documents(&key_servers)?,
+        0o644,
+    )
 }
 
 /// Returns a tenant's own key server in the form in which the tenant's operator would write it.
@@ -94,13 +122,15 @@ fn tenant_object(tenant: &TenantTopology) -> Value {
         object["spec"]["homeAz"] = json!(az);
     }
     if let Some(keys) = tenant.keys {
-        object["spec"]["keys"] = json!({"location": keys.place, "algorithm": keys.algorithm, "fallback": keys.fallback});
+        object["spec"]["keys"] =
+            json!({"location": keys.place, "algorithm": keys.algorithm, "fallback": keys.fallback});
     }
     object
 }
 
 fn az_of(vtep: &Vtep, plan: &WorldPlan) -> Option<String> {
-    plan.host(&vtep.host).map(|host| plan.routers[host.az].az.clone())
+    plan.host(&vtep.host)
+        .map(|host| plan.routers[host.az].az.clone())
 }
 
 fn gateway_object(vtep: &Vtep, plan: &WorldPlan) -> Value {
@@ -135,7 +165,13 @@ pub(crate) fn write_pods(paths: &WorldPaths, tenant: &str, pods: &[PodRecord]) -
 }
 
 fn pod_object(record: &PodRecord) -> Value {
-    let PodRecord { plan, pod, az, has_proxy, ready } = record;
+    let PodRecord {
+        plan,
+        pod,
+        az,
+        has_proxy,
+        ready,
+    } = record;
     let mut annotations = json!({"canal.mesh/az": az});
     if !has_proxy {
         annotations["canal.mesh/tunnel"] = "none".into();
@@ -155,7 +191,12 @@ fn pod_object(record: &PodRecord) -> Value {
 }
 
 /// Writes the file from which a node reads one of its pods, like the one that a CNI plugin writes.
-pub(crate) fn write_pod_file(paths: &WorldPaths, record: &PodRecord, netns: &Path, cgroup: &Path) -> Result<()> {
+pub(crate) fn write_pod_file(
+    paths: &WorldPaths,
+    record: &PodRecord,
+    netns: &Path,
+    cgroup: &Path,
+) -> Result<()> {
     let PodRecord { plan, pod, .. } = record;
     let mut text = json!({
         "uid": plan.uid,
@@ -170,7 +211,9 @@ pub(crate) fn write_pod_file(paths: &WorldPaths, record: &PodRecord, netns: &Pat
     if pod.workload_api {
         text["workloadApi"] = true.into();
     }
-    if let Some(Check::Http { port, .. } | Check::Tcp { port }) = pod.process.readiness.as_ref().map(|r| &r.check) {
+    if let Some(Check::Http { port, .. } | Check::Tcp { port }) =
+        pod.process.readiness.as_ref().map(|r| &r.check)
+    {
         text["probePorts"] = json!([port]);
     }
     write_whole(&pod_file(paths, plan), &format!("{text:#}\n"), 0o644)
@@ -183,7 +226,9 @@ pub(crate) fn remove_pod_file(paths: &WorldPaths, plan: &PodPlan) -> Result<()> 
 }
 
 fn pod_file(paths: &WorldPaths, plan: &PodPlan) -> std::path::PathBuf {
-    paths.node_pods(&plan.node_name).join(format!("{}.json", crate::state::file_name(&plan.uid)))
+    paths
+        .node_pods(&plan.node_name)
+        .join(format!("{}.json", crate::state::file_name(&plan.uid)))
 }
 
 /// The list of principals that may use the controller's API. Each principal's token is in a file of its own.
@@ -199,7 +244,8 @@ impl PrincipalFiles {
         let mut principals = Self::default();
         let token = fresh_token()?;
         write_whole(&paths.operator_token(), &token, 0o600)?;
-        let operator = json!({"tokenSha256": digest(&token), "kind": "operator", "name": "operator"});
+        let operator =
+            json!({"tokenSha256": digest(&token), "kind": "operator", "name": "operator"});
         principals.list.push((String::new(), operator));
         for host in &plan.hosts {
             principals.admit(paths, plan, host)?;
@@ -209,16 +255,26 @@ impl PrincipalFiles {
     }
 
     /// Creates a token for a host, if it is of a kind that connects to the controller.
-    pub(crate) fn admit(&mut self, paths: &WorldPaths, plan: &WorldPlan, host: &HostPlan) -> Result<()> {
+    pub(crate) fn admit(
+        &mut self,
+        paths: &WorldPaths,
+        plan: &WorldPlan,
+        host: &HostPlan,
+    ) -> Result<()> {
         let az = &plan.routers[host.az].az;
         let mut principal = match host.kind {
-            HostKind::Node { tenant, .. } => json!({"kind": "node", "name": host.name, "tenant": plan.tenants[tenant].name, "az": az}),
+            HostKind::Node { tenant, .. } => {
+                json!({"kind": "node", "name": host.name, "tenant": plan.tenants[tenant].name, "az": az})
+            }
             HostKind::Edge => json!({"kind": "edge", "name": host.name, "az": az}),
             HostKind::Gateway(_) => json!({"kind": "gateway", "name": host.name, "az": az}),
             HostKind::KeyServer { .. } => json!({"kind": "keyserver", "name": host.name, "az": az}),
             HostKind::Controller | HostKind::Host { .. } => return Ok(()),
         };
-        if let HostKind::KeyServer { tenant: Some(tenant) } = host.kind {
+        if let HostKind::KeyServer {
+            tenant: Some(tenant),
+        } = host.kind
+        {
             principal["tenant"] = plan.tenants[tenant].name.as_str().into();
         }
         if let Some(backend) = &host.backend {
@@ -254,7 +310,10 @@ impl PrincipalFiles {
 /// Returns 32 random bytes in hexadecimal.
 fn fresh_token() -> Result<String> {
     let mut bytes = [0_u8; 32];
-    rand::rngs::OsRng.try_fill_bytes(&mut bytes).map_err(std::io::Error::other).tried("cannot read random bytes from", "/dev/urandom")?;
+    rand::rngs::OsRng
+        .try_fill_bytes(&mut bytes)
+        .map_err(std::io::Error::other)
+        .tried("cannot read random bytes from", "/dev/urandom")?;
     Ok(hex(&bytes))
 }
 

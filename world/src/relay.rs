@@ -116,12 +116,19 @@ struct RelayState {
 
 impl RelayState {
     fn impairment(&self) -> MutexGuard<'_, Impairment> {
-        self.impairment.lock().unwrap_or_else(PoisonError::into_inner)
+        self.impairment
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn report(&self) -> LinkReport {
         let [a_to_b, b_to_a] = &self.directions;
-        LinkReport { impairment: *self.impairment(), a_to_b: a_to_b.read(), b_to_a: b_to_a.read(), cpu: own_cpu() }
+        LinkReport {
+            impairment: *self.impairment(),
+            a_to_b: a_to_b.read(),
+            b_to_a: b_to_a.read(),
+            cpu: own_cpu(),
+        }
     }
 }
 
@@ -129,7 +136,12 @@ impl RelayState {
 fn own_cpu() -> Duration {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let after_name = text.rsplit(')').next().unwrap_or_default();
-    let ticks: u64 = after_name.split_whitespace().skip(11).take(2).filter_map(|word| word.parse::<u64>().ok()).sum();
+    let ticks: u64 = after_name
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .filter_map(|word| word.parse::<u64>().ok())
+        .sum();
     // USER_HZ is 100 on every Linux platform.
     Duration::from_millis(ticks * 10)
 }
@@ -146,14 +158,26 @@ pub fn relay_link(impairment: Impairment, seed: u64) -> Result<()> {
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
     // A relay that was killed has left its socket.
     let _ = std::fs::remove_file(SOCKET);
-    let [a, b] = DEVICES.map(|device| PacketSocket::open(device).tried("cannot open a packet socket on", device).map(Arc::new));
+    let [a, b] = DEVICES.map(|device| {
+        PacketSocket::open(device)
+            .tried("cannot open a packet socket on", device)
+            .map(Arc::new)
+    });
     let (a, b) = (a?, b?);
-    let shared = Arc::new(RelayState { impairment: Mutex::new(impairment), directions: Default::default() });
-    for (index, (from, to)) in [(Arc::clone(&a), Arc::clone(&b)), (b, a)].into_iter().enumerate() {
+    let shared = Arc::new(RelayState {
+        impairment: Mutex::new(impairment),
+        directions: Default::default(),
+    });
+    for (index, (from, to)) in [(Arc::clone(&a), Arc::clone(&b)), (b, a)]
+        .into_iter()
+        .enumerate()
+    {
         let shared = Arc::clone(&shared);
         let seed = seed ^ index as u64;
         let thread = std::thread::Builder::new().name(format!("from-{}", DEVICES[index]));
-        thread.spawn(move || carry(&shared, index, &from, &to, seed)).tried("cannot start a thread for", DEVICES[index])?;
+        thread
+            .spawn(move || carry(&shared, index, &from, &to, seed))
+            .tried("cannot start a thread for", DEVICES[index])?;
     }
     let listener = UnixListener::bind(SOCKET).tried("cannot listen on", SOCKET)?;
     for stream in listener.incoming().flatten() {
@@ -213,12 +237,16 @@ fn carry(shared: &RelayState, direction: usize, from: &PacketSocket, to: &Packet
                 // An interrupted poll counts as a short one.
                 let _ = poll(&mut [PollFd::new(from, PollFlags::IN)], timeout.as_ref());
             }
-            Some(due) => std::thread::sleep(due.saturating_duration_since(Instant::now()).min(COLLECT)),
+            Some(due) => {
+                std::thread::sleep(due.saturating_duration_since(Instant::now()).min(COLLECT))
+            }
         }
         match from.receive(&mut received) {
             Ok(()) => take(shared, counting, &mut queue, &received),
             // A device that went down reports this error once.
-            Err(error) if error.kind() == ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENETDOWN) => {}
+            Err(error)
+                if error.kind() == ErrorKind::WouldBlock
+                    || error.raw_os_error() == Some(libc::ENETDOWN) => {}
             Err(_) => {
                 counting.oversize.fetch_add(1, Relaxed);
             }
@@ -231,16 +259,29 @@ fn carry(shared: &RelayState, direction: usize, from: &PacketSocket, to: &Packet
     }
 }
 
-fn take(shared: &RelayState, counting: &LinkCounting, queue: &mut DelayQueue, batch: &ReceiveBatch) {
+fn take(
+    shared: &RelayState,
+    counting: &LinkCounting,
+    queue: &mut DelayQueue,
+    batch: &ReceiveBatch,
+) {
     let impairment = *shared.impairment();
     let (now, wall) = (Instant::now(), SystemTime::now());
-    for Received { frame, arrived, is_cut } in batch.frames() {
+    for Received {
+        frame,
+        arrived,
+        is_cut,
+    } in batch.frames()
+    {
         if is_cut {
             counting.oversize.fetch_add(1, Relaxed);
             continue;
         }
         // The time that the frame waited for this thread is part of the delay, not added to it.
-        let age = arrived.and_then(|arrived| wall.duration_since(arrived).ok()).unwrap_or_default().min(AGE_MAX);
+        let age = arrived
+            .and_then(|arrived| wall.duration_since(arrived).ok())
+            .unwrap_or_default()
+            .min(AGE_MAX);
         match queue.offer(&impairment, now.checked_sub(age).unwrap_or(now), frame) {
             FrameVerdict::Queued => {}
             FrameVerdict::Lost => _ = counting.loss.fetch_add(1, Relaxed),
@@ -250,14 +291,22 @@ fn take(shared: &RelayState, counting: &LinkCounting, queue: &mut DelayQueue, ba
 }
 
 /// Sends a batch of the frames that are due. Any others are due in the next iteration, before the thread sleeps.
-fn send(counting: &LinkCounting, queue: &mut DelayQueue, sending: &mut SendBatch, to: &PacketSocket) {
+fn send(
+    counting: &LinkCounting,
+    queue: &mut DelayQueue,
+    sending: &mut SendBatch,
+    to: &PacketSocket,
+) {
     let now = Instant::now();
     if queue.next_due().is_none_or(|due| due > now) {
         return;
     }
     match to.send(sending, queue.due(now, BATCH)) {
         Ok(count) => {
-            let bytes: u64 = queue.due(now, count).map(|frame| frame.len() as u64 - OFFLOAD_HEADER_BYTES).sum();
+            let bytes: u64 = queue
+                .due(now, count)
+                .map(|frame| frame.len() as u64 - OFFLOAD_HEADER_BYTES)
+                .sum();
             counting.frames.fetch_add(count as u64, Relaxed);
             counting.bytes.fetch_add(bytes, Relaxed);
             queue.remove(count);

@@ -23,7 +23,10 @@ pub(crate) struct WorldPaths {
 
 impl WorldPaths {
     pub(crate) fn of(world: &str) -> Self {
-        Self { world: world.to_owned(), dir: Path::new(WORLDS_DIR).join(world) }
+        Self {
+            world: world.to_owned(),
+            dir: Path::new(WORLDS_DIR).join(world),
+        }
     }
 
     pub(crate) fn world(&self) -> &str {
@@ -139,11 +142,15 @@ impl WorldRecord {
 /// Reads a JSON file that this crate wrote.
 pub(crate) fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T> {
     let text = std::fs::read(path).tried("cannot read", path)?;
-    serde_json::from_slice(&text).map_err(std::io::Error::from).tried("cannot understand", path)
+    serde_json::from_slice(&text)
+        .map_err(std::io::Error::from)
+        .tried("cannot understand", path)
 }
 
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string_pretty(value).map_err(std::io::Error::from).tried("cannot write", path)?;
+    let text = serde_json::to_string_pretty(value)
+        .map_err(std::io::Error::from)
+        .tried("cannot write", path)?;
     write_whole(path, &text, 0o644)
 }
 
@@ -179,7 +186,10 @@ impl WorldLock {
 
     /// Wraps a lock that another process took and passed to this one.
     pub(crate) fn inherited(file: File, paths: &WorldPaths) -> Self {
-        Self { file, path: paths.lock() }
+        Self {
+            file,
+            path: paths.lock(),
+        }
     }
 
     /// Removes the name from the list of worlds. Only the owner of the lock may do this.
@@ -225,7 +235,12 @@ fn try_lock(path: &Path) -> Result<Option<File>> {
         if let Some(parent) = path.parent() {
             make_dir(parent)?;
         }
-        let opened = File::options().create(true).truncate(false).write(true).mode(0o600).open(path);
+        let opened = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(path);
         let file = match opened {
             // Another world that ends as the last one may remove the directory between the two calls.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
@@ -238,7 +253,10 @@ fn try_lock(path: &Path) -> Result<Option<File>> {
         }
         // The previous owner may have removed the file that was just locked.
         let current = std::fs::metadata(path).map(|found| found.ino());
-        let mine = file.metadata().map(|found| found.ino()).tried("cannot read", path)?;
+        let mine = file
+            .metadata()
+            .map(|found| found.ino())
+            .tried("cannot read", path)?;
         if current.is_ok_and(|current| current == mine) {
             return Ok(Some(file));
         }
@@ -277,7 +295,12 @@ pub(crate) fn create_with_parents(path: &Path) -> std::io::Result<()> {
     for _ in 1..MAKE_ATTEMPTS_MAX {
         // The last world that ends removes the shared parent directory. That can happen between two steps of this call: before a directory
         // is created in the parent, or after the parent was found to exist and before it was checked to be a directory.
-        let is_race = |error: &std::io::Error| matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::AlreadyExists);
+        let is_race = |error: &std::io::Error| {
+            matches!(
+                error.kind(),
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::AlreadyExists
+            )
+        };
         if !made.as_ref().is_err_and(is_race) {
             break;
         }
@@ -290,10 +313,20 @@ pub(crate) fn create_with_parents(path: &Path) -> std::io::Result<()> {
 
 /// Replaces a file as a whole: readers see either the old text or the new one.
 pub(crate) fn write_whole(path: &Path, text: &str, mode: u32) -> Result<()> {
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let name = path
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default();
     // Directory watchers skip names with a leading dot.
     let draft = path.with_file_name(format!(".{name}.draft"));
-    let opened = File::options().create(true).truncate(true).write(true).mode(mode).open(&draft);
+    let opened = File::options()
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .mode(mode)
+        .open(&draft);
     let written = opened.and_then(|mut file| file.write_all(text.as_bytes()));
-    written.and_then(|()| std::fs::rename(&draft, path)).tried("cannot write", path)
+    written
+        .and_then(|()| std::fs::rename(&draft, path))
+        .tried("cannot write", path)
 }

@@ -86,7 +86,13 @@ fn raise_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     // The old limit is acceptable if it cannot be raised.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        },
+    );
 }
 
 /// Checks that standard input is the lock file. The lock lasts as long as this process.
@@ -96,12 +102,18 @@ fn inherited_lock(paths: &WorldPaths) -> Result<WorldLock> {
         message: "a supervisor is started by `canal world up`, not by hand".into(),
     };
     let stdin = rustix::stdio::stdin();
-    let mine = rustix::fs::fstat(stdin).tried("cannot read", paths.lock())?.st_ino;
-    let lock = std::fs::metadata(paths.lock()).map_err(|_| refusal())?.ino();
+    let mine = rustix::fs::fstat(stdin)
+        .tried("cannot read", paths.lock())?
+        .st_ino;
+    let lock = std::fs::metadata(paths.lock())
+        .map_err(|_| refusal())?
+        .ino();
     if mine != lock {
         return Err(refusal());
     }
-    let file = stdin.try_clone_to_owned().tried("cannot keep lock", paths.lock())?;
+    let file = stdin
+        .try_clone_to_owned()
+        .tried("cannot keep lock", paths.lock())?;
     Ok(WorldLock::inherited(file.into(), paths))
 }
 
@@ -111,13 +123,28 @@ fn report(report: &StartupReport) {
     let _ = write_line(&mut out, report).and_then(|()| out.flush());
 }
 
-fn build(paths: &WorldPaths, end: &Sender<&'static str>, ended: &std::sync::mpsc::Receiver<&'static str>) -> Result<Arc<SupervisorState>> {
-    write_whole(&paths.supervisor_pid(), &format!("{}\n", std::process::id()), 0o644)?;
+fn build(
+    paths: &WorldPaths,
+    end: &Sender<&'static str>,
+    ended: &std::sync::mpsc::Receiver<&'static str>,
+) -> Result<Arc<SupervisorState>> {
+    write_whole(
+        &paths.supervisor_pid(),
+        &format!("{}\n", std::process::id()),
+        0o644,
+    )?;
     let record = WorldRecord::read(paths)?;
     watch_owner(record.owner.is_some(), end.clone())?;
-    let stage = Arc::new(SupervisorState::of(paths.clone(), read_json(&paths.topology())?, record)?);
+    let stage = Arc::new(SupervisorState::of(
+        paths.clone(),
+        read_json(&paths.topology())?,
+        record,
+    )?);
     let go_on = || match ended.try_recv() {
-        Ok(why) => Err(Error::Supervisor { world: paths.world().to_owned(), message: format!("stopped while it was built: {why}") }),
+        Ok(why) => Err(Error::Supervisor {
+            world: paths.world().to_owned(),
+            message: format!("stopped while it was built: {why}"),
+        }),
         Err(_) => Ok(()),
     };
     go_on()?;
@@ -135,7 +162,11 @@ fn build(paths: &WorldPaths, end: &Sender<&'static str>, ended: &std::sync::mpsc
 }
 
 fn spawn(name: &'static str, work: impl FnOnce() + Send + 'static) -> Result<()> {
-    std::thread::Builder::new().name(name.into()).spawn(work).map(drop).tried("cannot start the thread", name)
+    std::thread::Builder::new()
+        .name(name.into())
+        .spawn(work)
+        .map(drop)
+        .tried("cannot start the thread", name)
 }
 
 /// Watches the owner's end of the pipe, because an ephemeral world ends with its owner. A persistent world does not watch it.
@@ -143,12 +174,16 @@ fn watch_owner(ephemeral: bool, end: Sender<&'static str>) -> Result<()> {
     if !ephemeral {
         return Ok(());
     }
-    let tie = rustix::stdio::stdout().try_clone_to_owned().tried("cannot watch", "standard output")?;
+    let tie = rustix::stdio::stdout()
+        .try_clone_to_owned()
+        .tried("cannot watch", "standard output")?;
     spawn("owner", move || {
         loop {
             // The write end of a pipe reports an error when its last reader is gone.
             let mut fds = [PollFd::new(&tie, PollFlags::empty())];
-            if poll(&mut fds, None).is_ok() && fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) {
+            if poll(&mut fds, None).is_ok()
+                && fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
+            {
                 // The receiver exists as long as the world.
                 let _ = end.send("its owner is gone");
                 return;
@@ -207,11 +242,14 @@ fn serve(stage: &Arc<SupervisorState>, socket: &UnixListener, end: &Sender<&'sta
 
 /// Answers the requests of one connection until it closes.
 fn converse(stage: &SupervisorState, stream: UnixStream, end: &Sender<&'static str>) {
-    let Ok(mut out) = stream.try_clone() else { return };
+    let Ok(mut out) = stream.try_clone() else {
+        return;
+    };
     let mut input = BufReader::new(stream);
     while let Ok(Some(request)) = read_line::<WorldRequest>(&mut input) {
         let down = matches!(request, WorldRequest::Down);
-        let answer = answer(stage, request).unwrap_or_else(|error| WorldResponse::Refused(error.to_string()));
+        let answer = answer(stage, request)
+            .unwrap_or_else(|error| WorldResponse::Refused(error.to_string()));
         if write_line(&mut out, &answer).is_err() && !down {
             return;
         }
@@ -226,14 +264,28 @@ fn converse(stage: &SupervisorState, stream: UnixStream, end: &Sender<&'static s
 fn answer(stage: &SupervisorState, request: WorldRequest) -> Result<WorldResponse> {
     match request {
         WorldRequest::Status => Ok(WorldResponse::Hosts(stage.hosts())),
-        WorldRequest::Start { host } => stage.order(&host, ProcessCommand::Start).map(|()| WorldResponse::Done),
-        WorldRequest::Stop { host } => stage.order(&host, ProcessCommand::Stop).map(|()| WorldResponse::Done),
-        WorldRequest::Restart { host } => stage.order(&host, ProcessCommand::Restart).map(|()| WorldResponse::Done),
-        WorldRequest::AddPod { tenant, pod } => stage.add_pod(&tenant, &pod).map(WorldResponse::Names),
+        WorldRequest::Start { host } => stage
+            .order(&host, ProcessCommand::Start)
+            .map(|()| WorldResponse::Done),
+        WorldRequest::Stop { host } => stage
+            .order(&host, ProcessCommand::Stop)
+            .map(|()| WorldResponse::Done),
+        WorldRequest::Restart { host } => stage
+            .order(&host, ProcessCommand::Restart)
+            .map(|()| WorldResponse::Done),
+        WorldRequest::AddPod { tenant, pod } => {
+            stage.add_pod(&tenant, &pod).map(WorldResponse::Names)
+        }
         WorldRequest::RemovePod { uid } => stage.remove_pod(&uid).map(|()| WorldResponse::Done),
-        WorldRequest::AddGateway { name, az, backend } => stage.add_gateway(&name, &az, &backend).map(|()| WorldResponse::Done),
-        WorldRequest::RemoveGateway { name } => stage.remove_gateway(&name).map(|()| WorldResponse::Done),
-        WorldRequest::CutAz { az, hosts_die } => stage.cut_az(&az, hosts_die).map(|()| WorldResponse::Done),
+        WorldRequest::AddGateway { name, az, backend } => stage
+            .add_gateway(&name, &az, &backend)
+            .map(|()| WorldResponse::Done),
+        WorldRequest::RemoveGateway { name } => {
+            stage.remove_gateway(&name).map(|()| WorldResponse::Done)
+        }
+        WorldRequest::CutAz { az, hosts_die } => {
+            stage.cut_az(&az, hosts_die).map(|()| WorldResponse::Done)
+        }
         WorldRequest::HealAz { az } => stage.heal_az(&az).map(|()| WorldResponse::Done),
         WorldRequest::Link { host, up } => stage.link(&host, up).map(|()| WorldResponse::Done),
         WorldRequest::Down => Ok(WorldResponse::Done),

@@ -13,7 +13,9 @@ use crate::error::{Error, IoContext, Result};
 use crate::host_environment::{EnvironmentBuilder, HostEnvironment};
 use crate::net::{Tools, netns_path};
 use crate::plan::{HostKind, HostPlan, POD_NUMBER_FIRST, PODS_PER_NODE_MAX, PodPlan, WorldPlan};
-use crate::process_supervisor::{ProcessCommand, ProcessCommandSender, ProcessStatus, ProcessStatusTable, ProcessSupervisor};
+use crate::process_supervisor::{
+    ProcessCommand, ProcessCommandSender, ProcessStatus, ProcessStatusTable, ProcessSupervisor,
+};
 use crate::registry::{self, PodRecord, PrincipalFiles};
 use crate::relay::DEVICES;
 use crate::services::{self, ServiceVips};
@@ -61,16 +63,25 @@ struct HostEntry {
 
 impl SupervisorState {
     pub(crate) fn of(paths: WorldPaths, topology: Topology, record: WorldRecord) -> Result<Self> {
-        let services = topology.tenants.iter().map(|tenant| services::in_files(&tenant.config)).collect();
+        let services = topology
+            .tenants
+            .iter()
+            .map(|tenant| services::in_files(&tenant.config))
+            .collect();
         let cgroup = cgroup::of_world(paths.world())?;
         let tools = cgroup.join("_tools");
         cgroup::make(&tools)?;
         Ok(Self {
             cgroup,
-            tools: Tools { cgroup: Some(tools) },
+            tools: Tools {
+                cgroup: Some(tools),
+            },
             paths,
             statuses: Arc::default(),
-            design: Mutex::new(Arc::new(WorldDesign { plan: WorldPlan::of(&topology), topology })),
+            design: Mutex::new(Arc::new(WorldDesign {
+                plan: WorldPlan::of(&topology),
+                topology,
+            })),
             bin_dirs: record.bin_dirs,
             services,
             posts: Mutex::default(),
@@ -85,16 +96,25 @@ impl SupervisorState {
 
     fn posts(&self) -> MutexGuard<'_, BTreeMap<String, HostEntry>> {
         // A panic under the lock leaves a host that `down` removes like any other.
-        self.posts.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.posts
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     fn alone(&self) -> MutexGuard<'_, ()> {
-        self.changes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.changes
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Returns the desired topology with its addresses.
     fn design(&self) -> Arc<WorldDesign> {
-        Arc::clone(&self.design.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+        Arc::clone(
+            &self
+                .design
+                .lock()
+                .unwrap_or_else(|poisoned| poisoned.into_inner()),
+        )
     }
 
     fn environments<'s>(&'s self, design: &'s WorldDesign) -> EnvironmentBuilder<'s> {
@@ -111,12 +131,22 @@ impl SupervisorState {
     pub(crate) fn build_network(&self, go_on: impl Fn() -> Result<()>) -> Result<()> {
         let design = self.design();
         let relays = design.plan.relays();
-        let spaces = [tool_batch::spaces(&design.plan), tool_batch::relay_spaces(&relays)].concat();
-        self.tools.run(&tool_batch::make_spaces(spaces.iter().map(|(name, _)| *name)))?;
+        let spaces = [
+            tool_batch::spaces(&design.plan),
+            tool_batch::relay_spaces(&relays),
+        ]
+        .concat();
+        self.tools.run(&tool_batch::make_spaces(
+            spaces.iter().map(|(name, _)| *name),
+        ))?;
         go_on()?;
-        net::each(&spaces, |(name, forwarding)| net::configure_space(name, *forwarding))?;
+        net::each(&spaces, |(name, forwarding)| {
+            net::configure_space(name, *forwarding)
+        })?;
         go_on()?;
-        net::each(&tool_batch::wires(&design.plan), |batch| self.tools.run(batch))?;
+        net::each(&tool_batch::wires(&design.plan), |batch| {
+            self.tools.run(batch)
+        })?;
         go_on()?;
         // A device must exist before it can get addresses and routes.
         self.tools.run_all(&tool_batch::configuration(&design.plan))
@@ -128,17 +158,30 @@ impl SupervisorState {
         make_dir(&self.paths.infra())?;
         make_dir(&self.paths.config())?;
         *self.principals() = PrincipalFiles::of(&self.paths, &design.plan)?;
-        for host in design.plan.hosts.iter().filter(|host| host.kind == HostKind::Edge || host.backend.is_some()) {
+        for host in design
+            .plan
+            .hosts
+            .iter()
+            .filter(|host| host.kind == HostKind::Edge || host.backend.is_some())
+        {
             mount_bpffs(&self.paths.bpffs(&host.name))?;
             steer(&self.paths, host)?;
         }
-        for key_server in design.topology.key_servers.iter().filter(|key_server| key_server.tenant.is_some()) {
+        for key_server in design
+            .topology
+            .key_servers
+            .iter()
+            .filter(|key_server| key_server.tenant.is_some())
+        {
             let to = self.paths.tls(&key_server.name);
             make_dir(&to)?;
-            let Some(from) = &key_server.tls_dir else { continue };
+            let Some(from) = &key_server.tls_dir else {
+                continue;
+            };
             for file in tls_files(from).tried("cannot read", from)? {
                 // Files of a directory have names.
-                std::fs::copy(&file, to.join(file.file_name().unwrap_or_default())).tried("cannot copy", &file)?;
+                std::fs::copy(&file, to.join(file.file_name().unwrap_or_default()))
+                    .tried("cannot copy", &file)?;
             }
         }
         for (tenant, plan) in design.topology.tenants.iter().zip(&design.plan.tenants) {
@@ -167,7 +210,12 @@ impl SupervisorState {
             .tenants
             .iter()
             .enumerate()
-            .flat_map(|(index, tenant)| tenant.pods.iter().flat_map(move |pod| (0..pod.replicas).map(move |_| (index, pod))));
+            .flat_map(|(index, tenant)| {
+                tenant
+                    .pods
+                    .iter()
+                    .flat_map(move |pod| (0..pod.replicas).map(move |_| (index, pod)))
+            });
         // The plan lists pods in the same order.
         for (plan, (tenant, pod)) in design.plan.pods.iter().zip(templates) {
             debug_assert_eq!(plan.tenant, tenant);
@@ -177,16 +225,32 @@ impl SupervisorState {
     }
 
     /// Registers a host and starts its process supervisor. A host without a process is ready at once.
-    fn settle(&self, environment: HostEnvironment, pod: Option<(PodPlan, PodTemplate)>) -> Result<()> {
+    fn settle(
+        &self,
+        environment: HostEnvironment,
+        pod: Option<(PodPlan, PodTemplate)>,
+    ) -> Result<()> {
         self.statuses.update(&environment.name, |_| {});
         let orders = match &environment.job {
-            Some(job) => Some(ProcessSupervisor::begin(environment.clone(), job.clone(), Arc::clone(&self.statuses))?),
+            Some(job) => Some(ProcessSupervisor::begin(
+                environment.clone(),
+                job.clone(),
+                Arc::clone(&self.statuses),
+            )?),
             None => {
-                self.statuses.update(&environment.name, |pulse| pulse.ready = true);
+                self.statuses
+                    .update(&environment.name, |pulse| pulse.ready = true);
                 None
             }
         };
-        self.posts().insert(environment.name.clone(), HostEntry { environment, orders, pod });
+        self.posts().insert(
+            environment.name.clone(),
+            HostEntry {
+                environment,
+                orders,
+                pod,
+            },
+        );
         Ok(())
     }
 
@@ -197,14 +261,33 @@ impl SupervisorState {
         let environment = environments.pod(&plan, &pod);
         environments.private_files(&environment, &self.services[plan.tenant])?;
         let record = self.record(&plan, &pod, &environment, false);
-        registry::write_pod_file(&self.paths, &record, &environment.netns, &environment.cgroup)?;
+        registry::write_pod_file(
+            &self.paths,
+            &record,
+            &environment.netns,
+            &environment.cgroup,
+        )?;
         self.settle(environment, Some((plan, pod)))
     }
 
-    fn record(&self, plan: &PodPlan, pod: &PodTemplate, environment: &HostEnvironment, ready: bool) -> PodRecord {
+    fn record(
+        &self,
+        plan: &PodPlan,
+        pod: &PodTemplate,
+        environment: &HostEnvironment,
+        ready: bool,
+    ) -> PodRecord {
         let design = self.design();
-        let has_proxy = design.topology.tenants[plan.tenant].nodes[plan.node].proxy.is_some();
-        PodRecord { plan: plan.clone(), pod: pod.clone(), az: environment.az.clone(), has_proxy, ready }
+        let has_proxy = design.topology.tenants[plan.tenant].nodes[plan.node]
+            .proxy
+            .is_some();
+        PodRecord {
+            plan: plan.clone(),
+            pod: pod.clone(),
+            az: environment.az.clone(),
+            has_proxy,
+            ready,
+        }
     }
 
     /// Returns the current state of all hosts.
@@ -215,7 +298,10 @@ impl SupervisorState {
             .values()
             .map(|post| HostStatus {
                 environment: post.environment.clone(),
-                pulse: pulses.get(&post.environment.name).cloned().unwrap_or_default(),
+                pulse: pulses
+                    .get(&post.environment.name)
+                    .cloned()
+                    .unwrap_or_default(),
             })
             .collect()
     }
@@ -223,21 +309,37 @@ impl SupervisorState {
     /// Returns the pods of every tenant in the form in which the registry shows them.
     fn pod_records(&self) -> BTreeMap<String, Vec<PodRecord>> {
         let design = self.design();
-        let mut tenants: BTreeMap<String, Vec<PodRecord>> =
-            design.topology.tenants.iter().map(|tenant| (tenant.name.clone(), Vec::new())).collect();
+        let mut tenants: BTreeMap<String, Vec<PodRecord>> = design
+            .topology
+            .tenants
+            .iter()
+            .map(|tenant| (tenant.name.clone(), Vec::new()))
+            .collect();
         let posts = self.posts();
         let pulses = self.statuses.lock();
         for post in posts.values() {
-            let (Some((plan, pod)), Some(tenant)) = (&post.pod, &post.environment.tenant) else { continue };
-            let ready = pulses.get(&post.environment.name).is_some_and(|pulse| pulse.ready);
-            tenants.entry(tenant.clone()).or_default().push(self.record(plan, pod, &post.environment, ready));
+            let (Some((plan, pod)), Some(tenant)) = (&post.pod, &post.environment.tenant) else {
+                continue;
+            };
+            let ready = pulses
+                .get(&post.environment.name)
+                .is_some_and(|pulse| pulse.ready);
+            tenants.entry(tenant.clone()).or_default().push(self.record(
+                plan,
+                pod,
+                &post.environment,
+                ready,
+            ));
         }
         tenants
     }
 
     /// Writes the registry files of every tenant.
     pub(crate) fn write_registry(&self) -> Result<()> {
-        let _one = self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _one = self
+            .registry
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         for (tenant, pods) in self.pod_records() {
             registry::write_pods(&self.paths, &tenant, &pods)?;
         }
@@ -246,15 +348,26 @@ impl SupervisorState {
 
     /// Returns the part of the status table that the registry depends on. When it changes, the registry must be written again.
     pub(crate) fn registry_state(pulses: &BTreeMap<String, ProcessStatus>) -> Vec<(String, bool)> {
-        pulses.iter().filter(|(name, _)| name.contains('/')).map(|(name, pulse)| (name.clone(), pulse.ready)).collect()
+        pulses
+            .iter()
+            .filter(|(name, _)| name.contains('/'))
+            .map(|(name, pulse)| (name.clone(), pulse.ready))
+            .collect()
     }
 
     fn no_host(&self, host: &str) -> Error {
-        Error::NoHost { world: self.paths.world().to_owned(), host: host.to_owned(), hint: String::new() }
+        Error::NoHost {
+            world: self.paths.world().to_owned(),
+            host: host.to_owned(),
+            hint: String::new(),
+        }
     }
 
     fn refusal(&self, message: String) -> Error {
-        Error::Supervisor { world: self.paths.world().to_owned(), message }
+        Error::Supervisor {
+            world: self.paths.world().to_owned(),
+            message,
+        }
     }
 
     /// Sends a command to a host's process supervisor and waits until it is carried out.
@@ -264,7 +377,11 @@ impl SupervisorState {
             let post = posts.get(host).ok_or_else(|| self.no_host(host))?;
             match &post.orders {
                 Some(orders) => orders.give(order),
-                None => return Err(self.refusal(format!("host {host:?} has no process; give it a `command` in the topology"))),
+                None => {
+                    return Err(self.refusal(format!(
+                        "host {host:?} has no process; give it a `command` in the topology"
+                    )));
+                }
             }
         };
         // A closed channel means that the process supervisor has ended, so nothing remains to be done.
@@ -275,7 +392,11 @@ impl SupervisorState {
     /// Creates all replicas of a pod in the running world.
     pub(crate) fn add_pod(&self, tenant: &str, pod: &PodTemplate) -> Result<Vec<String>> {
         let design = self.design();
-        let index = design.topology.tenants.iter().position(|owner| owner.name == tenant);
+        let index = design
+            .topology
+            .tenants
+            .iter()
+            .position(|owner| owner.name == tenant);
         let index = index.ok_or_else(|| self.refusal(format!("there is no tenant {tenant:?}")))?;
         let _alone = self.alone();
         // All replicas get addresses before any is built, so that a request that does not fit is refused as a whole.
@@ -284,7 +405,10 @@ impl SupervisorState {
             plans.push(self.place(index, pod, replica, &plans)?);
         }
         for plan in &plans {
-            if let Err(error) = self.build_pod(plan).and_then(|()| self.admit(plan.clone(), pod.clone())) {
+            if let Err(error) = self
+                .build_pod(plan)
+                .and_then(|()| self.admit(plan.clone(), pod.clone()))
+            {
                 // A partly built pod must not stay. Parts that were never created cause errors here, which are not reported.
                 let _ = registry::remove_pod_file(&self.paths, plan);
                 let _ = self.clear_pod(plan);
@@ -296,46 +420,80 @@ impl SupervisorState {
     }
 
     /// Chooses a free address on the replica's node, different from those that are only `planned`.
-    fn place(&self, tenant: usize, pod: &PodTemplate, replica: u16, planned: &[PodPlan]) -> Result<PodPlan> {
+    fn place(
+        &self,
+        tenant: usize,
+        pod: &PodTemplate,
+        replica: u16,
+        planned: &[PodPlan],
+    ) -> Result<PodPlan> {
         let design = self.design();
         let owner = &design.topology.tenants[tenant];
         let node_name = &pod.nodes[usize::from(replica) % pod.nodes.len()];
         let node = owner.nodes.iter().position(|node| node.name == *node_name);
-        let node = node.ok_or_else(|| self.refusal(format!("tenant {:?} has no node {node_name:?}", owner.name)))?;
+        let node = node.ok_or_else(|| {
+            self.refusal(format!("tenant {:?} has no node {node_name:?}", owner.name))
+        })?;
         let posts = self.posts();
-        let there = posts.values().filter_map(|post| post.pod.as_ref()).map(|(plan, _)| plan);
-        let on_node = there.chain(planned).filter(|plan| (plan.tenant, plan.node) == (tenant, node));
+        let there = posts
+            .values()
+            .filter_map(|post| post.pod.as_ref())
+            .map(|(plan, _)| plan);
+        let on_node = there
+            .chain(planned)
+            .filter(|plan| (plan.tenant, plan.node) == (tenant, node));
         let taken: Vec<u8> = on_node.map(|plan| plan.number).collect();
         let number = (POD_NUMBER_FIRST..=254).find(|number| !taken.contains(number));
-        let number = number
-            .ok_or_else(|| self.refusal(format!("node {node_name:?} has no capacity for it: {PODS_PER_NODE_MAX} pods are the limit")))?;
+        let number = number.ok_or_else(|| {
+            self.refusal(format!(
+                "node {node_name:?} has no capacity for it: {PODS_PER_NODE_MAX} pods are the limit"
+            ))
+        })?;
         let plan = design.plan.pod(tenant, node, number, pod, replica);
         if posts.contains_key(&plan.uid) {
-            return Err(self.refusal(format!("pod {:?} is there already; remove it first or choose another name", plan.uid)));
+            return Err(self.refusal(format!(
+                "pod {:?} is there already; remove it first or choose another name",
+                plan.uid
+            )));
         }
         Ok(plan)
     }
 
     fn node_netns(&self, pod: &PodPlan) -> Result<String> {
         let design = self.design();
-        design.plan.host(&pod.node_name).map(|host| host.netns.clone()).ok_or_else(|| self.no_host(&pod.node_name))
+        design
+            .plan
+            .host(&pod.node_name)
+            .map(|host| host.netns.clone())
+            .ok_or_else(|| self.no_host(&pod.node_name))
     }
 
     fn in_node(&self, pod: &PodPlan, tool: Tool, lines: Vec<String>) -> Result<ToolBatch> {
-        Ok(ToolBatch { netns: Some(self.node_netns(pod)?), tool, lines })
+        Ok(ToolBatch {
+            netns: Some(self.node_netns(pod)?),
+            tool,
+            lines,
+        })
     }
 
     fn build_pod(&self, pod: &PodPlan) -> Result<()> {
         let design = self.design();
-        self.tools.run(&tool_batch::make_spaces(std::iter::once(pod.netns.as_str())))?;
+        self.tools.run(&tool_batch::make_spaces(std::iter::once(
+            pod.netns.as_str(),
+        )))?;
         net::configure_space(&pod.netns, Forwarding::Never)?;
         let mut lines = vec![tool_batch::pod_wire(&design.plan, pod)];
         lines.extend(tool_batch::node_to_pod(&design.plan, pod));
         self.tools.run(&self.in_node(pod, Tool::Ip, lines)?)?;
-        if let Some(batch) = tool_batch::shape(&self.node_netns(pod)?, pod.rate.map(|rate| (pod.node_device(), rate))) {
+        if let Some(batch) = tool_batch::shape(
+            &self.node_netns(pod)?,
+            pod.rate.map(|rate| (pod.node_device(), rate)),
+        ) {
             self.tools.run(&batch)?;
         }
-        tool_batch::pod_configuration(pod).iter().try_for_each(|batch| self.tools.run(batch))
+        tool_batch::pod_configuration(pod)
+            .iter()
+            .try_for_each(|batch| self.tools.run(batch))
     }
 
     fn clear_pod(&self, pod: &PodPlan) -> Result<()> {
@@ -343,7 +501,9 @@ impl SupervisorState {
         // namespace.
         let device = format!("link delete {}", pod.node_device());
         let unlinked = self.tools.run(&self.in_node(pod, Tool::Ip, vec![device])?);
-        let removed = self.tools.run(&tool_batch::remove_spaces(std::iter::once(pod.netns.as_str())));
+        let removed = self.tools.run(&tool_batch::remove_spaces(std::iter::once(
+            pod.netns.as_str(),
+        )));
         unlinked.and(removed)
     }
 
@@ -357,7 +517,14 @@ impl SupervisorState {
             }
             posts.remove(uid)
         };
-        let Some(HostEntry { environment, orders, pod: Some((plan, _)) }) = post else { return Err(self.no_host(uid)) };
+        let Some(HostEntry {
+            environment,
+            orders,
+            pod: Some((plan, _)),
+        }) = post
+        else {
+            return Err(self.no_host(uid));
+        };
         self.write_registry()?;
         if let Some(orders) = orders {
             // A closed channel means that the process supervisor has ended.
@@ -381,16 +548,27 @@ impl SupervisorState {
             if let Some(relay) = design.plan.relay(plan) {
                 // The peer of the host's device is in the relay's namespace. It must go down too, so that the host loses its carrier.
                 let lines = vec![tool_batch::relay_device(DEVICES[1], up)];
-                self.tools.run(&ToolBatch { netns: Some(relay.netns), tool: Tool::Ip, lines })?;
+                self.tools.run(&ToolBatch {
+                    netns: Some(relay.netns),
+                    tool: Tool::Ip,
+                    lines,
+                })?;
             }
             let lines = self.link_lines(&design.plan, plan, up);
-            ToolBatch { netns: Some(design.plan.routers[plan.az].netns.clone()), tool: Tool::Ip, lines }
+            ToolBatch {
+                netns: Some(design.plan.routers[plan.az].netns.clone()),
+                tool: Tool::Ip,
+                lines,
+            }
         } else {
             let posts = self.posts();
             let pod = posts.get(host).and_then(|post| post.pod.as_ref());
             let (plan, _) = pod.ok_or_else(|| self.no_host(host))?;
-            let lines =
-                if up { tool_batch::node_to_pod(&design.plan, plan) } else { vec![format!("link set {} down", plan.node_device())] };
+            let lines = if up {
+                tool_batch::node_to_pod(&design.plan, plan)
+            } else {
+                vec![format!("link set {} down", plan.node_device())]
+            };
             self.in_node(plan, Tool::Ip, lines)?
         };
         self.tools.run(&batch)
@@ -399,7 +577,10 @@ impl SupervisorState {
     /// Returns the router's commands for a host's link. The kernel excludes the nexthop of a link that is down by itself, but it deletes a
     /// route with the last of its nexthops, so the routes are written again.
     fn link_lines(&self, plan: &WorldPlan, host: &HostPlan, up: bool) -> Vec<String> {
-        let mut dead = self.dead_edges.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut dead = self
+            .dead_edges
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if !up {
             dead.insert(host.name.clone());
             return vec![format!("link set {} down", host.router_device())];
@@ -414,8 +595,16 @@ impl SupervisorState {
 
     /// Returns the logs that must stay bounded.
     pub(crate) fn logs(&self) -> Vec<PathBuf> {
-        let hosts = self.posts().values().filter(|post| post.orders.is_some()).map(|post| post.environment.log.clone()).collect::<Vec<_>>();
-        hosts.into_iter().chain([self.paths.supervisor_log()]).collect()
+        let hosts = self
+            .posts()
+            .values()
+            .filter(|post| post.orders.is_some())
+            .map(|post| post.environment.log.clone())
+            .collect::<Vec<_>>();
+        hosts
+            .into_iter()
+            .chain([self.paths.supervisor_log()])
+            .collect()
     }
 }
 
@@ -423,7 +612,13 @@ impl SupervisorState {
 /// of the same name in two worlds would share pins.
 fn mount_bpffs(path: &Path) -> Result<()> {
     make_dir(path)?;
-    match rustix::mount::mount(c"bpf", path, c"bpf", rustix::mount::MountFlags::empty(), None) {
+    match rustix::mount::mount(
+        c"bpf",
+        path,
+        c"bpf",
+        rustix::mount::MountFlags::empty(),
+        None,
+    ) {
         // A kernel without bpffs captures by other means, and the node proxy reports that.
         Err(rustix::io::Errno::NODEV) => Ok(()),
         other => other.tried("cannot mount a bpffs on", path),
@@ -439,9 +634,17 @@ fn steer(paths: &WorldPaths, host: &HostPlan) -> Result<()> {
     let path = paths.sysfs(&host.name);
     make_dir(&path)?;
     let mounted = sys::in_netns(&netns_path(&host.netns), || {
-        rustix::mount::mount(c"sysfs", &path, c"sysfs", rustix::mount::MountFlags::empty(), None)
+        rustix::mount::mount(
+            c"sysfs",
+            &path,
+            c"sysfs",
+            rustix::mount::MountFlags::empty(),
+            None,
+        )
     });
-    mounted.tried("cannot enter the namespace of", &path)?.tried("cannot mount a sysfs on", &path)?;
+    mounted
+        .tried("cannot enter the namespace of", &path)?
+        .tried("cannot mount a sysfs on", &path)?;
     let queue = path.join("class/net/eth0/queues/rx-0/rps_cpus");
     std::fs::write(&queue, mask(host.receive_cores)).tried("cannot set", &queue)
 }
@@ -453,5 +656,9 @@ fn mask(cores: u16) -> String {
         0..32 => (1u64 << (cores - word * 32)) - 1,
         _ => 0xffff_ffff,
     };
-    (0..words).rev().map(|word| format!("{:x}", bits(word))).collect::<Vec<_>>().join(",")
+    (0..words)
+        .rev()
+        .map(|word| format!("{:x}", bits(word)))
+        .collect::<Vec<_>>()
+        .join(",")
 }

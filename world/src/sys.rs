@@ -48,7 +48,11 @@ impl ProcessEntry {
     }
 
     /// Adds a host name, and files that are bound over the machine's.
-    pub(crate) fn bind_private_files(mut self, hostname: &str, binds: &[(&Path, &Path)]) -> io::Result<Self> {
+    pub(crate) fn bind_private_files(
+        mut self,
+        hostname: &str,
+        binds: &[(&Path, &Path)],
+    ) -> io::Result<Self> {
         let text = |path: &Path| CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from);
         let mut pairs = Vec::new();
         for (what, target) in binds {
@@ -58,7 +62,10 @@ impl ProcessEntry {
             }
         }
         let hostname = hostname.bytes().take(HOSTNAME_MAX).collect();
-        self.furniture = Some(PrivateFiles { hostname, binds: pairs });
+        self.furniture = Some(PrivateFiles {
+            hostname,
+            binds: pairs,
+        });
         Ok(self)
     }
 
@@ -83,7 +90,10 @@ impl PrivateFiles {
         // SAFETY: after fork the child has one thread and shares no file table. Unsharing mounts and host name could disturb nothing else.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::NEWUTS)? };
         // Downstream, not private: a namespace that is deleted outside must disappear here too.
-        rustix::mount::mount_change(c"/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?;
+        rustix::mount::mount_change(
+            c"/",
+            MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
+        )?;
         for (what, target) in &self.binds {
             rustix::mount::mount_bind(what, target)?;
         }
@@ -110,6 +120,8 @@ pub(crate) fn move_thread_into(netns: &Path) -> io::Result<()> {
 pub(crate) fn in_netns<T: Send>(netns: &Path, work: impl FnOnce() -> T + Send) -> io::Result<T> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| move_thread_into(netns).map(|()| work()));
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        thread
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }

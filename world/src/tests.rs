@@ -24,15 +24,26 @@ fn smoke() -> WorldPlan {
 
 /// Compares with a golden text. `BLESS=1` writes the golden text again.
 fn golden(name: &str, text: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/golden")
+        .join(name);
     if std::env::var_os("BLESS").is_some() {
         std::fs::write(&path, text).expect("golden text written");
     }
     let expected = std::fs::read_to_string(&path).unwrap_or_default();
-    let differs = expected.lines().zip(text.lines()).position(|(old, new)| old != new);
+    let differs = expected
+        .lines()
+        .zip(text.lines())
+        .position(|(old, new)| old != new);
     let at = differs.unwrap_or_else(|| expected.lines().count().min(text.lines().count()));
     let line = |text: &str| text.lines().nth(at).unwrap_or("(the end)").to_owned();
-    assert!(expected == text, "{name}:{}: {:?} is now {:?}; if that is meant, run again with BLESS=1", at + 1, line(&expected), line(text));
+    assert!(
+        expected == text,
+        "{name}:{}: {:?} is now {:?}; if that is meant, run again with BLESS=1",
+        at + 1,
+        line(&expected),
+        line(text)
+    );
 }
 
 #[test]
@@ -44,24 +55,44 @@ fn golden_plan() {
 fn golden_script() {
     let plan = smoke();
     let spaces = tool_batch::spaces(&plan);
-    let mut batches = vec![tool_batch::make_spaces(spaces.iter().map(|(name, _)| *name))];
+    let mut batches = vec![tool_batch::make_spaces(
+        spaces.iter().map(|(name, _)| *name),
+    )];
     batches.extend(tool_batch::wires(&plan));
     batches.extend(tool_batch::configuration(&plan).into_iter().flatten());
-    golden("smoke.script.txt", &batches.iter().map(show).collect::<String>());
+    golden(
+        "smoke.script.txt",
+        &batches.iter().map(show).collect::<String>(),
+    );
 }
 
 fn show(batch: &ToolBatch) -> String {
-    let lines: String = batch.lines.iter().map(|line| format!("  {line}\n")).collect();
-    format!("{} {:?}\n{lines}", batch.netns.as_deref().unwrap_or("-"), batch.tool)
+    let lines: String = batch
+        .lines
+        .iter()
+        .map(|line| format!("  {line}\n"))
+        .collect();
+    format!(
+        "{} {:?}\n{lines}",
+        batch.netns.as_deref().unwrap_or("-"),
+        batch.tool
+    )
 }
 
 #[test]
 fn no_default_route_leaves_a_world() {
     for batch in tool_batch::configuration(&smoke()).iter().flatten() {
         let netns = batch.netns.as_deref().unwrap_or_default();
-        for line in batch.lines.iter().filter(|line| line.contains("0.0.0.0/0") || line.contains("::/0")) {
+        for line in batch
+            .lines
+            .iter()
+            .filter(|line| line.contains("0.0.0.0/0") || line.contains("::/0"))
+        {
             let inside_a_pod = netns.contains(".default.") && line.contains(" via ");
-            assert!(inside_a_pod || line.contains("unreachable"), "{netns}: {line}");
+            assert!(
+                inside_a_pod || line.contains("unreachable"),
+                "{netns}: {line}"
+            );
         }
     }
 }
@@ -78,7 +109,11 @@ fn no_text_is_too_broken_for_an_answer() {
     }
     let lines: Vec<&str> = SMOKE.lines().collect();
     for at in 0..lines.len() {
-        let with = |line: &str| [&lines[..at], &[line], &lines[at + 1..]].concat().join("\n");
+        let with = |line: &str| {
+            [&lines[..at], &[line], &lines[at + 1..]]
+                .concat()
+                .join("\n")
+        };
         let line = lines[at];
         for mutant in [
             "",
@@ -98,8 +133,13 @@ fn no_text_is_too_broken_for_an_answer() {
 fn a_world_is_known_again_by_what_it_is() {
     let here = Topology::parse(&file(), SMOKE).expect("right");
     let there = Topology::parse(Path::new("/elsewhere.yaml"), SMOKE).expect("right");
-    assert_eq!(here.fingerprint(), there.fingerprint(), "the place of the file says nothing");
-    let other = Topology::parse(&file(), &SMOKE.replace("replicas: 3", "replicas: 2")).expect("right");
+    assert_eq!(
+        here.fingerprint(),
+        there.fingerprint(),
+        "the place of the file says nothing"
+    );
+    let other =
+        Topology::parse(&file(), &SMOKE.replace("replicas: 3", "replicas: 2")).expect("right");
     assert_ne!(here.fingerprint(), other.fingerprint());
 }
 
@@ -175,7 +215,10 @@ fn the_reference_is_right() {
     assert_eq!(topology.tenants[0].config.len(), 1);
     let text = std::fs::read_to_string(&path).expect("the reference");
     for field in KNOWN_FIELDS {
-        assert!(text.contains(&format!("{field}:")), "the reference does not show `{field}`");
+        assert!(
+            text.contains(&format!("{field}:")),
+            "the reference does not show `{field}`"
+        );
     }
 }
 
@@ -189,7 +232,12 @@ struct Mistake {
 
 /// Returns the messages if they differ from the expected ones.
 fn check(file: &Path, base: &str, mistake: &Mistake) -> Option<String> {
-    let Mistake { name, from, to, answers } = mistake;
+    let Mistake {
+        name,
+        from,
+        to,
+        answers,
+    } = mistake;
     assert!(base.contains(from), "{name}: the topology has no {from:?}");
     let problems = Topology::parse(file, &base.replacen(from, to, 1)).expect_err(name);
     let found: Vec<String> = problems.iter().map(brief).collect();
@@ -236,13 +284,17 @@ const IN_FIELDS: &[Mistake] = &[
         name: "a list where a mapping belongs",
         from: "controller: {az: az1, command: [sleep, infinity]}",
         to: "controller: [az1]",
-        answers: &["4: the controller must be a mapping, but this is a list; write `field: value` lines here"],
+        answers: &[
+            "4: the controller must be a mapping, but this is a list; write `field: value` lines here",
+        ],
     },
     Mistake {
         name: "an out-of-range vni",
         from: "vni: 101",
         to: "vni: 16777216",
-        answers: &["12: vni: 16777216 is not a VXLAN network identifier from 1 to 16777215; choose a smaller one"],
+        answers: &[
+            "12: vni: 16777216 is not a VXLAN network identifier from 1 to 16777215; choose a smaller one",
+        ],
     },
     Mistake {
         name: "a range with host bits",
@@ -254,7 +306,9 @@ const IN_FIELDS: &[Mistake] = &[
         name: "two probes",
         from: "readiness: {tcp: {port: 8080}}",
         to: "readiness: {tcp: {port: 8080}, exec: [\"true\"]}",
-        answers: &["31: readiness needs exactly one of http, tcp, exec; write e.g. `readiness: {tcp: {port: 9080}}`"],
+        answers: &[
+            "31: readiness needs exactly one of http, tcp, exec; write e.g. `readiness: {tcp: {port: 9080}}`",
+        ],
     },
     Mistake {
         name: "a port of nought",
@@ -272,7 +326,9 @@ const IN_FIELDS: &[Mistake] = &[
         name: "an unknown policy",
         from: "  vni: 102\n",
         to: "  vni: 102\n  outboundTrafficPolicy: allow\n",
-        answers: &["27: outboundTrafficPolicy: \"allow\" is not Deny or Passthrough; write Deny or Passthrough"],
+        answers: &[
+            "27: outboundTrafficPolicy: \"allow\" is not Deny or Passthrough; write Deny or Passthrough",
+        ],
     },
     Mistake {
         name: "an unknown word for the switch",
@@ -284,7 +340,9 @@ const IN_FIELDS: &[Mistake] = &[
         name: "a missing configuration file",
         from: "  vni: 102\n",
         to: "  vni: 102\n  config: [nowhere.yaml]\n",
-        answers: &["27: config: nowhere.yaml: No such file or directory (os error 2); name an existing YAML file or directory"],
+        answers: &[
+            "27: config: nowhere.yaml: No such file or directory (os error 2); name an existing YAML file or directory",
+        ],
     },
 ];
 
@@ -315,25 +373,33 @@ const BETWEEN_FIELDS: &[Mistake] = &[
         name: "one trust domain twice",
         from: "beta.example",
         to: "alpha.example",
-        answers: &["27: trustDomain \"alpha.example\" is already used on line 13; choose another one"],
+        answers: &[
+            "27: trustDomain \"alpha.example\" is already used on line 13; choose another one",
+        ],
     },
     Mistake {
         name: "overlapping pods",
         from: "10.2.0.0/16",
         to: "10.0.0.0/14",
-        answers: &["28: 10.0.0.0/14 overlaps 10.1.0.0/16 of tenant \"alpha\"; choose a range that is not in use"],
+        answers: &[
+            "28: 10.0.0.0/14 overlaps 10.1.0.0/16 of tenant \"alpha\"; choose a range that is not in use",
+        ],
     },
     Mistake {
         name: "pods in the underlay",
         from: "10.2.0.0/16",
         to: "10.201.0.0/16",
-        answers: &["28: 10.201.0.0/16 overlaps 10.200.0.0/13 of the nodes' underlay; choose a range that is not in use"],
+        answers: &[
+            "28: 10.201.0.0/16 overlaps 10.200.0.0/13 of the nodes' underlay; choose a range that is not in use",
+        ],
     },
     Mistake {
         name: "too many nodes for the range",
         from: "podCidrs: [10.2.0.0/16, \"fd00:102::/64\"]\n  nodes: [{name: b-n1, az: az1, proxy: false}]",
         to: "podCidrs: [10.2.0.0/22, \"fd00:102::/64\"]\n  nodes: [{name: b-n1, az: az1, proxy: false}, {name: b2, az: az1, proxy: false}, {name: b3, az: az1, proxy: false}]",
-        answers: &["29: 3 nodes do not fit into 10.2.0.0/22; keep 2 nodes, or write a shorter prefix"],
+        answers: &[
+            "29: 3 nodes do not fit into 10.2.0.0/22; keep 2 nodes, or write a shorter prefix",
+        ],
     },
     Mistake {
         name: "too many pods on a node",
@@ -351,7 +417,11 @@ const BETWEEN_FIELDS: &[Mistake] = &[
 
 #[test]
 fn mistakes_have_a_position_and_a_fix() {
-    let wrong: Vec<String> = IN_FIELDS.iter().chain(BETWEEN_FIELDS).filter_map(|mistake| check(&file(), SMOKE, mistake)).collect();
+    let wrong: Vec<String> = IN_FIELDS
+        .iter()
+        .chain(BETWEEN_FIELDS)
+        .filter_map(|mistake| check(&file(), SMOKE, mistake))
+        .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -360,7 +430,11 @@ fn broken_yaml_has_a_place() {
     let text = SMOKE.replacen("{name: az2}]", "{name: az2}", 1);
     let problems = Topology::parse(&file(), &text).expect_err("not YAML");
     assert_eq!(problems.len(), 1);
-    assert!(problems[0].spot.line > 0 && problems[0].what.starts_with("not readable as YAML"), "{}", problems[0]);
+    assert!(
+        problems[0].spot.line > 0 && problems[0].what.starts_with("not readable as YAML"),
+        "{}",
+        problems[0]
+    );
 }
 
 #[test]
@@ -370,29 +444,72 @@ fn limits_of_a_world() {
     let problems = Topology::parse(Path::new("big.yaml"), &text).expect_err("eight AZs");
     assert_eq!(brief(&problems[0]), "2: more than 7 AZs; keep 7 at most");
 
-    let gateways: String = (0..255).map(|number| format!("- {{name: g{number}, az: a, command: [x]}}\n")).collect();
-    let problems =
-        Topology::parse(Path::new("big.yaml"), &format!("world: big\nazs: [a]\ngateways:\n{gateways}")).expect_err("255 gateways");
-    assert_eq!(brief(&problems[0]), "258: 255 gateways are more than 254; remove some: a tenant's gateway range is one /24");
+    let gateways: String = (0..255)
+        .map(|number| format!("- {{name: g{number}, az: a, command: [x]}}\n"))
+        .collect();
+    let problems = Topology::parse(
+        Path::new("big.yaml"),
+        &format!("world: big\nazs: [a]\ngateways:\n{gateways}"),
+    )
+    .expect_err("255 gateways");
+    assert_eq!(
+        brief(&problems[0]),
+        "258: 255 gateways are more than 254; remove some: a tenant's gateway range is one /24"
+    );
 
-    let hosts: String = (0..2000).map(|number| format!("- {{name: h{number}, az: a}}\n")).collect();
-    let problems = Topology::parse(Path::new("big.yaml"), &format!("world: big\nazs: [a]\nhosts:\n{hosts}")).expect_err("2001 hosts");
-    assert_eq!(brief(&problems[0]), "0: the world has 2001 hosts, more than 2000; make it smaller, or split it");
+    let hosts: String = (0..2000)
+        .map(|number| format!("- {{name: h{number}, az: a}}\n"))
+        .collect();
+    let problems = Topology::parse(
+        Path::new("big.yaml"),
+        &format!("world: big\nazs: [a]\nhosts:\n{hosts}"),
+    )
+    .expect_err("2001 hosts");
+    assert_eq!(
+        brief(&problems[0]),
+        "0: the world has 2001 hosts, more than 2000; make it smaller, or split it"
+    );
 
-    let problems = Topology::parse(Path::new("big.yaml"), &"#".repeat(crate::tree::FILE_BYTES_MAX + 1)).expect_err("a huge file");
-    assert_eq!(problems[0].to_string(), "big.yaml: the file has 1048577 bytes, more than 1048576; split it into several worlds");
+    let problems = Topology::parse(
+        Path::new("big.yaml"),
+        &"#".repeat(crate::tree::FILE_BYTES_MAX + 1),
+    )
+    .expect_err("a huge file");
+    assert_eq!(
+        problems[0].to_string(),
+        "big.yaml: the file has 1048577 bytes, more than 1048576; split it into several worlds"
+    );
 }
 
 #[test]
 fn values_stay_as_written() {
-    let yaml =
-        "name: web\nnode: n\ncommand: [run, 1.10, yes, \"08\", 0x10, 1e3]\nenv: {VERSION: 1.10, EMPTY: , DEBUG: true, LONG: \"a b\"}\n";
+    let yaml = "name: web\nnode: n\ncommand: [run, 1.10, yes, \"08\", 0x10, 1e3]\nenv: {VERSION: 1.10, EMPTY: , DEBUG: true, LONG: \"a b\"}\n";
     let pod = PodTemplate::parse(yaml).expect("a pod");
-    assert_eq!(pod.process.command, ["run", "1.10", "yes", "08", "0x10", "1e3"]);
-    let env: Vec<(&str, &str)> = pod.process.env.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
-    assert_eq!(env, [("DEBUG", "true"), ("EMPTY", ""), ("LONG", "a b"), ("VERSION", "1.10")]);
-    let problems = PodTemplate::parse("name: Web\nnode: n\ncommand: [x]\n").expect_err("upper case");
-    assert_eq!(brief(&problems[0]), "1: pod: \"Web\" is not a name; use 1 to 59 of a-z, 0-9 and -, not - at an end");
+    assert_eq!(
+        pod.process.command,
+        ["run", "1.10", "yes", "08", "0x10", "1e3"]
+    );
+    let env: Vec<(&str, &str)> = pod
+        .process
+        .env
+        .iter()
+        .map(|(key, value)| (key.as_str(), value.as_str()))
+        .collect();
+    assert_eq!(
+        env,
+        [
+            ("DEBUG", "true"),
+            ("EMPTY", ""),
+            ("LONG", "a b"),
+            ("VERSION", "1.10")
+        ]
+    );
+    let problems =
+        PodTemplate::parse("name: Web\nnode: n\ncommand: [x]\n").expect_err("upper case");
+    assert_eq!(
+        brief(&problems[0]),
+        "1: pod: \"Web\" is not a name; use 1 to 59 of a-z, 0-9 and -, not - at an end"
+    );
 }
 
 #[test]
@@ -407,14 +524,19 @@ fn rates() {
         ("mbit", None),
         ("1 gbit", None),
     ] {
-        assert_eq!(text.parse::<LinkRate>().ok().map(|rate| rate.bits), bits, "{text}");
+        assert_eq!(
+            text.parse::<LinkRate>().ok().map(|rate| rate.bits),
+            bits,
+            "{text}"
+        );
     }
 }
 
 #[test]
 fn services_become_names() {
     let yaml = "apiVersion: v1\nkind: Service\nmetadata: {name: reviews, namespace: bookinfo}\nspec: {clusterIP: 10.101.0.5, clusterIPs: [10.101.0.5, 'fd00::5']}\n---\napiVersion: v1\nkind: Service\nmetadata: {name: headless}\nspec: {clusterIP: None}\n";
-    let path = std::env::temp_dir().join(format!("canal-world-services-{}.yaml", std::process::id()));
+    let path =
+        std::env::temp_dir().join(format!("canal-world-services-{}.yaml", std::process::id()));
     std::fs::write(&path, yaml).expect("written");
     let services = crate::services::in_files(std::slice::from_ref(&path));
     std::fs::remove_file(&path).expect("removed");
@@ -424,5 +546,8 @@ fn services_become_names() {
         10.101.0.5 reviews reviews.bookinfo reviews.bookinfo.svc reviews.bookinfo.svc.cluster.local\n\
         fd00::5 reviews reviews.bookinfo reviews.bookinfo.svc reviews.bookinfo.svc.cluster.local\n";
     assert_eq!(text, expected);
-    assert!(!crate::services::hosts_file("x", &own, "other", &services).contains(" reviews "), "bare names are the namespace's own");
+    assert!(
+        !crate::services::hosts_file("x", &own, "other", &services).contains(" reviews "),
+        "bare names are the namespace's own"
+    );
 }

@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use crate::plan::{
-    HostKind, HostPlan, NEXT_HOP4, NEXT_HOP6, NODES_UNDERLAY, PROVIDERS, PodPlan, RelayPlan, RouterPlan, TenantPlan, Vtep, WorldPlan,
+    HostKind, HostPlan, NEXT_HOP4, NEXT_HOP6, NODES_UNDERLAY, PROVIDERS, PodPlan, RelayPlan,
+    RouterPlan, TenantPlan, Vtep, WorldPlan,
 };
 use crate::relay::DEVICES;
 use crate::tier::{EdgePlan, REPLICAS6, part4, part6};
@@ -42,7 +43,11 @@ pub(crate) struct ToolBatch {
 
 impl ToolBatch {
     fn of(netns: &str, tool: Tool, lines: Vec<String>) -> Self {
-        Self { netns: Some(netns.to_owned()), tool, lines }
+        Self {
+            netns: Some(netns.to_owned()),
+            tool,
+            lines,
+        }
     }
 }
 
@@ -70,7 +75,14 @@ pub(crate) fn settings(forwarding: Forwarding) -> Sysctls {
         ("net/ipv6/conf/default/addr_gen_mode", "1"),
         // Strict mode: a source to which the kernel would not route back over the same device is forged. The stricter value of "all" and of
         // the device applies, and devices start with "default".
-        ("net/ipv4/conf/all/rp_filter", if forwarding == Forwarding::Tier { "0" } else { "1" }),
+        (
+            "net/ipv4/conf/all/rp_filter",
+            if forwarding == Forwarding::Tier {
+                "0"
+            } else {
+                "1"
+            },
+        ),
         ("net/ipv4/conf/default/rp_filter", "1"),
         ("net/ipv4/conf/all/accept_redirects", "0"),
         ("net/ipv4/conf/default/accept_redirects", "0"),
@@ -98,7 +110,10 @@ pub(crate) fn settings(forwarding: Forwarding) -> Sysctls {
 
 /// Returns every namespace of the plan with its forwarding mode.
 pub(crate) fn spaces(plan: &WorldPlan) -> Vec<(&str, Forwarding)> {
-    let routers = plan.routers.iter().map(|router| (router.netns.as_str(), Forwarding::Always));
+    let routers = plan
+        .routers
+        .iter()
+        .map(|router| (router.netns.as_str(), Forwarding::Always));
     let hosts = plan.hosts.iter().map(|host| match host.kind {
         HostKind::Node { .. } => (host.netns.as_str(), Forwarding::Always),
         HostKind::Edge => (host.netns.as_str(), Forwarding::Tier),
@@ -107,38 +122,74 @@ pub(crate) fn spaces(plan: &WorldPlan) -> Vec<(&str, Forwarding)> {
         // one no packet gets past the program.
         _ => (host.netns.as_str(), Forwarding::Never),
     });
-    let pods = plan.pods.iter().map(|pod| (pod.netns.as_str(), Forwarding::Never));
+    let pods = plan
+        .pods
+        .iter()
+        .map(|pod| (pod.netns.as_str(), Forwarding::Never));
     routers.chain(hosts).chain(pods).collect()
 }
 
 /// Returns every namespace of a relay. The kernel there answers nothing, because its devices have no address.
 pub(crate) fn relay_spaces(relays: &[RelayPlan]) -> Vec<(&str, Forwarding)> {
-    relays.iter().map(|relay| (relay.netns.as_str(), Forwarding::Never)).collect()
+    relays
+        .iter()
+        .map(|relay| (relay.netns.as_str(), Forwarding::Never))
+        .collect()
 }
 
 /// Returns `netns add` for all these names.
 pub(crate) fn make_spaces<'n>(names: impl Iterator<Item = &'n str>) -> ToolBatch {
-    ToolBatch { netns: None, tool: Tool::Ip, lines: names.map(|name| format!("netns add {name}")).collect() }
+    ToolBatch {
+        netns: None,
+        tool: Tool::Ip,
+        lines: names.map(|name| format!("netns add {name}")).collect(),
+    }
 }
 
 /// Returns `netns delete` for all these names.
 pub(crate) fn remove_spaces<'n>(names: impl Iterator<Item = &'n str>) -> ToolBatch {
-    ToolBatch { netns: None, tool: Tool::Ip, lines: names.map(|name| format!("netns delete {name}")).collect() }
+    ToolBatch {
+        netns: None,
+        tool: Tool::Ip,
+        lines: names.map(|name| format!("netns delete {name}")).collect(),
+    }
 }
 
 /// Returns the commands for all veth pairs. Each pair is created in one namespace with its peer in another, so no end is ever outside.
 pub(crate) fn wires(plan: &WorldPlan) -> Vec<ToolBatch> {
     let mut batches = Vec::new();
     for (az, router) in plan.routers.iter().enumerate() {
-        let mut wires: Vec<LinkSpec> = plan.hosts.iter().filter(|host| host.az == az).map(|host| host_wire(plan, host)).collect();
-        wires.extend(plan.routers[az + 1..].iter().map(|other| inter_az_wire(plan, router, other)));
-        batches.push(ToolBatch::of(&router.netns, Tool::Ip, wires.iter().map(|wire| wire.near.clone()).collect()));
+        let mut wires: Vec<LinkSpec> = plan
+            .hosts
+            .iter()
+            .filter(|host| host.az == az)
+            .map(|host| host_wire(plan, host))
+            .collect();
+        wires.extend(
+            plan.routers[az + 1..]
+                .iter()
+                .map(|other| inter_az_wire(plan, router, other)),
+        );
+        batches.push(ToolBatch::of(
+            &router.netns,
+            Tool::Ip,
+            wires.iter().map(|wire| wire.near.clone()).collect(),
+        ));
         batches.extend(wires.into_iter().filter_map(|wire| wire.far));
     }
     for host in &plan.hosts {
-        let HostKind::Node { tenant, node } = host.kind else { continue };
-        let pods = plan.pods.iter().filter(|pod| (pod.tenant, pod.node) == (tenant, node));
-        batches.push(ToolBatch::of(&host.netns, Tool::Ip, pods.map(|pod| pod_wire(plan, pod)).collect()));
+        let HostKind::Node { tenant, node } = host.kind else {
+            continue;
+        };
+        let pods = plan
+            .pods
+            .iter()
+            .filter(|pod| (pod.tenant, pod.node) == (tenant, node));
+        batches.push(ToolBatch::of(
+            &host.netns,
+            Tool::Ip,
+            pods.map(|pod| pod_wire(plan, pod)).collect(),
+        ));
     }
     batches
 }
@@ -160,9 +211,17 @@ struct LinkEnd<'e, M> {
 }
 
 /// Returns the commands for a link between two ends. With a relay they create two links, which end at the relay's devices.
-fn wire<M: std::fmt::Display>(mtu: u32, near: &LinkEnd<'_, M>, far: &LinkEnd<'_, M>, relay: Option<&RelayPlan>) -> LinkSpec {
+fn wire<M: std::fmt::Display>(
+    mtu: u32,
+    near: &LinkEnd<'_, M>,
+    far: &LinkEnd<'_, M>,
+    relay: Option<&RelayPlan>,
+) -> LinkSpec {
     let Some(relay) = relay else {
-        return LinkSpec { near: veth(mtu, near.device, &near.mac, far.device, &far.mac, far.netns), far: None };
+        return LinkSpec {
+            near: veth(mtu, near.device, &near.mac, far.device, &far.mac, far.netns),
+            far: None,
+        };
     };
     let [a, b] = DEVICES;
     // The ends have the link's MTU; the relay's devices accept any size that those accept. A relay cannot carry segments that are still to
@@ -175,73 +234,150 @@ fn wire<M: std::fmt::Display>(mtu: u32, near: &LinkEnd<'_, M>, far: &LinkEnd<'_,
         "link add {b} mtu {RELAY_MTU} type veth peer name {} mtu {mtu} address {} gso_max_segs 1 netns {}",
         far.device, far.mac, far.netns
     );
-    LinkSpec { near, far: Some(ToolBatch::of(&relay.netns, Tool::Ip, vec![line])) }
+    LinkSpec {
+        near,
+        far: Some(ToolBatch::of(&relay.netns, Tool::Ip, vec![line])),
+    }
 }
 
 /// MTU of a relay's own devices: above every link's MTU, even if a fault changes it.
 const RELAY_MTU: u32 = 9_500;
 
-fn veth(mtu: u32, device: &str, mac: impl std::fmt::Display, peer: &str, peer_mac: impl std::fmt::Display, peer_netns: &str) -> String {
-    format!("link add {device} mtu {mtu} address {mac} type veth peer name {peer} mtu {mtu} address {peer_mac} netns {peer_netns}")
+fn veth(
+    mtu: u32,
+    device: &str,
+    mac: impl std::fmt::Display,
+    peer: &str,
+    peer_mac: impl std::fmt::Display,
+    peer_netns: &str,
+) -> String {
+    format!(
+        "link add {device} mtu {mtu} address {mac} type veth peer name {peer} mtu {mtu} address {peer_mac} netns {peer_netns}"
+    )
 }
 
 /// Returns the commands for the link between a host and its router.
 pub(crate) fn host_wire(plan: &WorldPlan, host: &HostPlan) -> LinkSpec {
     let router = &plan.routers[host.az];
     let device = host.router_device();
-    let near = LinkEnd { device: &device, mac: host.router_mac(), netns: &router.netns };
-    let far = LinkEnd { device: "eth0", mac: host.mac(), netns: &host.netns };
-    wire(host.mtu.unwrap_or(plan.links.underlay_mtu()), &near, &far, plan.relay(host).as_ref())
+    let near = LinkEnd {
+        device: &device,
+        mac: host.router_mac(),
+        netns: &router.netns,
+    };
+    let far = LinkEnd {
+        device: "eth0",
+        mac: host.mac(),
+        netns: &host.netns,
+    };
+    wire(
+        host.mtu.unwrap_or(plan.links.underlay_mtu()),
+        &near,
+        &far,
+        plan.relay(host).as_ref(),
+    )
 }
 
 fn inter_az_wire(plan: &WorldPlan, router: &RouterPlan, other: &RouterPlan) -> LinkSpec {
     let (here, there) = (router.device_to(other), other.device_to(router));
-    let near = LinkEnd { device: &here, mac: router.mac_to(other), netns: &router.netns };
-    let far = LinkEnd { device: &there, mac: other.mac_to(router), netns: &other.netns };
-    wire(plan.links.underlay_mtu(), &near, &far, plan.az_relay(router, other).as_ref())
+    let near = LinkEnd {
+        device: &here,
+        mac: router.mac_to(other),
+        netns: &router.netns,
+    };
+    let far = LinkEnd {
+        device: &there,
+        mac: other.mac_to(router),
+        netns: &other.netns,
+    };
+    wire(
+        plan.links.underlay_mtu(),
+        &near,
+        &far,
+        plan.az_relay(router, other).as_ref(),
+    )
 }
 
 /// Brings a relay's devices up. They need no address, because the relay reads raw frames.
 pub(crate) fn relay_configuration(relay: &RelayPlan) -> ToolBatch {
-    ToolBatch::of(&relay.netns, Tool::Ip, DEVICES.iter().map(|device| relay_device(device, true)).collect())
+    ToolBatch::of(
+        &relay.netns,
+        Tool::Ip,
+        DEVICES
+            .iter()
+            .map(|device| relay_device(device, true))
+            .collect(),
+    )
 }
 
 /// Returns the line for a relay's namespace that takes a device up or down.
 pub(crate) fn relay_device(device: &str, up: bool) -> String {
-    if up { format!("link set {device} multicast off up") } else { format!("link set {device} down") }
+    if up {
+        format!("link set {device} multicast off up")
+    } else {
+        format!("link set {device} down")
+    }
 }
 
 /// Returns the line for the node's namespace that creates a pod's link.
 pub(crate) fn pod_wire(plan: &WorldPlan, pod: &PodPlan) -> String {
-    veth(pod.mtu.unwrap_or(plan.links.mtu), &pod.node_device(), pod.node_mac(), "eth0", pod.mac(), &pod.netns)
+    veth(
+        pod.mtu.unwrap_or(plan.links.mtu),
+        &pod.node_device(),
+        pod.node_mac(),
+        "eth0",
+        pod.mac(),
+        &pod.netns,
+    )
 }
 
 /// Returns addresses, routes, neighbors, tunnels and rates: one list of batches per namespace.
 pub(crate) fn configuration(plan: &WorldPlan) -> Vec<Vec<ToolBatch>> {
-    let routers = plan.routers.iter().enumerate().map(|(az, router)| router_configuration(plan, az, router));
+    let routers = plan
+        .routers
+        .iter()
+        .enumerate()
+        .map(|(az, router)| router_configuration(plan, az, router));
     let hosts = plan.hosts.iter().map(|host| {
         let mut batches = match host.kind {
             HostKind::Node { tenant, node } => node_configuration(plan, host, tenant, node),
-            HostKind::Gateway(replica) if !plan.is_tier() => gateway_configuration(plan, host, replica),
+            HostKind::Gateway(replica) if !plan.is_tier() => {
+                gateway_configuration(plan, host, replica)
+            }
             HostKind::Edge => return edge_configuration(plan, host),
             _ => return plain_configuration(host),
         };
         batches.extend(shape_uplink(host));
         batches
     });
-    let relays = plan.relays().into_iter().map(|relay| vec![relay_configuration(&relay)]);
-    routers.chain(hosts).chain(plan.pods.iter().map(pod_configuration)).chain(relays).collect()
+    let relays = plan
+        .relays()
+        .into_iter()
+        .map(|relay| vec![relay_configuration(&relay)]);
+    routers
+        .chain(hosts)
+        .chain(plan.pods.iter().map(pod_configuration))
+        .chain(relays)
+        .collect()
 }
 
 /// Configures a host that has only its uplink. In a tier world this includes gateways and edges; their own programs do the rest.
 pub(crate) fn plain_configuration(host: &HostPlan) -> Vec<ToolBatch> {
-    std::iter::once(ToolBatch::of(&host.netns, Tool::Ip, uplink(host, None))).chain(shape_uplink(host)).collect()
+    std::iter::once(ToolBatch::of(&host.netns, Tool::Ip, uplink(host, None)))
+        .chain(shape_uplink(host))
+        .collect()
 }
 
 /// Configures an edge. If its AZ has several edges, it also gets the shared tunnel end as an address.
 fn edge_configuration(plan: &WorldPlan, host: &HostPlan) -> Vec<ToolBatch> {
     let mut batches = plain_configuration(host);
-    batches.extend(plan.anycast(host).map(|end| ToolBatch::of(&host.netns, Tool::Ip, vec![format!("addr add {end}/32 dev lo")])));
+    batches.extend(plan.anycast(host).map(|end| {
+        ToolBatch::of(
+            &host.netns,
+            Tool::Ip,
+            vec![format!("addr add {end}/32 dev lo")],
+        )
+    }));
     batches
 }
 
@@ -250,15 +386,24 @@ fn shape_uplink(host: &HostPlan) -> Option<ToolBatch> {
 }
 
 fn unreachable() -> [String; 2] {
-    [format!("route add unreachable 0.0.0.0/0 {LAST}"), format!("route add unreachable ::/0 {LAST}")]
+    [
+        format!("route add unreachable 0.0.0.0/0 {LAST}"),
+        format!("route add unreachable ::/0 {LAST}"),
+    ]
 }
 
 fn neighbour(address: impl Into<IpAddr>, mac: impl std::fmt::Display, device: &str) -> String {
-    format!("neigh replace {} lladdr {mac} dev {device} nud permanent", address.into())
+    format!(
+        "neigh replace {} lladdr {mac} dev {device} nud permanent",
+        address.into()
+    )
 }
 
 fn router_configuration(plan: &WorldPlan, az: usize, router: &RouterPlan) -> Vec<ToolBatch> {
-    let mut lines = vec!["link set lo up".to_owned(), format!("addr add {}/32 dev lo", router.ip4)];
+    let mut lines = vec![
+        "link set lo up".to_owned(),
+        format!("addr add {}/32 dev lo", router.ip4),
+    ];
     lines.extend(unreachable());
     let mut rates = Vec::new();
     for host in plan.hosts.iter().filter(|host| host.az == az) {
@@ -266,9 +411,17 @@ fn router_configuration(plan: &WorldPlan, az: usize, router: &RouterPlan) -> Vec
         rates.extend(host.rate.map(|rate| (host.router_device(), rate)));
     }
     lines.extend(router_to_edges(plan, az, &BTreeSet::new()));
-    for other in plan.routers.iter().filter(|other| other.number != router.number) {
+    for other in plan
+        .routers
+        .iter()
+        .filter(|other| other.number != router.number)
+    {
         lines.extend(router_to_az(router, other));
-        rates.extend(plan.links.inter_az.map(|rate| (router.device_to(other), rate)));
+        rates.extend(
+            plan.links
+                .inter_az
+                .map(|rate| (router.device_to(other), rate)),
+        );
     }
     let mut batches = vec![ToolBatch::of(&router.netns, Tool::Ip, lines)];
     batches.extend(shape(&router.netns, rates));
@@ -295,25 +448,55 @@ pub(crate) fn router_to_host(host: &HostPlan) -> Vec<String> {
 /// that is down.
 pub(crate) fn router_to_edges(plan: &WorldPlan, az: usize, dead: &BTreeSet<String>) -> Vec<String> {
     let number = plan.routers[az].number;
-    let Some(end) = plan.edges.iter().find(|edges| edges.az == number).and_then(EdgePlan::anycast) else { return Vec::new() };
-    let hosts = plan.hosts.iter().filter(|host| host.kind == HostKind::Edge && host.az == az && !dead.contains(&host.name));
-    let hops: String = hosts.map(|host| format!(" nexthop via {} dev {} onlink", host.ip4, host.router_device())).collect();
-    if hops.is_empty() { Vec::new() } else { vec![format!("route replace {end}/32{hops}")] }
+    let Some(end) = plan
+        .edges
+        .iter()
+        .find(|edges| edges.az == number)
+        .and_then(EdgePlan::anycast)
+    else {
+        return Vec::new();
+    };
+    let hosts = plan
+        .hosts
+        .iter()
+        .filter(|host| host.kind == HostKind::Edge && host.az == az && !dead.contains(&host.name));
+    let hops: String = hosts
+        .map(|host| {
+            format!(
+                " nexthop via {} dev {} onlink",
+                host.ip4,
+                host.router_device()
+            )
+        })
+        .collect();
+    if hops.is_empty() {
+        Vec::new()
+    } else {
+        vec![format!("route replace {end}/32{hops}")]
+    }
 }
 
 /// Returns the commands for the router's end of the link to another AZ. They are complete like those of [`router_to_host`].
 pub(crate) fn router_to_az(router: &RouterPlan, other: &RouterPlan) -> Vec<String> {
     let device = router.device_to(other);
-    let mut lines = vec![format!("link set {device} multicast off up"), neighbour(NEXT_HOP4, other.mac_to(router), &device)];
+    let mut lines = vec![
+        format!("link set {device} multicast off up"),
+        neighbour(NEXT_HOP4, other.mac_to(router), &device),
+    ];
     for range in [other.nodes(), other.providers()] {
-        lines.push(format!("route replace {range} via {NEXT_HOP4} dev {device} onlink src {}", router.ip4));
+        lines.push(format!(
+            "route replace {range} via {NEXT_HOP4} dev {device} onlink src {}",
+            router.ip4
+        ));
     }
     lines
 }
 
 /// Configures `eth0` of an underlay host, with routes to the underlay in `table`.
 fn uplink(host: &HostPlan, table: Option<u32>) -> Vec<String> {
-    let table = table.map(|table| format!(" table {table}")).unwrap_or_default();
+    let table = table
+        .map(|table| format!(" table {table}"))
+        .unwrap_or_default();
     let mut lines = vec![
         "link set lo up".to_owned(),
         format!("addr add {}/32 dev eth0", host.ip4),
@@ -321,7 +504,10 @@ fn uplink(host: &HostPlan, table: Option<u32>) -> Vec<String> {
         neighbour(NEXT_HOP4, host.router_mac(), "eth0"),
     ];
     for range in [NODES_UNDERLAY, PROVIDERS] {
-        lines.push(format!("route add {range} via {NEXT_HOP4} dev eth0 onlink src {}{table}", host.ip4));
+        lines.push(format!(
+            "route add {range} via {NEXT_HOP4} dev eth0 onlink src {}{table}",
+            host.ip4
+        ));
     }
     lines.extend(unreachable());
     lines
@@ -342,11 +528,18 @@ fn tunnel(plan: &WorldPlan, tenant: &TenantPlan, own: &Vtep) -> Vec<String> {
 }
 
 /// Returns the neighbors and routes (for `ip`) and the forwarding entries (for `bridge`) from `own` to other tunnel ends.
-fn remotes<'v>(tenant: &TenantPlan, own: &Vtep, others: impl Iterator<Item = &'v Vtep>) -> (Vec<String>, Vec<String>) {
+fn remotes<'v>(
+    tenant: &TenantPlan,
+    own: &Vtep,
+    others: impl Iterator<Item = &'v Vtep>,
+) -> (Vec<String>, Vec<String>) {
     let device = tenant.device();
     let (mut ip, mut bridge) = (Vec::new(), Vec::new());
     for other in others {
-        bridge.push(format!("fdb append {} dev {device} dst {}", other.mac, other.underlay));
+        bridge.push(format!(
+            "fdb append {} dev {device} dst {}",
+            other.mac, other.underlay
+        ));
         ip.push(neighbour(other.ip4, other.mac, &device));
         ip.push(neighbour(other.ip6, other.mac, &device));
         let (mut hop4, mut hop6) = (String::new(), String::new());
@@ -354,8 +547,14 @@ fn remotes<'v>(tenant: &TenantPlan, own: &Vtep, others: impl Iterator<Item = &'v
             hop4 = format!("via {} onlink ", other.ip4);
             hop6 = format!("via {} onlink ", other.ip6);
         }
-        ip.push(format!("route add {} {hop4}dev {device} src {}", other.net4, own.ip4));
-        ip.push(format!("route add {} {hop6}dev {device} src {}", other.net6, own.ip6));
+        ip.push(format!(
+            "route add {} {hop4}dev {device} src {}",
+            other.net4, own.ip4
+        ));
+        ip.push(format!(
+            "route add {} {hop6}dev {device} src {}",
+            other.net6, own.ip6
+        ));
     }
     (ip, bridge)
 }
@@ -367,22 +566,44 @@ fn edge_remotes(plan: &WorldPlan, tenant: &TenantPlan, own: &Vtep) -> (Vec<Strin
     let (mut ip, mut bridge) = (Vec::new(), Vec::new());
     if plan.is_tier() {
         // The node's own answers from its overlay address must not leave through the underlay.
-        ip.push(format!("rule add pref 90 iif lo from {} lookup main", own.ip4));
+        ip.push(format!(
+            "rule add pref 90 iif lo from {} lookup main",
+            own.ip4
+        ));
     }
     for edge in &plan.edges {
-        bridge.push(format!("fdb append {} dev {device} dst {}", edge.mac, edge.underlay));
+        bridge.push(format!(
+            "fdb append {} dev {device} dst {}",
+            edge.mac, edge.underlay
+        ));
         ip.push(neighbour(edge.hop4, edge.mac, &device));
         ip.push(neighbour(edge.hop6, edge.mac, &device));
-        let parts = tenant.gateway_cidrs.map(|(four, six)| (part4(four, edge.az), part6(six, edge.az)));
-        for (four, six) in parts.into_iter().chain([(edge.replicas4(), edge.replicas6())]) {
-            ip.push(format!("route add {four} via {} onlink dev {device} src {}", edge.hop4, own.ip4));
-            ip.push(format!("route add {six} via {} onlink dev {device} src {}", edge.hop6, own.ip6));
+        let parts = tenant
+            .gateway_cidrs
+            .map(|(four, six)| (part4(four, edge.az), part6(six, edge.az)));
+        for (four, six) in parts
+            .into_iter()
+            .chain([(edge.replicas4(), edge.replicas6())])
+        {
+            ip.push(format!(
+                "route add {four} via {} onlink dev {device} src {}",
+                edge.hop4, own.ip4
+            ));
+            ip.push(format!(
+                "route add {six} via {} onlink dev {device} src {}",
+                edge.hop6, own.ip6
+            ));
         }
     }
     (ip, bridge)
 }
 
-fn node_configuration(plan: &WorldPlan, host: &HostPlan, tenant: usize, node: usize) -> Vec<ToolBatch> {
+fn node_configuration(
+    plan: &WorldPlan,
+    host: &HostPlan,
+    tenant: usize,
+    node: usize,
+) -> Vec<ToolBatch> {
     let owner = &plan.tenants[tenant];
     let own = &owner.nodes[node];
     // Packets that the node itself sends use the underlay's routes. Forwarded packets never see those routes, so a pod's packet cannot
@@ -397,12 +618,19 @@ fn node_configuration(plan: &WorldPlan, host: &HostPlan, tenant: usize, node: us
     lines.extend(ip);
     bridge.extend(fdb);
     let mut rates = Vec::new();
-    for pod in plan.pods.iter().filter(|pod| (pod.tenant, pod.node) == (tenant, node)) {
+    for pod in plan
+        .pods
+        .iter()
+        .filter(|pod| (pod.tenant, pod.node) == (tenant, node))
+    {
         lines.extend(node_to_pod(plan, pod));
         rates.extend(pod.rate.map(|rate| (pod.node_device(), rate)));
     }
     lines.extend(outside_routes(plan, owner));
-    let mut batches = vec![ToolBatch::of(&host.netns, Tool::Ip, lines), ToolBatch::of(&host.netns, Tool::Bridge, bridge)];
+    let mut batches = vec![
+        ToolBatch::of(&host.netns, Tool::Ip, lines),
+        ToolBatch::of(&host.netns, Tool::Bridge, bridge),
+    ];
     batches.extend(shape(&host.netns, rates));
     batches.push(ToolBatch::of(&host.netns, Tool::Nft, refusals(plan, owner)));
     batches.extend(outside_address(plan, host, owner));
@@ -412,7 +640,9 @@ fn node_configuration(plan: &WorldPlan, host: &HostPlan, tenant: usize, node: us
 /// Rules that refuse and count on a pod's node the packets to destinations that the pod may not reach. The routes alone would refuse them
 /// too, but only by ICMP, to which TCP may react a second later.
 fn refusals(plan: &WorldPlan, tenant: &TenantPlan) -> Vec<String> {
-    let outside = outside_hosts(plan, tenant).map(|host| format!(", {}", host.ip4)).collect::<String>();
+    let outside = outside_hosts(plan, tenant)
+        .map(|host| format!(", {}", host.ip4))
+        .collect::<String>();
     let (mut gateways4, mut answers) = (String::new(), Vec::new());
     if let Some((four, six)) = tenant.gateway_cidrs {
         gateways4 = format!(", {four}");
@@ -439,7 +669,9 @@ fn refusals(plan: &WorldPlan, tenant: &TenantPlan) -> Vec<String> {
         format!("add table {REFUSALS}"),
         format!("add counter {REFUSALS} refused_tcp"),
         format!("add counter {REFUSALS} refused_other"),
-        format!("add chain {REFUSALS} from_pods {{ type filter hook prerouting priority filter; }}"),
+        format!(
+            "add chain {REFUSALS} from_pods {{ type filter hook prerouting priority filter; }}"
+        ),
     ];
     let rules = accepted.into_iter().chain(answers).chain(refused);
     lines.extend(rules.map(|rule| format!("add rule {REFUSALS} from_pods {rule}")));
@@ -447,13 +679,20 @@ fn refusals(plan: &WorldPlan, tenant: &TenantPlan) -> Vec<String> {
 }
 
 /// Returns the hosts that pods of a Passthrough tenant may reach in plaintext.
-fn outside_hosts<'p>(plan: &'p WorldPlan, tenant: &TenantPlan) -> impl Iterator<Item = &'p HostPlan> {
+fn outside_hosts<'p>(
+    plan: &'p WorldPlan,
+    tenant: &TenantPlan,
+) -> impl Iterator<Item = &'p HostPlan> {
     let allowed = tenant.passthrough;
-    plan.hosts.iter().filter(move |host| allowed && host.kind == HostKind::Host { outside: true })
+    plan.hosts
+        .iter()
+        .filter(move |host| allowed && host.kind == HostKind::Host { outside: true })
 }
 
 fn outside_routes(plan: &WorldPlan, tenant: &TenantPlan) -> Vec<String> {
-    outside_hosts(plan, tenant).map(|host| format!("route add {}/32 via {NEXT_HOP4} dev eth0 onlink", host.ip4)).collect()
+    outside_hosts(plan, tenant)
+        .map(|host| format!("route add {}/32 via {NEXT_HOP4} dev eth0 onlink", host.ip4))
+        .collect()
 }
 
 /// Masquerades packets to outside hosts with the node's address, because the underlay has no route to pods.
@@ -461,8 +700,12 @@ fn outside_address(plan: &WorldPlan, host: &HostPlan, tenant: &TenantPlan) -> Op
     outside_hosts(plan, tenant).next()?;
     let lines = vec![
         "add table ip canal_outside".to_owned(),
-        "add chain ip canal_outside leave { type nat hook postrouting priority srcnat; }".to_owned(),
-        format!("add rule ip canal_outside leave ip saddr {} oifname eth0 counter masquerade", tenant.pods4),
+        "add chain ip canal_outside leave { type nat hook postrouting priority srcnat; }"
+            .to_owned(),
+        format!(
+            "add rule ip canal_outside leave ip saddr {} oifname eth0 counter masquerade",
+            tenant.pods4
+        ),
     ];
     Some(ToolBatch::of(&host.netns, Tool::Nft, lines))
 }
@@ -489,11 +732,17 @@ pub(crate) fn pod_configuration(pod: &PodPlan) -> Vec<ToolBatch> {
         "link set eth0 multicast off up".to_owned(),
         neighbour(NEXT_HOP4, pod.node_mac(), "eth0"),
         neighbour(NEXT_HOP6, pod.node_mac(), "eth0"),
-        format!("route add 0.0.0.0/0 via {NEXT_HOP4} dev eth0 onlink src {}", pod.ip4),
+        format!(
+            "route add 0.0.0.0/0 via {NEXT_HOP4} dev eth0 onlink src {}",
+            pod.ip4
+        ),
         format!("route add ::/0 via {NEXT_HOP6} dev eth0 src {}", pod.ip6),
     ];
     let mut batches = vec![ToolBatch::of(&pod.netns, Tool::Ip, lines)];
-    batches.extend(shape(&pod.netns, pod.rate.map(|rate| ("eth0".to_owned(), rate))));
+    batches.extend(shape(
+        &pod.netns,
+        pod.rate.map(|rate| ("eth0".to_owned(), rate)),
+    ));
     batches
 }
 
@@ -507,9 +756,16 @@ fn gateway_configuration(plan: &WorldPlan, host: &HostPlan, replica: usize) -> V
         lines.extend(ip);
         bridge.extend(fdb);
     }
-    let mut batches = vec![ToolBatch::of(&host.netns, Tool::Ip, lines), ToolBatch::of(&host.netns, Tool::Bridge, bridge)];
+    let mut batches = vec![
+        ToolBatch::of(&host.netns, Tool::Ip, lines),
+        ToolBatch::of(&host.netns, Tool::Bridge, bridge),
+    ];
     if !plan.tenants.is_empty() {
-        batches.push(ToolBatch::of(&host.netns, Tool::Nft, gateway_refusals(plan, replica)));
+        batches.push(ToolBatch::of(
+            &host.netns,
+            Tool::Nft,
+            gateway_refusals(plan, replica),
+        ));
     }
     batches
 }
@@ -518,7 +774,13 @@ fn gateway_configuration(plan: &WorldPlan, host: &HostPlan, replica: usize) -> V
 /// a packet for any local address on any interface, and a tenant controls its nodes.
 fn gateway_refusals(plan: &WorldPlan, replica: usize) -> Vec<String> {
     let own = |address: &dyn Fn(&Vtep) -> IpAddr| {
-        let pairs = plan.tenants.iter().map(|tenant| format!("\"{}\" . {}", tenant.device(), address(&tenant.gateways[replica])));
+        let pairs = plan.tenants.iter().map(|tenant| {
+            format!(
+                "\"{}\" . {}",
+                tenant.device(),
+                address(&tenant.gateways[replica])
+            )
+        });
         pairs.collect::<Vec<_>>().join(", ")
     };
     let rules = [
@@ -532,22 +794,43 @@ fn gateway_refusals(plan: &WorldPlan, replica: usize) -> Vec<String> {
     let mut lines = vec![
         format!("add table {REFUSALS}"),
         format!("add counter {REFUSALS} refused_foreign"),
-        format!("add set {REFUSALS} own4 {{ type ifname . ipv4_addr; elements = {{ {} }}; }}", own(&|vtep| vtep.ip4.into())),
-        format!("add set {REFUSALS} own6 {{ type ifname . ipv6_addr; elements = {{ {} }}; }}", own(&|vtep| vtep.ip6.into())),
-        format!("add chain {REFUSALS} from_tenants {{ type filter hook prerouting priority filter; }}"),
+        format!(
+            "add set {REFUSALS} own4 {{ type ifname . ipv4_addr; elements = {{ {} }}; }}",
+            own(&|vtep| vtep.ip4.into())
+        ),
+        format!(
+            "add set {REFUSALS} own6 {{ type ifname . ipv6_addr; elements = {{ {} }}; }}",
+            own(&|vtep| vtep.ip6.into())
+        ),
+        format!(
+            "add chain {REFUSALS} from_tenants {{ type filter hook prerouting priority filter; }}"
+        ),
     ];
-    lines.extend(rules.iter().map(|rule| format!("add rule {REFUSALS} from_tenants {rule}")));
+    lines.extend(
+        rules
+            .iter()
+            .map(|rule| format!("add rule {REFUSALS} from_tenants {rule}")),
+    );
     lines
 }
 
 /// Returns token buckets for these devices, or `None` if there are no rates.
-pub(crate) fn shape(netns: &str, rates: impl IntoIterator<Item = (String, LinkRate)>) -> Option<ToolBatch> {
-    let lines: Vec<String> = rates.into_iter().map(|(device, rate)| bucket(&device, rate)).collect();
+pub(crate) fn shape(
+    netns: &str,
+    rates: impl IntoIterator<Item = (String, LinkRate)>,
+) -> Option<ToolBatch> {
+    let lines: Vec<String> = rates
+        .into_iter()
+        .map(|(device, rate)| bucket(&device, rate))
+        .collect();
     (!lines.is_empty()).then(|| ToolBatch::of(netns, Tool::Tc, lines))
 }
 
 /// Returns the command for a bucket of 4 ms at full rate (one tick at HZ=250), but at least a few packets. Its queue holds 50 ms.
 fn bucket(device: &str, rate: LinkRate) -> String {
     let burst = (rate.bits / 8 / 250).max(32 * 1024);
-    format!("qdisc replace dev {device} root tbf rate {}bit burst {burst} latency 50ms", rate.bits)
+    format!(
+        "qdisc replace dev {device} root tbf rate {}bit burst {burst} latency 50ms",
+        rate.bits
+    )
 }

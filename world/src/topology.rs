@@ -152,7 +152,9 @@ impl FromStr for LinkRate {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let digits = text.find(|letter: char| !letter.is_ascii_digit()).ok_or(())?;
+        let digits = text
+            .find(|letter: char| !letter.is_ascii_digit())
+            .ok_or(())?;
         let (number, unit) = text.split_at(digits);
         let scale: u64 = match unit {
             "bit" => 1,
@@ -161,8 +163,15 @@ impl FromStr for LinkRate {
             "gbit" => 1_000_000_000,
             _ => return Err(()),
         };
-        let bits = number.parse::<u64>().ok().and_then(|number| number.checked_mul(scale)).ok_or(())?;
-        (Self::MIN..=Self::MAX).contains(&bits).then_some(Self { bits }).ok_or(())
+        let bits = number
+            .parse::<u64>()
+            .ok()
+            .and_then(|number| number.checked_mul(scale))
+            .ok_or(())?;
+        (Self::MIN..=Self::MAX)
+            .contains(&bits)
+            .then_some(Self { bits })
+            .ok_or(())
     }
 }
 
@@ -481,7 +490,9 @@ impl PodTemplate {
 
 /// Returns the files of a `tlsDir`, in order.
 pub(crate) fn tls_files(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
-    let entries: Vec<PathBuf> = std::fs::read_dir(dir)?.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
+    let entries: Vec<PathBuf> = std::fs::read_dir(dir)?
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<Result<_, _>>()?;
     let mut files: Vec<PathBuf> = entries.into_iter().filter(|path| path.is_file()).collect();
     files.sort();
     Ok(files)
@@ -524,7 +535,11 @@ impl Topology {
         match topology {
             Some(topology) => {
                 check::topology(&topology, &mut findings);
-                if findings.is_empty() { Ok(topology) } else { Err(findings.into_sorted()) }
+                if findings.is_empty() {
+                    Ok(topology)
+                } else {
+                    Err(findings.into_sorted())
+                }
             }
             None => Err(findings.into_sorted()),
         }
@@ -544,14 +559,24 @@ impl Topology {
             }
         }
         for key_server in &mut bare.key_servers {
-            for file in key_server.tls_dir.take().map(|dir| tls_files(&dir).unwrap_or_default()).into_iter().flatten() {
+            for file in key_server
+                .tls_dir
+                .take()
+                .map(|dir| tls_files(&dir).unwrap_or_default())
+                .into_iter()
+                .flatten()
+            {
                 digest.update(file.file_name().unwrap_or_default().as_encoded_bytes());
                 digest.update(std::fs::read(&file).unwrap_or_default());
             }
         }
         // Checked topologies contain only texts, numbers and lists, which always have a JSON form.
         digest.update(serde_json::to_vec(&bare).unwrap_or_default());
-        digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        digest
+            .finalize()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
     }
 
     /// Returns the topology under another name, so that one file can be several worlds at once.

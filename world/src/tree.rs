@@ -14,7 +14,10 @@ pub(crate) const FILE_BYTES_MAX: usize = 1 << 20;
 
 impl From<Position> for FilePosition {
     fn from(position: Position) -> Self {
-        Self { line: position.line.into(), column: position.column.into() }
+        Self {
+            line: position.line.into(),
+            column: position.column.into(),
+        }
     }
 }
 
@@ -30,13 +33,29 @@ fn shape(node: &YamlNode) -> &'static str {
 
 /// Parses `text`. The error is one problem with the parser's own message and position.
 pub(crate) fn parse(file: &Path, text: &str) -> Result<YamlNode, TopologyProblem> {
-    let problem = |spot, what: String, fix: &str| TopologyProblem { file: file.into(), spot, what, fix: fix.into() };
+    let problem = |spot, what: String, fix: &str| TopologyProblem {
+        file: file.into(),
+        spot,
+        what,
+        fix: fix.into(),
+    };
     if text.len() > FILE_BYTES_MAX {
-        let what = format!("the file has {} bytes, more than {FILE_BYTES_MAX}", text.len());
-        return Err(problem(FilePosition::default(), what, "split it into several worlds"));
+        let what = format!(
+            "the file has {} bytes, more than {FILE_BYTES_MAX}",
+            text.len()
+        );
+        return Err(problem(
+            FilePosition::default(),
+            what,
+            "split it into several worlds",
+        ));
     }
     canal_yaml::tree::parse(text).map_err(|error| {
-        problem(error.spot.into(), format!("not readable as YAML: {}", error.problem), "fix the YAML syntax at this place")
+        problem(
+            error.spot.into(),
+            format!("not readable as YAML: {}", error.problem),
+            "fix the YAML syntax at this place",
+        )
     })
 }
 
@@ -50,14 +69,23 @@ pub(crate) struct MappingReader<'t> {
 }
 
 impl<'t> MappingReader<'t> {
-    pub(crate) fn open(tree: &'t YamlNode, owner: &str, findings: &mut TopologyProblems) -> Option<Self> {
+    pub(crate) fn open(
+        tree: &'t YamlNode,
+        owner: &str,
+        findings: &mut TopologyProblems,
+    ) -> Option<Self> {
         let YamlValue::Map(entries) = &tree.value else {
             let what = format!("{owner} must be a mapping, but this is {}", shape(tree));
             findings.add(tree.spot, what, "write `field: value` lines here");
             return None;
         };
         let spot = entries.first().map_or(tree.spot, |(key, _)| key.spot);
-        Some(Self { owner: owner.to_owned(), spot: spot.into(), entries, known: Vec::new() })
+        Some(Self {
+            owner: owner.to_owned(),
+            spot: spot.into(),
+            entries,
+            known: Vec::new(),
+        })
     }
 
     /// Returns the field's tree, or `None` if the field is absent or empty.
@@ -71,16 +99,27 @@ impl<'t> MappingReader<'t> {
 
     /// Returns the position of the field, or of the mapping if the field is absent.
     pub(crate) fn spot_of(&self, name: &str) -> FilePosition {
-        self.entries.iter().find(|(key, _)| key.name == name).map_or(self.spot, |(_, tree)| tree.spot.into())
+        self.entries
+            .iter()
+            .find(|(key, _)| key.name == name)
+            .map_or(self.spot, |(_, tree)| tree.spot.into())
     }
 
-    pub(crate) fn text(&mut self, name: &'static str, findings: &mut TopologyProblems) -> Option<String> {
+    pub(crate) fn text(
+        &mut self,
+        name: &'static str,
+        findings: &mut TopologyProblems,
+    ) -> Option<String> {
         let tree = self.tree(name)?;
         scalar(tree, &format!("{name} of {}", self.owner), findings)
     }
 
     /// Reads a required text, and reports it if it is missing.
-    pub(crate) fn must_text(&mut self, name: &'static str, findings: &mut TopologyProblems) -> Option<String> {
+    pub(crate) fn must_text(
+        &mut self,
+        name: &'static str,
+        findings: &mut TopologyProblems,
+    ) -> Option<String> {
         if self.tree(name).is_none() {
             self.report_missing(name, findings);
             return None;
@@ -89,16 +128,29 @@ impl<'t> MappingReader<'t> {
     }
 
     pub(crate) fn report_missing(&self, name: &str, findings: &mut TopologyProblems) {
-        findings.add(self.spot, format!("{} has no `{name}`", self.owner), format!("add `{name}: …`"));
+        findings.add(
+            self.spot,
+            format!("{} has no `{name}`", self.owner),
+            format!("add `{name}: …`"),
+        );
     }
 
     /// Reads a value that is parsed from text. If that fails, the problem contains `expected`.
-    pub(crate) fn parsed<T: FromStr>(&mut self, name: &'static str, expected: &str, findings: &mut TopologyProblems) -> Option<T> {
+    pub(crate) fn parsed<T: FromStr>(
+        &mut self,
+        name: &'static str,
+        expected: &str,
+        findings: &mut TopologyProblems,
+    ) -> Option<T> {
         let text = self.text(name, findings)?;
         match text.parse() {
             Ok(value) => Some(value),
             Err(_) => {
-                findings.add(self.spot_of(name), format!("{name}: {text:?} is not {expected}"), format!("write {expected}"));
+                findings.add(
+                    self.spot_of(name),
+                    format!("{name}: {text:?} is not {expected}"),
+                    format!("write {expected}"),
+                );
                 None
             }
         }
@@ -115,32 +167,69 @@ impl<'t> MappingReader<'t> {
         self.parsed(if is_old { old } else { name }, expected, findings)
     }
 
-    pub(crate) fn flag(&mut self, name: &'static str, default: bool, findings: &mut TopologyProblems) -> bool {
-        self.parsed(name, "true or false", findings).unwrap_or(default)
+    pub(crate) fn flag(
+        &mut self,
+        name: &'static str,
+        default: bool,
+        findings: &mut TopologyProblems,
+    ) -> bool {
+        self.parsed(name, "true or false", findings)
+            .unwrap_or(default)
     }
 
-    pub(crate) fn list(&mut self, name: &'static str, findings: &mut TopologyProblems) -> &'t [YamlNode] {
-        let Some(tree) = self.tree(name) else { return &[] };
+    pub(crate) fn list(
+        &mut self,
+        name: &'static str,
+        findings: &mut TopologyProblems,
+    ) -> &'t [YamlNode] {
+        let Some(tree) = self.tree(name) else {
+            return &[];
+        };
         match &tree.value {
             YamlValue::List(items) => items,
             _ => {
-                let what = format!("{name} of {} must be a list, but this is {}", self.owner, shape(tree));
-                findings.add(tree.spot, what, format!("write `{name}: [ … ]` or `- …` lines"));
+                let what = format!(
+                    "{name} of {} must be a list, but this is {}",
+                    self.owner,
+                    shape(tree)
+                );
+                findings.add(
+                    tree.spot,
+                    what,
+                    format!("write `{name}: [ … ]` or `- …` lines"),
+                );
                 &[]
             }
         }
     }
 
-    pub(crate) fn texts(&mut self, name: &'static str, findings: &mut TopologyProblems) -> Vec<String> {
+    pub(crate) fn texts(
+        &mut self,
+        name: &'static str,
+        findings: &mut TopologyProblems,
+    ) -> Vec<String> {
         let owner = format!("an entry of {name}");
-        self.list(name, findings).iter().filter_map(|item| scalar(item, &owner, findings)).collect()
+        self.list(name, findings)
+            .iter()
+            .filter_map(|item| scalar(item, &owner, findings))
+            .collect()
     }
 
     /// Reads a mapping of texts, such as env or labels.
-    pub(crate) fn table(&mut self, name: &'static str, findings: &mut TopologyProblems) -> BTreeMap<String, String> {
-        let Some(tree) = self.tree(name) else { return BTreeMap::new() };
+    pub(crate) fn table(
+        &mut self,
+        name: &'static str,
+        findings: &mut TopologyProblems,
+    ) -> BTreeMap<String, String> {
+        let Some(tree) = self.tree(name) else {
+            return BTreeMap::new();
+        };
         let YamlValue::Map(entries) = &tree.value else {
-            let what = format!("{name} of {} must be a mapping, but this is {}", self.owner, shape(tree));
+            let what = format!(
+                "{name} of {} must be a mapping, but this is {}",
+                self.owner,
+                shape(tree)
+            );
             findings.add(tree.spot, what, "write `KEY: value` lines");
             return BTreeMap::new();
         };
@@ -155,7 +244,13 @@ impl<'t> MappingReader<'t> {
 
     /// Reports every field that was not read.
     pub(crate) fn close(self, findings: &mut TopologyProblems) {
-        for (YamlKey { name: key, spot, .. }, _) in self.entries {
+        for (
+            YamlKey {
+                name: key, spot, ..
+            },
+            _,
+        ) in self.entries
+        {
             if self.known.iter().any(|name| name == key) {
                 continue;
             }
@@ -172,7 +267,11 @@ fn scalar(tree: &YamlNode, what: &str, findings: &mut TopologyProblems) -> Optio
     match tree.scalar_text() {
         Some(text) => Some(text.to_owned()),
         None => {
-            findings.add(tree.spot, format!("{what} must be a single value, but this is {}", shape(tree)), "write one value");
+            findings.add(
+                tree.spot,
+                format!("{what} must be a single value, but this is {}", shape(tree)),
+                "write one value",
+            );
             None
         }
     }
@@ -188,7 +287,12 @@ fn scalar_or_empty(tree: &YamlNode, what: &str, findings: &mut TopologyProblems)
 /// Returns the known name with the smallest edit distance, if the distance is small enough for a typing error.
 pub(crate) fn nearest<'n>(word: &str, names: &[&'n str]) -> Option<&'n str> {
     let allowed = if word.len() < 4 { 1 } else { 2 };
-    names.iter().map(|name| (distance(word, name), *name)).filter(|(distance, _)| *distance <= allowed).min().map(|(_, name)| name)
+    names
+        .iter()
+        .map(|name| (distance(word, name), *name))
+        .filter(|(distance, _)| *distance <= allowed)
+        .min()
+        .map(|(_, name)| name)
 }
 
 /// Returns the Levenshtein distance, ignoring case.

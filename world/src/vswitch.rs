@@ -10,12 +10,22 @@ use crate::tool_batch::{REFUSALS, Tool, ToolBatch};
 /// VXLAN's UDP port (RFC 7348 §5).
 const VXLAN_PORT: u16 = 4789;
 /// Counters of refused packets, one for each reason.
-const COUNTERS: [&str; 5] = ["refused_source", "refused_fragment", "refused_vni", "refused_peer", "refused_provider"];
+const COUNTERS: [&str; 5] = [
+    "refused_source",
+    "refused_fragment",
+    "refused_vni",
+    "refused_peer",
+    "refused_provider",
+];
 
 /// Returns the rules of the router of the `az`-th AZ.
 pub(crate) fn refusals(plan: &WorldPlan, az: usize) -> ToolBatch {
     let mut lines = vec![format!("add table {REFUSALS}")];
-    lines.extend(COUNTERS.iter().map(|counter| format!("add counter {REFUSALS} {counter}")));
+    lines.extend(
+        COUNTERS
+            .iter()
+            .map(|counter| format!("add counter {REFUSALS} {counter}")),
+    );
     let nodes: Vec<(&HostPlan, usize)> = plan
         .hosts
         .iter()
@@ -33,14 +43,22 @@ pub(crate) fn refusals(plan: &WorldPlan, az: usize) -> ToolBatch {
         }
         lines.extend(from_nodes(plan, az, &nodes));
     }
-    ToolBatch { netns: Some(plan.routers[az].netns.clone()), tool: Tool::Nft, lines }
+    ToolBatch {
+        netns: Some(plan.routers[az].netns.clone()),
+        tool: Tool::Nft,
+        lines,
+    }
 }
 
 /// Returns the chains that allow the tenant's VNI only, and tunnels only to the tenant's nodes and to edges.
 fn tenant_chains(plan: &WorldPlan, tenant: &TenantPlan) -> Vec<String> {
     let vni = tenant.vni;
     let nodes = tenant.nodes.iter().map(|node| node.underlay);
-    let ends = list(nodes.chain(plan.edges.iter().map(|edge| edge.underlay)).map(|end| end.to_string()));
+    let ends = list(
+        nodes
+            .chain(plan.edges.iter().map(|edge| edge.underlay))
+            .map(|end| end.to_string()),
+    );
     vec![
         format!("add chain {REFUSALS} peers_{vni}"),
         format!("add rule {REFUSALS} peers_{vni} ip daddr {{ {ends} }} accept"),
@@ -54,37 +72,83 @@ fn tenant_chains(plan: &WorldPlan, tenant: &TenantPlan) -> Vec<String> {
 }
 
 fn from_nodes(plan: &WorldPlan, az: usize, nodes: &[(&HostPlan, usize)]) -> Vec<String> {
-    let servers = plan.hosts.iter().filter(|host| host.az == az && matches!(host.kind, HostKind::KeyServer { tenant: Some(_) }));
+    let servers = plan.hosts.iter().filter(|host| {
+        host.az == az && matches!(host.kind, HostKind::KeyServer { tenant: Some(_) })
+    });
     let servers: Vec<&HostPlan> = servers.collect();
-    let hosts: Vec<&HostPlan> = nodes.iter().map(|(host, _)| *host).chain(servers.iter().copied()).collect();
-    let devices = list(hosts.iter().map(|host| format!("\"{}\"", host.router_device())));
-    let sources = list(hosts.iter().map(|host| format!("\"{}\" . {}", host.router_device(), host.ip4)));
-    let only = list(servers.iter().map(|host| format!("\"{}\"", host.router_device())));
-    let jumps =
-        list(nodes.iter().map(|(host, tenant)| format!("\"{}\" : goto tenant_{}", host.router_device(), plan.tenants[*tenant].vni)));
+    let hosts: Vec<&HostPlan> = nodes
+        .iter()
+        .map(|(host, _)| *host)
+        .chain(servers.iter().copied())
+        .collect();
+    let devices = list(
+        hosts
+            .iter()
+            .map(|host| format!("\"{}\"", host.router_device())),
+    );
+    let sources = list(
+        hosts
+            .iter()
+            .map(|host| format!("\"{}\" . {}", host.router_device(), host.ip4)),
+    );
+    let only = list(
+        servers
+            .iter()
+            .map(|host| format!("\"{}\"", host.router_device())),
+    );
+    let jumps = list(nodes.iter().map(|(host, tenant)| {
+        format!(
+            "\"{}\" : goto tenant_{}",
+            host.router_device(),
+            plan.tenants[*tenant].vni
+        )
+    }));
     let rules = [
         format!("iifname != {{ {devices} }} accept"),
-        format!("meta nfproto ipv4 iifname . ip saddr != {{ {sources} }} counter name refused_source drop"),
+        format!(
+            "meta nfproto ipv4 iifname . ip saddr != {{ {sources} }} counter name refused_source drop"
+        ),
         // A fragment can hide its VNI from this switch, and the underlay's MTU is large enough for every tunnel.
         "ip frag-off & 0x3fff != 0 counter name refused_fragment drop".to_owned(),
         format!("udp dport {VXLAN_PORT} iifname vmap {{ {jumps} }}"),
     ];
     // Metrics, admin ports and all other ports of the provider's hosts are closed to tenants' nodes.
-    let own = allowed_ports(plan).map(|allowed| format!("ip daddr . tcp dport {{ {allowed} }} accept"));
-    let outside = list(plan.hosts.iter().filter(|host| is_outside(host)).map(|host| host.ip4.to_string()));
+    let own =
+        allowed_ports(plan).map(|allowed| format!("ip daddr . tcp dport {{ {allowed} }} accept"));
+    let outside = list(
+        plan.hosts
+            .iter()
+            .filter(|host| is_outside(host))
+            .map(|host| host.ip4.to_string()),
+    );
     let outside = (!outside.is_empty()).then(|| format!("ip daddr {{ {outside} }} accept"));
     let closed = [
-        format!("ip daddr {PROVIDERS} tcp flags & (syn | ack) == syn counter name refused_provider drop"),
+        format!(
+            "ip daddr {PROVIDERS} tcp flags & (syn | ack) == syn counter name refused_provider drop"
+        ),
         format!("ip daddr {PROVIDERS} meta l4proto udp counter name refused_provider drop"),
     ];
     // A tenant's key server may dial the controller, and no other host.
     let servers = (!only.is_empty()).then(|| {
-        let dialled = format!("iifname {{ {only} }} tcp flags & (syn | ack) == syn counter name refused_provider drop");
-        [dialled, format!("iifname {{ {only} }} meta l4proto udp counter name refused_provider drop")]
+        let dialled = format!(
+            "iifname {{ {only} }} tcp flags & (syn | ack) == syn counter name refused_provider drop"
+        );
+        [
+            dialled,
+            format!("iifname {{ {only} }} meta l4proto udp counter name refused_provider drop"),
+        ]
     });
-    let rules = rules.into_iter().chain(own).chain(outside).chain(closed).chain(servers.into_iter().flatten());
-    let chain = format!("add chain {REFUSALS} from_nodes {{ type filter hook prerouting priority raw; }}");
-    std::iter::once(chain).chain(rules.map(|rule| format!("add rule {REFUSALS} from_nodes {rule}"))).collect()
+    let rules = rules
+        .into_iter()
+        .chain(own)
+        .chain(outside)
+        .chain(closed)
+        .chain(servers.into_iter().flatten());
+    let chain =
+        format!("add chain {REFUSALS} from_nodes {{ type filter hook prerouting priority raw; }}");
+    std::iter::once(chain)
+        .chain(rules.map(|rule| format!("add rule {REFUSALS} from_nodes {rule}")))
+        .collect()
 }
 
 /// Returns the provider's addresses and ports that a tenant's node may dial: the controller and key servers.
@@ -95,7 +159,9 @@ fn allowed_ports(plan: &WorldPlan) -> impl Iterator<Item = String> {
         _ => None,
     });
     let allowed_ports = list(allowed_ports);
-    (!allowed_ports.is_empty()).then_some(allowed_ports).into_iter()
+    (!allowed_ports.is_empty())
+        .then_some(allowed_ports)
+        .into_iter()
 }
 
 fn is_outside(host: &HostPlan) -> bool {
@@ -121,21 +187,39 @@ pub(crate) fn key_servers(plan: &WorldPlan, az: usize) -> Option<ToolBatch> {
     let mut lines = vec![
         format!("add table {REFUSALS}"),
         format!("add counter {REFUSALS} refused_keys"),
-        format!("add chain {REFUSALS} to_key_servers {{ type filter hook forward priority filter; }}"),
+        format!(
+            "add chain {REFUSALS} to_key_servers {{ type filter hook forward priority filter; }}"
+        ),
     ];
     for (host, tenant) in here {
-        let to = format!("add rule {REFUSALS} to_key_servers oifname \"{}\" tcp dport {KEYS_PORT}", host.router_device());
-        let others = plan.hosts.iter().filter(|other| other.name != host.name && !may_ask(other)).map(|other| other.ip4.to_string());
-        lines.push(format!("{to} ip saddr {{ {} }} counter name refused_keys drop", list(others)));
+        let to = format!(
+            "add rule {REFUSALS} to_key_servers oifname \"{}\" tcp dport {KEYS_PORT}",
+            host.router_device()
+        );
+        let others = plan
+            .hosts
+            .iter()
+            .filter(|other| other.name != host.name && !may_ask(other))
+            .map(|other| other.ip4.to_string());
+        lines.push(format!(
+            "{to} ip saddr {{ {} }} counter name refused_keys drop",
+            list(others)
+        ));
         if let Some(owner) = tenant.and_then(|index| plan.tenants.get(index)) {
             let own = list(owner.nodes.iter().map(|node| node.underlay.to_string()));
             lines.extend((!own.is_empty()).then(|| format!("{to} ip saddr {{ {own} }} accept")));
-            lines.push(format!("{to} ip saddr {NODES_UNDERLAY} counter name refused_keys drop"));
+            lines.push(format!(
+                "{to} ip saddr {NODES_UNDERLAY} counter name refused_keys drop"
+            ));
         }
     }
     // nft does not accept an empty set.
     lines.retain(|line| !line.contains("{  }"));
-    Some(ToolBatch { netns: Some(plan.routers[az].netns.clone()), tool: Tool::Nft, lines })
+    Some(ToolBatch {
+        netns: Some(plan.routers[az].netns.clone()),
+        tool: Tool::Nft,
+        lines,
+    })
 }
 
 fn may_ask(host: &HostPlan) -> bool {

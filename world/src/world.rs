@@ -108,9 +108,17 @@ impl World {
             return Self::up_again(topology, options, &paths);
         };
         let owner = options.ephemeral.then(std::process::id);
-        let record = WorldRecord { owner, fingerprint: topology.fingerprint(), bin_dirs };
+        let record = WorldRecord {
+            owner,
+            fingerprint: topology.fingerprint(),
+            bin_dirs,
+        };
         // The old record must be read before `lay_out` replaces it.
-        let store = recovery::decide(WorldRecord::read(&paths).ok().as_ref(), &record, recovery::has_store(&paths));
+        let store = recovery::decide(
+            WorldRecord::read(&paths).ok().as_ref(),
+            &record,
+            recovery::has_store(&paths),
+        );
         lay_out(&paths, topology, &record, store)?;
         let world = start(&paths, lock, &supervisor, options.ephemeral);
         let world = world.map(|mut world| {
@@ -129,7 +137,9 @@ impl World {
 
     /// Handles a name that a running world already has: opens that world, replaces it, or refuses.
     fn up_again(topology: &Topology, options: &WorldOptions, paths: &WorldPaths) -> Result<Self> {
-        let (world, record) = match Self::open(&topology.name).and_then(|world| Ok((world, WorldRecord::read(paths)?))) {
+        let (world, record) = match Self::open(&topology.name)
+            .and_then(|world| Ok((world, WorldRecord::read(paths)?)))
+        {
             Ok(opened) => opened,
             // It has ended in the meantime, so the name is free.
             Err(_) if !garbage_collect::is_held(paths) => return Self::up(topology, options),
@@ -153,7 +163,10 @@ impl World {
             (None, true) => "for good, and cannot be had for a while only".to_owned(),
             (None, false) => "with another topology".to_owned(),
         };
-        Err(Error::AlreadyUp { name: topology.name.clone(), how })
+        Err(Error::AlreadyUp {
+            name: topology.name.clone(),
+            how,
+        })
     }
 
     /// Opens a world that is up.
@@ -164,8 +177,14 @@ impl World {
     pub fn open(name: &str) -> Result<Self> {
         let paths = WorldPaths::of(name);
         match garbage_collect::watch(&paths) {
-            SupervisorLock::Held => Ok(Self { paths, owned: None, recovery: Recovery::default() }),
-            SupervisorLock::Free => Err(Error::NoWorld { name: name.to_owned() }),
+            SupervisorLock::Held => Ok(Self {
+                paths,
+                owned: None,
+                recovery: Recovery::default(),
+            }),
+            SupervisorLock::Free => Err(Error::NoWorld {
+                name: name.to_owned(),
+            }),
             SupervisorLock::Hidden => Err(Error::NotRoot),
         }
     }
@@ -199,7 +218,11 @@ impl World {
         let paths = WorldPaths::of(name);
         // An error means that no supervisor answers; then this process removes the world itself.
         let answered = send_request(&paths.socket(), &WorldRequest::Down).is_ok();
-        let limit = if answered { DOWN_WITHIN } else { Duration::from_secs(1) };
+        let limit = if answered {
+            DOWN_WITHIN
+        } else {
+            Duration::from_secs(1)
+        };
         let requested_at = Instant::now();
         let lock = loop {
             if let Some(lock) = WorldLock::try_take(&paths)? {
@@ -208,7 +231,12 @@ impl World {
             // The lock is still taken after the kill: another process is building or removing this world.
             if requested_at.elapsed() > limit + DOWN_WITHIN {
                 let what = "the end of its supervisor".into();
-                return Err(Error::Timeout { world: name.into(), what, seconds: requested_at.elapsed().as_secs(), detail: String::new() });
+                return Err(Error::Timeout {
+                    world: name.into(),
+                    what,
+                    seconds: requested_at.elapsed().as_secs(),
+                    detail: String::new(),
+                });
             }
             if requested_at.elapsed() > limit {
                 kill_supervisor(&paths);
@@ -276,14 +304,27 @@ impl World {
     pub(crate) fn send_request(&self, request: &WorldRequest) -> Result<WorldResponse> {
         let world = self.paths.world();
         match send_request(&self.paths.socket(), request) {
-            Ok(WorldResponse::Refused(message)) => Err(Error::Supervisor { world: world.into(), message }),
+            Ok(WorldResponse::Refused(message)) => Err(Error::Supervisor {
+                world: world.into(),
+                message,
+            }),
             Ok(answer) => Ok(answer),
-            Err(_) if !garbage_collect::is_held(&self.paths) => Err(Error::NoWorld { name: world.into() }),
-            Err(error) => Err(Error::Supervisor { world: world.into(), message: format!("its supervisor does not answer: {error}") }),
+            Err(_) if !garbage_collect::is_held(&self.paths) => {
+                Err(Error::NoWorld { name: world.into() })
+            }
+            Err(error) => Err(Error::Supervisor {
+                world: world.into(),
+                message: format!("its supervisor does not answer: {error}"),
+            }),
         }
     }
 
-    fn until(&self, what: &str, timeout: Duration, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
+    fn until(
+        &self,
+        what: &str,
+        timeout: Duration,
+        mut holds: impl FnMut() -> Result<bool>,
+    ) -> Result<()> {
         let deadline = Instant::now() + timeout;
         while !holds()? {
             if Instant::now() >= deadline {
@@ -307,7 +348,10 @@ impl World {
     pub fn hosts(&self) -> Result<Vec<HostStatus>> {
         match self.send_request(&WorldRequest::Status)? {
             WorldResponse::Hosts(hosts) => Ok(hosts),
-            _ => Err(Error::Supervisor { world: self.name().into(), message: "it answers nonsense".into() }),
+            _ => Err(Error::Supervisor {
+                world: self.name().into(),
+                message: "it answers nonsense".into(),
+            }),
         }
     }
 
@@ -323,11 +367,16 @@ impl World {
             return Ok(hosts.swap_remove(at));
         }
         // No full name matches; an abbreviation is accepted only if it is unambiguous.
-        let short: Vec<usize> = (0..hosts.len()).filter(|at| is_short_for(name, &hosts[*at].environment.name)).collect();
+        let short: Vec<usize> = (0..hosts.len())
+            .filter(|at| is_short_for(name, &hosts[*at].environment.name))
+            .collect();
         match short.as_slice() {
             [at] => Ok(hosts.swap_remove(*at)),
             found => {
-                let names: Vec<&str> = hosts.iter().map(|host| host.environment.name.as_str()).collect();
+                let names: Vec<&str> = hosts
+                    .iter()
+                    .map(|host| host.environment.name.as_str())
+                    .collect();
                 let hint = if found.is_empty() {
                     nearest(name, &names)
                         .map(|near| format!("; did you mean {near:?}?"))
@@ -336,7 +385,11 @@ impl World {
                     let full: Vec<&str> = found.iter().map(|at| names[*at]).collect();
                     format!("; it could be {}", full.join(" or "))
                 };
-                Err(Error::NoHost { world: self.name().into(), host: name.into(), hint })
+                Err(Error::NoHost {
+                    world: self.name().into(),
+                    host: name.into(),
+                    hint,
+                })
             }
         }
     }
@@ -414,7 +467,10 @@ impl World {
     ///
     /// The tenant or a node does not exist, a pod name is taken, a node is full, or the kernel refused an operation.
     pub fn add_pod(&self, tenant: &str, pod: &PodTemplate) -> Result<Vec<String>> {
-        match self.send_request(&WorldRequest::AddPod { tenant: tenant.into(), pod: Box::new(pod.clone()) })? {
+        match self.send_request(&WorldRequest::AddPod {
+            tenant: tenant.into(),
+            pod: Box::new(pod.clone()),
+        })? {
             WorldResponse::Names(names) => Ok(names),
             _ => Ok(Vec::new()),
         }
@@ -427,7 +483,8 @@ impl World {
     /// No pod has this name, or something of it could not be removed.
     pub fn remove_pod(&self, name: &str) -> Result<()> {
         let uid = self.host(name)?.environment.name;
-        self.send_request(&WorldRequest::RemovePod { uid }).map(drop)
+        self.send_request(&WorldRequest::RemovePod { uid })
+            .map(drop)
     }
 
     /// Adds a gateway replica to a running tier world: host, links, token and process. Its settings are copied from another gateway of its
@@ -437,7 +494,12 @@ impl World {
     ///
     /// The world is not a tier world, the name is invalid or taken, or the AZ does not exist or has no edge.
     pub fn add_gateway(&self, name: &str, az: &str, backend: &str) -> Result<()> {
-        self.send_request(&WorldRequest::AddGateway { name: name.into(), az: az.into(), backend: backend.into() }).map(drop)
+        self.send_request(&WorldRequest::AddGateway {
+            name: name.into(),
+            az: az.into(),
+            backend: backend.into(),
+        })
+        .map(drop)
     }
 
     /// Ends a gateway's process like [`World::stop`], so that it can drain, then removes its host and its token. To skip the drain, call
@@ -448,7 +510,8 @@ impl World {
     /// The world is not a tier world, or it has no such gateway.
     pub fn remove_gateway(&self, name: &str) -> Result<()> {
         let name = self.host(name)?.environment.name;
-        self.send_request(&WorldRequest::RemoveGateway { name }).map(drop)
+        self.send_request(&WorldRequest::RemoveGateway { name })
+            .map(drop)
     }
 
     /// Returns whether a host's process is ready.
@@ -483,14 +546,21 @@ impl World {
         let mut late = Vec::new();
         let waited = self.until("", timeout, || {
             let hosts = self.hosts()?;
-            let unready = hosts.iter().filter(|host| wanted(host) && !host.pulse.ready);
-            late = unready.map(|host| format!("\n  {}: {}", host.environment.name, complaint(host))).collect();
+            let unready = hosts
+                .iter()
+                .filter(|host| wanted(host) && !host.pulse.ready);
+            late = unready
+                .map(|host| format!("\n  {}: {}", host.environment.name, complaint(host)))
+                .collect();
             Ok(late.is_empty())
         });
         waited.map_err(|error| match error {
-            Error::Timeout { world, seconds, .. } => {
-                Error::Timeout { world, what: format!("readiness of {} hosts", late.len()), seconds, detail: late.concat() }
-            }
+            Error::Timeout { world, seconds, .. } => Error::Timeout {
+                world,
+                what: format!("readiness of {} hosts", late.len()),
+                seconds,
+                detail: late.concat(),
+            },
             other => other,
         })
     }
@@ -566,18 +636,29 @@ fn complaint(host: &HostStatus) -> String {
     let log = std::fs::read_to_string(&host.environment.log).unwrap_or_default();
     let mut tail: Vec<&str> = log.lines().rev().take(3).collect();
     tail.reverse();
-    if tail.is_empty() { state } else { format!("{state}; its log ends with: {}", tail.join(" | ")) }
+    if tail.is_empty() {
+        state
+    } else {
+        format!("{state}; its log ends with: {}", tail.join(" | "))
+    }
 }
 
 /// Returns whether a name is an abbreviation of a full one: `b/c`, `a/c` and `c` stand for `a/b/c`.
 fn is_short_for(short: &str, full: &str) -> bool {
     let mut parts = full.split('/');
-    let (Some(tenant), Some(namespace), Some(name)) = (parts.next(), parts.next(), parts.next()) else { return false };
+    let (Some(tenant), Some(namespace), Some(name)) = (parts.next(), parts.next(), parts.next())
+    else {
+        return false;
+    };
     short == name || short == format!("{tenant}/{name}") || short == format!("{namespace}/{name}")
 }
 
 fn check_root() -> Result<()> {
-    if rustix::process::geteuid().is_root() { Ok(()) } else { Err(Error::NotRoot) }
+    if rustix::process::geteuid().is_root() {
+        Ok(())
+    } else {
+        Err(Error::NotRoot)
+    }
 }
 
 /// Returns the given directories, or the directory of the running executable. Cargo puts tests and examples one level below the programs.
@@ -586,7 +667,9 @@ fn bin_dirs(options: &WorldOptions) -> Vec<PathBuf> {
         return options.bin_dirs.clone();
     }
     let exe = std::env::current_exe().unwrap_or_default();
-    let Some(dir) = exe.parent() else { return Vec::new() };
+    let Some(dir) = exe.parent() else {
+        return Vec::new();
+    };
     let mut dirs = vec![dir.to_owned()];
     if dir.ends_with("deps") || dir.ends_with("examples") {
         dirs.extend(dir.parent().map(Path::to_owned));
@@ -598,25 +681,50 @@ fn bin_dirs(options: &WorldOptions) -> Vec<PathBuf> {
 fn check_programs(topology: &Topology, paths: &WorldPaths, bin_dirs: &[PathBuf]) -> Result<()> {
     let plan = WorldPlan::of(topology);
     let cgroup = cgroup::of_world(paths.world())?;
-    let environments = EnvironmentBuilder { topology, plan: &plan, paths, cgroup: &cgroup, bin_dirs };
-    let fixed = environments.fixed().into_iter().filter_map(|environment| environment.job);
+    let environments = EnvironmentBuilder {
+        topology,
+        plan: &plan,
+        paths,
+        cgroup: &cgroup,
+        bin_dirs,
+    };
+    let fixed = environments
+        .fixed()
+        .into_iter()
+        .filter_map(|environment| environment.job);
     let jobs = fixed.map(|job| (job.argv, job.process.spot));
-    let pods = topology.tenants.iter().flat_map(|tenant| &tenant.pods).map(|pod| (pod.process.command.clone(), pod.process.spot));
+    let pods = topology
+        .tenants
+        .iter()
+        .flat_map(|tenant| &tenant.pods)
+        .map(|pod| (pod.process.command.clone(), pod.process.spot));
     let mut problems: Vec<TopologyProblem> = Vec::new();
     for (argv, spot) in jobs.chain(pods) {
-        let Some(program) = argv.first() else { continue };
+        let Some(program) = argv.first() else {
+            continue;
+        };
         if find_program(program, bin_dirs).is_none() {
-            let dirs: Vec<String> = bin_dirs.iter().map(|dir| dir.display().to_string()).collect();
+            let dirs: Vec<String> = bin_dirs
+                .iter()
+                .map(|dir| dir.display().to_string())
+                .collect();
             problems.push(TopologyProblem {
                 file: topology.file.clone(),
                 spot,
-                what: format!("there is no program {program:?} in {} or PATH", dirs.join(", ")),
+                what: format!(
+                    "there is no program {program:?} in {} or PATH",
+                    dirs.join(", ")
+                ),
                 fix: "build it, install it, or write another command".into(),
             });
         }
     }
     problems.dedup();
-    if problems.is_empty() { Ok(()) } else { Err(Error::Topology(problems)) }
+    if problems.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::Topology(problems))
+    }
 }
 
 fn supervisor_command(options: &WorldOptions, bin_dirs: &[PathBuf]) -> Result<Vec<String>> {
@@ -627,7 +735,11 @@ fn supervisor_command(options: &WorldOptions, bin_dirs: &[PathBuf]) -> Result<Ve
         what: "the program \"canal\", which supervises worlds".into(),
         fix: "build it: cargo build -p canal".into(),
     })?;
-    Ok(vec![canal.display().to_string(), "world".into(), "supervise".into()])
+    Ok(vec![
+        canal.display().to_string(),
+        "world".into(),
+        "supervise".into(),
+    ])
 }
 
 /// Takes the lock on the name, or returns `None` if a running world has it. Waits while another process builds or removes that world.
@@ -642,7 +754,12 @@ fn claim(paths: &WorldPaths) -> Result<Option<WorldLock>> {
         }
         if Instant::now() >= deadline {
             let what = "either an answer or the end of the supervisor that has this name".into();
-            return Err(Error::Timeout { world: paths.world().into(), what, seconds: UP_WITHIN.as_secs(), detail: String::new() });
+            return Err(Error::Timeout {
+                world: paths.world().into(),
+                what,
+                seconds: UP_WITHIN.as_secs(),
+                detail: String::new(),
+            });
         }
         std::thread::sleep(POLL_INTERVAL);
     }
@@ -660,15 +777,28 @@ fn remove_others(name: &str, options: &WorldOptions) -> Result<Vec<String>> {
     };
     let lasting = |world: &str| {
         let paths = WorldPaths::of(world);
-        WorldRecord::read(&paths).is_ok_and(|record| record.owner.is_none()) && recovery::has_store(&paths)
+        WorldRecord::read(&paths).is_ok_and(|record| record.owner.is_none())
+            && recovery::has_store(&paths)
     };
-    let lasting: Vec<String> = garbage_collect::list()?.into_iter().map(|world| world.name).filter(|world| lasting(world)).collect();
+    let lasting: Vec<String> = garbage_collect::list()?
+        .into_iter()
+        .map(|world| world.name)
+        .filter(|world| lasting(world))
+        .collect();
     let removed = garbage_collect::gc_beside(Some(name))?;
-    Ok(removed.into_iter().filter(|name| lasting.contains(name)).collect())
+    Ok(removed
+        .into_iter()
+        .filter(|name| lasting.contains(name))
+        .collect())
 }
 
 /// Removes leftovers, except a store that is taken over, and writes the files that the supervisor reads.
-fn lay_out(paths: &WorldPaths, topology: &Topology, record: &WorldRecord, store: StoreRecovery) -> Result<()> {
+fn lay_out(
+    paths: &WorldPaths,
+    topology: &Topology,
+    record: &WorldRecord,
+    store: StoreRecovery,
+) -> Result<()> {
     match store {
         StoreRecovery::Kept => garbage_collect::clear_beside(paths, &recovery::kept_paths(paths))?,
         StoreRecovery::Nothing | StoreRecovery::Dropped => garbage_collect::clear(paths)?,
@@ -682,41 +812,77 @@ fn lay_out(paths: &WorldPaths, topology: &Topology, record: &WorldRecord, store:
 }
 
 /// Starts the supervisor, hands it the lock as standard input, and waits for its report.
-fn start(paths: &WorldPaths, lock: WorldLock, command: &[String], ephemeral: bool) -> Result<World> {
+fn start(
+    paths: &WorldPaths,
+    lock: WorldLock,
+    command: &[String],
+    ephemeral: bool,
+) -> Result<World> {
     let world = || paths.world().to_owned();
     // Append mode, because the supervisor truncates the file when it grows too long.
-    let log = File::options().create(true).append(true).open(paths.supervisor_log()).tried("cannot make", paths.supervisor_log())?;
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(paths.supervisor_log())
+        .tried("cannot make", paths.supervisor_log())?;
     let mut supervisor = Command::new(&command[0]);
-    supervisor.args(&command[1..]).arg(paths.world()).current_dir("/").stdin(lock.file).stdout(Stdio::piped()).stderr(log);
+    supervisor
+        .args(&command[1..])
+        .arg(paths.world())
+        .current_dir("/")
+        .stdin(lock.file)
+        .stdout(Stdio::piped())
+        .stderr(log);
     let mut child = supervisor.spawn().tried("cannot start", &command[0])?;
     // Drops the last copy of the lock outside the supervisor.
     drop(supervisor);
     let Some(tie) = child.stdout.take() else {
-        return Err(Error::Supervisor { world: world(), message: "its supervisor has no output".into() });
+        return Err(Error::Supervisor {
+            world: world(),
+            message: "its supervisor has no output".into(),
+        });
     };
     let mut reader = BufReader::new(tie);
     match read_line::<StartupReport>(&mut reader) {
         Ok(Some(StartupReport::Up)) => {
             let owned = ephemeral.then(|| (child, reader.into_inner()));
-            Ok(World { paths: paths.clone(), owned, recovery: Recovery::default() })
+            Ok(World {
+                paths: paths.clone(),
+                owned,
+                recovery: Recovery::default(),
+            })
         }
         Ok(Some(StartupReport::Failed(message))) => {
             // The supervisor has cleaned up and is about to end.
             let _ = child.wait();
-            Err(Error::Supervisor { world: world(), message })
+            Err(Error::Supervisor {
+                world: world(),
+                message,
+            })
         }
         Ok(None) | Err(_) => {
             let log = std::fs::read_to_string(paths.supervisor_log()).unwrap_or_default();
-            let status = child.wait().map(|status| status.to_string()).unwrap_or_default();
-            let message = format!("its supervisor ended before the world was up ({status}): {}", log.trim());
-            Err(Error::Supervisor { world: world(), message })
+            let status = child
+                .wait()
+                .map(|status| status.to_string())
+                .unwrap_or_default();
+            let message = format!(
+                "its supervisor ended before the world was up ({status}): {}",
+                log.trim()
+            );
+            Err(Error::Supervisor {
+                world: world(),
+                message,
+            })
         }
     }
 }
 
 /// Kills a supervisor that does not answer. Its lock is taken, so the pid in its file is really the supervisor's.
 fn kill_supervisor(paths: &WorldPaths) {
-    let pid = std::fs::read_to_string(paths.supervisor_pid()).ok().and_then(|text| text.trim().parse().ok());
+    let pid = std::fs::read_to_string(paths.supervisor_pid())
+        .ok()
+        .and_then(|text| text.trim().parse().ok());
     if let Some(pid) = pid.and_then(Pid::from_raw) {
         // A supervisor that has already ended is as good as a killed one.
         let _ = kill_process(pid, rustix::process::Signal::KILL);

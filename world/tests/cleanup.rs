@@ -8,14 +8,19 @@ use std::time::Duration;
 
 use crate::scene;
 use crate::scene::{
-    SMOKE, SOON, becomes, file, keep_leftovers, kill_9, name, options, program, remains, supervisor_of, topology, vanishes, world,
+    SMOKE, SOON, becomes, file, keep_leftovers, kill_9, name, options, program, remains,
+    supervisor_of, topology, vanishes, world,
 };
 use canal_timing::deadline;
 use canal_world::{World, WorldOptions};
 
 /// Starts a process that owns an ephemeral world. With `wait` it reads the output up to "up".
 fn owner(file: &Path, wait: bool) -> Child {
-    let mut child = program(&["hold", &file.display().to_string()]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("started");
+    let mut child = program(&["hold", &file.display().to_string()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("started");
     if wait {
         let out = child.stdout.take().expect("piped");
         let mut line = String::new();
@@ -52,12 +57,18 @@ fn a_world_comes_up_while_the_last_one_of_its_name_ends() {
     keep_leftovers();
     let name = name("again");
     let (file, topology) = (file(&name), topology(&name, SMOKE));
-    let replacing = WorldOptions { replace: true, ..options(true) };
+    let replacing = WorldOptions {
+        replace: true,
+        ..options(true)
+    };
     for _ in 0..5 {
         let mut owner = owner(&file, true);
         kill_9(owner.id());
         owner.wait().expect("it ends");
-        World::up(&topology, &replacing).expect("the name is free").down().expect("down");
+        World::up(&topology, &replacing)
+            .expect("the name is free")
+            .down()
+            .expect("down");
     }
     assert_eq!(remains(&name), Vec::<String>::new());
 }
@@ -83,13 +94,28 @@ fn a_persistent_world_is_brought_up_once() {
     assert!(pid.is_some());
     drop(first);
     let second = World::up(&topology, &options(false)).expect("the same again");
-    assert_eq!(second.host("gw1").expect("a host").pulse.pid, pid, "nothing was restarted");
+    assert_eq!(
+        second.host("gw1").expect("a host").pulse.pid,
+        pid,
+        "nothing was restarted"
+    );
     let listed = World::list().expect("a list");
-    assert!(listed.iter().any(|world| world.name == name && world.alive && world.owner.is_none()), "{listed:?}");
+    assert!(
+        listed
+            .iter()
+            .any(|world| world.name == name && world.alive && world.owner.is_none()),
+        "{listed:?}"
+    );
 
     let other = scene::topology(&name, &SMOKE.replace("replicas: 3", "replicas: 2"));
-    let refused = World::up(&other, &options(false)).expect_err("another topology").to_string();
-    assert!(refused.contains("is already up with another topology") && refused.contains("canal world down"), "{refused}");
+    let refused = World::up(&other, &options(false))
+        .expect_err("another topology")
+        .to_string();
+    assert!(
+        refused.contains("is already up with another topology")
+            && refused.contains("canal world down"),
+        "{refused}"
+    );
     let mut replace = options(false);
     replace.replace = true;
     let third = World::up(&other, &replace).expect("replaced");
@@ -108,7 +134,11 @@ fn two_worlds_of_one_file_live_side_by_side() {
     }
     one.down().expect("down");
     let answer = scene::dial(&two, "alpha/web-0", "[fd00:101::2:2]:8080");
-    assert_eq!(answer, Ok("you are fd00:101::1:2".into()), "the other one is untouched");
+    assert_eq!(
+        answer,
+        Ok("you are fd00:101::1:2".into()),
+        "the other one is untouched"
+    );
 }
 
 #[test]
@@ -136,7 +166,9 @@ fn an_owner_killed_while_it_builds_leaves_nothing() {
         child.wait().expect("ended");
         // An owner that was killed before the supervisor started leaves a file or two, which the next run removes.
         becomes("an end of everything but files", SOON, || {
-            remains(&name).iter().all(|left| *left == name || *left == format!("{name}.lock"))
+            remains(&name)
+                .iter()
+                .all(|left| *left == name || *left == format!("{name}.lock"))
         });
         World::gc().expect("collected");
         vanishes(&name);
@@ -159,7 +191,10 @@ fn a_killed_supervisor_leaves_nothing_and_the_owner_gets_an_error() {
             }
         });
         match World::up(&topology, &options(true)) {
-            Err(error) => assert!(error.to_string().contains("ended before the world was up"), "{error}"),
+            Err(error) => assert!(
+                error.to_string().contains("ended before the world was up"),
+                "{error}"
+            ),
             Ok(world) => drop(world),
         }
         killer.join().expect("killed");
@@ -169,9 +204,15 @@ fn a_killed_supervisor_leaves_nothing_and_the_owner_gets_an_error() {
 
 #[test]
 fn only_up_starts_supervisors() {
-    let output = program(&["supervise", "nobody"]).stdin(Stdio::null()).output().expect("ran");
+    let output = program(&["supervise", "nobody"])
+        .stdin(Stdio::null())
+        .output()
+        .expect("ran");
     let client_output = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && client_output.contains("started by `canal world up`"), "{client_output}");
+    assert!(
+        !output.status.success() && client_output.contains("started by `canal world up`"),
+        "{client_output}"
+    );
 }
 
 #[test]
@@ -184,11 +225,23 @@ fn without_root_one_sentence_states_the_requirement() {
     let copy = dir.join("canal-world");
     // Another process copies the file: this one may be forking in another test, and a child that has the file open for writing makes
     // running it fail.
-    assert!(Command::new("cp").arg(scene::PROGRAM).arg(&copy).status().expect("cp").success());
+    assert!(
+        Command::new("cp")
+            .arg(scene::PROGRAM)
+            .arg(&copy)
+            .status()
+            .expect("cp")
+            .success()
+    );
     let yaml = dir.join("smoke.yaml");
     std::fs::write(&yaml, SMOKE).expect("written");
     let unprivileged = 65534;
-    let output = Command::new(&copy).args(["up".as_ref(), yaml.as_os_str()]).uid(unprivileged).gid(unprivileged).output().expect("ran");
+    let output = Command::new(&copy)
+        .args(["up".as_ref(), yaml.as_os_str()])
+        .uid(unprivileged)
+        .gid(unprivileged)
+        .output()
+        .expect("ran");
     let client_output = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     assert!(!output.status.success());
     assert!(

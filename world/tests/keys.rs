@@ -12,20 +12,37 @@ use canal_world::{KEYS_PORT, Topology, World};
 fn world(tag: &str) -> World {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("topologies/tier.yaml");
     let text = std::fs::read_to_string(&file).expect("the tier topology");
-    let listen = format!("command: [canal-world-peer, listen, \"{KEYS_PORT}\"], readiness: {{tcp: {{port: {KEYS_PORT}}}}}");
+    let listen = format!(
+        "command: [canal-world-peer, listen, \"{KEYS_PORT}\"], readiness: {{tcp: {{port: {KEYS_PORT}}}}}"
+    );
     let servers = format!(
         "hosts:\n- {{name: load, az: az1}}\nkeyServers:\n- {{name: ks-1, az: az1, delay: 0ms, {listen}}}\n- {{name: beta-ks, az: az2, tenant: beta, {listen}}}\ntenants:\n"
     );
     let text = text.replacen("tenants:\n", &servers, 1);
-    let mut topology = Topology::parse(&file, &text).unwrap_or_else(|problems| panic!("{problems:#?}"));
-    let components = topology.controller.iter_mut().chain(&mut topology.edges).chain(&mut topology.gateways);
-    let proxies = topology.tenants.iter_mut().flat_map(|tenant| &mut tenant.nodes).filter_map(|node| node.proxy.as_mut());
-    for process in components.filter_map(|component| component.process.as_mut()).chain(proxies) {
+    let mut topology =
+        Topology::parse(&file, &text).unwrap_or_else(|problems| panic!("{problems:#?}"));
+    let components = topology
+        .controller
+        .iter_mut()
+        .chain(&mut topology.edges)
+        .chain(&mut topology.gateways);
+    let proxies = topology
+        .tenants
+        .iter_mut()
+        .flat_map(|tenant| &mut tenant.nodes)
+        .filter_map(|node| node.proxy.as_mut());
+    for process in components
+        .filter_map(|component| component.process.as_mut())
+        .chain(proxies)
+    {
         process.command = vec!["sleep".into(), "infinity".into()];
     }
     let topology = topology.renamed(&scene::name(tag)).expect("a name");
-    let world = World::up(&topology, &scene::options(true)).unwrap_or_else(|error| panic!("{error}"));
-    world.wait_ready(deadline(scene::SOON)).unwrap_or_else(|error| panic!("{error}"));
+    let world =
+        World::up(&topology, &scene::options(true)).unwrap_or_else(|error| panic!("{error}"));
+    world
+        .wait_ready(deadline(scene::SOON))
+        .unwrap_or_else(|error| panic!("{error}"));
     world
 }
 
@@ -60,11 +77,21 @@ fn only_requesters_reach_key_servers() {
         }
     }
     let counted = |router: &str| world.refused(router).expect("counters").keys;
-    assert!(counted("router-az1") > 0 && counted("router-az2") > 0, "{} {}", counted("router-az1"), counted("router-az2"));
-    let objects = std::fs::read_to_string(world.config_dir("beta").join("_keyservers.yaml")).expect("beta's key servers");
-    assert!(objects.contains("beta-ks") && objects.contains(":15013"), "{objects}");
+    assert!(
+        counted("router-az1") > 0 && counted("router-az2") > 0,
+        "{} {}",
+        counted("router-az1"),
+        counted("router-az2")
+    );
+    let objects = std::fs::read_to_string(world.config_dir("beta").join("_keyservers.yaml"))
+        .expect("beta's key servers");
+    assert!(
+        objects.contains("beta-ks") && objects.contains(":15013"),
+        "{objects}"
+    );
     assert!(!world.config_dir("alpha").join("_keyservers.yaml").exists());
-    let principals = std::fs::read_to_string(world.dir().join("principals.yaml")).expect("principals");
+    let principals =
+        std::fs::read_to_string(world.dir().join("principals.yaml")).expect("principals");
     assert_eq!(principals.matches("keyserver").count(), 2, "{principals}");
 }
 
@@ -78,13 +105,24 @@ fn a_link_is_late_for_as_long_as_wished() {
     };
     let late = Duration::from_millis(150);
     let before = took();
-    let slow = world.delay("ks-1", late).unwrap_or_else(|error| panic!("{error}"));
+    let slow = world
+        .delay("ks-1", late)
+        .unwrap_or_else(|error| panic!("{error}"));
     let during = took();
     drop(slow);
     let after = took();
-    assert!(during >= 4 * late, "connecting and asking are two round trips: {during:?}");
+    assert!(
+        during >= 4 * late,
+        "connecting and asking are two round trips: {during:?}"
+    );
     judge_time("time of a dial before a link is late", before, 2 * late);
     judge_time("time of a dial after a link was late", after, 2 * late);
-    let refused = world.delay("gw-1a", late).expect_err("a link without a relay").to_string();
-    assert!(refused.contains("has no relay; fix: write `delay: 0ms`"), "{refused}");
+    let refused = world
+        .delay("gw-1a", late)
+        .expect_err("a link without a relay")
+        .to_string();
+    assert!(
+        refused.contains("has no relay; fix: write `delay: 0ms`"),
+        "{refused}"
+    );
 }

@@ -9,7 +9,8 @@ use std::process::Command;
 use canal_timing::deadline;
 use canal_world::{StoreRecovery, World};
 use scene::{
-    SMOKE, SOON, becomes, file, keep_leftovers, kill_9, name, options, program, remains, supervisor_of, topology, vanishes, world,
+    SMOKE, SOON, becomes, file, keep_leftovers, kill_9, name, options, program, remains,
+    supervisor_of, topology, vanishes, world,
 };
 
 #[test]
@@ -18,18 +19,38 @@ fn leftovers_of_killed_runs_are_removed_by_the_next() {
     let name = name("left");
     let file = file(&name);
     // The world is persistent, so no owner removes it when its supervisor is killed.
-    assert!(program(&["up", &file.display().to_string()]).status().expect("ran").success());
+    assert!(
+        program(&["up", &file.display().to_string()])
+            .status()
+            .expect("ran")
+            .success()
+    );
     kill_9(supervisor_of(&name));
-    becomes("a leftover", SOON, || World::list().expect("a list").iter().any(|world| world.name == name && !world.alive));
+    becomes("a leftover", SOON, || {
+        World::list()
+            .expect("a list")
+            .iter()
+            .any(|world| world.name == name && !world.alive)
+    });
     assert!(World::open(&name).is_err(), "a leftover is no world");
-    assert!(remains(&name).iter().any(|left| left.starts_with("process")), "its processes still run");
+    assert!(
+        remains(&name)
+            .iter()
+            .any(|left| left.starts_with("process")),
+        "its processes still run"
+    );
     an_up_of_another_process_leaves_it(&name);
     // The next `up` of any name removes it.
     drop(world("next", SMOKE));
     vanishes(&name);
 
     // A leftover without any file exists only in the kernel.
-    assert!(program(&["up", &file.display().to_string()]).status().expect("ran").success());
+    assert!(
+        program(&["up", &file.display().to_string()])
+            .status()
+            .expect("ran")
+            .success()
+    );
     kill_9(supervisor_of(&name));
     std::fs::remove_dir_all(format!("/run/canal/worlds/{name}")).expect("removed");
     World::gc().expect("collected");
@@ -43,8 +64,19 @@ fn leftovers_of_killed_runs_are_removed_by_the_next() {
 fn an_up_of_another_process_leaves_it(leftover: &str) {
     let beside = name("other");
     let file = file(&beside);
-    assert!(program(&["up", &file.display().to_string()]).status().expect("ran").success());
-    assert!(World::list().expect("a list").iter().any(|world| world.name == leftover), "another process removed it");
+    assert!(
+        program(&["up", &file.display().to_string()])
+            .status()
+            .expect("ran")
+            .success()
+    );
+    assert!(
+        World::list()
+            .expect("a list")
+            .iter()
+            .any(|world| world.name == leftover),
+        "another process removed it"
+    );
     World::down_by_name(&beside).expect("down");
     std::fs::remove_file(file).expect("removed");
 }
@@ -52,9 +84,17 @@ fn an_up_of_another_process_leaves_it(leftover: &str) {
 /// Programs may choose longer names than files.
 fn longer_names_than_files_may_give_are_seen_too() {
     let name = format!("{}-of-a-program", name("long"));
-    let made = Command::new("ip").args(["netns", "add", &format!("cnl-{name}.gw1")]).status().expect("ran");
+    let made = Command::new("ip")
+        .args(["netns", "add", &format!("cnl-{name}.gw1")])
+        .status()
+        .expect("ran");
     assert!(made.success());
-    assert!(World::list().expect("a list").iter().any(|world| world.name == name && !world.alive));
+    assert!(
+        World::list()
+            .expect("a list")
+            .iter()
+            .any(|world| world.name == name && !world.alive)
+    );
     assert!(World::gc().expect("collected").contains(&name));
     vanishes(&name);
 }
@@ -63,13 +103,23 @@ fn longer_names_than_files_may_give_are_seen_too() {
 fn a_crashed_world_keeps_its_store_when_it_comes_up_again() {
     let name = name("crash");
     let dir = Path::new("/run/canal/worlds").join(&name);
-    let (store, root) = (dir.join("data/controller/canal.redb"), dir.join("infra/root.pem"));
+    let (store, root) = (
+        dir.join("data/controller/canal.redb"),
+        dir.join("infra/root.pem"),
+    );
     let crash = || {
         std::fs::write(&store, "applied").expect("written");
         kill_9(supervisor_of(&name));
-        becomes("a leftover", SOON, || World::list().expect("a list").iter().any(|world| world.name == name && !world.alive));
+        becomes("a leftover", SOON, || {
+            World::list()
+                .expect("a list")
+                .iter()
+                .any(|world| world.name == name && !world.alive)
+        });
     };
-    let up = |yaml: &str, lasting: bool| World::up(&topology(&name, yaml), &options(!lasting)).expect("up");
+    let up = |yaml: &str, lasting: bool| {
+        World::up(&topology(&name, yaml), &options(!lasting)).expect("up")
+    };
     let first = up(SMOKE, true);
     assert_eq!(first.recovery().store, StoreRecovery::Nothing);
     std::fs::write(&root, "root").expect("written");
@@ -81,7 +131,11 @@ fn a_crashed_world_keeps_its_store_when_it_comes_up_again() {
     second.wait_ready(deadline(SOON)).expect("ready");
     assert_eq!(std::fs::read_to_string(&store).expect("kept"), "applied");
     assert_eq!(std::fs::read_to_string(&root).expect("kept"), "root");
-    assert_ne!(second.operator_token().expect("a token"), token, "tokens are new");
+    assert_ne!(
+        second.operator_token().expect("a token"),
+        token,
+        "tokens are new"
+    );
     crash();
 
     // A world with another topology is a different world.
@@ -90,7 +144,11 @@ fn a_crashed_world_keeps_its_store_when_it_comes_up_again() {
     assert!(!store.exists());
     crash();
     let other = world("beside", SMOKE);
-    assert_eq!(other.recovery().removed, std::slice::from_ref(&name), "it says which it removed");
+    assert_eq!(
+        other.recovery().removed,
+        std::slice::from_ref(&name),
+        "it says which it removed"
+    );
     drop(other);
     vanishes(&name);
 }

@@ -41,12 +41,48 @@ struct RelayPath {
 }
 
 const PATHS: &[RelayPath] = &[
-    RelayPath { from: "client", to: "late:7", relays: 1, least: 10_000, spread: 0 },
-    RelayPath { from: "client", to: "far:7", relays: 1, least: 4_000, spread: 0 },
-    RelayPath { from: "client", to: "jumpy:7", relays: 1, least: 8_000, spread: 8_000 },
-    RelayPath { from: "far", to: "late:7", relays: 2, least: 14_000, spread: 0 },
-    RelayPath { from: "alpha/web-0", to: "10.1.2.2:7", relays: 2, least: 6_000, spread: 0 },
-    RelayPath { from: "alpha/web-0", to: "[fd00:101::2:2]:7", relays: 2, least: 6_000, spread: 0 },
+    RelayPath {
+        from: "client",
+        to: "late:7",
+        relays: 1,
+        least: 10_000,
+        spread: 0,
+    },
+    RelayPath {
+        from: "client",
+        to: "far:7",
+        relays: 1,
+        least: 4_000,
+        spread: 0,
+    },
+    RelayPath {
+        from: "client",
+        to: "jumpy:7",
+        relays: 1,
+        least: 8_000,
+        spread: 8_000,
+    },
+    RelayPath {
+        from: "far",
+        to: "late:7",
+        relays: 2,
+        least: 14_000,
+        spread: 0,
+    },
+    RelayPath {
+        from: "alpha/web-0",
+        to: "10.1.2.2:7",
+        relays: 2,
+        least: 6_000,
+        spread: 0,
+    },
+    RelayPath {
+        from: "alpha/web-0",
+        to: "[fd00:101::2:2]:7",
+        relays: 2,
+        least: 6_000,
+        spread: 0,
+    },
 ];
 
 /// Maximum extra delay that one relay adds in one direction on an idle machine, in microseconds.
@@ -64,8 +100,12 @@ fn target(world: &World, text: &str) -> String {
 
 /// Returns the minimum, median and maximum round-trip time, in microseconds.
 fn times(world: &World, from: &str, argv: &[&str]) -> [u64; 3] {
-    let text = client_output(world, from, argv).unwrap_or_else(|complaint| panic!("{argv:?} in {from}: {complaint}"));
-    let times: Vec<u64> = text.split_whitespace().map(|word| word.parse().expect("a number")).collect();
+    let text = client_output(world, from, argv)
+        .unwrap_or_else(|complaint| panic!("{argv:?} in {from}: {complaint}"));
+    let times: Vec<u64> = text
+        .split_whitespace()
+        .map(|word| word.parse().expect("a number"))
+        .collect();
     times.try_into().expect("three numbers")
 }
 
@@ -76,30 +116,57 @@ fn round_trips_match_the_links_delays() {
     let count = if is_timed() { "200" } else { "50" };
     for path in PATHS {
         let to = target(&world, path.to);
-        for argv in [&["canal-world-peer", "rtt", &to, count][..], &["canal-world-peer", "rtt-udp", &to, count, "100"]] {
+        for argv in [
+            &["canal-world-peer", "rtt", &to, count][..],
+            &["canal-world-peer", "rtt-udp", &to, count, "100"],
+        ] {
             let [least, median, _] = times(&world, path.from, argv);
             let exact = path.least + BARE + 2 * u64::from(path.relays) * EXACT;
-            println!("{} to {} ({}): least {least}, median {median} µs", path.from, path.to, argv[1]);
+            println!(
+                "{} to {} ({}): least {least}, median {median} µs",
+                path.from, path.to, argv[1]
+            );
             // Other work on the machine makes round trips longer and never shorter, so the minimum shows the link.
             if least < path.least {
-                wrong.push(format!("{} to {}: least {least}, median {median}, shall be {}", path.from, path.to, path.least));
+                wrong.push(format!(
+                    "{} to {}: least {least}, median {median}, shall be {}",
+                    path.from, path.to, path.least
+                ));
             }
-            let is_exact = least <= exact + path.spread / 2 && median <= exact + path.spread + 2_000;
-            timed!(is_exact, "round trips from {} to {} by {} are those of the links", path.from, path.to, argv[1]);
+            let is_exact =
+                least <= exact + path.spread / 2 && median <= exact + path.spread + 2_000;
+            timed!(
+                is_exact,
+                "round trips from {} to {} by {} are those of the links",
+                path.from,
+                path.to,
+                argv[1]
+            );
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let jumpy = target(&world, "jumpy:7");
-    let [least, _, largest] = times(&world, "client", &["canal-world-peer", "rtt-udp", &jumpy, "300", "100"]);
-    assert!(largest - least > 3_000, "jitter of 2 ms each way spreads round trips: {least} to {largest}");
+    let [least, _, largest] = times(
+        &world,
+        "client",
+        &["canal-world-peer", "rtt-udp", &jumpy, "300", "100"],
+    );
+    assert!(
+        largest - least > 3_000,
+        "jitter of 2 ms each way spreads round trips: {least} to {largest}"
+    );
 }
 
 /// Returns the number of datagrams that arrived at a host in which no socket receives them.
 fn arrived(world: &World, host: &str) -> u64 {
-    let text = String::from_utf8(run(world, host, &["cat", "/proc/self/net/snmp"]).stdout).expect("text");
+    let text =
+        String::from_utf8(run(world, host, &["cat", "/proc/self/net/snmp"]).stdout).expect("text");
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Udp: "));
     let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
-    let found = names.split(' ').zip(values.split(' ')).find(|(name, _)| *name == "NoPorts");
+    let found = names
+        .split(' ')
+        .zip(values.split(' '))
+        .find(|(name, _)| *name == "NoPorts");
     found.expect("a counter").1.parse().expect("a number")
 }
 
@@ -112,32 +179,74 @@ fn losses_are_those_of_the_seed_and_the_share() {
     let lost_if_alone = || {
         let world = world("loss", LINKS);
         let to = target(&world, "lossy:9");
-        let before = (arrived(&world, "lossy"), world.link_report("lossy").expect("a report").a_to_b);
+        let before = (
+            arrived(&world, "lossy"),
+            world.link_report("lossy").expect("a report").a_to_b,
+        );
         let counters = || world.link_report("lossy").expect("a report").a_to_b;
         // The relay's socket holds one batch, even while the relay does not run.
         for sent in (BATCH..=SENT).step_by(BATCH as usize) {
-            client_output(&world, "client", &["canal-world-peer", "datagrams", &to, &BATCH.to_string(), "100", "50000"]).expect("sent");
-            let all = || counters().frames + counters().dropped_loss - before.1.frames - before.1.dropped_loss >= sent;
+            client_output(
+                &world,
+                "client",
+                &[
+                    "canal-world-peer",
+                    "datagrams",
+                    &to,
+                    &BATCH.to_string(),
+                    "100",
+                    "50000",
+                ],
+            )
+            .expect("sent");
+            let all = || {
+                counters().frames + counters().dropped_loss
+                    - before.1.frames
+                    - before.1.dropped_loss
+                    >= sent
+            };
             becomes("the fate of all datagrams", SOON, all);
         }
         let after = counters();
         let lost = after.dropped_loss - before.1.dropped_loss;
-        let others = after.frames + after.dropped_loss - before.1.frames - before.1.dropped_loss - SENT;
+        let others =
+            after.frames + after.dropped_loss - before.1.frames - before.1.dropped_loss - SENT;
         if others > 0 {
             println!("{others} other frames passed the link; once more");
             return None;
         }
         let expected = SENT - lost;
-        becomes("the arrival of the others", SOON, || arrived(&world, "lossy") - before.0 >= expected);
-        assert_eq!(arrived(&world, "lossy") - before.0, expected, "what was not lost arrived, and nothing twice");
-        assert_eq!((after.dropped_queue, after.dropped_socket, after.dropped_device, after.dropped_oversize), (0, 0, 0, 0));
+        becomes("the arrival of the others", SOON, || {
+            arrived(&world, "lossy") - before.0 >= expected
+        });
+        assert_eq!(
+            arrived(&world, "lossy") - before.0,
+            expected,
+            "what was not lost arrived, and nothing twice"
+        );
+        assert_eq!(
+            (
+                after.dropped_queue,
+                after.dropped_socket,
+                after.dropped_device,
+                after.dropped_oversize
+            ),
+            (0, 0, 0, 0)
+        );
         Some(lost)
     };
-    let lost = || (0..WORLDS_MAX).find_map(|_| lost_if_alone()).expect("a world in which nothing but the datagrams uses the link");
+    let lost = || {
+        (0..WORLDS_MAX)
+            .find_map(|_| lost_if_alone())
+            .expect("a world in which nothing but the datagrams uses the link")
+    };
     let (first, second) = (lost(), lost());
     // Four standard deviations of the binomial distribution.
     let bound = 4.0 * (SENT as f64 * 0.05 * 0.95).sqrt();
-    assert!((first as f64 - SENT as f64 * 0.05).abs() < bound, "{first} of {SENT} were lost");
+    assert!(
+        (first as f64 - SENT as f64 * 0.05).abs() < bound,
+        "{first} of {SENT} were lost"
+    );
     assert_eq!(first, second, "one seed, one fate");
 }
 
@@ -152,17 +261,29 @@ fn content_passes_whole_whatever_its_size() {
         ("alpha/web-0", "[fd00:101::2:2]:7", "1452"),
     ] {
         let to = target(&world, to);
-        times(&world, from, &["canal-world-peer", "rtt-udp", &to, "20", bytes]);
+        times(
+            &world,
+            from,
+            &["canal-world-peer", "rtt-udp", &to, "20", bytes],
+        );
         // The senders' TCP does not segment (GSO) and leaves checksums to the device, also inside tunnels.
-        let rate = client_output(&world, from, &["canal-world-peer", "digest", &to, "20000000"])
-            .unwrap_or_else(|complaint| panic!("{to}: {complaint}"));
+        let rate = client_output(
+            &world,
+            from,
+            &["canal-world-peer", "digest", &to, "20000000"],
+        )
+        .unwrap_or_else(|complaint| panic!("{to}: {complaint}"));
         println!("{from} to {to}: {rate} bit/s");
     }
     for relay in ["late", "a-n1", "relay-az1-az2"] {
         let report = world.link_report(relay).expect("a report");
         for counters in [report.a_to_b, report.b_to_a] {
             assert!(counters.frames > 0, "{relay}: {report:?}");
-            assert_eq!((counters.dropped_oversize, counters.dropped_device), (0, 0), "{relay}: {report:?}");
+            assert_eq!(
+                (counters.dropped_oversize, counters.dropped_device),
+                (0, 0),
+                "{relay}: {report:?}"
+            );
         }
     }
 }
@@ -171,13 +292,32 @@ fn content_passes_whole_whatever_its_size() {
 fn a_full_link_drops_and_counts_the_excess() {
     const BATCH: u64 = 1_000;
     let world = world("full", LINKS);
-    let _late = world.impair("late", Impairment::delay(Duration::from_secs(10))).expect("impaired");
+    let _late = world
+        .impair("late", Impairment::delay(Duration::from_secs(10)))
+        .expect("impaired");
     let to = target(&world, "late:9");
     let mut sent = 0;
     becomes("a full queue", SOON, || {
-        client_output(&world, "client", &["canal-world-peer", "datagrams", &to, &BATCH.to_string(), "1400", "50000"]).expect("sent");
+        client_output(
+            &world,
+            "client",
+            &[
+                "canal-world-peer",
+                "datagrams",
+                &to,
+                &BATCH.to_string(),
+                "1400",
+                "50000",
+            ],
+        )
+        .expect("sent");
         sent += BATCH;
-        world.link_report("late").expect("a report").a_to_b.dropped_queue > 0
+        world
+            .link_report("late")
+            .expect("a report")
+            .a_to_b
+            .dropped_queue
+            > 0
     });
     // 32 MiB contain some 23,000 such frames.
     assert!(sent > 18_000, "the queue was full after {sent}");
@@ -187,14 +327,37 @@ fn a_full_link_drops_and_counts_the_excess() {
 fn a_relay_that_dies_comes_back_and_a_link_that_is_down_is_down() {
     let world = world("again", LINKS);
     let to = target(&world, "late:7");
-    let reach = || client_output(&world, "client", &["timeout", "2", "canal-world-peer", "rtt-udp", &to, "1", "10"]).is_ok();
+    let reach = || {
+        client_output(
+            &world,
+            "client",
+            &[
+                "timeout",
+                "2",
+                "canal-world-peer",
+                "rtt-udp",
+                &to,
+                "1",
+                "10",
+            ],
+        )
+        .is_ok()
+    };
     becomes("an answer", SOON, reach);
     world.kill("relay-late", Signal::Kill).expect("killed");
-    becomes("a new relay", SOON, || reach() && world.host("relay-late").is_ok_and(|host| host.pulse.restarts == 1));
+    becomes("a new relay", SOON, || {
+        reach()
+            && world
+                .host("relay-late")
+                .is_ok_and(|host| host.pulse.restarts == 1)
+    });
     world.link_down("late").expect("down");
     assert!(!reach());
     let link = run(&world, "late", &["ip", "-o", "link", "show", "eth0"]);
-    assert!(String::from_utf8_lossy(&link.stdout).contains("NO-CARRIER"), "the host sees its carrier go");
+    assert!(
+        String::from_utf8_lossy(&link.stdout).contains("NO-CARRIER"),
+        "the host sees its carrier go"
+    );
     world.link_up("late").expect("up");
     becomes("the link", SOON, reach);
 }
@@ -204,8 +367,16 @@ struct Echo(Child);
 
 impl Echo {
     fn begin(world: &World, host: &str) -> Self {
-        let mut command = world.exec(host, &["canal-world-peer", "echo", "7"]).expect("a command");
-        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("started"))
+        let mut command = world
+            .exec(host, &["canal-world-peer", "echo", "7"])
+            .expect("a command");
+        Self(
+            command
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .spawn()
+                .expect("started"),
+        )
     }
 }
 
@@ -234,13 +405,18 @@ fn a_joining_gateway_has_a_relay_that_leaves_with_it() {
     for gateway in ["gw-1", "gw-2"] {
         let echo = Echo::begin(&world, gateway);
         let to = target(&world, &format!("{gateway}:7"));
-        becomes("an answer", SOON, || client_output(&world, "client", &["canal-world-peer", "rtt", &to, "1"]).is_ok());
+        becomes("an answer", SOON, || {
+            client_output(&world, "client", &["canal-world-peer", "rtt", &to, "1"]).is_ok()
+        });
         let [least, ..] = times(&world, "client", &["canal-world-peer", "rtt", &to, "50"]);
         assert!(least >= 6_000, "{gateway}: {least} µs");
         drop(echo);
     }
     world.remove_gateway("gw-2").expect("removed");
-    let left: Vec<String> = remains(world.name()).into_iter().filter(|left| left.contains("gw-2")).collect();
+    let left: Vec<String> = remains(world.name())
+        .into_iter()
+        .filter(|left| left.contains("gw-2"))
+        .collect();
     assert!(left.is_empty(), "{left:?}");
     assert!(world.host("relay-gw-2").is_err());
 }
@@ -249,16 +425,38 @@ fn a_joining_gateway_has_a_relay_that_leaves_with_it() {
 fn a_world_with_relays_leaves_nothing() {
     let name = name("gone");
     let world = world("gone", LINKS);
-    let relays: Vec<u32> =
-        world.hosts().expect("hosts").iter().filter(|host| host.environment.kind == "relay").filter_map(|host| host.pid()).collect();
+    let relays: Vec<u32> = world
+        .hosts()
+        .expect("hosts")
+        .iter()
+        .filter(|host| host.environment.kind == "relay")
+        .filter_map(|host| host.pid())
+        .collect();
     assert_eq!(relays.len(), 5);
-    for host in world.hosts().expect("hosts").iter().filter(|host| host.environment.kind == "relay") {
+    for host in world
+        .hosts()
+        .expect("hosts")
+        .iter()
+        .filter(|host| host.environment.kind == "relay")
+    {
         let devices = world.traffic(&host.environment.name).expect("counters");
         let names: Vec<&str> = devices.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names.iter().filter(|name| **name != "lo").copied().collect::<Vec<_>>().len(), 2, "{names:?}");
+        assert_eq!(
+            names
+                .iter()
+                .filter(|name| **name != "lo")
+                .copied()
+                .collect::<Vec<_>>()
+                .len(),
+            2,
+            "{names:?}"
+        );
     }
     world.down().expect("down");
     vanishes(&name);
-    let alive = relays.iter().filter(|pid| std::path::Path::new(&format!("/proc/{pid}/stat")).exists()).count();
+    let alive = relays
+        .iter()
+        .filter(|pid| std::path::Path::new(&format!("/proc/{pid}/stat")).exists())
+        .count();
     assert_eq!(alive, 0, "a relay outlived its world");
 }

@@ -45,7 +45,11 @@ fn check(world: &World, cases: &[(&str, &str, DialOutcome<'_>)]) {
         *known = took.max(*known);
     }
     for ((word, bound), took) in longest {
-        judge_time(&format!("time until a dial fails: {word}, bound {bound} s"), took, Duration::from_secs(bound));
+        judge_time(
+            &format!("time until a dial fails: {word}, bound {bound} s"),
+            took,
+            Duration::from_secs(bound),
+        );
     }
 }
 
@@ -60,7 +64,11 @@ fn tenants_reach_only_their_own_pods() {
             ("alpha/web-0", "[fd00:101::1:3]:8080", Seen("fd00:101::1:2")),
             ("alpha/web-0", "[fd00:101::2:2]:8080", Seen("fd00:101::1:2")),
             ("alpha/web-1", "10.1.255.1:8080", Seen("10.1.2.2")),
-            ("alpha/web-1", "[fd00:101::ff:2]:8080", Seen("fd00:101::2:2")),
+            (
+                "alpha/web-1",
+                "[fd00:101::ff:2]:8080",
+                Seen("fd00:101::2:2"),
+            ),
             ("beta/web-0", "10.2.255.2:8080", Seen("10.2.1.2")),
             ("gw1", "10.1.2.2:8080", Seen("10.1.255.1")),
             ("gw2", "[fd00:102::1:2]:8080", Seen("fd00:102::ff:2")),
@@ -101,14 +109,29 @@ fn tenants_reach_only_their_own_pods() {
 fn an_uncaptured_vip_is_refused_at_once_and_never_leaves_the_node() {
     let world = world("vip", SMOKE);
     let before = scene::silence(&world, "a-n1");
-    let both = [("alpha/web-0", "10.101.0.5:80", Refused), ("alpha/web-0", "[fd00:1101::5]:80", Refused)];
+    let both = [
+        ("alpha/web-0", "10.101.0.5:80", Refused),
+        ("alpha/web-0", "[fd00:1101::5]:80", Refused),
+    ];
     check(&world, &both.repeat(20));
-    let udp = client_output(&world, "alpha/web-0", &["canal-world-peer", "udp", "10.101.0.5:53"]).expect_err("a VIP must refuse datagrams");
+    let udp = client_output(
+        &world,
+        "alpha/web-0",
+        &["canal-world-peer", "udp", "10.101.0.5:53"],
+    )
+    .expect_err("a VIP must refuse datagrams");
     assert!(udp.contains("ConnectionRefused"), "{udp}");
     let refused = world.refused("a-n1").expect("counters");
     assert_eq!((refused.tcp, refused.other), (40, 1));
-    assert_eq!(world.refused("b-n1").expect("counters"), canal_world::RefusedPackets::default());
-    assert_eq!(scene::sent(&world, "a-n1"), before, "the node sent something into underlay or overlay");
+    assert_eq!(
+        world.refused("b-n1").expect("counters"),
+        canal_world::RefusedPackets::default()
+    );
+    assert_eq!(
+        scene::sent(&world, "a-n1"),
+        before,
+        "the node sent something into underlay or overlay"
+    );
 }
 
 #[test]
@@ -117,41 +140,119 @@ fn a_tenants_node_cannot_reach_another_tenants_gateway_address() {
     // Root on a tenant's node can write any route, so the gateway must not rely on the node.
     let device = "vx102";
     for lines in [
-        ["neigh", "replace", "10.1.255.1", "lladdr", "02:05:00:00:00:01", "dev", device, "nud", "permanent"],
-        ["neigh", "replace", "fd00:101::ff:1", "lladdr", "02:05:00:00:00:01", "dev", device, "nud", "permanent"],
+        [
+            "neigh",
+            "replace",
+            "10.1.255.1",
+            "lladdr",
+            "02:05:00:00:00:01",
+            "dev",
+            device,
+            "nud",
+            "permanent",
+        ],
+        [
+            "neigh",
+            "replace",
+            "fd00:101::ff:1",
+            "lladdr",
+            "02:05:00:00:00:01",
+            "dev",
+            device,
+            "nud",
+            "permanent",
+        ],
     ] {
         client_output(&world, "b-n1", &[&["ip"], lines.as_slice()].concat()).expect("a neighbour");
     }
-    for lines in [["10.1.255.1/32", "10.2.1.1"], ["fd00:101::ff:1/128", "fd00:102::1:1"]] {
-        client_output(&world, "b-n1", &["ip", "route", "add", lines[0], "dev", device, "src", lines[1]]).expect("a route");
+    for lines in [
+        ["10.1.255.1/32", "10.2.1.1"],
+        ["fd00:101::ff:1/128", "fd00:102::1:1"],
+    ] {
+        client_output(
+            &world,
+            "b-n1",
+            &[
+                "ip", "route", "add", lines[0], "dev", device, "src", lines[1],
+            ],
+        )
+        .expect("a route");
     }
     for (count, to) in [(1, "10.1.255.1:8080"), (2, "[fd00:101::ff:1]:8080")] {
         dial_in_vain(&world, "b-n1", to, "it must not answer");
-        assert!(world.refused("gw1").expect("counters").foreign >= count, "{to}");
+        assert!(
+            world.refused("gw1").expect("counters").foreign >= count,
+            "{to}"
+        );
     }
     // A forged source inside the right overlay: alpha's address, sent by beta to beta's gateway.
-    client_output(&world, "b-n1", &["ip", "address", "add", "fd00:101::1:2/128", "dev", "lo", "nodad"]).expect("an address");
-    client_output(&world, "b-n1", &["ip", "route", "replace", "fd00:102::ff:1/128", "dev", device, "src", "fd00:101::1:2"])
-        .expect("a route");
+    client_output(
+        &world,
+        "b-n1",
+        &[
+            "ip",
+            "address",
+            "add",
+            "fd00:101::1:2/128",
+            "dev",
+            "lo",
+            "nodad",
+        ],
+    )
+    .expect("an address");
+    client_output(
+        &world,
+        "b-n1",
+        &[
+            "ip",
+            "route",
+            "replace",
+            "fd00:102::ff:1/128",
+            "dev",
+            device,
+            "src",
+            "fd00:101::1:2",
+        ],
+    )
+    .expect("a route");
     let before = world.refused("gw1").expect("counters").foreign;
-    dial_in_vain(&world, "b-n1", "[fd00:102::ff:1]:8080", "it must not answer");
+    dial_in_vain(
+        &world,
+        "b-n1",
+        "[fd00:102::ff:1]:8080",
+        "it must not answer",
+    );
     assert!(world.refused("gw1").expect("counters").foreign > before);
-    assert_eq!(world.refused("gw2").expect("counters"), canal_world::RefusedPackets::default());
+    assert_eq!(
+        world.refused("gw2").expect("counters"),
+        canal_world::RefusedPackets::default()
+    );
 }
 
 #[test]
 fn no_interface_is_ever_outside() {
     let names = || -> Vec<String> {
         let text = std::fs::read_to_string("/proc/net/dev").expect("interfaces");
-        text.lines().skip(2).filter_map(|line| line.split_once(':').map(|(name, _)| name.trim().to_owned())).collect()
+        text.lines()
+            .skip(2)
+            .filter_map(|line| line.split_once(':').map(|(name, _)| name.trim().to_owned()))
+            .collect()
     };
     let before = names();
     let world = world("out", SMOKE);
     assert_eq!(names(), before);
     for host in world.hosts().expect("hosts") {
         let devices = world.traffic(&host.environment.name).expect("counters");
-        let known = |name: &str| ["lo", "eth0", "vx", "h", "x", "p"].iter().any(|prefix| name.starts_with(prefix));
-        assert!(devices.iter().all(|(name, _)| known(name)), "{}: {devices:?}", host.environment.name);
+        let known = |name: &str| {
+            ["lo", "eth0", "vx", "h", "x", "p"]
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
+        };
+        assert!(
+            devices.iter().all(|(name, _)| known(name)),
+            "{}: {devices:?}",
+            host.environment.name
+        );
     }
 }
 
@@ -159,21 +260,53 @@ fn no_interface_is_ever_outside() {
 fn large_packets_pass_the_tunnel_whole() {
     let world = world("mtu", SMOKE);
     for to in ["10.1.2.2:8080", "[fd00:101::2:2]:8080"] {
-        client_output(&world, "alpha/web-0", &["canal-world-peer", "pour", to, "3000000"]).expect("poured");
+        client_output(
+            &world,
+            "alpha/web-0",
+            &["canal-world-peer", "pour", to, "3000000"],
+        )
+        .expect("poured");
     }
-    let fragments = run(&world, "a-n1", &["sh", "-c", "cat /proc/self/net/snmp | grep ^Ip: | tail -1 | cut -d' ' -f20"]);
-    assert_eq!(String::from_utf8_lossy(&fragments.stdout).trim(), "0", "packets were fragmented");
+    let fragments = run(
+        &world,
+        "a-n1",
+        &[
+            "sh",
+            "-c",
+            "cat /proc/self/net/snmp | grep ^Ip: | tail -1 | cut -d' ' -f20",
+        ],
+    );
+    assert_eq!(
+        String::from_utf8_lossy(&fragments.stdout).trim(),
+        "0",
+        "packets were fragmented"
+    );
 }
 
 #[test]
 fn rates_limit_links() {
-    let yaml = SMOKE.replace("controller:", "links: {pod: {rate: 40mbit}, interAz: {rate: 20mbit}}\ncontroller:");
+    let yaml = SMOKE.replace(
+        "controller:",
+        "links: {pod: {rate: 40mbit}, interAz: {rate: 20mbit}}\ncontroller:",
+    );
     let world = world("rate", &yaml);
-    for (name, to, limit) in [("pod", "10.1.1.3:8080", 40e6), ("interAz", "10.1.2.2:8080", 20e6)] {
-        let rate: f64 =
-            client_output(&world, "alpha/web-0", &["canal-world-peer", "pour", to, "5000000"]).expect("poured").parse().expect("a rate");
+    for (name, to, limit) in [
+        ("pod", "10.1.1.3:8080", 40e6),
+        ("interAz", "10.1.2.2:8080", 20e6),
+    ] {
+        let rate: f64 = client_output(
+            &world,
+            "alpha/web-0",
+            &["canal-world-peer", "pour", to, "5000000"],
+        )
+        .expect("poured")
+        .parse()
+        .expect("a rate");
         assert!(rate < limit * 1.1, "{name}: {rate} is over {limit}");
-        timed!(rate > limit * 0.5, "rate on a limited link to a {name} is over half of the limit");
+        timed!(
+            rate > limit * 0.5,
+            "rate on a limited link to a {name} is over half of the limit"
+        );
     }
 }
 
@@ -183,13 +316,32 @@ fn cuts_losses_and_links_down_heal() {
     let reach = |from: &str, to: &str| dial(&world, from, to).is_ok();
     let miss = |from: &str, to: &str, why: &str| drop(dial_in_vain(&world, from, to, why));
     let cases: [(&str, &str, &str, &str); 4] = [
-        ("two hosts of the underlay", "gw1", "load1", "250.1.0.2:8080"),
-        ("a pod and a gateway", "alpha/web-1", "gw1", "10.1.255.1:8080"),
-        ("two nodes, and so their pods", "a-n1", "a-n2", "10.1.1.2:8080"),
+        (
+            "two hosts of the underlay",
+            "gw1",
+            "load1",
+            "250.1.0.2:8080",
+        ),
+        (
+            "a pod and a gateway",
+            "alpha/web-1",
+            "gw1",
+            "10.1.255.1:8080",
+        ),
+        (
+            "two nodes, and so their pods",
+            "a-n1",
+            "a-n2",
+            "10.1.1.2:8080",
+        ),
         ("two AZs", "router-az1", "router-az2", "10.1.1.2:8080"),
     ];
     for (name, one, other, to) in cases {
-        let from = if to.starts_with("250") { "load1" } else { "alpha/web-1" };
+        let from = if to.starts_with("250") {
+            "load1"
+        } else {
+            "alpha/web-1"
+        };
         assert!(reach(from, to), "{name}: before");
         world.cut(one, other).expect("cut");
         miss(from, to, &format!("{name}: cut"));
@@ -201,7 +353,11 @@ fn cuts_losses_and_links_down_heal() {
     world.heal_all().expect("healed");
     assert!(reach("load1", "250.1.0.2:8080"));
     for host in ["gw1", "a-n1", "alpha/web-0"] {
-        let to = if host == "gw1" { "10.1.255.1:8080" } else { "10.1.1.2:8080" };
+        let to = if host == "gw1" {
+            "10.1.255.1:8080"
+        } else {
+            "10.1.1.2:8080"
+        };
         world.link_down(host).expect("down");
         miss("alpha/web-1", to, &format!("{host} is down"));
         world.link_up(host).expect("up");
@@ -218,7 +374,12 @@ fn only_passthrough_tenants_reach_outside_addresses() {
         )
         .replace("  vni: 102\n", "  vni: 102\n  outboundTrafficPolicy: Passthrough\n");
     let world = world("pass", &yaml);
-    let shop = world.host("shop").expect("a host").environment.ip4.expect("an address");
+    let shop = world
+        .host("shop")
+        .expect("a host")
+        .environment
+        .ip4
+        .expect("an address");
     check(
         &world,
         &[

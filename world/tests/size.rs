@@ -13,7 +13,11 @@ const BAR: Duration = Duration::from_secs(20);
 fn a_hundred_pods_are_up_and_ready_in_time() {
     let yaml = include_str!("hundred.yaml");
     let started = Instant::now();
-    let world = World::up(&scene::topology(&scene::name("size"), yaml), &scene::options(true)).expect("up");
+    let world = World::up(
+        &scene::topology(&scene::name("size"), yaml),
+        &scene::options(true),
+    )
+    .expect("up");
     let up = started.elapsed();
     world.wait_ready(deadline(BAR)).expect("ready");
     let ready = started.elapsed();
@@ -21,6 +25,9 @@ fn a_hundred_pods_are_up_and_ready_in_time() {
     assert_eq!(answer, Ok("you are fd00:101::4:1a".into()));
     let ending = Instant::now();
     world.down().expect("down");
-    println!("100 pods on 4 nodes: built and started in {up:.2?}, all ready after {ready:.2?}, gone in {:.2?}", ending.elapsed());
+    println!(
+        "100 pods on 4 nodes: built and started in {up:.2?}, all ready after {ready:.2?}, gone in {:.2?}",
+        ending.elapsed()
+    );
     judge_time("time until a hundred pods are ready", ready, BAR);
 }

@@ -18,18 +18,33 @@ const SOON: Duration = Duration::from_secs(15);
 fn topology(tag: &str, change: impl Fn(String) -> String) -> Topology {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("topologies/tier.yaml");
     let text = change(std::fs::read_to_string(&file).expect("the tier topology"));
-    let mut topology = Topology::parse(&file, &text).unwrap_or_else(|problems| panic!("{problems:#?}"));
-    let components = topology.controller.iter_mut().chain(&mut topology.edges).chain(&mut topology.gateways);
-    let proxies = topology.tenants.iter_mut().flat_map(|tenant| &mut tenant.nodes).filter_map(|node| node.proxy.as_mut());
-    for process in components.filter_map(|component| component.process.as_mut()).chain(proxies) {
+    let mut topology =
+        Topology::parse(&file, &text).unwrap_or_else(|problems| panic!("{problems:#?}"));
+    let components = topology
+        .controller
+        .iter_mut()
+        .chain(&mut topology.edges)
+        .chain(&mut topology.gateways);
+    let proxies = topology
+        .tenants
+        .iter_mut()
+        .flat_map(|tenant| &mut tenant.nodes)
+        .filter_map(|node| node.proxy.as_mut());
+    for process in components
+        .filter_map(|component| component.process.as_mut())
+        .chain(proxies)
+    {
         process.command = vec!["sleep".into(), "infinity".into()];
     }
     topology.renamed(&scene::name(tag)).expect("a name")
 }
 
 fn world(tag: &str) -> World {
-    let world = World::up(&topology(tag, |text| text), &scene::options(true)).unwrap_or_else(|error| panic!("{error}"));
-    world.wait_ready(deadline(2 * SOON)).unwrap_or_else(|error| panic!("{error}"));
+    let world = World::up(&topology(tag, |text| text), &scene::options(true))
+        .unwrap_or_else(|error| panic!("{error}"));
+    world
+        .wait_ready(deadline(2 * SOON))
+        .unwrap_or_else(|error| panic!("{error}"));
     world
 }
 
@@ -49,7 +64,8 @@ fn stand_in(world: &World) {
         ip route add fd00:1::1:0/112 via fd00:1::1:1 onlink dev vx101 src fdca:a1:0:250::fa01:4d
         bridge fdb append {mac} dev vx101 dst {node}"
     );
-    client_output(world, "edge-1", &["sh", "-c", &script]).unwrap_or_else(|error| panic!("{error}"));
+    client_output(world, "edge-1", &["sh", "-c", &script])
+        .unwrap_or_else(|error| panic!("{error}"));
 }
 
 /// A listener in a host, as long as this value exists.
@@ -57,10 +73,14 @@ struct HostListener(Child);
 
 impl HostListener {
     fn on(world: &World, host: &str) -> Self {
-        let mut command = world.exec(host, &["canal-world-peer", "listen", "8080"]).expect("a command");
+        let mut command = world
+            .exec(host, &["canal-world-peer", "listen", "8080"])
+            .expect("a command");
         let mut child = command.stdout(Stdio::piped()).spawn().expect("started");
         let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
+        BufReader::new(child.stdout.take().expect("piped"))
+            .read_line(&mut line)
+            .expect("a line");
         assert_eq!(line, "listening on 8080\n");
         Self(child)
     }
@@ -78,41 +98,129 @@ impl Drop for HostListener {
 fn overlapping_tenants_live_side_by_side_and_their_routes_lead_to_edges() {
     let world = world("tier");
     for tenant in ["alpha", "beta"] {
-        assert_eq!(dial(&world, &format!("{tenant}/client-0"), "10.1.2.2:8080"), Ok("you are 10.1.1.3".into()), "{tenant}");
+        assert_eq!(
+            dial(&world, &format!("{tenant}/client-0"), "10.1.2.2:8080"),
+            Ok("you are 10.1.1.3".into()),
+            "{tenant}"
+        );
     }
     for host in ["edge-1", "gw-1a"] {
-        let devices: Vec<String> = world.traffic(host).expect("counters").into_iter().map(|(name, _)| name).collect();
-        assert_eq!(devices, ["lo", "eth0"], "{host} is built by its own programs");
-        for (setting, value) in [("ip_forward", "0"), ("conf/all/rp_filter", "0"), ("conf/eth0/rp_filter", "1")] {
+        let devices: Vec<String> = world
+            .traffic(host)
+            .expect("counters")
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect();
+        assert_eq!(
+            devices,
+            ["lo", "eth0"],
+            "{host} is built by its own programs"
+        );
+        for (setting, value) in [
+            ("ip_forward", "0"),
+            ("conf/all/rp_filter", "0"),
+            ("conf/eth0/rp_filter", "1"),
+        ] {
             assert_eq!(
-                client_output(&world, host, &["cat", &format!("/proc/sys/net/ipv4/{setting}")]),
+                client_output(
+                    &world,
+                    host,
+                    &["cat", &format!("/proc/sys/net/ipv4/{setting}")]
+                ),
                 Ok(value.into()),
                 "{host}: {setting}"
             );
         }
-        assert!(world.host(host).expect("a host").environment.overlay.is_empty());
+        assert!(
+            world
+                .host(host)
+                .expect("a host")
+                .environment
+                .overlay
+                .is_empty()
+        );
     }
     stand_in(&world);
-    let _listeners = [HostListener::on(&world, "edge-1"), HostListener::on(&world, "a-n1")];
+    let _listeners = [
+        HostListener::on(&world, "edge-1"),
+        HostListener::on(&world, "a-n1"),
+    ];
     for (name, from, to, seen) in [
-        ("a pod to a gateway address", "alpha/client-0", "10.1.200.1:8080", "10.1.1.3"),
-        ("the same, IPv6", "alpha/client-0", "[fd00:1:0:c:2000::1]:8080", "fd00:1::1:3"),
-        ("a node to a gateway address", "a-n1", "10.1.200.1:8080", "10.1.1.1"),
-        ("the same, IPv6", "a-n1", "[fd00:1:0:c:2000::1]:8080", "fd00:1::1:1"),
-        ("a replica to a pod", "edge-1", "10.1.1.2:8080", "250.1.0.77"),
-        ("the same, IPv6", "edge-1", "[fd00:1::1:2]:8080", "fdca:a1:0:250::fa01:4d"),
-        ("a replica to a node", "edge-1", "10.1.1.1:8080", "250.1.0.77"),
-        ("the same, IPv6", "edge-1", "[fd00:1::1:1]:8080", "fdca:a1:0:250::fa01:4d"),
+        (
+            "a pod to a gateway address",
+            "alpha/client-0",
+            "10.1.200.1:8080",
+            "10.1.1.3",
+        ),
+        (
+            "the same, IPv6",
+            "alpha/client-0",
+            "[fd00:1:0:c:2000::1]:8080",
+            "fd00:1::1:3",
+        ),
+        (
+            "a node to a gateway address",
+            "a-n1",
+            "10.1.200.1:8080",
+            "10.1.1.1",
+        ),
+        (
+            "the same, IPv6",
+            "a-n1",
+            "[fd00:1:0:c:2000::1]:8080",
+            "fd00:1::1:1",
+        ),
+        (
+            "a replica to a pod",
+            "edge-1",
+            "10.1.1.2:8080",
+            "250.1.0.77",
+        ),
+        (
+            "the same, IPv6",
+            "edge-1",
+            "[fd00:1::1:2]:8080",
+            "fdca:a1:0:250::fa01:4d",
+        ),
+        (
+            "a replica to a node",
+            "edge-1",
+            "10.1.1.1:8080",
+            "250.1.0.77",
+        ),
+        (
+            "the same, IPv6",
+            "edge-1",
+            "[fd00:1::1:1]:8080",
+            "fdca:a1:0:250::fa01:4d",
+        ),
     ] {
-        assert_eq!(dial(&world, from, to), Ok(format!("you are {seen}")), "{name}");
+        assert_eq!(
+            dial(&world, from, to),
+            Ok(format!("you are {seen}")),
+            "{name}"
+        );
     }
     // Replicas dial pods. Pods dial neither replicas nor anything else in the tier.
-    for to in ["250.1.0.77:8080", "[fdca:a1:0:250::fa01:4d]:8080", "240.0.0.1:80", "[fdca:a1:0:240::1]:80"] {
+    for to in [
+        "250.1.0.77:8080",
+        "[fdca:a1:0:250::fa01:4d]:8080",
+        "240.0.0.1:80",
+        "[fdca:a1:0:240::1]:80",
+    ] {
         let refused = dial_in_vain(&world, "alpha/client-0", to, to);
         assert!(refused.contains("ConnectionRefused"), "{to}: {refused}");
     }
-    client_output(&world, "alpha/client-0", &["canal-world-peer", "udp", "250.1.0.77:53"]).expect_err("no datagrams to replicas");
-    assert_eq!(world.refused("router-az1").expect("counters"), RefusedPackets::default());
+    client_output(
+        &world,
+        "alpha/client-0",
+        &["canal-world-peer", "udp", "250.1.0.77:53"],
+    )
+    .expect_err("no datagrams to replicas");
+    assert_eq!(
+        world.refused("router-az1").expect("counters"),
+        RefusedPackets::default()
+    );
     // Nodes reach only the controller and key servers of the provider's hosts.
     dial_in_vain(&world, "a-n1", "250.1.0.2:8080", "an edge's own port");
     assert!(world.refused("router-az1").expect("counters").provider > 0);
@@ -134,78 +242,203 @@ fn overlapping_tenants_live_side_by_side_and_their_routes_lead_to_edges() {
 #[test]
 fn routers_refuse_forbidden_tunnels_of_a_tenants_node() {
     let world = world("switch");
-    let ip = |host: &str| world.host(host).expect("a host").ip4().expect("an address").to_string();
+    let ip = |host: &str| {
+        world
+            .host(host)
+            .expect("a host")
+            .ip4()
+            .expect("an address")
+            .to_string()
+    };
     let inner = ["spoof", "from=10.1.1.2:4711", "to=10.1.200.1:80"];
-    let vni = RefusedPackets { vni: 1, ..RefusedPackets::default() };
-    let peer = RefusedPackets { peer: 1, ..RefusedPackets::default() };
+    let vni = RefusedPackets {
+        vni: 1,
+        ..RefusedPackets::default()
+    };
+    let peer = RefusedPackets {
+        peer: 1,
+        ..RefusedPackets::default()
+    };
     let cases = [
-        ("another tenant's VNI", format!("vni=101 via={}", ip("edge-1")), vni),
-        ("the tier's VNI to a replica", format!("vni=827553 hop=1 via={}", ip("gw-1a")), vni),
-        ("the tier's VNI to an edge", format!("vni=827553 via={}", ip("edge-1")), vni),
-        ("another tenant's node", format!("vni=102 via={}", ip("a-n1")), peer),
-        ("a node of another AZ", format!("vni=102 via={}", ip("a-n2")), peer),
+        (
+            "another tenant's VNI",
+            format!("vni=101 via={}", ip("edge-1")),
+            vni,
+        ),
+        (
+            "the tier's VNI to a replica",
+            format!("vni=827553 hop=1 via={}", ip("gw-1a")),
+            vni,
+        ),
+        (
+            "the tier's VNI to an edge",
+            format!("vni=827553 via={}", ip("edge-1")),
+            vni,
+        ),
+        (
+            "another tenant's node",
+            format!("vni=102 via={}", ip("a-n1")),
+            peer,
+        ),
+        (
+            "a node of another AZ",
+            format!("vni=102 via={}", ip("a-n2")),
+            peer,
+        ),
         ("a replica", format!("vni=102 via={}", ip("gw-1a")), peer),
         (
             "another node's address",
             format!("vni=102 outer={} via={}", ip("a-n1"), ip("edge-1")),
-            RefusedPackets { source: 1, ..RefusedPackets::default() },
+            RefusedPackets {
+                source: 1,
+                ..RefusedPackets::default()
+            },
         ),
         (
             "an edge's address",
             format!("vni=827553 outer={} via={}", ip("edge-1"), ip("gw-1a")),
-            RefusedPackets { source: 1, ..RefusedPackets::default() },
+            RefusedPackets {
+                source: 1,
+                ..RefusedPackets::default()
+            },
         ),
         (
             "a VNI behind the fold",
-            format!("vni=101 torn=true outer={} via={}", ip("b-n1"), ip("edge-1")),
-            RefusedPackets { fragment: 2, ..RefusedPackets::default() },
+            format!(
+                "vni=101 torn=true outer={} via={}",
+                ip("b-n1"),
+                ip("edge-1")
+            ),
+            RefusedPackets {
+                fragment: 2,
+                ..RefusedPackets::default()
+            },
         ),
-        ("what it may", format!("vni=102 via={}", ip("edge-1")), RefusedPackets::default()),
-        ("what it may in another AZ", format!("vni=102 via={}", ip("b-n2")), RefusedPackets::default()),
+        (
+            "what it may",
+            format!("vni=102 via={}", ip("edge-1")),
+            RefusedPackets::default(),
+        ),
+        (
+            "what it may in another AZ",
+            format!("vni=102 via={}", ip("b-n2")),
+            RefusedPackets::default(),
+        ),
     ];
     for (name, order, expected) in cases {
         let before = world.refused("router-az1").expect("counters");
-        let words: Vec<&str> = ["canal-world-peer"].into_iter().chain(inner).chain(order.split(' ')).collect();
-        let sent = client_output(&world, "b-n1", &words).unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert!(sent.starts_with("sent 1 syn 10.1.1.2:4711 > 10.1.200.1:80 in vni "), "{sent}");
+        let words: Vec<&str> = ["canal-world-peer"]
+            .into_iter()
+            .chain(inner)
+            .chain(order.split(' '))
+            .collect();
+        let sent =
+            client_output(&world, "b-n1", &words).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(
+            sent.starts_with("sent 1 syn 10.1.1.2:4711 > 10.1.200.1:80 in vni "),
+            "{sent}"
+        );
         let now = world.refused("router-az1").expect("counters");
-        let counts = |refused: &RefusedPackets| [refused.source, refused.fragment, refused.vni, refused.peer];
-        let more: Vec<u64> = counts(&now).iter().zip(counts(&before)).map(|(now, before)| now - before).collect();
+        let counts = |refused: &RefusedPackets| {
+            [refused.source, refused.fragment, refused.vni, refused.peer]
+        };
+        let more: Vec<u64> = counts(&now)
+            .iter()
+            .zip(counts(&before))
+            .map(|(now, before)| now - before)
+            .collect();
         assert_eq!(more, counts(&expected), "{name}");
     }
     // A pod cannot tunnel out of its node at all, and it can use no source address but its own.
-    let before = (scene::silence(&world, "b-n1"), world.refused("b-n1").expect("counters").other);
+    let before = (
+        scene::silence(&world, "b-n1"),
+        world.refused("b-n1").expect("counters").other,
+    );
     for order in [
-        format!("from=10.1.1.3:1 to=10.1.200.1:80 vni=102 via={}", ip("edge-1")),
+        format!(
+            "from=10.1.1.3:1 to=10.1.200.1:80 vni=102 via={}",
+            ip("edge-1")
+        ),
         "from=10.1.2.3:1 to=10.1.200.1:80".to_owned(),
         "from=250.1.0.3:1 to=10.1.200.1:80".to_owned(),
         "from=240.0.0.1:1 to=10.1.200.1:80".to_owned(),
     ] {
-        let words: Vec<&str> = ["canal-world-peer", "spoof"].into_iter().chain(order.split(' ')).collect();
-        client_output(&world, "beta/client-0", &words).unwrap_or_else(|error| panic!("{order}: {error}"));
+        let words: Vec<&str> = ["canal-world-peer", "spoof"]
+            .into_iter()
+            .chain(order.split(' '))
+            .collect();
+        client_output(&world, "beta/client-0", &words)
+            .unwrap_or_else(|error| panic!("{order}: {error}"));
     }
-    assert_eq!((scene::sent(&world, "b-n1"), world.refused("b-n1").expect("counters").other), (before.0, before.1 + 1));
-    let wrong = client_output(&world, "b-n1", &["canal-world-peer", "spoof", "from=10.1.1.2:1", "to=10.1.1.3:1", "colour=red"]);
-    assert!(wrong.expect_err("an unknown word").contains("is unknown here"));
+    assert_eq!(
+        (
+            scene::sent(&world, "b-n1"),
+            world.refused("b-n1").expect("counters").other
+        ),
+        (before.0, before.1 + 1)
+    );
+    let wrong = client_output(
+        &world,
+        "b-n1",
+        &[
+            "canal-world-peer",
+            "spoof",
+            "from=10.1.1.2:1",
+            "to=10.1.1.3:1",
+            "colour=red",
+        ],
+    );
+    assert!(
+        wrong
+            .expect_err("an unknown word")
+            .contains("is unknown here")
+    );
 }
 
 /// Lists what a machine contains of a world's gateways: namespaces, mounts, cgroups, files, devices, principals.
 fn holdings(world: &World) -> Vec<String> {
-    let mut held: Vec<String> = scene::remains(world.name()).into_iter().filter(|item| !item.starts_with("process")).collect();
+    let mut held: Vec<String> = scene::remains(world.name())
+        .into_iter()
+        .filter(|item| !item.starts_with("process"))
+        .collect();
     // The ids of mounts are not comparable.
-    held.iter_mut().for_each(|item| *item = item.split(' ').filter(|word| word.contains("cnl-") || word.contains('/')).collect());
+    held.iter_mut().for_each(|item| {
+        *item = item
+            .split(' ')
+            .filter(|word| word.contains("cnl-") || word.contains('/'))
+            .collect()
+    });
     for dir in ["tokens", "data", "etc"] {
         let entries = std::fs::read_dir(world.dir().join(dir)).expect(dir);
-        held.extend(entries.flatten().map(|entry| format!("{dir}/{}", entry.file_name().to_string_lossy())));
+        held.extend(
+            entries
+                .flatten()
+                .map(|entry| format!("{dir}/{}", entry.file_name().to_string_lossy())),
+        );
     }
     let groups = world.host("gw-1a").expect("a gateway").environment.cgroup;
     let groups = std::fs::read_dir(groups.parent().expect("a parent")).expect("cgroups");
     held.extend(
-        groups.flatten().filter(|entry| entry.path().is_dir()).map(|entry| format!("cgroup {}", entry.file_name().to_string_lossy())),
+        groups
+            .flatten()
+            .filter(|entry| entry.path().is_dir())
+            .map(|entry| format!("cgroup {}", entry.file_name().to_string_lossy())),
     );
-    held.extend(world.traffic("router-az1").expect("counters").into_iter().map(|(name, _)| format!("device {name}")));
+    held.extend(
+        world
+            .traffic("router-az1")
+            .expect("counters")
+            .into_iter()
+            .map(|(name, _)| format!("device {name}")),
+    );
     held.push(std::fs::read_to_string(world.dir().join("principals.yaml")).expect("principals"));
-    held.extend(world.hosts().expect("hosts").into_iter().map(|host| host.environment.name));
+    held.extend(
+        world
+            .hosts()
+            .expect("hosts")
+            .into_iter()
+            .map(|host| host.environment.name),
+    );
     held.sort();
     held
 }
@@ -217,15 +450,25 @@ fn gateways_come_and_go_without_a_trace() {
     let mut addresses = Vec::new();
     for round in 0..50 {
         let name = format!("gw-x{}", round % 5);
-        world.add_gateway(&name, "az1", "b1").unwrap_or_else(|error| panic!("{round}: {error}"));
+        world
+            .add_gateway(&name, "az1", "b1")
+            .unwrap_or_else(|error| panic!("{round}: {error}"));
         world.wait_host_ready(&name, deadline(SOON)).expect("ready");
-        addresses.push(world.host(&name).expect("a host").ip4().expect("an address"));
+        addresses.push(
+            world
+                .host(&name)
+                .expect("a host")
+                .ip4()
+                .expect("an address"),
+        );
         if round == 0 {
-            let principals = std::fs::read_to_string(world.dir().join("principals.yaml")).expect("principals");
+            let principals =
+                std::fs::read_to_string(world.dir().join("principals.yaml")).expect("principals");
             assert!(principals.contains("gw-x0") && holdings(&world) != before);
             let _listener = HostListener::on(&world, &name);
             for from in ["gw-3a", "edge-1"] {
-                dial(&world, from, &format!("{}:8080", addresses[0])).unwrap_or_else(|error| panic!("from {from}: {error}"));
+                dial(&world, from, &format!("{}:8080", addresses[0]))
+                    .unwrap_or_else(|error| panic!("from {from}: {error}"));
             }
             world.cut("gw-3a", &name).expect("cut");
             dial_in_vain(&world, "gw-3a", &format!("{}:8080", addresses[0]), "cut");
@@ -234,7 +477,9 @@ fn gateways_come_and_go_without_a_trace() {
             world.link_up(&name).expect("up");
             world.kill(&name, Signal::Kill).expect("killed");
         }
-        world.remove_gateway(&name).unwrap_or_else(|error| panic!("{round}: {error}"));
+        world
+            .remove_gateway(&name)
+            .unwrap_or_else(|error| panic!("{round}: {error}"));
     }
     assert_eq!(holdings(&world), before);
     addresses.sort();
@@ -243,17 +488,33 @@ fn gateways_come_and_go_without_a_trace() {
 
     for (name, az, backend, answer) in [
         ("gw-1a", "az1", "b1", "the name \"gw-1a\" is already taken"),
-        ("edge-1", "az1", "b1", "the name \"edge-1\" is already taken"),
-        ("gw-9", "az9", "b1", "there is no AZ \"az9\" with an edge; use one of: az1, az2"),
+        (
+            "edge-1",
+            "az1",
+            "b1",
+            "the name \"edge-1\" is already taken",
+        ),
+        (
+            "gw-9",
+            "az9",
+            "b1",
+            "there is no AZ \"az9\" with an edge; use one of: az1, az2",
+        ),
         ("GW", "az1", "b1", "name: \"GW\" is not a name"),
         ("gw-9", "az1", "b_1", "backend: \"b_1\" is not a name"),
     ] {
-        let refused = world.add_gateway(name, az, backend).expect_err(answer).to_string();
+        let refused = world
+            .add_gateway(name, az, backend)
+            .expect_err(answer)
+            .to_string();
         assert!(refused.contains(answer), "{refused}");
     }
     for name in ["edge-1", "a-n1"] {
         let refused = world.remove_gateway(name).expect_err(name).to_string();
-        assert!(refused.contains("is no gateway of a tier world"), "{refused}");
+        assert!(
+            refused.contains("is no gateway of a tier world"),
+            "{refused}"
+        );
     }
     // Gateways of the file can be removed too, and several at once.
     std::thread::scope(|scope| {
@@ -262,15 +523,28 @@ fn gateways_come_and_go_without_a_trace() {
             scope.spawn(move || world.remove_gateway(name).expect("removed"));
         }
     });
-    assert_eq!(world.hosts().expect("hosts").iter().filter(|host| host.environment.kind == "gateway").count(), 5);
-    world.add_gateway("gw-1a", "az2", "b9").expect("the name is free");
+    assert_eq!(
+        world
+            .hosts()
+            .expect("hosts")
+            .iter()
+            .filter(|host| host.environment.kind == "gateway")
+            .count(),
+        5
+    );
+    world
+        .add_gateway("gw-1a", "az2", "b9")
+        .expect("the name is free");
     assert_eq!(world.host("gw-1a").expect("a host").environment.az, "az2");
     let name = world.name().to_owned();
     world.down().expect("down");
     vanishes(&name);
 
     let old = scene::world("nofleet", scene::SMOKE);
-    let refused = old.add_gateway("gw9", "az1", "b1").expect_err("no tier").to_string();
+    let refused = old
+        .add_gateway("gw9", "az1", "b1")
+        .expect_err("no tier")
+        .to_string();
     assert!(refused.contains("this world has no edges"), "{refused}");
     old.remove_gateway("gw1").expect_err("no tier");
 }
@@ -279,17 +553,28 @@ fn gateways_come_and_go_without_a_trace() {
 fn an_az_falls_and_rises() {
     let world = world("az");
     let _listeners = ["gw-1a", "gw-1b", "gw-3a"].map(|host| HostListener::on(&world, host));
-    let ip = |host: &str| format!("{}:8080", world.host(host).expect("a host").ip4().expect("an address"));
+    let ip = |host: &str| {
+        format!(
+            "{}:8080",
+            world.host(host).expect("a host").ip4().expect("an address")
+        )
+    };
     let (near, far, theirs) = (ip("gw-1b"), ip("gw-3a"), ip("gw-1a"));
     let phase = |host: &str| world.host(host).expect("a host").pulse.phase;
 
     world.cut_az("az2", false).expect("cut");
     let lost = dial_in_vain(&world, "gw-1a", &far, "cut");
-    assert!(lost.contains("TimedOut") || lost.contains("WouldBlock"), "a black hole, not {lost}");
+    assert!(
+        lost.contains("TimedOut") || lost.contains("WouldBlock"),
+        "a black hole, not {lost}"
+    );
     dial(&world, "gw-1a", &near).expect("its own AZ");
     dial(&world, "gw-3b", &far).expect("the other AZ inside");
     dial_in_vain(&world, "gw-3b", &theirs, "cut from the other side too");
-    assert_eq!((phase("edge-2"), phase("alpha/web-1")), (ProcessPhase::Running, ProcessPhase::Running));
+    assert_eq!(
+        (phase("edge-2"), phase("alpha/web-1")),
+        (ProcessPhase::Running, ProcessPhase::Running)
+    );
     world.heal_az("az2").expect("healed");
     dial(&world, "gw-1a", &far).expect("healed");
     dial(&world, "gw-3b", &theirs).expect("healed");
@@ -298,28 +583,54 @@ fn an_az_falls_and_rises() {
     world.cut_az("az2", true).expect("cut");
     std::thread::sleep(Duration::from_millis(600));
     for host in ["edge-2", "gw-3a", "a-n2", "alpha/web-1", "beta/free-1"] {
-        assert_eq!(phase(host), ProcessPhase::Stopped, "{host} is dead and stays so");
+        assert_eq!(
+            phase(host),
+            ProcessPhase::Stopped,
+            "{host} is dead and stays so"
+        );
     }
     for host in ["controller", "edge-1", "alpha/web-0"] {
         assert_eq!(phase(host), ProcessPhase::Running, "{host} lives");
     }
     world.heal_az("az2").expect("healed");
     for host in ["edge-2", "gw-3a", "a-n2", "alpha/web-1", "beta/free-1"] {
-        world.wait_host_ready(host, deadline(SOON)).unwrap_or_else(|error| panic!("{error}"));
+        world
+            .wait_host_ready(host, deadline(SOON))
+            .unwrap_or_else(|error| panic!("{error}"));
     }
-    assert_eq!(phase("gw-4b"), ProcessPhase::Stopped, "what was stopped before stays so");
-    assert_eq!(dial(&world, "alpha/client-0", "10.1.2.2:8080"), Ok("you are 10.1.1.3".into()));
-    let unknown = world.cut_az("az7", true).expect_err("no such AZ").to_string();
-    assert!(unknown.contains("there is no AZ \"az7\"; use one of: az1, az2"), "{unknown}");
+    assert_eq!(
+        phase("gw-4b"),
+        ProcessPhase::Stopped,
+        "what was stopped before stays so"
+    );
+    assert_eq!(
+        dial(&world, "alpha/client-0", "10.1.2.2:8080"),
+        Ok("you are 10.1.1.3".into())
+    );
+    let unknown = world
+        .cut_az("az7", true)
+        .expect_err("no such AZ")
+        .to_string();
+    assert!(
+        unknown.contains("there is no AZ \"az7\"; use one of: az1, az2"),
+        "{unknown}"
+    );
 }
 
 #[test]
 fn the_tiers_input_files_are_written() {
     let world = world("tfiles");
-    let read = |path: &str| std::fs::read_to_string(world.dir().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
-    let parse = |text: &str| -> Vec<serde_json::Value> { serde_saphyr::from_multiple(text).expect("YAML") };
+    let read = |path: &str| {
+        std::fs::read_to_string(world.dir().join(path))
+            .unwrap_or_else(|error| panic!("{path}: {error}"))
+    };
+    let parse =
+        |text: &str| -> Vec<serde_json::Value> { serde_saphyr::from_multiple(text).expect("YAML") };
     let tenant = &parse(&read("config/alpha/_tenant.yaml"))[0];
-    assert_eq!(tenant["spec"]["gatewayCidrs"], serde_json::json!(["10.1.192.0/18", "fd00:1:0:c::/64"]));
+    assert_eq!(
+        tenant["spec"]["gatewayCidrs"],
+        serde_json::json!(["10.1.192.0/18", "fd00:1:0:c::/64"])
+    );
     let nodes = parse(&read("config/beta/_nodes.yaml"));
     assert_eq!(nodes.len(), 4);
     let expected = serde_json::json!({
@@ -338,42 +649,96 @@ fn the_tiers_input_files_are_written() {
     let principals = parse(&read("principals.yaml")).remove(0);
     let of = |name: &str| {
         let list = principals.as_array().expect("a list");
-        list.iter().find(|entry| entry["name"] == name).unwrap_or_else(|| panic!("{name}")).clone()
+        list.iter()
+            .find(|entry| entry["name"] == name)
+            .unwrap_or_else(|| panic!("{name}"))
+            .clone()
     };
     let (edge, gateway) = (of("edge-2"), of("gw-3b"));
-    assert_eq!((&edge["kind"], &edge["az"]), (&"edge".into(), &"az2".into()));
-    assert_eq!((&gateway["kind"], &gateway["az"], &gateway["backend"]), (&"gateway".into(), &"az2".into(), &"b3".into()));
+    assert_eq!(
+        (&edge["kind"], &edge["az"]),
+        (&"edge".into(), &"az2".into())
+    );
+    assert_eq!(
+        (&gateway["kind"], &gateway["az"], &gateway["backend"]),
+        (&"gateway".into(), &"az2".into(), &"b3".into())
+    );
 
     let inside = |host: &str, file: &str| client_output(&world, host, &["cat", file]).expect(file);
     let resolver = inside("beta/free-1", "/etc/resolv.conf");
-    assert!(resolver.starts_with("nameserver 10.1.208.1\nnameserver 10.1.200.1\nsearch shop.svc.cluster.local "), "{resolver}");
+    assert!(
+        resolver.starts_with(
+            "nameserver 10.1.208.1\nnameserver 10.1.200.1\nsearch shop.svc.cluster.local "
+        ),
+        "{resolver}"
+    );
     assert!(!inside("beta/free-1", "/etc/hosts").contains("web"));
-    assert!(inside("beta/client-0", "/etc/hosts").contains("10.1.128.10 web web.shop"), "captured pods have names as ever");
+    assert!(
+        inside("beta/client-0", "/etc/hosts").contains("10.1.128.10 web web.shop"),
+        "captured pods have names as ever"
+    );
     assert!(!inside("beta/client-0", "/etc/resolv.conf").contains("nameserver"));
-    assert_eq!(world.host("gw-1a").expect("a host").environment.router_device.as_deref(), Some("h3"));
+    assert_eq!(
+        world
+            .host("gw-1a")
+            .expect("a host")
+            .environment
+            .router_device
+            .as_deref(),
+        Some("h3")
+    );
 }
 
 #[test]
 fn a_link_can_be_narrow() {
     let narrow = |text: String| {
-        text.replace("name: gw-1a, az: az1, backend: b1", "name: gw-1a, az: az1, backend: b1, mtu: 1400")
-            .replace("{name: free, namespace: shop,", "{name: free, namespace: shop, mtu: 1300,")
+        text.replace(
+            "name: gw-1a, az: az1, backend: b1",
+            "name: gw-1a, az: az1, backend: b1, mtu: 1400",
+        )
+        .replace(
+            "{name: free, namespace: shop,",
+            "{name: free, namespace: shop, mtu: 1300,",
+        )
     };
-    let world = World::up(&topology("narrow", narrow), &scene::options(true)).unwrap_or_else(|error| panic!("{error}"));
-    for (host, device, mtu) in
-        [("gw-1a", "eth0", 1400), ("router-az1", "h3", 1400), ("gw-1b", "eth0", 1600), ("free-0", "eth0", 1300), ("b-free1", "p2", 1300)]
-    {
-        let link = client_output(&world, host, &["ip", "-o", "link", "show", device]).expect("a link");
+    let world = World::up(&topology("narrow", narrow), &scene::options(true))
+        .unwrap_or_else(|error| panic!("{error}"));
+    for (host, device, mtu) in [
+        ("gw-1a", "eth0", 1400),
+        ("router-az1", "h3", 1400),
+        ("gw-1b", "eth0", 1600),
+        ("free-0", "eth0", 1300),
+        ("b-free1", "p2", 1300),
+    ] {
+        let link =
+            client_output(&world, host, &["ip", "-o", "link", "show", device]).expect("a link");
         assert!(link.contains(&format!(" mtu {mtu} ")), "{host}: {link}");
     }
-    for (host, far, device, mtu) in [("gw-1b", "router-az1", "h4", 1500), ("free-0", "b-free1", "p2", 1280)] {
+    for (host, far, device, mtu) in [
+        ("gw-1b", "router-az1", "h4", 1500),
+        ("free-0", "b-free1", "p2", 1280),
+    ] {
         world.set_mtu(host, mtu).expect("a link");
         for (host, device) in [(host, "eth0"), (far, device)] {
-            let link = client_output(&world, host, &["ip", "-o", "link", "show", device]).expect("a link");
-            assert!(link.contains(&format!(" mtu {mtu} ")), "{host}, live: {link}");
+            let link =
+                client_output(&world, host, &["ip", "-o", "link", "show", device]).expect("a link");
+            assert!(
+                link.contains(&format!(" mtu {mtu} ")),
+                "{host}, live: {link}"
+            );
         }
     }
-    assert!(world.set_mtu("router-az1", 1500).is_err_and(|error| error.to_string().contains("router-az1")));
-    world.add_gateway("gw-1c", "az2", "b1").expect("as the others of its backend");
-    assert!(client_output(&world, "gw-1c", &["ip", "-o", "link", "show", "eth0"]).expect("a link").contains(" mtu 1400 "));
+    assert!(
+        world
+            .set_mtu("router-az1", 1500)
+            .is_err_and(|error| error.to_string().contains("router-az1"))
+    );
+    world
+        .add_gateway("gw-1c", "az2", "b1")
+        .expect("as the others of its backend");
+    assert!(
+        client_output(&world, "gw-1c", &["ip", "-o", "link", "show", "eth0"])
+            .expect("a link")
+            .contains(" mtu 1400 ")
+    );
 }

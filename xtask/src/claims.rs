@@ -23,10 +23,18 @@ pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {
 fn names(tree: &SourceTree, doc: &str, text: &str, found: &mut Vec<String>) {
     for (n, line) in text.lines().enumerate() {
         for word in line.split('`').skip(1).step_by(2) {
-            let Some((path, name)) = test_name(word) else { continue };
+            let Some((path, name)) = test_name(word) else {
+                continue;
+            };
             match tree.files.get(path) {
-                None => found.push(format!("{doc}:{}: `{word}`: there is no file {path}", n + 1)),
-                Some(source) if !has_test(source, name) => found.push(format!("{doc}:{}: `{word}`: {path} has no test {name}", n + 1)),
+                None => found.push(format!(
+                    "{doc}:{}: `{word}`: there is no file {path}",
+                    n + 1
+                )),
+                Some(source) if !has_test(source, name) => found.push(format!(
+                    "{doc}:{}: `{word}`: {path} has no test {name}",
+                    n + 1
+                )),
                 Some(_) => {}
             }
         }
@@ -36,14 +44,21 @@ fn names(tree: &SourceTree, doc: &str, text: &str, found: &mut Vec<String>) {
 fn test_name(word: &str) -> Option<(&str, &str)> {
     let (path, name) = word.split_once("::")?;
     let is_name = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
-    let is_source = path.strip_suffix(".rs").is_some_and(|stem| !stem.is_empty());
+    let is_source = path
+        .strip_suffix(".rs")
+        .is_some_and(|stem| !stem.is_empty());
     (is_source && path.contains('/') && is_name).then_some((path, name))
 }
 
 fn has_test(source: &str, name: &str) -> bool {
     let parsed = crate::ast::parse(source);
-    let Ok(ast) = parsed.as_ref() else { return false };
-    let mut search = ClaimSearch { name, is_found: false };
+    let Ok(ast) = parsed.as_ref() else {
+        return false;
+    };
+    let mut search = ClaimSearch {
+        name,
+        is_found: false,
+    };
     search.visit_file(ast);
     search.is_found
 }
@@ -55,14 +70,22 @@ struct ClaimSearch<'a> {
 
 impl<'ast> Visit<'ast> for ClaimSearch<'_> {
     fn visit_item_fn(&mut self, f: &'ast syn::ItemFn) {
-        let is_test = f.attrs.iter().any(|a| a.path().segments.last().is_some_and(|s| s.ident == "test"));
+        let is_test = f
+            .attrs
+            .iter()
+            .any(|a| a.path().segments.last().is_some_and(|s| s.ident == "test"));
         self.is_found |= is_test && f.sig.ident == self.name;
         syn::visit::visit_item_fn(self, f);
     }
     /// The tests inside `proptest!` are tokens, not items.
     fn visit_macro(&mut self, m: &'ast syn::Macro) {
-        let is_proptest = m.path.segments.last().is_some_and(|s| s.ident == "proptest");
-        self.is_found |= is_proptest && m.tokens.to_string().contains(&format!("fn {} ", self.name));
+        let is_proptest = m
+            .path
+            .segments
+            .last()
+            .is_some_and(|s| s.ident == "proptest");
+        self.is_found |=
+            is_proptest && m.tokens.to_string().contains(&format!("fn {} ", self.name));
         syn::visit::visit_macro(self, m);
     }
 }
@@ -77,16 +100,26 @@ fn rows(text: &str, found: &mut Vec<String>) {
         }
         let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
         let Some(at) = column else {
-            column = cells.iter().position(|cell| *cell == "test").or(Some(usize::MAX));
+            column = cells
+                .iter()
+                .position(|cell| *cell == "test")
+                .or(Some(usize::MAX));
             continue;
         };
         if at == usize::MAX || line.starts_with("|---") {
             continue;
         }
         let cell = cells.get(at).copied().unwrap_or_default();
-        let is_named = cell.split('`').skip(1).step_by(2).any(|word| test_name(word).is_some());
+        let is_named = cell
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .any(|word| test_name(word).is_some());
         if !is_named && !cell.starts_with(UNPROVEN) {
-            found.push(format!("{CLAIMS}:{}: this claim names no test; write `path::name`, or `{UNPROVEN} why`", n + 1));
+            found.push(format!(
+                "{CLAIMS}:{}: this claim names no test; write `path::name`, or `{UNPROVEN} why`",
+                n + 1
+            ));
         }
     }
 }
@@ -98,8 +131,13 @@ mod tests {
     fn check_all(claims: &str) -> Vec<String> {
         let source = "//! x\n#[test]\nfn holds() {}\nfn no_test() {}\nproptest! { #[test] fn always(n in 0..3) {} }\nmod t { #[tokio::test] async fn inner() {} }\n";
         let files = [("a/x.rs", source), (CLAIMS, claims)];
-        let tree =
-            SourceTree { root: "/".into(), files: files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect() };
+        let tree = SourceTree {
+            root: "/".into(),
+            files: files
+                .iter()
+                .map(|(path, text)| ((*path).to_owned(), (*text).to_owned()))
+                .collect(),
+        };
         let mut found = Vec::new();
         check(&tree, &mut found);
         found
@@ -107,19 +145,33 @@ mod tests {
 
     #[test]
     fn named_test_exists_as_a_test() {
-        assert_eq!(check_all("`a/x.rs::holds`, `a/x.rs::always`, `a/x.rs::inner`, `Kind::SECURITY`"), Vec::<String>::new());
-        assert_eq!(check_all("`a/x.rs::no_test`"), ["docs/security.md:1: `a/x.rs::no_test`: a/x.rs has no test no_test"]);
+        assert_eq!(
+            check_all("`a/x.rs::holds`, `a/x.rs::always`, `a/x.rs::inner`, `Kind::SECURITY`"),
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            check_all("`a/x.rs::no_test`"),
+            ["docs/security.md:1: `a/x.rs::no_test`: a/x.rs has no test no_test"]
+        );
         assert_eq!(check_all("`a/x.rs::hold`").len(), 1);
-        assert_eq!(check_all("`b/x.rs::holds`"), ["docs/security.md:1: `b/x.rs::holds`: there is no file b/x.rs"]);
+        assert_eq!(
+            check_all("`b/x.rs::holds`"),
+            ["docs/security.md:1: `b/x.rs::holds`: there is no file b/x.rs"]
+        );
     }
 
     #[test]
     fn claim_without_a_test_states_it() {
         let table = |cell: &str| {
-            format!("| claim | test |\n|---|---|\n| Nothing leaks. | {cell} |\n\n| asset | where |\n|---|---|\n| key | disk |\n")
+            format!(
+                "| claim | test |\n|---|---|\n| Nothing leaks. | {cell} |\n\n| asset | where |\n|---|---|\n| key | disk |\n"
+            )
         };
         assert_eq!(check_all(&table("`a/x.rs::holds`")), Vec::<String>::new());
-        assert_eq!(check_all(&table("not proven by a test: it is read")), Vec::<String>::new());
+        assert_eq!(
+            check_all(&table("not proven by a test: it is read")),
+            Vec::<String>::new()
+        );
         assert_eq!(check_all(&table("group `paths`")).len(), 1);
         assert_eq!(check_all(&table("")).len(), 1);
     }

@@ -6,12 +6,21 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use crate::tree::SourceTree;
 
 /// The assertions, and how many of their arguments they judge; the others are their message.
-const ASSERTIONS: [(&str, usize); 6] =
-    [("assert", 1), ("assert_eq", 2), ("assert_ne", 2), ("debug_assert", 1), ("debug_assert_eq", 2), ("debug_assert_ne", 2)];
+const ASSERTIONS: [(&str, usize); 6] = [
+    ("assert", 1),
+    ("assert_eq", 2),
+    ("assert_ne", 2),
+    ("debug_assert", 1),
+    ("debug_assert_eq", 2),
+    ("debug_assert_ne", 2),
+];
 /// Where time may be judged.
 const JUDGES: &str = "testing/timing/";
 pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {
-    for (path, text) in tree.with_suffix(".rs").filter(|(path, _)| !path.starts_with(JUDGES)) {
+    for (path, text) in tree
+        .with_suffix(".rs")
+        .filter(|(path, _)| !path.starts_with(JUDGES))
+    {
         let mut lines = Vec::new();
         // Most files are not parsed again. `source` reports one that is no Rust.
         if text.contains("elapsed")
@@ -30,7 +39,9 @@ pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {
 fn timed_assertions(tokens: TokenStream, lines: &mut Vec<usize>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     for (n, token) in tokens.iter().enumerate() {
-        let TokenTree::Group(group) = token else { continue };
+        let TokenTree::Group(group) = token else {
+            continue;
+        };
         if let Some(judged) = judged_arguments(&tokens[..n])
             && judges_time(group.stream(), judged)
         {
@@ -42,8 +53,13 @@ fn timed_assertions(tokens: TokenStream, lines: &mut Vec<usize>) {
 
 /// How many arguments the assertion judges whose name stands before a group; none if no assertion does.
 fn judged_arguments(before: &[TokenTree]) -> Option<usize> {
-    let [.., TokenTree::Ident(name), TokenTree::Punct(mark)] = before else { return None };
-    let (_, judged) = ASSERTIONS.iter().find(|(assertion, _)| name == assertion).filter(|_| mark.as_char() == '!')?;
+    let [.., TokenTree::Ident(name), TokenTree::Punct(mark)] = before else {
+        return None;
+    };
+    let (_, judged) = ASSERTIONS
+        .iter()
+        .find(|(assertion, _)| name == assertion)
+        .filter(|_| mark.as_char() == '!')?;
     Some(*judged)
 }
 
@@ -63,7 +79,8 @@ fn judges_time(arguments: TokenStream, judged: usize) -> bool {
 fn has_elapsed(tokens: &[TokenTree]) -> bool {
     let is_call = |pair: &[TokenTree]| {
         let is_name = matches!(&pair[0], TokenTree::Ident(name) if name == "elapsed");
-        is_name && matches!(&pair[1], TokenTree::Group(group) if group.delimiter() == Delimiter::Parenthesis)
+        is_name
+            && matches!(&pair[1], TokenTree::Group(group) if group.delimiter() == Delimiter::Parenthesis)
     };
     let is_inside = |token: &TokenTree| match token {
         TokenTree::Group(group) => has_elapsed(&group.stream().into_iter().collect::<Vec<_>>()),
@@ -79,22 +96,43 @@ mod tests {
     fn found(path: &str, text: &str) -> Vec<String> {
         let files = [(path.to_owned(), text.to_owned())].into_iter().collect();
         let mut found = Vec::new();
-        check(&SourceTree { root: "/".into(), files }, &mut found);
+        check(
+            &SourceTree {
+                root: "/".into(),
+                files,
+            },
+            &mut found,
+        );
         found
     }
 
     #[test]
     fn an_assertion_on_elapsed_time_is_found_over_lines_and_inside_macros() {
         for (text, line) in [
-            ("fn a() {\n    assert!(begun.elapsed() < WITHIN, \"late\");\n}", 2),
-            ("fn a() {\n    assert!(\n        begun\n            .elapsed()\n            .as_millis() < 3\n    );\n}", 2),
-            ("fn a() { debug_assert!(is_well && (begun.elapsed() < WITHIN)); }", 1),
+            (
+                "fn a() {\n    assert!(begun.elapsed() < WITHIN, \"late\");\n}",
+                2,
+            ),
+            (
+                "fn a() {\n    assert!(\n        begun\n            .elapsed()\n            .as_millis() < 3\n    );\n}",
+                2,
+            ),
+            (
+                "fn a() { debug_assert!(is_well && (begun.elapsed() < WITHIN)); }",
+                1,
+            ),
             ("fn a() { assert_eq!(1, begun.elapsed().as_secs()); }", 1),
-            ("fn a() { select! { _ = b => {\n assert!(begun.elapsed() < WITHIN) } } }", 2),
+            (
+                "fn a() { select! { _ = b => {\n assert!(begun.elapsed() < WITHIN) } } }",
+                2,
+            ),
         ] {
             let found = found("a/src/lib.rs", text);
             assert_eq!(found.len(), 1, "{text}");
-            assert!(found[0].starts_with(&format!("a/src/lib.rs:{line}: an assertion on elapsed()")), "{found:?}");
+            assert!(
+                found[0].starts_with(&format!("a/src/lib.rs:{line}: an assertion on elapsed()")),
+                "{found:?}"
+            );
         }
     }
 
@@ -109,6 +147,9 @@ mod tests {
             assert_eq!(found("a/src/lib.rs", text), Vec::<String>::new(), "{text}");
         }
         let judged = "fn a() { assert!(begun.elapsed() < WITHIN); }";
-        assert_eq!(found("testing/timing/src/lib.rs", judged), Vec::<String>::new());
+        assert_eq!(
+            found("testing/timing/src/lib.rs", judged),
+            Vec::<String>::new()
+        );
     }
 }

@@ -10,16 +10,23 @@ const FIRST: &str = "6dc33429c8fcce60b39d78ce36ea26a6d7fbcfeb";
 const SUBJECT_COLUMNS_MAX: usize = 72;
 /// Verbs whose imperative has the ending of another form.
 const IMPERATIVES: [&str; 17] = [
-    "access", "address", "bring", "bypass", "cross", "discuss", "embed", "express", "feed", "focus", "need", "pass", "press", "process",
-    "shed", "string", "suppress",
+    "access", "address", "bring", "bypass", "cross", "discuss", "embed", "express", "feed",
+    "focus", "need", "pass", "press", "process", "shed", "string", "suppress",
 ];
 
 pub(crate) fn check(root: &Path, found: &mut Vec<String>) -> anyhow::Result<()> {
     let range = format!("{FIRST}..HEAD");
-    let log = Command::new("git").args(["log", "--no-merges", "--format=%h %s", &range]).current_dir(root).output().context("git log")?;
+    let log = Command::new("git")
+        .args(["log", "--no-merges", "--format=%h %s", &range])
+        .current_dir(root)
+        .output()
+        .context("git log")?;
     if !log.status.success() {
         // A shallow clone, or an archive without history, does not have the first commit.
-        println!("SKIPPED: commit subjects: the history does not reach back to {}", &FIRST[..10]);
+        println!(
+            "SKIPPED: commit subjects: the history does not reach back to {}",
+            &FIRST[..10]
+        );
         return Ok(());
     }
     for line in String::from_utf8_lossy(&log.stdout).lines() {
@@ -35,14 +42,26 @@ pub(crate) fn check(root: &Path, found: &mut Vec<String>) -> anyhow::Result<()> 
 fn problem_of(subject: &str) -> Option<String> {
     let columns = subject.chars().count();
     if columns > SUBJECT_COLUMNS_MAX {
-        return Some(format!("has {columns} columns, the limit is {SUBJECT_COLUMNS_MAX}"));
+        return Some(format!(
+            "has {columns} columns, the limit is {SUBJECT_COLUMNS_MAX}"
+        ));
     }
     // The component before a colon is optional.
-    let change = subject.split_once(": ").map_or(subject, |(_, change)| change);
-    let verb = change.split([' ', ',']).next().unwrap_or_default().to_lowercase();
-    let is_other_form = ["ed", "ing", "s"].iter().any(|ending| verb.ends_with(ending)) && !IMPERATIVES.contains(&verb.as_str());
+    let change = subject
+        .split_once(": ")
+        .map_or(subject, |(_, change)| change);
+    let verb = change
+        .split([' ', ','])
+        .next()
+        .unwrap_or_default()
+        .to_lowercase();
+    let is_other_form = ["ed", "ing", "s"]
+        .iter()
+        .any(|ending| verb.ends_with(ending))
+        && !IMPERATIVES.contains(&verb.as_str());
     let is_word = !verb.is_empty() && verb.chars().all(|c| c.is_ascii_lowercase() || c == '-');
-    (is_other_form || !is_word).then(|| format!("does not begin with a verb in the imperative: {verb:?}"))
+    (is_other_form || !is_word)
+        .then(|| format!("does not begin with a verb in the imperative: {verb:?}"))
 }
 
 #[cfg(test)]
@@ -51,8 +70,12 @@ mod tests {
 
     #[test]
     fn subjects_are_short_and_in_the_imperative() {
-        for good in ["node: move the timeout into PodContext", "gateway, node: pass the peer on", "docs: retract a cause", "Fix the build"]
-        {
+        for good in [
+            "node: move the timeout into PodContext",
+            "gateway, node: pass the peer on",
+            "docs: retract a cause",
+            "Fix the build",
+        ] {
             assert_eq!(problem_of(good), None, "{good}");
         }
         for bad in [

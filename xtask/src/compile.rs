@@ -35,8 +35,14 @@ impl ProgramBuild {
     fn read_line(&mut self, line: &str) -> bool {
         match programs::read_message(line) {
             CargoMessage::Built(program) => self.programs.push(program),
-            CargoMessage::Finding { text, is_error: true } => self.errors.push(text),
-            CargoMessage::Finding { text, is_error: false } => self.findings.push(text),
+            CargoMessage::Finding {
+                text,
+                is_error: true,
+            } => self.errors.push(text),
+            CargoMessage::Finding {
+                text,
+                is_error: false,
+            } => self.findings.push(text),
             CargoMessage::Words => self.words.push(line.to_owned()),
             CargoMessage::Other => {}
         }
@@ -51,9 +57,18 @@ impl ProgramBuild {
         if self.errors.is_empty() {
             return Some(self.words[self.words.len().saturating_sub(WORDS_MAX)..].to_vec());
         }
-        let mut lines: Vec<String> = self.errors.iter().take(ERRORS_MAX).flat_map(|text| text.lines()).map(str::to_owned).collect();
+        let mut lines: Vec<String> = self
+            .errors
+            .iter()
+            .take(ERRORS_MAX)
+            .flat_map(|text| text.lines())
+            .map(str::to_owned)
+            .collect();
         if self.errors.len() > ERRORS_MAX {
-            lines.push(format!("and {} errors more", self.errors.len() - ERRORS_MAX));
+            lines.push(format!(
+                "and {} errors more",
+                self.errors.len() - ERRORS_MAX
+            ));
         }
         Some(lines)
     }
@@ -69,8 +84,16 @@ pub(crate) fn run(
 ) -> anyhow::Result<ProgramBuild> {
     let words = std::fs::File::create(log).with_context(|| log.display().to_string())?;
     let mut command = Command::new("timeout");
-    command.args(["--kill-after=30", LIMIT, "cargo"]).args(arguments).envs(environment.iter().copied()).current_dir(root);
-    let mut cargo = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(words).spawn()?;
+    command
+        .args(["--kill-after=30", LIMIT, "cargo"])
+        .args(arguments)
+        .envs(environment.iter().copied())
+        .current_dir(root);
+    let mut cargo = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(words)
+        .spawn()?;
     let mut build = ProgramBuild::default();
     let (mut units, mut told) = (0, Instant::now());
     for line in BufReader::new(cargo.stdout.take().context("cargo has no output")?).lines() {
@@ -95,7 +118,9 @@ mod tests {
     use super::*;
 
     fn message(level: &str, text: &str) -> String {
-        format!(r#"{{"reason":"compiler-message","message":{{"level":"{level}","spans":[{{}}],"rendered":"{text}\n"}}}}"#)
+        format!(
+            r#"{{"reason":"compiler-message","message":{{"level":"{level}","spans":[{{}}],"rendered":"{text}\n"}}}}"#
+        )
     }
 
     #[test]
@@ -105,17 +130,29 @@ mod tests {
             build.read_line(&message("error", &format!("error: {n}")));
         }
         build.read_line(&message("warning", "warning: unused"));
-        assert_eq!(build.failure().unwrap(), ["error: 0", "error: 1", "error: 2", "and 2 errors more"]);
+        assert_eq!(
+            build.failure().unwrap(),
+            ["error: 0", "error: 1", "error: 2", "and 2 errors more"]
+        );
         let mut unresolved = ProgramBuild::default();
         unresolved.read_line("error: failed to select a version");
-        assert_eq!(unresolved.failure().unwrap(), ["error: failed to select a version"]);
+        assert_eq!(
+            unresolved.failure().unwrap(),
+            ["error: failed to select a version"]
+        );
     }
 
     #[test]
     fn a_build_with_warnings_goes_on() {
-        let mut build = ProgramBuild { is_well: true, ..ProgramBuild::default() };
+        let mut build = ProgramBuild {
+            is_well: true,
+            ..ProgramBuild::default()
+        };
         build.read_line(&message("warning", "warning: unused"));
         assert_eq!((build.failure(), build.findings.len()), (None, 1));
-        assert!(build.read_line(r#"{"reason":"compiler-artifact","profile":{"test":false}}"#), "a unit");
+        assert!(
+            build.read_line(r#"{"reason":"compiler-artifact","profile":{"test":false}}"#),
+            "a unit"
+        );
     }
 }

@@ -13,7 +13,11 @@ pub(crate) struct Count {
 impl Count {
     /// Returns the count of one check.
     pub(crate) fn of(is_well: bool) -> Self {
-        Self { passed: is_well.into(), failed: (!is_well).into(), ..Self::default() }
+        Self {
+            passed: is_well.into(),
+            failed: (!is_well).into(),
+            ..Self::default()
+        }
     }
 
     pub(crate) fn add(&mut self, more: Self) {
@@ -28,14 +32,24 @@ impl Count {
 pub(crate) fn read_line(line: &str) -> Count {
     let mut c = Count::default();
     // If tests run one by one, the first output of a test follows its name on the same line.
-    let text = line.split_once(" ... ").filter(|_| line.starts_with("test ")).map_or(line, |(_, text)| text);
+    let text = line
+        .split_once(" ... ")
+        .filter(|_| line.starts_with("test "))
+        .map_or(line, |(_, text)| text);
     if text.trim_start().starts_with("SKIPPED:") {
         c.skipped = 1;
     }
-    let Some(rest) = line.strip_prefix("test result: ") else { return c };
+    let Some(rest) = line.strip_prefix("test result: ") else {
+        return c;
+    };
     for part in rest.split(['.', ';']) {
         let mut words = part.split_whitespace();
-        let (Some(n), Some(what)) = (words.next().and_then(|n| n.parse::<u64>().ok()), words.next()) else { continue };
+        let (Some(n), Some(what)) = (
+            words.next().and_then(|n| n.parse::<u64>().ok()),
+            words.next(),
+        ) else {
+            continue;
+        };
         match what {
             "passed" => c.passed = n,
             "failed" => c.failed = n,

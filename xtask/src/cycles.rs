@@ -9,7 +9,10 @@ use crate::tree::SourceTree;
 
 /// Modules of a crate that import each other still. The list may only shrink: an entry that is not needed is found too.
 const EXCUSED: [(&str, &[&str]); 11] = [
-    ("apps/canal", &["bundled_topology", "cli", "demo", "verbs", "view"]),
+    (
+        "apps/canal",
+        &["bundled_topology", "cli", "demo", "verbs", "view"],
+    ),
     ("bench/keys", &["figures", "tables"]),
     ("compiler", &["direct", "ir", "lower"]),
     ("compiler", &["text", "text_security"]),
@@ -17,8 +20,24 @@ const EXCUSED: [(&str, &[&str]); 11] = [
     ("control/store", &["database", "fleet", "trust"]),
     ("model", &["authorization", "program"]),
     ("model", &["diagnostic", "policy"]),
-    ("world", &["check", "plan", "read", "services", "tier", "topology"]),
-    ("world", &["control", "host_environment", "launch", "net", "probe", "process_supervisor", "relay", "tool_batch", "vswitch"]),
+    (
+        "world",
+        &["check", "plan", "read", "services", "tier", "topology"],
+    ),
+    (
+        "world",
+        &[
+            "control",
+            "host_environment",
+            "launch",
+            "net",
+            "probe",
+            "process_supervisor",
+            "relay",
+            "tool_batch",
+            "vswitch",
+        ],
+    ),
     ("yaml", &["scalar", "tree"]),
 ];
 
@@ -26,11 +45,23 @@ const EXCUSED: [(&str, &[&str]); 11] = [
 type Imports = BTreeMap<String, BTreeMap<String, String>>;
 
 pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {
-    let root = |path: &'_ str| ["/src/lib.rs", "/src/main.rs"].iter().find_map(|file| path.strip_suffix(file)).map(str::to_owned);
-    let roots: BTreeSet<String> = tree.with_suffix(".rs").filter_map(|(path, _)| root(path)).collect();
+    let root = |path: &'_ str| {
+        ["/src/lib.rs", "/src/main.rs"]
+            .iter()
+            .find_map(|file| path.strip_suffix(file))
+            .map(str::to_owned)
+    };
+    let roots: BTreeSet<String> = tree
+        .with_suffix(".rs")
+        .filter_map(|(path, _)| root(path))
+        .collect();
     for krate in &roots {
-        let files =
-            tree.with_suffix(".rs").filter_map(|(path, text)| Some((path.strip_prefix(krate.as_str())?.strip_prefix("/src/")?, text)));
+        let files = tree.with_suffix(".rs").filter_map(|(path, text)| {
+            Some((
+                path.strip_prefix(krate.as_str())?.strip_prefix("/src/")?,
+                text,
+            ))
+        });
         check_all(krate, &imports(files), found);
     }
 }
@@ -41,25 +72,42 @@ fn check_all(krate: &str, all: &Imports, found: &mut Vec<String>) {
         let inside = |a: &str, b: &str| set.contains(&a) && set.contains(&b);
         let among = all.iter().filter(|(a, _)| set.contains(&a.as_str()));
         if find_cycle(among.map(|(a, to)| (a.clone(), to.clone())).collect()).is_none() {
-            found.push(format!("xtask/src/cycles.rs: {krate}: {} need no excuse any more; take it out", set.join(", ")));
+            found.push(format!(
+                "xtask/src/cycles.rs: {krate}: {} need no excuse any more; take it out",
+                set.join(", ")
+            ));
         }
-        rest.iter_mut().for_each(|(a, to)| to.retain(|b, _| !inside(a, b)));
+        rest.iter_mut()
+            .for_each(|(a, to)| to.retain(|b, _| !inside(a, b)));
     }
     if let Some(circle) = find_cycle(rest) {
-        let steps = circle.iter().zip(circle.iter().cycle().skip(1)).map(|(a, b)| format!("{a} → {b} ({krate}/src/{})", all[a][b]));
-        found.push(format!("{krate}: modules import each other in a circle: {}", steps.collect::<Vec<_>>().join(", ")));
+        let steps = circle
+            .iter()
+            .zip(circle.iter().cycle().skip(1))
+            .map(|(a, b)| format!("{a} → {b} ({krate}/src/{})", all[a][b]));
+        found.push(format!(
+            "{krate}: modules import each other in a circle: {}",
+            steps.collect::<Vec<_>>().join(", ")
+        ));
     }
 }
 
 /// Returns modules of which each imports the next, and the last one the first.
 fn find_cycle(mut all: Imports) -> Option<Vec<String>> {
     // A module that imports no other is in no cycle; remove such modules until none is left.
-    while let Some(end) = all.iter().find(|(_, to)| to.keys().all(|m| !all.contains_key(m))).map(|(m, _)| m.clone()) {
+    while let Some(end) = all
+        .iter()
+        .find(|(_, to)| to.keys().all(|m| !all.contains_key(m)))
+        .map(|(m, _)| m.clone())
+    {
         all.remove(&end);
     }
     let mut road = vec![all.keys().next()?.clone()];
     loop {
-        let next = all.get(road.last()?)?.keys().find(|m| all.contains_key(*m))?;
+        let next = all
+            .get(road.last()?)?
+            .keys()
+            .find(|m| all.contains_key(*m))?;
         match road.iter().position(|m| m == next) {
             Some(from) => return Some(road.split_off(from)),
             None => road.push(next.clone()),
@@ -69,18 +117,34 @@ fn find_cycle(mut all: Imports) -> Option<Vec<String>> {
 
 /// Collects the imports between the modules of a crate from its sources, by their paths in `src`.
 fn imports<'a>(sources: impl Iterator<Item = (&'a str, &'a str)>) -> Imports {
-    let sources: Vec<_> =
-        sources.filter(|(path, _)| !["lib.rs", "main.rs"].contains(path) && !path.split(['/', '.']).any(|part| part == "tests")).collect();
-    let module = |path: &str| path.split(['/', '.']).next().unwrap_or_default().to_string();
+    let sources: Vec<_> = sources
+        .filter(|(path, _)| {
+            !["lib.rs", "main.rs"].contains(path)
+                && !path.split(['/', '.']).any(|part| part == "tests")
+        })
+        .collect();
+    let module = |path: &str| {
+        path.split(['/', '.'])
+            .next()
+            .unwrap_or_default()
+            .to_string()
+    };
     let known: BTreeSet<String> = sources.iter().map(|(path, _)| module(path)).collect();
     let mut all = Imports::new();
     for (path, text) in sources {
         let parsed = crate::ast::parse(text);
         let Ok(ast) = parsed.as_ref() else { continue };
-        let mut seen = RootNames { depth: path.split('/').filter(|part| *part != "mod.rs").count(), names: BTreeSet::new() };
+        let mut seen = RootNames {
+            depth: path.split('/').filter(|part| *part != "mod.rs").count(),
+            names: BTreeSet::new(),
+        };
         seen.visit_file(ast);
         let of = all.entry(module(path)).or_default();
-        for name in seen.names.into_iter().filter(|name| known.contains(name) && *name != module(path)) {
+        for name in seen
+            .names
+            .into_iter()
+            .filter(|name| known.contains(name) && *name != module(path))
+        {
             of.entry(name).or_insert_with(|| path.to_string());
         }
     }
@@ -98,7 +162,11 @@ impl RootNames {
     /// Visits a path from its first part on, and each leaf of a `use`.
     fn path(&mut self, parts: &[String]) {
         let supers = parts.iter().take_while(|part| *part == "super").count();
-        let from_root = if parts.first().is_some_and(|part| part == "crate") { 1 } else { supers };
+        let from_root = if parts.first().is_some_and(|part| part == "crate") {
+            1
+        } else {
+            supers
+        };
         if (from_root == 1 && supers == 0 || from_root == self.depth)
             && let Some(name) = parts.get(from_root)
         {
@@ -110,9 +178,13 @@ impl RootNames {
         let with = |name: &syn::Ident| [before, &[name.to_string()]].concat();
         match tree {
             syn::UseTree::Path(path) => self.leaves(&path.tree, &with(&path.ident)),
-            syn::UseTree::Name(syn::UseName { ident }) | syn::UseTree::Rename(syn::UseRename { ident, .. }) => self.path(&with(ident)),
+            syn::UseTree::Name(syn::UseName { ident })
+            | syn::UseTree::Rename(syn::UseRename { ident, .. }) => self.path(&with(ident)),
             syn::UseTree::Glob(_) => self.path(before),
-            syn::UseTree::Group(group) => group.items.iter().for_each(|item| self.leaves(item, before)),
+            syn::UseTree::Group(group) => group
+                .items
+                .iter()
+                .for_each(|item| self.leaves(item, before)),
         }
     }
 }
@@ -122,17 +194,33 @@ impl<'ast> Visit<'ast> for RootNames {
         self.leaves(&item.tree, &[]);
     }
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        self.path(&path.segments.iter().map(|segment| segment.ident.to_string()).collect::<Vec<_>>());
+        self.path(
+            &path
+                .segments
+                .iter()
+                .map(|segment| segment.ident.to_string())
+                .collect::<Vec<_>>(),
+        );
         syn::visit::visit_path(self, path);
     }
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
         // The meaning of a macro's tokens is unknown, but a path in them is still a path.
         for after in call.tokens.to_string().split("crate :: ").skip(1) {
-            self.names.extend(after.split(|c: char| !c.is_alphanumeric() && c != '_').next().map(String::from));
+            self.names.extend(
+                after
+                    .split(|c: char| !c.is_alphanumeric() && c != '_')
+                    .next()
+                    .map(String::from),
+            );
         }
     }
     fn visit_item_mod(&mut self, module: &'ast syn::ItemMod) {
-        let is_test = |a: &syn::Attribute| a.path().is_ident("cfg") && a.meta.require_list().is_ok_and(|l| l.tokens.to_string() == "test");
+        let is_test = |a: &syn::Attribute| {
+            a.path().is_ident("cfg")
+                && a.meta
+                    .require_list()
+                    .is_ok_and(|l| l.tokens.to_string() == "test")
+        };
         if !module.attrs.iter().any(is_test) {
             self.depth += 1;
             syn::visit::visit_item_mod(self, module);
@@ -148,14 +236,49 @@ mod tests {
     #[test]
     fn circles_are_found_and_named() {
         for (sources, want) in [
-            (&[("a.rs", "use crate::b::B;"), ("b.rs", "struct B;")][..], None),
-            (&[("a.rs", "use crate::b::B;"), ("b.rs", "use crate::{c::C, Root};"), ("c.rs", "fn f() -> crate::a::A {}")], Some("a b c")),
-            (&[("a.rs", "mod c;"), ("a/c.rs", "use super::super::b;"), ("b.rs", "fn f() { j!(x: crate::a::f()); }")], Some("a b")),
-            (&[("a.rs", "mod c; use c::C;"), ("a/c.rs", "use super::A;"), ("b.rs", "use super::a;")], None),
-            (&[("a.rs", "use crate::b;"), ("b.rs", "#[cfg(test)] mod tests { use crate::a; }"), ("b/tests.rs", "use crate::a;")], None),
+            (
+                &[("a.rs", "use crate::b::B;"), ("b.rs", "struct B;")][..],
+                None,
+            ),
+            (
+                &[
+                    ("a.rs", "use crate::b::B;"),
+                    ("b.rs", "use crate::{c::C, Root};"),
+                    ("c.rs", "fn f() -> crate::a::A {}"),
+                ],
+                Some("a b c"),
+            ),
+            (
+                &[
+                    ("a.rs", "mod c;"),
+                    ("a/c.rs", "use super::super::b;"),
+                    ("b.rs", "fn f() { j!(x: crate::a::f()); }"),
+                ],
+                Some("a b"),
+            ),
+            (
+                &[
+                    ("a.rs", "mod c; use c::C;"),
+                    ("a/c.rs", "use super::A;"),
+                    ("b.rs", "use super::a;"),
+                ],
+                None,
+            ),
+            (
+                &[
+                    ("a.rs", "use crate::b;"),
+                    ("b.rs", "#[cfg(test)] mod tests { use crate::a; }"),
+                    ("b/tests.rs", "use crate::a;"),
+                ],
+                None,
+            ),
         ] {
             let all = imports(sources.iter().copied());
-            assert_eq!(find_cycle(all).map(|road| road.join(" ")).as_deref(), want, "{sources:?}");
+            assert_eq!(
+                find_cycle(all).map(|road| road.join(" ")).as_deref(),
+                want,
+                "{sources:?}"
+            );
         }
     }
 }

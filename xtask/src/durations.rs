@@ -92,22 +92,38 @@ impl Durations {
         let text = std::fs::read_to_string(root.join(FILE)).unwrap_or_default();
         let all: Value = serde_json::from_str(&text).unwrap_or_default();
         let rows = all.as_object().into_iter().flatten();
-        Self { last: rows.filter_map(|(name, seconds)| Some((name.clone(), seconds.as_f64()?))).collect() }
+        Self {
+            last: rows
+                .filter_map(|(name, seconds)| Some((name.clone(), seconds.as_f64()?)))
+                .collect(),
+        }
     }
 
     pub(crate) fn record(&mut self, name: &str, took: Duration) {
-        self.last.insert(name.to_owned(), (took.as_secs_f64() * 10.0).round() / 10.0);
+        self.last
+            .insert(name.to_owned(), (took.as_secs_f64() * 10.0).round() / 10.0);
     }
 
     pub(crate) fn write(&self, root: &Path) -> anyhow::Result<()> {
-        std::fs::write(root.join(FILE), serde_json::to_string_pretty(&self.last)? + "\n")?;
+        std::fs::write(
+            root.join(FILE),
+            serde_json::to_string_pretty(&self.last)? + "\n",
+        )?;
         Ok(())
     }
 
     /// Returns the job's duration in the last run, or else its listed duration.
     pub(crate) fn expected(&self, name: &str) -> Duration {
-        let first = || FIRST.iter().find(|(known, _)| *known == name).map_or(UNKNOWN, |(_, seconds)| *seconds);
-        let last = self.last.get(name).and_then(|seconds| Duration::try_from_secs_f64(*seconds).ok());
+        let first = || {
+            FIRST
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map_or(UNKNOWN, |(_, seconds)| *seconds)
+        };
+        let last = self
+            .last
+            .get(name)
+            .and_then(|seconds| Duration::try_from_secs_f64(*seconds).ok());
         last.unwrap_or_else(|| Duration::from_secs(first()))
     }
 
@@ -127,22 +143,43 @@ mod tests {
         for (name, seconds) in [("short", 1), ("middle", 70), ("long", 200)] {
             durations.record(name, Duration::from_secs(seconds));
         }
-        for (name, expected) in [("short", 600), ("middle", 700), ("long", 900), ("never seen", 600), ("canal-e2e failure", 900)] {
-            assert_eq!(durations.limit(name), Duration::from_secs(expected), "{name}");
+        for (name, expected) in [
+            ("short", 600),
+            ("middle", 700),
+            ("long", 900),
+            ("never seen", 600),
+            ("canal-e2e failure", 900),
+        ] {
+            assert_eq!(
+                durations.limit(name),
+                Duration::from_secs(expected),
+                "{name}"
+            );
         }
-        assert_eq!(durations.expected("canal-e2e failure"), Duration::from_secs(121));
+        assert_eq!(
+            durations.expected("canal-e2e failure"),
+            Duration::from_secs(121)
+        );
         durations.record("canal-e2e failure", Duration::from_millis(9_960));
-        assert_eq!(durations.expected("canal-e2e failure"), Duration::from_secs(10), "the last time goes before the table");
+        assert_eq!(
+            durations.expected("canal-e2e failure"),
+            Duration::from_secs(10),
+            "the last time goes before the table"
+        );
     }
 
     #[test]
     fn durations_are_read_as_they_were_written() {
-        let root = std::env::temp_dir().join(format!("canal-xtask-durations-{}", std::process::id()));
+        let root =
+            std::env::temp_dir().join(format!("canal-xtask-durations-{}", std::process::id()));
         std::fs::create_dir_all(root.join("target")).unwrap();
         let mut durations = Durations::read(&root);
         durations.record("a", Duration::from_millis(1_500));
         durations.write(&root).unwrap();
-        assert_eq!(Durations::read(&root).expected("a"), Duration::from_millis(1_500));
+        assert_eq!(
+            Durations::read(&root).expected("a"),
+            Duration::from_millis(1_500)
+        );
         std::fs::remove_dir_all(root).unwrap();
     }
 }

@@ -17,7 +17,13 @@ const PARTS_MIN: usize = 5;
 const PARTS_PER_CORE: usize = 2;
 
 /// Programs that mostly wait.
-const WAITING: [&str; 5] = ["canal-e2e adversary", "canal-e2e attacks", "canal-e2e external_ca", "canal-e2e failure", "canal-e2e identity"];
+const WAITING: [&str; 5] = [
+    "canal-e2e adversary",
+    "canal-e2e attacks",
+    "canal-e2e external_ca",
+    "canal-e2e failure",
+    "canal-e2e identity",
+];
 
 /// Packages whose programs are pure: they measure no time and open no socket, so they give the same answer in every run.
 const PURE: [&str; 8] = [
@@ -111,7 +117,9 @@ impl Job {
     pub(crate) fn needs_worlds(&self) -> bool {
         let is_module = self.name != self.package();
         let is_named = |name: &str| name == self.name || name == self.package();
-        self.suite == E2E_SUITE || WORLDS.iter().any(|name| is_named(name)) || is_module && WORLD_MODULES.contains(&self.package())
+        self.suite == E2E_SUITE
+            || WORLDS.iter().any(|name| is_named(name))
+            || is_module && WORLD_MODULES.contains(&self.package())
     }
 
     /// Returns whether a second run may say something else than the first one. Checks and pure programs are deterministic, so that a second try
@@ -122,7 +130,11 @@ impl Job {
 
     /// The same program with these of its tests alone.
     pub(crate) fn only(&self, tests: Vec<String>) -> Self {
-        Self { is_part: self.is_part || tests.len() != self.tests.len(), tests, ..self.clone() }
+        Self {
+            is_part: self.is_part || tests.len() != self.tests.len(),
+            tests,
+            ..self.clone()
+        }
     }
 
     /// The words of its command.
@@ -146,7 +158,11 @@ pub(crate) fn cargo_job(root: &Path, suite: &'static str, name: &str, arguments:
     Job {
         suite,
         name: name.to_owned(),
-        command: ["cargo"].iter().chain(arguments).map(OsString::from).collect(),
+        command: ["cargo"]
+            .iter()
+            .chain(arguments)
+            .map(OsString::from)
+            .collect(),
         folder: root.to_owned(),
         output: JobOutput::Text,
         is_cargo: true,
@@ -159,7 +175,12 @@ mod tests {
     use super::*;
 
     fn job(suite: &'static str, name: &str) -> Job {
-        Job { suite, name: name.into(), command: vec!["program".into()], ..Job::default() }
+        Job {
+            suite,
+            name: name.into(),
+            command: vec!["program".into()],
+            ..Job::default()
+        }
     }
 
     #[test]
@@ -179,9 +200,15 @@ mod tests {
 
     #[test]
     fn names_are_passed_where_not_all_tests_run() {
-        let whole = Job { tests: vec!["a".into(), "b".into()], ..job("unit", "canal-hbone") };
+        let whole = Job {
+            tests: vec!["a".into(), "b".into()],
+            ..job("unit", "canal-hbone")
+        };
         assert_eq!(whole.words(), ["program"]);
-        assert_eq!(whole.only(vec!["b".into()]).words(), ["program", "--exact", "b"]);
+        assert_eq!(
+            whole.only(vec!["b".into()]).words(),
+            ["program", "--exact", "b"]
+        );
         assert_eq!(whole.only(whole.tests.clone()).words(), ["program"]);
     }
 
@@ -190,7 +217,13 @@ mod tests {
         assert!(job("unit", "canal-hbone").may_retry());
         assert!(!job("unit", "canal-compiler golden").may_retry());
         assert!(!cargo_job(Path::new("/"), "unit", "doc tests", &[]).may_retry());
-        assert!(!Job { output: JobOutput::Text, ..job("tidy", "tidy") }.may_retry());
+        assert!(
+            !Job {
+                output: JobOutput::Text,
+                ..job("tidy", "tidy")
+            }
+            .may_retry()
+        );
     }
 
     #[test]

@@ -15,27 +15,97 @@ const ORDER: [(&str, &[&str]); 14] = [
     ("runtime", &["model", "runtime"]),
     ("compiler", &["model", "compiler"]),
     ("wire", &["model", "wire"]),
-    ("control", &["model", "yaml", "runtime", "compiler", "wire", "control"]),
+    (
+        "control",
+        &["model", "yaml", "runtime", "compiler", "wire", "control"],
+    ),
     ("dataplane", &["model", "runtime", "wire", "dataplane"]),
     ("world", &["model", "yaml", "world"]),
-    ("apps", &["model", "runtime", "compiler", "wire", "control", "dataplane", "world", "apps"]),
+    (
+        "apps",
+        &[
+            "model",
+            "runtime",
+            "compiler",
+            "wire",
+            "control",
+            "dataplane",
+            "world",
+            "apps",
+        ],
+    ),
     ("samples", &["samples"]),
-    ("testing", &["model", "runtime", "wire", "control", "dataplane", "testing"]),
+    (
+        "testing",
+        &[
+            "model",
+            "runtime",
+            "wire",
+            "control",
+            "dataplane",
+            "testing",
+        ],
+    ),
     ("xtask", &["xtask"]),
-    ("tests", &["model", "runtime", "compiler", "wire", "control", "dataplane", "world", "apps", "tests", "testing", "samples"]),
-    ("bench", &["model", "runtime", "compiler", "wire", "control", "dataplane", "world", "apps", "tests", "bench", "samples"]),
+    (
+        "tests",
+        &[
+            "model",
+            "runtime",
+            "compiler",
+            "wire",
+            "control",
+            "dataplane",
+            "world",
+            "apps",
+            "tests",
+            "testing",
+            "samples",
+        ],
+    ),
+    (
+        "bench",
+        &[
+            "model",
+            "runtime",
+            "compiler",
+            "wire",
+            "control",
+            "dataplane",
+            "world",
+            "apps",
+            "tests",
+            "bench",
+            "samples",
+        ],
+    ),
 ];
 
 /// Pure crates: no sockets, no wall clock, no ambient randomness. Dependencies that would bring these are refused.
 const PURE: [(&str, &[&str]); 4] = [
-    ("canal-model", &["tokio", "rand", "socket2", "hyper", "tonic"]),
-    ("canal-compiler", &["tokio", "rand", "socket2", "hyper", "tonic"]),
+    (
+        "canal-model",
+        &["tokio", "rand", "socket2", "hyper", "tonic"],
+    ),
+    (
+        "canal-compiler",
+        &["tokio", "rand", "socket2", "hyper", "tonic"],
+    ),
     ("canal-h1", &["tokio", "rand", "socket2", "hyper", "tonic"]),
-    ("canal-router", &["tokio", "rand", "socket2", "hyper", "tonic"]),
+    (
+        "canal-router",
+        &["tokio", "rand", "socket2", "hyper", "tonic"],
+    ),
 ];
 
 /// Words that the sources of a pure crate may not contain outside tests.
-const PURE_WORDS: [&str; 5] = ["SystemTime::now", "Instant::now", "std::net::Tcp", "std::net::Udp", "thread_rng"];
+const PURE_WORDS: [&str; 5] = [
+    "SystemTime::now",
+    "Instant::now",
+    "std::net::Tcp",
+    "std::net::Udp",
+    "thread_rng",
+];
 
 struct Crate {
     folder: String,
@@ -52,13 +122,18 @@ pub(crate) fn check(tree: &SourceTree, bless: bool, found: &mut Vec<String>) -> 
 }
 
 fn read(tree: &SourceTree) -> anyhow::Result<BTreeMap<String, Crate>> {
-    let out = Command::new("cargo").args(["metadata", "--no-deps", "--format-version", "1"]).current_dir(&tree.root).output()?;
+    let out = Command::new("cargo")
+        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .current_dir(&tree.root)
+        .output()?;
     let meta: serde_json::Value = serde_json::from_slice(&out.stdout).context("cargo metadata")?;
     let mut crates = BTreeMap::new();
     for p in meta["packages"].as_array().context("packages")? {
         let manifest = p["manifest_path"].as_str().context("manifest_path")?;
-        let folder =
-            std::path::Path::new(manifest).parent().and_then(|d| d.strip_prefix(&tree.root).ok()).context("a crate outside the root")?;
+        let folder = std::path::Path::new(manifest)
+            .parent()
+            .and_then(|d| d.strip_prefix(&tree.root).ok())
+            .context("a crate outside the root")?;
         let folder = folder.to_string_lossy().into_owned();
         let needs = p["dependencies"]
             .as_array()
@@ -69,7 +144,14 @@ fn read(tree: &SourceTree) -> anyhow::Result<BTreeMap<String, Crate>> {
             .map(str::to_string)
             .collect();
         let layer = folder.split('/').next().unwrap_or_default().to_string();
-        crates.insert(p["name"].as_str().context("name")?.to_string(), Crate { folder, layer, needs });
+        crates.insert(
+            p["name"].as_str().context("name")?.to_string(),
+            Crate {
+                folder,
+                layer,
+                needs,
+            },
+        );
     }
     Ok(crates)
 }
@@ -84,7 +166,9 @@ fn directions(crates: &BTreeMap<String, Crate>, found: &mut Vec<String>) {
             continue;
         };
         for need in &c.needs {
-            let Some(other) = crates.get(need) else { continue };
+            let Some(other) = crates.get(need) else {
+                continue;
+            };
             if !may.contains(&other.layer.as_str()) {
                 found.push(format!(
                     "{}/Cargo.toml: {name} ({}) may not name {need} ({}): {} may name {}",
@@ -106,10 +190,16 @@ fn purity(tree: &SourceTree, crates: &BTreeMap<String, Crate>, found: &mut Vec<S
             found.push(format!("{}/Cargo.toml: {name} is pure and may not name {need}: take time, seed and bytes as arguments", c.folder));
         }
         let src = format!("{}/src/", c.folder);
-        for (path, text) in tree.files.iter().filter(|(p, _)| p.starts_with(&src) && !p.contains("test")) {
+        for (path, text) in tree
+            .files
+            .iter()
+            .filter(|(p, _)| p.starts_with(&src) && !p.contains("test"))
+        {
             let code = text.split("#[cfg(test)]").next().unwrap_or_default();
             for word in PURE_WORDS.iter().filter(|w| code.contains(**w)) {
-                found.push(format!("{path}: {word} in a pure crate: take it as an argument"));
+                found.push(format!(
+                    "{path}: {word} in a pure crate: take it as an argument"
+                ));
             }
         }
     }
@@ -139,18 +229,42 @@ fn reachable<'a>(crates: &'a BTreeMap<String, Crate>, from: &str) -> BTreeMap<&'
     let mut todo = vec![from];
     while let Some((name, c)) = todo.pop().and_then(|name| crates.get_key_value(name)) {
         if reached.insert(name.as_str(), c).is_none() {
-            todo.extend(c.needs.iter().map(String::as_str).filter(|need| crates.contains_key(*need)));
+            todo.extend(
+                c.needs
+                    .iter()
+                    .map(String::as_str)
+                    .filter(|need| crates.contains_key(*need)),
+            );
         }
     }
     reached
 }
 
-fn golden(tree: &SourceTree, crates: &BTreeMap<String, Crate>, bless: bool, found: &mut Vec<String>) -> anyhow::Result<()> {
-    let mut text =
-        String::from("# crate (folder): the crates of this repository it names. `cargo xtask tidy --bless` rewrites this file.\n");
+fn golden(
+    tree: &SourceTree,
+    crates: &BTreeMap<String, Crate>,
+    bless: bool,
+    found: &mut Vec<String>,
+) -> anyhow::Result<()> {
+    let mut text = String::from(
+        "# crate (folder): the crates of this repository it names. `cargo xtask tidy --bless` rewrites this file.\n",
+    );
     for (name, c) in crates {
-        let needs: Vec<&str> = c.needs.iter().filter(|n| crates.contains_key(*n)).map(String::as_str).collect();
-        text.push_str(&format!("{name} ({}): {}\n", c.folder, if needs.is_empty() { "-".to_string() } else { needs.join(" ") }));
+        let needs: Vec<&str> = c
+            .needs
+            .iter()
+            .filter(|n| crates.contains_key(*n))
+            .map(String::as_str)
+            .collect();
+        text.push_str(&format!(
+            "{name} ({}): {}\n",
+            c.folder,
+            if needs.is_empty() {
+                "-".to_string()
+            } else {
+                needs.join(" ")
+            }
+        ));
     }
     let path = "docs/layers.txt";
     if bless {

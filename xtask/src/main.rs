@@ -60,7 +60,11 @@ fn main() -> ExitCode {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
         // A word after the command asks as well: `timing --help` must not begin a run of an hour.
-        words if words.is_empty() || words[0] == "help" || words.iter().any(|word| ["--help", "-h"].contains(word)) => {
+        words
+            if words.is_empty()
+                || words[0] == "help"
+                || words.iter().any(|word| ["--help", "-h"].contains(word)) =>
+        {
             print!("{HELP}{}", soak::list());
             return ExitCode::SUCCESS;
         }
@@ -76,7 +80,11 @@ fn main() -> ExitCode {
         }
         ["soak", parts @ ..] => soak::run(parts),
         _ => {
-            eprint!("xtask: unknown command {:?}\n{HELP}{}", words.join(" "), soak::list());
+            eprint!(
+                "xtask: unknown command {:?}\n{HELP}{}",
+                words.join(" "),
+                soak::list()
+            );
             return ExitCode::from(2);
         }
     };
@@ -108,6 +116,10 @@ fn tidy(bless: bool) -> anyhow::Result<bool> {
     for f in &found {
         println!("{f}");
     }
-    println!("tidy: {} files read, {} found", tree.files.len(), found.len());
+    println!(
+        "tidy: {} files read, {} found",
+        tree.files.len(),
+        found.len()
+    );
     Ok(found.is_empty())
 }

@@ -35,14 +35,32 @@ pub(crate) fn read(lines: &[String], tests: &[String]) -> Outcomes {
     lines.iter().for_each(|line| reader.read_line(line));
     let unfinished = match reader.running {
         Some(running) => vec![running],
-        None => tests.iter().filter(|test| !reader.ended.contains(*test)).cloned().collect(),
+        None => tests
+            .iter()
+            .filter(|test| !reader.ended.contains(*test))
+            .cloned()
+            .collect(),
     };
-    let mut failed: BTreeMap<String, Vec<String>> = reader.failed.into_iter().map(|test| (test, Vec::new())).collect();
+    let mut failed: BTreeMap<String, Vec<String>> = reader
+        .failed
+        .into_iter()
+        .map(|test| (test, Vec::new()))
+        .collect();
     for (thread, message) in reader.panics {
-        failed.entry(thread).and_modify(|lines| lines.extend(message));
+        failed
+            .entry(thread)
+            .and_modify(|lines| lines.extend(message));
     }
-    let failed = failed.into_iter().map(|(test, message)| FailedTest { test, message }).collect();
-    Outcomes { count: reader.count, failed, unfinished, timed: reader.timed }
+    let failed = failed
+        .into_iter()
+        .map(|(test, message)| FailedTest { test, message })
+        .collect();
+    Outcomes {
+        count: reader.count,
+        failed,
+        unfinished,
+        timed: reader.timed,
+    }
 }
 
 #[derive(Default)]
@@ -85,8 +103,14 @@ impl OutcomeReader {
     /// Reads which test begins and ends: `test NAME ... ok`, or the result on a later line if tests run one by one.
     fn read_state(&mut self, line: &str) {
         let is_result = |word: &str| matches!(word, "ok" | "FAILED") || word.starts_with("ignored");
-        if let Some((name, rest)) = line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... ")) {
-            let name = name.strip_suffix(" - should panic").unwrap_or(name).to_owned();
+        if let Some((name, rest)) = line
+            .strip_prefix("test ")
+            .and_then(|rest| rest.split_once(" ... "))
+        {
+            let name = name
+                .strip_suffix(" - should panic")
+                .unwrap_or(name)
+                .to_owned();
             self.end_running("");
             self.speaks.clone_from(&name);
             self.running = Some(name);
@@ -95,7 +119,10 @@ impl OutcomeReader {
             }
         } else if is_result(line) {
             self.end_running(line);
-        } else if let Some(name) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
+        } else if let Some(name) = line
+            .strip_prefix("---- ")
+            .and_then(|rest| rest.strip_suffix(" stdout ----"))
+        {
             name.clone_into(&mut self.speaks);
         } else if line.starts_with("test result: ") || line == "failures:" || line == "successes:" {
             self.end_running("");
@@ -103,7 +130,9 @@ impl OutcomeReader {
     }
 
     fn end_running(&mut self, result: &str) {
-        let Some(name) = self.running.take() else { return };
+        let Some(name) = self.running.take() else {
+            return;
+        };
         if result.trim() == "FAILED" {
             self.failed.insert(name.clone());
         }
@@ -111,7 +140,11 @@ impl OutcomeReader {
     }
 
     fn read_panic(&mut self, line: &str) {
-        if let Some(name) = line.strip_prefix("thread '").filter(|l| l.contains("panicked at")).and_then(|l| l.split('\'').next()) {
+        if let Some(name) = line
+            .strip_prefix("thread '")
+            .filter(|l| l.contains("panicked at"))
+            .and_then(|l| l.split('\'').next())
+        {
             self.panics.push((name.to_owned(), Vec::new()));
             self.is_panicking = true;
         } else if line.starts_with("Error: ") && !self.speaks.is_empty() {
@@ -119,9 +152,15 @@ impl OutcomeReader {
             self.panics.push((self.speaks.clone(), Vec::new()));
             self.is_panicking = true;
         }
-        self.is_panicking &= !["note: ", "test ", "---- "].iter().any(|start| line.starts_with(start)) && !line.starts_with(TIMED);
+        self.is_panicking &= !["note: ", "test ", "---- "]
+            .iter()
+            .any(|start| line.starts_with(start))
+            && !line.starts_with(TIMED);
         self.is_panicking &= !matches!(line, "FAILED" | "ok" | "failures:" | "stack backtrace:");
-        if let Some((_, output)) = self.panics.last_mut().filter(|(_, output)| self.is_panicking && output.len() < LINES_MAX)
+        if let Some((_, output)) = self
+            .panics
+            .last_mut()
+            .filter(|(_, output)| self.is_panicking && output.len() < LINES_MAX)
             && !line.is_empty()
         {
             output.push(line.chars().take(CHARS_MAX).collect());
@@ -135,11 +174,20 @@ mod tests {
 
     fn read_text(text: &str, tests: &[&str]) -> Outcomes {
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();
-        read(&lines, &tests.iter().map(|test| (*test).to_owned()).collect::<Vec<_>>())
+        read(
+            &lines,
+            &tests
+                .iter()
+                .map(|test| (*test).to_owned())
+                .collect::<Vec<_>>(),
+        )
     }
 
     fn failed(test: &str, message: &[&str]) -> FailedTest {
-        FailedTest { test: test.into(), message: message.iter().map(|line| (*line).to_owned()).collect() }
+        FailedTest {
+            test: test.into(),
+            message: message.iter().map(|line| (*line).to_owned()).collect(),
+        }
     }
 
     #[test]
@@ -150,32 +198,81 @@ mod tests {
             failures:\n\nfailures:\n    that_fails\n\ntest result: FAILED. 1 passed; 1 failed;",
             &["that_passes", "that_fails"],
         );
-        assert_eq!(one_by_one.failed, [failed("that_fails", &["thread 'that_fails' (7) panicked at b.rs:2:2:", "not within 20s: peace"])]);
-        assert_eq!((one_by_one.count.passed, one_by_one.count.failed, one_by_one.unfinished), (1, 1, Vec::new()));
+        assert_eq!(
+            one_by_one.failed,
+            [failed(
+                "that_fails",
+                &[
+                    "thread 'that_fails' (7) panicked at b.rs:2:2:",
+                    "not within 20s: peace"
+                ]
+            )]
+        );
+        assert_eq!(
+            (
+                one_by_one.count.passed,
+                one_by_one.count.failed,
+                one_by_one.unfinished
+            ),
+            (1, 1, Vec::new())
+        );
         let captured = read_text(
             "test a::b ... FAILED\ntest c ... ok\n\nsuccesses:\n\n---- c stdout ----\nwords\n\nsuccesses:\n    c\n\nfailures:\n\n---- a::b stdout ----\n\n\
             thread 'a::b' (8) panicked at c.rs:3:3:\n    left: 1\n   right: 2\nnote: run with\n\n\nfailures:\n    a::b\n\n\
             test result: FAILED. 1 passed; 1 failed;",
             &["a::b", "c"],
         );
-        assert_eq!(captured.failed, [failed("a::b", &["thread 'a::b' (8) panicked at c.rs:3:3:", "    left: 1", "   right: 2"])]);
-        let returned = read_text("test a ... FAILED\nfailures:\n\n---- a stdout ----\nError: \"none\"\n\nfailures:\n    a\n", &["a"]);
+        assert_eq!(
+            captured.failed,
+            [failed(
+                "a::b",
+                &[
+                    "thread 'a::b' (8) panicked at c.rs:3:3:",
+                    "    left: 1",
+                    "   right: 2"
+                ]
+            )]
+        );
+        let returned = read_text(
+            "test a ... FAILED\nfailures:\n\n---- a stdout ----\nError: \"none\"\n\nfailures:\n    a\n",
+            &["a"],
+        );
         assert_eq!(returned.failed, [failed("a", &["Error: \"none\""])]);
     }
 
     #[test]
     fn the_test_that_hangs_is_named() {
         let all = ["a", "b", "c"];
-        assert_eq!(read_text("test a ... words\nok\ntest b ... \nwords\n", &all).unfinished, ["b"], "one by one");
-        assert_eq!(read_text("test b ... ok\n", &all).unfinished, ["a", "c"], "side by side");
+        assert_eq!(
+            read_text("test a ... words\nok\ntest b ... \nwords\n", &all).unfinished,
+            ["b"],
+            "one by one"
+        );
+        assert_eq!(
+            read_text("test b ... ok\n", &all).unfinished,
+            ["a", "c"],
+            "side by side"
+        );
         assert_eq!(read_text("", &all).unfinished, all, "at its begin");
-        assert_eq!(read_text("test a - should panic ... ok\n", &["a"]).unfinished, Vec::<String>::new());
+        assert_eq!(
+            read_text("test a - should panic ... ok\n", &["a"]).unfinished,
+            Vec::<String>::new()
+        );
     }
 
     #[test]
     fn a_test_that_fails_before_the_program_is_killed_is_told() {
-        let killed = read_text("test a ... \nthread 'a' (7) panicked at b.rs:2:2:\nlost\nFAILED\ntest b ... \n", &["a", "b"]);
-        assert_eq!(killed.failed, [failed("a", &["thread 'a' (7) panicked at b.rs:2:2:", "lost"])]);
+        let killed = read_text(
+            "test a ... \nthread 'a' (7) panicked at b.rs:2:2:\nlost\nFAILED\ntest b ... \n",
+            &["a", "b"],
+        );
+        assert_eq!(
+            killed.failed,
+            [failed(
+                "a",
+                &["thread 'a' (7) panicked at b.rs:2:2:", "lost"]
+            )]
+        );
         assert_eq!(killed.unfinished, ["b"]);
     }
 
@@ -183,9 +280,14 @@ mod tests {
     fn a_figure_belongs_to_the_test_that_prints_it() {
         let pairs = |test: &str, figure: &str| (test.to_owned(), figure.to_owned());
         let one_by_one = "test a ... \nTIMED\tseconds\tend\t0.5\t1\nok\ntest b ... ok\n";
-        assert_eq!(read_text(one_by_one, &["a", "b"]).timed, [pairs("a", "seconds\tend\t0.5\t1")]);
-        let captured =
-            "test a ... ok\ntest b ... ok\n\nsuccesses:\n\n---- a stdout ----\n\nTIMED\tholds\tpace\ttrue\ttrue\n\nsuccesses:\n    a\n";
-        assert_eq!(read_text(captured, &["a", "b"]).timed, [pairs("a", "holds\tpace\ttrue\ttrue")]);
+        assert_eq!(
+            read_text(one_by_one, &["a", "b"]).timed,
+            [pairs("a", "seconds\tend\t0.5\t1")]
+        );
+        let captured = "test a ... ok\ntest b ... ok\n\nsuccesses:\n\n---- a stdout ----\n\nTIMED\tholds\tpace\ttrue\ttrue\n\nsuccesses:\n    a\n";
+        assert_eq!(
+            read_text(captured, &["a", "b"]).timed,
+            [pairs("a", "holds\tpace\ttrue\ttrue")]
+        );
     }
 }

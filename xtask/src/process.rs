@@ -63,7 +63,11 @@ struct LimitClock {
 
 impl LimitClock {
     fn advance(&mut self, time: Duration) {
-        *(if self.waiting > 0 { &mut self.waited } else { &mut self.counted }) += time;
+        *(if self.waiting > 0 {
+            &mut self.waited
+        } else {
+            &mut self.counted
+        }) += time;
     }
 
     fn read_line(&mut self, line: &str) {
@@ -82,26 +86,59 @@ impl LimitClock {
 
 /// Runs the words to their end, or to the limit. All that the process and its children print is in the file `log`. A child that holds the output
 /// open does not keep it from ending.
-pub(crate) fn run(words: &[OsString], folder: &Path, environment: &[(&str, OsString)], log: &Path, limit: TimeLimit) -> EndedProcess {
+pub(crate) fn run(
+    words: &[OsString],
+    folder: &Path,
+    environment: &[(&str, OsString)],
+    log: &Path,
+    limit: TimeLimit,
+) -> EndedProcess {
     let started = Instant::now();
     let mut clock = LimitClock::default();
-    let end = start(words, folder, environment, log).and_then(|mut child| wait(&mut child, log, limit, &mut clock));
+    let end = start(words, folder, environment, log)
+        .and_then(|mut child| wait(&mut child, log, limit, &mut clock));
     let end = end.unwrap_or_else(|e| ProcessEnd::NotStarted(e.to_string()));
     let output = std::fs::read(log).unwrap_or_default();
-    let lines = String::from_utf8_lossy(&output).lines().map(str::to_owned).collect();
-    EndedProcess { end, lines, took: started.elapsed(), counted: clock.counted }
+    let lines = String::from_utf8_lossy(&output)
+        .lines()
+        .map(str::to_owned)
+        .collect();
+    EndedProcess {
+        end,
+        lines,
+        took: started.elapsed(),
+        counted: clock.counted,
+    }
 }
 
 /// Begins a session with the process, which ends with this thread.
-fn start(words: &[OsString], folder: &Path, environment: &[(&str, OsString)], log: &Path) -> std::io::Result<Child> {
+fn start(
+    words: &[OsString],
+    folder: &Path,
+    environment: &[(&str, OsString)],
+    log: &Path,
+) -> std::io::Result<Child> {
     let output = File::create(log)?;
     let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "TERM", "setsid"]).args(words).current_dir(folder).env("CARGO_MANIFEST_DIR", folder);
+    command
+        .args(["--pdeathsig", "TERM", "setsid"])
+        .args(words)
+        .current_dir(folder)
+        .env("CARGO_MANIFEST_DIR", folder);
     command.envs(environment.iter().map(|(name, value)| (name, value)));
-    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).spawn()
+    command
+        .stdin(Stdio::null())
+        .stdout(output.try_clone()?)
+        .stderr(output)
+        .spawn()
 }
 
-fn wait(child: &mut Child, log: &Path, limit: TimeLimit, clock: &mut LimitClock) -> std::io::Result<ProcessEnd> {
+fn wait(
+    child: &mut Child,
+    log: &Path,
+    limit: TimeLimit,
+    clock: &mut LimitClock,
+) -> std::io::Result<ProcessEnd> {
     let (mut output, mut unread) = (File::open(log)?, Vec::new());
     let mut looked = Instant::now();
     loop {
@@ -120,7 +157,9 @@ fn wait(child: &mut Child, log: &Path, limit: TimeLimit, clock: &mut LimitClock)
         output.read_to_end(&mut unread)?;
         if let Some(end) = unread.iter().rposition(|byte| *byte == b'\n') {
             let whole: Vec<u8> = unread.drain(..=end).collect();
-            String::from_utf8_lossy(&whole).lines().for_each(|line| clock.read_line(line.trim_end()));
+            String::from_utf8_lossy(&whole)
+                .lines()
+                .for_each(|line| clock.read_line(line.trim_end()));
         }
     }
 }
@@ -144,13 +183,18 @@ fn end_session(child: &mut Child, grace: Duration) -> std::io::Result<()> {
 fn members(session: u32) -> Vec<Pid> {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let is_member = |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| is_of_session(&stat, session));
+    let is_member = |pid: &i32| {
+        std::fs::read_to_string(format!("/proc/{pid}/stat"))
+            .is_ok_and(|stat| is_of_session(&stat, session))
+    };
     pids.filter(is_member).filter_map(Pid::from_raw).collect()
 }
 
 /// Reads `/proc/PID/stat`: after the name in brackets come state, parent, group and session.
 fn is_of_session(stat: &str, session: u32) -> bool {
-    let Some((_, fields)) = stat.rsplit_once(") ") else { return false };
+    let Some((_, fields)) = stat.rsplit_once(") ") else {
+        return false;
+    };
     let mut fields = fields.split(' ');
     fields.next().is_some_and(|state| state != "Z") && fields.nth(2) == Some(&session.to_string())
 }
@@ -160,9 +204,19 @@ mod tests {
     use super::*;
 
     fn run_script(name: &str, script: &str, hard: Duration) -> EndedProcess {
-        let log = std::env::temp_dir().join(format!("canal-xtask-{}-{name}.log", std::process::id()));
+        let log =
+            std::env::temp_dir().join(format!("canal-xtask-{}-{name}.log", std::process::id()));
         let words = ["sh", "-c", script].map(OsString::from);
-        let ended = run(&words, Path::new("/"), &[("WORD", "two".into())], &log, TimeLimit { hard, grace: Duration::ZERO });
+        let ended = run(
+            &words,
+            Path::new("/"),
+            &[("WORD", "two".into())],
+            &log,
+            TimeLimit {
+                hard,
+                grace: Duration::ZERO,
+            },
+        );
         std::fs::remove_file(log).unwrap();
         ended
     }
@@ -172,10 +226,26 @@ mod tests {
     #[test]
     fn output_of_a_process_is_read_to_its_end() {
         let ended = run_script("end", "echo one; echo $WORD >&2; exit 3", LONG);
-        assert_eq!((ended.end, ended.lines), (ProcessEnd::Exited(false), vec!["one".to_owned(), "two".to_owned()]));
+        assert_eq!(
+            (ended.end, ended.lines),
+            (
+                ProcessEnd::Exited(false),
+                vec!["one".to_owned(), "two".to_owned()]
+            )
+        );
         let log = std::env::temp_dir().join(format!("canal-xtask-{}-none.log", std::process::id()));
-        let none = run(&["true".into()], Path::new("/no/such/folder"), &[], &log, TimeLimit::of(LONG));
-        assert!(matches!(none.end, ProcessEnd::NotStarted(_)), "{:?}", none.end);
+        let none = run(
+            &["true".into()],
+            Path::new("/no/such/folder"),
+            &[],
+            &log,
+            TimeLimit::of(LONG),
+        );
+        assert!(
+            matches!(none.end, ProcessEnd::NotStarted(_)),
+            "{:?}",
+            none.end
+        );
         std::fs::remove_file(log).unwrap();
     }
 
@@ -208,15 +278,29 @@ mod tests {
         let second = Duration::from_secs(1);
         let mut clock = LimitClock::default();
         clock.advance(second);
-        for (line, counted, waited) in
-            [("test a ... WAITS FOR LOCK", 1, 1), ("WAITS FOR LOCK", 1, 2), ("HAS LOCK", 1, 3), ("test b ... ok", 1, 4), ("HAS LOCK", 2, 4)]
-        {
+        for (line, counted, waited) in [
+            ("test a ... WAITS FOR LOCK", 1, 1),
+            ("WAITS FOR LOCK", 1, 2),
+            ("HAS LOCK", 1, 3),
+            ("test b ... ok", 1, 4),
+            ("HAS LOCK", 2, 4),
+        ] {
             clock.read_line(line);
             clock.advance(second);
-            assert_eq!((clock.counted, clock.waited), (second * counted, second * waited), "{line}");
+            assert_eq!(
+                (clock.counted, clock.waited),
+                (second * counted, second * waited),
+                "{line}"
+            );
         }
-        assert!(clock.is_over(TimeLimit::of(second * 2)) && !clock.is_over(TimeLimit::of(second * 3)));
-        let ended = run_script("lock", "echo WAITS FOR LOCK; sleep 1; echo HAS LOCK; exit 0", Duration::from_millis(500));
+        assert!(
+            clock.is_over(TimeLimit::of(second * 2)) && !clock.is_over(TimeLimit::of(second * 3))
+        );
+        let ended = run_script(
+            "lock",
+            "echo WAITS FOR LOCK; sleep 1; echo HAS LOCK; exit 0",
+            Duration::from_millis(500),
+        );
         assert_eq!(ended.end, ProcessEnd::Exited(true));
     }
 

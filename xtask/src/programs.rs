@@ -18,7 +18,11 @@ const E2E: &str = "tests/e2e";
 /// and limits. That of [`E2E`] has another name, so that it can be built alone.
 const SUITES: [&str; 2] = ["suite", "meshes"];
 /// Programs whose tests mostly wait, and how many of their tests run at once: more than the machine has processors.
-const WAITING: [&str; 3] = ["canal-gateway-engine loopback", "canal-identity", "canal-hbone"];
+const WAITING: [&str; 3] = [
+    "canal-gateway-engine loopback",
+    "canal-identity",
+    "canal-hbone",
+];
 const WAITING_THREADS: &str = "--test-threads=6";
 /// Lints while cargo compiles: the compiler that also has clippy's lints, so that nothing is compiled a second time for them. It warns; what it
 /// found is read from cargo's messages.
@@ -49,29 +53,60 @@ pub(crate) enum CargoMessage {
 }
 
 pub(crate) fn read_message(line: &str) -> CargoMessage {
-    let Some(message) = line.starts_with('{').then(|| serde_json::from_str::<Value>(line).ok()).flatten() else {
+    let Some(message) = line
+        .starts_with('{')
+        .then(|| serde_json::from_str::<Value>(line).ok())
+        .flatten()
+    else {
         return CargoMessage::Words;
     };
     let found = &message["message"];
     // The compiler's last words, "3 warnings emitted", have no place. An error may have none either: the linker's.
-    let has_place = found["spans"].as_array().is_some_and(|spans| !spans.is_empty());
+    let has_place = found["spans"]
+        .as_array()
+        .is_some_and(|spans| !spans.is_empty());
     match (message["reason"].as_str(), found["level"].as_str()) {
-        (Some("compiler-message"), Some(level)) if level == "error" || level == "warning" && has_place => {
-            let text = found["rendered"].as_str().unwrap_or_default().trim_end().to_owned();
-            CargoMessage::Finding { text, is_error: level == "error" }
+        (Some("compiler-message"), Some(level))
+            if level == "error" || level == "warning" && has_place =>
+        {
+            let text = found["rendered"]
+                .as_str()
+                .unwrap_or_default()
+                .trim_end()
+                .to_owned();
+            CargoMessage::Finding {
+                text,
+                is_error: level == "error",
+            }
         }
-        (Some("compiler-artifact"), _) => program(&message).map_or(CargoMessage::Other, CargoMessage::Built),
+        (Some("compiler-artifact"), _) => {
+            program(&message).map_or(CargoMessage::Other, CargoMessage::Built)
+        }
         _ => CargoMessage::Other,
     }
 }
 
 /// The test program that a message names. A bench that is built beside tests is none.
 fn program(message: &Value) -> Option<TestProgram> {
-    let path = message["executable"].as_str().filter(|_| message["profile"]["test"] == true)?.into();
-    let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
-    let has_kind = |wanted: &str| message["target"]["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == wanted));
+    let path = message["executable"]
+        .as_str()
+        .filter(|_| message["profile"]["test"] == true)?
+        .into();
+    let folder = Path::new(message["manifest_path"].as_str()?)
+        .parent()?
+        .to_owned();
+    let has_kind = |wanted: &str| {
+        message["target"]["kind"]
+            .as_array()
+            .is_some_and(|kinds| kinds.iter().any(|kind| kind == wanted))
+    };
     let target = message["target"]["name"].as_str()?.to_owned();
-    (!has_kind("bench")).then_some(TestProgram { folder, target, is_library: has_kind("lib"), path })
+    (!has_kind("bench")).then_some(TestProgram {
+        folder,
+        target,
+        is_library: has_kind("lib"),
+        path,
+    })
 }
 
 /// The jobs of all programs: one for each, or for each module of a suite that has tests. Cargo names a program twice if two of its units need it.
@@ -79,10 +114,19 @@ pub(crate) fn jobs(root: &Path, programs: &[TestProgram]) -> anyhow::Result<Vec<
     let mut jobs: BTreeMap<String, Job> = BTreeMap::new();
     for program in programs {
         let package = package_name(&program.folder)?;
-        for job in decide_jobs(program, &package, &list(program)?, program.folder == root.join(E2E)) {
+        for job in decide_jobs(
+            program,
+            &package,
+            &list(program)?,
+            program.folder == root.join(E2E),
+        ) {
             let (name, command) = (job.name.clone(), job.command.clone());
             if let Some(other) = jobs.insert(name, job) {
-                anyhow::ensure!(other.command == command, "two test programs are named `{}`: rename one of their targets", other.name);
+                anyhow::ensure!(
+                    other.command == command,
+                    "two test programs are named `{}`: rename one of their targets",
+                    other.name
+                );
             }
         }
     }
@@ -91,16 +135,32 @@ pub(crate) fn jobs(root: &Path, programs: &[TestProgram]) -> anyhow::Result<Vec<
 
 /// Returns the names of a program's tests.
 fn list(program: &TestProgram) -> anyhow::Result<Vec<String>> {
-    let out = Command::new(&program.path).args(["--list", "--format", "terse"]).current_dir(&program.folder).output()?;
-    anyhow::ensure!(out.status.success(), "{} does not list its tests", program.path.display());
-    Ok(String::from_utf8_lossy(&out.stdout).lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+    let out = Command::new(&program.path)
+        .args(["--list", "--format", "terse"])
+        .current_dir(&program.folder)
+        .output()?;
+    anyhow::ensure!(
+        out.status.success(),
+        "{} does not list its tests",
+        program.path.display()
+    );
+    Ok(String::from_utf8_lossy(&out.stdout)
+        .lines()
+        .filter_map(|line| line.strip_suffix(": test"))
+        .map(str::to_owned)
+        .collect())
 }
 
 fn package_name(folder: &Path) -> anyhow::Result<String> {
     let manifest = folder.join("Cargo.toml");
-    let text = std::fs::read_to_string(&manifest).with_context(|| manifest.display().to_string())?;
-    let name = text.lines().find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
-    Ok(name.with_context(|| format!("{}: no name", manifest.display()))?.to_owned())
+    let text =
+        std::fs::read_to_string(&manifest).with_context(|| manifest.display().to_string())?;
+    let name = text
+        .lines()
+        .find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
+    Ok(name
+        .with_context(|| format!("{}: no name", manifest.display()))?
+        .to_owned())
 }
 
 fn decide_jobs(program: &TestProgram, package: &str, listed: &[String], is_e2e: bool) -> Vec<Job> {
@@ -141,15 +201,23 @@ fn decide_jobs(program: &TestProgram, package: &str, listed: &[String], is_e2e: 
 
 /// The names of the workspace's packages.
 pub(crate) fn packages(tree: &SourceTree) -> anyhow::Result<BTreeSet<String>> {
-    let folders = tree.with_suffix("/Cargo.toml").filter_map(|(path, _)| tree.root.join(path).parent().map(Path::to_owned));
+    let folders = tree
+        .with_suffix("/Cargo.toml")
+        .filter_map(|(path, _)| tree.root.join(path).parent().map(Path::to_owned));
     folders.map(|folder| package_name(&folder)).collect()
 }
 
 /// The packages whose documentation has code, which cargo runs as tests.
 pub(crate) fn documented(tree: &SourceTree) -> BTreeSet<String> {
-    let has_code = |text: &str| text.lines().map(str::trim_start).any(|line| line.starts_with("/// ```") || line.starts_with("//! ```"));
+    let has_code = |text: &str| {
+        text.lines()
+            .map(str::trim_start)
+            .any(|line| line.starts_with("/// ```") || line.starts_with("//! ```"))
+    };
     let files = tree.with_suffix(".rs").filter(|(_, text)| has_code(text));
-    files.filter_map(|(path, _)| package_name(&tree.root.join(path.split_once("/src/")?.0)).ok()).collect()
+    files
+        .filter_map(|(path, _)| package_name(&tree.root.join(path.split_once("/src/")?.0)).ok())
+        .collect()
 }
 
 #[cfg(test)]
@@ -157,7 +225,12 @@ mod tests {
     use super::*;
 
     fn suite(target: &str, is_library: bool) -> TestProgram {
-        TestProgram { folder: "/repo/control/controller-core".into(), target: target.into(), is_library, path: "/x".into() }
+        TestProgram {
+            folder: "/repo/control/controller-core".into(),
+            target: target.into(),
+            is_library,
+            path: "/x".into(),
+        }
     }
 
     #[test]
@@ -167,23 +240,45 @@ mod tests {
                 r#"{{"reason":"compiler-artifact","manifest_path":"/repo/control/controller-core/Cargo.toml","target":{{"name":"suite","kind":["{kind}"]}},"profile":{{"test":{test}}},"executable":"/x"}}"#
             )
         };
-        assert_eq!(read_message(&line("test", true)), CargoMessage::Built(suite("suite", false)));
-        assert_eq!(read_message(&line("lib", true)), CargoMessage::Built(suite("suite", true)));
+        assert_eq!(
+            read_message(&line("test", true)),
+            CargoMessage::Built(suite("suite", false))
+        );
+        assert_eq!(
+            read_message(&line("lib", true)),
+            CargoMessage::Built(suite("suite", true))
+        );
         assert_eq!(read_message(&line("bin", false)), CargoMessage::Other);
-        assert_eq!(read_message(&line("bench", true)), CargoMessage::Other, "a bench is no test");
+        assert_eq!(
+            read_message(&line("bench", true)),
+            CargoMessage::Other,
+            "a bench is no test"
+        );
         assert_eq!(read_message("   Compiling xtask"), CargoMessage::Words);
     }
 
     #[test]
     fn warnings_of_the_compiler_are_findings() {
         let line = |level: &str, spans: &str| {
-            format!(r#"{{"reason":"compiler-message","message":{{"level":"{level}","spans":[{spans}],"rendered":"{level}: unused\n"}}}}"#)
+            format!(
+                r#"{{"reason":"compiler-message","message":{{"level":"{level}","spans":[{spans}],"rendered":"{level}: unused\n"}}}}"#
+            )
         };
-        let finding = |level: &str, is_error| CargoMessage::Finding { text: format!("{level}: unused"), is_error };
-        assert_eq!(read_message(&line("warning", "{}")), finding("warning", false));
+        let finding = |level: &str, is_error| CargoMessage::Finding {
+            text: format!("{level}: unused"),
+            is_error,
+        };
+        assert_eq!(
+            read_message(&line("warning", "{}")),
+            finding("warning", false)
+        );
         assert_eq!(read_message(&line("error", "{}")), finding("error", true));
         assert_eq!(read_message(&line("note", "{}")), CargoMessage::Other);
-        assert_eq!(read_message(&line("warning", "")), CargoMessage::Other, "a summary");
+        assert_eq!(
+            read_message(&line("warning", "")),
+            CargoMessage::Other,
+            "a summary"
+        );
     }
 
     #[test]
@@ -192,17 +287,41 @@ mod tests {
         let all = |program: &TestProgram, is_e2e| -> Vec<(String, usize, String)> {
             let jobs = decide_jobs(program, "canal-controller-core", &tests, is_e2e);
             let words = |job: &Job| job.words().join(" ".as_ref()).into_string().unwrap();
-            jobs.iter().map(|job| (job.name.clone(), job.tests.len(), words(job))).collect()
+            jobs.iter()
+                .map(|job| (job.name.clone(), job.tests.len(), words(job)))
+                .collect()
         };
-        let row = |name: &str, listed: usize, command: &str| (name.to_owned(), listed, command.to_owned());
+        let row = |name: &str, listed: usize, command: &str| {
+            (name.to_owned(), listed, command.to_owned())
+        };
         let expected = [
-            row("canal-controller-core api", 2, "/x --show-output --exact api::a api::c::d"),
-            row("canal-controller-core fleet", 1, "/x --show-output --exact fleet::b"),
+            row(
+                "canal-controller-core api",
+                2,
+                "/x --show-output --exact api::a api::c::d",
+            ),
+            row(
+                "canal-controller-core fleet",
+                1,
+                "/x --show-output --exact fleet::b",
+            ),
         ];
         assert_eq!(all(&suite("suite", false), false), expected);
-        assert_eq!(all(&suite("suite", false), true)[1].2, "/x --test-threads=1 --nocapture --exact fleet::b");
-        assert_eq!(all(&suite("canal_controller_core", true), false), [row("canal-controller-core", 3, "/x --show-output")]);
-        assert_eq!(all(&suite("canal-controller-core", false), false), [row("canal-controller-core program", 3, "/x --show-output")]);
-        assert_eq!(all(&suite("leaks", false), false), [row("canal-controller-core leaks", 3, "/x --show-output")]);
+        assert_eq!(
+            all(&suite("suite", false), true)[1].2,
+            "/x --test-threads=1 --nocapture --exact fleet::b"
+        );
+        assert_eq!(
+            all(&suite("canal_controller_core", true), false),
+            [row("canal-controller-core", 3, "/x --show-output")]
+        );
+        assert_eq!(
+            all(&suite("canal-controller-core", false), false),
+            [row("canal-controller-core program", 3, "/x --show-output")]
+        );
+        assert_eq!(
+            all(&suite("leaks", false), false),
+            [row("canal-controller-core leaks", 3, "/x --show-output")]
+        );
     }
 }

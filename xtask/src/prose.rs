@@ -3,7 +3,14 @@
 use crate::tree::SourceTree;
 
 /// Parts of host names that a commit may not contain.
-const HOSTS: [&str; 6] = ["crates.io", "pypi.org", "npmjs.com", "proxy.golang.org", "deb.debian.org", "repo1.maven.org"];
+const HOSTS: [&str; 6] = [
+    "crates.io",
+    "pypi.org",
+    "npmjs.com",
+    "proxy.golang.org",
+    "deb.debian.org",
+    "repo1.maven.org",
+];
 
 pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) -> anyhow::Result<()> {
     for (path, text) in tree.with_suffix(".md") {
@@ -75,7 +82,11 @@ fn normal(dir: &str, target: &str) -> String {
 }
 
 fn looks_like_path(tree: &SourceTree, word: &str) -> bool {
-    let plain = word.bytes().all(|b| b.is_ascii_alphanumeric() || b"/._-".contains(&b));
-    let Some((first, rest)) = word.split_once('/') else { return false };
+    let plain = word
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || b"/._-".contains(&b));
+    let Some((first, rest)) = word.split_once('/') else {
+        return false;
+    };
     plain && !rest.is_empty() && !first.is_empty() && tree.has(first)
 }

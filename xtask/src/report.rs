@@ -31,7 +31,10 @@ pub(crate) struct RunClock {
 
 impl RunClock {
     pub(crate) fn new(expected: Duration) -> Self {
-        Self { started: Instant::now(), expected }
+        Self {
+            started: Instant::now(),
+            expected,
+        }
     }
 
     pub(crate) fn elapsed(&self) -> Duration {
@@ -61,11 +64,26 @@ pub(crate) struct Report {
 impl Report {
     pub(crate) fn new(commit: (String, bool), began: String, expected: Duration) -> Self {
         let (stages, rows, failures, unstable) = Default::default();
-        Self { clock: RunClock::new(expected), commit: commit.0, is_dirty: commit.1, began, stages, rows, failures, unstable }
+        Self {
+            clock: RunClock::new(expected),
+            commit: commit.0,
+            is_dirty: commit.1,
+            began,
+            stages,
+            rows,
+            failures,
+            unstable,
+        }
     }
 
     pub(crate) fn add(&mut self, suite: &'static str, name: &str, took: Duration, count: Count) {
-        self.rows.push(ReportRow { suite, name: name.to_owned(), took, count, first_pass_failures: 0 });
+        self.rows.push(ReportRow {
+            suite,
+            name: name.to_owned(),
+            took,
+            count,
+            first_pass_failures: 0,
+        });
     }
 
     pub(crate) fn add_stage(&mut self, name: &'static str, took: Duration) {
@@ -74,15 +92,44 @@ impl Report {
 
     /// Adds a job that ended, after its second pass if it has one.
     pub(crate) fn add_job(&mut self, result: JobResult) {
-        let JobResult { job, count, failures, took, first_pass_failures, .. } = result;
-        self.rows.push(ReportRow { suite: job.suite, name: job.name, took, count, first_pass_failures });
+        let JobResult {
+            job,
+            count,
+            failures,
+            took,
+            first_pass_failures,
+            ..
+        } = result;
+        self.rows.push(ReportRow {
+            suite: job.suite,
+            name: job.name,
+            took,
+            count,
+            first_pass_failures,
+        });
         self.failures.extend(failures);
     }
 
     /// Adds what failed outside a test program.
-    pub(crate) fn fail(&mut self, suite: &'static str, name: &str, took: Duration, message: Vec<String>) {
-        self.rows.push(ReportRow { suite, name: name.to_owned(), took, count: Count::of(false), first_pass_failures: 1 });
-        self.failures.push(Failure { job: name.to_owned(), test: String::new(), message });
+    pub(crate) fn fail(
+        &mut self,
+        suite: &'static str,
+        name: &str,
+        took: Duration,
+        message: Vec<String>,
+    ) {
+        self.rows.push(ReportRow {
+            suite,
+            name: name.to_owned(),
+            took,
+            count: Count::of(false),
+            first_pass_failures: 1,
+        });
+        self.failures.push(Failure {
+            job: name.to_owned(),
+            test: String::new(),
+            message,
+        });
     }
 
     pub(crate) fn add_unstable(&mut self, unstable: Vec<Failure>) {
@@ -97,7 +144,11 @@ impl Report {
 
     /// The number of jobs that failed and passed at their second try.
     fn unstable_jobs(&self) -> usize {
-        self.unstable.iter().map(|failure| failure.job.as_str()).collect::<BTreeSet<_>>().len()
+        self.unstable
+            .iter()
+            .map(|failure| failure.job.as_str())
+            .collect::<BTreeSet<_>>()
+            .len()
     }
 
     /// Returns whether the run is good.
@@ -109,47 +160,82 @@ impl Report {
     pub(crate) fn print(&self) {
         println!("== seconds, passed, failed, skipped: by suite and by program");
         for (row, indent) in self.table() {
-            let Count { passed, failed, skipped, .. } = row.count;
-            println!("{:>7} {passed:>6} {failed:>4} {skipped:>4}  {indent}{}", seconds(row.took), row.name);
+            let Count {
+                passed,
+                failed,
+                skipped,
+                ..
+            } = row.count;
+            println!(
+                "{:>7} {passed:>6} {failed:>4} {skipped:>4}  {indent}{}",
+                seconds(row.took),
+                row.name
+            );
         }
         for (stage, took) in &self.stages {
             println!("{:>7}  {stage}", seconds(*took));
         }
-        println!("== {} s from begin to end; programs of one suite, and suites, run side by side", self.clock.elapsed().as_secs());
+        println!(
+            "== {} s from begin to end; programs of one suite, and suites, run side by side",
+            self.clock.elapsed().as_secs()
+        );
     }
 
     /// The last lines: what failed and why, what is unstable, and the counts alone on the last one.
     pub(crate) fn closing(&self, logs: &str) -> Vec<String> {
         let mut lines = Vec::new();
         for failure in &self.failures {
-            let test = if failure.test.is_empty() { String::new() } else { format!(": {}", failure.test) };
+            let test = if failure.test.is_empty() {
+                String::new()
+            } else {
+                format!(": {}", failure.test)
+            };
             lines.push(format!("FAILED: {}{test}: {}", failure.job, failure.line()));
             lines.extend(failure.message.iter().map(|line| format!("    {line}")));
             lines.push(format!("    log: {logs}/{}.log", failure.job));
         }
         if self.unstable_jobs() > UNSTABLE_MAX {
-            lines.push(format!("FAILED: the run: more than {UNSTABLE_MAX} jobs passed only at their second try"));
+            lines.push(format!(
+                "FAILED: the run: more than {UNSTABLE_MAX} jobs passed only at their second try"
+            ));
         }
         for failure in &self.unstable {
-            lines.push(format!("UNSTABLE: {}: {}: {}", failure.job, failure.test, failure.line()));
+            lines.push(format!(
+                "UNSTABLE: {}: {}: {}",
+                failure.job,
+                failure.test,
+                failure.line()
+            ));
         }
         let total = self.total();
         lines.push(format!("{} unstable", self.unstable_jobs()));
-        lines.push(format!("{} passed, {} failed, {} skipped", total.passed, total.failed, total.skipped));
+        lines.push(format!(
+            "{} passed, {} failed, {} skipped",
+            total.passed, total.failed, total.skipped
+        ));
         lines
     }
 
     /// The whole report. No key but those of the run is `passed`, `failed` or `skipped`, so that a reader who looks for one finds it.
     pub(crate) fn json(&self, logs: &str) -> Value {
         let tenths = |time: Duration| (time.as_secs_f64() * 10.0).round() / 10.0;
-        let stages: Vec<Value> = self.stages.iter().map(|(name, took)| json!({"stage": name, "seconds": tenths(*took)})).collect();
+        let stages: Vec<Value> = self
+            .stages
+            .iter()
+            .map(|(name, took)| json!({"stage": name, "seconds": tenths(*took)}))
+            .collect();
         let job = |row: &ReportRow| {
             json!({
                 "suite": row.suite, "job": row.name, "seconds": tenths(row.took), "tests": row.count.reported,
                 "first_pass_failures": row.first_pass_failures, "log": format!("{logs}/{}.log", row.name),
             })
         };
-        let jobs: Vec<Value> = self.rows.iter().filter(|row| row.suite != COMPILED).map(job).collect();
+        let jobs: Vec<Value> = self
+            .rows
+            .iter()
+            .filter(|row| row.suite != COMPILED)
+            .map(job)
+            .collect();
         let failure = |failure: &Failure| json!({"job": failure.job, "test": failure.test, "message": failure.message.join("\n")});
         let total = self.total();
         json!({
@@ -170,36 +256,69 @@ impl Report {
                 "load": load, "when": self.began,
             })
         };
-        self.unstable.iter().map(|failure| format!("{}\n", line(failure))).collect()
+        self.unstable
+            .iter()
+            .map(|failure| format!("{}\n", line(failure)))
+            .collect()
     }
 
     /// The table as Markdown, for docs/testing.md.
     pub(crate) fn markdown(&self) -> String {
-        let mut text = "| suite and program | seconds | passed | failed | skipped |\n|---|---|---|---|---|\n".to_owned();
+        let mut text =
+            "| suite and program | seconds | passed | failed | skipped |\n|---|---|---|---|---|\n"
+                .to_owned();
         for (row, indent) in self.table() {
-            let name = if indent.is_empty() { format!("**{}**", row.name) } else { row.name };
-            let Count { passed, failed, skipped, .. } = row.count;
-            let _ = writeln!(text, "| {name} | {} | {passed} | {failed} | {skipped} |", seconds(row.took));
+            let name = if indent.is_empty() {
+                format!("**{}**", row.name)
+            } else {
+                row.name
+            };
+            let Count {
+                passed,
+                failed,
+                skipped,
+                ..
+            } = row.count;
+            let _ = writeln!(
+                text,
+                "| {name} | {} | {passed} | {failed} | {skipped} |",
+                seconds(row.took)
+            );
         }
-        let _ = writeln!(text, "| **from begin to end** | {} | | | |", self.clock.elapsed().as_secs());
+        let _ = writeln!(
+            text,
+            "| **from begin to end** | {} | | | |",
+            self.clock.elapsed().as_secs()
+        );
         text
     }
 
     /// A row for each suite with the sums of its programs, and its programs under it, indented.
     fn table(&self) -> Vec<(ReportRow, &'static str)> {
         let mut suites: Vec<&'static str> = Vec::new();
-        self.rows.iter().for_each(|row| suites.extend(Some(row.suite).filter(|suite| !suites.contains(suite))));
+        self.rows
+            .iter()
+            .for_each(|row| suites.extend(Some(row.suite).filter(|suite| !suites.contains(suite))));
         let mut table = Vec::new();
         for suite in suites {
-            let mut rows: Vec<&ReportRow> = self.rows.iter().filter(|row| row.suite == suite).collect();
+            let mut rows: Vec<&ReportRow> =
+                self.rows.iter().filter(|row| row.suite == suite).collect();
             rows.sort_by_key(|row| std::cmp::Reverse(row.took));
-            let mut sum = ReportRow { suite, name: format!("{suite}, {} programs", rows.len()), ..ReportRow::default() };
+            let mut sum = ReportRow {
+                suite,
+                name: format!("{suite}, {} programs", rows.len()),
+                ..ReportRow::default()
+            };
             for row in &rows {
                 sum.count.add(row.count);
                 sum.took += row.took;
             }
             table.push((sum, ""));
-            table.extend(rows.iter().filter(|row| row.name != suite).map(|row| ((*row).clone(), "    ")));
+            table.extend(
+                rows.iter()
+                    .filter(|row| row.name != suite)
+                    .map(|row| ((*row).clone(), "    ")),
+            );
         }
         table
     }
@@ -215,20 +334,49 @@ mod tests {
     use crate::jobs::Job;
 
     fn empty() -> Report {
-        Report::new(("abc".into(), true), "2026-01-01T00:00:00Z".into(), Duration::from_secs(61))
+        Report::new(
+            ("abc".into(), true),
+            "2026-01-01T00:00:00Z".into(),
+            Duration::from_secs(61),
+        )
     }
 
     fn failure(job: &str, test: &str) -> Failure {
-        Failure { job: job.into(), test: test.into(), message: vec!["thread 'a' (8) panicked at c.rs:3:3:".into(), "lost".into()] }
+        Failure {
+            job: job.into(),
+            test: test.into(),
+            message: vec!["thread 'a' (8) panicked at c.rs:3:3:".into(), "lost".into()],
+        }
     }
 
     #[test]
     fn the_end_says_what_failed_and_why_and_closes_with_the_counts() {
         let mut report = empty();
-        report.add("unit", "a", Duration::ZERO, Count { passed: 3, ..Count::default() });
-        let job = Job { suite: "unit", name: "b".into(), ..Job::default() };
+        report.add(
+            "unit",
+            "a",
+            Duration::ZERO,
+            Count {
+                passed: 3,
+                ..Count::default()
+            },
+        );
+        let job = Job {
+            suite: "unit",
+            name: "b".into(),
+            ..Job::default()
+        };
         let failures = vec![failure("b", "one")];
-        report.add_job(JobResult { job, count: Count { passed: 1, failed: 1, ..Count::default() }, failures, ..JobResult::default() });
+        report.add_job(JobResult {
+            job,
+            count: Count {
+                passed: 1,
+                failed: 1,
+                ..Count::default()
+            },
+            failures,
+            ..JobResult::default()
+        });
         report.add_unstable(vec![failure("c", "two")]);
         let expected = [
             "FAILED: b: one: c.rs:3:3: lost",
@@ -240,21 +388,37 @@ mod tests {
             "4 passed, 1 failed, 0 skipped",
         ];
         assert_eq!(report.closing("logs"), expected);
-        assert!(report.clock.stamp().starts_with("[0:00 / 1:01]"), "{}", report.clock.stamp());
+        assert!(
+            report.clock.stamp().starts_with("[0:00 / 1:01]"),
+            "{}",
+            report.clock.stamp()
+        );
     }
 
     #[test]
     fn the_report_has_the_numbers_of_the_run_once() {
         let mut report = empty();
-        report.fail("lint", "lint", Duration::from_millis(1_240), vec!["unused".into()]);
+        report.fail(
+            "lint",
+            "lint",
+            Duration::from_millis(1_240),
+            vec!["unused".into()],
+        );
         report.add("compile", "a unit", Duration::ZERO, Count::default());
         report.add_stage("build", Duration::from_secs(2));
         report.add_unstable(vec![failure("c", "two")]);
         let json = report.json("logs");
         for key in ["passed", "failed", "skipped"] {
-            assert_eq!(json.to_string().matches(&format!("\"{key}\":")).count(), 1, "{key}");
+            assert_eq!(
+                json.to_string().matches(&format!("\"{key}\":")).count(),
+                1,
+                "{key}"
+            );
         }
-        assert_eq!((&json["failed"], &json["dirty"], &json["commit"]), (&json!(1), &json!(true), &json!("abc")));
+        assert_eq!(
+            (&json["failed"], &json["dirty"], &json["commit"]),
+            (&json!(1), &json!(true), &json!("abc"))
+        );
         assert_eq!(
             json["jobs"],
             json!([{"suite": "lint", "job": "lint", "seconds": 1.2, "tests": 0, "first_pass_failures": 1, "log": "logs/lint.log"}])
@@ -262,13 +426,20 @@ mod tests {
         assert_eq!(json["stages"], json!([{"stage": "build", "seconds": 2.0}]));
         assert_eq!(json["unstable"][0]["test"], "two");
         let line: Value = serde_json::from_str(report.unstable_lines(1.5).trim_end()).unwrap();
-        assert_eq!((&line["job"], &line["message"], &line["load"]), (&json!("c"), &json!("c.rs:3:3: lost"), &json!(1.5)));
+        assert_eq!(
+            (&line["job"], &line["message"], &line["load"]),
+            (&json!("c"), &json!("c.rs:3:3: lost"), &json!(1.5))
+        );
     }
 
     #[test]
     fn few_unstable_jobs_are_the_weather() {
         let mut report = empty();
-        report.add_unstable(vec![failure("a", "one"), failure("a", "two"), failure("b", "one")]);
+        report.add_unstable(vec![
+            failure("a", "one"),
+            failure("a", "two"),
+            failure("b", "one"),
+        ]);
         assert!(report.is_well(), "two jobs");
         report.add_unstable(vec![failure("c", "one")]);
         assert!(!report.is_well(), "three jobs");
@@ -281,7 +452,10 @@ mod tests {
     #[test]
     fn rows_stand_under_their_suite_longest_first() {
         let mut report = empty();
-        let count = |passed| Count { passed, ..Count::default() };
+        let count = |passed| Count {
+            passed,
+            ..Count::default()
+        };
         report.add("lint", "lint", Duration::from_secs(9), Count::of(true));
         report.add("unit", "a", Duration::from_secs(2), count(3));
         report.add("e2e", "c", Duration::from_secs(1), count(1));
@@ -295,7 +469,10 @@ mod tests {
             "| c | 1 | 1 | 0 | 0 |",
             "| **from begin to end** | 0 | | | |",
         ];
-        assert_eq!(report.markdown().lines().skip(2).collect::<Vec<_>>(), expected);
+        assert_eq!(
+            report.markdown().lines().skip(2).collect::<Vec<_>>(),
+            expected
+        );
         assert_eq!(report.total(), count(9));
     }
 }

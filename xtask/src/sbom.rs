@@ -40,8 +40,12 @@ pub(crate) fn write(tree: &SourceTree) -> anyhow::Result<bool> {
     problems.iter().for_each(|problem| eprintln!("{problem}"));
     let path = tree.root.join(FILE);
     std::fs::create_dir_all(path.parent().context("a file has a folder")?)?;
-    std::fs::write(&path, format!("{}\n", serde_json::to_string_pretty(&bill)?)).with_context(|| FILE.to_owned())?;
-    println!("{FILE}: {} packages", bill["components"].as_array().map_or(0, Vec::len));
+    std::fs::write(&path, format!("{}\n", serde_json::to_string_pretty(&bill)?))
+        .with_context(|| FILE.to_owned())?;
+    println!(
+        "{FILE}: {} packages",
+        bill["components"].as_array().map_or(0, Vec::len)
+    );
     Ok(problems.is_empty())
 }
 
@@ -49,15 +53,21 @@ pub(crate) fn write(tree: &SourceTree) -> anyhow::Result<bool> {
 pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) -> anyhow::Result<()> {
     let (bill, problems) = make(tree)?;
     found.extend(problems);
-    let is_whole = |text: &String| text.contains("Apache License") && text.contains("END OF TERMS AND CONDITIONS");
+    let is_whole = |text: &String| {
+        text.contains("Apache License") && text.contains("END OF TERMS AND CONDITIONS")
+    };
     if !tree.files.get("LICENSE").is_some_and(is_whole) {
-        found.push("LICENSE: the text of Apache-2.0, which every manifest names, is missing".to_owned());
+        found.push(
+            "LICENSE: the text of Apache-2.0, which every manifest names, is missing".to_owned(),
+        );
     }
     let lock = tree.files.get("Cargo.lock").context("Cargo.lock")?;
     let packages = lock.lines().filter(|line| *line == "[[package]]").count();
     let components = bill["components"].as_array().map_or(0, Vec::len);
     if components != packages {
-        found.push(format!("Cargo.lock: {packages} packages, and {components} in the bill of materials"));
+        found.push(format!(
+            "Cargo.lock: {packages} packages, and {components} in the bill of materials"
+        ));
     }
     Ok(())
 }
@@ -65,10 +75,21 @@ pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) -> anyhow::Resul
 fn make(tree: &SourceTree) -> anyhow::Result<(Value, Vec<String>)> {
     let lock = read_lock(tree.files.get("Cargo.lock").context("Cargo.lock")?);
     let out = Command::new("cargo")
-        .args(["metadata", "--locked", "--format-version", "1", "--filter-platform", TARGET])
+        .args([
+            "metadata",
+            "--locked",
+            "--format-version",
+            "1",
+            "--filter-platform",
+            TARGET,
+        ])
         .current_dir(&tree.root)
         .output()?;
-    anyhow::ensure!(out.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&out.stderr));
+    anyhow::ensure!(
+        out.status.success(),
+        "cargo metadata: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
     let metadata: Value = serde_json::from_slice(&out.stdout).context("cargo metadata")?;
     Ok(bill(&lock, &licences(&metadata)))
 }
@@ -80,15 +101,30 @@ fn licences(metadata: &Value) -> BTreeMap<String, String> {
         let licence = package["license"].as_str()?.replace('/', " OR ");
         Some((format!("pkg:cargo/{name}@{version}"), licence))
     };
-    metadata["packages"].as_array().into_iter().flatten().filter_map(licence).collect()
+    metadata["packages"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(licence)
+        .collect()
 }
 
 fn read_lock(text: &str) -> Vec<Locked> {
     let mut packages = Vec::new();
     for block in text.split("[[package]]").skip(1) {
-        let value =
-            |key: &str| block.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(" = \"")?.strip_suffix('"')).map(str::to_owned);
-        let listed = block.lines().filter_map(|line| line.strip_prefix(" \"")?.strip_suffix("\","));
+        let value = |key: &str| {
+            block
+                .lines()
+                .find_map(|line| {
+                    line.strip_prefix(key)?
+                        .strip_prefix(" = \"")?
+                        .strip_suffix('"')
+                })
+                .map(str::to_owned)
+        };
+        let listed = block
+            .lines()
+            .filter_map(|line| line.strip_prefix(" \"")?.strip_suffix("\","));
         packages.push(Locked {
             name: value("name").unwrap_or_default(),
             version: value("version").unwrap_or_default(),
@@ -116,11 +152,18 @@ fn bill(lock: &[Locked], licences: &BTreeMap<String, String>) -> (Value, Vec<Str
         });
         match licences.get(&reference) {
             Some(licence) => component["licenses"] = json!([{ "expression": licence }]),
-            None => component["properties"] = json!([{ "name": "canal:built", "value": format!("not for {TARGET}") }]),
+            None => {
+                component["properties"] =
+                    json!([{ "name": "canal:built", "value": format!("not for {TARGET}") }])
+            }
         }
         match (&package.source, &package.checksum) {
-            (_, Some(checksum)) => component["hashes"] = json!([{ "alg": "SHA-256", "content": checksum }]),
-            (Some(_), None) => problems.push(format!("Cargo.lock: {reference} has no checksum; fix: take it from a registry")),
+            (_, Some(checksum)) => {
+                component["hashes"] = json!([{ "alg": "SHA-256", "content": checksum }])
+            }
+            (Some(_), None) => problems.push(format!(
+                "Cargo.lock: {reference} has no checksum; fix: take it from a registry"
+            )),
             (None, None) => {}
         }
         let mut on = Vec::new();
@@ -150,7 +193,9 @@ fn bill(lock: &[Locked], licences: &BTreeMap<String, String>) -> (Value, Vec<Str
 fn resolve<'a>(lock: &'a [Locked], dependency: &str) -> Option<&'a Locked> {
     let mut words = dependency.split(' ');
     let (name, version) = (words.next()?, words.next());
-    lock.iter().find(|package| package.name == name && version.is_none_or(|version| package.version == version))
+    lock.iter().find(|package| {
+        package.name == name && version.is_none_or(|version| package.version == version)
+    })
 }
 
 #[cfg(test)]
@@ -168,15 +213,26 @@ mod tests {
         let (bill, problems) = bill(&read_lock(LOCK), &licences(&metadata));
         assert_eq!(problems, Vec::<String>::new());
         assert_eq!(bill["components"].as_array().unwrap().len(), 4);
-        assert_eq!(bill["components"][1]["licenses"][0]["expression"], "MIT OR Apache-2.0");
+        assert_eq!(
+            bill["components"][1]["licenses"][0]["expression"],
+            "MIT OR Apache-2.0"
+        );
         assert_eq!(bill["components"][3]["hashes"][0]["content"], "b2");
-        assert_eq!(bill["components"][3]["properties"][0]["name"], "canal:built");
-        assert_eq!(bill["dependencies"][0]["dependsOn"], json!(["pkg:cargo/a@1.0.0", "pkg:cargo/b@2.0.0"]));
+        assert_eq!(
+            bill["components"][3]["properties"][0]["name"],
+            "canal:built"
+        );
+        assert_eq!(
+            bill["dependencies"][0]["dependsOn"],
+            json!(["pkg:cargo/a@1.0.0", "pkg:cargo/b@2.0.0"])
+        );
     }
 
     #[test]
     fn package_without_checksum_or_dependency_is_found() {
-        let broken = LOCK.replace("checksum = \"aa\"\n", "").replace("\"b 2.0.0\"", "\"c\"");
+        let broken = LOCK
+            .replace("checksum = \"aa\"\n", "")
+            .replace("\"b 2.0.0\"", "\"c\"");
         let (_, problems) = bill(&read_lock(&broken), &BTreeMap::new());
         assert_eq!(problems.len(), 2, "{problems:?}");
     }
@@ -187,6 +243,9 @@ mod tests {
         let mut found = Vec::new();
         check(&tree, &mut found).unwrap();
         assert_eq!(found, Vec::<String>::new());
-        assert_eq!(make(&tree).unwrap().0.to_string(), make(&tree).unwrap().0.to_string());
+        assert_eq!(
+            make(&tree).unwrap().0.to_string(),
+            make(&tree).unwrap().0.to_string()
+        );
     }
 }

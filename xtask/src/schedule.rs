@@ -42,12 +42,21 @@ struct RunningJob {
 
 impl RunningJob {
     fn of(job: &Job) -> Self {
-        Self { name: job.name.clone(), parts: job.parts(), is_cargo: job.is_cargo, computes: job.computes() }
+        Self {
+            name: job.name.clone(),
+            parts: job.parts(),
+            is_cargo: job.is_cargo,
+            computes: job.computes(),
+        }
     }
 }
 
 /// Runs all jobs, longest first as far as there is room, and records how long each took.
-pub(crate) fn run(mut jobs: Vec<Job>, context: &RunContext<'_>, durations: &mut Durations) -> anyhow::Result<Vec<JobResult>> {
+pub(crate) fn run(
+    mut jobs: Vec<Job>,
+    context: &RunContext<'_>,
+    durations: &mut Durations,
+) -> anyhow::Result<Vec<JobResult>> {
     sort(&mut jobs, durations);
     let mut waiting = VecDeque::from(jobs);
     let (mut running, mut results): (Vec<RunningJob>, Vec<JobResult>) = (Vec::new(), Vec::new());
@@ -56,9 +65,19 @@ pub(crate) fn run(mut jobs: Vec<Job>, context: &RunContext<'_>, durations: &mut 
     loop {
         while let Some(next) = decide_next(&waiting, &running, context, spare.update()) {
             let job = waiting.remove(next).context("the next job waits")?;
-            println!("{} {} begins, {} s expected", context.clock.stamp(), job.name, durations.expected(&job.name).as_secs());
+            println!(
+                "{} {} begins, {} s expected",
+                context.clock.stamp(),
+                job.name,
+                durations.expected(&job.name).as_secs()
+            );
             running.push(RunningJob::of(&job));
-            begin(job, context, TimeLimit::of(durations.limit(&running[running.len() - 1].name)), &events);
+            begin(
+                job,
+                context,
+                TimeLimit::of(durations.limit(&running[running.len() - 1].name)),
+                &events,
+            );
         }
         if running.is_empty() {
             return Ok(results);
@@ -79,9 +98,25 @@ pub(crate) fn run(mut jobs: Vec<Job>, context: &RunContext<'_>, durations: &mut 
 }
 
 /// Runs a check, which is no test, beside what the caller does.
-pub(crate) fn run_check(job: Job, logs: &Path, clock: RunClock, expected: Duration, hard: Duration) -> JobResult {
-    println!("{} {} begins, {} s expected", clock.stamp(), job.name, expected.as_secs());
-    let ended = execute_in(&job, &logs.join(format!("{}.log", job.name)), &[], TimeLimit::of(hard));
+pub(crate) fn run_check(
+    job: Job,
+    logs: &Path,
+    clock: RunClock,
+    expected: Duration,
+    hard: Duration,
+) -> JobResult {
+    println!(
+        "{} {} begins, {} s expected",
+        clock.stamp(),
+        job.name,
+        expected.as_secs()
+    );
+    let ended = execute_in(
+        &job,
+        &logs.join(format!("{}.log", job.name)),
+        &[],
+        TimeLimit::of(hard),
+    );
     let result = judge(job, &ended, &TimedTests::default());
     tell(&result, clock);
     result
@@ -89,8 +124,17 @@ pub(crate) fn run_check(job: Job, logs: &Path, clock: RunClock, expected: Durati
 
 /// Runs a job once more, alone, with its log beside that of the first run.
 pub(crate) fn run_alone(job: Job, context: &RunContext<'_>, hard: Duration) -> JobResult {
-    println!("{} {} runs once more, alone", context.clock.stamp(), job.name);
-    let ended = execute(&job, context, TimeLimit::of(hard), &format!("{}.second", job.name));
+    println!(
+        "{} {} runs once more, alone",
+        context.clock.stamp(),
+        job.name
+    );
+    let ended = execute(
+        &job,
+        context,
+        TimeLimit::of(hard),
+        &format!("{}.second", job.name),
+    );
     let result = judge(job, &ended, context.timed);
     tell(&result, context.clock);
     result
@@ -98,58 +142,127 @@ pub(crate) fn run_alone(job: Job, context: &RunContext<'_>, hard: Duration) -> J
 
 /// Sorts by the order in which jobs begin: what takes more than the others finds no room later, and what takes long must not be the last.
 fn sort(jobs: &mut [Job], durations: &Durations) {
-    jobs.sort_by_cached_key(|job| (std::cmp::Reverse((job.parts().max(WORKS), durations.expected(&job.name))), job.name.clone()));
+    jobs.sort_by_cached_key(|job| {
+        (
+            std::cmp::Reverse((job.parts().max(WORKS), durations.expected(&job.name))),
+            job.name.clone(),
+        )
+    });
 }
 
 /// Returns how long the jobs take side by side, as far as their last durations say.
 pub(crate) fn expected(jobs: &[Job], durations: &Durations, capacity: usize) -> Duration {
     let seconds = |job: &Job| durations.expected(&job.name).as_secs_f64();
-    let all: f64 = jobs.iter().map(|job| seconds(job) * job.parts() as f64).sum();
+    let all: f64 = jobs
+        .iter()
+        .map(|job| seconds(job) * job.parts() as f64)
+        .sum();
     let longest = jobs.iter().map(seconds).fold(0.0, f64::max);
     Duration::from_secs_f64((all / capacity as f64).max(longest))
 }
 
 /// The job that begins next: the first for which there is room. Jobs that only compute run one at a time beside others, and one for each core when
 /// no other waits. Spare parts are for jobs that need no more than others do, and not beside one that does.
-fn decide_next(waiting: &VecDeque<Job>, running: &[RunningJob], context: &RunContext<'_>, spare: usize) -> Option<usize> {
-    let spare = if running.iter().any(|job| job.parts > WORKS) { 0 } else { spare };
+fn decide_next(
+    waiting: &VecDeque<Job>,
+    running: &[RunningJob],
+    context: &RunContext<'_>,
+    spare: usize,
+) -> Option<usize> {
+    let spare = if running.iter().any(|job| job.parts > WORKS) {
+        0
+    } else {
+        spare
+    };
     let free = (context.capacity + spare).saturating_sub(running.iter().map(|job| job.parts).sum());
     let is_cargo_running = running.iter().any(|job| job.is_cargo);
-    let computing = running.iter().filter(|job| job.computes && !job.is_cargo).count();
+    let computing = running
+        .iter()
+        .filter(|job| job.computes && !job.is_cargo)
+        .count();
     let is_rest = free >= WORKS && waiting.iter().all(Job::computes);
     let computing_max = if is_rest { context.cores.max(1) } else { 1 };
     waiting.iter().position(|job| {
-        let has_turn = if job.is_cargo { !is_cargo_running } else { !job.computes() || computing < computing_max };
+        let has_turn = if job.is_cargo {
+            !is_cargo_running
+        } else {
+            !job.computes() || computing < computing_max
+        };
         job.parts() <= free && has_turn
     })
 }
 
-fn begin(job: Job, context: &RunContext<'_>, limit: TimeLimit, events: &Sender<(Job, EndedProcess)>) {
-    let (logs, environment, events) = (context.logs.to_owned(), context.environment.clone(), events.clone());
+fn begin(
+    job: Job,
+    context: &RunContext<'_>,
+    limit: TimeLimit,
+    events: &Sender<(Job, EndedProcess)>,
+) {
+    let (logs, environment, events) = (
+        context.logs.to_owned(),
+        context.environment.clone(),
+        events.clone(),
+    );
     std::thread::spawn(move || {
-        let ended = execute_in(&job, &logs.join(format!("{}.log", job.name)), &environment, limit);
+        let ended = execute_in(
+            &job,
+            &logs.join(format!("{}.log", job.name)),
+            &environment,
+            limit,
+        );
         // Nobody receives only after the run has failed already.
         let _ = events.send((job, ended));
     });
 }
 
 fn execute(job: &Job, context: &RunContext<'_>, limit: TimeLimit, name: &str) -> EndedProcess {
-    execute_in(job, &context.logs.join(format!("{name}.log")), &context.environment, limit)
+    execute_in(
+        job,
+        &context.logs.join(format!("{name}.log")),
+        &context.environment,
+        limit,
+    )
 }
 
-fn execute_in(job: &Job, log: &Path, environment: &[(&'static str, OsString)], limit: TimeLimit) -> EndedProcess {
-    let all: Vec<(&str, OsString)> = environment.iter().chain(&job.environment).cloned().collect();
+fn execute_in(
+    job: &Job,
+    log: &Path,
+    environment: &[(&'static str, OsString)],
+    limit: TimeLimit,
+) -> EndedProcess {
+    let all: Vec<(&str, OsString)> = environment
+        .iter()
+        .chain(&job.environment)
+        .cloned()
+        .collect();
     process::run(&job.words(), &job.folder, &all, log, limit)
 }
 
 fn tell(result: &JobResult, clock: RunClock) {
-    let (name, Count { passed, failed, skipped, .. }) = (&result.job.name, result.count);
-    println!("{} {name}, {} s: {passed} passed, {failed} failed, {skipped} skipped", clock.stamp(), result.took.as_secs());
+    let (
+        name,
+        Count {
+            passed,
+            failed,
+            skipped,
+            ..
+        },
+    ) = (&result.job.name, result.count);
+    println!(
+        "{} {name}, {} s: {passed} passed, {failed} failed, {skipped} skipped",
+        clock.stamp(),
+        result.took.as_secs()
+    );
     result.skips.iter().for_each(|line| println!("    {line}"));
     let is_check = result.job.output != JobOutput::Tests;
     for failure in &result.failures {
         println!("    {} {}", failure.test, failure.line());
-        failure.message.iter().take(SHOWN_MAX).filter(|_| is_check).for_each(|line| println!("    {line}"));
+        failure
+            .message
+            .iter()
+            .take(SHOWN_MAX)
+            .filter(|_| is_check)
+            .for_each(|line| println!("    {line}"));
     }
 }
 
@@ -160,8 +273,12 @@ mod tests {
     use crate::verdict::{decide_second_pass, join};
 
     fn named(names: &[&str]) -> VecDeque<Job> {
-        let job =
-            |name: &&str| Job { suite: "unit", name: (*name).to_owned(), is_cargo: ["doc", "plain"].contains(name), ..Job::default() };
+        let job = |name: &&str| Job {
+            suite: "unit",
+            name: (*name).to_owned(),
+            is_cargo: ["doc", "plain"].contains(name),
+            ..Job::default()
+        };
         names.iter().map(job).collect()
     }
 
@@ -171,13 +288,25 @@ mod tests {
         let clock = RunClock::new(Duration::ZERO);
         let environment = vec![("CANAL_RUN_ID", OsString::from("a1"))];
         let timed = TimedTests::default();
-        let result = use_it(&RunContext { logs: &logs, clock, timed: &timed, environment, capacity: 6, cores: 2 });
+        let result = use_it(&RunContext {
+            logs: &logs,
+            clock,
+            timed: &timed,
+            environment,
+            capacity: 6,
+            cores: 2,
+        });
         std::fs::remove_dir_all(logs).unwrap();
         result
     }
 
     fn taken(parts: usize) -> Vec<RunningJob> {
-        vec![RunningJob { name: "another".into(), parts, is_cargo: false, computes: false }]
+        vec![RunningJob {
+            name: "another".into(),
+            parts,
+            is_cargo: false,
+            computes: false,
+        }]
     }
 
     #[test]
@@ -185,7 +314,11 @@ mod tests {
         with_context("fits", |context| {
             let waiting = named(&["unknown", "canal-e2e identity"]);
             for (free, expected) in [(6, Some(0)), (WORKS, Some(0)), (WAITS, Some(1)), (0, None)] {
-                assert_eq!(decide_next(&waiting, &taken(6 - free), context, 0), expected, "{free} free");
+                assert_eq!(
+                    decide_next(&waiting, &taken(6 - free), context, 0),
+                    expected,
+                    "{free} free"
+                );
             }
             assert_eq!(decide_next(&named(&[]), &[], context, 0), None);
         });
@@ -196,11 +329,25 @@ mod tests {
         with_context("spare", |context| {
             let waiting = named(&["unknown"]);
             let two = |parts: [usize; 2]| [taken(parts[0]), taken(parts[1])].concat();
-            for (running, spare, expected) in [(two([3, 3]), 0, None), (two([2, 2]), 0, Some(0)), (two([4, 2]), 2, None)] {
-                assert_eq!(decide_next(&waiting, &running, context, spare), expected, "{running:?}");
+            for (running, spare, expected) in [
+                (two([3, 3]), 0, None),
+                (two([2, 2]), 0, Some(0)),
+                (two([4, 2]), 2, None),
+            ] {
+                assert_eq!(
+                    decide_next(&waiting, &running, context, spare),
+                    expected,
+                    "{running:?}"
+                );
             }
             let three = [two([2, 2]), taken(2)].concat();
-            assert_eq!((decide_next(&waiting, &three, context, 1), decide_next(&waiting, &three, context, 2)), (None, Some(0)));
+            assert_eq!(
+                (
+                    decide_next(&waiting, &three, context, 1),
+                    decide_next(&waiting, &three, context, 2)
+                ),
+                (None, Some(0))
+            );
         });
     }
 
@@ -211,9 +358,19 @@ mod tests {
         durations.record("canal-e2e identity", Duration::from_secs(140));
         let mut jobs = Vec::from(named(&["a", "canal-e2e identity", "b"]));
         sort(&mut jobs, &durations);
-        assert_eq!(jobs.iter().map(|job| job.name.as_str()).collect::<Vec<_>>(), ["canal-e2e identity", "b", "a"]);
-        assert_eq!(expected(&jobs, &durations, 6), Duration::from_secs(140), "no run is shorter than its longest job");
-        assert_eq!(expected(&jobs, &durations, 1), Duration::from_secs(140 + 2 * 70 + 2 * 5));
+        assert_eq!(
+            jobs.iter().map(|job| job.name.as_str()).collect::<Vec<_>>(),
+            ["canal-e2e identity", "b", "a"]
+        );
+        assert_eq!(
+            expected(&jobs, &durations, 6),
+            Duration::from_secs(140),
+            "no run is shorter than its longest job"
+        );
+        assert_eq!(
+            expected(&jobs, &durations, 1),
+            Duration::from_secs(140 + 2 * 70 + 2 * 5)
+        );
     }
 
     #[test]
@@ -222,35 +379,72 @@ mod tests {
             let waiting = named(&["doc", "plain", "canal-model", "canal-wire", "canal-e2e dns"]);
             let cargo = [RunningJob::of(&waiting[0])];
             assert_eq!(decide_next(&waiting, &[], context, 0), Some(0));
-            assert_eq!(decide_next(&waiting, &cargo, context, 0), Some(2), "two commands of cargo's never run at once");
+            assert_eq!(
+                decide_next(&waiting, &cargo, context, 0),
+                Some(2),
+                "two commands of cargo's never run at once"
+            );
             let both = [RunningJob::of(&waiting[0]), RunningJob::of(&waiting[2])];
             assert_eq!(decide_next(&waiting, &both, context, 0), Some(4));
             let rest = named(&["canal-wire"]);
-            assert_eq!(decide_next(&rest, &both, context, 0), Some(0), "no other waits");
-            assert_eq!(decide_next(&rest, &[RunningJob::of(&waiting[2]), RunningJob::of(&waiting[3])], context, 0), None);
+            assert_eq!(
+                decide_next(&rest, &both, context, 0),
+                Some(0),
+                "no other waits"
+            );
+            assert_eq!(
+                decide_next(
+                    &rest,
+                    &[RunningJob::of(&waiting[2]), RunningJob::of(&waiting[3])],
+                    context,
+                    0
+                ),
+                None
+            );
         });
     }
 
     /// A planted program: a script that speaks as libtest does.
     fn planted(suite: &'static str, name: &str, script: &str) -> Job {
         let command = ["sh", "-c", script].map(OsString::from).to_vec();
-        Job { suite, name: name.into(), command, folder: "/".into(), tests: vec!["one".into()], ..Job::default() }
+        Job {
+            suite,
+            name: name.into(),
+            command,
+            folder: "/".into(),
+            tests: vec!["one".into()],
+            ..Job::default()
+        }
     }
 
     const FAILS: &str = "printf 'test one ... FAILED\\n\\nfailures:\\n\\n---- one stdout ----\\nthread '; printf \"'one' (7) panicked at a.rs:1:1:\\nlost\\n\\n\
         failures:\\n    one\\n\\ntest result: FAILED. 0 passed; 1 failed; 0 ignored;\\n\"; exit 101";
-    const PASSES: &str = "printf 'test one ... ok\\n\\ntest result: ok. 1 passed; 0 failed; 0 ignored;\\n'";
+    const PASSES: &str =
+        "printf 'test one ... ok\\n\\ntest result: ok. 1 passed; 0 failed; 0 ignored;\\n'";
 
     #[test]
     fn planted_programs_are_judged_in_two_passes() {
         with_context("planted", |context| {
             let mark = context.logs.join("mark");
-            let once = format!("if mkdir {} 2>/dev/null; then {FAILS}; else {PASSES}; fi", mark.display());
-            let jobs = vec![planted("unit", "good", PASSES), planted("unit", "bad", FAILS), planted(E2E_SUITE, "shaky", &once)];
+            let once = format!(
+                "if mkdir {} 2>/dev/null; then {FAILS}; else {PASSES}; fi",
+                mark.display()
+            );
+            let jobs = vec![
+                planted("unit", "good", PASSES),
+                planted("unit", "bad", FAILS),
+                planted(E2E_SUITE, "shaky", &once),
+            ];
             let mut durations = Durations::default();
             let mut results = run(jobs, context, &mut durations).unwrap();
             results.sort_by_key(|result| result.job.name.clone());
-            assert_eq!(results.iter().map(|result| result.count.failed).collect::<Vec<_>>(), [1, 0, 1]);
+            assert_eq!(
+                results
+                    .iter()
+                    .map(|result| result.count.failed)
+                    .collect::<Vec<_>>(),
+                [1, 0, 1]
+            );
             assert_eq!(results[0].failures[0].line(), "a.rs:1:1: lost");
             let again = decide_second_pass(&results);
             assert_eq!(again, [0, 2]);
@@ -260,7 +454,14 @@ mod tests {
             });
             let (bad, shaky) = (ends.next().unwrap(), ends.next().unwrap());
             assert_eq!((bad.0.count.failed, bad.1.len()), (1, 0));
-            assert_eq!((shaky.0.count.passed, shaky.0.count.failed, shaky.1[0].line().as_str()), (1, 0, "a.rs:1:1: lost"));
+            assert_eq!(
+                (
+                    shaky.0.count.passed,
+                    shaky.0.count.failed,
+                    shaky.1[0].line().as_str()
+                ),
+                (1, 0, "a.rs:1:1: lost")
+            );
         });
     }
 
@@ -268,10 +469,19 @@ mod tests {
     fn a_planted_program_that_hangs_is_killed_and_its_test_named() {
         with_context("hangs", |context| {
             let job = planted("unit", "hung", "printf 'test one ... \\n'; sleep 1000");
-            let limit = TimeLimit { hard: Duration::from_secs(1), grace: Duration::ZERO };
+            let limit = TimeLimit {
+                hard: Duration::from_secs(1),
+                grace: Duration::ZERO,
+            };
             let ended = execute(&job, context, limit, "hung");
             let result = judge(job, &ended, context.timed);
-            assert_eq!((result.failures[0].test.as_str(), result.failures[0].line().as_str()), ("one", "killed after 1 s"));
+            assert_eq!(
+                (
+                    result.failures[0].test.as_str(),
+                    result.failures[0].line().as_str()
+                ),
+                ("one", "killed after 1 s")
+            );
         });
     }
 
@@ -279,8 +489,16 @@ mod tests {
     fn a_job_knows_the_run_and_its_output_has_its_end() {
         with_context("environment", |context| {
             let job = planted("unit", "environment", "sleep 30 & echo $CANAL_RUN_ID");
-            let ended = execute(&job, context, TimeLimit::of(Duration::from_secs(60)), "environment");
-            assert_eq!((ended.end, ended.lines), (ProcessEnd::Exited(true), vec!["a1".to_owned()]));
+            let ended = execute(
+                &job,
+                context,
+                TimeLimit::of(Duration::from_secs(60)),
+                "environment",
+            );
+            assert_eq!(
+                (ended.end, ended.lines),
+                (ProcessEnd::Exited(true), vec!["a1".to_owned()])
+            );
         });
     }
 }

@@ -22,7 +22,14 @@ const WHOLE: &str = "CANAL_SOAK";
 /// Variable set for every part: assertions on time, rates and losses are judged (`testing/timing`).
 const TIMED: &str = "CANAL_TIMING";
 /// Build of a part that runs in worlds: the programs that the worlds start are included.
-const PROGRAMS: &[&str] = &["test", "--workspace", "--bins", "--tests", "--locked", "--no-run"];
+const PROGRAMS: &[&str] = &[
+    "test",
+    "--workspace",
+    "--bins",
+    "--tests",
+    "--locked",
+    "--no-run",
+];
 /// Variable from which seeded parts read their first seed.
 const SEED: &str = "CANAL_SEED";
 
@@ -47,8 +54,28 @@ const PARTS: [SoakPart; 9] = [
         name: "compare",
         what: "generated tenants and policies on every target beside the oracle: 1,500 and 4,000 tenants, 6,000 broken policies",
         minutes: 30,
-        build: &["test", "--release", "--locked", "-p", "canal-differential", "--test", "suite", "--no-run"],
-        run: &["test", "--release", "--locked", "-p", "canal-differential", "--test", "suite", "--", "--nocapture", "--test-threads=1"],
+        build: &[
+            "test",
+            "--release",
+            "--locked",
+            "-p",
+            "canal-differential",
+            "--test",
+            "suite",
+            "--no-run",
+        ],
+        run: &[
+            "test",
+            "--release",
+            "--locked",
+            "-p",
+            "canal-differential",
+            "--test",
+            "suite",
+            "--",
+            "--nocapture",
+            "--test-threads=1",
+        ],
         is_seeded: true,
         counts_tests: true,
     },
@@ -56,7 +83,16 @@ const PARTS: [SoakPart; 9] = [
         name: "services",
         what: "a controller with 16,000 services: an AZ is closed as fast as with a few",
         minutes: 30,
-        build: &["test", "--release", "--locked", "-p", "canal-controller-core", "--test", "suite", "--no-run"],
+        build: &[
+            "test",
+            "--release",
+            "--locked",
+            "-p",
+            "canal-controller-core",
+            "--test",
+            "suite",
+            "--no-run",
+        ],
         run: &[
             "test",
             "--release",
@@ -77,8 +113,23 @@ const PARTS: [SoakPart; 9] = [
         name: "keys",
         what: "a key server under 1,000,000 signatures and 100,000 handshakes leaves no memory and no file behind",
         minutes: 45,
-        build: &["bench", "--locked", "-p", "canal-keyserver-engine", "--bench", "soak", "--no-run"],
-        run: &["bench", "--locked", "-p", "canal-keyserver-engine", "--bench", "soak"],
+        build: &[
+            "bench",
+            "--locked",
+            "-p",
+            "canal-keyserver-engine",
+            "--bench",
+            "soak",
+            "--no-run",
+        ],
+        run: &[
+            "bench",
+            "--locked",
+            "-p",
+            "canal-keyserver-engine",
+            "--bench",
+            "soak",
+        ],
         is_seeded: false,
         counts_tests: false,
     },
@@ -87,7 +138,17 @@ const PARTS: [SoakPart; 9] = [
         what: "30 minutes of random kills, cuts, drains, scale events, policy changes and rotations under two tenants with the same addresses",
         minutes: 45,
         build: PROGRAMS,
-        run: &["test", "--workspace", "--locked", "--test", "meshes", "--", "chaos::", "--nocapture", "--test-threads=1"],
+        run: &[
+            "test",
+            "--workspace",
+            "--locked",
+            "--test",
+            "meshes",
+            "--",
+            "chaos::",
+            "--nocapture",
+            "--test-threads=1",
+        ],
         is_seeded: true,
         counts_tests: true,
     },
@@ -96,7 +157,17 @@ const PARTS: [SoakPart; 9] = [
         what: "one tenant takes every limit that tenants share, 15 s each, while another is watched",
         minutes: 30,
         build: PROGRAMS,
-        run: &["test", "--workspace", "--locked", "--test", "meshes", "--", "exhaustion::", "--nocapture", "--test-threads=1"],
+        run: &[
+            "test",
+            "--workspace",
+            "--locked",
+            "--test",
+            "meshes",
+            "--",
+            "exhaustion::",
+            "--nocapture",
+            "--test-threads=1",
+        ],
         is_seeded: false,
         counts_tests: true,
     },
@@ -105,7 +176,17 @@ const PARTS: [SoakPart; 9] = [
         what: "3,000 POSTs that meet a close, by Canal, nginx, HAProxy and Envoy, and 1,000 uploads refused unread per client, with and without mesh",
         minutes: 45,
         build: PROGRAMS,
-        run: &["test", "--workspace", "--locked", "--test", "meshes", "--", "exchanges::", "--nocapture", "--test-threads=1"],
+        run: &[
+            "test",
+            "--workspace",
+            "--locked",
+            "--test",
+            "meshes",
+            "--",
+            "exchanges::",
+            "--nocapture",
+            "--test-threads=1",
+        ],
         is_seeded: false,
         counts_tests: true,
     },
@@ -114,7 +195,17 @@ const PARTS: [SoakPart; 9] = [
         what: "foreign software, unmodified, with and without the mesh: PostgreSQL, MariaDB, Redis, RabbitMQ, NATS, mail, FTP, SSH, gRPC and more",
         minutes: 20,
         build: PROGRAMS,
-        run: &["test", "--workspace", "--locked", "--test", "meshes", "--", "software::", "--nocapture", "--test-threads=1"],
+        run: &[
+            "test",
+            "--workspace",
+            "--locked",
+            "--test",
+            "meshes",
+            "--",
+            "software::",
+            "--nocapture",
+            "--test-threads=1",
+        ],
         is_seeded: false,
         counts_tests: true,
     },
@@ -123,7 +214,17 @@ const PARTS: [SoakPart; 9] = [
         what: "1,000 changes, one by one through the command line, under a load that follows each of them",
         minutes: 15,
         build: PROGRAMS,
-        run: &["test", "--workspace", "--locked", "--test", "meshes", "--", "config::", "--nocapture", "--test-threads=1"],
+        run: &[
+            "test",
+            "--workspace",
+            "--locked",
+            "--test",
+            "meshes",
+            "--",
+            "config::",
+            "--nocapture",
+            "--test-threads=1",
+        ],
         is_seeded: false,
         counts_tests: true,
     },
@@ -132,7 +233,17 @@ const PARTS: [SoakPart; 9] = [
         what: "planned changes for two minutes and all kinds of deaths of the cloud tier, backends of two replicas",
         minutes: 15,
         build: PROGRAMS,
-        run: &["test", "--workspace", "--locked", "--test", "meshes", "--", "tier::", "--nocapture", "--test-threads=1"],
+        run: &[
+            "test",
+            "--workspace",
+            "--locked",
+            "--test",
+            "meshes",
+            "--",
+            "tier::",
+            "--nocapture",
+            "--test-threads=1",
+        ],
         is_seeded: false,
         counts_tests: true,
     },
@@ -159,17 +270,34 @@ struct Run {
 
 /// Returns the list of parts for the help text.
 pub(crate) fn list() -> String {
-    PARTS.iter().map(|part| format!("                  {:<10}{} (at most {} minutes)\n", part.name, part.what, part.minutes)).collect()
+    PARTS
+        .iter()
+        .map(|part| {
+            format!(
+                "                  {:<10}{} (at most {} minutes)\n",
+                part.name, part.what, part.minutes
+            )
+        })
+        .collect()
 }
 
 /// Runs the named parts, or all if none is named. Returns true if nothing failed.
 pub(crate) fn run(wanted: &[&str]) -> anyhow::Result<bool> {
-    if let Some(bad) = wanted.iter().find(|w| !PARTS.iter().any(|part| part.name == **w)) {
-        anyhow::bail!("no part {bad:?}; fix: name one of {}", PARTS.each_ref().map(|part| part.name).join(", "));
+    if let Some(bad) = wanted
+        .iter()
+        .find(|w| !PARTS.iter().any(|part| part.name == **w))
+    {
+        anyhow::bail!(
+            "no part {bad:?}; fix: name one of {}",
+            PARTS.each_ref().map(|part| part.name).join(", ")
+        );
     }
     let tree = SourceTree::read()?;
     let mut total = Count::default();
-    for part in PARTS.iter().filter(|part| wanted.is_empty() || wanted.contains(&part.name)) {
+    for part in PARTS
+        .iter()
+        .filter(|part| wanted.is_empty() || wanted.contains(&part.name))
+    {
         let run = run_part(&tree.root, part)?;
         total.add(run.count);
         let path = format!("docs/soak/{}.md", part.name);
@@ -177,20 +305,29 @@ pub(crate) fn run(wanted: &[&str]) -> anyhow::Result<bool> {
         std::fs::write(tree.root.join(&path), render(part, &run)).with_context(|| path.clone())?;
         println!("== soak {}: {} s, report in {path}", part.name, run.seconds);
     }
-    println!("{} passed, {} failed, {} skipped", total.passed, total.failed, total.skipped);
+    println!(
+        "{} passed, {} failed, {} skipped",
+        total.passed, total.failed, total.skipped
+    );
     Ok(total.failed == 0)
 }
 
 fn run_part(root: &Path, part: &SoakPart) -> anyhow::Result<Run> {
     println!("== soak {}: {}", part.name, part.what);
     let commit = commit(root)?;
-    let built = Command::new("cargo").args(part.build).current_dir(root).status()?;
+    let built = Command::new("cargo")
+        .args(part.build)
+        .current_dir(root)
+        .status()?;
     anyhow::ensure!(built.success(), "{}: the build failed", part.name);
     let seed = part.is_seeded.then(seed).transpose()?;
     println!("== soak {}: seed {}", part.name, seed_text(seed));
     let started = Instant::now();
     let mut command = Command::new("timeout");
-    command.args(["--kill-after=30", &format!("{}m", part.minutes), "cargo"]).args(part.run).current_dir(root);
+    command
+        .args(["--kill-after=30", &format!("{}m", part.minutes), "cargo"])
+        .args(part.run)
+        .current_dir(root);
     command.env(WHOLE, "1").env(TIMED, "1");
     if let Some(seed) = seed {
         command.env(SEED, seed.to_string());
@@ -203,7 +340,15 @@ fn run_part(root: &Path, part: &SoakPart) -> anyhow::Result<Run> {
     }
     let is_well = child.wait()?.success();
     let (machine, day) = (host::machine()?, host::day()?);
-    Ok(Run { commit, machine, day, seed, seconds: started.elapsed().as_secs(), count: decide_count(part, &lines, is_well), lines })
+    Ok(Run {
+        commit,
+        machine,
+        day,
+        seed,
+        seconds: started.elapsed().as_secs(),
+        count: decide_count(part, &lines, is_well),
+        lines,
+    })
 }
 
 /// Returns the count of a part. A part in which no test ran has failed.
@@ -222,27 +367,44 @@ fn decide_count(part: &SoakPart, lines: &[String], is_well: bool) -> Count {
 /// Returns the seed of the environment, or one that no earlier run used.
 fn seed() -> anyhow::Result<u64> {
     if let Ok(text) = std::env::var(SEED) {
-        return text.parse().with_context(|| format!("{SEED}={text}: not a number; fix: give an unsigned number"));
+        return text
+            .parse()
+            .with_context(|| format!("{SEED}={text}: not a number; fix: give an unsigned number"));
     }
     // Seeds count upwards from the first, so that two runs share no case.
-    Ok(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs() * 10_000)
+    Ok(SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)?
+        .as_secs()
+        * 10_000)
 }
 
 fn seed_text(seed: Option<u64>) -> String {
-    seed.map_or_else(|| "none, because nothing in it is random".to_owned(), |seed| seed.to_string())
+    seed.map_or_else(
+        || "none, because nothing in it is random".to_owned(),
+        |seed| seed.to_string(),
+    )
 }
 
 /// Returns the commit that runs, and whether the files differ from it.
 fn commit(root: &Path) -> anyhow::Result<String> {
     let (commit, is_changed) = host::commit(root)?;
-    Ok(if is_changed { format!("{commit} with changes") } else { commit })
+    Ok(if is_changed {
+        format!("{commit} with changes")
+    } else {
+        commit
+    })
 }
 
 fn render(part: &SoakPart, run: &Run) -> String {
     let count = run.count;
-    let mut text =
-        format!("# Soak: {}\n\n{}. `make soak PART={}` writes this file.\n\n| | |\n|---|---|\n", part.name, part.what, part.name);
-    let counts = format!("{} passed, {} failed, {} skipped", count.passed, count.failed, count.skipped);
+    let mut text = format!(
+        "# Soak: {}\n\n{}. `make soak PART={}` writes this file.\n\n| | |\n|---|---|\n",
+        part.name, part.what, part.name
+    );
+    let counts = format!(
+        "{} passed, {} failed, {} skipped",
+        count.passed, count.failed, count.skipped
+    );
     let seed = seed_text(run.seed);
     for (name, value) in [
         ("commit", run.commit.as_str()),
@@ -255,10 +417,17 @@ fn render(part: &SoakPart, run: &Run) -> String {
         let _ = writeln!(text, "| {name} | {value} |");
     }
     // libtest's line for every test is already in the counts.
-    let is_own = |line: &&String| !line.is_empty() && !["running ", "test "].iter().any(|start| line.starts_with(start));
+    let is_own = |line: &&String| {
+        !line.is_empty()
+            && !["running ", "test "]
+                .iter()
+                .any(|start| line.starts_with(start))
+    };
     text.push_str("\n```text\n");
     let own: Vec<&String> = run.lines.iter().filter(is_own).collect();
-    own[own.len().saturating_sub(LINES_MAX)..].iter().for_each(|line| text.push_str(&format!("{}\n", line.trim_end())));
+    own[own.len().saturating_sub(LINES_MAX)..]
+        .iter()
+        .for_each(|line| text.push_str(&format!("{}\n", line.trim_end())));
     text.push_str("```\n");
     text
 }
@@ -271,14 +440,34 @@ mod tests {
     fn parts_are_distinct_and_name_packages_that_exist() {
         let tree = SourceTree::read().unwrap();
         for (n, part) in PARTS.iter().enumerate() {
-            assert!(PARTS[..n].iter().all(|other| other.name != part.name), "{}", part.name);
+            assert!(
+                PARTS[..n].iter().all(|other| other.name != part.name),
+                "{}",
+                part.name
+            );
             // A command for the whole workspace names no package.
-            for command in [part.build, part.run].into_iter().filter(|command| !command.contains(&"--workspace")) {
-                let package = command.iter().skip_while(|word| **word != "-p").nth(1).unwrap();
+            for command in [part.build, part.run]
+                .into_iter()
+                .filter(|command| !command.contains(&"--workspace"))
+            {
+                let package = command
+                    .iter()
+                    .skip_while(|word| **word != "-p")
+                    .nth(1)
+                    .unwrap();
                 let named = format!("name = \"{package}\"");
-                assert!(tree.with_suffix("Cargo.toml").any(|(_, text)| text.contains(&named)), "{}: {package}", part.name);
+                assert!(
+                    tree.with_suffix("Cargo.toml")
+                        .any(|(_, text)| text.contains(&named)),
+                    "{}: {package}",
+                    part.name
+                );
             }
-            assert!(part.build.contains(&"--no-run"), "{}: the build is not part of the time", part.name);
+            assert!(
+                part.build.contains(&"--no-run"),
+                "{}: the build is not part of the time",
+                part.name
+            );
             assert!(list().contains(part.what));
         }
     }
@@ -287,13 +476,29 @@ mod tests {
     fn part_without_a_test_has_failed() {
         let line = |text: &str| vec![text.to_owned()];
         for (lines, is_well, expected) in [
-            (line("test result: ok. 2 passed; 0 failed; 0 ignored;"), true, (2, 0)),
-            (line("test result: ok. 2 passed; 0 failed; 0 ignored;"), false, (2, 1)),
-            (line("test result: ok. 0 passed; 0 failed; 0 ignored;"), true, (0, 1)),
+            (
+                line("test result: ok. 2 passed; 0 failed; 0 ignored;"),
+                true,
+                (2, 0),
+            ),
+            (
+                line("test result: ok. 2 passed; 0 failed; 0 ignored;"),
+                false,
+                (2, 1),
+            ),
+            (
+                line("test result: ok. 0 passed; 0 failed; 0 ignored;"),
+                true,
+                (0, 1),
+            ),
             (line(""), true, (0, 1)),
         ] {
             let count = decide_count(&PARTS[0], &lines, is_well);
-            assert_eq!((count.passed, count.failed), expected, "{lines:?} {is_well}");
+            assert_eq!(
+                (count.passed, count.failed),
+                expected,
+                "{lines:?} {is_well}"
+            );
         }
         let status = |is_well| decide_count(&PARTS[2], &[], is_well).failed;
         assert_eq!((status(true), status(false)), (0, 1));
@@ -307,13 +512,31 @@ mod tests {
             day: "2026-01-01".into(),
             seed: Some(7),
             seconds: 61,
-            count: Count { passed: 2, ..Count::default() },
-            lines: ["running 2 tests", "test a ... ok", "5 tenants from seed 7", ""].map(String::from).to_vec(),
+            count: Count {
+                passed: 2,
+                ..Count::default()
+            },
+            lines: [
+                "running 2 tests",
+                "test a ... ok",
+                "5 tenants from seed 7",
+                "",
+            ]
+            .map(String::from)
+            .to_vec(),
         };
         let text = render(&PARTS[0], &run);
-        for part in ["# Soak: compare\n", "| commit | abc |", "| seed | 7 |", "| counts | 2 passed, 0 failed, 0 skipped |"] {
+        for part in [
+            "# Soak: compare\n",
+            "| commit | abc |",
+            "| seed | 7 |",
+            "| counts | 2 passed, 0 failed, 0 skipped |",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        assert!(text.ends_with("```text\n5 tenants from seed 7\n```\n"), "{text}");
+        assert!(
+            text.ends_with("```text\n5 tenants from seed 7\n```\n"),
+            "{text}"
+        );
     }
 }

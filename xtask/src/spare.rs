@@ -29,7 +29,12 @@ struct ProcessorTime {
 impl SpareParts {
     /// Begins without any; there are never more than `max`.
     pub(crate) fn new(max: usize) -> Self {
-        Self { max, parts: 0, measured: Instant::now(), before: ProcessorTime::now() }
+        Self {
+            max,
+            parts: 0,
+            measured: Instant::now(),
+            before: ProcessorTime::now(),
+        }
     }
 
     /// Measures if an interval is over, and returns the parts.
@@ -46,7 +51,11 @@ impl SpareParts {
 /// Returns the parts after an interval with this share of idle time. They grow one job at a time, because a job that has just begun does not show yet,
 /// and go at once, because they are no reason to begin another job on a machine that is busy.
 fn decide_parts(before: usize, max: usize, idle: f64) -> usize {
-    if idle < IDLE_MIN { 0 } else { (before + STEP).min(max) }
+    if idle < IDLE_MIN {
+        0
+    } else {
+        (before + STEP).min(max)
+    }
 }
 
 impl ProcessorTime {
@@ -56,14 +65,27 @@ impl ProcessorTime {
 
     /// Reads the first line of `/proc/stat` (proc_stat(5)): user, nice, system, idle, iowait and so on. Waiting for a disk is idle, too.
     fn read(stat: &str) -> Self {
-        let ticks: Vec<u64> =
-            stat.lines().next().unwrap_or_default().split_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
-        Self { idle: ticks.iter().skip(3).take(2).sum(), all: ticks.iter().take(8).sum() }
+        let ticks: Vec<u64> = stat
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .split_whitespace()
+            .skip(1)
+            .filter_map(|word| word.parse().ok())
+            .collect();
+        Self {
+            idle: ticks.iter().skip(3).take(2).sum(),
+            all: ticks.iter().take(8).sum(),
+        }
     }
 
     fn idle_since(self, before: Self) -> f64 {
         let all = self.all.saturating_sub(before.all);
-        if all == 0 { 0.0 } else { self.idle.saturating_sub(before.idle) as f64 / all as f64 }
+        if all == 0 {
+            0.0
+        } else {
+            self.idle.saturating_sub(before.idle) as f64 / all as f64
+        }
     }
 }
 
@@ -74,7 +96,15 @@ mod tests {
     #[test]
     fn parts_grow_slowly_while_the_machine_is_idle_and_go_at_once() {
         let mut parts = 0;
-        for (idle, expected) in [(0.5, 2), (0.9, 4), (1.0, 5), (0.3, 5), (0.2, 0), (0.0, 0), (0.23, 2)] {
+        for (idle, expected) in [
+            (0.5, 2),
+            (0.9, 4),
+            (1.0, 5),
+            (0.3, 5),
+            (0.2, 0),
+            (0.0, 0),
+            (0.23, 2),
+        ] {
             parts = decide_parts(parts, 5, idle);
             assert_eq!(parts, expected, "{idle}");
         }
@@ -82,9 +112,18 @@ mod tests {
 
     #[test]
     fn idle_time_is_read() {
-        let (before, now) =
-            (ProcessorTime::read("cpu  10 0 10 70 10 0 0 0 5 5\ncpu0 1"), ProcessorTime::read("cpu 40 0 30 110 20 0 0 0 9 9"));
-        assert_eq!((before, now.idle_since(before)), (ProcessorTime { idle: 80, all: 100 }, 0.5));
-        assert_eq!(ProcessorTime::read("").idle_since(before), 0.0, "a machine that says nothing is busy");
+        let (before, now) = (
+            ProcessorTime::read("cpu  10 0 10 70 10 0 0 0 5 5\ncpu0 1"),
+            ProcessorTime::read("cpu 40 0 30 110 20 0 0 0 9 9"),
+        );
+        assert_eq!(
+            (before, now.idle_since(before)),
+            (ProcessorTime { idle: 80, all: 100 }, 0.5)
+        );
+        assert_eq!(
+            ProcessorTime::read("").idle_since(before),
+            0.0,
+            "a machine that says nothing is busy"
+        );
     }
 }

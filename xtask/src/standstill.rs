@@ -47,16 +47,26 @@ impl Watch {
             let is_over = Arc::clone(&is_over);
             std::thread::spawn(move || watch_core(core, &is_over))
         };
-        Ok(Self { cores: cores.map(watch).collect(), is_over, before: processor_time() })
+        Ok(Self {
+            cores: cores.map(watch).collect(),
+            is_over,
+            before: processor_time(),
+        })
     }
 
     pub(crate) fn end(self) -> anyhow::Result<Quiet> {
         self.is_over.store(true, Ordering::Relaxed);
         let mut stall = Duration::ZERO;
         for core in self.cores {
-            stall = stall.max(core.join().map_err(|_| anyhow::anyhow!("the watch of a core panicked: run as root"))?);
+            stall = stall.max(
+                core.join()
+                    .map_err(|_| anyhow::anyhow!("the watch of a core panicked: run as root"))?,
+            );
         }
-        Ok(Quiet { stall, steal_percent: steal_percent(self.before, processor_time()) })
+        Ok(Quiet {
+            stall,
+            steal_percent: steal_percent(self.before, processor_time()),
+        })
     }
 }
 
@@ -64,7 +74,8 @@ impl Watch {
 fn watch_core(core: usize, is_over: &AtomicBool) -> Duration {
     let mut cores = CpuSet::new();
     cores.set(core);
-    rustix::thread::sched_setaffinity(None, &cores).expect("the core is one of those that are allowed");
+    rustix::thread::sched_setaffinity(None, &cores)
+        .expect("the core is one of those that are allowed");
     take_real_time_priority().expect("root may run a thread at a real-time priority");
     let mut longest = Duration::ZERO;
     while !is_over.load(Ordering::Relaxed) {
@@ -78,7 +89,9 @@ fn watch_core(core: usize, is_over: &AtomicBool) -> Duration {
 /// Gives this thread the priority [`REAL_TIME`] of the policy SCHED_FIFO.
 fn take_real_time_priority() -> anyhow::Result<()> {
     let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
-    let status = Command::new("chrt").args(["--fifo", "--pid", REAL_TIME, &thread]).status()?;
+    let status = Command::new("chrt")
+        .args(["--fifo", "--pid", REAL_TIME, &thread])
+        .status()?;
     anyhow::ensure!(status.success(), "chrt {status}");
     Ok(())
 }
@@ -91,13 +104,25 @@ fn processor_time() -> (u64, u64) {
 /// Reads the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal. What follows is part of user and nice.
 fn read_processor_time(stat: &str) -> (u64, u64) {
     let first = stat.lines().next().unwrap_or_default();
-    let ticks: Vec<u64> = first.split_whitespace().skip(1).take(8).filter_map(|word| word.parse().ok()).collect();
-    (ticks.get(7).copied().unwrap_or_default(), ticks.iter().sum())
+    let ticks: Vec<u64> = first
+        .split_whitespace()
+        .skip(1)
+        .take(8)
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    (
+        ticks.get(7).copied().unwrap_or_default(),
+        ticks.iter().sum(),
+    )
 }
 
 fn steal_percent(before: (u64, u64), after: (u64, u64)) -> f64 {
     let all = after.1.saturating_sub(before.1);
-    if all == 0 { 0.0 } else { after.0.saturating_sub(before.0) as f64 * 100.0 / all as f64 }
+    if all == 0 {
+        0.0
+    } else {
+        after.0.saturating_sub(before.0) as f64 * 100.0 / all as f64
+    }
 }
 
 #[cfg(test)]
@@ -107,15 +132,33 @@ mod tests {
     #[test]
     fn a_try_on_a_busy_machine_is_void() {
         let ms = Duration::from_millis;
-        for (stall, steal_percent, expected) in [(ms(99), 2.0, false), (ms(100), 0.0, true), (ms(0), 2.1, true)] {
-            assert_eq!(Quiet { stall, steal_percent }.is_void(), expected, "{stall:?} {steal_percent}");
+        for (stall, steal_percent, expected) in [
+            (ms(99), 2.0, false),
+            (ms(100), 0.0, true),
+            (ms(0), 2.1, true),
+        ] {
+            assert_eq!(
+                Quiet {
+                    stall,
+                    steal_percent
+                }
+                .is_void(),
+                expected,
+                "{stall:?} {steal_percent}"
+            );
         }
     }
 
     #[test]
     fn steal_is_a_share_of_all_time() {
-        let (before, after) = ("cpu  10 0 10 70 0 0 0 10 5 0\ncpu0 1", "cpu  20 0 20 140 0 0 0 20 9 0\n");
-        assert_eq!((read_processor_time(before), read_processor_time(after)), ((10, 100), (20, 200)));
+        let (before, after) = (
+            "cpu  10 0 10 70 0 0 0 10 5 0\ncpu0 1",
+            "cpu  20 0 20 140 0 0 0 20 9 0\n",
+        );
+        assert_eq!(
+            (read_processor_time(before), read_processor_time(after)),
+            ((10, 100), (20, 200))
+        );
         assert!((steal_percent((10, 100), (20, 200)) - 10.0).abs() < 0.01);
         assert!(steal_percent((10, 100), (10, 100)).abs() < 0.01);
     }
@@ -126,10 +169,20 @@ mod tests {
             take_real_time_priority().unwrap();
             let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
             // proc_pid_stat(5): the fields 40 and 41 are rt_priority and policy; the name's bracket ends field 2.
-            let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().map(str::to_owned).collect();
+            let fields: Vec<_> = stat
+                .rsplit_once(')')
+                .unwrap()
+                .1
+                .split_whitespace()
+                .map(str::to_owned)
+                .collect();
             fields[37..39].to_vec()
         });
-        assert_eq!(policy.join().unwrap(), [REAL_TIME, "1"], "SCHED_FIFO is policy 1");
+        assert_eq!(
+            policy.join().unwrap(),
+            [REAL_TIME, "1"],
+            "SCHED_FIFO is policy 1"
+        );
     }
 
     #[test]

@@ -27,11 +27,26 @@ use crate::verdict::{FIRST_FAILURES_MAX, JobResult, decide_second_pass, join};
 /// Name and purpose of each suite.
 const SUITES: [(&str, &str); 6] = [
     ("tidy", "the rules of the house"),
-    ("supply", "licences, sources and known vulnerabilities of dependencies"),
-    ("lint", "compiler and clippy warnings, of the same compilation as the programs"),
-    ("plain", "the programs as they are delivered, without the features that tests add"),
-    ("unit", "crates: units, layouts, goldens, packet and netns tests"),
-    (E2E_SUITE, "whole meshes in worlds, faults, and the third-party checkers"),
+    (
+        "supply",
+        "licences, sources and known vulnerabilities of dependencies",
+    ),
+    (
+        "lint",
+        "compiler and clippy warnings, of the same compilation as the programs",
+    ),
+    (
+        "plain",
+        "the programs as they are delivered, without the features that tests add",
+    ),
+    (
+        "unit",
+        "crates: units, layouts, goldens, packet and netns tests",
+    ),
+    (
+        E2E_SUITE,
+        "whole meshes in worlds, faults, and the third-party checkers",
+    ),
 ];
 
 /// All programs and tests. The micro-benchmarks are no tests and have dependencies of their own.
@@ -47,10 +62,22 @@ const TESTS: [&str; 9] = [
     "--color=never",
 ];
 /// The lints of what that leaves out.
-const BENCHES: [&str; 6] =
-    ["check", "--package=canal-bench-micro", "--package=canal-keyserver-engine", "--benches", "--locked", "--message-format=json"];
+const BENCHES: [&str; 6] = [
+    "check",
+    "--package=canal-bench-micro",
+    "--package=canal-keyserver-engine",
+    "--benches",
+    "--locked",
+    "--message-format=json",
+];
 /// The lints, when nothing else is asked for.
-const LINT: [&str; 5] = ["check", "--workspace", "--all-targets", "--locked", "--message-format=json"];
+const LINT: [&str; 5] = [
+    "check",
+    "--workspace",
+    "--all-targets",
+    "--locked",
+    "--message-format=json",
+];
 /// The programs that are delivered.
 const PLAIN: [&str; 8] = [
     "check",
@@ -85,14 +112,30 @@ struct SuiteSelection<'a> {
 
 impl<'a> SuiteSelection<'a> {
     fn of(words: &[&'a str]) -> anyhow::Result<Self> {
-        let (flags, suites): (Vec<&str>, Vec<&str>) = words.iter().copied().partition(|word| word.starts_with("--"));
-        if let Some(bad) = suites.iter().find(|w| !SUITES.iter().any(|(name, _)| name == *w)) {
-            anyhow::bail!("no suite {bad:?}; there are {}", SUITES.map(|s| s.0).join(", "));
+        let (flags, suites): (Vec<&str>, Vec<&str>) = words
+            .iter()
+            .copied()
+            .partition(|word| word.starts_with("--"));
+        if let Some(bad) = suites
+            .iter()
+            .find(|w| !SUITES.iter().any(|(name, _)| name == *w))
+        {
+            anyhow::bail!(
+                "no suite {bad:?}; there are {}",
+                SUITES.map(|s| s.0).join(", ")
+            );
         }
-        if let Some(bad) = flags.iter().find(|flag| ![WITH_INSTALL, WITHOUT_WORLDS].contains(flag)) {
+        if let Some(bad) = flags
+            .iter()
+            .find(|flag| ![WITH_INSTALL, WITHOUT_WORLDS].contains(flag))
+        {
             anyhow::bail!("no flag {bad:?}; there are {WITH_INSTALL} and {WITHOUT_WORLDS}");
         }
-        Ok(Self { suites, installs: flags.contains(&WITH_INSTALL), has_worlds: !flags.contains(&WITHOUT_WORLDS) })
+        Ok(Self {
+            suites,
+            installs: flags.contains(&WITH_INSTALL),
+            has_worlds: !flags.contains(&WITHOUT_WORLDS),
+        })
     }
 
     fn has(&self, suite: &str) -> bool {
@@ -133,13 +176,27 @@ pub(crate) fn run(words: &[&str]) -> anyhow::Result<bool> {
     std::fs::create_dir_all(&logs).with_context(|| logs.display().to_string())?;
     let durations = Durations::read(&tree.root);
     let key = run_key(words);
-    let report = Report::new(host::commit(&tree.root)?, host::moment()?, durations.expected(&key));
+    let report = Report::new(
+        host::commit(&tree.root)?,
+        host::moment()?,
+        durations.expected(&key),
+    );
     let timed = TimedTests::of(&tree.root)?;
     let run_id = host::run_id();
-    let mut run = SuiteRun { wanted, own: std::env::current_exe()?, tree, logs, timed, durations, report, run_id };
+    let mut run = SuiteRun {
+        wanted,
+        own: std::env::current_exe()?,
+        tree,
+        logs,
+        timed,
+        durations,
+        report,
+        run_id,
+    };
     // Whatever goes wrong, the run closes with its report.
     if let Err(e) = run.stages() {
-        run.report.fail("run", "run", Duration::ZERO, vec![format!("{e:#}")]);
+        run.report
+            .fail("run", "run", Duration::ZERO, vec![format!("{e:#}")]);
     } else if run.report.is_well() {
         run.durations.record(&key, run.report.clock.elapsed());
     }
@@ -148,7 +205,11 @@ pub(crate) fn run(words: &[&str]) -> anyhow::Result<bool> {
 
 /// The name under which the duration of such a run is known.
 fn run_key(words: &[&str]) -> String {
-    let suites: Vec<&str> = words.iter().copied().filter(|word| *word != WITH_INSTALL).collect();
+    let suites: Vec<&str> = words
+        .iter()
+        .copied()
+        .filter(|word| *word != WITH_INSTALL)
+        .collect();
     format!("run {}", suites.join(" ")).trim_end().to_owned()
 }
 
@@ -158,7 +219,10 @@ impl SuiteRun<'_> {
         for (name, what) in SUITES.iter().filter(|(name, _)| self.wanted.has(name)) {
             println!("== {name}: {what}");
         }
-        println!("== elapsed and expected time stand before each line; run {}", self.run_id);
+        println!(
+            "== elapsed and expected time stand before each line; run {}",
+            self.run_id
+        );
         let tidy = self.begin_tidy();
         let before = self.prepare();
         let built = self.build()?;
@@ -168,7 +232,11 @@ impl SuiteRun<'_> {
         }
         let Some(programs) = built else { return Ok(()) };
         let all = programs::jobs(&self.tree.root, &programs)?;
-        let mut jobs: Vec<Job> = all.iter().filter(|job| self.wanted.runs(job)).filter_map(|job| self.timed.gate(job)).collect();
+        let mut jobs: Vec<Job> = all
+            .iter()
+            .filter(|job| self.wanted.runs(job))
+            .filter_map(|job| self.timed.gate(job))
+            .collect();
         if self.wanted.builds() {
             self.check_tiers(&all);
         }
@@ -180,14 +248,28 @@ impl SuiteRun<'_> {
     fn begin_tidy(&self) -> Option<JoinHandle<JobResult>> {
         let command = vec![self.own.clone().into(), "tidy".into()];
         let folder = self.tree.root.clone();
-        let job = Job { suite: "tidy", name: "tidy".into(), command, folder, output: JobOutput::Text, ..Job::default() };
+        let job = Job {
+            suite: "tidy",
+            name: "tidy".into(),
+            command,
+            folder,
+            output: JobOutput::Text,
+            ..Job::default()
+        };
         let (logs, clock) = (self.logs.clone(), self.report.clock);
-        let (expected, limit) = (self.durations.expected(&job.name), self.durations.limit(&job.name));
-        self.wanted.has("tidy").then(|| std::thread::spawn(move || schedule::run_check(job, &logs, clock, expected, limit)))
+        let (expected, limit) = (
+            self.durations.expected(&job.name),
+            self.durations.limit(&job.name),
+        );
+        self.wanted.has("tidy").then(|| {
+            std::thread::spawn(move || schedule::run_check(job, &logs, clock, expected, limit))
+        })
     }
 
     fn receive_tidy(&mut self, tidy: JoinHandle<JobResult>) -> anyhow::Result<()> {
-        let result = tidy.join().map_err(|_| anyhow::anyhow!("the rules of the house panicked"))?;
+        let result = tidy
+            .join()
+            .map_err(|_| anyhow::anyhow!("the rules of the house panicked"))?;
         self.durations.record(&result.job.name, result.counted);
         self.report.add_stage("tidy, beside the build", result.took);
         self.report.add_job(result);
@@ -203,20 +285,52 @@ impl SuiteRun<'_> {
             if installs {
                 let output = std::fs::File::create(&log)?;
                 let errors = output.try_clone()?;
-                let done = Command::new(INSTALL[0]).args(&INSTALL[1..]).current_dir(&root).stdout(output).stderr(errors).status()?;
+                let done = Command::new(INSTALL[0])
+                    .args(&INSTALL[1..])
+                    .current_dir(&root)
+                    .stdout(output)
+                    .stderr(errors)
+                    .status()?;
                 let printed = || std::fs::read_to_string(&log).unwrap_or_default();
-                anyhow::ensure!(done.success(), "{} failed: {}", INSTALL.join(" "), printed().trim_end());
+                anyhow::ensure!(
+                    done.success(),
+                    "{} failed: {}",
+                    INSTALL.join(" "),
+                    printed().trim_end()
+                );
             }
             let installed = started.elapsed();
-            Ok((installed, if checks { supply::run(&root)? } else { Vec::new() }))
+            Ok((
+                installed,
+                if checks {
+                    supply::run(&root)?
+                } else {
+                    Vec::new()
+                },
+            ))
         })
     }
 
-    fn receive(&mut self, before: JoinHandle<anyhow::Result<(Duration, Vec<SupplyResult>)>>) -> anyhow::Result<()> {
-        let (installed, checks) = before.join().map_err(|_| anyhow::anyhow!("the checks of the supply panicked"))??;
-        self.report.add_stage("installation, beside the build", installed);
-        for SupplyResult { name, took, count, lines } in checks {
-            std::fs::write(self.logs.join(format!("{name}.log")), lines.join("\n") + "\n")?;
+    fn receive(
+        &mut self,
+        before: JoinHandle<anyhow::Result<(Duration, Vec<SupplyResult>)>>,
+    ) -> anyhow::Result<()> {
+        let (installed, checks) = before
+            .join()
+            .map_err(|_| anyhow::anyhow!("the checks of the supply panicked"))??;
+        self.report
+            .add_stage("installation, beside the build", installed);
+        for SupplyResult {
+            name,
+            took,
+            count,
+            lines,
+        } in checks
+        {
+            std::fs::write(
+                self.logs.join(format!("{name}.log")),
+                lines.join("\n") + "\n",
+            )?;
             if count.failed > 0 {
                 self.report.fail("supply", name, took, lines);
             } else {
@@ -234,8 +348,18 @@ impl SuiteRun<'_> {
         // Of an earlier build.
         drop(timings::take(&self.tree.root));
         let (started, clock) = (Instant::now(), self.report.clock);
-        println!("{} build begins, {} s expected", clock.stamp(), self.durations.expected(BUILD).as_secs());
-        let build = compile::run(&self.tree.root, &TESTS, &[LINTED], &self.logs.join("build.log"), clock)?;
+        println!(
+            "{} build begins, {} s expected",
+            clock.stamp(),
+            self.durations.expected(BUILD).as_secs()
+        );
+        let build = compile::run(
+            &self.tree.root,
+            &TESTS,
+            &[LINTED],
+            &self.logs.join("build.log"),
+            clock,
+        )?;
         let took = started.elapsed();
         println!(
             "{} build, {} s: {} test programs, {} findings",
@@ -250,13 +374,23 @@ impl SuiteRun<'_> {
             return Ok(None);
         }
         self.durations.record(BUILD, took);
-        timings::add_to(&mut self.report, &timings::take(&self.tree.root), &programs::packages(&self.tree)?);
+        timings::add_to(
+            &mut self.report,
+            &timings::take(&self.tree.root),
+            &programs::packages(&self.tree)?,
+        );
         self.report.add("build", BUILD, took, Count::default());
         if self.wanted.has("lint") {
             std::fs::copy(self.logs.join("build.log"), self.logs.join("lint.log"))?;
-            let findings: Vec<String> = build.findings.iter().flat_map(|text| text.lines()).map(str::to_owned).collect();
+            let findings: Vec<String> = build
+                .findings
+                .iter()
+                .flat_map(|text| text.lines())
+                .map(str::to_owned)
+                .collect();
             if findings.is_empty() {
-                self.report.add("lint", "lint", Duration::ZERO, Count::of(true));
+                self.report
+                    .add("lint", "lint", Duration::ZERO, Count::of(true));
             } else {
                 findings.iter().for_each(|line| println!("    {line}"));
                 self.report.fail("lint", "lint", Duration::ZERO, findings);
@@ -270,7 +404,8 @@ impl SuiteRun<'_> {
         println!("== {}", self.timed.count(all).line());
         let unknown = self.timed.unknown(all);
         if unknown.is_empty() {
-            self.report.add("unit", "tiers", Duration::ZERO, Count::of(true));
+            self.report
+                .add("unit", "tiers", Duration::ZERO, Count::of(true));
         } else {
             let _ = std::fs::write(self.logs.join("tiers.log"), unknown.join("\n") + "\n");
             self.report.fail("unit", "tiers", Duration::ZERO, unknown);
@@ -280,18 +415,33 @@ impl SuiteRun<'_> {
     /// What cargo checks by itself, beside the tests.
     fn checks(&self) -> Vec<Job> {
         let root = &self.tree.root;
-        let linted = |job: Job, output| Job { output, environment: vec![(LINTED.0, LINTED.1.into())], ..job };
+        let linted = |job: Job, output| Job {
+            output,
+            environment: vec![(LINTED.0, LINTED.1.into())],
+            ..job
+        };
         let mut jobs = vec![cargo_job(root, "plain", "plain", &PLAIN)];
         if !self.wanted.builds() {
-            jobs.push(linted(cargo_job(root, "lint", "lint", &LINT), JobOutput::Artifacts));
+            jobs.push(linted(
+                cargo_job(root, "lint", "lint", &LINT),
+                JobOutput::Artifacts,
+            ));
         } else if !self.wanted.has_worlds {
-            jobs.push(linted(cargo_job(root, "lint", "benches", &BENCHES), JobOutput::Artifacts));
+            jobs.push(linted(
+                cargo_job(root, "lint", "benches", &BENCHES),
+                JobOutput::Artifacts,
+            ));
         }
         let documented = programs::documented(&self.tree);
         let mut doc = vec!["test", "--doc", "--locked"];
-        documented.iter().for_each(|package| doc.extend(["--package", package]));
+        documented
+            .iter()
+            .for_each(|package| doc.extend(["--package", package]));
         if !documented.is_empty() {
-            jobs.push(linted(cargo_job(root, "unit", "doc tests", &doc), JobOutput::Tests));
+            jobs.push(linted(
+                cargo_job(root, "unit", "doc tests", &doc),
+                JobOutput::Tests,
+            ));
         }
         jobs.retain(|job| self.wanted.has(job.suite));
         jobs
@@ -313,18 +463,32 @@ impl SuiteRun<'_> {
             cores,
         };
         let expected = schedule::expected(&jobs, &self.durations, context.capacity);
-        println!("{} {stage}: {} jobs, {} s expected", context.clock.stamp(), jobs.len(), expected.as_secs());
+        println!(
+            "{} {stage}: {} jobs, {} s expected",
+            context.clock.stamp(),
+            jobs.len(),
+            expected.as_secs()
+        );
         let results = schedule::run(jobs, &context, &mut self.durations)?;
         self.report.add_stage(stage, started.elapsed());
         let again = decide_second_pass(&results);
-        if again.is_empty() && results.iter().filter(|result| result.is_failed()).count() >= FIRST_FAILURES_MAX {
-            println!("{} no second pass: {FIRST_FAILURES_MAX} jobs failed or more", context.clock.stamp());
+        if again.is_empty()
+            && results.iter().filter(|result| result.is_failed()).count() >= FIRST_FAILURES_MAX
+        {
+            println!(
+                "{} no second pass: {FIRST_FAILURES_MAX} jobs failed or more",
+                context.clock.stamp()
+            );
         }
         let begun = Instant::now();
         let (mut ends, mut unstable): (Vec<JobResult>, Vec<_>) = (Vec::new(), Vec::new());
         for (n, first) in results.into_iter().enumerate() {
             if again.contains(&n) {
-                let second = schedule::run_alone(first.retry(), &context, self.durations.limit(&first.job.name));
+                let second = schedule::run_alone(
+                    first.retry(),
+                    &context,
+                    self.durations.limit(&first.job.name),
+                );
                 let (joined, only_first) = join(first, second);
                 ends.push(joined);
                 unstable.extend(only_first);
@@ -346,11 +510,22 @@ impl SuiteRun<'_> {
         self.durations.write(root)?;
         self.report.print();
         std::fs::write(root.join(TABLE), self.report.markdown())?;
-        std::fs::write(root.join(REPORT), serde_json::to_string_pretty(&self.report.json(LOGS))? + "\n")?;
-        let mut unstable = OpenOptions::new().create(true).append(true).open(root.join(UNSTABLE))?;
+        std::fs::write(
+            root.join(REPORT),
+            serde_json::to_string_pretty(&self.report.json(LOGS))? + "\n",
+        )?;
+        let mut unstable = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(root.join(UNSTABLE))?;
         unstable.write_all(self.report.unstable_lines(host::load()).as_bytes())?;
-        println!("== all that the programs printed is in {LOGS}, the report in {REPORT}, a table of seconds in {TABLE}");
-        self.report.closing(LOGS).iter().for_each(|line| println!("{line}"));
+        println!(
+            "== all that the programs printed is in {LOGS}, the report in {REPORT}, a table of seconds in {TABLE}"
+        );
+        self.report
+            .closing(LOGS)
+            .iter()
+            .for_each(|line| println!("{line}"));
         Ok(self.report.is_well())
     }
 }
@@ -361,7 +536,11 @@ mod tests {
 
     #[test]
     fn words_choose_suites_and_programs() {
-        let job = |suite, name: &str| Job { suite, name: name.into(), ..Job::default() };
+        let job = |suite, name: &str| Job {
+            suite,
+            name: name.into(),
+            ..Job::default()
+        };
         let check = SuiteSelection::of(&["tidy", "lint", "unit", WITHOUT_WORLDS]).unwrap();
         assert!(check.has("lint") && !check.has("supply") && check.builds() && !check.installs);
         assert!(
@@ -372,6 +551,9 @@ mod tests {
         let all = SuiteSelection::of(&[WITH_INSTALL]).unwrap();
         assert!(all.has("supply") && all.installs && all.runs(&job(E2E_SUITE, "canal-e2e tier")));
         assert!(SuiteSelection::of(&["none"]).is_err() && SuiteSelection::of(&["--none"]).is_err());
-        assert_eq!((run_key(&[WITH_INSTALL]), run_key(&["unit", WITHOUT_WORLDS])), ("run".into(), "run unit --no-worlds".into()));
+        assert_eq!(
+            (run_key(&[WITH_INSTALL]), run_key(&["unit", WITHOUT_WORLDS])),
+            ("run".into(), "run unit --no-worlds".into())
+        );
     }
 }

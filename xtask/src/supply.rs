@@ -35,21 +35,47 @@ pub(crate) struct SupplyResult {
 pub(crate) fn run(root: &Path) -> anyhow::Result<Vec<SupplyResult>> {
     let program = root.join(INSTALLED);
     let mut results = Vec::new();
-    for (name, check, may_skip) in
-        [("licences, bans, sources", &["licenses", "bans", "sources"][..], false), ("advisories", &["advisories"][..], true)]
-    {
+    for (name, check, may_skip) in [
+        (
+            "licences, bans, sources",
+            &["licenses", "bans", "sources"][..],
+            false,
+        ),
+        ("advisories", &["advisories"][..], true),
+    ] {
         let started = Instant::now();
         let mut command = Command::new("timeout");
-        command.arg(ADVISORIES_TIMEOUT).arg(&program).args(["--locked", "check"]).args(check).current_dir(root);
+        command
+            .arg(ADVISORIES_TIMEOUT)
+            .arg(&program)
+            .args(["--locked", "check"])
+            .args(check)
+            .current_dir(root);
         let out = command.output()?;
-        let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+        let text = format!(
+            "{}{}",
+            String::from_utf8_lossy(&out.stdout),
+            String::from_utf8_lossy(&out.stderr)
+        );
         let outcome = decide_outcome(out.status.success(), &text, may_skip);
-        let mut lines: Vec<String> = if outcome == DenyOutcome::Passed { Vec::new() } else { text.lines().map(str::to_owned).collect() };
+        let mut lines: Vec<String> = if outcome == DenyOutcome::Passed {
+            Vec::new()
+        } else {
+            text.lines().map(str::to_owned).collect()
+        };
         if outcome == DenyOutcome::Skipped {
-            println!("SKIPPED: supply, {name}: {UNREACHABLE}; known vulnerabilities of dependencies are not checked in this run");
+            println!(
+                "SKIPPED: supply, {name}: {UNREACHABLE}; known vulnerabilities of dependencies are not checked in this run"
+            );
         }
         if !program.exists() && outcome == DenyOutcome::Failed {
-            lines.insert(0, format!("{} is missing; fix: run setup/install test", program.display()));
+            lines.insert(
+                0,
+                format!(
+                    "{} is missing; fix: run setup/install test",
+                    program.display()
+                ),
+            );
         }
         let count = Count {
             passed: (outcome == DenyOutcome::Passed).into(),
@@ -57,7 +83,12 @@ pub(crate) fn run(root: &Path) -> anyhow::Result<Vec<SupplyResult>> {
             skipped: (outcome == DenyOutcome::Skipped).into(),
             ..Count::default()
         };
-        results.push(SupplyResult { name, took: started.elapsed(), count, lines });
+        results.push(SupplyResult {
+            name,
+            took: started.elapsed(),
+            count,
+            lines,
+        });
     }
     Ok(results)
 }
@@ -82,10 +113,19 @@ mod tests {
             (true, "advisories ok", true, DenyOutcome::Passed),
             (false, unreachable.as_str(), true, DenyOutcome::Skipped),
             (false, unreachable.as_str(), false, DenyOutcome::Failed),
-            (false, "error[vulnerability]: in a", true, DenyOutcome::Failed),
+            (
+                false,
+                "error[vulnerability]: in a",
+                true,
+                DenyOutcome::Failed,
+            ),
             (false, "", true, DenyOutcome::Failed),
         ] {
-            assert_eq!(decide_outcome(is_success, text, may_skip), expected, "{text}");
+            assert_eq!(
+                decide_outcome(is_success, text, may_skip),
+                expected,
+                "{text}"
+            );
         }
     }
 }

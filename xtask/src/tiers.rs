@@ -37,7 +37,12 @@ pub(crate) struct TierCounts {
 
 impl TierCounts {
     pub(crate) fn line(self) -> String {
-        let Self { listed, gate, timing, both } = self;
+        let Self {
+            listed,
+            gate,
+            timing,
+            both,
+        } = self;
         format!("{listed} listed: {gate} in the gate, {timing} in test-timing, {both} in both")
     }
 }
@@ -52,20 +57,33 @@ impl TimedTests {
     pub(crate) fn read(text: &str) -> anyhow::Result<Self> {
         let mut rows = BTreeMap::new();
         let mut last = None;
-        for (n, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with('#') && !line.is_empty()) {
+        for (n, line) in text
+            .lines()
+            .enumerate()
+            .filter(|(_, line)| !line.starts_with('#') && !line.is_empty())
+        {
             let at = n + 1;
             let columns: Vec<&str> = line.split('\t').collect();
             let [job, test, tier, what] = columns[..] else {
-                anyhow::bail!("line {at}: {} columns; write job, test, tier and what the clock decides, separated by tabs", columns.len());
+                anyhow::bail!(
+                    "line {at}: {} columns; write job, test, tier and what the clock decides, separated by tabs",
+                    columns.len()
+                );
             };
-            ensure!(!what.trim().is_empty(), "line {at}: say what the clock decides");
+            ensure!(
+                !what.trim().is_empty(),
+                "line {at}: say what the clock decides"
+            );
             let tier = match tier {
                 "timing" => Tier::Timing,
                 "both" => Tier::Both,
                 _ => anyhow::bail!("line {at}: no tier {tier:?}; write `timing` or `both`"),
             };
             let key = (job.to_owned(), test.to_owned());
-            ensure!(last.is_none_or(|last| last < key), "line {at}: sort the rows by job and test, each once");
+            ensure!(
+                last.is_none_or(|last| last < key),
+                "line {at}: sort the rows by job and test, each once"
+            );
             last = Some(key.clone());
             rows.insert(key, tier);
         }
@@ -83,19 +101,35 @@ impl TimedTests {
 
     /// The part of a job that the gate runs; none if all of its tests are the timing tier's.
     pub(crate) fn gate(&self, job: &Job) -> Option<Job> {
-        let kept: Vec<String> = job.tests.iter().filter(|test| self.tier(&job.name, test) != Some(Tier::Timing)).cloned().collect();
-        if kept.is_empty() && !job.tests.is_empty() { None } else { Some(job.only(kept)) }
+        let kept: Vec<String> = job
+            .tests
+            .iter()
+            .filter(|test| self.tier(&job.name, test) != Some(Tier::Timing))
+            .cloned()
+            .collect();
+        if kept.is_empty() && !job.tests.is_empty() {
+            None
+        } else {
+            Some(job.only(kept))
+        }
     }
 
     /// The tests of a job that the timing tier runs.
     pub(crate) fn timing(&self, job: &Job) -> Vec<String> {
-        job.tests.iter().filter(|test| self.lists(&job.name, test)).cloned().collect()
+        job.tests
+            .iter()
+            .filter(|test| self.lists(&job.name, test))
+            .cloned()
+            .collect()
     }
 
     /// Counts the tests of the jobs, which have all of theirs.
     pub(crate) fn count(&self, jobs: &[Job]) -> TierCounts {
         let mut counts = TierCounts::default();
-        for (job, test) in jobs.iter().flat_map(|job| job.tests.iter().map(move |test| (job, test))) {
+        for (job, test) in jobs
+            .iter()
+            .flat_map(|job| job.tests.iter().map(move |test| (job, test)))
+        {
             let tier = self.tier(&job.name, test);
             counts.listed += 1;
             counts.gate += usize::from(tier != Some(Tier::Timing));
@@ -107,13 +141,22 @@ impl TimedTests {
 
     /// Rows that name a job or a test that no program lists: a timed test was renamed, and no tier would run it.
     pub(crate) fn unknown(&self, jobs: &[Job]) -> Vec<String> {
-        let listed: BTreeMap<&str, BTreeSet<&str>> =
-            jobs.iter().map(|job| (job.name.as_str(), job.tests.iter().map(String::as_str).collect())).collect();
+        let listed: BTreeMap<&str, BTreeSet<&str>> = jobs
+            .iter()
+            .map(|job| {
+                (
+                    job.name.as_str(),
+                    job.tests.iter().map(String::as_str).collect(),
+                )
+            })
+            .collect();
         let explain = |(job, test): &(String, String)| match listed.get(job.as_str()) {
-            None => Some(format!("a timed test was renamed: {TABLE} names the job `{job}`, which no program is")),
-            Some(tests) if test != ALL && !tests.contains(test.as_str()) => {
-                Some(format!("a timed test was renamed: {TABLE} names `{test}` of `{job}`, which that does not list"))
-            }
+            None => Some(format!(
+                "a timed test was renamed: {TABLE} names the job `{job}`, which no program is"
+            )),
+            Some(tests) if test != ALL && !tests.contains(test.as_str()) => Some(format!(
+                "a timed test was renamed: {TABLE} names `{test}` of `{job}`, which that does not list"
+            )),
             Some(_) => None,
         };
         self.rows.keys().filter_map(explain).collect()
@@ -126,31 +169,70 @@ mod tests {
     use crate::tree::SourceTree;
 
     fn job(name: &str, tests: &[&str]) -> Job {
-        Job { name: name.into(), tests: tests.iter().map(|test| (*test).to_owned()).collect(), ..Job::default() }
+        Job {
+            name: name.into(),
+            tests: tests.iter().map(|test| (*test).to_owned()).collect(),
+            ..Job::default()
+        }
     }
 
-    const ROWS: &str = "# a comment\na\tone\ttiming\tits end\na\ttwo\tboth\tits end\nb\t*\ttiming\tall\n";
+    const ROWS: &str =
+        "# a comment\na\tone\ttiming\tits end\na\ttwo\tboth\tits end\nb\t*\ttiming\tall\n";
 
     #[test]
     fn each_test_is_in_a_tier() {
         let table = TimedTests::read(ROWS).unwrap();
-        let jobs = [job("a", &["one", "two", "three"]), job("b", &["four"]), job("c", &["five"])];
+        let jobs = [
+            job("a", &["one", "two", "three"]),
+            job("b", &["four"]),
+            job("c", &["five"]),
+        ];
         let gate: Vec<Job> = jobs.iter().filter_map(|job| table.gate(job)).collect();
-        assert_eq!(gate.iter().map(|job| (job.tests.len(), job.is_part)).collect::<Vec<_>>(), [(2, true), (1, false)]);
+        assert_eq!(
+            gate.iter()
+                .map(|job| (job.tests.len(), job.is_part))
+                .collect::<Vec<_>>(),
+            [(2, true), (1, false)]
+        );
         let timing: usize = jobs.iter().map(|job| table.timing(job).len()).sum();
         let counts = table.count(&jobs);
-        assert_eq!(counts, TierCounts { listed: 5, gate: 3, timing: 3, both: 1 });
-        assert_eq!((gate.iter().map(|job| job.tests.len()).sum::<usize>(), timing), (counts.gate, counts.timing));
+        assert_eq!(
+            counts,
+            TierCounts {
+                listed: 5,
+                gate: 3,
+                timing: 3,
+                both: 1
+            }
+        );
+        assert_eq!(
+            (
+                gate.iter().map(|job| job.tests.len()).sum::<usize>(),
+                timing
+            ),
+            (counts.gate, counts.timing)
+        );
         assert_eq!(counts.gate + counts.timing - counts.both, counts.listed);
-        assert_eq!(counts.line(), "5 listed: 3 in the gate, 3 in test-timing, 1 in both");
+        assert_eq!(
+            counts.line(),
+            "5 listed: 3 in the gate, 3 in test-timing, 1 in both"
+        );
     }
 
     #[test]
     fn a_name_that_nothing_lists_is_refused() {
         let table = TimedTests::read(ROWS).unwrap();
-        assert_eq!(table.unknown(&[job("a", &["one", "two"]), job("b", &["x"])]), Vec::<String>::new());
+        assert_eq!(
+            table.unknown(&[job("a", &["one", "two"]), job("b", &["x"])]),
+            Vec::<String>::new()
+        );
         let unknown = table.unknown(&[job("a", &["one", "renamed"])]);
-        assert!(unknown.len() == 2 && unknown[0].contains("`two` of `a`") && unknown[1].contains("the job `b`"), "{unknown:?}");
+        assert!(
+            unknown.len() == 2
+                && unknown[0].contains("`two` of `a`")
+                && unknown[1].contains("the job `b`"),
+            "{unknown:?}"
+        );
     }
 
     #[test]

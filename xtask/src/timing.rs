@@ -70,17 +70,42 @@ pub(crate) fn run(words: &[&str]) -> anyhow::Result<ExitCode> {
     let tests = choose(&jobs, &table, &wanted)?;
     let (commit, is_dirty) = host::commit(&tree.root)?;
     let short: String = commit.chars().take(10).collect();
-    let commit = if is_dirty { format!("{short} with changes") } else { short };
-    let of_run = TimingRun { commit, day: host::day()?, machine: host::machine()? };
+    let commit = if is_dirty {
+        format!("{short} with changes")
+    } else {
+        short
+    };
+    let of_run = TimingRun {
+        commit,
+        day: host::day()?,
+        machine: host::machine()?,
+    };
     let is_listed = |job: &str, test: &str| table.lists(job, test);
     let (mut rows, mut verdicts) = (Vec::new(), Vec::new());
     let started = Instant::now();
     for (n, timed) in tests.iter().enumerate() {
-        println!("== {} of {}, {} s: {} {}", n + 1, tests.len(), started.elapsed().as_secs(), timed.job.name, timed.test);
+        println!(
+            "== {} of {}, {} s: {} {}",
+            n + 1,
+            tests.len(),
+            started.elapsed().as_secs(),
+            timed.job.name,
+            timed.test
+        );
         let judged = run_test(timed, tries, &logs)?;
-        judged.iter().for_each(|figure| println!("    {}", told(figure)));
-        rows.extend(judged.iter().map(|figure| TimingRow::of(&timed.job.name, &timed.test, figure, &of_run)));
-        verdicts.extend(judged.into_iter().map(|figure| (format!("{} {}", timed.job.name, timed.test), figure)));
+        judged
+            .iter()
+            .for_each(|figure| println!("    {}", told(figure)));
+        rows.extend(
+            judged
+                .iter()
+                .map(|figure| TimingRow::of(&timed.job.name, &timed.test, figure, &of_run)),
+        );
+        verdicts.extend(
+            judged
+                .into_iter()
+                .map(|figure| (format!("{} {}", timed.job.name, timed.test), figure)),
+        );
         // What was measured stays if the run is ended.
         timing_table::write(&tree.root, &rows, &is_listed)?;
     }
@@ -107,13 +132,28 @@ fn read_words<'a>(words: &[&'a str]) -> anyhow::Result<(Vec<&'a str>, usize)> {
 
 /// The timed tests of the jobs that are wanted: by the job's name, by its package, or by its module.
 fn choose(jobs: &[Job], table: &TimedTests, wanted: &[&str]) -> anyhow::Result<Vec<TimedTest>> {
-    let is_named = |job: &Job, word: &str| job.name == word || job.name.split(' ').any(|part| part == word);
-    if let Some(bad) = wanted.iter().find(|word| !jobs.iter().any(|job| is_named(job, word) && !table.timing(job).is_empty())) {
-        anyhow::bail!("no job {bad:?} has timed tests; testing/timed-tests.tsv lists those that do");
+    let is_named =
+        |job: &Job, word: &str| job.name == word || job.name.split(' ').any(|part| part == word);
+    if let Some(bad) = wanted.iter().find(|word| {
+        !jobs
+            .iter()
+            .any(|job| is_named(job, word) && !table.timing(job).is_empty())
+    }) {
+        anyhow::bail!(
+            "no job {bad:?} has timed tests; testing/timed-tests.tsv lists those that do"
+        );
     }
     let is_wanted = |job: &&Job| wanted.is_empty() || wanted.iter().any(|word| is_named(job, word));
-    let tests = jobs.iter().filter(is_wanted).flat_map(|job| table.timing(job).into_iter().map(move |test| (job, test)));
-    Ok(tests.map(|(job, test)| TimedTest { job: job.clone(), test }).collect())
+    let tests = jobs
+        .iter()
+        .filter(is_wanted)
+        .flat_map(|job| table.timing(job).into_iter().map(move |test| (job, test)));
+    Ok(tests
+        .map(|(job, test)| TimedTest {
+            job: job.clone(),
+            test,
+        })
+        .collect())
 }
 
 /// Runs one test until it has so many tries that count, or too many that do not.
@@ -132,7 +172,11 @@ fn run_test(timed: &TimedTest, wanted: usize, logs: &Path) -> anyhow::Result<Vec
 fn take(one: Try, quiet: Quiet, tries: &mut Vec<Try>, voids: &mut usize) {
     if quiet.is_void() {
         *voids += 1;
-        println!("    void: a core stood still for {} ms, the host took {:.1} %", quiet.stall.as_millis(), quiet.steal_percent);
+        println!(
+            "    void: a core stood still for {} ms, the host took {:.1} %",
+            quiet.stall.as_millis(),
+            quiet.steal_percent
+        );
     } else {
         tries.push(one);
     }
@@ -145,29 +189,64 @@ fn run_try(timed: &TimedTest, n: usize, logs: &Path) -> anyhow::Result<Try> {
     // The job's own words say how its tests run beside each other.
     words.retain(|word| !word.to_string_lossy().starts_with("--"));
     words.extend(["--exact", &timed.test, "--nocapture", "--test-threads=1"].map(Into::into));
-    let log: PathBuf = logs.join(format!("{} {} {n}.log", job.name, timed.test.replace("::", ".")));
+    let log: PathBuf = logs.join(format!(
+        "{} {} {n}.log",
+        job.name,
+        timed.test.replace("::", ".")
+    ));
     let environment = [(TIER.0, TIER.1.into()), (RUN_ID, host::run_id().into())];
-    let ended = process::run(&words, &job.folder, &environment, &log, TimeLimit::of(TRY_MAX));
+    let ended = process::run(
+        &words,
+        &job.folder,
+        &environment,
+        &log,
+        TimeLimit::of(TRY_MAX),
+    );
     if ended.end != ProcessEnd::Exited(true) {
         println!("    try {n} did not pass: {}", log.display());
     }
-    let lines = ended.lines.iter().filter_map(|line| line.strip_prefix(TIMED));
-    read_try(lines, ended.end == ProcessEnd::Exited(true)).with_context(|| log.display().to_string())
+    let lines = ended
+        .lines
+        .iter()
+        .filter_map(|line| line.strip_prefix(TIMED));
+    read_try(lines, ended.end == ProcessEnd::Exited(true))
+        .with_context(|| log.display().to_string())
 }
 
 fn told(figure: &JudgedFigure) -> String {
-    let JudgedFigure { name, bound, tries, result, verdict, .. } = figure;
-    format!("{}: {name}: {tries}; {result}, bound {bound}", verdict.name())
+    let JudgedFigure {
+        name,
+        bound,
+        tries,
+        result,
+        verdict,
+        ..
+    } = figure;
+    format!(
+        "{}: {name}: {tries}; {result}, bound {bound}",
+        verdict.name()
+    )
 }
 
 /// Prints what failed and the counts, and gives the exit status.
 fn close(verdicts: &[(String, JudgedFigure)]) -> ExitCode {
-    let of = |wanted: Verdict| verdicts.iter().filter(move |(_, figure)| figure.verdict == wanted);
+    let of = |wanted: Verdict| {
+        verdicts
+            .iter()
+            .filter(move |(_, figure)| figure.verdict == wanted)
+    };
     for (test, figure) in of(Verdict::Failed).chain(of(Verdict::Undecided)) {
         println!("{test}: {}", told(figure));
     }
-    println!("== the table is {}, what the tests printed is in {LOGS}", timing_table::FILE);
-    let (passed, failed, none) = (of(Verdict::Passed).count(), of(Verdict::Failed).count(), of(Verdict::Undecided).count());
+    println!(
+        "== the table is {}, what the tests printed is in {LOGS}",
+        timing_table::FILE
+    );
+    let (passed, failed, none) = (
+        of(Verdict::Passed).count(),
+        of(Verdict::Failed).count(),
+        of(Verdict::Undecided).count(),
+    );
     println!("{passed} figures passed, {failed} failed, {none} without a verdict");
     ExitCode::from(status(failed, none))
 }
@@ -185,44 +264,73 @@ mod tests {
     use super::*;
 
     fn job(name: &str, tests: &[&str]) -> Job {
-        Job { name: name.into(), tests: tests.iter().map(|test| (*test).to_owned()).collect(), folder: "/".into(), ..Job::default() }
+        Job {
+            name: name.into(),
+            tests: tests.iter().map(|test| (*test).to_owned()).collect(),
+            folder: "/".into(),
+            ..Job::default()
+        }
     }
 
     #[test]
     fn jobs_are_chosen_by_name_package_or_module() {
         let table = TimedTests::read("a\tone\tboth\tx\nb tier\ttwo\ttiming\tx\n").unwrap();
-        let jobs = [job("a", &["one", "other"]), job("b tier", &["two"]), job("b dns", &["three"])];
-        let chosen =
-            |wanted: &[&str]| -> Vec<String> { choose(&jobs, &table, wanted).unwrap().into_iter().map(|timed| timed.test).collect() };
+        let jobs = [
+            job("a", &["one", "other"]),
+            job("b tier", &["two"]),
+            job("b dns", &["three"]),
+        ];
+        let chosen = |wanted: &[&str]| -> Vec<String> {
+            choose(&jobs, &table, wanted)
+                .unwrap()
+                .into_iter()
+                .map(|timed| timed.test)
+                .collect()
+        };
         assert_eq!(chosen(&[]), ["one", "two"]);
         for word in ["b tier", "tier", "b"] {
             assert_eq!(chosen(&[word]), ["two"], "{word}");
         }
-        assert!(choose(&jobs, &table, &["dns"]).is_err() && choose(&jobs, &table, &["none"]).is_err());
+        assert!(
+            choose(&jobs, &table, &["dns"]).is_err() && choose(&jobs, &table, &["none"]).is_err()
+        );
         assert_eq!(read_words(&["a", "--tries", "3"]).unwrap(), (vec!["a"], 3));
         assert!(read_words(&["--tries", "0"]).is_err() && read_words(&["--tries"]).is_err());
     }
 
     #[test]
     fn a_failed_bound_goes_before_a_missing_verdict() {
-        assert_eq!([status(0, 0), status(0, 1), status(1, 0), status(1, 1)], [0, NO_VERDICT, 1, 1]);
+        assert_eq!(
+            [status(0, 0), status(0, 1), status(1, 0), status(1, 1)],
+            [0, NO_VERDICT, 1, 1]
+        );
     }
 
     /// Runs a planted test several times. The machine of the gate may be busy, so no try is void here.
     fn verdicts(name: &str, script: &str) -> Vec<Verdict> {
-        let logs = std::env::temp_dir().join(format!("canal-xtask-timing-{}-{name}", std::process::id()));
+        let logs =
+            std::env::temp_dir().join(format!("canal-xtask-timing-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&logs).unwrap();
         let program = logs.join("program");
         std::fs::write(&program, script).unwrap();
-        let job = Job { command: vec!["sh".into(), program.into(), "--show-output".into()], ..job(name, &["one"]) };
-        let timed = TimedTest { job, test: "one".into() };
+        let job = Job {
+            command: vec!["sh".into(), program.into(), "--show-output".into()],
+            ..job(name, &["one"])
+        };
+        let timed = TimedTest {
+            job,
+            test: "one".into(),
+        };
         let mut tries = Vec::new();
         for n in 1..=TRIES {
             let one = run_try(&timed, n, &logs).unwrap();
             take(one, Quiet::default(), &mut tries, &mut 0);
         }
         std::fs::remove_dir_all(logs).unwrap();
-        judge(&tries, 0).into_iter().map(|figure| figure.verdict).collect()
+        judge(&tries, 0)
+            .into_iter()
+            .map(|figure| figure.verdict)
+            .collect()
     }
 
     #[test]
@@ -232,7 +340,10 @@ mod tests {
             format!("{ours}\nprintf 'test one ... \\nTIMED\\tseconds\\tend\\t{figure}\\t1\\nok\\n'")
         };
         assert_eq!(verdicts("quick", &speaks("0.2")), [Verdict::Passed; 2]);
-        assert_eq!(verdicts("slow", &speaks("1.2")), [Verdict::Failed, Verdict::Passed]);
+        assert_eq!(
+            verdicts("slow", &speaks("1.2")),
+            [Verdict::Failed, Verdict::Passed]
+        );
         assert_eq!(verdicts("fails", "exit 101"), [Verdict::Failed]);
     }
 }

@@ -70,7 +70,9 @@ impl Verdict {
 
 /// Reads a line of a figure: kind, name, figure and bound, separated by tabs.
 fn read_figure(line: &str) -> Option<(String, Figure)> {
-    let [kind, name, value, bound] = line.split('\t').collect::<Vec<_>>()[..] else { return None };
+    let [kind, name, value, bound] = line.split('\t').collect::<Vec<_>>()[..] else {
+        return None;
+    };
     let number = |text: &str| match text {
         "true" => Some(1.0),
         "false" => Some(0.0),
@@ -82,24 +84,48 @@ fn read_figure(line: &str) -> Option<(String, Figure)> {
         "losses" => FigureKind::Losses,
         _ => return None,
     };
-    Some((name.to_owned(), Figure { kind, value: number(value)?, bound: number(bound)? }))
+    Some((
+        name.to_owned(),
+        Figure {
+            kind,
+            value: number(value)?,
+            bound: number(bound)?,
+        },
+    ))
 }
 
 /// Makes a try of a process that ran one test. A figure that was reported several times is the longest of times, the sum of losses, and yes if it
 /// held each time. A failed assertion that is none on time is a no.
-pub(crate) fn read_try<'a>(lines: impl Iterator<Item = &'a str>, is_passed: bool) -> anyhow::Result<Try> {
+pub(crate) fn read_try<'a>(
+    lines: impl Iterator<Item = &'a str>,
+    is_passed: bool,
+) -> anyhow::Result<Try> {
     let mut figures = Try::new();
     for line in lines {
-        let (name, new) = read_figure(line).ok_or_else(|| anyhow::anyhow!("{line:?} is no figure: kind, name, figure, bound"))?;
-        figures.entry(name).and_modify(|old| *old = join(*old, new)).or_insert(new);
+        let (name, new) = read_figure(line)
+            .ok_or_else(|| anyhow::anyhow!("{line:?} is no figure: kind, name, figure, bound"))?;
+        figures
+            .entry(name)
+            .and_modify(|old| *old = join(*old, new))
+            .or_insert(new);
     }
-    figures.insert(PASSES.to_owned(), Figure { kind: FigureKind::Holds, value: f64::from(u8::from(is_passed)), bound: 1.0 });
+    figures.insert(
+        PASSES.to_owned(),
+        Figure {
+            kind: FigureKind::Holds,
+            value: f64::from(u8::from(is_passed)),
+            bound: 1.0,
+        },
+    );
     Ok(figures)
 }
 
 fn join(old: Figure, new: Figure) -> Figure {
     match old.kind {
-        FigureKind::Holds => Figure { value: old.value.min(new.value), ..old },
+        FigureKind::Holds => Figure {
+            value: old.value.min(new.value),
+            ..old
+        },
         FigureKind::Seconds => {
             if ratio(new) > ratio(old) {
                 new
@@ -107,26 +133,47 @@ fn join(old: Figure, new: Figure) -> Figure {
                 old
             }
         }
-        FigureKind::Losses => Figure { value: old.value + new.value, bound: old.bound + new.bound, ..old },
+        FigureKind::Losses => Figure {
+            value: old.value + new.value,
+            bound: old.bound + new.bound,
+            ..old
+        },
     }
 }
 
 /// The part of its bound that a time takes.
 fn ratio(figure: Figure) -> f64 {
-    if figure.value <= 0.0 { 0.0 } else { figure.value / figure.bound }
+    if figure.value <= 0.0 {
+        0.0
+    } else {
+        figure.value / figure.bound
+    }
 }
 
 /// Judges the valid tries of a test.
 pub(crate) fn judge(tries: &[Try], voids: usize) -> Vec<JudgedFigure> {
     let mut figures: BTreeMap<&String, Vec<Figure>> = BTreeMap::new();
-    tries.iter().flatten().for_each(|(name, figure)| figures.entry(name).or_default().push(*figure));
+    tries
+        .iter()
+        .flatten()
+        .for_each(|(name, figure)| figures.entry(name).or_default().push(*figure));
     if voids > VOID_MAX {
         let tries = format!("{voids} void");
         let verdict = Verdict::Undecided;
         let (bound, result) = ("yes".to_owned(), "-".to_owned());
-        return vec![JudgedFigure { name: PASSES.to_owned(), kind: FigureKind::Holds, bound, tries, result, verdict }];
+        return vec![JudgedFigure {
+            name: PASSES.to_owned(),
+            kind: FigureKind::Holds,
+            bound,
+            tries,
+            result,
+            verdict,
+        }];
     }
-    figures.into_iter().map(|(name, all)| judge_figure(name, &all, tries.len())).collect()
+    figures
+        .into_iter()
+        .map(|(name, all)| judge_figure(name, &all, tries.len()))
+        .collect()
 }
 
 fn judge_figure(name: &str, all: &[Figure], tries: usize) -> JudgedFigure {
@@ -134,7 +181,11 @@ fn judge_figure(name: &str, all: &[Figure], tries: usize) -> JudgedFigure {
     let (bound, result, is_held) = match kind {
         FigureKind::Holds => {
             let no = all.iter().filter(|figure| figure.value < 1.0).count();
-            ("yes".to_owned(), format!("{} of {}", all.len() - no, all.len()), no <= tries / TRIES_PER_NO)
+            (
+                "yes".to_owned(),
+                format!("{} of {}", all.len() - no, all.len()),
+                no <= tries / TRIES_PER_NO,
+            )
         }
         FigureKind::Seconds => {
             let mut sorted = all.to_vec();
@@ -142,12 +193,20 @@ fn judge_figure(name: &str, all: &[Figure], tries: usize) -> JudgedFigure {
             // Of an even number, the longer one of the two in the middle.
             let (median, longest) = (sorted[sorted.len() / 2], sorted[sorted.len() - 1]);
             let is_held = ratio(median) <= 1.0 && ratio(longest) <= OUTLIER_FACTOR;
-            (number(median.bound), format!("median {}", number(median.value)), is_held)
+            (
+                number(median.bound),
+                format!("median {}", number(median.value)),
+                is_held,
+            )
         }
         FigureKind::Losses => {
             let sum = |part: fn(&Figure) -> f64| all.iter().map(part).sum::<f64>();
             let (lost, bound) = (sum(|figure| figure.value), sum(|figure| figure.bound));
-            (number(bound / all.len() as f64), format!("sum {} of {}", number(lost), number(bound)), lost <= bound)
+            (
+                number(bound / all.len() as f64),
+                format!("sum {} of {}", number(lost), number(bound)),
+                lost <= bound,
+            )
         }
     };
     let value = |figure: &Figure| match kind {
@@ -155,8 +214,19 @@ fn judge_figure(name: &str, all: &[Figure], tries: usize) -> JudgedFigure {
         FigureKind::Seconds | FigureKind::Losses => number(figure.value),
     };
     let tries = all.iter().map(value).collect::<Vec<_>>().join(", ");
-    let verdict = if is_held { Verdict::Passed } else { Verdict::Failed };
-    JudgedFigure { name: name.to_owned(), kind, bound, tries, result, verdict }
+    let verdict = if is_held {
+        Verdict::Passed
+    } else {
+        Verdict::Failed
+    };
+    JudgedFigure {
+        name: name.to_owned(),
+        kind,
+        bound,
+        tries,
+        result,
+        verdict,
+    }
 }
 
 /// A number with at most three decimals.
@@ -170,13 +240,26 @@ mod tests {
     use super::*;
 
     fn tries(lines: &[&[&str]]) -> Vec<Try> {
-        lines.iter().map(|lines| read_try(lines.iter().copied(), true).unwrap()).collect()
+        lines
+            .iter()
+            .map(|lines| read_try(lines.iter().copied(), true).unwrap())
+            .collect()
     }
 
     fn verdict(kind: &str, bound: &str, values: [&str; 5]) -> Verdict {
         let lines = values.map(|value| format!("{kind}\ta name\t{value}\t{bound}"));
-        let tries = tries(&lines.each_ref().map(|line| [line.as_str()]).each_ref().map(|lines| &lines[..]));
-        judge(&tries, 0).iter().find(|figure| figure.name == "a name").unwrap().verdict
+        let tries = tries(
+            &lines
+                .each_ref()
+                .map(|line| [line.as_str()])
+                .each_ref()
+                .map(|lines| &lines[..]),
+        );
+        judge(&tries, 0)
+            .iter()
+            .find(|figure| figure.name == "a name")
+            .unwrap()
+            .verdict
     }
 
     #[test]
@@ -188,35 +271,67 @@ mod tests {
 
     #[test]
     fn the_median_of_times_is_within_the_bound_and_none_is_three_times_as_long() {
-        assert_eq!(verdict("seconds", "1", ["0.1", "2.9", "1.0", "2.0", "0.5"]), Verdict::Passed);
-        assert_eq!(verdict("seconds", "1", ["0.1", "3.1", "0.2", "0.3", "0.5"]), Verdict::Failed, "one is too long");
-        assert_eq!(verdict("seconds", "1", ["0.1", "1.1", "1.2", "1.3", "0.5"]), Verdict::Failed, "the median is too long");
+        assert_eq!(
+            verdict("seconds", "1", ["0.1", "2.9", "1.0", "2.0", "0.5"]),
+            Verdict::Passed
+        );
+        assert_eq!(
+            verdict("seconds", "1", ["0.1", "3.1", "0.2", "0.3", "0.5"]),
+            Verdict::Failed,
+            "one is too long"
+        );
+        assert_eq!(
+            verdict("seconds", "1", ["0.1", "1.1", "1.2", "1.3", "0.5"]),
+            Verdict::Failed,
+            "the median is too long"
+        );
     }
 
     #[test]
     fn the_sum_of_losses_is_within_five_times_the_bound() {
-        assert_eq!(verdict("losses", "2", ["10", "0", "0", "0", "0"]), Verdict::Passed);
-        assert_eq!(verdict("losses", "2", ["10", "1", "0", "0", "0"]), Verdict::Failed);
-        assert_eq!(verdict("losses", "0", ["0", "0", "0", "0", "0"]), Verdict::Passed);
+        assert_eq!(
+            verdict("losses", "2", ["10", "0", "0", "0", "0"]),
+            Verdict::Passed
+        );
+        assert_eq!(
+            verdict("losses", "2", ["10", "1", "0", "0", "0"]),
+            Verdict::Failed
+        );
+        assert_eq!(
+            verdict("losses", "0", ["0", "0", "0", "0", "0"]),
+            Verdict::Passed
+        );
     }
 
     #[test]
     fn a_failed_assertion_is_a_no() {
         let of = |passed: [bool; 5]| {
-            let tries: Vec<Try> = passed.iter().map(|passed| read_try([].into_iter(), *passed).unwrap()).collect();
+            let tries: Vec<Try> = passed
+                .iter()
+                .map(|passed| read_try([].into_iter(), *passed).unwrap())
+                .collect();
             judge(&tries, 5)[0].clone()
         };
         assert_eq!(
-            (of([true, true, false, true, true]).verdict, of([false, true, false, true, true]).verdict),
+            (
+                of([true, true, false, true, true]).verdict,
+                of([false, true, false, true, true]).verdict
+            ),
             (Verdict::Passed, Verdict::Failed)
         );
-        assert_eq!(of([true, true, false, true, true]).tries, "yes, yes, no, yes, yes");
+        assert_eq!(
+            of([true, true, false, true, true]).tries,
+            "yes, yes, no, yes, yes"
+        );
     }
 
     #[test]
     fn more_than_five_void_tries_say_nothing() {
         let judged = judge(&[], VOID_MAX + 1);
-        assert_eq!((judged[0].verdict, judged[0].tries.as_str()), (Verdict::Undecided, "6 void"));
+        assert_eq!(
+            (judged[0].verdict, judged[0].tries.as_str()),
+            (Verdict::Undecided, "6 void")
+        );
     }
 
     #[test]
@@ -237,6 +352,9 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        assert_eq!([0.25, 3.0, 0.1234, 100.0].map(number), ["0.25", "3", "0.123", "100"]);
+        assert_eq!(
+            [0.25, 3.0, 0.1234, 100.0].map(number),
+            ["0.25", "3", "0.123", "100"]
+        );
     }
 }

@@ -27,7 +27,9 @@ pub(crate) struct CompiledUnit {
 /// The units of the build since the last call; none if it failed, or if nothing had to be compiled.
 pub(crate) fn take(root: &Path) -> Vec<CompiledUnit> {
     let page = root.join(PAGE);
-    let Ok(text) = std::fs::read_to_string(&page) else { return Vec::new() };
+    let Ok(text) = std::fs::read_to_string(&page) else {
+        return Vec::new();
+    };
     // A page that stays is read again, and its units are reported twice.
     let _ = std::fs::remove_file(&page);
     units(&text).unwrap_or_else(|| {
@@ -38,7 +40,10 @@ pub(crate) fn take(root: &Path) -> Vec<CompiledUnit> {
 
 fn units(page: &str) -> Option<Vec<CompiledUnit>> {
     let (_, rest) = page.split_once(UNITS)?;
-    let all = serde_json::Deserializer::from_str(rest).into_iter::<Vec<Value>>().next()?.ok()?;
+    let all = serde_json::Deserializer::from_str(rest)
+        .into_iter::<Vec<Value>>()
+        .next()?
+        .ok()?;
     let unit = |value: &Value| {
         let text = |field: &str| value[field].as_str().map(|text| text.trim().to_owned());
         Some(CompiledUnit {
@@ -52,14 +57,29 @@ fn units(page: &str) -> Option<Vec<CompiledUnit>> {
 
 /// Adds a row for each unit of the packages that are the workspace's `own`, and one for all other crates.
 pub(crate) fn add_to(report: &mut Report, units: &[CompiledUnit], own: &BTreeSet<String>) {
-    let (own, foreign): (Vec<&CompiledUnit>, Vec<&CompiledUnit>) = units.iter().partition(|unit| own.contains(&unit.package));
+    let (own, foreign): (Vec<&CompiledUnit>, Vec<&CompiledUnit>) =
+        units.iter().partition(|unit| own.contains(&unit.package));
     let took = |units: &[&CompiledUnit]| units.iter().map(|unit| unit.took).sum::<Duration>();
-    let (slow, fast): (Vec<&CompiledUnit>, Vec<&CompiledUnit>) = own.into_iter().partition(|unit| unit.took >= ROW_MIN);
-    for (what, units) in [("units of other crates", &foreign), ("units below a second", &fast)] {
-        report.add(COMPILED, &format!("{} {what}", units.len()), took(units), Count::default());
+    let (slow, fast): (Vec<&CompiledUnit>, Vec<&CompiledUnit>) =
+        own.into_iter().partition(|unit| unit.took >= ROW_MIN);
+    for (what, units) in [
+        ("units of other crates", &foreign),
+        ("units below a second", &fast),
+    ] {
+        report.add(
+            COMPILED,
+            &format!("{} {what}", units.len()),
+            took(units),
+            Count::default(),
+        );
     }
     for unit in slow {
-        report.add(COMPILED, format!("{} {}", unit.package, unit.target).trim_end(), unit.took, Count::default());
+        report.add(
+            COMPILED,
+            format!("{} {}", unit.package, unit.target).trim_end(),
+            unit.took,
+            Count::default(),
+        );
     }
 }
 
@@ -70,7 +90,9 @@ mod tests {
     #[test]
     fn units_of_a_page_become_rows() {
         let unit = |name: &str, target: &str, duration: f64| {
-            format!(r#"{{"i":0,"name":"{name}","target":"{target}","start":0.1,"duration":{duration}}}"#)
+            format!(
+                r#"{{"i":0,"name":"{name}","target":"{target}","start":0.1,"duration":{duration}}}"#
+            )
         };
         let all = [
             unit("h2", "", 4.0),
@@ -78,10 +100,22 @@ mod tests {
             unit("canal-model", "", 2.0),
             unit("canal-model", " test \\\"suite\\\"", 0.5),
         ];
-        let page = format!("<script>\n{UNITS}[\n{}\n];\nconst CONCURRENCY_DATA = [];", all.join(",\n"));
+        let page = format!(
+            "<script>\n{UNITS}[\n{}\n];\nconst CONCURRENCY_DATA = [];",
+            all.join(",\n")
+        );
         let mut report = Report::new((String::new(), false), String::new(), Duration::ZERO);
-        add_to(&mut report, &units(&page).unwrap(), &BTreeSet::from(["canal-model".to_owned()]));
-        let rows: Vec<String> = report.markdown().lines().skip(2).map(str::to_owned).collect();
+        add_to(
+            &mut report,
+            &units(&page).unwrap(),
+            &BTreeSet::from(["canal-model".to_owned()]),
+        );
+        let rows: Vec<String> = report
+            .markdown()
+            .lines()
+            .skip(2)
+            .map(str::to_owned)
+            .collect();
         assert_eq!(
             rows[1..4],
             [

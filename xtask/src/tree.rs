@@ -14,7 +14,10 @@ pub(crate) struct SourceTree {
 
 impl SourceTree {
     pub(crate) fn read() -> anyhow::Result<Self> {
-        let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().context("xtask stands in the root")?.to_path_buf();
+        let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+            .parent()
+            .context("xtask stands in the root")?
+            .to_path_buf();
         let list = Command::new("git")
             .args(["ls-files", "--cached", "--others", "--exclude-standard"])
             .current_dir(&root)
@@ -30,13 +33,23 @@ impl SourceTree {
         Ok(Self { root, files })
     }
 
-    pub(crate) fn with_suffix<'a>(&'a self, suffix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
-        self.files.iter().filter(move |(p, _)| p.ends_with(suffix)).map(|(p, t)| (p.as_str(), t.as_str()))
+    pub(crate) fn with_suffix<'a>(
+        &'a self,
+        suffix: &'a str,
+    ) -> impl Iterator<Item = (&'a str, &'a str)> {
+        self.files
+            .iter()
+            .filter(move |(p, _)| p.ends_with(suffix))
+            .map(|(p, t)| (p.as_str(), t.as_str()))
     }
 
     /// Returns whether the path is a file or a folder of the tree.
     pub(crate) fn has(&self, path: &str) -> bool {
         let path = path.trim_end_matches('/');
-        self.files.contains_key(path) || self.files.keys().any(|f| f.strip_prefix(path).is_some_and(|r| r.starts_with('/')))
+        self.files.contains_key(path)
+            || self
+                .files
+                .keys()
+                .any(|f| f.strip_prefix(path).is_some_and(|r| r.starts_with('/')))
     }
 }

@@ -48,11 +48,17 @@ impl Failure {
     /// What went wrong, in one line: where it panicked and the first line of what it said.
     pub(crate) fn line(&self) -> String {
         let lines = self.message.iter().take(2).map(|line| {
-            let place = line.strip_prefix("thread '").and_then(|line| line.split_once("panicked at "));
+            let place = line
+                .strip_prefix("thread '")
+                .and_then(|line| line.split_once("panicked at "));
             place.map_or(line.as_str(), |(_, place)| place).trim()
         });
         let text: Vec<&str> = lines.collect();
-        if text.is_empty() { "without a word".to_owned() } else { text.join(" ") }
+        if text.is_empty() {
+            "without a word".to_owned()
+        } else {
+            text.join(" ")
+        }
     }
 }
 
@@ -67,22 +73,47 @@ impl JobResult {
 
     /// The job of the second pass: of a suite of worlds the whole module, because its tests share a world; of others the failed tests.
     pub(crate) fn retry(&self) -> Job {
-        let failed: Vec<String> = self.failures.iter().map(|failure| failure.test.clone()).collect();
-        let is_named = self.is_complete && !failed.is_empty() && failed.iter().all(|test| self.job.tests.contains(test));
-        if self.job.suite == E2E_SUITE || !is_named { self.job.clone() } else { self.job.only(failed) }
+        let failed: Vec<String> = self
+            .failures
+            .iter()
+            .map(|failure| failure.test.clone())
+            .collect();
+        let is_named = self.is_complete
+            && !failed.is_empty()
+            && failed.iter().all(|test| self.job.tests.contains(test));
+        if self.job.suite == E2E_SUITE || !is_named {
+            self.job.clone()
+        } else {
+            self.job.only(failed)
+        }
     }
 }
 
 /// Judges a job that ended.
 pub(crate) fn judge(job: Job, ended: &EndedProcess, timed: &TimedTests) -> JobResult {
     let (took, counted) = (ended.took, ended.counted);
-    let skips = ended.lines.iter().filter(|line| line.contains("SKIPPED:")).cloned().collect();
+    let skips = ended
+        .lines
+        .iter()
+        .filter(|line| line.contains("SKIPPED:"))
+        .cloned()
+        .collect();
     let (count, failures, is_complete, is_final) = match job.output {
         JobOutput::Tests => judge_tests(&job, ended, timed),
         JobOutput::Text | JobOutput::Artifacts => judge_check(&job, ended),
     };
     let first_pass_failures = failures.len();
-    JobResult { job, count, failures, skips, took, counted, is_complete, is_final, first_pass_failures }
+    JobResult {
+        job,
+        count,
+        failures,
+        skips,
+        took,
+        counted,
+        is_complete,
+        is_final,
+        first_pass_failures,
+    }
 }
 
 /// Why a process did not end well, if it says no more.
@@ -114,16 +145,47 @@ fn judge_check(job: &Job, ended: &EndedProcess) -> (Count, Vec<Failure>, bool, b
     if !lines.is_empty() && ended.end == ProcessEnd::Exited(false) {
         message.clear();
     }
-    message.extend(lines.iter().skip(lines.len().saturating_sub(TEXT_LINES_MAX)).cloned());
-    let failure = Failure { job: job.name.clone(), test: String::new(), message };
-    (Count::of(is_well), Vec::from_iter((!is_well).then_some(failure)), true, true)
+    message.extend(
+        lines
+            .iter()
+            .skip(lines.len().saturating_sub(TEXT_LINES_MAX))
+            .cloned(),
+    );
+    let failure = Failure {
+        job: job.name.clone(),
+        test: String::new(),
+        message,
+    };
+    (
+        Count::of(is_well),
+        Vec::from_iter((!is_well).then_some(failure)),
+        true,
+        true,
+    )
 }
 
-fn judge_tests(job: &Job, ended: &EndedProcess, timed: &TimedTests) -> (Count, Vec<Failure>, bool, bool) {
-    let Outcomes { mut count, failed, unfinished, timed: figures } = outcomes::read(&ended.lines, &job.tests);
-    let failure = |test: &str, message: Vec<String>| Failure { job: job.name.clone(), test: test.to_owned(), message };
-    let mut failures: Vec<Failure> = failed.into_iter().map(|failed| failure(&failed.test, failed.message)).collect();
-    let is_complete = matches!(ended.end, ProcessEnd::Exited(_)) && count.reported >= job.tests.len() as u64;
+fn judge_tests(
+    job: &Job,
+    ended: &EndedProcess,
+    timed: &TimedTests,
+) -> (Count, Vec<Failure>, bool, bool) {
+    let Outcomes {
+        mut count,
+        failed,
+        unfinished,
+        timed: figures,
+    } = outcomes::read(&ended.lines, &job.tests);
+    let failure = |test: &str, message: Vec<String>| Failure {
+        job: job.name.clone(),
+        test: test.to_owned(),
+        message,
+    };
+    let mut failures: Vec<Failure> = failed
+        .into_iter()
+        .map(|failed| failure(&failed.test, failed.message))
+        .collect();
+    let is_complete =
+        matches!(ended.end, ProcessEnd::Exited(_)) && count.reported >= job.tests.len() as u64;
     match why(&ended.end) {
         // A failed test is why it ended so.
         Some(_) if is_complete && !failures.is_empty() => {}
@@ -135,7 +197,11 @@ fn judge_tests(job: &Job, ended: &EndedProcess, timed: &TimedTests) -> (Count, V
         None => {}
     }
     count.failed = count.failed.max(failures.len() as u64);
-    let mut unlisted: Vec<&str> = figures.iter().map(|(test, _)| test.as_str()).filter(|test| !timed.lists(&job.name, test)).collect();
+    let mut unlisted: Vec<&str> = figures
+        .iter()
+        .map(|(test, _)| test.as_str())
+        .filter(|test| !timed.lists(&job.name, test))
+        .collect();
     unlisted.dedup();
     for test in &unlisted {
         let why = "reports a time, so testing/timed-tests.tsv needs a row for it: tier `both` or `timing`";
@@ -147,7 +213,12 @@ fn judge_tests(job: &Job, ended: &EndedProcess, timed: &TimedTests) -> (Count, V
 
 /// The names of tests in one word of a report.
 fn names(tests: &[String]) -> String {
-    let mut text = tests.iter().take(NAMES_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let mut text = tests
+        .iter()
+        .take(NAMES_MAX)
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .join(", ");
     if tests.len() > NAMES_MAX {
         text += &format!(" and {} others", tests.len() - NAMES_MAX);
     }
@@ -159,7 +230,9 @@ pub(crate) fn decide_second_pass(results: &[JobResult]) -> Vec<usize> {
     if results.iter().filter(|result| result.is_failed()).count() >= FIRST_FAILURES_MAX {
         return Vec::new();
     }
-    (0..results.len()).filter(|n| results[*n].may_retry()).collect()
+    (0..results.len())
+        .filter(|n| results[*n].may_retry())
+        .collect()
 }
 
 /// Joins the two runs of a job: the verdict of the second one, and what failed in the first one only.
@@ -170,10 +243,23 @@ pub(crate) fn join(first: JobResult, second: JobResult) -> (JobResult, Vec<Failu
         count.passed += first.count.passed;
         count.skipped += first.count.skipped;
     }
-    let fails_again = |failure: &Failure| second.failures.iter().any(|again| again.test == failure.test);
-    let unstable: Vec<Failure> = first.failures.into_iter().filter(|failure| !second.is_failed() || !fails_again(failure)).collect();
+    let fails_again = |failure: &Failure| {
+        second
+            .failures
+            .iter()
+            .any(|again| again.test == failure.test)
+    };
+    let unstable: Vec<Failure> = first
+        .failures
+        .into_iter()
+        .filter(|failure| !second.is_failed() || !fails_again(failure))
+        .collect();
     // A job that failed again is a failed one, and not unstable too.
-    let unstable = if second.is_failed() { Vec::new() } else { unstable };
+    let unstable = if second.is_failed() {
+        Vec::new()
+    } else {
+        unstable
+    };
     let joined = JobResult {
         job: first.job,
         count,
@@ -193,20 +279,39 @@ mod tests {
     use super::*;
 
     fn ended(lines: &[&str], end: ProcessEnd) -> EndedProcess {
-        let lines = lines.iter().flat_map(|line| line.lines()).map(str::to_owned).collect();
-        EndedProcess { end, lines, took: Duration::ZERO, counted: Duration::ZERO }
+        let lines = lines
+            .iter()
+            .flat_map(|line| line.lines())
+            .map(str::to_owned)
+            .collect();
+        EndedProcess {
+            end,
+            lines,
+            took: Duration::ZERO,
+            counted: Duration::ZERO,
+        }
     }
 
     fn job(suite: &'static str, tests: &[&str]) -> Job {
-        Job { suite, name: "canal-hbone".into(), tests: tests.iter().map(|test| (*test).to_owned()).collect(), ..Job::default() }
+        Job {
+            suite,
+            name: "canal-hbone".into(),
+            tests: tests.iter().map(|test| (*test).to_owned()).collect(),
+            ..Job::default()
+        }
     }
 
     fn judge_all(tests: &[&str], lines: &[&str], end: ProcessEnd) -> JobResult {
-        judge(job("unit", tests), &ended(lines, end), &TimedTests::default())
+        judge(
+            job("unit", tests),
+            &ended(lines, end),
+            &TimedTests::default(),
+        )
     }
 
     const WELL: ProcessEnd = ProcessEnd::Exited(true);
-    const GOOD: &str = "test a ... ok\ntest b ... ok\ntest result: ok. 2 passed; 0 failed; 0 ignored;";
+    const GOOD: &str =
+        "test a ... ok\ntest b ... ok\ntest result: ok. 2 passed; 0 failed; 0 ignored;";
     const BAD: &str = "test a ... FAILED\ntest b ... ok\n\nfailures:\n\n---- a stdout ----\n\nthread 'a' (8) panicked at c.rs:3:3:\nlost\n\n\
         failures:\n    a\n\ntest result: FAILED. 1 passed; 1 failed; 0 ignored;";
 
@@ -215,25 +320,83 @@ mod tests {
         let killed = ProcessEnd::Killed(Duration::from_secs(300));
         for (what, lines, end, tests, expected, why) in [
             ("well", GOOD, WELL, &["a", "b"][..], (2, 0), ""),
-            ("an error at its end", GOOD, ProcessEnd::Exited(false), &["a", "b"], (2, 1), "ended with an error"),
-            ("killed", "test b ... \n", killed, &["a", "b"], (0, 1), "killed after 300 s"),
-            ("never started", "", ProcessEnd::NotStarted("none".into()), &["a"], (0, 1), "did not start: none"),
-            ("a test did not run", GOOD, WELL, &["a", "b", "c"], (2, 1), "2 of 3 tests ended"),
-            ("a test failed", BAD, ProcessEnd::Exited(false), &["a", "b"], (1, 1), "c.rs:3:3: lost"),
+            (
+                "an error at its end",
+                GOOD,
+                ProcessEnd::Exited(false),
+                &["a", "b"],
+                (2, 1),
+                "ended with an error",
+            ),
+            (
+                "killed",
+                "test b ... \n",
+                killed,
+                &["a", "b"],
+                (0, 1),
+                "killed after 300 s",
+            ),
+            (
+                "never started",
+                "",
+                ProcessEnd::NotStarted("none".into()),
+                &["a"],
+                (0, 1),
+                "did not start: none",
+            ),
+            (
+                "a test did not run",
+                GOOD,
+                WELL,
+                &["a", "b", "c"],
+                (2, 1),
+                "2 of 3 tests ended",
+            ),
+            (
+                "a test failed",
+                BAD,
+                ProcessEnd::Exited(false),
+                &["a", "b"],
+                (1, 1),
+                "c.rs:3:3: lost",
+            ),
         ] {
             let result = judge_all(tests, &[lines], end);
-            assert_eq!((result.count.passed, result.count.failed), expected, "{what}");
-            assert_eq!(result.failures.first().map(Failure::line).unwrap_or_default(), why, "{what}");
+            assert_eq!(
+                (result.count.passed, result.count.failed),
+                expected,
+                "{what}"
+            );
+            assert_eq!(
+                result
+                    .failures
+                    .first()
+                    .map(Failure::line)
+                    .unwrap_or_default(),
+                why,
+                "{what}"
+            );
         }
-        let result = judge_all(&["a", "b"], &["test b ... \n"], ProcessEnd::Killed(Duration::from_secs(300)));
+        let result = judge_all(
+            &["a", "b"],
+            &["test b ... \n"],
+            ProcessEnd::Killed(Duration::from_secs(300)),
+        );
         assert_eq!(result.failures[0].test, "b", "the one that was running");
     }
 
     #[test]
     fn a_check_with_findings_has_failed() {
         let finding = r#"{"reason":"compiler-message","message":{"level":"warning","spans":[{}],"rendered":"warning: unused\n"}}"#;
-        let lint = Job { output: JobOutput::Artifacts, ..Job::default() };
-        let failed = |lines: &[&str], end| judge(lint.clone(), &ended(lines, end), &TimedTests::default()).count.failed;
+        let lint = Job {
+            output: JobOutput::Artifacts,
+            ..Job::default()
+        };
+        let failed = |lines: &[&str], end| {
+            judge(lint.clone(), &ended(lines, end), &TimedTests::default())
+                .count
+                .failed
+        };
         assert_eq!(failed(&["words"], WELL), 0);
         assert_eq!(failed(&[finding], WELL), 1);
         assert_eq!(failed(&[], ProcessEnd::Exited(false)), 1);
@@ -241,9 +404,15 @@ mod tests {
 
     #[test]
     fn a_time_that_no_row_lists_is_a_failure_that_is_final() {
-        let lines = ["test a ... ok\nsuccesses:\n---- a stdout ----\nTIMED\tseconds\tend\t0.5\t1\ntest result: ok. 1 passed; 0 failed;"];
+        let lines = [
+            "test a ... ok\nsuccesses:\n---- a stdout ----\nTIMED\tseconds\tend\t0.5\t1\ntest result: ok. 1 passed; 0 failed;",
+        ];
         let unlisted = judge_all(&["a"], &lines, WELL);
-        assert!(unlisted.failures[0].line().contains("timed-tests.tsv") && !unlisted.may_retry(), "{:?}", unlisted.failures);
+        assert!(
+            unlisted.failures[0].line().contains("timed-tests.tsv") && !unlisted.may_retry(),
+            "{:?}",
+            unlisted.failures
+        );
         let table = TimedTests::read("canal-hbone\ta\tboth\tthe end\n").unwrap();
         assert!(!judge(job("unit", &["a"]), &ended(&lines, WELL), &table).is_failed());
     }
@@ -251,10 +420,23 @@ mod tests {
     #[test]
     fn only_failed_tests_run_again_but_of_a_world_the_module() {
         let tests = ["a", "b"];
-        assert_eq!(judge_all(&tests, &[BAD], ProcessEnd::Exited(false)).retry().tests, ["a"]);
-        let e2e = judge(job(E2E_SUITE, &tests), &ended(&[BAD], ProcessEnd::Exited(false)), &TimedTests::default());
+        assert_eq!(
+            judge_all(&tests, &[BAD], ProcessEnd::Exited(false))
+                .retry()
+                .tests,
+            ["a"]
+        );
+        let e2e = judge(
+            job(E2E_SUITE, &tests),
+            &ended(&[BAD], ProcessEnd::Exited(false)),
+            &TimedTests::default(),
+        );
         assert_eq!(e2e.retry().tests, tests);
-        let hung = judge_all(&tests, &["test a ... FAILED\ntest b ... \n"], ProcessEnd::Killed(Duration::from_secs(300)));
+        let hung = judge_all(
+            &tests,
+            &["test a ... FAILED\ntest b ... \n"],
+            ProcessEnd::Killed(Duration::from_secs(300)),
+        );
         assert_eq!(hung.retry().tests, tests, "one that was killed runs whole");
     }
 
@@ -262,22 +444,56 @@ mod tests {
     fn the_second_pass_is_for_few_failures_that_may_end_otherwise() {
         let bad = || judge_all(&["a", "b"], &[BAD], ProcessEnd::Exited(false));
         let good = || judge_all(&["a", "b"], &[GOOD], WELL);
-        assert_eq!(decide_second_pass(&[bad(), good(), bad(), bad(), bad()]), [0, 2, 3, 4]);
-        assert_eq!(decide_second_pass(&[bad(), bad(), bad(), bad(), bad()]), Vec::<usize>::new());
-        let pure = JobResult { job: Job { name: "canal-compiler".into(), ..job("unit", &["a", "b"]) }, ..bad() };
+        assert_eq!(
+            decide_second_pass(&[bad(), good(), bad(), bad(), bad()]),
+            [0, 2, 3, 4]
+        );
+        assert_eq!(
+            decide_second_pass(&[bad(), bad(), bad(), bad(), bad()]),
+            Vec::<usize>::new()
+        );
+        let pure = JobResult {
+            job: Job {
+                name: "canal-compiler".into(),
+                ..job("unit", &["a", "b"])
+            },
+            ..bad()
+        };
         assert_eq!(decide_second_pass(&[pure, bad()]), [1]);
     }
 
     #[test]
     fn a_test_that_passes_at_the_second_try_counts_once() {
         let first = || judge_all(&["a", "b"], &[BAD], ProcessEnd::Exited(false));
-        let again = |lines: &str, end| judge(first().retry(), &ended(&[lines], end), &TimedTests::default());
-        let good = again("test a ... ok\ntest result: ok. 1 passed; 0 failed; 0 ignored;", WELL);
+        let again = |lines: &str, end| {
+            judge(
+                first().retry(),
+                &ended(&[lines], end),
+                &TimedTests::default(),
+            )
+        };
+        let good = again(
+            "test a ... ok\ntest result: ok. 1 passed; 0 failed; 0 ignored;",
+            WELL,
+        );
         let (joined, unstable) = join(first(), good);
-        assert_eq!((joined.count.passed, joined.count.failed, joined.first_pass_failures), (2, 0, 1));
-        assert_eq!(unstable.iter().map(Failure::line).collect::<Vec<_>>(), ["c.rs:3:3: lost"]);
+        assert_eq!(
+            (
+                joined.count.passed,
+                joined.count.failed,
+                joined.first_pass_failures
+            ),
+            (2, 0, 1)
+        );
+        assert_eq!(
+            unstable.iter().map(Failure::line).collect::<Vec<_>>(),
+            ["c.rs:3:3: lost"]
+        );
         let bad = "test a ... FAILED\nfailures:\n    a\n\ntest result: FAILED. 0 passed; 1 failed; 0 ignored;";
         let (joined, unstable) = join(first(), again(bad, ProcessEnd::Exited(false)));
-        assert_eq!((joined.count.passed, joined.count.failed, unstable.len()), (1, 1, 0));
+        assert_eq!(
+            (joined.count.passed, joined.count.failed, unstable.len()),
+            (1, 1, 0)
+        );
     }
 }

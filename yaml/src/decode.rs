@@ -8,7 +8,10 @@ use std::collections::HashSet;
 
 use serde::Deserialize;
 use serde::de::value::StrDeserializer;
-use serde::de::{DeserializeSeed, Deserializer, EnumAccess, IntoDeserializer, MapAccess, SeqAccess, Unexpected, VariantAccess, Visitor};
+use serde::de::{
+    DeserializeSeed, Deserializer, EnumAccess, IntoDeserializer, MapAccess, SeqAccess, Unexpected,
+    VariantAccess, Visitor,
+};
 use serde::forward_to_deserialize_any;
 
 use crate::error::DecodeError;
@@ -59,26 +62,51 @@ pub fn decode<T: for<'de> Deserialize<'de>>(root: &YamlNode, empty: Empty) -> De
     let mut broken: Vec<InvalidValue> = Vec::new();
     loop {
         let notes = RefCell::new(DecodeNotes::default());
-        let context = DecodeState { cuts: &cuts, empty, notes: &notes };
-        let result = T::deserialize(ValueReader { node: root, path: &FieldPath::ROOT, context });
+        let context = DecodeState {
+            cuts: &cuts,
+            empty,
+            notes: &notes,
+        };
+        let result = T::deserialize(ValueReader {
+            node: root,
+            path: &FieldPath::ROOT,
+            context,
+        });
         let mut notes = notes.into_inner();
         let error = match result {
             Ok(object) => {
                 broken.append(&mut notes.empty);
-                return DecodeResult { object: Some(object), broken, unknown: notes.unknown };
+                return DecodeResult {
+                    object: Some(object),
+                    broken,
+                    unknown: notes.unknown,
+                };
             }
             Err(error) => error.at(root, String::new),
         };
-        let Some(place) = error.place else { return DecodeResult { object: None, broken, unknown: notes.unknown } };
+        let Some(place) = error.place else {
+            return DecodeResult {
+                object: None,
+                broken,
+                unknown: notes.unknown,
+            };
+        };
         // A field that is missing only because the decoder dropped it was already reported.
-        let follows = error.missing.is_some_and(|field| cuts.made_missing(root, place.id, field));
+        let follows = error
+            .missing
+            .is_some_and(|field| cuts.made_missing(root, place.id, field));
         if !follows && !cuts.is_hollow(place.id) {
             let path = match error.missing {
                 Some(field) if place.path.is_empty() => field.to_owned(),
                 Some(field) => format!("{}.{field}", place.path),
                 None => place.path.clone(),
             };
-            broken.push(InvalidValue { path, spot: place.spot, problem: error.problem, fix: error.fix });
+            broken.push(InvalidValue {
+                path,
+                spot: place.spot,
+                problem: error.problem,
+                fix: error.fix,
+            });
         }
         let next = match place.id {
             id if id == root.id => None,
@@ -93,7 +121,11 @@ pub fn decode<T: for<'de> Deserialize<'de>>(root: &YamlNode, empty: Empty) -> De
         };
         if !next.is_some_and(|id| cuts.cut(id)) {
             broken.append(&mut notes.empty);
-            return DecodeResult { object: None, broken, unknown: notes.unknown };
+            return DecodeResult {
+                object: None,
+                broken,
+                unknown: notes.unknown,
+            };
         }
     }
 }
@@ -101,7 +133,11 @@ pub fn decode<T: for<'de> Deserialize<'de>>(root: &YamlNode, empty: Empty) -> De
 /// Returns the second-level field (`spec.rules`) around a value. It is dropped whole when there are too many errors to report one by one.
 fn whole_field<'t>(root: &'t YamlNode, path: &str) -> Option<(String, &'t YamlKey, &'t YamlNode)> {
     let mut steps = steps(path).into_iter();
-    let (Some(OwnedPathStep::Field(outer)), Some(OwnedPathStep::Field(inner))) = (steps.next(), steps.next()) else { return None };
+    let (Some(OwnedPathStep::Field(outer)), Some(OwnedPathStep::Field(inner))) =
+        (steps.next(), steps.next())
+    else {
+        return None;
+    };
     let (key, value) = root.field(&outer)?.entry(&inner)?;
     Some((format!("{outer}.{inner}"), key, value))
 }
@@ -126,7 +162,11 @@ impl DroppedValues {
     }
     /// Returns true if `field` of the map `id` is missing only because it was dropped.
     fn made_missing(&self, root: &YamlNode, id: u32, field: &str) -> bool {
-        !self.hollow.is_empty() && root.find(id).and_then(|map| map.field(field)).is_some_and(|value| self.hollow.contains(&value.id))
+        !self.hollow.is_empty()
+            && root
+                .find(id)
+                .and_then(|map| map.field(field))
+                .is_some_and(|value| self.hollow.contains(&value.id))
     }
 }
 
@@ -173,7 +213,11 @@ impl<'t> ValueReader<'t> {
     /// Returns a whole number that is written as a fraction, such as `90.0`. Kubernetes' own tools take it where an integer belongs.
     fn whole(&self) -> Option<u64> {
         match self.node.value {
-            YamlValue::Float(value) if value.fract() == 0.0 && (0.0..=WHOLE_MAX).contains(&value) => Some(value as u64),
+            YamlValue::Float(value)
+                if value.fract() == 0.0 && (0.0..=WHOLE_MAX).contains(&value) =>
+            {
+                Some(value as u64)
+            }
             _ => None,
         }
     }
@@ -189,7 +233,13 @@ impl<'t> ValueReader<'t> {
             YamlValue::Map(entries) => entries,
             _ => return Err(serde::de::Error::invalid_type(self.unexpected(), &visitor)),
         };
-        visitor.visit_map(MapReader { entries: entries.iter(), value: None, reader: self, known, drops_empty })
+        visitor.visit_map(MapReader {
+            entries: entries.iter(),
+            value: None,
+            reader: self,
+            known,
+            drops_empty,
+        })
     }
 }
 
@@ -219,7 +269,10 @@ impl<'de> Deserializer<'de> for ValueReader<'_> {
             YamlValue::Signed(value) => visitor.visit_i64(*value),
             YamlValue::Float(value) => visitor.visit_f64(*value),
             YamlValue::Text(text) => visitor.visit_str(text),
-            YamlValue::List(items) => visitor.visit_seq(ListReader { items: items.iter().enumerate(), reader: self }),
+            YamlValue::List(items) => visitor.visit_seq(ListReader {
+                items: items.iter().enumerate(),
+                reader: self,
+            }),
             YamlValue::Map(_) => self.visit_map(visitor, &[], false),
         };
         result.map_err(|error| error.at(self.node, || self.path.to_string()))
@@ -232,7 +285,11 @@ impl<'de> Deserializer<'de> for ValueReader<'_> {
         }
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _name: &'static str, visitor: V) -> Result<V::Value, DecodeError> {
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, DecodeError> {
         visitor.visit_newtype_struct(self)
     }
 
@@ -242,7 +299,8 @@ impl<'de> Deserializer<'de> for ValueReader<'_> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, DecodeError> {
-        self.visit_map(visitor, fields, true).map_err(|error| error.at(self.node, || self.path.to_string()))
+        self.visit_map(visitor, fields, true)
+            .map_err(|error| error.at(self.node, || self.path.to_string()))
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
@@ -253,7 +311,10 @@ impl<'de> Deserializer<'de> for ValueReader<'_> {
     ) -> Result<V::Value, DecodeError> {
         let result = match &self.node.value {
             YamlValue::Text(text) if !self.is_hollow() => visitor.visit_enum(EnumVariant(text)),
-            _ => Err(serde::de::Error::invalid_type(self.unexpected(), &"one word")),
+            _ => Err(serde::de::Error::invalid_type(
+                self.unexpected(),
+                &"one word",
+            )),
         };
         result.map_err(|error| error.at(self.node, || self.path.to_string()))
     }
@@ -285,17 +346,29 @@ struct MapReader<'t> {
 impl<'t> MapReader<'t> {
     /// Returns true if an empty field is skipped, and records an error where it must not be empty.
     fn skips_empty(&self, entry: &(YamlKey, YamlNode)) -> bool {
-        if !self.drops_empty || !matches!(entry.1.value, YamlValue::Null) || !self.known.contains(&entry.0.name.as_str()) {
+        if !self.drops_empty
+            || !matches!(entry.1.value, YamlValue::Null)
+            || !self.known.contains(&entry.0.name.as_str())
+        {
             return false;
         }
-        let path = self.reader.path.to(PathStep::Field(&entry.0.name)).to_string();
+        let path = self
+            .reader
+            .path
+            .to(PathStep::Field(&entry.0.name))
+            .to_string();
         if self.reader.context.empty == Empty::Refused && path.starts_with("spec") {
-            self.reader.context.notes.borrow_mut().empty.push(InvalidValue {
-                path,
-                spot: entry.0.spot,
-                problem: "the field is empty".to_owned(),
-                fix: "write a value or remove the field".to_owned(),
-            });
+            self.reader
+                .context
+                .notes
+                .borrow_mut()
+                .empty
+                .push(InvalidValue {
+                    path,
+                    spot: entry.0.spot,
+                    problem: "the field is empty".to_owned(),
+                    fix: "write a value or remove the field".to_owned(),
+                });
         }
         true
     }
@@ -304,9 +377,14 @@ impl<'t> MapReader<'t> {
 impl<'de, 't> MapAccess<'de> for MapReader<'t> {
     type Error = DecodeError;
 
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, DecodeError> {
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, DecodeError> {
         loop {
-            let Some(entry) = self.entries.next() else { return Ok(None) };
+            let Some(entry) = self.entries.next() else {
+                return Ok(None);
+            };
             if self.reader.context.cuts.is_hollow(entry.1.id) || self.skips_empty(entry) {
                 continue;
             }
@@ -316,15 +394,32 @@ impl<'de, 't> MapAccess<'de> for MapReader<'t> {
         }
     }
 
-    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, DecodeError> {
-        let Some((key, node)) = self.value.take() else { return Err(serde::de::Error::custom("a value was requested before its key")) };
+    fn next_value_seed<S: DeserializeSeed<'de>>(
+        &mut self,
+        seed: S,
+    ) -> Result<S::Value, DecodeError> {
+        let Some((key, node)) = self.value.take() else {
+            return Err(serde::de::Error::custom(
+                "a value was requested before its key",
+            ));
+        };
         let path = self.reader.path.to(PathStep::Field(&key.name));
         if self.drops_empty && !self.known.contains(&key.name.as_str()) {
-            let unknown = UnknownField { path: path.to_string(), spot: key.spot, node: node.id, known: self.known };
+            let unknown = UnknownField {
+                path: path.to_string(),
+                spot: key.spot,
+                node: node.id,
+                known: self.known,
+            };
             self.reader.context.notes.borrow_mut().unknown.push(unknown);
         }
-        let reader = ValueReader { node, path: &path, context: self.reader.context };
-        seed.deserialize(reader).map_err(|error| error.at(node, || path.to_string()))
+        let reader = ValueReader {
+            node,
+            path: &path,
+            context: self.reader.context,
+        };
+        seed.deserialize(reader)
+            .map_err(|error| error.at(node, || path.to_string()))
     }
 }
 
@@ -337,15 +432,27 @@ struct ListReader<'t> {
 impl<'de> SeqAccess<'de> for ListReader<'_> {
     type Error = DecodeError;
 
-    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, DecodeError> {
+    fn next_element_seed<S: DeserializeSeed<'de>>(
+        &mut self,
+        seed: S,
+    ) -> Result<Option<S::Value>, DecodeError> {
         loop {
-            let Some((index, node)) = self.items.next() else { return Ok(None) };
+            let Some((index, node)) = self.items.next() else {
+                return Ok(None);
+            };
             if self.reader.context.cuts.gone.contains(&node.id) {
                 continue;
             }
             let path = self.reader.path.to(PathStep::Index(index));
-            let reader = ValueReader { node, path: &path, context: self.reader.context };
-            return seed.deserialize(reader).map(Some).map_err(|error| error.at(node, || path.to_string()));
+            let reader = ValueReader {
+                node,
+                path: &path,
+                context: self.reader.context,
+            };
+            return seed
+                .deserialize(reader)
+                .map(Some)
+                .map_err(|error| error.at(node, || path.to_string()));
         }
     }
 }
@@ -356,7 +463,10 @@ struct EnumVariant<'t>(&'t str);
 impl<'de, 't> EnumAccess<'de> for EnumVariant<'t> {
     type Error = DecodeError;
     type Variant = Unit;
-    fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<(S::Value, Unit), DecodeError> {
+    fn variant_seed<S: DeserializeSeed<'de>>(
+        self,
+        seed: S,
+    ) -> Result<(S::Value, Unit), DecodeError> {
         let word: StrDeserializer<'_, DecodeError> = self.0.into_deserializer();
         seed.deserialize(word).map(|value| (value, Unit))
     }
@@ -370,13 +480,33 @@ impl<'de> VariantAccess<'de> for Unit {
     fn unit_variant(self) -> Result<(), DecodeError> {
         Ok(())
     }
-    fn newtype_variant_seed<S: DeserializeSeed<'de>>(self, _seed: S) -> Result<S::Value, DecodeError> {
-        Err(serde::de::Error::invalid_type(Unexpected::UnitVariant, &"one word"))
+    fn newtype_variant_seed<S: DeserializeSeed<'de>>(
+        self,
+        _seed: S,
+    ) -> Result<S::Value, DecodeError> {
+        Err(serde::de::Error::invalid_type(
+            Unexpected::UnitVariant,
+            &"one word",
+        ))
     }
-    fn tuple_variant<V: Visitor<'de>>(self, _len: usize, _visitor: V) -> Result<V::Value, DecodeError> {
-        Err(serde::de::Error::invalid_type(Unexpected::UnitVariant, &"one word"))
+    fn tuple_variant<V: Visitor<'de>>(
+        self,
+        _len: usize,
+        _visitor: V,
+    ) -> Result<V::Value, DecodeError> {
+        Err(serde::de::Error::invalid_type(
+            Unexpected::UnitVariant,
+            &"one word",
+        ))
     }
-    fn struct_variant<V: Visitor<'de>>(self, _fields: &'static [&'static str], _visitor: V) -> Result<V::Value, DecodeError> {
-        Err(serde::de::Error::invalid_type(Unexpected::UnitVariant, &"one word"))
+    fn struct_variant<V: Visitor<'de>>(
+        self,
+        _fields: &'static [&'static str],
+        _visitor: V,
+    ) -> Result<V::Value, DecodeError> {
+        Err(serde::de::Error::invalid_type(
+            Unexpected::UnitVariant,
+            &"one word",
+        ))
     }
 }

@@ -26,13 +26,22 @@ pub(crate) struct ErrorLocation {
 
 impl DecodeError {
     fn new(problem: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { place: None, missing: None, problem: problem.into(), fix: fix.into() }
+        Self {
+            place: None,
+            missing: None,
+            problem: problem.into(),
+            fix: fix.into(),
+        }
     }
 
     /// Sets the location, unless a nested value has already set it.
     pub(crate) fn at(mut self, node: &YamlNode, path: impl FnOnce() -> String) -> Self {
         if self.place.is_none() {
-            self.place = Some(ErrorLocation { id: node.id, spot: node.spot, path: path() });
+            self.place = Some(ErrorLocation {
+                id: node.id,
+                spot: node.spot,
+                path: path(),
+            });
         }
         self
     }
@@ -50,7 +59,10 @@ impl de::Error for DecodeError {
     fn custom<T: fmt::Display>(message: T) -> Self {
         let message = message.to_string();
         if message.contains("socket address syntax") {
-            return Self::new("this is not an address with a port", "write ip:port, as 192.0.2.1:15013 or [2001:db8::1]:15013");
+            return Self::new(
+                "this is not an address with a port",
+                "write ip:port, as 192.0.2.1:15013 or [2001:db8::1]:15013",
+            );
         }
         if message.contains("IP address syntax") {
             return Self::new(
@@ -58,7 +70,10 @@ impl de::Error for DecodeError {
                 "write an IPv4 or IPv6 address; for a range, an address with a prefix as in 10.1.0.0/16",
             );
         }
-        match message.rsplit_once(": ").filter(|(_, fix)| fix.starts_with("use ") || fix.starts_with("write ")) {
+        match message
+            .rsplit_once(": ")
+            .filter(|(_, fix)| fix.starts_with("use ") || fix.starts_with("write "))
+        {
             Some((problem, fix)) => Self::new(problem, fix),
             None => Self::new(message, "write a value that fits"),
         }
@@ -66,21 +81,39 @@ impl de::Error for DecodeError {
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
         let wanted = wanted(&expected.to_string());
-        let is_scalar = matches!(found, Unexpected::Bool(_) | Unexpected::Unsigned(_) | Unexpected::Signed(_) | Unexpected::Float(_));
+        let is_scalar = matches!(
+            found,
+            Unexpected::Bool(_)
+                | Unexpected::Unsigned(_)
+                | Unexpected::Signed(_)
+                | Unexpected::Float(_)
+        );
         if wanted == "a text" && is_scalar {
-            return Self::new(format!("{} is not a text", shown(found)), "put it in quotes");
+            return Self::new(
+                format!("{} is not a text", shown(found)),
+                "put it in quotes",
+            );
         }
-        Self::new(format!("this is {}, but {wanted} belongs here", shown(found)), format!("write {wanted}"))
+        Self::new(
+            format!("this is {}, but {wanted} belongs here", shown(found)),
+            format!("write {wanted}"),
+        )
     }
 
     fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
         let wanted = wanted(&expected.to_string());
-        Self::new(format!("{} is not {wanted}", shown(found)), format!("write {wanted}"))
+        Self::new(
+            format!("{} is not {wanted}", shown(found)),
+            format!("write {wanted}"),
+        )
     }
 
     fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
         let short: String = variant.chars().take(80).collect();
-        Self::new(format!("{short:?} is not known here"), format!("write {}", expected.join(", ").replace_last(", ", " or ")))
+        Self::new(
+            format!("{short:?} is not known here"),
+            format!("write {}", expected.join(", ").replace_last(", ", " or ")),
+        )
     }
 
     fn missing_field(field: &'static str) -> Self {
@@ -90,7 +123,10 @@ impl de::Error for DecodeError {
     }
 
     fn duplicate_field(field: &'static str) -> Self {
-        Self::new(format!("the field {field:?} is given twice"), "keep one of them")
+        Self::new(
+            format!("the field {field:?} is given twice"),
+            "keep one of them",
+        )
     }
 }
 
@@ -99,7 +135,10 @@ trait ReplaceLast {
 }
 impl ReplaceLast for String {
     fn replace_last(&self, from: &str, to: &str) -> String {
-        self.rsplit_once(from).map_or_else(|| self.clone(), |(before, after)| format!("{before}{to}{after}"))
+        self.rsplit_once(from).map_or_else(
+            || self.clone(),
+            |(before, after)| format!("{before}{to}{after}"),
+        )
     }
 }
 
@@ -130,7 +169,9 @@ fn wanted(expected: &str) -> String {
         "u64" => "a number, zero or more",
         "IpAddr" | "IP address" => "an IPv4 or IPv6 address",
         other if other.starts_with("struct ") => "a mapping",
-        other if other.contains("CIDR") || other.contains("IP network address") => "a range of addresses such as 10.1.0.0/16",
+        other if other.contains("CIDR") || other.contains("IP network address") => {
+            "a range of addresses such as 10.1.0.0/16"
+        }
         other if other.starts_with("enum ") || other.contains("identifier") => "one word",
         other => other,
     }

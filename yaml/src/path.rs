@@ -17,10 +17,16 @@ pub struct FieldPath<'a> {
 }
 
 impl<'a> FieldPath<'a> {
-    pub const ROOT: FieldPath<'static> = FieldPath { up: None, step: None };
+    pub const ROOT: FieldPath<'static> = FieldPath {
+        up: None,
+        step: None,
+    };
 
     pub fn to(&'a self, step: PathStep<'a>) -> FieldPath<'a> {
-        FieldPath { up: Some(self), step: Some(step) }
+        FieldPath {
+            up: Some(self),
+            step: Some(step),
+        }
     }
 }
 
@@ -39,7 +45,10 @@ impl fmt::Display for FieldPath<'_> {
 }
 
 fn is_plain(name: &str) -> bool {
-    !name.is_empty() && name.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_' || c == b'-')
+    !name.is_empty()
+        && name
+            .bytes()
+            .all(|c| c.is_ascii_alphanumeric() || c == b'_' || c == b'-')
 }
 
 /// Parses a displayed path into steps. Parsing stops at the first part that is not valid.
@@ -48,12 +57,20 @@ pub fn steps(mut path: &str) -> Vec<OwnedPathStep> {
     loop {
         path = path.strip_prefix('.').unwrap_or(path);
         if let Some(rest) = path.strip_prefix("[\"") {
-            let Some((name, rest)) = rest.split_once("\"]") else { return steps };
-            steps.push(OwnedPathStep::Field(name.replace("\\\"", "\"").replace("\\\\", "\\")));
+            let Some((name, rest)) = rest.split_once("\"]") else {
+                return steps;
+            };
+            steps.push(OwnedPathStep::Field(
+                name.replace("\\\"", "\"").replace("\\\\", "\\"),
+            ));
             path = rest;
         } else if let Some(rest) = path.strip_prefix('[') {
-            let Some((index, rest)) = rest.split_once(']') else { return steps };
-            let Ok(index) = index.parse() else { return steps };
+            let Some((index, rest)) = rest.split_once(']') else {
+                return steps;
+            };
+            let Ok(index) = index.parse() else {
+                return steps;
+            };
             steps.push(OwnedPathStep::Index(index));
             path = rest;
         } else {
@@ -103,8 +120,19 @@ mod tests {
         let header = rule.to(PathStep::Field("x.y\"z"));
         assert_eq!(header.to_string(), r#"spec.rules[12]["x.y\"z"]"#);
         let owned = |s: &str| OwnedPathStep::Field(s.to_owned());
-        assert_eq!(steps(&header.to_string()), [owned("spec"), owned("rules"), OwnedPathStep::Index(12), owned("x.y\"z")]);
-        assert_eq!(pattern("spec.rules[3].backendRefs[0].filters"), "spec.rules[].backendRefs[].filters");
+        assert_eq!(
+            steps(&header.to_string()),
+            [
+                owned("spec"),
+                owned("rules"),
+                OwnedPathStep::Index(12),
+                owned("x.y\"z")
+            ]
+        );
+        assert_eq!(
+            pattern("spec.rules[3].backendRefs[0].filters"),
+            "spec.rules[].backendRefs[].filters"
+        );
         assert_eq!(steps(""), []);
         assert_eq!(steps("a[x"), [owned("a")]);
     }

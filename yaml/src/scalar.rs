@@ -15,7 +15,9 @@ pub(crate) fn resolve(text: &str) -> YamlValue {
 
 fn number(text: &str) -> Option<YamlValue> {
     if let Some(digits) = text.strip_prefix("0x") {
-        return u64::from_str_radix(digits, 16).ok().map(YamlValue::Unsigned);
+        return u64::from_str_radix(digits, 16)
+            .ok()
+            .map(YamlValue::Unsigned);
     }
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let is_digits = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());
@@ -24,15 +26,26 @@ fn number(text: &str) -> Option<YamlValue> {
         if unsigned.len() > 1 && unsigned.starts_with('0') {
             return None;
         }
-        let whole = text.parse().map(YamlValue::Unsigned).or_else(|_| text.parse().map(YamlValue::Signed));
+        let whole = text
+            .parse()
+            .map(YamlValue::Unsigned)
+            .or_else(|_| text.parse().map(YamlValue::Signed));
         // An integer outside 64 bits becomes a float.
-        return whole.ok().or_else(|| text.parse().ok().map(YamlValue::Float));
+        return whole
+            .ok()
+            .or_else(|| text.parse().ok().map(YamlValue::Float));
     }
-    let (mantissa, exponent) = unsigned.split_once(['e', 'E']).map_or((unsigned, None), |(mantissa, exponent)| (mantissa, Some(exponent)));
+    let (mantissa, exponent) = unsigned
+        .split_once(['e', 'E'])
+        .map_or((unsigned, None), |(mantissa, exponent)| {
+            (mantissa, Some(exponent))
+        });
     let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
     let is_float = (is_digits(whole) || (whole.is_empty() && is_digits(fraction)))
         && (fraction.is_empty() || is_digits(fraction))
-        && exponent.is_none_or(|exponent| is_digits(exponent.strip_prefix(['+', '-']).unwrap_or(exponent)));
+        && exponent.is_none_or(|exponent| {
+            is_digits(exponent.strip_prefix(['+', '-']).unwrap_or(exponent))
+        });
     is_float.then(|| text.parse().ok().map(YamlValue::Float))?
 }
 
@@ -58,7 +71,10 @@ mod tests {
             ("0xZ", text("0xZ")),
             ("0o17", text("0o17")),
             ("010", text("010")),
-            ("18446744073709551616", YamlValue::Float(18_446_744_073_709_551_616.0)),
+            (
+                "18446744073709551616",
+                YamlValue::Float(18_446_744_073_709_551_616.0),
+            ),
             ("1.5", YamlValue::Float(1.5)),
             (".5", YamlValue::Float(0.5)),
             ("1.", YamlValue::Float(1.0)),

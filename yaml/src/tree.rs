@@ -127,17 +127,26 @@ pub fn parse(text: &str) -> Result<YamlNode, SyntaxError> {
         let (event, span) = event.map_err(|error| syntax(&error))?;
         builder.event(event, &span)?;
     }
-    let missing = SyntaxError { spot: Position { line: 1, column: 1 }, problem: "the document is empty".to_owned() };
+    let missing = SyntaxError {
+        spot: Position { line: 1, column: 1 },
+        problem: "the document is empty".to_owned(),
+    };
     builder.root.ok_or(missing)
 }
 
 fn syntax(error: &ScanError) -> SyntaxError {
-    SyntaxError { spot: spot(error.marker()), problem: error.info() }
+    SyntaxError {
+        spot: spot(error.marker()),
+        problem: error.info(),
+    }
 }
 
 fn spot(marker: &Marker) -> Position {
     let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    Position { line: narrow(marker.line()).max(1), column: narrow(marker.col()).saturating_add(1) }
+    Position {
+        line: narrow(marker.line()).max(1),
+        column: narrow(marker.col()).saturating_add(1),
+    }
 }
 
 /// A list or map whose end event has not arrived yet.
@@ -164,18 +173,29 @@ impl TreeBuilder {
     fn event(&mut self, event: Event<'_>, span: &Span) -> Result<(), SyntaxError> {
         let at = spot(&span.start);
         match event {
-            Event::Scalar(text, style, anchor, tag) => self.scalar(&text, style, anchor, tag.as_deref(), at),
-            Event::SequenceStart(_, anchor, tag) => self.start(YamlValue::List(Vec::new()), anchor, tag.as_deref(), at),
-            Event::MappingStart(_, anchor, tag) => self.start(YamlValue::Map(Vec::new()), anchor, tag.as_deref(), at),
+            Event::Scalar(text, style, anchor, tag) => {
+                self.scalar(&text, style, anchor, tag.as_deref(), at)
+            }
+            Event::SequenceStart(_, anchor, tag) => {
+                self.start(YamlValue::List(Vec::new()), anchor, tag.as_deref(), at)
+            }
+            Event::MappingStart(_, anchor, tag) => {
+                self.start(YamlValue::Map(Vec::new()), anchor, tag.as_deref(), at)
+            }
             Event::SequenceEnd | Event::MappingEnd => self.end(),
             Event::Alias(id) => {
-                let Some(target) = self.anchors.get(&id) else { return refuse(at, "an alias may not stand inside its own anchor") };
+                let Some(target) = self.anchors.get(&id) else {
+                    return refuse(at, "an alias may not stand inside its own anchor");
+                };
                 // The parser does not expand aliases. Counting the copies limits "billion laughs" documents.
                 let mut copy = target.clone();
                 copy.spot = at;
                 self.aliased += self.renumber(&mut copy);
                 if self.aliased > ALIASED_NODES_MAX {
-                    return refuse(at, format!("aliases repeat more than {ALIASED_NODES_MAX} values"));
+                    return refuse(
+                        at,
+                        format!("aliases repeat more than {ALIASED_NODES_MAX} values"),
+                    );
                 }
                 self.place(copy, 0)
             }
@@ -193,13 +213,26 @@ impl TreeBuilder {
         node.id = self.next_id();
         1 + match &mut node.value {
             YamlValue::List(items) => items.iter_mut().map(|item| self.renumber(item)).sum(),
-            YamlValue::Map(entries) => entries.iter_mut().map(|(_, item)| self.renumber(item)).sum(),
+            YamlValue::Map(entries) => entries
+                .iter_mut()
+                .map(|(_, item)| self.renumber(item))
+                .sum(),
             _ => 0,
         }
     }
 
-    fn scalar(&mut self, text: &str, style: ScalarStyle, anchor: usize, tag: Option<&Tag>, at: Position) -> Result<(), SyntaxError> {
-        let is_key = self.open.last().is_some_and(|open| matches!(open.node.value, YamlValue::Map(_)) && open.key.is_none());
+    fn scalar(
+        &mut self,
+        text: &str,
+        style: ScalarStyle,
+        anchor: usize,
+        tag: Option<&Tag>,
+        at: Position,
+    ) -> Result<(), SyntaxError> {
+        let is_key = self
+            .open
+            .last()
+            .is_some_and(|open| matches!(open.node.value, YamlValue::Map(_)) && open.key.is_none());
         if is_key {
             return self.key(text, style, at);
         }
@@ -212,43 +245,89 @@ impl TreeBuilder {
         let is_text = matches!(value, YamlValue::Text(_) | YamlValue::Null);
         let written = (!is_text).then(|| text.into());
         let id = self.next_id();
-        self.place(YamlNode { id, spot: at, value, written }, anchor)
+        self.place(
+            YamlNode {
+                id,
+                spot: at,
+                value,
+                written,
+            },
+            anchor,
+        )
     }
 
     fn key(&mut self, name: &str, style: ScalarStyle, at: Position) -> Result<(), SyntaxError> {
-        let Some(open) = self.open.last_mut() else { return Ok(()) };
+        let Some(open) = self.open.last_mut() else {
+            return Ok(());
+        };
         let is_merge = style == ScalarStyle::Plain && name == "<<";
         // Several `<<` keys are valid; any other repeated key would silently override the first one.
         if !is_merge && !open.names.insert(name.to_owned()) {
             return refuse(at, format!("the field {name:?} is given twice"));
         }
-        open.key = Some(YamlKey { spot: at, name: name.to_owned(), is_merge });
+        open.key = Some(YamlKey {
+            spot: at,
+            name: name.to_owned(),
+            is_merge,
+        });
         Ok(())
     }
 
-    fn start(&mut self, value: YamlValue, anchor: usize, tag: Option<&Tag>, at: Position) -> Result<(), SyntaxError> {
+    fn start(
+        &mut self,
+        value: YamlValue,
+        anchor: usize,
+        tag: Option<&Tag>,
+        at: Position,
+    ) -> Result<(), SyntaxError> {
         if self.open.len() >= DEPTH_MAX {
-            return refuse(at, format!("values are nested more than {DEPTH_MAX} levels deep"));
+            return refuse(
+                at,
+                format!("values are nested more than {DEPTH_MAX} levels deep"),
+            );
         }
-        if self.open.last().is_some_and(|open| matches!(open.node.value, YamlValue::Map(_)) && open.key.is_none()) {
+        if self
+            .open
+            .last()
+            .is_some_and(|open| matches!(open.node.value, YamlValue::Map(_)) && open.key.is_none())
+        {
             return refuse(at, "the name of a field must be a word");
         }
         if tag.is_some_and(|tag| core_tag(tag).is_none()) {
             return refuse(at, "tags other than YAML's own are not read");
         }
         let id = self.next_id();
-        let node = YamlNode { id, spot: at, value, written: None };
-        self.open.push(PartialNode { node, anchor, key: None, names: HashSet::new(), merges: Vec::new() });
+        let node = YamlNode {
+            id,
+            spot: at,
+            value,
+            written: None,
+        };
+        self.open.push(PartialNode {
+            node,
+            anchor,
+            key: None,
+            names: HashSet::new(),
+            merges: Vec::new(),
+        });
         Ok(())
     }
 
     fn end(&mut self) -> Result<(), SyntaxError> {
-        let Some(mut open) = self.open.pop() else { return Ok(()) };
+        let Some(mut open) = self.open.pop() else {
+            return Ok(());
+        };
         if let YamlValue::Map(entries) = &mut open.node.value {
             for merge in open.merges {
-                let YamlValue::Map(merged) = merge.value else { return refuse(merge.spot, "`<<` takes a mapping or a list of mappings") };
+                let YamlValue::Map(merged) = merge.value else {
+                    return refuse(merge.spot, "`<<` takes a mapping or a list of mappings");
+                };
                 // The map's own fields take precedence over merged ones, and earlier merges over later ones.
-                entries.extend(merged.into_iter().filter(|(key, _)| open.names.insert(key.name.clone())));
+                entries.extend(
+                    merged
+                        .into_iter()
+                        .filter(|(key, _)| open.names.insert(key.name.clone())),
+                );
             }
         }
         self.place(open.node, open.anchor)
@@ -280,7 +359,10 @@ impl TreeBuilder {
 }
 
 fn refuse<T>(spot: Position, problem: impl Into<String>) -> Result<T, SyntaxError> {
-    Err(SyntaxError { spot, problem: problem.into() })
+    Err(SyntaxError {
+        spot,
+        problem: problem.into(),
+    })
 }
 
 /// Returns the name of a tag of YAML's core schema, or `None` for another tag.
@@ -316,7 +398,12 @@ mod tests {
         let mut shown = String::new();
         match parse(text) {
             Ok(node) => show(&node, &mut shown),
-            Err(error) => shown = format!("{}:{} {}", error.spot.line, error.spot.column, error.problem),
+            Err(error) => {
+                shown = format!(
+                    "{}:{} {}",
+                    error.spot.line, error.spot.column, error.problem
+                )
+            }
         }
         assert_eq!(shown.trim(), expected.trim(), "{text:?}");
     }
@@ -338,7 +425,14 @@ mod tests {
         let node = parse("{a: 1.10, b: 0x1F, c: true, d: \"7\", e: ~, f: word}").unwrap();
         let text = |name: &str| node.field(name).unwrap().scalar_text().map(str::to_owned);
         let texts = ["a", "b", "c", "d", "e", "f"].map(text);
-        let expected = [Some("1.10"), Some("0x1F"), Some("true"), Some("7"), None, Some("word")];
+        let expected = [
+            Some("1.10"),
+            Some("0x1F"),
+            Some("true"),
+            Some("7"),
+            None,
+            Some("word"),
+        ];
         assert_eq!(texts, expected.map(|text| text.map(str::to_owned)));
     }
 
@@ -353,13 +447,28 @@ mod tests {
     #[test]
     fn broken_yaml_has_a_place() {
         check("a: 1\na: 2\n", "2:1 the field \"a\" is given twice");
-        check("a: !mine x\n", "1:10 tags other than YAML's own are not read");
+        check(
+            "a: !mine x\n",
+            "1:10 tags other than YAML's own are not read",
+        );
         check("? [a]\n: b\n", "1:3 the name of a field must be a word");
-        check("a: &a [*a]\n", "1:8 an alias may not stand inside its own anchor");
-        check("a: {<<: 3}\n", "1:9 `<<` takes a mapping or a list of mappings");
+        check(
+            "a: &a [*a]\n",
+            "1:8 an alias may not stand inside its own anchor",
+        );
+        check(
+            "a: {<<: 3}\n",
+            "1:9 `<<` takes a mapping or a list of mappings",
+        );
         check("", "1:1 the document is empty");
         check("a: 1\n---\nb: 2\n", "3:1 there is more than one document");
-        for (text, line) in [("a: 1\n b: 2\n", 2), ("b: 2\na: [1\n", 2), ("a: \"x\n", 2), ("a:\n\tb: 1", 2), ("a: *x\n", 1)] {
+        for (text, line) in [
+            ("a: 1\n b: 2\n", 2),
+            ("b: 2\na: [1\n", 2),
+            ("a: \"x\n", 2),
+            ("a:\n\tb: 1", 2),
+            ("a: *x\n", 1),
+        ] {
             let error = parse(text).unwrap_err();
             assert_eq!(error.spot.line, line, "{text:?}: {error:?}");
             assert!(!error.problem.is_empty(), "{text:?}: {error:?}");
@@ -369,11 +478,20 @@ mod tests {
     #[test]
     fn depth_and_aliases_are_limited() {
         let flow = |levels: usize| format!("{}1{}", "[".repeat(levels), "]".repeat(levels));
-        let block = |levels: usize| (0..levels).map(|level| format!("{}a:\n", " ".repeat(level))).collect::<String>();
+        let block = |levels: usize| {
+            (0..levels)
+                .map(|level| format!("{}a:\n", " ".repeat(level)))
+                .collect::<String>()
+        };
         for text in [flow(DEPTH_MAX), block(DEPTH_MAX)] {
             assert!(parse(&text).is_ok());
         }
-        for text in [flow(DEPTH_MAX + 1), block(DEPTH_MAX + 1), flow(100_000), "- ".repeat(100_000)] {
+        for text in [
+            flow(DEPTH_MAX + 1),
+            block(DEPTH_MAX + 1),
+            flow(100_000),
+            "- ".repeat(100_000),
+        ] {
             assert!(parse(&text).is_err());
         }
         let mut laughs = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
@@ -381,6 +499,11 @@ mod tests {
             let names = vec![format!("*a{}", level - 1); 10].join(", ");
             laughs.push_str(&format!("a{level}: &a{level} [{names}]\n"));
         }
-        assert!(parse(&laughs).unwrap_err().problem.contains("aliases repeat"));
+        assert!(
+            parse(&laughs)
+                .unwrap_err()
+                .problem
+                .contains("aliases repeat")
+        );
     }
 }

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use canal_ca::{LIFETIME_SECONDS_MAX, LIFETIME_SECONDS_MIN, RotationTimeouts};
 use canal_controller_core::{
-    AllowedHost, Controller, ControllerConfig, ControllerLimits, ExternalCa, FILES_RESERVED, JwksOptions, SilenceTimeouts, TrustOptions,
+    AllowedHost, Controller, ControllerConfig, ControllerLimits, ExternalCa, FILES_RESERVED,
+    JwksOptions, SilenceTimeouts, TrustOptions,
 };
 use canal_model::share::{Share, ShareKind, Shares};
 use canal_runtime::raise_file_limit;
@@ -128,7 +129,9 @@ impl LimitFlags {
     fn limits(&self, files: u64) -> ControllerLimits {
         let count = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
         let mut shares = Shares::default();
-        self.shares.iter().for_each(|(kind, share)| shares.set(*kind, *share));
+        self.shares
+            .iter()
+            .for_each(|(kind, share)| shares.set(*kind, *share));
         let limits = ControllerLimits {
             connections: count(self.connections),
             unauthenticated: count(self.unauthenticated_connections),
@@ -152,9 +155,12 @@ impl LimitFlags {
 
 /// Parses one tenant's share of one limit.
 fn share(text: &str) -> Result<(ShareKind, Share), String> {
-    let (limit, share) = text.split_once('=').ok_or("write LIMIT=SHARE, as in certificates=20%")?;
-    let kind =
-        Shares::kind(limit).ok_or_else(|| format!("{limit:?} is no limit that tenants share; docs/operations/limits.md lists them"))?;
+    let (limit, share) = text
+        .split_once('=')
+        .ok_or("write LIMIT=SHARE, as in certificates=20%")?;
+    let kind = Shares::kind(limit).ok_or_else(|| {
+        format!("{limit:?} is no limit that tenants share; docs/operations/limits.md lists them")
+    })?;
     Ok((kind, share.parse::<Share>().map_err(|e| e.to_string())?))
 }
 
@@ -176,20 +182,31 @@ fn lifetime(text: &str) -> Result<u64, String> {
     if (LIFETIME_SECONDS_MIN..=LIFETIME_SECONDS_MAX).contains(&seconds) {
         Ok(seconds)
     } else {
-        Err(format!("certificates live {LIFETIME_SECONDS_MIN}s to {}h", LIFETIME_SECONDS_MAX / 3600))
+        Err(format!(
+            "certificates live {LIFETIME_SECONDS_MIN}s to {}h",
+            LIFETIME_SECONDS_MAX / 3600
+        ))
     }
 }
 
 /// Parses the silence after which a replica is gone. The minimum of 5 s is the time that an edge needs to be sure.
 fn duration(text: &str) -> Result<Duration, String> {
     let seconds = seconds(text)?;
-    if (5..=24 * 3600).contains(&seconds) { Ok(Duration::from_secs(seconds)) } else { Err("write 5s to 24h".into()) }
+    if (5..=24 * 3600).contains(&seconds) {
+        Ok(Duration::from_secs(seconds))
+    } else {
+        Err("write 5s to 24h".into())
+    }
 }
 
 /// Parses the interval between two fetches from another server.
 fn refresh(text: &str) -> Result<Duration, String> {
     let seconds = seconds(text)?;
-    if (1..=24 * 3600).contains(&seconds) { Ok(Duration::from_secs(seconds)) } else { Err("write 1s to 24h".into()) }
+    if (1..=24 * 3600).contains(&seconds) {
+        Ok(Duration::from_secs(seconds))
+    } else {
+        Err("write 1s to 24h".into())
+    }
 }
 
 fn main() -> ExitCode {
@@ -197,12 +214,22 @@ fn main() -> ExitCode {
     let filter = match EnvFilter::try_new(&flags.log) {
         Ok(filter) => filter,
         Err(e) => {
-            eprintln!("canal-controller: --log {:?}: {e}; write e.g. info or canal_controller_core=debug,info", flags.log);
+            eprintln!(
+                "canal-controller: --log {:?}: {e}; write e.g. info or canal_controller_core=debug,info",
+                flags.log
+            );
             return ExitCode::from(2);
         }
     };
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(e) => {
             eprintln!("canal-controller: no runtime: {e}");
@@ -224,9 +251,16 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let files = raise_file_limit(flags.limits.files());
     if files < flags.limits.files() {
-        tracing::warn!(files, wanted = flags.limits.files(), "fewer open files are allowed than wanted; fewer connections are accepted");
+        tracing::warn!(
+            files,
+            wanted = flags.limits.files(),
+            "fewer open files are allowed than wanted; fewer connections are accepted"
+        );
     }
-    let fleet = SilenceTimeouts { gone: flags.replica_gone_after, ..SilenceTimeouts::default() };
+    let fleet = SilenceTimeouts {
+        gone: flags.replica_gone_after,
+        ..SilenceTimeouts::default()
+    };
     let controller = Controller::start(ControllerConfig {
         listen: flags.listen,
         admin: Some(flags.admin_addr),
@@ -241,10 +275,20 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
             external: flags.external_ca,
             key_file: flags.store_key_file,
             tls_roots: flags.tls_roots,
-            patience: RotationTimeouts { settle: flags.ca_rotation_settle, grace: flags.ca_retire_grace, ..RotationTimeouts::default() },
+            patience: RotationTimeouts {
+                settle: flags.ca_rotation_settle,
+                grace: flags.ca_retire_grace,
+                ..RotationTimeouts::default()
+            },
         },
-        jwks: JwksOptions { hosts: flags.jwks_hosts, refresh: flags.jwks_refresh },
-        limits: ControllerLimits { fleet, ..flags.limits.limits(files) },
+        jwks: JwksOptions {
+            hosts: flags.jwks_hosts,
+            refresh: flags.jwks_refresh,
+        },
+        limits: ControllerLimits {
+            fleet,
+            ..flags.limits.limits(files)
+        },
     })
     .await?;
     tracing::info!(address = %controller.address(), version = env!("CARGO_PKG_VERSION"), "serving");
@@ -261,22 +305,43 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
 mod tests {
     use super::*;
     use canal_controller_core::{
-        COMPILED_BYTES_MAX, COMPILED_RESOURCES_MAX, CONFIGURATION_BYTES_MAX, CONNECTIONS_MAX, ISSUED_MAX, QUEUED_CHANGE_BYTES_MAX,
-        QUEUED_CHANGES_MAX, ROUTE_TABLE_BYTES_MAX, UNAUTHENTICATED_MAX,
+        COMPILED_BYTES_MAX, COMPILED_RESOURCES_MAX, CONFIGURATION_BYTES_MAX, CONNECTIONS_MAX,
+        ISSUED_MAX, QUEUED_CHANGE_BYTES_MAX, QUEUED_CHANGES_MAX, ROUTE_TABLE_BYTES_MAX,
+        UNAUTHENTICATED_MAX,
     };
 
     fn flags(more: &[&str]) -> Result<Flags, clap::Error> {
-        let needed = ["canal-controller", "--data-dir", "d", "--principals", "p", "--infra-dir", "i"];
+        let needed = [
+            "canal-controller",
+            "--data-dir",
+            "d",
+            "--principals",
+            "p",
+            "--infra-dir",
+            "i",
+        ];
         Flags::try_parse_from(needed.iter().chain(more))
     }
 
     #[test]
     fn limits_without_flags_are_the_libraries_defaults() {
         let limits = flags(&[]).unwrap().limits.limits(u64::MAX);
-        assert_eq!((limits.connections, limits.unauthenticated, limits.issued), (CONNECTIONS_MAX, UNAUTHENTICATED_MAX, ISSUED_MAX));
-        assert_eq!((limits.queued_changes, limits.queued_change_bytes), (QUEUED_CHANGES_MAX, QUEUED_CHANGE_BYTES_MAX));
-        assert_eq!((limits.configuration_bytes, limits.compiled_bytes), (CONFIGURATION_BYTES_MAX, COMPILED_BYTES_MAX));
-        assert_eq!((limits.compiled_resources, limits.route_table_bytes), (COMPILED_RESOURCES_MAX, ROUTE_TABLE_BYTES_MAX));
+        assert_eq!(
+            (limits.connections, limits.unauthenticated, limits.issued),
+            (CONNECTIONS_MAX, UNAUTHENTICATED_MAX, ISSUED_MAX)
+        );
+        assert_eq!(
+            (limits.queued_changes, limits.queued_change_bytes),
+            (QUEUED_CHANGES_MAX, QUEUED_CHANGE_BYTES_MAX)
+        );
+        assert_eq!(
+            (limits.configuration_bytes, limits.compiled_bytes),
+            (CONFIGURATION_BYTES_MAX, COMPILED_BYTES_MAX)
+        );
+        assert_eq!(
+            (limits.compiled_resources, limits.route_table_bytes),
+            (COMPILED_RESOURCES_MAX, ROUTE_TABLE_BYTES_MAX)
+        );
     }
 
     #[test]
@@ -288,9 +353,23 @@ mod tests {
 
     #[test]
     fn a_share_flag_names_a_limit_and_a_share() {
-        let limits = flags(&["--share", "certificates=20%", "--share", "configurationBytes=1048576"]).unwrap().limits.limits(u64::MAX);
-        assert_eq!(limits.shares.get(ShareKind::Certificates), Share::Percent(20));
-        assert_eq!(limits.shares.get(ShareKind::ConfigurationBytes), Share::Amount(1 << 20));
+        let limits = flags(&[
+            "--share",
+            "certificates=20%",
+            "--share",
+            "configurationBytes=1048576",
+        ])
+        .unwrap()
+        .limits
+        .limits(u64::MAX);
+        assert_eq!(
+            limits.shares.get(ShareKind::Certificates),
+            Share::Percent(20)
+        );
+        assert_eq!(
+            limits.shares.get(ShareKind::ConfigurationBytes),
+            Share::Amount(1 << 20)
+        );
         for bad in ["certificates", "certificate=20%", "certificates=0"] {
             assert!(flags(&["--share", bad]).is_err(), "{bad}");
         }

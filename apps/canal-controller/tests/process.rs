@@ -34,9 +34,16 @@ impl ControllerFolders {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(dir.path().join("config/alpha")).unwrap();
-        std::fs::write(dir.path().join("config/alpha/mesh.yaml"), tenant("alpha", 1)).unwrap();
+        std::fs::write(
+            dir.path().join("config/alpha/mesh.yaml"),
+            tenant("alpha", 1),
+        )
+        .unwrap();
         fixture::write_principals(&dir.path().join("principals.yaml"), &PRINCIPALS);
-        Self { dir, listen: loopback::own_address() }
+        Self {
+            dir,
+            listen: loopback::own_address(),
+        }
     }
 
     fn args(&self) -> Vec<String> {
@@ -56,7 +63,11 @@ impl ControllerFolders {
     }
 
     fn start(&self) -> Running {
-        let child = Command::new(BINARY).args(self.args()).stderr(Stdio::piped()).spawn().unwrap();
+        let child = Command::new(BINARY)
+            .args(self.args())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         Running(child)
     }
 
@@ -67,8 +78,13 @@ impl ControllerFolders {
         loop {
             assert!(Instant::now() < until, "the controller does not serve");
             if let Ok(root) = std::fs::read_to_string(self.dir.path().join("infra/root.pem")) {
-                let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(root)).domain_name("canal-controller");
-                let endpoint = Endpoint::from_shared(format!("https://{}", self.listen)).unwrap().tls_config(tls).unwrap();
+                let tls = ClientTlsConfig::new()
+                    .ca_certificate(Certificate::from_pem(root))
+                    .domain_name("canal-controller");
+                let endpoint = Endpoint::from_shared(format!("https://{}", self.listen))
+                    .unwrap()
+                    .tls_config(tls)
+                    .unwrap();
                 if let Ok(channel) = endpoint.connect().await {
                     return (AdminClient::new(channel), begun.elapsed());
                 }
@@ -88,7 +104,12 @@ impl Running {
     }
     fn log(&mut self) -> String {
         let mut text = String::new();
-        self.0.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        self.0
+            .stderr
+            .take()
+            .unwrap()
+            .read_to_string(&mut text)
+            .unwrap();
         text
     }
 }
@@ -100,14 +121,37 @@ impl Drop for Running {
 }
 
 fn apply(yaml: String) -> tonic::Request<ApplyRequest> {
-    let files = vec![canal_wire::api::File { path: "f.yaml".into(), yaml }];
-    with_token(ApplyRequest { tenant: "alpha".into(), files, dry_run: false }, "root")
+    let files = vec![canal_wire::api::File {
+        path: "f.yaml".into(),
+        yaml,
+    }];
+    with_token(
+        ApplyRequest {
+            tenant: "alpha".into(),
+            files,
+            dry_run: false,
+        },
+        "root",
+    )
 }
 
 async fn applied(client: &mut AdminClient<Channel>) -> Vec<String> {
-    let request = GetRequest { tenant: "alpha".into(), kind: "svc".into(), ..GetRequest::default() };
-    let objects = client.get(with_token(request, "root")).await.unwrap().into_inner().objects;
-    objects.into_iter().filter(|o| o.origin == "api").map(|o| o.name).collect()
+    let request = GetRequest {
+        tenant: "alpha".into(),
+        kind: "svc".into(),
+        ..GetRequest::default()
+    };
+    let objects = client
+        .get(with_token(request, "root"))
+        .await
+        .unwrap()
+        .into_inner()
+        .objects;
+    objects
+        .into_iter()
+        .filter(|o| o.origin == "api")
+        .map(|o| o.name)
+        .collect()
 }
 
 #[tokio::test]
@@ -122,7 +166,12 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
         let found = applied(&mut client).await;
         let lost: Vec<&String> = acknowledged.iter().filter(|n| !found.contains(n)).collect();
         assert!(lost.is_empty(), "round {round} lost {lost:?}");
-        let now = client.status(with_token(StatusRequest {}, "root")).await.unwrap().into_inner().generation;
+        let now = client
+            .status(with_token(StatusRequest {}, "root"))
+            .await
+            .unwrap()
+            .into_inner()
+            .generation;
         assert!(now >= generation, "round {round}: {now} after {generation}");
         generation = now;
 
@@ -131,7 +180,12 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
             let mut acks = Vec::new();
             for i in 0.. {
                 let name = format!("r{round}-{i}");
-                match client.apply(apply(service(1, &name, 0).replace("10.91.0.0", &address(round, i)))).await {
+                match client
+                    .apply(apply(
+                        service(1, &name, 0).replace("10.91.0.0", &address(round, i)),
+                    ))
+                    .await
+                {
                     Ok(done) => {
                         let done = done.into_inner();
                         assert!(done.accepted, "{:?}", fixture::errors(&done.diagnostics));
@@ -148,20 +202,36 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
         running.0.kill().unwrap();
         running.0.wait().unwrap();
         for (name, g) in writer.await.unwrap() {
-            assert!(g > generation, "round {round}: generation {g} after {generation}");
+            assert!(
+                g > generation,
+                "round {round}: generation {g} after {generation}"
+            );
             generation = g;
             acknowledged.push(name);
         }
     }
-    assert!(acknowledged.len() > 16, "too little was written to prove anything: {}", acknowledged.len());
-    judge_time("quickest of eight starts of a controller after a kill", quickest, Duration::from_secs(1));
-    println!("{} applies over 8 kills, the quickest start {quickest:?}", acknowledged.len());
+    assert!(
+        acknowledged.len() > 16,
+        "too little was written to prove anything: {}",
+        acknowledged.len()
+    );
+    judge_time(
+        "quickest of eight starts of a controller after a kill",
+        quickest,
+        Duration::from_secs(1),
+    );
+    println!(
+        "{} applies over 8 kills, the quickest start {quickest:?}",
+        acknowledged.len()
+    );
 }
 
 /// Waits until a task has reported so many answers.
 async fn several(mut reports: mpsc::UnboundedReceiver<()>, answers: u64) {
     for _ in 0..answers {
-        let report = tokio::time::timeout(patience(), reports.recv()).await.expect("an answer in time");
+        let report = tokio::time::timeout(patience(), reports.recv())
+            .await
+            .expect("an answer in time");
         report.expect("the controller answers until it is killed");
     }
 }
@@ -171,7 +241,10 @@ type Roots = (String, Vec<String>);
 
 fn roots(answer: api::TrustResponse) -> Roots {
     let domain = answer.domains.into_iter().next().unwrap();
-    (domain.phase, domain.roots.into_iter().map(|r| r.fingerprint).collect())
+    (
+        domain.phase,
+        domain.roots.into_iter().map(|r| r.fingerprint).collect(),
+    )
 }
 
 /// Returns whether one step of a root rotation leads from `a` to `b`.
@@ -192,16 +265,31 @@ async fn a_kill_at_any_step_of_a_roots_replacement_takes_nothing_back() {
     for round in 0..8u64 {
         let mut running = place.start();
         let (mut client, _) = place.client().await;
-        let request = api::TrustRequest { tenant: "alpha".into(), certificates: false };
-        let now = roots(client.trust(with_token(request, "root")).await.unwrap().into_inner());
+        let request = api::TrustRequest {
+            tenant: "alpha".into(),
+            certificates: false,
+        };
+        let now = roots(
+            client
+                .trust(with_token(request, "root"))
+                .await
+                .unwrap()
+                .into_inner(),
+        );
         if let Some(last) = &last {
             // The step that was in progress at the kill may have been completed, but no other.
-            assert!(now == *last || is_next(last, &now), "round {round}: {now:?} after {last:?}");
+            assert!(
+                now == *last || is_next(last, &now),
+                "round {round}: {now:?} after {last:?}"
+            );
         }
         let (acknowledge, turned) = mpsc::unbounded_channel();
         let turner = tokio::spawn(async move {
             let mut seen = vec![now];
-            let request = || api::RotateRequest { tenant: "alpha".into(), force: true };
+            let request = || api::RotateRequest {
+                tenant: "alpha".into(),
+                force: true,
+            };
             while let Ok(done) = client.rotate_root(with_token(request(), "root")).await {
                 seen.push(roots(done.into_inner()));
                 let _ = acknowledge.send(());
@@ -229,8 +317,20 @@ async fn sigterm_ends_the_process_in_order() {
     let place = ControllerFolders::new();
     let running = place.start();
     let (mut client, _) = place.client().await;
-    assert!(client.apply(apply(route("r", "a", &[("b", 1)]))).await.unwrap().into_inner().accepted);
-    let generation = client.status(with_token(StatusRequest {}, "root")).await.unwrap().into_inner().generation;
+    assert!(
+        client
+            .apply(apply(route("r", "a", &[("b", 1)])))
+            .await
+            .unwrap()
+            .into_inner()
+            .accepted
+    );
+    let generation = client
+        .status(with_token(StatusRequest {}, "root"))
+        .await
+        .unwrap()
+        .into_inner()
+        .generation;
     let begun = Instant::now();
     running.terminate();
     // The client must be free to answer the GOAWAY in the meantime.
@@ -242,12 +342,25 @@ async fn sigterm_ends_the_process_in_order() {
     .await
     .unwrap();
     assert!(status.success(), "{status}");
-    judge_time("time until a controller has ended in order", begun.elapsed(), Duration::from_secs(2));
+    judge_time(
+        "time until a controller has ended in order",
+        begun.elapsed(),
+        Duration::from_secs(2),
+    );
     assert!(running.log().contains("stopped"));
     let _again = place.start();
     let (mut client, _) = place.client().await;
-    let now = client.status(with_token(StatusRequest {}, "root")).await.unwrap().into_inner().generation;
-    assert_eq!(now, generation + 1, "an orderly end leaves no gap in the generations");
+    let now = client
+        .status(with_token(StatusRequest {}, "root"))
+        .await
+        .unwrap()
+        .into_inner()
+        .generation;
+    assert_eq!(
+        now,
+        generation + 1,
+        "an orderly end leaves no gap in the generations"
+    );
 }
 
 fn refused(args: &[String]) -> Output {
@@ -269,19 +382,55 @@ fn wrong_flags_are_reported() {
     let file = file.display().to_string();
     let no_dir = place.dir.path().join("none").display().to_string();
     let cases = [
-        ("a port in use", with("--listen", &busy.local_addr().unwrap().to_string()), "--listen"),
-        ("a metrics port in use", with("--metrics-addr", &busy.local_addr().unwrap().to_string()), "--metrics-addr"),
-        ("a file as data folder", with("--data-dir", &file), "--data-dir"),
-        ("a file as infra folder", with("--infra-dir", &file), "--infra-dir"),
-        ("no configuration folder", with("--config-dir", &no_dir), "--config-dir"),
-        ("no principals", with("--principals", &no_dir), "--principals"),
-        ("principals that are none", with("--principals", &file), "principals"),
-        ("a store key that is none", [place.args(), vec!["--store-key-file".into(), file.clone()]].concat(), "--store-key-file"),
+        (
+            "a port in use",
+            with("--listen", &busy.local_addr().unwrap().to_string()),
+            "--listen",
+        ),
+        (
+            "a metrics port in use",
+            with("--metrics-addr", &busy.local_addr().unwrap().to_string()),
+            "--metrics-addr",
+        ),
+        (
+            "a file as data folder",
+            with("--data-dir", &file),
+            "--data-dir",
+        ),
+        (
+            "a file as infra folder",
+            with("--infra-dir", &file),
+            "--infra-dir",
+        ),
+        (
+            "no configuration folder",
+            with("--config-dir", &no_dir),
+            "--config-dir",
+        ),
+        (
+            "no principals",
+            with("--principals", &no_dir),
+            "--principals",
+        ),
+        (
+            "principals that are none",
+            with("--principals", &file),
+            "principals",
+        ),
+        (
+            "a store key that is none",
+            [place.args(), vec!["--store-key-file".into(), file.clone()]].concat(),
+            "--store-key-file",
+        ),
     ];
     for (what, args, part) in cases {
         let out = refused(&args);
         let text = String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.code() == Some(1) && text.contains(part), "{what}: {:?} {text}", out.status);
+        assert!(
+            out.status.code() == Some(1) && text.contains(part),
+            "{what}: {:?} {text}",
+            out.status
+        );
         assert!(!text.contains("panicked"), "{what}: {text}");
     }
     for (flag, value, part) in [
@@ -296,7 +445,11 @@ fn wrong_flags_are_reported() {
     ] {
         let out = refused(&[place.args(), vec![flag.into(), value.into()]].concat());
         let text = String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.code() == Some(2) && text.contains(part), "{flag} {value}: {:?} {text}", out.status);
+        assert!(
+            out.status.code() == Some(2) && text.contains(part),
+            "{flag} {value}: {:?} {text}",
+            out.status
+        );
     }
 }
 
@@ -306,27 +459,52 @@ async fn a_full_disk_refuses_applies_and_nothing_else() {
     let place = ControllerFolders::new();
     // The shell ignores SIGXFSZ and its child inherits that, so that the write fails instead of ending the process.
     let script = "trap '' XFSZ; ulimit -f 8000; exec \"$0\" \"$@\"";
-    let child = Command::new("sh").args(["-c", script, BINARY]).args(place.args()).stderr(Stdio::null()).spawn().unwrap();
+    let child = Command::new("sh")
+        .args(["-c", script, BINARY])
+        .args(place.args())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     let _running = Running(child);
     let (mut client, _) = place.client().await;
     let filler = "# nothing\n".repeat(60_000);
     let mut landed = 0;
     let refusal = loop {
         assert!(landed < 100, "the limit was never reached");
-        let yaml = service(1, &format!("s{landed}"), 1).replace("10.91.0.1", &address(0, landed)) + &filler;
+        let yaml = service(1, &format!("s{landed}"), 1).replace("10.91.0.1", &address(0, landed))
+            + &filler;
         match client.apply(apply(yaml)).await {
             Ok(done) => assert!(done.into_inner().accepted),
             Err(status) => break status,
         }
         landed += 1;
     };
-    assert!(refusal.code() == tonic::Code::Internal && refusal.message().contains("free some space"), "{refusal}");
-    assert_eq!(applied(&mut client).await.len() as u64, landed, "what was acknowledged is there, what was refused is not");
+    assert!(
+        refusal.code() == tonic::Code::Internal && refusal.message().contains("free some space"),
+        "{refusal}"
+    );
+    assert_eq!(
+        applied(&mut client).await.len() as u64,
+        landed,
+        "what was acknowledged is there, what was refused is not"
+    );
     let file = place.dir.path().join("config/alpha/more.yaml");
     write_whole(&file, &service(1, "from-a-file", 200));
     let until = Instant::now() + patience();
-    let request = || GetRequest { tenant: "alpha".into(), kind: "svc".into(), name: "from-a-file".into(), ..GetRequest::default() };
-    while client.get(with_token(request(), "root")).await.unwrap().into_inner().objects.is_empty() {
+    let request = || GetRequest {
+        tenant: "alpha".into(),
+        kind: "svc".into(),
+        name: "from-a-file".into(),
+        ..GetRequest::default()
+    };
+    while client
+        .get(with_token(request(), "root"))
+        .await
+        .unwrap()
+        .into_inner()
+        .objects
+        .is_empty()
+    {
         assert!(Instant::now() < until, "files no longer come into force");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

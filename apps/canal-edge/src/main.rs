@@ -92,9 +92,14 @@ struct Flags {
 }
 
 fn controller_address(given: &str) -> Result<String, String> {
-    let address = given.strip_prefix("https://").unwrap_or(given).trim_end_matches('/');
+    let address = given
+        .strip_prefix("https://")
+        .unwrap_or(given)
+        .trim_end_matches('/');
     match address.rsplit_once(':') {
-        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => Ok(address.to_string()),
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => {
+            Ok(address.to_string())
+        }
         _ => Err("write https://HOST:PORT".into()),
     }
 }
@@ -113,13 +118,17 @@ impl Flags {
                 .with_context(|| format!("the MTU of {} leaves less than 1280 bytes inside VXLAN; raise it, or set --mtu", self.device))?,
         };
         let cores = u16::try_from(sys::cores().len()).unwrap_or(u16::MAX);
-        let pin_dir = self.pin_dir.unwrap_or_else(|| canal_offload::default_tier_pin_dir("canal-edge", self.edge.as_str(), &self.data_dir));
+        let pin_dir = self.pin_dir.unwrap_or_else(|| {
+            canal_offload::default_tier_pin_dir("canal-edge", self.edge.as_str(), &self.data_dir)
+        });
         Ok(EdgeConfig {
             place: EdgeDeviceConfig {
                 device: self.device,
                 pin_dir,
                 address: self.anycast.unwrap_or(self.address),
-                tunnels: self.tunnels.unwrap_or(cores.saturating_mul(TUNNELS_PER_CORE)),
+                tunnels: self
+                    .tunnels
+                    .unwrap_or(cores.saturating_mul(TUNNELS_PER_CORE)),
                 aggregate: !self.no_aggregate,
                 mtu,
             },
@@ -150,8 +159,16 @@ fn main() -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     // For control work only: packets never leave the kernel, and probes have a thread of their own.
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("starting the runtime")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("starting the runtime")?;
     let clean = runtime.block_on(canal_edge_agent::run(config, level))?;
     runtime.shutdown_timeout(Duration::from_secs(1));
-    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::from(3) })
+    Ok(if clean {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(3)
+    })
 }

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use crate::fixture::{EdgeMachine, EdgeNetns, ReplicaPage};
 use crate::frames::{OuterHeaders, SYN, read, tcp};
-use canal_controller_core::{Controller, ControllerConfig, ControllerLimits, JwksOptions, TrustOptions};
+use canal_controller_core::{
+    Controller, ControllerConfig, ControllerLimits, JwksOptions, TrustOptions,
+};
 use canal_model::program::ResourceKind;
 use canal_offload::edge::{EdgeProgram as Loaded, EdgeProgramSettings};
 use canal_runtime::drain;
@@ -45,8 +47,14 @@ fn start(runtime: &Runtime, ns: &EdgeNetns, folder: &Path) -> (Controller, Socke
     fs::create_dir_all(at("config/alpha")).unwrap();
     fs::write(at("config/alpha/all.yaml"), CONFIG).unwrap();
     let mut principals = String::new();
-    for (token, kind) in [("edge-1", "kind: edge, name: edge-1, az: az1"), ("r1", "kind: gateway, name: r1, az: az1, backend: b1")] {
-        let hash: String = Sha256::digest(token).iter().map(|b| format!("{b:02x}")).collect();
+    for (token, kind) in [
+        ("edge-1", "kind: edge, name: edge-1, az: az1"),
+        ("r1", "kind: gateway, name: r1, az: az1, backend: b1"),
+    ] {
+        let hash: String = Sha256::digest(token)
+            .iter()
+            .map(|b| format!("{b:02x}"))
+            .collect();
         principals.push_str(&format!("- {{tokenSha256: {hash}, {kind}}}\n"));
     }
     fs::write(at("principals.yaml"), principals).unwrap();
@@ -74,8 +82,11 @@ fn start(runtime: &Runtime, ns: &EdgeNetns, folder: &Path) -> (Controller, Socke
 
 /// Registers like a gateway, and reports until `end`.
 fn live(folder: &Path, address: SocketAddr, end: &AtomicBool) {
-    let controller =
-        ControllerEndpoint { addresses: vec![address.to_string()], root: folder.join("root.pem"), token: folder.join("token-r1") };
+    let controller = ControllerEndpoint {
+        addresses: vec![address.to_string()],
+        root: folder.join("root.pem"),
+        token: folder.join("token-r1"),
+    };
     // A runtime with one thread, so that its sockets are in this thread's namespace.
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -87,7 +98,12 @@ fn live(folder: &Path, address: SocketAddr, end: &AtomicBool) {
             kinds: ResourceKind::ALL.to_vec(),
             snapshot: folder.join("r1-snapshot"),
         };
-        let south = Subscriber::start(settings, &Registry::new(), drain, Box::new(|_, _| Ok(Vec::new())));
+        let south = Subscriber::start(
+            settings,
+            &Registry::new(),
+            drain,
+            Box::new(|_, _| Ok(Vec::new())),
+        );
         let connection = controller.connect(0).await.unwrap();
         let mut fleet = FleetClient::new(connection.channel.clone());
         while !end.load(Relaxed) {
@@ -98,7 +114,10 @@ fn live(folder: &Path, address: SocketAddr, end: &AtomicBool) {
                 generation: south.status().generation,
                 ..ReplicaReportRequest::default()
             };
-            let _ = fleet.replica_report(connection.request(state)).await.unwrap();
+            let _ = fleet
+                .replica_report(connection.request(state))
+                .await
+                .unwrap();
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     });
@@ -106,7 +125,11 @@ fn live(folder: &Path, address: SocketAddr, end: &AtomicBool) {
 
 #[test]
 fn the_controllers_plan_reaches_the_maps_and_the_edges_findings_the_controller() {
-    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
     let mut real_controller = None;
     let m = EdgeMachine::beside(|ns, folder| {
         let (h, address) = start(&runtime, ns, folder);
@@ -123,24 +146,48 @@ fn the_controllers_plan_reaches_the_maps_and_the_edges_findings_the_controller()
         m.until("a plan in the maps", || {
             let dump = m.dump();
             let some = |what: &str| dump[what].as_array().is_some_and(|l| !l.is_empty());
-            some("tables") && some("addresses") && some("prefixes") && dump["replicas"][0]["up"] == true
+            some("tables")
+                && some("addresses")
+                && some("prefixes")
+                && dump["replicas"][0]["up"] == true
         });
         let dump = m.dump();
-        let gateway = dump["addresses"][0]["address"].as_str().unwrap().to_string();
-        let settings = EdgeProgramSettings { address: [250, 1, 0, 1].into(), tunnels: 1, aggregate: true, tunnel_port: 40_000, mtu: 1450 };
+        let gateway = dump["addresses"][0]["address"]
+            .as_str()
+            .unwrap()
+            .to_string();
+        let settings = EdgeProgramSettings {
+            address: [250, 1, 0, 1].into(),
+            tunnels: 1,
+            aggregate: true,
+            tunnel_port: 40_000,
+            mtu: 1450,
+        };
         let loaded = Loaded::load(&settings, Some(&m.pins())).unwrap();
         let service_port = format!("{gateway}:80");
         m.until("the replica is a head", || {
-            let frame = OuterHeaders::new("172.16.0.1", "250.1.0.1", 101).frame(&tcp("10.1.1.5:4711", &service_port, SYN, b""));
+            let frame = OuterHeaders::new("172.16.0.1", "250.1.0.1", 101).frame(&tcp(
+                "10.1.1.5:4711",
+                &service_port,
+                SYN,
+                b"",
+            ));
             let sent = loaded.test_run(&frame).unwrap();
-            sent.verdict == 7 && read(&sent.frame).starts_with("250.1.0.1 > 250.1.0.11 vni 0xca0a1 ")
+            sent.verdict == 7
+                && read(&sent.frame).starts_with("250.1.0.1 > 250.1.0.11 vni 0xca0a1 ")
         });
         assert_eq!(dump["omittedCount"], 0, "{dump}");
-        assert!(m.fetch("GET", 15020, "/metrics").1.contains("canal_edge_reports_total{result=\"ok\"}"));
+        assert!(
+            m.fetch("GET", 15020, "/metrics")
+                .1
+                .contains("canal_edge_reports_total{result=\"ok\"}")
+        );
 
         // The edge's probe results come back from the controller as its decision.
         page.close(&m.ns);
-        m.until("down at the controller", || m.dump()["replicas"][0]["controllerUp"] == false);
+        m.until("down at the controller", || {
+            m.dump()["replicas"][0]["controllerUp"] == false
+        });
         end.store(true, Relaxed);
     });
     assert_eq!(edge.terminate(), Some(0));

@@ -22,10 +22,15 @@ pub(crate) fn apply_update(
     engine.close_tenants(state.closed().keys().cloned().collect());
     match update.origin {
         UpdateSource::Snapshot => {
-            let all: Vec<_> = ResourceKind::ALL.iter().flat_map(|k| state.of(*k).cloned()).collect();
+            let all: Vec<_> = ResourceKind::ALL
+                .iter()
+                .flat_map(|k| state.of(*k).cloned())
+                .collect();
             engine.replace(&all, update.generation);
         }
-        UpdateSource::Controller => engine.apply(&update.upserts, &update.removals, update.generation),
+        UpdateSource::Controller => {
+            engine.apply(&update.upserts, &update.removals, update.generation)
+        }
     }
     // The redirector is updated after the engine, so that a session that a new table leads here finds its service.
     if let Some(replica) = replica {
@@ -64,7 +69,13 @@ mod tests {
             policy_paths: Default::default(),
         };
         let matching = |place: u32| HttpMatch {
-            precedence: Precedence { class: 0, specificity: [0; 5], created: 0, object: String::new(), place: [place, 0] },
+            precedence: Precedence {
+                class: 0,
+                specificity: [0; 5],
+                created: 0,
+                object: String::new(),
+                place: [place, 0],
+            },
             path: PathMatch::Regex(format!("/{place}/[ab]{{3000}}")),
             method: None,
             headers: vec![],
@@ -85,21 +96,41 @@ mod tests {
             matches: (0..22).map(matching).collect(),
             action: RouteAction::Split(vec![]),
         };
-        let services = (0..64).flat_map(|n| [Resource::Service(service(n)), Resource::Route(route(n))]);
-        std::iter::once(tenant_named("alpha")).chain(services.map(Arc::new)).collect()
+        let services =
+            (0..64).flat_map(|n| [Resource::Service(service(n)), Resource::Route(route(n))]);
+        std::iter::once(tenant_named("alpha"))
+            .chain(services.map(Arc::new))
+            .collect()
     }
 
     #[tokio::test]
     async fn revocations_are_in_force_before_one_tenants_large_tables() {
         let (registry, (_trigger, drain)) = (Registry::new(), drain::tree());
-        let around = EngineDependencies { registry: registry.clone(), drain, identities: None, certificates: None, log: None, dns: None };
-        let config = GatewayConfig { replica: "gw-1".into(), workers: 1, pin: false, ..GatewayConfig::default() };
+        let around = EngineDependencies {
+            registry: registry.clone(),
+            drain,
+            identities: None,
+            certificates: None,
+            log: None,
+            dns: None,
+        };
+        let config = GatewayConfig {
+            replica: "gw-1".into(),
+            workers: 1,
+            pin: false,
+            ..GatewayConfig::default()
+        };
         let engine = GatewayEngine::start(config, around).unwrap();
         let (trust, ca) = (TrustStore::new(&registry), TestCa::new("beta"));
         let mut all = large();
         let apply = |all: &[Arc<Resource>], upserts: Vec<Arc<Resource>>, generation: u64| {
             let generation = Generation(generation);
-            let update = Update { origin: UpdateSource::Controller, generation, upserts, removals: vec![] };
+            let update = Update {
+                origin: UpdateSource::Controller,
+                generation,
+                upserts,
+                removals: vec![],
+            };
             let state = ResourceState::of_resources(all.to_vec(), generation);
             assert!(apply_update(&trust, &engine, None, &update, &state).is_empty());
         };
@@ -116,8 +147,20 @@ mod tests {
             assert_ne!(seen.current().generation(), before);
         }
         let taken = started.elapsed();
-        assert_eq!(engine.dump(None)["tenants_building"], serde_json::json!(["alpha"]), "alpha's tables are still being built");
-        canal_timing::judge_time("time until a first state with large tables is taken", first, Duration::from_secs(1));
-        canal_timing::judge_time("time until a revocation is in force behind large tables", taken, Duration::from_secs(1));
+        assert_eq!(
+            engine.dump(None)["tenants_building"],
+            serde_json::json!(["alpha"]),
+            "alpha's tables are still being built"
+        );
+        canal_timing::judge_time(
+            "time until a first state with large tables is taken",
+            first,
+            Duration::from_secs(1),
+        );
+        canal_timing::judge_time(
+            "time until a revocation is in force behind large tables",
+            taken,
+            Duration::from_secs(1),
+        );
     }
 }

@@ -4,7 +4,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use canal_gateway_engine::{CloudTierConfig, ForwardedHeaders, GatewayConfig, GatewayLimits, PlainListener};
+use canal_gateway_engine::{
+    CloudTierConfig, ForwardedHeaders, GatewayConfig, GatewayLimits, PlainListener,
+};
 use canal_keyserver_client::ServerAddress;
 use canal_model::ids::{AzName, BackendName, ReplicaName};
 use canal_net::sys::{SourceAddresses, cores};
@@ -107,7 +109,12 @@ pub struct GatewayFlags {
     keep_forwarded_proto: bool,
     /// Be a replica of this backend of the cloud tier: sessions come from edges through the redirector, which this process attaches to
     /// --device. Without it the gateway serves on its own addresses, as in the Gateway objects.
-    #[arg(long, requires = "underlay", requires = "controllers", help_heading = "Cloud tier")]
+    #[arg(
+        long,
+        requires = "underlay",
+        requires = "controllers",
+        help_heading = "Cloud tier"
+    )]
     backend: Option<BackendName>,
     /// This replica's underlay address, from 250.0.0.0/8; endpoints are dialed from it.
     #[arg(long, requires = "backend", help_heading = "Cloud tier")]
@@ -142,9 +149,14 @@ pub struct GatewayFlags {
 const BUFFER_BYTES_MIN: u64 = 64 << 10;
 
 fn controller_address(given: &str) -> Result<String, String> {
-    let address = given.strip_prefix("https://").unwrap_or(given).trim_end_matches('/');
+    let address = given
+        .strip_prefix("https://")
+        .unwrap_or(given)
+        .trim_end_matches('/');
     match address.rsplit_once(':') {
-        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => Ok(address.to_string()),
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => {
+            Ok(address.to_string())
+        }
         _ => Err("write https://HOST:PORT".into()),
     }
 }
@@ -164,8 +176,13 @@ impl GatewayFlags {
             underlay,
             device: self.device.clone(),
             sysfs: self.sysfs.clone(),
-            pin_dir: self.pin_dir.clone().unwrap_or_else(|| default_pin_dir(self.replica.as_str(), &self.data_dir)),
-            tunnels: self.tunnels.unwrap_or_else(|| u16::try_from(10 * cores().len()).unwrap_or(most).min(most)),
+            pin_dir: self
+                .pin_dir
+                .clone()
+                .unwrap_or_else(|| default_pin_dir(self.replica.as_str(), &self.data_dir)),
+            tunnels: self
+                .tunnels
+                .unwrap_or_else(|| u16::try_from(10 * cores().len()).unwrap_or(most).min(most)),
             mtu: self.tier_mtu,
             dns: self.dns_addr,
             grace: Duration::from_millis(self.drain_grace_ms),
@@ -175,7 +192,10 @@ impl GatewayFlags {
     /// Returns the settings that the flags define.
     pub(crate) fn config(self) -> GatewayProcessConfig {
         let tier = self.tier();
-        let sources = |t: &TierConfig| SourceAddresses { v4: Some(t.underlay), v6: Some(replica_address6(t.underlay)) };
+        let sources = |t: &TierConfig| SourceAddresses {
+            v4: Some(t.underlay),
+            v6: Some(replica_address6(t.underlay)),
+        };
         let feed = match (self.snapshot, self.root_ca, self.token_file) {
             (Some(file), ..) => ProgramSource::Snapshot(file),
             (None, root, token) => ProgramSource::Controller(ControllerEndpoint {
@@ -190,7 +210,11 @@ impl GatewayFlags {
             Some(p) => Some(LogSink::File(p)),
         };
         // Without a controller there are no certificates for HBONE.
-        let hbone = if matches!(feed, ProgramSource::Controller(_)) { vec![self.hbone_addr] } else { Vec::new() };
+        let hbone = if matches!(feed, ProgramSource::Controller(_)) {
+            vec![self.hbone_addr]
+        } else {
+            Vec::new()
+        };
         let limits = GatewayLimits {
             connections: self.max_connections,
             tenant_connections: self.max_tenant_connections,
@@ -207,8 +231,14 @@ impl GatewayFlags {
                 pin: !self.no_pin,
                 hbone,
                 plain: self.plain,
-                tier: tier.as_ref().map(|t| CloudTierConfig { plain: self.plain_addr, sources: sources(t) }),
-                forwarded: ForwardedHeaders { client_cert: self.forward_client_cert, keeps_proto: self.keep_forwarded_proto },
+                tier: tier.as_ref().map(|t| CloudTierConfig {
+                    plain: self.plain_addr,
+                    sources: sources(t),
+                }),
+                forwarded: ForwardedHeaders {
+                    client_cert: self.forward_client_cert,
+                    keeps_proto: self.keep_forwarded_proto,
+                },
                 limits,
                 ..GatewayConfig::default()
             },

@@ -25,8 +25,16 @@ pub fn run(flags: GatewayFlags) -> anyhow::Result<ExitCode> {
     let level = logging::start(&flags.log).context("--log")?;
     let config = flags.config();
     // For control work only; traffic runs on the workers' own threads.
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("starting the runtime")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("starting the runtime")?;
     let clean = runtime.block_on(process::run(config, level))?;
     runtime.shutdown_timeout(Duration::from_secs(1));
-    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::from(3) })
+    Ok(if clean {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(3)
+    })
 }

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use anyhow::Context;
-use canal_gateway_engine::{EngineDependencies, Filter, GatewayConfig, GatewayEngine, GatewayLimits, ServiceCertificateFn};
+use canal_gateway_engine::{
+    EngineDependencies, Filter, GatewayConfig, GatewayEngine, GatewayLimits, ServiceCertificateFn,
+};
 use canal_identity::ClientIdentityFactory;
 use canal_identity::certs::{CertificateConfig, CertificateSource, CertificateStatus, VALIDITY};
 use canal_keyserver_client::{ANSWER_TIMEOUT, KeyClient, KeyClientConfig, ServerAddress};
@@ -17,7 +19,9 @@ use canal_model::ids::{AzName, Generation, ReplicaName, TenantName};
 use canal_model::principal::Principal;
 use canal_model::program::{Resource, ResourceKind};
 use canal_runtime::admin::{self, AdminAddresses, AdminRoutes};
-use canal_runtime::drain::{self, DrainObserver, DrainPhase, DrainTrigger, DrainWatcher, PreDrain, TerminationSignals};
+use canal_runtime::drain::{
+    self, DrainObserver, DrainPhase, DrainTrigger, DrainWatcher, PreDrain, TerminationSignals,
+};
 use canal_runtime::logging::LogLevelHandle;
 use canal_runtime::metrics::{MetricFamily, Registry};
 use canal_southbound_client::controller_client::ControllerEndpoint;
@@ -70,10 +74,14 @@ struct GatewayDump {
 }
 
 /// Runs the gateway until SIGTERM, SIGINT or `/quitquitquit`, and drains. Returns `false` if work was aborted at the deadline.
-pub(crate) async fn run(mut config: GatewayProcessConfig, level: LogLevelHandle) -> anyhow::Result<bool> {
+pub(crate) async fn run(
+    mut config: GatewayProcessConfig,
+    level: LogLevelHandle,
+) -> anyhow::Result<bool> {
     let signals = TerminationSignals::catch().context("catching signals")?;
     fit_to_files(&mut config.engine.limits);
-    std::fs::create_dir_all(&config.data_dir).with_context(|| format!("making {} (--data-dir)", config.data_dir.display()))?;
+    std::fs::create_dir_all(&config.data_dir)
+        .with_context(|| format!("making {} (--data-dir)", config.data_dir.display()))?;
     // Two drain trees: traffic drains while admin, southbound and certificates still work. The latter end with the process.
     let (process, whole) = drain::tree();
     let process = Arc::new(process);
@@ -84,8 +92,15 @@ pub(crate) async fn run(mut config: GatewayProcessConfig, level: LogLevelHandle)
     if let Some(replica) = &process_state.replica_of_tier {
         let watched = process_state.clone();
         // The redirector steers no session to this replica before it is ready.
-        tokio::spawn(tier::open_when_ready(replica.agent.clone(), move || watched.ready(), process_state.traffic.clone()));
-        tokio::spawn(tier::follow_soft_drain(replica.agent.clone(), Arc::downgrade(&process_state.engine)));
+        tokio::spawn(tier::open_when_ready(
+            replica.agent.clone(),
+            move || watched.ready(),
+            process_state.traffic.clone(),
+        ));
+        tokio::spawn(tier::follow_soft_drain(
+            replica.agent.clone(),
+            Arc::downgrade(&process_state.engine),
+        ));
     }
     let clean = drained(&config, &process_state, signals, trigger).await;
     tracing::info!(clean, "drained");
@@ -102,7 +117,10 @@ pub(crate) async fn run(mut config: GatewayProcessConfig, level: LogLevelHandle)
 
 /// Raises the limit of open files to what the connections may need. If the system allows fewer, the limit of connections is lowered.
 fn fit_to_files(limits: &mut GatewayLimits) {
-    let (wanted, files) = (limits.files(), canal_runtime::raise_file_limit(limits.files()));
+    let (wanted, files) = (
+        limits.files(),
+        canal_runtime::raise_file_limit(limits.files()),
+    );
     let configured = std::mem::replace(limits, limits.clone().within(files)).connections;
     if limits.connections < configured {
         let taken = limits.connections;
@@ -118,7 +136,12 @@ fn fit_to_files(limits: &mut GatewayLimits) {
 
 /// Waits for the end. A replica of the tier first announces the drain to the controller and serves on for the grace time, because new
 /// sessions still arrive until the buckets have moved.
-async fn drained(config: &GatewayProcessConfig, process_state: &GatewayDump, signals: TerminationSignals, trigger: DrainTrigger) -> bool {
+async fn drained(
+    config: &GatewayProcessConfig,
+    process_state: &GatewayDump,
+    signals: TerminationSignals,
+    trigger: DrainTrigger,
+) -> bool {
     let (Some(tier), Some(replica)) = (&config.tier, &process_state.replica_of_tier) else {
         return drain::on_signals(signals, trigger, config.drain_limit, GRACE).await;
     };
@@ -129,31 +152,55 @@ async fn drained(config: &GatewayProcessConfig, process_state: &GatewayDump, sig
     };
     // An operator's drain order does not end the process: it can be revoked, and streams continue as long as they need. Only a signal or
     // `/quitquitquit` ends it.
-    let notice = PreDrain { order: std::future::pending(), give, wait: tier.grace };
+    let notice = PreDrain {
+        order: std::future::pending(),
+        give,
+        wait: tier.grace,
+    };
     drain::on_signals_after(signals, trigger, notice, config.drain_limit, GRACE).await
 }
 
-fn begin(config: &GatewayProcessConfig, whole: &DrainWatcher, traffic: DrainWatcher) -> anyhow::Result<GatewayDump> {
+fn begin(
+    config: &GatewayProcessConfig,
+    whole: &DrainWatcher,
+    traffic: DrainWatcher,
+) -> anyhow::Result<GatewayDump> {
     let registry = Registry::new();
     let build = MetricFamily::new("istio_build", "What runs here.", &["component", "tag"]);
-    registry.gauges(build).shared(&["canal-gateway", env!("CARGO_PKG_VERSION")]).set(1);
+    registry
+        .gauges(build)
+        .shared(&["canal-gateway", env!("CARGO_PKG_VERSION")])
+        .set(1);
     let log = match &config.access_log {
-        Some(sink) => Some(AccessLog::start(sink.clone(), &registry).context("starting the access log (--access-log)")?),
+        Some(sink) => Some(
+            AccessLog::start(sink.clone(), &registry)
+                .context("starting the access log (--access-log)")?,
+        ),
         None => None,
     };
     let logs = log.as_ref().map(AccessLog::tails);
     let certificates = match &config.feed {
-        ProgramSource::Controller(controller) => Some(certificates(config, controller, &registry, whole)?),
+        ProgramSource::Controller(controller) => {
+            Some(certificates(config, controller, &registry, whole)?)
+        }
         ProgramSource::Snapshot(_) => None,
     };
     let trust = TrustStore::new(&registry);
-    let keyring = certificates.as_ref().map(|source| keyring(config, source, &trust, &registry));
+    let keyring = certificates
+        .as_ref()
+        .map(|source| keyring(config, source, &trust, &registry));
     // An observer, because the drain waits for every watcher to be dropped.
     let watcher = traffic.watcher();
     // The engine hands DNS connections to this server, so the server starts first.
-    let names = config.tier.as_ref().map(|tier| tier::names(tier, &registry, whole, watcher.clone())).transpose()?;
+    let names = config
+        .tier
+        .as_ref()
+        .map(|tier| tier::names(tier, &registry, whole, watcher.clone()))
+        .transpose()?;
     let services = certificates.clone().map(|source| -> ServiceCertificateFn {
-        Arc::new(move |gateway, service, algorithm| source.service_credential(gateway, service, algorithm))
+        Arc::new(move |gateway, service, algorithm| {
+            source.service_credential(gateway, service, algorithm)
+        })
     });
     let around = EngineDependencies {
         registry: registry.clone(),
@@ -168,18 +215,38 @@ fn begin(config: &GatewayProcessConfig, whole: &DrainWatcher, traffic: DrainWatc
         ProgramSource::Controller(controller) => {
             let engine = Arc::new(GatewayEngine::start(settings, around)?);
             let replica = match (&config.tier, names) {
-                (Some(tier), Some(names)) => {
-                    Some(Arc::new(tier::start(tier, controller, &config.data_dir, &engine, names, &registry, whole)?))
-                }
+                (Some(tier), Some(names)) => Some(Arc::new(tier::start(
+                    tier,
+                    controller,
+                    &config.data_dir,
+                    &engine,
+                    names,
+                    &registry,
+                    whole,
+                )?)),
                 _ => None,
             };
             // The subscriber starts last, because its first update needs the engine and the replica.
-            let subscriber = subscribe(config, controller, &engine, replica.clone(), trust, &registry, whole);
+            let subscriber = subscribe(
+                config,
+                controller,
+                &engine,
+                replica.clone(),
+                trust,
+                &registry,
+                whole,
+            );
             (engine, Some(subscriber), replica)
         }
         ProgramSource::Snapshot(file) => {
             let (state, generation) = load(file)?;
-            (Arc::new(GatewayEngine::start_with(settings, around, &state, generation)?), None, None)
+            (
+                Arc::new(GatewayEngine::start_with(
+                    settings, around, &state, generation,
+                )?),
+                None,
+                None,
+            )
         }
     };
     Ok(GatewayDump {
@@ -197,7 +264,9 @@ fn begin(config: &GatewayProcessConfig, whole: &DrainWatcher, traffic: DrainWatc
 
 /// Serves operators' requests that arrive through the controller.
 fn serve_observers(process_state: &Arc<GatewayDump>, whole: &DrainWatcher) {
-    let Some(subscriber) = &process_state.subscriber else { return };
+    let Some(subscriber) = &process_state.subscriber else {
+        return;
+    };
     let (for_dump, tap) = (process_state.clone(), process_state.engine.tap());
     let sources = ObserveSources {
         dump: Box::new(move |tenant| for_dump.dump(tenant)),
@@ -205,7 +274,11 @@ fn serve_observers(process_state: &Arc<GatewayDump>, whole: &DrainWatcher) {
         logs: process_state.logs.clone(),
         registry: process_state.registry.clone(),
     };
-    tokio::spawn(observe::serve(subscriber.connections(), sources, whole.watcher()));
+    tokio::spawn(observe::serve(
+        subscriber.connections(),
+        sources,
+        whole.watcher(),
+    ));
 }
 
 fn certificates(
@@ -214,8 +287,13 @@ fn certificates(
     registry: &Registry,
     drain: &DrainWatcher,
 ) -> anyhow::Result<CertificateSource> {
-    let settings = CertificateConfig { controller: controller.clone(), folder: config.data_dir.join("certs"), validity: VALIDITY };
-    CertificateSource::start(settings, registry, drain.clone()).context("starting the certificate source")
+    let settings = CertificateConfig {
+        controller: controller.clone(),
+        folder: config.data_dir.join("certs"),
+        validity: VALIDITY,
+    };
+    CertificateSource::start(settings, registry, drain.clone())
+        .context("starting the certificate source")
 }
 
 /// Creates the gateway's client identities toward its tenants. Each tenant's policy decides where their keys are.
@@ -225,19 +303,39 @@ fn keyring(
     trust: &TrustStore,
     registry: &Registry,
 ) -> ClientIdentityFactory {
-    let me = Principal::Gateway { name: config.name.clone(), az: config.az.clone() };
+    let me = Principal::Gateway {
+        name: config.name.clone(),
+        az: config.az.clone(),
+    };
     // A key client starts even without key servers of the provider, because tenants may have their own.
     let requester = component_identity(&me).map(|me| {
-        let settings = KeyClientConfig { az: config.az.clone(), servers: config.key_servers.clone(), me, trip: ANSWER_TIMEOUT };
-        KeyClient::start(settings.clone(), certificates.credential_in_memory(&settings.me), trust, registry)
+        let settings = KeyClientConfig {
+            az: config.az.clone(),
+            servers: config.key_servers.clone(),
+            me,
+            trip: ANSWER_TIMEOUT,
+        };
+        KeyClient::start(
+            settings.clone(),
+            certificates.credential_in_memory(&settings.me),
+            trust,
+            registry,
+        )
     });
     ClientIdentityFactory::new(certificates.clone(), requester, trust.clone())
 }
 
 /// Reads a compiled snapshot, completely or not at all.
 fn load(file: &Path) -> anyhow::Result<(Vec<Arc<Resource>>, Generation)> {
-    let state = state_file::read(file, &ResourceKind::ALL).with_context(|| format!("{} (--snapshot)", file.display()))?;
-    Ok((ResourceKind::ALL.iter().flat_map(|k| state.of(*k).cloned()).collect(), state.generation()))
+    let state = state_file::read(file, &ResourceKind::ALL)
+        .with_context(|| format!("{} (--snapshot)", file.display()))?;
+    Ok((
+        ResourceKind::ALL
+            .iter()
+            .flat_map(|k| state.of(*k).cloned())
+            .collect(),
+        state.generation(),
+    ))
 }
 
 fn subscribe(
@@ -257,7 +355,15 @@ fn subscribe(
         snapshot: config.data_dir.join("snapshot"),
     };
     let engine = engine.clone();
-    let apply = move |update: &Update, state: &ResourceState| Ok(apply::apply_update(&trust, &engine, replica.as_deref(), update, state));
+    let apply = move |update: &Update, state: &ResourceState| {
+        Ok(apply::apply_update(
+            &trust,
+            &engine,
+            replica.as_deref(),
+            update,
+            state,
+        ))
+    };
     Subscriber::start(settings, registry, drain.clone(), Box::new(apply))
 }
 
@@ -287,7 +393,11 @@ impl GatewayDump {
         // Stuck workers are checked first, also during a drain: sessions that reach a stuck worker are lost.
         worker_stuck(&self.engine.stuck_workers(), self.engine.workers().count())?;
         let Some(replica) = &self.replica_of_tier else {
-            return if self.traffic.phase() == DrainPhase::Running { self.complete() } else { Err("draining".into()) };
+            return if self.traffic.phase() == DrainPhase::Running {
+                self.complete()
+            } else {
+                Err("draining".into())
+            };
         };
         // A replica of the tier stays up from its first readiness to its end. While it drains it keeps its sessions, and the bucket tables
         // lead new ones to other replicas. A missing certificate of one tenant must not remove the replica for the other tenants.
@@ -302,12 +412,19 @@ impl GatewayDump {
     /// Returns whether the process has everything that it needs to serve.
     fn complete(&self) -> Result<(), String> {
         if self.subscriber.as_ref().is_some_and(|s| !s.ready()) {
-            return Err("no southbound state yet, neither from the controller nor from a snapshot".into());
+            return Err(
+                "no southbound state yet, neither from the controller nor from a snapshot".into(),
+            );
         }
         // Certificates that only some services or key servers need must not delay all others.
-        let beside = |c: &CertificateStatus| c.identity.contains(COMPONENTS) || c.identity.contains(" for ");
+        let beside =
+            |c: &CertificateStatus| c.identity.contains(COMPONENTS) || c.identity.contains(" for ");
         let lacking = |c: &&CertificateStatus| c.not_after.is_none() && !beside(c);
-        match self.certificates.as_ref().and_then(|s| s.status().iter().find(lacking).map(|c| c.identity.clone())) {
+        match self
+            .certificates
+            .as_ref()
+            .and_then(|s| s.status().iter().find(lacking).map(|c| c.identity.clone()))
+        {
             Some(identity) => Err(format!("no certificate for {identity} yet")),
             None => Ok(()),
         }
@@ -319,8 +436,14 @@ fn worker_stuck(stuck: &[usize], workers: usize) -> Result<(), String> {
     if stuck.is_empty() {
         return Ok(());
     }
-    let stuck = stuck.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
-    Err(format!("worker_stuck: of {workers} workers these stand still: {stuck}; fix: restart the process if it stays so"))
+    let stuck = stuck
+        .iter()
+        .map(usize::to_string)
+        .collect::<Vec<_>>()
+        .join(", ");
+    Err(format!(
+        "worker_stuck: of {workers} workers these stand still: {stuck}; fix: restart the process if it stays so"
+    ))
 }
 
 /// Serves admin on localhost and on a unix socket, metrics and readiness on the configured addresses. Each has its own port, as in Istio.
@@ -331,7 +454,11 @@ fn serve_operators(
     process: &Arc<DrainTrigger>,
     drain: &DrainWatcher,
 ) -> anyhow::Result<()> {
-    let (for_dump, for_ready, tap) = (process_state.clone(), process_state.clone(), process_state.engine.tap());
+    let (for_dump, for_ready, tap) = (
+        process_state.clone(),
+        process_state.clone(),
+        process_state.engine.tap(),
+    );
     let admin = AdminRoutes::new()
         .config_dump(move || for_dump.dump(None))
         .metrics(process_state.registry.clone())
@@ -340,14 +467,31 @@ fn serve_operators(
         .version(env!("CARGO_PKG_VERSION"))
         .socket_route(http::Method::GET, "/tap", move |request| {
             let wanted = |name| admin::query(&request, name);
-            let filter = Filter { tenant: wanted("tenant"), service: wanted("service"), path: wanted("path"), status: wanted("status") };
+            let filter = Filter {
+                tenant: wanted("tenant"),
+                service: wanted("service"),
+                path: wanted("path"),
+                status: wanted("status"),
+            };
             std::future::ready(match tap.listen(filter) {
                 Some(lines) => admin::stream("application/x-ndjson", lines),
-                None => admin::text(http::StatusCode::SERVICE_UNAVAILABLE, "too many listeners; close one\n"),
+                None => admin::text(
+                    http::StatusCode::SERVICE_UNAVAILABLE,
+                    "too many listeners; close one\n",
+                ),
             })
         });
     let readiness = AdminRoutes::new().ready(move || for_ready.ready());
-    let addresses =
-        AdminAddresses { admin: config.admin, metrics: config.metrics, readiness: config.readiness, data_dir: config.data_dir.clone() };
-    Ok(admin::serve_all(&addresses, (admin, readiness), &process_state.registry, drain)?)
+    let addresses = AdminAddresses {
+        admin: config.admin,
+        metrics: config.metrics,
+        readiness: config.readiness,
+        data_dir: config.data_dir.clone(),
+    };
+    Ok(admin::serve_all(
+        &addresses,
+        (admin, readiness),
+        &process_state.registry,
+        drain,
+    )?)
 }

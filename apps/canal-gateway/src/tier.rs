@@ -43,7 +43,12 @@ pub(crate) struct ReplicaTasks {
 }
 
 /// Starts the DNS server, which the engine needs at its start.
-pub(crate) fn names(config: &TierConfig, registry: &Registry, drain: &DrainWatcher, traffic: DrainObserver) -> anyhow::Result<DnsServer> {
+pub(crate) fn names(
+    config: &TierConfig,
+    registry: &Registry,
+    drain: &DrainWatcher,
+    traffic: DrainObserver,
+) -> anyhow::Result<DnsServer> {
     DnsServer::start(config.dns, config.az.clone(), registry, drain, traffic).context("--dns-addr")
 }
 
@@ -65,7 +70,11 @@ pub(crate) fn start(
 ) -> anyhow::Result<ReplicaTasks> {
     // The redirector steers sessions to the engine's own listening sockets.
     let listeners = engine.take_doors();
-    let sockets = GatewaySockets { hbone: listeners.hbone, plain: listeners.plain, dns: Some(dns.socket_fd().context("the DNS socket")?) };
+    let sockets = GatewaySockets {
+        hbone: listeners.hbone,
+        plain: listeners.plain,
+        dns: Some(dns.socket_fd().context("the DNS socket")?),
+    };
     let orders = data_dir.join("orders.json");
     let attach = AttachMode {
         device: config.device.clone(),
@@ -75,7 +84,8 @@ pub(crate) fn start(
         mtu: config.mtu,
         tunnels: config.tunnels,
     };
-    let programs = TierPrograms::attach(&attach, &orders, sockets).context("the redirector (--device, --pin-dir)")?;
+    let programs = TierPrograms::attach(&attach, &orders, sockets)
+        .context("the redirector (--device, --pin-dir)")?;
     let counted = engine.clone();
     let settings = ReplicaConfig {
         az: config.az.clone(),
@@ -86,9 +96,15 @@ pub(crate) fn start(
         orders,
         sockets: canal_redirector_agent::session_scan::SessionScanner::kernel(),
     };
-    let agent = RedirectorAgent::start(settings, Box::new(programs), Box::new(move || counted.sessions()), registry, drain)
-        .map_err(anyhow::Error::msg)
-        .context("reading the redirector's maps")?;
+    let agent = RedirectorAgent::start(
+        settings,
+        Box::new(programs),
+        Box::new(move || counted.sessions()),
+        registry,
+        drain,
+    )
+    .map_err(anyhow::Error::msg)
+    .context("reading the redirector's maps")?;
     // A weak reference, because the agent must not keep the engine alive.
     let rebalanced = Arc::downgrade(engine);
     agent.rebalance_with(Box::new(move |service, change| {
@@ -104,13 +120,20 @@ impl ReplicaTasks {
     pub(crate) fn apply(&self, update: &Update, state: &ResourceState) -> Vec<RefusedResource> {
         self.dns.apply(update, state);
         let omitted = self.agent.apply(update, state);
-        omitted.iter().map(|(kind, name, why)| RefusedResource::for_want_of_room(*kind, name, why)).collect()
+        omitted
+            .iter()
+            .map(|(kind, name, why)| RefusedResource::for_want_of_room(*kind, name, why))
+            .collect()
     }
 }
 
 /// Starts socket steering once `ready` succeeds. Until then the redirector passes new sessions on to other replicas. If a drain begins
 /// earlier, steering is never started.
-pub(crate) async fn open_when_ready(agent: RedirectorAgent, ready: impl Fn() -> Result<(), String>, drain: DrainObserver) {
+pub(crate) async fn open_when_ready(
+    agent: RedirectorAgent,
+    ready: impl Fn() -> Result<(), String>,
+    drain: DrainObserver,
+) {
     let waiting = async {
         while ready().is_err() {
             tokio::time::sleep(READY_PAUSE).await;
@@ -131,7 +154,9 @@ pub(crate) async fn follow_soft_drain(agent: RedirectorAgent, engine: Weak<Gatew
     let mut drain_requests = agent.soft_drain();
     loop {
         let parts = *drain_requests.borrow_and_update();
-        let Some(engine) = engine.upgrade() else { return };
+        let Some(engine) = engine.upgrade() else {
+            return;
+        };
         engine.set_soft_drain(parts);
         drop(engine);
         tracing::info!(parts, "soft drain changed");

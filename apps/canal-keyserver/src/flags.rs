@@ -88,9 +88,14 @@ pub(crate) struct Flags {
 }
 
 fn controller_address(given: &str) -> Result<String, String> {
-    let address = given.strip_prefix("https://").unwrap_or(given).trim_end_matches('/');
+    let address = given
+        .strip_prefix("https://")
+        .unwrap_or(given)
+        .trim_end_matches('/');
     match address.rsplit_once(':') {
-        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => Ok(address.to_string()),
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => {
+            Ok(address.to_string())
+        }
         _ => Err("write https://HOST:PORT".into()),
     }
 }
@@ -98,12 +103,23 @@ fn controller_address(given: &str) -> Result<String, String> {
 impl Flags {
     /// Returns the settings that the flags define.
     pub(crate) fn config(self) -> KeyServerProcessConfig {
-        let workers = if self.workers == 0 { sys::cores().len() } else { self.workers };
+        let workers = if self.workers == 0 {
+            sys::cores().len()
+        } else {
+            self.workers
+        };
         KeyServerProcessConfig {
             name: self.name.to_string(),
             engine: KeyServerConfig {
-                principal: Principal::KeyServer { name: self.name, az: self.az, tenant: self.tenant },
-                lanes: OperationPoolConfig { workers, linger: Duration::from_millis(self.rsa_open_ms) },
+                principal: Principal::KeyServer {
+                    name: self.name,
+                    az: self.az,
+                    tenant: self.tenant,
+                },
+                lanes: OperationPoolConfig {
+                    workers,
+                    linger: Duration::from_millis(self.rsa_open_ms),
+                },
                 shares: QuotaShares {
                     requester: self.max_requester_requests,
                     tenant: self.max_tenant_requests,
@@ -111,7 +127,11 @@ impl Flags {
                 },
                 tls_dir: self.tls_dir,
             },
-            controller: ControllerEndpoint { addresses: self.controllers, root: self.root_ca, token: self.token_file },
+            controller: ControllerEndpoint {
+                addresses: self.controllers,
+                root: self.root_ca,
+                token: self.token_file,
+            },
             data_dir: self.data_dir,
             listen: self.listen,
             admin: self.admin_addr,
@@ -126,12 +146,27 @@ impl Flags {
 mod tests {
     use super::*;
 
-    const REST: [&str; 10] =
-        ["--az", "az1", "--controller", "https://127.0.0.1:15012", "--root-ca", "r", "--token-file", "t", "--data-dir", "d"];
+    const REST: [&str; 10] = [
+        "--az",
+        "az1",
+        "--controller",
+        "https://127.0.0.1:15012",
+        "--root-ca",
+        "r",
+        "--token-file",
+        "t",
+        "--data-dir",
+        "d",
+    ];
 
     fn parsed(more: &[&str]) -> Result<KeyServerProcessConfig, String> {
-        let all = ["canal-keyserver", "--name", "ks-1"].iter().chain(&REST).chain(more);
-        Flags::try_parse_from(all).map(Flags::config).map_err(|e| e.to_string())
+        let all = ["canal-keyserver", "--name", "ks-1"]
+            .iter()
+            .chain(&REST)
+            .chain(more);
+        Flags::try_parse_from(all)
+            .map(Flags::config)
+            .map_err(|e| e.to_string())
     }
 
     #[test]
@@ -140,9 +175,22 @@ mod tests {
         assert_eq!(config.engine.principal.to_string(), "keyserver ks-1");
         assert_eq!(config.listen.port(), canal_wire::keyrpc::PORT);
         assert_eq!(config.controller.addresses, ["127.0.0.1:15012"]);
-        let config = parsed(&["--tenant", "alpha", "--tls-dir", "/x", "--workers", "3", "--rsa-open-ms", "0"]).unwrap();
+        let config = parsed(&[
+            "--tenant",
+            "alpha",
+            "--tls-dir",
+            "/x",
+            "--workers",
+            "3",
+            "--rsa-open-ms",
+            "0",
+        ])
+        .unwrap();
         assert_eq!(config.engine.principal.to_string(), "keyserver alpha/ks-1");
-        assert_eq!((config.engine.lanes.workers, config.engine.lanes.linger), (3, Duration::ZERO));
+        assert_eq!(
+            (config.engine.lanes.workers, config.engine.lanes.linger),
+            (3, Duration::ZERO)
+        );
         for (bad, text) in [
             (&["--tls-dir", "/x"][..], "--tenant"),
             (&["--rsa-open-ms", "1001"], "1001"),

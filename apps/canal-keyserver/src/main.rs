@@ -20,15 +20,24 @@ fn main() -> anyhow::Result<ExitCode> {
     let level = logging::start(&flags.log).context("--log")?;
     match memory_protection::confine() {
         Ok(()) => {}
-        Err(error) if flags.allow_unlocked => tracing::error!(%error, "keys may be swapped to disk (--allow-unlocked)"),
+        Err(error) if flags.allow_unlocked => {
+            tracing::error!(%error, "keys may be swapped to disk (--allow-unlocked)")
+        }
         Err(error) => return Err(error).context("protecting the memory that keys are in"),
     }
     canal_runtime::raise_file_limit(0);
     // The runtime serves channels and control work; cryptography has its own threads.
     let threads = sys::cores().len().clamp(1, 4);
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build().context("starting the runtime")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .enable_all()
+        .build()
+        .context("starting the runtime")?;
     let clean = runtime.block_on(process::run(flags.config(), level))?;
     runtime.shutdown_timeout(Duration::from_secs(1));
-    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::from(3) })
+    Ok(if clean {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(3)
+    })
 }

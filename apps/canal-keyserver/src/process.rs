@@ -13,7 +13,9 @@ use canal_keyserver_engine::{KeyServerConfig, KeyServerEngine, hardware};
 use canal_model::ids::TenantName;
 use canal_net::sys::{self, ListenOptions};
 use canal_runtime::admin::{self, AdminAddresses, AdminRoutes};
-use canal_runtime::drain::{self, DrainObserver, DrainPhase, DrainTrigger, DrainWatcher, TerminationSignals};
+use canal_runtime::drain::{
+    self, DrainObserver, DrainPhase, DrainTrigger, DrainWatcher, TerminationSignals,
+};
 use canal_runtime::logging::LogLevelHandle;
 use canal_runtime::metrics::Registry;
 use canal_southbound_client::controller_client::ControllerEndpoint;
@@ -47,25 +49,45 @@ struct KeyServerDump {
 }
 
 /// Runs the key server until SIGTERM, SIGINT or `/quitquitquit`, and drains. Returns `false` if work was aborted at the deadline.
-pub(crate) async fn run(config: KeyServerProcessConfig, level: LogLevelHandle) -> anyhow::Result<bool> {
+pub(crate) async fn run(
+    config: KeyServerProcessConfig,
+    level: LogLevelHandle,
+) -> anyhow::Result<bool> {
     let signals = TerminationSignals::catch().context("catching signals")?;
-    std::fs::create_dir_all(&config.data_dir).with_context(|| format!("making {} (--data-dir)", config.data_dir.display()))?;
+    std::fs::create_dir_all(&config.data_dir)
+        .with_context(|| format!("making {} (--data-dir)", config.data_dir.display()))?;
     // Two drain trees: requests drain while admin, southbound and certificates still work. The latter end with the process.
     let (process, whole) = drain::tree();
     let process = Arc::new(process);
     let (trigger, requests) = whole.branch();
     let registry = Registry::new();
     let issuer = Arc::new(CertificateClient::new(config.controller.clone(), VALIDITY));
-    let engine = KeyServerEngine::start(config.engine.clone(), issuer, &registry, whole.watcher()).context("starting the key server")?;
+    let engine = KeyServerEngine::start(config.engine.clone(), issuer, &registry, whole.watcher())
+        .context("starting the key server")?;
     let subscriber = subscribe(&config, &engine, &registry, &whole);
-    let listener = sys::listen(None, config.listen, &ListenOptions::default()).context("--listen")?;
-    let process_state =
-        Arc::new(KeyServerDump { name: config.name.clone(), engine: engine.clone(), subscriber, registry, requests: requests.watcher() });
+    let listener =
+        sys::listen(None, config.listen, &ListenOptions::default()).context("--listen")?;
+    let process_state = Arc::new(KeyServerDump {
+        name: config.name.clone(),
+        engine: engine.clone(),
+        subscriber,
+        registry,
+        requests: requests.watcher(),
+    });
     serve_operators(&config, &process_state, level, &process, &whole)?;
     let for_dump = process_state.clone();
     let dump = Box::new(move |_: Option<&TenantName>| for_dump.dump());
-    let sources = ObserveSources { dump, tap: None, logs: None, registry: process_state.registry.clone() };
-    tokio::spawn(observe::serve(process_state.subscriber.connections(), sources, whole.watcher()));
+    let sources = ObserveSources {
+        dump,
+        tap: None,
+        logs: None,
+        registry: process_state.registry.clone(),
+    };
+    tokio::spawn(observe::serve(
+        process_state.subscriber.connections(),
+        sources,
+        whole.watcher(),
+    ));
     tracing::info!(address = %config.listen, version = env!("CARGO_PKG_VERSION"), "serving");
     tokio::spawn(async move { engine.serve(listener, requests).await });
     let clean = drain::on_signals(signals, trigger, config.drain_limit, GRACE).await;
@@ -76,12 +98,25 @@ pub(crate) async fn run(config: KeyServerProcessConfig, level: LogLevelHandle) -
 
 /// Returns the version, and the hardware features in use. `canal status` shows it.
 fn version() -> String {
-    let used: Vec<_> = hardware::features().iter().filter(|f| f.used).map(|f| f.name).collect();
+    let used: Vec<_> = hardware::features()
+        .iter()
+        .filter(|f| f.used)
+        .map(|f| f.name)
+        .collect();
     let version = env!("CARGO_PKG_VERSION");
-    if used.is_empty() { version.into() } else { format!("{version}+{}", used.join(".")) }
+    if used.is_empty() {
+        version.into()
+    } else {
+        format!("{version}+{}", used.join("."))
+    }
 }
 
-fn subscribe(config: &KeyServerProcessConfig, engine: &KeyServerEngine, registry: &Registry, drain: &DrainWatcher) -> Subscriber {
+fn subscribe(
+    config: &KeyServerProcessConfig,
+    engine: &KeyServerEngine,
+    registry: &Registry,
+    drain: &DrainWatcher,
+) -> Subscriber {
     let settings = SubscriberConfig {
         controller: config.controller.clone(),
         node: format!("keyserver~{}", config.name),
@@ -109,7 +144,9 @@ impl KeyServerDump {
             return Err("draining".into());
         }
         if !self.subscriber.ready() {
-            return Err("no southbound state yet, neither from the controller nor from a snapshot".into());
+            return Err(
+                "no southbound state yet, neither from the controller nor from a snapshot".into(),
+            );
         }
         self.engine.ready()
     }
@@ -131,7 +168,16 @@ fn serve_operators(
         .quit(process.clone(), config.drain_limit)
         .version(env!("CARGO_PKG_VERSION"));
     let readiness = AdminRoutes::new().ready(move || for_ready.ready());
-    let addresses =
-        AdminAddresses { admin: config.admin, metrics: config.metrics, readiness: config.readiness, data_dir: config.data_dir.clone() };
-    Ok(admin::serve_all(&addresses, (admin, readiness), &process_state.registry, drain)?)
+    let addresses = AdminAddresses {
+        admin: config.admin,
+        metrics: config.metrics,
+        readiness: config.readiness,
+        data_dir: config.data_dir.clone(),
+    };
+    Ok(admin::serve_all(
+        &addresses,
+        (admin, readiness),
+        &process_state.registry,
+        drain,
+    )?)
 }

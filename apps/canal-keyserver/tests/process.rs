@@ -32,11 +32,31 @@ struct KeyServerProcess {
 
 impl KeyServerProcess {
     fn start(folder: &Path, controller: &str) -> Self {
-        let (keys, admin, metrics, readiness) = (own_address(), own_address(), own_address(), own_address());
+        let (keys, admin, metrics, readiness) =
+            (own_address(), own_address(), own_address(), own_address());
         let child = Command::new(env!("CARGO_BIN_EXE_canal-keyserver"))
-            .args(["--name", "ks-1", "--az", "az1", "--workers", "1", "--controller", &format!("https://{controller}")])
-            .args(["--listen", &keys.to_string(), "--admin-addr", &admin.to_string()])
-            .args(["--metrics-addr", &metrics.to_string(), "--readiness-addr", &readiness.to_string()])
+            .args([
+                "--name",
+                "ks-1",
+                "--az",
+                "az1",
+                "--workers",
+                "1",
+                "--controller",
+                &format!("https://{controller}"),
+            ])
+            .args([
+                "--listen",
+                &keys.to_string(),
+                "--admin-addr",
+                &admin.to_string(),
+            ])
+            .args([
+                "--metrics-addr",
+                &metrics.to_string(),
+                "--readiness-addr",
+                &readiness.to_string(),
+            ])
             .arg("--root-ca")
             .arg(folder.join("root.pem"))
             .arg("--token-file")
@@ -46,13 +66,25 @@ impl KeyServerProcess {
             .stderr(Stdio::inherit())
             .spawn()
             .unwrap();
-        Self { child, keys, admin, readiness }
+        Self {
+            child,
+            keys,
+            admin,
+            readiness,
+        }
     }
 
     async fn ready(&self) {
         let end = Instant::now() + deadline(SOON);
-        while fetch(self.readiness, "/healthz/ready").await.is_none_or(|(status, _)| status != 200) {
-            assert!(Instant::now() < end, "not ready: {:?}", fetch(self.readiness, "/healthz/ready").await);
+        while fetch(self.readiness, "/healthz/ready")
+            .await
+            .is_none_or(|(status, _)| status != 200)
+        {
+            assert!(
+                Instant::now() < end,
+                "not ready: {:?}",
+                fetch(self.readiness, "/healthz/ready").await
+            );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -89,8 +121,15 @@ async fn fetch(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     exchange(tokio::net::TcpStream::connect(address).await.ok()?, path).await
 }
 
-async fn exchange(mut io: impl AsyncReadExt + AsyncWriteExt + Unpin, path: &str) -> Option<(u16, String)> {
-    io.write_all(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").as_bytes()).await.ok()?;
+async fn exchange(
+    mut io: impl AsyncReadExt + AsyncWriteExt + Unpin,
+    path: &str,
+) -> Option<(u16, String)> {
+    io.write_all(
+        format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").as_bytes(),
+    )
+    .await
+    .ok()?;
     let mut all = String::new();
     io.read_to_string(&mut all).await.ok()?;
     let (head, body) = all.split_once("\r\n\r\n")?;
@@ -98,35 +137,63 @@ async fn exchange(mut io: impl AsyncReadExt + AsyncWriteExt + Unpin, path: &str)
 }
 
 /// Issues certificates: for components by `infra`, for alpha by `alpha`. Returns the requests.
-fn issue(controller: &FakeController, infra: Arc<TestCa>, alpha: Arc<TestCa>) -> Arc<Mutex<Vec<String>>> {
+fn issue(
+    controller: &FakeController,
+    infra: Arc<TestCa>,
+    alpha: Arc<TestCa>,
+) -> Arc<Mutex<Vec<String>>> {
     let requested = Arc::new(Mutex::new(Vec::new()));
     let remembered = requested.clone();
     controller.issue(move |request| {
         remembered.lock().unwrap().push(request.csr.clone());
         let fields = request.metadata.unwrap_or_default().fields;
         let named = format!("{:?}", fields.get("ImpersonatedIdentity"));
-        let ca = if named.contains("components.canal") { &infra } else { &alpha };
-        Ok(IstioCertificateResponse { cert_chain: vec![ca.sign_request(&request.csr, |_| {}), ca.root_pem()] })
+        let ca = if named.contains("components.canal") {
+            &infra
+        } else {
+            &alpha
+        };
+        Ok(IstioCertificateResponse {
+            cert_chain: vec![ca.sign_request(&request.csr, |_| {}), ca.root_pem()],
+        })
     });
     requested
 }
 
 async fn send(stream: &FakeStream, all: &[Arc<Resource>]) {
-    let names: Vec<_> = all.iter().filter(|r| r.kind().is_security()).map(|r| (r.kind(), r.name())).collect();
+    let names: Vec<_> = all
+        .iter()
+        .filter(|r| r.kind().is_security())
+        .map(|r| (r.kind(), r.name()))
+        .collect();
     let sealed = names.iter().map(|(kind, name)| (*kind, name.as_str(), "1"));
-    let manifest = Arc::new(Resource::Manifest(canal_wire::southbound::manifest::compute(&"alpha".parse().unwrap(), sealed)));
+    let manifest = Arc::new(Resource::Manifest(
+        canal_wire::southbound::manifest::compute(&"alpha".parse().unwrap(), sealed),
+    ));
     let all: Vec<Arc<Resource>> = all.iter().cloned().chain([manifest]).collect();
-    for kind in [ResourceKind::Tenant, ResourceKind::Bundle, ResourceKind::Entitlement, ResourceKind::Manifest] {
+    for kind in [
+        ResourceKind::Tenant,
+        ResourceKind::Bundle,
+        ResourceKind::Entitlement,
+        ResourceKind::Manifest,
+    ] {
         let envelope = |r: &Arc<Resource>| Envelope {
             name: r.name(),
             version: "1".into(),
-            resource: Some(prost_types::Any { type_url: kind.type_url().into(), value: encode(r) }),
+            resource: Some(prost_types::Any {
+                type_url: kind.type_url().into(),
+                value: encode(r),
+            }),
         };
         stream
             .say(DeltaDiscoveryResponse {
                 system_version_info: "1".into(),
                 type_url: kind.type_url().into(),
-                resources: all.iter().filter(|r| r.kind() == kind).map(envelope).collect(),
+                resources: all
+                    .iter()
+                    .filter(|r| r.kind() == kind)
+                    .map(envelope)
+                    .collect(),
                 removed_resources: vec![],
                 nonce: format!("{kind:?}"),
                 control_plane: None,
@@ -137,48 +204,94 @@ async fn send(stream: &FakeStream, all: &[Arc<Resource>]) {
 
 async fn signature(channel: &Channel) -> ServerReply {
     let key = KeyName::Identity(identity(WEB));
-    channel.start_call(&KeyRequest::Sign { key, shown: None, scheme: 0x0403, deadline_ms: 0, input: &verify_input() }).next().await
+    channel
+        .start_call(&KeyRequest::Sign {
+            key,
+            shown: None,
+            scheme: 0x0403,
+            deadline_ms: 0,
+            input: &verify_input(),
+        })
+        .next()
+        .await
 }
 
 /// Checks that neither core dumps nor swap can contain the process's memory.
 fn is_confined(process: &KeyServerProcess) {
     let limits = process.proc("limits");
-    let core = limits.lines().find(|l| l.starts_with("Max core file size")).unwrap().split_whitespace().collect::<Vec<_>>();
+    let core = limits
+        .lines()
+        .find(|l| l.starts_with("Max core file size"))
+        .unwrap()
+        .split_whitespace()
+        .collect::<Vec<_>>();
     assert_eq!(&core[4..6], ["0", "0"], "{limits}");
     assert_eq!(process.proc("coredump_filter").trim(), "00000000");
     let status = process.proc("status");
-    let locked = status.lines().find_map(|l| l.strip_prefix("VmLck:")).unwrap().trim().trim_end_matches(" kB").parse::<u64>().unwrap();
-    let size = status.lines().find_map(|l| l.strip_prefix("VmSize:")).unwrap().trim().trim_end_matches(" kB").parse::<u64>().unwrap();
+    let locked = status
+        .lines()
+        .find_map(|l| l.strip_prefix("VmLck:"))
+        .unwrap()
+        .trim()
+        .trim_end_matches(" kB")
+        .parse::<u64>()
+        .unwrap();
+    let size = status
+        .lines()
+        .find_map(|l| l.strip_prefix("VmSize:"))
+        .unwrap()
+        .trim()
+        .trim_end_matches(" kB")
+        .parse::<u64>()
+        .unwrap();
     // The guard pages of stacks, and areas that the kernel itself maps, are not locked.
     assert!(locked > size / 2, "{locked} of {size} kB are locked");
 }
 
 /// Checks the files of a folder for keys. PKCS#8 of ECDSA begins with a version and the algorithm.
 fn no_key_is_in(folder: &Path) {
-    let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).filter(|p| p.is_file()).collect();
+    let files: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .filter(|p| p.is_file())
+        .collect();
     for file in files {
         let bytes = std::fs::read(&file).unwrap();
         let holds = |needle: &[u8]| bytes.windows(needle.len()).any(|w| w == needle);
-        assert!(!holds(b"PRIVATE KEY") && !holds(&[0x02, 0x01, 0x00, 0x30, 0x13, 0x06, 0x07, 0x2a]), "{}", file.display());
+        assert!(
+            !holds(b"PRIVATE KEY") && !holds(&[0x02, 0x01, 0x00, 0x30, 0x13, 0x06, 0x07, 0x2a]),
+            "{}",
+            file.display()
+        );
     }
 }
 
 /// Returns the number of private keys as PKCS#8 (P-256, without parameters) in the writable memory of a process.
 fn private_keys(pid: u32) -> usize {
     const BEGIN: [u8; 36] = [
-        0x30, 0x81, 0x87, 0x02, 0x01, 0x00, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86, 0x48,
-        0xce, 0x3d, 0x03, 0x01, 0x07, 0x04, 0x6d, 0x30, 0x6b, 0x02, 0x01, 0x01, 0x04, 0x20,
+        0x30, 0x81, 0x87, 0x02, 0x01, 0x00, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d,
+        0x02, 0x01, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x04, 0x6d, 0x30,
+        0x6b, 0x02, 0x01, 0x01, 0x04, 0x20,
     ];
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let memory = std::fs::File::open(format!("/proc/{pid}/mem")).unwrap();
     let (mut count, mut pages) = (0, 0);
-    for line in maps.lines().filter(|l| l.split(' ').nth(1).is_some_and(|p| p.starts_with("rw"))) {
+    for line in maps
+        .lines()
+        .filter(|l| l.split(' ').nth(1).is_some_and(|p| p.starts_with("rw")))
+    {
         let (from, to) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
-        let (from, to) = (u64::from_str_radix(from, 16).unwrap(), u64::from_str_radix(to, 16).unwrap());
+        let (from, to) = (
+            u64::from_str_radix(from, 16).unwrap(),
+            u64::from_str_radix(to, 16).unwrap(),
+        );
         let mut area = vec![0; usize::try_from(to - from).unwrap()];
         if std::os::unix::fs::FileExt::read_exact_at(&memory, &mut area, from).is_ok() {
             pages += area.len() / 4096;
-            count += area.windows(BEGIN.len()).filter(|w| w[0] == 0x30 && *w == BEGIN).count();
+            count += area
+                .windows(BEGIN.len())
+                .filter(|w| w[0] == 0x30 && *w == BEGIN)
+                .count();
         }
     }
     assert!(pages > 100, "only {pages} pages could be read");
@@ -189,7 +302,10 @@ fn private_keys(pid: u32) -> usize {
 async fn a_key_server_lives_and_ends() {
     let folder = tempfile::tempdir().unwrap();
     let mut controller = FakeController::start().await;
-    let (infra, alpha) = (Arc::new(TestCa::new("infra")), Arc::new(TestCa::new("alpha")));
+    let (infra, alpha) = (
+        Arc::new(TestCa::new("infra")),
+        Arc::new(TestCa::new("alpha")),
+    );
     let requested = issue(&controller, infra.clone(), alpha.clone());
     let reached = controller.reached_through(folder.path(), controller.address);
     let expected = [
@@ -205,24 +321,49 @@ async fn a_key_server_lives_and_ends() {
 
     is_confined(&process);
     let channel = Channel::connect(process.keys, &infra, NODE).await.unwrap();
-    assert!(matches!(signature(&channel).await, ServerReply::Signature(_)));
-    let foreign = Channel::connect(process.keys, &infra, BETA_NODE).await.unwrap();
-    assert!(matches!(signature(&foreign).await, ServerReply::Refused(KeyRefusal::NotEntitled, _)));
+    assert!(matches!(
+        signature(&channel).await,
+        ServerReply::Signature(_)
+    ));
+    let foreign = Channel::connect(process.keys, &infra, BETA_NODE)
+        .await
+        .unwrap();
+    assert!(matches!(
+        signature(&foreign).await,
+        ServerReply::Refused(KeyRefusal::NotEntitled, _)
+    ));
     assert_eq!(fetch(process.admin, "/config_dump").await.unwrap().0, 403);
-    let socket = tokio::net::UnixStream::connect(folder.path().join("data/admin.sock")).await.unwrap();
+    let socket = tokio::net::UnixStream::connect(folder.path().join("data/admin.sock"))
+        .await
+        .unwrap();
     let (_, dump) = exchange(socket, "/config_dump").await.unwrap();
-    assert!(dump.contains("avx512_ifma") && dump.contains(WEB) && !dump.contains("PRIVATE"), "{dump}");
+    assert!(
+        dump.contains("avx512_ifma") && dump.contains(WEB) && !dump.contains("PRIVATE"),
+        "{dump}"
+    );
     let (_, metrics) = fetch(process.admin, "/metrics").await.unwrap();
-    assert!(metrics.contains("canal_key_operations_total{kind=\"sign\",algorithm=\"ecdsa\",tenant=\"alpha\"} 1"), "{metrics}");
+    assert!(
+        metrics.contains(
+            "canal_key_operations_total{kind=\"sign\",algorithm=\"ecdsa\",tenant=\"alpha\"} 1"
+        ),
+        "{metrics}"
+    );
 
     no_key_is_in(&folder.path().join("data"));
     // Between operations the memory contains no PKCS#8 of P-256, which is the form in which keys are sealed and opened.
     assert_eq!(private_keys(process.child.id()), 0);
 
     // Work in flight ends first, then the process.
-    let peers = Peers::new(&alpha, &alpha.issue_with(&identity(PEER), |_| {}), "alpha.example", &[WEB]);
+    let peers = Peers::new(
+        &alpha,
+        &alpha.issue_with(&identity(PEER), |_| {}),
+        "alpha.example",
+        &[WEB],
+    );
     let mut call = channel.begin(WEB, HandshakeRole::Client, &[PEER], 0);
-    let ServerReply::Send(hello) = call.next().await else { panic!("no ClientHello") };
+    let ServerReply::Send(hello) = call.next().await else {
+        panic!("no ClientHello")
+    };
     process.signal(Signal::TERM);
     let mut refused = ServerReply::Pong;
     while !matches!(refused, ServerReply::Refused(KeyRefusal::Draining, _)) {
@@ -230,7 +371,12 @@ async fn a_key_server_lives_and_ends() {
     }
     let mut server = peers.server();
     hear(&mut server, &hello);
-    channel.send_request(call.id, &KeyRequest::More { bytes: &flight(&mut server) });
+    channel.send_request(
+        call.id,
+        &KeyRequest::More {
+            bytes: &flight(&mut server),
+        },
+    );
     assert!(matches!(call.next().await, ServerReply::Done { .. }));
     assert_eq!(process.ended().await.code(), Some(0));
 
@@ -239,35 +385,76 @@ async fn a_key_server_lives_and_ends() {
     let mut process = KeyServerProcess::start(folder.path(), &reached.addresses[0]);
     process.ready().await;
     let channel = Channel::connect(process.keys, &infra, NODE).await.unwrap();
-    assert!(matches!(signature(&channel).await, ServerReply::Signature(_)));
+    assert!(matches!(
+        signature(&channel).await,
+        ServerReply::Signature(_)
+    ));
     let after = requested.lock().unwrap().clone();
-    assert!(after.len() >= before.len() + 2 && after[before.len()..].iter().all(|csr| !before.contains(csr)));
+    assert!(
+        after.len() >= before.len() + 2
+            && after[before.len()..]
+                .iter()
+                .all(|csr| !before.contains(csr))
+    );
     // A second signal ends the process at once, even with a handshake in flight.
     let _call = channel.begin(WEB, HandshakeRole::Client, &[PEER], 0);
     assert!(channel.lives().await);
     process.signal(Signal::TERM);
     // Two signals at once would be one.
-    while !matches!(signature(&channel).await, ServerReply::Refused(KeyRefusal::Draining, _)) {}
+    while !matches!(
+        signature(&channel).await,
+        ServerReply::Refused(KeyRefusal::Draining, _)
+    ) {}
     process.signal(Signal::TERM);
     assert_eq!(process.ended().await.code(), Some(0));
 }
 
 #[test]
 fn mistakes_are_reported_before_anything_starts() {
-    let out = Command::new(env!("CARGO_BIN_EXE_canal-keyserver")).arg("--help").output().unwrap();
+    let out = Command::new(env!("CARGO_BIN_EXE_canal-keyserver"))
+        .arg("--help")
+        .output()
+        .unwrap();
     let help = String::from_utf8_lossy(&out.stdout);
     assert!(
-        out.status.success() && ["--tls-dir", "--rsa-open-ms", "--allow-unlocked", "Examples:"].iter().all(|f| help.contains(f)),
+        out.status.success()
+            && [
+                "--tls-dir",
+                "--rsa-open-ms",
+                "--allow-unlocked",
+                "Examples:"
+            ]
+            .iter()
+            .all(|f| help.contains(f)),
         "{help}"
     );
-    let rest = ["--az", "az1", "--controller", "https://127.0.0.1:1", "--root-ca", "r", "--token-file", "t", "--data-dir", "/proc/none"];
+    let rest = [
+        "--az",
+        "az1",
+        "--controller",
+        "https://127.0.0.1:1",
+        "--root-ca",
+        "r",
+        "--token-file",
+        "t",
+        "--data-dir",
+        "/proc/none",
+    ];
     for (more, code, text) in [
         (&["--name", "A_b"][..], 2, "name"),
         (&["--name", "ks-1", "--tls-dir", "x"], 2, "--tenant"),
         (&["--name", "ks-1"], 1, "--data-dir"),
     ] {
-        let out = Command::new(env!("CARGO_BIN_EXE_canal-keyserver")).args(rest).args(more).output().unwrap();
+        let out = Command::new(env!("CARGO_BIN_EXE_canal-keyserver"))
+            .args(rest)
+            .args(more)
+            .output()
+            .unwrap();
         let expected = String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.code() == Some(code) && expected.contains(text), "{more:?}: {:?} {expected}", out.status);
+        assert!(
+            out.status.code() == Some(code) && expected.contains(text),
+            "{more:?}: {:?} {expected}",
+            out.status
+        );
     }
 }

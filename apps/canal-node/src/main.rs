@@ -118,9 +118,14 @@ enum Captures {
 }
 
 fn controller_address(given: &str) -> Result<String, String> {
-    let address = given.strip_prefix("https://").unwrap_or(given).trim_end_matches('/');
+    let address = given
+        .strip_prefix("https://")
+        .unwrap_or(given)
+        .trim_end_matches('/');
     match address.rsplit_once(':') {
-        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => Ok(address.to_string()),
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => {
+            Ok(address.to_string())
+        }
         _ => Err("write https://HOST:PORT".into()),
     }
 }
@@ -131,7 +136,11 @@ impl Flags {
             node: self.node,
             az: self.az,
             cluster: self.cluster,
-            controller: ControllerEndpoint { addresses: self.controllers, root: self.root_ca, token: self.token_file },
+            controller: ControllerEndpoint {
+                addresses: self.controllers,
+                root: self.root_ca,
+                token: self.token_file,
+            },
             key_servers: self.key_servers,
             data_dir: self.data_dir,
             pods_dir: self.pods_dir,
@@ -149,7 +158,11 @@ impl Flags {
             trusts_node: !self.no_node_probes,
             interface_bindings: self.interface_bindings,
             drain_limit: Duration::from_secs(self.drain_seconds),
-            limits: PodLimits { outbound: self.max_outbound, inbound: self.max_inbound, hbone: self.max_hbone },
+            limits: PodLimits {
+                outbound: self.max_outbound,
+                inbound: self.max_inbound,
+                hbone: self.max_hbone,
+            },
             buffer_bytes: self.max_buffer_bytes,
         }
     }
@@ -166,10 +179,18 @@ fn main() -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     // For control work only; traffic runs on the workers' own threads.
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("starting the runtime")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("starting the runtime")?;
     let clean = runtime.block_on(canal_node_proxy::run(config, level))?;
     runtime.shutdown_timeout(Duration::from_secs(1));
-    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::from(3) })
+    Ok(if clean {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(3)
+    })
 }
 
 #[cfg(test)]
@@ -179,15 +200,33 @@ mod tests {
     fn flags(more: &[&str]) -> Result<Flags, clap::Error> {
         let required = [
             ["canal-node", "--node=n1", "--az=az1"].as_slice(),
-            &["--controller=https://c:1", "--root-ca=ca", "--token-file=token", "--data-dir=data", "--pods-dir=pods"],
+            &[
+                "--controller=https://c:1",
+                "--root-ca=ca",
+                "--token-file=token",
+                "--data-dir=data",
+                "--pods-dir=pods",
+            ],
         ];
         Flags::try_parse_from(required.concat().into_iter().chain(more.iter().copied()))
     }
 
     #[test]
     fn the_budget_of_held_bytes_is_the_operators_to_set() {
-        assert_eq!(flags(&[]).unwrap().config().buffer_bytes, config::BUFFER_BYTES);
-        assert_eq!(flags(&["--max-buffer-bytes=1048576"]).unwrap().config().buffer_bytes, 1 << 20);
-        assert!(flags(&["--max-buffer-bytes=65535"]).is_err(), "no stream could hold its window");
+        assert_eq!(
+            flags(&[]).unwrap().config().buffer_bytes,
+            config::BUFFER_BYTES
+        );
+        assert_eq!(
+            flags(&["--max-buffer-bytes=1048576"])
+                .unwrap()
+                .config()
+                .buffer_bytes,
+            1 << 20
+        );
+        assert!(
+            flags(&["--max-buffer-bytes=65535"]).is_err(),
+            "no stream could hold its window"
+        );
     }
 }

@@ -92,13 +92,23 @@ impl NodeMachine {
         }
         fs::write(at("config/alpha/mesh.yaml"), CONFIG).unwrap();
         let mut principals = String::new();
-        for (token, kind) in [("n1", "kind: node, name: n1, tenant: alpha, az: az1"), ("g1", "kind: gateway, name: g1, az: az1")] {
-            let hash: String = Sha256::digest(token).iter().map(|b| format!("{b:02x}")).collect();
+        for (token, kind) in [
+            ("n1", "kind: node, name: n1, tenant: alpha, az: az1"),
+            ("g1", "kind: gateway, name: g1, az: az1"),
+        ] {
+            let hash: String = Sha256::digest(token)
+                .iter()
+                .map(|b| format!("{b:02x}"))
+                .collect();
             principals.push_str(&format!("- {{tokenSha256: {hash}, {kind}}}\n"));
             fs::write(at("tokens").join(token), token).unwrap();
         }
         fs::write(at("principals.yaml"), principals).unwrap();
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
         let config = ControllerConfig {
             listen: "127.0.0.1:0".parse().unwrap(),
             admin: None,
@@ -119,14 +129,28 @@ impl NodeMachine {
             token: at("tokens/n1"),
         };
         let (ns, outside, cg) = (LabNetns::new(), LabNetns::bare(), Cgroup::new());
-        ns.ip(&format!("link set nowhere netns {} name out0", outside.name()));
+        ns.ip(&format!(
+            "link set nowhere netns {} name out0",
+            outside.name()
+        ));
         outside.ip("link set out0 up");
         outside.ip(&format!("addr add {GATEWAY}/32 dev out0"));
         outside.ip("route add 10.77.0.2/32 dev out0");
         ns.ip(&format!("route add {GATEWAY}/32 dev pod0"));
         let pages = [(); 3].map(|()| loopback::own_address());
         let (pins, capture) = (at("bpffs"), "bpf");
-        Self { pins, capture, runtime, live_controller: Mutex::new(Some(live_controller)), controller, ns, outside, cg, dir, pages }
+        Self {
+            pins,
+            capture,
+            runtime,
+            live_controller: Mutex::new(Some(live_controller)),
+            controller,
+            ns,
+            outside,
+            cg,
+            dir,
+            pages,
+        }
     }
 
     fn node_command(&self) -> Command {
@@ -134,8 +158,22 @@ impl NodeMachine {
         let page = |i: usize| self.pages[i].to_string();
         let capture = self.capture;
         let mut c = Command::new(env!("CARGO_BIN_EXE_canal-node"));
-        c.args(["--node", "n1", "--az", "az1", "--workers", "2", "--capture", capture, "--drain-seconds", "5"]);
-        c.args(["--controller", &format!("https://{}", self.controller.addresses[0])]);
+        c.args([
+            "--node",
+            "n1",
+            "--az",
+            "az1",
+            "--workers",
+            "2",
+            "--capture",
+            capture,
+            "--drain-seconds",
+            "5",
+        ]);
+        c.args([
+            "--controller",
+            &format!("https://{}", self.controller.addresses[0]),
+        ]);
         for (flag, path) in [
             ("--root-ca", self.controller.root.clone()),
             ("--token-file", self.controller.token.clone()),
@@ -146,14 +184,33 @@ impl NodeMachine {
         ] {
             c.arg(flag).arg(path);
         }
-        c.args(["--admin-addr", &page(0), "--metrics-addr", &page(1), "--readiness-addr", &page(2)]);
+        c.args([
+            "--admin-addr",
+            &page(0),
+            "--metrics-addr",
+            &page(1),
+            "--readiness-addr",
+            &page(2),
+        ]);
         c
     }
 
     fn node(&self) -> NodeProcess<'_> {
-        let log = fs::OpenOptions::new().create(true).append(true).open(self.dir.path().join("node.log")).unwrap();
-        let child = self.node_command().stdin(Stdio::null()).stderr(log).spawn().unwrap();
-        NodeProcess { child, machine: self }
+        let log = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.dir.path().join("node.log"))
+            .unwrap();
+        let child = self
+            .node_command()
+            .stdin(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        NodeProcess {
+            child,
+            machine: self,
+        }
     }
 
     fn pod_file(&self) -> PathBuf {
@@ -180,7 +237,10 @@ impl NodeMachine {
             let outcome = self.dial();
             let is_served = outcome.ends_with(&format!("reply={VIP}"));
             if !is_served {
-                eprintln!("{why}: {outcome}\n{}", fs::read_to_string(self.dir.path().join("access.log")).unwrap_or_default());
+                eprintln!(
+                    "{why}: {outcome}\n{}",
+                    fs::read_to_string(self.dir.path().join("access.log")).unwrap_or_default()
+                );
             }
             is_served
         });
@@ -195,25 +255,39 @@ impl NodeMachine {
     /// Returns whether a client outside without mTLS reaches the application.
     fn plain(&self) -> bool {
         let at: SocketAddr = "10.77.0.2:8080".parse().unwrap();
-        let dialled = self.outside.within(|| TcpStream::connect_timeout(&at, Duration::from_secs(5)));
+        let dialled = self
+            .outside
+            .within(|| TcpStream::connect_timeout(&at, Duration::from_secs(5)));
         dialled.is_ok_and(|mut s| s.read(&mut [0]).is_ok_and(|n| n == 1))
     }
 
     /// Starts a gateway outside, with a certificate from the controller.
     fn gateway(&self) -> FakeGateway {
         let config = CertificateConfig {
-            controller: ControllerEndpoint { token: self.dir.path().join("tokens/g1"), ..self.controller.clone() },
+            controller: ControllerEndpoint {
+                token: self.dir.path().join("tokens/g1"),
+                ..self.controller.clone()
+            },
             folder: self.dir.path().join("gateway-certs"),
             validity: Duration::from_secs(3600),
         };
         let credential = self.runtime.block_on(async {
             let (_trigger, drain) = drain::tree();
             let source = CertificateSource::start(config, &Registry::new(), drain).unwrap();
-            let credential = source.credential(&canal_model::identity::gateway_identity("alpha.example".parse().unwrap()));
-            tokio::time::timeout(deadline(SOON), credential.first()).await.expect("a certificate in time");
+            let credential = source.credential(&canal_model::identity::gateway_identity(
+                "alpha.example".parse().unwrap(),
+            ));
+            tokio::time::timeout(deadline(SOON), credential.first())
+                .await
+                .expect("a certificate in time");
             credential
         });
-        FakeGateway::listen(OpenNetns::open(self.outside.path()).unwrap(), GATEWAY, GatewayBehavior::SendAuthority, credential)
+        FakeGateway::listen(
+            OpenNetns::open(self.outside.path()).unwrap(),
+            GATEWAY,
+            GatewayBehavior::SendAuthority,
+            credential,
+        )
     }
 
     fn stop_controller(&self) {
@@ -239,14 +313,18 @@ impl NodeMachine {
     }
 
     fn request(&self, method: &str, page: usize, path: &str) -> (u16, String) {
-        let Ok(s) = TcpStream::connect(self.pages[page]) else { return (0, String::new()) };
+        let Ok(s) = TcpStream::connect(self.pages[page]) else {
+            return (0, String::new());
+        };
         s.set_read_timeout(Some(deadline(ANSWERS_WITHIN))).unwrap();
         exchange(s, method, path)
     }
 
     /// Works like [`NodeMachine::request`], on the proxy's admin socket.
     fn fetch_socket(&self, method: &str, path: &str) -> (u16, String) {
-        let Ok(s) = UnixStream::connect(self.dir.path().join("node/admin.sock")) else { return (0, String::new()) };
+        let Ok(s) = UnixStream::connect(self.dir.path().join("node/admin.sock")) else {
+            return (0, String::new());
+        };
         s.set_read_timeout(Some(deadline(ANSWERS_WITHIN))).unwrap();
         exchange(s, method, path)
     }
@@ -261,14 +339,30 @@ fn exchange(mut io: impl Read + Write, method: &str, path: &str) -> (u16, String
     write!(io, "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").unwrap();
     let mut all = String::new();
     let _ = io.read_to_string(&mut all);
-    let status = all.split(' ').nth(1).and_then(|c| c.parse().ok()).unwrap_or(0);
-    (status, all.split_once("\r\n\r\n").map(|(_, b)| b.to_string()).unwrap_or_default())
+    let status = all
+        .split(' ')
+        .nth(1)
+        .and_then(|c| c.parse().ok())
+        .unwrap_or(0);
+    (
+        status,
+        all.split_once("\r\n\r\n")
+            .map(|(_, b)| b.to_string())
+            .unwrap_or_default(),
+    )
 }
 
 impl Drop for NodeMachine {
     fn drop(&mut self) {
         self.stop_controller();
-        assert!(self.node_command().arg("--release").stderr(Stdio::inherit()).status().unwrap().success());
+        assert!(
+            self.node_command()
+                .arg("--release")
+                .stderr(Stdio::inherit())
+                .status()
+                .unwrap()
+                .success()
+        );
     }
 }
 
@@ -279,7 +373,8 @@ struct NodeProcess<'a> {
 
 impl NodeProcess<'_> {
     fn ready(&self) -> Duration {
-        self.machine.until("ready", || self.machine.get(2, "/healthz/ready").0 == 200)
+        self.machine
+            .until("ready", || self.machine.get(2, "/healthz/ready").0 == 200)
     }
 
     fn kill(mut self) {
@@ -310,28 +405,53 @@ fn pods_come_and_go_by_files() {
     let _gateway = m.gateway();
     m.add_pod();
     let took = m.until("served", || m.listens());
-    judge_time("time from a pod's file to its listener", took, Duration::from_millis(1500));
+    judge_time(
+        "time from a pod's file to its listener",
+        took,
+        Duration::from_millis(1500),
+    );
     m.assert_served("through the gateway, with a certificate from the controller");
 
     let dump = m.config_dump();
     let dump: serde_json::Value = serde_json::from_str(&dump).unwrap();
-    assert_eq!(dump["pods"][0]["identity"], "spiffe://alpha.example/ns/b/sa/app", "{dump}");
-    assert_eq!((dump["pods"][0]["capture"].as_str(), dump["tenants"][0]["services"].as_u64()), (Some("bpf"), Some(1)));
+    assert_eq!(
+        dump["pods"][0]["identity"], "spiffe://alpha.example/ns/b/sa/app",
+        "{dump}"
+    );
+    assert_eq!(
+        (
+            dump["pods"][0]["capture"].as_str(),
+            dump["tenants"][0]["services"].as_u64()
+        ),
+        (Some("bpf"), Some(1))
+    );
     let metric = |line: &str| m.until(line, || m.get(1, "/metrics").1.lines().any(|l| l == line));
     metric("canal_node_pods{state=\"served\"} 1");
     metric("canal_node_capture_mode{mode=\"bpf\"} 1");
     metric("canal_node_capture_mode{mode=\"nft\"} 0");
-    m.until("taken", || m.get(1, "/metrics").1.lines().any(|l| l.starts_with("canal_capture_verdicts_total{verdict=\"taken_v4\"} ")));
+    m.until("taken", || {
+        m.get(1, "/metrics")
+            .1
+            .lines()
+            .any(|l| l.starts_with("canal_capture_verdicts_total{verdict=\"taken_v4\"} "))
+    });
 
     // The pod is deleted while one of its processes still runs: nothing listens, and no packet gets out.
-    let mut lives = CaseProcess::start(&m.ns, Some(&m.cg), "redial", &["10.96.0.9:80", "10.96.0.9:80"]);
+    let mut lives = CaseProcess::start(
+        &m.ns,
+        Some(&m.cg),
+        "redial",
+        &["10.96.0.9:80", "10.96.0.9:80"],
+    );
     lives.line();
     fs::remove_file(m.pod_file()).unwrap();
     m.until("closed", || !m.listens());
     assert_eq!(m.dial(), "error ConnectionRefused Some(111)");
     metric("canal_node_pods{state=\"leaving\"} 1");
     drop(lives);
-    m.until("let go", || m.dial() == "error NetworkUnreachable Some(101)");
+    m.until("let go", || {
+        m.dial() == "error NetworkUnreachable Some(101)"
+    });
 
     m.add_pod();
     m.until("served again", || m.listens());
@@ -353,18 +473,39 @@ fn a_killed_node_starts_again_without_the_controller_and_no_pod_was_ever_open() 
     m.assert_served("the node goes on");
     node.kill();
     for _ in 0..3 {
-        assert_eq!(m.dial(), "error ConnectionRefused Some(111)", "captured, and refused");
+        assert_eq!(
+            m.dial(),
+            "error ConnectionRefused Some(111)",
+            "captured, and refused"
+        );
     }
     let node = m.node();
     node.ready();
     m.until("served", || m.listens());
     m.assert_served("from the snapshot, with the certificate from disk");
     let dump = m.config_dump();
-    assert!(dump.contains("\"live\":false") || dump.contains("\"live\": false"), "{dump}");
+    assert!(
+        dump.contains("\"live\":false") || dump.contains("\"live\": false"),
+        "{dump}"
+    );
     assert_eq!(node.terminate(), Some(0));
-    assert_eq!(m.dial(), "error ConnectionRefused Some(111)", "stopped in order: still captured");
-    assert!(m.node_command().arg("--release").status().unwrap().success());
-    assert_eq!(m.dial(), "error NetworkUnreachable Some(101)", "let go at an operator's word");
+    assert_eq!(
+        m.dial(),
+        "error ConnectionRefused Some(111)",
+        "stopped in order: still captured"
+    );
+    assert!(
+        m.node_command()
+            .arg("--release")
+            .status()
+            .unwrap()
+            .success()
+    );
+    assert_eq!(
+        m.dial(),
+        "error NetworkUnreachable Some(101)",
+        "let go at an operator's word"
+    );
     drop(gateway);
 }
 
@@ -372,42 +513,70 @@ fn a_killed_node_starts_again_without_the_controller_and_no_pod_was_ever_open() 
 fn policies_apply_to_inbound_plaintext_and_outlive_the_node() {
     let m = NodeMachine::new();
     let app = m.ns.listen("10.77.0.2:8080");
-    std::thread::spawn(move || app.incoming().flatten().for_each(|mut s| drop(s.write_all(b"x"))));
+    std::thread::spawn(move || {
+        app.incoming()
+            .flatten()
+            .for_each(|mut s| drop(s.write_all(b"x")))
+    });
     m.add_pod();
     let node = m.node();
     node.ready();
     m.until("served", || m.listens());
     m.until("nobody said anything", || m.plain());
     let api: SocketAddr = "127.0.0.1:15010".parse().unwrap();
-    m.until("the Workload API", || m.ns.within(|| TcpStream::connect(api).is_ok()));
+    m.until("the Workload API", || {
+        m.ns.within(|| TcpStream::connect(api).is_ok())
+    });
 
     let policy = m.dir.path().join("config/alpha/policy.yaml");
     let strict = "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: mtls-please, namespace: b}\nspec: {mtls: {mode: STRICT}}\n";
     fs::write(&policy, strict).unwrap();
     m.until("strict", || !m.plain());
-    m.until("named", || m.get(1, "/metrics").1.contains("canal_node_refused_total{direction=\"inbound\",reason=\"strict_plaintext\"} "));
+    m.until("named", || {
+        m.get(1, "/metrics").1.contains(
+            "canal_node_refused_total{direction=\"inbound\",reason=\"strict_plaintext\"} ",
+        )
+    });
     assert!(
-        m.config_dump().contains("\"peerAuthentication\": \"Strict\"") || m.config_dump().contains("\"peerAuthentication\":\"Strict\"")
+        m.config_dump()
+            .contains("\"peerAuthentication\": \"Strict\"")
+            || m.config_dump()
+                .contains("\"peerAuthentication\":\"Strict\"")
     );
     // A killed node starts from this snapshot.
     let snapshot = m.dir.path().join("node/snapshot");
-    m.until("kept", || fs::read(&snapshot).is_ok_and(|bytes| bytes.windows(11).any(|w| w == b"mtls-please")));
+    m.until("kept", || {
+        fs::read(&snapshot).is_ok_and(|bytes| bytes.windows(11).any(|w| w == b"mtls-please"))
+    });
     node.kill();
-    assert!((0..3).all(|_| !m.plain()), "the node is gone, the program is not");
+    assert!(
+        (0..3).all(|_| !m.plain()),
+        "the node is gone, the program is not"
+    );
     let node = m.node();
     let start = Instant::now();
     while m.get(2, "/healthz/ready").0 != 200 {
         let waited = start.elapsed();
-        assert!(!m.plain() && waited < deadline(SOON), "at no time of the start");
+        assert!(
+            !m.plain() && waited < deadline(SOON),
+            "at no time of the start"
+        );
     }
     m.until("served", || m.listens());
     assert!((0..20).all(|_| !m.plain()));
 
     fs::remove_file(policy).unwrap();
     m.until("open again", || m.plain());
-    m.until("left alone", || m.get(1, "/metrics").1.lines().any(|l| l == "canal_node_plaintext_captured_pods 0"));
+    m.until("left alone", || {
+        m.get(1, "/metrics")
+            .1
+            .lines()
+            .any(|l| l == "canal_node_plaintext_captured_pods 0")
+    });
     node.kill();
-    m.until("nobody asked for a guard: nothing is left of it", || m.plain());
+    m.until("nobody asked for a guard: nothing is left of it", || {
+        m.plain()
+    });
 }
 
 #[test]
@@ -418,7 +587,11 @@ fn nftables_captures_with_a_warning_when_bpf_is_refused() {
     m.pins = m.dir.path().join("file");
     fs::write(&m.pins, "").unwrap();
     let refused = m.node_command().output().unwrap();
-    assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("--bpf-pin-dir"), "bpf or nothing");
+    assert!(
+        !refused.status.success()
+            && String::from_utf8_lossy(&refused.stderr).contains("--bpf-pin-dir"),
+        "bpf or nothing"
+    );
     m.capture = "auto";
     let node = m.node();
     node.ready();
@@ -426,22 +599,45 @@ fn nftables_captures_with_a_warning_when_bpf_is_refused() {
     m.add_pod();
     m.until("served", || m.listens());
     m.assert_served("through the gateway");
-    m.until("mode", || m.get(1, "/metrics").1.lines().any(|l| l == "canal_node_capture_mode{mode=\"nft\"} 1"));
+    m.until("mode", || {
+        m.get(1, "/metrics")
+            .1
+            .lines()
+            .any(|l| l == "canal_node_capture_mode{mode=\"nft\"} 1")
+    });
     assert!(m.config_dump().contains("captureFallback"));
     let outcome = fs::read_to_string(m.dir.path().join("node.log")).unwrap();
-    assert!(outcome.contains("CAPTURE BY NFTABLES for this node"), "{outcome}");
+    assert!(
+        outcome.contains("CAPTURE BY NFTABLES for this node"),
+        "{outcome}"
+    );
     let datagram = || {
-        let mut client = CaseProcess::start(&m.ns, Some(&m.cg), "send", &["udp", "10.77.255.1:99", "10.77.0.2", "-"]);
+        let mut client = CaseProcess::start(
+            &m.ns,
+            Some(&m.cg),
+            "send",
+            &["udp", "10.77.255.1:99", "10.77.0.2", "-"],
+        );
         assert_eq!(client.line(), "open");
         client.go_on();
         client.line()
     };
-    assert_eq!(datagram(), "error 1", "what the mesh does not carry is stopped, too");
+    assert_eq!(
+        datagram(),
+        "error 1",
+        "what the mesh does not carry is stopped, too"
+    );
     let counted = "canal_pod_guard_packets_total{tenant=\"alpha\",verdict=\"stopped_udp\"} 1";
-    m.until("counted", || m.get(1, "/metrics").1.lines().any(|l| l == counted));
+    m.until("counted", || {
+        m.get(1, "/metrics").1.lines().any(|l| l == counted)
+    });
     node.kill();
     assert_eq!(datagram(), "error 1", "the guard outlives the node");
-    assert_eq!(m.dial(), "error ConnectionRefused Some(111)", "the table outlives the node, too");
+    assert_eq!(
+        m.dial(),
+        "error ConnectionRefused Some(111)",
+        "the table outlives the node, too"
+    );
 }
 
 /// A tenant's UDPRoute opens a port of the pod to the tier and to no other source. Without the route the port closes. Tested with BPF and
@@ -473,7 +669,9 @@ spec: {parentRefs: [{group: "", kind: Service, name: names}], rules: [{backendRe
         assert_eq!(app.line(), "open");
         let answers = |from: &str| {
             let socket = m.outside.within(|| UdpSocket::bind((from, 0)).unwrap());
-            socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+            socket
+                .set_read_timeout(Some(Duration::from_millis(300)))
+                .unwrap();
             socket.send_to(b"x", "10.77.0.2:5353").unwrap();
             socket.recv(&mut [0; 8]).is_ok()
         };
@@ -482,11 +680,19 @@ spec: {parentRefs: [{group: "", kind: Service, name: names}], rules: [{backendRe
         fs::write(&route, ROUTE).unwrap();
         m.until("the port opens", || answers(GATEWAY));
         assert!(!answers(OUTSIDE), "{capture}: no address of the tier");
-        let passed = "canal_pod_guard_packets_total{tenant=\"alpha\",verdict=\"passed_udp_route\"} ";
+        let passed =
+            "canal_pod_guard_packets_total{tenant=\"alpha\",verdict=\"passed_udp_route\"} ";
         m.until("counted", || m.get(1, "/metrics").1.contains(passed));
-        m.until("shown", || m.config_dump().split_whitespace().collect::<String>().contains("\"udpPorts\":[5353]"));
+        m.until("shown", || {
+            m.config_dump()
+                .split_whitespace()
+                .collect::<String>()
+                .contains("\"udpPorts\":[5353]")
+        });
         node.kill();
-        m.until("the guard and its ports outlive the node", || answers(GATEWAY));
+        m.until("the guard and its ports outlive the node", || {
+            answers(GATEWAY)
+        });
         let node = m.node();
         node.ready();
         fs::remove_file(route).unwrap();
@@ -501,37 +707,72 @@ fn containers_interfaces_are_guarded_until_the_node_releases_them() {
     let m = NodeMachine::new();
     let host = &m.outside;
     host.ip("link add to-a type veth peer name in-a");
-    ["to-a", "in-a"].iter().for_each(|device| host.ip(&format!("link set {device} up")));
+    ["to-a", "in-a"]
+        .iter()
+        .for_each(|device| host.ip(&format!("link set {device} up")));
     host.ip("addr add 10.99.0.9/24 dev in-a");
     // The configured MAC is not that of the container.
-    let text =
-        r#"{"containers": [{"interface": "to-a", "tenant": "alpha", "vni": 101, "mac": "02:00:00:00:00:0a", "addresses": ["10.99.0.9"]}]}"#;
+    let text = r#"{"containers": [{"interface": "to-a", "tenant": "alpha", "vni": 101, "mac": "02:00:00:00:00:0a", "addresses": ["10.99.0.9"]}]}"#;
     let bindings = m.dir.path().join("bindings.json");
     fs::write(&bindings, text).unwrap();
     let guarded = || {
-        let shown = Command::new("tc").args(["-n", host.name(), "filter", "show", "dev", "to-a", "ingress"]).output().unwrap();
+        let shown = Command::new("tc")
+            .args([
+                "-n",
+                host.name(),
+                "filter",
+                "show",
+                "dev",
+                "to-a",
+                "ingress",
+            ])
+            .output()
+            .unwrap();
         String::from_utf8_lossy(&shown.stdout).contains("canal_interface")
     };
     let metrics = || host.within(|| m.get(1, "/metrics")).1;
     let start = || {
-        let child = host.within(|| m.node_command().arg("--interface-bindings").arg(&bindings).stdin(Stdio::null()).spawn().unwrap());
+        let child = host.within(|| {
+            m.node_command()
+                .arg("--interface-bindings")
+                .arg(&bindings)
+                .stdin(Stdio::null())
+                .spawn()
+                .unwrap()
+        });
         NodeProcess { child, machine: &m }
     };
     let node = start();
-    m.until("guarded", || metrics().lines().any(|l| l == "canal_interface_guard_interfaces{state=\"guarded\"} 1"));
+    m.until("guarded", || {
+        metrics()
+            .lines()
+            .any(|l| l == "canal_interface_guard_interfaces{state=\"guarded\"} 1")
+    });
     assert!(guarded());
     let socket = host.within(|| UdpSocket::bind("10.99.0.9:0").unwrap());
     // The guard refuses the neighbor discovery that this send causes.
     let _ = socket.send_to(b"x", "10.99.0.10:9");
     let refused = "canal_interface_guard_refused_total{interface=\"to-a\",tenant=\"alpha\"} ";
-    m.until("refused and counted", || metrics().lines().filter_map(|l| l.strip_prefix(refused)).any(|n| n != "0"));
+    m.until("refused and counted", || {
+        metrics()
+            .lines()
+            .filter_map(|l| l.strip_prefix(refused))
+            .any(|n| n != "0")
+    });
     node.kill();
     assert!(guarded(), "no node runs");
     let node = start();
-    m.until("adopted", || metrics().lines().any(|l| l == "canal_interface_guard_interfaces{state=\"guarded\"} 1"));
+    m.until("adopted", || {
+        metrics()
+            .lines()
+            .any(|l| l == "canal_interface_guard_interfaces{state=\"guarded\"} 1")
+    });
     assert_eq!(node.terminate(), Some(0));
     assert!(guarded(), "it ended in order");
-    assert!(host.within(|| m.node_command().arg("--release").status().unwrap()).success());
+    assert!(
+        host.within(|| m.node_command().arg("--release").status().unwrap())
+            .success()
+    );
     assert!(!guarded(), "nothing stays");
 }
 
@@ -540,7 +781,11 @@ fn the_admin_page_sets_the_level_and_ends_the_node_in_order() {
     let m = NodeMachine::new();
     let mut node = m.node();
     node.ready();
-    assert_eq!(m.fetch_socket("POST", "/logging?level=canal_node_proxy=debug").0, 200);
+    assert_eq!(
+        m.fetch_socket("POST", "/logging?level=canal_node_proxy=debug")
+            .0,
+        200
+    );
     assert!(m.get(0, "/logging").1.contains("canal_node_proxy=debug"));
     assert_eq!(m.get(0, "/version").1.trim(), env!("CARGO_PKG_VERSION"));
     assert_eq!(m.request("POST", 0, "/quitquitquit").0, 403);
@@ -560,5 +805,8 @@ fn bad_flags_and_addresses_are_reported_in_one_line() {
     assert!(run(&["--log", "!!"]).contains("--log"));
     let _taken = TcpListener::bind(m.pages[0]).unwrap();
     let outcome = run(&[]);
-    assert!(outcome.contains("fix: stop what listens there"), "{outcome}");
+    assert!(
+        outcome.contains("fix: stop what listens there"),
+        "{outcome}"
+    );
 }

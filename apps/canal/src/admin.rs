@@ -64,7 +64,9 @@ pub(crate) struct Bearer(MetadataValue<Ascii>);
 
 impl Interceptor for Bearer {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        request.metadata_mut().insert("authorization", self.0.clone());
+        request
+            .metadata_mut()
+            .insert("authorization", self.0.clone());
         request.set_timeout(CALL_TIMEOUT);
         Ok(request)
     }
@@ -75,7 +77,13 @@ pub(crate) async fn connect(args: &MeshArgs) -> VerbResult<Admin> {
     let controller = match (&args.server, &args.root_ca, &args.token_file) {
         (Some(url), Some(root_ca), Some(token_file)) => {
             let token = read(token_file)?;
-            ControllerAddress { place: url.clone(), url: url.clone(), root_ca: root_ca.clone(), token, running: None }
+            ControllerAddress {
+                place: url.clone(),
+                url: url.clone(),
+                root_ca: root_ca.clone(),
+                token,
+                running: None,
+            }
         }
         _ => of_world(RunningWorld::open(args.world.as_deref())?)?,
     };
@@ -100,17 +108,32 @@ fn of_world(running: Arc<RunningWorld>) -> VerbResult<ControllerAddress> {
 fn read(path: &Path) -> VerbResult<String> {
     std::fs::read_to_string(path).map_err(|problem| {
         let fix = "is the controller running? see `canal world list` and `canal logs controller`";
-        VerbError::new(ExitStatus::Unreachable, path.display().to_string(), problem.to_string(), fix)
+        VerbError::new(
+            ExitStatus::Unreachable,
+            path.display().to_string(),
+            problem.to_string(),
+            fix,
+        )
     })
 }
 
 async fn connect_to(controller: ControllerAddress) -> VerbResult<Admin> {
     let place = controller.place.clone();
-    let wrong = |what: String| VerbError::failed(place.clone(), what, "give --server like https://192.0.2.10:15012");
+    let wrong = |what: String| {
+        VerbError::failed(
+            place.clone(),
+            what,
+            "give --server like https://192.0.2.10:15012",
+        )
+    };
     let token = format!("Bearer {}", controller.token.trim());
-    let mut token: MetadataValue<Ascii> = token.parse().map_err(|_| wrong("the token is no header value".to_owned()))?;
+    let mut token: MetadataValue<Ascii> = token
+        .parse()
+        .map_err(|_| wrong("the token is no header value".to_owned()))?;
     token.set_sensitive(true);
-    let tls = ClientTlsConfig::new().domain_name(CONTROLLER_NAME).ca_certificate(Certificate::from_pem(read(&controller.root_ca)?));
+    let tls = ClientTlsConfig::new()
+        .domain_name(CONTROLLER_NAME)
+        .ca_certificate(Certificate::from_pem(read(&controller.root_ca)?));
     let endpoint = Endpoint::from_shared(controller.url.clone())
         .and_then(|endpoint| endpoint.connect_timeout(CONNECT_TIMEOUT).tls_config(tls))
         .map_err(|problem| wrong(chain(&problem)))?;
@@ -119,10 +142,17 @@ async fn connect_to(controller: ControllerAddress) -> VerbResult<Admin> {
         None => endpoint.connect().await,
     };
     let channel = connected.map_err(|problem| {
-        VerbError::new(ExitStatus::Unreachable, place, chain(&problem), "is it running? see `canal world list` and `canal logs controller`")
+        VerbError::new(
+            ExitStatus::Unreachable,
+            place,
+            chain(&problem),
+            "is it running? see `canal world list` and `canal logs controller`",
+        )
     })?;
     let client = AdminClient::with_interceptor(channel, Bearer(token));
-    Ok(client.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX))
+    Ok(client
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX))
 }
 
 /// Connects to loopback inside the controller's namespace.
@@ -142,7 +172,10 @@ impl tonic::codegen::Service<Uri> for WorldDialer {
         let running = self.0.clone();
         Box::pin(async move {
             let port = canal_wire::CONTROLLER_PORT;
-            running.dial(running_world::CONTROLLER, ([127, 0, 0, 1], port).into()).await.map(TokioIo::new)
+            running
+                .dial(running_world::CONTROLLER, ([127, 0, 0, 1], port).into())
+                .await
+                .map(TokioIo::new)
         })
     }
 }
@@ -150,16 +183,30 @@ impl tonic::codegen::Service<Uri> for WorldDialer {
 /// Converts the controller's refusal of a call.
 pub(crate) fn refused(status: &Status) -> VerbError {
     let (exit, fix) = match status.code() {
-        Code::Unavailable | Code::DeadlineExceeded => {
-            (ExitStatus::Unreachable, "is it running? see `canal world list` and `canal logs controller`")
-        }
-        Code::Unauthenticated => (ExitStatus::Failed, "the token is not in the controller's principals file"),
-        Code::PermissionDenied => (ExitStatus::Failed, "use an operator's token that may see this tenant"),
-        Code::NotFound => (ExitStatus::Missing, "`canal get` and `canal status` list what exists"),
+        Code::Unavailable | Code::DeadlineExceeded => (
+            ExitStatus::Unreachable,
+            "is it running? see `canal world list` and `canal logs controller`",
+        ),
+        Code::Unauthenticated => (
+            ExitStatus::Failed,
+            "the token is not in the controller's principals file",
+        ),
+        Code::PermissionDenied => (
+            ExitStatus::Failed,
+            "use an operator's token that may see this tenant",
+        ),
+        Code::NotFound => (
+            ExitStatus::Missing,
+            "`canal get` and `canal status` list what exists",
+        ),
         _ => (ExitStatus::Failed, ""),
     };
     // The controller's text may already contain the fix.
-    let fix = if status.message().contains("fix: ") { "" } else { fix };
+    let fix = if status.message().contains("fix: ") {
+        ""
+    } else {
+        fix
+    };
     VerbError::new(exit, "controller", status.message().to_owned(), fix)
 }
 
@@ -184,10 +231,21 @@ mod tests {
 
     #[test]
     fn a_controller_that_answered_is_never_called_absent() {
-        for code in [Code::Internal, Code::ResourceExhausted, Code::Aborted, Code::FailedPrecondition] {
+        for code in [
+            Code::Internal,
+            Code::ResourceExhausted,
+            Code::Aborted,
+            Code::FailedPrecondition,
+        ] {
             let failure = refused(&Status::new(code, "the disk refused"));
-            assert!(failure.exit == ExitStatus::Failed && !failure.fix.contains("running"), "{code:?} {failure}");
+            assert!(
+                failure.exit == ExitStatus::Failed && !failure.fix.contains("running"),
+                "{code:?} {failure}"
+            );
         }
-        assert_eq!(refused(&Status::unavailable("")).exit, ExitStatus::Unreachable);
+        assert_eq!(
+            refused(&Status::unavailable("")).exit,
+            ExitStatus::Unreachable
+        );
     }
 }

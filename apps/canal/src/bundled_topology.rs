@@ -17,11 +17,23 @@ pub(crate) const ALPHA_ROUTES: &str = include_str!("../../../demo/alpha/routes.y
 /// All files of the demo, with their relative paths.
 const FILES: [(&str, &str); 6] = [
     ("world.yaml", include_str!("../../../demo/world.yaml")),
-    ("alpha/services.yaml", include_str!("../../../demo/alpha/services.yaml")),
+    (
+        "alpha/services.yaml",
+        include_str!("../../../demo/alpha/services.yaml"),
+    ),
     ("alpha/routes.yaml", ALPHA_ROUTES),
-    ("beta/services.yaml", include_str!("../../../demo/beta/services.yaml")),
-    ("beta/routes.yaml", include_str!("../../../demo/beta/routes.yaml")),
-    ("gamma/services.yaml", include_str!("../../../demo/gamma/services.yaml")),
+    (
+        "beta/services.yaml",
+        include_str!("../../../demo/beta/services.yaml"),
+    ),
+    (
+        "beta/routes.yaml",
+        include_str!("../../../demo/beta/routes.yaml"),
+    ),
+    (
+        "gamma/services.yaml",
+        include_str!("../../../demo/gamma/services.yaml"),
+    ),
 ];
 
 /// A topology with the files that it refers to, which are needed until the world is up.
@@ -39,9 +51,17 @@ pub(crate) fn load(name: &str) -> VerbResult<BundledTopology> {
     }
     let path = Path::new(name);
     if !path.exists() {
-        return Err(VerbError::new(ExitStatus::Missing, name, "there is no such file", "name a topology file, or `demo`"));
+        return Err(VerbError::new(
+            ExitStatus::Missing,
+            name,
+            "there is no such file",
+            "name a topology file, or `demo`",
+        ));
     }
-    Ok(BundledTopology { topology: read(path)?, _files: None })
+    Ok(BundledTopology {
+        topology: read(path)?,
+        _files: None,
+    })
 }
 
 /// Directory of the demo's files for a persistent world. It is always the same, so that bringing the demo up again finds the same world.
@@ -52,10 +72,14 @@ const TEMPORARY: &str = "canal-scenery-";
 
 /// Removes the directories of processes that were killed before they could remove them.
 pub(crate) fn remove_stale() {
-    let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return };
+    let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else {
+        return;
+    };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let pid = name.strip_prefix(TEMPORARY).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        let pid = name
+            .strip_prefix(TEMPORARY)
+            .and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
         if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
             // Another process may remove the directory at the same time.
             let _ = std::fs::remove_dir_all(entry.path());
@@ -69,7 +93,13 @@ pub(crate) fn load_lasting(name: &str) -> VerbResult<Topology> {
         return Ok(load(name)?.topology);
     }
     let directory = Path::new(LASTING);
-    unpack(directory).map_err(|problem| VerbError::failed(LASTING, problem, "worlds need root: run the same command with sudo"))?;
+    unpack(directory).map_err(|problem| {
+        VerbError::failed(
+            LASTING,
+            problem,
+            "worlds need root: run the same command with sudo",
+        )
+    })?;
     read(&directory.join("world.yaml"))
 }
 
@@ -82,18 +112,37 @@ pub(crate) fn forget_lasting() {
 
 /// Returns the demo's topology, with its files in a temporary directory.
 pub(crate) fn demo() -> VerbResult<BundledTopology> {
-    let failed = |problem: std::io::Error| VerbError::failed("demo", problem, "is there space in the temporary directory?");
+    let failed = |problem: std::io::Error| {
+        VerbError::failed(
+            "demo",
+            problem,
+            "is there space in the temporary directory?",
+        )
+    };
     remove_stale();
     let prefix = format!("{TEMPORARY}{}-", std::process::id());
-    let files = tempfile::Builder::new().prefix(&prefix).tempdir().map_err(failed)?;
+    let files = tempfile::Builder::new()
+        .prefix(&prefix)
+        .tempdir()
+        .map_err(failed)?;
     unpack(files.path()).map_err(failed)?;
-    Ok(BundledTopology { topology: read(&files.path().join("world.yaml"))?, _files: Some(files) })
+    Ok(BundledTopology {
+        topology: read(&files.path().join("world.yaml"))?,
+        _files: Some(files),
+    })
 }
 
 /// Applies the objects of the demo's tenants, once the controller answers. Repeating it changes nothing.
 pub(crate) async fn install_demo_keys(running: &Arc<RunningWorld>) -> VerbResult {
     let mut admin = admin::connect_in(running.clone()).await?;
-    apply::apply_text(&mut admin, "alpha", "alpha/routes.yaml", ALPHA_ROUTES.to_owned()).await.map(|_| ())
+    apply::apply_text(
+        &mut admin,
+        "alpha",
+        "alpha/routes.yaml",
+        ALPHA_ROUTES.to_owned(),
+    )
+    .await
+    .map(|_| ())
 }
 
 /// Writes the demo's files into a directory.
@@ -119,7 +168,11 @@ pub(crate) fn refused(problems: &[TopologyProblem]) -> VerbError {
 /// Returns `wish`, with this process's id appended if a world of that name is already up.
 pub(crate) fn free_name(base: &str) -> VerbResult<String> {
     let names = running_world::names()?;
-    Ok(if names.iter().any(|name| name == base) { format!("{base}-{}", std::process::id() % 1_000_000) } else { base.to_owned() })
+    Ok(if names.iter().any(|name| name == base) {
+        format!("{base}-{}", std::process::id() % 1_000_000)
+    } else {
+        base.to_owned()
+    })
 }
 
 #[cfg(test)]
@@ -130,7 +183,15 @@ mod tests {
     fn the_demos_topology_is_sound_and_complete() {
         let scenery = demo().unwrap();
         let topology = &scenery.topology;
-        assert_eq!((topology.azs.len(), topology.edges.len(), topology.gateways.len(), topology.tenants.len()), (2, 2, 4, 3));
+        assert_eq!(
+            (
+                topology.azs.len(),
+                topology.edges.len(),
+                topology.gateways.len(),
+                topology.tenants.len()
+            ),
+            (2, 2, 4, 3)
+        );
         for tenant in &topology.tenants {
             let (files, reviews) = match tenant.name.as_str() {
                 "alpha" => (1, 3),
@@ -138,8 +199,22 @@ mod tests {
                 _ => (1, 0),
             };
             assert_eq!(tenant.config.len(), files, "{}", tenant.name);
-            assert_eq!(tenant.pods.iter().filter(|pod| pod.name.starts_with("reviews-")).count(), reviews, "{}", tenant.name);
-            assert_eq!((tenant.pods4, tenant.pods6), (topology.tenants[0].pods4, topology.tenants[0].pods6), "{}", tenant.name);
+            assert_eq!(
+                tenant
+                    .pods
+                    .iter()
+                    .filter(|pod| pod.name.starts_with("reviews-"))
+                    .count(),
+                reviews,
+                "{}",
+                tenant.name
+            );
+            assert_eq!(
+                (tenant.pods4, tenant.pods6),
+                (topology.tenants[0].pods4, topology.tenants[0].pods6),
+                "{}",
+                tenant.name
+            );
         }
     }
 
@@ -148,8 +223,16 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo");
         for folder in ["", "alpha", "beta", "gamma"] {
             for file in crate::files::yaml_files(&root.join(folder)).unwrap() {
-                let name = file.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
-                assert!(FILES.iter().any(|(built_in, _)| *built_in == name), "{name} is not built in");
+                let name = file
+                    .strip_prefix(&root)
+                    .unwrap()
+                    .to_str()
+                    .unwrap()
+                    .to_owned();
+                assert!(
+                    FILES.iter().any(|(built_in, _)| *built_in == name),
+                    "{name} is not built in"
+                );
             }
         }
     }
@@ -164,6 +247,9 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_there_is_missing() {
-        assert_eq!(load("/nowhere/world.yaml").unwrap_err().exit, ExitStatus::Missing);
+        assert_eq!(
+            load("/nowhere/world.yaml").unwrap_err().exit,
+            ExitStatus::Missing
+        );
     }
 }

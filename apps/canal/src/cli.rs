@@ -4,7 +4,8 @@ use clap::{Parser, Subcommand};
 
 use crate::exit::EXIT_CODES;
 use crate::verbs::{
-    apply, ca, compile, completion, config, delete, demo, diff, explain, gateway, get, logs, metrics, sessions, status, tap, up, world,
+    apply, ca, compile, completion, config, delete, demo, diff, explain, gateway, get, logs,
+    metrics, sessions, status, tap, up, world,
 };
 
 /// Canal: a sidecar-free, multi-tenant service mesh
@@ -44,7 +45,9 @@ mod tests {
 
     /// Returns the verb and all verbs below it.
     fn all(command: &clap::Command) -> Vec<&clap::Command> {
-        std::iter::once(command).chain(command.get_subcommands().flat_map(all)).collect()
+        std::iter::once(command)
+            .chain(command.get_subcommands().flat_map(all))
+            .collect()
     }
 
     #[test]
@@ -55,10 +58,25 @@ mod tests {
     #[test]
     fn every_verb_has_a_line_and_an_example() {
         let command = Canal::command();
-        for verb in all(&command).into_iter().skip(1).filter(|verb| !verb.is_hide_set()) {
-            assert!(verb.get_about().is_some(), "{} has no line", verb.get_name());
-            let help = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
-            assert!(help.contains("canal "), "{} has no example", verb.get_name());
+        for verb in all(&command)
+            .into_iter()
+            .skip(1)
+            .filter(|verb| !verb.is_hide_set())
+        {
+            assert!(
+                verb.get_about().is_some(),
+                "{} has no line",
+                verb.get_name()
+            );
+            let help = verb
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            assert!(
+                help.contains("canal "),
+                "{} has no example",
+                verb.get_name()
+            );
         }
     }
 
@@ -66,8 +84,15 @@ mod tests {
     fn examples_can_be_typed() {
         let command = Canal::command();
         for verb in all(&command) {
-            let help = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
-            for line in help.lines().map(str::trim).filter(|line| line.starts_with("canal ")) {
+            let help = verb
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            for line in help
+                .lines()
+                .map(str::trim)
+                .filter(|line| line.starts_with("canal "))
+            {
                 let typed = line.split(['|', '>', '#', '&']).next().unwrap_or_default();
                 if let Err(problem) = Canal::try_parse_from(typed.split_whitespace()) {
                     panic!("{line}: {problem}");

@@ -30,7 +30,12 @@ const ANSWER_BYTES_MAX: usize = 256 << 20;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Sends GET for `path`, and returns the response, whose body can be streamed.
-pub(crate) async fn stream(running: &RunningWorld, host: &str, page: AdminPage, path: &str) -> VerbResult<Response<Incoming>> {
+pub(crate) async fn stream(
+    running: &RunningWorld,
+    host: &str,
+    page: AdminPage,
+    path: &str,
+) -> VerbResult<Response<Incoming>> {
     send(running, host, page, Method::GET, path).await
 }
 
@@ -43,13 +48,23 @@ fn place(running: &RunningWorld, host: &str, page: AdminPage, path: &str) -> Ver
 }
 
 /// Connects to a page's server.
-async fn dial(running: &RunningWorld, host: &str, page: AdminPage) -> std::io::Result<Box<dyn AdminByteStream>> {
+async fn dial(
+    running: &RunningWorld,
+    host: &str,
+    page: AdminPage,
+) -> std::io::Result<Box<dyn AdminByteStream>> {
     match page {
         AdminPage::Admin => {
-            let socket: PathBuf = running.admin_socket(host).map_err(|failure| std::io::Error::other(failure.to_string()))?;
+            let socket: PathBuf = running
+                .admin_socket(host)
+                .map_err(|failure| std::io::Error::other(failure.to_string()))?;
             Ok(Box::new(tokio::net::UnixStream::connect(socket).await?))
         }
-        AdminPage::Metrics => Ok(Box::new(running.dial(host, SocketAddr::from((Ipv4Addr::LOCALHOST, METRICS_PORT))).await?)),
+        AdminPage::Metrics => Ok(Box::new(
+            running
+                .dial(host, SocketAddr::from((Ipv4Addr::LOCALHOST, METRICS_PORT)))
+                .await?,
+        )),
     }
 }
 
@@ -57,24 +72,50 @@ async fn dial(running: &RunningWorld, host: &str, page: AdminPage) -> std::io::R
 trait AdminByteStream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
 impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> AdminByteStream for T {}
 
-async fn send(running: &RunningWorld, host: &str, page: AdminPage, method: Method, path: &str) -> VerbResult<Response<Incoming>> {
+async fn send(
+    running: &RunningWorld,
+    host: &str,
+    page: AdminPage,
+    method: Method,
+    path: &str,
+) -> VerbResult<Response<Incoming>> {
     let place = place(running, host, page, path)?;
     let unreachable = |what: String| {
-        VerbError::new(ExitStatus::Unreachable, place.clone(), what, format!("does it run? see `canal world list` and `canal logs {host}`"))
+        VerbError::new(
+            ExitStatus::Unreachable,
+            place.clone(),
+            what,
+            format!("does it run? see `canal world list` and `canal logs {host}`"),
+        )
     };
     let work = async {
-        let stream = dial(running, host, page).await.map_err(|problem| problem.to_string())?;
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|problem| chain(&problem))?;
+        let stream = dial(running, host, page)
+            .await
+            .map_err(|problem| problem.to_string())?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|problem| chain(&problem))?;
         // The task ends with the answer. Its errors reach the reader of the answer.
         tokio::spawn(connection);
-        let request = Request::builder().method(method).uri(path).header(header::HOST, "localhost").body(Empty::<Bytes>::new());
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, "localhost")
+            .body(Empty::<Bytes>::new());
         let request = request.map_err(|problem| problem.to_string())?;
-        sender.send_request(request).await.map_err(|problem| chain(&problem))
+        sender
+            .send_request(request)
+            .await
+            .map_err(|problem| chain(&problem))
     };
     let response = match tokio::time::timeout(HEAD_TIMEOUT, work).await {
         Ok(response) => response.map_err(unreachable)?,
-        Err(_) => return Err(unreachable(format!("no answer in {} s", HEAD_TIMEOUT.as_secs()))),
+        Err(_) => {
+            return Err(unreachable(format!(
+                "no answer in {} s",
+                HEAD_TIMEOUT.as_secs()
+            )));
+        }
     };
     match response.status() {
         StatusCode::OK => Ok(response),
@@ -83,19 +124,43 @@ async fn send(running: &RunningWorld, host: &str, page: AdminPage, method: Metho
 }
 
 /// Sends GET for `path`, and returns the complete answer.
-pub(crate) async fn get(running: &RunningWorld, host: &str, page: AdminPage, path: &str) -> VerbResult<Bytes> {
+pub(crate) async fn get(
+    running: &RunningWorld,
+    host: &str,
+    page: AdminPage,
+    path: &str,
+) -> VerbResult<Bytes> {
     whole(running, host, page, Method::GET, path).await
 }
 
 /// Sends POST to `path` without a body, and returns the complete answer.
-pub(crate) async fn post(running: &RunningWorld, host: &str, page: AdminPage, path: &str) -> VerbResult<Bytes> {
+pub(crate) async fn post(
+    running: &RunningWorld,
+    host: &str,
+    page: AdminPage,
+    path: &str,
+) -> VerbResult<Bytes> {
     whole(running, host, page, Method::POST, path).await
 }
 
-async fn whole(running: &RunningWorld, host: &str, page: AdminPage, method: Method, path: &str) -> VerbResult<Bytes> {
+async fn whole(
+    running: &RunningWorld,
+    host: &str,
+    page: AdminPage,
+    method: Method,
+    path: &str,
+) -> VerbResult<Bytes> {
     let response = send(running, host, page, method, path).await?;
-    match Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await {
+    match Limited::new(response.into_body(), ANSWER_BYTES_MAX)
+        .collect()
+        .await
+    {
         Ok(body) => Ok(body.to_bytes()),
-        Err(problem) => Err(VerbError::new(ExitStatus::Unreachable, place(running, host, page, path)?, problem.to_string(), "")),
+        Err(problem) => Err(VerbError::new(
+            ExitStatus::Unreachable,
+            place(running, host, page, path)?,
+            problem.to_string(),
+            "",
+        )),
     }
 }

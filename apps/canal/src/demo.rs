@@ -22,7 +22,9 @@ pub(crate) async fn play(world: &DemoWorld, screen: &mut DemoOutput) {
     let seen = traffic::run(world).await;
     screen.end(step, seen);
 
-    let step = screen.begin("A canary: 90 % of reviews to v1, 10 % to v2 (alpha by HTTPRoute, beta by VirtualService)");
+    let step = screen.begin(
+        "A canary: 90 % of reviews to v1, 10 % to v2 (alpha by HTTPRoute, beta by VirtualService)",
+    );
     let seen = canary::run(world).await;
     screen.end(step, seen);
 

@@ -9,15 +9,36 @@ pub(crate) fn lines(diagnostics: &[Diagnostic]) -> Vec<String> {
 }
 
 fn one(diagnostic: &Diagnostic) -> Vec<String> {
-    let Diagnostic { file, line, column, object, field, problem, fix, .. } = diagnostic;
+    let Diagnostic {
+        file,
+        line,
+        column,
+        object,
+        field,
+        problem,
+        fix,
+        ..
+    } = diagnostic;
     let spot = match (line, column) {
         (0, _) => String::new(),
         (line, 0) => format!(":{line}"),
         (line, column) => format!(":{line}:{column}"),
     };
-    let place = if file.is_empty() { String::new() } else { format!("{file}{spot}: ") };
-    let parts = [object, field, problem].into_iter().filter(|p| !p.is_empty()).cloned().collect::<Vec<_>>();
-    let mut lines = vec![format!("{place}{}: {}", severity(diagnostic), parts.join(": "))];
+    let place = if file.is_empty() {
+        String::new()
+    } else {
+        format!("{file}{spot}: ")
+    };
+    let parts = [object, field, problem]
+        .into_iter()
+        .filter(|p| !p.is_empty())
+        .cloned()
+        .collect::<Vec<_>>();
+    let mut lines = vec![format!(
+        "{place}{}: {}",
+        severity(diagnostic),
+        parts.join(": ")
+    )];
     if !fix.is_empty() {
         lines.push(format!("  fix: {fix}"));
     }
@@ -48,8 +69,17 @@ pub(crate) fn left_out(changes: u64) -> Option<String> {
 
 /// Returns the name of a changed object, such as `HTTPRoute bookinfo/reviews`.
 pub(crate) fn object(change: &Change) -> String {
-    let Change { kind, namespace, name, .. } = change;
-    if namespace.is_empty() { format!("{kind} {name}") } else { format!("{kind} {namespace}/{name}") }
+    let Change {
+        kind,
+        namespace,
+        name,
+        ..
+    } = change;
+    if namespace.is_empty() {
+        format!("{kind} {name}")
+    } else {
+        format!("{kind} {namespace}/{name}")
+    }
 }
 
 #[cfg(test)]
@@ -74,7 +104,10 @@ mod tests {
             problem: "no such service".into(),
             fix: "name a Service".into(),
         };
-        let want = ["routes.yaml:12:3: error: HTTPRoute bookinfo/reviews: spec.rules[0]: no such service", "  fix: name a Service"];
+        let want = [
+            "routes.yaml:12:3: error: HTTPRoute bookinfo/reviews: spec.rules[0]: no such service",
+            "  fix: name a Service",
+        ];
         assert_eq!(lines(std::slice::from_ref(&diagnostic)), want);
         assert!(any_error(&[diagnostic]));
     }

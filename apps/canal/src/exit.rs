@@ -67,12 +67,26 @@ impl fmt::Display for VerbError {
 }
 
 impl VerbError {
-    pub(crate) fn new(exit: ExitStatus, place: impl Into<String>, what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { exit, subject: place.into(), what: what.into(), fix: fix.into() }
+    pub(crate) fn new(
+        exit: ExitStatus,
+        place: impl Into<String>,
+        what: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> Self {
+        Self {
+            exit,
+            subject: place.into(),
+            what: what.into(),
+            fix: fix.into(),
+        }
     }
 
     /// Returns the failure of one step.
-    pub(crate) fn failed(place: impl Into<String>, what: impl fmt::Display, fix: impl Into<String>) -> Self {
+    pub(crate) fn failed(
+        place: impl Into<String>,
+        what: impl fmt::Display,
+        fix: impl Into<String>,
+    ) -> Self {
         Self::new(ExitStatus::Failed, place, what.to_string(), fix)
     }
 
@@ -107,14 +121,20 @@ mod tests {
             ExitStatus::Interrupted,
         ];
         for exit in all {
-            assert!(EXIT_CODES.contains(&format!("\n  {}  ", exit as u8)), "{exit:?}");
+            assert!(
+                EXIT_CODES.contains(&format!("\n  {}  ", exit as u8)),
+                "{exit:?}"
+            );
         }
     }
 
     #[test]
     fn a_failure_has_subject_problem_and_fix() {
         let failure = VerbError::failed("a.yaml:3:1", "no such kind", "write HTTPRoute");
-        assert_eq!(failure.to_string(), "a.yaml:3:1: no such kind\n  fix: write HTTPRoute");
+        assert_eq!(
+            failure.to_string(),
+            "a.yaml:3:1: no such kind\n  fix: write HTTPRoute"
+        );
         assert!(VerbError::already_printed(ExitStatus::Partial).is_already_printed());
     }
 }

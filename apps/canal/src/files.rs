@@ -18,14 +18,27 @@ pub(crate) fn read(paths: &[PathBuf]) -> VerbResult<Vec<File>> {
             let mut yaml = String::new();
             let read = std::io::stdin().read_to_string(&mut yaml);
             read.map_err(|problem| VerbError::failed("stdin", problem, "pipe UTF-8 YAML into it"))?;
-            files.push(File { path: "stdin".to_owned(), yaml });
+            files.push(File {
+                path: "stdin".to_owned(),
+                yaml,
+            });
         } else if path.is_dir() {
             let inside = yaml_files(path).map_err(|problem| unreadable(path, &problem))?;
             if inside.is_empty() {
                 let what = "holds no .yaml or .yml file";
-                return Err(VerbError::new(ExitStatus::Failed, path.display().to_string(), what, "name a file, or another directory"));
+                return Err(VerbError::new(
+                    ExitStatus::Failed,
+                    path.display().to_string(),
+                    what,
+                    "name a file, or another directory",
+                ));
             }
-            files.extend(inside.iter().map(|path| read_file(path)).collect::<VerbResult<Vec<_>>>()?);
+            files.extend(
+                inside
+                    .iter()
+                    .map(|path| read_file(path))
+                    .collect::<VerbResult<Vec<_>>>()?,
+            );
         } else {
             files.push(read_file(path)?);
         }
@@ -37,15 +50,31 @@ fn read_file(path: &Path) -> VerbResult<File> {
     let metadata = std::fs::metadata(path).map_err(|problem| unreadable(path, &problem))?;
     if metadata.len() > FILE_BYTES_MAX {
         let what = format!("{} bytes are more than {FILE_BYTES_MAX}", metadata.len());
-        return Err(VerbError::failed(path.display().to_string(), what, "split it into several files"));
+        return Err(VerbError::failed(
+            path.display().to_string(),
+            what,
+            "split it into several files",
+        ));
     }
     let yaml = std::fs::read_to_string(path).map_err(|problem| unreadable(path, &problem))?;
-    Ok(File { path: path.display().to_string(), yaml })
+    Ok(File {
+        path: path.display().to_string(),
+        yaml,
+    })
 }
 
 fn unreadable(path: &Path, problem: &std::io::Error) -> VerbError {
-    let exit = if problem.kind() == std::io::ErrorKind::NotFound { ExitStatus::Missing } else { ExitStatus::Failed };
-    VerbError::new(exit, path.display().to_string(), problem.to_string(), "name a readable YAML file or directory")
+    let exit = if problem.kind() == std::io::ErrorKind::NotFound {
+        ExitStatus::Missing
+    } else {
+        ExitStatus::Failed
+    };
+    VerbError::new(
+        exit,
+        path.display().to_string(),
+        problem.to_string(),
+        "name a readable YAML file or directory",
+    )
 }
 
 /// Returns the YAML files directly in `directory`, sorted.
@@ -72,7 +101,10 @@ mod tests {
             std::fs::write(directory.path().join(name), name).unwrap();
         }
         let files = read(&[directory.path().to_owned()]).unwrap();
-        assert_eq!(files.iter().map(|f| f.yaml.as_str()).collect::<Vec<_>>(), ["a.yml", "b.yaml"]);
+        assert_eq!(
+            files.iter().map(|f| f.yaml.as_str()).collect::<Vec<_>>(),
+            ["a.yml", "b.yaml"]
+        );
     }
 
     #[test]
@@ -80,6 +112,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let missing = read(&[directory.path().join("none.yaml")]).unwrap_err();
         assert_eq!(missing.exit, ExitStatus::Missing);
-        assert!(read(&[directory.path().to_owned()]).unwrap_err().what.contains("holds no"));
+        assert!(
+            read(&[directory.path().to_owned()])
+                .unwrap_err()
+                .what
+                .contains("holds no")
+        );
     }
 }

@@ -28,7 +28,11 @@ use exit::{ExitStatus, VerbResult};
 fn main() -> ExitCode {
     // A wrong command line ends here, with code 2.
     let typed = Canal::parse();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(problem) => {
             eprintln!("canal: cannot start: {problem}");

@@ -12,7 +12,10 @@ pub(crate) struct Sample {
 
 /// Returns all samples of a text. Other lines are ignored.
 pub(crate) fn parse(text: &str) -> Vec<Sample> {
-    text.lines().filter(|line| !line.starts_with('#')).filter_map(sample).collect()
+    text.lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(sample)
+        .collect()
 }
 
 fn sample(line: &str) -> Option<Sample> {
@@ -23,7 +26,11 @@ fn sample(line: &str) -> Option<Sample> {
         None => (BTreeMap::new(), rest),
     };
     let value = rest.split_whitespace().next()?.parse().ok()?;
-    Some(Sample { name: name.to_owned(), labels, value })
+    Some(Sample {
+        name: name.to_owned(),
+        labels,
+        value,
+    })
 }
 
 /// Returns the labels up to the closing brace, and the text after it.
@@ -60,8 +67,17 @@ fn quoted(text: &str) -> Option<(String, &str)> {
 
 /// Returns the sum of all samples of `name` whose labels have these values.
 pub(crate) fn sum(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> f64 {
-    let fits = |sample: &&Sample| labels.iter().all(|(label, value)| sample.labels.get(*label).is_some_and(|v| v == value));
-    samples.iter().filter(|s| s.name == name).filter(fits).map(|s| s.value).sum()
+    let fits = |sample: &&Sample| {
+        labels
+            .iter()
+            .all(|(label, value)| sample.labels.get(*label).is_some_and(|v| v == value))
+    };
+    samples
+        .iter()
+        .filter(|s| s.name == name)
+        .filter(fits)
+        .map(|s| s.value)
+        .sum()
 }
 
 #[cfg(test)]
@@ -74,7 +90,12 @@ mod tests {
         let samples = parse(text);
         assert_eq!(samples.len(), 3);
         assert_eq!(samples[0].labels["y"], "a \"q\" \\");
-        for (name, labels, want) in [("a", vec![], 7.0), ("a", vec![("x", "2")], 4.0), ("b", vec![], 5.5), ("a", vec![("z", "1")], 0.0)] {
+        for (name, labels, want) in [
+            ("a", vec![], 7.0),
+            ("a", vec![("x", "2")], 4.0),
+            ("b", vec![], 5.5),
+            ("a", vec![("z", "1")], 0.0),
+        ] {
             assert_eq!(sum(&samples, name, &labels), want, "{name} {labels:?}");
         }
     }

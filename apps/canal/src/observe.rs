@@ -26,26 +26,60 @@ pub(crate) struct OperatorObservation {
 }
 
 /// Begins an observation at the controller. It fails if a named data plane does not exist, or if the operator may not see it.
-pub(crate) async fn begin(admin: &mut Admin, request: ObserveRequest) -> VerbResult<OperatorObservation> {
-    let mut events = admin.observe(request).await.map_err(|status| admin::refused(&status))?.into_inner();
-    let first = events.message().await.map_err(|status| admin::refused(&status))?;
+pub(crate) async fn begin(
+    admin: &mut Admin,
+    request: ObserveRequest,
+) -> VerbResult<OperatorObservation> {
+    let mut events = admin
+        .observe(request)
+        .await
+        .map_err(|status| admin::refused(&status))?
+        .into_inner();
+    let first = events
+        .message()
+        .await
+        .map_err(|status| admin::refused(&status))?;
     let sources = first.map(|event| event.listening).unwrap_or_default();
-    Ok(OperatorObservation { events, sources, failed: Vec::new(), is_refused: false })
+    Ok(OperatorObservation {
+        events,
+        sources,
+        failed: Vec::new(),
+        is_refused: false,
+    })
 }
 
 /// Returns a request about `subject`, for one tenant or for all that the operator may see.
-pub(crate) fn request(subject: Subject, tenant: Option<&str>, data_planes: &[String]) -> ObserveRequest {
+pub(crate) fn request(
+    subject: Subject,
+    tenant: Option<&str>,
+    data_planes: &[String],
+) -> ObserveRequest {
     let tenant = tenant.unwrap_or_default().to_owned();
-    ObserveRequest { subject: subject.into(), tenant, data_planes: data_planes.to_vec(), ..ObserveRequest::default() }
+    ObserveRequest {
+        subject: subject.into(),
+        tenant,
+        data_planes: data_planes.to_vec(),
+        ..ObserveRequest::default()
+    }
 }
 
 impl OperatorObservation {
     /// Returns the next data with its source, or `None` at the end. Dropped lines and data planes that are gone are reported on stderr.
     async fn next(&mut self) -> VerbResult<Option<(String, Vec<u8>)>> {
         loop {
-            let Some(event) = self.events.message().await.map_err(|status| admin::refused(&status))? else { return Ok(None) };
+            let Some(event) = self
+                .events
+                .message()
+                .await
+                .map_err(|status| admin::refused(&status))?
+            else {
+                return Ok(None);
+            };
             if event.dropped > 0 {
-                eprintln!("canal: {}: {} lines dropped: they came faster than they were read", event.source, event.dropped);
+                eprintln!(
+                    "canal: {}: {} lines dropped: they came faster than they were read",
+                    event.source, event.dropped
+                );
             }
             if let Some(ended) = event.ended.filter(|ended| !ended.reason.is_empty()) {
                 eprintln!("canal: {}: {}: {}", event.source, ended.reason, ended.why);
@@ -69,13 +103,19 @@ impl OperatorObservation {
     }
 
     /// Calls `each` with every line until it returns false, all data planes have ended, or a signal arrives.
-    pub(crate) async fn lines(mut self, stop: &mut StopSignal, mut each: impl FnMut(&str) -> VerbResult<bool>) -> VerbResult {
+    pub(crate) async fn lines(
+        mut self,
+        stop: &mut StopSignal,
+        mut each: impl FnMut(&str) -> VerbResult<bool>,
+    ) -> VerbResult {
         loop {
             let next = tokio::select! {
                 () = stop.wait() => return Err(VerbError::already_printed(ExitStatus::Interrupted)),
                 next = self.next() => next?,
             };
-            let Some((_, data)) = next else { return self.outcome() };
+            let Some((_, data)) = next else {
+                return self.outcome();
+            };
             for line in String::from_utf8_lossy(&data).lines() {
                 if !each(line)? {
                     return Ok(());
@@ -92,18 +132,33 @@ impl OperatorObservation {
             bytes += data.len();
             if bytes > ANSWERS_BYTES_MAX {
                 let what = format!("the answers have more than {} MiB", ANSWERS_BYTES_MAX >> 20);
-                return Err(VerbError::failed(source, what, "query fewer data planes at once"));
+                return Err(VerbError::failed(
+                    source,
+                    what,
+                    "query fewer data planes at once",
+                ));
             }
             answers.entry(source).or_default().extend_from_slice(&data);
         }
         self.outcome()?;
-        Ok(answers.into_iter().map(|(source, data)| (source, String::from_utf8_lossy(&data).into_owned())).collect())
+        Ok(answers
+            .into_iter()
+            .map(|(source, data)| (source, String::from_utf8_lossy(&data).into_owned()))
+            .collect())
     }
 }
 
 /// Returns a line that is safe for a terminal: control characters of a data plane must not control it.
 pub(crate) fn printable(line: &str) -> String {
-    line.chars().map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }).collect()
+    line.chars()
+        .map(|c| {
+            if c.is_control() && c != '\t' {
+                '\u{fffd}'
+            } else {
+                c
+            }
+        })
+        .collect()
 }
 
 #[cfg(test)]

@@ -21,7 +21,13 @@ pub(crate) enum Format {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct OutputArgs {
     /// How to print the result
-    #[arg(short = 'o', long = "output", value_enum, default_value = "table", value_name = "FORMAT")]
+    #[arg(
+        short = 'o',
+        long = "output",
+        value_enum,
+        default_value = "table",
+        value_name = "FORMAT"
+    )]
     pub(crate) format: Format,
 }
 
@@ -34,7 +40,10 @@ pub(crate) struct TextTable {
 
 impl TextTable {
     pub(crate) fn new(heading: &[&'static str]) -> Self {
-        Self { heading: heading.to_vec(), rows: Vec::new() }
+        Self {
+            heading: heading.to_vec(),
+            rows: Vec::new(),
+        }
     }
 
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
@@ -45,13 +54,25 @@ impl TextTable {
     pub(crate) fn lines(&self) -> Vec<String> {
         let heading: Vec<String> = self.heading.iter().map(|h| (*h).to_owned()).collect();
         let all: Vec<&Vec<String>> = std::iter::once(&heading).chain(&self.rows).collect();
-        let width = |column: usize| all.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max().unwrap_or(0);
+        let width = |column: usize| {
+            all.iter()
+                .filter_map(|row| row.get(column))
+                .map(|c| c.chars().count())
+                .max()
+                .unwrap_or(0)
+        };
         let widths: Vec<usize> = (0..self.heading.len()).map(width).collect();
         let line = |row: &Vec<String>| {
-            let cells = row.iter().enumerate().map(|(column, cell)| match column + 1 == row.len() {
-                true => cell.clone(),
-                false => format!("{cell:<width$}", width = widths.get(column).copied().unwrap_or(0)),
-            });
+            let cells =
+                row.iter()
+                    .enumerate()
+                    .map(|(column, cell)| match column + 1 == row.len() {
+                        true => cell.clone(),
+                        false => format!(
+                            "{cell:<width$}",
+                            width = widths.get(column).copied().unwrap_or(0)
+                        ),
+                    });
             cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
         };
         all.into_iter().map(line).collect()
@@ -59,17 +80,26 @@ impl TextTable {
 }
 
 /// Prints a view of the operators' API as the controller's HTTP face shows it, or `table` if the format is a table.
-pub(crate) fn print_view(format: Format, view: impl Serialize, table: impl FnOnce() -> Vec<String>) -> VerbResult {
+pub(crate) fn print_view(
+    format: Format,
+    view: impl Serialize,
+    table: impl FnOnce() -> Vec<String>,
+) -> VerbResult {
     print(format, &view_value(view)?, table)
 }
 
 /// Returns a view as JSON, with the name of its version.
 pub(crate) fn view_value(view: impl Serialize) -> VerbResult<Value> {
-    serde_json::to_value(VersionedView::new(view)).map_err(|problem| VerbError::failed("output", problem, ""))
+    serde_json::to_value(VersionedView::new(view))
+        .map_err(|problem| VerbError::failed("output", problem, ""))
 }
 
 /// Prints `value`, or `table` if the format is a table.
-pub(crate) fn print(format: Format, value: &Value, table: impl FnOnce() -> Vec<String>) -> VerbResult {
+pub(crate) fn print(
+    format: Format,
+    value: &Value,
+    table: impl FnOnce() -> Vec<String>,
+) -> VerbResult {
     let text = match format {
         Format::Table => table().join("\n"),
         Format::Json => format!("{value:#}"),
@@ -81,7 +111,9 @@ pub(crate) fn print(format: Format, value: &Value, table: impl FnOnce() -> Vec<S
 /// Prints one result line. If the reader has gone (`canal get | head`), the program ends without a message.
 pub(crate) fn line(text: &str) -> VerbResult {
     match writeln!(std::io::stdout(), "{text}") {
-        Err(problem) if problem.kind() == std::io::ErrorKind::BrokenPipe => Err(VerbError::already_printed(ExitStatus::Done)),
+        Err(problem) if problem.kind() == std::io::ErrorKind::BrokenPipe => {
+            Err(VerbError::already_printed(ExitStatus::Done))
+        }
         Err(problem) => Err(VerbError::failed("stdout", problem, "")),
         Ok(()) => Ok(()),
     }
@@ -89,7 +121,8 @@ pub(crate) fn line(text: &str) -> VerbResult {
 
 /// Returns a value as YAML.
 pub(crate) fn yaml(value: &Value) -> VerbResult<String> {
-    serde_saphyr::to_string(value).map_err(|problem| VerbError::failed("output", problem, "use -o json"))
+    serde_saphyr::to_string(value)
+        .map_err(|problem| VerbError::failed("output", problem, "use -o json"))
 }
 
 /// Progress messages of long work, on stderr, only if that is a terminal.
@@ -100,7 +133,9 @@ pub(crate) struct ProgressLine {
 
 impl ProgressLine {
     pub(crate) fn new() -> Self {
-        Self { watched: std::io::stderr().is_terminal() }
+        Self {
+            watched: std::io::stderr().is_terminal(),
+        }
     }
 
     /// Prints what is being done.
@@ -141,15 +176,32 @@ mod tests {
         let mut table = TextTable::new(&["NAME", "WORD"]);
         table.row(["a-long-name".into(), "x".into()]);
         table.row(["b".into(), "a long text".into()]);
-        assert_eq!(table.lines(), ["NAME         WORD", "a-long-name  x", "b            a long text"]);
+        assert_eq!(
+            table.lines(),
+            [
+                "NAME         WORD",
+                "a-long-name  x",
+                "b            a long text"
+            ]
+        );
     }
 
     #[test]
     fn sizes_and_spans_are_short() {
-        for (bytes, want) in [(0, "0 B"), (2048, "2.0 KiB"), (5 << 20, "5.0 MiB"), (3 << 30, "3.0 GiB")] {
+        for (bytes, want) in [
+            (0, "0 B"),
+            (2048, "2.0 KiB"),
+            (5 << 20, "5.0 MiB"),
+            (3 << 30, "3.0 GiB"),
+        ] {
             assert_eq!(size(bytes), want);
         }
-        for (ms, want) in [(5, "5 ms"), (1500, "1 s"), (180_000, "3 min"), (7_200_000, "2 h")] {
+        for (ms, want) in [
+            (5, "5 ms"),
+            (1500, "1 s"),
+            (180_000, "3 min"),
+            (7_200_000, "2 h"),
+        ] {
             assert_eq!(span(ms), want);
         }
     }

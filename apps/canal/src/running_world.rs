@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use canal_world::{
-    CpuTime, Error, HostStatus, ProcessPhase, ProcessStatus, Recovery, Signal, StoreRecovery, Topology, Traffic, World, WorldOptions,
+    CpuTime, Error, HostStatus, ProcessPhase, ProcessStatus, Recovery, Signal, StoreRecovery,
+    Topology, Traffic, World, WorldOptions,
 };
 use tokio::net::TcpStream;
 
@@ -59,7 +60,9 @@ pub(crate) fn failure(error: &Error) -> VerbError {
 }
 
 /// Runs blocking work of the world without blocking the runtime.
-pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> canal_world::Result<T> + Send + 'static) -> VerbResult<T> {
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> canal_world::Result<T> + Send + 'static,
+) -> VerbResult<T> {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done.map_err(|error| failure(&error)),
         Err(problem) => Err(VerbError::failed("world", problem, "")),
@@ -69,19 +72,45 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> canal_wor
 /// Returns the names of the worlds that are up. It fails if only root may see whether some are up.
 pub(crate) fn names() -> VerbResult<Vec<String>> {
     let listed = World::list().map_err(|error| failure(&error))?;
-    let hidden: Vec<&str> = listed.iter().filter(|world| world.hidden).map(|world| world.name.as_str()).collect();
+    let hidden: Vec<&str> = listed
+        .iter()
+        .filter(|world| world.hidden)
+        .map(|world| world.name.as_str())
+        .collect();
     if !hidden.is_empty() {
-        let what = format!("only root may see whether these are up: {}", hidden.join(", "));
-        return Err(VerbError::failed("worlds", what, "run the same command with sudo"));
+        let what = format!(
+            "only root may see whether these are up: {}",
+            hidden.join(", ")
+        );
+        return Err(VerbError::failed(
+            "worlds",
+            what,
+            "run the same command with sudo",
+        ));
     }
-    Ok(listed.into_iter().filter(|world| world.alive).map(|world| world.name).collect())
+    Ok(listed
+        .into_iter()
+        .filter(|world| world.alive)
+        .map(|world| world.name)
+        .collect())
 }
 
 /// Brings up a world that ends with this process, however that ends.
-pub(crate) async fn up_ephemeral(topology: Topology, name: String) -> VerbResult<Arc<RunningWorld>> {
+pub(crate) async fn up_ephemeral(
+    topology: Topology,
+    name: String,
+) -> VerbResult<Arc<RunningWorld>> {
     let world = blocking(move || {
-        let topology = topology.renamed(&name).map_err(|problem| Error::Topology(vec![problem]))?;
-        World::up(&topology, &WorldOptions { ephemeral: true, ..WorldOptions::default() })
+        let topology = topology
+            .renamed(&name)
+            .map_err(|problem| Error::Topology(vec![problem]))?;
+        World::up(
+            &topology,
+            &WorldOptions {
+                ephemeral: true,
+                ..WorldOptions::default()
+            },
+        )
     });
     let world = world.await?;
     report_recovery(world.name(), world.recovery());
@@ -90,23 +119,35 @@ pub(crate) async fn up_ephemeral(topology: Topology, name: String) -> VerbResult
 
 /// Reports on stderr what happened to the objects that had been applied to crashed worlds.
 pub(crate) fn report_recovery(name: &str, recovery: &Recovery) {
-    recovery_lines(name, recovery).iter().for_each(|line| eprintln!("canal: {line}"));
+    recovery_lines(name, recovery)
+        .iter()
+        .for_each(|line| eprintln!("canal: {line}"));
 }
 
 fn recovery_lines(name: &str, recovery: &Recovery) -> Vec<String> {
     let own = match recovery.store {
         StoreRecovery::Nothing => None,
-        StoreRecovery::Kept => Some(format!("world {name}: rebuilt after a crash; objects applied before are still in force")),
+        StoreRecovery::Kept => Some(format!(
+            "world {name}: rebuilt after a crash; objects applied before are still in force"
+        )),
         StoreRecovery::Dropped => {
             let fix = "fix: apply them again; only the same topology, brought up to last, takes over the store of a crashed world";
-            Some(format!("world {name}: the crashed world of this name was another one; objects applied to it are gone\n  {fix}"))
+            Some(format!(
+                "world {name}: the crashed world of this name was another one; objects applied to it are gone\n  {fix}"
+            ))
         }
     };
     let gone = |world: &String| {
-        let fix = format!("fix: bring it up again and apply them; after a crash bring {world} up before other worlds to keep them");
-        format!("world {world}: its supervisor had been killed; it was removed with the objects applied to it\n  {fix}")
+        let fix = format!(
+            "fix: bring it up again and apply them; after a crash bring {world} up before other worlds to keep them"
+        );
+        format!(
+            "world {world}: its supervisor had been killed; it was removed with the objects applied to it\n  {fix}"
+        )
     };
-    own.into_iter().chain(recovery.removed.iter().map(gone)).collect()
+    own.into_iter()
+        .chain(recovery.removed.iter().map(gone))
+        .collect()
 }
 
 impl RunningWorld {
@@ -139,7 +180,10 @@ impl RunningWorld {
 
     /// Returns the names of all hosts of a kind.
     pub(crate) fn names_of(&self, kind: HostKindFilter) -> VerbResult<Vec<String>> {
-        let hosts = self.hosts()?.into_iter().filter(|host| host.environment.kind == kind.name());
+        let hosts = self
+            .hosts()?
+            .into_iter()
+            .filter(|host| host.environment.kind == kind.name());
         Ok(hosts.map(|host| host.environment.name).collect())
     }
 
@@ -149,18 +193,31 @@ impl RunningWorld {
 
     /// Returns the socket on which a host's process serves its operators.
     pub(crate) fn admin_socket(&self, host: &str) -> VerbResult<PathBuf> {
-        Ok(self.world.data(host).map_err(|error| failure(&error))?.join("admin.sock"))
+        Ok(self
+            .world
+            .data(host)
+            .map_err(|error| failure(&error))?
+            .join("admin.sock"))
     }
 
     /// Returns a command that runs inside a host.
-    pub(crate) fn command(&self, host: &str, argv: &[impl AsRef<std::ffi::OsStr>]) -> VerbResult<tokio::process::Command> {
-        let command = self.world.exec(host, argv).map_err(|error| failure(&error))?;
+    pub(crate) fn command(
+        &self,
+        host: &str,
+        argv: &[impl AsRef<std::ffi::OsStr>],
+    ) -> VerbResult<tokio::process::Command> {
+        let command = self
+            .world
+            .exec(host, argv)
+            .map_err(|error| failure(&error))?;
         Ok(command.into())
     }
 
     /// Sends SIGKILL to a host's processes.
     pub(crate) fn kill(&self, host: &str) -> VerbResult {
-        self.world.kill(host, Signal::Kill).map_err(|error| failure(&error))
+        self.world
+            .kill(host, Signal::Kill)
+            .map_err(|error| failure(&error))
     }
 
     /// Returns the CPU time of a host's own processes.
@@ -171,7 +228,11 @@ impl RunningWorld {
     /// Returns the counters of a host's uplink.
     pub(crate) fn uplink(&self, host: &str) -> VerbResult<Traffic> {
         let devices = self.world.traffic(host).map_err(|error| failure(&error))?;
-        Ok(devices.into_iter().find(|(name, _)| name == "eth0").map(|(_, traffic)| traffic).unwrap_or_default())
+        Ok(devices
+            .into_iter()
+            .find(|(name, _)| name == "eth0")
+            .map(|(_, traffic)| traffic)
+            .unwrap_or_default())
     }
 
     /// Opens a TCP connection inside a host's network namespace.
@@ -179,7 +240,9 @@ impl RunningWorld {
         let (world, host) = (self.name().to_owned(), host.to_owned());
         let dialled = tokio::task::spawn_blocking(move || {
             let connect = || std::net::TcpStream::connect_timeout(&to, DIAL_TIMEOUT);
-            World::open(&world).and_then(|world| world.inside(&host, connect)).map_err(std::io::Error::other)?
+            World::open(&world)
+                .and_then(|world| world.inside(&host, connect))
+                .map_err(std::io::Error::other)?
         });
         let stream = dialled.await.map_err(std::io::Error::other)??;
         stream.set_nonblocking(true)?;
@@ -194,8 +257,18 @@ impl RunningWorld {
     }
 
     /// Adds a gateway replica to a tier world, and returns when its process has been started.
-    pub(crate) async fn add_gateway(self: &Arc<Self>, name: &str, az: &str, backend: &str) -> VerbResult {
-        let (running, name, az, backend) = (self.clone(), name.to_owned(), az.to_owned(), backend.to_owned());
+    pub(crate) async fn add_gateway(
+        self: &Arc<Self>,
+        name: &str,
+        az: &str,
+        backend: &str,
+    ) -> VerbResult {
+        let (running, name, az, backend) = (
+            self.clone(),
+            name.to_owned(),
+            az.to_owned(),
+            backend.to_owned(),
+        );
         blocking(move || running.world.add_gateway(&name, &az, &backend)).await
     }
 
@@ -218,7 +291,12 @@ fn decide_only(mut names: Vec<String>) -> VerbResult<String> {
         (Some(name), false) => {
             names.push(name);
             let what = format!("several worlds are up: {}", names.join(", "));
-            Err(VerbError::new(ExitStatus::Usage, "--world", what, "name one with --world or $CANAL_WORLD"))
+            Err(VerbError::new(
+                ExitStatus::Usage,
+                "--world",
+                what,
+                "name one with --world or $CANAL_WORLD",
+            ))
         }
         (None, _) => Err(VerbError::new(
             ExitStatus::Missing,
@@ -251,17 +329,32 @@ mod tests {
     fn recovery_of_a_crashed_world_is_reported() {
         assert!(recovery_lines("a", &Recovery::default()).is_empty());
         let lines = |store, removed: &[&str]| {
-            recovery_lines("a", &Recovery { store, removed: removed.iter().map(ToString::to_string).collect() }).join("\n")
+            recovery_lines(
+                "a",
+                &Recovery {
+                    store,
+                    removed: removed.iter().map(ToString::to_string).collect(),
+                },
+            )
+            .join("\n")
         };
         assert!(lines(StoreRecovery::Kept, &[]).contains("are still in force"));
         let lost = lines(StoreRecovery::Dropped, &["b"]);
-        assert!(lost.contains("world a: ") && lost.contains("world b: ") && lost.matches("fix: ").count() == 2, "{lost}");
+        assert!(
+            lost.contains("world a: ")
+                && lost.contains("world b: ")
+                && lost.matches("fix: ").count() == 2,
+            "{lost}"
+        );
     }
 
     #[test]
     fn the_only_world_needs_no_name() {
         assert_eq!(decide_only(vec!["demo".into()]).unwrap(), "demo");
-        assert_eq!(decide_only(vec!["a".into(), "b".into()]).unwrap_err().exit, ExitStatus::Usage);
+        assert_eq!(
+            decide_only(vec!["a".into(), "b".into()]).unwrap_err().exit,
+            ExitStatus::Usage
+        );
         assert_eq!(decide_only(vec![]).unwrap_err().exit, ExitStatus::Missing);
     }
 }

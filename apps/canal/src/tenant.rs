@@ -19,7 +19,11 @@ pub(crate) async fn decide(args: &TenantArgs, admin: &mut Admin) -> VerbResult<S
     if let Some(tenant) = &args.tenant {
         return Ok(tenant.clone());
     }
-    let status = admin.status(StatusRequest {}).await.map_err(|status| admin::refused(&status))?.into_inner();
+    let status = admin
+        .status(StatusRequest {})
+        .await
+        .map_err(|status| admin::refused(&status))?
+        .into_inner();
     only(status.tenants.into_iter().map(|t| t.tenant).collect())
 }
 
@@ -29,9 +33,19 @@ fn only(mut names: Vec<String>) -> VerbResult<String> {
         (Some(name), false) => {
             names.push(name);
             let what = format!("there are several tenants: {}", names.join(", "));
-            Err(VerbError::new(ExitStatus::Usage, "--tenant", what, "name one with --tenant or $CANAL_TENANT"))
+            Err(VerbError::new(
+                ExitStatus::Usage,
+                "--tenant",
+                what,
+                "name one with --tenant or $CANAL_TENANT",
+            ))
         }
-        (None, _) => Err(VerbError::new(ExitStatus::Missing, "--tenant", "the controller has no tenant", "add one to its sources")),
+        (None, _) => Err(VerbError::new(
+            ExitStatus::Missing,
+            "--tenant",
+            "the controller has no tenant",
+            "add one to its sources",
+        )),
     }
 }
 
@@ -42,7 +56,10 @@ mod tests {
     #[test]
     fn the_only_tenant_needs_no_name() {
         assert_eq!(only(vec!["alpha".into()]).unwrap(), "alpha");
-        assert_eq!(only(vec!["alpha".into(), "beta".into()]).unwrap_err().exit, ExitStatus::Usage);
+        assert_eq!(
+            only(vec!["alpha".into(), "beta".into()]).unwrap_err().exit,
+            ExitStatus::Usage
+        );
         assert_eq!(only(vec![]).unwrap_err().exit, ExitStatus::Missing);
     }
 }

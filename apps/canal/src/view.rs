@@ -40,7 +40,11 @@ pub(crate) struct WorldSampler {
 
 impl WorldSampler {
     pub(crate) fn new(running: Arc<RunningWorld>) -> Self {
-        Self { running, admin: None, last: None }
+        Self {
+            running,
+            admin: None,
+            last: None,
+        }
     }
 
     /// Returns the current lines of the view.
@@ -61,7 +65,10 @@ impl WorldSampler {
             .map(|h| format!("{}: {}", h.environment.name, running_world::phase(&h.pulse)));
         let planes = current.status.iter().flat_map(|s| &s.subscribers).map(|s| {
             let state = if s.connected { "connected" } else { "away" };
-            format!("{} {}, generation {} of {}", s.name, state, s.generation_acked, s.generation_wanted)
+            format!(
+                "{} {}, generation {} of {}",
+                s.name, state, s.generation_acked, s.generation_wanted
+            )
         });
         Ok(hosts.chain(planes).collect())
     }
@@ -72,21 +79,44 @@ impl WorldSampler {
         let mut requests = BTreeMap::new();
         for gateway in self.running.names_of(HostKindFilter::Gateway)? {
             // A replica that is down returns no metrics. The list of processes shows that it is down.
-            if let Ok(text) = dataplane::get(&self.running, &gateway, AdminPage::Metrics, "/metrics").await {
-                count_requests(&mut requests, &metrics::parse(&String::from_utf8_lossy(&text)));
+            if let Ok(text) =
+                dataplane::get(&self.running, &gateway, AdminPage::Metrics, "/metrics").await
+            {
+                count_requests(
+                    &mut requests,
+                    &metrics::parse(&String::from_utf8_lossy(&text)),
+                );
             }
         }
         let mesh = hosts.iter().filter(|host| is_mesh(host));
-        let cpu =
-            mesh.filter_map(|host| Some((host.environment.name.clone(), self.running.cpu(&host.environment.name).ok()?.total()))).collect();
-        Ok(WorldSample { at: Instant::now(), hosts, status, requests, cpu })
+        let cpu = mesh
+            .filter_map(|host| {
+                Some((
+                    host.environment.name.clone(),
+                    self.running.cpu(&host.environment.name).ok()?.total(),
+                ))
+            })
+            .collect();
+        Ok(WorldSample {
+            at: Instant::now(),
+            hosts,
+            status,
+            requests,
+            cpu,
+        })
     }
 
     async fn status(&mut self) -> Result<StatusResponse, String> {
         if self.admin.is_none() {
-            self.admin = Some(admin::connect_in(self.running.clone()).await.map_err(|failure| failure.what)?);
+            self.admin = Some(
+                admin::connect_in(self.running.clone())
+                    .await
+                    .map_err(|failure| failure.what)?,
+            );
         }
-        let Some(admin) = &mut self.admin else { return Err("not connected".to_owned()) };
+        let Some(admin) = &mut self.admin else {
+            return Err("not connected".to_owned());
+        };
         let answer = status::fetch(admin).await;
         if answer.is_err() {
             self.admin = None;
@@ -96,23 +126,51 @@ impl WorldSampler {
 }
 
 fn is_mesh(host: &HostStatus) -> bool {
-    matches!(host.environment.kind.as_str(), "controller" | "edge" | "gateway" | "node" | "keyServer")
+    matches!(
+        host.environment.kind.as_str(),
+        "controller" | "edge" | "gateway" | "node" | "keyServer"
+    )
 }
 
 fn count_requests(counts: &mut BTreeMap<String, f64>, samples: &[Sample]) {
-    let label = |sample: &Sample, name: &str| sample.labels.get(name).cloned().unwrap_or_else(|| "-".to_owned());
+    let label = |sample: &Sample, name: &str| {
+        sample
+            .labels
+            .get(name)
+            .cloned()
+            .unwrap_or_else(|| "-".to_owned())
+    };
     for sample in samples.iter().filter(|s| s.name == "istio_requests_total") {
-        let class = label(sample, "response_code").chars().take(1).collect::<String>() + "xx";
-        let key = format!("{}\t{}\t{class}", label(sample, "tenant"), label(sample, "destination_service"));
+        let class = label(sample, "response_code")
+            .chars()
+            .take(1)
+            .collect::<String>()
+            + "xx";
+        let key = format!(
+            "{}\t{}\t{class}",
+            label(sample, "tenant"),
+            label(sample, "destination_service")
+        );
         *counts.entry(key).or_default() += sample.value;
     }
 }
 
 /// Returns the lines of the whole view.
 fn lines(world: &str, current: &WorldSample, last: Option<&WorldSample>) -> Vec<String> {
-    let ready = current.hosts.iter().filter(|h| h.environment.job.is_some() && h.pulse.ready).count();
-    let all = current.hosts.iter().filter(|h| h.environment.job.is_some()).count();
-    let mut lines = vec![format!("world {world}: {ready} of {all} processes ready    ctrl-c takes it down"), String::new()];
+    let ready = current
+        .hosts
+        .iter()
+        .filter(|h| h.environment.job.is_some() && h.pulse.ready)
+        .count();
+    let all = current
+        .hosts
+        .iter()
+        .filter(|h| h.environment.job.is_some())
+        .count();
+    let mut lines = vec![
+        format!("world {world}: {ready} of {all} processes ready    ctrl-c takes it down"),
+        String::new(),
+    ];
     lines.extend(mesh_lines(current, last));
     lines.push(String::new());
     lines.extend(request_lines(current, last));
@@ -131,10 +189,24 @@ fn lines(world: &str, current: &WorldSample, last: Option<&WorldSample>) -> Vec<
 
 /// Returns the mesh's own processes with their state in the control plane.
 fn mesh_lines(current: &WorldSample, last: Option<&WorldSample>) -> Vec<String> {
-    let mut table = TextTable::new(&["PROCESS", "KIND", "AZ", "STATE", "CPU", "RESTARTS", "CONTROLLER", "GENERATION", "SENT"]);
+    let mut table = TextTable::new(&[
+        "PROCESS",
+        "KIND",
+        "AZ",
+        "STATE",
+        "CPU",
+        "RESTARTS",
+        "CONTROLLER",
+        "GENERATION",
+        "SENT",
+    ]);
     for host in current.hosts.iter().filter(|host| is_mesh(host)) {
         let name = &host.environment.name;
-        let subscriber = current.status.as_ref().ok().and_then(|s| s.subscribers.iter().find(|s| s.name == *name));
+        let subscriber = current
+            .status
+            .as_ref()
+            .ok()
+            .and_then(|s| s.subscribers.iter().find(|s| s.name == *name));
         let (link, generation, sent) = match subscriber {
             Some(s) => (
                 if s.connected { "connected" } else { "away" }.to_owned(),
@@ -142,12 +214,17 @@ fn mesh_lines(current: &WorldSample, last: Option<&WorldSample>) -> Vec<String> 
                 size(s.bytes_sent),
             ),
             None if host.environment.kind == "controller" => match &current.status {
-                Ok(status) => ("is it".to_owned(), status.generation.to_string(), String::new()),
+                Ok(status) => (
+                    "is it".to_owned(),
+                    status.generation.to_string(),
+                    String::new(),
+                ),
                 Err(problem) => (problem.clone(), String::new(), String::new()),
             },
             None => ("-".to_owned(), String::new(), String::new()),
         };
-        let cpu = busy(current, last, name).map_or_else(|| "-".to_owned(), |share| format!("{share:.0} %"));
+        let cpu = busy(current, last, name)
+            .map_or_else(|| "-".to_owned(), |share| format!("{share:.0} %"));
         table.row([
             name.clone(),
             host.environment.kind.clone(),
@@ -187,7 +264,8 @@ fn request_lines(current: &WorldSample, last: Option<&WorldSample>) -> Vec<Strin
     match current.requests.is_empty() {
         true => vec![
             "no requests through the gateways yet; try".to_owned(),
-            "  canal world exec alpha/bookinfo/client-0 -- curl -s http://productpage:9080/".to_owned(),
+            "  canal world exec alpha/bookinfo/client-0 -- curl -s http://productpage:9080/"
+                .to_owned(),
         ],
         false => table.lines(),
     }
@@ -208,9 +286,19 @@ impl Canvas {
     /// Draws lines from the top, cut to the terminal's size.
     pub(crate) fn draw(&mut self, lines: &[String]) -> std::io::Result<()> {
         let (width, height) = terminal::size()?;
-        for (row, line) in (0..height).zip(lines.iter().map(String::as_str).chain(std::iter::repeat(""))) {
+        for (row, line) in (0..height).zip(
+            lines
+                .iter()
+                .map(String::as_str)
+                .chain(std::iter::repeat("")),
+        ) {
             let line: String = line.chars().take(usize::from(width)).collect();
-            queue!(self.out, cursor::MoveTo(0, row), terminal::Clear(ClearType::CurrentLine), style::Print(line))?;
+            queue!(
+                self.out,
+                cursor::MoveTo(0, row),
+                terminal::Clear(ClearType::CurrentLine),
+                style::Print(line)
+            )?;
         }
         self.out.flush()
     }
@@ -240,11 +328,20 @@ mod tests {
     #[test]
     fn rates_are_differences_over_time() {
         let start = Instant::now();
-        let (first, second) = (sample(start, 100.0, 500), sample(start + Duration::from_secs(2), 300.0, 1_000));
-        assert_eq!(busy(&second, Some(&first), "gw-1").map(f64::round), Some(25.0));
+        let (first, second) = (
+            sample(start, 100.0, 500),
+            sample(start + Duration::from_secs(2), 300.0, 1_000),
+        );
+        assert_eq!(
+            busy(&second, Some(&first), "gw-1").map(f64::round),
+            Some(25.0)
+        );
         assert_eq!(busy(&second, None, "gw-1"), None);
         let lines = request_lines(&second, Some(&first));
-        assert!(lines[1].contains("reviews.bookinfo") && lines[1].ends_with("100.0"), "{lines:?}");
+        assert!(
+            lines[1].contains("reviews.bookinfo") && lines[1].ends_with("100.0"),
+            "{lines:?}"
+        );
     }
 
     #[test]

@@ -4,7 +4,13 @@ use std::process::{Command, Output};
 
 fn canal(words: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_canal"));
-    for name in ["CANAL_WORLD", "CANAL_TENANT", "CANAL_SERVER", "CANAL_ROOT_CA", "CANAL_TOKEN_FILE"] {
+    for name in [
+        "CANAL_WORLD",
+        "CANAL_TENANT",
+        "CANAL_SERVER",
+        "CANAL_ROOT_CA",
+        "CANAL_TOKEN_FILE",
+    ] {
         command.env_remove(name);
     }
     command.args(words.split_whitespace()).output().unwrap()
@@ -24,16 +30,34 @@ fn exit_codes_are_stable() {
         ("no verb", "", 2),
         ("unknown verb", "frobnicate", 2),
         ("bad format", "status -o xml", 2),
-        ("server without its CA", "status --server https://127.0.0.1:1", 2),
+        (
+            "server without its CA",
+            "status --server https://127.0.0.1:1",
+            2,
+        ),
         ("no such topology", "world check /nowhere.yaml", 5),
-        ("no such file to apply", "apply --tenant a -f /nowhere.yaml", 5),
+        (
+            "no such file to apply",
+            "apply --tenant a -f /nowhere.yaml",
+            5,
+        ),
         ("no such world", "status --world clinone", 5),
         ("no such directory", "compile /nowhere", 5),
     ] {
         let output = canal(words);
-        assert_eq!(output.status.code(), Some(code), "{name}: {}{}", text(&output.stdout), text(&output.stderr));
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{name}: {}{}",
+            text(&output.stdout),
+            text(&output.stderr)
+        );
         if code == 0 {
-            assert!(output.stderr.is_empty(), "{name} is quiet on stderr: {}", text(&output.stderr));
+            assert!(
+                output.stderr.is_empty(),
+                "{name} is quiet on stderr: {}",
+                text(&output.stderr)
+            );
         } else {
             assert!(!output.stderr.is_empty(), "{name} says why");
         }
@@ -43,13 +67,24 @@ fn exit_codes_are_stable() {
 #[test]
 fn a_server_that_is_not_there_is_code_3() {
     let directory = tempfile::tempdir().unwrap();
-    let (ca, token) = (directory.path().join("ca.pem"), directory.path().join("token"));
+    let (ca, token) = (
+        directory.path().join("ca.pem"),
+        directory.path().join("token"),
+    );
     std::fs::write(&ca, "").unwrap();
     std::fs::write(&token, "t").unwrap();
-    let words = format!("status --server https://127.0.0.1:1 --root-ca {} --token-file {}", ca.display(), token.display());
+    let words = format!(
+        "status --server https://127.0.0.1:1 --root-ca {} --token-file {}",
+        ca.display(),
+        token.display()
+    );
     let output = canal(&words);
     assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("fix:"), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("fix:"),
+        "{}",
+        text(&output.stderr)
+    );
 }
 
 #[test]
@@ -59,7 +94,11 @@ fn a_bad_topology_is_refused_with_its_line() {
     std::fs::write(&file, "world: clibad\nazs: [az1]\ncolour: red\n").unwrap();
     let output = canal(&format!("world check {}", file.display()));
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("bad.yaml:3:"), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("bad.yaml:3:"),
+        "{}",
+        text(&output.stderr)
+    );
 }
 
 #[test]
@@ -77,7 +116,10 @@ fn the_demo_compiles_as_its_world_lays_it_out() {
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let value: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(value["tenants"][0]["services"], 10, "{value:#}");
-    assert!(value["tenants"][0]["routes"].as_u64() >= Some(2), "{value:#}");
+    assert!(
+        value["tenants"][0]["routes"].as_u64() >= Some(2),
+        "{value:#}"
+    );
 }
 
 #[test]
@@ -85,14 +127,18 @@ fn compile_reports_a_policy_that_cannot_be_enforced() {
     let directory = tempfile::tempdir().unwrap();
     let alpha = directory.path().join("alpha");
     std::fs::create_dir(&alpha).unwrap();
-    let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/compiler");
+    let golden =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/compiler");
     for name in ["_shop.yaml", "targets-unenforced.yaml"] {
         std::fs::copy(golden.join(name), alpha.join(name)).unwrap();
     }
     let output = canal(&format!("compile {}", directory.path().display()));
     assert_eq!(output.status.code(), Some(1));
     let errors = text(&output.stderr);
-    for want in ["AuthorizationPolicy shop/waypoint: spec.targetRefs[0].kind", "so this one denies all of namespace shop"] {
+    for want in [
+        "AuthorizationPolicy shop/waypoint: spec.targetRefs[0].kind",
+        "so this one denies all of namespace shop",
+    ] {
         assert!(errors.contains(want), "{errors}");
     }
 }
@@ -106,19 +152,44 @@ fn others_are_told_to_be_root(world: &str) {
     std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let copy = directory.path().join("canal");
     // Another process copies the file: a child of another test that has the file open for writing would make running it fail.
-    assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_canal")).arg(&copy).status().unwrap().success());
+    assert!(
+        Command::new("cp")
+            .arg(env!("CARGO_BIN_EXE_canal"))
+            .arg(&copy)
+            .status()
+            .unwrap()
+            .success()
+    );
     let as_unprivileged = |words: &[&str]| {
-        let output =
-            Command::new(&copy).args(words).env_remove("CANAL_WORLD").env_remove("CANAL_SERVER").uid(65534).gid(65534).output().unwrap();
-        (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+        let output = Command::new(&copy)
+            .args(words)
+            .env_remove("CANAL_WORLD")
+            .env_remove("CANAL_SERVER")
+            .uid(65534)
+            .gid(65534)
+            .output()
+            .unwrap();
+        (
+            output.status.code(),
+            text(&output.stdout) + &text(&output.stderr),
+        )
     };
     let (code, listed) = as_unprivileged(&["world", "list"]);
-    let line = listed.lines().find(|line| line.starts_with(world)).unwrap_or_default();
-    assert!(code == Some(0) && line.contains("needs root") && !listed.contains("leftover"), "{listed}");
+    let line = listed
+        .lines()
+        .find(|line| line.starts_with(world))
+        .unwrap_or_default();
+    assert!(
+        code == Some(0) && line.contains("needs root") && !listed.contains("leftover"),
+        "{listed}"
+    );
     for words in [&["status"][..], &["status", "--world", world]] {
         let (code, printed) = as_unprivileged(words);
         assert!(
-            code == Some(1) && printed.contains("root") && printed.contains("sudo") && !printed.contains("no world is up"),
+            code == Some(1)
+                && printed.contains("root")
+                && printed.contains("sudo")
+                && !printed.contains("no world is up"),
             "{code:?} {printed}"
         );
     }
@@ -160,9 +231,17 @@ fn a_world_goes_up_is_used_and_goes_down() {
     check("world list -o json".into(), 0, &name);
     check(format!("world list {name}"), 0, "250.1.0.1");
     check(format!("world exec --world {name} h2 -- hostname"), 0, "h2");
-    check(format!("world exec --world {name} h2 -- sh -c nosuchprogram"), 127, "not found");
+    check(
+        format!("world exec --world {name} h2 -- sh -c nosuchprogram"),
+        127,
+        "not found",
+    );
     check(format!("world exec --world {name} h2 -- false"), 1, "");
-    check(format!("world exec --world {name} h3 -- true"), 5, "no host");
+    check(
+        format!("world exec --world {name} h3 -- true"),
+        5,
+        "no host",
+    );
     check(format!("logs --world {name} h1"), 0, "start: sleep");
     check(format!("status --world {name}"), 3, "fix:");
     check(format!("config dump --world {name} h1"), 3, "admin.sock");

@@ -9,7 +9,13 @@ use canal_timing::deadline;
 
 /// How long a step takes at most on a quiet machine.
 const SOON: Duration = Duration::from_secs(60);
-const PARTS: [&str; 5] = ["canal-controller", "canal-node", "canal-edge", "canal-gateway", "canal-samples"];
+const PARTS: [&str; 5] = [
+    "canal-controller",
+    "canal-node",
+    "canal-edge",
+    "canal-gateway",
+    "canal-samples",
+];
 
 /// A process `canal up demo` in the background.
 struct Up {
@@ -26,7 +32,10 @@ impl Up {
             return None;
         }
         if let Some(part) = PARTS.iter().find(|part| !beside.join(part).is_file()) {
-            eprintln!("SKIPPED: {} has no {part}; build the whole workspace first", beside.display());
+            eprintln!(
+                "SKIPPED: {} has no {part}; build the whole workspace first",
+                beside.display()
+            );
             return None;
         }
         let run = std::env::var("CANAL_RUN_ID").unwrap_or_default();
@@ -41,7 +50,10 @@ impl Up {
 
     fn command(&self, words: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_canal"));
-        command.env_remove("CANAL_TENANT").env_remove("CANAL_SERVER").env("CANAL_WORLD", &self.name);
+        command
+            .env_remove("CANAL_TENANT")
+            .env_remove("CANAL_SERVER")
+            .env("CANAL_WORLD", &self.name);
         command.args(words.split_whitespace()).stdin(Stdio::null());
         command
     }
@@ -54,7 +66,11 @@ impl Up {
     fn check(&self, words: &str, want: &str) -> String {
         let output = self.canal(words);
         let out = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success(), "{words}: {out}{}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{words}: {out}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         assert!(out.contains(want), "{words}: no {want:?} in {out}");
         out
     }
@@ -88,9 +104,16 @@ const CURL: &str = "world exec alpha/bookinfo/client-0 -- curl -sS --max-time 60
 #[test]
 fn a_running_mesh_can_be_observed() {
     let Some(mut up) = Up::start() else { return };
-    up.until("all data planes are current and alpha's route is applied", || {
-        up.canal("status --check").status.success() && up.canal("get --tenant alpha httproute reviews -n bookinfo").status.success()
-    });
+    up.until(
+        "all data planes are current and alpha's route is applied",
+        || {
+            up.canal("status --check").status.success()
+                && up
+                    .canal("get --tenant alpha httproute reviews -n bookinfo")
+                    .status
+                    .success()
+        },
+    );
 
     let status: serde_json::Value = serde_json::from_str(&up.check("status -o json", "")).unwrap();
     assert_eq!(
@@ -98,26 +121,59 @@ fn a_running_mesh_can_be_observed() {
         Some(12),
         "two edges, four replicas, four nodes, two key servers: {status:#}"
     );
-    let fleet: serde_json::Value = serde_json::from_str(&up.check("gateway list -o json", "")).unwrap();
-    assert_eq!(fleet["replicas"].as_array().map(Vec::len), Some(4), "{fleet:#}");
+    let fleet: serde_json::Value =
+        serde_json::from_str(&up.check("gateway list -o json", "")).unwrap();
+    assert_eq!(
+        fleet["replicas"].as_array().map(Vec::len),
+        Some(4),
+        "{fleet:#}"
+    );
     up.check("world list", &up.name);
     up.check("config dump gw-1", "southbound");
-    up.check("config dump alpha-n1 --part pods.0.identity", "spiffe://alpha.example/ns/bookinfo/sa/");
+    up.check(
+        "config dump alpha-n1 --part pods.0.identity",
+        "spiffe://alpha.example/ns/bookinfo/sa/",
+    );
     up.check("logs alpha-n1 --level debug", "debug");
 
-    let tap = up.command("tap -n 2 --tenant alpha --path /productpage -o json").stdout(Stdio::piped()).spawn().unwrap();
+    let tap = up
+        .command("tap -n 2 --tenant alpha --path /productpage -o json")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut tap = Some(tap);
     up.until("the tap sees two pages", || {
-        up.check(&format!("{CURL} http://productpage:9080/productpage"), "\"service\":\"productpage\"");
-        tap.as_mut().is_none_or(|tap| tap.try_wait().unwrap().is_some())
+        up.check(
+            &format!("{CURL} http://productpage:9080/productpage"),
+            "\"service\":\"productpage\"",
+        );
+        tap.as_mut()
+            .is_none_or(|tap| tap.try_wait().unwrap().is_some())
     });
     let lines = String::from_utf8(tap.take().unwrap().wait_with_output().unwrap().stdout).unwrap();
-    let seen: Vec<serde_json::Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let seen: Vec<serde_json::Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
     assert_eq!(seen.len(), 2);
-    assert!(seen.iter().all(|request| request["tenant"] == "alpha" && request["status"] == 200), "{lines}");
-    let logged = |n| String::from_utf8_lossy(&up.canal(&format!("logs gw-{n} --tail 20")).stdout).contains("/productpage");
-    up.until("the page is in the access log of the replica that served it", || (1..=4).any(logged));
+    assert!(
+        seen.iter()
+            .all(|request| request["tenant"] == "alpha" && request["status"] == 200),
+        "{lines}"
+    );
+    let logged = |n| {
+        String::from_utf8_lossy(&up.canal(&format!("logs gw-{n} --tail 20")).stdout)
+            .contains("/productpage")
+    };
+    up.until(
+        "the page is in the access log of the replica that served it",
+        || (1..=4).any(logged),
+    );
 
     assert_eq!(up.terminate(), Some(130), "interrupted, as the help says");
-    assert_eq!(up.canal(&format!("world list {}", up.name)).status.code(), Some(5), "the world is gone");
+    assert_eq!(
+        up.canal(&format!("world list {}", up.name)).status.code(),
+        Some(5),
+        "the world is gone"
+    );
 }

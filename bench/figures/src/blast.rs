@@ -28,8 +28,18 @@ pub(crate) fn figure(arguments: &BlastArgs) -> anyhow::Result<String> {
     let tier = arguments.size.tier()?;
     let backends = arguments.size.backends as usize;
     let plain = plain(&tier, &arguments.size);
-    let shardings =
-        [Sharding { name: "shuffle", services: tier.services.clone(), backends }, Sharding { name: "plain", services: plain, backends }];
+    let shardings = [
+        Sharding {
+            name: "shuffle",
+            services: tier.services.clone(),
+            backends,
+        },
+        Sharding {
+            name: "plain",
+            services: plain,
+            backends,
+        },
+    ];
     let mut text = String::new();
     let size = &arguments.size;
     writeln!(
@@ -51,7 +61,11 @@ fn plain(tier: &PlannedTier, size: &TierSize) -> Vec<Vec<usize>> {
     // Services take homes in turn, until some AZ has too few backends left for one more group.
     for turn in 0.. {
         let (home, away) = (turn % zones, (turn + 1) % zones);
-        let (need_home, need_away) = if zones == 1 { (size.home + size.away, 0) } else { (size.home, size.away) };
+        let (need_home, need_away) = if zones == 1 {
+            (size.home + size.away, 0)
+        } else {
+            (size.home, size.away)
+        };
         if free[home].len() < need_home || free[away].len() < need_away {
             break;
         }
@@ -63,22 +77,36 @@ fn plain(tier: &PlannedTier, size: &TierSize) -> Vec<Vec<usize>> {
     if groups.is_empty() {
         groups.push((0..tier.azs.len()).collect());
     }
-    (0..tier.services.len()).map(|service| groups[service % groups.len()].clone()).collect()
+    (0..tier.services.len())
+        .map(|service| groups[service % groups.len()].clone())
+        .collect()
 }
 
 /// Returns `of choose k` as a float, because only ratios are used.
 fn choose(of: usize, k: usize) -> f64 {
-    if k > of { 0.0 } else { (0..k).map(|i| (of - i) as f64 / (i + 1) as f64).product() }
+    if k > of {
+        0.0
+    } else {
+        (0..k).map(|i| (of - i) as f64 / (i + 1) as f64).product()
+    }
 }
 
 /// Returns the probability that all of `all` given backends are among `failed` random ones out of `backends`.
 fn chance_all(backends: usize, failed: usize, all: usize) -> f64 {
-    if failed < all || all > backends { 0.0 } else { choose(backends - all, failed - all) / choose(backends, failed) }
+    if failed < all || all > backends {
+        0.0
+    } else {
+        choose(backends - all, failed - all) / choose(backends, failed)
+    }
 }
 
 /// Returns the probability that none of them is.
 fn chance_none(backends: usize, failed: usize, all: usize) -> f64 {
-    if all + failed > backends { 0.0 } else { choose(backends - all, failed) / choose(backends, failed) }
+    if all + failed > backends {
+        0.0
+    } else {
+        choose(backends - all, failed) / choose(backends, failed)
+    }
 }
 
 fn random(text: &mut String, shardings: &[Sharding], arguments: &BlastArgs) -> anyhow::Result<()> {
@@ -87,12 +115,20 @@ fn random(text: &mut String, shardings: &[Sharding], arguments: &BlastArgs) -> a
         "\nrandom failures: share of services in the mean over all sets of failed backends (exact), and the worst of {} seeded sets and a greedy one",
         arguments.samples
     )?;
-    writeln!(text, "failures  sharding   all down  degraded  worst all down")?;
+    writeln!(
+        text,
+        "failures  sharding   all down  degraded  worst all down"
+    )?;
     for failed in 1..=arguments.failures {
         for sharding in shardings {
             let count = sharding.services.len() as f64;
             let sum = |chance: fn(usize, usize, usize) -> f64| -> f64 {
-                sharding.services.iter().map(|own| chance(sharding.backends, failed, own.len())).sum::<f64>() / count
+                sharding
+                    .services
+                    .iter()
+                    .map(|own| chance(sharding.backends, failed, own.len()))
+                    .sum::<f64>()
+                    / count
             };
             let (down, none) = (sum(chance_all), sum(chance_none));
             let worst = worst(sharding, failed, arguments) as f64 / count;
@@ -110,7 +146,11 @@ fn random(text: &mut String, shardings: &[Sharding], arguments: &BlastArgs) -> a
 }
 
 fn down(sharding: &Sharding, failed: &[bool]) -> usize {
-    sharding.services.iter().filter(|own| own.iter().all(|backend| failed[*backend])).count()
+    sharding
+        .services
+        .iter()
+        .filter(|own| own.iter().all(|backend| failed[*backend]))
+        .count()
 }
 
 /// Returns the largest number of services that a set of failures takes down, among seeded sets and one that grows by the cheapest service.
@@ -124,14 +164,21 @@ fn worst(sharding: &Sharding, failures: usize, arguments: &BlastArgs) -> usize {
             order.swap(at, other);
         }
         let mut failed = vec![false; sharding.backends];
-        order.iter().take(failures).for_each(|backend| failed[*backend] = true);
+        order
+            .iter()
+            .take(failures)
+            .for_each(|backend| failed[*backend] = true);
         worst = worst.max(down(sharding, &failed));
     }
     let mut failed = vec![false; sharding.backends];
     let mut left = failures;
     loop {
         let missing = |own: &Vec<usize>| own.iter().filter(|backend| !failed[**backend]).count();
-        let next = sharding.services.iter().filter(|own| (1..=left).contains(&missing(own))).min_by_key(|own| missing(own));
+        let next = sharding
+            .services
+            .iter()
+            .filter(|own| (1..=left).contains(&missing(own)))
+            .min_by_key(|own| missing(own));
         let Some(next) = next else { break };
         left -= missing(next);
         next.iter().for_each(|backend| failed[*backend] = true);
@@ -146,23 +193,43 @@ fn poison(text: &mut String, shardings: &[Sharding], failures: usize) -> anyhow:
         "\na query of death: all backends of one service, the rest of the failures at random; share of other services in the mean over all services (exact)"
     )?;
     writeln!(text, "failures  sharding   all down  degraded")?;
-    let least = shardings.iter().flat_map(|sharding| &sharding.services).map(Vec::len).max().unwrap_or(1);
+    let least = shardings
+        .iter()
+        .flat_map(|sharding| &sharding.services)
+        .map(Vec::len)
+        .max()
+        .unwrap_or(1);
     for failed in least..=failures {
         for sharding in shardings {
             let (mut down, mut degraded, mut count) = (0.0, 0.0, 0.0);
             for (at, poisoned) in sharding.services.iter().enumerate() {
                 let (rest, more) = (sharding.backends - poisoned.len(), failed - poisoned.len());
-                for (_, other) in sharding.services.iter().enumerate().filter(|(place, _)| *place != at) {
+                for (_, other) in sharding
+                    .services
+                    .iter()
+                    .enumerate()
+                    .filter(|(place, _)| *place != at)
+                {
                     let alive = other.len() - overlap(poisoned, other);
                     let all = chance_all(rest, more, alive);
-                    let untouched = if alive == other.len() { chance_none(rest, more, alive) } else { 0.0 };
+                    let untouched = if alive == other.len() {
+                        chance_none(rest, more, alive)
+                    } else {
+                        0.0
+                    };
                     down += all;
                     degraded += 1.0 - all - untouched;
                     count += 1.0;
                 }
             }
             let count: f64 = f64::max(count, 1.0);
-            writeln!(text, "{failed:>8}  {:<8} {:>8.3} % {:>7.2} %", sharding.name, 100.0 * down / count, 100.0 * degraded / count)?;
+            writeln!(
+                text,
+                "{failed:>8}  {:<8} {:>8.3} % {:>7.2} %",
+                sharding.name,
+                100.0 * down / count,
+                100.0 * degraded / count
+            )?;
         }
     }
     Ok(())

@@ -75,7 +75,9 @@ struct Costs {
 impl Flags {
     fn costs(&self) -> anyhow::Result<Costs> {
         let text = match &self.measured {
-            Some(file) => std::fs::read_to_string(file).with_context(|| file.display().to_string())?,
+            Some(file) => {
+                std::fs::read_to_string(file).with_context(|| file.display().to_string())?
+            }
             None => MEASURED.to_string(),
         };
         self.costs_of(&serde_json::from_str(&text).context("the measured figures")?)
@@ -83,21 +85,43 @@ impl Flags {
 
     /// Returns the costs; flags override measurements.
     fn costs_of(&self, measured: &Value) -> anyhow::Result<Costs> {
-        let load = if self.connection_per_request { "connection_per_request" } else { "keep_alive" };
+        let load = if self.connection_per_request {
+            "connection_per_request"
+        } else {
+            "keep_alive"
+        };
         let packets = number(measured, &format!("/cost/{load}/packets"))?;
         let redirector = number(measured, &format!("/cost/{load}/redirector_us"))? / packets;
-        let (count, replicas) = (number(measured, "/sessions/count")?, number(measured, "/sessions/aggregated/replicas")?);
+        let (count, replicas) = (
+            number(measured, "/sessions/count")?,
+            number(measured, "/sessions/aggregated/replicas")?,
+        );
         let inside = number(measured, "/sessions/aggregated/inside")?;
         let sections = ["cost", "disaggregation", "hop", "sessions"];
-        let source = |section: &str| format!("{} ({})", text(measured, section, "command"), text(measured, section, "machine"));
-        let l7_us = self.l7_us.map_or_else(|| number(measured, &format!("/cost/{load}/l7_us")), Ok)?;
+        let source = |section: &str| {
+            format!(
+                "{} ({})",
+                text(measured, section, "command"),
+                text(measured, section, "machine")
+            )
+        };
+        let l7_us = self
+            .l7_us
+            .map_or_else(|| number(measured, &format!("/cost/{load}/l7_us")), Ok)?;
         // Compared with a gateway at the same rate: a process that is often idle costs more per request than a busy one.
-        let balancer = || Ok::<_, anyhow::Error>(l7_us * number(measured, "/hop/lb_us")? / number(measured, "/hop/gateway_us")?);
+        let balancer = || {
+            Ok::<_, anyhow::Error>(
+                l7_us * number(measured, "/hop/lb_us")? / number(measured, "/hop/gateway_us")?,
+            )
+        };
         Ok(Costs {
             l7_us,
             redirector_us: self.redirector_us.unwrap_or(redirector),
             packets: self.packets.unwrap_or(packets),
-            tunnel_us: self.tunnel_us.map_or_else(|| Ok::<_, anyhow::Error>(number(measured, "/disaggregation/tunnel_ns")? / 1e3), Ok)?,
+            tunnel_us: self.tunnel_us.map_or_else(
+                || Ok::<_, anyhow::Error>(number(measured, "/disaggregation/tunnel_ns")? / 1e3),
+                Ok,
+            )?,
             lb_us: self.lb_us.map_or_else(balancer, Ok)?,
             sessions: self.sessions.unwrap_or(count / replicas),
             tunnel_sessions: match self.tunnel_sessions {
@@ -114,9 +138,16 @@ impl Flags {
 }
 
 fn number(measured: &Value, path: &str) -> anyhow::Result<f64> {
-    let number = measured.pointer(path).and_then(Value::as_f64).filter(|n| n.is_finite() && *n >= 0.0);
+    let number = measured
+        .pointer(path)
+        .and_then(Value::as_f64)
+        .filter(|n| n.is_finite() && *n >= 0.0);
     let part = path.split('/').nth(1).unwrap_or_default();
-    number.with_context(|| format!("{path} is not among the measured figures: run `canal-bench-tier {part} --json FILE`"))
+    number.with_context(|| {
+        format!(
+            "{path} is not among the measured figures: run `canal-bench-tier {part} --json FILE`"
+        )
+    })
 }
 
 fn text<'a>(measured: &'a Value, section: &str, what: &str) -> &'a str {
@@ -124,8 +155,12 @@ fn text<'a>(measured: &'a Value, section: &str, what: &str) -> &'a str {
 }
 
 /// The paper's Table 5 in percent: redirector, tunneling, both.
-const PAPER: [(&str, f64, f64, f64); 4] =
-    [("Region1", 47.5, 32.2, 64.4), ("Region2", 45.1, 45.3, 69.9), ("Region3", 32.1, 33.6, 54.9), ("Region4", 36.7, 36.5, 59.9)];
+const PAPER: [(&str, f64, f64, f64); 4] = [
+    ("Region1", 47.5, 32.2, 64.4),
+    ("Region2", 45.1, 45.3, 69.9),
+    ("Region3", 32.1, 33.6, 54.9),
+    ("Region4", 36.7, 36.5, 59.9),
+];
 
 /// Numbers of VMs, relative to the replicas before.
 struct Vms {
@@ -144,7 +179,9 @@ impl Costs {
         let balancers = f64::max(lb_by_sessions, lb_by_cpu);
         let redirector = self.packets * self.redirector_us / self.l7_us;
         let tunnel = self.packets * self.tunnel_us / self.l7_us;
-        let replicas = |sessions: f64, more: f64| f64::max(sessions, self.cpu_at_level * (1.0 + more) / cpu_level);
+        let replicas = |sessions: f64, more: f64| {
+            f64::max(sessions, self.cpu_at_level * (1.0 + more) / cpu_level)
+        };
         // Tunnels aggregate client sessions. Sessions to endpoints cross the same edge and use the same tunnels.
         let aggregated = self.tunnel_sessions / (self.sessions * own);
         Vms {
@@ -155,13 +192,23 @@ impl Costs {
     }
 
     fn check(&self) -> anyhow::Result<()> {
-        let shares = [("session-level", self.session_level), ("cpu-at-level", self.cpu_at_level), ("cpu-level", self.cpu_level)];
+        let shares = [
+            ("session-level", self.session_level),
+            ("cpu-at-level", self.cpu_at_level),
+            ("cpu-level", self.cpu_level),
+        ];
         for (name, share) in shares {
-            ensure!(share > 0.0 && share <= 1.0, "--{name} {share} is out of range: use a share above 0, to 1");
+            ensure!(
+                share > 0.0 && share <= 1.0,
+                "--{name} {share} is out of range: use a share above 0, to 1"
+            );
         }
         let costs = [("l7-us", self.l7_us), ("sessions", self.sessions)];
         for (name, cost) in costs {
-            ensure!(cost.is_finite() && cost > 0.0, "--{name} {cost} is out of range: use a positive number");
+            ensure!(
+                cost.is_finite() && cost > 0.0,
+                "--{name} {cost} is out of range: use a positive number"
+            );
         }
         let more = [
             ("redirector-us", self.redirector_us),
@@ -172,7 +219,10 @@ impl Costs {
             ("upstream", self.upstream),
         ];
         for (name, cost) in more {
-            ensure!(cost.is_finite() && cost >= 0.0, "--{name} {cost} is out of range: use a number of 0 or more");
+            ensure!(
+                cost.is_finite() && cost >= 0.0,
+                "--{name} {cost} is out of range: use a number of 0 or more"
+            );
         }
         Ok(())
     }
@@ -182,7 +232,11 @@ impl Vms {
     /// Returns the percentages saved by the redirector, by tunnels of the rest, and by both.
     fn saved(&self) -> (f64, f64, f64) {
         let saved = |from: f64, to: f64| 100.0 * (1.0 - to / from);
-        (saved(self.before, self.redirector), saved(self.redirector, self.both), saved(self.before, self.both))
+        (
+            saved(self.before, self.redirector),
+            saved(self.redirector, self.both),
+            saved(self.before, self.both),
+        )
     }
 }
 
@@ -193,8 +247,14 @@ pub(crate) fn figure(flags: &Flags) -> anyhow::Result<String> {
     assumptions(&mut text, costs)?;
     let vms = costs.vms(costs.cpu_level);
     let [before, redirector, both] = [vms.before, vms.redirector, vms.both].map(|vms| 100.0 * vms);
-    writeln!(text, "\nVMs for each 100 replicas: before {before:.0}, with redirectors {redirector:.0}, with tunnels as well {both:.0}")?;
-    writeln!(text, "\n             redirector  tunneling (of what is left)  both")?;
+    writeln!(
+        text,
+        "\nVMs for each 100 replicas: before {before:.0}, with redirectors {redirector:.0}, with tunnels as well {both:.0}"
+    )?;
+    writeln!(
+        text,
+        "\n             redirector  tunneling (of what is left)  both"
+    )?;
     writeln!(text, "{}", row("Canal", vms.saved()))?;
     for (name, redirector, tunneling, both) in PAPER {
         writeln!(text, "{}", row(name, (redirector, tunneling, both)))?;
@@ -206,15 +266,46 @@ pub(crate) fn figure(flags: &Flags) -> anyhow::Result<String> {
     implied(&mut text, costs)?;
     writeln!(text, "\nby how busy a CPU may be")?;
     for level in [0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8] {
-        writeln!(text, "{}", row(&format!("{:.0} %", 100.0 * level), costs.vms(level).saved()))?;
+        writeln!(
+            text,
+            "{}",
+            row(&format!("{:.0} %", 100.0 * level), costs.vms(level).saved())
+        )?;
     }
-    writeln!(text, "\nby a load balancer's CPU per request: one that forwards packets, and the measured one, which is a TCP proxy")?;
+    writeln!(
+        text,
+        "\nby a load balancer's CPU per request: one that forwards packets, and the measured one, which is a TCP proxy"
+    )?;
     for lb_us in [2.0, 10.0, costs.lb_us] {
-        writeln!(text, "{}", row(&format!("{lb_us:.1} µs"), Costs { lb_us, ..costs.clone() }.vms(costs.cpu_level).saved()))?;
+        writeln!(
+            text,
+            "{}",
+            row(
+                &format!("{lb_us:.1} µs"),
+                Costs {
+                    lb_us,
+                    ..costs.clone()
+                }
+                .vms(costs.cpu_level)
+                .saved()
+            )
+        )?;
     }
     writeln!(text, "\nby sessions to endpoints for each client session")?;
     for upstream in [0.0, 0.25, 0.5, 1.0] {
-        writeln!(text, "{}", row(&format!("{upstream}"), Costs { upstream, ..costs.clone() }.vms(costs.cpu_level).saved()))?;
+        writeln!(
+            text,
+            "{}",
+            row(
+                &format!("{upstream}"),
+                Costs {
+                    upstream,
+                    ..costs.clone()
+                }
+                .vms(costs.cpu_level)
+                .saved()
+            )
+        )?;
     }
     Ok(text)
 }
@@ -224,8 +315,12 @@ fn row(name: &str, (redirector, tunneling, both): (f64, f64, f64)) -> String {
 }
 
 fn assumptions(text: &mut String, costs: &Costs) -> std::fmt::Result {
-    let [full, used, level] = [costs.session_level, costs.cpu_at_level, costs.cpu_level].map(|share| 100.0 * share);
-    let (redirector, tunnels) = (costs.packets * costs.redirector_us, costs.packets * costs.tunnel_us);
+    let [full, used, level] =
+        [costs.session_level, costs.cpu_at_level, costs.cpu_level].map(|share| 100.0 * share);
+    let (redirector, tunnels) = (
+        costs.packets * costs.redirector_us,
+        costs.packets * costs.tunnel_us,
+    );
     writeln!(text, "measured, where no flag says otherwise")?;
     for source in &costs.sources {
         writeln!(text, "  {source}")?;
@@ -252,14 +347,26 @@ fn assumptions(text: &mut String, costs: &Costs) -> std::fmt::Result {
         costs.lb_us
     )?;
     let sessions = costs.sessions * (1.0 + costs.upstream);
-    writeln!(text, "  sessions of a replica at the underlay: {sessions:.0} without tunnels, {:.0} with.", costs.tunnel_sessions)
+    writeln!(
+        text,
+        "  sessions of a replica at the underlay: {sessions:.0} without tunnels, {:.0} with.",
+        costs.tunnel_sessions
+    )
 }
 
 /// Prints the properties that the paper's regions must have if this model is right.
 fn implied(text: &mut String, costs: &Costs) -> std::fmt::Result {
-    let range = |values: [f64; 4]| (values.iter().copied().fold(f64::MAX, f64::min), values.iter().copied().fold(f64::MIN, f64::max));
+    let range = |values: [f64; 4]| {
+        (
+            values.iter().copied().fold(f64::MAX, f64::min),
+            values.iter().copied().fold(f64::MIN, f64::max),
+        )
+    };
     let work = 1.0 + costs.packets * (costs.redirector_us + costs.tunnel_us) / costs.l7_us;
-    let (least, most) = range(PAPER.map(|(_, _, tunneling, _)| 100.0 * costs.cpu_at_level * work / (1.0 - tunneling / 100.0)));
+    let (least, most) =
+        range(PAPER.map(|(_, _, tunneling, _)| {
+            100.0 * costs.cpu_at_level * work / (1.0 - tunneling / 100.0)
+        }));
     writeln!(
         text,
         "(by this model the paper's regions keep CPUs {least:.0} to {most:.0} % busy; the default lies between, so that row is no proof)"
@@ -282,12 +389,35 @@ mod tests {
     #[test]
     fn the_committed_figures_are_whole_and_flags_go_before_them() {
         for connection_per_request in [false, true] {
-            let flags = Flags { connection_per_request, ..Flags::default() };
+            let flags = Flags {
+                connection_per_request,
+                ..Flags::default()
+            };
             let costs = flags.costs_of(&measured()).unwrap();
-            assert!(costs.sources.iter().all(|s| s.contains("canal-bench-tier") && s.contains("Linux")), "{:?}", costs.sources);
-            let given =
-                Flags { l7_us: Some(27.0), lb_us: Some(4.0), packets: Some(10.0), redirector_us: Some(0.2), upstream: Some(0.5), ..flags };
-            let want = Costs { l7_us: 27.0, lb_us: 4.0, packets: 10.0, redirector_us: 0.2, upstream: 0.5, ..costs };
+            assert!(
+                costs
+                    .sources
+                    .iter()
+                    .all(|s| s.contains("canal-bench-tier") && s.contains("Linux")),
+                "{:?}",
+                costs.sources
+            );
+            let given = Flags {
+                l7_us: Some(27.0),
+                lb_us: Some(4.0),
+                packets: Some(10.0),
+                redirector_us: Some(0.2),
+                upstream: Some(0.5),
+                ..flags
+            };
+            let want = Costs {
+                l7_us: 27.0,
+                lb_us: 4.0,
+                packets: 10.0,
+                redirector_us: 0.2,
+                upstream: 0.5,
+                ..costs
+            };
             assert_eq!(given.costs_of(&measured()).unwrap(), want);
         }
     }
@@ -298,7 +428,10 @@ mod tests {
             let mut without = measured();
             without[section] = Value::Null;
             let error = Flags::default().costs_of(&without).unwrap_err().to_string();
-            assert!(error.contains(&format!("canal-bench-tier {section} --json")), "{error}");
+            assert!(
+                error.contains(&format!("canal-bench-tier {section} --json")),
+                "{error}"
+            );
         }
     }
 
@@ -321,11 +454,29 @@ mod tests {
         // Half a balancer for each replica; then a fifth of a replica, and a tenth more for redirector and tunnels.
         for (name, costs, want) in [
             ("sessions", costs.clone(), (1.5, 1.0, 0.22)),
-            ("CPU", Costs { cpu_at_level: 1.0, ..costs.clone() }, (1.5, 1.05, 1.1)),
-            ("no endpoints' sessions", Costs { upstream: 0.0, ..costs }, (2.0, 1.0, 0.22)),
+            (
+                "CPU",
+                Costs {
+                    cpu_at_level: 1.0,
+                    ..costs.clone()
+                },
+                (1.5, 1.05, 1.1),
+            ),
+            (
+                "no endpoints' sessions",
+                Costs {
+                    upstream: 0.0,
+                    ..costs
+                },
+                (2.0, 1.0, 0.22),
+            ),
         ] {
             let vms = costs.vms(costs.cpu_level);
-            for (got, want) in [(vms.before, want.0), (vms.redirector, want.1), (vms.both, want.2)] {
+            for (got, want) in [
+                (vms.before, want.0),
+                (vms.redirector, want.1),
+                (vms.both, want.2),
+            ] {
                 assert!((got - want).abs() < 1e-9, "{name}: {got}, not {want}");
             }
         }

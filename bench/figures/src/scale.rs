@@ -6,7 +6,9 @@ use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use canal_model::fleet::{Demand, Demands, Fleet, FleetReplica, OwnerReport, Ownership, ReplicaState};
+use canal_model::fleet::{
+    Demand, Demands, Fleet, FleetReplica, OwnerReport, Ownership, ReplicaState,
+};
 use canal_model::ids::{AzName, BackendName, ReplicaNumber, ServiceId, Vni};
 use canal_model::plan::Plan;
 
@@ -38,7 +40,11 @@ struct ScaleTier {
 impl ScaleTier {
     fn join(&mut self, backend: u32, replicas: u32) -> anyhow::Result<()> {
         for _ in 0..replicas {
-            let number = self.replicas.keys().last().map_or(1, |last| u32::from(last.get()) + 1);
+            let number = self
+                .replicas
+                .keys()
+                .last()
+                .map_or(1, |last| u32::from(last.get()) + 1);
             let az = backend % AZS;
             let replica = FleetReplica {
                 name: format!("replica-{number}").parse()?,
@@ -59,9 +65,18 @@ impl ScaleTier {
         let plan = self.plan.as_ref().map_or(0, |plan| plan.number);
         for number in self.replicas.keys() {
             let scanned_after = self.ownership.last_report_number();
-            self.ownership.record_report(*number, OwnerReport { plan, scanned_after, owned: BTreeMap::new() });
+            self.ownership.record_report(
+                *number,
+                OwnerReport {
+                    plan,
+                    scanned_after,
+                    owned: BTreeMap::new(),
+                },
+            );
         }
-        self.azs.keys().for_each(|az| self.ownership.record_edge_report(az.clone(), plan));
+        self.azs
+            .keys()
+            .for_each(|az| self.ownership.record_edge_report(az.clone(), plan));
     }
 
     fn measure(&mut self, what: &str) -> anyhow::Result<()> {
@@ -69,7 +84,8 @@ impl ScaleTier {
         let mut best: Option<(Duration, Plan)> = None;
         for _ in 0..REPETITIONS {
             let begun = Instant::now();
-            let next = canal_planner::plan(&fleet, &self.demands, &self.ownership, self.plan.as_ref());
+            let next =
+                canal_planner::plan(&fleet, &self.demands, &self.ownership, self.plan.as_ref());
             let took = begun.elapsed();
             if best.as_ref().is_none_or(|(least, _)| took < *least) {
                 best = Some((took, next));
@@ -77,35 +93,80 @@ impl ScaleTier {
         }
         let (took, next) = best.context("a plan was made")?;
         let of = |id| self.plan.as_ref().and_then(|plan| plan.services.get(id));
-        let moved = next.services.iter().filter(|(id, service)| of(id).is_some_and(|old| old.placement != service.placement)).count();
+        let moved = next
+            .services
+            .iter()
+            .filter(|(id, service)| of(id).is_some_and(|old| old.placement != service.placement))
+            .count();
         let tables = next.services.iter().map(|(id, service)| {
-            let old = |az: &AzName| of(id).and_then(|old| old.tables.get(az)).map(|table| table.version);
-            service.tables.iter().filter(|(az, table)| old(az) != Some(table.version)).count()
+            let old = |az: &AzName| {
+                of(id)
+                    .and_then(|old| old.tables.get(az))
+                    .map(|table| table.version)
+            };
+            service
+                .tables
+                .iter()
+                .filter(|(az, table)| old(az) != Some(table.version))
+                .count()
         });
-        writeln!(self.text, "{what:<44} {:>8.1} ms   {moved:>6}   {:>6}", took.as_secs_f64() * 1e3, tables.sum::<usize>())?;
+        writeln!(
+            self.text,
+            "{what:<44} {:>8.1} ms   {moved:>6}   {:>6}",
+            took.as_secs_f64() * 1e3,
+            tables.sum::<usize>()
+        )?;
         self.plan = Some(next);
         Ok(())
     }
 }
 
 pub(crate) fn figure(arguments: &ScaleArgs) -> anyhow::Result<String> {
-    let ScaleArgs { services, backends, replicas } = *arguments;
+    let ScaleArgs {
+        services,
+        backends,
+        replicas,
+    } = *arguments;
     let mut azs = BTreeMap::new();
     for az in 0..AZS {
         azs.insert(AzName::new(&format!("az{}", az + 1))?, az as u8 + 1);
     }
     let (demands, ownership) = (Demands::default(), Ownership::default());
-    let mut tier = ScaleTier { azs, replicas: BTreeMap::new(), demands, ownership, plan: None, text: String::new() };
-    tier.demands.ranges.insert("tenant".parse()?, vec!["10.128.0.0/9".parse()?]);
+    let mut tier = ScaleTier {
+        azs,
+        replicas: BTreeMap::new(),
+        demands,
+        ownership,
+        plan: None,
+        text: String::new(),
+    };
+    tier.demands
+        .ranges
+        .insert("tenant".parse()?, vec!["10.128.0.0/9".parse()?]);
     for n in 1..=services {
         let key = format!("tenant/shop/service-{n}").parse()?;
-        tier.demands.services.insert(ServiceId::new(n)?, Demand { key, vni: Vni::new(1)?, weight: 1 + n % 4, home: None });
+        tier.demands.services.insert(
+            ServiceId::new(n)?,
+            Demand {
+                key,
+                vni: Vni::new(1)?,
+                weight: 1 + n % 4,
+                home: None,
+            },
+        );
     }
     for backend in 0..backends {
         tier.join(backend, replicas)?;
     }
-    writeln!(tier.text, "{services} services, {backends} backends of {replicas} replicas, {AZS} AZs")?;
-    writeln!(tier.text, "{:<44} {:>11}   {:>6}   {:>6}", "", "planned in", "moved", "tables")?;
+    writeln!(
+        tier.text,
+        "{services} services, {backends} backends of {replicas} replicas, {AZS} AZs"
+    )?;
+    writeln!(
+        tier.text,
+        "{:<44} {:>11}   {:>6}   {:>6}",
+        "", "planned in", "moved", "tables"
+    )?;
     tier.measure("all of it, for the first time")?;
     tier.deliver();
     tier.measure("nothing changed")?;
@@ -132,7 +193,8 @@ pub(crate) fn figure(arguments: &ScaleArgs) -> anyhow::Result<String> {
     }
     writeln!(tier.text, "{waves} plans until it has its part")?;
     tier.measure("nothing changed")?;
-    tier.replicas.retain(|_, replica| replica.backend.as_str() != "backend-00001");
+    tier.replicas
+        .retain(|_, replica| replica.backend.as_str() != "backend-00001");
     tier.measure("a backend is gone")?;
     Ok(tier.text)
 }

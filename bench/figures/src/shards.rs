@@ -27,10 +27,17 @@ pub(crate) fn figure(size: &TierSize) -> anyhow::Result<String> {
     let all: u64 = pairs.iter().sum();
     writeln!(text, "\nbackends shared   pairs of services")?;
     for (shared, count) in pairs.iter().enumerate() {
-        writeln!(text, "{shared:>15}   {count:>8}  {:>7.3} %", 100.0 * *count as f64 / all.max(1) as f64)?;
+        writeln!(
+            text,
+            "{shared:>15}   {count:>8}  {:>7.3} %",
+            100.0 * *count as f64 / all.max(1) as f64
+        )?;
     }
-    let unique =
-        if tier.shared == 0 { "yes: no service's backends are all another's".to_owned() } else { format!("no: {} share all", tier.shared) };
+    let unique = if tier.shared == 0 {
+        "yes: no service's backends are all another's".to_owned()
+    } else {
+        format!("no: {} share all", tier.shared)
+    };
     writeln!(
         text,
         "all unique: {unique}\nservices with fewer backends than asked for: {}\nfindings of the linter: {}",
@@ -49,17 +56,36 @@ pub(crate) fn figure(size: &TierSize) -> anyhow::Result<String> {
     let by_count: Vec<u64> = load.iter().map(|load| load.1).collect();
     for (name, values) in [("load", by_load), ("services", by_count)] {
         let sum: u64 = values.iter().sum();
-        let (least, most) = (values.iter().min().unwrap_or(&0), values.iter().max().unwrap_or(&0));
-        writeln!(text, "{name:<11} {least:>7} {:>7.1} {most:>7}", sum as f64 / values.len() as f64)?;
+        let (least, most) = (
+            values.iter().min().unwrap_or(&0),
+            values.iter().max().unwrap_or(&0),
+        );
+        writeln!(
+            text,
+            "{name:<11} {least:>7} {:>7.1} {most:>7}",
+            sum as f64 / values.len() as f64
+        )?;
     }
 
-    writeln!(text, "\nthe heaviest services (rows) and their backends (columns, in the order of AZs)")?;
+    writeln!(
+        text,
+        "\nthe heaviest services (rows) and their backends (columns, in the order of AZs)"
+    )?;
     let mut columns: Vec<usize> = (0..size.backends as usize).collect();
     columns.sort_by_key(|backend| (tier.azs[*backend], *backend));
     let mut rows: Vec<usize> = (0..tier.services.len()).collect();
     rows.sort_by_key(|service| (std::cmp::Reverse(tier.weights[*service]), *service));
     for service in rows.into_iter().take(SHOWN) {
-        let cells: String = columns.iter().map(|backend| if tier.services[service].contains(backend) { '#' } else { '.' }).collect();
+        let cells: String = columns
+            .iter()
+            .map(|backend| {
+                if tier.services[service].contains(backend) {
+                    '#'
+                } else {
+                    '.'
+                }
+            })
+            .collect();
         writeln!(text, "service {:>5}  {cells}", service + 1)?;
     }
     Ok(text)

@@ -51,29 +51,60 @@ pub(crate) struct PlannedTier {
 
 impl TierSize {
     pub(crate) fn tier(&self) -> anyhow::Result<PlannedTier> {
-        ensure!((1..=7).contains(&self.azs), "{} AZs are out of range: use 1 to 7", self.azs);
-        ensure!(self.backends >= self.azs, "{} backends in {} AZs: use one for each at least", self.backends, self.azs);
+        ensure!(
+            (1..=7).contains(&self.azs),
+            "{} AZs are out of range: use 1 to 7",
+            self.azs
+        );
+        ensure!(
+            self.backends >= self.azs,
+            "{} backends in {} AZs: use one for each at least",
+            self.backends,
+            self.azs
+        );
         let az = |n: u32| AzName::new(&format!("az{}", n + 1)).context("an AZ's name");
         let mut fleet = Fleet::default();
         for n in 0..self.azs {
             fleet.azs.insert(az(n)?, n as u8 + 1);
         }
         for n in 0..self.backends {
-            fleet.backends.insert(BackendName::new(&format!("backend-{n:05}"))?, az(n % self.azs)?);
+            fleet.backends.insert(
+                BackendName::new(&format!("backend-{n:05}"))?,
+                az(n % self.azs)?,
+            );
         }
-        let rules = ShardingRules { home: self.home, away: self.away, ..ShardingRules::default() };
-        let mut demands = Demands { rules, ..Demands::default() };
+        let rules = ShardingRules {
+            home: self.home,
+            away: self.away,
+            ..ShardingRules::default()
+        };
+        let mut demands = Demands {
+            rules,
+            ..Demands::default()
+        };
         let mut draw = SeededRng::new(self.seed);
         for n in 1..=self.services {
             let key = format!("tenant/shop/service-{n}").parse()?;
             let weight = 1 + draw.below(u64::from(self.heaviest.max(1))) as u32;
-            demands.services.insert(ServiceId::new(n)?, Demand { key, vni: Vni::new(1)?, weight, home: None });
+            demands.services.insert(
+                ServiceId::new(n)?,
+                Demand {
+                    key,
+                    vni: Vni::new(1)?,
+                    weight,
+                    home: None,
+                },
+            );
         }
         let start = Instant::now();
         let plan = canal_planner::plan(&fleet, &demands, &Ownership::default(), None);
         let took = start.elapsed();
         let findings = canal_planlint::check(&fleet, &demands, &plan).len();
-        Ok(PlannedTier { took, findings, ..PlannedTier::new(&fleet, &demands, &plan) })
+        Ok(PlannedTier {
+            took,
+            findings,
+            ..PlannedTier::new(&fleet, &demands, &plan)
+        })
     }
 }
 
@@ -82,17 +113,33 @@ impl PlannedTier {
         let slots: BTreeMap<&BackendName, usize> = fleet.backends.keys().zip(0..).collect();
         let zones: BTreeMap<&AzName, usize> = fleet.azs.keys().zip(0..).collect();
         let services = plan.services.values().map(|service| {
-            let mut backends: Vec<usize> = service.placement.iter().flat_map(|placement| placement.all()).map(|name| slots[name]).collect();
+            let mut backends: Vec<usize> = service
+                .placement
+                .iter()
+                .flat_map(|placement| placement.all())
+                .map(|name| slots[name])
+                .collect();
             backends.sort_unstable();
             backends
         });
-        let count = |wanted: fn(&UnmetConstraint) -> bool| plan.notes.iter().filter(|note| wanted(note)).count();
+        let count = |wanted: fn(&UnmetConstraint) -> bool| {
+            plan.notes.iter().filter(|note| wanted(note)).count()
+        };
         PlannedTier {
             services: services.collect(),
-            weights: demands.services.values().map(|demand| demand.weight).collect(),
+            weights: demands
+                .services
+                .values()
+                .map(|demand| demand.weight)
+                .collect(),
             azs: fleet.backends.values().map(|az| zones[az]).collect(),
             shared: count(|note| matches!(note, UnmetConstraint::Shared { .. })),
-            few: count(|note| matches!(note, UnmetConstraint::FewAtHome { .. } | UnmetConstraint::FewAway { .. })),
+            few: count(|note| {
+                matches!(
+                    note,
+                    UnmetConstraint::FewAtHome { .. } | UnmetConstraint::FewAway { .. }
+                )
+            }),
             findings: 0,
             took: Duration::ZERO,
         }

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use rcgen::{
-    BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PKCS_RSA_SHA256, RsaKeySize,
+    BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    PKCS_ECDSA_P256_SHA256, PKCS_RSA_SHA256, RsaKeySize,
 };
 
 use crate::figure_spread::{LoadFigures, Rounds};
@@ -50,18 +51,41 @@ struct Column {
 }
 
 static COLUMNS: [Column; 3] = [
-    Column { name: "none", mask: Some(MASK.1), batched: false },
-    Column { name: "local, one by one", mask: None, batched: false },
-    Column { name: "batched", mask: None, batched: true },
+    Column {
+        name: "none",
+        mask: Some(MASK.1),
+        batched: false,
+    },
+    Column {
+        name: "local, one by one",
+        mask: None,
+        batched: false,
+    },
+    Column {
+        name: "batched",
+        mask: None,
+        batched: true,
+    },
 ];
 /// Columns for processors with IFMA, which is hidden in the second.
 static MASKED: [Column; 2] = [
-    Column { name: "local without IFMA", mask: Some(WITHOUT_IFMA), batched: false },
-    Column { name: "batched without IFMA", mask: Some(WITHOUT_IFMA), batched: true },
+    Column {
+        name: "local without IFMA",
+        mask: Some(WITHOUT_IFMA),
+        batched: false,
+    },
+    Column {
+        name: "batched without IFMA",
+        mask: Some(WITHOUT_IFMA),
+        batched: true,
+    },
 ];
 
 pub(crate) fn run(flags: &BatchedFlags) -> anyhow::Result<()> {
-    println!("Processor: {}. A batch is {LANES} operations, or what came in {WAIT:?}.", limits::processor());
+    println!(
+        "Processor: {}. A batch is {LANES} operations, or what came in {WAIT:?}.",
+        limits::processor()
+    );
     let mut columns: Vec<&Column> = COLUMNS.iter().collect();
     if limits::has_feature(IFMA) {
         columns.extend(&MASKED);
@@ -70,10 +94,16 @@ pub(crate) fn run(flags: &BatchedFlags) -> anyhow::Result<()> {
             "\n**SKIPPED: this processor has no AVX-512 IFMA, so nothing here is of its lanes and the columns without it are left out.**"
         );
     }
-    for algorithm in CertificateAlgorithm::ALL.into_iter().filter(|one| flags.algorithm.is_none_or(|wanted| wanted == *one)) {
+    for algorithm in CertificateAlgorithm::ALL
+        .into_iter()
+        .filter(|one| flags.algorithm.is_none_or(|wanted| wanted == *one))
+    {
         let folder = tempfile::tempdir()?;
         issue(folder.path(), algorithm)?;
-        let mut cells: Vec<Vec<Rounds>> = columns.iter().map(|_| CONCURRENCY.iter().map(|_| Rounds::default()).collect()).collect();
+        let mut cells: Vec<Vec<Rounds>> = columns
+            .iter()
+            .map(|_| CONCURRENCY.iter().map(|_| Rounds::default()).collect())
+            .collect();
         for round in 0..flags.rounds as usize {
             for at in (0..columns.len()).map(|n| (n + round) % columns.len()) {
                 let server = PinnedServer::start(folder.path(), columns[at])?;
@@ -92,18 +122,37 @@ fn print(algorithm: CertificateAlgorithm, columns: &[&Column], cells: &[Vec<Roun
         "\n### {}\n\nNew sessions per second, in parts of none; p50 ms; µs of CPU for each. Medians (least–most).\n",
         algorithm.name()
     );
-    println!("| concurrency | {} |", columns.iter().map(|column| column.name).collect::<Vec<_>>().join(" | "));
+    println!(
+        "| concurrency | {} |",
+        columns
+            .iter()
+            .map(|column| column.name)
+            .collect::<Vec<_>>()
+            .join(" | ")
+    );
     println!("|---{}|", "|---".repeat(columns.len()));
     for (at, concurrency) in CONCURRENCY.iter().enumerate() {
         let base = cells[0][at].of(|m| m.per_second).median;
         let cell = |of: &Vec<Rounds>| {
-            let (rate, late, cost) = (of[at].of(|m| m.per_second), of[at].of(|m| m.p50_ms), of[at].of(|m| m.node_us));
-            format!("{rate:#.0}, {:.2} x; {late:.2} ms; {cost:.0} µs", rate.median / base)
+            let (rate, late, cost) = (
+                of[at].of(|m| m.per_second),
+                of[at].of(|m| m.p50_ms),
+                of[at].of(|m| m.node_us),
+            );
+            format!(
+                "{rate:#.0}, {:.2} x; {late:.2} ms; {cost:.0} µs",
+                rate.median / base
+            )
         };
-        println!("| {concurrency} | {} |", cells.iter().map(cell).collect::<Vec<_>>().join(" | "));
+        println!(
+            "| {concurrency} | {} |",
+            cells.iter().map(cell).collect::<Vec<_>>().join(" | ")
+        );
     }
     for (column, cells) in columns.iter().zip(cells) {
-        let sum = |figure: fn(&LoadFigures) -> f64| cells.iter().map(|cell| cell.sum(figure)).sum::<f64>();
+        let sum = |figure: fn(&LoadFigures) -> f64| {
+            cells.iter().map(|cell| cell.sum(figure)).sum::<f64>()
+        };
         println!(
             "{}{}: {} sessions, {} failed.",
             if column.name == "none" { "\n" } else { "" },
@@ -126,9 +175,16 @@ fn issue(folder: &Path, algorithm: CertificateAlgorithm) -> anyhow::Result<()> {
     for name in ["server", "client"] {
         let key = match algorithm {
             CertificateAlgorithm::Ecdsa => KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?,
-            CertificateAlgorithm::Rsa => KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048)?,
+            CertificateAlgorithm::Rsa => {
+                KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048)?
+            }
         };
-        let (chain, key) = (CertificateParams::new(vec![name.to_string()])?.signed_by(&key, &issuer)?.pem(), key.serialize_pem());
+        let (chain, key) = (
+            CertificateParams::new(vec![name.to_string()])?
+                .signed_by(&key, &issuer)?
+                .pem(),
+            key.serialize_pem(),
+        );
         let identity = serde_json::json!({ "chain": chain, "key": key });
         std::fs::write(folder.join(format!("{name}.json")), identity.to_string())?;
         std::fs::write(folder.join(format!("{name}.pem")), chain)?;
@@ -146,8 +202,15 @@ struct PinnedServer {
 impl PinnedServer {
     fn start(folder: &Path, column: &Column) -> anyhow::Result<Self> {
         let mut command = Command::new("taskset");
-        command.args(["-c", "1"]).arg(std::env::current_exe()?).arg("lanes");
-        for (flag, file) in [("--chain", "server.pem"), ("--key", "server.key"), ("--root", "root.pem")] {
+        command
+            .args(["-c", "1"])
+            .arg(std::env::current_exe()?)
+            .arg("lanes");
+        for (flag, file) in [
+            ("--chain", "server.pem"),
+            ("--key", "server.key"),
+            ("--root", "root.pem"),
+        ] {
             command.arg(flag).arg(folder.join(file));
         }
         if column.batched {
@@ -156,21 +219,47 @@ impl PinnedServer {
         if let Some(mask) = column.mask {
             command.env(MASK.0, mask);
         }
-        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("taskset")?;
-        let mut server = Self { child, address: String::new() };
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("taskset")?;
+        let mut server = Self {
+            child,
+            address: String::new(),
+        };
         let out = server.child.stdout.take().context("its output is a pipe")?;
         BufReader::new(out).read_line(&mut server.address)?;
-        ensure!(server.address.ends_with('\n'), "the server ended before it served");
+        ensure!(
+            server.address.ends_with('\n'),
+            "the server ended before it served"
+        );
         server.address.truncate(server.address.len() - 1);
         Ok(server)
     }
 
-    fn measure(&self, folder: &Path, concurrency: usize, seconds: f64) -> anyhow::Result<LoadFigures> {
-        let run = LoadRun { pace: ConnectPace::Concurrency(concurrency), seconds, share: None, handshakes: true };
+    fn measure(
+        &self,
+        folder: &Path,
+        concurrency: usize,
+        seconds: f64,
+    ) -> anyhow::Result<LoadFigures> {
+        let run = LoadRun {
+            pace: ConnectPace::Concurrency(concurrency),
+            seconds,
+            share: None,
+            handshakes: true,
+        };
         let before = self.used()?;
-        let report = load::read(&load::command(&folder.join("client.json"), &self.address, "none", &run)?.output()?)?;
+        let report = load::read(
+            &load::command(&folder.join("client.json"), &self.address, "none", &run)?.output()?,
+        )?;
         let used = self.used()? - before;
-        let number = |field: &str| report[field].as_f64().with_context(|| format!("{field} is missing: {report}"));
+        let number = |field: &str| {
+            report[field]
+                .as_f64()
+                .with_context(|| format!("{field} is missing: {report}"))
+        };
         let done = number("done")?;
         ensure!(done > 0.0, "no session got through: {report}");
         Ok(LoadFigures {
@@ -189,7 +278,11 @@ impl PinnedServer {
         let mut used = Duration::ZERO;
         for thread in std::fs::read_dir(format!("/proc/{}/task", self.child.id()))?.flatten() {
             let text = std::fs::read_to_string(thread.path().join("schedstat"))?;
-            let nanoseconds = text.split_whitespace().next().and_then(|ns| ns.parse().ok()).context("schedstat")?;
+            let nanoseconds = text
+                .split_whitespace()
+                .next()
+                .and_then(|ns| ns.parse().ok())
+                .context("schedstat")?;
             used += Duration::from_nanos(nanoseconds);
         }
         Ok(used)

@@ -25,7 +25,10 @@ pub(crate) struct Flags {
 
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
     let cost = cost(flags.count)?;
-    println!("an exchange of {BYTES} bytes each way costs the asker {:.1} µs of CPU", cost.as_secs_f64() * 1e6);
+    println!(
+        "an exchange of {BYTES} bytes each way costs the asker {:.1} µs of CPU",
+        cost.as_secs_f64() * 1e6
+    );
     Ok(())
 }
 
@@ -35,9 +38,15 @@ pub(crate) fn cost(count: u32) -> anyhow::Result<Duration> {
     let address = listener.local_addr()?;
     let answering = thread::spawn(move || answer(&listener));
     // A separate thread, so that the caller's thread is not pinned to one core.
-    let asking = thread::spawn(move || send_requests(TcpStream::connect(address).context("connect")?, count));
-    let cost = asking.join().map_err(|_| anyhow::anyhow!("who asks panicked"))??;
-    answering.join().map_err(|_| anyhow::anyhow!("who answers panicked"))??;
+    let asking = thread::spawn(move || {
+        send_requests(TcpStream::connect(address).context("connect")?, count)
+    });
+    let cost = asking
+        .join()
+        .map_err(|_| anyhow::anyhow!("who asks panicked"))??;
+    answering
+        .join()
+        .map_err(|_| anyhow::anyhow!("who answers panicked"))??;
     Ok(cost)
 }
 
@@ -82,5 +91,9 @@ fn stay_on(core: usize) -> anyhow::Result<()> {
 /// Returns the CPU time of the calling thread.
 fn used() -> anyhow::Result<Duration> {
     let text = std::fs::read_to_string(SCHEDSTAT).context(SCHEDSTAT)?;
-    text.split_whitespace().next().and_then(|ns| ns.parse().ok()).map(Duration::from_nanos).context(SCHEDSTAT)
+    text.split_whitespace()
+        .next()
+        .and_then(|ns| ns.parse().ok())
+        .map(Duration::from_nanos)
+        .context(SCHEDSTAT)
 }

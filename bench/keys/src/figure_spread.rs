@@ -51,8 +51,16 @@ impl FigureSpread {
         all.sort_by(f64::total_cmp);
         let at = |n: usize| all.get(n).copied().unwrap_or_default();
         let middle = all.len() / 2;
-        let median = if all.len().is_multiple_of(2) { (at(middle.saturating_sub(1)) + at(middle)) / 2.0 } else { at(middle) };
-        Self { least: at(0), median, most: at(all.len().saturating_sub(1)) }
+        let median = if all.len().is_multiple_of(2) {
+            (at(middle.saturating_sub(1)) + at(middle)) / 2.0
+        } else {
+            at(middle)
+        };
+        Self {
+            least: at(0),
+            median,
+            most: at(all.len().saturating_sub(1)),
+        }
     }
 }
 
@@ -74,9 +82,12 @@ mod tests {
 
     #[test]
     fn a_spread_is_its_median_between_the_ends() {
-        for (all, shown) in
-            [(vec![], "0 (0–0)"), (vec![3.0], "3 (3–3)"), (vec![9.0, 1.0, 2.0], "2 (1–9)"), (vec![4.0, 1.0, 2.0, 9.0], "3 (1–9)")]
-        {
+        for (all, shown) in [
+            (vec![], "0 (0–0)"),
+            (vec![3.0], "3 (3–3)"),
+            (vec![9.0, 1.0, 2.0], "2 (1–9)"),
+            (vec![4.0, 1.0, 2.0, 9.0], "3 (1–9)"),
+        ] {
             assert_eq!(format!("{:#.0}", FigureSpread::of(all)), shown);
         }
     }

@@ -85,18 +85,30 @@ pub(crate) type ByMode = BTreeMap<&'static str, Cells>;
 
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
     println!("Processor: {}.", limits::processor());
-    for algorithm in CertificateAlgorithm::ALL.into_iter().filter(|one| flags.algorithm.is_none_or(|wanted| wanted == *one)) {
-        let mut cells: ByMode = AsymmetricMode::ALL.map(|mode| (mode.name(), Cells::default())).into();
+    for algorithm in CertificateAlgorithm::ALL
+        .into_iter()
+        .filter(|one| flags.algorithm.is_none_or(|wanted| wanted == *one))
+    {
+        let mut cells: ByMode = AsymmetricMode::ALL
+            .map(|mode| (mode.name(), Cells::default()))
+            .into();
         // The maximum of `none` under its cap determines the rates of figure 28.
         let mut capacity = None;
         for round in 0..flags.rounds {
             // Modes take turns, so that other load on the machine affects each alike; `none` is first in the first round.
             for at in 0..AsymmetricMode::ALL.len() {
                 let mode = AsymmetricMode::ALL[(at + round as usize) % AsymmetricMode::ALL.len()];
-                eprintln!("{} {}, round {} of {}", algorithm.name(), mode.name(), round + 1, flags.rounds);
+                eprintln!(
+                    "{} {}, round {} of {}",
+                    algorithm.name(),
+                    mode.name(),
+                    round + 1,
+                    flags.rounds
+                );
                 let scene = KeyBenchWorld::up(algorithm, mode, flags.network)?;
                 let cells = cells.get_mut(mode.name()).context("every mode has cells")?;
-                measure(&scene, flags, cells, &mut capacity).with_context(|| format!("{} {}", algorithm.name(), mode.name()))?;
+                measure(&scene, flags, cells, &mut capacity)
+                    .with_context(|| format!("{} {}", algorithm.name(), mode.name()))?;
             }
         }
         tables::print(algorithm, flags, &cells);
@@ -104,8 +116,20 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn measure(scene: &KeyBenchWorld, flags: &Flags, cells: &mut Cells, capacity: &mut Option<f64>) -> anyhow::Result<()> {
-    let run = |pace, share, handshakes| scene.run(&LoadRun { pace, seconds: flags.seconds, share, handshakes });
+fn measure(
+    scene: &KeyBenchWorld,
+    flags: &Flags,
+    cells: &mut Cells,
+    capacity: &mut Option<f64>,
+) -> anyhow::Result<()> {
+    let run = |pace, share, handshakes| {
+        scene.run(&LoadRun {
+            pace,
+            seconds: flags.seconds,
+            share,
+            handshakes,
+        })
+    };
     let capped = Some(flags.share);
     let mut best = 0.0f64;
     let needs_flows = flags.wants(25) || flags.wants(12) || flags.wants(28) && capacity.is_none();
@@ -119,24 +143,43 @@ fn measure(scene: &KeyBenchWorld, flags: &Flags, cells: &mut Cells, capacity: &m
             cells.waited += waits(scene)? - before;
         }
     }
-    for (at, concurrency) in CONCURRENCY.into_iter().enumerate().filter(|_| flags.wants(12) || flags.wants(25)) {
-        cells.add(FigureRow::Sessions(at), run(ConnectPace::Concurrency(concurrency), capped, true)?);
+    for (at, concurrency) in CONCURRENCY
+        .into_iter()
+        .enumerate()
+        .filter(|_| flags.wants(12) || flags.wants(25))
+    {
+        cells.add(
+            FigureRow::Sessions(at),
+            run(ConnectPace::Concurrency(concurrency), capped, true)?,
+        );
     }
     for (at, rate) in RATES.into_iter().enumerate().filter(|_| flags.wants(23)) {
-        cells.add(FigureRow::Rate(at), run(ConnectPace::Rate(rate), None, false)?);
+        cells.add(
+            FigureRow::Rate(at),
+            run(ConnectPace::Rate(rate), None, false)?,
+        );
     }
     for (at, share) in SHARES.into_iter().enumerate().filter(|_| flags.wants(27)) {
-        cells.add(FigureRow::Share(at), run(ConnectPace::Concurrency(32), Some(share), false)?);
+        cells.add(
+            FigureRow::Share(at),
+            run(ConnectPace::Concurrency(32), Some(share), false)?,
+        );
     }
     if flags.wants(28) {
         let capacity = *capacity.get_or_insert(best);
         for (at, load) in LOADS.into_iter().enumerate() {
-            cells.add(FigureRow::Load(at), run(ConnectPace::Rate(capacity * load), capped, false)?);
+            cells.add(
+                FigureRow::Load(at),
+                run(ConnectPace::Rate(capacity * load), capped, false)?,
+            );
         }
     }
     if scene.mode() == AsymmetricMode::Remote {
         let own = scene.counted(false, "canal_keys_fallbacks_total", "")?;
-        anyhow::ensure!(own == 0.0, "the node proxy used its own key {own} times; this is not the key server's figure");
+        anyhow::ensure!(
+            own == 0.0,
+            "the node proxy used its own key {own} times; this is not the key server's figure"
+        );
         let (sum, count) = batches(scene)?;
         cells.batches = (cells.batches.0 + sum, cells.batches.1 + count);
     }
@@ -150,5 +193,8 @@ fn waits(scene: &KeyBenchWorld) -> anyhow::Result<f64> {
 }
 
 fn batches(scene: &KeyBenchWorld) -> anyhow::Result<(f64, f64)> {
-    Ok((scene.counted(true, "canal_key_batch_size_sum", "")?, scene.counted(true, "canal_key_batch_size_count", "")?))
+    Ok((
+        scene.counted(true, "canal_key_batch_size_sum", "")?,
+        scene.counted(true, "canal_key_batch_size_count", "")?,
+    ))
 }

@@ -48,10 +48,18 @@ pub(crate) struct LanesFlags {
 pub(crate) fn run(flags: &LanesFlags) -> anyhow::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let config = config(flags)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     runtime.block_on(LocalSet::new().run_until(async {
-        let gate = if flags.batched { Some(Gate::open()?) } else { None };
-        let listener = TcpListener::bind("127.0.0.1:0").await.context("127.0.0.1")?;
+        let gate = if flags.batched {
+            Some(Gate::open()?)
+        } else {
+            None
+        };
+        let listener = TcpListener::bind("127.0.0.1:0")
+            .await
+            .context("127.0.0.1")?;
         println!("{}", listener.local_addr()?);
         loop {
             let (tcp, _) = listener.accept().await.context("accept")?;
@@ -72,19 +80,29 @@ fn config(flags: &LanesFlags) -> anyhow::Result<Arc<ServerConfig>> {
         roots.add(root)?;
     }
     let provider = Arc::new(aws_lc_rs::default_provider());
-    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build()?;
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build()?;
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(verifier)
-        .with_single_cert(read(&flags.chain).context("--chain")?, PrivateKeyDer::from_pem_file(&flags.key).context("--key")?)?;
+        .with_single_cert(
+            read(&flags.chain).context("--chain")?,
+            PrivateKeyDer::from_pem_file(&flags.key).context("--key")?,
+        )?;
     config.alpn_protocols = vec![b"h2".to_vec()];
     config.send_tls13_tickets = 0;
     Ok(Arc::new(config))
 }
 
-async fn serve(tcp: TcpStream, config: Arc<ServerConfig>, gate: Option<Gate>) -> anyhow::Result<()> {
+async fn serve(
+    tcp: TcpStream,
+    config: Arc<ServerConfig>,
+    gate: Option<Gate>,
+) -> anyhow::Result<()> {
     tcp.set_nodelay(true)?;
-    let hello = LazyConfigAcceptor::new(Acceptor::default(), tcp).await.context("no ClientHello")?;
+    let hello = LazyConfigAcceptor::new(Acceptor::default(), tcp)
+        .await
+        .context("no ClientHello")?;
     if let Some(gate) = gate {
         gate.pass().await;
     }
@@ -108,15 +126,20 @@ struct Gate {
 impl Gate {
     fn open() -> anyhow::Result<Self> {
         let (wakeups, times) = mpsc::channel::<Instant>();
-        let gate = Self { batch: Rc::default(), wakeups };
+        let gate = Self {
+            batch: Rc::default(),
+            wakeups,
+        };
         let due = Arc::new(Notify::new());
         let ring = due.clone();
-        std::thread::Builder::new().name("gate".into()).spawn(move || {
-            for time in times {
-                std::thread::sleep(time.saturating_duration_since(Instant::now()));
-                ring.notify_one();
-            }
-        })?;
+        std::thread::Builder::new()
+            .name("gate".into())
+            .spawn(move || {
+                for time in times {
+                    std::thread::sleep(time.saturating_duration_since(Instant::now()));
+                    ring.notify_one();
+                }
+            })?;
         let batch = gate.batch.clone();
         tokio::task::spawn_local(async move {
             loop {
@@ -157,7 +180,10 @@ struct LaneBatch<T> {
 
 impl<T> Default for LaneBatch<T> {
     fn default() -> Self {
-        Self { waiting: Vec::new(), since: None }
+        Self {
+            waiting: Vec::new(),
+            since: None,
+        }
     }
 }
 
@@ -169,7 +195,14 @@ impl<T> LaneBatch<T> {
             self.since = Some(now);
         }
         self.waiting.push(one);
-        (is_first, if self.waiting.len() == LANES { self.take() } else { Vec::new() })
+        (
+            is_first,
+            if self.waiting.len() == LANES {
+                self.take()
+            } else {
+                Vec::new()
+            },
+        )
     }
 
     /// Returns the operations whose waiting time is over.
@@ -197,11 +230,23 @@ mod tests {
             assert_eq!(batch.add(n, start), (n == 0, vec![]));
         }
         assert_eq!(batch.add(7, start), (false, (0..LANES).collect()));
-        assert_eq!(batch.late(start + WAIT), Vec::<usize>::new(), "nothing waits");
+        assert_eq!(
+            batch.late(start + WAIT),
+            Vec::<usize>::new(),
+            "nothing waits"
+        );
         let later = start + WAIT / 2;
         assert_eq!(batch.add(8, later), (true, vec![]));
-        assert_eq!(batch.late(start + WAIT), Vec::<usize>::new(), "that was the time of the batch before");
+        assert_eq!(
+            batch.late(start + WAIT),
+            Vec::<usize>::new(),
+            "that was the time of the batch before"
+        );
         assert_eq!(batch.add(9, later + WAIT / 2), (false, vec![]));
-        assert_eq!(batch.late(later + WAIT), vec![8, 9], "by the first one's time");
+        assert_eq!(
+            batch.late(later + WAIT),
+            vec![8, 9],
+            "by the first one's time"
+        );
     }
 }

@@ -49,14 +49,19 @@ pub(crate) fn awake() -> anyhow::Result<File> {
 /// Returns the processor's name.
 pub(crate) fn processor() -> String {
     let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = cpus.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("of no name");
+    let name = cpus
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"))
+        .unwrap_or("of no name");
     name.trim_start_matches([' ', '\t', ':']).to_string()
 }
 
 /// Returns whether the processor has the feature with this name in Linux.
 pub(crate) fn has_feature(name: &str) -> bool {
     let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    cpus.lines().find(|line| line.starts_with("flags")).is_some_and(|line| line.split_whitespace().any(|flag| flag == name))
+    cpus.lines()
+        .find(|line| line.starts_with("flags"))
+        .is_some_and(|line| line.split_whitespace().any(|flag| flag == name))
 }
 
 /// Makes one core process the packets that arrive in a network namespace (RPS). Otherwise the kernel does this on the sender's time between
@@ -64,8 +69,15 @@ pub(crate) fn has_feature(name: &str) -> bool {
 pub(crate) fn receive_on(netns: &Path, core: usize) -> anyhow::Result<()> {
     let name = netns.file_name().context("a namespace has a name")?;
     let mask = format!("{:x}", 1u64 << core);
-    let script = format!("for queue in /sys/class/net/*/queues/rx-*/rps_cpus; do echo {mask} > $queue || exit 1; done");
-    let done = Command::new("ip").args(["netns", "exec"]).arg(name).args(["sh", "-c", &script]).status().context("ip")?;
+    let script = format!(
+        "for queue in /sys/class/net/*/queues/rx-*/rps_cpus; do echo {mask} > $queue || exit 1; done"
+    );
+    let done = Command::new("ip")
+        .args(["netns", "exec"])
+        .arg(name)
+        .args(["sh", "-c", &script])
+        .status()
+        .context("ip")?;
     anyhow::ensure!(done.success(), "{}: RPS cannot be set", netns.display());
     Ok(())
 }
@@ -75,7 +87,10 @@ impl CpuCap {
     pub(crate) fn of(pid: u32, own: &Path) -> anyhow::Result<Self> {
         let (mount, v2) = mount()?;
         if v2 {
-            return Ok(Self { folder: own.to_path_buf(), v2 });
+            return Ok(Self {
+                folder: own.to_path_buf(),
+                v2,
+            });
         }
         sweep(&mount);
         let folder = mount.join(format!("{NAME}{}", std::process::id()));
@@ -90,10 +105,19 @@ impl CpuCap {
         let quota = share.map(|share| (share * PERIOD_US as f64) as u64);
         if self.v2 {
             let quota = quota.map_or("max".to_string(), |q| q.to_string());
-            return write(&self.folder.join("cpu.max"), &format!("{quota} {PERIOD_US}"));
+            return write(
+                &self.folder.join("cpu.max"),
+                &format!("{quota} {PERIOD_US}"),
+            );
         }
-        write(&self.folder.join("cpu.cfs_period_us"), &PERIOD_US.to_string())?;
-        write(&self.folder.join("cpu.cfs_quota_us"), &quota.map_or("-1".to_string(), |q| q.to_string()))
+        write(
+            &self.folder.join("cpu.cfs_period_us"),
+            &PERIOD_US.to_string(),
+        )?;
+        write(
+            &self.folder.join("cpu.cfs_quota_us"),
+            &quota.map_or("-1".to_string(), |q| q.to_string()),
+        )
     }
 }
 
@@ -117,7 +141,10 @@ impl Drop for CpuCap {
 fn sweep(mount: &Path) {
     for entry in std::fs::read_dir(mount).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name.strip_prefix(NAME).is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+        if name
+            .strip_prefix(NAME)
+            .is_some_and(|pid| !Path::new("/proc").join(pid).exists())
+        {
             // A cgroup with members does not belong to a dead run.
             let _ = std::fs::remove_dir(entry.path());
         }
@@ -134,12 +161,21 @@ fn mount() -> anyhow::Result<(PathBuf, bool)> {
     let mut found = None;
     for line in mounts.lines() {
         let words: Vec<&str> = line.split(' ').collect();
-        let [_, path, kind, options, ..] = words.as_slice() else { continue };
+        let [_, path, kind, options, ..] = words.as_slice() else {
+            continue;
+        };
         match *kind {
-            "cgroup" if options.split(',').any(|option| option == "cpu") => found = Some((PathBuf::from(path), false)),
+            "cgroup" if options.split(',').any(|option| option == "cpu") => {
+                found = Some((PathBuf::from(path), false))
+            }
             "cgroup2" => {
-                let controllers = std::fs::read_to_string(Path::new(path).join("cgroup.controllers")).unwrap_or_default();
-                if controllers.split_whitespace().any(|controller| controller == "cpu") {
+                let controllers =
+                    std::fs::read_to_string(Path::new(path).join("cgroup.controllers"))
+                        .unwrap_or_default();
+                if controllers
+                    .split_whitespace()
+                    .any(|controller| controller == "cpu")
+                {
                     return Ok((PathBuf::from(path), true));
                 }
             }
@@ -148,6 +184,8 @@ fn mount() -> anyhow::Result<(PathBuf, bool)> {
     }
     match found {
         Some(found) => Ok(found),
-        None => bail!("no cgroup mount has the cpu controller; the bench needs it to give the node proxy a share of a core"),
+        None => bail!(
+            "no cgroup mount has the cpu controller; the bench needs it to give the node proxy a share of a core"
+        ),
     }
 }

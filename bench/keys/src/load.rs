@@ -72,10 +72,27 @@ pub(crate) enum ConnectPace {
 }
 
 /// Returns the command of one run, on core 0.
-pub(crate) fn command(identity: &Path, target: &str, authority: &str, run: &LoadRun) -> anyhow::Result<Command> {
+pub(crate) fn command(
+    identity: &Path,
+    target: &str,
+    authority: &str,
+    run: &LoadRun,
+) -> anyhow::Result<Command> {
     let mut command = Command::new("taskset");
-    command.args(["-c", "0"]).arg(std::env::current_exe()?).arg("load").arg("--identity").arg(identity);
-    command.args(["--target", target, "--authority", authority, "--seconds", &run.seconds.to_string()]);
+    command
+        .args(["-c", "0"])
+        .arg(std::env::current_exe()?)
+        .arg("load")
+        .arg("--identity")
+        .arg(identity);
+    command.args([
+        "--target",
+        target,
+        "--authority",
+        authority,
+        "--seconds",
+        &run.seconds.to_string(),
+    ]);
     match run.pace {
         ConnectPace::Concurrency(n) => command.args(["--concurrency", &n.to_string()]),
         ConnectPace::Rate(rate) => command.args(["--rate", &rate.to_string()]),
@@ -90,7 +107,12 @@ pub(crate) fn command(identity: &Path, target: &str, authority: &str, run: &Load
 /// Reads the output of a run of [`command`].
 pub(crate) fn read(out: &Output) -> anyhow::Result<Value> {
     let output = String::from_utf8_lossy(&out.stdout);
-    serde_json::from_str(&output).with_context(|| format!("the load said {output:?}, {}", String::from_utf8_lossy(&out.stderr)))
+    serde_json::from_str(&output).with_context(|| {
+        format!(
+            "the load said {output:?}, {}",
+            String::from_utf8_lossy(&out.stderr)
+        )
+    })
 }
 
 /// Targets and settings of a run.
@@ -118,7 +140,9 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
         handshakes: flags.handshakes,
         outcome: RefCell::default(),
     });
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let started = std::time::Instant::now();
     let until = Duration::from_secs_f64(flags.seconds);
     runtime.block_on(LocalSet::new().run_until(async {
@@ -135,7 +159,11 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
 fn report(outcome: &mut FlowOutcome, seconds: f64) -> Value {
     outcome.latencies_us.sort_unstable();
     let all = &outcome.latencies_us;
-    let at = |share: f64| all.get(((all.len() as f64 * share) as usize).min(all.len().saturating_sub(1))).copied().unwrap_or(0);
+    let at = |share: f64| {
+        all.get(((all.len() as f64 * share) as usize).min(all.len().saturating_sub(1)))
+            .copied()
+            .unwrap_or(0)
+    };
     json!({
         "done": all.len(), "failed": outcome.failed, "why": outcome.why, "seconds": seconds,
         "per_second": all.len() as f64 / seconds, "p50_us": at(0.5), "p90_us": at(0.9), "p99_us": at(0.99),
@@ -183,11 +211,15 @@ async fn open(course: &Rc<RunPlan>, rate: f64, until: Duration) {
 
 async fn flow(course: &RunPlan, due: Instant) {
     course.outcome.borrow_mut().under_way += 1;
-    let end = timeout(FLOW_TIMEOUT, carry(course)).await.unwrap_or_else(|_| Err(anyhow::anyhow!("no end in {FLOW_TIMEOUT:?}")));
+    let end = timeout(FLOW_TIMEOUT, carry(course))
+        .await
+        .unwrap_or_else(|_| Err(anyhow::anyhow!("no end in {FLOW_TIMEOUT:?}")));
     let mut outcome = course.outcome.borrow_mut();
     outcome.under_way -= 1;
     match end {
-        Ok(()) => outcome.latencies_us.push(u64::try_from(due.elapsed().as_micros()).unwrap_or(u64::MAX)),
+        Ok(()) => outcome
+            .latencies_us
+            .push(u64::try_from(due.elapsed().as_micros()).unwrap_or(u64::MAX)),
         Err(error) => {
             outcome.failed += 1;
             outcome.why.get_or_insert_with(|| format!("{error:#}"));
@@ -202,7 +234,11 @@ async fn carry(course: &RunPlan) -> anyhow::Result<()> {
     rustix::net::sockopt::set_socket_linger(&tcp, Some(Duration::ZERO))?;
     let name = ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into());
     let mut tls = course.tls.connect(name, tcp).await.context("TLS")?;
-    if course.handshakes { settings(&mut tls).await } else { request(course, tls).await }
+    if course.handshakes {
+        settings(&mut tls).await
+    } else {
+        request(course, tls).await
+    }
 }
 
 /// Waits for the server's first HTTP/2 frame, which comes only after the server has verified the client.
@@ -220,11 +256,19 @@ async fn request(course: &RunPlan, tls: TlsStream<TcpStream>) -> anyhow::Result<
     let (answer, mut body) = client.send_request(connect, false).context("CONNECT")?;
     let answer = answer.await.context("CONNECT")?;
     ensure!(answer.status() == 200, "CONNECT: {}", answer.status());
-    let text = format!("GET /health HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\r\n", course.authority);
-    body.send_data(Bytes::from(text), false).context("request")?;
+    let text = format!(
+        "GET /health HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\r\n",
+        course.authority
+    );
+    body.send_data(Bytes::from(text), false)
+        .context("request")?;
     let mut down = answer.into_body();
     let first = down.data().await.context("no answer")?.context("answer")?;
-    ensure!(first.starts_with(b"HTTP/1.1 200"), "the application said {:?}", String::from_utf8_lossy(&first[..first.len().min(60)]));
+    ensure!(
+        first.starts_with(b"HTTP/1.1 200"),
+        "the application said {:?}",
+        String::from_utf8_lossy(&first[..first.len().min(60)])
+    );
     driven.abort();
     Ok(())
 }
@@ -232,8 +276,13 @@ async fn request(course: &RunPlan, tls: TlsStream<TcpStream>) -> anyhow::Result<
 fn config(file: &Path) -> anyhow::Result<Arc<ClientConfig>> {
     let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
     let stored: Value = serde_json::from_str(&text)?;
-    let part = |name: &str| stored[name].as_str().with_context(|| format!("{}: no {name}", file.display()));
-    let chain = CertificateDer::pem_slice_iter(part("chain")?.as_bytes()).collect::<Result<Vec<_>, _>>()?;
+    let part = |name: &str| {
+        stored[name]
+            .as_str()
+            .with_context(|| format!("{}: no {name}", file.display()))
+    };
+    let chain =
+        CertificateDer::pem_slice_iter(part("chain")?.as_bytes()).collect::<Result<Vec<_>, _>>()?;
     let key = PrivateKeyDer::from_pem_slice(part("key")?.as_bytes())?;
     if chain.is_empty() {
         bail!("{}: no certificate", file.display());

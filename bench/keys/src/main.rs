@@ -51,7 +51,11 @@ enum Experiment {
 
 fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
-    let _awake = if flags.awake { Some(limits::awake()?) } else { None };
+    let _awake = if flags.awake {
+        Some(limits::awake()?)
+    } else {
+        None
+    };
     match flags.what {
         Experiment::Figures(flags) => figures::run(&flags),
         Experiment::One(flags) => one::run(&flags),

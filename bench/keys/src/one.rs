@@ -25,9 +25,20 @@ pub(crate) struct Flags {
 
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
     let scene = KeyBenchWorld::up(flags.algorithm, flags.mode, flags.network)?;
-    let Flags { concurrency, seconds, share, handshakes, .. } = *flags;
+    let Flags {
+        concurrency,
+        seconds,
+        share,
+        handshakes,
+        ..
+    } = *flags;
     println!("node proxy: process {}", scene.node());
-    let m = scene.run(&LoadRun { pace: ConnectPace::Concurrency(concurrency), seconds, share, handshakes })?;
+    let m = scene.run(&LoadRun {
+        pace: ConnectPace::Concurrency(concurrency),
+        seconds,
+        share,
+        handshakes,
+    })?;
     println!(
         "{} {}: {:.0} per second, p50 {:.2} ms, p90 {:.2} ms; node {:.0} µs (user {:.0}, system {:.0}), key server {:.0} µs; {} done, {} failed",
         flags.algorithm.name(),

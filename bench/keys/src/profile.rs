@@ -117,15 +117,27 @@ impl ProfileResult {
 
 pub(crate) fn run(flags: &ProfileFlags) -> anyhow::Result<()> {
     println!("Processor: {}.", limits::processor());
-    if Command::new("perf").arg("--version").stdout(Stdio::null()).status().is_err() {
-        println!("\n**SKIPPED: there is no `perf` here, so nobody sees what the node proxy does. fix: install linux-perf.**");
+    if Command::new("perf")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status()
+        .is_err()
+    {
+        println!(
+            "\n**SKIPPED: there is no `perf` here, so nobody sees what the node proxy does. fix: install linux-perf.**"
+        );
         return Ok(());
     }
     let mut seen: [ProfileResult; AsymmetricMode::ALL.len()] = Default::default();
     let mut exchanges = Vec::new();
     for round in 0..flags.rounds as usize {
         for at in (0..AsymmetricMode::ALL.len()).map(|n| (n + round) % AsymmetricMode::ALL.len()) {
-            eprintln!("{}, round {} of {}", AsymmetricMode::ALL[at].name(), round + 1, flags.rounds);
+            eprintln!(
+                "{}, round {} of {}",
+                AsymmetricMode::ALL[at].name(),
+                round + 1,
+                flags.rounds
+            );
             watch(flags, AsymmetricMode::ALL[at], &mut seen[at])?;
         }
         exchanges.push(exchange::cost(EXCHANGES)?.as_secs_f64() * 1e6);
@@ -134,21 +146,36 @@ pub(crate) fn run(flags: &ProfileFlags) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn watch(flags: &ProfileFlags, mode: AsymmetricMode, seen: &mut ProfileResult) -> anyhow::Result<()> {
+fn watch(
+    flags: &ProfileFlags,
+    mode: AsymmetricMode,
+    seen: &mut ProfileResult,
+) -> anyhow::Result<()> {
     let scene = KeyBenchWorld::up(flags.algorithm, mode, flags.network)?;
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("perf.data");
     let mut watching = record(scene.node(), &file)?;
-    let run =
-        LoadRun { pace: ConnectPace::Concurrency(flags.concurrency), seconds: flags.seconds, share: Some(flags.share), handshakes: true };
+    let run = LoadRun {
+        pace: ConnectPace::Concurrency(flags.concurrency),
+        seconds: flags.seconds,
+        share: Some(flags.share),
+        handshakes: true,
+    };
     let measured = scene.run(&run);
     // SIGINT, as from a keyboard: perf then writes its data.
-    let id = i32::try_from(watching.id()).ok().and_then(rustix::process::Pid::from_raw).context("perf has a process id")?;
+    let id = i32::try_from(watching.id())
+        .ok()
+        .and_then(rustix::process::Pid::from_raw)
+        .context("perf has a process id")?;
     rustix::process::kill_process(id, rustix::process::Signal::INT)?;
     watching.wait()?;
     seen.node_us.push(measured?.node_us);
-    let script =
-        Command::new("perf").args(["script", "-F", "ip,sym,dso", "-i"]).arg(&file).stderr(Stdio::null()).output().context("perf")?;
+    let script = Command::new("perf")
+        .args(["script", "-F", "ip,sym,dso", "-i"])
+        .arg(&file)
+        .stderr(Stdio::null())
+        .output()
+        .context("perf")?;
     let text = String::from_utf8_lossy(&script.stdout);
     let mut samples = 0;
     for stack in text.split("\n\n").filter(|stack| !stack.trim().is_empty()) {
@@ -164,8 +191,26 @@ fn watch(flags: &ProfileFlags, mode: AsymmetricMode, seen: &mut ProfileResult) -
 
 fn record(process: u32, file: &Path) -> anyhow::Result<Child> {
     let mut command = Command::new("perf");
-    command.args(["record", "-q", "-F", SAMPLES_PER_SECOND, "-e", "cpu-clock", "-g", "-p", &process.to_string(), "-o"]).arg(file);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().context("perf")
+    command
+        .args([
+            "record",
+            "-q",
+            "-F",
+            SAMPLES_PER_SECOND,
+            "-e",
+            "cpu-clock",
+            "-g",
+            "-p",
+            &process.to_string(),
+            "-o",
+        ])
+        .arg(file);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .context("perf")
 }
 
 /// One line of a stack.
@@ -180,7 +225,10 @@ impl<'a> StackFrame<'a> {
     fn read(line: &'a str) -> Option<Self> {
         let (_, rest) = line.trim().split_once(' ')?;
         let (symbol, object) = rest.rsplit_once(" (")?;
-        Some(Self { symbol, object: object.trim_end_matches(')') })
+        Some(Self {
+            symbol,
+            object: object.trim_end_matches(')'),
+        })
     }
 }
 
@@ -188,7 +236,13 @@ impl<'a> StackFrame<'a> {
 /// pointers.
 fn part(frames: &[StackFrame<'_>]) -> Option<ThreadActivity> {
     let first = frames.first()?;
-    Some(if first.object.contains("[kernel") || first.object.contains("[unknown]") { kernel_part(frames) } else { own_part(first) })
+    Some(
+        if first.object.contains("[kernel") || first.object.contains("[unknown]") {
+            kernel_part(frames)
+        } else {
+            own_part(first)
+        },
+    )
 }
 
 fn own_part(frame: &StackFrame<'_>) -> ThreadActivity {
@@ -199,12 +253,26 @@ fn own_part(frame: &StackFrame<'_>) -> ThreadActivity {
         return ThreadActivity::Runtime;
     }
     if object.contains("libc.so") {
-        return if symbol.contains("mem") || symbol.contains("alloc") { ThreadActivity::Memory } else { ThreadActivity::Rest };
+        return if symbol.contains("mem") || symbol.contains("alloc") {
+            ThreadActivity::Memory
+        } else {
+            ThreadActivity::Rest
+        };
     }
     if has(&["canal_keyserver_client", "keyrpc"]) {
         return ThreadActivity::Keys;
     }
-    if has(&["rustls", "webpki", "x509_parser", "asn1_rs", "der_parser", "nom::", "untrusted::", "canal_tls", "canal_identity"]) {
+    if has(&[
+        "rustls",
+        "webpki",
+        "x509_parser",
+        "asn1_rs",
+        "der_parser",
+        "nom::",
+        "untrusted::",
+        "canal_tls",
+        "canal_identity",
+    ]) {
         return ThreadActivity::Tls;
     }
     if has(&[
@@ -231,7 +299,12 @@ fn own_part(frame: &StackFrame<'_>) -> ThreadActivity {
     }
     if symbol.starts_with("mi_")
         || symbol.starts_with("_mi_")
-        || has(&["__rust_alloc", "__rust_dealloc", "__rust_realloc", "alloc::raw_vec"])
+        || has(&[
+            "__rust_alloc",
+            "__rust_dealloc",
+            "__rust_realloc",
+            "alloc::raw_vec",
+        ])
     {
         return ThreadActivity::Memory;
     }
@@ -239,38 +312,85 @@ fn own_part(frame: &StackFrame<'_>) -> ThreadActivity {
 }
 
 fn kernel_part(frames: &[StackFrame<'_>]) -> ThreadActivity {
-    let called = frames.iter().find_map(|frame| frame.symbol.strip_prefix("__x64_sys_"));
-    let passes = |names: &[&str]| frames.iter().any(|frame| names.iter().any(|name| frame.symbol.starts_with(name)));
+    let called = frames
+        .iter()
+        .find_map(|frame| frame.symbol.strip_prefix("__x64_sys_"));
+    let passes = |names: &[&str]| {
+        frames
+            .iter()
+            .any(|frame| names.iter().any(|name| frame.symbol.starts_with(name)))
+    };
     // In this build of the kernel not every call has its own frame.
-    let writes = matches!(called, Some("sendto" | "sendmsg" | "write" | "writev")) || passes(&["do_writev", "ksys_write"]);
+    let writes = matches!(called, Some("sendto" | "sendmsg" | "write" | "writev"))
+        || passes(&["do_writev", "ksys_write"]);
     match called {
-        _ if writes && passes(&["handle_softirqs", "__do_softirq", "net_rx_action"]) => ThreadActivity::Deliver,
+        _ if writes && passes(&["handle_softirqs", "__do_softirq", "net_rx_action"]) => {
+            ThreadActivity::Deliver
+        }
         _ if writes => ThreadActivity::Send,
         Some("recvfrom" | "recvmsg" | "read" | "readv") => ThreadActivity::Receive,
-        Some("epoll_wait" | "epoll_pwait" | "epoll_pwait2") if passes(&["schedule", "__schedule"]) => ThreadActivity::Switch,
-        Some("epoll_wait" | "epoll_pwait" | "epoll_pwait2") => ThreadActivity::StackSample,
-        Some("accept4" | "setsockopt" | "getsockopt" | "getsockname" | "close" | "epoll_ctl" | "shutdown" | "fcntl") => {
-            ThreadActivity::Open
+        Some("epoll_wait" | "epoll_pwait" | "epoll_pwait2")
+            if passes(&["schedule", "__schedule"]) =>
+        {
+            ThreadActivity::Switch
         }
+        Some("epoll_wait" | "epoll_pwait" | "epoll_pwait2") => ThreadActivity::StackSample,
+        Some(
+            "accept4" | "setsockopt" | "getsockopt" | "getsockname" | "close" | "epoll_ctl"
+            | "shutdown" | "fcntl",
+        ) => ThreadActivity::Open,
         // Work that a close defers.
         _ if passes(&["task_work_run"]) => ThreadActivity::Open,
-        None if passes(&["do_syscall_64", "entry_SYSCALL_64", "syscall_", "exit_to_user_mode"]) => ThreadActivity::Enter,
+        None if passes(&[
+            "do_syscall_64",
+            "entry_SYSCALL_64",
+            "syscall_",
+            "exit_to_user_mode",
+        ]) =>
+        {
+            ThreadActivity::Enter
+        }
         _ => ThreadActivity::Kernel,
     }
 }
 
-fn print(flags: &ProfileFlags, seen: &[ProfileResult; AsymmetricMode::ALL.len()], exchange: FigureSpread) {
+fn print(
+    flags: &ProfileFlags,
+    seen: &[ProfileResult; AsymmetricMode::ALL.len()],
+    exchange: FigureSpread,
+) {
     let node = |at: usize| FigureSpread::of(seen[at].node_us.clone());
     let (name, concurrency) = (flags.algorithm.name(), flags.concurrency);
-    println!("\n{name}, {concurrency} at once: CPU of the node proxy for a session, µs, by what it was found doing.\n");
-    println!("| | {} |\n|---|---|---|---|", AsymmetricMode::ALL.map(AsymmetricMode::name).join(" | "));
+    println!(
+        "\n{name}, {concurrency} at once: CPU of the node proxy for a session, µs, by what it was found doing.\n"
+    );
+    println!(
+        "| | {} |\n|---|---|---|---|",
+        AsymmetricMode::ALL.map(AsymmetricMode::name).join(" | ")
+    );
     for part in ThreadActivity::ALL {
-        println!("| {} | {} |", part.name(), [0, 1, 2].map(|at| format!("{:.0}", seen[at].us(part))).join(" | "));
+        println!(
+            "| {} | {} |",
+            part.name(),
+            [0, 1, 2]
+                .map(|at| format!("{:.0}", seen[at].us(part)))
+                .join(" | ")
+        );
     }
-    println!("| together (least–most of the rounds) | {} |", [0, 1, 2].map(|at| format!("{:#.0}", node(at))).join(" | "));
+    println!(
+        "| together (least–most of the rounds) | {} |",
+        [0, 1, 2].map(|at| format!("{:#.0}", node(at))).join(" | ")
+    );
     let (none, remote) = (node(0).median, node(2).median);
-    let taken: f64 = ThreadActivity::ALL.into_iter().filter(|part| part.is_taken()).map(|part| seen[0].us(part)).sum();
-    let (free, floor) = (none - taken, none - taken + REQUESTS_PER_HANDSHAKE * exchange.median);
+    let taken: f64 = ThreadActivity::ALL
+        .into_iter()
+        .filter(|part| part.is_taken())
+        .map(|part| seen[0].us(part))
+        .sum();
+    let (free, floor) = (
+        none - taken,
+        none - taken + REQUESTS_PER_HANDSHAKE * exchange.median,
+    );
     let percent = |now: f64| 100.0 * (now / none - 1.0);
     println!(
         "\nRemote beside none: {:+.0} %. What a key server can take of none is {taken:.0} µs: were asking it free, {free:.0} µs would be left ({:+.0} %). A bare \
@@ -286,22 +406,45 @@ mod tests {
     use super::*;
 
     fn of(stack: &str) -> Option<ThreadActivity> {
-        part(&stack.lines().filter_map(StackFrame::read).collect::<Vec<_>>())
+        part(
+            &stack
+                .lines()
+                .filter_map(StackFrame::read)
+                .collect::<Vec<_>>(),
+        )
     }
 
     #[test]
     fn stacks_are_of_their_parts() {
         for (stack, wanted) in [
-            ("  55aa __ecp_nistz256_mul_montq (/bin/canal-node)", Some(ThreadActivity::Cryptography)),
-            ("  55aa canal_keyserver_client::channel::KeyServerChannel::ask (/bin/canal-node)", Some(ThreadActivity::Keys)),
-            ("  55aa <rustls::crypto::aws_lc_rs::x as core::Y (z)>::f (/bin/canal-node)", Some(ThreadActivity::Tls)),
-            ("  7faa __memmove_avx_unaligned_erms (/usr/lib/libc.so.6)", Some(ThreadActivity::Memory)),
-            ("  7faa h2::server::f (/bin/canal-node)", Some(ThreadActivity::Rest)),
+            (
+                "  55aa __ecp_nistz256_mul_montq (/bin/canal-node)",
+                Some(ThreadActivity::Cryptography),
+            ),
+            (
+                "  55aa canal_keyserver_client::channel::KeyServerChannel::ask (/bin/canal-node)",
+                Some(ThreadActivity::Keys),
+            ),
+            (
+                "  55aa <rustls::crypto::aws_lc_rs::x as core::Y (z)>::f (/bin/canal-node)",
+                Some(ThreadActivity::Tls),
+            ),
+            (
+                "  7faa __memmove_avx_unaligned_erms (/usr/lib/libc.so.6)",
+                Some(ThreadActivity::Memory),
+            ),
+            (
+                "  7faa h2::server::f (/bin/canal-node)",
+                Some(ThreadActivity::Rest),
+            ),
             (
                 "  ffff tcp_ack ([kernel.kallsyms])\n ffff net_rx_action ([kernel.kallsyms])\n ffff __x64_sys_sendto ([kernel.kallsyms])",
                 Some(ThreadActivity::Deliver),
             ),
-            ("  ffff tcp_sendmsg ([kernel.kallsyms])\n ffff __x64_sys_writev ([kernel.kallsyms])", Some(ThreadActivity::Send)),
+            (
+                "  ffff tcp_sendmsg ([kernel.kallsyms])\n ffff __x64_sys_writev ([kernel.kallsyms])",
+                Some(ThreadActivity::Send),
+            ),
             (
                 "  ffff finish_task_switch ([kernel.kallsyms])\n ffff schedule ([kernel.kallsyms])\n ffff __x64_sys_epoll_wait ([kernel.kallsyms])",
                 Some(ThreadActivity::Switch),
@@ -310,7 +453,10 @@ mod tests {
                 "  ffff tcp_sendmsg ([kernel.kallsyms])\n ffff do_writev ([kernel.kallsyms])\n ffff do_syscall_64 ([kernel.kallsyms])",
                 Some(ThreadActivity::Send),
             ),
-            ("  ffff do_syscall_64 ([kernel.kallsyms])\n 7faa epoll_wait (/usr/lib/libc.so.6)", Some(ThreadActivity::Enter)),
+            (
+                "  ffff do_syscall_64 ([kernel.kallsyms])\n 7faa epoll_wait (/usr/lib/libc.so.6)",
+                Some(ThreadActivity::Enter),
+            ),
             ("", None),
         ] {
             assert_eq!(of(stack), wanted, "{stack}");

@@ -42,7 +42,11 @@ pub(crate) enum AsymmetricMode {
 }
 
 impl AsymmetricMode {
-    pub(crate) const ALL: [AsymmetricMode; 3] = [AsymmetricMode::None, AsymmetricMode::Local, AsymmetricMode::Remote];
+    pub(crate) const ALL: [AsymmetricMode; 3] = [
+        AsymmetricMode::None,
+        AsymmetricMode::Local,
+        AsymmetricMode::Remote,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -70,7 +74,8 @@ pub(crate) enum CertificateAlgorithm {
 }
 
 impl CertificateAlgorithm {
-    pub(crate) const ALL: [CertificateAlgorithm; 2] = [CertificateAlgorithm::Rsa, CertificateAlgorithm::Ecdsa];
+    pub(crate) const ALL: [CertificateAlgorithm; 2] =
+        [CertificateAlgorithm::Rsa, CertificateAlgorithm::Ecdsa];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -94,17 +99,43 @@ pub(crate) struct KeyBenchWorld {
 
 impl KeyBenchWorld {
     /// Brings up the world of a case. It is removed on drop, and however the process ends.
-    pub(crate) fn up(algorithm: CertificateAlgorithm, mode: AsymmetricMode, network: Network) -> anyhow::Result<Self> {
+    pub(crate) fn up(
+        algorithm: CertificateAlgorithm,
+        mode: AsymmetricMode,
+        network: Network,
+    ) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let text = std::fs::read_to_string(here.join("world.yaml"))?
-            .replace("PLACE", if mode == AsymmetricMode::Remote { "KeyServer" } else { "Local" })
-            .replace("ALGORITHM", if algorithm == CertificateAlgorithm::Rsa { "Rsa2048" } else { "EcdsaP256" });
+            .replace(
+                "PLACE",
+                if mode == AsymmetricMode::Remote {
+                    "KeyServer"
+                } else {
+                    "Local"
+                },
+            )
+            .replace(
+                "ALGORITHM",
+                if algorithm == CertificateAlgorithm::Rsa {
+                    "Rsa2048"
+                } else {
+                    "EcdsaP256"
+                },
+            );
         let file = folder.path().join("world.yaml");
         std::fs::write(&file, text)?;
-        std::fs::copy(here.join("services.yaml"), folder.path().join("services.yaml"))?;
-        let mut topology = Topology::load(&file).map_err(|problems| anyhow::anyhow!("world.yaml: {problems:?}"))?;
-        let nodes = topology.tenants.iter_mut().flat_map(|tenant| &mut tenant.nodes).filter(|node| node.name == NODE);
+        std::fs::copy(
+            here.join("services.yaml"),
+            folder.path().join("services.yaml"),
+        )?;
+        let mut topology = Topology::load(&file)
+            .map_err(|problems| anyhow::anyhow!("world.yaml: {problems:?}"))?;
+        let nodes = topology
+            .tenants
+            .iter_mut()
+            .flat_map(|tenant| &mut tenant.nodes)
+            .filter(|node| node.name == NODE);
         for proxy in nodes.filter_map(|node| node.proxy.as_mut()) {
             // It has one core, and so one worker, like a node proxy that detects one core.
             proxy.args.extend(["--workers".into(), "1".into()]);
@@ -112,13 +143,33 @@ impl KeyBenchWorld {
                 proxy.env.insert(MASK.0.into(), MASK.1.into());
             }
         }
-        let app = WorldPlan::of(&topology).pods.iter().find(|pod| pod.uid == APP).map(|pod| pod.ip4).context(APP)?;
-        let bin = std::env::current_exe()?.parent().context("a program has a folder")?.to_path_buf();
-        let world = World::up(&topology, &WorldOptions { ephemeral: true, replace: true, bin_dirs: vec![bin], ..WorldOptions::default() })?;
+        let app = WorldPlan::of(&topology)
+            .pods
+            .iter()
+            .find(|pod| pod.uid == APP)
+            .map(|pod| pod.ip4)
+            .context(APP)?;
+        let bin = std::env::current_exe()?
+            .parent()
+            .context("a program has a folder")?
+            .to_path_buf();
+        let world = World::up(
+            &topology,
+            &WorldOptions {
+                ephemeral: true,
+                replace: true,
+                bin_dirs: vec![bin],
+                ..WorldOptions::default()
+            },
+        )?;
         world.wait_ready(UP_WITHIN)?;
         let node = pid(&world, NODE)?;
         // The load, the application, the controller and the node proxy share a core; the key server has the other.
-        for host in world.hosts()?.iter().filter(|host| host.environment.name != KEYS) {
+        for host in world
+            .hosts()?
+            .iter()
+            .filter(|host| host.environment.name != KEYS)
+        {
             if let Some(pid) = host.pulse.pid {
                 limits::pin(pid, 0)?;
             }
@@ -126,7 +177,11 @@ impl KeyBenchWorld {
         limits::pin(pid(&world, KEYS)?, 1)?;
         if network == Network::Apart {
             // The world's routers, and the network behind them, are on that core too.
-            for host in world.hosts()?.iter().filter(|host| host.environment.kind == "router" || host.environment.name == KEYS) {
+            for host in world
+                .hosts()?
+                .iter()
+                .filter(|host| host.environment.kind == "router" || host.environment.name == KEYS)
+            {
                 limits::receive_on(&host.environment.netns, 1)?;
             }
         }
@@ -149,11 +204,20 @@ impl KeyBenchWorld {
 
     fn until_served(&self) -> anyhow::Result<()> {
         let started = Instant::now();
-        let once = LoadRun { pace: ConnectPace::Concurrency(1), seconds: 0.2, share: None, handshakes: false };
+        let once = LoadRun {
+            pace: ConnectPace::Concurrency(1),
+            seconds: 0.2,
+            share: None,
+            handshakes: false,
+        };
         loop {
             match self.load(&once) {
-                Ok(report) if report["failed"] == 0 && report["done"].as_u64() > Some(0) => return Ok(()),
-                problem if started.elapsed() > UP_WITHIN => bail!("no flow gets through: {problem:?}"),
+                Ok(report) if report["failed"] == 0 && report["done"].as_u64() > Some(0) => {
+                    return Ok(());
+                }
+                problem if started.elapsed() > UP_WITHIN => {
+                    bail!("no flow gets through: {problem:?}")
+                }
                 _ => std::thread::sleep(Duration::from_millis(200)),
             }
         }
@@ -170,7 +234,11 @@ impl KeyBenchWorld {
         self.cap.set(run.share)?;
         let (before, keys_before) = (self.world.cpu(NODE)?, self.world.cpu(KEYS)?);
         let report = self.load(run)?;
-        let number = |field: &str| report[field].as_f64().with_context(|| format!("{field} is missing: {report}"));
+        let number = |field: &str| {
+            report[field]
+                .as_f64()
+                .with_context(|| format!("{field} is missing: {report}"))
+        };
         let done = number("done")?;
         if done == 0.0 {
             bail!("no flow of {run:?} got through: {report}");
@@ -179,7 +247,9 @@ impl KeyBenchWorld {
             self.why.borrow_mut().get_or_insert_with(|| why.to_string());
         }
         let (after, keys_after) = (self.world.cpu(NODE)?, self.world.cpu(KEYS)?);
-        let us = |after: Duration, before: Duration| after.saturating_sub(before).as_secs_f64() * 1e6 / done;
+        let us = |after: Duration, before: Duration| {
+            after.saturating_sub(before).as_secs_f64() * 1e6 / done
+        };
         let user_us = us(after.user, before.user);
         Ok(LoadFigures {
             per_second: number("per_second")?,
@@ -187,7 +257,8 @@ impl KeyBenchWorld {
             p90_ms: number("p90_us")? / 1e3,
             node_us: user_us + us(after.system, before.system),
             user_us,
-            keys_us: us(keys_after.user, keys_before.user) + us(keys_after.system, keys_before.system),
+            keys_us: us(keys_after.user, keys_before.user)
+                + us(keys_after.system, keys_before.system),
             done,
             failed: number("failed")?,
         })
@@ -196,11 +267,23 @@ impl KeyBenchWorld {
     /// Returns the sum of a counter's series of the node proxy or the key server whose lines contain `part`.
     pub(crate) fn counted(&self, of_keys: bool, name: &str, part: &str) -> anyhow::Result<f64> {
         let host = if of_keys { KEYS } else { NODE };
-        let out = self.world.exec(host, &["curl", "-sS", "--max-time", "5", ADMIN])?.stdin(Stdio::null()).output()?;
+        let out = self
+            .world
+            .exec(host, &["curl", "-sS", "--max-time", "5", ADMIN])?
+            .stdin(Stdio::null())
+            .output()?;
         let text = String::from_utf8_lossy(&out.stdout);
         let mut sum = None;
-        for line in text.lines().filter(|line| line.starts_with(name) && line.contains(part)) {
-            let value: f64 = line.rsplit(' ').next().unwrap_or("").parse().with_context(|| line.to_string())?;
+        for line in text
+            .lines()
+            .filter(|line| line.starts_with(name) && line.contains(part))
+        {
+            let value: f64 = line
+                .rsplit(' ')
+                .next()
+                .unwrap_or("")
+                .parse()
+                .with_context(|| line.to_string())?;
             sum = Some(sum.unwrap_or(0.0) + value);
         }
         sum.with_context(|| format!("{host} has no {name} with {part:?}"))
@@ -222,7 +305,11 @@ impl KeyBenchWorld {
 }
 
 fn pid(world: &World, host: &str) -> anyhow::Result<u32> {
-    world.host(host)?.pulse.pid.with_context(|| format!("{host} runs nothing"))
+    world
+        .host(host)?
+        .pulse
+        .pid
+        .with_context(|| format!("{host} runs nothing"))
 }
 
 /// Returns the file in which the load's node stores its pod's certificate.
@@ -233,10 +320,16 @@ fn identity(world: &World) -> anyhow::Result<PathBuf> {
         for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
             // A file that is still being written has another name.
             let is_whole = entry.path().extension().is_some_and(|e| e == "json");
-            let text = if is_whole { std::fs::read_to_string(entry.path()).unwrap_or_default() } else { String::new() };
-            if serde_json::from_str::<Value>(&text)
-                .is_ok_and(|stored| stored["identity"].as_str().is_some_and(|is| is.starts_with(IDENTITY)))
-            {
+            let text = if is_whole {
+                std::fs::read_to_string(entry.path()).unwrap_or_default()
+            } else {
+                String::new()
+            };
+            if serde_json::from_str::<Value>(&text).is_ok_and(|stored| {
+                stored["identity"]
+                    .as_str()
+                    .is_some_and(|is| is.starts_with(IDENTITY))
+            }) {
                 return Ok(entry.path());
             }
         }

@@ -60,16 +60,30 @@ pub(crate) fn run(flags: &ShareFlags) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn measure(flags: &ShareFlags, mode: AsymmetricMode, times: &mut [Times; RESPONSE_TIMES_MS.len()]) -> anyhow::Result<()> {
+fn measure(
+    flags: &ShareFlags,
+    mode: AsymmetricMode,
+    times: &mut [Times; RESPONSE_TIMES_MS.len()],
+) -> anyhow::Result<()> {
     let (world, _folder) = up(flags, mode)?;
     request(&world, CLIENT, SERVICE, 0, 1).context("the service is not reached")?;
     std::thread::sleep(KEYS_WITHIN);
     let mut newcomers = 1..;
     for (takes, times) in RESPONSE_TIMES_MS.into_iter().zip(times) {
-        times.alone.extend(&request(&world, APP, "http://127.0.0.1:8080", takes, REQUESTS + 1)?[1..]);
-        times.reused.extend(&request(&world, CLIENT, SERVICE, takes, REQUESTS + 1)?[1..]);
+        times
+            .alone
+            .extend(&request(&world, APP, "http://127.0.0.1:8080", takes, REQUESTS + 1)?[1..]);
+        times
+            .reused
+            .extend(&request(&world, CLIENT, SERVICE, takes, REQUESTS + 1)?[1..]);
         for n in newcomers.by_ref().take(flags.clients.into()) {
-            times.first.extend(request(&world, &format!("keys/default/client-{n}-0"), SERVICE, takes, 1)?);
+            times.first.extend(request(
+                &world,
+                &format!("keys/default/client-{n}-0"),
+                SERVICE,
+                takes,
+                1,
+            )?);
         }
     }
     Ok(())
@@ -80,29 +94,85 @@ fn up(flags: &ShareFlags, mode: AsymmetricMode) -> anyhow::Result<(World, tempfi
     let folder = tempfile::tempdir()?;
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut text = std::fs::read_to_string(here.join("road.yaml"))?
-        .replace("PLACE", if mode == AsymmetricMode::Remote { "KeyServer" } else { "Local" })
-        .replace("ALGORITHM", if flags.algorithm == CertificateAlgorithm::Rsa { "Rsa2048" } else { "EcdsaP256" });
+        .replace(
+            "PLACE",
+            if mode == AsymmetricMode::Remote {
+                "KeyServer"
+            } else {
+                "Local"
+            },
+        )
+        .replace(
+            "ALGORITHM",
+            if flags.algorithm == CertificateAlgorithm::Rsa {
+                "Rsa2048"
+            } else {
+                "EcdsaP256"
+            },
+        );
     for n in 1..=usize::from(flags.clients) * RESPONSE_TIMES_MS.len() {
-        writeln!(text, "      - {{name: client-{n}, node: keys-n1, serviceAccount: client-{n}, command: [sleep, infinity]}}")?;
+        writeln!(
+            text,
+            "      - {{name: client-{n}, node: keys-n1, serviceAccount: client-{n}, command: [sleep, infinity]}}"
+        )?;
     }
     let file = folder.path().join("road.yaml");
     std::fs::write(&file, text)?;
-    std::fs::copy(here.join("services.yaml"), folder.path().join("services.yaml"))?;
-    let topology = Topology::load(&file).map_err(|problems| anyhow::anyhow!("road.yaml: {problems:?}"))?;
-    let bin = std::env::current_exe()?.parent().context("a program has a folder")?.to_path_buf();
-    let world = World::up(&topology, &WorldOptions { ephemeral: true, replace: true, bin_dirs: vec![bin], ..WorldOptions::default() })?;
+    std::fs::copy(
+        here.join("services.yaml"),
+        folder.path().join("services.yaml"),
+    )?;
+    let topology =
+        Topology::load(&file).map_err(|problems| anyhow::anyhow!("road.yaml: {problems:?}"))?;
+    let bin = std::env::current_exe()?
+        .parent()
+        .context("a program has a folder")?
+        .to_path_buf();
+    let world = World::up(
+        &topology,
+        &WorldOptions {
+            ephemeral: true,
+            replace: true,
+            bin_dirs: vec![bin],
+            ..WorldOptions::default()
+        },
+    )?;
     world.wait_ready(UP_WITHIN)?;
     Ok((world, folder))
 }
 
 /// Sends `times` requests on one connection. Returns the milliseconds of each.
-fn request(world: &World, host: &str, service: &str, takes: u32, times: usize) -> anyhow::Result<Vec<f64>> {
+fn request(
+    world: &World,
+    host: &str,
+    service: &str,
+    takes: u32,
+    times: usize,
+) -> anyhow::Result<Vec<f64>> {
     let url = format!("{service}/delay?ms={takes}&n=[1-{times}]");
-    let argv = ["curl", "-sS", "--fail", "--max-time", "10", "-o", "/dev/null", "-w", "%{time_total}\\n", &url];
+    let argv = [
+        "curl",
+        "-sS",
+        "--fail",
+        "--max-time",
+        "10",
+        "-o",
+        "/dev/null",
+        "-w",
+        "%{time_total}\\n",
+        &url,
+    ];
     let out = world.exec(host, &argv)?.stdin(Stdio::null()).output()?;
     let client_output = String::from_utf8_lossy(&out.stdout);
-    ensure!(out.status.success(), "{host}: {}", String::from_utf8_lossy(&out.stderr));
-    client_output.lines().map(|line| Ok(line.parse::<f64>().with_context(|| line.to_string())? * 1e3)).collect()
+    ensure!(
+        out.status.success(),
+        "{host}: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    client_output
+        .lines()
+        .map(|line| Ok(line.parse::<f64>().with_context(|| line.to_string())? * 1e3))
+        .collect()
 }
 
 fn print(algorithm: CertificateAlgorithm, [local, remote]: &[[Times; RESPONSE_TIMES_MS.len()]; 2]) {
@@ -114,10 +184,20 @@ fn print(algorithm: CertificateAlgorithm, [local, remote]: &[[Times; RESPONSE_TI
         "| the application takes | alone | through the mesh | of it the road | first, local key | first, key server | of it the key server |\n|---|---|---|---|---|---|---|"
     );
     for (at, takes) in RESPONSE_TIMES_MS.into_iter().enumerate() {
-        let both =
-            |get: fn(&Times) -> &Vec<f64>| FigureSpread::of([get(&local[at]), get(&remote[at])].into_iter().flatten().copied().collect());
+        let both = |get: fn(&Times) -> &Vec<f64>| {
+            FigureSpread::of(
+                [get(&local[at]), get(&remote[at])]
+                    .into_iter()
+                    .flatten()
+                    .copied()
+                    .collect(),
+            )
+        };
         let (alone, reused) = (both(|t| &t.alone), both(|t| &t.reused));
-        let (here, there) = (FigureSpread::of(local[at].first.clone()), FigureSpread::of(remote[at].first.clone()));
+        let (here, there) = (
+            FigureSpread::of(local[at].first.clone()),
+            FigureSpread::of(remote[at].first.clone()),
+        );
         let part = |all: FigureSpread, less: FigureSpread| {
             let more = all.median - less.median;
             format!("{more:+.2} ms, {:+.1} %", 100.0 * more / all.median)

@@ -3,13 +3,14 @@
 use std::hint::black_box;
 
 use canal_h1::{
-    BodyPart, BodyReader, CHUNK_END, ChunkStart, ForwardOptions, Framing, HeaderEdit, LAST_CHUNK, MessageLimits, OutHead, RequestHead,
-    RequestKind, ResponseHead,
+    BodyPart, BodyReader, CHUNK_END, ChunkStart, ForwardOptions, Framing, HeaderEdit, LAST_CHUNK,
+    MessageLimits, OutHead, RequestHead, RequestKind, ResponseHead,
 };
 
 use crate::BenchOperation;
 
-const SMALL_REQUEST: &[u8] = b"GET /productpage HTTP/1.1\r\nHost: productpage.bookinfo:9080\r\n\r\n";
+const SMALL_REQUEST: &[u8] =
+    b"GET /productpage HTTP/1.1\r\nHost: productpage.bookinfo:9080\r\n\r\n";
 const SMALL_RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\nServer: nginx/1.22.1\r\nDate: Sat, 21 Nov 2026 03:00:00 GMT\r\nContent-Type: text/plain\r\nContent-Length: 23\r\nConnection: keep-alive\r\n\r\n";
 /// A request with twenty fields.
 const BROWSER_REQUEST: &[u8] = b"GET /productpage?u=normal&theme=dark HTTP/1.1\r\nHost: productpage.bookinfo.svc.cluster.local:9080\r\nConnection: keep-alive\r\nCache-Control: max-age=0\r\nsec-ch-ua: \"Chromium\";v=\"142\", \"Not_A Brand\";v=\"99\"\r\nsec-ch-ua-mobile: ?0\r\nsec-ch-ua-platform: \"Linux\"\r\nDNT: 1\r\nUpgrade-Insecure-Requests: 1\r\nUser-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/142.0.0.0 Safari/537.36\r\nAccept: text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8\r\nSec-Fetch-Site: same-origin\r\nSec-Fetch-Mode: navigate\r\nSec-Fetch-User: ?1\r\nSec-Fetch-Dest: document\r\nReferer: http://productpage.bookinfo.svc.cluster.local:9080/\r\nAccept-Encoding: gzip, deflate, br, zstd\r\nAccept-Language: en-GB,en;q=0.9,de;q=0.8\r\nCookie: session=9f8b7c6d5e4f3a2b1c0d; theme=dark; consent=all\r\nX-Request-Id: 6f1c1a52-0d55-4b52-9d2b-6f3e1c1a5200\r\ntraceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n\r\n";
@@ -25,17 +26,39 @@ const EDITS: &[HeaderEdit<'_>] = &[
 ];
 
 pub(crate) fn operations() -> Vec<BenchOperation> {
-    let operation = |name, target_ns, make| BenchOperation { name, make, target_ns };
+    let operation = |name, target_ns, make| BenchOperation {
+        name,
+        make,
+        target_ns,
+    };
     vec![
-        operation("parse request, 1 field", None, || parse_request(SMALL_REQUEST)),
-        operation("parse response, 5 fields", None, || parse_response(SMALL_RESPONSE)),
-        operation("parse both heads, small", Some(1000.0), || both(SMALL_REQUEST, SMALL_RESPONSE)),
-        operation("parse request, 20 fields", None, || parse_request(BROWSER_REQUEST)),
-        operation("parse response, 12 fields", None, || parse_response(BROWSER_RESPONSE)),
-        operation("parse both heads, browser", Some(1000.0), || both(BROWSER_REQUEST, BROWSER_RESPONSE)),
-        operation("write request, 1 field + 3", None, || write_request(SMALL_REQUEST)),
-        operation("write request, 20 fields + 3", None, || write_request(BROWSER_REQUEST)),
-        operation("write response, 12 fields + 1", None, || write_response(BROWSER_RESPONSE)),
+        operation("parse request, 1 field", None, || {
+            parse_request(SMALL_REQUEST)
+        }),
+        operation("parse response, 5 fields", None, || {
+            parse_response(SMALL_RESPONSE)
+        }),
+        operation("parse both heads, small", Some(1000.0), || {
+            both(SMALL_REQUEST, SMALL_RESPONSE)
+        }),
+        operation("parse request, 20 fields", None, || {
+            parse_request(BROWSER_REQUEST)
+        }),
+        operation("parse response, 12 fields", None, || {
+            parse_response(BROWSER_RESPONSE)
+        }),
+        operation("parse both heads, browser", Some(1000.0), || {
+            both(BROWSER_REQUEST, BROWSER_RESPONSE)
+        }),
+        operation("write request, 1 field + 3", None, || {
+            write_request(SMALL_REQUEST)
+        }),
+        operation("write request, 20 fields + 3", None, || {
+            write_request(BROWSER_REQUEST)
+        }),
+        operation("write response, 12 fields + 1", None, || {
+            write_response(BROWSER_RESPONSE)
+        }),
         operation("read 16 chunks of 1 KiB", None, read_chunks),
         operation("skim 16 chunks of 1 KiB", None, skim_chunks),
     ]
@@ -44,14 +67,24 @@ pub(crate) fn operations() -> Vec<BenchOperation> {
 fn parse_request(bytes: &'static [u8]) -> Box<dyn FnMut()> {
     let mut head = RequestHead::new();
     Box::new(move || {
-        black_box(head.parse(black_box(bytes), &MessageLimits::DEFAULT).is_ok_and(|len| len.is_some()));
+        black_box(
+            head.parse(black_box(bytes), &MessageLimits::DEFAULT)
+                .is_ok_and(|len| len.is_some()),
+        );
     })
 }
 
 fn parse_response(bytes: &'static [u8]) -> Box<dyn FnMut()> {
     let mut head = ResponseHead::new();
     Box::new(move || {
-        black_box(head.parse(black_box(bytes), &MessageLimits::DEFAULT, RequestKind::Ordinary).is_ok_and(|len| len.is_some()));
+        black_box(
+            head.parse(
+                black_box(bytes),
+                &MessageLimits::DEFAULT,
+                RequestKind::Ordinary,
+            )
+            .is_ok_and(|len| len.is_some()),
+        );
     })
 }
 
@@ -66,11 +99,18 @@ fn both(request: &'static [u8], response: &'static [u8]) -> Box<dyn FnMut()> {
 /// The head is parsed in advance. Writing ends with one contiguous buffer, as a gateway sends small heads.
 fn write_request(bytes: &'static [u8]) -> Box<dyn FnMut()> {
     let mut head = RequestHead::new();
-    assert!(matches!(head.parse(bytes, &MessageLimits::DEFAULT), Ok(Some(_))));
+    assert!(matches!(
+        head.parse(bytes, &MessageLimits::DEFAULT),
+        Ok(Some(_))
+    ));
     let (mut out, mut sent) = (OutHead::new(), Vec::with_capacity(4096));
     Box::new(move || {
         let view = head.view(black_box(bytes));
-        let plan = ForwardOptions { edits: EDITS, framing: view.framing(), ..ForwardOptions::default() };
+        let plan = ForwardOptions {
+            edits: EDITS,
+            framing: view.framing(),
+            ..ForwardOptions::default()
+        };
         sent.clear();
         if out.request(&view, &plan).is_ok() {
             out.write_to(bytes, &mut sent);
@@ -81,11 +121,18 @@ fn write_request(bytes: &'static [u8]) -> Box<dyn FnMut()> {
 
 fn write_response(bytes: &'static [u8]) -> Box<dyn FnMut()> {
     let mut head = ResponseHead::new();
-    assert!(matches!(head.parse(bytes, &MessageLimits::DEFAULT, RequestKind::Ordinary), Ok(Some(_))));
+    assert!(matches!(
+        head.parse(bytes, &MessageLimits::DEFAULT, RequestKind::Ordinary),
+        Ok(Some(_))
+    ));
     let (mut out, mut sent) = (OutHead::new(), Vec::with_capacity(4096));
     Box::new(move || {
         let view = head.view(black_box(bytes));
-        let plan = ForwardOptions { edits: &[HeaderEdit::Set(b"server", b"canal")], framing: view.framing(), ..ForwardOptions::default() };
+        let plan = ForwardOptions {
+            edits: &[HeaderEdit::Set(b"server", b"canal")],
+            framing: view.framing(),
+            ..ForwardOptions::default()
+        };
         sent.clear();
         if out.response(&view, &plan).is_ok() {
             out.write_to(bytes, &mut sent);
@@ -124,7 +171,8 @@ fn read_chunks() -> Box<dyn FnMut()> {
 fn skim_chunks() -> Box<dyn FnMut()> {
     let body = chunked_body();
     Box::new(move || {
-        let skim = BodyReader::new(Framing::Chunked).skim(black_box(&body), &MessageLimits::DEFAULT);
+        let skim =
+            BodyReader::new(Framing::Chunked).skim(black_box(&body), &MessageLimits::DEFAULT);
         assert!(skim.is_ok_and(|skim| skim.ended));
     })
 }

@@ -39,13 +39,28 @@ fn main() -> ExitCode {
 fn time_all() {
     println!("{:<34} {:>12} {:>10}", "operation", "ns", "target ns");
     for operation in operations() {
-        let target = operation.target_ns.map_or(String::new(), |ns| format!("{ns:.0}"));
-        println!("{:<34} {:>12.1} {:>10}", operation.name, time(&operation), target);
+        let target = operation
+            .target_ns
+            .map_or(String::new(), |ns| format!("{ns:.0}"));
+        println!(
+            "{:<34} {:>12.1} {:>10}",
+            operation.name,
+            time(&operation),
+            target
+        );
     }
-    println!("\n{:<34} {:>12} {:>10}", "router memory, without the rules", "bytes/route", "target");
+    println!(
+        "\n{:<34} {:>12} {:>10}",
+        "router memory, without the rules", "bytes/route", "target"
+    );
     for set in SETS {
         let (router, _) = Router::build(&RouteTable::new(set.rules()), &RouterLimits::DEFAULT);
-        println!("{:<34} {:>12.1} {:>10}", set.name, router.memory_bytes() as f64 / router.rule_count() as f64, 300);
+        println!(
+            "{:<34} {:>12.1} {:>10}",
+            set.name,
+            router.memory_bytes() as f64 / router.rule_count() as f64,
+            300
+        );
     }
 }
 
@@ -62,13 +77,21 @@ fn time(operation: &BenchOperation) -> f64 {
         start.elapsed().as_nanos() as f64 / f64::from(count)
     };
     round(&mut run);
-    (0..ROUNDS).map(|_| round(&mut run)).fold(f64::INFINITY, f64::min)
+    (0..ROUNDS)
+        .map(|_| round(&mut run))
+        .fold(f64::INFINITY, f64::min)
 }
 
 fn once(name: &str, count: &str) -> ExitCode {
-    let Some((operation, count)) = operations().into_iter().find(|o| o.name == name).zip(count.parse::<u64>().ok()) else {
+    let Some((operation, count)) = operations()
+        .into_iter()
+        .find(|o| o.name == name)
+        .zip(count.parse::<u64>().ok())
+    else {
         eprintln!("{USAGE}\noperations:");
-        operations().iter().for_each(|operation| eprintln!("  {}", operation.name));
+        operations()
+            .iter()
+            .for_each(|operation| eprintln!("  {}", operation.name));
         return ExitCode::from(2);
     };
     let mut run = (operation.make)();
@@ -79,9 +102,17 @@ fn once(name: &str, count: &str) -> ExitCode {
 /// Counts the instructions of one operation: the difference of two runs under valgrind, so that making the inputs does not count.
 fn count_all() -> ExitCode {
     println!("{:<34} {:>12}", "operation", "instructions");
-    for operation in operations().iter().filter(|operation| !operation.name.contains("100k") && !operation.name.contains("10k")) {
-        match (instructions(operation, 1), instructions(operation, 1 + COUNTED)) {
-            (Ok(one), Ok(many)) => println!("{:<34} {:>12}", operation.name, (many - one) / COUNTED),
+    for operation in operations()
+        .iter()
+        .filter(|operation| !operation.name.contains("100k") && !operation.name.contains("10k"))
+    {
+        match (
+            instructions(operation, 1),
+            instructions(operation, 1 + COUNTED),
+        ) {
+            (Ok(one), Ok(many)) => {
+                println!("{:<34} {:>12}", operation.name, (many - one) / COUNTED)
+            }
             (Err(why), _) | (_, Err(why)) => {
                 eprintln!("canal-bench-micro: {why}");
                 return ExitCode::FAILURE;
@@ -92,15 +123,21 @@ fn count_all() -> ExitCode {
 }
 
 fn instructions(operation: &BenchOperation, count: u64) -> Result<u64, String> {
-    let this = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+    let this =
+        std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
     let out = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
         .arg(this)
         .args(["once", operation.name, &count.to_string()])
         .output()
-        .map_err(|error| format!("cannot run valgrind ({error}); install it with `apt-get install valgrind`"))?;
+        .map_err(|error| {
+            format!("cannot run valgrind ({error}); install it with `apt-get install valgrind`")
+        })?;
     // The last lines contain `==PID== Collected : N`.
     let text = String::from_utf8_lossy(&out.stderr);
-    let collected = text.lines().find_map(|line| line.split("Collected : ").nth(1)).and_then(|n| n.trim().parse().ok());
+    let collected = text
+        .lines()
+        .find_map(|line| line.split("Collected : ").nth(1))
+        .and_then(|n| n.trim().parse().ok());
     collected.ok_or_else(|| format!("valgrind counted nothing for {:?}: {text}", operation.name))
 }

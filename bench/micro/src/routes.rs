@@ -4,7 +4,10 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use canal_model::program::{Backend, BackendTarget, HostMatch, HttpMatch, PathMatch, Precedence, RouteAction, RouteKey, RouteRule};
+use canal_model::program::{
+    Backend, BackendTarget, HostMatch, HttpMatch, PathMatch, Precedence, RouteAction, RouteKey,
+    RouteRule,
+};
 use canal_model::route_table::RouteTable;
 use canal_router::{HostTable, RoutableRequest, Router, RouterLimits};
 
@@ -32,14 +35,54 @@ pub enum RuleKind {
 
 /// Sets whose memory is measured.
 pub const SETS: &[RuleSet] = &[
-    RuleSet { name: "1 host x 1", hosts: 1, paths: 1, kind: RuleKind::Paths },
-    RuleSet { name: "1 host x 1k", hosts: 1, paths: 1_000, kind: RuleKind::Paths },
-    RuleSet { name: "1 host x 10k", hosts: 1, paths: 10_000, kind: RuleKind::Paths },
-    RuleSet { name: "1 host x 100k", hosts: 1, paths: 100_000, kind: RuleKind::Paths },
-    RuleSet { name: "10k hosts x 10", hosts: 10_000, paths: 10, kind: RuleKind::Paths },
-    RuleSet { name: "1 host x 10k string prefixes", hosts: 1, paths: 10_000, kind: RuleKind::StringPrefixes },
-    RuleSet { name: "1 host x 10", hosts: 1, paths: 10, kind: RuleKind::Paths },
-    RuleSet { name: "1 host x 20 regexes", hosts: 1, paths: 20, kind: RuleKind::Regexes },
+    RuleSet {
+        name: "1 host x 1",
+        hosts: 1,
+        paths: 1,
+        kind: RuleKind::Paths,
+    },
+    RuleSet {
+        name: "1 host x 1k",
+        hosts: 1,
+        paths: 1_000,
+        kind: RuleKind::Paths,
+    },
+    RuleSet {
+        name: "1 host x 10k",
+        hosts: 1,
+        paths: 10_000,
+        kind: RuleKind::Paths,
+    },
+    RuleSet {
+        name: "1 host x 100k",
+        hosts: 1,
+        paths: 100_000,
+        kind: RuleKind::Paths,
+    },
+    RuleSet {
+        name: "10k hosts x 10",
+        hosts: 10_000,
+        paths: 10,
+        kind: RuleKind::Paths,
+    },
+    RuleSet {
+        name: "1 host x 10k string prefixes",
+        hosts: 1,
+        paths: 10_000,
+        kind: RuleKind::StringPrefixes,
+    },
+    RuleSet {
+        name: "1 host x 10",
+        hosts: 1,
+        paths: 10,
+        kind: RuleKind::Paths,
+    },
+    RuleSet {
+        name: "1 host x 20 regexes",
+        hosts: 1,
+        paths: 20,
+        kind: RuleKind::Regexes,
+    },
 ];
 
 /// Number of requests that lookups cycle through.
@@ -75,7 +118,10 @@ impl RuleSet {
             object: "HTTPRoute/bookinfo/routes".into(),
             place: [i as u32, 0],
         };
-        let id = |what: &str| what.parse().unwrap_or_else(|_| unreachable!("the fixture's names are valid"));
+        let id = |what: &str| {
+            what.parse()
+                .unwrap_or_else(|_| unreachable!("the fixture's names are valid"))
+        };
         Arc::new(RouteRule {
             key: RouteKey {
                 tenant: name("tenant"),
@@ -86,11 +132,25 @@ impl RuleSet {
             },
             parent: id("tenant/bookinfo/reviews"),
             parent_port: None,
-            hosts: if self.hosts == 1 { Vec::new() } else { vec![HostMatch::Exact(self.host(i))] },
-            matches: vec![HttpMatch { precedence, path, method: None, headers: Vec::new(), query: Vec::new() }],
+            hosts: if self.hosts == 1 {
+                Vec::new()
+            } else {
+                vec![HostMatch::Exact(self.host(i))]
+            },
+            matches: vec![HttpMatch {
+                precedence,
+                path,
+                method: None,
+                headers: Vec::new(),
+                query: Vec::new(),
+            }],
             action: RouteAction::Split(vec![Backend {
                 weight: 1,
-                target: BackendTarget::Service { service: id("tenant/bookinfo/reviews"), port: 9080, subset: Default::default() },
+                target: BackendTarget::Service {
+                    service: id("tenant/bookinfo/reviews"),
+                    port: 9080,
+                    subset: Default::default(),
+                },
             }]),
         })
     }
@@ -108,12 +168,17 @@ impl RuleSet {
         let path = texts.len();
         texts.extend_from_slice(self.path(i).as_bytes());
         texts.extend_from_slice(more.as_bytes());
-        BenchRequest { start, path, end: texts.len() }
+        BenchRequest {
+            start,
+            path,
+            end: texts.len(),
+        }
     }
 }
 
 fn name<T: std::str::FromStr>(text: &str) -> T {
-    text.parse().unwrap_or_else(|_| unreachable!("the fixture's names are valid"))
+    text.parse()
+        .unwrap_or_else(|_| unreachable!("the fixture's names are valid"))
 }
 
 /// A request's host and path, contiguous in one buffer in the order of the lookups: at a gateway, too, the request is in the cache, and
@@ -143,7 +208,11 @@ impl RoutableRequest for RequestTexts<'_> {
 }
 
 pub(crate) fn operations() -> Vec<BenchOperation> {
-    let operation = |name, target_ns, make| BenchOperation { name, make, target_ns };
+    let operation = |name, target_ns, make| BenchOperation {
+        name,
+        make,
+        target_ns,
+    };
     vec![
         operation("route, 1 host x 1", Some(200.0), || lookups(&SETS[0])),
         operation("route, 1 host x 1k", Some(200.0), || lookups(&SETS[1])),
@@ -155,7 +224,9 @@ pub(crate) fn operations() -> Vec<BenchOperation> {
         operation("route, 20 regexes", None, || lookups(&SETS[7])),
         operation("rebuild a service of 10 rules", None, || rebuild(&SETS[6])),
         operation("rebuild a service of 1k rules", None, || rebuild(&SETS[1])),
-        operation("rebuild a service of 100k rules", None, || rebuild(&SETS[3])),
+        operation("rebuild a service of 100k rules", None, || {
+            rebuild(&SETS[3])
+        }),
     ]
 }
 
@@ -165,13 +236,22 @@ fn lookups(set: &RuleSet) -> Box<dyn FnMut()> {
     let count = set.hosts * set.paths;
     // A large odd step visits the rules in an order that no prefetcher predicts.
     let mut texts = Vec::new();
-    let requests: Vec<BenchRequest> =
-        (0..REQUESTS.min(count * 4)).map(|i| set.request(i.wrapping_mul(2_654_435_761) % count, &mut texts)).collect();
-    assert!(requests.iter().all(|request| router.find(80, &RequestTexts(request, &texts)).is_some()));
+    let requests: Vec<BenchRequest> = (0..REQUESTS.min(count * 4))
+        .map(|i| set.request(i.wrapping_mul(2_654_435_761) % count, &mut texts))
+        .collect();
+    assert!(
+        requests
+            .iter()
+            .all(|request| router.find(80, &RequestTexts(request, &texts)).is_some())
+    );
     let mut next = 0;
     Box::new(move || {
         let request = RequestTexts(&requests[next], &texts);
-        next = if next + 1 == requests.len() { 0 } else { next + 1 };
+        next = if next + 1 == requests.len() {
+            0
+        } else {
+            next + 1
+        };
         assert!(black_box(router.find(80, black_box(&request))).is_some());
     })
 }
@@ -179,20 +259,43 @@ fn lookups(set: &RuleSet) -> Box<dyn FnMut()> {
 /// Like a listener for many services: a host table, then the service's own router.
 fn services() -> Box<dyn FnMut()> {
     const SERVICES: usize = 10_000;
-    let set = RuleSet { hosts: SERVICES, paths: 10, ..SETS[0] };
+    let set = RuleSet {
+        hosts: SERVICES,
+        paths: 10,
+        ..SETS[0]
+    };
     let rules = set.rules();
     let mut table = HostTable::new();
     for (i, rules) in rules.chunks(set.paths).enumerate() {
-        let any_host: Vec<_> = rules.iter().map(|rule| Arc::new(RouteRule { hosts: Vec::new(), ..RouteRule::clone(rule) })).collect();
-        table.insert(&set.host(i * set.paths), Router::build(&RouteTable::new(any_host), &RouterLimits::DEFAULT).0);
+        let any_host: Vec<_> = rules
+            .iter()
+            .map(|rule| {
+                Arc::new(RouteRule {
+                    hosts: Vec::new(),
+                    ..RouteRule::clone(rule)
+                })
+            })
+            .collect();
+        table.insert(
+            &set.host(i * set.paths),
+            Router::build(&RouteTable::new(any_host), &RouterLimits::DEFAULT).0,
+        );
     }
     let mut texts = Vec::new();
-    let requests: Vec<BenchRequest> = (0..REQUESTS).map(|i| set.request(i.wrapping_mul(2_654_435_761) % rules.len(), &mut texts)).collect();
+    let requests: Vec<BenchRequest> = (0..REQUESTS)
+        .map(|i| set.request(i.wrapping_mul(2_654_435_761) % rules.len(), &mut texts))
+        .collect();
     let mut next = 0;
     Box::new(move || {
         let request = RequestTexts(&requests[next], &texts);
-        next = if next + 1 == requests.len() { 0 } else { next + 1 };
-        let found = table.get(request.host()).and_then(|router| router.find(80, black_box(&request)));
+        next = if next + 1 == requests.len() {
+            0
+        } else {
+            next + 1
+        };
+        let found = table
+            .get(request.host())
+            .and_then(|router| router.find(80, black_box(&request)));
         assert!(black_box(found).is_some());
     })
 }
@@ -200,7 +303,10 @@ fn services() -> Box<dyn FnMut()> {
 fn rebuild(set: &RuleSet) -> Box<dyn FnMut()> {
     let rules = set.rules();
     Box::new(move || {
-        let (router, _) = Router::build(&RouteTable::new(black_box(&rules).clone()), &RouterLimits::DEFAULT);
+        let (router, _) = Router::build(
+            &RouteTable::new(black_box(&rules).clone()),
+            &RouterLimits::DEFAULT,
+        );
         black_box(router.rule_count());
     })
 }

@@ -6,8 +6,13 @@ use anyhow::Context;
 pub fn whole_answer(bytes: &[u8]) -> anyhow::Result<Option<(u16, usize)>> {
     let mut fields = [httparse::EMPTY_HEADER; 32];
     let mut head = httparse::Response::new(&mut fields);
-    let httparse::Status::Complete(head_length) = head.parse(bytes)? else { return Ok(None) };
-    let length = head.headers.iter().find(|f| f.name.eq_ignore_ascii_case("content-length"));
+    let httparse::Status::Complete(head_length) = head.parse(bytes)? else {
+        return Ok(None);
+    };
+    let length = head
+        .headers
+        .iter()
+        .find(|f| f.name.eq_ignore_ascii_case("content-length"));
     let length = length.and_then(|f| std::str::from_utf8(f.value).ok()?.parse::<usize>().ok());
     let whole = head_length + length.context("an answer without content-length")?;
     Ok((bytes.len() >= whole).then_some((head.code.unwrap_or(0), whole)))

@@ -80,15 +80,26 @@ pub(crate) fn run_load(plan: &AskerPlan, cpu: Cpu<'_>) -> anyhow::Result<Window>
 
 /// Sends one request to each service, so that the connections to its endpoint exist afterwards.
 pub(crate) fn visit(plan: &AskerPlan) -> anyhow::Result<()> {
-    in_thread(&AskerPlan { rate: None, ..plan.clone() }, |job| async move {
-        job.unvisited.set(job.targets.len());
-        let workers = start(&job).await?;
-        timeout(VISIT_TIMEOUT, workers.join_all()).await.context("the services were not visited in time")?;
-        match (job.failed.get(), job.why.take()) {
-            (0, _) => Ok(()),
-            (failed, why) => anyhow::bail!("{failed} services did not answer; the first: {}", why.unwrap_or_default()),
-        }
-    })
+    in_thread(
+        &AskerPlan {
+            rate: None,
+            ..plan.clone()
+        },
+        |job| async move {
+            job.unvisited.set(job.targets.len());
+            let workers = start(&job).await?;
+            timeout(VISIT_TIMEOUT, workers.join_all())
+                .await
+                .context("the services were not visited in time")?;
+            match (job.failed.get(), job.why.take()) {
+                (0, _) => Ok(()),
+                (failed, why) => anyhow::bail!(
+                    "{failed} services did not answer; the first: {}",
+                    why.unwrap_or_default()
+                ),
+            }
+        },
+    )
 }
 
 fn in_thread<T: Send, F: Future<Output = anyhow::Result<T>>>(
@@ -97,11 +108,18 @@ fn in_thread<T: Send, F: Future<Output = anyhow::Result<T>>>(
 ) -> anyhow::Result<T> {
     let work = || {
         pin_to_load()?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
         let job = Rc::new(AskerJob::new(plan)?);
         LocalSet::new().block_on(&runtime, run(job))
     };
-    std::thread::scope(|scope| scope.spawn(work).join().unwrap_or_else(|_| Err(anyhow::anyhow!("the load's thread panicked"))))
+    std::thread::scope(|scope| {
+        scope
+            .spawn(work)
+            .join()
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("the load's thread panicked")))
+    })
 }
 
 /// A service as requests address it.
@@ -114,11 +132,21 @@ struct AskerTarget {
 
 impl AskerTarget {
     fn new(authority: &str, manner: AskerManner) -> anyhow::Result<Self> {
-        let close = if manner == AskerManner::Connection { "connection: close\r\n" } else { "" };
+        let close = if manner == AskerManner::Connection {
+            "connection: close\r\n"
+        } else {
+            ""
+        };
         Ok(Self {
             connect: Uri::builder().authority(authority).build()?,
-            stream: Uri::builder().scheme("https").authority(authority).path_and_query("/").build()?,
-            text: Bytes::from(format!("GET / HTTP/1.1\r\nhost: {authority}\r\n{close}\r\n")),
+            stream: Uri::builder()
+                .scheme("https")
+                .authority(authority)
+                .path_and_query("/")
+                .build()?,
+            text: Bytes::from(format!(
+                "GET / HTTP/1.1\r\nhost: {authority}\r\n{close}\r\n"
+            )),
         })
     }
 }
@@ -138,7 +166,11 @@ struct AskerJob {
 impl AskerJob {
     fn new(plan: &AskerPlan) -> anyhow::Result<Self> {
         ensure!(!plan.services.is_empty(), "a load without a service");
-        let targets = plan.services.iter().map(|s| AskerTarget::new(s, plan.manner)).collect::<anyhow::Result<_>>()?;
+        let targets = plan
+            .services
+            .iter()
+            .map(|s| AskerTarget::new(s, plan.manner))
+            .collect::<anyhow::Result<_>>()?;
         Ok(Self {
             plan: plan.clone(),
             targets,
@@ -159,7 +191,10 @@ impl AskerJob {
     }
 
     fn answers(&self) -> GeneratorReport {
-        GeneratorReport { ok: self.answered.get(), failed: self.failed.get() }
+        GeneratorReport {
+            ok: self.answered.get(),
+            failed: self.failed.get(),
+        }
     }
 }
 
@@ -174,8 +209,15 @@ async fn window(job: Rc<AskerJob>, cpu: Cpu<'_>) -> anyhow::Result<Window> {
     if let Some(why) = job.why.take() {
         eprintln!("{} requests failed; the first: {why}", job.failed.get());
     }
-    let answers = GeneratorReport { ok: now.ok - then.ok, failed: now.failed - then.failed };
-    Ok(Window { answers, seconds, cpu: (after.0 - before.0, after.1 - before.1) })
+    let answers = GeneratorReport {
+        ok: now.ok - then.ok,
+        failed: now.failed - then.failed,
+    };
+    Ok(Window {
+        answers,
+        seconds,
+        cpu: (after.0 - before.0, after.1 - before.1),
+    })
 }
 
 /// Opens the connections, and starts requests on each.
@@ -188,19 +230,34 @@ async fn start(job: &Rc<AskerJob>) -> anyhow::Result<tokio::task::JoinSet<()>> {
             None => None,
         };
         for number in 0..at_once {
-            workers.spawn_local(work(job.clone(), client.clone(), connection * at_once + number));
+            workers.spawn_local(work(
+                job.clone(),
+                client.clone(),
+                connection * at_once + number,
+            ));
         }
     }
     Ok(workers)
 }
 
-async fn connect(address: SocketAddr, tls: &Arc<ClientConfig>) -> anyhow::Result<SendRequest<Bytes>> {
-    let tcp = TcpStream::connect(address).await.with_context(|| format!("connecting to {address}"))?;
+async fn connect(
+    address: SocketAddr,
+    tls: &Arc<ClientConfig>,
+) -> anyhow::Result<SendRequest<Bytes>> {
+    let tcp = TcpStream::connect(address)
+        .await
+        .with_context(|| format!("connecting to {address}"))?;
     tcp.set_nodelay(true)?;
     let name = ServerName::IpAddress(IpAddr::V4(Ipv4Addr::LOCALHOST).into());
-    let tls = TlsConnector::from(tls.clone()).connect(name, tcp).await.context("TLS")?;
-    let (client, connection) =
-        h2::client::Builder::new().initial_window_size(1 << 20).initial_connection_window_size(16 << 20).handshake(tls).await?;
+    let tls = TlsConnector::from(tls.clone())
+        .connect(name, tcp)
+        .await
+        .context("TLS")?;
+    let (client, connection) = h2::client::Builder::new()
+        .initial_window_size(1 << 20)
+        .initial_connection_window_size(16 << 20)
+        .handshake(tls)
+        .await?;
     spawn_local(connection);
     Ok(client)
 }
@@ -208,7 +265,10 @@ async fn connect(address: SocketAddr, tls: &Arc<ClientConfig>) -> anyhow::Result
 /// Sends one request after the other until the time is over.
 async fn work(job: Rc<AskerJob>, client: Option<SendRequest<Bytes>>, number: usize) {
     let all = job.plan.size.0 * job.plan.size.1;
-    let gap = job.plan.rate.map(|rate| Duration::from_secs_f64(all as f64 / rate));
+    let gap = job
+        .plan
+        .rate
+        .map(|rate| Duration::from_secs_f64(all as f64 / rate));
     let mut due = Instant::now() + gap.unwrap_or_default().mul_f64(number as f64 / all as f64);
     let is_visit = job.unvisited.get() > 0;
     let mut reused = None;
@@ -230,7 +290,8 @@ async fn work(job: Rc<AskerJob>, client: Option<SendRequest<Bytes>>, number: usi
             Err(error) => {
                 reused = None;
                 job.failed.set(job.failed.get() + 1);
-                job.why.set(job.why.take().or_else(|| Some(format!("{error:#}"))));
+                job.why
+                    .set(job.why.take().or_else(|| Some(format!("{error:#}"))));
                 sleep(AFTER_FAILURE).await;
             }
         }
@@ -243,7 +304,9 @@ async fn request(
     reused: &mut Option<AskerTunnel>,
     target: &AskerTarget,
 ) -> anyhow::Result<()> {
-    let Some(client) = client else { return alone(job.plan.address, &target.text).await };
+    let Some(client) = client else {
+        return alone(job.plan.address, &target.text).await;
+    };
     match job.plan.manner {
         AskerManner::Connection | AskerManner::Stream => stream(client, &target.stream).await,
         AskerManner::Tunnel => {
@@ -295,10 +358,24 @@ struct AskerTunnel {
 impl AskerTunnel {
     async fn open(client: &SendRequest<Bytes>, uri: &Uri) -> anyhow::Result<Self> {
         let mut client = client.clone().ready().await?;
-        let (answer, send) = client.send_request(Request::builder().method(Method::CONNECT).uri(uri.clone()).body(())?, false)?;
+        let (answer, send) = client.send_request(
+            Request::builder()
+                .method(Method::CONNECT)
+                .uri(uri.clone())
+                .body(())?,
+            false,
+        )?;
         let answer = answer.await.context("CONNECT")?;
-        ensure!(answer.status() == 200, "CONNECT answered {}", answer.status());
-        Ok(Self { send, read: answer.into_body(), buffer: Vec::with_capacity(512) })
+        ensure!(
+            answer.status() == 200,
+            "CONNECT answered {}",
+            answer.status()
+        );
+        Ok(Self {
+            send,
+            read: answer.into_body(),
+            buffer: Vec::with_capacity(512),
+        })
     }
 
     async fn next(&mut self) -> anyhow::Result<Option<Bytes>> {
@@ -313,7 +390,10 @@ impl AskerTunnel {
         self.send.send_data(text.clone(), false)?;
         self.buffer.clear();
         loop {
-            let chunk = self.next().await?.context("the tunnel ended before the answer")?;
+            let chunk = self
+                .next()
+                .await?
+                .context("the tunnel ended before the answer")?;
             self.buffer.extend_from_slice(&chunk);
             if let Some((status, _)) = whole_answer(&self.buffer)? {
                 ensure!(status == 200, "answered {status}");

@@ -38,9 +38,15 @@ impl Build {
     pub fn at(folder: &Path) -> anyhow::Result<Self> {
         for program in ["canal", "canal-gateway"] {
             let path = folder.join(program);
-            anyhow::ensure!(path.exists(), "{} is missing: build it with `cargo build --release -p {program}`", path.display());
+            anyhow::ensure!(
+                path.exists(),
+                "{} is missing: build it with `cargo build --release -p {program}`",
+                path.display()
+            );
         }
-        Ok(Self { folder: folder.to_owned() })
+        Ok(Self {
+            folder: folder.to_owned(),
+        })
     }
 
     fn program(&self, name: &str) -> String {
@@ -49,28 +55,67 @@ impl Build {
 
     /// Compiles a folder of tenants into the file `snapshot`.
     pub fn compile(&self, config: &Path, snapshot: &Path) -> anyhow::Result<()> {
-        let words = ["compile", &config.to_string_lossy(), "--snapshot", &snapshot.to_string_lossy()].map(str::to_owned);
-        let out = std::process::Command::new(self.program("canal")).args(words).output()?;
-        anyhow::ensure!(out.status.success(), "canal compile failed: {}", String::from_utf8_lossy(&out.stderr));
+        let words = [
+            "compile",
+            &config.to_string_lossy(),
+            "--snapshot",
+            &snapshot.to_string_lossy(),
+        ]
+        .map(str::to_owned);
+        let out = std::process::Command::new(self.program("canal"))
+            .args(words)
+            .output()?;
+        anyhow::ensure!(
+            out.status.success(),
+            "canal compile failed: {}",
+            String::from_utf8_lossy(&out.stderr)
+        );
         Ok(())
     }
 
     /// Returns the command line of a gateway with one worker that serves service `s0` of each listener's tenant, without an access log.
-    pub fn gateway(&self, snapshot: &Path, data: &Path, listeners: &[BenchListener]) -> Vec<String> {
-        self.gateway_fed(&["--snapshot", &snapshot.to_string_lossy(), "--access-log", "off"], data, listeners)
+    pub fn gateway(
+        &self,
+        snapshot: &Path,
+        data: &Path,
+        listeners: &[BenchListener],
+    ) -> Vec<String> {
+        self.gateway_fed(
+            &[
+                "--snapshot",
+                &snapshot.to_string_lossy(),
+                "--access-log",
+                "off",
+            ],
+            data,
+            listeners,
+        )
     }
 
     /// Returns such a command line with flags for the source of its configuration and the destination of its access log.
-    pub fn gateway_fed(&self, feed: &[&str], data: &Path, listeners: &[BenchListener]) -> Vec<String> {
+    pub fn gateway_fed(
+        &self,
+        feed: &[&str],
+        data: &Path,
+        listeners: &[BenchListener],
+    ) -> Vec<String> {
         let words = format!(
             "--replica bench --az az1 --workers 1 --drain-seconds 1 --admin-addr 127.0.0.1:18086 --metrics-addr 127.0.0.1:18087 \
              --readiness-addr 127.0.0.1:{READINESS_PORT}"
         );
         let mut argv = vec![self.program("canal-gateway")];
-        argv.extend(words.split_whitespace().chain(feed.iter().copied()).map(str::to_owned));
+        argv.extend(
+            words
+                .split_whitespace()
+                .chain(feed.iter().copied())
+                .map(str::to_owned),
+        );
         argv.extend(["--data-dir".to_owned(), data.to_string_lossy().into_owned()]);
         for listener in listeners {
-            argv.extend(["--plain".to_owned(), format!("{}={}/default/s0:80", listener.address, listener.tenant)]);
+            argv.extend([
+                "--plain".to_owned(),
+                format!("{}={}/default/s0:80", listener.address, listener.tenant),
+            ]);
         }
         argv
     }
@@ -78,15 +123,30 @@ impl Build {
     /// Returns the command line of a controller, without its flags.
     pub fn controller(&self) -> anyhow::Result<String> {
         let path = self.folder.join("canal-controller");
-        anyhow::ensure!(path.exists(), "{} is missing: build it with `cargo build --release -p canal-controller`", path.display());
+        anyhow::ensure!(
+            path.exists(),
+            "{} is missing: build it with `cargo build --release -p canal-controller`",
+            path.display()
+        );
         Ok(path.to_string_lossy().into_owned())
     }
 
     /// Starts such a gateway on the proxy's core.
-    pub fn start(&self, dir: &Path, snapshot: &Path, listeners: &[BenchListener]) -> anyhow::Result<PinnedProcess> {
+    pub fn start(
+        &self,
+        dir: &Path,
+        snapshot: &Path,
+        listeners: &[BenchListener],
+    ) -> anyhow::Result<PinnedProcess> {
         // Listeners open in order, so when the last one is open all are.
-        let Some(last) = listeners.last() else { anyhow::bail!("a gateway without a door serves nobody") };
-        let argv = self.gateway(snapshot, &dir.join(format!("data-{}", last.address.port())), listeners);
+        let Some(last) = listeners.last() else {
+            anyhow::bail!("a gateway without a door serves nobody")
+        };
+        let argv = self.gateway(
+            snapshot,
+            &dir.join(format!("data-{}", last.address.port())),
+            listeners,
+        );
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         PinnedProcess::start(&argv, PROXY_CORE, last.address, &dir.join("canal.log"))
     }
@@ -96,7 +156,11 @@ impl Build {
 pub fn tenant(name: &str, number: u8, shares: &str) -> String {
     let (ip, port) = (origin::address(number), origin::PORT);
     // The first tenant has a range for very many services: no other tenant uses the rest of 10.64.0.0/12.
-    let services = if number == 1 { "10.64.0.0/12".to_owned() } else { format!("10.100.{number}.0/24") };
+    let services = if number == 1 {
+        "10.64.0.0/12".to_owned()
+    } else {
+        format!("10.100.{number}.0/24")
+    };
     format!(
         "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: {name}}}\nspec: {{vni: {number}, trustDomain: {name}.example, podCidrs: [10.99.{number}.0/24], \
          serviceCidrs: [{services}], {shares}}}\n---\n\
@@ -113,7 +177,12 @@ pub fn service(number: usize, prefixes: impl IntoIterator<Item = String>) -> Str
 
 /// Returns the address of service `number` of the first tenant.
 pub fn service_address(number: usize) -> String {
-    format!("10.{}.{}.{}", 64 + (number >> 16), (number >> 8) & 255, number & 255)
+    format!(
+        "10.{}.{}.{}",
+        64 + (number >> 16),
+        (number >> 8) & 255,
+        number & 255
+    )
 }
 
 /// Returns service `s0` of any other tenant.
@@ -129,8 +198,10 @@ fn service_at(ip: &str, n: usize, prefixes: impl IntoIterator<Item = String>) ->
          parentRefs: [{{kind: Service, group: \"\", name: s{n}, port: 80}}]\n  rules:\n"
     );
     for prefix in prefixes {
-        let _ =
-            writeln!(out, "  - matches: [{{path: {{type: PathPrefix, value: {prefix}}}}}]\n    backendRefs: [{{name: s{n}, port: 80}}]");
+        let _ = writeln!(
+            out,
+            "  - matches: [{{path: {{type: PathPrefix, value: {prefix}}}}}]\n    backendRefs: [{{name: s{n}, port: 80}}]"
+        );
     }
     out
 }

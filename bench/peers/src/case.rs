@@ -62,20 +62,29 @@ impl ProxyCase {
 
     /// Returns the path of the requests.
     pub(crate) fn path(self) -> &'static str {
-        if self == ProxyCase::Policies { "/items/7" } else { "/" }
+        if self == ProxyCase::Policies {
+            "/items/7"
+        } else {
+            "/"
+        }
     }
 
     /// Returns the number of connections, and of requests in progress on each.
     pub(crate) fn size(self) -> (usize, usize) {
         match self {
             ProxyCase::Http1 | ProxyCase::Close | ProxyCase::Policies => (64, 1),
-            ProxyCase::H2c | ProxyCase::OneService | ProxyCase::ManyServices | ProxyCase::Mtls => (16, 16),
+            ProxyCase::H2c | ProxyCase::OneService | ProxyCase::ManyServices | ProxyCase::Mtls => {
+                (16, 16)
+            }
         }
     }
 
     /// Returns whether clients, and the origin of [`ProxyCase::Mtls`], use TLS.
     pub(crate) fn is_tls(self) -> bool {
-        matches!(self, ProxyCase::OneService | ProxyCase::ManyServices | ProxyCase::Mtls)
+        matches!(
+            self,
+            ProxyCase::OneService | ProxyCase::ManyServices | ProxyCase::Mtls
+        )
     }
 
     /// Returns whether 10,000 services are configured.

@@ -38,9 +38,20 @@ for name; do
   openssl x509 -req -days 2 -in $name.csr -CA ca.pem -CAkey ca.key -CAcreateserial -extfile $name.ext -out $name.crt
   cat $name.crt $name.key >$name.pem
 done";
-        let out = Command::new("sh").args(["-c", script, "sh"]).arg(dir).arg(TRUST_DOMAIN).args(NAMES).output()?;
-        anyhow::ensure!(out.status.success(), "openssl made no certificates: {}", String::from_utf8_lossy(&out.stderr));
-        Ok(Self { dir: dir.to_owned() })
+        let out = Command::new("sh")
+            .args(["-c", script, "sh"])
+            .arg(dir)
+            .arg(TRUST_DOMAIN)
+            .args(NAMES)
+            .output()?;
+        anyhow::ensure!(
+            out.status.success(),
+            "openssl made no certificates: {}",
+            String::from_utf8_lossy(&out.stderr)
+        );
+        Ok(Self {
+            dir: dir.to_owned(),
+        })
     }
 
     /// Returns the path of one of the files.
@@ -52,15 +63,26 @@ done";
     pub(crate) fn give_authority(&self, ca_dir: &Path) -> anyhow::Result<()> {
         let folder = ca_dir.join(TRUST_DOMAIN);
         std::fs::create_dir_all(&folder)?;
-        for (from, to) in [("ca.pem", "cert-chain.pem"), ("ca.pem", "root-cert.pem"), ("ca.key", "key.pem")] {
+        for (from, to) in [
+            ("ca.pem", "cert-chain.pem"),
+            ("ca.pem", "root-cert.pem"),
+            ("ca.key", "key.pem"),
+        ] {
             std::fs::copy(self.dir.join(from), folder.join(to))?;
         }
         Ok(())
     }
 
-    fn shown(&self, name: &str) -> anyhow::Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
-        let chain = CertificateDer::pem_file_iter(self.file(&format!("{name}.crt")))?.collect::<Result<Vec<_>, _>>()?;
-        Ok((chain, PrivateKeyDer::from_pem_file(self.file(&format!("{name}.key")))?))
+    fn shown(
+        &self,
+        name: &str,
+    ) -> anyhow::Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
+        let chain = CertificateDer::pem_file_iter(self.file(&format!("{name}.crt")))?
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok((
+            chain,
+            PrivateKeyDer::from_pem_file(self.file(&format!("{name}.key")))?,
+        ))
     }
 
     /// Returns the load's TLS settings.
@@ -83,7 +105,9 @@ done";
         let (chain, key) = self.shown("origin")?;
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(self.file("ca.pem"))?)?;
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).build().context("the verifier")?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
+            .build()
+            .context("the verifier")?;
         let mut config = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_client_cert_verifier(verifier)
@@ -95,5 +119,8 @@ done";
 
 /// Returns the algorithms that the mesh uses as well: AES-GCM alone, so that all proxies encrypt alike.
 fn provider() -> Arc<CryptoProvider> {
-    Arc::new(CryptoProvider { cipher_suites: vec![cipher_suite::TLS13_AES_256_GCM_SHA384], ..aws_lc_rs::default_provider() })
+    Arc::new(CryptoProvider {
+        cipher_suites: vec![cipher_suite::TLS13_AES_256_GCM_SHA384],
+        ..aws_lc_rs::default_provider()
+    })
 }

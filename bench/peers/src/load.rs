@@ -58,26 +58,47 @@ impl ProxyLoad {
             ProxyCase::Close => wrk(self.case, proxy, 1).map(drop),
             ProxyCase::ManyServices => asker::visit(&self.plan(proxy, LoadPace::Saturated, 0.0)),
             ProxyCase::OneService | ProxyCase::Mtls => {
-                asker::run_load(&self.plan(proxy, LoadPace::Saturated, WARM.1), &|| proxy.cpu_us()).map(drop)
+                asker::run_load(&self.plan(proxy, LoadPace::Saturated, WARM.1), &|| {
+                    proxy.cpu_us()
+                })
+                .map(drop)
             }
-            ProxyCase::Http1 | ProxyCase::H2c | ProxyCase::Policies => h2load(self.case, proxy, WARM.0, None).map(drop),
+            ProxyCase::Http1 | ProxyCase::H2c | ProxyCase::Policies => {
+                h2load(self.case, proxy, WARM.0, None).map(drop)
+            }
         }
     }
 
-    pub(crate) fn measure(&self, proxy: &PinnedProcess, pace: LoadPace, seconds: u32) -> anyhow::Result<LoadSample> {
-        let is_own = self.case.is_tls() || matches!((self.case, pace), (ProxyCase::Close, LoadPace::Rate(_)));
+    pub(crate) fn measure(
+        &self,
+        proxy: &PinnedProcess,
+        pace: LoadPace,
+        seconds: u32,
+    ) -> anyhow::Result<LoadSample> {
+        let is_own = self.case.is_tls()
+            || matches!((self.case, pace), (ProxyCase::Close, LoadPace::Rate(_)));
         let (GeneratorReport { ok, failed }, seconds, cpu) = if is_own {
-            let window = asker::run_load(&self.plan(proxy, pace, f64::from(seconds)), &|| proxy.cpu_us())?;
+            let window = asker::run_load(&self.plan(proxy, pace, f64::from(seconds)), &|| {
+                proxy.cpu_us()
+            })?;
             (window.answers, window.seconds, window.cpu)
         } else {
             let before = proxy.cpu_us()?;
             let answers = match (self.case, pace) {
-                (ProxyCase::H2c, LoadPace::Saturated) => h2load(self.case, proxy, &format!("-D{seconds}"), None)?,
+                (ProxyCase::H2c, LoadPace::Saturated) => {
+                    h2load(self.case, proxy, &format!("-D{seconds}"), None)?
+                }
                 (_, LoadPace::Saturated) => wrk(self.case, proxy, seconds)?,
-                (_, LoadPace::Rate(rate)) => h2load(self.case, proxy, &format!("-D{seconds}"), Some(rate))?,
+                (_, LoadPace::Rate(rate)) => {
+                    h2load(self.case, proxy, &format!("-D{seconds}"), Some(rate))?
+                }
             };
             let after = proxy.cpu_us()?;
-            (answers, f64::from(seconds), (after.0 - before.0, after.1 - before.1))
+            (
+                answers,
+                f64::from(seconds),
+                (after.0 - before.0, after.1 - before.1),
+            )
         };
         anyhow::ensure!(ok > 0, "{}: no request was answered", self.case.name());
         let n = ok as f64;
@@ -99,15 +120,33 @@ impl ProxyLoad {
             (_, true) => AskerManner::Tunnel,
             (_, false) => AskerManner::Stream,
         };
-        let name = |n| if self.is_canal { format!("{}:80", service_address(n)) } else { format!("s{n}") };
+        let name = |n| {
+            if self.is_canal {
+                format!("{}:80", service_address(n))
+            } else {
+                format!("s{n}")
+            }
+        };
         let services = match self.case {
             ProxyCase::ManyServices => (0..SERVICES).map(name).collect(),
             ProxyCase::Mtls if self.is_canal => vec![SECURE_SERVICE.to_owned()],
             _ => vec![name(0)],
         };
-        let rate = if let LoadPace::Rate(rate) = pace { Some(rate) } else { None };
+        let rate = if let LoadPace::Rate(rate) = pace {
+            Some(rate)
+        } else {
+            None
+        };
         let tls = self.case.is_tls().then(|| self.tls.clone());
-        AskerPlan { manner, address: proxy.address, tls, size: self.case.size(), services, rate, seconds }
+        AskerPlan {
+            manner,
+            address: proxy.address,
+            tls,
+            size: self.case.size(),
+            services,
+            rate,
+            seconds,
+        }
     }
 }
 
@@ -126,21 +165,43 @@ fn field(case: ProxyCase) -> Option<String> {
 
 fn wrk(case: ProxyCase, proxy: &PinnedProcess, seconds: u32) -> anyhow::Result<GeneratorReport> {
     let (connections, _) = case.size();
-    let mut words = vec!["-t1".into(), format!("-c{connections}"), format!("-d{seconds}s")];
-    words.extend(field(case).into_iter().flat_map(|field| ["-H".into(), field]));
+    let mut words = vec![
+        "-t1".into(),
+        format!("-c{connections}"),
+        format!("-d{seconds}s"),
+    ];
+    words.extend(
+        field(case)
+            .into_iter()
+            .flat_map(|field| ["-H".into(), field]),
+    );
     words.push(url(case, proxy));
     generators::wrk(&words.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-fn h2load(case: ProxyCase, proxy: &PinnedProcess, duration: &str, rate: Option<f64>) -> anyhow::Result<GeneratorReport> {
+fn h2load(
+    case: ProxyCase,
+    proxy: &PinnedProcess,
+    duration: &str,
+    rate: Option<f64>,
+) -> anyhow::Result<GeneratorReport> {
     let (connections, streams) = case.size();
-    let mut words = vec!["-t1".into(), format!("-c{connections}"), format!("-m{streams}"), duration.into()];
+    let mut words = vec![
+        "-t1".into(),
+        format!("-c{connections}"),
+        format!("-m{streams}"),
+        duration.into(),
+    ];
     if case != ProxyCase::H2c {
         words.push("--h1".into());
     }
     // The generator has a rate per connection.
     words.extend(rate.map(|rate| format!("--rps={}", rate / connections as f64)));
-    words.extend(field(case).into_iter().flat_map(|field| ["-H".into(), field]));
+    words.extend(
+        field(case)
+            .into_iter()
+            .flat_map(|field| ["-H".into(), field]),
+    );
     words.push(url(case, proxy));
     generators::h2load(&words.iter().map(String::as_str).collect::<Vec<_>>())
 }

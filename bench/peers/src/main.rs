@@ -60,10 +60,16 @@ const CALIBRATION: u32 = 1;
 fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
     for word in &flags.cases {
-        anyhow::ensure!(ProxyCase::ALL.iter().any(|case| case.word() == word), "there is no case {word:?}; --help lists them");
+        anyhow::ensure!(
+            ProxyCase::ALL.iter().any(|case| case.word() == word),
+            "there is no case {word:?}; --help lists them"
+        );
     }
     for name in &flags.only {
-        anyhow::ensure!(peers::all().any(|peer| peer.name == name), "there is no proxy {name:?}; --help lists them");
+        anyhow::ensure!(
+            peers::all().any(|peer| peer.name == name),
+            "there is no proxy {name:?}; --help lists them"
+        );
     }
     namespace::enter()?;
     let dir = tempfile::tempdir().context("a temporary directory")?;
@@ -75,12 +81,21 @@ fn main() -> anyhow::Result<()> {
     tls_origin::start(place.certificates.server()?)?;
     let tls = place.certificates.client()?;
     let mut rows = rows(&flags);
-    anyhow::ensure!(!rows.is_empty(), "none of these proxies has one of these cases");
+    anyhow::ensure!(
+        !rows.is_empty(),
+        "none of these proxies has one of these cases"
+    );
     calibrate(&place, &tls, &mut rows)?;
     let mut held = HeldProxy::default();
     for n in 0..flags.runs {
         for row in &mut rows {
-            eprintln!("round {}/{}: {} {}", n + 1, flags.runs, row.peer.name, row.case.name());
+            eprintln!(
+                "round {}/{}: {} {}",
+                n + 1,
+                flags.runs,
+                row.peer.name,
+                row.case.name()
+            );
             let what = format!("{}, {}", row.peer.name, row.case.name());
             measure(&place, &tls, (row, &mut held), flags.seconds).with_context(|| what)?;
         }
@@ -96,16 +111,28 @@ fn main() -> anyhow::Result<()> {
 /// Returns the measurements in order. The proxies of one case follow each other, so that a pair is measured within seconds. Of the two
 /// cases with 10,000 services each proxy runs both in turn, because it takes long to start.
 fn rows(flags: &Flags) -> Vec<ResultRow> {
-    let is_wanted = |case: ProxyCase| flags.cases.is_empty() || flags.cases.iter().any(|word| word == case.word());
-    let peers = || {
-        let wanted = |peer: &&PeerProxy| flags.only.is_empty() || flags.only.iter().any(|o| o == peer.name);
-        peers::all().filter(wanted).filter(|peer| flags.before.is_some() || !peer.is_before())
+    let is_wanted = |case: ProxyCase| {
+        flags.cases.is_empty() || flags.cases.iter().any(|word| word == case.word())
     };
-    let (large, small): (Vec<ProxyCase>, Vec<ProxyCase>) =
-        ProxyCase::ALL.into_iter().filter(|case| is_wanted(*case)).partition(|case| case.is_large());
-    let each = small.iter().flat_map(|case| peers().map(|peer| (peer, *case)));
+    let peers = || {
+        let wanted =
+            |peer: &&PeerProxy| flags.only.is_empty() || flags.only.iter().any(|o| o == peer.name);
+        peers::all()
+            .filter(wanted)
+            .filter(|peer| flags.before.is_some() || !peer.is_before())
+    };
+    let (large, small): (Vec<ProxyCase>, Vec<ProxyCase>) = ProxyCase::ALL
+        .into_iter()
+        .filter(|case| is_wanted(*case))
+        .partition(|case| case.is_large());
+    let each = small
+        .iter()
+        .flat_map(|case| peers().map(|peer| (peer, *case)));
     let both = peers().flat_map(|peer| large.iter().map(move |case| (peer, *case)));
-    each.chain(both).filter(|(peer, case)| peer.speaks(*case)).map(|(peer, case)| ResultRow::new(peer, case)).collect()
+    each.chain(both)
+        .filter(|(peer, case)| peer.speaks(*case))
+        .map(|(peer, case)| ResultRow::new(peer, case))
+        .collect()
 }
 
 /// The proxy that was measured last.
@@ -114,8 +141,15 @@ struct HeldProxy(Option<(&'static str, ProxyCase, PinnedProcess)>);
 
 impl HeldProxy {
     /// Returns the warm proxy for this row: the last one if it is the same with the same 10,000 services.
-    fn proxy(&mut self, place: &PeerFolders, row: &ResultRow, load: &ProxyLoad) -> anyhow::Result<&PinnedProcess> {
-        let last = self.0.take().filter(|(name, case, _)| *name == row.peer.name && case.is_large() && row.case.is_large());
+    fn proxy(
+        &mut self,
+        place: &PeerFolders,
+        row: &ResultRow,
+        load: &ProxyLoad,
+    ) -> anyhow::Result<&PinnedProcess> {
+        let last = self.0.take().filter(|(name, case, _)| {
+            *name == row.peer.name && case.is_large() && row.case.is_large()
+        });
         let proxy = match last {
             Some((_, _, proxy)) => proxy,
             None => (row.peer.start)(place, row.case)?,
@@ -126,22 +160,37 @@ impl HeldProxy {
 }
 
 fn load(row: &ResultRow, tls: &Arc<ClientConfig>) -> ProxyLoad {
-    ProxyLoad { case: row.case, is_canal: row.peer.is_canal(), tls: tls.clone() }
+    ProxyLoad {
+        case: row.case,
+        is_canal: row.peer.is_canal(),
+        tls: tls.clone(),
+    }
 }
 
 /// Sets each case's rate: half of the maximum of its slowest proxy, with two digits.
-fn calibrate(place: &PeerFolders, tls: &Arc<ClientConfig>, rows: &mut [ResultRow]) -> anyhow::Result<()> {
+fn calibrate(
+    place: &PeerFolders,
+    tls: &Arc<ClientConfig>,
+    rows: &mut [ResultRow],
+) -> anyhow::Result<()> {
     let mut held = HeldProxy::default();
     let mut slowest = [f64::INFINITY; ProxyCase::ALL.len()];
     let at = |case: ProxyCase| ProxyCase::ALL.iter().position(|c| *c == case).unwrap_or(0);
     for row in rows.iter() {
         eprintln!("what {} can do: {}", row.peer.name, row.case.name());
         let load = load(row, tls);
-        let mut once = || load.measure(held.proxy(place, row, &load)?, LoadPace::Saturated, CALIBRATION);
+        let mut once = || {
+            load.measure(
+                held.proxy(place, row, &load)?,
+                LoadPace::Saturated,
+                CALIBRATION,
+            )
+        };
         let sample = once().with_context(|| format!("{}, {}", row.peer.name, row.case.name()))?;
         slowest[at(row.case)] = slowest[at(row.case)].min(sample.per_second);
     }
-    rows.iter_mut().for_each(|row| row.rate = rounded(slowest[at(row.case)] / 2.0));
+    rows.iter_mut()
+        .for_each(|row| row.rate = rounded(slowest[at(row.case)] / 2.0));
     Ok(())
 }
 
@@ -159,16 +208,27 @@ fn measure(
 ) -> anyhow::Result<()> {
     let load = load(row, tls);
     let proxy = held.proxy(place, row, &load)?;
-    row.saturated.push(load.measure(proxy, LoadPace::Saturated, seconds)?);
-    row.stated.push(load.measure(proxy, LoadPace::Rate(row.rate), seconds)?);
+    row.saturated
+        .push(load.measure(proxy, LoadPace::Saturated, seconds)?);
+    row.stated
+        .push(load.measure(proxy, LoadPace::Rate(row.rate), seconds)?);
     Ok(())
 }
 
 fn report(flags: &Flags, place: &PeerFolders, rows: &[ResultRow]) -> anyhow::Result<()> {
     let peers = table::render(rows, &place.versions()?, flags.runs, flags.seconds);
-    let tables = [("bench-peers", peers), ("bench-before", table::compare(rows, flags.seconds))];
+    let tables = [
+        ("bench-peers", peers),
+        ("bench-before", table::compare(rows, flags.seconds)),
+    ];
     // With two builds only, the comparison alone is meaningful, and without another build there is none.
-    let is_wanted = |mark: &str| if mark == "bench-before" { flags.before.is_some() } else { rows.iter().any(|row| !row.peer.is_canal()) };
+    let is_wanted = |mark: &str| {
+        if mark == "bench-before" {
+            flags.before.is_some()
+        } else {
+            rows.iter().any(|row| !row.peer.is_canal())
+        }
+    };
     for (mark, text) in tables.iter().filter(|(mark, _)| is_wanted(mark)) {
         print!("{text}");
         if let Some(path) = &flags.markdown {

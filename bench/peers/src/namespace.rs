@@ -29,7 +29,20 @@ pub fn enter() -> anyhow::Result<()> {
         origin::NETWORK
     );
     let status = std::process::Command::new("setpriv")
-        .args(["--pdeathsig", "KILL", "unshare", "--net", "--pid", "--mount-proc", "--kill-child", "--fork", "--", "sh", "-c", &script])
+        .args([
+            "--pdeathsig",
+            "KILL",
+            "unshare",
+            "--net",
+            "--pid",
+            "--mount-proc",
+            "--kill-child",
+            "--fork",
+            "--",
+            "sh",
+            "-c",
+            &script,
+        ])
         .arg(std::env::current_exe()?)
         .args(std::env::args_os().skip(1))
         .env(INSIDE, "1")

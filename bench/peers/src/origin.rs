@@ -30,5 +30,10 @@ pub fn start(dir: &Path) -> anyhow::Result<PinnedProcess> {
     let path = dir.join("origin.conf");
     std::fs::write(&path, conf)?;
     let argv = ["nginx", "-c", &path.to_string_lossy()];
-    PinnedProcess::start(&argv, LOAD_CORE, SocketAddr::from((ADDRESS, PORT)), &dir.join("origin.log"))
+    PinnedProcess::start(
+        &argv,
+        LOAD_CORE,
+        SocketAddr::from((ADDRESS, PORT)),
+        &dir.join("origin.log"),
+    )
 }

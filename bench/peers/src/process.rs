@@ -32,7 +32,12 @@ pub struct PinnedProcess {
 
 impl PinnedProcess {
     /// Starts `argv` on `core` and waits until `address` accepts.
-    pub fn start(argv: &[&str], core: &str, address: SocketAddr, log: &Path) -> anyhow::Result<Self> {
+    pub fn start(
+        argv: &[&str],
+        core: &str,
+        address: SocketAddr,
+        log: &Path,
+    ) -> anyhow::Result<Self> {
         let out = std::fs::File::create(log)?;
         let child = Command::new("taskset")
             .args(["-c", core])
@@ -46,9 +51,17 @@ impl PinnedProcess {
         let started = Instant::now();
         while TcpStream::connect(address).is_err() {
             if let Some(status) = p.child.try_wait()? {
-                anyhow::bail!("{} ended with {status}; it said: {}", argv[0], std::fs::read_to_string(log).unwrap_or_default());
+                anyhow::bail!(
+                    "{} ended with {status}; it said: {}",
+                    argv[0],
+                    std::fs::read_to_string(log).unwrap_or_default()
+                );
             }
-            anyhow::ensure!(started.elapsed() < START_MAX, "{} does not listen on {address} after {START_MAX:?}", argv[0]);
+            anyhow::ensure!(
+                started.elapsed() < START_MAX,
+                "{} does not listen on {address} after {START_MAX:?}",
+                argv[0]
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(p)
@@ -59,7 +72,11 @@ impl PinnedProcess {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
         let rest = stat.rsplit(')').next().unwrap_or_default();
         let f: Vec<&str> = rest.split_whitespace().collect();
-        let ticks = |n: usize| f.get(n).and_then(|v| v.parse::<f64>().ok()).context("/proc/PID/stat");
+        let ticks = |n: usize| {
+            f.get(n)
+                .and_then(|v| v.parse::<f64>().ok())
+                .context("/proc/PID/stat")
+        };
         // Fields 14 and 15, in clock ticks of 10 ms: too coarse for the sum, good enough for its parts.
         let (user, system) = (ticks(11)?, ticks(12)?);
         let (whole, part) = (self.run_us()?, user / (user + system).max(1.0));
@@ -71,7 +88,11 @@ impl PinnedProcess {
         let mut sum = 0.0;
         for task in std::fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
             let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
-            sum += text.split(' ').next().and_then(|v| v.parse::<f64>().ok()).context("/proc/PID/task/TID/schedstat")?;
+            sum += text
+                .split(' ')
+                .next()
+                .and_then(|v| v.parse::<f64>().ok())
+                .context("/proc/PID/task/TID/schedstat")?;
         }
         Ok(sum / 1000.0)
     }
@@ -83,7 +104,8 @@ impl PinnedProcess {
             let before = self.cpu_us()?;
             std::thread::sleep(SETTLE);
             let after = self.cpu_us()?;
-            if after.0 + after.1 - before.0 - before.1 <= 10_000.0 || started.elapsed() > START_MAX {
+            if after.0 + after.1 - before.0 - before.1 <= 10_000.0 || started.elapsed() > START_MAX
+            {
                 return Ok(());
             }
         }
@@ -91,7 +113,11 @@ impl PinnedProcess {
 
     pub fn rss_mib(&self) -> anyhow::Result<f64> {
         let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.child.id()))?;
-        let pages: f64 = statm.split_whitespace().nth(1).and_then(|v| v.parse().ok()).context("/proc/PID/statm")?;
+        let pages: f64 = statm
+            .split_whitespace()
+            .nth(1)
+            .and_then(|v| v.parse().ok())
+            .context("/proc/PID/statm")?;
         Ok(pages * 4096.0 / 1048576.0)
     }
 
@@ -100,7 +126,10 @@ impl PinnedProcess {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
         let status = self.child.wait()?;
-        anyhow::ensure!(status.success(), "a program that was asked to end ended with {status}");
+        anyhow::ensure!(
+            status.success(),
+            "a program that was asked to end ended with {status}"
+        );
         Ok(())
     }
 

@@ -17,7 +17,13 @@ pub(crate) struct ResultRow {
 
 impl ResultRow {
     pub(crate) fn new(peer: &'static PeerProxy, case: ProxyCase) -> Self {
-        Self { peer, case, rate: 0.0, saturated: Vec::new(), stated: Vec::new() }
+        Self {
+            peer,
+            case,
+            rate: 0.0,
+            saturated: Vec::new(),
+            stated: Vec::new(),
+        }
     }
 }
 
@@ -44,10 +50,23 @@ pub(crate) fn render(rows: &[ResultRow], versions: &str, runs: usize, seconds: u
     for case in ProxyCase::ALL {
         let rows: Vec<&ResultRow> = rows.iter().filter(|r| r.case == case).collect();
         for is_stated in [false, true] {
-            let runs = |row: &ResultRow| if is_stated { row.stated.clone() } else { row.saturated.clone() };
-            let canal = rows.iter().find(|r| r.peer.name == "canal").map(|r| spread(&runs(r), LoadSample::cpu));
+            let runs = |row: &ResultRow| {
+                if is_stated {
+                    row.stated.clone()
+                } else {
+                    row.saturated.clone()
+                }
+            };
+            let canal = rows
+                .iter()
+                .find(|r| r.peer.name == "canal")
+                .map(|r| spread(&runs(r), LoadSample::cpu));
             for row in &rows {
-                let load = if is_stated { format!("{:.0}/s", row.rate) } else { "saturated".into() };
+                let load = if is_stated {
+                    format!("{:.0}/s", row.rate)
+                } else {
+                    "saturated".into()
+                };
                 let beside = canal.as_ref().filter(|_| row.peer.name != "canal");
                 out.push_str(&line(row, &load, &runs(row), beside));
             }
@@ -57,9 +76,18 @@ pub(crate) fn render(rows: &[ResultRow], versions: &str, runs: usize, seconds: u
 }
 
 fn line(row: &ResultRow, load: &str, runs: &[LoadSample], canal: Option<&Spread>) -> String {
-    let (cpu, rate) = (spread(runs, LoadSample::cpu), spread(runs, |r| r.per_second));
+    let (cpu, rate) = (
+        spread(runs, LoadSample::cpu),
+        spread(runs, |r| r.per_second),
+    );
     let median = |of: fn(&LoadSample) -> f64| spread(runs, of).median;
-    let beside = canal.map_or("| ".into(), |canal| format!("{:.2} | {}", canal.median / cpu.median, verdict(canal, &cpu)));
+    let beside = canal.map_or("| ".into(), |canal| {
+        format!(
+            "{:.2} | {}",
+            canal.median / cpu.median,
+            verdict(canal, &cpu)
+        )
+    });
     format!(
         "| {} | {load} | {} | {:.0} ({:.0}–{:.0}) | {:.0} % | **{:.1}** ({:.1}–{:.1}) | {:.1} | {:.1} | {beside} | {:.0} | {} of {} |\n",
         row.case.name(),
@@ -81,25 +109,48 @@ fn line(row: &ResultRow, load: &str, runs: &[LoadSample], canal: Option<&Spread>
 
 /// Compares the gateway with another build of it: the spread of the saturated runs of each, and whether the two differ by more than that.
 pub(crate) fn compare(rows: &[ResultRow], seconds: u32) -> String {
-    let runs = rows.iter().map(|row| row.saturated.len()).max().unwrap_or(0);
+    let runs = rows
+        .iter()
+        .map(|row| row.saturated.len())
+        .max()
+        .unwrap_or(0);
     let mut out = format!(
         "CPU µs per request (user + system), {runs} runs x {seconds} s of each, in turns; equal: each median lies between the other's least and most.\n\n\
          | case | build | least | quarter | median | three quarters | most | after / before, median of rounds | verdict |\n|---|---|---|---|---|---|---|---|---|\n"
     );
     for case in ProxyCase::ALL {
         let row = |name| rows.iter().find(|r| r.case == case && r.peer.name == name);
-        let Some((before, after)) = row("canal-before").zip(row("canal")) else { continue };
+        let Some((before, after)) = row("canal-before").zip(row("canal")) else {
+            continue;
+        };
         let [before, after] = [before, after].map(|row| &row.saturated);
-        let ratio = Spread::of(after.iter().zip(before).map(|(after, before)| after.cpu() / before.cpu())).median;
-        let verdict = match (spread(after, LoadSample::cpu).is_equal_within(&spread(before, LoadSample::cpu)), ratio < 1.0) {
+        let ratio = Spread::of(
+            after
+                .iter()
+                .zip(before)
+                .map(|(after, before)| after.cpu() / before.cpu()),
+        )
+        .median;
+        let verdict = match (
+            spread(after, LoadSample::cpu).is_equal_within(&spread(before, LoadSample::cpu)),
+            ratio < 1.0,
+        ) {
             (true, _) => "equal within the spread",
             (false, true) => "less",
             (false, false) => "**more**",
         };
-        for (name, runs, comparison) in [("before", before, String::from(" | ")), ("after", after, format!("{ratio:.3} | {verdict}"))] {
+        for (name, runs, comparison) in [
+            ("before", before, String::from(" | ")),
+            ("after", after, format!("{ratio:.3} | {verdict}")),
+        ] {
             let s = spread(runs, LoadSample::cpu);
-            let cells = [s.min, s.lower, s.median, s.upper, s.max].map(|v| format!("{v:.2}")).join(" | ");
-            out.push_str(&format!("| {} | {name} | {cells} | {comparison} |\n", case.name()));
+            let cells = [s.min, s.lower, s.median, s.upper, s.max]
+                .map(|v| format!("{v:.2}"))
+                .join(" | ");
+            out.push_str(&format!(
+                "| {} | {name} | {cells} | {comparison} |\n",
+                case.name()
+            ));
         }
     }
     out
@@ -111,7 +162,11 @@ mod tests {
 
     #[test]
     fn a_difference_within_the_runs_is_none() {
-        let (low, near, high) = (Spread::of([1.0, 2.0, 3.0]), Spread::of([2.0, 2.5, 9.0]), Spread::of([4.0, 5.0, 6.0]));
+        let (low, near, high) = (
+            Spread::of([1.0, 2.0, 3.0]),
+            Spread::of([2.0, 2.5, 9.0]),
+            Spread::of([4.0, 5.0, 6.0]),
+        );
         assert_eq!(super::verdict(&low, &near), "equal");
         assert_eq!(super::verdict(&low, &high), "canal less");
         assert_eq!(super::verdict(&high, &low), "canal **more**");

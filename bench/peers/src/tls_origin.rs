@@ -17,7 +17,10 @@ use tokio_rustls::TlsAcceptor;
 use canal_bench_peers::process::pin_to_load;
 
 /// Address of the listener: the port of node proxies, at a pod other than the plain origin.
-pub(crate) const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 99, 1, 2)), 15_008);
+pub(crate) const ADDRESS: SocketAddr = SocketAddr::new(
+    std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 99, 1, 2)),
+    15_008,
+);
 
 const BODY: &[u8] = b"0123456789012345678901\n";
 /// One HTTP/1.1 response.
@@ -27,9 +30,12 @@ const STREAMS_MAX: u32 = 1000;
 
 /// Serves until the process ends.
 pub(crate) fn start(config: Arc<ServerConfig>) -> anyhow::Result<()> {
-    let listener = std::net::TcpListener::bind(ADDRESS).with_context(|| format!("the origin cannot listen on {ADDRESS}"))?;
+    let listener = std::net::TcpListener::bind(ADDRESS)
+        .with_context(|| format!("the origin cannot listen on {ADDRESS}"))?;
     listener.set_nonblocking(true)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     std::thread::spawn(move || {
         if let Err(error) = pin_to_load() {
             eprintln!("the origin's thread is not on the load's core: {error:#}");
@@ -40,11 +46,15 @@ pub(crate) fn start(config: Arc<ServerConfig>) -> anyhow::Result<()> {
 }
 
 async fn accept(listener: std::net::TcpListener, acceptor: TlsAcceptor) {
-    let Ok(listener) = TcpListener::from_std(listener) else { return };
+    let Ok(listener) = TcpListener::from_std(listener) else {
+        return;
+    };
     let acceptor = Rc::new(acceptor);
     loop {
         // A connection that closes before it is accepted is the proxy's to report.
-        let Ok((stream, _)) = listener.accept().await else { continue };
+        let Ok((stream, _)) = listener.accept().await else {
+            continue;
+        };
         let acceptor = acceptor.clone();
         spawn_local(async move {
             if let Err(error) = connection(&acceptor, stream).await {
@@ -75,13 +85,21 @@ async fn connection(acceptor: &TlsAcceptor, stream: TcpStream) -> anyhow::Result
 }
 
 fn answer(mut respond: SendResponse<Bytes>) -> anyhow::Result<()> {
-    let head = Response::builder().header("content-type", "text/plain").header("content-length", BODY.len()).body(())?;
-    respond.send_response(head, false)?.send_data(Bytes::from_static(BODY), true)?;
+    let head = Response::builder()
+        .header("content-type", "text/plain")
+        .header("content-length", BODY.len())
+        .body(())?;
+    respond
+        .send_response(head, false)?
+        .send_data(Bytes::from_static(BODY), true)?;
     Ok(())
 }
 
 /// Serves requests without bodies: one response for each empty line.
-async fn tunnel(request: Request<h2::RecvStream>, mut respond: SendResponse<Bytes>) -> Result<(), h2::Error> {
+async fn tunnel(
+    request: Request<h2::RecvStream>,
+    mut respond: SendResponse<Bytes>,
+) -> Result<(), h2::Error> {
     let mut send = respond.send_response(Response::new(()), false)?;
     let mut read = request.into_body();
     let mut rest = Vec::new();

@@ -44,7 +44,10 @@ pub(crate) fn run(size: &LoadRounds, record: &FigureFile) -> anyhow::Result<()> 
     println!("|---|---|---|---|---|");
     loads.iter().for_each(show);
     let of = |name: &str| loads.iter().find(|load| load.name == name).map(figures);
-    record.put("cost", json!({ "keep_alive": of(SATURATED), "connection_per_request": of(PER_REQUEST) }))
+    record.put(
+        "cost",
+        json!({ "keep_alive": of(SATURATED), "connection_per_request": of(PER_REQUEST) }),
+    )
 }
 
 /// The loads that `canal-bench-figures cost` computes with.
@@ -58,19 +61,34 @@ fn loads(size: &LoadRounds) -> Vec<TierLoad> {
         rounds: Vec::new(),
     };
     let mut all = vec![load(SATURATED, &[])];
-    all.extend(size.rates.iter().map(|rate| load(&format!("kept connections, {rate} requests/s"), &["-r", &rate.to_string()])));
+    all.extend(size.rates.iter().map(|rate| {
+        load(
+            &format!("kept connections, {rate} requests/s"),
+            &["-r", &rate.to_string()],
+        )
+    }));
     all.push(load(PER_REQUEST, &["--no-keepalive"]));
     all
 }
 
 /// Runs one round of a load: first it measures the processes' CPU, then the programs', because counting programs costs CPU itself.
-fn measure(scene: &TierBenchWorld, url: &str, load: &TierLoad, size: &LoadRounds) -> anyhow::Result<TierRound> {
+fn measure(
+    scene: &TierBenchWorld,
+    url: &str,
+    load: &TierLoad,
+    size: &LoadRounds,
+) -> anyhow::Result<TierRound> {
     let (connections, seconds) = (size.connections.to_string(), size.seconds.to_string());
-    let argv: Vec<&str> =
-        ["load", url, "-c", &connections, "-d", &seconds].into_iter().chain(load.extra.iter().map(String::as_str)).collect();
+    let argv: Vec<&str> = ["load", url, "-c", &connections, "-d", &seconds]
+        .into_iter()
+        .chain(load.extra.iter().map(String::as_str))
+        .collect();
     let (gateway_before, machine_before) = (scene.gateways_us()?, machine_us()?);
     let report = scene.sample(CLIENT, &argv)?;
-    let (gateway, machine) = (scene.gateways_us()? - gateway_before, machine_us()? - machine_before);
+    let (gateway, machine) = (
+        scene.gateways_us()? - gateway_before,
+        machine_us()? - machine_before,
+    );
     let requests = number(&report, "succeeded")?;
     if number(&report, "failed")? > 0.0 || requests == 0.0 {
         bail!("{}: requests failed: {report}", load.name);
@@ -79,8 +97,24 @@ fn measure(scene: &TierBenchWorld, url: &str, load: &TierLoad, size: &LoadRounds
     let before = programs::all();
     let counted = number(&scene.sample(CLIENT, &argv)?, "succeeded")?;
     let ran = programs::between(&before, &programs::all());
-    let programs = ran.into_iter().map(|(name, ran)| (name, ProgramCost { runs: ran.runs / counted, ns: ran.ns / counted })).collect();
-    Ok(TierRound { per_second: number(&report, "rps")?, gateway_us: gateway / requests, machine_us: machine / requests, programs })
+    let programs = ran
+        .into_iter()
+        .map(|(name, ran)| {
+            (
+                name,
+                ProgramCost {
+                    runs: ran.runs / counted,
+                    ns: ran.ns / counted,
+                },
+            )
+        })
+        .collect();
+    Ok(TierRound {
+        per_second: number(&report, "rps")?,
+        gateway_us: gateway / requests,
+        machine_us: machine / requests,
+        programs,
+    })
 }
 
 /// Returns the spread of one value of a load.
@@ -91,7 +125,14 @@ fn spread(load: &TierLoad, of: impl Fn(&TierRound) -> f64) -> RoundSpread {
 /// Returns the time per request, in µs, of all programs whose name has this prefix.
 fn kernel_us(round: &TierRound, prefix: &str) -> f64 {
     // The sum of no floats is -0.
-    round.programs.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, ran)| ran.ns).sum::<f64>() / 1e3 + 0.0
+    round
+        .programs
+        .iter()
+        .filter(|(name, _)| name.starts_with(prefix))
+        .map(|(_, ran)| ran.ns)
+        .sum::<f64>()
+        / 1e3
+        + 0.0
 }
 
 /// Prefix of the redirector's programs. All programs of Canal belong to the tier, because nothing else of Canal runs in this world's
@@ -102,7 +143,11 @@ const TIER: &str = "canal_";
 /// Prints a load's rows.
 fn show(load: &TierLoad) {
     let name = &load.name;
-    let mut programs: Vec<&String> = load.rounds.iter().flat_map(|round| round.programs.keys()).collect();
+    let mut programs: Vec<&String> = load
+        .rounds
+        .iter()
+        .flat_map(|round| round.programs.keys())
+        .collect();
     programs.sort();
     programs.dedup();
     for program in programs {
@@ -111,22 +156,46 @@ fn show(load: &TierLoad) {
         if runs.median > 0.001 {
             let packet = spread(load, |round| of(round).ns / of(round).runs.max(1e-9));
             let request = spread(load, |round| of(round).ns / 1e3);
-            println!("| {name} | `{program}` | {packet:.0} | {:.1} | {request:.2} |", runs.median);
+            println!(
+                "| {name} | `{program}` | {packet:.0} | {:.1} | {request:.2} |",
+                runs.median
+            );
         }
     }
-    let (all, redirector) = (spread(load, |r| kernel_us(r, TIER)), spread(load, |r| kernel_us(r, REDIRECTOR)));
-    let (gateway, machine) = (spread(load, |r| r.gateway_us), spread(load, |r| r.machine_us));
+    let (all, redirector) = (
+        spread(load, |r| kernel_us(r, TIER)),
+        spread(load, |r| kernel_us(r, REDIRECTOR)),
+    );
+    let (gateway, machine) = (
+        spread(load, |r| r.gateway_us),
+        spread(load, |r| r.machine_us),
+    );
     println!("| {name} | **all of the tier in the kernel** | | | **{all:.2}** |");
     println!("| {name} | **gateway process, Layer 7** | | | **{gateway:.1}** |");
     println!("| {name} | whole machine, client and server included | | | {machine:.1} |");
-    println!("| {name} | Layer 7 / all of the tier in the kernel | | | {:.1} x |", gateway.median / all.median);
-    println!("| {name} | Layer 7 / redirector alone | | | {:.1} x |", gateway.median / redirector.median);
-    println!("| {name} | requests per second | | | {:.0} |", spread(load, |r| r.per_second));
+    println!(
+        "| {name} | Layer 7 / all of the tier in the kernel | | | {:.1} x |",
+        gateway.median / all.median
+    );
+    println!(
+        "| {name} | Layer 7 / redirector alone | | | {:.1} x |",
+        gateway.median / redirector.median
+    );
+    println!(
+        "| {name} | requests per second | | | {:.0} |",
+        spread(load, |r| r.per_second)
+    );
 }
 
 /// Returns the values that other programs compute with.
 fn figures(load: &TierLoad) -> Value {
-    let packets = spread(load, |r| r.programs.iter().filter(|(name, _)| name.starts_with(REDIRECTOR)).map(|(_, ran)| ran.runs).sum());
+    let packets = spread(load, |r| {
+        r.programs
+            .iter()
+            .filter(|(name, _)| name.starts_with(REDIRECTOR))
+            .map(|(_, ran)| ran.runs)
+            .sum()
+    });
     json!({
         "l7_us": spread(load, |r| r.gateway_us).median,
         "redirector_us": spread(load, |r| kernel_us(r, REDIRECTOR)).median,

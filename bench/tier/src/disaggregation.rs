@@ -58,12 +58,19 @@ enum SocketPath {
     Redirector,
 }
 
-const WAYS: [SocketPath; 4] = [SocketPath::Nowhere, SocketPath::Bare, SocketPath::Device, SocketPath::Redirector];
+const WAYS: [SocketPath; 4] = [
+    SocketPath::Nowhere,
+    SocketPath::Bare,
+    SocketPath::Device,
+    SocketPath::Redirector,
+];
 
 impl SocketPath {
     fn name(self) -> &'static str {
         match self {
-            SocketPath::Nowhere => "sent, and dropped by the receiver's device for another MAC (taken off below)",
+            SocketPath::Nowhere => {
+                "sent, and dropped by the receiver's device for another MAC (taken off below)"
+            }
             SocketPath::Bare => "without tunnels",
             SocketPath::Device => "out of a tunnel, by the kernel's VXLAN device",
             SocketPath::Redirector => "looked into by the redirector, then out of the tunnel",
@@ -98,8 +105,15 @@ impl Drop for NetnsPair {
 }
 
 fn run_ip(args: &str) -> anyhow::Result<()> {
-    let out = Command::new("ip").args(args.split_whitespace()).output().context("ip (iproute2)")?;
-    ensure!(out.status.success(), "ip {args}: {}", String::from_utf8_lossy(&out.stderr));
+    let out = Command::new("ip")
+        .args(args.split_whitespace())
+        .output()
+        .context("ip (iproute2)")?;
+    ensure!(
+        out.status.success(),
+        "ip {args}: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
     Ok(())
 }
 
@@ -110,7 +124,12 @@ impl NetnsPair {
         run_ip(&format!("netns add {sender}"))?;
         let mut names = vec![sender.clone()];
         let made = Self::fill(&of, &sender, &mut names);
-        let mut lab = Self { names, sender: Netns::open(format!("/run/netns/{sender}"))?, receivers: Vec::new(), _redirectors: Vec::new() };
+        let mut lab = Self {
+            names,
+            sender: Netns::open(format!("/run/netns/{sender}"))?,
+            receivers: Vec::new(),
+            _redirectors: Vec::new(),
+        };
         // The value exists before this returns, so that everything created is removed.
         made?;
         for way in [SocketPath::Bare, SocketPath::Device, SocketPath::Redirector] {
@@ -122,30 +141,49 @@ impl NetnsPair {
     }
 
     /// Creates namespaces, links, and the routes from the sender.
-    fn fill(of: &impl Fn(&str) -> String, sender: &str, names: &mut Vec<String>) -> anyhow::Result<()> {
+    fn fill(
+        of: &impl Fn(&str) -> String,
+        sender: &str,
+        names: &mut Vec<String>,
+    ) -> anyhow::Result<()> {
         for way in WAYS {
             let (device, to) = way.link();
             let receiver = of(device);
             run_ip(&format!("netns add {receiver}"))?;
             names.push(receiver.clone());
-            run_ip(&format!("-n {sender} link add {device} type veth peer name eth0 address {MAC} netns {receiver}"))?;
+            run_ip(&format!(
+                "-n {sender} link add {device} type veth peer name eth0 address {MAC} netns {receiver}"
+            ))?;
             run_ip(&format!("-n {receiver} link set lo up"))?;
             run_ip(&format!("-n {receiver} link set eth0 mtu 1600 up"))?;
             run_ip(&format!("-n {receiver} addr add {to}/32 dev eth0"))?;
             run_ip(&format!("-n {receiver} route add default dev eth0"))?;
             run_ip(&format!("-n {sender} link set {device} mtu 1600 up"))?;
             // Bare packets go to the service itself.
-            let to = if way == SocketPath::Bare { service() } else { to };
+            let to = if way == SocketPath::Bare {
+                service()
+            } else {
+                to
+            };
             run_ip(&format!("-n {sender} route add {to}/32 dev {device}"))?;
-            let mac = if way == SocketPath::Nowhere { OTHER_MAC } else { MAC };
-            run_ip(&format!("-n {sender} neigh replace {to} lladdr {mac} dev {device} nud permanent"))?;
+            let mac = if way == SocketPath::Nowhere {
+                OTHER_MAC
+            } else {
+                MAC
+            };
+            run_ip(&format!(
+                "-n {sender} neigh replace {to} lladdr {mac} dev {device} nud permanent"
+            ))?;
         }
         Ok(())
     }
 }
 
 /// Creates a receiver's programs, if it has any, and the socket where packets end. The socket's buffer is full and stays so.
-fn receiver(way: SocketPath, name: &str) -> anyhow::Result<(Netns, Option<RedirectorPrograms>, UdpSocket)> {
+fn receiver(
+    way: SocketPath,
+    name: &str,
+) -> anyhow::Result<(Netns, Option<RedirectorPrograms>, UdpSocket)> {
     let path = std::path::PathBuf::from(format!("/run/netns/{name}"));
     let netns = Netns::open(&path)?;
     let redirector = if way == SocketPath::Bare {
@@ -169,13 +207,29 @@ fn receiver(way: SocketPath, name: &str) -> anyhow::Result<(Netns, Option<Redire
         };
         let redirector = RedirectorPrograms::attach(&options)?;
         redirector.hosts().put(&address_be(EDGE), &0)?;
-        redirector.replicas().put(&1, &Replica::new(address, true))?;
+        redirector
+            .replicas()
+            .put(&1, &Replica::new(address, true))?;
         let mut chain = [0; CHAIN];
         chain[0] = 1;
-        redirector.tables().put(&SERVICE, &Table { vni: 101, version: 1, chain: [chain; BUCKETS] })?;
+        redirector.tables().put(
+            &SERVICE,
+            &Table {
+                vni: 101,
+                version: 1,
+                chain: [chain; BUCKETS],
+            },
+        )?;
         if way == SocketPath::Device {
-            let out = Command::new("tc").args(["-n", name, "filter", "del", "dev", "eth0", "ingress"]).output().context("tc (iproute2)")?;
-            ensure!(out.status.success(), "tc: {}", String::from_utf8_lossy(&out.stderr));
+            let out = Command::new("tc")
+                .args(["-n", name, "filter", "del", "dev", "eth0", "ingress"])
+                .output()
+                .context("tc (iproute2)")?;
+            ensure!(
+                out.status.success(),
+                "tc: {}",
+                String::from_utf8_lossy(&out.stderr)
+            );
         }
         Some(redirector)
     };
@@ -190,11 +244,17 @@ fn service() -> Ipv4Addr {
 /// Returns the packets of a path with their destinations, one for each session.
 fn packets(way: SocketPath, bytes: usize) -> Vec<(Vec<u8>, SockAddr)> {
     let packet = |n: u16| {
-        let client = (Ipv4Addr::new(10, 1, 1 + (n / 250) as u8, 2 + (n % 250) as u8), 30_000 + n);
+        let client = (
+            Ipv4Addr::new(10, 1, 1 + (n / 250) as u8, 2 + (n % 250) as u8),
+            30_000 + n,
+        );
         let inner = datagram(client, service(), bytes);
         let (_, to) = way.link();
-        let (packet, to) =
-            if way == SocketPath::Bare { (inner, service()) } else { (in_tunnel((EDGE, TUNNEL_PORT + n % TUNNELS), to, &inner), to) };
+        let (packet, to) = if way == SocketPath::Bare {
+            (inner, service())
+        } else {
+            (in_tunnel((EDGE, TUNNEL_PORT + n % TUNNELS), to, &inner), to)
+        };
         (packet, SocketAddrV4::new(to, 0).into())
     };
     (0..SESSIONS).map(packet).collect()
@@ -213,16 +273,29 @@ fn send(socket: &Socket, packets: &[(Vec<u8>, SockAddr)], count: usize) -> anyho
 /// sleep causes one.
 fn cpu_ns() -> anyhow::Result<f64> {
     std::thread::sleep(Duration::from_millis(1));
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").context("/proc/thread-self/schedstat")?;
-    text.split_whitespace().next().and_then(|ns| ns.parse().ok()).context("/proc/thread-self/schedstat")
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat")
+        .context("/proc/thread-self/schedstat")?;
+    text.split_whitespace()
+        .next()
+        .and_then(|ns| ns.parse().ok())
+        .context("/proc/thread-self/schedstat")
 }
 
 /// Returns the number of datagrams that reached the socket, dropped ones included.
 fn reached(netns: &Netns) -> anyhow::Result<u64> {
     let text = netns.enter(|| std::fs::read_to_string("/proc/thread-self/net/snmp"))??;
     let mut lines = text.lines().filter_map(|l| l.strip_prefix("Udp: "));
-    let (names, values) = (lines.next().context("no Udp line")?, lines.next().context("no Udp line")?);
-    let of = |name| names.split(' ').zip(values.split(' ')).find(|(n, _)| *n == name).and_then(|(_, v)| v.parse::<u64>().ok());
+    let (names, values) = (
+        lines.next().context("no Udp line")?,
+        lines.next().context("no Udp line")?,
+    );
+    let of = |name| {
+        names
+            .split(' ')
+            .zip(values.split(' '))
+            .find(|(n, _)| *n == name)
+            .and_then(|(_, v)| v.parse::<u64>().ok())
+    };
     of("RcvbufErrors").context("RcvbufErrors")
 }
 
@@ -231,19 +304,28 @@ pub(crate) fn run(size: &MeasureTime, record: &FigureFile) -> anyhow::Result<()>
         pin_thread(*core)?;
     }
     let lab = NetnsPair::new()?;
-    let socket = lab.sender.enter(|| Socket::new(Domain::IPV4, Type::from(3), Some(Protocol::from(255))))??;
+    let socket = lab
+        .sender
+        .enter(|| Socket::new(Domain::IPV4, Type::from(3), Some(Protocol::from(255))))??;
     let all = WAYS.map(|way| packets(way, size.bytes.into()));
     let mut least = [f64::MAX; WAYS.len()];
     for _ in 0..size.turns {
         for (at, way) in WAYS.into_iter().enumerate() {
             send(&socket, &all[at], WARM)?;
-            let receiver = lab.receivers.iter().find(|(of, ..)| *of == way).map(|(_, netns, _)| netns);
+            let receiver = lab
+                .receivers
+                .iter()
+                .find(|(of, ..)| *of == way)
+                .map(|(_, netns, _)| netns);
             let before = receiver.map(reached).transpose()?;
             least[at] = least[at].min(send(&socket, &all[at], size.packets)?);
             if let (Some(netns), Some(before)) = (receiver, before) {
                 let arrived = reached(netns)? - before;
                 if arrived != size.packets as u64 {
-                    bail!("{way:?}: {arrived} of {} packets reached the socket", size.packets);
+                    bail!(
+                        "{way:?}: {arrived} of {} packets reached the socket",
+                        size.packets
+                    );
                 }
             }
         }
@@ -251,7 +333,11 @@ pub(crate) fn run(size: &MeasureTime, record: &FigureFile) -> anyhow::Result<()>
     print(size, least, record)
 }
 
-fn print(size: &MeasureTime, [nowhere, bare, device, redirector]: [f64; 4], record: &FigureFile) -> anyhow::Result<()> {
+fn print(
+    size: &MeasureTime,
+    [nowhere, bare, device, redirector]: [f64; 4],
+    record: &FigureFile,
+) -> anyhow::Result<()> {
     println!(
         "{} sessions in {TUNNELS} tunnels, {} bytes of content, least of {} turns of {} packets; every packet reached its socket",
         SESSIONS, size.bytes, size.turns, size.packets
@@ -259,8 +345,17 @@ fn print(size: &MeasureTime, [nowhere, bare, device, redirector]: [f64; 4], reco
     println!("| way into the replica | CPU per packet, ns | beside none |");
     println!("|---|---|---|");
     println!("| {} | {nowhere:.0} | |", SocketPath::Nowhere.name());
-    for (way, ns) in [(SocketPath::Bare, bare), (SocketPath::Device, device), (SocketPath::Redirector, redirector)] {
-        println!("| {} | {:.0} | {:+.0} |", way.name(), ns - nowhere, ns - bare);
+    for (way, ns) in [
+        (SocketPath::Bare, bare),
+        (SocketPath::Device, device),
+        (SocketPath::Redirector, redirector),
+    ] {
+        println!(
+            "| {} | {:.0} | {:+.0} |",
+            way.name(),
+            ns - nowhere,
+            ns - bare
+        );
     }
     record.put(
         "disaggregation",

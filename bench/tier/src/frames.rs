@@ -44,7 +44,10 @@ fn udp(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), content: &[u8]) -> Vec<u8> {
 
 /// Computes the checksum of RFC 1071 over an even number of bytes.
 fn checksum(header: &[u8]) -> u16 {
-    let sum: u32 = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let sum: u32 = header
+        .chunks_exact(2)
+        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
+        .sum();
     let folded = (sum & 0xffff) + (sum >> 16);
     !((folded & 0xffff) + (folded >> 16)) as u16
 }
@@ -62,9 +65,19 @@ mod tests {
         assert_eq!((inner.len(), outer.len()), (128, 128 + 50));
         assert_eq!(&outer[50..], inner);
         for packet in [&inner, &outer] {
-            assert_eq!(usize::from(u16::from_be_bytes([packet[2], packet[3]])), packet.len());
-            assert_eq!(usize::from(u16::from_be_bytes([packet[24], packet[25]])), packet.len() - 20);
-            assert_eq!(checksum(&packet[..20]), 0, "a right header sums up to nothing");
+            assert_eq!(
+                usize::from(u16::from_be_bytes([packet[2], packet[3]])),
+                packet.len()
+            );
+            assert_eq!(
+                usize::from(u16::from_be_bytes([packet[24], packet[25]])),
+                packet.len() - 20
+            );
+            assert_eq!(
+                checksum(&packet[..20]),
+                0,
+                "a right header sums up to nothing"
+            );
         }
         assert_eq!(&outer[28..36], [0x08, 0, 0, 0, 0x0c, 0xa0, 0xa1, 0]);
     }

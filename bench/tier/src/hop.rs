@@ -21,13 +21,20 @@ pub(crate) fn run(size: &LoadRounds, record: &FigureFile) -> anyhow::Result<()> 
     let mut lb = None;
     let scene = TierBenchWorld::up("world.yaml", |topology, plan| {
         let address = |host: &str| plan.host(host).map(|h| h.ip4);
-        let mut text =
-            String::from("global\n  nbthread 1\ndefaults\n  mode tcp\n  timeout connect 2s\n  timeout client 60s\n  timeout server 60s\n");
-        let _ = writeln!(text, "listen gateways\n  bind :{LB_PORT}\n  balance roundrobin");
+        let mut text = String::from(
+            "global\n  nbthread 1\ndefaults\n  mode tcp\n  timeout connect 2s\n  timeout client 60s\n  timeout server 60s\n",
+        );
+        let _ = writeln!(
+            text,
+            "listen gateways\n  bind :{LB_PORT}\n  balance roundrobin"
+        );
         for gateway in &mut topology.gateways {
             if let (Some(ip), Some(process)) = (address(&gateway.name), gateway.process.as_mut()) {
                 let _ = writeln!(text, "  server {} {ip}:{PLAIN_PORT}", gateway.name);
-                process.args.extend(["--plain".to_string(), format!("{ip}:{PLAIN_PORT}=hop/default/web:80")]);
+                process.args.extend([
+                    "--plain".to_string(),
+                    format!("{ip}:{PLAIN_PORT}=hop/default/web:80"),
+                ]);
             }
         }
         lb = address("lb").map(|ip| (ip, text));
@@ -35,9 +42,18 @@ pub(crate) fn run(size: &LoadRounds, record: &FigureFile) -> anyhow::Result<()> 
     let (ip, text) = lb.context("the world has a load balancer host")?;
     std::fs::write(&config, text)?;
     let config = config.to_string_lossy().into_owned();
-    let mut balancer =
-        scene.world.exec("lb", &["haproxy", "-db", "-f", &config])?.spawn().context("haproxy; setup/install bench installs it")?;
-    let paths = [("edge and redirector", scene.web_url(CLIENT)?), ("HAProxy hop", format!("http://{ip}:{LB_PORT}/blob?size=100"))];
+    let mut balancer = scene
+        .world
+        .exec("lb", &["haproxy", "-db", "-f", &config])?
+        .spawn()
+        .context("haproxy; setup/install bench installs it")?;
+    let paths = [
+        ("edge and redirector", scene.web_url(CLIENT)?),
+        (
+            "HAProxy hop",
+            format!("http://{ip}:{LB_PORT}/blob?size=100"),
+        ),
+    ];
     let outcome = compare(&scene, &paths, size, record);
     // It dies with its world anyway.
     let _ = balancer.kill();
@@ -59,12 +75,24 @@ struct HopRound {
 
 type Paths = [(&'static str, String); 2];
 
-fn compare(scene: &TierBenchWorld, paths: &Paths, size: &LoadRounds, record: &FigureFile) -> anyhow::Result<()> {
+fn compare(
+    scene: &TierBenchWorld,
+    paths: &Paths,
+    size: &LoadRounds,
+    record: &FigureFile,
+) -> anyhow::Result<()> {
     for (name, url) in paths {
-        scene.until_served(CLIENT, url).with_context(|| (*name).to_string())?;
+        scene
+            .until_served(CLIENT, url)
+            .with_context(|| (*name).to_string())?;
     }
-    let stated = size.rates.iter().map(|rate| HopLoad::Persistent(Some(*rate)));
-    let loads: Vec<HopLoad> = stated.chain([HopLoad::Persistent(None), HopLoad::New]).collect();
+    let stated = size
+        .rates
+        .iter()
+        .map(|rate| HopLoad::Persistent(Some(*rate)));
+    let loads: Vec<HopLoad> = stated
+        .chain([HopLoad::Persistent(None), HopLoad::New])
+        .collect();
     let mut rounds: Vec<[Vec<HopRound>; 2]> = vec![[Vec::new(), Vec::new()]; loads.len()];
     for round in 1..=size.rounds {
         for (load, of_load) in loads.iter().zip(&mut rounds) {
@@ -83,9 +111,14 @@ fn compare(scene: &TierBenchWorld, paths: &Paths, size: &LoadRounds, record: &Fi
     }
     // The cost model uses the lowest rate: a load balancer with spare capacity.
     let [tier, balancer] = &rounds[0];
-    let of = |runs: &[HopRound], field: fn(&HopRound) -> f64| RoundSpread::of(runs.iter().map(field)).median;
+    let of = |runs: &[HopRound], field: fn(&HopRound) -> f64| {
+        RoundSpread::of(runs.iter().map(field)).median
+    };
     let ms = |runs: &[HopRound]| json!({ "p50_ms": of(runs, |r| r.p50_ms), "p90_ms": of(runs, |r| r.p90_ms), "p99_ms": of(runs, |r| r.p99_ms), "machine_us": of(runs, |r| r.machine_us) });
-    let (lb_us, gateway_us) = (of(balancer, |r| r.balancer_us), of(balancer, |r| r.gateway_us));
+    let (lb_us, gateway_us) = (
+        of(balancer, |r| r.balancer_us),
+        of(balancer, |r| r.gateway_us),
+    );
     record.put("hop", json!({ "tier": ms(tier), "balancer": ms(balancer), "lb_us": lb_us, "gateway_us": gateway_us }))
 }
 
@@ -108,9 +141,19 @@ impl HopLoad {
     }
 }
 
-fn measure(scene: &TierBenchWorld, name: &str, url: &str, load: HopLoad, size: &LoadRounds) -> anyhow::Result<HopRound> {
+fn measure(
+    scene: &TierBenchWorld,
+    name: &str,
+    url: &str,
+    load: HopLoad,
+    size: &LoadRounds,
+) -> anyhow::Result<HopRound> {
     let (connections, seconds) = (size.connections.to_string(), size.seconds.to_string());
-    let rate = if let HopLoad::Persistent(Some(rate)) = load { Some(rate.to_string()) } else { None };
+    let rate = if let HopLoad::Persistent(Some(rate)) = load {
+        Some(rate.to_string())
+    } else {
+        None
+    };
     let mut argv = vec!["load", url, "-c", &connections, "-d", &seconds];
     argv.extend(rate.iter().flat_map(|rate| ["-r", rate.as_str()]));
     if let HopLoad::New = load {
@@ -118,12 +161,20 @@ fn measure(scene: &TierBenchWorld, name: &str, url: &str, load: HopLoad, size: &
     }
     let before = (machine_us()?, scene.cpu_us("lb")?, scene.gateways_us()?);
     let report = scene.sample(CLIENT, &argv)?;
-    let (machine, balancer, gateway) = (machine_us()? - before.0, scene.cpu_us("lb")? - before.1, scene.gateways_us()? - before.2);
+    let (machine, balancer, gateway) = (
+        machine_us()? - before.0,
+        scene.cpu_us("lb")? - before.1,
+        scene.gateways_us()? - before.2,
+    );
     let requests = number(&report, "succeeded")?;
     if number(&report, "failed")? > 0.0 || requests == 0.0 {
         bail!("{name}: requests failed: {report}");
     }
-    let latency = |field: &str| report["latency_ms"][field].as_f64().with_context(|| format!("latency_ms.{field}: {report}"));
+    let latency = |field: &str| {
+        report["latency_ms"][field]
+            .as_f64()
+            .with_context(|| format!("latency_ms.{field}: {report}"))
+    };
     Ok(HopRound {
         per_second: number(&report, "rps")?,
         p50_ms: latency("p50")?,
@@ -137,7 +188,8 @@ fn measure(scene: &TierBenchWorld, name: &str, url: &str, load: HopLoad, size: &
 
 /// Prints one load's rows, and the comparison of the two paths.
 fn show(load: &str, paths: &Paths, both: &[Vec<HopRound>; 2]) {
-    let spread = |runs: &[HopRound], field: fn(&HopRound) -> f64| RoundSpread::of(runs.iter().map(field));
+    let spread =
+        |runs: &[HopRound], field: fn(&HopRound) -> f64| RoundSpread::of(runs.iter().map(field));
     for ((name, _), runs) in paths.iter().zip(both) {
         let of = |field| spread(runs, field);
         println!(

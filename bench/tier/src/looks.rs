@@ -31,33 +31,57 @@ impl Drop for ScanNetns {
             let _ = child.kill();
             let _ = child.wait();
         }
-        let _ = Command::new("ip").args(["netns", "del", &self.name]).output();
+        let _ = Command::new("ip")
+            .args(["netns", "del", &self.name])
+            .output();
     }
 }
 
 impl ScanNetns {
     fn ip(&self, args: &str) -> anyhow::Result<()> {
-        let out = Command::new("ip").args(args.split_whitespace()).output().context("ip (iproute2)")?;
-        ensure!(out.status.success(), "ip {args}: {}", String::from_utf8_lossy(&out.stderr));
+        let out = Command::new("ip")
+            .args(args.split_whitespace())
+            .output()
+            .context("ip (iproute2)")?;
+        ensure!(
+            out.status.success(),
+            "ip {args}: {}",
+            String::from_utf8_lossy(&out.stderr)
+        );
         Ok(())
     }
 
     fn start(&mut self, args: &str) -> anyhow::Result<()> {
         let samples = programs()?.join("canal-samples");
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.name]).arg(samples).args(args.split_whitespace());
-        self.running.push(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("canal-samples")?);
+        command
+            .args(["netns", "exec", &self.name])
+            .arg(samples)
+            .args(args.split_whitespace());
+        self.running.push(
+            command
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .spawn()
+                .context("canal-samples")?,
+        );
         Ok(())
     }
 }
 
 /// Opens this many sessions and scans them.
 pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
-    let mut lab = ScanNetns { name: format!("canal-bench-{}-looks", std::process::id()), running: Vec::new() };
+    let mut lab = ScanNetns {
+        name: format!("canal-bench-{}-looks", std::process::id()),
+        running: Vec::new(),
+    };
     lab.ip(&format!("netns add {}", lab.name))?;
     lab.ip(&format!("-n {} link set lo up", lab.name))?;
     lab.ip(&format!("-n {} addr add 10.1.1.9/32 dev lo", lab.name))?;
-    lab.ip(&format!("-n {} route add local 240.0.0.7 dev lo src 10.1.1.9", lab.name))?;
+    lab.ip(&format!(
+        "-n {} route add local 240.0.0.7 dev lo src 10.1.1.9",
+        lab.name
+    ))?;
     let netns = Netns::open(format!("/run/netns/{}", lab.name))?;
     let pairs = sessions.div_ceil(EACH);
     for n in 0..pairs {
@@ -67,7 +91,10 @@ pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
     for n in 0..pairs {
         let count = sessions / pairs + u32::from(n < sessions % pairs);
         let port = PORT + n;
-        lab.start(&format!("sessions 240.0.0.7:{port} -n {count} --open-rate {} --interval-ms 600000 -d 3600", 6000 / pairs))?;
+        lab.start(&format!(
+            "sessions 240.0.0.7:{port} -n {count} --open-rate {} --interval-ms 600000 -d 3600",
+            6000 / pairs
+        ))?;
     }
     let sockets = SessionScanner::kernel();
     let found = || {
@@ -76,17 +103,30 @@ pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
     };
     let started = Instant::now();
     while found()? < sessions {
-        ensure!(started.elapsed() < OPEN_WITHIN, "only {} sessions were opened within {OPEN_WITHIN:?}", found()?);
+        ensure!(
+            started.elapsed() < OPEN_WITHIN,
+            "only {} sessions were opened within {OPEN_WITHIN:?}",
+            found()?
+        );
         std::thread::sleep(Duration::from_secs(1));
     }
     // The last sessions exchange their first message.
     std::thread::sleep(Duration::from_secs(2));
     let look = least(|| found().map(u64::from))?;
     let text = least(|| netns.enter(read_text)?)?;
-    println!("| {sessions} sessions, {} sockets | read | time |", 2 * sessions);
+    println!(
+        "| {sessions} sessions, {} sockets | read | time |",
+        2 * sessions
+    );
     println!("|---|---|---|");
-    println!("| socket diagnostics, sorted out by the kernel | {} sessions | {:.0} ms |", look.0, look.1);
-    println!("| /proc/net/tcp and tcp6 as text, not even parsed | {} bytes | {:.0} ms |", text.0, text.1);
+    println!(
+        "| socket diagnostics, sorted out by the kernel | {} sessions | {:.0} ms |",
+        look.0, look.1
+    );
+    println!(
+        "| /proc/net/tcp and tcp6 as text, not even parsed | {} bytes | {:.0} ms |",
+        text.0, text.1
+    );
     Ok(())
 }
 

@@ -12,7 +12,11 @@ use crate::record::FigureFile;
 use crate::scene::{TierBenchWorld, machine_us, number};
 
 /// One-way delays of the node's link. `None`: the link has no relay.
-const LINKS: [Option<Duration>; 3] = [None, Some(Duration::from_micros(250)), Some(Duration::from_micros(500))];
+const LINKS: [Option<Duration>; 3] = [
+    None,
+    Some(Duration::from_micros(250)),
+    Some(Duration::from_micros(500)),
+];
 
 /// Extent of the load.
 #[derive(Debug, Clone, clap::Args)]
@@ -46,14 +50,31 @@ pub(crate) fn run(size: &OneNodeSize, record: &FigureFile) -> anyhow::Result<()>
     let mut figures = Vec::new();
     for link in LINKS {
         let scene = TierBenchWorld::up("one-node.yaml", |topology, _| {
-            for node in topology.tenants.iter_mut().filter(|tenant| tenant.name == "mesh").flat_map(|tenant| &mut tenant.nodes) {
+            for node in topology
+                .tenants
+                .iter_mut()
+                .filter(|tenant| tenant.name == "mesh")
+                .flat_map(|tenant| &mut tenant.nodes)
+            {
                 node.impairment = link.map(Impairment::delay);
             }
         })?;
-        let server = scene.world.host("plain/default/web-0")?.ip4().context("the server has no address")?;
+        let server = scene
+            .world
+            .host("plain/default/web-0")?
+            .ip4()
+            .context("the server has no address")?;
         let paths = [
-            ("through the gateway", "mesh/default/client-0", "http://web.default:80/blob?size=100".to_owned()),
-            ("pod to pod", "plain/default/client-0", format!("http://{server}:8080/blob?size=100")),
+            (
+                "through the gateway",
+                "mesh/default/client-0",
+                "http://web.default:80/blob?size=100".to_owned(),
+            ),
+            (
+                "pod to pod",
+                "plain/default/client-0",
+                format!("http://{server}:8080/blob?size=100"),
+            ),
         ];
         for (_, client, url) in &paths {
             scene.until_served(client, url)?;
@@ -71,17 +92,27 @@ fn measure(
 ) -> anyhow::Result<Vec<Value>> {
     let (rate, seconds) = (size.rate.to_string(), size.seconds.to_string());
     let name = link.map_or("no relay".to_owned(), |delay| format!("{delay:?}"));
-    let loads = [("stated rate", vec!["-c", "4", "-r", &rate]), ("saturated", vec!["-c", "16"])];
+    let loads = [
+        ("stated rate", vec!["-c", "4", "-r", &rate]),
+        ("saturated", vec!["-c", "16"]),
+    ];
     let mut figures = Vec::new();
     for (load, flags) in &loads {
         let mut rounds: [Vec<OneNodeFigures>; 2] = Default::default();
         for _ in 0..size.rounds {
             for (at, (_, client, url)) in paths.iter().enumerate() {
                 let before = machine_us()?;
-                let argv: Vec<&str> = ["load", url, "-d", &seconds].into_iter().chain(flags.iter().copied()).collect();
+                let argv: Vec<&str> = ["load", url, "-d", &seconds]
+                    .into_iter()
+                    .chain(flags.iter().copied())
+                    .collect();
                 let report = scene.sample(client, &argv)?;
                 let (spent, requests) = (machine_us()? - before, number(&report, "succeeded")?);
-                let latency = |field: &str| report["latency_ms"][field].as_f64().with_context(|| format!("latency_ms.{field}: {report}"));
+                let latency = |field: &str| {
+                    report["latency_ms"][field]
+                        .as_f64()
+                        .with_context(|| format!("latency_ms.{field}: {report}"))
+                };
                 rounds[at].push(OneNodeFigures {
                     p50: latency("p50")?,
                     p99: latency("p99")?,
@@ -106,9 +137,18 @@ fn print(link: &str, path: &str, load: &str, rounds: &[OneNodeFigures]) -> Value
     };
     let median = |field: fn(&OneNodeFigures) -> f64| sorted(field)[rounds.len() / 2];
     let p50s = sorted(|of| of.p50);
-    let (p50, p99, machine) = (median(|of| of.p50), median(|of| of.p99), median(|of| of.machine_us));
-    let (per_second, failed) = (median(|of| of.per_second), rounds.iter().map(|of| of.failed).sum::<f64>());
+    let (p50, p99, machine) = (
+        median(|of| of.p50),
+        median(|of| of.p99),
+        median(|of| of.machine_us),
+    );
+    let (per_second, failed) = (
+        median(|of| of.per_second),
+        rounds.iter().map(|of| of.failed).sum::<f64>(),
+    );
     let (least, most) = (p50s[0], p50s[p50s.len() - 1]);
-    println!("| {link} | {path} | {load} | {p50:.2} | {p99:.2} | {least:.2}–{most:.2} | {machine:.0} | {per_second:.0} | {failed} |");
+    println!(
+        "| {link} | {path} | {load} | {p50:.2} | {p99:.2} | {least:.2}–{most:.2} | {machine:.0} | {per_second:.0} | {failed} |"
+    );
     json!({ "link": link, "path": path, "load": load, "p50_ms": p50, "p99_ms": p99, "machine_us": machine, "per_second": per_second })
 }

@@ -51,10 +51,19 @@ pub(crate) fn all() -> BTreeMap<String, ProgramCost> {
 }
 
 /// Returns the differences between two reads.
-pub(crate) fn between(before: &BTreeMap<String, ProgramCost>, after: &BTreeMap<String, ProgramCost>) -> BTreeMap<String, ProgramCost> {
+pub(crate) fn between(
+    before: &BTreeMap<String, ProgramCost>,
+    after: &BTreeMap<String, ProgramCost>,
+) -> BTreeMap<String, ProgramCost> {
     let less = |(name, ran): (&String, &ProgramCost)| {
         let old = before.get(name).copied().unwrap_or_default();
-        (name.clone(), ProgramCost { runs: ran.runs - old.runs, ns: ran.ns - old.ns })
+        (
+            name.clone(),
+            ProgramCost {
+                runs: ran.runs - old.runs,
+                ns: ran.ns - old.ns,
+            },
+        )
     };
     after.iter().map(less).collect()
 }

@@ -15,9 +15,12 @@ pub struct FigureFile {
 impl FigureFile {
     /// Replaces a section; the others stay.
     pub fn put(&self, section: &str, mut figures: Value) -> anyhow::Result<()> {
-        let Some(file) = &self.file else { return Ok(()) };
+        let Some(file) = &self.file else {
+            return Ok(());
+        };
         let mut whole: Value = match std::fs::read(file) {
-            Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| format!("{}: remove it, or name another file", file.display()))?,
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .with_context(|| format!("{}: remove it, or name another file", file.display()))?,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => json!({}),
             Err(e) => return Err(e).with_context(|| file.display().to_string()),
         };
@@ -46,9 +49,15 @@ fn command(mut words: impl Iterator<Item = String>) -> String {
 fn machine() -> String {
     let read = |file| std::fs::read_to_string(file).unwrap_or_default();
     let cpus = read("/proc/cpuinfo");
-    let model = cpus.lines().find_map(|l| l.strip_prefix("model name")).map_or("", |l| l.trim_start_matches([' ', '\t', ':']));
+    let model = cpus
+        .lines()
+        .find_map(|l| l.strip_prefix("model name"))
+        .map_or("", |l| l.trim_start_matches([' ', '\t', ':']));
     let cores = cpus.lines().filter(|l| l.starts_with("processor")).count();
-    format!("{cores} × {model}, Linux {}", read("/proc/sys/kernel/osrelease").trim())
+    format!(
+        "{cores} × {model}, Linux {}",
+        read("/proc/sys/kernel/osrelease").trim()
+    )
 }
 
 #[cfg(test)]
@@ -58,20 +67,39 @@ mod tests {
     #[test]
     fn a_section_replaces_its_own_and_no_other() {
         let folder = tempfile::tempdir().unwrap();
-        let record = FigureFile { file: Some(folder.path().join("measured.json")) };
+        let record = FigureFile {
+            file: Some(folder.path().join("measured.json")),
+        };
         record.put("cost", json!({"l7_us": 1.0})).unwrap();
         record.put("hop", json!({"lb_us": 2.0})).unwrap();
         record.put("cost", json!({"l7_us": 3.0})).unwrap();
-        let whole: Value = serde_json::from_slice(&std::fs::read(record.file.as_ref().unwrap()).unwrap()).unwrap();
-        assert_eq!((&whole["cost"]["l7_us"], &whole["hop"]["lb_us"]), (&json!(3.0), &json!(2.0)));
+        let whole: Value =
+            serde_json::from_slice(&std::fs::read(record.file.as_ref().unwrap()).unwrap()).unwrap();
+        assert_eq!(
+            (&whole["cost"]["l7_us"], &whole["hop"]["lb_us"]),
+            (&json!(3.0), &json!(2.0))
+        );
         assert!(whole["cost"]["machine"].as_str().unwrap().contains("Linux"));
         std::fs::write(record.file.as_ref().unwrap(), "no JSON").unwrap();
-        assert!(record.put("cost", json!({})).is_err(), "what is there is not lost");
+        assert!(
+            record.put("cost", json!({})).is_err(),
+            "what is there is not lost"
+        );
     }
 
     #[test]
     fn a_command_is_recorded_as_typed() {
-        let words = ["target/release/canal-bench-tier", "cost", "--seconds", "8", "--json", "x.json"];
-        assert_eq!(command(words.iter().map(ToString::to_string)), "canal-bench-tier cost --seconds 8");
+        let words = [
+            "target/release/canal-bench-tier",
+            "cost",
+            "--seconds",
+            "8",
+            "--json",
+            "x.json",
+        ];
+        assert_eq!(
+            command(words.iter().map(ToString::to_string)),
+            "canal-bench-tier cost --seconds 8"
+        );
     }
 }

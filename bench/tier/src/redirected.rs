@@ -106,24 +106,56 @@ fn measure(
     size: &RedirectedSize,
 ) -> anyhow::Result<RedirectedFigures> {
     let (rate, seconds) = (size.rate.to_string(), size.seconds.to_string());
-    let argv = ["canal-samples", "load", url, "-c", "16", "-r", &rate, "-d", &seconds];
-    let client = scene.world.exec(CLIENT, &argv)?.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("canal-samples")?;
+    let argv = [
+        "canal-samples",
+        "load",
+        url,
+        "-c",
+        "16",
+        "-r",
+        &rate,
+        "-d",
+        &seconds,
+    ];
+    let client = scene
+        .world
+        .exec(CLIENT, &argv)?
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("canal-samples")?;
     std::thread::sleep(OPENING);
     tables.write(times)?;
     let counting = RunCounter::begin()?;
     let (begun, before, machine) = (Instant::now(), programs::all(), machine_us()?);
-    tables.hold(times, Duration::from_secs(size.seconds.into()).saturating_sub(OPENING + Duration::from_millis(500)))?;
-    let (ran, spent, took) = (programs::between(&before, &programs::all()), machine_us()? - machine, begun.elapsed());
+    tables.hold(
+        times,
+        Duration::from_secs(size.seconds.into())
+            .saturating_sub(OPENING + Duration::from_millis(500)),
+    )?;
+    let (ran, spent, took) = (
+        programs::between(&before, &programs::all()),
+        machine_us()? - machine,
+        begun.elapsed(),
+    );
     drop(counting);
     let out = client.wait_with_output()?;
     tables.write(0)?;
     let report: Value = serde_json::from_slice(&out.stdout).context("the client said nothing")?;
     let requests = number(&report, "succeeded")? * took.as_secs_f64() / f64::from(size.seconds);
     let of = |prefix: &str| {
-        ran.iter().filter(|(name, _)| name.starts_with(prefix)).fold((0.0, 0.0), |(runs, ns), (_, ran)| (runs + ran.runs, ns + ran.ns))
+        ran.iter()
+            .filter(|(name, _)| name.starts_with(prefix))
+            .fold((0.0, 0.0), |(runs, ns), (_, ran)| {
+                (runs + ran.runs, ns + ran.ns)
+            })
     };
     let (redirector, edge) = (of("canal_redirect"), of("canal_edge"));
-    let latency = |field: &str| report["latency_ms"][field].as_f64().with_context(|| format!("latency_ms.{field}: {report}"));
+    let latency = |field: &str| {
+        report["latency_ms"][field]
+            .as_f64()
+            .with_context(|| format!("latency_ms.{field}: {report}"))
+    };
     Ok(RedirectedFigures {
         p50: latency("p50")?,
         p99: latency("p99")?,
@@ -141,11 +173,21 @@ fn print(link: &str, times: usize, rounds: &[RedirectedFigures]) -> Value {
         all.sort_by(f64::total_cmp);
         all[all.len() / 2]
     };
-    let (runs, us, edge) = (median(|of| of.redirector_runs), median(|of| of.redirector_us), median(|of| of.edge_us));
-    let (machine, p50, p99) = (median(|of| of.machine_us), median(|of| of.p50), median(|of| of.p99));
+    let (runs, us, edge) = (
+        median(|of| of.redirector_runs),
+        median(|of| of.redirector_us),
+        median(|of| of.edge_us),
+    );
+    let (machine, p50, p99) = (
+        median(|of| of.machine_us),
+        median(|of| of.p50),
+        median(|of| of.p99),
+    );
     let failed: f64 = rounds.iter().map(|of| of.failed).sum();
     let each = us * 1e3 / runs;
-    println!("| {link} | {times} × | {runs:.1} | {each:.0} | {us:.2} | {edge:.2} | {machine:.0} | {p50:.2} | {p99:.2} | {failed} |");
+    println!(
+        "| {link} | {times} × | {runs:.1} | {each:.0} | {us:.2} | {edge:.2} | {machine:.0} | {p50:.2} | {p99:.2} | {failed} |"
+    );
     json!({ "link": link, "redirections": times, "runs": runs, "run_ns": each, "redirector_us": us, "machine_us": machine, "p50_ms": p50, "p99_ms": p99 })
 }
 
@@ -163,8 +205,14 @@ struct Map {
 impl PinnedTables {
     fn open(scene: &TierBenchWorld) -> anyhow::Result<Self> {
         let open = |host: &str| Map::open(&scene.world.data(host)?.join("bpffs"));
-        let replicas = REPLICAS.iter().map(|replica| open(replica)).collect::<anyhow::Result<_>>()?;
-        Ok(Self { edge: open(EDGE)?, replicas })
+        let replicas = REPLICAS
+            .iter()
+            .map(|replica| open(replica))
+            .collect::<anyhow::Result<_>>()?;
+        Ok(Self {
+            edge: open(EDGE)?,
+            replicas,
+        })
     }
 
     /// Waits until no agent has changed the tables for a while, because a plan is carried out in steps, and returns them.
@@ -183,14 +231,20 @@ impl PinnedTables {
 
     fn chains(&self) -> impl Iterator<Item = (&Vec<u8>, &[[u16; CHAIN]])> {
         let maps = std::iter::once(&self.edge).chain(&self.replicas);
-        maps.flat_map(|map| map.before.iter().map(|(key, table)| (key, table.chain.as_slice())))
+        maps.flat_map(|map| {
+            map.before
+                .iter()
+                .map(|(key, table)| (key, table.chain.as_slice()))
+        })
     }
 
     /// Makes each packet of an open session be redirected this many times. With the chain `[H, B, C]` of a bucket whose head H owns its
     /// sessions, an edge that has `[B, C, H]` sends to B, and B to H; with `[C, H, B]` at the replicas, B sends to C, and C to H.
     fn write(&self, times: usize) -> anyhow::Result<()> {
         self.edge.write(usize::from(times > 0))?;
-        self.replicas.iter().try_for_each(|map| map.write(if times > 1 { 2 } else { 0 }))
+        self.replicas
+            .iter()
+            .try_for_each(|map| map.write(if times > 1 { 2 } else { 0 }))
     }
 
     /// Keeps the tables in this state for a time, although the edge's agent fixes its own. Fails if a replica's agent wrote too, or the
@@ -205,9 +259,15 @@ impl PinnedTables {
             }
         }
         let fixed = REWRITE_INTERVAL.as_secs_f64() * f64::from(rewrites) / time.as_secs_f64();
-        ensure!(fixed <= FIXED_MAX, "the edge's agent wrote its tables {rewrites} times while others were used");
+        ensure!(
+            fixed <= FIXED_MAX,
+            "the edge's agent wrote its tables {rewrites} times while others were used"
+        );
         for map in &self.replicas {
-            ensure!(map.is(if times > 1 { 2 } else { 0 })?, "a replica's agent wrote its tables again while others were used");
+            ensure!(
+                map.is(if times > 1 { 2 } else { 0 })?,
+                "a replica's agent wrote its tables again while others were used"
+            );
         }
         Ok(())
     }
@@ -215,11 +275,16 @@ impl PinnedTables {
 
 impl Map {
     fn open(pins: &Path) -> anyhow::Result<Self> {
-        let path = find(pins, "canal_tables").with_context(|| format!("no bucket tables in {}", pins.display()))?;
+        let path = find(pins, "canal_tables")
+            .with_context(|| format!("no bucket tables in {}", pins.display()))?;
         let map = MapHandle::from_pinned_path(&path).with_context(|| path.display().to_string())?;
         let mut before = Vec::new();
         for key in map.keys() {
-            if let Some(table) = map.lookup(&key, MapFlags::ANY)?.as_deref().and_then(from_bytes::<Table>) {
+            if let Some(table) = map
+                .lookup(&key, MapFlags::ANY)?
+                .as_deref()
+                .and_then(from_bytes::<Table>)
+            {
                 before.push((key, table));
             }
         }
@@ -230,14 +295,19 @@ impl Map {
     /// Writes all tables with their chains rotated to the left by this many positions; 0: the original tables.
     fn write(&self, by: usize) -> anyhow::Result<()> {
         for (key, table) in &self.before {
-            self.map.update(key, to_bytes(&decide_table(*table, by)), MapFlags::ANY)?;
+            self.map
+                .update(key, to_bytes(&decide_table(*table, by)), MapFlags::ANY)?;
         }
         Ok(())
     }
 
     fn is(&self, by: usize) -> anyhow::Result<bool> {
         for (key, table) in &self.before {
-            let now = self.map.lookup(key, MapFlags::ANY)?.as_deref().and_then(from_bytes::<Table>);
+            let now = self
+                .map
+                .lookup(key, MapFlags::ANY)?
+                .as_deref()
+                .and_then(from_bytes::<Table>);
             if now.is_none_or(|now| now.chain != decide_table(*table, by).chain) {
                 return Ok(false);
             }
@@ -248,7 +318,11 @@ impl Map {
 
 /// Returns the table that replaces an agent's: all replicas in each chain, rotated to the left by this many positions; 0: the table itself.
 fn decide_table(table: Table, by: usize) -> Table {
-    if by == 0 { table } else { turned(whole(table), by) }
+    if by == 0 {
+        table
+    } else {
+        turned(whole(table), by)
+    }
 }
 
 /// Returns a table with all three replicas in each chain, behind its head.
@@ -302,6 +376,10 @@ mod tests {
         assert_eq!(table.chain[5][..4], [2, 1, 3, 0]);
         assert_eq!(turned(table, 1).chain[5][..4], [1, 3, 2, 0]);
         assert_eq!(turned(table, 2).chain[5][..4], [3, 2, 1, 0]);
-        assert_eq!(turned(table, 0).chain[6][..2], [0, 0], "an empty chain stays empty");
+        assert_eq!(
+            turned(table, 0).chain[6][..2],
+            [0, 0],
+            "an empty chain stays empty"
+        );
     }
 }

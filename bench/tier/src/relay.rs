@@ -21,11 +21,19 @@ const RATES: [u64; 7] = [20_000, 50_000, 100_000, 150_000, 200_000, 300_000, 400
 
 pub(crate) fn run(seconds: u64, record: &FigureFile) -> anyhow::Result<()> {
     let scene = TierBenchWorld::up("relay.yaml", |_, _| {})?;
-    let address = |host: &str| scene.world.host(host)?.ip4().with_context(|| format!("{host} has no address"));
+    let address = |host: &str| {
+        scene
+            .world
+            .host(host)?
+            .ip4()
+            .with_context(|| format!("{host} has no address"))
+    };
     let (plain, late) = (address("plain")?, address("late")?);
     let exact = exactness(&scene, &format!("{plain}:7"), &format!("{late}:7"))?;
     println!();
-    println!("| TCP bulk | Gbit/s | frames a second by the relay | relay's CPU per frame | dropped |");
+    println!(
+        "| TCP bulk | Gbit/s | frames a second by the relay | relay's CPU per frame | dropped |"
+    );
     println!("|---|---|---|---|---|");
     let without = bulk(&scene, "plain", &format!("{plain}:7"))?;
     let with = bulk(&scene, "late", &format!("{late}:7"))?;
@@ -34,21 +42,39 @@ pub(crate) fn run(seconds: u64, record: &FigureFile) -> anyhow::Result<()> {
     record.put("relay", json!({ "exact": exact, "bulk_gbit": with, "bulk_gbit_without": without, "frames_per_second": highest }))
 }
 
-fn exactness(scene: &TierBenchWorld, plain: &str, late: &str) -> anyhow::Result<Vec<serde_json::Value>> {
-    println!("| one way shall take | round trip, least | median | largest | one way more than it shall, median |");
+fn exactness(
+    scene: &TierBenchWorld,
+    plain: &str,
+    late: &str,
+) -> anyhow::Result<Vec<serde_json::Value>> {
+    println!(
+        "| one way shall take | round trip, least | median | largest | one way more than it shall, median |"
+    );
     println!("|---|---|---|---|---|");
     let round_trips = |to: &str| -> anyhow::Result<Vec<f64>> {
-        let output = scene.run("client", &["canal-world-peer", "rtt-udp", to, ROUND_TRIPS, "100"])?;
-        output.split_whitespace().map(|word| word.parse().with_context(|| output.clone())).collect()
+        let output = scene.run(
+            "client",
+            &["canal-world-peer", "rtt-udp", to, ROUND_TRIPS, "100"],
+        )?;
+        output
+            .split_whitespace()
+            .map(|word| word.parse().with_context(|| output.clone()))
+            .collect()
     };
     let bare = round_trips(plain)?;
-    println!("| no relay | {:.0} µs | {:.0} µs | {:.0} µs | |", bare[0], bare[1], bare[2]);
+    println!(
+        "| no relay | {:.0} µs | {:.0} µs | {:.0} µs | |",
+        bare[0], bare[1], bare[2]
+    );
     let mut figures = Vec::new();
     for delay in DELAYS {
         let _impaired = scene.world.delay("late", Duration::from_micros(delay))?;
         let times = round_trips(late)?;
         let excess = (times[1] - bare[1]) / 2.0 - delay as f64;
-        println!("| {delay} µs | {:.0} µs | {:.0} µs | {:.0} µs | {excess:.0} µs |", times[0], times[1], times[2]);
+        println!(
+            "| {delay} µs | {:.0} µs | {:.0} µs | {:.0} µs | {excess:.0} µs |",
+            times[0], times[1], times[2]
+        );
         figures.push(json!({ "delay_us": delay, "excess_us": excess }));
     }
     Ok(figures)
@@ -56,10 +82,18 @@ fn exactness(scene: &TierBenchWorld, plain: &str, late: &str) -> anyhow::Result<
 
 /// Returns the Gbit/s of one TCP connection whose content is checked.
 fn bulk(scene: &TierBenchWorld, host: &str, to: &str) -> anyhow::Result<f64> {
-    let before = if host == "late" { scene.world.link_report(host)? } else { LinkReport::default() };
+    let before = if host == "late" {
+        scene.world.link_report(host)?
+    } else {
+        LinkReport::default()
+    };
     let (begun, cpu) = (Instant::now(), relay_us(scene)?);
     let output = scene.run("client", &["canal-world-peer", "digest", to, BULK])?;
-    let gbit = output.trim().parse::<f64>().with_context(|| output.clone())? / 1e9;
+    let gbit = output
+        .trim()
+        .parse::<f64>()
+        .with_context(|| output.clone())?
+        / 1e9;
     if host != "late" {
         println!("| without a relay | {gbit:.2} | | | |");
         return Ok(gbit);
@@ -68,20 +102,41 @@ fn bulk(scene: &TierBenchWorld, host: &str, to: &str) -> anyhow::Result<f64> {
     let frames = (frames(&after) - frames(&before)) as f64;
     let per_second = frames / begun.elapsed().as_secs_f64();
     let each = (relay_us(scene)? - cpu) / frames;
-    println!("| through a relay | {gbit:.2} | {per_second:.0} | {each:.2} µs | {} |", dropped(&after) - dropped(&before));
+    println!(
+        "| through a relay | {gbit:.2} | {per_second:.0} | {each:.2} µs | {} |",
+        dropped(&after) - dropped(&before)
+    );
     Ok(gbit)
 }
 
 /// Returns the highest of the rates at which nothing was dropped.
 fn small_frames(scene: &TierBenchWorld, to: &str, seconds: u64) -> anyhow::Result<f64> {
-    println!("| frames of 142 bytes offered a second | carried a second | dropped | relay's CPU per frame |");
+    println!(
+        "| frames of 142 bytes offered a second | carried a second | dropped | relay's CPU per frame |"
+    );
     println!("|---|---|---|---|");
-    let _impaired = scene.world.impair("late", Impairment::delay(Duration::from_micros(500)))?;
+    let _impaired = scene
+        .world
+        .impair("late", Impairment::delay(Duration::from_micros(500)))?;
     let mut highest = 0.0_f64;
     for rate in RATES {
-        let (before, cpu, begun) = (scene.world.link_report("late")?, relay_us(scene)?, Instant::now());
+        let (before, cpu, begun) = (
+            scene.world.link_report("late")?,
+            relay_us(scene)?,
+            Instant::now(),
+        );
         let count = (rate * seconds).to_string();
-        scene.run("client", &["canal-world-peer", "datagrams", to, &count, "100", &rate.to_string()])?;
+        scene.run(
+            "client",
+            &[
+                "canal-world-peer",
+                "datagrams",
+                to,
+                &count,
+                "100",
+                &rate.to_string(),
+            ],
+        )?;
         let took = begun.elapsed().as_secs_f64();
         // Frames in transit arrive, and the idle relay counts the kernel's drops.
         std::thread::sleep(Duration::from_secs(1));
@@ -106,7 +161,9 @@ fn frames(report: &LinkReport) -> u64 {
 fn dropped(report: &LinkReport) -> u64 {
     [report.a_to_b, report.b_to_a]
         .iter()
-        .map(|way| way.dropped_queue + way.dropped_socket + way.dropped_device + way.dropped_oversize)
+        .map(|way| {
+            way.dropped_queue + way.dropped_socket + way.dropped_device + way.dropped_oversize
+        })
         .sum()
 }
 

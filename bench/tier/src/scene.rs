@@ -21,18 +21,27 @@ fn folder() -> PathBuf {
 
 /// Returns the folder of this program and the others.
 pub fn programs() -> anyhow::Result<PathBuf> {
-    Ok(std::env::current_exe()?.parent().context("a program has a folder")?.to_path_buf())
+    Ok(std::env::current_exe()?
+        .parent()
+        .context("a program has a folder")?
+        .to_path_buf())
 }
 
 impl TierBenchWorld {
     /// Brings up the world of a file of this folder, with the topology changed by `change`. It is removed on drop, and however the process
     /// ends.
     pub fn up(file: &str, change: impl FnOnce(&mut Topology, &WorldPlan)) -> anyhow::Result<Self> {
-        let mut topology = Topology::load(folder().join(file)).map_err(|problems| anyhow::anyhow!("{file}: {problems:?}"))?;
+        let mut topology = Topology::load(folder().join(file))
+            .map_err(|problems| anyhow::anyhow!("{file}: {problems:?}"))?;
         let plan = WorldPlan::of(&topology);
         change(&mut topology, &plan);
         let bin = programs()?;
-        let options = WorldOptions { ephemeral: true, replace: true, bin_dirs: vec![bin], ..WorldOptions::default() };
+        let options = WorldOptions {
+            ephemeral: true,
+            replace: true,
+            bin_dirs: vec![bin],
+            ..WorldOptions::default()
+        };
         let world = World::up(&topology, &options)?;
         world.wait_ready(UP_WITHIN)?;
         Ok(Self { world, plan })
@@ -43,26 +52,49 @@ impl TierBenchWorld {
         let out = self.world.exec(host, argv)?.stdin(Stdio::null()).output()?;
         let client_output = String::from_utf8_lossy(&out.stdout).into_owned();
         if client_output.is_empty() && !out.status.success() {
-            bail!("{host}: {}: {}", argv.join(" "), String::from_utf8_lossy(&out.stderr));
+            bail!(
+                "{host}: {}: {}",
+                argv.join(" "),
+                String::from_utf8_lossy(&out.stderr)
+            );
         }
         Ok(client_output)
     }
 
     /// Runs `canal-samples` and returns its report.
     pub fn sample(&self, host: &str, argv: &[&str]) -> anyhow::Result<serde_json::Value> {
-        let all: Vec<&str> = ["canal-samples"].into_iter().chain(argv.iter().copied()).collect();
+        let all: Vec<&str> = ["canal-samples"]
+            .into_iter()
+            .chain(argv.iter().copied())
+            .collect();
         let client_output = self.run(host, &all)?;
-        serde_json::from_str(&client_output).with_context(|| format!("{host}: {} said {client_output}", all.join(" ")))
+        serde_json::from_str(&client_output)
+            .with_context(|| format!("{host}: {} said {client_output}", all.join(" ")))
     }
 
     /// Waits until the URL responds from that pod.
     pub fn until_served(&self, host: &str, url: &str) -> anyhow::Result<()> {
         let started = Instant::now();
         loop {
-            let client_output = self.run(host, &["curl", "-sS", "--max-time", "2", "-o", "/dev/null", "-w", "%{http_code}", url]);
+            let client_output = self.run(
+                host,
+                &[
+                    "curl",
+                    "-sS",
+                    "--max-time",
+                    "2",
+                    "-o",
+                    "/dev/null",
+                    "-w",
+                    "%{http_code}",
+                    url,
+                ],
+            );
             match client_output {
                 Ok(code) if code.trim() == "200" => return Ok(()),
-                client_output if started.elapsed() > UP_WITHIN => bail!("{url} does not answer in {host}: {client_output:?}"),
+                client_output if started.elapsed() > UP_WITHIN => {
+                    bail!("{url} does not answer in {host}: {client_output:?}")
+                }
                 _ => std::thread::sleep(Duration::from_millis(200)),
             }
         }
@@ -74,9 +106,15 @@ impl TierBenchWorld {
         let started = Instant::now();
         loop {
             let client_output = self.run(host, &["getent", "ahostsv4", "web.default"]);
-            match client_output.as_ref().ok().and_then(|client_output| client_output.split_whitespace().next()) {
+            match client_output
+                .as_ref()
+                .ok()
+                .and_then(|client_output| client_output.split_whitespace().next())
+            {
                 Some(address) => return Ok(format!("http://{address}:80/blob?size=100")),
-                None if started.elapsed() > UP_WITHIN => bail!("web.default has no address in {host}: {client_output:?}"),
+                None if started.elapsed() > UP_WITHIN => {
+                    bail!("web.default has no address in {host}: {client_output:?}")
+                }
                 None => std::thread::sleep(Duration::from_millis(200)),
             }
         }
@@ -84,10 +122,18 @@ impl TierBenchWorld {
 
     /// Returns the resident memory of a host's own process in bytes.
     pub fn resident(&self, host: &str) -> anyhow::Result<u64> {
-        let pid = self.world.host(host)?.pulse.pid.with_context(|| format!("{host} runs nothing"))?;
+        let pid = self
+            .world
+            .host(host)?
+            .pulse
+            .pid
+            .with_context(|| format!("{host} runs nothing"))?;
         let file = format!("/proc/{pid}/status");
         let status = std::fs::read_to_string(&file).context(file)?;
-        let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        let line = status
+            .lines()
+            .find_map(|l| l.strip_prefix("VmRSS:"))
+            .context("no VmRSS")?;
         let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
         Ok(kib << 10)
     }
@@ -108,13 +154,25 @@ impl TierBenchWorld {
 pub fn machine_us() -> anyhow::Result<f64> {
     let text = std::fs::read_to_string("/proc/stat").context("/proc/stat")?;
     let line = text.lines().next().context("/proc/stat is empty")?;
-    let ticks: Vec<u64> = line.split_whitespace().skip(1).filter_map(|n| n.parse().ok()).collect();
-    let busy: u64 = ticks.iter().enumerate().filter(|(at, _)| !matches!(at, 3 | 4)).take(6).map(|(_, n)| n).sum();
+    let ticks: Vec<u64> = line
+        .split_whitespace()
+        .skip(1)
+        .filter_map(|n| n.parse().ok())
+        .collect();
+    let busy: u64 = ticks
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| !matches!(at, 3 | 4))
+        .take(6)
+        .map(|(_, n)| n)
+        .sum();
     // USER_HZ is 100 on every Linux.
     Ok(busy as f64 * 1e4)
 }
 
 /// Returns a number of a report.
 pub fn number(report: &serde_json::Value, field: &str) -> anyhow::Result<f64> {
-    report[field].as_f64().with_context(|| format!("{field} is missing: {report}"))
+    report[field]
+        .as_f64()
+        .with_context(|| format!("{field} is missing: {report}"))
 }

@@ -63,7 +63,10 @@ pub(crate) fn run(size: &SessionLoad, record: &FigureFile) -> anyhow::Result<()>
     );
     println!("|---|---|---|---|---|---|---|");
     let (mut notes, mut figures) = (Vec::new(), json!({ "count": size.count }));
-    for (name, edge, gateway) in [("aggregated", None, &[][..]), ("one_per_flow", Some("--no-aggregate"), &["--tunnels", "0"])] {
+    for (name, edge, gateway) in [
+        ("aggregated", None, &[][..]),
+        ("one_per_flow", Some("--no-aggregate"), &["--tunnels", "0"]),
+    ] {
         let seen = measure(size, edge, gateway)?;
         println!(
             "| {} | {} (held to the end {}) | {}, {} | {} | {} | {} ({}) | {:.0} µs |",
@@ -94,32 +97,83 @@ pub(crate) fn run(size: &SessionLoad, record: &FigureFile) -> anyhow::Result<()>
     record.put("sessions", figures)
 }
 
-fn measure(size: &SessionLoad, edge: Option<&str>, gateway: &[&str]) -> anyhow::Result<SessionCounts> {
+fn measure(
+    size: &SessionLoad,
+    edge: Option<&str>,
+    gateway: &[&str],
+) -> anyhow::Result<SessionCounts> {
     let scene = TierBenchWorld::up("sessions.yaml", |topology, _| {
-        topology.edges.iter_mut().filter_map(|e| e.process.as_mut()).for_each(|p| p.args.extend(edge.map(String::from)));
-        let limits = ["--max-tenant-connections", "1000000", "--max-requests", "1000000", "--max-tenant-requests", "1000000"];
+        topology
+            .edges
+            .iter_mut()
+            .filter_map(|e| e.process.as_mut())
+            .for_each(|p| p.args.extend(edge.map(String::from)));
+        let limits = [
+            "--max-tenant-connections",
+            "1000000",
+            "--max-requests",
+            "1000000",
+            "--max-tenant-requests",
+            "1000000",
+        ];
         let args = || limits.iter().chain(gateway).map(ToString::to_string);
-        topology.gateways.iter_mut().filter_map(|g| g.process.as_mut()).for_each(|p| p.args.extend(args()));
+        topology
+            .gateways
+            .iter_mut()
+            .filter_map(|g| g.process.as_mut())
+            .for_each(|p| p.args.extend(args()));
     })?;
-    let names: Vec<String> = scene.world.hosts()?.into_iter().map(|host| host.environment.name).collect();
-    let of = |part: &str| names.iter().filter(|n| n.starts_with(part)).cloned().collect::<Vec<_>>();
+    let names: Vec<String> = scene
+        .world
+        .hosts()?
+        .into_iter()
+        .map(|host| host.environment.name)
+        .collect();
+    let of = |part: &str| {
+        names
+            .iter()
+            .filter(|n| n.starts_with(part))
+            .cloned()
+            .collect::<Vec<_>>()
+    };
     let (clients, gateways) = (of("many/default/client-"), of("gw-"));
     let targets = addresses(&scene, &clients[0])?;
     scene.sample(
         &clients[0],
-        &[&["sessions"], &*targets.iter().map(String::as_str).collect::<Vec<_>>(), &["-n", "40", "-d", "1"]].concat(),
+        &[
+            &["sessions"],
+            &*targets.iter().map(String::as_str).collect::<Vec<_>>(),
+            &["-n", "40", "-d", "1"],
+        ]
+        .concat(),
     )?;
-    let tables: Vec<SessionTable> = gateways.iter().map(|gateway| attach(&scene, gateway)).collect::<anyhow::Result<_>>()?;
+    let tables: Vec<SessionTable> = gateways
+        .iter()
+        .map(|gateway| attach(&scene, gateway))
+        .collect::<anyhow::Result<_>>()?;
     let (before, started) = (machine_us()?, Instant::now());
     let opening = Duration::from_secs_f64(f64::from(size.count) / f64::from(size.open_rate));
-    let running = clients.iter().enumerate().map(|(n, client)| hold(&scene, client, &targets, share(size, clients.len(), n), opening));
+    let running = clients.iter().enumerate().map(|(n, client)| {
+        hold(
+            &scene,
+            client,
+            &targets,
+            share(size, clients.len(), n),
+            opening,
+        )
+    });
     let running = running.collect::<anyhow::Result<Vec<_>>>()?;
     // All sessions are open, and most of their time is still to come.
     std::thread::sleep((opening + SESSIONS_HELD / 4).saturating_sub(started.elapsed()));
-    let mut seen = SessionCounts { at_once: open_now(&scene, &clients)?, replicas: gateways.len(), ..SessionCounts::default() };
+    let mut seen = SessionCounts {
+        at_once: open_now(&scene, &clients)?,
+        replicas: gateways.len(),
+        ..SessionCounts::default()
+    };
     for child in running {
         let out = child.wait_with_output()?;
-        let report: Value = serde_json::from_slice(&out.stdout).with_context(|| String::from_utf8_lossy(&out.stdout).into_owned())?;
+        let report: Value = serde_json::from_slice(&out.stdout)
+            .with_context(|| String::from_utf8_lossy(&out.stdout).into_owned())?;
         seen.opened += number(&report, "opened")?;
         seen.held += number(&report, "held")?;
         seen.broken += number(&report, "broken")?;
@@ -131,11 +185,22 @@ fn measure(size: &SessionLoad, edge: Option<&str>, gateway: &[&str]) -> anyhow::
     (seen.spent_us, seen.took) = (machine_us()? - before, started.elapsed());
     for (table, gateway) in tables.iter().zip(&gateways) {
         let (outer, inner) = table.sessions()?;
-        (seen.outer, seen.inner, seen.most) = (seen.outer + outer, seen.inner + inner, seen.most.max((outer, inner)));
+        (seen.outer, seen.inner, seen.most) = (
+            seen.outer + outer,
+            seen.inner + inner,
+            seen.most.max((outer, inner)),
+        );
         let metrics = scene.run(gateway, &["curl", "-sS", "http://127.0.0.1:15020/metrics"])?;
-        seen.scans.ok += sum(&metrics, "canal_redirector_session_scans_total{result=\"ok\"}");
-        let results = ["late", "failed"].map(|result| format!("canal_redirector_session_scans_total{{result=\"{result}\"}}"));
-        seen.scans.not += results.iter().map(|series| sum(&metrics, series)).sum::<f64>();
+        seen.scans.ok += sum(
+            &metrics,
+            "canal_redirector_session_scans_total{result=\"ok\"}",
+        );
+        let results = ["late", "failed"]
+            .map(|result| format!("canal_redirector_session_scans_total{{result=\"{result}\"}}"));
+        seen.scans.not += results
+            .iter()
+            .map(|series| sum(&metrics, series))
+            .sum::<f64>();
         seen.scans.us += sum(&metrics, "canal_redirector_session_scan_seconds_total") * 1e6;
         seen.resident += scene.resident(gateway)?;
     }
@@ -145,7 +210,10 @@ fn measure(size: &SessionLoad, edge: Option<&str>, gateway: &[&str]) -> anyhow::
 /// Returns the client's part of all sessions.
 fn share(size: &SessionLoad, clients: usize, n: usize) -> (u32, f64) {
     let (clients, n) = (clients as u32, n as u32);
-    (size.count / clients + u32::from(n < size.count % clients), f64::from(size.open_rate) / f64::from(clients))
+    (
+        size.count / clients + u32::from(n < size.count % clients),
+        f64::from(size.open_rate) / f64::from(clients),
+    )
 }
 
 /// Starts a client that opens its sessions and holds them.
@@ -156,21 +224,53 @@ fn hold(
     (count, rate): (u32, f64),
     opening: Duration,
 ) -> anyhow::Result<std::process::Child> {
-    let samples = programs()?.join("canal-samples").to_string_lossy().into_owned();
-    let (count, rate, seconds) = (count.to_string(), rate.to_string(), (opening + SESSIONS_HELD).as_secs().to_string());
+    let samples = programs()?
+        .join("canal-samples")
+        .to_string_lossy()
+        .into_owned();
+    let (count, rate, seconds) = (
+        count.to_string(),
+        rate.to_string(),
+        (opening + SESSIONS_HELD).as_secs().to_string(),
+    );
     let mut argv = vec![samples.as_str(), "sessions"];
     argv.extend(targets.iter().map(String::as_str));
-    argv.extend(["-n", &count, "--open-rate", &rate, "--interval-ms", PAUSE_MS, "--patience-ms", RESPONSE_TIMEOUT_MS, "-d", &seconds]);
-    Ok(scene.world.exec(client, &argv)?.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?)
+    argv.extend([
+        "-n",
+        &count,
+        "--open-rate",
+        &rate,
+        "--interval-ms",
+        PAUSE_MS,
+        "--patience-ms",
+        RESPONSE_TIMEOUT_MS,
+        "-d",
+        &seconds,
+    ]);
+    Ok(scene
+        .world
+        .exec(client, &argv)?
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()?)
 }
 
 /// Returns the number of TCP sockets in use in the clients' network namespaces, which contain nothing else.
 fn open_now(scene: &TierBenchWorld, clients: &[String]) -> anyhow::Result<u64> {
     let mut open = 0;
     for client in clients {
-        let output = scene.run(client, &["cat", "/proc/net/sockstat", "/proc/net/sockstat6"])?;
-        open +=
-            output.lines().filter_map(|l| l.strip_prefix("TCP: inuse ").or(l.strip_prefix("TCP6: inuse "))).filter_map(first).sum::<u64>();
+        let output = scene.run(
+            client,
+            &["cat", "/proc/net/sockstat", "/proc/net/sockstat6"],
+        )?;
+        open += output
+            .lines()
+            .filter_map(|l| {
+                l.strip_prefix("TCP: inuse ")
+                    .or(l.strip_prefix("TCP6: inuse "))
+            })
+            .filter_map(first)
+            .sum::<u64>();
     }
     Ok(open)
 }
@@ -181,23 +281,49 @@ fn first(text: &str) -> Option<u64> {
 
 /// Sums all series whose name and labels have this prefix.
 fn sum(metrics: &str, series: &str) -> f64 {
-    metrics.lines().filter(|l| l.starts_with(series)).filter_map(|l| l.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+    metrics
+        .lines()
+        .filter(|l| l.starts_with(series))
+        .filter_map(|l| l.rsplit_once(' ')?.1.parse::<f64>().ok())
+        .sum()
 }
 
 /// Counts at the router's end of the replica's link, where the server's NIC would count.
 fn attach(scene: &TierBenchWorld, gateway: &str) -> anyhow::Result<SessionTable> {
-    let host = scene.plan.host(gateway).with_context(|| format!("{gateway} is in the plan"))?;
+    let host = scene
+        .plan
+        .host(gateway)
+        .with_context(|| format!("{gateway} is in the plan"))?;
     let router = &scene.plan.routers[host.az];
     let device = host.router_device();
-    Ok(SessionTable::attach(Some(&std::path::Path::new("/run/netns").join(&router.netns)), &device)?)
+    Ok(SessionTable::attach(
+        Some(&std::path::Path::new("/run/netns").join(&router.netns)),
+        &device,
+    )?)
 }
 
 /// Returns the service's gateway addresses of both families from DNS.
 fn addresses(scene: &TierBenchWorld, client: &str) -> anyhow::Result<Vec<String>> {
     let output = scene.run(client, &["getent", "ahosts", "tcp.default"])?;
-    let mut found: Vec<&str> = output.lines().filter(|l| l.contains("STREAM")).filter_map(|l| l.split_whitespace().next()).collect();
+    let mut found: Vec<&str> = output
+        .lines()
+        .filter(|l| l.contains("STREAM"))
+        .filter_map(|l| l.split_whitespace().next())
+        .collect();
     found.sort_unstable();
     found.dedup();
-    anyhow::ensure!(!found.is_empty(), "tcp.default has no address in {client}: {output}");
-    Ok(found.iter().map(|a| if a.contains(':') { format!("[{a}]:7000") } else { format!("{a}:7000") }).collect())
+    anyhow::ensure!(
+        !found.is_empty(),
+        "tcp.default has no address in {client}: {output}"
+    );
+    Ok(found
+        .iter()
+        .map(|a| {
+            if a.contains(':') {
+                format!("[{a}]:7000")
+            } else {
+                format!("{a}:7000")
+            }
+        })
+        .collect())
 }

@@ -15,7 +15,11 @@ impl RoundSpread {
     pub fn of(values: impl Iterator<Item = f64>) -> Self {
         let mut all: Vec<f64> = values.collect();
         all.sort_by(f64::total_cmp);
-        Self { low: all[0], median: all[all.len() / 2], high: all[all.len() - 1] }
+        Self {
+            low: all[0],
+            median: all[all.len() / 2],
+            high: all[all.len() - 1],
+        }
     }
 
     /// Returns whether the median of each lies between the other's minimum and maximum.
@@ -27,7 +31,11 @@ impl RoundSpread {
     /// Returns the ratio to `other`, or a text if the two are equal.
     pub fn beside(&self, other: &Self) -> String {
         let ratio = self.median / other.median;
-        if self.equals(other) { format!("{ratio:.2} (equal)") } else { format!("{ratio:.2}") }
+        if self.equals(other) {
+            format!("{ratio:.2} (equal)")
+        } else {
+            format!("{ratio:.2}")
+        }
     }
 }
 
@@ -35,7 +43,11 @@ impl RoundSpread {
 impl Display for RoundSpread {
     fn fmt(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
         let digits = out.precision().unwrap_or(1);
-        write!(out, "{:.digits$} ({:.digits$}–{:.digits$})", self.median, self.low, self.high)
+        write!(
+            out,
+            "{:.digits$} ({:.digits$}–{:.digits$})",
+            self.median, self.low, self.high
+        )
     }
 }
 
@@ -48,8 +60,14 @@ mod tests {
         let of = |values: [f64; 3]| RoundSpread::of(values.into_iter());
         assert_eq!(format!("{:.1}", of([3.0, 1.0, 2.0])), "2.0 (1.0–3.0)");
         assert!(of([1.0, 2.0, 3.0]).equals(&of([2.0, 3.0, 9.0])));
-        assert!(!of([1.0, 2.0, 3.0]).equals(&of([2.5, 3.5, 9.0])), "one's median lies in the other, not the other's in the one");
+        assert!(
+            !of([1.0, 2.0, 3.0]).equals(&of([2.5, 3.5, 9.0])),
+            "one's median lies in the other, not the other's in the one"
+        );
         assert_eq!(of([1.0, 2.0, 2.5]).beside(&of([4.0, 4.0, 4.0])), "0.50");
-        assert_eq!(of([1.0, 2.0, 4.0]).beside(&of([2.0, 2.0, 4.0])), "1.00 (equal)");
+        assert_eq!(
+            of([1.0, 2.0, 4.0]).beside(&of([2.0, 2.0, 4.0])),
+            "1.00 (equal)"
+        );
     }
 }

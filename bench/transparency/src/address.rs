@@ -43,29 +43,68 @@ const GROWTH_MAX: f64 = 1.2;
 
 pub(crate) fn run(size: &ConnectionsSize, record: &FigureFile) -> anyhow::Result<Vec<Bar>> {
     let scene = TierBenchWorld::up("connections.yaml", |_, _| {})?;
-    let clients = |tenant: &str| -> Vec<String> { (0..16).map(|n| format!("{tenant}/default/client-{n}")).collect() };
+    let clients = |tenant: &str| -> Vec<String> {
+        (0..16)
+            .map(|n| format!("{tenant}/default/client-{n}"))
+            .collect()
+    };
     let address = |tenant: &str| -> anyhow::Result<String> {
-        let server = scene.world.host(&format!("{tenant}/default/web-0"))?.ip4().context("the server has no address")?;
+        let server = scene
+            .world
+            .host(&format!("{tenant}/default/web-0"))?
+            .ip4()
+            .context("the server has no address")?;
         Ok(format!("{server}:8080"))
     };
     let (mesh, plain) = (address("mesh")?, address("plain")?);
     // This excludes the effects of first connections: a table that does not exist yet, a tunnel's handshake.
     for tenant in ["mesh", "plain"] {
-        load(&scene, &clients(tenant), &["connections", &address(tenant)?, "-c", "1", "-d", "1", "--rate", "20"])?;
+        load(
+            &scene,
+            &clients(tenant),
+            &[
+                "connections",
+                &address(tenant)?,
+                "-c",
+                "1",
+                "-d",
+                "1",
+                "--rate",
+                "20",
+            ],
+        )?;
     }
     let (seconds, at_once) = (size.seconds.to_string(), size.at_once.to_string());
     let rate = (f64::from(size.rate) / 16.0).to_string();
-    println!("| load | connections per second | failed | CPU of the destination's node proxy per connection | of the machine |");
+    println!(
+        "| load | connections per second | failed | CPU of the destination's node proxy per connection | of the machine |"
+    );
     println!("|---|---|---|---|---|");
-    let steady = ["connections", &mesh, "-c", &at_once, "-d", &seconds, "--rate", &rate];
+    let steady = [
+        "connections",
+        &mesh,
+        "-c",
+        &at_once,
+        "-d",
+        &seconds,
+        "--rate",
+        &rate,
+    ];
     let mut parts = Vec::new();
     for n in 1..=size.parts {
         let part = load(&scene, &clients("mesh"), &steady)?;
         part.print(&format!("steady, part {n}"));
         parts.push(part);
     }
-    let (first, last) = (parts.first().context("no part")?, parts.last().context("no part")?);
-    println!("| steady, last / first | | | {:.2} | {:.2} |", last.node_per() / first.node_per(), last.machine_per() / first.machine_per());
+    let (first, last) = (
+        parts.first().context("no part")?,
+        parts.last().context("no part")?,
+    );
+    println!(
+        "| steady, last / first | | | {:.2} | {:.2} |",
+        last.node_per() / first.node_per(),
+        last.machine_per() / first.machine_per()
+    );
     let mut highest = Vec::new();
     for (name, tenant, address, pods) in [
         ("16 clients, mesh", "mesh", &mesh, 16),
@@ -79,14 +118,31 @@ pub(crate) fn run(size: &ConnectionsSize, record: &FigureFile) -> anyhow::Result
         highest.push(json!({ "load": name, "per_second": part.per_second, "failed": part.failed }));
     }
     let failed: f64 = parts.iter().map(|part| part.failed).sum();
-    let rates: Vec<Value> = parts.iter().map(|part| json!({ "per_second": part.per_second, "node_us": part.node_per() })).collect();
-    let slowest = parts.iter().map(|part| part.per_second).fold(f64::INFINITY, f64::min);
+    let rates: Vec<Value> = parts
+        .iter()
+        .map(|part| json!({ "per_second": part.per_second, "node_us": part.node_per() }))
+        .collect();
+    let slowest = parts
+        .iter()
+        .map(|part| part.per_second)
+        .fold(f64::INFINITY, f64::min);
     let growth = last.machine_per() / first.machine_per();
-    record.put("connections", json!({ "steady": rates, "steady_failed": failed, "highest": highest }))?;
+    record.put(
+        "connections",
+        json!({ "steady": rates, "steady_failed": failed, "highest": highest }),
+    )?;
     Ok(vec![
-        Bar::new("new connections per second, in the slowest part", slowest, Bound::AtLeast(RATE_MIN)),
+        Bar::new(
+            "new connections per second, in the slowest part",
+            slowest,
+            Bound::AtLeast(RATE_MIN),
+        ),
         Bar::new("connections failed", failed, Bound::AtMost(0.0)),
-        Bar::new("CPU of the machine per connection, last part / first part", growth, Bound::AtMost(GROWTH_MAX)),
+        Bar::new(
+            "CPU of the machine per connection, last part / first part",
+            growth,
+            Bound::AtMost(GROWTH_MAX),
+        ),
     ])
 }
 
@@ -100,18 +156,34 @@ impl LoadPart {
     }
 
     fn print(&self, name: &str) {
-        println!("| {name} | {:.0} | {} | {:.0} µs | {:.0} µs |", self.per_second, self.failed, self.node_per(), self.machine_per());
+        println!(
+            "| {name} | {:.0} | {} | {:.0} µs | {:.0} µs |",
+            self.per_second,
+            self.failed,
+            self.node_per(),
+            self.machine_per()
+        );
     }
 }
 
 /// Runs the same load in all clients at once.
 fn load(scene: &TierBenchWorld, clients: &[String], argv: &[&str]) -> anyhow::Result<LoadPart> {
-    let all: Vec<&str> = ["canal-samples"].into_iter().chain(argv.iter().copied()).collect();
+    let all: Vec<&str> = ["canal-samples"]
+        .into_iter()
+        .chain(argv.iter().copied())
+        .collect();
     let node = "mesh-n2";
     let (machine, node_before) = (machine_us()?, scene.cpu_us(node)?);
     let mut children = Vec::new();
     for client in clients {
-        children.push(scene.world.exec(client, &all)?.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?);
+        children.push(
+            scene
+                .world
+                .exec(client, &all)?
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .spawn()?,
+        );
     }
     let (mut succeeded, mut failed, mut per_second) = (0.0, 0.0, 0.0);
     for child in children {
@@ -123,5 +195,11 @@ fn load(scene: &TierBenchWorld, clients: &[String], argv: &[&str]) -> anyhow::Re
         per_second += number(&report, "rps")?;
     }
     ensure!(succeeded > 0.0, "no connection succeeded");
-    Ok(LoadPart { succeeded, failed, per_second, machine_us: machine_us()? - machine, node_us: scene.cpu_us(node)? - node_before })
+    Ok(LoadPart {
+        succeeded,
+        failed,
+        per_second,
+        machine_us: machine_us()? - machine,
+        node_us: scene.cpu_us(node)? - node_before,
+    })
 }

@@ -20,7 +20,11 @@ pub(crate) struct Bar {
 
 impl Bar {
     pub(crate) fn new(name: impl Into<String>, figure: f64, bound: Bound) -> Self {
-        Self { name: name.into(), figure, bound }
+        Self {
+            name: name.into(),
+            figure,
+            bound,
+        }
     }
 
     /// A figure that is no number misses every bound.
@@ -38,13 +42,22 @@ impl Bar {
             Bound::AtLeast(least) => format!("at least {}", short(least)),
             Bound::Within(low, high) => format!("{} to {}", short(low), short(high)),
         };
-        format!("| {} | {} | {must} | {} |", self.name, short(self.figure), if self.holds() { "holds" } else { "**missed**" })
+        format!(
+            "| {} | {} | {must} | {} |",
+            self.name,
+            short(self.figure),
+            if self.holds() { "holds" } else { "**missed**" }
+        )
     }
 }
 
 /// Returns the number with at most two digits after the point.
 fn short(number: f64) -> String {
-    if number.fract() == 0.0 { format!("{number:.0}") } else { format!("{number:.2}") }
+    if number.fract() == 0.0 {
+        format!("{number:.0}")
+    } else {
+        format!("{number:.2}")
+    }
 }
 
 /// Returns the table of the bars, and whether all hold. No bar at all is no success.
@@ -73,13 +86,20 @@ mod tests {
             (f64::NAN, Bound::AtMost(1.0), false),
             (f64::NAN, Bound::AtLeast(1.0), false),
         ] {
-            assert_eq!(Bar::new("a", figure, bound).holds(), holds, "{figure} {bound:?}");
+            assert_eq!(
+                Bar::new("a", figure, bound).holds(),
+                holds,
+                "{figure} {bound:?}"
+            );
         }
     }
 
     #[test]
     fn a_miss_is_shown_and_no_bar_is_no_success() {
-        let (text, is_well) = table(&[Bar::new("failed", 0.0, Bound::AtMost(0.0)), Bar::new("rate", 1946.25, Bound::AtLeast(2000.0))]);
+        let (text, is_well) = table(&[
+            Bar::new("failed", 0.0, Bound::AtMost(0.0)),
+            Bar::new("rate", 1946.25, Bound::AtLeast(2000.0)),
+        ]);
         assert!(
             text.ends_with("| failed | 0 | at most 0 | holds |\n| rate | 1946.25 | at least 2000 | **missed** |\n") && !is_well,
             "{text}"

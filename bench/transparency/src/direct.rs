@@ -61,7 +61,12 @@ pub(crate) fn run(size: &DirectSize, record: &FigureFile) -> anyhow::Result<Vec<
     let dir = tempfile::tempdir()?;
     certificates(dir.path())?;
     let scene = TierBenchWorld::up("direct.yaml", |_, _| {})?;
-    let server = scene.world.host("plain/default/web-0")?.ip4().context("the server has no address")?.to_string();
+    let server = scene
+        .world
+        .host("plain/default/web-0")?
+        .ip4()
+        .context("the server has no address")?
+        .to_string();
     let mut pair = ProxyPair::start(&scene, dir.path(), &server)?;
     let outcome = compare(&scene, &paths(&server), size, record);
     pair.stop();
@@ -76,7 +81,12 @@ fn paths(server: &str) -> [BenchPath; 5] {
         url: format!("http://{host}:{port}"),
         nodes: PLAIN,
     };
-    let mesh = |name, address| BenchPath { name, client: "mesh/default/client-0", url: format!("http://{address}:80"), nodes: MESH };
+    let mesh = |name, address| BenchPath {
+        name,
+        client: "mesh/default/client-0",
+        url: format!("http://{address}:80"),
+        nodes: MESH,
+    };
     [
         mesh("direct", "10.101.0.10"),
         plain("HAProxy pair, mTLS, HTTP/2 between", HTTP_PORT, "127.0.0.1"),
@@ -105,14 +115,27 @@ impl ProxyPair {
              mode tcp\n  bind :{TCP_TLS_PORT} {accept}\n  server app 127.0.0.1:8080\n"
         );
         let mut pair = Self(Vec::new());
-        for (name, node, pod, config) in [("near", PLAIN[0], "plain/default/client-0", near), ("far", PLAIN[1], "plain/default/web-0", far)]
-        {
+        for (name, node, pod, config) in [
+            ("near", PLAIN[0], "plain/default/client-0", near),
+            ("far", PLAIN[1], "plain/default/web-0", far),
+        ] {
             let file = dir.join(format!("{name}.cfg"));
             std::fs::write(&file, config)?;
-            let enter = format!("--net={}", scene.world.host(pod)?.environment.netns.display());
+            let enter = format!(
+                "--net={}",
+                scene.world.host(pod)?.environment.netns.display()
+            );
             let file = file.display().to_string();
-            let child = scene.world.exec(node, &["nsenter", &enter, "haproxy", "-db", "-q", "-f", &file])?.stdin(Stdio::null()).spawn();
-            pair.0.push(child.context("haproxy; setup/install bench installs it")?);
+            let child = scene
+                .world
+                .exec(
+                    node,
+                    &["nsenter", &enter, "haproxy", "-db", "-q", "-f", &file],
+                )?
+                .stdin(Stdio::null())
+                .spawn();
+            pair.0
+                .push(child.context("haproxy; setup/install bench installs it")?);
         }
         Ok(pair)
     }
@@ -133,9 +156,15 @@ $new -x509 -days 2 -subj /CN=bench-ca -keyout ca.key -out ca.pem
 $new -subj /CN=bench-peer -keyout peer.key -out peer.csr
 openssl x509 -req -days 2 -in peer.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out peer.crt
 cat peer.crt peer.key > peer.pem";
-    let out = Command::new("sh").args(["-c", script, "sh"]).arg(dir).output()?;
+    let out = Command::new("sh")
+        .args(["-c", script, "sh"])
+        .arg(dir)
+        .output()?;
     if !out.status.success() {
-        bail!("openssl made no certificates: {}", String::from_utf8_lossy(&out.stderr));
+        bail!(
+            "openssl made no certificates: {}",
+            String::from_utf8_lossy(&out.stderr)
+        );
     }
     Ok(())
 }
@@ -149,8 +178,14 @@ struct PathFigures {
     nodes_us: f64,
 }
 
-fn measure(scene: &TierBenchWorld, bench_path: &BenchPath, argv: &[&str]) -> anyhow::Result<PathFigures> {
-    let spent = || -> anyhow::Result<f64> { Ok(scene.cpu_us(bench_path.nodes[0])? + scene.cpu_us(bench_path.nodes[1])?) };
+fn measure(
+    scene: &TierBenchWorld,
+    bench_path: &BenchPath,
+    argv: &[&str],
+) -> anyhow::Result<PathFigures> {
+    let spent = || -> anyhow::Result<f64> {
+        Ok(scene.cpu_us(bench_path.nodes[0])? + scene.cpu_us(bench_path.nodes[1])?)
+    };
     let before = spent()?;
     let report = scene.sample(bench_path.client, argv)?;
     let nodes = spent()? - before;
@@ -158,14 +193,31 @@ fn measure(scene: &TierBenchWorld, bench_path: &BenchPath, argv: &[&str]) -> any
     if failed > 0.0 || succeeded == 0.0 {
         bail!("{}: {failed} requests failed: {report}", bench_path.name);
     }
-    let p50_ms = report["latency_ms"]["p50"].as_f64().context("latency_ms.p50")?;
-    Ok(PathFigures { per_second: number(&report, "rps")?, p50_ms, nodes_us: nodes / succeeded })
+    let p50_ms = report["latency_ms"]["p50"]
+        .as_f64()
+        .context("latency_ms.p50")?;
+    Ok(PathFigures {
+        per_second: number(&report, "rps")?,
+        p50_ms,
+        nodes_us: nodes / succeeded,
+    })
 }
 
-fn compare(scene: &TierBenchWorld, paths: &[BenchPath; 5], size: &DirectSize, record: &FigureFile) -> anyhow::Result<Vec<Bar>> {
-    let (connections, seconds, rate) = (size.connections.to_string(), size.seconds.to_string(), size.rate.to_string());
+fn compare(
+    scene: &TierBenchWorld,
+    paths: &[BenchPath; 5],
+    size: &DirectSize,
+    record: &FigureFile,
+) -> anyhow::Result<Vec<Bar>> {
+    let (connections, seconds, rate) = (
+        size.connections.to_string(),
+        size.seconds.to_string(),
+        size.rate.to_string(),
+    );
     for bench_path in paths {
-        scene.until_served(bench_path.client, &format!("{}/health", bench_path.url)).with_context(|| bench_path.name)?;
+        scene
+            .until_served(bench_path.client, &format!("{}/health", bench_path.url))
+            .with_context(|| bench_path.name)?;
     }
     let mut fast: Vec<Vec<PathFigures>> = vec![Vec::new(); paths.len()];
     let mut stated = fast.clone();
@@ -176,19 +228,45 @@ fn compare(scene: &TierBenchWorld, paths: &[BenchPath; 5], size: &DirectSize, re
             let small = format!("{}/blob?size=100", bench_path.url);
             let load = ["load", &small, "-c", &connections, "-d", &seconds];
             fast[at].push(measure(scene, bench_path, &load)?);
-            stated[at].push(measure(scene, bench_path, &[&load[..], &["-r", &rate]].concat())?);
+            stated[at].push(measure(
+                scene,
+                bench_path,
+                &[&load[..], &["-r", &rate]].concat(),
+            )?);
             let large = format!("{}/blob?size={}", bench_path.url, size.bulk_bytes);
-            let answers = measure(scene, bench_path, &["load", &large, "-c", "4", "-d", &seconds])?.per_second;
+            let answers = measure(
+                scene,
+                bench_path,
+                &["load", &large, "-c", "4", "-d", &seconds],
+            )?
+            .per_second;
             bulk[at].push(answers * size.bulk_bytes as f64 * 8.0 / 1e9);
         }
     }
-    table(&format!("{connections} connections, as fast as answered"), paths, &fast);
-    table(&format!("{connections} connections, {rate} requests per second"), paths, &stated);
-    println!("| bulk, 4 connections | Gbit/s, median (lowest to highest) | of no mesh |\n|---|---|---|");
+    table(
+        &format!("{connections} connections, as fast as answered"),
+        paths,
+        &fast,
+    );
+    table(
+        &format!("{connections} connections, {rate} requests per second"),
+        paths,
+        &stated,
+    );
+    println!(
+        "| bulk, 4 connections | Gbit/s, median (lowest to highest) | of no mesh |\n|---|---|---|"
+    );
     let open = RoundSpread::of(bulk[4].iter().copied());
     for (bench_path, rates) in paths.iter().zip(&bulk) {
         let rate = RoundSpread::of(rates.iter().copied());
-        println!("| {} | {:.2} ({:.2} to {:.2}) | {:.2} |", bench_path.name, rate.median, rate.low, rate.high, rate.median / open.median);
+        println!(
+            "| {} | {:.2} ({:.2} to {:.2}) | {:.2} |",
+            bench_path.name,
+            rate.median,
+            rate.low,
+            rate.high,
+            rate.median / open.median
+        );
     }
     let shown = |all: &[Vec<PathFigures>]| -> Value {
         let each = paths.iter().zip(all).map(|(bench_path, runs)| {
@@ -197,8 +275,14 @@ fn compare(scene: &TierBenchWorld, paths: &[BenchPath; 5], size: &DirectSize, re
         });
         each.collect()
     };
-    let rates: Vec<f64> = bulk.iter().map(|rates| RoundSpread::of(rates.iter().copied()).median).collect();
-    record.put("direct", json!({ "fast": shown(&fast), "stated": shown(&stated), "bulk_gbit": rates }))?;
+    let rates: Vec<f64> = bulk
+        .iter()
+        .map(|rates| RoundSpread::of(rates.iter().copied()).median)
+        .collect();
+    record.put(
+        "direct",
+        json!({ "fast": shown(&fast), "stated": shown(&stated), "bulk_gbit": rates }),
+    )?;
     let cpu = |runs: &[PathFigures]| RoundSpread::of(runs.iter().map(|run| run.nodes_us)).median;
     let beside = |at: usize| {
         Bar::new(
@@ -207,19 +291,32 @@ fn compare(scene: &TierBenchWorld, paths: &[BenchPath; 5], size: &DirectSize, re
             Bound::AtMost(CPU_MAX),
         )
     };
-    Ok(vec![beside(1), beside(2), Bar::new("bulk, direct / no mesh", rates[0] / rates[4], Bound::AtLeast(BULK_MIN))])
+    Ok(vec![
+        beside(1),
+        beside(2),
+        Bar::new(
+            "bulk, direct / no mesh",
+            rates[0] / rates[4],
+            Bound::AtLeast(BULK_MIN),
+        ),
+    ])
 }
 
 /// Prints the results. Ratios are to the first path, of medians; in a round both sides had the same load one after the other.
 fn table(load: &str, paths: &[BenchPath; 5], all: &[Vec<PathFigures>]) {
-    println!("| {load} | requests per second | p50 ms | CPU of both nodes per request, µs, median (lowest to highest) | direct / this |");
+    println!(
+        "| {load} | requests per second | p50 ms | CPU of both nodes per request, µs, median (lowest to highest) | direct / this |"
+    );
     println!("|---|---|---|---|---|");
     let cpu = |runs: &[PathFigures]| RoundSpread::of(runs.iter().map(|run| run.nodes_us));
     let direct = cpu(&all[0]);
     // The last path has no process on its nodes.
     for (bench_path, runs) in paths.iter().zip(all).take(paths.len() - 1) {
-        let (cpu, rate, p50) =
-            (cpu(runs), RoundSpread::of(runs.iter().map(|r| r.per_second)), RoundSpread::of(runs.iter().map(|r| r.p50_ms)));
+        let (cpu, rate, p50) = (
+            cpu(runs),
+            RoundSpread::of(runs.iter().map(|r| r.per_second)),
+            RoundSpread::of(runs.iter().map(|r| r.p50_ms)),
+        );
         let ratio = direct.median / cpu.median;
         println!(
             "| {} | {:.0} | {:.3} | {:.1} ({:.1} to {:.1}) | {ratio:.2} |",

@@ -68,5 +68,9 @@ fn main() -> ExitCode {
     };
     let (text, is_well) = bars::table(&bars);
     print!("\n{text}");
-    if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if is_well {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }

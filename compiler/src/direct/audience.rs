@@ -12,7 +12,9 @@ use canal_model::program::{DirectAudience, TunnelProtocol, Workload};
 
 use crate::ir::Ir;
 use crate::limits::DIRECT_EVALUATIONS_PER_TENANT_MAX;
-use crate::oracle_authorization::{OracleDecision, OracleDestination, OracleFacts, OracleValue, decide, is_for};
+use crate::oracle_authorization::{
+    OracleDecision, OracleDestination, OracleFacts, OracleValue, decide, is_for,
+};
 
 /// Workloads that no policy distinguishes, and their nodes.
 struct Source<'a> {
@@ -40,11 +42,27 @@ pub(super) struct Audiences<'a> {
 
 impl<'a> Audiences<'a> {
     pub(super) fn new(ir: &'a Ir) -> Self {
-        let policies: Vec<&Authorization> = ir.security.authorizations.iter().filter(|policy| !policy.dry_run).collect();
-        let observes = |attribute: Attribute| policies.iter().any(|policy| observes(policy, &attribute));
-        let (by_source, by_destination) = (observes(Attribute::SourceAddress), observes(Attribute::DestinationAddress));
+        let policies: Vec<&Authorization> = ir
+            .security
+            .authorizations
+            .iter()
+            .filter(|policy| !policy.dry_run)
+            .collect();
+        let observes =
+            |attribute: Attribute| policies.iter().any(|policy| observes(policy, &attribute));
+        let (by_source, by_destination) = (
+            observes(Attribute::SourceAddress),
+            observes(Attribute::DestinationAddress),
+        );
         let sources = sources(ir, by_source);
-        Self { ir, policies, sources, by_destination, known: HashMap::new(), evaluations: 0 }
+        Self {
+            ir,
+            policies,
+            sources,
+            by_destination,
+            known: HashMap::new(),
+            evaluations: 0,
+        }
     }
 
     /// Returns the nodes that receive the endpoint of `workload`. `ways` are the workload's own ports, each reached through a service or by
@@ -52,36 +70,74 @@ impl<'a> Audiences<'a> {
     ///
     /// After [`DIRECT_EVALUATIONS_PER_TENANT_MAX`] evaluations no node receives the remaining endpoints, so gateways carry their
     /// connections.
-    pub(super) fn of(&mut self, workload: &Workload, ways: &[(Option<&ServiceKey>, u16)]) -> DirectAudience {
-        let asked = ways.iter().map(|(service, port)| (self.policies_for(workload, *service), *port)).collect::<BTreeSet<_>>();
+    pub(super) fn of(
+        &mut self,
+        workload: &Workload,
+        ways: &[(Option<&ServiceKey>, u16)],
+    ) -> DirectAudience {
+        let asked = ways
+            .iter()
+            .map(|(service, port)| (self.policies_for(workload, *service), *port))
+            .collect::<BTreeSet<_>>();
         // A port without policies admits every client, so all nodes of the tenant receive the endpoint.
         if asked.iter().any(|(policies, _)| policies.is_empty()) {
             return DirectAudience::Tenant;
         }
-        let question: AudienceKey = (asked, if self.by_destination { workload.addresses.clone() } else { Vec::new() });
+        let question: AudienceKey = (
+            asked,
+            if self.by_destination {
+                workload.addresses.clone()
+            } else {
+                Vec::new()
+            },
+        );
         if let Some(known) = self.known.get(&question) {
             return known.clone();
         }
-        self.evaluations = self.evaluations.saturating_add(self.sources.len() * question.0.len());
+        self.evaluations = self
+            .evaluations
+            .saturating_add(self.sources.len() * question.0.len());
         if self.evaluations > DIRECT_EVALUATIONS_PER_TENANT_MAX {
             return DirectAudience::Nodes(Arc::default());
         }
-        let admitted = self.sources.iter().filter(|source| self.admits(&question, source));
-        let audience = DirectAudience::Nodes(Arc::new(admitted.flat_map(|source| source.nodes.iter().copied().cloned()).collect()));
+        let admitted = self
+            .sources
+            .iter()
+            .filter(|source| self.admits(&question, source));
+        let audience = DirectAudience::Nodes(Arc::new(
+            admitted
+                .flat_map(|source| source.nodes.iter().copied().cloned())
+                .collect(),
+        ));
         self.known.insert(question, audience.clone());
         audience
     }
 
     fn policies_for(&self, workload: &Workload, service: Option<&ServiceKey>) -> Vec<usize> {
-        let place = OracleDestination { workload: Some((&workload.namespace, &workload.labels)), service };
-        let applies = |(at, policy): (usize, &&Authorization)| is_for(&policy.target, &place).then_some(at);
-        self.policies.iter().enumerate().filter_map(applies).collect()
+        let place = OracleDestination {
+            workload: Some((&workload.namespace, &workload.labels)),
+            service,
+        };
+        let applies =
+            |(at, policy): (usize, &&Authorization)| is_for(&policy.target, &place).then_some(at);
+        self.policies
+            .iter()
+            .enumerate()
+            .filter_map(applies)
+            .collect()
     }
 
     fn admits(&self, (ways, addresses): &AudienceKey, source: &Source<'_>) -> bool {
         ways.iter().any(|(numbers, port)| {
-            let policies: Vec<&Authorization> = numbers.iter().filter_map(|at| self.policies.get(*at).copied()).collect();
-            let verdict = decide(&policies, &self.facts(source, *port, addresses), &BTreeSet::new());
+            let policies: Vec<&Authorization> = numbers
+                .iter()
+                .filter_map(|at| self.policies.get(*at).copied())
+                .collect();
+            let verdict = decide(
+                &policies,
+                &self.facts(source, *port, addresses),
+                &BTreeSet::new(),
+            );
             !matches!(verdict, OracleDecision::Deny { .. })
         })
     }
@@ -95,33 +151,80 @@ impl<'a> Audiences<'a> {
         };
         let mut facts = OracleFacts::default();
         let mut see = |attribute, values| drop(facts.seen.insert(attribute, values));
-        see(Attribute::SourcePrincipal, vec![OracleValue::Text(identity.to_string().replacen("spiffe://", "", 1))]);
-        see(Attribute::SourceNamespace, vec![OracleValue::Text(source.namespace.to_string())]);
-        see(Attribute::SourceServiceAccount, vec![OracleValue::Text(format!("{}/{}", source.namespace, source.service_account))]);
-        see(Attribute::SourceAddress, source.address.into_iter().map(OracleValue::Address).collect());
+        see(
+            Attribute::SourcePrincipal,
+            vec![OracleValue::Text(identity.to_string().replacen(
+                "spiffe://",
+                "",
+                1,
+            ))],
+        );
+        see(
+            Attribute::SourceNamespace,
+            vec![OracleValue::Text(source.namespace.to_string())],
+        );
+        see(
+            Attribute::SourceServiceAccount,
+            vec![OracleValue::Text(format!(
+                "{}/{}",
+                source.namespace, source.service_account
+            ))],
+        );
+        see(
+            Attribute::SourceAddress,
+            source
+                .address
+                .into_iter()
+                .map(OracleValue::Address)
+                .collect(),
+        );
         see(Attribute::DestinationPort, vec![OracleValue::Port(port)]);
-        see(Attribute::DestinationAddress, addresses.iter().copied().map(OracleValue::Address).collect());
+        see(
+            Attribute::DestinationAddress,
+            addresses
+                .iter()
+                .copied()
+                .map(OracleValue::Address)
+                .collect(),
+        );
         facts
     }
 }
 
 fn observes(policy: &Authorization, attribute: &Attribute) -> bool {
-    let lists = policy.rules.iter().flat_map(|rule| rule.from.iter().chain(&rule.to).chain([&rule.when]));
+    let lists = policy
+        .rules
+        .iter()
+        .flat_map(|rule| rule.from.iter().chain(&rule.to).chain([&rule.when]));
     lists.flatten().any(|clause| clause.attribute == *attribute)
 }
 
 /// Returns all workloads that can open direct connections, grouped by address only if policies depend on it. Workloads on nodes without a
 /// proxy cannot open direct connections.
 fn sources(ir: &Ir, by_address: bool) -> Vec<Source<'_>> {
-    let mut all: BTreeMap<(&Namespace, &ServiceAccount, Option<IpAddr>), BTreeSet<&NodeName>> = BTreeMap::new();
-    for workload in ir.workloads.iter().filter(|workload| workload.tunnel == TunnelProtocol::Hbone) {
+    let mut all: BTreeMap<(&Namespace, &ServiceAccount, Option<IpAddr>), BTreeSet<&NodeName>> =
+        BTreeMap::new();
+    for workload in ir
+        .workloads
+        .iter()
+        .filter(|workload| workload.tunnel == TunnelProtocol::Hbone)
+    {
         let told_apart: Vec<Option<IpAddr>> = match by_address {
             true => workload.addresses.iter().copied().map(Some).collect(),
             false => vec![None],
         };
         for address in told_apart {
-            all.entry((&workload.namespace, &workload.service_account, address)).or_default().insert(&workload.node);
+            all.entry((&workload.namespace, &workload.service_account, address))
+                .or_default()
+                .insert(&workload.node);
         }
     }
-    all.into_iter().map(|((namespace, service_account, address), nodes)| Source { namespace, service_account, address, nodes }).collect()
+    all.into_iter()
+        .map(|((namespace, service_account, address), nodes)| Source {
+            namespace,
+            service_account,
+            address,
+            nodes,
+        })
+        .collect()
 }

@@ -10,5 +10,12 @@ use crate::scope::TierPlacement;
 
 /// Returns what the edge `name` of an AZ is sent of the tenant.
 pub fn edge(ir: &Ir, name: &EdgeName, az: &AzName, placement: &TierPlacement) -> Vec<Resource> {
-    super::program(ir, &Principal::Edge { name: name.clone(), az: az.clone() }, placement)
+    super::program(
+        ir,
+        &Principal::Edge {
+            name: name.clone(),
+            az: az.clone(),
+        },
+        placement,
+    )
 }

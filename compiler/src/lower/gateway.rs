@@ -9,8 +9,20 @@ use crate::ir::Ir;
 use crate::scope::TierPlacement;
 
 /// Returns what the replica `name` is sent of the tenant. It is empty if the replica does not serve the tenant.
-pub fn gateway(ir: &Ir, name: &ReplicaName, az: &AzName, placement: &TierPlacement) -> Vec<Resource> {
-    super::program(ir, &Principal::Gateway { name: name.clone(), az: az.clone() }, placement)
+pub fn gateway(
+    ir: &Ir,
+    name: &ReplicaName,
+    az: &AzName,
+    placement: &TierPlacement,
+) -> Vec<Resource> {
+    super::program(
+        ir,
+        &Principal::Gateway {
+            name: name.clone(),
+            az: az.clone(),
+        },
+        placement,
+    )
 }
 
 /// The gateway as a place for rules: the last one, because it runs all of them.

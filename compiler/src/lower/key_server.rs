@@ -8,6 +8,19 @@ use crate::ir::Ir;
 use crate::scope::TierPlacement;
 
 /// Returns what a key server of the provider is sent of the tenant.
-pub fn key_server(ir: &Ir, name: &ObjectName, az: &AzName, placement: &TierPlacement) -> Vec<Resource> {
-    super::program(ir, &Principal::KeyServer { name: name.clone(), az: az.clone(), tenant: None }, placement)
+pub fn key_server(
+    ir: &Ir,
+    name: &ObjectName,
+    az: &AzName,
+    placement: &TierPlacement,
+) -> Vec<Resource> {
+    super::program(
+        ir,
+        &Principal::KeyServer {
+            name: name.clone(),
+            az: az.clone(),
+            tenant: None,
+        },
+        placement,
+    )
 }

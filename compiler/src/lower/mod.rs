@@ -19,7 +19,9 @@ pub use edge::edge;
 pub use gateway::{GatewayRuleTarget, gateway};
 pub use key_server::key_server;
 pub use node::{NodeRuleTarget, node};
-pub use target::{PlacementLimits, PortRule, RefusalReason, RuleTarget, TARGETS, TargetName, last_target};
+pub use target::{
+    PlacementLimits, PortRule, RefusalReason, RuleTarget, TARGETS, TargetName, last_target,
+};
 pub use tenant::tenant;
 
 use canal_model::ids::{BackendName, ReplicaName};
@@ -32,14 +34,28 @@ use crate::scope::{self, BackendScope, TierPlacement};
 /// Returns a placement with all services of the tenant on one backend, whose only replica is `replica`: the scope of a program that is
 /// judged without a planner.
 pub fn placement_on(ir: &Ir, replica: &ReplicaName, backend: &BackendName) -> TierPlacement {
-    let services = ir.services.values().map(|service| service.service.id).collect();
-    let scope = BackendScope { tenants: [ir.tenant.name.clone()].into(), services };
-    TierPlacement { replicas: [(replica.clone(), backend.clone())].into(), backends: [(backend.clone(), scope)].into() }
+    let services = ir
+        .services
+        .values()
+        .map(|service| service.service.id)
+        .collect();
+    let scope = BackendScope {
+        tenants: [ir.tenant.name.clone()].into(),
+        services,
+    };
+    TierPlacement {
+        replicas: [(replica.clone(), backend.clone())].into(),
+        backends: [(backend.clone(), scope)].into(),
+    }
 }
 
 /// Returns what `principal` is sent of the tenant's resources: parents first, sorted by name within a kind.
 fn program(ir: &Ir, principal: &Principal, placement: &TierPlacement) -> Vec<Resource> {
-    if !scope::admits(&crate::claims_of(&ir.tenant.name, Some(ir)), principal, placement) {
+    if !scope::admits(
+        &crate::claims_of(&ir.tenant.name, Some(ir)),
+        principal,
+        placement,
+    ) {
         return Vec::new();
     }
     let mut resources = tenant(ir.clone());

@@ -11,12 +11,23 @@ use canal_model::program::{AppProtocol, RateLimit, Resource, TunnelProtocol};
 
 use super::target::{PlacementLimits, PortRule, RefusalReason, RuleTarget, TargetName};
 use crate::ir::Ir;
-use crate::limits::{DIRECT_ENDPOINTS_PER_SERVICE_MAX, DIRECT_ENDPOINTS_PER_TENANT_MAX, DIRECT_PORTS_PER_WORKLOAD_MAX};
+use crate::limits::{
+    DIRECT_ENDPOINTS_PER_SERVICE_MAX, DIRECT_ENDPOINTS_PER_TENANT_MAX,
+    DIRECT_PORTS_PER_WORKLOAD_MAX,
+};
 use crate::scope::TierPlacement;
 
 /// Returns what the tenant's node `name` is sent.
 pub fn node(ir: &Ir, name: &NodeName, az: &AzName, placement: &TierPlacement) -> Vec<Resource> {
-    super::program(ir, &Principal::Node { name: name.clone(), tenant: ir.tenant.name.clone(), az: az.clone() }, placement)
+    super::program(
+        ir,
+        &Principal::Node {
+            name: name.clone(),
+            tenant: ir.tenant.name.clone(),
+            az: az.clone(),
+        },
+        placement,
+    )
 }
 
 /// The node proxies of client and server as a place for rules: the direct path between them.
@@ -38,17 +49,24 @@ impl RuleTarget for NodeRuleTarget {
 
     fn refusal(&self, rule: &PortRule<'_>) -> Option<RefusalReason> {
         match rule {
-            PortRule::Protocol { protocol, is_opaque } => (!is_opaque).then_some(RefusalReason::Protocol(*protocol)),
+            PortRule::Protocol {
+                protocol,
+                is_opaque,
+            } => (!is_opaque).then_some(RefusalReason::Protocol(*protocol)),
             // Routes apply to HTTP only; on an opaque port they have no effect.
             PortRule::Route(_, AppProtocol::Tcp) => None,
             PortRule::Route(rule, _) => Some(RefusalReason::Route(rule.key.clone())),
             PortRule::Termination(_) => Some(RefusalReason::Termination),
             PortRule::Throttle(throttle) => {
-                let limits = [throttle.sessions, throttle.packets, throttle.requests].iter().any(|rate| *rate != RateLimit::default());
+                let limits = [throttle.sessions, throttle.packets, throttle.requests]
+                    .iter()
+                    .any(|rate| *rate != RateLimit::default());
                 limits.then(|| RefusalReason::Throttle(throttle.service.clone()))
             }
             PortRule::Authorization(policy) => authorization_refusal(policy),
-            PortRule::Authentication(policy) => Some(RefusalReason::RequestAuthentication(policy.key.clone())),
+            PortRule::Authentication(policy) => {
+                Some(RefusalReason::RequestAuthentication(policy.key.clone()))
+            }
             PortRule::Endpoint(workload) => {
                 let name = || format!("{}/{}", workload.namespace, workload.name);
                 (workload.tunnel == TunnelProtocol::None).then(|| RefusalReason::Proxyless(name()))
@@ -79,7 +97,13 @@ fn authorization_refusal(policy: &Authorization) -> Option<RefusalReason> {
     if matches!(policy.action, AuthorizationAction::Custom(_)) {
         return Some(RefusalReason::Authorizer(policy.key.clone()));
     }
-    let lists = policy.rules.iter().flat_map(|rule| rule.from.iter().chain(&rule.to).chain([&rule.when]));
-    let unseen = lists.flatten().map(|clause| &clause.attribute).find(|attribute| !is_seen_by_nodes(attribute));
+    let lists = policy
+        .rules
+        .iter()
+        .flat_map(|rule| rule.from.iter().chain(&rule.to).chain([&rule.when]));
+    let unseen = lists
+        .flatten()
+        .map(|clause| &clause.attribute)
+        .find(|attribute| !is_seen_by_nodes(attribute));
     unseen.map(|attribute| RefusalReason::Attribute(policy.key.clone(), attribute.clone()))
 }

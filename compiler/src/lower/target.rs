@@ -14,7 +14,10 @@ use canal_model::program::{AppProtocol, RouteKey, RouteRule, Throttle, Workload}
 use canal_model::trust::Termination;
 
 use super::{GatewayRuleTarget, NodeRuleTarget};
-use crate::limits::{DIRECT_ENDPOINTS_PER_SERVICE_MAX, DIRECT_ENDPOINTS_PER_TENANT_MAX, DIRECT_PORTS_PER_WORKLOAD_MAX};
+use crate::limits::{
+    DIRECT_ENDPOINTS_PER_SERVICE_MAX, DIRECT_ENDPOINTS_PER_TENANT_MAX,
+    DIRECT_PORTS_PER_WORKLOAD_MAX,
+};
 use crate::text_security;
 
 /// All targets, the one nearest to the client first. The last one runs every rule.
@@ -50,7 +53,10 @@ pub enum TargetName {
 #[derive(Debug, Clone, Copy)]
 pub enum PortRule<'a> {
     /// Connections are carried as the port's protocol requires. They are opaque if the port declares that or its Service requests it.
-    Protocol { protocol: AppProtocol, is_opaque: bool },
+    Protocol {
+        protocol: AppProtocol,
+        is_opaque: bool,
+    },
     /// Requests on a port of this protocol are routed.
     Route(&'a RouteRule, AppProtocol),
     /// TLS of clients ends before the workload.
@@ -78,7 +84,11 @@ pub struct PlacementLimits {
 
 impl PlacementLimits {
     /// No limits.
-    pub const NONE: Self = Self { endpoints_per_service: usize::MAX, endpoints_per_tenant: usize::MAX, ports_per_workload: usize::MAX };
+    pub const NONE: Self = Self {
+        endpoints_per_service: usize::MAX,
+        endpoints_per_tenant: usize::MAX,
+        ports_per_workload: usize::MAX,
+    };
 }
 
 /// The reason why a target cannot run a rule.
@@ -123,21 +133,46 @@ impl fmt::Display for TargetName {
 impl fmt::Display for RefusalReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            RefusalReason::Protocol(AppProtocol::Detect) => f.write_str("the port does not declare its protocol"),
+            RefusalReason::Protocol(AppProtocol::Detect) => {
+                f.write_str("the port does not declare its protocol")
+            }
             RefusalReason::Protocol(_) => f.write_str("the port is declared HTTP"),
-            RefusalReason::Route(key) => write!(f, "{} {}/{} routes it", key.kind, key.namespace, key.name),
+            RefusalReason::Route(key) => {
+                write!(f, "{} {}/{} routes it", key.kind, key.namespace, key.name)
+            }
             RefusalReason::Termination => f.write_str("TLS ends at the gateway"),
-            RefusalReason::Throttle(Some(service)) => write!(f, "a Throttle limits {}/{}", service.namespace, service.name),
+            RefusalReason::Throttle(Some(service)) => write!(
+                f,
+                "a Throttle limits {}/{}",
+                service.namespace, service.name
+            ),
             RefusalReason::Throttle(None) => f.write_str("a Throttle limits the whole tenant"),
             RefusalReason::Proxyless(workload) => write!(f, "the node of {workload} runs no proxy"),
             RefusalReason::Attribute(policy, attribute) => {
-                write!(f, "{policy} depends on {}, which a node does not see", text_security::attribute(attribute))
+                write!(
+                    f,
+                    "{policy} depends on {}, which a node does not see",
+                    text_security::attribute(attribute)
+                )
             }
-            RefusalReason::Authorizer(policy) => write!(f, "{policy} calls an authorizer, which a node does not"),
-            RefusalReason::RequestAuthentication(policy) => write!(f, "RequestAuthentication {policy} reads tokens"),
-            RefusalReason::EndpointLimit => write!(f, "it has more than {DIRECT_ENDPOINTS_PER_SERVICE_MAX} endpoints"),
-            RefusalReason::TenantLimit => write!(f, "the tenant has more than {DIRECT_ENDPOINTS_PER_TENANT_MAX} direct workloads"),
-            RefusalReason::WorkloadLimit(workload) => write!(f, "{workload} serves more than {DIRECT_PORTS_PER_WORKLOAD_MAX} direct ports"),
+            RefusalReason::Authorizer(policy) => {
+                write!(f, "{policy} calls an authorizer, which a node does not")
+            }
+            RefusalReason::RequestAuthentication(policy) => {
+                write!(f, "RequestAuthentication {policy} reads tokens")
+            }
+            RefusalReason::EndpointLimit => write!(
+                f,
+                "it has more than {DIRECT_ENDPOINTS_PER_SERVICE_MAX} endpoints"
+            ),
+            RefusalReason::TenantLimit => write!(
+                f,
+                "the tenant has more than {DIRECT_ENDPOINTS_PER_TENANT_MAX} direct workloads"
+            ),
+            RefusalReason::WorkloadLimit(workload) => write!(
+                f,
+                "{workload} serves more than {DIRECT_PORTS_PER_WORKLOAD_MAX} direct ports"
+            ),
         }
     }
 }

@@ -13,7 +13,13 @@ pub fn tenant(ir: Ir) -> Vec<Resource> {
     let mut routes: Vec<RouteRule> = Vec::new();
     for service in ir.services.into_values() {
         services.push(Resource::Service(service.service));
-        routes.extend(service.routes.into_rules().into_iter().map(std::sync::Arc::unwrap_or_clone));
+        routes.extend(
+            service
+                .routes
+                .into_rules()
+                .into_iter()
+                .map(std::sync::Arc::unwrap_or_clone),
+        );
     }
     routes.sort_by(|a, b| a.key.cmp(&b.key));
     resources.extend(services);

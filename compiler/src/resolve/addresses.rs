@@ -31,22 +31,38 @@ impl AddressOwners {
 /// Returns the reason why no tenant may use the address.
 pub(crate) fn reserved(address: IpAddr) -> Option<&'static str> {
     match address {
-        IpAddr::V4(v4) if v4.octets()[0] >= 240 => Some("lies in 240.0.0.0/4, which is the provider's"),
-        IpAddr::V4(v4) if v4.octets()[0] == 0 || v4.is_loopback() || v4.is_multicast() || v4.is_link_local() => {
+        IpAddr::V4(v4) if v4.octets()[0] >= 240 => {
+            Some("lies in 240.0.0.0/4, which is the provider's")
+        }
+        IpAddr::V4(v4)
+            if v4.octets()[0] == 0
+                || v4.is_loopback()
+                || v4.is_multicast()
+                || v4.is_link_local() =>
+        {
             Some("is not an address that a host can have on a network")
         }
-        IpAddr::V6(v6) if v6.is_unspecified() || v6.is_loopback() || v6.is_multicast() || v6.is_unicast_link_local() => {
+        IpAddr::V6(v6)
+            if v6.is_unspecified()
+                || v6.is_loopback()
+                || v6.is_multicast()
+                || v6.is_unicast_link_local() =>
+        {
             Some("is not an address that a host can have on a network")
         }
         IpAddr::V6(v6) if is_tiers(v6) => Some("lies in fdca:a1::/48, which is the provider's"),
-        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => Some("is an IPv4 address in disguise; write it as IPv4"),
+        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => {
+            Some("is an IPv4 address in disguise; write it as IPv4")
+        }
         IpAddr::V4(_) | IpAddr::V6(_) => None,
     }
 }
 
 /// Returns whether the address is one of the tier's own addresses outside 240.0.0.0/4.
 fn is_tiers(address: Ipv6Addr) -> bool {
-    canal_model::tier::reserved().iter().any(|range| range.contains(&IpAddr::V6(address)))
+    canal_model::tier::reserved()
+        .iter()
+        .any(|range| range.contains(&IpAddr::V6(address)))
 }
 
 /// Returns the reason why no tenant may use the range: a reserved address at one of its ends, or a reserved range inside.
@@ -59,7 +75,12 @@ pub(crate) fn reserved_range(net: &ipnet::IpNet) -> Option<&'static str> {
         IpAddr::V6(Ipv6Addr::new(0xfdca, 0xa1, 0, 0, 0, 0, 0, 1)),
     ];
     let ends = reserved(net.network()).or_else(|| reserved(net.broadcast()));
-    ends.or_else(|| inside.iter().any(|address| net.contains(address)).then_some("holds addresses that no tenant can have"))
+    ends.or_else(|| {
+        inside
+            .iter()
+            .any(|address| net.contains(address))
+            .then_some("holds addresses that no tenant can have")
+    })
 }
 
 #[cfg(test)]
@@ -88,7 +109,11 @@ mod tests {
             ("fdca:a1:0:240::7", false),
             ("fdca:a2::7", true),
         ] {
-            assert_eq!(reserved(address.parse().unwrap()).is_none(), fine, "{address}");
+            assert_eq!(
+                reserved(address.parse().unwrap()).is_none(),
+                fine,
+                "{address}"
+            );
         }
         for (net, fine) in [
             ("10.0.0.0/8", true),
@@ -101,7 +126,11 @@ mod tests {
             ("fdca:a1:0:1::/64", false),
             ("::/0", false),
         ] {
-            assert_eq!(reserved_range(&net.parse().unwrap()).is_none(), fine, "{net}");
+            assert_eq!(
+                reserved_range(&net.parse().unwrap()).is_none(),
+                fine,
+                "{net}"
+            );
         }
     }
 }

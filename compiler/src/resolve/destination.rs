@@ -24,33 +24,65 @@ const GATEWAY_GROUP: &str = "gateway.networking.k8s.io";
 
 impl DestinationIndex<'_> {
     /// Resolves a backendRef of an HTTPRoute in `namespace`.
-    pub(crate) fn of_backend_ref(&self, namespace: &Namespace, backend: &BackendRef) -> Result<BackendTarget, FieldIssue> {
+    pub(crate) fn of_backend_ref(
+        &self,
+        namespace: &Namespace,
+        backend: &BackendRef,
+    ) -> Result<BackendTarget, FieldIssue> {
         if !backend.group.is_empty() || backend.kind != "Service" {
-            let problem = format!("backends of kind {:?} are not in this version", backend.kind);
+            let problem = format!(
+                "backends of kind {:?} are not in this version",
+                backend.kind
+            );
             return Err(FieldIssue::new("kind", problem, "refer to a Service"));
         }
         let target_namespace = backend.namespace.as_ref().unwrap_or(namespace);
-        let key = ServiceKey { tenant: self.tenant.clone(), namespace: target_namespace.clone(), name: backend.name.clone() };
+        let key = ServiceKey {
+            tenant: self.tenant.clone(),
+            namespace: target_namespace.clone(),
+            name: backend.name.clone(),
+        };
         // The grant is checked before the lookup: a namespace without a grant must not learn whether the service exists.
         if target_namespace != namespace && !is_granted(self.grants, "HTTPRoute", namespace, &key) {
-            let problem =
-                format!("namespace {target_namespace} does not allow HTTPRoutes of {namespace} to refer to Service {}", backend.name);
-            let fix = format!("write a ReferenceGrant in {target_namespace} from HTTPRoutes in {namespace} to that Service");
+            let problem = format!(
+                "namespace {target_namespace} does not allow HTTPRoutes of {namespace} to refer to Service {}",
+                backend.name
+            );
+            let fix = format!(
+                "write a ReferenceGrant in {target_namespace} from HTTPRoutes in {namespace} to that Service"
+            );
             return Err(FieldIssue::new("namespace", problem, fix));
         }
         let service = self.find(&key, "name")?;
         let Some(port) = backend.port else {
-            return Err(FieldIssue::new("port", "a backend that is a Service needs a port", "write the Service's port"));
+            return Err(FieldIssue::new(
+                "port",
+                "a backend that is a Service needs a port",
+                "write the Service's port",
+            ));
         };
         has_port(service, port.get(), "port")?;
-        Ok(BackendTarget::Service { service: key, port: port.get(), subset: Labels::new() })
+        Ok(BackendTarget::Service {
+            service: key,
+            port: port.get(),
+            subset: Labels::new(),
+        })
     }
 
     /// Resolves a destination of a VirtualService in `namespace` to a service or subset. `dialled` is the port that the client dialled.
-    pub(crate) fn of_destination(&self, namespace: &Namespace, to: &Destination, dialled: u16) -> Result<BackendTarget, FieldIssue> {
+    pub(crate) fn of_destination(
+        &self,
+        namespace: &Namespace,
+        to: &Destination,
+        dialled: u16,
+    ) -> Result<BackendTarget, FieldIssue> {
         let Some(key) = names::service(self.tenant, namespace, &to.host) else {
             let problem = format!("{:?} is no service of this tenant", to.host);
-            return Err(FieldIssue::new("destination.host", problem, "write a Service's name, or name.namespace"));
+            return Err(FieldIssue::new(
+                "destination.host",
+                problem,
+                "write a Service's name, or name.namespace",
+            ));
         };
         let service = self.find(&key, "destination.host")?;
         let port = match (&to.port, service.ports.as_slice()) {
@@ -58,27 +90,48 @@ impl DestinationIndex<'_> {
             (None, [only]) => only.port,
             (None, _) => dialled,
         };
-        has_port(service, port, if to.port.is_some() { "destination.port.number" } else { "destination.port" })?;
+        has_port(
+            service,
+            port,
+            if to.port.is_some() {
+                "destination.port.number"
+            } else {
+                "destination.port"
+            },
+        )?;
         let subset = match &to.subset {
             None => Labels::new(),
             Some(name) => match self.subsets.get(&key).and_then(|subsets| subsets.get(name)) {
                 Some(Some(labels)) => labels.clone(),
                 Some(None) => {
                     let problem = format!("subset {name:?} of {} is broken", to.host);
-                    return Err(FieldIssue::new("destination.subset", problem, "fix it in its DestinationRule"));
+                    return Err(FieldIssue::new(
+                        "destination.subset",
+                        problem,
+                        "fix it in its DestinationRule",
+                    ));
                 }
                 None => {
                     let problem = format!("{} has no subset {name:?}", to.host);
-                    return Err(FieldIssue::new("destination.subset", problem, "define it in a DestinationRule for that host"));
+                    return Err(FieldIssue::new(
+                        "destination.subset",
+                        problem,
+                        "define it in a DestinationRule for that host",
+                    ));
                 }
             },
         };
-        Ok(BackendTarget::Service { service: key, port, subset })
+        Ok(BackendTarget::Service {
+            service: key,
+            port,
+            subset,
+        })
     }
 
     /// Returns whether the destination's port depends on the port that the client dialled.
     pub(crate) fn follows_dialled_port(&self, namespace: &Namespace, to: &Destination) -> bool {
-        let service = names::service(self.tenant, namespace, &to.host).and_then(|key| self.services.get(&key));
+        let service = names::service(self.tenant, namespace, &to.host)
+            .and_then(|key| self.services.get(&key));
         to.port.is_none() && service.is_some_and(|service| service.ports.len() != 1)
     }
 
@@ -91,13 +144,25 @@ impl DestinationIndex<'_> {
 }
 
 /// Returns whether routes of `kind` in namespace `from` may refer to the service in another namespace.
-pub(crate) fn is_granted(grants: &[Sourced<'_, ReferenceGrant>], kind: &str, from: &Namespace, to: &ServiceKey) -> bool {
+pub(crate) fn is_granted(
+    grants: &[Sourced<'_, ReferenceGrant>],
+    kind: &str,
+    from: &Namespace,
+    to: &ServiceKey,
+) -> bool {
     grants.iter().any(|grant| {
         let spec = &grant.object.spec;
         grant.object.metadata.namespace == to.namespace
             && grant.fault("spec").is_none()
-            && spec.from.iter().any(|f| f.group == GATEWAY_GROUP && f.kind == kind && f.namespace == *from)
-            && spec.to.iter().any(|t| t.group.is_empty() && t.kind == "Service" && t.name.as_ref().is_none_or(|name| *name == to.name))
+            && spec
+                .from
+                .iter()
+                .any(|f| f.group == GATEWAY_GROUP && f.kind == kind && f.namespace == *from)
+            && spec.to.iter().any(|t| {
+                t.group.is_empty()
+                    && t.kind == "Service"
+                    && t.name.as_ref().is_none_or(|name| *name == to.name)
+            })
     })
 }
 
@@ -106,6 +171,17 @@ fn has_port(service: &Service, port: u16, field: &'static str) -> Result<(), Fie
         return Ok(());
     }
     let known: Vec<String> = service.ports.iter().map(|p| p.port.to_string()).collect();
-    let fix = if known.is_empty() { "fix the Service's ports".to_owned() } else { format!("use {}", known.join(" or ")) };
-    Err(FieldIssue::new(field, format!("Service {}/{} has no TCP port {port}", service.key.namespace, service.key.name), fix))
+    let fix = if known.is_empty() {
+        "fix the Service's ports".to_owned()
+    } else {
+        format!("use {}", known.join(" or "))
+    };
+    Err(FieldIssue::new(
+        field,
+        format!(
+            "Service {}/{} has no TCP port {port}",
+            service.key.namespace, service.key.name
+        ),
+        fix,
+    ))
 }

@@ -9,14 +9,29 @@ use crate::diagnostic_collector::DiagnosticCollector;
 use crate::direct::{DirectPreference, DirectSettings};
 
 /// Reads the Tenant's `directPath` and the Services' annotations. An annotation that is neither `true` nor `false` counts as `false`.
-pub(crate) fn resolve(name: &TenantName, corpus: &TenantObjects<'_>, report: &mut DiagnosticCollector) -> DirectSettings {
-    let own = corpus.tenants.iter().rev().find(|tenant| tenant.object.metadata.name.as_str() == name.as_str());
+pub(crate) fn resolve(
+    name: &TenantName,
+    corpus: &TenantObjects<'_>,
+    report: &mut DiagnosticCollector,
+) -> DirectSettings {
+    let own = corpus
+        .tenants
+        .iter()
+        .rev()
+        .find(|tenant| tenant.object.metadata.name.as_str() == name.as_str());
     // A field that cannot be parsed counts as Off.
-    let is_off = own.is_some_and(|t| t.object.spec.direct_path == DirectPathMode::Off || t.fault("spec.directPath").is_some());
-    let mut settings = DirectSettings { is_off, services: Default::default() };
+    let is_off = own.is_some_and(|t| {
+        t.object.spec.direct_path == DirectPathMode::Off || t.fault("spec.directPath").is_some()
+    });
+    let mut settings = DirectSettings {
+        is_off,
+        services: Default::default(),
+    };
     for service in &corpus.services {
         let metadata = &service.object.metadata;
-        let Some(written) = metadata.annotations.get(DIRECT_ANNOTATION) else { continue };
+        let Some(written) = metadata.annotations.get(DIRECT_ANNOTATION) else {
+            continue;
+        };
         let preference = match written.as_str() {
             "true" => DirectPreference::Wanted,
             "false" => DirectPreference::Refused,
@@ -32,7 +47,11 @@ pub(crate) fn resolve(name: &TenantName, corpus: &TenantObjects<'_>, report: &mu
                 DirectPreference::Refused
             }
         };
-        let key = ServiceKey { tenant: name.clone(), namespace: metadata.namespace.clone(), name: metadata.name.clone() };
+        let key = ServiceKey {
+            tenant: name.clone(),
+            namespace: metadata.namespace.clone(),
+            name: metadata.name.clone(),
+        };
         settings.services.insert(key, preference);
     }
     settings

@@ -14,7 +14,10 @@ pub(crate) fn resolve(
     addresses: &mut AddressOwners,
     report: &mut DiagnosticCollector,
 ) -> Vec<Gateway> {
-    let mut gateways: Vec<Gateway> = said.iter().filter_map(|gateway| replica(tenant, gateway, addresses, report)).collect();
+    let mut gateways: Vec<Gateway> = said
+        .iter()
+        .filter_map(|gateway| replica(tenant, gateway, addresses, report))
+        .collect();
     gateways.sort_by(|a, b| a.replica.cmp(&b.replica));
     gateways
 }
@@ -44,9 +47,12 @@ fn replica(
         match addresses.claim(*address, &key) {
             Ok(()) if own.contains(address) => {}
             Ok(()) => own.push(*address),
-            Err(problem) => {
-                report.error(gateway.document, format!("spec.addresses[{at}]"), problem, "give every replica an address of its own")
-            }
+            Err(problem) => report.error(
+                gateway.document,
+                format!("spec.addresses[{at}]"),
+                problem,
+                "give every replica an address of its own",
+            ),
         }
     }
     if own.is_empty() {
@@ -59,5 +65,11 @@ fn replica(
         return None;
     }
     let az = gateway.object.spec.az.clone();
-    Some(Gateway { tenant: tenant.clone(), replica, az, addresses: own, draining: gateway.object.spec.draining })
+    Some(Gateway {
+        tenant: tenant.clone(),
+        replica,
+        az,
+        addresses: own,
+        draining: gateway.object.spec.draining,
+    })
 }

@@ -53,7 +53,11 @@ pub(crate) struct ResolvedTenant {
 }
 
 /// Resolves all objects of a tenant. Resolving never fails; see the head of the crate. Once the budget is exceeded, nothing more is added.
-pub(crate) fn resolve(input: &CompileInput<'_>, budget: &mut ResourceBudget, report: &mut DiagnosticCollector) -> ResolvedTenant {
+pub(crate) fn resolve(
+    input: &CompileInput<'_>,
+    budget: &mut ResourceBudget,
+    report: &mut DiagnosticCollector,
+) -> ResolvedTenant {
     let corpus = TenantObjects::collect(input, report);
     let tenant = tenant::resolve(input.tenant, &corpus.tenants, report);
     // Gateways claim addresses before services, and services before pods: the order of the calls is the order of precedence.
@@ -63,23 +67,75 @@ pub(crate) fn resolve(input: &CompileInput<'_>, budget: &mut ResourceBudget, rep
     let homes = tier::resolve(input, tenant.as_ref(), &corpus, &mut services, report);
     let direct = direct::resolve(input.tenant, &corpus, report);
     let named = udp_route::resolve(input.tenant, &corpus, &services, report);
-    let served = workload::ServedPorts { services: &services, named: &named, bytes_max: budget.bytes_left() };
-    let mut workloads = workload::resolve(input.tenant, tenant.as_ref(), &corpus, &served, &mut addresses, report);
-    workloads.iter().all(|workload| budget.add_workload(workload));
+    let served = workload::ServedPorts {
+        services: &services,
+        named: &named,
+        bytes_max: budget.bytes_left(),
+    };
+    let mut workloads = workload::resolve(
+        input.tenant,
+        tenant.as_ref(),
+        &corpus,
+        &served,
+        &mut addresses,
+        report,
+    );
+    workloads
+        .iter()
+        .all(|workload| budget.add_workload(workload));
     let subsets = subset::resolve(input.tenant, &corpus.destination_rules, &services, report);
-    let destinations = DestinationIndex { tenant: input.tenant, services: &services, subsets: &subsets, grants: &corpus.grants };
-    let (mut rules, taken) = http_route::resolve(&corpus.http_routes, &destinations, budget, report);
-    rules.extend(virtual_service::resolve(&corpus.virtual_services, &destinations, &taken, budget, report));
+    let destinations = DestinationIndex {
+        tenant: input.tenant,
+        services: &services,
+        subsets: &subsets,
+        grants: &corpus.grants,
+    };
+    let (mut rules, taken) =
+        http_route::resolve(&corpus.http_routes, &destinations, budget, report);
+    rules.extend(virtual_service::resolve(
+        &corpus.virtual_services,
+        &destinations,
+        &taken,
+        budget,
+        report,
+    ));
     if budget.is_exceeded() {
         // What is left to resolve multiplies these lists, and the result is not used.
         (workloads, rules) = Default::default();
     }
     let nodes = node::resolve(tenant.as_ref(), &corpus.nodes, report);
-    let throttles =
-        throttle::resolve(tenant.as_ref(), throttle::default_of(&corpus.tenants, input.tenant), &corpus.throttles, &services, report);
-    let security =
-        tenant.as_ref().map(|tenant| security(input, tenant, &corpus, (&services, &workloads), budget, report)).unwrap_or_default();
-    ResolvedTenant { tenant, gateways, services, workloads, nodes, throttles, homes, direct, rules, security }
+    let throttles = throttle::resolve(
+        tenant.as_ref(),
+        throttle::default_of(&corpus.tenants, input.tenant),
+        &corpus.throttles,
+        &services,
+        report,
+    );
+    let security = tenant
+        .as_ref()
+        .map(|tenant| {
+            security(
+                input,
+                tenant,
+                &corpus,
+                (&services, &workloads),
+                budget,
+                report,
+            )
+        })
+        .unwrap_or_default();
+    ResolvedTenant {
+        tenant,
+        gateways,
+        services,
+        workloads,
+        nodes,
+        throttles,
+        homes,
+        direct,
+        rules,
+        security,
+    }
 }
 
 /// Resolves policies, trust and keys.
@@ -92,16 +148,45 @@ fn security(
     report: &mut DiagnosticCollector,
 ) -> Security {
     let key_servers = trust::key_servers(input.tenant, &corpus.key_servers, report);
-    let terminations = termination::resolve(input.tenant, &corpus.terminations, services, &key_servers, report);
-    let authorizers = policy::authorizer::resolve(input.tenant, &corpus.external_authorizers, services, report);
-    let known = policy::authorization::PolicyReferences { tenant, services, authorizers: &authorizers };
+    let terminations = termination::resolve(
+        input.tenant,
+        &corpus.terminations,
+        services,
+        &key_servers,
+        report,
+    );
+    let authorizers =
+        policy::authorizer::resolve(input.tenant, &corpus.external_authorizers, services, report);
+    let known = policy::authorization::PolicyReferences {
+        tenant,
+        services,
+        authorizers: &authorizers,
+    };
     let ground = policy::ReachablePods::new(services, workloads, &terminations);
-    let authorizations = policy::authorization::resolve(&known, &corpus.authorization_policies, &ground, budget, report);
-    let mut sets = policy::authentication::KeySets { fetched: input.jwks, wanted: BTreeSet::new() };
-    let authentications =
-        policy::authentication::resolve(input.tenant, &corpus.request_authentications, services, (&mut sets, budget), report);
+    let authorizations = policy::authorization::resolve(
+        &known,
+        &corpus.authorization_policies,
+        &ground,
+        budget,
+        report,
+    );
+    let mut sets = policy::authentication::KeySets {
+        fetched: input.jwks,
+        wanted: BTreeSet::new(),
+    };
+    let authentications = policy::authentication::resolve(
+        input.tenant,
+        &corpus.request_authentications,
+        services,
+        (&mut sets, budget),
+        report,
+    );
     Security {
-        peer_authentications: policy::peer::resolve(input.tenant, &corpus.peer_authentications, report),
+        peer_authentications: policy::peer::resolve(
+            input.tenant,
+            &corpus.peer_authentications,
+            report,
+        ),
         federations: trust::federations(tenant, &corpus.federations, report),
         entitlements: trust::entitlements(tenant, workloads, report),
         authorizers: authorizers.into_values().collect(),

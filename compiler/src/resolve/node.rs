@@ -17,18 +17,37 @@ use crate::limits::{NODES_PER_TENANT_MAX, RANGES_PER_NODE_MAX};
 const INTERNAL_IP: &str = "InternalIP";
 
 /// Returns the nodes of a tenant on the cloud tier, sorted by name. Nodes with an error in a required field are left out.
-pub(crate) fn resolve(tenant: Option<&Tenant>, said: &[Sourced<'_, kubernetes::Node>], report: &mut DiagnosticCollector) -> Vec<Node> {
-    let Some(tenant) = tenant else { return Vec::new() };
+pub(crate) fn resolve(
+    tenant: Option<&Tenant>,
+    said: &[Sourced<'_, kubernetes::Node>],
+    report: &mut DiagnosticCollector,
+) -> Vec<Node> {
+    let Some(tenant) = tenant else {
+        return Vec::new();
+    };
     if tenant.gateway_cidrs.is_empty() {
         for node in said {
             let problem = "the tenant is not on the cloud tier, so its nodes are not used";
-            report.warning(node.document, "", problem, "leave it to Kubernetes, or write gatewayCidrs in the Tenant");
+            report.warning(
+                node.document,
+                "",
+                problem,
+                "leave it to Kubernetes, or write gatewayCidrs in the Tenant",
+            );
         }
         return Vec::new();
     }
     if let Some(first) = said.get(NODES_PER_TENANT_MAX) {
-        let problem = format!("the tenant has {} nodes, more than {NODES_PER_TENANT_MAX}; from this one on they are left out", said.len());
-        report.error(first.document, "", problem, "remove nodes or split the tenant");
+        let problem = format!(
+            "the tenant has {} nodes, more than {NODES_PER_TENANT_MAX}; from this one on they are left out",
+            said.len()
+        );
+        report.error(
+            first.document,
+            "",
+            problem,
+            "remove nodes or split the tenant",
+        );
     }
     let mut taken = ClaimedNodeRanges::default();
     let mut nodes: Vec<Node> = Vec::new();
@@ -63,34 +82,73 @@ fn read(
 ) -> Option<Node> {
     let name = NodeName::new(said.object.metadata.name.as_str()).ok()?;
     // All fields are read before any error returns, so that all errors are reported at once.
-    let (az, mac, underlay) = (zone(said, report), mac(said, report), underlay(said, taken, report));
+    let (az, mac, underlay) = (
+        zone(said, report),
+        mac(said, report),
+        underlay(said, taken, report),
+    );
     let pod_cidrs = ranges(tenant, said, taken, report);
-    let node = Node { tenant: tenant.name.clone(), name, az: az?, underlay: underlay?, mac: mac?, pod_cidrs: pod_cidrs? };
+    let node = Node {
+        tenant: tenant.name.clone(),
+        name,
+        az: az?,
+        underlay: underlay?,
+        mac: mac?,
+        pod_cidrs: pod_cidrs?,
+    };
     taken.underlay.insert(node.underlay, node.name.clone());
-    taken.ranges.extend(node.pod_cidrs.iter().map(|net| (net.network(), (*net, node.name.clone()))));
+    taken.ranges.extend(
+        node.pod_cidrs
+            .iter()
+            .map(|net| (net.network(), (*net, node.name.clone()))),
+    );
     Some(node)
 }
 
 fn zone(said: &Sourced<'_, kubernetes::Node>, report: &mut DiagnosticCollector) -> Option<AzName> {
     let field = format!("metadata.labels[{ZONE_LABEL:?}]");
     let Some(written) = said.object.metadata.labels.get(ZONE_LABEL) else {
-        report.error(said.document, field, "the node does not name its AZ", "label it with the AZ's name");
+        report.error(
+            said.document,
+            field,
+            "the node does not name its AZ",
+            "label it with the AZ's name",
+        );
         return None;
     };
-    AzName::new(written).map_err(|error| report.error(said.document, field, error.to_string(), "write the AZ's name")).ok()
+    AzName::new(written)
+        .map_err(|error| {
+            report.error(
+                said.document,
+                field,
+                error.to_string(),
+                "write the AZ's name",
+            )
+        })
+        .ok()
 }
 
 fn mac(said: &Sourced<'_, kubernetes::Node>, report: &mut DiagnosticCollector) -> Option<[u8; 6]> {
     let field = format!("metadata.annotations[{VTEP_MAC_ANNOTATION:?}]");
     let fix = "write the MAC of its tunnel device, as 02:00:5e:10:00:01";
     let Some(written) = said.object.metadata.annotations.get(VTEP_MAC_ANNOTATION) else {
-        report.error(said.document, field, "the node does not name the MAC of its tunnel device", fix);
+        report.error(
+            said.document,
+            field,
+            "the node does not name the MAC of its tunnel device",
+            fix,
+        );
         return None;
     };
     match parse_mac(written) {
         Some(mac) if mac[0] & 1 == 0 && mac != [0; 6] => Some(mac),
         Some(_) => {
-            report.error(said.document, field, format!("{written} is not the MAC of one device"), fix);
+            report.error(
+                said.document,
+                field,
+                format!("{written} is not the MAC of one device"),
+                fix,
+            );
             None
         }
         None => {
@@ -102,35 +160,74 @@ fn mac(said: &Sourced<'_, kubernetes::Node>, report: &mut DiagnosticCollector) -
 }
 
 fn parse_mac(text: &str) -> Option<[u8; 6]> {
-    let byte = |pair: &str| u8::from_str_radix(pair, 16).ok().filter(|_| pair.len() == 2 && !pair.starts_with('+'));
+    let byte = |pair: &str| {
+        u8::from_str_radix(pair, 16)
+            .ok()
+            .filter(|_| pair.len() == 2 && !pair.starts_with('+'))
+    };
     let bytes: Vec<u8> = text.split(':').map(byte).collect::<Option<_>>()?;
     bytes.try_into().ok()
 }
 
-fn underlay(said: &Sourced<'_, kubernetes::Node>, taken: &ClaimedNodeRanges, report: &mut DiagnosticCollector) -> Option<Ipv4Addr> {
-    let mut addresses = said.object.status.addresses.iter().enumerate().filter(|(_, address)| address.kind == INTERNAL_IP);
+fn underlay(
+    said: &Sourced<'_, kubernetes::Node>,
+    taken: &ClaimedNodeRanges,
+    report: &mut DiagnosticCollector,
+) -> Option<Ipv4Addr> {
+    let mut addresses = said
+        .object
+        .status
+        .addresses
+        .iter()
+        .enumerate()
+        .filter(|(_, address)| address.kind == INTERNAL_IP);
     let Some((at, address)) = addresses.find(|(_, address)| !address.address.contains(':')) else {
         let problem = "the node has no IPv4 address of type InternalIP, so no edge can reach it";
-        report.error(said.document, "status.addresses", problem, "write the underlay address of its tunnel end");
+        report.error(
+            said.document,
+            "status.addresses",
+            problem,
+            "write the underlay address of its tunnel end",
+        );
         return None;
     };
     let field = format!("status.addresses[{at}].address");
     let fix = "write the underlay address of its tunnel end";
     match address.address.parse::<Ipv4Addr>() {
-        Ok(v4) if v4.is_loopback() || v4.is_multicast() || v4.is_broadcast() || v4.octets()[0] == 0 => {
-            report.error(said.document, field, format!("{v4} is not an address that a host can have on a network"), fix);
+        Ok(v4)
+            if v4.is_loopback()
+                || v4.is_multicast()
+                || v4.is_broadcast()
+                || v4.octets()[0] == 0 =>
+        {
+            report.error(
+                said.document,
+                field,
+                format!("{v4} is not an address that a host can have on a network"),
+                fix,
+            );
             None
         }
         Ok(v4) => match taken.underlay.get(&v4) {
             Some(other) => {
-                report.error(said.document, field, format!("{v4} is already the address of Node {other}"), fix);
+                report.error(
+                    said.document,
+                    field,
+                    format!("{v4} is already the address of Node {other}"),
+                    fix,
+                );
                 None
             }
             None => Some(v4),
         },
         Err(_) => {
             let shown: String = address.address.chars().take(80).collect();
-            report.error(said.document, field, format!("{shown:?} is not an IPv4 address"), fix);
+            report.error(
+                said.document,
+                field,
+                format!("{shown:?} is not an IPv4 address"),
+                fix,
+            );
             None
         }
     }
@@ -145,26 +242,56 @@ fn ranges(
 ) -> Option<Vec<IpNet>> {
     let spec = &said.object.spec;
     let written: Vec<(String, IpNet)> = if spec.pod_cidrs.is_empty() {
-        spec.pod_cidr.iter().map(|net| ("spec.podCIDR".to_owned(), net.trunc())).collect()
+        spec.pod_cidr
+            .iter()
+            .map(|net| ("spec.podCIDR".to_owned(), net.trunc()))
+            .collect()
     } else {
-        spec.pod_cidrs.iter().enumerate().map(|(at, net)| (format!("spec.podCIDRs[{at}]"), net.trunc())).collect()
+        spec.pod_cidrs
+            .iter()
+            .enumerate()
+            .map(|(at, net)| (format!("spec.podCIDRs[{at}]"), net.trunc()))
+            .collect()
     };
     if written.is_empty() && said.fault("spec").is_none() {
-        report.error(said.document, "spec.podCIDR", "the node has no range for its pods", "write the range of its pods' addresses");
+        report.error(
+            said.document,
+            "spec.podCIDR",
+            "the node has no range for its pods",
+            "write the range of its pods' addresses",
+        );
     }
     if let Some((field, _)) = written.get(RANGES_PER_NODE_MAX) {
-        let problem = format!("the node has {} ranges, more than {RANGES_PER_NODE_MAX}; the rest is left out", written.len());
+        let problem = format!(
+            "the node has {} ranges, more than {RANGES_PER_NODE_MAX}; the rest is left out",
+            written.len()
+        );
         report.error(said.document, field.clone(), problem, "join ranges");
     }
     let mut good: Vec<IpNet> = Vec::new();
     for (field, net) in written.into_iter().take(RANGES_PER_NODE_MAX) {
         if !tenant.pod_cidrs.iter().any(|range| range.contains(&net)) {
             let problem = format!("{net} is in none of the tenant's pod ranges");
-            report.error(said.document, field, problem, "choose a part of the Tenant's spec.podCidrs");
+            report.error(
+                said.document,
+                field,
+                problem,
+                "choose a part of the Tenant's spec.podCidrs",
+            );
         } else if let Some((other, node)) = taken.overlapping(&net) {
-            report.error(said.document, field, format!("{net} overlaps {other} of Node {node}"), "give every node a range of its own");
+            report.error(
+                said.document,
+                field,
+                format!("{net} overlaps {other} of Node {node}"),
+                "give every node a range of its own",
+            );
         } else if let Some(other) = good.iter().find(|other| overlap(other, &net)) {
-            report.error(said.document, field, format!("{net} overlaps the node's own {other}"), "remove one of them");
+            report.error(
+                said.document,
+                field,
+                format!("{net} overlaps the node's own {other}"),
+                "remove one of them",
+            );
         } else {
             good.push(net);
         }

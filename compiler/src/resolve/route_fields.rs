@@ -8,7 +8,10 @@ use canal_model::policy::gateway_api::ParentRef;
 use canal_model::program::{Backend, BackendTarget, PathMatch, RouteAction, TextMatch, ValueMatch};
 
 use crate::diagnostic_collector::DiagnosticCollector;
-use crate::limits::{BACKENDS_PER_RULE_MAX, CONDITIONS_PER_MATCH_MAX, REGEXES_PER_SERVICE_BYTES_MAX, TEXT_BYTES_MAX, WEIGHT_MAX};
+use crate::limits::{
+    BACKENDS_PER_RULE_MAX, CONDITIONS_PER_MATCH_MAX, REGEXES_PER_SERVICE_BYTES_MAX, TEXT_BYTES_MAX,
+    WEIGHT_MAX,
+};
 use crate::oracle_authorization::normal_path;
 use crate::pattern;
 
@@ -27,24 +30,51 @@ pub(crate) struct FieldIssue {
 }
 
 impl FieldIssue {
-    pub(crate) fn new(field: impl Into<String>, problem: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { field: field.into(), problem: problem.into(), fix: fix.into() }
+    pub(crate) fn new(
+        field: impl Into<String>,
+        problem: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> Self {
+        Self {
+            field: field.into(),
+            problem: problem.into(),
+            fix: fix.into(),
+        }
     }
 }
 
 /// Returns the Service to which this reference attaches a route in the namespace `own`. Does not check whether the Service exists.
-pub(crate) fn parent_service(tenant: &TenantName, own: &Namespace, written: &ParentRef) -> Result<ServiceKey, FieldIssue> {
+pub(crate) fn parent_service(
+    tenant: &TenantName,
+    own: &Namespace,
+    written: &ParentRef,
+) -> Result<ServiceKey, FieldIssue> {
     if written.kind != "Service" || !(written.group.is_empty() || written.group == "core") {
-        let problem = format!("routes attach to Services only in this version, not to {} ({})", written.kind, written.group);
-        return Err(FieldIssue::new("kind", problem, "write group: \"\" and kind: Service"));
+        let problem = format!(
+            "routes attach to Services only in this version, not to {} ({})",
+            written.kind, written.group
+        );
+        return Err(FieldIssue::new(
+            "kind",
+            problem,
+            "write group: \"\" and kind: Service",
+        ));
     }
     let namespace = written.namespace.as_ref().unwrap_or(own);
     if namespace != own {
-        let problem = format!("a route for the clients of one namespace (here {own}) only is not in this version");
-        let fix = format!("move the route to the Service's namespace {namespace}; it then holds for all clients");
+        let problem = format!(
+            "a route for the clients of one namespace (here {own}) only is not in this version"
+        );
+        let fix = format!(
+            "move the route to the Service's namespace {namespace}; it then holds for all clients"
+        );
         return Err(FieldIssue::new("namespace", problem, fix));
     }
-    Ok(ServiceKey { tenant: tenant.clone(), namespace: own.clone(), name: written.name.clone() })
+    Ok(ServiceKey {
+        tenant: tenant.clone(),
+        namespace: own.clone(),
+        name: written.name.clone(),
+    })
 }
 
 /// The state of reading one rule: all problems are reported, and the first one that breaks the rule makes it refuse.
@@ -71,82 +101,148 @@ impl RuleContext<'_> {
     /// Reports a problem that breaks the rule.
     pub(crate) fn broken(&mut self, field: &str, complaint: FieldIssue) {
         let field = self.place(field, &complaint.field);
-        self.broken.get_or_insert_with(|| format!("{field}: {}", complaint.problem));
-        self.report.error(self.document, field, complaint.problem, complaint.fix);
+        self.broken
+            .get_or_insert_with(|| format!("{field}: {}", complaint.problem));
+        self.report
+            .error(self.document, field, complaint.problem, complaint.fix);
     }
 
     pub(crate) fn warning(&mut self, field: &str, complaint: FieldIssue) {
         let field = self.place(field, &complaint.field);
-        self.report.warning(self.document, field, complaint.problem, complaint.fix);
+        self.report
+            .warning(self.document, field, complaint.problem, complaint.fix);
     }
 
     /// Warns about a path that is not in normalized form. It matches nothing, because requests' paths are compared in normalized form.
     pub(crate) fn warn_of_form(&mut self, field: &str, path: &PathMatch) {
         let sample = match path {
             PathMatch::Exact(text) => text.clone(),
-            PathMatch::ElementPrefix(text) => format!("{}/x", text.strip_suffix('/').unwrap_or(text)),
+            PathMatch::ElementPrefix(text) => {
+                format!("{}/x", text.strip_suffix('/').unwrap_or(text))
+            }
             PathMatch::StringPrefix(text) => format!("{text}x"),
             PathMatch::Regex(_) => return,
         };
         if !sample.is_ascii() {
             let problem = "no request has such a path: clients send other characters than those of ASCII as %-escapes";
-            self.warning(field, FieldIssue::new("", problem, "write it as clients send it, with %-escapes in capitals"));
+            self.warning(
+                field,
+                FieldIssue::new(
+                    "",
+                    problem,
+                    "write it as clients send it, with %-escapes in capitals",
+                ),
+            );
         } else if normal_path(&sample).as_ref() != Some(&sample) {
             let problem = "no request has such a path: paths are compared in their normal form";
-            self.warning(field, FieldIssue::new("", problem, "write it without //, and %-escapes only of what must be, in capitals"));
+            self.warning(
+                field,
+                FieldIssue::new(
+                    "",
+                    problem,
+                    "write it without //, and %-escapes only of what must be, in capitals",
+                ),
+            );
         }
     }
 
     fn place(&self, field: &str, inner: &str) -> String {
-        [self.field.as_str(), field, inner].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".")
+        [self.field.as_str(), field, inner]
+            .into_iter()
+            .filter(|part| !part.is_empty())
+            .collect::<Vec<_>>()
+            .join(".")
     }
 
     /// Validates a regular expression and subtracts its memory from the service's budget.
     pub(crate) fn regex(&mut self, pattern: &str) -> Result<(), FieldIssue> {
-        let one = pattern::cost(pattern).map_err(|problem| FieldIssue::new("", problem, "use RE2 syntax; the whole text must match"))?;
+        let one = pattern::cost(pattern).map_err(|problem| {
+            FieldIssue::new("", problem, "use RE2 syntax; the whole text must match")
+        })?;
         let needed = one.saturating_mul(self.regexes.copies);
         if needed > self.regexes.bytes_left {
             let service = &self.regexes.service;
-            let problem =
-                format!("with this one the regular expressions of service {service} need more than {REGEXES_PER_SERVICE_BYTES_MAX} bytes");
-            return Err(FieldIssue::new("", problem, "use prefixes, or fewer and shorter expressions"));
+            let problem = format!(
+                "with this one the regular expressions of service {service} need more than {REGEXES_PER_SERVICE_BYTES_MAX} bytes"
+            );
+            return Err(FieldIssue::new(
+                "",
+                problem,
+                "use prefixes, or fewer and shorter expressions",
+            ));
         }
         self.regexes.bytes_left -= needed;
         Ok(())
     }
 
     /// Builds a backend. If its reference is broken, the backend keeps its weight, and requests that it receives fail.
-    pub(crate) fn backend(&mut self, field: &str, weight: u32, target: Result<BackendTarget, FieldIssue>) -> Backend {
+    pub(crate) fn backend(
+        &mut self,
+        field: &str,
+        weight: u32,
+        target: Result<BackendTarget, FieldIssue>,
+    ) -> Backend {
         let target = target.unwrap_or_else(|complaint| self.refused_backend(field, complaint));
         if weight <= WEIGHT_MAX {
             return Backend { weight, target };
         }
-        let complaint = FieldIssue::new("weight", format!("{weight} is more than {WEIGHT_MAX}"), "use smaller shares");
-        Backend { weight: WEIGHT_MAX, target: self.refused_backend(field, complaint) }
+        let complaint = FieldIssue::new(
+            "weight",
+            format!("{weight} is more than {WEIGHT_MAX}"),
+            "use smaller shares",
+        );
+        Backend {
+            weight: WEIGHT_MAX,
+            target: self.refused_backend(field, complaint),
+        }
     }
 
     fn refused_backend(&mut self, field: &str, complaint: FieldIssue) -> BackendTarget {
         let field = self.place(field, &complaint.field);
         let reason = format!("{field}: {}", complaint.problem);
-        self.report.error(self.document, field, complaint.problem, complaint.fix);
-        BackendTarget::Refuse { status: STATUS_BROKEN, reason }
+        self.report
+            .error(self.document, field, complaint.problem, complaint.fix);
+        BackendTarget::Refuse {
+            status: STATUS_BROKEN,
+            reason,
+        }
     }
 
     /// Builds the action of the rule; a broken rule refuses.
     pub(crate) fn action(&mut self, field: &str, backends: Vec<Backend>) -> RouteAction {
         if backends.is_empty() && self.broken.is_none() {
-            self.broken(field, FieldIssue::new("", "the rule has no backend, so it answers 500", "name a Service to send requests to"));
+            self.broken(
+                field,
+                FieldIssue::new(
+                    "",
+                    "the rule has no backend, so it answers 500",
+                    "name a Service to send requests to",
+                ),
+            );
         } else if backends.len() > BACKENDS_PER_RULE_MAX {
-            let problem = format!("the rule has {} backends, more than {BACKENDS_PER_RULE_MAX}", backends.len());
+            let problem = format!(
+                "the rule has {} backends, more than {BACKENDS_PER_RULE_MAX}",
+                backends.len()
+            );
             self.broken(field, FieldIssue::new("", problem, "use fewer backends"));
         }
         if let Some(reason) = &self.broken {
-            return RouteAction::Refuse { status: STATUS_BROKEN, reason: reason.clone() };
+            return RouteAction::Refuse {
+                status: STATUS_BROKEN,
+                reason: reason.clone(),
+            };
         }
         if backends.iter().all(|backend| backend.weight == 0) {
-            let complaint = FieldIssue::new("", "all weights are 0, so the rule answers 503", "give at least one backend a share");
+            let complaint = FieldIssue::new(
+                "",
+                "all weights are 0, so the rule answers 503",
+                "give at least one backend a share",
+            );
             self.warning(field, complaint);
-            return RouteAction::Refuse { status: STATUS_NO_WEIGHT, reason: format!("{}.{field}: all weights are 0", self.field) };
+            return RouteAction::Refuse {
+                status: STATUS_NO_WEIGHT,
+                reason: format!("{}.{field}: all weights are 0", self.field),
+            };
         }
         RouteAction::Split(backends)
     }
@@ -169,9 +265,15 @@ pub(crate) fn path(value: &str) -> Result<String, FieldIssue> {
             "leave out the query; match it by query parameters",
         ));
     }
-    let bad = value.split('/').any(|element| element == "." || element == "..");
+    let bad = value
+        .split('/')
+        .any(|element| element == "." || element == "..");
     if bad {
-        return Err(FieldIssue::new("", format!("{:?} has a relative element", short(value)), "write the path without . and .."));
+        return Err(FieldIssue::new(
+            "",
+            format!("{:?} has a relative element", short(value)),
+            "write the path without . and ..",
+        ));
     }
     Ok(value.to_owned())
 }
@@ -179,18 +281,32 @@ pub(crate) fn path(value: &str) -> Result<String, FieldIssue> {
 /// Validates a text that is compared as it is.
 pub(crate) fn text(value: &str) -> Result<String, FieldIssue> {
     if value.len() > TEXT_BYTES_MAX {
-        let problem = format!("the text has {} bytes, more than {TEXT_BYTES_MAX}", value.len());
-        return Err(FieldIssue::new("", problem, "use a shorter text or a regular expression"));
+        let problem = format!(
+            "the text has {} bytes, more than {TEXT_BYTES_MAX}",
+            value.len()
+        );
+        return Err(FieldIssue::new(
+            "",
+            problem,
+            "use a shorter text or a regular expression",
+        ));
     }
     if value.bytes().any(|c| c < b' ' || c == 0x7f) {
-        return Err(FieldIssue::new("", "the text holds a control character, which no request can have", "remove it"));
+        return Err(FieldIssue::new(
+            "",
+            "the text holds a control character, which no request can have",
+            "remove it",
+        ));
     }
     Ok(value.to_owned())
 }
 
 /// Validates the name of a header and returns it in lower case.
 pub(crate) fn header_name(name: &str) -> Result<String, FieldIssue> {
-    let is_token = !name.is_empty() && name.bytes().all(|c| c.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&c));
+    let is_token = !name.is_empty()
+        && name
+            .bytes()
+            .all(|c| c.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&c));
     if is_token && name.len() <= TEXT_BYTES_MAX {
         return Ok(name.to_ascii_lowercase());
     }
@@ -206,10 +322,19 @@ pub(crate) fn header_name(name: &str) -> Result<String, FieldIssue> {
 pub(crate) fn conditions(
     rule: &mut RuleContext<'_>,
     field: &str,
-    written: impl ExactSizeIterator<Item = (String, Result<String, FieldIssue>, Result<TextMatch, FieldIssue>)>,
+    written: impl ExactSizeIterator<
+        Item = (
+            String,
+            Result<String, FieldIssue>,
+            Result<TextMatch, FieldIssue>,
+        ),
+    >,
 ) -> Vec<ValueMatch> {
     if written.len() > CONDITIONS_PER_MATCH_MAX {
-        let problem = format!("the match has {} conditions here, more than {CONDITIONS_PER_MATCH_MAX}", written.len());
+        let problem = format!(
+            "the match has {} conditions here, more than {CONDITIONS_PER_MATCH_MAX}",
+            written.len()
+        );
         rule.broken(field, FieldIssue::new("", problem, "use fewer conditions"));
         return Vec::new();
     }
@@ -222,9 +347,12 @@ pub(crate) fn conditions(
             _ => Ok(value),
         });
         match (name, value) {
-            (Ok(name), Ok(value)) if seen.insert(name.clone()) => good.push(ValueMatch { name, value }),
+            (Ok(name), Ok(value)) if seen.insert(name.clone()) => {
+                good.push(ValueMatch { name, value })
+            }
             (Ok(name), Ok(_)) => {
-                let problem = format!("{name:?} is compared twice; only the first condition counts");
+                let problem =
+                    format!("{name:?} is compared twice; only the first condition counts");
                 rule.warning(&field, FieldIssue::new("", problem, "remove one of them"));
             }
             (Err(complaint), _) | (_, Err(complaint)) => rule.broken(&field, complaint),

@@ -5,7 +5,8 @@ use std::net::IpAddr;
 
 use canal_model::ids::ServiceKey;
 use canal_model::policy::kubernetes::{
-    self, ClusterIp, POLICY_PATHS_ANNOTATION, ServiceType, SessionAffinity, Transport, UPSTREAM_POOL_ANNOTATION,
+    self, ClusterIp, POLICY_PATHS_ANNOTATION, ServiceType, SessionAffinity, Transport,
+    UPSTREAM_POOL_ANNOTATION,
 };
 use canal_model::program::{AppProtocol, PolicyPaths, Service, ServicePort, UpstreamPool};
 
@@ -26,7 +27,11 @@ pub(crate) fn resolve(
     let mut services = BTreeMap::new();
     for service in said {
         let metadata = &service.object.metadata;
-        let key = ServiceKey { tenant: input.tenant.clone(), namespace: metadata.namespace.clone(), name: metadata.name.clone() };
+        let key = ServiceKey {
+            tenant: input.tenant.clone(),
+            namespace: metadata.namespace.clone(),
+            name: metadata.name.clone(),
+        };
         if service.object.spec.kind == ServiceType::ExternalName {
             report.error(
                 service.document,
@@ -38,25 +43,63 @@ pub(crate) fn resolve(
         }
         let Some(id) = input.service_ids.get(&key).copied() else {
             let problem = "all 16,777,215 service IDs are taken, so the service has none";
-            report.error(service.document, "", problem, "remove services that are not needed");
+            report.error(
+                service.document,
+                "",
+                problem,
+                "remove services that are not needed",
+            );
             continue;
         };
         let vips = vips(service, addresses, report);
         let ports = ports(service, report);
-        let (upstream_pool, policy_paths) = (upstream_pool(service, report), policy_paths(service, report));
-        services.insert(key.clone(), Service { id, hostname: hostname(&key), key, vips, ports, upstream_pool, policy_paths });
+        let (upstream_pool, policy_paths) = (
+            upstream_pool(service, report),
+            policy_paths(service, report),
+        );
+        services.insert(
+            key.clone(),
+            Service {
+                id,
+                hostname: hostname(&key),
+                key,
+                vips,
+                ports,
+                upstream_pool,
+                policy_paths,
+            },
+        );
     }
     services
 }
 
-fn upstream_pool(service: &Sourced<'_, kubernetes::Service>, report: &mut DiagnosticCollector) -> UpstreamPool {
-    let values = [("shared", UpstreamPool::Shared), ("per-client", UpstreamPool::PerClient)];
-    annotated(service, UPSTREAM_POOL_ANNOTATION, values, "is no kind of pool; clients share connections", report)
+fn upstream_pool(
+    service: &Sourced<'_, kubernetes::Service>,
+    report: &mut DiagnosticCollector,
+) -> UpstreamPool {
+    let values = [
+        ("shared", UpstreamPool::Shared),
+        ("per-client", UpstreamPool::PerClient),
+    ];
+    annotated(
+        service,
+        UPSTREAM_POOL_ANNOTATION,
+        values,
+        "is no kind of pool; clients share connections",
+        report,
+    )
 }
 
-fn policy_paths(service: &Sourced<'_, kubernetes::Service>, report: &mut DiagnosticCollector) -> PolicyPaths {
-    let values = [("strict", PolicyPaths::Strict), ("legacy", PolicyPaths::Legacy)];
-    let problem = "is no kind of paths; policies refuse path parameters and escapes that are not UTF-8";
+fn policy_paths(
+    service: &Sourced<'_, kubernetes::Service>,
+    report: &mut DiagnosticCollector,
+) -> PolicyPaths {
+    let values = [
+        ("strict", PolicyPaths::Strict),
+        ("legacy", PolicyPaths::Legacy),
+    ];
+    let problem =
+        "is no kind of paths; policies refuse path parameters and escapes that are not UTF-8";
     annotated(service, POLICY_PATHS_ANNOTATION, values, problem, report)
 }
 
@@ -72,43 +115,81 @@ fn annotated<T>(
         Some(text) if text == other.0 => other.1,
         Some(text) if text != unset.0 => {
             let fix = format!("write {}, or {}", other.0, unset.0);
-            report.warning(service.document, format!("metadata.annotations[{annotation:?}]"), format!("{text:?} {problem}"), fix);
+            report.warning(
+                service.document,
+                format!("metadata.annotations[{annotation:?}]"),
+                format!("{text:?} {problem}"),
+                fix,
+            );
             unset.1
         }
         _ => unset.1,
     }
 }
 
-fn vips(service: &Sourced<'_, kubernetes::Service>, addresses: &mut AddressOwners, report: &mut DiagnosticCollector) -> Vec<IpAddr> {
+fn vips(
+    service: &Sourced<'_, kubernetes::Service>,
+    addresses: &mut AddressOwners,
+    report: &mut DiagnosticCollector,
+) -> Vec<IpAddr> {
     let spec = &service.object.spec;
     let one = [spec.cluster_ip];
-    let (field, written): (_, &[ClusterIp]) =
-        if spec.cluster_ips.is_empty() { ("spec.clusterIP", &one) } else { ("spec.clusterIPs", &spec.cluster_ips) };
+    let (field, written): (_, &[ClusterIp]) = if spec.cluster_ips.is_empty() {
+        ("spec.clusterIP", &one)
+    } else {
+        ("spec.clusterIPs", &spec.cluster_ips)
+    };
     let key = service.document.object.key();
     let mut vips = Vec::new();
     for (at, cluster_ip) in written.iter().enumerate() {
-        let ClusterIp::Address(address) = cluster_ip else { continue };
-        let place = if spec.cluster_ips.is_empty() { field.to_owned() } else { format!("{field}[{at}]") };
+        let ClusterIp::Address(address) = cluster_ip else {
+            continue;
+        };
+        let place = if spec.cluster_ips.is_empty() {
+            field.to_owned()
+        } else {
+            format!("{field}[{at}]")
+        };
         match addresses.claim(*address, &key) {
             Ok(()) if vips.contains(address) => {}
             Ok(()) => vips.push(*address),
-            Err(problem) => report.error(service.document, place, problem, "give every service an address of its own"),
+            Err(problem) => report.error(
+                service.document,
+                place,
+                problem,
+                "give every service an address of its own",
+            ),
         }
     }
-    let says_nothing = written.iter().all(|cluster_ip| *cluster_ip == ClusterIp::Unset);
+    let says_nothing = written
+        .iter()
+        .all(|cluster_ip| *cluster_ip == ClusterIp::Unset);
     if says_nothing && service.fault("spec.clusterIP").is_none() {
         let fix = "write spec.clusterIPs, or clusterIP: None if clients dial the pods themselves";
-        report.warning(service.document, "spec.clusterIPs", "the service has no address, so no client can dial it", fix);
+        report.warning(
+            service.document,
+            "spec.clusterIPs",
+            "the service has no address, so no client can dial it",
+            fix,
+        );
     }
     vips
 }
 
 /// Resolves the ports. A service that cannot be supported as written has no ports: its address then refuses instead of serving a part of
 /// it.
-fn ports(service: &Sourced<'_, kubernetes::Service>, report: &mut DiagnosticCollector) -> Vec<ServicePort> {
+fn ports(
+    service: &Sourced<'_, kubernetes::Service>,
+    report: &mut DiagnosticCollector,
+) -> Vec<ServicePort> {
     let spec = &service.object.spec;
     if spec.session_affinity == SessionAffinity::ClientIP {
-        report.error(service.document, "spec.sessionAffinity", "session affinity is not in this version", "write None or remove the field");
+        report.error(
+            service.document,
+            "spec.sessionAffinity",
+            "session affinity is not in this version",
+            "write None or remove the field",
+        );
         return Vec::new();
     }
     // A fault may concern any port, so none is offered.
@@ -116,7 +197,10 @@ fn ports(service: &Sourced<'_, kubernetes::Service>, report: &mut DiagnosticColl
         return Vec::new();
     }
     if spec.ports.len() > PORTS_PER_SERVICE_MAX {
-        let problem = format!("the service has {} ports, more than {PORTS_PER_SERVICE_MAX}", spec.ports.len());
+        let problem = format!(
+            "the service has {} ports, more than {PORTS_PER_SERVICE_MAX}",
+            spec.ports.len()
+        );
         report.error(service.document, "spec.ports", problem, "split the service");
         return Vec::new();
     }
@@ -125,7 +209,10 @@ fn ports(service: &Sourced<'_, kubernetes::Service>, report: &mut DiagnosticColl
     for (at, written) in spec.ports.iter().enumerate() {
         let field = format!("spec.ports[{at}]");
         if written.protocol != Transport::Tcp {
-            let problem = format!("port {} is not TCP; the mesh does not carry it", written.port);
+            let problem = format!(
+                "port {} is not TCP; the mesh does not carry it",
+                written.port
+            );
             report.warning(
                 service.document,
                 format!("{field}.protocol"),
@@ -135,14 +222,20 @@ fn ports(service: &Sourced<'_, kubernetes::Service>, report: &mut DiagnosticColl
             continue;
         }
         if !seen.insert(written.port) {
-            report.error(service.document, format!("{field}.port"), format!("port {} is given twice", written.port), "remove one of them");
+            report.error(
+                service.document,
+                format!("{field}.port"),
+                format!("port {} is given twice", written.port),
+                "remove one of them",
+            );
             continue;
         }
         let protocol = match spoken(written.app_protocol.as_deref(), &written.name) {
             DeclaredProtocol::Known(protocol) => protocol,
             DeclaredProtocol::Unknown => {
                 let said = written.app_protocol.as_deref().unwrap_or_default();
-                let problem = format!("{said:?} is an unknown protocol; a connection's first bytes decide");
+                let problem =
+                    format!("{said:?} is an unknown protocol; a connection's first bytes decide");
                 report.warning(
                     service.document,
                     format!("{field}.appProtocol"),
@@ -152,7 +245,11 @@ fn ports(service: &Sourced<'_, kubernetes::Service>, report: &mut DiagnosticColl
                 AppProtocol::Detect
             }
         };
-        ports.push(ServicePort { port: written.port.get(), name: written.name.clone(), protocol });
+        ports.push(ServicePort {
+            port: written.port.get(),
+            name: written.name.clone(),
+            protocol,
+        });
     }
     ports
 }

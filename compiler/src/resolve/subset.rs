@@ -22,7 +22,9 @@ pub(crate) fn resolve(
     let mut subsets = Subsets::new();
     for rule in said {
         let (host, namespace) = (&rule.object.spec.host, &rule.object.metadata.namespace);
-        let Some(service) = names::service(tenant, namespace, host).filter(|key| services.contains_key(key)) else {
+        let Some(service) =
+            names::service(tenant, namespace, host).filter(|key| services.contains_key(key))
+        else {
             report.error(
                 rule.document,
                 "spec.host",
@@ -32,22 +34,49 @@ pub(crate) fn resolve(
             continue;
         };
         if service.namespace != *namespace {
-            let problem = format!("subsets of {}/{} are defined in its own namespace only", service.namespace, service.name);
-            report.error(rule.document, "spec.host", problem, format!("move the DestinationRule to namespace {}", service.namespace));
+            let problem = format!(
+                "subsets of {}/{} are defined in its own namespace only",
+                service.namespace, service.name
+            );
+            report.error(
+                rule.document,
+                "spec.host",
+                problem,
+                format!(
+                    "move the DestinationRule to namespace {}",
+                    service.namespace
+                ),
+            );
             continue;
         }
         let known = subsets.entry(service).or_default();
         for (at, subset) in rule.object.spec.subsets.iter().enumerate() {
             let field = format!("spec.subsets[{at}]");
             if subset.name.is_empty() && rule.fault(&field).is_none() {
-                report.error(rule.document, format!("{field}.name"), "the subset has no name", "name it");
+                report.error(
+                    rule.document,
+                    format!("{field}.name"),
+                    "the subset has no name",
+                    "name it",
+                );
             } else if known.contains_key(&subset.name) {
-                let problem = format!("subset {:?} of {host} is defined twice; the older one is used", subset.name);
-                report.error(rule.document, format!("{field}.name"), problem, "remove one of them");
+                let problem = format!(
+                    "subset {:?} of {host} is defined twice; the older one is used",
+                    subset.name
+                );
+                report.error(
+                    rule.document,
+                    format!("{field}.name"),
+                    problem,
+                    "remove one of them",
+                );
             } else {
                 // A broken subset keeps its name: destinations that use it fail, even if a newer rule defines the same name.
                 let is_broken = rule.fault(&field).is_some();
-                known.insert(subset.name.clone(), (!is_broken).then(|| subset.labels.clone()));
+                known.insert(
+                    subset.name.clone(),
+                    (!is_broken).then(|| subset.labels.clone()),
+                );
             }
         }
     }

@@ -15,47 +15,92 @@ use super::tenant_objects::Sourced;
 use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{GATEWAY_RANGES_MAX, RESOLVERS_MAX};
 
-pub(crate) fn resolve(name: &TenantName, said: &[Sourced<'_, canal::Tenant>], report: &mut DiagnosticCollector) -> Option<Tenant> {
+pub(crate) fn resolve(
+    name: &TenantName,
+    said: &[Sourced<'_, canal::Tenant>],
+    report: &mut DiagnosticCollector,
+) -> Option<Tenant> {
     let mut own = None;
     for tenant in said {
         if tenant.object.metadata.name.as_str() == name.as_str() {
             own = Some(tenant);
         } else {
-            report.error(tenant.document, "metadata.name", format!("this is the configuration of tenant {name}"), format!("write {name}"));
+            report.error(
+                tenant.document,
+                "metadata.name",
+                format!("this is the configuration of tenant {name}"),
+                format!("write {name}"),
+            );
         }
     }
     let Some(tenant) = own else {
-        let fix = format!("write an object with apiVersion: canal.mesh/v1, kind: Tenant and metadata.name: {name}");
-        report.general(format!("tenant {name} has no Tenant object, so nothing of it is served"), fix);
+        let fix = format!(
+            "write an object with apiVersion: canal.mesh/v1, kind: Tenant and metadata.name: {name}"
+        );
+        report.general(
+            format!("tenant {name} has no Tenant object, so nothing of it is served"),
+            fix,
+        );
         return None;
     };
     let spec = &tenant.object.spec;
     // A tenant with the provider's own name, trust domain or VNI would not be isolated from Canal's components.
     if name.as_str() == SYSTEM_NAMESPACE {
-        let problem = format!("{SYSTEM_NAMESPACE} is the provider's own name; nothing of the tenant is served");
-        report.error(tenant.document, "metadata.name", problem, "choose another name");
+        let problem = format!(
+            "{SYSTEM_NAMESPACE} is the provider's own name; nothing of the tenant is served"
+        );
+        report.error(
+            tenant.document,
+            "metadata.name",
+            problem,
+            "choose another name",
+        );
         return None;
     }
     if spec.trust_domain.as_str() == COMPONENTS {
-        let problem = format!("{COMPONENTS} is the trust domain of Canal's own parts; nothing of the tenant is served");
-        report.error(tenant.document, "spec.trustDomain", problem, "choose another trust domain");
+        let problem = format!(
+            "{COMPONENTS} is the trust domain of Canal's own parts; nothing of the tenant is served"
+        );
+        report.error(
+            tenant.document,
+            "spec.trustDomain",
+            problem,
+            "choose another trust domain",
+        );
         return None;
     }
     let pod_cidrs = ranges(tenant, "podCidrs", &spec.pod_cidrs, report);
     if pod_cidrs.is_empty() {
-        report.error(tenant.document, "spec.podCidrs", "the tenant has no range for its pods", "write the ranges of its pods' addresses");
+        report.error(
+            tenant.document,
+            "spec.podCidrs",
+            "the tenant has no range for its pods",
+            "write the ranges of its pods' addresses",
+        );
     }
     let service_cidrs = ranges(tenant, "serviceCidrs", &spec.service_cidrs, report);
     for (at, net) in service_cidrs.iter().enumerate() {
         if let Some(pods) = pod_cidrs.iter().find(|pods| overlap(pods, net)) {
             let problem = format!("{net} overlaps the pods' range {pods}");
-            report.error(tenant.document, format!("spec.serviceCidrs[{at}]"), problem, "choose ranges that do not overlap");
+            report.error(
+                tenant.document,
+                format!("spec.serviceCidrs[{at}]"),
+                problem,
+                "choose ranges that do not overlap",
+            );
         }
     }
     let gateway_cidrs = gateway_ranges(tenant, &pod_cidrs, &service_cidrs, report);
     if spec.vni.get() == TIER_VNI {
-        let problem = format!("VNI {TIER_VNI} is the provider's own, between edges and gateways; nothing of the tenant is served");
-        report.error(tenant.document, "spec.vni", problem, "choose another number");
+        let problem = format!(
+            "VNI {TIER_VNI} is the provider's own, between edges and gateways; nothing of the tenant is served"
+        );
+        report.error(
+            tenant.document,
+            "spec.vni",
+            problem,
+            "choose another number",
+        );
         return None;
     }
     Some(Tenant {
@@ -74,11 +119,23 @@ pub(crate) fn resolve(name: &TenantName, said: &[Sourced<'_, canal::Tenant>], re
 /// Resolves the location of the keys. If the field cannot be parsed, keys are only allowed in key servers, so that they are never
 /// elsewhere.
 fn keys(tenant: &Sourced<'_, canal::Tenant>) -> KeyPolicy {
-    let KeysSpec { location: place, algorithm, fallback } = tenant.object.spec.keys;
+    let KeysSpec {
+        location: place,
+        algorithm,
+        fallback,
+    } = tenant.object.spec.keys;
     if tenant.fault("spec.keys").is_some() {
-        return KeyPolicy { location: KeyLocation::KeyServer, algorithm, local_fallback: false };
+        return KeyPolicy {
+            location: KeyLocation::KeyServer,
+            algorithm,
+            local_fallback: false,
+        };
     }
-    KeyPolicy { location: place, algorithm, local_fallback: place == KeyLocation::KeyServer && fallback == KeyFallback::Local }
+    KeyPolicy {
+        location: place,
+        algorithm,
+        local_fallback: place == KeyLocation::KeyServer && fallback == KeyFallback::Local,
+    }
 }
 
 /// Resolves name servers outside the mesh. An invalid one is left out: its pods then reach fewer name servers, never more.
@@ -87,14 +144,28 @@ fn resolvers(tenant: &Sourced<'_, canal::Tenant>, report: &mut DiagnosticCollect
     let mut good = Vec::new();
     for (at, ip) in written.iter().map(IpAddr::to_canonical).enumerate() {
         let (problem, fix) = if at >= RESOLVERS_MAX {
-            (format!("the tenant names {} resolvers, more than {RESOLVERS_MAX}; the rest is left out", written.len()), "name fewer")
+            (
+                format!(
+                    "the tenant names {} resolvers, more than {RESOLVERS_MAX}; the rest is left out",
+                    written.len()
+                ),
+                "name fewer",
+            )
         } else if ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() {
-            (format!("{ip} is no resolver that a pod reaches over the network"), "write the resolver's own address")
+            (
+                format!("{ip} is no resolver that a pod reaches over the network"),
+                "write the resolver's own address",
+            )
         } else {
             good.push(ip);
             continue;
         };
-        report.error(tenant.document, format!("spec.resolvers[{at}]"), problem, fix);
+        report.error(
+            tenant.document,
+            format!("spec.resolvers[{at}]"),
+            problem,
+            fix,
+        );
         if at >= RESOLVERS_MAX {
             break;
         }
@@ -103,38 +174,82 @@ fn resolvers(tenant: &Sourced<'_, canal::Tenant>, report: &mut DiagnosticCollect
 }
 
 /// Resolves the ranges of gateway addresses. They overlap no other range, and each is large enough for all AZs.
-fn gateway_ranges(tenant: &Sourced<'_, canal::Tenant>, pods: &[IpNet], services: &[IpNet], report: &mut DiagnosticCollector) -> Vec<IpNet> {
+fn gateway_ranges(
+    tenant: &Sourced<'_, canal::Tenant>,
+    pods: &[IpNet],
+    services: &[IpNet],
+    report: &mut DiagnosticCollector,
+) -> Vec<IpNet> {
     let written = &tenant.object.spec.gateway_cidrs;
     if written.len() > GATEWAY_RANGES_MAX {
-        let problem = format!("the tenant has {} ranges, more than {GATEWAY_RANGES_MAX}; the rest is left out", written.len());
-        report.error(tenant.document, format!("spec.gatewayCidrs[{GATEWAY_RANGES_MAX}]"), problem, "write fewer and larger ranges");
+        let problem = format!(
+            "the tenant has {} ranges, more than {GATEWAY_RANGES_MAX}; the rest is left out",
+            written.len()
+        );
+        report.error(
+            tenant.document,
+            format!("spec.gatewayCidrs[{GATEWAY_RANGES_MAX}]"),
+            problem,
+            "write fewer and larger ranges",
+        );
     }
     let mut good: Vec<IpNet> = Vec::new();
-    for (at, net) in written.iter().map(IpNet::trunc).enumerate().take(GATEWAY_RANGES_MAX) {
-        let overlapped = |ranges: &[IpNet]| ranges.iter().find(|other| overlap(other, &net)).copied();
+    for (at, net) in written
+        .iter()
+        .map(IpNet::trunc)
+        .enumerate()
+        .take(GATEWAY_RANGES_MAX)
+    {
+        let overlapped =
+            |ranges: &[IpNet]| ranges.iter().find(|other| overlap(other, &net)).copied();
         let apart = "choose ranges that do not overlap";
         let (problem, fix) = if let Some(reason) = reserved_range(&net) {
-            (format!("{net} {reason}"), "choose a private range such as 10.101.0.0/16")
+            (
+                format!("{net} {reason}"),
+                "choose a private range such as 10.101.0.0/16",
+            )
         } else if let Some(pods) = overlapped(pods) {
             (format!("{net} overlaps the pods' range {pods}"), apart)
         } else if let Some(services) = overlapped(services) {
-            (format!("{net} overlaps the services' range {services}"), apart)
+            (
+                format!("{net} overlaps the services' range {services}"),
+                apart,
+            )
         } else if let Some(other) = overlapped(&good) {
             (format!("{net} overlaps {other}"), apart)
         } else if !has_room(&net) {
-            let fix = if net.addr().is_ipv4() { "write a prefix length up to 27" } else { "write a prefix length up to 123" };
-            (format!("{net} is too small: an eighth of it is each AZ's, and must hold the tier's own service and one more"), fix)
+            let fix = if net.addr().is_ipv4() {
+                "write a prefix length up to 27"
+            } else {
+                "write a prefix length up to 123"
+            };
+            (
+                format!(
+                    "{net} is too small: an eighth of it is each AZ's, and must hold the tier's own service and one more"
+                ),
+                fix,
+            )
         } else {
             good.push(net);
             continue;
         };
-        report.error(tenant.document, format!("spec.gatewayCidrs[{at}]"), problem, fix);
+        report.error(
+            tenant.document,
+            format!("spec.gatewayCidrs[{at}]"),
+            problem,
+            fix,
+        );
     }
     good
 }
 
 /// Returns the ranges that a tenant may have, with their host bits cleared.
-fn ranges(tenant: &Sourced<'_, canal::Tenant>, field: &str, written: &[IpNet], report: &mut DiagnosticCollector) -> Vec<IpNet> {
+fn ranges(
+    tenant: &Sourced<'_, canal::Tenant>,
+    field: &str,
+    written: &[IpNet],
+    report: &mut DiagnosticCollector,
+) -> Vec<IpNet> {
     let mut good = Vec::new();
     for (at, net) in written.iter().enumerate() {
         match reserved_range(net) {

@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use canal_model::policy::canal::{ExternalAuthorizer, Federation, Gateway, KeyServer, Tenant, Termination, Throttle};
+use canal_model::policy::canal::{
+    ExternalAuthorizer, Federation, Gateway, KeyServer, Tenant, Termination, Throttle,
+};
 use canal_model::policy::gateway_api::{HttpRoute, ReferenceGrant, UdpRoute};
 use canal_model::policy::istio::{DestinationRule, VirtualService};
-use canal_model::policy::istio_security::{AuthorizationPolicy, PeerAuthentication, RequestAuthentication};
+use canal_model::policy::istio_security::{
+    AuthorizationPolicy, PeerAuthentication, RequestAuthentication,
+};
 use canal_model::policy::kubernetes::{Node, Pod, Service};
 use canal_model::policy::{Document, Object, ObjectKey, ObjectKind};
 
@@ -23,9 +27,15 @@ pub(crate) struct Sourced<'a, T> {
 impl<T> Sourced<'_, T> {
     /// Returns the first fault in a field that starts with `prefix`, or in a field that contains it.
     pub(crate) fn fault(&self, prefix: &str) -> Option<&str> {
-        let is_around = |field: &str| prefix.strip_prefix(field).is_some_and(|rest| rest.starts_with(['.', '[']));
+        let is_around = |field: &str| {
+            prefix
+                .strip_prefix(field)
+                .is_some_and(|rest| rest.starts_with(['.', '[']))
+        };
         let mut faults = self.document.faults.iter();
-        faults.find(|fault| fault.field.starts_with(prefix) || is_around(&fault.field)).map(|fault| fault.problem.as_str())
+        faults
+            .find(|fault| fault.field.starts_with(prefix) || is_around(&fault.field))
+            .map(|fault| fault.problem.as_str())
     }
 }
 
@@ -62,20 +72,39 @@ impl<'a> TenantObjects<'a> {
                 continue;
             };
             // The position decides between duplicates, so that the result does not depend on the order of the documents.
-            let (first, second) = if other.origin <= document.origin { (other, document) } else { (document, other) };
-            let problem = format!("this object stands in {} too; that one is used", first.origin);
-            report.error(second, "metadata.name", problem, "remove one of them or rename it");
+            let (first, second) = if other.origin <= document.origin {
+                (other, document)
+            } else {
+                (document, other)
+            };
+            let problem = format!(
+                "this object stands in {} too; that one is used",
+                first.origin
+            );
+            report.error(
+                second,
+                "metadata.name",
+                problem,
+                "remove one of them or rename it",
+            );
             unique.insert(key, first);
         }
         let mut documents: Vec<&Document> = unique.into_values().collect();
-        documents.sort_by(|a, b| (rank(a.object.kind()), seniority(a)).cmp(&(rank(b.object.kind()), seniority(b))));
+        documents.sort_by(|a, b| {
+            (rank(a.object.kind()), seniority(a)).cmp(&(rank(b.object.kind()), seniority(b)))
+        });
         if documents.len() > OBJECTS_PER_TENANT_MAX {
-            let problem = format!("the tenant has {} objects, more than {OBJECTS_PER_TENANT_MAX}; the rest is left out", documents.len());
+            let problem = format!(
+                "the tenant has {} objects, more than {OBJECTS_PER_TENANT_MAX}; the rest is left out",
+                documents.len()
+            );
             report.general(problem, "remove objects or split the tenant");
             documents.truncate(OBJECTS_PER_TENANT_MAX);
         }
         let mut corpus = TenantObjects::default();
-        documents.into_iter().for_each(|document| corpus.add(document));
+        documents
+            .into_iter()
+            .for_each(|document| corpus.add(document));
         corpus
     }
 
@@ -89,13 +118,25 @@ impl<'a> TenantObjects<'a> {
             Object::HttpRoute(object) => self.http_routes.push(Sourced { document, object }),
             Object::UdpRoute(object) => self.udp_routes.push(Sourced { document, object }),
             Object::ReferenceGrant(object) => self.grants.push(Sourced { document, object }),
-            Object::VirtualService(object) => self.virtual_services.push(Sourced { document, object }),
-            Object::DestinationRule(object) => self.destination_rules.push(Sourced { document, object }),
+            Object::VirtualService(object) => {
+                self.virtual_services.push(Sourced { document, object })
+            }
+            Object::DestinationRule(object) => {
+                self.destination_rules.push(Sourced { document, object })
+            }
             Object::Throttle(object) => self.throttles.push(Sourced { document, object }),
-            Object::AuthorizationPolicy(object) => self.authorization_policies.push(Sourced { document, object }),
-            Object::RequestAuthentication(object) => self.request_authentications.push(Sourced { document, object }),
-            Object::PeerAuthentication(object) => self.peer_authentications.push(Sourced { document, object }),
-            Object::ExternalAuthorizer(object) => self.external_authorizers.push(Sourced { document, object }),
+            Object::AuthorizationPolicy(object) => self
+                .authorization_policies
+                .push(Sourced { document, object }),
+            Object::RequestAuthentication(object) => self
+                .request_authentications
+                .push(Sourced { document, object }),
+            Object::PeerAuthentication(object) => {
+                self.peer_authentications.push(Sourced { document, object })
+            }
+            Object::ExternalAuthorizer(object) => {
+                self.external_authorizers.push(Sourced { document, object })
+            }
             Object::Federation(object) => self.federations.push(Sourced { document, object }),
             Object::KeyServer(object) => self.key_servers.push(Sourced { document, object }),
             Object::Termination(object) => self.terminations.push(Sourced { document, object }),
@@ -109,9 +150,15 @@ fn rank(kind: ObjectKind) -> u8 {
     match kind {
         ObjectKind::Tenant => 0,
         ObjectKind::Gateway | ObjectKind::Node => 1,
-        ObjectKind::AuthorizationPolicy | ObjectKind::RequestAuthentication | ObjectKind::PeerAuthentication | ObjectKind::Termination => 1,
+        ObjectKind::AuthorizationPolicy
+        | ObjectKind::RequestAuthentication
+        | ObjectKind::PeerAuthentication
+        | ObjectKind::Termination => 1,
         ObjectKind::ExternalAuthorizer | ObjectKind::KeyServer | ObjectKind::Federation => 1,
-        ObjectKind::HttpRoute | ObjectKind::UdpRoute | ObjectKind::VirtualService | ObjectKind::Throttle => 2,
+        ObjectKind::HttpRoute
+        | ObjectKind::UdpRoute
+        | ObjectKind::VirtualService
+        | ObjectKind::Throttle => 2,
         ObjectKind::DestinationRule | ObjectKind::ReferenceGrant => 3,
         ObjectKind::Service => 4,
         ObjectKind::Pod => 5,

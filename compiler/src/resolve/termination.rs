@@ -21,10 +21,14 @@ pub(crate) fn resolve(
 ) -> Vec<Termination> {
     let mut all: BTreeMap<(ServiceKey, u16), Termination> = BTreeMap::new();
     for said in said {
-        let Some((service, port)) = place(tenant, said, services, report) else { continue };
+        let Some((service, port)) = place(tenant, said, services, report) else {
+            continue;
+        };
         if all.contains_key(&(service.clone(), port)) {
-            let problem =
-                format!("TLS to {}/{}:{port} ends by another Termination already; that one is used", service.namespace, service.name);
+            let problem = format!(
+                "TLS to {}/{}:{port} ends by another Termination already; that one is used",
+                service.namespace, service.name
+            );
             report.error(said.document, "spec.port", problem, "remove one of them");
             continue;
         }
@@ -44,11 +48,23 @@ fn place(
     let Written { metadata, spec } = said.object;
     let target = &spec.target_ref;
     if !target.group.is_empty() || target.kind != "Service" {
-        let problem = format!("TLS cannot end for a {:?} of group {:?}", target.kind, target.group);
-        report.error(said.document, "spec.targetRef.kind", problem, "write kind: Service");
+        let problem = format!(
+            "TLS cannot end for a {:?} of group {:?}",
+            target.kind, target.group
+        );
+        report.error(
+            said.document,
+            "spec.targetRef.kind",
+            problem,
+            "write kind: Service",
+        );
         return None;
     }
-    let key = ServiceKey { tenant: tenant.clone(), namespace: metadata.namespace.clone(), name: target.name.clone() };
+    let key = ServiceKey {
+        tenant: tenant.clone(),
+        namespace: metadata.namespace.clone(),
+        name: target.name.clone(),
+    };
     let Some(service) = services.get(&key) else {
         let problem = format!("there is no Service {}/{}", key.namespace, key.name);
         let fix = "create it, correct the name, or move the Termination into its namespace";
@@ -57,7 +73,12 @@ fn place(
     };
     let port = spec.port.get();
     if !service.ports.iter().any(|p| p.port == port) {
-        report.error(said.document, "spec.port", format!("the Service has no TCP port {port}"), "write one of its ports");
+        report.error(
+            said.document,
+            "spec.port",
+            format!("the Service has no TCP port {port}"),
+            "write one of its ports",
+        );
         return None;
     }
     Some((key, port))
@@ -71,32 +92,68 @@ fn read(
     report: &mut DiagnosticCollector,
 ) -> Termination {
     let spec = &said.object.spec;
-    let mut broken = said.document.faults.iter().find(|f| f.field.starts_with("spec")).map(|f| format!("{}: {}", f.field, f.problem));
+    let mut broken = said
+        .document
+        .faults
+        .iter()
+        .find(|f| f.field.starts_with("spec"))
+        .map(|f| format!("{}: {}", f.field, f.problem));
     let mut breaks = |field: &str, problem: String, fix: &str| {
         broken.get_or_insert_with(|| format!("{field}: {problem}"));
         report.error(said.document, field, problem, fix);
     };
     let certificate = match &spec.certificate {
-        CertificateSpec { mesh: Some(_), key_server: None } => TerminationCertificate::Mesh,
-        CertificateSpec { mesh: None, key_server: Some(name) } => {
+        CertificateSpec {
+            mesh: Some(_),
+            key_server: None,
+        } => TerminationCertificate::Mesh,
+        CertificateSpec {
+            mesh: None,
+            key_server: Some(name),
+        } => {
             if !key_servers.iter().any(|server| server.name == *name) {
-                breaks("spec.certificate.keyServer", format!("there is no KeyServer {name} that works"), "create it or correct the name");
+                breaks(
+                    "spec.certificate.keyServer",
+                    format!("there is no KeyServer {name} that works"),
+                    "create it or correct the name",
+                );
             }
             TerminationCertificate::KeyServer(name.clone())
         }
-        CertificateSpec { mesh: None, key_server: None } => {
+        CertificateSpec {
+            mesh: None,
+            key_server: None,
+        } => {
             if said.fault("spec.certificate").is_none() {
-                breaks("spec.certificate", "it names no certificate".into(), "write mesh: {} or keyServer: NAME");
+                breaks(
+                    "spec.certificate",
+                    "it names no certificate".into(),
+                    "write mesh: {} or keyServer: NAME",
+                );
             }
             TerminationCertificate::Mesh
         }
-        CertificateSpec { mesh: Some(_), key_server: Some(_) } => {
-            breaks("spec.certificate", "it names two certificates".into(), "write mesh: {} or keyServer: NAME");
+        CertificateSpec {
+            mesh: Some(_),
+            key_server: Some(_),
+        } => {
+            breaks(
+                "spec.certificate",
+                "it names two certificates".into(),
+                "write mesh: {} or keyServer: NAME",
+            );
             TerminationCertificate::Mesh
         }
     };
     if let Some(reason) = &mut broken {
         reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
     }
-    Termination { service, port, certificate, clients: spec.client_certificates, required: spec.required, broken }
+    Termination {
+        service,
+        port,
+        certificate,
+        clients: spec.client_certificates,
+        required: spec.required,
+        broken,
+    }
 }

@@ -14,9 +14,16 @@ use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::THROTTLES_PER_TENANT_MAX;
 
 /// Returns the provider's default throttle from the Tenant object in force, which is the last one with the tenant's name.
-pub(crate) fn default_of(said: &[Sourced<'_, canal::Tenant>], name: &TenantName) -> DefaultThrottle {
-    let own = said.iter().rev().find(|tenant| tenant.object.metadata.name.as_str() == name.as_str());
-    own.map(|tenant| tenant.object.spec.default_throttle).unwrap_or_default()
+pub(crate) fn default_of(
+    said: &[Sourced<'_, canal::Tenant>],
+    name: &TenantName,
+) -> DefaultThrottle {
+    let own = said
+        .iter()
+        .rev()
+        .find(|tenant| tenant.object.metadata.name.as_str() == name.as_str());
+    own.map(|tenant| tenant.object.spec.default_throttle)
+        .unwrap_or_default()
 }
 
 /// Returns the throttles of a tenant on the cloud tier: that of the whole tenant first, then by service.
@@ -30,30 +37,52 @@ pub(crate) fn resolve(
     services: &BTreeMap<ServiceKey, Service>,
     report: &mut DiagnosticCollector,
 ) -> Vec<Throttle> {
-    let Some(tenant) = tenant else { return Vec::new() };
+    let Some(tenant) = tenant else {
+        return Vec::new();
+    };
     if tenant.gateway_cidrs.is_empty() {
         for throttle in said {
             let problem = "the tenant is not on the cloud tier, so nothing is throttled";
-            report.error(throttle.document, "", problem, "remove it, or request gatewayCidrs from the provider");
+            report.error(
+                throttle.document,
+                "",
+                problem,
+                "remove it, or request gatewayCidrs from the provider",
+            );
         }
         return Vec::new();
     }
     if let Some(first) = said.get(THROTTLES_PER_TENANT_MAX) {
-        let problem =
-            format!("the tenant has {} throttles, more than {THROTTLES_PER_TENANT_MAX}; from this one on they are left out", said.len());
+        let problem = format!(
+            "the tenant has {} throttles, more than {THROTTLES_PER_TENANT_MAX}; from this one on they are left out",
+            said.len()
+        );
         report.error(first.document, "", problem, "remove throttles");
     }
     let mut throttles: BTreeMap<Option<ServiceKey>, (ObjectKey, Throttle)> = BTreeMap::new();
     for object in said.iter().take(THROTTLES_PER_TENANT_MAX) {
-        let Some(throttle) = read(tenant, object, services, report) else { continue };
+        let Some(throttle) = read(tenant, object, services, report) else {
+            continue;
+        };
         if let Some((older, _)) = throttles.get(&throttle.service) {
             let problem = format!("{older} limits the same already; that one is used");
-            report.error(object.document, "spec.targetRef", problem, "remove one of them");
+            report.error(
+                object.document,
+                "spec.targetRef",
+                problem,
+                "remove one of them",
+            );
             continue;
         }
-        throttles.insert(throttle.service.clone(), (object.document.object.key(), throttle));
+        throttles.insert(
+            throttle.service.clone(),
+            (object.document.object.key(), throttle),
+        );
     }
-    let mut throttles: Vec<_> = throttles.into_values().map(|(_, throttle)| throttle).collect();
+    let mut throttles: Vec<_> = throttles
+        .into_values()
+        .map(|(_, throttle)| throttle)
+        .collect();
     apply_default(tenant, default, &mut throttles);
     throttles
 }
@@ -87,7 +116,10 @@ fn lower(own: RateLimit, given: RateLimit) -> RateLimit {
     match (own.per_second, given.per_second) {
         (0, _) => given,
         (_, 0) => own,
-        _ => RateLimit { per_second: own.per_second.min(given.per_second), burst: own.burst.min(given.burst) },
+        _ => RateLimit {
+            per_second: own.per_second.min(given.per_second),
+            burst: own.burst.min(given.burst),
+        },
     }
 }
 
@@ -105,7 +137,12 @@ fn read(
     let spec = &said.object.spec;
     if spec.sessions.is_none() && spec.packets.is_none() && spec.requests.is_none() {
         if said.fault("spec").is_none() {
-            report.error(said.document, "spec", "it limits nothing", "write sessions, packets or requests, each with perSecond");
+            report.error(
+                said.document,
+                "spec",
+                "it limits nothing",
+                "write sessions, packets or requests, each with perSecond",
+            );
         }
         return None;
     }
@@ -128,17 +165,36 @@ fn target<'s>(
     report: &mut DiagnosticCollector,
 ) -> Option<Option<&'s Service>> {
     let canal::Throttle { metadata, spec } = said.object;
-    let Some(target) = &spec.target_ref else { return Some(None) };
+    let Some(target) = &spec.target_ref else {
+        return Some(None);
+    };
     if !target.group.is_empty() || target.kind != "Service" {
-        let problem = format!("a {:?} of group {:?} cannot be throttled", target.kind, target.group);
-        report.error(said.document, "spec.targetRef.kind", problem, "write kind: Service, or remove targetRef to limit the whole tenant");
+        let problem = format!(
+            "a {:?} of group {:?} cannot be throttled",
+            target.kind, target.group
+        );
+        report.error(
+            said.document,
+            "spec.targetRef.kind",
+            problem,
+            "write kind: Service, or remove targetRef to limit the whole tenant",
+        );
         return None;
     }
-    let key = ServiceKey { tenant: tenant.name.clone(), namespace: metadata.namespace.clone(), name: target.name.clone() };
+    let key = ServiceKey {
+        tenant: tenant.name.clone(),
+        namespace: metadata.namespace.clone(),
+        name: target.name.clone(),
+    };
     let found = services.get(&key);
     if found.is_none() {
         let problem = format!("there is no Service {}/{}", key.namespace, key.name);
-        report.error(said.document, "spec.targetRef.name", problem, "create it, correct the name, or move the Throttle into its namespace");
+        report.error(
+            said.document,
+            "spec.targetRef.name",
+            problem,
+            "create it, correct the name, or move the Throttle into its namespace",
+        );
     }
     found.map(Some)
 }

@@ -25,11 +25,21 @@ pub(crate) fn resolve(
     if on_tier.is_some() {
         add_own(input, corpus, services, report);
     }
-    let of_tenant = corpus.tenants.iter().filter(|said| tenant.is_some_and(|t| t.name.as_str() == said.object.metadata.name.as_str()));
-    let asked = of_tenant.clone().next().and_then(|said| Some((said, said.object.spec.home_az.clone()?)));
+    let of_tenant = corpus.tenants.iter().filter(|said| {
+        tenant.is_some_and(|t| t.name.as_str() == said.object.metadata.name.as_str())
+    });
+    let asked = of_tenant
+        .clone()
+        .next()
+        .and_then(|said| Some((said, said.object.spec.home_az.clone()?)));
     if let (Some((said, _)), None) = (&asked, on_tier) {
         let problem = "the tenant is not on the cloud tier, so its services live in no AZ";
-        report.warning(said.document, "spec.homeAz", problem, "write spec.gatewayCidrs, or remove the field");
+        report.warning(
+            said.document,
+            "spec.homeAz",
+            problem,
+            "write spec.gatewayCidrs, or remove the field",
+        );
     }
     let mut homes: BTreeMap<ServiceKey, AzName> = BTreeMap::new();
     if let (Some((_, home)), Some(_)) = (asked, on_tier) {
@@ -38,14 +48,30 @@ pub(crate) fn resolve(
     // A Service's own annotation overrides the tenant's home AZ.
     for service in &corpus.services {
         let metadata = &service.object.metadata;
-        let Some(written) = metadata.annotations.get(HOME_AZ_ANNOTATION) else { continue };
+        let Some(written) = metadata.annotations.get(HOME_AZ_ANNOTATION) else {
+            continue;
+        };
         let field = format!("metadata.annotations[{HOME_AZ_ANNOTATION:?}]");
-        let key = ServiceKey { tenant: input.tenant.clone(), namespace: metadata.namespace.clone(), name: metadata.name.clone() };
+        let key = ServiceKey {
+            tenant: input.tenant.clone(),
+            namespace: metadata.namespace.clone(),
+            name: metadata.name.clone(),
+        };
         match AzName::new(written) {
-            Err(error) => report.error(service.document, field, error.to_string(), "write the name of an AZ"),
+            Err(error) => report.error(
+                service.document,
+                field,
+                error.to_string(),
+                "write the name of an AZ",
+            ),
             Ok(_) if on_tier.is_none() => {
                 let problem = "the tenant is not on the cloud tier, so its services live in no AZ";
-                report.warning(service.document, field, problem, "remove the annotation, or request gatewayCidrs from the provider");
+                report.warning(
+                    service.document,
+                    field,
+                    problem,
+                    "remove the annotation, or request gatewayCidrs from the provider",
+                );
             }
             Ok(home) if services.contains_key(&key) => drop(homes.insert(key, home)),
             Ok(_) => {}
@@ -65,8 +91,16 @@ fn add_own(
     for said in &corpus.services {
         let metadata = &said.object.metadata;
         if (metadata.namespace.as_str(), metadata.name.as_str()) == TIER_SERVICE {
-            let problem = format!("{}/{} is the name of the tier's own service", key.namespace, key.name);
-            report.error(said.document, "metadata.name", problem, "rename the Service; this one is left out");
+            let problem = format!(
+                "{}/{} is the name of the tier's own service",
+                key.namespace, key.name
+            );
+            report.error(
+                said.document,
+                "metadata.name",
+                problem,
+                "rename the Service; this one is left out",
+            );
         }
     }
     let Some(id) = input.service_ids.get(&key).copied() else {

@@ -6,7 +6,9 @@ use canal_model::identity::{COMPONENTS, Identity, SYSTEM_NAMESPACE, gateway_iden
 use canal_model::ids::{NodeName, ObjectName, TenantName, TrustDomain};
 use canal_model::policy::canal;
 use canal_model::program::{Tenant, Workload};
-use canal_model::trust::{Entitlement, IDENTITIES_MAX, KEY_SERVER_ADDRESSES_MAX, KeyLocation, KeyRequester, KeyServer};
+use canal_model::trust::{
+    Entitlement, IDENTITIES_MAX, KEY_SERVER_ADDRESSES_MAX, KeyLocation, KeyRequester, KeyServer,
+};
 
 use super::addresses::reserved;
 use super::tenant_objects::Sourced;
@@ -21,15 +23,30 @@ pub(crate) fn federations(
 ) -> BTreeSet<(TenantName, TrustDomain)> {
     let mut all = BTreeSet::new();
     for said in said {
-        let canal::FederationSpec { tenant: other, trust_domain } = &said.object.spec;
+        let canal::FederationSpec {
+            tenant: other,
+            trust_domain,
+        } = &said.object.spec;
         if *other == tenant.name || other.as_str() == SYSTEM_NAMESPACE {
             let problem = format!("{other} is not a tenant to federate with");
-            report.error(said.document, "spec.tenant", problem, "write another tenant's name, or remove the object");
+            report.error(
+                said.document,
+                "spec.tenant",
+                problem,
+                "write another tenant's name, or remove the object",
+            );
         } else if *trust_domain == tenant.trust_domain || trust_domain.as_str() == COMPONENTS {
             let problem = format!("{trust_domain} is not another tenant's trust domain");
-            report.error(said.document, "spec.trustDomain", problem, "write the other tenant's, or remove the object");
+            report.error(
+                said.document,
+                "spec.trustDomain",
+                problem,
+                "write the other tenant's, or remove the object",
+            );
         } else if all.len() >= FEDERATIONS_PER_TENANT_MAX {
-            let problem = format!("the tenant federates with more than {FEDERATIONS_PER_TENANT_MAX} others; this one is left out");
+            let problem = format!(
+                "the tenant federates with more than {FEDERATIONS_PER_TENANT_MAX} others; this one is left out"
+            );
             report.error(said.document, "", problem, "remove federations");
         } else {
             all.insert((other.clone(), trust_domain.clone()));
@@ -40,37 +57,82 @@ pub(crate) fn federations(
 
 /// Returns the tenant's own key servers, sorted by name. If two have the same name, the older one is used. A broken key server is left out,
 /// and objects that refer to it are broken.
-pub(crate) fn key_servers(tenant: &TenantName, said: &[Sourced<'_, canal::KeyServer>], report: &mut DiagnosticCollector) -> Vec<KeyServer> {
+pub(crate) fn key_servers(
+    tenant: &TenantName,
+    said: &[Sourced<'_, canal::KeyServer>],
+    report: &mut DiagnosticCollector,
+) -> Vec<KeyServer> {
     let mut all: BTreeMap<ObjectName, KeyServer> = BTreeMap::new();
     for said in said {
         let name = &said.object.metadata.name;
         let addresses = &said.object.spec.addresses;
         let fix = "write from 1 to 16 addresses";
         if all.contains_key(name) {
-            let problem = format!("there is a KeyServer {name} already; namespaces do not distinguish them");
-            report.error(said.document, "metadata.name", problem, "rename one of them");
+            let problem =
+                format!("there is a KeyServer {name} already; namespaces do not distinguish them");
+            report.error(
+                said.document,
+                "metadata.name",
+                problem,
+                "rename one of them",
+            );
         } else if all.len() >= KEY_SERVERS_PER_TENANT_MAX {
-            let problem = format!("the tenant has more than {KEY_SERVERS_PER_TENANT_MAX} key servers; this one is left out");
+            let problem = format!(
+                "the tenant has more than {KEY_SERVERS_PER_TENANT_MAX} key servers; this one is left out"
+            );
             report.error(said.document, "", problem, "remove key servers");
         } else if addresses.is_empty() && said.fault("spec.addresses").is_none() {
-            report.error(said.document, "spec.addresses", "the key server has no address", fix);
+            report.error(
+                said.document,
+                "spec.addresses",
+                "the key server has no address",
+                fix,
+            );
         } else if addresses.len() > KEY_SERVER_ADDRESSES_MAX {
-            let problem = format!("it has {} addresses, more than {KEY_SERVER_ADDRESSES_MAX}", addresses.len());
+            let problem = format!(
+                "it has {} addresses, more than {KEY_SERVER_ADDRESSES_MAX}",
+                addresses.len()
+            );
             report.error(said.document, "spec.addresses", problem, fix);
-        } else if let Some((at, why)) = addresses.iter().enumerate().find_map(|(at, a)| reserved(a.ip()).map(|why| (at, why))) {
+        } else if let Some((at, why)) = addresses
+            .iter()
+            .enumerate()
+            .find_map(|(at, a)| reserved(a.ip()).map(|why| (at, why)))
+        {
             let problem = format!("{} {why}", addresses[at].ip());
-            report.error(said.document, format!("spec.addresses[{at}]"), problem, "write the address of the tenant's own key server");
+            report.error(
+                said.document,
+                format!("spec.addresses[{at}]"),
+                problem,
+                "write the address of the tenant's own key server",
+            );
         } else if let Some(at) = addresses.iter().position(|address| address.port() == 0) {
-            report.error(said.document, format!("spec.addresses[{at}]"), "port 0 is none", "write the key server's port, such as 15013");
+            report.error(
+                said.document,
+                format!("spec.addresses[{at}]"),
+                "port 0 is none",
+                "write the key server's port, such as 15013",
+            );
         } else if said.fault("spec").is_none() {
-            all.insert(name.clone(), KeyServer { tenant: tenant.clone(), name: name.clone(), addresses: addresses.clone() });
+            all.insert(
+                name.clone(),
+                KeyServer {
+                    tenant: tenant.clone(),
+                    name: name.clone(),
+                    addresses: addresses.clone(),
+                },
+            );
         }
     }
     all.into_values().collect()
 }
 
 /// Returns the identities on each node as entitlements for key servers, sorted by node. Only for a tenant with keys in key servers.
-pub(crate) fn entitlements(tenant: &Tenant, workloads: &[Workload], report: &mut DiagnosticCollector) -> Vec<Entitlement> {
+pub(crate) fn entitlements(
+    tenant: &Tenant,
+    workloads: &[Workload],
+    report: &mut DiagnosticCollector,
+) -> Vec<Entitlement> {
     if tenant.keys.location != KeyLocation::KeyServer {
         return Vec::new();
     }
@@ -90,13 +152,22 @@ pub(crate) fn entitlements(tenant: &Tenant, workloads: &[Workload], report: &mut
     let mut all = Vec::new();
     for (node, mut identities) in nodes {
         if identities.len() > IDENTITIES_MAX {
-            let problem =
-                format!("node {node} runs {} identities, more than {IDENTITIES_MAX}; key servers refuse the rest", identities.len());
-            report.general(problem, "spread the pods over more nodes, or share service accounts");
+            let problem = format!(
+                "node {node} runs {} identities, more than {IDENTITIES_MAX}; key servers refuse the rest",
+                identities.len()
+            );
+            report.general(
+                problem,
+                "spread the pods over more nodes, or share service accounts",
+            );
             identities = identities.into_iter().take(IDENTITIES_MAX).collect();
         }
         let identities = identities.into_iter().collect();
-        all.push(Entitlement { tenant: tenant.name.clone(), requester: KeyRequester::Node(node.clone()), identities });
+        all.push(Entitlement {
+            tenant: tenant.name.clone(),
+            requester: KeyRequester::Node(node.clone()),
+            identities,
+        });
     }
     all
 }

@@ -13,7 +13,9 @@ use super::destination::is_granted;
 use super::route_fields::{FieldIssue, parent_service};
 use super::tenant_objects::{Sourced, TenantObjects};
 use crate::diagnostic_collector::DiagnosticCollector;
-use crate::limits::{BACKENDS_PER_RULE_MAX, PORTS_PER_SERVICE_MAX, RULES_PER_ROUTE_MAX, WEIGHT_MAX};
+use crate::limits::{
+    BACKENDS_PER_RULE_MAX, PORTS_PER_SERVICE_MAX, RULES_PER_ROUTE_MAX, WEIGHT_MAX,
+};
 
 /// A UDP port of a Service that a route names, with the position of the reference.
 pub(crate) struct RoutedUdpPort<'a> {
@@ -43,9 +45,13 @@ pub(crate) fn resolve<'a>(
     for route in &corpus.udp_routes {
         let found = ports(route, &known, report);
         if !found.is_empty() {
-            let problem =
-                "the tier carries no datagrams in this version; this route opens the pods' ports to those from the tier's addresses";
-            report.warning(route.document, "spec.rules", problem, "let clients use TCP, or wait for a version that carries them");
+            let problem = "the tier carries no datagrams in this version; this route opens the pods' ports to those from the tier's addresses";
+            report.warning(
+                route.document,
+                "spec.rules",
+                problem,
+                "let clients use TCP, or wait for a version that carries them",
+            );
         }
         for (key, port) in found {
             if seen.insert((key, port.written.port)) {
@@ -64,37 +70,79 @@ fn ports<'a>(
 ) -> Vec<(ServiceKey, RoutedUdpPort<'a>)> {
     let spec = &route.object.spec;
     let is_attached = is_attached(route, known, report);
-    let is_broken = route.document.faults.iter().any(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.rules["));
+    let is_broken = route
+        .document
+        .faults
+        .iter()
+        .any(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.rules["));
     if spec.rules.len() > RULES_PER_ROUTE_MAX {
-        let problem = format!("the route has {} rules, more than {RULES_PER_ROUTE_MAX}; it opens no port", spec.rules.len());
+        let problem = format!(
+            "the route has {} rules, more than {RULES_PER_ROUTE_MAX}; it opens no port",
+            spec.rules.len()
+        );
         report.error(route.document, "spec.rules", problem, "split the route");
         return Vec::new();
     }
     if spec.rules.is_empty() && route.fault("spec.rules").is_none() {
-        report.error(route.document, "spec.rules", "the route has no rule, so it opens no port", "write a rule with backendRefs");
+        report.error(
+            route.document,
+            "spec.rules",
+            "the route has no rule, so it opens no port",
+            "write a rule with backendRefs",
+        );
     }
     let mut found = Vec::new();
     for (at, rule) in spec.rules.iter().enumerate() {
         let field = format!("spec.rules[{at}]");
         let backends = &rule.backend_refs;
-        let is_faulty = route.document.faults.iter().any(|f| f.field.starts_with(&format!("{field}.")) || f.field == field);
+        let is_faulty = route
+            .document
+            .faults
+            .iter()
+            .any(|f| f.field.starts_with(&format!("{field}.")) || f.field == field);
         if backends.len() > BACKENDS_PER_RULE_MAX {
-            let problem = format!("the rule has {} backends, more than {BACKENDS_PER_RULE_MAX}; it opens no port", backends.len());
-            report.error(route.document, format!("{field}.backendRefs"), problem, "split the rule");
+            let problem = format!(
+                "the rule has {} backends, more than {BACKENDS_PER_RULE_MAX}; it opens no port",
+                backends.len()
+            );
+            report.error(
+                route.document,
+                format!("{field}.backendRefs"),
+                problem,
+                "split the rule",
+            );
             continue;
         }
         if backends.is_empty() && !is_faulty {
             let problem = "the rule has no backend, so it opens no port";
-            report.error(route.document, format!("{field}.backendRefs"), problem, "name a Service and its UDP port");
+            report.error(
+                route.document,
+                format!("{field}.backendRefs"),
+                problem,
+                "name a Service and its UDP port",
+            );
         }
         for (number, backend) in backends.iter().enumerate() {
             let field = format!("{field}.backendRefs[{number}]");
             // References are resolved even if the route is broken, so that all errors are reported.
             match known.backend(route, backend) {
                 Ok(_) if is_faulty || is_broken || !is_attached => {}
-                Ok((key, service, written)) => found.push((key, RoutedUdpPort { service, written, document: route.document, field })),
+                Ok((key, service, written)) => found.push((
+                    key,
+                    RoutedUdpPort {
+                        service,
+                        written,
+                        document: route.document,
+                        field,
+                    },
+                )),
                 Err(complaint) => {
-                    report.error(route.document, format!("{field}.{}", complaint.field), complaint.problem, complaint.fix);
+                    report.error(
+                        route.document,
+                        format!("{field}.{}", complaint.field),
+                        complaint.problem,
+                        complaint.fix,
+                    );
                 }
             }
         }
@@ -102,11 +150,20 @@ fn ports<'a>(
     found
 }
 
-fn is_attached(route: &Sourced<'_, UdpRoute>, known: &UdpReferences<'_>, report: &mut DiagnosticCollector) -> bool {
+fn is_attached(
+    route: &Sourced<'_, UdpRoute>,
+    known: &UdpReferences<'_>,
+    report: &mut DiagnosticCollector,
+) -> bool {
     let refs = &route.object.spec.parent_refs;
     if refs.is_empty() && route.fault("spec.parentRefs").is_none() {
         let fix = "name a Service with group: \"\" and kind: Service";
-        report.error(route.document, "spec.parentRefs", "the route is attached to nothing", fix);
+        report.error(
+            route.document,
+            "spec.parentRefs",
+            "the route is attached to nothing",
+            fix,
+        );
     }
     let mut is_attached = false;
     for (at, written) in refs.iter().enumerate() {
@@ -122,12 +179,27 @@ fn is_attached(route: &Sourced<'_, UdpRoute>, known: &UdpReferences<'_>, report:
 }
 
 impl<'a> UdpReferences<'a> {
-    fn new(tenant: &'a TenantName, corpus: &'a TenantObjects<'a>, services: &BTreeMap<ServiceKey, Service>) -> Self {
+    fn new(
+        tenant: &'a TenantName,
+        corpus: &'a TenantObjects<'a>,
+        services: &BTreeMap<ServiceKey, Service>,
+    ) -> Self {
         let all = corpus.services.iter().map(|said| {
             let metadata = &said.object.metadata;
-            (ServiceKey { tenant: tenant.clone(), namespace: metadata.namespace.clone(), name: metadata.name.clone() }, said)
+            (
+                ServiceKey {
+                    tenant: tenant.clone(),
+                    namespace: metadata.namespace.clone(),
+                    name: metadata.name.clone(),
+                },
+                said,
+            )
         });
-        Self { tenant, corpus, services: all.filter(|(key, _)| services.contains_key(key)).collect() }
+        Self {
+            tenant,
+            corpus,
+            services: all.filter(|(key, _)| services.contains_key(key)).collect(),
+        }
     }
 
     fn find(&self, key: &ServiceKey) -> Result<&'a Sourced<'a, kubernetes::Service>, FieldIssue> {
@@ -139,7 +211,12 @@ impl<'a> UdpReferences<'a> {
 
     fn parent(&self, route: &Sourced<'_, UdpRoute>, written: &ParentRef) -> Result<(), FieldIssue> {
         let key = parent_service(self.tenant, &route.object.metadata.namespace, written)?;
-        udp_port(&key, self.find(&key)?, written.port.map(std::num::NonZeroU16::get)).map(drop)
+        udp_port(
+            &key,
+            self.find(&key)?,
+            written.port.map(std::num::NonZeroU16::get),
+        )
+        .map(drop)
     }
 
     /// Resolves a backendRef to a Service and its port.
@@ -147,26 +224,53 @@ impl<'a> UdpReferences<'a> {
         &self,
         route: &Sourced<'_, UdpRoute>,
         backend: &BackendRef,
-    ) -> Result<(ServiceKey, &'a Sourced<'a, kubernetes::Service>, &'a kubernetes::ServicePort), FieldIssue> {
+    ) -> Result<
+        (
+            ServiceKey,
+            &'a Sourced<'a, kubernetes::Service>,
+            &'a kubernetes::ServicePort,
+        ),
+        FieldIssue,
+    > {
         if !backend.group.is_empty() || backend.kind != "Service" {
-            let problem = format!("backends of kind {:?} are not in this version", backend.kind);
+            let problem = format!(
+                "backends of kind {:?} are not in this version",
+                backend.kind
+            );
             return Err(FieldIssue::new("kind", problem, "refer to a Service"));
         }
         let own = &route.object.metadata.namespace;
         let namespace = backend.namespace.as_ref().unwrap_or(own);
-        let key = ServiceKey { tenant: self.tenant.clone(), namespace: namespace.clone(), name: backend.name.clone() };
+        let key = ServiceKey {
+            tenant: self.tenant.clone(),
+            namespace: namespace.clone(),
+            name: backend.name.clone(),
+        };
         // The grant is checked before the lookup: a namespace without a grant must not learn whether the service exists.
         if namespace != own && !is_granted(&self.corpus.grants, "UDPRoute", own, &key) {
-            let problem = format!("namespace {namespace} does not allow UDPRoutes of {own} to refer to Service {}", backend.name);
-            let fix = format!("write a ReferenceGrant in {namespace} from UDPRoutes in {own} to that Service");
+            let problem = format!(
+                "namespace {namespace} does not allow UDPRoutes of {own} to refer to Service {}",
+                backend.name
+            );
+            let fix = format!(
+                "write a ReferenceGrant in {namespace} from UDPRoutes in {own} to that Service"
+            );
             return Err(FieldIssue::new("namespace", problem, fix));
         }
         let service = self.find(&key)?;
         let Some(port) = backend.port else {
-            return Err(FieldIssue::new("port", "a backend that is a Service needs a port", "write the Service's port"));
+            return Err(FieldIssue::new(
+                "port",
+                "a backend that is a Service needs a port",
+                "write the Service's port",
+            ));
         };
         if backend.weight > WEIGHT_MAX {
-            return Err(FieldIssue::new("weight", format!("{} is more than {WEIGHT_MAX}", backend.weight), "use smaller shares"));
+            return Err(FieldIssue::new(
+                "weight",
+                format!("{} is more than {WEIGHT_MAX}", backend.weight),
+                "use smaller shares",
+            ));
         }
         let written = udp_port(&key, service, Some(port.get()))?;
         Ok((key, service, written))
@@ -183,16 +287,23 @@ fn udp_port<'a>(
     let is_whole = service.fault("spec").is_none()
         && spec.session_affinity == kubernetes::SessionAffinity::None
         && spec.ports.len() <= PORTS_PER_SERVICE_MAX;
-    let mut all = spec.ports.iter().filter(|p| is_whole && p.protocol == Transport::Udp);
+    let mut all = spec
+        .ports
+        .iter()
+        .filter(|p| is_whole && p.protocol == Transport::Udp);
     let known: Vec<String> = all.clone().map(|p| p.port.to_string()).collect();
-    all.find(|p| port.is_none_or(|port| p.port.get() == port)).ok_or_else(|| {
-        let number = port.map(|port| format!(" {port}")).unwrap_or_default();
-        let problem = format!("Service {}/{} has no UDP port{number}", key.namespace, key.name);
-        let fix = match (is_whole, known.is_empty()) {
-            (false, _) => "fix the Service".to_owned(),
-            (true, true) => "write protocol: UDP at a port of the Service".to_owned(),
-            (true, false) => format!("use {}", known.join(" or ")),
-        };
-        FieldIssue::new(if port.is_some() { "port" } else { "name" }, problem, fix)
-    })
+    all.find(|p| port.is_none_or(|port| p.port.get() == port))
+        .ok_or_else(|| {
+            let number = port.map(|port| format!(" {port}")).unwrap_or_default();
+            let problem = format!(
+                "Service {}/{} has no UDP port{number}",
+                key.namespace, key.name
+            );
+            let fix = match (is_whole, known.is_empty()) {
+                (false, _) => "fix the Service".to_owned(),
+                (true, true) => "write protocol: UDP at a port of the Service".to_owned(),
+                (true, false) => format!("use {}", known.join(" or ")),
+            };
+            FieldIssue::new(if port.is_some() { "port" } else { "name" }, problem, fix)
+        })
 }

@@ -3,14 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::ids::ServiceKey;
-use canal_model::policy::istio::{HttpMatchRequest, StringMatch, VirtualService, VirtualServiceRoute};
-use canal_model::program::{Backend, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule, Service, TextMatch};
+use canal_model::policy::istio::{
+    HttpMatchRequest, StringMatch, VirtualService, VirtualServiceRoute,
+};
+use canal_model::program::{
+    Backend, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule, Service, TextMatch,
+};
 
 use super::destination::DestinationIndex;
-use super::route_fields::{FieldIssue, RegexBudget, RuleContext, conditions, header_name, path, text};
+use super::route_fields::{
+    FieldIssue, RegexBudget, RuleContext, conditions, header_name, path, text,
+};
 use super::tenant_objects::Sourced;
 use crate::diagnostic_collector::DiagnosticCollector;
-use crate::limits::{HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX};
+use crate::limits::{
+    HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX,
+};
 use crate::names;
 use crate::precedence;
 use crate::resource_budget::ResourceBudget;
@@ -35,11 +43,27 @@ pub(crate) fn resolve(
         }
         for (field, key) in services(virtual_service, to, report) {
             if taken.contains(&key) {
-                let problem = format!("an HTTPRoute routes {}/{} already, so this object does not", key.namespace, key.name);
-                report.error(virtual_service.document, field, problem, "write everything in one of the two");
+                let problem = format!(
+                    "an HTTPRoute routes {}/{} already, so this object does not",
+                    key.namespace, key.name
+                );
+                report.error(
+                    virtual_service.document,
+                    field,
+                    problem,
+                    "write everything in one of the two",
+                );
             } else if let Some(older) = spoken_for.get(&key) {
-                let problem = format!("{older} routes {}/{} already, so this object does not", key.namespace, key.name);
-                report.error(virtual_service.document, field, problem, "write everything in one VirtualService");
+                let problem = format!(
+                    "{older} routes {}/{} already, so this object does not",
+                    key.namespace, key.name
+                );
+                report.error(
+                    virtual_service.document,
+                    field,
+                    problem,
+                    "write everything in one VirtualService",
+                );
             } else if let Some(service) = to.services.get(&key) {
                 spoken_for.insert(key, virtual_service.document.object.key().to_string());
                 if !attach(virtual_service, service, to, report, &mut add) {
@@ -53,38 +77,71 @@ pub(crate) fn resolve(
 
 fn is_for_mesh(said: &Sourced<'_, VirtualService>, report: &mut DiagnosticCollector) -> bool {
     let gateways = &said.object.spec.gateways;
-    if let Some((at, other)) = gateways.iter().enumerate().find(|(_, gateway)| *gateway != "mesh") {
+    if let Some((at, other)) = gateways
+        .iter()
+        .enumerate()
+        .find(|(_, gateway)| *gateway != "mesh")
+    {
         let problem = format!("gateway {other:?} is not in this version; `mesh` is the only one");
-        report.error(said.document, format!("spec.gateways[{at}]"), problem, "write mesh or remove the field");
+        report.error(
+            said.document,
+            format!("spec.gateways[{at}]"),
+            problem,
+            "write mesh or remove the field",
+        );
     }
     gateways.is_empty() || gateways.iter().any(|gateway| gateway == "mesh")
 }
 
 /// Returns the services that the hosts name, each once.
-fn services(said: &Sourced<'_, VirtualService>, to: &DestinationIndex<'_>, report: &mut DiagnosticCollector) -> Vec<(String, ServiceKey)> {
+fn services(
+    said: &Sourced<'_, VirtualService>,
+    to: &DestinationIndex<'_>,
+    report: &mut DiagnosticCollector,
+) -> Vec<(String, ServiceKey)> {
     let (hosts, own) = (&said.object.spec.hosts, &said.object.metadata.namespace);
     if hosts.is_empty() && said.fault("spec.hosts").is_none() {
-        report.error(said.document, "spec.hosts", "the object is for no host", "write a Service's name");
+        report.error(
+            said.document,
+            "spec.hosts",
+            "the object is for no host",
+            "write a Service's name",
+        );
     }
     if hosts.len() > HOSTS_PER_ROUTE_MAX {
-        let problem = format!("the object has {} hosts, more than {HOSTS_PER_ROUTE_MAX}; the rest is left out", hosts.len());
+        let problem = format!(
+            "the object has {} hosts, more than {HOSTS_PER_ROUTE_MAX}; the rest is left out",
+            hosts.len()
+        );
         report.error(said.document, "spec.hosts", problem, "split the object");
     }
     let mut found: Vec<(String, ServiceKey)> = Vec::new();
     for (at, host) in hosts.iter().take(HOSTS_PER_ROUTE_MAX).enumerate() {
         let field = format!("spec.hosts[{at}]");
-        let Some(key) = names::service(to.tenant, own, host).filter(|key| to.services.contains_key(key)) else {
+        let Some(key) =
+            names::service(to.tenant, own, host).filter(|key| to.services.contains_key(key))
+        else {
             let problem = format!("{host:?} is no service of this tenant");
-            report.error(said.document, field, problem, "write a Service's name, or name.namespace; other hosts are not in this version");
-            continue;
-        };
-        if key.namespace != *own {
-            let problem = format!("a route for the clients of one namespace (here {own}) only is not in this version");
             report.error(
                 said.document,
                 field,
                 problem,
-                format!("move the object to the Service's namespace {}; it then holds for all clients", key.namespace),
+                "write a Service's name, or name.namespace; other hosts are not in this version",
+            );
+            continue;
+        };
+        if key.namespace != *own {
+            let problem = format!(
+                "a route for the clients of one namespace (here {own}) only is not in this version"
+            );
+            report.error(
+                said.document,
+                field,
+                problem,
+                format!(
+                    "move the object to the Service's namespace {}; it then holds for all clients",
+                    key.namespace
+                ),
             );
         } else if !found.iter().any(|(_, known)| *known == key) {
             found.push((field, key));
@@ -102,10 +159,17 @@ fn attach(
     add: &mut dyn FnMut(RouteRule) -> bool,
 ) -> bool {
     let spec = &said.object.spec;
-    let outside = said.document.faults.iter().find(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.http["));
+    let outside = said
+        .document
+        .faults
+        .iter()
+        .find(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.http["));
     let mut broken = outside.map(|fault| format!("{}: {}", fault.field, fault.problem));
     if spec.http.len() > RULES_PER_ROUTE_MAX {
-        let problem = format!("the object has {} rules, more than {RULES_PER_ROUTE_MAX}", spec.http.len());
+        let problem = format!(
+            "the object has {} rules, more than {RULES_PER_ROUTE_MAX}",
+            spec.http.len()
+        );
         broken.get_or_insert_with(|| problem.clone());
         report.error(said.document, "spec.http", problem, "use fewer rules");
     }
@@ -116,17 +180,40 @@ fn attach(
         service: format!("{}/{}", service.key.namespace, service.key.name),
     };
     let implied = [VirtualServiceRoute::default()];
-    let written = if spec.http.is_empty() { &implied } else { spec.http.as_slice() };
+    let written = if spec.http.is_empty() {
+        &implied
+    } else {
+        spec.http.as_slice()
+    };
     for (at, rule) in written.iter().take(RULES_PER_ROUTE_MAX).enumerate() {
         let field = format!("spec.http[{at}]");
-        let fault = said.document.faults.iter().find(|f| f.field.starts_with(&field));
-        let broken = broken.clone().or_else(|| fault.map(|f| format!("{}: {}", f.field, f.problem)));
-        let mut reading = RuleContext { document: said.document, field, report, broken, regexes: &mut regexes };
+        let fault = said
+            .document
+            .faults
+            .iter()
+            .find(|f| f.field.starts_with(&field));
+        let broken = broken
+            .clone()
+            .or_else(|| fault.map(|f| format!("{}: {}", f.field, f.problem)));
+        let mut reading = RuleContext {
+            document: said.document,
+            field,
+            report,
+            broken,
+            regexes: &mut regexes,
+        };
         let groups = groups(at, rule, service, &mut reading);
         // A destination without a port may need one rule for each port of the service, because its port is the dialled one.
-        let fans_out = rule.route.iter().any(|r| to.follows_dialled_port(&said.object.metadata.namespace, &r.destination));
+        let fans_out = rule
+            .route
+            .iter()
+            .any(|r| to.follows_dialled_port(&said.object.metadata.namespace, &r.destination));
         for (number, (group, matches)) in groups.iter().enumerate() {
-            let part = if groups.len() > 1 { format!(".{number}") } else { String::new() };
+            let part = if groups.len() > 1 {
+                format!(".{number}")
+            } else {
+                String::new()
+            };
             let for_ports: Vec<Option<u16>> = match group.port {
                 Some(port) => vec![Some(port)],
                 None if fans_out => ports.iter().copied().map(Some).collect(),
@@ -176,7 +263,8 @@ fn action(
     let mut backends: Vec<Backend> = Vec::with_capacity(written.route.len());
     for (at, share) in written.route.iter().enumerate() {
         let weight = share.weight.unwrap_or(if is_alone { 100 } else { 0 });
-        let target = to.of_destination(&said.object.metadata.namespace, &share.destination, dialled);
+        let target =
+            to.of_destination(&said.object.metadata.namespace, &share.destination, dialled);
         backends.push(rule.backend(&format!("route[{at}]"), weight, target));
     }
     rule.action("route", backends)
@@ -190,11 +278,23 @@ struct RouteGroup {
 }
 
 /// Groups the rule's matches by the port and host that they require, because a route rule has these only once.
-fn groups(place: usize, written: &VirtualServiceRoute, service: &Service, rule: &mut RuleContext<'_>) -> Vec<(RouteGroup, Vec<HttpMatch>)> {
+fn groups(
+    place: usize,
+    written: &VirtualServiceRoute,
+    service: &Service,
+    rule: &mut RuleContext<'_>,
+) -> Vec<(RouteGroup, Vec<HttpMatch>)> {
     let implied = [HttpMatchRequest::default()];
-    let mut conditions: &[HttpMatchRequest] = if written.matches.is_empty() { &implied } else { &written.matches };
+    let mut conditions: &[HttpMatchRequest] = if written.matches.is_empty() {
+        &implied
+    } else {
+        &written.matches
+    };
     if conditions.len() > MATCHES_PER_RULE_MAX {
-        let problem = format!("the rule has {} matches, more than {MATCHES_PER_RULE_MAX}", conditions.len());
+        let problem = format!(
+            "the rule has {} matches, more than {MATCHES_PER_RULE_MAX}",
+            conditions.len()
+        );
         rule.broken("match", FieldIssue::new("", problem, "split the rule"));
         conditions = &implied;
     }
@@ -203,28 +303,63 @@ fn groups(place: usize, written: &VirtualServiceRoute, service: &Service, rule: 
         let field = format!("match[{at}]");
         let port = condition.port.map(std::num::NonZeroU16::get);
         if let Some(port) = port.filter(|port| !service.ports.iter().any(|p| p.port == *port)) {
-            let problem = format!("Service {}/{} has no TCP port {port}, so this never matches", service.key.namespace, service.key.name);
-            rule.warning(&field, FieldIssue::new("port", problem, "correct the port or remove the match"));
+            let problem = format!(
+                "Service {}/{} has no TCP port {port}, so this never matches",
+                service.key.namespace, service.key.name
+            );
+            rule.warning(
+                &field,
+                FieldIssue::new("port", problem, "correct the port or remove the match"),
+            );
             continue;
         }
         let hosts = authority(&field, condition, rule);
         let http = http_match(&field, place, at, condition, rule);
-        groups.entry(RouteGroup { port, hosts }).or_default().push(http);
+        groups
+            .entry(RouteGroup { port, hosts })
+            .or_default()
+            .push(http);
     }
     groups.into_iter().collect()
 }
 
-fn authority(field: &str, condition: &HttpMatchRequest, rule: &mut RuleContext<'_>) -> Vec<HostMatch> {
-    let Some(written) = &condition.authority else { return Vec::new() };
+fn authority(
+    field: &str,
+    condition: &HttpMatchRequest,
+    rule: &mut RuleContext<'_>,
+) -> Vec<HostMatch> {
+    let Some(written) = &condition.authority else {
+        return Vec::new();
+    };
     let host = match written {
-        StringMatch { exact: Some(host), prefix: None, regex: None } => names::host_match(&host.to_ascii_lowercase())
-            .map_err(|problem| FieldIssue::new("exact", problem, "write a host name; ports are matched by port")),
-        _ => Err(FieldIssue::new("", "hosts are compared as a whole in this version", "write authority.exact")),
+        StringMatch {
+            exact: Some(host),
+            prefix: None,
+            regex: None,
+        } => names::host_match(&host.to_ascii_lowercase()).map_err(|problem| {
+            FieldIssue::new(
+                "exact",
+                problem,
+                "write a host name; ports are matched by port",
+            )
+        }),
+        _ => Err(FieldIssue::new(
+            "",
+            "hosts are compared as a whole in this version",
+            "write authority.exact",
+        )),
     };
     match host {
         Ok(host @ HostMatch::Exact(_)) => vec![host],
         Ok(HostMatch::Suffix(_)) => {
-            rule.broken(&format!("{field}.authority"), FieldIssue::new("exact", "a wildcard is not an exact host", "write the whole name"));
+            rule.broken(
+                &format!("{field}.authority"),
+                FieldIssue::new(
+                    "exact",
+                    "a wildcard is not an exact host",
+                    "write the whole name",
+                ),
+            );
             Vec::new()
         }
         Err(complaint) => {
@@ -234,7 +369,13 @@ fn authority(field: &str, condition: &HttpMatchRequest, rule: &mut RuleContext<'
     }
 }
 
-fn http_match(field: &str, place: usize, at: usize, written: &HttpMatchRequest, rule: &mut RuleContext<'_>) -> HttpMatch {
+fn http_match(
+    field: &str,
+    place: usize,
+    at: usize,
+    written: &HttpMatchRequest,
+    rule: &mut RuleContext<'_>,
+) -> HttpMatch {
     let everything = PathMatch::StringPrefix("/".to_owned());
     let uri = match &written.uri {
         None => everything,
@@ -244,36 +385,97 @@ fn http_match(field: &str, place: usize, at: usize, written: &HttpMatchRequest, 
         }),
     };
     rule.warn_of_form(&format!("{field}.uri"), &uri);
-    let method = written.method.as_ref().and_then(|condition| match condition {
-        StringMatch { exact: Some(method), prefix: None, regex: None } if header_name(method).is_ok() => Some(method.clone()),
-        _ => {
-            let complaint = FieldIssue::new("", "methods are compared as a whole in this version", "write method.exact, as in exact: GET");
-            rule.broken(&format!("{field}.method"), complaint);
-            None
-        }
-    });
-    let headers = written.headers.iter().map(|(name, condition)| (format!(".{name}"), header_name(name), value(condition)));
+    let method = written
+        .method
+        .as_ref()
+        .and_then(|condition| match condition {
+            StringMatch {
+                exact: Some(method),
+                prefix: None,
+                regex: None,
+            } if header_name(method).is_ok() => Some(method.clone()),
+            _ => {
+                let complaint = FieldIssue::new(
+                    "",
+                    "methods are compared as a whole in this version",
+                    "write method.exact, as in exact: GET",
+                );
+                rule.broken(&format!("{field}.method"), complaint);
+                None
+            }
+        });
+    let headers = written
+        .headers
+        .iter()
+        .map(|(name, condition)| (format!(".{name}"), header_name(name), value(condition)));
     let headers = conditions(rule, &format!("{field}.headers"), headers);
-    let query = written.query_params.iter().map(|(name, condition)| (format!(".{name}"), text(name), value(condition)));
+    let query = written
+        .query_params
+        .iter()
+        .map(|(name, condition)| (format!(".{name}"), text(name), value(condition)));
     let query = conditions(rule, &format!("{field}.queryParams"), query);
-    HttpMatch { precedence: precedence::istio(rule.document, [place, at]), path: uri, method, headers, query }
+    HttpMatch {
+        precedence: precedence::istio(rule.document, [place, at]),
+        path: uri,
+        method,
+        headers,
+        query,
+    }
 }
 
 fn uri(written: &StringMatch, rule: &mut RuleContext<'_>) -> Result<PathMatch, FieldIssue> {
     match written {
-        StringMatch { exact: Some(exact), prefix: None, regex: None } => path(exact).map(PathMatch::Exact),
-        StringMatch { exact: None, prefix: Some(prefix), regex: None } => path(prefix).map(PathMatch::StringPrefix),
-        StringMatch { exact: None, prefix: None, regex: Some(pattern) } => rule.regex(pattern).map(|()| PathMatch::Regex(pattern.clone())),
-        _ => Err(FieldIssue::new("", "one of exact, prefix and regex is needed, and only one", "write one of them")),
+        StringMatch {
+            exact: Some(exact),
+            prefix: None,
+            regex: None,
+        } => path(exact).map(PathMatch::Exact),
+        StringMatch {
+            exact: None,
+            prefix: Some(prefix),
+            regex: None,
+        } => path(prefix).map(PathMatch::StringPrefix),
+        StringMatch {
+            exact: None,
+            prefix: None,
+            regex: Some(pattern),
+        } => rule
+            .regex(pattern)
+            .map(|()| PathMatch::Regex(pattern.clone())),
+        _ => Err(FieldIssue::new(
+            "",
+            "one of exact, prefix and regex is needed, and only one",
+            "write one of them",
+        )),
     }
 }
 
 fn value(written: &StringMatch) -> Result<TextMatch, FieldIssue> {
     match written {
-        StringMatch { exact: Some(exact), prefix: None, regex: None } => text(exact).map(TextMatch::Exact),
-        StringMatch { exact: None, prefix: Some(prefix), regex: None } => text(prefix).map(TextMatch::Prefix),
-        StringMatch { exact: None, prefix: None, regex: Some(pattern) } => Ok(TextMatch::Regex(pattern.clone())),
-        StringMatch { exact: None, prefix: None, regex: None } => Ok(TextMatch::Present),
-        _ => Err(FieldIssue::new("", "only one of exact, prefix and regex can hold", "write one of them")),
+        StringMatch {
+            exact: Some(exact),
+            prefix: None,
+            regex: None,
+        } => text(exact).map(TextMatch::Exact),
+        StringMatch {
+            exact: None,
+            prefix: Some(prefix),
+            regex: None,
+        } => text(prefix).map(TextMatch::Prefix),
+        StringMatch {
+            exact: None,
+            prefix: None,
+            regex: Some(pattern),
+        } => Ok(TextMatch::Regex(pattern.clone())),
+        StringMatch {
+            exact: None,
+            prefix: None,
+            regex: None,
+        } => Ok(TextMatch::Present),
+        _ => Err(FieldIssue::new(
+            "",
+            "only one of exact, prefix and regex can hold",
+            "write one of them",
+        )),
     }
 }

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use canal_model::ids::{AzName, Namespace, NodeName, ServiceAccount, ServiceKey, TenantName};
-use canal_model::policy::kubernetes::{self, AZ_ANNOTATION, Pod, PodPhase, TUNNEL_ANNOTATION, TargetPort, Transport, ZONE_LABEL};
+use canal_model::policy::kubernetes::{
+    self, AZ_ANNOTATION, Pod, PodPhase, TUNNEL_ANNOTATION, TargetPort, Transport, ZONE_LABEL,
+};
 use canal_model::program::{EndpointPort, Service, Tenant, TunnelProtocol, Workload};
 
 use super::addresses::AddressOwners;
@@ -36,7 +38,11 @@ struct EndpointLists {
 
 impl EndpointLists {
     fn push(&mut self, at: usize, endpoint: EndpointPort) {
-        if let Some(list) = self.lists.get_mut(at).filter(|_| self.bytes <= self.bytes_max) {
+        if let Some(list) = self
+            .lists
+            .get_mut(at)
+            .filter(|_| self.bytes <= self.bytes_max)
+        {
             self.bytes += endpoint_bytes(&endpoint) as u64;
             list.push(endpoint);
         }
@@ -61,17 +67,34 @@ pub(crate) fn resolve(
         }
     }
     let index = PodLabelIndex::new(&living);
-    let mut endpoints = EndpointLists { lists: vec![Vec::new(); living.len()], bytes: 0, bytes_max: ports.bytes_max };
+    let mut endpoints = EndpointLists {
+        lists: vec![Vec::new(); living.len()],
+        bytes: 0,
+        bytes_max: ports.bytes_max,
+    };
     for service in &corpus.services {
-        serve(name, service, ports.services, &living, &index, &mut endpoints, report);
+        serve(
+            name,
+            service,
+            ports.services,
+            &living,
+            &index,
+            &mut endpoints,
+            report,
+        );
     }
     let mut udp_ports: Vec<BTreeSet<u16>> = vec![BTreeSet::new(); living.len()];
     for port in ports.named {
         open(port, &living, &index, &mut udp_ports, report);
     }
     let served = living.into_iter().zip(endpoints.lists).zip(udp_ports);
-    let mut workloads: Vec<Workload> =
-        served.map(|(((_, workload), endpoints), udp_ports)| Workload { endpoints, udp_ports, ..workload }).collect();
+    let mut workloads: Vec<Workload> = served
+        .map(|(((_, workload), endpoints), udp_ports)| Workload {
+            endpoints,
+            udp_ports,
+            ..workload
+        })
+        .collect();
     workloads.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
     workloads
 }
@@ -83,7 +106,11 @@ fn workload(
     addresses: &mut AddressOwners,
     report: &mut DiagnosticCollector,
 ) -> Option<Workload> {
-    let Pod { metadata, spec, status } = pod.object;
+    let Pod {
+        metadata,
+        spec,
+        status,
+    } = pod.object;
     if matches!(status.phase, PodPhase::Succeeded | PodPhase::Failed) {
         return None;
     }
@@ -94,15 +121,26 @@ fn workload(
     }
     if spec.host_network {
         let problem = "the pod uses its node's network, so the mesh cannot distinguish it from other processes of the node";
-        report.warning(pod.document, "spec.hostNetwork", problem, "it is left out; give it a network of its own to have it in the mesh");
+        report.warning(
+            pod.document,
+            "spec.hostNetwork",
+            problem,
+            "it is left out; give it a network of its own to have it in the mesh",
+        );
         return None;
     }
-    let is_ready = status.conditions.iter().any(|condition| condition.kind == "Ready" && condition.status == "True");
+    let is_ready = status
+        .conditions
+        .iter()
+        .any(|condition| condition.kind == "Ready" && condition.status == "True");
     Some(Workload {
         tenant: name.clone(),
         namespace: metadata.namespace.clone(),
         name: metadata.name.clone(),
-        service_account: spec.service_account_name.clone().or_else(|| ServiceAccount::new(ACCOUNT_DEFAULT).ok())?,
+        service_account: spec
+            .service_account_name
+            .clone()
+            .or_else(|| ServiceAccount::new(ACCOUNT_DEFAULT).ok())?,
         node,
         az: zone(pod, report)?,
         addresses: own,
@@ -121,18 +159,34 @@ fn pod_addresses(
     report: &mut DiagnosticCollector,
 ) -> Vec<IpAddr> {
     let status = &pod.object.status;
-    let mut written: Vec<(String, IpAddr)> =
-        status.pod_ips.iter().enumerate().map(|(at, pod_ip)| (format!("status.podIPs[{at}].ip"), pod_ip.ip)).collect();
+    let mut written: Vec<(String, IpAddr)> = status
+        .pod_ips
+        .iter()
+        .enumerate()
+        .map(|(at, pod_ip)| (format!("status.podIPs[{at}].ip"), pod_ip.ip))
+        .collect();
     if let Some(address) = status.pod_ip.filter(|_| written.is_empty()) {
         written.push(("status.podIP".to_owned(), address));
     }
     let key = pod.document.object.key();
     let mut own = Vec::new();
     for (field, address) in written {
-        let ranges = tenant.map(|tenant| tenant.pod_cidrs.as_slice()).unwrap_or_default();
-        if tenant.is_some() && !pod.object.spec.host_network && !ranges.iter().any(|range| range.contains(&address)) {
-            let problem = format!("{address} is in none of the tenant's pod ranges, so no traffic would be sent to it");
-            report.error(pod.document, field, problem, "add its range to the Tenant's spec.podCidrs");
+        let ranges = tenant
+            .map(|tenant| tenant.pod_cidrs.as_slice())
+            .unwrap_or_default();
+        if tenant.is_some()
+            && !pod.object.spec.host_network
+            && !ranges.iter().any(|range| range.contains(&address))
+        {
+            let problem = format!(
+                "{address} is in none of the tenant's pod ranges, so no traffic would be sent to it"
+            );
+            report.error(
+                pod.document,
+                field,
+                problem,
+                "add its range to the Tenant's spec.podCidrs",
+            );
         } else if pod.object.spec.host_network {
             own.push(address);
         } else {
@@ -141,7 +195,12 @@ fn pod_addresses(
                 Ok(()) => own.push(address),
                 // The successor of a pod that is being deleted may already have its address.
                 Err(_) if pod.object.metadata.deletion_timestamp.is_some() => {}
-                Err(problem) => report.error(pod.document, field, problem, "give every pod an address of its own"),
+                Err(problem) => report.error(
+                    pod.document,
+                    field,
+                    problem,
+                    "give every pod an address of its own",
+                ),
             }
         }
     }
@@ -150,23 +209,47 @@ fn pod_addresses(
 
 fn zone(pod: &Sourced<'_, Pod>, report: &mut DiagnosticCollector) -> Option<AzName> {
     let metadata = &pod.object.metadata;
-    let written = metadata.annotations.get(AZ_ANNOTATION).or_else(|| metadata.labels.get(ZONE_LABEL));
+    let written = metadata
+        .annotations
+        .get(AZ_ANNOTATION)
+        .or_else(|| metadata.labels.get(ZONE_LABEL));
     let field = format!("metadata.annotations[{AZ_ANNOTATION:?}]");
     match written.map(|zone| AzName::new(zone)) {
         Some(Ok(zone)) => return Some(zone),
-        Some(Err(error)) => report.warning(pod.document, field, format!("the zone is not known: {error}"), "write the zone's name"),
-        None => report.warning(pod.document, field, "the pod does not name its zone", "annotate it with the zone's name"),
+        Some(Err(error)) => report.warning(
+            pod.document,
+            field,
+            format!("the zone is not known: {error}"),
+            "write the zone's name",
+        ),
+        None => report.warning(
+            pod.document,
+            field,
+            "the pod does not name its zone",
+            "annotate it with the zone's name",
+        ),
     }
     AzName::new(ZONE_UNKNOWN).ok()
 }
 
 fn tunnel(pod: &Sourced<'_, Pod>, report: &mut DiagnosticCollector) -> TunnelProtocol {
-    match pod.object.metadata.annotations.get(TUNNEL_ANNOTATION).map(String::as_str) {
+    match pod
+        .object
+        .metadata
+        .annotations
+        .get(TUNNEL_ANNOTATION)
+        .map(String::as_str)
+    {
         None | Some("hbone") => TunnelProtocol::Hbone,
         Some("none") => TunnelProtocol::None,
         Some(other) => {
             let problem = format!("{other:?} is not a way to reach a pod; HBONE is used");
-            report.error(pod.document, format!("metadata.annotations[{TUNNEL_ANNOTATION:?}]"), problem, "write none or hbone");
+            report.error(
+                pod.document,
+                format!("metadata.annotations[{TUNNEL_ANNOTATION:?}]"),
+                problem,
+                "write none or hbone",
+            );
             TunnelProtocol::Hbone
         }
     }
@@ -182,26 +265,48 @@ impl<'a> PodLabelIndex<'a> {
         let mut by_label: HashMap<_, Vec<usize>> = HashMap::new();
         for (at, (_, workload)) in living.iter().enumerate() {
             for (label, value) in &workload.labels {
-                by_label.entry((&workload.namespace, label.as_str(), value.as_str())).or_default().push(at);
+                by_label
+                    .entry((&workload.namespace, label.as_str(), value.as_str()))
+                    .or_default()
+                    .push(at);
             }
         }
         Self { by_label }
     }
 
     /// Returns the pods that carry the rarest label of the selector; none for an empty selector.
-    fn candidates<'s>(&'s self, namespace: &'s Namespace, service: &'s kubernetes::Service) -> &'s [usize] {
-        let lists =
-            service.spec.selector.iter().map(|(label, value)| {
-                self.by_label.get(&(namespace, label.as_str(), value.as_str())).map(Vec::as_slice).unwrap_or_default()
-            });
+    fn candidates<'s>(
+        &'s self,
+        namespace: &'s Namespace,
+        service: &'s kubernetes::Service,
+    ) -> &'s [usize] {
+        let lists = service.spec.selector.iter().map(|(label, value)| {
+            self.by_label
+                .get(&(namespace, label.as_str(), value.as_str()))
+                .map(Vec::as_slice)
+                .unwrap_or_default()
+        });
         lists.min_by_key(|list| list.len()).unwrap_or_default()
     }
 
     /// Returns the pods that carry all labels of the selector.
-    fn selected(&self, namespace: &Namespace, service: &kubernetes::Service, living: &[(&Sourced<'_, Pod>, Workload)]) -> Vec<usize> {
-        let has_all = |pod: &Workload| service.spec.selector.iter().all(|(k, v)| pod.labels.get(k) == Some(v));
+    fn selected(
+        &self,
+        namespace: &Namespace,
+        service: &kubernetes::Service,
+        living: &[(&Sourced<'_, Pod>, Workload)],
+    ) -> Vec<usize> {
+        let has_all = |pod: &Workload| {
+            service
+                .spec
+                .selector
+                .iter()
+                .all(|(k, v)| pod.labels.get(k) == Some(v))
+        };
         let candidates = self.candidates(namespace, service).iter().copied();
-        candidates.filter(|at| living.get(*at).is_some_and(|(_, pod)| has_all(pod))).collect()
+        candidates
+            .filter(|at| living.get(*at).is_some_and(|(_, pod)| has_all(pod)))
+            .collect()
     }
 }
 
@@ -215,25 +320,55 @@ fn serve(
     report: &mut DiagnosticCollector,
 ) {
     let metadata = &said.object.metadata;
-    let key = ServiceKey { tenant: name.clone(), namespace: metadata.namespace.clone(), name: metadata.name.clone() };
-    let Some(service) = services.get(&key) else { return };
+    let key = ServiceKey {
+        tenant: name.clone(),
+        namespace: metadata.namespace.clone(),
+        name: metadata.name.clone(),
+    };
+    let Some(service) = services.get(&key) else {
+        return;
+    };
     let spec = &said.object.spec;
     if spec.selector.is_empty() {
-        let problem = "the service selects no pods, and endpoints of other kinds are not in this version";
-        report.warning(said.document, "spec.selector", problem, "write the labels of its pods");
+        let problem =
+            "the service selects no pods, and endpoints of other kinds are not in this version";
+        report.warning(
+            said.document,
+            "spec.selector",
+            problem,
+            "write the labels of its pods",
+        );
     }
     let selected = index.selected(&metadata.namespace, said.object, living);
     for port in &service.ports {
-        let Some((place, written)) = spec.ports.iter().enumerate().find(|(_, written)| written.port.get() == port.port) else { continue };
+        let Some((place, written)) = spec
+            .ports
+            .iter()
+            .enumerate()
+            .find(|(_, written)| written.port.get() == port.port)
+        else {
+            continue;
+        };
         let mut served = 0;
         for &at in &selected {
-            let target = living.get(at).and_then(|(pod, _)| target_port(written, pod.object, Transport::Tcp));
+            let target = living
+                .get(at)
+                .and_then(|(pod, _)| target_port(written, pod.object, Transport::Tcp));
             if let Some(target_port) = target {
-                endpoints.push(at, EndpointPort { service: key.clone(), port: port.port, target_port });
+                endpoints.push(
+                    at,
+                    EndpointPort {
+                        service: key.clone(),
+                        port: port.port,
+                        target_port,
+                    },
+                );
                 served += 1;
             }
         }
-        if let (0, false, Some(TargetPort::Name(target))) = (served, selected.is_empty(), &written.target_port) {
+        if let (0, false, Some(TargetPort::Name(target))) =
+            (served, selected.is_empty(), &written.target_port)
+        {
             let problem = format!("no selected pod has a container port named {target:?}");
             report.warning(
                 said.document,
@@ -253,11 +388,19 @@ fn open(
     udp_ports: &mut [BTreeSet<u16>],
     report: &mut DiagnosticCollector,
 ) {
-    let selected = index.selected(&port.service.object.metadata.namespace, port.service.object, living);
+    let selected = index.selected(
+        &port.service.object.metadata.namespace,
+        port.service.object,
+        living,
+    );
     let (mut opened, mut full) = (0, Vec::new());
     for at in &selected {
-        let Some(((pod, workload), ports)) = living.get(*at).zip(udp_ports.get_mut(*at)) else { continue };
-        let Some(target) = target_port(port.written, pod.object, Transport::Udp) else { continue };
+        let Some(((pod, workload), ports)) = living.get(*at).zip(udp_ports.get_mut(*at)) else {
+            continue;
+        };
+        let Some(target) = target_port(port.written, pod.object, Transport::Udp) else {
+            continue;
+        };
         opened += 1;
         if ports.len() >= UDP_PORTS_PER_WORKLOAD_MAX && !ports.contains(&target) {
             full.push(workload);
@@ -273,11 +416,23 @@ fn open(
             full.len(),
             selected.len()
         );
-        report.error(port.document, port.field.clone(), problem, "name fewer ports, or share them out among pods");
+        report.error(
+            port.document,
+            port.field.clone(),
+            problem,
+            "name fewer ports, or share them out among pods",
+        );
     }
-    if let (0, false, Some(TargetPort::Name(target))) = (opened, selected.is_empty(), &port.written.target_port) {
+    if let (0, false, Some(TargetPort::Name(target))) =
+        (opened, selected.is_empty(), &port.written.target_port)
+    {
         let problem = format!("no pod of the Service has a UDP container port named {target:?}");
-        report.warning(port.document, port.field.clone(), problem, "name a port of the pods' containers, or write its number");
+        report.warning(
+            port.document,
+            port.field.clone(),
+            problem,
+            "name a port of the pods' containers, or write its number",
+        );
     }
 }
 
@@ -285,8 +440,10 @@ fn target_port(written: &kubernetes::ServicePort, pod: &Pod, transport: Transpor
     match &written.target_port {
         None => Some(written.port.get()),
         Some(TargetPort::Number(number)) => Some(number.get()),
-        Some(TargetPort::Name(name)) => {
-            pod.spec.ports().find(|port| port.name == *name && port.protocol == transport).map(|port| port.container_port.get())
-        }
+        Some(TargetPort::Name(name)) => pod
+            .spec
+            .ports()
+            .find(|port| port.name == *name && port.protocol == transport)
+            .map(|port| port.container_port.get()),
     }
 }

@@ -14,8 +14,12 @@ pub(crate) fn answer(ir: &Ir, question: &str) -> String {
 
 fn read(ir: &Ir, question: &str) -> RequestDescription {
     let mut words = question.split_whitespace();
-    let (Some(from), Some(to)) = (words.next(), words.next()) else { panic!("{question:?} is not a question") };
-    let (service, port) = to.rsplit_once(':').unwrap_or_else(|| panic!("{question:?}: SERVICE:PORT"));
+    let (Some(from), Some(to)) = (words.next(), words.next()) else {
+        panic!("{question:?} is not a question")
+    };
+    let (service, port) = to
+        .rsplit_once(':')
+        .unwrap_or_else(|| panic!("{question:?}: SERVICE:PORT"));
     let request = OracleRequest {
         service: format!("{}/{service}", ir.tenant.name).parse().unwrap(),
         port: port.parse().unwrap(),
@@ -28,11 +32,25 @@ fn read(ir: &Ir, question: &str) -> RequestDescription {
         id if id.starts_with("spiffe://") => Some(id.parse().unwrap()),
         id if id.contains('/') => {
             let (namespace, account) = id.split_once('/').unwrap();
-            Some(format!("spiffe://{}/ns/{namespace}/sa/{account}", ir.tenant.trust_domain).parse().unwrap())
+            Some(
+                format!(
+                    "spiffe://{}/ns/{namespace}/sa/{account}",
+                    ir.tenant.trust_domain
+                )
+                .parse()
+                .unwrap(),
+            )
         }
         _ => None,
     };
-    let mut journey = RequestDescription { identity, address: from.parse().ok(), direct: false, request, claims: None, server_name: None };
+    let mut journey = RequestDescription {
+        identity,
+        address: from.parse().ok(),
+        direct: false,
+        request,
+        claims: None,
+        server_name: None,
+    };
     for word in words {
         let (name, value) = word.split_once('=').unwrap_or((word, ""));
         match name {
@@ -44,8 +62,13 @@ fn read(ir: &Ir, question: &str) -> RequestDescription {
             "jwt" => journey.claims = Some(serde_json::from_str(value).unwrap()),
             "direct" => journey.direct = true,
             _ => {
-                let header = name.strip_prefix("h:").unwrap_or_else(|| panic!("{question:?}: {name}"));
-                journey.request.headers.push((header.to_owned(), value.to_owned()));
+                let header = name
+                    .strip_prefix("h:")
+                    .unwrap_or_else(|| panic!("{question:?}: {name}"));
+                journey
+                    .request
+                    .headers
+                    .push((header.to_owned(), value.to_owned()));
             }
         }
     }

@@ -27,12 +27,21 @@ pub struct ConnectionAdmission {
 impl ConnectionAdmission {
     /// Creates the state of a connection that was just accepted. `permit` is of the limit on unauthenticated connections.
     pub fn new(permit: TenantPermit, connections: TenantLimit) -> Arc<Self> {
-        Arc::new(Self { is_authorized: AtomicBool::new(false), permit: Mutex::new(Some(permit)), connections })
+        Arc::new(Self {
+            is_authorized: AtomicBool::new(false),
+            permit: Mutex::new(Some(permit)),
+            connections,
+        })
     }
 
     /// Resolves when the connection must give way to another one while it is still unauthenticated.
     pub fn revoked(&self) -> impl Future<Output = ()> + Send + use<> {
-        let revoked = self.permit.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(TenantPermit::revoked);
+        let revoked = self
+            .permit
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            .map(TenantPermit::revoked);
         async move {
             match revoked {
                 Some(revoked) => revoked.await,
@@ -89,7 +98,10 @@ impl PodRanges {
     fn insert(&mut self, range: IpNet, tenant: &TenantName) {
         let range = range.trunc();
         self.lengths[usize::from(range.addr().is_ipv6())].insert(range.prefix_len());
-        let owner = self.owners.entry(range).or_insert_with(|| Some(tenant.clone()));
+        let owner = self
+            .owners
+            .entry(range)
+            .or_insert_with(|| Some(tenant.clone()));
         if owner.as_ref() != Some(tenant) {
             *owner = None;
         }
@@ -98,24 +110,36 @@ impl PodRanges {
     /// Returns the ranges that could contain the address, one per prefix length.
     fn candidates(&self, address: IpAddr) -> impl Iterator<Item = IpNet> {
         let lengths = &self.lengths[usize::from(address.is_ipv6())];
-        lengths.iter().filter_map(move |length| Some(IpNet::new(address, *length).ok()?.trunc()))
+        lengths
+            .iter()
+            .filter_map(move |length| Some(IpNet::new(address, *length).ok()?.trunc()))
     }
 
     /// Returns the tenant whose pods have the address, if exactly one tenant claims it.
     fn owner(&self, address: IpAddr) -> Option<&TenantName> {
-        let mut found = self.candidates(address).filter_map(|range| self.owners.get(&range));
+        let mut found = self
+            .candidates(address)
+            .filter_map(|range| self.owners.get(&range));
         let first = found.next()?.as_ref()?;
-        found.all(|other| other.as_ref() == Some(first)).then_some(first)
+        found
+            .all(|other| other.as_ref() == Some(first))
+            .then_some(first)
     }
 }
 
 /// Keeps [`Sources`] up to date with the catalog. The work runs on a thread of its own, so neither the listener nor the catalog writer
 /// waits for it.
-pub async fn follow(mut catalogs: watch::Receiver<Arc<Catalog>>, sources: watch::Sender<Arc<Sources>>) {
+pub async fn follow(
+    mut catalogs: watch::Receiver<Arc<Catalog>>,
+    sources: watch::Sender<Arc<Sources>>,
+) {
     loop {
         let catalog = catalogs.borrow_and_update().clone();
         // The task fails only when the controller stops.
-        let Ok(of_catalog) = tokio::task::spawn_blocking(move || Sources::of(&catalog)).await else { return };
+        let Ok(of_catalog) = tokio::task::spawn_blocking(move || Sources::of(&catalog)).await
+        else {
+            return;
+        };
         if sources.send(Arc::new(of_catalog)).is_err() || catalogs.changed().await.is_err() {
             return;
         }
@@ -126,22 +150,36 @@ impl Sources {
     /// Derives the owners of addresses from a catalog.
     pub fn of(catalog: &Catalog) -> Self {
         let mut sources = Self::default();
-        let replicas = catalog.provider.iter().flat_map(|view| view.of(ResourceKind::Replica));
-        sources.provider.extend(replicas.filter_map(|entry| match &entry.resource {
-            Resource::Replica(replica) => Some(IpAddr::from(replica.underlay)),
-            _ => None,
-        }));
+        let replicas = catalog
+            .provider
+            .iter()
+            .flat_map(|view| view.of(ResourceKind::Replica));
+        sources
+            .provider
+            .extend(replicas.filter_map(|entry| match &entry.resource {
+                Resource::Replica(replica) => Some(IpAddr::from(replica.underlay)),
+                _ => None,
+            }));
         for (tenant, view) in &catalog.tenants {
             for entry in view.of(ResourceKind::Node) {
-                let Resource::Node(node) = &entry.resource else { continue };
-                let owner = sources.nodes.entry(node.underlay.into()).or_insert_with(|| Some(tenant.clone()));
+                let Resource::Node(node) = &entry.resource else {
+                    continue;
+                };
+                let owner = sources
+                    .nodes
+                    .entry(node.underlay.into())
+                    .or_insert_with(|| Some(tenant.clone()));
                 if owner.as_ref() != Some(tenant) {
                     *owner = None;
                 }
             }
             for entry in view.of(ResourceKind::Tenant) {
-                let Resource::Tenant(said) = &entry.resource else { continue };
-                said.pod_cidrs.iter().for_each(|range| sources.pods.insert(*range, tenant));
+                let Resource::Tenant(said) = &entry.resource else {
+                    continue;
+                };
+                said.pod_cidrs
+                    .iter()
+                    .for_each(|range| sources.pods.insert(*range, tenant));
             }
         }
         sources
@@ -159,14 +197,20 @@ impl Sources {
         }
         // A node address that several tenants claim is not attributed to a pod range either.
         match self.pods.owner(address) {
-            Some(tenant) if !self.nodes.contains_key(&address) => ShareHolder::Tenant(tenant.clone()),
+            Some(tenant) if !self.nodes.contains_key(&address) => {
+                ShareHolder::Tenant(tenant.clone())
+            }
             _ => ShareHolder::Network(range(address)),
         }
     }
 }
 
 fn range(address: IpAddr) -> IpNet {
-    let bits = if address.is_ipv4() { RANGE_BITS.0 } else { RANGE_BITS.1 };
+    let bits = if address.is_ipv4() {
+        RANGE_BITS.0
+    } else {
+        RANGE_BITS.1
+    };
     IpNet::new(address, bits).map_or_else(|_| IpNet::from(address), |net| net.trunc())
 }
 
@@ -182,7 +226,8 @@ mod tests {
         let mut all: Vec<(IpNet, TenantName)> = Vec::new();
         for n in 0..2_000u32 {
             let tenant: TenantName = format!("t{}", n % 500).parse().unwrap();
-            let address = IpAddr::from(std::net::Ipv4Addr::from(0x0a00_0000 + (n % 1_900) * 0x1003));
+            let address =
+                IpAddr::from(std::net::Ipv4Addr::from(0x0a00_0000 + (n % 1_900) * 0x1003));
             let range = IpNet::new(address, [12, 20, 24, 28][n as usize % 4]).unwrap();
             pods.insert(range, &tenant);
             all.push((range, tenant));
@@ -190,7 +235,10 @@ mod tests {
         for n in 0..4_000u32 {
             let address = IpAddr::from(std::net::Ipv4Addr::from(0x0a00_0000 + n * 0x7ff));
             assert_eq!(pods.candidates(address).count(), 4);
-            let mut walked = all.iter().filter(|(range, _)| range.contains(&address)).map(|(_, tenant)| tenant);
+            let mut walked = all
+                .iter()
+                .filter(|(range, _)| range.contains(&address))
+                .map(|(_, tenant)| tenant);
             let first = walked.next();
             let one = first.filter(|first| walked.all(|other| other == *first));
             assert_eq!(pods.owner(address), one, "{address}");
@@ -203,7 +251,13 @@ mod tests {
         let [a, b]: [TenantName; 2] = ["alpha", "beta"].map(|n| n.parse().unwrap());
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let mut pods = PodRanges::default();
-        for (range, tenant) in [("10.1.0.0/16", &a), ("10.2.0.0/16", &a), ("10.2.0.0/16", &b), ("10.3.0.0/16", &a), ("10.3.7.0/24", &b)] {
+        for (range, tenant) in [
+            ("10.1.0.0/16", &a),
+            ("10.2.0.0/16", &a),
+            ("10.2.0.0/16", &b),
+            ("10.3.0.0/16", &a),
+            ("10.3.7.0/24", &b),
+        ] {
             pods.insert(range.parse().unwrap(), tenant);
         }
         let sources = Sources {
@@ -223,7 +277,11 @@ mod tests {
             ("[::ffff:10.1.2.3]:1", "alpha"),
             ("[2001:db8:1:2:3:4:5:6]:1", "2001:db8:1:2::/64"),
         ] {
-            assert_eq!(sources.holder(source.parse().unwrap()).to_string(), want, "{source}");
+            assert_eq!(
+                sources.holder(source.parse().unwrap()).to_string(),
+                want,
+                "{source}"
+            );
         }
     }
 
@@ -231,19 +289,34 @@ mod tests {
     fn an_authorized_connection_counts_for_its_owner_alone() {
         let limit = |capacity| {
             let kind = ShareKind::ControllerConnections;
-            TenantLimit::new(TenantLimitConfig { kind, capacity, reserve: 0, give_way: GiveWay::Oldest })
+            TenantLimit::new(TenantLimitConfig {
+                kind,
+                capacity,
+                reserve: 0,
+                give_way: GiveWay::Oldest,
+            })
         };
         let (unauthenticated, connections) = (limit(4), limit(1));
         let source = Sources::default().holder("192.0.2.1:5".parse().unwrap());
-        let [one, two] =
-            [(); 2].map(|()| ConnectionAdmission::new(unauthenticated.take_replacing(&source, 1).unwrap(), connections.clone()));
+        let [one, two] = [(); 2].map(|()| {
+            ConnectionAdmission::new(
+                unauthenticated.take_replacing(&source, 1).unwrap(),
+                connections.clone(),
+            )
+        });
         let tenant = ShareHolder::Tenant("alpha".parse().unwrap());
         one.authorize(&tenant).unwrap();
         one.authorize(&tenant).unwrap();
-        assert_eq!((unauthenticated.usage().used, connections.usage().used), (1, 1));
+        assert_eq!(
+            (unauthenticated.usage().used, connections.usage().used),
+            (1, 1)
+        );
         assert!(two.authorize(&tenant).is_err() && !two.is_authorized());
         drop(one);
         two.authorize(&tenant).unwrap();
-        assert_eq!((unauthenticated.usage().used, connections.usage().used), (0, 1));
+        assert_eq!(
+            (unauthenticated.usage().used, connections.usage().used),
+            (0, 1)
+        );
     }
 }

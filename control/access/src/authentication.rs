@@ -28,7 +28,11 @@ impl AuthenticatedClient {
     /// # Errors
     /// `UNAUTHENTICATED` if no interceptor authenticated the request.
     pub fn of<T>(request: &Request<T>) -> Result<Self, Status> {
-        request.extensions().get::<Self>().cloned().ok_or_else(|| Status::unauthenticated("send authorization: Bearer <token>"))
+        request
+            .extensions()
+            .get::<Self>()
+            .cloned()
+            .ok_or_else(|| Status::unauthenticated("send authorization: Bearer <token>"))
     }
 }
 
@@ -41,8 +45,14 @@ pub struct Authenticator {
 
 impl Authenticator {
     /// Creates an authenticator that follows `principals`.
-    pub fn new(principals: watch::Receiver<Arc<Principals>>, metrics: Arc<ControllerMetrics>) -> Self {
-        Self { principals, metrics }
+    pub fn new(
+        principals: watch::Receiver<Arc<Principals>>,
+        metrics: Arc<ControllerMetrics>,
+    ) -> Self {
+        Self {
+            principals,
+            metrics,
+        }
     }
 
     /// Returns the principals, which change with their file.
@@ -56,24 +66,40 @@ impl Authenticator {
             self.metrics.refuse(reason);
             Status::unauthenticated(text)
         };
-        let header = metadata.get("authorization").ok_or_else(|| refused("no_token", "send authorization: Bearer <token>"))?;
-        let token = header
-            .to_str()
-            .ok()
-            .and_then(|h| h.split_once(' '))
-            .filter(|(scheme, token)| scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() && token.len() <= TOKEN_BYTES_MAX);
+        let header = metadata
+            .get("authorization")
+            .ok_or_else(|| refused("no_token", "send authorization: Bearer <token>"))?;
+        let token =
+            header
+                .to_str()
+                .ok()
+                .and_then(|h| h.split_once(' '))
+                .filter(|(scheme, token)| {
+                    scheme.eq_ignore_ascii_case("bearer")
+                        && !token.is_empty()
+                        && token.len() <= TOKEN_BYTES_MAX
+                });
         let Some((_, token)) = token else {
-            return Err(refused("token_form", "write the header as authorization: Bearer <token>"));
+            return Err(refused(
+                "token_form",
+                "write the header as authorization: Bearer <token>",
+            ));
         };
         let token = TokenHash::of(token.trim());
         let principal = self.principals.borrow().find(&token).cloned();
-        let principal =
-            principal.ok_or_else(|| refused("unknown_token", "the token is unknown; request a current one from the provider"))?;
+        let principal = principal.ok_or_else(|| {
+            refused(
+                "unknown_token",
+                "the token is unknown; request a current one from the provider",
+            )
+        })?;
         Ok(AuthenticatedClient { principal, token })
     }
 
     /// Returns an interceptor that authenticates a request before a byte of its body is read, so that unauthenticated clients cost nothing.
-    pub fn interceptor(&self) -> impl FnMut(Request<()>) -> Result<Request<()>, Status> + Clone + use<> {
+    pub fn interceptor(
+        &self,
+    ) -> impl FnMut(Request<()>) -> Result<Request<()>, Status> + Clone + use<> {
         let authenticator = self.clone();
         move |mut request| {
             let client = authenticator.authenticate(request.metadata())?;
@@ -83,7 +109,10 @@ impl Authenticator {
                 admission.authorize(&holder).map_err(|refusal| {
                     authenticator.metrics.refuse("connections");
                     let which = ShareKind::ControllerConnections.key();
-                    let text = format!("{holder} has no more connections ({which}: {}); fix: close some of them", refusal.reason());
+                    let text = format!(
+                        "{holder} has no more connections ({which}: {}); fix: close some of them",
+                        refusal.reason()
+                    );
                     Status::resource_exhausted(text)
                 })?;
             }

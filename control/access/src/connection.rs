@@ -41,13 +41,20 @@ impl CountedConnection {
                 () = revoked => "unauthenticated_revoked",
             }
         });
-        Self { stream, admission, end: Some(end), metrics }
+        Self {
+            stream,
+            admission,
+            end: Some(end),
+            metrics,
+        }
     }
 
     /// Returns an error once the connection must close. It runs before each read and each write, because an unauthenticated client may
     /// cause only one of the two.
     fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        let Some(end) = &mut self.end else { return Ok(()) };
+        let Some(end) = &mut self.end else {
+            return Ok(());
+        };
         if self.admission.is_authorized() {
             self.end = None;
             return Ok(());
@@ -77,14 +84,22 @@ impl Connected for CountedConnection {
 }
 
 impl AsyncRead for CountedConnection {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         self.check(cx)?;
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
 impl AsyncWrite for CountedConnection {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.check(cx)?;
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
@@ -95,7 +110,11 @@ impl AsyncWrite for CountedConnection {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
-    fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         self.check(cx)?;
         Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
     }

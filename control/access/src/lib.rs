@@ -14,11 +14,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use authentication::{AuthenticatedClient, Authenticator};
 pub use connection::CountedConnection;
-pub use listener::{CONNECTIONS_MAX, ControlListener, FILES_RESERVED, HANDSHAKE_TIMEOUT, ListenError, UNAUTHENTICATED_MAX};
+pub use listener::{
+    CONNECTIONS_MAX, ControlListener, FILES_RESERVED, HANDSHAKE_TIMEOUT, ListenError,
+    UNAUTHENTICATED_MAX,
+};
 pub use principals::{Principals, principal_name};
 pub use shares::{SharedCapacities, TenantLimits, holder_of};
 
 /// Returns the current time in seconds since 1970.
 pub fn now_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| d.as_secs())
 }

@@ -43,7 +43,12 @@ struct Current(RwLock<Arc<CertifiedKey>>);
 
 impl ResolvesServerCert for Current {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.0.read().unwrap_or_else(PoisonError::into_inner).clone())
+        Some(
+            self.0
+                .read()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone(),
+        )
     }
 }
 
@@ -63,10 +68,19 @@ pub struct ControlListener {
 pub enum ListenError {
     /// The address cannot be bound.
     #[error("cannot listen on {address}: {why}; choose another {flag}, or stop what uses it")]
-    Bind { address: SocketAddr, why: io::Error, flag: &'static str },
+    Bind {
+        address: SocketAddr,
+        why: io::Error,
+        flag: &'static str,
+    },
     /// The admin socket cannot be created.
-    #[error("cannot listen on the unix socket {path}: {why}; see that --data-dir is writable and on a file system that has sockets")]
-    Socket { path: std::path::PathBuf, why: io::Error },
+    #[error(
+        "cannot listen on the unix socket {path}: {why}; see that --data-dir is writable and on a file system that has sockets"
+    )]
+    Socket {
+        path: std::path::PathBuf,
+        why: io::Error,
+    },
     /// The CA could not issue a server certificate.
     #[error(transparent)]
     Infra(#[from] ControllerCaError),
@@ -80,8 +94,18 @@ impl ControlListener {
     ///
     /// # Errors
     /// A [`ListenError`] that names the address, or what is wrong with the certificate.
-    pub async fn bind(address: SocketAddr, infra: Arc<ControllerCa>, handshake: Duration) -> Result<Self, ListenError> {
-        let tcp = TcpListener::bind(address).await.map_err(|why| ListenError::Bind { address, why, flag: "--listen" })?;
+    pub async fn bind(
+        address: SocketAddr,
+        infra: Arc<ControllerCa>,
+        handshake: Duration,
+    ) -> Result<Self, ListenError> {
+        let tcp = TcpListener::bind(address)
+            .await
+            .map_err(|why| ListenError::Bind {
+                address,
+                why,
+                flag: "--listen",
+            })?;
         let name = canal_wire::CONTROLLER_NAME;
         let certificate = infra.server_certificate(name, now_seconds())?;
         let not_after = certificate.not_after;
@@ -93,7 +117,15 @@ impl ControlListener {
             .with_cert_resolver(current.clone());
         config.alpn_protocols = vec![b"h2".to_vec()];
         let tls = TlsAcceptor::from(Arc::new(config));
-        Ok(Self { tcp, tls, current, infra, name, not_after, handshake })
+        Ok(Self {
+            tcp,
+            tls,
+            current,
+            infra,
+            name,
+            not_after,
+            handshake,
+        })
     }
 
     /// Returns the address on which the listener accepts connections.
@@ -135,7 +167,10 @@ impl ControlListener {
             let holder = sources.borrow().holder(source);
             // A holder that has its whole share gives up its oldest unauthenticated connection for the new one.
             let Ok(permit) = limits.unauthenticated.take_replacing(&holder, 1) else {
-                metrics.count(metrics::REFUSED, &[("reason", "unauthenticated_connections")]);
+                metrics.count(
+                    metrics::REFUSED,
+                    &[("reason", "unauthenticated_connections")],
+                );
                 continue;
             };
             let admission = ConnectionAdmission::new(permit, limits.connections.clone());
@@ -155,7 +190,13 @@ impl ControlListener {
                 };
                 match stream {
                     // Sending fails only when the controller stops.
-                    Ok(stream) => _ = connections.send(Ok(CountedConnection::new(stream, admission, deadline, metrics))).await,
+                    Ok(stream) => {
+                        _ = connections
+                            .send(Ok(CountedConnection::new(
+                                stream, admission, deadline, metrics,
+                            )))
+                            .await
+                    }
                     Err(reason) => metrics.count(metrics::REFUSED, &[("reason", reason)]),
                 }
             });
@@ -168,14 +209,23 @@ impl ControlListener {
         if self.not_after.saturating_sub(now) > canal_ca::SERVER_LIFETIME_SECONDS / 2 {
             return;
         }
-        let renewed = self.infra.server_certificate(self.name, now).map_err(ListenError::from);
+        let renewed = self
+            .infra
+            .server_certificate(self.name, now)
+            .map_err(ListenError::from);
         match renewed.and_then(|c| Ok((c.not_after, certified(c)?))) {
             Ok((not_after, key)) => {
-                *self.current.0.write().unwrap_or_else(PoisonError::into_inner) = key;
+                *self
+                    .current
+                    .0
+                    .write()
+                    .unwrap_or_else(PoisonError::into_inner) = key;
                 self.not_after = not_after;
                 tracing::info!(not_after, "renewed the server certificate");
             }
-            Err(e) => tracing::error!(error = %e, "the server certificate was not renewed; the old one stays in use"),
+            Err(e) => {
+                tracing::error!(error = %e, "the server certificate was not renewed; the old one stays in use")
+            }
         }
     }
 }

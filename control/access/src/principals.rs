@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use canal_model::ids::{AzName, BackendName, EdgeName, NodeName, ObjectName, ReplicaName, TenantName};
+use canal_model::ids::{
+    AzName, BackendName, EdgeName, NodeName, ObjectName, ReplicaName, TenantName,
+};
 use canal_model::principal::Principal;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -82,13 +84,23 @@ impl Principals {
     /// # Errors
     /// A [`PrincipalsError`] with every fault in the file.
     pub fn read(path: &Path) -> Result<Self, PrincipalsError> {
-        let file = |why: String| PrincipalsError::File { path: path.into(), why };
-        let size = std::fs::metadata(path).map_err(|e| file(e.to_string()))?.len();
+        let file = |why: String| PrincipalsError::File {
+            path: path.into(),
+            why,
+        };
+        let size = std::fs::metadata(path)
+            .map_err(|e| file(e.to_string()))?
+            .len();
         if size > PRINCIPALS_BYTES_MAX {
-            return Err(file(format!("it has {size} bytes and may have {PRINCIPALS_BYTES_MAX}")));
+            return Err(file(format!(
+                "it has {size} bytes and may have {PRINCIPALS_BYTES_MAX}"
+            )));
         }
         let text = std::fs::read_to_string(path).map_err(|e| file(e.to_string()))?;
-        Self::parse(&text).map_err(|faults| PrincipalsError::Content { path: path.into(), faults })
+        Self::parse(&text).map_err(|faults| PrincipalsError::Content {
+            path: path.into(),
+            faults,
+        })
     }
 
     /// Validates the text of the file.
@@ -96,10 +108,16 @@ impl Principals {
     /// # Errors
     /// Every fault in the text, one per element.
     pub fn parse(text: &str) -> Result<Self, Vec<String>> {
-        let rows: Vec<PrincipalRow> =
-            if text.trim().is_empty() { Vec::new() } else { serde_saphyr::from_str(text).map_err(|e| vec![e.to_string()])? };
+        let rows: Vec<PrincipalRow> = if text.trim().is_empty() {
+            Vec::new()
+        } else {
+            serde_saphyr::from_str(text).map_err(|e| vec![e.to_string()])?
+        };
         if rows.len() > PRINCIPALS_MAX {
-            return Err(vec![format!("{} entries, at most {PRINCIPALS_MAX} are taken", rows.len())]);
+            return Err(vec![format!(
+                "{} entries, at most {PRINCIPALS_MAX} are taken",
+                rows.len()
+            )]);
         }
         let mut faults = Vec::new();
         let mut entries = HashMap::new();
@@ -119,14 +137,28 @@ impl Principals {
                 Ok((hash, principal)) => {
                     match backend(row, &principal, &backends) {
                         Ok(held) => backends.extend(held.map(|b| (principal.clone(), b))),
-                        Err(why) => faults.push(format!("entry {} ({} {}): {why}", i + 1, row.kind, row.name)),
+                        Err(why) => faults.push(format!(
+                            "entry {} ({} {}): {why}",
+                            i + 1,
+                            row.kind,
+                            row.name
+                        )),
                     }
                     entries.insert(hash, principal);
                 }
-                Err(why) => faults.push(format!("entry {} ({} {}): {why}", i + 1, row.kind, row.name)),
+                Err(why) => faults.push(format!(
+                    "entry {} ({} {}): {why}",
+                    i + 1,
+                    row.kind,
+                    row.name
+                )),
             }
         }
-        if faults.is_empty() { Ok(Self { entries, backends }) } else { Err(faults) }
+        if faults.is_empty() {
+            Ok(Self { entries, backends })
+        } else {
+            Err(faults)
+        }
     }
 
     /// Returns the principal that a token stands for. The time of the lookup may reveal hashes that are close, which is of no use: an
@@ -174,40 +206,87 @@ pub fn principal_name(p: &Principal) -> &'static str {
 
 /// Converts an entry to a token hash and its principal.
 fn entry(row: &PrincipalRow) -> Result<(TokenHash, Principal), String> {
-    let hash = TokenHash::read(&row.token_sha256).ok_or("tokenSha256 is not 64 hexadecimal digits; write the SHA-256 of the token")?;
+    let hash = TokenHash::read(&row.token_sha256)
+        .ok_or("tokenSha256 is not 64 hexadecimal digits; write the SHA-256 of the token")?;
     let tenant = || -> Result<TenantName, String> {
-        let name = row.tenant.as_deref().ok_or("tenant is missing; write the node's tenant")?;
+        let name = row
+            .tenant
+            .as_deref()
+            .ok_or("tenant is missing; write the node's tenant")?;
         TenantName::new(name).map_err(|e| e.to_string())
     };
     let az = || AzName::new(row.az.as_deref().unwrap_or("default")).map_err(|e| e.to_string());
     let principal = match row.kind.as_str() {
-        "node" => Principal::Node { name: NodeName::new(&row.name).map_err(|e| e.to_string())?, tenant: tenant()?, az: az()? },
-        "gateway" if row.tenant.is_some() => return Err("a gateway serves many tenants; remove tenant".into()),
-        "gateway" => Principal::Gateway { name: ReplicaName::new(&row.name).map_err(|e| e.to_string())?, az: az()? },
-        "edge" if row.tenant.is_some() => return Err("an edge serves all tenants; remove tenant".into()),
-        "edge" => Principal::Edge { name: EdgeName::new(&row.name).map_err(|e| e.to_string())?, az: az()? },
+        "node" => Principal::Node {
+            name: NodeName::new(&row.name).map_err(|e| e.to_string())?,
+            tenant: tenant()?,
+            az: az()?,
+        },
+        "gateway" if row.tenant.is_some() => {
+            return Err("a gateway serves many tenants; remove tenant".into());
+        }
+        "gateway" => Principal::Gateway {
+            name: ReplicaName::new(&row.name).map_err(|e| e.to_string())?,
+            az: az()?,
+        },
+        "edge" if row.tenant.is_some() => {
+            return Err("an edge serves all tenants; remove tenant".into());
+        }
+        "edge" => Principal::Edge {
+            name: EdgeName::new(&row.name).map_err(|e| e.to_string())?,
+            az: az()?,
+        },
         "keyserver" => {
-            let tenant = row.tenant.as_deref().map(TenantName::new).transpose().map_err(|e| e.to_string())?;
-            Principal::KeyServer { name: ObjectName::new(&row.name).map_err(|e| e.to_string())?, az: az()?, tenant }
+            let tenant = row
+                .tenant
+                .as_deref()
+                .map(TenantName::new)
+                .transpose()
+                .map_err(|e| e.to_string())?;
+            Principal::KeyServer {
+                name: ObjectName::new(&row.name).map_err(|e| e.to_string())?,
+                az: az()?,
+                tenant,
+            }
         }
         "operator" => {
-            let tenant = row.tenant.as_deref().map(TenantName::new).transpose().map_err(|e| e.to_string())?;
-            Principal::Operator { name: ObjectName::new(&row.name).map_err(|e| e.to_string())?, tenant }
+            let tenant = row
+                .tenant
+                .as_deref()
+                .map(TenantName::new)
+                .transpose()
+                .map_err(|e| e.to_string())?;
+            Principal::Operator {
+                name: ObjectName::new(&row.name).map_err(|e| e.to_string())?,
+                tenant,
+            }
         }
-        other => return Err(format!("kind {other:?} is not known; write node, gateway, edge, keyserver or operator")),
+        other => {
+            return Err(format!(
+                "kind {other:?} is not known; write node, gateway, edge, keyserver or operator"
+            ));
+        }
     };
     Ok((hash, principal))
 }
 
 /// Returns the backend to which an entry restricts its gateway. Two tokens of one gateway must agree on it.
-fn backend(row: &PrincipalRow, principal: &Principal, held: &BTreeMap<Principal, BackendName>) -> Result<Option<BackendName>, String> {
-    let Some(name) = row.backend.as_deref() else { return Ok(None) };
+fn backend(
+    row: &PrincipalRow,
+    principal: &Principal,
+    held: &BTreeMap<Principal, BackendName>,
+) -> Result<Option<BackendName>, String> {
+    let Some(name) = row.backend.as_deref() else {
+        return Ok(None);
+    };
     if !matches!(principal, Principal::Gateway { .. }) {
         return Err("only a gateway is of a backend; remove backend".into());
     }
     let name = BackendName::new(name).map_err(|e| e.to_string())?;
     match held.get(principal) {
-        Some(other) if *other != name => Err(format!("another entry of the same gateway has backend {other}; write one")),
+        Some(other) if *other != name => Err(format!(
+            "another entry of the same gateway has backend {other}; write one"
+        )),
         _ => Ok(Some(name)),
     }
 }
@@ -216,7 +295,9 @@ fn backend(row: &PrincipalRow, principal: &Principal, held: &BTreeMap<Principal,
 pub async fn follow(path: PathBuf, current: watch::Sender<Arc<Principals>>) {
     let stamp = |path: &Path| {
         use std::os::unix::fs::MetadataExt;
-        std::fs::metadata(path).ok().map(|m| (m.ino(), m.size(), m.mtime(), m.mtime_nsec()))
+        std::fs::metadata(path)
+            .ok()
+            .map(|m| (m.ino(), m.size(), m.mtime(), m.mtime_nsec()))
     };
     // The file may have changed since it was first read, so the first check reads it again.
     let mut last = None;
@@ -232,7 +313,10 @@ pub async fn follow(path: PathBuf, current: watch::Sender<Arc<Principals>>) {
                 current.send_if_modified(|held| {
                     let differs = held.entries != new.entries || held.backends != new.backends;
                     if differs {
-                        tracing::info!(principals = new.len(), "the principals file was read again");
+                        tracing::info!(
+                            principals = new.len(),
+                            "the principals file was read again"
+                        );
                         *held = Arc::new(new);
                     }
                     differs
@@ -248,7 +332,11 @@ mod tests {
     use super::*;
 
     fn hex(token: &str) -> String {
-        TokenHash::of(token).0.iter().map(|b| format!("{b:02x}")).collect()
+        TokenHash::of(token)
+            .0
+            .iter()
+            .map(|b| format!("{b:02x}"))
+            .collect()
     }
 
     #[test]
@@ -279,7 +367,13 @@ mod tests {
             ("t6", None),
             ("", None),
         ] {
-            assert_eq!(p.find(&TokenHash::of(token)).map(Principal::to_string).as_deref(), want, "{token:?}");
+            assert_eq!(
+                p.find(&TokenHash::of(token))
+                    .map(Principal::to_string)
+                    .as_deref(),
+                want,
+                "{token:?}"
+            );
         }
         assert!(Principals::parse(" \n").unwrap().is_empty());
     }
@@ -297,12 +391,27 @@ mod tests {
             hex("w"),
         );
         let faults = Principals::parse(&text).err().unwrap();
-        let want = ["64 hexadecimal", "tenant is missing", "robot", "remove tenant", "UPPER", "same token"];
+        let want = [
+            "64 hexadecimal",
+            "tenant is missing",
+            "robot",
+            "remove tenant",
+            "UPPER",
+            "same token",
+        ];
         assert_eq!(faults.len(), want.len(), "{faults:#?}");
         for (fault, part) in faults.iter().zip(want) {
-            assert!(fault.starts_with("entry ") && fault.contains(part), "{fault}");
+            assert!(
+                fault.starts_with("entry ") && fault.contains(part),
+                "{fault}"
+            );
         }
-        for text in ["{a: b}", "- {kind: node}", "- {tokenSha256: x, kind: node, name: n, color: red}", "- ["] {
+        for text in [
+            "{a: b}",
+            "- {kind: node}",
+            "- {tokenSha256: x, kind: node, name: n, color: red}",
+            "- [",
+        ] {
             assert!(Principals::parse(text).is_err(), "{text}");
         }
     }
@@ -310,7 +419,12 @@ mod tests {
     #[test]
     fn a_gateway_may_be_held_to_a_backend() {
         let row = |token: &str, rest: &str| format!("- {{tokenSha256: {}, {rest}}}\n", hex(token));
-        let gateway = |token: &str, name: &str, backend: &str| row(token, &format!("kind: gateway, name: {name}, az: az1{backend}"));
+        let gateway = |token: &str, name: &str, backend: &str| {
+            row(
+                token,
+                &format!("kind: gateway, name: {name}, az: az1{backend}"),
+            )
+        };
         let text = [
             gateway("t1", "g1", ", backend: b1"),
             gateway("t2", "g1", ", backend: b1"),
@@ -319,14 +433,33 @@ mod tests {
         ]
         .concat();
         let p = Principals::parse(&text).unwrap();
-        let backend = |token: &str| p.backend(p.find(&TokenHash::of(token)).unwrap()).map(ToString::to_string);
-        assert_eq!(["t1", "t2", "t3", "t4"].map(backend), [Some("b1".into()), Some("b1".into()), None, None]);
+        let backend = |token: &str| {
+            p.backend(p.find(&TokenHash::of(token)).unwrap())
+                .map(ToString::to_string)
+        };
+        assert_eq!(
+            ["t1", "t2", "t3", "t4"].map(backend),
+            [Some("b1".into()), Some("b1".into()), None, None]
+        );
         assert_eq!(p.find(&TokenHash::of("t4")).unwrap().to_string(), "edge e1");
         for (text, part) in [
-            ([gateway("t1", "g1", ", backend: b1"), gateway("t2", "g1", ", backend: b2")].concat(), "has backend b1"),
+            (
+                [
+                    gateway("t1", "g1", ", backend: b1"),
+                    gateway("t2", "g1", ", backend: b2"),
+                ]
+                .concat(),
+                "has backend b1",
+            ),
             (gateway("t1", "g1", ", backend: B"), "backend name"),
-            (row("t1", "kind: edge, name: e1, az: az1, backend: b1"), "only a gateway"),
-            (row("t1", "kind: edge, name: e1, tenant: alpha"), "remove tenant"),
+            (
+                row("t1", "kind: edge, name: e1, az: az1, backend: b1"),
+                "only a gateway",
+            ),
+            (
+                row("t1", "kind: edge, name: e1, tenant: alpha"),
+                "remove tenant",
+            ),
         ] {
             let faults = Principals::parse(&text).err().unwrap();
             assert!(faults.len() == 1 && faults[0].contains(part), "{faults:?}");
@@ -341,7 +474,16 @@ mod tests {
         assert!(faults[0].contains("at most"), "{faults:?}");
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("p.yaml");
-        std::fs::File::create(&path).unwrap().set_len(PRINCIPALS_BYTES_MAX + 1).unwrap();
-        assert!(Principals::read(&path).err().unwrap().to_string().contains("may have"));
+        std::fs::File::create(&path)
+            .unwrap()
+            .set_len(PRINCIPALS_BYTES_MAX + 1)
+            .unwrap();
+        assert!(
+            Principals::read(&path)
+                .err()
+                .unwrap()
+                .to_string()
+                .contains("may have")
+        );
     }
 }

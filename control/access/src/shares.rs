@@ -12,7 +12,9 @@ use canal_model::principal::Principal;
 use canal_model::program::{Resource, ResourceKind};
 use canal_model::share::{ShareKind, Shares};
 use canal_runtime::share::TenantLimitUsage;
-use canal_runtime::{GiveWay, ShareHolder, ShareRefusal, TenantLimit, TenantLimitConfig, TenantPermit};
+use canal_runtime::{
+    GiveWay, ShareHolder, ShareRefusal, TenantLimit, TenantLimitConfig, TenantPermit,
+};
 
 /// Maximum number of changes of all tenants that wait for the writer or are being prepared.
 pub const QUEUED_CHANGES_MAX: u64 = 256;
@@ -82,17 +84,40 @@ impl TenantLimits {
     pub fn new(capacities: &SharedCapacities) -> Self {
         let limit = |kind, capacity: u64| {
             let reserve = capacity / RESERVE_DIVISOR;
-            TenantLimit::new(TenantLimitConfig { kind, capacity, reserve, give_way: GiveWay::Oldest })
+            TenantLimit::new(TenantLimitConfig {
+                kind,
+                capacity,
+                reserve,
+                give_way: GiveWay::Oldest,
+            })
         };
         let this = Self {
             queued_changes: limit(ShareKind::QueuedChanges, capacities.queued_changes),
-            queued_change_bytes: limit(ShareKind::QueuedChangeBytes, capacities.queued_change_bytes),
-            configuration: TenantAmounts::new(limit(ShareKind::ConfigurationBytes, capacities.configuration_bytes)),
-            compiled: TenantAmounts::new(limit(ShareKind::CompiledBytes, capacities.compiled_bytes)),
-            compiled_resources: TenantAmounts::new(limit(ShareKind::CompiledResources, capacities.compiled_resources)),
-            route_tables: TenantAmounts::new(limit(ShareKind::RouteTableBytes, capacities.route_table_bytes)),
+            queued_change_bytes: limit(
+                ShareKind::QueuedChangeBytes,
+                capacities.queued_change_bytes,
+            ),
+            configuration: TenantAmounts::new(limit(
+                ShareKind::ConfigurationBytes,
+                capacities.configuration_bytes,
+            )),
+            compiled: TenantAmounts::new(limit(
+                ShareKind::CompiledBytes,
+                capacities.compiled_bytes,
+            )),
+            compiled_resources: TenantAmounts::new(limit(
+                ShareKind::CompiledResources,
+                capacities.compiled_resources,
+            )),
+            route_tables: TenantAmounts::new(limit(
+                ShareKind::RouteTableBytes,
+                capacities.route_table_bytes,
+            )),
             connections: limit(ShareKind::ControllerConnections, capacities.connections),
-            unauthenticated: limit(ShareKind::ControllerUnauthenticated, capacities.unauthenticated),
+            unauthenticated: limit(
+                ShareKind::ControllerUnauthenticated,
+                capacities.unauthenticated,
+            ),
             certificates: limit(ShareKind::Certificates, capacities.certificates),
             streams: limit(ShareKind::ControllerStreams, capacities.streams),
             subscription_bytes: limit(ShareKind::SubscriptionBytes, SUBSCRIPTION_BYTES_MAX),
@@ -122,13 +147,23 @@ impl TenantLimits {
     }
 
     /// Sets the shares that the provider configured for each tenant.
-    pub fn set_shares<'a>(&self, tenants: impl Iterator<Item = (&'a TenantName, &'a Shares)> + Clone) {
-        self.all().into_iter().for_each(|limit| limit.set_shares(tenants.clone()));
+    pub fn set_shares<'a>(
+        &self,
+        tenants: impl Iterator<Item = (&'a TenantName, &'a Shares)> + Clone,
+    ) {
+        self.all()
+            .into_iter()
+            .for_each(|limit| limit.set_shares(tenants.clone()));
     }
 
     /// Sets the shares from the Tenant objects of a catalog.
     pub fn follow(&self, catalog: &Catalog) {
-        self.set_shares(catalog.tenants.iter().filter_map(|(name, view)| Some((name, shares_of(view)?))));
+        self.set_shares(
+            catalog
+                .tenants
+                .iter()
+                .filter_map(|(name, view)| Some((name, shares_of(view)?))),
+        );
     }
 
     /// Returns how much each holder has taken of each limit.
@@ -137,7 +172,10 @@ impl TenantLimits {
     }
 
     /// Sets the metrics of use, refusals and revocations of each limit.
-    #[allow(clippy::cast_precision_loss, reason = "shares are at most 2^53, counts far below")]
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "shares are at most 2^53, counts far below"
+    )]
     pub fn gauges(&self, g: &mut GaugeValues) {
         for usage in self.usage() {
             let limit = ("limit", usage.kind.label());
@@ -168,21 +206,29 @@ impl TenantLimits {
 
 /// Returns the shares that the provider wrote into the tenant's Tenant object.
 pub fn shares_of(view: &TenantCatalog) -> Option<&Shares> {
-    view.of(ResourceKind::Tenant).find_map(|e| match &e.resource {
-        Resource::Tenant(tenant) => Some(&tenant.shares),
-        _ => None,
-    })
+    view.of(ResourceKind::Tenant)
+        .find_map(|e| match &e.resource {
+            Resource::Tenant(tenant) => Some(&tenant.shares),
+            _ => None,
+        })
 }
 
 /// Returns the holder whose share a principal uses.
 pub fn holder_of(principal: &Principal) -> ShareHolder {
     match principal {
         Principal::Node { tenant, .. }
-        | Principal::KeyServer { tenant: Some(tenant), .. }
-        | Principal::Operator { tenant: Some(tenant), .. } => ShareHolder::Tenant(tenant.clone()),
-        Principal::Gateway { .. } | Principal::Edge { .. } | Principal::KeyServer { .. } | Principal::Operator { .. } => {
-            ShareHolder::Provider
+        | Principal::KeyServer {
+            tenant: Some(tenant),
+            ..
         }
+        | Principal::Operator {
+            tenant: Some(tenant),
+            ..
+        } => ShareHolder::Tenant(tenant.clone()),
+        Principal::Gateway { .. }
+        | Principal::Edge { .. }
+        | Principal::KeyServer { .. }
+        | Principal::Operator { .. } => ShareHolder::Provider,
     }
 }
 
@@ -198,7 +244,12 @@ impl StreamNames {
     ///
     /// # Errors
     /// The holder has its whole share, or the limit is full.
-    pub fn set(&mut self, bytes: u64, limit: &TenantLimit, holder: &ShareHolder) -> Result<(), ShareRefusal> {
+    pub fn set(
+        &mut self,
+        bytes: u64,
+        limit: &TenantLimit,
+        holder: &ShareHolder,
+    ) -> Result<(), ShareRefusal> {
         match &mut self.permit {
             _ if bytes == self.bytes => return Ok(()),
             Some(permit) if bytes < self.bytes => permit.shrink(self.bytes - bytes),
@@ -218,12 +269,19 @@ pub struct TenantAmounts {
 
 impl TenantAmounts {
     fn new(limit: TenantLimit) -> Self {
-        Self { limit, held: Mutex::default() }
+        Self {
+            limit,
+            held: Mutex::default(),
+        }
     }
 
     /// Returns the amount that a tenant has taken.
     pub fn get(&self, tenant: &TenantName) -> u64 {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).get(tenant).map_or(0, |(amount, _)| *amount)
+        self.held
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(tenant)
+            .map_or(0, |(amount, _)| *amount)
     }
 
     /// Sets the amount that a tenant has taken. A smaller amount is always accepted.
@@ -234,15 +292,20 @@ impl TenantAmounts {
         // The map is consistent after each statement, so a panic elsewhere does not spoil it.
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let done = match held.get_mut(tenant) {
-            Some((now, permit)) if amount > *now => permit.grow(amount - *now).map(|()| *now = amount),
+            Some((now, permit)) if amount > *now => {
+                permit.grow(amount - *now).map(|()| *now = amount)
+            }
             Some((now, permit)) => {
                 permit.shrink(*now - amount);
                 *now = amount;
                 Ok(())
             }
-            None => self.limit.take(&ShareHolder::Tenant(tenant.clone()), amount).map(|permit| {
-                held.insert(tenant.clone(), (amount, permit));
-            }),
+            None => self
+                .limit
+                .take(&ShareHolder::Tenant(tenant.clone()), amount)
+                .map(|permit| {
+                    held.insert(tenant.clone(), (amount, permit));
+                }),
         };
         if amount == 0 {
             held.remove(tenant);
@@ -265,13 +328,18 @@ impl TenantAmounts {
     /// Counts a refusal of an amount that exceeds the share, and returns its diagnostic. Nothing is taken.
     pub fn refuse(&self, tenant: &TenantName, amount: u64) -> Box<Diagnostic> {
         // The limit refuses the difference, because it exceeds the share, and counts that.
-        drop(self.limit.take(&ShareHolder::Tenant(tenant.clone()), amount.saturating_sub(self.get(tenant))));
+        drop(self.limit.take(
+            &ShareHolder::Tenant(tenant.clone()),
+            amount.saturating_sub(self.get(tenant)),
+        ));
         self.excess(tenant, amount)
     }
 
     /// Returns the largest amount that [`TenantAmounts::check`] accepts for the tenant now.
     pub fn allowance(&self, tenant: &TenantName) -> u64 {
-        self.limit.max(&ShareHolder::Tenant(tenant.clone())).max(self.get(tenant))
+        self.limit
+            .max(&ShareHolder::Tenant(tenant.clone()))
+            .max(self.get(tenant))
     }
 
     /// Returns the diagnostic for an amount that exceeds the tenant's share.
@@ -280,12 +348,18 @@ impl TenantAmounts {
         let max = self.limit.max(&ShareHolder::Tenant(tenant.clone()));
         let what = match kind {
             // Compiling stops at the share, so the whole amount is not known.
-            ShareKind::CompiledBytes | ShareKind::CompiledResources => "what the compiler makes of the objects would have at least",
-            ShareKind::RouteTableBytes => "the route tables that each gateway builds of the objects would take at least",
+            ShareKind::CompiledBytes | ShareKind::CompiledResources => {
+                "what the compiler makes of the objects would have at least"
+            }
+            ShareKind::RouteTableBytes => {
+                "the route tables that each gateway builds of the objects would take at least"
+            }
             _ => "the objects together would have",
         };
         let shorten = match kind {
-            ShareKind::RouteTableBytes => "delete or shorten rules, above all those with regular expressions and many hosts",
+            ShareKind::RouteTableBytes => {
+                "delete or shorten rules, above all those with regular expressions and many hosts"
+            }
             _ => "delete or shorten objects",
         };
         Box::new(Diagnostic {
@@ -293,8 +367,15 @@ impl TenantAmounts {
             origin: None,
             object: None,
             field: String::new(),
-            problem: format!("tenant {tenant}: {what} {amount} {}, and its share of {} is {max}", kind.unit(), kind.key()),
-            fix: format!("{shorten}, or have the provider set spec.shares.{} of the Tenant", kind.key()),
+            problem: format!(
+                "tenant {tenant}: {what} {amount} {}, and its share of {} is {max}",
+                kind.unit(),
+                kind.key()
+            ),
+            fix: format!(
+                "{shorten}, or have the provider set spec.shares.{} of the Tenant",
+                kind.key()
+            ),
         })
     }
 }
@@ -305,7 +386,12 @@ mod tests {
     use canal_model::share::Share;
 
     fn amounts(capacity: u64, share: u64) -> TenantAmounts {
-        let config = TenantLimitConfig { kind: ShareKind::ConfigurationBytes, capacity, reserve: 0, give_way: GiveWay::Oldest };
+        let config = TenantLimitConfig {
+            kind: ShareKind::ConfigurationBytes,
+            capacity,
+            reserve: 0,
+            give_way: GiveWay::Oldest,
+        };
         let limit = TenantLimit::new(config);
         limit.set_default_share(Share::Amount(share));
         TenantAmounts::new(limit)
@@ -313,16 +399,31 @@ mod tests {
 
     #[test]
     fn names_of_ten_tenants_leave_bytes_to_an_eleventh() {
-        let (kind, capacity, reserve) = (ShareKind::SubscriptionBytes, 1 << 20, (1 << 20) / RESERVE_DIVISOR);
-        let limit = TenantLimit::new(TenantLimitConfig { kind, capacity, reserve, give_way: GiveWay::Oldest });
+        let (kind, capacity, reserve) = (
+            ShareKind::SubscriptionBytes,
+            1 << 20,
+            (1 << 20) / RESERVE_DIVISOR,
+        );
+        let limit = TenantLimit::new(TenantLimitConfig {
+            kind,
+            capacity,
+            reserve,
+            give_way: GiveWay::Oldest,
+        });
         let holder = |n: usize| ShareHolder::Tenant(format!("t{n}").parse().unwrap());
         let mut streams: Vec<_> = (0..11).map(|_| StreamNames::default()).collect();
         for (n, stream) in streams[..10].iter_mut().enumerate() {
-            let bytes = (1..).map(|names| names * 300).take_while(|bytes| stream.set(*bytes, &limit, &holder(n)).is_ok()).last();
+            let bytes = (1..)
+                .map(|names| names * 300)
+                .take_while(|bytes| stream.set(*bytes, &limit, &holder(n)).is_ok())
+                .last();
             assert!(bytes.is_some(), "tenant {n}");
         }
         streams[10].set(3_000, &limit, &holder(10)).unwrap();
-        assert_eq!(streams[0].set(1 << 19, &limit, &holder(0)).unwrap_err(), ShareRefusal::Share);
+        assert_eq!(
+            streams[0].set(1 << 19, &limit, &holder(0)).unwrap_err(),
+            ShareRefusal::Share
+        );
     }
 
     #[test]
@@ -331,15 +432,35 @@ mod tests {
         let [a, b]: [TenantName; 2] = ["alpha", "beta"].map(|n| n.parse().unwrap());
         limit.set(&a, 100).unwrap();
         let refused = limit.set(&a, 101).unwrap_err();
-        assert!(refused.problem.contains("tenant alpha") && refused.problem.contains("configurationBytes is 100"), "{refused}");
-        assert_eq!((limit.get(&a), limit.get(&b)), (100, 0), "nothing was taken");
+        assert!(
+            refused.problem.contains("tenant alpha")
+                && refused.problem.contains("configurationBytes is 100"),
+            "{refused}"
+        );
+        assert_eq!(
+            (limit.get(&a), limit.get(&b)),
+            (100, 0),
+            "nothing was taken"
+        );
         limit.set(&b, 100).unwrap();
         limit.limit.set_default_share(Share::Amount(10));
         limit.set(&a, 90).unwrap();
-        let refusals = || limit.limit.usage().holders.iter().map(|holder| holder.refused).sum::<u64>();
+        let refusals = || {
+            limit
+                .limit
+                .usage()
+                .holders
+                .iter()
+                .map(|holder| holder.refused)
+                .sum::<u64>()
+        };
         let before = refusals();
         assert!(limit.check(&a, 90).is_ok() && limit.check(&a, 91).is_err());
-        assert_eq!((refusals(), limit.get(&a)), (before + 1, 90), "it is counted, and nothing is taken");
+        assert_eq!(
+            (refusals(), limit.get(&a)),
+            (before + 1, 90),
+            "it is counted, and nothing is taken"
+        );
         limit.set(&a, 0).unwrap();
         assert!(limit.set(&a, 11).is_err());
         assert_eq!(limit.limit.usage().used, 100);

@@ -6,7 +6,9 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use canal_model::identity::components;
-use rcgen::{ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType};
+use rcgen::{
+    ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
+};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use zeroize::{Zeroize, Zeroizing};
@@ -60,7 +62,9 @@ pub enum ControllerCaError {
     )]
     Pair { dir: PathBuf, why: String },
     /// The root has expired.
-    #[error("the root in {dir} ended at {not_after} s since 1970; remove root.key and root.pem and give the new root.pem to every client")]
+    #[error(
+        "the root in {dir} ended at {not_after} s since 1970; remove root.key and root.pem and give the new root.pem to every client"
+    )]
     Ended { dir: PathBuf, not_after: u64 },
     /// The crypto library failed.
     #[error("the controller's certificate could not be made: {0}")]
@@ -80,26 +84,49 @@ impl ControllerCa {
     ///
     /// # Errors
     /// Returns the errors of [`ControllerCa::open`], or [`ControllerCaError::Pair`] if a sealed key cannot be opened.
-    pub fn open_sealed(dir: &Path, now: u64, sealer: Option<&dyn KeySealer>) -> Result<Self, ControllerCaError> {
+    pub fn open_sealed(
+        dir: &Path,
+        now: u64,
+        sealer: Option<&dyn KeySealer>,
+    ) -> Result<Self, ControllerCaError> {
         let (root_path, key_path) = (dir.join(ROOT_FILE), dir.join(KEY_FILE));
         let file = |path: &Path| {
             let path = path.to_path_buf();
-            move |e: io::Error| ControllerCaError::File { path, why: e.to_string() }
+            move |e: io::Error| ControllerCaError::File {
+                path,
+                why: e.to_string(),
+            }
         };
-        DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(file(dir))?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(dir)
+            .map_err(file(dir))?;
         let pem = read_if_there(&root_path).map_err(file(&root_path))?;
-        let key = read_if_there(&key_path).map_err(file(&key_path))?.map(Zeroizing::new);
-        let pair = |why: String| ControllerCaError::Pair { dir: dir.into(), why };
+        let key = read_if_there(&key_path)
+            .map_err(file(&key_path))?
+            .map(Zeroizing::new);
+        let pair = |why: String| ControllerCaError::Pair {
+            dir: dir.into(),
+            why,
+        };
         let root = match (pem, key) {
             (Some(pem), Some(key)) => {
                 let is_plain = key.starts_with(b"-----BEGIN");
                 let plain = match sealer {
                     _ if is_plain => key,
-                    Some(sealer) => sealer.unseal(&key).map_err(|e| pair(format!("root.key: {e}")))?,
-                    None => return Err(pair("root.key is sealed or damaged; give the controller its --store-key-file".into())),
+                    Some(sealer) => sealer
+                        .unseal(&key)
+                        .map_err(|e| pair(format!("root.key: {e}")))?,
+                    None => return Err(pair(
+                        "root.key is sealed or damaged; give the controller its --store-key-file"
+                            .into(),
+                    )),
                 };
-                let mut der = PrivatePkcs8KeyDer::from_pem_slice(&plain).map_err(|e| pair(format!("root.key: {e}")))?;
-                let root = SigningCa::load(der.secret_pkcs8_der(), &String::from_utf8_lossy(&pem)).map_err(pair);
+                let mut der = PrivatePkcs8KeyDer::from_pem_slice(&plain)
+                    .map_err(|e| pair(format!("root.key: {e}")))?;
+                let root = SigningCa::load(der.secret_pkcs8_der(), &String::from_utf8_lossy(&pem))
+                    .map_err(pair);
                 // The type of the decoded key does not wipe its memory on drop.
                 der.zeroize();
                 let root = root?;
@@ -111,14 +138,24 @@ impl ControllerCa {
             (Some(_), None) => return Err(pair("root.pem is there and root.key is not".into())),
             // No client has seen a key without a certificate: an earlier start ended between the two writes, so both are replaced.
             (None, _) => {
-                let root = SigningCa::generate("Canal controller", now).map_err(ControllerCaError::Signing)?;
-                write_key(dir, &key_path, Zeroizing::new(root.issuer.key().serialize_pem()).as_bytes(), sealer)?;
-                write_whole(dir, &root_path, root.pem.as_bytes(), 0o644).map_err(file(&root_path))?;
+                let root = SigningCa::generate("Canal controller", now)
+                    .map_err(ControllerCaError::Signing)?;
+                write_key(
+                    dir,
+                    &key_path,
+                    Zeroizing::new(root.issuer.key().serialize_pem()).as_bytes(),
+                    sealer,
+                )?;
+                write_whole(dir, &root_path, root.pem.as_bytes(), 0o644)
+                    .map_err(file(&root_path))?;
                 root
             }
         };
         if now >= root.not_after {
-            return Err(ControllerCaError::Ended { dir: dir.into(), not_after: root.not_after });
+            return Err(ControllerCaError::Ended {
+                dir: dir.into(),
+                not_after: root.not_after,
+            });
         }
         Ok(Self { root })
     }
@@ -140,26 +177,56 @@ impl ControllerCa {
     ///
     /// # Errors
     /// Returns [`ControllerCaError::Signing`] if the certificate cannot be created.
-    pub fn server_certificate(&self, name: &str, now: u64) -> Result<ServerCertificate, ControllerCaError> {
-        let not_after = now.saturating_add(SERVER_LIFETIME_SECONDS).min(self.root.not_after);
+    pub fn server_certificate(
+        &self,
+        name: &str,
+        now: u64,
+    ) -> Result<ServerCertificate, ControllerCaError> {
+        let not_after = now
+            .saturating_add(SERVER_LIFETIME_SECONDS)
+            .min(self.root.not_after);
         let mut p = dated(now, not_after).map_err(ControllerCaError::Signing)?;
-        let dns = name.to_string().try_into().map_err(|e: rcgen::Error| ControllerCaError::Signing(e.to_string()))?;
+        let dns = name
+            .to_string()
+            .try_into()
+            .map_err(|e: rcgen::Error| ControllerCaError::Signing(e.to_string()))?;
         p.subject_alt_names = vec![SanType::DnsName(dns)];
         p.is_ca = IsCa::ExplicitNoCa;
         p.use_authority_key_identifier_extension = true;
         p.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|e| ControllerCaError::Signing(e.to_string()))?;
-        let leaf = p.signed_by(&key, &self.root.issuer).map_err(|e| ControllerCaError::Signing(e.to_string()))?;
-        Ok(ServerCertificate { chain: vec![leaf.der().clone()], key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(), not_after })
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)
+            .map_err(|e| ControllerCaError::Signing(e.to_string()))?;
+        let leaf = p
+            .signed_by(&key, &self.root.issuer)
+            .map_err(|e| ControllerCaError::Signing(e.to_string()))?;
+        Ok(ServerCertificate {
+            chain: vec![leaf.der().clone()],
+            key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
+            not_after,
+        })
     }
 }
 
 /// Writes the root's key, sealed if there is a sealer.
-fn write_key(dir: &Path, path: &Path, pem: &[u8], sealer: Option<&dyn KeySealer>) -> Result<(), ControllerCaError> {
-    let sealed = sealer.map(|sealer| sealer.seal(pem)).transpose().map_err(|why| ControllerCaError::File { path: path.into(), why })?;
+fn write_key(
+    dir: &Path,
+    path: &Path,
+    pem: &[u8],
+    sealer: Option<&dyn KeySealer>,
+) -> Result<(), ControllerCaError> {
+    let sealed = sealer
+        .map(|sealer| sealer.seal(pem))
+        .transpose()
+        .map_err(|why| ControllerCaError::File {
+            path: path.into(),
+            why,
+        })?;
     let bytes = sealed.as_deref().unwrap_or(pem);
-    write_whole(dir, path, bytes, 0o600).map_err(|e| ControllerCaError::File { path: path.into(), why: e.to_string() })
+    write_whole(dir, path, bytes, 0o600).map_err(|e| ControllerCaError::File {
+        path: path.into(),
+        why: e.to_string(),
+    })
 }
 
 fn read_if_there(path: &Path) -> io::Result<Option<Vec<u8>>> {
@@ -173,7 +240,12 @@ fn read_if_there(path: &Path) -> io::Result<Option<Vec<u8>>> {
 /// Writes a file atomically, also across a power loss: writes a temporary file, flushes it, renames it, flushes the directory.
 fn write_whole(dir: &Path, path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let beside = path.with_extension("new");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&beside)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(mode)
+        .open(&beside)?;
     file.set_permissions(fs::Permissions::from_mode(mode))?;
     file.write_all(bytes)?;
     file.sync_all()?;

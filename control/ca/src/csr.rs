@@ -26,25 +26,39 @@ pub enum CsrError {
     #[error("this is not a PKCS#10 request in PEM (CERTIFICATE REQUEST): {0}")]
     Form(String),
     /// The request is not signed by the key in it.
-    #[error("the request's signature does not fit its key: sign it with the private key of the public key in it")]
+    #[error(
+        "the request's signature does not fit its key: sign it with the private key of the public key in it"
+    )]
     Signature,
     /// The key's algorithm is not accepted, or the key is weak.
-    #[error("{0} is not accepted: use ECDSA P-256 (preferred) or P-384 with SHA-2, or RSA of 2048 to 4096 bits with SHA-2")]
+    #[error(
+        "{0} is not accepted: use ECDSA P-256 (preferred) or P-384 with SHA-2, or RSA of 2048 to 4096 bits with SHA-2"
+    )]
     Key(String),
     /// The key's algorithm is not the one that the tenant has configured.
-    #[error("the tenant's keys are ECDSA P-256: send such a key, or set spec.keys.algorithm to Rsa2048")]
+    #[error(
+        "the tenant's keys are ECDSA P-256: send such a key, or set spec.keys.algorithm to Rsa2048"
+    )]
     Algorithm,
     /// The request contains an identity other than the requested one.
-    #[error("the request names {named}, the requested identity is {asked}: omit the URI name, or make them equal")]
+    #[error(
+        "the request names {named}, the requested identity is {asked}: omit the URI name, or make them equal"
+    )]
     Name { named: String, asked: String },
     /// The crypto library failed to sign.
-    #[error("the certificate could not be signed: {0}; this is a fault of the controller, try again")]
+    #[error(
+        "the certificate could not be signed: {0}; this is a fault of the controller, try again"
+    )]
     Signing(String),
     /// The root or an intermediate above the leaf has expired.
-    #[error("the authority's root ended at {0} s since 1970; replace it with `canal ca rotate`, or the files that hold it")]
+    #[error(
+        "the authority's root ended at {0} s since 1970; replace it with `canal ca rotate`, or the files that hold it"
+    )]
     RootEnded(u64),
     /// The CA's certificate does not allow it to sign CRLs.
-    #[error("the intermediate may not sign revocation lists; give it the key usage cRLSign, or put crl.pem beside it")]
+    #[error(
+        "the intermediate may not sign revocation lists; give it the key usage cRLSign, or put crl.pem beside it"
+    )]
     CrlSigner,
 }
 
@@ -78,10 +92,15 @@ pub(crate) fn check(pem: &str, asked: &Identity, rsa: bool) -> Result<VerifiedPu
     if pem.len() > CSR_BYTES_MAX {
         return Err(CsrError::TooLarge(pem.len()));
     }
-    let der = CertificateSigningRequestDer::from_pem_slice(pem.as_bytes()).map_err(|e| CsrError::Form(e.to_string()))?;
-    let (rest, csr) = X509CertificationRequest::from_der(&der).map_err(|e| CsrError::Form(e.to_string()))?;
+    let der = CertificateSigningRequestDer::from_pem_slice(pem.as_bytes())
+        .map_err(|e| CsrError::Form(e.to_string()))?;
+    let (rest, csr) =
+        X509CertificationRequest::from_der(&der).map_err(|e| CsrError::Form(e.to_string()))?;
     if !rest.is_empty() {
-        return Err(CsrError::Form(format!("{} bytes stand after it", rest.len())));
+        return Err(CsrError::Form(format!(
+            "{} bytes stand after it",
+            rest.len()
+        )));
     }
     let is_rsa = check_key(&csr.certification_request_info.subject_pki)?;
     if is_rsa && !rsa {
@@ -98,7 +117,11 @@ pub(crate) fn check(pem: &str, asked: &Identity, rsa: bool) -> Result<VerifiedPu
 fn check_key(spki: &x509::SubjectPublicKeyInfo<'_>) -> Result<bool, CsrError> {
     let algorithm = &spki.algorithm.algorithm;
     if *algorithm == oid::OID_KEY_TYPE_EC_PUBLIC_KEY {
-        let curve = spki.algorithm.parameters.as_ref().and_then(|p| p.as_oid().ok());
+        let curve = spki
+            .algorithm
+            .parameters
+            .as_ref()
+            .and_then(|p| p.as_oid().ok());
         return match curve {
             Some(c) if c == oid::OID_EC_P256 || c == oid::OID_NIST_EC_P384 => Ok(false),
             Some(c) => Err(CsrError::Key(format!("the curve {c}"))),
@@ -108,7 +131,9 @@ fn check_key(spki: &x509::SubjectPublicKeyInfo<'_>) -> Result<bool, CsrError> {
     if *algorithm == oid::OID_PKCS1_RSAENCRYPTION {
         return match spki.parsed() {
             Ok(PublicKey::RSA(key)) if RSA_BITS.contains(&key.key_size()) => Ok(true),
-            Ok(PublicKey::RSA(key)) => Err(CsrError::Key(format!("RSA of {} bits", key.key_size()))),
+            Ok(PublicKey::RSA(key)) => {
+                Err(CsrError::Key(format!("RSA of {} bits", key.key_size())))
+            }
             _ => Err(CsrError::Key("an RSA key that cannot be read".into())),
         };
     }
@@ -123,14 +148,23 @@ fn check_algorithm(a: &x509::AlgorithmIdentifier<'_>) -> Result<(), CsrError> {
         oid::OID_PKCS1_SHA384WITHRSA,
         oid::OID_PKCS1_SHA512WITHRSA,
     ];
-    if accepted.contains(&a.algorithm) { Ok(()) } else { Err(CsrError::Key(format!("the signature algorithm {}", a.algorithm))) }
+    if accepted.contains(&a.algorithm) {
+        Ok(())
+    } else {
+        Err(CsrError::Key(format!(
+            "the signature algorithm {}",
+            a.algorithm
+        )))
+    }
 }
 
 /// Checks that every URI name is the identity. A name extension that cannot be parsed is refused, because it might contain another
 /// identity.
 fn check_names(csr: &X509CertificationRequest<'_>, asked: &Identity) -> Result<(), CsrError> {
     let asked = asked.to_string();
-    let Some(extensions) = csr.requested_extensions() else { return Ok(()) };
+    let Some(extensions) = csr.requested_extensions() else {
+        return Ok(());
+    };
     for extension in extensions {
         match extension {
             ParsedExtension::SubjectAlternativeName(san) => {
@@ -138,11 +172,18 @@ fn check_names(csr: &X509CertificationRequest<'_>, asked: &Identity) -> Result<(
                     if let GeneralName::URI(uri) = name
                         && *uri != asked
                     {
-                        return Err(CsrError::Name { named: uri.chars().take(200).collect(), asked });
+                        return Err(CsrError::Name {
+                            named: uri.chars().take(200).collect(),
+                            asked,
+                        });
                     }
                 }
             }
-            ParsedExtension::ParseError { error } => return Err(CsrError::Form(format!("an extension cannot be read: {error}"))),
+            ParsedExtension::ParseError { error } => {
+                return Err(CsrError::Form(format!(
+                    "an extension cannot be read: {error}"
+                )));
+            }
             _ => {}
         }
     }

@@ -22,18 +22,25 @@ pub enum ExternalCertificateError {
     #[error(
         "its certificate names {seen:?}, requested was {asked:?}; it must use exactly the names that it receives as hosts, URIs too (CFSSL 1.4 or newer)"
     )]
-    Identity { seen: Vec<String>, asked: Vec<String> },
+    Identity {
+        seen: Vec<String>,
+        asked: Vec<String>,
+    },
     /// The certificate is for another key.
     #[error("its certificate is of another key than the request's")]
     Key,
     /// The certificate may sign others, or lacks a usage that workloads need.
-    #[error("its certificate {0}; give its profile the usages digital signature, server auth and client auth, and no authority")]
+    #[error(
+        "its certificate {0}; give its profile the usages digital signature, server auth and client auth, and no authority"
+    )]
     Usage(&'static str),
     /// The certificate does not chain to the configured roots.
     #[error("its certificate does not chain to root-cert.pem: {0}")]
     Chain(String),
     /// The certificate's lifetime is too long.
-    #[error("its certificate lives {0} s, at most {LIFETIME_SECONDS_MAX} are taken; shorten its profile's expiry")]
+    #[error(
+        "its certificate lives {0} s, at most {LIFETIME_SECONDS_MAX} are taken; shorten its profile's expiry"
+    )]
     Lifetime(u64),
 }
 
@@ -63,10 +70,19 @@ pub fn check_request(asked: &CertificateRequest<'_>) -> Result<(), CsrError> {
 ///
 /// # Errors
 /// Returns an [`ExternalCertificateError`]; the certificate must then not be used.
-pub fn check_answer(pem: &str, asked: &CertificateRequest<'_>, roots: &[String], now: u64) -> Result<IssuedLeaf, ExternalCertificateError> {
-    let chain = certificates("the answer", pem).map_err(|e| ExternalCertificateError::Form(e.to_string()))?;
-    let (_, leaf) = X509Certificate::from_der(&chain[0]).map_err(|e| ExternalCertificateError::Form(e.to_string()))?;
-    let want: Vec<String> = std::iter::once(asked.identity.to_string()).chain(asked.names.iter().cloned()).collect();
+pub fn check_answer(
+    pem: &str,
+    asked: &CertificateRequest<'_>,
+    roots: &[String],
+    now: u64,
+) -> Result<IssuedLeaf, ExternalCertificateError> {
+    let chain = certificates("the answer", pem)
+        .map_err(|e| ExternalCertificateError::Form(e.to_string()))?;
+    let (_, leaf) = X509Certificate::from_der(&chain[0])
+        .map_err(|e| ExternalCertificateError::Form(e.to_string()))?;
+    let want: Vec<String> = std::iter::once(asked.identity.to_string())
+        .chain(asked.names.iter().cloned())
+        .collect();
     let mut seen = names(&leaf);
     let mut sorted = want.clone();
     sorted.sort();
@@ -74,36 +90,61 @@ pub fn check_answer(pem: &str, asked: &CertificateRequest<'_>, roots: &[String],
     if seen != sorted {
         return Err(ExternalCertificateError::Identity { seen, asked: want });
     }
-    let proved = csr::check(asked.csr, asked.identity, asked.rsa).map_err(|_| ExternalCertificateError::Key)?;
+    let proved = csr::check(asked.csr, asked.identity, asked.rsa)
+        .map_err(|_| ExternalCertificateError::Key)?;
     if leaf.public_key().raw != proved.raw {
         return Err(ExternalCertificateError::Key);
     }
     check_usage(&leaf)?;
-    let (from, until) = (leaf.validity().not_before.timestamp(), leaf.validity().not_after.timestamp());
-    let (from, until) = (u64::try_from(from).unwrap_or(0), u64::try_from(until).unwrap_or(0));
+    let (from, until) = (
+        leaf.validity().not_before.timestamp(),
+        leaf.validity().not_after.timestamp(),
+    );
+    let (from, until) = (
+        u64::try_from(from).unwrap_or(0),
+        u64::try_from(until).unwrap_or(0),
+    );
     let left = until.saturating_sub(now);
     if left > LIFETIME_SECONDS_MAX + SKEW_SECONDS {
         return Err(ExternalCertificateError::Lifetime(left));
     }
     // Only configured roots are trusted, and roots are not sent with leaves.
-    let mut chain: Vec<String> = chain.iter().map(|der| pem_of(der)).filter(|pem| !roots.contains(pem)).collect();
+    let mut chain: Vec<String> = chain
+        .iter()
+        .map(|der| pem_of(der))
+        .filter(|pem| !roots.contains(pem))
+        .collect();
     chain.dedup();
     verify(&chain, roots, now).map_err(ExternalCertificateError::Chain)?;
-    let root = roots.first().map(|r| root_fingerprint(r)).unwrap_or_default();
-    Ok(IssuedLeaf { serial: hex(&trimmed(leaf.raw_serial())), root, not_before: from, not_after: until, chain })
+    let root = roots
+        .first()
+        .map(|r| root_fingerprint(r))
+        .unwrap_or_default();
+    Ok(IssuedLeaf {
+        serial: hex(&trimmed(leaf.raw_serial())),
+        root,
+        not_before: from,
+        not_after: until,
+        chain,
+    })
 }
 
 /// Returns the fingerprint of a root in PEM; empty if it cannot be parsed.
 pub fn root_fingerprint(pem: &str) -> String {
-    certificates("root", pem).map(|c| fingerprint(&c[0])).unwrap_or_default()
+    certificates("root", pem)
+        .map(|c| fingerprint(&c[0]))
+        .unwrap_or_default()
 }
 
 /// Returns every name in the certificate. Names that are neither URI nor DNS name appear in debug format, so they match no request.
 fn names(leaf: &X509Certificate<'_>) -> Vec<String> {
-    let extensions = leaf.extensions().iter().filter_map(|e| match e.parsed_extension() {
-        ParsedExtension::SubjectAlternativeName(san) => Some(&san.general_names),
-        _ => None,
-    });
+    let extensions = leaf
+        .extensions()
+        .iter()
+        .filter_map(|e| match e.parsed_extension() {
+            ParsedExtension::SubjectAlternativeName(san) => Some(&san.general_names),
+            _ => None,
+        });
     let text = |name: &GeneralName<'_>| match name {
         GeneralName::URI(uri) => uri.to_string(),
         GeneralName::DNSName(name) => name.to_string(),
@@ -113,18 +154,27 @@ fn names(leaf: &X509Certificate<'_>) -> Vec<String> {
 }
 
 fn check_usage(leaf: &X509Certificate<'_>) -> Result<(), ExternalCertificateError> {
-    if leaf.basic_constraints().ok().flatten().is_some_and(|c| c.value.ca) {
+    if leaf
+        .basic_constraints()
+        .ok()
+        .flatten()
+        .is_some_and(|c| c.value.ca)
+    {
         return Err(ExternalCertificateError::Usage("is an authority's"));
     }
     match leaf.key_usage().ok().flatten() {
         Some(usage) if usage.value.key_cert_sign() || usage.value.crl_sign() => {
             return Err(ExternalCertificateError::Usage("may sign others"));
         }
-        Some(usage) if !usage.value.digital_signature() => return Err(ExternalCertificateError::Usage("may not sign handshakes")),
+        Some(usage) if !usage.value.digital_signature() => {
+            return Err(ExternalCertificateError::Usage("may not sign handshakes"));
+        }
         _ => {}
     }
     match leaf.extended_key_usage().ok().flatten() {
         Some(usage) if usage.value.server_auth && usage.value.client_auth => Ok(()),
-        _ => Err(ExternalCertificateError::Usage("is not for servers and clients both")),
+        _ => Err(ExternalCertificateError::Usage(
+            "is not for servers and clients both",
+        )),
     }
 }

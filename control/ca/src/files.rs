@@ -44,7 +44,10 @@ impl Drop for AuthorityFiles {
 
 impl std::fmt::Debug for AuthorityFiles {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AuthorityFiles").field("chain", &self.chain).field("root", &self.root).finish_non_exhaustive()
+        f.debug_struct("AuthorityFiles")
+            .field("chain", &self.chain)
+            .field("root", &self.root)
+            .finish_non_exhaustive()
     }
 }
 
@@ -55,27 +58,49 @@ pub enum AuthorityFilesError {
     #[error("{file}: {why}; write 1 to {FILE_CERTIFICATES_MAX} certificates in PEM")]
     Certificates { file: &'static str, why: String },
     /// `key.pem` is not a usable key.
-    #[error("key.pem: {0}; write an ECDSA P-256, P-384 or an RSA key in PEM (PKCS#8, PKCS#1 or SEC1)")]
+    #[error(
+        "key.pem: {0}; write an ECDSA P-256, P-384 or an RSA key in PEM (PKCS#8, PKCS#1 or SEC1)"
+    )]
     Key(String),
     /// The key does not match the first certificate.
-    #[error("key.pem is not the key of the first certificate in cert-chain.pem; put the signing certificate first")]
+    #[error(
+        "key.pem is not the key of the first certificate in cert-chain.pem; put the signing certificate first"
+    )]
     KeyMatch,
     /// A certificate does not allow signing certificates.
-    #[error("cert-chain.pem: certificate {0} is no authority; it needs CA:TRUE and, with a key usage, keyCertSign")]
+    #[error(
+        "cert-chain.pem: certificate {0} is no authority; it needs CA:TRUE and, with a key usage, keyCertSign"
+    )]
     NotAuthority(usize),
     /// A path length constraint forbids the certificates below.
-    #[error("cert-chain.pem: certificate {at} allows {allowed} authorities below it and there are {below}; issue it with a larger pathlen")]
-    PathLength { at: usize, allowed: u32, below: usize },
+    #[error(
+        "cert-chain.pem: certificate {at} allows {allowed} authorities below it and there are {below}; issue it with a larger pathlen"
+    )]
+    PathLength {
+        at: usize,
+        allowed: u32,
+        below: usize,
+    },
     /// A certificate is outside its validity.
-    #[error("{file}: certificate {at} is valid from {from} to {until} (s since 1970), and now is {now}")]
-    Validity { file: &'static str, at: usize, from: i64, until: i64, now: u64 },
+    #[error(
+        "{file}: certificate {at} is valid from {from} to {until} (s since 1970), and now is {now}"
+    )]
+    Validity {
+        file: &'static str,
+        at: usize,
+        from: i64,
+        until: i64,
+        now: u64,
+    },
     /// A certificate is signed neither by the next one nor by a root.
     #[error(
         "certificate {0} of cert-chain.pem is signed neither by the next one nor by one in root-cert.pem; put the chain in order, signing certificate first"
     )]
     Chain(usize),
     /// Verifiers would reject a leaf of this CA, for example because of name constraints or usages.
-    #[error("a certificate of {domain} made with these files would be refused: {why}; check name constraints and extended key usages")]
+    #[error(
+        "a certificate of {domain} made with these files would be refused: {why}; check name constraints and extended key usages"
+    )]
     Trial { domain: TrustDomain, why: String },
     /// `crl.pem` cannot be used.
     #[error("crl.pem: {0}; write revocation lists (X509 CRL) of the roots or the intermediates")]
@@ -100,7 +125,10 @@ impl AuthorityFilesError {
 }
 
 /// Parses the certificates of a PEM file, in order.
-pub(crate) fn certificates(file: &'static str, pem: &str) -> Result<Vec<CertificateDer<'static>>, AuthorityFilesError> {
+pub(crate) fn certificates(
+    file: &'static str,
+    pem: &str,
+) -> Result<Vec<CertificateDer<'static>>, AuthorityFilesError> {
     let fault = |why: String| AuthorityFilesError::Certificates { file, why };
     let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
     let read = read.map_err(|e| fault(e.to_string()))?;
@@ -135,8 +163,13 @@ pub fn read_roots(pem: &str, now: u64) -> Result<Vec<String>, AuthorityFilesErro
 ///
 /// # Errors
 /// Returns [`AuthorityFilesError::Crl`] if a list cannot be parsed or is not signed by one of `issuers`.
-pub fn read_crls(crl: Option<&str>, issuers: &[&str]) -> Result<Vec<ImportedCrl>, AuthorityFilesError> {
-    crl.map_or(Ok(Vec::new()), |pem| ImportedCrl::read_all(pem, issuers).map_err(AuthorityFilesError::Crl))
+pub fn read_crls(
+    crl: Option<&str>,
+    issuers: &[&str],
+) -> Result<Vec<ImportedCrl>, AuthorityFilesError> {
+    crl.map_or(Ok(Vec::new()), |pem| {
+        ImportedCrl::read_all(pem, issuers).map_err(AuthorityFilesError::Crl)
+    })
 }
 
 impl TenantAuthority {
@@ -144,46 +177,97 @@ impl TenantAuthority {
     ///
     /// # Errors
     /// Returns an [`AuthorityFilesError`] with the first problem that would make a data plane reject the CA's leaves.
-    pub fn from_files(domain: &TrustDomain, files: &AuthorityFiles, now: u64) -> Result<(Self, Vec<ImportedCrl>), AuthorityFilesError> {
+    pub fn from_files(
+        domain: &TrustDomain,
+        files: &AuthorityFiles,
+        now: u64,
+    ) -> Result<(Self, Vec<ImportedCrl>), AuthorityFilesError> {
         let chain = certificates("cert-chain.pem", &files.chain)?;
         let roots = certificates("root-cert.pem", &files.root)?;
         check_authorities(&chain)?;
         check_validity("cert-chain.pem", &chain, now)?;
         check_validity("root-cert.pem", &roots, now)?;
         check_order(&chain, &roots)?;
-        let key = PrivateKeyDer::from_pem_slice(files.key.as_bytes()).map_err(|e| AuthorityFilesError::Key(e.to_string()))?;
+        let key = PrivateKeyDer::from_pem_slice(files.key.as_bytes())
+            .map_err(|e| AuthorityFilesError::Key(e.to_string()))?;
         let first = pem_of(&chain[0]);
         let signer = SigningCa::adopt(key, &first).map_err(|why| match why.as_str() {
             "the certificate is another key's" => AuthorityFilesError::KeyMatch,
             _ => AuthorityFilesError::Key(why),
         })?;
-        let end = |der: &CertificateDer<'_>| parsed(der).map_or(0, |c| u64::try_from(c.validity().not_after.timestamp()).unwrap_or(0));
+        let end = |der: &CertificateDer<'_>| {
+            parsed(der).map_or(0, |c| {
+                u64::try_from(c.validity().not_after.timestamp()).unwrap_or(0)
+            })
+        };
         let not_after = chain.iter().map(end).min().unwrap_or(0);
         // A root that signs is listed in root-cert.pem and is not sent with leaves.
-        let intermediates = chain.iter().filter(|der| !roots.contains(der)).map(|der| pem_of(der)).collect();
+        let intermediates = chain
+            .iter()
+            .filter(|der| !roots.contains(der))
+            .map(|der| pem_of(der))
+            .collect();
         // The root at which this chain ends comes first, in whatever order the file has them: holders of a certificate under another root
         // renew at once.
-        let (signing, others): (Vec<_>, Vec<_>) =
-            roots.iter().partition(|root| chain.last().is_some_and(|top| top == *root || is_signed_by(top, root)));
-        let roots: Vec<String> = signing.into_iter().chain(others).map(|der| pem_of(der)).collect();
-        let authority = Self { domain: domain.clone(), signer, intermediates, roots, not_after };
-        authority.trial(now).map_err(|why| AuthorityFilesError::Trial { domain: domain.clone(), why })?;
-        let issuers: Vec<&str> = authority.intermediates.iter().chain(&authority.roots).map(String::as_str).collect();
+        let (signing, others): (Vec<_>, Vec<_>) = roots.iter().partition(|root| {
+            chain
+                .last()
+                .is_some_and(|top| top == *root || is_signed_by(top, root))
+        });
+        let roots: Vec<String> = signing
+            .into_iter()
+            .chain(others)
+            .map(|der| pem_of(der))
+            .collect();
+        let authority = Self {
+            domain: domain.clone(),
+            signer,
+            intermediates,
+            roots,
+            not_after,
+        };
+        authority
+            .trial(now)
+            .map_err(|why| AuthorityFilesError::Trial {
+                domain: domain.clone(),
+                why,
+            })?;
+        let issuers: Vec<&str> = authority
+            .intermediates
+            .iter()
+            .chain(&authority.roots)
+            .map(String::as_str)
+            .collect();
         let crls = read_crls(files.crl.as_deref(), &issuers)?;
         Ok((authority, crls))
     }
 
     /// Issues a test leaf and verifies it in the same way as a data plane does.
     fn trial(&self, now: u64) -> Result<(), String> {
-        let (Ok(namespace), Ok(service_account)) = (Namespace::new("canal-system"), ServiceAccount::new("trial")) else {
+        let (Ok(namespace), Ok(service_account)) =
+            (Namespace::new("canal-system"), ServiceAccount::new("trial"))
+        else {
             return Err("the constants are no names".into());
         };
-        let identity = Identity { trust_domain: self.domain.clone(), namespace, service_account };
+        let identity = Identity {
+            trust_domain: self.domain.clone(),
+            namespace,
+            service_account,
+        };
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|e| e.to_string())?;
         let mut request = CertificateParams::default();
         request.distinguished_name = DistinguishedName::new();
-        let csr = request.serialize_request(&key).and_then(|r| r.pem()).map_err(|e| e.to_string())?;
-        let probe_request = CertificateRequest { csr: &csr, identity: &identity, names: &[], rsa: false, lifetime_seconds: 60 };
+        let csr = request
+            .serialize_request(&key)
+            .and_then(|r| r.pem())
+            .map_err(|e| e.to_string())?;
+        let probe_request = CertificateRequest {
+            csr: &csr,
+            identity: &identity,
+            names: &[],
+            rsa: false,
+            lifetime_seconds: 60,
+        };
         let issued = self.issue(&probe_request, now).map_err(|e| e.to_string())?;
         verify(&issued.chain, &self.roots, now)
     }
@@ -191,40 +275,77 @@ impl TenantAuthority {
 
 /// Verifies a chain against `roots` at `now` like a data plane: RFC 5280 by rustls' verifier, with client usage.
 pub(crate) fn verify(chain: &[String], roots: &[String], now: u64) -> Result<(), String> {
-    let der = |pem: &String| CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|e| e.to_string());
+    let der =
+        |pem: &String| CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|e| e.to_string());
     let mut store = RootCertStore::empty();
     for root in roots {
         store.add(der(root)?).map_err(|e| e.to_string())?;
     }
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(store), provider).build().map_err(|e| e.to_string())?;
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(store), provider)
+        .build()
+        .map_err(|e| e.to_string())?;
     let chain: Vec<CertificateDer<'_>> = chain.iter().map(der).collect::<Result<_, _>>()?;
     let (leaf, above) = chain.split_first().ok_or("the chain is empty")?;
     let time = UnixTime::since_unix_epoch(Duration::from_secs(now));
-    verifier.verify_client_cert(leaf, above, time).map(|_| ()).map_err(|e| e.to_string())
+    verifier
+        .verify_client_cert(leaf, above, time)
+        .map(|_| ())
+        .map_err(|e| e.to_string())
 }
 
 fn check_authorities(chain: &[CertificateDer<'_>]) -> Result<(), AuthorityFilesError> {
     for (at, der) in chain.iter().enumerate() {
-        let Ok(certificate) = parsed(der) else { return Err(AuthorityFilesError::NotAuthority(at + 1)) };
-        let constraints = certificate.basic_constraints().ok().flatten().map(|c| (c.value.ca, c.value.path_len_constraint));
-        let usage = certificate.key_usage().ok().flatten().is_none_or(|u| u.value.key_cert_sign());
-        let Some((true, allowed)) = constraints.filter(|_| usage) else { return Err(AuthorityFilesError::NotAuthority(at + 1)) };
+        let Ok(certificate) = parsed(der) else {
+            return Err(AuthorityFilesError::NotAuthority(at + 1));
+        };
+        let constraints = certificate
+            .basic_constraints()
+            .ok()
+            .flatten()
+            .map(|c| (c.value.ca, c.value.path_len_constraint));
+        let usage = certificate
+            .key_usage()
+            .ok()
+            .flatten()
+            .is_none_or(|u| u.value.key_cert_sign());
+        let Some((true, allowed)) = constraints.filter(|_| usage) else {
+            return Err(AuthorityFilesError::NotAuthority(at + 1));
+        };
         // The path length counts the CAs below; leaves do not count (RFC 5280 §4.2.1.9).
         if let Some(allowed) = allowed.filter(|allowed| (*allowed as usize) < at) {
-            return Err(AuthorityFilesError::PathLength { at: at + 1, allowed, below: at });
+            return Err(AuthorityFilesError::PathLength {
+                at: at + 1,
+                allowed,
+                below: at,
+            });
         }
     }
     Ok(())
 }
 
-fn check_validity(file: &'static str, chain: &[CertificateDer<'_>], now: u64) -> Result<(), AuthorityFilesError> {
+fn check_validity(
+    file: &'static str,
+    chain: &[CertificateDer<'_>],
+    now: u64,
+) -> Result<(), AuthorityFilesError> {
     for (at, der) in chain.iter().enumerate() {
-        let Ok(certificate) = parsed(der) else { continue };
-        let (from, until) = (certificate.validity().not_before.timestamp(), certificate.validity().not_after.timestamp());
+        let Ok(certificate) = parsed(der) else {
+            continue;
+        };
+        let (from, until) = (
+            certificate.validity().not_before.timestamp(),
+            certificate.validity().not_after.timestamp(),
+        );
         let moment = i64::try_from(now).unwrap_or(i64::MAX);
         if moment < from || moment >= until {
-            return Err(AuthorityFilesError::Validity { file, at: at + 1, from, until, now });
+            return Err(AuthorityFilesError::Validity {
+                file,
+                at: at + 1,
+                from,
+                until,
+                now,
+            });
         }
     }
     Ok(())
@@ -232,16 +353,23 @@ fn check_validity(file: &'static str, chain: &[CertificateDer<'_>], now: u64) ->
 
 fn is_signed_by(der: &CertificateDer<'_>, by: &CertificateDer<'_>) -> bool {
     match (parsed(der), parsed(by)) {
-        (Ok(c), Ok(by)) => c.issuer() == by.subject() && c.verify_signature(Some(by.public_key())).is_ok(),
+        (Ok(c), Ok(by)) => {
+            c.issuer() == by.subject() && c.verify_signature(Some(by.public_key())).is_ok()
+        }
         _ => false,
     }
 }
 
 /// Checks that each certificate is signed by the next and the last one by a root. The last one may be a root itself.
-fn check_order(chain: &[CertificateDer<'_>], roots: &[CertificateDer<'_>]) -> Result<(), AuthorityFilesError> {
+fn check_order(
+    chain: &[CertificateDer<'_>],
+    roots: &[CertificateDer<'_>],
+) -> Result<(), AuthorityFilesError> {
     for (at, der) in chain.iter().enumerate() {
         let by_root = roots.contains(der) || roots.iter().any(|root| is_signed_by(der, root));
-        let by_next = chain.get(at + 1).is_some_and(|next| is_signed_by(der, next));
+        let by_next = chain
+            .get(at + 1)
+            .is_some_and(|next| is_signed_by(der, next));
         let is_last = at + 1 == chain.len();
         let holds = by_next || (is_last && by_root);
         if !holds {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use canal_model::identity::Identity;
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
-    PKCS_ECDSA_P256_SHA256, SanType, SerialNumber, date_time_ymd,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, SerialNumber, date_time_ymd,
 };
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -39,16 +39,25 @@ impl SigningCa {
         p.distinguished_name.push(DnType::OrganizationName, "Canal");
         // X.520 limits a common name to 64 characters. Two roots of one domain must have different names: verifiers find a CRL by its
         // issuer's name alone, so with a second root of the same name every chain would wrongly appear revoked.
-        let own = hex(&aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, key.public_key_raw()).as_ref()[..4]);
-        p.distinguished_name.push(DnType::CommonName, format!("{} {own}", name.chars().take(55).collect::<String>()));
+        let own = hex(
+            &aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, key.public_key_raw()).as_ref()
+                [..4],
+        );
+        p.distinguished_name.push(
+            DnType::CommonName,
+            format!("{} {own}", name.chars().take(55).collect::<String>()),
+        );
         let pem = p.self_signed(&key).map_err(|e| e.to_string())?.pem();
         Self::assemble(key, pem)
     }
 
     /// Loads a stored root. Fails if the certificate does not match the key.
     pub(crate) fn load(key_der: &[u8], pem: &str) -> Result<Self, String> {
-        let key = KeyPair::from_pkcs8_der_and_sign_algo(&PrivatePkcs8KeyDer::from(key_der), &PKCS_ECDSA_P256_SHA256)
-            .map_err(|e| format!("the key cannot be read: {e}"))?;
+        let key = KeyPair::from_pkcs8_der_and_sign_algo(
+            &PrivatePkcs8KeyDer::from(key_der),
+            &PKCS_ECDSA_P256_SHA256,
+        )
+        .map_err(|e| format!("the key cannot be read: {e}"))?;
         Self::assemble(key, pem.to_string())
     }
 
@@ -61,14 +70,21 @@ impl SigningCa {
     }
 
     fn assemble(key: KeyPair, pem: String) -> Result<Self, String> {
-        let der = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|e| format!("the certificate cannot be read: {e}"))?;
-        let (_, certificate) = X509Certificate::from_der(&der).map_err(|e| format!("the certificate cannot be read: {e}"))?;
+        let der = CertificateDer::from_pem_slice(pem.as_bytes())
+            .map_err(|e| format!("the certificate cannot be read: {e}"))?;
+        let (_, certificate) = X509Certificate::from_der(&der)
+            .map_err(|e| format!("the certificate cannot be read: {e}"))?;
         if certificate.public_key().subject_public_key.data != key.public_key_raw() {
             return Err("the certificate is another key's".into());
         }
         let not_after = u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0);
         let issuer = Issuer::from_ca_cert_pem(&pem, key).map_err(|e| e.to_string())?;
-        Ok(Self { issuer, fingerprint: fingerprint(&der), pem, not_after })
+        Ok(Self {
+            issuer,
+            fingerprint: fingerprint(&der),
+            pem,
+            not_after,
+        })
     }
 
     /// Returns the private key as PKCS#8 DER. Its memory is wiped on drop.
@@ -94,7 +110,8 @@ pub(crate) fn leaf(
     let mut p = dated(now, not_after).map_err(CsrError::Signing)?;
     p.subject_alt_names = vec![SanType::URI(identity.to_string().try_into().map_err(bad)?)];
     for name in names {
-        p.subject_alt_names.push(SanType::DnsName(name.clone().try_into().map_err(bad)?));
+        p.subject_alt_names
+            .push(SanType::DnsName(name.clone().try_into().map_err(bad)?));
     }
     p.is_ca = IsCa::ExplicitNoCa;
     p.use_authority_key_identifier_extension = true;
@@ -103,8 +120,15 @@ pub(crate) fn leaf(
     if proved.is_rsa {
         p.key_usages.push(KeyUsagePurpose::KeyEncipherment);
     }
-    p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-    let serial = p.serial_number.as_ref().map(|s| hex(&s.to_bytes())).unwrap_or_default();
+    p.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
+    let serial = p
+        .serial_number
+        .as_ref()
+        .map(|s| hex(&s.to_bytes()))
+        .unwrap_or_default();
     let leaf = p.signed_by(&proved.spki, &root.issuer).map_err(bad)?;
     Ok((leaf.pem(), serial))
 }
@@ -112,7 +136,10 @@ pub(crate) fn leaf(
 /// Converts seconds since 1970 into the time format of certificates.
 pub(crate) fn moment(seconds: u64) -> Result<OffsetDateTime, String> {
     let at = date_time_ymd(1970, 1, 1);
-    let after = Duration::from_secs(seconds).try_into().ok().and_then(|d| at.checked_add(d));
+    let after = Duration::from_secs(seconds)
+        .try_into()
+        .ok()
+        .and_then(|d| at.checked_add(d));
     after.ok_or_else(|| "the clock is outside the range of times in certificates".into())
 }
 
@@ -129,7 +156,9 @@ pub(crate) fn dated(now: u64, until: u64) -> Result<CertificateParams, String> {
 /// Returns a serial of 127 random bits (RFC 5280 §4.1.2.2: positive, at most 20 octets). The second bit is set, so the length is constant.
 fn serial() -> Result<[u8; 16], String> {
     let mut s = [0; 16];
-    SystemRandom::new().fill(&mut s).map_err(|_| "no randomness from the operating system")?;
+    SystemRandom::new()
+        .fill(&mut s)
+        .map_err(|_| "no randomness from the operating system")?;
     s[0] = (s[0] & 0x7f) | 0x40;
     Ok(s)
 }

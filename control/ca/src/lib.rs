@@ -18,9 +18,13 @@ mod tenant;
 pub use controller_ca::{ControllerCa, ControllerCaError, KeySealer, ServerCertificate};
 pub use csr::{CSR_BYTES_MAX, CsrError};
 pub use external::{ExternalCertificateError, check_answer, check_request, root_fingerprint};
-pub use files::{AuthorityFiles, AuthorityFilesError, FILE_CERTIFICATES_MAX, read_crls, read_roots};
+pub use files::{
+    AuthorityFiles, AuthorityFilesError, FILE_CERTIFICATES_MAX, read_crls, read_roots,
+};
 pub use revocation::{CRL_LIFETIME_SECONDS, ImportedCrl, RevokedSerial};
-pub use rotation::{RotationPhase, RotationState, RotationStep, RotationTimeouts, decide_step, is_overdue};
+pub use rotation::{
+    RotationPhase, RotationState, RotationStep, RotationTimeouts, decide_step, is_overdue,
+};
 pub use tenant::{CertificateRequest, IssuedLeaf, TenantAuthority};
 
 /// Maximum and default lifetime of a workload certificate, in seconds.
@@ -63,7 +67,11 @@ mod tests {
             (0, 10 * DAY, DAY),
             (7200, 1, 60),
         ] {
-            assert_eq!(decide_lifetime(asked, longest), want, "requested {asked}, maximum {longest}");
+            assert_eq!(
+                decide_lifetime(asked, longest),
+                want,
+                "requested {asked}, maximum {longest}"
+            );
         }
     }
 }

@@ -27,7 +27,9 @@ impl RotationPhase {
 
     /// Parses a text that [`RotationPhase::as_str`] returned; `None` for any other text.
     pub fn read(text: &str) -> Option<Self> {
-        [Self::Steady, Self::Announced, Self::Switched].into_iter().find(|p| p.as_str() == text)
+        [Self::Steady, Self::Announced, Self::Switched]
+            .into_iter()
+            .find(|p| p.as_str() == text)
     }
 }
 
@@ -44,7 +46,11 @@ pub struct RotationTimeouts {
 
 impl Default for RotationTimeouts {
     fn default() -> Self {
-        Self { settle: 5, grace: 60, overdue: 600 }
+        Self {
+            settle: 5,
+            grace: 60,
+            overdue: 600,
+        }
     }
 }
 
@@ -72,7 +78,11 @@ pub enum RotationStep {
 /// Decides the next step. In [`RotationPhase::Announced`], a data plane that has not acknowledged the new root blocks it.
 /// In [`RotationPhase::Switched`], a leaf of the old root that has neither expired nor been replaced blocks it.
 pub fn decide_step(sight: &RotationState, timeouts: &RotationTimeouts) -> RotationStep {
-    let waited = |long: u64| sight.clear_since.is_some_and(|at| sight.now.saturating_sub(at) >= long);
+    let waited = |long: u64| {
+        sight
+            .clear_since
+            .is_some_and(|at| sight.now.saturating_sub(at) >= long)
+    };
     match sight.phase {
         RotationPhase::Announced if waited(timeouts.settle) => RotationStep::Switch,
         RotationPhase::Switched if waited(timeouts.grace) => RotationStep::Retire,
@@ -82,7 +92,8 @@ pub fn decide_step(sight: &RotationState, timeouts: &RotationTimeouts) -> Rotati
 
 /// Returns true if the current phase has lasted so long that an operator should investigate.
 pub fn is_overdue(sight: &RotationState, timeouts: &RotationTimeouts) -> bool {
-    sight.phase != RotationPhase::Steady && sight.now.saturating_sub(sight.since) >= timeouts.overdue
+    sight.phase != RotationPhase::Steady
+        && sight.now.saturating_sub(sight.since) >= timeouts.overdue
 }
 
 #[cfg(test)]
@@ -91,27 +102,108 @@ mod tests {
 
     #[test]
     fn steps() {
-        let timeouts = RotationTimeouts { settle: 5, grace: 60, overdue: 600 };
+        let timeouts = RotationTimeouts {
+            settle: 5,
+            grace: 60,
+            overdue: 600,
+        };
         for (what, phase, clear_since, now, want) in [
-            ("nothing goes on", RotationPhase::Steady, Some(0), 1000, RotationStep::Stay),
-            ("somebody does not know the new root", RotationPhase::Announced, None, 1000, RotationStep::Stay),
-            ("all know it since now", RotationPhase::Announced, Some(1000), 1000, RotationStep::Stay),
-            ("almost settled", RotationPhase::Announced, Some(996), 1000, RotationStep::Stay),
-            ("settled", RotationPhase::Announced, Some(995), 1000, RotationStep::Switch),
-            ("a leaf of the old root is in use", RotationPhase::Switched, None, 1000, RotationStep::Stay),
-            ("the last one went a moment ago", RotationPhase::Switched, Some(941), 1000, RotationStep::Stay),
-            ("the grace is over", RotationPhase::Switched, Some(940), 1000, RotationStep::Retire),
-            ("a clock that went back waits", RotationPhase::Switched, Some(2000), 1000, RotationStep::Stay),
+            (
+                "nothing goes on",
+                RotationPhase::Steady,
+                Some(0),
+                1000,
+                RotationStep::Stay,
+            ),
+            (
+                "somebody does not know the new root",
+                RotationPhase::Announced,
+                None,
+                1000,
+                RotationStep::Stay,
+            ),
+            (
+                "all know it since now",
+                RotationPhase::Announced,
+                Some(1000),
+                1000,
+                RotationStep::Stay,
+            ),
+            (
+                "almost settled",
+                RotationPhase::Announced,
+                Some(996),
+                1000,
+                RotationStep::Stay,
+            ),
+            (
+                "settled",
+                RotationPhase::Announced,
+                Some(995),
+                1000,
+                RotationStep::Switch,
+            ),
+            (
+                "a leaf of the old root is in use",
+                RotationPhase::Switched,
+                None,
+                1000,
+                RotationStep::Stay,
+            ),
+            (
+                "the last one went a moment ago",
+                RotationPhase::Switched,
+                Some(941),
+                1000,
+                RotationStep::Stay,
+            ),
+            (
+                "the grace is over",
+                RotationPhase::Switched,
+                Some(940),
+                1000,
+                RotationStep::Retire,
+            ),
+            (
+                "a clock that went back waits",
+                RotationPhase::Switched,
+                Some(2000),
+                1000,
+                RotationStep::Stay,
+            ),
         ] {
-            assert_eq!(decide_step(&RotationState { phase, since: 0, clear_since, now }, &timeouts), want, "{what}");
+            assert_eq!(
+                decide_step(
+                    &RotationState {
+                        phase,
+                        since: 0,
+                        clear_since,
+                        now
+                    },
+                    &timeouts
+                ),
+                want,
+                "{what}"
+            );
         }
-        let sight = |phase, now| RotationState { phase, since: 100, clear_since: None, now };
-        for (phase, now, want) in
-            [(RotationPhase::Steady, 9999, false), (RotationPhase::Announced, 699, false), (RotationPhase::Announced, 700, true)]
-        {
+        let sight = |phase, now| RotationState {
+            phase,
+            since: 100,
+            clear_since: None,
+            now,
+        };
+        for (phase, now, want) in [
+            (RotationPhase::Steady, 9999, false),
+            (RotationPhase::Announced, 699, false),
+            (RotationPhase::Announced, 700, true),
+        ] {
             assert_eq!(is_overdue(&sight(phase, now), &timeouts), want);
         }
-        for phase in [RotationPhase::Steady, RotationPhase::Announced, RotationPhase::Switched] {
+        for phase in [
+            RotationPhase::Steady,
+            RotationPhase::Announced,
+            RotationPhase::Switched,
+        ] {
             assert_eq!(RotationPhase::read(phase.as_str()), Some(phase));
         }
         assert_eq!(RotationPhase::read("else"), None);

@@ -58,7 +58,10 @@ impl TenantAuthority {
     /// # Errors
     /// Returns [`CsrError::Signing`] if no key or certificate can be created.
     pub fn generate(domain: &TrustDomain, now: u64) -> Result<Self, CsrError> {
-        Ok(Self::of_root(domain, SigningCa::generate(domain.as_str(), now).map_err(CsrError::Signing)?))
+        Ok(Self::of_root(
+            domain,
+            SigningCa::generate(domain.as_str(), now).map_err(CsrError::Signing)?,
+        ))
     }
 
     /// Loads a stored root from its key in PKCS#8 DER and its certificate in PEM.
@@ -66,12 +69,21 @@ impl TenantAuthority {
     /// # Errors
     /// Returns [`CsrError::Signing`] if key and certificate do not match or cannot be read.
     pub fn load(domain: &TrustDomain, key: &[u8], certificate: &str) -> Result<Self, CsrError> {
-        Ok(Self::of_root(domain, SigningCa::load(key, certificate).map_err(CsrError::Signing)?))
+        Ok(Self::of_root(
+            domain,
+            SigningCa::load(key, certificate).map_err(CsrError::Signing)?,
+        ))
     }
 
     fn of_root(domain: &TrustDomain, root: SigningCa) -> Self {
         let (roots, not_after) = (vec![root.pem.clone()], root.not_after);
-        Self { domain: domain.clone(), signer: root, intermediates: Vec::new(), roots, not_after }
+        Self {
+            domain: domain.clone(),
+            signer: root,
+            intermediates: Vec::new(),
+            roots,
+            not_after,
+        }
     }
 
     /// Returns the private key as PKCS#8 DER. Its memory is wiped on drop.
@@ -104,20 +116,37 @@ impl TenantAuthority {
     ///
     /// # Errors
     /// Returns a [`CsrError`]; an identity of another trust domain is refused as [`CsrError::Name`].
-    pub fn issue(&self, request: &CertificateRequest<'_>, now: u64) -> Result<IssuedLeaf, CsrError> {
+    pub fn issue(
+        &self,
+        request: &CertificateRequest<'_>,
+        now: u64,
+    ) -> Result<IssuedLeaf, CsrError> {
         let identity = request.identity;
         if identity.trust_domain != self.domain {
-            return Err(CsrError::Name { named: identity.to_string(), asked: format!("one of trust domain {}", self.domain) });
+            return Err(CsrError::Name {
+                named: identity.to_string(),
+                asked: format!("one of trust domain {}", self.domain),
+            });
         }
         if now >= self.not_after {
             return Err(CsrError::RootEnded(self.not_after));
         }
         let proved = csr::check(request.csr, identity, request.rsa)?;
         // A leaf must not outlive any certificate above it.
-        let not_after = now.saturating_add(request.lifetime_seconds).min(self.not_after);
-        let (pem, serial) = leaf(&self.signer, &proved, identity, request.names, (now, not_after))?;
+        let not_after = now
+            .saturating_add(request.lifetime_seconds)
+            .min(self.not_after);
+        let (pem, serial) = leaf(
+            &self.signer,
+            &proved,
+            identity,
+            request.names,
+            (now, not_after),
+        )?;
         Ok(IssuedLeaf {
-            chain: std::iter::once(pem).chain(self.intermediates.iter().cloned()).collect(),
+            chain: std::iter::once(pem)
+                .chain(self.intermediates.iter().cloned())
+                .collect(),
             serial,
             root: self.signer.fingerprint.clone(),
             not_before: now.saturating_sub(SKEW_SECONDS),

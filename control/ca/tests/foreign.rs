@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use canal_ca::{
-    AuthorityFiles, CRL_LIFETIME_SECONDS, CertificateRequest, ControllerCa, IssuedLeaf, RevokedSerial, TenantAuthority, check_answer,
+    AuthorityFiles, CRL_LIFETIME_SECONDS, CertificateRequest, ControllerCa, IssuedLeaf,
+    RevokedSerial, TenantAuthority, check_answer,
 };
 use canal_model::identity::Identity;
 use canal_model::ids::TrustDomain;
 use rcgen::{
-    BasicConstraints, CertificateParams, CustomExtension, DistinguishedName, DnType, ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose, NameConstraints, PKCS_ECDSA_P384_SHA384, PKCS_RSA_SHA256, RsaKeySize, SanType, date_time_ymd,
+    BasicConstraints, CertificateParams, CustomExtension, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    NameConstraints, PKCS_ECDSA_P384_SHA384, PKCS_RSA_SHA256, RsaKeySize, SanType, date_time_ymd,
 };
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
@@ -26,7 +28,9 @@ fn domain() -> TrustDomain {
     "alpha.example".parse().unwrap()
 }
 fn identity() -> Identity {
-    "spiffe://alpha.example/ns/bookinfo/sa/reviews".parse().unwrap()
+    "spiffe://alpha.example/ns/bookinfo/sa/reviews"
+        .parse()
+        .unwrap()
 }
 
 /// A CA built by the test, not by Canal.
@@ -54,7 +58,12 @@ impl ForeignAuthority {
     fn below(&self, name: &str, change: CertificateEditFn) -> Self {
         Self::with(name, KeyPair::generate().unwrap(), change, Some(self))
     }
-    fn with(name: &str, key: KeyPair, change: CertificateEditFn, above: Option<&ForeignAuthority>) -> Self {
+    fn with(
+        name: &str,
+        key: KeyPair,
+        change: CertificateEditFn,
+        above: Option<&ForeignAuthority>,
+    ) -> Self {
         let mut params = Self::params(name, change);
         params.use_authority_key_identifier_extension = true;
         let certificate = match above {
@@ -62,11 +71,22 @@ impl ForeignAuthority {
             None => params.self_signed(&key),
         };
         let pem = certificate.unwrap().pem();
-        Self { issuer: Issuer::from_ca_cert_pem(&pem, key).unwrap(), pem }
+        Self {
+            issuer: Issuer::from_ca_cert_pem(&pem, key).unwrap(),
+            pem,
+        }
     }
     fn files(&self, above: &[&ForeignAuthority], root: &ForeignAuthority) -> AuthorityFiles {
-        let chain = std::iter::once(self).chain(above.iter().copied()).map(|a| a.pem.as_str()).collect();
-        AuthorityFiles { chain, key: self.issuer.key().serialize_pem(), root: root.pem.clone(), crl: None }
+        let chain = std::iter::once(self)
+            .chain(above.iter().copied())
+            .map(|a| a.pem.as_str())
+            .collect();
+        AuthorityFiles {
+            chain,
+            key: self.issuer.key().serialize_pem(),
+            root: root.pem.clone(),
+            crl: None,
+        }
     }
     /// Returns a CRL that revokes `serials`.
     fn crl(&self, serials: &[u64]) -> String {
@@ -98,7 +118,16 @@ fn issue(authority: &TenantAuthority, names: &[&str]) -> IssuedLeaf {
     let names: Vec<String> = names.iter().map(ToString::to_string).collect();
     let csr = csr(&KeyPair::generate().unwrap());
     authority
-        .issue(&CertificateRequest { csr: &csr, identity: &identity(), names: &names, rsa: false, lifetime_seconds: 3600 }, NOW)
+        .issue(
+            &CertificateRequest {
+                csr: &csr,
+                identity: &identity(),
+                names: &names,
+                rsa: false,
+                lifetime_seconds: 3600,
+            },
+            NOW,
+        )
         .unwrap()
 }
 
@@ -111,7 +140,9 @@ fn verify(issued: &IssuedLeaf, roots: &[String], crls: &[String]) -> Result<(), 
     let mut store = RootCertStore::empty();
     roots.iter().for_each(|r| store.add(der(r)).unwrap());
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let lists = crls.iter().map(|c| CertificateRevocationListDer::from_pem_slice(c.as_bytes()).unwrap());
+    let lists = crls
+        .iter()
+        .map(|c| CertificateRevocationListDer::from_pem_slice(c.as_bytes()).unwrap());
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(store), provider)
         .with_crls(lists)
         .allow_unknown_revocation_status()
@@ -119,30 +150,54 @@ fn verify(issued: &IssuedLeaf, roots: &[String], crls: &[String]) -> Result<(), 
         .unwrap();
     let chain: Vec<_> = issued.chain.iter().map(|c| der(c)).collect();
     let time = UnixTime::since_unix_epoch(Duration::from_secs(NOW));
-    verifier.verify_client_cert(&chain[0], &chain[1..], time).map(|_| ()).map_err(|e| e.to_string())
+    verifier
+        .verify_client_cert(&chain[0], &chain[1..], time)
+        .map(|_| ())
+        .map_err(|e| e.to_string())
 }
 
 #[test]
 fn files_and_their_faults() {
     let root = ForeignAuthority::root("root");
     let other = ForeignAuthority::root("other");
-    let upper = root.below("upper", |p| p.is_ca = IsCa::Ca(BasicConstraints::Constrained(1)));
-    let lower = upper.below("lower", |p| p.is_ca = IsCa::Ca(BasicConstraints::Constrained(0)));
+    let upper = root.below("upper", |p| {
+        p.is_ca = IsCa::Ca(BasicConstraints::Constrained(1))
+    });
+    let lower = upper.below("lower", |p| {
+        p.is_ca = IsCa::Ca(BasicConstraints::Constrained(0))
+    });
     let plain = root.below("plain", |_| {});
     let leaf = root.below("leaf", |p| p.is_ca = IsCa::ExplicitNoCa);
-    let no_usage = root.below("no usage", |p| p.key_usages = vec![KeyUsagePurpose::DigitalSignature]);
-    let short = root.below("short", |p| p.is_ca = IsCa::Ca(BasicConstraints::Constrained(0)));
+    let no_usage = root.below("no usage", |p| {
+        p.key_usages = vec![KeyUsagePurpose::DigitalSignature]
+    });
+    let short = root.below("short", |p| {
+        p.is_ca = IsCa::Ca(BasicConstraints::Constrained(0))
+    });
     let below_short = short.below("below", |_| {});
     let ended = root.below("ended", |p| p.not_after = date_time_ymd(2021, 1, 1));
     let early = root.below("early", |p| p.not_before = date_time_ymd(2035, 1, 1));
     let constrained = root.below("constrained", |p| {
-        let permitted_subtrees = vec![GeneralSubtree::Rfc822Name("x".into()), GeneralSubtree::DnsName("other.example".into())];
-        p.name_constraints = Some(NameConstraints { permitted_subtrees, excluded_subtrees: vec![] });
+        let permitted_subtrees = vec![
+            GeneralSubtree::Rfc822Name("x".into()),
+            GeneralSubtree::DnsName("other.example".into()),
+        ];
+        p.name_constraints = Some(NameConstraints {
+            permitted_subtrees,
+            excluded_subtrees: vec![],
+        });
     });
-    let mail_only = root.below("mail", |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::EmailProtection]);
+    let mail_only = root.below("mail", |p| {
+        p.extended_key_usages = vec![ExtendedKeyUsagePurpose::EmailProtection]
+    });
     let rsa = KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048).unwrap();
     let rsa = ForeignAuthority::with("rsa", rsa, |_| {}, Some(&root));
-    let p384 = ForeignAuthority::with("p384", KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap(), |_| {}, Some(&root));
+    let p384 = ForeignAuthority::with(
+        "p384",
+        KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap(),
+        |_| {},
+        Some(&root),
+    );
     let with = |files: AuthorityFiles, change: &dyn Fn(&mut AuthorityFiles)| {
         let mut files = files;
         change(&mut files);
@@ -152,28 +207,76 @@ fn files_and_their_faults() {
     let cases: Vec<(&str, AuthorityFiles, Result<usize, &str>)> = vec![
         ("an intermediate", good(), Ok(2)),
         ("two of them", lower.files(&[&upper], &root), Ok(3)),
-        ("with the root at the end", lower.files(&[&upper, &root], &root), Ok(3)),
+        (
+            "with the root at the end",
+            lower.files(&[&upper, &root], &root),
+            Ok(3),
+        ),
         ("a root itself", root.files(&[], &root), Ok(1)),
         ("an RSA intermediate", rsa.files(&[], &root), Ok(2)),
         ("a P-384 intermediate", p384.files(&[], &root), Ok(2)),
-        ("a list of its own", with(good(), &|f| f.crl = Some(plain.crl(&[7]))), Ok(2)),
-        ("no certificate", with(good(), &|f| f.chain.clear()), Err("certificates")),
-        ("a torn certificate", with(good(), &|f| f.chain.truncate(200)), Err("certificates")),
-        ("no root", with(good(), &|f| f.root.clear()), Err("certificates")),
-        ("too many", with(good(), &|f| f.root = f.root.repeat(9)), Err("certificates")),
+        (
+            "a list of its own",
+            with(good(), &|f| f.crl = Some(plain.crl(&[7]))),
+            Ok(2),
+        ),
+        (
+            "no certificate",
+            with(good(), &|f| f.chain.clear()),
+            Err("certificates"),
+        ),
+        (
+            "a torn certificate",
+            with(good(), &|f| f.chain.truncate(200)),
+            Err("certificates"),
+        ),
+        (
+            "no root",
+            with(good(), &|f| f.root.clear()),
+            Err("certificates"),
+        ),
+        (
+            "too many",
+            with(good(), &|f| f.root = f.root.repeat(9)),
+            Err("certificates"),
+        ),
         ("no key", with(good(), &|f| f.key.clear()), Err("key")),
-        ("another's key", with(good(), &|f| f.key = other.issuer.key().serialize_pem()), Err("key_match")),
+        (
+            "another's key",
+            with(good(), &|f| f.key = other.issuer.key().serialize_pem()),
+            Err("key_match"),
+        ),
         ("a leaf", leaf.files(&[], &root), Err("not_authority")),
-        ("may not sign certificates", no_usage.files(&[], &root), Err("not_authority")),
-        ("above it none is allowed", below_short.files(&[&short], &root), Err("path_length")),
+        (
+            "may not sign certificates",
+            no_usage.files(&[], &root),
+            Err("not_authority"),
+        ),
+        (
+            "above it none is allowed",
+            below_short.files(&[&short], &root),
+            Err("path_length"),
+        ),
         ("ended", ended.files(&[], &root), Err("validity")),
         ("not yet", early.files(&[], &root), Err("validity")),
         ("another root", plain.files(&[], &other), Err("chain")),
         ("a gap in the chain", lower.files(&[], &root), Err("chain")),
-        ("constrained to other names", constrained.files(&[], &root), Ok(2)),
+        (
+            "constrained to other names",
+            constrained.files(&[], &root),
+            Ok(2),
+        ),
         ("for mail only", mail_only.files(&[], &root), Err("trial")),
-        ("a list of nobody here", with(good(), &|f| f.crl = Some(other.crl(&[7]))), Err("crl")),
-        ("no list", with(good(), &|f| f.crl = Some("x".into())), Err("crl")),
+        (
+            "a list of nobody here",
+            with(good(), &|f| f.crl = Some(other.crl(&[7]))),
+            Err("crl"),
+        ),
+        (
+            "no list",
+            with(good(), &|f| f.crl = Some("x".into())),
+            Err("crl"),
+        ),
     ];
     for (what, files, want) in cases {
         match (TenantAuthority::from_files(&domain(), &files, NOW), want) {
@@ -183,44 +286,76 @@ fn files_and_their_faults() {
                 verify(&issued, authority.roots(), &[]).unwrap_or_else(|e| panic!("{what}: {e}"));
             }
             (Err(e), Err(name)) => assert_eq!(e.name(), name, "{what}: {e}"),
-            (got, want) => panic!("{what}: got {:?}, wanted {want:?}", got.err().map(|e| e.to_string())),
+            (got, want) => panic!(
+                "{what}: got {:?}, wanted {want:?}",
+                got.err().map(|e| e.to_string())
+            ),
         }
     }
-    assert!(!format!("{:?}", good()).contains("PRIVATE"), "the key is never printed");
+    assert!(
+        !format!("{:?}", good()).contains("PRIVATE"),
+        "the key is never printed"
+    );
     let two = with(good(), &|f| f.root = other.pem.clone() + &root.pem);
     let (authority, _) = TenantAuthority::from_files(&domain(), &two, NOW).unwrap();
     let published: Vec<_> = authority.roots().iter().map(|r| der(r)).collect();
-    assert_eq!(published, [der(&root.pem), der(&other.pem)], "the one that it chains to stands first");
+    assert_eq!(
+        published,
+        [der(&root.pem), der(&other.pem)],
+        "the one that it chains to stands first"
+    );
 }
 
 #[test]
 fn uri_constraints_on_an_intermediate_are_found_before_data_planes_find_them() {
     let root = ForeignAuthority::root("root");
     // Content of the extension: permittedSubtrees with URI other.example.
-    let constraint = [0x30, 0x13, 0xa0, 0x11, 0x30, 0x0f, 0x86, 0x0d].into_iter().chain(*b"other.example").collect::<Vec<u8>>();
+    let constraint = [0x30, 0x13, 0xa0, 0x11, 0x30, 0x0f, 0x86, 0x0d]
+        .into_iter()
+        .chain(*b"other.example")
+        .collect::<Vec<u8>>();
     let mut params = ForeignAuthority::params("uri", |_| {});
     let mut extension = CustomExtension::from_oid_content(&[2, 5, 29, 30], constraint);
     extension.set_criticality(true);
     params.custom_extensions = vec![extension];
     let key = KeyPair::generate().unwrap();
     let pem = params.signed_by(&key, &root.issuer).unwrap().pem();
-    let files = AuthorityFiles { chain: pem, key: key.serialize_pem(), root: root.pem.clone(), crl: None };
-    let fault = TenantAuthority::from_files(&domain(), &files, NOW).err().unwrap();
+    let files = AuthorityFiles {
+        chain: pem,
+        key: key.serialize_pem(),
+        root: root.pem.clone(),
+        crl: None,
+    };
+    let fault = TenantAuthority::from_files(&domain(), &files, NOW)
+        .err()
+        .unwrap();
     assert_eq!(fault.name(), "trial", "{fault}");
 }
 
 fn serial(issued: &IssuedLeaf) -> RevokedSerial {
     let byte = |at: usize| u8::from_str_radix(&issued.serial[at..at + 2], 16).unwrap();
-    RevokedSerial { serial: (0..issued.serial.len()).step_by(2).map(byte).collect(), at: NOW - 10 }
+    RevokedSerial {
+        serial: (0..issued.serial.len()).step_by(2).map(byte).collect(),
+        at: NOW - 10,
+    }
 }
 
 #[test]
 fn a_crl_revokes_only_the_listed_serials() {
     let own = TenantAuthority::generate(&domain(), NOW).unwrap();
     let root = ForeignAuthority::root("root");
-    let (below, _) = TenantAuthority::from_files(&domain(), &root.below("below", |_| {}).files(&[], &root), NOW).unwrap();
+    let (below, _) = TenantAuthority::from_files(
+        &domain(),
+        &root.below("below", |_| {}).files(&[], &root),
+        NOW,
+    )
+    .unwrap();
     for (what, authority) in [("a root", own), ("an intermediate", below)] {
-        assert_eq!(authority.crls(&[], &[], 1, NOW).unwrap(), Vec::<String>::new(), "{what}");
+        assert_eq!(
+            authority.crls(&[], &[], 1, NOW).unwrap(),
+            Vec::<String>::new(),
+            "{what}"
+        );
         let (bad, good) = (issue(&authority, &[]), issue(&authority, &[]));
         let lists = authority.crls(&[serial(&bad)], &[], 7, NOW).unwrap();
         let refused = verify(&bad, authority.roots(), &lists).unwrap_err();
@@ -228,15 +363,27 @@ fn a_crl_revokes_only_the_listed_serials() {
         verify(&good, authority.roots(), &lists).unwrap_or_else(|e| panic!("{what}: {e}"));
         let list = CertificateRevocationListDer::from_pem_slice(lists[0].as_bytes()).unwrap();
         let (_, list) = CertificateRevocationList::from_der(&list).unwrap();
-        assert_eq!(list.crl_number().map(ToString::to_string).as_deref(), Some("7"), "{what}");
+        assert_eq!(
+            list.crl_number().map(ToString::to_string).as_deref(),
+            Some("7"),
+            "{what}"
+        );
         let until = list.next_update().unwrap().timestamp();
-        assert_eq!((list.last_update().timestamp(), until), (NOW as i64 - 60, (NOW + CRL_LIFETIME_SECONDS) as i64), "{what}");
+        assert_eq!(
+            (list.last_update().timestamp(), until),
+            (NOW as i64 - 60, (NOW + CRL_LIFETIME_SECONDS) as i64),
+            "{what}"
+        );
     }
 }
 
 #[test]
-fn two_roots_of_a_domain_have_names_of_their_own_so_that_a_list_of_one_spoils_nothing_of_the_other() {
-    let (old, new) = (TenantAuthority::generate(&domain(), NOW).unwrap(), TenantAuthority::generate(&domain(), NOW).unwrap());
+fn two_roots_of_a_domain_have_names_of_their_own_so_that_a_list_of_one_spoils_nothing_of_the_other()
+{
+    let (old, new) = (
+        TenantAuthority::generate(&domain(), NOW).unwrap(),
+        TenantAuthority::generate(&domain(), NOW).unwrap(),
+    );
     let roots: Vec<String> = old.roots().iter().chain(new.roots()).cloned().collect();
     let (bad, fine) = (issue(&old, &[]), issue(&new, &[]));
     let lists = old.crls(&[serial(&bad)], &[], 1, NOW).unwrap();
@@ -252,28 +399,60 @@ fn a_foreign_crl_of_the_same_issuer_is_merged_and_others_stay() {
     files.crl = Some(below.crl(&[0x1234]) + &root.crl(&[0x99]));
     let (authority, foreign) = TenantAuthority::from_files(&domain(), &files, NOW).unwrap();
     assert_eq!(foreign.len(), 2);
-    assert_eq!(authority.crls(&[], &foreign, 1, NOW).unwrap().len(), 2, "nothing of its own: both as they came");
+    assert_eq!(
+        authority.crls(&[], &foreign, 1, NOW).unwrap().len(),
+        2,
+        "nothing of its own: both as they came"
+    );
     let bad = issue(&authority, &[]);
     let lists = authority.crls(&[serial(&bad)], &foreign, 1, NOW).unwrap();
-    assert_eq!(lists.iter().map(|l| authority.is_issuer_of(l)).collect::<Vec<_>>(), [true, false]);
+    assert_eq!(
+        lists
+            .iter()
+            .map(|l| authority.is_issuer_of(l))
+            .collect::<Vec<_>>(),
+        [true, false]
+    );
     let list = CertificateRevocationListDer::from_pem_slice(lists[0].as_bytes()).unwrap();
     let (_, list) = CertificateRevocationList::from_der(&list).unwrap();
-    let serials: Vec<usize> = list.iter_revoked_certificates().map(|r| r.raw_serial().len()).collect();
+    let serials: Vec<usize> = list
+        .iter_revoked_certificates()
+        .map(|r| r.raw_serial().len())
+        .collect();
     assert_eq!(serials, [2, 16]);
-    assert_eq!(list.crl_number().map(ToString::to_string).as_deref(), Some("6"), "above the foreign list's 5");
-    let mute = root.below("mute", |p| p.key_usages = vec![KeyUsagePurpose::KeyCertSign]);
+    assert_eq!(
+        list.crl_number().map(ToString::to_string).as_deref(),
+        Some("6"),
+        "above the foreign list's 5"
+    );
+    let mute = root.below("mute", |p| {
+        p.key_usages = vec![KeyUsagePurpose::KeyCertSign]
+    });
     let (mute, _) = TenantAuthority::from_files(&domain(), &mute.files(&[], &root), NOW).unwrap();
-    assert_eq!(mute.crls(&[serial(&issue(&mute, &[]))], &[], 1, NOW).unwrap_err().name(), "crl_signer");
+    assert_eq!(
+        mute.crls(&[serial(&issue(&mute, &[]))], &[], 1, NOW)
+            .unwrap_err()
+            .name(),
+        "crl_signer"
+    );
 }
 
 /// Returns a leaf as an external CA might issue it.
-fn answer(ca: &ForeignAuthority, key: &KeyPair, names: &[SanType], change: CertificateEditFn) -> String {
+fn answer(
+    ca: &ForeignAuthority,
+    key: &KeyPair,
+    names: &[SanType],
+    change: CertificateEditFn,
+) -> String {
     let mut p = CertificateParams::default();
     p.distinguished_name = DistinguishedName::new();
     p.subject_alt_names = names.to_vec();
     p.is_ca = IsCa::ExplicitNoCa;
     p.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    p.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
     // These dates enclose NOW, which is in January 2027.
     (p.not_before, p.not_after) = (date_time_ymd(2027, 1, 14), date_time_ymd(2027, 1, 16));
     change(&mut p);
@@ -282,7 +461,10 @@ fn answer(ca: &ForeignAuthority, key: &KeyPair, names: &[SanType], change: Certi
 
 #[test]
 fn answers_of_another_authority() {
-    let (root, other) = (ForeignAuthority::root("root"), ForeignAuthority::root("other"));
+    let (root, other) = (
+        ForeignAuthority::root("root"),
+        ForeignAuthority::root("other"),
+    );
     let below = root.below("below", |_| {});
     let (key, foreign) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
     let uri = |s: &str| SanType::URI(s.try_into().unwrap());
@@ -293,28 +475,140 @@ fn answers_of_another_authority() {
     type Fate = Result<usize, &'static str>;
     let cases: Vec<(&str, String, &[String], Fate)> = vec![
         ("as asked", answer(&root, &key, mine, |_| {}), &[], Ok(1)),
-        ("with a DNS name that was asked for", answer(&root, &key, &[id.clone(), dns("a.b")], |_| {}), &names, Ok(1)),
-        ("by an intermediate that it sends along", answer(&below, &key, mine, |_| {}) + &below.pem, &[], Ok(2)),
-        ("with its root", answer(&root, &key, mine, |_| {}) + &root.pem, &[], Ok(1)),
+        (
+            "with a DNS name that was asked for",
+            answer(&root, &key, &[id.clone(), dns("a.b")], |_| {}),
+            &names,
+            Ok(1),
+        ),
+        (
+            "by an intermediate that it sends along",
+            answer(&below, &key, mine, |_| {}) + &below.pem,
+            &[],
+            Ok(2),
+        ),
+        (
+            "with its root",
+            answer(&root, &key, mine, |_| {}) + &root.pem,
+            &[],
+            Ok(1),
+        ),
         ("nothing", String::new(), &[], Err("external_answer")),
-        ("no certificate", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".into(), &[], Err("external_answer")),
-        ("no name", answer(&root, &key, &[], |_| {}), &[], Err("external_identity")),
-        ("another name", answer(&root, &key, &[uri("spiffe://alpha.example/ns/x/sa/y")], |_| {}), &[], Err("external_identity")),
-        ("one more name", answer(&root, &key, &[id.clone(), uri("spiffe://beta/ns/x/sa/y")], |_| {}), &[], Err("external_identity")),
-        ("a DNS name that nobody asked for", answer(&root, &key, &[id.clone(), dns("a.b")], |_| {}), &[], Err("external_identity")),
-        ("the DNS name is missing", answer(&root, &key, mine, |_| {}), &names, Err("external_identity")),
-        ("another key", answer(&root, &foreign, mine, |_| {}), &[], Err("external_key")),
-        ("an authority", answer(&root, &key, mine, |p| p.is_ca = IsCa::Ca(BasicConstraints::Unconstrained)), &[], Err("external_usage")),
-        ("may sign", answer(&root, &key, mine, |p| p.key_usages.push(KeyUsagePurpose::KeyCertSign)), &[], Err("external_usage")),
-        ("for servers only", answer(&root, &key, mine, |p| p.extended_key_usages.truncate(1)), &[], Err("external_usage")),
-        ("another root", answer(&other, &key, mine, |_| {}), &[], Err("external_chain")),
-        ("another root, which it sends along", answer(&other, &key, mine, |_| {}) + &other.pem, &[], Err("external_chain")),
-        ("ended", answer(&root, &key, mine, |p| p.not_after = date_time_ymd(2027, 1, 15)), &[], Err("external_chain")),
-        ("lives long", answer(&root, &key, mine, |p| p.not_after = date_time_ymd(2027, 2, 16)), &[], Err("external_lifetime")),
+        (
+            "no certificate",
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".into(),
+            &[],
+            Err("external_answer"),
+        ),
+        (
+            "no name",
+            answer(&root, &key, &[], |_| {}),
+            &[],
+            Err("external_identity"),
+        ),
+        (
+            "another name",
+            answer(
+                &root,
+                &key,
+                &[uri("spiffe://alpha.example/ns/x/sa/y")],
+                |_| {},
+            ),
+            &[],
+            Err("external_identity"),
+        ),
+        (
+            "one more name",
+            answer(
+                &root,
+                &key,
+                &[id.clone(), uri("spiffe://beta/ns/x/sa/y")],
+                |_| {},
+            ),
+            &[],
+            Err("external_identity"),
+        ),
+        (
+            "a DNS name that nobody asked for",
+            answer(&root, &key, &[id.clone(), dns("a.b")], |_| {}),
+            &[],
+            Err("external_identity"),
+        ),
+        (
+            "the DNS name is missing",
+            answer(&root, &key, mine, |_| {}),
+            &names,
+            Err("external_identity"),
+        ),
+        (
+            "another key",
+            answer(&root, &foreign, mine, |_| {}),
+            &[],
+            Err("external_key"),
+        ),
+        (
+            "an authority",
+            answer(&root, &key, mine, |p| {
+                p.is_ca = IsCa::Ca(BasicConstraints::Unconstrained)
+            }),
+            &[],
+            Err("external_usage"),
+        ),
+        (
+            "may sign",
+            answer(&root, &key, mine, |p| {
+                p.key_usages.push(KeyUsagePurpose::KeyCertSign)
+            }),
+            &[],
+            Err("external_usage"),
+        ),
+        (
+            "for servers only",
+            answer(&root, &key, mine, |p| p.extended_key_usages.truncate(1)),
+            &[],
+            Err("external_usage"),
+        ),
+        (
+            "another root",
+            answer(&other, &key, mine, |_| {}),
+            &[],
+            Err("external_chain"),
+        ),
+        (
+            "another root, which it sends along",
+            answer(&other, &key, mine, |_| {}) + &other.pem,
+            &[],
+            Err("external_chain"),
+        ),
+        (
+            "ended",
+            answer(&root, &key, mine, |p| {
+                p.not_after = date_time_ymd(2027, 1, 15)
+            }),
+            &[],
+            Err("external_chain"),
+        ),
+        (
+            "lives long",
+            answer(&root, &key, mine, |p| {
+                p.not_after = date_time_ymd(2027, 2, 16)
+            }),
+            &[],
+            Err("external_lifetime"),
+        ),
     ];
     for (what, pem, names, want) in cases {
-        let request = CertificateRequest { csr: &csr, identity: &identity(), names, rsa: false, lifetime_seconds: 3600 };
-        match (check_answer(&pem, &request, std::slice::from_ref(&root.pem), NOW), want) {
+        let request = CertificateRequest {
+            csr: &csr,
+            identity: &identity(),
+            names,
+            rsa: false,
+            lifetime_seconds: 3600,
+        };
+        match (
+            check_answer(&pem, &request, std::slice::from_ref(&root.pem), NOW),
+            want,
+        ) {
             (Ok(issued), Ok(links)) => assert_eq!(issued.chain.len(), links, "{what}"),
             (Err(e), Err(name)) => assert_eq!(e.name(), name, "{what}: {e}"),
             (got, want) => panic!("{what}: got {got:?}, wanted {want:?}"),
@@ -326,21 +620,47 @@ fn answers_of_another_authority() {
 fn parts_of_canal_get_certificates_of_the_controllers_own_authority() {
     let dir = tempfile::tempdir().unwrap();
     let infra = ControllerCa::open(dir.path(), NOW).unwrap();
-    let identity: Identity = "spiffe://components.canal/ns/alpha/sa/node.n1".parse().unwrap();
+    let identity: Identity = "spiffe://components.canal/ns/alpha/sa/node.n1"
+        .parse()
+        .unwrap();
     let parts = infra.of_components().unwrap();
     let issue = |key: &KeyPair, identity: &Identity| {
-        parts.issue(&CertificateRequest { csr: &csr(key), identity, names: &[], rsa: false, lifetime_seconds: 3600 }, NOW)
+        parts.issue(
+            &CertificateRequest {
+                csr: &csr(key),
+                identity,
+                names: &[],
+                rsa: false,
+                lifetime_seconds: 3600,
+            },
+            NOW,
+        )
     };
     let issued = issue(&KeyPair::generate().unwrap(), &identity).unwrap();
     verify(&issued, &[infra.certificate().into()], &[]).unwrap();
     let rsa = KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048).unwrap();
     assert_eq!(issue(&rsa, &identity).unwrap_err().name(), "key_algorithm");
-    assert_eq!(issue(&KeyPair::generate().unwrap(), &self::identity()).unwrap_err().name(), "name", "of no tenant's domain");
+    assert_eq!(
+        issue(&KeyPair::generate().unwrap(), &self::identity())
+            .unwrap_err()
+            .name(),
+        "name",
+        "of no tenant's domain"
+    );
     let tenant = TenantAuthority::generate(&domain(), NOW).unwrap();
     let csr = csr(&rsa);
     for (rsa, want) in [(false, Some("key_algorithm")), (true, None)] {
         let identity = self::identity();
-        let got = tenant.issue(&CertificateRequest { csr: &csr, identity: &identity, names: &[], rsa, lifetime_seconds: 60 }, NOW);
+        let got = tenant.issue(
+            &CertificateRequest {
+                csr: &csr,
+                identity: &identity,
+                names: &[],
+                rsa,
+                lifetime_seconds: 60,
+            },
+            NOW,
+        );
         assert_eq!(got.as_ref().err().map(canal_ca::CsrError::name), want);
     }
 }

@@ -19,12 +19,19 @@ const NOW: u64 = 1_800_000_000;
 fn verify(infra: &ControllerCa, root_pem: &str, name: &str, at: u64) -> Result<(), String> {
     let server = infra.server_certificate("canal-controller", NOW).unwrap();
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(root_pem.as_bytes()).unwrap()).unwrap();
+    roots
+        .add(CertificateDer::from_pem_slice(root_pem.as_bytes()).unwrap())
+        .unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap();
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
+        .build()
+        .unwrap();
     let name = ServerName::try_from(name.to_string()).unwrap();
     let time = UnixTime::since_unix_epoch(Duration::from_secs(at));
-    verifier.verify_server_cert(&server.chain[0], &[], &name, &[], time).map(|_| ()).map_err(|e| e.to_string())
+    verifier
+        .verify_server_cert(&server.chain[0], &[], &name, &[], time)
+        .map(|_| ())
+        .map_err(|e| e.to_string())
 }
 
 #[test]
@@ -36,12 +43,24 @@ fn clients_verify_the_server_by_the_root_file_across_restarts() {
     assert_eq!(first.certificate(), root);
     let mode = |n: &str| fs::metadata(dir.join(n)).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode("root.pem"), mode("root.key")), (0o644, 0o600));
-    assert_eq!(fs::read_dir(&dir).unwrap().count(), 2, "nothing is left beside");
+    assert_eq!(
+        fs::read_dir(&dir).unwrap().count(),
+        2,
+        "nothing is left beside"
+    );
     let second = ControllerCa::open(&dir, NOW + 1).unwrap();
     for infra in [&first, &second] {
         verify(infra, &root, "canal-controller", NOW).unwrap();
         assert!(verify(infra, &root, "other", NOW).is_err());
-        assert!(verify(infra, &root, "canal-controller", NOW + SERVER_LIFETIME_SECONDS + 1).is_err());
+        assert!(
+            verify(
+                infra,
+                &root,
+                "canal-controller",
+                NOW + SERVER_LIFETIME_SECONDS + 1
+            )
+            .is_err()
+        );
     }
 }
 
@@ -49,7 +68,11 @@ fn clients_verify_the_server_by_the_root_file_across_restarts() {
 fn a_damaged_folder_is_an_error_and_never_replaced() {
     type Damage = fn(&Path);
     let cases: [(&str, Damage, Option<&str>); 5] = [
-        ("the key is gone", |d| fs::remove_file(d.join("root.key")).unwrap(), Some("pair")),
+        (
+            "the key is gone",
+            |d| fs::remove_file(d.join("root.key")).unwrap(),
+            Some("pair"),
+        ),
         (
             "the key is another's",
             |d| {
@@ -59,8 +82,16 @@ fn a_damaged_folder_is_an_error_and_never_replaced() {
             },
             Some("pair"),
         ),
-        ("the key is torn", |d| fs::write(d.join("root.key"), "-----BEGIN").unwrap(), Some("pair")),
-        ("a start ended between the two writes", |d| fs::remove_file(d.join("root.pem")).unwrap(), None),
+        (
+            "the key is torn",
+            |d| fs::write(d.join("root.key"), "-----BEGIN").unwrap(),
+            Some("pair"),
+        ),
+        (
+            "a start ended between the two writes",
+            |d| fs::remove_file(d.join("root.pem")).unwrap(),
+            None,
+        ),
         (
             "nothing is left",
             |d| {
@@ -77,10 +108,19 @@ fn a_damaged_folder_is_an_error_and_never_replaced() {
         damage(dir.path());
         match (ControllerCa::open(dir.path(), NOW), refused) {
             (Err(ControllerCaError::Pair { .. }), Some("pair")) => {
-                assert_eq!(fs::read(dir.path().join("root.pem")).unwrap(), before, "{what}");
+                assert_eq!(
+                    fs::read(dir.path().join("root.pem")).unwrap(),
+                    before,
+                    "{what}"
+                );
             }
-            (Ok(infra), None) => verify(&infra, infra.certificate(), "canal-controller", NOW).unwrap(),
-            (got, want) => panic!("{what}: got {:?}, wanted {want:?}", got.err().map(|e| e.to_string())),
+            (Ok(infra), None) => {
+                verify(&infra, infra.certificate(), "canal-controller", NOW).unwrap()
+            }
+            (got, want) => panic!(
+                "{what}: got {:?}, wanted {want:?}",
+                got.err().map(|e| e.to_string())
+            ),
         }
     }
 }
@@ -89,10 +129,15 @@ fn a_damaged_folder_is_an_error_and_never_replaced() {
 fn an_ended_root_and_a_bad_folder_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     ControllerCa::open(dir.path(), NOW).unwrap();
-    assert!(matches!(ControllerCa::open(dir.path(), NOW + ROOT_LIFETIME_SECONDS), Err(ControllerCaError::Ended { .. })));
+    assert!(matches!(
+        ControllerCa::open(dir.path(), NOW + ROOT_LIFETIME_SECONDS),
+        Err(ControllerCaError::Ended { .. })
+    ));
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();
-    let Err(e) = ControllerCa::open(&file, NOW) else { panic!("opened") };
+    let Err(e) = ControllerCa::open(&file, NOW) else {
+        panic!("opened")
+    };
     assert!(e.to_string().contains("--infra-dir"), "{e}");
 }
 
@@ -111,17 +156,30 @@ impl canal_ca::KeySealer for Flip {
 #[test]
 fn the_roots_key_is_sealed_on_disk_where_there_is_something_to_seal_with() {
     let dir = tempfile::tempdir().unwrap();
-    let is_plain = || std::fs::read(dir.path().join("root.key")).unwrap().starts_with(b"-----BEGIN");
+    let is_plain = || {
+        std::fs::read(dir.path().join("root.key"))
+            .unwrap()
+            .starts_with(b"-----BEGIN")
+    };
     let plain = ControllerCa::open(dir.path(), NOW).unwrap();
     assert!(is_plain());
     // An unsealed key is sealed at the next start and stays the same key.
     let sealed = ControllerCa::open_sealed(dir.path(), NOW, Some(&Flip)).unwrap();
     assert!(!is_plain());
     assert_eq!(plain.certificate(), sealed.certificate());
-    ControllerCa::open_sealed(dir.path(), NOW, Some(&Flip)).unwrap().server_certificate("canal", NOW).unwrap();
-    let Err(error) = ControllerCa::open(dir.path(), NOW) else { panic!("it opened without what sealed it") };
+    ControllerCa::open_sealed(dir.path(), NOW, Some(&Flip))
+        .unwrap()
+        .server_certificate("canal", NOW)
+        .unwrap();
+    let Err(error) = ControllerCa::open(dir.path(), NOW) else {
+        panic!("it opened without what sealed it")
+    };
     assert!(error.to_string().contains("--store-key-file"), "{error}");
     let fresh = tempfile::tempdir().unwrap();
     ControllerCa::open_sealed(fresh.path(), NOW, Some(&Flip)).unwrap();
-    assert!(!std::fs::read(fresh.path().join("root.key")).unwrap().starts_with(b"-----BEGIN"));
+    assert!(
+        !std::fs::read(fresh.path().join("root.key"))
+            .unwrap()
+            .starts_with(b"-----BEGIN")
+    );
 }

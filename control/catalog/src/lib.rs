@@ -15,7 +15,9 @@ use canal_compiler::claims::TenantClaims;
 use canal_compiler::scope::{self, TierPlacement};
 use canal_model::diagnostic::Diagnostic;
 use canal_model::identity::Identity;
-use canal_model::ids::{AzName, Generation, Namespace, NodeName, ServiceAccount, ServiceKey, TenantName, TrustDomain};
+use canal_model::ids::{
+    AzName, Generation, Namespace, NodeName, ServiceAccount, ServiceKey, TenantName, TrustDomain,
+};
 use canal_model::policy::{Document, ObjectKey};
 use canal_model::principal::Principal;
 use canal_model::program::{BucketTable, GatewayAddress, Resource, ResourceKind};
@@ -89,7 +91,13 @@ pub struct EncodedResource {
 impl EncodedResource {
     pub fn new(resource: Resource, changed: Generation) -> Self {
         let body = southbound::encode(&resource);
-        Self { name: resource.name().into(), version: ResourceVersion::of(&body), body, resource, changed }
+        Self {
+            name: resource.name().into(),
+            version: ResourceVersion::of(&body),
+            body,
+            resource,
+            changed,
+        }
     }
 
     pub fn key(&self) -> ResourceId {
@@ -152,8 +160,15 @@ pub struct CompiledTenant {
 impl CompiledTenant {
     /// Returns a result for resources that belong to no tenant. Its claims are a placeholder and are never read.
     pub fn of_provider(resources: Vec<Resource>) -> Self {
-        let claims = TenantClaims { tenant: nobody(), isolation: None, gateways: Vec::new() };
-        Self { resources, ..Self::nothing(claims) }
+        let claims = TenantClaims {
+            tenant: nobody(),
+            isolation: None,
+            gateways: Vec::new(),
+        };
+        Self {
+            resources,
+            ..Self::nothing(claims)
+        }
     }
 
     /// Returns a result that contains only claims.
@@ -201,12 +216,19 @@ pub struct TenantCatalog {
 
 impl TenantCatalog {
     /// Returns the state that follows `before` when the tenant's sources compiled to `compiled`.
-    pub fn next(before: Option<&TenantCatalog>, compiled: CompiledTenant, generation: Generation) -> Self {
-        let (entries, touches) = compare(before.map(|b| &b.entries), compiled.resources, generation);
+    pub fn next(
+        before: Option<&TenantCatalog>,
+        compiled: CompiledTenant,
+        generation: Generation,
+    ) -> Self {
+        let (entries, touches) =
+            compare(before.map(|b| &b.entries), compiled.resources, generation);
         let was_complete = before.is_none_or(|b| b.complete);
         // Identities depend on workloads only.
         let identities = match before {
-            Some(b) if !touches.iter().any(|t| t.key.0 == ResourceKind::Workload) => b.identities.clone(),
+            Some(b) if !touches.iter().any(|t| t.key.0 == ResourceKind::Workload) => {
+                b.identities.clone()
+            }
             _ => Arc::new(identities(&entries)),
         };
         let mut view = Self {
@@ -225,7 +247,10 @@ impl TenantCatalog {
         };
         if !touches.is_empty() {
             view.changed = generation;
-            view.log.push_back(Arc::new(CatalogDelta { generation, touches }));
+            view.log.push_back(Arc::new(CatalogDelta {
+                generation,
+                touches,
+            }));
             view.trim();
         }
         if was_complete != view.complete {
@@ -238,11 +263,17 @@ impl TenantCatalog {
 
     /// Returns this state with the planner's resources replaced by `planned`; `None` if nothing differs. `was` is what the planner assigned
     /// before, if that is known. A list that is the same allocation in both is skipped; any other unchanged resource costs one comparison.
-    pub fn with_tier(&self, planned: &TenantPlacement, was: Option<&TenantPlacement>, generation: Generation) -> Option<Self> {
+    pub fn with_tier(
+        &self,
+        planned: &TenantPlacement,
+        was: Option<&TenantPlacement>,
+        generation: Generation,
+    ) -> Option<Self> {
         let mut touches = Vec::new();
         if was.is_none_or(|was| !Arc::ptr_eq(&was.addresses, &planned.addresses)) {
             let name = |a: &GatewayAddress| tier_name(&a.service, &a.az);
-            let is_same = |a: &GatewayAddress, r: &Resource| matches!(r, Resource::Address(old) if old == a);
+            let is_same =
+                |a: &GatewayAddress, r: &Resource| matches!(r, Resource::Address(old) if old == a);
             self.touch(
                 ResourceKind::Address,
                 &planned.addresses,
@@ -255,7 +286,13 @@ impl TenantCatalog {
             let name = |t: &Arc<BucketTable>| tier_name(&t.service, &t.az);
             let is_same = |t: &Arc<BucketTable>, r: &Resource| matches!(r, Resource::Table(old) if *old == **t);
             let resource = |t: &Arc<BucketTable>| Resource::Table(t.as_ref().clone());
-            self.touch(ResourceKind::Table, &planned.tables, generation, (name, is_same, resource), &mut touches);
+            self.touch(
+                ResourceKind::Table,
+                &planned.tables,
+                generation,
+                (name, is_same, resource),
+                &mut touches,
+            );
         }
         (!touches.is_empty()).then(|| self.touched(touches, generation))
     }
@@ -267,10 +304,15 @@ impl TenantCatalog {
         kind: ResourceKind,
         said: &[T],
         generation: Generation,
-        (name, is_same, resource): (impl Fn(&T) -> Arc<str>, impl Fn(&T, &Resource) -> bool, impl Fn(&T) -> Resource),
+        (name, is_same, resource): (
+            impl Fn(&T) -> Arc<str>,
+            impl Fn(&T, &Resource) -> bool,
+            impl Fn(&T) -> Resource,
+        ),
         touches: &mut Vec<ResourceChange>,
     ) {
-        let mut gone: BTreeMap<&Arc<str>, &Arc<EncodedResource>> = self.of(kind).map(|entry| (&entry.name, entry)).collect();
+        let mut gone: BTreeMap<&Arc<str>, &Arc<EncodedResource>> =
+            self.of(kind).map(|entry| (&entry.name, entry)).collect();
         for item in said {
             let name = name(item);
             let old = gone.remove(&name);
@@ -278,15 +320,24 @@ impl TenantCatalog {
                 continue;
             }
             let after = Some(Arc::new(EncodedResource::new(resource(item), generation)));
-            touches.push(ResourceChange { key: (kind, name), before: old.cloned(), after });
+            touches.push(ResourceChange {
+                key: (kind, name),
+                before: old.cloned(),
+                after,
+            });
         }
-        let gone = gone.into_iter().map(|(name, old)| ResourceChange { key: (kind, name.clone()), before: Some(old.clone()), after: None });
+        let gone = gone.into_iter().map(|(name, old)| ResourceChange {
+            key: (kind, name.clone()),
+            before: Some(old.clone()),
+            after: None,
+        });
         touches.extend(gone);
     }
 
     /// Returns this state with the controller's own resources replaced by `told`; `None` if nothing differs.
     pub fn with_trust(&self, told: &[Resource], generation: Generation) -> Option<Self> {
-        let mut gone: BTreeMap<ResourceId, &Arc<EncodedResource>> = self.of_hub().map(|e| (e.key(), e)).collect();
+        let mut gone: BTreeMap<ResourceId, &Arc<EncodedResource>> =
+            self.of_hub().map(|e| (e.key(), e)).collect();
         let mut touches = Vec::new();
         for resource in told {
             let key: ResourceId = (resource.kind(), resource.name().into());
@@ -295,15 +346,25 @@ impl TenantCatalog {
                 continue;
             }
             let after = Some(Arc::new(EncodedResource::new(resource.clone(), generation)));
-            touches.push(ResourceChange { key, before: before.cloned(), after });
+            touches.push(ResourceChange {
+                key,
+                before: before.cloned(),
+                after,
+            });
         }
-        touches.extend(gone.into_iter().map(|(key, old)| ResourceChange { key, before: Some(old.clone()), after: None }));
+        touches.extend(gone.into_iter().map(|(key, old)| ResourceChange {
+            key,
+            before: Some(old.clone()),
+            after: None,
+        }));
         (!touches.is_empty()).then(|| self.touched(touches, generation))
     }
 
     /// Returns the resources that the controller itself generates; see [`is_of_hub`].
     pub fn of_hub(&self) -> impl Iterator<Item = &Arc<EncodedResource>> {
-        self.of(ResourceKind::Bundle).chain(self.of(ResourceKind::Entitlement)).filter(|e| is_of_hub(&e.resource))
+        self.of(ResourceKind::Bundle)
+            .chain(self.of(ResourceKind::Entitlement))
+            .filter(|e| is_of_hub(&e.resource))
     }
 
     /// Returns this state with the changes applied and logged.
@@ -316,7 +377,10 @@ impl TenantCatalog {
             }
         }
         view.changed = generation;
-        view.log.push_back(Arc::new(CatalogDelta { generation, touches }));
+        view.log.push_back(Arc::new(CatalogDelta {
+            generation,
+            touches,
+        }));
         view.trim();
         view
     }
@@ -325,26 +389,42 @@ impl TenantCatalog {
     fn trim(&mut self) {
         let mut touches: usize = self.log.iter().map(|d| d.touches.len()).sum();
         while self.log.len() > LOG_DELTAS_MAX || touches > LOG_CHANGES_MAX {
-            let Some(oldest) = self.log.pop_front() else { return };
+            let Some(oldest) = self.log.pop_front() else {
+                return;
+            };
             touches -= oldest.touches.len();
             self.floor = oldest.generation;
         }
     }
 
     /// Returns the deltas after `since`, newest first; `None` if the log does not reach back that far.
-    pub fn deltas_after(&self, since: Generation) -> Option<impl Iterator<Item = &Arc<CatalogDelta>>> {
-        (since >= self.floor).then(|| self.log.iter().rev().take_while(move |d| d.generation > since))
+    pub fn deltas_after(
+        &self,
+        since: Generation,
+    ) -> Option<impl Iterator<Item = &Arc<CatalogDelta>>> {
+        (since >= self.floor).then(|| {
+            self.log
+                .iter()
+                .rev()
+                .take_while(move |d| d.generation > since)
+        })
     }
 
     /// True if a workload with this identity runs on `node`.
     pub fn runs(&self, node: &NodeName, identity: &Identity) -> bool {
-        self.identities.contains(&(node.clone(), identity.namespace.clone(), identity.service_account.clone()))
+        self.identities.contains(&(
+            node.clone(),
+            identity.namespace.clone(),
+            identity.service_account.clone(),
+        ))
     }
 
     /// Returns what was found in one of the tenant's objects. With an error among it, the object is not in force as it is written. Sources
     /// report this back to whoever wrote the object.
     pub fn status_of<'a>(&'a self, key: &'a ObjectKey) -> impl Iterator<Item = &'a Diagnostic> {
-        self.diagnostics.iter().filter(move |d| d.object.as_ref() == Some(key))
+        self.diagnostics
+            .iter()
+            .filter(move |d| d.object.as_ref() == Some(key))
     }
 
     /// Returns the number of resources of a kind.
@@ -355,7 +435,10 @@ impl TenantCatalog {
     /// Returns all resources of a kind, sorted by name.
     pub fn of(&self, kind: ResourceKind) -> impl Iterator<Item = &Arc<EncodedResource>> {
         let from: ResourceId = (kind, "".into());
-        self.entries.range(from..).take_while(move |((k, _), _)| *k == kind).map(|(_, e)| e)
+        self.entries
+            .range(from..)
+            .take_while(move |((k, _), _)| *k == kind)
+            .map(|(_, e)| e)
     }
 }
 
@@ -365,7 +448,10 @@ fn compare(
     before: Option<&BTreeMap<ResourceId, Arc<EncodedResource>>>,
     resources: Vec<Resource>,
     generation: Generation,
-) -> (BTreeMap<ResourceId, Arc<EncodedResource>>, Vec<ResourceChange>) {
+) -> (
+    BTreeMap<ResourceId, Arc<EncodedResource>>,
+    Vec<ResourceChange>,
+) {
     let mut touches = Vec::new();
     let mut entries = BTreeMap::new();
     for resource in resources {
@@ -378,22 +464,36 @@ fn compare(
             continue;
         }
         let new = Arc::new(EncodedResource::new(resource, generation));
-        touches.push(ResourceChange { key: key.clone(), before: old.cloned(), after: Some(new.clone()) });
+        touches.push(ResourceChange {
+            key: key.clone(),
+            before: old.cloned(),
+            after: Some(new.clone()),
+        });
         entries.insert(key, new);
     }
     for (key, old) in before.into_iter().flatten() {
         if !entries.contains_key(key) {
-            touches.push(ResourceChange { key: key.clone(), before: Some(old.clone()), after: None });
+            touches.push(ResourceChange {
+                key: key.clone(),
+                before: Some(old.clone()),
+                after: None,
+            });
         }
     }
     (entries, touches)
 }
 
-fn identities(entries: &BTreeMap<ResourceId, Arc<EncodedResource>>) -> HashSet<(NodeName, Namespace, ServiceAccount)> {
+fn identities(
+    entries: &BTreeMap<ResourceId, Arc<EncodedResource>>,
+) -> HashSet<(NodeName, Namespace, ServiceAccount)> {
     entries
         .values()
         .filter_map(|e| match &e.resource {
-            Resource::Workload(w) => Some((w.node.clone(), w.namespace.clone(), w.service_account.clone())),
+            Resource::Workload(w) => Some((
+                w.node.clone(),
+                w.namespace.clone(),
+                w.service_account.clone(),
+            )),
             _ => None,
         })
         .collect()
@@ -414,7 +514,11 @@ pub struct TenantPlacement {
 impl TenantPlacement {
     pub fn resources(&self) -> impl Iterator<Item = Resource> {
         let addresses = self.addresses.iter().cloned().map(Resource::Address);
-        addresses.chain(self.tables.iter().map(|t| Resource::Table(t.as_ref().clone())))
+        addresses.chain(
+            self.tables
+                .iter()
+                .map(|t| Resource::Table(t.as_ref().clone())),
+        )
     }
 }
 
@@ -428,7 +532,9 @@ pub fn is_planned(kind: ResourceKind) -> bool {
 pub fn is_of_hub(resource: &Resource) -> bool {
     match resource {
         Resource::Bundle(_) => true,
-        Resource::Entitlement(entitlement) => matches!(entitlement.requester, KeyRequester::Gateway(_)),
+        Resource::Entitlement(entitlement) => {
+            matches!(entitlement.requester, KeyRequester::Gateway(_))
+        }
         _ => false,
     }
 }
@@ -449,14 +555,27 @@ pub struct Catalog {
 
 impl Catalog {
     /// Returns the tenants in the scope of `principal`.
-    pub fn admitted<'a>(&'a self, principal: &'a Principal) -> impl Iterator<Item = (&'a TenantName, &'a Arc<TenantCatalog>)> {
-        self.tenants.iter().filter(move |(_, view)| scope::admits(&view.claims, principal, &self.whereabouts))
+    pub fn admitted<'a>(
+        &'a self,
+        principal: &'a Principal,
+    ) -> impl Iterator<Item = (&'a TenantName, &'a Arc<TenantCatalog>)> {
+        self.tenants
+            .iter()
+            .filter(move |(_, view)| scope::admits(&view.claims, principal, &self.whereabouts))
     }
 
     /// Returns everything in the scope of `principal`: of tenants and of the provider.
-    pub fn concerning<'a>(&'a self, principal: &'a Principal) -> impl Iterator<Item = (ResourceOwner, &'a Arc<TenantCatalog>)> {
-        let provider = self.provider.iter().filter(|_| scope::admits_provider(principal));
-        self.admitted(principal).map(|(name, view)| (Some(name.clone()), view)).chain(provider.map(|view| (None, view)))
+    pub fn concerning<'a>(
+        &'a self,
+        principal: &'a Principal,
+    ) -> impl Iterator<Item = (ResourceOwner, &'a Arc<TenantCatalog>)> {
+        let provider = self
+            .provider
+            .iter()
+            .filter(|_| scope::admits_provider(principal));
+        self.admitted(principal)
+            .map(|(name, view)| (Some(name.clone()), view))
+            .chain(provider.map(|view| (None, view)))
     }
 
     /// Returns the published state of an owner.
@@ -468,15 +587,28 @@ impl Catalog {
     }
 
     /// Returns the newest generation after `since` that changed a resource of `kinds` in the scope of `principal`.
-    pub fn newest_in_scope(&self, principal: &Principal, kinds: &[bool; ResourceKind::ALL.len()], since: Generation) -> Option<Generation> {
+    pub fn newest_in_scope(
+        &self,
+        principal: &Principal,
+        kinds: &[bool; ResourceKind::ALL.len()],
+        since: Generation,
+    ) -> Option<Generation> {
         let concerns = |t: &ResourceChange| {
             kinds[t.key.0 as usize]
-                && [&t.before, &t.after].into_iter().flatten().any(|e| scope::visible(&e.resource, principal, &self.whereabouts))
+                && [&t.before, &t.after]
+                    .into_iter()
+                    .flatten()
+                    .any(|e| scope::visible(&e.resource, principal, &self.whereabouts))
         };
         let mut newest = None;
-        for (_, view) in self.concerning(principal).filter(|(_, v)| v.changed > since) {
+        for (_, view) in self
+            .concerning(principal)
+            .filter(|(_, v)| v.changed > since)
+        {
             let of_tenant = match view.deltas_after(since) {
-                Some(mut deltas) => deltas.find(|d| d.touches.iter().any(&concerns)).map(|d| d.generation),
+                Some(mut deltas) => deltas
+                    .find(|d| d.touches.iter().any(&concerns))
+                    .map(|d| d.generation),
                 // The log does not reach back to `since`: assume that the tenant's newest change is in scope.
                 None => Some(view.changed),
             };

@@ -3,7 +3,8 @@
 //! [`enforce`].
 
 use canal_model::authorization::{
-    Authentication, Authorization, AuthorizationAction, PeerAuthentication, PeerMode, PolicyKey, PolicyTarget,
+    Authentication, Authorization, AuthorizationAction, PeerAuthentication, PeerMode, PolicyKey,
+    PolicyTarget,
 };
 use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::ids::{Namespace, ObjectName};
@@ -37,17 +38,28 @@ fn check(resource: &Resource) -> Result<u64, String> {
 
 /// Replaces each resource that data planes would refuse by one that denies, where there is such a resource, and leaves out the others. Each
 /// of them gets an error. It stops at the first resource with which they have more than `bytes_max` bytes; the result then has that number.
-pub fn enforce(resources: Vec<Resource>, bytes_max: u64, diagnostics: &mut Vec<Diagnostic>) -> EnforcedResources {
-    let mut out = EnforcedResources { resources: Vec::with_capacity(resources.len()), bytes: 0 };
+pub fn enforce(
+    resources: Vec<Resource>,
+    bytes_max: u64,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> EnforcedResources {
+    let mut out = EnforcedResources {
+        resources: Vec::with_capacity(resources.len()),
+        bytes: 0,
+    };
     for resource in resources {
         let kept = match check(&resource) {
             Ok(bytes) => Some((resource, bytes)),
             Err(why) => {
                 diagnostics.push(diagnostic(&resource, &why));
-                broken(&resource, &why).into_iter().find_map(|candidate| check(&candidate).ok().map(|bytes| (candidate, bytes)))
+                broken(&resource, &why)
+                    .into_iter()
+                    .find_map(|candidate| check(&candidate).ok().map(|bytes| (candidate, bytes)))
             }
         };
-        let Some((resource, bytes)) = kept else { continue };
+        let Some((resource, bytes)) = kept else {
+            continue;
+        };
         out.resources.push(resource);
         out.bytes += bytes;
         if out.bytes > bytes_max {
@@ -61,7 +73,12 @@ pub fn enforce(resources: Vec<Resource>, bytes_max: u64, diagnostics: &mut Vec<D
 fn broken(resource: &Resource, why: &str) -> Vec<Resource> {
     let reason: String = why.chars().take(REASON_MAX).collect();
     // A target that does not decode cannot be denied alone, but the namespace of its policy can.
-    let targets = |target: &PolicyTarget, key: &PolicyKey| [target.clone(), PolicyTarget::Namespace(key.namespace.clone())];
+    let targets = |target: &PolicyTarget, key: &PolicyKey| {
+        [
+            target.clone(),
+            PolicyTarget::Namespace(key.namespace.clone()),
+        ]
+    };
     match resource {
         Resource::Authorization(a) => {
             let of = |target| Authorization {
@@ -72,11 +89,22 @@ fn broken(resource: &Resource, why: &str) -> Vec<Resource> {
                 dry_run: false,
                 broken: Some(reason.clone()),
             };
-            targets(&a.target, &a.key).map(of).map(Resource::Authorization).into()
+            targets(&a.target, &a.key)
+                .map(of)
+                .map(Resource::Authorization)
+                .into()
         }
         Resource::Authentication(a) => {
-            let of = |target| Authentication { key: a.key.clone(), target, rules: Vec::new(), broken: Some(reason.clone()) };
-            targets(&a.target, &a.key).map(of).map(Resource::Authentication).into()
+            let of = |target| Authentication {
+                key: a.key.clone(),
+                target,
+                rules: Vec::new(),
+                broken: Some(reason.clone()),
+            };
+            targets(&a.target, &a.key)
+                .map(of)
+                .map(Resource::Authentication)
+                .into()
         }
         Resource::PeerAuthentication(p) => {
             let of = |target| PeerAuthentication {
@@ -86,7 +114,10 @@ fn broken(resource: &Resource, why: &str) -> Vec<Resource> {
                 ports: Default::default(),
                 created: p.created,
             };
-            targets(&p.target, &p.key).map(of).map(Resource::PeerAuthentication).into()
+            targets(&p.target, &p.key)
+                .map(of)
+                .map(Resource::PeerAuthentication)
+                .into()
         }
         Resource::Termination(t) => vec![Resource::Termination(Termination {
             service: t.service.clone(),
@@ -107,20 +138,50 @@ fn diagnostic(resource: &Resource, why: &str) -> Diagnostic {
         origin: None,
         object: object_of(resource),
         field: String::new(),
-        problem: format!("data planes would refuse {}: {}", resource.name(), why.chars().take(REASON_MAX).collect::<String>()),
+        problem: format!(
+            "data planes would refuse {}: {}",
+            resource.name(),
+            why.chars().take(REASON_MAX).collect::<String>()
+        ),
         fix: "make it smaller, or write what the text names differently".into(),
     }
 }
 
 /// Returns the object that a resource was compiled from, if it is a single one.
 fn object_of(resource: &Resource) -> Option<ObjectKey> {
-    let of = |kind, namespace: &Namespace, name: &ObjectName| Some(ObjectKey { kind, namespace: namespace.clone(), name: name.clone() });
+    let of = |kind, namespace: &Namespace, name: &ObjectName| {
+        Some(ObjectKey {
+            kind,
+            namespace: namespace.clone(),
+            name: name.clone(),
+        })
+    };
     match resource {
-        Resource::Authorization(a) => of(ObjectKind::AuthorizationPolicy, &a.key.namespace, &a.key.name),
-        Resource::Authentication(a) => of(ObjectKind::RequestAuthentication, &a.key.namespace, &a.key.name),
-        Resource::PeerAuthentication(p) => of(ObjectKind::PeerAuthentication, &p.key.namespace, &p.key.name),
-        Resource::Authorizer(a) => of(ObjectKind::ExternalAuthorizer, &a.key.namespace, &a.key.name),
-        Resource::Route(r) => of(ObjectKind::from_word(&r.key.kind)?, &r.key.namespace, &r.key.name),
+        Resource::Authorization(a) => of(
+            ObjectKind::AuthorizationPolicy,
+            &a.key.namespace,
+            &a.key.name,
+        ),
+        Resource::Authentication(a) => of(
+            ObjectKind::RequestAuthentication,
+            &a.key.namespace,
+            &a.key.name,
+        ),
+        Resource::PeerAuthentication(p) => of(
+            ObjectKind::PeerAuthentication,
+            &p.key.namespace,
+            &p.key.name,
+        ),
+        Resource::Authorizer(a) => of(
+            ObjectKind::ExternalAuthorizer,
+            &a.key.namespace,
+            &a.key.name,
+        ),
+        Resource::Route(r) => of(
+            ObjectKind::from_word(&r.key.kind)?,
+            &r.key.namespace,
+            &r.key.name,
+        ),
         Resource::Service(s) => of(ObjectKind::Service, &s.key.namespace, &s.key.name),
         _ => None,
     }
@@ -135,14 +196,23 @@ mod tests {
     fn policy(values: usize, target: PolicyTarget) -> Resource {
         let clause = Clause {
             attribute: Attribute::Path,
-            any: (0..values).map(|n| AttributeMatch::Exact(format!("/{n}"))).collect(),
+            any: (0..values)
+                .map(|n| AttributeMatch::Exact(format!("/{n}")))
+                .collect(),
             none: vec![AttributeMatch::Exact("/other".into())],
         };
         Resource::Authorization(Authorization {
-            key: PolicyKey { tenant: "alpha".parse().unwrap(), namespace: "shop".parse().unwrap(), name: "p".parse().unwrap() },
+            key: PolicyKey {
+                tenant: "alpha".parse().unwrap(),
+                namespace: "shop".parse().unwrap(),
+                name: "p".parse().unwrap(),
+            },
             target,
             action: AuthorizationAction::Allow,
-            rules: vec![PolicyRule { when: vec![clause], ..PolicyRule::default() }],
+            rules: vec![PolicyRule {
+                when: vec![clause],
+                ..PolicyRule::default()
+            }],
             dry_run: true,
             broken: None,
         })
@@ -153,27 +223,61 @@ mod tests {
     fn policy_that_data_planes_refuse_denies_and_is_an_error() {
         let fine = policy(VALUES_MAX - 1, PolicyTarget::Tenant);
         let mut found = Vec::new();
-        assert_eq!((enforce(vec![fine.clone()], u64::MAX, &mut found).resources, found.len()), (vec![fine], 0));
+        assert_eq!(
+            (
+                enforce(vec![fine.clone()], u64::MAX, &mut found).resources,
+                found.len()
+            ),
+            (vec![fine], 0)
+        );
         let other: canal_model::ids::ServiceKey = "beta/shop/a".parse().unwrap();
         let namespace = PolicyTarget::Namespace("shop".parse().unwrap());
-        for (target, denied) in [(PolicyTarget::Tenant, PolicyTarget::Tenant), (PolicyTarget::Service(other), namespace)] {
+        for (target, denied) in [
+            (PolicyTarget::Tenant, PolicyTarget::Tenant),
+            (PolicyTarget::Service(other), namespace),
+        ] {
             let out = enforce(vec![policy(VALUES_MAX, target)], u64::MAX, &mut found).resources;
-            let [Resource::Authorization(a)] = &out[..] else { panic!("{out:?}") };
-            assert!(a.broken.is_some() && a.action == AuthorizationAction::Deny && !a.dry_run && a.target == denied, "{a:?}");
+            let [Resource::Authorization(a)] = &out[..] else {
+                panic!("{out:?}")
+            };
+            assert!(
+                a.broken.is_some()
+                    && a.action == AuthorizationAction::Deny
+                    && !a.dry_run
+                    && a.target == denied,
+                "{a:?}"
+            );
             assert!(check(&out[0]).is_ok());
         }
-        let errors = found.iter().filter(|d| d.severity == Severity::Error).count();
-        assert_eq!((errors, found[0].object.as_ref().unwrap().to_string()), (2, "AuthorizationPolicy shop/p".to_string()));
+        let errors = found
+            .iter()
+            .filter(|d| d.severity == Severity::Error)
+            .count();
+        assert_eq!(
+            (errors, found[0].object.as_ref().unwrap().to_string()),
+            (2, "AuthorizationPolicy shop/p".to_string())
+        );
     }
 
     /// N3: nothing is encoded and decoded that the tenant may not have anyway.
     #[test]
     fn resources_beyond_the_bytes_are_not_looked_at() {
-        let all: Vec<Resource> = (1..=50).map(|values| policy(values, PolicyTarget::Tenant)).collect();
+        let all: Vec<Resource> = (1..=50)
+            .map(|values| policy(values, PolicyTarget::Tenant))
+            .collect();
         let whole = enforce(all.clone(), u64::MAX, &mut Vec::new());
         assert_eq!(whole.resources.len(), all.len());
         let half = enforce(all.clone(), whole.bytes / 2, &mut Vec::new());
-        assert!(half.bytes > whole.bytes / 2 && half.bytes < whole.bytes && half.resources.len() < all.len(), "{}", half.bytes);
-        assert_eq!(enforce(all, whole.bytes, &mut Vec::new()).resources.len(), 50);
+        assert!(
+            half.bytes > whole.bytes / 2
+                && half.bytes < whole.bytes
+                && half.resources.len() < all.len(),
+            "{}",
+            half.bytes
+        );
+        assert_eq!(
+            enforce(all, whole.bytes, &mut Vec::new()).resources.len(),
+            50
+        );
     }
 }

@@ -7,9 +7,13 @@ use std::time::Duration;
 
 use canal_access::principals::PrincipalsError;
 use canal_access::shares::{
-    COMPILED_BYTES_MAX, COMPILED_RESOURCES_MAX, CONFIGURATION_BYTES_MAX, QUEUED_CHANGE_BYTES_MAX, QUEUED_CHANGES_MAX, ROUTE_TABLE_BYTES_MAX,
+    COMPILED_BYTES_MAX, COMPILED_RESOURCES_MAX, CONFIGURATION_BYTES_MAX, QUEUED_CHANGE_BYTES_MAX,
+    QUEUED_CHANGES_MAX, ROUTE_TABLE_BYTES_MAX,
 };
-use canal_access::{CONNECTIONS_MAX, FILES_RESERVED, HANDSHAKE_TIMEOUT, ListenError, SharedCapacities, UNAUTHENTICATED_MAX};
+use canal_access::{
+    CONNECTIONS_MAX, FILES_RESERVED, HANDSHAKE_TIMEOUT, ListenError, SharedCapacities,
+    UNAUTHENTICATED_MAX,
+};
 use canal_ca::ControllerCaError;
 use canal_fleet::SilenceTimeouts;
 use canal_model::share::Shares;
@@ -154,12 +158,19 @@ impl ControllerLimits {
 
     /// Returns the limits of one subscriber stream.
     pub(crate) fn session(&self) -> SessionLimits {
-        SessionLimits { names: self.names, response_bytes: self.response_bytes, nack_splits: self.nack_splits, ..SessionLimits::default() }
+        SessionLimits {
+            names: self.names,
+            response_bytes: self.response_bytes,
+            nack_splits: self.nack_splits,
+            ..SessionLimits::default()
+        }
     }
 
     /// Returns the same limits, reduced for a process that may have `files` open files: connections leave [`FILES_RESERVED`] of them free.
     pub fn within(mut self, files: u64) -> Self {
-        let most = usize::try_from(files.saturating_sub(FILES_RESERVED)).unwrap_or(usize::MAX).max(2);
+        let most = usize::try_from(files.saturating_sub(FILES_RESERVED))
+            .unwrap_or(usize::MAX)
+            .max(2);
         if self.connections.saturating_add(self.unauthenticated) > most {
             // Unauthenticated connections get at most a quarter of the files.
             self.unauthenticated = self.unauthenticated.min(most / 4).max(1);

@@ -51,8 +51,22 @@ impl WriterChannels {
         let (commands, waiting_commands) = mpsc::channel(QUEUE_MAX);
         let (tiers, waiting_tiers) = mpsc::channel(QUEUE_MAX);
         let (commits, waiting_commits) = mpsc::channel(QUEUE_MAX);
-        let queues = WriterQueues { commands: waiting_commands, tiers: waiting_tiers, commits: waiting_commits };
-        (Self { publish, basis, commands, tiers, queues }, prepared_against, commits)
+        let queues = WriterQueues {
+            commands: waiting_commands,
+            tiers: waiting_tiers,
+            commits: waiting_commits,
+        };
+        (
+            Self {
+                publish,
+                basis,
+                commands,
+                tiers,
+                queues,
+            },
+            prepared_against,
+            commits,
+        )
     }
 }
 
@@ -76,30 +90,67 @@ impl Controller {
     /// A [`ControllerError`] that states what to change.
     pub async fn start(config: ControllerConfig) -> Result<Self, ControllerError> {
         let opened = OpenedFiles::open(&config)?;
-        let (principals_now, principals) = watch::channel(Arc::new(first_principals(&config.principals)?));
+        let (principals_now, principals) =
+            watch::channel(Arc::new(first_principals(&config.principals)?));
         let ports = ControllerPorts::bind(&config, opened.infra.clone()).await?;
         let (channels, basis, commits) = WriterChannels::new();
-        let WriterChannels { publish, basis: basis_now, commands, tiers, queues } = channels;
-        let (rooms, preparer) = RoomHandles::build(&config, &opened, publish.subscribe(), principals, (basis, commits))?;
+        let WriterChannels {
+            publish,
+            basis: basis_now,
+            commands,
+            tiers,
+            queues,
+        } = channels;
+        let (rooms, preparer) = RoomHandles::build(
+            &config,
+            &opened,
+            publish.subscribe(),
+            principals,
+            (basis, commits),
+        )?;
         let (watch, first) = first_reading(config.config_dir.as_deref()).await?;
         rooms.health.record(&first);
-        let publisher = CatalogPublisher { publish: publish.clone(), basis: basis_now, trust: rooms.trust.clone() };
+        let publisher = CatalogPublisher {
+            publish: publish.clone(),
+            basis: basis_now,
+            trust: rooms.trust.clone(),
+        };
         let (writer, stored_sets) = start_writer(&preparer, publisher, first, queues)?;
         let reconciler = first_plan(&rooms, tiers).await;
 
         let (updates, key_sets) = mpsc::channel(KEY_SETS_WAITING_MAX);
-        let jwks_context =
-            JwksContext { catalog: rooms.catalog.clone(), store: rooms.store.clone(), metrics: rooms.metrics.clone(), updates };
-        let jwks_source =
-            JwksSource { client: opened.client, options: Arc::new(config.jwks), config_dir: config.config_dir.clone().map(Arc::new) };
+        let jwks_context = JwksContext {
+            catalog: rooms.catalog.clone(),
+            store: rooms.store.clone(),
+            metrics: rooms.metrics.clone(),
+            updates,
+        };
+        let jwks_source = JwksSource {
+            client: opened.client,
+            options: Arc::new(config.jwks),
+            config_dir: config.config_dir.clone().map(Arc::new),
+        };
         let mut work = own_work(&rooms, commands);
-        work.push(Box::pin(principals::follow(config.principals, principals_now)));
+        work.push(Box::pin(principals::follow(
+            config.principals,
+            principals_now,
+        )));
         work.push(Box::pin(reconciler.run()));
-        work.push(Box::pin(jwks::follow(jwks_context, jwks_source, stored_sets)));
+        work.push(Box::pin(jwks::follow(
+            jwks_context,
+            jwks_source,
+            stored_sets,
+        )));
         work.push(Box::pin(take_key_sets(rooms.changes.clone(), key_sets)));
         if let Some((watch, root)) = watch.zip(config.config_dir) {
-            let (changes, health, metrics) = (rooms.changes.clone(), rooms.health.clone(), rooms.metrics.clone());
-            work.push(Box::pin(files::follow(watch, root, changes, health, metrics)));
+            let (changes, health, metrics) = (
+                rooms.changes.clone(),
+                rooms.health.clone(),
+                rooms.metrics.clone(),
+            );
+            work.push(Box::pin(files::follow(
+                watch, root, changes, health, metrics,
+            )));
         }
         let tasks = TaskTracker::new();
         for task in work {
@@ -138,7 +189,10 @@ impl Controller {
     pub async fn stop(mut self) {
         self.stopping.cancel();
         self.tasks.close();
-        if tokio::time::timeout(STOP_GRACE, self.tasks.wait()).await.is_err() {
+        if tokio::time::timeout(STOP_GRACE, self.tasks.wait())
+            .await
+            .is_err()
+        {
             tracing::warn!("some connections did not end in time and are cut");
         }
         if let Err(e) = self.store.settle() {
@@ -166,7 +220,10 @@ fn own_work(rooms: &RoomHandles, commands: mpsc::Sender<WriterCommand>) -> Vec<T
         metrics: rooms.metrics.clone(),
     };
     vec![
-        Box::pin(subscribers::follow(rooms.subscribers.clone(), rooms.clients.principals())),
+        Box::pin(subscribers::follow(
+            rooms.subscribers.clone(),
+            rooms.clients.principals(),
+        )),
         Box::pin(retry(rooms.changes.clone(), commands.clone())),
         Box::pin(run_maintenance(Arc::new(maintenance))),
         Box::pin(publish_trust(rooms.trust.clone(), commands)),
@@ -205,19 +262,28 @@ fn start_writer(
     queues: WriterQueues,
 ) -> Result<(JoinHandle<()>, BTreeSet<JwksRef>), ControllerError> {
     let sets = preparer.store.jwks()?;
-    let stored = sets.iter().map(|(tenant, uri, _)| (tenant.clone(), uri.clone())).collect();
+    let stored = sets
+        .iter()
+        .map(|(tenant, uri, _)| (tenant.clone(), uri.clone()))
+        .collect();
     let writer = CatalogWriter::start(preparer, publisher, first, sets)?;
-    let thread = std::thread::Builder::new().name("canal-writer".into()).spawn(move || {
-        if let Err(e) = writer.run(queues) {
-            tracing::error!(error = %e, "the writer could not begin");
-        }
-    })?;
+    let thread = std::thread::Builder::new()
+        .name("canal-writer".into())
+        .spawn(move || {
+            if let Err(e) = writer.run(queues) {
+                tracing::error!(error = %e, "the writer could not begin");
+            }
+        })?;
     Ok((thread, stored))
 }
 
 /// Reads all files once, before any client can connect.
-async fn first_reading(root: Option<&Path>) -> Result<(Option<DirectoryWatch>, SourceUpdate), ControllerError> {
-    let Some(root) = root else { return Ok((None, SourceUpdate::nothing(PolicyOrigin::Files))) };
+async fn first_reading(
+    root: Option<&Path>,
+) -> Result<(Option<DirectoryWatch>, SourceUpdate), ControllerError> {
+    let Some(root) = root else {
+        return Ok((None, SourceUpdate::nothing(PolicyOrigin::Files)));
+    };
     let mut watch = DirectoryWatch::open(root)?;
     let scan = watch.next().await.unwrap_or_default();
     Ok((Some(watch), files::update_of(scan, root)))
@@ -246,7 +312,13 @@ async fn retry(changes: Arc<PendingChanges>, commands: mpsc::Sender<WriterComman
 
 /// Passes fetched key sets to the change queue.
 async fn take_key_sets(changes: Arc<PendingChanges>, mut key_sets: mpsc::Receiver<KeySetUpdate>) {
-    while let Some(KeySetUpdate { tenant, uri, set, fault }) = key_sets.recv().await {
+    while let Some(KeySetUpdate {
+        tenant,
+        uri,
+        set,
+        fault,
+    }) = key_sets.recv().await
+    {
         let changes = changes.clone();
         // Waiting for one tenant's turn must not delay the key sets of others.
         tokio::spawn(async move { changes.take_key_set(&tenant, uri, set, fault).await });

@@ -48,17 +48,26 @@ const INFRA_SEAL_CONTEXT: &str = "infra/root.key";
 
 impl canal_ca::KeySealer for InfraSealer<'_> {
     fn seal(&self, plain: &[u8]) -> Result<Vec<u8>, String> {
-        self.0.seal(plain, INFRA_SEAL_CONTEXT).map_err(|e| e.to_string())
+        self.0
+            .seal(plain, INFRA_SEAL_CONTEXT)
+            .map_err(|e| e.to_string())
     }
     fn unseal(&self, sealed: &[u8]) -> Result<zeroize::Zeroizing<Vec<u8>>, String> {
-        self.0.unseal(sealed, INFRA_SEAL_CONTEXT).map_err(|e| e.to_string())
+        self.0
+            .unseal(sealed, INFRA_SEAL_CONTEXT)
+            .map_err(|e| e.to_string())
     }
 }
 
 /// Opens the CA of Canal's own components. Its key is sealed if the store has a key for that.
-fn open_infra(config: &ControllerConfig, key: Option<&StoreKey>) -> Result<ControllerCa, ControllerCaError> {
+fn open_infra(
+    config: &ControllerConfig,
+    key: Option<&StoreKey>,
+) -> Result<ControllerCa, ControllerCaError> {
     let sealer = key.map(InfraSealer);
-    let sealer = sealer.as_ref().map(|sealer| sealer as &dyn canal_ca::KeySealer);
+    let sealer = sealer
+        .as_ref()
+        .map(|sealer| sealer as &dyn canal_ca::KeySealer);
     ControllerCa::open_sealed(&config.infra_dir, now_seconds(), sealer)
 }
 
@@ -76,11 +85,30 @@ impl OpenedFiles {
     /// # Errors
     /// A [`ControllerError`] that names what cannot be used.
     pub(crate) fn open(config: &ControllerConfig) -> Result<Self, ControllerError> {
-        let key = config.trust.key_file.as_deref().map(StoreKey::read).transpose()?;
+        let key = config
+            .trust
+            .key_file
+            .as_deref()
+            .map(StoreKey::read)
+            .transpose()?;
         let infra = Arc::new(open_infra(config, key.as_ref())?);
-        let store = Arc::new(Store::open_with(&config.data_dir, config.limits.store, key)?);
-        let client = FetchClient::of_file(config.trust.tls_roots.as_deref().unwrap_or(Path::new(TLS_ROOTS)))?;
-        Ok(Self { infra, store, client })
+        let store = Arc::new(Store::open_with(
+            &config.data_dir,
+            config.limits.store,
+            key,
+        )?);
+        let client = FetchClient::of_file(
+            config
+                .trust
+                .tls_roots
+                .as_deref()
+                .unwrap_or(Path::new(TLS_ROOTS)),
+        )?;
+        Ok(Self {
+            infra,
+            store,
+            client,
+        })
     }
 }
 
@@ -99,10 +127,24 @@ impl RoomHandles {
         let store = files.store.clone();
         let metrics = Arc::new(ControllerMetrics::default());
         let limits = Arc::new(TenantLimits::new(&config.limits.capacities()));
-        let preparer = Arc::new(Preparer { store: store.clone(), metrics: metrics.clone(), limits: limits.clone() });
-        let components = files.infra.of_components().map_err(|e| ControllerCaError::Signing(e.to_string()))?;
+        let preparer = Arc::new(Preparer {
+            store: store.clone(),
+            metrics: metrics.clone(),
+            limits: limits.clone(),
+        });
+        let components = files
+            .infra
+            .of_components()
+            .map_err(|e| ControllerCaError::Signing(e.to_string()))?;
         let issued = limits.certificates.clone();
-        let trust = TrustAuthorities::open(store.clone(), metrics.clone(), components, &config.trust, &files.client, issued)?;
+        let trust = TrustAuthorities::open(
+            store.clone(),
+            metrics.clone(),
+            components,
+            &config.trust,
+            &files.client,
+            issued,
+        )?;
         let clients = Authenticator::new(principals, metrics.clone());
         let stopping = CancellationToken::new();
         let observations = ObservationContext {
@@ -120,7 +162,12 @@ impl RoomHandles {
             subscribers: Subscribers::new(limits.streams.clone()),
             observations: Arc::new(observations),
             fleet: Arc::new(FleetHandle::open(&store, config.limits.fleet)?),
-            changes: PendingChanges::new(preparer.clone(), basis, commits, config.limits.compile_workers),
+            changes: PendingChanges::new(
+                preparer.clone(),
+                basis,
+                commits,
+                config.limits.compile_workers,
+            ),
             health: Arc::default(),
             store,
             limits,

@@ -10,7 +10,9 @@ use canal_access::{ControlListener, ListenError};
 use canal_ca::ControllerCa;
 use canal_fleet::FleetService;
 use canal_json_api::{JsonApi, JsonApiLimits};
-use canal_operators_api::{AdminAcceptor, AdminEndpoint, AdminService, ObservationService, PagesContext, admin_server};
+use canal_operators_api::{
+    AdminAcceptor, AdminEndpoint, AdminService, ObservationService, PagesContext, admin_server,
+};
 use canal_southbound::{DiscoveryContext, DiscoveryService};
 use canal_trust::CertificateService;
 use canal_wire::api::admin_server::AdminServer;
@@ -43,7 +45,10 @@ impl ControllerPorts {
     ///
     /// # Errors
     /// A [`ControllerError`] that names the address that cannot be bound.
-    pub(crate) async fn bind(config: &ControllerConfig, infra: Arc<ControllerCa>) -> Result<Self, ControllerError> {
+    pub(crate) async fn bind(
+        config: &ControllerConfig,
+        infra: Arc<ControllerCa>,
+    ) -> Result<Self, ControllerError> {
         Ok(Self {
             listener: ControlListener::bind(config.listen, infra, config.limits.handshake).await?,
             socket: admin_server::bind_socket(&config.data_dir)?,
@@ -64,12 +69,18 @@ impl ControllerPorts {
 
     /// Returns the address of the metrics port, if there is one.
     pub(crate) fn metrics_address(&self) -> io::Result<Option<SocketAddr>> {
-        self.metrics.as_ref().map(TcpListener::local_addr).transpose()
+        self.metrics
+            .as_ref()
+            .map(TcpListener::local_addr)
+            .transpose()
     }
 }
 
 /// Binds the listener of a TCP admin endpoint, if it has an address.
-async fn bind_endpoint(address: Option<SocketAddr>, flag: &'static str) -> Result<Option<TcpListener>, ListenError> {
+async fn bind_endpoint(
+    address: Option<SocketAddr>,
+    flag: &'static str,
+) -> Result<Option<TcpListener>, ListenError> {
     match address {
         Some(address) => Ok(Some(admin_server::bind(address, flag).await?)),
         None => Ok(None),
@@ -77,8 +88,19 @@ async fn bind_endpoint(address: Option<SocketAddr>, flag: &'static str) -> Resul
 }
 
 /// Serves all sockets until the controller stops.
-pub(crate) fn spawn(tasks: &TaskTracker, ports: ControllerPorts, rooms: RoomHandles, limits: &ControllerLimits, svid_seconds: u64) {
-    let ControllerPorts { listener, socket, admin, metrics } = ports;
+pub(crate) fn spawn(
+    tasks: &TaskTracker,
+    ports: ControllerPorts,
+    rooms: RoomHandles,
+    limits: &ControllerLimits,
+    svid_seconds: u64,
+) {
+    let ControllerPorts {
+        listener,
+        socket,
+        admin,
+        metrics,
+    } = ports;
     let pages = Arc::new(PagesContext {
         catalog: rooms.catalog.clone(),
         subscribers: rooms.subscribers.clone(),
@@ -89,10 +111,21 @@ pub(crate) fn spawn(tasks: &TaskTracker, ports: ControllerPorts, rooms: RoomHand
         metrics: rooms.metrics.clone(),
         stopping: rooms.stopping.clone(),
     });
-    tasks.spawn(admin_server::serve(socket, AdminEndpoint::Socket, pages.clone()));
-    for (listener, endpoint) in [(admin, AdminEndpoint::Admin), (metrics, AdminEndpoint::Metrics)] {
+    tasks.spawn(admin_server::serve(
+        socket,
+        AdminEndpoint::Socket,
+        pages.clone(),
+    ));
+    for (listener, endpoint) in [
+        (admin, AdminEndpoint::Admin),
+        (metrics, AdminEndpoint::Metrics),
+    ] {
         if let Some(listener) = listener {
-            tasks.spawn(admin_server::serve(AdminAcceptor::Tcp(listener), endpoint, pages.clone()));
+            tasks.spawn(admin_server::serve(
+                AdminAcceptor::Tcp(listener),
+                endpoint,
+                pages.clone(),
+            ));
         }
     }
     let server = ControllerServices::of(&rooms, limits, svid_seconds);
@@ -120,7 +153,9 @@ impl ControllerServices {
             stopping: rooms.stopping.clone(),
         };
         Self {
-            southbound: DiscoveryService { shared: Arc::new(discovery) },
+            southbound: DiscoveryService {
+                shared: Arc::new(discovery),
+            },
             certificates: CertificateService {
                 catalog: rooms.catalog.clone(),
                 trust: rooms.trust.clone(),
@@ -154,14 +189,24 @@ impl ControllerServices {
 }
 
 /// Accepts connections and serves the gRPC services until the controller stops.
-async fn serve(listener: ControlListener, rooms: RoomHandles, services: ControllerServices, limits: ControllerLimits) {
+async fn serve(
+    listener: ControlListener,
+    rooms: RoomHandles,
+    services: ControllerServices,
+    limits: ControllerLimits,
+) {
     let (sender, connections) = mpsc::channel(1);
     // The owners of source addresses must be known before the first connection is accepted.
     let catalogs = rooms.catalog.clone();
     let (sources_now, sources) = watch::channel(Arc::new(Sources::of(&catalogs.borrow().clone())));
     tokio::spawn(admission::follow(catalogs, sources_now));
     let accounts = (rooms.limits.clone(), sources);
-    tokio::spawn(listener.run(sender, rooms.metrics.clone(), accounts, rooms.stopping.clone()));
+    tokio::spawn(listener.run(
+        sender,
+        rooms.metrics.clone(),
+        accounts,
+        rooms.stopping.clone(),
+    ));
     let json = json_api(&services.admin, &rooms, &limits);
     let admin = AdminServer::from_arc(services.admin)
         .max_decoding_message_size(limits.request_bytes)
@@ -183,7 +228,9 @@ async fn serve(listener: ControlListener, rooms: RoomHandles, services: Controll
         .add_service(InterceptedService::new(admin, clients.interceptor()))
         .add_service(json);
     let stopping = rooms.stopping.clone();
-    let done = server.serve_with_incoming_shutdown(ReceiverStream::new(connections), async move { stopping.cancelled().await });
+    let done = server.serve_with_incoming_shutdown(ReceiverStream::new(connections), async move {
+        stopping.cancelled().await
+    });
     if let Err(e) = done.await {
         tracing::error!(error = %e, "the server ended");
     }
@@ -195,7 +242,15 @@ fn json_api(
     rooms: &RoomHandles,
     limits: &ControllerLimits,
 ) -> JsonApi<AdminService, impl Interceptor + Clone + Send + Sync + 'static + use<>> {
-    let limits = JsonApiLimits { request_bytes: limits.request_bytes, response_bytes: canal_wire::MESSAGE_BYTES_MAX };
+    let limits = JsonApiLimits {
+        request_bytes: limits.request_bytes,
+        response_bytes: canal_wire::MESSAGE_BYTES_MAX,
+    };
     let metrics = rooms.metrics.clone();
-    JsonApi::new(admin.clone(), rooms.clients.interceptor(), limits, move |refusal| metrics.refuse(refusal.name()))
+    JsonApi::new(
+        admin.clone(),
+        rooms.clients.interceptor(),
+        limits,
+        move |refusal| metrics.refuse(refusal.name()),
+    )
 }

@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use canal_access::shares::TenantAmounts;
 use canal_access::{TenantLimits, now_seconds};
-use canal_catalog::{Catalog, CompiledTenant, PolicyOrigin, TenantCatalog, TenantPlacement, is_of_hub, is_planned};
+use canal_catalog::{
+    Catalog, CompiledTenant, PolicyOrigin, TenantCatalog, TenantPlacement, is_of_hub, is_planned,
+};
 use canal_compiler::claims::TenantClaims;
 use canal_compiler::resource_budget::CompiledSize;
 use canal_controller_metrics::{self as metrics, ControllerMetrics};
@@ -22,8 +24,8 @@ use canal_model::share::Shares;
 use canal_model::trust::{Entitlement, KeyLocation, KeyRequester};
 use canal_policy_sources::applied::AppliedObjects;
 use canal_policy_sources::{
-    Basis, Commit, Committed, Objection, PolicySource, Prepared, Preparer, SourceState, SourceUpdate, TenantSources, ValidatedTenant,
-    WithheldReason, WriteEdits, clashes,
+    Basis, Commit, Committed, Objection, PolicySource, Prepared, Preparer, SourceState,
+    SourceUpdate, TenantSources, ValidatedTenant, WithheldReason, WriteEdits, clashes,
 };
 use canal_sources::parse;
 use canal_store::{DomainName, Store, StoreError};
@@ -106,12 +108,19 @@ impl CatalogWriter {
     /// Loads the store and the first reading of the files, and publishes the result.
     pub(crate) fn start(
         preparer: &Preparer,
-        CatalogPublisher { publish, basis, trust }: CatalogPublisher,
+        CatalogPublisher {
+            publish,
+            basis,
+            trust,
+        }: CatalogPublisher,
         files: SourceUpdate,
         key_sets: Vec<(TenantName, String, String)>,
     ) -> Result<Self, StoreError> {
         let store = preparer.store.clone();
-        let catalog = Catalog { generation: store.generation(), ..Catalog::default() };
+        let catalog = Catalog {
+            generation: store.generation(),
+            ..Catalog::default()
+        };
         let mut writer = Self {
             order: store.tenants()?,
             store,
@@ -145,14 +154,22 @@ impl CatalogWriter {
                 sources.load_key_set(uri, set);
             }
         }
-        all.extend(tenants.keys().filter(|name| !writer.order.contains(name)).cloned());
+        all.extend(
+            tenants
+                .keys()
+                .filter(|name| !writer.order.contains(name))
+                .cloned(),
+        );
         writer.begin(preparer, all, tenants)?;
         Ok(writer)
     }
 
     /// Loads the stored objects of each tenant. A tenant that has more than its share is set aside without being loaded, and costs the
     /// others nothing.
-    fn read_store(&self, files: &SourceUpdate) -> Result<BTreeMap<TenantName, TenantSources>, StoreError> {
+    fn read_store(
+        &self,
+        files: &SourceUpdate,
+    ) -> Result<BTreeMap<TenantName, TenantSources>, StoreError> {
         let mut bytes: BTreeMap<TenantName, u64> = BTreeMap::new();
         let mut shares: BTreeMap<TenantName, Shares> = BTreeMap::new();
         // The first pass only counts bytes and reads the shares, so that nothing too large is loaded.
@@ -160,22 +177,34 @@ impl CatalogWriter {
             *bytes.entry(object.key.tenant.clone()).or_default() += object.yaml.len() as u64;
             if object.key.kind == "Tenant" {
                 let parsed = parse("api", &object.yaml).documents.into_iter().next();
-                shares.extend(parsed.and_then(|document| Some((object.key.tenant, written_shares(&document.object)?))));
+                shares.extend(parsed.and_then(|document| {
+                    Some((object.key.tenant, written_shares(&document.object)?))
+                }));
             }
         })?;
-        let contents = files.tenants.iter().filter_map(|(name, state)| match state {
-            SourceState::Read(content) => Some((name, content)),
-            SourceState::Gone { .. } => None,
-        });
+        let contents = files
+            .tenants
+            .iter()
+            .filter_map(|(name, state)| match state {
+                SourceState::Read(content) => Some((name, content)),
+                SourceState::Gone { .. } => None,
+            });
         for (name, content) in contents {
-            shares.extend(content.documents().find_map(|d| Some((name.clone(), written_shares(&d.object)?))));
+            shares.extend(
+                content
+                    .documents()
+                    .find_map(|d| Some((name.clone(), written_shares(&d.object)?))),
+            );
         }
         self.limits.set_shares(shares.iter());
         let mut tenants = BTreeMap::new();
         for (name, bytes) in &bytes {
             if let Err(mut excess) = self.limits.configuration.set(name, *bytes) {
-                excess.fix = format!("have the provider set the share higher and restart, or run `canal delete --tenant {name} --all`");
-                self.metrics.count(metrics::WITHHELD, &[("reason", "configuration_bytes")]);
+                excess.fix = format!(
+                    "have the provider set the share higher and restart, or run `canal delete --tenant {name} --all`"
+                );
+                self.metrics
+                    .count(metrics::WITHHELD, &[("reason", "configuration_bytes")]);
                 tracing::error!(tenant = %name, finding = %excess, "the tenant's applied objects are set aside");
                 sources_mut(&mut tenants, name).set_applied(AppliedObjects::set_aside(*excess));
             }
@@ -199,7 +228,9 @@ impl CatalogWriter {
         let mut staged = BTreeMap::new();
         let mut next = Vec::new();
         for name in names {
-            let Some(sources) = tenants.remove(&name) else { continue };
+            let Some(sources) = tenants.remove(&name) else {
+                continue;
+            };
             let prepared = preparer.sources_after(None, sources);
             if let Some(compiled) = self.settle_sources(prepared, &staged)? {
                 staged.insert(name.clone(), compiled.claims.clone());
@@ -221,7 +252,9 @@ impl CatalogWriter {
         while let Some(work) = waiting.block_on(queues.next()) {
             match work {
                 WriterWork::Command(WriterCommand::Retry) if !self.is_trust_behind => {}
-                WriterWork::Command(WriterCommand::Retry | WriterCommand::Trust) => self.apply_trust_change(),
+                WriterWork::Command(WriterCommand::Retry | WriterCommand::Trust) => {
+                    self.apply_trust_change()
+                }
                 WriterWork::Tier(TierUpdate { tier, reply }) => {
                     // The reconciler may have ended with the controller.
                     let _ = reply.send(self.apply_tier_state(tier));
@@ -230,7 +263,8 @@ impl CatalogWriter {
                     let Commit { prepared, reply } = *commit;
                     let done = self.commit(prepared);
                     if let Err(e) = &done {
-                        self.metrics.count(metrics::STORE_ERRORS, &[("reason", e.name())]);
+                        self.metrics
+                            .count(metrics::STORE_ERRORS, &[("reason", e.name())]);
                     }
                     self.publish_basis();
                     // The requester may be gone; the commit stays in force.
@@ -245,7 +279,12 @@ impl CatalogWriter {
     fn publish_basis(&self) {
         let unsettled = self.behind.union(&self.withheld).cloned().collect();
         let catalog = Arc::new(self.catalog.clone());
-        let basis = Basis { catalog, tenants: self.tenants.clone(), order: self.order.clone(), unsettled };
+        let basis = Basis {
+            catalog,
+            tenants: self.tenants.clone(),
+            order: self.order.clone(),
+            unsettled,
+        };
         self.basis.send_replace(Arc::new(basis));
     }
 
@@ -261,8 +300,12 @@ impl CatalogWriter {
         }
         let before = self.catalog.provider.as_deref();
         // The controller's own resources stay as they were; `publish_now` updates them.
-        let own = before.into_iter().flat_map(|b| b.of_hub()).map(|e| e.resource.clone());
-        let provider = CompiledTenant::of_provider(tier.provider.iter().cloned().chain(own).collect());
+        let own = before
+            .into_iter()
+            .flat_map(|b| b.of_hub())
+            .map(|e| e.resource.clone());
+        let provider =
+            CompiledTenant::of_provider(tier.provider.iter().cloned().chain(own).collect());
         self.catalog.provider = Some(Arc::new(TenantCatalog::next(before, provider, generation)));
         self.catalog.whereabouts = tier.whereabouts.clone();
         self.tier = tier;
@@ -275,7 +318,8 @@ impl CatalogWriter {
         let generation = match self.store.next_generation() {
             Ok(generation) => generation,
             Err(e) => {
-                self.metrics.count(metrics::STORE_ERRORS, &[("reason", e.name())]);
+                self.metrics
+                    .count(metrics::STORE_ERRORS, &[("reason", e.name())]);
                 self.is_trust_behind = true;
                 return;
             }
@@ -289,18 +333,29 @@ impl CatalogWriter {
     /// Puts the controller's own resources into every state: a tenant's trust into the tenant's, and that of Canal's components into the
     /// provider's. Returns false if nothing differs.
     fn publish_trust(&mut self, generation: Generation) -> bool {
-        let names: Vec<DomainName> = self.catalog.tenants.iter().filter_map(|(name, view)| domain_of(name, view)).collect();
+        let names: Vec<DomainName> = self
+            .catalog
+            .tenants
+            .iter()
+            .filter_map(|(name, view)| domain_of(name, view))
+            .collect();
         // A root that is not on disk must not be published; certificates of its tenant wait for it too.
         self.is_trust_behind = self
             .trust
             .ensure(names.iter())
             .inspect_err(|e| {
-                self.metrics.count(metrics::STORE_ERRORS, &[("reason", e.name())]);
+                self.metrics
+                    .count(metrics::STORE_ERRORS, &[("reason", e.name())]);
                 tracing::error!(error = %e, "could not store a new root; retrying");
             })
             .is_err();
         let trust = trust_resources(&self.catalog, &self.trust);
-        let own: Vec<Resource> = self.trust.bundle(&components()).map(Resource::Bundle).into_iter().collect();
+        let own: Vec<Resource> = self
+            .trust
+            .bundle(&components())
+            .map(Resource::Bundle)
+            .into_iter()
+            .collect();
         let provider = self.catalog.provider.take().unwrap_or_else(|| {
             let nothing = CompiledTenant::of_provider(Vec::new());
             Arc::new(TenantCatalog::next(None, nothing, generation))
@@ -326,14 +381,24 @@ impl CatalogWriter {
     }
 
     /// Assigns IDs to all services of a tenant, and releases those of services that are gone.
-    fn bind(&mut self, sources: &TenantSources, now: u64) -> Result<BTreeMap<ServiceKey, ServiceId>, StoreError> {
+    fn bind(
+        &mut self,
+        sources: &TenantSources,
+        now: u64,
+    ) -> Result<BTreeMap<ServiceKey, ServiceId>, StoreError> {
         let keys = sources.service_keys();
         let wanted: Vec<ServiceKey> = keys.iter().cloned().collect();
         let ids = self.store.service_ids(&wanted, now)?;
         // A service of an unread source is not gone, so it must keep its ID.
         let is_certain = sources.is_complete() && !sources.applied().has_unreadable();
-        if is_certain && self.services.get(&sources.name).is_none_or(|before| !before.is_subset(&keys)) {
-            self.store.release_service_ids(|key| key.tenant != sources.name || keys.contains(key), now)?;
+        if is_certain
+            && self
+                .services
+                .get(&sources.name)
+                .is_none_or(|before| !before.is_subset(&keys))
+        {
+            self.store
+                .release_service_ids(|key| key.tenant != sources.name || keys.contains(key), now)?;
         }
         self.services.insert(sources.name.clone(), keys);
         Ok(ids)
@@ -342,7 +407,8 @@ impl CatalogWriter {
     /// Records a new tenant in the store, and whether the tenant has files.
     fn admit(&mut self, sources: &TenantSources) -> Result<(), StoreError> {
         let has_files = sources.has(PolicyOrigin::Files);
-        if !self.order.contains(&sources.name) || self.store.has_files(&sources.name)? != has_files {
+        if !self.order.contains(&sources.name) || self.store.has_files(&sources.name)? != has_files
+        {
             self.store.admit_tenant(&sources.name, has_files)?;
         }
         if !self.order.contains(&sources.name) {
@@ -354,7 +420,8 @@ impl CatalogWriter {
     /// Removes a tenant from the store and from the catalog.
     fn forget(&mut self, name: &TenantName) -> Result<(), StoreError> {
         self.store.forget_tenant(name)?;
-        self.store.release_service_ids(|key| key.tenant != *name, now_seconds())?;
+        self.store
+            .release_service_ids(|key| key.tenant != *name, now_seconds())?;
         let generation = self.store.next_generation()?;
         self.tenants.remove(name);
         self.order.retain(|n| n != name);
@@ -399,29 +466,57 @@ impl CatalogWriter {
         prepared: Prepared,
         staged: &BTreeMap<TenantName, TenantClaims>,
     ) -> Result<Option<CompiledTenant>, StoreError> {
-        let Prepared { name, after, validated, .. } = prepared;
+        let Prepared {
+            name,
+            after,
+            validated,
+            ..
+        } = prepared;
         self.tenants.insert(name.clone(), after.clone());
         if after.is_gone() {
             self.forget(&name)?;
             return Ok(None);
         }
-        let ValidatedTenant { compiled, size, mut objections } = validated?;
+        let ValidatedTenant {
+            compiled,
+            size,
+            mut objections,
+        } = validated?;
         self.admit(&after)?;
         self.bind(&after, now_seconds())?;
         if objections.is_empty() {
-            objections.extend(self.take_shares(&after, size).err().map(|objection| *objection));
+            objections.extend(
+                self.take_shares(&after, size)
+                    .err()
+                    .map(|objection| *objection),
+            );
         }
         objections.extend(self.clashes(staged, &compiled.claims));
         let compiled = self.accept_or_retain(&name, compiled, objections);
         // A withheld state whose diagnostics are published already needs no new generation.
-        let is_published = self.catalog.tenants.get(&name).is_some_and(|v| *v.diagnostics == *compiled.diagnostics);
+        let is_published = self
+            .catalog
+            .tenants
+            .get(&name)
+            .is_some_and(|v| *v.diagnostics == *compiled.diagnostics);
         Ok(Some(compiled).filter(|_| !(self.withheld.contains(&name) && is_published)))
     }
 
     /// Returns the conflicts of claims with those that are in force or staged.
-    fn clashes(&self, staged: &BTreeMap<TenantName, TenantClaims>, claims: &TenantClaims) -> Vec<Objection> {
-        let live = |name: &TenantName| staged.get(name).or_else(|| Some(&self.catalog.tenants.get(name)?.claims));
-        clashes(&self.order, live, claims).into_iter().map(|finding| Objection::new(WithheldReason::Clash, finding)).collect()
+    fn clashes(
+        &self,
+        staged: &BTreeMap<TenantName, TenantClaims>,
+        claims: &TenantClaims,
+    ) -> Vec<Objection> {
+        let live = |name: &TenantName| {
+            staged
+                .get(name)
+                .or_else(|| Some(&self.catalog.tenants.get(name)?.claims))
+        };
+        clashes(&self.order, live, claims)
+            .into_iter()
+            .map(|finding| Objection::new(WithheldReason::Clash, finding))
+            .collect()
     }
 
     /// Takes what a tenant's next state needs from its shares.
@@ -436,10 +531,18 @@ impl CatalogWriter {
         let before = self.taken_by(&after.name);
         let [configuration, compiled, resources, route_tables] = self.tenant_amounts();
         let takes = [
-            (WithheldReason::ConfigurationBytes, configuration, after.bytes()),
+            (
+                WithheldReason::ConfigurationBytes,
+                configuration,
+                after.bytes(),
+            ),
             (WithheldReason::CompiledBytes, compiled, size.bytes),
             (WithheldReason::CompiledResources, resources, size.resources),
-            (WithheldReason::RouteTableBytes, route_tables, size.route_table_bytes),
+            (
+                WithheldReason::RouteTableBytes,
+                route_tables,
+                size.route_table_bytes,
+            ),
         ];
         for (reason, limit, amount) in takes {
             if let Err(excess) = limit.set(&after.name, amount) {
@@ -452,7 +555,12 @@ impl CatalogWriter {
 
     /// Returns the limits of which each tenant's state takes an amount.
     fn tenant_amounts(&self) -> [&TenantAmounts; 4] {
-        [&self.limits.configuration, &self.limits.compiled, &self.limits.compiled_resources, &self.limits.route_tables]
+        [
+            &self.limits.configuration,
+            &self.limits.compiled,
+            &self.limits.compiled_resources,
+            &self.limits.route_tables,
+        ]
     }
 
     /// Returns what the tenant's state has taken of each of these limits.
@@ -468,17 +576,36 @@ impl CatalogWriter {
     }
 
     /// Carries out a write request, unless it conflicts with something that went live meanwhile.
-    fn commit_write(&mut self, prepared: Prepared, write: &WriteEdits) -> Result<Committed, StoreError> {
-        let Prepared { after, validated, .. } = prepared;
-        let ValidatedTenant { compiled, size, mut objections } = validated?;
+    fn commit_write(
+        &mut self,
+        prepared: Prepared,
+        write: &WriteEdits,
+    ) -> Result<Committed, StoreError> {
+        let Prepared {
+            after, validated, ..
+        } = prepared;
+        let ValidatedTenant {
+            compiled,
+            size,
+            mut objections,
+        } = validated?;
         objections.extend(self.clashes(&BTreeMap::new(), &compiled.claims));
         let before = self.taken_by(&after.name);
         if objections.is_empty() {
-            objections.extend(self.take_shares(&after, size).err().map(|objection| *objection));
+            objections.extend(
+                self.take_shares(&after, size)
+                    .err()
+                    .map(|objection| *objection),
+            );
         }
         // A delete is not refused, whatever is left.
         if !objections.is_empty() && !write.is_delete {
-            return Ok(Committed::Refused(objections.into_iter().map(|objection| objection.finding).collect()));
+            return Ok(Committed::Refused(
+                objections
+                    .into_iter()
+                    .map(|objection| objection.finding)
+                    .collect(),
+            ));
         }
         let done = self.carry_out(&after, write, compiled, objections);
         if done.is_err() {
@@ -500,11 +627,16 @@ impl CatalogWriter {
         self.bind(after, now)?;
         let generation = self.store.next_generation()?;
         // Only the deletion of everything takes several transactions: what is gone when the disk refuses was to go anyway.
-        let step = if write.is_in_steps { self.store.edits_max() } else { write.edits.len() };
+        let step = if write.is_in_steps {
+            self.store.edits_max()
+        } else {
+            write.edits.len()
+        };
         for edits in write.edits.chunks(step.max(1)) {
             self.store.apply(edits, generation, now)?;
         }
-        self.metrics.count(metrics::CHANGES, &[("from", PolicyOrigin::Api.label())]);
+        self.metrics
+            .count(metrics::CHANGES, &[("from", PolicyOrigin::Api.label())]);
         self.tenants.insert(name.clone(), after.clone());
         if after.is_gone() {
             if let Err(e) = self.forget(&name) {
@@ -521,33 +653,54 @@ impl CatalogWriter {
 
     /// Returns what goes live of a tenant's next state: the state itself, or the one that was live before, with the reasons, if something
     /// stands against it.
-    fn accept_or_retain(&mut self, name: &TenantName, mut compiled: CompiledTenant, objections: Vec<Objection>) -> CompiledTenant {
+    fn accept_or_retain(
+        &mut self,
+        name: &TenantName,
+        mut compiled: CompiledTenant,
+        objections: Vec<Objection>,
+    ) -> CompiledTenant {
         if objections.is_empty() {
             self.withheld.remove(name);
             return compiled;
         }
-        let is_excess = objections.iter().any(|objection| objection.reason.is_excess());
+        let is_excess = objections
+            .iter()
+            .any(|objection| objection.reason.is_excess());
         if self.withheld.insert(name.clone()) {
-            let reasons: BTreeSet<WithheldReason> = objections.iter().map(|objection| objection.reason).collect();
+            let reasons: BTreeSet<WithheldReason> = objections
+                .iter()
+                .map(|objection| objection.reason)
+                .collect();
             for reason in reasons {
-                self.metrics.count(metrics::WITHHELD, &[("reason", reason.label())]);
+                self.metrics
+                    .count(metrics::WITHHELD, &[("reason", reason.label())]);
             }
             for Objection { finding, .. } in &objections {
                 tracing::error!(tenant = %name, %finding, "the tenant's newest state is withheld");
             }
         }
-        compiled.diagnostics.extend(objections.into_iter().map(|objection| objection.finding));
+        compiled
+            .diagnostics
+            .extend(objections.into_iter().map(|objection| objection.finding));
         let before = self.catalog.tenants.get(name);
         // After a start nothing is known of what was in force, so data planes must keep it: a share that was reduced takes nothing from them.
         compiled.complete &= before.is_some() || !is_excess;
         // `publish_all` adds the planner's and the controller's own resources.
         let own_resources = |b: &Arc<TenantCatalog>| {
-            b.entries.values().map(|e| e.resource.clone()).filter(|r| !is_planned(r.kind()) && !is_of_hub(r)).collect()
+            b.entries
+                .values()
+                .map(|e| e.resource.clone())
+                .filter(|r| !is_planned(r.kind()) && !is_of_hub(r))
+                .collect()
         };
         compiled.resources = before.map(own_resources).unwrap_or_default();
         compiled.claims = match before {
             Some(b) => b.claims.clone(),
-            None => TenantClaims { tenant: name.clone(), isolation: None, gateways: Vec::new() },
+            None => TenantClaims {
+                tenant: name.clone(),
+                isolation: None,
+                gateways: Vec::new(),
+            },
         };
         compiled.federations = before.map(|b| b.federations.clone()).unwrap_or_default();
         compiled.jwks = before.map(|b| b.jwks.as_ref().clone()).unwrap_or_default();
@@ -557,10 +710,21 @@ impl CatalogWriter {
     /// Publishes the compiled states of tenants in one generation.
     fn publish_all(&mut self, next: Vec<(TenantName, CompiledTenant)>, generation: Generation) {
         for (name, mut compiled) in next {
-            compiled.resources.extend(self.tier.tenants.get(&name).into_iter().flat_map(TenantPlacement::resources));
+            compiled.resources.extend(
+                self.tier
+                    .tenants
+                    .get(&name)
+                    .into_iter()
+                    .flat_map(TenantPlacement::resources),
+            );
             let before = self.catalog.tenants.get(&name);
             // The controller's own resources stay as they were; `publish_now` updates them once all tenants' claims are in.
-            compiled.resources.extend(before.into_iter().flat_map(|b| b.of_hub()).map(|e| e.resource.clone()));
+            compiled.resources.extend(
+                before
+                    .into_iter()
+                    .flat_map(|b| b.of_hub())
+                    .map(|e| e.resource.clone()),
+            );
             let view = TenantCatalog::next(before.map(Arc::as_ref), compiled, generation);
             self.catalog.tenants.insert(name, Arc::new(view));
         }
@@ -570,36 +734,67 @@ impl CatalogWriter {
 }
 
 fn domain_of(tenant: &TenantName, view: &TenantCatalog) -> Option<DomainName> {
-    view.claims.isolation.as_ref().map(|i| (tenant.clone(), i.trust_domain.clone()))
+    view.claims
+        .isolation
+        .as_ref()
+        .map(|i| (tenant.clone(), i.trust_domain.clone()))
 }
 
 /// Returns the controller's own resources of each tenant: its trust bundle, those of tenants with which it federates mutually, and the
 /// entitlements of gateways to use its keys.
-fn trust_resources(catalog: &Catalog, trust: &TrustAuthorities) -> BTreeMap<TenantName, Vec<Resource>> {
+fn trust_resources(
+    catalog: &Catalog,
+    trust: &TrustAuthorities,
+) -> BTreeMap<TenantName, Vec<Resource>> {
     let mut serving: BTreeMap<&TenantName, BTreeSet<&ReplicaName>> = BTreeMap::new();
     for (tenant, view) in &catalog.tenants {
-        serving.entry(tenant).or_default().extend(view.claims.gateways.iter().map(|g| &g.replica));
+        serving
+            .entry(tenant)
+            .or_default()
+            .extend(view.claims.gateways.iter().map(|g| &g.replica));
     }
     // In the cloud tier, a replica serves the tenants that are placed on its backend.
     for replica in catalog.whereabouts.replicas.keys() {
-        for tenant in catalog.whereabouts.of(replica).iter().flat_map(|held| &held.tenants) {
+        for tenant in catalog
+            .whereabouts
+            .of(replica)
+            .iter()
+            .flat_map(|held| &held.tenants)
+        {
             serving.entry(tenant).or_default().insert(replica);
         }
     }
     let mut out = BTreeMap::new();
     for (tenant, view) in &catalog.tenants {
-        let Some(own) = domain_of(tenant, view) else { continue };
+        let Some(own) = domain_of(tenant, view) else {
+            continue;
+        };
         // A federation needs the declarations of both tenants.
         let is_mutual = |other: &&DomainName| {
-            let theirs = catalog.tenants.get(&other.0).filter(|theirs| domain_of(&other.0, theirs).as_ref() == Some(*other));
+            let theirs = catalog
+                .tenants
+                .get(&other.0)
+                .filter(|theirs| domain_of(&other.0, theirs).as_ref() == Some(*other));
             theirs.is_some_and(|theirs| other.0 != *tenant && theirs.federations.contains(&own))
         };
         let mut resources = trust.bundle_resources(&own, view.federations.iter().filter(is_mutual));
-        let wants_key_servers = key_policy(view).location == KeyLocation::KeyServer || view.of(ResourceKind::KeyServer).next().is_some();
-        let gateways = serving.get(tenant).into_iter().flatten().filter(|_| wants_key_servers);
+        let wants_key_servers = key_policy(view).location == KeyLocation::KeyServer
+            || view.of(ResourceKind::KeyServer).next().is_some();
+        let gateways = serving
+            .get(tenant)
+            .into_iter()
+            .flatten()
+            .filter(|_| wants_key_servers);
         resources.extend(gateways.map(|replica| {
-            let (requester, identities) = (KeyRequester::Gateway((*replica).clone()), vec![gateway_identity(own.1.clone())]);
-            Resource::Entitlement(Entitlement { tenant: tenant.clone(), requester, identities })
+            let (requester, identities) = (
+                KeyRequester::Gateway((*replica).clone()),
+                vec![gateway_identity(own.1.clone())],
+            );
+            Resource::Entitlement(Entitlement {
+                tenant: tenant.clone(),
+                requester,
+                identities,
+            })
         }));
         out.insert(tenant.clone(), resources);
     }
@@ -607,8 +802,13 @@ fn trust_resources(catalog: &Catalog, trust: &TrustAuthorities) -> BTreeMap<Tena
 }
 
 /// Returns the sources of a tenant; they are empty at first.
-fn sources_mut<'a>(tenants: &'a mut BTreeMap<TenantName, TenantSources>, name: &TenantName) -> &'a mut TenantSources {
-    tenants.entry(name.clone()).or_insert_with(|| TenantSources::new(name.clone()))
+fn sources_mut<'a>(
+    tenants: &'a mut BTreeMap<TenantName, TenantSources>,
+    name: &TenantName,
+) -> &'a mut TenantSources {
+    tenants
+        .entry(name.clone())
+        .or_insert_with(|| TenantSources::new(name.clone()))
 }
 
 fn written_shares(object: &Object) -> Option<Shares> {
@@ -637,19 +837,44 @@ mod tests {
     impl WriterFixture {
         fn new() -> Self {
             let dir = tempfile::tempdir().unwrap();
-            let store = Arc::new(Store::open(dir.path(), canal_store::StoreLimits::default()).unwrap());
+            let store =
+                Arc::new(Store::open(dir.path(), canal_store::StoreLimits::default()).unwrap());
             let (publish, catalogs) = watch::channel(Arc::new(Catalog::default()));
             let (basis, _) = watch::channel(Arc::new(Basis::default()));
             let client = canal_trust::FetchClient::new(b"").unwrap();
-            let infra = canal_ca::ControllerCa::open(&dir.path().join("infra"), now_seconds()).unwrap().of_components().unwrap();
+            let infra = canal_ca::ControllerCa::open(&dir.path().join("infra"), now_seconds())
+                .unwrap()
+                .of_components()
+                .unwrap();
             let limits = Arc::new(TenantLimits::new(&ControllerLimits::default().capacities()));
             let certificates = limits.certificates.clone();
-            let trust = TrustAuthorities::open(store.clone(), Arc::default(), infra, &Default::default(), &client, certificates).unwrap();
-            let preparer = Preparer { store, metrics: Arc::default(), limits };
-            let publisher = CatalogPublisher { publish, basis, trust: Arc::new(trust) };
+            let trust = TrustAuthorities::open(
+                store.clone(),
+                Arc::default(),
+                infra,
+                &Default::default(),
+                &client,
+                certificates,
+            )
+            .unwrap();
+            let preparer = Preparer {
+                store,
+                metrics: Arc::default(),
+                limits,
+            };
+            let publisher = CatalogPublisher {
+                publish,
+                basis,
+                trust: Arc::new(trust),
+            };
             let files = SourceUpdate::nothing(PolicyOrigin::Files);
             let writer = CatalogWriter::start(&preparer, publisher, files, Vec::new()).unwrap();
-            Self { _dir: dir, preparer, writer, catalogs }
+            Self {
+                _dir: dir,
+                preparer,
+                writer,
+                catalogs,
+            }
         }
 
         /// Prepares a first state of a tenant whose files were not read yet.
@@ -668,31 +893,62 @@ mod tests {
         let (commits, waiting_commits) = mpsc::channel(QUEUE_MAX);
         let commit = |name: &str| {
             let (reply, answer) = oneshot::channel();
-            commits.blocking_send(Commit { prepared: fixture.prepare(name), reply }).unwrap();
+            commits
+                .blocking_send(Commit {
+                    prepared: fixture.prepare(name),
+                    reply,
+                })
+                .unwrap();
             answer
         };
         let mut changes = [commit("alpha"), commit("beta"), commit("alpha")];
         let (reply, mut published) = oneshot::channel();
-        tiers.blocking_send(TierUpdate { tier: TierState::default(), reply }).unwrap();
+        tiers
+            .blocking_send(TierUpdate {
+                tier: TierState::default(),
+                reply,
+            })
+            .unwrap();
         commands.blocking_send(WriterCommand::Trust).unwrap();
         drop((commands, tiers, commits));
-        let WriterFixture { _dir, writer, catalogs, .. } = fixture;
-        writer.run(WriterQueues { commands: waiting_commands, tiers: waiting_tiers, commits: waiting_commits }).unwrap();
+        let WriterFixture {
+            _dir,
+            writer,
+            catalogs,
+            ..
+        } = fixture;
+        writer
+            .run(WriterQueues {
+                commands: waiting_commands,
+                tiers: waiting_tiers,
+                commits: waiting_commits,
+            })
+            .unwrap();
         let published = published.try_recv().unwrap().unwrap();
         let [alpha, beta, again] = &mut changes;
         let generation = |answer: &mut oneshot::Receiver<_>| match answer.try_recv() {
             Ok(Ok(Committed::Done(generation))) => generation,
             other => panic!("{other:?}"),
         };
-        assert!(published < generation(alpha) && published < generation(beta), "what came last was published first");
-        assert!(matches!(again.try_recv(), Ok(Ok(Committed::Moved))), "it was prepared before the first of alpha's was in force");
+        assert!(
+            published < generation(alpha) && published < generation(beta),
+            "what came last was published first"
+        );
+        assert!(
+            matches!(again.try_recv(), Ok(Ok(Committed::Moved))),
+            "it was prepared before the first of alpha's was in force"
+        );
         assert_eq!(catalogs.borrow().tenants.len(), 2);
     }
 
     #[test]
     fn a_withheld_state_is_counted_by_its_reason() {
         let mut fixture = WriterFixture::new();
-        let excess = |limit: &TenantAmounts| *limit.check(&"alpha".parse().unwrap(), u64::MAX).unwrap_err();
+        let excess = |limit: &TenantAmounts| {
+            *limit
+                .check(&"alpha".parse().unwrap(), u64::MAX)
+                .unwrap_err()
+        };
         let compiled = excess(&fixture.preparer.limits.compiled);
         for (name, reason, finding) in [
             ("alpha", WithheldReason::CompiledBytes, compiled.clone()),
@@ -700,7 +956,12 @@ mod tests {
             ("gamma", WithheldReason::Clash, compiled),
         ] {
             let mut prepared = fixture.prepare(name);
-            prepared.validated.as_mut().unwrap().objections.push(Objection::new(reason, finding));
+            prepared
+                .validated
+                .as_mut()
+                .unwrap()
+                .objections
+                .push(Objection::new(reason, finding));
             fixture.writer.commit(prepared).unwrap();
         }
         // This one is found when the writer takes the shares: nobody else's bytes were known when it was prepared.
@@ -713,10 +974,21 @@ mod tests {
         let mut prepared = fixture.prepare("zeta");
         prepared.validated.as_mut().unwrap().size.route_table_bytes = u64::MAX;
         fixture.writer.commit(prepared).unwrap();
-        assert_eq!(fixture.writer.taken_by(&"epsilon".parse().unwrap()), [0; 4], "what it had taken before was given back");
+        assert_eq!(
+            fixture.writer.taken_by(&"epsilon".parse().unwrap()),
+            [0; 4],
+            "what it had taken before was given back"
+        );
         let text = fixture.preparer.metrics.render(&GaugeValues::default());
-        for (reason, count) in [("clash", 1), ("compiled_bytes", 2), ("compiled_resources", 1), ("panic", 1), ("route_table_bytes", 1)] {
-            let line = format!("canal_controller_changes_withheld_total{{reason=\"{reason}\"}} {count}\n");
+        for (reason, count) in [
+            ("clash", 1),
+            ("compiled_bytes", 2),
+            ("compiled_resources", 1),
+            ("panic", 1),
+            ("route_table_bytes", 1),
+        ] {
+            let line =
+                format!("canal_controller_changes_withheld_total{{reason=\"{reason}\"}} {count}\n");
             assert!(text.contains(&line), "{line} in\n{text}");
         }
     }

@@ -3,14 +3,19 @@
 
 use std::time::{Duration, Instant};
 
-use crate::fixture::{ControllerFixture, errors, gateway, patience, route, service, tenant, tenant_object};
+use crate::fixture::{
+    ControllerFixture, errors, gateway, patience, route, service, tenant, tenant_object,
+};
 use canal_controller_core::{ControllerLimits, FILES_MAX};
 use canal_model::program::ResourceKind;
 use canal_wire::api::change::ChangeKind;
 use tonic::Code;
 
 fn whats(changes: &[canal_wire::api::Change]) -> Vec<String> {
-    changes.iter().map(|c| format!("{:?} {} {}/{}", c.what(), c.kind, c.namespace, c.name)).collect()
+    changes
+        .iter()
+        .map(|c| format!("{:?} {} {}/{}", c.what(), c.kind, c.namespace, c.name))
+        .collect()
 }
 
 #[tokio::test]
@@ -23,15 +28,37 @@ async fn an_apply_is_refused_whole_with_all_its_errors() {
     let broken_route = route("bad", "a", &[("nowhere", 1)]);
     // One apply with four kinds of errors: an unknown field, a missing backend, broken YAML, and an object of the provider.
     let typo = service(1, "typo", 9).replace("selector", "selektor");
-    let refused = ann.apply("alpha", &[&service(1, "good", 8), &typo, &broken_route, "kind: [", &tenant_object("alpha", 9)]).await.unwrap();
+    let refused = ann
+        .apply(
+            "alpha",
+            &[
+                &service(1, "good", 8),
+                &typo,
+                &broken_route,
+                "kind: [",
+                &tenant_object("alpha", 9),
+            ],
+        )
+        .await
+        .unwrap();
     assert!(!refused.accepted && refused.changes.is_empty());
     let found = errors(&refused.diagnostics).join("\n");
-    for part in ["f1.yaml:4 Service shop/typo spec.selektor", "f2.yaml:", "nowhere", "f3.yaml:1", "only the provider"] {
+    for part in [
+        "f1.yaml:4 Service shop/typo spec.selektor",
+        "f2.yaml:",
+        "nowhere",
+        "f3.yaml:1",
+        "only the provider",
+    ] {
         assert!(found.contains(part), "{part} is not in\n{found}");
     }
     assert!(refused.diagnostics.iter().all(|d| !d.fix.is_empty()));
     assert_eq!(ann.names("alpha", "").await, before, "nothing was changed");
-    assert_eq!((s.settle().await, ann.status().await.generation), (vec![], generation), "and nobody was told anything");
+    assert_eq!(
+        (s.settle().await, ann.status().await.generation),
+        (vec![], generation),
+        "and nobody was told anything"
+    );
 }
 
 #[tokio::test]
@@ -39,8 +66,17 @@ async fn objects_live_and_die_by_the_api() {
     let fixture = ControllerFixture::two_tenants().await;
     let mut ann = fixture.admin("ann").await;
     let (first, second) = (service(1, "c", 3), service(1, "c", 4));
-    let done = ann.apply("alpha", &[&format!("{first}---\n{}", route("r", "c", &[("a", 1)]))]).await.unwrap();
-    assert_eq!(whats(&done.changes), ["Created Service shop/c", "Created HTTPRoute shop/r"]);
+    let done = ann
+        .apply(
+            "alpha",
+            &[&format!("{first}---\n{}", route("r", "c", &[("a", 1)]))],
+        )
+        .await
+        .unwrap();
+    assert_eq!(
+        whats(&done.changes),
+        ["Created Service shop/c", "Created HTTPRoute shop/r"]
+    );
     let again = ann.apply("alpha", &[&first]).await.unwrap();
     assert_eq!(
         (whats(&again.changes), again.generation),
@@ -50,51 +86,129 @@ async fn objects_live_and_die_by_the_api() {
 
     let dry = ann.dry_run("alpha", &[&second]).await.unwrap();
     assert!(dry.accepted && whats(&dry.changes) == ["Changed Service shop/c"]);
-    let diff = ann.diff("alpha", &[&second, &service(1, "d", 5)]).await.unwrap();
+    let diff = ann
+        .diff("alpha", &[&second, &service(1, "d", 5)])
+        .await
+        .unwrap();
     let texts: Vec<(ChangeKind, Vec<&str>)> = diff
         .changes
         .iter()
-        .map(|c| (c.what(), c.diff.lines().filter(|l| l.starts_with(['+', '-']) && l.contains("clusterIP")).collect()))
+        .map(|c| {
+            (
+                c.what(),
+                c.diff
+                    .lines()
+                    .filter(|l| l.starts_with(['+', '-']) && l.contains("clusterIP"))
+                    .collect(),
+            )
+        })
         .collect();
     assert_eq!(texts.len(), 2);
     assert!(
-        texts[0].0 == ChangeKind::Changed && texts[0].1.len() == 2 && texts[0].1[0].starts_with('-') && texts[0].1[1].starts_with('+'),
+        texts[0].0 == ChangeKind::Changed
+            && texts[0].1.len() == 2
+            && texts[0].1[0].starts_with('-')
+            && texts[0].1[1].starts_with('+'),
         "{texts:?}"
     );
-    assert!(texts[1].0 == ChangeKind::Created && texts[1].1.len() == 1, "{texts:?}");
-    assert_eq!(ann.status().await.generation, done.generation, "neither changed anything");
+    assert!(
+        texts[1].0 == ChangeKind::Created && texts[1].1.len() == 1,
+        "{texts:?}"
+    );
+    assert_eq!(
+        ann.status().await.generation,
+        done.generation,
+        "neither changed anything"
+    );
 
     let changed = ann.apply("alpha", &[&second]).await.unwrap();
     assert!(changed.generation > done.generation);
-    let object = ann.get("alpha", "svc").await.unwrap().into_iter().find(|o| o.name == "c").unwrap();
-    assert_eq!((object.api_version.as_str(), object.origin.as_str(), object.yaml.as_str()), ("v1", "api", second.as_str()));
+    let object = ann
+        .get("alpha", "svc")
+        .await
+        .unwrap()
+        .into_iter()
+        .find(|o| o.name == "c")
+        .unwrap();
+    assert_eq!(
+        (
+            object.api_version.as_str(),
+            object.origin.as_str(),
+            object.yaml.as_str()
+        ),
+        ("v1", "api", second.as_str())
+    );
     let listed = ann.names("alpha", "Services").await;
-    assert_eq!(listed, ["Service shop/a (mesh.yaml)", "Service shop/b (mesh.yaml)", "Service shop/c (api)"]);
+    assert_eq!(
+        listed,
+        [
+            "Service shop/a (mesh.yaml)",
+            "Service shop/b (mesh.yaml)",
+            "Service shop/c (api)"
+        ]
+    );
 
     // The route still names the service: the delete is accepted, and the operator is warned of what it breaks.
-    let gone = ann.delete("alpha", &[("service", "shop", "c")], false).await.unwrap();
+    let gone = ann
+        .delete("alpha", &[("service", "shop", "c")], false)
+        .await
+        .unwrap();
     assert!(gone.accepted && !gone.diagnostics.is_empty(), "{gone:?}");
-    let missing = ann.delete("alpha", &[("service", "shop", "c"), ("moon", "", "x")], false).await.unwrap();
-    assert!(!missing.accepted && errors(&missing.diagnostics).len() == 2, "{missing:?}");
-    assert!(ann.delete("alpha", &[("service", "shop", "c")], true).await.unwrap().accepted);
+    let missing = ann
+        .delete(
+            "alpha",
+            &[("service", "shop", "c"), ("moon", "", "x")],
+            false,
+        )
+        .await
+        .unwrap();
+    assert!(
+        !missing.accepted && errors(&missing.diagnostics).len() == 2,
+        "{missing:?}"
+    );
+    assert!(
+        ann.delete("alpha", &[("service", "shop", "c")], true)
+            .await
+            .unwrap()
+            .accepted
+    );
 }
 
 #[tokio::test]
 async fn an_apply_may_not_break_other_objects() {
     let fixture = ControllerFixture::two_tenants().await;
     let mut ann = fixture.admin("ann").await;
-    ann.must_apply("alpha", &[&service(1, "c", 3), &route("r", "c", &[("c", 1)])]).await;
+    ann.must_apply(
+        "alpha",
+        &[&service(1, "c", 3), &route("r", "c", &[("c", 1)])],
+    )
+    .await;
     let other_port = service(1, "c", 3).replace("port: 80", "port: 81");
     let refused = ann.apply("alpha", &[&other_port]).await.unwrap();
-    assert!(!refused.accepted && errors(&refused.diagnostics)[0].contains("HTTPRoute shop/r"), "{refused:?}");
-    let both = ann.apply("alpha", &[&other_port, &route("r", "c", &[("c", 1)]).replace("port: 80", "port: 81")]).await.unwrap();
+    assert!(
+        !refused.accepted && errors(&refused.diagnostics)[0].contains("HTTPRoute shop/r"),
+        "{refused:?}"
+    );
+    let both = ann
+        .apply(
+            "alpha",
+            &[
+                &other_port,
+                &route("r", "c", &[("c", 1)]).replace("port: 80", "port: 81"),
+            ],
+        )
+        .await
+        .unwrap();
     assert!(both.accepted, "{:?}", errors(&both.diagnostics));
 }
 
 #[tokio::test]
 async fn an_old_error_in_another_object_does_not_block_an_apply() {
     let fixture = ControllerFixture::two_tenants().await;
-    fixture.write("alpha/broken.yaml", &route("broken", "a", &[("nowhere", 1)]));
+    fixture.write(
+        "alpha/broken.yaml",
+        &route("broken", "a", &[("nowhere", 1)]),
+    );
     let mut ann = fixture.admin("ann").await;
     let until = Instant::now() + patience();
     while ann.status().await.tenants[0].errors == 0 && Instant::now() < until {
@@ -102,47 +216,120 @@ async fn an_old_error_in_another_object_does_not_block_an_apply() {
     }
     ann.must_apply("alpha", &[&service(1, "c", 3)]).await;
     let shown = ann.get("alpha", "httproute").await.unwrap();
-    assert!(shown[0].diagnostics[0].problem.contains("nowhere"), "{:?}", shown[0]);
+    assert!(
+        shown[0].diagnostics[0].problem.contains("nowhere"),
+        "{:?}",
+        shown[0]
+    );
 }
 
 #[tokio::test]
 async fn operators_stay_within_their_tenant() {
     let fixture = ControllerFixture::two_tenants().await;
-    let (mut ann, mut bob, mut root) = (fixture.admin("ann").await, fixture.admin("bob").await, fixture.admin("root").await);
+    let (mut ann, mut bob, mut root) = (
+        fixture.admin("ann").await,
+        fixture.admin("bob").await,
+        fixture.admin("root").await,
+    );
     let mut n1 = fixture.admin("n1").await;
     let (_s1, _s2) = (fixture.subscribe("n1").await, fixture.subscribe("m1").await);
     let text = service(1, "c", 3);
     let codes = [
-        ("another tenant's objects: apply", ann.apply("beta", &[&text]).await.err().map(|e| e.code())),
-        ("diff", ann.diff("beta", &[&text]).await.err().map(|e| e.code())),
+        (
+            "another tenant's objects: apply",
+            ann.apply("beta", &[&text]).await.err().map(|e| e.code()),
+        ),
+        (
+            "diff",
+            ann.diff("beta", &[&text]).await.err().map(|e| e.code()),
+        ),
         ("get", ann.get("beta", "").await.err().map(|e| e.code())),
-        ("a tenant that is not there", ann.get("gamma", "").await.err().map(|e| e.code())),
-        ("delete", ann.delete("beta", &[("svc", "shop", "a")], false).await.err().map(|e| e.code())),
+        (
+            "a tenant that is not there",
+            ann.get("gamma", "").await.err().map(|e| e.code()),
+        ),
+        (
+            "delete",
+            ann.delete("beta", &[("svc", "shop", "a")], false)
+                .await
+                .err()
+                .map(|e| e.code()),
+        ),
         ("a node", n1.get("alpha", "").await.err().map(|e| e.code())),
     ];
     for (what, code) in codes {
         assert_eq!(code, Some(Code::PermissionDenied), "{what}");
     }
-    assert_eq!(root.get("", "").await.unwrap_err().code(), Code::InvalidArgument);
-    assert_eq!(root.get("gamma", "").await.unwrap_err().code(), Code::NotFound);
-    assert_eq!(root.get("alpha", "moon").await.unwrap_err().code(), Code::InvalidArgument);
-    assert_eq!(fixture.admin("nobody").await.get("alpha", "").await.unwrap_err().code(), Code::Unauthenticated);
+    assert_eq!(
+        root.get("", "").await.unwrap_err().code(),
+        Code::InvalidArgument
+    );
+    assert_eq!(
+        root.get("gamma", "").await.unwrap_err().code(),
+        Code::NotFound
+    );
+    assert_eq!(
+        root.get("alpha", "moon").await.unwrap_err().code(),
+        Code::InvalidArgument
+    );
+    assert_eq!(
+        fixture
+            .admin("nobody")
+            .await
+            .get("alpha", "")
+            .await
+            .unwrap_err()
+            .code(),
+        Code::Unauthenticated
+    );
 
     for yaml in [tenant_object("alpha", 9), gateway(1, "g7")] {
         let refused = ann.apply("alpha", &[&yaml]).await.unwrap();
-        assert!(!refused.accepted && errors(&refused.diagnostics)[0].contains("provider"), "{refused:?}");
+        assert!(
+            !refused.accepted && errors(&refused.diagnostics)[0].contains("provider"),
+            "{refused:?}"
+        );
     }
-    let refused = ann.delete("alpha", &[("tenant", "", "alpha"), ("gateway", "", "g1")], false).await.unwrap();
+    let refused = ann
+        .delete(
+            "alpha",
+            &[("tenant", "", "alpha"), ("gateway", "", "g1")],
+            false,
+        )
+        .await
+        .unwrap();
     assert_eq!((refused.accepted, refused.changes.len()), (false, 0));
 
     let seen = |s: &canal_wire::api::StatusResponse| {
         let tenants: Vec<String> = s.tenants.iter().map(|t| t.tenant.clone()).collect();
-        (tenants, s.subscribers.iter().map(|s| s.name.clone()).collect::<Vec<_>>())
+        (
+            tenants,
+            s.subscribers
+                .iter()
+                .map(|s| s.name.clone())
+                .collect::<Vec<_>>(),
+        )
     };
-    assert_eq!(seen(&ann.status().await), (vec!["alpha".into()], vec!["n1".into()]));
-    assert_eq!(seen(&bob.status().await), (vec!["beta".into()], vec!["m1".into()]));
-    assert_eq!(seen(&root.status().await), (vec!["alpha".into(), "beta".into()], vec!["m1".into(), "n1".into()]));
-    assert_eq!(ann.get("", "svc").await.unwrap().len(), 2, "no tenant named: its own");
+    assert_eq!(
+        seen(&ann.status().await),
+        (vec!["alpha".into()], vec!["n1".into()])
+    );
+    assert_eq!(
+        seen(&bob.status().await),
+        (vec!["beta".into()], vec!["m1".into()])
+    );
+    assert_eq!(
+        seen(&root.status().await),
+        (
+            vec!["alpha".into(), "beta".into()],
+            vec!["m1".into(), "n1".into()]
+        )
+    );
+    assert_eq!(
+        ann.get("", "svc").await.unwrap().len(),
+        2,
+        "no tenant named: its own"
+    );
 }
 
 #[tokio::test]
@@ -150,7 +337,10 @@ async fn a_tenant_can_be_made_and_unmade_by_the_provider() {
     let fixture = ControllerFixture::empty().await;
     let mut root = fixture.admin("root").await;
     let early = root.apply("alpha", &[&service(1, "a", 1)]).await.unwrap();
-    assert!(!early.accepted && errors(&early.diagnostics)[0].contains("no Tenant object"), "{early:?}");
+    assert!(
+        !early.accepted && errors(&early.diagnostics)[0].contains("no Tenant object"),
+        "{early:?}"
+    );
     root.must_apply("alpha", &[&tenant("alpha", 1)]).await;
     let mut n1 = fixture.subscribe("n1").await;
     n1.settle().await;
@@ -166,8 +356,15 @@ async fn a_tenant_can_be_made_and_unmade_by_the_provider() {
     ];
     assert!(root.delete("alpha", &all, false).await.unwrap().accepted);
     n1.settle().await;
-    assert_eq!(n1.names(), ["Bundle canal-system/components.canal"], "what is no tenant's stays");
-    assert_eq!(root.get("alpha", "").await.unwrap_err().code(), Code::NotFound);
+    assert_eq!(
+        n1.names(),
+        ["Bundle canal-system/components.canal"],
+        "what is no tenant's stays"
+    );
+    assert_eq!(
+        root.get("alpha", "").await.unwrap_err().code(),
+        Code::NotFound
+    );
 }
 
 #[tokio::test]
@@ -175,18 +372,33 @@ async fn a_new_tenant_cannot_claim_what_an_existing_one_has() {
     let fixture = ControllerFixture::two_tenants().await;
     let mut root = fixture.admin("root").await;
     let cases = [
-        ("the same VNI", tenant_object("gamma", 1).replace("10.1.", "10.3.")),
-        ("the same trust domain", tenant_object("gamma", 3).replace("gamma.example", "alpha.example")),
-        ("the same pod range", tenant_object("gamma", 3).replace("10.3.0.0/16", "10.1.7.0/24")),
+        (
+            "the same VNI",
+            tenant_object("gamma", 1).replace("10.1.", "10.3."),
+        ),
+        (
+            "the same trust domain",
+            tenant_object("gamma", 3).replace("gamma.example", "alpha.example"),
+        ),
+        (
+            "the same pod range",
+            tenant_object("gamma", 3).replace("10.3.0.0/16", "10.1.7.0/24"),
+        ),
     ];
     for (what, yaml) in cases {
         let refused = root.apply("gamma", &[&yaml]).await.unwrap();
-        assert!(!refused.accepted && errors(&refused.diagnostics)[0].contains("alpha"), "{what}: {refused:?}");
+        assert!(
+            !refused.accepted && errors(&refused.diagnostics)[0].contains("alpha"),
+            "{what}: {refused:?}"
+        );
     }
     // An older tenant cannot push a younger one out either: the tenant that changes yields.
     let mut s = fixture.subscribe("m1").await;
     s.settle().await;
-    fixture.write("alpha/mesh.yaml", &tenant("alpha", 1).replace("vni: 1,", "vni: 2,"));
+    fixture.write(
+        "alpha/mesh.yaml",
+        &tenant("alpha", 1).replace("vni: 1,", "vni: 2,"),
+    );
     let until = Instant::now() + patience();
     while root.status().await.diagnostics.is_empty() && Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -196,22 +408,41 @@ async fn a_new_tenant_cannot_claim_what_an_existing_one_has() {
     assert_eq!(s.settle().await, [""; 0], "beta does not notice");
     let mut n1 = fixture.subscribe("n1").await;
     n1.settle().await;
-    assert!(n1.has(ResourceKind::Tenant, "alpha") && n1.has(ResourceKind::Service, "alpha/shop/a"), "alpha's last good state stays");
-    assert!(fixture.metric("canal_controller_changes_withheld_total{reason=\"clash\"}").await >= 1.0);
+    assert!(
+        n1.has(ResourceKind::Tenant, "alpha") && n1.has(ResourceKind::Service, "alpha/shop/a"),
+        "alpha's last good state stays"
+    );
+    assert!(
+        fixture
+            .metric("canal_controller_changes_withheld_total{reason=\"clash\"}")
+            .await
+            >= 1.0
+    );
     // Once beta is gone, alpha's new VNI is free.
     fixture.write("beta/mesh.yaml", "");
-    n1.until("the new VNI", |held| held.values().any(|(_, r)| matches!(r, canal_model::program::Resource::Tenant(t) if t.vni.get() == 2)))
-        .await;
+    n1.until("the new VNI", |held| {
+        held.values().any(
+            |(_, r)| matches!(r, canal_model::program::Resource::Tenant(t) if t.vni.get() == 2),
+        )
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn an_unreadable_row_is_reported_and_can_be_removed() {
     let mut fixture = ControllerFixture::two_tenants().await;
-    fixture.admin("ann").await.must_apply("alpha", &[&service(1, "c", 3)]).await;
+    fixture
+        .admin("ann")
+        .await
+        .must_apply("alpha", &[&service(1, "c", 3)])
+        .await;
     fixture.stop().await;
     let until = Instant::now() + patience();
     let store = loop {
-        match canal_store::Store::open(&fixture.config.data_dir, canal_store::StoreLimits::default()) {
+        match canal_store::Store::open(
+            &fixture.config.data_dir,
+            canal_store::StoreLimits::default(),
+        ) {
             Ok(store) => break store,
             Err(e) => assert!(Instant::now() < until, "{e}"),
         }
@@ -225,43 +456,105 @@ async fn an_unreadable_row_is_reported_and_can_be_removed() {
     };
     // Rows that this build cannot read completely: broken YAML, and an unknown field.
     let edits = [
-        canal_store::ObjectEdit::Put { key: key("torn"), yaml: "kind: [".into() },
-        canal_store::ObjectEdit::Put { key: key("odd"), yaml: service(1, "odd", 9).replace("selector", "selektor") },
+        canal_store::ObjectEdit::Put {
+            key: key("torn"),
+            yaml: "kind: [".into(),
+        },
+        canal_store::ObjectEdit::Put {
+            key: key("odd"),
+            yaml: service(1, "odd", 9).replace("selector", "selektor"),
+        },
     ];
-    store.apply(&edits, store.next_generation().unwrap(), 1).unwrap();
+    store
+        .apply(&edits, store.next_generation().unwrap(), 1)
+        .unwrap();
     drop(store);
     fixture.start().await;
     let mut ann = fixture.admin("ann").await;
     let found = errors(&ann.status().await.diagnostics).join("\n");
-    assert!(found.contains("Service shop/torn cannot be read") && found.contains("selektor"), "{found}");
-    assert!(ann.names("alpha", "svc").await.contains(&"Service shop/c (api)".to_string()), "the others are in force");
-    assert!(ann.delete("alpha", &[("svc", "shop", "torn"), ("svc", "shop", "odd")], false).await.unwrap().accepted);
+    assert!(
+        found.contains("Service shop/torn cannot be read") && found.contains("selektor"),
+        "{found}"
+    );
+    assert!(
+        ann.names("alpha", "svc")
+            .await
+            .contains(&"Service shop/c (api)".to_string()),
+        "the others are in force"
+    );
+    assert!(
+        ann.delete(
+            "alpha",
+            &[("svc", "shop", "torn"), ("svc", "shop", "odd")],
+            false
+        )
+        .await
+        .unwrap()
+        .accepted
+    );
     assert_eq!(errors(&ann.status().await.diagnostics), [""; 0]);
 }
 
 #[tokio::test]
 async fn limits_refuse_by_name() {
-    let store = canal_store::StoreLimits { objects_per_tenant: 3, ..canal_store::StoreLimits::default() };
-    let fixture = ControllerFixture::with(ControllerLimits { store, ..ControllerLimits::default() }, |config| {
-        std::fs::create_dir(config.join("alpha")).unwrap();
-        std::fs::write(config.join("alpha/t.yaml"), tenant_object("alpha", 1)).unwrap();
-    })
+    let store = canal_store::StoreLimits {
+        objects_per_tenant: 3,
+        ..canal_store::StoreLimits::default()
+    };
+    let fixture = ControllerFixture::with(
+        ControllerLimits {
+            store,
+            ..ControllerLimits::default()
+        },
+        |config| {
+            std::fs::create_dir(config.join("alpha")).unwrap();
+            std::fs::write(config.join("alpha/t.yaml"), tenant_object("alpha", 1)).unwrap();
+        },
+    )
     .await;
     let mut ann = fixture.admin("ann").await;
-    ann.must_apply("alpha", &[&service(1, "a", 1), &service(1, "b", 2)]).await;
-    let over = ann.apply("alpha", &[&service(1, "c", 3), &service(1, "d", 4)]).await.unwrap_err();
-    assert!(over.code() == Code::ResourceExhausted && over.message().contains("may hold 3"), "{over}");
-    assert_eq!(ann.names("alpha", "svc").await, ["Service shop/a (api)", "Service shop/b (api)"], "whole or not at all");
+    ann.must_apply("alpha", &[&service(1, "a", 1), &service(1, "b", 2)])
+        .await;
+    let over = ann
+        .apply("alpha", &[&service(1, "c", 3), &service(1, "d", 4)])
+        .await
+        .unwrap_err();
+    assert!(
+        over.code() == Code::ResourceExhausted && over.message().contains("may hold 3"),
+        "{over}"
+    );
+    assert_eq!(
+        ann.names("alpha", "svc").await,
+        ["Service shop/a (api)", "Service shop/b (api)"],
+        "whole or not at all"
+    );
     let large = service(1, "c", 3) + &"# a long comment\n".repeat(80_000);
     let refused = ann.apply("alpha", &[&large]).await.unwrap();
-    assert!(!refused.accepted && errors(&refused.diagnostics)[0].contains("bytes"), "{:?}", errors(&refused.diagnostics));
+    assert!(
+        !refused.accepted && errors(&refused.diagnostics)[0].contains("bytes"),
+        "{:?}",
+        errors(&refused.diagnostics)
+    );
     let many: Vec<String> = (0..=FILES_MAX).map(|_| String::new()).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
-    assert_eq!(ann.apply("alpha", &many).await.unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(
+        ann.apply("alpha", &many).await.unwrap_err().code(),
+        Code::InvalidArgument
+    );
     let empty = ann.apply("alpha", &[]).await.unwrap();
     assert!(!empty.accepted, "{empty:?}");
-    assert!(fixture.metric("canal_controller_store_errors_total{reason=\"objects_per_tenant\"}").await >= 1.0);
-    assert!(fixture.metric("canal_controller_refused_total{reason=\"files\"}").await >= 1.0);
+    assert!(
+        fixture
+            .metric("canal_controller_store_errors_total{reason=\"objects_per_tenant\"}")
+            .await
+            >= 1.0
+    );
+    assert!(
+        fixture
+            .metric("canal_controller_refused_total{reason=\"files\"}")
+            .await
+            >= 1.0
+    );
 }
 
 #[tokio::test]
@@ -269,34 +562,99 @@ async fn the_admin_pages_show_the_state_and_no_secret() {
     let fixture = ControllerFixture::two_tenants().await;
     let mut s = fixture.subscribe("n1").await;
     s.settle().await;
-    let (admin, metrics) = (fixture.hub().admin_address().unwrap(), fixture.hub().metrics_address().unwrap());
-    let socket = fixture.config.data_dir.join(canal_runtime::admin::SOCKET_NAME);
-    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(socket).unwrap().permissions()) & 0o777, 0o600);
+    let (admin, metrics) = (
+        fixture.hub().admin_address().unwrap(),
+        fixture.hub().metrics_address().unwrap(),
+    );
+    let socket = fixture
+        .config
+        .data_dir
+        .join(canal_runtime::admin::SOCKET_NAME);
+    assert_eq!(
+        std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(socket).unwrap().permissions())
+            & 0o777,
+        0o600
+    );
     let dump = fixture.ask_socket("/config_dump").await;
-    let json: serde_json::Value = serde_json::from_str(dump.split("\r\n\r\n").nth(1).unwrap()).unwrap();
-    let names: Vec<&str> = json["tenants"]["alpha"]["resources"].as_array().unwrap().iter().map(|r| r["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["alpha", "alpha/g1", "alpha/shop/a", "alpha/shop/b", "alpha/shop/a-0", "alpha/shop/b-0", "alpha/alpha.example"]);
-    assert_eq!(json["subscribers"][0]["acked"], json["subscribers"][0]["wanted"]);
+    let json: serde_json::Value =
+        serde_json::from_str(dump.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+    let names: Vec<&str> = json["tenants"]["alpha"]["resources"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| r["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "alpha",
+            "alpha/g1",
+            "alpha/shop/a",
+            "alpha/shop/b",
+            "alpha/shop/a-0",
+            "alpha/shop/b-0",
+            "alpha/alpha.example"
+        ]
+    );
+    assert_eq!(
+        json["subscribers"][0]["acked"],
+        json["subscribers"][0]["wanted"]
+    );
     let one = fixture.ask_socket("/config_dump?tenant=beta").await;
-    assert!(fixture.ask_socket("/metrics").await.contains("canal_controller_generation"));
+    assert!(
+        fixture
+            .ask_socket("/metrics")
+            .await
+            .contains("canal_controller_generation")
+    );
     let on_tcp = fixture.http(admin, "/config_dump").await;
-    assert!(on_tcp.starts_with("HTTP/1.1 403") && on_tcp.contains("curl --unix-socket") && !on_tcp.contains("alpha/shop"), "{on_tcp}");
+    assert!(
+        on_tcp.starts_with("HTTP/1.1 403")
+            && on_tcp.contains("curl --unix-socket")
+            && !on_tcp.contains("alpha/shop"),
+        "{on_tcp}"
+    );
     assert!(!one.contains("alpha/shop") && one.contains("beta/shop"));
     assert!(!dump.contains("PRIVATE") && !dump.contains("tokenSha256"));
-    for (address, path, status) in
-        [(admin, "/healthz/ready", "200"), (metrics, "/healthz/ready", "200"), (metrics, "/config_dump", "404"), (admin, "/nothing", "404")]
-    {
+    for (address, path, status) in [
+        (admin, "/healthz/ready", "200"),
+        (metrics, "/healthz/ready", "200"),
+        (metrics, "/config_dump", "404"),
+        (admin, "/nothing", "404"),
+    ] {
         let answer = fixture.http(address, path).await;
-        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{path}: {answer}");
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{path}: {answer}"
+        );
     }
     for (line, want) in [
         ("canal_controller_subscribers{kind=\"node\"}", 1.0),
         ("canal_controller_subscribers_converged", 1.0),
-        ("canal_controller_resources{tenant=\"alpha\",kind=\"Service\"}", 2.0),
-        ("canal_controller_source_stale_seconds{tenant=\"alpha\"}", 0.0),
+        (
+            "canal_controller_resources{tenant=\"alpha\",kind=\"Service\"}",
+            2.0,
+        ),
+        (
+            "canal_controller_source_stale_seconds{tenant=\"alpha\"}",
+            0.0,
+        ),
     ] {
-        assert!((fixture.metric(line).await - want).abs() < f64::EPSILON, "{line}");
+        assert!(
+            (fixture.metric(line).await - want).abs() < f64::EPSILON,
+            "{line}"
+        );
     }
-    assert!(fixture.metric("canal_controller_response_bytes_total{type=\"Service\"}").await > 0.0);
-    assert!(fixture.metric("canal_controller_compile_seconds_count").await >= 2.0);
+    assert!(
+        fixture
+            .metric("canal_controller_response_bytes_total{type=\"Service\"}")
+            .await
+            > 0.0
+    );
+    assert!(
+        fixture
+            .metric("canal_controller_compile_seconds_count")
+            .await
+            >= 2.0
+    );
 }

@@ -10,8 +10,8 @@ use canal_model::program::{BucketTable, GatewayAddress, Resource, ResourceKind};
 use canal_timing::{judge_time, slack};
 use canal_wire::fleet::fleet_client::FleetClient;
 use canal_wire::fleet::{
-    EdgeReportRequest, EdgeReportResponse, FoundSession, FoundSessions, ReplicaProbe, ReplicaReportRequest, ReplicaReportResponse,
-    ServiceOwnership, SessionPath, SessionQuery,
+    EdgeReportRequest, EdgeReportResponse, FoundSession, FoundSessions, ReplicaProbe,
+    ReplicaReportRequest, ReplicaReportResponse, ServiceOwnership, SessionPath, SessionQuery,
 };
 use tonic::transport::Channel;
 use tonic::{Code, Status};
@@ -35,18 +35,35 @@ fn tier_tenant(name: &str, vni: u8) -> String {
         "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: {name}}}\nspec: {{vni: {vni}, trustDomain: {name}.example, \
          podCidrs: [10.1.0.0/17], gatewayCidrs: [10.1.192.0/18]}}\n"
     );
-    [object, service(1, "a", 1), pod(1, "a-0", "a", "n1", 1, true)].join("---\n")
+    [
+        object,
+        service(1, "a", 1),
+        pod(1, "a-0", "a", "n1", 1, true),
+    ]
+    .join("---\n")
 }
 
 fn times() -> SilenceTimeouts {
     let ms = |quiet| slack() * Duration::from_millis(quiet);
-    SilenceTimeouts { edge_silent: ms(600), replica_silent: ms(800), gone: ms(1200), grace: ms(1500), lag: ms(1500) }
+    SilenceTimeouts {
+        edge_silent: ms(600),
+        replica_silent: ms(800),
+        gone: ms(1200),
+        grace: ms(1500),
+        lag: ms(1500),
+    }
 }
 
 /// Timeouts that nobody reaches on a machine that has much else to do, for tests in which no one is silent.
 fn patient_times() -> SilenceTimeouts {
     let never = 2 * patience();
-    SilenceTimeouts { edge_silent: never, replica_silent: never, gone: never, lag: never, ..times() }
+    SilenceTimeouts {
+        edge_silent: never,
+        replica_silent: never,
+        gone: never,
+        lag: never,
+        ..times()
+    }
 }
 
 /// Starts a controller with tenants alpha and beta on the tier, at the same addresses.
@@ -55,7 +72,10 @@ async fn tier() -> ControllerFixture {
 }
 
 async fn tier_with(fleet: SilenceTimeouts) -> ControllerFixture {
-    let limits = ControllerLimits { fleet, ..ControllerLimits::default() };
+    let limits = ControllerLimits {
+        fleet,
+        ..ControllerLimits::default()
+    };
     let fixture = ControllerFixture::with(limits, |config| {
         for (name, vni) in [("alpha", 1), ("beta", 2)] {
             std::fs::create_dir(config.join(name)).unwrap();
@@ -65,7 +85,8 @@ async fn tier_with(fleet: SilenceTimeouts) -> ControllerFixture {
     let fixture = fixture.await;
     fixture::write_principals(&fixture.config.principals, &PRINCIPALS);
     let until = Instant::now() + patience();
-    while fixture.metric("canal_controller_generation").await < 1.0 || !knows(&fixture, "e1").await {
+    while fixture.metric("canal_controller_generation").await < 1.0 || !knows(&fixture, "e1").await
+    {
         assert!(Instant::now() < until, "the principals were not read again");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -73,7 +94,9 @@ async fn tier_with(fleet: SilenceTimeouts) -> ControllerFixture {
 }
 
 async fn knows(fixture: &ControllerFixture, token: &'static str) -> bool {
-    ManualSubscriber::try_open(fixture.channel().await, token, BTreeMap::new()).await.is_ok()
+    ManualSubscriber::try_open(fixture.channel().await, token, BTreeMap::new())
+        .await
+        .is_ok()
 }
 
 /// A fake replica: it subscribes and reports as a data plane does.
@@ -85,18 +108,41 @@ struct FakeReplica {
 }
 
 impl FakeReplica {
-    async fn launch(fixture: &ControllerFixture, token: &'static str, backend: &str, az: &str, underlay: &str) -> Self {
+    async fn launch(
+        fixture: &ControllerFixture,
+        token: &'static str,
+        backend: &str,
+        az: &str,
+        underlay: &str,
+    ) -> Self {
         let client = FleetClient::new(fixture.channel().await);
-        let state =
-            ReplicaReportRequest { backend: backend.into(), az: az.into(), underlay: underlay.into(), ..ReplicaReportRequest::default() };
-        Self { token, client, south: fixture.subscribe(token).await, state }
+        let state = ReplicaReportRequest {
+            backend: backend.into(),
+            az: az.into(),
+            underlay: underlay.into(),
+            ..ReplicaReportRequest::default()
+        };
+        Self {
+            token,
+            client,
+            south: fixture.subscribe(token).await,
+            state,
+        }
     }
 
     async fn report(&mut self) -> Result<ReplicaReportResponse, Status> {
         self.state.generation = self.south.content;
-        let answer = self.client.replica_report(with_token(self.state.clone(), self.token)).await.map(tonic::Response::into_inner);
+        let answer = self
+            .client
+            .replica_report(with_token(self.state.clone(), self.token))
+            .await
+            .map(tonic::Response::into_inner);
         // What it will own is decided after this response.
-        self.state.scanned_after = answer.as_ref().ok().and_then(|answer| answer.mark).or(self.state.scanned_after);
+        self.state.scanned_after = answer
+            .as_ref()
+            .ok()
+            .and_then(|answer| answer.mark)
+            .or(self.state.scanned_after);
         answer
     }
 
@@ -124,19 +170,42 @@ struct FakeEdge {
 }
 
 impl FakeEdge {
-    async fn launch(fixture: &ControllerFixture, token: &'static str, az: &str, underlay: &str) -> Self {
+    async fn launch(
+        fixture: &ControllerFixture,
+        token: &'static str,
+        az: &str,
+        underlay: &str,
+    ) -> Self {
         let client = FleetClient::new(fixture.channel().await);
-        let state = EdgeReportRequest { az: az.into(), underlay: underlay.into(), ..EdgeReportRequest::default() };
-        Self { token, client, south: fixture.subscribe(token).await, state }
+        let state = EdgeReportRequest {
+            az: az.into(),
+            underlay: underlay.into(),
+            ..EdgeReportRequest::default()
+        };
+        Self {
+            token,
+            client,
+            south: fixture.subscribe(token).await,
+            state,
+        }
     }
 
     fn sees(&mut self, seen: &[(&str, bool)]) {
-        self.state.seen = seen.iter().map(|(replica, up)| ReplicaProbe { replica: replica.to_string(), up: *up }).collect();
+        self.state.seen = seen
+            .iter()
+            .map(|(replica, up)| ReplicaProbe {
+                replica: replica.to_string(),
+                up: *up,
+            })
+            .collect();
     }
 
     async fn report(&mut self) -> Result<EdgeReportResponse, Status> {
         self.state.generation = self.south.generation;
-        self.client.edge_report(with_token(self.state.clone(), self.token)).await.map(tonic::Response::into_inner)
+        self.client
+            .edge_report(with_token(self.state.clone(), self.token))
+            .await
+            .map(tonic::Response::into_inner)
     }
 
     async fn turn(&mut self) -> EdgeReportResponse {
@@ -162,7 +231,12 @@ fn addresses(south: &ManualSubscriber) -> BTreeMap<String, GatewayAddress> {
 }
 
 fn heads(table: &BucketTable) -> BTreeSet<u16> {
-    table.chains.iter().filter_map(|c| c.first()).map(|n| n.get()).collect()
+    table
+        .chains
+        .iter()
+        .filter_map(|c| c.first())
+        .map(|n| n.get())
+        .collect()
 }
 
 /// Lets all replicas and edges take responses and report until `done` holds.
@@ -198,25 +272,57 @@ async fn a_registered_replica_and_its_edge_get_tables() {
         let t = tables(south);
         t.len() == 4 && t.values().all(|t| heads(t) == [1, 2].into())
     };
-    sail(&mut [&mut r1, &mut r2], &mut [&mut e1], "tables with both heads", |ships, rims| {
-        ships.iter().all(|s| has_all(&s.south)) && rims.iter().all(|r| has_all(&r.south) && addresses(&r.south).values().all(|a| a.open))
-    })
+    sail(
+        &mut [&mut r1, &mut r2],
+        &mut [&mut e1],
+        "tables with both heads",
+        |ships, rims| {
+            ships.iter().all(|s| has_all(&s.south))
+                && rims
+                    .iter()
+                    .all(|r| has_all(&r.south) && addresses(&r.south).values().all(|a| a.open))
+        },
+    )
     .await;
     let own = addresses(&e1.south);
     let names: Vec<&str> = own.keys().map(String::as_str).collect();
-    let both = |t: &str| [format!("{t}/canal-system/gateway@az1"), format!("{t}/shop/a@az1")];
+    let both = |t: &str| {
+        [
+            format!("{t}/canal-system/gateway@az1"),
+            format!("{t}/shop/a@az1"),
+        ]
+    };
     assert_eq!(names, [both("alpha"), both("beta")].concat());
     for tenant in ["alpha", "beta"] {
-        assert_eq!(own[&format!("{tenant}/canal-system/gateway@az1")].addresses, ["10.1.200.1".parse::<std::net::IpAddr>().unwrap()]);
+        assert_eq!(
+            own[&format!("{tenant}/canal-system/gateway@az1")].addresses,
+            ["10.1.200.1".parse::<std::net::IpAddr>().unwrap()]
+        );
     }
-    assert_eq!(own.values().map(|a| a.id).collect::<BTreeSet<_>>().len(), 4, "ids are of one space");
+    assert_eq!(
+        own.values().map(|a| a.id).collect::<BTreeSet<_>>().len(),
+        4,
+        "ids are of one space"
+    );
     node.settle().await;
-    assert!(addresses(&node).keys().all(|n| n.starts_with("alpha/")) && addresses(&node).len() == 2, "{:?}", node.names());
-    assert!(tables(&node).is_empty() && !node.names().iter().any(|n| n.starts_with("Replica")), "{:?}", node.names());
+    assert!(
+        addresses(&node).keys().all(|n| n.starts_with("alpha/")) && addresses(&node).len() == 2,
+        "{:?}",
+        node.names()
+    );
+    assert!(
+        tables(&node).is_empty() && !node.names().iter().any(|n| n.starts_with("Replica")),
+        "{:?}",
+        node.names()
+    );
     let orders = r1.turn().await;
     assert_eq!((orders.edge.as_str(), orders.drain), ("250.1.0.2", false));
     assert_eq!(orders.hosts, ["250.1.0.2", "250.1.0.3", "250.1.0.4"]);
-    assert!(!e1.south.names().iter().any(|n| n.starts_with("Service") || n.starts_with("Workload") || n.starts_with("Route")));
+    assert!(
+        !e1.south.names().iter().any(|n| n.starts_with("Service")
+            || n.starts_with("Workload")
+            || n.starts_with("Route"))
+    );
 }
 
 #[tokio::test]
@@ -226,17 +332,37 @@ async fn numbers_and_tables_survive_restarts_and_come_back_only_after_forgetting
     let mut r3 = FakeReplica::launch(&fixture, "r3", "b2", "az1", "250.1.0.5").await;
     let mut e1 = FakeEdge::launch(&fixture, "e1", "az1", "250.1.0.2").await;
     e1.sees(&[("r1", true), ("r3", true)]);
-    let whole = |s: &ManualSubscriber| tables(s).len() == 4 && tables(s).values().all(|t| heads(t) == [1, 2].into());
-    sail(&mut [&mut r1, &mut r3], &mut [&mut e1], "tables", |_, rims| whole(&rims[0].south)).await;
+    let whole = |s: &ManualSubscriber| {
+        tables(s).len() == 4 && tables(s).values().all(|t| heads(t) == [1, 2].into())
+    };
+    sail(
+        &mut [&mut r1, &mut r3],
+        &mut [&mut e1],
+        "tables",
+        |_, rims| whole(&rims[0].south),
+    )
+    .await;
     let mut root = fixture.admin("root").await;
     wait_quiet(&mut [&mut r1, &mut r3], &mut [&mut e1], &mut root).await;
-    let before = (tables(&e1.south), addresses(&e1.south), root.fleet().await.unwrap().plan);
+    let before = (
+        tables(&e1.south),
+        addresses(&e1.south),
+        root.fleet().await.unwrap().plan,
+    );
     fixture.stop().await;
     fixture.start().await;
     let mut root = fixture.admin("root").await;
     let mut fresh = fixture.subscribe("e1").await;
     fresh.settle().await;
-    assert_eq!((tables(&fresh), addresses(&fresh), root.fleet().await.unwrap().plan), before, "a restart changes nothing");
+    assert_eq!(
+        (
+            tables(&fresh),
+            addresses(&fresh),
+            root.fleet().await.unwrap().plan
+        ),
+        before,
+        "a restart changes nothing"
+    );
     // The members come back, each at its own time, and still nothing changes.
     drop(fresh);
     let mut e1 = FakeEdge::launch(&fixture, "e1", "az1", "250.1.0.2").await;
@@ -252,22 +378,59 @@ async fn numbers_and_tables_survive_restarts_and_come_back_only_after_forgetting
         r3.turn().await;
         e1.turn().await;
     }
-    assert_eq!((tables(&e1.south), addresses(&e1.south)), (before.0, before.1));
+    assert_eq!(
+        (tables(&e1.south), addresses(&e1.south)),
+        (before.0, before.1)
+    );
     // Nothing differed for them, so they report the old generation. They are as good as before, and can drain.
-    let states = root.fleet().await.unwrap().replicas.into_iter().map(|r| r.state).collect::<Vec<_>>();
+    let states = root
+        .fleet()
+        .await
+        .unwrap()
+        .replicas
+        .into_iter()
+        .map(|r| r.state)
+        .collect::<Vec<_>>();
     assert_eq!(states, ["active", "active"]);
     root.drain("r1").await.unwrap();
-    let without = |s: &ManualSubscriber| tables(s).values().all(|t| t.chains.iter().flatten().all(|n| n.get() == 2));
-    sail(&mut [&mut r1, &mut r3], &mut [&mut e1], "tables without r1", |_, rims| without(&rims[0].south)).await;
+    let without = |s: &ManualSubscriber| {
+        tables(s)
+            .values()
+            .all(|t| t.chains.iter().flatten().all(|n| n.get() == 2))
+    };
+    sail(
+        &mut [&mut r1, &mut r3],
+        &mut [&mut e1],
+        "tables without r1",
+        |_, rims| without(&rims[0].south),
+    )
+    .await;
 
     // r1 leaves; its number is free once no table contains it, and the next new replica gets it.
     r1.state.terminating = true;
     r1.report().await.unwrap();
     e1.sees(&[("r1", false), ("r3", true)]);
-    let only = |s: &ManualSubscriber| tables(s).values().all(|t| t.chains.iter().flatten().all(|n| n.get() == 2));
-    sail(&mut [&mut r3], &mut [&mut e1], "tables without r1", |_, rims| only(&rims[0].south)).await;
+    let only = |s: &ManualSubscriber| {
+        tables(s)
+            .values()
+            .all(|t| t.chains.iter().flatten().all(|n| n.get() == 2))
+    };
+    sail(
+        &mut [&mut r3],
+        &mut [&mut e1],
+        "tables without r1",
+        |_, rims| only(&rims[0].south),
+    )
+    .await;
     let until = Instant::now() + patience();
-    while root.fleet().await.unwrap().replicas.iter().any(|r| r.name == "r1") {
+    while root
+        .fleet()
+        .await
+        .unwrap()
+        .replicas
+        .iter()
+        .any(|r| r.name == "r1")
+    {
         assert!(Instant::now() < until, "r1 is not forgotten");
         r3.turn().await;
         e1.turn().await;
@@ -277,11 +440,19 @@ async fn numbers_and_tables_survive_restarts_and_come_back_only_after_forgetting
 }
 
 /// Lets all replicas and edges report until nothing is in motion.
-async fn wait_quiet(ships: &mut [&mut FakeReplica], rims: &mut [&mut FakeEdge], root: &mut fixture::Operator) {
+async fn wait_quiet(
+    ships: &mut [&mut FakeReplica],
+    rims: &mut [&mut FakeEdge],
+    root: &mut fixture::Operator,
+) {
     let until = Instant::now() + patience();
     let mut quiet = 0;
     while quiet < 3 {
-        assert!(Instant::now() < until, "it does not come to rest: {:?}", root.fleet().await);
+        assert!(
+            Instant::now() < until,
+            "it does not come to rest: {:?}",
+            root.fleet().await
+        );
         for ship in ships.iter_mut() {
             ship.turn().await;
         }
@@ -289,8 +460,15 @@ async fn wait_quiet(ships: &mut [&mut FakeReplica], rims: &mut [&mut FakeEdge], 
             rim.turn().await;
         }
         let fleet = root.fleet().await.unwrap();
-        assert_eq!(fleet.findings, [""; 0], "the linter agrees with the planner");
-        quiet = if fleet.tables_waiting == 0 && fleet.services.iter().all(|s| !s.migrating) { quiet + 1 } else { 0 };
+        assert_eq!(
+            fleet.findings, [""; 0],
+            "the linter agrees with the planner"
+        );
+        quiet = if fleet.tables_waiting == 0 && fleet.services.iter().all(|s| !s.migrating) {
+            quiet + 1
+        } else {
+            0
+        };
     }
 }
 
@@ -308,49 +486,145 @@ async fn unknown_and_misnamed_replicas_are_refused_by_name() {
     // One entry more than the limit.
     let many = ReplicaReportRequest {
         owned: (0..=canal_controller_core::OWNED_MAX)
-            .map(|i| ServiceOwnership { service: i as u32 + 1, ..ServiceOwnership::default() })
+            .map(|i| ServiceOwnership {
+                service: i as u32 + 1,
+                ..ServiceOwnership::default()
+            })
             .collect(),
         ..replica("b1", "az1", "250.1.0.3")
     };
     let cases = [
-        ("nobody", replica("b1", "az1", "250.1.0.9"), Code::Unauthenticated, "unknown_token"),
-        ("n1", replica("b1", "az1", "250.1.0.9"), Code::PermissionDenied, "not_a_replica"),
-        ("e1", replica("b1", "az1", "250.1.0.9"), Code::PermissionDenied, "not_a_replica"),
-        ("root", replica("b1", "az1", "250.1.0.9"), Code::PermissionDenied, "not_a_replica"),
-        ("r2", replica("b2", "az1", "250.1.0.9"), Code::PermissionDenied, "backend"),
-        ("r2", replica("b1", "az2", "250.2.0.9"), Code::PermissionDenied, "az"),
-        ("r2", replica("b1", "az1", "10.1.0.9"), Code::InvalidArgument, "underlay"),
-        ("r2", replica("b1", "az1", "250.9.0.9"), Code::InvalidArgument, "underlay"),
-        ("r2", replica("b1", "az1", "250.0.0.9"), Code::InvalidArgument, "underlay"),
-        ("r2", replica("b1", "az1", "here"), Code::InvalidArgument, "underlay"),
-        ("r2", replica("b1", "az1", "250.1.0.3"), Code::FailedPrecondition, "underlay_taken"),
-        ("r2", replica("b1", "az1", "250.2.0.3"), Code::FailedPrecondition, "az_number"),
-        ("r4", replica("b3", "az2", "250.1.0.9"), Code::FailedPrecondition, "az_number_taken"),
-        ("r1", replica("b1", "az1", "250.1.0.9"), Code::FailedPrecondition, "registered_otherwise"),
-        ("r2", replica("B!", "az1", "250.1.0.9"), Code::InvalidArgument, "form"),
+        (
+            "nobody",
+            replica("b1", "az1", "250.1.0.9"),
+            Code::Unauthenticated,
+            "unknown_token",
+        ),
+        (
+            "n1",
+            replica("b1", "az1", "250.1.0.9"),
+            Code::PermissionDenied,
+            "not_a_replica",
+        ),
+        (
+            "e1",
+            replica("b1", "az1", "250.1.0.9"),
+            Code::PermissionDenied,
+            "not_a_replica",
+        ),
+        (
+            "root",
+            replica("b1", "az1", "250.1.0.9"),
+            Code::PermissionDenied,
+            "not_a_replica",
+        ),
+        (
+            "r2",
+            replica("b2", "az1", "250.1.0.9"),
+            Code::PermissionDenied,
+            "backend",
+        ),
+        (
+            "r2",
+            replica("b1", "az2", "250.2.0.9"),
+            Code::PermissionDenied,
+            "az",
+        ),
+        (
+            "r2",
+            replica("b1", "az1", "10.1.0.9"),
+            Code::InvalidArgument,
+            "underlay",
+        ),
+        (
+            "r2",
+            replica("b1", "az1", "250.9.0.9"),
+            Code::InvalidArgument,
+            "underlay",
+        ),
+        (
+            "r2",
+            replica("b1", "az1", "250.0.0.9"),
+            Code::InvalidArgument,
+            "underlay",
+        ),
+        (
+            "r2",
+            replica("b1", "az1", "here"),
+            Code::InvalidArgument,
+            "underlay",
+        ),
+        (
+            "r2",
+            replica("b1", "az1", "250.1.0.3"),
+            Code::FailedPrecondition,
+            "underlay_taken",
+        ),
+        (
+            "r2",
+            replica("b1", "az1", "250.2.0.3"),
+            Code::FailedPrecondition,
+            "az_number",
+        ),
+        (
+            "r4",
+            replica("b3", "az2", "250.1.0.9"),
+            Code::FailedPrecondition,
+            "az_number_taken",
+        ),
+        (
+            "r1",
+            replica("b1", "az1", "250.1.0.9"),
+            Code::FailedPrecondition,
+            "registered_otherwise",
+        ),
+        (
+            "r2",
+            replica("B!", "az1", "250.1.0.9"),
+            Code::InvalidArgument,
+            "form",
+        ),
         ("r1", many, Code::InvalidArgument, "entries"),
     ];
     let mut client = FleetClient::new(fixture.channel().await);
     let reasons: BTreeSet<&str> = cases.iter().map(|c| c.3).collect();
     for (token, state, code, reason) in cases {
-        let refused = client.replica_report(with_token(state.clone(), token)).await.expect_err(reason);
+        let refused = client
+            .replica_report(with_token(state.clone(), token))
+            .await
+            .expect_err(reason);
         assert_eq!(refused.code(), code, "{token} {reason}: {refused}");
     }
     let edge = |az: &str, underlay: &str, n: usize| EdgeReportRequest {
         az: az.into(),
         underlay: underlay.into(),
-        seen: (0..n).map(|i| ReplicaProbe { replica: format!("r{i}"), up: true }).collect(),
+        seen: (0..n)
+            .map(|i| ReplicaProbe {
+                replica: format!("r{i}"),
+                up: true,
+            })
+            .collect(),
         ..EdgeReportRequest::default()
     };
-    client.edge_report(with_token(edge("az1", "250.1.0.2", 1), "e1")).await.unwrap();
+    client
+        .edge_report(with_token(edge("az1", "250.1.0.2", 1), "e1"))
+        .await
+        .unwrap();
     for (token, state, reason) in [
         ("r1", edge("az1", "250.1.0.9", 0), "not_an_edge"),
         ("e2", edge("az1", "250.1.0.9", 0), "az"),
         ("e1", edge("az1", "250.1.0.3", 0), "underlay_taken"),
-        ("e1", edge("az1", "250.1.0.2", canal_controller_core::SEEN_MAX + 1), "entries"),
+        (
+            "e1",
+            edge("az1", "250.1.0.2", canal_controller_core::SEEN_MAX + 1),
+            "entries",
+        ),
         ("e1b", edge("az1", "250.1.0.8", 0), "tunnel_end"),
     ] {
-        client.edge_report(with_token(state, token)).await.expect_err(reason);
+        client
+            .edge_report(with_token(state, token))
+            .await
+            .expect_err(reason);
         let line = format!("canal_controller_fleet_reports_refused_total{{reason=\"{reason}\"}}");
         assert!(fixture.metric(&line).await >= 1.0, "{line}");
     }
@@ -358,7 +632,18 @@ async fn unknown_and_misnamed_replicas_are_refused_by_name() {
         let line = format!("canal_controller_fleet_reports_refused_total{{reason=\"{reason}\"}}");
         assert!(fixture.metric(&line).await >= 1.0, "{line}");
     }
-    assert_eq!(fixture.admin("root").await.fleet().await.unwrap().replicas.len(), 1, "nobody got in");
+    assert_eq!(
+        fixture
+            .admin("root")
+            .await
+            .fleet()
+            .await
+            .unwrap()
+            .replicas
+            .len(),
+        1,
+        "nobody got in"
+    );
 }
 
 #[tokio::test]
@@ -368,9 +653,15 @@ async fn a_replica_gets_sessions_only_once_it_knows_the_tenant() {
     let mut e1 = FakeEdge::launch(&fixture, "e1", "az1", "250.1.0.2").await;
     e1.sees(&[("r1", true), ("r2", true)]);
     let has = |s: &ManualSubscriber, want: &[u16]| {
-        tables(s).len() == 4 && tables(s).values().all(|t| heads(t) == want.iter().copied().collect::<BTreeSet<_>>())
+        tables(s).len() == 4
+            && tables(s)
+                .values()
+                .all(|t| heads(t) == want.iter().copied().collect::<BTreeSet<_>>())
     };
-    sail(&mut [&mut r1], &mut [&mut e1], "tables", |_, rims| has(&rims[0].south, &[1])).await;
+    sail(&mut [&mut r1], &mut [&mut e1], "tables", |_, rims| {
+        has(&rims[0].south, &[1])
+    })
+    .await;
     // r2 reports and does not take what it is sent: it is joining, and no table contains it.
     let mut r2 = FakeReplica::launch(&fixture, "r2", "b1", "az1", "250.1.0.4").await;
     for _ in 0..20 {
@@ -379,10 +670,30 @@ async fn a_replica_gets_sessions_only_once_it_knows_the_tenant() {
         e1.turn().await;
     }
     let mut root = fixture.admin("root").await;
-    let states = |f: &canal_wire::api::FleetResponse| f.replicas.iter().map(|r| format!("{} {}", r.name, r.state)).collect::<Vec<_>>();
-    assert_eq!(states(&root.fleet().await.unwrap()), ["r1 active", "r2 joining"]);
-    assert!(tables(&e1.south).values().all(|t| t.chains.iter().flatten().all(|n| n.get() == 1)), "{:?}", tables(&e1.south));
-    sail(&mut [&mut r1, &mut r2], &mut [&mut e1], "both heads", |_, rims| has(&rims[0].south, &[1, 2])).await;
+    let states = |f: &canal_wire::api::FleetResponse| {
+        f.replicas
+            .iter()
+            .map(|r| format!("{} {}", r.name, r.state))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        states(&root.fleet().await.unwrap()),
+        ["r1 active", "r2 joining"]
+    );
+    assert!(
+        tables(&e1.south)
+            .values()
+            .all(|t| t.chains.iter().flatten().all(|n| n.get() == 1)),
+        "{:?}",
+        tables(&e1.south)
+    );
+    sail(
+        &mut [&mut r1, &mut r2],
+        &mut [&mut e1],
+        "both heads",
+        |_, rims| has(&rims[0].south, &[1, 2]),
+    )
+    .await;
     // A new tenant: both replicas have it before the edge gets a table.
     let third = tier_tenant("gamma", 3).replace("n1", "g1");
     fixture.write("gamma/all.yaml", &third);
@@ -394,14 +705,28 @@ async fn a_replica_gets_sessions_only_once_it_knows_the_tenant() {
         r1.turn().await;
         r2.report().await.unwrap();
         e1.turn().await;
-        assert!(!tables(&e1.south).keys().any(|n| n.starts_with("gamma")), "a table before both knew the tenant");
-        let waits =
-            r1.south.has(ResourceKind::Service, "gamma/shop/a") && fixture.metric("canal_controller_fleet_tables_waiting").await >= 1.0;
+        assert!(
+            !tables(&e1.south).keys().any(|n| n.starts_with("gamma")),
+            "a table before both knew the tenant"
+        );
+        let waits = r1.south.has(ResourceKind::Service, "gamma/shop/a")
+            && fixture
+                .metric("canal_controller_fleet_tables_waiting")
+                .await
+                >= 1.0;
         waited += u32::from(waits);
         assert!(Instant::now() < until, "no table waits");
     }
-    let done = |s: &ManualSubscriber| tables(s).len() == 6 && tables(s).values().all(|t| heads(t) == [1, 2].into());
-    sail(&mut [&mut r1, &mut r2], &mut [&mut e1], "gamma's tables", |_, rims| done(&rims[0].south)).await;
+    let done = |s: &ManualSubscriber| {
+        tables(s).len() == 6 && tables(s).values().all(|t| heads(t) == [1, 2].into())
+    };
+    sail(
+        &mut [&mut r1, &mut r2],
+        &mut [&mut e1],
+        "gamma's tables",
+        |_, rims| done(&rims[0].south),
+    )
+    .await;
     wait_quiet(&mut [&mut r1, &mut r2], &mut [&mut e1], &mut root).await;
 }
 
@@ -410,7 +735,12 @@ fn owns_all(ship: &mut FakeReplica) {
     let own = tables(&ship.south);
     ship.state.owned = own
         .values()
-        .map(|t| ServiceOwnership { service: t.id.get(), table_version: t.version, buckets: vec![0xff; 16], sessions: 128 })
+        .map(|t| ServiceOwnership {
+            service: t.id.get(),
+            table_version: t.version,
+            buckets: vec![0xff; 16],
+            sessions: 128,
+        })
         .collect();
     ship.state.sessions = 128 * own.len() as u64;
 }
@@ -422,48 +752,108 @@ async fn a_draining_replica_stays_owner_until_it_reports_no_sessions() {
     let mut r2 = FakeReplica::launch(&fixture, "r2", "b1", "az1", "250.1.0.4").await;
     let mut e1 = FakeEdge::launch(&fixture, "e1", "az1", "250.1.0.2").await;
     e1.sees(&[("r1", true), ("r2", true)]);
-    let both = |s: &ManualSubscriber| tables(s).len() == 4 && tables(s).values().all(|t| heads(t) == [1, 2].into());
-    sail(&mut [&mut r1, &mut r2], &mut [&mut e1], "tables", |_, rims| both(&rims[0].south)).await;
+    let both = |s: &ManualSubscriber| {
+        tables(s).len() == 4 && tables(s).values().all(|t| heads(t) == [1, 2].into())
+    };
+    sail(
+        &mut [&mut r1, &mut r2],
+        &mut [&mut e1],
+        "tables",
+        |_, rims| both(&rims[0].south),
+    )
+    .await;
     let headed = |s: &ManualSubscriber| -> Vec<(String, usize)> {
         let of = |(name, t): (String, BucketTable)| {
-            (0..t.chains.len()).filter(|b| t.chains[*b][0].get() == 1).map(|b| (name.clone(), b)).collect::<Vec<_>>()
+            (0..t.chains.len())
+                .filter(|b| t.chains[*b][0].get() == 1)
+                .map(|b| (name.clone(), b))
+                .collect::<Vec<_>>()
         };
         tables(s).into_iter().flat_map(of).collect()
     };
     let owned = headed(&e1.south);
     assert!(owned.len() > 100, "{}", owned.len());
     let mut root = fixture.admin("root").await;
-    assert!(fixture.admin("ann").await.drain("r1").await.is_err_and(|s| s.code() == Code::PermissionDenied), "the tier is the provider's");
-    assert!(root.drain("r9").await.is_err_and(|s| s.code() == Code::NotFound));
+    assert!(
+        fixture
+            .admin("ann")
+            .await
+            .drain("r1")
+            .await
+            .is_err_and(|s| s.code() == Code::PermissionDenied),
+        "the tier is the provider's"
+    );
+    assert!(
+        root.drain("r9")
+            .await
+            .is_err_and(|s| s.code() == Code::NotFound)
+    );
     owns_all(&mut r1);
     root.drain("r1").await.unwrap();
     // Its buckets get other heads a few at a time, and it stays in all of their chains, also for some turns after it is the head of none.
     let until = Instant::now() + patience();
     let mut turns_without_head = 0;
     while turns_without_head < 10 {
-        assert!(Instant::now() < until, "it is still the head of {} buckets", headed(&e1.south).len());
+        assert!(
+            Instant::now() < until,
+            "it is still the head of {} buckets",
+            headed(&e1.south).len()
+        );
         owns_all(&mut r1);
         let orders = r1.turn().await;
         assert!(orders.drain);
         r2.turn().await;
         e1.turn().await;
         let now = tables(&e1.south);
-        let kept = |(name, bucket): &(String, usize)| now[name].chains[*bucket].iter().any(|n| n.get() == 1);
+        let kept = |(name, bucket): &(String, usize)| {
+            now[name].chains[*bucket].iter().any(|n| n.get() == 1)
+        };
         assert!(owned.iter().all(kept), "an owner was dropped");
-        turns_without_head = if headed(&e1.south).is_empty() { turns_without_head + 1 } else { 0 };
+        turns_without_head = if headed(&e1.south).is_empty() {
+            turns_without_head + 1
+        } else {
+            0
+        };
     }
     assert_eq!(r1.turn().await.next_ms, 200, "tables are in motion");
     let row = root.fleet().await.unwrap().replicas.remove(0);
-    assert_eq!((row.state.as_str(), row.drain_requested, row.heads, row.up), ("draining", true, 0, true));
-    assert!(row.owners as usize >= owned.len() && row.sessions > 0, "{row:?}");
-    assert!(fixture.metric("canal_controller_fleet_owners_retained_total").await >= owned.len() as f64);
+    assert_eq!(
+        (row.state.as_str(), row.drain_requested, row.heads, row.up),
+        ("draining", true, 0, true)
+    );
+    assert!(
+        row.owners as usize >= owned.len() && row.sessions > 0,
+        "{row:?}"
+    );
+    assert!(
+        fixture
+            .metric("canal_controller_fleet_owners_retained_total")
+            .await
+            >= owned.len() as f64
+    );
     // The sessions of r1 end.
     (r1.state.owned, r1.state.sessions) = (Vec::new(), 0);
-    let free = |s: &ManualSubscriber| tables(s).values().all(|t| t.chains.iter().flatten().all(|n| n.get() == 2));
-    sail(&mut [&mut r1, &mut r2], &mut [&mut e1], "chains without r1", |_, rims| free(&rims[0].south)).await;
+    let free = |s: &ManualSubscriber| {
+        tables(s)
+            .values()
+            .all(|t| t.chains.iter().flatten().all(|n| n.get() == 2))
+    };
+    sail(
+        &mut [&mut r1, &mut r2],
+        &mut [&mut e1],
+        "chains without r1",
+        |_, rims| free(&rims[0].south),
+    )
+    .await;
     // r1 may take sessions again.
     root.undrain("r1").await.unwrap();
-    sail(&mut [&mut r1, &mut r2], &mut [&mut e1], "both heads again", |_, rims| both(&rims[0].south)).await;
+    sail(
+        &mut [&mut r1, &mut r2],
+        &mut [&mut e1],
+        "both heads again",
+        |_, rims| both(&rims[0].south),
+    )
+    .await;
     wait_quiet(&mut [&mut r1, &mut r2], &mut [&mut e1], &mut root).await;
 }
 
@@ -477,18 +867,38 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
     let mut node = fixture.subscribe("n1").await;
     e1.sees(&[("r1", true)]);
     e2.sees(&[("r4", true)]);
-    let open = |s: &ManualSubscriber| addresses(s).len() == 2 && addresses(s).values().all(|a| a.open);
+    let open =
+        |s: &ManualSubscriber| addresses(s).len() == 2 && addresses(s).values().all(|a| a.open);
     let all_open = |ships: &[&mut FakeReplica], rims: &[&mut FakeEdge]| {
-        rims.iter().all(|r| addresses(&r.south).len() == 4 && addresses(&r.south).values().all(|a| a.open)) && !ships.is_empty()
+        rims.iter()
+            .all(|r| addresses(&r.south).len() == 4 && addresses(&r.south).values().all(|a| a.open))
+            && !ships.is_empty()
     };
-    sail(&mut [&mut r1, &mut r4], &mut [&mut e1, &mut e2], "open addresses", all_open).await;
+    sail(
+        &mut [&mut r1, &mut r4],
+        &mut [&mut e1, &mut e2],
+        "open addresses",
+        all_open,
+    )
+    .await;
     node.settle().await;
     let names: BTreeSet<String> = addresses(&node).into_keys().collect();
-    let want = ["alpha/canal-system/gateway@az1", "alpha/canal-system/gateway@az2", "alpha/shop/a@az1", "alpha/shop/a@az2"];
+    let want = [
+        "alpha/canal-system/gateway@az1",
+        "alpha/canal-system/gateway@az2",
+        "alpha/shop/a@az1",
+        "alpha/shop/a@az2",
+    ];
     assert_eq!(names, want.map(String::from).into());
     // No data plane gets tables of another AZ.
-    assert!(tables(&e1.south).keys().all(|n| n.ends_with("@az1")) && tables(&r1.south).keys().all(|n| n.ends_with("@az1")));
-    assert!(tables(&e2.south).keys().all(|n| n.ends_with("@az2")) && tables(&r4.south).keys().all(|n| n.ends_with("@az2")));
+    assert!(
+        tables(&e1.south).keys().all(|n| n.ends_with("@az1"))
+            && tables(&r1.south).keys().all(|n| n.ends_with("@az1"))
+    );
+    assert!(
+        tables(&e2.south).keys().all(|n| n.ends_with("@az2"))
+            && tables(&r4.south).keys().all(|n| n.ends_with("@az2"))
+    );
     // The edge of az2 falls silent, so its addresses close.
     let reported = Instant::now();
     e2.turn().await;
@@ -499,7 +909,11 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
         r4.turn().await;
         e1.turn().await;
         node.drain(Duration::from_millis(5)).await;
-        let shut: Vec<bool> = addresses(&node).iter().filter(|(n, _)| n.ends_with("@az2")).map(|(_, a)| !a.open).collect();
+        let shut: Vec<bool> = addresses(&node)
+            .iter()
+            .filter(|(n, _)| n.ends_with("@az2"))
+            .map(|(_, a)| !a.open)
+            .collect();
         if shut == [true, true] {
             break Instant::now();
         }
@@ -507,43 +921,99 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
     };
     let silent = closed.duration_since(reported);
     assert!(silent >= times().edge_silent / 2, "{silent:?}");
-    judge_time("time until a silent edge's AZ is closed", closed.duration_since(begun), Duration::from_millis(1600));
-    assert!(addresses(&node).iter().filter(|(n, _)| n.ends_with("@az1")).all(|(_, a)| a.open));
-    assert!(fixture.metric("canal_controller_fleet_azs_closed_total").await >= 1.0);
+    judge_time(
+        "time until a silent edge's AZ is closed",
+        closed.duration_since(begun),
+        Duration::from_millis(1600),
+    );
+    assert!(
+        addresses(&node)
+            .iter()
+            .filter(|(n, _)| n.ends_with("@az1"))
+            .all(|(_, a)| a.open)
+    );
+    assert!(
+        fixture
+            .metric("canal_controller_fleet_azs_closed_total")
+            .await
+            >= 1.0
+    );
     // The edge is back, and reports its replica as down.
     e2.sees(&[("r4", false)]);
-    let down = |s: &ManualSubscriber| s.held.iter().any(|((_, n), (_, r))| n == "r4" && matches!(r, Resource::Replica(r) if !r.up));
-    sail(&mut [&mut r1, &mut r4], &mut [&mut e1, &mut e2], "r4 down", |ships, _| down(&ships[0].south)).await;
+    let down = |s: &ManualSubscriber| {
+        s.held
+            .iter()
+            .any(|((_, n), (_, r))| n == "r4" && matches!(r, Resource::Replica(r) if !r.up))
+    };
+    sail(
+        &mut [&mut r1, &mut r4],
+        &mut [&mut e1, &mut e2],
+        "r4 down",
+        |ships, _| down(&ships[0].south),
+    )
+    .await;
     e2.sees(&[("r4", true)]);
-    sail(&mut [&mut r1, &mut r4], &mut [&mut e1, &mut e2], "open addresses again", all_open).await;
+    sail(
+        &mut [&mut r1, &mut r4],
+        &mut [&mut e1, &mut e2],
+        "open addresses again",
+        all_open,
+    )
+    .await;
     node.settle().await;
     assert!(open(&node) || addresses(&node).values().all(|a| a.open));
     // r4's process is gone without a last report: after the timeout, and since its edge sees it down, the replica is gone too.
     e2.sees(&[("r4", false)]);
     let until = Instant::now() + patience();
     let mut root = fixture.admin("root").await;
-    while root.fleet().await.unwrap().replicas.iter().any(|r| r.name == "r4") {
-        assert!(Instant::now() < until, "r4 is not forgotten: {:?}", root.fleet().await);
+    while root
+        .fleet()
+        .await
+        .unwrap()
+        .replicas
+        .iter()
+        .any(|r| r.name == "r4")
+    {
+        assert!(
+            Instant::now() < until,
+            "r4 is not forgotten: {:?}",
+            root.fleet().await
+        );
         r1.turn().await;
         e1.turn().await;
         e2.turn().await;
     }
-    assert!(root.forget("r1").await.is_err_and(|s| s.code() == Code::FailedPrecondition), "it is alive");
+    assert!(
+        root.forget("r1")
+            .await
+            .is_err_and(|s| s.code() == Code::FailedPrecondition),
+        "it is alive"
+    );
 }
 
 #[tokio::test]
 async fn a_gateway_has_the_identity_of_tenants_on_its_backend_only() {
     let fixture = tier().await;
-    let name = canal_model::identity::gateway_identity("alpha.example".parse().unwrap()).to_string();
-    let refused = fixture.certificate("r1", Some(&name), None).await.expect_err("not registered");
+    let name =
+        canal_model::identity::gateway_identity("alpha.example".parse().unwrap()).to_string();
+    let refused = fixture
+        .certificate("r1", Some(&name), None)
+        .await
+        .expect_err("not registered");
     assert_eq!(refused.code(), Code::PermissionDenied);
     let mut r1 = FakeReplica::launch(&fixture, "r1", "b1", "az1", "250.1.0.3").await;
     let mut e1 = FakeEdge::launch(&fixture, "e1", "az1", "250.1.0.2").await;
     e1.sees(&[("r1", true)]);
-    sail(&mut [&mut r1], &mut [&mut e1], "tables", |ships, _| tables(&ships[0].south).len() == 4).await;
+    sail(&mut [&mut r1], &mut [&mut e1], "tables", |ships, _| {
+        tables(&ships[0].south).len() == 4
+    })
+    .await;
     fixture.certificate("r1", Some(&name), None).await.unwrap();
     for token in ["r4", "e1"] {
-        let refused = fixture.certificate(token, Some(&name), None).await.expect_err(token);
+        let refused = fixture
+            .certificate(token, Some(&name), None)
+            .await
+            .expect_err(token);
         assert_eq!(refused.code(), Code::PermissionDenied, "{token}");
     }
 }
@@ -554,22 +1024,67 @@ async fn a_tenants_operator_sees_its_own_services_and_nothing_of_others() {
     let mut r1 = FakeReplica::launch(&fixture, "r1", "b1", "az1", "250.1.0.3").await;
     let mut e1 = FakeEdge::launch(&fixture, "e1", "az1", "250.1.0.2").await;
     e1.sees(&[("r1", true)]);
-    let served = |s: &ManualSubscriber| tables(s).len() == 4 && tables(s).values().all(|t| heads(t) == [1].into());
-    sail(&mut [&mut r1], &mut [&mut e1], "tables", |_, rims| served(&rims[0].south)).await;
+    let served = |s: &ManualSubscriber| {
+        tables(s).len() == 4 && tables(s).values().all(|t| heads(t) == [1].into())
+    };
+    sail(&mut [&mut r1], &mut [&mut e1], "tables", |_, rims| {
+        served(&rims[0].south)
+    })
+    .await;
     let (mut root, mut ann) = (fixture.admin("root").await, fixture.admin("ann").await);
     let own = ann.fleet().await.unwrap();
-    assert!(own.replicas.is_empty() && own.edges.is_empty() && own.blast.is_empty(), "{own:?}");
-    assert_eq!(own.services.iter().map(|s| s.service.as_str()).collect::<Vec<_>>(), ["alpha/canal-system/gateway", "alpha/shop/a"]);
+    assert!(
+        own.replicas.is_empty() && own.edges.is_empty() && own.blast.is_empty(),
+        "{own:?}"
+    );
+    assert_eq!(
+        own.services
+            .iter()
+            .map(|s| s.service.as_str())
+            .collect::<Vec<_>>(),
+        ["alpha/canal-system/gateway", "alpha/shop/a"]
+    );
     assert!(!format!("{own:?}").contains("beta"), "{own:?}");
     let all = root.fleet().await.unwrap();
-    assert_eq!((all.services.len(), all.replicas.len(), all.edges.len(), all.blast.len()), (4, 1, 1, 1));
+    assert_eq!(
+        (
+            all.services.len(),
+            all.replicas.len(),
+            all.edges.len(),
+            all.blast.len()
+        ),
+        (4, 1, 1, 1)
+    );
     let why = root.explain("beta/shop/a").await.unwrap();
-    let seats: Vec<(String, u32)> = why.tables[0].members.iter().map(|s| (s.replica.clone(), s.heads)).collect();
+    let seats: Vec<(String, u32)> = why.tables[0]
+        .members
+        .iter()
+        .map(|s| (s.replica.clone(), s.heads))
+        .collect();
     assert_eq!((why.tables.len(), seats), (1, vec![("r1".to_owned(), 128)]));
-    assert!(why.unmet_constraints.iter().any(|n| n.contains("add backends")), "{:?}", why.unmet_constraints);
-    assert!(ann.explain("beta/shop/a").await.is_err_and(|s| s.code() == Code::PermissionDenied));
-    assert!(ann.explain("alpha/shop/none").await.is_err_and(|s| s.code() == Code::NotFound));
-    assert!(ann.explain("alpha/shop/a").await.unwrap().tables[0].members.is_empty(), "replicas are the provider's");
+    assert!(
+        why.unmet_constraints
+            .iter()
+            .any(|n| n.contains("add backends")),
+        "{:?}",
+        why.unmet_constraints
+    );
+    assert!(
+        ann.explain("beta/shop/a")
+            .await
+            .is_err_and(|s| s.code() == Code::PermissionDenied)
+    );
+    assert!(
+        ann.explain("alpha/shop/none")
+            .await
+            .is_err_and(|s| s.code() == Code::NotFound)
+    );
+    assert!(
+        ann.explain("alpha/shop/a").await.unwrap().tables[0]
+            .members
+            .is_empty(),
+        "replicas are the provider's"
+    );
 }
 
 /// T16, and appendix A of the paper: two edges of one AZ share one tunnel end, and one client's session is found through both.
@@ -584,21 +1099,47 @@ async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
         rim.state.anycast = "250.1.255.1".into();
         rim.sees(&[("r1", true)]);
     }
-    sail(&mut [&mut r1], &mut [&mut e1, &mut e1b], "tables at both edges", |_, rims| rims.iter().all(|r| tables(&r.south).len() == 4))
-        .await;
+    sail(
+        &mut [&mut r1],
+        &mut [&mut e1, &mut e1b],
+        "tables at both edges",
+        |_, rims| rims.iter().all(|r| tables(&r.south).len() == 4),
+    )
+    .await;
     let orders = r1.turn().await;
-    assert_eq!((orders.edge.as_str(), &orders.hosts[..]), ("250.1.255.1", &["250.1.255.1".to_string(), "250.1.0.3".to_string()][..]));
+    assert_eq!(
+        (orders.edge.as_str(), &orders.hosts[..]),
+        (
+            "250.1.255.1",
+            &["250.1.255.1".to_string(), "250.1.0.3".to_string()][..]
+        )
+    );
     let told = e1.turn().await;
-    assert_eq!((told.tunnels.len(), &told.tunnels[0].ports), (1, &r1.state.tunnel_ports));
+    assert_eq!(
+        (told.tunnels.len(), &told.tunnels[0].ports),
+        (1, &r1.state.tunnel_ports)
+    );
     e1.state.tunnels_version = told.tunnels_version;
     assert!(e1.turn().await.tunnels.is_empty(), "it has them");
 
-    let ids: BTreeMap<String, u32> = tables(&e1.south).values().map(|t| (t.service.to_string(), t.id.get())).collect();
+    let ids: BTreeMap<String, u32> = tables(&e1.south)
+        .values()
+        .map(|t| (t.service.to_string(), t.id.get()))
+        .collect();
     let (mine, others) = (ids["alpha/shop/a"], ids["beta/shop/a"]);
     let mut ann = fixture.admin("ann").await;
-    let foreign = ann.find_sessions("beta", "10.1.1.9:4000").await.unwrap_err();
+    let foreign = ann
+        .find_sessions("beta", "10.1.1.9:4000")
+        .await
+        .unwrap_err();
     assert_eq!(foreign.code(), Code::PermissionDenied, "{foreign}");
-    assert_eq!(ann.find_sessions("alpha", "10.1.1.9").await.unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(
+        ann.find_sessions("alpha", "10.1.1.9")
+            .await
+            .unwrap_err()
+            .code(),
+        Code::InvalidArgument
+    );
     // Data planes have some seconds to answer; after a standstill of the machine some are silent, and the question is repeated.
     let asked = tokio::spawn(async move {
         let until = Instant::now() + patience();
@@ -613,19 +1154,48 @@ async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
         let queries = r1.turn().await.queries;
         // Both tenants have a client with this address.
         let session = |service| FoundSession { service, port: 80 };
-        r1.state.found = queries.iter().map(|q| FoundSessions { query: q.id, sessions: vec![session(mine), session(others)] }).collect();
+        r1.state.found = queries
+            .iter()
+            .map(|q| FoundSessions {
+                query: q.id,
+                sessions: vec![session(mine), session(others)],
+            })
+            .collect();
         for rim in [&mut e1, &mut e1b] {
             let queries = rim.turn().await.queries;
-            let path =
-                |q: &SessionQuery| SessionPath { query: q.id, chain: vec![1], replica: 1, tunnel_port: 40_001, ..SessionPath::default() };
-            rim.state.paths =
-                queries.iter().filter(|q| (q.service, q.port, q.client.as_str()) == (mine, 80, "10.1.1.9:4000")).map(path).collect();
+            let path = |q: &SessionQuery| SessionPath {
+                query: q.id,
+                chain: vec![1],
+                replica: 1,
+                tunnel_port: 40_001,
+                ..SessionPath::default()
+            };
+            rim.state.paths = queries
+                .iter()
+                .filter(|q| (q.service, q.port, q.client.as_str()) == (mine, 80, "10.1.1.9:4000"))
+                .map(path)
+                .collect();
         }
     }
     let found = asked.await.unwrap().unwrap();
-    assert_eq!((found.sessions.len(), found.silent.len()), (1, 0), "{found:?}");
+    assert_eq!(
+        (found.sessions.len(), found.silent.len()),
+        (1, 0),
+        "{found:?}"
+    );
     let session = &found.sessions[0];
-    assert_eq!((session.service.as_str(), session.owner.as_str(), session.az.as_str()), ("alpha/shop/a", "r1", "az1"));
-    let paths: Vec<_> = session.paths.iter().map(|p| (p.edge.as_str(), p.replica.as_str(), p.tunnel_port)).collect();
+    assert_eq!(
+        (
+            session.service.as_str(),
+            session.owner.as_str(),
+            session.az.as_str()
+        ),
+        ("alpha/shop/a", "r1", "az1")
+    );
+    let paths: Vec<_> = session
+        .paths
+        .iter()
+        .map(|p| (p.edge.as_str(), p.replica.as_str(), p.tunnel_port))
+        .collect();
     assert_eq!(paths, [("e1", "r1", 40_001), ("e1b", "r1", 40_001)]);
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::fixture::{ControllerFixture, ManualSubscriber, errors, patience, service, tenant_object, with_token};
+use crate::fixture::{
+    ControllerFixture, ManualSubscriber, errors, patience, service, tenant_object, with_token,
+};
 use canal_controller_core::ControllerLimits;
 use canal_model::program::ResourceKind;
 use canal_model::share::{Share, ShareKind};
@@ -34,7 +36,9 @@ fn large(services: usize) -> String {
     let mut text = String::new();
     for n in 0..services {
         let (a, b) = (n / 250, n % 250 + 1);
-        let spec = format!("clusterIP: 10.91.{a}.{b}, selector: {{app: x{n}}}, ports: [{{name: http, port: 80}}]");
+        let spec = format!(
+            "clusterIP: 10.91.{a}.{b}, selector: {{app: x{n}}}, ports: [{{name: http, port: 80}}]"
+        );
         write!(text, "---\napiVersion: v1\nkind: Service\nmetadata: {{name: x{n}, namespace: shop}}\nspec: {{{spec}}}\n").unwrap();
     }
     text
@@ -42,7 +46,14 @@ fn large(services: usize) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn large_dry_runs_of_one_tenant_hold_up_no_other_change() {
-    let fixture = ControllerFixture::with(ControllerLimits { compile_workers: 2, ..ControllerLimits::default() }, two_tenants).await;
+    let fixture = ControllerFixture::with(
+        ControllerLimits {
+            compile_workers: 2,
+            ..ControllerLimits::default()
+        },
+        two_tenants,
+    )
+    .await;
     let text = large(8_000);
     let mut diffs = tokio::task::JoinSet::new();
     let done = Arc::new(AtomicUsize::new(0));
@@ -55,65 +66,123 @@ async fn large_dry_runs_of_one_tenant_hold_up_no_other_change() {
         });
     }
     // All four dry runs have arrived, and one is being prepared.
-    let waiting = async || fixture.metric("canal_share_used{limit=\"queued_changes\",tenant=\"alpha\"}").await;
+    let waiting = async || {
+        fixture
+            .metric("canal_share_used{limit=\"queued_changes\",tenant=\"alpha\"}")
+            .await
+    };
     let done = || done.load(Ordering::Relaxed);
-    until("four dry runs", async || waiting().await >= 4.0 || done() > 0).await;
+    until("four dry runs", async || {
+        waiting().await >= 4.0 || done() > 0
+    })
+    .await;
     let mut bob = fixture.admin("bob").await;
     bob.must_apply("beta", &[&service(2, "a", 1)]).await;
     bob.diff("beta", &[&service(2, "b", 2)]).await.unwrap();
-    fixture.admin("ann").await.must_apply("alpha", &[&service(1, "mine", 9)]).await;
+    fixture
+        .admin("ann")
+        .await
+        .must_apply("alpha", &[&service(1, "mine", 9)])
+        .await;
     let is_first = done() == 0 && waiting().await >= 4.0;
-    timed!(is_first, "changes of others are in force before the first of four large dry runs is done");
+    timed!(
+        is_first,
+        "changes of others are in force before the first of four large dry runs is done"
+    );
     diffs.abort_all();
 }
 
 #[tokio::test]
 async fn changes_beyond_a_tenants_share_are_refused_by_name() {
     let mut limits = ControllerLimits::default();
-    limits.shares.set(ShareKind::QueuedChangeBytes, Share::Amount(2_000));
+    limits
+        .shares
+        .set(ShareKind::QueuedChangeBytes, Share::Amount(2_000));
     let fixture = ControllerFixture::with(limits, two_tenants).await;
-    let (mut ann, mut bob, mut root) = (fixture.admin("ann").await, fixture.admin("bob").await, fixture.admin("root").await);
+    let (mut ann, mut bob, mut root) = (
+        fixture.admin("ann").await,
+        fixture.admin("bob").await,
+        fixture.admin("root").await,
+    );
     let text = service(1, "a", 1) + &"# more\n".repeat(500);
     let refused = ann.diff("alpha", &[&text]).await.unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted);
-    assert!(refused.message().contains("alpha has too many changes under way (queued_change_bytes: share); fix: "), "{refused}");
+    assert!(
+        refused
+            .message()
+            .contains("alpha has too many changes under way (queued_change_bytes: share); fix: "),
+        "{refused}"
+    );
     bob.must_apply("beta", &[&service(2, "a", 1)]).await;
     root.diff("alpha", &[&text]).await.unwrap();
     let shares = ann.status().await.shares;
-    assert!(shares.iter().all(|s| s.tenant == "alpha"), "a tenant sees its own: {shares:?}");
+    assert!(
+        shares.iter().all(|s| s.tenant == "alpha"),
+        "a tenant sees its own: {shares:?}"
+    );
     let refusals = |shares: &[canal_wire::api::ShareUse]| {
-        shares.iter().find(|s| s.tenant == "alpha" && s.limit == "queued_change_bytes").map(|s| (s.max, s.refused, s.component.clone()))
+        shares
+            .iter()
+            .find(|s| s.tenant == "alpha" && s.limit == "queued_change_bytes")
+            .map(|s| (s.max, s.refused, s.component.clone()))
     };
     assert_eq!(refusals(&shares), Some((2_000, 1, "controller".into())));
     let all = root.status().await.shares;
-    assert!(refusals(&all).is_some() && all.iter().any(|s| s.tenant == "beta"), "{all:?}");
+    assert!(
+        refusals(&all).is_some() && all.iter().any(|s| s.tenant == "beta"),
+        "{all:?}"
+    );
 }
 
 #[tokio::test]
 async fn a_tenants_bytes_are_bounded_and_the_provider_can_remove_them() {
     const SHARE: u64 = 40_000;
     let mut limits = ControllerLimits::default();
-    limits.shares.set(ShareKind::ConfigurationBytes, Share::Amount(SHARE));
+    limits
+        .shares
+        .set(ShareKind::ConfigurationBytes, Share::Amount(SHARE));
     let mut fixture = ControllerFixture::with(limits, two_tenants).await;
     let (mut ann, mut bob) = (fixture.admin("ann").await, fixture.admin("bob").await);
     let padded = |n: u8| {
         let text = service(1, &format!("s{n}"), n);
-        text.replace("namespace: shop}", &format!("namespace: shop, annotations: {{note: {}}}}}", "x".repeat(8_000)))
+        text.replace(
+            "namespace: shop}",
+            &format!(
+                "namespace: shop, annotations: {{note: {}}}}}",
+                "x".repeat(8_000)
+            ),
+        )
     };
     for n in 1..=4 {
         ann.must_apply("alpha", &[&padded(n)]).await;
     }
     let refused = ann.apply("alpha", &[&padded(5)]).await.unwrap();
     let said = errors(&refused.diagnostics).join("; ");
-    assert!(!refused.accepted && said.contains("configurationBytes is 40000"), "{said}");
-    assert!(!errors(&ann.dry_run("alpha", &[&padded(5)]).await.unwrap().diagnostics).is_empty());
+    assert!(
+        !refused.accepted && said.contains("configurationBytes is 40000"),
+        "{said}"
+    );
+    assert!(
+        !errors(
+            &ann.dry_run("alpha", &[&padded(5)])
+                .await
+                .unwrap()
+                .diagnostics
+        )
+        .is_empty()
+    );
     bob.must_apply("beta", &[&service(2, "a", 1)]).await;
     // Files count as well; their earlier content stays in force.
     let mut n1 = fixture.subscribe("n1").await;
     n1.settle().await;
     let held = n1.names();
     fixture.write("alpha/more.yaml", &padded(6));
-    until("a finding", async || errors(&ann.status().await.diagnostics).iter().any(|e| e.contains("configurationBytes"))).await;
+    until("a finding", async || {
+        errors(&ann.status().await.diagnostics)
+            .iter()
+            .any(|e| e.contains("configurationBytes"))
+    })
+    .await;
     n1.settle().await;
     assert_eq!(n1.names(), held);
     std::fs::remove_file(fixture.path("alpha/more.yaml")).unwrap();
@@ -121,32 +190,74 @@ async fn a_tenants_bytes_are_bounded_and_the_provider_can_remove_them() {
     let held = n1.held.clone();
     drop((n1, ann, bob));
     fixture.stop().await;
-    fixture.config.limits.shares.set(ShareKind::ConfigurationBytes, Share::Amount(20_000));
+    fixture
+        .config
+        .limits
+        .shares
+        .set(ShareKind::ConfigurationBytes, Share::Amount(20_000));
     fixture.start().await;
     let mut n1 = ManualSubscriber::open(fixture.channel().await, "n1", held.clone()).await;
     n1.settle().await;
-    assert_eq!(n1.names(), held.keys().map(|(k, n)| format!("{k:?} {n}")).collect::<Vec<_>>(), "data planes keep what they hold");
-    let (mut ann, mut bob, mut root) = (fixture.admin("ann").await, fixture.admin("bob").await, fixture.admin("root").await);
-    let refused = ann.apply("alpha", &[&service(1, "small", 9)]).await.unwrap();
-    assert!(errors(&refused.diagnostics).iter().any(|e| e.contains("configurationBytes is 20000")), "{refused:?}");
+    assert_eq!(
+        n1.names(),
+        held.keys()
+            .map(|(k, n)| format!("{k:?} {n}"))
+            .collect::<Vec<_>>(),
+        "data planes keep what they hold"
+    );
+    let (mut ann, mut bob, mut root) = (
+        fixture.admin("ann").await,
+        fixture.admin("bob").await,
+        fixture.admin("root").await,
+    );
+    let refused = ann
+        .apply("alpha", &[&service(1, "small", 9)])
+        .await
+        .unwrap();
+    assert!(
+        errors(&refused.diagnostics)
+            .iter()
+            .any(|e| e.contains("configurationBytes is 20000")),
+        "{refused:?}"
+    );
     assert_eq!(bob.names("beta", "service").await.len(), 1);
     let refused = ann.delete_all("alpha").await.unwrap();
-    assert!(!refused.accepted && errors(&refused.diagnostics)[0].contains("only the provider"), "{refused:?}");
+    assert!(
+        !refused.accepted && errors(&refused.diagnostics)[0].contains("only the provider"),
+        "{refused:?}"
+    );
     let removed = root.delete_all("alpha").await.unwrap();
-    assert_eq!((removed.accepted, removed.changes.len()), (true, 4), "{:?}", errors(&removed.diagnostics));
-    n1.until("the end of the services", |h| !h.keys().any(|(k, n)| *k == ResourceKind::Service && n.starts_with("alpha/"))).await;
+    assert_eq!(
+        (removed.accepted, removed.changes.len()),
+        (true, 4),
+        "{:?}",
+        errors(&removed.diagnostics)
+    );
+    n1.until("the end of the services", |h| {
+        !h.keys()
+            .any(|(k, n)| *k == ResourceKind::Service && n.starts_with("alpha/"))
+    })
+    .await;
     ann.must_apply("alpha", &[&service(1, "small", 9)]).await;
 }
 
 #[tokio::test]
 async fn compiled_bytes_are_bounded_too() {
     let mut limits = ControllerLimits::default();
-    limits.shares.set(ShareKind::CompiledBytes, Share::Amount(3_000));
+    limits
+        .shares
+        .set(ShareKind::CompiledBytes, Share::Amount(3_000));
     let fixture = ControllerFixture::with(limits, two_tenants).await;
     let mut ann = fixture.admin("ann").await;
     ann.must_apply("alpha", &[&service(1, "a", 1)]).await;
     let refused = ann.apply("alpha", &[&large(200)]).await.unwrap();
-    assert!(!refused.accepted && errors(&refused.diagnostics).join(";").contains("compiledBytes is 3000"), "{refused:?}");
+    assert!(
+        !refused.accepted
+            && errors(&refused.diagnostics)
+                .join(";")
+                .contains("compiledBytes is 3000"),
+        "{refused:?}"
+    );
     ann.must_apply("alpha", &[&service(1, "b", 2)]).await;
 }
 
@@ -154,12 +265,18 @@ async fn compiled_bytes_are_bounded_too() {
 #[tokio::test]
 async fn compiled_resources_are_bounded_too() {
     let mut limits = ControllerLimits::default();
-    limits.shares.set(ShareKind::CompiledResources, Share::Amount(100));
+    limits
+        .shares
+        .set(ShareKind::CompiledResources, Share::Amount(100));
     let fixture = ControllerFixture::with(limits, two_tenants).await;
     let mut ann = fixture.admin("ann").await;
     ann.must_apply("alpha", &[&service(1, "a", 1)]).await;
     let rules = |count: usize| {
-        let rule = |n| format!("{{matches: [{{path: {{type: Exact, value: /{n}}}}}], backendRefs: [{{name: a, port: 80}}]}}");
+        let rule = |n| {
+            format!(
+                "{{matches: [{{path: {{type: Exact, value: /{n}}}}}], backendRefs: [{{name: a, port: 80}}]}}"
+            )
+        };
         let rules = (0..count).map(rule).collect::<Vec<_>>().join(", ");
         format!(
             "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: many, namespace: shop}}\nspec: {{parentRefs: \
@@ -167,14 +284,25 @@ async fn compiled_resources_are_bounded_too() {
         )
     };
     let refused = ann.apply("alpha", &[&rules(120)]).await.unwrap();
-    assert!(!refused.accepted && errors(&refused.diagnostics).join(";").contains("resources, and its share of compiledResources is 100"));
+    assert!(
+        !refused.accepted
+            && errors(&refused.diagnostics)
+                .join(";")
+                .contains("resources, and its share of compiledResources is 100")
+    );
     ann.must_apply("alpha", &[&rules(50)]).await;
     let used = "canal_share_used{limit=\"compiled_resources\",tenant=\"alpha\"}";
     assert!(fixture.metric(used).await > 50.0);
     // The provider's setting for one tenant holds at the next change.
-    fixture.write("alpha/t.yaml", &tenant_object("alpha", 1).replace("spec: {", "spec: {shares: {compiledResources: 500}, "));
+    fixture.write(
+        "alpha/t.yaml",
+        &tenant_object("alpha", 1).replace("spec: {", "spec: {shares: {compiledResources: 500}, "),
+    );
     let max = "canal_share_max{limit=\"compiled_resources\",tenant=\"alpha\"}";
-    until("the share of the Tenant object", async || fixture.metric(max).await >= 500.0).await;
+    until("the share of the Tenant object", async || {
+        fixture.metric(max).await >= 500.0
+    })
+    .await;
     ann.must_apply("alpha", &[&rules(120)]).await;
 }
 
@@ -188,7 +316,9 @@ fn patterns(services: usize, rules: usize) -> String {
         };
         let rules = (0..rules).map(rule).collect::<Vec<_>>().join(", ");
         let (a, b) = (n / 250, n % 250 + 1);
-        let spec = format!("clusterIP: 10.91.{a}.{b}, selector: {{app: x}}, ports: [{{name: http, port: 80}}]");
+        let spec = format!(
+            "clusterIP: 10.91.{a}.{b}, selector: {{app: x}}, ports: [{{name: http, port: 80}}]"
+        );
         write!(
             text,
             "---\napiVersion: v1\nkind: Service\nmetadata: {{name: x{n}, namespace: shop}}\nspec: {{{spec}}}\n---\napiVersion: \
@@ -209,31 +339,82 @@ async fn route_tables_are_bounded_over_all_services() {
     let refused = ann.apply("alpha", &[&patterns(450, 22)]).await.unwrap();
     let said = errors(&refused.diagnostics).join("; ");
     let share = ShareKind::RouteTableBytes.default_share().of(u64::MAX);
-    assert!(!refused.accepted && said.contains(&format!("its share of routeTableBytes is {share}")), "{said}");
-    let counted: u64 = said.split("at least ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok()).expect("a number of bytes");
-    assert!((share..2 * share).contains(&counted), "the compiler stopped there: {said}");
-    assert_eq!(ann.names("alpha", "service").await.len(), 0, "nothing was changed");
+    assert!(
+        !refused.accepted && said.contains(&format!("its share of routeTableBytes is {share}")),
+        "{said}"
+    );
+    let counted: u64 = said
+        .split("at least ")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next()?.parse().ok())
+        .expect("a number of bytes");
+    assert!(
+        (share..2 * share).contains(&counted),
+        "the compiler stopped there: {said}"
+    );
+    assert_eq!(
+        ann.names("alpha", "service").await.len(),
+        0,
+        "nothing was changed"
+    );
     let diff = ann.diff("alpha", &[&patterns(450, 22)]).await.unwrap();
-    assert!(errors(&diff.diagnostics).join("; ").contains("routeTableBytes"), "{:?}", errors(&diff.diagnostics));
-    let refusals = fixture.metric("canal_share_refused_total{limit=\"route_table_bytes\",tenant=\"alpha\"}").await;
+    assert!(
+        errors(&diff.diagnostics)
+            .join("; ")
+            .contains("routeTableBytes"),
+        "{:?}",
+        errors(&diff.diagnostics)
+    );
+    let refusals = fixture
+        .metric("canal_share_refused_total{limit=\"route_table_bytes\",tenant=\"alpha\"}")
+        .await;
     assert_eq!(refusals, 2.0);
     ann.must_apply("alpha", &[&patterns(2, 22)]).await;
     // 44 automata of 72 KB and more, several times each.
     assert!(fixture.metric(used).await > 44.0 * 8.0 * 72_000.0);
     // Files that exceed the share are withheld, with the reason.
-    fixture.write("alpha/many.yaml", &patterns(450, 22).replace("name: x", "name: y"));
-    until("a finding", async || errors(&ann.status().await.diagnostics).iter().any(|e| e.contains("routeTableBytes"))).await;
-    assert_eq!(fixture.metric("canal_controller_changes_withheld_total{reason=\"route_table_bytes\"}").await, 1.0);
+    fixture.write(
+        "alpha/many.yaml",
+        &patterns(450, 22).replace("name: x", "name: y"),
+    );
+    until("a finding", async || {
+        errors(&ann.status().await.diagnostics)
+            .iter()
+            .any(|e| e.contains("routeTableBytes"))
+    })
+    .await;
+    assert_eq!(
+        fixture
+            .metric("canal_controller_changes_withheld_total{reason=\"route_table_bytes\"}")
+            .await,
+        1.0
+    );
     // The operator's own connection counts as well.
     drop(ann);
     root.delete_all("alpha").await.unwrap();
     std::fs::remove_file(fixture.path("alpha/many.yaml")).unwrap();
     std::fs::remove_file(fixture.path("alpha/t.yaml")).unwrap();
-    let taken = |shares: Vec<canal_wire::api::ShareUse>| shares.into_iter().filter(|s| s.tenant == "alpha").map(|s| s.used).sum::<u64>();
-    until("the end of everything that alpha took", async || taken(root.status().await.shares) == 0).await;
+    let taken = |shares: Vec<canal_wire::api::ShareUse>| {
+        shares
+            .into_iter()
+            .filter(|s| s.tenant == "alpha")
+            .map(|s| s.used)
+            .sum::<u64>()
+    };
+    until("the end of everything that alpha took", async || {
+        taken(root.status().await.shares) == 0
+    })
+    .await;
     // The folder of a tenant goes once it is empty.
     std::fs::remove_dir(fixture.path("alpha")).unwrap();
-    until("the end of alpha", async || root.status().await.tenants.iter().all(|tenant| tenant.tenant != "alpha")).await;
+    until("the end of alpha", async || {
+        root.status()
+            .await
+            .tenants
+            .iter()
+            .all(|tenant| tenant.tenant != "alpha")
+    })
+    .await;
     assert_eq!(taken(root.status().await.shares), 0);
 }
 
@@ -248,25 +429,61 @@ async fn a_reduced_share_leaves_data_planes_what_they_hold() {
     let held = n1.held.clone();
     drop((n1, ann));
     fixture.stop().await;
-    fixture.config.limits.shares.set(ShareKind::RouteTableBytes, Share::Amount(100_000));
+    fixture
+        .config
+        .limits
+        .shares
+        .set(ShareKind::RouteTableBytes, Share::Amount(100_000));
     fixture.start().await;
     let mut n1 = ManualSubscriber::open(fixture.channel().await, "n1", held.clone()).await;
     n1.settle().await;
-    assert_eq!(n1.names(), held.keys().map(|(k, n)| format!("{k:?} {n}")).collect::<Vec<_>>());
+    assert_eq!(
+        n1.names(),
+        held.keys()
+            .map(|(k, n)| format!("{k:?} {n}"))
+            .collect::<Vec<_>>()
+    );
     let mut ann = fixture.admin("ann").await;
-    assert!(errors(&ann.status().await.diagnostics).iter().any(|e| e.contains("routeTableBytes is 100000")));
-    let done = ann.delete("alpha", &[("HTTPRoute", "shop", "x0"), ("HTTPRoute", "shop", "x1"), ("Service", "shop", "x1")], false).await;
+    assert!(
+        errors(&ann.status().await.diagnostics)
+            .iter()
+            .any(|e| e.contains("routeTableBytes is 100000"))
+    );
+    let done = ann
+        .delete(
+            "alpha",
+            &[
+                ("HTTPRoute", "shop", "x0"),
+                ("HTTPRoute", "shop", "x1"),
+                ("Service", "shop", "x1"),
+            ],
+            false,
+        )
+        .await;
     assert!(done.unwrap().accepted);
-    n1.until("the end of one service", |h| !h.keys().any(|(_, n)| n.as_str() == "alpha/shop/x1")).await;
+    n1.until("the end of one service", |h| {
+        !h.keys().any(|(_, n)| n.as_str() == "alpha/shop/x1")
+    })
+    .await;
 }
 
 /// Services with an annotation of this size each.
 fn padded(services: std::ops::Range<usize>, bytes: usize) -> String {
     let mut text = String::new();
     for n in services {
-        let metadata = format!("{{name: x{n}, namespace: shop, annotations: {{note: {}}}}}", "x".repeat(bytes));
-        let spec = format!("{{clusterIP: 10.91.0.{}, selector: {{app: x}}, ports: [{{name: http, port: 80}}]}}", n + 1);
-        write!(text, "---\napiVersion: v1\nkind: Service\nmetadata: {metadata}\nspec: {spec}\n").unwrap();
+        let metadata = format!(
+            "{{name: x{n}, namespace: shop, annotations: {{note: {}}}}}",
+            "x".repeat(bytes)
+        );
+        let spec = format!(
+            "{{clusterIP: 10.91.0.{}, selector: {{app: x}}, ports: [{{name: http, port: 80}}]}}",
+            n + 1
+        );
+        write!(
+            text,
+            "---\napiVersion: v1\nkind: Service\nmetadata: {metadata}\nspec: {spec}\n"
+        )
+        .unwrap();
     }
     text
 }
@@ -279,24 +496,50 @@ async fn the_answer_to_a_diff_is_bounded_and_counts_what_it_leaves_out() {
     let diff = ann.diff("alpha", &[&padded(0..12, 500_000)]).await.unwrap();
     assert_eq!(errors(&diff.diagnostics), [""; 0]);
     let bytes: usize = diff.changes.iter().map(|change| change.diff.len()).sum();
-    assert!(diff.changes.len() >= 4 && bytes > 2_000_000 && bytes <= CHANGES_BYTES_MAX, "{bytes} bytes");
+    assert!(
+        diff.changes.len() >= 4 && bytes > 2_000_000 && bytes <= CHANGES_BYTES_MAX,
+        "{bytes} bytes"
+    );
     assert_eq!(diff.changes.len() as u64 + diff.changes_left_out, 12);
-    let applied = ann.apply("alpha", &[&padded(0..12, 500_000)]).await.unwrap();
-    assert!(applied.accepted && applied.changes.len() == 12 && applied.changes_left_out == 0, "an Apply lists names");
+    let applied = ann
+        .apply("alpha", &[&padded(0..12, 500_000)])
+        .await
+        .unwrap();
+    assert!(
+        applied.accepted && applied.changes.len() == 12 && applied.changes_left_out == 0,
+        "an Apply lists names"
+    );
 }
 
 /// N3: a request with more than the tenant may have is not read to its end.
 #[tokio::test]
 async fn objects_beyond_the_share_are_not_read() {
     let mut limits = ControllerLimits::default();
-    limits.shares.set(ShareKind::ConfigurationBytes, Share::Amount(100_000));
+    limits
+        .shares
+        .set(ShareKind::ConfigurationBytes, Share::Amount(100_000));
     let fixture = ControllerFixture::with(limits, two_tenants).await;
     let mut ann = fixture.admin("ann").await;
     let files = [padded(0..3, 50_000), "broken: [".to_owned()];
-    let found = errors(&ann.diff("alpha", &files.each_ref().map(String::as_str)).await.unwrap().diagnostics);
-    assert!(found.len() == 1 && found[0].contains("its share of configurationBytes is 100000"), "{found:?}");
-    let applied = ann.apply("alpha", &files.each_ref().map(String::as_str)).await.unwrap();
-    assert!(!applied.accepted && errors(&applied.diagnostics).len() == 1, "{:?}", errors(&applied.diagnostics));
+    let found = errors(
+        &ann.diff("alpha", &files.each_ref().map(String::as_str))
+            .await
+            .unwrap()
+            .diagnostics,
+    );
+    assert!(
+        found.len() == 1 && found[0].contains("its share of configurationBytes is 100000"),
+        "{found:?}"
+    );
+    let applied = ann
+        .apply("alpha", &files.each_ref().map(String::as_str))
+        .await
+        .unwrap();
+    assert!(
+        !applied.accepted && errors(&applied.diagnostics).len() == 1,
+        "{:?}",
+        errors(&applied.diagnostics)
+    );
 }
 
 #[tokio::test]
@@ -306,37 +549,96 @@ async fn status_shows_a_tenants_use_and_omissions_at_data_planes() {
     let fixture = ControllerFixture::two_tenants().await;
     let mut fleet = FleetClient::new(fixture.channel().await);
     let limit = ShareKind::GatewayConnections.label();
-    let row = |tenant: &str, used| ShareRow { limit: limit.into(), tenant: tenant.into(), used, max: 100, refused: 2, revoked: 1 };
-    let omitted =
-        OmittedResource { tenant: "alpha".into(), kind: "BucketTable".into(), name: "alpha/shop/a@az1".into(), why: "full".into() };
-    let state = ShareState { rows: vec![row("alpha", 7), row("beta", 8)], omitted: vec![omitted] };
+    let row = |tenant: &str, used| ShareRow {
+        limit: limit.into(),
+        tenant: tenant.into(),
+        used,
+        max: 100,
+        refused: 2,
+        revoked: 1,
+    };
+    let omitted = OmittedResource {
+        tenant: "alpha".into(),
+        kind: "BucketTable".into(),
+        name: "alpha/shop/a@az1".into(),
+        why: "full".into(),
+    };
+    let state = ShareState {
+        rows: vec![row("alpha", 7), row("beta", 8)],
+        omitted: vec![omitted],
+    };
     // The report of a data plane that is not connected is not stored.
-    fleet.share_report(with_token(state.clone(), "g1")).await.unwrap();
+    fleet
+        .share_report(with_token(state.clone(), "g1"))
+        .await
+        .unwrap();
     let of = |shares: Vec<canal_wire::api::ShareUse>| -> Vec<(String, String, u64, u64, u64)> {
         let planes = shares.into_iter().filter(|s| s.component != "controller");
-        planes.map(|s| (s.component, s.tenant, s.used, s.refused, s.revoked)).collect()
+        planes
+            .map(|s| (s.component, s.tenant, s.used, s.refused, s.revoked))
+            .collect()
     };
-    let (mut ann, mut bob, mut root) = (fixture.admin("ann").await, fixture.admin("bob").await, fixture.admin("root").await);
+    let (mut ann, mut bob, mut root) = (
+        fixture.admin("ann").await,
+        fixture.admin("bob").await,
+        fixture.admin("root").await,
+    );
     assert_eq!(of(root.status().await.shares), []);
     let (mut g1, mut n1) = (fixture.subscribe("g1").await, fixture.subscribe("n1").await);
     g1.settle().await;
     n1.settle().await;
-    fleet.share_report(with_token(state.clone(), "g1")).await.unwrap();
+    fleet
+        .share_report(with_token(state.clone(), "g1"))
+        .await
+        .unwrap();
     // A node's report counts for its own tenant only.
-    fleet.share_report(with_token(state.clone(), "n1")).await.unwrap();
-    let seen = |component: &str, tenant: &str, used| (component.to_string(), tenant.to_string(), used, 2, 1);
+    fleet
+        .share_report(with_token(state.clone(), "n1"))
+        .await
+        .unwrap();
+    let seen = |component: &str, tenant: &str, used| {
+        (component.to_string(), tenant.to_string(), used, 2, 1)
+    };
     let status = ann.status().await;
-    assert_eq!(of(status.shares), [seen("gateway g1", "alpha", 7), seen("nodes", "alpha", 7)]);
+    assert_eq!(
+        of(status.shares),
+        [seen("gateway g1", "alpha", 7), seen("nodes", "alpha", 7)]
+    );
     let found = errors(&status.diagnostics);
-    assert!(found.iter().any(|e| e.contains("alpha/shop/a@az1") && e.contains("gateway g1 has no capacity for it")), "{found:?}");
+    assert!(
+        found
+            .iter()
+            .any(|e| e.contains("alpha/shop/a@az1")
+                && e.contains("gateway g1 has no capacity for it")),
+        "{found:?}"
+    );
     let status = bob.status().await;
     assert_eq!(of(status.shares), [seen("gateway g1", "beta", 8)]);
-    assert_eq!(errors(&status.diagnostics), [""; 0], "alpha's is not beta's business");
+    assert_eq!(
+        errors(&status.diagnostics),
+        [""; 0],
+        "alpha's is not beta's business"
+    );
     let all = of(root.status().await.shares);
-    assert_eq!(all, [seen("gateway g1", "alpha", 7), seen("gateway g1", "beta", 8), seen("nodes", "alpha", 7)]);
-    let refused = fleet.share_report(with_token(state, "ann")).await.unwrap_err();
+    assert_eq!(
+        all,
+        [
+            seen("gateway g1", "alpha", 7),
+            seen("gateway g1", "beta", 8),
+            seen("nodes", "alpha", 7)
+        ]
+    );
+    let refused = fleet
+        .share_report(with_token(state, "ann"))
+        .await
+        .unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
     // The report of a data plane is dropped when it disconnects.
     drop(g1);
-    until("the end of its report", async || of(root.status().await.shares).iter().all(|s| s.0 != "gateway g1")).await;
+    until("the end of its report", async || {
+        of(root.status().await.shares)
+            .iter()
+            .all(|s| s.0 != "gateway g1")
+    })
+    .await;
 }

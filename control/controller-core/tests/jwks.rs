@@ -20,7 +20,12 @@ struct FakeIssuer {
 }
 
 async fn issuer() -> (std::net::SocketAddr, Arc<Mutex<FakeIssuer>>) {
-    let state = Arc::new(Mutex::new(FakeIssuer { body: set("one"), status: "200 OK", asked: 0, unchanged: 0 }));
+    let state = Arc::new(Mutex::new(FakeIssuer {
+        body: set("one"),
+        status: "200 OK",
+        asked: 0,
+        unchanged: 0,
+    }));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (address, held) = (listener.local_addr().unwrap(), state.clone());
     tokio::spawn(async move {
@@ -36,7 +41,12 @@ async fn issuer() -> (std::net::SocketAddr, Arc<Mutex<FakeIssuer>>) {
                     issuer.unchanged += 1;
                     "HTTP/1.1 304 Not Modified\r\n\r\n".to_string()
                 } else {
-                    format!("HTTP/1.1 {}\r\netag: {etag}\r\ncontent-length: {}\r\n\r\n{}", issuer.status, issuer.body.len(), issuer.body)
+                    format!(
+                        "HTTP/1.1 {}\r\netag: {etag}\r\ncontent-length: {}\r\n\r\n{}",
+                        issuer.status,
+                        issuer.body.len(),
+                        issuer.body
+                    )
                 }
             };
             let _ = tcp.write_all(answer.as_bytes()).await;
@@ -46,7 +56,9 @@ async fn issuer() -> (std::net::SocketAddr, Arc<Mutex<FakeIssuer>>) {
 }
 
 fn set(kid: &str) -> String {
-    format!("{{\"keys\":[{{\"kty\":\"EC\",\"crv\":\"P-256\",\"kid\":\"{kid}\",\"x\":\"AA\",\"y\":\"AA\"}}]}}")
+    format!(
+        "{{\"keys\":[{{\"kty\":\"EC\",\"crv\":\"P-256\",\"kid\":\"{kid}\",\"x\":\"AA\",\"y\":\"AA\"}}]}}"
+    )
 }
 
 fn authentication(name: &str, uri: &str) -> String {
@@ -57,7 +69,10 @@ fn authentication(name: &str, uri: &str) -> String {
 }
 
 fn keys(s: &ManualSubscriber, name: &str) -> Option<String> {
-    match s.held.get(&(ResourceKind::Authentication, format!("alpha/shop/{name}"))) {
+    match s
+        .held
+        .get(&(ResourceKind::Authentication, format!("alpha/shop/{name}")))
+    {
         Some((_, Resource::Authentication(a))) => a.rules[0].keys.clone(),
         other => panic!("{name}: {other:?}"),
     }
@@ -66,9 +81,10 @@ fn keys(s: &ManualSubscriber, name: &str) -> Option<String> {
 async fn until_keys(s: &mut ManualSubscriber, name: &'static str, want: Option<&'static str>) {
     let at = (ResourceKind::Authentication, format!("alpha/shop/{name}"));
     s.until(name, |h| match h.get(&at) {
-        Some((_, Resource::Authentication(a))) => {
-            a.rules[0].keys.as_deref().map_or(want.is_none(), |k| want.is_some_and(|w| k.contains(w)))
-        }
+        Some((_, Resource::Authentication(a))) => a.rules[0]
+            .keys
+            .as_deref()
+            .map_or(want.is_none(), |k| want.is_some_and(|w| k.contains(w))),
         _ => false,
     })
     .await;
@@ -84,7 +100,8 @@ async fn fixture(issuer: std::net::SocketAddr) -> ControllerFixture {
 
 async fn counted(fixture: &ControllerFixture, outcome: &str) {
     let until = Instant::now() + patience();
-    let line = format!("canal_controller_jwks_fetches_total{{tenant=\"alpha\",outcome=\"{outcome}\"}}");
+    let line =
+        format!("canal_controller_jwks_fetches_total{{tenant=\"alpha\",outcome=\"{outcome}\"}}");
     while fixture.metric(&line).await < 1.0 {
         assert!(Instant::now() < until, "{line}");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -96,7 +113,10 @@ async fn a_key_set_is_fetched_refreshed_and_retained_on_failure() {
     let (address, issuer) = issuer().await;
     let mut fixture = fixture(address).await;
     let uri = format!("http://{address}/keys");
-    fixture.write("alpha/mesh.yaml", &(tenant("alpha", 1) + "---\n" + &authentication("web", &uri)));
+    fixture.write(
+        "alpha/mesh.yaml",
+        &(tenant("alpha", 1) + "---\n" + &authentication("web", &uri)),
+    );
     let mut g1 = fixture.subscribe("g1").await;
     until_keys(&mut g1, "web", Some("one")).await;
     counted(&fixture, "unchanged").await;
@@ -106,7 +126,14 @@ async fn a_key_set_is_fetched_refreshed_and_retained_on_failure() {
         ("500 Broken", set("third"), "status"),
         ("302 Found", set("third"), "redirect"),
         ("200 OK", "{\"no\":\"keys\"}".to_string(), "form"),
-        ("200 OK", format!("{{\"keys\":[],\"x\":\"{}\"}}", "x".repeat(canal_controller_core::JWKS_BYTES_MAX)), "bytes"),
+        (
+            "200 OK",
+            format!(
+                "{{\"keys\":[],\"x\":\"{}\"}}",
+                "x".repeat(canal_controller_core::JWKS_BYTES_MAX)
+            ),
+            "bytes",
+        ),
     ] {
         {
             let mut issuer = issuer.lock().unwrap();
@@ -115,10 +142,17 @@ async fn a_key_set_is_fetched_refreshed_and_retained_on_failure() {
         counted(&fixture, outcome).await;
     }
     g1.settle().await;
-    assert!(keys(&g1, "web").unwrap().contains("second"), "the last good one stays");
+    assert!(
+        keys(&g1, "web").unwrap().contains("second"),
+        "the last good one stays"
+    );
     let mut root = fixture.admin("root").await;
     let told = root.status().await.diagnostics;
-    assert!(told.iter().any(|d| d.problem.contains("the last good one is in force")), "{told:?}");
+    assert!(
+        told.iter()
+            .any(|d| d.problem.contains("the last good one is in force")),
+        "{told:?}"
+    );
     // The last good set also stays across a restart while the issuer is broken.
     drop((g1, root));
     fixture.stop().await;
@@ -140,22 +174,42 @@ async fn slow_issuers_of_one_tenant_hold_up_no_other() {
     let mute = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let slow = mute.local_addr().unwrap();
     let fixture = ControllerFixture::tuned(ControllerLimits::default(), |config| {
-        config.jwks.hosts = vec![address.to_string().parse().unwrap(), slow.to_string().parse().unwrap()];
+        config.jwks.hosts = vec![
+            address.to_string().parse().unwrap(),
+            slow.to_string().parse().unwrap(),
+        ];
     })
     .await;
-    let many: Vec<String> = (0..40).map(|i| authentication(&format!("slow{i}"), &format!("http://{slow}/{i}"))).collect();
-    fixture.write("alpha/mesh.yaml", &(tenant("alpha", 1) + "---\n" + &many.join("---\n")));
+    let many: Vec<String> = (0..40)
+        .map(|i| authentication(&format!("slow{i}"), &format!("http://{slow}/{i}")))
+        .collect();
+    fixture.write(
+        "alpha/mesh.yaml",
+        &(tenant("alpha", 1) + "---\n" + &many.join("---\n")),
+    );
     let mut g1 = fixture.subscribe("g1").await;
-    g1.until("alpha", |h| h.contains_key(&(ResourceKind::Authentication, "alpha/shop/slow39".into()))).await;
-    let begun = Instant::now();
-    fixture.write("beta/mesh.yaml", &(tenant("beta", 2) + "---\n" + &authentication("web", &format!("http://{address}/keys"))));
-    let mut g2 = fixture.subscribe("g2").await;
-    g2.until("beta's keys", |h| match h.get(&(ResourceKind::Authentication, "beta/shop/web".into())) {
-        Some((_, Resource::Authentication(a))) => a.rules[0].keys.is_some(),
-        _ => false,
+    g1.until("alpha", |h| {
+        h.contains_key(&(ResourceKind::Authentication, "alpha/shop/slow39".into()))
     })
     .await;
-    judge_time("time until a tenant has its keys beside one with slow issuers", begun.elapsed(), Duration::from_secs(4));
+    let begun = Instant::now();
+    fixture.write(
+        "beta/mesh.yaml",
+        &(tenant("beta", 2) + "---\n" + &authentication("web", &format!("http://{address}/keys"))),
+    );
+    let mut g2 = fixture.subscribe("g2").await;
+    g2.until("beta's keys", |h| {
+        match h.get(&(ResourceKind::Authentication, "beta/shop/web".into())) {
+            Some((_, Resource::Authentication(a))) => a.rules[0].keys.is_some(),
+            _ => false,
+        }
+    })
+    .await;
+    judge_time(
+        "time until a tenant has its keys beside one with slow issuers",
+        begun.elapsed(),
+        Duration::from_secs(4),
+    );
     drop(mute);
 }
 
@@ -165,7 +219,11 @@ async fn unlisted_hosts_are_not_fetched_and_files_stay_in_the_folder() {
     let (other, _) = issuer().await;
     let fixture = fixture(other).await;
     let cases = [
-        ("foreign", format!("http://{address}/keys"), "host_not_allowed"),
+        (
+            "foreign",
+            format!("http://{address}/keys"),
+            "host_not_allowed",
+        ),
         ("escape", "file:../beta/secret.json".into(), "file"),
         ("missing", "file:keys/none.json".into(), "file"),
         ("inside", "file:keys/own.json".into(), "fetched"),
@@ -174,8 +232,14 @@ async fn unlisted_hosts_are_not_fetched_and_files_stay_in_the_folder() {
     std::fs::create_dir_all(fixture.path("beta")).unwrap();
     std::fs::write(fixture.path("beta/secret.json"), set("secret")).unwrap();
     std::fs::write(fixture.path("alpha/keys/own.json"), set("own")).unwrap();
-    let objects: Vec<String> = cases.iter().map(|(name, uri, _)| authentication(name, uri)).collect();
-    fixture.write("alpha/mesh.yaml", &(tenant("alpha", 1) + "---\n" + &objects.join("---\n")));
+    let objects: Vec<String> = cases
+        .iter()
+        .map(|(name, uri, _)| authentication(name, uri))
+        .collect();
+    fixture.write(
+        "alpha/mesh.yaml",
+        &(tenant("alpha", 1) + "---\n" + &objects.join("---\n")),
+    );
     let mut g1 = fixture.subscribe("g1").await;
     until_keys(&mut g1, "inside", Some("own")).await;
     for (name, _, outcome) in &cases {
@@ -187,7 +251,13 @@ async fn unlisted_hosts_are_not_fetched_and_files_stay_in_the_folder() {
     until_keys(&mut g1, "inside", Some("turned")).await;
     let mut root = fixture.admin("root").await;
     let until = Instant::now() + patience();
-    while !root.status().await.diagnostics.iter().any(|d| d.problem.contains("--jwks-hosts")) {
+    while !root
+        .status()
+        .await
+        .diagnostics
+        .iter()
+        .any(|d| d.problem.contains("--jwks-hosts"))
+    {
         assert!(Instant::now() < until, "the operator is told");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

@@ -27,15 +27,36 @@ struct Plane {
 impl Plane {
     async fn connect(fixture: &ControllerFixture, token: &str) -> Self {
         let (answers, outbound) = mpsc::channel(16);
-        let subjects = [Subject::Tap, Subject::Logs, Subject::ConfigDump, Subject::Metrics].map(|s| s as i32).to_vec();
-        answers.send(ObserveAnswer { subjects, ..ObserveAnswer::default() }).await.unwrap();
+        let subjects = [
+            Subject::Tap,
+            Subject::Logs,
+            Subject::ConfigDump,
+            Subject::Metrics,
+        ]
+        .map(|s| s as i32)
+        .to_vec();
+        answers
+            .send(ObserveAnswer {
+                subjects,
+                ..ObserveAnswer::default()
+            })
+            .await
+            .unwrap();
         let mut client = ObservationClient::new(fixture.channel().await);
-        let orders = client.serve(with_token(ReceiverStream::new(outbound), token)).await.unwrap().into_inner();
+        let orders = client
+            .serve(with_token(ReceiverStream::new(outbound), token))
+            .await
+            .unwrap()
+            .into_inner();
         Self { answers, orders }
     }
 
     async fn order(&mut self) -> (u64, Order) {
-        let order = tokio::time::timeout(patience(), self.orders.message()).await.expect("an order").unwrap().unwrap();
+        let order = tokio::time::timeout(patience(), self.orders.message())
+            .await
+            .expect("an order")
+            .unwrap()
+            .unwrap();
         (order.id, order.order.unwrap())
     }
 
@@ -48,22 +69,46 @@ impl Plane {
     }
 
     async fn say(&self, id: u64, data: &[u8]) {
-        self.answers.send(ObserveAnswer { id, data: data.to_vec(), ..ObserveAnswer::default() }).await.unwrap();
+        self.answers
+            .send(ObserveAnswer {
+                id,
+                data: data.to_vec(),
+                ..ObserveAnswer::default()
+            })
+            .await
+            .unwrap();
     }
 }
 
-async fn observe(fixture: &ControllerFixture, token: &'static str, request: ObserveRequest) -> Result<Streaming<ObserveEvent>, Status> {
+async fn observe(
+    fixture: &ControllerFixture,
+    token: &'static str,
+    request: ObserveRequest,
+) -> Result<Streaming<ObserveEvent>, Status> {
     let mut operator = fixture.admin(token).await;
-    operator.client.observe(with_token(request, token)).await.map(tonic::Response::into_inner)
+    operator
+        .client
+        .observe(with_token(request, token))
+        .await
+        .map(tonic::Response::into_inner)
 }
 
 fn tap(tenant: &str, gateways: &[&str]) -> ObserveRequest {
     let data_planes = gateways.iter().map(ToString::to_string).collect();
-    ObserveRequest { subject: Subject::Tap.into(), tenant: tenant.into(), data_planes, ..ObserveRequest::default() }
+    ObserveRequest {
+        subject: Subject::Tap.into(),
+        tenant: tenant.into(),
+        data_planes,
+        ..ObserveRequest::default()
+    }
 }
 
 /// Begins an observation that must be accepted, once the data planes are registered.
-async fn begun(fixture: &ControllerFixture, token: &'static str, request: ObserveRequest) -> (Streaming<ObserveEvent>, Vec<String>) {
+async fn begun(
+    fixture: &ControllerFixture,
+    token: &'static str,
+    request: ObserveRequest,
+) -> (Streaming<ObserveEvent>, Vec<String>) {
     let until = Instant::now() + patience();
     loop {
         match observe(fixture, token, request.clone()).await {
@@ -71,7 +116,9 @@ async fn begun(fixture: &ControllerFixture, token: &'static str, request: Observ
                 let first = events.message().await.unwrap().unwrap();
                 return (events, first.listening);
             }
-            Err(status) if status.code() == Code::NotFound && Instant::now() < until => tokio::time::sleep(Duration::from_millis(5)).await,
+            Err(status) if status.code() == Code::NotFound && Instant::now() < until => {
+                tokio::time::sleep(Duration::from_millis(5)).await
+            }
             Err(status) => panic!("{status}"),
         }
     }
@@ -80,24 +127,47 @@ async fn begun(fixture: &ControllerFixture, token: &'static str, request: Observ
 /// Connects like [`ControllerFixture::channel`], as a client that takes 64 KiB without reading.
 async fn narrow_channel(fixture: &ControllerFixture) -> Channel {
     let root = std::fs::read_to_string(fixture.config.infra_dir.join("root.pem")).unwrap();
-    let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(root)).domain_name(canal_wire::CONTROLLER_NAME);
-    let endpoint = Endpoint::from_shared(format!("https://{}", fixture.hub().address())).unwrap().tls_config(tls).unwrap();
-    endpoint.initial_stream_window_size(65_535).initial_connection_window_size(65_535).connect().await.unwrap()
+    let tls = ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(root))
+        .domain_name(canal_wire::CONTROLLER_NAME);
+    let endpoint = Endpoint::from_shared(format!("https://{}", fixture.hub().address()))
+        .unwrap()
+        .tls_config(tls)
+        .unwrap();
+    endpoint
+        .initial_stream_window_size(65_535)
+        .initial_connection_window_size(65_535)
+        .connect()
+        .await
+        .unwrap()
 }
 
 async fn next(events: &mut Streaming<ObserveEvent>) -> ObserveEvent {
-    tokio::time::timeout(patience(), events.message()).await.expect("an event").unwrap().expect("no end")
+    tokio::time::timeout(patience(), events.message())
+        .await
+        .expect("an event")
+        .unwrap()
+        .expect("no end")
 }
 
 async fn code(fixture: &ControllerFixture, token: &'static str, request: ObserveRequest) -> Code {
-    observe(fixture, token, request).await.err().map_or(Code::Ok, |status| status.code())
+    observe(fixture, token, request)
+        .await
+        .err()
+        .map_or(Code::Ok, |status| status.code())
 }
 
 #[tokio::test]
 async fn a_tenants_operator_sees_its_own_and_the_provider_all() {
     let fixture = ControllerFixture::two_tenants().await;
-    let (mut g1, mut g2) = (Plane::connect(&fixture, "g1").await, Plane::connect(&fixture, "g2").await);
-    let (mut n1, _m1) = (Plane::connect(&fixture, "n1").await, Plane::connect(&fixture, "m1").await);
+    let (mut g1, mut g2) = (
+        Plane::connect(&fixture, "g1").await,
+        Plane::connect(&fixture, "g2").await,
+    );
+    let (mut n1, _m1) = (
+        Plane::connect(&fixture, "n1").await,
+        Plane::connect(&fixture, "m1").await,
+    );
 
     // g1 is alpha's and g2 beta's gateway; g1 itself filters what it sends for ann.
     let (mut events, listening) = begun(&fixture, "ann", tap("", &[])).await;
@@ -106,23 +176,45 @@ async fn a_tenants_operator_sees_its_own_and_the_provider_all() {
     assert_eq!(begin.tenant, "alpha");
     g1.say(id, b"{}\n").await;
     let event = next(&mut events).await;
-    assert_eq!((event.source.as_str(), event.data.as_slice()), ("g1", b"{}\n".as_slice()));
+    assert_eq!(
+        (event.source.as_str(), event.data.as_slice()),
+        ("g1", b"{}\n".as_slice())
+    );
 
     let (_all, listening) = begun(&fixture, "root", tap("", &[])).await;
     assert_eq!(listening, ["g1", "g2"]);
     assert!(g2.begin().await.1.tenant.is_empty());
 
-    let logs = |name: &str| ObserveRequest { subject: Subject::Logs.into(), tail: 9, ..tap("", &[name]) };
+    let logs = |name: &str| ObserveRequest {
+        subject: Subject::Logs.into(),
+        tail: 9,
+        ..tap("", &[name])
+    };
     let (mut own, _) = begun(&fixture, "ann", logs("n1")).await;
     let (id, begin) = n1.begin().await;
-    assert_eq!((begin.tenant.as_str(), begin.tail), ("", 9), "a node is its tenant's whole");
+    assert_eq!(
+        (begin.tenant.as_str(), begin.tail),
+        ("", 9),
+        "a node is its tenant's whole"
+    );
     let end = Some(ObserveEnd::default());
-    n1.answers.send(ObserveAnswer { id, data: b"line\n".to_vec(), end, ..ObserveAnswer::default() }).await.unwrap();
+    n1.answers
+        .send(ObserveAnswer {
+            id,
+            data: b"line\n".to_vec(),
+            end,
+            ..ObserveAnswer::default()
+        })
+        .await
+        .unwrap();
     let event = next(&mut own).await;
     assert!(event.data == b"line\n" && event.ended.unwrap().reason.is_empty());
     assert!(own.message().await.unwrap().is_none(), "all have ended");
 
-    let dump = |name: &str| ObserveRequest { subject: Subject::ConfigDump.into(), ..tap("", &[name]) };
+    let dump = |name: &str| ObserveRequest {
+        subject: Subject::ConfigDump.into(),
+        ..tap("", &[name])
+    };
     for (token, request, want) in [
         ("ann", tap("beta", &[]), Code::PermissionDenied),
         ("ann", tap("", &["g2"]), Code::NotFound),
@@ -131,15 +223,37 @@ async fn a_tenants_operator_sees_its_own_and_the_provider_all() {
         ("bob", dump("n1"), Code::NotFound),
         ("root", tap("nosuch", &[]), Code::NotFound),
         ("root", tap("", &["g9"]), Code::NotFound),
-        ("ann", ObserveRequest { service: "shop/nosuch".into(), ..tap("", &[]) }, Code::NotFound),
+        (
+            "ann",
+            ObserveRequest {
+                service: "shop/nosuch".into(),
+                ..tap("", &[])
+            },
+            Code::NotFound,
+        ),
         ("g1", tap("", &[]), Code::PermissionDenied),
-        ("ann", ObserveRequest { service: "shop/a".into(), ..tap("", &[]) }, Code::Ok),
+        (
+            "ann",
+            ObserveRequest {
+                service: "shop/a".into(),
+                ..tap("", &[])
+            },
+            Code::Ok,
+        ),
     ] {
-        assert_eq!(code(&fixture, token, request.clone()).await, want, "{token} {request:?}");
+        assert_eq!(
+            code(&fixture, token, request.clone()).await,
+            want,
+            "{token} {request:?}"
+        );
     }
     // An operator's token opens no data plane's stream.
     let mut client = ObservationClient::new(fixture.channel().await);
-    let refused = client.serve(with_token(tokio_stream::empty(), "root")).await.err().unwrap();
+    let refused = client
+        .serve(with_token(tokio_stream::empty(), "root"))
+        .await
+        .err()
+        .unwrap();
     assert_eq!(refused.code(), Code::PermissionDenied);
 }
 
@@ -151,7 +265,11 @@ async fn a_slow_reader_gets_one_window_and_blocks_no_other() {
     let (fast_id, _) = g1.begin().await;
     // HTTP/2 buffers 64 KiB of it on the path to the operator.
     let request = with_token(tap("", &[]), "ann");
-    let mut slow = AdminClient::new(narrow_channel(&fixture).await).observe(request).await.unwrap().into_inner();
+    let mut slow = AdminClient::new(narrow_channel(&fixture).await)
+        .observe(request)
+        .await
+        .unwrap()
+        .into_inner();
     let (slow_id, _) = g1.begin().await;
     assert_eq!(next(&mut slow).await.listening, ["g1"]);
 
@@ -174,7 +292,10 @@ async fn a_slow_reader_gets_one_window_and_blocks_no_other() {
         g1.say(fast_id, &piece).await;
         assert_eq!(next(&mut fast).await.data.len(), piece.len());
     }
-    assert!(sent <= OBSERVE_WINDOW_BYTES + (192 << 10), "what nobody read is not asked for: {sent}");
+    assert!(
+        sent <= OBSERVE_WINDOW_BYTES + (192 << 10),
+        "what nobody read is not asked for: {sent}"
+    );
     let mut read = 0;
     while read < sent {
         read += next(&mut slow).await.data.len() as u64 + OBSERVE_ANSWER_COST;
@@ -197,27 +318,49 @@ async fn a_slow_reader_gets_one_window_and_blocks_no_other() {
 #[tokio::test]
 async fn observations_are_bounded_and_counted_by_operator_and_by_tenant() {
     let fixture = ControllerFixture::with(ControllerLimits::default(), |config| {
-        let alpha = crate::fixture::tenant("alpha", 1).replace("spec: {vni", "spec: {shares: {observations: 2}, vni");
+        let alpha = crate::fixture::tenant("alpha", 1)
+            .replace("spec: {vni", "spec: {shares: {observations: 2}, vni");
         crate::fixture::write(config, "alpha/mesh.yaml", &alpha);
     })
     .await;
     let _g1 = Plane::connect(&fixture, "g1").await;
-    let mut held = vec![begun(&fixture, "ann", tap("", &[])).await, begun(&fixture, "ann", tap("", &[])).await];
+    let mut held = vec![
+        begun(&fixture, "ann", tap("", &[])).await,
+        begun(&fixture, "ann", tap("", &[])).await,
+    ];
     let refused = observe(&fixture, "ann", tap("", &[])).await.err().unwrap();
-    assert!(refused.code() == Code::ResourceExhausted && refused.message().contains("observations"), "{refused}");
+    assert!(
+        refused.code() == Code::ResourceExhausted && refused.message().contains("observations"),
+        "{refused}"
+    );
     let mut of_root = Vec::new();
     for _ in 0..OBSERVATIONS_PER_OPERATOR_MAX {
         of_root.push(begun(&fixture, "root", tap("", &[])).await);
     }
     let refused = observe(&fixture, "root", tap("", &[])).await.err().unwrap();
-    assert!(refused.code() == Code::ResourceExhausted && refused.message().contains("fix: end one"), "{refused}");
+    assert!(
+        refused.code() == Code::ResourceExhausted && refused.message().contains("fix: end one"),
+        "{refused}"
+    );
     for reason in ["observations", "observations_of_operator"] {
-        assert!(fixture.metric(&format!("canal_controller_refused_total{{reason=\"{reason}\"}}")).await >= 1.0, "{reason}");
+        assert!(
+            fixture
+                .metric(&format!(
+                    "canal_controller_refused_total{{reason=\"{reason}\"}}"
+                ))
+                .await
+                >= 1.0,
+            "{reason}"
+        );
     }
     let open = "canal_controller_observations{subject=\"tap\"}";
     assert!((fixture.metric(open).await - 10.0).abs() < 0.1);
     let status = fixture.admin("ann").await.status().await;
-    let row = status.shares.iter().find(|row| row.limit == "observations" && row.component == "controller").expect("its own use");
+    let row = status
+        .shares
+        .iter()
+        .find(|row| row.limit == "observations" && row.component == "controller")
+        .expect("its own use");
     assert_eq!((row.used, row.max), (2, 2));
     // An operator that leaves gives back its permits.
     held.clear();
@@ -237,7 +380,10 @@ async fn an_observation_ends_with_its_data_plane_its_reader_or_its_token() {
     let (mut events, _) = begun(&fixture, "ann", tap("", &[])).await;
     g1.begin().await;
     drop(g1);
-    assert_eq!(next(&mut events).await.ended.unwrap().reason, "disconnected");
+    assert_eq!(
+        next(&mut events).await.ended.unwrap().reason,
+        "disconnected"
+    );
     assert!(events.message().await.unwrap().is_none());
 
     let mut g1 = Plane::connect(&fixture, "g1").await;
@@ -247,9 +393,16 @@ async fn an_observation_ends_with_its_data_plane_its_reader_or_its_token() {
     assert!(matches!(g1.order().await, (ended, Order::End(true)) if ended == id));
 
     let (mut revoked, _) = begun(&fixture, "ann", tap("", &[])).await;
-    let others: Vec<_> = PRINCIPALS.iter().copied().filter(|(token, _)| *token != "ann").collect();
+    let others: Vec<_> = PRINCIPALS
+        .iter()
+        .copied()
+        .filter(|(token, _)| *token != "ann")
+        .collect();
     write_principals(&fixture.config.principals, &others);
-    let end = tokio::time::timeout(patience(), revoked.message()).await.unwrap().unwrap_err();
+    let end = tokio::time::timeout(patience(), revoked.message())
+        .await
+        .unwrap()
+        .unwrap_err();
     assert_eq!(end.code(), Code::Unauthenticated);
     fixture.stop().await;
 }

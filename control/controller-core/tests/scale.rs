@@ -38,7 +38,8 @@ fn tenant(name: &str, vni: u8, services: u32) -> String {
     );
     for n in 1..=services {
         let ip = std::net::Ipv4Addr::from_bits(0x0a60_0000 + n);
-        let spec = format!("clusterIP: {ip}, selector: {{app: s{n}}}, ports: [{{name: http, port: 80}}]");
+        let spec =
+            format!("clusterIP: {ip}, selector: {{app: s{n}}}, ports: [{{name: http, port: 80}}]");
         write!(text, "---\napiVersion: v1\nkind: Service\nmetadata: {{name: s{n}, namespace: shop}}\nspec: {{{spec}}}\n").unwrap();
     }
     text
@@ -54,17 +55,36 @@ struct FakeTierMember {
 impl FakeTierMember {
     async fn new(fixture: &ControllerFixture, token: &'static str) -> Self {
         let client = FleetClient::new(fixture.channel().await);
-        Self { token, south: ManualSubscriber::open(fixture.channel().await, token, BTreeMap::new()).await, client }
+        Self {
+            token,
+            south: ManualSubscriber::open(fixture.channel().await, token, BTreeMap::new()).await,
+            client,
+        }
     }
     /// Takes what comes, and reports. Returns false if the controller has ended.
     async fn report(&mut self) -> bool {
         self.south.drain(Duration::from_millis(20)).await;
         let n: u8 = self.token[1..].parse().unwrap();
         if self.token.starts_with('e') {
-            let seen = (1..=4_u8).filter(|r| (r - 1) / 2 + 1 == n).map(|r| ReplicaProbe { replica: format!("r{r}"), up: true }).collect();
+            let seen = (1..=4_u8)
+                .filter(|r| (r - 1) / 2 + 1 == n)
+                .map(|r| ReplicaProbe {
+                    replica: format!("r{r}"),
+                    up: true,
+                })
+                .collect();
             let (az, underlay) = (format!("az{n}"), format!("250.{n}.0.2"));
-            let state = EdgeReportRequest { az, underlay, generation: self.south.generation, seen, ..EdgeReportRequest::default() };
-            self.client.edge_report(with_token(state, self.token)).await.is_ok()
+            let state = EdgeReportRequest {
+                az,
+                underlay,
+                generation: self.south.generation,
+                seen,
+                ..EdgeReportRequest::default()
+            };
+            self.client
+                .edge_report(with_token(state, self.token))
+                .await
+                .is_ok()
         } else {
             let az = (n - 1) / 2 + 1;
             let state = ReplicaReportRequest {
@@ -74,23 +94,37 @@ impl FakeTierMember {
                 generation: self.south.content,
                 ..ReplicaReportRequest::default()
             };
-            self.client.replica_report(with_token(state, self.token)).await.is_ok()
+            self.client
+                .replica_report(with_token(state, self.token))
+                .await
+                .is_ok()
         }
     }
 }
 
 fn open(south: &ManualSubscriber) -> BTreeMap<String, bool> {
     let of = |resource: &Resource| match resource {
-        Resource::Address(a) if a.service.to_string() == "beta/shop/s1" => Some((a.az.to_string(), a.open)),
+        Resource::Address(a) if a.service.to_string() == "beta/shop/s1" => {
+            Some((a.az.to_string(), a.open))
+        }
         _ => None,
     };
-    south.held.values().filter_map(|(_, resource)| of(resource)).collect()
+    south
+        .held
+        .values()
+        .filter_map(|(_, resource)| of(resource))
+        .collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
-    let limits =
-        ControllerLimits { fleet: SilenceTimeouts { edge_silent: SILENT, ..SilenceTimeouts::default() }, ..ControllerLimits::default() };
+    let limits = ControllerLimits {
+        fleet: SilenceTimeouts {
+            edge_silent: SILENT,
+            ..SilenceTimeouts::default()
+        },
+        ..ControllerLimits::default()
+    };
     let write = |dir: &std::path::Path, name: &str, text: &str| {
         std::fs::create_dir_all(dir.join(name)).unwrap();
         std::fs::write(dir.join(name).join("all.yaml"), text).unwrap();
@@ -102,7 +136,10 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
     .await;
     fixture::write_principals(&fixture.config.principals, &PRINCIPALS);
     let until = Instant::now() + START;
-    while ManualSubscriber::try_open(fixture.channel().await, "e1", BTreeMap::new()).await.is_err() {
+    while ManualSubscriber::try_open(fixture.channel().await, "e1", BTreeMap::new())
+        .await
+        .is_err()
+    {
         assert!(Instant::now() < until, "the principals were not read again");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -124,25 +161,47 @@ async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
         node.drain(Duration::from_millis(50)).await;
     }
     println!("{SERVICES} services: open in both AZs");
-    let compiles = fixture.metric("canal_controller_compile_seconds_count").await;
+    let compiles = fixture
+        .metric("canal_controller_compile_seconds_count")
+        .await;
     let seconds = fixture.metric("canal_controller_compile_seconds_sum").await;
     silence.send(true).unwrap();
     let begun = Instant::now();
     // The compilation begins shortly before the AZ is due to be closed.
     tokio::time::sleep(SILENT / 2).await;
-    write(fixture.config.config_dir.as_ref().unwrap(), "alpha", &tenant("alpha", 1, SERVICES + 1));
+    write(
+        fixture.config.config_dir.as_ref().unwrap(),
+        "alpha",
+        &tenant("alpha", 1, SERVICES + 1),
+    );
     let until = begun + START;
     while open(&node)["az1"] {
         assert!(Instant::now() < until, "not closed");
         node.drain(Duration::from_millis(10)).await;
     }
     let closed = begun.elapsed();
-    let at_work = fixture.metric("canal_controller_compile_seconds_count").await == compiles;
-    println!("{SERVICES} services: closed after {closed:.2?}, of which {SILENT:?} are silence; the compilation was at work: {at_work}");
-    while fixture.metric("canal_controller_compile_seconds_count").await == compiles {
+    let at_work = fixture
+        .metric("canal_controller_compile_seconds_count")
+        .await
+        == compiles;
+    println!(
+        "{SERVICES} services: closed after {closed:.2?}, of which {SILENT:?} are silence; the compilation was at work: {at_work}"
+    );
+    while fixture
+        .metric("canal_controller_compile_seconds_count")
+        .await
+        == compiles
+    {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    println!("compiled in {:.1} s", fixture.metric("canal_controller_compile_seconds_sum").await - seconds);
+    println!(
+        "compiled in {:.1} s",
+        fixture.metric("canal_controller_compile_seconds_sum").await - seconds
+    );
     assert!(open(&node)["az2"]);
-    judge_time("time until a silent edge's AZ is closed beside a long compilation", closed, SILENT + Duration::from_secs(2));
+    judge_time(
+        "time until a silent edge's AZ is closed beside a long compilation",
+        closed,
+        SILENT + Duration::from_secs(2),
+    );
 }

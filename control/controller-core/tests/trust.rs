@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::fixture;
-use crate::fixture::{ControllerFixture, ManualSubscriber, PRINCIPALS, fresh_csr, patience, tenant, with_token, write_principals};
+use crate::fixture::{
+    ControllerFixture, ManualSubscriber, PRINCIPALS, fresh_csr, patience, tenant, with_token,
+    write_principals,
+};
 use canal_ca::RotationTimeouts;
 use canal_controller_core::{ControllerLimits, ExternalCa};
 use canal_model::program::{Resource, ResourceKind};
@@ -37,10 +40,18 @@ fn everybody() -> Vec<(&'static str, &'static str)> {
 
 async fn two_tenants(keys: &str) -> ControllerFixture {
     ControllerFixture::tuned(ControllerLimits::default(), |config| {
-        config.trust.patience = RotationTimeouts { settle: 0, grace: 0, overdue: 600 };
+        config.trust.patience = RotationTimeouts {
+            settle: 0,
+            grace: 0,
+            overdue: 600,
+        };
         write_principals(&config.principals, &everybody());
         let folder = config.config_dir.as_ref().unwrap();
-        fixture::write(folder, "alpha/mesh.yaml", &tenant("alpha", 1).replace("podCidrs", &format!("{keys}podCidrs")));
+        fixture::write(
+            folder,
+            "alpha/mesh.yaml",
+            &tenant("alpha", 1).replace("podCidrs", &format!("{keys}podCidrs")),
+        );
         fixture::write(folder, "beta/mesh.yaml", &tenant("beta", 2));
     })
     .await
@@ -61,12 +72,22 @@ fn der(pem: &str) -> CertificateDer<'static> {
 fn verify(chain: &[String], bundle: &TrustBundle) -> Result<(), String> {
     let mut roots = RootCertStore::empty();
     bundle.roots.iter().for_each(|r| roots.add(der(r)).unwrap());
-    let lists = bundle.revoked.iter().map(|l| CertificateRevocationListDer::from_pem_slice(l.as_bytes()).unwrap());
+    let lists = bundle
+        .revoked
+        .iter()
+        .map(|l| CertificateRevocationListDer::from_pem_slice(l.as_bytes()).unwrap());
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
-    let verifier = builder.with_crls(lists).allow_unknown_revocation_status().build().unwrap();
+    let verifier = builder
+        .with_crls(lists)
+        .allow_unknown_revocation_status()
+        .build()
+        .unwrap();
     let above: Vec<_> = chain[1..chain.len() - 1].iter().map(|c| der(c)).collect();
-    verifier.verify_client_cert(&der(&chain[0]), &above, UnixTime::now()).map(|_| ()).map_err(|e| e.to_string())
+    verifier
+        .verify_client_cert(&der(&chain[0]), &above, UnixTime::now())
+        .map(|_| ())
+        .map_err(|e| e.to_string())
 }
 
 /// An operator's client for the requests of `canal ca`, and the tenant that they are about.
@@ -77,21 +98,57 @@ impl CaCli {
         Self(fixture.admin("root").await, "alpha")
     }
     async fn status(&mut self) -> api::TrustDomainStatus {
-        let request = api::TrustRequest { tenant: self.1.into(), certificates: true };
-        let answer = self.0.client.trust(with_token(request, self.0.token)).await.unwrap().into_inner();
+        let request = api::TrustRequest {
+            tenant: self.1.into(),
+            certificates: true,
+        };
+        let answer = self
+            .0
+            .client
+            .trust(with_token(request, self.0.token))
+            .await
+            .unwrap()
+            .into_inner();
         answer.domains.into_iter().next().unwrap()
     }
     async fn rotate(&mut self, force: bool) -> Result<api::TrustResponse, tonic::Status> {
-        let request = api::RotateRequest { tenant: self.1.into(), force };
-        self.0.client.rotate_root(with_token(request, self.0.token)).await.map(tonic::Response::into_inner)
+        let request = api::RotateRequest {
+            tenant: self.1.into(),
+            force,
+        };
+        self.0
+            .client
+            .rotate_root(with_token(request, self.0.token))
+            .await
+            .map(tonic::Response::into_inner)
     }
-    async fn revoke(&mut self, identity: &str, serial: &str) -> Result<api::TrustResponse, tonic::Status> {
-        let request = api::RevokeRequest { tenant: self.1.into(), identity: identity.into(), serial: serial.into() };
-        self.0.client.revoke(with_token(request, self.0.token)).await.map(tonic::Response::into_inner)
+    async fn revoke(
+        &mut self,
+        identity: &str,
+        serial: &str,
+    ) -> Result<api::TrustResponse, tonic::Status> {
+        let request = api::RevokeRequest {
+            tenant: self.1.into(),
+            identity: identity.into(),
+            serial: serial.into(),
+        };
+        self.0
+            .client
+            .revoke(with_token(request, self.0.token))
+            .await
+            .map(tonic::Response::into_inner)
     }
     async fn restore(&mut self, identity: &str) -> Result<api::TrustResponse, tonic::Status> {
-        let request = api::RevokeRequest { tenant: self.1.into(), identity: identity.into(), serial: String::new() };
-        self.0.client.restore(with_token(request, self.0.token)).await.map(tonic::Response::into_inner)
+        let request = api::RevokeRequest {
+            tenant: self.1.into(),
+            identity: identity.into(),
+            serial: String::new(),
+        };
+        self.0
+            .client
+            .restore(with_token(request, self.0.token))
+            .await
+            .map(tonic::Response::into_inner)
     }
     async fn phase(&mut self, want: &str) -> api::TrustDomainStatus {
         let until = Instant::now() + patience();
@@ -100,23 +157,46 @@ impl CaCli {
             if status.phase == want {
                 return status;
             }
-            assert!(Instant::now() < until, "it stays {}: {:?}", status.phase, status.waiting);
+            assert!(
+                Instant::now() < until,
+                "it stays {}: {:?}",
+                status.phase,
+                status.waiting
+            );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 }
 
 async fn refused(fixture: &ControllerFixture, reason: &str) -> f64 {
-    fixture.metric(&format!("canal_controller_certificates_refused_total{{reason=\"{reason}\"}}")).await
+    fixture
+        .metric(&format!(
+            "canal_controller_certificates_refused_total{{reason=\"{reason}\"}}"
+        ))
+        .await
 }
 
 #[tokio::test]
 async fn a_bundle_is_sent_to_its_tenant_and_mutually_federated_ones() {
     let fixture = two_tenants("").await;
-    let (mut n1, mut m1, mut g2) = (fixture.subscribe("n1").await, fixture.subscribe("m1").await, fixture.subscribe("g2").await);
-    n1.until("the bundle", |h| h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))).await;
-    m1.until("the bundle", |h| h.contains_key(&(ResourceKind::Bundle, "beta/beta.example".into()))).await;
-    let chain = fixture.certificate("n1", Some(A), None).await.unwrap().cert_chain;
+    let (mut n1, mut m1, mut g2) = (
+        fixture.subscribe("n1").await,
+        fixture.subscribe("m1").await,
+        fixture.subscribe("g2").await,
+    );
+    n1.until("the bundle", |h| {
+        h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))
+    })
+    .await;
+    m1.until("the bundle", |h| {
+        h.contains_key(&(ResourceKind::Bundle, "beta/beta.example".into()))
+    })
+    .await;
+    let chain = fixture
+        .certificate("n1", Some(A), None)
+        .await
+        .unwrap()
+        .cert_chain;
     verify(&chain, &bundle(&n1, "alpha/alpha.example").unwrap()).unwrap();
     assert!(verify(&chain, &bundle(&m1, "beta/beta.example").unwrap()).is_err());
     let federation = |other: &str| {
@@ -124,26 +204,59 @@ async fn a_bundle_is_sent_to_its_tenant_and_mutually_federated_ones() {
             "---\napiVersion: canal.mesh/v1\nkind: Federation\nmetadata: {{name: f}}\nspec: {{tenant: {other}, trustDomain: {other}.example}}\n"
         )
     };
-    fixture.write("alpha/mesh.yaml", &(tenant("alpha", 1) + &federation("beta")));
+    fixture.write(
+        "alpha/mesh.yaml",
+        &(tenant("alpha", 1) + &federation("beta")),
+    );
     // Once this service arrives, alpha's federation has been read too.
     fixture.write("alpha/mark.yaml", &fixture::service(1, "mark", 9));
-    n1.until("alpha's word", |h| h.contains_key(&(ResourceKind::Service, "alpha/shop/mark".into()))).await;
-    assert!(bundle(&n1, "alpha/beta.example").is_none(), "one side alone federates with nobody");
-    fixture.write("beta/mesh.yaml", &(tenant("beta", 2) + &federation("alpha")));
-    n1.until("beta's bundle", |h| h.contains_key(&(ResourceKind::Bundle, "alpha/beta.example".into()))).await;
-    m1.until("alpha's bundle", |h| h.contains_key(&(ResourceKind::Bundle, "beta/alpha.example".into()))).await;
-    let (foreign, own) = (bundle(&n1, "alpha/beta.example").unwrap(), bundle(&n1, "alpha/alpha.example").unwrap());
+    n1.until("alpha's word", |h| {
+        h.contains_key(&(ResourceKind::Service, "alpha/shop/mark".into()))
+    })
+    .await;
+    assert!(
+        bundle(&n1, "alpha/beta.example").is_none(),
+        "one side alone federates with nobody"
+    );
+    fixture.write(
+        "beta/mesh.yaml",
+        &(tenant("beta", 2) + &federation("alpha")),
+    );
+    n1.until("beta's bundle", |h| {
+        h.contains_key(&(ResourceKind::Bundle, "alpha/beta.example".into()))
+    })
+    .await;
+    m1.until("alpha's bundle", |h| {
+        h.contains_key(&(ResourceKind::Bundle, "beta/alpha.example".into()))
+    })
+    .await;
+    let (foreign, own) = (
+        bundle(&n1, "alpha/beta.example").unwrap(),
+        bundle(&n1, "alpha/alpha.example").unwrap(),
+    );
     assert!(foreign.federated && !own.federated);
-    assert_eq!(foreign.roots, bundle(&m1, "beta/beta.example").unwrap().roots);
+    assert_eq!(
+        foreign.roots,
+        bundle(&m1, "beta/beta.example").unwrap().roots
+    );
     g2.settle().await;
     assert_eq!(
-        g2.names().iter().filter(|n| n.starts_with("Bundle")).count(),
+        g2.names()
+            .iter()
+            .filter(|n| n.starts_with("Bundle"))
+            .count(),
         3,
         "beta's gateway: beta's own, alpha's as beta is told it, and that of Canal's own parts"
     );
     fixture.write("beta/mesh.yaml", &tenant("beta", 2));
-    n1.until("the end of it", |h| !h.contains_key(&(ResourceKind::Bundle, "alpha/beta.example".into()))).await;
-    m1.until("the end of it", |h| !h.contains_key(&(ResourceKind::Bundle, "beta/alpha.example".into()))).await;
+    n1.until("the end of it", |h| {
+        !h.contains_key(&(ResourceKind::Bundle, "alpha/beta.example".into()))
+    })
+    .await;
+    m1.until("the end of it", |h| {
+        !h.contains_key(&(ResourceKind::Bundle, "beta/alpha.example".into()))
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -151,46 +264,131 @@ async fn keys_in_key_servers_restrict_certificate_requests() {
     let fixture = two_tenants("keys: {location: KeyServer}, ").await;
     let mut ks1 = fixture.subscribe("ks1").await;
     let entitled = |name: &str| (ResourceKind::Entitlement, name.to_string());
-    ks1.until("the gateways", |h| h.contains_key(&entitled("alpha/gateway/g1")) && h.contains_key(&entitled("alpha/node/n1"))).await;
+    ks1.until("the gateways", |h| {
+        h.contains_key(&entitled("alpha/gateway/g1")) && h.contains_key(&entitled("alpha/node/n1"))
+    })
+    .await;
     let mut kb = fixture.subscribe("kb").await;
     kb.settle().await;
-    assert!(kb.names().iter().all(|n| !n.contains("alpha")), "{:?}", kb.names());
-    assert!(!kb.names().iter().any(|n| n.contains("gateway")), "beta's keys are where its gateways are: {:?}", kb.names());
+    assert!(
+        kb.names().iter().all(|n| !n.contains("alpha")),
+        "{:?}",
+        kb.names()
+    );
+    assert!(
+        !kb.names().iter().any(|n| n.contains("gateway")),
+        "beta's keys are where its gateways are: {:?}",
+        kb.names()
+    );
     let own = |who: &str| format!("spiffe://components.canal/ns/{who}");
     let beta = "spiffe://beta.example/ns/shop/sa/a";
     let cases: Vec<(&str, &str, String, Option<&str>)> = vec![
         ("a node", "n1", A.into(), Some("keys_in_key_server")),
-        ("a gateway", "g1", GATEWAY.into(), Some("keys_in_key_server")),
+        (
+            "a gateway",
+            "g1",
+            GATEWAY.into(),
+            Some("keys_in_key_server"),
+        ),
         ("the provider's key server, a pod's", "ks1", A.into(), None),
-        ("the provider's key server, the gateways'", "ks1", GATEWAY.into(), None),
+        (
+            "the provider's key server, the gateways'",
+            "ks1",
+            GATEWAY.into(),
+            None,
+        ),
         ("the tenant's key server", "ka", A.into(), None),
-        ("an account that no pod has", "ks1", "spiffe://alpha.example/ns/shop/sa/zz".into(), Some("not_entitled")),
-        ("another tenant's key server", "kb", A.into(), Some("trust_domain")),
-        ("a tenant that keeps its keys", "ks1", beta.into(), Some("not_entitled")),
+        (
+            "an account that no pod has",
+            "ks1",
+            "spiffe://alpha.example/ns/shop/sa/zz".into(),
+            Some("not_entitled"),
+        ),
+        (
+            "another tenant's key server",
+            "kb",
+            A.into(),
+            Some("trust_domain"),
+        ),
+        (
+            "a tenant that keeps its keys",
+            "ks1",
+            beta.into(),
+            Some("not_entitled"),
+        ),
         ("a node's own part", "n1", own("alpha/sa/node.n1"), None),
-        ("a gateway's own part", "g1", own("canal-system/sa/gateway.g1"), None),
-        ("a key server's own part", "ks1", own("canal-system/sa/keyserver.ks1"), None),
-        ("a tenant's key server's own part", "ka", own("alpha/sa/keyserver.ka"), None),
-        ("another node's part", "n1", own("alpha/sa/node.n2"), Some("not_component")),
-        ("a node as a key server", "n1", own("canal-system/sa/keyserver.ks1"), Some("not_component")),
-        ("an operator", "root", own("canal-system/sa/gateway.g1"), Some("operator")),
+        (
+            "a gateway's own part",
+            "g1",
+            own("canal-system/sa/gateway.g1"),
+            None,
+        ),
+        (
+            "a key server's own part",
+            "ks1",
+            own("canal-system/sa/keyserver.ks1"),
+            None,
+        ),
+        (
+            "a tenant's key server's own part",
+            "ka",
+            own("alpha/sa/keyserver.ka"),
+            None,
+        ),
+        (
+            "another node's part",
+            "n1",
+            own("alpha/sa/node.n2"),
+            Some("not_component"),
+        ),
+        (
+            "a node as a key server",
+            "n1",
+            own("canal-system/sa/keyserver.ks1"),
+            Some("not_component"),
+        ),
+        (
+            "an operator",
+            "root",
+            own("canal-system/sa/gateway.g1"),
+            Some("operator"),
+        ),
     ];
     for (what, token, identity, want) in cases {
         let before = refused(&fixture, want.unwrap_or("none")).await;
         let got = fixture.certificate(token, Some(&identity), None).await;
         match (got, want) {
             (Ok(_), None) => {}
-            (Err(_), Some(reason)) => assert!((refused(&fixture, reason).await - before - 1.0).abs() < f64::EPSILON, "{what}: {reason}"),
+            (Err(_), Some(reason)) => assert!(
+                (refused(&fixture, reason).await - before - 1.0).abs() < f64::EPSILON,
+                "{what}: {reason}"
+            ),
             (got, want) => panic!("{what}: got {got:?}, wanted {want:?}"),
         }
     }
     // Components' certificates are signed by the controller's own root.
-    let part = fixture.certificate("n1", Some(&own("alpha/sa/node.n1")), None).await.unwrap().cert_chain;
-    assert_eq!(part[1], std::fs::read_to_string(fixture.config.infra_dir.join("root.pem")).unwrap());
-    fixture.write("alpha/mesh.yaml", &tenant("alpha", 1).replace("podCidrs", "keys: {location: KeyServer, fallback: Local}, podCidrs"));
+    let part = fixture
+        .certificate("n1", Some(&own("alpha/sa/node.n1")), None)
+        .await
+        .unwrap()
+        .cert_chain;
+    assert_eq!(
+        part[1],
+        std::fs::read_to_string(fixture.config.infra_dir.join("root.pem")).unwrap()
+    );
+    fixture.write(
+        "alpha/mesh.yaml",
+        &tenant("alpha", 1).replace(
+            "podCidrs",
+            "keys: {location: KeyServer, fallback: Local}, podCidrs",
+        ),
+    );
     let until = Instant::now() + patience();
     while fixture.certificate("n1", Some(A), None).await.is_err() {
-        assert!(Instant::now() < until, "with a fallback a node may hold a key");
+        assert!(
+            Instant::now() < until,
+            "with a fallback a node may hold a key"
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let mut root = fixture.admin("root").await;
@@ -201,32 +399,105 @@ async fn keys_in_key_servers_restrict_certificate_requests() {
 async fn host_names_of_a_service_go_with_the_gateways_identity() {
     let fixture = two_tenants("").await;
     let mut n1 = fixture.subscribe("n1").await;
-    n1.until("alpha", |h| h.contains_key(&(ResourceKind::Service, "alpha/shop/a".into()))).await;
-    let chain = fixture.certificate_of("g1", GATEWAY, Some("alpha/shop/a"), None).await.unwrap().cert_chain;
+    n1.until("alpha", |h| {
+        h.contains_key(&(ResourceKind::Service, "alpha/shop/a".into()))
+    })
+    .await;
+    let chain = fixture
+        .certificate_of("g1", GATEWAY, Some("alpha/shop/a"), None)
+        .await
+        .unwrap()
+        .cert_chain;
     let leaf = der(&chain[0]);
     let text = String::from_utf8_lossy(&leaf);
     for name in ["a.shop.svc.cluster.local", "a.shop.svc", GATEWAY] {
         assert!(text.contains(name), "{name}");
     }
-    let rsa = rcgen::KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_2048).unwrap();
-    let rsa = rcgen::CertificateParams::default().serialize_request(&rsa).unwrap().pem().unwrap();
+    let rsa = rcgen::KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_2048)
+        .unwrap();
+    let rsa = rcgen::CertificateParams::default()
+        .serialize_request(&rsa)
+        .unwrap()
+        .pem()
+        .unwrap();
     let cases = [
-        ("another tenant's service", "g1", GATEWAY, Some("beta/shop/a"), None, "service_unknown"),
-        ("no such service", "g1", GATEWAY, Some("alpha/shop/zz"), None, "service_unknown"),
-        ("no service at all", "g1", GATEWAY, Some("shop"), None, "service_form"),
-        ("a node", "n1", A, Some("alpha/shop/a"), None, "service_not_gateway"),
-        ("a gateway that does not serve the tenant", "g2", GATEWAY, Some("alpha/shop/a"), None, "trust_domain"),
-        ("an RSA key where the tenant's are ECDSA", "n1", A, None, Some(rsa.clone()), "key_algorithm"),
+        (
+            "another tenant's service",
+            "g1",
+            GATEWAY,
+            Some("beta/shop/a"),
+            None,
+            "service_unknown",
+        ),
+        (
+            "no such service",
+            "g1",
+            GATEWAY,
+            Some("alpha/shop/zz"),
+            None,
+            "service_unknown",
+        ),
+        (
+            "no service at all",
+            "g1",
+            GATEWAY,
+            Some("shop"),
+            None,
+            "service_form",
+        ),
+        (
+            "a node",
+            "n1",
+            A,
+            Some("alpha/shop/a"),
+            None,
+            "service_not_gateway",
+        ),
+        (
+            "a gateway that does not serve the tenant",
+            "g2",
+            GATEWAY,
+            Some("alpha/shop/a"),
+            None,
+            "trust_domain",
+        ),
+        (
+            "an RSA key where the tenant's are ECDSA",
+            "n1",
+            A,
+            None,
+            Some(rsa.clone()),
+            "key_algorithm",
+        ),
     ];
     for (what, token, identity, service, csr, reason) in cases {
         let before = refused(&fixture, reason).await;
-        assert!(fixture.certificate_of(token, identity, service, csr).await.is_err(), "{what}");
-        assert!((refused(&fixture, reason).await - before - 1.0).abs() < f64::EPSILON, "{what}: {reason}");
+        assert!(
+            fixture
+                .certificate_of(token, identity, service, csr)
+                .await
+                .is_err(),
+            "{what}"
+        );
+        assert!(
+            (refused(&fixture, reason).await - before - 1.0).abs() < f64::EPSILON,
+            "{what}: {reason}"
+        );
     }
-    fixture.write("alpha/mesh.yaml", &tenant("alpha", 1).replace("podCidrs", "keys: {algorithm: Rsa2048}, podCidrs"));
+    fixture.write(
+        "alpha/mesh.yaml",
+        &tenant("alpha", 1).replace("podCidrs", "keys: {algorithm: Rsa2048}, podCidrs"),
+    );
     let until = Instant::now() + patience();
-    while fixture.certificate_of("n1", A, None, Some(rsa.clone())).await.is_err() {
-        assert!(Instant::now() < until, "RSA is taken where the tenant says so");
+    while fixture
+        .certificate_of("n1", A, None, Some(rsa.clone()))
+        .await
+        .is_err()
+    {
+        assert!(
+            Instant::now() < until,
+            "RSA is taken where the tenant says so"
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -235,14 +506,24 @@ async fn host_names_of_a_service_go_with_the_gateways_identity() {
 async fn a_root_is_replaced_once_all_know_the_new_one_and_goes_once_nothing_of_it_is_in_use() {
     let mut fixture = two_tenants("").await;
     let mut n1 = fixture.subscribe("n1").await;
-    n1.until("the bundle", |h| h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))).await;
+    n1.until("the bundle", |h| {
+        h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))
+    })
+    .await;
     let first = bundle(&n1, "alpha/alpha.example").unwrap();
-    let old = fixture.certificate("n1", Some(A), None).await.unwrap().cert_chain;
+    let old = fixture
+        .certificate("n1", Some(A), None)
+        .await
+        .unwrap()
+        .cert_chain;
     // n2 holds a certificate and is not connected, so it is unknown whether it runs.
     fixture.certificate("n2", Some(B), None).await.unwrap();
     let mut ca = CaCli::of(&fixture).await;
     assert!(ca.rotate(false).await.unwrap().note.contains("announced"));
-    assert!(ca.rotate(false).await.unwrap().note.contains("--force"), "one at a time");
+    assert!(
+        ca.rotate(false).await.unwrap().note.contains("--force"),
+        "one at a time"
+    );
     n1.until(
         "both roots",
         |h| matches!(&h[&(ResourceKind::Bundle, "alpha/alpha.example".into())].1, Resource::Bundle(b) if b.roots.len() == 2),
@@ -251,12 +532,29 @@ async fn a_root_is_replaced_once_all_know_the_new_one_and_goes_once_nothing_of_i
     // The batch ends with the tenant's manifest, which must be acknowledged too.
     n1.settle().await;
     let both = bundle(&n1, "alpha/alpha.example").unwrap();
-    assert_eq!(both.roots[0], first.roots[0], "the old one signs, and stands first");
+    assert_eq!(
+        both.roots[0], first.roots[0],
+        "the old one signs, and stands first"
+    );
     tokio::time::sleep(Duration::from_millis(2500)).await;
     let waits = ca.status().await;
-    assert_eq!((waits.phase.as_str(), waits.waiting.as_slice()), ("announced", &["node alpha/n2: is not connected".to_string()][..]));
-    let meanwhile = fixture.certificate("n1", Some(A), None).await.unwrap().cert_chain;
-    assert_eq!(meanwhile.last().unwrap(), &both.roots.concat(), "the last element holds all roots");
+    assert_eq!(
+        (waits.phase.as_str(), waits.waiting.as_slice()),
+        (
+            "announced",
+            &["node alpha/n2: is not connected".to_string()][..]
+        )
+    );
+    let meanwhile = fixture
+        .certificate("n1", Some(A), None)
+        .await
+        .unwrap()
+        .cert_chain;
+    assert_eq!(
+        meanwhile.last().unwrap(),
+        &both.roots.concat(),
+        "the last element holds all roots"
+    );
     // A restart does not undo the announcement.
     drop(ca);
     fixture.stop().await;
@@ -268,15 +566,25 @@ async fn a_root_is_replaced_once_all_know_the_new_one_and_goes_once_nothing_of_i
     let mut n2 = fixture.subscribe("n2").await;
     n2.settle().await;
     let status = ca.phase("switched").await;
-    assert_eq!(status.roots.iter().map(|r| r.signs).collect::<Vec<_>>(), [true, false]);
+    assert_eq!(
+        status.roots.iter().map(|r| r.signs).collect::<Vec<_>>(),
+        [true, false]
+    );
     n1.until(
         "the switch",
         |h| matches!(&h[&(ResourceKind::Bundle, "alpha/alpha.example".into())].1, Resource::Bundle(b) if b.roots[1] == first.roots[0]),
     )
     .await;
     let now = bundle(&n1, "alpha/alpha.example").unwrap();
-    assert_eq!(now.roots[0], both.roots[1], "the new one signs, and stands first");
-    let new = fixture.certificate("n1", Some(A), None).await.unwrap().cert_chain;
+    assert_eq!(
+        now.roots[0], both.roots[1],
+        "the new one signs, and stands first"
+    );
+    let new = fixture
+        .certificate("n1", Some(A), None)
+        .await
+        .unwrap()
+        .cert_chain;
     for chain in [&old, &meanwhile, &new] {
         verify(chain, &now).unwrap();
     }
@@ -284,7 +592,12 @@ async fn a_root_is_replaced_once_all_know_the_new_one_and_goes_once_nothing_of_i
     assert!(verify(&new, &first).is_err());
     tokio::time::sleep(Duration::from_millis(2500)).await;
     let waits = ca.status().await;
-    assert!(waits.phase == "switched" && waits.waiting.len() == 1 && waits.waiting[0].contains("node alpha/n2"), "{waits:?}");
+    assert!(
+        waits.phase == "switched"
+            && waits.waiting.len() == 1
+            && waits.waiting[0].contains("node alpha/n2"),
+        "{waits:?}"
+    );
     fixture.certificate("n2", Some(B), None).await.unwrap();
     let done = ca.phase("steady").await;
     assert_eq!(done.roots.len(), 1);
@@ -293,21 +606,38 @@ async fn a_root_is_replaced_once_all_know_the_new_one_and_goes_once_nothing_of_i
         |h| matches!(&h[&(ResourceKind::Bundle, "alpha/alpha.example".into())].1, Resource::Bundle(b) if b.roots.len() == 1),
     )
     .await;
-    assert_eq!(bundle(&n1, "alpha/alpha.example").unwrap().roots[0], both.roots[1]);
-    assert_eq!(done.certificates.iter().filter(|c| c.root == done.roots[0].fingerprint).count(), 2);
+    assert_eq!(
+        bundle(&n1, "alpha/alpha.example").unwrap().roots[0],
+        both.roots[1]
+    );
+    assert_eq!(
+        done.certificates
+            .iter()
+            .filter(|c| c.root == done.roots[0].fingerprint)
+            .count(),
+        2
+    );
 }
 
 #[tokio::test]
 async fn force_takes_the_next_step_whoever_is_in_the_way() {
     let mut fixture = two_tenants("").await;
     let mut n1 = fixture.subscribe("n1").await;
-    n1.until("the bundle", |h| h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))).await;
+    n1.until("the bundle", |h| {
+        h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))
+    })
+    .await;
     fixture.certificate("n2", Some(B), None).await.unwrap();
     for (want, roots) in [("announced", 2), ("switched", 2), ("steady", 1)] {
         let mut ca = CaCli::of(&fixture).await;
         let answer = ca.rotate(true).await.unwrap();
         let done = &answer.domains[0];
-        assert_eq!((done.phase.as_str(), done.roots.len()), (want, roots), "{}", answer.note);
+        assert_eq!(
+            (done.phase.as_str(), done.roots.len()),
+            (want, roots),
+            "{}",
+            answer.note
+        );
         // Each step is on disk when the request is answered.
         fixture.stop().await;
         fixture.start().await;
@@ -320,24 +650,65 @@ async fn force_takes_the_next_step_whoever_is_in_the_way() {
 async fn a_revoked_identity_is_on_the_list_and_gets_nothing_until_it_is_restored() {
     let mut fixture = two_tenants("").await;
     let mut n1 = fixture.subscribe("n1").await;
-    n1.until("the bundle", |h| h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))).await;
-    let bad = fixture.certificate("n1", Some(A), None).await.unwrap().cert_chain;
-    let gone = fixture.certificate("n1", Some(A), None).await.unwrap().cert_chain;
-    let good = fixture.certificate("n2", Some(B), None).await.unwrap().cert_chain;
+    n1.until("the bundle", |h| {
+        h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))
+    })
+    .await;
+    let bad = fixture
+        .certificate("n1", Some(A), None)
+        .await
+        .unwrap()
+        .cert_chain;
+    let gone = fixture
+        .certificate("n1", Some(A), None)
+        .await
+        .unwrap()
+        .cert_chain;
+    let good = fixture
+        .certificate("n2", Some(B), None)
+        .await
+        .unwrap()
+        .cert_chain;
     let mut ca = CaCli::of(&fixture).await;
-    let of_b = ca.status().await.certificates.into_iter().find(|c| c.identity == B).unwrap();
-    assert_eq!((of_b.holder.as_str(), of_b.revoked), ("node alpha/n2", false));
-    assert!(ca.revoke(A, "").await.unwrap().note.starts_with("2 certificates"));
+    let of_b = ca
+        .status()
+        .await
+        .certificates
+        .into_iter()
+        .find(|c| c.identity == B)
+        .unwrap();
+    assert_eq!(
+        (of_b.holder.as_str(), of_b.revoked),
+        ("node alpha/n2", false)
+    );
+    assert!(
+        ca.revoke(A, "")
+            .await
+            .unwrap()
+            .note
+            .starts_with("2 certificates")
+    );
     let listed = |lists: usize| move |h: &fixture::ReceivedResources| matches!(&h[&(ResourceKind::Bundle, "alpha/alpha.example".into())].1, Resource::Bundle(b) if b.revoked.len() == lists);
     n1.until("the list", listed(1)).await;
     let told = bundle(&n1, "alpha/alpha.example").unwrap();
-    assert_eq!(told.blocked, [A.parse().unwrap()], "certificates that are on no record count as revoked, too");
+    assert_eq!(
+        told.blocked,
+        [A.parse().unwrap()],
+        "certificates that are on no record count as revoked, too"
+    );
     for chain in [&bad, &gone] {
         assert!(verify(chain, &told).unwrap_err().contains("Revoked"));
     }
     verify(&good, &told).unwrap();
     let before = refused(&fixture, "blocked").await;
-    assert_eq!(fixture.certificate("n1", Some(A), None).await.unwrap_err().code(), Code::PermissionDenied);
+    assert_eq!(
+        fixture
+            .certificate("n1", Some(A), None)
+            .await
+            .unwrap_err()
+            .code(),
+        Code::PermissionDenied
+    );
     assert!((refused(&fixture, "blocked").await - before - 1.0).abs() < f64::EPSILON);
     // A revocation by serial affects only that certificate.
     ca.revoke("", &of_b.serial).await.unwrap();
@@ -347,20 +718,49 @@ async fn a_revoked_identity_is_on_the_list_and_gets_nothing_until_it_is_restored
     let mut n1 = fixture.subscribe("n1").await;
     n1.settle().await;
     let again = bundle(&n1, "alpha/alpha.example").unwrap();
-    assert!(verify(&good, &again).is_err() && verify(&bad, &again).is_err(), "a restart forgets nothing");
+    assert!(
+        verify(&good, &again).is_err() && verify(&bad, &again).is_err(),
+        "a restart forgets nothing"
+    );
     assert!(fixture.certificate("n1", Some(A), None).await.is_err());
     let mut ca = CaCli::of(&fixture).await;
-    assert_eq!((ca.status().await.revoked, ca.status().await.blocked_identities), (3, vec![A.to_string()]));
+    assert_eq!(
+        (
+            ca.status().await.revoked,
+            ca.status().await.blocked_identities
+        ),
+        (3, vec![A.to_string()])
+    );
     assert_eq!(again.blocked, [A.parse().unwrap()]);
     ca.restore(A).await.unwrap();
     let unblocked = |h: &fixture::ReceivedResources| matches!(&h[&(ResourceKind::Bundle, "alpha/alpha.example".into())].1, Resource::Bundle(b) if b.blocked.is_empty());
     n1.until("nobody is blocked", unblocked).await;
-    verify(&fixture.certificate("n1", Some(A), None).await.unwrap().cert_chain, &again).unwrap();
+    verify(
+        &fixture
+            .certificate("n1", Some(A), None)
+            .await
+            .unwrap()
+            .cert_chain,
+        &again,
+    )
+    .unwrap();
     for (what, got, code) in [
         ("not blocked", ca.restore(A).await, Code::NotFound),
-        ("no such serial", ca.revoke("", "00ff").await, Code::NotFound),
-        ("another domain's", ca.revoke("spiffe://beta.example/ns/shop/sa/a", "").await, Code::FailedPrecondition),
-        ("nothing named", ca.revoke("", "").await, Code::InvalidArgument),
+        (
+            "no such serial",
+            ca.revoke("", "00ff").await,
+            Code::NotFound,
+        ),
+        (
+            "another domain's",
+            ca.revoke("spiffe://beta.example/ns/shop/sa/a", "").await,
+            Code::FailedPrecondition,
+        ),
+        (
+            "nothing named",
+            ca.revoke("", "").await,
+            Code::InvalidArgument,
+        ),
     ] {
         assert_eq!(got.unwrap_err().code(), code, "{what}");
     }
@@ -371,7 +771,8 @@ async fn a_revoked_identity_is_on_the_list_and_gets_nothing_until_it_is_restored
 async fn a_revoked_component_is_published_to_all_peers() {
     const PARTS: &str = "canal-system/components.canal";
     let mut fixture = two_tenants("keys: {location: KeyServer}, ").await;
-    let told = |h: &fixture::ReceivedResources| h.contains_key(&(ResourceKind::Bundle, PARTS.into()));
+    let told =
+        |h: &fixture::ReceivedResources| h.contains_key(&(ResourceKind::Bundle, PARTS.into()));
     let mut all = Vec::new();
     for who in ["n1", "m1", "g1", "ks1", "ka"] {
         let mut s = fixture.subscribe(who).await;
@@ -380,20 +781,43 @@ async fn a_revoked_component_is_published_to_all_peers() {
         assert!(
             own.revoked.is_empty()
                 && !own.federated
-                && own.roots == [std::fs::read_to_string(fixture.config.infra_dir.join("root.pem")).unwrap()]
+                && own.roots
+                    == [
+                        std::fs::read_to_string(fixture.config.infra_dir.join("root.pem")).unwrap()
+                    ]
         );
         all.push(s);
     }
     let identity = "spiffe://components.canal/ns/alpha/sa/node.n1";
-    let part = async |fixture: &ControllerFixture| fixture.certificate("n1", Some(identity), None).await.map(|answer| answer.cert_chain);
+    let part = async |fixture: &ControllerFixture| {
+        fixture
+            .certificate("n1", Some(identity), None)
+            .await
+            .map(|answer| answer.cert_chain)
+    };
     let stolen = part(&fixture).await.unwrap();
     let mut ca = CaCli(fixture.admin("root").await, "canal-system");
     let status = ca.status().await;
-    assert_eq!((status.source.as_str(), status.issued, status.roots[0].signs), ("controller", 1, true));
+    assert_eq!(
+        (status.source.as_str(), status.issued, status.roots[0].signs),
+        ("controller", 1, true)
+    );
     let serial = status.certificates[0].serial.clone();
-    assert_eq!((status.certificates[0].identity.as_str(), status.certificates[0].holder.as_str()), (identity, "node alpha/n1"));
+    assert_eq!(
+        (
+            status.certificates[0].identity.as_str(),
+            status.certificates[0].holder.as_str()
+        ),
+        (identity, "node alpha/n1")
+    );
     let own = part(&fixture).await.unwrap();
-    assert!(ca.revoke("", &serial).await.unwrap().note.starts_with("1 certificates"));
+    assert!(
+        ca.revoke("", &serial)
+            .await
+            .unwrap()
+            .note
+            .starts_with("1 certificates")
+    );
     for s in &mut all {
         s.until("the list", |h| matches!(&h[&(ResourceKind::Bundle, PARTS.into())].1, Resource::Bundle(b) if b.revoked.len() == 1)).await;
         let told = bundle(s, PARTS).unwrap();
@@ -402,7 +826,10 @@ async fn a_revoked_component_is_published_to_all_peers() {
     }
     // Revokes all certificates of the identity, and blocks it.
     ca.revoke(identity, "").await.unwrap();
-    assert_eq!(part(&fixture).await.unwrap_err().code(), Code::PermissionDenied);
+    assert_eq!(
+        part(&fixture).await.unwrap_err().code(),
+        Code::PermissionDenied
+    );
     fixture.stop().await;
     fixture.start().await;
     let mut n1 = fixture.subscribe("n1").await;
@@ -413,27 +840,65 @@ async fn a_revoked_component_is_published_to_all_peers() {
     let mut ca = CaCli(fixture.admin("root").await, "canal-system");
     ca.restore(identity).await.unwrap();
     verify(&part(&fixture).await.unwrap(), &again).unwrap();
-    assert_eq!(ca.rotate(false).await.unwrap_err().code(), Code::FailedPrecondition, "its root is replaced by hand");
+    assert_eq!(
+        ca.rotate(false).await.unwrap_err().code(),
+        Code::FailedPrecondition,
+        "its root is replaced by hand"
+    );
     // A tenant's operator may not change the trust domain of the components.
     let mut bob = CaCli(fixture.admin("bob").await, "canal-system");
-    assert_eq!(bob.revoke(identity, "").await.unwrap_err().code(), Code::PermissionDenied);
-    assert_eq!(bob.restore(identity).await.unwrap_err().code(), Code::PermissionDenied);
+    assert_eq!(
+        bob.revoke(identity, "").await.unwrap_err().code(),
+        Code::PermissionDenied
+    );
+    assert_eq!(
+        bob.restore(identity).await.unwrap_err().code(),
+        Code::PermissionDenied
+    );
 }
 
 #[tokio::test]
 async fn operators_cannot_change_another_tenants_ca() {
     let fixture = two_tenants("").await;
     let mut n1 = fixture.subscribe("n1").await;
-    n1.until("the bundle", |h| h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))).await;
+    n1.until("the bundle", |h| {
+        h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))
+    })
+    .await;
     let mut bob = CaCli(fixture.admin("bob").await, "alpha");
-    assert_eq!(bob.rotate(false).await.unwrap_err().code(), Code::PermissionDenied);
-    assert_eq!(bob.revoke(A, "").await.unwrap_err().code(), Code::PermissionDenied);
-    assert_eq!(bob.restore(A).await.unwrap_err().code(), Code::PermissionDenied);
-    let request = api::TrustRequest { tenant: String::new(), certificates: true };
-    let seen = bob.0.client.trust(with_token(request, "bob")).await.unwrap().into_inner().domains;
-    assert_eq!(seen.iter().map(|d| d.tenant.as_str()).collect::<Vec<_>>(), ["beta"]);
+    assert_eq!(
+        bob.rotate(false).await.unwrap_err().code(),
+        Code::PermissionDenied
+    );
+    assert_eq!(
+        bob.revoke(A, "").await.unwrap_err().code(),
+        Code::PermissionDenied
+    );
+    assert_eq!(
+        bob.restore(A).await.unwrap_err().code(),
+        Code::PermissionDenied
+    );
+    let request = api::TrustRequest {
+        tenant: String::new(),
+        certificates: true,
+    };
+    let seen = bob
+        .0
+        .client
+        .trust(with_token(request, "bob"))
+        .await
+        .unwrap()
+        .into_inner()
+        .domains;
+    assert_eq!(
+        seen.iter().map(|d| d.tenant.as_str()).collect::<Vec<_>>(),
+        ["beta"]
+    );
     let mut node = CaCli(fixture.admin("n1").await, "alpha");
-    assert_eq!(node.rotate(true).await.unwrap_err().code(), Code::PermissionDenied);
+    assert_eq!(
+        node.rotate(true).await.unwrap_err().code(),
+        Code::PermissionDenied
+    );
 }
 
 /// Creates a CA with rcgen, and writes it as a trust domain's folder.
@@ -444,38 +909,74 @@ fn authority(
 ) -> (rcgen::Issuer<'static, rcgen::KeyPair>, String) {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::default();
-    params.distinguished_name.push(rcgen::DnType::CommonName, name);
+    params
+        .distinguished_name
+        .push(rcgen::DnType::CommonName, name);
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    params.key_usages = vec![rcgen::KeyUsagePurpose::KeyCertSign, rcgen::KeyUsagePurpose::CrlSign];
+    params.key_usages = vec![
+        rcgen::KeyUsagePurpose::KeyCertSign,
+        rcgen::KeyUsagePurpose::CrlSign,
+    ];
     let pem = match root {
         Some((issuer, _)) => params.signed_by(&key, issuer).unwrap().pem(),
         None => params.self_signed(&key).unwrap().pem(),
     };
     std::fs::create_dir_all(folder).unwrap();
     std::fs::write(folder.join("key.pem"), key.serialize_pem()).unwrap();
-    std::fs::write(folder.join("root-cert.pem"), root.map_or(pem.as_str(), |(_, root)| root)).unwrap();
+    std::fs::write(
+        folder.join("root-cert.pem"),
+        root.map_or(pem.as_str(), |(_, root)| root),
+    )
+    .unwrap();
     std::fs::write(folder.join("cert-chain.pem"), &pem).unwrap();
     (rcgen::Issuer::from_ca_cert_pem(&pem, key).unwrap(), pem)
 }
 
 #[tokio::test]
-async fn an_intermediate_from_files_signs_is_replaced_while_it_runs_and_a_broken_one_changes_nothing() {
+async fn an_intermediate_from_files_signs_is_replaced_while_it_runs_and_a_broken_one_changes_nothing()
+ {
     let outside = tempfile::tempdir().unwrap();
     let folder = outside.path().join("alpha.example");
     let (root, root_pem) = authority(&outside.path().join("root"), "root", None);
     let (_, first) = authority(&folder, "first", Some((&root, &root_pem)));
-    let fixture = ControllerFixture::tuned(ControllerLimits::default(), |config| config.trust.ca_dir = Some(outside.path().into())).await;
+    let fixture = ControllerFixture::tuned(ControllerLimits::default(), |config| {
+        config.trust.ca_dir = Some(outside.path().into())
+    })
+    .await;
     fixture.write("alpha/mesh.yaml", &tenant("alpha", 1));
     let mut n1 = fixture.subscribe("n1").await;
-    n1.until("the bundle", |h| h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))).await;
+    n1.until("the bundle", |h| {
+        h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))
+    })
+    .await;
     let told = bundle(&n1, "alpha/alpha.example").unwrap();
-    let chain = fixture.certificate("n1", Some(A), None).await.unwrap().cert_chain;
-    assert_eq!((chain.len(), &told.roots), (3, &vec![root_pem.replace("\r\n", "\n")]));
-    assert_eq!(der(&chain[1]), der(&first), "the leaf's chain carries the intermediate");
+    let chain = fixture
+        .certificate("n1", Some(A), None)
+        .await
+        .unwrap()
+        .cert_chain;
+    assert_eq!(
+        (chain.len(), &told.roots),
+        (3, &vec![root_pem.replace("\r\n", "\n")])
+    );
+    assert_eq!(
+        der(&chain[1]),
+        der(&first),
+        "the leaf's chain carries the intermediate"
+    );
     verify(&chain, &told).unwrap();
     let mut ca = CaCli::of(&fixture).await;
-    assert_eq!((ca.status().await.source.as_str(), ca.status().await.error.as_str()), ("files", ""));
-    assert_eq!(ca.rotate(false).await.unwrap_err().code(), Code::FailedPrecondition);
+    assert_eq!(
+        (
+            ca.status().await.source.as_str(),
+            ca.status().await.error.as_str()
+        ),
+        ("files", "")
+    );
+    assert_eq!(
+        ca.rotate(false).await.unwrap_err().code(),
+        Code::FailedPrecondition
+    );
     ca.revoke(A, "").await.unwrap();
     n1.until(
         "the list",
@@ -493,14 +994,38 @@ async fn an_intermediate_from_files_signs_is_replaced_while_it_runs_and_a_broken
         assert!(Instant::now() < until, "the broken key is told");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert!(fixture.metric("canal_controller_ca_files_refused_total{domain=\"alpha.example\",reason=\"key\"}").await >= 1.0);
-    assert!((fixture.metric("canal_controller_ca_fault{tenant=\"alpha\",domain=\"alpha.example\"}").await - 1.0).abs() < f64::EPSILON);
-    let kept = fixture.certificate("n1", Some(A), None).await.unwrap().cert_chain;
+    assert!(
+        fixture
+            .metric(
+                "canal_controller_ca_files_refused_total{domain=\"alpha.example\",reason=\"key\"}"
+            )
+            .await
+            >= 1.0
+    );
+    assert!(
+        (fixture
+            .metric("canal_controller_ca_fault{tenant=\"alpha\",domain=\"alpha.example\"}")
+            .await
+            - 1.0)
+            .abs()
+            < f64::EPSILON
+    );
+    let kept = fixture
+        .certificate("n1", Some(A), None)
+        .await
+        .unwrap()
+        .cert_chain;
     assert_eq!(kept[1], chain[1], "what was last good signs on");
     std::fs::write(folder.join("key.pem"), good).unwrap();
     let (_, second) = authority(&folder, "second", Some((&root, &root_pem)));
     let until = Instant::now() + patience();
-    while der(&fixture.certificate("n1", Some(A), None).await.unwrap().cert_chain[1]) != der(&second) {
+    while der(&fixture
+        .certificate("n1", Some(A), None)
+        .await
+        .unwrap()
+        .cert_chain[1])
+        != der(&second)
+    {
         assert!(Instant::now() < until, "the new intermediate signs");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -513,8 +1038,12 @@ async fn revocations_in_files_are_published_from_the_start() {
     let folder = outside.path().join("alpha.example");
     let (issuer, _) = authority(&folder, "alone", None);
     let moment = |year| rcgen::date_time_ymd(year, 1, 1);
-    let revoked =
-        rcgen::RevokedCertParams { serial_number: 77u64.into(), revocation_time: moment(2021), reason_code: None, invalidity_date: None };
+    let revoked = rcgen::RevokedCertParams {
+        serial_number: 77u64.into(),
+        revocation_time: moment(2021),
+        reason_code: None,
+        invalidity_date: None,
+    };
     let list = rcgen::CertificateRevocationListParams {
         this_update: moment(2021),
         next_update: moment(2100),
@@ -523,13 +1052,24 @@ async fn revocations_in_files_are_published_from_the_start() {
         revoked_certs: vec![revoked],
         key_identifier_method: rcgen::KeyIdMethod::Sha256,
     };
-    std::fs::write(folder.join("crl.pem"), list.signed_by(&issuer).unwrap().pem().unwrap()).unwrap();
-    let fixture = ControllerFixture::tuned(ControllerLimits::default(), |config| config.trust.ca_dir = Some(outside.path().into())).await;
+    std::fs::write(
+        folder.join("crl.pem"),
+        list.signed_by(&issuer).unwrap().pem().unwrap(),
+    )
+    .unwrap();
+    let fixture = ControllerFixture::tuned(ControllerLimits::default(), |config| {
+        config.trust.ca_dir = Some(outside.path().into())
+    })
+    .await;
     fixture.write("alpha/mesh.yaml", &tenant("alpha", 1));
     let mut n1 = fixture.subscribe("n1").await;
     let key = (ResourceKind::Bundle, "alpha/alpha.example".to_string());
-    let listed = |resource: &Resource| matches!(resource, Resource::Bundle(b) if b.revoked.len() == 1);
-    n1.until("the list of the files", |h| h.get(&key).is_some_and(|held| listed(&held.1))).await;
+    let listed =
+        |resource: &Resource| matches!(resource, Resource::Bundle(b) if b.revoked.len() == 1);
+    n1.until("the list of the files", |h| {
+        h.get(&key).is_some_and(|held| listed(&held.1))
+    })
+    .await;
 }
 
 /// A child process that is killed when the test ends.
@@ -556,21 +1096,52 @@ fn cfssl() -> Option<std::path::PathBuf> {
 type Above<'a> = (&'a rcgen::Issuer<'static, rcgen::KeyPair>, &'a str);
 
 /// Starts `cfssl serve` in `dir` with a new root, or an intermediate of `above`. Returns the process and the URL on which it listens.
-fn serve(binary: &Path, dir: &Path, profile: &str, above: Option<Above<'_>>) -> (ChildProcess, String) {
+fn serve(
+    binary: &Path,
+    dir: &Path,
+    profile: &str,
+    above: Option<Above<'_>>,
+) -> (ChildProcess, String) {
     authority(dir, "another ca", above);
     let config = format!(
         "{{\"signing\":{{\"default\":{profile}}},\"auth_keys\":{{\"k\":{{\"type\":\"standard\",\"key\":\"0123456789abcdef0123456789abcdef\"}}}}}}"
     );
     std::fs::write(dir.join("config.json"), config).unwrap();
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let free = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
     let port = free.port().to_string();
-    let args = ["serve", "-address", "127.0.0.1", "-port", &port, "-ca", "cert-chain.pem", "-ca-key", "key.pem", "-config", "config.json"];
+    let args = [
+        "serve",
+        "-address",
+        "127.0.0.1",
+        "-port",
+        &port,
+        "-ca",
+        "cert-chain.pem",
+        "-ca-key",
+        "key.pem",
+        "-config",
+        "config.json",
+    ];
     let log = std::fs::File::create(dir.join("log")).unwrap();
-    let child = Command::new(binary).args(args).current_dir(dir).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+    let child = Command::new(binary)
+        .args(args)
+        .current_dir(dir)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .unwrap();
     let process = ChildProcess(child);
     let until = Instant::now() + patience();
     while std::net::TcpStream::connect(free).is_err() {
-        assert!(Instant::now() < until, "{}", std::fs::read_to_string(dir.join("log")).unwrap());
+        assert!(
+            Instant::now() < until,
+            "{}",
+            std::fs::read_to_string(dir.join("log")).unwrap()
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
     (process, format!("http://{free}"))
@@ -596,13 +1167,21 @@ async fn another_cas_intermediate_goes_along() {
     .await;
     fixture.write("alpha/mesh.yaml", &tenant("alpha", 1));
     let mut n1 = fixture.subscribe("n1").await;
-    n1.until("the bundle", |h| h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))).await;
-    let chain = fixture.certificate("n1", Some(A), None).await.unwrap().cert_chain;
+    n1.until("the bundle", |h| {
+        h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))
+    })
+    .await;
+    let chain = fixture
+        .certificate("n1", Some(A), None)
+        .await
+        .unwrap()
+        .cert_chain;
     assert_eq!(chain.len(), 3, "leaf, intermediate, roots");
     verify(&chain, &bundle(&n1, "alpha/alpha.example").unwrap()).unwrap();
 }
 
-const PROFILE: &str = r#"{"expiry":"12h","usages":["digital signature","server auth","client auth"],"auth_key":"k"}"#;
+const PROFILE: &str =
+    r#"{"expiry":"12h","usages":["digital signature","server auth","client auth"],"auth_key":"k"}"#;
 
 #[tokio::test]
 async fn an_external_ca_signs_and_its_answers_are_verified() {
@@ -613,51 +1192,96 @@ async fn an_external_ca_signs_and_its_answers_are_verified() {
     let folder = dir("domains/alpha.example");
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::copy(dir("ca/root-cert.pem"), folder.join("root-cert.pem")).unwrap();
-    std::fs::write(folder.join("auth-key"), "0123456789abcdef0123456789abcdef\n").unwrap();
+    std::fs::write(
+        folder.join("auth-key"),
+        "0123456789abcdef0123456789abcdef\n",
+    )
+    .unwrap();
     let fixture = ControllerFixture::tuned(ControllerLimits::default(), |config| {
         config.trust.ca_dir = Some(dir("domains"));
-        config.trust.external = vec![format!("alpha.example={url}").parse::<ExternalCa>().unwrap()];
+        config.trust.external = vec![
+            format!("alpha.example={url}")
+                .parse::<ExternalCa>()
+                .unwrap(),
+        ];
     })
     .await;
     fixture.write("alpha/mesh.yaml", &tenant("alpha", 1));
     let mut n1 = fixture.subscribe("n1").await;
-    n1.until("the bundle", |h| h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))).await;
+    n1.until("the bundle", |h| {
+        h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))
+    })
+    .await;
     let told = bundle(&n1, "alpha/alpha.example").unwrap();
-    let chain = fixture.certificate("n1", Some(A), None).await.unwrap().cert_chain;
+    let chain = fixture
+        .certificate("n1", Some(A), None)
+        .await
+        .unwrap()
+        .cert_chain;
     verify(&chain, &told).unwrap();
     assert!(String::from_utf8_lossy(&der(&chain[0])).contains(A));
-    let named = fixture.certificate_of("g1", GATEWAY, Some("alpha/shop/a"), None).await.unwrap().cert_chain;
+    let named = fixture
+        .certificate_of("g1", GATEWAY, Some("alpha/shop/a"), None)
+        .await
+        .unwrap()
+        .cert_chain;
     assert!(String::from_utf8_lossy(&der(&named[0])).contains("a.shop.svc.cluster.local"));
     let mut ca = CaCli::of(&fixture).await;
     let status = ca.status().await;
     assert_eq!(status.bundle, told.roots);
-    assert_eq!((status.source.as_str(), status.issued, status.error.as_str()), ("external", 2, ""));
+    assert_eq!(
+        (status.source.as_str(), status.issued, status.error.as_str()),
+        ("external", 2, "")
+    );
     // Certificates that the CA must not have signed are not passed on, and its refusals are reported.
     let fault = async |what: &str, reason: &str| {
         let before = refused(&fixture, reason).await;
         let got = fixture.certificate("n1", Some(A), None).await.unwrap_err();
         assert_eq!(got.code(), Code::Unavailable, "{what}: {got}");
-        assert!((refused(&fixture, reason).await - before - 1.0).abs() < f64::EPSILON, "{what}: {got}");
+        assert!(
+            (refused(&fixture, reason).await - before - 1.0).abs() < f64::EPSILON,
+            "{what}: {got}"
+        );
     };
     std::fs::write(folder.join("auth-key"), "00").unwrap();
     fault("another key", "external_refused").await;
     std::fs::write(folder.join("auth-key"), "zz").unwrap();
     fault("no key", "external_settings").await;
-    std::fs::write(folder.join("auth-key"), "0123456789abcdef0123456789abcdef\n").unwrap();
+    std::fs::write(
+        folder.join("auth-key"),
+        "0123456789abcdef0123456789abcdef\n",
+    )
+    .unwrap();
     ca.revoke(A, "").await.unwrap();
-    assert!(fixture.certificate("n1", Some(A), None).await.is_err(), "a blocked identity is not requested");
+    assert!(
+        fixture.certificate("n1", Some(A), None).await.is_err(),
+        "a blocked identity is not requested"
+    );
     ca.restore(A).await.unwrap();
     drop(process);
     fault("it is gone", "external_unreachable").await;
-    assert!(fixture.metric("canal_controller_external_ca_requests_total{outcome=\"signed\"}").await >= 2.0);
+    assert!(
+        fixture
+            .metric("canal_controller_external_ca_requests_total{outcome=\"signed\"}")
+            .await
+            >= 2.0
+    );
 }
 
 #[tokio::test]
 async fn requests_that_an_external_ca_may_not_sign_have_a_reason() {
     let Some(binary) = cfssl() else { return };
     for (what, profile, reason) in [
-        ("for servers only", PROFILE.replace(",\"client auth\"", ""), "external_usage"),
-        ("lives a year", PROFILE.replace("12h", "8760h"), "external_lifetime"),
+        (
+            "for servers only",
+            PROFILE.replace(",\"client auth\"", ""),
+            "external_usage",
+        ),
+        (
+            "lives a year",
+            PROFILE.replace("12h", "8760h"),
+            "external_lifetime",
+        ),
         ("another root", PROFILE.to_string(), "external_chain"),
     ] {
         let outside = tempfile::tempdir().unwrap();
@@ -678,7 +1302,10 @@ async fn requests_that_an_external_ca_may_not_sign_have_a_reason() {
         .await;
         fixture.write("alpha/mesh.yaml", &tenant("alpha", 1));
         let mut n1 = fixture.subscribe("n1").await;
-        n1.until("the bundle", |h| h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))).await;
+        n1.until("the bundle", |h| {
+            h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))
+        })
+        .await;
         let got = fixture.certificate("n1", Some(A), None).await.unwrap_err();
         assert!(refused(&fixture, reason).await >= 1.0, "{what}: {got}");
     }
@@ -686,8 +1313,13 @@ async fn requests_that_an_external_ca_may_not_sign_have_a_reason() {
 
 #[tokio::test]
 async fn the_record_of_certificates_is_bounded_and_private_keys_can_be_sealed() {
-    let mut limits = ControllerLimits { issued: 2, ..ControllerLimits::default() };
-    limits.shares.set(ShareKind::Certificates, Share::Percent(100));
+    let mut limits = ControllerLimits {
+        issued: 2,
+        ..ControllerLimits::default()
+    };
+    limits
+        .shares
+        .set(ShareKind::Certificates, Share::Percent(100));
     let mut fixture = ControllerFixture::tuned(limits, |config| {
         let key = config.data_dir.with_extension("key");
         std::fs::write(&key, [7; 32]).unwrap();
@@ -696,19 +1328,42 @@ async fn the_record_of_certificates_is_bounded_and_private_keys_can_be_sealed() 
     .await;
     fixture.write("alpha/mesh.yaml", &tenant("alpha", 1));
     let mut n1 = fixture.subscribe("n1").await;
-    n1.until("the bundle", |h| h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))).await;
+    n1.until("the bundle", |h| {
+        h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))
+    })
+    .await;
     let told = bundle(&n1, "alpha/alpha.example").unwrap();
     for _ in 0..2 {
-        fixture.certificate("n1", Some(A), Some(fresh_csr())).await.unwrap();
+        fixture
+            .certificate("n1", Some(A), Some(fresh_csr()))
+            .await
+            .unwrap();
     }
     let full = fixture.certificate("n1", Some(A), None).await.unwrap_err();
-    assert_eq!((full.code(), refused(&fixture, "issuance_log_full").await as u32), (Code::ResourceExhausted, 1));
+    assert_eq!(
+        (
+            full.code(),
+            refused(&fixture, "issuance_log_full").await as u32
+        ),
+        (Code::ResourceExhausted, 1)
+    );
     fixture.stop().await;
     std::fs::write(fixture.config.trust.key_file.as_ref().unwrap(), [8; 32]).unwrap();
-    assert!(fixture.try_start().await.err().unwrap().to_string().contains("--store-key-file"));
+    assert!(
+        fixture
+            .try_start()
+            .await
+            .err()
+            .unwrap()
+            .to_string()
+            .contains("--store-key-file")
+    );
     std::fs::write(fixture.config.trust.key_file.as_ref().unwrap(), [7; 32]).unwrap();
     fixture.start().await;
     let mut n1 = fixture.subscribe("n1").await;
     n1.settle().await;
-    assert_eq!(bundle(&n1, "alpha/alpha.example").unwrap().roots, told.roots);
+    assert_eq!(
+        bundle(&n1, "alpha/alpha.example").unwrap().roots,
+        told.roots
+    );
 }

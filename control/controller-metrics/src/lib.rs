@@ -94,7 +94,12 @@ impl ControllerMetrics {
     /// Adds `by` to a counter.
     pub fn add(&self, metric: MetricDef, labels: &[(&str, &str)], by: f64) {
         let key = (metric.name, label_text(labels));
-        *self.values.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_insert(0.0) += by;
+        *self
+            .values
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(key)
+            .or_insert(0.0) += by;
     }
 
     /// Adds one to a counter.
@@ -109,14 +114,25 @@ impl ControllerMetrics {
 
     /// Renders all metrics as Prometheus text (exposition format 0.0.4). `gauges` are the values at this moment.
     pub fn render(&self, gauges: &GaugeValues) -> String {
-        let mut all = self.values.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut all = self
+            .values
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         all.extend(gauges.0.iter().map(|(k, v)| (k.clone(), *v)));
         let mut out = String::new();
         for m in ALL {
             // Writing to a String cannot fail.
-            let _ = writeln!(out, "# HELP {} {}\n# TYPE {} {}", m.name, m.help, m.name, m.kind);
+            let _ = writeln!(
+                out,
+                "# HELP {} {}\n# TYPE {} {}",
+                m.name, m.help, m.name, m.kind
+            );
             let from = (m.name, String::new());
-            for ((_, labels), value) in all.range(from..).take_while(|((name, _), _)| *name == m.name) {
+            for ((_, labels), value) in all
+                .range(from..)
+                .take_while(|((name, _), _)| *name == m.name)
+            {
                 let _ = writeln!(out, "{}{labels} {value}", m.name);
             }
         }
@@ -140,8 +156,17 @@ fn label_text(labels: &[(&str, &str)]) -> String {
     if labels.is_empty() {
         return String::new();
     }
-    let parts: Vec<String> =
-        labels.iter().map(|(k, v)| format!("{k}=\"{}\"", v.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))).collect();
+    let parts: Vec<String> = labels
+        .iter()
+        .map(|(k, v)| {
+            format!(
+                "{k}=\"{}\"",
+                v.replace('\\', "\\\\")
+                    .replace('"', "\\\"")
+                    .replace('\n', "\\n")
+            )
+        })
+        .collect();
     format!("{{{}}}", parts.join(","))
 }
 

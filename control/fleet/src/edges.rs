@@ -28,7 +28,16 @@ pub(crate) struct EdgeMember {
 impl EdgeMember {
     pub(super) fn new(row: StoredEdge, alive: bool) -> Self {
         let (seen, version) = (BTreeMap::new(), String::new());
-        Self { row, generation: Generation(0), version, alive, heard: None, seen, whole: Generation(0), plan: 0 }
+        Self {
+            row,
+            generation: Generation(0),
+            version,
+            alive,
+            heard: None,
+            seen,
+            whole: Generation(0),
+            plan: 0,
+        }
     }
 
     /// True if the edge is alive and has reported since the start.
@@ -43,7 +52,11 @@ pub(crate) struct Edges(BTreeMap<EdgeName, EdgeMember>);
 
 impl Edges {
     pub(super) fn new(rows: impl IntoIterator<Item = StoredEdge>) -> Self {
-        Self(rows.into_iter().map(|row| (row.name.clone(), EdgeMember::new(row, true))).collect())
+        Self(
+            rows.into_iter()
+                .map(|row| (row.name.clone(), EdgeMember::new(row, true)))
+                .collect(),
+        )
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -77,12 +90,19 @@ impl Edges {
     /// Returns the address to which replicas send traffic for tenants' nodes. It is that of an edge that is not alive, as long as there is
     /// no other.
     pub(crate) fn tunnel_end(&self, az: &AzName) -> Option<Ipv4Addr> {
-        self.of_az(az).max_by_key(|edge| edge.alive).map(|edge| edge.row.tunnel_end())
+        self.of_az(az)
+            .max_by_key(|edge| edge.alive)
+            .map(|edge| edge.row.tunnel_end())
     }
 
     /// Returns whether the AZ's edges see a replica up; `None` if no reporting edge probes it.
     pub(super) fn word(&self, az: &AzName, replica: &ReplicaName) -> Option<bool> {
-        decide_word(self.of_az(az).filter(|edge| edge.speaks()).filter_map(|edge| edge.seen.get(replica)).copied())
+        decide_word(
+            self.of_az(az)
+                .filter(|edge| edge.speaks())
+                .filter_map(|edge| edge.seen.get(replica))
+                .copied(),
+        )
     }
 
     /// True if an edge of the AZ reports.
@@ -92,7 +112,10 @@ impl Edges {
 
     /// Returns the newest plan of which all edges of the AZ that are alive have all tables.
     pub(super) fn plan(&self, az: &AzName) -> Option<u32> {
-        self.of_az(az).filter(|edge| edge.alive).map(|edge| edge.plan).min()
+        self.of_az(az)
+            .filter(|edge| edge.alive)
+            .map(|edge| edge.plan)
+            .min()
     }
 }
 
@@ -108,8 +131,12 @@ mod tests {
 
     #[test]
     fn one_edge_that_reaches_a_replica_is_enough() {
-        for (words, want) in [(vec![], None), (vec![true], Some(true)), (vec![false], Some(false)), (vec![false, true, false], Some(true))]
-        {
+        for (words, want) in [
+            (vec![], None),
+            (vec![true], Some(true)),
+            (vec![false], Some(false)),
+            (vec![false, true, false], Some(true)),
+        ] {
             assert_eq!(decide_word(words.iter().copied()), want, "{words:?}");
         }
     }
@@ -125,10 +152,21 @@ mod tests {
         };
         let mut edges = Edges::new([row("e1", 1), row("e2", 2)]);
         edges.get_mut(&"e1".parse().unwrap()).unwrap().plan = 7;
-        assert_eq!((edges.plan(&az), edges.tunnel_end(&az)), (Some(0), Some(Ipv4Addr::new(250, 1, 255, 1))), "e2 was not heard yet");
+        assert_eq!(
+            (edges.plan(&az), edges.tunnel_end(&az)),
+            (Some(0), Some(Ipv4Addr::new(250, 1, 255, 1))),
+            "e2 was not heard yet"
+        );
         edges.get_mut(&"e2".parse().unwrap()).unwrap().alive = false;
         assert_eq!((edges.plan(&az), edges.is_alive(&az)), (Some(7), true));
         edges.get_mut(&"e1".parse().unwrap()).unwrap().alive = false;
-        assert_eq!((edges.plan(&az), edges.is_alive(&az), edges.tunnel_end(&az).is_some()), (None, false, true));
+        assert_eq!(
+            (
+                edges.plan(&az),
+                edges.is_alive(&az),
+                edges.tunnel_end(&az).is_some()
+            ),
+            (None, false, true)
+        );
     }
 }

@@ -78,7 +78,12 @@ impl FleetHandle {
     ///
     /// # Errors
     /// The store refused the write.
-    pub fn order_drain(&self, store: &Store, name: &ReplicaName, drain: bool) -> Result<bool, StoreError> {
+    pub fn order_drain(
+        &self,
+        store: &Store,
+        name: &ReplicaName,
+        drain: bool,
+    ) -> Result<bool, StoreError> {
         if !self.roster().order_drain(name, drain) {
             return Ok(false);
         }

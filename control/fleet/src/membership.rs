@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use canal_compiler::scope::TierPlacement;
 use canal_model::fleet::{Fleet, FleetReplica, OwnerReport, Ownership, ReplicaState};
-use canal_model::ids::{AzName, BackendName, EdgeName, Generation, ReplicaName, ReplicaNumber, TenantName};
+use canal_model::ids::{
+    AzName, BackendName, EdgeName, Generation, ReplicaName, ReplicaNumber, TenantName,
+};
 use canal_model::plan::{Plan, PlannedTable};
 use canal_southbound::DeliveryProgress;
 use canal_store::{StoredEdge, StoredFleet, StoredReplica};
@@ -119,11 +121,19 @@ pub(crate) struct Membership {
 
 impl Membership {
     /// Loads the fleet as it was stored. Its members count as present until the grace time is over.
-    pub(crate) fn new(stored: StoredFleet, plan: &Plan, times: SilenceTimeouts, now: Instant) -> Self {
+    pub(crate) fn new(
+        stored: StoredFleet,
+        plan: &Plan,
+        times: SilenceTimeouts,
+        now: Instant,
+    ) -> Self {
         let member = |row: StoredReplica| (row.name.clone(), ReplicaRecord::new(row, None, true));
         // The tables of an edge that has not reported yet are unknown. The planner waits for it until it has been silent for too long.
         let mut ownership = Ownership::after(plan.heard());
-        stored.edges.iter().for_each(|edge| ownership.record_edge_report(edge.az.clone(), 0));
+        stored
+            .edges
+            .iter()
+            .for_each(|edge| ownership.record_edge_report(edge.az.clone(), 0));
         Self {
             times,
             started: now,
@@ -155,7 +165,10 @@ impl Membership {
     }
     /// Returns the present position in the sequence of reports.
     pub(crate) fn mark(&self) -> ReportMark {
-        ReportMark { session: self.report_session, number: self.ownership.last_report_number() }
+        ReportMark {
+            session: self.report_session,
+            number: self.ownership.last_report_number(),
+        }
     }
     pub(crate) fn is_moving(&self, backend: &BackendName) -> bool {
         self.moving.contains(backend)
@@ -168,11 +181,19 @@ impl Membership {
     ///
     /// # Errors
     /// The address or the AZ's number conflicts with another member, or the replica is registered otherwise and reported a moment ago.
-    pub(crate) fn check_replica(&self, name: &ReplicaName, report: &ReplicaReport, now: Instant) -> Result<bool, ReportError> {
+    pub(crate) fn check_replica(
+        &self,
+        name: &ReplicaName,
+        report: &ReplicaReport,
+        now: Instant,
+    ) -> Result<bool, ReportError> {
         self.check_address(&report.az, report.underlay, Some(name), None)?;
-        let Some(member) = self.members.get(name) else { return Ok(false) };
+        let Some(member) = self.members.get(name) else {
+            return Ok(false);
+        };
         let row = &member.row;
-        let is_same = row.backend == report.backend && row.az == report.az && row.underlay == report.underlay;
+        let is_same =
+            row.backend == report.backend && row.az == report.az && row.underlay == report.underlay;
         match is_same {
             true => Ok(!member.gone),
             false if !member.gone && member.reported_within(now, self.times.replica_silent) => {
@@ -192,17 +213,35 @@ impl Membership {
     ) -> Result<(), ReportError> {
         let given = az_number(underlay);
         if let Some(wanted) = self.azs.get(az).filter(|n| **n != given) {
-            return Err(ReportError::AzNumber { az: az.clone(), wanted: *wanted, given });
+            return Err(ReportError::AzNumber {
+                az: az.clone(),
+                wanted: *wanted,
+                given,
+            });
         }
-        if let Some((holder, _)) = self.azs.iter().find(|(name, n)| **n == given && *name != az) {
-            return Err(ReportError::AzNumberTaken { az: az.clone(), number: given, holder: holder.clone() });
+        if let Some((holder, _)) = self
+            .azs
+            .iter()
+            .find(|(name, n)| **n == given && *name != az)
+        {
+            return Err(ReportError::AzNumberTaken {
+                az: az.clone(),
+                number: given,
+                holder: holder.clone(),
+            });
         }
-        let member = self.members.values().find(|m| m.row.underlay == underlay && Some(&m.row.name) != replica && !m.gone);
+        let member = self
+            .members
+            .values()
+            .find(|m| m.row.underlay == underlay && Some(&m.row.name) != replica && !m.gone);
         let is_others = |e: &EdgeMember| Some(&e.row.name) != edge && e.row.underlay == underlay;
         // The shared tunnel end of an AZ's edges is not a member's own address.
-        let is_shared = |e: &EdgeMember| e.row.anycast == Some(underlay) && e.row.underlay != underlay;
+        let is_shared =
+            |e: &EdgeMember| e.row.anycast == Some(underlay) && e.row.underlay != underlay;
         let other = self.edges.values().find(|e| is_others(e) || is_shared(e));
-        let holder = member.map(|m| format!("replica {}", m.row.name)).or(other.map(|e| format!("edge {}", e.row.name)));
+        let holder = member
+            .map(|m| format!("replica {}", m.row.name))
+            .or(other.map(|e| format!("edge {}", e.row.name)));
         match holder {
             Some(holder) => Err(ReportError::UnderlayTaken { underlay, holder }),
             None => Ok(()),
@@ -215,7 +254,8 @@ impl Membership {
         // The number may have been another replica's.
         self.ownership.forget(row.number);
         self.tunnels_version += 1;
-        self.members.insert(row.name.clone(), ReplicaRecord::new(row, Some(now), true));
+        self.members
+            .insert(row.name.clone(), ReplicaRecord::new(row, Some(now), true));
     }
 
     /// Records the report of a registered replica. Returns true if the planner must run again.
@@ -228,11 +268,17 @@ impl Membership {
     ) -> bool {
         let has = known.served(report.generation);
         let plan = self.plan_at(has);
-        let Some(member) = self.members.get_mut(name) else { return false };
+        let Some(member) = self.members.get_mut(name) else {
+            return false;
+        };
         let number = member.row.number;
         let restarted = report.generation < member.generation;
         // A smaller generation means that the process was restarted: what it acknowledged before does not count.
-        let whole = if restarted { has } else { member.whole.max(has) };
+        let whole = if restarted {
+            has
+        } else {
+            member.whole.max(has)
+        };
         let differs = whole != member.whole
             || known.behind != member.behind
             || report.draining != member.wants_drain
@@ -245,7 +291,8 @@ impl Membership {
         member.whole = whole;
         member.behind = known.behind;
         member.wants_drain = report.draining;
-        (member.sessions, member.accepted, member.version) = (report.sessions, report.accepted, report.version);
+        (member.sessions, member.accepted, member.version) =
+            (report.sessions, report.accepted, report.version);
         member.owned = report.owned.len();
         if (member.cores, &member.tunnel_ports) != (report.cores, &report.tunnel_ports) {
             (member.cores, member.tunnel_ports) = (report.cores, report.tunnel_ports);
@@ -264,11 +311,16 @@ impl Membership {
             // A replica of an older version sends no marks. Without this rule its drain would never end.
             None => self.ownership.last_report_number(),
         };
-        let said = OwnerReport { plan, scanned_after, owned: report.owned };
+        let said = OwnerReport {
+            plan,
+            scanned_after,
+            owned: report.owned,
+        };
         // What an unchanged report states is news while its scans are newer than those before, and began before the plan last had a table
         // confirmed: each may prove what no earlier one did.
         let news = self.ownership.report(number).is_none_or(|old| {
-            (old.plan, &old.owned) != (said.plan, &said.owned) || old.scanned_after < said.scanned_after.min(self.plan_heard)
+            (old.plan, &old.owned) != (said.plan, &said.owned)
+                || old.scanned_after < said.scanned_after.min(self.plan_heard)
         });
         self.ownership.record_report(number, said);
         differs || restarted || news
@@ -279,25 +331,49 @@ impl Membership {
     ///
     /// # Errors
     /// The address or the AZ's number conflicts with another member, the tunnel end is not that of the AZ, or the AZ has too many edges.
-    pub(crate) fn check_edge(&self, name: &EdgeName, report: &EdgeReport, now: Instant) -> Result<Option<Vec<EdgeName>>, ReportError> {
+    pub(crate) fn check_edge(
+        &self,
+        name: &EdgeName,
+        report: &EdgeReport,
+        now: Instant,
+    ) -> Result<Option<Vec<EdgeName>>, ReportError> {
         self.check_address(&report.az, report.underlay, None, Some(name))?;
         self.check_tunnel_end(report)?;
-        let is_heard = |edge: &EdgeMember| edge.heard.is_some_and(|at| now.duration_since(at) < self.times.edge_silent);
-        let (others, own): (Vec<&EdgeMember>, Vec<&EdgeMember>) = self.edges.of_az(&report.az).partition(|edge| edge.row.name != *name);
-        let (same, differ): (Vec<&EdgeMember>, Vec<&EdgeMember>) =
-            others.into_iter().partition(|edge| edge.row.tunnel_end() == report.tunnel_end);
+        let is_heard = |edge: &EdgeMember| {
+            edge.heard
+                .is_some_and(|at| now.duration_since(at) < self.times.edge_silent)
+        };
+        let (others, own): (Vec<&EdgeMember>, Vec<&EdgeMember>) = self
+            .edges
+            .of_az(&report.az)
+            .partition(|edge| edge.row.name != *name);
+        let (same, differ): (Vec<&EdgeMember>, Vec<&EdgeMember>) = others
+            .into_iter()
+            .partition(|edge| edge.row.tunnel_end() == report.tunnel_end);
         // Edges with another tunnel end are replaced once they are silent.
         if let Some(other) = differ.iter().find(|edge| is_heard(edge)) {
             let (holder, wanted) = (other.row.name.clone(), other.row.tunnel_end());
-            return Err(ReportError::TunnelEnd { az: report.az.clone(), holder, wanted, given: report.tunnel_end });
+            return Err(ReportError::TunnelEnd {
+                az: report.az.clone(),
+                holder,
+                wanted,
+                given: report.tunnel_end,
+            });
         }
-        if own.iter().any(|edge| edge.row.underlay == report.underlay && edge.row.tunnel_end() == report.tunnel_end) {
+        if own.iter().any(|edge| {
+            edge.row.underlay == report.underlay && edge.row.tunnel_end() == report.tunnel_end
+        }) {
             return Ok(None);
         }
         if same.len() >= EDGES_MAX {
-            return Err(ReportError::Edges { az: report.az.clone(), limit: EDGES_MAX });
+            return Err(ReportError::Edges {
+                az: report.az.clone(),
+                limit: EDGES_MAX,
+            });
         }
-        Ok(Some(differ.iter().map(|edge| edge.row.name.clone()).collect()))
+        Ok(Some(
+            differ.iter().map(|edge| edge.row.name.clone()).collect(),
+        ))
     }
 
     /// Checks that a shared tunnel end is in the AZ, and is no member's own address.
@@ -305,15 +381,29 @@ impl Membership {
         let underlay = report.tunnel_end;
         let (wanted, given) = (az_number(report.underlay), az_number(underlay));
         if wanted != given {
-            return Err(ReportError::AzNumber { az: report.az.clone(), wanted, given });
+            return Err(ReportError::AzNumber {
+                az: report.az.clone(),
+                wanted,
+                given,
+            });
         }
         if underlay == report.underlay {
             return Ok(());
         }
-        let member = self.members.values().find(|member| member.row.underlay == underlay && !member.gone);
-        let edge = self.edges.values().find(|edge| edge.row.underlay == underlay);
-        let holder = member.map(|m| format!("replica {}", m.row.name)).or(edge.map(|e| format!("edge {}", e.row.name)));
-        holder.map_or(Ok(()), |holder| Err(ReportError::UnderlayTaken { underlay, holder }))
+        let member = self
+            .members
+            .values()
+            .find(|member| member.row.underlay == underlay && !member.gone);
+        let edge = self
+            .edges
+            .values()
+            .find(|edge| edge.row.underlay == underlay);
+        let holder = member
+            .map(|m| format!("replica {}", m.row.name))
+            .or(edge.map(|e| format!("edge {}", e.row.name)));
+        holder.map_or(Ok(()), |holder| {
+            Err(ReportError::UnderlayTaken { underlay, holder })
+        })
     }
 
     /// Adds an edge that is in the store, in place of others.
@@ -324,10 +414,18 @@ impl Membership {
     }
 
     /// Records the report of an edge. Returns true if the planner must run again.
-    pub(crate) fn record_edge_report(&mut self, name: &EdgeName, report: EdgeReport, known: DeliveryProgress, now: Instant) -> bool {
+    pub(crate) fn record_edge_report(
+        &mut self,
+        name: &EdgeName,
+        report: EdgeReport,
+        known: DeliveryProgress,
+        now: Instant,
+    ) -> bool {
         let whole = known.served(report.generation);
         let plan = self.plan_at(whole);
-        let Some(edge) = self.edges.get_mut(name) else { return false };
+        let Some(edge) = self.edges.get_mut(name) else {
+            return false;
+        };
         let is_new = edge.seen != report.seen || !edge.alive || edge.whole != whole;
         edge.whole = whole;
         edge.plan = plan;
@@ -344,9 +442,18 @@ impl Membership {
     }
 
     /// Returns the version of all replicas' tunnels, and the source ports of tunnels to the replicas of an AZ that have named some.
-    pub(crate) fn tunnels(&self, az: &AzName) -> (u64, impl Iterator<Item = (Ipv4Addr, Arc<[u8]>)>) {
-        let of_az = self.members.values().filter(move |member| member.row.az == *az && !member.tunnel_ports.is_empty());
-        (self.tunnels_version, of_az.map(|member| (member.row.underlay, member.tunnel_ports.clone())))
+    pub(crate) fn tunnels(
+        &self,
+        az: &AzName,
+    ) -> (u64, impl Iterator<Item = (Ipv4Addr, Arc<[u8]>)>) {
+        let of_az = self
+            .members
+            .values()
+            .filter(move |member| member.row.az == *az && !member.tunnel_ports.is_empty());
+        (
+            self.tunnels_version,
+            of_az.map(|member| (member.row.underlay, member.tunnel_ports.clone())),
+        )
     }
 
     // ---- timeouts ----
@@ -363,11 +470,14 @@ impl Membership {
         for (name, member) in &mut self.members {
             // What edges see of a replica outranks its own reports.
             let word = self.edges.word(&member.row.az, name);
-            let by_itself = member.last_report.map_or(in_grace && member.up, |at| now.duration_since(at) < self.times.replica_silent);
+            let by_itself = member.last_report.map_or(in_grace && member.up, |at| {
+                now.duration_since(at) < self.times.replica_silent
+            });
             let up = word.unwrap_or(by_itself) && !member.gone;
             out.changed |= up != member.up;
             member.up = up;
-            let silent = now.duration_since(member.last_report.unwrap_or(self.started)) >= self.times.gone;
+            let silent =
+                now.duration_since(member.last_report.unwrap_or(self.started)) >= self.times.gone;
             // While an edge sees the replica up, only the path of its reports is broken.
             if !member.gone && silent && self.edges.speaks(&member.row.az) && word != Some(true) {
                 member.gone = true;
@@ -389,7 +499,9 @@ impl Membership {
     fn observe_edges(&mut self, now: Instant, in_grace: bool, out: &mut MembershipUpdate) {
         let mut fell_silent = BTreeSet::new();
         for edge in self.edges.values_mut() {
-            let alive = edge.heard.map_or(edge.alive && in_grace, |at| now.duration_since(at) < self.times.edge_silent);
+            let alive = edge.heard.map_or(edge.alive && in_grace, |at| {
+                now.duration_since(at) < self.times.edge_silent
+            });
             if edge.alive && !alive {
                 fell_silent.insert(edge.row.az.clone());
             }
@@ -407,24 +519,37 @@ impl Membership {
             }
         }
         let is_gone = |edge: &&EdgeMember| {
-            now.duration_since(edge.heard.unwrap_or(self.started)) >= self.times.gone && self.edges.is_alive(&edge.row.az)
+            now.duration_since(edge.heard.unwrap_or(self.started)) >= self.times.gone
+                && self.edges.is_alive(&edge.row.az)
         };
-        out.gone_edges = self.edges.values().filter(is_gone).map(|edge| edge.row.name.clone()).collect();
-        out.gone_edges.iter().for_each(|name| self.edges.forget(name));
+        out.gone_edges = self
+            .edges
+            .values()
+            .filter(is_gone)
+            .map(|edge| edge.row.name.clone())
+            .collect();
+        out.gone_edges
+            .iter()
+            .for_each(|name| self.edges.forget(name));
     }
 
     /// Restarts the timeouts. While no member reports, all stay as they were last; the first that comes back must not make the others
     /// appear down.
     fn restart_silence_timers(&mut self, now: Instant) {
-        self.members.values_mut().for_each(|member| member.last_report = None);
+        self.members
+            .values_mut()
+            .for_each(|member| member.last_report = None);
         self.edges.values_mut().for_each(|edge| edge.heard = None);
         self.started = now;
     }
 
     /// True while no member at all reports: then the controller is cut off, and what is in force stands.
     pub(crate) fn is_cut_off(&self, now: Instant) -> bool {
-        let recent = |at: Option<Instant>| at.is_some_and(|at| now.duration_since(at) < self.times.edge_silent);
-        !self.members.values().any(|m| recent(m.last_report)) && !self.edges.values().any(|e| recent(e.heard))
+        let recent = |at: Option<Instant>| {
+            at.is_some_and(|at| now.duration_since(at) < self.times.edge_silent)
+        };
+        !self.members.values().any(|m| recent(m.last_report))
+            && !self.edges.values().any(|e| recent(e.heard))
     }
 
     /// Returns the fleet for the planner. Members that are gone are not in it; a replica that has lacked a tenant for long is joining
@@ -436,38 +561,71 @@ impl Membership {
             backend: m.row.backend.clone(),
             az: m.row.az.clone(),
             underlay: m.row.underlay,
-            state: if m.row.state == ReplicaState::Active && self.is_lagging(m, now) { ReplicaState::Joining } else { m.row.state },
+            state: if m.row.state == ReplicaState::Active && self.is_lagging(m, now) {
+                ReplicaState::Joining
+            } else {
+                m.row.state
+            },
             up: m.up,
         };
-        Fleet::of(self.azs.clone(), self.members.values().filter(|m| !m.gone).map(replica))
+        Fleet::of(
+            self.azs.clone(),
+            self.members.values().filter(|m| !m.gone).map(replica),
+        )
     }
 
     /// True if the replica has lacked a tenant's published resources for too long. A resource that it refuses is lacking for its tenant
     /// alone, which [`Membership::is_ready`] decides.
     fn is_lagging(&self, member: &ReplicaRecord, now: Instant) -> bool {
-        let concerns = |backend: &BackendName, tenant: &TenantName| *backend == member.row.backend && !member.behind.contains_key(tenant);
-        let of_backend = self.told.iter().filter(|((backend, tenant), _)| concerns(backend, tenant));
+        let concerns = |backend: &BackendName, tenant: &TenantName| {
+            *backend == member.row.backend && !member.behind.contains_key(tenant)
+        };
+        let of_backend = self
+            .told
+            .iter()
+            .filter(|((backend, tenant), _)| concerns(backend, tenant));
         member.last_report.is_some()
-            && of_backend.into_iter().any(|(_, (at, when))| *at > member.whole && now.duration_since(*when) > self.times.lag)
+            && of_backend.into_iter().any(|(_, (at, when))| {
+                *at > member.whole && now.duration_since(*when) > self.times.lag
+            })
     }
 
     /// True if the replica has everything that a tenant's sessions need. No table waits for a replica that is down or gone.
     pub(crate) fn is_ready(&self, replica: ReplicaNumber, tenant: &TenantName) -> bool {
-        let Some(member) = self.members.values().find(|m| m.row.number == replica && !m.gone) else { return true };
+        let Some(member) = self
+            .members
+            .values()
+            .find(|m| m.row.number == replica && !m.gone)
+        else {
+            return true;
+        };
         let key = (member.row.backend.clone(), tenant.clone());
-        !member.up || self.told.get(&key).is_some_and(|(at, _)| *at <= member.whole_of(tenant))
+        !member.up
+            || self
+                .told
+                .get(&key)
+                .is_some_and(|(at, _)| *at <= member.whole_of(tenant))
     }
 
     // ---- what was published ----
 
     /// Records what a generation published: replicas, tenants by backend, and the newest plan whose tables are all in it.
-    pub(crate) fn published(&mut self, generation: Generation, plan: u32, whereabouts: &TierPlacement, now: Instant) {
+    pub(crate) fn published(
+        &mut self,
+        generation: Generation,
+        plan: u32,
+        whereabouts: &TierPlacement,
+        now: Instant,
+    ) {
         for member in self.members.values_mut() {
             if whereabouts.replicas.contains_key(&member.row.name) {
                 member.published_at.get_or_insert(generation);
             }
         }
-        let pairs = whereabouts.backends.iter().flat_map(|(b, held)| held.tenants.iter().map(move |t| (b.clone(), t.clone())));
+        let pairs = whereabouts
+            .backends
+            .iter()
+            .flat_map(|(b, held)| held.tenants.iter().map(move |t| (b.clone(), t.clone())));
         let pairs: BTreeSet<(BackendName, TenantName)> = pairs.collect();
         self.told.retain(|pair, _| pairs.contains(pair));
         for pair in pairs {
@@ -493,15 +651,27 @@ impl Membership {
     /// Returns the newest plan of which a data plane at `generation` has all tables; 0 if there is none.
     fn plan_at(&self, generation: Generation) -> u32 {
         let after = self.plans.partition_point(|(at, _)| *at <= generation);
-        after.checked_sub(1).and_then(|i| self.plans.get(i)).map_or(0, |(_, plan)| *plan)
+        after
+            .checked_sub(1)
+            .and_then(|i| self.plans.get(i))
+            .map_or(0, |(_, plan)| *plan)
     }
 
     /// Records which backends have tables in motion in the plan in force: tables with owners, or of a service that left the AZ.
     pub(crate) fn note_motion(&mut self, plan: &Plan) {
         self.plan_heard = plan.heard();
-        let by_number: BTreeMap<ReplicaNumber, &BackendName> = self.members.values().map(|m| (m.row.number, &m.row.backend)).collect();
+        let by_number: BTreeMap<ReplicaNumber, &BackendName> = self
+            .members
+            .values()
+            .map(|m| (m.row.number, &m.row.backend))
+            .collect();
         let mut moving = BTreeSet::new();
-        for table in plan.services.values().flat_map(|s| s.tables.values()).filter(|t| is_moving(t)) {
+        for table in plan
+            .services
+            .values()
+            .flat_map(|s| s.tables.values())
+            .filter(|t| is_moving(t))
+        {
             let seats = table.chains.iter().flatten();
             moving.extend(seats.filter_map(|s| by_number.get(&s.replica).map(|b| (*b).clone())));
         }
@@ -532,13 +702,28 @@ impl Membership {
     /// Returns the replicas that are gone and are in no table that a member may still have: `plan` has none, all of it was published by
     /// `generation`, and all live members acknowledged that.
     pub(crate) fn forgettable(&mut self, plan: &Plan, generation: Generation) -> Vec<ReplicaName> {
-        for member in self.members.values_mut().filter(|m| m.gone && plan.members(m.row.number) == 0) {
+        for member in self
+            .members
+            .values_mut()
+            .filter(|m| m.gone && plan.members(m.row.number) == 0)
+        {
             member.left_tables_at.get_or_insert(generation);
         }
-        let members = self.members.values().filter(|m| m.up && m.last_report.is_some()).map(|m| m.whole);
-        let edges = self.edges.values().filter(|e| e.alive && e.heard.is_some()).map(|e| e.whole);
+        let members = self
+            .members
+            .values()
+            .filter(|m| m.up && m.last_report.is_some())
+            .map(|m| m.whole);
+        let edges = self
+            .edges
+            .values()
+            .filter(|e| e.alive && e.heard.is_some())
+            .map(|e| e.whole);
         let all_have = members.chain(edges).min().unwrap_or(generation);
-        let free = self.members.values().filter(|m| m.left_tables_at.is_some_and(|at| at <= all_have));
+        let free = self
+            .members
+            .values()
+            .filter(|m| m.left_tables_at.is_some_and(|at| at <= all_have));
         free.map(|m| m.row.name.clone()).collect()
     }
 
@@ -578,7 +763,9 @@ impl ReplicaRecord {
 
     /// Returns the generation up to which the replica has everything of the tenant.
     fn whole_of(&self, tenant: &TenantName) -> Generation {
-        self.behind.get(tenant).map_or(self.whole, |at| self.whole.min(*at))
+        self.behind
+            .get(tenant)
+            .map_or(self.whole, |at| self.whole.min(*at))
     }
 
     /// Returns the time since the last report; `None` if there was none since the start.
@@ -587,7 +774,8 @@ impl ReplicaRecord {
     }
 
     fn reported_within(&self, now: Instant, within: Duration) -> bool {
-        self.last_report.is_some_and(|at| now.duration_since(at) < within)
+        self.last_report
+            .is_some_and(|at| now.duration_since(at) < within)
     }
 
     /// Returns the state that the replica changes to, if it changes.

@@ -50,8 +50,17 @@ impl FleetOverview {
         Self {
             demands: publication::demands(catalog, ShardingRules::default()),
             ships: roster.fleet(now),
-            edges_alive: roster.edges().values().filter(|e| e.alive).map(|e| e.row.az.clone()).collect(),
-            replicas: roster.members().values().map(|m| replica(m, &seats, now)).collect(),
+            edges_alive: roster
+                .edges()
+                .values()
+                .filter(|e| e.alive)
+                .map(|e| e.row.az.clone())
+                .collect(),
+            replicas: roster
+                .members()
+                .values()
+                .map(|m| replica(m, &seats, now))
+                .collect(),
             edges: roster.edges().values().map(edge).collect(),
             waiting: fleet.counts().waiting,
             plan,
@@ -65,20 +74,61 @@ impl FleetOverview {
 
     /// Returns the overview. Services and unmet constraints are those of tenants that `may_see` lets through. Only the provider gets
     /// replicas, edges, the blast radius and violations of the plan.
-    pub fn whole(&self, is_provider: bool, may_see: impl Fn(&TenantName) -> bool) -> api::FleetResponse {
+    pub fn whole(
+        &self,
+        is_provider: bool,
+        may_see: impl Fn(&TenantName) -> bool,
+    ) -> api::FleetResponse {
         let seen = |s: &&PlannedService| may_see(&s.key.tenant);
-        let services = self.plan.services.iter().filter(|(_, s)| seen(s)).map(|(id, s)| self.placed_service(*id, s)).collect();
-        let own = |note: &&canal_model::plan::UnmetConstraint| is_provider || may_see(&note_service(note).tenant);
-        let notes = self.plan.notes.iter().filter(own).map(|n| if is_provider { n.to_string() } else { foreign_free(n) }).collect();
+        let services = self
+            .plan
+            .services
+            .iter()
+            .filter(|(_, s)| seen(s))
+            .map(|(id, s)| self.placed_service(*id, s))
+            .collect();
+        let own = |note: &&canal_model::plan::UnmetConstraint| {
+            is_provider || may_see(&note_service(note).tenant)
+        };
+        let notes = self
+            .plan
+            .notes
+            .iter()
+            .filter(own)
+            .map(|n| {
+                if is_provider {
+                    n.to_string()
+                } else {
+                    foreign_free(n)
+                }
+            })
+            .collect();
         let provider = |items: Vec<String>| if is_provider { items } else { Vec::new() };
         api::FleetResponse {
-            edges: if is_provider { self.edges.clone() } else { Vec::new() },
-            replicas: if is_provider { self.replicas.clone() } else { Vec::new() },
+            edges: if is_provider {
+                self.edges.clone()
+            } else {
+                Vec::new()
+            },
+            replicas: if is_provider {
+                self.replicas.clone()
+            } else {
+                Vec::new()
+            },
             services,
-            blast: if is_provider { blast(&self.plan) } else { Vec::new() },
+            blast: if is_provider {
+                blast(&self.plan)
+            } else {
+                Vec::new()
+            },
             plan: self.plan.number,
             unmet_constraints: notes,
-            findings: provider(canal_planlint::check(&self.ships, &self.demands, &self.plan).iter().map(ToString::to_string).collect()),
+            findings: provider(
+                canal_planlint::check(&self.ships, &self.demands, &self.plan)
+                    .iter()
+                    .map(ToString::to_string)
+                    .collect(),
+            ),
             tables_waiting: u32::try_from(self.waiting).unwrap_or(u32::MAX),
         }
     }
@@ -89,25 +139,46 @@ impl FleetOverview {
 
     fn placed_service(&self, id: ServiceId, service: &PlannedService) -> api::PlacedService {
         let placement = service.placement.as_ref();
-        let backends =
-            placement.iter().flat_map(|p| p.backends.iter()).flat_map(|(az, names)| names.iter().map(move |b| format!("{az}/{b}")));
+        let backends = placement
+            .iter()
+            .flat_map(|p| p.backends.iter())
+            .flat_map(|(az, names)| names.iter().map(move |b| format!("{az}/{b}")));
         api::PlacedService {
             service: service.key.to_string(),
             id: id.get(),
             home_az: placement.map(|p| p.home.to_string()).unwrap_or_default(),
             backends: backends.collect(),
-            open_azs: service.tables.keys().filter(|az| self.is_open(service, az)).map(ToString::to_string).collect(),
+            open_azs: service
+                .tables
+                .keys()
+                .filter(|az| self.is_open(service, az))
+                .map(ToString::to_string)
+                .collect(),
             gateway_number: service.number,
             migrating: service.tables.values().any(|t| is_moving(t)),
         }
     }
 
     /// Explains the placement of a service; `None` if the service is not planned.
-    pub fn explain(&self, key: &canal_model::ids::ServiceKey, is_provider: bool) -> Option<api::ExplainResponse> {
+    pub fn explain(
+        &self,
+        key: &canal_model::ids::ServiceKey,
+        is_provider: bool,
+    ) -> Option<api::ExplainResponse> {
         let (id, service) = self.plan.services.iter().find(|(_, s)| s.key == *key)?;
-        let ranges = self.demands.ranges.get(&key.tenant).map_or(&[][..], Vec::as_slice);
+        let ranges = self
+            .demands
+            .ranges
+            .get(&key.tenant)
+            .map_or(&[][..], Vec::as_slice);
         let table = |(az, t): (&AzName, &Arc<PlannedTable>)| {
-            let given = self.ships.azs.get(az).and_then(|n| addresses(ranges, *n, service.number).ok()).unwrap_or_default().given;
+            let given = self
+                .ships
+                .azs
+                .get(az)
+                .and_then(|n| addresses(ranges, *n, service.number).ok())
+                .unwrap_or_default()
+                .given;
             api::ExplainedTable {
                 az: az.to_string(),
                 version: t.version,
@@ -115,14 +186,26 @@ impl FleetOverview {
                 closing: t.closing > 0,
                 open: self.is_open(service, az),
                 addresses: given.iter().map(ToString::to_string).collect(),
-                members: if is_provider { self.seats(t) } else { Vec::new() },
+                members: if is_provider {
+                    self.seats(t)
+                } else {
+                    Vec::new()
+                },
             }
         };
         let notes = self.plan.notes.iter().filter(|n| note_service(n) == key);
         Some(api::ExplainResponse {
             service: Some(self.placed_service(*id, service)),
             tables: service.tables.iter().map(table).collect(),
-            unmet_constraints: notes.map(|n| if is_provider { n.to_string() } else { foreign_free(n) }).collect(),
+            unmet_constraints: notes
+                .map(|n| {
+                    if is_provider {
+                        n.to_string()
+                    } else {
+                        foreign_free(n)
+                    }
+                })
+                .collect(),
         })
     }
 
@@ -139,8 +222,19 @@ impl FleetOverview {
                 }
             }
         }
-        let name = |n: ReplicaNumber| self.ships.replicas.get(&n).map_or_else(|| format!("#{}", n.get()), |r| r.name.to_string());
-        by_number.into_iter().map(|(n, seat)| api::ExplainedMember { replica: name(n), ..seat }).collect()
+        let name = |n: ReplicaNumber| {
+            self.ships
+                .replicas
+                .get(&n)
+                .map_or_else(|| format!("#{}", n.get()), |r| r.name.to_string())
+        };
+        by_number
+            .into_iter()
+            .map(|(n, seat)| api::ExplainedMember {
+                replica: name(n),
+                ..seat
+            })
+            .collect()
     }
 }
 
@@ -154,7 +248,12 @@ struct BucketTotals {
 impl BucketTotals {
     fn of(plan: &Plan) -> Self {
         let mut out = Self::default();
-        for chain in plan.services.values().flat_map(|s| s.tables.values()).flat_map(|t| &t.chains) {
+        for chain in plan
+            .services
+            .values()
+            .flat_map(|s| s.tables.values())
+            .flat_map(|t| &t.chains)
+        {
             for (place, seat) in chain.iter().enumerate() {
                 if place == 0 {
                     *out.heads.entry(seat.replica).or_insert(0) += 1;
@@ -185,7 +284,9 @@ fn note_service(note: &canal_model::plan::UnmetConstraint) -> &canal_model::ids:
 fn foreign_free(note: &canal_model::plan::UnmetConstraint) -> String {
     match note {
         canal_model::plan::UnmetConstraint::Shared { service, .. } => {
-            format!("{service}: all its backends are those of another service, so one failure may affect both; contact the provider")
+            format!(
+                "{service}: all its backends are those of another service, so one failure may affect both; contact the provider"
+            )
         }
         other => other.to_string(),
     }
@@ -220,7 +321,9 @@ fn replica(m: &ReplicaRecord, seats: &BucketTotals, now: Instant) -> api::Replic
         heads: of(&seats.heads),
         owners: of(&seats.owners),
         // At least 1, because 0 means that the replica has not reported.
-        since_last_report_ms: m.since_last_report(now).map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX).max(1)),
+        since_last_report_ms: m.since_last_report(now).map_or(0, |d| {
+            u64::try_from(d.as_millis()).unwrap_or(u64::MAX).max(1)
+        }),
         version: m.version.clone(),
     }
 }
@@ -228,14 +331,28 @@ fn replica(m: &ReplicaRecord, seats: &BucketTotals, now: Instant) -> api::Replic
 /// Returns how many services are expected to lose all their backends when `failed` backends, chosen evenly, fail at once. A service with
 /// `k` of `n` backends is lost with the probability that all `k` are among the failed: C(n-k, f-k) / C(n, f).
 fn blast(plan: &Plan) -> Vec<api::BlastRadius> {
-    let sets: Vec<BTreeSet<&BackendName>> =
-        plan.services.values().filter_map(|s| s.placement.as_ref()).map(|p| p.all().collect()).collect();
+    let sets: Vec<BTreeSet<&BackendName>> = plan
+        .services
+        .values()
+        .filter_map(|s| s.placement.as_ref())
+        .map(|p| p.all().collect())
+        .collect();
     let all: BTreeSet<&BackendName> = sets.iter().flatten().copied().collect();
     let n = u32::try_from(all.len()).unwrap_or(u32::MAX);
-    let lost = |k: u32, failed: u32| (0..k).map(|i| f64::from(failed.saturating_sub(i)) / f64::from(n - i)).product::<f64>();
+    let lost = |k: u32, failed: u32| {
+        (0..k)
+            .map(|i| f64::from(failed.saturating_sub(i)) / f64::from(n - i))
+            .product::<f64>()
+    };
     let row = |failed: u32| {
-        let expected = sets.iter().map(|s| lost(u32::try_from(s.len()).unwrap_or(u32::MAX), failed)).sum();
-        api::BlastRadius { failed, expected_services: expected }
+        let expected = sets
+            .iter()
+            .map(|s| lost(u32::try_from(s.len()).unwrap_or(u32::MAX), failed))
+            .sum();
+        api::BlastRadius {
+            failed,
+            expected_services: expected,
+        }
     };
     (1..=FAILURES_MAX.min(n)).map(row).collect()
 }
@@ -243,18 +360,28 @@ fn blast(plan: &Plan) -> Vec<api::BlastRadius> {
 impl Membership {
     /// Returns the number of replicas in each state, of replicas that are down, and of edges that are alive.
     fn count_states(&self) -> (BTreeMap<&'static str, usize>, usize, usize) {
-        let mut states: BTreeMap<&'static str, usize> = ["joining", "active", "draining", "gone"].into_iter().map(|s| (s, 0)).collect();
+        let mut states: BTreeMap<&'static str, usize> = ["joining", "active", "draining", "gone"]
+            .into_iter()
+            .map(|s| (s, 0))
+            .collect();
         for member in self.members().values() {
             *states.entry(state_name(member)).or_insert(0) += 1;
         }
         let down = self.members().values().filter(|m| !m.up).count();
-        (states, down, self.edges().values().filter(|e| e.alive).count())
+        (
+            states,
+            down,
+            self.edges().values().filter(|e| e.alive).count(),
+        )
     }
 }
 
 impl FleetHandle {
     /// Sets the gauges of the cloud tier.
-    #[allow(clippy::cast_precision_loss, reason = "all of these are far below 2^52")]
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "all of these are far below 2^52"
+    )]
     pub fn gauges(&self, g: &mut GaugeValues) {
         let (states, down, edges) = self.roster().count_states();
         for (state, n) in states {
@@ -264,7 +391,11 @@ impl FleetHandle {
         g.set(metrics::FLEET_DOWN, &[], down as f64);
         g.set(metrics::FLEET_EDGES, &[], edges as f64);
         g.set(metrics::FLEET_PLAN, &[], f64::from(plan.number));
-        g.set(metrics::FLEET_UNMET_CONSTRAINTS, &[], plan.notes.len() as f64);
+        g.set(
+            metrics::FLEET_UNMET_CONSTRAINTS,
+            &[],
+            plan.notes.len() as f64,
+        );
         g.set(metrics::FLEET_CLOSED, &[], counts.closed as f64);
         g.set(metrics::FLEET_WAITING, &[], counts.waiting as f64);
     }
@@ -282,16 +413,39 @@ mod tests {
         let service = |n: u32, backends: &[&str]| {
             let names = backends.iter().map(|b| b.parse().unwrap()).collect();
             let az: AzName = "az1".parse().unwrap();
-            let placement = Placement { home: az.clone(), backends: [(az, names)].into() };
+            let placement = Placement {
+                home: az.clone(),
+                backends: [(az, names)].into(),
+            };
             let key = format!("alpha/shop/s{n}").parse().unwrap();
-            let planned = PlannedService { key, vni: Vni::new(1).unwrap(), number: n, placement: Some(placement), tables: BTreeMap::new() };
+            let planned = PlannedService {
+                key,
+                vni: Vni::new(1).unwrap(),
+                number: n,
+                placement: Some(placement),
+                tables: BTreeMap::new(),
+            };
             (ServiceId::new(n).unwrap(), planned)
         };
-        let services = [service(1, &["a", "b"]), service(2, &["b", "c"]), service(3, &["d"])].into();
-        let plan = Plan { number: 1, parent: 0, services, notes: vec![] };
-        let got: Vec<(u32, String)> = blast(&plan).iter().map(|b| (b.failed, format!("{:.3}", b.expected_services))).collect();
+        let services = [
+            service(1, &["a", "b"]),
+            service(2, &["b", "c"]),
+            service(3, &["d"]),
+        ]
+        .into();
+        let plan = Plan {
+            number: 1,
+            parent: 0,
+            services,
+            notes: vec![],
+        };
+        let got: Vec<(u32, String)> = blast(&plan)
+            .iter()
+            .map(|b| (b.failed, format!("{:.3}", b.expected_services)))
+            .collect();
         // Of 4 backends, one failure takes service 3 with probability 1/4. Two failures take each pair with 1/6, and service 3 with 1/2.
-        let want = [(1, "0.250"), (2, "0.833"), (3, "1.750"), (4, "3.000")].map(|(f, e)| (f, e.to_string()));
+        let want = [(1, "0.250"), (2, "0.833"), (3, "1.750"), (4, "3.000")]
+            .map(|(f, e)| (f, e.to_string()));
         assert_eq!(got, want);
         assert!(blast(&Plan::default()).is_empty());
     }

@@ -31,21 +31,38 @@ pub(crate) type TenantPlacements = BTreeMap<TenantName, TenantPlacement>;
 
 /// Returns the demands of all tenants on the cloud tier.
 pub(crate) fn demands(catalog: &Catalog, rules: ShardingRules) -> Demands {
-    let mut demands = Demands { rules, ..Demands::default() };
+    let mut demands = Demands {
+        rules,
+        ..Demands::default()
+    };
     for (name, view) in &catalog.tenants {
-        let tenant = view.of(ResourceKind::Tenant).find_map(|e| match &e.resource {
-            Resource::Tenant(t) if !t.gateway_cidrs.is_empty() => Some(t),
-            _ => None,
-        });
+        let tenant = view
+            .of(ResourceKind::Tenant)
+            .find_map(|e| match &e.resource {
+                Resource::Tenant(t) if !t.gateway_cidrs.is_empty() => Some(t),
+                _ => None,
+            });
         // A tenant without `gatewayCidrs` is not on the cloud tier.
         let Some(tenant) = tenant else { continue };
-        demands.ranges.insert(name.clone(), tenant.gateway_cidrs.clone());
+        demands
+            .ranges
+            .insert(name.clone(), tenant.gateway_cidrs.clone());
         let weights = weights(view);
         for entry in view.of(ResourceKind::Service) {
-            let Resource::Service(service) = &entry.resource else { continue };
+            let Resource::Service(service) = &entry.resource else {
+                continue;
+            };
             let weight = weights.get(&service.key).copied().unwrap_or(0);
             let home = view.homes.get(&service.key).cloned();
-            demands.services.insert(service.id, Demand { key: service.key.clone(), vni: tenant.vni, weight, home });
+            demands.services.insert(
+                service.id,
+                Demand {
+                    key: service.key.clone(),
+                    vni: tenant.vni,
+                    weight,
+                    home,
+                },
+            );
         }
     }
     demands
@@ -55,8 +72,11 @@ pub(crate) fn demands(catalog: &Catalog, rules: ShardingRules) -> Demands {
 fn weights(view: &TenantCatalog) -> BTreeMap<ServiceKey, u32> {
     let mut weights = BTreeMap::new();
     for entry in view.of(ResourceKind::Workload) {
-        let Resource::Workload(workload) = &entry.resource else { continue };
-        let services: BTreeSet<&ServiceKey> = workload.endpoints.iter().map(|e| &e.service).collect();
+        let Resource::Workload(workload) = &entry.resource else {
+            continue;
+        };
+        let services: BTreeSet<&ServiceKey> =
+            workload.endpoints.iter().map(|e| &e.service).collect();
         for service in services {
             *weights.entry(service.clone()).or_insert(0) += 1;
         }
@@ -67,12 +87,22 @@ fn weights(view: &TenantCatalog) -> BTreeMap<ServiceKey, u32> {
 /// Returns the plan to start from. A tenant's service of the tier itself has gateway number 1, no matter when the tenant's other services
 /// came.
 pub(crate) fn with_initial_placement(parent: &Arc<Plan>, demands: &Demands) -> Arc<Plan> {
-    let new = demands.services.iter().filter(|(id, d)| is_tier_service(&d.key) && !parent.services.contains_key(id));
+    let new = demands
+        .services
+        .iter()
+        .filter(|(id, d)| is_tier_service(&d.key) && !parent.services.contains_key(id));
     let first = |demand: &Demand| {
         let (key, tables) = (demand.key.clone(), BTreeMap::new());
-        PlannedService { key, vni: demand.vni, number: 1, placement: None, tables }
+        PlannedService {
+            key,
+            vni: demand.vni,
+            number: 1,
+            placement: None,
+            tables,
+        }
     };
-    let new: Vec<(ServiceId, PlannedService)> = new.map(|(id, demand)| (*id, first(demand))).collect();
+    let new: Vec<(ServiceId, PlannedService)> =
+        new.map(|(id, demand)| (*id, first(demand))).collect();
     if new.is_empty() {
         return parent.clone();
     }
@@ -90,12 +120,24 @@ pub(crate) fn tables(plan: &Plan, before: &PublishedTables) -> PublishedTables {
             None => {
                 let table = plan.table(id, az)?;
                 let members = Arc::new(table.chains.iter().flatten().copied().collect());
-                Some((key, TableMembers { table: Arc::new(table), members }))
+                Some((
+                    key,
+                    TableMembers {
+                        table: Arc::new(table),
+                        members,
+                    },
+                ))
             }
         }
     };
-    let all = plan.services.iter().flat_map(|(id, service)| service.tables.iter().map(move |(az, t)| (*id, az, t.version)));
-    all.filter_map(|(id, az, version)| table(id, az, version)).collect()
+    let all = plan.services.iter().flat_map(|(id, service)| {
+        service
+            .tables
+            .iter()
+            .map(move |(az, t)| (*id, az, t.version))
+    });
+    all.filter_map(|(id, az, version)| table(id, az, version))
+        .collect()
 }
 
 /// The state of the cloud tier that is to be published now.
@@ -120,7 +162,13 @@ pub(crate) fn build_publication(
     roster: &Membership,
     told: (&PublishedTables, &TenantPlacements),
 ) -> TierPublication {
-    let mut out = TierPublication { tier: TierState::default(), tables: PublishedTables::new(), plan: plan.number, waiting: 0, closed: 0 };
+    let mut out = TierPublication {
+        tier: TierState::default(),
+        tables: PublishedTables::new(),
+        plan: plan.number,
+        waiting: 0,
+        closed: 0,
+    };
     let planned = tables(plan, told.0);
     for (key, seated) in &planned {
         let before = told.0.get(key);
@@ -138,20 +186,32 @@ pub(crate) fn build_publication(
         }
     }
     out.tier.whereabouts = Arc::new(tier_placement(plan, roster, (&planned, &out.tables)));
-    let mut parts: BTreeMap<&TenantName, (Vec<GatewayAddress>, Vec<Arc<BucketTable>>)> = BTreeMap::new();
+    let mut parts: BTreeMap<&TenantName, (Vec<GatewayAddress>, Vec<Arc<BucketTable>>)> =
+        BTreeMap::new();
     let open = open_backends(fleet);
     for (id, service) in &plan.services {
-        let addresses = service_addresses(*id, service, (fleet, &open), demands, roster, &out.tables);
+        let addresses =
+            service_addresses(*id, service, (fleet, &open), demands, roster, &out.tables);
         out.closed += addresses.iter().filter(|a| !a.open).count();
-        parts.entry(&service.key.tenant).or_default().0.extend(addresses);
+        parts
+            .entry(&service.key.tenant)
+            .or_default()
+            .0
+            .extend(addresses);
     }
     for seated in out.tables.values() {
-        parts.entry(&seated.table.service.tenant).or_default().1.push(seated.table.clone());
+        parts
+            .entry(&seated.table.service.tenant)
+            .or_default()
+            .1
+            .push(seated.table.clone());
     }
     for (tenant, (addresses, tables)) in parts {
         let before = told.1.get(tenant);
-        let planned =
-            TenantPlacement { addresses: kept(before.map(|b| &b.addresses), addresses), tables: kept(before.map(|b| &b.tables), tables) };
+        let planned = TenantPlacement {
+            addresses: kept(before.map(|b| &b.addresses), addresses),
+            tables: kept(before.map(|b| &b.tables), tables),
+        };
         out.tier.tenants.insert(tenant.clone(), planned);
     }
     out.tier.provider = replicas(roster);
@@ -160,39 +220,89 @@ pub(crate) fn build_publication(
 
 /// Returns the list from before if it is the same, so that tenants without changes cost nothing.
 fn kept<T: Eq>(before: Option<&Arc<Vec<T>>>, now: Vec<T>) -> Arc<Vec<T>> {
-    before.filter(|before| ***before == now).cloned().unwrap_or_else(|| Arc::new(now))
+    before
+        .filter(|before| ***before == now)
+        .cloned()
+        .unwrap_or_else(|| Arc::new(now))
 }
 
 /// Returns the replicas that are in a table and were not in the one before.
-fn newcomers<'a>(before: Option<&'a TableMembers>, seated: &'a TableMembers) -> impl Iterator<Item = ReplicaNumber> + 'a {
-    seated.members.iter().copied().filter(move |n| before.is_none_or(|before| !before.members.contains(n)))
+fn newcomers<'a>(
+    before: Option<&'a TableMembers>,
+    seated: &'a TableMembers,
+) -> impl Iterator<Item = ReplicaNumber> + 'a {
+    seated
+        .members
+        .iter()
+        .copied()
+        .filter(move |n| before.is_none_or(|before| !before.members.contains(n)))
 }
 
 /// Returns the backends on which a session may begin, for all services at once; the rule is that of [`canal_planner::is_open`].
 fn open_backends(fleet: &Fleet) -> BTreeSet<(&AzName, &BackendName)> {
-    let open = fleet.replicas.values().filter(|r| r.up && r.state == ReplicaState::Active);
+    let open = fleet
+        .replicas
+        .values()
+        .filter(|r| r.up && r.state == ReplicaState::Active);
     open.map(|r| (&r.az, &r.backend)).collect()
 }
 
 fn replicas(roster: &Membership) -> Vec<Resource> {
     let resource = |row: &canal_store::StoredReplica, up| {
-        let (name, number, backend, az) = (row.name.clone(), row.number, row.backend.clone(), row.az.clone());
-        Resource::Replica(Replica { name, number, backend, az, underlay: row.underlay, up })
+        let (name, number, backend, az) = (
+            row.name.clone(),
+            row.number,
+            row.backend.clone(),
+            row.az.clone(),
+        );
+        Resource::Replica(Replica {
+            name,
+            number,
+            backend,
+            az,
+            underlay: row.underlay,
+            up,
+        })
     };
-    roster.members().values().map(|m| resource(&m.row, m.up)).collect()
+    roster
+        .members()
+        .values()
+        .map(|m| resource(&m.row, m.up))
+        .collect()
 }
 
 /// Returns where services are placed, and where tables keep their sessions. Both the planned and the published tables count.
-fn tier_placement(plan: &Plan, roster: &Membership, tables: (&PublishedTables, &PublishedTables)) -> TierPlacement {
-    let replicas = roster.members().values().map(|m| (m.row.name.clone(), m.row.backend.clone())).collect();
-    let by_number: BTreeMap<ReplicaNumber, &BackendName> = roster.members().values().map(|m| (m.row.number, &m.row.backend)).collect();
-    let mut out = TierPlacement { replicas, ..TierPlacement::default() };
+fn tier_placement(
+    plan: &Plan,
+    roster: &Membership,
+    tables: (&PublishedTables, &PublishedTables),
+) -> TierPlacement {
+    let replicas = roster
+        .members()
+        .values()
+        .map(|m| (m.row.name.clone(), m.row.backend.clone()))
+        .collect();
+    let by_number: BTreeMap<ReplicaNumber, &BackendName> = roster
+        .members()
+        .values()
+        .map(|m| (m.row.number, &m.row.backend))
+        .collect();
+    let mut out = TierPlacement {
+        replicas,
+        ..TierPlacement::default()
+    };
     let mut seated: BTreeMap<ServiceId, BTreeSet<&BackendName>> = BTreeMap::new();
     // Planned tables count, so that a tenant arrives before its table does; published tables still have sessions.
     for ((id, _), table) in tables.0.iter().chain(tables.1) {
-        seated.entry(*id).or_default().extend(table.members.iter().filter_map(|n| by_number.get(n).copied()));
+        seated.entry(*id).or_default().extend(
+            table
+                .members
+                .iter()
+                .filter_map(|n| by_number.get(n).copied()),
+        );
     }
-    let mut held: BTreeMap<&BackendName, (BTreeSet<&TenantName>, BTreeSet<ServiceId>)> = BTreeMap::new();
+    let mut held: BTreeMap<&BackendName, (BTreeSet<&TenantName>, BTreeSet<ServiceId>)> =
+        BTreeMap::new();
     for (id, service) in &plan.services {
         let mut backends = seated.remove(id).unwrap_or_default();
         backends.extend(service.placement.iter().flat_map(|p| p.all()));
@@ -219,15 +329,29 @@ fn service_addresses(
     roster: &Membership,
     tables: &PublishedTables,
 ) -> Vec<GatewayAddress> {
-    let ranges = demands.ranges.get(&service.key.tenant).map_or(&[][..], Vec::as_slice);
+    let ranges = demands
+        .ranges
+        .get(&service.key.tenant)
+        .map_or(&[][..], Vec::as_slice);
     let address = |az: &AzName| {
         let number = *fleet.azs.get(az)?;
         let given = addresses(ranges, number, service.number).ok()?.given;
         let edge_lives = roster.edges().is_alive(az);
-        let live = service.placement.iter().filter_map(|p| p.backends.get(az)).flatten().any(|backend| open.contains(&(az, backend)));
+        let live = service
+            .placement
+            .iter()
+            .filter_map(|p| p.backends.get(az))
+            .flatten()
+            .any(|backend| open.contains(&(az, backend)));
         // Sessions need a live edge, an active replica, and a published table.
         let open = edge_lives && live && tables.contains_key(&(id, az.clone()));
-        (!given.is_empty()).then(|| GatewayAddress { service: service.key.clone(), id, az: az.clone(), addresses: given, open })
+        (!given.is_empty()).then(|| GatewayAddress {
+            service: service.key.clone(),
+            id,
+            az: az.clone(),
+            addresses: given,
+            open,
+        })
     };
     service.tables.keys().filter_map(address).collect()
 }
@@ -242,8 +366,18 @@ mod tests {
     fn demand(demands: &mut Demands, id: u32, key: &str) {
         let key: ServiceKey = key.parse().unwrap();
         let vni = Vni::new(1).unwrap();
-        demands.ranges.insert(key.tenant.clone(), vec!["10.1.192.0/18".parse().unwrap()]);
-        demands.services.insert(ServiceId::new(id).unwrap(), Demand { key, vni, weight: 1, home: None });
+        demands
+            .ranges
+            .insert(key.tenant.clone(), vec!["10.1.192.0/18".parse().unwrap()]);
+        demands.services.insert(
+            ServiceId::new(id).unwrap(),
+            Demand {
+                key,
+                vni,
+                weight: 1,
+                home: None,
+            },
+        );
     }
 
     fn fleet() -> Fleet {
@@ -265,17 +399,35 @@ mod tests {
         demand(&mut demands, 1, "alpha/a/a");
         demand(&mut demands, 2, "alpha/canal-system/gateway");
         let first = with_initial_placement(&Arc::default(), &demands);
-        let plan = Arc::new(canal_planner::plan(&fleet(), &demands, &Ownership::default(), Some(&first)));
+        let plan = Arc::new(canal_planner::plan(
+            &fleet(),
+            &demands,
+            &Ownership::default(),
+            Some(&first),
+        ));
         let numbers = |plan: &Plan| plan.services.values().map(|s| s.number).collect::<Vec<_>>();
         assert_eq!(numbers(&plan), [2, 1]);
-        assert!(Arc::ptr_eq(&with_initial_placement(&plan, &demands), &plan), "nothing new");
+        assert!(
+            Arc::ptr_eq(&with_initial_placement(&plan, &demands), &plan),
+            "nothing new"
+        );
         let before = tables(&plan, &PublishedTables::new());
         assert_eq!(before.len(), 2);
         demand(&mut demands, 3, "alpha/b/b");
-        let next = canal_planner::plan(&fleet(), &demands, &Ownership::default(), Some(&with_initial_placement(&plan, &demands)));
+        let next = canal_planner::plan(
+            &fleet(),
+            &demands,
+            &Ownership::default(),
+            Some(&with_initial_placement(&plan, &demands)),
+        );
         assert_eq!(numbers(&next), [2, 1, 3]);
         let after = tables(&next, &before);
-        assert!(after.len() == 3 && before.iter().all(|(key, table)| Arc::ptr_eq(&table.table, &after[key].table)));
+        assert!(
+            after.len() == 3
+                && before
+                    .iter()
+                    .all(|(key, table)| Arc::ptr_eq(&table.table, &after[key].table))
+        );
         let again = canal_planner::plan(&fleet(), &demands, &Ownership::default(), Some(&next));
         assert_eq!(again, next, "the same question has the same answer");
     }

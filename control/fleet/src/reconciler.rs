@@ -64,7 +64,16 @@ impl FleetReconciler {
         let mut tick = tokio::time::interval(RECONCILE_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (demands, generation) = (Arc::default(), Generation(0));
-        Self { shared, persisted_plan: Some(plan), published_tables: told, last_tier: None, demands, generation, tick, rerun: false }
+        Self {
+            shared,
+            persisted_plan: Some(plan),
+            published_tables: told,
+            last_tier: None,
+            demands,
+            generation,
+            tick,
+            rerun: false,
+        }
     }
 
     /// Runs the first pass, before any client can connect: what the store has is in force from the first moment on.
@@ -87,7 +96,10 @@ impl FleetReconciler {
                 let newest = catalogs.borrow_and_update().generation;
                 let is_own = newest == self.generation && newest.0 == catalog.generation.0 + 1;
                 due |= newest != catalog.generation && !is_own;
-                self.while_serving_urgent(tokio::time::sleep(begun.elapsed() * PLANNING_REST_FACTOR)).await;
+                self.while_serving_urgent(tokio::time::sleep(
+                    begun.elapsed() * PLANNING_REST_FACTOR,
+                ))
+                .await;
                 due |= std::mem::take(&mut self.rerun);
                 if due {
                     continue;
@@ -137,7 +149,13 @@ impl FleetReconciler {
         if self.last_tier.is_none() {
             return true;
         }
-        let telling = self.prepare_publication(self.shared.fleet.plan(), self.demands.clone(), Instant::now()).await;
+        let telling = self
+            .prepare_publication(
+                self.shared.fleet.plan(),
+                self.demands.clone(),
+                Instant::now(),
+            )
+            .await;
         match telling {
             Some(telling) => self.publish(telling).await,
             None => false,
@@ -157,7 +175,9 @@ impl FleetReconciler {
         for edge in seen.gone_edges {
             let shared = self.shared.clone();
             tracing::warn!(%edge, "fleet: an edge was silent for long, forgotten; others of its AZ carry on");
-            if let Ok(Err(e)) = tokio::task::spawn_blocking(move || shared.store.forget_edge(&edge)).await {
+            if let Ok(Err(e)) =
+                tokio::task::spawn_blocking(move || shared.store.forget_edge(&edge)).await
+            {
                 // The edge counts as silent again after a restart.
                 self.store_refused(&e);
             }
@@ -165,18 +185,25 @@ impl FleetReconciler {
         for name in seen.rows {
             let shared = self.shared.clone();
             tracing::info!(replica = %name, state = ?shared.fleet.roster().members().get(&name).map(|m| m.row.state), "the replica's state changed");
-            let kept = tokio::task::spawn_blocking(move || shared.fleet.keep_row(&shared.store, &name)).await;
+            let kept =
+                tokio::task::spawn_blocking(move || shared.fleet.keep_row(&shared.store, &name))
+                    .await;
             if let Ok(Err(e)) = kept {
                 // The state follows from reports, so it is determined again after a restart.
                 self.store_refused(&e);
             }
         }
-        SilenceCheck { changed: seen.changed, closed: !seen.closed.is_empty() }
+        SilenceCheck {
+            changed: seen.changed,
+            closed: !seen.closed.is_empty(),
+        }
     }
 
     /// Counts and logs an error of the store.
     fn store_refused(&self, e: &canal_store::StoreError) {
-        self.shared.metrics.count(metrics::STORE_ERRORS, &[("reason", e.name())]);
+        self.shared
+            .metrics
+            .count(metrics::STORE_ERRORS, &[("reason", e.name())]);
         tracing::error!(error = %e, "could not store the fleet's state; retrying");
     }
 
@@ -192,7 +219,8 @@ impl FleetReconciler {
             let roster = fleet.roster();
             let is_idle = roster.is_empty() && parent.number == 0;
             // While no member reports, the plan stands as it is, however much time passes.
-            let ships = (!roster.is_cut_off(now)).then(|| (roster.fleet(now), roster.ownership().clone()));
+            let ships =
+                (!roster.is_cut_off(now)).then(|| (roster.fleet(now), roster.ownership().clone()));
             let (ships, ownership) = ships.unzip();
             (ships, ownership, is_idle)
         };
@@ -201,54 +229,103 @@ impl FleetReconciler {
             return true;
         }
         let plan = match (ships, ownership) {
-            (Some(ships), Some(ownership)) => self.plan(parent, ships, demands.clone(), ownership).await,
+            (Some(ships), Some(ownership)) => {
+                self.plan(parent, ships, demands.clone(), ownership).await
+            }
             // Without reports, what is published stays; after a start, the stored plan is published.
             _ if self.last_tier.is_some() => return true,
             _ => Some(parent),
         };
         let Some(plan) = plan else {
-            self.while_serving_urgent(tokio::time::sleep(STORE_RETRY_DELAY)).await;
+            self.while_serving_urgent(tokio::time::sleep(STORE_RETRY_DELAY))
+                .await;
             return false;
         };
         fleet.roster().note_motion(&plan);
         self.demands = demands.clone();
-        let Some(telling) = self.prepare_publication(plan.clone(), demands, now).await else { return false };
+        let Some(telling) = self.prepare_publication(plan.clone(), demands, now).await else {
+            return false;
+        };
         let is_waiting = telling.waiting > 0;
         let done = self.publish(telling).await;
         done && (is_waiting || self.forget(&plan).await)
     }
 
     /// Computes what to publish of a plan; `None` if that must be repeated.
-    async fn prepare_publication(&mut self, plan: Arc<Plan>, demands: Arc<Demands>, now: Instant) -> Option<TierPublication> {
+    async fn prepare_publication(
+        &mut self,
+        plan: Arc<Plan>,
+        demands: Arc<Demands>,
+        now: Instant,
+    ) -> Option<TierPublication> {
         let shared = self.shared.clone();
-        let (told, given) = (self.published_tables.clone(), self.last_tier.as_ref().map(|given| given.tenants.clone()));
+        let (told, given) = (
+            self.published_tables.clone(),
+            self.last_tier.as_ref().map(|given| given.tenants.clone()),
+        );
         let work = move || {
             let roster = shared.fleet.roster();
             let ships = roster.fleet(now);
-            publication::build_publication(&plan, &ships, &demands, &roster, (&told, &given.unwrap_or_default()))
+            publication::build_publication(
+                &plan,
+                &ships,
+                &demands,
+                &roster,
+                (&told, &given.unwrap_or_default()),
+            )
         };
         let telling = tokio::task::spawn_blocking(work).await;
-        telling.inspect_err(|_| tracing::error!("could not decide the fleet's plan, which is a bug of the controller; retrying")).ok()
+        telling
+            .inspect_err(|_| {
+                tracing::error!(
+                    "could not decide the fleet's plan, which is a bug of the controller; retrying"
+                )
+            })
+            .ok()
     }
 
     /// Computes the next plan, stores it on disk and puts it into force; `None` if the store refused.
-    async fn plan(&mut self, parent: Arc<Plan>, ships: Ships, demands: Arc<Demands>, ownership: Ownership) -> Option<Arc<Plan>> {
+    async fn plan(
+        &mut self,
+        parent: Arc<Plan>,
+        ships: Ships,
+        demands: Arc<Demands>,
+        ownership: Ownership,
+    ) -> Option<Arc<Plan>> {
         let before = parent.clone();
-        let work = move || canal_planner::plan(&ships, &demands, &ownership, Some(&publication::with_initial_placement(&before, &demands)));
+        let work = move || {
+            canal_planner::plan(
+                &ships,
+                &demands,
+                &ownership,
+                Some(&publication::with_initial_placement(&before, &demands)),
+            )
+        };
         let begun = Instant::now();
         let work = tokio::task::spawn_blocking(work);
         let Ok(next) = self.while_serving_urgent(work).await else {
-            tracing::error!("the planner failed, which is a fault of the controller; the last plan stands");
+            tracing::error!(
+                "the planner failed, which is a fault of the controller; the last plan stands"
+            );
             return Some(parent);
         };
-        self.shared.metrics.add(metrics::FLEET_PLAN_SECONDS, &[], begun.elapsed().as_secs_f64());
+        self.shared.metrics.add(
+            metrics::FLEET_PLAN_SECONDS,
+            &[],
+            begun.elapsed().as_secs_f64(),
+        );
         self.shared.metrics.count(metrics::FLEET_PLANS, &[]);
         if next == *parent && self.persisted_plan.is_some() {
             return Some(parent);
         }
         let next = Arc::new(next);
-        let (store, before, after) = (self.shared.store.clone(), self.persisted_plan.take(), next.clone());
-        let keeping = tokio::task::spawn_blocking(move || store.put_plan(before.as_deref(), &after));
+        let (store, before, after) = (
+            self.shared.store.clone(),
+            self.persisted_plan.take(),
+            next.clone(),
+        );
+        let keeping =
+            tokio::task::spawn_blocking(move || store.put_plan(before.as_deref(), &after));
         match self.while_serving_urgent(keeping).await {
             Ok(Ok(())) => self.persisted_plan = Some(next.clone()),
             Ok(Err(e)) => {
@@ -269,7 +346,10 @@ impl FleetReconciler {
     /// Counts what the next plan changes in the tables.
     fn count_changes(&self, parent: &Plan, next: &Plan) {
         let changes = PlanDelta::diff(parent, next);
-        #[allow(clippy::cast_precision_loss, reason = "all of these are far below 2^52")]
+        #[allow(
+            clippy::cast_precision_loss,
+            reason = "all of these are far below 2^52"
+        )]
         for (metric, n) in [
             (metrics::FLEET_BUCKETS_MOVED, changes.moved),
             (metrics::FLEET_BUCKETS_HELD, changes.held),
@@ -281,7 +361,13 @@ impl FleetReconciler {
 
     /// Has the catalog writer publish the state, if it differs from the last one. Returns false if that must be repeated.
     async fn publish(&mut self, telling: TierPublication) -> bool {
-        let TierPublication { tier, tables, plan, waiting, closed } = telling;
+        let TierPublication {
+            tier,
+            tables,
+            plan,
+            waiting,
+            closed,
+        } = telling;
         *locked(&self.shared.fleet.counts) = FleetCounts { closed, waiting };
         if self.last_tier.as_ref() == Some(&tier) {
             // The last generation has the tables of this plan too.
@@ -289,7 +375,16 @@ impl FleetReconciler {
             return true;
         }
         let (reply, answer) = oneshot::channel();
-        if self.shared.updates.send(TierUpdate { tier: tier.clone(), reply }).await.is_err() {
+        if self
+            .shared
+            .updates
+            .send(TierUpdate {
+                tier: tier.clone(),
+                reply,
+            })
+            .await
+            .is_err()
+        {
             return true;
         }
         let generation = match answer.await {
@@ -301,7 +396,10 @@ impl FleetReconciler {
             // The writer has ended, and the controller ends too.
             Err(_) => return true,
         };
-        self.shared.fleet.roster().published(generation, plan, &tier.whereabouts, Instant::now());
+        self.shared
+            .fleet
+            .roster()
+            .published(generation, plan, &tier.whereabouts, Instant::now());
         self.shared.metrics.count(metrics::FLEET_PUBLICATIONS, &[]);
         self.generation = generation;
         self.published_tables = Arc::new(tables);
@@ -311,7 +409,11 @@ impl FleetReconciler {
 
     /// Frees the numbers of replicas that are gone from all tables. Returns false if a number was freed, so that there is more to publish.
     async fn forget(&self, plan: &Plan) -> bool {
-        let names = self.shared.fleet.roster().forgettable(plan, self.generation);
+        let names = self
+            .shared
+            .fleet
+            .roster()
+            .forgettable(plan, self.generation);
         let mut done = true;
         for name in names {
             let (shared, gone) = (self.shared.clone(), name.clone());
@@ -357,17 +459,32 @@ impl PlanDelta {
     fn diff(parent: &Plan, next: &Plan) -> Self {
         let mut out = Self::default();
         for (id, service) in &next.services {
-            let Some(before) = parent.services.get(id) else { continue };
+            let Some(before) = parent.services.get(id) else {
+                continue;
+            };
             for (az, table) in &service.tables {
-                let Some(old) = before.tables.get(az).filter(|old| !Arc::ptr_eq(old, table)) else { continue };
+                let Some(old) = before.tables.get(az).filter(|old| !Arc::ptr_eq(old, table)) else {
+                    continue;
+                };
                 for (was, is) in old.chains.iter().zip(&table.chains) {
-                    out.moved += usize::from(was.first().map(|s| s.replica) != is.first().map(|s| s.replica));
-                    out.owners += is.iter().filter(|s| s.is_owner() && !was.contains(s)).count();
+                    out.moved += usize::from(
+                        was.first().map(|s| s.replica) != is.first().map(|s| s.replica),
+                    );
+                    out.owners += is
+                        .iter()
+                        .filter(|s| s.is_owner() && !was.contains(s))
+                        .count();
                 }
             }
         }
         let held = |plan: &Plan| -> usize {
-            let of = |n: &UnmetConstraint| if let UnmetConstraint::Held { buckets, .. } = n { buckets.len() } else { 0 };
+            let of = |n: &UnmetConstraint| {
+                if let UnmetConstraint::Held { buckets, .. } = n {
+                    buckets.len()
+                } else {
+                    0
+                }
+            };
             plan.notes.iter().map(of).sum()
         };
         out.held = held(next).saturating_sub(held(parent));

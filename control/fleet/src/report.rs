@@ -8,7 +8,9 @@ use canal_model::fleet::{BucketSet, OwnedBuckets};
 use canal_model::ids::{AzName, BackendName, EdgeName, Generation, ReplicaName, ServiceId};
 use canal_southbound::ShareReportError;
 use canal_store::StoreError;
-use canal_wire::fleet::{EdgeReportRequest, FoundSessions, ReplicaReportRequest, ReportMark, SessionPath};
+use canal_wire::fleet::{
+    EdgeReportRequest, FoundSessions, ReplicaReportRequest, ReportMark, SessionPath,
+};
 use canal_wire::tier::{SESSION_QUERIES_MAX, TUNNELS_MAX};
 use tonic::Code;
 
@@ -69,24 +71,42 @@ pub(crate) enum ReportError {
     #[error("{0}")]
     Form(String),
     #[error("the token is for backend {wanted}, the report names {given}")]
-    Backend { wanted: BackendName, given: BackendName },
+    Backend {
+        wanted: BackendName,
+        given: BackendName,
+    },
     #[error("the token is for AZ {wanted}, the report names {given}")]
     Az { wanted: AzName, given: AzName },
-    #[error("{0} is no address of the tier; a host of AZ number a has one of 250.a.0.0/16, with a from 1 to 7")]
+    #[error(
+        "{0} is no address of the tier; a host of AZ number a has one of 250.a.0.0/16, with a from 1 to 7"
+    )]
     Underlay(String),
     #[error("{underlay} is already the address of {holder}; give each host its own")]
     UnderlayTaken { underlay: Ipv4Addr, holder: String },
     #[error("AZ {az} has number {wanted}, but the address has {given}; an AZ keeps its number")]
     AzNumber { az: AzName, wanted: u8, given: u8 },
-    #[error("number {number} is that of AZ {holder}, not of {az}; give each AZ its own 250.a.0.0/16")]
-    AzNumberTaken { az: AzName, number: u8, holder: AzName },
-    #[error("{0} is registered with another backend, AZ or address and reported a moment ago; stop that process, or forget the replica")]
+    #[error(
+        "number {number} is that of AZ {holder}, not of {az}; give each AZ its own 250.a.0.0/16"
+    )]
+    AzNumberTaken {
+        az: AzName,
+        number: u8,
+        holder: AzName,
+    },
+    #[error(
+        "{0} is registered with another backend, AZ or address and reported a moment ago; stop that process, or forget the replica"
+    )]
     RegisteredOtherwise(ReplicaName),
     #[error(
         "AZ {az}: edge {holder}, which reported a moment ago, serves tunnels at {wanted}, this one at {given}; fix: start all edges of an AZ with the \
          same --anycast"
     )]
-    TunnelEnd { az: AzName, holder: EdgeName, wanted: Ipv4Addr, given: Ipv4Addr },
+    TunnelEnd {
+        az: AzName,
+        holder: EdgeName,
+        wanted: Ipv4Addr,
+        given: Ipv4Addr,
+    },
     #[error("AZ {az} has {limit} edges already; fix: stop one of them")]
     Edges { az: AzName, limit: usize },
     #[error("{given} entries in one report, at most {limit} are taken")]
@@ -127,7 +147,9 @@ impl ReportError {
             | Self::Shares(ShareReportError::NotADataPlane(_))
             | Self::Backend { .. }
             | Self::Az { .. } => Code::PermissionDenied,
-            Self::Shares(_) | Self::Form(_) | Self::Underlay(_) | Self::Entries { .. } => Code::InvalidArgument,
+            Self::Shares(_) | Self::Form(_) | Self::Underlay(_) | Self::Entries { .. } => {
+                Code::InvalidArgument
+            }
             Self::UnderlayTaken { .. }
             | Self::AzNumber { .. }
             | Self::AzNumberTaken { .. }
@@ -147,7 +169,9 @@ pub(crate) fn az_number(underlay: Ipv4Addr) -> u8 {
 
 /// Parses an address of the tier: 250.a.0.0/16, with an AZ number a from 1 to 7.
 fn underlay(text: &str) -> Result<Ipv4Addr, ReportError> {
-    let address: Ipv4Addr = text.parse().map_err(|_| ReportError::Underlay(text.chars().take(60).collect()))?;
+    let address: Ipv4Addr = text
+        .parse()
+        .map_err(|_| ReportError::Underlay(text.chars().take(60).collect()))?;
     match address.octets() {
         [TIER_OCTET, 1..=7, ..] => Ok(address),
         _ => Err(ReportError::Underlay(address.to_string())),
@@ -159,7 +183,11 @@ fn form<T, E: std::fmt::Display>(r: Result<T, E>) -> Result<T, ReportError> {
 }
 
 fn bounded(given: usize, limit: usize) -> Result<(), ReportError> {
-    if given > limit { Err(ReportError::Entries { given, limit }) } else { Ok(()) }
+    if given > limit {
+        Err(ReportError::Entries { given, limit })
+    } else {
+        Ok(())
+    }
 }
 
 impl ReplicaReport {
@@ -172,11 +200,20 @@ impl ReplicaReport {
         bounded(m.owned.len(), OWNED_MAX)?;
         bounded(m.tunnel_ports.len() / 2, TUNNELS_MAX)?;
         bounded(m.found.len(), SESSION_QUERIES_MAX)?;
-        bounded(m.found.iter().map(|found| found.sessions.len()).sum(), OWNED_MAX)?;
+        bounded(
+            m.found.iter().map(|found| found.sessions.len()).sum(),
+            OWNED_MAX,
+        )?;
         let mut owned = BTreeMap::new();
         for o in &m.owned {
             let id = form(ServiceId::new(o.service))?;
-            owned.insert(id, OwnedBuckets { version: o.table_version, buckets: BucketSet::from_bytes(&o.buckets) });
+            owned.insert(
+                id,
+                OwnedBuckets {
+                    version: o.table_version,
+                    buckets: BucketSet::from_bytes(&o.buckets),
+                },
+            );
         }
         Ok(Self {
             backend: form(BackendName::new(&m.backend))?,
@@ -204,13 +241,21 @@ impl EdgeReport {
     /// The first limit or form that the report does not keep to.
     pub(crate) fn read(m: EdgeReportRequest) -> Result<Self, ReportError> {
         bounded(m.seen.len(), SEEN_MAX)?;
-        let seen = m.seen.iter().map(|s| Ok((form(ReplicaName::new(&s.replica))?, s.up))).collect::<Result<_, ReportError>>()?;
+        let seen = m
+            .seen
+            .iter()
+            .map(|s| Ok((form(ReplicaName::new(&s.replica))?, s.up)))
+            .collect::<Result<_, ReportError>>()?;
         bounded(m.paths.len(), SESSION_QUERIES_MAX)?;
         let own = underlay(&m.underlay)?;
         Ok(Self {
             az: form(AzName::new(&m.az))?,
             underlay: own,
-            tunnel_end: if m.anycast.is_empty() { own } else { underlay(&m.anycast)? },
+            tunnel_end: if m.anycast.is_empty() {
+                own
+            } else {
+                underlay(&m.anycast)?
+            },
             generation: Generation(m.generation),
             seen,
             version: m.version.chars().take(100).collect(),

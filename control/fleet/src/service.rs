@@ -14,7 +14,8 @@ use canal_southbound::{ShareReport, Subscribers};
 use canal_store::{Store, StoredEdge};
 use canal_wire::fleet::fleet_server;
 use canal_wire::fleet::{
-    EdgeReportRequest, EdgeReportResponse, ReplicaReportRequest, ReplicaReportResponse, ReplicaTunnels, ShareReportAnswer, ShareState,
+    EdgeReportRequest, EdgeReportResponse, ReplicaReportRequest, ReplicaReportResponse,
+    ReplicaTunnels, ShareReportAnswer, ShareState,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -42,30 +43,53 @@ pub struct FleetService {
 
 #[tonic::async_trait]
 impl fleet_server::Fleet for FleetService {
-    async fn replica_report(&self, request: Request<ReplicaReportRequest>) -> Result<Response<ReplicaReportResponse>, Status> {
+    async fn replica_report(
+        &self,
+        request: Request<ReplicaReportRequest>,
+    ) -> Result<Response<ReplicaReportResponse>, Status> {
         let caller = AuthenticatedClient::of(&request)?;
         let done = match &caller.principal {
-            Principal::Gateway { name, az } => self.hear_replica(&caller.principal, name, az, request.into_inner()).await,
+            Principal::Gateway { name, az } => {
+                self.hear_replica(&caller.principal, name, az, request.into_inner())
+                    .await
+            }
             other => Err(ReportError::NotAReplica(other.to_string())),
         };
-        done.map(Response::new).map_err(|refusal| self.refused(&caller.principal, &refusal))
+        done.map(Response::new)
+            .map_err(|refusal| self.refused(&caller.principal, &refusal))
     }
 
-    async fn edge_report(&self, request: Request<EdgeReportRequest>) -> Result<Response<EdgeReportResponse>, Status> {
+    async fn edge_report(
+        &self,
+        request: Request<EdgeReportRequest>,
+    ) -> Result<Response<EdgeReportResponse>, Status> {
         let caller = AuthenticatedClient::of(&request)?;
         let done = match &caller.principal {
-            Principal::Edge { name, az } => self.hear_edge(&caller.principal, name, az, request.into_inner()).await,
+            Principal::Edge { name, az } => {
+                self.hear_edge(&caller.principal, name, az, request.into_inner())
+                    .await
+            }
             other => Err(ReportError::NotAnEdge(other.to_string())),
         };
-        done.map(Response::new).map_err(|refusal| self.refused(&caller.principal, &refusal))
+        done.map(Response::new)
+            .map_err(|refusal| self.refused(&caller.principal, &refusal))
     }
 
-    async fn share_report(&self, request: Request<ShareState>) -> Result<Response<ShareReportAnswer>, Status> {
+    async fn share_report(
+        &self,
+        request: Request<ShareState>,
+    ) -> Result<Response<ShareReportAnswer>, Status> {
         let caller = AuthenticatedClient::of(&request)?;
-        let report = ShareReport::read(request.into_inner(), &caller.principal, &self.catalog.borrow());
+        let report = ShareReport::read(
+            request.into_inner(),
+            &caller.principal,
+            &self.catalog.borrow(),
+        );
         let report = report.map_err(|refusal| self.refused(&caller.principal, &refusal.into()))?;
-        self.metrics.count(metrics::FLEET_REPORTS, &[("from", "shares")]);
-        self.subscribers.note_shares(&caller.principal, Arc::new(report));
+        self.metrics
+            .count(metrics::FLEET_REPORTS, &[("from", "shares")]);
+        self.subscribers
+            .note_shares(&caller.principal, Arc::new(report));
         Ok(Response::new(ShareReportAnswer {}))
     }
 }
@@ -81,11 +105,21 @@ impl FleetService {
     ) -> Result<ReplicaReportResponse, ReportError> {
         let report = ReplicaReport::read(m)?;
         is_own_az(az, &report.az)?;
-        if let Some(wanted) = self.principals.borrow().backend(who).filter(|b| **b != report.backend) {
-            return Err(ReportError::Backend { wanted: wanted.clone(), given: report.backend });
+        if let Some(wanted) = self
+            .principals
+            .borrow()
+            .backend(who)
+            .filter(|b| **b != report.backend)
+        {
+            return Err(ReportError::Backend {
+                wanted: wanted.clone(),
+                given: report.backend,
+            });
         }
         let fleet = &self.fleet;
-        let is_registered = fleet.roster().check_replica(name, &report, Instant::now())?;
+        let is_registered = fleet
+            .roster()
+            .check_replica(name, &report, Instant::now())?;
         // A replica that leaves needs no number any more.
         if !is_registered && !report.leaving {
             self.register(name, &report).await?;
@@ -97,19 +131,36 @@ impl FleetService {
             let news = roster.record_replica_report(name, report, known, Instant::now());
             (replica_orders(&roster, name), news)
         };
-        self.metrics.count(metrics::FLEET_REPORTS, &[("from", "replica")]);
+        self.metrics
+            .count(metrics::FLEET_REPORTS, &[("from", "replica")]);
         if news {
             fleet.wake.notify_one();
         }
-        Ok(ReplicaReportResponse { queries: fleet.queries.of_replicas(), ..orders })
+        Ok(ReplicaReportResponse {
+            queries: fleet.queries.of_replicas(),
+            ..orders
+        })
     }
 
     /// Registers a replica, in the store first.
-    async fn register(&self, name: &ReplicaName, report: &ReplicaReport) -> Result<(), ReportError> {
+    async fn register(
+        &self,
+        name: &ReplicaName,
+        report: &ReplicaReport,
+    ) -> Result<(), ReportError> {
         let (store, name, report) = (self.store.clone(), name.clone(), report.clone());
         let number = az_number(report.underlay);
-        let kept = tokio::task::spawn_blocking(move || store.register(&name, &report.backend, (&report.az, number), report.underlay));
-        let row = kept.await.map_err(|_| ReportError::Form("the replica could not be registered; report again".into()))??;
+        let kept = tokio::task::spawn_blocking(move || {
+            store.register(
+                &name,
+                &report.backend,
+                (&report.az, number),
+                report.underlay,
+            )
+        });
+        let row = kept.await.map_err(|_| {
+            ReportError::Form("the replica could not be registered; report again".into())
+        })??;
         tracing::info!(
             target: "audit", replica = %row.name, number = row.number.get(), backend = %row.backend, az = %row.az, underlay = %row.underlay,
             "registered a replica"
@@ -145,7 +196,8 @@ impl FleetService {
             (edge_orders(&roster, &az, has), news)
         };
         let queries = fleet.queries.of_edges(az);
-        self.metrics.count(metrics::FLEET_REPORTS, &[("from", "edge")]);
+        self.metrics
+            .count(metrics::FLEET_REPORTS, &[("from", "edge")]);
         if news {
             fleet.wake.notify_one();
         }
@@ -153,12 +205,26 @@ impl FleetService {
     }
 
     /// Registers an edge in place of others, in the store first.
-    async fn keep_edge(&self, name: &EdgeName, report: &EdgeReport, replaces: Vec<EdgeName>) -> Result<(), ReportError> {
+    async fn keep_edge(
+        &self,
+        name: &EdgeName,
+        report: &EdgeReport,
+        replaces: Vec<EdgeName>,
+    ) -> Result<(), ReportError> {
         let anycast = Some(report.tunnel_end).filter(|end| *end != report.underlay);
-        let row = StoredEdge { name: name.clone(), az: report.az.clone(), underlay: report.underlay, anycast };
+        let row = StoredEdge {
+            name: name.clone(),
+            az: report.az.clone(),
+            underlay: report.underlay,
+            anycast,
+        };
         let (store, kept, gone) = (self.store.clone(), row.clone(), replaces.clone());
-        let kept = tokio::task::spawn_blocking(move || store.put_edge(&kept, &gone, az_number(kept.underlay)));
-        kept.await.map_err(|_| ReportError::Form("the edge could not be stored; report again".into()))??;
+        let kept = tokio::task::spawn_blocking(move || {
+            store.put_edge(&kept, &gone, az_number(kept.underlay))
+        });
+        kept.await.map_err(|_| {
+            ReportError::Form("the edge could not be stored; report again".into())
+        })??;
         tracing::info!(target: "audit", edge = %row.name, az = %row.az, underlay = %row.underlay, tunnels = %row.tunnel_end(), "took up an edge");
         self.fleet.roster().register_edge(row, &replaces);
         Ok(())
@@ -166,36 +232,70 @@ impl FleetService {
 
     /// Counts and logs a report that is refused.
     fn refused(&self, who: &Principal, refusal: &ReportError) -> Status {
-        self.metrics.count(metrics::FLEET_REFUSALS, &[("reason", refusal.name())]);
+        self.metrics
+            .count(metrics::FLEET_REFUSALS, &[("reason", refusal.name())]);
         tracing::warn!(from = %who, reason = refusal.name(), why = %refusal, "refused a report");
         Status::new(refusal.code(), refusal.to_string())
     }
 }
 
 fn is_own_az(wanted: &AzName, given: &AzName) -> Result<(), ReportError> {
-    if wanted == given { Ok(()) } else { Err(ReportError::Az { wanted: wanted.clone(), given: given.clone() }) }
+    if wanted == given {
+        Ok(())
+    } else {
+        Err(ReportError::Az {
+            wanted: wanted.clone(),
+            given: given.clone(),
+        })
+    }
 }
 
 /// Returns the addresses of the hosts that may send with the tier's VNI.
 fn hosts(roster: &Membership) -> Vec<String> {
-    let replicas = roster.members().values().map(|m| m.row.underlay.to_string());
-    let ends: BTreeSet<Ipv4Addr> = roster.edges().values().map(|edge| edge.row.tunnel_end()).collect();
-    ends.iter().map(ToString::to_string).chain(replicas).collect()
+    let replicas = roster
+        .members()
+        .values()
+        .map(|m| m.row.underlay.to_string());
+    let ends: BTreeSet<Ipv4Addr> = roster
+        .edges()
+        .values()
+        .map(|edge| edge.row.tunnel_end())
+        .collect();
+    ends.iter()
+        .map(ToString::to_string)
+        .chain(replicas)
+        .collect()
 }
 
 /// Returns the orders of an edge; `has` is the version of the tunnels that it has.
 fn edge_orders(roster: &Membership, az: &AzName, has: u64) -> EdgeReportResponse {
     let (tunnels_version, tunnels) = roster.tunnels(az);
-    let tunnel = |(underlay, ports): (Ipv4Addr, Arc<[u8]>)| ReplicaTunnels { underlay: underlay.to_string(), ports: ports.to_vec() };
-    let tunnels = if has == tunnels_version { Vec::new() } else { tunnels.map(tunnel).collect() };
-    EdgeReportResponse { hosts: hosts(roster), next_ms: REPORT_MOVING_MS, tunnels, tunnels_version, queries: Vec::new() }
+    let tunnel = |(underlay, ports): (Ipv4Addr, Arc<[u8]>)| ReplicaTunnels {
+        underlay: underlay.to_string(),
+        ports: ports.to_vec(),
+    };
+    let tunnels = if has == tunnels_version {
+        Vec::new()
+    } else {
+        tunnels.map(tunnel).collect()
+    };
+    EdgeReportResponse {
+        hosts: hosts(roster),
+        next_ms: REPORT_MOVING_MS,
+        tunnels,
+        tunnels_version,
+        queries: Vec::new(),
+    }
 }
 
 /// Returns the orders of a replica.
 fn replica_orders(roster: &Membership, name: &ReplicaName) -> ReplicaReportResponse {
     let Some(member) = roster.members().get(name) else {
         // This is the last report of a replica that was never registered.
-        return ReplicaReportResponse { next_ms: REPORT_MS, ..ReplicaReportResponse::default() };
+        return ReplicaReportResponse {
+            next_ms: REPORT_MS,
+            ..ReplicaReportResponse::default()
+        };
     };
     let edge = roster.edges().tunnel_end(&member.row.az);
     ReplicaReportResponse {
@@ -203,7 +303,11 @@ fn replica_orders(roster: &Membership, name: &ReplicaName) -> ReplicaReportRespo
         edge: edge.map(|end| end.to_string()).unwrap_or_default(),
         hosts: hosts(roster),
         drain: member.row.drain,
-        next_ms: if roster.is_moving(&member.row.backend) { REPORT_MOVING_MS } else { REPORT_MS },
+        next_ms: if roster.is_moving(&member.row.backend) {
+            REPORT_MOVING_MS
+        } else {
+            REPORT_MS
+        },
         queries: Vec::new(),
         mark: Some(roster.mark()),
     }

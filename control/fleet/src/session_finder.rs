@@ -43,21 +43,45 @@ struct FleetNames {
 impl FleetNames {
     fn of(fleet: &FleetHandle, tenant: &TenantName) -> Self {
         let plan = fleet.plan();
-        let own = plan.services.iter().filter(|(_, service)| service.key.tenant == *tenant);
-        let services = own.map(|(id, service)| (*id, service.key.to_string())).collect();
+        let own = plan
+            .services
+            .iter()
+            .filter(|(_, service)| service.key.tenant == *tenant);
+        let services = own
+            .map(|(id, service)| (*id, service.key.to_string()))
+            .collect();
         let roster = fleet.roster();
-        let heard = roster.members().values().filter(|member| !member.gone && member.up);
-        let replicas = heard.map(|member| (member.row.name.clone(), member.row.az.clone())).collect();
-        let numbers = roster.members().values().map(|member| (u32::from(member.row.number.get()), member.row.name.clone())).collect();
+        let heard = roster
+            .members()
+            .values()
+            .filter(|member| !member.gone && member.up);
+        let replicas = heard
+            .map(|member| (member.row.name.clone(), member.row.az.clone()))
+            .collect();
+        let numbers = roster
+            .members()
+            .values()
+            .map(|member| (u32::from(member.row.number.get()), member.row.name.clone()))
+            .collect();
         let mut edges: BTreeMap<AzName, BTreeSet<EdgeName>> = BTreeMap::new();
         for edge in roster.edges().values().filter(|edge| edge.alive) {
-            edges.entry(edge.row.az.clone()).or_default().insert(edge.row.name.clone());
+            edges
+                .entry(edge.row.az.clone())
+                .or_default()
+                .insert(edge.row.name.clone());
         }
-        Self { replicas, edges, numbers, services }
+        Self {
+            replicas,
+            edges,
+            numbers,
+            services,
+        }
     }
 
     fn replica(&self, number: u32) -> String {
-        self.numbers.get(&number).map_or_else(|| format!("#{number}"), ToString::to_string)
+        self.numbers
+            .get(&number)
+            .map_or_else(|| format!("#{number}"), ToString::to_string)
     }
 }
 
@@ -65,29 +89,62 @@ impl FleetNames {
 ///
 /// # Errors
 /// `INVALID_ARGUMENT` if `client` is not an address with a port. `RESOURCE_EXHAUSTED` if too many session queries are open.
-pub async fn find_sessions(fleet: &FleetHandle, tenant: &TenantName, client: &str) -> Result<api::SessionsResponse, Status> {
+pub async fn find_sessions(
+    fleet: &FleetHandle,
+    tenant: &TenantName,
+    client: &str,
+) -> Result<api::SessionsResponse, Status> {
     let client = parse_client(client)?;
     let names = FleetNames::of(fleet, tenant);
     let queries = &fleet.queries;
     let asked = queries.ask_replicas(tenant, client).ok_or_else(too_many)?;
-    wait(fleet, REPLICAS_TIMEOUT, || names.replicas.keys().all(|name| asked.found().contains_key(name))).await;
+    wait(fleet, REPLICAS_TIMEOUT, || {
+        names
+            .replicas
+            .keys()
+            .all(|name| asked.found().contains_key(name))
+    })
+    .await;
     let found = asked.found();
     // Withdraw the query before the edges are queried.
     drop(asked);
-    let silent = names.replicas.keys().filter(|name| !found.contains_key(*name)).map(ToString::to_string).collect();
+    let silent = names
+        .replicas
+        .keys()
+        .filter(|name| !found.contains_key(*name))
+        .map(ToString::to_string)
+        .collect();
     let mut sessions = Vec::new();
-    for owned in decide_owned(&found, &names.services).into_iter().take(SHOWN_MAX) {
-        let Some(az) = names.replicas.get(&owned.replica).cloned() else { continue };
-        let asked = queries.ask_edges(tenant, client, az.clone(), (owned.service, owned.port)).ok_or_else(too_many)?;
+    for owned in decide_owned(&found, &names.services)
+        .into_iter()
+        .take(SHOWN_MAX)
+    {
+        let Some(az) = names.replicas.get(&owned.replica).cloned() else {
+            continue;
+        };
+        let asked = queries
+            .ask_edges(tenant, client, az.clone(), (owned.service, owned.port))
+            .ok_or_else(too_many)?;
         let edges = names.edges.get(&az).cloned().unwrap_or_default();
-        wait(fleet, EDGES_TIMEOUT, || edges.iter().all(|name| asked.paths().contains_key(name))).await;
+        wait(fleet, EDGES_TIMEOUT, || {
+            edges.iter().all(|name| asked.paths().contains_key(name))
+        })
+        .await;
         sessions.push(api::ClientSession {
-            service: names.services.get(&owned.service).cloned().unwrap_or_default(),
+            service: names
+                .services
+                .get(&owned.service)
+                .cloned()
+                .unwrap_or_default(),
             port: owned.port.into(),
             bucket: bucket(client, owned.port, owned.service) as u32,
             az: az.to_string(),
             owner: owned.replica.to_string(),
-            paths: asked.paths().iter().map(|(edge, path)| shown(edge, path, &names)).collect(),
+            paths: asked
+                .paths()
+                .iter()
+                .map(|(edge, path)| shown(edge, path, &names))
+                .collect(),
         });
     }
     Ok(api::SessionsResponse { sessions, silent })
@@ -96,13 +153,17 @@ pub async fn find_sessions(fleet: &FleetHandle, tenant: &TenantName, client: &st
 fn parse_client(text: &str) -> Result<SocketAddr, Status> {
     let client: SocketAddr = text.parse().map_err(|_| {
         let text: String = text.chars().take(80).collect();
-        Status::invalid_argument(format!("{text:?} is no client; fix: write ADDRESS:PORT, with an IPv6 address in brackets"))
+        Status::invalid_argument(format!(
+            "{text:?} is no client; fix: write ADDRESS:PORT, with an IPv6 address in brackets"
+        ))
     })?;
     Ok(SocketAddr::new(client.ip().to_canonical(), client.port()))
 }
 
 fn too_many() -> Status {
-    Status::resource_exhausted("the maximum number of session queries is open; fix: retry in some seconds")
+    Status::resource_exhausted(
+        "the maximum number of session queries is open; fix: retry in some seconds",
+    )
 }
 
 /// Waits until `is_done` returns true, or the time is over.
@@ -110,27 +171,54 @@ async fn wait(fleet: &FleetHandle, limit: Duration, mut is_done: impl FnMut() ->
     let mut answers = fleet.queries.answers();
     let until = Instant::now() + limit;
     while !is_done() {
-        if tokio::time::timeout_at(until, answers.changed()).await.is_err() {
+        if tokio::time::timeout_at(until, answers.changed())
+            .await
+            .is_err()
+        {
             return;
         }
     }
 }
 
 /// Selects the tenant's sessions from those that replicas found: another tenant's client may have the same address.
-fn decide_owned(found: &BTreeMap<ReplicaName, Vec<FoundSession>>, services: &BTreeMap<ServiceId, String>) -> BTreeSet<Owned> {
+fn decide_owned(
+    found: &BTreeMap<ReplicaName, Vec<FoundSession>>,
+    services: &BTreeMap<ServiceId, String>,
+) -> BTreeSet<Owned> {
     let of = |replica: &ReplicaName, session: &FoundSession| {
-        let service = ServiceId::new(session.service).ok().filter(|service| services.contains_key(service))?;
-        Some(Owned { service, port: u16::try_from(session.port).ok()?, replica: replica.clone() })
+        let service = ServiceId::new(session.service)
+            .ok()
+            .filter(|service| services.contains_key(service))?;
+        Some(Owned {
+            service,
+            port: u16::try_from(session.port).ok()?,
+            replica: replica.clone(),
+        })
     };
-    found.iter().flat_map(|(replica, sessions)| sessions.iter().filter_map(move |session| of(replica, session))).collect()
+    found
+        .iter()
+        .flat_map(|(replica, sessions)| {
+            sessions
+                .iter()
+                .filter_map(move |session| of(replica, session))
+        })
+        .collect()
 }
 
 fn shown(edge: &EdgeName, path: &SessionPath, names: &FleetNames) -> api::EdgePath {
     api::EdgePath {
         edge: edge.to_string(),
         table_version: path.table_version,
-        chain: path.chain.iter().map(|number| names.replica(*number)).collect(),
-        replica: if path.replica == 0 { String::new() } else { names.replica(path.replica) },
+        chain: path
+            .chain
+            .iter()
+            .map(|number| names.replica(*number))
+            .collect(),
+        replica: if path.replica == 0 {
+            String::new()
+        } else {
+            names.replica(path.replica)
+        },
         tunnel_port: path.tunnel_port,
     }
 }
@@ -144,18 +232,38 @@ mod tests {
         let services = BTreeMap::from([(ServiceId::new(7).unwrap(), "alpha/shop/web".to_string())]);
         let session = |service, port| FoundSession { service, port };
         let found = BTreeMap::from([
-            ("gw-1".parse().unwrap(), vec![session(7, 80), session(8, 80), session(0, 80), session(7, 70_000)]),
+            (
+                "gw-1".parse().unwrap(),
+                vec![
+                    session(7, 80),
+                    session(8, 80),
+                    session(0, 80),
+                    session(7, 70_000),
+                ],
+            ),
             ("gw-2".parse().unwrap(), vec![session(8, 443)]),
         ]);
-        let owned: Vec<_> = decide_owned(&found, &services).into_iter().map(|o| (o.service.get(), o.port, o.replica.to_string())).collect();
+        let owned: Vec<_> = decide_owned(&found, &services)
+            .into_iter()
+            .map(|o| (o.service.get(), o.port, o.replica.to_string()))
+            .collect();
         assert_eq!(owned, [(7, 80, "gw-1".to_string())]);
     }
 
     #[test]
     fn a_client_is_an_address_and_a_port() {
-        assert_eq!(parse_client("[::ffff:10.1.1.9]:4000").unwrap(), "10.1.1.9:4000".parse().unwrap());
+        assert_eq!(
+            parse_client("[::ffff:10.1.1.9]:4000").unwrap(),
+            "10.1.1.9:4000".parse().unwrap()
+        );
         for wrong in ["10.1.1.9", "fd00::9:4000", "web:80", ""] {
-            assert!(parse_client(wrong).unwrap_err().message().contains("ADDRESS:PORT"), "{wrong}");
+            assert!(
+                parse_client(wrong)
+                    .unwrap_err()
+                    .message()
+                    .contains("ADDRESS:PORT"),
+                "{wrong}"
+            );
         }
     }
 }

@@ -62,12 +62,22 @@ impl Drop for QueryGuard<'_> {
 impl QueryGuard<'_> {
     /// Returns the answers of replicas so far.
     pub(crate) fn found(&self) -> BTreeMap<ReplicaName, Vec<FoundSession>> {
-        self.queries.held().open.get(&self.id).map(|open| open.replicas.clone()).unwrap_or_default()
+        self.queries
+            .held()
+            .open
+            .get(&self.id)
+            .map(|open| open.replicas.clone())
+            .unwrap_or_default()
     }
 
     /// Returns the answers of edges so far.
     pub(crate) fn paths(&self) -> BTreeMap<EdgeName, SessionPath> {
-        self.queries.held().open.get(&self.id).map(|open| open.edges.clone()).unwrap_or_default()
+        self.queries
+            .held()
+            .open
+            .get(&self.id)
+            .map(|open| open.edges.clone())
+            .unwrap_or_default()
     }
 }
 
@@ -83,24 +93,52 @@ impl SessionQueries {
     }
 
     /// Queries all replicas for the client's sessions. `None` if as many queries are open as may be.
-    pub(crate) fn ask_replicas(&self, tenant: &TenantName, client: SocketAddr) -> Option<QueryGuard<'_>> {
+    pub(crate) fn ask_replicas(
+        &self,
+        tenant: &TenantName,
+        client: SocketAddr,
+    ) -> Option<QueryGuard<'_>> {
         self.ask(tenant, client, Asks::Replicas)
     }
 
     /// Queries the edges of an AZ for the path on which they send a session. `None` if as many queries are open as may be.
-    pub(crate) fn ask_edges(&self, tenant: &TenantName, client: SocketAddr, az: AzName, of: (ServiceId, u16)) -> Option<QueryGuard<'_>> {
-        self.ask(tenant, client, Asks::Edges { az, service: of.0, port: of.1 })
+    pub(crate) fn ask_edges(
+        &self,
+        tenant: &TenantName,
+        client: SocketAddr,
+        az: AzName,
+        of: (ServiceId, u16),
+    ) -> Option<QueryGuard<'_>> {
+        self.ask(
+            tenant,
+            client,
+            Asks::Edges {
+                az,
+                service: of.0,
+                port: of.1,
+            },
+        )
     }
 
     fn ask(&self, tenant: &TenantName, client: SocketAddr, asks: Asks) -> Option<QueryGuard<'_>> {
         let mut state = self.held();
-        let of_tenant = state.open.values().filter(|open| open.tenant == *tenant).count();
+        let of_tenant = state
+            .open
+            .values()
+            .filter(|open| open.tenant == *tenant)
+            .count();
         if state.open.len() >= SESSION_QUERIES_MAX || of_tenant >= TENANT_QUERIES_MAX {
             return None;
         }
         state.last += 1;
         let id = state.last;
-        let open = PendingQuery { tenant: tenant.clone(), client, asks, replicas: BTreeMap::new(), edges: BTreeMap::new() };
+        let open = PendingQuery {
+            tenant: tenant.clone(),
+            client,
+            asks,
+            replicas: BTreeMap::new(),
+            edges: BTreeMap::new(),
+        };
         state.open.insert(id, open);
         Some(QueryGuard { queries: self, id })
     }
@@ -108,17 +146,29 @@ impl SessionQueries {
     /// Returns the open queries for the orders of replicas.
     pub(super) fn of_replicas(&self) -> Vec<SessionQuery> {
         let state = self.held();
-        let open = state.open.iter().filter(|(_, open)| matches!(open.asks, Asks::Replicas));
-        open.map(|(id, open)| SessionQuery { id: *id, client: open.client.to_string(), service: 0, port: 0 }).collect()
+        let open = state
+            .open
+            .iter()
+            .filter(|(_, open)| matches!(open.asks, Asks::Replicas));
+        open.map(|(id, open)| SessionQuery {
+            id: *id,
+            client: open.client.to_string(),
+            service: 0,
+            port: 0,
+        })
+        .collect()
     }
 
     /// Returns the open queries for the orders of edges of this AZ.
     pub(super) fn of_edges(&self, of: &AzName) -> Vec<SessionQuery> {
         let state = self.held();
         let query = |(id, open): (&u64, &PendingQuery)| match &open.asks {
-            Asks::Edges { az, service, port } if az == of => {
-                Some(SessionQuery { id: *id, client: open.client.to_string(), service: service.get(), port: u32::from(*port) })
-            }
+            Asks::Edges { az, service, port } if az == of => Some(SessionQuery {
+                id: *id,
+                client: open.client.to_string(),
+                service: service.get(),
+                port: u32::from(*port),
+            }),
             _ => None,
         };
         state.open.iter().filter_map(query).collect()
@@ -131,7 +181,11 @@ impl SessionQueries {
         }
         let mut state = self.held();
         for answer in found {
-            if let Some(open) = state.open.get_mut(&answer.query).filter(|open| matches!(open.asks, Asks::Replicas)) {
+            if let Some(open) = state
+                .open
+                .get_mut(&answer.query)
+                .filter(|open| matches!(open.asks, Asks::Replicas))
+            {
                 open.replicas.insert(name.clone(), answer.sessions.clone());
             }
         }
@@ -146,7 +200,11 @@ impl SessionQueries {
         }
         let mut state = self.held();
         for path in paths {
-            if let Some(open) = state.open.get_mut(&path.query).filter(|open| matches!(open.asks, Asks::Edges { .. })) {
+            if let Some(open) = state
+                .open
+                .get_mut(&path.query)
+                .filter(|open| matches!(open.asks, Asks::Edges { .. }))
+            {
                 open.edges.insert(name.clone(), path.clone());
             }
         }
@@ -164,18 +222,48 @@ mod tests {
         let queries = SessionQueries::default();
         let (alpha, beta) = ("alpha".parse().unwrap(), "beta".parse().unwrap());
         let client = "10.1.1.9:4000".parse().unwrap();
-        let mut open: Vec<_> = (0..TENANT_QUERIES_MAX).map(|_| queries.ask_replicas(&alpha, client).unwrap()).collect();
-        assert!(queries.ask_replicas(&alpha, client).is_none() && queries.ask_replicas(&beta, client).is_some());
+        let mut open: Vec<_> = (0..TENANT_QUERIES_MAX)
+            .map(|_| queries.ask_replicas(&alpha, client).unwrap())
+            .collect();
+        assert!(
+            queries.ask_replicas(&alpha, client).is_none()
+                && queries.ask_replicas(&beta, client).is_some()
+        );
         open.pop();
         assert_eq!(queries.of_replicas().len(), TENANT_QUERIES_MAX - 1);
         let az: AzName = "az1".parse().unwrap();
-        let edges = queries.ask_edges(&alpha, client, az.clone(), (ServiceId::new(7).unwrap(), 80)).unwrap();
+        let edges = queries
+            .ask_edges(&alpha, client, az.clone(), (ServiceId::new(7).unwrap(), 80))
+            .unwrap();
         let sent = queries.of_edges(&az);
         assert_eq!((sent.len(), sent[0].service, sent[0].port), (1, 7, 80));
         assert!(queries.of_edges(&"az2".parse().unwrap()).is_empty());
-        queries.hear_edge(&"e1".parse().unwrap(), &[SessionPath { query: sent[0].id, bucket: 3, ..SessionPath::default() }]);
-        assert_eq!(edges.paths().values().map(|path| path.bucket).collect::<Vec<_>>(), [3]);
-        queries.hear_replica(&"gw-1".parse().unwrap(), &[FoundSessions { query: sent[0].id, sessions: vec![FoundSession::default()] }]);
-        assert!(edges.found().is_empty(), "a replica's answer without a query");
+        queries.hear_edge(
+            &"e1".parse().unwrap(),
+            &[SessionPath {
+                query: sent[0].id,
+                bucket: 3,
+                ..SessionPath::default()
+            }],
+        );
+        assert_eq!(
+            edges
+                .paths()
+                .values()
+                .map(|path| path.bucket)
+                .collect::<Vec<_>>(),
+            [3]
+        );
+        queries.hear_replica(
+            &"gw-1".parse().unwrap(),
+            &[FoundSessions {
+                query: sent[0].id,
+                sessions: vec![FoundSession::default()],
+            }],
+        );
+        assert!(
+            edges.found().is_empty(),
+            "a replica's answer without a query"
+        );
     }
 }

@@ -22,8 +22,17 @@ pub struct ErrorDetailView {
 
 impl From<&Status> for ErrorView {
     fn from(status: &Status) -> Self {
-        let (message, fix) = status.message().split_once("; fix: ").unwrap_or((status.message(), ""));
-        Self { error: ErrorDetailView { code: code_name(status.code()), message: message.to_owned(), fix: fix.to_owned() } }
+        let (message, fix) = status
+            .message()
+            .split_once("; fix: ")
+            .unwrap_or((status.message(), ""));
+        Self {
+            error: ErrorDetailView {
+                code: code_name(status.code()),
+                message: message.to_owned(),
+                fix: fix.to_owned(),
+            },
+        }
     }
 }
 
@@ -72,8 +81,18 @@ mod tests {
 
     #[test]
     fn fix_of_a_message_is_a_field_of_its_own() {
-        let view = ErrorView::from(&Status::invalid_argument("the request names objects and also requests all; fix: send one of both"));
-        assert_eq!((view.error.code, view.error.fix.as_str()), ("invalid_argument", "send one of both"));
-        assert_eq!(ErrorView::from(&Status::not_found("there is no tenant alpha")).error.fix, "");
+        let view = ErrorView::from(&Status::invalid_argument(
+            "the request names objects and also requests all; fix: send one of both",
+        ));
+        assert_eq!(
+            (view.error.code, view.error.fix.as_str()),
+            ("invalid_argument", "send one of both")
+        );
+        assert_eq!(
+            ErrorView::from(&Status::not_found("there is no tenant alpha"))
+                .error
+                .fix,
+            ""
+        );
     }
 }

@@ -6,17 +6,28 @@ use tonic::Status;
 ///
 /// # Errors
 /// Returns `INVALID_ARGUMENT` for an unknown parameter and for one that is given twice.
-pub(crate) fn parameters<const N: usize>(query: &str, names: [&str; N]) -> Result<[String; N], Status> {
+pub(crate) fn parameters<const N: usize>(
+    query: &str,
+    names: [&str; N],
+) -> Result<[String; N], Status> {
     let mut values = [const { String::new() }; N];
     let mut is_given = [false; N];
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         let Some(at) = names.iter().position(|known| *known == name) else {
-            let known = if N == 0 { "none".to_owned() } else { names.join(", ") };
+            let known = if N == 0 {
+                "none".to_owned()
+            } else {
+                names.join(", ")
+            };
             let short: String = name.chars().take(80).collect();
-            return Err(Status::invalid_argument(format!("the parameter {short:?} is not known; known are: {known}; fix: remove it")));
+            return Err(Status::invalid_argument(format!(
+                "the parameter {short:?} is not known; known are: {known}; fix: remove it"
+            )));
         };
         if std::mem::replace(&mut is_given[at], true) {
-            return Err(Status::invalid_argument(format!("the parameter {name} is given twice; fix: keep one of them")));
+            return Err(Status::invalid_argument(format!(
+                "the parameter {name} is given twice; fix: keep one of them"
+            )));
         }
         values[at] = value.into_owned();
     }
@@ -31,7 +42,9 @@ pub(crate) fn flag(name: &str, value: &str) -> Result<bool, Status> {
     match value {
         "" | "false" => Ok(false),
         "true" => Ok(true),
-        _ => Err(Status::invalid_argument(format!("the parameter {name} is neither true nor false; fix: write {name}=true"))),
+        _ => Err(Status::invalid_argument(format!(
+            "the parameter {name} is neither true nor false; fix: write {name}=true"
+        ))),
     }
 }
 
@@ -41,12 +54,29 @@ mod tests {
 
     #[test]
     fn parameters_are_decoded_and_unknown_ones_are_refused() {
-        let [tenant, client] = parameters("client=%5Bfd00%3A%3A9%5D%3A4000&tenant=alpha", ["tenant", "client"]).unwrap();
-        assert_eq!((tenant.as_str(), client.as_str()), ("alpha", "[fd00::9]:4000"));
+        let [tenant, client] = parameters(
+            "client=%5Bfd00%3A%3A9%5D%3A4000&tenant=alpha",
+            ["tenant", "client"],
+        )
+        .unwrap();
+        assert_eq!(
+            (tenant.as_str(), client.as_str()),
+            ("alpha", "[fd00::9]:4000")
+        );
         assert_eq!(parameters("", ["tenant"]).unwrap(), [String::new()]);
         for bad in ["tenat=alpha", "tenant=alpha&tenant=beta"] {
-            assert!(parameters(bad, ["tenant"]).unwrap_err().message().contains("fix: "), "{bad}");
+            assert!(
+                parameters(bad, ["tenant"])
+                    .unwrap_err()
+                    .message()
+                    .contains("fix: "),
+                "{bad}"
+            );
         }
-        assert!(flag("certificates", "true").unwrap() && !flag("certificates", "").unwrap() && flag("certificates", "1").is_err());
+        assert!(
+            flag("certificates", "true").unwrap()
+                && !flag("certificates", "").unwrap()
+                && flag("certificates", "1").is_err()
+        );
     }
 }

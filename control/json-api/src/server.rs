@@ -25,8 +25,9 @@ use crate::error_view::{ErrorView, http_status};
 use crate::query::{flag, parameters};
 use crate::routes::{Operation, RouteRefusal, decide_operation};
 use crate::v1::{
-    ApplyBody, DeleteBody, DiffView, FleetView, ObjectListView, ReplicaOrderView, RevokeBody, RotateRootBody, ServicePlacementView,
-    SessionListView, StatusView, TrustDomainListView, VersionedView, WriteResultView,
+    ApplyBody, DeleteBody, DiffView, FleetView, ObjectListView, ReplicaOrderView, RevokeBody,
+    RotateRootBody, ServicePlacementView, SessionListView, StatusView, TrustDomainListView,
+    VersionedView, WriteResultView,
 };
 
 /// Bytes of object texts that one response converts to JSON, at most. Conversion costs the controller about ten times as much as sending.
@@ -93,8 +94,18 @@ impl<A, F: Clone> Clone for JsonApi<A, F> {
 
 impl<A: Admin, F: Interceptor> JsonApi<A, F> {
     /// Creates the service. `authenticate` is the interceptor of the gRPC service; `on_refusal` counts.
-    pub fn new(admin: Arc<A>, authenticate: F, limits: JsonApiLimits, on_refusal: impl Fn(JsonRefusal) + Send + Sync + 'static) -> Self {
-        Self { admin, authenticate, limits, on_refusal: Arc::new(on_refusal) }
+    pub fn new(
+        admin: Arc<A>,
+        authenticate: F,
+        limits: JsonApiLimits,
+        on_refusal: impl Fn(JsonRefusal) + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            admin,
+            authenticate,
+            limits,
+            on_refusal: Arc::new(on_refusal),
+        }
     }
 }
 
@@ -118,7 +129,9 @@ where
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let (parts, body) = request.into_parts();
         let metadata = MetadataMap::from_headers(parts.headers);
-        let authenticated = self.authenticate.call(tonic::Request::from_parts(metadata, parts.extensions, ()));
+        let authenticated =
+            self.authenticate
+                .call(tonic::Request::from_parts(metadata, parts.extensions, ()));
         let method = parts.method;
         let uri = parts.uri;
         let admin = self.admin.clone();
@@ -128,9 +141,17 @@ where
             let outcome = match authenticated {
                 Ok(request) => {
                     let (metadata, extensions, ()) = request.into_parts();
-                    let operator = RequestContext { metadata, extensions, limits };
+                    let operator = RequestContext {
+                        metadata,
+                        extensions,
+                        limits,
+                    };
                     match decide_operation(&method, uri.path()) {
-                        Ok(operation) => operator.answer(&*admin, operation, uri.query().unwrap_or_default(), body).await,
+                        Ok(operation) => {
+                            operator
+                                .answer(&*admin, operation, uri.query().unwrap_or_default(), body)
+                                .await
+                        }
                         Err(refusal) => Err(refusal.into()),
                     }
                 }
@@ -158,7 +179,12 @@ struct RequestError {
 
 impl From<Status> for RequestError {
     fn from(status: Status) -> Self {
-        Self { http_status: http_status(status.code()), status, refusal: None, allow: None }
+        Self {
+            http_status: http_status(status.code()),
+            status,
+            refusal: None,
+            allow: None,
+        }
     }
 }
 
@@ -166,13 +192,25 @@ impl From<RouteRefusal> for RequestError {
     fn from(refusal: RouteRefusal) -> Self {
         match refusal {
             RouteRefusal::Path => {
-                let status = Status::not_found("the API has no such path; fix: see docs/operations/json-api.md");
-                Self { refusal: Some(JsonRefusal::Path), ..status.into() }
+                let status = Status::not_found(
+                    "the API has no such path; fix: see docs/operations/json-api.md",
+                );
+                Self {
+                    refusal: Some(JsonRefusal::Path),
+                    ..status.into()
+                }
             }
             RouteRefusal::Method(only) => {
-                let status = Status::unimplemented(format!("this path answers {only} only; fix: send {only}"));
+                let status = Status::unimplemented(format!(
+                    "this path answers {only} only; fix: send {only}"
+                ));
                 let http_status = StatusCode::METHOD_NOT_ALLOWED;
-                Self { refusal: Some(JsonRefusal::Method), http_status, allow: Some(only), ..status.into() }
+                Self {
+                    refusal: Some(JsonRefusal::Method),
+                    http_status,
+                    allow: Some(only),
+                    ..status.into()
+                }
             }
         }
     }
@@ -180,18 +218,28 @@ impl From<RouteRefusal> for RequestError {
 
 impl RequestError {
     fn form(status: Status) -> Self {
-        Self { refusal: Some(JsonRefusal::Form), ..status.into() }
+        Self {
+            refusal: Some(JsonRefusal::Form),
+            ..status.into()
+        }
     }
 
     fn response(&self) -> Response<Body> {
         let view = VersionedView::new(ErrorView::from(&self.status));
         // An error view contains only texts, which always have a JSON form.
-        let mut response = json_response(self.http_status, serde_json::to_vec(&view).unwrap_or_default());
+        let mut response = json_response(
+            self.http_status,
+            serde_json::to_vec(&view).unwrap_or_default(),
+        );
         if self.status.code() == Code::Unauthenticated {
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if let Some(only) = self.allow {
-            response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(only));
+            response
+                .headers_mut()
+                .insert(header::ALLOW, HeaderValue::from_static(only));
         }
         response
     }
@@ -202,10 +250,16 @@ fn json_response(status: StatusCode, mut body: Vec<u8>) -> Response<Body> {
     let mut response = Response::new(Body::new(Full::new(Bytes::from(body))));
     *response.status_mut() = status;
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
     // What an operator sees belongs in no cache, and a browser is not to guess another type.
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(
+        header::X_CONTENT_TYPE_OPTIONS,
+        HeaderValue::from_static("nosniff"),
+    );
     response
 }
 
@@ -222,22 +276,42 @@ impl RequestContext {
         tonic::Request::from_parts(self.metadata.clone(), self.extensions.clone(), message)
     }
 
-    async fn answer<A: Admin>(&self, admin: &A, operation: Operation, query: &str, body: Body) -> Result<Response<Body>, RequestError> {
+    async fn answer<A: Admin>(
+        &self,
+        admin: &A,
+        operation: Operation,
+        query: &str,
+        body: Body,
+    ) -> Result<Response<Body>, RequestError> {
         match operation {
-            Operation::Apply | Operation::Diff | Operation::Delete | Operation::RotateRoot | Operation::Revoke | Operation::Restore => {
+            Operation::Apply
+            | Operation::Diff
+            | Operation::Delete
+            | Operation::RotateRoot
+            | Operation::Revoke
+            | Operation::Restore => {
                 parameters(query, []).map_err(RequestError::form)?;
                 self.write(admin, operation, body).await
             }
             Operation::DrainReplica(name) => {
-                let answered = admin.drain_replica(self.call(api::ReplicaRequest { name: name.clone() })).await?.into_inner();
+                let answered = admin
+                    .drain_replica(self.call(api::ReplicaRequest { name: name.clone() }))
+                    .await?
+                    .into_inner();
                 self.view(ReplicaOrderView::new(&name, answered.replica.as_ref()))
             }
             Operation::UndrainReplica(name) => {
-                let answered = admin.undrain_replica(self.call(api::ReplicaRequest { name: name.clone() })).await?.into_inner();
+                let answered = admin
+                    .undrain_replica(self.call(api::ReplicaRequest { name: name.clone() }))
+                    .await?
+                    .into_inner();
                 self.view(ReplicaOrderView::new(&name, answered.replica.as_ref()))
             }
             Operation::ForgetReplica(name) => {
-                let answered = admin.forget_replica(self.call(api::ReplicaRequest { name: name.clone() })).await?.into_inner();
+                let answered = admin
+                    .forget_replica(self.call(api::ReplicaRequest { name: name.clone() }))
+                    .await?
+                    .into_inner();
                 self.view(ReplicaOrderView::new(&name, answered.replica.as_ref()))
             }
             read => self.read(admin, read, query).await,
@@ -245,42 +319,86 @@ impl RequestContext {
     }
 
     /// Answers an operation that changes nothing. Its arguments are in the path and the query.
-    async fn read<A: Admin>(&self, admin: &A, operation: Operation, query: &str) -> Result<Response<Body>, RequestError> {
+    async fn read<A: Admin>(
+        &self,
+        admin: &A,
+        operation: Operation,
+        query: &str,
+    ) -> Result<Response<Body>, RequestError> {
         match operation {
             Operation::Status => {
                 parameters(query, []).map_err(RequestError::form)?;
-                self.view(StatusView::from(admin.status(self.call(api::StatusRequest {})).await?.get_ref()))
+                self.view(StatusView::from(
+                    admin
+                        .status(self.call(api::StatusRequest {}))
+                        .await?
+                        .get_ref(),
+                ))
             }
             Operation::Objects => {
                 let names = ["tenant", "kind", "namespace", "name"];
-                let [tenant, kind, namespace, name] = parameters(query, names).map_err(RequestError::form)?;
-                let found = admin.get(self.call(api::GetRequest { tenant, kind, namespace, name })).await?.into_inner();
+                let [tenant, kind, namespace, name] =
+                    parameters(query, names).map_err(RequestError::form)?;
+                let found = admin
+                    .get(self.call(api::GetRequest {
+                        tenant,
+                        kind,
+                        namespace,
+                        name,
+                    }))
+                    .await?
+                    .into_inner();
                 self.objects(found).await
             }
             Operation::Fleet => {
                 parameters(query, []).map_err(RequestError::form)?;
-                self.view(FleetView::from(admin.fleet(self.call(api::FleetRequest {})).await?.get_ref()))
+                self.view(FleetView::from(
+                    admin
+                        .fleet(self.call(api::FleetRequest {}))
+                        .await?
+                        .get_ref(),
+                ))
             }
             Operation::Placement(service) => {
                 parameters(query, []).map_err(RequestError::form)?;
-                let explained = admin.explain_service(self.call(api::ExplainRequest { service })).await?;
+                let explained = admin
+                    .explain_service(self.call(api::ExplainRequest { service }))
+                    .await?;
                 self.view(ServicePlacementView::from(explained.get_ref()))
             }
             Operation::Sessions => {
-                let [tenant, client] = parameters(query, ["tenant", "client"]).map_err(RequestError::form)?;
-                let found = admin.find_sessions(self.call(api::SessionsRequest { tenant, client })).await?;
+                let [tenant, client] =
+                    parameters(query, ["tenant", "client"]).map_err(RequestError::form)?;
+                let found = admin
+                    .find_sessions(self.call(api::SessionsRequest { tenant, client }))
+                    .await?;
                 self.view(SessionListView::from(found.get_ref()))
             }
             _ => {
-                let [tenant, certificates] = parameters(query, ["tenant", "certificates"]).map_err(RequestError::form)?;
-                let certificates = flag("certificates", &certificates).map_err(RequestError::form)?;
-                self.view(TrustDomainListView::from(admin.trust(self.call(api::TrustRequest { tenant, certificates })).await?.get_ref()))
+                let [tenant, certificates] =
+                    parameters(query, ["tenant", "certificates"]).map_err(RequestError::form)?;
+                let certificates =
+                    flag("certificates", &certificates).map_err(RequestError::form)?;
+                self.view(TrustDomainListView::from(
+                    admin
+                        .trust(self.call(api::TrustRequest {
+                            tenant,
+                            certificates,
+                        }))
+                        .await?
+                        .get_ref(),
+                ))
             }
         }
     }
 
     /// Answers an operation whose arguments are in the body.
-    async fn write<A: Admin>(&self, admin: &A, operation: Operation, body: Body) -> Result<Response<Body>, RequestError> {
+    async fn write<A: Admin>(
+        &self,
+        admin: &A,
+        operation: Operation,
+        body: Body,
+    ) -> Result<Response<Body>, RequestError> {
         match operation {
             Operation::Apply => {
                 let body: ApplyBody = self.body(body).await?;
@@ -290,23 +408,33 @@ impl RequestContext {
             }
             Operation::Diff => {
                 let body: ApplyBody = self.body(body).await?;
-                self.view(DiffView::from(admin.diff(self.call(body.into())).await?.get_ref()))
+                self.view(DiffView::from(
+                    admin.diff(self.call(body.into())).await?.get_ref(),
+                ))
             }
             Operation::Delete => {
                 let body: DeleteBody = self.body(body).await?;
-                self.view(WriteResultView::from(admin.delete(self.call(body.into())).await?.get_ref()))
+                self.view(WriteResultView::from(
+                    admin.delete(self.call(body.into())).await?.get_ref(),
+                ))
             }
             Operation::RotateRoot => {
                 let body: RotateRootBody = self.body(body).await?;
-                self.view(TrustDomainListView::from(admin.rotate_root(self.call(body.into())).await?.get_ref()))
+                self.view(TrustDomainListView::from(
+                    admin.rotate_root(self.call(body.into())).await?.get_ref(),
+                ))
             }
             Operation::Revoke => {
                 let body: RevokeBody = self.body(body).await?;
-                self.view(TrustDomainListView::from(admin.revoke(self.call(body.into())).await?.get_ref()))
+                self.view(TrustDomainListView::from(
+                    admin.revoke(self.call(body.into())).await?.get_ref(),
+                ))
             }
             _ => {
                 let body: RevokeBody = self.body(body).await?;
-                self.view(TrustDomainListView::from(admin.restore(self.call(body.into())).await?.get_ref()))
+                self.view(TrustDomainListView::from(
+                    admin.restore(self.call(body.into())).await?.get_ref(),
+                ))
             }
         }
     }
@@ -317,13 +445,27 @@ impl RequestContext {
         let bytes = match Limited::new(body, limit).collect().await {
             Ok(collected) => collected.to_bytes(),
             Err(error) if error.is::<LengthLimitError>() => {
-                let status = Status::resource_exhausted(format!("the body has more than {limit} bytes; fix: send less at a time"));
+                let status = Status::resource_exhausted(format!(
+                    "the body has more than {limit} bytes; fix: send less at a time"
+                ));
                 let http_status = StatusCode::PAYLOAD_TOO_LARGE;
-                return Err(RequestError { refusal: Some(JsonRefusal::RequestBytes), http_status, ..status.into() });
+                return Err(RequestError {
+                    refusal: Some(JsonRefusal::RequestBytes),
+                    http_status,
+                    ..status.into()
+                });
             }
-            Err(error) => return Err(RequestError::form(Status::invalid_argument(format!("the body cannot be read: {error}")))),
+            Err(error) => {
+                return Err(RequestError::form(Status::invalid_argument(format!(
+                    "the body cannot be read: {error}"
+                ))));
+            }
         };
-        let form = |error| RequestError::form(Status::invalid_argument(format!("the body is not what this path takes: {error}")));
+        let form = |error| {
+            RequestError::form(Status::invalid_argument(format!(
+                "the body is not what this path takes: {error}"
+            )))
+        };
         serde_json::from_slice(&bytes).map_err(form)
     }
 
@@ -331,7 +473,9 @@ impl RequestContext {
     async fn objects(&self, found: api::GetResponse) -> Result<Response<Body>, RequestError> {
         let bytes: usize = found.objects.iter().map(|object| object.yaml.len()).sum();
         if bytes > OBJECT_TEXT_BYTES_MAX {
-            return Err(too_large(format!("the objects have {bytes} bytes, more than {OBJECT_TEXT_BYTES_MAX}")));
+            return Err(too_large(format!(
+                "the objects have {bytes} bytes, more than {OBJECT_TEXT_BYTES_MAX}"
+            )));
         }
         let converted = tokio::task::spawn_blocking(move || ObjectListView::from(&found)).await;
         self.view(converted.map_err(|_| Status::internal("the objects could not be converted"))?)
@@ -341,13 +485,21 @@ impl RequestContext {
         let failed = |error| Status::internal(format!("the response has no JSON form: {error}"));
         let body = serde_json::to_vec(&VersionedView::new(view)).map_err(failed)?;
         if body.len() > self.limits.response_bytes {
-            return Err(too_large(format!("the response has more than {} bytes", self.limits.response_bytes)));
+            return Err(too_large(format!(
+                "the response has more than {} bytes",
+                self.limits.response_bytes
+            )));
         }
         Ok(json_response(StatusCode::OK, body))
     }
 }
 
 fn too_large(problem: String) -> RequestError {
-    let status = Status::out_of_range(format!("{problem}; fix: ask for less, e.g. one kind or one namespace"));
-    RequestError { refusal: Some(JsonRefusal::ResponseBytes), ..status.into() }
+    let status = Status::out_of_range(format!(
+        "{problem}; fix: ask for less, e.g. one kind or one namespace"
+    ));
+    RequestError {
+        refusal: Some(JsonRefusal::ResponseBytes),
+        ..status.into()
+    }
 }

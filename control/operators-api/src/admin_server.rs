@@ -72,7 +72,9 @@ pub enum AdminAcceptor {
 /// # Errors
 /// The address cannot be bound.
 pub async fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpListener, ListenError> {
-    TcpListener::bind(address).await.map_err(|why| ListenError::Bind { address, why, flag })
+    TcpListener::bind(address)
+        .await
+        .map_err(|why| ListenError::Bind { address, why, flag })
 }
 
 /// Binds the admin socket in `folder`, replacing one that an earlier process left. No running process uses that one: only one process at a
@@ -81,8 +83,14 @@ pub async fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpListener
 /// # Errors
 /// The socket cannot be created.
 pub fn bind_socket(folder: &Path) -> Result<AdminAcceptor, ListenError> {
-    let bound = admin::bind_socket(folder).map_err(|why| ListenError::Socket { path: folder.join(admin::SOCKET_NAME), why })?;
-    Ok(AdminAcceptor::Unix(bound, rustix::process::geteuid().as_raw()))
+    let bound = admin::bind_socket(folder).map_err(|why| ListenError::Socket {
+        path: folder.join(admin::SOCKET_NAME),
+        why,
+    })?;
+    Ok(AdminAcceptor::Unix(
+        bound,
+        rustix::process::geteuid().as_raw(),
+    ))
 }
 
 /// Serves the endpoint until the controller stops.
@@ -98,7 +106,9 @@ pub async fn serve(listener: AdminAcceptor, door: AdminEndpoint, shared: Arc<Pag
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let Some((stream, is_loopback)) = stream else { continue };
+        let Some((stream, is_loopback)) = stream else {
+            continue;
+        };
         let Ok(place) = places.clone().try_acquire_owned() else {
             shared.metrics.refuse("admin_connections");
             continue;
@@ -124,17 +134,25 @@ trait ListenerStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ListenerStream for T {}
 
 /// Accepts the next connection; the flag is true if it arrived at a loopback address. `None` if the peer's user may not connect.
-async fn accept(listener: &AdminAcceptor, shared: &PagesContext) -> io::Result<Option<(Box<dyn ListenerStream>, bool)>> {
+async fn accept(
+    listener: &AdminAcceptor,
+    shared: &PagesContext,
+) -> io::Result<Option<(Box<dyn ListenerStream>, bool)>> {
     match listener {
         AdminAcceptor::Tcp(listener) => {
             let (tcp, _) = listener.accept().await?;
-            let is_loopback = tcp.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
+            let is_loopback = tcp
+                .local_addr()
+                .is_ok_and(|address| address.ip().to_canonical().is_loopback());
             Ok(Some((Box::new(tcp), is_loopback)))
         }
         AdminAcceptor::Unix(listener, own) => {
             let (unix, _) = listener.accept().await?;
             // The socket's mode enforces the same rule; this check still holds if the mode was changed.
-            if unix.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == *own) {
+            if unix
+                .peer_cred()
+                .is_ok_and(|peer| peer.uid() == 0 || peer.uid() == *own)
+            {
                 return Ok(Some((Box::new(unix), false)));
             }
             shared.metrics.refuse("admin_user");
@@ -153,7 +171,12 @@ fn refusal_by_head(uri: &Uri, headers: &HeaderMap, is_loopback: bool) -> Option<
     }
 }
 
-fn answer(request: &Request<Incoming>, door: AdminEndpoint, is_loopback: bool, shared: &PagesContext) -> Response<Full<Bytes>> {
+fn answer(
+    request: &Request<Incoming>,
+    door: AdminEndpoint,
+    is_loopback: bool,
+    shared: &PagesContext,
+) -> Response<Full<Bytes>> {
     // Web pages cannot reach the Unix socket.
     if door != AdminEndpoint::Socket
         && let Some(reason) = refusal_by_head(request.uri(), request.headers(), is_loopback)
@@ -163,7 +186,10 @@ fn answer(request: &Request<Incoming>, door: AdminEndpoint, is_loopback: bool, s
         return text(StatusCode::FORBIDDEN, fix.into());
     }
     if request.method() != Method::GET {
-        return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered here\n".into());
+        return text(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "only GET is answered here\n".into(),
+        );
     }
     match (request.uri().path(), door) {
         ("/metrics" | "/stats/prometheus", _) => text(StatusCode::OK, shared.metrics.render(&gauges(shared))),
@@ -210,33 +236,60 @@ fn severity_name(s: Severity) -> &'static str {
 }
 
 /// Returns the current values of all gauges.
-#[allow(clippy::cast_precision_loss, reason = "all of these are far below 2^52")]
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "all of these are far below 2^52"
+)]
 fn gauges(shared: &PagesContext) -> GaugeValues {
     let catalog = shared.catalog.borrow().clone();
     let summary = shared.subscribers.summary(&catalog);
     let mut g = GaugeValues::default();
     g.set(metrics::GENERATION, &[], catalog.generation.0 as f64);
     for kind in ["node", "gateway", "edge", "keyserver"] {
-        g.set(metrics::SUBSCRIBERS, &[("kind", kind)], summary.connected.get(kind).copied().unwrap_or(0) as f64);
+        g.set(
+            metrics::SUBSCRIBERS,
+            &[("kind", kind)],
+            summary.connected.get(kind).copied().unwrap_or(0) as f64,
+        );
     }
     shared.fleet.gauges(&mut g);
     g.set(metrics::CONVERGED, &[], summary.converged as f64);
     g.set(metrics::UNACKED_SECONDS, &[], summary.unacked_seconds);
     g.set(metrics::SUBSCRIBERS_REFUSING, &[], summary.standing as f64);
     shared.limits.gauges(&mut g);
-    shared.trust.gauges(&canal_model::identity::components(), &mut g);
+    shared
+        .trust
+        .gauges(&canal_model::identity::components(), &mut g);
     for (name, view) in &catalog.tenants {
         let tenant = ("tenant", name.as_str());
-        g.set(metrics::STALE_SECONDS, &[tenant], shared.health.stale(name).as_secs_f64());
+        g.set(
+            metrics::STALE_SECONDS,
+            &[tenant],
+            shared.health.stale(name).as_secs_f64(),
+        );
         if let Some(isolation) = &view.claims.isolation {
-            shared.trust.gauges(&(name.clone(), isolation.trust_domain.clone()), &mut g);
+            shared
+                .trust
+                .gauges(&(name.clone(), isolation.trust_domain.clone()), &mut g);
         }
         for kind in canal_model::program::ResourceKind::ALL {
-            g.set(metrics::RESOURCES, &[tenant, ("kind", kind.label())], view.count(kind) as f64);
+            g.set(
+                metrics::RESOURCES,
+                &[tenant, ("kind", kind.label())],
+                view.count(kind) as f64,
+            );
         }
         for severity in [Severity::Error, Severity::Warning] {
-            let n = view.diagnostics.iter().filter(|d| d.severity == severity).count();
-            g.set(metrics::FINDINGS, &[tenant, ("severity", severity_name(severity))], n as f64);
+            let n = view
+                .diagnostics
+                .iter()
+                .filter(|d| d.severity == severity)
+                .count();
+            g.set(
+                metrics::FINDINGS,
+                &[tenant, ("severity", severity_name(severity))],
+                n as f64,
+            );
         }
     }
     g
@@ -257,7 +310,10 @@ mod tests {
             refusal_by_head(&Uri::from_static("/metrics"), &headers, is_loopback)
         };
         assert_eq!(refusal("127.0.0.1:15000", false, true), None);
-        assert_eq!(refusal("evil.example:15000", false, true), Some("admin_host"));
+        assert_eq!(
+            refusal("evil.example:15000", false, true),
+            Some("admin_host")
+        );
         assert_eq!(refusal("controller.example:15014", false, false), None);
         assert_eq!(refusal("localhost", true, true), Some("admin_origin"));
     }

@@ -5,13 +5,18 @@ use std::net::IpAddr;
 
 use canal_catalog::{Catalog, EncodedResource, TenantCatalog};
 use canal_model::program::{
-    AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, PathMatch, Resource, RouteAction, TextMatch, ValueMatch,
+    AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, PathMatch, Resource, RouteAction,
+    TextMatch, ValueMatch,
 };
 use canal_wire::api;
 use serde_json::{Value, json};
 
 /// Returns the state of all tenants, or of the tenant `only`, and of the subscribers.
-pub(crate) fn catalog(catalog: &Catalog, only: Option<&str>, subscribers: &[api::Subscriber]) -> Value {
+pub(crate) fn catalog(
+    catalog: &Catalog,
+    only: Option<&str>,
+    subscribers: &[api::Subscriber],
+) -> Value {
     let tenants: serde_json::Map<String, Value> = catalog
         .tenants
         .iter()
@@ -66,7 +71,9 @@ fn resource(r: &Resource) -> Value {
             "vni": t.vni.get(), "trustDomain": t.trust_domain, "outside": format!("{:?}", t.outbound_traffic_policy),
             "podCidrs": t.pod_cidrs.iter().map(ToString::to_string).collect::<Vec<_>>(),
         }),
-        Resource::Gateway(g) => json!({ "az": g.az, "addresses": addresses(&g.addresses), "draining": g.draining }),
+        Resource::Gateway(g) => {
+            json!({ "az": g.az, "addresses": addresses(&g.addresses), "draining": g.draining })
+        }
         Resource::Service(s) => json!({
             "id": s.id.get(), "hostname": s.hostname, "vips": addresses(&s.vips),
             "ports": s.ports.iter().map(|p| json!({ "port": p.port, "name": p.name, "protocol": protocol(p.protocol) })).collect::<Vec<_>>(),
@@ -86,7 +93,9 @@ fn resource(r: &Resource) -> Value {
         Resource::Replica(r) => json!({
             "number": r.number.get(), "backend": r.backend, "az": r.az, "underlay": r.underlay.to_string(), "up": r.up,
         }),
-        Resource::Address(a) => json!({ "id": a.id.get(), "az": a.az, "addresses": addresses(&a.addresses), "open": a.open }),
+        Resource::Address(a) => {
+            json!({ "id": a.id.get(), "az": a.az, "addresses": addresses(&a.addresses), "open": a.open })
+        }
         Resource::Table(t) => json!({
             "id": t.id.get(), "az": t.az, "version": t.version,
             "chains": t.chains.iter().map(|c| c.iter().map(|n| n.get()).collect::<Vec<_>>()).collect::<Vec<_>>(),
@@ -124,7 +133,11 @@ fn http_match(m: &HttpMatch) -> Value {
         PathMatch::StringPrefix(s) => json!({ "stringPrefix": s }),
         PathMatch::Regex(s) => json!({ "regex": s }),
     };
-    let values = |v: &[ValueMatch]| v.iter().map(|v| json!({ "name": v.name, "value": text(&v.value) })).collect::<Vec<_>>();
+    let values = |v: &[ValueMatch]| {
+        v.iter()
+            .map(|v| json!({ "name": v.name, "value": text(&v.value) }))
+            .collect::<Vec<_>>()
+    };
     let p = &m.precedence;
     json!({
         "path": path, "method": m.method, "headers": values(&m.headers), "query": values(&m.query),
@@ -144,15 +157,23 @@ fn text(t: &TextMatch) -> Value {
 fn action(a: &RouteAction) -> Value {
     match a {
         RouteAction::Refuse { status, reason } => json!({ "refuse": status, "reason": reason }),
-        RouteAction::Split(backends) => json!({ "split": backends.iter().map(backend).collect::<Vec<_>>() }),
+        RouteAction::Split(backends) => {
+            json!({ "split": backends.iter().map(backend).collect::<Vec<_>>() })
+        }
     }
 }
 
 fn backend(b: &Backend) -> Value {
     match &b.target {
-        BackendTarget::Service { service, port, subset } => {
+        BackendTarget::Service {
+            service,
+            port,
+            subset,
+        } => {
             json!({ "weight": b.weight, "service": service.to_string(), "port": port, "subset": subset })
         }
-        BackendTarget::Refuse { status, reason } => json!({ "weight": b.weight, "refuse": status, "reason": reason }),
+        BackendTarget::Refuse { status, reason } => {
+            json!({ "weight": b.weight, "refuse": status, "reason": reason })
+        }
     }
 }

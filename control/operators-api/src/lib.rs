@@ -14,5 +14,6 @@ mod views;
 pub use admin::{AdminService, FILES_MAX};
 pub use admin_server::{ADMIN_CONNECTIONS_MAX, AdminAcceptor, AdminEndpoint, PagesContext};
 pub use observe::{
-    OBSERVATIONS_MAX, OBSERVATIONS_PER_OPERATOR_MAX, ObservationContext, ObservationRegistry, ObservationService, ObservationStream,
+    OBSERVATIONS_MAX, OBSERVATIONS_PER_OPERATOR_MAX, ObservationContext, ObservationRegistry,
+    ObservationService, ObservationStream,
 };

@@ -45,9 +45,13 @@ impl OperatorScope {
         match (&self.tenant, named) {
             (Some(own), "") => Ok(own.clone()),
             (Some(own), named) if own.as_str() == named => Ok(own.clone()),
-            (Some(own), _) => Err(Status::permission_denied(format!("this token is for tenant {own} only"))),
+            (Some(own), _) => Err(Status::permission_denied(format!(
+                "this token is for tenant {own} only"
+            ))),
             (None, "") => Err(Status::invalid_argument("name the tenant")),
-            (None, named) => TenantName::new(named).map_err(|e| Status::invalid_argument(e.to_string())),
+            (None, named) => {
+                TenantName::new(named).map_err(|e| Status::invalid_argument(e.to_string()))
+            }
         }
     }
 }
@@ -62,8 +66,17 @@ pub(crate) struct OperatorCall {
 
 impl OperatorCall {
     /// Creates the request. Until an outcome is set it counts as `invalid`, because the checks of its fields come first.
-    pub(crate) fn new(scope: OperatorScope, verb: &'static str, metrics: Arc<ControllerMetrics>) -> Self {
-        Self { scope, verb, outcome: "invalid", metrics }
+    pub(crate) fn new(
+        scope: OperatorScope,
+        verb: &'static str,
+        metrics: Arc<ControllerMetrics>,
+    ) -> Self {
+        Self {
+            scope,
+            verb,
+            outcome: "invalid",
+            metrics,
+        }
     }
 
     /// Sets the outcome under which the request is counted.
@@ -77,7 +90,10 @@ impl OperatorCall {
     /// The same as of [`OperatorScope::tenant_of`]. A request about another tenant counts as `denied`.
     pub(crate) fn tenant_of(&mut self, named: &str) -> Result<TenantName, Status> {
         let tenant = self.scope.tenant_of(named);
-        if tenant.as_ref().is_err_and(|status| status.code() == Code::PermissionDenied) {
+        if tenant
+            .as_ref()
+            .is_err_and(|status| status.code() == Code::PermissionDenied)
+        {
             self.outcome = "denied";
             self.metrics.refuse("foreign_tenant");
         }
@@ -87,7 +103,10 @@ impl OperatorCall {
 
 impl Drop for OperatorCall {
     fn drop(&mut self) {
-        self.metrics.count(metrics::API_REQUESTS, &[("verb", self.verb), ("outcome", self.outcome)]);
+        self.metrics.count(
+            metrics::API_REQUESTS,
+            &[("verb", self.verb), ("outcome", self.outcome)],
+        );
     }
 }
 
@@ -100,21 +119,30 @@ mod tests {
     #[test]
     fn a_request_is_counted_once_however_it_ends() {
         let metrics = Arc::new(ControllerMetrics::default());
-        let call = |tenant| OperatorCall::new(OperatorScope::of_test(tenant), "get", metrics.clone());
+        let call =
+            |tenant| OperatorCall::new(OperatorScope::of_test(tenant), "get", metrics.clone());
         drop(call(None));
         let mut foreign = call(Some("alpha"));
-        assert_eq!(foreign.tenant_of("beta").unwrap_err().code(), Code::PermissionDenied);
+        assert_eq!(
+            foreign.tenant_of("beta").unwrap_err().code(),
+            Code::PermissionDenied
+        );
         drop(foreign);
         let mut own = call(Some("alpha"));
         own.tenant_of("").unwrap();
         own.set_outcome("accepted");
         drop(own);
         let mut unnamed = call(None);
-        assert_eq!(unnamed.tenant_of("").unwrap_err().code(), Code::InvalidArgument);
+        assert_eq!(
+            unnamed.tenant_of("").unwrap_err().code(),
+            Code::InvalidArgument
+        );
         drop(unnamed);
         let text = metrics.render(&GaugeValues::default());
         for (outcome, count) in [("invalid", 2), ("denied", 1), ("accepted", 1)] {
-            let line = format!("canal_controller_api_requests_total{{verb=\"get\",outcome=\"{outcome}\"}} {count}\n");
+            let line = format!(
+                "canal_controller_api_requests_total{{verb=\"get\",outcome=\"{outcome}\"}} {count}\n"
+            );
             assert!(text.contains(&line), "{line} in\n{text}");
         }
         assert!(text.contains("canal_controller_refused_total{reason=\"foreign_tenant\"} 1\n"));

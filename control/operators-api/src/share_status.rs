@@ -21,7 +21,10 @@ const TIGHT_PERCENT: u128 = 80;
 const NODES: &str = "nodes";
 
 /// Returns the use of the controller's own limits that the operator may see.
-pub(crate) fn of_controller(limits: &[TenantLimitUsage], operator: &OperatorScope) -> Vec<api::ShareUse> {
+pub(crate) fn of_controller(
+    limits: &[TenantLimitUsage],
+    operator: &OperatorScope,
+) -> Vec<api::ShareUse> {
     let mut out = Vec::new();
     for limit in limits {
         for usage in &limit.holders {
@@ -57,21 +60,32 @@ struct ShareSum {
 impl ShareSum {
     /// True if the share is nearly full, or something was refused or revoked.
     fn is_tight(self) -> bool {
-        self.refused > 0 || self.revoked > 0 || u128::from(self.used) * 100 >= u128::from(self.max) * TIGHT_PERCENT
+        self.refused > 0
+            || self.revoked > 0
+            || u128::from(self.used) * 100 >= u128::from(self.max) * TIGHT_PERCENT
     }
 }
 
 /// Returns the use of the limits of connected data planes that the operator may see: one row per data plane, but one for all nodes of a
 /// tenant.
-pub(crate) fn of_data_planes(reports: &[(Principal, Arc<ShareReport>)], operator: &OperatorScope) -> Vec<api::ShareUse> {
+pub(crate) fn of_data_planes(
+    reports: &[(Principal, Arc<ShareReport>)],
+    operator: &OperatorScope,
+) -> Vec<api::ShareUse> {
     let mut rows: BTreeMap<(ShareKind, String, &TenantName), ShareSum> = BTreeMap::new();
     for (principal, report) in reports {
         let component = match principal {
             Principal::Node { .. } => NODES.to_string(),
             other => other.to_string(),
         };
-        for share in report.shares.iter().filter(|share| operator.may_see(&share.tenant)) {
-            let sum = rows.entry((share.kind, component.clone(), &share.tenant)).or_default();
+        for share in report
+            .shares
+            .iter()
+            .filter(|share| operator.may_see(&share.tenant))
+        {
+            let sum = rows
+                .entry((share.kind, component.clone(), &share.tenant))
+                .or_default();
             // A data plane may report any number, which must not make the controller panic.
             sum.used = sum.used.saturating_add(share.used);
             sum.max = sum.max.saturating_add(share.max);
@@ -82,22 +96,40 @@ pub(crate) fn of_data_planes(reports: &[(Principal, Arc<ShareReport>)], operator
     let is_shown = |sum: &ShareSum| !operator.is_provider() || sum.is_tight();
     let shown = rows.into_iter().filter(|(_, sum)| is_shown(sum));
     shown
-        .map(|((kind, component, tenant), ShareSum { used, max, refused, revoked })| api::ShareUse {
-            component,
-            limit: kind.label().into(),
-            tenant: tenant.to_string(),
-            used,
-            max,
-            refused,
-            revoked,
-            unit: kind.unit().into(),
-        })
+        .map(
+            |(
+                (kind, component, tenant),
+                ShareSum {
+                    used,
+                    max,
+                    refused,
+                    revoked,
+                },
+            )| api::ShareUse {
+                component,
+                limit: kind.label().into(),
+                tenant: tenant.to_string(),
+                used,
+                max,
+                refused,
+                revoked,
+                unit: kind.unit().into(),
+            },
+        )
         .collect()
 }
 
 /// Returns a diagnostic for each resource that a data plane omits for lack of capacity.
-pub(crate) fn omissions(reports: &[(Principal, Arc<ShareReport>)], operator: &OperatorScope) -> Vec<api::Diagnostic> {
-    let all = reports.iter().flat_map(|(principal, report)| report.omissions.iter().map(move |omission| (principal, omission)));
+pub(crate) fn omissions(
+    reports: &[(Principal, Arc<ShareReport>)],
+    operator: &OperatorScope,
+) -> Vec<api::Diagnostic> {
+    let all = reports.iter().flat_map(|(principal, report)| {
+        report
+            .omissions
+            .iter()
+            .map(move |omission| (principal, omission))
+    });
     let own = all.filter(|(_, omission)| operator.may_see(&omission.tenant));
     own.map(|(principal, omission)| api::Diagnostic {
         severity: api::Severity::Error.into(),
@@ -124,9 +156,15 @@ mod tests {
             refused: u64::from(*used == 100),
             revoked: 0,
         };
-        let omission =
-            |(tenant, _): &(&str, u64)| ReportedOmission { tenant: tenant.parse().unwrap(), resource: "x".into(), why: "full".into() };
-        Arc::new(ShareReport { shares: tenants.iter().map(share).collect(), omissions: tenants.iter().take(1).map(omission).collect() })
+        let omission = |(tenant, _): &(&str, u64)| ReportedOmission {
+            tenant: tenant.parse().unwrap(),
+            resource: "x".into(),
+            why: "full".into(),
+        };
+        Arc::new(ShareReport {
+            shares: tenants.iter().map(share).collect(),
+            omissions: tenants.iter().take(1).map(omission).collect(),
+        })
     }
 
     fn all() -> Vec<(Principal, Arc<ShareReport>)> {
@@ -135,7 +173,10 @@ mod tests {
             tenant: tenant.parse().unwrap(),
             az: "az1".parse().unwrap(),
         };
-        let gateway = Principal::Gateway { name: "g1".parse().unwrap(), az: "az1".parse().unwrap() };
+        let gateway = Principal::Gateway {
+            name: "g1".parse().unwrap(),
+            az: "az1".parse().unwrap(),
+        };
         vec![
             (gateway, report(&[("alpha", 7), ("beta", 100)])),
             (node("n1", "alpha"), report(&[("alpha", 1)])),
@@ -145,26 +186,40 @@ mod tests {
     }
 
     fn rows(operator: &OperatorScope) -> Vec<(String, String, u64, u64)> {
-        of_data_planes(&all(), operator).into_iter().map(|s| (s.component, s.tenant, s.used, s.max)).collect()
+        of_data_planes(&all(), operator)
+            .into_iter()
+            .map(|s| (s.component, s.tenant, s.used, s.max))
+            .collect()
     }
 
     #[test]
     fn a_tenant_sees_its_own_shares_and_its_nodes_together() {
         let alpha = OperatorScope::of_test(Some("alpha"));
         let want = [("gateway g1", "alpha", 7, 100), ("nodes", "alpha", 3, 200)];
-        assert_eq!(rows(&alpha), want.map(|(c, t, used, max)| (c.to_string(), t.to_string(), used, max)));
+        assert_eq!(
+            rows(&alpha),
+            want.map(|(c, t, used, max)| (c.to_string(), t.to_string(), used, max))
+        );
         let found = omissions(&all(), &alpha);
         assert!(
-            found.len() == 3 && found[0].problem.starts_with("gateway g1 has no capacity") && found[0].problem.ends_with(": full"),
+            found.len() == 3
+                && found[0].problem.starts_with("gateway g1 has no capacity")
+                && found[0].problem.ends_with(": full"),
             "{found:?}"
         );
-        assert_eq!(omissions(&all(), &OperatorScope::of_test(Some("beta"))).len(), 1);
+        assert_eq!(
+            omissions(&all(), &OperatorScope::of_test(Some("beta"))).len(),
+            1
+        );
     }
 
     #[test]
     fn the_provider_sees_scarce_limits() {
         let provider = OperatorScope::of_test(None);
-        assert_eq!(rows(&provider), [("gateway g1".to_string(), "beta".to_string(), 100, 100)]);
+        assert_eq!(
+            rows(&provider),
+            [("gateway g1".to_string(), "beta".to_string(), 100, 100)]
+        );
         assert_eq!(omissions(&all(), &provider).len(), 4);
     }
 }

@@ -24,14 +24,24 @@ pub(crate) fn object(l: &CatalogObject, view: &TenantCatalog) -> api::Object {
 /// Returns `apiVersion` as written in the object's text, because the typed object does not store it. The fallback is the first version of
 /// the kind.
 fn api_version(l: &CatalogObject) -> String {
-    let written = l.document.text.lines().find_map(|line| line.strip_prefix("apiVersion:"));
-    let written = written.map(|v| v.trim().trim_matches(['"', '\'']).to_string()).filter(|v| !v.is_empty());
+    let written = l
+        .document
+        .text
+        .lines()
+        .find_map(|line| line.strip_prefix("apiVersion:"));
+    let written = written
+        .map(|v| v.trim().trim_matches(['"', '\'']).to_string())
+        .filter(|v| !v.is_empty());
     written.unwrap_or_else(|| l.document.object.kind().api_versions()[0].into())
 }
 
 /// Converts a diagnostic.
 pub(crate) fn diagnostic(d: &Diagnostic) -> api::Diagnostic {
-    let (file, line, column) = d.origin.as_ref().map(|o| (o.file.to_string(), o.line, o.column)).unwrap_or_default();
+    let (file, line, column) = d
+        .origin
+        .as_ref()
+        .map(|o| (o.file.to_string(), o.line, o.column))
+        .unwrap_or_default();
     api::Diagnostic {
         severity: match d.severity {
             Severity::Error => api::Severity::Error,
@@ -41,7 +51,11 @@ pub(crate) fn diagnostic(d: &Diagnostic) -> api::Diagnostic {
         file,
         line,
         column,
-        object: d.object.as_ref().map(ToString::to_string).unwrap_or_default(),
+        object: d
+            .object
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
         field: d.field.clone(),
         problem: d.problem.clone(),
         fix: d.fix.clone(),
@@ -50,8 +64,16 @@ pub(crate) fn diagnostic(d: &Diagnostic) -> api::Diagnostic {
 
 /// Returns the numbers of one tenant.
 pub(crate) fn tenant_status(name: &TenantName, view: &TenantCatalog) -> api::TenantStatus {
-    let ready = view.of(ResourceKind::Workload).filter(|e| matches!(&e.resource, Resource::Workload(w) if w.ready)).count();
-    let findings = |severity| view.diagnostics.iter().filter(|d| d.severity == severity).count() as u64;
+    let ready = view
+        .of(ResourceKind::Workload)
+        .filter(|e| matches!(&e.resource, Resource::Workload(w) if w.ready))
+        .count();
+    let findings = |severity| {
+        view.diagnostics
+            .iter()
+            .filter(|d| d.severity == severity)
+            .count() as u64
+    };
     api::TenantStatus {
         tenant: name.to_string(),
         services: view.count(ResourceKind::Service) as u64,

@@ -7,7 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use canal_model::fleet::{Demands, Fleet, FleetReplica, Ownership, Placement, ReplicaState, ShardingRules};
+use canal_model::fleet::{
+    Demands, Fleet, FleetReplica, Ownership, Placement, ReplicaState, ShardingRules,
+};
 use canal_model::ids::{AzName, BackendName, ReplicaNumber, ServiceId, ServiceKey};
 use canal_model::plan::{Plan, PlannedService, PlannedTable, UnmetConstraint};
 use canal_model::program::{BUCKETS, CHAIN_LENGTH_MAX};
@@ -27,13 +29,19 @@ pub enum Finding {
     /// The service has no placement although there are backends.
     Unplaced { service: ServiceKey },
     /// A backend in the placement does not exist, or is not in this AZ.
-    UnknownBackend { service: ServiceKey, backend: BackendName },
+    UnknownBackend {
+        service: ServiceKey,
+        backend: BackendName,
+    },
     /// The home AZ has fewer backends than required although it has more to give, or no note explains it.
     FewAtHome { service: ServiceKey, given: usize },
     /// The other AZs have fewer backends than required although they have more to give, or no note explains it.
     FewAway { service: ServiceKey, given: usize },
     /// All backends of the service are another service's too, and no note explains it.
-    Shared { service: ServiceKey, with: ServiceKey },
+    Shared {
+        service: ServiceKey,
+        with: ServiceKey,
+    },
     /// The home is not the AZ that the tenant requests, although that AZ has backends.
     Home { service: ServiceKey, az: AzName },
     /// Two services of a tenant have the same gateway number, or one has none.
@@ -43,29 +51,68 @@ pub enum Finding {
     /// The number of chains is not the number of buckets, or a chain is too long.
     Shape { service: ServiceKey, az: AzName },
     /// A chain is empty although a replica is up.
-    Empty { service: ServiceKey, az: AzName, bucket: usize },
+    Empty {
+        service: ServiceKey,
+        az: AzName,
+        bucket: usize,
+    },
     /// A replica is in one chain twice.
-    Twice { service: ServiceKey, az: AzName, bucket: usize, replica: ReplicaNumber },
+    Twice {
+        service: ServiceKey,
+        az: AzName,
+        bucket: usize,
+        replica: ReplicaNumber,
+    },
     /// A head is not active, up and of the service's backends, although other replicas are, and the bucket is not blocked.
-    Head { service: ServiceKey, az: AzName, bucket: usize, replica: ReplicaNumber },
+    Head {
+        service: ServiceKey,
+        az: AzName,
+        bucket: usize,
+        replica: ReplicaNumber,
+    },
     /// A member is not in the fleet, or is in another AZ.
-    Stranger { service: ServiceKey, az: AzName, replica: ReplicaNumber },
+    Stranger {
+        service: ServiceKey,
+        az: AzName,
+        replica: ReplicaNumber,
+    },
     /// Some backends or replicas head two or more buckets more than others, and no bucket is blocked.
     Uneven { service: ServiceKey, az: AzName },
     /// Live replicas are missing behind a head although the chain has space for them.
-    Standby { service: ServiceKey, az: AzName, bucket: usize },
+    Standby {
+        service: ServiceKey,
+        az: AzName,
+        bucket: usize,
+    },
     /// The table's version is 0 or above the plan's number.
     Version { service: ServiceKey, az: AzName },
     /// Between two plans: a chain lost a member that may own sessions.
-    OwnerDropped { service: ServiceKey, az: AzName, bucket: usize, replica: ReplicaNumber },
+    OwnerDropped {
+        service: ServiceKey,
+        az: AzName,
+        bucket: usize,
+        replica: ReplicaNumber,
+    },
     /// Between two plans: chains changed without an increase of the version, or the version increased without a change.
     StaleVersion { service: ServiceKey, az: AzName },
     /// Between two plans: more heads moved than the change of the fleet explains.
-    Moved { service: ServiceKey, az: AzName, moved: usize, bound: usize },
+    Moved {
+        service: ServiceKey,
+        az: AzName,
+        moved: usize,
+        bound: usize,
+    },
     /// Between two plans: members that stay changed their order, other than by becoming the head.
-    Reordered { service: ServiceKey, az: AzName, bucket: usize },
+    Reordered {
+        service: ServiceKey,
+        az: AzName,
+        bucket: usize,
+    },
     /// Between two plans: a service left a backend that still exists, and no rule required that.
-    Left { service: ServiceKey, backend: BackendName },
+    Left {
+        service: ServiceKey,
+        backend: BackendName,
+    },
     /// Between two plans: more services moved for balance than may at one time.
     Wave { moved: usize, most: usize },
     /// Between two plans: a service moved for balance while one of its tables still has owners from an earlier change.
@@ -92,14 +139,22 @@ pub fn check(fleet: &Fleet, demands: &Demands, plan: &Plan) -> Vec<Finding> {
     let notes = PlanExceptions::of(plan);
     for (id, demand) in &demands.services {
         let Some(service) = plan.services.get(id) else {
-            findings.push(Finding::Missing { service: demand.key.clone() });
+            findings.push(Finding::Missing {
+                service: demand.key.clone(),
+            });
             continue;
         };
         check_placement(fleet, demands, *id, service, &notes, &mut findings);
         check_tables(&sites, demands, plan.number, service, &notes, &mut findings);
     }
-    for (_, service) in plan.services.iter().filter(|(id, _)| !demands.services.contains_key(id)) {
-        findings.push(Finding::Undemanded { service: service.key.clone() });
+    for (_, service) in plan
+        .services
+        .iter()
+        .filter(|(id, _)| !demands.services.contains_key(id))
+    {
+        findings.push(Finding::Undemanded {
+            service: service.key.clone(),
+        });
     }
     check_numbers(plan, &mut findings);
     check_unique(plan, &notes, &mut findings);
@@ -117,14 +172,23 @@ struct PlanExceptions<'a> {
 
 impl<'a> PlanExceptions<'a> {
     fn of(plan: &'a Plan) -> Self {
-        let mut noted =
-            PlanExceptions { few_home: BTreeSet::new(), few_away: BTreeSet::new(), shared: BTreeSet::new(), held: BTreeMap::new() };
+        let mut noted = PlanExceptions {
+            few_home: BTreeSet::new(),
+            few_away: BTreeSet::new(),
+            shared: BTreeSet::new(),
+            held: BTreeMap::new(),
+        };
         for note in &plan.notes {
             match note {
                 UnmetConstraint::FewAtHome { service, .. } => _ = noted.few_home.insert(service),
                 UnmetConstraint::FewAway { service, .. } => _ = noted.few_away.insert(service),
                 UnmetConstraint::Shared { service, .. } => _ = noted.shared.insert(service),
-                UnmetConstraint::Held { service, az, buckets, .. } => _ = noted.held.insert((service, az), buckets),
+                UnmetConstraint::Held {
+                    service,
+                    az,
+                    buckets,
+                    ..
+                } => _ = noted.held.insert((service, az), buckets),
                 UnmetConstraint::HomeUnknown { .. }
                 | UnmetConstraint::NoBackend { .. }
                 | UnmetConstraint::NoReplica { .. }
@@ -134,7 +198,9 @@ impl<'a> PlanExceptions<'a> {
         noted
     }
     fn is_held(&self, service: &ServiceKey, az: &AzName, bucket: usize) -> bool {
-        self.held.get(&(service, az)).is_some_and(|buckets| buckets.iter().any(|held| usize::from(*held) == bucket))
+        self.held
+            .get(&(service, az))
+            .is_some_and(|buckets| buckets.iter().any(|held| usize::from(*held) == bucket))
     }
 }
 
@@ -147,18 +213,35 @@ impl<'a> AzReplicas<'a> {
     fn all(fleet: &'a Fleet) -> BTreeMap<&'a AzName, AzReplicas<'a>> {
         let mut sites: BTreeMap<&AzName, AzReplicas> = BTreeMap::new();
         for replica in fleet.replicas.values() {
-            sites.entry(&replica.az).or_insert_with(|| AzReplicas { replicas: BTreeMap::new() }).replicas.insert(replica.number, replica);
+            sites
+                .entry(&replica.az)
+                .or_insert_with(|| AzReplicas {
+                    replicas: BTreeMap::new(),
+                })
+                .replicas
+                .insert(replica.number, replica);
         }
         sites
     }
     /// Returns the replicas that may be heads: those active and up; if there are none, those draining and up.
-    fn heads(&self, az: &AzName, placement: &Placement) -> BTreeMap<ReplicaNumber, &'a FleetReplica> {
+    fn heads(
+        &self,
+        az: &AzName,
+        placement: &Placement,
+    ) -> BTreeMap<ReplicaNumber, &'a FleetReplica> {
         let of_state = |state: ReplicaState| -> BTreeMap<ReplicaNumber, &'a FleetReplica> {
-            let found = self.replicas.values().filter(|r| r.up && r.state == state && placement.has(az, &r.backend));
+            let found = self
+                .replicas
+                .values()
+                .filter(|r| r.up && r.state == state && placement.has(az, &r.backend));
             found.map(|r| (r.number, *r)).collect()
         };
         let active = of_state(ReplicaState::Active);
-        if active.is_empty() { of_state(ReplicaState::Draining) } else { active }
+        if active.is_empty() {
+            of_state(ReplicaState::Draining)
+        } else {
+            active
+        }
     }
 }
 
@@ -178,30 +261,75 @@ fn check_placement(
         return;
     };
     for (az, backends) in &placement.backends {
-        for backend in backends.iter().filter(|backend| fleet.backends.get(*backend) != Some(az)) {
-            findings.push(Finding::UnknownBackend { service: key(), backend: backend.clone() });
+        for backend in backends
+            .iter()
+            .filter(|backend| fleet.backends.get(*backend) != Some(az))
+        {
+            findings.push(Finding::UnknownBackend {
+                service: key(),
+                backend: backend.clone(),
+            });
         }
     }
-    let there = fleet.backends.values().filter(|az| **az == placement.home).count();
+    let there = fleet
+        .backends
+        .values()
+        .filter(|az| **az == placement.home)
+        .count();
     let (home, away) = wanted(&demands.rules);
     for (wanted, has, given, noted, at_home) in [
-        (home, there, placement.at_home(), noted.few_home.contains(&service.key), true),
-        (away, fleet.backends.len() - there, placement.away(), noted.few_away.contains(&service.key), false),
+        (
+            home,
+            there,
+            placement.at_home(),
+            noted.few_home.contains(&service.key),
+            true,
+        ),
+        (
+            away,
+            fleet.backends.len() - there,
+            placement.away(),
+            noted.few_away.contains(&service.key),
+            false,
+        ),
     ] {
         // Missing backends are acceptable only if the AZs have no more and a note declares it.
         if given < wanted.min(has) || given < wanted && !noted {
-            findings.push(if at_home { Finding::FewAtHome { service: key(), given } } else { Finding::FewAway { service: key(), given } });
+            findings.push(if at_home {
+                Finding::FewAtHome {
+                    service: key(),
+                    given,
+                }
+            } else {
+                Finding::FewAway {
+                    service: key(),
+                    given,
+                }
+            });
         }
     }
-    let home_az = demands.services.get(&id).and_then(|demand| demand.home.as_ref());
-    if let Some(az) = home_az.filter(|az| **az != placement.home && fleet.backends.values().any(|other| other == *az)) {
-        findings.push(Finding::Home { service: key(), az: az.clone() });
+    let home_az = demands
+        .services
+        .get(&id)
+        .and_then(|demand| demand.home.as_ref());
+    if let Some(az) = home_az
+        .filter(|az| **az != placement.home && fleet.backends.values().any(|other| other == *az))
+    {
+        findings.push(Finding::Home {
+            service: key(),
+            az: az.clone(),
+        });
     }
 }
 
 fn wanted(rules: &ShardingRules) -> (usize, usize) {
     let home = rules.home.clamp(1, ShardingRules::BACKENDS_PER_SERVICE_MAX);
-    (home, rules.away.min(ShardingRules::BACKENDS_PER_SERVICE_MAX - home))
+    (
+        home,
+        rules
+            .away
+            .min(ShardingRules::BACKENDS_PER_SERVICE_MAX - home),
+    )
 }
 
 /// Checks that no service's backends are a subset of another's, unless a note declares it. The note of one service excuses both.
@@ -214,7 +342,9 @@ fn check_unique(plan: &Plan, noted: &PlanExceptions, findings: &mut Vec<Finding>
     }
     for (id, service) in &plan.services {
         let mut backends = service.placement.iter().flat_map(Placement::all);
-        let Some(first) = backends.next() else { continue };
+        let Some(first) = backends.next() else {
+            continue;
+        };
         let mut everywhere = on[first].clone();
         for backend in backends {
             everywhere.retain(|other| on[backend].contains(other));
@@ -222,7 +352,10 @@ fn check_unique(plan: &Plan, noted: &PlanExceptions, findings: &mut Vec<Finding>
         for other in everywhere.into_iter().filter(|other| other != id) {
             let other = &plan.services[&other].key;
             if !noted.shared.contains(&service.key) && !noted.shared.contains(other) {
-                findings.push(Finding::Shared { service: service.key.clone(), with: other.clone() });
+                findings.push(Finding::Shared {
+                    service: service.key.clone(),
+                    with: other.clone(),
+                });
             }
         }
     }
@@ -232,7 +365,10 @@ fn check_numbers(plan: &Plan, findings: &mut Vec<Finding>) {
     let mut taken = BTreeSet::new();
     for service in plan.services.values() {
         if service.number == 0 || !taken.insert((&service.key.tenant, service.number)) {
-            findings.push(Finding::Number { service: service.key.clone(), number: service.number });
+            findings.push(Finding::Number {
+                service: service.key.clone(),
+                number: service.number,
+            });
         }
     }
 }
@@ -245,19 +381,48 @@ fn check_tables(
     noted: &PlanExceptions,
     findings: &mut Vec<Finding>,
 ) {
-    let Some(placement) = &service.placement else { return };
-    for az in placement.backends.keys().filter(|az| !service.tables.contains_key(*az)) {
-        findings.push(Finding::NoTable { service: service.key.clone(), az: az.clone() });
+    let Some(placement) = &service.placement else {
+        return;
+    };
+    for az in placement
+        .backends
+        .keys()
+        .filter(|az| !service.tables.contains_key(*az))
+    {
+        findings.push(Finding::NoTable {
+            service: service.key.clone(),
+            az: az.clone(),
+        });
     }
-    let no_replicas = AzReplicas { replicas: BTreeMap::new() };
+    let no_replicas = AzReplicas {
+        replicas: BTreeMap::new(),
+    };
     for (az, table) in &service.tables {
         let site = sites.get(az).unwrap_or(&no_replicas);
-        let table_check = TableCheck { key: &service.key, az, site, heads: site.heads(az, placement), table, noted };
-        if table.chains.len() != BUCKETS || table.chains.iter().any(|chain| chain.len() > CHAIN_LENGTH_MAX) {
-            findings.push(Finding::Shape { service: service.key.clone(), az: az.clone() });
+        let table_check = TableCheck {
+            key: &service.key,
+            az,
+            site,
+            heads: site.heads(az, placement),
+            table,
+            noted,
+        };
+        if table.chains.len() != BUCKETS
+            || table
+                .chains
+                .iter()
+                .any(|chain| chain.len() > CHAIN_LENGTH_MAX)
+        {
+            findings.push(Finding::Shape {
+                service: service.key.clone(),
+                az: az.clone(),
+            });
         }
         if table.version > number || table.version == 0 {
-            findings.push(Finding::Version { service: service.key.clone(), az: az.clone() });
+            findings.push(Finding::Version {
+                service: service.key.clone(),
+                az: az.clone(),
+            });
         }
         table_check.members(findings);
         // The table of an AZ that the service left only waits for its sessions, so heads and standbys do not matter.
@@ -289,9 +454,20 @@ impl TableCheck<'_> {
             for member in chain {
                 let (service, az) = self.names();
                 if !seen.insert(member.replica) {
-                    findings.push(Finding::Twice { service, az, bucket, replica: member.replica });
-                } else if !self.site.replicas.contains_key(&member.replica) && unknown.insert(member.replica) {
-                    findings.push(Finding::Stranger { service, az, replica: member.replica });
+                    findings.push(Finding::Twice {
+                        service,
+                        az,
+                        bucket,
+                        replica: member.replica,
+                    });
+                } else if !self.site.replicas.contains_key(&member.replica)
+                    && unknown.insert(member.replica)
+                {
+                    findings.push(Finding::Stranger {
+                        service,
+                        az,
+                        replica: member.replica,
+                    });
                 }
             }
         }
@@ -304,18 +480,35 @@ impl TableCheck<'_> {
         for (bucket, chain) in self.table.chains.iter().enumerate() {
             let (service, az) = self.names();
             let Some(head) = chain.first() else {
-                findings.push(Finding::Empty { service, az, bucket });
+                findings.push(Finding::Empty {
+                    service,
+                    az,
+                    bucket,
+                });
                 continue;
             };
             if !self.heads.contains_key(&head.replica) {
                 if !self.noted.is_held(self.key, self.az, bucket) {
-                    findings.push(Finding::Head { service, az, bucket, replica: head.replica });
+                    findings.push(Finding::Head {
+                        service,
+                        az,
+                        bucket,
+                        replica: head.replica,
+                    });
                 }
                 continue;
             }
-            let live = chain.iter().skip(1).filter(|member| self.heads.contains_key(&member.replica)).count();
+            let live = chain
+                .iter()
+                .skip(1)
+                .filter(|member| self.heads.contains_key(&member.replica))
+                .count();
             if live < standby.min(self.heads.len() - 1) && chain.len() < CHAIN_LENGTH_MAX - 1 {
-                findings.push(Finding::Standby { service, az, bucket });
+                findings.push(Finding::Standby {
+                    service,
+                    az,
+                    bucket,
+                });
             }
         }
     }
@@ -323,20 +516,35 @@ impl TableCheck<'_> {
     /// Checks that the bucket counts of backends differ by at most one, and so do those of the replicas of one backend. Tables with a chain
     /// full of owners are not checked.
     fn evenness(&self, findings: &mut Vec<Finding>) {
-        let full = self.table.chains.iter().any(|chain| chain.iter().filter(|member| member.is_owner()).count() + 1 >= CHAIN_LENGTH_MAX);
+        let full = self.table.chains.iter().any(|chain| {
+            chain.iter().filter(|member| member.is_owner()).count() + 1 >= CHAIN_LENGTH_MAX
+        });
         if full || self.heads.is_empty() || self.noted.held.contains_key(&(self.key, self.az)) {
             return;
         }
-        let mut by_replica: BTreeMap<ReplicaNumber, usize> = self.heads.keys().map(|number| (*number, 0)).collect();
+        let mut by_replica: BTreeMap<ReplicaNumber, usize> =
+            self.heads.keys().map(|number| (*number, 0)).collect();
         for head in self.table.chains.iter().filter_map(|chain| chain.first()) {
             *by_replica.entry(head.replica).or_default() += 1;
         }
         let mut by_backend: BTreeMap<&BackendName, Vec<usize>> = BTreeMap::new();
         for (number, replica) in &self.heads {
-            by_backend.entry(&replica.backend).or_default().push(by_replica[number]);
+            by_backend
+                .entry(&replica.backend)
+                .or_default()
+                .push(by_replica[number]);
         }
-        let is_even = |counts: Vec<usize>| counts.iter().max().zip(counts.iter().min()).is_none_or(|(most, least)| most - least <= 1);
-        let sums = by_backend.values().map(|counts| counts.iter().sum()).collect();
+        let is_even = |counts: Vec<usize>| {
+            counts
+                .iter()
+                .max()
+                .zip(counts.iter().min())
+                .is_none_or(|(most, least)| most - least <= 1)
+        };
+        let sums = by_backend
+            .values()
+            .map(|counts| counts.iter().sum())
+            .collect();
         if !is_even(sums) || !by_backend.into_values().all(is_even) {
             let (service, az) = self.names();
             findings.push(Finding::Uneven { service, az });

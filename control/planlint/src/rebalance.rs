@@ -14,31 +14,72 @@ const WAVE: usize = 100;
 
 /// Returns true if the only change is the exchange of one backend, and the service still has the backends that it needs at home. A home
 /// may only move together with its backend.
-pub(crate) fn is_exchange(step: &PlanTransition, id: ServiceId, from: &Placement, to: &Placement) -> bool {
+pub(crate) fn is_exchange(
+    step: &PlanTransition,
+    id: ServiceId,
+    from: &Placement,
+    to: &Placement,
+) -> bool {
     let of = |placement: &Placement| -> BTreeSet<(AzName, BackendName)> {
-        placement.backends.iter().flat_map(|(az, names)| names.iter().map(|name| (az.clone(), name.clone()))).collect()
+        placement
+            .backends
+            .iter()
+            .flat_map(|(az, names)| names.iter().map(|name| (az.clone(), name.clone())))
+            .collect()
     };
     let (old, new) = (of(from), of(to));
-    let (left, reached): (Vec<_>, Vec<_>) = (old.difference(&new).collect(), new.difference(&old).collect());
-    let ([left], [reached]) = (&left[..], &reached[..]) else { return false };
-    let home_az = step.demands.services.get(&id).and_then(|demand| demand.home.as_ref());
-    let is_bound = home_az.is_some_and(|home_az| step.fleet.backends.values().any(|az| az == home_az));
+    let (left, reached): (Vec<_>, Vec<_>) = (
+        old.difference(&new).collect(),
+        new.difference(&old).collect(),
+    );
+    let ([left], [reached]) = (&left[..], &reached[..]) else {
+        return false;
+    };
+    let home_az = step
+        .demands
+        .services
+        .get(&id)
+        .and_then(|demand| demand.home.as_ref());
+    let is_bound =
+        home_az.is_some_and(|home_az| step.fleet.backends.values().any(|az| az == home_az));
     let home_stays = from.home == to.home && (left.0 == from.home) == (reached.0 == from.home);
-    home_stays || !is_bound && left.0 == from.home && reached.0 == to.home && from.at_home() == to.at_home()
+    home_stays
+        || !is_bound
+            && left.0 == from.home
+            && reached.0 == to.home
+            && from.at_home() == to.at_home()
 }
 
 /// Checks the services that moved by one backend without another reason.
 pub(crate) fn check(step: &PlanTransition, moved: &[ServiceId], findings: &mut Vec<Finding>) {
     let most = (step.after.services.len() / WAVE).max(1);
     if moved.len() > most {
-        findings.push(Finding::Wave { moved: moved.len(), most });
+        findings.push(Finding::Wave {
+            moved: moved.len(),
+            most,
+        });
     }
-    for service in moved.iter().map(|id| &step.after.services[id]).filter(|service| was_moving(service, step.after)) {
-        findings.push(Finding::Restless { service: service.key.clone() });
+    for service in moved
+        .iter()
+        .map(|id| &step.after.services[id])
+        .filter(|service| was_moving(service, step.after))
+    {
+        findings.push(Finding::Restless {
+            service: service.key.clone(),
+        });
     }
-    let others = step.after.services.iter().filter(|(id, _)| !moved.contains(id));
+    let others = step
+        .after
+        .services
+        .iter()
+        .filter(|(id, _)| !moved.contains(id));
     // Loads are only comparable if the services that moved for balance are the only change.
-    let is_alone = others.into_iter().all(|(id, service)| step.before.services.get(id).is_some_and(|b| b.placement == service.placement));
+    let is_alone = others.into_iter().all(|(id, service)| {
+        step.before
+            .services
+            .get(id)
+            .is_some_and(|b| b.placement == service.placement)
+    });
     if !moved.is_empty() && is_alone && apart(step, step.after) >= apart(step, step.before) {
         findings.push(Finding::Apart { moved: moved.len() });
     }
@@ -49,18 +90,32 @@ fn was_moving(service: &PlannedService, plan: &Plan) -> bool {
     let is_old = |number: u32| number > 0 && number < plan.number;
     let mut tables = service.tables.values();
     tables.any(|table| {
-        is_old(table.closing) || table.closing == 0 && table.chains.iter().flatten().any(|member| is_old(member.owner_until_version))
+        is_old(table.closing)
+            || table.closing == 0
+                && table
+                    .chains
+                    .iter()
+                    .flatten()
+                    .any(|member| is_old(member.owner_until_version))
     })
 }
 
 /// Returns how far loads are apart: first of AZs, then of backends. Only backends that take sessions count.
 fn apart(step: &PlanTransition, plan: &Plan) -> (u128, u128) {
-    let live = step.fleet.replicas.values().filter(|r| r.up && r.state == ReplicaState::Active);
-    let live: BTreeMap<&BackendName, &AzName> =
-        live.filter(|r| step.fleet.backends.get(&r.backend) == Some(&r.az)).map(|r| (&r.backend, &r.az)).collect();
+    let live = step
+        .fleet
+        .replicas
+        .values()
+        .filter(|r| r.up && r.state == ReplicaState::Active);
+    let live: BTreeMap<&BackendName, &AzName> = live
+        .filter(|r| step.fleet.backends.get(&r.backend) == Some(&r.az))
+        .map(|r| (&r.backend, &r.az))
+        .collect();
     let mut loads: BTreeMap<&BackendName, u128> = live.keys().map(|name| (*name, 0)).collect();
     for (id, service) in &plan.services {
-        let Some(demand) = step.demands.services.get(id) else { continue };
+        let Some(demand) = step.demands.services.get(id) else {
+            continue;
+        };
         for backend in service.placement.iter().flat_map(Placement::all) {
             if let Some(load) = loads.get_mut(backend) {
                 *load += u128::from(demand.weight.max(1));
@@ -74,5 +129,10 @@ fn apart(step: &PlanTransition, plan: &Plan) -> (u128, u128) {
     }
     // The sums are scaled by the product of all counts, so that no division rounds.
     let all: u128 = azs.values().map(|(_, count)| count).product();
-    (azs.values().map(|(sum, count)| sum * sum * (all / count)).sum(), loads.values().map(|load| load * load).sum())
+    (
+        azs.values()
+            .map(|(sum, count)| sum * sum * (all / count))
+            .sum(),
+        loads.values().map(|load| load * load).sum(),
+    )
 }

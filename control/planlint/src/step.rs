@@ -16,19 +16,26 @@ pub fn step(step: &PlanTransition) -> Vec<Finding> {
     let (before, after) = (step.before, step.after);
     let is_same = after == before;
     if !is_same && (after.parent != before.number || after.number <= before.number) {
-        findings.push(Finding::Parent { number: after.number, parent: after.parent });
+        findings.push(Finding::Parent {
+            number: after.number,
+            parent: after.parent,
+        });
     }
     let crowded = crowded(before);
     let mut balanced = Vec::new();
     for (id, service) in &after.services {
         // A new service has nothing that could have moved.
-        let Some(old) = before.services.get(id) else { continue };
+        let Some(old) = before.services.get(id) else {
+            continue;
+        };
         if check_service(step, &crowded, *id, old, service, &mut findings) {
             balanced.push(*id);
         }
         for (az, old_table) in &old.tables {
             match service.tables.get(az) {
-                Some(table) => check_table(step, *id, service, (az, old_table, table), &mut findings),
+                Some(table) => {
+                    check_table(step, *id, service, (az, old_table, table), &mut findings)
+                }
                 None => check_closed(step, *id, old, (az, old_table), &mut findings),
             }
         }
@@ -48,44 +55,82 @@ fn check_service(
     findings: &mut Vec<Finding>,
 ) -> bool {
     if old.number != new.number {
-        findings.push(Finding::Unstable { service: new.key.clone() });
+        findings.push(Finding::Unstable {
+            service: new.key.clone(),
+        });
     }
-    let (Some(from), Some(to)) = (&old.placement, &new.placement) else { return false };
-    let home_az = step.demands.services.get(&id).and_then(|demand| demand.home.as_ref());
+    let (Some(from), Some(to)) = (&old.placement, &new.placement) else {
+        return false;
+    };
+    let home_az = step
+        .demands
+        .services
+        .get(&id)
+        .and_then(|demand| demand.home.as_ref());
     let home_stays = step.fleet.backends.values().any(|az| *az == from.home);
     let is_exchange = from != to && rebalance::is_exchange(step, id, from, to);
     if from.home != to.home && home_stays && home_az != Some(&to.home) && !is_exchange {
-        findings.push(Finding::Unstable { service: new.key.clone() });
+        findings.push(Finding::Unstable {
+            service: new.key.clone(),
+        });
     }
     // Backends may be exchanged for uniqueness (one, or all if one does not help) if this service lost or lacked a backend, or shared all
     // of them.
     let (home, away) = wanted(&step.demands.rules);
     let is_whole = |placement: &Placement| placement.at_home() == home && placement.away() == away;
     let stays = |az: &AzName, backend| step.fleet.backends.get(backend) == Some(az);
-    let is_touched = from.backends.iter().any(|(az, backends)| backends.iter().any(|backend| !stays(az, backend)));
-    let may_exchange = is_touched || !is_whole(from) || crowded.contains(&id) || from.home != to.home && !is_exchange;
+    let is_touched = from
+        .backends
+        .iter()
+        .any(|(az, backends)| backends.iter().any(|backend| !stays(az, backend)));
+    let may_exchange = is_touched
+        || !is_whole(from)
+        || crowded.contains(&id)
+        || from.home != to.home && !is_exchange;
     if may_exchange {
         return false;
     }
     if is_exchange {
         return true;
     }
-    let left = from.all().filter(|backend| !to.all().any(|other| other == *backend));
-    findings.extend(left.map(|backend| Finding::Left { service: new.key.clone(), backend: backend.clone() }));
+    let left = from
+        .all()
+        .filter(|backend| !to.all().any(|other| other == *backend));
+    findings.extend(left.map(|backend| Finding::Left {
+        service: new.key.clone(),
+        backend: backend.clone(),
+    }));
     false
 }
 
 /// Returns the services that share all their backends with another one, and those others.
 fn crowded(plan: &Plan) -> BTreeSet<ServiceId> {
     let shared = PlanExceptions::of(plan).shared;
-    let backends =
-        |service: &PlannedService| -> BTreeSet<BackendName> { service.placement.iter().flat_map(Placement::all).cloned().collect() };
-    let noted: Vec<_> = plan.services.values().filter(|service| shared.contains(&service.key)).map(backends).collect();
+    let backends = |service: &PlannedService| -> BTreeSet<BackendName> {
+        service
+            .placement
+            .iter()
+            .flat_map(Placement::all)
+            .cloned()
+            .collect()
+    };
+    let noted: Vec<_> = plan
+        .services
+        .values()
+        .filter(|service| shared.contains(&service.key))
+        .map(backends)
+        .collect();
     let is_crowded = |service: &PlannedService| {
         let own = backends(service);
-        noted.iter().any(|other| own.is_subset(other) || other.is_subset(&own))
+        noted
+            .iter()
+            .any(|other| own.is_subset(other) || other.is_subset(&own))
     };
-    plan.services.iter().filter(|(_, service)| is_crowded(service)).map(|(id, _)| *id).collect()
+    plan.services
+        .iter()
+        .filter(|(_, service)| is_crowded(service))
+        .map(|(id, _)| *id)
+        .collect()
 }
 
 fn names(chain: &[ChainMember]) -> Vec<ReplicaNumber> {
@@ -100,45 +145,95 @@ fn check_table(
     findings: &mut Vec<Finding>,
 ) {
     let (service, az_name) = (|| new.key.clone(), || az.clone());
-    let changed = before.chains.iter().zip(&after.chains).any(|(before, after)| names(before) != names(after));
-    if changed != (after.version > before.version) || after.version < before.version || changed && after.version != step.after.number {
-        findings.push(Finding::StaleVersion { service: service(), az: az_name() });
+    let changed = before
+        .chains
+        .iter()
+        .zip(&after.chains)
+        .any(|(before, after)| names(before) != names(after));
+    if changed != (after.version > before.version)
+        || after.version < before.version
+        || changed && after.version != step.after.number
+    {
+        findings.push(Finding::StaleVersion {
+            service: service(),
+            az: az_name(),
+        });
     }
     for (bucket, (before, after)) in before.chains.iter().zip(&after.chains).enumerate() {
         let full_of_owners = after.len() == CHAIN_LENGTH_MAX;
-        for member in before.iter().filter(|member| !after.iter().any(|other| other.replica == member.replica)) {
-            let is_up = step.fleet.replicas.get(&member.replica).is_some_and(|replica| replica.up);
+        for member in before
+            .iter()
+            .filter(|member| !after.iter().any(|other| other.replica == member.replica))
+        {
+            let is_up = step
+                .fleet
+                .replicas
+                .get(&member.replica)
+                .is_some_and(|replica| replica.up);
             // A dead owner may be removed from a full chain.
             if may_own(step, id, bucket, *member, before) && (is_up || !full_of_owners) {
-                findings.push(Finding::OwnerDropped { service: service(), az: az_name(), bucket, replica: member.replica });
+                findings.push(Finding::OwnerDropped {
+                    service: service(),
+                    az: az_name(),
+                    bucket,
+                    replica: member.replica,
+                });
             }
         }
         let head = after.first().map(|head| head.replica);
         let stay = |chain: &[ChainMember], other: &[ChainMember]| -> Vec<ReplicaNumber> {
-            names(chain).into_iter().filter(|number| Some(*number) != head && names(other).contains(number)).collect()
+            names(chain)
+                .into_iter()
+                .filter(|number| Some(*number) != head && names(other).contains(number))
+                .collect()
         };
         if stay(before, after) != stay(after, before) {
-            findings.push(Finding::Reordered { service: service(), az: az_name(), bucket });
+            findings.push(Finding::Reordered {
+                service: service(),
+                az: az_name(),
+                bucket,
+            });
         }
     }
-    let moved = before.chains.iter().zip(&after.chains).filter(|(before, after)| {
-        let head = |chain: &[ChainMember]| chain.first().map(|member| member.replica);
-        head(before).is_some() && head(before) != head(after)
-    });
+    let moved = before
+        .chains
+        .iter()
+        .zip(&after.chains)
+        .filter(|(before, after)| {
+            let head = |chain: &[ChainMember]| chain.first().map(|member| member.replica);
+            head(before).is_some() && head(before) != head(after)
+        });
     let moved = moved.count();
     let bound = bound(step, new, az, before);
     if moved > bound {
-        findings.push(Finding::Moved { service: service(), az: az_name(), moved, bound });
+        findings.push(Finding::Moved {
+            service: service(),
+            az: az_name(),
+            moved,
+            bound,
+        });
     }
 }
 
 /// Returns true if the member is the head or may own sessions by the reports. An owner counts as one until a report based on this table
 /// states that it owns none.
-fn may_own(step: &PlanTransition, id: ServiceId, bucket: usize, member: ChainMember, chain: &[ChainMember]) -> bool {
-    let Some(_) = step.fleet.replicas.get(&member.replica) else { return false };
+fn may_own(
+    step: &PlanTransition,
+    id: ServiceId,
+    bucket: usize,
+    member: ChainMember,
+    chain: &[ChainMember],
+) -> bool {
+    let Some(_) = step.fleet.replicas.get(&member.replica) else {
+        return false;
+    };
     let report = step.ownership.report(member.replica);
-    let is_head = chain.first().is_some_and(|head| head.replica == member.replica);
-    let proved = report.is_some_and(|report| report.version(id) >= member.owner_until_version && !report.owns(id, bucket));
+    let is_head = chain
+        .first()
+        .is_some_and(|head| head.replica == member.replica);
+    let proved = report.is_some_and(|report| {
+        report.version(id) >= member.owner_until_version && !report.owns(id, bucket)
+    });
     is_head || report.is_some_and(|report| report.owns(id, bucket)) || member.is_owner() && !proved
 }
 
@@ -154,7 +249,12 @@ fn bound(step: &PlanTransition, new: &PlannedService, az: &AzName, before: &Plan
     if heads.is_empty() {
         // Without candidates, only a forgotten head gets a successor.
         let is_forgotten = |replica: &ReplicaNumber| !step.fleet.replicas.contains_key(replica);
-        return before.chains.iter().filter_map(head).filter(is_forgotten).count();
+        return before
+            .chains
+            .iter()
+            .filter_map(head)
+            .filter(is_forgotten)
+            .count();
     }
     let mut members: BTreeMap<&BackendName, usize> = BTreeMap::new();
     for replica in heads.values() {
@@ -180,10 +280,18 @@ fn check_closed(
     findings: &mut Vec<Finding>,
 ) {
     for (bucket, chain) in table.chains.iter().enumerate() {
-        for member in chain.iter().filter(|member| step.fleet.replicas.contains_key(&member.replica)) {
+        for member in chain
+            .iter()
+            .filter(|member| step.fleet.replicas.contains_key(&member.replica))
+        {
             let report = step.ownership.report(member.replica);
             if report.is_none_or(|report| report.owns(id, bucket)) {
-                findings.push(Finding::OwnerDropped { service: old.key.clone(), az: az.clone(), bucket, replica: member.replica });
+                findings.push(Finding::OwnerDropped {
+                    service: old.key.clone(),
+                    az: az.clone(),
+                    bucket,
+                    replica: member.replica,
+                });
             }
         }
     }

@@ -24,8 +24,14 @@ pub enum AddressError {
     #[error("AZ number {0} is out of range: use 1 to 7")]
     Az(u8),
     /// The AZ's part of the ranges has too few addresses.
-    #[error("the tenant's {family} gatewayCidrs have {capacity} addresses for each AZ, and the service's number is {number}; add a range")]
-    RangeFull { family: &'static str, capacity: u64, number: u32 },
+    #[error(
+        "the tenant's {family} gatewayCidrs have {capacity} addresses for each AZ, and the service's number is {number}; add a range"
+    )]
+    RangeFull {
+        family: &'static str,
+        capacity: u64,
+        number: u32,
+    },
 }
 
 /// A service's gateway addresses in one AZ: at most one per family.
@@ -42,7 +48,11 @@ pub struct GatewayAddressPair {
 /// # Errors
 /// Returns [`AddressError::NoRange`] or [`AddressError::Az`]. A full family is reported in [`GatewayAddressPair::full`] instead, because
 /// the other family still works.
-pub fn addresses(ranges: &[IpNet], az: u8, number: u32) -> Result<GatewayAddressPair, AddressError> {
+pub fn addresses(
+    ranges: &[IpNet],
+    az: u8,
+    number: u32,
+) -> Result<GatewayAddressPair, AddressError> {
     if !(1..=7).contains(&az) {
         return Err(AddressError::Az(az));
     }
@@ -51,19 +61,28 @@ pub fn addresses(ranges: &[IpNet], az: u8, number: u32) -> Result<GatewayAddress
     }
     let mut result = GatewayAddressPair::default();
     for (family, is_v4) in [("IPv4", true), ("IPv6", false)] {
-        let parts: Vec<AzAddressRange> =
-            ranges.iter().filter(|range| range.addr().is_ipv4() == is_v4).map(|range| part(range, az)).collect();
+        let parts: Vec<AzAddressRange> = ranges
+            .iter()
+            .filter(|range| range.addr().is_ipv4() == is_v4)
+            .map(|range| part(range, az))
+            .collect();
         // The ranges of one family form one sequence; `before` counts the addresses of the ranges already passed.
         let mut before = 0;
         let found = parts.iter().find_map(|part| {
-            let place = u64::from(number).checked_sub(before).filter(|place| (1..=part.capacity).contains(place));
+            let place = u64::from(number)
+                .checked_sub(before)
+                .filter(|place| (1..=part.capacity).contains(place));
             before += part.capacity;
             place.map(|place| part.at(place))
         });
         match found {
             Some(address) => result.given.push(address),
             None if parts.is_empty() => {}
-            None => result.full.push(AddressError::RangeFull { family, capacity: before, number }),
+            None => result.full.push(AddressError::RangeFull {
+                family,
+                capacity: before,
+                number,
+            }),
         }
     }
     Ok(result)
@@ -80,20 +99,42 @@ impl AzAddressRange {
     fn at(&self, place: u64) -> IpAddr {
         let bits = self.first + u128::from(place);
         // The range is IPv4, so all its addresses are below 2^32.
-        if self.is_v4 { Ipv4Addr::from_bits(bits as u32).into() } else { Ipv6Addr::from_bits(bits).into() }
+        if self.is_v4 {
+            Ipv4Addr::from_bits(bits as u32).into()
+        } else {
+            Ipv6Addr::from_bits(bits).into()
+        }
     }
 }
 
 fn part(range: &IpNet, az: u8) -> AzAddressRange {
     let (network, width, is_v4) = match range {
-        IpNet::V4(net) => (u128::from(net.network().to_bits()), 32 - u32::from(net.prefix_len()), true),
-        IpNet::V6(net) => (net.network().to_bits(), 128 - u32::from(net.prefix_len()), false),
+        IpNet::V4(net) => (
+            u128::from(net.network().to_bits()),
+            32 - u32::from(net.prefix_len()),
+            true,
+        ),
+        IpNet::V6(net) => (
+            net.network().to_bits(),
+            128 - u32::from(net.prefix_len()),
+            false,
+        ),
     };
     // A part counts at most 2^29 addresses, more than there can be services, so wider ranges need no larger gateway numbers.
-    let Some(size) = width.checked_sub(3) else { return AzAddressRange { first: 0, capacity: 0, is_v4 } };
+    let Some(size) = width.checked_sub(3) else {
+        return AzAddressRange {
+            first: 0,
+            capacity: 0,
+            is_v4,
+        };
+    };
     let unusable = if is_v4 { 2 } else { 1 };
     let capacity = (1_u64 << size.min(29)).saturating_sub(unusable);
-    AzAddressRange { first: network + (u128::from(az) << size), capacity, is_v4 }
+    AzAddressRange {
+        first: network + (u128::from(az) << size),
+        capacity,
+        is_v4,
+    }
 }
 
 /// Returns every service's gateway number: the one in the parent plan, otherwise the lowest that is free in its tenant.
@@ -101,9 +142,17 @@ pub(crate) fn numbers(demands: &Demands, parent: &Plan) -> GatewayNumbers {
     let mut taken: UsedGatewayNumbers = BTreeMap::new();
     let mut numbers = GatewayNumbers::new();
     for (id, demand) in &demands.services {
-        if let Some(before) = parent.services.get(id).filter(|before| before.key.tenant == demand.key.tenant && before.number > 0) {
+        if let Some(before) = parent
+            .services
+            .get(id)
+            .filter(|before| before.key.tenant == demand.key.tenant && before.number > 0)
+        {
             // The planner never gives two services of a tenant the same number. If a foreign plan does, the second service gets a new one.
-            if taken.entry(&demand.key.tenant).or_default().insert(before.number) {
+            if taken
+                .entry(&demand.key.tenant)
+                .or_default()
+                .insert(before.number)
+            {
                 numbers.insert(*id, before.number);
             }
         }
@@ -125,8 +174,16 @@ pub(crate) fn numbers(demands: &Demands, parent: &Plan) -> GatewayNumbers {
 }
 
 /// Adds a note for every AZ of the service and every family in which it gets no address.
-pub(crate) fn check(service: &PlannedService, fleet: &Fleet, demands: &Demands, notes: &mut Vec<UnmetConstraint>) {
-    let ranges = demands.ranges.get(&service.key.tenant).map_or(&[][..], Vec::as_slice);
+pub(crate) fn check(
+    service: &PlannedService,
+    fleet: &Fleet,
+    demands: &Demands,
+    notes: &mut Vec<UnmetConstraint>,
+) {
+    let ranges = demands
+        .ranges
+        .get(&service.key.tenant)
+        .map_or(&[][..], Vec::as_slice);
     for az in service.tables.keys() {
         let number = fleet.azs.get(az).copied().unwrap_or(0);
         let errors = match addresses(ranges, number, service.number) {
@@ -135,7 +192,12 @@ pub(crate) fn check(service: &PlannedService, fleet: &Fleet, demands: &Demands, 
         };
         for error in errors {
             let (key, tenant) = (service.key.clone(), service.key.tenant.clone());
-            notes.push(UnmetConstraint::NoAddress { service: key, tenant, az: az.clone(), why: error.to_string() });
+            notes.push(UnmetConstraint::NoAddress {
+                service: key,
+                tenant,
+                az: az.clone(),
+                why: error.to_string(),
+            });
         }
     }
 }
@@ -149,7 +211,15 @@ mod tests {
         let got = match addresses(&ranges, az, number) {
             Ok(addresses) => {
                 let given = addresses.given.iter().map(ToString::to_string);
-                given.chain(addresses.full.iter().map(|error| format!("{error:?}").chars().take(9).collect())).collect::<Vec<_>>().join(" ")
+                given
+                    .chain(
+                        addresses
+                            .full
+                            .iter()
+                            .map(|error| format!("{error:?}").chars().take(9).collect()),
+                    )
+                    .collect::<Vec<_>>()
+                    .join(" ")
             }
             Err(error) => format!("{error:?}"),
         };

@@ -13,7 +13,9 @@ pub mod table;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use canal_model::fleet::{Demand, Demands, Fleet, FleetReplica, Ownership, Placement, ReplicaState};
+use canal_model::fleet::{
+    Demand, Demands, Fleet, FleetReplica, Ownership, Placement, ReplicaState,
+};
 use canal_model::ids::{AzName, BackendName, ServiceId, TenantName};
 use canal_model::plan::{Plan, PlannedService, PlannedTable, UnmetConstraint};
 
@@ -28,17 +30,34 @@ pub const WAVE: usize = 100;
 /// The same arguments always give the same plan. Services keep their backends, home and gateway number, except for a few at a time where
 /// loads differ too much from the mean. Tables change as little as their rules allow ([`placement`], [`table`]). [`Plan::notes`] lists the
 /// constraints that could not be met.
-pub fn plan(fleet: &Fleet, demands: &Demands, ownership: &Ownership, parent: Option<&Plan>) -> Plan {
+pub fn plan(
+    fleet: &Fleet,
+    demands: &Demands,
+    ownership: &Ownership,
+    parent: Option<&Plan>,
+) -> Plan {
     let none = Plan::default();
     let parent = parent.unwrap_or(&none);
     let number = parent.number.saturating_add(1);
     let mut notes = Vec::new();
-    let placed_before = parent.services.iter().filter_map(|(id, service)| service.placement.as_ref().map(|placement| (*id, placement)));
-    let mut shards = placement::ShardAssignment::settled(fleet, demands, &placed_before.collect(), &mut notes);
+    let placed_before = parent
+        .services
+        .iter()
+        .filter_map(|(id, service)| service.placement.as_ref().map(|placement| (*id, placement)));
+    let mut shards =
+        placement::ShardAssignment::settled(fleet, demands, &placed_before.collect(), &mut notes);
     let mut shared = Vec::new();
     let mut placements = shards.placements(&mut shared);
     let (sites, numbers) = (sites(fleet), address::numbers(demands, parent));
-    let inputs = TableInputs { fleet, demands, ownership, parent, number, sites, numbers };
+    let inputs = TableInputs {
+        fleet,
+        demands,
+        ownership,
+        parent,
+        number,
+        sites,
+        numbers,
+    };
     let mut services = BTreeMap::new();
     let mut noted = BTreeMap::new();
     for (id, demand) in &demands.services {
@@ -62,7 +81,12 @@ pub fn plan(fleet: &Fleet, demands: &Demands, ownership: &Ownership, parent: Opt
     if parent.number > 0 && parent.services == services && parent.notes == notes {
         return parent.clone();
     }
-    Plan { number, parent: parent.number, services, notes }
+    Plan {
+        number,
+        parent: parent.number,
+        services,
+        notes,
+    }
 }
 
 /// The inputs from which the tables of all services are made.
@@ -77,7 +101,12 @@ struct TableInputs<'a> {
 }
 
 impl TableInputs<'_> {
-    fn service(&self, id: ServiceId, demand: &Demand, placement: Option<Placement>) -> (PlannedService, Vec<UnmetConstraint>) {
+    fn service(
+        &self,
+        id: ServiceId,
+        demand: &Demand,
+        placement: Option<Placement>,
+    ) -> (PlannedService, Vec<UnmetConstraint>) {
         let mut notes = Vec::new();
         let held = self.parent.services.get(&id).map(|service| &service.tables);
         let mut tables = BTreeMap::new();
@@ -86,7 +115,9 @@ impl TableInputs<'_> {
                 service: id,
                 az,
                 replicas: self.sites.get(az).map_or(&[][..], Vec::as_slice),
-                backends: placement.as_ref().and_then(|placement| placement.backends.get(az)),
+                backends: placement
+                    .as_ref()
+                    .and_then(|placement| placement.backends.get(az)),
                 ownership: self.ownership,
                 standby: self.demands.rules.standby,
                 number: self.number,
@@ -98,7 +129,13 @@ impl TableInputs<'_> {
             }
         }
         let number = self.numbers.get(&id).copied().unwrap_or(0);
-        let service = PlannedService { key: demand.key.clone(), vni: demand.vni, number, placement, tables };
+        let service = PlannedService {
+            key: demand.key.clone(),
+            vni: demand.vni,
+            number,
+            placement,
+            tables,
+        };
         address::check(&service, self.fleet, self.demands, &mut notes);
         (service, notes)
     }
@@ -111,29 +148,50 @@ fn balance(
     parent: &Plan,
     services: &BTreeMap<ServiceId, PlannedService>,
 ) -> BTreeMap<ServiceId, Placement> {
-    let takes_sessions = |replica: &&FleetReplica| replica.up && replica.state == ReplicaState::Active;
-    let live = fleet.replicas.values().filter(takes_sessions).filter(|r| fleet.backends.get(&r.backend) == Some(&r.az));
+    let takes_sessions =
+        |replica: &&FleetReplica| replica.up && replica.state == ReplicaState::Active;
+    let live = fleet
+        .replicas
+        .values()
+        .filter(takes_sessions)
+        .filter(|r| fleet.backends.get(&r.backend) == Some(&r.az));
     let live = live.map(|replica| &replica.backend).collect();
     let migration_state = |id: ServiceId| {
         // A service without tables has no sessions, so moving it costs nothing.
-        let is_new = parent.services.get(&id).is_none_or(|service| service.tables.is_empty());
-        match services.get(&id).map(|service| service.tables.values().all(|table| is_still(table))) {
+        let is_new = parent
+            .services
+            .get(&id)
+            .is_none_or(|service| service.tables.is_empty());
+        match services
+            .get(&id)
+            .map(|service| service.tables.values().all(|table| is_still(table)))
+        {
             _ if is_new => MigrationState::New,
             Some(true) => MigrationState::Still,
             _ => MigrationState::Moving,
         }
     };
     let most = || {
-        let landing = |service: &&PlannedService| service.tables.values().any(|table| is_landing(table));
+        let landing =
+            |service: &&PlannedService| service.tables.values().any(|table| is_landing(table));
         let most = (services.len() / WAVE).max(1);
         most - services.values().filter(landing).take(most).count()
     };
-    shards.balance(&MoveLimits { live: &live, migration_state: &migration_state, most: &most })
+    shards.balance(&MoveLimits {
+        live: &live,
+        migration_state: &migration_state,
+        most: &most,
+    })
 }
 
 /// Returns true if only heads may own sessions, and the service lives in this AZ.
 fn is_still(table: &PlannedTable) -> bool {
-    table.closing == 0 && !table.chains.iter().flatten().any(canal_model::plan::ChainMember::is_owner)
+    table.closing == 0
+        && !table
+            .chains
+            .iter()
+            .flatten()
+            .any(canal_model::plan::ChainMember::is_owner)
 }
 
 /// Returns true if the last change left owners behind heads, or closed the table, and not every data plane has confirmed it. Reports of
@@ -144,8 +202,12 @@ fn is_landing(table: &PlannedTable) -> bool {
 
 /// Returns true if a session with the service may begin in this AZ, because an active replica of the service is up there.
 pub fn is_open(fleet: &Fleet, service: &PlannedService, az: &AzName) -> bool {
-    let Some(placement) = &service.placement else { return false };
-    fleet.replicas.values().any(|r| r.up && r.state == ReplicaState::Active && r.az == *az && placement.has(az, &r.backend))
+    let Some(placement) = &service.placement else {
+        return false;
+    };
+    fleet.replicas.values().any(|r| {
+        r.up && r.state == ReplicaState::Active && r.az == *az && placement.has(az, &r.backend)
+    })
 }
 
 /// Groups the replicas by AZ, sorted by number.
@@ -158,9 +220,16 @@ fn sites(fleet: &Fleet) -> BTreeMap<AzName, Vec<&FleetReplica>> {
 }
 
 /// Returns the AZs in which the service lives or may have sessions.
-fn azs<'a>(placement: Option<&'a Placement>, held: Option<&'a BTreeMap<AzName, Arc<PlannedTable>>>) -> BTreeSet<&'a AzName> {
-    let lives = placement.into_iter().flat_map(|placement| placement.backends.keys());
-    lives.chain(held.into_iter().flat_map(BTreeMap::keys)).collect()
+fn azs<'a>(
+    placement: Option<&'a Placement>,
+    held: Option<&'a BTreeMap<AzName, Arc<PlannedTable>>>,
+) -> BTreeSet<&'a AzName> {
+    let lives = placement
+        .into_iter()
+        .flat_map(|placement| placement.backends.keys());
+    lives
+        .chain(held.into_iter().flat_map(BTreeMap::keys))
+        .collect()
 }
 
 /// The last plan's placements by service.

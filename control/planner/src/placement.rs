@@ -27,7 +27,12 @@ use combine::{CandidatePool, CombinationSearch};
 use index::{ShardSet, ShardSetIndex};
 
 /// Returns placements for all services, if there is any backend. `live` are the placements of the last plan. No service moves for balance.
-pub fn place(fleet: &Fleet, demands: &Demands, live: &LivePlacements, notes: &mut Vec<UnmetConstraint>) -> BTreeMap<ServiceId, Placement> {
+pub fn place(
+    fleet: &Fleet,
+    demands: &Demands,
+    live: &LivePlacements,
+    notes: &mut Vec<UnmetConstraint>,
+) -> BTreeMap<ServiceId, Placement> {
     ShardAssignment::settled(fleet, demands, live, notes).placements(notes)
 }
 
@@ -63,16 +68,31 @@ impl<'a> ShardAssignment<'a> {
         azs.dedup();
         // Backends beyond 2^16 get no index and no services; replica numbers run out long before.
         let known = fleet.backends.iter().take(usize::from(BackendIndex::MAX));
-        let backends: Vec<(&BackendName, AzIndex)> = known.map(|(name, az)| (name, azs.partition_point(|other| *other < az))).collect();
+        let backends: Vec<(&BackendName, AzIndex)> = known
+            .map(|(name, az)| (name, azs.partition_point(|other| *other < az)))
+            .collect();
         let mut zones = vec![Vec::new(); azs.len()];
         let mut slots = BTreeMap::new();
         for (slot, (name, zone)) in (0..).zip(&backends) {
             zones[*zone].push(slot);
             slots.insert(*name, slot);
         }
-        let home = demands.rules.home.clamp(1, ShardingRules::BACKENDS_PER_SERVICE_MAX);
-        let want = (home, demands.rules.away.min(ShardingRules::BACKENDS_PER_SERVICE_MAX - home));
-        let (load, zone_load, exhausted) = (vec![0; backends.len()], vec![0; azs.len()], vec![false; azs.len()]);
+        let home = demands
+            .rules
+            .home
+            .clamp(1, ShardingRules::BACKENDS_PER_SERVICE_MAX);
+        let want = (
+            home,
+            demands
+                .rules
+                .away
+                .min(ShardingRules::BACKENDS_PER_SERVICE_MAX - home),
+        );
+        let (load, zone_load, exhausted) = (
+            vec![0; backends.len()],
+            vec![0; azs.len()],
+            vec![false; azs.len()],
+        );
         ShardAssignment {
             demands,
             azs,
@@ -89,7 +109,12 @@ impl<'a> ShardAssignment<'a> {
     }
 
     /// Assigns all services by the rules 1 to 4.
-    pub(crate) fn settled(fleet: &'a Fleet, demands: &'a Demands, live: &LivePlacements, notes: &mut Vec<UnmetConstraint>) -> Self {
+    pub(crate) fn settled(
+        fleet: &'a Fleet,
+        demands: &'a Demands,
+        live: &LivePlacements,
+        notes: &mut Vec<UnmetConstraint>,
+    ) -> Self {
         let mut shards = ShardAssignment::new(fleet, demands);
         let mut open = Vec::new();
         for (id, demand) in &demands.services {
@@ -99,7 +124,8 @@ impl<'a> ShardAssignment<'a> {
             };
             let set = shards.retained(live[id], home);
             // A service that lost a backend is settled later, so that its remaining backends do not displace a service that lost nothing.
-            let is_whole = set.slots().count() == live[id].all().count() && shards.lacks(&set, home) == (0, 0);
+            let is_whole =
+                set.slots().count() == live[id].all().count() && shards.lacks(&set, home) == (0, 0);
             if is_whole && shards.index.clash(&set).is_none() {
                 shards.settle(*id, demand, home, set);
             } else {
@@ -108,8 +134,12 @@ impl<'a> ShardAssignment<'a> {
         }
         for (id, before) in open {
             let demand = &demands.services[&id];
-            let Some((home, set)) = before.or_else(|| shards.home(demand).map(|home| (home, ShardSet::default()))) else {
-                notes.push(UnmetConstraint::NoBackend { service: demand.key.clone() });
+            let Some((home, set)) =
+                before.or_else(|| shards.home(demand).map(|home| (home, ShardSet::default())))
+            else {
+                notes.push(UnmetConstraint::NoBackend {
+                    service: demand.key.clone(),
+                });
                 continue;
             };
             let set = shards.choose(id, demand, home, set);
@@ -135,8 +165,13 @@ impl<'a> ShardAssignment<'a> {
         request.or_else(|| {
             (0..self.azs.len()).min_by(|a, b| {
                 let few = |zone: AzIndex| self.zones[zone].len() < self.want.0;
-                let share = |zone: AzIndex, other: AzIndex| u128::from(self.zone_load[zone]) * self.zones[other].len() as u128;
-                few(*a).cmp(&few(*b)).then(share(*a, *b).cmp(&share(*b, *a))).then(a.cmp(b))
+                let share = |zone: AzIndex, other: AzIndex| {
+                    u128::from(self.zone_load[zone]) * self.zones[other].len() as u128
+                };
+                few(*a)
+                    .cmp(&few(*b))
+                    .then(share(*a, *b).cmp(&share(*b, *a)))
+                    .then(a.cmp(b))
             })
         })
     }
@@ -148,12 +183,21 @@ impl<'a> ShardAssignment<'a> {
             .backends
             .iter()
             .flat_map(|(az, names)| names.iter().map(move |name| (az, name)))
-            .filter_map(|(az, name)| self.slots.get(name).copied().filter(|slot| self.azs[self.zone_of(*slot)] == az))
+            .filter_map(|(az, name)| {
+                self.slots
+                    .get(name)
+                    .copied()
+                    .filter(|slot| self.azs[self.zone_of(*slot)] == az)
+            })
             .collect();
         there.sort_by_key(|slot| (self.load[usize::from(*slot)], *slot));
         let (mut home_left, mut away_left) = self.want;
         there.retain(|slot| {
-            let left = if self.zone_of(*slot) == home { &mut home_left } else { &mut away_left };
+            let left = if self.zone_of(*slot) == home {
+                &mut home_left
+            } else {
+                &mut away_left
+            };
             let stays = *left > 0;
             *left = left.saturating_sub(1);
             stays
@@ -167,10 +211,19 @@ impl<'a> ShardAssignment<'a> {
 
     /// Returns how many backends the set lacks at home and elsewhere, counting only backends that the fleet has.
     fn lacks(&self, set: &ShardSet, home: AzIndex) -> (usize, usize) {
-        let at_home = set.slots().filter(|slot| self.zone_of(*slot) == home).count();
+        let at_home = set
+            .slots()
+            .filter(|slot| self.zone_of(*slot) == home)
+            .count();
         let away = set.slots().count() - at_home;
         let there = self.zones[home].len();
-        (self.want.0.min(there).saturating_sub(at_home), self.want.1.min(self.backends.len() - there).saturating_sub(away))
+        (
+            self.want.0.min(there).saturating_sub(at_home),
+            self.want
+                .1
+                .min(self.backends.len() - there)
+                .saturating_sub(away),
+        )
     }
 
     /// Completes a set. If it is not unique, one of its backends is exchanged, or all of them.
@@ -184,8 +237,17 @@ impl<'a> ShardAssignment<'a> {
         }
         // Backends outside the home AZ are exchanged first, because sessions are in the home AZ.
         let mut exchanged: Vec<BackendIndex> = set.slots().collect();
-        exchanged.sort_by_key(|slot| (self.zone_of(*slot) == home, std::cmp::Reverse(self.load[usize::from(*slot)]), *slot));
-        if let Some(found) = exchanged.iter().find_map(|slot| search(self, &set.without(*slot))) {
+        exchanged.sort_by_key(|slot| {
+            (
+                self.zone_of(*slot) == home,
+                std::cmp::Reverse(self.load[usize::from(*slot)]),
+                *slot,
+            )
+        });
+        if let Some(found) = exchanged
+            .iter()
+            .find_map(|slot| search(self, &set.without(*slot)))
+        {
             return found;
         }
         // Moving the whole service is expensive, but sharding exists to prevent that one failure takes down two services.
@@ -196,32 +258,68 @@ impl<'a> ShardAssignment<'a> {
         self.fill(id, home, set)
     }
 
-    fn search(&self, id: ServiceId, demand: &Demand, home: AzIndex, fixed: &ShardSet) -> Option<ShardSet> {
+    fn search(
+        &self,
+        id: ServiceId,
+        demand: &Demand,
+        home: AzIndex,
+        fixed: &ShardSet,
+    ) -> Option<ShardSet> {
         let lacks = self.lacks(fixed, home);
         let weight = u64::from(demand.weight.max(1));
-        let pools = [self.pool(id, fixed, lacks.0, |zone| zone == home), self.pool(id, fixed, lacks.1, |zone| zone != home)];
-        CombinationSearch { index: &self.index, fixed, pools, weight, service: id }.best()
+        let pools = [
+            self.pool(id, fixed, lacks.0, |zone| zone == home),
+            self.pool(id, fixed, lacks.1, |zone| zone != home),
+        ];
+        CombinationSearch {
+            index: &self.index,
+            fixed,
+            pools,
+            weight,
+            service: id,
+        }
+        .best()
     }
 
     /// Returns the candidate backends, the least loaded first. Ties are broken differently for each service.
-    fn pool(&self, id: ServiceId, fixed: &ShardSet, take: usize, zones: impl Fn(AzIndex) -> bool) -> CandidatePool {
+    fn pool(
+        &self,
+        id: ServiceId,
+        fixed: &ShardSet,
+        take: usize,
+        zones: impl Fn(AzIndex) -> bool,
+    ) -> CandidatePool {
         let mut slots = Vec::new();
         if take > 0 {
-            let others = (0..self.zones.len()).filter(|zone| zones(*zone)).flat_map(|zone| &self.zones[zone]);
+            let others = (0..self.zones.len())
+                .filter(|zone| zones(*zone))
+                .flat_map(|zone| &self.zones[zone]);
             slots.extend(others.filter(|slot| !fixed.has(**slot)).map(|slot| {
                 let tie = mix([id.get().into(), (*slot).into(), 0]);
                 (self.load[usize::from(*slot)], tie, *slot)
             }));
             slots.sort_unstable();
         }
-        CandidatePool { slots: slots.into_iter().map(|(load, _, slot)| (load, slot)).collect(), take }
+        CandidatePool {
+            slots: slots
+                .into_iter()
+                .map(|(load, _, slot)| (load, slot))
+                .collect(),
+            take,
+        }
     }
 
     /// Completes a set with the least loaded backends, whether or not the result is unique.
     fn fill(&self, id: ServiceId, home: AzIndex, set: ShardSet) -> ShardSet {
         let lacks = self.lacks(&set, home);
-        let pools = [self.pool(id, &set, lacks.0, |zone| zone == home), self.pool(id, &set, lacks.1, |zone| zone != home)];
-        pools.iter().flat_map(|pool| pool.slots.iter().take(pool.take)).fold(set, |set, (_, slot)| set.with(*slot))
+        let pools = [
+            self.pool(id, &set, lacks.0, |zone| zone == home),
+            self.pool(id, &set, lacks.1, |zone| zone != home),
+        ];
+        pools
+            .iter()
+            .flat_map(|pool| pool.slots.iter().take(pool.take))
+            .fold(set, |set, (_, slot)| set.with(*slot))
     }
 
     fn settle(&mut self, id: ServiceId, demand: &Demand, home: AzIndex, set: ShardSet) {
@@ -241,27 +339,44 @@ impl<'a> ShardAssignment<'a> {
         let mut backends: BTreeMap<AzName, Backends> = BTreeMap::new();
         for slot in set.slots() {
             let (name, zone) = self.backends[usize::from(slot)];
-            backends.entry(self.azs[zone].clone()).or_default().insert(name.clone());
+            backends
+                .entry(self.azs[zone].clone())
+                .or_default()
+                .insert(name.clone());
         }
-        Some(Placement { home: self.azs[*home].clone(), backends })
+        Some(Placement {
+            home: self.azs[*home].clone(),
+            backends,
+        })
     }
 
     /// Returns all placements, and adds a note for each constraint that a placement does not meet.
-    pub(crate) fn placements(&self, notes: &mut Vec<UnmetConstraint>) -> BTreeMap<ServiceId, Placement> {
+    pub(crate) fn placements(
+        &self,
+        notes: &mut Vec<UnmetConstraint>,
+    ) -> BTreeMap<ServiceId, Placement> {
         let mut result = BTreeMap::new();
         // A separate index in the order of ids makes the note name the same one of two sharing services each time.
         let mut index = ShardSetIndex::default();
         for (id, (_, set)) in &self.settled {
             if let Some(other) = index.clash(set) {
                 let key = |id: &ServiceId| self.demands.services[id].key.clone();
-                notes.push(UnmetConstraint::Shared { service: key(id), with: key(&other) });
+                notes.push(UnmetConstraint::Shared {
+                    service: key(id),
+                    with: key(&other),
+                });
             }
             index.add(set, *id);
-            let Some(placement) = self.placement(*id) else { continue };
+            let Some(placement) = self.placement(*id) else {
+                continue;
+            };
             let demand = &self.demands.services[id];
             let service = || demand.key.clone();
             if let Some(az) = demand.home.as_ref().filter(|az| **az != placement.home) {
-                notes.push(UnmetConstraint::HomeUnknown { service: service(), az: az.clone() });
+                notes.push(UnmetConstraint::HomeUnknown {
+                    service: service(),
+                    az: az.clone(),
+                });
             }
             let (at_home, away) = (placement.at_home(), placement.away());
             if at_home < self.want.0 {
@@ -273,7 +388,11 @@ impl<'a> ShardAssignment<'a> {
                 });
             }
             if away < self.want.1 {
-                notes.push(UnmetConstraint::FewAway { service: service(), wanted: self.want.1, given: away });
+                notes.push(UnmetConstraint::FewAway {
+                    service: service(),
+                    wanted: self.want.1,
+                    given: away,
+                });
             }
             result.insert(*id, placement);
         }

@@ -56,25 +56,40 @@ pub struct TableResult {
 
 impl TableRequest<'_> {
     fn replica(&self, number: ReplicaNumber) -> Option<&FleetReplica> {
-        self.replicas.binary_search_by_key(&number, |replica| replica.number).ok().map(|at| self.replicas[at])
+        self.replicas
+            .binary_search_by_key(&number, |replica| replica.number)
+            .ok()
+            .map(|at| self.replicas[at])
     }
     fn is_up(&self, number: ReplicaNumber) -> bool {
         self.replica(number).is_some_and(|replica| replica.up)
     }
     fn is_of_service(&self, replica: &FleetReplica) -> bool {
-        self.backends.is_some_and(|backends| backends.contains(&replica.backend))
+        self.backends
+            .is_some_and(|backends| backends.contains(&replica.backend))
     }
     /// Returns true if the replica may be a head.
     fn is_live(&self, number: ReplicaNumber) -> bool {
-        self.replica(number).is_some_and(|replica| replica.up && replica.state == ReplicaState::Active && self.is_of_service(replica))
+        self.replica(number).is_some_and(|replica| {
+            replica.up && replica.state == ReplicaState::Active && self.is_of_service(replica)
+        })
     }
     /// Returns the replicas that share the heads: the live ones. If there are none, draining replicas that are up, because a session there
     /// is better than none.
     fn heads(&self) -> Vec<&FleetReplica> {
-        let of_service = || self.replicas.iter().copied().filter(|replica| replica.up && self.is_of_service(replica));
-        let mut heads: Vec<&FleetReplica> = of_service().filter(|replica| replica.state == ReplicaState::Active).collect();
+        let of_service = || {
+            self.replicas
+                .iter()
+                .copied()
+                .filter(|replica| replica.up && self.is_of_service(replica))
+        };
+        let mut heads: Vec<&FleetReplica> = of_service()
+            .filter(|replica| replica.state == ReplicaState::Active)
+            .collect();
         if heads.is_empty() {
-            heads = of_service().filter(|replica| replica.state == ReplicaState::Draining).collect();
+            heads = of_service()
+                .filter(|replica| replica.state == ReplicaState::Draining)
+                .collect();
         }
         heads
     }
@@ -85,10 +100,19 @@ pub fn next(before: Option<&Arc<PlannedTable>>, request: &TableRequest) -> Table
     let heads = request.heads();
     let mut table = match before {
         Some(before) if is_steady(before, request, &heads) => {
-            return TableResult { table: Some(before.clone()), blocked_buckets: Vec::new() };
+            return TableResult {
+                table: Some(before.clone()),
+                blocked_buckets: Vec::new(),
+            };
         }
         Some(before) => before.as_ref().clone(),
-        None => PlannedTable { version: 0, confirmed: 0, heard: 0, closing: 0, chains: vec![Vec::new(); BUCKETS] },
+        None => PlannedTable {
+            version: 0,
+            confirmed: 0,
+            heard: 0,
+            closing: 0,
+            chains: vec![Vec::new(); BUCKETS],
+        },
     };
     let mut vacant = forget(&mut table, request);
     if request.backends.is_none() {
@@ -101,21 +125,50 @@ pub fn next(before: Option<&Arc<PlannedTable>>, request: &TableRequest) -> Table
     let held = move_heads(&mut table, request, &heads, &mut vacant);
     inherit(&mut table);
     standby_members::set(&mut table, request, &heads);
-    TableResult { table: Some(finish(table, before, request)), blocked_buckets: held }
+    TableResult {
+        table: Some(finish(table, before, request)),
+        blocked_buckets: held,
+    }
 }
 
 /// Returns the constraints of a table that could not be met, for the operator.
-pub fn notes(next: &TableResult, request: &TableRequest, service: &ServiceKey) -> Vec<UnmetConstraint> {
+pub fn notes(
+    next: &TableResult,
+    request: &TableRequest,
+    service: &ServiceKey,
+) -> Vec<UnmetConstraint> {
     let mut notes = Vec::new();
-    let Some(table) = &next.table else { return notes };
-    if request.backends.is_some() && !request.replicas.iter().any(|replica| request.is_live(replica.number)) {
-        notes.push(UnmetConstraint::NoReplica { service: service.clone(), az: request.az.clone() });
+    let Some(table) = &next.table else {
+        return notes;
+    };
+    if request.backends.is_some()
+        && !request
+            .replicas
+            .iter()
+            .any(|replica| request.is_live(replica.number))
+    {
+        notes.push(UnmetConstraint::NoReplica {
+            service: service.clone(),
+            az: request.az.clone(),
+        });
     }
     if !next.blocked_buckets.is_empty() {
-        let chains = next.blocked_buckets.iter().map(|bucket| &table.chains[usize::from(*bucket)]);
-        let owners: BTreeSet<ReplicaNumber> = chains.flatten().filter(|member| member.is_owner()).map(|member| member.replica).collect();
+        let chains = next
+            .blocked_buckets
+            .iter()
+            .map(|bucket| &table.chains[usize::from(*bucket)]);
+        let owners: BTreeSet<ReplicaNumber> = chains
+            .flatten()
+            .filter(|member| member.is_owner())
+            .map(|member| member.replica)
+            .collect();
         let (service, az) = (service.clone(), request.az.clone());
-        notes.push(UnmetConstraint::Held { service, az, buckets: next.blocked_buckets.clone(), owners: owners.into_iter().collect() });
+        notes.push(UnmetConstraint::Held {
+            service,
+            az,
+            buckets: next.blocked_buckets.clone(),
+            owners: owners.into_iter().collect(),
+        });
     }
     notes
 }
@@ -125,14 +178,28 @@ fn is_steady(table: &PlannedTable, request: &TableRequest, heads: &[&FleetReplic
     if request.backends.is_none() || table.closing != 0 {
         return false;
     }
-    let wanted = request.standby.min(CHAIN_LENGTH_MAX - 2).min(heads.len().saturating_sub(1));
+    let wanted = request
+        .standby
+        .min(CHAIN_LENGTH_MAX - 2)
+        .min(heads.len().saturating_sub(1));
     let settled = table.chains.iter().all(|chain| {
-        chain.len() == wanted + 1 && chain.iter().all(|member| !member.is_owner() && heads.iter().any(|head| head.number == member.replica))
+        chain.len() == wanted + 1
+            && chain.iter().all(|member| {
+                !member.is_owner() && heads.iter().any(|head| head.number == member.replica)
+            })
     });
     let owns_behind = |head: &&FleetReplica| {
-        let owned = request.ownership.report(head.number).and_then(|report| report.owned.get(&request.service));
+        let owned = request
+            .ownership
+            .report(head.number)
+            .and_then(|report| report.owned.get(&request.service));
         owned.is_some_and(|owned| {
-            let behind = |bucket: usize| table.chains[bucket].iter().skip(1).any(|member| member.replica == head.number);
+            let behind = |bucket: usize| {
+                table.chains[bucket]
+                    .iter()
+                    .skip(1)
+                    .any(|member| member.replica == head.number)
+            };
             (0..BUCKETS).any(|bucket| owned.buckets.has(bucket) && behind(bucket))
         })
     };
@@ -142,7 +209,9 @@ fn is_steady(table: &PlannedTable, request: &TableRequest, heads: &[&FleetReplic
 /// Removes members that the fleet forgot or that moved to another AZ. Returns the buckets that lost their head or have none yet.
 fn forget(table: &mut PlannedTable, request: &TableRequest) -> Vacant {
     let is_known = |member: &ChainMember| request.replica(member.replica).is_some();
-    let vacant = (0..BUCKETS).filter(|bucket| !table.chains[*bucket].first().is_some_and(is_known)).collect();
+    let vacant = (0..BUCKETS)
+        .filter(|bucket| !table.chains[*bucket].first().is_some_and(is_known))
+        .collect();
     for chain in &mut table.chains {
         chain.retain(is_known);
     }
@@ -152,39 +221,72 @@ fn forget(table: &mut PlannedTable, request: &TableRequest) -> Vacant {
 /// Makes the first member of each chain its head. After a forgotten head with no candidate, that is the next member; the sessions it
 /// owns are then the head's.
 fn inherit(table: &mut PlannedTable) {
-    for head in table.chains.iter_mut().filter_map(|chain| chain.first_mut()) {
+    for head in table
+        .chains
+        .iter_mut()
+        .filter_map(|chain| chain.first_mut())
+    {
         head.owner_until_version = 0;
     }
 }
 
 /// Closes a table, because the service left this AZ. This plan removes its gateway address from nodes and DNS. The table stays until all
 /// data planes have confirmed this plan or a later one, and after that every member has reported that it owns nothing.
-fn close(mut table: PlannedTable, before: Option<&Arc<PlannedTable>>, request: &TableRequest) -> TableResult {
+fn close(
+    mut table: PlannedTable,
+    before: Option<&Arc<PlannedTable>>,
+    request: &TableRequest,
+) -> TableResult {
     if table.closing == 0 {
         table.closing = request.number;
     }
     let closing = table.closing;
-    let members: BTreeSet<ReplicaNumber> = table.chains.iter().flatten().map(|member| member.replica).collect();
+    let members: BTreeSet<ReplicaNumber> = table
+        .chains
+        .iter()
+        .flatten()
+        .map(|member| member.replica)
+        .collect();
     let report = |member: ReplicaNumber| request.ownership.report(member);
     if table.confirmed < closing {
-        let has = |member: &ReplicaNumber| !request.is_up(*member) || report(*member).is_some_and(|report| report.plan >= closing);
-        if members.iter().all(has) && request.ownership.edge(request.az).is_none_or(|plan| plan >= closing) {
+        let has = |member: &ReplicaNumber| {
+            !request.is_up(*member) || report(*member).is_some_and(|report| report.plan >= closing)
+        };
+        if members.iter().all(has)
+            && request
+                .ownership
+                .edge(request.az)
+                .is_none_or(|plan| plan >= closing)
+        {
             (table.confirmed, table.heard) = (closing, request.ownership.last_report_number());
         }
     }
     // Only a scan after the confirmation proves that no later SYN reached the member.
     let owns_none = |member: &ReplicaNumber| match report(*member) {
-        Some(report) => report.scanned_after >= table.heard && report.owned.get(&request.service).is_none_or(|owned| owned.buckets.0 == 0),
+        Some(report) => {
+            report.scanned_after >= table.heard
+                && report
+                    .owned
+                    .get(&request.service)
+                    .is_none_or(|owned| owned.buckets.0 == 0)
+        }
         None => false,
     };
     if table.confirmed >= closing && members.iter().all(owns_none) {
         return TableResult::default();
     }
-    TableResult { table: Some(finish(table, before, request)), blocked_buckets: Vec::new() }
+    TableResult {
+        table: Some(finish(table, before, request)),
+        blocked_buckets: Vec::new(),
+    }
 }
 
 /// Completes the table. Its version increases only if a chain has different members.
-fn finish(mut table: PlannedTable, before: Option<&Arc<PlannedTable>>, request: &TableRequest) -> Arc<PlannedTable> {
+fn finish(
+    mut table: PlannedTable,
+    before: Option<&Arc<PlannedTable>>,
+    request: &TableRequest,
+) -> Arc<PlannedTable> {
     let Some(before) = before else {
         table.version = request.number;
         return Arc::new(table);
@@ -192,15 +294,30 @@ fn finish(mut table: PlannedTable, before: Option<&Arc<PlannedTable>>, request: 
     if table == **before {
         return before.clone();
     }
-    let names = |chain: &[ChainMember]| chain.iter().map(|member| member.replica).collect::<Vec<_>>();
-    if table.chains.iter().zip(&before.chains).any(|(new, old)| names(new) != names(old)) {
+    let names = |chain: &[ChainMember]| {
+        chain
+            .iter()
+            .map(|member| member.replica)
+            .collect::<Vec<_>>()
+    };
+    if table
+        .chains
+        .iter()
+        .zip(&before.chains)
+        .any(|(new, old)| names(new) != names(old))
+    {
         table.version = request.number;
     }
     Arc::new(table)
 }
 
 /// Gives every bucket its head. Returns the buckets that are blocked.
-fn move_heads(table: &mut PlannedTable, request: &TableRequest, heads: &[&FleetReplica], vacant: &mut Vacant) -> Vec<u8> {
+fn move_heads(
+    table: &mut PlannedTable,
+    request: &TableRequest,
+    heads: &[&FleetReplica],
+    vacant: &mut Vacant,
+) -> Vec<u8> {
     if heads.is_empty() {
         return Vec::new();
     }
@@ -209,11 +326,17 @@ fn move_heads(table: &mut PlannedTable, request: &TableRequest, heads: &[&FleetR
     let mut held = Vec::new();
     for bucket in movers {
         let chain = &mut table.chains[bucket];
-        let best = missing.iter().filter(|(_, missing)| **missing > 0).map(|(number, missing)| (*number, *missing)).min_by_key(
-            |(number, missing)| {
-                (cost(chain, *number), std::cmp::Reverse(*missing), mix([request.service.get().into(), number.get().into(), 2]))
-            },
-        );
+        let best = missing
+            .iter()
+            .filter(|(_, missing)| **missing > 0)
+            .map(|(number, missing)| (*number, *missing))
+            .min_by_key(|(number, missing)| {
+                (
+                    cost(chain, *number),
+                    std::cmp::Reverse(*missing),
+                    mix([request.service.get().into(), number.get().into(), 2]),
+                )
+            });
         let Some((head, _)) = best else { continue };
         if promote(chain, head, request, vacant.contains(&bucket)) {
             vacant.remove(&bucket);
@@ -238,14 +361,21 @@ fn cost(chain: &[ChainMember], number: ReplicaNumber) -> u8 {
 
 /// Makes the replica the head of the chain and the old head, if there is one, an owner. Returns false, without a change, if the chain is
 /// full.
-fn promote(chain: &mut Vec<ChainMember>, head: ReplicaNumber, request: &TableRequest, is_vacant: bool) -> bool {
+fn promote(
+    chain: &mut Vec<ChainMember>,
+    head: ReplicaNumber,
+    request: &TableRequest,
+    is_vacant: bool,
+) -> bool {
     let protected = usize::from(!is_vacant);
     let place = chain.iter().position(|member| member.replica == head);
     let droppable = || {
         let behind = || chain.iter().skip(protected);
         // A standby owns nothing, so it is removed first; a dead owner only if there is no standby.
         let standby = behind().rposition(|member| !member.is_owner());
-        standby.or_else(|| behind().rposition(|member| !request.is_up(member.replica))).map(|place| place + protected)
+        standby
+            .or_else(|| behind().rposition(|member| !request.is_up(member.replica)))
+            .map(|place| place + protected)
     };
     let leaves = match place {
         Some(place) => Some(place),
@@ -261,7 +391,13 @@ fn promote(chain: &mut Vec<ChainMember>, head: ReplicaNumber, request: &TableReq
     if let Some(old) = chain.first_mut().filter(|_| !is_vacant) {
         old.owner_until_version = request.number;
     }
-    chain.insert(0, ChainMember { replica: head, owner_until_version: 0 });
+    chain.insert(
+        0,
+        ChainMember {
+            replica: head,
+            owner_until_version: 0,
+        },
+    );
     true
 }
 
@@ -295,9 +431,11 @@ mod tests {
     fn a_full_chain_gives_up_a_standby_before_a_dead_owner_and_no_owner_that_is_up() {
         // Replica 2 is dead, and may come back with its sessions. A standby has none, whatever happens to it.
         let new = CHAIN_LENGTH_MAX + 1;
-        for (dead, standby, want_gone) in
-            [(Some(2), Some(CHAIN_LENGTH_MAX), Some(CHAIN_LENGTH_MAX)), (Some(2), None, Some(2)), (None, None, None)]
-        {
+        for (dead, standby, want_gone) in [
+            (Some(2), Some(CHAIN_LENGTH_MAX), Some(CHAIN_LENGTH_MAX)),
+            (Some(2), None, Some(2)),
+            (None, None, None),
+        ] {
             let fleet: Vec<FleetReplica> = (1..=new).map(|n| replica(n, Some(n) != dead)).collect();
             let replicas: Vec<&FleetReplica> = fleet.iter().collect();
             let az = "a".parse().unwrap();
@@ -314,13 +452,25 @@ mod tests {
                 number: 9,
             };
             let owner_until = |n: usize| if n == 1 || Some(n) == standby { 0 } else { 5 };
-            let member = |n| ChainMember { replica: number(n), owner_until_version: owner_until(n) };
+            let member = |n| ChainMember {
+                replica: number(n),
+                owner_until_version: owner_until(n),
+            };
             let before: Vec<ChainMember> = (1..=CHAIN_LENGTH_MAX).map(member).collect();
             let mut chain = before.clone();
-            assert_eq!(promote(&mut chain, number(new), &request, false), want_gone.is_some(), "{dead:?} {standby:?}");
+            assert_eq!(
+                promote(&mut chain, number(new), &request, false),
+                want_gone.is_some(),
+                "{dead:?} {standby:?}"
+            );
             let left: Vec<ReplicaNumber> = chain.iter().map(|member| member.replica).collect();
             let protected = (1..=CHAIN_LENGTH_MAX).filter(|n| Some(*n) != want_gone);
-            let want: Vec<ReplicaNumber> = want_gone.map(|_| new).into_iter().chain(protected).map(number).collect();
+            let want: Vec<ReplicaNumber> = want_gone
+                .map(|_| new)
+                .into_iter()
+                .chain(protected)
+                .map(number)
+                .collect();
             assert_eq!(left, want, "{dead:?} {standby:?}");
         }
     }

@@ -13,18 +13,31 @@ use canal_timing::judge_time;
 use proptest::prelude::*;
 
 fn fleet(backends: &[&str]) -> Fleet {
-    let backends = backends.iter().map(|name| (name.parse().unwrap(), az(&name[..1]))).collect();
-    Fleet { azs: azs(), backends, ..Fleet::default() }
+    let backends = backends
+        .iter()
+        .map(|name| (name.parse().unwrap(), az(&name[..1])))
+        .collect();
+    Fleet {
+        azs: azs(),
+        backends,
+        ..Fleet::default()
+    }
 }
 
 /// Returns a fleet with `each` backends in each of the AZs.
 fn wide(zones: &[&str], each: usize) -> Fleet {
-    let names: Vec<String> = zones.iter().flat_map(|zone| (0..each).map(move |n| format!("{zone}{n:03}"))).collect();
+    let names: Vec<String> = zones
+        .iter()
+        .flat_map(|zone| (0..each).map(move |n| format!("{zone}{n:03}")))
+        .collect();
     fleet(&names.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 fn demands(services: u32) -> Demands {
-    Demands { services: (1..=services).map(|n| (id(n), demand(n))).collect(), ..Demands::default() }
+    Demands {
+        services: (1..=services).map(|n| (id(n), demand(n))).collect(),
+        ..Demands::default()
+    }
 }
 
 fn place(
@@ -33,7 +46,15 @@ fn place(
     placed_before: &BTreeMap<ServiceId, Placement>,
 ) -> (BTreeMap<ServiceId, Placement>, Vec<UnmetConstraint>) {
     let mut notes = Vec::new();
-    let placements = placement::place(fleet, demands, &placed_before.iter().map(|(id, placement)| (*id, placement)).collect(), &mut notes);
+    let placements = placement::place(
+        fleet,
+        demands,
+        &placed_before
+            .iter()
+            .map(|(id, placement)| (*id, placement))
+            .collect(),
+        &mut notes,
+    );
     (placements, notes)
 }
 
@@ -41,7 +62,10 @@ fn all(placement: &Placement) -> BTreeSet<BackendName> {
     placement.all().cloned().collect()
 }
 
-fn loads(demands: &Demands, placements: &BTreeMap<ServiceId, Placement>) -> BTreeMap<BackendName, u32> {
+fn loads(
+    demands: &Demands,
+    placements: &BTreeMap<ServiceId, Placement>,
+) -> BTreeMap<BackendName, u32> {
     let mut loads = BTreeMap::new();
     for (id, placement) in placements {
         for backend in placement.all() {
@@ -65,9 +89,21 @@ fn missing_capacity_is_reported_by_name() {
     ] {
         let (_, mut notes) = place(&fleet(backends), &demands(services), &BTreeMap::new());
         notes.sort();
-        let names: Vec<String> = notes.iter().map(|note| format!("{note:?}").split(' ').next().unwrap().to_owned()).collect();
-        assert_eq!(names.join(" "), expected, "{backends:?} with {services}: {notes:?}");
-        assert!(notes.iter().all(|note| note.to_string().contains("; ") || note.to_string().contains(", ")), "a fix for each: {notes:?}");
+        let names: Vec<String> = notes
+            .iter()
+            .map(|note| format!("{note:?}").split(' ').next().unwrap().to_owned())
+            .collect();
+        assert_eq!(
+            names.join(" "),
+            expected,
+            "{backends:?} with {services}: {notes:?}"
+        );
+        assert!(
+            notes
+                .iter()
+                .all(|note| note.to_string().contains("; ") || note.to_string().contains(", ")),
+            "a fix for each: {notes:?}"
+        );
     }
 }
 
@@ -79,7 +115,10 @@ fn a_tenant_chooses_its_home() {
     demands.services.get_mut(&id(3)).unwrap().home = Some(az("c"));
     let (placements, notes) = place(&fleet, &demands, &BTreeMap::new());
     assert_eq!(placements[&id(2)].home, az("b"));
-    assert!(matches!(&notes[..], [UnmetConstraint::HomeUnknown { az: unknown, .. }] if *unknown == az("c")), "{notes:?}");
+    assert!(
+        matches!(&notes[..], [UnmetConstraint::HomeUnknown { az: unknown, .. }] if *unknown == az("c")),
+        "{notes:?}"
+    );
     let home = placements[&id(1)].home.clone();
     let other = if home == az("a") { az("b") } else { az("a") };
     demands.services.get_mut(&id(1)).unwrap().home = Some(other.clone());
@@ -112,7 +151,11 @@ fn a_lost_backend_moves_only_its_services_and_only_once() {
     // A second backend would be exchanged only if every completion of the remaining combination were taken, which is very unlikely.
     assert_eq!(exchanged, 0);
     fleet.backends.insert(lost, az("a"));
-    assert_eq!(place(&fleet, &demands, &after).0, after, "one that comes back takes nobody away");
+    assert_eq!(
+        place(&fleet, &demands, &after).0,
+        after,
+        "one that comes back takes nobody away"
+    );
 }
 
 #[test]
@@ -123,18 +166,31 @@ fn load_is_even_and_homes_as_well() {
     let (least, most) = (loads.values().min().unwrap(), loads.values().max().unwrap());
     // The bound is twice the weight of the heaviest service, at a mean of 187.
     assert!(most - least <= 8, "{least} to {most}");
-    let at_a = placements.values().filter(|placement| placement.home == az("a")).count();
-    assert!((450..=550).contains(&at_a), "{at_a} of 1000 have their home at a");
+    let at_a = placements
+        .values()
+        .filter(|placement| placement.home == az("a"))
+        .count();
+    assert!(
+        (450..=550).contains(&at_a),
+        "{at_a} of 1000 have their home at a"
+    );
 }
 
 #[test]
 fn large_fleets_are_planned_in_time() {
     // The bounds are generous: the code is not optimized and the machine is shared. `canal-bench-figures shards` measures a release build.
-    for (services, each, bound) in [(1000, 20, Duration::from_secs(2)), (10_000, 100, Duration::from_secs(20))] {
+    for (services, each, bound) in [
+        (1000, 20, Duration::from_secs(2)),
+        (10_000, 100, Duration::from_secs(20)),
+    ] {
         let (fleet, demands) = (wide(&["a", "b"], each), demands(services));
         let start = Instant::now();
         let (placements, notes) = place(&fleet, &demands, &BTreeMap::new());
-        judge_time(&format!("time to place {services} services"), start.elapsed(), bound);
+        judge_time(
+            &format!("time to place {services} services"),
+            start.elapsed(),
+            bound,
+        );
         assert_eq!((placements.len(), notes.len()), (services as usize, 0));
     }
 }
@@ -151,20 +207,42 @@ struct Prompt {
 
 impl Prompt {
     fn new(backends: &[String], services: u32) -> Prompt {
-        let (fleet, plan) = (Fleet { azs: azs(), ..Fleet::default() }, Plan::default());
-        let mut tier = Prompt { fleet, demands: demands(services), ownership: Ownership::default(), plan, moved: 0 };
+        let (fleet, plan) = (
+            Fleet {
+                azs: azs(),
+                ..Fleet::default()
+            },
+            Plan::default(),
+        );
+        let mut tier = Prompt {
+            fleet,
+            demands: demands(services),
+            ownership: Ownership::default(),
+            plan,
+            moved: 0,
+        };
         backends.iter().for_each(|name| tier.join(name));
         tier
     }
     fn join(&mut self, backend: &str) {
-        let number = self.fleet.replicas.keys().last().map_or(1, |last| u32::from(last.get()) + 1);
+        let number = self
+            .fleet
+            .replicas
+            .keys()
+            .last()
+            .map_or(1, |last| u32::from(last.get()) + 1);
         let replica = sim::replica(number, backend, ReplicaState::Active);
         self.refit(|replicas| _ = replicas.insert(replica.number, replica));
     }
     fn leave(&mut self, backend: &str) {
         self.refit(|replicas| replicas.retain(|_, replica| *replica.backend.as_str() != *backend));
     }
-    fn refit(&mut self, change: impl FnOnce(&mut BTreeMap<canal_model::ids::ReplicaNumber, canal_model::fleet::FleetReplica>)) {
+    fn refit(
+        &mut self,
+        change: impl FnOnce(
+            &mut BTreeMap<canal_model::ids::ReplicaNumber, canal_model::fleet::FleetReplica>,
+        ),
+    ) {
         let mut replicas = std::mem::take(&mut self.fleet.replicas);
         change(&mut replicas);
         self.fleet = Fleet::of(azs(), replicas.into_values());
@@ -173,16 +251,37 @@ impl Prompt {
     fn deliver(&mut self) {
         for number in self.fleet.replicas.keys() {
             let scanned_after = self.ownership.last_report_number();
-            self.ownership.record_report(*number, OwnerReport { plan: self.plan.number, scanned_after, owned: BTreeMap::new() });
+            self.ownership.record_report(
+                *number,
+                OwnerReport {
+                    plan: self.plan.number,
+                    scanned_after,
+                    owned: BTreeMap::new(),
+                },
+            );
         }
-        self.fleet.azs.keys().for_each(|az| self.ownership.record_edge_report(az.clone(), self.plan.number));
+        self.fleet.azs.keys().for_each(|az| {
+            self.ownership
+                .record_edge_report(az.clone(), self.plan.number)
+        });
     }
     fn next(&self) -> Plan {
-        plan(&self.fleet, &self.demands, &self.ownership, Some(&self.plan))
+        plan(
+            &self.fleet,
+            &self.demands,
+            &self.ownership,
+            Some(&self.plan),
+        )
     }
     fn lint(&self, next: &Plan) -> Vec<canal_planlint::Finding> {
         let (fleet, demands, ownership) = (&self.fleet, &self.demands, &self.ownership);
-        canal_planlint::step(&canal_planlint::PlanTransition { fleet, demands, ownership, before: &self.plan, after: next })
+        canal_planlint::step(&canal_planlint::PlanTransition {
+            fleet,
+            demands,
+            ownership,
+            before: &self.plan,
+            after: next,
+        })
     }
     /// Makes one plan in which balance is the only reason to move. Returns the number of services that moved.
     fn step(&mut self) -> usize {
@@ -192,25 +291,44 @@ impl Prompt {
         let again = plan(&self.fleet, &self.demands, &self.ownership, Some(&next));
         let (is, was) = (backends(&again), backends(&next));
         for (now, before) in is.iter().zip(&was).filter(|(now, before)| now != before) {
-            assert!(self.may_find_one(&next, before.0), "a plan from itself moves nobody: {before:?} to {now:?}");
+            assert!(
+                self.may_find_one(&next, before.0),
+                "a plan from itself moves nobody: {before:?} to {now:?}"
+            );
         }
         let mut moved = 0;
         for (id, service) in &next.services {
-            let (old, new) = (self.plan.services[id].placement.as_ref().unwrap(), service.placement.as_ref().unwrap());
+            let (old, new) = (
+                self.plan.services[id].placement.as_ref().unwrap(),
+                service.placement.as_ref().unwrap(),
+            );
             let count = all(old).difference(&all(new)).count();
             if count > 1 && self.may_find_one(&self.plan, *id) {
                 continue;
             }
             assert!(count <= 1, "{id:?} moves by one backend at a time");
-            assert_eq!((new.at_home(), new.away()), (2, 1), "{id:?} has what the rules ask for");
+            assert_eq!(
+                (new.at_home(), new.away()),
+                (2, 1),
+                "{id:?} has what the rules ask for"
+            );
             if count == 1 {
-                let mut closing = self.plan.services[id].tables.iter().filter(|(_, table)| table.closing > 0);
-                assert!(closing.all(|(az, _)| !service.tables.contains_key(az)), "{id:?} is on the way");
+                let mut closing = self.plan.services[id]
+                    .tables
+                    .iter()
+                    .filter(|(_, table)| table.closing > 0);
+                assert!(
+                    closing.all(|(az, _)| !service.tables.contains_key(az)),
+                    "{id:?} is on the way"
+                );
                 moved += 1;
                 self.moved += u64::from(self.demands.services[id].weight.max(1));
             }
         }
-        assert!(moved <= (self.demands.services.len() / 100).max(1), "{moved} at once");
+        assert!(
+            moved <= (self.demands.services.len() / 100).max(1),
+            "{moved} at once"
+        );
         self.plan = next;
         moved
     }
@@ -235,38 +353,70 @@ impl Prompt {
         self.moved = 0;
     }
     fn loads(&self) -> BTreeMap<BackendName, u64> {
-        let mut loads: BTreeMap<BackendName, u64> = self.fleet.backends.keys().map(|name| (name.clone(), 0)).collect();
+        let mut loads: BTreeMap<BackendName, u64> = self
+            .fleet
+            .backends
+            .keys()
+            .map(|name| (name.clone(), 0))
+            .collect();
         for (id, service) in &self.plan.services {
             for backend in service.placement.iter().flat_map(Placement::all) {
-                *loads.get_mut(backend).unwrap() += u64::from(self.demands.services[id].weight.max(1));
+                *loads.get_mut(backend).unwrap() +=
+                    u64::from(self.demands.services[id].weight.max(1));
             }
         }
         loads
     }
     fn homes(&self, az: &str) -> usize {
-        self.plan.services.values().filter(|service| service.placement.as_ref().unwrap().home == sim::az(az)).count()
+        self.plan
+            .services
+            .values()
+            .filter(|service| service.placement.as_ref().unwrap().home == sim::az(az))
+            .count()
     }
     /// Returns true if some service could move to a free combination within an AZ, from above its mean to below it, where one of the two is
     /// off.
     fn has_way(&self) -> bool {
         let loads = self.loads();
-        let taken: BTreeSet<_> = self.plan.services.values().filter_map(|service| service.placement.as_ref().map(all)).collect();
+        let taken: BTreeSet<_> = self
+            .plan
+            .services
+            .values()
+            .filter_map(|service| service.placement.as_ref().map(all))
+            .collect();
         let fair = |az: &AzName| {
-            let own: Vec<f64> = self.fleet.backends.iter().filter(|(_, of)| *of == az).map(|(name, _)| loads[name] as f64).collect();
+            let own: Vec<f64> = self
+                .fleet
+                .backends
+                .iter()
+                .filter(|(_, of)| *of == az)
+                .map(|(name, _)| loads[name] as f64)
+                .collect();
             own.iter().sum::<f64>() / own.len() as f64
         };
         let helps = |from: &BackendName, to: &BackendName, weight: f64| {
             let az = &self.fleet.backends[from];
             let (over, under) = (loads[from] as f64 - fair(az), fair(az) - loads[to] as f64);
             let bound = (fair(az) / 10.0).max(weight) + 1e-6;
-            self.fleet.backends[to] == *az && over > 0.0 && under > 0.0 && over.max(under) > bound && over + under > weight
+            self.fleet.backends[to] == *az
+                && over > 0.0
+                && under > 0.0
+                && over.max(under) > bound
+                && over + under > weight
         };
         self.plan.services.iter().any(|(id, service)| {
             let own = service.placement.as_ref().map(all).unwrap_or_default();
             let weight = self.demands.services[id].weight.max(1) as f64;
-            let mut ways = own.iter().flat_map(|from| self.fleet.backends.keys().map(move |to| (from, to)));
+            let mut ways = own
+                .iter()
+                .flat_map(|from| self.fleet.backends.keys().map(move |to| (from, to)));
             ways.any(|(from, to)| {
-                let next: BTreeSet<BackendName> = own.iter().filter(|name| *name != from).chain([to]).cloned().collect();
+                let next: BTreeSet<BackendName> = own
+                    .iter()
+                    .filter(|name| *name != from)
+                    .chain([to])
+                    .cloned()
+                    .collect();
                 !own.contains(to) && !taken.contains(&next) && helps(from, to, weight)
             })
         })
@@ -276,15 +426,33 @@ impl Prompt {
     fn may_find_one(&self, plan: &Plan, id: ServiceId) -> bool {
         let of = |service: &PlannedService| service.placement.as_ref().map(all);
         let own = of(&plan.services[&id]);
-        self.is_crowded() && plan.services.values().filter(|service| of(service) == own).count() > 1
+        self.is_crowded()
+            && plan
+                .services
+                .values()
+                .filter(|service| of(service) == own)
+                .count()
+                > 1
     }
     /// Returns true if a backend's share of the services needs more than half of all combinations that contain it. No service gives up a
     /// unique combination for balance, so in such a fleet services may remain where no move is left.
     fn is_crowded(&self) -> bool {
-        let sizes: Vec<usize> = self.fleet.azs.keys().map(|az| self.fleet.backends.values().filter(|of| *of == az).count()).collect();
+        let sizes: Vec<usize> = self
+            .fleet
+            .azs
+            .keys()
+            .map(|az| self.fleet.backends.values().filter(|of| *of == az).count())
+            .collect();
         let all: usize = sizes.iter().sum();
         let pairs = |n: usize| n * n.saturating_sub(1) / 2;
-        let cross_pairs = |own: usize| sizes.iter().enumerate().filter(|(az, _)| *az != own).map(|(_, n)| pairs(*n)).sum::<usize>();
+        let cross_pairs = |own: usize| {
+            sizes
+                .iter()
+                .enumerate()
+                .filter(|(az, _)| *az != own)
+                .map(|(_, n)| pairs(*n))
+                .sum::<usize>()
+        };
         let of_backend = |az: usize| (sizes[az] - 1) * (all - sizes[az]) + cross_pairs(az);
         let most = 3 * self.demands.services.len() / all;
         (0..sizes.len()).any(|az| sizes[az] > 0 && 2 * most > of_backend(az))
@@ -301,7 +469,10 @@ impl Prompt {
         let (mut least, mut is_off) = (0.0_f64, false);
         let mut scan = |parts: &[(f64, f64)]| {
             let beyond = |sign: f64, slack: f64| {
-                parts.iter().map(|(load, fair)| (sign * (load - fair) - (fair / 10.0).max(slack)).max(0.0)).sum::<f64>()
+                parts
+                    .iter()
+                    .map(|(load, fair)| (sign * (load - fair) - (fair / 10.0).max(slack)).max(0.0))
+                    .sum::<f64>()
             };
             least += beyond(1.0, 1.0).max(beyond(-1.0, 1.0));
             // A deviation of exactly a tenth is allowed; the tolerance covers rounding errors of floating point.
@@ -309,19 +480,40 @@ impl Prompt {
         };
         for loads in by_az.values() {
             let fair = loads.iter().sum::<u64>() as f64 / loads.len() as f64;
-            scan(&loads.iter().map(|load| (*load as f64, fair)).collect::<Vec<_>>());
+            scan(
+                &loads
+                    .iter()
+                    .map(|load| (*load as f64, fair))
+                    .collect::<Vec<_>>(),
+            );
         }
-        scan(&by_az.values().map(|loads| (loads.iter().sum::<u64>() as f64, total * loads.len() as f64 / count)).collect::<Vec<_>>());
+        scan(
+            &by_az
+                .values()
+                .map(|loads| {
+                    (
+                        loads.iter().sum::<u64>() as f64,
+                        total * loads.len() as f64 / count,
+                    )
+                })
+                .collect::<Vec<_>>(),
+        );
         (least as u64, is_off)
     }
 }
 
 fn backends(plan: &Plan) -> Vec<(ServiceId, Option<Placement>)> {
-    plan.services.iter().map(|(id, service)| (*id, service.placement.clone())).collect()
+    plan.services
+        .iter()
+        .map(|(id, service)| (*id, service.placement.clone()))
+        .collect()
 }
 
 fn names(zones: &[&str], each: usize) -> Vec<String> {
-    zones.iter().flat_map(|zone| (0..each).map(move |n| format!("{zone}{n:03}"))).collect()
+    zones
+        .iter()
+        .flat_map(|zone| (0..each).map(move |n| format!("{zone}{n:03}")))
+        .collect()
 }
 
 #[test]
@@ -335,7 +527,11 @@ fn a_new_backend_gets_its_part_in_waves_and_no_more_than_that() {
     let waves = tier.settle();
     let (left, is_off) = tier.imbalance();
     assert!(!is_off && left == 0, "{:?}", tier.loads());
-    assert!(tier.moved * 2 <= least * 3, "{} moved where {least} had to", tier.moved);
+    assert!(
+        tier.moved * 2 <= least * 3,
+        "{} moved where {least} had to",
+        tier.moved
+    );
     assert!(waves >= 10, "{waves} waves of one service");
 }
 
@@ -344,14 +540,22 @@ fn a_fleet_with_more_services_than_combinations_is_balanced_all_the_same() {
     let mut tier = Prompt::new(&names(&["a", "b"], 4), 120);
     tier.plan = tier.next();
     tier.deliver();
-    assert!(tier.plan.notes.iter().any(|note| matches!(note, UnmetConstraint::Shared { .. })));
+    assert!(
+        tier.plan
+            .notes
+            .iter()
+            .any(|note| matches!(note, UnmetConstraint::Shared { .. }))
+    );
     tier.join("a004");
     // A service that can have a unique combination now moves at once and as a whole.
     let mut last = 0;
     for _ in 0..400 {
         tier.plan = tier.next();
         tier.deliver();
-        assert_eq!(canal_planlint::check(&tier.fleet, &tier.demands, &tier.plan), []);
+        assert_eq!(
+            canal_planlint::check(&tier.fleet, &tier.demands, &tier.plan),
+            []
+        );
         if tier.plan.number == last {
             break;
         }
@@ -370,13 +574,25 @@ fn an_az_that_comes_late_becomes_a_home() {
     assert_eq!(tier.homes("a"), 120);
     names(&["b"], 8).iter().for_each(|name| tier.join(name));
     tier.begin();
-    assert!(!tier.imbalance().1 && tier.homes("b") > 20, "{} have their home at b: {:?}", tier.homes("b"), tier.loads());
-    assert_eq!(tier.plan.services[&id(7)].placement.as_ref().unwrap().home, az("a"), "its tenant asked for it");
+    assert!(
+        !tier.imbalance().1 && tier.homes("b") > 20,
+        "{} have their home at b: {:?}",
+        tier.homes("b"),
+        tier.loads()
+    );
+    assert_eq!(
+        tier.plan.services[&id(7)].placement.as_ref().unwrap().home,
+        az("a"),
+        "its tenant asked for it"
+    );
     // In a third AZ no service has its home at first, so backends away from home move there first.
     names(&["c"], 8).iter().for_each(|name| tier.join(name));
     tier.settle();
     assert!(!tier.imbalance().1, "{:?}", tier.loads());
-    assert!(tier.homes("c") > 0 && tier.homes("a") > tier.homes("c"), "those who lost an address move last");
+    assert!(
+        tier.homes("c") > 0 && tier.homes("a") > tier.homes("c"),
+        "those who lost an address move last"
+    );
 }
 
 #[test]
@@ -385,7 +601,11 @@ fn migrating_services_stay_and_the_next_wave_waits() {
     tier.begin();
     tier.join("a011");
     let moves = [tier.step(), tier.step(), tier.step()];
-    assert_eq!(moves, [3, 0, 0], "not everybody has the first wave's tables");
+    assert_eq!(
+        moves,
+        [3, 0, 0],
+        "not everybody has the first wave's tables"
+    );
     tier.deliver();
     assert_eq!(tier.step(), 3);
     // A replica that is up but does not report delays the next wave; a replica that is down does not.
@@ -398,7 +618,14 @@ fn migrating_services_stay_and_the_next_wave_waits() {
         .services
         .values()
         .flat_map(|service| service.tables.values())
-        .any(|table| table.version == tier.plan.number && table.chains.iter().flatten().any(|member| member.replica == silent));
+        .any(|table| {
+            table.version == tier.plan.number
+                && table
+                    .chains
+                    .iter()
+                    .flatten()
+                    .any(|member| member.replica == silent)
+        });
     assert_eq!(tier.step(), if concerned { 0 } else { 3 });
 }
 
@@ -406,29 +633,54 @@ fn migrating_services_stay_and_the_next_wave_waits() {
 fn the_linter_sees_what_balance_may_not() {
     let mut tier = Prompt::new(&names(&["a", "b"], 8), 100);
     tier.begin();
-    let child = |tier: &Prompt| Plan { number: tier.plan.number + 1, parent: tier.plan.number, ..tier.plan.clone() };
-    // Moves one backend in AZ a of `count` services to the fullest backend, or to the emptiest, that they do not have.
-    let crowd = |plan: &mut Plan, loads: &BTreeMap<BackendName, u64>, is_full: bool, count: usize| {
-        let mut at_a: Vec<&BackendName> = loads.keys().filter(|name| name.as_str().starts_with('a')).collect();
-        at_a.sort_by_key(|name| loads[*name]);
-        if is_full {
-            at_a.reverse();
-        }
-        let mut left = count;
-        for service in plan.services.values_mut() {
-            let names = service.placement.as_mut().unwrap().backends.get_mut(&az("a")).unwrap();
-            let worst = if is_full { at_a.last() } else { at_a.first() };
-            if left > 0 && names.len() == 2 && !names.contains(at_a[0]) && (!is_full || names.contains(*worst.unwrap())) {
-                let first = if is_full { (*worst.unwrap()).clone() } else { names.first().unwrap().clone() };
-                names.remove(&first);
-                names.insert(at_a[0].clone());
-                left -= 1;
-            }
-        }
-        assert_eq!(left, 0);
+    let child = |tier: &Prompt| Plan {
+        number: tier.plan.number + 1,
+        parent: tier.plan.number,
+        ..tier.plan.clone()
     };
+    // Moves one backend in AZ a of `count` services to the fullest backend, or to the emptiest, that they do not have.
+    let crowd =
+        |plan: &mut Plan, loads: &BTreeMap<BackendName, u64>, is_full: bool, count: usize| {
+            let mut at_a: Vec<&BackendName> = loads
+                .keys()
+                .filter(|name| name.as_str().starts_with('a'))
+                .collect();
+            at_a.sort_by_key(|name| loads[*name]);
+            if is_full {
+                at_a.reverse();
+            }
+            let mut left = count;
+            for service in plan.services.values_mut() {
+                let names = service
+                    .placement
+                    .as_mut()
+                    .unwrap()
+                    .backends
+                    .get_mut(&az("a"))
+                    .unwrap();
+                let worst = if is_full { at_a.last() } else { at_a.first() };
+                if left > 0
+                    && names.len() == 2
+                    && !names.contains(at_a[0])
+                    && (!is_full || names.contains(*worst.unwrap()))
+                {
+                    let first = if is_full {
+                        (*worst.unwrap()).clone()
+                    } else {
+                        names.first().unwrap().clone()
+                    };
+                    names.remove(&first);
+                    names.insert(at_a[0].clone());
+                    left -= 1;
+                }
+            }
+            assert_eq!(left, 0);
+        };
     let kinds = |findings: Vec<canal_planlint::Finding>| {
-        let mut kinds: Vec<String> = findings.iter().map(|f| format!("{f:?}").split(' ').next().unwrap().to_owned()).collect();
+        let mut kinds: Vec<String> = findings
+            .iter()
+            .map(|f| format!("{f:?}").split(' ').next().unwrap().to_owned())
+            .collect();
         kinds.dedup();
         kinds.join(" ")
     };
@@ -440,17 +692,40 @@ fn the_linter_sees_what_balance_may_not() {
     assert_eq!(kinds(tier.lint(&next)), "Wave Apart");
     tier.join("a008");
     assert_eq!(tier.step(), 1);
-    let moving =
-        tier.plan.services.iter().find(|(_, s)| s.tables.values().any(|t| t.version == tier.plan.number)).map(|(id, _)| *id).unwrap();
+    let moving = tier
+        .plan
+        .services
+        .iter()
+        .find(|(_, s)| s.tables.values().any(|t| t.version == tier.plan.number))
+        .map(|(id, _)| *id)
+        .unwrap();
     let mut next = child(&tier);
-    let service = next.services.get_mut(&moving).unwrap().placement.as_mut().unwrap();
+    let service = next
+        .services
+        .get_mut(&moving)
+        .unwrap()
+        .placement
+        .as_mut()
+        .unwrap();
     let names = service.backends.get_mut(&az("a")).unwrap();
-    let other = tier.loads().into_keys().find(|name| name.as_str().starts_with('a') && !names.contains(name)).unwrap();
+    let other = tier
+        .loads()
+        .into_keys()
+        .find(|name| name.as_str().starts_with('a') && !names.contains(name))
+        .unwrap();
     names.pop_first();
     names.insert(other);
-    assert!(kinds(tier.lint(&next)).starts_with("Restless"), "{}", kinds(tier.lint(&next)));
+    assert!(
+        kinds(tier.lint(&next)).starts_with("Restless"),
+        "{}",
+        kinds(tier.lint(&next))
+    );
     let mut next = child(&tier);
-    let still = next.services.values_mut().find(|s| s.placement.as_ref().unwrap().home == az("a")).unwrap();
+    let still = next
+        .services
+        .values_mut()
+        .find(|s| s.placement.as_ref().unwrap().home == az("a"))
+        .unwrap();
     still.placement.as_mut().unwrap().home = az("b");
     assert_eq!(kinds(tier.lint(&next)), "Unstable");
 }
@@ -460,7 +735,12 @@ fn an_outage_is_no_imbalance() {
     let mut tier = Prompt::new(&names(&["a", "b"], 8), 100);
     tier.begin();
     tier.join("a008");
-    tier.refit(|replicas| replicas.values_mut().filter(|replica| replica.az == az("a")).for_each(|replica| replica.up = false));
+    tier.refit(|replicas| {
+        replicas
+            .values_mut()
+            .filter(|replica| replica.az == az("a"))
+            .for_each(|replica| replica.up = false)
+    });
     for _ in 0..4 {
         assert_eq!(tier.step(), 0);
         tier.deliver();
@@ -474,15 +754,26 @@ fn an_outage_is_no_imbalance() {
 fn gateway_numbers_stay_and_free_ones_are_taken_again() {
     let fleet = wide(&["a", "b"], 3);
     let mut demands = demands(6);
-    let numbers = |plan: &Plan| plan.services.iter().map(|(id, service)| (id.get(), service.number)).collect::<Vec<_>>();
+    let numbers = |plan: &Plan| {
+        plan.services
+            .iter()
+            .map(|(id, service)| (id.get(), service.number))
+            .collect::<Vec<_>>()
+    };
     let first = plan(&fleet, &demands, &Ownership::default(), None);
     // The tenant of a service is its number mod 3.
-    assert_eq!(numbers(&first), [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2)]);
+    assert_eq!(
+        numbers(&first),
+        [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2)]
+    );
     demands.services.remove(&id(1));
     demands.services.insert(id(7), demand(7));
     demands.services.insert(id(10), demand(10));
     let second = plan(&fleet, &demands, &Ownership::default(), Some(&first));
-    assert_eq!(numbers(&second), [(2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (7, 1), (10, 3)]);
+    assert_eq!(
+        numbers(&second),
+        [(2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (7, 1), (10, 3)]
+    );
 }
 
 #[test]
@@ -494,10 +785,15 @@ fn a_plan_round_trips_through_the_store() {
     let text = serde_json::to_string(tier.newest()).unwrap();
     assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), *tier.newest());
     assert!(text.contains('@'), "owners are remembered");
-    for (good, bad) in
-        [("chains\":\"", "chains\":\"4096 "), ("chains\":\"", "chains\":\"1 1 1 1 1 1 1 1 "), ("chains\":\"", "chains\":\"1,")]
-    {
-        assert!(serde_json::from_str::<Plan>(&text.replacen(good, bad, 1)).is_err(), "{bad}");
+    for (good, bad) in [
+        ("chains\":\"", "chains\":\"4096 "),
+        ("chains\":\"", "chains\":\"1 1 1 1 1 1 1 1 "),
+        ("chains\":\"", "chains\":\"1,"),
+    ] {
+        assert!(
+            serde_json::from_str::<Plan>(&text.replacen(good, bad, 1)).is_err(),
+            "{bad}"
+        );
     }
 }
 

@@ -145,17 +145,32 @@ fn a_scan_from_before_the_confirmation_proves_nothing_however_late_its_report_is
     let newest = tier.plans.len() - 1;
     let chain = &tier.newest().services[&service].tables[&home].chains[5];
     let late = chain[0].replica;
-    assert!(late != old && chain.iter().any(|member| member.replica == old && member.is_owner()), "{chain:?}");
+    assert!(
+        late != old
+            && chain
+                .iter()
+                .any(|member| member.replica == old && member.is_owner()),
+        "{chain:?}"
+    );
     tier.edges.values_mut().for_each(|has| *has = newest);
     AZS.iter().for_each(|name| tier.hear_edge(az(name)));
-    let prompt: Vec<_> = tier.replicas.keys().copied().filter(|replica| *replica != late).collect();
+    let prompt: Vec<_> = tier
+        .replicas
+        .keys()
+        .copied()
+        .filter(|replica| *replica != late)
+        .collect();
     for replica in prompt {
         tier.has.insert(replica, newest);
         tier.scan(replica);
         tier.hear(replica);
     }
     tier.scan(old);
-    assert_eq!(tier.open(service, &home, 5), Some(old), "the new head has the table of before");
+    assert_eq!(
+        tier.open(service, &home, 5),
+        Some(old),
+        "the new head has the table of before"
+    );
     tier.has.insert(late, newest);
     tier.scan(late);
     tier.hear(late);
@@ -177,7 +192,12 @@ fn an_answer_to_the_old_heads_syn_ack_passes_the_new_heads_request() {
     let mut tier = SimTier::new(&[("a1", 2), ("a2", 1)], 1);
     tier.settle();
     let service = id(1);
-    let home = tier.newest().services[&service].placement.as_ref().unwrap().home.clone();
+    let home = tier.newest().services[&service]
+        .placement
+        .as_ref()
+        .unwrap()
+        .home
+        .clone();
     let old = tier.open(service, &home, 5).unwrap();
     tier.replicas.get_mut(&old).unwrap().state = ReplicaState::Draining;
     tier.join("a1", ReplicaState::Active);
@@ -188,9 +208,16 @@ fn an_answer_to_the_old_heads_syn_ack_passes_the_new_heads_request() {
     assert_ne!(old, new, "the head has changed");
     let requests = [old, new];
     let session = |owner| (service, home.clone(), 5, owner);
-    assert_eq!(tier.acknowledge(&session(old), &requests, true), PacketFate::Reset, "the rule that was");
+    assert_eq!(
+        tier.acknowledge(&session(old), &requests, true),
+        PacketFate::Reset,
+        "the rule that was"
+    );
     for owner in requests {
-        assert_eq!(tier.acknowledge(&session(owner), &requests, false), PacketFate::Found);
+        assert_eq!(
+            tier.acknowledge(&session(owner), &requests, false),
+            PacketFate::Found
+        );
     }
 }
 
@@ -201,7 +228,12 @@ fn a_redirector_with_an_old_table_forwards_unowned_sessions() {
     tier.demands.rules.standby = 0;
     tier.settle();
     let service = id(1);
-    let home = tier.newest().services[&service].placement.as_ref().unwrap().home.clone();
+    let home = tier.newest().services[&service]
+        .placement
+        .as_ref()
+        .unwrap()
+        .home
+        .clone();
     let owner = tier.open(service, &home, 5).unwrap();
     for _ in 0..2 {
         let head = tier.newest().services[&service].tables[&home].chains[5][0].replica;
@@ -215,7 +247,10 @@ fn a_redirector_with_an_old_table_forwards_unowned_sessions() {
             tier.has.insert(head, late[&head]);
         }
     }
-    let chain: Vec<u16> = tier.newest().services[&service].tables[&home].chains[5].iter().map(|member| member.replica.get()).collect();
+    let chain: Vec<u16> = tier.newest().services[&service].tables[&home].chains[5]
+        .iter()
+        .map(|member| member.replica.get())
+        .collect();
     assert_eq!(chain.len(), 3, "{chain:?}");
     assert_eq!(number(chain[2].into()), owner);
     assert!(tier.reaches(&tier.sessions[0]));

@@ -36,7 +36,12 @@ fn state(tier: &mut SimTier, replica: u32, state: ReplicaState) {
 
 /// Counts the buckets whose heads differ between the two tables.
 fn moved(before: &PlannedTable, after: &PlannedTable) -> usize {
-    before.chains.iter().zip(&after.chains).filter(|(before, after)| before[0].replica != after[0].replica).count()
+    before
+        .chains
+        .iter()
+        .zip(&after.chains)
+        .filter(|(before, after)| before[0].replica != after[0].replica)
+        .count()
 }
 
 #[test]
@@ -69,12 +74,26 @@ fn a_replica_that_joins_takes_its_part_and_a_drained_one_gives_only_its_own() {
     assert_eq!(heads(&tier)[&6], 21);
     assert_eq!(moved(&before, table(&tier)), 21);
     assert_eq!(table(&tier).version, tier.newest().number);
-    for chain in table(&tier).chains.iter().filter(|chain| chain[0].replica == number(6)) {
-        assert!(chain[1].is_owner(), "the old head stays as an owner: {chain:?}");
+    for chain in table(&tier)
+        .chains
+        .iter()
+        .filter(|chain| chain[0].replica == number(6))
+    {
+        assert!(
+            chain[1].is_owner(),
+            "the old head stays as an owner: {chain:?}"
+        );
     }
     tier.settle();
     let before = table(&tier).clone();
-    assert!(before.chains.iter().flatten().all(|member| !member.is_owner()), "all said that they own nothing");
+    assert!(
+        before
+            .chains
+            .iter()
+            .flatten()
+            .all(|member| !member.is_owner()),
+        "all said that they own nothing"
+    );
     state(&mut tier, 6, ReplicaState::Draining);
     tier.plan();
     assert_eq!(moved(&before, table(&tier)), 21);
@@ -89,23 +108,35 @@ fn an_owner_stays_until_all_confirmed_the_table_and_it_reported() {
     state(&mut tier, 1, ReplicaState::Draining);
     tier.plan();
     let number_of = tier.newest().number;
-    let report = |plan, scanned_after| OwnerReport { plan, scanned_after, ..OwnerReport::default() };
+    let report = |plan, scanned_after| OwnerReport {
+        plan,
+        scanned_after,
+        ..OwnerReport::default()
+    };
     let is_there = |tier: &mut SimTier| {
         tier.plan();
         tier.newest().members(number(1)) > 0
     };
-    tier.ownership.record_report(number(1), report(number_of, 1));
+    tier.ownership
+        .record_report(number(1), report(number_of, 1));
     assert!(is_there(&mut tier), "replica 2 may still forward to it");
-    tier.ownership.record_report(number(2), report(number_of, 1));
+    tier.ownership
+        .record_report(number(2), report(number_of, 1));
     assert!(is_there(&mut tier), "so may the edge");
     tier.ownership.record_edge_report(az("a"), number_of);
     assert!(is_there(&mut tier), "what it said was before that");
     let confirmed = tier.ownership.last_report_number();
-    tier.ownership.record_report(number(1), report(number_of, confirmed - 1));
-    assert!(is_there(&mut tier), "it said it later, of a scan before that");
-    tier.ownership.record_report(number(1), report(number_of - 1, confirmed));
+    tier.ownership
+        .record_report(number(1), report(number_of, confirmed - 1));
+    assert!(
+        is_there(&mut tier),
+        "it said it later, of a scan before that"
+    );
+    tier.ownership
+        .record_report(number(1), report(number_of - 1, confirmed));
     assert!(is_there(&mut tier), "what it said is of an older table");
-    tier.ownership.record_report(number(1), report(number_of, confirmed));
+    tier.ownership
+        .record_report(number(1), report(number_of, confirmed));
     assert!(!is_there(&mut tier));
 }
 
@@ -117,10 +148,20 @@ fn a_replica_that_flaps_keeps_its_place_and_a_forgotten_one_does_not() {
     tier.plan();
     assert!(!heads(&tier).contains_key(&1));
     assert_eq!(moved(&before, table(&tier)), 32);
-    for (old, new) in before.chains.iter().zip(&table(&tier).chains).filter(|(old, _)| old[0].replica == number(1)) {
-        assert!(new.iter().any(|member| member.replica == number(1) && member.is_owner()), "{old:?} {new:?}");
+    for (old, new) in before
+        .chains
+        .iter()
+        .zip(&table(&tier).chains)
+        .filter(|(old, _)| old[0].replica == number(1))
+    {
         assert!(
-            new.iter().any(|member| member.replica == old[1].replica && (member.is_owner() || *member == new[0])),
+            new.iter()
+                .any(|member| member.replica == number(1) && member.is_owner()),
+            "{old:?} {new:?}"
+        );
+        assert!(
+            new.iter().any(|member| member.replica == old[1].replica
+                && (member.is_owner() || *member == new[0])),
             "who got SYNs meanwhile: {new:?}"
         );
     }
@@ -137,24 +178,51 @@ fn a_chain_full_of_owners_is_held_and_moves_when_one_is_free() {
     let mut tier = tier(1, 0);
     // One replica after the other drains, and none reports that it owns nothing.
     for n in 0..CHAIN_LENGTH_MAX as u32 {
-        assert!(tier.newest().notes.iter().all(|note| !matches!(note, UnmetConstraint::Held { .. })), "{:?}", tier.newest().notes);
+        assert!(
+            tier.newest()
+                .notes
+                .iter()
+                .all(|note| !matches!(note, UnmetConstraint::Held { .. })),
+            "{:?}",
+            tier.newest().notes
+        );
         let last = *heads(&tier).keys().next().unwrap();
         tier.join("a1", ReplicaState::Active);
         state(&mut tier, last.into(), ReplicaState::Draining);
         tier.plan();
         assert_eq!(heads(&tier).len(), 1, "{n}");
     }
-    let [UnmetConstraint::Held { buckets, owners, .. }, ..] =
-        &tier.newest().notes.iter().filter(|n| matches!(n, UnmetConstraint::Held { .. })).collect::<Vec<_>>()[..]
+    let [
+        UnmetConstraint::Held {
+            buckets, owners, ..
+        },
+        ..,
+    ] = &tier
+        .newest()
+        .notes
+        .iter()
+        .filter(|n| matches!(n, UnmetConstraint::Held { .. }))
+        .collect::<Vec<_>>()[..]
     else {
         panic!("{:?}", tier.newest().notes)
     };
     assert_eq!((buckets.len(), owners.len()), (128, CHAIN_LENGTH_MAX - 1));
-    assert_eq!(canal_planlint::check(&tier.fleet(), &tier.demands, tier.newest()), []);
+    assert_eq!(
+        canal_planlint::check(&tier.fleet(), &tier.demands, tier.newest()),
+        []
+    );
     // A dead owner can be removed, so the chains are no longer full.
     tier.replicas.get_mut(&number(1)).unwrap().up = false;
     tier.plan();
-    assert!(!tier.newest().notes.iter().any(|note| matches!(note, UnmetConstraint::Held { .. })), "{:?}", tier.newest().notes);
+    assert!(
+        !tier
+            .newest()
+            .notes
+            .iter()
+            .any(|note| matches!(note, UnmetConstraint::Held { .. })),
+        "{:?}",
+        tier.newest().notes
+    );
     assert_eq!(tier.newest().members(number(1)), 0);
 }
 
@@ -167,13 +235,24 @@ fn the_linter_sees_each_broken_rule() {
         how(Arc::make_mut(tables.get_mut(&az("a")).unwrap()));
     }
     fn backends(plan: &mut Plan, az_name: &str, names: &[&str]) {
-        let placement = plan.services.get_mut(&id(1)).unwrap().placement.as_mut().unwrap();
-        placement.backends.insert(AzName::new(az_name).unwrap(), names.iter().map(|name| name.parse().unwrap()).collect());
+        let placement = plan
+            .services
+            .get_mut(&id(1))
+            .unwrap()
+            .placement
+            .as_mut()
+            .unwrap();
+        placement.backends.insert(
+            AzName::new(az_name).unwrap(),
+            names.iter().map(|name| name.parse().unwrap()).collect(),
+        );
     }
 
     let cases: &[(&str, Break)] = &[
         ("Missing", |plan| _ = plan.services.remove(&id(1))),
-        ("Unplaced", |plan| plan.services.get_mut(&id(1)).unwrap().placement = None),
+        ("Unplaced", |plan| {
+            plan.services.get_mut(&id(1)).unwrap().placement = None
+        }),
         ("UnknownBackend", |plan| backends(plan, "b", &["b9"])),
         ("FewAtHome", |plan| backends(plan, "a", &["a1"])),
         ("FewAway", |plan| backends(plan, "b", &[])),
@@ -181,22 +260,53 @@ fn the_linter_sees_each_broken_rule() {
             let placement = plan.services[&id(2)].placement.clone();
             plan.services.get_mut(&id(1)).unwrap().placement = placement;
         }),
-        ("Home", |plan| plan.services.get_mut(&id(1)).unwrap().placement.as_mut().unwrap().home = az("b")),
-        ("Number", |plan| plan.services.get_mut(&id(1)).unwrap().number = 0),
-        ("NoTable", |plan| _ = plan.services.get_mut(&id(1)).unwrap().tables.remove(&az("a"))),
+        ("Home", |plan| {
+            plan.services
+                .get_mut(&id(1))
+                .unwrap()
+                .placement
+                .as_mut()
+                .unwrap()
+                .home = az("b")
+        }),
+        ("Number", |plan| {
+            plan.services.get_mut(&id(1)).unwrap().number = 0
+        }),
+        ("NoTable", |plan| {
+            _ = plan
+                .services
+                .get_mut(&id(1))
+                .unwrap()
+                .tables
+                .remove(&az("a"))
+        }),
         ("Shape", |plan| change(plan, |table| _ = table.chains.pop())),
-        ("Empty", |plan| change(plan, |table| table.chains[3].clear())),
+        ("Empty", |plan| {
+            change(plan, |table| table.chains[3].clear())
+        }),
         ("Twice", |plan| {
             change(plan, |table| {
                 let head = table.chains[3][0];
                 table.chains[3].push(head);
             })
         }),
-        ("Head", |plan| change(plan, |table| table.chains[3][0].replica = number(40))),
-        ("Stranger", |plan| change(plan, |table| table.chains[3][1].replica = number(41))),
-        ("Uneven", |plan| change(plan, |table| (0..9).for_each(|bucket| table.chains[bucket] = table.chains[0].clone()))),
-        ("Standby", |plan| change(plan, |table| table.chains[3].truncate(1))),
-        ("Version", |plan| change(plan, |table| table.version += 1000)),
+        ("Head", |plan| {
+            change(plan, |table| table.chains[3][0].replica = number(40))
+        }),
+        ("Stranger", |plan| {
+            change(plan, |table| table.chains[3][1].replica = number(41))
+        }),
+        ("Uneven", |plan| {
+            change(plan, |table| {
+                (0..9).for_each(|bucket| table.chains[bucket] = table.chains[0].clone())
+            })
+        }),
+        ("Standby", |plan| {
+            change(plan, |table| table.chains[3].truncate(1))
+        }),
+        ("Version", |plan| {
+            change(plan, |table| table.version += 1000)
+        }),
     ];
     let mut tier = SimTier::new(&[("a1", 2), ("a2", 2), ("a3", 1), ("b1", 1), ("b2", 1)], 2);
     tier.demands.services.get_mut(&id(1)).unwrap().home = Some(az("a"));
@@ -206,24 +316,51 @@ fn the_linter_sees_each_broken_rule() {
         let mut plan = tier.newest().clone();
         broken(&mut plan);
         let findings = canal_planlint::check(&tier.fleet(), &tier.demands, &plan);
-        assert!(findings.iter().any(|finding| finding.to_string().starts_with(name)), "{name}: {findings:?}");
+        assert!(
+            findings
+                .iter()
+                .any(|finding| finding.to_string().starts_with(name)),
+            "{name}: {findings:?}"
+        );
     }
     let steps: &[(&str, Break)] = &[
-        ("OwnerDropped", |plan| change(plan, |table| _ = table.chains[3].remove(0))),
-        ("StaleVersion", |plan| change(plan, |table| table.chains[3].swap(1, 2))),
-        ("Reordered", |plan| change(plan, |table| table.chains[3].swap(1, 2))),
-        ("Moved", |plan| change(plan, |table| (0..9).for_each(|bucket| table.chains[bucket].swap(0, 1)))),
+        ("OwnerDropped", |plan| {
+            change(plan, |table| _ = table.chains[3].remove(0))
+        }),
+        ("StaleVersion", |plan| {
+            change(plan, |table| table.chains[3].swap(1, 2))
+        }),
+        ("Reordered", |plan| {
+            change(plan, |table| table.chains[3].swap(1, 2))
+        }),
+        ("Moved", |plan| {
+            change(plan, |table| {
+                (0..9).for_each(|bucket| table.chains[bucket].swap(0, 1))
+            })
+        }),
         ("Left", |plan| backends(plan, "b", &[])),
-        ("Unstable", |plan| plan.services.get_mut(&id(1)).unwrap().number = 77),
+        ("Unstable", |plan| {
+            plan.services.get_mut(&id(1)).unwrap().number = 77
+        }),
         ("Parent", |plan| plan.number += 5),
     ];
     for (name, broken) in steps {
         let (before, fleet) = (tier.newest(), tier.fleet());
         let mut after = before.clone();
         broken(&mut after);
-        let step =
-            canal_planlint::PlanTransition { fleet: &fleet, demands: &tier.demands, ownership: &tier.ownership, before, after: &after };
+        let step = canal_planlint::PlanTransition {
+            fleet: &fleet,
+            demands: &tier.demands,
+            ownership: &tier.ownership,
+            before,
+            after: &after,
+        };
         let findings = canal_planlint::step(&step);
-        assert!(findings.iter().any(|finding| finding.to_string().starts_with(name)), "{name}: {findings:?}");
+        assert!(
+            findings
+                .iter()
+                .any(|finding| finding.to_string().starts_with(name)),
+            "{name}: {findings:?}"
+        );
     }
 }

@@ -28,21 +28,42 @@ pub(crate) struct ChangeList {
 impl ChangeList {
     /// Creates an empty list.
     pub(crate) fn new(has_texts: bool) -> Self {
-        Self { has_texts, ..Self::default() }
+        Self {
+            has_texts,
+            ..Self::default()
+        }
     }
 
     /// Adds the change of one object from the text `old` to the text `new`.
     pub(crate) fn add(&mut self, what: ChangeKind, key: &ObjectKey, old: &str, new: &str) {
         let is_wanted = self.has_texts && what != ChangeKind::Unchanged && self.left_out == 0;
-        let diff = if is_wanted { unified(key, old, new) } else { String::new() };
-        let (kind, namespace, name) = (key.kind.to_string(), key.namespace.to_string(), key.name.to_string());
-        self.push(api::Change { what: what.into(), kind, namespace, name, diff });
+        let diff = if is_wanted {
+            unified(key, old, new)
+        } else {
+            String::new()
+        };
+        let (kind, namespace, name) = (
+            key.kind.to_string(),
+            key.namespace.to_string(),
+            key.name.to_string(),
+        );
+        self.push(api::Change {
+            what: what.into(),
+            kind,
+            namespace,
+            name,
+            diff,
+        });
     }
 
     /// Adds a change. Once one had no room, all that follow are counted only, so that the list has no gaps.
     pub(crate) fn push(&mut self, change: api::Change) {
         let is_change = change.what() != ChangeKind::Unchanged;
-        let bytes = ENTRY_BYTES + change.kind.len() + change.namespace.len() + change.name.len() + change.diff.len();
+        let bytes = ENTRY_BYTES
+            + change.kind.len()
+            + change.namespace.len()
+            + change.name.len()
+            + change.diff.len();
         if self.left_out > 0 || self.bytes + bytes > CHANGES_BYTES_MAX {
             self.left_out += u64::from(is_change);
             return;
@@ -62,9 +83,14 @@ fn unified(key: &ObjectKey, old: &str, new: &str) -> String {
     let (before, after) = (format!("{key} (now)"), format!("{key} (then)"));
     let [removed, added] = [old, new].map(|text| text.lines().count());
     if removed > 0 && added > 0 && removed + added > COMPARED_LINES_MAX {
-        return format!("--- {before}\n+++ {after}\n({removed} lines become {added}; they are too many to compare)\n");
+        return format!(
+            "--- {before}\n+++ {after}\n({removed} lines become {added}; they are too many to compare)\n"
+        );
     }
-    TextDiff::from_lines(old, new).unified_diff().header(&before, &after).to_string()
+    TextDiff::from_lines(old, new)
+        .unified_diff()
+        .header(&before, &after)
+        .to_string()
 }
 
 /// Cuts diagnostics that are too long for an answer, and says how many are left out. Errors come first then, so that the last one says what the
@@ -76,19 +102,31 @@ pub(crate) fn within_answer(mut diagnostics: Vec<Diagnostic>) -> Vec<Diagnostic>
     }
     diagnostics.sort_by_key(|d| d.severity);
     let mut room = DIAGNOSTICS_BYTES_MAX;
-    let fits = diagnostics.iter().take_while(|d| match room.checked_sub(bytes(d)) {
-        Some(left) => {
-            room = left;
-            true
-        }
-        None => false,
-    });
+    let fits = diagnostics
+        .iter()
+        .take_while(|d| match room.checked_sub(bytes(d)) {
+            Some(left) => {
+                room = left;
+                true
+            }
+            None => false,
+        });
     let kept = fits.count();
     let left_out = diagnostics.split_off(kept);
     let severity = left_out.first().map_or(Severity::Warning, |d| d.severity);
-    let problem = format!("{} more diagnostics have no room in this answer", left_out.len());
+    let problem = format!(
+        "{} more diagnostics have no room in this answer",
+        left_out.len()
+    );
     let fix = "correct these, then send the objects again".to_owned();
-    diagnostics.push(Diagnostic { severity, origin: None, object: None, field: String::new(), problem, fix });
+    diagnostics.push(Diagnostic {
+        severity,
+        origin: None,
+        object: None,
+        field: String::new(),
+        problem,
+        fix,
+    });
     diagnostics
 }
 
@@ -97,7 +135,11 @@ mod tests {
     use super::*;
 
     fn key(name: &str) -> ObjectKey {
-        ObjectKey { kind: canal_model::policy::ObjectKind::Service, namespace: "shop".parse().unwrap(), name: name.parse().unwrap() }
+        ObjectKey {
+            kind: canal_model::policy::ObjectKind::Service,
+            namespace: "shop".parse().unwrap(),
+            name: name.parse().unwrap(),
+        }
     }
 
     #[test]
@@ -106,11 +148,22 @@ mod tests {
         let text = "x\n".repeat(100_000);
         for n in 0..30 {
             list.add(ChangeKind::Created, &key(&format!("s{n}")), "", &text);
-            list.add(ChangeKind::Unchanged, &key(&format!("same{n}")), &text, &text);
+            list.add(
+                ChangeKind::Unchanged,
+                &key(&format!("same{n}")),
+                &text,
+                &text,
+            );
         }
         let (listed, left_out) = list.into_parts();
-        let created = listed.iter().filter(|change| change.what() == ChangeKind::Created).count();
-        assert!(created > 5 && created as u64 + left_out == 30, "{created} and {left_out}");
+        let created = listed
+            .iter()
+            .filter(|change| change.what() == ChangeKind::Created)
+            .count();
+        assert!(
+            created > 5 && created as u64 + left_out == 30,
+            "{created} and {left_out}"
+        );
         assert!(listed.iter().map(|change| change.diff.len()).sum::<usize>() <= CHANGES_BYTES_MAX);
         let mut names = ChangeList::new(false);
         (0..30).for_each(|n| names.add(ChangeKind::Created, &key(&format!("s{n}")), "", &text));
@@ -119,22 +172,52 @@ mod tests {
 
     #[test]
     fn long_texts_are_not_compared_line_by_line() {
-        let text = |word: &str| (0..COMPARED_LINES_MAX).fold(String::new(), |text, n| text + &format!("{word}: {n}\n"));
+        let text = |word: &str| {
+            (0..COMPARED_LINES_MAX).fold(String::new(), |text, n| text + &format!("{word}: {n}\n"))
+        };
         let (old, new) = (text("a"), text("b"));
-        assert!(unified(&key("s"), &old, &new).contains("(10000 lines become 10000; they are too many to compare)"));
-        assert_eq!(unified(&key("s"), "", &new).lines().count(), COMPARED_LINES_MAX + 3, "one side has nothing to compare");
+        assert!(
+            unified(&key("s"), &old, &new)
+                .contains("(10000 lines become 10000; they are too many to compare)")
+        );
+        assert_eq!(
+            unified(&key("s"), "", &new).lines().count(),
+            COMPARED_LINES_MAX + 3,
+            "one side has nothing to compare"
+        );
     }
 
     #[test]
     fn diagnostics_beyond_the_limit_are_counted_and_an_error_stays_one() {
         let one = |severity| {
             let (field, fix) = (String::new(), String::new());
-            Diagnostic { severity, origin: None, object: None, field, problem: "x".repeat(1 << 20), fix }
+            Diagnostic {
+                severity,
+                origin: None,
+                object: None,
+                field,
+                problem: "x".repeat(1 << 20),
+                fix,
+            }
         };
         let few = vec![one(Severity::Warning), one(Severity::Error)];
         assert_eq!(within_answer(few.clone()), few);
-        let cut = within_answer([Severity::Warning, Severity::Error].repeat(5).into_iter().map(one).collect());
-        assert!(cut.len() == 4 && cut.iter().all(|d| d.severity == Severity::Error), "{}", cut.len());
-        assert!(cut[3].problem.starts_with("7 more diagnostics"), "{}", cut[3].problem);
+        let cut = within_answer(
+            [Severity::Warning, Severity::Error]
+                .repeat(5)
+                .into_iter()
+                .map(one)
+                .collect(),
+        );
+        assert!(
+            cut.len() == 4 && cut.iter().all(|d| d.severity == Severity::Error),
+            "{}",
+            cut.len()
+        );
+        assert!(
+            cut[3].problem.starts_with("7 more diagnostics"),
+            "{}",
+            cut[3].problem
+        );
     }
 }

@@ -25,7 +25,10 @@ pub struct AppliedObjects {
 impl AppliedObjects {
     /// Returns objects that were not loaded because of `excess`.
     pub fn set_aside(excess: Diagnostic) -> Self {
-        Self { set_aside: Some(excess), ..Self::default() }
+        Self {
+            set_aside: Some(excess),
+            ..Self::default()
+        }
     }
 
     /// Returns the reason why the objects were not loaded, if they were not.
@@ -40,18 +43,32 @@ impl AppliedObjects {
 
     /// Adds an object of the store. One that this build cannot read gets a diagnostic, and can still be deleted.
     pub fn load(&mut self, object: StoredObject) {
-        let StoredObject { key, yaml, created, .. } = object;
+        let StoredObject {
+            key, yaml, created, ..
+        } = object;
         let parsed = parse("api", &yaml);
-        let fault = parsed.diagnostics.into_iter().find(|d| d.severity == Severity::Error);
+        let fault = parsed
+            .diagnostics
+            .into_iter()
+            .find(|d| d.severity == Severity::Error);
         match parsed.documents.into_iter().next() {
             Some(document) => {
                 self.put(document, created);
                 self.unreadable.extend(fault.map(|f| (key, f)));
             }
             None => {
-                let problem = format!("the applied object {key} cannot be read by this build, so it is not in force");
+                let problem = format!(
+                    "the applied object {key} cannot be read by this build, so it is not in force"
+                );
                 let fix = "apply it again in a form that this build reads, or delete it".into();
-                let finding = Diagnostic { severity: Severity::Error, origin: None, object: None, field: String::new(), problem, fix };
+                let finding = Diagnostic {
+                    severity: Severity::Error,
+                    origin: None,
+                    object: None,
+                    field: String::new(),
+                    problem,
+                    fix,
+                };
                 self.unreadable.insert(key, finding);
             }
         }
@@ -59,8 +76,11 @@ impl AppliedObjects {
 
     /// Adds or replaces an object. Without a time of creation it gets that of its first apply, so that a conflict has an oldest object.
     pub(crate) fn put(&mut self, mut document: Document, created: u64) {
-        metadata_mut(&mut document.object).creation_timestamp.get_or_insert(Timestamp(created));
-        self.objects.insert(document.object.key(), Arc::new(document));
+        metadata_mut(&mut document.object)
+            .creation_timestamp
+            .get_or_insert(Timestamp(created));
+        self.objects
+            .insert(document.object.key(), Arc::new(document));
     }
 
     /// Removes an object, and returns it.
@@ -85,7 +105,11 @@ impl PolicySource for AppliedObjects {
         self.objects.get(key)
     }
     fn diagnostics(&self) -> Vec<Diagnostic> {
-        self.set_aside.iter().chain(self.unreadable.values()).cloned().collect()
+        self.set_aside
+            .iter()
+            .chain(self.unreadable.values())
+            .cloned()
+            .collect()
     }
     fn is_read(&self) -> bool {
         self.set_aside.is_none()

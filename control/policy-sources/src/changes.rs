@@ -54,8 +54,14 @@ pub enum WriteError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("{holder} has too many changes under way ({limit}: {}); fix: wait for their responses, then send the next", .reason.reason())]
-    Busy { holder: ShareHolder, limit: &'static str, reason: ShareRefusal },
-    #[error("the tenant's configuration changed while this change was worked on; fix: send it again")]
+    Busy {
+        holder: ShareHolder,
+        limit: &'static str,
+        reason: ShareRefusal,
+    },
+    #[error(
+        "the tenant's configuration changed while this change was worked on; fix: send it again"
+    )]
     Moved,
     #[error("the controller is stopping; fix: send it again")]
     Stopping,
@@ -78,7 +84,12 @@ pub struct PendingChanges {
 
 impl PendingChanges {
     /// Creates the queues. At most `workers` changes, and as many dry runs, are prepared at the same time.
-    pub fn new(preparer: Arc<Preparer>, basis: watch::Receiver<Arc<Basis>>, commits: mpsc::Sender<Commit>, workers: usize) -> Arc<Self> {
+    pub fn new(
+        preparer: Arc<Preparer>,
+        basis: watch::Receiver<Arc<Basis>>,
+        commits: mpsc::Sender<Commit>,
+        workers: usize,
+    ) -> Arc<Self> {
         Arc::new(Self {
             limits: preparer.limits.clone(),
             preparer,
@@ -98,7 +109,11 @@ impl PendingChanges {
     /// The holder's share is full, the store refused, the tenant's sources changed again and again, or the controller is stopping.
     pub async fn write(self: &Arc<Self>, write: QueuedWrite) -> Result<ApplyOutcome, WriteError> {
         let permits = self.permits(&write.holder, write.request.bytes())?;
-        let queue = if write.dry_run { &self.dry_runs } else { &self.turns };
+        let queue = if write.dry_run {
+            &self.dry_runs
+        } else {
+            &self.turns
+        };
         let turn = queue.turn(&write.tenant, false).await;
         let changes = self.clone();
         // A separate task, because its thread cannot be stopped: the turn must not end before the thread is done.
@@ -109,15 +124,32 @@ impl PendingChanges {
     /// Takes the permits for one waiting change and for its bytes.
     fn permits(&self, holder: &ShareHolder, bytes: u64) -> Result<[TenantPermit; 2], WriteError> {
         let take = |limit: &canal_runtime::TenantLimit, amount| {
-            let busy = |reason| WriteError::Busy { holder: holder.clone(), limit: limit.kind().label(), reason };
+            let busy = |reason| WriteError::Busy {
+                holder: holder.clone(),
+                limit: limit.kind().label(),
+                reason,
+            };
             limit.take(holder, amount).map_err(busy)
         };
-        Ok([take(&self.limits.queued_changes, 1)?, take(&self.limits.queued_change_bytes, bytes)?])
+        Ok([
+            take(&self.limits.queued_changes, 1)?,
+            take(&self.limits.queued_change_bytes, bytes)?,
+        ])
     }
 
     /// Prepares and commits a write request, again if its basis became outdated.
-    async fn work(&self, write: QueuedWrite, _held: (Turn, [TenantPermit; 2])) -> Result<ApplyOutcome, WriteError> {
-        let QueuedWrite { tenant, request, is_provider, dry_run, .. } = write;
+    async fn work(
+        &self,
+        write: QueuedWrite,
+        _held: (Turn, [TenantPermit; 2]),
+    ) -> Result<ApplyOutcome, WriteError> {
+        let QueuedWrite {
+            tenant,
+            request,
+            is_provider,
+            dry_run,
+            ..
+        } = write;
         let request = Arc::new(request);
         for _ in 0..ATTEMPTS_MAX {
             let (preparer, basis) = (self.preparer.clone(), self.basis.borrow().clone());
@@ -126,10 +158,13 @@ impl PendingChanges {
                 let prepared = preparer.write(&basis, &name, &attempt, is_provider, dry_run);
                 prepared.map(|prepared| (prepared, basis.catalog.generation))
             };
-            let (PreparedWrite { mut plan, commit }, seen) =
-                tokio::task::spawn_blocking(work).await.map_err(|_| WriteError::Stopping)??;
+            let (PreparedWrite { mut plan, commit }, seen) = tokio::task::spawn_blocking(work)
+                .await
+                .map_err(|_| WriteError::Stopping)??;
             // The request is refused, is a dry run, or changes nothing.
-            let Some(commit) = commit else { return Ok(outcome(plan, seen)) };
+            let Some(commit) = commit else {
+                return Ok(outcome(plan, seen));
+            };
             match self.commit(commit).await? {
                 Committed::Done(generation) => return Ok(outcome(plan, generation)),
                 Committed::Refused(reasons) => {
@@ -144,7 +179,10 @@ impl PendingChanges {
 
     async fn commit(&self, prepared: Prepared) -> Result<Committed, WriteError> {
         let (reply, answer) = oneshot::channel();
-        self.commits.send(Commit { prepared, reply }).await.map_err(|_| WriteError::Stopping)?;
+        self.commits
+            .send(Commit { prepared, reply })
+            .await
+            .map_err(|_| WriteError::Stopping)?;
         Ok(answer.await.map_err(|_| WriteError::Stopping)??)
     }
 
@@ -168,7 +206,11 @@ impl PendingChanges {
             tokio::spawn(async move {
                 // One turn applies all waiting states in order: removing an empty directory means something else than removing a full one.
                 let _turn = changes.turns.turn(&name, false).await;
-                let waiting = changes.states.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+                let waiting = changes
+                    .states
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .remove(&key);
                 for state in waiting.unwrap_or_default() {
                     changes.take(&name, SourceChange::State(state)).await;
                 }
@@ -178,11 +220,19 @@ impl PendingChanges {
     }
 
     /// Applies a key set, or the reason why there is none. It goes ahead of the tenant's other waiting changes.
-    pub async fn take_key_set(self: &Arc<Self>, name: &TenantName, uri: String, set: Option<String>, fault: Option<String>) {
+    pub async fn take_key_set(
+        self: &Arc<Self>,
+        name: &TenantName,
+        uri: String,
+        set: Option<String>,
+        fault: Option<String>,
+    ) {
         let (changes, name) = (self.clone(), name.clone());
         let turn = self.turns.turn(&name, true).await;
         tokio::spawn(async move {
-            changes.take(&name, SourceChange::KeySet { uri, set, fault }).await;
+            changes
+                .take(&name, SourceChange::KeySet { uri, set, fault })
+                .await;
             drop(turn);
         });
     }
@@ -191,14 +241,23 @@ impl PendingChanges {
     pub fn try_again(self: &Arc<Self>, except: Option<&TenantName>) {
         let unsettled = self.basis.borrow().unsettled.clone();
         for name in unsettled.into_iter().filter(|name| Some(name) != except) {
-            if !self.again.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone()) {
+            if !self
+                .again
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert(name.clone())
+            {
                 // A retry of the tenant already waits.
                 continue;
             }
             let changes = self.clone();
             tokio::spawn(async move {
                 let _turn = changes.turns.turn(&name, false).await;
-                changes.again.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
+                changes
+                    .again
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .remove(&name);
                 changes.take(&name, SourceChange::Again).await;
             });
         }
@@ -210,7 +269,9 @@ impl PendingChanges {
         for _ in 0..ATTEMPTS_MAX {
             let (preparer, basis) = (self.preparer.clone(), self.basis.borrow().clone());
             let (tenant, attempt) = (name.clone(), change.clone());
-            let prepared = tokio::task::spawn_blocking(move || preparer.sources(&basis, &tenant, &attempt)).await;
+            let prepared =
+                tokio::task::spawn_blocking(move || preparer.sources(&basis, &tenant, &attempt))
+                    .await;
             let Ok(Some(prepared)) = prepared else { return };
             match self.commit(prepared).await {
                 Ok(Committed::Moved) => {}
@@ -229,7 +290,10 @@ impl PendingChanges {
 /// Adds a state of a source to the waiting ones. Returns true if there were too many and the oldest was dropped. That loses nothing: what is
 /// read replaces all that was read before, and a removed folder is recorded once, beside its last content.
 fn put(waiting: &mut VecDeque<SourceState>, state: SourceState) -> bool {
-    if matches!((waiting.back(), &state), (Some(SourceState::Gone { .. }), SourceState::Gone { .. })) {
+    if matches!(
+        (waiting.back(), &state),
+        (Some(SourceState::Gone { .. }), SourceState::Gone { .. })
+    ) {
         return false;
     }
     waiting.push_back(state);
@@ -243,7 +307,13 @@ fn put(waiting: &mut VecDeque<SourceState>, state: SourceState) -> bool {
 fn outcome(plan: ApplyPlan, generation: Generation) -> ApplyOutcome {
     let accepted = !plan.is_refused();
     let (changes, changes_left_out) = plan.changes.into_parts();
-    ApplyOutcome { accepted, generation, changes, changes_left_out, diagnostics: within_answer(plan.diagnostics) }
+    ApplyOutcome {
+        accepted,
+        generation,
+        changes,
+        changes_left_out,
+        diagnostics: within_answer(plan.diagnostics),
+    }
 }
 
 #[cfg(test)]
@@ -258,11 +328,18 @@ mod tests {
     const REASONS: [&str; 2] = ["files_waiting", "change_attempts"];
 
     fn read() -> SourceState {
-        SourceState::Read(Arc::new(ReadContent::new(PolicyOrigin::Files, Vec::new(), Vec::new())))
+        SourceState::Read(Arc::new(ReadContent::new(
+            PolicyOrigin::Files,
+            Vec::new(),
+            Vec::new(),
+        )))
     }
 
     fn gone() -> SourceState {
-        SourceState::Gone { origin: PolicyOrigin::Files, finding: crate::files::vanished(&"alpha".parse().unwrap()) }
+        SourceState::Gone {
+            origin: PolicyOrigin::Files,
+            finding: crate::files::vanished(&"alpha".parse().unwrap()),
+        }
     }
 
     fn capacities() -> SharedCapacities {
@@ -282,18 +359,37 @@ mod tests {
         }
     }
 
-    fn changes(dir: &std::path::Path) -> (Arc<PendingChanges>, mpsc::Receiver<Commit>, watch::Sender<Arc<Basis>>) {
-        let store = Arc::new(canal_store::Store::open(dir, canal_store::StoreLimits::default()).unwrap());
+    fn changes(
+        dir: &std::path::Path,
+    ) -> (
+        Arc<PendingChanges>,
+        mpsc::Receiver<Commit>,
+        watch::Sender<Arc<Basis>>,
+    ) {
+        let store =
+            Arc::new(canal_store::Store::open(dir, canal_store::StoreLimits::default()).unwrap());
         let limits = Arc::new(TenantLimits::new(&capacities()));
-        let preparer = Arc::new(Preparer { store, metrics: Arc::new(ControllerMetrics::default()), limits });
+        let preparer = Arc::new(Preparer {
+            store,
+            metrics: Arc::new(ControllerMetrics::default()),
+            limits,
+        });
         let (commits, ready) = mpsc::channel(1);
         let (told, basis) = watch::channel(Arc::default());
-        (PendingChanges::new(preparer, basis, commits, 2), ready, told)
+        (
+            PendingChanges::new(preparer, basis, commits, 2),
+            ready,
+            told,
+        )
     }
 
     fn refused(changes: &PendingChanges) -> [bool; 2] {
         let text = changes.preparer.metrics.render(&GaugeValues::default());
-        REASONS.map(|reason| text.contains(&format!("canal_controller_refused_total{{reason=\"{reason}\"}} 1\n")))
+        REASONS.map(|reason| {
+            text.contains(&format!(
+                "canal_controller_refused_total{{reason=\"{reason}\"}} 1\n"
+            ))
+        })
     }
 
     #[test]
@@ -301,10 +397,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (changes, _ready, _told) = changes(dir.path());
         let holder = ShareHolder::Tenant("alpha".parse().unwrap());
-        let taken: Vec<_> = std::iter::from_fn(|| changes.permits(&holder, 1).ok()).take(256).collect();
-        assert!((10..100).contains(&taken.len()), "a tenth of the whole: {}", taken.len());
-        let refused = changes.permits(&holder, 1).expect_err("a refusal").to_string();
-        assert!(refused.contains("alpha has too many changes under way (queued_changes: share); fix: "), "{refused}");
+        let taken: Vec<_> = std::iter::from_fn(|| changes.permits(&holder, 1).ok())
+            .take(256)
+            .collect();
+        assert!(
+            (10..100).contains(&taken.len()),
+            "a tenth of the whole: {}",
+            taken.len()
+        );
+        let refused = changes
+            .permits(&holder, 1)
+            .expect_err("a refusal")
+            .to_string();
+        assert!(
+            refused.contains("alpha has too many changes under way (queued_changes: share); fix: "),
+            "{refused}"
+        );
         let other = ShareHolder::Tenant("beta".parse().unwrap());
         assert!(changes.permits(&other, 1).is_ok());
         drop(taken);
@@ -315,12 +423,23 @@ mod tests {
     fn the_last_content_of_a_folder_stays_when_it_vanishes() {
         let mut waiting = VecDeque::new();
         assert!(!put(&mut waiting, read()));
-        assert!((0..20).all(|_| !put(&mut waiting, gone())), "it is gone once");
-        assert!(matches!(waiting.make_contiguous(), [SourceState::Read(_), SourceState::Gone { .. }]));
-        let skipped = (0..STATES_WAITING_MAX).filter(|_| put(&mut waiting, read())).count();
+        assert!(
+            (0..20).all(|_| !put(&mut waiting, gone())),
+            "it is gone once"
+        );
+        assert!(matches!(
+            waiting.make_contiguous(),
+            [SourceState::Read(_), SourceState::Gone { .. }]
+        ));
+        let skipped = (0..STATES_WAITING_MAX)
+            .filter(|_| put(&mut waiting, read()))
+            .count();
         assert_eq!((skipped, waiting.len()), (2, STATES_WAITING_MAX));
         assert!(put(&mut waiting, gone()));
-        assert!(matches!(waiting.make_contiguous(), [.., SourceState::Read(_), SourceState::Gone { .. }]));
+        assert!(matches!(
+            waiting.make_contiguous(),
+            [.., SourceState::Read(_), SourceState::Gone { .. }]
+        ));
     }
 
     #[tokio::test]
@@ -329,12 +448,17 @@ mod tests {
         let (changes, _ready, _told) = changes(dir.path());
         let holder = |n: usize| ShareHolder::Tenant(format!("t{n}").parse().unwrap());
         // A quarter for each, so that four shares are the whole.
-        changes.limits.queued_changes.set_default_share(canal_model::share::Share::Percent(25));
+        changes
+            .limits
+            .queued_changes
+            .set_default_share(canal_model::share::Share::Percent(25));
         // Many small changes reach the limit of their number, large ones that of their bytes. Twenty of these are a share of the bytes.
         for bytes in [1, 11_790] {
             let mut held = Vec::new();
             for n in 0..10 {
-                held.extend(std::iter::from_fn(|| changes.permits(&holder(n), bytes).ok()));
+                held.extend(std::iter::from_fn(|| {
+                    changes.permits(&holder(n), bytes).ok()
+                }));
             }
             let refused = changes.permits(&holder(0), bytes).unwrap_err();
             assert!(matches!(refused, WriteError::Busy { .. }), "{refused}");
@@ -350,10 +474,16 @@ mod tests {
         let _turn = changes.turns.turn(&name, false).await;
         for _ in 0..=STATES_WAITING_MAX {
             assert_eq!(refused(&changes), [false; 2]);
-            changes.apply_update(SourceUpdate { tenants: vec![(name.clone(), read())], ..SourceUpdate::nothing(PolicyOrigin::Files) });
+            changes.apply_update(SourceUpdate {
+                tenants: vec![(name.clone(), read())],
+                ..SourceUpdate::nothing(PolicyOrigin::Files)
+            });
         }
         assert_eq!(refused(&changes), [true, false]);
-        assert_eq!(changes.states.lock().unwrap()[&(name, PolicyOrigin::Files)].len(), STATES_WAITING_MAX);
+        assert_eq!(
+            changes.states.lock().unwrap()[&(name, PolicyOrigin::Files)].len(),
+            STATES_WAITING_MAX
+        );
     }
 
     #[tokio::test]
@@ -368,7 +498,9 @@ mod tests {
             }
             tried
         });
-        changes.take(&"alpha".parse().unwrap(), SourceChange::State(read())).await;
+        changes
+            .take(&"alpha".parse().unwrap(), SourceChange::State(read()))
+            .await;
         assert_eq!(refused(&changes), [false, true]);
         drop(changes);
         assert_eq!(busy.await.unwrap(), ATTEMPTS_MAX);

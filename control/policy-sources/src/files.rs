@@ -19,13 +19,24 @@ pub fn update_of(scan: ScanResult, root: &Path) -> SourceUpdate {
         let is_empty = files.documents.is_empty() && files.diagnostics.is_empty();
         // A vanished directory has no documents either, but means something else than an empty one.
         let state = if is_empty && !root.join(files.tenant.as_str()).is_dir() {
-            SourceState::Gone { origin: PolicyOrigin::Files, finding: vanished(&files.tenant) }
+            SourceState::Gone {
+                origin: PolicyOrigin::Files,
+                finding: vanished(&files.tenant),
+            }
         } else {
-            SourceState::Read(Arc::new(ReadContent::new(PolicyOrigin::Files, files.documents, files.diagnostics)))
+            SourceState::Read(Arc::new(ReadContent::new(
+                PolicyOrigin::Files,
+                files.documents,
+                files.diagnostics,
+            )))
         };
         (files.tenant, state)
     };
-    SourceUpdate { origin: PolicyOrigin::Files, tenants: scan.changed.into_iter().map(state_of).collect(), findings: scan.diagnostics }
+    SourceUpdate {
+        origin: PolicyOrigin::Files,
+        tenants: scan.changed.into_iter().map(state_of).collect(),
+        findings: scan.diagnostics,
+    }
 }
 
 /// Returns the diagnostic of a tenant whose folder vanished although it had objects.
@@ -53,6 +64,8 @@ pub async fn follow(
         health.record(&update);
         changes.apply_update(update);
     }
-    tracing::error!("the configuration directory is no longer watched; restart the controller to take up changes to files");
+    tracing::error!(
+        "the configuration directory is no longer watched; restart the controller to take up changes to files"
+    );
     metrics.refuse("watch_ended");
 }

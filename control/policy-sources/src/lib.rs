@@ -18,6 +18,9 @@ mod turns;
 pub use answer::CHANGES_BYTES_MAX;
 pub use changes::{ApplyOutcome, PendingChanges, QueuedWrite, WriteError};
 pub use plan_apply::WriteRequest;
-pub use prepare::{Basis, Commit, Committed, Objection, Prepared, Preparer, ValidatedTenant, WithheldReason, WriteEdits, clashes};
+pub use prepare::{
+    Basis, Commit, Committed, Objection, Prepared, Preparer, ValidatedTenant, WithheldReason,
+    WriteEdits, clashes,
+};
 pub use source::{PolicySource, ReadContent, SourceHealth, SourceState, SourceUpdate};
 pub use tenant_sources::TenantSources;

@@ -33,8 +33,13 @@ impl WriteRequest {
     /// Returns the bytes that the request occupies while it waits.
     pub fn bytes(&self) -> u64 {
         let bytes: usize = match self {
-            Self::Apply(files) | Self::Diff(files) => files.iter().map(|f| f.path.len() + f.yaml.len()).sum(),
-            Self::Delete { objects, .. } => objects.iter().map(|o| o.kind.len() + o.namespace.len() + o.name.len()).sum(),
+            Self::Apply(files) | Self::Diff(files) => {
+                files.iter().map(|f| f.path.len() + f.yaml.len()).sum()
+            }
+            Self::Delete { objects, .. } => objects
+                .iter()
+                .map(|o| o.kind.len() + o.namespace.len() + o.name.len())
+                .sum(),
             Self::DeleteAll => 0,
         };
         bytes as u64
@@ -78,10 +83,14 @@ pub(crate) fn decide(
     match request {
         WriteRequest::Apply(files) | WriteRequest::Diff(files) => {
             // Nothing can be added to a tenant whose stored objects were not loaded.
-            plan.diagnostics.extend(before.applied().set_aside_reason().cloned());
+            plan.diagnostics
+                .extend(before.applied().set_aside_reason().cloned());
             plan.apply(before, files, may, now);
         }
-        WriteRequest::Delete { objects, ignore_missing } => plan.delete(before, objects, *ignore_missing, is_provider),
+        WriteRequest::Delete {
+            objects,
+            ignore_missing,
+        } => plan.delete(before, objects, *ignore_missing, is_provider),
         WriteRequest::DeleteAll => plan.delete_all(rows, is_provider),
     }
     plan
@@ -90,7 +99,10 @@ pub(crate) fn decide(
 impl ApplyPlan {
     /// Returns a plan that changes nothing because of `fault`.
     pub(crate) fn refused(before: &TenantSources, fault: Diagnostic) -> Self {
-        Self { diagnostics: vec![fault], ..Self::nothing(before, false) }
+        Self {
+            diagnostics: vec![fault],
+            ..Self::nothing(before, false)
+        }
     }
 
     fn nothing(before: &TenantSources, has_texts: bool) -> Self {
@@ -105,7 +117,13 @@ impl ApplyPlan {
     }
 
     /// Plans an Apply: parses all files and collects all their errors, unless the objects turn out to be more than the tenant may have.
-    fn apply(&mut self, before: &TenantSources, files: &[api::File], may: WritePermission, now: u64) {
+    fn apply(
+        &mut self,
+        before: &TenantSources,
+        files: &[api::File],
+        may: WritePermission,
+        now: u64,
+    ) {
         let mut documents: BTreeMap<ObjectKey, Document> = BTreeMap::new();
         let mut bytes = 0;
         for file in files {
@@ -116,7 +134,12 @@ impl ApplyPlan {
                 // The same object twice refuses the request, so that neither text wins silently.
                 if let Some(first) = documents.get(&key) {
                     let problem = format!("the object stands in {} too", first.origin);
-                    self.refuse(Some(document.origin), Some(key), problem, "keep one of them");
+                    self.refuse(
+                        Some(document.origin),
+                        Some(key),
+                        problem,
+                        "keep one of them",
+                    );
                     continue;
                 }
                 bytes += document.text.len() as u64;
@@ -129,14 +152,27 @@ impl ApplyPlan {
             }
         }
         if documents.is_empty() && self.diagnostics.is_empty() {
-            self.refuse(None, None, "there is no object in the request".into(), "send at least one YAML document");
+            self.refuse(
+                None,
+                None,
+                "there is no object in the request".into(),
+                "send at least one YAML document",
+            );
         }
         for (key, document) in documents {
             self.named.insert(key.clone());
             self.may_touch(before, &key, Some(&document.origin), may.is_provider);
             if document.text.len() > OBJECT_BYTES_MAX {
-                let problem = format!("the object has {} bytes and may have {OBJECT_BYTES_MAX}", document.text.len());
-                self.refuse(Some(document.origin.clone()), Some(key.clone()), problem, "split it");
+                let problem = format!(
+                    "the object has {} bytes and may have {OBJECT_BYTES_MAX}",
+                    document.text.len()
+                );
+                self.refuse(
+                    Some(document.origin.clone()),
+                    Some(key.clone()),
+                    problem,
+                    "split it",
+                );
             }
             self.put(before, key, document, now);
         }
@@ -156,23 +192,44 @@ impl ApplyPlan {
             return;
         }
         // A changed object keeps its creation time, which decides conflicts between objects.
-        let created = old.and_then(|old| old.object.metadata().creation_timestamp).map_or(now, |t| t.0);
+        let created = old
+            .and_then(|old| old.object.metadata().creation_timestamp)
+            .map_or(now, |t| t.0);
         let row = row_key(before, &key);
         self.after.applied_mut().forget_unreadable(&row);
-        self.edits.push(ObjectEdit::Put { key: row, yaml: document.text.to_string() });
+        self.edits.push(ObjectEdit::Put {
+            key: row,
+            yaml: document.text.to_string(),
+        });
         self.after.applied_mut().put(document, created);
     }
 
     /// Plans to delete the named objects.
-    fn delete(&mut self, before: &TenantSources, objects: &[api::ObjectRef], ignore_missing: bool, is_provider: bool) {
+    fn delete(
+        &mut self,
+        before: &TenantSources,
+        objects: &[api::ObjectRef],
+        ignore_missing: bool,
+        is_provider: bool,
+    ) {
         if objects.is_empty() {
-            self.refuse(None, None, "the request names no object".into(), "name kind, namespace and name");
+            self.refuse(
+                None,
+                None,
+                "the request names no object".into(),
+                "name kind, namespace and name",
+            );
         }
         for object in objects {
             let key = match read_key(object) {
                 Ok(key) => key,
                 Err(problem) => {
-                    self.refuse(None, None, problem, "write kind, namespace and name as `canal get` shows them");
+                    self.refuse(
+                        None,
+                        None,
+                        problem,
+                        "write kind, namespace and name as `canal get` shows them",
+                    );
                     continue;
                 }
             };
@@ -194,7 +251,12 @@ impl ApplyPlan {
                 }
                 // An object that comes from a file already has an error from `may_touch`.
                 None if ignore_missing || before.preferred_to_applied(&key).is_some() => {}
-                None => self.refuse(None, Some(key), "there is no such object".into(), "name an object that `canal get` shows"),
+                None => self.refuse(
+                    None,
+                    Some(key),
+                    "there is no such object".into(),
+                    "name an object that `canal get` shows",
+                ),
             }
         }
     }
@@ -202,38 +264,89 @@ impl ApplyPlan {
     fn delete_all(&mut self, rows: Vec<canal_store::StoredObjectKey>, is_provider: bool) {
         if !is_provider {
             let problem = "only the provider deletes all objects of a tenant at once".into();
-            return self.refuse(None, None, problem, "name the objects, or contact the provider of the mesh");
+            return self.refuse(
+                None,
+                None,
+                problem,
+                "name the objects, or contact the provider of the mesh",
+            );
         }
         self.after.set_applied(AppliedObjects::default());
         for key in rows {
-            let (kind, namespace, name) = (key.kind.clone(), key.namespace.clone(), key.name.clone());
-            self.changes.push(api::Change { what: ChangeKind::Deleted.into(), kind, namespace, name, diff: String::new() });
+            let (kind, namespace, name) =
+                (key.kind.clone(), key.namespace.clone(), key.name.clone());
+            self.changes.push(api::Change {
+                what: ChangeKind::Deleted.into(),
+                kind,
+                namespace,
+                name,
+                diff: String::new(),
+            });
             self.edits.push(ObjectEdit::Delete { key });
         }
     }
 
     /// Adds an error for each rule that forbids the operator to change the object.
-    fn may_touch(&mut self, before: &TenantSources, key: &ObjectKey, origin: Option<&SourceLocation>, is_provider: bool) {
+    fn may_touch(
+        &mut self,
+        before: &TenantSources,
+        key: &ObjectKey,
+        origin: Option<&SourceLocation>,
+        is_provider: bool,
+    ) {
         if key.kind.is_providers() && !is_provider {
-            let problem = format!("a {} decides about isolation, so only the provider writes it", key.kind);
-            self.refuse(origin.cloned(), Some(key.clone()), problem, "contact the provider of the mesh");
+            let problem = format!(
+                "a {} decides about isolation, so only the provider writes it",
+                key.kind
+            );
+            self.refuse(
+                origin.cloned(),
+                Some(key.clone()),
+                problem,
+                "contact the provider of the mesh",
+            );
         }
         if let Some(preferred) = before.preferred_to_applied(key) {
-            let problem = format!("the object comes from the file {} of the controller", preferred.location());
-            self.refuse(origin.cloned(), Some(key.clone()), problem, "change it there, or take it out of the file first");
+            let problem = format!(
+                "the object comes from the file {} of the controller",
+                preferred.location()
+            );
+            self.refuse(
+                origin.cloned(),
+                Some(key.clone()),
+                problem,
+                "change it there, or take it out of the file first",
+            );
         }
     }
 
-    fn refuse(&mut self, origin: Option<SourceLocation>, object: Option<ObjectKey>, problem: String, fix: &str) {
+    fn refuse(
+        &mut self,
+        origin: Option<SourceLocation>,
+        object: Option<ObjectKey>,
+        problem: String,
+        fix: &str,
+    ) {
         let field = String::new();
-        self.diagnostics.push(Diagnostic { severity: Severity::Error, origin, object, field, problem, fix: fix.into() });
+        self.diagnostics.push(Diagnostic {
+            severity: Severity::Error,
+            origin,
+            object,
+            field,
+            problem,
+            fix: fix.into(),
+        });
     }
 
     /// Adds the compiler's diagnostics of the tenant after the change: all of them for the named objects, and for other objects only new
     /// errors. An apply must not break other objects. A delete may, because what remains fails closed.
     pub(crate) fn add_findings(&mut self, was: &[Diagnostic], is: &[Diagnostic], is_delete: bool) {
         let known: BTreeSet<_> = was.iter().map(essence).collect();
-        let said: BTreeSet<_> = self.diagnostics.iter().map(|d| (d.object.clone(), d.field.clone())).collect();
+        let said: BTreeSet<_> = self
+            .diagnostics
+            .iter()
+            .map(|d| (d.object.clone(), d.field.clone()))
+            .collect();
         for d in is {
             let is_named = d.object.as_ref().is_some_and(|o| self.named.contains(o));
             let is_new_error = d.severity == Severity::Error && !known.contains(&essence(d));
@@ -250,7 +363,9 @@ impl ApplyPlan {
     }
 
     pub(crate) fn is_refused(&self) -> bool {
-        self.diagnostics.iter().any(|d| d.severity == Severity::Error)
+        self.diagnostics
+            .iter()
+            .any(|d| d.severity == Severity::Error)
     }
 }
 
@@ -269,8 +384,17 @@ fn row_key(tenant: &TenantSources, key: &ObjectKey) -> canal_store::StoredObject
 }
 
 fn read_key(object: &api::ObjectRef) -> Result<ObjectKey, String> {
-    let kind = ObjectKind::from_word(&object.kind).ok_or_else(|| format!("the kind {:?} is not known", object.kind))?;
-    let namespace = if object.namespace.is_empty() { "default" } else { object.namespace.as_str() };
+    let kind = ObjectKind::from_word(&object.kind)
+        .ok_or_else(|| format!("the kind {:?} is not known", object.kind))?;
+    let namespace = if object.namespace.is_empty() {
+        "default"
+    } else {
+        object.namespace.as_str()
+    };
     let namespace = Namespace::new(namespace).map_err(|e| e.to_string())?;
-    Ok(ObjectKey { kind, namespace, name: ObjectName::new(&object.name).map_err(|e| e.to_string())? })
+    Ok(ObjectKey {
+        kind,
+        namespace,
+        name: ObjectName::new(&object.name).map_err(|e| e.to_string())?,
+    })
 }

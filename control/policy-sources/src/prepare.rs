@@ -34,7 +34,11 @@ impl Basis {
     /// Returns the conflicts of a tenant's claims with claims of other tenants that are in force. The tenant that changes yields: an edit
     /// can never push another tenant out.
     pub(crate) fn clashes(&self, claims: &TenantClaims) -> Vec<Diagnostic> {
-        clashes(&self.order, |name| self.catalog.tenants.get(name).map(|view| &view.claims), claims)
+        clashes(
+            &self.order,
+            |name| self.catalog.tenants.get(name).map(|view| &view.claims),
+            claims,
+        )
     }
 }
 
@@ -44,13 +48,21 @@ pub fn clashes<'a>(
     live: impl Fn(&TenantName) -> Option<&'a TenantClaims>,
     claims: &'a TenantClaims,
 ) -> Vec<Diagnostic> {
-    let elders = order.iter().filter(|name| **name != claims.tenant).filter_map(live);
+    let elders = order
+        .iter()
+        .filter(|name| **name != claims.tenant)
+        .filter_map(live);
     // Later claims yield to earlier ones, so the tenant that changes comes last.
     let found = collisions(elders.chain(std::iter::once(claims)));
     if !found.withheld.contains(&claims.tenant) {
         return Vec::new();
     }
-    found.diagnostics.into_iter().filter(|(tenant, _)| *tenant == claims.tenant).map(|(_, d)| d).collect()
+    found
+        .diagnostics
+        .into_iter()
+        .filter(|(tenant, _)| *tenant == claims.tenant)
+        .map(|(_, d)| d)
+        .collect()
 }
 
 /// A change of a tenant's sources that no operator requested.
@@ -59,7 +71,11 @@ pub(crate) enum SourceChange {
     /// New state of the tenant in a source that is read.
     State(SourceState),
     /// A key set was fetched, or could not be fetched.
-    KeySet { uri: String, set: Option<String>, fault: Option<String> },
+    KeySet {
+        uri: String,
+        set: Option<String>,
+        fault: Option<String>,
+    },
     /// Retry of a state that is not in force.
     Again,
 }
@@ -96,7 +112,10 @@ impl WithheldReason {
     /// Returns whether the state exceeds a share of the tenant, or a whole limit.
     pub fn is_excess(self) -> bool {
         match self {
-            Self::ConfigurationBytes | Self::CompiledBytes | Self::CompiledResources | Self::RouteTableBytes => true,
+            Self::ConfigurationBytes
+            | Self::CompiledBytes
+            | Self::CompiledResources
+            | Self::RouteTableBytes => true,
             Self::Clash | Self::Panic => false,
         }
     }
@@ -205,11 +224,20 @@ impl Preparer {
         let is_in_steps = matches!(request, WriteRequest::DeleteAll);
         let is_delete = is_in_steps || matches!(request, WriteRequest::Delete { .. });
         let before = basis.tenants.get(tenant).cloned();
-        let sources = before.clone().unwrap_or_else(|| Arc::new(TenantSources::new(tenant.clone())));
-        let rows = if is_in_steps { self.store.object_keys(tenant)? } else { Vec::new() };
-        let may = WritePermission { is_provider, bytes_max: self.limits.configuration.allowance(tenant) };
-        let mut plan =
-            catch_panic(|| decide(&sources, request, rows, may, now)).unwrap_or_else(|fault| ApplyPlan::refused(&sources, *fault));
+        let sources = before
+            .clone()
+            .unwrap_or_else(|| Arc::new(TenantSources::new(tenant.clone())));
+        let rows = if is_in_steps {
+            self.store.object_keys(tenant)?
+        } else {
+            Vec::new()
+        };
+        let may = WritePermission {
+            is_provider,
+            bytes_max: self.limits.configuration.allowance(tenant),
+        };
+        let mut plan = catch_panic(|| decide(&sources, request, rows, may, now))
+            .unwrap_or_else(|fault| ApplyPlan::refused(&sources, *fault));
         let checked = match plan.excess_bytes {
             Some(bytes) => Err(self.limits.configuration.refuse(tenant, bytes)),
             None => self.limits.configuration.check(tenant, plan.after.bytes()),
@@ -223,11 +251,22 @@ impl Preparer {
         // A request that is refused must not use up IDs.
         let ids = self.store.preview_service_ids(&keys, now)?;
         let mut validated = self.validate(&plan.after, &ids);
-        let was = basis.catalog.tenants.get(tenant).map(|v| v.diagnostics.clone()).unwrap_or_default();
+        let was = basis
+            .catalog
+            .tenants
+            .get(tenant)
+            .map(|v| v.diagnostics.clone())
+            .unwrap_or_default();
         plan.add_findings(&was, &validated.compiled.diagnostics, is_delete);
         if !is_delete {
-            plan.diagnostics.extend(validated.objections.iter().map(|objection| objection.finding.clone()));
-            plan.diagnostics.extend(basis.clashes(&validated.compiled.claims));
+            plan.diagnostics.extend(
+                validated
+                    .objections
+                    .iter()
+                    .map(|objection| objection.finding.clone()),
+            );
+            plan.diagnostics
+                .extend(basis.clashes(&validated.compiled.claims));
         }
         if plan.is_refused() || dry_run || plan.edits.is_empty() {
             return Ok(PreparedWrite { plan, commit: None });
@@ -237,85 +276,163 @@ impl Preparer {
         if bound != ids {
             validated = self.validate(&plan.after, &bound);
         }
-        let edits = WriteEdits { edits: std::mem::take(&mut plan.edits), is_delete, is_in_steps };
+        let edits = WriteEdits {
+            edits: std::mem::take(&mut plan.edits),
+            is_delete,
+            is_in_steps,
+        };
         let after = Arc::new(plan.after.clone());
         Ok(PreparedWrite {
             plan,
-            commit: Some(Prepared { name: tenant.clone(), before, after, validated: Ok(validated), write: Some(edits) }),
+            commit: Some(Prepared {
+                name: tenant.clone(),
+                before,
+                after,
+                validated: Ok(validated),
+                write: Some(edits),
+            }),
         })
     }
 
     /// Prepares a change of a tenant's sources; `None` if nothing differs.
-    pub(crate) fn sources(&self, basis: &Basis, tenant: &TenantName, change: &SourceChange) -> Option<Prepared> {
+    pub(crate) fn sources(
+        &self,
+        basis: &Basis,
+        tenant: &TenantName,
+        change: &SourceChange,
+    ) -> Option<Prepared> {
         let before = basis.tenants.get(tenant).cloned();
-        let mut after = before.as_ref().map_or_else(|| TenantSources::new(tenant.clone()), |b| b.as_ref().clone());
+        let mut after = before.as_ref().map_or_else(
+            || TenantSources::new(tenant.clone()),
+            |b| b.as_ref().clone(),
+        );
         let differs = match change {
             SourceChange::State(state) => after.take_state(state.clone()),
             SourceChange::KeySet { uri, set, fault } => {
-                let wanted = basis.catalog.tenants.get(tenant).map(|view| view.jwks.clone()).unwrap_or_default();
-                before.is_some() && after.take_key_set(&wanted, uri, set.as_deref(), fault.as_deref())
+                let wanted = basis
+                    .catalog
+                    .tenants
+                    .get(tenant)
+                    .map(|view| view.jwks.clone())
+                    .unwrap_or_default();
+                before.is_some()
+                    && after.take_key_set(&wanted, uri, set.as_deref(), fault.as_deref())
             }
             SourceChange::Again => before.is_some(),
         };
         if differs && !matches!(change, SourceChange::Again) {
-            self.metrics.count(metrics::CHANGES, &[("from", change.from())]);
+            self.metrics
+                .count(metrics::CHANGES, &[("from", change.from())]);
         }
         differs.then(|| self.sources_after(before, after))
     }
 
     /// Compiles a tenant's changed sources and assigns IDs to its services permanently.
-    pub fn sources_after(&self, before: Option<Arc<TenantSources>>, mut after: TenantSources) -> Prepared {
+    pub fn sources_after(
+        &self,
+        before: Option<Arc<TenantSources>>,
+        mut after: TenantSources,
+    ) -> Prepared {
         if let Err(excess) = self.limits.configuration.check(&after.name, after.bytes()) {
             // What is read cannot be refused like a request, so its earlier content stays.
             after.refuse_growth(before.as_deref(), &excess);
         }
         let keys: Vec<ServiceKey> = after.service_keys().into_iter().collect();
-        let validated = self.store.service_ids(&keys, now_seconds()).map(|ids| self.validate(&after, &ids));
-        Prepared { name: after.name.clone(), before, after: Arc::new(after), validated, write: None }
+        let validated = self
+            .store
+            .service_ids(&keys, now_seconds())
+            .map(|ids| self.validate(&after, &ids));
+        Prepared {
+            name: after.name.clone(),
+            before,
+            after: Arc::new(after),
+            validated,
+            write: None,
+        }
     }
 
     /// Compiles the sources, and checks the size of the result. The work stops at the tenant's shares.
-    fn validate(&self, sources: &TenantSources, ids: &BTreeMap<ServiceKey, ServiceId>) -> ValidatedTenant {
+    fn validate(
+        &self,
+        sources: &TenantSources,
+        ids: &BTreeMap<ServiceKey, ServiceId>,
+    ) -> ValidatedTenant {
         let begun = Instant::now();
-        let TenantLimits { compiled: bytes, compiled_resources: resources, route_tables, .. } = self.limits.as_ref();
-        let [bytes_max, resources_max, tables_max] = [bytes, resources, route_tables].map(|limit| limit.allowance(&sources.name));
-        let max = CompiledSize { bytes: bytes_max, resources: resources_max, route_table_bytes: tables_max };
+        let TenantLimits {
+            compiled: bytes,
+            compiled_resources: resources,
+            route_tables,
+            ..
+        } = self.limits.as_ref();
+        let [bytes_max, resources_max, tables_max] =
+            [bytes, resources, route_tables].map(|limit| limit.allowance(&sources.name));
+        let max = CompiledSize {
+            bytes: bytes_max,
+            resources: resources_max,
+            route_table_bytes: tables_max,
+        };
         let compiled = catch_panic(|| sources.compile(ids, max));
         self.metrics.count(metrics::COMPILES, &[]);
-        self.metrics.add(metrics::COMPILE_SECONDS, &[], begun.elapsed().as_secs_f64());
+        self.metrics
+            .add(metrics::COMPILE_SECONDS, &[], begun.elapsed().as_secs_f64());
         let (mut compiled, size) = match compiled {
             Ok(compiled) => compiled,
             // The fault keeps the earlier state in force.
             Err(fault) => {
                 let objections = vec![Objection::new(WithheldReason::Panic, *fault)];
-                return ValidatedTenant { compiled: sources.uncompiled(), size: CompiledSize::default(), objections };
+                return ValidatedTenant {
+                    compiled: sources.uncompiled(),
+                    size: CompiledSize::default(),
+                    objections,
+                };
             }
         };
         let checks = [
             (WithheldReason::CompiledBytes, bytes, size.bytes, max.bytes),
-            (WithheldReason::CompiledResources, resources, size.resources, max.resources),
-            (WithheldReason::RouteTableBytes, route_tables, size.route_table_bytes, max.route_table_bytes),
+            (
+                WithheldReason::CompiledResources,
+                resources,
+                size.resources,
+                max.resources,
+            ),
+            (
+                WithheldReason::RouteTableBytes,
+                route_tables,
+                size.route_table_bytes,
+                max.route_table_bytes,
+            ),
         ];
         // A share that grew while the compiler worked does not help: the resources are not complete.
-        let exceeded = checks.into_iter().filter(|(_, _, amount, max)| amount > max);
-        let excess: Vec<_> =
-            exceeded.map(|(reason, limit, amount, _)| Objection::new(reason, *limit.refuse(&sources.name, amount))).collect();
+        let exceeded = checks
+            .into_iter()
+            .filter(|(_, _, amount, max)| amount > max);
+        let excess: Vec<_> = exceeded
+            .map(|(reason, limit, amount, _)| {
+                Objection::new(reason, *limit.refuse(&sources.name, amount))
+            })
+            .collect();
         if !excess.is_empty() {
             compiled.resources = Vec::new();
         }
-        ValidatedTenant { compiled, size, objections: excess }
+        ValidatedTenant {
+            compiled,
+            size,
+            objections: excess,
+        }
     }
 }
 
 /// Runs pure code on tenants' input. A panic is a bug of the controller, but affects only that tenant and does not end the controller.
 fn catch_panic<T>(f: impl FnOnce() -> T) -> Result<T, Box<Diagnostic>> {
-    let fault = || Diagnostic {
+    let fault = || {
+        Diagnostic {
         severity: Severity::Error,
         origin: None,
         object: None,
         field: String::new(),
         problem: "the controller failed on this input, which is a fault of the controller; what was in force stays".into(),
         fix: "report it with the input; take the newest change back meanwhile".into(),
+    }
     };
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_err(|_| Box::new(fault()))
 }
@@ -328,6 +445,9 @@ mod tests {
     fn a_panic_in_pure_code_becomes_a_finding() {
         assert_eq!(catch_panic(|| 7).ok(), Some(7));
         let fault = catch_panic(|| -> u8 { panic!("expected in this test") }).unwrap_err();
-        assert!(fault.problem.contains("a fault of the controller"), "{fault}");
+        assert!(
+            fault.problem.contains("a fault of the controller"),
+            "{fault}"
+        );
     }
 }

@@ -53,9 +53,22 @@ pub struct ReadContent {
 
 impl ReadContent {
     /// Creates the content of a source from the objects and diagnostics of one reading.
-    pub fn new(origin: PolicyOrigin, documents: Vec<Arc<Document>>, diagnostics: Vec<Diagnostic>) -> Self {
-        let by_key = documents.iter().enumerate().map(|(at, d)| (d.object.key(), at)).collect();
-        Self { origin, documents, diagnostics, by_key }
+    pub fn new(
+        origin: PolicyOrigin,
+        documents: Vec<Arc<Document>>,
+        diagnostics: Vec<Diagnostic>,
+    ) -> Self {
+        let by_key = documents
+            .iter()
+            .enumerate()
+            .map(|(at, d)| (d.object.key(), at))
+            .collect();
+        Self {
+            origin,
+            documents,
+            diagnostics,
+            by_key,
+        }
     }
 
     /// Returns the same objects with another diagnostic in place of those of the reading: the objects stay in force, and the diagnostic
@@ -87,7 +100,10 @@ impl PolicySource for ReadContent {
         self.diagnostics.clone()
     }
     fn is_read(&self) -> bool {
-        !self.diagnostics.iter().any(|d| d.severity == Severity::Error && d.object.is_none())
+        !self
+            .diagnostics
+            .iter()
+            .any(|d| d.severity == Severity::Error && d.object.is_none())
     }
 }
 
@@ -98,7 +114,10 @@ pub enum SourceState {
     Read(Arc<ReadContent>),
     /// The source has no place for the tenant any more, for example no folder. If it was empty before, the tenant is meant to go. If it had
     /// objects, these stay in force, and `finding` says so.
-    Gone { origin: PolicyOrigin, finding: Diagnostic },
+    Gone {
+        origin: PolicyOrigin,
+        finding: Diagnostic,
+    },
 }
 
 impl SourceState {
@@ -125,7 +144,11 @@ pub struct SourceUpdate {
 impl SourceUpdate {
     /// Returns an update in which nothing changed.
     pub fn nothing(origin: PolicyOrigin) -> Self {
-        Self { origin, tenants: Vec::new(), findings: Vec::new() }
+        Self {
+            origin,
+            tenants: Vec::new(),
+            findings: Vec::new(),
+        }
     }
 }
 
@@ -154,7 +177,9 @@ impl SourceHealth {
             tracing::error!(source = update.origin.label(), %finding, "a source of policy");
         }
         let mut inner = self.lock();
-        inner.findings.insert(update.origin, update.findings.clone());
+        inner
+            .findings
+            .insert(update.origin, update.findings.clone());
         for (tenant, state) in &update.tenants {
             let is_stale = match state {
                 SourceState::Gone { .. } => true,
@@ -173,7 +198,10 @@ impl SourceHealth {
     pub fn stale(&self, tenant: &TenantName) -> Duration {
         let inner = self.lock();
         let of_tenant = inner.stale.iter().filter(|((name, _), _)| name == tenant);
-        of_tenant.map(|(_, since)| since.elapsed()).max().unwrap_or_default()
+        of_tenant
+            .map(|(_, since)| since.elapsed())
+            .max()
+            .unwrap_or_default()
     }
 
     /// Returns the diagnostics of the sources themselves.

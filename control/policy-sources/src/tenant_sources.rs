@@ -49,7 +49,11 @@ impl TenantSources {
 
     /// Returns the sources by precedence. A source of which the tenant has nothing may be left out.
     pub fn by_precedence(&self) -> impl Iterator<Item = &dyn PolicySource> {
-        let mut sources: Vec<&dyn PolicySource> = self.read.values().map(|content| content.as_ref() as &dyn PolicySource).collect();
+        let mut sources: Vec<&dyn PolicySource> = self
+            .read
+            .values()
+            .map(|content| content.as_ref() as &dyn PolicySource)
+            .collect();
         sources.push(&self.applied);
         sources.sort_by_key(|source| source.origin());
         sources.into_iter()
@@ -91,12 +95,18 @@ impl TenantSources {
 
     /// True if the tenant has something in the source, or may have.
     pub fn has(&self, origin: PolicyOrigin) -> bool {
-        self.unread.contains(&origin) || self.by_precedence().any(|source| source.origin() == origin && !source.is_empty())
+        self.unread.contains(&origin)
+            || self
+                .by_precedence()
+                .any(|source| source.origin() == origin && !source.is_empty())
     }
 
     /// Returns the bytes of all objects' texts, of all sources.
     pub fn bytes(&self) -> u64 {
-        self.by_precedence().flat_map(|source| source.documents()).map(|document| document.text.len() as u64).sum()
+        self.by_precedence()
+            .flat_map(|source| source.documents())
+            .map(|document| document.text.len() as u64)
+            .sum()
     }
 
     /// Applies the state of a source that is read. Returns false if nothing differs.
@@ -106,12 +116,18 @@ impl TenantSources {
             SourceState::Read(content) => {
                 // The content is known once it has been read completely.
                 let was_unread = content.is_read() && self.unread.remove(&origin);
-                let differs = was_unread || self.read.get(&origin).is_none_or(|before| !before.is_same(&content));
+                let differs = was_unread
+                    || self
+                        .read
+                        .get(&origin)
+                        .is_none_or(|before| !before.is_same(&content));
                 self.read.insert(origin, content);
                 differs
             }
             SourceState::Gone { finding, .. } => {
-                let Some(before) = self.read.remove(&origin) else { return false };
+                let Some(before) = self.read.remove(&origin) else {
+                    return false;
+                };
                 // Removing an empty folder means that the tenant is to go; a full one that vanishes is an accident.
                 if !before.is_empty() {
                     self.read.insert(origin, Arc::new(before.retained(finding)));
@@ -142,7 +158,13 @@ impl TenantSources {
     }
 
     /// Applies a key set, or the reason why there is none. Returns false if nothing differs.
-    pub(crate) fn take_key_set(&mut self, wanted: &BTreeSet<String>, uri: &str, set: Option<&str>, fault: Option<&str>) -> bool {
+    pub(crate) fn take_key_set(
+        &mut self,
+        wanted: &BTreeSet<String>,
+        uri: &str,
+        set: Option<&str>,
+        fault: Option<&str>,
+    ) -> bool {
         let is_new = set.is_some_and(|set| self.jwks.get(uri).map(String::as_str) != Some(set));
         let is_same_fault = self.jwks_faults.get(uri).map(String::as_str) == fault;
         match fault {
@@ -152,7 +174,8 @@ impl TenantSources {
         // Unwanted key sets are dropped, or a tenant that renames them could fill the memory.
         self.jwks.retain(|uri, _| wanted.contains(uri));
         self.jwks_faults.retain(|uri, _| wanted.contains(uri));
-        self.jwks.extend(set.map(|set| (uri.to_string(), set.to_string())));
+        self.jwks
+            .extend(set.map(|set| (uri.to_string(), set.to_string())));
         is_new || !is_same_fault
     }
 
@@ -163,8 +186,15 @@ impl TenantSources {
 
     /// Returns the object that is in force instead of an applied one with this key, and the source that has it.
     pub(crate) fn preferred_to_applied(&self, key: &ObjectKey) -> Option<CatalogObject> {
-        let mut before_api = self.by_precedence().take_while(|source| source.origin() < PolicyOrigin::Api);
-        before_api.find_map(|source| Some(CatalogObject { document: source.find(key)?.clone(), origin: source.origin() }))
+        let mut before_api = self
+            .by_precedence()
+            .take_while(|source| source.origin() < PolicyOrigin::Api);
+        before_api.find_map(|source| {
+            Some(CatalogObject {
+                document: source.find(key)?.clone(),
+                origin: source.origin(),
+            })
+        })
     }
 
     /// Returns every object in force: of those with one key, that of the source with the highest precedence.
@@ -173,8 +203,16 @@ impl TenantSources {
         let mut preferred: Vec<&dyn PolicySource> = Vec::new();
         for source in self.by_precedence() {
             let is_first = preferred.is_empty();
-            let in_force = source.documents().filter(|d| is_first || preferred.iter().all(|other| other.find(&d.object.key()).is_none()));
-            out.extend(in_force.map(|document| CatalogObject { document: document.clone(), origin: source.origin() }));
+            let in_force = source.documents().filter(|d| {
+                is_first
+                    || preferred
+                        .iter()
+                        .all(|other| other.find(&d.object.key()).is_none())
+            });
+            out.extend(in_force.map(|document| CatalogObject {
+                document: document.clone(),
+                origin: source.origin(),
+            }));
             preferred.push(source);
         }
         out
@@ -182,36 +220,90 @@ impl TenantSources {
 
     /// Returns the services that need IDs.
     pub fn service_keys(&self) -> BTreeSet<ServiceKey> {
-        let documents: Vec<Arc<Document>> = self.objects().into_iter().map(|l| l.document).collect();
+        let documents: Vec<Arc<Document>> =
+            self.objects().into_iter().map(|l| l.document).collect();
         service_keys(&self.name, &documents)
     }
 
     /// Compiles all sources of the tenant, and stops as soon as the resources exceed `max`. Also returns what the resources take; beyond
     /// `max` it is what they took when the work stopped.
-    pub fn compile(&self, service_ids: &BTreeMap<ServiceKey, ServiceId>, max: CompiledSize) -> (CompiledTenant, CompiledSize) {
+    pub fn compile(
+        &self,
+        service_ids: &BTreeMap<ServiceKey, ServiceId>,
+        max: CompiledSize,
+    ) -> (CompiledTenant, CompiledSize) {
         let objects = self.objects();
         let documents: Vec<Arc<Document>> = objects.iter().map(|l| l.document.clone()).collect();
-        let input = CompileInput { tenant: &self.name, documents: &documents, service_ids, jwks: &self.jwks };
+        let input = CompileInput {
+            tenant: &self.name,
+            documents: &documents,
+            service_ids,
+            jwks: &self.jwks,
+        };
         let output = compile_within(&input, max);
-        let mut diagnostics: Vec<Diagnostic> = self.by_precedence().flat_map(|source| source.diagnostics()).collect();
+        let mut diagnostics: Vec<Diagnostic> = self
+            .by_precedence()
+            .flat_map(|source| source.diagnostics())
+            .collect();
         diagnostics.extend(self.shadowed());
-        diagnostics.extend(output.diagnostics.iter().cloned().map(|d| placed(d, &documents)));
-        let CompileOutput { resources, claims, homes, federations, jwks, mut size, is_stopped, .. } = output;
+        diagnostics.extend(
+            output
+                .diagnostics
+                .iter()
+                .cloned()
+                .map(|d| placed(d, &documents)),
+        );
+        let CompileOutput {
+            resources,
+            claims,
+            homes,
+            federations,
+            jwks,
+            mut size,
+            is_stopped,
+            ..
+        } = output;
         // Key sets that no object uses any more are left out.
-        diagnostics.extend(self.jwks_faults.iter().filter(|(uri, _)| jwks.contains(*uri)).map(|(uri, fault)| unfetched(uri, fault, self)));
+        diagnostics.extend(
+            self.jwks_faults
+                .iter()
+                .filter(|(uri, _)| jwks.contains(*uri))
+                .map(|(uri, fault)| unfetched(uri, fault, self)),
+        );
         // Resources that data planes would refuse must not be published as they are.
-        let EnforcedResources { resources, bytes } = wire_check::enforce(resources, max.bytes, &mut diagnostics);
+        let EnforcedResources { resources, bytes } =
+            wire_check::enforce(resources, max.bytes, &mut diagnostics);
         if !is_stopped {
             size.bytes = bytes;
         }
         let complete = self.is_complete();
-        (CompiledTenant { resources, claims, home_azs: homes, federations, jwks, diagnostics, objects, complete }, size)
+        (
+            CompiledTenant {
+                resources,
+                claims,
+                home_azs: homes,
+                federations,
+                jwks,
+                diagnostics,
+                objects,
+                complete,
+            },
+            size,
+        )
     }
 
     /// Returns the result for a failed compilation: the objects, and no resources.
     pub fn uncompiled(&self) -> CompiledTenant {
-        let claims = TenantClaims { tenant: self.name.clone(), isolation: None, gateways: Vec::new() };
-        CompiledTenant { objects: self.objects(), complete: self.is_complete(), ..CompiledTenant::nothing(claims) }
+        let claims = TenantClaims {
+            tenant: self.name.clone(),
+            isolation: None,
+            gateways: Vec::new(),
+        };
+        CompiledTenant {
+            objects: self.objects(),
+            complete: self.is_complete(),
+            ..CompiledTenant::nothing(claims)
+        }
     }
 
     /// Returns a warning for each object that a source of higher precedence has too.
@@ -219,13 +311,25 @@ impl TenantSources {
         let mut out = Vec::new();
         let mut preferred: Vec<&dyn PolicySource> = Vec::new();
         for source in self.by_precedence() {
-            let twice = source.documents().filter(|_| !preferred.is_empty()).filter_map(|d| {
-                let key = d.object.key();
-                let other = preferred
-                    .iter()
-                    .find_map(|other| Some(CatalogObject { document: other.find(&key)?.clone(), origin: other.origin() }))?;
-                Some((CatalogObject { document: d.clone(), origin: source.origin() }, other))
-            });
+            let twice = source
+                .documents()
+                .filter(|_| !preferred.is_empty())
+                .filter_map(|d| {
+                    let key = d.object.key();
+                    let other = preferred.iter().find_map(|other| {
+                        Some(CatalogObject {
+                            document: other.find(&key)?.clone(),
+                            origin: other.origin(),
+                        })
+                    })?;
+                    Some((
+                        CatalogObject {
+                            document: d.clone(),
+                            origin: source.origin(),
+                        },
+                        other,
+                    ))
+                });
             out.extend(twice.map(|(object, other)| shadowed_by(&object, &other)));
             preferred.push(source);
         }
@@ -249,7 +353,11 @@ fn shadowed_by(object: &CatalogObject, other: &CatalogObject) -> Diagnostic {
 /// Returns the diagnostic of a key set that is not available. It is a warning: objects that name the set are valid, and may be applied
 /// before it is available.
 fn unfetched(uri: &str, fault: &str, sources: &TenantSources) -> Diagnostic {
-    let kept = if sources.jwks.contains_key(uri) { "the last good one is in force" } else { "tokens of its issuer are refused" };
+    let kept = if sources.jwks.contains_key(uri) {
+        "the last good one is in force"
+    } else {
+        "tokens of its issuer are refused"
+    };
     Diagnostic {
         severity: Severity::Warning,
         origin: None,
@@ -266,7 +374,9 @@ fn placed(mut d: Diagnostic, documents: &[Arc<Document>]) -> Diagnostic {
     if d.field.is_empty() {
         return d;
     }
-    let begins_there = |doc: &&Arc<Document>| d.origin.as_ref() == Some(&doc.origin) && d.object.as_ref() == Some(&doc.object.key());
+    let begins_there = |doc: &&Arc<Document>| {
+        d.origin.as_ref() == Some(&doc.origin) && d.object.as_ref() == Some(&doc.object.key())
+    };
     let object = documents.iter().find(begins_there);
     if let Some(document) = object {
         d.origin = Some(pinpoint(&document.text, &document.origin, &d.field));

@@ -30,28 +30,54 @@ pub(crate) struct TurnOrder<T> {
 impl<T> TurnOrder<T> {
     /// Creates an order with at most `workers` ordinary turns at once, of different tenants.
     pub(crate) fn new(workers: usize) -> Self {
-        Self { workers: workers.max(1), running: 0, lanes: BTreeMap::new(), ring: VecDeque::new(), busy: BTreeSet::new() }
+        Self {
+            workers: workers.max(1),
+            running: 0,
+            lanes: BTreeMap::new(),
+            ring: VecDeque::new(),
+            busy: BTreeSet::new(),
+        }
     }
 
     /// Adds an item behind those of its tenant. Urgent items go ahead of ordinary ones, and need no free worker.
     pub(crate) fn push(&mut self, tenant: &TenantName, is_urgent: bool, item: T) {
         let lane = self.lanes.entry(tenant.clone()).or_insert_with(|| {
             self.ring.push_back(tenant.clone());
-            TenantTurns { urgent: VecDeque::new(), ordinary: VecDeque::new() }
+            TenantTurns {
+                urgent: VecDeque::new(),
+                ordinary: VecDeque::new(),
+            }
         });
-        if is_urgent { lane.urgent.push_back(item) } else { lane.ordinary.push_back(item) }
+        if is_urgent {
+            lane.urgent.push_back(item)
+        } else {
+            lane.ordinary.push_back(item)
+        }
     }
 
     /// Begins the next turn, if one may begin. Returns its tenant, whether it is urgent, and its item.
     pub(crate) fn begin(&mut self) -> Option<(TenantName, bool, T)> {
         let is_idle = |tenant: &&TenantName| !self.busy.contains(*tenant);
-        let has_urgent = |tenant: &&TenantName| self.lanes.get(*tenant).is_some_and(|lane| !lane.urgent.is_empty());
+        let has_urgent = |tenant: &&TenantName| {
+            self.lanes
+                .get(*tenant)
+                .is_some_and(|lane| !lane.urgent.is_empty())
+        };
         let urgent = self.ring.iter().filter(is_idle).find(has_urgent);
-        let next = urgent.or_else(|| self.ring.iter().find(is_idle).filter(|_| self.running < self.workers));
+        let next = urgent.or_else(|| {
+            self.ring
+                .iter()
+                .find(is_idle)
+                .filter(|_| self.running < self.workers)
+        });
         let tenant = next?.clone();
         let lane = self.lanes.get_mut(&tenant)?;
         let is_urgent = !lane.urgent.is_empty();
-        let item = if is_urgent { lane.urgent.pop_front() } else { lane.ordinary.pop_front() };
+        let item = if is_urgent {
+            lane.urgent.pop_front()
+        } else {
+            lane.ordinary.pop_front()
+        };
         let is_done = lane.urgent.is_empty() && lane.ordinary.is_empty();
         // The tenant goes to the end, so that all tenants take turns.
         self.ring.retain(|name| *name != tenant);
@@ -86,7 +112,9 @@ pub(crate) struct Turn {
 
 impl TurnQueue {
     pub(crate) fn new(workers: usize) -> Arc<Self> {
-        Arc::new(Self { order: Mutex::new(TurnOrder::new(workers)) })
+        Arc::new(Self {
+            order: Mutex::new(TurnOrder::new(workers)),
+        })
     }
 
     fn order(&self) -> MutexGuard<'_, TurnOrder<oneshot::Sender<Turn>>> {
@@ -110,9 +138,15 @@ impl TurnQueue {
     fn begin_all(self: &Arc<Self>) {
         loop {
             let next = self.order().begin();
-            let Some((tenant, is_urgent, begin)) = next else { return };
+            let Some((tenant, is_urgent, begin)) = next else {
+                return;
+            };
             // If the task stopped waiting, the turn is dropped here, which ends it.
-            let _ = begin.send(Turn { queue: self.clone(), tenant, is_urgent });
+            let _ = begin.send(Turn {
+                queue: self.clone(),
+                tenant,
+                is_urgent,
+            });
         }
     }
 }
@@ -133,7 +167,9 @@ mod tests {
     }
 
     fn begun(order: &mut TurnOrder<u32>) -> Vec<(String, u32)> {
-        std::iter::from_fn(|| order.begin()).map(|(tenant, _, item)| (tenant.to_string(), item)).collect()
+        std::iter::from_fn(|| order.begin())
+            .map(|(tenant, _, item)| (tenant.to_string(), item))
+            .collect()
     }
 
     #[test]
@@ -143,11 +179,23 @@ mod tests {
         (0..100).for_each(|i| order.push(&a, false, i));
         order.push(&b, false, 200);
         order.push(&c, false, 300);
-        assert_eq!(begun(&mut order), [("alpha".into(), 0), ("beta".into(), 200)], "two workers, two tenants");
+        assert_eq!(
+            begun(&mut order),
+            [("alpha".into(), 0), ("beta".into(), 200)],
+            "two workers, two tenants"
+        );
         order.end(&a, false);
-        assert_eq!(begun(&mut order), [("gamma".into(), 300)], "alpha has had its turn");
+        assert_eq!(
+            begun(&mut order),
+            [("gamma".into(), 300)],
+            "alpha has had its turn"
+        );
         order.end(&b, false);
-        assert_eq!(begun(&mut order), [("alpha".into(), 1)], "and has the free worker when nobody else waits");
+        assert_eq!(
+            begun(&mut order),
+            [("alpha".into(), 1)],
+            "and has the free worker when nobody else waits"
+        );
         order.end(&c, false);
         assert_eq!(begun(&mut order), [], "but never two");
     }
@@ -161,7 +209,11 @@ mod tests {
         order.push(&b, false, 2);
         order.push(&b, true, 3);
         order.push(&a, true, 4);
-        assert_eq!(begun(&mut order), [("beta".into(), 3)], "the only worker is taken, and alpha is busy");
+        assert_eq!(
+            begun(&mut order),
+            [("beta".into(), 3)],
+            "the only worker is taken, and alpha is busy"
+        );
         order.end(&a, false);
         assert_eq!(begun(&mut order), [("alpha".into(), 4)]);
         order.end(&b, true);
@@ -174,11 +226,19 @@ mod tests {
         let [a, b] = ["alpha", "beta"].map(name);
         let first = queue.turn(&a, false).await;
         for _ in 0..50 {
-            assert!(tokio::time::timeout(std::time::Duration::ZERO, queue.turn(&a, false)).await.is_err());
+            assert!(
+                tokio::time::timeout(std::time::Duration::ZERO, queue.turn(&a, false))
+                    .await
+                    .is_err()
+            );
         }
         drop(first);
         drop(queue.turn(&b, false).await);
         drop(queue.turn(&a, false).await);
-        assert!(queue.order().lanes.is_empty() && queue.order().busy.is_empty() && queue.order().running == 0);
+        assert!(
+            queue.order().lanes.is_empty()
+                && queue.order().busy.is_empty()
+                && queue.order().running == 0
+        );
     }
 }

@@ -9,14 +9,25 @@ use canal_yaml::tree::{self, YamlKey, YamlNode, YamlValue};
 /// Returns the document without unread annotations and its new tree, or `None` if nothing can be removed.
 pub(crate) fn without_unread(text: &str, root: &YamlNode) -> Option<(String, YamlNode)> {
     let (key, annotations) = root.field("metadata")?.entry("annotations")?;
-    let YamlValue::Map(entries) = &annotations.value else { return None };
-    let is_unread = |(key, _): &&(YamlKey, YamlNode)| !READ_ANNOTATIONS.contains(&key.name.as_str());
-    let unread: Vec<&YamlKey> = entries.iter().filter(is_unread).map(|(key, _)| key).collect();
+    let YamlValue::Map(entries) = &annotations.value else {
+        return None;
+    };
+    let is_unread =
+        |(key, _): &&(YamlKey, YamlNode)| !READ_ANNOTATIONS.contains(&key.name.as_str());
+    let unread: Vec<&YamlKey> = entries
+        .iter()
+        .filter(is_unread)
+        .map(|(key, _)| key)
+        .collect();
     if unread.is_empty() {
         return None;
     }
     // A map without entries would be null, so the `annotations` key is removed together with its last entry.
-    let gone = if unread.len() == entries.len() { vec![key] } else { unread };
+    let gone = if unread.len() == entries.len() {
+        vec![key]
+    } else {
+        unread
+    };
     let mut lines: Vec<&str> = text.split_inclusive('\n').collect();
     for key in gone {
         blank(&mut lines, key)?;
@@ -47,9 +58,17 @@ fn blank(lines: &mut [&str], key: &YamlKey) -> Option<()> {
 /// Returns true if the two documents differ only in annotations that no component reads.
 fn says_the_same(before: &YamlNode, after: &YamlNode) -> bool {
     let of = |root: &YamlNode, keep: &dyn Fn(&str) -> bool| {
-        let annotations = root.field("metadata").and_then(|m| m.field("annotations")).map(|a| a.value.clone());
-        let Some(YamlValue::Map(entries)) = annotations else { return Vec::new() };
-        entries.into_iter().filter(|(key, _)| keep(&key.name)).collect::<Vec<_>>()
+        let annotations = root
+            .field("metadata")
+            .and_then(|m| m.field("annotations"))
+            .map(|a| a.value.clone());
+        let Some(YamlValue::Map(entries)) = annotations else {
+            return Vec::new();
+        };
+        entries
+            .into_iter()
+            .filter(|(key, _)| keep(&key.name))
+            .collect::<Vec<_>>()
     };
     let read = of(before, &|name| READ_ANNOTATIONS.contains(&name));
     let left = of(after, &|_| true);
@@ -60,16 +79,30 @@ fn says_the_same(before: &YamlNode, after: &YamlNode) -> bool {
 fn is_same(a: &YamlNode, b: &YamlNode, skip: &[&str]) -> bool {
     match (&a.value, &b.value) {
         (YamlValue::Map(a), YamlValue::Map(b)) => is_same_map(a, b, skip),
-        (YamlValue::List(a), YamlValue::List(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| is_same(a, b, &[])),
+        (YamlValue::List(a), YamlValue::List(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| is_same(a, b, &[]))
+        }
         (a, b) => a == b,
     }
 }
 
 fn is_same_map(a: &[(YamlKey, YamlNode)], b: &[(YamlKey, YamlNode)], skip: &[&str]) -> bool {
     let is_kept = |(key, _): &&(YamlKey, YamlNode)| skip != [key.name.as_str()];
-    let (a, b): (Vec<_>, Vec<_>) = (a.iter().filter(is_kept).collect(), b.iter().filter(is_kept).collect());
-    let inner = |name: &str| if skip.first() == Some(&name) { &skip[1..] } else { &[] };
-    a.len() == b.len() && a.iter().zip(&b).all(|((x, a), (y, b))| x.name == y.name && is_same(a, b, inner(&x.name)))
+    let (a, b): (Vec<_>, Vec<_>) = (
+        a.iter().filter(is_kept).collect(),
+        b.iter().filter(is_kept).collect(),
+    );
+    let inner = |name: &str| {
+        if skip.first() == Some(&name) {
+            &skip[1..]
+        } else {
+            &[]
+        }
+    };
+    a.len() == b.len()
+        && a.iter()
+            .zip(&b)
+            .all(|((x, a), (y, b))| x.name == y.name && is_same(a, b, inner(&x.name)))
 }
 
 #[cfg(test)]
@@ -85,10 +118,18 @@ mod tests {
     fn lines_of_unread_annotations_become_empty() {
         check(
             "metadata:\n  annotations:\n    a.b/c: |\n      {\"x\": 1}\n\n      # text\n    canal.mesh/az: az1\n    d: 'e\n      f'\n  name: x\nspec: 1\n",
-            Some("metadata:\n  annotations:\n\n\n\n\n    canal.mesh/az: az1\n\n\n  name: x\nspec: 1\n"),
+            Some(
+                "metadata:\n  annotations:\n\n\n\n\n    canal.mesh/az: az1\n\n\n  name: x\nspec: 1\n",
+            ),
         );
-        check("metadata:\n  name: x\n  annotations:\n    a: b\n    c: d", Some("metadata:\n  name: x\n\n\n"));
-        check("metadata:\n  annotations:\n    a: b\n# a comment\n  name: x\n", Some("metadata:\n\n\n# a comment\n  name: x\n"));
+        check(
+            "metadata:\n  name: x\n  annotations:\n    a: b\n    c: d",
+            Some("metadata:\n  name: x\n\n\n"),
+        );
+        check(
+            "metadata:\n  annotations:\n    a: b\n# a comment\n  name: x\n",
+            Some("metadata:\n\n\n# a comment\n  name: x\n"),
+        );
     }
 
     #[test]
@@ -104,6 +145,9 @@ mod tests {
         ] {
             check(text, None);
         }
-        check("metadata:\n  annotations: {note: y}\n  name: x\n", Some("metadata:\n\n  name: x\n"));
+        check(
+            "metadata:\n  annotations: {note: y}\n  name: x\n",
+            Some("metadata:\n\n  name: x\n"),
+        );
     }
 }

@@ -74,7 +74,10 @@ struct FileState {
 impl Directory {
     /// Creates the state for `root`. It reads nothing until the first scan.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), tenants: BTreeMap::new() }
+        Self {
+            root: root.into(),
+            tenants: BTreeMap::new(),
+        }
     }
 
     /// Scans all files and reads those that changed.
@@ -88,22 +91,43 @@ impl Directory {
             Ok(found) => found,
             Err(error) => {
                 // All tenants stay: a lost mount must not take the mesh down.
-                let problem = format!("the configuration directory cannot be read: {error}; what was read before stays in force");
-                scan.diagnostics.push(complaint(&self.root, problem, "make it a directory that the controller may read"));
+                let problem = format!(
+                    "the configuration directory cannot be read: {error}; what was read before stays in force"
+                );
+                scan.diagnostics.push(complaint(
+                    &self.root,
+                    problem,
+                    "make it a directory that the controller may read",
+                ));
                 return scan;
             }
         };
         let present = self.present(names, &mut scan.diagnostics);
-        let gone: Vec<TenantName> = self.tenants.keys().filter(|name| !present.contains(*name)).cloned().collect();
+        let gone: Vec<TenantName> = self
+            .tenants
+            .keys()
+            .filter(|name| !present.contains(*name))
+            .cloned()
+            .collect();
         for tenant in gone {
             self.tenants.remove(&tenant);
-            scan.changed.push(TenantFiles { tenant, documents: Vec::new(), diagnostics: Vec::new() });
+            scan.changed.push(TenantFiles {
+                tenant,
+                documents: Vec::new(),
+                diagnostics: Vec::new(),
+            });
         }
         for name in present {
             let path = self.root.join(name.as_str());
             let is_new = !self.tenants.contains_key(&name);
             let tenant = self.tenants.entry(name.clone()).or_default();
-            let mut visit = TenantVisit { path: &path, tenant: &name, hints, changed: is_new, is_moving: false };
+            let mut visit = TenantVisit {
+                path: &path,
+                tenant: &name,
+                hints,
+                changed: is_new,
+                is_moving: false,
+            };
             tenant.visit(root.as_fd(), &mut visit);
             scan.is_moving |= visit.is_moving;
             if visit.changed {
@@ -114,7 +138,11 @@ impl Directory {
     }
 
     /// Returns the tenants that have a directory, up to [`TENANTS_MAX`], and reports all other entries.
-    fn present(&self, names: Vec<String>, diagnostics: &mut Vec<Diagnostic>) -> BTreeSet<TenantName> {
+    fn present(
+        &self,
+        names: Vec<String>,
+        diagnostics: &mut Vec<Diagnostic>,
+    ) -> BTreeSet<TenantName> {
         let mut present = BTreeSet::new();
         let mut newcomers = Vec::new();
         for name in names {
@@ -131,12 +159,19 @@ impl Directory {
                 // A known tenant never loses its slot to a new one.
                 Ok(tenant) if self.tenants.contains_key(&tenant) => drop(present.insert(tenant)),
                 Ok(tenant) => newcomers.push(tenant),
-                Err(error) => diagnostics.push(complaint(&path, error.to_string(), "rename the directory to the tenant's name")),
+                Err(error) => diagnostics.push(complaint(
+                    &path,
+                    error.to_string(),
+                    "rename the directory to the tenant's name",
+                )),
             }
         }
         let room = TENANTS_MAX.saturating_sub(present.len());
         if newcomers.len() > room {
-            let problem = format!("there are more than {TENANTS_MAX} tenants; {} are left out", newcomers.len() - room);
+            let problem = format!(
+                "there are more than {TENANTS_MAX} tenants; {} are left out",
+                newcomers.len() - room
+            );
             diagnostics.push(complaint(&self.root, problem, "use several controllers"));
         }
         present.extend(newcomers.into_iter().take(room));
@@ -169,8 +204,14 @@ impl TenantFileSet {
         match listed {
             Err(error) => {
                 // An unreadable directory may be a temporary fault, so the files of the last scan stay.
-                let problem = format!("the tenant's directory cannot be read: {error}; what was read before stays in force");
-                diagnostics.push(complaint(visit.path, problem, "make it a directory of its own that the controller may read"));
+                let problem = format!(
+                    "the tenant's directory cannot be read: {error}; what was read before stays in force"
+                );
+                diagnostics.push(complaint(
+                    visit.path,
+                    problem,
+                    "make it a directory of its own that the controller may read",
+                ));
             }
             Ok((directory, names)) => {
                 let names = self.admitted(names, visit, &mut diagnostics);
@@ -187,16 +228,34 @@ impl TenantFileSet {
     }
 
     /// Returns the names of the YAML files to read. If there are too many, files that were read before have priority.
-    fn admitted(&self, names: Vec<String>, visit: &TenantVisit<'_>, diagnostics: &mut Vec<Diagnostic>) -> BTreeSet<String> {
+    fn admitted(
+        &self,
+        names: Vec<String>,
+        visit: &TenantVisit<'_>,
+        diagnostics: &mut Vec<Diagnostic>,
+    ) -> BTreeSet<String> {
         let is_yaml = |name: &String| name.ends_with(".yaml") || name.ends_with(".yml");
-        let (known, new): (Vec<String>, Vec<String>) = names.into_iter().filter(is_yaml).partition(|name| self.files.contains_key(name));
+        let (known, new): (Vec<String>, Vec<String>) = names
+            .into_iter()
+            .filter(is_yaml)
+            .partition(|name| self.files.contains_key(name));
         let room = FILES_PER_TENANT_MAX.saturating_sub(known.len());
         if new.len() > room {
-            let problem =
-                format!("the tenant has more than {FILES_PER_TENANT_MAX} files; {} are left out, {} first", new.len() - room, new[room]);
-            diagnostics.push(complaint(visit.path, problem, "put several documents into one file"));
+            let problem = format!(
+                "the tenant has more than {FILES_PER_TENANT_MAX} files; {} are left out, {} first",
+                new.len() - room,
+                new[room]
+            );
+            diagnostics.push(complaint(
+                visit.path,
+                problem,
+                "put several documents into one file",
+            ));
         }
-        known.into_iter().chain(new.into_iter().take(room)).collect()
+        known
+            .into_iter()
+            .chain(new.into_iter().take(room))
+            .collect()
     }
 
     /// Reads one file if it changed.
@@ -205,31 +264,59 @@ impl TenantFileSet {
             visit.is_moving = true;
             return;
         }
-        let others: usize = self.files.iter().filter(|(other, _)| *other != name).map(|(_, state)| state.bytes).sum();
+        let others: usize = self
+            .files
+            .iter()
+            .filter(|(other, _)| *other != name)
+            .map(|(_, state)| state.bytes)
+            .sum();
         let path = visit.path.join(name);
         let opened = file::open_file(directory, name);
         let stamp = opened.as_ref().ok().map(|opened| opened.stamp);
         let is_known = self.files.contains_key(name);
         let state = self.files.entry(name.to_owned()).or_default();
         // Two writes within one clock tick leave the same fingerprint; the watcher's event still forces a read.
-        if is_known && stamp.is_some() && state.stamp == stamp && !visit.is_in(&visit.hints.touched, name) {
+        if is_known
+            && stamp.is_some()
+            && state.stamp == stamp
+            && !visit.is_in(&visit.hints.touched, name)
+        {
             return;
         }
         match opened.map(|mut opened: OpenFile| file::read(&mut opened)) {
             Ok(FileContent::Moving) => visit.is_moving = true,
             Ok(FileContent::Text(text)) if others + text.len() > TENANT_BYTES_MAX => {
-                let problem = format!("with this file the tenant's files have more than {TENANT_BYTES_MAX} bytes");
-                visit.changed |= state.refuse(&path, stamp, &FileReadError { problem, fix: "remove what is not needed" });
+                let problem = format!(
+                    "with this file the tenant's files have more than {TENANT_BYTES_MAX} bytes"
+                );
+                visit.changed |= state.refuse(
+                    &path,
+                    stamp,
+                    &FileReadError {
+                        problem,
+                        fix: "remove what is not needed",
+                    },
+                );
             }
             Ok(FileContent::Text(text)) => visit.changed |= state.take(&path, stamp, &text),
-            Ok(FileContent::Refused(why)) | Err(why) => visit.changed |= state.refuse(&path, stamp, &why),
+            Ok(FileContent::Refused(why)) | Err(why) => {
+                visit.changed |= state.refuse(&path, stamp, &why)
+            }
         }
     }
 
     fn files(&self, tenant: TenantName) -> TenantFiles {
-        let documents = self.files.values().flat_map(|file| file.documents.iter().cloned()).collect();
+        let documents = self
+            .files
+            .values()
+            .flat_map(|file| file.documents.iter().cloned())
+            .collect();
         let of_files = self.files.values().flat_map(|file| &file.diagnostics);
-        TenantFiles { tenant, documents, diagnostics: self.diagnostics.iter().chain(of_files).cloned().collect() }
+        TenantFiles {
+            tenant,
+            documents,
+            diagnostics: self.diagnostics.iter().chain(of_files).cloned().collect(),
+        }
     }
 }
 
@@ -278,17 +365,36 @@ fn share(old: &[Arc<Document>], new: Vec<Arc<Document>>) -> Vec<Arc<Document>> {
 }
 
 fn list(root: &Path) -> rustix::io::Result<(OwnedFd, Vec<String>)> {
-    let directory = openat(CWD, root, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let directory = openat(
+        CWD,
+        root,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
     let names = file::names(directory.as_fd())?;
     Ok((directory, names))
 }
 
 fn complaint(path: &Path, problem: String, fix: &str) -> Diagnostic {
-    let origin = SourceLocation { file: path.to_string_lossy().into(), line: 1, column: 1 };
-    Diagnostic { severity: Severity::Error, origin: Some(origin), object: None, field: String::new(), problem, fix: fix.to_owned() }
+    let origin = SourceLocation {
+        file: path.to_string_lossy().into(),
+        line: 1,
+        column: 1,
+    };
+    Diagnostic {
+        severity: Severity::Error,
+        origin: Some(origin),
+        object: None,
+        field: String::new(),
+        problem,
+        fix: fix.to_owned(),
+    }
 }
 
 fn kept(path: &Path, objects: usize) -> Diagnostic {
     let problem = format!("the file is broken, so its last good {objects} objects stay in force");
-    Diagnostic { severity: Severity::Warning, ..complaint(path, problem, "fix the errors above") }
+    Diagnostic {
+        severity: Severity::Warning,
+        ..complaint(path, problem, "fix the errors above")
+    }
 }

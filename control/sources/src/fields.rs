@@ -11,9 +11,15 @@ pub(crate) enum FieldVerdict {
     /// The field has no meaning for the mesh.
     Noise,
     /// Ignoring the field could change what is allowed, so it is an error.
-    Refused { problem: &'static str, fix: &'static str },
+    Refused {
+        problem: &'static str,
+        fix: &'static str,
+    },
     /// The field requests something that Canal does not do, but ignoring it allows no additional traffic, so it is a warning.
-    LeftOut { problem: &'static str, fix: &'static str },
+    LeftOut {
+        problem: &'static str,
+        fix: &'static str,
+    },
     /// No table contains the field.
     Unknown,
 }
@@ -34,14 +40,34 @@ enum Harmless {
 }
 
 const fn never(pattern: &'static str, problem: &'static str, fix: &'static str) -> KnownField {
-    KnownField { pattern, harmless: Harmless::Never, problem, fix }
+    KnownField {
+        pattern,
+        harmless: Harmless::Never,
+        problem,
+        fix,
+    }
 }
-const fn unless(pattern: &'static str, value: &'static str, problem: &'static str, fix: &'static str) -> KnownField {
-    KnownField { pattern, harmless: Harmless::When(value), problem, fix }
+const fn unless(
+    pattern: &'static str,
+    value: &'static str,
+    problem: &'static str,
+    fix: &'static str,
+) -> KnownField {
+    KnownField {
+        pattern,
+        harmless: Harmless::When(value),
+        problem,
+        fix,
+    }
 }
 
 const fn left_out(pattern: &'static str, problem: &'static str, fix: &'static str) -> KnownField {
-    KnownField { pattern, harmless: Harmless::LeftOut, problem, fix }
+    KnownField {
+        pattern,
+        harmless: Harmless::LeftOut,
+        problem,
+        fix,
+    }
 }
 
 const REMOVE: &str = "remove the field";
@@ -68,8 +94,16 @@ pub(crate) struct RenamedField {
 
 /// Renamed fields. The types accept the old names by serde's `alias`; this table produces the warning.
 const RENAMED: [RenamedField; 2] = [
-    RenamedField { kind: ObjectKind::Tenant, path: &["spec", "outside"], new_name: "outboundTrafficPolicy" },
-    RenamedField { kind: ObjectKind::Tenant, path: &["spec", "keys", "place"], new_name: "location" },
+    RenamedField {
+        kind: ObjectKind::Tenant,
+        path: &["spec", "outside"],
+        new_name: "outboundTrafficPolicy",
+    },
+    RenamedField {
+        kind: ObjectKind::Tenant,
+        path: &["spec", "keys", "place"],
+        new_name: "location",
+    },
 ];
 
 /// Returns the renamed fields of a kind.
@@ -77,7 +111,11 @@ pub(crate) fn renamed_fields(kind: ObjectKind) -> impl Iterator<Item = &'static 
     RENAMED.iter().filter(move |renamed| renamed.kind == kind)
 }
 
-const METADATA: [KnownField; 1] = [never("metadata.generateName", "only an API server can generate names", "write metadata.name")];
+const METADATA: [KnownField; 1] = [never(
+    "metadata.generateName",
+    "only an API server can generate names",
+    "write metadata.name",
+)];
 
 const SERVICE_NOISE: [&str; 10] = [
     "spec.ipFamilies",
@@ -99,20 +137,66 @@ const SERVICE: [KnownField; 5] = [
         "endpoints on the same node only are not in this version",
         "write Cluster or remove the field",
     ),
-    unless("spec.publishNotReadyAddresses", "false", "requests to endpoints that are not ready are not in this version", REMOVE),
-    left_out("spec.trafficDistribution", "preferring near endpoints is not in this version", REMOVE),
-    left_out("spec.externalIPs", "addresses from outside the mesh are not in this version", "use clusterIPs"),
-    unless("spec.externalName", "", "names outside the mesh are not in this version", REMOVE),
+    unless(
+        "spec.publishNotReadyAddresses",
+        "false",
+        "requests to endpoints that are not ready are not in this version",
+        REMOVE,
+    ),
+    left_out(
+        "spec.trafficDistribution",
+        "preferring near endpoints is not in this version",
+        REMOVE,
+    ),
+    left_out(
+        "spec.externalIPs",
+        "addresses from outside the mesh are not in this version",
+        "use clusterIPs",
+    ),
+    unless(
+        "spec.externalName",
+        "",
+        "names outside the mesh are not in this version",
+        REMOVE,
+    ),
 ];
 
 const ROUTE: [KnownField; 7] = [
-    never("spec.parentRefs[].sectionName", "ports are not attached to by name in this version", "use port"),
-    never("spec.useDefaultGateways", "routes attach to Services only in this version", "list the Services in parentRefs"),
-    never("spec.rules[].filters", "header changes, redirects, rewrites and mirrors are not in this version", REMOVE),
-    never("spec.rules[].backendRefs[].filters", "header changes, redirects, rewrites and mirrors are not in this version", REMOVE),
-    never("spec.rules[].timeouts", "timeouts of routes are not in this version", REMOVE),
-    never("spec.rules[].retry", "retries are not in this version", REMOVE),
-    never("spec.rules[].sessionPersistence", "session persistence is not in this version", REMOVE),
+    never(
+        "spec.parentRefs[].sectionName",
+        "ports are not attached to by name in this version",
+        "use port",
+    ),
+    never(
+        "spec.useDefaultGateways",
+        "routes attach to Services only in this version",
+        "list the Services in parentRefs",
+    ),
+    never(
+        "spec.rules[].filters",
+        "header changes, redirects, rewrites and mirrors are not in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.rules[].backendRefs[].filters",
+        "header changes, redirects, rewrites and mirrors are not in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.rules[].timeouts",
+        "timeouts of routes are not in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.rules[].retry",
+        "retries are not in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.rules[].sessionPersistence",
+        "session persistence is not in this version",
+        REMOVE,
+    ),
 ];
 
 const VIRTUAL_SERVICE: [KnownField; 27] = [
@@ -122,71 +206,205 @@ const VIRTUAL_SERVICE: [KnownField; 27] = [
         "a limited audience is not in this version",
         "remove the field: routes hold for all clients of the tenant",
     ),
-    never("spec.tls", "routing TLS by server name is not in this version", REMOVE),
-    never("spec.tcp", "routing TCP is not in this version", "remove the field; TCP goes to the service that was dialled"),
-    never("spec.http[].redirect", "redirects are not in this version", REMOVE),
-    never("spec.http[].directResponse", "direct responses are not in this version", REMOVE),
-    never("spec.http[].delegate", "delegation is not in this version", "write the rules in this object"),
-    never("spec.http[].rewrite", "rewrites are not in this version", REMOVE),
-    never("spec.http[].timeout", "timeouts of routes are not in this version", REMOVE),
-    never("spec.http[].retries", "retries are not in this version", REMOVE),
-    never("spec.http[].fault", "fault injection is not in this version", REMOVE),
-    never("spec.http[].mirror", "mirrors are not in this version", REMOVE),
-    never("spec.http[].mirrors", "mirrors are not in this version", REMOVE),
-    never("spec.http[].mirrorPercent", "mirrors are not in this version", REMOVE),
-    never("spec.http[].mirrorPercentage", "mirrors are not in this version", REMOVE),
-    never("spec.http[].corsPolicy", "CORS is not in this version", REMOVE),
-    never("spec.http[].headers", "header changes are not in this version", REMOVE),
-    never("spec.http[].route[].headers", "header changes are not in this version", REMOVE),
-    never("spec.http[].match[].scheme", "the scheme cannot be matched in this version", REMOVE),
-    never("spec.http[].match[].sourceLabels", "the client's labels cannot be matched in this version", REMOVE),
-    never("spec.http[].match[].sourceNamespace", "the client's namespace cannot be matched in this version", REMOVE),
+    never(
+        "spec.tls",
+        "routing TLS by server name is not in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.tcp",
+        "routing TCP is not in this version",
+        "remove the field; TCP goes to the service that was dialled",
+    ),
+    never(
+        "spec.http[].redirect",
+        "redirects are not in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.http[].directResponse",
+        "direct responses are not in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.http[].delegate",
+        "delegation is not in this version",
+        "write the rules in this object",
+    ),
+    never(
+        "spec.http[].rewrite",
+        "rewrites are not in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.http[].timeout",
+        "timeouts of routes are not in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.http[].retries",
+        "retries are not in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.http[].fault",
+        "fault injection is not in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.http[].mirror",
+        "mirrors are not in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.http[].mirrors",
+        "mirrors are not in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.http[].mirrorPercent",
+        "mirrors are not in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.http[].mirrorPercentage",
+        "mirrors are not in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.http[].corsPolicy",
+        "CORS is not in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.http[].headers",
+        "header changes are not in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.http[].route[].headers",
+        "header changes are not in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.http[].match[].scheme",
+        "the scheme cannot be matched in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.http[].match[].sourceLabels",
+        "the client's labels cannot be matched in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.http[].match[].sourceNamespace",
+        "the client's namespace cannot be matched in this version",
+        REMOVE,
+    ),
     unless(
         "spec.http[].match[].gateways",
         "mesh",
         "requests from other gateways than `mesh` are not in this version",
         "write mesh or remove the field",
     ),
-    unless("spec.http[].match[].ignoreUriCase", "false", "matching without case is not in this version", "use uri.regex with (?i)"),
+    unless(
+        "spec.http[].match[].ignoreUriCase",
+        "false",
+        "matching without case is not in this version",
+        "use uri.regex with (?i)",
+    ),
     never(
         "spec.http[].match[].withoutHeaders",
         "matching the absence of a header is not in this version",
         "put a rule that matches the header before this one",
     ),
-    unless("spec.http[].match[].statPrefix", "", "an own metrics prefix is not in this version", REMOVE),
-    never("spec.http[].route[].destination.port.name", "ports are not named in this version", "use port.number"),
-    never("spec.http[].match[].uri.ignoreCase", "matching without case is not in this version", "use regex with (?i)"),
-    never("spec.http[].mirror_percent", "mirrors are not in this version", REMOVE),
+    unless(
+        "spec.http[].match[].statPrefix",
+        "",
+        "an own metrics prefix is not in this version",
+        REMOVE,
+    ),
+    never(
+        "spec.http[].route[].destination.port.name",
+        "ports are not named in this version",
+        "use port.number",
+    ),
+    never(
+        "spec.http[].match[].uri.ignoreCase",
+        "matching without case is not in this version",
+        "use regex with (?i)",
+    ),
+    never(
+        "spec.http[].mirror_percent",
+        "mirrors are not in this version",
+        REMOVE,
+    ),
 ];
 
 const DESTINATION_RULE: [KnownField; 4] = [
-    never("spec.trafficPolicy", "load balancing, connection pools, outlier detection and TLS settings are not in this version", REMOVE),
+    never(
+        "spec.trafficPolicy",
+        "load balancing, connection pools, outlier detection and TLS settings are not in this version",
+        REMOVE,
+    ),
     never(
         "spec.subsets[].trafficPolicy",
         "load balancing, connection pools, outlier detection and TLS settings are not in this version",
         REMOVE,
     ),
-    unless("spec.exportTo", "*", "a limited audience is not in this version", "remove the field"),
-    never("spec.workloadSelector", "rules for some clients only are not in this version", REMOVE),
+    unless(
+        "spec.exportTo",
+        "*",
+        "a limited audience is not in this version",
+        "remove the field",
+    ),
+    never(
+        "spec.workloadSelector",
+        "rules for some clients only are not in this version",
+        REMOVE,
+    ),
 ];
 
-const AUTHORIZATION_POLICY: [KnownField; 1] =
-    [never("spec.selector.matchExpressions", "workloads are selected by equal labels only", "use matchLabels")];
+const AUTHORIZATION_POLICY: [KnownField; 1] = [never(
+    "spec.selector.matchExpressions",
+    "workloads are selected by equal labels only",
+    "use matchLabels",
+)];
 
 const REQUEST_AUTHENTICATION: [KnownField; 3] = [
-    never("spec.selector.matchExpressions", "workloads are selected by equal labels only", "use matchLabels"),
-    left_out("spec.jwtRules[].timeout", "the controller has a time of its own for fetching keys", REMOVE),
-    never("spec.jwtRules[].spaceDelimitedClaims", "other claims than `scope` and `permission` are not split", REMOVE),
+    never(
+        "spec.selector.matchExpressions",
+        "workloads are selected by equal labels only",
+        "use matchLabels",
+    ),
+    left_out(
+        "spec.jwtRules[].timeout",
+        "the controller has a time of its own for fetching keys",
+        REMOVE,
+    ),
+    never(
+        "spec.jwtRules[].spaceDelimitedClaims",
+        "other claims than `scope` and `permission` are not split",
+        REMOVE,
+    ),
 ];
 
 /// Decides how to treat the field of `kind` at `pattern` (a path without indexes) that contains `value`.
-pub(crate) fn classify_field(kind: ObjectKind, pattern: &str, value: Option<&YamlNode>) -> FieldVerdict {
+pub(crate) fn classify_field(
+    kind: ObjectKind,
+    pattern: &str,
+    value: Option<&YamlNode>,
+) -> FieldVerdict {
     if matches!(pattern, "apiVersion" | "kind" | "status") || METADATA_NOISE.contains(&pattern) {
         return FieldVerdict::Noise;
     }
     let entries: &[KnownField] = match kind {
         // The kubelet uses a pod's containers, volumes and statuses, and a node's taints, images and capacities.
-        ObjectKind::Pod | ObjectKind::Node if pattern.starts_with("spec.") || pattern.starts_with("status.") => return FieldVerdict::Noise,
+        ObjectKind::Pod | ObjectKind::Node
+            if pattern.starts_with("spec.") || pattern.starts_with("status.") =>
+        {
+            return FieldVerdict::Noise;
+        }
         ObjectKind::Service if SERVICE_NOISE.contains(&pattern) => return FieldVerdict::Noise,
         ObjectKind::Service => &SERVICE,
         ObjectKind::HttpRoute | ObjectKind::UdpRoute => &ROUTE,
@@ -206,12 +424,26 @@ pub(crate) fn classify_field(kind: ObjectKind, pattern: &str, value: Option<&Yam
         ObjectKind::AuthorizationPolicy => &AUTHORIZATION_POLICY,
         ObjectKind::RequestAuthentication => &REQUEST_AUTHENTICATION,
     };
-    let Some(entry) = entries.iter().chain(&METADATA).find(|entry| entry.pattern == pattern) else { return FieldVerdict::Unknown };
+    let Some(entry) = entries
+        .iter()
+        .chain(&METADATA)
+        .find(|entry| entry.pattern == pattern)
+    else {
+        return FieldVerdict::Unknown;
+    };
     match entry.harmless {
-        Harmless::When(wanted) if value.is_some_and(|value| says_only(value, wanted)) => FieldVerdict::Noise,
+        Harmless::When(wanted) if value.is_some_and(|value| says_only(value, wanted)) => {
+            FieldVerdict::Noise
+        }
         Harmless::Never if value.is_some_and(asks_nothing) => FieldVerdict::Noise,
-        Harmless::LeftOut => FieldVerdict::LeftOut { problem: entry.problem, fix: entry.fix },
-        Harmless::When(_) | Harmless::Never => FieldVerdict::Refused { problem: entry.problem, fix: entry.fix },
+        Harmless::LeftOut => FieldVerdict::LeftOut {
+            problem: entry.problem,
+            fix: entry.fix,
+        },
+        Harmless::When(_) | Harmless::Never => FieldVerdict::Refused {
+            problem: entry.problem,
+            fix: entry.fix,
+        },
     }
 }
 
@@ -226,7 +458,9 @@ fn says_only(node: &YamlNode, wanted: &str) -> bool {
         YamlValue::Bool(value) => value.to_string() == wanted,
         YamlValue::Text(text) => text == wanted || text.is_empty(),
         YamlValue::List(items) => items.iter().all(|item| item.text() == Some(wanted)),
-        YamlValue::Unsigned(_) | YamlValue::Signed(_) | YamlValue::Float(_) | YamlValue::Map(_) => false,
+        YamlValue::Unsigned(_) | YamlValue::Signed(_) | YamlValue::Float(_) | YamlValue::Map(_) => {
+            false
+        }
     }
 }
 
@@ -259,17 +493,24 @@ const IGNORED_API_GROUPS: [&str; 11] = [
 /// Returns the kind of a document, or the treatment of a document of an unknown kind.
 pub(crate) fn kind_of(api_version: &str, kind: &str) -> Result<ObjectKind, UnknownKindAction> {
     let group = api_version.split_once('/').map_or("", |(group, _)| group);
-    let known = ObjectKind::ALL.into_iter().find(|k| k.as_str() == kind && group_of(*k) == group);
+    let known = ObjectKind::ALL
+        .into_iter()
+        .find(|k| k.as_str() == kind && group_of(*k) == group);
     match known {
         Some(known) if known.api_versions().contains(&api_version) => Ok(known),
         Some(known) => Err(UnknownKindAction::OtherVersion(known)),
-        None if IGNORED_API_GROUPS.contains(&group) && kind != "List" => Err(UnknownKindAction::Skipped),
+        None if IGNORED_API_GROUPS.contains(&group) && kind != "List" => {
+            Err(UnknownKindAction::Skipped)
+        }
         None => Err(UnknownKindAction::Refused),
     }
 }
 
 fn group_of(kind: ObjectKind) -> &'static str {
-    kind.api_versions().first().and_then(|version| version.split_once('/')).map_or("", |(group, _)| group)
+    kind.api_versions()
+        .first()
+        .and_then(|version| version.split_once('/'))
+        .map_or("", |(group, _)| group)
 }
 
 #[cfg(test)]
@@ -283,25 +524,71 @@ mod tests {
             ("v1", "Node", Ok(ObjectKind::Node)),
             ("canal.mesh/v1", "Throttle", Ok(ObjectKind::Throttle)),
             ("canal.mesh/v1", "Gateway", Ok(ObjectKind::Gateway)),
-            ("gateway.networking.k8s.io/v1", "Gateway", Err(UnknownKindAction::Refused)),
-            ("networking.istio.io/v1", "Gateway", Err(UnknownKindAction::Refused)),
-            ("gateway.networking.k8s.io/v1beta1", "HTTPRoute", Ok(ObjectKind::HttpRoute)),
-            ("gateway.networking.k8s.io/v1alpha2", "HTTPRoute", Err(UnknownKindAction::OtherVersion(ObjectKind::HttpRoute))),
-            ("gateway.networking.k8s.io/v1alpha2", "UDPRoute", Ok(ObjectKind::UdpRoute)),
-            ("gateway.networking.k8s.io/v1", "UDPRoute", Err(UnknownKindAction::OtherVersion(ObjectKind::UdpRoute))),
-            ("networking.istio.io/v1alpha3", "VirtualService", Ok(ObjectKind::VirtualService)),
-            ("security.istio.io/v1", "AuthorizationPolicy", Ok(ObjectKind::AuthorizationPolicy)),
-            ("security.istio.io/v1beta1", "PeerAuthentication", Ok(ObjectKind::PeerAuthentication)),
+            (
+                "gateway.networking.k8s.io/v1",
+                "Gateway",
+                Err(UnknownKindAction::Refused),
+            ),
+            (
+                "networking.istio.io/v1",
+                "Gateway",
+                Err(UnknownKindAction::Refused),
+            ),
+            (
+                "gateway.networking.k8s.io/v1beta1",
+                "HTTPRoute",
+                Ok(ObjectKind::HttpRoute),
+            ),
+            (
+                "gateway.networking.k8s.io/v1alpha2",
+                "HTTPRoute",
+                Err(UnknownKindAction::OtherVersion(ObjectKind::HttpRoute)),
+            ),
+            (
+                "gateway.networking.k8s.io/v1alpha2",
+                "UDPRoute",
+                Ok(ObjectKind::UdpRoute),
+            ),
+            (
+                "gateway.networking.k8s.io/v1",
+                "UDPRoute",
+                Err(UnknownKindAction::OtherVersion(ObjectKind::UdpRoute)),
+            ),
+            (
+                "networking.istio.io/v1alpha3",
+                "VirtualService",
+                Ok(ObjectKind::VirtualService),
+            ),
+            (
+                "security.istio.io/v1",
+                "AuthorizationPolicy",
+                Ok(ObjectKind::AuthorizationPolicy),
+            ),
+            (
+                "security.istio.io/v1beta1",
+                "PeerAuthentication",
+                Ok(ObjectKind::PeerAuthentication),
+            ),
             (
                 "security.istio.io/v1alpha1",
                 "RequestAuthentication",
-                Err(UnknownKindAction::OtherVersion(ObjectKind::RequestAuthentication)),
+                Err(UnknownKindAction::OtherVersion(
+                    ObjectKind::RequestAuthentication,
+                )),
             ),
-            ("security.istio.io/v1", "MeshPolicy", Err(UnknownKindAction::Refused)),
+            (
+                "security.istio.io/v1",
+                "MeshPolicy",
+                Err(UnknownKindAction::Refused),
+            ),
             ("canal.mesh/v1", "KeyServer", Ok(ObjectKind::KeyServer)),
             ("apps/v1", "Deployment", Err(UnknownKindAction::Skipped)),
             ("v1", "ServiceAccount", Err(UnknownKindAction::Skipped)),
-            ("networking.k8s.io/v1", "NetworkPolicy", Err(UnknownKindAction::Refused)),
+            (
+                "networking.k8s.io/v1",
+                "NetworkPolicy",
+                Err(UnknownKindAction::Refused),
+            ),
             ("v1", "List", Err(UnknownKindAction::Refused)),
             ("v1", "HTTPRoute", Err(UnknownKindAction::Skipped)),
             ("example.com/v1", "Thing", Err(UnknownKindAction::Refused)),
@@ -313,16 +600,51 @@ mod tests {
     #[test]
     fn harmless_values_of_refused_fields_are_tolerated() {
         for (kind, pattern, yaml, noise) in [
-            (ObjectKind::Service, "spec.internalTrafficPolicy", "Cluster", true),
-            (ObjectKind::Service, "spec.internalTrafficPolicy", "Local", false),
-            (ObjectKind::Service, "spec.publishNotReadyAddresses", "false", true),
-            (ObjectKind::Service, "spec.publishNotReadyAddresses", "true", false),
+            (
+                ObjectKind::Service,
+                "spec.internalTrafficPolicy",
+                "Cluster",
+                true,
+            ),
+            (
+                ObjectKind::Service,
+                "spec.internalTrafficPolicy",
+                "Local",
+                false,
+            ),
+            (
+                ObjectKind::Service,
+                "spec.publishNotReadyAddresses",
+                "false",
+                true,
+            ),
+            (
+                ObjectKind::Service,
+                "spec.publishNotReadyAddresses",
+                "true",
+                false,
+            ),
             (ObjectKind::VirtualService, "spec.exportTo", "['*']", true),
             (ObjectKind::VirtualService, "spec.exportTo", "['.']", false),
-            (ObjectKind::VirtualService, "spec.http[].match[].ignoreUriCase", "true", false),
-            (ObjectKind::VirtualService, "spec.http[].match[].gateways", "[mesh]", true),
+            (
+                ObjectKind::VirtualService,
+                "spec.http[].match[].ignoreUriCase",
+                "true",
+                false,
+            ),
+            (
+                ObjectKind::VirtualService,
+                "spec.http[].match[].gateways",
+                "[mesh]",
+                true,
+            ),
             (ObjectKind::HttpRoute, "spec.rules[].filters", "[]", true),
-            (ObjectKind::HttpRoute, "spec.rules[].filters", "[{type: RequestMirror}]", false),
+            (
+                ObjectKind::HttpRoute,
+                "spec.rules[].filters",
+                "[{type: RequestMirror}]",
+                false,
+            ),
             (ObjectKind::HttpRoute, "spec.rules[].filters", "{}", false),
             (ObjectKind::HttpRoute, "metadata.uid", "x", true),
             (ObjectKind::HttpRoute, "spec.rules", "x", false),
@@ -330,11 +652,25 @@ mod tests {
             (ObjectKind::Pod, "specs", "x", false),
             (ObjectKind::Node, "status.capacity", "{cpu: 4}", true),
             (ObjectKind::Throttle, "spec.requests", "x", false),
-            (ObjectKind::AuthorizationPolicy, "spec.selector.matchExpressions", "[x]", false),
-            (ObjectKind::RequestAuthentication, "spec.jwtRules[].spaceDelimitedClaims", "[x]", false),
+            (
+                ObjectKind::AuthorizationPolicy,
+                "spec.selector.matchExpressions",
+                "[x]",
+                false,
+            ),
+            (
+                ObjectKind::RequestAuthentication,
+                "spec.jwtRules[].spaceDelimitedClaims",
+                "[x]",
+                false,
+            ),
         ] {
             let node = canal_yaml::tree::parse(yaml).unwrap();
-            assert_eq!(classify_field(kind, pattern, Some(&node)) == FieldVerdict::Noise, noise, "{kind} {pattern}: {yaml}");
+            assert_eq!(
+                classify_field(kind, pattern, Some(&node)) == FieldVerdict::Noise,
+                noise,
+                "{kind} {pattern}: {yaml}"
+            );
         }
     }
 }

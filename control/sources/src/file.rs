@@ -24,8 +24,14 @@ impl FileFingerprint {
             device: stat.st_dev,
             inode: stat.st_ino,
             size: stat.st_size,
-            modified: (stat.st_mtime, i64::try_from(stat.st_mtime_nsec).unwrap_or_default()),
-            changed: (stat.st_ctime, i64::try_from(stat.st_ctime_nsec).unwrap_or_default()),
+            modified: (
+                stat.st_mtime,
+                i64::try_from(stat.st_mtime_nsec).unwrap_or_default(),
+            ),
+            changed: (
+                stat.st_ctime,
+                i64::try_from(stat.st_ctime_nsec).unwrap_or_default(),
+            ),
         }
     }
 }
@@ -67,7 +73,14 @@ pub(crate) fn names(directory: BorrowedFd<'_>) -> rustix::io::Result<Vec<String>
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
-        names.extend(entry.file_name().to_str().ok().filter(|name| !name.starts_with('.')).map(str::to_owned));
+        names.extend(
+            entry
+                .file_name()
+                .to_str()
+                .ok()
+                .filter(|name| !name.starts_with('.'))
+                .map(str::to_owned),
+        );
     }
     names.sort();
     Ok(names)
@@ -79,30 +92,60 @@ pub(crate) fn names(directory: BorrowedFd<'_>) -> rustix::io::Result<Vec<String>
 /// Returns the problem and the fix if a link leaves the directory, the file cannot be opened, or it is not a regular file.
 pub(crate) fn open_file(directory: BorrowedFd<'_>, name: &str) -> Result<OpenFile, FileReadError> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let opened = openat2(directory, name, flags, Mode::empty(), ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS);
+    let opened = openat2(
+        directory,
+        name,
+        flags,
+        Mode::empty(),
+        ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS,
+    );
     let fd = opened.map_err(|error| match error {
-        rustix::io::Errno::XDEV => {
-            FileReadError { problem: "the link leads out of the tenant's directory".to_owned(), fix: "put the file itself here" }
-        }
-        error => FileReadError { problem: format!("the file cannot be opened: {error}"), fix: "make it readable for the controller" },
+        rustix::io::Errno::XDEV => FileReadError {
+            problem: "the link leads out of the tenant's directory".to_owned(),
+            fix: "put the file itself here",
+        },
+        error => FileReadError {
+            problem: format!("the file cannot be opened: {error}"),
+            fix: "make it readable for the controller",
+        },
     })?;
-    let stat =
-        fstat(&fd).map_err(|error| FileReadError { problem: format!("the file cannot be read: {error}"), fix: "check the file system" })?;
+    let stat = fstat(&fd).map_err(|error| FileReadError {
+        problem: format!("the file cannot be read: {error}"),
+        fix: "check the file system",
+    })?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(FileReadError { problem: "this is not a regular file".to_owned(), fix: "remove it or rename it" });
+        return Err(FileReadError {
+            problem: "this is not a regular file".to_owned(),
+            fix: "remove it or rename it",
+        });
     }
-    Ok(OpenFile { file: File::from(fd), stamp: FileFingerprint::of(&stat) })
+    Ok(OpenFile {
+        file: File::from(fd),
+        stamp: FileFingerprint::of(&stat),
+    })
 }
 
 /// Reads a file to its end, up to [`FILE_BYTES_MAX`].
 pub(crate) fn read(opened: &mut OpenFile) -> FileContent {
-    let refuse = |problem: String, fix: &'static str| FileContent::Refused(FileReadError { problem, fix });
+    let refuse =
+        |problem: String, fix: &'static str| FileContent::Refused(FileReadError { problem, fix });
     let mut bytes = Vec::new();
-    if let Err(error) = opened.file.by_ref().take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes) {
-        return refuse(format!("the file cannot be read: {error}"), "check the file system");
+    if let Err(error) = opened
+        .file
+        .by_ref()
+        .take(FILE_BYTES_MAX as u64 + 1)
+        .read_to_end(&mut bytes)
+    {
+        return refuse(
+            format!("the file cannot be read: {error}"),
+            "check the file system",
+        );
     }
     if bytes.len() > FILE_BYTES_MAX {
-        return refuse(format!("the file has more than {FILE_BYTES_MAX} bytes"), "split it into several files");
+        return refuse(
+            format!("the file has more than {FILE_BYTES_MAX} bytes"),
+            "split it into several files",
+        );
     }
     // A writer that was active during the read may have left us a mixture of old and new content.
     match fstat(opened.file.as_fd()) {
@@ -114,7 +157,10 @@ pub(crate) fn read(opened: &mut OpenFile) -> FileContent {
         Err(error) => {
             let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
             let line = good.iter().filter(|byte| **byte == b'\n').count() + 1;
-            refuse(format!("line {line} is not UTF-8 text"), "save the file as UTF-8")
+            refuse(
+                format!("line {line} is not UTF-8 text"),
+                "save the file as UTF-8",
+            )
         }
     }
 }

@@ -9,11 +9,15 @@ use canal_yaml::tree::{Position, YamlNode, YamlValue, parse};
 /// If the field does not exist, the result is the position of its nearest existing parent; if `text` cannot be parsed, it is `start`.
 /// The function parses `text` again. It is meant for the few diagnostics of a tenant, not for every object.
 pub fn pinpoint(text: &str, start: &SourceLocation, field: &str) -> SourceLocation {
-    let Ok(root) = parse(text) else { return start.clone() };
+    let Ok(root) = parse(text) else {
+        return start.clone();
+    };
     let mut node = &root;
     let mut spot = None;
     for step in steps(field) {
-        let Some((next, at)) = follow(node, &step) else { break };
+        let Some((next, at)) = follow(node, &step) else {
+            break;
+        };
         node = next;
         spot = Some(at);
     }
@@ -22,15 +26,23 @@ pub fn pinpoint(text: &str, start: &SourceLocation, field: &str) -> SourceLocati
 
 fn follow<'t>(node: &'t YamlNode, step: &OwnedPathStep) -> Option<(&'t YamlNode, Position)> {
     match (step, &node.value) {
-        (OwnedPathStep::Field(name), YamlValue::Map(_)) => node.entry(name).map(|(key, value)| (value, key.spot)),
-        (OwnedPathStep::Index(index), YamlValue::List(items)) => items.get(*index).map(|item| (item, item.spot)),
+        (OwnedPathStep::Field(name), YamlValue::Map(_)) => {
+            node.entry(name).map(|(key, value)| (value, key.spot))
+        }
+        (OwnedPathStep::Index(index), YamlValue::List(items)) => {
+            items.get(*index).map(|item| (item, item.spot))
+        }
         _ => None,
     }
 }
 
 /// Converts a position in a document that begins at `start` into a position in the file.
 pub(crate) fn place(start: &SourceLocation, at: Position) -> SourceLocation {
-    SourceLocation { file: start.file.clone(), line: start.line + at.line.saturating_sub(1), column: at.column.max(1) }
+    SourceLocation {
+        file: start.file.clone(),
+        line: start.line + at.line.saturating_sub(1),
+        column: at.column.max(1),
+    }
 }
 
 #[cfg(test)]
@@ -39,8 +51,13 @@ mod tests {
 
     #[test]
     fn fields_are_found_again() {
-        let text = "kind: X\nspec:\n  rules:\n  - name: a\n    matches: []\n  - name: b\n    \"x.y\": 1\n";
-        let start = SourceLocation { file: "f.yaml".into(), line: 11, column: 1 };
+        let text =
+            "kind: X\nspec:\n  rules:\n  - name: a\n    matches: []\n  - name: b\n    \"x.y\": 1\n";
+        let start = SourceLocation {
+            file: "f.yaml".into(),
+            line: 11,
+            column: 1,
+        };
         for (field, expected) in [
             ("spec.rules[1].name", "f.yaml:16:5"),
             ("spec.rules[1]", "f.yaml:16:5"),
@@ -50,7 +67,11 @@ mod tests {
             ("", "f.yaml:11:1"),
             ("nowhere", "f.yaml:11:1"),
         ] {
-            assert_eq!(pinpoint(text, &start, field).to_string(), expected, "{field}");
+            assert_eq!(
+                pinpoint(text, &start, field).to_string(),
+                expected,
+                "{field}"
+            );
         }
         assert_eq!(pinpoint("a: [", &start, "a").to_string(), "f.yaml:11:1");
     }

@@ -13,7 +13,9 @@ use canal_yaml::tree::{self, YamlNode, YamlValue};
 use serde::Deserialize;
 
 use crate::annotations::without_unread;
-use crate::fields::{FieldVerdict, RenamedField, UnknownKindAction, classify_field, kind_of, renamed_fields};
+use crate::fields::{
+    FieldVerdict, RenamedField, UnknownKindAction, classify_field, kind_of, renamed_fields,
+};
 use crate::limits::{DOCUMENTS_PER_FILE_MAX, FILE_BYTES_MAX, FINDINGS_PER_DOCUMENT_MAX};
 use crate::locate::place;
 use crate::split::{DocumentText, split};
@@ -31,7 +33,9 @@ pub struct ParsedFile {
 impl ParsedFile {
     /// Returns true if no diagnostic is an error, so that the whole file can be used as written.
     pub fn is_clean(&self) -> bool {
-        self.diagnostics.iter().all(|diagnostic| diagnostic.severity != Severity::Error)
+        self.diagnostics
+            .iter()
+            .all(|diagnostic| diagnostic.severity != Severity::Error)
     }
 }
 
@@ -39,21 +43,52 @@ impl ParsedFile {
 pub fn parse(file: &str, text: &str) -> ParsedFile {
     let mut parsed = ParsedFile::default();
     let file: Arc<str> = file.into();
-    let start = SourceLocation { file, line: 1, column: 1 };
+    let start = SourceLocation {
+        file,
+        line: 1,
+        column: 1,
+    };
     if text.len() > FILE_BYTES_MAX {
-        let problem = format!("the file has {} bytes, more than {FILE_BYTES_MAX}", text.len());
-        parsed.diagnostics.push(error(start, None, "", problem, "split it into several files"));
+        let problem = format!(
+            "the file has {} bytes, more than {FILE_BYTES_MAX}",
+            text.len()
+        );
+        parsed.diagnostics.push(error(
+            start,
+            None,
+            "",
+            problem,
+            "split it into several files",
+        ));
         return parsed;
     }
     let chunks = split(text);
     if chunks.len() > DOCUMENTS_PER_FILE_MAX {
-        let problem = format!("the file has {} documents, more than {DOCUMENTS_PER_FILE_MAX}", chunks.len());
-        parsed.diagnostics.push(error(start, None, "", problem, "split it into several files"));
+        let problem = format!(
+            "the file has {} documents, more than {DOCUMENTS_PER_FILE_MAX}",
+            chunks.len()
+        );
+        parsed.diagnostics.push(error(
+            start,
+            None,
+            "",
+            problem,
+            "split it into several files",
+        ));
         return parsed;
     }
     for chunk in chunks {
-        let origin = SourceLocation { file: start.file.clone(), line: chunk.line, column: 1 };
-        let mut reading = DocumentReader { origin, key: None, diagnostics: &mut parsed.diagnostics, faults: Vec::new() };
+        let origin = SourceLocation {
+            file: start.file.clone(),
+            line: chunk.line,
+            column: 1,
+        };
+        let mut reading = DocumentReader {
+            origin,
+            key: None,
+            diagnostics: &mut parsed.diagnostics,
+            faults: Vec::new(),
+        };
         parsed.documents.extend(reading.document(&chunk));
     }
     parsed.refuse_doubles();
@@ -70,15 +105,34 @@ impl ParsedFile {
             let is_new = seen.insert(key.clone());
             if !is_new {
                 let problem = "the file has this object twice; the first one is used".to_owned();
-                diagnostics.push(error(document.origin.clone(), Some(key), "metadata.name", problem, "remove one of them or rename it"));
+                diagnostics.push(error(
+                    document.origin.clone(),
+                    Some(key),
+                    "metadata.name",
+                    problem,
+                    "remove one of them or rename it",
+                ));
             }
             is_new
         });
     }
 }
 
-fn error(origin: SourceLocation, object: Option<ObjectKey>, field: &str, problem: String, fix: &str) -> Diagnostic {
-    Diagnostic { severity: Severity::Error, origin: Some(origin), object, field: field.to_owned(), problem, fix: fix.to_owned() }
+fn error(
+    origin: SourceLocation,
+    object: Option<ObjectKey>,
+    field: &str,
+    problem: String,
+    fix: &str,
+) -> Diagnostic {
+    Diagnostic {
+        severity: Severity::Error,
+        origin: Some(origin),
+        object,
+        field: field.to_owned(),
+        problem,
+        fix: fix.to_owned(),
+    }
 }
 
 /// Reads one document into an object and collects its diagnostics.
@@ -96,7 +150,13 @@ impl DocumentReader<'_> {
             Err(syntax) => {
                 let origin = place(&self.origin, syntax.spot);
                 let problem = format!("this is not YAML: {}", syntax.problem);
-                self.diagnostics.push(error(origin, None, "", problem, "fix the document from here on"));
+                self.diagnostics.push(error(
+                    origin,
+                    None,
+                    "",
+                    problem,
+                    "fix the document from here on",
+                ));
                 return None;
             }
         };
@@ -107,7 +167,12 @@ impl DocumentReader<'_> {
         };
         let kind = self.kind(&root)?;
         let object = self.object(kind, &root)?;
-        Some(Document { object, origin: self.origin.clone(), text: text.as_ref().into(), faults: std::mem::take(&mut self.faults) })
+        Some(Document {
+            object,
+            origin: self.origin.clone(),
+            text: text.as_ref().into(),
+            faults: std::mem::take(&mut self.faults),
+        })
     }
 
     /// Returns the document's kind, or adds a diagnostic that says why it has none.
@@ -115,12 +180,26 @@ impl DocumentReader<'_> {
         let origin = place(&self.origin, root.spot);
         if !matches!(root.value, YamlValue::Map(_)) {
             let problem = "this is not an object".to_owned();
-            self.diagnostics.push(error(origin, None, "", problem, "write apiVersion, kind, metadata and spec"));
+            self.diagnostics.push(error(
+                origin,
+                None,
+                "",
+                problem,
+                "write apiVersion, kind, metadata and spec",
+            ));
             return None;
         }
-        let word = |field: &str| root.field(field).and_then(YamlNode::text).filter(|text| !text.is_empty());
+        let word = |field: &str| {
+            root.field(field)
+                .and_then(YamlNode::text)
+                .filter(|text| !text.is_empty())
+        };
         let (Some(api_version), Some(kind)) = (word("apiVersion"), word("kind")) else {
-            let field = if word("apiVersion").is_none() { "apiVersion" } else { "kind" };
+            let field = if word("apiVersion").is_none() {
+                "apiVersion"
+            } else {
+                "kind"
+            };
             self.diagnostics.push(error(
                 origin,
                 None,
@@ -148,31 +227,64 @@ impl DocumentReader<'_> {
         match kind {
             ObjectKind::Pod => self.typed(kind, root, Empty::Absent).map(Object::Pod),
             ObjectKind::Service => self.typed(kind, root, Empty::Absent).map(Object::Service),
-            ObjectKind::HttpRoute => self.typed(kind, root, Empty::Refused).map(Object::HttpRoute),
+            ObjectKind::HttpRoute => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::HttpRoute),
             ObjectKind::UdpRoute => self.typed(kind, root, Empty::Refused).map(Object::UdpRoute),
-            ObjectKind::ReferenceGrant => self.typed(kind, root, Empty::Refused).map(Object::ReferenceGrant),
-            ObjectKind::VirtualService => self.typed(kind, root, Empty::Refused).map(Object::VirtualService),
-            ObjectKind::DestinationRule => self.typed(kind, root, Empty::Refused).map(Object::DestinationRule),
+            ObjectKind::ReferenceGrant => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::ReferenceGrant),
+            ObjectKind::VirtualService => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::VirtualService),
+            ObjectKind::DestinationRule => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::DestinationRule),
             ObjectKind::Tenant => self.typed(kind, root, Empty::Refused).map(Object::Tenant),
             ObjectKind::Gateway => self.typed(kind, root, Empty::Refused).map(Object::Gateway),
             ObjectKind::Node => self.typed(kind, root, Empty::Absent).map(Object::Node),
             ObjectKind::Throttle => self.typed(kind, root, Empty::Refused).map(Object::Throttle),
-            ObjectKind::AuthorizationPolicy => self.typed(kind, root, Empty::Refused).map(Object::AuthorizationPolicy),
-            ObjectKind::RequestAuthentication => self.typed(kind, root, Empty::Refused).map(Object::RequestAuthentication),
-            ObjectKind::PeerAuthentication => self.typed(kind, root, Empty::Refused).map(Object::PeerAuthentication),
-            ObjectKind::ExternalAuthorizer => self.typed(kind, root, Empty::Refused).map(Object::ExternalAuthorizer),
-            ObjectKind::Federation => self.typed(kind, root, Empty::Refused).map(Object::Federation),
-            ObjectKind::KeyServer => self.typed(kind, root, Empty::Refused).map(Object::KeyServer),
-            ObjectKind::Termination => self.typed(kind, root, Empty::Refused).map(Object::Termination),
+            ObjectKind::AuthorizationPolicy => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::AuthorizationPolicy),
+            ObjectKind::RequestAuthentication => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::RequestAuthentication),
+            ObjectKind::PeerAuthentication => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::PeerAuthentication),
+            ObjectKind::ExternalAuthorizer => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::ExternalAuthorizer),
+            ObjectKind::Federation => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::Federation),
+            ObjectKind::KeyServer => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::KeyServer),
+            ObjectKind::Termination => self
+                .typed(kind, root, Empty::Refused)
+                .map(Object::Termination),
         }
     }
 
-    fn typed<T: for<'de> Deserialize<'de>>(&mut self, kind: ObjectKind, root: &YamlNode, empty: Empty) -> Option<T> {
+    fn typed<T: for<'de> Deserialize<'de>>(
+        &mut self,
+        kind: ObjectKind,
+        root: &YamlNode,
+        empty: Empty,
+    ) -> Option<T> {
         let decoded: DecodeResult<T> = decode(root, empty);
         let mut found: Vec<Diagnostic> = Vec::new();
         for broken in decoded.broken {
             let origin = place(&self.origin, broken.spot);
-            found.push(error(origin, self.key.clone(), &broken.path, broken.problem, &broken.fix));
+            found.push(error(
+                origin,
+                self.key.clone(),
+                &broken.path,
+                broken.problem,
+                &broken.fix,
+            ));
         }
         let nodes = root.by_id();
         for unknown in decoded.unknown {
@@ -184,11 +296,22 @@ impl DocumentReader<'_> {
             found.truncate(FINDINGS_PER_DOCUMENT_MAX);
             // The faults below copy this error; the field `spec` makes it apply to the whole object.
             let problem = format!("there are more than {FINDINGS_PER_DOCUMENT_MAX} mistakes");
-            found.push(error(self.origin.clone(), self.key.clone(), "spec", problem, "fix those above first"));
+            found.push(error(
+                self.origin.clone(),
+                self.key.clone(),
+                "spec",
+                problem,
+                "fix those above first",
+            ));
         }
         // Only errors become faults, because a warning does not change what the object means.
-        let errors = found.iter().filter(|diagnostic| diagnostic.severity == Severity::Error);
-        self.faults.extend(errors.map(|d| RejectedField { field: d.field.clone(), problem: d.problem.clone() }));
+        let errors = found
+            .iter()
+            .filter(|diagnostic| diagnostic.severity == Severity::Error);
+        self.faults.extend(errors.map(|d| RejectedField {
+            field: d.field.clone(),
+            problem: d.problem.clone(),
+        }));
         self.diagnostics.append(&mut found);
         decoded.object
     }
@@ -196,26 +319,66 @@ impl DocumentReader<'_> {
     /// Returns the warning for a field that is written under its old name.
     fn renamed(&self, renamed: &RenamedField, root: &YamlNode) -> Option<Diagnostic> {
         let (last, parents) = renamed.path.split_last()?;
-        let parent = parents.iter().try_fold(root, |node, name| node.field(name))?;
+        let parent = parents
+            .iter()
+            .try_fold(root, |node, name| node.field(name))?;
         let (key, _) = parent.entry(last)?;
-        let problem = format!("the field is called {} now; the next release does not accept {last}", renamed.new_name);
+        let problem = format!(
+            "the field is called {} now; the next release does not accept {last}",
+            renamed.new_name
+        );
         let fix = format!("write {}", renamed.new_name);
-        let diagnostic = error(place(&self.origin, key.spot), self.key.clone(), &renamed.path.join("."), problem, &fix);
-        Some(Diagnostic { severity: Severity::Warning, ..diagnostic })
+        let diagnostic = error(
+            place(&self.origin, key.spot),
+            self.key.clone(),
+            &renamed.path.join("."),
+            problem,
+            &fix,
+        );
+        Some(Diagnostic {
+            severity: Severity::Warning,
+            ..diagnostic
+        })
     }
 
-    fn unknown(&self, kind: ObjectKind, value: Option<&YamlNode>, unknown: &UnknownField) -> Option<Diagnostic> {
+    fn unknown(
+        &self,
+        kind: ObjectKind,
+        value: Option<&YamlNode>,
+        unknown: &UnknownField,
+    ) -> Option<Diagnostic> {
         let origin = place(&self.origin, unknown.spot);
         match classify_field(kind, &pattern(&unknown.path), value) {
             FieldVerdict::Noise => None,
             FieldVerdict::LeftOut { problem, fix } => {
-                let diagnostic = error(origin, self.key.clone(), &unknown.path, problem.to_owned(), fix);
-                Some(Diagnostic { severity: Severity::Warning, ..diagnostic })
+                let diagnostic = error(
+                    origin,
+                    self.key.clone(),
+                    &unknown.path,
+                    problem.to_owned(),
+                    fix,
+                );
+                Some(Diagnostic {
+                    severity: Severity::Warning,
+                    ..diagnostic
+                })
             }
-            FieldVerdict::Refused { problem, fix } => Some(error(origin, self.key.clone(), &unknown.path, problem.to_owned(), fix)),
+            FieldVerdict::Refused { problem, fix } => Some(error(
+                origin,
+                self.key.clone(),
+                &unknown.path,
+                problem.to_owned(),
+                fix,
+            )),
             FieldVerdict::Unknown => {
                 let fix = format!("remove it, or write one of {}", unknown.known.join(", "));
-                Some(error(origin, self.key.clone(), &unknown.path, "there is no such field".to_owned(), &fix))
+                Some(error(
+                    origin,
+                    self.key.clone(),
+                    &unknown.path,
+                    "there is no such field".to_owned(),
+                    &fix,
+                ))
             }
         }
     }
@@ -224,12 +387,24 @@ impl DocumentReader<'_> {
 /// Returns the object's key if its name and namespace are valid.
 fn key(kind: ObjectKind, root: &YamlNode) -> Option<ObjectKey> {
     let metadata = root.field("metadata")?;
-    let namespace = metadata.field("namespace").and_then(YamlNode::text).unwrap_or("default");
+    let namespace = metadata
+        .field("namespace")
+        .and_then(YamlNode::text)
+        .unwrap_or("default");
     let name = ObjectName::new(metadata.field("name")?.text()?).ok()?;
-    Some(ObjectKey { kind, namespace: Namespace::new(namespace).ok()?, name })
+    Some(ObjectKey {
+        kind,
+        namespace: Namespace::new(namespace).ok()?,
+        name,
+    })
 }
 
-fn strange(stranger: &UnknownKindAction, api_version: &str, kind: &str, origin: SourceLocation) -> Diagnostic {
+fn strange(
+    stranger: &UnknownKindAction,
+    api_version: &str,
+    kind: &str,
+    origin: SourceLocation,
+) -> Diagnostic {
     let (severity, field, problem, fix) = match stranger {
         UnknownKindAction::OtherVersion(known) => (
             Severity::Error,
@@ -240,7 +415,9 @@ fn strange(stranger: &UnknownKindAction, api_version: &str, kind: &str, origin: 
         UnknownKindAction::Skipped if matches!(kind, "EndpointSlice" | "Endpoints") => (
             Severity::Warning,
             "kind",
-            format!("{kind} ({api_version}) is not read: the endpoints of a Service are the Pods that its selector names"),
+            format!(
+                "{kind} ({api_version}) is not read: the endpoints of a Service are the Pods that its selector names"
+            ),
             "give the Service a selector, and its Pods the labels".to_owned(),
         ),
         UnknownKindAction::Skipped => (
@@ -259,8 +436,18 @@ fn strange(stranger: &UnknownKindAction, api_version: &str, kind: &str, origin: 
             Severity::Error,
             "kind",
             format!("{kind} ({api_version}) is not in this version"),
-            format!("remove it; known are {}", ObjectKind::ALL.map(ObjectKind::as_str).join(", ")),
+            format!(
+                "remove it; known are {}",
+                ObjectKind::ALL.map(ObjectKind::as_str).join(", ")
+            ),
         ),
     };
-    Diagnostic { severity, origin: Some(origin), object: None, field: field.to_owned(), problem, fix }
+    Diagnostic {
+        severity,
+        origin: Some(origin),
+        object: None,
+        field: field.to_owned(),
+        problem,
+        fix,
+    }
 }

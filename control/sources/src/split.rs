@@ -36,23 +36,41 @@ pub(crate) fn split(text: &str) -> Vec<DocumentText<'_>> {
 
 /// Returns the text after the marker on its line, or `None` if the line is not a marker.
 fn marker(line: &str) -> Option<&str> {
-    let rest = line.strip_prefix("---").or_else(|| line.strip_prefix("..."))?;
-    rest.is_empty().then_some(rest).or_else(|| rest.starts_with([' ', '\t', '\n', '\r']).then_some(rest))
+    let rest = line
+        .strip_prefix("---")
+        .or_else(|| line.strip_prefix("..."))?;
+    rest.is_empty()
+        .then_some(rest)
+        .or_else(|| rest.starts_with([' ', '\t', '\n', '\r']).then_some(rest))
 }
 
-fn push<'a>(chunks: &mut Vec<DocumentText<'a>>, mut line: u32, inline: Option<&str>, body: &'a str) {
+fn push<'a>(
+    chunks: &mut Vec<DocumentText<'a>>,
+    mut line: u32,
+    inline: Option<&str>,
+    body: &'a str,
+) {
     if let Some(inline) = inline {
         // Spaces replace the marker, so that columns in diagnostics stay correct.
-        chunks.extend(has_content(inline, body).then(|| DocumentText { line, text: Cow::Owned(format!("   {inline}{body}")) }));
+        chunks.extend(has_content(inline, body).then(|| DocumentText {
+            line,
+            text: Cow::Owned(format!("   {inline}{body}")),
+        }));
         return;
     }
     let mut body = body;
-    while let Some((blank, rest)) = body.split_once('\n').filter(|(blank, _)| blank.trim().is_empty()) {
+    while let Some((blank, rest)) = body
+        .split_once('\n')
+        .filter(|(blank, _)| blank.trim().is_empty())
+    {
         let _ = blank;
         body = rest;
         line += 1;
     }
-    chunks.extend(has_content("", body).then_some(DocumentText { line, text: Cow::Borrowed(body) }));
+    chunks.extend(has_content("", body).then_some(DocumentText {
+        line,
+        text: Cow::Borrowed(body),
+    }));
 }
 
 fn has_content(inline: &str, body: &str) -> bool {
@@ -65,8 +83,14 @@ mod tests {
     use super::*;
 
     fn check(text: &str, expected: &[(u32, &str)]) {
-        let chunks: Vec<(u32, String)> = split(text).into_iter().map(|c| (c.line, c.text.into_owned())).collect();
-        let expected: Vec<(u32, String)> = expected.iter().map(|(line, text)| (*line, (*text).to_owned())).collect();
+        let chunks: Vec<(u32, String)> = split(text)
+            .into_iter()
+            .map(|c| (c.line, c.text.into_owned()))
+            .collect();
+        let expected: Vec<(u32, String)> = expected
+            .iter()
+            .map(|(line, text)| (*line, (*text).to_owned()))
+            .collect();
         assert_eq!(chunks, expected, "{text:?}");
     }
 
@@ -76,12 +100,24 @@ mod tests {
         check("# nothing\n\n", &[]);
         check("a: 1\n", &[(1, "a: 1\n")]);
         check("a: 1\n---\nb: 2", &[(1, "a: 1\n"), (3, "b: 2")]);
-        check("---\n\n\na: 1\n---\n---\nb: 2\n", &[(4, "a: 1\n"), (7, "b: 2\n")]);
+        check(
+            "---\n\n\na: 1\n---\n---\nb: 2\n",
+            &[(4, "a: 1\n"), (7, "b: 2\n")],
+        );
         check("a: 1\n...\n# end\n", &[(1, "a: 1\n")]);
-        check("a: |\n  --- not a marker\n  x\n--- \nb: 2\n", &[(1, "a: |\n  --- not a marker\n  x\n"), (5, "b: 2\n")]);
+        check(
+            "a: |\n  --- not a marker\n  x\n--- \nb: 2\n",
+            &[(1, "a: |\n  --- not a marker\n  x\n"), (5, "b: 2\n")],
+        );
         check("a: ---x\n---x: 1\n", &[(1, "a: ---x\n---x: 1\n")]);
-        check("a: 1\r\n---\r\nb: 2\r\n", &[(1, "a: 1\r\n"), (3, "b: 2\r\n")]);
+        check(
+            "a: 1\r\n---\r\nb: 2\r\n",
+            &[(1, "a: 1\r\n"), (3, "b: 2\r\n")],
+        );
         check("%YAML 1.2\n---\na: 1\n", &[(3, "a: 1\n")]);
-        check("--- {a: 1}\n--- # comment\nb: 2\n", &[(1, "    {a: 1}\n"), (2, "    # comment\nb: 2\n")]);
+        check(
+            "--- {a: 1}\n--- # comment\nb: 2\n",
+            &[(1, "    {a: 1}\n"), (2, "    # comment\nb: 2\n")],
+        );
     }
 }

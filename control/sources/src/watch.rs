@@ -32,7 +32,10 @@ pub enum WatchError {
     #[error(
         "cannot watch {path}: {source}; create the directory, and raise fs.inotify.max_user_instances and max_user_watches if they are used up"
     )]
-    Inotify { path: PathBuf, source: std::io::Error },
+    Inotify {
+        path: PathBuf,
+        source: std::io::Error,
+    },
 }
 
 /// A watched directory. Dropping it stops the watch.
@@ -48,14 +51,28 @@ impl DirectoryWatch {
     /// # Errors
     /// Returns [`WatchError`] if inotify is not available or `root` cannot be watched.
     pub fn open(root: &Path) -> Result<Self, WatchError> {
-        let explain = |source| WatchError::Inotify { path: root.to_owned(), source };
+        let explain = |source| WatchError::Inotify {
+            path: root.to_owned(),
+            source,
+        };
         let inotify = Inotify::init().map_err(explain)?;
         let watches = inotify.watches();
-        let events = inotify.into_event_stream(vec![0; EVENT_BYTES_MAX]).map_err(explain)?;
-        let mut watcher = InotifyReader { root: root.to_owned(), events, watches, tenants: HashMap::new(), pending: Pending::default() };
+        let events = inotify
+            .into_event_stream(vec![0; EVENT_BYTES_MAX])
+            .map_err(explain)?;
+        let mut watcher = InotifyReader {
+            root: root.to_owned(),
+            events,
+            watches,
+            tenants: HashMap::new(),
+            pending: Pending::default(),
+        };
         watcher.follow(None).map_err(explain)?;
         let (sender, scans) = mpsc::channel(SCANS_WAITING_MAX);
-        Ok(Self { scans, task: tokio::spawn(watcher.run(Directory::new(root), sender)) })
+        Ok(Self {
+            scans,
+            task: tokio::spawn(watcher.run(Directory::new(root), sender)),
+        })
     }
 
     /// Waits for the next change; the first result contains every tenant. It is cancel-safe. It returns `None` only while the runtime shuts
@@ -89,12 +106,18 @@ impl Pending {
     /// Returns the hints for the next scan and resets what that scan covers.
     fn take(&mut self, now: Instant) -> Hints {
         self.look = false;
-        self.busy.retain(|_, since| now.duration_since(*since) < BUSY_MAX);
+        self.busy
+            .retain(|_, since| now.duration_since(*since) < BUSY_MAX);
         let touched = std::mem::take(&mut self.touched);
-        let (waiting, touched) = touched.into_iter().partition(|file| self.busy.contains_key(file));
+        let (waiting, touched) = touched
+            .into_iter()
+            .partition(|file| self.busy.contains_key(file));
         // A file that is still being written stays touched, so that it is read when it is closed or `BUSY_MAX` is over.
         self.touched = waiting;
-        Hints { touched, busy: self.busy.keys().cloned().collect() }
+        Hints {
+            touched,
+            busy: self.busy.keys().cloned().collect(),
+        }
     }
 
     fn note(&mut self, tenant: &str, event: &Event<std::ffi::OsString>, now: Instant) {
@@ -134,14 +157,25 @@ impl InotifyReader {
                 (directory, scan)
             });
             // The blocking task fails only when the runtime shuts down.
-            let Ok((same, scan)) = looked.await else { return };
+            let Ok((same, scan)) = looked.await else {
+                return;
+            };
             directory = same;
-            let wait = if scan.is_moving { DEBOUNCE } else { RESCAN_INTERVAL };
+            let wait = if scan.is_moving {
+                DEBOUNCE
+            } else {
+                RESCAN_INTERVAL
+            };
             // The first scan is always sent, even if there are no tenants; later ones only if they contain news.
-            let is_news = told.as_ref().is_none_or(|told| !scan.changed.is_empty() || scan.diagnostics != told.diagnostics);
+            let is_news = told.as_ref().is_none_or(|told| {
+                !scan.changed.is_empty() || scan.diagnostics != told.diagnostics
+            });
             if is_news {
                 tracing::debug!(tenants = scan.changed.len(), "configuration files changed");
-                told = Some(ScanResult { changed: Vec::new(), ..scan.clone() });
+                told = Some(ScanResult {
+                    changed: Vec::new(),
+                    ..scan.clone()
+                });
                 if scans.send(scan).await.is_err() {
                     return;
                 }
@@ -188,11 +222,18 @@ impl InotifyReader {
 
     /// Adds a watch on the root or on a tenant's directory. Adding the same watch again has no effect.
     fn follow(&mut self, tenant: Option<&str>) -> std::io::Result<()> {
-        let whole =
-            WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVE | WatchMask::DELETE_SELF | WatchMask::MOVE_SELF | WatchMask::ONLYDIR;
+        let whole = WatchMask::CREATE
+            | WatchMask::DELETE
+            | WatchMask::MOVE
+            | WatchMask::DELETE_SELF
+            | WatchMask::MOVE_SELF
+            | WatchMask::ONLYDIR;
         let (path, mask) = match tenant {
             None => (self.root.clone(), whole),
-            Some(tenant) => (self.root.join(tenant), whole | WatchMask::MODIFY | WatchMask::CLOSE_WRITE | WatchMask::ATTRIB),
+            Some(tenant) => (
+                self.root.join(tenant),
+                whole | WatchMask::MODIFY | WatchMask::CLOSE_WRITE | WatchMask::ATTRIB,
+            ),
         };
         let descriptor = self.watches.add(path, mask)?;
         self.tenants.insert(descriptor, tenant.map(str::to_owned));
@@ -202,9 +243,17 @@ impl InotifyReader {
     /// Watches every directory that exists now. Call it before the scan, so that no change in between is missed.
     fn follow_tenants(&mut self) {
         let mut failed = self.follow(None).err();
-        let entries = std::fs::read_dir(&self.root).into_iter().flatten().flatten();
-        let directories = entries.filter(|entry| entry.path().is_dir()).filter_map(|entry| entry.file_name().into_string().ok());
-        for name in directories.filter(|name| TenantName::new(name).is_ok()).collect::<Vec<_>>() {
+        let entries = std::fs::read_dir(&self.root)
+            .into_iter()
+            .flatten()
+            .flatten();
+        let directories = entries
+            .filter(|entry| entry.path().is_dir())
+            .filter_map(|entry| entry.file_name().into_string().ok());
+        for name in directories
+            .filter(|name| TenantName::new(name).is_ok())
+            .collect::<Vec<_>>()
+        {
             failed = self.follow(Some(&name)).err().or(failed);
         }
         if let Some(error) = failed {

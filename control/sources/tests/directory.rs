@@ -9,7 +9,9 @@ use canal_sources::{Directory, ScanResult, TenantFiles, limits};
 use tempfile::TempDir;
 
 fn service(name: &str) -> String {
-    format!("apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{clusterIP: None, ports: [{{port: 80}}]}}\n")
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{clusterIP: None, ports: [{{port: 80}}]}}\n"
+    )
 }
 
 fn put(root: &Path, file: &str, text: &str) {
@@ -29,9 +31,23 @@ fn show(scan: &ScanResult) -> String {
 }
 
 fn lines(files: &TenantFiles) -> Vec<String> {
-    let names: Vec<String> = files.documents.iter().map(|d| d.object.metadata().name.to_string()).collect();
+    let names: Vec<String> = files
+        .documents
+        .iter()
+        .map(|d| d.object.metadata().name.to_string())
+        .collect();
     let mut lines = vec![format!("{}: {}", files.tenant, names.join(" "))];
-    lines.extend(files.diagnostics.iter().map(|d| format!("{}! {}", if d.severity == Severity::Error { "" } else { "?" }, d.problem)));
+    lines.extend(files.diagnostics.iter().map(|d| {
+        format!(
+            "{}! {}",
+            if d.severity == Severity::Error {
+                ""
+            } else {
+                "?"
+            },
+            d.problem
+        )
+    }));
     lines
 }
 
@@ -44,7 +60,11 @@ fn check(directory: &mut Directory, expected: &str) {
 fn only_changes_are_reported() {
     let root = TempDir::new().unwrap();
     put(root.path(), "alpha/a.yaml", &service("a"));
-    put(root.path(), "alpha/b.yml", &format!("{}---\n{}", service("b1"), service("b2")));
+    put(
+        root.path(),
+        "alpha/b.yml",
+        &format!("{}---\n{}", service("b1"), service("b2")),
+    );
     put(root.path(), "alpha/notes.txt", "not yaml");
     put(root.path(), "alpha/.hidden.yaml", &service("hidden"));
     put(root.path(), "beta/a.yaml", &service("a"));
@@ -67,18 +87,39 @@ fn only_changes_are_reported() {
 #[test]
 fn a_broken_file_keeps_its_last_good_objects() {
     let root = TempDir::new().unwrap();
-    put(root.path(), "alpha/a.yaml", &format!("{}---\n{}", service("a1"), service("a2")));
+    put(
+        root.path(),
+        "alpha/a.yaml",
+        &format!("{}---\n{}", service("a1"), service("a2")),
+    );
     put(root.path(), "alpha/b.yaml", &service("b"));
     let mut directory = Directory::new(root.path());
     check(&mut directory, "alpha: a1 a2 b");
-    put(root.path(), "alpha/a.yaml", &format!("{}---\nkind: [\n", service("a1")));
+    put(
+        root.path(),
+        "alpha/a.yaml",
+        &format!("{}---\nkind: [\n", service("a1")),
+    );
     let kept = "?! the file is broken, so its last good 2 objects stay in force";
-    check(&mut directory, &format!("alpha: a1 a2 b\n! this is not YAML: unclosed bracket '['\n{kept}"));
+    check(
+        &mut directory,
+        &format!("alpha: a1 a2 b\n! this is not YAML: unclosed bracket '['\n{kept}"),
+    );
     // Other files are still updated.
     put(root.path(), "alpha/b.yaml", &service("bb"));
-    check(&mut directory, &format!("alpha: a1 a2 bb\n! this is not YAML: unclosed bracket '['\n{kept}"));
-    put(root.path(), "alpha/a.yaml", "kind: Service\napiVersion: v1\nmetadata: {name: a1}\nspec: {oops: 1}\n");
-    check(&mut directory, &format!("alpha: a1 a2 bb\n! there is no such field\n{kept}"));
+    check(
+        &mut directory,
+        &format!("alpha: a1 a2 bb\n! this is not YAML: unclosed bracket '['\n{kept}"),
+    );
+    put(
+        root.path(),
+        "alpha/a.yaml",
+        "kind: Service\napiVersion: v1\nmetadata: {name: a1}\nspec: {oops: 1}\n",
+    );
+    check(
+        &mut directory,
+        &format!("alpha: a1 a2 bb\n! there is no such field\n{kept}"),
+    );
     put(root.path(), "alpha/a.yaml", &service("a3"));
     check(&mut directory, "alpha: a3 bb");
     // Deleting a file removes its objects; it does not count as breaking the file.
@@ -89,11 +130,25 @@ fn a_broken_file_keeps_its_last_good_objects() {
 #[test]
 fn a_file_that_was_never_valid_gives_its_valid_parts() {
     let root = TempDir::new().unwrap();
-    put(root.path(), "alpha/a.yaml", &format!("{}---\nkind: [\n", service("a1")));
+    put(
+        root.path(),
+        "alpha/a.yaml",
+        &format!("{}---\nkind: [\n", service("a1")),
+    );
     let mut directory = Directory::new(root.path());
-    check(&mut directory, "alpha: a1\n! this is not YAML: unclosed bracket '['");
-    put(root.path(), "alpha/a.yaml", &format!("{}---\nkind: [\n", service("a2")));
-    check(&mut directory, "alpha: a2\n! this is not YAML: unclosed bracket '['");
+    check(
+        &mut directory,
+        "alpha: a1\n! this is not YAML: unclosed bracket '['",
+    );
+    put(
+        root.path(),
+        "alpha/a.yaml",
+        &format!("{}---\nkind: [\n", service("a2")),
+    );
+    check(
+        &mut directory,
+        "alpha: a2\n! this is not YAML: unclosed bracket '['",
+    );
 }
 
 #[test]
@@ -108,15 +163,29 @@ fn links_may_not_lead_out_of_the_tenant() {
     symlink("..v1", root.path().join("alpha/..data")).unwrap();
     symlink("..data/inner.yaml", root.path().join("alpha/inner.yaml")).unwrap();
     symlink("../beta/secret.yaml", root.path().join("alpha/steal.yaml")).unwrap();
-    symlink(outside.path().join("x.yaml"), root.path().join("alpha/leave.yaml")).unwrap();
+    symlink(
+        outside.path().join("x.yaml"),
+        root.path().join("alpha/leave.yaml"),
+    )
+    .unwrap();
     let mut directory = Directory::new(root.path());
     let leaves = "! the link leads out of the tenant's directory";
-    check(&mut directory, &format!("alpha: a inner\n{leaves}\n{leaves}\nbeta: secret"));
+    check(
+        &mut directory,
+        &format!("alpha: a inner\n{leaves}\n{leaves}\nbeta: secret"),
+    );
     // Kubernetes updates the mount by swapping the link.
     put(root.path(), "alpha/..v2/inner.yaml", &service("newer"));
     symlink("..v2", root.path().join("alpha/..fresh")).unwrap();
-    fs::rename(root.path().join("alpha/..fresh"), root.path().join("alpha/..data")).unwrap();
-    check(&mut directory, &format!("alpha: a newer\n{leaves}\n{leaves}"));
+    fs::rename(
+        root.path().join("alpha/..fresh"),
+        root.path().join("alpha/..data"),
+    )
+    .unwrap();
+    check(
+        &mut directory,
+        &format!("alpha: a newer\n{leaves}\n{leaves}"),
+    );
 }
 
 #[test]
@@ -125,7 +194,13 @@ fn non_files_are_refused() {
     put(root.path(), "alpha/a.yaml", &service("a"));
     fs::create_dir(root.path().join("alpha/folder.yaml")).unwrap();
     let pipe = root.path().join("alpha/pipe.yaml");
-    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    assert!(
+        std::process::Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
     fs::write(root.path().join("alpha/bytes.yaml"), b"a: 1\nb: \xff\n").unwrap();
     fs::write(root.path().join("stray.yaml"), "").unwrap();
     fs::create_dir(root.path().join("Not_A_Tenant")).unwrap();
@@ -147,7 +222,11 @@ fn a_lost_directory_takes_nothing_away() {
     fs::rename(&mount, root.path().join("away")).unwrap();
     let scan = directory.scan();
     assert!(scan.changed.is_empty());
-    assert!(scan.diagnostics[0].problem.contains("stays in force"), "{:?}", scan.diagnostics);
+    assert!(
+        scan.diagnostics[0].problem.contains("stays in force"),
+        "{:?}",
+        scan.diagnostics
+    );
     fs::rename(root.path().join("away"), &mount).unwrap();
     check(&mut directory, "");
     // Root can read every directory, so this branch is only exercised as another user.
@@ -155,36 +234,86 @@ fn a_lost_directory_takes_nothing_away() {
     fs::set_permissions(&tenant, fs::Permissions::from_mode(0o0)).unwrap();
     let scan = directory.scan();
     fs::set_permissions(&tenant, fs::Permissions::from_mode(0o755)).unwrap();
-    assert!(scan.changed.iter().all(|tenant| tenant.documents.len() == 1), "{:?}", scan.changed);
+    assert!(
+        scan.changed
+            .iter()
+            .all(|tenant| tenant.documents.len() == 1),
+        "{:?}",
+        scan.changed
+    );
 }
 
 #[test]
 fn the_size_and_number_of_files_are_limited() {
     let root = TempDir::new().unwrap();
-    let padded = |bytes: usize| format!("{}{}", service("big"), "#".repeat(bytes - service("big").len()));
-    put(root.path(), "alpha/big.yaml", &padded(limits::FILE_BYTES_MAX));
+    let padded = |bytes: usize| {
+        format!(
+            "{}{}",
+            service("big"),
+            "#".repeat(bytes - service("big").len())
+        )
+    };
+    put(
+        root.path(),
+        "alpha/big.yaml",
+        &padded(limits::FILE_BYTES_MAX),
+    );
     let mut directory = Directory::new(root.path());
     check(&mut directory, "alpha: big");
-    put(root.path(), "alpha/big.yaml", &padded(limits::FILE_BYTES_MAX + 1));
+    put(
+        root.path(),
+        "alpha/big.yaml",
+        &padded(limits::FILE_BYTES_MAX + 1),
+    );
     let too_big = format!("! the file has more than {} bytes", limits::FILE_BYTES_MAX);
-    check(&mut directory, &format!("alpha: big\n{too_big}\n?! the file is broken, so its last good 1 objects stay in force"));
+    check(
+        &mut directory,
+        &format!(
+            "alpha: big\n{too_big}\n?! the file is broken, so its last good 1 objects stay in force"
+        ),
+    );
     // All files of a tenant together exceed the limit, so the last one is refused.
     let fitting = limits::TENANT_BYTES_MAX / limits::FILE_BYTES_MAX;
     for number in 0..=fitting {
-        put(root.path(), &format!("beta/{number}.yaml"), &format!("#{}", "x".repeat(limits::FILE_BYTES_MAX - 1)));
+        put(
+            root.path(),
+            &format!("beta/{number}.yaml"),
+            &format!("#{}", "x".repeat(limits::FILE_BYTES_MAX - 1)),
+        );
     }
-    let too_much = format!("! with this file the tenant's files have more than {} bytes", limits::TENANT_BYTES_MAX);
+    let too_much = format!(
+        "! with this file the tenant's files have more than {} bytes",
+        limits::TENANT_BYTES_MAX
+    );
     check(&mut directory, &format!("beta: \n{too_much}"));
     // Beyond the number of files, those that were read before stay.
     put(root.path(), "gamma/z.yaml", &service("z"));
     directory.scan();
     for number in 0..limits::FILES_PER_TENANT_MAX {
-        fs::write(root.path().join(format!("gamma/{number:05}.yaml")), service(&format!("s{number}"))).unwrap();
+        fs::write(
+            root.path().join(format!("gamma/{number:05}.yaml")),
+            service(&format!("s{number}")),
+        )
+        .unwrap();
     }
     let scan = directory.scan();
-    assert_eq!(scan.changed[0].documents.len(), limits::FILES_PER_TENANT_MAX);
-    assert!(scan.changed[0].documents.iter().any(|d| d.object.metadata().name.as_str() == "z"));
-    assert!(scan.changed[0].diagnostics[0].problem.contains("1 are left out, 04095.yaml first"), "{:?}", scan.changed[0].diagnostics);
+    assert_eq!(
+        scan.changed[0].documents.len(),
+        limits::FILES_PER_TENANT_MAX
+    );
+    assert!(
+        scan.changed[0]
+            .documents
+            .iter()
+            .any(|d| d.object.metadata().name.as_str() == "z")
+    );
+    assert!(
+        scan.changed[0].diagnostics[0]
+            .problem
+            .contains("1 are left out, 04095.yaml first"),
+        "{:?}",
+        scan.changed[0].diagnostics
+    );
 }
 
 #[test]
@@ -198,24 +327,63 @@ fn the_number_of_tenants_is_limited() {
     }
     let scan = directory.scan();
     assert_eq!(scan.changed.len(), limits::TENANTS_MAX - 1);
-    assert!(scan.diagnostics[0].problem.contains("1 are left out"), "{:?}", scan.diagnostics);
+    assert!(
+        scan.diagnostics[0].problem.contains("1 are left out"),
+        "{:?}",
+        scan.diagnostics
+    );
 }
 
 #[test]
 fn the_number_of_documents_and_findings_is_limited() {
     let many = "a: 1\n---\n".repeat(limits::DOCUMENTS_PER_FILE_MAX + 1);
     let parsed = canal_sources::parse("f.yaml", &many);
-    assert!(parsed.documents.is_empty() && parsed.diagnostics[0].problem.contains("documents, more than"), "{:?}", parsed.diagnostics);
+    assert!(
+        parsed.documents.is_empty()
+            && parsed.diagnostics[0]
+                .problem
+                .contains("documents, more than"),
+        "{:?}",
+        parsed.diagnostics
+    );
     // Too many errors of one kind: the whole field is dropped and becomes one fault of the object.
     let ports = "{port: x}, ".repeat(limits::FINDINGS_PER_DOCUMENT_MAX * 2);
-    let service = |spec: &str| format!("apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {{{spec}}}\n");
+    let service = |spec: &str| {
+        format!("apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {{{spec}}}\n")
+    };
     let parsed = canal_sources::parse("f.yaml", &service(&format!("ports: [{ports}]")));
-    assert_eq!(parsed.diagnostics.len(), limits::FINDINGS_PER_DOCUMENT_MAX + 1);
-    assert_eq!(parsed.documents[0].faults.iter().filter(|fault| fault.field == "spec.ports").count(), 1);
-    let unknown: String = (0..20_000).map(|number| format!("x{number}: 1, ")).collect();
+    assert_eq!(
+        parsed.diagnostics.len(),
+        limits::FINDINGS_PER_DOCUMENT_MAX + 1
+    );
+    assert_eq!(
+        parsed.documents[0]
+            .faults
+            .iter()
+            .filter(|fault| fault.field == "spec.ports")
+            .count(),
+        1
+    );
+    let unknown: String = (0..20_000)
+        .map(|number| format!("x{number}: 1, "))
+        .collect();
     let parsed = canal_sources::parse("f.yaml", &service(&unknown));
-    assert_eq!(parsed.diagnostics.len(), limits::FINDINGS_PER_DOCUMENT_MAX + 1);
-    assert_eq!(parsed.documents[0].faults.iter().filter(|fault| fault.field == "spec").count(), 1);
+    assert_eq!(
+        parsed.diagnostics.len(),
+        limits::FINDINGS_PER_DOCUMENT_MAX + 1
+    );
+    assert_eq!(
+        parsed.documents[0]
+            .faults
+            .iter()
+            .filter(|fault| fault.field == "spec")
+            .count(),
+        1
+    );
     let parsed = canal_sources::parse("f.yaml", &"#".repeat(limits::FILE_BYTES_MAX + 1));
-    assert!(parsed.diagnostics[0].problem.contains("bytes, more than"), "{:?}", parsed.diagnostics);
+    assert!(
+        parsed.diagnostics[0].problem.contains("bytes, more than"),
+        "{:?}",
+        parsed.diagnostics
+    );
 }

@@ -14,7 +14,9 @@ use tokio::time::{Instant, timeout};
 const SOON: Duration = Duration::from_secs(20);
 
 fn service(name: &str) -> String {
-    format!("apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{clusterIP: None, ports: [{{port: 80}}]}}\n")
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{clusterIP: None, ports: [{{port: 80}}]}}\n"
+    )
 }
 
 fn put(root: &Path, file: &str, text: &str) {
@@ -24,7 +26,10 @@ fn put(root: &Path, file: &str, text: &str) {
 }
 
 async fn next(watch: &mut DirectoryWatch) -> ScanResult {
-    timeout(deadline(SOON), watch.next()).await.expect("a scan in time").expect("the watcher lives")
+    timeout(deadline(SOON), watch.next())
+        .await
+        .expect("a scan in time")
+        .expect("the watcher lives")
 }
 
 /// Waits until the tenant has exactly the objects `expected`.
@@ -37,7 +42,13 @@ async fn until(watch: &mut DirectoryWatch, tenant: &str, expected: &[&str]) {
             .changed
             .iter()
             .find(|files| files.tenant.as_str() == tenant)
-            .map(|files| files.documents.iter().map(|document| document.object.metadata().name.to_string()).collect::<Vec<_>>());
+            .map(|files| {
+                files
+                    .documents
+                    .iter()
+                    .map(|document| document.object.metadata().name.to_string())
+                    .collect::<Vec<_>>()
+            });
         if names.is_some_and(|names| names == expected) {
             return;
         }
@@ -71,14 +82,24 @@ async fn changes_are_reported() {
 #[tokio::test]
 async fn a_file_is_not_read_while_it_is_written() {
     let root = TempDir::new().unwrap();
-    put(root.path(), "alpha/a.yaml", &format!("{}---\n{}", service("a"), service("b")));
+    put(
+        root.path(),
+        "alpha/a.yaml",
+        &format!("{}---\n{}", service("a"), service("b")),
+    );
     let mut watch = DirectoryWatch::open(root.path()).unwrap();
     until(&mut watch, "alpha", &["a", "b"]).await;
     // The file is written in place, with a pause at a point where the text so far is valid YAML.
     let mut file = File::create(root.path().join("alpha/a.yaml")).unwrap();
     file.write_all(service("c").as_bytes()).unwrap();
-    assert!(timeout(Duration::from_millis(1200), watch.next()).await.is_err(), "a half-written file was read");
-    file.write_all(format!("---\n{}", service("d")).as_bytes()).unwrap();
+    assert!(
+        timeout(Duration::from_millis(1200), watch.next())
+            .await
+            .is_err(),
+        "a half-written file was read"
+    );
+    file.write_all(format!("---\n{}", service("d")).as_bytes())
+        .unwrap();
     drop(file);
     let scan = next(&mut watch).await;
     assert_eq!(scan.changed[0].documents.len(), 2);
@@ -105,7 +126,11 @@ async fn a_burst_is_reported_in_few_scans() {
     until(&mut watch, "alpha", &[]).await;
     let begin = Instant::now();
     for number in 0..200 {
-        put(root.path(), &format!("alpha/{number:03}.yaml"), &service(&format!("s{number}")));
+        put(
+            root.path(),
+            &format!("alpha/{number:03}.yaml"),
+            &service(&format!("s{number}")),
+        );
     }
     let mut scans = 0;
     loop {
@@ -119,12 +144,16 @@ async fn a_burst_is_reported_in_few_scans() {
     let took = begin.elapsed();
     let spans = took.as_millis() / 50 + 1;
     assert!(scans <= spans, "{scans} scans in {took:?}");
-    timed!(scans <= 100, "a burst of 200 files is reported in at most 100 scans");
+    timed!(
+        scans <= 100,
+        "a burst of 200 files is reported in at most 100 scans"
+    );
 }
 
 #[tokio::test]
 async fn a_directory_that_is_not_there_is_refused() {
     let root = TempDir::new().unwrap();
-    let WatchError::Inotify { path, .. } = DirectoryWatch::open(&root.path().join("nowhere")).unwrap_err();
+    let WatchError::Inotify { path, .. } =
+        DirectoryWatch::open(&root.path().join("nowhere")).unwrap_err();
     assert!(path.ends_with("nowhere"));
 }

@@ -63,37 +63,69 @@ impl ShareReport {
     ///
     /// # Errors
     /// `who` is an operator, or the report exceeds a limit.
-    pub fn read(state: ShareState, who: &Principal, catalog: &Catalog) -> Result<Self, ShareReportError> {
+    pub fn read(
+        state: ShareState,
+        who: &Principal,
+        catalog: &Catalog,
+    ) -> Result<Self, ShareReportError> {
         let own = match who {
             Principal::Node { tenant, .. } => Some(tenant),
             Principal::KeyServer { tenant, .. } => tenant.as_ref(),
             Principal::Gateway { .. } | Principal::Edge { .. } => None,
-            Principal::Operator { .. } => return Err(ShareReportError::NotADataPlane(who.to_string())),
+            Principal::Operator { .. } => {
+                return Err(ShareReportError::NotADataPlane(who.to_string()));
+            }
         };
         let bytes = state.encoded_len();
         if bytes > SHARE_REPORT_BYTES_MAX {
-            return Err(ShareReportError::Bytes { bytes, limit: SHARE_REPORT_BYTES_MAX });
+            return Err(ShareReportError::Bytes {
+                bytes,
+                limit: SHARE_REPORT_BYTES_MAX,
+            });
         }
-        for (given, limit) in [(state.rows.len(), SHARE_ROWS_MAX), (state.omitted.len(), OMITTED_MAX)] {
+        for (given, limit) in [
+            (state.rows.len(), SHARE_ROWS_MAX),
+            (state.omitted.len(), OMITTED_MAX),
+        ] {
             if given > limit {
                 return Err(ShareReportError::Entries { given, limit });
             }
         }
         let tenant_of = |name: &str| {
-            let (name, _) = catalog.tenants.get_key_value(&TenantName::new(name).ok()?)?;
+            let (name, _) = catalog
+                .tenants
+                .get_key_value(&TenantName::new(name).ok()?)?;
             own.is_none_or(|own| own == name).then(|| name.clone())
         };
         let mut report = Self::default();
         for row in state.rows {
-            let kind = ShareKind::ALL.iter().copied().find(|kind| kind.label() == row.limit);
+            let kind = ShareKind::ALL
+                .iter()
+                .copied()
+                .find(|kind| kind.label() == row.limit);
             // A newer build may have limits that this one does not have.
-            let (Some(kind), Some(tenant)) = (kind, tenant_of(&row.tenant)) else { continue };
+            let (Some(kind), Some(tenant)) = (kind, tenant_of(&row.tenant)) else {
+                continue;
+            };
             let (used, max, refused, revoked) = (row.used, row.max, row.refused, row.revoked);
-            report.shares.push(ReportedShare { kind, tenant, used, max, refused, revoked });
+            report.shares.push(ReportedShare {
+                kind,
+                tenant,
+                used,
+                max,
+                refused,
+                revoked,
+            });
         }
         for omitted in state.omitted {
-            let Some(tenant) = tenant_of(&omitted.tenant) else { continue };
-            report.omissions.push(ReportedOmission { tenant, resource: format!("{} {}", omitted.kind, omitted.name), why: omitted.why });
+            let Some(tenant) = tenant_of(&omitted.tenant) else {
+                continue;
+            };
+            report.omissions.push(ReportedOmission {
+                tenant,
+                resource: format!("{} {}", omitted.kind, omitted.name),
+                why: omitted.why,
+            });
         }
         Ok(report)
     }
@@ -106,51 +138,122 @@ mod tests {
     use super::*;
 
     fn row(limit: &str, tenant: &str) -> ShareRow {
-        ShareRow { limit: limit.into(), tenant: tenant.into(), used: 3, max: 4, refused: 5, revoked: 6 }
+        ShareRow {
+            limit: limit.into(),
+            tenant: tenant.into(),
+            used: 3,
+            max: 4,
+            refused: 5,
+            revoked: 6,
+        }
     }
 
     fn catalog() -> Catalog {
         let mut catalog = Catalog::default();
         for name in ["alpha", "beta"] {
             let nothing = canal_catalog::CompiledTenant::of_provider(Vec::new());
-            let view = canal_catalog::TenantCatalog::next(None, nothing, canal_model::ids::Generation(1));
-            catalog.tenants.insert(name.parse().unwrap(), std::sync::Arc::new(view));
+            let view =
+                canal_catalog::TenantCatalog::next(None, nothing, canal_model::ids::Generation(1));
+            catalog
+                .tenants
+                .insert(name.parse().unwrap(), std::sync::Arc::new(view));
         }
         catalog
     }
 
     #[test]
     fn a_data_plane_speaks_of_its_own_tenants_only() {
-        let node = Principal::Node { name: "n1".parse().unwrap(), tenant: "alpha".parse().unwrap(), az: "az1".parse().unwrap() };
-        let gateway = Principal::Gateway { name: "g1".parse().unwrap(), az: "az1".parse().unwrap() };
-        let operator = Principal::Operator { name: "ann".parse().unwrap(), tenant: None };
+        let node = Principal::Node {
+            name: "n1".parse().unwrap(),
+            tenant: "alpha".parse().unwrap(),
+            az: "az1".parse().unwrap(),
+        };
+        let gateway = Principal::Gateway {
+            name: "g1".parse().unwrap(),
+            az: "az1".parse().unwrap(),
+        };
+        let operator = Principal::Operator {
+            name: "ann".parse().unwrap(),
+            tenant: None,
+        };
         let limit = ShareKind::GatewayConnections.label();
-        let omitted =
-            |tenant: &str| OmittedResource { tenant: tenant.into(), kind: "BucketTable".into(), name: "t".into(), why: "w".into() };
+        let omitted = |tenant: &str| OmittedResource {
+            tenant: tenant.into(),
+            kind: "BucketTable".into(),
+            name: "t".into(),
+            why: "w".into(),
+        };
         let state = ShareState {
-            rows: vec![row(limit, "alpha"), row(limit, "beta"), row(limit, "gamma"), row("of_the_future", "alpha"), row(limit, "UPPER")],
+            rows: vec![
+                row(limit, "alpha"),
+                row(limit, "beta"),
+                row(limit, "gamma"),
+                row("of_the_future", "alpha"),
+                row(limit, "UPPER"),
+            ],
             omitted: vec![omitted("alpha"), omitted("beta"), omitted("gamma")],
         };
         let seen = |who: &Principal| {
             let report = ShareReport::read(state.clone(), who, &catalog()).unwrap();
             let of = |t: &TenantName| t.to_string();
             (
-                report.shares.iter().map(|s| of(&s.tenant)).collect::<Vec<_>>(),
-                report.omissions.iter().map(|o| of(&o.tenant)).collect::<Vec<_>>(),
+                report
+                    .shares
+                    .iter()
+                    .map(|s| of(&s.tenant))
+                    .collect::<Vec<_>>(),
+                report
+                    .omissions
+                    .iter()
+                    .map(|o| of(&o.tenant))
+                    .collect::<Vec<_>>(),
             )
         };
-        assert_eq!(seen(&node), (vec!["alpha".to_string()], vec!["alpha".to_string()]));
-        assert_eq!(seen(&gateway), (vec!["alpha".to_string(), "beta".into()], vec!["alpha".to_string(), "beta".into()]));
-        assert_eq!(ShareReport::read(state, &operator, &catalog()).unwrap_err().name(), "not_a_data_plane");
+        assert_eq!(
+            seen(&node),
+            (vec!["alpha".to_string()], vec!["alpha".to_string()])
+        );
+        assert_eq!(
+            seen(&gateway),
+            (
+                vec!["alpha".to_string(), "beta".into()],
+                vec!["alpha".to_string(), "beta".into()]
+            )
+        );
+        assert_eq!(
+            ShareReport::read(state, &operator, &catalog())
+                .unwrap_err()
+                .name(),
+            "not_a_data_plane"
+        );
     }
 
     #[test]
     fn a_report_is_bounded_in_rows_and_bytes() {
-        let gateway = Principal::Gateway { name: "g1".parse().unwrap(), az: "az1".parse().unwrap() };
-        let refused = |state| ShareReport::read(state, &gateway, &catalog()).unwrap_err().name();
+        let gateway = Principal::Gateway {
+            name: "g1".parse().unwrap(),
+            az: "az1".parse().unwrap(),
+        };
+        let refused = |state| {
+            ShareReport::read(state, &gateway, &catalog())
+                .unwrap_err()
+                .name()
+        };
         let rows = vec![row("x", "alpha"); SHARE_ROWS_MAX + 1];
-        assert_eq!(refused(ShareState { rows, omitted: vec![] }), "entries");
+        assert_eq!(
+            refused(ShareState {
+                rows,
+                omitted: vec![]
+            }),
+            "entries"
+        );
         let rows = vec![row(&"x".repeat(SHARE_REPORT_BYTES_MAX), "alpha")];
-        assert_eq!(refused(ShareState { rows, omitted: vec![] }), "bytes");
+        assert_eq!(
+            refused(ShareState {
+                rows,
+                omitted: vec![]
+            }),
+            "bytes"
+        );
     }
 }

@@ -61,12 +61,18 @@ impl AggregatedDiscoveryService for DiscoveryService {
         let caller = AuthenticatedClient::of(&request)?;
         if matches!(caller.principal, Principal::Operator { .. }) {
             self.shared.metrics.refuse("subscribe_operator");
-            return Err(Status::permission_denied("an operator subscribes to nothing; use a node's or a gateway's token"));
+            return Err(Status::permission_denied(
+                "an operator subscribes to nothing; use a node's or a gateway's token",
+            ));
         }
-        let stream = self.shared.subscribers.open(&caller.principal).map_err(|e| {
-            self.shared.metrics.refuse("streams");
-            Status::resource_exhausted(e.to_string())
-        })?;
+        let stream = self
+            .shared
+            .subscribers
+            .open(&caller.principal)
+            .map_err(|e| {
+                self.shared.metrics.refuse("streams");
+                Status::resource_exhausted(e.to_string())
+            })?;
         // One response at a time: the next is formed when this one has been taken.
         let (sender, receiver) = mpsc::channel(1);
         let session = SubscriberStream::new(caller.principal.clone(), self.shared.session);
@@ -114,7 +120,11 @@ impl StreamTask {
     }
 
     /// Moves messages in both directions until one side ends; returns the reason.
-    async fn follow(&mut self, mut inbound: Streaming<DeltaDiscoveryRequest>, sender: &Sender) -> Result<&'static str, Status> {
+    async fn follow(
+        &mut self,
+        mut inbound: Streaming<DeltaDiscoveryRequest>,
+        sender: &Sender,
+    ) -> Result<&'static str, Status> {
         let mut catalogs = self.shared.catalog.clone();
         let mut principals = self.shared.clients.principals();
         let superseded = self.stream.superseded.clone();
@@ -199,8 +209,15 @@ impl StreamTask {
         // Names that are listed as held never refuse the request, but those outside the scope are counted.
         let out_of_scope = self.session.take_names_out_of_scope();
         if out_of_scope > 0 {
-            #[allow(clippy::cast_precision_loss, reason = "a request has far fewer than 2^52 names")]
-            self.shared.metrics.add(metrics::REFUSED, &[("reason", "names_out_of_scope")], out_of_scope as f64);
+            #[allow(
+                clippy::cast_precision_loss,
+                reason = "a request has far fewer than 2^52 names"
+            )]
+            self.shared.metrics.add(
+                metrics::REFUSED,
+                &[("reason", "names_out_of_scope")],
+                out_of_scope as f64,
+            );
         }
         // Each count is an older stream of the principal that was ended because of its names.
         for _ in 0..self.stream.holds_names(self.session.name_bytes()) {
@@ -218,13 +235,20 @@ impl StreamTask {
             SubscriberMessage::Stale => metrics.count(metrics::ANSWERS_STALE, &[]),
             SubscriberMessage::UnknownType => self.shared.metrics.refuse("unknown_type"),
         }
-        self.stream.heard(self.session.progress(), self.session.is_waiting(), matches!(heard, SubscriberMessage::Nack { .. }));
+        self.stream.heard(
+            self.session.progress(),
+            self.session.is_waiting(),
+            matches!(heard, SubscriberMessage::Nack { .. }),
+        );
         Ok(())
     }
 
     /// Counts the bytes that this stream is charged for names against its tenant's share.
     fn hold_names(&mut self) -> Result<(), Status> {
-        let (limit, bytes) = (&self.shared.subscription_bytes, self.session.name_bytes() as u64);
+        let (limit, bytes) = (
+            &self.shared.subscription_bytes,
+            self.session.name_bytes() as u64,
+        );
         self.names.set(bytes, limit, &holder_of(&self.caller.principal)).map_err(|_| {
             self.shared.metrics.refuse("subscription_bytes");
             Status::resource_exhausted(
@@ -238,9 +262,16 @@ impl StreamTask {
     fn sent(&self, response: &DeltaDiscoveryResponse) {
         let bytes = response.encoded_len();
         let kind = type_name(&response.type_url);
-        self.shared.metrics.count(metrics::RESPONSES, &[("type", kind)]);
-        #[allow(clippy::cast_precision_loss, reason = "a response is far below 2^52 bytes")]
-        self.shared.metrics.add(metrics::BYTES, &[("type", kind)], bytes as f64);
+        self.shared
+            .metrics
+            .count(metrics::RESPONSES, &[("type", kind)]);
+        #[allow(
+            clippy::cast_precision_loss,
+            reason = "a response is far below 2^52 bytes"
+        )]
+        self.shared
+            .metrics
+            .add(metrics::BYTES, &[("type", kind)], bytes as f64);
         self.stream.sent(self.session.progress(), bytes);
     }
 }

@@ -14,12 +14,16 @@ mod refusals;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
-use canal_catalog::{Catalog, EncodedResource, ResourceId, ResourceOwner, ResourceVersion, TenantCatalog};
+use canal_catalog::{
+    Catalog, EncodedResource, ResourceId, ResourceOwner, ResourceVersion, TenantCatalog,
+};
 use canal_compiler::scope::{self, TierPlacement};
 use canal_model::ids::Generation;
 use canal_model::principal::Principal;
 use canal_model::program::ResourceKind;
-use canal_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Resource as WireResource};
+use canal_wire::discovery::{
+    DeltaDiscoveryRequest, DeltaDiscoveryResponse, Resource as WireResource,
+};
 use canal_wire::southbound::kind_of;
 
 use names::{HeldResource, HeldResources};
@@ -27,7 +31,10 @@ use refusals::{ReceivedNack, SetAside};
 
 pub use limits::SessionLimits;
 pub(crate) use limits::StreamLimitError;
-pub use limits::{NACK_SPLITS_MAX, NAME_BYTES_MAX, NAMES_MAX, PENDING_MAX, RESPONSE_BYTES_MAX, STREAM_NAME_BYTES_MAX};
+pub use limits::{
+    NACK_SPLITS_MAX, NAME_BYTES_MAX, NAMES_MAX, PENDING_MAX, RESPONSE_BYTES_MAX,
+    STREAM_NAME_BYTES_MAX,
+};
 use limits::{NAME_OVERHEAD_BYTES, OUT_OF_SCOPE_BYTES_MAX};
 pub(crate) use refusals::{Refusals, TenantRefusals};
 
@@ -204,7 +211,10 @@ impl SubscriberStream {
 
     /// Calls [`SubscriberStream::handle_request`] with an empty catalog, which has none of the names.
     #[cfg(test)]
-    pub(crate) fn hear_alone(&mut self, request: DeltaDiscoveryRequest) -> Result<SubscriberMessage, StreamLimitError> {
+    pub(crate) fn hear_alone(
+        &mut self,
+        request: DeltaDiscoveryRequest,
+    ) -> Result<SubscriberMessage, StreamLimitError> {
         self.handle_request(request, &Catalog::default())
     }
 
@@ -221,11 +231,17 @@ impl SubscriberStream {
             if request.response_nonce.is_empty() {
                 self.unknown_pending += 1;
                 if self.unknown_pending > self.limits.pending {
-                    return Err(StreamLimitError::TooManyUnknownTypes { limit: self.limits.pending });
+                    return Err(StreamLimitError::TooManyUnknownTypes {
+                        limit: self.limits.pending,
+                    });
                 }
                 // The subscriber chose this text; its length is bounded.
                 let url = request.type_url.chars().take(200).collect();
-                self.queue.push_back(PendingResponse { url, generation: self.seen, items: Vec::new() });
+                self.queue.push_back(PendingResponse {
+                    url,
+                    generation: self.seen,
+                    items: Vec::new(),
+                });
             } else {
                 self.settle_nonce(&request.response_nonce, None);
             }
@@ -236,19 +252,29 @@ impl SubscriberStream {
             return Ok(SubscriberMessage::Subscription);
         }
         let nack = request.error_detail.as_ref().map(ReceivedNack::read);
-        Ok(match self.settle_nonce(&request.response_nonce, nack.as_ref()) {
-            false if changed => SubscriberMessage::Subscription,
-            false => SubscriberMessage::Stale,
-            true => nack.map_or(SubscriberMessage::Ack, |nack| SubscriberMessage::Nack { reason: nack.text }),
-        })
+        Ok(
+            match self.settle_nonce(&request.response_nonce, nack.as_ref()) {
+                false if changed => SubscriberMessage::Subscription,
+                false => SubscriberMessage::Stale,
+                true => nack.map_or(SubscriberMessage::Ack, |nack| SubscriberMessage::Nack {
+                    reason: nack.text,
+                }),
+            },
+        )
     }
 
     /// Applies an ACK or NACK to the response with this nonce. Returns false if no such response is outstanding.
     fn settle_nonce(&mut self, nonce: &str, nack: Option<&ReceivedNack>) -> bool {
-        let Some(at) = nonce.parse::<u64>().ok().and_then(|n| self.in_flight.iter().position(|(x, _)| *x == n)) else {
+        let Some(at) = nonce
+            .parse::<u64>()
+            .ok()
+            .and_then(|n| self.in_flight.iter().position(|(x, _)| *x == n))
+        else {
             return false;
         };
-        let Some((_, planned)) = self.in_flight.remove(at) else { return false };
+        let Some((_, planned)) = self.in_flight.remove(at) else {
+            return false;
+        };
         match nack {
             None => self.accept(planned.items),
             Some(nack) => self.refuse(planned, nack),
@@ -266,7 +292,13 @@ impl SubscriberStream {
             let key = item.key();
             self.forget_refusal(&key);
             match item.version() {
-                Some(version) => self.held.put(key, HeldResource { version, charged: 0 }),
+                Some(version) => self.held.put(
+                    key,
+                    HeldResource {
+                        version,
+                        charged: 0,
+                    },
+                ),
                 None => self.held.remove(&key),
             }
         }
@@ -306,7 +338,8 @@ impl SubscriberStream {
             return;
         }
         // Services that moved change the scope of a gateway, though no resource changed.
-        self.resync |= self.whereabouts != catalog.whereabouts && matches!(self.principal, Principal::Gateway { .. });
+        self.resync |= self.whereabouts != catalog.whereabouts
+            && matches!(self.principal, Principal::Gateway { .. });
         self.whereabouts = catalog.whereabouts.clone();
         let items = self.differences(catalog);
         self.seen = catalog.generation;
@@ -325,8 +358,16 @@ impl SubscriberStream {
 
     /// Returns every item that must be sent so that the subscriber holds what the catalog contains.
     fn differences(&mut self, catalog: &Catalog) -> Vec<Item> {
-        let admitted: BTreeSet<ResourceOwner> = catalog.concerning(&self.principal).map(|(owner, _)| owner).collect();
-        let owners: BTreeSet<ResourceOwner> = admitted.iter().chain(self.admitted.iter()).chain(self.held.owners()).cloned().collect();
+        let admitted: BTreeSet<ResourceOwner> = catalog
+            .concerning(&self.principal)
+            .map(|(owner, _)| owner)
+            .collect();
+        let owners: BTreeSet<ResourceOwner> = admitted
+            .iter()
+            .chain(self.admitted.iter())
+            .chain(self.held.owners())
+            .cloned()
+            .collect();
         let mut items = Vec::new();
         // This includes tenants without differences: a refused resource that was removed is no longer sealed.
         let mut resealed = BTreeSet::new();
@@ -335,15 +376,26 @@ impl SubscriberStream {
             let is_admitted = admitted.contains(owner);
             // Deltas are not enough if the scope or a subscription changed.
             let whole = self.resync || is_admitted != self.admitted.contains(owner);
-            let keys = match view.filter(|_| is_admitted && !whole).and_then(|v| v.deltas_after(self.seen)) {
-                Some(deltas) => deltas.flat_map(|d| d.touches.iter().map(|t| t.key.clone())).collect(),
+            let keys = match view
+                .filter(|_| is_admitted && !whole)
+                .and_then(|v| v.deltas_after(self.seen))
+            {
+                Some(deltas) => deltas
+                    .flat_map(|d| d.touches.iter().map(|t| t.key.clone()))
+                    .collect(),
                 None => self.all_keys(owner, view.filter(|_| is_admitted)),
             };
             for key in keys {
                 if key.0.is_security() {
                     resealed.extend(owner.clone());
                 }
-                items.extend(self.difference(key, owner, view.map(Arc::as_ref), is_admitted, catalog.generation));
+                items.extend(self.difference(
+                    key,
+                    owner,
+                    view.map(Arc::as_ref),
+                    is_admitted,
+                    catalog.generation,
+                ));
             }
         }
         items.extend(self.unknown_names(&items));
@@ -354,11 +406,21 @@ impl SubscriberStream {
     }
 
     /// Returns the keys that the subscriber holds or the catalog offers, as far as they are subscribed to.
-    fn all_keys(&self, owner: &ResourceOwner, view: Option<&Arc<TenantCatalog>>) -> BTreeSet<ResourceId> {
+    fn all_keys(
+        &self,
+        owner: &ResourceOwner,
+        view: Option<&Arc<TenantCatalog>>,
+    ) -> BTreeSet<ResourceId> {
         // Manifests are in no catalog; they are compared separately.
-        let held = self.held.of(owner).filter(|(kind, _)| *kind != ResourceKind::Manifest);
+        let held = self
+            .held
+            .of(owner)
+            .filter(|(kind, _)| *kind != ResourceKind::Manifest);
         let offered = view.into_iter().flat_map(|v| v.entries.keys());
-        held.chain(offered).filter(|(kind, name)| self.kinds[*kind as usize].covers(name)).cloned().collect()
+        held.chain(offered)
+            .filter(|(kind, name)| self.kinds[*kind as usize].covers(name))
+            .cloned()
+            .collect()
     }
 
     /// Returns the item that must be sent for one key, if any.
@@ -375,8 +437,13 @@ impl SubscriberStream {
             return None;
         }
         let asked = subscription.asked.contains(&key.1);
-        let is_visible = |e: &&Arc<EncodedResource>| scope::visible(&e.resource, &self.principal, &self.whereabouts);
-        let offered = view.filter(|_| is_admitted).and_then(|v| v.entries.get(&key)).filter(is_visible);
+        let is_visible = |e: &&Arc<EncodedResource>| {
+            scope::visible(&e.resource, &self.principal, &self.whereabouts)
+        };
+        let offered = view
+            .filter(|_| is_admitted)
+            .and_then(|v| v.entries.get(&key))
+            .filter(is_visible);
         let held = self.held.version(owner, &key);
         let refused = self.refused.get(&key).map(|aside| aside.version);
         match (offered, held) {
@@ -408,14 +475,26 @@ impl SubscriberStream {
     fn unknown_names(&self, found: &[Item]) -> Vec<Item> {
         let answered: BTreeSet<ResourceId> = found.iter().map(Item::key).collect();
         let is_held = |key: &ResourceId| self.held.version(&owner_of(key), key).is_some();
-        let asked = ResourceKind::ALL.into_iter().flat_map(|kind| self.kinds[kind as usize].asked.iter().map(move |n| (kind, n.clone())));
-        asked.filter(|key| key.0 != ResourceKind::Manifest && !answered.contains(key) && !is_held(key)).map(Item::Remove).collect()
+        let asked = ResourceKind::ALL.into_iter().flat_map(|kind| {
+            self.kinds[kind as usize]
+                .asked
+                .iter()
+                .map(move |n| (kind, n.clone()))
+        });
+        asked
+            .filter(|key| {
+                key.0 != ResourceKind::Manifest && !answered.contains(key) && !is_held(key)
+            })
+            .map(Item::Remove)
+            .collect()
     }
 
     /// Distributes the items over responses: new and changed ones parents first, then removals children first.
     fn plan(&mut self, items: Vec<Item>, generation: Generation) {
         // Manifests come after everything that they seal, including removals.
-        let (manifests, items): (Vec<Item>, Vec<Item>) = items.into_iter().partition(|i| i.key().0 == ResourceKind::Manifest);
+        let (manifests, items): (Vec<Item>, Vec<Item>) = items
+            .into_iter()
+            .partition(|i| i.key().0 == ResourceKind::Manifest);
         let kinds: BTreeSet<ResourceKind> = items.iter().map(|i| i.key().0).collect();
         let one_kind = kinds.len() == 1;
         let mut puts: BTreeMap<ResourceKind, Vec<Item>> = BTreeMap::new();
@@ -423,12 +502,21 @@ impl SubscriberStream {
         for item in items {
             let kind = item.key().0;
             // With a single kind, responses need no order among each other.
-            let side = if one_kind || matches!(item, Item::Put(_)) { &mut puts } else { &mut removals };
+            let side = if one_kind || matches!(item, Item::Put(_)) {
+                &mut puts
+            } else {
+                &mut removals
+            };
             side.entry(kind).or_default().push(item);
         }
-        let unanswered = |kind: ResourceKind| self.kinds[kind as usize].open && self.kinds[kind as usize].unanswered;
+        let unanswered = |kind: ResourceKind| {
+            self.kinds[kind as usize].open && self.kinds[kind as usize].unanswered
+        };
         // A new subscription gets a response even if it is empty.
-        for kind in ResourceKind::ALL.into_iter().filter(|kind| *kind != ResourceKind::Manifest && unanswered(*kind)) {
+        for kind in ResourceKind::ALL
+            .into_iter()
+            .filter(|kind| *kind != ResourceKind::Manifest && unanswered(*kind))
+        {
             puts.entry(kind).or_default();
         }
         let with_manifests = !manifests.is_empty() || unanswered(ResourceKind::Manifest);
@@ -449,11 +537,17 @@ impl SubscriberStream {
         loop {
             let mut bytes = 0;
             let mut part = Vec::new();
-            while let Some(item) = items.next_if(|i| part.is_empty() || bytes + i.bytes() <= self.limits.response_bytes) {
+            while let Some(item) = items
+                .next_if(|i| part.is_empty() || bytes + i.bytes() <= self.limits.response_bytes)
+            {
                 bytes += item.bytes();
                 part.push(item);
             }
-            self.queue.push_back(PendingResponse { url: kind.type_url().into(), generation, items: part });
+            self.queue.push_back(PendingResponse {
+                url: kind.type_url().into(),
+                generation,
+                items: part,
+            });
             if items.peek().is_none() {
                 return;
             }
@@ -471,7 +565,11 @@ impl SubscriberStream {
             acked: self.acked,
             content: self.content,
             refusals: self.refusals.clone(),
-            nack: if self.refused.is_empty() && self.queue.is_empty() { String::new() } else { self.last_nack.clone() },
+            nack: if self.refused.is_empty() && self.queue.is_empty() {
+                String::new()
+            } else {
+                self.last_nack.clone()
+            },
             resources: self.held.count(),
         }
     }
@@ -491,7 +589,10 @@ fn encode(planned: &PendingResponse, nonce: u64) -> DeltaDiscoveryResponse {
             Item::Put(e) => resources.push(WireResource {
                 name: e.name.to_string(),
                 version: e.version.to_string(),
-                resource: Some(prost_types::Any { type_url: planned.url.clone(), value: e.body.clone() }),
+                resource: Some(prost_types::Any {
+                    type_url: planned.url.clone(),
+                    value: e.body.clone(),
+                }),
             }),
             Item::Remove((_, name)) => removed_resources.push(name.to_string()),
         }

@@ -85,7 +85,8 @@ impl SubscriberRecord {
     /// Returns the generation up to which everything was acknowledged, except resources of tenants with standing refusals.
     fn whole(&self) -> Generation {
         let p = &self.progress;
-        let is_whole = !p.refusals.contains_key(&None) && p.acked >= p.wanted && self.unacked_since.is_none();
+        let is_whole =
+            !p.refusals.contains_key(&None) && p.acked >= p.wanted && self.unacked_since.is_none();
         // Nothing in scope is outstanding, so generations out of scope count as acknowledged too.
         if is_whole { p.seen } else { p.acked }
     }
@@ -116,7 +117,10 @@ pub(crate) struct OpenStream {
 impl Subscribers {
     /// Creates a registry; `limit` is the limit on open streams.
     pub fn new(limit: TenantLimit) -> Arc<Self> {
-        Arc::new(Self { limit, inner: Mutex::default() })
+        Arc::new(Self {
+            limit,
+            inner: Mutex::default(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -129,7 +133,10 @@ impl Subscribers {
     ///
     /// # Errors
     /// The holder has its whole share, or the limit is full and no other stream can give way.
-    pub(crate) fn open(self: &Arc<Self>, principal: &Principal) -> Result<OpenStream, TooManyStreams> {
+    pub(crate) fn open(
+        self: &Arc<Self>,
+        principal: &Principal,
+    ) -> Result<OpenStream, TooManyStreams> {
         let mut inner = self.lock();
         // Old streams end before the permit is taken, so that a tenant with its whole share can reconnect its data planes.
         if let Some(record) = inner.records.get_mut(principal) {
@@ -139,37 +146,80 @@ impl Subscribers {
         }
         let holder = holder_of(principal);
         let taken = self.limit.take_revocable(&holder, 1);
-        let permit = taken.map_err(|reason| TooManyStreams { holder, limit: self.limit.kind().key(), reason })?;
+        let permit = taken.map_err(|reason| TooManyStreams {
+            holder,
+            limit: self.limit.kind().key(),
+            reason,
+        })?;
         inner.next += 1;
         let id = inner.next;
         let superseded = CancellationToken::new();
         let record = inner.records.entry(principal.clone()).or_default();
         record.connects += 1;
-        record.streams.insert(id, StreamRecord { superseded: superseded.clone(), permit, name_bytes: 0 });
+        record.streams.insert(
+            id,
+            StreamRecord {
+                superseded: superseded.clone(),
+                permit,
+                name_bytes: 0,
+            },
+        );
         record.last_seen_ms = now_ms();
-        Ok(OpenStream { registry: self.clone(), principal: principal.clone(), id, superseded })
+        Ok(OpenStream {
+            registry: self.clone(),
+            principal: principal.clone(),
+            id,
+            superseded,
+        })
     }
 
     /// Returns what a data plane has acknowledged.
     pub fn known(&self, principal: &Principal) -> DeliveryProgress {
         let inner = self.lock();
-        let Some(record) = inner.records.get(principal) else { return DeliveryProgress::default() };
-        let behind = record.progress.refusals.iter().filter_map(|(owner, r)| Some((owner.clone()?, r.acked)));
-        DeliveryProgress { acked_through: record.whole(), content: record.content, behind: behind.collect() }
+        let Some(record) = inner.records.get(principal) else {
+            return DeliveryProgress::default();
+        };
+        let behind = record
+            .progress
+            .refusals
+            .iter()
+            .filter_map(|(owner, r)| Some((owner.clone()?, r.acked)));
+        DeliveryProgress {
+            acked_through: record.whole(),
+            content: record.content,
+            behind: behind.collect(),
+        }
     }
 
     /// Returns whether a data plane acknowledged everything of `kind` and `tenant` up to `generation`; `None` if it is not connected.
-    pub fn has(&self, principal: &Principal, tenant: &TenantName, kind: ResourceKind, generation: Generation) -> Option<bool> {
+    pub fn has(
+        &self,
+        principal: &Principal,
+        tenant: &TenantName,
+        kind: ResourceKind,
+        generation: Generation,
+    ) -> Option<bool> {
         let inner = self.lock();
-        let record = inner.records.get(principal).filter(|r| !r.streams.is_empty())?;
+        let record = inner
+            .records
+            .get(principal)
+            .filter(|r| !r.streams.is_empty())?;
         let p = &record.progress;
-        let whole = p.refusals.get(&Some(tenant.clone())).map_or_else(|| record.whole(), |r| r.acked);
+        let whole = p
+            .refusals
+            .get(&Some(tenant.clone()))
+            .map_or_else(|| record.whole(), |r| r.acked);
         Some(p.kinds[kind as usize] && whole >= generation)
     }
 
     /// Stores the report of a connected data plane on its limits.
     pub fn note_shares(&self, principal: &Principal, report: Arc<ShareReport>) {
-        if let Some(record) = self.lock().records.get_mut(principal).filter(|record| !record.streams.is_empty()) {
+        if let Some(record) = self
+            .lock()
+            .records
+            .get_mut(principal)
+            .filter(|record| !record.streams.is_empty())
+        {
             record.shares = report;
         }
     }
@@ -177,8 +227,13 @@ impl Subscribers {
     /// Returns the last report of each connected data plane on its limits.
     pub fn share_reports(&self) -> Vec<(Principal, Arc<ShareReport>)> {
         let inner = self.lock();
-        let connected = inner.records.iter().filter(|(_, record)| !record.streams.is_empty());
-        connected.map(|(principal, record)| (principal.clone(), record.shares.clone())).collect()
+        let connected = inner
+            .records
+            .iter()
+            .filter(|(_, record)| !record.streams.is_empty());
+        connected
+            .map(|(principal, record)| (principal.clone(), record.shares.clone()))
+            .collect()
     }
 
     /// Returns the numbers of subscribers that are connected, by kind, that have everything in their scope, and that refuse something. Also
@@ -188,17 +243,34 @@ impl Subscribers {
         let mut s = SubscriberSummary::default();
         for (principal, r) in inner.records.iter().filter(|(_, r)| !r.streams.is_empty()) {
             *s.connected.entry(principal_name(principal)).or_insert(0) += 1;
-            s.converged += u64::from(r.progress.nack.is_empty() && r.progress.acked >= wanted(principal, &r.progress, catalog));
-            s.standing += u64::from(r.refused_since.is_some_and(|since| since.elapsed() > STANDING_AFTER));
-            s.unacked_seconds = s.unacked_seconds.max(r.unacked_since.map_or(0.0, |t| t.elapsed().as_secs_f64()));
+            s.converged += u64::from(
+                r.progress.nack.is_empty()
+                    && r.progress.acked >= wanted(principal, &r.progress, catalog),
+            );
+            s.standing += u64::from(
+                r.refused_since
+                    .is_some_and(|since| since.elapsed() > STANDING_AFTER),
+            );
+            s.unacked_seconds = s
+                .unacked_seconds
+                .max(r.unacked_since.map_or(0.0, |t| t.elapsed().as_secs_f64()));
         }
         s
     }
 
     /// Lists all subscribers that connected since the start, as `canal status` shows them.
-    pub fn list(&self, catalog: &Catalog, visible: impl Fn(&Principal) -> bool) -> Vec<api::Subscriber> {
+    pub fn list(
+        &self,
+        catalog: &Catalog,
+        visible: impl Fn(&Principal) -> bool,
+    ) -> Vec<api::Subscriber> {
         let inner = self.lock();
-        inner.records.iter().filter(|(p, _)| visible(p)).map(|(p, r)| shown(p, r, catalog)).collect()
+        inner
+            .records
+            .iter()
+            .filter(|(p, _)| visible(p))
+            .map(|(p, r)| shown(p, r, catalog))
+            .collect()
     }
 
     /// Lists subscribers like [`Subscribers::list`], for an operator that may see only some tenants. It names only refusals of these
@@ -211,11 +283,31 @@ impl Subscribers {
     ) -> Vec<api::Subscriber> {
         let inner = self.lock();
         let narrowed = |(principal, record): (&Principal, &SubscriberRecord)| {
-            let own: Vec<_> = record.progress.refusals.iter().filter(|(owner, _)| owner.as_ref().is_some_and(&may_see)).collect();
-            let acked = own.iter().map(|(_, r)| r.acked).chain([record.progress.acked]).min().unwrap_or_default().0;
-            api::Subscriber { nack: refusal_text(&own), generation_acked: acked, ..shown(principal, record, catalog) }
+            let own: Vec<_> = record
+                .progress
+                .refusals
+                .iter()
+                .filter(|(owner, _)| owner.as_ref().is_some_and(&may_see))
+                .collect();
+            let acked = own
+                .iter()
+                .map(|(_, r)| r.acked)
+                .chain([record.progress.acked])
+                .min()
+                .unwrap_or_default()
+                .0;
+            api::Subscriber {
+                nack: refusal_text(&own),
+                generation_acked: acked,
+                ..shown(principal, record, catalog)
+            }
         };
-        inner.records.iter().filter(|(p, _)| visible(p)).map(narrowed).collect()
+        inner
+            .records
+            .iter()
+            .filter(|(p, _)| visible(p))
+            .map(narrowed)
+            .collect()
     }
 }
 
@@ -223,7 +315,10 @@ impl Subscribers {
 pub async fn follow(registry: Arc<Subscribers>, mut principals: watch::Receiver<Arc<Principals>>) {
     while principals.changed().await.is_ok() {
         let current = principals.borrow_and_update().clone();
-        registry.lock().records.retain(|p, record| !record.streams.is_empty() || current.knows(p));
+        registry
+            .lock()
+            .records
+            .retain(|p, record| !record.streams.is_empty() || current.knows(p));
     }
 }
 
@@ -241,7 +336,10 @@ impl OpenStream {
     /// Resolves when the stream must give way to another tenant's.
     pub(crate) fn revoked(&self) -> impl Future<Output = ()> + Send + use<> {
         let inner = self.registry.lock();
-        let stream = inner.records.get(&self.principal).and_then(|record| record.streams.get(&self.id));
+        let stream = inner
+            .records
+            .get(&self.principal)
+            .and_then(|record| record.streams.get(&self.id));
         let revoked = stream.map(|stream| stream.permit.revoked());
         async move {
             match revoked {
@@ -266,14 +364,22 @@ impl OpenStream {
     /// [`PRINCIPAL_NAME_BYTES_MAX`], the oldest ends. Returns how many ended.
     pub(crate) fn holds_names(&self, bytes: usize) -> usize {
         let mut inner = self.registry.lock();
-        let Some(record) = inner.records.get_mut(&self.principal) else { return 0 };
+        let Some(record) = inner.records.get_mut(&self.principal) else {
+            return 0;
+        };
         // A stream that gave way is no longer counted.
         match record.streams.get_mut(&self.id) {
             Some(stream) if stream.name_bytes != bytes => stream.name_bytes = bytes,
             _ => return 0,
         }
         let mut ended = 0;
-        while record.streams.len() > 1 && record.streams.values().map(|stream| stream.name_bytes).sum::<usize>() > PRINCIPAL_NAME_BYTES_MAX
+        while record.streams.len() > 1
+            && record
+                .streams
+                .values()
+                .map(|stream| stream.name_bytes)
+                .sum::<usize>()
+                > PRINCIPAL_NAME_BYTES_MAX
         {
             record.supersede_oldest();
             ended += 1;
@@ -306,7 +412,10 @@ impl OpenStream {
     fn update(&self, f: impl FnOnce(&mut SubscriberRecord)) {
         let mut inner = self.registry.lock();
         if let Some(record) = inner.records.get_mut(&self.principal)
-            && record.streams.last_key_value().is_some_and(|(id, _)| *id == self.id)
+            && record
+                .streams
+                .last_key_value()
+                .is_some_and(|(id, _)| *id == self.id)
         {
             f(record);
             record.refused_since = match record.progress.nack.is_empty() {
@@ -339,9 +448,18 @@ fn wanted(principal: &Principal, progress: &SubscriberProgress, catalog: &Catalo
 /// Formats the refusals of some tenants as one line.
 fn refusal_text(of: &[(&ResourceOwner, &TenantRefusals)]) -> String {
     let all = of.iter().flat_map(|(_, r)| &r.shown);
-    let one = |((kind, name), why): &(ResourceId, String)| format!("{} {name}: {why}", kind.label());
-    let mut text = all.take(REFUSED_NAMED_MAX).map(one).collect::<Vec<_>>().join("; ");
-    let more = of.iter().map(|(_, r)| r.count).sum::<usize>().saturating_sub(REFUSED_NAMED_MAX);
+    let one =
+        |((kind, name), why): &(ResourceId, String)| format!("{} {name}: {why}", kind.label());
+    let mut text = all
+        .take(REFUSED_NAMED_MAX)
+        .map(one)
+        .collect::<Vec<_>>()
+        .join("; ");
+    let more = of
+        .iter()
+        .map(|(_, r)| r.count)
+        .sum::<usize>()
+        .saturating_sub(REFUSED_NAMED_MAX);
     if more > 0 {
         text.push_str(&format!("; and {more} more"));
     }
@@ -351,12 +469,16 @@ fn refusal_text(of: &[(&ResourceOwner, &TenantRefusals)]) -> String {
 /// Converts a subscriber's record to its form in the API. The acknowledged generation is that of the tenant furthest behind.
 fn shown(principal: &Principal, r: &SubscriberRecord, catalog: &Catalog) -> api::Subscriber {
     let (name, tenant, az) = match principal {
-        Principal::Node { name, tenant, az } => (name.to_string(), tenant.to_string(), az.to_string()),
+        Principal::Node { name, tenant, az } => {
+            (name.to_string(), tenant.to_string(), az.to_string())
+        }
         Principal::Gateway { name, az } => (name.to_string(), String::new(), az.to_string()),
         Principal::Edge { name, az } => (name.to_string(), String::new(), az.to_string()),
-        Principal::KeyServer { name, az, tenant } => {
-            (name.to_string(), tenant.as_ref().map(ToString::to_string).unwrap_or_default(), az.to_string())
-        }
+        Principal::KeyServer { name, az, tenant } => (
+            name.to_string(),
+            tenant.as_ref().map(ToString::to_string).unwrap_or_default(),
+            az.to_string(),
+        ),
         Principal::Operator { name, .. } => (name.to_string(), String::new(), String::new()),
     };
     api::Subscriber {
@@ -388,7 +510,9 @@ fn shown(principal: &Principal, r: &SubscriberRecord, catalog: &Catalog) -> api:
 }
 
 fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
@@ -396,7 +520,11 @@ mod tests {
     use super::*;
 
     fn node_of(tenant: &str, name: &str) -> Principal {
-        Principal::Node { name: name.parse().unwrap(), tenant: tenant.parse().unwrap(), az: "az1".parse().unwrap() }
+        Principal::Node {
+            name: name.parse().unwrap(),
+            tenant: tenant.parse().unwrap(),
+            az: "az1".parse().unwrap(),
+        }
     }
 
     fn node(name: &str) -> Principal {
@@ -407,7 +535,12 @@ mod tests {
     fn subscribers(capacity: u64, reserve: u64) -> Arc<Subscribers> {
         let kind = canal_model::share::ShareKind::ControllerStreams;
         let give_way = canal_runtime::GiveWay::Oldest;
-        let limit = TenantLimit::new(canal_runtime::TenantLimitConfig { kind, capacity, reserve, give_way });
+        let limit = TenantLimit::new(canal_runtime::TenantLimitConfig {
+            kind,
+            capacity,
+            reserve,
+            give_way,
+        });
         limit.set_default_share(canal_model::share::Share::Percent(100));
         Subscribers::new(limit)
     }
@@ -415,21 +548,50 @@ mod tests {
     #[test]
     fn a_tenant_with_all_streams_leaves_places_to_others() {
         let s = subscribers(10, 1);
-        let mine: Vec<OpenStream> = (0..9).map(|n| s.open(&node(&format!("n{n}"))).unwrap()).collect();
+        let mine: Vec<OpenStream> = (0..9)
+            .map(|n| s.open(&node(&format!("n{n}"))).unwrap())
+            .collect();
         let given_way = || {
             let inner = s.lock();
-            mine.iter().map(|o| inner.records[&o.principal].streams[&o.id].permit.is_revoked()).filter(|is| *is).count()
+            mine.iter()
+                .map(|o| {
+                    inner.records[&o.principal].streams[&o.id]
+                        .permit
+                        .is_revoked()
+                })
+                .filter(|is| *is)
+                .count()
         };
-        let refused = s.open(&node("n9")).err().expect("alpha has its share").to_string();
-        assert!(refused.contains("alpha gets no more streams (controllerStreams: share)"), "{refused}");
-        let gateway = Principal::Gateway { name: "g1".parse().unwrap(), az: "az1".parse().unwrap() };
+        let refused = s
+            .open(&node("n9"))
+            .err()
+            .expect("alpha has its share")
+            .to_string();
+        assert!(
+            refused.contains("alpha gets no more streams (controllerStreams: share)"),
+            "{refused}"
+        );
+        let gateway = Principal::Gateway {
+            name: "g1".parse().unwrap(),
+            az: "az1".parse().unwrap(),
+        };
         let provider: Vec<_> = (0..3).map(|_| s.open(&gateway).unwrap()).collect();
         assert_eq!(given_way(), 2, "the reserve takes from nobody");
-        let beta: Vec<_> = (0..3).map(|n| s.open(&node_of("beta", &format!("n{n}"))).unwrap()).collect();
+        let beta: Vec<_> = (0..3)
+            .map(|n| s.open(&node_of("beta", &format!("n{n}"))).unwrap())
+            .collect();
         assert_eq!(given_way(), 5);
-        assert!(s.open(&node_of("beta", "n3")).is_err(), "beta would have as many as alpha, which does not give way");
+        assert!(
+            s.open(&node_of("beta", "n3")).is_err(),
+            "beta would have as many as alpha, which does not give way"
+        );
         // The oldest streams were revoked. A data plane that reconnects at a full limit replaces its own oldest stream.
-        assert!(s.lock().records[&node("n4")].streams.values().all(|stream| stream.permit.is_revoked()));
+        assert!(
+            s.lock().records[&node("n4")]
+                .streams
+                .values()
+                .all(|stream| stream.permit.is_revoked())
+        );
         let gateway_again = s.open(&gateway).unwrap();
         assert!(provider[0].superseded.is_cancelled() && given_way() == 5);
         drop((mine, provider, beta, gateway_again));
@@ -442,16 +604,37 @@ mod tests {
         let old: Vec<OpenStream> = (0..3).map(|_| s.open(&node("n1")).unwrap()).collect();
         assert!(old.iter().all(|o| !o.superseded.is_cancelled()));
         let newest = s.open(&node("n1")).unwrap();
-        assert_eq!(old.iter().map(|o| o.superseded.is_cancelled()).collect::<Vec<_>>(), [true, false, false]);
+        assert_eq!(
+            old.iter()
+                .map(|o| o.superseded.is_cancelled())
+                .collect::<Vec<_>>(),
+            [true, false, false]
+        );
         let other = s.open(&node("n2")).unwrap();
-        assert!(s.open(&node("n3")).is_err_and(|e| e.to_string().contains("alpha")));
+        assert!(
+            s.open(&node("n3"))
+                .is_err_and(|e| e.to_string().contains("alpha"))
+        );
         drop(other);
         drop(s.open(&node("n3")).unwrap());
 
-        old[1].looked(SubscriberProgress { resources: 9, ..SubscriberProgress::default() });
-        newest.looked(SubscriberProgress { resources: 4, ..SubscriberProgress::default() });
+        old[1].looked(SubscriberProgress {
+            resources: 9,
+            ..SubscriberProgress::default()
+        });
+        newest.looked(SubscriberProgress {
+            resources: 4,
+            ..SubscriberProgress::default()
+        });
         let list = s.list(&Catalog::default(), |_| true);
-        let row = |l: &[api::Subscriber], i: usize| (l[i].name.clone(), l[i].connected, l[i].resources, l[i].reconnects);
+        let row = |l: &[api::Subscriber], i: usize| {
+            (
+                l[i].name.clone(),
+                l[i].connected,
+                l[i].resources,
+                l[i].reconnects,
+            )
+        };
         assert_eq!(row(&list, 0), ("n1".into(), true, 4, 3));
         drop((old, newest));
         let list = s.list(&Catalog::default(), |p| *p == node("n1"));
@@ -465,13 +648,37 @@ mod tests {
         let s = subscribers(9, 0);
         let streams: Vec<OpenStream> = (0..3).map(|_| s.open(&node("n1")).unwrap()).collect();
         let other = s.open(&node("n2")).unwrap();
-        let ended = || streams.iter().map(|stream| stream.superseded.is_cancelled()).collect::<Vec<_>>();
-        assert_eq!((streams[0].holds_names(9 * PART), streams[1].holds_names(7 * PART)), (0, 0), "exactly what one stream may hold");
-        assert_eq!((streams[1].holds_names(7 * PART), other.holds_names(16 * PART)), (0, 0));
+        let ended = || {
+            streams
+                .iter()
+                .map(|stream| stream.superseded.is_cancelled())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (
+                streams[0].holds_names(9 * PART),
+                streams[1].holds_names(7 * PART)
+            ),
+            (0, 0),
+            "exactly what one stream may hold"
+        );
+        assert_eq!(
+            (
+                streams[1].holds_names(7 * PART),
+                other.holds_names(16 * PART)
+            ),
+            (0, 0)
+        );
         assert_eq!(streams[2].holds_names(1), 1);
         assert_eq!(ended(), [true, false, false], "the oldest gives way");
         assert_eq!(streams[0].holds_names(10 * PART), 0, "and counts no more");
-        assert_eq!((streams[2].holds_names(16 * PART), ended()), (1, vec![true, true, false]));
-        assert!(!other.superseded.is_cancelled(), "another principal's names are its own");
+        assert_eq!(
+            (streams[2].holds_names(16 * PART), ended()),
+            (1, vec![true, true, false])
+        );
+        assert!(
+            !other.superseded.is_cancelled(),
+            "another principal's names are its own"
+        );
     }
 }

@@ -12,8 +12,8 @@ use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTran
 use crate::error::StoreError;
 use crate::fleet::{AZS, EDGES, PLAN, PLANNED, REPLICAS};
 use crate::ids::{
-    Allocation, Binding, IdShortage, SERVICE_ID_QUARANTINE_SECONDS, SERVICE_ID_SPACE, ServiceIdTable, TENANT_SERVICE_IDS_MAX,
-    decide_allocation,
+    Allocation, Binding, IdShortage, SERVICE_ID_QUARANTINE_SECONDS, SERVICE_ID_SPACE,
+    ServiceIdTable, TENANT_SERVICE_IDS_MAX, decide_allocation,
 };
 use crate::objects::{ObjectEdit, ObjectRow, StoredObject, StoredObjectKey};
 use crate::seal::StoreKey;
@@ -125,23 +125,36 @@ impl Store {
 
     /// Opens the store without checking that its private keys can be unsealed.
     pub(crate) fn open_unsealed(dir: &Path, limits: StoreLimits) -> Result<Self, StoreError> {
-        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| StoreError::Open {
-            path: dir.into(),
-            why: e.to_string(),
-            fix: "give --data-dir a folder that this user may write",
-        })?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(dir)
+            .map_err(|e| StoreError::Open {
+                path: dir.into(),
+                why: e.to_string(),
+                fix: "give --data-dir a folder that this user may write",
+            })?;
         let path = dir.join(FILE);
         create_database(dir, &path)?;
         let (database, mut loaded) = open_database(&path)?;
         let id = loaded.id;
         // An earlier process may have reported a commit as failed and ended before it could read the file again.
-        let unconfirmed = UnconfirmedCommit::load(dir).map_err(|e| StoreError::Disk { path: dir.into(), why: e.to_string() })?;
+        let unconfirmed = UnconfirmedCommit::load(dir).map_err(|e| StoreError::Disk {
+            path: dir.into(),
+            why: e.to_string(),
+        })?;
         if let Some(unconfirmed) = unconfirmed {
-            undo(&database, &unconfirmed, &mut loaded).map_err(|e| StoreError::from_redb(&path, e))?;
+            undo(&database, &unconfirmed, &mut loaded)
+                .map_err(|e| StoreError::from_redb(&path, e))?;
             UnconfirmedCommit::forget(dir).map_err(unusable(dir))?;
         }
         // Without this sync, a power failure could remove the new file's directory entry and all data in it.
-        fs::File::open(dir).and_then(|d| d.sync_all()).map_err(|e| StoreError::Disk { path: dir.into(), why: e.to_string() })?;
+        fs::File::open(dir)
+            .and_then(|d| d.sync_all())
+            .map_err(|e| StoreError::Disk {
+                path: dir.into(),
+                why: e.to_string(),
+            })?;
         let inner = Inner {
             database: Some(database),
             counts: loaded.counts,
@@ -151,7 +164,13 @@ impl Store {
             given: loaded.generation,
             doubt: None,
         };
-        Ok(Self { path, id, limits, key: None, inner: Mutex::new(inner) })
+        Ok(Self {
+            path,
+            id,
+            limits,
+            key: None,
+            inner: Mutex::new(inner),
+        })
     }
 
     /// Returns the store's own random id, created with the file. Numbers of this store, service ids above all, are not valid in another
@@ -210,7 +229,12 @@ impl Store {
                 if owner != tenant.as_str() {
                     break;
                 }
-                out.push(StoredObjectKey { tenant: tenant.clone(), kind: kind.into(), namespace: namespace.into(), name: name.into() });
+                out.push(StoredObjectKey {
+                    tenant: tenant.clone(),
+                    kind: kind.into(),
+                    namespace: namespace.into(),
+                    name: name.into(),
+                });
             }
             Ok(out)
         };
@@ -226,7 +250,12 @@ impl Store {
     ///
     /// # Errors
     /// Returns the limit that the edits exceed, or [`StoreError::Disk`]; nothing was changed.
-    pub fn apply(&self, edits: &[ObjectEdit], generation: Generation, now: u64) -> Result<(), StoreError> {
+    pub fn apply(
+        &self,
+        edits: &[ObjectEdit],
+        generation: Generation,
+        now: u64,
+    ) -> Result<(), StoreError> {
         self.within_limits(edits)?;
         let mut inner = self.lock();
         let mut before = Vec::with_capacity(edits.len());
@@ -241,7 +270,9 @@ impl Store {
             counters.insert(COUNTER_GENERATION, reserved.max(generation.0))?;
             Ok(match over {
                 Some(e) => TransactionOutcome::Abort(e),
-                None => TransactionOutcome::Commit { before: std::mem::take(&mut before) },
+                None => TransactionOutcome::Commit {
+                    before: std::mem::take(&mut before),
+                },
             })
         })?;
         for (tenant, by) in grown {
@@ -255,13 +286,20 @@ impl Store {
 
     fn within_limits(&self, edits: &[ObjectEdit]) -> Result<(), StoreError> {
         if edits.len() > self.limits.edits {
-            return Err(StoreError::Edits { edits: edits.len(), limit: self.limits.edits });
+            return Err(StoreError::Edits {
+                edits: edits.len(),
+                limit: self.limits.edits,
+            });
         }
         for e in edits {
             if let ObjectEdit::Put { key, yaml } = e
                 && yaml.len() > self.limits.object_bytes
             {
-                return Err(StoreError::ObjectBytes { object: key.to_string(), bytes: yaml.len(), limit: self.limits.object_bytes });
+                return Err(StoreError::ObjectBytes {
+                    object: key.to_string(),
+                    bytes: yaml.len(),
+                    limit: self.limits.object_bytes,
+                });
             }
         }
         Ok(())
@@ -277,13 +315,16 @@ impl Store {
         if left <= GENERATIONS_RESERVED / 2 {
             let target = inner.given + GENERATIONS_RESERVED;
             match self.transact(&mut inner, |tx| {
-                tx.open_table(COUNTERS)?.insert(COUNTER_GENERATION, target)?;
+                tx.open_table(COUNTERS)?
+                    .insert(COUNTER_GENERATION, target)?;
                 Ok(TransactionOutcome::Commit { before: Vec::new() })
             }) {
                 Ok(()) => inner.reserved = target,
                 // With some reserve left, a full disk does not stop the controller yet.
                 Err(e) if left == 0 => return Err(e),
-                Err(e) => tracing::warn!(error = %e, left, "no more generations could be reserved; the reserve is used"),
+                Err(e) => {
+                    tracing::warn!(error = %e, left, "no more generations could be reserved; the reserve is used")
+                }
             }
         }
         inner.given += 1;
@@ -308,7 +349,8 @@ impl Store {
             let mut out = Vec::new();
             for entry in table.iter()? {
                 let (name, place) = entry?;
-                let name = TenantName::new(name.value()).map_err(|e| redb::Error::Corrupted(e.to_string()))?;
+                let name = TenantName::new(name.value())
+                    .map_err(|e| redb::Error::Corrupted(e.to_string()))?;
                 out.push((place.value().0, name));
             }
             Ok(out)
@@ -326,7 +368,10 @@ impl Store {
         let mut inner = self.lock();
         let database = self.opened(&mut inner)?;
         let read = || -> Result<bool, redb::Error> {
-            let row = database.begin_read()?.open_table(TENANTS)?.get(tenant.as_str())?;
+            let row = database
+                .begin_read()?
+                .open_table(TENANTS)?
+                .get(tenant.as_str())?;
             Ok(row.is_some_and(|r| r.value().1))
         };
         read().map_err(|e| StoreError::from_redb(&self.path, e))
@@ -372,7 +417,11 @@ impl Store {
     /// # Errors
     /// Returns [`StoreError::ServiceIds`] if all ids are used up, [`StoreError::TenantServiceIds`] if the tenant's limit is reached, or
     /// Returns [`StoreError::Disk`].
-    pub fn service_ids(&self, services: &[ServiceKey], now: u64) -> Result<BTreeMap<ServiceKey, ServiceId>, StoreError> {
+    pub fn service_ids(
+        &self,
+        services: &[ServiceKey],
+        now: u64,
+    ) -> Result<BTreeMap<ServiceKey, ServiceId>, StoreError> {
         let mut inner = self.lock();
         self.opened(&mut inner)?;
         let allocation = self.allocation(&inner.ids, services, now)?;
@@ -385,7 +434,8 @@ impl Store {
                 for (key, id) in &allocation.bound {
                     table.insert(key.to_string().as_str(), (id.get(), 0))?;
                 }
-                tx.open_table(COUNTERS)?.insert(COUNTER_NEXT_SERVICE_ID, u64::from(allocation.next))?;
+                tx.open_table(COUNTERS)?
+                    .insert(COUNTER_NEXT_SERVICE_ID, u64::from(allocation.next))?;
                 Ok(TransactionOutcome::Commit { before: Vec::new() })
             })?;
             // The table in memory changes only after the commit.
@@ -393,9 +443,17 @@ impl Store {
                 inner.ids.bindings.remove(key);
             }
             inner.ids.next = allocation.next;
-            inner.ids.bindings.extend(allocation.bound.into_iter().map(|(k, id)| (k, Binding { id, released: None })));
+            inner.ids.bindings.extend(
+                allocation
+                    .bound
+                    .into_iter()
+                    .map(|(k, id)| (k, Binding { id, released: None })),
+            );
         }
-        Ok(services.iter().filter_map(|k| inner.ids.bindings.get(k).map(|b| (k.clone(), b.id))).collect())
+        Ok(services
+            .iter()
+            .filter_map(|k| inner.ids.bindings.get(k).map(|b| (k.clone(), b.id)))
+            .collect())
     }
 
     /// Returns the same ids as [`Store::service_ids`] without assigning them, so that a request that is refused later uses up none.
@@ -403,32 +461,65 @@ impl Store {
     /// # Errors
     /// Returns [`StoreError::ServiceIds`] if all ids are used up, [`StoreError::TenantServiceIds`] if the tenant's limit is reached, or
     /// Returns [`StoreError::Disk`].
-    pub fn preview_service_ids(&self, services: &[ServiceKey], now: u64) -> Result<BTreeMap<ServiceKey, ServiceId>, StoreError> {
+    pub fn preview_service_ids(
+        &self,
+        services: &[ServiceKey],
+        now: u64,
+    ) -> Result<BTreeMap<ServiceKey, ServiceId>, StoreError> {
         let mut inner = self.lock();
         self.opened(&mut inner)?;
         let fresh = self.allocation(&inner.ids, services, now)?.bound;
-        let held = services.iter().filter_map(|k| inner.ids.bindings.get(k).map(|b| (k.clone(), b.id)));
+        let held = services
+            .iter()
+            .filter_map(|k| inner.ids.bindings.get(k).map(|b| (k.clone(), b.id)));
         Ok(held.chain(fresh).collect())
     }
 
-    fn allocation(&self, book: &ServiceIdTable, services: &[ServiceKey], now: u64) -> Result<Allocation, StoreError> {
-        let StoreLimits { service_ids, tenant_service_ids, .. } = self.limits;
+    fn allocation(
+        &self,
+        book: &ServiceIdTable,
+        services: &[ServiceKey],
+        now: u64,
+    ) -> Result<Allocation, StoreError> {
+        let StoreLimits {
+            service_ids,
+            tenant_service_ids,
+            ..
+        } = self.limits;
         let hours = SERVICE_ID_QUARANTINE_SECONDS / 3600;
-        decide_allocation(book, services, now, service_ids, tenant_service_ids).map_err(|shortage| match shortage {
-            IdShortage::Mesh => StoreError::ServiceIds { limit: service_ids, hours },
-            IdShortage::Tenant(tenant) => StoreError::TenantServiceIds { tenant, limit: tenant_service_ids, hours },
-        })
+        decide_allocation(book, services, now, service_ids, tenant_service_ids).map_err(
+            |shortage| match shortage {
+                IdShortage::Mesh => StoreError::ServiceIds {
+                    limit: service_ids,
+                    hours,
+                },
+                IdShortage::Tenant(tenant) => StoreError::TenantServiceIds {
+                    tenant,
+                    limit: tenant_service_ids,
+                    hours,
+                },
+            },
+        )
     }
 
     /// Marks every binding as released for which `lives` returns false. The ids stay reserved for the same names. Returns their number.
     ///
     /// # Errors
     /// Returns [`StoreError::Disk`].
-    pub fn release_service_ids(&self, lives: impl Fn(&ServiceKey) -> bool, now: u64) -> Result<usize, StoreError> {
+    pub fn release_service_ids(
+        &self,
+        lives: impl Fn(&ServiceKey) -> bool,
+        now: u64,
+    ) -> Result<usize, StoreError> {
         let mut inner = self.lock();
         self.opened(&mut inner)?;
-        let gone: Vec<(ServiceKey, ServiceId)> =
-            inner.ids.bindings.iter().filter(|(k, b)| b.released.is_none() && !lives(k)).map(|(k, b)| (k.clone(), b.id)).collect();
+        let gone: Vec<(ServiceKey, ServiceId)> = inner
+            .ids
+            .bindings
+            .iter()
+            .filter(|(k, b)| b.released.is_none() && !lives(k))
+            .map(|(k, b)| (k.clone(), b.id))
+            .collect();
         if gone.is_empty() {
             return Ok(0);
         }
@@ -440,7 +531,13 @@ impl Store {
             Ok(TransactionOutcome::Commit { before: Vec::new() })
         })?;
         for (key, id) in &gone {
-            inner.ids.bindings.insert(key.clone(), Binding { id: *id, released: Some(now.max(1)) });
+            inner.ids.bindings.insert(
+                key.clone(),
+                Binding {
+                    id: *id,
+                    released: Some(now.max(1)),
+                },
+            );
         }
         Ok(gone.len())
     }
@@ -489,12 +586,16 @@ impl Store {
             if loaded.id != self.id {
                 return Err(StoreError::Open {
                     path: self.path.clone(),
-                    why: format!("it is store {} now and was {} when this controller started", loaded.id, self.id),
+                    why: format!(
+                        "it is store {} now and was {} when this controller started",
+                        loaded.id, self.id
+                    ),
                     fix: "restart the controller, or put the file back",
                 });
             }
             if let Some(doubt) = &inner.doubt {
-                undo(&database, doubt, &mut loaded).map_err(|e| StoreError::from_redb(&self.path, e))?;
+                undo(&database, doubt, &mut loaded)
+                    .map_err(|e| StoreError::from_redb(&self.path, e))?;
                 if let Err(e) = UnconfirmedCommit::forget(self.folder()) {
                     // It names a sequence that is no longer the newest, so the next start ignores it.
                     tracing::warn!(error = %e, "the record of a failed commit could not be removed");
@@ -508,7 +609,10 @@ impl Store {
             inner.database = Some(database);
             tracing::info!(path = %self.path.display(), "the store is open again");
         }
-        inner.database.as_ref().ok_or_else(|| StoreError::Disk { path: self.path.clone(), why: "the store is closed".into() })
+        inner.database.as_ref().ok_or_else(|| StoreError::Disk {
+            path: self.path.clone(),
+            why: "the store is closed".into(),
+        })
     }
 
     /// Runs one durable transaction. After an I/O error, redb accepts no more writes on the same handle, so the handle is dropped here.
@@ -534,7 +638,8 @@ impl Store {
                 }
                 TransactionOutcome::Commit { before } => attempted = before,
             }
-            tx.open_table(COUNTERS)?.insert(COUNTER_SEQUENCE, sequence)?;
+            tx.open_table(COUNTERS)?
+                .insert(COUNTER_SEQUENCE, sequence)?;
             tx.commit()?;
             Ok(None)
         };
@@ -545,7 +650,10 @@ impl Store {
             }
             Ok(Some(refused)) => Err(refused),
             Err(e) => {
-                inner.doubt = Some(UnconfirmedCommit { sequence, before: attempted });
+                inner.doubt = Some(UnconfirmedCommit {
+                    sequence,
+                    before: attempted,
+                });
                 inner.database = None;
                 let refused = StoreError::from_redb(&self.path, e);
                 tracing::error!(error = %refused, "the store refused a write");
@@ -554,8 +662,11 @@ impl Store {
                 if let Err(e) = reopened {
                     tracing::error!(error = %e, "the store cannot be opened again yet");
                     // A restart must be able to undo the commit too.
-                    if let Some(Err(e)) =
-                        inner.doubt.as_ref().filter(|doubt| !doubt.before.is_empty()).map(|doubt| doubt.save(self.folder()))
+                    if let Some(Err(e)) = inner
+                        .doubt
+                        .as_ref()
+                        .filter(|doubt| !doubt.before.is_empty())
+                        .map(|doubt| doubt.save(self.folder()))
                     {
                         tracing::error!(error = %e, "after a restart a refused change may be in force; fix: repair the disk first");
                     }
@@ -574,21 +685,39 @@ pub(crate) enum TransactionOutcome {
 
 type WriteResult = (RowsBefore, BTreeMap<TenantName, isize>);
 
-fn write_edits(tx: &WriteTransaction, edits: &[ObjectEdit], generation: Generation, now: u64) -> Result<WriteResult, redb::Error> {
+fn write_edits(
+    tx: &WriteTransaction,
+    edits: &[ObjectEdit],
+    generation: Generation,
+    now: u64,
+) -> Result<WriteResult, redb::Error> {
     let mut table = tx.open_table(OBJECTS)?;
     let mut before = Vec::with_capacity(edits.len());
     let mut grown: BTreeMap<TenantName, isize> = BTreeMap::new();
     for edit in edits {
         let key = edit.key();
-        let row_key = (key.tenant.as_str(), key.kind.as_str(), key.namespace.as_str(), key.name.as_str());
+        let row_key = (
+            key.tenant.as_str(),
+            key.kind.as_str(),
+            key.namespace.as_str(),
+            key.name.as_str(),
+        );
         let old: Option<Vec<u8>> = table.get(row_key)?.map(|v| v.value().to_vec());
         let had = old.is_some();
         match edit {
             ObjectEdit::Put { yaml, .. } => {
                 // The time of the first apply survives later changes.
-                let created = old.as_deref().and_then(|v| serde_json::from_slice::<ObjectRow>(v).ok()).map_or(now, |r| r.created);
-                let row = ObjectRow { yaml: yaml.clone(), created, generation: generation.0 };
-                let bytes = serde_json::to_vec(&row).map_err(|e| redb::Error::Corrupted(e.to_string()))?;
+                let created = old
+                    .as_deref()
+                    .and_then(|v| serde_json::from_slice::<ObjectRow>(v).ok())
+                    .map_or(now, |r| r.created);
+                let row = ObjectRow {
+                    yaml: yaml.clone(),
+                    created,
+                    generation: generation.0,
+                };
+                let bytes =
+                    serde_json::to_vec(&row).map_err(|e| redb::Error::Corrupted(e.to_string()))?;
                 table.insert(row_key, bytes.as_slice())?;
                 *grown.entry(key.tenant.clone()).or_insert(0) += isize::from(!had);
             }
@@ -603,18 +732,34 @@ fn write_edits(tx: &WriteTransaction, edits: &[ObjectEdit], generation: Generati
 }
 
 /// Checks the limit of objects per tenant. A tenant over its limit may shrink or stay the same size, but not grow.
-fn decide_counts(counts: &BTreeMap<TenantName, usize>, grown: &BTreeMap<TenantName, isize>, limit: usize) -> Result<(), StoreError> {
+fn decide_counts(
+    counts: &BTreeMap<TenantName, usize>,
+    grown: &BTreeMap<TenantName, isize>,
+    limit: usize,
+) -> Result<(), StoreError> {
     for (tenant, by) in grown {
-        let wanted = counts.get(tenant).copied().unwrap_or(0).saturating_add_signed(*by);
+        let wanted = counts
+            .get(tenant)
+            .copied()
+            .unwrap_or(0)
+            .saturating_add_signed(*by);
         if *by > 0 && wanted > limit {
-            return Err(StoreError::ObjectsPerTenant { tenant: tenant.clone(), wanted, limit });
+            return Err(StoreError::ObjectsPerTenant {
+                tenant: tenant.clone(),
+                wanted,
+                limit,
+            });
         }
     }
     Ok(())
 }
 
 /// Undoes a commit that was reported as failed, if it is the newest one on disk: its caller has received an error, so it must not stay.
-fn undo(database: &Database, unconfirmed: &UnconfirmedCommit, loaded: &mut LoadedState) -> Result<(), redb::Error> {
+fn undo(
+    database: &Database,
+    unconfirmed: &UnconfirmedCommit,
+    loaded: &mut LoadedState,
+) -> Result<(), redb::Error> {
     // The sequence on disk shows whether the commit did land.
     if unconfirmed.sequence == loaded.sequence && !unconfirmed.before.is_empty() {
         take_back(database, unconfirmed)?;
@@ -629,23 +774,43 @@ fn take_back(database: &Database, doubt: &UnconfirmedCommit) -> Result<(), redb:
     {
         let mut table = tx.open_table(OBJECTS)?;
         for (key, old) in doubt.before.iter().rev() {
-            let row_key = (key.tenant.as_str(), key.kind.as_str(), key.namespace.as_str(), key.name.as_str());
+            let row_key = (
+                key.tenant.as_str(),
+                key.kind.as_str(),
+                key.namespace.as_str(),
+                key.name.as_str(),
+            );
             match old {
                 Some(bytes) => table.insert(row_key, bytes.as_slice())?,
                 None => table.remove(row_key)?,
             };
         }
-        tx.open_table(COUNTERS)?.insert(COUNTER_SEQUENCE, doubt.sequence + 1)?;
+        tx.open_table(COUNTERS)?
+            .insert(COUNTER_SEQUENCE, doubt.sequence + 1)?;
     }
     tx.commit()?;
     Ok(())
 }
 
-fn stored((tenant, kind, namespace, name): (&str, &str, &str, &str), value: &[u8]) -> Result<StoredObject, String> {
+fn stored(
+    (tenant, kind, namespace, name): (&str, &str, &str, &str),
+    value: &[u8],
+) -> Result<StoredObject, String> {
     let tenant = TenantName::new(tenant).map_err(|e| e.to_string())?;
-    let row: ObjectRow = serde_json::from_slice(value).map_err(|e| format!("object {kind} {namespace}/{name} of {tenant}: {e}"))?;
-    let key = StoredObjectKey { tenant, kind: kind.into(), namespace: namespace.into(), name: name.into() };
-    Ok(StoredObject { key, yaml: row.yaml, created: row.created, generation: Generation(row.generation) })
+    let row: ObjectRow = serde_json::from_slice(value)
+        .map_err(|e| format!("object {kind} {namespace}/{name} of {tenant}: {e}"))?;
+    let key = StoredObjectKey {
+        tenant,
+        kind: kind.into(),
+        namespace: namespace.into(),
+        name: name.into(),
+    };
+    Ok(StoredObject {
+        key,
+        yaml: row.yaml,
+        created: row.created,
+        generation: Generation(row.generation),
+    })
 }
 
 /// Creates the file with its tables and its id, unless it exists. It is renamed to its final name only when complete: redb reports
@@ -656,7 +821,9 @@ fn create_database(dir: &Path, path: &Path) -> Result<(), StoreError> {
         return Ok(());
     }
     // Another controller may be creating the file at the same moment.
-    let folder = fs::File::open(dir).and_then(|folder| folder.lock().map(|()| folder)).map_err(unusable(dir))?;
+    let folder = fs::File::open(dir)
+        .and_then(|folder| folder.lock().map(|()| folder))
+        .map_err(unusable(dir))?;
     if is_there() {
         return Ok(());
     }
@@ -665,7 +832,13 @@ fn create_database(dir: &Path, path: &Path) -> Result<(), StoreError> {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(unusable(&new)(e)),
         _ => {}
     }
-    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&new).map_err(unusable(&new))?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&new)
+        .map_err(unusable(&new))?;
     prepare(&database_of(&new, file)?).map_err(|e| StoreError::from_redb(&new, e))?;
     fs::rename(&new, path).map_err(unusable(path))?;
     // The lock on the directory ends here, after the rename.
@@ -674,8 +847,16 @@ fn create_database(dir: &Path, path: &Path) -> Result<(), StoreError> {
 }
 
 fn open_database(path: &Path) -> Result<(Database, LoadedState), StoreError> {
-    let file = OpenOptions::new().read(true).write(true).open(path).map_err(unusable(path))?;
-    let mode = file.metadata().map_err(unusable(path))?.permissions().mode();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(unusable(path))?;
+    let mode = file
+        .metadata()
+        .map_err(unusable(path))?
+        .permissions()
+        .mode();
     if mode & 0o077 != 0 {
         // The file contains private keys; a copy or an old umask may have made it readable for other users.
         fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(unusable(path))?;
@@ -684,7 +865,11 @@ fn open_database(path: &Path) -> Result<(Database, LoadedState), StoreError> {
     prepare(&database).map_err(|e| StoreError::from_redb(path, e))?;
     let found = layout(&database).map_err(|e| StoreError::from_redb(path, e))?;
     if found != SCHEMA {
-        return Err(StoreError::Layout { path: path.into(), found, known: SCHEMA });
+        return Err(StoreError::Layout {
+            path: path.into(),
+            found,
+            known: SCHEMA,
+        });
     }
     let loaded = load(&database).map_err(|e| StoreError::from_redb(path, e))?;
     Ok((database, loaded))
@@ -699,18 +884,25 @@ fn unusable(path: &Path) -> impl Fn(std::io::Error) -> StoreError {
 }
 
 fn database_of(path: &Path, file: fs::File) -> Result<Database, StoreError> {
-    Database::builder().set_cache_size(CACHE_BYTES).create_file(file).map_err(|e| match StoreError::from_redb(path, e.into()) {
-        StoreError::Disk { path, why } => {
-            StoreError::Open { path, why, fix: "check the disk's space and that the file is a canal-controller store" }
-        }
-        other => other,
-    })
+    Database::builder()
+        .set_cache_size(CACHE_BYTES)
+        .create_file(file)
+        .map_err(|e| match StoreError::from_redb(path, e.into()) {
+            StoreError::Disk { path, why } => StoreError::Open {
+                path,
+                why,
+                fix: "check the disk's space and that the file is a canal-controller store",
+            },
+            other => other,
+        })
 }
 
 /// Creates the tables and the id of a new file, or those missing in an earlier build's file. If all exist, it writes nothing, so opening
 /// works on a full disk.
 fn prepare(database: &Database) -> Result<(), redb::Error> {
-    let is_named = |tx: &redb::ReadTransaction| Ok::<_, redb::Error>(tx.open_table(COUNTERS)?.get(COUNTER_STORE_LOW)?.is_some());
+    let is_named = |tx: &redb::ReadTransaction| {
+        Ok::<_, redb::Error>(tx.open_table(COUNTERS)?.get(COUNTER_STORE_LOW)?.is_some())
+    };
     let read = database.begin_read()?;
     if read.list_tables()?.count() == TABLES && is_named(&read)? {
         return Ok(());
@@ -736,7 +928,10 @@ fn prepare(database: &Database) -> Result<(), redb::Error> {
         if counters.get(COUNTER_LAYOUT)?.is_none() {
             counters.insert(COUNTER_LAYOUT, SCHEMA)?;
             // Ids of a store that replaces a lost one must differ from those that data planes still use.
-            counters.insert(COUNTER_SERVICE_ID_OFFSET, random()? % u64::from(SERVICE_ID_SPACE))?;
+            counters.insert(
+                COUNTER_SERVICE_ID_OFFSET,
+                random()? % u64::from(SERVICE_ID_SPACE),
+            )?;
         }
         if counters.get(COUNTER_STORE_LOW)?.is_none() {
             counters.insert(COUNTER_STORE_HIGH, random()?)?;
@@ -750,25 +945,37 @@ fn prepare(database: &Database) -> Result<(), redb::Error> {
 fn random() -> Result<u64, redb::Error> {
     let mut bytes = [0; 8];
     let filled = aws_lc_rs::rand::fill(&mut bytes);
-    filled.map_err(|_| redb::Error::Io(std::io::Error::other("the operating system gives no random bytes")))?;
+    filled.map_err(|_| {
+        redb::Error::Io(std::io::Error::other(
+            "the operating system gives no random bytes",
+        ))
+    })?;
     Ok(u64::from_ne_bytes(bytes))
 }
 
 fn layout(database: &Database) -> Result<u64, redb::Error> {
-    Ok(database.begin_read()?.open_table(COUNTERS)?.get(COUNTER_LAYOUT)?.map_or(SCHEMA, |v| v.value()))
+    Ok(database
+        .begin_read()?
+        .open_table(COUNTERS)?
+        .get(COUNTER_LAYOUT)?
+        .map_or(SCHEMA, |v| v.value()))
 }
 
 fn load(database: &Database) -> Result<LoadedState, redb::Error> {
     let tx = database.begin_read()?;
     let damaged = |e: canal_model::ids::IdError| redb::Error::Corrupted(e.to_string());
     let counters = tx.open_table(COUNTERS)?;
-    let counter = |name: &str| -> Result<u64, redb::Error> { Ok(counters.get(name)?.map_or(0, |v| v.value())) };
+    let counter = |name: &str| -> Result<u64, redb::Error> {
+        Ok(counters.get(name)?.map_or(0, |v| v.value()))
+    };
     let mut counts: BTreeMap<TenantName, usize> = BTreeMap::new();
     for entry in tx.open_table(OBJECTS)?.iter()? {
         let tenant = TenantName::new(entry?.0.value().0).map_err(damaged)?;
         *counts.entry(tenant).or_insert(0) += 1;
     }
-    let number = |name: &str| -> Result<u32, redb::Error> { Ok(u32::try_from(counter(name)?).unwrap_or(u32::MAX)) };
+    let number = |name: &str| -> Result<u32, redb::Error> {
+        Ok(u32::try_from(counter(name)?).unwrap_or(u32::MAX))
+    };
     let mut ids = ServiceIdTable {
         next: number(COUNTER_NEXT_SERVICE_ID)?,
         offset: number(COUNTER_SERVICE_ID_OFFSET)? % SERVICE_ID_SPACE,
@@ -777,11 +984,23 @@ fn load(database: &Database) -> Result<LoadedState, redb::Error> {
     for entry in tx.open_table(SERVICE_IDS)?.iter()? {
         let (key, value) = entry?;
         let (id, released) = value.value();
-        let binding = Binding { id: ServiceId::new(id).map_err(damaged)?, released: (released > 0).then_some(released) };
-        ids.bindings.insert(key.value().parse().map_err(damaged)?, binding);
+        let binding = Binding {
+            id: ServiceId::new(id).map_err(damaged)?,
+            released: (released > 0).then_some(released),
+        };
+        ids.bindings
+            .insert(key.value().parse().map_err(damaged)?, binding);
     }
-    let id = StoreId::from_bits(u128::from(counter(COUNTER_STORE_HIGH)?) << 64 | u128::from(counter(COUNTER_STORE_LOW)?));
-    Ok(LoadedState { id, counts, ids, sequence: counter(COUNTER_SEQUENCE)?, generation: counter(COUNTER_GENERATION)? })
+    let id = StoreId::from_bits(
+        u128::from(counter(COUNTER_STORE_HIGH)?) << 64 | u128::from(counter(COUNTER_STORE_LOW)?),
+    );
+    Ok(LoadedState {
+        id,
+        counts,
+        ids,
+        sequence: counter(COUNTER_SEQUENCE)?,
+        generation: counter(COUNTER_GENERATION)?,
+    })
 }
 
 #[cfg(test)]

@@ -9,38 +9,70 @@ use canal_model::ids::TenantName;
 pub enum StoreError {
     /// The file or its directory cannot be used.
     #[error("the store {path} cannot be opened: {why}; {fix}")]
-    Open { path: PathBuf, why: String, fix: &'static str },
+    Open {
+        path: PathBuf,
+        why: String,
+        fix: &'static str,
+    },
     /// The file was written by a newer build.
-    #[error("the store {path} has layout {found}, this build knows {known}; run the build that wrote it, or one that is newer")]
-    Layout { path: PathBuf, found: u64, known: u64 },
+    #[error(
+        "the store {path} has layout {found}, this build knows {known}; run the build that wrote it, or one that is newer"
+    )]
+    Layout {
+        path: PathBuf,
+        found: u64,
+        known: u64,
+    },
     /// The operating system refused a read or a write.
-    #[error("the disk refused {path}: {why}. Nothing was changed; free some space or repair the disk, then repeat the change")]
+    #[error(
+        "the disk refused {path}: {why}. Nothing was changed; free some space or repair the disk, then repeat the change"
+    )]
     Disk { path: PathBuf, why: String },
     /// The file contains data that no build has written.
     #[error("the store {path} is damaged: {why}; restore it from a backup")]
     Damaged { path: PathBuf, why: String },
     /// A tenant has reached its limit of objects.
-    #[error("tenant {tenant} would hold {wanted} objects and may hold {limit}; delete some, or give the controller a larger limit")]
-    ObjectsPerTenant { tenant: TenantName, wanted: usize, limit: usize },
+    #[error(
+        "tenant {tenant} would hold {wanted} objects and may hold {limit}; delete some, or give the controller a larger limit"
+    )]
+    ObjectsPerTenant {
+        tenant: TenantName,
+        wanted: usize,
+        limit: usize,
+    },
     /// One object is too large.
     #[error("{object} has {bytes} bytes and may have {limit}; split it")]
-    ObjectBytes { object: String, bytes: usize, limit: usize },
+    ObjectBytes {
+        object: String,
+        bytes: usize,
+        limit: usize,
+    },
     /// One transaction contains too many edits.
-    #[error("{edits} changes in one request, at most {limit} are taken; send them in several requests")]
+    #[error(
+        "{edits} changes in one request, at most {limit} are taken; send them in several requests"
+    )]
     Edits { edits: usize, limit: usize },
     /// Every service id is in use, or was released so recently that it is in quarantine.
-    #[error("no service id is left: {limit} are taken or were released within {hours} h; delete services that are no longer used")]
+    #[error(
+        "no service id is left: {limit} are taken or were released within {hours} h; delete services that are no longer used"
+    )]
     ServiceIds { limit: u32, hours: u64 },
     /// The services of a tenant, including recently deleted ones, use all ids that one tenant may have.
     #[error(
         "tenant {tenant} has {limit} service ids, those of services deleted within {hours} h among them, and may have no more; use names again, or wait"
     )]
-    TenantServiceIds { tenant: TenantName, limit: u32, hours: u64 },
+    TenantServiceIds {
+        tenant: TenantName,
+        limit: u32,
+        hours: u64,
+    },
     /// Every replica number is in use.
     #[error("no replica number is left: all {limit} are taken; forget replicas that are gone")]
     ReplicaNumbers { limit: u16 },
     /// The private keys are sealed and the key does not open them, or the key file cannot be used.
-    #[error("the store's key: {why}; give --store-key-file the file of 32 bytes under which the store was sealed")]
+    #[error(
+        "the store's key: {why}; give --store-key-file the file of 32 bytes under which the store was sealed"
+    )]
     Key { why: String },
 }
 
@@ -84,11 +116,19 @@ impl StoreError {
                 why: "another process holds it".into(),
                 fix: "stop the other controller, or give this one its own --data-dir",
             },
-            redb::Error::UpgradeRequired(v) => Self::Layout { path, found: v.into(), known: 0 },
-            redb::Error::TableTypeMismatch { table, .. } => {
-                Self::Damaged { path, why: format!("table {table} holds other types than this build writes") }
-            }
-            other => Self::Disk { path, why: other.to_string() },
+            redb::Error::UpgradeRequired(v) => Self::Layout {
+                path,
+                found: v.into(),
+                known: 0,
+            },
+            redb::Error::TableTypeMismatch { table, .. } => Self::Damaged {
+                path,
+                why: format!("table {table} holds other types than this build writes"),
+            },
+            other => Self::Disk {
+                path,
+                why: other.to_string(),
+            },
         }
     }
 }

@@ -101,7 +101,8 @@ impl Store {
             }
             for entry in tx.open_table(AZS)?.iter()? {
                 let (az, number) = entry?;
-                let az = AzName::new(az.value()).map_err(|e| redb::Error::Corrupted(e.to_string()))?;
+                let az =
+                    AzName::new(az.value()).map_err(|e| redb::Error::Corrupted(e.to_string()))?;
                 fleet.azs.insert(az, number.value());
             }
             Ok(fleet)
@@ -136,18 +137,33 @@ impl Store {
             }
             // A replica that registers again keeps its number, because bucket tables name replicas by number.
             let limit = self.limits.replica_numbers;
-            let free = (1..=limit).find(|n| !taken.contains(n)).and_then(|n| ReplicaNumber::new(n.into()).ok());
+            let free = (1..=limit)
+                .find(|n| !taken.contains(n))
+                .and_then(|n| ReplicaNumber::new(n.into()).ok());
             let Some((number, drain)) = own.or(free.map(|n| (n, false))) else {
-                return Ok(TransactionOutcome::Abort(StoreError::ReplicaNumbers { limit }));
+                return Ok(TransactionOutcome::Abort(StoreError::ReplicaNumbers {
+                    limit,
+                }));
             };
             let state = ReplicaState::Joining;
-            let replica = StoredReplica { name: name.clone(), number, backend: backend.clone(), az: az.0.clone(), underlay, state, drain };
+            let replica = StoredReplica {
+                name: name.clone(),
+                number,
+                backend: backend.clone(),
+                az: az.0.clone(),
+                underlay,
+                state,
+                drain,
+            };
             table.insert(name.as_str(), json(&replica)?.as_slice())?;
             tx.open_table(AZS)?.insert(az.0.as_str(), az.1)?;
             registered = Some(replica);
             Ok(TransactionOutcome::Commit { before: Vec::new() })
         })?;
-        registered.ok_or_else(|| StoreError::Disk { path: self.path().into(), why: "the transaction did not run".into() })
+        registered.ok_or_else(|| StoreError::Disk {
+            path: self.path().into(),
+            why: "the transaction did not run".into(),
+        })
     }
 
     /// Replaces the row of a registered replica.
@@ -156,7 +172,8 @@ impl Store {
     /// Returns [`StoreError::Disk`].
     pub fn put_replica(&self, replica: &StoredReplica) -> Result<(), StoreError> {
         self.write(|tx| {
-            tx.open_table(REPLICAS)?.insert(replica.name.as_str(), json(replica)?.as_slice())?;
+            tx.open_table(REPLICAS)?
+                .insert(replica.name.as_str(), json(replica)?.as_slice())?;
             Ok(TransactionOutcome::Commit { before: Vec::new() })
         })
     }
@@ -176,7 +193,12 @@ impl Store {
     ///
     /// # Errors
     /// Returns [`StoreError::Disk`].
-    pub fn put_edge(&self, edge: &StoredEdge, replaces: &[EdgeName], az_number: u8) -> Result<(), StoreError> {
+    pub fn put_edge(
+        &self,
+        edge: &StoredEdge,
+        replaces: &[EdgeName],
+        az_number: u8,
+    ) -> Result<(), StoreError> {
         self.write(|tx| {
             let mut table = tx.open_table(EDGES)?;
             remove_edges(&mut table, replaces)?;
@@ -204,15 +226,30 @@ impl Store {
     /// Returns [`StoreError::Disk`] or [`StoreError::Damaged`].
     pub fn plan(&self) -> Result<Plan, StoreError> {
         self.read(|tx| {
-            let Some(head) = tx.open_table(PLAN)?.get("plan")? else { return Ok(Plan::default()) };
-            let PlanHeader { number, parent, notes } = row("plan", head.value())?;
+            let Some(head) = tx.open_table(PLAN)?.get("plan")? else {
+                return Ok(Plan::default());
+            };
+            let PlanHeader {
+                number,
+                parent,
+                notes,
+            } = row("plan", head.value())?;
             let mut services = BTreeMap::new();
             for entry in tx.open_table(PLANNED)?.iter()? {
                 let (id, service) = entry?;
-                let id = ServiceId::new(id.value()).map_err(|e| redb::Error::Corrupted(e.to_string()))?;
-                services.insert(id, row::<PlannedService>("planned service", service.value())?);
+                let id = ServiceId::new(id.value())
+                    .map_err(|e| redb::Error::Corrupted(e.to_string()))?;
+                services.insert(
+                    id,
+                    row::<PlannedService>("planned service", service.value())?,
+                );
             }
-            Ok(Plan { number, parent, services, notes })
+            Ok(Plan {
+                number,
+                parent,
+                services,
+                notes,
+            })
         })
     }
 
@@ -227,7 +264,11 @@ impl Store {
             match before {
                 None => table.retain(|_, _| false)?,
                 Some(before) => {
-                    for id in before.services.keys().filter(|id| !plan.services.contains_key(id)) {
+                    for id in before
+                        .services
+                        .keys()
+                        .filter(|id| !plan.services.contains_key(id))
+                    {
                         table.remove(id.get())?;
                     }
                 }
@@ -237,13 +278,21 @@ impl Store {
                     table.insert(id.get(), json(service)?.as_slice())?;
                 }
             }
-            let head = PlanHeader { number: plan.number, parent: plan.parent, notes: plan.notes.clone() };
-            tx.open_table(PLAN)?.insert("plan", json(&head)?.as_slice())?;
+            let head = PlanHeader {
+                number: plan.number,
+                parent: plan.parent,
+                notes: plan.notes.clone(),
+            };
+            tx.open_table(PLAN)?
+                .insert("plan", json(&head)?.as_slice())?;
             Ok(TransactionOutcome::Commit { before: Vec::new() })
         })
     }
 
-    pub(crate) fn read<T>(&self, f: impl FnOnce(&redb::ReadTransaction) -> Result<T, redb::Error>) -> Result<T, StoreError> {
+    pub(crate) fn read<T>(
+        &self,
+        f: impl FnOnce(&redb::ReadTransaction) -> Result<T, redb::Error>,
+    ) -> Result<T, StoreError> {
         let mut inner = self.lock();
         let database = self.opened(&mut inner)?;
         let run = || f(&database.begin_read()?);
@@ -264,7 +313,10 @@ fn edge_key(name: &EdgeName) -> String {
 }
 
 /// Removes the rows of these edges by the name in the value, because an older controller used the AZ as the key.
-fn remove_edges(table: &mut redb::Table<'_, &str, &[u8]>, names: &[EdgeName]) -> Result<(), redb::Error> {
+fn remove_edges(
+    table: &mut redb::Table<'_, &str, &[u8]>,
+    names: &[EdgeName],
+) -> Result<(), redb::Error> {
     let mut keys = Vec::new();
     for entry in table.iter()? {
         let (key, value) = entry?;

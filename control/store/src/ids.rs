@@ -49,7 +49,10 @@ pub(crate) struct ServiceIdTable {
 impl ServiceIdTable {
     /// Counts a tenant's bindings, including released ones.
     fn count_of(&self, tenant: &TenantName) -> u32 {
-        self.bindings.keys().filter(|key| key.tenant == *tenant).count() as u32
+        self.bindings
+            .keys()
+            .filter(|key| key.tenant == *tenant)
+            .count() as u32
     }
 
     /// Returns the `n`-th fresh id, counted from 1.
@@ -83,20 +86,28 @@ pub(crate) fn decide_allocation(
     limit: u32,
     tenant_max: u32,
 ) -> Result<Allocation, IdShortage> {
-    let mut out = Allocation { next: book.next.max(1), ..Allocation::default() };
+    let mut out = Allocation {
+        next: book.next.max(1),
+        ..Allocation::default()
+    };
     let mut taken: HashMap<&TenantName, u32> = HashMap::new();
     let mut stale: Option<StaleBindings> = None;
     for key in wanted {
         match book.bindings.get(key) {
             Some(Binding { released: None, .. }) => continue,
             // A released service that returns gets its id back, even during the quarantine.
-            Some(Binding { id, released: Some(_) }) => {
+            Some(Binding {
+                id,
+                released: Some(_),
+            }) => {
                 out.bound.push((key.clone(), *id));
                 continue;
             }
             None => {}
         }
-        let of_tenant = taken.entry(&key.tenant).or_insert_with(|| book.count_of(&key.tenant));
+        let of_tenant = taken
+            .entry(&key.tenant)
+            .or_insert_with(|| book.count_of(&key.tenant));
         let is_full = *of_tenant >= tenant_max;
         if !is_full && out.next <= limit {
             let id = book.fresh(out.next).ok_or(IdShortage::Mesh)?;
@@ -108,7 +119,11 @@ pub(crate) fn decide_allocation(
         // Neither a fresh id nor the tenant's limit allows a new id, so the oldest released one moves; for a full tenant, only its own.
         let stale = stale.get_or_insert_with(|| StaleBindings::of(book, wanted, now));
         let Some(oldest) = stale.take(is_full.then_some(&key.tenant)) else {
-            return Err(if is_full { IdShortage::Tenant(key.tenant.clone()) } else { IdShortage::Mesh });
+            return Err(if is_full {
+                IdShortage::Tenant(key.tenant.clone())
+            } else {
+                IdShortage::Mesh
+            });
         };
         if oldest.key.tenant != key.tenant {
             *of_tenant += 1;
@@ -140,12 +155,23 @@ impl StaleBindings {
         let wanted: HashSet<&ServiceKey> = wanted.iter().collect();
         let mut stale = Self::default();
         for (key, binding) in &book.bindings {
-            let Some(released) = binding.released else { continue };
-            if released.saturating_add(SERVICE_ID_QUARANTINE_SECONDS) > now || wanted.contains(key) {
+            let Some(released) = binding.released else {
+                continue;
+            };
+            if released.saturating_add(SERVICE_ID_QUARANTINE_SECONDS) > now || wanted.contains(key)
+            {
                 continue;
             }
-            let binding = Rc::new(StaleBinding { released, key: key.clone(), id: binding.id });
-            stale.by_tenant.entry(key.tenant.clone()).or_default().insert(binding.clone());
+            let binding = Rc::new(StaleBinding {
+                released,
+                key: key.clone(),
+                id: binding.id,
+            });
+            stale
+                .by_tenant
+                .entry(key.tenant.clone())
+                .or_default()
+                .insert(binding.clone());
             stale.all.insert(binding);
         }
         stale
@@ -174,18 +200,42 @@ mod tests {
     }
 
     fn book(entries: &[(&str, u32, Option<u64>)], next: u32) -> ServiceIdTable {
-        let bindings =
-            entries.iter().map(|(n, id, released)| (key(n), Binding { id: ServiceId::new(*id).unwrap(), released: *released })).collect();
-        ServiceIdTable { bindings, next, offset: 0 }
+        let bindings = entries
+            .iter()
+            .map(|(n, id, released)| {
+                (
+                    key(n),
+                    Binding {
+                        id: ServiceId::new(*id).unwrap(),
+                        released: *released,
+                    },
+                )
+            })
+            .collect();
+        ServiceIdTable {
+            bindings,
+            next,
+            offset: 0,
+        }
     }
 
     #[test]
     fn fresh_ids_begin_at_the_stores_own_place_and_go_round() {
-        let book = |offset| ServiceIdTable { offset, ..ServiceIdTable::default() };
+        let book = |offset| ServiceIdTable {
+            offset,
+            ..ServiceIdTable::default()
+        };
         let ids = |book: &ServiceIdTable| [1, 2, 3].map(|n| book.fresh(n).unwrap().get());
         assert_eq!(ids(&book(0)), [1, 2, 3]);
-        assert_eq!(ids(&book(SERVICE_ID_SPACE - 2)), [SERVICE_ID_SPACE - 1, SERVICE_ID_SPACE, 1]);
-        assert_eq!(book(7).fresh(SERVICE_ID_SPACE).unwrap().get(), 7, "the last is the one before the first");
+        assert_eq!(
+            ids(&book(SERVICE_ID_SPACE - 2)),
+            [SERVICE_ID_SPACE - 1, SERVICE_ID_SPACE, 1]
+        );
+        assert_eq!(
+            book(7).fresh(SERVICE_ID_SPACE).unwrap().get(),
+            7,
+            "the last is the one before the first"
+        );
     }
 
     #[test]
@@ -200,8 +250,20 @@ mod tests {
             bound: Option<&'static [(&'static str, u32)]>,
         }
         let cases = [
-            IdCase { what: "fresh ids ascend from 1", book: book(&[], 0), wanted: &["a", "b"], now: 0, bound: Some(&[("a", 1), ("b", 2)]) },
-            IdCase { what: "a live binding stays", book: book(&[("a", 1, None)], 2), wanted: &["a"], now: 0, bound: Some(&[]) },
+            IdCase {
+                what: "fresh ids ascend from 1",
+                book: book(&[], 0),
+                wanted: &["a", "b"],
+                now: 0,
+                bound: Some(&[("a", 1), ("b", 2)]),
+            },
+            IdCase {
+                what: "a live binding stays",
+                book: book(&[("a", 1, None)], 2),
+                wanted: &["a"],
+                now: 0,
+                bound: Some(&[]),
+            },
             IdCase {
                 what: "a name that returns gets its id back",
                 book: book(&[("a", 1, Some(5))], 2),
@@ -218,21 +280,45 @@ mod tests {
             },
             IdCase {
                 what: "the oldest released once all are used",
-                book: book(&[("a", 1, Some(9)), ("b", 2, Some(3)), ("c", 3, None), ("d", 4, None)], 5),
+                book: book(
+                    &[
+                        ("a", 1, Some(9)),
+                        ("b", 2, Some(3)),
+                        ("c", 3, None),
+                        ("d", 4, None),
+                    ],
+                    5,
+                ),
                 wanted: &["e"],
                 now: Q + 100,
                 bound: Some(&[("e", 2)]),
             },
             IdCase {
                 what: "not within the quarantine",
-                book: book(&[("a", 1, Some(9)), ("b", 2, None), ("c", 3, None), ("d", 4, None)], 5),
+                book: book(
+                    &[
+                        ("a", 1, Some(9)),
+                        ("b", 2, None),
+                        ("c", 3, None),
+                        ("d", 4, None),
+                    ],
+                    5,
+                ),
                 wanted: &["e"],
                 now: Q + 8,
                 bound: None,
             },
             IdCase {
                 what: "not the id of a name asked for in the same breath",
-                book: book(&[("a", 1, Some(9)), ("b", 2, None), ("c", 3, None), ("d", 4, None)], 5),
+                book: book(
+                    &[
+                        ("a", 1, Some(9)),
+                        ("b", 2, None),
+                        ("c", 3, None),
+                        ("d", 4, None),
+                    ],
+                    5,
+                ),
                 wanted: &["e", "a"],
                 now: 10 * Q,
                 bound: None,
@@ -241,8 +327,17 @@ mod tests {
         for c in cases {
             let wanted: Vec<ServiceKey> = c.wanted.iter().map(|n| key(n)).collect();
             let got = decide_allocation(&c.book, &wanted, c.now, 4, 4);
-            let got = got.ok().map(|a| a.bound.iter().map(|(k, id)| (k.name.to_string(), id.get())).collect::<Vec<_>>());
-            let want = c.bound.map(|b| b.iter().map(|(n, id)| (n.to_string(), *id)).collect::<Vec<_>>());
+            let got = got.ok().map(|a| {
+                a.bound
+                    .iter()
+                    .map(|(k, id)| (k.name.to_string(), id.get()))
+                    .collect::<Vec<_>>()
+            });
+            let want = c.bound.map(|b| {
+                b.iter()
+                    .map(|(n, id)| (n.to_string(), *id))
+                    .collect::<Vec<_>>()
+            });
             assert_eq!(got, want, "{}", c.what);
         }
     }
@@ -254,15 +349,44 @@ mod tests {
         const OF_EACH: u32 = 100_000;
         let bindings = (1..=2 * OF_EACH).map(|n| {
             let tenant = if n <= OF_EACH { "alpha" } else { "beta" };
-            let released = Some(u64::from(if n <= OF_EACH { OF_EACH + n } else { n - OF_EACH }));
-            (format!("{tenant}/shop/s{n}").parse().unwrap(), Binding { id: ServiceId::new(n).unwrap(), released })
+            let released = Some(u64::from(if n <= OF_EACH {
+                OF_EACH + n
+            } else {
+                n - OF_EACH
+            }));
+            (
+                format!("{tenant}/shop/s{n}").parse().unwrap(),
+                Binding {
+                    id: ServiceId::new(n).unwrap(),
+                    released,
+                },
+            )
         });
-        let book = ServiceIdTable { bindings: bindings.collect(), next: 2 * OF_EACH + 1, offset: 0 };
+        let book = ServiceIdTable {
+            bindings: bindings.collect(),
+            next: 2 * OF_EACH + 1,
+            offset: 0,
+        };
         let wanted: Vec<_> = (0..16_000).map(|n| key(&format!("new{n}"))).collect();
-        let got = decide_allocation(&book, &wanted, 10 * SERVICE_ID_QUARANTINE_SECONDS, 4 * OF_EACH, OF_EACH).unwrap();
+        let got = decide_allocation(
+            &book,
+            &wanted,
+            10 * SERVICE_ID_QUARANTINE_SECONDS,
+            4 * OF_EACH,
+            OF_EACH,
+        )
+        .unwrap();
         let ids: Vec<u32> = got.bound.iter().map(|(_, id)| id.get()).collect();
-        assert_eq!(ids, (1..=16_000).collect::<Vec<_>>(), "its own, the oldest first");
-        assert!(got.displaced.iter().all(|key| key.tenant.as_str() == "alpha"));
+        assert_eq!(
+            ids,
+            (1..=16_000).collect::<Vec<_>>(),
+            "its own, the oldest first"
+        );
+        assert!(
+            got.displaced
+                .iter()
+                .all(|key| key.tenant.as_str() == "alpha")
+        );
     }
 
     /// A tenant that creates services under ever new names and deletes them reaches its own limit, and other tenants still get ids.
@@ -274,10 +398,24 @@ mod tests {
         let decide = |wanted: &[ServiceKey], now| decide_allocation(&book, wanted, now, 100, 2);
         assert_eq!(
             decide(&[key("c")], 5 + Q - 2),
-            Ok(Allocation { bound: vec![(key("c"), ServiceId::new(2).unwrap())], displaced: vec![key("b")], next: 3 })
+            Ok(Allocation {
+                bound: vec![(key("c"), ServiceId::new(2).unwrap())],
+                displaced: vec![key("b")],
+                next: 3
+            })
         );
-        assert_eq!(decide(&[key("c")], 2 + Q), Err(IdShortage::Tenant("alpha".parse().unwrap())));
-        assert_eq!(decide(std::slice::from_ref(&beta), 2 + Q).unwrap().bound, [(beta, ServiceId::new(3).unwrap())]);
-        assert_eq!(decide(&[key("a")], 2 + Q).unwrap().bound, [(key("a"), ServiceId::new(1).unwrap())], "a name that returns");
+        assert_eq!(
+            decide(&[key("c")], 2 + Q),
+            Err(IdShortage::Tenant("alpha".parse().unwrap()))
+        );
+        assert_eq!(
+            decide(std::slice::from_ref(&beta), 2 + Q).unwrap().bound,
+            [(beta, ServiceId::new(3).unwrap())]
+        );
+        assert_eq!(
+            decide(&[key("a")], 2 + Q).unwrap().bound,
+            [(key("a"), ServiceId::new(1).unwrap())],
+            "a name that returns"
+        );
     }
 }

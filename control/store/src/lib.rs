@@ -34,7 +34,10 @@ pub struct StoredAuthority {
 
 impl std::fmt::Debug for StoredAuthority {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("StoredAuthority").field("key", &"(secret)").field("certificate", &self.certificate).finish()
+        f.debug_struct("StoredAuthority")
+            .field("key", &"(secret)")
+            .field("certificate", &self.certificate)
+            .finish()
     }
 }
 

@@ -17,13 +17,16 @@ type DomainRow = (&'static [u8], &'static str);
 type KeyAndPem = (Vec<u8>, String);
 
 /// Maps `(tenant, trust domain)` to `(PKCS#8 DER, PEM)` of the root that signs.
-pub(crate) const AUTHORITIES: TableDefinition<DomainKey, DomainRow> = TableDefinition::new("authorities");
+pub(crate) const AUTHORITIES: TableDefinition<DomainKey, DomainRow> =
+    TableDefinition::new("authorities");
 /// Maps `(tenant, trust domain)` to `(PKCS#8 DER, PEM)` of the root that is being introduced or retired.
-pub(crate) const AUTHORITIES_SECOND: TableDefinition<DomainKey, DomainRow> = TableDefinition::new("authorities-second");
+pub(crate) const AUTHORITIES_SECOND: TableDefinition<DomainKey, DomainRow> =
+    TableDefinition::new("authorities-second");
 /// Maps `(tenant, trust domain)` to the state that belongs to the roots, a text in the controller's format.
 pub(crate) const TRUST: TableDefinition<DomainKey, &str> = TableDefinition::new("trust");
 /// Maps `(tenant, trust domain, serial)` to a JSON [`StoredCertificate`].
-pub(crate) const ISSUED: TableDefinition<(&str, &str, &str), &[u8]> = TableDefinition::new("issued");
+pub(crate) const ISSUED: TableDefinition<(&str, &str, &str), &[u8]> =
+    TableDefinition::new("issued");
 /// Maps `(tenant, URI)` to a JWKS.
 pub(crate) const JWKS: TableDefinition<(&str, &str), &str> = TableDefinition::new("jwks");
 
@@ -99,10 +102,17 @@ impl Store {
         Ok(found.into_iter().collect())
     }
 
-    fn open_row(&self, name: &DomainName, (key, certificate): KeyAndPem) -> Result<StoredAuthority, StoreError> {
+    fn open_row(
+        &self,
+        name: &DomainName,
+        (key, certificate): KeyAndPem,
+    ) -> Result<StoredAuthority, StoreError> {
         // The row may contain the key unsealed, so this copy is wiped too.
         let key = zeroize::Zeroizing::new(key);
-        Ok(StoredAuthority { key: opened(self.key.as_ref(), &key, &place(name))?, certificate })
+        Ok(StoredAuthority {
+            key: opened(self.key.as_ref(), &key, &place(name))?,
+            certificate,
+        })
     }
 
     /// Stores the authorities of some trust domains, all or none. A new root must be on disk before its first certificate is returned:
@@ -111,23 +121,40 @@ impl Store {
     /// # Errors
     /// Returns [`StoreError::Disk`] or [`StoreError::Key`].
     pub fn put_trusts(&self, all: &[(DomainName, StoredTrust)]) -> Result<(), StoreError> {
-        let seal = |name: &DomainName, a: &Option<StoredAuthority>| -> Result<Option<KeyAndPem>, StoreError> {
-            let row = a.as_ref().map(|a| Ok((sealed(self.key.as_ref(), &a.key, &place(name))?, a.certificate.clone())));
+        let seal = |name: &DomainName,
+                    a: &Option<StoredAuthority>|
+         -> Result<Option<KeyAndPem>, StoreError> {
+            let row = a.as_ref().map(|a| {
+                Ok((
+                    sealed(self.key.as_ref(), &a.key, &place(name))?,
+                    a.certificate.clone(),
+                ))
+            });
             row.transpose()
         };
         let mut rows = Vec::new();
         // All keys are sealed before the transaction, so a failure to seal changes nothing.
         for (name, trust) in all {
-            rows.push((name, seal(name, &trust.first)?, seal(name, &trust.second)?, trust.state.as_str()));
+            rows.push((
+                name,
+                seal(name, &trust.first)?,
+                seal(name, &trust.second)?,
+                trust.state.as_str(),
+            ));
         }
         self.write(|tx| {
             let mut states = tx.open_table(TRUST)?;
-            let mut tables = [tx.open_table(AUTHORITIES)?, tx.open_table(AUTHORITIES_SECOND)?];
+            let mut tables = [
+                tx.open_table(AUTHORITIES)?,
+                tx.open_table(AUTHORITIES_SECOND)?,
+            ];
             for ((tenant, domain), first, second, state) in &rows {
                 let key = (tenant.as_str(), domain.as_str());
                 for (table, row) in tables.iter_mut().zip([first, second]) {
                     match row {
-                        Some((sealed, pem)) => _ = table.insert(key, (sealed.as_slice(), pem.as_str()))?,
+                        Some((sealed, pem)) => {
+                            _ = table.insert(key, (sealed.as_slice(), pem.as_str()))?
+                        }
                         None => _ = table.remove(key)?,
                     }
                 }
@@ -167,7 +194,10 @@ impl Store {
             for entry in tx.open_table(ISSUED)?.iter()? {
                 let (k, v) = entry?;
                 let (tenant, trust_domain, _) = k.value();
-                out.push((domain((tenant, trust_domain))?, row("issued certificate", v.value())?));
+                out.push((
+                    domain((tenant, trust_domain))?,
+                    row("issued certificate", v.value())?,
+                ));
             }
             Ok(out)
         })
@@ -181,7 +211,10 @@ impl Store {
         self.write(|tx| {
             let mut table = tx.open_table(ISSUED)?;
             for ((tenant, domain), c) in all {
-                table.insert((tenant.as_str(), domain.as_str(), c.serial.as_str()), json(c)?.as_slice())?;
+                table.insert(
+                    (tenant.as_str(), domain.as_str(), c.serial.as_str()),
+                    json(c)?.as_slice(),
+                )?;
             }
             Ok(TransactionOutcome::Commit { before: Vec::new() })
         })
@@ -192,7 +225,11 @@ impl Store {
     /// # Errors
     /// Returns [`StoreError::Disk`] or [`StoreError::Damaged`].
     pub fn prune_issued(&self, now: u64) -> Result<usize, StoreError> {
-        let ended: Vec<_> = self.issued()?.into_iter().filter(|(_, c)| c.until < now).collect();
+        let ended: Vec<_> = self
+            .issued()?
+            .into_iter()
+            .filter(|(_, c)| c.until < now)
+            .collect();
         if !ended.is_empty() {
             self.write(|tx| {
                 let mut table = tx.open_table(ISSUED)?;
@@ -214,7 +251,8 @@ impl Store {
             let mut out = Vec::new();
             for entry in tx.open_table(JWKS)?.iter()? {
                 let (k, v) = entry?;
-                let tenant = TenantName::new(k.value().0).map_err(|e| redb::Error::Corrupted(e.to_string()))?;
+                let tenant = TenantName::new(k.value().0)
+                    .map_err(|e| redb::Error::Corrupted(e.to_string()))?;
                 out.push((tenant, k.value().1.to_string(), v.value().to_string()));
             }
             Ok(out)
@@ -225,7 +263,12 @@ impl Store {
     ///
     /// # Errors
     /// Returns [`StoreError::Disk`].
-    pub fn put_jwks(&self, tenant: &TenantName, uri: &str, body: Option<&str>) -> Result<(), StoreError> {
+    pub fn put_jwks(
+        &self,
+        tenant: &TenantName,
+        uri: &str,
+        body: Option<&str>,
+    ) -> Result<(), StoreError> {
         self.write(|tx| {
             let mut table = tx.open_table(JWKS)?;
             match body {
@@ -242,7 +285,11 @@ impl Store {
     ///
     /// # Errors
     /// Returns the errors of [`Store::open`], or [`StoreError::Key`] if keys are sealed and `key` does not open them.
-    pub fn open_with(dir: &std::path::Path, limits: crate::StoreLimits, key: Option<StoreKey>) -> Result<Self, StoreError> {
+    pub fn open_with(
+        dir: &std::path::Path,
+        limits: crate::StoreLimits,
+        key: Option<StoreKey>,
+    ) -> Result<Self, StoreError> {
         let mut store = Self::open_unsealed(dir, limits)?;
         store.key = key;
         let lay_open = store.seal_all()?;
@@ -261,5 +308,8 @@ fn place((tenant, domain): &DomainName) -> String {
 
 fn domain((tenant, domain): (&str, &str)) -> Result<DomainName, redb::Error> {
     let damaged = |e: canal_model::ids::IdError| redb::Error::Corrupted(e.to_string());
-    Ok((TenantName::new(tenant).map_err(damaged)?, TrustDomain::new(domain).map_err(damaged)?))
+    Ok((
+        TenantName::new(tenant).map_err(damaged)?,
+        TrustDomain::new(domain).map_err(damaged)?,
+    ))
 }

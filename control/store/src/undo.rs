@@ -50,10 +50,18 @@ impl UnconfirmedCommit {
             name: key.name.clone(),
             before: before.clone(),
         };
-        let record = UndoRecord { sequence: self.sequence, rows: self.before.iter().map(row).collect() };
+        let record = UndoRecord {
+            sequence: self.sequence,
+            rows: self.before.iter().map(row).collect(),
+        };
         let path = path_in(dir);
         let new = path.with_extension("undo.new");
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&new)?;
         file.write_all(&serde_json::to_vec(&record)?)?;
         file.sync_all()?;
         fs::rename(&new, &path)?;
@@ -70,10 +78,25 @@ impl UnconfirmedCommit {
         let record: UndoRecord = serde_json::from_slice(&bytes)?;
         let row = |row: UndoRow| {
             let tenant = TenantName::new(&row.tenant).map_err(io::Error::other)?;
-            Ok((StoredObjectKey { tenant, kind: row.kind, namespace: row.namespace, name: row.name }, row.before))
+            Ok((
+                StoredObjectKey {
+                    tenant,
+                    kind: row.kind,
+                    namespace: row.namespace,
+                    name: row.name,
+                },
+                row.before,
+            ))
         };
-        let before = record.rows.into_iter().map(row).collect::<io::Result<_>>()?;
-        Ok(Some(Self { sequence: record.sequence, before }))
+        let before = record
+            .rows
+            .into_iter()
+            .map(row)
+            .collect::<io::Result<_>>()?;
+        Ok(Some(Self {
+            sequence: record.sequence,
+            before,
+        }))
     }
 
     /// Removes the file: it is known what became of the commit.

@@ -17,18 +17,30 @@ fn put(n: usize) -> ObjectEdit {
         namespace: "shop".into(),
         name: format!("s{n}"),
     };
-    ObjectEdit::Put { key, yaml: format!("{n} ").repeat(20_000) }
+    ObjectEdit::Put {
+        key,
+        yaml: format!("{n} ").repeat(20_000),
+    }
 }
 
 fn file_size_limit(bytes: Option<u64>) {
     let hard = getrlimit(Resource::Fsize).maximum;
-    setrlimit(Resource::Fsize, Rlimit { current: bytes, maximum: hard }).unwrap();
+    setrlimit(
+        Resource::Fsize,
+        Rlimit {
+            current: bytes,
+            maximum: hard,
+        },
+    )
+    .unwrap();
 }
 
 /// Runs in its own process, because the file size limit applies to the whole process.
 #[test]
 fn writer_on_a_full_disk() {
-    let Ok(dir) = std::env::var(CHILD) else { return };
+    let Ok(dir) = std::env::var(CHILD) else {
+        return;
+    };
     let store = Store::open(dir.as_ref(), StoreLimits::default()).unwrap();
     store.apply(&[put(0)], Generation(1), 0).unwrap();
     let now = std::fs::metadata(store.path()).unwrap().len();
@@ -42,17 +54,39 @@ fn writer_on_a_full_disk() {
         }
     };
     assert_eq!(refused.name(), "disk", "{refused}");
-    assert!(refused.to_string().contains("Nothing was changed; free some space"), "{refused}");
+    assert!(
+        refused
+            .to_string()
+            .contains("Nothing was changed; free some space"),
+        "{refused}"
+    );
     let expect = 1 + 2 * (landed - 1);
-    assert_eq!(store.objects().unwrap().len(), expect, "reads go on, and show exactly what was acknowledged");
-    let again = store.apply(&(0..4).map(|n| put(20_000 + n)).collect::<Vec<_>>(), Generation(3), 0).unwrap_err();
+    assert_eq!(
+        store.objects().unwrap().len(),
+        expect,
+        "reads go on, and show exactly what was acknowledged"
+    );
+    let again = store
+        .apply(
+            &(0..4).map(|n| put(20_000 + n)).collect::<Vec<_>>(),
+            Generation(3),
+            0,
+        )
+        .unwrap_err();
     assert_eq!(again.name(), "disk", "{again}");
     assert_eq!(store.objects().unwrap().len(), expect);
-    assert!(store.next_generation().is_ok_and(|g| g > Generation(2)), "the reserve carries small changes on a full disk");
+    assert!(
+        store.next_generation().is_ok_and(|g| g > Generation(2)),
+        "the reserve carries small changes on a full disk"
+    );
 
     file_size_limit(None);
     store.apply(&[put(30_000)], Generation(4), 0).unwrap();
-    assert_eq!(store.objects().unwrap().len(), expect + 1, "whole again without a restart");
+    assert_eq!(
+        store.objects().unwrap().len(),
+        expect + 1,
+        "whole again without a restart"
+    );
     drop(store);
     let store = Store::open(dir.as_ref(), StoreLimits::default()).unwrap();
     assert_eq!(store.objects().unwrap().len(), expect + 1);
@@ -64,11 +98,20 @@ fn a_full_disk_is_refused_and_recovered_from() {
     let dir = tempfile::tempdir().unwrap();
     // The shell ignores SIGXFSZ and its child inherits that, so the write fails instead of ending the process.
     let out = Command::new("sh")
-        .args(["-c", "trap '' XFSZ; exec \"$0\" --exact full::writer_on_a_full_disk --nocapture"])
+        .args([
+            "-c",
+            "trap '' XFSZ; exec \"$0\" --exact full::writer_on_a_full_disk --nocapture",
+        ])
         .arg(std::env::current_exe().unwrap())
         .env(CHILD, dir.path())
         .output()
         .unwrap();
-    let (stdout, stderr) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    assert!(out.status.success() && stdout.contains("done "), "{stdout}\n{stderr}");
+    let (stdout, stderr) = (
+        String::from_utf8_lossy(&out.stdout),
+        String::from_utf8_lossy(&out.stderr),
+    );
+    assert!(
+        out.status.success() && stdout.contains("done "),
+        "{stdout}\n{stderr}"
+    );
 }

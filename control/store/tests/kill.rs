@@ -22,29 +22,50 @@ const ROUNDS: u64 = 30;
 const SOON: Duration = Duration::from_secs(10);
 
 fn key(name: &str) -> StoredObjectKey {
-    StoredObjectKey { tenant: TenantName::new("alpha").unwrap(), kind: "Service".into(), namespace: "shop".into(), name: name.into() }
+    StoredObjectKey {
+        tenant: TenantName::new("alpha").unwrap(),
+        kind: "Service".into(),
+        namespace: "shop".into(),
+        name: name.into(),
+    }
 }
 
 /// The child process: each round writes a pair of rows, removes an older pair, and prints an acknowledgment. It never ends by itself.
 #[test]
 fn writer() {
-    let Ok(dir) = std::env::var(CHILD) else { return };
+    let Ok(dir) = std::env::var(CHILD) else {
+        return;
+    };
     let store = Store::open(Path::new(&dir), StoreLimits::default()).unwrap();
-    let first =
-        store.objects().unwrap().iter().filter_map(|o| o.key.name.strip_prefix('n')?.parse::<u64>().ok()).max().map_or(0, |n| n + 1);
+    let first = store
+        .objects()
+        .unwrap()
+        .iter()
+        .filter_map(|o| o.key.name.strip_prefix('n')?.parse::<u64>().ok())
+        .max()
+        .map_or(0, |n| n + 1);
     let mut out = std::io::stdout();
     let mut plan = store.plan().unwrap();
     for n in first.. {
         let generation = store.next_generation().unwrap();
-        let mut edits: Vec<ObjectEdit> =
-            ['n', 'm'].iter().map(|c| ObjectEdit::Put { key: key(&format!("{c}{n}")), yaml: format!("{n} ").repeat(300) }).collect();
+        let mut edits: Vec<ObjectEdit> = ['n', 'm']
+            .iter()
+            .map(|c| ObjectEdit::Put {
+                key: key(&format!("{c}{n}")),
+                yaml: format!("{n} ").repeat(300),
+            })
+            .collect();
         if n >= 50 {
-            edits.extend(['n', 'm'].iter().map(|c| ObjectEdit::Delete { key: key(&format!("{c}{}", n - 50)) }));
+            edits.extend(['n', 'm'].iter().map(|c| ObjectEdit::Delete {
+                key: key(&format!("{c}{}", n - 50)),
+            }));
         }
         store.apply(&edits, generation, n).unwrap();
         plan = keep_fleet(&store, &plan, n);
         let service: ServiceKey = format!("alpha/shop/s{n}").parse().unwrap();
-        let id = store.service_ids(std::slice::from_ref(&service), n).unwrap()[&service];
+        let id = store
+            .service_ids(std::slice::from_ref(&service), n)
+            .unwrap()[&service];
         // The test harness writes to stdout too, so the lines are marked.
         writeln!(out, "ack {n} {} {}", generation.0, id.get()).unwrap();
         out.flush().unwrap();
@@ -54,17 +75,37 @@ fn writer() {
 /// Registers a replica, forgets an older one, and writes a plan whose two services always have the plan's number.
 fn keep_fleet(store: &Store, plan: &Plan, n: u64) -> Plan {
     let az: AzName = "az1".parse().unwrap();
-    store.register(&format!("r{n}").parse().unwrap(), &"b1".parse().unwrap(), (&az, 1), Ipv4Addr::new(250, 1, 0, 9)).unwrap();
+    store
+        .register(
+            &format!("r{n}").parse().unwrap(),
+            &"b1".parse().unwrap(),
+            (&az, 1),
+            Ipv4Addr::new(250, 1, 0, 9),
+        )
+        .unwrap();
     if n >= 8 {
-        store.forget_replica(&format!("r{}", n - 8).parse().unwrap()).unwrap();
+        store
+            .forget_replica(&format!("r{}", n - 8).parse().unwrap())
+            .unwrap();
     }
     let number = u32::try_from(n).unwrap() + 1;
     let service = |i: u32| {
         let key = format!("alpha/shop/p{i}").parse().unwrap();
-        let planned = PlannedService { key, vni: Vni::new(1).unwrap(), number, placement: None, tables: BTreeMap::new() };
+        let planned = PlannedService {
+            key,
+            vni: Vni::new(1).unwrap(),
+            number,
+            placement: None,
+            tables: BTreeMap::new(),
+        };
         (ServiceId::new(i).unwrap(), planned)
     };
-    let next = Plan { number, parent: plan.number, services: [service(1), service(2)].into(), notes: vec![] };
+    let next = Plan {
+        number,
+        parent: plan.number,
+        services: [service(1), service(2)].into(),
+        notes: vec![],
+    };
     store.put_plan(Some(plan), &next).unwrap();
     next
 }
@@ -87,13 +128,26 @@ fn run_and_kill(dir: &Path, rounds: u64, after: Duration) -> Vec<Ack> {
     let out = child.stdout.take().unwrap();
     let (acknowledge, acknowledged) = mpsc::channel();
     std::thread::spawn(move || {
-        let acks = BufReader::new(out).lines().map_while(Result::ok).filter_map(|l| {
-            let mut words = l.split("ack ").nth(1)?.split(' ').map(str::to_string);
-            Some(Ack { n: words.next()?.parse().ok()?, generation: words.next()?.parse().ok()?, id: words.next()?.parse().ok()? })
-        });
+        let acks = BufReader::new(out)
+            .lines()
+            .map_while(Result::ok)
+            .filter_map(|l| {
+                let mut words = l.split("ack ").nth(1)?.split(' ').map(str::to_string);
+                Some(Ack {
+                    n: words.next()?.parse().ok()?,
+                    generation: words.next()?.parse().ok()?,
+                    id: words.next()?.parse().ok()?,
+                })
+            });
         acks.for_each(|ack| acknowledge.send(ack).unwrap());
     });
-    let mut acks: Vec<Ack> = (0..rounds).map(|_| acknowledged.recv_timeout(deadline(SOON)).expect("the child writes")).collect();
+    let mut acks: Vec<Ack> = (0..rounds)
+        .map(|_| {
+            acknowledged
+                .recv_timeout(deadline(SOON))
+                .expect("the child writes")
+        })
+        .collect();
     std::thread::sleep(after);
     child.kill().unwrap();
     child.wait().unwrap();
@@ -104,16 +158,29 @@ fn run_and_kill(dir: &Path, rounds: u64, after: Duration) -> Vec<Ack> {
 #[test]
 fn a_kill_at_any_instant_loses_no_acknowledged_write() {
     let dir = tempfile::tempdir().unwrap();
-    let mut last = Ack { n: 0, generation: 0, id: 0 };
+    let mut last = Ack {
+        n: 0,
+        generation: 0,
+        id: 0,
+    };
     let (mut acknowledged, mut slowest) = (0, Duration::ZERO);
     for round in 0..ROUNDS {
         // The instants cover start-up, the first write and steady writing; the scheduler decides the exact instant.
         let acks = match round % 3 {
             0 => run_and_kill(dir.path(), 0, Duration::from_millis(2 + round)),
-            _ => run_and_kill(dir.path(), 1 + round * 7 % 20, Duration::from_micros(round * 3_700 % 9_000)),
+            _ => run_and_kill(
+                dir.path(),
+                1 + round * 7 % 20,
+                Duration::from_micros(round * 3_700 % 9_000),
+            ),
         };
         for a in acks {
-            assert!(a.generation > last.generation, "round {round}: generation {} after {}", a.generation, last.generation);
+            assert!(
+                a.generation > last.generation,
+                "round {round}: generation {} after {}",
+                a.generation,
+                last.generation
+            );
             assert!(a.id > last.id, "round {round}: id {} given twice", a.id);
             last = a;
             acknowledged += 1;
@@ -123,8 +190,15 @@ fn a_kill_at_any_instant_loses_no_acknowledged_write() {
         slowest = slowest.max(begun.elapsed());
         check(&store, round, &last, acknowledged > 0);
     }
-    assert!(acknowledged > ROUNDS, "the children wrote too little to prove anything: {acknowledged}");
-    judge_time("longest time to open a store after a kill", slowest, Duration::from_secs(1));
+    assert!(
+        acknowledged > ROUNDS,
+        "the children wrote too little to prove anything: {acknowledged}"
+    );
+    judge_time(
+        "longest time to open a store after a kill",
+        slowest,
+        Duration::from_secs(1),
+    );
 }
 
 #[test]
@@ -133,9 +207,13 @@ fn a_kill_while_the_store_is_made_leaves_none_or_a_whole_one() {
         let dir = tempfile::tempdir().unwrap();
         // The instants reach from the start of the process to some writes later.
         run_and_kill(dir.path(), 0, Duration::from_micros(2000 + round * 400));
-        let store = Store::open(dir.path(), StoreLimits::default()).unwrap_or_else(|e| panic!("round {round}: {e}"));
+        let store = Store::open(dir.path(), StoreLimits::default())
+            .unwrap_or_else(|e| panic!("round {round}: {e}"));
         assert_ne!(store.id(), StoreId::from_bits(0), "round {round}");
-        assert!(!dir.path().join("controller.redb.new").exists(), "round {round}");
+        assert!(
+            !dir.path().join("controller.redb.new").exists(),
+            "round {round}"
+        );
     }
 }
 
@@ -153,18 +231,54 @@ fn check(store: &Store, round: u64, last: &Ack, any: bool) {
     ns.sort_unstable();
     ms.sort_unstable();
     assert_eq!(ns, ms, "round {round}: a half-applied transaction");
-    assert!(store.generation() >= Generation(last.generation), "round {round}");
+    assert!(
+        store.generation() >= Generation(last.generation),
+        "round {round}"
+    );
     let (plan, fleet) = (store.plan().unwrap(), store.fleet().unwrap());
-    assert!(plan.services.values().all(|s| s.number == plan.number), "round {round}: half a plan: {plan:?}");
+    assert!(
+        plan.services.values().all(|s| s.number == plan.number),
+        "round {round}: half a plan: {plan:?}"
+    );
     let numbers: BTreeSet<u16> = fleet.replicas.iter().map(|r| r.number.get()).collect();
-    assert!(numbers.len() == fleet.replicas.len() && fleet.replicas.len() as u64 <= 10 + round, "round {round}: {:?}", fleet.replicas);
+    assert!(
+        numbers.len() == fleet.replicas.len() && fleet.replicas.len() as u64 <= 10 + round,
+        "round {round}: {:?}",
+        fleet.replicas
+    );
     if any {
-        assert!(u64::from(plan.number) > last.n, "round {round}: plan {} and {} was acknowledged", plan.number, last.n);
-        assert!(fleet.replicas.iter().any(|r| r.name.as_str() == format!("r{}", last.n)), "round {round}: a registration is lost");
+        assert!(
+            u64::from(plan.number) > last.n,
+            "round {round}: plan {} and {} was acknowledged",
+            plan.number,
+            last.n
+        );
+        assert!(
+            fleet
+                .replicas
+                .iter()
+                .any(|r| r.name.as_str() == format!("r{}", last.n)),
+            "round {round}: a registration is lost"
+        );
         let newest = *ns.last().unwrap();
-        assert!(newest >= last.n, "round {round}: {} was acknowledged, the newest on disk is {newest}", last.n);
-        assert_eq!(ns, (newest.saturating_sub(49)..=newest).collect::<Vec<_>>(), "round {round}");
+        assert!(
+            newest >= last.n,
+            "round {round}: {} was acknowledged, the newest on disk is {newest}",
+            last.n
+        );
+        assert_eq!(
+            ns,
+            (newest.saturating_sub(49)..=newest).collect::<Vec<_>>(),
+            "round {round}"
+        );
         let service: ServiceKey = format!("alpha/shop/s{}", last.n).parse().unwrap();
-        assert_eq!(store.service_ids(std::slice::from_ref(&service), 0).unwrap()[&service].get(), last.id, "round {round}");
+        assert_eq!(
+            store
+                .service_ids(std::slice::from_ref(&service), 0)
+                .unwrap()[&service]
+                .get(),
+            last.id,
+            "round {round}"
+        );
     }
 }

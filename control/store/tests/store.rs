@@ -9,31 +9,67 @@ use canal_model::fleet::ReplicaState;
 use canal_model::ids::{AzName, Generation, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni};
 use canal_model::plan::{ChainMember, Plan, PlannedService, PlannedTable, UnmetConstraint};
 use canal_model::program::BUCKETS;
-use canal_store::{ObjectEdit, Store, StoreError, StoreLimits, StoredEdge, StoredObjectKey, StoredReplica};
+use canal_store::{
+    ObjectEdit, Store, StoreError, StoreLimits, StoredEdge, StoredObjectKey, StoredReplica,
+};
 
 fn open(dir: &Path) -> Store {
     Store::open(dir, StoreLimits::default()).unwrap()
 }
 
 fn key(tenant: &str, name: &str) -> StoredObjectKey {
-    StoredObjectKey { tenant: TenantName::new(tenant).unwrap(), kind: "HTTPRoute".into(), namespace: "shop".into(), name: name.into() }
+    StoredObjectKey {
+        tenant: TenantName::new(tenant).unwrap(),
+        kind: "HTTPRoute".into(),
+        namespace: "shop".into(),
+        name: name.into(),
+    }
 }
 
 fn put(tenant: &str, name: &str, yaml: &str) -> ObjectEdit {
-    ObjectEdit::Put { key: key(tenant, name), yaml: yaml.into() }
+    ObjectEdit::Put {
+        key: key(tenant, name),
+        yaml: yaml.into(),
+    }
 }
 
 fn names(s: &Store) -> Vec<String> {
-    s.objects().unwrap().into_iter().map(|o| format!("{}:{}={}@{}", o.key.tenant, o.key.name, o.yaml, o.generation)).collect()
+    s.objects()
+        .unwrap()
+        .into_iter()
+        .map(|o| {
+            format!(
+                "{}:{}={}@{}",
+                o.key.tenant, o.key.name, o.yaml, o.generation
+            )
+        })
+        .collect()
 }
 
 #[test]
 fn an_apply_is_one_transaction_and_survives_opening_again() {
     let dir = tempfile::tempdir().unwrap();
     let s = open(dir.path());
-    s.apply(&[put("alpha", "a", "1"), put("alpha", "b", "1"), put("beta", "a", "9")], Generation(1), 100).unwrap();
     s.apply(
-        &[put("alpha", "a", "2"), ObjectEdit::Delete { key: key("alpha", "b") }, ObjectEdit::Delete { key: key("alpha", "none") }],
+        &[
+            put("alpha", "a", "1"),
+            put("alpha", "b", "1"),
+            put("beta", "a", "9"),
+        ],
+        Generation(1),
+        100,
+    )
+    .unwrap();
+    s.apply(
+        &[
+            put("alpha", "a", "2"),
+            ObjectEdit::Delete {
+                key: key("alpha", "b"),
+            },
+            ObjectEdit::Delete {
+                key: key("alpha", "none"),
+            },
+        ],
         Generation(2),
         200,
     )
@@ -43,7 +79,11 @@ fn an_apply_is_one_transaction_and_survives_opening_again() {
     drop(s);
     let s = open(dir.path());
     assert_eq!(names(&s), want);
-    assert_eq!(s.objects().unwrap()[0].created, 100, "a change keeps the time of creation");
+    assert_eq!(
+        s.objects().unwrap()[0].created,
+        100,
+        "a change keeps the time of creation"
+    );
     let mode = |p: &Path| std::fs::metadata(p).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(s.path()), 0o600);
 }
@@ -51,16 +91,39 @@ fn an_apply_is_one_transaction_and_survives_opening_again() {
 #[test]
 fn limits_refuse_the_whole_apply() {
     let dir = tempfile::tempdir().unwrap();
-    let limits = StoreLimits { objects_per_tenant: 2, object_bytes: 8, edits: 3, service_ids: 2, ..StoreLimits::default() };
+    let limits = StoreLimits {
+        objects_per_tenant: 2,
+        object_bytes: 8,
+        edits: 3,
+        service_ids: 2,
+        ..StoreLimits::default()
+    };
     let s = Store::open(dir.path(), limits).unwrap();
-    s.apply(&[put("alpha", "a", "1")], Generation(1), 0).unwrap();
+    s.apply(&[put("alpha", "a", "1")], Generation(1), 0)
+        .unwrap();
     let cases: [(&str, Vec<ObjectEdit>, &str); 4] = [
-        ("one object too many", vec![put("alpha", "b", "1"), put("alpha", "c", "1")], "objects_per_tenant"),
-        ("one byte too many", vec![put("alpha", "b", "1"), put("alpha", "a", "123456789")], "object_bytes"),
-        ("one edit too many", (0..4).map(|_| put("beta", "a", "1")).collect(), "edits"),
+        (
+            "one object too many",
+            vec![put("alpha", "b", "1"), put("alpha", "c", "1")],
+            "objects_per_tenant",
+        ),
+        (
+            "one byte too many",
+            vec![put("alpha", "b", "1"), put("alpha", "a", "123456789")],
+            "object_bytes",
+        ),
+        (
+            "one edit too many",
+            (0..4).map(|_| put("beta", "a", "1")).collect(),
+            "edits",
+        ),
         (
             "another tenant's room does not count",
-            vec![put("beta", "a", "1"), put("beta", "b", "1"), put("beta", "c", "1")],
+            vec![
+                put("beta", "a", "1"),
+                put("beta", "b", "1"),
+                put("beta", "c", "1"),
+            ],
             "objects_per_tenant",
         ),
     ];
@@ -69,8 +132,19 @@ fn limits_refuse_the_whole_apply() {
         assert_eq!((e.name(), e.is_limit()), (name, true), "{what}: {e}");
         assert_eq!(names(&s), ["alpha:a=1@1"], "{what}");
     }
-    s.apply(&[put("alpha", "b", "12345678")], Generation(2), 0).unwrap();
-    s.apply(&[put("alpha", "c", "1"), ObjectEdit::Delete { key: key("alpha", "a") }], Generation(3), 0).unwrap();
+    s.apply(&[put("alpha", "b", "12345678")], Generation(2), 0)
+        .unwrap();
+    s.apply(
+        &[
+            put("alpha", "c", "1"),
+            ObjectEdit::Delete {
+                key: key("alpha", "a"),
+            },
+        ],
+        Generation(3),
+        0,
+    )
+    .unwrap();
     assert_eq!(names(&s), ["alpha:b=12345678@2", "alpha:c=1@3"]);
 }
 
@@ -79,23 +153,43 @@ fn an_object_of_the_largest_size_is_taken() {
     let dir = tempfile::tempdir().unwrap();
     let s = open(dir.path());
     let largest = "x".repeat(canal_store::OBJECT_BYTES_MAX);
-    s.apply(&[put("alpha", "a", &largest)], Generation(1), 0).unwrap();
-    let e = s.apply(&[put("alpha", "b", &(largest + "x"))], Generation(2), 0).unwrap_err();
+    s.apply(&[put("alpha", "a", &largest)], Generation(1), 0)
+        .unwrap();
+    let e = s
+        .apply(&[put("alpha", "b", &(largest + "x"))], Generation(2), 0)
+        .unwrap_err();
     assert_eq!(e.name(), "object_bytes");
 }
 
 #[test]
 fn service_ids_are_stable_for_ever() {
     let dir = tempfile::tempdir().unwrap();
-    let services: Vec<ServiceKey> = ["alpha/shop/a", "beta/shop/a", "alpha/shop/b"].iter().map(|s| s.parse().unwrap()).collect();
+    let services: Vec<ServiceKey> = ["alpha/shop/a", "beta/shop/a", "alpha/shop/b"]
+        .iter()
+        .map(|s| s.parse().unwrap())
+        .collect();
     let s = open(dir.path());
     let first = s.service_ids(&services, 1).unwrap();
-    assert_eq!(first.values().collect::<std::collections::HashSet<_>>().len(), 3);
+    assert_eq!(
+        first
+            .values()
+            .collect::<std::collections::HashSet<_>>()
+            .len(),
+        3
+    );
     assert_eq!(s.release_service_ids(|k| *k == services[0], 2).unwrap(), 2);
-    assert_eq!(s.release_service_ids(|k| *k == services[0], 3).unwrap(), 0, "released once");
+    assert_eq!(
+        s.release_service_ids(|k| *k == services[0], 3).unwrap(),
+        0,
+        "released once"
+    );
     drop(s);
     let s = open(dir.path());
-    assert_eq!(s.service_ids(&services, 4).unwrap(), first, "the same names get the same ids back");
+    assert_eq!(
+        s.service_ids(&services, 4).unwrap(),
+        first,
+        "the same names get the same ids back"
+    );
     let new: ServiceKey = "gamma/shop/a".parse().unwrap();
     let id = s.service_ids(std::slice::from_ref(&new), 5).unwrap()[&new];
     assert!(!first.values().any(|v| *v == id));
@@ -104,30 +198,63 @@ fn service_ids_are_stable_for_ever() {
 #[test]
 fn service_ids_run_out_loudly_and_come_back_after_the_quarantine() {
     let dir = tempfile::tempdir().unwrap();
-    let s = Store::open(dir.path(), StoreLimits { service_ids: 2, ..StoreLimits::default() }).unwrap();
+    let s = Store::open(
+        dir.path(),
+        StoreLimits {
+            service_ids: 2,
+            ..StoreLimits::default()
+        },
+    )
+    .unwrap();
     let k = |n: &str| -> ServiceKey { format!("alpha/shop/{n}").parse().unwrap() };
     let b = s.service_ids(&[k("a"), k("b")], 10).unwrap()[&k("b")];
-    assert_eq!(s.service_ids(&[k("c")], 10).unwrap_err().name(), "service_ids");
+    assert_eq!(
+        s.service_ids(&[k("c")], 10).unwrap_err().name(),
+        "service_ids"
+    );
     s.release_service_ids(|key| *key == k("a"), 20).unwrap();
-    assert_eq!(s.service_ids(&[k("c")], 21).unwrap_err().name(), "service_ids", "still in quarantine");
+    assert_eq!(
+        s.service_ids(&[k("c")], 21).unwrap_err().name(),
+        "service_ids",
+        "still in quarantine"
+    );
     let later = 20 + canal_store::SERVICE_ID_QUARANTINE_SECONDS;
     assert_eq!(s.service_ids(&[k("c")], later).unwrap()[&k("c")], b);
     drop(s);
-    let s = Store::open(dir.path(), StoreLimits { service_ids: 2, ..StoreLimits::default() }).unwrap();
+    let s = Store::open(
+        dir.path(),
+        StoreLimits {
+            service_ids: 2,
+            ..StoreLimits::default()
+        },
+    )
+    .unwrap();
     assert_eq!(s.service_ids(&[k("a"), k("c")], later).unwrap()[&k("c")], b);
 }
 
 #[test]
 fn a_tenant_that_used_up_its_service_ids_leaves_the_others_theirs() {
     let dir = tempfile::tempdir().unwrap();
-    let s = Store::open(dir.path(), StoreLimits { tenant_service_ids: 2, ..StoreLimits::default() }).unwrap();
+    let s = Store::open(
+        dir.path(),
+        StoreLimits {
+            tenant_service_ids: 2,
+            ..StoreLimits::default()
+        },
+    )
+    .unwrap();
     let k = |n: &str| -> ServiceKey { n.parse().unwrap() };
     for name in ["alpha/shop/a", "alpha/shop/b"] {
         s.service_ids(&[k(name)], 10).unwrap();
         s.release_service_ids(|key| *key == k(name), 10).unwrap();
     }
     let refused = s.service_ids(&[k("alpha/shop/c")], 11).unwrap_err();
-    assert!(refused.is_limit() && refused.name() == "tenant_service_ids" && refused.to_string().contains("tenant alpha"), "{refused}");
+    assert!(
+        refused.is_limit()
+            && refused.name() == "tenant_service_ids"
+            && refused.to_string().contains("tenant alpha"),
+        "{refused}"
+    );
     s.service_ids(&[k("beta/shop/c")], 11).unwrap();
     s.service_ids(&[k("alpha/shop/a")], 11).unwrap();
 }
@@ -138,22 +265,35 @@ fn a_store_keeps_its_id_and_another_store_has_other_ids() {
     let service: ServiceKey = "alpha/shop/a".parse().unwrap();
     let of = |dir: &tempfile::TempDir| {
         let store = open(dir.path());
-        (store.id(), store.service_ids(std::slice::from_ref(&service), 1).unwrap()[&service])
+        (
+            store.id(),
+            store
+                .service_ids(std::slice::from_ref(&service), 1)
+                .unwrap()[&service],
+        )
     };
     let first = of(&dirs[0]);
     assert_eq!(of(&dirs[0]), first, "for ever");
     let second = of(&dirs[1]);
-    assert!(second.0 != first.0 && second.1 != first.1, "{first:?} {second:?}");
+    assert!(
+        second.0 != first.0 && second.1 != first.1,
+        "{first:?} {second:?}"
+    );
 }
 
 #[test]
 fn a_second_controller_on_the_same_store_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let first = open(dir.path());
-    let refused = Store::open(dir.path(), StoreLimits::default()).err().unwrap();
+    let refused = Store::open(dir.path(), StoreLimits::default())
+        .err()
+        .unwrap();
     assert_eq!(refused.name(), "open");
     let text = refused.to_string();
-    assert!(text.contains("another process holds it") && text.contains("--data-dir"), "{text}");
+    assert!(
+        text.contains("another process holds it") && text.contains("--data-dir"),
+        "{text}"
+    );
     let id = first.id();
     drop(first);
     assert_eq!(open(dir.path()).id(), id, "it opens once the first is gone");
@@ -162,16 +302,35 @@ fn a_second_controller_on_the_same_store_is_refused_by_name() {
 #[test]
 fn a_preview_of_service_ids_gives_nothing_out() {
     let dir = tempfile::tempdir().unwrap();
-    let s = Store::open(dir.path(), StoreLimits { service_ids: 2, ..StoreLimits::default() }).unwrap();
+    let s = Store::open(
+        dir.path(),
+        StoreLimits {
+            service_ids: 2,
+            ..StoreLimits::default()
+        },
+    )
+    .unwrap();
     let k = |n: &str| -> ServiceKey { format!("alpha/shop/{n}").parse().unwrap() };
     let a = s.service_ids(&[k("a")], 1).unwrap()[&k("a")];
     let mut next = None;
     for other in ["b", "c", "d"] {
         let preview = s.preview_service_ids(&[k("a"), k(other)], 2).unwrap();
-        assert!(preview[&k("a")] == a && preview[&k(other)] != a, "{preview:?}");
-        assert_eq!(*next.get_or_insert(preview[&k(other)]), preview[&k(other)], "nothing was given out");
+        assert!(
+            preview[&k("a")] == a && preview[&k(other)] != a,
+            "{preview:?}"
+        );
+        assert_eq!(
+            *next.get_or_insert(preview[&k(other)]),
+            preview[&k(other)],
+            "nothing was given out"
+        );
     }
-    assert_eq!(s.preview_service_ids(&[k("b"), k("c")], 2).unwrap_err().name(), "service_ids");
+    assert_eq!(
+        s.preview_service_ids(&[k("b"), k("c")], 2)
+            .unwrap_err()
+            .name(),
+        "service_ids"
+    );
     assert_eq!(Some(s.service_ids(&[k("z")], 3).unwrap()[&k("z")]), next);
 }
 
@@ -189,7 +348,10 @@ fn tenants_keep_the_order_in_which_they_came() {
     drop(s);
     let s = open(dir.path());
     assert_eq!(s.tenants().unwrap(), [t("alpha"), t("mid"), t("zeta")]);
-    assert_eq!(["alpha", "mid", "zeta", "none"].map(|n| s.has_files(&t(n)).unwrap()), [false, false, true, false]);
+    assert_eq!(
+        ["alpha", "mid", "zeta", "none"].map(|n| s.has_files(&t(n)).unwrap()),
+        [false, false, true, false]
+    );
 }
 
 #[test]
@@ -207,7 +369,11 @@ fn generations_never_go_back() {
             s.settle().unwrap();
             let exact = s.generation().0;
             drop(s);
-            assert_eq!(open(dir.path()).generation().0, exact, "an orderly end leaves no gap");
+            assert_eq!(
+                open(dir.path()).generation().0,
+                exact,
+                "an orderly end leaves no gap"
+            );
         }
     }
 }
@@ -231,13 +397,21 @@ fn an_unusable_folder_or_file_has_a_fix() {
     std::fs::write(&file, "x").unwrap();
     let foreign = dir.path().join("foreign");
     std::fs::create_dir(&foreign).unwrap();
-    std::fs::write(foreign.join("controller.redb"), "this is not a database, and longer than a few bytes".repeat(200)).unwrap();
+    std::fs::write(
+        foreign.join("controller.redb"),
+        "this is not a database, and longer than a few bytes".repeat(200),
+    )
+    .unwrap();
     let held = dir.path().join("held");
     let _keeper = open(&held);
-    for (what, path, fix) in
-        [("a file in the folder's place", file, "--data-dir"), ("a foreign file", foreign, "store"), ("held", held, "stop the other")]
-    {
-        let Err(e) = Store::open(&path, StoreLimits::default()) else { panic!("{what}: opened") };
+    for (what, path, fix) in [
+        ("a file in the folder's place", file, "--data-dir"),
+        ("a foreign file", foreign, "store"),
+        ("held", held, "stop the other"),
+    ] {
+        let Err(e) = Store::open(&path, StoreLimits::default()) else {
+            panic!("{what}: opened")
+        };
         assert!(e.to_string().contains(fix), "{what}: {e}");
     }
 }
@@ -248,10 +422,15 @@ fn a_newer_layout_is_refused() {
     let path = open(dir.path()).path().to_path_buf();
     let db = redb::Database::create(&path).unwrap();
     let tx = db.begin_write().unwrap();
-    tx.open_table(redb::TableDefinition::<&str, u64>::new("counters")).unwrap().insert("layout", 7).unwrap();
+    tx.open_table(redb::TableDefinition::<&str, u64>::new("counters"))
+        .unwrap()
+        .insert("layout", 7)
+        .unwrap();
     tx.commit().unwrap();
     drop(db);
-    let Err(e) = Store::open(dir.path(), StoreLimits::default()) else { panic!("opened") };
+    let Err(e) = Store::open(dir.path(), StoreLimits::default()) else {
+        panic!("opened")
+    };
     assert!(matches!(e, StoreError::Layout { found: 7, .. }), "{e}");
 }
 
@@ -259,13 +438,27 @@ fn a_newer_layout_is_refused() {
 
 fn register(s: &Store, name: &str) -> Result<StoredReplica, StoreError> {
     let az: AzName = "az1".parse().unwrap();
-    s.register(&name.parse().unwrap(), &"b1".parse().unwrap(), (&az, 1), Ipv4Addr::new(250, 1, 0, 9))
+    s.register(
+        &name.parse().unwrap(),
+        &"b1".parse().unwrap(),
+        (&az, 1),
+        Ipv4Addr::new(250, 1, 0, 9),
+    )
 }
 
 fn planned(n: u32, version: u32, heads: &[u32]) -> (ServiceId, PlannedService) {
-    let member = |bucket: usize| ChainMember { replica: ReplicaNumber::new(heads[bucket % heads.len()]).unwrap(), owner_until_version: 0 };
+    let member = |bucket: usize| ChainMember {
+        replica: ReplicaNumber::new(heads[bucket % heads.len()]).unwrap(),
+        owner_until_version: 0,
+    };
     let chains = (0..BUCKETS).map(|bucket| vec![member(bucket)]).collect();
-    let table = PlannedTable { version, confirmed: version, heard: 5, closing: 0, chains };
+    let table = PlannedTable {
+        version,
+        confirmed: version,
+        heard: 5,
+        closing: 0,
+        chains,
+    };
     let service = PlannedService {
         key: format!("alpha/shop/s{n}").parse().unwrap(),
         vni: Vni::new(1).unwrap(),
@@ -299,24 +492,50 @@ fn replicas_have_the_lowest_free_number_for_as_long_as_they_are_not_forgotten() 
     drop(s);
     let s = open(dir.path());
     assert_eq!(s.fleet().unwrap(), before);
-    assert_eq!((before.replicas.len(), &before.replicas[1], &before.edges[..]), (3, &b, &[edge.clone(), second][..]));
+    assert_eq!(
+        (
+            before.replicas.len(),
+            &before.replicas[1],
+            &before.edges[..]
+        ),
+        (3, &b, &[edge.clone(), second][..])
+    );
     s.forget_edge(&"e2".parse().unwrap()).unwrap();
     assert_eq!(s.fleet().unwrap().edges, [edge]);
     assert_eq!(before.azs.values().copied().collect::<Vec<_>>(), [1, 2]);
     s.forget_replica(&"a".parse().unwrap()).unwrap();
     s.forget_replica(&"nobody".parse().unwrap()).unwrap();
-    assert_eq!(["d", "a"].map(|n| number(&s, n)), [1, 4], "a freed number is given to the next, and only to one");
-    assert!(register(&s, "b").unwrap().drain, "an order outlives a new registration");
+    assert_eq!(
+        ["d", "a"].map(|n| number(&s, n)),
+        [1, 4],
+        "a freed number is given to the next, and only to one"
+    );
+    assert!(
+        register(&s, "b").unwrap().drain,
+        "an order outlives a new registration"
+    );
 }
 
 #[test]
 fn replica_numbers_end() {
     let dir = tempfile::tempdir().unwrap();
-    let s = Store::open(dir.path(), StoreLimits { replica_numbers: 2, ..StoreLimits::default() }).unwrap();
+    let s = Store::open(
+        dir.path(),
+        StoreLimits {
+            replica_numbers: 2,
+            ..StoreLimits::default()
+        },
+    )
+    .unwrap();
     register(&s, "a").unwrap();
     register(&s, "b").unwrap();
     let refused = register(&s, "c").unwrap_err();
-    assert!(refused.is_limit() && refused.name() == "replica_numbers" && refused.to_string().contains("all 2 are taken"), "{refused}");
+    assert!(
+        refused.is_limit()
+            && refused.name() == "replica_numbers"
+            && refused.to_string().contains("all 2 are taken"),
+        "{refused}"
+    );
     assert_eq!(s.fleet().unwrap().replicas.len(), 2, "nothing was changed");
     s.forget_replica(&"b".parse().unwrap()).unwrap();
     assert_eq!(register(&s, "c").unwrap().number.get(), 2);
@@ -327,16 +546,33 @@ fn a_plan_replaces_the_stored_one_completely() {
     let dir = tempfile::tempdir().unwrap();
     let s = open(dir.path());
     assert_eq!(s.plan().unwrap(), Plan::default());
-    let first = Plan { number: 1, parent: 0, services: [planned(1, 1, &[1]), planned(2, 1, &[2])].into(), notes: vec![] };
+    let first = Plan {
+        number: 1,
+        parent: 0,
+        services: [planned(1, 1, &[1]), planned(2, 1, &[2])].into(),
+        notes: vec![],
+    };
     s.put_plan(Some(&Plan::default()), &first).unwrap();
-    let note = UnmetConstraint::NoBackend { service: "alpha/shop/s3".parse().unwrap() };
-    let second = Plan { number: 2, parent: 1, services: [planned(2, 2, &[1, 2]), planned(3, 2, &[1])].into(), notes: vec![note] };
+    let note = UnmetConstraint::NoBackend {
+        service: "alpha/shop/s3".parse().unwrap(),
+    };
+    let second = Plan {
+        number: 2,
+        parent: 1,
+        services: [planned(2, 2, &[1, 2]), planned(3, 2, &[1])].into(),
+        notes: vec![note],
+    };
     s.put_plan(Some(&first), &second).unwrap();
     drop(s);
     let s = open(dir.path());
     assert_eq!(s.plan().unwrap(), second);
     // The state on disk is not certain, so every service is written.
-    let third = Plan { number: 3, parent: 2, services: [planned(9, 3, &[4])].into(), notes: vec![] };
+    let third = Plan {
+        number: 3,
+        parent: 2,
+        services: [planned(9, 3, &[4])].into(),
+        notes: vec![],
+    };
     s.put_plan(None, &third).unwrap();
     assert_eq!(s.plan().unwrap(), third);
 }

@@ -2,10 +2,17 @@
 
 use std::path::Path;
 
-use canal_store::{DomainName, Store, StoreError, StoreKey, StoreLimits, StoredAuthority, StoredCertificate, StoredTrust};
+use canal_store::{
+    DomainName, Store, StoreError, StoreKey, StoreLimits, StoredAuthority, StoredCertificate,
+    StoredTrust,
+};
 
 fn open(dir: &Path, key: Option<u8>) -> Result<Store, StoreError> {
-    Store::open_with(dir, StoreLimits::default(), key.map(|k| StoreKey::new(&[k; 32]).unwrap()))
+    Store::open_with(
+        dir,
+        StoreLimits::default(),
+        key.map(|k| StoreKey::new(&[k; 32]).unwrap()),
+    )
 }
 
 fn domain(tenant: &str, domain: &str) -> DomainName {
@@ -13,11 +20,18 @@ fn domain(tenant: &str, domain: &str) -> DomainName {
 }
 
 fn authority(secret: &str) -> Option<StoredAuthority> {
-    Some(StoredAuthority { key: secret.as_bytes().to_vec().into(), certificate: format!("certificate of {}", secret.len()) })
+    Some(StoredAuthority {
+        key: secret.as_bytes().to_vec().into(),
+        certificate: format!("certificate of {}", secret.len()),
+    })
 }
 
 fn trust(first: &str, second: Option<&str>, state: &str) -> StoredTrust {
-    StoredTrust { first: authority(first), second: second.and_then(authority), state: state.into() }
+    StoredTrust {
+        first: authority(first),
+        second: second.and_then(authority),
+        state: state.into(),
+    }
 }
 
 #[test]
@@ -25,19 +39,36 @@ fn cas_are_stored_per_tenant_and_domain_and_replaced_atomically() {
     let dir = tempfile::tempdir().unwrap();
     let s = open(dir.path(), None).unwrap();
     assert_eq!(s.trusts().unwrap(), []);
-    let (a, b) = (domain("alpha", "one.example"), domain("beta", "one.example"));
-    s.put_trusts(&[(a.clone(), trust("a1", Some("a2"), "announced")), (b.clone(), trust("b1", None, ""))]).unwrap();
-    s.put_trusts(&[(a.clone(), trust("a2", None, "steady"))]).unwrap();
+    let (a, b) = (
+        domain("alpha", "one.example"),
+        domain("beta", "one.example"),
+    );
+    s.put_trusts(&[
+        (a.clone(), trust("a1", Some("a2"), "announced")),
+        (b.clone(), trust("b1", None, "")),
+    ])
+    .unwrap();
+    s.put_trusts(&[(a.clone(), trust("a2", None, "steady"))])
+        .unwrap();
     drop(s);
     let s = open(dir.path(), None).unwrap();
-    assert_eq!(s.trusts().unwrap(), [(a, trust("a2", None, "steady")), (b, trust("b1", None, ""))]);
-    assert!(!format!("{:?}", authority("a1").unwrap()).contains("97, 49"), "the key is never printed");
+    assert_eq!(
+        s.trusts().unwrap(),
+        [(a, trust("a2", None, "steady")), (b, trust("b1", None, ""))]
+    );
+    assert!(
+        !format!("{:?}", authority("a1").unwrap()).contains("97, 49"),
+        "the key is never printed"
+    );
 }
 
 #[test]
 fn keys_are_sealed_once_a_key_is_given_and_open_with_it_only() {
     let dir = tempfile::tempdir().unwrap();
-    let a = (domain("alpha", "one.example"), trust("very-secret-one", Some("very-secret-two"), ""));
+    let a = (
+        domain("alpha", "one.example"),
+        trust("very-secret-one", Some("very-secret-two"), ""),
+    );
     let is_in_file = |text: &str| {
         let file = std::fs::read(dir.path().join("controller.redb")).unwrap();
         file.windows(text.len()).any(|w| w == text.as_bytes())
@@ -45,18 +76,33 @@ fn keys_are_sealed_once_a_key_is_given_and_open_with_it_only() {
     let s = open(dir.path(), None).unwrap();
     s.put_trusts(std::slice::from_ref(&a)).unwrap();
     drop(s);
-    assert!(is_in_file("very-secret-one"), "this is what the seal is for");
+    assert!(
+        is_in_file("very-secret-one"),
+        "this is what the seal is for"
+    );
     let s = open(dir.path(), Some(1)).unwrap();
     assert_eq!(s.trusts().unwrap(), std::slice::from_ref(&a));
     drop(s);
-    assert!(is_in_file("certificate of 15") && !is_in_file("very-secret-one") && !is_in_file("very-secret-two"), "nothing is left behind");
+    assert!(
+        is_in_file("certificate of 15")
+            && !is_in_file("very-secret-one")
+            && !is_in_file("very-secret-two"),
+        "nothing is left behind"
+    );
     for key in [None, Some(2)] {
         let refused = open(dir.path(), key).err().unwrap();
-        assert!(refused.name() == "key" && refused.to_string().contains("--store-key-file"), "{refused}");
+        assert!(
+            refused.name() == "key" && refused.to_string().contains("--store-key-file"),
+            "{refused}"
+        );
     }
     let s = open(dir.path(), Some(1)).unwrap();
-    s.put_trusts(&[(a.0.clone(), trust("very-secret-three", None, ""))]).unwrap();
-    assert_eq!(s.trusts().unwrap()[0].1.first, authority("very-secret-three"));
+    s.put_trusts(&[(a.0.clone(), trust("very-secret-three", None, ""))])
+        .unwrap();
+    assert_eq!(
+        s.trusts().unwrap()[0].1.first,
+        authority("very-secret-three")
+    );
 }
 
 #[test]
@@ -72,13 +118,27 @@ fn issued_certificates_are_recorded_until_they_expire() {
         issued: 1,
         until,
     };
-    let (a, b) = (domain("alpha", "one.example"), domain("beta", "two.example"));
-    s.add_issued(&[(a.clone(), certificate("01", 10)), (a.clone(), certificate("02", 20)), (b.clone(), certificate("01", 30))]).unwrap();
+    let (a, b) = (
+        domain("alpha", "one.example"),
+        domain("beta", "two.example"),
+    );
+    s.add_issued(&[
+        (a.clone(), certificate("01", 10)),
+        (a.clone(), certificate("02", 20)),
+        (b.clone(), certificate("01", 30)),
+    ])
+    .unwrap();
     drop(s);
     let s = open(dir.path(), None).unwrap();
     assert_eq!(s.issued().unwrap().len(), 3);
-    assert_eq!((s.prune_issued(10).unwrap(), s.prune_issued(11).unwrap()), (0, 1));
-    assert_eq!(s.issued().unwrap(), [(a, certificate("02", 20)), (b, certificate("01", 30))]);
+    assert_eq!(
+        (s.prune_issued(10).unwrap(), s.prune_issued(11).unwrap()),
+        (0, 1)
+    );
+    assert_eq!(
+        s.issued().unwrap(),
+        [(a, certificate("02", 20)), (b, certificate("01", 30))]
+    );
 }
 
 #[test]
@@ -92,5 +152,11 @@ fn key_sets_are_stored_per_tenant_and_uri() {
     s.put_jwks(&alpha, "https://a/keys", None).unwrap();
     drop(s);
     let s = open(dir.path(), None).unwrap();
-    assert_eq!(s.jwks().unwrap(), [(alpha, "file:keys".into(), "{2}".into()), (beta, "https://a/keys".into(), "{1}".into())]);
+    assert_eq!(
+        s.jwks().unwrap(),
+        [
+            (alpha, "file:keys".into(), "{2}".into()),
+            (beta, "https://a/keys".into(), "{1}".into())
+        ]
+    );
 }

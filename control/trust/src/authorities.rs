@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use canal_access::now_seconds;
 use canal_ca::{
-    CertificateRequest, CsrError, ExternalCertificateError, ImportedCrl, IssuedLeaf, RotationPhase, RotationTimeouts, TenantAuthority,
-    check_answer, check_request,
+    CertificateRequest, CsrError, ExternalCertificateError, ImportedCrl, IssuedLeaf, RotationPhase,
+    RotationTimeouts, TenantAuthority, check_answer, check_request,
 };
 use canal_controller_metrics::{self as metrics, ControllerMetrics};
 use canal_model::identity::{COMPONENTS, Identity, components};
@@ -70,7 +70,9 @@ pub(crate) enum IssueError {
     Refused(#[from] CsrError),
     #[error("{0} was revoked by an operator and gets no certificates until `canal ca restore`")]
     Blocked(Identity),
-    #[error("the CA files of {0} were never usable; `canal ca status` reports what is wrong with them")]
+    #[error(
+        "the CA files of {0} were never usable; `canal ca status` reports what is wrong with them"
+    )]
     Files(TrustDomain),
     #[error(transparent)]
     External(#[from] ExternalCaError),
@@ -78,7 +80,9 @@ pub(crate) enum IssueError {
     Answer(#[from] ExternalCertificateError),
     #[error(transparent)]
     Ledger(IssuanceLogError),
-    #[error("{0} requested more certificates than {1} at once and {2} per second; fix: keep certificates until half of their lifetime")]
+    #[error(
+        "{0} requested more certificates than {1} at once and {2} per second; fix: keep certificates until half of their lifetime"
+    )]
     Rate(String, u32, u32),
     #[error("the certificate could not be made; try again")]
     Task,
@@ -119,8 +123,21 @@ pub(crate) struct IssuanceRequest {
 
 impl IssuanceRequest {
     fn asked(&self) -> CertificateRequest<'_> {
-        let Self { csr, identity, names, rsa, lifetime_seconds, .. } = self;
-        CertificateRequest { csr, identity, names, rsa: *rsa, lifetime_seconds: *lifetime_seconds }
+        let Self {
+            csr,
+            identity,
+            names,
+            rsa,
+            lifetime_seconds,
+            ..
+        } = self;
+        CertificateRequest {
+            csr,
+            identity,
+            names,
+            rsa: *rsa,
+            lifetime_seconds: *lifetime_seconds,
+        }
     }
 
     fn domain(&self) -> DomainName {
@@ -200,12 +217,23 @@ impl TrustAuthorities {
         let now = now_seconds();
         let mut domains = BTreeMap::new();
         for (name, stored) in store.trusts()? {
-            let damaged = |why: String| StoreError::Damaged { path: store.path().into(), why: format!("authority of {}: {why}", name.1) };
-            domains.insert(name.clone(), DomainState::read(&name.1, &stored).map_err(damaged)?);
+            let damaged = |why: String| StoreError::Damaged {
+                path: store.path().into(),
+                why: format!("authority of {}: {why}", name.1),
+            };
+            domains.insert(
+                name.clone(),
+                DomainState::read(&name.1, &stored).map_err(damaged)?,
+            );
         }
         // Revocations of Canal's own components need an entry too.
         domains.entry(components()).or_default();
-        let external = options.external.iter().map(|e| (e.domain.clone(), Arc::new(ExternalCaClient::new(&e.url, client.clone()))));
+        let external = options.external.iter().map(|e| {
+            (
+                e.domain.clone(),
+                Arc::new(ExternalCaClient::new(&e.url, client.clone())),
+            )
+        });
         let trust = Self {
             ledger: IssuanceLog::open(store.clone(), issued, now)?,
             rates: Mutex::default(),
@@ -235,9 +263,13 @@ impl TrustAuthorities {
         if domain.as_str() == COMPONENTS {
             return AuthoritySource::Infra(self.infra.clone());
         }
-        let folder = locked(&self.folders).as_ref().and_then(|f| f.held.get(domain).cloned());
+        let folder = locked(&self.folders)
+            .as_ref()
+            .and_then(|f| f.held.get(domain).cloned());
         match (self.externals.get(domain), folder) {
-            (Some(external), folder) => AuthoritySource::External(external.clone(), folder.unwrap_or_default()),
+            (Some(external), folder) => {
+                AuthoritySource::External(external.clone(), folder.unwrap_or_default())
+            }
             (None, Some(folder)) => AuthoritySource::Files(folder),
             (None, None) => AuthoritySource::Own,
         }
@@ -247,7 +279,10 @@ impl TrustAuthorities {
     ///
     /// # Errors
     /// The store refused the write; no root was added.
-    pub fn ensure<'a>(&self, names: impl Iterator<Item = &'a DomainName>) -> Result<(), StoreError> {
+    pub fn ensure<'a>(
+        &self,
+        names: impl Iterator<Item = &'a DomainName>,
+    ) -> Result<(), StoreError> {
         let mut domains = locked(&self.domains);
         let mut made = Vec::new();
         for name in names {
@@ -262,16 +297,24 @@ impl TrustAuthorities {
             match TenantAuthority::generate(&name.1, now_seconds()) {
                 Ok(first) => {
                     let mut domain = domains.get(name).cloned().unwrap_or_default();
-                    domain.own = Some(ManagedRoots { signing: Arc::new(first), other: None });
+                    domain.own = Some(ManagedRoots {
+                        signing: Arc::new(first),
+                        other: None,
+                    });
                     made.push((name.clone(), domain));
                 }
-                Err(e) => tracing::error!(tenant = %name.0, domain = %name.1, error = %e, "could not create a root; retrying"),
+                Err(e) => {
+                    tracing::error!(tenant = %name.0, domain = %name.1, error = %e, "could not create a root; retrying")
+                }
             }
         }
         if made.is_empty() {
             return Ok(());
         }
-        let rows: Vec<_> = made.iter().map(|(name, domain)| (name.clone(), domain.stored())).collect();
+        let rows: Vec<_> = made
+            .iter()
+            .map(|(name, domain)| (name.clone(), domain.stored()))
+            .collect();
         self.store.put_trusts(&rows)?;
         for (name, domain) in made {
             tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, "made a new root for the trust domain");
@@ -283,9 +326,19 @@ impl TrustAuthorities {
     /// Returns the trust bundle of a trust domain; `None` if it has no root.
     pub fn bundle(&self, name: &DomainName) -> Option<TrustBundle> {
         let roots = self.roots(name)?;
-        let (revoked, blocked) = locked(&self.domains).get(name).map(|domain| (domain.lists(), domain.blocked())).unwrap_or_default();
+        let (revoked, blocked) = locked(&self.domains)
+            .get(name)
+            .map(|domain| (domain.lists(), domain.blocked()))
+            .unwrap_or_default();
         let (tenant, trust_domain) = name.clone();
-        Some(TrustBundle { tenant, trust_domain, roots, revoked, blocked, federated: false })
+        Some(TrustBundle {
+            tenant,
+            trust_domain,
+            roots,
+            revoked,
+            blocked,
+            federated: false,
+        })
     }
 
     /// Returns the roots of a trust domain, the one that signs first.
@@ -296,7 +349,10 @@ impl TrustAuthorities {
             AuthoritySource::Own => {
                 let domains = locked(&self.domains);
                 let own = domains.get(name)?.own.as_ref()?;
-                std::iter::once(&own.signing).chain(&own.other).flat_map(|a| a.roots().iter().cloned()).collect()
+                std::iter::once(&own.signing)
+                    .chain(&own.other)
+                    .flat_map(|a| a.roots().iter().cloned())
+                    .collect()
             }
         };
         (!roots.is_empty()).then_some(roots)
@@ -304,29 +360,50 @@ impl TrustAuthorities {
 
     /// True if an operator has blocked the identity.
     fn is_blocked(&self, order: &IssuanceRequest) -> bool {
-        locked(&self.domains).get(&order.domain()).is_some_and(|d| d.kept.blocked_identities.contains(&order.identity.to_string()))
+        locked(&self.domains).get(&order.domain()).is_some_and(|d| {
+            d.kept
+                .blocked_identities
+                .contains(&order.identity.to_string())
+        })
     }
 
     /// Issues a certificate. It is in the issuance log before it is returned.
     ///
     /// # Errors
     /// The request was refused, the identity is blocked, a limit is reached, or the CA or the store failed.
-    pub(crate) async fn issue(self: &Arc<Self>, mut order: IssuanceRequest) -> Result<IssuedChain, IssueError> {
+    pub(crate) async fn issue(
+        self: &Arc<Self>,
+        mut order: IssuanceRequest,
+    ) -> Result<IssuedChain, IssueError> {
         let now = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         if !locked(&self.rates).take(&order.holder, order.rate, now) {
-            return Err(IssueError::Rate(order.holder, order.rate.burst, order.rate.per_second));
+            return Err(IssueError::Rate(
+                order.holder,
+                order.rate.burst,
+                order.rate.per_second,
+            ));
         }
         // A holder that requests the same certificate again and again gets short-lived ones.
-        if self.ledger.held(&order.domain(), &order.holder, &order.identity.to_string(), &order.names) >= CERTIFICATES_PER_HOLDER_MAX {
+        if self.ledger.held(
+            &order.domain(),
+            &order.holder,
+            &order.identity.to_string(),
+            &order.names,
+        ) >= CERTIFICATES_PER_HOLDER_MAX
+        {
             order.lifetime_seconds = order.lifetime_seconds.min(REPEATED_LIFETIME_SECONDS);
         }
         if self.is_blocked(&order) {
             return Err(IssueError::Blocked(order.identity));
         }
         let issued = match self.source(&order.identity.trust_domain) {
-            AuthoritySource::External(external, folder) => self.by_external(&external, &folder, &order).await?,
+            AuthoritySource::External(external, folder) => {
+                self.by_external(&external, &folder, &order).await?
+            }
             AuthoritySource::Files(folder) => {
-                let authority = folder.authority.ok_or_else(|| IssueError::Files(order.identity.trust_domain.clone()))?;
+                let authority = folder
+                    .authority
+                    .ok_or_else(|| IssueError::Files(order.identity.trust_domain.clone()))?;
                 self.by_authority(Some(authority), &order).await?
             }
             AuthoritySource::Infra(infra) => self.by_authority(Some(infra), &order).await?,
@@ -341,15 +418,30 @@ impl TrustAuthorities {
             issued: now_seconds(),
             until: issued.not_after,
         };
-        self.ledger.add(order.domain(), row).await.map_err(IssueError::Ledger)?;
+        self.ledger
+            .add(order.domain(), row)
+            .await
+            .map_err(IssueError::Ledger)?;
         // If the identity was blocked meanwhile, the certificate is revoked as well or not returned: it was in the log first.
         if self.is_blocked(&order) {
             return Err(IssueError::Blocked(order.identity));
         }
-        let bundle = self.roots(&order.domain()).ok_or(IssueError::Task)?.concat();
-        let IssuedLeaf { mut chain, serial, not_after, .. } = issued;
+        let bundle = self
+            .roots(&order.domain())
+            .ok_or(IssueError::Task)?
+            .concat();
+        let IssuedLeaf {
+            mut chain,
+            serial,
+            not_after,
+            ..
+        } = issued;
         chain.push(bundle);
-        Ok(IssuedChain { chain, serial, not_after })
+        Ok(IssuedChain {
+            chain,
+            serial,
+            not_after,
+        })
     }
 
     /// Issues a certificate by `authority`, or by the trust domain's own root, which is created if there is none yet.
@@ -365,7 +457,9 @@ impl TrustAuthorities {
                 None => {
                     let name = order.domain();
                     trust.ensure(std::iter::once(&name))?;
-                    let own = locked(&trust.domains).get(&name).and_then(|d| d.own.clone());
+                    let own = locked(&trust.domains)
+                        .get(&name)
+                        .and_then(|d| d.own.clone());
                     own.ok_or(IssueError::Task)?.signing
                 }
             };
@@ -383,7 +477,9 @@ impl TrustAuthorities {
     ) -> Result<IssuedLeaf, IssueError> {
         let domain = &order.identity.trust_domain;
         let path = locked(&self.folders).as_ref().map(|f| f.of(domain));
-        let Some(path) = path.filter(|_| !folder.roots.is_empty()) else { return Err(IssueError::Files(domain.clone())) };
+        let Some(path) = path.filter(|_| !folder.roots.is_empty()) else {
+            return Err(IssueError::Files(domain.clone()));
+        };
         let asked = order.asked();
         check_request(&asked)?;
         let done = async {
@@ -392,12 +488,17 @@ impl TrustAuthorities {
         };
         let done: Result<IssuedLeaf, IssueError> = done.await;
         let outcome = done.as_ref().map_or_else(IssueError::name, |_| "signed");
-        self.metrics.count(metrics::EXTERNAL_CA, &[("outcome", outcome)]);
+        self.metrics
+            .count(metrics::EXTERNAL_CA, &[("outcome", outcome)]);
         done
     }
 
     /// Changes the state of a trust domain, on disk first and then in memory. Blocks for the write.
-    fn change<T, E: From<StoreError>>(&self, name: &DomainName, act: impl FnOnce(&mut DomainState) -> Result<T, E>) -> Result<T, E> {
+    fn change<T, E: From<StoreError>>(
+        &self,
+        name: &DomainName,
+        act: impl FnOnce(&mut DomainState) -> Result<T, E>,
+    ) -> Result<T, E> {
         let mut domains = locked(&self.domains);
         let mut next = domains.get(name).cloned().unwrap_or_default();
         let done = act(&mut next)?;
@@ -409,14 +510,26 @@ impl TrustAuthorities {
     }
 
     /// Returns the CAs that can sign revocation lists now, and the revocation lists from files.
-    fn signers(&self, domain: &TrustDomain, own: Option<&ManagedRoots>) -> (Vec<Arc<TenantAuthority>>, Vec<ImportedCrl>) {
+    fn signers(
+        &self,
+        domain: &TrustDomain,
+        own: Option<&ManagedRoots>,
+    ) -> (Vec<Arc<TenantAuthority>>, Vec<ImportedCrl>) {
         match self.source(domain) {
-            AuthoritySource::Files(folder) => (folder.authority.into_iter().collect(), folder.foreign),
+            AuthoritySource::Files(folder) => {
+                (folder.authority.into_iter().collect(), folder.foreign)
+            }
             AuthoritySource::External(_, folder) => (Vec::new(), folder.foreign),
             AuthoritySource::Infra(infra) => (vec![infra], Vec::new()),
-            AuthoritySource::Own => {
-                (own.map(|o| std::iter::once(o.signing.clone()).chain(o.other.clone()).collect()).unwrap_or_default(), Vec::new())
-            }
+            AuthoritySource::Own => (
+                own.map(|o| {
+                    std::iter::once(o.signing.clone())
+                        .chain(o.other.clone())
+                        .collect()
+                })
+                .unwrap_or_default(),
+                Vec::new(),
+            ),
         }
     }
 
@@ -424,7 +537,11 @@ impl TrustAuthorities {
     ///
     /// # Errors
     /// The CA is not Canal's own, no root could be created, or the store refused.
-    pub fn rotate(&self, name: &DomainName, force: bool) -> Result<&'static str, TrustOperationError> {
+    pub fn rotate(
+        &self,
+        name: &DomainName,
+        force: bool,
+    ) -> Result<&'static str, TrustOperationError> {
         let now = now_seconds();
         if !matches!(self.source(&name.1), AuthoritySource::Own) {
             return Err(DomainError::NotOwn(name.1.clone()).into());
@@ -433,7 +550,10 @@ impl TrustAuthorities {
         let said = self.change(name, |domain| -> Result<_, TrustOperationError> {
             Ok(match (domain.phase(), force) {
                 (RotationPhase::Steady, _) => {
-                    domain.announce(TenantAuthority::generate(&name.1, now).map_err(DomainError::from)?, now);
+                    domain.announce(
+                        TenantAuthority::generate(&name.1, now).map_err(DomainError::from)?,
+                        now,
+                    );
                     "a new root is announced; it signs once all data planes know it"
                 }
                 (RotationPhase::Announced, true) => {
@@ -452,7 +572,12 @@ impl TrustAuthorities {
     }
 
     /// Takes a step that was decided, if the phase is still the one for which it was decided. Returns whether it was taken.
-    fn step(&self, name: &DomainName, seen: RotationPhase, act: impl FnOnce(&mut DomainState)) -> Result<bool, StoreError> {
+    fn step(
+        &self,
+        name: &DomainName,
+        seen: RotationPhase,
+        act: impl FnOnce(&mut DomainState),
+    ) -> Result<bool, StoreError> {
         self.change(name, |domain| -> Result<bool, StoreError> {
             // An operator may have forced the step meanwhile; a second one would reverse it.
             let is_due = domain.phase() == seen;
@@ -467,25 +592,38 @@ impl TrustAuthorities {
     ///
     /// # Errors
     /// The serial is unknown, a limit is reached, or the list or the store failed.
-    pub fn revoke(&self, name: &DomainName, target: &RevocationTarget) -> Result<String, TrustOperationError> {
+    pub fn revoke(
+        &self,
+        name: &DomainName,
+        target: &RevocationTarget,
+    ) -> Result<String, TrustOperationError> {
         let now = now_seconds();
         if let RevocationTarget::Identity(identity) = target {
             // The identity is blocked first, so that nothing is issued between reading the issuance log and signing the list.
-            self.change(name, |domain| -> Result<(), TrustOperationError> { Ok(domain.bar(&identity.to_string())?) })?;
+            self.change(name, |domain| -> Result<(), TrustOperationError> {
+                Ok(domain.bar(&identity.to_string())?)
+            })?;
         }
         let rows: Vec<Arc<StoredCertificate>> = self.ledger.of(name);
         let is_meant = |row: &&Arc<StoredCertificate>| match target {
             RevocationTarget::Identity(identity) => row.identity == identity.to_string(),
             RevocationTarget::Serial(serial) => row.serial == *serial,
         };
-        let meant: Vec<&StoredCertificate> = rows.iter().filter(is_meant).filter(|r| r.until > now).map(Arc::as_ref).collect();
+        let meant: Vec<&StoredCertificate> = rows
+            .iter()
+            .filter(is_meant)
+            .filter(|r| r.until > now)
+            .map(Arc::as_ref)
+            .collect();
         if let (RevocationTarget::Serial(serial), true) = (target, meant.is_empty()) {
             return Err(DomainError::UnknownSerial(serial.clone()).into());
         }
         let count = self.change(name, |domain| -> Result<usize, TrustOperationError> {
             let count = domain.revoke(meant.iter().copied(), now)?;
             let (signers, foreign) = self.signers(&name.1, domain.own.as_ref());
-            domain.make_lists(&signers, &foreign, now).map_err(DomainError::from)?;
+            domain
+                .make_lists(&signers, &foreign, now)
+                .map_err(DomainError::from)?;
             Ok(count)
         })?;
         let list = match self.source(&name.1) {
@@ -502,10 +640,18 @@ impl TrustAuthorities {
     ///
     /// # Errors
     /// The identity is not blocked, or the store refused.
-    pub fn restore(&self, name: &DomainName, identity: &Identity) -> Result<String, TrustOperationError> {
+    pub fn restore(
+        &self,
+        name: &DomainName,
+        identity: &Identity,
+    ) -> Result<String, TrustOperationError> {
         let text = identity.to_string();
         self.change(name, |domain| -> Result<(), TrustOperationError> {
-            if domain.kept.blocked_identities.remove(&text) { Ok(()) } else { Err(DomainError::NotBlocked(text.clone()).into()) }
+            if domain.kept.blocked_identities.remove(&text) {
+                Ok(())
+            } else {
+                Err(DomainError::NotBlocked(text.clone()).into())
+            }
         })?;
         tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, %identity, "restored");
         Ok("it gets certificates again; those that were revoked stay revoked".into())
@@ -522,11 +668,18 @@ impl TrustAuthorities {
             match found {
                 FolderChange::Changed(domain) => _ = changed.insert(domain),
                 FolderChange::Broken(domain, name) => {
-                    self.metrics.count(metrics::CA_FILES_REFUSED, &[("domain", domain.as_str()), ("reason", name)]);
+                    self.metrics.count(
+                        metrics::CA_FILES_REFUSED,
+                        &[("domain", domain.as_str()), ("reason", name)],
+                    );
                 }
             }
         }
-        let names: Vec<DomainName> = locked(&self.domains).keys().filter(|(_, d)| changed.contains(d)).cloned().collect();
+        let names: Vec<DomainName> = locked(&self.domains)
+            .keys()
+            .filter(|(_, d)| changed.contains(d))
+            .cloned()
+            .collect();
         for name in names {
             self.renew_lists(&name, now);
         }
@@ -537,25 +690,42 @@ impl TrustAuthorities {
 
     /// Signs the revocation lists of a trust domain again, if they are old or the lists from its files changed.
     fn renew_lists(&self, name: &DomainName, now: u64) {
-        let Some(domain) = locked(&self.domains).get(name).cloned() else { return };
+        let Some(domain) = locked(&self.domains).get(name).cloned() else {
+            return;
+        };
         let (signers, foreign) = self.signers(&name.1, domain.own.as_ref());
         if !domain.lists_are_old(now) && !domain.lists_differ(&foreign) {
             return;
         }
         let done = self.change(name, |domain| -> Result<(), TrustOperationError> {
-            Ok(domain.make_lists(&signers, &foreign, now).map_err(DomainError::from)?)
+            Ok(domain
+                .make_lists(&signers, &foreign, now)
+                .map_err(DomainError::from)?)
         });
         if let Err(e) = done {
-            self.metrics.count(metrics::CRL_FAILURES, &[("reason", e.name())]);
+            self.metrics
+                .count(metrics::CRL_FAILURES, &[("reason", e.name())]);
             tracing::error!(tenant = %name.0, domain = %name.1, error = %e, "could not renew the revocation list");
         }
     }
 
     /// Returns the trust resources of a tenant: its own bundle, and those of `federated` trust domains.
-    pub fn bundle_resources<'a>(&self, own: &DomainName, federated: impl Iterator<Item = &'a DomainName>) -> Vec<Resource> {
+    pub fn bundle_resources<'a>(
+        &self,
+        own: &DomainName,
+        federated: impl Iterator<Item = &'a DomainName>,
+    ) -> Vec<Resource> {
         let theirs = federated.filter_map(|name| self.bundle(name));
-        let theirs = theirs.map(|bundle| TrustBundle { tenant: own.0.clone(), federated: true, ..bundle });
-        self.bundle(own).into_iter().chain(theirs).map(Resource::Bundle).collect()
+        let theirs = theirs.map(|bundle| TrustBundle {
+            tenant: own.0.clone(),
+            federated: true,
+            ..bundle
+        });
+        self.bundle(own)
+            .into_iter()
+            .chain(theirs)
+            .map(Resource::Bundle)
+            .collect()
     }
 }
 

@@ -9,7 +9,9 @@ use canal_ca::{CsrError, decide_lifetime};
 use canal_catalog::{Catalog, TenantCatalog};
 use canal_compiler::scope;
 use canal_controller_metrics::{self as metrics, ControllerMetrics};
-use canal_model::identity::{COMPONENTS, Identity, component_identity, components, gateway_identity};
+use canal_model::identity::{
+    COMPONENTS, Identity, component_identity, components, gateway_identity,
+};
 use canal_model::ids::{ServiceKey, TenantName, TrustDomain};
 use canal_model::principal::Principal;
 use canal_model::program::{Resource, ResourceKind};
@@ -21,7 +23,9 @@ use prost_types::value::Kind as Value;
 use tokio::sync::watch;
 use tonic::{Code, Request, Response, Status};
 
-use crate::authorities::{CertificateRate, IssuanceRequest, IssueError, IssuedChain, TrustAuthorities};
+use crate::authorities::{
+    CertificateRate, IssuanceRequest, IssueError, IssuedChain, TrustAuthorities,
+};
 
 /// Metadata field with the requested identity (istio/api security/v1alpha1, as ztunnel sends it).
 const IMPERSONATED: &str = "ImpersonatedIdentity";
@@ -31,27 +35,37 @@ const SERVICE: &str = "Service";
 /// Reason why a principal may not have the requested identity. Each text states what would have to hold.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum IdentityDenied {
-    #[error("metadata.{IMPERSONATED} is missing; name the identity, as in spiffe://<trust domain>/ns/<namespace>/sa/<service account>")]
+    #[error(
+        "metadata.{IMPERSONATED} is missing; name the identity, as in spiffe://<trust domain>/ns/<namespace>/sa/<service account>"
+    )]
     NoIdentity,
     #[error("{0}")]
     Form(String),
-    #[error("an operator or an edge gets no identity; use a node's, a gateway's or a key server's token")]
+    #[error(
+        "an operator or an edge gets no identity; use a node's, a gateway's or a key server's token"
+    )]
     Operator,
     #[error("{0} belongs to no tenant that you serve")]
     TrustDomain(TrustDomain),
     #[error("{0} is the gateways' own identity, which no node gets")]
     Reserved(Identity),
-    #[error("no pod with the identity {0} runs on your node according to the registry; try again once the pod is registered")]
+    #[error(
+        "no pod with the identity {0} runs on your node according to the registry; try again once the pod is registered"
+    )]
     NotOnNode(Identity),
     #[error("a gateway gets only {0}")]
     NotGateway(Identity),
-    #[error("the tenant's sources cannot be read at the moment, so it is unknown what runs where; try again")]
+    #[error(
+        "the tenant's sources cannot be read at the moment, so it is unknown what runs where; try again"
+    )]
     RegistryIncomplete,
     #[error(
         "the tenant's keys are in key servers, which alone get certificates of {0}; set spec.keys.fallback to Local to allow others too"
     )]
     KeysInKeyServer(TrustDomain),
-    #[error("no entitlement of the tenant names {0}, or its keys are not in key servers; try again once the registry has it")]
+    #[error(
+        "no entitlement of the tenant names {0}, or its keys are not in key servers; try again once the registry has it"
+    )]
     NotEntitled(Identity),
     #[error("{0} is the identity of another component of Canal; request your own")]
     NotComponent(Identity),
@@ -85,7 +99,10 @@ impl IdentityDenied {
 
     fn code(&self) -> Code {
         match self {
-            Self::NoIdentity | Self::Form(_) | Self::ServiceForm(_) | Self::ServiceNotGateway(_) => Code::InvalidArgument,
+            Self::NoIdentity
+            | Self::Form(_)
+            | Self::ServiceForm(_)
+            | Self::ServiceNotGateway(_) => Code::InvalidArgument,
             Self::RegistryIncomplete => Code::Unavailable,
             _ => Code::PermissionDenied,
         }
@@ -98,7 +115,12 @@ pub(crate) enum CertificateGrant {
     /// The principal's own identity as a component of Canal.
     Component(Identity),
     /// An identity of a tenant's workload, or the gateways' identity in the tenant.
-    Workload { tenant: TenantName, identity: Identity, names: Vec<String>, rsa: bool },
+    Workload {
+        tenant: TenantName,
+        identity: Identity,
+        names: Vec<String>,
+        rsa: bool,
+    },
 }
 
 /// Decides whether `principal` may have the identity `asked`, with the host names of `service` if one is given.
@@ -108,24 +130,40 @@ pub(crate) fn decide_grant(
     asked: Option<&str>,
     service: Option<&str>,
 ) -> Result<CertificateGrant, IdentityDenied> {
-    let asked = asked.filter(|a| !a.is_empty()).ok_or(IdentityDenied::NoIdentity)?;
-    let asked: Identity = asked.parse().map_err(|e: canal_model::ids::IdError| IdentityDenied::Form(e.to_string()))?;
-    if matches!(principal, Principal::Operator { .. } | Principal::Edge { .. }) {
+    let asked = asked
+        .filter(|a| !a.is_empty())
+        .ok_or(IdentityDenied::NoIdentity)?;
+    let asked: Identity = asked
+        .parse()
+        .map_err(|e: canal_model::ids::IdError| IdentityDenied::Form(e.to_string()))?;
+    if matches!(
+        principal,
+        Principal::Operator { .. } | Principal::Edge { .. }
+    ) {
         return Err(IdentityDenied::Operator);
     }
     // No tenant may have the trust domain of Canal's components, so it is checked before the tenants'.
     if asked.trust_domain.as_str() == COMPONENTS {
         let is_own = service.is_none() && component_identity(principal).as_ref() == Some(&asked);
-        return if is_own { Ok(CertificateGrant::Component(asked)) } else { Err(IdentityDenied::NotComponent(asked)) };
+        return if is_own {
+            Ok(CertificateGrant::Component(asked))
+        } else {
+            Err(IdentityDenied::NotComponent(asked))
+        };
     }
     let own = catalog.admitted(principal).find(|(_, view)| {
         // Only claims in force count: a trust domain that two tenants claim belongs to neither until the compiler has settled the conflict.
-        view.claims.isolation.as_ref().is_some_and(|i| i.trust_domain == asked.trust_domain)
+        view.claims
+            .isolation
+            .as_ref()
+            .is_some_and(|i| i.trust_domain == asked.trust_domain)
     });
     let Some((tenant, view)) = own else {
         return Err(match principal {
             // The trust domain may be in a source that was not read yet.
-            Principal::Node { tenant, .. } if catalog.tenants.get(tenant).is_some_and(|v| !v.complete) => {
+            Principal::Node { tenant, .. }
+                if catalog.tenants.get(tenant).is_some_and(|v| !v.complete) =>
+            {
                 IdentityDenied::RegistryIncomplete
             }
             _ => IdentityDenied::TrustDomain(asked.trust_domain),
@@ -137,7 +175,12 @@ pub(crate) fn decide_grant(
         Some(service) => decide_names(view, tenant, &asked, service)?,
         None => Vec::new(),
     };
-    Ok(CertificateGrant::Workload { tenant: tenant.clone(), identity: asked, names, rsa: keys.algorithm == KeyAlgorithm::Rsa2048 })
+    Ok(CertificateGrant::Workload {
+        tenant: tenant.clone(),
+        identity: asked,
+        names,
+        rsa: keys.algorithm == KeyAlgorithm::Rsa2048,
+    })
 }
 
 /// Decides whether `principal` may hold a certificate of the identity.
@@ -156,17 +199,27 @@ fn decide_holder(
         Principal::Gateway { .. } if !is_gateways => Err(IdentityDenied::NotGateway(gateway)),
         Principal::Node { .. } if is_gateways => Err(IdentityDenied::Reserved(gateway)),
         // The workload may be in a source that was not read yet.
-        Principal::Node { name, .. } if !view.runs(name, asked) && !view.complete => Err(IdentityDenied::RegistryIncomplete),
-        Principal::Node { name, .. } if !view.runs(name, asked) => Err(IdentityDenied::NotOnNode(asked.clone())),
+        Principal::Node { name, .. } if !view.runs(name, asked) && !view.complete => {
+            Err(IdentityDenied::RegistryIncomplete)
+        }
+        Principal::Node { name, .. } if !view.runs(name, asked) => {
+            Err(IdentityDenied::NotOnNode(asked.clone()))
+        }
         Principal::Gateway { .. } | Principal::Node { .. } if may_hold_keys => Ok(()),
-        Principal::Gateway { .. } | Principal::Node { .. } => Err(IdentityDenied::KeysInKeyServer(asked.trust_domain.clone())),
+        Principal::Gateway { .. } | Principal::Node { .. } => {
+            Err(IdentityDenied::KeysInKeyServer(asked.trust_domain.clone()))
+        }
         // The provider's key servers hold keys only of tenants that chose key servers.
         Principal::KeyServer { tenant: None, .. } if keys.location != KeyLocation::KeyServer => {
             Err(IdentityDenied::NotEntitled(asked.clone()))
         }
         Principal::KeyServer { .. } => {
-            let mut told = view.of(ResourceKind::Entitlement).filter(|e| scope::visible(&e.resource, principal, &catalog.whereabouts));
-            let is_entitled = told.any(|e| matches!(&e.resource, Resource::Entitlement(e) if e.identities.contains(asked)));
+            let mut told = view
+                .of(ResourceKind::Entitlement)
+                .filter(|e| scope::visible(&e.resource, principal, &catalog.whereabouts));
+            let is_entitled = told.any(
+                |e| matches!(&e.resource, Resource::Entitlement(e) if e.identities.contains(asked)),
+            );
             match is_entitled {
                 true => Ok(()),
                 false if !view.complete => Err(IdentityDenied::RegistryIncomplete),
@@ -179,27 +232,45 @@ fn decide_holder(
 
 /// Returns where the tenant's private keys are stored, and their algorithm.
 pub fn key_policy(view: &TenantCatalog) -> KeyPolicy {
-    let tenant = view.of(ResourceKind::Tenant).find_map(|e| match &e.resource {
-        Resource::Tenant(tenant) => Some(tenant.keys),
-        _ => None,
-    });
+    let tenant = view
+        .of(ResourceKind::Tenant)
+        .find_map(|e| match &e.resource {
+            Resource::Tenant(tenant) => Some(tenant.keys),
+            _ => None,
+        });
     tenant.unwrap_or_default()
 }
 
 /// Returns the host names by which clients know a service: the full name, and the shorter names that resolvers complete.
-fn decide_names(view: &TenantCatalog, tenant: &TenantName, asked: &Identity, service: &str) -> Result<Vec<String>, IdentityDenied> {
+fn decide_names(
+    view: &TenantCatalog,
+    tenant: &TenantName,
+    asked: &Identity,
+    service: &str,
+) -> Result<Vec<String>, IdentityDenied> {
     let gateway = gateway_identity(asked.trust_domain.clone());
     if *asked != gateway {
         return Err(IdentityDenied::ServiceNotGateway(gateway));
     }
-    let key: ServiceKey = service.parse().map_err(|e: canal_model::ids::IdError| IdentityDenied::ServiceForm(e.to_string()))?;
-    let found = view.of(ResourceKind::Service).find_map(|e| match &e.resource {
-        Resource::Service(s) if s.key == key && key.tenant == *tenant => Some(s.hostname.clone()),
-        _ => None,
-    });
+    let key: ServiceKey = service
+        .parse()
+        .map_err(|e: canal_model::ids::IdError| IdentityDenied::ServiceForm(e.to_string()))?;
+    let found = view
+        .of(ResourceKind::Service)
+        .find_map(|e| match &e.resource {
+            Resource::Service(s) if s.key == key && key.tenant == *tenant => {
+                Some(s.hostname.clone())
+            }
+            _ => None,
+        });
     let hostname = found.ok_or_else(|| IdentityDenied::ServiceUnknown(key.clone()))?;
     let (name, namespace) = (&key.name, &key.namespace);
-    Ok(vec![hostname, format!("{name}.{namespace}.svc"), format!("{name}.{namespace}"), name.to_string()])
+    Ok(vec![
+        hostname,
+        format!("{name}.{namespace}.svc"),
+        format!("{name}.{namespace}"),
+        name.to_string(),
+    ])
 }
 
 /// The service from which data planes get their certificates.
@@ -217,19 +288,38 @@ pub struct CertificateService {
 
 #[tonic::async_trait]
 impl IstioCertificateService for CertificateService {
-    async fn create_certificate(&self, request: Request<IstioCertificateRequest>) -> Result<Response<IstioCertificateResponse>, Status> {
+    async fn create_certificate(
+        &self,
+        request: Request<IstioCertificateRequest>,
+    ) -> Result<Response<IstioCertificateResponse>, Status> {
         let caller = AuthenticatedClient::of(&request)?;
         let request = request.into_inner();
         let (asked, service) = (field(&request, IMPERSONATED), field(&request, SERVICE));
         let catalog = self.catalog.borrow().clone();
-        let grant = decide_grant(&catalog, &caller.principal, asked.as_deref(), service.as_deref()).map_err(|denied| {
-            self.refused(&caller.principal, asked.as_deref(), denied.name(), &denied.to_string());
+        let grant = decide_grant(
+            &catalog,
+            &caller.principal,
+            asked.as_deref(),
+            service.as_deref(),
+        )
+        .map_err(|denied| {
+            self.refused(
+                &caller.principal,
+                asked.as_deref(),
+                denied.name(),
+                &denied.to_string(),
+            );
             Status::new(denied.code(), denied.to_string())
         })?;
         let lifetime = decide_lifetime(request.validity_duration, self.svid_seconds);
         let (tenant, identity, names, rsa) = match grant {
             CertificateGrant::Component(identity) => (components().0, identity, Vec::new(), false),
-            CertificateGrant::Workload { tenant, identity, names, rsa } => (tenant, identity, names, rsa),
+            CertificateGrant::Workload {
+                tenant,
+                identity,
+                names,
+                rsa,
+            } => (tenant, identity, names, rsa),
         };
         let (csr, holder) = (request.csr, caller.principal.to_string());
         // The provider's components hold identities of many tenants, so their rate is higher.
@@ -237,14 +327,30 @@ impl IstioCertificateService for CertificateService {
             ShareHolder::Provider => self.provider_rate,
             _ => self.tenant_rate,
         };
-        let order = IssuanceRequest { tenant, identity: identity.clone(), names, rsa, csr, lifetime_seconds: lifetime, holder, rate };
+        let order = IssuanceRequest {
+            tenant,
+            identity: identity.clone(),
+            names,
+            rsa,
+            csr,
+            lifetime_seconds: lifetime,
+            holder,
+            rate,
+        };
         let made = self.trust.issue(order).await;
-        let IssuedChain { chain, serial, not_after } = made.map_err(|e| self.failed(&caller.principal, &identity, &e))?;
+        let IssuedChain {
+            chain,
+            serial,
+            not_after,
+        } = made.map_err(|e| self.failed(&caller.principal, &identity, &e))?;
         let kind = principal_name(&caller.principal);
-        self.metrics.count(metrics::CERTIFICATES_ISSUED, &[("to", kind)]);
+        self.metrics
+            .count(metrics::CERTIFICATES_ISSUED, &[("to", kind)]);
         let service = service.unwrap_or_default();
         tracing::info!(target: "audit", to = %caller.principal, %identity, service, serial, not_after, "issued a certificate");
-        Ok(Response::new(IstioCertificateResponse { cert_chain: chain }))
+        Ok(Response::new(IstioCertificateResponse {
+            cert_chain: chain,
+        }))
     }
 }
 
@@ -253,22 +359,32 @@ impl CertificateService {
     fn failed(&self, principal: &Principal, identity: &Identity, e: &IssueError) -> Status {
         let code = match e {
             IssueError::Store(s) => {
-                self.metrics.count(metrics::STORE_ERRORS, &[("reason", s.name())]);
+                self.metrics
+                    .count(metrics::STORE_ERRORS, &[("reason", s.name())]);
                 Code::Unavailable
             }
-            IssueError::Refused(CsrError::Signing(_) | CsrError::RootEnded(_)) | IssueError::Task => Code::Internal,
+            IssueError::Refused(CsrError::Signing(_) | CsrError::RootEnded(_))
+            | IssueError::Task => Code::Internal,
             IssueError::Refused(_) => Code::InvalidArgument,
             IssueError::Blocked(_) => Code::PermissionDenied,
-            IssueError::Files(_) | IssueError::External(_) | IssueError::Answer(_) => Code::Unavailable,
+            IssueError::Files(_) | IssueError::External(_) | IssueError::Answer(_) => {
+                Code::Unavailable
+            }
             IssueError::Ledger(_) | IssueError::Rate(..) => Code::ResourceExhausted,
         };
-        self.refused(principal, Some(&identity.to_string()), e.name(), &e.to_string());
+        self.refused(
+            principal,
+            Some(&identity.to_string()),
+            e.name(),
+            &e.to_string(),
+        );
         Status::new(code, e.to_string())
     }
 
     /// Counts and logs a refused certificate request.
     fn refused(&self, principal: &Principal, asked: Option<&str>, name: &str, why: &str) {
-        self.metrics.count(metrics::CERTIFICATES_REFUSED, &[("reason", name)]);
+        self.metrics
+            .count(metrics::CERTIFICATES_REFUSED, &[("reason", name)]);
         // The client chose this text; its length in the log is bounded.
         let asked: String = asked.unwrap_or_default().chars().take(300).collect();
         tracing::warn!(target: "audit", to = %principal, asked, reason = name, why, "refused a certificate");

@@ -21,7 +21,9 @@ use tokio_rustls::TlsConnector;
 /// Reason why there is no response. The name is a counter's label.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FetchError {
-    #[error("{0} is not a usable address: write http://host[:port]/path or https://host[:port]/path")]
+    #[error(
+        "{0} is not a usable address: write http://host[:port]/path or https://host[:port]/path"
+    )]
     Uri(String),
     #[error("{0} cannot be reached: {1}")]
     Connect(String, String),
@@ -55,7 +57,10 @@ impl FetchError {
 
     /// True if the same request may succeed a moment later.
     pub(crate) fn is_passing(&self) -> bool {
-        matches!(self, Self::Connect(..) | Self::Timeout(_) | Self::Broken(_) | Self::Status(500..))
+        matches!(
+            self,
+            Self::Connect(..) | Self::Timeout(_) | Self::Broken(_) | Self::Status(500..)
+        )
     }
 }
 
@@ -94,10 +99,13 @@ impl FetchClient {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(CertificateDer::pem_slice_iter(pem).filter_map(Result::ok));
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let builder = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+        let builder = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?;
         let mut config = builder.with_root_certificates(roots).with_no_client_auth();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self { tls: Arc::new(config) })
+        Ok(Self {
+            tls: Arc::new(config),
+        })
     }
 
     /// Creates a client that trusts the roots in a file. If the file cannot be read, no server is trusted, so https fails with
@@ -119,22 +127,36 @@ impl FetchClient {
     /// A [`FetchError`] if there is no complete response with an accepted status within the limits.
     pub(crate) async fn send(&self, ask: FetchRequest<'_>) -> Result<FetchResponse, FetchError> {
         let time = ask.time;
-        tokio::time::timeout(time, self.exchange(ask)).await.unwrap_or(Err(FetchError::Timeout(time)))
+        tokio::time::timeout(time, self.exchange(ask))
+            .await
+            .unwrap_or(Err(FetchError::Timeout(time)))
     }
 
     async fn exchange(&self, ask: FetchRequest<'_>) -> Result<FetchResponse, FetchError> {
         let wrong = || FetchError::Uri(ask.uri.to_string());
         let (host, port) = place(ask.uri).ok_or_else(wrong)?;
         // The resolver and `ServerName` take an IPv6 address without brackets.
-        let name = host.trim_start_matches('[').trim_end_matches(']').to_string();
-        let connect = |e: std::io::Error| FetchError::Connect(format!("{host}:{port}"), e.to_string());
-        let tcp = TcpStream::connect((name.as_str(), port)).await.map_err(connect)?;
+        let name = host
+            .trim_start_matches('[')
+            .trim_end_matches(']')
+            .to_string();
+        let connect =
+            |e: std::io::Error| FetchError::Connect(format!("{host}:{port}"), e.to_string());
+        let tcp = TcpStream::connect((name.as_str(), port))
+            .await
+            .map_err(connect)?;
         if ask.uri.scheme_str() != Some("https") {
             return over(TokioIo::new(tcp), ask).await;
         }
         let server = ServerName::try_from(name).map_err(|_| wrong())?;
-        let tls = TlsConnector::from(self.tls.clone()).connect(server, tcp).await;
-        over(TokioIo::new(tls.map_err(|e| FetchError::Tls(host.into(), e.to_string()))?), ask).await
+        let tls = TlsConnector::from(self.tls.clone())
+            .connect(server, tcp)
+            .await;
+        over(
+            TokioIo::new(tls.map_err(|e| FetchError::Tls(host.into(), e.to_string()))?),
+            ask,
+        )
+        .await
     }
 }
 
@@ -146,7 +168,9 @@ pub(crate) fn place(uri: &Uri) -> Option<(&str, u16)> {
         _ => return None,
     };
     // Credentials in a URI would be sent to whichever server answers.
-    let authority = uri.authority().filter(|a| !a.as_str().contains('@') && !a.host().is_empty())?;
+    let authority = uri
+        .authority()
+        .filter(|a| !a.as_str().contains('@') && !a.host().is_empty())?;
     Some((authority.host(), authority.port_u16().unwrap_or(port)))
 }
 
@@ -156,23 +180,38 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let broken = |e: hyper::Error| FetchError::Broken(e.to_string());
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.map_err(broken)?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(stream)
+        .await
+        .map_err(broken)?;
     let driver = tokio::spawn(connection);
     let path = ask.uri.path_and_query().map_or("/", |p| p.as_str());
     let host = ask.uri.authority().map(|a| a.as_str()).unwrap_or_default();
-    let mut request = Request::builder().method(ask.method).uri(path).header(header::HOST, host).header(header::CONNECTION, "close");
+    let mut request = Request::builder()
+        .method(ask.method)
+        .uri(path)
+        .header(header::HOST, host)
+        .header(header::CONNECTION, "close");
     for (name, value) in ask.headers {
         request = request.header(name, value);
     }
-    let request = request.body(Full::new(ask.body)).map_err(|_| FetchError::Uri(ask.uri.to_string()))?;
-    let done = answer(sender.send_request(request).await.map_err(broken), ask.bytes).await;
+    let request = request
+        .body(Full::new(ask.body))
+        .map_err(|_| FetchError::Uri(ask.uri.to_string()))?;
+    let done = answer(
+        sender.send_request(request).await.map_err(broken),
+        ask.bytes,
+    )
+    .await;
     // The connection is not reused.
     driver.abort();
     done
 }
 
 /// Checks the status and reads the body of a response.
-async fn answer(response: Result<http::Response<hyper::body::Incoming>, FetchError>, bytes: usize) -> Result<FetchResponse, FetchError> {
+async fn answer(
+    response: Result<http::Response<hyper::body::Incoming>, FetchError>,
+    bytes: usize,
+) -> Result<FetchResponse, FetchError> {
     let (head, body) = response?.into_parts();
     let status = head.status;
     if status.is_redirection() && status != StatusCode::NOT_MODIFIED {
@@ -181,11 +220,17 @@ async fn answer(response: Result<http::Response<hyper::body::Incoming>, FetchErr
     if !status.is_success() && status != StatusCode::NOT_MODIFIED {
         return Err(FetchError::Status(status.as_u16()));
     }
-    let read = Limited::new(body, bytes).collect().await.map_err(|e| match e.downcast::<LengthLimitError>() {
-        Ok(_) => FetchError::Bytes(bytes),
-        Err(e) => FetchError::Broken(e.to_string()),
+    let read = Limited::new(body, bytes).collect().await.map_err(|e| {
+        match e.downcast::<LengthLimitError>() {
+            Ok(_) => FetchError::Bytes(bytes),
+            Err(e) => FetchError::Broken(e.to_string()),
+        }
     })?;
-    Ok(FetchResponse { status, etag: head.headers.get(header::ETAG).cloned(), body: read.to_bytes() })
+    Ok(FetchResponse {
+        status,
+        etag: head.headers.get(header::ETAG).cloned(),
+        body: read.to_bytes(),
+    })
 }
 
 #[cfg(test)]
@@ -228,25 +273,60 @@ mod tests {
 
     #[tokio::test]
     async fn answers_and_faults() {
-        let ok = |body: &str| format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\netag: \"1\"\r\n\r\n{body}", body.len());
+        let ok = |body: &str| {
+            format!(
+                "HTTP/1.1 200 OK\r\ncontent-length: {}\r\netag: \"1\"\r\n\r\n{body}",
+                body.len()
+            )
+        };
         let cases: [(&str, String, Result<&str, &str>); 9] = [
             ("whole", ok("abc"), Ok("abc")),
-            ("unchanged", "HTTP/1.1 304 Not Modified\r\n\r\n".into(), Ok("")),
+            (
+                "unchanged",
+                "HTTP/1.1 304 Not Modified\r\n\r\n".into(),
+                Ok(""),
+            ),
             ("at the limit", ok(&"x".repeat(64)), Ok("64")),
             ("over the limit", ok(&"x".repeat(65)), Err("bytes")),
-            ("a redirect", "HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n".into(), Err("redirect")),
-            ("a refusal", "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".into(), Err("status")),
-            ("not HTTP", "hello, who are you?\r\n\r\n".into(), Err("broken")),
-            ("half a body", "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nab".into(), Err("timeout")),
+            (
+                "a redirect",
+                "HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n"
+                    .into(),
+                Err("redirect"),
+            ),
+            (
+                "a refusal",
+                "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".into(),
+                Err("status"),
+            ),
+            (
+                "not HTTP",
+                "hello, who are you?\r\n\r\n".into(),
+                Err("broken"),
+            ),
+            (
+                "half a body",
+                "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nab".into(),
+                Err("timeout"),
+            ),
             ("silence", String::new(), Err("timeout")),
         ];
         let client = FetchClient::new(b"").unwrap();
         fn ask(uri: &Uri) -> FetchRequest<'_> {
             let (method, headers, body) = (Method::GET, Vec::new(), Bytes::new());
-            FetchRequest { method, uri, headers, body, bytes: 64, time: canal_timing::slack() * Duration::from_millis(300) }
+            FetchRequest {
+                method,
+                uri,
+                headers,
+                body,
+                bytes: 64,
+                time: canal_timing::slack() * Duration::from_millis(300),
+            }
         }
         for (what, text, want) in cases {
-            let uri: Uri = format!("http://{}/keys", server(text).await).parse().unwrap();
+            let uri: Uri = format!("http://{}/keys", server(text).await)
+                .parse()
+                .unwrap();
             match (client.send(ask(&uri)).await, want) {
                 (Ok(got), Ok("64")) => assert_eq!(got.body.len(), 64, "{what}"),
                 (Ok(got), Ok(body)) => assert_eq!(&got.body[..], body.as_bytes(), "{what}"),
@@ -255,9 +335,17 @@ mod tests {
             }
         }
         let plain = server(ok("abc")).await;
-        for (uri, name) in [(format!("https://{plain}/"), "tls"), ("http://127.0.0.1:1/".into(), "connect"), ("ftp://a/x".into(), "uri")] {
+        for (uri, name) in [
+            (format!("https://{plain}/"), "tls"),
+            ("http://127.0.0.1:1/".into(), "connect"),
+            ("ftp://a/x".into(), "uri"),
+        ] {
             let uri: Uri = uri.parse().unwrap();
-            assert_eq!(client.send(ask(&uri)).await.unwrap_err().name(), name, "{uri}");
+            assert_eq!(
+                client.send(ask(&uri)).await.unwrap_err().name(),
+                name,
+                "{uri}"
+            );
         }
     }
 }

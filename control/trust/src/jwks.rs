@@ -48,7 +48,10 @@ pub struct JwksOptions {
 
 impl Default for JwksOptions {
     fn default() -> Self {
-        Self { hosts: Vec::new(), refresh: Duration::from_secs(60) }
+        Self {
+            hosts: Vec::new(),
+            refresh: Duration::from_secs(60),
+        }
     }
 }
 
@@ -62,36 +65,55 @@ pub struct AllowedHost {
 impl std::str::FromStr for AllowedHost {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
-        let authority: http::uri::Authority = s.parse().map_err(|_| format!("{s:?} is no host; write host or host:port"))?;
+        let authority: http::uri::Authority = s
+            .parse()
+            .map_err(|_| format!("{s:?} is no host; write host or host:port"))?;
         let port = match s.rsplit_once(':') {
-            Some((_, port)) if !s.ends_with(']') => Some(port.parse().map_err(|_| format!("{port:?} is no port"))?),
+            Some((_, port)) if !s.ends_with(']') => {
+                Some(port.parse().map_err(|_| format!("{port:?} is no port"))?)
+            }
             _ => None,
         };
         if authority.host().is_empty() || s.contains('@') {
             return Err(format!("{s:?} is no host; write host or host:port"));
         }
-        Ok(Self { host: authority.host().to_ascii_lowercase(), port })
+        Ok(Self {
+            host: authority.host().to_ascii_lowercase(),
+            port,
+        })
     }
 }
 
 impl AllowedHost {
     /// True if this entry allows requests to the URI.
     fn allows(&self, uri: &Uri) -> bool {
-        let default = if uri.scheme_str() == Some("https") { 443 } else { 80 };
-        place(uri).is_some_and(|(host, port)| host.eq_ignore_ascii_case(&self.host) && port == self.port.unwrap_or(default))
+        let default = if uri.scheme_str() == Some("https") {
+            443
+        } else {
+            80
+        };
+        place(uri).is_some_and(|(host, port)| {
+            host.eq_ignore_ascii_case(&self.host) && port == self.port.unwrap_or(default)
+        })
     }
 }
 
 /// Reason why a key set is not available. The name is a counter's label.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum JwksError {
-    #[error("the controller may not connect to {0}; the provider adds it to --jwks-hosts, or write the keys into jwks")]
+    #[error(
+        "the controller may not connect to {0}; the provider adds it to --jwks-hosts, or write the keys into jwks"
+    )]
     Host(String),
-    #[error("{JWKS_URIS_MAX} key sets of a tenant are fetched and this is one more; write some into jwks")]
+    #[error(
+        "{JWKS_URIS_MAX} key sets of a tenant are fetched and this is one more; write some into jwks"
+    )]
     Uris,
     #[error("the tenant has no source folder, so no file: of it; write the keys into jwks")]
     NoFolder,
-    #[error("the file cannot be read: {0}; name a file inside the tenant's source folder, as in file:keys/issuer.json")]
+    #[error(
+        "the file cannot be read: {0}; name a file inside the tenant's source folder, as in file:keys/issuer.json"
+    )]
     File(String),
     #[error("it is not a key set: {0}; RFC 7517 requires an object with an array `keys`")]
     Form(String),
@@ -115,7 +137,10 @@ impl JwksError {
 /// The result of a successful fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum JwksFetch {
-    Set { body: String, etag: Option<HeaderValue> },
+    Set {
+        body: String,
+        etag: Option<HeaderValue>,
+    },
     Unchanged,
 }
 
@@ -144,9 +169,13 @@ fn decide_pause(had: bool, failures: u32, refresh: Duration) -> Duration {
 }
 
 /// Returns all key sets of the tenants; the value is true for one that exceeds its tenant's limit.
-fn decide_places<'a>(tenants: impl Iterator<Item = (&'a TenantName, &'a BTreeSet<String>)>) -> BTreeMap<JwksRef, bool> {
+fn decide_places<'a>(
+    tenants: impl Iterator<Item = (&'a TenantName, &'a BTreeSet<String>)>,
+) -> BTreeMap<JwksRef, bool> {
     let of = |(tenant, uris): (&'a TenantName, &'a BTreeSet<String>)| {
-        uris.iter().enumerate().map(move |(nth, uri)| ((tenant.clone(), uri.clone()), nth >= JWKS_URIS_MAX))
+        uris.iter()
+            .enumerate()
+            .map(move |(nth, uri)| ((tenant.clone(), uri.clone()), nth >= JWKS_URIS_MAX))
     };
     tenants.flat_map(of).collect()
 }
@@ -158,7 +187,11 @@ fn decide_places<'a>(tenants: impl Iterator<Item = (&'a TenantName, &'a BTreeSet
 fn decide_uri(uri: &str, hosts: &[AllowedHost]) -> Result<Uri, JwksError> {
     let parsed: Uri = uri.parse().map_err(|_| FetchError::Uri(uri.into()))?;
     let (host, port) = place(&parsed).ok_or_else(|| FetchError::Uri(uri.into()))?;
-    if hosts.iter().any(|h| h.allows(&parsed)) { Ok(parsed) } else { Err(JwksError::Host(format!("{host}:{port}"))) }
+    if hosts.iter().any(|h| h.allows(&parsed)) {
+        Ok(parsed)
+    } else {
+        Err(JwksError::Host(format!("{host}:{port}")))
+    }
 }
 
 /// Decides whether a body may be sent to data planes, and returns it in a normal form.
@@ -172,7 +205,11 @@ fn decide_set(body: &[u8]) -> Result<String, JwksError> {
         return Err(form("it has no array `keys`".into()));
     }
     // A private or symmetric key in a set is a mistake, and must not be distributed.
-    let is_private = |key: &Value| ["d", "p", "q", "dp", "dq", "qi", "k"].iter().any(|part| key.get(part).is_some());
+    let is_private = |key: &Value| {
+        ["d", "p", "q", "dp", "dq", "qi", "k"]
+            .iter()
+            .any(|part| key.get(part).is_some())
+    };
     if set["keys"].as_array().into_iter().flatten().any(is_private) {
         return Err(form("it holds a private or symmetric key".into()));
     }
@@ -188,14 +225,18 @@ fn read_inside(folder: &Path, name: &str) -> Result<Vec<u8>, JwksError> {
     let inside = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     // `NONBLOCK`, because opening a FIFO would block the thread.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let opened: OwnedFd = rustix::fs::openat2(&root, name, flags, Mode::empty(), inside).map_err(|e| file(e.into()))?;
+    let opened: OwnedFd = rustix::fs::openat2(&root, name, flags, Mode::empty(), inside)
+        .map_err(|e| file(e.into()))?;
     let opened = std::fs::File::from(opened);
     if !opened.metadata().map_err(file)?.is_file() {
         return Err(JwksError::File("it is no plain file".into()));
     }
     let mut body = Vec::new();
     // One byte more than allowed shows that the file is too large.
-    opened.take(JWKS_BYTES_MAX as u64 + 1).read_to_end(&mut body).map_err(file)?;
+    opened
+        .take(JWKS_BYTES_MAX as u64 + 1)
+        .read_to_end(&mut body)
+        .map_err(file)?;
     if body.len() > JWKS_BYTES_MAX {
         return Err(FetchError::Bytes(JWKS_BYTES_MAX).into());
     }
@@ -213,23 +254,46 @@ pub struct JwksSource {
 
 impl JwksSource {
     /// Fetches one key set. `etag` is that of the last set.
-    async fn bring(&self, tenant: &TenantName, uri: &str, etag: Option<HeaderValue>) -> Result<JwksFetch, JwksError> {
+    async fn bring(
+        &self,
+        tenant: &TenantName,
+        uri: &str,
+        etag: Option<HeaderValue>,
+    ) -> Result<JwksFetch, JwksError> {
         if let Some(name) = uri.strip_prefix("file:") {
-            let folder = self.config_dir.as_ref().ok_or(JwksError::NoFolder)?.join(tenant.as_str());
+            let folder = self
+                .config_dir
+                .as_ref()
+                .ok_or(JwksError::NoFolder)?
+                .join(tenant.as_str());
             let name = name.to_string();
             let read = tokio::task::spawn_blocking(move || read_inside(&folder, &name)).await;
             let body = read.map_err(|_| JwksError::File("the reading failed".into()))??;
-            return Ok(JwksFetch::Set { body: decide_set(&body)?, etag: None });
+            return Ok(JwksFetch::Set {
+                body: decide_set(&body)?,
+                etag: None,
+            });
         }
         let uri = decide_uri(uri, &self.options.hosts)?;
-        let mut headers: Vec<(HeaderName, HeaderValue)> = vec![(ACCEPT, HeaderValue::from_static("application/json"))];
+        let mut headers: Vec<(HeaderName, HeaderValue)> =
+            vec![(ACCEPT, HeaderValue::from_static("application/json"))];
         headers.extend(etag.map(|etag| (IF_NONE_MATCH, etag)));
-        let ask = FetchRequest { method: Method::GET, uri: &uri, headers, body: Bytes::new(), bytes: JWKS_BYTES_MAX, time: FETCH };
+        let ask = FetchRequest {
+            method: Method::GET,
+            uri: &uri,
+            headers,
+            body: Bytes::new(),
+            bytes: JWKS_BYTES_MAX,
+            time: FETCH,
+        };
         let FetchResponse { status, etag, body } = self.client.send(ask).await?;
         if status == StatusCode::NOT_MODIFIED {
             return Ok(JwksFetch::Unchanged);
         }
-        Ok(JwksFetch::Set { body: decide_set(&body)?, etag })
+        Ok(JwksFetch::Set {
+            body: decide_set(&body)?,
+            etag,
+        })
     }
 }
 
@@ -257,7 +321,13 @@ pub struct JwksContext {
 
 /// Fetches key sets for as long as the controller runs. `had` are those that the store had at the start.
 pub async fn follow(context: JwksContext, origin: JwksSource, had: BTreeSet<JwksRef>) {
-    let mut fetcher = Fetcher { context, origin, had, known: BTreeMap::new(), tasks: JoinSet::new() };
+    let mut fetcher = Fetcher {
+        context,
+        origin,
+        had,
+        known: BTreeMap::new(),
+        tasks: JoinSet::new(),
+    };
     loop {
         fetcher.look();
         tokio::select! {
@@ -285,11 +355,23 @@ impl Fetcher {
     fn look(&mut self) {
         let catalog = self.context.catalog.borrow().clone();
         let now = Instant::now();
-        let wanted = decide_places(catalog.tenants.iter().map(|(tenant, view)| (tenant, view.jwks.as_ref())));
+        let wanted = decide_places(
+            catalog
+                .tenants
+                .iter()
+                .map(|(tenant, view)| (tenant, view.jwks.as_ref())),
+        );
         // It is unknown which key sets a tenant needs whose sources cannot be read.
-        let is_certain = |tenant: &TenantName| catalog.tenants.get(tenant).is_none_or(|view| view.complete);
+        let is_certain =
+            |tenant: &TenantName| catalog.tenants.get(tenant).is_none_or(|view| view.complete);
         let gone = |place: &&JwksRef| !wanted.contains_key(*place) && is_certain(&place.0);
-        let gone: BTreeSet<JwksRef> = self.known.keys().chain(&self.had).filter(gone).cloned().collect();
+        let gone: BTreeSet<JwksRef> = self
+            .known
+            .keys()
+            .chain(&self.had)
+            .filter(gone)
+            .cloned()
+            .collect();
         for place in gone {
             self.known.remove(&place);
             self.had.remove(&place);
@@ -301,10 +383,18 @@ impl Fetcher {
         }
         for (place, is_over) in wanted {
             let had = self.had.contains(&place);
-            let fresh = || JwksEntry { due: now, etag: None, had, failures: 0, fault: None, under_way: false };
+            let fresh = || JwksEntry {
+                due: now,
+                etag: None,
+                had,
+                failures: 0,
+                fault: None,
+                under_way: false,
+            };
             let known = self.known.entry(place.clone()).or_insert_with(fresh);
             let of_tenant = under_way.entry(place.0.clone()).or_default();
-            let is_full = self.tasks.len() >= JWKS_FETCHES_MAX || *of_tenant >= JWKS_FETCHES_PER_TENANT_MAX;
+            let is_full =
+                self.tasks.len() >= JWKS_FETCHES_MAX || *of_tenant >= JWKS_FETCHES_PER_TENANT_MAX;
             if known.under_way || known.due > now || is_full {
                 continue;
             }
@@ -312,7 +402,11 @@ impl Fetcher {
             *of_tenant += 1;
             let (origin, etag) = (self.origin.clone(), known.etag.clone());
             self.tasks.spawn(async move {
-                let brought = if is_over { Err(JwksError::Uris) } else { origin.bring(&place.0, &place.1, etag).await };
+                let brought = if is_over {
+                    Err(JwksError::Uris)
+                } else {
+                    origin.bring(&place.0, &place.1, etag).await
+                };
                 (place, brought)
             });
         }
@@ -325,9 +419,14 @@ impl Fetcher {
             Ok(JwksFetch::Unchanged) => "unchanged",
             Err(fault) => fault.name(),
         };
-        self.context.metrics.count(metrics::JWKS_FETCHES, &[("tenant", place.0.as_str()), ("outcome", outcome)]);
+        self.context.metrics.count(
+            metrics::JWKS_FETCHES,
+            &[("tenant", place.0.as_str()), ("outcome", outcome)],
+        );
         let refresh = self.origin.options.refresh;
-        let Some(known) = self.known.get_mut(&place) else { return };
+        let Some(known) = self.known.get_mut(&place) else {
+            return;
+        };
         known.under_way = false;
         let (mut set, mut fault) = (None, None);
         match brought {
@@ -338,11 +437,19 @@ impl Fetcher {
             Ok(JwksFetch::Unchanged) => {}
             Err(f) => fault = Some(f),
         }
-        known.failures = if fault.is_some() { known.failures.saturating_add(1) } else { 0 };
+        known.failures = if fault.is_some() {
+            known.failures.saturating_add(1)
+        } else {
+            0
+        };
         known.due = Instant::now() + decide_pause(known.had, known.failures, refresh);
         let is_news = known.fault != fault;
         if let Some(fault) = fault.as_ref().filter(|_| is_news) {
-            let kept = if known.had { "the last good one stays" } else { "tokens of its issuer are refused" };
+            let kept = if known.had {
+                "the last good one stays"
+            } else {
+                "tokens of its issuer are refused"
+            };
             tracing::warn!(tenant = %place.0, uri = place.1, %fault, "could not fetch a key set; {kept}");
         }
         known.fault.clone_from(&fault);
@@ -356,7 +463,16 @@ impl Fetcher {
         let fault = fault.map(|f| f.to_string());
         let (tenant, uri) = place;
         // The receiver ends with the controller only.
-        let _ = self.context.updates.send(KeySetUpdate { tenant, uri, set, fault }).await;
+        let _ = self
+            .context
+            .updates
+            .send(KeySetUpdate {
+                tenant,
+                uri,
+                set,
+                fault,
+            })
+            .await;
     }
 
     /// Stores a key set for the next start, or deletes it if `body` is `None`. A failure is counted; it costs refused tokens after a
@@ -366,7 +482,9 @@ impl Fetcher {
         let (tenant, uri) = place.clone();
         tokio::task::spawn_blocking(move || {
             if let Err(e) = context.store.put_jwks(&tenant, &uri, body.as_deref()) {
-                context.metrics.count(metrics::STORE_ERRORS, &[("reason", e.name())]);
+                context
+                    .metrics
+                    .count(metrics::STORE_ERRORS, &[("reason", e.name())]);
             }
         });
     }
@@ -378,7 +496,9 @@ mod tests {
 
     #[test]
     fn only_listed_hosts_are_fetched() {
-        let hosts: Vec<AllowedHost> = ["id.example", "id.example:8443", "127.0.0.1:9", "[::1]"].map(|h| h.parse().unwrap()).into();
+        let hosts: Vec<AllowedHost> = ["id.example", "id.example:8443", "127.0.0.1:9", "[::1]"]
+            .map(|h| h.parse().unwrap())
+            .into();
         for (uri, want) in [
             ("https://id.example/keys", Ok(())),
             ("https://ID.example:443/keys", Ok(())),
@@ -394,7 +514,11 @@ mod tests {
             ("ftp://id.example/keys", Err("uri")),
             ("id.example", Err("uri")),
         ] {
-            assert_eq!(decide_uri(uri, &hosts).map(|_| ()).map_err(|f| f.name()), want, "{uri}");
+            assert_eq!(
+                decide_uri(uri, &hosts).map(|_| ()).map_err(|f| f.name()),
+                want,
+                "{uri}"
+            );
         }
         for bad in ["", "a b", "u@h", "h:x", "h:99999"] {
             assert!(bad.parse::<AllowedHost>().is_err(), "{bad:?}");
@@ -405,14 +529,26 @@ mod tests {
     fn sets() {
         for (body, want) in [
             (r#"{"keys":[]}"#, Ok(())),
-            (r#" {"keys": [ {"kty":"RSA","n":"x","e":"AQAB"} ]} "#, Ok(())),
+            (
+                r#" {"keys": [ {"kty":"RSA","n":"x","e":"AQAB"} ]} "#,
+                Ok(()),
+            ),
             (r#"{"keys":{}}"#, Err("form")),
             (r#"[]"#, Err("form")),
             ("x", Err("form")),
-            (r#"{"keys":[{"kty":"RSA","n":"x","e":"AQAB","d":"secret"}]}"#, Err("form")),
+            (
+                r#"{"keys":[{"kty":"RSA","n":"x","e":"AQAB","d":"secret"}]}"#,
+                Err("form"),
+            ),
             (r#"{"keys":[{"kty":"oct","k":"secret"}]}"#, Err("form")),
         ] {
-            assert_eq!(decide_set(body.as_bytes()).map(|_| ()).map_err(|f| f.name()), want, "{body}");
+            assert_eq!(
+                decide_set(body.as_bytes())
+                    .map(|_| ())
+                    .map_err(|f| f.name()),
+                want,
+                "{body}"
+            );
         }
         assert_eq!(decide_set(b"{ \"keys\":\n []}").unwrap(), r#"{"keys":[]}"#);
     }
@@ -420,19 +556,38 @@ mod tests {
     #[test]
     fn places_of_a_tenant_are_so_many_at_most() {
         let (alpha, beta) = ("alpha".parse().unwrap(), "beta".parse().unwrap());
-        let many: BTreeSet<String> = (0..=JWKS_URIS_MAX).map(|i| format!("file:{i:03}")).collect();
+        let many: BTreeSet<String> = (0..=JWKS_URIS_MAX)
+            .map(|i| format!("file:{i:03}"))
+            .collect();
         let places = decide_places([(&alpha, &many), (&beta, &many)].into_iter());
-        let over: Vec<&str> = places.iter().filter(|(_, over)| **over).map(|((_, uri), _)| uri.as_str()).collect();
-        assert_eq!((places.len(), over), (2 * (JWKS_URIS_MAX + 1), vec!["file:064", "file:064"]));
+        let over: Vec<&str> = places
+            .iter()
+            .filter(|(_, over)| **over)
+            .map(|((_, uri), _)| uri.as_str())
+            .collect();
+        assert_eq!(
+            (places.len(), over),
+            (2 * (JWKS_URIS_MAX + 1), vec!["file:064", "file:064"])
+        );
     }
 
     #[test]
     fn pauses() {
         let minute = Duration::from_secs(60);
-        for (had, failures, want) in
-            [(true, 0, 60), (false, 0, 60), (true, 9, 60), (false, 1, 1), (false, 2, 2), (false, 5, 16), (false, 40, 60)]
-        {
-            assert_eq!(decide_pause(had, failures, minute).as_secs(), want, "{had} {failures}");
+        for (had, failures, want) in [
+            (true, 0, 60),
+            (false, 0, 60),
+            (true, 9, 60),
+            (false, 1, 1),
+            (false, 2, 2),
+            (false, 5, 16),
+            (false, 40, 60),
+        ] {
+            assert_eq!(
+                decide_pause(had, failures, minute).as_secs(),
+                want,
+                "{had} {failures}"
+            );
         }
     }
 
@@ -446,7 +601,9 @@ mod tests {
         std::fs::write(outside.join("secret"), "{}").unwrap();
         std::fs::write(inside.join("keys/a.json"), "{}").unwrap();
         std::fs::write(inside.join("large"), vec![b' '; JWKS_BYTES_MAX + 1]).unwrap();
-        let link = |target: &str, name: &str| std::os::unix::fs::symlink(target, inside.join(name)).unwrap();
+        let link = |target: &str, name: &str| {
+            std::os::unix::fs::symlink(target, inside.join(name)).unwrap()
+        };
         link("keys/a.json", "within");
         link("../beta/secret", "out");
         link("../beta", "folder");
@@ -466,8 +623,17 @@ mod tests {
             ("large", Err("bytes")),
             ("", Err("file")),
         ] {
-            assert_eq!(read_inside(&inside, name).map(|_| ()).map_err(|f| f.name()), want, "{name}");
+            assert_eq!(
+                read_inside(&inside, name).map(|_| ()).map_err(|f| f.name()),
+                want,
+                "{name}"
+            );
         }
-        assert_eq!(read_inside(&dir.path().join("gamma"), "x").unwrap_err().name(), "no_folder");
+        assert_eq!(
+            read_inside(&dir.path().join("gamma"), "x")
+                .unwrap_err()
+                .name(),
+            "no_folder"
+        );
     }
 }

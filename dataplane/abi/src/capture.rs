@@ -3,16 +3,25 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-#[allow(non_camel_case_types, non_upper_case_globals, missing_docs, unreachable_pub, clippy::all, reason = "generated from the header")]
+#[allow(
+    non_camel_case_types,
+    non_upper_case_globals,
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    reason = "generated from the header"
+)]
 mod generated {
     include!(concat!(env!("OUT_DIR"), "/capture.rs"));
 }
 
 pub use generated::{
-    canal_capture_verdict as Verdict, canal_captured_pod as CapturedPod, canal_captured_tenant as CapturedTenant,
-    canal_connect_refusals as ConnectRefusals, canal_destination as Destination, canal_destination_key as DestinationKey,
-    canal_origin as Origin, canal_origin_key as OriginKey, canal_origin_pod as OriginPod, canal_range_key as RangeKey,
-    canal_refused_destination as RefusedDestination, canal_socket as CapturedSocket,
+    canal_capture_verdict as Verdict, canal_captured_pod as CapturedPod,
+    canal_captured_tenant as CapturedTenant, canal_connect_refusals as ConnectRefusals,
+    canal_destination as Destination, canal_destination_key as DestinationKey,
+    canal_origin as Origin, canal_origin_key as OriginKey, canal_origin_pod as OriginPod,
+    canal_range_key as RangeKey, canal_refused_destination as RefusedDestination,
+    canal_socket as CapturedSocket,
 };
 
 /// Version of the ABI: raised with every change of layout, and part of the pin path.
@@ -38,8 +47,11 @@ pub const DESTINATIONS_MAX: u32 = generated::CANAL_DESTINATIONS_MAX;
 pub const DESTINATION_PORTS_MAX: usize = generated::CANAL_DESTINATION_PORTS_MAX as usize;
 
 /// Ports that the proxy uses in a pod. Connections to them at a pod's address are refused.
-pub const RESERVED_PORTS: [u16; 3] =
-    [OUTBOUND_PORT, generated::CANAL_RESERVED_PLAINTEXT_PORT as u16, generated::CANAL_RESERVED_HBONE_PORT as u16];
+pub const RESERVED_PORTS: [u16; 3] = [
+    OUTBOUND_PORT,
+    generated::CANAL_RESERVED_PLAINTEXT_PORT as u16,
+    generated::CANAL_RESERVED_HBONE_PORT as u16,
+];
 
 /// Flag of [`CapturedPod`]: IPv6 addresses of the proxy other than `::1` are local in the namespace.
 pub const SPREADS_V6: u32 = generated::CANAL_CAPTURED_POD_SPREADS_V6;
@@ -60,12 +72,19 @@ pub const PROXY_V6_BITS: u8 = 96;
 
 /// Returns the first address of the proxy's IPv6 range.
 pub const fn proxy_v6() -> Ipv6Addr {
-    let [a, b, c] = [generated::CANAL_PROXY_V6_0, generated::CANAL_PROXY_V6_1, generated::CANAL_PROXY_V6_2];
+    let [a, b, c] = [
+        generated::CANAL_PROXY_V6_0,
+        generated::CANAL_PROXY_V6_1,
+        generated::CANAL_PROXY_V6_2,
+    ];
     Ipv6Addr::from_bits((a as u128) << 96 | (b as u128) << 64 | (c as u128) << 32)
 }
 
 // All IPv4 addresses of the proxy are loopback addresses.
-const _: () = assert!(generated::CANAL_PROXY_V4 >> 24 == 127 && generated::CANAL_PROXY_V4 & generated::CANAL_PROXY_V4_MASK == 0);
+const _: () = assert!(
+    generated::CANAL_PROXY_V4 >> 24 == 127
+        && generated::CANAL_PROXY_V4 & generated::CANAL_PROXY_V4_MASK == 0
+);
 
 /// Returns true if the address never leaves its network namespace: a loopback address, or one of the proxy's, where captured connections
 /// arrive.
@@ -115,7 +134,9 @@ pub const VERDICTS: [Verdict; Verdict::CANAL_CAPTURE_VERDICTS as usize] = [
 
 /// Returns the verdict's name as metrics and logs show it: the header's name without prefix, in lower case.
 pub fn verdict_name(v: Verdict) -> String {
-    format!("{v:?}").trim_start_matches("CANAL_CAPTURE_").to_ascii_lowercase()
+    format!("{v:?}")
+        .trim_start_matches("CANAL_CAPTURE_")
+        .to_ascii_lowercase()
 }
 
 /// Encodes an address in the header's only form: 16 bytes, network order, IPv4 as `::ffff:a.b.c.d` (RFC 4291 §2.5.5.2).
@@ -143,17 +164,32 @@ impl OriginKey {
 impl CapturedPod {
     /// Builds the entry of a pod with these addresses. Applications see the first address of each family as the pod's own.
     pub fn new(ips: &[IpAddr], tenant: u32, spreads_v6: bool) -> Self {
-        let first = |v4: bool| ips.iter().find(|ip| ip.is_ipv4() == v4).map(|ip| address_bytes(*ip)).unwrap_or_default();
-        let has_more = [true, false].into_iter().any(|v4| ips.iter().filter(|ip| ip.is_ipv4() == v4).count() > 1);
+        let first = |v4: bool| {
+            ips.iter()
+                .find(|ip| ip.is_ipv4() == v4)
+                .map(|ip| address_bytes(*ip))
+                .unwrap_or_default()
+        };
+        let has_more = [true, false]
+            .into_iter()
+            .any(|v4| ips.iter().filter(|ip| ip.is_ipv4() == v4).count() > 1);
         let flags = if spreads_v6 { SPREADS_V6 } else { 0 } | if has_more { HAS_MORE } else { 0 };
-        Self { ip4: first(true), ip6: first(false), tenant, flags }
+        Self {
+            ip4: first(true),
+            ip6: first(false),
+            tenant,
+            flags,
+        }
     }
 }
 
 impl DestinationKey {
     /// Returns the key of one address of a tenant.
     pub fn new(tenant: u32, ip: IpAddr) -> Self {
-        Self { tenant, ip: address_bytes(ip) }
+        Self {
+            tenant,
+            ip: address_bytes(ip),
+        }
     }
 }
 
@@ -165,8 +201,15 @@ impl Destination {
         if ports.len() > DESTINATION_PORTS_MAX {
             return Self::default();
         }
-        port_be.iter_mut().zip(ports).for_each(|(be, port)| *be = port.to_be());
-        Self { refused: refused as u32, ports: ports.len() as u16, port_be }
+        port_be
+            .iter_mut()
+            .zip(ports)
+            .for_each(|(be, port)| *be = port.to_be());
+        Self {
+            refused: refused as u32,
+            ports: ports.len() as u16,
+            port_be,
+        }
     }
 }
 
@@ -176,21 +219,31 @@ impl RangeKey {
     pub fn new(tenant: u32, ip: IpAddr, bits: u8) -> Self {
         // The trie counts the tenant's 32 bits and, for IPv4, the 96 bits in front of a mapped address.
         let before = if ip.is_ipv4() { 32 + 96 } else { 32 };
-        Self { prefixlen: before + u32::from(bits), tenant, ip: address_bytes(ip) }
+        Self {
+            prefixlen: before + u32::from(bits),
+            tenant,
+            ip: address_bytes(ip),
+        }
     }
 }
 
 impl RefusedDestination {
     /// Returns the address that the application dialed.
     pub fn destination(&self) -> SocketAddr {
-        SocketAddr::new(Ipv6Addr::from(self.ip).to_canonical(), u16::from_be(self.port_be))
+        SocketAddr::new(
+            Ipv6Addr::from(self.ip).to_canonical(),
+            u16::from_be(self.port_be),
+        )
     }
 }
 
 impl Origin {
     /// Returns the address that the application dialed. A mapped address comes back as IPv4, because the packets carry IPv4.
     pub fn destination(&self) -> SocketAddr {
-        SocketAddr::new(Ipv6Addr::from(self.destination_ip).to_canonical(), u16::from_be(self.destination_port_be))
+        SocketAddr::new(
+            Ipv6Addr::from(self.destination_ip).to_canonical(),
+            u16::from_be(self.destination_port_be),
+        )
     }
 }
 
@@ -201,22 +254,46 @@ mod tests {
 
     #[test]
     fn one_key_for_one_client_end_whatever_family_the_socket_is_of() {
-        let key = |cookie, source: &str, proxy: &str| OriginKey::new(cookie, source.parse().unwrap(), proxy.parse().unwrap());
+        let key = |cookie, source: &str, proxy: &str| {
+            OriginKey::new(cookie, source.parse().unwrap(), proxy.parse().unwrap())
+        };
         let v4 = key(7, "10.1.2.3:4711", "127.64.0.1");
         assert_eq!(v4, key(7, "[::ffff:10.1.2.3]:4711", "::ffff:127.64.0.1"));
-        assert_ne!(v4, key(8, "10.1.2.3:4711", "127.64.0.1"), "another namespace");
-        assert_ne!(v4, key(7, "10.1.2.4:4711", "127.64.0.1"), "another source address with the same port");
-        assert_ne!(v4, key(7, "10.1.2.3:4711", "127.64.0.2"), "another connection of one source");
-        assert_eq!(to_bytes(&v4)[24..26], 4711u16.to_be_bytes(), "network order");
+        assert_ne!(
+            v4,
+            key(8, "10.1.2.3:4711", "127.64.0.1"),
+            "another namespace"
+        );
+        assert_ne!(
+            v4,
+            key(7, "10.1.2.4:4711", "127.64.0.1"),
+            "another source address with the same port"
+        );
+        assert_ne!(
+            v4,
+            key(7, "10.1.2.3:4711", "127.64.0.2"),
+            "another connection of one source"
+        );
+        assert_eq!(
+            to_bytes(&v4)[24..26],
+            4711u16.to_be_bytes(),
+            "network order"
+        );
     }
 
     #[test]
     fn destinations_come_back_as_they_travel() {
-        for (dialled, seen) in
-            [("10.96.0.1:80", "10.96.0.1:80"), ("[fd00::1]:80", "[fd00::1]:80"), ("[::ffff:10.96.0.1]:80", "10.96.0.1:80")]
-        {
+        for (dialled, seen) in [
+            ("10.96.0.1:80", "10.96.0.1:80"),
+            ("[fd00::1]:80", "[fd00::1]:80"),
+            ("[::ffff:10.96.0.1]:80", "10.96.0.1:80"),
+        ] {
             let d: SocketAddr = dialled.parse().unwrap();
-            let o = Origin { destination_ip: address_bytes(d.ip()), destination_port_be: d.port().to_be(), ..Origin::default() };
+            let o = Origin {
+                destination_ip: address_bytes(d.ip()),
+                destination_port_be: d.port().to_be(),
+                ..Origin::default()
+            };
             let back: Origin = from_bytes(to_bytes(&o)).unwrap();
             assert_eq!(back.destination(), seen.parse().unwrap());
         }
@@ -240,11 +317,24 @@ mod tests {
 
     #[test]
     fn captured_pod_holds_the_first_address_of_each_family() {
-        let ips = |of: &[&str]| of.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>();
+        let ips = |of: &[&str]| {
+            of.iter()
+                .map(|ip| ip.parse().unwrap())
+                .collect::<Vec<IpAddr>>()
+        };
         let pod = CapturedPod::new(&ips(&["10.0.0.1", "fd00::1"]), 3, true);
-        assert_eq!((pod.ip4, pod.ip6), (address_bytes("10.0.0.1".parse().unwrap()), address_bytes("fd00::1".parse().unwrap())));
+        assert_eq!(
+            (pod.ip4, pod.ip6),
+            (
+                address_bytes("10.0.0.1".parse().unwrap()),
+                address_bytes("fd00::1".parse().unwrap())
+            )
+        );
         assert_eq!((pod.tenant, pod.flags), (3, SPREADS_V6));
-        assert_eq!(CapturedPod::new(&ips(&["10.0.0.1", "10.0.0.2"]), 3, false).flags, HAS_MORE);
+        assert_eq!(
+            CapturedPod::new(&ips(&["10.0.0.1", "10.0.0.2"]), 3, false).flags,
+            HAS_MORE
+        );
     }
 
     #[test]
@@ -253,13 +343,20 @@ mod tests {
         let refused = Verdict::CANAL_CAPTURE_REFUSED_UNKNOWN_PORT;
         assert_eq!(Destination::new(refused, &all), Destination::default());
         let held = Destination::new(refused, &all[1..]);
-        assert_eq!((held.refused, usize::from(held.ports), held.port_be[0]), (refused as u32, DESTINATION_PORTS_MAX, 2u16.to_be()));
+        assert_eq!(
+            (held.refused, usize::from(held.ports), held.port_be[0]),
+            (refused as u32, DESTINATION_PORTS_MAX, 2u16.to_be())
+        );
     }
 
     #[test]
     fn refusals_stand_in_the_order_of_their_counters() {
         for (i, v) in CONNECT_REFUSALS.into_iter().enumerate() {
-            assert_eq!(v as usize, Verdict::CANAL_CAPTURE_REFUSED_UNKNOWN_PORT as usize + i, "{v:?}");
+            assert_eq!(
+                v as usize,
+                Verdict::CANAL_CAPTURE_REFUSED_UNKNOWN_PORT as usize + i,
+                "{v:?}"
+            );
         }
     }
 

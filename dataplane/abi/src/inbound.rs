@@ -1,7 +1,14 @@
 //! Rust view of `bpf/abi/inbound.h`: ports, listener indices, and the names of the verdicts on connections into a pod. Loads no BPF
 //! program.
 
-#[allow(non_camel_case_types, non_upper_case_globals, missing_docs, unreachable_pub, clippy::all, reason = "generated from the header")]
+#[allow(
+    non_camel_case_types,
+    non_upper_case_globals,
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    reason = "generated from the header"
+)]
 mod generated {
     include!(concat!(env!("OUT_DIR"), "/inbound.rs"));
 }
@@ -33,7 +40,9 @@ pub const VERDICTS: [Verdict; Verdict::CANAL_INBOUND_VERDICTS as usize] = [
 
 /// Returns the verdict's name as metrics show it: the header's name without prefix, in lower case.
 pub fn verdict_name(v: Verdict) -> String {
-    format!("{v:?}").trim_start_matches("CANAL_INBOUND_").to_ascii_lowercase()
+    format!("{v:?}")
+        .trim_start_matches("CANAL_INBOUND_")
+        .to_ascii_lowercase()
 }
 
 #[cfg(test)]

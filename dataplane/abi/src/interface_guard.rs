@@ -17,7 +17,8 @@ mod generated {
 }
 
 pub use generated::{
-    canal_guarded_interface as GuardedInterface, canal_interface_address_key as InterfaceAddressKey,
+    canal_guarded_interface as GuardedInterface,
+    canal_interface_address_key as InterfaceAddressKey,
     canal_interface_guard_count as InterfaceGuardCount,
 };
 
@@ -38,7 +39,10 @@ impl InterfaceAddressKey {
             IpAddr::V4(v4) => v4.to_ipv6_mapped(),
             IpAddr::V6(v6) => v6,
         };
-        Self { interface, address: address.octets() }
+        Self {
+            interface,
+            address: address.octets(),
+        }
     }
 }
 
@@ -46,23 +50,58 @@ impl GuardedInterface {
     /// Returns the source address of the last frame that was refused because of its source address; `None` if there was no such frame.
     pub fn last_refused(&self) -> Option<IpAddr> {
         let last = Ipv6Addr::from(self.last_address).to_canonical();
-        (last != IpAddr::V6(Ipv6Addr::UNSPECIFIED) && last != IpAddr::V4(Ipv4Addr::UNSPECIFIED)).then_some(last)
+        (last != IpAddr::V6(Ipv6Addr::UNSPECIFIED) && last != IpAddr::V4(Ipv4Addr::UNSPECIFIED))
+            .then_some(last)
     }
 }
 
 /// Every counter, in the order of its map, with its name in metrics.
-pub const INTERFACE_GUARD_COUNTS: [(InterfaceGuardCount, &str); InterfaceGuardCount::CANAL_INTERFACE_GUARD_COUNTS as usize] = [
-    (InterfaceGuardCount::CANAL_INTERFACE_GUARD_PASSED_V4, "passed_v4"),
-    (InterfaceGuardCount::CANAL_INTERFACE_GUARD_PASSED_V6, "passed_v6"),
-    (InterfaceGuardCount::CANAL_INTERFACE_GUARD_PASSED_ARP, "passed_arp"),
-    (InterfaceGuardCount::CANAL_INTERFACE_GUARD_PASSED_DISCOVERY, "passed_discovery"),
-    (InterfaceGuardCount::CANAL_INTERFACE_GUARD_DROP_UNBOUND, "drop_unbound"),
-    (InterfaceGuardCount::CANAL_INTERFACE_GUARD_DROP_MAC, "drop_mac"),
-    (InterfaceGuardCount::CANAL_INTERFACE_GUARD_DROP_ADDRESS, "drop_address"),
-    (InterfaceGuardCount::CANAL_INTERFACE_GUARD_DROP_ARP, "drop_arp"),
-    (InterfaceGuardCount::CANAL_INTERFACE_GUARD_DROP_DISCOVERY, "drop_discovery"),
-    (InterfaceGuardCount::CANAL_INTERFACE_GUARD_DROP_PROTOCOL, "drop_protocol"),
-    (InterfaceGuardCount::CANAL_INTERFACE_GUARD_DROP_MALFORMED, "drop_malformed"),
+pub const INTERFACE_GUARD_COUNTS: [(InterfaceGuardCount, &str);
+    InterfaceGuardCount::CANAL_INTERFACE_GUARD_COUNTS as usize] = [
+    (
+        InterfaceGuardCount::CANAL_INTERFACE_GUARD_PASSED_V4,
+        "passed_v4",
+    ),
+    (
+        InterfaceGuardCount::CANAL_INTERFACE_GUARD_PASSED_V6,
+        "passed_v6",
+    ),
+    (
+        InterfaceGuardCount::CANAL_INTERFACE_GUARD_PASSED_ARP,
+        "passed_arp",
+    ),
+    (
+        InterfaceGuardCount::CANAL_INTERFACE_GUARD_PASSED_DISCOVERY,
+        "passed_discovery",
+    ),
+    (
+        InterfaceGuardCount::CANAL_INTERFACE_GUARD_DROP_UNBOUND,
+        "drop_unbound",
+    ),
+    (
+        InterfaceGuardCount::CANAL_INTERFACE_GUARD_DROP_MAC,
+        "drop_mac",
+    ),
+    (
+        InterfaceGuardCount::CANAL_INTERFACE_GUARD_DROP_ADDRESS,
+        "drop_address",
+    ),
+    (
+        InterfaceGuardCount::CANAL_INTERFACE_GUARD_DROP_ARP,
+        "drop_arp",
+    ),
+    (
+        InterfaceGuardCount::CANAL_INTERFACE_GUARD_DROP_DISCOVERY,
+        "drop_discovery",
+    ),
+    (
+        InterfaceGuardCount::CANAL_INTERFACE_GUARD_DROP_PROTOCOL,
+        "drop_protocol",
+    ),
+    (
+        InterfaceGuardCount::CANAL_INTERFACE_GUARD_DROP_MALFORMED,
+        "drop_malformed",
+    ),
 ];
 
 #[cfg(test)]
@@ -73,7 +112,10 @@ mod tests {
     fn counters_are_in_the_order_of_the_map_and_named_as_in_the_header() {
         for (place, (count, name)) in INTERFACE_GUARD_COUNTS.into_iter().enumerate() {
             assert_eq!(count as usize, place, "{name}");
-            assert_eq!(format!("{count:?}"), format!("CANAL_INTERFACE_GUARD_{}", name.to_ascii_uppercase()));
+            assert_eq!(
+                format!("{count:?}"),
+                format!("CANAL_INTERFACE_GUARD_{}", name.to_ascii_uppercase())
+            );
         }
     }
 }

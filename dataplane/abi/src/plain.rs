@@ -21,7 +21,8 @@ pub fn to_bytes<T: Plain>(value: &T) -> &[u8] {
 /// Reads a value from `bytes`. Returns `None` if their number is not the size of `T`.
 pub fn from_bytes<T: Plain>(bytes: &[u8]) -> Option<T> {
     // SAFETY: the length is checked, the read is unaligned, and `Plain` promises that any bytes are a value.
-    (bytes.len() == size_of::<T>()).then(|| unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<T>()) })
+    (bytes.len() == size_of::<T>())
+        .then(|| unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<T>()) })
 }
 
 /// Implements [`Plain`] for the listed types and records their layouts, which a test compares with the object's BTF.

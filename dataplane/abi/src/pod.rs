@@ -2,12 +2,21 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-#[allow(non_camel_case_types, non_upper_case_globals, missing_docs, unreachable_pub, clippy::all, reason = "generated from the header")]
+#[allow(
+    non_camel_case_types,
+    non_upper_case_globals,
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    reason = "generated from the header"
+)]
 mod generated {
     include!(concat!(env!("OUT_DIR"), "/pod.rs"));
 }
 
-pub use generated::{canal_pod_packet as StoppedPacket, canal_pod_range as Range, canal_pod_verdict as Verdict};
+pub use generated::{
+    canal_pod_packet as StoppedPacket, canal_pod_range as Range, canal_pod_verdict as Verdict,
+};
 
 /// Version of the ABI: raised with every change of layout or meaning, and part of the pins' names.
 pub const ABI: u32 = generated::CANAL_POD_ABI;
@@ -67,20 +76,29 @@ pub const VERDICTS: [Verdict; Verdict::CANAL_POD_VERDICTS as usize] = [
 
 /// Returns the verdict's name as metrics show it: the header's name without prefix, in lower case.
 pub fn verdict_name(v: Verdict) -> String {
-    format!("{v:?}").trim_start_matches("CANAL_POD_").to_ascii_lowercase()
+    format!("{v:?}")
+        .trim_start_matches("CANAL_POD_")
+        .to_ascii_lowercase()
 }
 
 /// Returns true if packets with this verdict were dropped.
 pub fn is_stopped(v: Verdict) -> bool {
-    (Verdict::CANAL_POD_STOPPED_UDP as u32..=Verdict::CANAL_POD_STOPPED_MALFORMED as u32).contains(&(v as u32))
+    (Verdict::CANAL_POD_STOPPED_UDP as u32..=Verdict::CANAL_POD_STOPPED_MALFORMED as u32)
+        .contains(&(v as u32))
 }
 
 impl Range {
     /// Returns the range of addresses that share the first `prefix` bits of `ip`. The bits are counted within the address's own family.
     pub fn new(ip: IpAddr, prefix: u8) -> Self {
         match ip {
-            IpAddr::V4(v4) => Self { prefixlen: 96 + u32::from(prefix), ip: v4.to_ipv6_mapped().octets() },
-            IpAddr::V6(v6) => Self { prefixlen: u32::from(prefix), ip: v6.octets() },
+            IpAddr::V4(v4) => Self {
+                prefixlen: 96 + u32::from(prefix),
+                ip: v4.to_ipv6_mapped().octets(),
+            },
+            IpAddr::V6(v6) => Self {
+                prefixlen: u32::from(prefix),
+                ip: v6.octets(),
+            },
         }
     }
 }
@@ -89,12 +107,18 @@ impl StoppedPacket {
     /// Returns the packet's remote end: its destination if it was outgoing, else its source. Port 0 means that the protocol has no ports. A
     /// frame without IP has the address `::`.
     pub fn remote(&self) -> SocketAddr {
-        SocketAddr::new(Ipv6Addr::from(self.remote_ip).to_canonical(), u16::from_be(self.remote_port_be))
+        SocketAddr::new(
+            Ipv6Addr::from(self.remote_ip).to_canonical(),
+            u16::from_be(self.remote_port_be),
+        )
     }
 
     /// Returns the reason why the packet was dropped; `None` if no packet was dropped.
     pub fn reason(&self) -> Option<Verdict> {
-        VERDICTS.into_iter().find(|v| *v as u32 == self.verdict).filter(|v| is_stopped(*v))
+        VERDICTS
+            .into_iter()
+            .find(|v| *v as u32 == self.verdict)
+            .filter(|v| is_stopped(*v))
     }
 }
 
@@ -106,27 +130,54 @@ mod tests {
     fn verdicts_are_complete_and_in_the_order_of_the_map() {
         for (i, v) in VERDICTS.into_iter().enumerate() {
             assert_eq!(v as usize, i, "{v:?}");
-            assert_eq!(is_stopped(v), verdict_name(v).starts_with("stopped_"), "{v:?}");
+            assert_eq!(
+                is_stopped(v),
+                verdict_name(v).starts_with("stopped_"),
+                "{v:?}"
+            );
         }
         for v in VERDICTS.into_iter().filter(|v| is_stopped(*v)) {
             let clear = VERDICTS[v as usize + 8];
-            assert_eq!(verdict_name(clear), verdict_name(v).replace("stopped", "clear"), "one order");
+            assert_eq!(
+                verdict_name(clear),
+                verdict_name(v).replace("stopped", "clear"),
+                "one order"
+            );
         }
     }
 
     #[test]
     fn ranges_of_both_families_are_of_128_bits() {
-        let (v4, v6) = (Range::new([10, 1, 0, 0].into(), 16), Range::new("fd00:1::".parse().unwrap(), 64));
-        assert_eq!((v4.prefixlen, v4.ip), (112, "::ffff:10.1.0.0".parse::<Ipv6Addr>().unwrap().octets()));
-        assert_eq!((v6.prefixlen, v6.ip), (64, "fd00:1::".parse::<Ipv6Addr>().unwrap().octets()));
+        let (v4, v6) = (
+            Range::new([10, 1, 0, 0].into(), 16),
+            Range::new("fd00:1::".parse().unwrap(), 64),
+        );
+        assert_eq!(
+            (v4.prefixlen, v4.ip),
+            (112, "::ffff:10.1.0.0".parse::<Ipv6Addr>().unwrap().octets())
+        );
+        assert_eq!(
+            (v6.prefixlen, v6.ip),
+            (64, "fd00:1::".parse::<Ipv6Addr>().unwrap().octets())
+        );
     }
 
     #[test]
     fn a_stopped_packet_names_its_remote_end_and_its_reason() {
         let none = StoppedPacket::default();
-        assert_eq!((none.reason(), none.remote().to_string().as_str()), (None, "[::]:0"));
-        let mut udp = StoppedPacket { verdict: Verdict::CANAL_POD_STOPPED_UDP as u32, remote_port_be: 99u16.to_be(), ..none };
+        assert_eq!(
+            (none.reason(), none.remote().to_string().as_str()),
+            (None, "[::]:0")
+        );
+        let mut udp = StoppedPacket {
+            verdict: Verdict::CANAL_POD_STOPPED_UDP as u32,
+            remote_port_be: 99u16.to_be(),
+            ..none
+        };
         udp.remote_ip = "::ffff:10.0.0.9".parse::<Ipv6Addr>().unwrap().octets();
-        assert_eq!((udp.reason(), udp.remote().to_string().as_str()), (Some(Verdict::CANAL_POD_STOPPED_UDP), "10.0.0.9:99"));
+        assert_eq!(
+            (udp.reason(), udp.remote().to_string().as_str()),
+            (Some(Verdict::CANAL_POD_STOPPED_UDP), "10.0.0.9:99")
+        );
     }
 }

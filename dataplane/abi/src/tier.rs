@@ -17,12 +17,15 @@ mod generated {
 }
 
 pub use generated::{
-    canal_address as Address, canal_address_key as AddressKey, canal_bucket as TokenBucket, canal_edge_count as EdgeCount,
-    canal_edge_settings as EdgeSettings, canal_node_key as NodeKey, canal_prefix as Prefix, canal_prefix_key as PrefixKey,
-    canal_redirector_count as RedirectorCount, canal_redirector_settings as RedirectorSettings, canal_replica as Replica,
-    canal_replica_state as ReplicaState, canal_return as Return, canal_session as Session, canal_session_key as SessionKey,
-    canal_sessions_count as SessionsCount, canal_steering_count as DoorsCount, canal_table as Table, canal_throttle as Throttle,
-    canal_throttle_key as ThrottleKey, canal_tunnel_count as TunnelCount, canal_tunnels as Tunnels,
+    canal_address as Address, canal_address_key as AddressKey, canal_bucket as TokenBucket,
+    canal_edge_count as EdgeCount, canal_edge_settings as EdgeSettings, canal_node_key as NodeKey,
+    canal_prefix as Prefix, canal_prefix_key as PrefixKey,
+    canal_redirector_count as RedirectorCount, canal_redirector_settings as RedirectorSettings,
+    canal_replica as Replica, canal_replica_state as ReplicaState, canal_return as Return,
+    canal_session as Session, canal_session_key as SessionKey,
+    canal_sessions_count as SessionsCount, canal_steering_count as DoorsCount,
+    canal_table as Table, canal_throttle as Throttle, canal_throttle_key as ThrottleKey,
+    canal_tunnel_count as TunnelCount, canal_tunnels as Tunnels,
 };
 
 /// Version of the ABI: raised with every change of layout, and part of the pin path.
@@ -220,14 +223,20 @@ pub fn address_of_be(address_be: u32) -> Ipv4Addr {
 impl AddressKey {
     /// Returns the key of a gateway address of the tenant with this VNI.
     pub fn new(vni: u32, address: IpAddr) -> Self {
-        Self { vni, address: crate::capture::address_bytes(address) }
+        Self {
+            vni,
+            address: crate::capture::address_bytes(address),
+        }
     }
 }
 
 impl NodeKey {
     /// Returns the key of a node of the tenant with this VNI. `address` is the node's underlay address.
     pub fn new(vni: u32, address: Ipv4Addr) -> Self {
-        Self { vni, address_be: address_be(address) }
+        Self {
+            vni,
+            address_be: address_be(address),
+        }
     }
 }
 
@@ -241,7 +250,11 @@ impl PrefixKey {
         };
         let mask = u128::MAX.checked_shl(128 - bits).unwrap_or(0);
         let whole = u128::from_be_bytes(crate::capture::address_bytes(address)) & mask;
-        Self { prefixlen: 32 + bits, vni_be: vni.to_be(), address: whole.to_be_bytes() }
+        Self {
+            prefixlen: 32 + bits,
+            vni_be: vni.to_be(),
+            address: whole.to_be_bytes(),
+        }
     }
 }
 
@@ -250,7 +263,11 @@ impl Return {
     /// service has no address of that family.
     pub fn new(vni: u32, v4: Option<Ipv4Addr>, v6: Option<Ipv6Addr>) -> Self {
         let bytes = |a: Option<IpAddr>| a.map(crate::capture::address_bytes).unwrap_or_default();
-        Self { vni, address4: bytes(v4.map(Into::into)), address6: bytes(v6.map(Into::into)) }
+        Self {
+            vni,
+            address4: bytes(v4.map(Into::into)),
+            address6: bytes(v6.map(Into::into)),
+        }
     }
 }
 
@@ -258,7 +275,10 @@ impl Tunnels {
     /// Builds the entry from the first [`TUNNELS_MAX`] of these source ports. Returns `None` if there are no ports.
     pub fn new(ports: &[u16]) -> Option<Self> {
         let ports = &ports[..ports.len().min(TUNNELS_MAX)];
-        let mut tunnels = Self { count: ports.len() as u32, ports: [0; TUNNELS_MAX] };
+        let mut tunnels = Self {
+            count: ports.len() as u32,
+            ports: [0; TUNNELS_MAX],
+        };
         tunnels.ports[..ports.len()].copy_from_slice(ports);
         (!ports.is_empty()).then_some(tunnels)
     }
@@ -272,20 +292,34 @@ impl Tunnels {
 impl Prefix {
     /// Builds the entry of a pod prefix from its node's underlay address and the MAC address of the node's tunnel device.
     pub fn new(node: Ipv4Addr, mac: [u8; 6]) -> Self {
-        Self { node_be: address_be(node), mac, zero: [0; 2] }
+        Self {
+            node_be: address_be(node),
+            mac,
+            zero: [0; 2],
+        }
     }
 }
 
 impl Replica {
     /// Builds the entry of a replica from its underlay address and whether it receives packets.
     pub fn new(address: Ipv4Addr, is_up: bool) -> Self {
-        let state = if is_up { ReplicaState::CANAL_REPLICA_UP } else { ReplicaState::CANAL_REPLICA_DOWN };
-        Self { address_be: address_be(address), state: state as u32 }
+        let state = if is_up {
+            ReplicaState::CANAL_REPLICA_UP
+        } else {
+            ReplicaState::CANAL_REPLICA_DOWN
+        };
+        Self {
+            address_be: address_be(address),
+            state: state as u32,
+        }
     }
 
     /// Builds the entry of a replica that went down a moment ago: it receives no new sessions, but packets of the sessions it has.
     pub fn suspect(address: Ipv4Addr) -> Self {
-        Self { address_be: address_be(address), state: ReplicaState::CANAL_REPLICA_SUSPECT as u32 }
+        Self {
+            address_be: address_be(address),
+            state: ReplicaState::CANAL_REPLICA_SUSPECT as u32,
+        }
     }
 }
 
@@ -295,17 +329,44 @@ mod tests {
 
     #[test]
     fn counters_are_in_the_order_of_the_map_and_named_as_in_the_header() {
-        fn check<C: Copy + std::fmt::Debug>(counts: &[C], number: fn(C) -> usize, name: fn(C) -> &'static str, prefix: &str) {
+        fn check<C: Copy + std::fmt::Debug>(
+            counts: &[C],
+            number: fn(C) -> usize,
+            name: fn(C) -> &'static str,
+            prefix: &str,
+        ) {
             for (i, c) in counts.iter().enumerate() {
-                let in_header = format!("{c:?}").trim_start_matches(prefix).to_ascii_lowercase();
+                let in_header = format!("{c:?}")
+                    .trim_start_matches(prefix)
+                    .to_ascii_lowercase();
                 assert_eq!((number(*c), name(*c)), (i, in_header.as_str()), "{c:?}");
             }
         }
         check(&EDGE_COUNTS, |c| c as usize, edge_count_name, "CANAL_EDGE_");
-        check(&REDIRECTOR_COUNTS, |c| c as usize, redirector_count_name, "CANAL_REDIRECTOR_");
-        check(&TUNNEL_COUNTS, |c| c as usize, tunnel_count_name, "CANAL_TUNNEL_");
-        check(&STEERING_COUNTS, |c| c as usize, steering_count_name, "CANAL_STEERING_");
-        check(&SESSIONS_COUNTS, |c| c as usize, sessions_count_name, "CANAL_SESSIONS_");
+        check(
+            &REDIRECTOR_COUNTS,
+            |c| c as usize,
+            redirector_count_name,
+            "CANAL_REDIRECTOR_",
+        );
+        check(
+            &TUNNEL_COUNTS,
+            |c| c as usize,
+            tunnel_count_name,
+            "CANAL_TUNNEL_",
+        );
+        check(
+            &STEERING_COUNTS,
+            |c| c as usize,
+            steering_count_name,
+            "CANAL_STEERING_",
+        );
+        check(
+            &SESSIONS_COUNTS,
+            |c| c as usize,
+            sessions_count_name,
+            "CANAL_SESSIONS_",
+        );
     }
 
     #[test]
@@ -320,17 +381,34 @@ mod tests {
             ("fd00::1:2", 0, 32, "::"),
         ] {
             let k = PrefixKey::new(0x0001_0203, text.parse().unwrap(), length);
-            assert_eq!((k.prefixlen, Ipv6Addr::from(k.address)), (prefixlen, first.parse().unwrap()), "{text}/{length}");
-            assert_eq!(crate::to_bytes(&k)[4..8], [0, 1, 2, 3], "the trie compares bytes");
+            assert_eq!(
+                (k.prefixlen, Ipv6Addr::from(k.address)),
+                (prefixlen, first.parse().unwrap()),
+                "{text}/{length}"
+            );
+            assert_eq!(
+                crate::to_bytes(&k)[4..8],
+                [0, 1, 2, 3],
+                "the trie compares bytes"
+            );
         }
     }
 
     #[test]
     fn an_address_that_a_service_does_not_have_is_zero() {
         let r = Return::new(7, None, Some("fd00::7".parse().unwrap()));
-        assert_eq!((r.address4, Ipv6Addr::from(r.address6)), ([0; 16], "fd00::7".parse().unwrap()));
+        assert_eq!(
+            (r.address4, Ipv6Addr::from(r.address6)),
+            ([0; 16], "fd00::7".parse().unwrap())
+        );
         let r = Return::new(7, Some(Ipv4Addr::new(10, 0, 0, 7)), None);
-        assert_eq!((Ipv6Addr::from(r.address4), r.address6), ("::ffff:10.0.0.7".parse().unwrap(), [0; 16]));
-        assert_eq!(address_of_be(address_be(Ipv4Addr::new(250, 1, 0, 3))), Ipv4Addr::new(250, 1, 0, 3));
+        assert_eq!(
+            (Ipv6Addr::from(r.address4), r.address6),
+            ("::ffff:10.0.0.7".parse().unwrap(), [0; 16])
+        );
+        assert_eq!(
+            address_of_be(address_be(Ipv4Addr::new(250, 1, 0, 3))),
+            Ipv4Addr::new(250, 1, 0, 3)
+        );
     }
 }

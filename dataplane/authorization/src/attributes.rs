@@ -27,7 +27,11 @@ pub enum AttributeVisibility {
 /// given without `spiffe://`.
 pub trait Attributes {
     /// Passes the values of an attribute to `each` until it returns true.
-    fn visit_attribute(&self, attribute: &Attribute, each: &mut dyn FnMut(AttributeValue<'_>) -> bool) -> AttributeVisibility;
+    fn visit_attribute(
+        &self,
+        attribute: &Attribute,
+        each: &mut dyn FnMut(AttributeValue<'_>) -> bool,
+    ) -> AttributeVisibility;
 
     /// Returns true if the peer's identity belongs to another tenant, with which this one federates.
     fn is_foreign(&self) -> bool {
@@ -40,7 +44,11 @@ pub trait Attributes {
 pub struct NoAttributes;
 
 impl Attributes for NoAttributes {
-    fn visit_attribute(&self, _: &Attribute, _: &mut dyn FnMut(AttributeValue<'_>) -> bool) -> AttributeVisibility {
+    fn visit_attribute(
+        &self,
+        _: &Attribute,
+        _: &mut dyn FnMut(AttributeValue<'_>) -> bool,
+    ) -> AttributeVisibility {
         AttributeVisibility::Unknown
     }
 }

@@ -75,7 +75,11 @@ enum TemplatePiece {
 impl CompiledRule {
     pub(crate) fn new(rule: &PolicyRule) -> Self {
         let list = |alls: &[AllOf]| alls.iter().map(CompiledAllOf::new).collect();
-        Self { from: list(&rule.from), to: list(&rule.to), when: CompiledAllOf::new(&rule.when) }
+        Self {
+            from: list(&rule.from),
+            to: list(&rule.to),
+            when: CompiledAllOf::new(&rule.when),
+        }
     }
 
     /// Tests the rule. With `named`, only an alternative counts that requires a principal by name.
@@ -86,9 +90,20 @@ impl CompiledRule {
                 return if unnamed { Truth::No } else { Truth::Yes };
             }
             // With `named`, an alternative that requires no principal by name does not count.
-            Truth::any(self.from.iter().filter(|all| !unnamed || all.names).map(|all| all.test(facts)))
+            Truth::any(
+                self.from
+                    .iter()
+                    .filter(|all| !unnamed || all.names)
+                    .map(|all| all.test(facts)),
+            )
         };
-        let to = || if self.to.is_empty() { Truth::Yes } else { Truth::any(self.to.iter().map(|all| all.test(facts))) };
+        let to = || {
+            if self.to.is_empty() {
+                Truth::Yes
+            } else {
+                Truth::any(self.to.iter().map(|all| all.test(facts)))
+            }
+        };
         from().and(|| to().and(|| self.when.test(facts)))
     }
 
@@ -100,7 +115,10 @@ impl CompiledRule {
 
 impl CompiledAllOf {
     fn new(all: &AllOf) -> Self {
-        Self { clauses: all.iter().map(CompiledClause::new).collect(), names: all.iter().any(names) }
+        Self {
+            clauses: all.iter().map(CompiledClause::new).collect(),
+            names: all.iter().any(names),
+        }
     }
 
     fn test<F: Attributes + ?Sized>(&self, facts: &F) -> Truth<'_> {
@@ -116,13 +134,21 @@ fn names(clause: &Clause) -> bool {
         AttributeMatch::Prefix(text) => text.contains('/'),
         _ => false,
     };
-    clause.attribute == Attribute::SourcePrincipal && !clause.any.is_empty() && clause.any.iter().all(whole)
+    clause.attribute == Attribute::SourcePrincipal
+        && !clause.any.is_empty()
+        && clause.any.iter().all(whole)
 }
 
 impl CompiledClause {
     fn new(clause: &Clause) -> Self {
-        let ready = |matches: &[AttributeMatch]| (!matches.is_empty()).then(|| CompiledMatches::new(&clause.attribute, matches));
-        Self { attribute: clause.attribute.clone(), any: ready(&clause.any), none: ready(&clause.none) }
+        let ready = |matches: &[AttributeMatch]| {
+            (!matches.is_empty()).then(|| CompiledMatches::new(&clause.attribute, matches))
+        };
+        Self {
+            attribute: clause.attribute.clone(),
+            any: ready(&clause.any),
+            none: ready(&clause.none),
+        }
     }
 
     fn test<F: Attributes + ?Sized>(&self, facts: &F) -> Truth<'_> {
@@ -143,13 +169,25 @@ impl CompiledClause {
 
 impl CompiledMatches {
     fn new(attribute: &Attribute, matches: &[AttributeMatch]) -> Self {
-        let mut ready = Self { is_host: *attribute == Attribute::Host, ..Self::default() };
+        let mut ready = Self {
+            is_host: *attribute == Attribute::Host,
+            ..Self::default()
+        };
         for m in matches {
             match m {
-                AttributeMatch::Exact(text) => ready.exact.push(Exact { with_port: has_port(text), text: ready.bytes(text) }),
-                AttributeMatch::Prefix(text) => ready.patterns.push(Pattern::Prefix(ready.bytes(text), has_port(text))),
-                AttributeMatch::Suffix(text) => ready.patterns.push(Pattern::Suffix(ready.bytes(text), has_port(text))),
-                AttributeMatch::Template(text) => ready.patterns.push(Pattern::Template(pieces(text))),
+                AttributeMatch::Exact(text) => ready.exact.push(Exact {
+                    with_port: has_port(text),
+                    text: ready.bytes(text),
+                }),
+                AttributeMatch::Prefix(text) => ready
+                    .patterns
+                    .push(Pattern::Prefix(ready.bytes(text), has_port(text))),
+                AttributeMatch::Suffix(text) => ready
+                    .patterns
+                    .push(Pattern::Suffix(ready.bytes(text), has_port(text))),
+                AttributeMatch::Template(text) => {
+                    ready.patterns.push(Pattern::Template(pieces(text)))
+                }
                 AttributeMatch::Network(network) => ready.networks.push(*network),
                 AttributeMatch::Port(port) => ready.ports.push(*port),
                 AttributeMatch::Present => ready.present = true,
@@ -164,7 +202,11 @@ impl CompiledMatches {
 
     fn bytes(&self, text: &str) -> Box<[u8]> {
         let bytes = text.as_bytes();
-        if self.is_host { bytes.to_ascii_lowercase().into() } else { bytes.into() }
+        if self.is_host {
+            bytes.to_ascii_lowercase().into()
+        } else {
+            bytes.into()
+        }
     }
 
     fn holds(&self, value: AttributeValue<'_>) -> bool {
@@ -177,14 +219,23 @@ impl CompiledMatches {
 
     fn holds_address(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
-        self.present || self.networks.iter().any(|network| network.contains(&address))
+        self.present
+            || self
+                .networks
+                .iter()
+                .any(|network| network.contains(&address))
     }
 
     fn holds_text(&self, text: &[u8]) -> bool {
         if self.present && !text.is_empty() {
             return true;
         }
-        if !self.many.is_empty() && self.many.binary_search_by(|known| (**known).cmp(text)).is_ok() {
+        if !self.many.is_empty()
+            && self
+                .many
+                .binary_search_by(|known| (**known).cmp(text))
+                .is_ok()
+        {
             return true;
         }
         if !self.is_host {
@@ -201,13 +252,25 @@ impl CompiledMatches {
 
     fn holds_bytes(&self, text: &[u8], bare: &[u8]) -> bool {
         let of = |with_port: bool| if with_port { text } else { bare };
-        let same = |a: &[u8], b: &[u8]| if self.is_host { a.eq_ignore_ascii_case(b) } else { a == b };
-        self.exact.iter().any(|exact| same(&exact.text, of(exact.with_port)))
+        let same = |a: &[u8], b: &[u8]| {
+            if self.is_host {
+                a.eq_ignore_ascii_case(b)
+            } else {
+                a == b
+            }
+        };
+        self.exact
+            .iter()
+            .any(|exact| same(&exact.text, of(exact.with_port)))
             || self.patterns.iter().any(|pattern| match pattern {
-                Pattern::Prefix(start, port) => of(*port).get(..start.len()).is_some_and(|given| same(start, given)),
+                Pattern::Prefix(start, port) => of(*port)
+                    .get(..start.len())
+                    .is_some_and(|given| same(start, given)),
                 Pattern::Suffix(end, port) => {
                     let text = of(*port);
-                    text.len().checked_sub(end.len()).is_some_and(|at| same(end, &text[at..]))
+                    text.len()
+                        .checked_sub(end.len())
+                        .is_some_and(|at| same(end, &text[at..]))
                 }
                 Pattern::Template(pieces) => fits(pieces, text),
             })
@@ -216,12 +279,17 @@ impl CompiledMatches {
 
 /// Returns true if a host in a policy has a port: a colon outside brackets.
 fn has_port(text: &str) -> bool {
-    text.rsplit(']').next().is_some_and(|rest| rest.contains(':'))
+    text.rsplit(']')
+        .next()
+        .is_some_and(|rest| rest.contains(':'))
 }
 
 /// Returns the host without its port.
 fn host_of(authority: &[u8]) -> &[u8] {
-    let after_bracket = authority.iter().rposition(|b| *b == b']').map_or(0, |at| at + 1);
+    let after_bracket = authority
+        .iter()
+        .rposition(|b| *b == b']')
+        .map_or(0, |at| at + 1);
     match authority[after_bracket..].iter().position(|b| *b == b':') {
         Some(colon) => &authority[..after_bracket + colon],
         None => authority,
@@ -264,7 +332,9 @@ fn fits(pieces: &[TemplatePiece], path: &[u8]) -> bool {
         let stepped = match pieces.get(piece) {
             None if at == path.len() => return true,
             None => None,
-            Some(TemplatePiece::Text(text)) => path[at..].starts_with(text).then_some(at + text.len()),
+            Some(TemplatePiece::Text(text)) => {
+                path[at..].starts_with(text).then_some(at + text.len())
+            }
             Some(TemplatePiece::Segment) => {
                 let next = path.get(at).filter(|b| **b != b'/').map(|_| at + 1);
                 segment = next.map(|next| (piece + 1, next)).or(segment);
@@ -322,13 +392,23 @@ mod tests {
             ("/", "/", true),
             ("/x", "/xy", false),
         ] {
-            assert_eq!(fits(&pieces(template), path.as_bytes()), want, "{template} {path}");
+            assert_eq!(
+                fits(&pieces(template), path.as_bytes()),
+                want,
+                "{template} {path}"
+            );
         }
     }
 
     #[test]
     fn hosts_lose_their_ports() {
-        for (given, want) in [("a.b", "a.b"), ("a.b:80", "a.b"), ("[::1]", "[::1]"), ("[::1]:80", "[::1]"), ("", "")] {
+        for (given, want) in [
+            ("a.b", "a.b"),
+            ("a.b:80", "a.b"),
+            ("[::1]", "[::1]"),
+            ("[::1]:80", "[::1]"),
+            ("", ""),
+        ] {
             assert_eq!(host_of(given.as_bytes()), want.as_bytes());
             assert_eq!(has_port(given), given != want, "{given}");
         }

@@ -8,7 +8,11 @@ use crate::policy_destination::{PolicyDestination, applies};
 
 /// Returns the mode of a workload at one of its ports, by Istio's rules. Of each scope (workload, namespace, tenant) only the oldest object
 /// counts. The narrowest scope that sets a mode decides, and within it the port's own mode precedes the general one.
-pub fn peer_mode<'a>(all: impl IntoIterator<Item = &'a PeerAuthentication>, place: &PolicyDestination<'_>, port: u16) -> PeerMode {
+pub fn peer_mode<'a>(
+    all: impl IntoIterator<Item = &'a PeerAuthentication>,
+    place: &PolicyDestination<'_>,
+    port: u16,
+) -> PeerMode {
     let mut oldest: [Option<&PeerAuthentication>; 3] = [None; 3];
     for one in all.into_iter().filter(|one| applies(&one.target, place)) {
         // The index grows with the scope, so that the first object below is the narrowest.
@@ -22,10 +26,20 @@ pub fn peer_mode<'a>(all: impl IntoIterator<Item = &'a PeerAuthentication>, plac
             oldest[width] = Some(one);
         }
     }
-    oldest.into_iter().flatten().find_map(|one| one.ports.get(&port).copied().or(one.mode)).unwrap_or_default()
+    oldest
+        .into_iter()
+        .flatten()
+        .find_map(|one| one.ports.get(&port).copied().or(one.mode))
+        .unwrap_or_default()
 }
 
 /// Returns all RequestAuthentications of a destination. A token is valid if one rule of any of them accepts it.
-pub fn authentications(all: &[Arc<Authentication>], place: &PolicyDestination<'_>) -> Vec<Arc<Authentication>> {
-    all.iter().filter(|one| applies(&one.target, place)).cloned().collect()
+pub fn authentications(
+    all: &[Arc<Authentication>],
+    place: &PolicyDestination<'_>,
+) -> Vec<Arc<Authentication>> {
+    all.iter()
+        .filter(|one| applies(&one.target, place))
+        .cloned()
+        .collect()
 }

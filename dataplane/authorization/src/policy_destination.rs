@@ -15,11 +15,17 @@ pub struct PolicyDestination<'a> {
 
 impl<'a> PolicyDestination<'a> {
     pub fn workload(namespace: &'a Namespace, labels: &'a Labels) -> Self {
-        Self { workload: Some((namespace, labels)), service: None }
+        Self {
+            workload: Some((namespace, labels)),
+            service: None,
+        }
     }
 
     pub fn service(service: &'a ServiceKey) -> Self {
-        Self { workload: None, service: Some(service) }
+        Self {
+            workload: None,
+            service: Some(service),
+        }
     }
 
     pub fn serving(self, service: Option<&'a ServiceKey>) -> Self {
@@ -34,9 +40,17 @@ pub fn applies(target: &PolicyTarget, place: &PolicyDestination<'_>) -> bool {
         (_, None) => false,
         (PolicyTarget::Tenant, Some(_)) => true,
         (PolicyTarget::Namespace(wanted), Some((namespace, _))) => wanted == namespace,
-        (PolicyTarget::Workloads { namespace: wanted, labels: wanted_labels }, Some((namespace, labels))) => {
+        (
+            PolicyTarget::Workloads {
+                namespace: wanted,
+                labels: wanted_labels,
+            },
+            Some((namespace, labels)),
+        ) => {
             wanted.as_ref().is_none_or(|wanted| wanted == namespace)
-                && wanted_labels.iter().all(|(name, value)| labels.get(name) == Some(value))
+                && wanted_labels
+                    .iter()
+                    .all(|(name, value)| labels.get(name) == Some(value))
         }
     }
 }

@@ -88,7 +88,10 @@ struct CompiledPolicy {
 
 impl CompiledPolicy {
     fn new(policy: &Authorization) -> Self {
-        Self { key: policy.key.clone(), rules: policy.rules.iter().map(CompiledRule::new).collect() }
+        Self {
+            key: policy.key.clone(),
+            rules: policy.rules.iter().map(CompiledRule::new).collect(),
+        }
     }
 
     /// Returns the first rule that matches, or else the first one that may match.
@@ -134,12 +137,24 @@ impl PolicySet {
         for policy in policies {
             set.add(policy);
         }
-        let enforced = || set.customs.iter().flat_map(|c| &c.policies).chain(&set.denies).chain(&set.allows);
-        let attributes = || enforced().flat_map(|p| p.rules.iter().flat_map(CompiledRule::attributes));
-        let audited = set.watched.iter().filter(|(_, kind, _)| *kind == ShadowKind::Audit);
-        let audited = audited.flat_map(|(policy, ..)| policy.rules.iter().flat_map(CompiledRule::attributes));
+        let enforced = || {
+            set.customs
+                .iter()
+                .flat_map(|c| &c.policies)
+                .chain(&set.denies)
+                .chain(&set.allows)
+        };
+        let attributes =
+            || enforced().flat_map(|p| p.rules.iter().flat_map(CompiledRule::attributes));
+        let audited = set
+            .watched
+            .iter()
+            .filter(|(_, kind, _)| *kind == ShadowKind::Audit);
+        let audited =
+            audited.flat_map(|(policy, ..)| policy.rules.iter().flat_map(CompiledRule::attributes));
         // An authorizer receives the path, and how it decides is not known here.
-        set.needs_path = attributes().chain(audited).any(|a| *a == Attribute::Path) || !set.customs.is_empty();
+        set.needs_path =
+            attributes().chain(audited).any(|a| *a == Attribute::Path) || !set.customs.is_empty();
         set.needs_http = attributes().any(|a| !a.is_l4()) || !set.customs.is_empty();
         set.enforces = set.broken.is_some() || enforced().next().is_some();
         set
@@ -150,15 +165,31 @@ impl PolicySet {
         match (&policy.action, policy.dry_run, policy.broken.is_some()) {
             (_, false, true) => drop(self.broken.get_or_insert(ready.key)),
             (_, true, true) => self.watched.push((ready, ShadowKind::WouldDeny, true)),
-            (AuthorizationAction::Audit, ..) => self.watched.push((ready, ShadowKind::Audit, false)),
-            (AuthorizationAction::Allow, true, _) => self.watched.push((ready, ShadowKind::WouldAllow, false)),
-            (AuthorizationAction::Deny, true, _) => self.watched.push((ready, ShadowKind::WouldDeny, false)),
-            (AuthorizationAction::Custom(_), true, _) => self.watched.push((ready, ShadowKind::WouldCallAuthorizer, false)),
+            (AuthorizationAction::Audit, ..) => {
+                self.watched.push((ready, ShadowKind::Audit, false))
+            }
+            (AuthorizationAction::Allow, true, _) => {
+                self.watched.push((ready, ShadowKind::WouldAllow, false))
+            }
+            (AuthorizationAction::Deny, true, _) => {
+                self.watched.push((ready, ShadowKind::WouldDeny, false))
+            }
+            (AuthorizationAction::Custom(_), true, _) => {
+                self.watched
+                    .push((ready, ShadowKind::WouldCallAuthorizer, false))
+            }
             (AuthorizationAction::Allow, ..) => self.allows.push(ready),
             (AuthorizationAction::Deny, ..) => self.denies.push(ready),
-            (AuthorizationAction::Custom(authorizer), ..) => match self.customs.iter_mut().find(|c| c.authorizer == *authorizer) {
+            (AuthorizationAction::Custom(authorizer), ..) => match self
+                .customs
+                .iter_mut()
+                .find(|c| c.authorizer == *authorizer)
+            {
                 Some(custom) => custom.policies.push(ready),
-                None => self.customs.push(Custom { authorizer: authorizer.clone(), policies: vec![ready] }),
+                None => self.customs.push(Custom {
+                    authorizer: authorizer.clone(),
+                    policies: vec![ready],
+                }),
             },
         }
     }
@@ -201,33 +232,57 @@ impl PolicySet {
     }
 
     /// Continues a decision after authorizers have granted the request; `progress` counts them.
-    pub fn decide_after<F: Attributes + ?Sized>(&self, facts: &F, progress: ExtAuthzProgress) -> AuthorizationDecision<'_> {
+    pub fn decide_after<F: Attributes + ?Sized>(
+        &self,
+        facts: &F,
+        progress: ExtAuthzProgress,
+    ) -> AuthorizationDecision<'_> {
         self.evaluate(facts, progress)
     }
 
-    fn evaluate<F: Attributes + ?Sized>(&self, facts: &F, progress: ExtAuthzProgress) -> AuthorizationDecision<'_> {
+    fn evaluate<F: Attributes + ?Sized>(
+        &self,
+        facts: &F,
+        progress: ExtAuthzProgress,
+    ) -> AuthorizationDecision<'_> {
         // A broken policy fails closed, even if others would allow.
         if let Some(policy) = &self.broken {
-            return AuthorizationDecision::Deny { policy: Some(policy), rule: None };
+            return AuthorizationDecision::Deny {
+                policy: Some(policy),
+                rule: None,
+            };
         }
         // An undecided policy does not end the search: a later one may decide regardless of the unknown attribute.
         let mut undecided = None;
         for (n, custom) in self.customs.iter().enumerate() {
             match first(&custom.policies, facts, false) {
                 (Truth::Yes, Some((policy, _))) if n >= progress.0 => {
-                    return AuthorizationDecision::CallAuthorizer { authorizer: &custom.authorizer, policy, then: ExtAuthzProgress(n + 1) };
+                    return AuthorizationDecision::CallAuthorizer {
+                        authorizer: &custom.authorizer,
+                        policy,
+                        then: ExtAuthzProgress(n + 1),
+                    };
                 }
                 // The hop that called the authorizers has observed all attributes.
-                (Truth::Maybe(attribute), Some((policy, _))) if progress != ExtAuthzProgress::ALL => {
-                    undecided = undecided.or(Some(AuthorizationDecision::Undecided { policy, attribute }));
+                (Truth::Maybe(attribute), Some((policy, _)))
+                    if progress != ExtAuthzProgress::ALL =>
+                {
+                    undecided =
+                        undecided.or(Some(AuthorizationDecision::Undecided { policy, attribute }));
                 }
                 _ => {}
             }
         }
         match first(&self.denies, facts, false) {
-            (Truth::Yes, Some((policy, rule))) => return AuthorizationDecision::Deny { policy: Some(policy), rule: Some(rule) },
+            (Truth::Yes, Some((policy, rule))) => {
+                return AuthorizationDecision::Deny {
+                    policy: Some(policy),
+                    rule: Some(rule),
+                };
+            }
             (Truth::Maybe(attribute), Some((policy, _))) => {
-                undecided = undecided.or(Some(AuthorizationDecision::Undecided { policy, attribute }))
+                undecided =
+                    undecided.or(Some(AuthorizationDecision::Undecided { policy, attribute }))
             }
             _ => {}
         }
@@ -237,20 +292,38 @@ impl PolicySet {
             match first(&self.allows, facts, foreign) {
                 (Truth::Yes, _) => {}
                 (Truth::Maybe(attribute), Some((policy, _))) => {
-                    undecided = undecided.or(Some(AuthorizationDecision::Undecided { policy, attribute }))
+                    undecided =
+                        undecided.or(Some(AuthorizationDecision::Undecided { policy, attribute }))
                 }
-                _ => return AuthorizationDecision::Deny { policy: None, rule: None },
+                _ => {
+                    return AuthorizationDecision::Deny {
+                        policy: None,
+                        rule: None,
+                    };
+                }
             }
         }
         undecided.unwrap_or(AuthorizationDecision::Allow)
     }
 
     /// Passes each audit and dry run that certainly matches to `each`. It does not allocate, except for a host with a trailing dot.
-    pub fn observe<'a, F: Attributes + ?Sized>(&'a self, facts: &F, each: &mut dyn FnMut(ShadowMatch<'a>)) {
+    pub fn observe<'a, F: Attributes + ?Sized>(
+        &'a self,
+        facts: &F,
+        each: &mut dyn FnMut(ShadowMatch<'a>),
+    ) {
         for (ready, kind, broken) in &self.watched {
-            let (truth, rule) = if *broken { (Truth::Yes, None) } else { ready.test(facts, false) };
+            let (truth, rule) = if *broken {
+                (Truth::Yes, None)
+            } else {
+                ready.test(facts, false)
+            };
             if truth == Truth::Yes {
-                each(ShadowMatch { policy: &ready.key, rule, kind: *kind });
+                each(ShadowMatch {
+                    policy: &ready.key,
+                    rule,
+                    kind: *kind,
+                });
             }
         }
     }
@@ -266,7 +339,9 @@ fn first<'a, F: Attributes + ?Sized>(
     for policy in policies {
         match policy.test(facts, named) {
             (Truth::Yes, rule) => return (Truth::Yes, rule.map(|rule| (&policy.key, rule))),
-            (maybe @ Truth::Maybe(_), rule) if so_far.0 == Truth::No => so_far = (maybe, rule.map(|rule| (&policy.key, rule))),
+            (maybe @ Truth::Maybe(_), rule) if so_far.0 == Truth::No => {
+                so_far = (maybe, rule.map(|rule| (&policy.key, rule)))
+            }
             _ => {}
         }
     }

@@ -14,7 +14,9 @@ use canal_runtime::drain::{self, DrainObserver, DrainTrigger, DrainWatcher};
 use canal_runtime::logging::LogLevelHandle;
 use canal_runtime::metrics::{MetricFamily, Registry};
 use canal_southbound_client::controller_client::report_loop::{ReportHandler, ReportLoop};
-use canal_southbound_client::{RefusedResource, ResourceState, Subscriber, SubscriberConfig, SubscriptionStatus, Update};
+use canal_southbound_client::{
+    RefusedResource, ResourceState, Subscriber, SubscriberConfig, SubscriptionStatus, Update,
+};
 use canal_telemetry::observe::{self, ObserveSources};
 use canal_wire::fleet::fleet_client::FleetClient;
 use canal_wire::fleet::{EdgeReportRequest, EdgeReportResponse, ReplicaProbe, SessionQuery};
@@ -22,7 +24,9 @@ use tokio::sync::{oneshot, watch};
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-use crate::config::{EdgeConfig, PROBE_INTERVAL, PROBE_TIMEOUT, PROGRAM_CHECK_INTERVAL, READINESS_PORT};
+use crate::config::{
+    EdgeConfig, PROBE_INTERVAL, PROBE_TIMEOUT, PROGRAM_CHECK_INTERVAL, READINESS_PORT,
+};
 use crate::counts::EdgeCounters;
 use crate::desired_maps::Tunnels;
 use crate::dump::EdgeDump;
@@ -33,8 +37,13 @@ use crate::probe::{ProbeConfig, ProbeListener, ProbeOutcome, Prober};
 use crate::report;
 
 /// Resource kinds to which an edge subscribes.
-pub const KINDS: [ResourceKind; 5] =
-    [ResourceKind::Tenant, ResourceKind::Node, ResourceKind::Replica, ResourceKind::Address, ResourceKind::Table];
+pub const KINDS: [ResourceKind; 5] = [
+    ResourceKind::Tenant,
+    ResourceKind::Node,
+    ResourceKind::Replica,
+    ResourceKind::Address,
+    ResourceKind::Table,
+];
 /// Maximum duration of a drain. No task of the agent takes longer than a report.
 pub const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 /// Time that tasks may take beyond the drain's deadline.
@@ -49,16 +58,26 @@ pub enum EdgeError {
     #[error("{0}")]
     Kernel(#[from] OffloadError),
     /// The maps of an earlier process cannot be read.
-    #[error("the maps under {dir} cannot be read: {why}; `canal-edge --detach` removes them, and with them all that is forwarded")]
-    Maps { dir: std::path::PathBuf, why: String },
+    #[error(
+        "the maps under {dir} cannot be read: {why}; `canal-edge --detach` removes them, and with them all that is forwarded"
+    )]
+    Maps {
+        dir: std::path::PathBuf,
+        why: String,
+    },
     /// The process cannot listen on an admin, metrics or readiness address.
     #[error("{0}")]
     Listen(#[from] AdminListenError),
     /// A directory, a thread or a signal handler could not be created.
     #[error("{what}: {source}")]
-    Start { what: &'static str, source: std::io::Error },
+    Start {
+        what: &'static str,
+        source: std::io::Error,
+    },
     /// A task of the agent panicked. The process ends, because an agent that has silently lost a task would be a gray failure.
-    #[error("{0} of the agent panicked; the process ends so that its supervisor starts a whole one, and packets go on meanwhile")]
+    #[error(
+        "{0} of the agent panicked; the process ends so that its supervisor starts a whole one, and packets go on meanwhile"
+    )]
     Lost(&'static str),
 }
 
@@ -95,7 +114,9 @@ impl AgentShared {
             // The maps are filled now, so replacing an earlier process's program loses no information.
             match keeper.tables().attach() {
                 Ok(()) => self.counts.attached(true),
-                Err(error) => tracing::error!(%error, "could not attach the program to the device; retrying"),
+                Err(error) => {
+                    tracing::error!(%error, "could not attach the program to the device; retrying")
+                }
             }
         }
         drop(keeper);
@@ -147,9 +168,19 @@ impl EdgeReporter {
     fn state(&self) -> Option<EdgeReportRequest> {
         let mut keeper = self.shared.keeper();
         let forwards = keeper.standing().has_state && keeper.tables().is_attached();
-        let seen = keeper.targets().iter().map(|(t, up)| ReplicaProbe { replica: t.name.to_string(), up: *up }).collect();
+        let seen = keeper
+            .targets()
+            .iter()
+            .map(|(t, up)| ReplicaProbe {
+                replica: t.name.to_string(),
+                up: *up,
+            })
+            .collect();
         let queries = self.queries.lock().unwrap_or_else(PoisonError::into_inner);
-        let paths = queries.iter().filter_map(|query| decide_path(keeper.content(), &self.config.place, query)).collect();
+        let paths = queries
+            .iter()
+            .filter_map(|query| decide_path(keeper.content(), &self.config.place, query))
+            .collect();
         drop((keeper, queries));
         forwards.then(|| EdgeReportRequest {
             az: self.config.az.to_string(),
@@ -176,7 +207,10 @@ impl ReportHandler for EdgeReporter {
         self.state()
     }
 
-    async fn send(fleet: &mut FleetClient<Channel>, report: Request<EdgeReportRequest>) -> Result<Response<EdgeReportResponse>, Status> {
+    async fn send(
+        fleet: &mut FleetClient<Channel>,
+        report: Request<EdgeReportRequest>,
+    ) -> Result<Response<EdgeReportResponse>, Status> {
         fleet.edge_report(report).await
     }
 
@@ -190,7 +224,11 @@ impl ReportHandler for EdgeReporter {
         keeper.tell_hosts(orders.hosts);
         if let Some((version, tunnels)) = orders.tunnels {
             // A number of tunnels that the operator configured takes precedence.
-            keeper.tell_tunnels(if self.config.has_own_tunnels { Tunnels::new() } else { tunnels });
+            keeper.tell_tunnels(if self.config.has_own_tunnels {
+                Tunnels::new()
+            } else {
+                tunnels
+            });
             self.tunnels_version.store(version, Ordering::Relaxed);
         }
         drop(keeper);
@@ -211,7 +249,10 @@ impl ReportHandler for EdgeReporter {
 pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, EdgeError> {
     let signals = start("catching signals", drain::TerminationSignals::catch())?;
     canal_runtime::raise_file_limit(0);
-    start("making the data directory (--data-dir)", std::fs::create_dir_all(&config.data_dir))?;
+    start(
+        "making the data directory (--data-dir)",
+        std::fs::create_dir_all(&config.data_dir),
+    )?;
     let (process, whole) = drain::tree();
     let process = Arc::new(process);
     let (trigger, traffic) = whole.branch();
@@ -220,11 +261,25 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
     let subscriber = subscribe(&config, &shared, &registry, whole.clone());
     let watcher = traffic.watcher();
     drop(traffic);
-    let board = EdgeDump { config: config.clone(), keeper: shared.keeper.clone(), southbound: subscriber.watch(), traffic: watcher };
+    let board = EdgeDump {
+        config: config.clone(),
+        keeper: shared.keeper.clone(),
+        southbound: subscriber.watch(),
+        traffic: watcher,
+    };
     let board = Arc::new(board);
     serve_operators(&config, board.clone(), &registry, level, &process, &whole)?;
-    let sources = ObserveSources { dump: Box::new(move |_| board.json()), tap: None, logs: None, registry: registry.clone() };
-    tokio::spawn(observe::serve(subscriber.connections(), sources, whole.watcher()));
+    let sources = ObserveSources {
+        dump: Box::new(move |_| board.json()),
+        tap: None,
+        logs: None,
+        registry: registry.clone(),
+    };
+    tokio::spawn(observe::serve(
+        subscriber.connections(),
+        sources,
+        whole.watcher(),
+    ));
     let (prober, mut lost) = spawn_prober(shared.clone(), whole.watcher())?;
     let reporter = EdgeReporter {
         shared: shared.clone(),
@@ -233,11 +288,22 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
         tunnels_version: AtomicU64::new(0),
         queries: Mutex::default(),
     };
-    let reports = ReportLoop { controller: config.controller.clone(), timing: report::TIMING, outcomes: shared.counts.reports() };
+    let reports = ReportLoop {
+        controller: config.controller.clone(),
+        timing: report::TIMING,
+        outcomes: shared.counts.reports(),
+    };
     let reports = tokio::spawn(reports.run(Arc::new(reporter), whole.watcher()));
     let guard = tokio::spawn(guard(shared.clone(), whole.watcher()));
-    let interfaces = Interfaces { bindings: config.interface_bindings.clone(), pin_dir: config.place.pin_dir.clone() };
-    let interfaces = tokio::spawn(canal_interfaces::run(interfaces, registry.clone(), whole.watcher()));
+    let interfaces = Interfaces {
+        bindings: config.interface_bindings.clone(),
+        pin_dir: config.place.pin_dir.clone(),
+    };
+    let interfaces = tokio::spawn(canal_interfaces::run(
+        interfaces,
+        registry.clone(),
+        whole.watcher(),
+    ));
     // None of these tasks ends before the process does, unless it panics.
     let clean = tokio::select! {
         ended = drain::on_signals(signals, trigger, DRAIN_LIMIT, GRACE) => ended,
@@ -246,7 +312,10 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
         _ = interfaces => return Err(EdgeError::Lost("the interface guard's agent")),
         _ = &mut lost => return Err(EdgeError::Lost("the prober")),
     };
-    tracing::info!(clean, "ending; the program stays on the device and forwards by the maps as they are");
+    tracing::info!(
+        clean,
+        "ending; the program stays on the device and forwards by the maps as they are"
+    );
     subscriber.stop().await;
     process.force();
     drop(whole);
@@ -257,7 +326,10 @@ pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, Edge
 /// Loads program and maps and creates the shared state, before any connection to the controller.
 fn begin(config: &EdgeConfig, registry: &Registry) -> Result<AgentShared, EdgeError> {
     let build = MetricFamily::new("istio_build", "What runs here.", &["component", "tag"]);
-    registry.gauges(build).shared(&["canal-edge", env!("CARGO_PKG_VERSION")]).set(1);
+    registry
+        .gauges(build)
+        .shared(&["canal-edge", env!("CARGO_PKG_VERSION")])
+        .set(1);
     let counts = EdgeCounters::new(registry);
     let mut kernel = KernelMaps::load(&config.place)?;
     counts.verified("canal_edge", kernel.verified_instructions()?);
@@ -270,8 +342,17 @@ fn begin(config: &EdgeConfig, registry: &Registry) -> Result<AgentShared, EdgeEr
         counts.attached(true);
     }
     let room = kernel.capacity();
-    let keeper = MapReconciler::adopt(kernel, config.az.clone(), config.place.address, room, counts.clone());
-    let keeper = keeper.map_err(|why| EdgeError::Maps { dir: config.place.pin_dir.clone(), why })?;
+    let keeper = MapReconciler::adopt(
+        kernel,
+        config.az.clone(),
+        config.place.address,
+        room,
+        counts.clone(),
+    );
+    let keeper = keeper.map_err(|why| EdgeError::Maps {
+        dir: config.place.pin_dir.clone(),
+        why,
+    })?;
     Ok(AgentShared {
         keeper: Arc::new(Mutex::new(keeper)),
         counts,
@@ -280,7 +361,12 @@ fn begin(config: &EdgeConfig, registry: &Registry) -> Result<AgentShared, EdgeEr
     })
 }
 
-fn subscribe(config: &EdgeConfig, shared: &AgentShared, registry: &Registry, drain: DrainWatcher) -> Subscriber {
+fn subscribe(
+    config: &EdgeConfig,
+    shared: &AgentShared,
+    registry: &Registry,
+    drain: DrainWatcher,
+) -> Subscriber {
     let settings = SubscriberConfig {
         controller: config.controller.clone(),
         node: format!("edge~{}", config.edge),
@@ -294,16 +380,31 @@ fn subscribe(config: &EdgeConfig, shared: &AgentShared, registry: &Registry, dra
         // Entries that do not fit stay in the state and take effect when there is space. The controller gets their names in the NACK.
         let omitted = shared.keeper().set_input(resources);
         shared.on_state();
-        Ok(omitted.iter().map(|(kind, name, why)| RefusedResource::for_want_of_room(*kind, name, why)).collect())
+        Ok(omitted
+            .iter()
+            .map(|(kind, name, why)| RefusedResource::for_want_of_room(*kind, name, why))
+            .collect())
     };
     Subscriber::start(settings, registry, drain, Box::new(apply))
 }
 
 /// Starts the prober on its own thread, so that a large update does not make replicas appear late. The receiver resolves when the thread
 /// ends.
-fn spawn_prober(shared: AgentShared, end: DrainObserver) -> Result<(std::thread::JoinHandle<()>, oneshot::Receiver<()>), EdgeError> {
-    let runtime = start("making the prober's runtime", tokio::runtime::Builder::new_current_thread().enable_all().build())?;
-    let rhythm = ProbeConfig { port: READINESS_PORT, pause: PROBE_INTERVAL, timeout: PROBE_TIMEOUT };
+fn spawn_prober(
+    shared: AgentShared,
+    end: DrainObserver,
+) -> Result<(std::thread::JoinHandle<()>, oneshot::Receiver<()>), EdgeError> {
+    let runtime = start(
+        "making the prober's runtime",
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build(),
+    )?;
+    let rhythm = ProbeConfig {
+        port: READINESS_PORT,
+        pause: PROBE_INTERVAL,
+        timeout: PROBE_TIMEOUT,
+    };
     let mut targets = shared.targets.subscribe();
     let (alive, lost) = oneshot::channel::<()>();
     let probing = async move {
@@ -325,7 +426,9 @@ fn spawn_prober(shared: AgentShared, end: DrainObserver) -> Result<(std::thread:
         let _alive = alive;
         runtime.block_on(probing);
     };
-    let thread = std::thread::Builder::new().name("edge-prober".into()).spawn(run);
+    let thread = std::thread::Builder::new()
+        .name("edge-prober".into())
+        .spawn(run);
     Ok((start("starting the prober's thread", thread)?, lost))
 }
 
@@ -353,10 +456,20 @@ pub enum RepairAction {
 /// Decides how to restore a program or maps that were removed externally.
 pub fn decide_repair(look: ProgramStatus) -> RepairAction {
     match look {
-        ProgramStatus { told: false, live: false, .. } => RepairAction::Nothing,
+        ProgramStatus {
+            told: false,
+            live: false,
+            ..
+        } => RepairAction::Nothing,
         // This requires a state: without one, new maps would stay empty, and the old ones, which the program still uses, are better.
-        ProgramStatus { pinned: false, told: true, .. } => RepairAction::Reload,
-        ProgramStatus { attached: false, .. } => RepairAction::Attach,
+        ProgramStatus {
+            pinned: false,
+            told: true,
+            ..
+        } => RepairAction::Reload,
+        ProgramStatus {
+            attached: false, ..
+        } => RepairAction::Attach,
         _ => RepairAction::Nothing,
     }
 }
@@ -391,7 +504,12 @@ fn look_after(shared: &AgentShared, audits: bool) {
     let mut keeper = shared.keeper();
     let told = keeper.standing().has_state;
     let kernel = keeper.tables();
-    let look = ProgramStatus { live: kernel.is_live(), attached: kernel.is_attached(), pinned: kernel.is_pinned(), told };
+    let look = ProgramStatus {
+        live: kernel.is_live(),
+        attached: kernel.is_attached(),
+        pinned: kernel.is_pinned(),
+        told,
+    };
     shared.counts.attached(look.attached);
     let (fixed, what) = match decide_repair(look) {
         RepairAction::Nothing => (Ok(()), None),
@@ -402,14 +520,21 @@ fn look_after(shared: &AgentShared, audits: bool) {
         tracing::error!(%error, ?look, "could not reinstall missing programs or maps; retrying");
         return;
     }
-    let audited = if audits || what.is_some() || !look.live { keeper.audit() } else { Ok(0) };
+    let audited = if audits || what.is_some() || !look.live {
+        keeper.audit()
+    } else {
+        Ok(0)
+    };
     match audited {
         Ok(0) => {}
         // New maps are empty. That results from the reload and is not an external change of elements.
         Ok(_) if what == Some("pins") => {}
         Ok(n) => {
             shared.counts.repair("elements", n);
-            tracing::error!(elements = n, "edge BPF maps were changed externally; repaired");
+            tracing::error!(
+                elements = n,
+                "edge BPF maps were changed externally; repaired"
+            );
         }
         Err(error) => tracing::error!(error, "the maps cannot be read"),
     }
@@ -423,7 +548,10 @@ fn look_after(shared: &AgentShared, audits: bool) {
     }
     if let Some(what) = what {
         shared.counts.repair(what, 1);
-        tracing::error!(what, "edge BPF program or maps were removed externally; reinstalled");
+        tracing::error!(
+            what,
+            "edge BPF program or maps were removed externally; reinstalled"
+        );
     }
     shared.counts.attached(kernel.is_attached());
     match kernel.counts() {
@@ -450,9 +578,18 @@ fn serve_operators(
         .quit(process.clone(), DRAIN_LIMIT)
         .version(env!("CARGO_PKG_VERSION"));
     let readiness = AdminRoutes::new().ready(move || for_ready.ready());
-    let addresses =
-        AdminAddresses { admin: config.admin, metrics: config.metrics, readiness: config.readiness, data_dir: config.data_dir.clone() };
-    Ok(admin::serve_all(&addresses, (admin, readiness), registry, drain)?)
+    let addresses = AdminAddresses {
+        admin: config.admin,
+        metrics: config.metrics,
+        readiness: config.readiness,
+        data_dir: config.data_dir.clone(),
+    };
+    Ok(admin::serve_all(
+        &addresses,
+        (admin, readiness),
+        registry,
+        drain,
+    )?)
 }
 
 #[cfg(test)]
@@ -462,27 +599,93 @@ mod tests {
     #[test]
     fn maps_are_read_through_for_a_twentieth_of_the_time() {
         let ms = Duration::from_millis;
-        for (rested, took, want) in [(2000, 0, true), (2000, 100, true), (1999, 100, false), (11_999, 600, false), (12_000, 600, true)] {
-            assert_eq!(is_audit_due(ms(rested), ms(took)), want, "{rested} ms after one of {took} ms");
+        for (rested, took, want) in [
+            (2000, 0, true),
+            (2000, 100, true),
+            (1999, 100, false),
+            (11_999, 600, false),
+            (12_000, 600, true),
+        ] {
+            assert_eq!(
+                is_audit_due(ms(rested), ms(took)),
+                want,
+                "{rested} ms after one of {took} ms"
+            );
         }
     }
 
     #[test]
     fn removed_programs_are_reinstalled_if_there_is_a_desired_state() {
-        let fine = ProgramStatus { live: true, attached: true, pinned: true, told: true };
+        let fine = ProgramStatus {
+            live: true,
+            attached: true,
+            pinned: true,
+            told: true,
+        };
         for (name, look, want) in [
             ("all in place", fine, RepairAction::Nothing),
-            ("filters flushed", ProgramStatus { attached: false, ..fine }, RepairAction::Attach),
-            ("filters flushed before the first state", ProgramStatus { attached: false, told: false, ..fine }, RepairAction::Attach),
-            ("pins removed", ProgramStatus { pinned: false, ..fine }, RepairAction::Reload),
-            ("pins removed before the first state", ProgramStatus { pinned: false, told: false, ..fine }, RepairAction::Nothing),
-            ("both", ProgramStatus { pinned: false, attached: false, ..fine }, RepairAction::Reload),
             (
-                "waiting for the first state",
-                ProgramStatus { live: false, attached: false, pinned: true, told: false },
+                "filters flushed",
+                ProgramStatus {
+                    attached: false,
+                    ..fine
+                },
+                RepairAction::Attach,
+            ),
+            (
+                "filters flushed before the first state",
+                ProgramStatus {
+                    attached: false,
+                    told: false,
+                    ..fine
+                },
+                RepairAction::Attach,
+            ),
+            (
+                "pins removed",
+                ProgramStatus {
+                    pinned: false,
+                    ..fine
+                },
+                RepairAction::Reload,
+            ),
+            (
+                "pins removed before the first state",
+                ProgramStatus {
+                    pinned: false,
+                    told: false,
+                    ..fine
+                },
                 RepairAction::Nothing,
             ),
-            ("told, but the device was not there", ProgramStatus { live: false, attached: false, ..fine }, RepairAction::Attach),
+            (
+                "both",
+                ProgramStatus {
+                    pinned: false,
+                    attached: false,
+                    ..fine
+                },
+                RepairAction::Reload,
+            ),
+            (
+                "waiting for the first state",
+                ProgramStatus {
+                    live: false,
+                    attached: false,
+                    pinned: true,
+                    told: false,
+                },
+                RepairAction::Nothing,
+            ),
+            (
+                "told, but the device was not there",
+                ProgramStatus {
+                    live: false,
+                    attached: false,
+                    ..fine
+                },
+                RepairAction::Attach,
+            ),
         ] {
             assert_eq!(decide_repair(look), want, "{name}");
         }

@@ -41,23 +41,85 @@ impl EdgeCounters {
         let gauges = |name, help, labels| r.gauges(MetricFamily::new(name, help, labels));
         let c = Self {
             registry: r.clone(),
-            entries: gauges("canal_edge_map_entries", "Elements of the edge's maps.", &["map"]),
-            limits: gauges("canal_edge_map_limit", "Elements that a map holds at most.", &["map"]),
-            left_out: gauges("canal_edge_map_entries_omitted", "Resources of the controller that are not in the maps.", &["map", "reason"]),
+            entries: gauges(
+                "canal_edge_map_entries",
+                "Elements of the edge's maps.",
+                &["map"],
+            ),
+            limits: gauges(
+                "canal_edge_map_limit",
+                "Elements that a map holds at most.",
+                &["map"],
+            ),
+            left_out: gauges(
+                "canal_edge_map_entries_omitted",
+                "Resources of the controller that are not in the maps.",
+                &["map", "reason"],
+            ),
             left_out_shown: Arc::default(),
-            behind: gauges("canal_edge_map_entries_pending", "Elements that could not be written yet.", &[]).shared(&[]),
-            writes: counters("canal_edge_map_writes_total", "Elements written to maps and removed from them.", &["map", "operation"]),
-            write_failures: counters("canal_edge_map_write_failures_total", "Elements that the kernel did not take.", &["map"]),
-            refused: counters("canal_edge_map_refused_total", "Entries refused beyond a tenant's share of a map.", &["map", "tenant"]),
-            packets: counters("canal_edge_packets_total", "Packets by what the edge's program did with them.", &["what"]),
+            behind: gauges(
+                "canal_edge_map_entries_pending",
+                "Elements that could not be written yet.",
+                &[],
+            )
+            .shared(&[]),
+            writes: counters(
+                "canal_edge_map_writes_total",
+                "Elements written to maps and removed from them.",
+                &["map", "operation"],
+            ),
+            write_failures: counters(
+                "canal_edge_map_write_failures_total",
+                "Elements that the kernel did not take.",
+                &["map"],
+            ),
+            refused: counters(
+                "canal_edge_map_refused_total",
+                "Entries refused beyond a tenant's share of a map.",
+                &["map", "tenant"],
+            ),
+            packets: counters(
+                "canal_edge_packets_total",
+                "Packets by what the edge's program did with them.",
+                &["what"],
+            ),
             packets_seen: Arc::default(),
-            probes: counters("canal_edge_probes_total", "Health requests to replicas, by their outcome.", &["result"]),
-            changes: counters("canal_edge_replica_changes_total", "Replicas that this edge found dead or back.", &["to"]),
-            replicas: gauges("canal_edge_replicas", "Replicas of this edge's AZ, by what they are held for.", &["state"]),
-            reports: counters("canal_edge_reports_total", "Reports to the controller, by their outcome.", &["result"]),
-            repairs: counters("canal_edge_repairs_total", "Programs and maps that were removed externally and reinstalled.", &["what"]),
-            verified: gauges("canal_edge_verified_instructions", "Instructions the verifier walked through.", &["program"]),
-            attached: gauges("canal_edge_attached", "1 while the program is on the device.", &[]).shared(&[]),
+            probes: counters(
+                "canal_edge_probes_total",
+                "Health requests to replicas, by their outcome.",
+                &["result"],
+            ),
+            changes: counters(
+                "canal_edge_replica_changes_total",
+                "Replicas that this edge found dead or back.",
+                &["to"],
+            ),
+            replicas: gauges(
+                "canal_edge_replicas",
+                "Replicas of this edge's AZ, by what they are held for.",
+                &["state"],
+            ),
+            reports: counters(
+                "canal_edge_reports_total",
+                "Reports to the controller, by their outcome.",
+                &["result"],
+            ),
+            repairs: counters(
+                "canal_edge_repairs_total",
+                "Programs and maps that were removed externally and reinstalled.",
+                &["what"],
+            ),
+            verified: gauges(
+                "canal_edge_verified_instructions",
+                "Instructions the verifier walked through.",
+                &["program"],
+            ),
+            attached: gauges(
+                "canal_edge_attached",
+                "1 while the program is on the device.",
+                &[],
+            )
+            .shared(&[]),
         };
         for what in ["attachment", "pins", "elements"] {
             c.repairs.shared(&[what]);
@@ -67,10 +129,11 @@ impl EdgeCounters {
 
     /// Sets the limits on metric series that the provider configured for tenants.
     pub(crate) fn set_shares(&self, resources: &[Arc<Resource>]) {
-        self.registry.set_shares(resources.iter().filter_map(|resource| match &**resource {
-            Resource::Tenant(tenant) => Some((&tenant.name, &tenant.shares)),
-            _ => None,
-        }));
+        self.registry
+            .set_shares(resources.iter().filter_map(|resource| match &**resource {
+                Resource::Tenant(tenant) => Some((&tenant.name, &tenant.shares)),
+                _ => None,
+            }));
     }
 
     pub(crate) fn entries(&self, c: &EdgeMapContent) {
@@ -84,7 +147,9 @@ impl EdgeCounters {
             ("canal_hosts", c.hosts.len()),
             ("canal_tunnels", c.tunnels.len()),
         ];
-        shown.iter().for_each(|(map, n)| set(&self.entries, &[map], *n));
+        shown
+            .iter()
+            .for_each(|(map, n)| set(&self.entries, &[map], *n));
     }
     pub(crate) fn map_capacity(&self, room: &MapCapacity) {
         let replicas = usize::from(canal_model::ids::ReplicaNumber::MAX);
@@ -97,17 +162,26 @@ impl EdgeCounters {
             ("canal_replicas", replicas),
             ("canal_hosts", room.hosts),
         ];
-        shown.iter().for_each(|(map, n)| set(&self.limits, &[map], *n));
+        shown
+            .iter()
+            .for_each(|(map, n)| set(&self.limits, &[map], *n));
     }
     pub(crate) fn left_out(&self, all: &BTreeSet<OmittedEntry>) {
         let mut now = BTreeMap::new();
         for l in all {
             *now.entry((l.map, l.reason.name())).or_insert(0) += 1;
         }
-        let mut shown = self.left_out_shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shown = self
+            .left_out_shown
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         shown.extend(now.keys());
         for (map, reason) in shown.iter() {
-            set(&self.left_out, &[map, reason], now.get(&(*map, *reason)).copied().unwrap_or(0));
+            set(
+                &self.left_out,
+                &[map, reason],
+                now.get(&(*map, *reason)).copied().unwrap_or(0),
+            );
         }
     }
     pub(crate) fn pending_entries(&self, n: usize) {
@@ -116,7 +190,9 @@ impl EdgeCounters {
     pub(crate) fn map_writes(&self, writes: &BTreeMap<&'static str, MapWrites>) {
         for (map, of_map) in writes {
             self.writes.shared(&[map, "put"]).add(of_map.put as u64);
-            self.writes.shared(&[map, "remove"]).add(of_map.removed as u64);
+            self.writes
+                .shared(&[map, "remove"])
+                .add(of_map.removed as u64);
         }
     }
     pub(crate) fn write_failed(&self, map: &str) {
@@ -124,15 +200,22 @@ impl EdgeCounters {
     }
     /// Counts a refused entry. `tenant` is `None` for the tier's own entries.
     pub(crate) fn refused(&self, map: &str, tenant: Option<&TenantName>) {
-        self.refused.shared(&[map, tenant.map_or("", TenantName::as_str)]).inc();
+        self.refused
+            .shared(&[map, tenant.map_or("", TenantName::as_str)])
+            .inc();
     }
     /// Adds the increase of the kernel's counters. They outlive the agent, so the first call includes packets that passed while none ran.
     pub(crate) fn packets(&self, now: &[(&'static str, u64)]) {
-        let mut seen = self.packets_seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self
+            .packets_seen
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         for (what, n) in now {
             let before = seen.insert(what, *n).unwrap_or(0);
             // The counters of new maps start at zero again.
-            self.packets.shared(&[what]).add(n.checked_sub(before).unwrap_or(*n));
+            self.packets
+                .shared(&[what])
+                .add(n.checked_sub(before).unwrap_or(*n));
         }
     }
     pub(crate) fn probe(&self, result: &str) {
@@ -161,5 +244,7 @@ impl EdgeCounters {
 }
 
 fn set(gauges: &GaugeFamily, labels: &[&str], n: usize) {
-    gauges.shared(labels).set(i64::try_from(n).unwrap_or(i64::MAX));
+    gauges
+        .shared(labels)
+        .set(i64::try_from(n).unwrap_or(i64::MAX));
 }

@@ -7,8 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use canal_model::ids::{AzName, ReplicaName, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni};
-use canal_model::program::{BUCKETS, BucketTable, CHAIN_LENGTH_MAX, GatewayAddress, Node, Replica, Resource, ResourceKind, Tenant};
+use canal_model::ids::{
+    AzName, ReplicaName, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni,
+};
+use canal_model::program::{
+    BUCKETS, BucketTable, CHAIN_LENGTH_MAX, GatewayAddress, Node, Replica, Resource, ResourceKind,
+    Tenant,
+};
 use canal_model::share::{MapDemand, Omission, ShareKind, decide_omitted};
 use ipnet::IpNet;
 
@@ -125,7 +130,10 @@ impl OmittedEntry {
     /// Returns true if the resource is refused for lack of space. An entry whose key is taken or whose tenant is not known may be half of a
     /// move, so it is not refused.
     pub fn is_refused(&self) -> bool {
-        matches!(self.reason, OmissionReason::Full(_) | OmissionReason::Share(_))
+        matches!(
+            self.reason,
+            OmissionReason::Full(_) | OmissionReason::Share(_)
+        )
     }
 }
 
@@ -138,22 +146,46 @@ struct EntryOrigin<'a> {
 
 impl<'a> EntryOrigin<'a> {
     fn service(kind: ResourceKind, key: &'a ServiceKey, az: &AzName) -> Self {
-        Self { kind, resource: format!("{key}@{az}"), tenant: &key.tenant }
+        Self {
+            kind,
+            resource: format!("{key}@{az}"),
+            tenant: &key.tenant,
+        }
     }
 
     fn node(node: &'a Node) -> Self {
-        Self { kind: ResourceKind::Node, resource: format!("{}/{}", node.tenant, node.name), tenant: &node.tenant }
+        Self {
+            kind: ResourceKind::Node,
+            resource: format!("{}/{}", node.tenant, node.name),
+            tenant: &node.tenant,
+        }
     }
 
-    fn left_out(self, map: &'static str, part: Option<String>, reason: OmissionReason) -> OmittedEntry {
-        let name = part.map_or_else(|| self.resource.clone(), |part| format!("{} {part}", self.resource));
-        OmittedEntry { map, name, reason, tenant: Some(self.tenant.clone()), resource: Some((self.kind, self.resource)) }
+    fn left_out(
+        self,
+        map: &'static str,
+        part: Option<String>,
+        reason: OmissionReason,
+    ) -> OmittedEntry {
+        let name = part.map_or_else(
+            || self.resource.clone(),
+            |part| format!("{} {part}", self.resource),
+        );
+        OmittedEntry {
+            map,
+            name,
+            reason,
+            tenant: Some(self.tenant.clone()),
+            resource: Some((self.kind, self.resource)),
+        }
     }
 }
 
 impl std::fmt::Display for OmittedEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { map, name, reason, .. } = self;
+        let Self {
+            map, name, reason, ..
+        } = self;
         match reason {
             OmissionReason::Full(most) => write!(
                 f,
@@ -240,8 +272,19 @@ pub fn decide_maps(
 ) -> DesiredMaps {
     let (said, old) = (MapInputs::of(told), &before.made_of);
     let mut maps = DesiredMaps::default();
-    let tenants = said.tenants.iter().filter_map(|r| if let Resource::Tenant(t) = &**r { Some((&t.name, t)) } else { None });
-    let by = MapContext { tenants: tenants.collect(), az, room, have };
+    let tenants = said.tenants.iter().filter_map(|r| {
+        if let Resource::Tenant(t) = &**r {
+            Some((&t.name, t))
+        } else {
+            None
+        }
+    });
+    let by = MapContext {
+        tenants: tenants.collect(),
+        az,
+        room,
+        have,
+    };
     // A kind whose resources did not change is copied. Tenants count for every kind, because entries depend on their VNIs and shares.
     let same_tenants = is_same(&said.tenants, &old.tenants);
     if same_tenants && is_same(&said.addresses, &old.addresses) {
@@ -249,7 +292,16 @@ pub fn decide_maps(
         maps.content.returns = before.content.returns.clone();
         maps.keep_left_out(before, &["canal_addresses", "canal_returns"]);
     } else {
-        by.services(said.addresses.iter().filter_map(|r| if let Resource::Address(a) = &**r { Some(a) } else { None }), &mut maps);
+        by.services(
+            said.addresses.iter().filter_map(|r| {
+                if let Resource::Address(a) = &**r {
+                    Some(a)
+                } else {
+                    None
+                }
+            }),
+            &mut maps,
+        );
     }
     if same_tenants && is_same(&said.tables, &old.tables) {
         maps.content.tables = before.content.tables.clone();
@@ -263,20 +315,50 @@ pub fn decide_maps(
         maps.content.nodes = before.content.nodes.clone();
         maps.keep_left_out(before, &["canal_prefixes", "canal_nodes"]);
     } else {
-        by.nodes(said.nodes.iter().filter_map(|r| if let Resource::Node(n) = &**r { Some(n) } else { None }), &mut maps);
+        by.nodes(
+            said.nodes.iter().filter_map(|r| {
+                if let Resource::Node(n) = &**r {
+                    Some(n)
+                } else {
+                    None
+                }
+            }),
+            &mut maps,
+        );
     }
-    by.replicas(said.replicas.iter().filter_map(|r| if let Resource::Replica(r) = &**r { Some(r) } else { None }), &mut maps);
+    by.replicas(
+        said.replicas.iter().filter_map(|r| {
+            if let Resource::Replica(r) = &**r {
+                Some(r)
+            } else {
+                None
+            }
+        }),
+        &mut maps,
+    );
     by.hosts(&told.hosts, address, &mut maps);
     maps.content.tunnels = match &told.tunnels {
         // Tunnels of an earlier agent are better than none.
         None => have.tunnels.clone(),
         Some(tunnels) => {
-            let own: BTreeSet<Ipv4Addr> = maps.members.values().filter(|member| member.own).map(|member| member.address).collect();
-            let tunnels = tunnels.iter().filter(|(replica, ports)| !ports.is_empty() && own.contains(replica));
-            tunnels.map(|(replica, ports)| (*replica, ports.clone())).collect()
+            let own: BTreeSet<Ipv4Addr> = maps
+                .members
+                .values()
+                .filter(|member| member.own)
+                .map(|member| member.address)
+                .collect();
+            let tunnels = tunnels
+                .iter()
+                .filter(|(replica, ports)| !ports.is_empty() && own.contains(replica));
+            tunnels
+                .map(|(replica, ports)| (*replica, ports.clone()))
+                .collect()
         }
     };
-    maps.made_of = MapInputs { table_of: maps.made_of.table_of, ..said };
+    maps.made_of = MapInputs {
+        table_of: maps.made_of.table_of,
+        ..said
+    };
     maps
 }
 
@@ -284,16 +366,30 @@ impl DesiredMaps {
     /// Returns the resources that are refused for lack of space: kind, name, and reason.
     pub fn refused(&self) -> impl Iterator<Item = (ResourceKind, String, String)> {
         let mut refused: BTreeMap<(ResourceKind, String), String> = BTreeMap::new();
-        for left_out in self.left_out.iter().filter(|left_out| left_out.is_refused()) {
+        for left_out in self
+            .left_out
+            .iter()
+            .filter(|left_out| left_out.is_refused())
+        {
             if let Some(resource) = &left_out.resource {
-                refused.entry(resource.clone()).or_insert_with(|| left_out.to_string());
+                refused
+                    .entry(resource.clone())
+                    .or_insert_with(|| left_out.to_string());
             }
         }
-        refused.into_iter().map(|((kind, name), why)| (kind, name, why))
+        refused
+            .into_iter()
+            .map(|((kind, name), why)| (kind, name, why))
     }
 
     fn keep_left_out(&mut self, before: &DesiredMaps, of: &[&'static str]) {
-        self.left_out.extend(before.left_out.iter().filter(|left_out| of.contains(&left_out.map)).cloned());
+        self.left_out.extend(
+            before
+                .left_out
+                .iter()
+                .filter(|left_out| of.contains(&left_out.map))
+                .cloned(),
+        );
     }
 }
 
@@ -331,11 +427,20 @@ impl MapContext<'_> {
         tenant: impl Fn(&V) -> &'o TenantName,
         out: &mut BTreeSet<OmittedEntry>,
     ) {
-        let demands: Vec<_> =
-            all.iter().map(|(key, value)| MapDemand { tenant: tenant(value), key: *key, is_held: is_held(key) }).collect();
+        let demands: Vec<_> = all
+            .iter()
+            .map(|(key, value)| MapDemand {
+                tenant: tenant(value),
+                key: *key,
+                is_held: is_held(key),
+            })
+            .collect();
         let share = |tenant: &TenantName| {
             let kind = ShareKind::EdgeMapEntries;
-            let share = self.tenants.get(tenant).map_or_else(|| kind.default_share(), |tenant| tenant.shares.get(kind));
+            let share = self
+                .tenants
+                .get(tenant)
+                .map_or_else(|| kind.default_share(), |tenant| tenant.shares.get(kind));
             usize::try_from(share.of(capacity as u64)).unwrap_or(capacity)
         };
         for (key, why) in decide_omitted(capacity, &demands, share) {
@@ -353,31 +458,77 @@ impl MapContext<'_> {
     fn services<'a>(&self, said: impl Iterator<Item = &'a GatewayAddress>, maps: &mut DesiredMaps) {
         let mut addresses: BTreeMap<(Vni, IpAddr), &GatewayAddress> = BTreeMap::new();
         let mut returns: BTreeMap<ServiceId, (ReturnEntry, &GatewayAddress)> = BTreeMap::new();
-        let origin = |a: &'a GatewayAddress| EntryOrigin::service(ResourceKind::Address, &a.service, &a.az);
+        let origin =
+            |a: &'a GatewayAddress| EntryOrigin::service(ResourceKind::Address, &a.service, &a.az);
         for a in in_order(said.filter(|a| a.az == *self.az), |a| a.id) {
-            let Some(vni) = self.vni(&a.service.tenant, "canal_addresses", || origin(a), &mut maps.left_out) else { continue };
+            let Some(vni) = self.vni(
+                &a.service.tenant,
+                "canal_addresses",
+                || origin(a),
+                &mut maps.left_out,
+            ) else {
+                continue;
+            };
             for ip in a.addresses.iter().map(IpAddr::to_canonical) {
                 if let Err(by) = claim(&mut addresses, (vni, ip), a) {
                     let reason = OmissionReason::Taken(format!("{}@{} {ip}", by.service, by.az));
-                    maps.left_out.insert(origin(a).left_out("canal_addresses", Some(ip.to_string()), reason));
+                    maps.left_out.insert(origin(a).left_out(
+                        "canal_addresses",
+                        Some(ip.to_string()),
+                        reason,
+                    ));
                 }
             }
-            let v4 = a.addresses.iter().find_map(|ip| if let IpAddr::V4(v4) = ip.to_canonical() { Some(v4) } else { None });
-            let v6 = a.addresses.iter().find_map(|ip| if let IpAddr::V6(v6) = ip.to_canonical() { Some(v6) } else { None });
+            let v4 = a.addresses.iter().find_map(|ip| {
+                if let IpAddr::V4(v4) = ip.to_canonical() {
+                    Some(v4)
+                } else {
+                    None
+                }
+            });
+            let v6 = a.addresses.iter().find_map(|ip| {
+                if let IpAddr::V6(v6) = ip.to_canonical() {
+                    Some(v6)
+                } else {
+                    None
+                }
+            });
             returns.insert(a.id, (ReturnEntry { vni, v4, v6 }, a));
         }
         // Sorted by service, the oldest first, so that omissions affect whole services where possible.
-        let mut by_service: BTreeMap<(ServiceId, Vni, IpAddr), &GatewayAddress> =
-            addresses.into_iter().map(|((vni, ip), a)| ((a.id, vni, ip), a)).collect();
+        let mut by_service: BTreeMap<(ServiceId, Vni, IpAddr), &GatewayAddress> = addresses
+            .into_iter()
+            .map(|((vni, ip), a)| ((a.id, vni, ip), a))
+            .collect();
         let have = self.have;
-        let is_held = |(id, vni, ip): &(ServiceId, Vni, IpAddr)| have.addresses.get(&(*vni, *ip)) == Some(id);
-        let part = |key: &(ServiceId, Vni, IpAddr), a: &&'a GatewayAddress| (origin(a), Some(key.2.to_string()));
+        let is_held =
+            |(id, vni, ip): &(ServiceId, Vni, IpAddr)| have.addresses.get(&(*vni, *ip)) == Some(id);
+        let part = |key: &(ServiceId, Vni, IpAddr), a: &&'a GatewayAddress| {
+            (origin(a), Some(key.2.to_string()))
+        };
         let map = ("canal_addresses", self.room.addresses);
-        self.fit(&mut by_service, map, is_held, part, |a| &a.service.tenant, &mut maps.left_out);
+        self.fit(
+            &mut by_service,
+            map,
+            is_held,
+            part,
+            |a| &a.service.tenant,
+            &mut maps.left_out,
+        );
         let is_held = |id: &ServiceId| have.returns.contains_key(id);
         let map = ("canal_returns", self.room.services);
-        self.fit(&mut returns, map, is_held, |_, (_, a)| (origin(a), None), |(_, a)| &a.service.tenant, &mut maps.left_out);
-        maps.content.addresses = by_service.into_iter().map(|((id, vni, ip), _)| ((vni, ip), id)).collect();
+        self.fit(
+            &mut returns,
+            map,
+            is_held,
+            |_, (_, a)| (origin(a), None),
+            |(_, a)| &a.service.tenant,
+            &mut maps.left_out,
+        );
+        maps.content.addresses = by_service
+            .into_iter()
+            .map(|((id, vni, ip), _)| ((vni, ip), id))
+            .collect();
         maps.content.returns = returns.into_iter().map(|(id, (r, _))| (id, r)).collect();
     }
 
@@ -390,42 +541,82 @@ impl MapContext<'_> {
         let mut tables: BTreeMap<ServiceId, (&'a BucketTable, &'a Arc<Resource>)> = own.collect();
         let is_held = |id: &ServiceId| self.have.tables.contains_key(id);
         let origin = |_: &ServiceId, (t, _): &(&'a BucketTable, &'a Arc<Resource>)| {
-            (EntryOrigin::service(ResourceKind::Table, &t.service, &t.az), None)
+            (
+                EntryOrigin::service(ResourceKind::Table, &t.service, &t.az),
+                None,
+            )
         };
         let map = ("canal_tables", self.room.services);
-        self.fit(&mut tables, map, is_held, origin, |(t, _)| &t.service.tenant, &mut maps.left_out);
+        self.fit(
+            &mut tables,
+            map,
+            is_held,
+            origin,
+            |(t, _)| &t.service.tenant,
+            &mut maps.left_out,
+        );
         // Both iterators are sorted by id, so one pass finds the reusable tables.
-        let mut known = before.made_of.table_of.iter().zip(before.content.tables.values()).peekable();
+        let mut known = before
+            .made_of
+            .table_of
+            .iter()
+            .zip(before.content.tables.values())
+            .peekable();
         let mut known = |id: &ServiceId, resource: &Arc<Resource>| {
             while known.next_if(|((other, _), _)| *other < id).is_some() {}
             let ((other, made_of), table) = known.peek()?;
             (*other == id && Arc::ptr_eq(made_of, resource)).then(|| (*table).clone())
         };
         let table = |(id, (table, resource)): (&ServiceId, &(&BucketTable, &Arc<Resource>))| {
-            (*id, known(id, resource).unwrap_or_else(|| Arc::new(ChainTable::of(table))))
+            (
+                *id,
+                known(id, resource).unwrap_or_else(|| Arc::new(ChainTable::of(table))),
+            )
         };
         maps.content.tables = tables.iter().map(table).collect();
-        maps.made_of.table_of = tables.into_iter().map(|(id, (_, resource))| (id, resource.clone())).collect();
+        maps.made_of.table_of = tables
+            .into_iter()
+            .map(|(id, (_, resource))| (id, resource.clone()))
+            .collect();
     }
 
     fn nodes<'a>(&self, said: impl Iterator<Item = &'a Node>, maps: &mut DesiredMaps) {
         let mut prefixes: BTreeMap<(Vni, IpNet), &Node> = BTreeMap::new();
         let mut nodes: BTreeMap<(Vni, Ipv4Addr), &Node> = BTreeMap::new();
         for n in in_order(said, |n| (&n.tenant, &n.name)) {
-            let Some(vni) = self.vni(&n.tenant, "canal_nodes", || EntryOrigin::node(n), &mut maps.left_out) else { continue };
+            let Some(vni) = self.vni(
+                &n.tenant,
+                "canal_nodes",
+                || EntryOrigin::node(n),
+                &mut maps.left_out,
+            ) else {
+                continue;
+            };
             nodes.insert((vni, n.underlay), n);
             for net in n.pod_cidrs.iter().map(IpNet::trunc) {
                 if let Err(by) = claim(&mut prefixes, (vni, net), n)
                     && by.name != n.name
                 {
                     let reason = OmissionReason::Taken(format!("{}/{}", by.tenant, by.name));
-                    maps.left_out.insert(EntryOrigin::node(n).left_out("canal_prefixes", Some(net.to_string()), reason));
+                    maps.left_out.insert(EntryOrigin::node(n).left_out(
+                        "canal_prefixes",
+                        Some(net.to_string()),
+                        reason,
+                    ));
                 }
             }
         }
-        let part = |key: &(Vni, IpNet), n: &&'a Node| (EntryOrigin::node(n), Some(key.1.to_string()));
+        let part =
+            |key: &(Vni, IpNet), n: &&'a Node| (EntryOrigin::node(n), Some(key.1.to_string()));
         let (have, map) = (self.have, ("canal_prefixes", self.room.prefixes));
-        self.fit(&mut prefixes, map, |key| have.prefixes.contains_key(key), part, |n| &n.tenant, &mut maps.left_out);
+        self.fit(
+            &mut prefixes,
+            map,
+            |key| have.prefixes.contains_key(key),
+            part,
+            |n| &n.tenant,
+            &mut maps.left_out,
+        );
         let map = ("canal_nodes", self.room.nodes);
         self.fit(
             &mut nodes,
@@ -435,7 +626,18 @@ impl MapContext<'_> {
             |n| &n.tenant,
             &mut maps.left_out,
         );
-        maps.content.prefixes = prefixes.into_iter().map(|(k, n)| (k, NodeNextHop { node: n.underlay, mac: n.mac })).collect();
+        maps.content.prefixes = prefixes
+            .into_iter()
+            .map(|(k, n)| {
+                (
+                    k,
+                    NodeNextHop {
+                        node: n.underlay,
+                        mac: n.mac,
+                    },
+                )
+            })
+            .collect();
         maps.content.nodes = nodes.into_keys().map(|key| (key, ())).collect();
     }
 
@@ -444,26 +646,65 @@ impl MapContext<'_> {
         let mut members: BTreeMap<ReplicaNumber, &Replica> = BTreeMap::new();
         for r in in_order(said, |r| &r.name) {
             if let Err(by) = claim(&mut members, r.number, r) {
-                let (reason, resource) = (OmissionReason::Taken(by.name.to_string()), Some((ResourceKind::Replica, r.name.to_string())));
-                maps.left_out.insert(OmittedEntry { map: "canal_replicas", name: r.name.to_string(), reason, tenant: None, resource });
+                let (reason, resource) = (
+                    OmissionReason::Taken(by.name.to_string()),
+                    Some((ResourceKind::Replica, r.name.to_string())),
+                );
+                maps.left_out.insert(OmittedEntry {
+                    map: "canal_replicas",
+                    name: r.name.to_string(),
+                    reason,
+                    tenant: None,
+                    resource,
+                });
             }
         }
-        maps.content.replicas = members.iter().map(|(n, r)| (*n, ReplicaEntry { address: r.underlay, up: r.up })).collect();
-        let member = |r: &Replica| ReplicaTarget { name: r.name.clone(), address: r.underlay, own: r.az == *self.az, up: r.up };
+        maps.content.replicas = members
+            .iter()
+            .map(|(n, r)| {
+                (
+                    *n,
+                    ReplicaEntry {
+                        address: r.underlay,
+                        up: r.up,
+                    },
+                )
+            })
+            .collect();
+        let member = |r: &Replica| ReplicaTarget {
+            name: r.name.clone(),
+            address: r.underlay,
+            own: r.az == *self.az,
+            up: r.up,
+        };
         maps.members = members.into_iter().map(|(n, r)| (n, member(r))).collect();
     }
 
     fn hosts(&self, said: &BTreeSet<Ipv4Addr>, own: Ipv4Addr, maps: &mut DesiredMaps) {
-        let mut hosts: BTreeMap<Ipv4Addr, u16> = said.iter().chain([&own]).map(|h| (*h, 0)).collect();
+        let mut hosts: BTreeMap<Ipv4Addr, u16> =
+            said.iter().chain([&own]).map(|h| (*h, 0)).collect();
         // The iteration is reversed, so the smaller number wins if two replicas claim the same address.
         hosts.extend(maps.members.iter().rev().map(|(n, m)| (m.address, n.get())));
         // This map only contains the tier's own hosts, so no tenant's share applies.
         let held = |host: &Ipv4Addr| self.have.hosts.contains_key(host);
-        let demands: Vec<_> = hosts.keys().map(|host| MapDemand { tenant: (), key: *host, is_held: held(host) }).collect();
+        let demands: Vec<_> = hosts
+            .keys()
+            .map(|host| MapDemand {
+                tenant: (),
+                key: *host,
+                is_held: held(host),
+            })
+            .collect();
         for host in decide_omitted(self.room.hosts, &demands, |()| usize::MAX).into_keys() {
             hosts.remove(&host);
             let reason = OmissionReason::Full(self.room.hosts);
-            maps.left_out.insert(OmittedEntry { map: "canal_hosts", name: host.to_string(), reason, tenant: None, resource: None });
+            maps.left_out.insert(OmittedEntry {
+                map: "canal_hosts",
+                name: host.to_string(),
+                reason,
+                tenant: None,
+                resource: None,
+            });
         }
         maps.content.hosts = hosts;
     }
@@ -477,19 +718,30 @@ impl ChainTable {
                 *place = number.get();
             }
         }
-        Self { vni: t.vni, version: t.version, chains }
+        Self {
+            vni: t.vni,
+            version: t.version,
+            chains,
+        }
     }
 }
 
 /// Sorts the resources, so that of two that claim the same key always the same one gets it.
-fn in_order<'a, T, K: Ord + 'a>(said: impl Iterator<Item = &'a T>, by: impl Fn(&'a T) -> K) -> Vec<&'a T> {
+fn in_order<'a, T, K: Ord + 'a>(
+    said: impl Iterator<Item = &'a T>,
+    by: impl Fn(&'a T) -> K,
+) -> Vec<&'a T> {
     let mut said: Vec<&T> = said.collect();
     said.sort_by_key(|t| by(t));
     said
 }
 
 /// Claims a key, or returns the resource that already has it.
-fn claim<'a, K: Ord, T>(places: &mut BTreeMap<K, &'a T>, key: K, value: &'a T) -> Result<(), &'a T> {
+fn claim<'a, K: Ord, T>(
+    places: &mut BTreeMap<K, &'a T>,
+    key: K,
+    value: &'a T,
+) -> Result<(), &'a T> {
     match places.entry(key) {
         Entry::Vacant(place) => {
             place.insert(value);

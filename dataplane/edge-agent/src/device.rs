@@ -33,11 +33,21 @@ pub fn mtu(device: &str) -> io::Result<u32> {
     request.extend(index.to_ne_bytes());
     // The flags and their mask are 0.
     request.extend([0; 8]);
-    rustix::net::sendto(&socket, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    rustix::net::sendto(
+        &socket,
+        &request,
+        SendFlags::empty(),
+        &SocketAddrNetlink::new(0, 0),
+    )?;
     let mut answer = vec![0; 64 << 10];
     let (_, got) = rustix::net::recv(&socket, answer.as_mut_slice(), RecvFlags::empty())?;
     answer.truncate(got);
-    read(&answer).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer about the device holds no MTU"))
+    read(&answer).ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the kernel's answer about the device holds no MTU",
+        )
+    })
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u16> {
@@ -66,7 +76,11 @@ mod tests {
 
     #[test]
     fn the_loopback_device_has_one_and_a_missing_device_is_named_an_error() {
-        let told: u32 = std::fs::read_to_string("/sys/class/net/lo/mtu").unwrap().trim().parse().unwrap();
+        let told: u32 = std::fs::read_to_string("/sys/class/net/lo/mtu")
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
         assert_eq!(mtu("lo").unwrap(), told);
         assert!(mtu("canal-none").is_err());
     }

@@ -35,8 +35,14 @@ impl EdgeDump {
                 json!({"name": m.name.as_str(), "number": n.get(), "address": m.address, "own": m.own, "up": up, "controllerUp": m.up})
             })
             .collect();
-        let address = |((vni, ip), id): (&(canal_model::ids::Vni, std::net::IpAddr), &canal_model::ids::ServiceId)| json!({"vni": vni.get(), "address": ip, "service": id.get()});
-        let table = |(id, t): (&canal_model::ids::ServiceId, &Arc<crate::desired_maps::ChainTable>)| json!({"service": id.get(), "vni": t.vni.get(), "version": t.version});
+        let address = |((vni, ip), id): (
+            &(canal_model::ids::Vni, std::net::IpAddr),
+            &canal_model::ids::ServiceId,
+        )| json!({"vni": vni.get(), "address": ip, "service": id.get()});
+        let table = |(id, t): (
+            &canal_model::ids::ServiceId,
+            &Arc<crate::desired_maps::ChainTable>,
+        )| json!({"service": id.get(), "vni": t.vni.get(), "version": t.version});
         json!({
             "edge": self.config.edge.as_str(),
             "az": self.config.az.as_str(),
@@ -61,11 +67,16 @@ impl EdgeDump {
             return Err("draining".into());
         }
         if !self.southbound.borrow().ready {
-            return Err("no southbound state yet, neither from the controller nor from a snapshot".into());
+            return Err(
+                "no southbound state yet, neither from the controller nor from a snapshot".into(),
+            );
         }
         let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
         if !keeper.tables().is_attached() {
-            return Err(format!("the program is not on {}; it is put there again within seconds", self.config.place.device));
+            return Err(format!(
+                "the program is not on {}; it is put there again within seconds",
+                self.config.place.device
+            ));
         }
         match keeper.standing().pending_entries {
             0 => Ok(()),

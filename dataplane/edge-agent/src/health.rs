@@ -42,7 +42,11 @@ pub fn decide_health(now: ReplicaHealth, heard: ProbeResult) -> ReplicaHealth {
         (true, ProbeResult::Nothing) | (false, ProbeResult::Alive) => now.against + 1,
     };
     let enough = if now.up { DOWN_AFTER } else { UP_AFTER };
-    if against >= enough { ReplicaHealth::new(!now.up) } else { ReplicaHealth { against, ..now } }
+    if against >= enough {
+        ReplicaHealth::new(!now.up)
+    } else {
+        ReplicaHealth { against, ..now }
+    }
 }
 
 #[cfg(test)]
@@ -61,10 +65,20 @@ mod tests {
             ("one answer is none", false, "+-+-", "dddd"),
             ("two answers in a row", false, "-++", "ddU"),
             ("dies and comes back", true, "--++--", "UddUUd"),
-            ("an unready process is not dead", true, "-u-u-uuu", "UUUUUUUU"),
+            (
+                "an unready process is not dead",
+                true,
+                "-u-u-uuu",
+                "UUUUUUUU",
+            ),
             ("an unready process is not back", false, "uuu+u+", "dddddd"),
             ("a late prober learns nothing", true, "-vvv-", "UUUUd"),
-            ("a late prober learns nothing of the dead", false, "+vv+", "dddU"),
+            (
+                "a late prober learns nothing of the dead",
+                false,
+                "+vv+",
+                "dddU",
+            ),
         ] {
             let mut health = ReplicaHealth::new(start);
             let got: String = heard

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use canal_abi::tier::{
-    ABI, Address, AddressKey, NodeKey, Prefix, PrefixKey, Replica, ReplicaState, Table as Chains, Tunnels, address_be, address_of_be,
+    ABI, Address, AddressKey, NodeKey, Prefix, PrefixKey, Replica, ReplicaState, Table as Chains,
+    Tunnels, address_be, address_of_be,
 };
 use canal_model::ids::{ReplicaNumber, ServiceId, Vni};
 use canal_offload::OffloadError;
@@ -15,12 +16,22 @@ use canal_wire::tier::TUNNEL_PORT;
 use ipnet::IpNet;
 
 use crate::config::EdgeDeviceConfig;
-use crate::desired_maps::{ChainTable, EdgeMapContent, MapCapacity, NodeNextHop, ReplicaEntry, ReturnEntry};
+use crate::desired_maps::{
+    ChainTable, EdgeMapContent, MapCapacity, NodeNextHop, ReplicaEntry, ReturnEntry,
+};
 use crate::map_reconciler::MapStore;
 use crate::map_writes::MapWrite;
 
-const MAPS: [&str; 8] =
-    ["canal_replicas", "canal_hosts", "canal_tables", "canal_returns", "canal_prefixes", "canal_nodes", "canal_addresses", "canal_tunnels"];
+const MAPS: [&str; 8] = [
+    "canal_replicas",
+    "canal_hosts",
+    "canal_tables",
+    "canal_returns",
+    "canal_prefixes",
+    "canal_nodes",
+    "canal_addresses",
+    "canal_tunnels",
+];
 
 /// The loaded program with its maps.
 pub struct KernelMaps {
@@ -36,7 +47,11 @@ impl KernelMaps {
     /// # Errors
     /// Returns the [`OffloadError`] if the kernel rejects the program or its maps.
     pub fn load(place: &EdgeDeviceConfig) -> Result<Self, OffloadError> {
-        Ok(Self { edge: load(place)?, place: place.clone(), live: false })
+        Ok(Self {
+            edge: load(place)?,
+            place: place.clone(),
+            live: false,
+        })
     }
 
     /// Returns true if the maps were adopted from an earlier process, with their content.
@@ -152,7 +167,10 @@ where
 }
 
 /// Reads a whole map. Elements that this agent cannot have written are removed.
-fn get<K, V, T>(map: &Entries<K, V>, understand: impl Fn(&K, &V) -> Option<T>) -> Result<Vec<T>, String>
+fn get<K, V, T>(
+    map: &Entries<K, V>,
+    understand: impl Fn(&K, &V) -> Option<T>,
+) -> Result<Vec<T>, String>
 where
     K: canal_abi::Plain + Eq + std::hash::Hash,
     V: canal_abi::Plain + PartialEq,
@@ -175,49 +193,100 @@ fn prefix_key((vni, net): &(Vni, IpNet)) -> PrefixKey {
 }
 
 fn chains(t: &ChainTable) -> Chains {
-    Chains { vni: t.vni.get(), version: t.version, chain: t.chains }
+    Chains {
+        vni: t.vni.get(),
+        version: t.version,
+        chain: t.chains,
+    }
 }
 
 impl MapStore for KernelMaps {
     fn write(&mut self, step: &MapWrite) -> Result<(), String> {
         let e = &self.edge;
         match step {
-            MapWrite::Replica(n, v) => set(e.replicas(), &u32::from(*n), v.map(|s| Replica::new(s.address, s.up))),
+            MapWrite::Replica(n, v) => set(
+                e.replicas(),
+                &u32::from(*n),
+                v.map(|s| Replica::new(s.address, s.up)),
+            ),
             MapWrite::Host(h, v) => set(e.hosts(), &address_be(*h), v.map(u32::from)),
             MapWrite::Table(id, v) => set(e.tables(), &id.get(), v.as_deref().map(chains)),
-            MapWrite::Return(id, v) => set(e.returns(), &id.get(), v.map(|r| canal_abi::tier::Return::new(r.vni.get(), r.v4, r.v6))),
-            MapWrite::Prefix(k, v) => set(e.prefixes(), &prefix_key(k), v.map(|v| Prefix::new(v.node, v.mac))),
-            MapWrite::Node((vni, ip), v) => set(e.nodes(), &NodeKey::new(vni.get(), *ip), v.map(|()| 1)),
-            MapWrite::Address((vni, ip), v) => {
-                set(e.addresses(), &AddressKey::new(vni.get(), *ip), v.map(|id| Address { service: id.get() }))
+            MapWrite::Return(id, v) => set(
+                e.returns(),
+                &id.get(),
+                v.map(|r| canal_abi::tier::Return::new(r.vni.get(), r.v4, r.v6)),
+            ),
+            MapWrite::Prefix(k, v) => set(
+                e.prefixes(),
+                &prefix_key(k),
+                v.map(|v| Prefix::new(v.node, v.mac)),
+            ),
+            MapWrite::Node((vni, ip), v) => {
+                set(e.nodes(), &NodeKey::new(vni.get(), *ip), v.map(|()| 1))
             }
-            MapWrite::Tunnels(ip, v) => set(e.tunnels(), &address_be(*ip), v.as_ref().and_then(|ports| Tunnels::new(ports))),
+            MapWrite::Address((vni, ip), v) => set(
+                e.addresses(),
+                &AddressKey::new(vni.get(), *ip),
+                v.map(|id| Address { service: id.get() }),
+            ),
+            MapWrite::Tunnels(ip, v) => set(
+                e.tunnels(),
+                &address_be(*ip),
+                v.as_ref().and_then(|ports| Tunnels::new(ports)),
+            ),
         }
     }
 
     fn read(&mut self) -> Result<EdgeMapContent, String> {
         let e = &self.edge;
         Ok(EdgeMapContent {
-            addresses: get(e.addresses(), |k, v| Some(((vni(k.vni)?, ip(k.address)), id(v.service)?)))?.into_iter().collect(),
-            returns: get(e.returns(), |k, v| Some((id(*k)?, read_return(v)?)))?.into_iter().collect(),
+            addresses: get(e.addresses(), |k, v| {
+                Some(((vni(k.vni)?, ip(k.address)), id(v.service)?))
+            })?
+            .into_iter()
+            .collect(),
+            returns: get(e.returns(), |k, v| Some((id(*k)?, read_return(v)?)))?
+                .into_iter()
+                .collect(),
             prefixes: get(e.prefixes(), |k, v| {
-                let via = NodeNextHop { node: address_of_be(v.node_be), mac: v.mac };
+                let via = NodeNextHop {
+                    node: address_of_be(v.node_be),
+                    mac: v.mac,
+                };
                 Some(((vni(u32::from_be(k.vni_be))?, net(k)?), via))
             })?
             .into_iter()
             .collect(),
-            nodes: get(e.nodes(), |k, v| (*v == 1).then_some(((vni(k.vni)?, address_of_be(k.address_be)), ())))?.into_iter().collect(),
+            nodes: get(e.nodes(), |k, v| {
+                (*v == 1).then_some(((vni(k.vni)?, address_of_be(k.address_be)), ()))
+            })?
+            .into_iter()
+            .collect(),
             tables: get(e.tables(), |k, v| {
-                let table = ChainTable { vni: vni(v.vni)?, version: v.version, chains: v.chain };
+                let table = ChainTable {
+                    vni: vni(v.vni)?,
+                    version: v.version,
+                    chains: v.chain,
+                };
                 Some((id(*k)?, Arc::new(table)))
             })?
             .into_iter()
             .collect(),
-            replicas: get(e.replicas(), |k, v| Some((ReplicaNumber::new(*k).ok()?, slot(v)?)))?.into_iter().collect(),
-            hosts: get(e.hosts(), |k, v| Some((address_of_be(*k), u16::try_from(*v).ok()?)))?.into_iter().collect(),
-            tunnels: get(e.tunnels(), |k, v| (!v.used().is_empty()).then(|| (address_of_be(*k), Arc::new(v.used().to_vec()))))?
-                .into_iter()
-                .collect(),
+            replicas: get(e.replicas(), |k, v| {
+                Some((ReplicaNumber::new(*k).ok()?, slot(v)?))
+            })?
+            .into_iter()
+            .collect(),
+            hosts: get(e.hosts(), |k, v| {
+                Some((address_of_be(*k), u16::try_from(*v).ok()?))
+            })?
+            .into_iter()
+            .collect(),
+            tunnels: get(e.tunnels(), |k, v| {
+                (!v.used().is_empty()).then(|| (address_of_be(*k), Arc::new(v.used().to_vec())))
+            })?
+            .into_iter()
+            .collect(),
         })
     }
 }
@@ -249,7 +318,10 @@ fn slot(r: &Replica) -> Option<ReplicaEntry> {
         s if s == ReplicaState::CANAL_REPLICA_DOWN as u32 => false,
         _ => return None,
     };
-    Some(ReplicaEntry { address: address_of_be(r.address_be), up })
+    Some(ReplicaEntry {
+        address: address_of_be(r.address_be),
+        up,
+    })
 }
 
 fn read_return(r: &canal_abi::tier::Return) -> Option<ReturnEntry> {
@@ -259,7 +331,11 @@ fn read_return(r: &canal_abi::tier::Return) -> Option<ReturnEntry> {
         IpAddr::V6(_) => return None,
     };
     let v6 = Ipv6Addr::from(r.address6);
-    Some(ReturnEntry { vni: vni(r.vni)?, v4, v6: (!v6.is_unspecified()).then_some(v6) })
+    Some(ReturnEntry {
+        vni: vni(r.vni)?,
+        v4,
+        v6: (!v6.is_unspecified()).then_some(v6),
+    })
 }
 
 #[cfg(test)]
@@ -270,18 +346,49 @@ mod tests {
 
     #[test]
     fn keys_and_values_read_back_as_they_were_written() {
-        for text in ["10.1.2.0/24", "10.1.2.3/32", "0.0.0.0/0", "fd00::/64", "fd00::1/128", "::/0"] {
+        for text in [
+            "10.1.2.0/24",
+            "10.1.2.3/32",
+            "0.0.0.0/0",
+            "fd00::/64",
+            "fd00::1/128",
+            "::/0",
+        ] {
             let net_written: IpNet = text.parse().unwrap();
-            assert_eq!(net(&prefix_key(&(Vni::new(7).unwrap(), net_written))), Some(net_written), "{text}");
+            assert_eq!(
+                net(&prefix_key(&(Vni::new(7).unwrap(), net_written))),
+                Some(net_written),
+                "{text}"
+            );
         }
-        assert_eq!(net(&PrefixKey { prefixlen: 31, ..PrefixKey::default() }), None);
-        for (v4, v6) in [(Some(Ipv4Addr::new(10, 0, 0, 1)), None), (None, Some("fd00::1".parse().unwrap())), (None, None)] {
-            let r = ReturnEntry { vni: Vni::new(7).unwrap(), v4, v6 };
-            assert_eq!(read_return(&canal_abi::tier::Return::new(7, v4, v6)), Some(r));
+        assert_eq!(
+            net(&PrefixKey {
+                prefixlen: 31,
+                ..PrefixKey::default()
+            }),
+            None
+        );
+        for (v4, v6) in [
+            (Some(Ipv4Addr::new(10, 0, 0, 1)), None),
+            (None, Some("fd00::1".parse().unwrap())),
+            (None, None),
+        ] {
+            let r = ReturnEntry {
+                vni: Vni::new(7).unwrap(),
+                v4,
+                v6,
+            };
+            assert_eq!(
+                read_return(&canal_abi::tier::Return::new(7, v4, v6)),
+                Some(r)
+            );
         }
         for up in [true, false] {
             let address = Ipv4Addr::new(250, 1, 0, 3);
-            assert_eq!(slot(&Replica::new(address, up)), Some(ReplicaEntry { address, up }));
+            assert_eq!(
+                slot(&Replica::new(address, up)),
+                Some(ReplicaEntry { address, up })
+            );
         }
         assert_eq!(slot(&Replica::default()), None, "an empty slot is nobody");
     }

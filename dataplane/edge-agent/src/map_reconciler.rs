@@ -10,7 +10,9 @@ use canal_model::program::ResourceKind;
 use canal_offload::reconcile::{ReconcilerPass, reconcile};
 
 use crate::counts::EdgeCounters;
-use crate::desired_maps::{ControllerInput, DesiredMaps, EdgeMapContent, MapCapacity, OmittedEntry, Tunnels, decide_maps};
+use crate::desired_maps::{
+    ControllerInput, DesiredMaps, EdgeMapContent, MapCapacity, OmittedEntry, Tunnels, decide_maps,
+};
 use crate::map_writes::{MapWrite, count_differences, write_differences};
 
 /// Omitted entries that one update logs by name; a tenant may have thousands.
@@ -68,7 +70,13 @@ impl<T: MapStore> MapReconciler<T> {
     ///
     /// # Errors
     /// Returns the reason if a map cannot be read.
-    pub fn adopt(mut tables: T, az: AzName, address: Ipv4Addr, room: MapCapacity, counts: EdgeCounters) -> Result<Self, String> {
+    pub fn adopt(
+        mut tables: T,
+        az: AzName,
+        address: Ipv4Addr,
+        room: MapCapacity,
+        counts: EdgeCounters,
+    ) -> Result<Self, String> {
         let have = tables.read()?;
         counts.map_capacity(&room);
         counts.entries(&have);
@@ -89,10 +97,24 @@ impl<T: MapStore> MapReconciler<T> {
 
     /// Applies a complete state as far as it fits. Entries beyond a tenant's share are omitted by name, and other tenants' entries are not
     /// affected. Returns the refused resources: kind, name and reason.
-    pub fn set_input(&mut self, resources: Vec<std::sync::Arc<canal_model::program::Resource>>) -> Vec<(ResourceKind, String, String)> {
+    pub fn set_input(
+        &mut self,
+        resources: Vec<std::sync::Arc<canal_model::program::Resource>>,
+    ) -> Vec<(ResourceKind, String, String)> {
         self.counts.set_shares(&resources);
-        let told = ControllerInput { resources, hosts: self.told.hosts.clone(), tunnels: self.told.tunnels.clone() };
-        let maps = decide_maps(&told, &self.az, self.address, &self.room, &self.maps, &self.actual);
+        let told = ControllerInput {
+            resources,
+            hosts: self.told.hosts.clone(),
+            tunnels: self.told.tunnels.clone(),
+        };
+        let maps = decide_maps(
+            &told,
+            &self.az,
+            self.address,
+            &self.room,
+            &self.maps,
+            &self.actual,
+        );
         self.standing.has_state = true;
         self.told = told;
         self.change_to(maps);
@@ -106,7 +128,14 @@ impl<T: MapStore> MapReconciler<T> {
             return;
         }
         self.told.hosts = hosts;
-        let maps = decide_maps(&self.told, &self.az, self.address, &self.room, &self.maps, &self.actual);
+        let maps = decide_maps(
+            &self.told,
+            &self.az,
+            self.address,
+            &self.room,
+            &self.maps,
+            &self.actual,
+        );
         self.change_to(maps);
     }
 
@@ -117,7 +146,14 @@ impl<T: MapStore> MapReconciler<T> {
         }
         self.told.tunnels = Some(tunnels);
         if self.standing.has_state {
-            let maps = decide_maps(&self.told, &self.az, self.address, &self.room, &self.maps, &self.actual);
+            let maps = decide_maps(
+                &self.told,
+                &self.az,
+                self.address,
+                &self.room,
+                &self.maps,
+                &self.actual,
+            );
             self.change_to(maps);
         }
     }
@@ -126,10 +162,23 @@ impl<T: MapStore> MapReconciler<T> {
         self.show_left_out(&maps);
         let mut found = BTreeMap::new();
         for (number, member) in maps.members.iter().filter(|(_, m)| m.own) {
-            let target = ProbeTarget { name: member.name.clone(), address: member.address };
+            let target = ProbeTarget {
+                name: member.name.clone(),
+                address: member.address,
+            };
             // What an earlier agent found is more recent than the controller's information.
-            let in_kernel = self.actual.replicas.get(number).filter(|s| s.address == member.address).map(|s| s.up);
-            let up = self.probe_results.get(&target).copied().or(in_kernel).unwrap_or(member.up);
+            let in_kernel = self
+                .actual
+                .replicas
+                .get(number)
+                .filter(|s| s.address == member.address)
+                .map(|s| s.up);
+            let up = self
+                .probe_results
+                .get(&target)
+                .copied()
+                .or(in_kernel)
+                .unwrap_or(member.up);
             found.insert(target, up);
             if let Some(slot) = maps.content.replicas.get_mut(number) {
                 slot.up = up;
@@ -148,18 +197,34 @@ impl<T: MapStore> MapReconciler<T> {
             self.counts.refused(left_out.map, left_out.tenant.as_ref());
         }
         for left_out in fresh.iter().take(LOGGED_MAX) {
-            tracing::warn!(map = left_out.map, reason = left_out.reason.name(), "edge: entry left out of a map, {left_out}");
+            tracing::warn!(
+                map = left_out.map,
+                reason = left_out.reason.name(),
+                "edge: entry left out of a map, {left_out}"
+            );
         }
         if fresh.len() > LOGGED_MAX {
-            tracing::warn!(entries = fresh.len() - LOGGED_MAX, "edge: more entries left out of maps; /config_dump names them");
+            tracing::warn!(
+                entries = fresh.len() - LOGGED_MAX,
+                "edge: more entries left out of maps; /config_dump names them"
+            );
         }
     }
 
     /// Writes the differences. Failed writes are tried once more at the end, when removals have freed space, and again at each
     /// [`MapReconciler::audit`].
     fn reconcile(&mut self) {
-        let Self { tables, actual, maps, .. } = self;
-        let pass = reconcile(|pass| write_differences(pass, &maps.content, actual, &mut |write| tables.write(&write)));
+        let Self {
+            tables,
+            actual,
+            maps,
+            ..
+        } = self;
+        let pass = reconcile(|pass| {
+            write_differences(pass, &maps.content, actual, &mut |write| {
+                tables.write(&write)
+            })
+        });
         self.show_pass(&pass);
         self.standing.pending_entries = pass.failures().len();
         self.counts.pending_entries(pass.failures().len());
@@ -171,7 +236,12 @@ impl<T: MapStore> MapReconciler<T> {
         self.counts.map_writes(pass.writes());
         for failure in pass.failures() {
             self.counts.write_failed(failure.map);
-            tracing::error!(map = failure.map, key = failure.key, error = failure.error, "edge: map write failed, repeated within seconds");
+            tracing::error!(
+                map = failure.map,
+                key = failure.key,
+                error = failure.error,
+                "edge: map write failed, repeated within seconds"
+            );
         }
     }
 
@@ -182,7 +252,11 @@ impl<T: MapStore> MapReconciler<T> {
             // The state did not change, or the replica has left meanwhile.
             _ => return false,
         }
-        let of_it = self.maps.members.iter().find(|(_, m)| m.own && m.name == target.name && m.address == target.address);
+        let of_it = self
+            .maps
+            .members
+            .iter()
+            .find(|(_, m)| m.own && m.name == target.name && m.address == target.address);
         if let Some((number, _)) = of_it
             && let Some(slot) = self.maps.content.replicas.get_mut(number)
         {
@@ -191,9 +265,12 @@ impl<T: MapStore> MapReconciler<T> {
             let mut pass = ReconcilerPass::stopping_at_failure();
             let tables = &mut self.tables;
             // Only this replica: the whole content is written where the controller's input changes, and by the audit.
-            pass.put_missing("canal_replicas", &BTreeMap::from([(number, slot)]), &mut self.actual.replicas, |n, slot| {
-                tables.write(&MapWrite::Replica(*n, Some(*slot)))
-            });
+            pass.put_missing(
+                "canal_replicas",
+                &BTreeMap::from([(number, slot)]),
+                &mut self.actual.replicas,
+                |n, slot| tables.write(&MapWrite::Replica(*n, Some(*slot))),
+            );
             self.show_pass(&pass);
         }
         true

@@ -31,29 +31,74 @@ pub fn write_differences(
     write: &mut dyn FnMut(MapWrite) -> Result<(), String>,
 ) {
     use MapWrite::{Address, Host, Node, Prefix, Replica, Return, Table, Tunnels};
-    pass.put_missing("canal_tunnels", &want.tunnels, &mut have.tunnels, |k, v| write(Tunnels(*k, Some(v.clone()))));
-    pass.put_missing("canal_replicas", &want.replicas, &mut have.replicas, |k, v| write(Replica(*k, Some(*v))));
-    pass.put_missing("canal_hosts", &want.hosts, &mut have.hosts, |k, v| write(Host(*k, Some(*v))));
-    pass.put_missing("canal_prefixes", &want.prefixes, &mut have.prefixes, |k, v| write(Prefix(*k, Some(*v))));
-    pass.put_missing("canal_returns", &want.returns, &mut have.returns, |k, v| write(Return(*k, Some(*v))));
-    pass.put_missing("canal_tables", &want.tables, &mut have.tables, |k, v| write(Table(*k, Some(v.clone()))));
-    pass.put_missing("canal_nodes", &want.nodes, &mut have.nodes, |k, ()| write(Node(*k, Some(()))));
-    pass.put_missing("canal_addresses", &want.addresses, &mut have.addresses, |k, v| write(Address(*k, Some(*v))));
+    pass.put_missing("canal_tunnels", &want.tunnels, &mut have.tunnels, |k, v| {
+        write(Tunnels(*k, Some(v.clone())))
+    });
+    pass.put_missing(
+        "canal_replicas",
+        &want.replicas,
+        &mut have.replicas,
+        |k, v| write(Replica(*k, Some(*v))),
+    );
+    pass.put_missing("canal_hosts", &want.hosts, &mut have.hosts, |k, v| {
+        write(Host(*k, Some(*v)))
+    });
+    pass.put_missing(
+        "canal_prefixes",
+        &want.prefixes,
+        &mut have.prefixes,
+        |k, v| write(Prefix(*k, Some(*v))),
+    );
+    pass.put_missing("canal_returns", &want.returns, &mut have.returns, |k, v| {
+        write(Return(*k, Some(*v)))
+    });
+    pass.put_missing("canal_tables", &want.tables, &mut have.tables, |k, v| {
+        write(Table(*k, Some(v.clone())))
+    });
+    pass.put_missing("canal_nodes", &want.nodes, &mut have.nodes, |k, ()| {
+        write(Node(*k, Some(())))
+    });
+    pass.put_missing(
+        "canal_addresses",
+        &want.addresses,
+        &mut have.addresses,
+        |k, v| write(Address(*k, Some(*v))),
+    );
 
-    pass.remove_stale("canal_addresses", &want.addresses, &mut have.addresses, |k| write(Address(*k, None)));
-    pass.remove_stale("canal_nodes", &want.nodes, &mut have.nodes, |k| write(Node(*k, None)));
-    pass.remove_stale("canal_tables", &want.tables, &mut have.tables, |k| write(Table(*k, None)));
-    pass.remove_stale("canal_returns", &want.returns, &mut have.returns, |k| write(Return(*k, None)));
-    pass.remove_stale("canal_prefixes", &want.prefixes, &mut have.prefixes, |k| write(Prefix(*k, None)));
-    pass.remove_stale("canal_hosts", &want.hosts, &mut have.hosts, |k| write(Host(*k, None)));
-    pass.remove_stale("canal_replicas", &want.replicas, &mut have.replicas, |k| write(Replica(*k, None)));
-    pass.remove_stale("canal_tunnels", &want.tunnels, &mut have.tunnels, |k| write(Tunnels(*k, None)));
+    pass.remove_stale(
+        "canal_addresses",
+        &want.addresses,
+        &mut have.addresses,
+        |k| write(Address(*k, None)),
+    );
+    pass.remove_stale("canal_nodes", &want.nodes, &mut have.nodes, |k| {
+        write(Node(*k, None))
+    });
+    pass.remove_stale("canal_tables", &want.tables, &mut have.tables, |k| {
+        write(Table(*k, None))
+    });
+    pass.remove_stale("canal_returns", &want.returns, &mut have.returns, |k| {
+        write(Return(*k, None))
+    });
+    pass.remove_stale("canal_prefixes", &want.prefixes, &mut have.prefixes, |k| {
+        write(Prefix(*k, None))
+    });
+    pass.remove_stale("canal_hosts", &want.hosts, &mut have.hosts, |k| {
+        write(Host(*k, None))
+    });
+    pass.remove_stale("canal_replicas", &want.replicas, &mut have.replicas, |k| {
+        write(Replica(*k, None))
+    });
+    pass.remove_stale("canal_tunnels", &want.tunnels, &mut have.tunnels, |k| {
+        write(Tunnels(*k, None))
+    });
 }
 
 /// Returns the number of elements in which `actual` differs from `expected`.
 pub fn count_differences(actual: &EdgeMapContent, expected: &EdgeMapContent) -> usize {
     let mut content = actual.clone();
-    let total = reconcile(|pass| write_differences(pass, expected, &mut content, &mut |_| Ok(()))).total();
+    let total =
+        reconcile(|pass| write_differences(pass, expected, &mut content, &mut |_| Ok(()))).total();
     total.put + total.removed
 }
 
@@ -127,16 +172,42 @@ pub(crate) mod tests {
     fn service(n: u8) -> EdgeMapContent {
         let (v, s, host) = (vni(101), id(n.into()), Ipv4Addr::new(250, 1, 0, n));
         let v4 = Ipv4Addr::new(10, 255, 0, n);
-        let table =
-            ChainTable { vni: v, version: 1, chains: [[n.into(); canal_model::program::CHAIN_LENGTH_MAX]; canal_model::program::BUCKETS] };
+        let table = ChainTable {
+            vni: v,
+            version: 1,
+            chains: [[n.into(); canal_model::program::CHAIN_LENGTH_MAX];
+                canal_model::program::BUCKETS],
+        };
         let node = Ipv4Addr::new(172, 16, 0, n);
         EdgeMapContent {
             addresses: [((v, IpAddr::V4(v4)), s)].into(),
-            returns: [(s, ReturnEntry { vni: v, v4: Some(v4), v6: None })].into(),
-            prefixes: [((v, IpNet::new(IpAddr::V4(Ipv4Addr::new(10, 1, n, 0)), 24).unwrap()), NodeNextHop { node, mac: [2; 6] })].into(),
+            returns: [(
+                s,
+                ReturnEntry {
+                    vni: v,
+                    v4: Some(v4),
+                    v6: None,
+                },
+            )]
+            .into(),
+            prefixes: [(
+                (
+                    v,
+                    IpNet::new(IpAddr::V4(Ipv4Addr::new(10, 1, n, 0)), 24).unwrap(),
+                ),
+                NodeNextHop { node, mac: [2; 6] },
+            )]
+            .into(),
             nodes: [((v, node), ())].into(),
             tables: [(s, Arc::new(table))].into(),
-            replicas: [(number(n.into()), ReplicaEntry { address: host, up: true })].into(),
+            replicas: [(
+                number(n.into()),
+                ReplicaEntry {
+                    address: host,
+                    up: true,
+                },
+            )]
+            .into(),
             hosts: [(host, n.into())].into(),
             tunnels: [(host, Arc::new(vec![40_000, 40_000 + u16::from(n)]))].into(),
         }
@@ -184,14 +255,28 @@ pub(crate) mod tests {
         let mut table = ChainTable::clone(&want.tables[&id(1)]);
         table.version = 2;
         want.tables.insert(id(1), Arc::new(table));
-        want.replicas.insert(number(1), ReplicaEntry { address: Ipv4Addr::new(250, 1, 0, 1), up: false });
+        want.replicas.insert(
+            number(1),
+            ReplicaEntry {
+                address: Ipv4Addr::new(250, 1, 0, 1),
+                up: false,
+            },
+        );
         let steps = decide_steps(&have, &want);
-        assert_eq!(order(&steps), [("canal_replicas", true), ("canal_tables", true)]);
-        for (from, to) in
-            [(&have, &want), (&service(1), &service(2)), (&EdgeMapContent::default(), &want), (&want, &EdgeMapContent::default())]
-        {
+        assert_eq!(
+            order(&steps),
+            [("canal_replicas", true), ("canal_tables", true)]
+        );
+        for (from, to) in [
+            (&have, &want),
+            (&service(1), &service(2)),
+            (&EdgeMapContent::default(), &want),
+            (&want, &EdgeMapContent::default()),
+        ] {
             let mut content = from.clone();
-            decide_steps(from, to).iter().for_each(|s| take(&mut content, s));
+            decide_steps(from, to)
+                .iter()
+                .for_each(|s| take(&mut content, s));
             assert_eq!(content, *to);
         }
     }

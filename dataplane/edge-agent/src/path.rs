@@ -11,18 +11,38 @@ use crate::config::EdgeDeviceConfig;
 use crate::desired_maps::EdgeMapContent;
 
 /// Returns the path of a session, or `None` if the query cannot be parsed.
-pub(crate) fn decide_path(content: &EdgeMapContent, place: &EdgeDeviceConfig, query: &SessionQuery) -> Option<SessionPath> {
+pub(crate) fn decide_path(
+    content: &EdgeMapContent,
+    place: &EdgeDeviceConfig,
+    query: &SessionQuery,
+) -> Option<SessionPath> {
     let client: SocketAddr = query.client.parse().ok()?;
     let service = ServiceId::new(query.service).ok()?;
     let hash = flow_hash(client, u16::try_from(query.port).ok()?, service);
     let bucket = hash as usize % BUCKETS;
-    let mut path = SessionPath { query: query.id, bucket: bucket as u32, ..SessionPath::default() };
-    let Some(table) = content.tables.get(&service) else { return Some(path) };
+    let mut path = SessionPath {
+        query: query.id,
+        bucket: bucket as u32,
+        ..SessionPath::default()
+    };
+    let Some(table) = content.tables.get(&service) else {
+        return Some(path);
+    };
     path.table_version = table.version;
-    let numbers = table.chains[bucket].iter().copied().take_while(|number| *number != 0);
+    let numbers = table.chains[bucket]
+        .iter()
+        .copied()
+        .take_while(|number| *number != 0);
     path.chain = numbers.map(u32::from).collect();
-    let slots = path.chain.iter().filter_map(|number| Some((*number, content.replicas.get(&ReplicaNumber::new(*number).ok()?)?)));
-    let Some((number, slot)) = slots.into_iter().find(|(_, slot)| slot.up) else { return Some(path) };
+    let slots = path.chain.iter().filter_map(|number| {
+        Some((
+            *number,
+            content.replicas.get(&ReplicaNumber::new(*number).ok()?)?,
+        ))
+    });
+    let Some((number, slot)) = slots.into_iter().find(|(_, slot)| slot.up) else {
+        return Some(path);
+    };
     // The program uses the low bits of the hash for the bucket and the high half for the tunnel.
     let upper = (hash >> 16) as usize;
     path.tunnel_port = match content.tunnels.get(&slot.address) {
@@ -50,28 +70,97 @@ mod tests {
         let number = |n: u32| ReplicaNumber::new(n).unwrap();
         let address = |n: u8| Ipv4Addr::new(250, 1, 0, n);
         let mut chains = [[0; CHAIN_LENGTH_MAX]; BUCKETS];
-        chains.iter_mut().for_each(|chain| chain[..2].copy_from_slice(&[2, 1]));
+        chains
+            .iter_mut()
+            .for_each(|chain| chain[..2].copy_from_slice(&[2, 1]));
         let mut content = EdgeMapContent {
-            tables: [(ServiceId::new(7).unwrap(), Arc::new(ChainTable { vni: Vni::new(101).unwrap(), version: 5, chains }))].into(),
-            replicas: [1, 2].map(|n| (number(n), ReplicaEntry { address: address(n as u8), up: true })).into(),
+            tables: [(
+                ServiceId::new(7).unwrap(),
+                Arc::new(ChainTable {
+                    vni: Vni::new(101).unwrap(),
+                    version: 5,
+                    chains,
+                }),
+            )]
+            .into(),
+            replicas: [1, 2]
+                .map(|n| {
+                    (
+                        number(n),
+                        ReplicaEntry {
+                            address: address(n as u8),
+                            up: true,
+                        },
+                    )
+                })
+                .into(),
             tunnels: [(address(2), Arc::new(vec![41_000]))].into(),
             ..EdgeMapContent::default()
         };
-        let mut place =
-            EdgeDeviceConfig { device: String::new(), pin_dir: "/".into(), address: address(254), tunnels: 1, aggregate: true, mtu: 1500 };
-        let query = SessionQuery { id: 9, client: "[fd00::9]:4000".into(), service: 7, port: 80 };
+        let mut place = EdgeDeviceConfig {
+            device: String::new(),
+            pin_dir: "/".into(),
+            address: address(254),
+            tunnels: 1,
+            aggregate: true,
+            mtu: 1500,
+        };
+        let query = SessionQuery {
+            id: 9,
+            client: "[fd00::9]:4000".into(),
+            service: 7,
+            port: 80,
+        };
         let path = decide_path(&content, &place, &query).unwrap();
-        assert_eq!((path.query, path.table_version, &path.chain[..], path.replica, path.tunnel_port), (9, 5, &[2, 1][..], 2, 41_000));
-        assert_eq!(path.bucket as usize, canal_wire::tier::bucket("[fd00::9]:4000".parse().unwrap(), 80, ServiceId::new(7).unwrap()));
+        assert_eq!(
+            (
+                path.query,
+                path.table_version,
+                &path.chain[..],
+                path.replica,
+                path.tunnel_port
+            ),
+            (9, 5, &[2, 1][..], 2, 41_000)
+        );
+        assert_eq!(
+            path.bucket as usize,
+            canal_wire::tier::bucket(
+                "[fd00::9]:4000".parse().unwrap(),
+                80,
+                ServiceId::new(7).unwrap()
+            )
+        );
         content.replicas.get_mut(&number(2)).unwrap().up = false;
         let skipped = decide_path(&content, &place, &query).unwrap();
-        assert_eq!((skipped.replica, skipped.tunnel_port), (1, u32::from(TUNNEL_PORT)), "the settings' tunnels");
+        assert_eq!(
+            (skipped.replica, skipped.tunnel_port),
+            (1, u32::from(TUNNEL_PORT)),
+            "the settings' tunnels"
+        );
         place.aggregate = false;
         assert!(decide_path(&content, &place, &query).unwrap().tunnel_port >= 0xc000);
         content.replicas.clear();
         assert_eq!(decide_path(&content, &place, &query).unwrap().replica, 0);
-        let other = SessionQuery { service: 8, ..query.clone() };
-        assert!(decide_path(&content, &place, &other).unwrap().chain.is_empty());
-        assert_eq!(decide_path(&content, &place, &SessionQuery { client: "10.1.1.9".into(), ..query }), None);
+        let other = SessionQuery {
+            service: 8,
+            ..query.clone()
+        };
+        assert!(
+            decide_path(&content, &place, &other)
+                .unwrap()
+                .chain
+                .is_empty()
+        );
+        assert_eq!(
+            decide_path(
+                &content,
+                &place,
+                &SessionQuery {
+                    client: "10.1.1.9".into(),
+                    ..query
+                }
+            ),
+            None
+        );
     }
 }

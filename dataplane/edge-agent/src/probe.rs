@@ -63,7 +63,10 @@ impl ProbeOutcome {
         match self {
             ProbeOutcome::Ready | ProbeOutcome::Draining => ProbeResult::Alive,
             ProbeOutcome::Unready => ProbeResult::Unready,
-            ProbeOutcome::Stuck | ProbeOutcome::Refused | ProbeOutcome::Timeout | ProbeOutcome::Failed => ProbeResult::Nothing,
+            ProbeOutcome::Stuck
+            | ProbeOutcome::Refused
+            | ProbeOutcome::Timeout
+            | ProbeOutcome::Failed => ProbeResult::Nothing,
             ProbeOutcome::Late => ProbeResult::Void,
         }
     }
@@ -95,7 +98,11 @@ pub struct Prober<E> {
 impl<E: ProbeListener> Prober<E> {
     /// Creates a prober without targets.
     pub fn new(rhythm: ProbeConfig, ear: E) -> Self {
-        Self { rhythm, ear, tasks: BTreeMap::new() }
+        Self {
+            rhythm,
+            ear,
+            tasks: BTreeMap::new(),
+        }
     }
 
     /// Sets the replicas to probe. Tasks of replicas that stay are not disturbed; a task that panicked is restarted. Tasks are spawned on
@@ -110,7 +117,12 @@ impl<E: ProbeListener> Prober<E> {
         });
         for (target, up) in targets {
             if !self.tasks.contains_key(target) {
-                let probing = probe(self.rhythm, target.clone(), ReplicaHealth::new(*up), self.ear.clone());
+                let probing = probe(
+                    self.rhythm,
+                    target.clone(),
+                    ReplicaHealth::new(*up),
+                    self.ear.clone(),
+                );
                 self.tasks.insert(target.clone(), tokio::spawn(probing));
             }
         }
@@ -123,12 +135,20 @@ impl<E> Drop for Prober<E> {
     }
 }
 
-async fn probe<E: ProbeListener>(rhythm: ProbeConfig, target: ProbeTarget, mut health: ReplicaHealth, ear: E) {
+async fn probe<E: ProbeListener>(
+    rhythm: ProbeConfig,
+    target: ProbeTarget,
+    mut health: ReplicaHealth,
+    ear: E,
+) {
     // A random start spreads the probes of an AZ over the interval.
     let jitter = rhythm.pause.mul_f64(rand::random::<f64>());
     let mut ticks = tokio::time::interval_at(Instant::now() + jitter, rhythm.pause);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut client = ProbeClient { address: SocketAddr::new(target.address.into(), rhythm.port), kept: None };
+    let mut client = ProbeClient {
+        address: SocketAddr::new(target.address.into(), rhythm.port),
+        kept: None,
+    };
     loop {
         ticks.tick().await;
         let outcome = ask(&mut client, rhythm.timeout).await;
@@ -147,7 +167,11 @@ async fn ask(client: &mut ProbeClient, timeout: Duration) -> ProbeOutcome {
         Err(_) => {
             client.kept = None;
             // A machine that woke this thread so late may also have delayed the answer.
-            if start.elapsed() > timeout + timeout / 2 { ProbeOutcome::Late } else { ProbeOutcome::Timeout }
+            if start.elapsed() > timeout + timeout / 2 {
+                ProbeOutcome::Late
+            } else {
+                ProbeOutcome::Timeout
+            }
         }
     }
 }
@@ -180,19 +204,25 @@ impl ProbeClient {
         {
             return Ok(outcome);
         }
-        let tcp = TcpStream::connect(self.address).await.map_err(|e| match e.kind() {
-            std::io::ErrorKind::ConnectionRefused => ProbeError::Refused,
-            _ => ProbeError::Other,
-        })?;
+        let tcp = TcpStream::connect(self.address)
+            .await
+            .map_err(|e| match e.kind() {
+                std::io::ErrorKind::ConnectionRefused => ProbeError::Refused,
+                _ => ProbeError::Other,
+            })?;
         let (send, connection) = handshake(TokioIo::new(tcp)).await?;
         // This task ends when `send` is dropped.
         tokio::spawn(connection);
         self.ask_on(send).await
     }
 
-    async fn ask_on(&mut self, mut send: SendRequest<Empty<Bytes>>) -> Result<ProbeOutcome, ProbeError> {
+    async fn ask_on(
+        &mut self,
+        mut send: SendRequest<Empty<Bytes>>,
+    ) -> Result<ProbeOutcome, ProbeError> {
         send.ready().await?;
-        let request = http::Request::get("/healthz/ready").header(http::header::HOST, self.address.to_string());
+        let request = http::Request::get("/healthz/ready")
+            .header(http::header::HOST, self.address.to_string());
         // The path is valid and an address is a valid header value.
         let request = request.body(Empty::new()).map_err(|_| ProbeError::Other)?;
         let answer = send.send_request(request).await?;

@@ -38,15 +38,34 @@ pub struct Orders {
 /// # Errors
 /// Returns the text that is not an address; none of the orders is then applied.
 pub fn read_orders(orders: EdgeReportResponse, has_tunnels: u64) -> Result<Orders, String> {
-    let address = |host: &String| host.parse::<Ipv4Addr>().map_err(|_| host.chars().take(80).collect::<String>());
+    let address = |host: &String| {
+        host.parse::<Ipv4Addr>()
+            .map_err(|_| host.chars().take(80).collect::<String>())
+    };
     let hosts = orders.hosts.iter().map(address).collect::<Result<_, _>>()?;
     let ports = |bytes: &[u8]| {
-        let ports = bytes.chunks_exact(2).take(TUNNELS_MAX).map(|port| u16::from_be_bytes([port[0], port[1]]));
+        let ports = bytes
+            .chunks_exact(2)
+            .take(TUNNELS_MAX)
+            .map(|port| u16::from_be_bytes([port[0], port[1]]));
         Arc::new(ports.filter(|port| *port != 0).collect())
     };
-    let tunnels = orders.tunnels.iter().map(|of| Ok((address(&of.underlay)?, ports(&of.ports)))).collect::<Result<Tunnels, String>>()?;
-    let tunnels = (orders.tunnels_version != has_tunnels).then_some((orders.tunnels_version, tunnels));
-    Ok(Orders { hosts, tunnels, queries: orders.queries.into_iter().take(SESSION_QUERIES_MAX).collect() })
+    let tunnels = orders
+        .tunnels
+        .iter()
+        .map(|of| Ok((address(&of.underlay)?, ports(&of.ports))))
+        .collect::<Result<Tunnels, String>>()?;
+    let tunnels =
+        (orders.tunnels_version != has_tunnels).then_some((orders.tunnels_version, tunnels));
+    Ok(Orders {
+        hosts,
+        tunnels,
+        queries: orders
+            .queries
+            .into_iter()
+            .take(SESSION_QUERIES_MAX)
+            .collect(),
+    })
 }
 
 #[cfg(test)]
@@ -57,17 +76,45 @@ mod tests {
 
     #[test]
     fn orders_are_applied_whole_or_not_at_all() {
-        let orders =
-            |hosts: &[&str]| EdgeReportResponse { hosts: hosts.iter().map(ToString::to_string).collect(), ..EdgeReportResponse::default() };
-        assert_eq!(read_orders(orders(&["250.1.0.2", "250.1.0.1", "250.1.0.2"]), 0).unwrap().hosts.len(), 2);
-        assert_eq!(read_orders(orders(&["250.1.0.2", "250.1.0"]), 0), Err("250.1.0".to_string()));
+        let orders = |hosts: &[&str]| EdgeReportResponse {
+            hosts: hosts.iter().map(ToString::to_string).collect(),
+            ..EdgeReportResponse::default()
+        };
+        assert_eq!(
+            read_orders(orders(&["250.1.0.2", "250.1.0.1", "250.1.0.2"]), 0)
+                .unwrap()
+                .hosts
+                .len(),
+            2
+        );
+        assert_eq!(
+            read_orders(orders(&["250.1.0.2", "250.1.0"]), 0),
+            Err("250.1.0".to_string())
+        );
         let tunnels = |underlay: &str| {
-            let tunnels = vec![ReplicaTunnels { underlay: underlay.into(), ports: vec![0x9c, 0x41, 0, 0, 0x9c] }];
-            EdgeReportResponse { tunnels, tunnels_version: 4, ..EdgeReportResponse::default() }
+            let tunnels = vec![ReplicaTunnels {
+                underlay: underlay.into(),
+                ports: vec![0x9c, 0x41, 0, 0, 0x9c],
+            }];
+            EdgeReportResponse {
+                tunnels,
+                tunnels_version: 4,
+                ..EdgeReportResponse::default()
+            }
         };
         let read = read_orders(tunnels("250.1.0.9"), 3).unwrap().tunnels;
-        assert_eq!(read, Some((4, [(Ipv4Addr::new(250, 1, 0, 9), Arc::new(vec![40_001]))].into())));
-        assert_eq!(read_orders(tunnels("250.1.0.9"), 4).unwrap().tunnels, None, "it has them");
+        assert_eq!(
+            read,
+            Some((
+                4,
+                [(Ipv4Addr::new(250, 1, 0, 9), Arc::new(vec![40_001]))].into()
+            ))
+        );
+        assert_eq!(
+            read_orders(tunnels("250.1.0.9"), 4).unwrap().tunnels,
+            None,
+            "it has them"
+        );
         assert_eq!(read_orders(tunnels("gw-1"), 3), Err("gw-1".to_string()));
     }
 }

@@ -17,7 +17,8 @@ use canal_model::authorization::PolicyTarget;
 use canal_model::identity::{Identity, gateway_identity};
 use canal_model::ids::{Generation, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni};
 use canal_model::program::{
-    AppProtocol, Gateway, GatewayAddress, Labels, Resource, ResourceKind, RouteRule, Service, Tenant, Throttle, Workload,
+    AppProtocol, Gateway, GatewayAddress, Labels, Resource, ResourceKind, RouteRule, Service,
+    Tenant, Throttle, Workload,
 };
 use canal_model::trust::{KeyAlgorithm, KeyServer, Termination};
 use canal_tls::Credential;
@@ -29,13 +30,14 @@ use super::policies::TenantPolicies;
 use super::routes::CompiledRoutes;
 use super::throttle::RequestThrottle;
 use super::{
-    Endpoint, EndpointSet, EndpointSetId, FilterChain, PortView, ServiceNames, ServiceView, ShardedMap, Snapshot, TenantTls, TenantView,
-    WorkloadLabels, WorkloadView,
+    Endpoint, EndpointSet, EndpointSetId, FilterChain, PortView, ServiceNames, ServiceView,
+    ShardedMap, Snapshot, TenantTls, TenantView, WorkloadLabels, WorkloadView,
 };
 
 /// Returns the credential for a tenant's gateway identity whose certificate also has a service's names, like
 /// `canal_identity::certs::CertificateSource::service_credential`.
-pub type ServiceCertificateFn = Arc<dyn Fn(&Identity, &ServiceKey, KeyAlgorithm) -> Credential + Send + Sync>;
+pub type ServiceCertificateFn =
+    Arc<dyn Fn(&Identity, &ServiceKey, KeyAlgorithm) -> Credential + Send + Sync>;
 
 /// Stored parts of a service, which may be incomplete: parts arrive in any order.
 #[derive(Default)]
@@ -104,7 +106,11 @@ pub struct SnapshotBuilder {
 }
 
 impl SnapshotBuilder {
-    pub fn new(replica: &str, keyring: Option<ClientIdentityFactory>, certificates: Option<ServiceCertificateFn>) -> Self {
+    pub fn new(
+        replica: &str,
+        keyring: Option<ClientIdentityFactory>,
+        certificates: Option<ServiceCertificateFn>,
+    ) -> Self {
         Self {
             replica: replica.into(),
             keyring,
@@ -135,7 +141,12 @@ impl SnapshotBuilder {
 
     /// Applies a change and returns the next snapshot. It compiles the routes that the change affects, however long that takes;
     /// [`crate::TenantBuilds`] compiles them in steps.
-    pub fn apply(&mut self, upserts: &[Arc<Resource>], removals: &[(ResourceKind, String)], generation: Generation) -> Arc<Snapshot> {
+    pub fn apply(
+        &mut self,
+        upserts: &[Arc<Resource>],
+        removals: &[(ResourceKind, String)],
+        generation: Generation,
+    ) -> Arc<Snapshot> {
         self.apply_compiled(upserts, removals, Vec::new(), generation)
     }
 
@@ -148,7 +159,10 @@ impl SnapshotBuilder {
         generation: Generation,
     ) -> Arc<Snapshot> {
         self.snapshot.generation = generation;
-        self.compiled = compiled.into_iter().map(|routes| (routes.service.clone(), routes)).collect();
+        self.compiled = compiled
+            .into_iter()
+            .map(|routes| (routes.service.clone(), routes))
+            .collect();
         for (kind, name) in removals {
             self.remove(*kind, name);
         }
@@ -189,7 +203,11 @@ impl SnapshotBuilder {
                 let generation = self.snapshot.generation;
                 let state = self.state(&service.key);
                 let before = state.service.replace(service.clone());
-                state.since = if before.is_some() { state.since } else { generation };
+                state.since = if before.is_some() {
+                    state.since
+                } else {
+                    generation
+                };
                 if let Some(before) = before.filter(|s| s.id != service.id) {
                     // The old ID must not lead to this service any more, unless an address still declares it.
                     self.forget_inside(&service.key, before.id);
@@ -202,7 +220,9 @@ impl SnapshotBuilder {
             }
             Resource::Route(rule) => self.upsert_route(resource.name(), rule),
             Resource::Address(address) => self.upsert_address(resource.name(), address),
-            Resource::Authorization(_) | Resource::Authentication(_) | Resource::Authorizer(_) => self.upsert_policy(resource),
+            Resource::Authorization(_) | Resource::Authentication(_) | Resource::Authorizer(_) => {
+                self.upsert_policy(resource)
+            }
             Resource::Bundle(bundle) => self.upsert_bundle(bundle),
             Resource::Termination(termination) => self.upsert_termination(termination),
             Resource::KeyServer(server) => self.upsert_key_server(server),
@@ -248,7 +268,9 @@ impl SnapshotBuilder {
             ResourceKind::KeyServer => self.remove_key_server(name),
             ResourceKind::Throttle => self.remove_throttle(name),
             ResourceKind::Table => self.remove_table(name),
-            ResourceKind::Authorization | ResourceKind::Authentication | ResourceKind::Authorizer => self.remove_policy(kind, name),
+            ResourceKind::Authorization
+            | ResourceKind::Authentication
+            | ResourceKind::Authorizer => self.remove_policy(kind, name),
             _ => {}
         }
     }
@@ -264,7 +286,11 @@ impl SnapshotBuilder {
         if renamed || keys_moved {
             view.trust_domain = Some(tenant.trust_domain.clone());
             view.tls = keyring.map(|keyring| {
-                let (server, client) = keyring.pair(&tenant.name, &tenant.keys, &gateway_identity(tenant.trust_domain.clone()));
+                let (server, client) = keyring.pair(
+                    &tenant.name,
+                    &tenant.keys,
+                    &gateway_identity(tenant.trust_domain.clone()),
+                );
                 TenantTls { server, client }
             });
             self.touch_terminations(&tenant.name);
@@ -272,7 +298,12 @@ impl SnapshotBuilder {
         let view = self.tenant(&tenant.name);
         if view.vni.replace(tenant.vni) != Some(tenant.vni) || renamed {
             // Identities of workloads contain the trust domain, and the workloads' views contain the VNI.
-            let members: Vec<_> = self.workloads.values().map(|w| w.source.clone()).filter(|r| r.tenant() == Some(&tenant.name)).collect();
+            let members: Vec<_> = self
+                .workloads
+                .values()
+                .map(|w| w.source.clone())
+                .filter(|r| r.tenant() == Some(&tenant.name))
+                .collect();
             members.iter().for_each(|r| self.upsert(r));
         }
         self.touched.gateways = true;
@@ -284,13 +315,17 @@ impl SnapshotBuilder {
         for ip in &address.addresses {
             known.insert(*ip, address.service.clone());
         }
-        self.snapshot.inside.insert(address.id, address.service.clone());
+        self.snapshot
+            .inside
+            .insert(address.id, address.service.clone());
         self.addresses.insert(name, address.clone());
         self.touched.throttles = true;
     }
 
     fn remove_address(&mut self, name: &str) {
-        let Some(gone) = self.addresses.remove(name) else { return };
+        let Some(gone) = self.addresses.remove(name) else {
+            return;
+        };
         self.touched.throttles = true;
         let known = &mut self.tenant(&gone.service.tenant).gateways;
         for ip in &gone.addresses {
@@ -303,17 +338,33 @@ impl SnapshotBuilder {
 
     /// Removes the mapping of an ID to the service, unless something else of the service still declares the ID.
     fn forget_inside(&mut self, key: &ServiceKey, id: ServiceId) {
-        let of_service = self.services.get(key).and_then(|s| s.service.as_ref()).is_some_and(|s| s.id == id);
+        let of_service = self
+            .services
+            .get(key)
+            .and_then(|s| s.service.as_ref())
+            .is_some_and(|s| s.id == id);
         let prefix = format!("{key}@");
-        let mut addresses = self.addresses.range(prefix.clone()..).take_while(|(name, _)| name.starts_with(&prefix));
-        if !of_service && !addresses.any(|(_, a)| a.id == id) && self.snapshot.inside.get(&id) == Some(key) {
+        let mut addresses = self
+            .addresses
+            .range(prefix.clone()..)
+            .take_while(|(name, _)| name.starts_with(&prefix));
+        if !of_service
+            && !addresses.any(|(_, a)| a.id == id)
+            && self.snapshot.inside.get(&id) == Some(key)
+        {
             self.snapshot.inside.remove(&id);
         }
     }
 
     fn remove_workload(&mut self, uid: &str) {
-        let Some(view) = self.workloads.remove(uid) else { return };
-        let tenant = view.uid.split('/').next().and_then(|t| TenantName::new(t).ok());
+        let Some(view) = self.workloads.remove(uid) else {
+            return;
+        };
+        let tenant = view
+            .uid
+            .split('/')
+            .next()
+            .and_then(|t| TenantName::new(t).ok());
         if let Some(tenant) = tenant {
             let known = &mut self.tenant(&tenant).workloads;
             for address in &view.addresses {
@@ -344,7 +395,10 @@ impl SnapshotBuilder {
                 ..WorkloadLabels::unknown()
             },
         };
-        let serves = workload.endpoints.iter().filter(|e| e.service.tenant == workload.tenant);
+        let serves = workload
+            .endpoints
+            .iter()
+            .filter(|e| e.service.tenant == workload.tenant);
         let view = Arc::new(WorkloadView {
             uid: workload.uid(),
             namespace: workload.namespace.clone(),
@@ -356,14 +410,20 @@ impl SnapshotBuilder {
             tunnel: workload.tunnel,
             vni,
             identity: identity.into_iter().collect(),
-            serves: serves.map(|e| (e.service.clone(), e.port, e.target_port)).collect(),
+            serves: serves
+                .map(|e| (e.service.clone(), e.port, e.target_port))
+                .collect(),
             source: resource.clone(),
         });
         let known = &mut self.tenant(&workload.tenant).workloads;
         for address in &view.addresses {
             known.insert(*address, view.clone());
         }
-        if self.policies.get(&workload.tenant).is_some_and(|policies| !policies.is_empty()) {
+        if self
+            .policies
+            .get(&workload.tenant)
+            .is_some_and(|policies| !policies.is_empty())
+        {
             // The workload's labels may have changed, so open work is authorized again.
             self.touch_policies(&workload.tenant, []);
         }
@@ -436,8 +496,13 @@ impl SnapshotBuilder {
     }
 
     fn rebuild_gateways(&mut self) {
-        let own = self.gateways.values().filter(|g| g.replica.as_str() == self.replica);
-        self.snapshot.gateways = own.flat_map(|g| g.addresses.iter().map(|a| (*a, g.tenant.clone()))).collect();
+        let own = self
+            .gateways
+            .values()
+            .filter(|g| g.replica.as_str() == self.replica);
+        self.snapshot.gateways = own
+            .flat_map(|g| g.addresses.iter().map(|a| (*a, g.tenant.clone())))
+            .collect();
     }
 
     fn rebuild_view(&mut self, key: &ServiceKey) {
@@ -451,15 +516,32 @@ impl SnapshotBuilder {
                     tenant.vips.remove(vip);
                 }
             }
-            if tenant.hosts.get(&old.names.hostname).is_some_and(|s| s.names.key == *key) {
+            if tenant
+                .hosts
+                .get(&old.names.hostname)
+                .is_some_and(|s| s.names.key == *key)
+            {
                 tenant.hosts.remove(&old.names.hostname);
             }
         }
         // A withheld service has no view until its routes are compiled.
-        let Some(service) = self.state(key).service.clone().filter(|_| !self.withheld.contains(key)) else { return };
+        let Some(service) = self
+            .state(key)
+            .service
+            .clone()
+            .filter(|_| !self.withheld.contains(key))
+        else {
+            return;
+        };
         let routes = self.routes_of(key, old.as_deref());
-        let names = Arc::new(ServiceNames { key: key.clone(), hostname: service.hostname.to_ascii_lowercase() });
-        let guard = self.policies.get(&key.tenant).and_then(|policies| policies.guard(&PolicyDestination::service(key)));
+        let names = Arc::new(ServiceNames {
+            key: key.clone(),
+            hostname: service.hostname.to_ascii_lowercase(),
+        });
+        let guard = self
+            .policies
+            .get(&key.tenant)
+            .and_then(|policies| policies.guard(&PolicyDestination::service(key)));
         let filters = FilterChain::of_policies(guard.as_deref());
         let ports = service.ports.iter().map(|p| PortView {
             port: p.port,
@@ -487,13 +569,20 @@ impl SnapshotBuilder {
         for vip in &view.vips {
             tenant.vips.insert(*vip, view.clone());
         }
-        tenant.hosts.insert(view.names.hostname.clone(), view.clone());
+        tenant
+            .hosts
+            .insert(view.names.hostname.clone(), view.clone());
         self.state(key).view = Some(view);
     }
 
     /// Returns the ID of the endpoint set of a service port and subset; creates the set if needed.
     fn slot(&mut self, key: &ServiceKey, port: u16, subset: &Labels) -> EndpointSetId {
-        if let Some((.., slot)) = self.state(key).slots.iter().find(|(p, s, _)| *p == port && s == subset) {
+        if let Some((.., slot)) = self
+            .state(key)
+            .slots
+            .iter()
+            .find(|(p, s, _)| *p == port && s == subset)
+        {
             return *slot;
         }
         let set = self.make_set(key, port, subset);
@@ -507,56 +596,128 @@ impl SnapshotBuilder {
         let id = self.last_id;
         let state = self.services.entry_ref(key).or_default();
         let service = state.service.as_ref();
-        let hostname =
-            service.map_or_else(|| format!("{}.{}.svc.cluster.local", key.name, key.namespace), |s| s.hostname.to_ascii_lowercase());
+        let hostname = service.map_or_else(
+            || format!("{}.{}.svc.cluster.local", key.name, key.namespace),
+            |s| s.hostname.to_ascii_lowercase(),
+        );
         let pool = service.map(|s| s.upstream_pool).unwrap_or_default();
         let policy_paths = service.map(|s| s.policy_paths).unwrap_or_default();
         let known_port = service.and_then(|s| s.ports.iter().find(|p| p.port == port));
         let policies = self.policies.get(&key.tenant);
         let mut endpoints = Vec::new();
-        for workload in state.members.iter().filter_map(|uid| self.workloads.get(uid)) {
+        for workload in state
+            .members
+            .iter()
+            .filter_map(|uid| self.workloads.get(uid))
+        {
             // Only ready workloads of the subset that serve this port are endpoints.
-            let chosen = workload.ready && subset.iter().all(|(k, v)| workload.labels.get(k) == Some(v));
-            let serves = workload.serves.iter().find(|(s, p, _)| s == key && *p == port);
-            if let (true, Some((_, _, target)), Some(address)) = (chosen, serves, workload.addresses.first()) {
-                let other = workload.addresses.iter().find(|other| other.is_ipv4() != address.is_ipv4());
-                let (address, other_family) = (SocketAddr::new(*address, *target), other.map(|ip| SocketAddr::new(*ip, *target)));
-                let known = self.endpoint_ids.entry((workload.uid.clone(), address, other_family, workload.vni));
+            let chosen = workload.ready
+                && subset
+                    .iter()
+                    .all(|(k, v)| workload.labels.get(k) == Some(v));
+            let serves = workload
+                .serves
+                .iter()
+                .find(|(s, p, _)| s == key && *p == port);
+            if let (true, Some((_, _, target)), Some(address)) =
+                (chosen, serves, workload.addresses.first())
+            {
+                let other = workload
+                    .addresses
+                    .iter()
+                    .find(|other| other.is_ipv4() != address.is_ipv4());
+                let (address, other_family) = (
+                    SocketAddr::new(*address, *target),
+                    other.map(|ip| SocketAddr::new(*ip, *target)),
+                );
+                let known = self.endpoint_ids.entry((
+                    workload.uid.clone(),
+                    address,
+                    other_family,
+                    workload.vni,
+                ));
                 let id = *known.or_insert_with(|| {
                     self.last_id += 1;
                     self.last_id
                 });
-                let place = PolicyDestination::workload(&workload.namespace, &workload.labels).serving(Some(key));
+                let place = PolicyDestination::workload(&workload.namespace, &workload.labels)
+                    .serving(Some(key));
                 let guard = policies.and_then(|policies| policies.guard(&place));
-                endpoints.push(Endpoint { id, workload: workload.clone(), address, other_family, guard });
+                endpoints.push(Endpoint {
+                    id,
+                    workload: workload.clone(),
+                    address,
+                    other_family,
+                    guard,
+                });
             }
         }
         EndpointSet {
             id,
-            service: Some(Arc::new(ServiceNames { key: key.clone(), hostname })),
+            service: Some(Arc::new(ServiceNames {
+                key: key.clone(),
+                hostname,
+            })),
             port,
             protocol: known_port.map_or(AppProtocol::Detect, |p| p.protocol),
             pool,
             policy_paths,
             known: known_port.is_some(),
-            filters: FilterChain::of_policies(endpoints.iter().filter_map(|endpoint| endpoint.guard.as_deref())),
+            filters: FilterChain::of_policies(
+                endpoints
+                    .iter()
+                    .filter_map(|endpoint| endpoint.guard.as_deref()),
+            ),
             endpoints: endpoints.into(),
         }
     }
 
     /// Returns the kinds and names of all stored resources that `state` does not contain.
     pub fn names_beside(&self, state: &[Arc<Resource>]) -> Vec<(ResourceKind, String)> {
-        let kept: HashSet<(ResourceKind, String)> = state.iter().map(|r| (r.kind(), r.name())).collect();
-        let tenants = self.tenants.values().filter(|t| t.trust_domain.is_some()).map(|t| (ResourceKind::Tenant, t.name.to_string()));
-        let services = self.services.iter().filter(|(_, s)| s.service.is_some()).map(|(key, _)| (ResourceKind::Service, key.to_string()));
+        let kept: HashSet<(ResourceKind, String)> =
+            state.iter().map(|r| (r.kind(), r.name())).collect();
+        let tenants = self
+            .tenants
+            .values()
+            .filter(|t| t.trust_domain.is_some())
+            .map(|t| (ResourceKind::Tenant, t.name.to_string()));
+        let services = self
+            .services
+            .iter()
+            .filter(|(_, s)| s.service.is_some())
+            .map(|(key, _)| (ResourceKind::Service, key.to_string()));
         let known = tenants
-            .chain(self.gateways.keys().map(|name| (ResourceKind::Gateway, name.clone())))
+            .chain(
+                self.gateways
+                    .keys()
+                    .map(|name| (ResourceKind::Gateway, name.clone())),
+            )
             .chain(services)
-            .chain(self.workloads.keys().map(|uid| (ResourceKind::Workload, uid.clone())))
-            .chain(self.route_parents.keys().map(|name| (ResourceKind::Route, name.clone())))
-            .chain(self.addresses.keys().map(|name| (ResourceKind::Address, name.clone())))
-            .chain(self.throttles.keys().map(|name| (ResourceKind::Throttle, name.clone())))
-            .chain(self.tables.keys().map(|name| (ResourceKind::Table, name.clone())))
+            .chain(
+                self.workloads
+                    .keys()
+                    .map(|uid| (ResourceKind::Workload, uid.clone())),
+            )
+            .chain(
+                self.route_parents
+                    .keys()
+                    .map(|name| (ResourceKind::Route, name.clone())),
+            )
+            .chain(
+                self.addresses
+                    .keys()
+                    .map(|name| (ResourceKind::Address, name.clone())),
+            )
+            .chain(
+                self.throttles
+                    .keys()
+                    .map(|name| (ResourceKind::Throttle, name.clone())),
+            )
+            .chain(
+                self.tables
+                    .keys()
+                    .map(|name| (ResourceKind::Table, name.clone())),
+            )
             .chain(self.policy_names())
             .chain(self.bundle_names())
             .chain(self.termination_names());

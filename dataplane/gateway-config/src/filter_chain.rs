@@ -15,8 +15,14 @@ impl FilterChain {
 
     /// Returns the filters that policies ask for.
     pub fn of_policies<'a>(policies: impl IntoIterator<Item = &'a DestinationPolicy>) -> Self {
-        let asks_authorizer = policies.into_iter().any(|policy| policy.policies.authorizers().next().is_some());
-        if asks_authorizer { Self::BUFFER_BODY } else { Self::default() }
+        let asks_authorizer = policies
+            .into_iter()
+            .any(|policy| policy.policies.authorizers().next().is_some());
+        if asks_authorizer {
+            Self::BUFFER_BODY
+        } else {
+            Self::default()
+        }
     }
 
     /// Returns the filters of both chains.

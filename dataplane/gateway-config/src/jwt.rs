@@ -49,7 +49,12 @@ impl VerificationBudget {
 ///
 /// Returns `None` if the result was known by then, or if the request has used up its verifications. In the latter case its token is refused
 /// at the next check.
-pub async fn verify(memory: &TokenMemory, work: &VerificationBudget, todo: PendingVerification, now: u64) -> Option<bool> {
+pub async fn verify(
+    memory: &TokenMemory,
+    work: &VerificationBudget,
+    todo: PendingVerification,
+    now: u64,
+) -> Option<bool> {
     let PendingVerification { name, verification } = todo;
     if !work.take() {
         memory.refuse(name, TokenError::TooManyKeys, now);
@@ -57,7 +62,10 @@ pub async fn verify(memory: &TokenMemory, work: &VerificationBudget, todo: Pendi
     }
     // The semaphore is never closed.
     let _turn = memory.turn.clone().acquire_owned().await;
-    if memory.is_signed(&verification.token, &verification.key.digest, now).is_some() {
+    if memory
+        .is_signed(&verification.token, &verification.key.digest, now)
+        .is_some()
+    {
         return None;
     }
     let signed = verification.run();
@@ -104,7 +112,10 @@ pub(crate) struct JwtIssuer {
 
 impl JwtIssuers {
     pub(crate) fn new(authentication: &Authentication) -> Self {
-        Self { broken: authentication.broken.is_some(), rules: authentication.rules.iter().map(JwtIssuer::new).collect() }
+        Self {
+            broken: authentication.broken.is_some(),
+            rules: authentication.rules.iter().map(JwtIssuer::new).collect(),
+        }
     }
 }
 
@@ -119,7 +130,11 @@ impl JwtIssuer {
     fn new(rule: &JwtRule) -> Self {
         let keys = rule.keys.as_ref().map(|json| KeySet::parse(json));
         if let Some(ignored) = keys.as_ref().map(KeySet::ignored).filter(|n| *n > 0) {
-            tracing::warn!(issuer = rule.issuer, ignored, "keys of a key set cannot be used: of an unknown kind, too weak, or too many");
+            tracing::warn!(
+                issuer = rule.issuer,
+                ignored,
+                "keys of a key set cannot be used: of an unknown kind, too weak, or too many"
+            );
         }
         Self {
             name: rule.issuer.clone(),
@@ -144,7 +159,10 @@ pub struct JwtRequirements {
 impl JwtRequirements {
     pub(crate) fn new(all: Vec<Arc<JwtIssuers>>) -> Self {
         static LAST: AtomicU64 = AtomicU64::new(0);
-        Self { id: LAST.fetch_add(1, Relaxed), all }
+        Self {
+            id: LAST.fetch_add(1, Relaxed),
+            all,
+        }
     }
 
     fn rules(&self) -> impl Iterator<Item = &JwtIssuer> {
@@ -169,10 +187,14 @@ impl JwtRequirements {
         }
         // Only the gateway may set these headers, so a client's own values are removed even without a token.
         for rule in self.rules() {
-            let said = rule.payload_header.iter().chain(rule.claim_headers.iter().map(|(name, _)| name));
+            let said = rule
+                .payload_header
+                .iter()
+                .chain(rule.claim_headers.iter().map(|(name, _)| name));
             said.for_each(|name| changes.remove(name));
         }
-        let found = location::find(self.rules().map(|rule| &rule.places), request).ok_or(TokenCheckError::Bad(TokenError::TooMany))?;
+        let found = location::find(self.rules().map(|rule| &rule.places), request)
+            .ok_or(TokenCheckError::Bad(TokenError::TooMany))?;
         let mut first = None;
         for one in &found {
             let (token, rule) = self.accept(one, (cache, memory), now)?;
@@ -196,7 +218,10 @@ impl JwtRequirements {
     ) -> Result<(Arc<Token>, &JwtIssuer), TokenCheckError> {
         let name = cache.name(self.id, &found.text);
         if let Some((token, rule)) = cache.get(&name, now)
-            && let Some(issuer) = self.rules().nth(rule).filter(|issuer| issuer.places.hold(found.place))
+            && let Some(issuer) = self
+                .rules()
+                .nth(rule)
+                .filter(|issuer| issuer.places.hold(found.place))
         {
             return Ok((token, issuer));
         }
@@ -217,7 +242,10 @@ impl JwtRequirements {
                     return Ok((token, rule));
                 }
                 Err(SignatureError::Verify(verification)) => {
-                    return Err(TokenCheckError::Verify(PendingVerification { name, verification }));
+                    return Err(TokenCheckError::Verify(PendingVerification {
+                        name,
+                        verification,
+                    }));
                 }
                 Err(SignatureError::Bad(bad)) => why = bad,
             }

@@ -29,8 +29,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use canal_identity::{ClientIdentity, ServerIdentity};
 use canal_model::identity::Identity;
-use canal_model::ids::{Generation, Namespace, ServiceId, ServiceKey, TenantName, TrustDomain, Vni};
-use canal_model::program::{AppProtocol, Labels, PolicyPaths, Resource, TunnelProtocol, UpstreamPool};
+use canal_model::ids::{
+    Generation, Namespace, ServiceId, ServiceKey, TenantName, TrustDomain, Vni,
+};
+use canal_model::program::{
+    AppProtocol, Labels, PolicyPaths, Resource, TunnelProtocol, UpstreamPool,
+};
 use canal_model::share::Shares;
 use canal_model::trust::KeyPolicy;
 use hashbrown::HashMap;
@@ -70,15 +74,21 @@ impl Snapshot {
 
     /// Returns the tenant that owns a trust domain.
     pub fn tenant_of(&self, domain: &TrustDomain) -> Option<&Arc<TenantView>> {
-        self.trust_domains.get(domain).and_then(|name| self.tenants.get(name))
+        self.trust_domains
+            .get(domain)
+            .and_then(|name| self.tenants.get(name))
     }
 
     /// Replaces a tenant's view and updates the mapping of its trust domain.
     fn put(&mut self, view: TenantView) {
         let (name, domain) = (view.name.clone(), view.trust_domain.clone());
-        let before = self.tenants.insert(name.clone(), Arc::new(view)).and_then(|view| view.trust_domain.clone());
+        let before = self
+            .tenants
+            .insert(name.clone(), Arc::new(view))
+            .and_then(|view| view.trust_domain.clone());
         // The domain may belong to another tenant by now.
-        if let Some(before) = before.filter(|before| self.trust_domains.get(before) == Some(&name)) {
+        if let Some(before) = before.filter(|before| self.trust_domains.get(before) == Some(&name))
+        {
             self.trust_domains.remove(&before);
         }
         if let Some(domain) = domain {
@@ -88,7 +98,9 @@ impl Snapshot {
 
     /// Returns the tenant that owns a gateway address of this replica.
     pub fn tenant_at(&self, local: IpAddr) -> Option<&Arc<TenantView>> {
-        self.gateways.get(&local).and_then(|name| self.tenants.get(name))
+        self.gateways
+            .get(&local)
+            .and_then(|name| self.tenants.get(name))
     }
 
     /// Returns the tenant and the service of an address inside the tier. The service need not have ports: the tier's own service has none
@@ -326,7 +338,11 @@ impl EndpointSets {
 
     fn replace(&mut self, slot: EndpointSetId, set: EndpointSet) {
         let at = slot.0 as usize;
-        if let Some(place) = self.chunks.get_mut(at / CHUNK).and_then(|c| Arc::make_mut(c).get_mut(at % CHUNK)) {
+        if let Some(place) = self
+            .chunks
+            .get_mut(at / CHUNK)
+            .and_then(|c| Arc::make_mut(c).get_mut(at % CHUNK))
+        {
             *place = Arc::new(set);
         }
     }

@@ -23,7 +23,13 @@ const PROTECTED_HEADERS: [&str; 15] = [
 
 /// Returns whether a header's name is `name`, in any case and with `_` in the place of any `-`. CGI, WSGI and PHP cannot tell them apart.
 pub fn is_spelling_of(sent: &[u8], name: &[u8]) -> bool {
-    let plain = |byte: u8| if byte == b'_' { b'-' } else { byte.to_ascii_lowercase() };
+    let plain = |byte: u8| {
+        if byte == b'_' {
+            b'-'
+        } else {
+            byte.to_ascii_lowercase()
+        }
+    };
     sent.len() == name.len() && sent.iter().zip(name).all(|(a, b)| plain(*a) == plain(*b))
 }
 
@@ -52,7 +58,11 @@ impl RequestMutations {
 
     fn change(&mut self, name: &str, change: HeaderChange) {
         let name = name.to_ascii_lowercase();
-        let is_protected = || PROTECTED_HEADERS.iter().any(|own| is_spelling_of(name.as_bytes(), own.as_bytes()));
+        let is_protected = || {
+            PROTECTED_HEADERS
+                .iter()
+                .any(|own| is_spelling_of(name.as_bytes(), own.as_bytes()))
+        };
         if name.is_empty() || name.starts_with(':') || is_protected() {
             return;
         }
@@ -79,10 +89,13 @@ impl RequestMutations {
 
     /// Returns the header's value if it was set here.
     pub fn value(&self, name: &str) -> Option<&[u8]> {
-        self.headers.iter().find(|(known, _)| known == name).and_then(|(_, change)| match change {
-            HeaderChange::Set(value) => Some(value.as_slice()),
-            HeaderChange::Removed => None,
-        })
+        self.headers
+            .iter()
+            .find(|(known, _)| known == name)
+            .and_then(|(_, change)| match change {
+                HeaderChange::Set(value) => Some(value.as_slice()),
+                HeaderChange::Removed => None,
+            })
     }
 
     /// True if a mutation determines the header, whatever the client sent.
@@ -93,7 +106,9 @@ impl RequestMutations {
     /// True if a header that the client sent is another spelling, with `_` or with `-`, of one that a mutation determines. It is not
     /// forwarded, because an application might read it in its place.
     pub fn respells(&self, sent: &[u8]) -> bool {
-        self.headers.iter().any(|(known, _)| is_spelling_of(sent, known.as_bytes()) && !sent.eq_ignore_ascii_case(known.as_bytes()))
+        self.headers.iter().any(|(known, _)| {
+            is_spelling_of(sent, known.as_bytes()) && !sent.eq_ignore_ascii_case(known.as_bytes())
+        })
     }
 
     /// True if a mutation determines the header, or if the header is another spelling of such a one.
@@ -114,7 +129,11 @@ impl RequestMutations {
         if self.path.is_none() && self.query.is_none() {
             return None;
         }
-        let mut target = self.path.as_ref().map_or(path, |path| path.as_bytes()).to_vec();
+        let mut target = self
+            .path
+            .as_ref()
+            .map_or(path, |path| path.as_bytes())
+            .to_vec();
         if let Some(query) = self.query.as_ref().map_or(query, Option::as_deref) {
             target.push(b'?');
             target.extend_from_slice(query);
@@ -125,11 +144,17 @@ impl RequestMutations {
     /// Applies the header mutations to a map.
     pub fn apply(&self, headers: &mut http::HeaderMap) {
         if !self.headers.is_empty() {
-            let other: Vec<http::HeaderName> = headers.keys().filter(|name| self.respells(name.as_str().as_bytes())).cloned().collect();
+            let other: Vec<http::HeaderName> = headers
+                .keys()
+                .filter(|name| self.respells(name.as_str().as_bytes()))
+                .cloned()
+                .collect();
             other.iter().for_each(|name| drop(headers.remove(name)));
         }
         for (name, value) in self.headers() {
-            let Ok(name) = http::HeaderName::from_bytes(name.as_bytes()) else { continue };
+            let Ok(name) = http::HeaderName::from_bytes(name.as_bytes()) else {
+                continue;
+            };
             match value.map(http::HeaderValue::from_bytes) {
                 Some(Ok(value)) => drop(headers.insert(name, value)),
                 _ => drop(headers.remove(name)),
@@ -155,7 +180,14 @@ mod tests {
         changes.set("x-bad", b"a\r\nb: c");
         let all: Vec<_> = changes.headers().collect();
         assert_eq!(all, [("x-user", Some(&b"b"[..])), ("x-bad", None)]);
-        assert_eq!((changes.value("x-user"), changes.header("x-bad"), changes.header("host")), (Some(&b"b"[..]), true, false));
+        assert_eq!(
+            (
+                changes.value("x-user"),
+                changes.header("x-bad"),
+                changes.header("host")
+            ),
+            (Some(&b"b"[..]), true, false)
+        );
     }
 
     #[test]
@@ -164,11 +196,25 @@ mod tests {
         changes.set("x-user-id", b"a");
         changes.remove("x_token");
         let mut sent = http::HeaderMap::new();
-        for name in ["x_user-id", "x_user_id", "x-user-id", "x_userid", "x-token", "x_token", "x_other"] {
-            sent.append(http::HeaderName::from_static(name), http::HeaderValue::from_static("b"));
+        for name in [
+            "x_user-id",
+            "x_user_id",
+            "x-user-id",
+            "x_userid",
+            "x-token",
+            "x_token",
+            "x_other",
+        ] {
+            sent.append(
+                http::HeaderName::from_static(name),
+                http::HeaderValue::from_static("b"),
+            );
         }
         changes.apply(&mut sent);
-        let mut left: Vec<_> = sent.iter().map(|(name, value)| format!("{name}={}", value.to_str().unwrap())).collect();
+        let mut left: Vec<_> = sent
+            .iter()
+            .map(|(name, value)| format!("{name}={}", value.to_str().unwrap()))
+            .collect();
         left.sort();
         assert_eq!(left, ["x-user-id=a", "x_other=b", "x_userid=b"]);
     }
@@ -180,10 +226,22 @@ mod tests {
             query: query.map(|q| q.map(<[u8]>::to_vec)),
             ..RequestMutations::default()
         };
-        let target = |c: RequestMutations, query: Option<&[u8]>| c.target(b"/a//b", query).map(|t| String::from_utf8(t).unwrap());
+        let target = |c: RequestMutations, query: Option<&[u8]>| {
+            c.target(b"/a//b", query)
+                .map(|t| String::from_utf8(t).unwrap())
+        };
         assert_eq!(target(changes(None, None), Some(b"x=1")), None);
-        assert_eq!(target(changes(Some("/a/b"), None), Some(b"x=1")).as_deref(), Some("/a/b?x=1"));
-        assert_eq!(target(changes(Some("/a/b"), Some(None)), Some(b"x=1")).as_deref(), Some("/a/b"));
-        assert_eq!(target(changes(None, Some(Some(b"y"))), Some(b"x=1")).as_deref(), Some("/a//b?y"));
+        assert_eq!(
+            target(changes(Some("/a/b"), None), Some(b"x=1")).as_deref(),
+            Some("/a/b?x=1")
+        );
+        assert_eq!(
+            target(changes(Some("/a/b"), Some(None)), Some(b"x=1")).as_deref(),
+            Some("/a/b")
+        );
+        assert_eq!(
+            target(changes(None, Some(Some(b"y"))), Some(b"x=1")).as_deref(),
+            Some("/a//b?y")
+        );
     }
 }

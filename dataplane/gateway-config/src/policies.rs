@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use canal_authorization::{PolicyDestination, PolicySet, applies};
-use canal_model::authorization::{Authentication, Authorization, Authorizer, PolicyKey, PolicyTarget};
+use canal_model::authorization::{
+    Authentication, Authorization, Authorizer, PolicyKey, PolicyTarget,
+};
 use canal_model::ids::{Namespace, ServiceKey};
 
 use crate::jwt::{JwtIssuers, JwtRequirements, TokenNames};
@@ -30,7 +32,12 @@ impl DestinationPolicy {
         let tokens = (!issuers.is_empty()).then(|| JwtRequirements::new(issuers.clone()));
         static LAST: AtomicU64 = AtomicU64::new(0);
         let id = LAST.fetch_add(1, Relaxed) + 1;
-        Self { id, policies: PolicySet::new(&policies), tokens, _made_of: (policies, issuers) }
+        Self {
+            id,
+            policies: PolicySet::new(&policies),
+            tokens,
+            _made_of: (policies, issuers),
+        }
     }
 }
 
@@ -46,31 +53,52 @@ struct TargetedPolicies<T> {
 
 impl<T> Default for TargetedPolicies<T> {
     fn default() -> Self {
-        Self { wide: BTreeMap::default(), namespaces: HashMap::default(), services: HashMap::default(), targets: HashMap::default() }
+        Self {
+            wide: BTreeMap::default(),
+            namespaces: HashMap::default(),
+            services: HashMap::default(),
+            targets: HashMap::default(),
+        }
     }
 }
 
 impl<T> Clone for TargetedPolicies<T> {
     fn clone(&self) -> Self {
-        let Self { wide, namespaces, services, targets } = self;
-        Self { wide: wide.clone(), namespaces: namespaces.clone(), services: services.clone(), targets: targets.clone() }
+        let Self {
+            wide,
+            namespaces,
+            services,
+            targets,
+        } = self;
+        Self {
+            wide: wide.clone(),
+            namespaces: namespaces.clone(),
+            services: services.clone(),
+            targets: targets.clone(),
+        }
     }
 }
 
 impl<T> TargetedPolicies<T> {
     fn home(&mut self, target: &PolicyTarget) -> &mut BTreeMap<String, (PolicyTarget, Arc<T>)> {
         match target {
-            PolicyTarget::Tenant | PolicyTarget::Workloads { namespace: None, .. } => &mut self.wide,
-            PolicyTarget::Namespace(namespace) | PolicyTarget::Workloads { namespace: Some(namespace), .. } => {
-                self.namespaces.entry(namespace.clone()).or_default()
-            }
+            PolicyTarget::Tenant
+            | PolicyTarget::Workloads {
+                namespace: None, ..
+            } => &mut self.wide,
+            PolicyTarget::Namespace(namespace)
+            | PolicyTarget::Workloads {
+                namespace: Some(namespace),
+                ..
+            } => self.namespaces.entry(namespace.clone()).or_default(),
             PolicyTarget::Service(service) => self.services.entry(service.clone()).or_default(),
         }
     }
 
     fn insert(&mut self, name: String, target: PolicyTarget, object: T) -> Option<PolicyTarget> {
         let before = self.remove(&name);
-        self.home(&target).insert(name.clone(), (target.clone(), Arc::new(object)));
+        self.home(&target)
+            .insert(name.clone(), (target.clone(), Arc::new(object)));
         self.targets.insert(name, target);
         before
     }
@@ -84,16 +112,27 @@ impl<T> TargetedPolicies<T> {
     }
 
     fn all(&self) -> impl Iterator<Item = &Arc<T>> {
-        let homes = self.namespaces.values().chain(self.services.values()).chain([&self.wide]);
+        let homes = self
+            .namespaces
+            .values()
+            .chain(self.services.values())
+            .chain([&self.wide]);
         homes.flat_map(BTreeMap::values).map(|(_, object)| object)
     }
 
     fn of(&self, place: &PolicyDestination<'_>) -> Vec<Arc<T>> {
-        let namespaced = place.workload.and_then(|(namespace, _)| self.namespaces.get(namespace));
+        let namespaced = place
+            .workload
+            .and_then(|(namespace, _)| self.namespaces.get(namespace));
         let serviced = place.service.and_then(|service| self.services.get(service));
-        let all = self.wide.values().chain(namespaced.into_iter().flat_map(BTreeMap::values));
+        let all = self
+            .wide
+            .values()
+            .chain(namespaced.into_iter().flat_map(BTreeMap::values));
         let all = all.chain(serviced.into_iter().flat_map(BTreeMap::values));
-        all.filter(|(target, _)| applies(target, place)).map(|(_, object)| object.clone()).collect()
+        all.filter(|(target, _)| applies(target, place))
+            .map(|(_, object)| object.clone())
+            .collect()
     }
 }
 
@@ -113,7 +152,11 @@ pub struct TenantPolicies {
 
 impl fmt::Debug for TenantPolicies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let counts = (self.authorizations.targets.len(), self.authentications.targets.len(), self.authorizers.len());
+        let counts = (
+            self.authorizations.targets.len(),
+            self.authentications.targets.len(),
+            self.authorizers.len(),
+        );
         write!(f, "Policies{counts:?}")
     }
 }
@@ -121,11 +164,19 @@ impl fmt::Debug for TenantPolicies {
 impl TenantPolicies {
     /// Stores a policy and returns the target that it had before.
     pub(super) fn authorize(&mut self, policy: &Authorization) -> Option<PolicyTarget> {
-        self.authorizations.insert(policy.key.to_string(), policy.target.clone(), policy.clone())
+        self.authorizations.insert(
+            policy.key.to_string(),
+            policy.target.clone(),
+            policy.clone(),
+        )
     }
 
     pub(super) fn authenticate(&mut self, one: &Authentication) -> Option<PolicyTarget> {
-        self.authentications.insert(one.key.to_string(), one.target.clone(), JwtIssuers::new(one))
+        self.authentications.insert(
+            one.key.to_string(),
+            one.target.clone(),
+            JwtIssuers::new(one),
+        )
     }
 
     pub(super) fn forget_authorization(&mut self, name: &str) -> Option<PolicyTarget> {
@@ -137,7 +188,8 @@ impl TenantPolicies {
     }
 
     pub(super) fn name_authorizer(&mut self, authorizer: &Authorizer) {
-        self.authorizers.insert(authorizer.key.clone(), Arc::new(authorizer.clone()));
+        self.authorizers
+            .insert(authorizer.key.clone(), Arc::new(authorizer.clone()));
     }
 
     pub(super) fn forget_authorizer(&mut self, name: &str) {
@@ -157,7 +209,9 @@ impl TenantPolicies {
     pub fn token_names(&self) -> &TokenNames {
         self.token_names.get_or_init(|| {
             let mut names = TokenNames::default();
-            self.authentications.all().for_each(|issuers| issuers.name_places(&mut names));
+            self.authentications
+                .all()
+                .for_each(|issuers| issuers.name_places(&mut names));
             Arc::new(names)
         })
     }
@@ -165,13 +219,24 @@ impl TenantPolicies {
     /// Returns the names of all objects: authorizations, authentications, authorizers.
     pub(super) fn names(&self) -> [Vec<String>; 3] {
         let authorizers = self.authorizers.keys().map(ToString::to_string).collect();
-        [self.authorizations.targets.keys().cloned().collect(), self.authentications.targets.keys().cloned().collect(), authorizers]
+        [
+            self.authorizations.targets.keys().cloned().collect(),
+            self.authentications.targets.keys().cloned().collect(),
+            authorizers,
+        ]
     }
 
     /// Returns the names of all policies, sorted, for `/config_dump`.
     pub fn list(&self) -> Vec<String> {
-        const KINDS: [&str; 3] = ["AuthorizationPolicy", "RequestAuthentication", "ExternalAuthorizer"];
-        let named = KINDS.iter().zip(self.names()).flat_map(|(kind, names)| names.into_iter().map(move |name| format!("{kind} {name}")));
+        const KINDS: [&str; 3] = [
+            "AuthorizationPolicy",
+            "RequestAuthentication",
+            "ExternalAuthorizer",
+        ];
+        let named = KINDS
+            .iter()
+            .zip(self.names())
+            .flat_map(|(kind, names)| names.into_iter().map(move |name| format!("{kind} {name}")));
         let mut all: Vec<String> = named.collect();
         all.sort();
         all
@@ -182,11 +247,17 @@ impl TenantPolicies {
         if self.is_empty() {
             return None;
         }
-        let (policies, issuers) = (self.authorizations.of(place), self.authentications.of(place));
+        let (policies, issuers) = (
+            self.authorizations.of(place),
+            self.authentications.of(place),
+        );
         if policies.is_empty() && issuers.is_empty() {
             return None;
         }
-        let addresses = policies.iter().map(|p| Arc::as_ptr(p) as usize).chain(issuers.iter().map(|i| Arc::as_ptr(i) as usize));
+        let addresses = policies
+            .iter()
+            .map(|p| Arc::as_ptr(p) as usize)
+            .chain(issuers.iter().map(|i| Arc::as_ptr(i) as usize));
         let addresses: Vec<usize> = addresses.collect();
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = made.get(&addresses).and_then(Weak::upgrade) {

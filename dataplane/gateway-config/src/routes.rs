@@ -9,7 +9,9 @@ use std::sync::Arc;
 use canal_model::ids::ServiceKey;
 use canal_model::program::{BackendTarget, HttpMatch, Labels, PathMatch, RouteAction, RouteRule};
 use canal_model::route_table::RouteTable;
-use canal_router::{BackendChoice, BrokenMatch, RoutableRequest, RouteDecision, Router, RouterLimits, pick};
+use canal_router::{
+    BackendChoice, BrokenMatch, RoutableRequest, RouteDecision, Router, RouterLimits, pick,
+};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
@@ -40,12 +42,18 @@ pub(super) struct CompiledRoutes {
 impl CompiledRoutes {
     /// Compiles the rules of a service. A broken match is logged and fails closed.
     pub(super) fn compile(service: ServiceKey, table: RouteTable) -> Self {
-        Self::compile_with(service, table, |table| Router::build(table, &RouterLimits::DEFAULT))
+        Self::compile_with(service, table, |table| {
+            Router::build(table, &RouterLimits::DEFAULT)
+        })
     }
 
     /// Compiles with `build`. If that panics, every request to the service is refused: the build of one service must not end the thread
     /// that builds all of them.
-    fn compile_with(service: ServiceKey, table: RouteTable, build: impl FnOnce(&RouteTable) -> (Router, Vec<BrokenMatch>)) -> Self {
+    fn compile_with(
+        service: ServiceKey,
+        table: RouteTable,
+        build: impl FnOnce(&RouteTable) -> (Router, Vec<BrokenMatch>),
+    ) -> Self {
         let (router, faults) = catch_unwind(AssertUnwindSafe(|| build(&table))).unwrap_or_else(|_| {
             tracing::error!(%service, "compiling the routes of a service panicked: all its requests are refused until its routes change");
             Router::build(&RouteTable::new(refuse_all(table.rules())), &RouterLimits::DEFAULT)
@@ -53,7 +61,12 @@ impl CompiledRoutes {
         for fault in &faults {
             tracing::warn!(%service, %fault, "a route is broken and answers with an error");
         }
-        Self { service, rules: table.into_rules(), router, faults: faults.len() }
+        Self {
+            service,
+            rules: table.into_rules(),
+            router,
+            faults: faults.len(),
+        }
     }
 
     /// Returns whether these rules were compiled.
@@ -76,11 +89,28 @@ impl CompiledRoutes {
 /// Returns the first rule, so changed that it refuses every request to the service.
 fn refuse_all(rules: &[Arc<RouteRule>]) -> Vec<Arc<RouteRule>> {
     let reason = "the routes of the service could not be compiled".to_string();
-    let first = rules.first().and_then(|rule| Some((rule, rule.matches.first()?)));
+    let first = rules
+        .first()
+        .and_then(|rule| Some((rule, rule.matches.first()?)));
     let refusing = first.map(|(rule, http)| {
-        let any = HttpMatch { path: PathMatch::StringPrefix(String::new()), method: None, headers: vec![], query: vec![], ..http.clone() };
-        let action = RouteAction::Refuse { status: UNCOMPILED_STATUS, reason };
-        Arc::new(RouteRule { parent_port: None, hosts: vec![], matches: vec![any], action, ..(**rule).clone() })
+        let any = HttpMatch {
+            path: PathMatch::StringPrefix(String::new()),
+            method: None,
+            headers: vec![],
+            query: vec![],
+            ..http.clone()
+        };
+        let action = RouteAction::Refuse {
+            status: UNCOMPILED_STATUS,
+            reason,
+        };
+        Arc::new(RouteRule {
+            parent_port: None,
+            hosts: vec![],
+            matches: vec![any],
+            action,
+            ..(**rule).clone()
+        })
     });
     refusing.into_iter().collect()
 }
@@ -111,7 +141,12 @@ pub enum RouteOutcome {
 impl ServiceRoutes {
     /// Resolves the backends of compiled routes to endpoint sets.
     pub(super) fn resolve(compiled: CompiledRoutes, targets: &mut impl TargetResolver) -> Self {
-        let CompiledRoutes { service, rules, router, .. } = compiled;
+        let CompiledRoutes {
+            service,
+            rules,
+            router,
+            ..
+        } = compiled;
         let mut slots = HashMap::default();
         let (mut any_port, mut ports) = (false, SmallVec::new());
         for rule in router.rules() {
@@ -122,7 +157,11 @@ impl ServiceRoutes {
             if let RouteAction::Split(backends) = &rule.action {
                 let backends = backends.iter().map(|b| match &b.target {
                     // A backend of another tenant gets no ID, so requests that select it are refused.
-                    BackendTarget::Service { service: target, port, subset } if target.tenant == service.tenant => {
+                    BackendTarget::Service {
+                        service: target,
+                        port,
+                        subset,
+                    } if target.tenant == service.tenant => {
                         Some(targets.slot(target, *port, subset))
                     }
                     _ => None,
@@ -132,7 +171,13 @@ impl ServiceRoutes {
         }
         ports.sort_unstable();
         ports.dedup();
-        Self { rules, router, slots, any_port, ports }
+        Self {
+            rules,
+            router,
+            slots,
+            any_port,
+            ports,
+        }
     }
 
     /// Returns whether the routes were compiled from these rules, sorted by key.
@@ -151,16 +196,32 @@ impl ServiceRoutes {
     }
 
     /// Routes a request to this port, and returns the rule that matched. `random` selects among weighted backends.
-    pub fn decide<R: RoutableRequest>(&self, port: u16, request: &R, random: u64) -> (RouteOutcome, Option<&Arc<RouteRule>>) {
-        let Some(found) = self.router.find(port, request) else { return (RouteOutcome::Nowhere, None) };
-        let refuse = |status: u16, reason: &str| RouteOutcome::Refuse { status, reason: reason.to_string() };
+    pub fn decide<R: RoutableRequest>(
+        &self,
+        port: u16,
+        request: &R,
+        random: u64,
+    ) -> (RouteOutcome, Option<&Arc<RouteRule>>) {
+        let Some(found) = self.router.find(port, request) else {
+            return (RouteOutcome::Nowhere, None);
+        };
+        let refuse = |status: u16, reason: &str| RouteOutcome::Refuse {
+            status,
+            reason: reason.to_string(),
+        };
         let way = match found.action() {
             RouteDecision::Refuse { status, reason } => refuse(status, reason),
             RouteDecision::Split(split) => match pick(split, random) {
                 BackendChoice::Refuse { status, reason } => refuse(status, reason),
                 BackendChoice::Backend { place, .. } => {
-                    let known = self.slots.get(&(Arc::as_ptr(found.rule()) as usize)).and_then(|s| *s.get(place)?);
-                    known.map_or_else(|| refuse(FOREIGN_STATUS, "the backend is another tenant's service"), RouteOutcome::Slot)
+                    let known = self
+                        .slots
+                        .get(&(Arc::as_ptr(found.rule()) as usize))
+                        .and_then(|s| *s.get(place)?);
+                    known.map_or_else(
+                        || refuse(FOREIGN_STATUS, "the backend is another tenant's service"),
+                        RouteOutcome::Slot,
+                    )
                 }
             },
         };
@@ -209,11 +270,33 @@ mod tests {
 
     #[test]
     fn a_service_whose_compilation_panics_refuses_every_request() {
-        let precedence = Precedence { class: 0, specificity: [0; 5], created: 0, object: String::new(), place: [0, 0] };
-        let http = HttpMatch { precedence, path: PathMatch::Exact("/x".into()), method: None, headers: vec![], query: vec![] };
-        let (tenant, namespace, name) = ("t".parse().unwrap(), "ns".parse().unwrap(), "r".parse().unwrap());
+        let precedence = Precedence {
+            class: 0,
+            specificity: [0; 5],
+            created: 0,
+            object: String::new(),
+            place: [0, 0],
+        };
+        let http = HttpMatch {
+            precedence,
+            path: PathMatch::Exact("/x".into()),
+            method: None,
+            headers: vec![],
+            query: vec![],
+        };
+        let (tenant, namespace, name) = (
+            "t".parse().unwrap(),
+            "ns".parse().unwrap(),
+            "r".parse().unwrap(),
+        );
         let rule = RouteRule {
-            key: RouteKey { tenant, kind: "HTTPRoute".into(), namespace, name, rule: "0".into() },
+            key: RouteKey {
+                tenant,
+                kind: "HTTPRoute".into(),
+                namespace,
+                name,
+                rule: "0".into(),
+            },
             parent: key("s"),
             parent_port: Some(80),
             hosts: vec![],
@@ -222,9 +305,14 @@ mod tests {
         };
         let table = RouteTable::new(vec![Arc::new(rule)]);
         let compiled = CompiledRoutes::compile_with(key("s"), table.clone(), |_| panic!("a fault"));
-        assert!(compiled.is_of(table.rules()), "the same rules are not compiled again");
+        assert!(
+            compiled.is_of(table.rules()),
+            "the same rules are not compiled again"
+        );
         let routes = ServiceRoutes::resolve(compiled, &mut NoTargets);
-        let RouteOutcome::Refuse { status, .. } = routes.decide(81, &AnyRequest, 0).0 else { panic!("not refused") };
+        let RouteOutcome::Refuse { status, .. } = routes.decide(81, &AnyRequest, 0).0 else {
+            panic!("not refused")
+        };
         assert_eq!((status, routes.concern(81)), (UNCOMPILED_STATUS, true));
     }
 }

@@ -26,7 +26,11 @@ impl<K, V> Default for ShardedMap<K, V> {
     fn default() -> Self {
         let state = ShardHasher::default();
         let empty: MapShard<K, V> = Arc::new(HashMap::with_hasher(state.clone()));
-        Self { shards: Arc::new(vec![empty; SHARDS]), state, len: 0 }
+        Self {
+            shards: Arc::new(vec![empty; SHARDS]),
+            state,
+            len: 0,
+        }
     }
 }
 
@@ -85,9 +89,20 @@ mod tests {
         m.insert(7, 70);
         m.remove(&8);
         m.remove(&8);
-        assert_eq!((old.get(&7), old.get(&8), old.len()), (Some(&7), Some(&8), 1000));
-        assert_eq!((m.get(&7), m.get(&8), m.len(), m.values().count()), (Some(&70), None, 999, 999));
-        let shared = old.shards.iter().zip(m.shards.iter()).filter(|(a, b)| Arc::ptr_eq(a, b)).count();
+        assert_eq!(
+            (old.get(&7), old.get(&8), old.len()),
+            (Some(&7), Some(&8), 1000)
+        );
+        assert_eq!(
+            (m.get(&7), m.get(&8), m.len(), m.values().count()),
+            (Some(&70), None, 999, 999)
+        );
+        let shared = old
+            .shards
+            .iter()
+            .zip(m.shards.iter())
+            .filter(|(a, b)| Arc::ptr_eq(a, b))
+            .count();
         assert!(shared >= SHARDS - 2, "{shared}");
     }
 }

@@ -35,21 +35,39 @@ impl TenantChange {
 
     /// Splits off the security resources.
     fn split_security(self) -> (TenantChange, TenantChange) {
-        let (security, traffic) = self.upserts.into_iter().partition(|resource| resource.kind().is_security());
-        let (no_security, no_traffic) = self.removals.into_iter().partition(|(kind, _)| kind.is_security());
-        (TenantChange { upserts: security, removals: no_security }, TenantChange { upserts: traffic, removals: no_traffic })
+        let (security, traffic) = self
+            .upserts
+            .into_iter()
+            .partition(|resource| resource.kind().is_security());
+        let (no_security, no_traffic) = self
+            .removals
+            .into_iter()
+            .partition(|(kind, _)| kind.is_security());
+        (
+            TenantChange {
+                upserts: security,
+                removals: no_security,
+            },
+            TenantChange {
+                upserts: traffic,
+                removals: no_traffic,
+            },
+        )
     }
 
     /// Adds later changes, which replace those of the same names.
     fn add_later(&mut self, later: LaterChanges) {
-        self.upserts.retain(|resource| !later.contains_key(&(resource.kind(), resource.name())));
+        self.upserts
+            .retain(|resource| !later.contains_key(&(resource.kind(), resource.name())));
         self.removals.retain(|removal| !later.contains_key(removal));
         self.add(of_later(later));
     }
 
     /// Adds the security resources of later changes, and returns what is left of the later changes.
     fn take_security(&mut self, mut later: LaterChanges) -> LaterChanges {
-        let traffic = later.extract_if(.., |(kind, _), _| !kind.is_security()).collect();
+        let traffic = later
+            .extract_if(.., |(kind, _), _| !kind.is_security())
+            .collect();
         self.add_later(later);
         traffic
     }
@@ -94,7 +112,11 @@ impl BuildStep {
 
     /// Compiles the routes of one service.
     pub fn run(self) -> FinishedStep {
-        FinishedStep { tenant: self.tenant, number: self.number, compiled: self.job.map(CompileJob::run) }
+        FinishedStep {
+            tenant: self.tenant,
+            number: self.number,
+            compiled: self.job.map(CompileJob::run),
+        }
     }
 }
 
@@ -137,7 +159,8 @@ impl TenantBuilds {
     /// Sets the tenants of which nothing is served from the next snapshot on. A tenant that is closed now and no longer in the list is
     /// opened when nothing of it waits: a new tenant must not be served without its routes.
     pub fn close_tenants(&mut self, closed: BTreeSet<TenantName>) {
-        self.closed_until_built.extend(self.closed.difference(&closed).cloned());
+        self.closed_until_built
+            .extend(self.closed.difference(&closed).cloned());
         self.closed = closed;
     }
 
@@ -157,10 +180,19 @@ impl TenantBuilds {
         for (tenant, change) in by_tenant {
             match self.waiting.contains_key(&tenant) {
                 true => now.add(self.add_later(&tenant, change)),
-                false => builds.push((self.builder.compile_jobs(&change.upserts, &change.removals), tenant, change)),
+                false => builds.push((
+                    self.builder.compile_jobs(&change.upserts, &change.removals),
+                    tenant,
+                    change,
+                )),
             }
         }
-        builds.sort_by_key(|(jobs, ..)| (jobs.iter().map(CompileJob::regexes).sum::<usize>(), jobs.len()));
+        builds.sort_by_key(|(jobs, ..)| {
+            (
+                jobs.iter().map(CompileJob::regexes).sum::<usize>(),
+                jobs.len(),
+            )
+        });
         let (mut ready, mut spent) = (Vec::new(), 0);
         for (mut jobs, tenant, change) in builds {
             let mut compiled = Vec::new();
@@ -184,7 +216,12 @@ impl TenantBuilds {
     }
 
     /// Applies a whole state; resources that it does not contain are removed. What waits is dropped, because the state is newer.
-    pub fn replace(&mut self, state: &[Arc<Resource>], generation: Generation, bytes_max: usize) -> Arc<Snapshot> {
+    pub fn replace(
+        &mut self,
+        state: &[Arc<Resource>],
+        generation: Generation,
+        bytes_max: usize,
+    ) -> Arc<Snapshot> {
         for (tenant, _) in std::mem::take(&mut self.waiting) {
             self.turns.end(&tenant);
         }
@@ -199,12 +236,19 @@ impl TenantBuilds {
         let tenant = self.turns.next()?.clone();
         self.turns.step(&tenant);
         let build = &mut self.waiting.get_mut(&tenant)?.build;
-        Some(BuildStep { number: build.number, job: build.jobs.pop(), tenant })
+        Some(BuildStep {
+            number: build.number,
+            job: build.jobs.pop(),
+            tenant,
+        })
     }
 
     /// Takes the result of a step. Returns the next snapshot if a tenant's tables are complete with it.
     pub fn finish(&mut self, step: FinishedStep) -> Option<Arc<Snapshot>> {
-        let waiting = self.waiting.get_mut(&step.tenant).filter(|waiting| waiting.build.number == step.number)?;
+        let waiting = self
+            .waiting
+            .get_mut(&step.tenant)
+            .filter(|waiting| waiting.build.number == step.number)?;
         let build = &mut waiting.build;
         build.compiled.extend(step.compiled);
         if !build.jobs.is_empty() {
@@ -212,21 +256,42 @@ impl TenantBuilds {
         }
         if !waiting.rest.is_empty() {
             build.change.add_later(std::mem::take(&mut waiting.rest));
-            let jobs = self.builder.compile_jobs(&build.change.upserts, &build.change.removals);
-            build.jobs = jobs.into_iter().filter(|job| !build.compiled.iter().any(|compiled| job.is_done_by(compiled))).collect();
-            build.compiled.retain(|compiled| !build.jobs.iter().any(|job| *job.service() == compiled.service));
+            let jobs = self
+                .builder
+                .compile_jobs(&build.change.upserts, &build.change.removals);
+            build.jobs = jobs
+                .into_iter()
+                .filter(|job| {
+                    !build
+                        .compiled
+                        .iter()
+                        .any(|compiled| job.is_done_by(compiled))
+                })
+                .collect();
+            build.compiled.retain(|compiled| {
+                !build
+                    .jobs
+                    .iter()
+                    .any(|job| *job.service() == compiled.service)
+            });
             if !build.jobs.is_empty() {
                 self.turns.extend(&step.tenant, build.jobs.len() as u64);
                 return None;
             }
         }
         self.turns.end(&step.tenant);
-        let WaitingTenant { mut build, later, later_generation, .. } = self.waiting.remove(&step.tenant)?;
+        let WaitingTenant {
+            mut build,
+            later,
+            later_generation,
+            ..
+        } = self.waiting.remove(&step.tenant)?;
         let later = build.change.take_security(later);
         if later.is_empty() {
             self.open_built();
         }
-        self.builder.release(|service| service.tenant == step.tenant);
+        self.builder
+            .release(|service| service.tenant == step.tenant);
         let snapshot = self.publish(&build.change, build.compiled);
         if !later.is_empty() {
             let change = of_later(later);
@@ -265,15 +330,33 @@ impl TenantBuilds {
         (jobs, compiled): (Vec<CompileJob>, Vec<CompiledRoutes>),
     ) -> TenantChange {
         let (now, change) = self.split_waiting(&tenant, change);
-        for service in jobs.iter().map(CompileJob::service).chain(compiled.iter().map(|routes| &routes.service)) {
+        for service in jobs
+            .iter()
+            .map(CompileJob::service)
+            .chain(compiled.iter().map(|routes| &routes.service))
+        {
             self.builder.withhold_new(service, generation);
         }
         self.last_number += 1;
         // A change without jobs takes one step as well: its publication.
         self.turns.add(tenant.clone(), jobs.len().max(1) as u64);
-        let build = TenantBuild { generation, number: self.last_number, change, jobs, compiled };
+        let build = TenantBuild {
+            generation,
+            number: self.last_number,
+            change,
+            jobs,
+            compiled,
+        };
         let (rest, later) = (LaterChanges::new(), LaterChanges::new());
-        self.waiting.insert(tenant, WaitingTenant { build, rest, later, later_generation: generation });
+        self.waiting.insert(
+            tenant,
+            WaitingTenant {
+                build,
+                rest,
+                later,
+                later_generation: generation,
+            },
+        );
         now
     }
 
@@ -288,14 +371,23 @@ impl TenantBuilds {
                 &mut waiting.later
             };
             list.extend(change.removals.into_iter().map(|removal| (removal, None)));
-            list.extend(change.upserts.into_iter().map(|resource| ((resource.kind(), resource.name()), Some(resource))));
+            list.extend(
+                change
+                    .upserts
+                    .into_iter()
+                    .map(|resource| ((resource.kind(), resource.name()), Some(resource))),
+            );
         }
         now
     }
 
     /// Splits a change into the part that takes effect at once and the part that waits. Of a tenant that is not served yet all waits,
     /// because its security resources alone would let it be served without its routes.
-    fn split_waiting(&self, tenant: &TenantName, change: TenantChange) -> (TenantChange, TenantChange) {
+    fn split_waiting(
+        &self,
+        tenant: &TenantName,
+        change: TenantChange,
+    ) -> (TenantChange, TenantChange) {
         match self.builder.is_served(tenant) {
             true => change.split_security(),
             false => (TenantChange::default(), change),
@@ -305,29 +397,47 @@ impl TenantBuilds {
     /// Lets the tenants open that were to stay closed until nothing of them waits.
     fn open_built(&mut self) {
         let waiting = &self.waiting;
-        self.closed_until_built.retain(|tenant| waiting.contains_key(tenant));
+        self.closed_until_built
+            .retain(|tenant| waiting.contains_key(tenant));
     }
 
     fn publish(&mut self, change: &TenantChange, compiled: Vec<CompiledRoutes>) -> Arc<Snapshot> {
-        let closed = self.closed.iter().chain(&self.closed_until_built).chain(&self.failed);
+        let closed = self
+            .closed
+            .iter()
+            .chain(&self.closed_until_built)
+            .chain(&self.failed);
         self.builder.close_tenants(closed.cloned().collect());
-        self.builder.apply_compiled(&change.upserts, &change.removals, compiled, self.generation)
+        self.builder
+            .apply_compiled(&change.upserts, &change.removals, compiled, self.generation)
     }
 }
 
 /// Splits a change into what is applied at once and the parts of the tenants. The provider's resources are applied at once, and so are
 /// Gateways: their addresses may have been another tenant's, and lead nowhere without the tenant.
-fn split(upserts: &[Arc<Resource>], removals: &[(ResourceKind, String)]) -> (TenantChange, BTreeMap<TenantName, TenantChange>) {
-    let (mut now, mut by_tenant) = (TenantChange::default(), BTreeMap::<TenantName, TenantChange>::new());
+fn split(
+    upserts: &[Arc<Resource>],
+    removals: &[(ResourceKind, String)],
+) -> (TenantChange, BTreeMap<TenantName, TenantChange>) {
+    let (mut now, mut by_tenant) = (
+        TenantChange::default(),
+        BTreeMap::<TenantName, TenantChange>::new(),
+    );
     for resource in upserts {
-        let part = match resource.tenant().filter(|_| resource.kind() != ResourceKind::Gateway) {
+        let part = match resource
+            .tenant()
+            .filter(|_| resource.kind() != ResourceKind::Gateway)
+        {
             Some(tenant) => by_tenant.entry(tenant.clone()).or_default(),
             None => &mut now,
         };
         part.upserts.push(resource.clone());
     }
     for (kind, name) in removals {
-        let part = match kind.owner_of(name).filter(|_| *kind != ResourceKind::Gateway) {
+        let part = match kind
+            .owner_of(name)
+            .filter(|_| *kind != ResourceKind::Gateway)
+        {
             Some(tenant) => by_tenant.entry(tenant).or_default(),
             None => &mut now,
         };

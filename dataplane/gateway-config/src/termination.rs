@@ -15,8 +15,18 @@ pub struct TerminationView {
 }
 
 impl TerminationView {
-    pub(super) fn new(terminator: Option<Terminator>, required: bool, broken: bool, names: Option<Vec<String>>) -> Self {
-        Self { terminator, required, broken, names }
+    pub(super) fn new(
+        terminator: Option<Terminator>,
+        required: bool,
+        broken: bool,
+        names: Option<Vec<String>>,
+    ) -> Self {
+        Self {
+            terminator,
+            required,
+            broken,
+            names,
+        }
     }
 
     /// True if the Termination is broken; then every connection is refused.
@@ -34,6 +44,11 @@ impl TerminationView {
 
     #[cfg(any(test, feature = "testing"))]
     pub fn of(required: bool, broken: bool, names: &[&str]) -> Self {
-        Self::new(None, required, broken, Some(names.iter().map(ToString::to_string).collect()))
+        Self::new(
+            None,
+            required,
+            broken,
+            Some(names.iter().map(ToString::to_string).collect()),
+        )
     }
 }

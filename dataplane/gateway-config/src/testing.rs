@@ -13,7 +13,14 @@ pub fn set_of(endpoints: usize) -> EndpointSet {
     let mut all = vec![service("s", &[80])];
     all.extend((0..endpoints).map(|n| workload(&format!("w-{n}"), n as u8, "s")));
     let snapshot = builder.apply(&all, &[], Generation(1));
-    let port = snapshot.tenant("t").unwrap().service(&key("s")).unwrap().port(80).unwrap().slot;
+    let port = snapshot
+        .tenant("t")
+        .unwrap()
+        .service(&key("s"))
+        .unwrap()
+        .port(80)
+        .unwrap()
+        .slot;
     let set = snapshot.set(port).unwrap();
     EndpointSet {
         id: set.id,
@@ -60,7 +67,14 @@ pub fn service(name: &str, ports: &[u16]) -> Arc<Resource> {
         id: ServiceId::new(1).unwrap(),
         hostname: format!("{name}.ns"),
         vips: vec![format!("10.96.0.{}", name.as_bytes()[0]).parse().unwrap()],
-        ports: ports.iter().map(|port| ServicePort { port: *port, name: String::new(), protocol: AppProtocol::Http1 }).collect(),
+        ports: ports
+            .iter()
+            .map(|port| ServicePort {
+                port: *port,
+                name: String::new(),
+                protocol: AppProtocol::Http1,
+            })
+            .collect(),
         upstream_pool: Default::default(),
         policy_paths: Default::default(),
     }))
@@ -79,7 +93,11 @@ pub fn workload(name: &str, host: u8, of: &str) -> Arc<Resource> {
         labels: [("version".to_string(), name.to_string())].into(),
         ready: true,
         tunnel: TunnelProtocol::Hbone,
-        endpoints: vec![EndpointPort { service: key(of), port: 80, target_port: 8080 }],
+        endpoints: vec![EndpointPort {
+            service: key(of),
+            port: 80,
+            target_port: 8080,
+        }],
         udp_ports: Default::default(),
     }))
 }

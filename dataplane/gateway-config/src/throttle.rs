@@ -46,8 +46,15 @@ fn decide_times(rate: RateLimit, part: f64) -> (u64, u64) {
 }
 
 /// Admits a request if it is within all of `throttles`. Otherwise it counts against none of them.
-pub fn admit_all<'a>(throttles: impl IntoIterator<Item = &'a RequestThrottle> + Clone, now: u64) -> bool {
-    throttles.clone().into_iter().all(|throttle| throttle.has_room(now)) && throttles.into_iter().all(|throttle| throttle.admit(now))
+pub fn admit_all<'a>(
+    throttles: impl IntoIterator<Item = &'a RequestThrottle> + Clone,
+    now: u64,
+) -> bool {
+    throttles
+        .clone()
+        .into_iter()
+        .all(|throttle| throttle.has_room(now))
+        && throttles.into_iter().all(|throttle| throttle.admit(now))
 }
 
 /// Returns the part of a service's sessions in one AZ that `own` serves.
@@ -71,7 +78,14 @@ impl RequestThrottle {
     /// True if a request may pass at `now`, in nanoseconds since the process started. Does not count it.
     pub fn has_room(&self, now: u64) -> bool {
         let interval = self.interval.load(Relaxed);
-        interval == 0 || decide(self.next.load(Relaxed), now, interval, self.tolerance.load(Relaxed)).is_some()
+        interval == 0
+            || decide(
+                self.next.load(Relaxed),
+                now,
+                interval,
+                self.tolerance.load(Relaxed),
+            )
+            .is_some()
     }
 
     /// Admits a request at `now`, in nanoseconds since the process started, and counts it; false if it exceeds the limit.
@@ -81,7 +95,11 @@ impl RequestThrottle {
             return true;
         }
         let tolerance = self.tolerance.load(Relaxed);
-        self.next.try_update(Relaxed, Relaxed, |next| decide(next, now, interval, tolerance)).is_ok()
+        self.next
+            .try_update(Relaxed, Relaxed, |next| {
+                decide(next, now, interval, tolerance)
+            })
+            .is_ok()
     }
 }
 
@@ -95,18 +113,29 @@ mod tests {
 
     /// Returns how many requests pass if one arrives every `gap` nanoseconds for ten seconds.
     fn passed(throttle: &RequestThrottle, gap: u64) -> u64 {
-        (0..10_000 * MILLISECOND / gap).filter(|n| throttle.admit(n * gap)).count() as u64
+        (0..10_000 * MILLISECOND / gap)
+            .filter(|n| throttle.admit(n * gap))
+            .count() as u64
     }
 
     #[test]
     fn admitted_requests_are_the_limit_and_one_burst() {
-        for (per_second, burst, part) in [(100, 100, 1.0), (1000, 1, 1.0), (1000, 100, 0.25), (50, 200, 0.5), (7, 7, 1.0)] {
+        for (per_second, burst, part) in [
+            (100, 100, 1.0),
+            (1000, 1, 1.0),
+            (1000, 100, 0.25),
+            (50, 200, 0.5),
+            (7, 7, 1.0),
+        ] {
             let throttle = RequestThrottle::default();
             throttle.set(RateLimit { per_second, burst }, part);
             let limit = 10.0 * f64::from(per_second) * part;
             let burst = (f64::from(burst) * part).max(2.0);
             let passed = passed(&throttle, 100_000) as f64;
-            assert!(passed >= 0.99 * limit && passed <= limit + burst + 1.0, "{passed} of {limit} and {burst}");
+            assert!(
+                passed >= 0.99 * limit && passed <= limit + burst + 1.0,
+                "{passed} of {limit} and {burst}"
+            );
         }
     }
 
@@ -114,8 +143,20 @@ mod tests {
     #[test]
     fn a_refusal_by_one_throttle_uses_no_token_of_another() {
         let [service, tenant] = [RequestThrottle::default(), RequestThrottle::default()];
-        service.set(RateLimit { per_second: 100, burst: 1 }, 1.0);
-        tenant.set(RateLimit { per_second: 50, burst: 1 }, 1.0);
+        service.set(
+            RateLimit {
+                per_second: 100,
+                burst: 1,
+            },
+            1.0,
+        );
+        tenant.set(
+            RateLimit {
+                per_second: 50,
+                burst: 1,
+            },
+            1.0,
+        );
         let both = [&service, &tenant];
         let (mut others, mut refused) = (0, 0);
         for n in 0..10_000 {
@@ -124,13 +165,22 @@ mod tests {
             // Every 20 ms the service's own limit admits a request that the tenant's limit does not cover.
             others += u64::from(n % 20 == 10 && service.admit(now));
         }
-        assert!(refused > 9_000 && others >= 450, "{refused} refused, {others} of 500 others passed");
+        assert!(
+            refused > 9_000 && others >= 450,
+            "{refused} refused, {others} of 500 others passed"
+        );
     }
 
     #[test]
     fn below_the_limit_everything_passes() {
         let throttle = RequestThrottle::default();
-        throttle.set(RateLimit { per_second: 100, burst: 10 }, 1.0);
+        throttle.set(
+            RateLimit {
+                per_second: 100,
+                burst: 10,
+            },
+            1.0,
+        );
         assert_eq!(passed(&throttle, 11 * MILLISECOND), 10_000 / 11);
         throttle.set(RateLimit::default(), 1.0);
         assert_eq!(passed(&throttle, MILLISECOND), 10_000, "0 is no limit");
@@ -144,14 +194,18 @@ mod tests {
             az: "az1".parse().unwrap(),
             vni: Vni::new(1).unwrap(),
             version: 1,
-            chains: chains.into_iter().map(|chain| chain.into_iter().map(number).collect()).collect(),
+            chains: chains
+                .into_iter()
+                .map(|chain| chain.into_iter().map(number).collect())
+                .collect(),
         }
     }
 
     #[test]
     fn parts_of_all_replicas_are_the_whole_within_a_tenth() {
         let even = table((0..BUCKETS as u16).map(|bucket| vec![1 + bucket % 4]));
-        let moving = table((0..BUCKETS as u16).map(|bucket| vec![1 + bucket % 4, 1 + (bucket + 1) % 4, 5]));
+        let moving =
+            table((0..BUCKETS as u16).map(|bucket| vec![1 + bucket % 4, 1 + (bucket + 1) % 4, 5]));
         let of = |table: &BucketTable, n| decide_part(table, ReplicaNumber::new(n).unwrap());
         for n in 1..=4 {
             assert!((of(&even, n) - 0.25).abs() < 1e-9);
@@ -159,20 +213,36 @@ mod tests {
         assert_eq!(of(&even, 5), 0.0);
         let whole: f64 = (1..=5).map(|n| of(&moving, n)).sum();
         assert!((1.0..=1.1 + 1e-9).contains(&whole), "{whole}");
-        assert!(of(&moving, 5) > 0.0, "a replica whose buckets have moved away serves what it has");
+        assert!(
+            of(&moving, 5) > 0.0,
+            "a replica whose buckets have moved away serves what it has"
+        );
     }
 
     #[test]
     fn threads_together_admit_as_much_as_one() {
         let throttle = RequestThrottle::default();
-        throttle.set(RateLimit { per_second: 1000, burst: 100 }, 1.0);
+        throttle.set(
+            RateLimit {
+                per_second: 1000,
+                burst: 100,
+            },
+            1.0,
+        );
         for threads in [1, 2, 4] {
             let passed: usize = std::thread::scope(|scope| {
-                let each = || (0..10_000).filter(|_| throttle.admit(threads * 3600 * 1_000_000_000)).count();
+                let each = || {
+                    (0..10_000)
+                        .filter(|_| throttle.admit(threads * 3600 * 1_000_000_000))
+                        .count()
+                };
                 let all: Vec<_> = (0..threads).map(|_| scope.spawn(each)).collect();
                 all.into_iter().map(|thread| thread.join().unwrap()).sum()
             });
-            assert_eq!(passed, 100, "{threads} threads at one instant share one burst");
+            assert_eq!(
+                passed, 100,
+                "{threads} threads at one instant share one burst"
+            );
         }
     }
 }

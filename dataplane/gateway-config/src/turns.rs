@@ -40,8 +40,20 @@ pub(crate) struct BuildTurns {
 impl BuildTurns {
     /// Adds a tenant's build of this many steps. The tenant has no other one.
     pub(crate) fn add(&mut self, tenant: TenantName, steps: u64) {
-        let start = self.last_ends.get(&tenant).copied().unwrap_or(0).max(self.position);
-        self.turns.insert(tenant, PendingBuild { start, steps, left: steps });
+        let start = self
+            .last_ends
+            .get(&tenant)
+            .copied()
+            .unwrap_or(0)
+            .max(self.position);
+        self.turns.insert(
+            tenant,
+            PendingBuild {
+                start,
+                steps,
+                left: steps,
+            },
+        );
     }
 
     /// Returns the tenant whose build is to take the next step.
@@ -50,9 +62,20 @@ impl BuildTurns {
     /// unfinished builds that were overtaken are then at least twice as long as the next one, so together they hold no more memory than
     /// twice the longest.
     pub(crate) fn next(&self) -> Option<&TenantName> {
-        let shortest_rest = self.turns.values().filter(|turn| turn.has_begun()).map(|turn| turn.left).min();
-        let may_go = |turn: &PendingBuild| turn.has_begun() || shortest_rest.is_none_or(|left| turn.steps <= left / 2);
-        let first = self.turns.iter().filter(|(_, turn)| may_go(turn)).min_by_key(|(tenant, turn)| (turn.end(), *tenant));
+        let shortest_rest = self
+            .turns
+            .values()
+            .filter(|turn| turn.has_begun())
+            .map(|turn| turn.left)
+            .min();
+        let may_go = |turn: &PendingBuild| {
+            turn.has_begun() || shortest_rest.is_none_or(|left| turn.steps <= left / 2)
+        };
+        let first = self
+            .turns
+            .iter()
+            .filter(|(_, turn)| may_go(turn))
+            .min_by_key(|(tenant, turn)| (turn.end(), *tenant));
         first.map(|(tenant, _)| tenant)
     }
 
@@ -75,7 +98,8 @@ impl BuildTurns {
     /// Ends a tenant's build, whether it is complete or dropped. Only the steps that were taken count against the tenant.
     pub(crate) fn end(&mut self, tenant: &TenantName) {
         if let Some(turn) = self.turns.remove(tenant) {
-            self.last_ends.insert(tenant.clone(), turn.end() - turn.left);
+            self.last_ends
+                .insert(tenant.clone(), turn.end() - turn.left);
         }
         if self.turns.is_empty() {
             // Nobody waits, so nobody is behind or ahead.
@@ -153,7 +177,9 @@ mod tests {
         turns.add(name("patient"), 100);
         let mut counts = BTreeMap::new();
         for _ in 0..1000 {
-            let Some(tenant) = take(&mut turns) else { break };
+            let Some(tenant) = take(&mut turns) else {
+                break;
+            };
             *counts.entry(tenant.clone()).or_insert(0) += 1;
             if tenant == "greedy" && !turns.turns.contains_key(&name("greedy")) {
                 turns.add(name("greedy"), 20);
@@ -175,6 +201,10 @@ mod tests {
         assert!(turns.turns.is_empty() && turns.last_ends.is_empty());
         turns.add(name("c"), 3);
         turns.add(name("a"), 2);
-        assert_eq!(run(&mut turns, 2), vec!["a"; 2], "an old build no longer counts");
+        assert_eq!(
+            run(&mut turns, 2),
+            vec!["a"; 2],
+            "an old build no longer counts"
+        );
     }
 }

@@ -49,11 +49,21 @@ impl WorkloadLabels {
         Self {
             namespace: w.namespace.to_string(),
             principal: identity.to_string(),
-            service: label(&["service.istio.io/canonical-name", "app.kubernetes.io/name", "app"]).unwrap_or_else(|| workload.clone()),
+            service: label(&[
+                "service.istio.io/canonical-name",
+                "app.kubernetes.io/name",
+                "app",
+            ])
+            .unwrap_or_else(|| workload.clone()),
             app: app.unwrap_or_else(|| UNKNOWN.into()),
-            version: label(&["version", "app.kubernetes.io/version"]).unwrap_or_else(|| UNKNOWN.into()),
-            revision: label(&["service.istio.io/canonical-revision", "app.kubernetes.io/version", "version"])
-                .unwrap_or_else(|| "latest".into()),
+            version: label(&["version", "app.kubernetes.io/version"])
+                .unwrap_or_else(|| UNKNOWN.into()),
+            revision: label(&[
+                "service.istio.io/canonical-revision",
+                "app.kubernetes.io/version",
+                "version",
+            ])
+            .unwrap_or_else(|| "latest".into()),
             cluster: UNKNOWN.into(),
             pod: w.name.to_string(),
             workload,
@@ -62,7 +72,13 @@ impl WorkloadLabels {
 
     /// Builds the labels from a verified identity and the baggage of its node, for an address that the registry does not contain.
     pub fn of_identity(identity: &Identity, said: &Baggage) -> Self {
-        let or = |s: &str, otherwise: &str| if s.is_empty() { otherwise.to_string() } else { s.to_string() };
+        let or = |s: &str, otherwise: &str| {
+            if s.is_empty() {
+                otherwise.to_string()
+            } else {
+                s.to_string()
+            }
+        };
         let account = identity.service_account.as_str();
         Self {
             // The service account, not the pod in the baggage: the number of names must be bounded, and the account is verified.
@@ -88,7 +104,11 @@ fn owner_name(pod: &str, labels: &Labels) -> String {
         return owner.to_string();
     }
     match pod.rsplit_once('-') {
-        Some((owner, ordinal)) if !owner.is_empty() && ordinal.bytes().all(|b| b.is_ascii_digit()) => owner.to_string(),
+        Some((owner, ordinal))
+            if !owner.is_empty() && ordinal.bytes().all(|b| b.is_ascii_digit()) =>
+        {
+            owner.to_string()
+        }
         _ => pod.to_string(),
     }
 }

@@ -68,19 +68,41 @@ impl ListenerFds {
 
 /// Opens one worker's listeners. Each worker has its own on the same addresses; the kernel distributes connections over them.
 fn open(config: &GatewayConfig) -> Result<Vec<(TcpListener, ListenerKind)>, SysError> {
-    let options = ListenOptions { reuse_port: true, ..ListenOptions::default() };
-    let hbone = config.hbone.iter().map(|address| (*address, ListenerKind::Hbone));
-    let plain = config.plain.iter().map(|plain| (plain.address, ListenerKind::Plain(plain.clone())));
-    let inside = config.tier.iter().map(|tier| (tier.plain, ListenerKind::Inside));
-    hbone.chain(plain).chain(inside).map(|(address, door)| Ok((sys::listen(None, address, &options)?, door))).collect()
+    let options = ListenOptions {
+        reuse_port: true,
+        ..ListenOptions::default()
+    };
+    let hbone = config
+        .hbone
+        .iter()
+        .map(|address| (*address, ListenerKind::Hbone));
+    let plain = config
+        .plain
+        .iter()
+        .map(|plain| (plain.address, ListenerKind::Plain(plain.clone())));
+    let inside = config
+        .tier
+        .iter()
+        .map(|tier| (tier.plain, ListenerKind::Inside));
+    hbone
+        .chain(plain)
+        .chain(inside)
+        .map(|(address, door)| Ok((sys::listen(None, address, &options)?, door)))
+        .collect()
 }
 
 /// Reserves the addresses of all listeners before any worker starts. Writes the resolved addresses into `config`, so that port 0 becomes
 /// the same port for all workers.
 pub(crate) fn bind(config: &mut GatewayConfig) -> Result<Vec<ReservedAddress>, SysError> {
     let mut held = Vec::new();
-    let options = ListenOptions { reuse_port: true, ..ListenOptions::default() };
-    let addresses = config.hbone.iter_mut().chain(config.plain.iter_mut().map(|plain| &mut plain.address));
+    let options = ListenOptions {
+        reuse_port: true,
+        ..ListenOptions::default()
+    };
+    let addresses = config
+        .hbone
+        .iter_mut()
+        .chain(config.plain.iter_mut().map(|plain| &mut plain.address));
     let addresses = addresses.chain(config.tier.iter_mut().map(|tier| &mut tier.plain));
     for address in addresses {
         let taken = sys::reserve_address(*address, &options)?;
@@ -91,7 +113,11 @@ pub(crate) fn bind(config: &mut GatewayConfig) -> Result<Vec<ReservedAddress>, S
 }
 
 /// Runs a worker for its entire life. Returns when it is drained: all connections are closed, or the drain was forced.
-pub(crate) async fn run(shared: Arc<EngineShared>, thread: Thread, opened: std::sync::mpsc::Sender<ListenerFds>) {
+pub(crate) async fn run(
+    shared: Arc<EngineShared>,
+    thread: Thread,
+    opened: std::sync::mpsc::Sender<ListenerFds>,
+) {
     let heartbeat = shared.watchdog.register(thread.index);
     let worker = Worker::new(shared, thread.count, thread.drain);
     let doors = match open(&worker.shared.config) {
@@ -104,8 +130,11 @@ pub(crate) async fn run(shared: Arc<EngineShared>, thread: Thread, opened: std::
     };
     // A failed send means that the engine is gone and needs no listeners. One worker's sockets are enough: they represent all workers'
     // sockets.
-    let copies =
-        if worker.shared.config.tier.is_some() && thread.index == 0 { ListenerFds::of(&doors) } else { Ok(ListenerFds::default()) };
+    let copies = if worker.shared.config.tier.is_some() && thread.index == 0 {
+        ListenerFds::of(&doors)
+    } else {
+        Ok(ListenerFds::default())
+    };
     let _ = opened.send(copies.unwrap_or_else(|error| {
         tracing::error!(%error, "the redirector cannot be given the listeners");
         ListenerFds::default()
@@ -117,13 +146,20 @@ pub(crate) async fn run(shared: Arc<EngineShared>, thread: Thread, opened: std::
     tokio::task::spawn_local(sweep(Rc::downgrade(&worker), thread.index == 0));
     tokio::task::spawn_local(authorize::reauthorize::watch(Rc::downgrade(&worker)));
     let parted = Rc::downgrade(&worker);
-    let part = move |ask| parted.upgrade().map(|worker| worker.set_soft_drain(ask)).is_some();
+    let part = move |ask| {
+        parted
+            .upgrade()
+            .map(|worker| worker.set_soft_drain(ask))
+            .is_some()
+    };
     tokio::task::spawn_local(soft_drain::run(worker.shared.parting.subscribe(), part));
     let moved = Rc::downgrade(&worker);
     let turn = move |moves: &Moves| moved.upgrade().map(|worker| worker.rebalance(moves));
     tokio::task::spawn_local(rebalance::run(worker.shared.moves.subscribe(), turn));
-    let accepting: Vec<_> =
-        doors.into_iter().map(|(listener, door)| tokio::task::spawn_local(accept(worker.clone(), listener, door))).collect();
+    let accepting: Vec<_> = doors
+        .into_iter()
+        .map(|(listener, door)| tokio::task::spawn_local(accept(worker.clone(), listener, door)))
+        .collect();
     worker.drain.draining().await;
     worker.begin_drain();
     for task in accepting {
@@ -147,12 +183,18 @@ pub(crate) async fn run(shared: Arc<EngineShared>, thread: Thread, opened: std::
 async fn sweep(worker: Weak<Worker>, is_first: bool) {
     loop {
         tokio::time::sleep(IDLE_SWEEP_INTERVAL).await;
-        let Some(worker) = worker.upgrade() else { return };
+        let Some(worker) = worker.upgrade() else {
+            return;
+        };
         // The gauge is process-wide; one worker refreshes it.
         if is_first {
             worker.shared.limits.show();
         }
-        worker.upstreams.sweep(&worker.snapshot(), Instant::now(), worker.shared.config.times.upstream_idle);
+        worker.upstreams.sweep(
+            &worker.snapshot(),
+            Instant::now(),
+            worker.shared.config.times.upstream_idle,
+        );
     }
 }
 
@@ -174,25 +216,39 @@ async fn accept(worker: Rc<Worker>, listener: TcpListener, door: ListenerKind) {
     }
     // Closing a listener resets the connections in its queue, so they are accepted first. The socket is used directly, because tokio learns
     // of new connections only when its reactor runs again.
-    let Ok(listener) = listener.into_std() else { return };
+    let Ok(listener) = listener.into_std() else {
+        return;
+    };
     while let Ok((stream, client)) = listener.accept() {
-        match stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
+        match stream
+            .set_nonblocking(true)
+            .and_then(|()| TcpStream::from_std(stream))
+        {
             Ok(stream) => spawn_connection(&worker, stream, client, &door),
             Err(_) => worker.counts.refused_connection("accept_failed"),
         }
     }
 }
 
-fn spawn_connection(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, door: &ListenerKind) {
+fn spawn_connection(
+    worker: &Rc<Worker>,
+    stream: TcpStream,
+    client: SocketAddr,
+    door: &ListenerKind,
+) {
     let Ok(local) = stream.local_addr() else {
         return worker.counts.refused_connection("gone");
     };
     let snapshot = worker.snapshot();
     // The local address alone determines the tenant, before a byte is read.
     let tenant = match &door {
-        ListenerKind::Hbone => establish::decide_scope(&snapshot, local.ip()).map(|(tenant, _)| tenant),
+        ListenerKind::Hbone => {
+            establish::decide_scope(&snapshot, local.ip()).map(|(tenant, _)| tenant)
+        }
         ListenerKind::Inside => establish::decide_tenant_inside(&snapshot, local.ip()),
-        ListenerKind::Plain(plain) => snapshot.tenant(plain.service.tenant.as_str()).ok_or("no_tenant"),
+        ListenerKind::Plain(plain) => snapshot
+            .tenant(plain.service.tenant.as_str())
+            .ok_or("no_tenant"),
     };
     let taken = tenant.and_then(|tenant| {
         let permit = ConnectionPermit::take(&worker.shared, &tenant.name)?;
@@ -210,7 +266,10 @@ fn spawn_connection(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, 
         }
     };
     worker.counts.accepted.inc();
-    worker.shared.accepted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    worker
+        .shared
+        .accepted
+        .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let (open, counted) = (worker.opened(), worker.counts.connections.hold());
     let member = worker.rebalance.enter(client, local, &permit.drain);
     let (worker, door) = (worker.clone(), door.clone());
@@ -218,9 +277,22 @@ fn spawn_connection(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, 
     tokio::task::spawn_local(Box::pin(async move {
         let served = pin!(async {
             match &door {
-                ListenerKind::Hbone => Box::pin(establish::hbone(&worker, stream, (client, local.ip()), &permit)).await,
-                ListenerKind::Inside => establish::accept_tier_plaintext(&worker, stream, (client, local), &permit).await,
-                ListenerKind::Plain(plain) => establish::plain(&worker, stream, client, plain, &permit).await,
+                ListenerKind::Hbone => {
+                    Box::pin(establish::hbone(
+                        &worker,
+                        stream,
+                        (client, local.ip()),
+                        &permit,
+                    ))
+                    .await
+                }
+                ListenerKind::Inside => {
+                    establish::accept_tier_plaintext(&worker, stream, (client, local), &permit)
+                        .await
+                }
+                ListenerKind::Plain(plain) => {
+                    establish::plain(&worker, stream, client, plain, &permit).await
+                }
             }
         });
         if !Scheduler::run(&account.queue, pin!(permit.run(served))).await {

@@ -47,7 +47,10 @@ impl<'a> DestinationPolicies<'a> {
     /// Selects the policies for traffic that goes to endpoint `chosen` and was dialled as `resolved`.
     #[inline]
     pub(crate) fn of(chosen: &'a SelectedEndpoint, resolved: &'a ResolvedDestination) -> Self {
-        Self { endpoint: chosen.endpoint().guard.as_deref(), dialled: resolved.guard_beside(&chosen.view) }
+        Self {
+            endpoint: chosen.endpoint().guard.as_deref(),
+            dialled: resolved.guard_beside(&chosen.view),
+        }
     }
 
     /// True if no policy applies.
@@ -57,7 +60,10 @@ impl<'a> DestinationPolicies<'a> {
     }
 
     fn names(&self) -> PolicyIds {
-        (self.endpoint.map_or(0, |guard| guard.id), self.dialled.map_or(0, |guard| guard.id))
+        (
+            self.endpoint.map_or(0, |guard| guard.id),
+            self.dialled.map_or(0, |guard| guard.id),
+        )
     }
 
     fn all(&self) -> impl Iterator<Item = &'a DestinationPolicy> + use<'a> {
@@ -130,10 +136,17 @@ impl From<ProxyError> for AuthorizationInterrupt {
 }
 
 /// Verifies one signature. The worker's other connections run before the tenant's next verification starts.
-pub(crate) async fn verify(worker: &Worker, account: &TenantUsage, work: &jwt::VerificationBudget, todo: jwt::PendingVerification) {
+pub(crate) async fn verify(
+    worker: &Worker,
+    account: &TenantUsage,
+    work: &jwt::VerificationBudget,
+    todo: jwt::PendingVerification,
+) {
     let memory = worker.tokens.of(account.number);
     if let Some(signed) = jwt::verify(&memory, work, todo, now()).await {
-        worker.counts.verified(if signed { "signed" } else { "not_signed" });
+        worker
+            .counts
+            .verified(if signed { "signed" } else { "not_signed" });
     }
 }
 
@@ -158,18 +171,24 @@ impl AuthorizationState {
         let mut valid = 0;
         for guard in guards.all() {
             if guard.policies.needs_path() && self.changes.path.is_none() {
-                self.changes.path = normalize_path(request.path(), paths).map_err(|why| ProxyError::UnsafePath(why.name()))?;
+                self.changes.path = normalize_path(request.path(), paths)
+                    .map_err(|why| ProxyError::UnsafePath(why.name()))?;
             }
-            let Some(tokens) = &guard.tokens else { continue };
-            let memory = worker.tokens.of(account.number);
-            let token = match tokens.check(request, (&worker.tokens, &memory), now(), &mut self.changes) {
-                Ok(token) => token,
-                Err(jwt::TokenCheckError::Verify(todo)) => return Err(AuthorizationInterrupt::Verify(todo)),
-                Err(jwt::TokenCheckError::Bad(bad)) => {
-                    worker.counts.token(bad.name());
-                    return Err(ProxyError::Unauthenticated(bad).into());
-                }
+            let Some(tokens) = &guard.tokens else {
+                continue;
             };
+            let memory = worker.tokens.of(account.number);
+            let token =
+                match tokens.check(request, (&worker.tokens, &memory), now(), &mut self.changes) {
+                    Ok(token) => token,
+                    Err(jwt::TokenCheckError::Verify(todo)) => {
+                        return Err(AuthorizationInterrupt::Verify(todo));
+                    }
+                    Err(jwt::TokenCheckError::Bad(bad)) => {
+                        worker.counts.token(bad.name());
+                        return Err(ProxyError::Unauthenticated(bad).into());
+                    }
+                };
             if token.is_some() {
                 valid += 1;
                 self.token = token;
@@ -191,8 +210,20 @@ impl AuthorizationState {
         (request, authority): (&'a R, &'a [u8]),
         judged: Option<&mut AuthzRecord>,
     ) -> Result<AuthorizationStep, ProxyError> {
-        let subject = MutatedRequest { request, authority, changes: &self.changes, token: self.token.as_deref() };
-        decide(worker, session, guards, &GatewayAttributes::request(session, to, &subject), &self.consent, judged)
+        let subject = MutatedRequest {
+            request,
+            authority,
+            changes: &self.changes,
+            token: self.token.as_deref(),
+        };
+        decide(
+            worker,
+            session,
+            guards,
+            &GatewayAttributes::request(session, to, &subject),
+            &self.consent,
+            judged,
+        )
     }
 
     /// Records that these policies require no further ext_authz check.
@@ -211,18 +242,39 @@ fn decide(
 ) -> Result<AuthorizationStep, ProxyError> {
     // A federated client needs a policy that allows it, so without policies it is denied.
     if guards.is_empty() && session.principal.foreign {
-        return Err(denied(worker, session, &AuthorizationDecision::Deny { policy: None, rule: None }, judged));
+        return Err(denied(
+            worker,
+            session,
+            &AuthorizationDecision::Deny {
+                policy: None,
+                rule: None,
+            },
+            judged,
+        ));
     }
     for (n, guard) in guards.all().enumerate() {
         // A federated client needs a policy that names it; a match in the first policy set is enough.
         let known = known.foreign(n == 0 && session.principal.foreign);
         // Shadow matches are recorded on the first evaluation only, not again after each ext_authz grant.
         if guard.policies.observes() && matches!(consent, ExtAuthzGrant::None) {
-            observe(worker, session, &guard.policies, &known, judged.as_deref_mut());
+            observe(
+                worker,
+                session,
+                &guard.policies,
+                &known,
+                judged.as_deref_mut(),
+            );
         }
-        match guard.policies.decide_after(&known, consent.asked(guards, n)) {
+        match guard
+            .policies
+            .decide_after(&known, consent.asked(guards, n))
+        {
             AuthorizationDecision::Allow => {}
-            AuthorizationDecision::CallAuthorizer { authorizer, policy, then } => {
+            AuthorizationDecision::CallAuthorizer {
+                authorizer,
+                policy,
+                then,
+            } => {
                 return Ok(AuthorizationStep::CallAuthorizer(ExtAuthzCheck {
                     authorizer: authorizer.clone(),
                     policy: policy.clone(),
@@ -233,7 +285,9 @@ fn decide(
             verdict => return Err(denied(worker, session, &verdict, judged)),
         }
     }
-    session.account.allowed(|| worker.counts.allowed(&session.account.tenant));
+    session
+        .account
+        .allowed(|| worker.counts.allowed(&session.account.tenant));
     Ok(AuthorizationStep::Pass)
 }
 
@@ -247,10 +301,17 @@ fn observe(
     let mut hits = Vec::new();
     policies.observe(known, &mut |hit| hits.push(hit));
     for hit in &hits {
-        worker.counts.authorized(&session.account.tenant, hit.kind.name(), &policy_name(hit.policy));
+        worker.counts.authorized(
+            &session.account.tenant,
+            hit.kind.name(),
+            &policy_name(hit.policy),
+        );
     }
     if let Some(judged) = judged {
-        judged.hits.extend(hits.iter().map(|hit| format!("{} {}", hit.kind.name(), policy_name(hit.policy))));
+        judged.hits.extend(
+            hits.iter()
+                .map(|hit| format!("{} {}", hit.kind.name(), policy_name(hit.policy))),
+        );
     }
 }
 
@@ -259,9 +320,16 @@ pub(crate) fn policy_name(key: &PolicyKey) -> String {
     format!("{}/{}", key.namespace, key.name)
 }
 
-fn denied(worker: &Worker, session: &ClientSession, verdict: &AuthorizationDecision<'_>, judged: Option<&mut AuthzRecord>) -> ProxyError {
+fn denied(
+    worker: &Worker,
+    session: &ClientSession,
+    verdict: &AuthorizationDecision<'_>,
+    judged: Option<&mut AuthzRecord>,
+) -> ProxyError {
     let denial = PolicyDenial::of(verdict);
-    worker.counts.authorized(&session.account.tenant, denial.action(), &denial.policy);
+    worker
+        .counts
+        .authorized(&session.account.tenant, denial.action(), &denial.policy);
     if let Some(judged) = judged {
         judged.policy.clone_from(&denial.policy);
     }
@@ -280,9 +348,18 @@ pub(crate) fn connection(
     if guards.is_empty() && !session.principal.foreign {
         return Ok(AuthorizationStep::Pass);
     }
-    decide(worker, session, guards, &GatewayAttributes::connection(session, to), consent, judged)
+    decide(
+        worker,
+        session,
+        guards,
+        &GatewayAttributes::connection(session, to),
+        consent,
+        judged,
+    )
 }
 
 fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
 }

@@ -28,10 +28,17 @@ pub(crate) fn endpoint(
     if !view.set.known {
         return Err(ProxyError::NoService);
     }
-    decide(view, tried, now, &mut random).map(|at| SelectedEndpoint::new(view, at, client)).ok_or(ProxyError::NoEndpoint)
+    decide(view, tried, now, &mut random)
+        .map(|at| SelectedEndpoint::new(view, at, client))
+        .ok_or(ProxyError::NoEndpoint)
 }
 
-fn decide(view: &EndpointSetState, tried: &TriedEndpoints, now: Instant, random: &mut impl FnMut() -> u64) -> Option<usize> {
+fn decide(
+    view: &EndpointSetState,
+    tried: &TriedEndpoints,
+    now: Instant,
+    random: &mut impl FnMut() -> u64,
+) -> Option<usize> {
     match view.states.len() {
         0 => return None,
         1 => return Some(0),
@@ -39,7 +46,9 @@ fn decide(view: &EndpointSetState, tried: &TriedEndpoints, now: Instant, random:
     }
     // The preferred AZ comes first; other AZs serve only if no endpoint in it is usable.
     if !view.near.is_empty()
-        && let Some(at) = among(view, tried, now, random, view.near.len(), |n| view.near[n] as usize)
+        && let Some(at) = among(view, tried, now, random, view.near.len(), |n| {
+            view.near[n] as usize
+        })
     {
         return Some(at);
     }
@@ -60,9 +69,16 @@ fn among(
     let usable = |at: &usize| !tried.contains(at) && !view.states[*at].is_ejected(now);
     let busy = |at: &usize| view.states[*at].in_flight.get();
     let first = below(random(), len);
-    let second = if len > 1 { (first + 1 + below(random(), len - 1)) % len } else { first };
+    let second = if len > 1 {
+        (first + 1 + below(random(), len - 1)) % len
+    } else {
+        first
+    };
     let two = [place(first), place(second)];
-    two.into_iter().filter(usable).min_by_key(busy).or_else(|| (0..len).map(&place).filter(usable).min_by_key(busy))
+    two.into_iter()
+        .filter(usable)
+        .min_by_key(busy)
+        .or_else(|| (0..len).map(&place).filter(usable).min_by_key(busy))
 }
 
 /// Maps a random number to a uniform number below `n`, without division.
@@ -92,19 +108,32 @@ mod tests {
     #[test]
     fn no_endpoint_is_an_error_and_a_single_one_is_always_selected() {
         let now = Instant::now();
-        assert_eq!(endpoint(&view(0), &TriedEndpoints::new(), None, now, numbers()).unwrap_err(), ProxyError::NoEndpoint);
+        assert_eq!(
+            endpoint(&view(0), &TriedEndpoints::new(), None, now, numbers()).unwrap_err(),
+            ProxyError::NoEndpoint
+        );
         let one = view(1);
         one.states[0].failed(now, Duration::from_secs(1));
-        assert_eq!(endpoint(&one, &TriedEndpoints::new(), None, now, numbers()).unwrap().at, 0);
+        assert_eq!(
+            endpoint(&one, &TriedEndpoints::new(), None, now, numbers())
+                .unwrap()
+                .at,
+            0
+        );
     }
 
     #[test]
     fn load_spreads_and_stays_even() {
         let (view, now, mut random) = (view(5), Instant::now(), numbers());
-        let held: Vec<SelectedEndpoint> =
-            (0..1000).map(|_| endpoint(&view, &TriedEndpoints::new(), None, now, &mut random).unwrap()).collect();
+        let held: Vec<SelectedEndpoint> = (0..1000)
+            .map(|_| endpoint(&view, &TriedEndpoints::new(), None, now, &mut random).unwrap())
+            .collect();
         for state in &view.states {
-            assert!((190..=210).contains(&state.in_flight.get()), "{}", state.in_flight.get());
+            assert!(
+                (190..=210).contains(&state.in_flight.get()),
+                "{}",
+                state.in_flight.get()
+            );
         }
         drop(held);
         assert!(view.states.iter().all(|s| s.in_flight.get() == 0));
@@ -116,27 +145,51 @@ mod tests {
         view.states[0].failed(now, Duration::from_secs(1));
         let tried: TriedEndpoints = [1].into_iter().collect();
         for _ in 0..100 {
-            assert_eq!(endpoint(&view, &tried, None, now, &mut random).unwrap().at, 2);
+            assert_eq!(
+                endpoint(&view, &tried, None, now, &mut random).unwrap().at,
+                2
+            );
         }
         let all: TriedEndpoints = [1, 2].into_iter().collect();
         assert!(endpoint(&view, &all, None, now, &mut random).is_ok());
         let later = now + Duration::from_secs(2);
-        assert!((0..100).any(|_| endpoint(&view, &TriedEndpoints::new(), None, later, &mut random).unwrap().at == 0));
+        assert!((0..100).any(|_| {
+            endpoint(&view, &TriedEndpoints::new(), None, later, &mut random)
+                .unwrap()
+                .at
+                == 0
+        }));
     }
 
     #[test]
     fn near_endpoints_come_first_and_others_when_those_failed() {
         let set = set_of(4);
         let states = view(4).states.clone();
-        let view = Rc::new(EndpointSetState { set: std::sync::Arc::new(set), states, near: vec![1, 2] });
+        let view = Rc::new(EndpointSetState {
+            set: std::sync::Arc::new(set),
+            states,
+            near: vec![1, 2],
+        });
         let (now, mut random) = (Instant::now(), numbers());
         for _ in 0..50 {
-            assert!([1, 2].contains(&endpoint(&view, &TriedEndpoints::new(), None, now, &mut random).unwrap().at));
+            assert!(
+                [1, 2].contains(
+                    &endpoint(&view, &TriedEndpoints::new(), None, now, &mut random)
+                        .unwrap()
+                        .at
+                )
+            );
         }
         view.states[1].failed(now, Duration::from_secs(1));
         view.states[2].failed(now, Duration::from_secs(1));
         for _ in 0..50 {
-            assert!([0, 3].contains(&endpoint(&view, &TriedEndpoints::new(), None, now, &mut random).unwrap().at));
+            assert!(
+                [0, 3].contains(
+                    &endpoint(&view, &TriedEndpoints::new(), None, now, &mut random)
+                        .unwrap()
+                        .at
+                )
+            );
         }
     }
 }

@@ -23,11 +23,20 @@ pub(crate) struct BodyBudget {
 impl BodyBudget {
     /// Creates the budget of a worker that may buffer `max` bytes.
     pub(crate) fn new(max: u64) -> Rc<Self> {
-        Rc::new(Self { max, used: Cell::default(), tenants: RefCell::default() })
+        Rc::new(Self {
+            max,
+            used: Cell::default(),
+            tenants: RefCell::default(),
+        })
     }
 
     /// Reserves `bytes` for a tenant that may have `tenant_max` on this worker.
-    pub(crate) fn take(self: &Rc<Self>, tenant: u32, tenant_max: u64, bytes: u64) -> Result<BodyPermit, ProxyError> {
+    pub(crate) fn take(
+        self: &Rc<Self>,
+        tenant: u32,
+        tenant_max: u64,
+        bytes: u64,
+    ) -> Result<BodyPermit, ProxyError> {
         let mut tenants = self.tenants.borrow_mut();
         let own = tenants.get(&tenant).copied().unwrap_or(0);
         if own + bytes > tenant_max {
@@ -43,7 +52,12 @@ impl BodyBudget {
         }
         tenants.insert(tenant, own + bytes);
         self.used.set(self.used.get() + bytes);
-        Ok(BodyPermit { of: self.clone(), tenant, tenant_max, bytes })
+        Ok(BodyPermit {
+            of: self.clone(),
+            tenant,
+            tenant_max,
+            bytes,
+        })
     }
 }
 
@@ -60,7 +74,9 @@ impl BodyPermit {
     /// Extends the reservation to `bytes` if it is smaller.
     pub(crate) fn cover(&mut self, bytes: u64) -> Result<(), ProxyError> {
         if bytes > self.bytes {
-            let mut more = self.of.take(self.tenant, self.tenant_max, bytes - self.bytes)?;
+            let mut more = self
+                .of
+                .take(self.tenant, self.tenant_max, bytes - self.bytes)?;
             self.bytes += std::mem::take(&mut more.bytes);
         }
         Ok(())
@@ -89,25 +105,56 @@ mod tests {
         const SHARE: u64 = 16 << 20;
         let budget = BodyBudget::new(4 * SHARE);
         let quarter = SHARE / 4;
-        let mut own: Vec<BodyPermit> = (0..4).map(|_| budget.take(1, SHARE, quarter).unwrap()).collect();
-        assert_eq!(budget.take(1, SHARE, 1).unwrap_err(), ProxyError::TenantBodies, "a tenant has its share");
-        assert!(budget.take(2, SHARE, quarter).is_ok(), "another tenant has its own");
-        assert!(budget.take(1, 2 * SHARE, quarter).is_ok(), "the provider may write a larger one");
+        let mut own: Vec<BodyPermit> = (0..4)
+            .map(|_| budget.take(1, SHARE, quarter).unwrap())
+            .collect();
+        assert_eq!(
+            budget.take(1, SHARE, 1).unwrap_err(),
+            ProxyError::TenantBodies,
+            "a tenant has its share"
+        );
+        assert!(
+            budget.take(2, SHARE, quarter).is_ok(),
+            "another tenant has its own"
+        );
+        assert!(
+            budget.take(1, 2 * SHARE, quarter).is_ok(),
+            "the provider may write a larger one"
+        );
         own.pop();
         assert!(budget.take(1, SHARE, quarter).is_ok());
-        let mut others: Vec<BodyPermit> = (2..4).map(|tenant| budget.take(tenant, SHARE, SHARE).unwrap()).collect();
+        let mut others: Vec<BodyPermit> = (2..4)
+            .map(|tenant| budget.take(tenant, SHARE, SHARE).unwrap())
+            .collect();
         own.push(budget.take(1, SHARE, quarter).unwrap());
-        assert_eq!(budget.take(4, SHARE, SHARE).unwrap_err(), ProxyError::TenantBodies, "the rest is not for one tenant");
+        assert_eq!(
+            budget.take(4, SHARE, SHARE).unwrap_err(),
+            ProxyError::TenantBodies,
+            "the rest is not for one tenant"
+        );
         // Whatever ten tenants take, an eleventh gets the first bytes.
         for size in (8..24).rev().map(|bits| 1 << bits) {
-            (4..12).for_each(|tenant| others.extend(std::iter::from_fn(|| budget.take(tenant, SHARE, size).ok())));
+            (4..12).for_each(|tenant| {
+                others.extend(std::iter::from_fn(|| budget.take(tenant, SHARE, size).ok()))
+            });
         }
         others.push(budget.take(12, SHARE, SHARE / 32).unwrap());
-        assert_eq!(budget.take(13, 5 * SHARE, 4 * SHARE).unwrap_err(), ProxyError::Bodies, "the worker has its limit");
+        assert_eq!(
+            budget.take(13, 5 * SHARE, 4 * SHARE).unwrap_err(),
+            ProxyError::Bodies,
+            "the worker has its limit"
+        );
         own[0].cover(quarter).unwrap();
-        assert_eq!(own[0].cover(quarter + 1).unwrap_err(), ProxyError::TenantBodies);
+        assert_eq!(
+            own[0].cover(quarter + 1).unwrap_err(),
+            ProxyError::TenantBodies
+        );
         own.pop();
-        assert_eq!(own[0].cover(quarter + 1).unwrap_err(), ProxyError::TenantBodies, "others have nearly all");
+        assert_eq!(
+            own[0].cover(quarter + 1).unwrap_err(),
+            ProxyError::TenantBodies,
+            "others have nearly all"
+        );
         drop(others);
         own[0].cover(quarter + 1).unwrap();
         drop(own);

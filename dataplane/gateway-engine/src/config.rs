@@ -28,7 +28,9 @@ pub struct CloudTierConfig {
 
 /// Error for a `--plain` value that is not of the form `ADDR:PORT=TENANT/NAMESPACE/SERVICE:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("plain listener {given:?}: {why}; write ADDRESS:PORT=TENANT/NAMESPACE/SERVICE:PORT, e.g. 127.0.0.1:8080=alpha/default/web:80")]
+#[error(
+    "plain listener {given:?}: {why}; write ADDRESS:PORT=TENANT/NAMESPACE/SERVICE:PORT, e.g. 127.0.0.1:8080=alpha/default/web:80"
+)]
 pub struct InvalidPlainListener {
     given: String,
     why: String,
@@ -37,13 +39,26 @@ pub struct InvalidPlainListener {
 impl FromStr for PlainListener {
     type Err = InvalidPlainListener;
     fn from_str(s: &str) -> Result<Self, InvalidPlainListener> {
-        let bad = |why: String| InvalidPlainListener { given: s.into(), why };
-        let (address, target) = s.split_once('=').ok_or_else(|| bad("there is no '='".into()))?;
-        let (service, port) = target.rsplit_once(':').ok_or_else(|| bad("the service has no port".into()))?;
+        let bad = |why: String| InvalidPlainListener {
+            given: s.into(),
+            why,
+        };
+        let (address, target) = s
+            .split_once('=')
+            .ok_or_else(|| bad("there is no '='".into()))?;
+        let (service, port) = target
+            .rsplit_once(':')
+            .ok_or_else(|| bad("the service has no port".into()))?;
         Ok(Self {
-            address: address.parse().map_err(|e| bad(format!("{address}: {e}")))?,
+            address: address
+                .parse()
+                .map_err(|e| bad(format!("{address}: {e}")))?,
             service: service.parse().map_err(|e| bad(format!("{e}")))?,
-            port: port.parse().ok().filter(|p| *p > 0).ok_or_else(|| bad(format!("port {port:?} is not 1 to 65535")))?,
+            port: port
+                .parse()
+                .ok()
+                .filter(|p| *p > 0)
+                .ok_or_else(|| bad(format!("port {port:?} is not 1 to 65535")))?,
         })
     }
 }
@@ -153,14 +168,18 @@ const FILES_BESIDE: u64 = 1024;
 impl GatewayLimits {
     /// Returns the open files that all connections need: one for each client, and one to an endpoint for it.
     pub fn files(&self) -> u64 {
-        self.connections.saturating_mul(2).saturating_add(FILES_BESIDE)
+        self.connections
+            .saturating_mul(2)
+            .saturating_add(FILES_BESIDE)
     }
 
     /// Reduces the limits to what `files` open files permit. A refused connection is counted; one without a file would wait unnoticed in
     /// the kernel. Limits that relate to connections are reduced in proportion, so that a tenant's share remains a share.
     pub fn within(self, files: u64) -> Self {
         let connections = self.connections.min(files.saturating_sub(FILES_BESIDE) / 2);
-        let scaled = |limit: u64| match u128::from(limit) * u128::from(connections) / u128::from(self.connections.max(1)) {
+        let scaled = |limit: u64| match u128::from(limit) * u128::from(connections)
+            / u128::from(self.connections.max(1))
+        {
             // A limit of zero would refuse everything permanently.
             0 => limit.min(1),
             part => u64::try_from(part).unwrap_or(limit),
@@ -229,9 +248,19 @@ mod tests {
 
     #[test]
     fn connections_are_as_many_as_there_are_files_for() {
-        let limits = GatewayLimits { connections: 10_000, ..GatewayLimits::default() };
+        let limits = GatewayLimits {
+            connections: 10_000,
+            ..GatewayLimits::default()
+        };
         assert_eq!(limits.files(), 21_024);
-        for (files, want) in [(u64::MAX, 10_000), (21_024, 10_000), (21_023, 9_999), (20_000, 9_488), (1_024, 0), (10, 0)] {
+        for (files, want) in [
+            (u64::MAX, 10_000),
+            (21_024, 10_000),
+            (21_023, 9_999),
+            (20_000, 9_488),
+            (1_024, 0),
+            (10, 0),
+        ] {
             assert_eq!(limits.clone().within(files).connections, want, "{files}");
         }
     }
@@ -246,17 +275,39 @@ mod tests {
             ..GatewayLimits::default()
         };
         let few = all.clone().within(20_000);
-        assert_eq!((few.connections, few.tenant_connections, few.unauthenticated, few.handshakes), (9_488, 4_744, 1_897, 777));
+        assert_eq!(
+            (
+                few.connections,
+                few.tenant_connections,
+                few.unauthenticated,
+                few.handshakes
+            ),
+            (9_488, 4_744, 1_897, 777)
+        );
         assert_eq!((few.requests, few.tenant_requests), (4_744, 1_897));
         assert_eq!(all.clone().within(u64::MAX).tenant_connections, 50_000);
-        assert_eq!((all.clone().within(0).connections, all.within(0).handshakes), (0, 1));
+        assert_eq!(
+            (all.clone().within(0).connections, all.within(0).handshakes),
+            (0, 1)
+        );
     }
 
     #[test]
     fn plain_listeners_are_read_or_refused_with_the_reason() {
         let plain: PlainListener = "127.0.0.1:8080=alpha/default/web:80".parse().unwrap();
-        assert_eq!((plain.address.port(), plain.service.to_string().as_str(), plain.port), (8080, "alpha/default/web", 80));
-        assert!("[::1]:8080=alpha/default/web:80".parse::<PlainListener>().is_ok());
+        assert_eq!(
+            (
+                plain.address.port(),
+                plain.service.to_string().as_str(),
+                plain.port
+            ),
+            (8080, "alpha/default/web", 80)
+        );
+        assert!(
+            "[::1]:8080=alpha/default/web:80"
+                .parse::<PlainListener>()
+                .is_ok()
+        );
         for (bad, why) in [
             ("127.0.0.1:8080", "no '='"),
             ("8080=alpha/default/web:80", "8080: "),
@@ -265,7 +316,10 @@ mod tests {
             ("127.0.0.1:8080=alpha/default/web:0", "not 1 to 65535"),
         ] {
             let error = bad.parse::<PlainListener>().unwrap_err().to_string();
-            assert!(error.contains(why) && error.contains("write ADDRESS"), "{bad}: {error}");
+            assert!(
+                error.contains(why) && error.contains("write ADDRESS"),
+                "{bad}: {error}"
+            );
         }
     }
 }

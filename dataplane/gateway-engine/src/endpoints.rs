@@ -101,7 +101,10 @@ impl EndpointState {
     pub(crate) fn take_idle(&self, address: SocketAddr, client: Option<&PoolClient>) -> Option<Io> {
         let mut idle = self.idle.borrow_mut();
         // The newest connection comes first. Where clients share connections, that is the last in the list.
-        while let Some(at) = idle.iter().rposition(|kept| kept.address == address && kept.client.as_deref() == client) {
+        while let Some(at) = idle
+            .iter()
+            .rposition(|kept| kept.address == address && kept.client.as_deref() == client)
+        {
             let mut kept = idle.remove(at);
             if !kept.io.is_stale() {
                 return Some(kept.io);
@@ -112,15 +115,33 @@ impl EndpointState {
 
     /// Stores the connection that was used for `chosen`, unless `max` are idle already. Returns false if a connection was closed: this one
     /// or an older one. Among connections of single clients the oldest is replaced, so that clients that left block no others.
-    pub(crate) fn return_idle(&self, io: Io, chosen: &SelectedEndpoint, max: usize, now: Instant) -> bool {
-        let kept = IdleConnection { io, since: now, address: chosen.address, client: chosen.client.clone() };
+    pub(crate) fn return_idle(
+        &self,
+        io: Io,
+        chosen: &SelectedEndpoint,
+        max: usize,
+        now: Instant,
+    ) -> bool {
+        let kept = IdleConnection {
+            io,
+            since: now,
+            address: chosen.address,
+            client: chosen.client.clone(),
+        };
         let mut idle = self.idle.borrow_mut();
         if kept.client.is_some() {
-            if idle.iter().filter(|other| other.client == kept.client).count() >= IDLE_PER_CLIENT_MAX.min(max) {
+            if idle
+                .iter()
+                .filter(|other| other.client == kept.client)
+                .count()
+                >= IDLE_PER_CLIENT_MAX.min(max)
+            {
                 return false;
             }
             if idle.len() >= max {
-                let Some(oldest) = idle.iter().position(|kept| kept.client.is_some()) else { return false };
+                let Some(oldest) = idle.iter().position(|kept| kept.client.is_some()) else {
+                    return false;
+                };
                 idle.remove(oldest);
                 idle.push(kept);
                 return false;
@@ -160,7 +181,12 @@ impl SelectedEndpoint {
         let (state, endpoint) = (&view.states[at], &view.set.endpoints[at]);
         state.in_flight.set(state.in_flight.get() + 1);
         let address = client.map_or(endpoint.address, |client| endpoint.address_towards(client));
-        Self { view: view.clone(), at, address, client: None }
+        Self {
+            view: view.clone(),
+            at,
+            address,
+            client: None,
+        }
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
@@ -195,11 +221,18 @@ pub(crate) struct Upstreams {
 impl Upstreams {
     /// Creates the table without endpoints; endpoints in `az` will be preferred.
     pub(crate) fn new(az: Option<AzName>) -> Self {
-        Self { az, ..Self::default() }
+        Self {
+            az,
+            ..Self::default()
+        }
     }
 
     /// Returns this worker's view of the set with ID `slot`, rebuilt when the set has changed.
-    pub(crate) fn view(&self, snapshot: &Snapshot, slot: EndpointSetId) -> Option<Rc<EndpointSetState>> {
+    pub(crate) fn view(
+        &self,
+        snapshot: &Snapshot,
+        slot: EndpointSetId,
+    ) -> Option<Rc<EndpointSetState>> {
         let set = snapshot.set(slot)?;
         if let Some(view) = self.views.borrow().get(&slot)
             && view.set.id == set.id
@@ -213,12 +246,27 @@ impl Upstreams {
 
     fn look_up(&self, set: &Arc<EndpointSet>) -> EndpointSetState {
         let az = self.az.as_ref().map(|az| az.as_str());
-        let states = set.endpoints.iter().map(|e| self.state(EndpointKey::Listed(e.id))).collect();
-        let near: Vec<u32> =
-            (0u32..).zip(set.endpoints.iter()).filter(|(_, e)| Some(e.workload.az.as_str()) == az).map(|(n, _)| n).collect();
+        let states = set
+            .endpoints
+            .iter()
+            .map(|e| self.state(EndpointKey::Listed(e.id)))
+            .collect();
+        let near: Vec<u32> = (0u32..)
+            .zip(set.endpoints.iter())
+            .filter(|(_, e)| Some(e.workload.az.as_str()) == az)
+            .map(|(n, _)| n)
+            .collect();
         // If all endpoints are in the preferred AZ, the preference would change nothing.
-        let near = if near.len() == set.endpoints.len() { Vec::new() } else { near };
-        EndpointSetState { set: set.clone(), states, near }
+        let near = if near.len() == set.endpoints.len() {
+            Vec::new()
+        } else {
+            near
+        };
+        EndpointSetState {
+            set: set.clone(),
+            states,
+            near,
+        }
     }
 
     /// Returns a new ID for a set that belongs to no snapshot.
@@ -229,8 +277,16 @@ impl Upstreams {
 
     /// Returns a view of one endpoint without an ID in the snapshot: a pod dialled by its own address.
     pub(crate) fn direct(&self, set: EndpointSet, tenant: u32) -> Rc<EndpointSetState> {
-        let states = set.endpoints.iter().map(|e| self.state(EndpointKey::Direct(tenant, e.workload.vni, e.address))).collect();
-        Rc::new(EndpointSetState { set: Arc::new(set), states, near: Vec::new() })
+        let states = set
+            .endpoints
+            .iter()
+            .map(|e| self.state(EndpointKey::Direct(tenant, e.workload.vni, e.address)))
+            .collect();
+        Rc::new(EndpointSetState {
+            set: Arc::new(set),
+            states,
+            near: Vec::new(),
+        })
     }
 
     fn state(&self, key: EndpointKey) -> Rc<EndpointState> {
@@ -245,15 +301,22 @@ impl Upstreams {
 
     /// Closes idle connections that are too old or were closed by the peer, and drops views of sets that have changed.
     pub(crate) fn sweep(&self, snapshot: &Snapshot, now: Instant, idle: Duration) {
-        self.views.borrow_mut().retain(|slot, view| snapshot.set(*slot).is_some_and(|set| set.id == view.set.id));
-        self.states.borrow_mut().retain(|_, state| match state.upgrade() {
-            Some(state) => {
-                state.idle.borrow_mut().retain_mut(|kept| now < kept.since + idle && !kept.io.is_stale());
-                state.http2.borrow_mut().retain(|m| m.keep(now, idle));
-                true
-            }
-            None => false,
-        });
+        self.views
+            .borrow_mut()
+            .retain(|slot, view| snapshot.set(*slot).is_some_and(|set| set.id == view.set.id));
+        self.states
+            .borrow_mut()
+            .retain(|_, state| match state.upgrade() {
+                Some(state) => {
+                    state
+                        .idle
+                        .borrow_mut()
+                        .retain_mut(|kept| now < kept.since + idle && !kept.io.is_stale());
+                    state.http2.borrow_mut().retain(|m| m.keep(now, idle));
+                    true
+                }
+                None => false,
+            });
     }
 }
 
@@ -265,8 +328,17 @@ mod tests {
     fn pods_at_one_address_in_two_networks_have_two_states() {
         let upstreams = Upstreams::default();
         let address = "10.1.1.2:8080".parse().unwrap();
-        let state = |tenant, vni: u32| upstreams.state(EndpointKey::Direct(tenant, Some(Vni::new(vni).unwrap()), address));
-        let (one, again, two, renumbered) = (state(0, 101), state(0, 101), state(1, 102), state(0, 103));
-        assert!(Rc::ptr_eq(&one, &again) && !Rc::ptr_eq(&one, &two) && !Rc::ptr_eq(&one, &renumbered));
+        let state = |tenant, vni: u32| {
+            upstreams.state(EndpointKey::Direct(
+                tenant,
+                Some(Vni::new(vni).unwrap()),
+                address,
+            ))
+        };
+        let (one, again, two, renumbered) =
+            (state(0, 101), state(0, 101), state(1, 102), state(0, 103));
+        assert!(
+            Rc::ptr_eq(&one, &again) && !Rc::ptr_eq(&one, &two) && !Rc::ptr_eq(&one, &renumbered)
+        );
     }
 }

@@ -7,7 +7,9 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use canal_gateway_config::{EndpointSet, PortView, ServiceView, Snapshot, SnapshotPublisher, TenantView};
+use canal_gateway_config::{
+    EndpointSet, PortView, ServiceView, Snapshot, SnapshotPublisher, TenantView,
+};
 use canal_gateway_config::{ServiceCertificateFn, SnapshotBuilder, TenantBuilds};
 use canal_identity::ClientIdentityFactory;
 use canal_model::ids::{Generation, ServiceId, TenantName};
@@ -86,9 +88,20 @@ impl GatewayEngine {
         state: &[Arc<Resource>],
         generation: Generation,
     ) -> Result<Self, GatewayError> {
-        let builder = SnapshotBuilder::new(&config.replica, around.identities.clone(), around.certificates.clone());
+        let builder = SnapshotBuilder::new(
+            &config.replica,
+            around.identities.clone(),
+            around.certificates.clone(),
+        );
         let held = accept::bind(&mut config)?;
-        let EngineDependencies { registry, drain, identities: _, certificates: _, log, dns } = around;
+        let EngineDependencies {
+            registry,
+            drain,
+            identities: _,
+            certificates: _,
+            log,
+            dns,
+        } = around;
         let shared = Arc::new(EngineShared {
             publisher: SnapshotPublisher::default(),
             families: RequestMetricFamilies::new(&registry),
@@ -104,26 +117,41 @@ impl GatewayEngine {
             registry: registry.clone(),
             config,
         });
-        let builds = TableBuilds::start(shared.clone(), TenantBuilds::new(builder), &registry).map_err(GatewayError::Workers)?;
+        let builds = TableBuilds::start(shared.clone(), TenantBuilds::new(builder), &registry)
+            .map_err(GatewayError::Workers)?;
         // Published before any worker runs, so that no request sees the empty snapshot.
         if !state.is_empty() {
             builds.load(state, generation);
         }
-        let threads = WorkerConfig { count: shared.config.workers, name: "gateway", pin: shared.config.pin };
+        let threads = WorkerConfig {
+            count: shared.config.workers,
+            name: "gateway",
+            pin: shared.config.pin,
+        };
         let (opened, all) = std::sync::mpsc::channel();
         let given = shared.clone();
-        let workers = Workers::start(threads, drain, move |thread| accept::run(given.clone(), thread, opened.clone()))
-            .map_err(GatewayError::Workers)?;
+        let workers = Workers::start(threads, drain, move |thread| {
+            accept::run(given.clone(), thread, opened.clone())
+        })
+        .map_err(GatewayError::Workers)?;
         // The reserved addresses stay bound until every worker has opened its listeners.
         let mut doors = ListenerFds::default();
         for _ in 0..workers.count() {
             if let Ok(opened) = all.recv() {
-                doors = ListenerFds { hbone: doors.hbone.or(opened.hbone), plain: doors.plain.or(opened.plain) };
+                doors = ListenerFds {
+                    hbone: doors.hbone.or(opened.hbone),
+                    plain: doors.plain.or(opened.plain),
+                };
             }
         }
         drop(held);
         tokio::spawn(watchdog::run(Arc::downgrade(&shared.watchdog)));
-        Ok(Self { shared, builds, workers, doors: Mutex::new(doors) })
+        Ok(Self {
+            shared,
+            builds,
+            workers,
+            doors: Mutex::new(doors),
+        })
     }
 
     /// Sets the tenants of which nothing may be served. It takes effect with the next [`GatewayEngine::apply`] or
@@ -134,7 +162,12 @@ impl GatewayEngine {
 
     /// Applies a change. Requests that begin after the return are served with it, except for tenants whose routes take long to compile:
     /// these are routed as before until a thread has compiled them ([`canal_gateway_config::TenantBuilds`]).
-    pub fn apply(&self, upserts: &[Arc<Resource>], removals: &[(ResourceKind, String)], generation: Generation) {
+    pub fn apply(
+        &self,
+        upserts: &[Arc<Resource>],
+        removals: &[(ResourceKind, String)],
+        generation: Generation,
+    ) {
         self.builds.apply(upserts, removals, generation);
     }
 
@@ -155,7 +188,10 @@ impl GatewayEngine {
 
     /// Returns the number of client TCP connections: open now, and accepted since the start.
     pub fn sessions(&self) -> (u64, u64) {
-        (self.shared.limits.connections.used(), self.shared.accepted.load(Relaxed))
+        (
+            self.shared.limits.connections.used(),
+            self.shared.accepted.load(Relaxed),
+        )
     }
 
     /// Returns the indices of workers whose loops have not run for about a second. Connections that the kernel assigns to them wait.
@@ -167,14 +203,18 @@ impl GatewayEngine {
     /// no stream or relay. Clients that connect during the drain get the same request after a moment. It is meant for a replica whose work
     /// others take over.
     pub fn set_soft_drain(&self, wanted: bool) {
-        self.shared.parting.send_if_modified(|was| std::mem::replace(was, wanted) != wanted);
+        self.shared
+            .parting
+            .send_if_modified(|was| std::mem::replace(was, wanted) != wanted);
     }
 
     /// Asks the clients of buckets in `left`, which moved to another replica, to reconnect; a limited number at a time. `returned` revokes
     /// that for clients that were not notified yet. Both have one bit per bucket. No stream or relay is ended.
     pub fn rebalance(&self, service: ServiceId, left: u128, returned: u128) {
         let now = tokio::time::Instant::now();
-        self.shared.moves.send_modify(|moves| *moves = rebalance::decide_moves(moves, service, left, returned, now));
+        self.shared.moves.send_modify(|moves| {
+            *moves = rebalance::decide_moves(moves, service, left, returned, now)
+        });
     }
 
     /// Returns the broker for `/tap`.
@@ -189,7 +229,12 @@ impl GatewayEngine {
 
     /// Returns the addresses of the plain listeners, in configuration order.
     pub fn plain_addresses(&self) -> Vec<SocketAddr> {
-        self.shared.config.plain.iter().map(|plain| plain.address).collect()
+        self.shared
+            .config
+            .plain
+            .iter()
+            .map(|plain| plain.address)
+            .collect()
     }
 
     /// Returns the workers, so that the process can wait for their end.
@@ -200,7 +245,13 @@ impl GatewayEngine {
     /// Blocks until the workers have ended and the last line of the access log is written.
     pub fn finish(&self) {
         self.workers.join();
-        if let Some(log) = self.shared.log.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(log) = self
+            .shared
+            .log
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+        {
             log.finish();
         }
     }
@@ -208,7 +259,11 @@ impl GatewayEngine {
     /// Returns the configuration in use, for `/config_dump`: all of it, or one tenant's.
     pub fn dump(&self, only: Option<&TenantName>) -> serde_json::Value {
         let mut dump = dump(&self.shared.publisher.newest(), only);
-        let waiting = self.builds.waiting().into_iter().filter(|tenant| only.is_none_or(|only| only == tenant));
+        let waiting = self
+            .builds
+            .waiting()
+            .into_iter()
+            .filter(|tenant| only.is_none_or(|only| only == tenant));
         dump["tenants_building"] = waiting.map(|tenant| tenant.to_string()).collect();
         dump
     }
@@ -222,7 +277,10 @@ fn dump(snapshot: &Snapshot, only: Option<&TenantName>) -> serde_json::Value {
         let port = |p: &PortView| {
             let set = snapshot.set(p.slot);
             let endpoints = |set: &Arc<EndpointSet>| -> Vec<String> {
-                set.endpoints.iter().map(|e| format!("{} {}", e.workload.uid, e.address)).collect()
+                set.endpoints
+                    .iter()
+                    .map(|e| format!("{} {}", e.workload.uid, e.address))
+                    .collect()
             };
             serde_json::json!({
                 "port": p.port,
@@ -244,10 +302,17 @@ fn dump(snapshot: &Snapshot, only: Option<&TenantName>) -> serde_json::Value {
         };
         list.into_iter().map(service).collect()
     };
-    let mut tenants: Vec<_> = snapshot.tenants().filter(|t| only.is_none_or(|only| *only == t.name)).collect();
+    let mut tenants: Vec<_> = snapshot
+        .tenants()
+        .filter(|t| only.is_none_or(|only| *only == t.name))
+        .collect();
     tenants.sort_by(|a, b| a.name.cmp(&b.name));
     let is_wanted = |tenant: &str| only.is_none_or(|only| only.as_str() == tenant);
-    let mut gateways: Vec<_> = snapshot.gateways().filter(|(_, t)| is_wanted(t.as_ref())).map(|(a, t)| format!("{a} {t}")).collect();
+    let mut gateways: Vec<_> = snapshot
+        .gateways()
+        .filter(|(_, t)| is_wanted(t.as_ref()))
+        .map(|(a, t)| format!("{a} {t}"))
+        .collect();
     gateways.sort();
     let tenant = |t: &Arc<TenantView>| {
         serde_json::json!({

@@ -24,7 +24,9 @@ use canal_model::program::AppProtocol;
 use canal_net::sys;
 use canal_runtime::drain::DrainPhase;
 use canal_tls::TlsError;
-use canal_wire::hbone::{BAGGAGE, Baggage, FORWARDED, ILLEGAL_PORTS, STATUS_BAD, STATUS_UNAVAILABLE, forwarded_for};
+use canal_wire::hbone::{
+    BAGGAGE, Baggage, FORWARDED, ILLEGAL_PORTS, STATUS_BAD, STATUS_UNAVAILABLE, forwarded_for,
+};
 use canal_wire::tier;
 use http::HeaderMap;
 use tokio::net::TcpStream;
@@ -81,8 +83,12 @@ impl EstablishRefusal {
     fn status(self) -> u16 {
         match self {
             EstablishRefusal::IllegalPort | EstablishRefusal::WrongService => STATUS_BAD,
-            EstablishRefusal::UnknownDestination | EstablishRefusal::UnknownPort => STATUS_UNAVAILABLE,
-            EstablishRefusal::TenantConnections | EstablishRefusal::TenantGone | EstablishRefusal::TenantClosed => STATUS_UNAVAILABLE,
+            EstablishRefusal::UnknownDestination | EstablishRefusal::UnknownPort => {
+                STATUS_UNAVAILABLE
+            }
+            EstablishRefusal::TenantConnections
+            | EstablishRefusal::TenantGone
+            | EstablishRefusal::TenantClosed => STATUS_UNAVAILABLE,
         }
     }
 }
@@ -119,7 +125,10 @@ pub(crate) async fn accept_tier_plaintext(
     };
     match (found, &worker.shared.dns) {
         (Ok(TierDestination::Service(tenant, key)), _) => {
-            let (tenant, destination) = (tenant.clone(), Destination::Service(key.clone(), local.port()));
+            let (tenant, destination) = (
+                tenant.clone(),
+                Destination::Service(key.clone(), local.port()),
+            );
             drop(snapshot);
             establish_plaintext(worker, stream, client, (&tenant, destination), permit).await;
         }
@@ -146,19 +155,29 @@ enum TierDestination<'a> {
 }
 
 /// Returns the tenant of an address inside the tier, without checking that the service has ports.
-pub(crate) fn decide_tenant_inside(snapshot: &Snapshot, local: IpAddr) -> Result<&Arc<TenantView>, &'static str> {
+pub(crate) fn decide_tenant_inside(
+    snapshot: &Snapshot,
+    local: IpAddr,
+) -> Result<&Arc<TenantView>, &'static str> {
     let id = tier::service_of(local).ok_or("no_service_address")?;
-    snapshot.service_inside(id).map(|(tenant, _)| tenant).ok_or("unknown_service")
+    snapshot
+        .service_inside(id)
+        .map(|(tenant, _)| tenant)
+        .ok_or("unknown_service")
 }
 
-fn decide_inside(snapshot: &Snapshot, local: SocketAddr) -> Result<TierDestination<'_>, &'static str> {
+fn decide_inside(
+    snapshot: &Snapshot,
+    local: SocketAddr,
+) -> Result<TierDestination<'_>, &'static str> {
     let id = tier::service_of(local.ip()).ok_or("no_service_address")?;
     let (tenant, key) = snapshot.service_inside(id).ok_or("unknown_service")?;
     if local.port() == DNS_PORT && DialScope::inside(key) == DialScope::Pods {
         return Ok(TierDestination::Names(tenant));
     }
     let port = tenant.service(key).and_then(|s| s.port(local.port()));
-    port.map(|_| TierDestination::Service(tenant, key)).ok_or("unknown_port")
+    port.map(|_| TierDestination::Service(tenant, key))
+        .ok_or("unknown_port")
 }
 
 async fn establish_plaintext(
@@ -171,38 +190,74 @@ async fn establish_plaintext(
     let (termination, protocol) = match &destination {
         Destination::Service(key, port) => {
             let port = tenant.service(key).and_then(|service| service.port(*port));
-            port.map_or((None, AppProtocol::Http1), |port| (port.termination.clone(), port.protocol))
+            port.map_or((None, AppProtocol::Http1), |port| {
+                (port.termination.clone(), port.protocol)
+            })
         }
         _ => (None, AppProtocol::Http1),
     };
     let entered = match &termination {
         None => ClientTransport::plain(stream),
         // Boxed, because few connections terminate TLS and the future of the others should stay small.
-        Some(view) => match Box::pin(terminate::terminate_tls(worker, stream, view, protocol, permit)).await {
+        Some(view) => match Box::pin(terminate::terminate_tls(
+            worker, stream, view, protocol, permit,
+        ))
+        .await
+        {
             Ok(entered) => entered,
             Err(why) => return worker.counts.refused_connection(why),
         },
     };
-    let ClientTransport { io, tls, server_name, peer } = entered;
+    let ClientTransport {
+        io,
+        tls,
+        server_name,
+        peer,
+    } = entered;
     let (peer, standing) = peer.unzip();
     let client = SocketAddr::new(client.ip().to_canonical(), client.port());
     let caller = match &peer {
         None => {
             let party = party_at(tenant, client.ip(), None).unwrap_or_else(WorkloadLabels::unknown);
             // The client proved no identity. The name from the registry is shown, an identity is not.
-            let party = WorkloadLabels { principal: String::new(), ..party };
-            ClientInfo { party, address: client, secured: false, tls, who: ClientPrincipal::default().named(server_name) }
+            let party = WorkloadLabels {
+                principal: String::new(),
+                ..party
+            };
+            ClientInfo {
+                party,
+                address: client,
+                secured: false,
+                tls,
+                who: ClientPrincipal::default().named(server_name),
+            }
         }
         // The verifier has compared trust domains; its result is checked again here.
-        Some(peer) if !is_trusted_peer(tenant, peer) => return worker.counts.refused_connection("foreign_tenant"),
+        Some(peer) if !is_trusted_peer(tenant, peer) => {
+            return worker.counts.refused_connection("foreign_tenant");
+        }
         Some(peer) => {
             let unknown = || WorkloadLabels::of_identity(&peer.identity, &Baggage::default());
             let party = party_at(tenant, client.ip(), Some(peer)).unwrap_or_else(unknown);
-            let who = ClientPrincipal::with_verified_peer(&peer.identity, tenant.trust_domain.as_ref()).named(server_name);
-            ClientInfo { party, address: client, secured: true, tls, who }
+            let who =
+                ClientPrincipal::with_verified_peer(&peer.identity, tenant.trust_domain.as_ref())
+                    .named(server_name);
+            ClientInfo {
+                party,
+                address: client,
+                secured: true,
+                tls,
+                who,
+            }
         }
     };
-    let session = Rc::new(ClientSession::begin(worker, tenant, destination, caller, SessionAdmission::Accepted(permit.clone())));
+    let session = Rc::new(ClientSession::begin(
+        worker,
+        tenant,
+        destination,
+        caller,
+        SessionAdmission::Accepted(permit.clone()),
+    ));
     let served = serve_plain(worker, &session, io);
     // A client whose certificate loses trust while the connection is open is disconnected.
     match standing {
@@ -218,7 +273,9 @@ async fn establish_plaintext(
 }
 
 async fn serve_plain(worker: &Rc<Worker>, session: &Rc<ClientSession>, io: Io) {
-    let protocol = session.resolve(worker).map_or(AppProtocol::Http1, |(_, resolved)| resolved.protocol());
+    let protocol = session
+        .resolve(worker)
+        .map_or(AppProtocol::Http1, |(_, resolved)| resolved.protocol());
     let inbox = Inbox::new(&worker.blocks);
     match protocol {
         AppProtocol::Tcp => Box::pin(relay::tcp(worker, session, io, inbox)).await,
@@ -234,18 +291,31 @@ fn is_trusted_peer(tenant: &TenantView, peer: &VerifiedPeer) -> bool {
 }
 
 /// Returns the tenant of an HBONE connection and what may be dialled through it. Only the local address matters.
-pub(crate) fn decide_scope(snapshot: &Snapshot, local: IpAddr) -> Result<(&Arc<TenantView>, DialScope), &'static str> {
+pub(crate) fn decide_scope(
+    snapshot: &Snapshot,
+    local: IpAddr,
+) -> Result<(&Arc<TenantView>, DialScope), &'static str> {
     match tier::service_of(local) {
         Some(id) => {
             let (tenant, key) = snapshot.service_inside(id).ok_or("unknown_service")?;
             Ok((tenant, DialScope::inside(key)))
         }
-        None => Ok((snapshot.tenant_at(local.to_canonical()).ok_or("no_gateway_address")?, DialScope::Tenant)),
+        None => Ok((
+            snapshot
+                .tenant_at(local.to_canonical())
+                .ok_or("no_gateway_address")?,
+            DialScope::Tenant,
+        )),
     }
 }
 
 /// Serves an HBONE connection: TLS as the tenant of the local address, then tunnels.
-pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, (client, local): (SocketAddr, IpAddr), permit: &Rc<ConnectionPermit>) {
+pub(crate) async fn hbone(
+    worker: &Rc<Worker>,
+    stream: TcpStream,
+    (client, local): (SocketAddr, IpAddr),
+    permit: &Rc<ConnectionPermit>,
+) {
     let snapshot = worker.snapshot();
     let (tenant, scope) = match decide_scope(&snapshot, local) {
         Ok((tenant, scope)) => (tenant.clone(), Rc::new(scope)),
@@ -263,7 +333,10 @@ pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, (client, local
         Ok(handshake) => handshake,
         Err(why) => return worker.counts.refused_connection(why),
     };
-    let accepted = match handshake.run(tls.server.accept_noting_hello(stream, || handshake.keep())).await {
+    let accepted = match handshake
+        .run(tls.server.accept_noting_hello(stream, || handshake.keep()))
+        .await
+    {
         Ok(accepted) => accepted,
         Err(why) => return worker.counts.refused_connection(why),
     };
@@ -281,8 +354,14 @@ pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, (client, local
     }
     drop(handshake);
     permit.end_handshake(true);
-    let config = ServerConfig { buffer_budget: Some(worker.buffer_budget(&tenant.name)), ..ServerConfig::default() };
-    let tunnels = Rc::new(TunnelCount { open: Cell::new(0), permit: permit.clone() });
+    let config = ServerConfig {
+        buffer_budget: Some(worker.buffer_budget(&tenant.name)),
+        ..ServerConfig::default()
+    };
+    let tunnels = Rc::new(TunnelCount {
+        open: Cell::new(0),
+        permit: permit.clone(),
+    });
     let queue = worker.accounts.of(&tenant, &worker.limits).queue.clone();
     let (trigger, drain) = worker.parting.drain().branch();
     let phases = drain.watcher();
@@ -297,7 +376,17 @@ pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, (client, local
         tokio::task::spawn_local(Box::pin(async move {
             let _open = worker.opened();
             let _counted = counted;
-            Scheduler::run(&queue, pin!(tunnel(&worker, name.as_str(), &scope, (incoming, client), &carrier))).await;
+            Scheduler::run(
+                &queue,
+                pin!(tunnel(
+                    &worker,
+                    name.as_str(),
+                    &scope,
+                    (incoming, client),
+                    &carrier
+                )),
+            )
+            .await;
         }));
     };
     // `canal_hbone` counts the reasons for the end.
@@ -389,7 +478,14 @@ async fn tunnel(
         AppProtocol::Tcp => Box::pin(relay::tunnel(worker, &session, incoming, inbox)).await,
         protocol => {
             if let Ok(stream) = incoming.accept(HeaderMap::new()) {
-                sniff::serve_sniffed(worker, &session, Io::Tunnel(Box::new(stream)), inbox, protocol).await;
+                sniff::serve_sniffed(
+                    worker,
+                    &session,
+                    Io::Tunnel(Box::new(stream)),
+                    inbox,
+                    protocol,
+                )
+                .await;
             }
         }
     }
@@ -411,21 +507,46 @@ fn open_session(
     if is_claim_false {
         worker.counts.false_sources.inc();
     }
-    let session = Rc::new(ClientSession::of_tunnel(worker, tenant, destination, caller, drain).ok_or(EstablishRefusal::TenantConnections)?);
-    let (_, resolved) = session.resolve(worker).map_err(|_| EstablishRefusal::UnknownDestination)?;
+    let session = Rc::new(
+        ClientSession::of_tunnel(worker, tenant, destination, caller, drain)
+            .ok_or(EstablishRefusal::TenantConnections)?,
+    );
+    let (_, resolved) = session
+        .resolve(worker)
+        .map_err(|_| EstablishRefusal::UnknownDestination)?;
     Ok((session, resolved))
 }
 
 /// Identifies the client. The address from `forwarded` counts if the connection's own address agrees; the name from the registry counts if
 /// the identity there agrees. Also returns whether `forwarded` named an address that is not the client's.
-fn caller(tenant: &TenantView, peer: &VerifiedPeer, headers: &HeaderMap, socket: SocketAddr) -> (ClientInfo, bool) {
-    let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or("");
+fn caller(
+    tenant: &TenantView,
+    peer: &VerifiedPeer,
+    headers: &HeaderMap,
+    socket: SocketAddr,
+) -> (ClientInfo, bool) {
+    let text = |name: &str| {
+        headers
+            .get(name)
+            .and_then(|v| v.to_str().ok())
+            .unwrap_or("")
+    };
     let told = forwarded_for(text(FORWARDED));
     let address = decide_address(tenant, told, socket);
-    let party = party_at(tenant, address.ip(), Some(peer))
-        .unwrap_or_else(|| WorkloadLabels::of_identity(&peer.identity, &Baggage::decode(text(BAGGAGE))));
+    let party = party_at(tenant, address.ip(), Some(peer)).unwrap_or_else(|| {
+        WorkloadLabels::of_identity(&peer.identity, &Baggage::decode(text(BAGGAGE)))
+    });
     let who = ClientPrincipal::with_verified_peer(&peer.identity, tenant.trust_domain.as_ref());
-    (ClientInfo { party, address, secured: true, tls: false, who }, told.is_some_and(|told| told != address))
+    (
+        ClientInfo {
+            party,
+            address,
+            secured: true,
+            tls: false,
+            who,
+        },
+        told.is_some_and(|told| told != address),
+    )
 }
 
 /// Returns the client's address. A node dials from its pod's network namespace, so its claim can be compared with the connection's own
@@ -433,12 +554,21 @@ fn caller(tenant: &TenantView, peer: &VerifiedPeer, headers: &HeaderMap, socket:
 fn decide_address(tenant: &TenantView, told: Option<SocketAddr>, socket: SocketAddr) -> SocketAddr {
     let socket = SocketAddr::new(socket.ip().to_canonical(), socket.port());
     let is_same = |told: &SocketAddr| {
-        told.ip() == socket.ip() || tenant.workload_at(socket.ip()).is_some_and(|workload| workload.addresses.contains(&told.ip()))
+        told.ip() == socket.ip()
+            || tenant
+                .workload_at(socket.ip())
+                .is_some_and(|workload| workload.addresses.contains(&told.ip()))
     };
-    told.map(|told| SocketAddr::new(told.ip().to_canonical(), told.port())).filter(is_same).unwrap_or(socket)
+    told.map(|told| SocketAddr::new(told.ip().to_canonical(), told.port()))
+        .filter(is_same)
+        .unwrap_or(socket)
 }
 
-fn party_at(tenant: &TenantView, ip: IpAddr, peer: Option<&VerifiedPeer>) -> Option<WorkloadLabels> {
+fn party_at(
+    tenant: &TenantView,
+    ip: IpAddr,
+    peer: Option<&VerifiedPeer>,
+) -> Option<WorkloadLabels> {
     let workload = tenant.workload_at(ip)?;
     let agrees = peer.is_none_or(|p| workload.identity.contains(&p.identity));
     agrees.then(|| (*workload.party).clone())

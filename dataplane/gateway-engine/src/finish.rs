@@ -40,7 +40,12 @@ fn write_log(log: &WorkerLog, finished: &FinishedTraffic<'_>) {
 /// Returns a line of the tap with all its fields.
 fn tap_line(finished: &FinishedTraffic<'_>) -> String {
     let mut line = serde_json::Map::new();
-    line.insert("time".into(), canal_runtime::Rfc3339Time(std::time::SystemTime::now()).to_string().into());
+    line.insert(
+        "time".into(),
+        canal_runtime::Rfc3339Time(std::time::SystemTime::now())
+            .to_string()
+            .into(),
+    );
     for field in FIELDS.iter().filter(|field| !field.tap.is_empty()) {
         let value: serde_json::Value = match (field.read)(finished) {
             FieldValue::GrpcStatus(None) => continue,
@@ -66,17 +71,25 @@ impl LogFields {
         authority: &[u8],
     ) -> Box<Self> {
         let snapshot = worker.snapshot();
-        let names = snapshot.tenant(session.account.tenant.as_str()).map(|tenant| tenant.policies.token_names());
+        let names = snapshot
+            .tenant(session.account.tenant.as_str())
+            .map(|tenant| tenant.policies.token_names());
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let field = |name: FieldName| {
             let mut found = String::new();
             request.header(name.text(), &mut |value| found = text(value));
-            names.map(|names| names.redact_header(name.text(), found)).unwrap_or_default()
+            names
+                .map(|names| names.redact_header(name.text(), found))
+                .unwrap_or_default()
         };
         let mut path = text(request.path());
         if let Some(query) = request.query() {
             path.push('?');
-            path.push_str(&names.map(|names| names.redact_query(query)).unwrap_or_default());
+            path.push_str(
+                &names
+                    .map(|names| names.redact_query(query))
+                    .unwrap_or_default(),
+            );
         }
         Box::new(Self {
             method: text(request.method()),
@@ -154,7 +167,11 @@ impl RequestRecord {
         self.worker.keeps_no_client() || self.session.drain().is_draining()
     }
 
-    pub(crate) fn begin(worker: &Rc<Worker>, session: &Rc<ClientSession>, spoken: ClientProtocol) -> Self {
+    pub(crate) fn begin(
+        worker: &Rc<Worker>,
+        session: &Rc<ClientSession>,
+        spoken: ClientProtocol,
+    ) -> Self {
         Self {
             worker: worker.clone(),
             session: session.clone(),
@@ -214,7 +231,9 @@ impl RequestRecord {
                 status: self.status,
                 grpc: self.grpc,
                 grpc_status: self.grpc_status,
-                answered: self.answered.map(|answered| answered.duration_since(self.started)),
+                answered: self
+                    .answered
+                    .map(|answered| answered.duration_since(self.started)),
                 texts: self.texts.as_deref(),
             }),
             ..begun(&self.session, &self.target)
@@ -226,10 +245,18 @@ impl RequestRecord {
         if let Some(log) = &self.worker.log {
             write_log(log, finished);
         }
-        let (tap, tenant) = (&self.worker.shared.tap, self.session.account.tenant.as_str());
+        let (tap, tenant) = (
+            &self.worker.shared.tap,
+            self.session.account.tenant.as_str(),
+        );
         if tap.is_on(tenant) {
             let service = finished.service_name();
-            let seen = TapFields { tenant, service: &service, path: &texts.path, status: self.status };
+            let seen = TapFields {
+                tenant,
+                service: &service,
+                path: &texts.path,
+                status: self.status,
+            };
             tap.publish(&seen, || tap_line(finished));
         }
     }
@@ -293,7 +320,9 @@ impl ConnectionRecord {
 
     /// Counts an established connection to the endpoint. Returns the counters of its bytes.
     pub(crate) fn opened(&self, target: &RequestTarget) -> RelayCounters {
-        self.worker.series.relay_opened(&begun(&self.session, target))
+        self.worker
+            .series
+            .relay_opened(&begun(&self.session, target))
     }
 
     /// Ends the record. `bytes` are those from the client and those to it.

@@ -27,7 +27,9 @@ use crate::authorize::{self, AuthorizationState, DestinationPolicies, ExtAuthzGr
 use crate::balance::{self, TriedEndpoints};
 use crate::endpoints::{self, SelectedEndpoint};
 use crate::finish::{LogFields, RequestRecord};
-use crate::forward::exchange::{DownstreamSide, Exchange, ExchangeOutcome, SuspendedExchange, UpstreamSide};
+use crate::forward::exchange::{
+    DownstreamSide, Exchange, ExchangeOutcome, SuspendedExchange, UpstreamSide,
+};
 use crate::head::{ClientProtocol, FullRequest, RequestInfo, ValidatedHttp2Request};
 use crate::pipeline::{Attempt, ClientTraffic, FailedAttempt, ReplayConditions};
 use crate::proxy_error::ProxyError;
@@ -54,9 +56,8 @@ fn own_proto(worker: &Worker, session: &ClientSession) -> Option<&'static str> {
 /// Decides the HTTP version towards the endpoint.
 fn decide_version(protocol: AppProtocol, client: ClientProtocol) -> ClientProtocol {
     match (protocol, client) {
-        (AppProtocol::Http2 | AppProtocol::Grpc, _) | (AppProtocol::Detect | AppProtocol::Tcp, ClientProtocol::Http2) => {
-            ClientProtocol::Http2
-        }
+        (AppProtocol::Http2 | AppProtocol::Grpc, _)
+        | (AppProtocol::Detect | AppProtocol::Tcp, ClientProtocol::Http2) => ClientProtocol::Http2,
         _ => ClientProtocol::Http11,
     }
 }
@@ -75,7 +76,9 @@ fn may_take_idle(info: &RequestInfo, is_answered: bool) -> bool {
 
 /// Returns the mutations that apply to the request as it is forwarded, if there are any.
 fn decide_mutations(authorization: Option<&AuthorizationState>) -> Option<&RequestMutations> {
-    authorization.map(|state| &state.changes).filter(|changes| !changes.is_empty())
+    authorization
+        .map(|state| &state.changes)
+        .filter(|changes| !changes.is_empty())
 }
 
 /// The client's side of a request, in one HTTP version.
@@ -97,7 +100,11 @@ pub(crate) trait HttpDownstream {
     fn prepare(&mut self, state: &mut RequestState);
 
     /// Buffers the beginning of the body.
-    async fn buffer_body(&mut self, state: &mut RequestState, wanted: usize) -> Result<BufferedBody, ProxyError>;
+    async fn buffer_body(
+        &mut self,
+        state: &mut RequestState,
+        wanted: usize,
+    ) -> Result<BufferedBody, ProxyError>;
 
     /// Writes the head in the HTTP version of the endpoint.
     fn send(
@@ -118,7 +125,8 @@ pub(crate) trait HttpDownstream {
     fn exchange(&mut self) -> (DownstreamSide<'_>, OpenHead<'_>);
 
     /// Ends the request.
-    async fn finish(self, state: RequestState, ended: Result<ExchangeEnd, ProxyError>) -> Self::End;
+    async fn finish(self, state: RequestState, ended: Result<ExchangeEnd, ProxyError>)
+    -> Self::End;
 }
 
 /// The head of a request in progress, in the form in which it is available.
@@ -162,9 +170,22 @@ pub(crate) struct RequestState {
 }
 
 impl RequestState {
-    fn new(worker: &Rc<Worker>, session: &Rc<ClientSession>, info: RequestInfo, record: RequestRecord) -> Self {
+    fn new(
+        worker: &Rc<Worker>,
+        session: &Rc<ClientSession>,
+        info: RequestInfo,
+        record: RequestRecord,
+    ) -> Self {
         let (worker, session) = (worker.clone(), session.clone());
-        Self { worker, session, info, record, body: None, verification: jwt::VerificationBudget::default(), client_cert: None }
+        Self {
+            worker,
+            session,
+            info,
+            record,
+            body: None,
+            verification: jwt::VerificationBudget::default(),
+            client_cert: None,
+        }
     }
 
     /// Collects the fields about the client that the gateway adds to each request, whichever endpoint it goes to.
@@ -191,7 +212,10 @@ impl RequestState {
     ) -> Result<Box<AuthorizationState>, ProxyError> {
         let mut state = match earlier.filter(|earlier| earlier.consent.is_of(policies)) {
             Some(earlier) => earlier,
-            None => self.prepare_authorization(routed, policies, request.0).await?,
+            None => {
+                self.prepare_authorization(routed, policies, request.0)
+                    .await?
+            }
         };
         let (worker, session, to) = (&self.worker, &self.session, selected.address);
         // An ext_authz grant may change the request, so the policies are evaluated again after it.
@@ -201,8 +225,14 @@ impl RequestState {
                 authorize::AuthorizationStep::Pass => break,
                 authorize::AuthorizationStep::CallAuthorizer(check) => {
                     let protocol = self.record.spoken_text();
-                    let whole = ext_authz::CheckContext { trial: &state, protocol, body: self.body.as_ref() };
-                    let shown = |authorizer: &Authorizer| ext_authz::request(session, to, request, &whole, authorizer);
+                    let whole = ext_authz::CheckContext {
+                        trial: &state,
+                        protocol,
+                        body: self.body.as_ref(),
+                    };
+                    let shown = |authorizer: &Authorizer| {
+                        ext_authz::request(session, to, request, &whole, authorizer)
+                    };
                     let agreed = Box::pin(ext_authz::ask(worker, session, &check, shown)).await?;
                     agreed.apply(request.0, &mut state.changes);
                     state.consent = ExtAuthzGrant::To(check);
@@ -221,13 +251,22 @@ impl RequestState {
         request: &R,
     ) -> Result<Box<AuthorizationState>, ProxyError> {
         let mut state = Box::new(AuthorizationState::default());
-        let (account, guards) = (&self.session.account, (policies, routed.view.set.policy_paths));
+        let (account, guards) = (
+            &self.session.account,
+            (policies, routed.view.set.policy_paths),
+        );
         loop {
             match state.prepare(&self.worker, account, guards, request) {
                 Ok(()) => return Ok(state),
                 Err(authorize::AuthorizationInterrupt::Fault(fault)) => return Err(fault),
                 Err(authorize::AuthorizationInterrupt::Verify(todo)) => {
-                    Box::pin(authorize::verify(&self.worker, account, &self.verification, todo)).await;
+                    Box::pin(authorize::verify(
+                        &self.worker,
+                        account,
+                        &self.verification,
+                        todo,
+                    ))
+                    .await;
                 }
             }
         }
@@ -251,12 +290,18 @@ impl RequestState {
         {
             return Ok(UpstreamTransport::Http1(lease));
         }
-        self.open(routed, selected).await.map(UpstreamTransport::Http1)
+        self.open(routed, selected)
+            .await
+            .map(UpstreamTransport::Http1)
     }
 
     /// Opens a new connection for HTTP/1.1. A connection that carries requests one after another requests a close report of how much
     /// reached the application. If it may be upgraded, its end has no relation to requests.
-    async fn open(&self, routed: &RoutedRequest, selected: &SelectedEndpoint) -> Result<UpstreamLease, ProxyError> {
+    async fn open(
+        &self,
+        routed: &RoutedRequest,
+        selected: &SelectedEndpoint,
+    ) -> Result<UpstreamLease, ProxyError> {
         let mut metadata = self.tunnel_metadata(routed, selected);
         if self.info.asked != RequestKind::Upgrade {
             CloseReport::ask(&mut metadata.headers);
@@ -265,12 +310,19 @@ impl RequestState {
     }
 
     /// Builds the metadata of a new connection. A pooled connection carries requests of many clients and therefore names none of them.
-    fn tunnel_metadata<'r>(&self, routed: &'r RoutedRequest, selected: &SelectedEndpoint) -> TunnelMetadata<'r> {
+    fn tunnel_metadata<'r>(
+        &self,
+        routed: &'r RoutedRequest,
+        selected: &SelectedEndpoint,
+    ) -> TunnelMetadata<'r> {
         let headers = match selected.client {
             Some(_) => self.session.introduction(routed.resolved.hostname()),
             None => HeaderMap::new(),
         };
-        TunnelMetadata { tls: routed.tls.as_ref(), headers }
+        TunnelMetadata {
+            tls: routed.tls.as_ref(),
+            headers,
+        }
     }
 }
 
@@ -284,7 +336,11 @@ pub(crate) struct HttpRequest<D> {
 
 impl<D: HttpDownstream> HttpRequest<D> {
     fn new(client: D, state: RequestState) -> Self {
-        Self { client, state, suspended: None }
+        Self {
+            client,
+            state,
+            suspended: None,
+        }
     }
 
     /// Gets a connection to the endpoint and writes the head on it, unless the bytes of a suspended exchange follow.
@@ -295,10 +351,22 @@ impl<D: HttpDownstream> HttpRequest<D> {
         attempt: Attempt<'_>,
     ) -> Result<UpstreamSide, ProxyError> {
         if self.suspended.is_some() {
-            return self.state.open(routed, selected).await.map(UpstreamSide::http1);
+            return self
+                .state
+                .open(routed, selected)
+                .await
+                .map(UpstreamSide::http1);
         }
-        let upstream = self.state.connect(routed, selected, attempt.opens_connection).await?;
-        self.client.send(&mut self.state, routed, upstream, decide_mutations(attempt.authorization))
+        let upstream = self
+            .state
+            .connect(routed, selected, attempt.opens_connection)
+            .await?;
+        self.client.send(
+            &mut self.state,
+            routed,
+            upstream,
+            decide_mutations(attempt.authorization),
+        )
     }
 }
 
@@ -315,19 +383,35 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
     }
 
     fn decode(&mut self) -> Result<(), ProxyError> {
-        let RequestState { worker, session, record, .. } = &mut self.state;
+        let RequestState {
+            worker,
+            session,
+            record,
+            ..
+        } = &mut self.state;
         if RequestRecord::wants_texts(worker, session) {
             let (head, authority) = self.client.head();
             record.texts = Some(LogFields::of(worker, session, &head, authority));
         }
-        if self.client.is_connect() { Err(ProxyError::Method) } else { Ok(()) }
+        if self.client.is_connect() {
+            Err(ProxyError::Method)
+        } else {
+            Ok(())
+        }
     }
 
     fn route(&mut self) -> Result<RoutedRequest, ProxyError> {
-        let RequestState { worker, session, record, .. } = &mut self.state;
+        let RequestState {
+            worker,
+            session,
+            record,
+            ..
+        } = &mut self.state;
         let routed = route::request(worker, session, &self.client.head().0, record)?;
-        let shows_client = worker.shared.config.forwarded.client_cert && session.principal.principal.is_some();
-        self.state.client_cert = shows_client.then(|| format!("URI={}", session.principal.spiffe_id()));
+        let shows_client =
+            worker.shared.config.forwarded.client_cert && session.principal.principal.is_some();
+        self.state.client_cert =
+            shows_client.then(|| format!("URI={}", session.principal.spiffe_id()));
         self.client.prepare(&mut self.state);
         Ok(routed)
     }
@@ -336,17 +420,39 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         if !routed.filters.buffers_body() {
             return Ok(());
         }
-        let wanted = buffered_body::bytes_to_buffer(&self.state.worker, &self.state.session, routed, &self.state.info);
+        let wanted = buffered_body::bytes_to_buffer(
+            &self.state.worker,
+            &self.state.session,
+            routed,
+            &self.state.info,
+        );
         if wanted > 0 {
-            self.state.body = Some(Box::pin(self.client.buffer_body(&mut self.state, wanted)).await?);
+            self.state.body =
+                Some(Box::pin(self.client.buffer_body(&mut self.state, wanted)).await?);
         }
         Ok(())
     }
 
-    fn balance(&mut self, routed: &RoutedRequest, tried: &TriedEndpoints) -> Result<SelectedEndpoint, ProxyError> {
-        let RequestState { worker, session, info, record, .. } = &mut self.state;
+    fn balance(
+        &mut self,
+        routed: &RoutedRequest,
+        tried: &TriedEndpoints,
+    ) -> Result<SelectedEndpoint, ProxyError> {
+        let RequestState {
+            worker,
+            session,
+            info,
+            record,
+            ..
+        } = &mut self.state;
         let view = &routed.view;
-        let mut selected = balance::endpoint(view, tried, Some(session.client.ip()), worker.clock.now(), || worker.random())?;
+        let mut selected = balance::endpoint(
+            view,
+            tried,
+            Some(session.client.ip()),
+            worker.clock.now(),
+            || worker.random(),
+        )?;
         selected.client = is_single(view.set.pool, info).then(|| session.pool_client());
         record.target = Some((view.clone(), Some(selected.at)));
         Ok(selected)
@@ -360,7 +466,10 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         earlier: Option<Box<AuthorizationState>>,
     ) -> Result<Option<Box<AuthorizationState>>, ProxyError> {
         let (head, authority) = self.client.head();
-        self.state.authorize(routed, policies, selected, earlier, (&head, authority)).await.map(Some)
+        self.state
+            .authorize(routed, policies, selected, earlier, (&head, authority))
+            .await
+            .map(Some)
     }
 
     async fn forward(
@@ -374,13 +483,22 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
         let failed = |error, endpoint, is_untouched| FailedAttempt {
             error,
             endpoint,
-            replay: ReplayConditions { is_untouched, is_repeatable },
+            replay: ReplayConditions {
+                is_untouched,
+                is_repeatable,
+            },
             resumable: None,
         };
         let back = match self.begin_attempt(routed, &selected, attempt).await {
             Ok(back) => back,
             // Of a request that goes on after its first attempt, a part of the body was passed on.
-            Err(error) => return Err(failed(error, selected.at, self.suspended.is_none() || is_complete)),
+            Err(error) => {
+                return Err(failed(
+                    error,
+                    selected.at,
+                    self.suspended.is_none() || is_complete,
+                ));
+            }
         };
         let suspended = self.suspended.take();
         if suspended.is_none() && !is_complete {
@@ -388,25 +506,44 @@ impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
             // A request whose body is in transit is not retried, so no authorizer will need its beginning again.
             self.state.body = None;
         }
-        let RequestState { worker, session, info, record, .. } = &mut self.state;
+        let RequestState {
+            worker,
+            session,
+            info,
+            record,
+            ..
+        } = &mut self.state;
         let sent = matches!(back, UpstreamSide::Http2(_)) && is_complete;
         let (front, head) = self.client.exchange();
-        let open = OngoingAuthorization::new(session, &selected, routed.version, head.kept, head.http2);
+        let open =
+            OngoingAuthorization::new(session, &selected, routed.version, head.kept, head.http2);
         let mut exchange = Exchange::new(worker, info, record, front, back, sent, open);
         if let Some(suspended) = suspended {
             exchange.resume(suspended);
         }
         let outcome = exchange.run().await;
         match outcome {
-            ExchangeOutcome::Failed { fault, answered: false } => {
+            ExchangeOutcome::Failed {
+                fault,
+                answered: false,
+            } => {
                 self.suspended = exchange.suspend(&fault);
                 let failed = failed(fault, selected.at, is_complete);
-                Err(FailedAttempt { resumable: self.suspended.is_some().then_some(selected), ..failed })
+                Err(FailedAttempt {
+                    resumable: self.suspended.is_some().then_some(selected),
+                    ..failed
+                })
             }
             ExchangeOutcome::Failed { fault, .. } => Ok(ExchangeEnd::Broken(fault)),
             ExchangeOutcome::Upgraded => {
                 let up = exchange.into_upgraded();
-                Ok(ExchangeEnd::Upgraded(up.map(|up| Box::new(UpgradedUpstream { up, chosen: selected, version: routed.version }))))
+                Ok(ExchangeEnd::Upgraded(up.map(|up| {
+                    Box::new(UpgradedUpstream {
+                        up,
+                        chosen: selected,
+                        version: routed.version,
+                    })
+                })))
             }
             ExchangeOutcome::Done { request_done } => {
                 session.note_answer();

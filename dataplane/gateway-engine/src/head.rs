@@ -3,7 +3,9 @@
 //! Heads are neither parsed nor translated here. Start with [`RequestInfo`].
 
 use canal_gateway_config::{RequestMutations, is_spelling_of};
-use canal_h1::{FieldName, Framing, HttpVersion, Persistence, RequestKind, RequestView, split_authority};
+use canal_h1::{
+    FieldName, Framing, HttpVersion, Persistence, RequestKind, RequestView, split_authority,
+};
 use canal_router::RoutableRequest;
 use canal_wire::hbone::SOURCE;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HeaderName, HeaderValue};
@@ -65,7 +67,11 @@ impl RequestInfo {
         Self {
             asked,
             framing: view.framing(),
-            spoken: if view.version() == HttpVersion::Http10 { ClientProtocol::Http10 } else { ClientProtocol::Http11 },
+            spoken: if view.version() == HttpVersion::Http10 {
+                ClientProtocol::Http10
+            } else {
+                ClientProtocol::Http11
+            },
             keep_alive: view.keep_alive(),
             idempotent: is_idempotent(view.method()),
             grpc: view.get(FieldName::ContentType).is_some_and(is_grpc),
@@ -75,12 +81,19 @@ impl RequestInfo {
     /// Reads the properties of an HTTP/2 request. `ended` means that it has no body.
     pub(crate) fn of_http2(checked: &ValidatedHttp2Request, ended: bool) -> Self {
         Self {
-            asked: if checked.method == Method::HEAD { RequestKind::Head } else { RequestKind::Ordinary },
+            asked: if checked.method == Method::HEAD {
+                RequestKind::Head
+            } else {
+                RequestKind::Ordinary
+            },
             framing: framing_of_2(&checked.method, &checked.headers, ended),
             spoken: ClientProtocol::Http2,
             keep_alive: true,
             idempotent: is_idempotent(checked.method.as_str().as_bytes()),
-            grpc: checked.headers.get(CONTENT_TYPE).is_some_and(|v| is_grpc(v.as_bytes())),
+            grpc: checked
+                .headers
+                .get(CONTENT_TYPE)
+                .is_some_and(|v| is_grpc(v.as_bytes())),
         }
     }
 
@@ -95,20 +108,28 @@ impl RequestInfo {
 }
 
 fn is_idempotent(method: &[u8]) -> bool {
-    matches!(method, b"GET" | b"HEAD" | b"OPTIONS" | b"TRACE" | b"PUT" | b"DELETE")
+    matches!(
+        method,
+        b"GET" | b"HEAD" | b"OPTIONS" | b"TRACE" | b"PUT" | b"DELETE"
+    )
 }
 
 pub(crate) fn is_grpc(content_type: &[u8]) -> bool {
-    content_type.starts_with(b"application/grpc") && matches!(content_type.get(16), None | Some(b'+' | b';' | b' '))
+    content_type.starts_with(b"application/grpc")
+        && matches!(content_type.get(16), None | Some(b'+' | b';' | b' '))
 }
 
 /// Returns the framing of an HTTP/2 request's body in HTTP/1.1.
 fn framing_of_2(method: &Method, headers: &HeaderMap, ended: bool) -> Framing {
-    let length = headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
+    let length = headers
+        .get(CONTENT_LENGTH)
+        .and_then(|v| v.to_str().ok()?.parse().ok());
     match (length, ended) {
         (Some(n), _) => Framing::Length(n),
         // RFC 9110 §8.6: methods that have a body state its absence. Some servers answer 411 otherwise. HTTP/2 clients need not state it.
-        (None, true) if matches!(*method, Method::POST | Method::PUT | Method::PATCH) => Framing::Length(0),
+        (None, true) if matches!(*method, Method::POST | Method::PUT | Method::PATCH) => {
+            Framing::Length(0)
+        }
         (None, true) => Framing::None,
         (None, false) => Framing::Chunked,
     }
@@ -127,9 +148,13 @@ pub(crate) fn is_hop_word(name: &[u8]) -> bool {
     const PREFIX: &[u8] = b"x-envoy-";
     match name.first() {
         Some(b'x' | b'X') => {
-            name.get(..PREFIX.len()).is_some_and(|start| is_spelling_of(start, PREFIX))
+            name.get(..PREFIX.len())
+                .is_some_and(|start| is_spelling_of(start, PREFIX))
                 || is_spelling_of(name, CLIENT_CERT.as_bytes())
-                || (name.contains(&b'_') && GATEWAY_HEADERS.iter().any(|own| is_spelling_of(name, own.text().as_bytes())))
+                || (name.contains(&b'_')
+                    && GATEWAY_HEADERS
+                        .iter()
+                        .any(|own| is_spelling_of(name, own.text().as_bytes())))
         }
         Some(b'c' | b'C') => is_spelling_of(name, SOURCE.as_bytes()),
         _ => false,
@@ -137,7 +162,11 @@ pub(crate) fn is_hop_word(name: &[u8]) -> bool {
 }
 
 /// Headers that the gateway sets and whose values by clients it uses.
-const GATEWAY_HEADERS: [FieldName; 3] = [FieldName::XForwardedFor, FieldName::XForwardedProto, FieldName::XRequestId];
+const GATEWAY_HEADERS: [FieldName; 3] = [
+    FieldName::XForwardedFor,
+    FieldName::XForwardedProto,
+    FieldName::XRequestId,
+];
 
 /// Joins the cookies of several lines to the one line that RFC 6265 §5.4 has, and into which RFC 9113 §8.2.3 lets HTTP/2 split it. The routes,
 /// the policies, the authorizers and the endpoint see this line, whatever the HTTP version.
@@ -156,7 +185,8 @@ fn joined_cookies<'v>(lines: impl Iterator<Item = &'v [u8]>) -> Vec<u8> {
 pub(crate) fn join_cookies(headers: &mut HeaderMap) {
     let lines = headers.get_all(COOKIE);
     if lines.iter().nth(1).is_some()
-        && let Ok(joined) = HeaderValue::from_bytes(&joined_cookies(lines.iter().map(HeaderValue::as_bytes)))
+        && let Ok(joined) =
+            HeaderValue::from_bytes(&joined_cookies(lines.iter().map(HeaderValue::as_bytes)))
     {
         headers.insert(COOKIE, joined);
     }
@@ -165,7 +195,8 @@ pub(crate) fn join_cookies(headers: &mut HeaderMap) {
 /// Returns the one line for the `cookie` lines of an HTTP/1.1 head; `None` if there is only one, or none.
 pub(crate) fn several_cookies(view: &RequestView<'_>) -> Option<Vec<u8>> {
     let lines = || view.fields().all(FieldName::Cookie);
-    (view.fields().has(FieldName::Cookie) && lines().nth(1).is_some()).then(|| joined_cookies(lines()))
+    (view.fields().has(FieldName::Cookie) && lines().nth(1).is_some())
+        .then(|| joined_cookies(lines()))
 }
 
 /// Header in which Envoy describes the client's certificate to applications.
@@ -173,7 +204,11 @@ pub(crate) const CLIENT_CERT: &str = "x-forwarded-client-cert";
 
 /// Removes the headers for which [`is_hop_word`] is true.
 pub(crate) fn strip_hop_words(headers: &mut HeaderMap) {
-    let words: SmallVec<[HeaderName; 2]> = headers.keys().filter(|name| is_hop_word(name.as_str().as_bytes())).cloned().collect();
+    let words: SmallVec<[HeaderName; 2]> = headers
+        .keys()
+        .filter(|name| is_hop_word(name.as_str().as_bytes()))
+        .cloned()
+        .collect();
     for word in &words {
         headers.remove(word);
     }
@@ -216,20 +251,37 @@ impl RoutableRequest for Http1RoutingView<'_> {
 
 impl FullRequest for Http1RoutingView<'_> {
     fn each_header(&self, visit: &mut dyn FnMut(&[u8], &[u8])) {
-        let proto = self.proto.map(|proto| (FieldName::XForwardedProto.text().as_bytes(), proto.as_bytes()));
-        let fields = self.view.fields().iter().filter(|field| !is_hop_word(field.name));
+        let proto = self.proto.map(|proto| {
+            (
+                FieldName::XForwardedProto.text().as_bytes(),
+                proto.as_bytes(),
+            )
+        });
+        let fields = self
+            .view
+            .fields()
+            .iter()
+            .filter(|field| !is_hop_word(field.name));
         let kept = fields.filter(|field| proto.is_none() || field.id != FieldName::XForwardedProto);
         let cookies = several_cookies(&self.view);
         let kept = kept.filter(|field| cookies.is_none() || field.id != FieldName::Cookie);
         kept.for_each(|field| visit(field.name, field.value));
-        cookies.iter().for_each(|line| visit(FieldName::Cookie.text().as_bytes(), line));
-        proto.into_iter().for_each(|(name, value)| visit(name, value));
+        cookies
+            .iter()
+            .for_each(|line| visit(FieldName::Cookie.text().as_bytes(), line));
+        proto
+            .into_iter()
+            .for_each(|(name, value)| visit(name, value));
     }
 }
 
 impl<'a> Http1RoutingView<'a> {
     pub(crate) fn of(view: RequestView<'a>, proto: Option<&'static str>) -> Self {
-        Self { host: host_of(view.authority()), view, proto }
+        Self {
+            host: host_of(view.authority()),
+            view,
+            proto,
+        }
     }
 }
 
@@ -247,8 +299,12 @@ impl ValidatedHttp2Request {
     pub(crate) fn changed(&self, changes: &RequestMutations) -> Result<Self, ProxyError> {
         let mut changed = self.clone();
         changes.apply(&mut changed.headers);
-        if let Some(target) = changes.target(self.path.path().as_bytes(), self.path.query().map(str::as_bytes)) {
-            changed.path = PathAndQuery::from_maybe_shared(bytes::Bytes::from(target)).map_err(|_| ProxyError::BadHttp2("h2_bad_path"))?;
+        if let Some(target) = changes.target(
+            self.path.path().as_bytes(),
+            self.path.query().map(str::as_bytes),
+        ) {
+            changed.path = PathAndQuery::from_maybe_shared(bytes::Bytes::from(target))
+                .map_err(|_| ProxyError::BadHttp2("h2_bad_path"))?;
         }
         Ok(changed)
     }
@@ -268,20 +324,28 @@ impl RoutableRequest for &ValidatedHttp2Request {
         self.path.query().map(str::as_bytes)
     }
     fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
-        self.headers.get_all(name).iter().for_each(|value| visit(value.as_bytes()));
+        self.headers
+            .get_all(name)
+            .iter()
+            .for_each(|value| visit(value.as_bytes()));
     }
 }
 
 impl FullRequest for &ValidatedHttp2Request {
     fn each_header(&self, visit: &mut dyn FnMut(&[u8], &[u8])) {
-        self.headers.iter().for_each(|(name, value)| visit(name.as_str().as_bytes(), value.as_bytes()));
+        self.headers
+            .iter()
+            .for_each(|(name, value)| visit(name.as_str().as_bytes(), value.as_bytes()));
     }
 }
 
 /// Returns the host of an authority, without port and brackets.
 fn host_of(authority: &[u8]) -> &[u8] {
     match split_authority(authority) {
-        Some((host, _)) => host.strip_prefix(b"[").and_then(|h| h.strip_suffix(b"]")).unwrap_or(host),
+        Some((host, _)) => host
+            .strip_prefix(b"[")
+            .and_then(|h| h.strip_suffix(b"]"))
+            .unwrap_or(host),
         None => authority,
     }
 }
@@ -314,18 +378,31 @@ mod tests {
             assert_eq!(is_hop_word(name.as_bytes()), want, "{name}");
         }
         let mut map = HeaderMap::new();
-        for name in ["x-envoy-a", "x-envoy-b", "x-envoy-c", "accept", "canal-source"] {
+        for name in [
+            "x-envoy-a",
+            "x-envoy-b",
+            "x-envoy-c",
+            "accept",
+            "canal-source",
+        ] {
             map.append(name, "1".parse().unwrap());
             map.append(name, "2".parse().unwrap());
         }
         strip_hop_words(&mut map);
-        assert_eq!(map.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["accept"]);
+        assert_eq!(
+            map.keys().map(HeaderName::as_str).collect::<Vec<_>>(),
+            ["accept"]
+        );
     }
 
     #[test]
     fn cookies_become_one_line() {
         let mut map = HeaderMap::new();
-        for (more, want) in [("a=1", "a=1"), ("b=2; c=3", "a=1; b=2; c=3"), ("", "a=1; b=2; c=3; ")] {
+        for (more, want) in [
+            ("a=1", "a=1"),
+            ("b=2; c=3", "a=1; b=2; c=3"),
+            ("", "a=1; b=2; c=3; "),
+        ] {
             map.append("cookie", more.parse().unwrap());
             join_cookies(&mut map);
             assert_eq!(map.get_all("cookie").iter().collect::<Vec<_>>(), [want]);
@@ -334,9 +411,12 @@ mod tests {
 
     #[test]
     fn grpc_is_recognized_by_its_content_type() {
-        for (text, want) in
-            [("application/grpc", true), ("application/grpc+proto", true), ("application/grpc-web", false), ("text/plain", false)]
-        {
+        for (text, want) in [
+            ("application/grpc", true),
+            ("application/grpc+proto", true),
+            ("application/grpc-web", false),
+            ("text/plain", false),
+        ] {
             assert_eq!(is_grpc(text.as_bytes()), want, "{text}");
         }
     }

@@ -52,7 +52,10 @@ mod worker_counters;
 
 pub use accept::ListenerFds;
 pub use canal_gateway_config::ServiceCertificateFn;
-pub use config::{CloudTierConfig, ForwardedHeaders, GatewayConfig, GatewayLimits, GatewayTimeouts, InvalidPlainListener, PlainListener};
+pub use config::{
+    CloudTierConfig, ForwardedHeaders, GatewayConfig, GatewayLimits, GatewayTimeouts,
+    InvalidPlainListener, PlainListener,
+};
 pub use engine::{EngineDependencies, GatewayEngine, GatewayError};
 pub use tap::{Filter, TapBroker};
 pub use worker::Handover;

@@ -23,10 +23,14 @@ pub(crate) const RESETS_REMEMBERED: usize = 64;
 /// Time for which a reset stream is remembered.
 pub(crate) const RESET_MEMORY: Duration = Duration::from_secs(10);
 
-const _: () = assert!(CONNECTION_WINDOW as usize >= UPSTREAM_STREAMS_MAX * STREAM_WINDOW_MAX as usize);
+const _: () =
+    assert!(CONNECTION_WINDOW as usize >= UPSTREAM_STREAMS_MAX * STREAM_WINDOW_MAX as usize);
 
 /// Returns the settings towards clients. h2 itself bounds CONTINUATION floods by the size of the header list.
-pub(crate) fn http2_server(limits: &config::GatewayLimits, stream_window: u32) -> h2::server::Builder {
+pub(crate) fn http2_server(
+    limits: &config::GatewayLimits,
+    stream_window: u32,
+) -> h2::server::Builder {
     let mut builder = h2::server::Builder::new();
     builder
         .initial_window_size(stream_window)

@@ -25,7 +25,11 @@ pub(crate) struct LocalReplyOptions {
 impl LocalReplyOptions {
     /// Returns the options for a client whose request could not be parsed: the connection ends.
     pub(crate) fn last() -> Self {
-        Self { keep: false, spoken: ClientProtocol::Http11, head: false }
+        Self {
+            keep: false,
+            spoken: ClientProtocol::Http11,
+            head: false,
+        }
     }
 }
 
@@ -48,9 +52,15 @@ fn fields(fault: &ProxyError) -> impl Iterator<Item = (&[u8], &[u8])> + Clone {
     let text = (!said).then_some((&b"content-type"[..], TEXT.as_bytes()));
     let allow = (own && status == 405).then_some((&b"allow"[..], ALLOWED.as_bytes()));
     let retry = (own && matches!(status, 429 | 503)).then_some((&b"retry-after"[..], &b"1"[..]));
-    let challenge = (own && status == 401).then_some((&b"www-authenticate"[..], CHALLENGE.as_bytes()));
-    let extra = extra.iter().map(|(name, value)| (name.as_bytes(), value.as_slice()));
-    [text, allow, retry, challenge].into_iter().flatten().chain(extra)
+    let challenge =
+        (own && status == 401).then_some((&b"www-authenticate"[..], CHALLENGE.as_bytes()));
+    let extra = extra
+        .iter()
+        .map(|(name, value)| (name.as_bytes(), value.as_slice()));
+    [text, allow, retry, challenge]
+        .into_iter()
+        .flatten()
+        .chain(extra)
 }
 
 fn body_of(fault: &ProxyError) -> String {
@@ -61,25 +71,55 @@ fn body_of(fault: &ProxyError) -> String {
 }
 
 /// Sends a local reply to an HTTP/1.1 client. Returns the payload's bytes; `None` if the client is gone or accepts nothing.
-pub(crate) async fn http1(worker: &Worker, client: &mut Http1Downstream, fault: &ProxyError, manner: LocalReplyOptions) -> Option<u64> {
+pub(crate) async fn http1(
+    worker: &Worker,
+    client: &mut Http1Downstream,
+    fault: &ProxyError,
+    manner: LocalReplyOptions,
+) -> Option<u64> {
     if *fault == ProxyError::ClientGone {
         return None;
     }
     let body = body_of(fault);
     let length = body.len().to_string();
-    let framing = if manner.head { Framing::None } else { Framing::Length(body.len() as u64) };
-    let outgoing = ForwardOptions { framing, persistence: manner.spoken.persistence(manner.keep), ..ForwardOptions::default() };
+    let framing = if manner.head {
+        Framing::None
+    } else {
+        Framing::Length(body.len() as u64)
+    };
+    let outgoing = ForwardOptions {
+        framing,
+        persistence: manner.spoken.persistence(manner.keep),
+        ..ForwardOptions::default()
+    };
     // Needed for HEAD only; otherwise the framing writes the length.
-    let described = manner.head.then_some((&b"content-length"[..], length.as_bytes()));
-    client.out.encode_response(fault.status(), manner.head, fields(fault).chain(described), &outgoing).ok()?;
+    let described = manner
+        .head
+        .then_some((&b"content-length"[..], length.as_bytes()));
+    client
+        .out
+        .encode_response(
+            fault.status(),
+            manner.head,
+            fields(fault).chain(described),
+            &outgoing,
+        )
+        .ok()?;
     let into = client.wire.outbox.head();
     client.out.write_to(&[], into);
     if !manner.head {
         into.extend_from_slice(body.as_bytes());
     }
-    client.timer.arm(TimeoutKind::Client, worker.shared.config.times.client);
+    client
+        .timer
+        .arm(TimeoutKind::Client, worker.shared.config.times.client);
     let wire = &mut client.wire;
-    let flushed = client.timer.within(std::future::poll_fn(|cx| wire.io.poll_flush(cx, &mut wire.outbox))).await;
+    let flushed = client
+        .timer
+        .within(std::future::poll_fn(|cx| {
+            wire.io.poll_flush(cx, &mut wire.outbox)
+        }))
+        .await;
     client.timer.disarm();
     match flushed {
         Ok(Ok(())) => Some(if manner.head { 0 } else { body.len() as u64 }),
@@ -92,12 +132,20 @@ pub(crate) async fn http1(worker: &Worker, client: &mut Http1Downstream, fault: 
 }
 
 /// Sends a local reply to an HTTP/2 client; gRPC clients get a trailers-only response. Returns the payload's bytes.
-pub(crate) fn http2(respond: &mut SendResponse<Bytes>, fault: &ProxyError, grpc: bool, head: bool) -> u64 {
+pub(crate) fn http2(
+    respond: &mut SendResponse<Bytes>,
+    fault: &ProxyError,
+    grpc: bool,
+    head: bool,
+) -> u64 {
     let mut response = Response::new(());
     let headers = response.headers_mut();
     if grpc {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-        headers.insert("grpc-status", HeaderValue::from(u16::from(fault.grpc_status())));
+        headers.insert(
+            "grpc-status",
+            HeaderValue::from(u16::from(fault.grpc_status())),
+        );
         if let Ok(message) = HeaderValue::from_str(fault.text()) {
             headers.insert("grpc-message", message);
         }
@@ -107,13 +155,22 @@ pub(crate) fn http2(respond: &mut SendResponse<Bytes>, fault: &ProxyError, grpc:
     }
     let body = body_of(fault);
     for (name, value) in fields(fault) {
-        if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value)) {
+        if let (Ok(name), Ok(value)) =
+            (HeaderName::from_bytes(name), HeaderValue::from_bytes(value))
+        {
             headers.append(name, value);
         }
     }
     headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
-    *response.status_mut() = StatusCode::from_u16(fault.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let Ok(mut send) = respond.send_response(response, head) else { return 0 };
+    *response.status_mut() =
+        StatusCode::from_u16(fault.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let Ok(mut send) = respond.send_response(response, head) else {
+        return 0;
+    };
     let bytes = body.len() as u64;
-    if head || send.send_data(Bytes::from(body), true).is_err() { 0 } else { bytes }
+    if head || send.send_data(Bytes::from(body), true).is_err() {
+        0
+    } else {
+        bytes
+    }
 }

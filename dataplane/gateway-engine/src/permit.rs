@@ -51,7 +51,10 @@ impl HandshakePermit {
     ///
     /// # Errors
     /// The handshake had to give way to another one; the error is a counter label.
-    pub(crate) async fn run<T>(&self, handshake: impl Future<Output = T>) -> Result<T, &'static str> {
+    pub(crate) async fn run<T>(
+        &self,
+        handshake: impl Future<Output = T>,
+    ) -> Result<T, &'static str> {
         let revoked = self.0.borrow().revoked();
         tokio::select! {
             // A ClientHello that has just become whole counts.
@@ -65,7 +68,8 @@ impl HandshakePermit {
 /// Returns the reason for refusing a connection, a value of the label `reason`.
 fn reason_of(limits: &SharedLimits, refusal: ShareRefusal) -> &'static str {
     // A tenant whose share is the entire limit reaches both limits at once.
-    let is_full = refusal == ShareRefusal::Full || limits.connections.used() >= limits.connections.capacity();
+    let is_full =
+        refusal == ShareRefusal::Full || limits.connections.used() >= limits.connections.capacity();
     if is_full {
         limits.refused();
         return "connections";
@@ -79,12 +83,21 @@ impl ConnectionPermit {
     ///
     /// # Errors
     /// A limit is reached; the error is a counter label.
-    pub(crate) fn take(shared: &Arc<EngineShared>, tenant: &TenantName) -> Result<Rc<Self>, &'static str> {
+    pub(crate) fn take(
+        shared: &Arc<EngineShared>,
+        tenant: &TenantName,
+    ) -> Result<Rc<Self>, &'static str> {
         let limits = &shared.limits;
         let holder = ShareHolder::Tenant(tenant.clone());
         // The connection permit comes first: if it is refused, no other connection has given way for nothing.
-        let connection = limits.connections.take_replacing(&holder, 1).map_err(|refusal| reason_of(limits, refusal))?;
-        let unauthenticated = limits.unauthenticated.take_replacing(&holder, 1).map_err(|_| "unauthenticated_connections")?;
+        let connection = limits
+            .connections
+            .take_replacing(&holder, 1)
+            .map_err(|refusal| reason_of(limits, refusal))?;
+        let unauthenticated = limits
+            .unauthenticated
+            .take_replacing(&holder, 1)
+            .map_err(|_| "unauthenticated_connections")?;
         let permit = Self {
             shared: shared.clone(),
             holder,
@@ -107,11 +120,20 @@ impl ConnectionPermit {
     /// # Errors
     /// A limit is reached; the error is a counter label.
     pub(crate) fn begin_handshake(&self) -> Result<HandshakePermit, &'static str> {
-        let permit = self.shared.limits.handshakes.take_replacing(&self.holder, 1).map_err(|_| "handshakes")?;
+        let permit = self
+            .shared
+            .limits
+            .handshakes
+            .take_replacing(&self.holder, 1)
+            .map_err(|_| "handshakes")?;
         if let Some(unauthenticated) = &mut *self.unauthenticated.borrow_mut() {
             // The permit was revoked and belongs to another connection now, so a new one is needed.
             if unauthenticated.is_revoked() {
-                let taken = self.shared.limits.unauthenticated.take_replacing(&self.holder, 1);
+                let taken = self
+                    .shared
+                    .limits
+                    .unauthenticated
+                    .take_replacing(&self.holder, 1);
                 *unauthenticated = taken.map_err(|_| "unauthenticated_connections")?;
             }
             unauthenticated.keep();
@@ -159,7 +181,11 @@ impl ConnectionPermit {
     /// Starts watching the permits that can be revoked now.
     fn watch(&self) {
         let connection = self.connection.borrow().revoked();
-        let unauthenticated = self.unauthenticated.borrow().as_ref().map(TenantPermit::revoked);
+        let unauthenticated = self
+            .unauthenticated
+            .borrow()
+            .as_ref()
+            .map(TenantPermit::revoked);
         let revoked = async move {
             match unauthenticated {
                 None => connection.await,
@@ -217,10 +243,17 @@ impl ConnectionPermit {
     /// late because of the gateway, not because of its client.
     fn poll_last_turn(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut last_turn = self.last_turn.borrow_mut();
-        if !self.unauthenticated.borrow().as_ref().is_some_and(TenantPermit::is_revoked) {
+        if !self
+            .unauthenticated
+            .borrow()
+            .as_ref()
+            .is_some_and(TenantPermit::is_revoked)
+        {
             *last_turn = None;
             return Poll::Pending;
         }
-        last_turn.get_or_insert_with(|| tokio::task::yield_now().boxed_local()).poll_unpin(cx)
+        last_turn
+            .get_or_insert_with(|| tokio::task::yield_now().boxed_local())
+            .poll_unpin(cx)
     }
 }

@@ -47,7 +47,11 @@ pub(crate) trait ClientTraffic {
     ///
     /// # Errors
     /// The set contains no endpoint.
-    fn balance(&mut self, routed: &RoutedRequest, tried: &TriedEndpoints) -> Result<SelectedEndpoint, ProxyError>;
+    fn balance(
+        &mut self,
+        routed: &RoutedRequest,
+        tried: &TriedEndpoints,
+    ) -> Result<SelectedEndpoint, ProxyError>;
 
     /// Authorizes the request at the selected endpoint. Not called where no policy applies. `earlier` is the result at the endpoint of the
     /// attempt before.
@@ -123,12 +127,18 @@ enum Retry {
 }
 
 /// Decides how to retry a request after an error of this kind; `None` means that a retry is not safe.
-fn decide_retry(safety: RetrySafety, replay: ReplayConditions, is_resumable: bool) -> Option<Retry> {
+fn decide_retry(
+    safety: RetrySafety,
+    replay: ReplayConditions,
+    is_resumable: bool,
+) -> Option<Retry> {
     match safety {
         RetrySafety::Undelivered if is_resumable => Some(Retry::Resume),
         RetrySafety::Unsent if replay.is_untouched => Some(Retry::Elsewhere),
         RetrySafety::Undelivered if replay.is_untouched => Some(Retry::NewConnection),
-        RetrySafety::Reused if replay.is_untouched && replay.is_repeatable => Some(Retry::NewConnection),
+        RetrySafety::Reused if replay.is_untouched && replay.is_repeatable => {
+            Some(Retry::NewConnection)
+        }
         _ => None,
     }
 }
@@ -146,7 +156,13 @@ struct Attempts {
 
 impl Attempts {
     fn new(max: usize) -> Self {
-        Self { max, made: 0, tried: TriedEndpoints::new(), opens_connection: false, resumed: None }
+        Self {
+            max,
+            made: 0,
+            tried: TriedEndpoints::new(),
+            opens_connection: false,
+            resumed: None,
+        }
     }
 
     /// Prepares and counts the next attempt.
@@ -154,9 +170,16 @@ impl Attempts {
     /// # Errors
     /// There is no further attempt; the error is that of the failed one.
     fn retry(&mut self, worker: &Worker, failed: FailedAttempt) -> Result<(), ProxyError> {
-        let FailedAttempt { error, endpoint, replay, resumable } = failed;
+        let FailedAttempt {
+            error,
+            endpoint,
+            replay,
+            resumable,
+        } = failed;
         let retry = decide_retry(error.retry(), replay, resumable.is_some());
-        let (Some(retry), true) = (retry, self.made < self.max) else { return Err(error) };
+        let (Some(retry), true) = (retry, self.made < self.max) else {
+            return Err(error);
+        };
         match retry {
             Retry::Elsewhere => self.tried.push(endpoint),
             Retry::NewConnection => self.opens_connection = true,
@@ -195,12 +218,17 @@ pub(crate) async fn serve<T: ClientTraffic>(mut traffic: T) -> T::End {
                     authorization = if policies.is_empty() && !traffic.session().principal.foreign {
                         None
                     } else {
-                        traffic.authorize(routed, &policies, &selected, authorization.take()).await?
+                        traffic
+                            .authorize(routed, &policies, &selected, authorization.take())
+                            .await?
                     };
                     selected
                 }
             };
-            let attempt = Attempt { authorization: authorization.as_deref(), opens_connection: attempts.opens_connection };
+            let attempt = Attempt {
+                authorization: authorization.as_deref(),
+                opens_connection: attempts.opens_connection,
+            };
             match traffic.forward(routed, selected, attempt).await {
                 Ok(done) => return Ok(done),
                 Err(failed) => attempts.retry(traffic.worker(), failed)?,
@@ -217,13 +245,25 @@ mod tests {
 
     #[test]
     fn only_safe_requests_are_sent_again() {
-        let replay = |is_untouched, is_repeatable| ReplayConditions { is_untouched, is_repeatable };
-        let (get, post, partial) = (replay(true, true), replay(true, false), replay(false, false));
+        let replay = |is_untouched, is_repeatable| ReplayConditions {
+            is_untouched,
+            is_repeatable,
+        };
+        let (get, post, partial) = (
+            replay(true, true),
+            replay(true, false),
+            replay(false, false),
+        );
         for (safety, replay, is_resumable, want) in [
             (RetrySafety::Unsent, get, false, Some(Retry::Elsewhere)),
             (RetrySafety::Unsent, post, false, Some(Retry::Elsewhere)),
             (RetrySafety::Unsent, partial, false, None),
-            (RetrySafety::Undelivered, post, false, Some(Retry::NewConnection)),
+            (
+                RetrySafety::Undelivered,
+                post,
+                false,
+                Some(Retry::NewConnection),
+            ),
             (RetrySafety::Undelivered, partial, false, None),
             (RetrySafety::Undelivered, partial, true, Some(Retry::Resume)),
             (RetrySafety::Undelivered, get, true, Some(Retry::Resume)),
@@ -232,7 +272,11 @@ mod tests {
             (RetrySafety::Reused, partial, true, None),
             (RetrySafety::No, get, true, None),
         ] {
-            assert_eq!(decide_retry(safety, replay, is_resumable), want, "{safety:?} {replay:?} {is_resumable}");
+            assert_eq!(
+                decide_retry(safety, replay, is_resumable),
+                want,
+                "{safety:?} {replay:?} {is_resumable}"
+            );
         }
     }
 }

@@ -51,19 +51,46 @@ pub(crate) struct PolicyDenial {
 impl PolicyDenial {
     /// Describes a decision other than allow.
     pub(crate) fn of(verdict: &AuthorizationDecision<'_>) -> Self {
-        let name = |key: &canal_model::authorization::PolicyKey| format!("{}/{}", key.namespace, key.name);
+        let name =
+            |key: &canal_model::authorization::PolicyKey| format!("{}/{}", key.namespace, key.name);
         let (policy, detail, undecided) = match verdict {
-            AuthorizationDecision::Deny { policy: Some(key), rule } => {
+            AuthorizationDecision::Deny {
+                policy: Some(key),
+                rule,
+            } => {
                 let rule = rule.map_or_else(|| "broken".to_string(), |n| format!("rule[{n}]"));
-                (name(key), format!("rbac_access_denied_matched_policy[ns[{}]-policy[{}]-{rule}]", key.namespace, key.name), false)
+                (
+                    name(key),
+                    format!(
+                        "rbac_access_denied_matched_policy[ns[{}]-policy[{}]-{rule}]",
+                        key.namespace, key.name
+                    ),
+                    false,
+                )
             }
             AuthorizationDecision::Undecided { policy, attribute } => {
-                let (namespace, attribute) = (&policy.namespace, canal_authorization::name(attribute));
-                (name(policy), format!("rbac_access_denied_undecided[ns[{namespace}]-policy[{}]-{attribute}]", policy.name), true)
+                let (namespace, attribute) =
+                    (&policy.namespace, canal_authorization::name(attribute));
+                (
+                    name(policy),
+                    format!(
+                        "rbac_access_denied_undecided[ns[{namespace}]-policy[{}]-{attribute}]",
+                        policy.name
+                    ),
+                    true,
+                )
             }
-            _ => (String::new(), "rbac_access_denied_matched_policy[none]".into(), false),
+            _ => (
+                String::new(),
+                "rbac_access_denied_matched_policy[none]".into(),
+                false,
+            ),
         };
-        Self { policy, detail, undecided }
+        Self {
+            policy,
+            detail,
+            undecided,
+        }
     }
 
     /// Returns the value of the counter's label `action`.
@@ -160,10 +187,19 @@ impl ProxyError {
             ProxyError::ClientGone => 499,
             ProxyError::NoRoute => 404,
             ProxyError::Route { status, .. } => *status,
-            ProxyError::TenantBusy | ProxyError::TenantBodies | ProxyError::TenantBuffers | ProxyError::Throttled => 429,
-            ProxyError::NoService | ProxyError::TenantClosed | ProxyError::NoEndpoint | ProxyError::Overload | ProxyError::Bodies => 503,
+            ProxyError::TenantBusy
+            | ProxyError::TenantBodies
+            | ProxyError::TenantBuffers
+            | ProxyError::Throttled => 429,
+            ProxyError::NoService
+            | ProxyError::TenantClosed
+            | ProxyError::NoEndpoint
+            | ProxyError::Overload
+            | ProxyError::Bodies => 503,
             ProxyError::Connect { .. } | ProxyError::UpstreamRefused | ProxyError::Draining => 503,
-            ProxyError::UpstreamClosed { .. } | ProxyError::UpstreamUndelivered | ProxyError::UpstreamReset => 502,
+            ProxyError::UpstreamClosed { .. }
+            | ProxyError::UpstreamUndelivered
+            | ProxyError::UpstreamReset => 502,
             ProxyError::UpstreamProtocol(_) | ProxyError::InterimResponses(_) => 502,
             ProxyError::UpstreamTimeout => 504,
         }
@@ -172,9 +208,10 @@ impl ProxyError {
     /// Returns Envoy's response flag, which dashboards use.
     pub(crate) fn flag(&self) -> ResponseFlag {
         match self {
-            ProxyError::BadRequest(_) | ProxyError::BadHttp2(_) | ProxyError::Method | ProxyError::UnsafePath(_) => {
-                ResponseFlag::DownstreamProtocol
-            }
+            ProxyError::BadRequest(_)
+            | ProxyError::BadHttp2(_)
+            | ProxyError::Method
+            | ProxyError::UnsafePath(_) => ResponseFlag::DownstreamProtocol,
             // Envoy has no flag for these errors; its response code details describe them.
             ProxyError::Denied(_) | ProxyError::Unauthenticated(_) => ResponseFlag::None,
             ProxyError::Rejected(_) | ProxyError::Unasked(_) => ResponseFlag::Unauthorized,
@@ -184,14 +221,21 @@ impl ProxyError {
             ProxyError::Route { .. } => ResponseFlag::RouteRefused,
             ProxyError::NoService | ProxyError::TenantClosed => ResponseFlag::NoCluster,
             ProxyError::NoEndpoint => ResponseFlag::NoHealthy,
-            ProxyError::TenantBusy | ProxyError::TenantBodies | ProxyError::TenantBuffers | ProxyError::Throttled => {
-                ResponseFlag::RateLimited
+            ProxyError::TenantBusy
+            | ProxyError::TenantBodies
+            | ProxyError::TenantBuffers
+            | ProxyError::Throttled => ResponseFlag::RateLimited,
+            ProxyError::Overload | ProxyError::Bodies | ProxyError::Draining => {
+                ResponseFlag::Overload
             }
-            ProxyError::Overload | ProxyError::Bodies | ProxyError::Draining => ResponseFlag::Overload,
             ProxyError::Connect { .. } => ResponseFlag::ConnectFailure,
-            ProxyError::UpstreamClosed { .. } | ProxyError::UpstreamUndelivered => ResponseFlag::UpstreamClosed,
+            ProxyError::UpstreamClosed { .. } | ProxyError::UpstreamUndelivered => {
+                ResponseFlag::UpstreamClosed
+            }
             ProxyError::UpstreamRefused | ProxyError::UpstreamReset => ResponseFlag::UpstreamReset,
-            ProxyError::UpstreamProtocol(_) | ProxyError::InterimResponses(_) => ResponseFlag::UpstreamProtocol,
+            ProxyError::UpstreamProtocol(_) | ProxyError::InterimResponses(_) => {
+                ResponseFlag::UpstreamProtocol
+            }
             ProxyError::UpstreamTimeout => ResponseFlag::UpstreamTimeout,
         }
     }
@@ -238,7 +282,9 @@ impl ProxyError {
             ProxyError::BadRequest(refusal) => refusal.name(),
             ProxyError::Route { reason, .. } => reason,
             ProxyError::Connect { why } => why,
-            ProxyError::UpstreamProtocol(name) | ProxyError::InterimResponses(name) | ProxyError::BadHttp2(name) => name,
+            ProxyError::UpstreamProtocol(name)
+            | ProxyError::InterimResponses(name)
+            | ProxyError::BadHttp2(name) => name,
             ProxyError::UnsafePath(name) | ProxyError::Unasked(name) => name,
             ProxyError::Denied(denial) => &denial.detail,
             ProxyError::Unauthenticated(bad) => bad.name(),
@@ -270,11 +316,15 @@ impl ProxyError {
             ProxyError::Overload | ProxyError::Bodies => "the gateway is overloaded",
             ProxyError::Throttled => "too many requests",
             ProxyError::Draining => "the gateway is shutting down",
-            ProxyError::Connect { .. } | ProxyError::UpstreamRefused => "the service could not be reached",
-            ProxyError::UpstreamClosed { .. } | ProxyError::UpstreamUndelivered | ProxyError::UpstreamReset => {
-                "the service ended the connection without an answer"
+            ProxyError::Connect { .. } | ProxyError::UpstreamRefused => {
+                "the service could not be reached"
             }
-            ProxyError::UpstreamProtocol(_) | ProxyError::InterimResponses(_) => "the service's answer was malformed",
+            ProxyError::UpstreamClosed { .. }
+            | ProxyError::UpstreamUndelivered
+            | ProxyError::UpstreamReset => "the service ended the connection without an answer",
+            ProxyError::UpstreamProtocol(_) | ProxyError::InterimResponses(_) => {
+                "the service's answer was malformed"
+            }
             ProxyError::UpstreamTimeout => "the service did not answer in time",
         }
     }
@@ -399,32 +449,140 @@ mod tests {
     #[test]
     fn only_surely_unprocessed_requests_are_retried() {
         let cases = [
-            (ProxyError::Connect { why: String::new() }, RetrySafety::Unsent, 503, "UF", ErrorSide::Upstream),
-            (ProxyError::UpstreamRefused, RetrySafety::Unsent, 503, "UR", ErrorSide::Upstream),
-            (ProxyError::UpstreamClosed { reused: true }, RetrySafety::Reused, 502, "UC", ErrorSide::Upstream),
-            (ProxyError::UpstreamUndelivered, RetrySafety::Undelivered, 502, "UC", ErrorSide::Upstream),
-            (ProxyError::UpstreamClosed { reused: false }, RetrySafety::No, 502, "UC", ErrorSide::Upstream),
-            (ProxyError::UpstreamTimeout, RetrySafety::No, 504, "UT", ErrorSide::Upstream),
-            (ProxyError::UpstreamReset, RetrySafety::No, 502, "UR", ErrorSide::Upstream),
-            (ProxyError::InterimResponses("too_many_interim_responses"), RetrySafety::No, 502, "UPE", ErrorSide::Upstream),
-            (ProxyError::NoRoute, RetrySafety::No, 404, "NR", ErrorSide::Gateway),
-            (ProxyError::TenantBusy, RetrySafety::No, 429, "RL", ErrorSide::Gateway),
-            (ProxyError::Throttled, RetrySafety::No, 429, "RL", ErrorSide::Gateway),
             (
-                ProxyError::Denied(Box::new(PolicyDenial::of(&AuthorizationDecision::Deny { policy: None, rule: None }))),
+                ProxyError::Connect { why: String::new() },
+                RetrySafety::Unsent,
+                503,
+                "UF",
+                ErrorSide::Upstream,
+            ),
+            (
+                ProxyError::UpstreamRefused,
+                RetrySafety::Unsent,
+                503,
+                "UR",
+                ErrorSide::Upstream,
+            ),
+            (
+                ProxyError::UpstreamClosed { reused: true },
+                RetrySafety::Reused,
+                502,
+                "UC",
+                ErrorSide::Upstream,
+            ),
+            (
+                ProxyError::UpstreamUndelivered,
+                RetrySafety::Undelivered,
+                502,
+                "UC",
+                ErrorSide::Upstream,
+            ),
+            (
+                ProxyError::UpstreamClosed { reused: false },
+                RetrySafety::No,
+                502,
+                "UC",
+                ErrorSide::Upstream,
+            ),
+            (
+                ProxyError::UpstreamTimeout,
+                RetrySafety::No,
+                504,
+                "UT",
+                ErrorSide::Upstream,
+            ),
+            (
+                ProxyError::UpstreamReset,
+                RetrySafety::No,
+                502,
+                "UR",
+                ErrorSide::Upstream,
+            ),
+            (
+                ProxyError::InterimResponses("too_many_interim_responses"),
+                RetrySafety::No,
+                502,
+                "UPE",
+                ErrorSide::Upstream,
+            ),
+            (
+                ProxyError::NoRoute,
+                RetrySafety::No,
+                404,
+                "NR",
+                ErrorSide::Gateway,
+            ),
+            (
+                ProxyError::TenantBusy,
+                RetrySafety::No,
+                429,
+                "RL",
+                ErrorSide::Gateway,
+            ),
+            (
+                ProxyError::Throttled,
+                RetrySafety::No,
+                429,
+                "RL",
+                ErrorSide::Gateway,
+            ),
+            (
+                ProxyError::Denied(Box::new(PolicyDenial::of(&AuthorizationDecision::Deny {
+                    policy: None,
+                    rule: None,
+                }))),
                 RetrySafety::No,
                 403,
                 "-",
                 ErrorSide::Client,
             ),
-            (ProxyError::Unauthenticated(TokenError::Expired), RetrySafety::No, 401, "-", ErrorSide::Client),
-            (ProxyError::UnsafePath("path_above_root"), RetrySafety::No, 400, "DPE", ErrorSide::Client),
-            (ProxyError::Unasked("authorizer_timeout"), RetrySafety::No, 403, "UAEX", ErrorSide::Gateway),
-            (ProxyError::BadRequest(MessageRefusal::HeadTooLarge), RetrySafety::No, 431, "DPE", ErrorSide::Client),
-            (ProxyError::ClientGone, RetrySafety::No, 499, "DC", ErrorSide::Client),
+            (
+                ProxyError::Unauthenticated(TokenError::Expired),
+                RetrySafety::No,
+                401,
+                "-",
+                ErrorSide::Client,
+            ),
+            (
+                ProxyError::UnsafePath("path_above_root"),
+                RetrySafety::No,
+                400,
+                "DPE",
+                ErrorSide::Client,
+            ),
+            (
+                ProxyError::Unasked("authorizer_timeout"),
+                RetrySafety::No,
+                403,
+                "UAEX",
+                ErrorSide::Gateway,
+            ),
+            (
+                ProxyError::BadRequest(MessageRefusal::HeadTooLarge),
+                RetrySafety::No,
+                431,
+                "DPE",
+                ErrorSide::Client,
+            ),
+            (
+                ProxyError::ClientGone,
+                RetrySafety::No,
+                499,
+                "DC",
+                ErrorSide::Client,
+            ),
         ];
         for (fault, retry, status, flag, side) in cases {
-            assert_eq!((fault.retry(), fault.status(), fault.flag().text(), fault.side()), (retry, status, flag, side), "{fault:?}");
+            assert_eq!(
+                (
+                    fault.retry(),
+                    fault.status(),
+                    fault.flag().text(),
+                    fault.side()
+                ),
+                (retry, status, flag, side),
+                "{fault:?}"
+            );
         }
     }
 }

@@ -46,9 +46,22 @@ impl MovedBuckets {
 pub(crate) type Moves = Arc<BTreeMap<u32, MovedBuckets>>;
 
 /// Returns the moves after `left` left this replica and `returned` came back to it.
-pub(crate) fn decide_moves(before: &Moves, service: ServiceId, left: u128, returned: u128, now: Instant) -> Moves {
-    let mut moves: BTreeMap<u32, MovedBuckets> = before.iter().filter(|(_, m)| !m.is_over(now)).map(|(id, m)| (*id, *m)).collect();
-    let moved = moves.entry(service.get()).or_insert(MovedBuckets { buckets: 0, since: now });
+pub(crate) fn decide_moves(
+    before: &Moves,
+    service: ServiceId,
+    left: u128,
+    returned: u128,
+    now: Instant,
+) -> Moves {
+    let mut moves: BTreeMap<u32, MovedBuckets> = before
+        .iter()
+        .filter(|(_, m)| !m.is_over(now))
+        .map(|(id, m)| (*id, *m))
+        .collect();
+    let moved = moves.entry(service.get()).or_insert(MovedBuckets {
+        buckets: 0,
+        since: now,
+    });
     moved.buckets = moved.buckets & !returned | left;
     if left != 0 {
         moved.since = now;
@@ -66,7 +79,11 @@ pub(crate) struct ConnectionDrain {
 
 impl ConnectionDrain {
     pub(crate) fn new() -> Rc<Self> {
-        Rc::new(Self { is_draining: Cell::new(false), begun: Notify::new(), accepted: Instant::now() })
+        Rc::new(Self {
+            is_draining: Cell::new(false),
+            begun: Notify::new(),
+            accepted: Instant::now(),
+        })
     }
 
     /// True while responses should announce that the connection closes.
@@ -109,8 +126,13 @@ pub(crate) struct BucketMembership {
 impl Drop for BucketMembership {
     fn drop(&mut self) {
         let mut connections = self.rebalance.connections.borrow_mut();
-        let Some(members) = connections.get_mut(&self.key) else { return };
-        if let Some(at) = members.iter().position(|member| Rc::ptr_eq(member, &self.drain)) {
+        let Some(members) = connections.get_mut(&self.key) else {
+            return;
+        };
+        if let Some(at) = members
+            .iter()
+            .position(|member| Rc::ptr_eq(member, &self.drain))
+        {
             members.swap_remove(at);
         }
         if members.is_empty() {
@@ -121,12 +143,25 @@ impl Drop for BucketMembership {
 
 impl Rebalance {
     /// Registers a connection that the tier steered here; `None` if its local address belongs to no service.
-    pub(crate) fn enter(self: &Rc<Self>, client: SocketAddr, local: SocketAddr, drain: &Rc<ConnectionDrain>) -> Option<BucketMembership> {
+    pub(crate) fn enter(
+        self: &Rc<Self>,
+        client: SocketAddr,
+        local: SocketAddr,
+        drain: &Rc<ConnectionDrain>,
+    ) -> Option<BucketMembership> {
         let service = tier::service_of(local.ip())?;
         let bucket = tier::bucket(client, local.port(), service);
         let key = (service.get(), u8::try_from(bucket).ok()?);
-        self.connections.borrow_mut().entry(key).or_default().push(drain.clone());
-        Some(BucketMembership { rebalance: self.clone(), key, drain: drain.clone() })
+        self.connections
+            .borrow_mut()
+            .entry(key)
+            .or_default()
+            .push(drain.clone());
+        Some(BucketMembership {
+            rebalance: self.clone(),
+            key,
+            drain: drain.clone(),
+        })
     }
 
     /// Begins the soft drain of the next connections of moved buckets. Returns their number, and whether more work remains.
@@ -135,8 +170,12 @@ impl Rebalance {
         for (service, moved) in moves.iter().filter(|(_, moved)| !moved.is_over(now)) {
             let connections = self.connections.borrow();
             let buckets = (0..u128::BITS as u8).filter(|bucket| moved.buckets >> bucket & 1 == 1);
-            let members = buckets.filter_map(|bucket| connections.get(&(*service, bucket))).flatten();
-            let staying = |member: &&Rc<ConnectionDrain>| !member.is_draining() && member.accepted < moved.since + SETTLE_WITHIN;
+            let members = buckets
+                .filter_map(|bucket| connections.get(&(*service, bucket)))
+                .flatten();
+            let staying = |member: &&Rc<ConnectionDrain>| {
+                !member.is_draining() && member.accepted < moved.since + SETTLE_WITHIN
+            };
             let mut staying: Vec<&Rc<ConnectionDrain>> = members.filter(staying).collect();
             staying.sort_by_key(|member| member.accepted);
             let count = decide_count(staying.len(), now.saturating_duration_since(moved.since));
@@ -151,8 +190,14 @@ impl Rebalance {
 
 /// Returns how many of the remaining connections begin their soft drain now, so that all have begun it within [`ASK_WITHIN`] of the move.
 fn decide_count(staying: usize, since: Duration) -> usize {
-    let turns = ASK_WITHIN.saturating_sub(since).as_millis().div_ceil(ASK_INTERVAL.as_millis()).max(1);
-    staying.div_ceil(usize::try_from(turns).unwrap_or(1)).min(ASKED_AT_ONCE_MAX)
+    let turns = ASK_WITHIN
+        .saturating_sub(since)
+        .as_millis()
+        .div_ceil(ASK_INTERVAL.as_millis())
+        .max(1);
+    staying
+        .div_ceil(usize::try_from(turns).unwrap_or(1))
+        .min(ASKED_AT_ONCE_MAX)
 }
 
 /// Runs `turn` at each change, and repeatedly while it reports more work, until it returns `None` because the worker is gone.
@@ -162,7 +207,9 @@ pub(crate) async fn run(mut moves: watch::Receiver<Moves>, turn: impl Fn(&Moves)
         let Some(is_busy) = turn(&now) else { return };
         let changed = async {
             match is_busy {
-                true => tokio::time::timeout(ASK_INTERVAL, moves.changed()).await.unwrap_or(Ok(())),
+                true => tokio::time::timeout(ASK_INTERVAL, moves.changed())
+                    .await
+                    .unwrap_or(Ok(())),
                 false => moves.changed().await,
             }
         };
@@ -193,25 +240,46 @@ mod tests {
             let rebalance = Rc::new(Rebalance::default());
             let local: SocketAddr = local.parse().unwrap();
             let enter = |n| {
-                let (client, drain) = (SocketAddr::new("10.1.0.9".parse().unwrap(), 40_000 + n), ConnectionDrain::new());
-                let bit = 1 << tier::bucket(client, local.port(), tier::service_of(local.ip()).unwrap());
-                (bit, drain.clone(), rebalance.enter(client, local, &drain).unwrap())
+                let (client, drain) = (
+                    SocketAddr::new("10.1.0.9".parse().unwrap(), 40_000 + n),
+                    ConnectionDrain::new(),
+                );
+                let bit =
+                    1 << tier::bucket(client, local.port(), tier::service_of(local.ip()).unwrap());
+                (
+                    bit,
+                    drain.clone(),
+                    rebalance.enter(client, local, &drain).unwrap(),
+                )
             };
-            Self { members: (0..count).map(enter).collect(), rebalance }
+            Self {
+                members: (0..count).map(enter).collect(),
+                rebalance,
+            }
         }
 
         fn draining(&self) -> usize {
-            self.members.iter().filter(|(_, drain, _)| drain.is_draining()).count()
+            self.members
+                .iter()
+                .filter(|(_, drain, _)| drain.is_draining())
+                .count()
         }
     }
 
     #[tokio::test]
     async fn only_connections_of_moved_buckets_leave_within_three_seconds() {
-        let (web, other) = (RebalanceFixture::new(200, WEB), RebalanceFixture::new(50, "240.0.0.8:15008"));
+        let (web, other) = (
+            RebalanceFixture::new(200, WEB),
+            RebalanceFixture::new(50, "240.0.0.8:15008"),
+        );
         let moved = u128::MAX / 3;
         let begun = Instant::now();
         let moves = decide_moves(&Moves::default(), id(7), moved, 0, begun);
-        let concerned = web.members.iter().filter(|(bit, ..)| moved & bit != 0).count();
+        let concerned = web
+            .members
+            .iter()
+            .filter(|(bit, ..)| moved & bit != 0)
+            .count();
         assert!((60..140).contains(&concerned), "{concerned}");
         let mut turns = Vec::new();
         for turn in 0..30 {
@@ -223,8 +291,15 @@ mod tests {
             }
         }
         assert_eq!((web.draining(), other.draining()), (concerned, 0));
-        assert!(web.members.iter().all(|(bit, drain, _)| drain.is_draining() == (moved & bit != 0)));
-        assert!(turns.len() > 20 && turns.iter().all(|asked| *asked <= 6), "{turns:?}");
+        assert!(
+            web.members
+                .iter()
+                .all(|(bit, drain, _)| drain.is_draining() == (moved & bit != 0))
+        );
+        assert!(
+            turns.len() > 20 && turns.iter().all(|asked| *asked <= 6),
+            "{turns:?}"
+        );
     }
 
     #[tokio::test]
@@ -236,7 +311,11 @@ mod tests {
             let (asked, is_busy) = web.rebalance.turn(&moves, begun + ASK_INTERVAL * turn);
             assert!(asked == ASKED_AT_ONCE_MAX && is_busy, "{asked}");
         }
-        assert_eq!(web.rebalance.turn(&moves, begun + MOVE_LASTS), (0, false), "a move is over some time");
+        assert_eq!(
+            web.rebalance.turn(&moves, begun + MOVE_LASTS),
+            (0, false),
+            "a move is over some time"
+        );
         web.members.clear();
         assert!(web.rebalance.connections.borrow().is_empty());
     }
@@ -255,10 +334,22 @@ mod tests {
         for _ in 0..20 {
             web.rebalance.turn(&moves, now + ASK_WITHIN);
         }
-        assert!(web.members.iter().all(|(bit, drain, _)| drain.is_draining() == (half & bit == 0)));
+        assert!(
+            web.members
+                .iter()
+                .all(|(bit, drain, _)| drain.is_draining() == (half & bit == 0))
+        );
         assert!(decide_moves(&moves, id(7), 0, u128::MAX, now).is_empty());
         let drain = ConnectionDrain::new();
-        assert!(web.rebalance.enter("10.1.0.9:4711".parse().unwrap(), "10.9.0.1:15008".parse().unwrap(), &drain).is_none());
+        assert!(
+            web.rebalance
+                .enter(
+                    "10.1.0.9:4711".parse().unwrap(),
+                    "10.9.0.1:15008".parse().unwrap(),
+                    &drain
+                )
+                .is_none()
+        );
     }
 
     #[tokio::test]

@@ -16,7 +16,9 @@ use canal_wire::hbone::{STATUS_DENIED, STATUS_UNAVAILABLE};
 use http::HeaderMap;
 
 use crate::authorize::reauthorize::OngoingAuthorization;
-use crate::authorize::{self, AuthorizationInterrupt, AuthorizationState, DestinationPolicies, ExtAuthzGrant, ext_authz};
+use crate::authorize::{
+    self, AuthorizationInterrupt, AuthorizationState, DestinationPolicies, ExtAuthzGrant, ext_authz,
+};
 use crate::balance::{self, TriedEndpoints};
 use crate::endpoints::{RequestTarget, SelectedEndpoint};
 use crate::finish::ConnectionRecord;
@@ -49,19 +51,53 @@ struct RelayedConnection {
 type RelayEnd = Option<(Result<ResponseFlag, ProxyError>, (u64, u64))>;
 
 /// Relays a client's connection to an endpoint. Bytes that were already read from the client are sent first.
-pub(crate) async fn tcp(worker: &Rc<Worker>, session: &Rc<ClientSession>, client: Io, inbox: Inbox) {
-    pipeline::serve(RelayedConnection::new(worker, session, RelayClient::Connection(client), inbox)).await;
+pub(crate) async fn tcp(
+    worker: &Rc<Worker>,
+    session: &Rc<ClientSession>,
+    client: Io,
+    inbox: Inbox,
+) {
+    pipeline::serve(RelayedConnection::new(
+        worker,
+        session,
+        RelayClient::Connection(client),
+        inbox,
+    ))
+    .await;
 }
 
 /// Relays a CONNECT tunnel to an endpoint. The response to CONNECT shows whether the endpoint could be connected.
-pub(crate) async fn tunnel(worker: &Rc<Worker>, session: &Rc<ClientSession>, incoming: IncomingConnect, inbox: Inbox) {
-    pipeline::serve(RelayedConnection::new(worker, session, RelayClient::Connect(incoming), inbox)).await;
+pub(crate) async fn tunnel(
+    worker: &Rc<Worker>,
+    session: &Rc<ClientSession>,
+    incoming: IncomingConnect,
+    inbox: Inbox,
+) {
+    pipeline::serve(RelayedConnection::new(
+        worker,
+        session,
+        RelayClient::Connect(incoming),
+        inbox,
+    ))
+    .await;
 }
 
 impl RelayedConnection {
-    fn new(worker: &Rc<Worker>, session: &Rc<ClientSession>, client: RelayClient, inbox: Inbox) -> Self {
+    fn new(
+        worker: &Rc<Worker>,
+        session: &Rc<ClientSession>,
+        client: RelayClient,
+        inbox: Inbox,
+    ) -> Self {
         let record = ConnectionRecord::begin(worker, session);
-        Self { worker: worker.clone(), session: session.clone(), record, client: Some(client), inbox: Some(inbox), target: None }
+        Self {
+            worker: worker.clone(),
+            session: session.clone(),
+            record,
+            client: Some(client),
+            inbox: Some(inbox),
+            target: None,
+        }
     }
 
     /// Relays until both sides have ended.
@@ -74,10 +110,24 @@ impl RelayedConnection {
     ) -> (Result<ResponseFlag, ProxyError>, (u64, u64)) {
         let series = self.record.opened(&self.target);
         let meter = Meter::with(series.received, series.sent);
-        let prefix = self.inbox.take().map(|mut inbox| inbox.take_all()).unwrap_or_default();
-        let mut client = Prefixed { prefix, leg: client };
-        let again = || OngoingAuthorization::without_request(&self.session, selected).reauthorize_connection(&self.worker);
-        let watch = RelayReauthorization { account: &self.session.account, version, again: &again };
+        let prefix = self
+            .inbox
+            .take()
+            .map(|mut inbox| inbox.take_all())
+            .unwrap_or_default();
+        let mut client = Prefixed {
+            prefix,
+            leg: client,
+        };
+        let again = || {
+            OngoingAuthorization::without_request(&self.session, selected)
+                .reauthorize_connection(&self.worker)
+        };
+        let watch = RelayReauthorization {
+            account: &self.session.account,
+            version,
+            again: &again,
+        };
         let end = copied(&self.worker, &watch, &mut client, &mut io, &meter).await;
         (end, (meter.a_to_b(), meter.b_to_a()))
     }
@@ -111,10 +161,20 @@ impl ClientTraffic for RelayedConnection {
         Ok(())
     }
 
-    fn balance(&mut self, routed: &RoutedRequest, tried: &TriedEndpoints) -> Result<SelectedEndpoint, ProxyError> {
+    fn balance(
+        &mut self,
+        routed: &RoutedRequest,
+        tried: &TriedEndpoints,
+    ) -> Result<SelectedEndpoint, ProxyError> {
         let (worker, client) = (&self.worker, self.session.client.ip());
         self.target = Some((routed.view.clone(), None));
-        let selected = balance::endpoint(&routed.view, tried, Some(client), worker.clock.now(), || worker.random())?;
+        let selected = balance::endpoint(
+            &routed.view,
+            tried,
+            Some(client),
+            worker.clock.now(),
+            || worker.random(),
+        )?;
         self.target = Some((routed.view.clone(), Some(selected.at)));
         Ok(selected)
     }
@@ -134,7 +194,10 @@ impl ClientTraffic for RelayedConnection {
             authorize::connection(worker, session, policies, to, &consent, Some(&mut *judged))?
         {
             // Header mutations by the authorizer do not apply to bytes that are not requests.
-            let _ = Box::pin(ext_authz::ask(worker, session, &check, |_| ext_authz::connection(session, to))).await?;
+            let _ = Box::pin(ext_authz::ask(worker, session, &check, |_| {
+                ext_authz::connection(session, to)
+            }))
+            .await?;
             consent = ExtAuthzGrant::To(check);
         }
         Ok(None)
@@ -147,12 +210,29 @@ impl ClientTraffic for RelayedConnection {
         _attempt: Attempt<'_>,
     ) -> Result<RelayEnd, FailedAttempt> {
         let headers = self.session.introduction(routed.resolved.hostname());
-        let io = match upstream::connect(&self.worker, &selected, TunnelMetadata { tls: routed.tls.as_ref(), headers }).await {
+        let io = match upstream::connect(
+            &self.worker,
+            &selected,
+            TunnelMetadata {
+                tls: routed.tls.as_ref(),
+                headers,
+            },
+        )
+        .await
+        {
             Ok(io) => io,
             // No byte was sent yet, so another endpoint can be tried.
             Err(error) => {
-                let replay = ReplayConditions { is_untouched: true, is_repeatable: false };
-                return Err(FailedAttempt { error, endpoint: selected.at, replay, resumable: None });
+                let replay = ReplayConditions {
+                    is_untouched: true,
+                    is_repeatable: false,
+                };
+                return Err(FailedAttempt {
+                    error,
+                    endpoint: selected.at,
+                    replay,
+                    resumable: None,
+                });
             }
         };
         let client = match self.client.take() {
@@ -182,8 +262,17 @@ impl ClientTraffic for RelayedConnection {
                 match self.client.take() {
                     Some(RelayClient::Connect(incoming)) => {
                         counts.refused_connect(error.name());
-                        let forbidden = matches!(error, ProxyError::Denied(_) | ProxyError::Rejected(_) | ProxyError::Unasked(_));
-                        incoming.refuse(if forbidden { STATUS_DENIED } else { STATUS_UNAVAILABLE });
+                        let forbidden = matches!(
+                            error,
+                            ProxyError::Denied(_)
+                                | ProxyError::Rejected(_)
+                                | ProxyError::Unasked(_)
+                        );
+                        incoming.refuse(if forbidden {
+                            STATUS_DENIED
+                        } else {
+                            STATUS_UNAVAILABLE
+                        });
                     }
                     client => {
                         counts.refused_connection(error.name());
@@ -213,8 +302,14 @@ pub(crate) async fn upgraded(
     up: (Io, Bytes),
 ) -> ((u64, u64), Option<ProxyError>) {
     let meter = Meter::default();
-    let mut client = Prefixed { prefix: client.1, leg: client.0 };
-    let mut up = Prefixed { prefix: up.1, leg: up.0 };
+    let mut client = Prefixed {
+        prefix: client.1,
+        leg: client.0,
+    };
+    let mut up = Prefixed {
+        prefix: up.1,
+        leg: up.0,
+    };
     let end = copied(worker, watch, &mut client, &mut up, &meter).await;
     ((meter.a_to_b(), meter.b_to_a()), end.err())
 }
@@ -241,7 +336,9 @@ impl RelayReauthorization<'_> {
                 while let Err(stop) = (self.again)() {
                     match stop {
                         AuthorizationInterrupt::Fault(fault) => return fault,
-                        AuthorizationInterrupt::Verify(todo) => authorize::verify(worker, self.account, &work, todo).await,
+                        AuthorizationInterrupt::Verify(todo) => {
+                            authorize::verify(worker, self.account, &work, todo).await
+                        }
                     }
                 }
                 continue;
@@ -272,8 +369,12 @@ async fn copied<A: copy::Leg, B: copy::Leg>(
 fn decide_flag(end: &CopyEnd) -> ResponseFlag {
     match end {
         CopyEnd::Complete => ResponseFlag::None,
-        CopyEnd::Broken { side: CopySide::A, .. } => ResponseFlag::DownstreamGone,
-        CopyEnd::Broken { side: CopySide::B, .. } => ResponseFlag::UpstreamClosed,
+        CopyEnd::Broken {
+            side: CopySide::A, ..
+        } => ResponseFlag::DownstreamGone,
+        CopyEnd::Broken {
+            side: CopySide::B, ..
+        } => ResponseFlag::UpstreamClosed,
         CopyEnd::Idle(_) => ResponseFlag::StreamIdle,
     }
 }

@@ -124,24 +124,35 @@ pub(crate) struct RequestField {
 }
 
 impl<'a> FinishedTraffic<'a> {
-    fn of_request(&self, read: impl FnOnce(&FinishedRequest<'a>) -> FieldValue<'a>) -> FieldValue<'a> {
+    fn of_request(
+        &self,
+        read: impl FnOnce(&FinishedRequest<'a>) -> FieldValue<'a>,
+    ) -> FieldValue<'a> {
         self.request.as_ref().map_or(Absent, read)
     }
 
     fn of_texts(&self, read: impl FnOnce(&'a LogFields) -> FieldValue<'a>) -> FieldValue<'a> {
-        self.request.and_then(|request| request.texts).map_or(Absent, read)
+        self.request
+            .and_then(|request| request.texts)
+            .map_or(Absent, read)
     }
 
     fn of_endpoint(&self, read: impl FnOnce(&'a Endpoint) -> FieldValue<'a>) -> FieldValue<'a> {
-        self.target.and_then(|(view, at)| view.set.endpoints.get(at?)).map_or(Absent, read)
+        self.target
+            .and_then(|(view, at)| view.set.endpoints.get(at?))
+            .map_or(Absent, read)
     }
 
-    fn of_destination(&self, read: impl FnOnce(&'a WorkloadLabels) -> FieldValue<'a>) -> FieldValue<'a> {
+    fn of_destination(
+        &self,
+        read: impl FnOnce(&'a WorkloadLabels) -> FieldValue<'a>,
+    ) -> FieldValue<'a> {
         self.of_endpoint(|endpoint| read(&endpoint.workload.party))
     }
 
     fn service(&self) -> Option<&'a ServiceNames> {
-        self.target.and_then(|(view, _)| view.set.service.as_deref())
+        self.target
+            .and_then(|(view, _)| view.set.service.as_deref())
     }
 
     fn of_service(&self, read: impl FnOnce(&'a ServiceNames) -> &'a str) -> FieldValue<'a> {
@@ -150,92 +161,207 @@ impl<'a> FinishedTraffic<'a> {
 
     /// Returns `namespace/name` of the service; empty if there is none.
     pub(crate) fn service_name(&self) -> String {
-        self.service().map(|names| format!("{}/{}", names.key.namespace, names.key.name)).unwrap_or_default()
+        self.service()
+            .map(|names| format!("{}/{}", names.key.namespace, names.key.name))
+            .unwrap_or_default()
     }
 
     /// Returns the service's hostname, for requests with the port.
     fn service_host(&self) -> Option<String> {
         let (view, _) = self.target?;
         let hostname = &view.set.service.as_ref()?.hostname;
-        Some(if self.request.is_some() { format!("{hostname}:{}", view.set.port) } else { hostname.clone() })
+        Some(if self.request.is_some() {
+            format!("{hostname}:{}", view.set.port)
+        } else {
+            hostname.clone()
+        })
     }
 
     /// Returns the source as the tap shows it: its namespace, and its pod or workload.
     fn source_name(&self) -> String {
         let source = &self.source.party;
-        format!("{}/{}", source.namespace, if self.pod.is_empty() { &source.workload } else { self.pod })
+        format!(
+            "{}/{}",
+            source.namespace,
+            if self.pod.is_empty() {
+                &source.workload
+            } else {
+                self.pod
+            }
+        )
     }
 }
 
 /// Defines a field of requests and of relayed connections.
-const fn field(log: &'static str, tap: &'static str, label: &'static str, read: ReadField) -> RequestField {
-    RequestField { log, tap, label, is_of_request: false, read }
+const fn field(
+    log: &'static str,
+    tap: &'static str,
+    label: &'static str,
+    read: ReadField,
+) -> RequestField {
+    RequestField {
+        log,
+        tap,
+        label,
+        is_of_request: false,
+        read,
+    }
 }
 
 /// Defines a field that only requests have.
-const fn http_field(log: &'static str, tap: &'static str, label: &'static str, read: ReadField) -> RequestField {
-    RequestField { log, tap, label, is_of_request: true, read }
+const fn http_field(
+    log: &'static str,
+    tap: &'static str,
+    label: &'static str,
+    read: ReadField,
+) -> RequestField {
+    RequestField {
+        log,
+        tap,
+        label,
+        is_of_request: true,
+        read,
+    }
 }
 
 /// All fields, in the order in which the access log and the metrics show them. A row is: name in the access log, name in the tap, metric
 /// label, value.
 pub(crate) static FIELDS: &[RequestField] = &[
-    field("tenant", "tenant", "tenant", |f| text(f.account.tenant.as_str())),
+    field("tenant", "tenant", "tenant", |f| {
+        text(f.account.tenant.as_str())
+    }),
     // Istio's value for a proxy between the two nodes; dashboards of ambient meshes expect it.
     field("", "", "reporter", |_| text("waypoint")),
     http_field("method", "method", "", |f| f.of_texts(|t| text(&t.method))),
     http_field("path", "path", "", |f| f.of_texts(|t| text(&t.path))),
-    field("protocol", "protocol", "", |f| text(f.request.map_or("TCP", |r| r.protocol))),
-    http_field("authority", "authority", "", |f| f.of_texts(|t| text(&t.authority))),
-    http_field("response_code", "status", "response_code", |f| f.of_request(|r| FieldValue::Status(r.status))),
-    http_field("grpc_status", "grpc_status", "", |f| f.of_request(|r| FieldValue::GrpcStatus(r.grpc_status))),
+    field("protocol", "protocol", "", |f| {
+        text(f.request.map_or("TCP", |r| r.protocol))
+    }),
+    http_field("authority", "authority", "", |f| {
+        f.of_texts(|t| text(&t.authority))
+    }),
+    http_field("response_code", "status", "response_code", |f| {
+        f.of_request(|r| FieldValue::Status(r.status))
+    }),
+    http_field("grpc_status", "grpc_status", "", |f| {
+        f.of_request(|r| FieldValue::GrpcStatus(r.grpc_status))
+    }),
     // Applications other than gRPC could make series with a status of their choice.
-    http_field("", "", "grpc_response_status", |f| f.of_request(|r| FieldValue::GrpcStatus(r.grpc_status.filter(|_| r.grpc)))),
-    field("response_flags", "flags", "response_flags", |f| text(f.flag.text())),
+    http_field("", "", "grpc_response_status", |f| {
+        f.of_request(|r| FieldValue::GrpcStatus(r.grpc_status.filter(|_| r.grpc)))
+    }),
+    field("response_flags", "flags", "response_flags", |f| {
+        text(f.flag.text())
+    }),
     field("response_code_details", "", "", |f| known(f.detail)),
-    field("bytes_received", "bytes_received", "", |f| Number(f.bytes_in)),
+    field("bytes_received", "bytes_received", "", |f| {
+        Number(f.bytes_in)
+    }),
     field("bytes_sent", "bytes_sent", "", |f| Number(f.bytes_out)),
-    field("duration_ms", "duration_ms", "", |f| FieldValue::Duration(f.took)),
-    http_field("upstream_service_time_ms", "", "", |f| f.of_request(|r| r.answered.map_or(Absent, FieldValue::Duration))),
-    http_field("x_forwarded_for", "", "", |f| f.of_texts(|t| known(&t.forwarded_for))),
-    http_field("user_agent", "", "", |f| f.of_texts(|t| known(&t.user_agent))),
-    http_field("request_id", "request_id", "", |f| f.of_texts(|t| known(&t.request_id))),
-    field("service", "service", "", |f| known_if(Some(f.service_name()))),
+    field("duration_ms", "duration_ms", "", |f| {
+        FieldValue::Duration(f.took)
+    }),
+    http_field("upstream_service_time_ms", "", "", |f| {
+        f.of_request(|r| r.answered.map_or(Absent, FieldValue::Duration))
+    }),
+    http_field("x_forwarded_for", "", "", |f| {
+        f.of_texts(|t| known(&t.forwarded_for))
+    }),
+    http_field("user_agent", "", "", |f| {
+        f.of_texts(|t| known(&t.user_agent))
+    }),
+    http_field("request_id", "request_id", "", |f| {
+        f.of_texts(|t| known(&t.request_id))
+    }),
+    field("service", "service", "", |f| {
+        known_if(Some(f.service_name()))
+    }),
     field("service_host", "", "", |f| known_if(f.service_host())),
-    field("", "", "destination_service", |f| f.of_service(|names| &names.hostname)),
-    field("", "", "destination_service_name", |f| f.of_service(|names| names.key.name.as_str())),
-    field("", "", "destination_service_namespace", |f| f.of_service(|names| names.key.namespace.as_str())),
-    http_field("route_name", "route", "", |f| f.of_texts(|t| known(&t.route))),
-    field("authorization_policy", "", "", |f| f.judged.map_or(Absent, |judged| known(&judged.policy))),
-    field("authorization_hits", "", "", |f| known_if(f.judged.map(|judged| judged.hits.join(", ")))),
+    field("", "", "destination_service", |f| {
+        f.of_service(|names| &names.hostname)
+    }),
+    field("", "", "destination_service_name", |f| {
+        f.of_service(|names| names.key.name.as_str())
+    }),
+    field("", "", "destination_service_namespace", |f| {
+        f.of_service(|names| names.key.namespace.as_str())
+    }),
+    http_field("route_name", "route", "", |f| {
+        f.of_texts(|t| known(&t.route))
+    }),
+    field("authorization_policy", "", "", |f| {
+        f.judged.map_or(Absent, |judged| known(&judged.policy))
+    }),
+    field("authorization_hits", "", "", |f| {
+        known_if(f.judged.map(|judged| judged.hits.join(", ")))
+    }),
     field("downstream_remote_address", "", "", |f| Address(f.client)),
     field("", "source", "", |f| known_if(Some(f.source_name()))),
-    field("source_workload", "", "source_workload", |f| text(&f.source.party.workload)),
-    field("source_namespace", "", "source_workload_namespace", |f| text(&f.source.party.namespace)),
+    field("source_workload", "", "source_workload", |f| {
+        text(&f.source.party.workload)
+    }),
+    field("source_namespace", "", "source_workload_namespace", |f| {
+        text(&f.source.party.namespace)
+    }),
     field("source_pod", "", "", |f| known(f.pod)),
-    field("source_principal", "", "source_principal", |f| known(&f.source.party.principal)),
+    field("source_principal", "", "source_principal", |f| {
+        known(&f.source.party.principal)
+    }),
     field("", "", "source_app", |f| text(&f.source.party.app)),
     field("", "", "source_version", |f| text(&f.source.party.version)),
     field("", "", "source_cluster", |f| text(&f.source.party.cluster)),
-    field("", "", "source_canonical_service", |f| text(&f.source.party.service)),
-    field("", "", "source_canonical_revision", |f| text(&f.source.party.revision)),
-    field("", "upstream", "", |f| f.of_endpoint(|e| known_if(Some(format!("{} ({})", e.workload.party.pod, e.address))))),
-    field("upstream_host", "", "", |f| f.of_endpoint(|e| Address(e.address_towards(f.client.ip())))),
-    field("upstream_pod", "", "", |f| f.of_destination(|w| text(&w.pod))),
-    field("upstream_workload", "", "destination_workload", |f| f.of_destination(|w| text(&w.workload))),
-    field("", "", "destination_workload_namespace", |f| f.of_destination(|w| text(&w.namespace))),
-    field("", "", "destination_principal", |f| f.of_destination(|w| known(&w.principal))),
-    field("", "", "destination_app", |f| f.of_destination(|w| text(&w.app))),
-    field("", "", "destination_version", |f| f.of_destination(|w| text(&w.version))),
-    field("", "", "destination_cluster", |f| f.of_destination(|w| text(&w.cluster))),
-    field("", "", "destination_canonical_service", |f| f.of_destination(|w| text(&w.service))),
-    // Istio's value for an unknown revision.
-    field("", "", "destination_canonical_revision", |f| match f.of_destination(|w| text(&w.revision)) {
-        Absent => text("latest"),
-        revision => revision,
+    field("", "", "source_canonical_service", |f| {
+        text(&f.source.party.service)
     }),
-    field("", "", "connection_security_policy", |f| text(if f.secured { "mutual_tls" } else { "none" })),
-    field("", "", "request_protocol", |f| text(f.request.map_or("tcp", |r| if r.grpc { "grpc" } else { "http" }))),
+    field("", "", "source_canonical_revision", |f| {
+        text(&f.source.party.revision)
+    }),
+    field("", "upstream", "", |f| {
+        f.of_endpoint(|e| known_if(Some(format!("{} ({})", e.workload.party.pod, e.address))))
+    }),
+    field("upstream_host", "", "", |f| {
+        f.of_endpoint(|e| Address(e.address_towards(f.client.ip())))
+    }),
+    field("upstream_pod", "", "", |f| {
+        f.of_destination(|w| text(&w.pod))
+    }),
+    field("upstream_workload", "", "destination_workload", |f| {
+        f.of_destination(|w| text(&w.workload))
+    }),
+    field("", "", "destination_workload_namespace", |f| {
+        f.of_destination(|w| text(&w.namespace))
+    }),
+    field("", "", "destination_principal", |f| {
+        f.of_destination(|w| known(&w.principal))
+    }),
+    field("", "", "destination_app", |f| {
+        f.of_destination(|w| text(&w.app))
+    }),
+    field("", "", "destination_version", |f| {
+        f.of_destination(|w| text(&w.version))
+    }),
+    field("", "", "destination_cluster", |f| {
+        f.of_destination(|w| text(&w.cluster))
+    }),
+    field("", "", "destination_canonical_service", |f| {
+        f.of_destination(|w| text(&w.service))
+    }),
+    // Istio's value for an unknown revision.
+    field("", "", "destination_canonical_revision", |f| {
+        match f.of_destination(|w| text(&w.revision)) {
+            Absent => text("latest"),
+            revision => revision,
+        }
+    }),
+    field("", "", "connection_security_policy", |f| {
+        text(if f.secured { "mutual_tls" } else { "none" })
+    }),
+    field("", "", "request_protocol", |f| {
+        text(
+            f.request
+                .map_or("tcp", |r| if r.grpc { "grpc" } else { "http" }),
+        )
+    }),
 ];
 
 #[cfg(test)]
@@ -246,12 +372,20 @@ mod tests {
     fn each_output_shows_a_name_once() {
         let names: [fn(&RequestField) -> &'static str; 3] = [|f| f.log, |f| f.tap, |f| f.label];
         for name in names {
-            let mut all: Vec<_> = FIELDS.iter().map(name).filter(|name| !name.is_empty()).collect();
+            let mut all: Vec<_> = FIELDS
+                .iter()
+                .map(name)
+                .filter(|name| !name.is_empty())
+                .collect();
             let shown = all.len();
             all.sort_unstable();
             all.dedup();
             assert_eq!(all.len(), shown, "{all:?}");
         }
-        assert!(FIELDS.iter().all(|f| !(f.log.is_empty() && f.tap.is_empty() && f.label.is_empty())));
+        assert!(
+            FIELDS
+                .iter()
+                .all(|f| !(f.log.is_empty() && f.tap.is_empty() && f.label.is_empty()))
+        );
     }
 }

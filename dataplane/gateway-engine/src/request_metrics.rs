@@ -9,7 +9,9 @@ use std::rc::Rc;
 use std::sync::LazyLock;
 
 use canal_gateway_config::UNKNOWN;
-use canal_runtime::metrics::{Counter, CounterFamily, Histogram, HistogramFamily, MetricFamily, MetricsShard, Registry};
+use canal_runtime::metrics::{
+    Counter, CounterFamily, Histogram, HistogramFamily, MetricFamily, MetricsShard, Registry,
+};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
@@ -20,13 +22,17 @@ use crate::request_fields::{FIELDS, FieldValue, FinishedTraffic, RequestField};
 const SERIES_MAX: usize = 8192;
 
 /// Labels of requests, in the order of their fields.
-static REQUEST: LazyLock<Vec<&str>> = LazyLock::new(|| labels(true).map(|field| field.label).collect());
+static REQUEST: LazyLock<Vec<&str>> =
+    LazyLock::new(|| labels(true).map(|field| field.label).collect());
 /// Labels of relayed connections.
-static TCP: LazyLock<Vec<&str>> = LazyLock::new(|| labels(false).map(|field| field.label).collect());
+static TCP: LazyLock<Vec<&str>> =
+    LazyLock::new(|| labels(false).map(|field| field.label).collect());
 
 /// Returns the fields that are labels, with or without those that only requests have.
 fn labels(is_request: bool) -> impl Iterator<Item = &'static RequestField> {
-    FIELDS.iter().filter(move |field| !field.label.is_empty() && (is_request || !field.is_of_request))
+    FIELDS
+        .iter()
+        .filter(move |field| !field.label.is_empty() && (is_request || !field.is_of_request))
 }
 
 /// Buckets of Envoy and Istio, in microseconds here and in milliseconds in the output.
@@ -51,8 +57,10 @@ const MICROS: &[u64] = &[
     1_800_000_000,
     3_600_000_000,
 ];
-const BYTES: &[u64] =
-    &[1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000, 3_600_000];
+const BYTES: &[u64] = &[
+    1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000, 600_000,
+    1_800_000, 3_600_000,
+];
 
 /// Metric families, registered once per process.
 #[derive(Debug, Clone)]
@@ -70,16 +78,39 @@ pub(crate) struct RequestMetricFamilies {
 impl RequestMetricFamilies {
     pub(crate) fn new(registry: &Registry) -> Self {
         let counter = |name, help, labels| registry.counters(MetricFamily::new(name, help, labels));
-        let histogram = |name, help, bounds, scale| registry.histograms(MetricFamily::new(name, help, &REQUEST), bounds, scale);
+        let histogram = |name, help, bounds, scale| {
+            registry.histograms(MetricFamily::new(name, help, &REQUEST), bounds, scale)
+        };
         Self {
             requests: counter("istio_requests_total", "Requests.", &REQUEST),
-            duration: histogram("istio_request_duration_milliseconds", "Time from a request's head to its answer's end.", MICROS, 0.001),
+            duration: histogram(
+                "istio_request_duration_milliseconds",
+                "Time from a request's head to its answer's end.",
+                MICROS,
+                0.001,
+            ),
             bytes_in: histogram("istio_request_bytes", "Payload of requests.", BYTES, 1.0),
             bytes_out: histogram("istio_response_bytes", "Payload of answers.", BYTES, 1.0),
-            tcp_opened: counter("istio_tcp_connections_opened_total", "Relayed connections opened.", &TCP),
-            tcp_closed: counter("istio_tcp_connections_closed_total", "Relayed connections closed.", &TCP),
-            tcp_received: counter("istio_tcp_received_bytes_total", "Bytes from clients on relayed connections.", &TCP),
-            tcp_sent: counter("istio_tcp_sent_bytes_total", "Bytes to clients on relayed connections.", &TCP),
+            tcp_opened: counter(
+                "istio_tcp_connections_opened_total",
+                "Relayed connections opened.",
+                &TCP,
+            ),
+            tcp_closed: counter(
+                "istio_tcp_connections_closed_total",
+                "Relayed connections closed.",
+                &TCP,
+            ),
+            tcp_received: counter(
+                "istio_tcp_received_bytes_total",
+                "Bytes from clients on relayed connections.",
+                &TCP,
+            ),
+            tcp_sent: counter(
+                "istio_tcp_sent_bytes_total",
+                "Bytes to clients on relayed connections.",
+                &TCP,
+            ),
         }
     }
 }
@@ -122,12 +153,27 @@ pub(crate) struct RequestSeries {
 }
 
 /// Classes that replace unregistered status codes: the endpoint chooses its codes, and each would become a series.
-const CLASSES: [&str; 10] = ["0xx", "1xx", "2xx", "3xx", "4xx", "5xx", "6xx", "7xx", "8xx", "9xx"];
+const CLASSES: [&str; 10] = [
+    "0xx", "1xx", "2xx", "3xx", "4xx", "5xx", "6xx", "7xx", "8xx", "9xx",
+];
 
 /// Returns the status code for metrics: a registered one (IANA, HTTP Status Code Registry; 499 is the gateway's own), otherwise its class.
 fn decide_code(status: u16) -> u16 {
     match status {
-        100..=104 | 200..=208 | 226 | 300..=308 | 400..=418 | 421..=426 | 428 | 429 | 431 | 451 | 499 | 500..=508 | 510 | 511 => status,
+        100..=104
+        | 200..=208
+        | 226
+        | 300..=308
+        | 400..=418
+        | 421..=426
+        | 428
+        | 429
+        | 431
+        | 451
+        | 499
+        | 500..=508
+        | 510
+        | 511 => status,
         _ => status / 100 % 10,
     }
 }
@@ -139,17 +185,31 @@ fn decide_grpc(status: u8) -> u8 {
 
 impl RequestSeries {
     pub(crate) fn new(families: &RequestMetricFamilies, shard: &MetricsShard) -> Self {
-        Self { families: families.clone(), shard: shard.clone(), known: RefCell::default(), generation: Cell::new(0) }
+        Self {
+            families: families.clone(),
+            shard: shard.clone(),
+            known: RefCell::default(),
+            generation: Cell::new(0),
+        }
     }
 
     /// Counts one request in all request metrics.
     pub(crate) fn request(&self, finished: &FinishedTraffic<'_>) {
-        let Some(request) = &finished.request else { return };
+        let Some(request) = &finished.request else {
+            return;
+        };
         let key = SeriesKey {
             source: finished.source.number,
             // Without a set, the tenant's number separates the series; no set has ID 0.
-            set: finished.target.map_or(u64::from(finished.account.number) << 40, |(view, _)| view.set.id),
-            endpoint: finished.target.and_then(|(_, at)| at).map_or(u32::MAX, |at| at as u32),
+            set: finished
+                .target
+                .map_or(u64::from(finished.account.number) << 40, |(view, _)| {
+                    view.set.id
+                }),
+            endpoint: finished
+                .target
+                .and_then(|(_, at)| at)
+                .map_or(u32::MAX, |at| at as u32),
             status: decide_code(request.status),
             flag: finished.flag,
             grpc: request.grpc.then_some(request.grpc_status.map(decide_grpc)),
@@ -169,7 +229,9 @@ impl RequestSeries {
             made
         });
         series.requests.inc();
-        series.duration.observe(u64::try_from(finished.took.as_micros()).unwrap_or(u64::MAX));
+        series
+            .duration
+            .observe(u64::try_from(finished.took.as_micros()).unwrap_or(u64::MAX));
         series.bytes_in.observe(finished.bytes_in);
         series.bytes_out.observe(finished.bytes_out);
     }
@@ -178,25 +240,40 @@ impl RequestSeries {
         let values = RequestLabels::of(finished);
         RequestHandles {
             requests: self.shard.counter(&self.families.requests, &values.texts()),
-            duration: self.shard.histogram(&self.families.duration, &values.texts()),
-            bytes_in: self.shard.histogram(&self.families.bytes_in, &values.texts()),
-            bytes_out: self.shard.histogram(&self.families.bytes_out, &values.texts()),
+            duration: self
+                .shard
+                .histogram(&self.families.duration, &values.texts()),
+            bytes_in: self
+                .shard
+                .histogram(&self.families.bytes_in, &values.texts()),
+            bytes_out: self
+                .shard
+                .histogram(&self.families.bytes_out, &values.texts()),
         }
     }
 
     /// Counts a relayed connection as opened, and returns the counters of its bytes.
     pub(crate) fn relay_opened(&self, begun: &FinishedTraffic<'_>) -> RelayCounters {
         let values = RequestLabels::of(begun);
-        self.shard.counter(&self.families.tcp_opened, &values.texts()).inc();
+        self.shard
+            .counter(&self.families.tcp_opened, &values.texts())
+            .inc();
         RelayCounters {
-            received: self.shard.counter(&self.families.tcp_received, &values.texts()),
+            received: self
+                .shard
+                .counter(&self.families.tcp_received, &values.texts()),
             sent: self.shard.counter(&self.families.tcp_sent, &values.texts()),
         }
     }
 
     /// Counts a relayed connection as closed, or as failed to open.
     pub(crate) fn relay_closed(&self, finished: &FinishedTraffic<'_>) {
-        self.shard.counter(&self.families.tcp_closed, &RequestLabels::of(finished).texts()).inc();
+        self.shard
+            .counter(
+                &self.families.tcp_closed,
+                &RequestLabels::of(finished).texts(),
+            )
+            .inc();
     }
 }
 
@@ -205,7 +282,11 @@ struct RequestLabels<'a>(Vec<Cow<'a, str>>);
 
 impl<'a> RequestLabels<'a> {
     fn of(finished: &FinishedTraffic<'a>) -> Self {
-        Self(labels(finished.request.is_some()).map(|field| label_value((field.read)(finished))).collect())
+        Self(
+            labels(finished.request.is_some())
+                .map(|field| label_value((field.read)(finished)))
+                .collect(),
+        )
     }
 
     fn texts(&self) -> SmallVec<[&str; 28]> {
@@ -221,10 +302,15 @@ fn label_value(value: FieldValue<'_>) -> Cow<'_, str> {
         FieldValue::Number(number) => number.to_string().into(),
         FieldValue::Status(status) => {
             let code = decide_code(status);
-            CLASSES.get(usize::from(code)).map_or_else(|| code.to_string().into(), |class| Cow::Borrowed(*class))
+            CLASSES
+                .get(usize::from(code))
+                .map_or_else(|| code.to_string().into(), |class| Cow::Borrowed(*class))
         }
         // Istio leaves the label of a response without a gRPC status empty.
-        FieldValue::GrpcStatus(status) => status.map(|status| decide_grpc(status).to_string()).unwrap_or_default().into(),
+        FieldValue::GrpcStatus(status) => status
+            .map(|status| decide_grpc(status).to_string())
+            .unwrap_or_default()
+            .into(),
         FieldValue::Duration(duration) => duration.as_millis().to_string().into(),
         FieldValue::Address(address) => address.to_string().into(),
     }
@@ -236,9 +322,15 @@ mod tests {
 
     #[test]
     fn codes_that_endpoints_invent_make_no_series_of_their_own() {
-        for (status, label) in
-            [(200, None), (404, None), (499, None), (511, None), (299, Some("2xx")), (777, Some("7xx")), (999, Some("9xx"))]
-        {
+        for (status, label) in [
+            (200, None),
+            (404, None),
+            (499, None),
+            (511, None),
+            (299, Some("2xx")),
+            (777, Some("7xx")),
+            (999, Some("9xx")),
+        ] {
             let code = decide_code(status);
             assert_eq!(CLASSES.get(usize::from(code)).copied(), label, "{status}");
             assert!(label.is_some() || code == status);

@@ -39,10 +39,27 @@ impl RoutedRequest {
         admission: RequestPermit,
     ) -> Self {
         // Only new tunnels need the identity. Cloning it later would be cheaper, but would require holding the snapshot.
-        let tunnelled = view.set.endpoints.iter().any(|e| e.workload.tunnel == TunnelProtocol::Hbone);
-        let tls = if tunnelled { snapshot.tenant(session.account.tenant.as_str()).and_then(|t| t.tls.clone()) } else { None };
+        let tunnelled = view
+            .set
+            .endpoints
+            .iter()
+            .any(|e| e.workload.tunnel == TunnelProtocol::Hbone);
+        let tls = if tunnelled {
+            snapshot
+                .tenant(session.account.tenant.as_str())
+                .and_then(|t| t.tls.clone())
+        } else {
+            None
+        };
         let filters = view.set.filters.with(resolved.filters());
-        Self { view, resolved, tls, version: session.account.policy_version.get(), filters, _admission: admission }
+        Self {
+            view,
+            resolved,
+            tls,
+            version: session.account.policy_version.get(),
+            filters,
+            _admission: admission,
+        }
     }
 }
 
@@ -61,14 +78,23 @@ pub(crate) fn request<R: RoutableRequest>(
     let placed = session
         .throttle(worker)
         .and_then(|()| admit(worker, session, &resolved))
-        .and_then(|admission| Ok((decide(worker, &snapshot, &resolved, request, record.texts.as_mut())?, admission)));
+        .and_then(|admission| {
+            Ok((
+                decide(worker, &snapshot, &resolved, request, record.texts.as_mut())?,
+                admission,
+            ))
+        });
     match placed {
         Ok((view, admission)) => {
             record.target = Some((view.clone(), None));
-            Ok(RoutedRequest::new(session, &snapshot, view, resolved, admission))
+            Ok(RoutedRequest::new(
+                session, &snapshot, view, resolved, admission,
+            ))
         }
         Err(fault) => {
-            record.target = resolved.direct_endpoint(&worker.upstreams, &snapshot).map(|view| (view, None));
+            record.target = resolved
+                .direct_endpoint(&worker.upstreams, &snapshot)
+                .map(|view| (view, None));
             Err(fault)
         }
     }
@@ -78,15 +104,27 @@ pub(crate) fn request<R: RoutableRequest>(
 ///
 /// # Errors
 /// A limit is reached, or the service does not exist. The target is included for metrics.
-pub(crate) fn connection(worker: &Worker, session: &ClientSession) -> Result<RoutedRequest, (ProxyError, RequestTarget)> {
+pub(crate) fn connection(
+    worker: &Worker,
+    session: &ClientSession,
+) -> Result<RoutedRequest, (ProxyError, RequestTarget)> {
     let (snapshot, resolved) = session.resolve(worker).map_err(|fault| (fault, None))?;
-    let view = resolved.direct_endpoint(&worker.upstreams, &snapshot).ok_or((ProxyError::NoService, None))?;
-    let admission = admit(worker, session, &resolved).map_err(|fault| (fault, Some((view.clone(), None))))?;
-    Ok(RoutedRequest::new(session, &snapshot, view, resolved, admission))
+    let view = resolved
+        .direct_endpoint(&worker.upstreams, &snapshot)
+        .ok_or((ProxyError::NoService, None))?;
+    let admission =
+        admit(worker, session, &resolved).map_err(|fault| (fault, Some((view.clone(), None))))?;
+    Ok(RoutedRequest::new(
+        session, &snapshot, view, resolved, admission,
+    ))
 }
 
 /// Checks the tenant, then admits the request within the limits of its tenant and the worker.
-fn admit(worker: &Worker, session: &ClientSession, resolved: &ResolvedDestination) -> Result<RequestPermit, ProxyError> {
+fn admit(
+    worker: &Worker,
+    session: &ClientSession,
+    resolved: &ResolvedDestination,
+) -> Result<RequestPermit, ProxyError> {
     // Lookups already stay inside the tenant. The check is repeated here, because an error would expose one tenant's service to another.
     if resolved.tenant() != session.account.tenant.as_str() {
         return Err(ProxyError::NoService);
@@ -128,13 +166,19 @@ fn decide<R: RoutableRequest>(
     texts: Option<&mut Box<LogFields>>,
 ) -> Result<Rc<EndpointSetState>, ProxyError> {
     let ResolvedDestination::Service { service, port } = resolved else {
-        return resolved.direct_endpoint(&worker.upstreams, snapshot).ok_or(ProxyError::NoService);
+        return resolved
+            .direct_endpoint(&worker.upstreams, snapshot)
+            .ok_or(ProxyError::NoService);
     };
     let port: &PortView = &service.ports[*port];
     let slot = match &service.routes {
         Some(routes) if port.routed => {
             // Two readings of one path must not lead to different routes. The endpoint gets the path as it was sent.
-            let normal = if port.routed_by_path { routing_path(request.path()) } else { None };
+            let normal = if port.routed_by_path {
+                routing_path(request.path())
+            } else {
+                None
+            };
             let (way, rule) = match &normal {
                 None => routes.decide(port.port, request, worker.random()),
                 Some(path) => routes.decide(port.port, &AtPath { request, path }, worker.random()),
@@ -144,11 +188,16 @@ fn decide<R: RoutableRequest>(
             }
             match way {
                 RouteOutcome::Slot(slot) => slot,
-                RouteOutcome::Refuse { status, reason } => return Err(ProxyError::Route { status, reason }),
+                RouteOutcome::Refuse { status, reason } => {
+                    return Err(ProxyError::Route { status, reason });
+                }
                 RouteOutcome::Nowhere => return Err(ProxyError::NoRoute),
             }
         }
         _ => port.slot,
     };
-    worker.upstreams.view(snapshot, slot).ok_or(ProxyError::NoService)
+    worker
+        .upstreams
+        .view(snapshot, slot)
+        .ok_or(ProxyError::NoService)
 }

@@ -57,7 +57,10 @@ pub(crate) enum SessionAdmission {
     /// A connection that took the permit at accept.
     Accepted(Rc<ConnectionPermit>),
     /// A tunnel inside such a connection.
-    Tunnel { _held: CountGuard, drain: Rc<ConnectionDrain> },
+    Tunnel {
+        _held: CountGuard,
+        drain: Rc<ConnectionDrain>,
+    },
 }
 
 /// Description of a client, from which its session is created.
@@ -82,8 +85,19 @@ impl ClientSession {
         caller: ClientInfo,
         drain: &Rc<ConnectionDrain>,
     ) -> Option<Self> {
-        let held = worker.limits.tunnel(&worker.accounts.of(tenant, &worker.limits))?;
-        Some(Self::begin(worker, tenant, destination, caller, SessionAdmission::Tunnel { _held: held, drain: drain.clone() }))
+        let held = worker
+            .limits
+            .tunnel(&worker.accounts.of(tenant, &worker.limits))?;
+        Some(Self::begin(
+            worker,
+            tenant,
+            destination,
+            caller,
+            SessionAdmission::Tunnel {
+                _held: held,
+                drain: drain.clone(),
+            },
+        ))
     }
 
     pub(crate) fn begin(
@@ -127,7 +141,11 @@ impl ClientSession {
         }
         let now = u64::try_from(worker.shared.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let all = throttles.iter().map(|throttle| &**throttle);
-        if admit_all(all, now) { Ok(()) } else { Err(ProxyError::Throttled) }
+        if admit_all(all, now) {
+            Ok(())
+        } else {
+            Err(ProxyError::Throttled)
+        }
     }
 
     /// Marks the connection as busy, because a request or relay begins.
@@ -161,20 +179,32 @@ impl ClientSession {
     ///
     /// # Errors
     /// The tenant or the destination does not exist, or nothing of the tenant is served.
-    pub(crate) fn resolve(&self, worker: &Worker) -> Result<(SnapshotRef, Rc<ResolvedDestination>), ProxyError> {
+    pub(crate) fn resolve(
+        &self,
+        worker: &Worker,
+    ) -> Result<(SnapshotRef, Rc<ResolvedDestination>), ProxyError> {
         let snapshot = worker.snapshot();
         if let Some((sequence, resolved)) = &*self.resolved.borrow()
             && *sequence == snapshot.sequence
         {
             return Ok((snapshot, resolved.clone()));
         }
-        let tenant = snapshot.tenant(self.account.tenant.as_str()).ok_or(ProxyError::NoService)?;
+        let tenant = snapshot
+            .tenant(self.account.tenant.as_str())
+            .ok_or(ProxyError::NoService)?;
         if tenant.closed {
             return Err(ProxyError::TenantClosed);
         }
-        let resolved = Rc::new(ResolvedDestination::find(&worker.upstreams, tenant, &self.destination).ok_or(ProxyError::NoService)?);
+        let resolved = Rc::new(
+            ResolvedDestination::find(&worker.upstreams, tenant, &self.destination)
+                .ok_or(ProxyError::NoService)?,
+        );
         self.had_policies.set(!tenant.policies.is_empty());
-        *self.throttles.borrow_mut() = resolved.throttle().into_iter().chain(tenant.throttle.clone()).collect();
+        *self.throttles.borrow_mut() = resolved
+            .throttle()
+            .into_iter()
+            .chain(tenant.throttle.clone())
+            .collect();
         *self.resolved.borrow_mut() = Some((snapshot.sequence, resolved.clone()));
         Ok((snapshot, resolved))
     }
@@ -190,7 +220,12 @@ impl ClientSession {
 
     /// Returns the owner of this client's connections to endpoints, where clients share none.
     pub(crate) fn pool_client(&self) -> Rc<PoolClient> {
-        let made = || Rc::new(PoolClient { principal: self.principal.principal.clone(), address: self.client.ip() });
+        let made = || {
+            Rc::new(PoolClient {
+                principal: self.principal.principal.clone(),
+                address: self.client.ip(),
+            })
+        };
         self.pool_client.get_or_init(made).clone()
     }
 
@@ -206,7 +241,11 @@ impl ClientSession {
         };
         let mut headers = HeaderMap::new();
         let principal = self.principal.spiffe_id();
-        for (name, value) in [(FORWARDED, forwarded(self.client, host)), (BAGGAGE, baggage.encode()), (SOURCE, principal)] {
+        for (name, value) in [
+            (FORWARDED, forwarded(self.client, host)),
+            (BAGGAGE, baggage.encode()),
+            (SOURCE, principal),
+        ] {
             if let (Ok(value), false) = (HeaderValue::from_str(&value), value.is_empty()) {
                 headers.insert(name, value);
             }
@@ -244,13 +283,23 @@ impl ClientPrincipal {
 
     /// Returns the identity with its scheme; empty if no identity was proved.
     pub(crate) fn spiffe_id(&self) -> String {
-        self.principal.as_ref().map_or_else(String::new, |principal| format!("spiffe://{principal}"))
+        self.principal
+            .as_ref()
+            .map_or_else(String::new, |principal| format!("spiffe://{principal}"))
     }
 
     /// True if the tenant still federates with the client's trust domain.
     pub(crate) fn is_federated(&self, tenant: &TenantView) -> bool {
-        let domain = self.principal.as_deref().and_then(|principal| principal.split('/').next());
-        domain.is_some_and(|domain| tenant.federated.iter().any(|known| known.as_str() == domain))
+        let domain = self
+            .principal
+            .as_deref()
+            .and_then(|principal| principal.split('/').next());
+        domain.is_some_and(|domain| {
+            tenant
+                .federated
+                .iter()
+                .any(|known| known.as_str() == domain)
+        })
     }
 
     pub(crate) fn named(mut self, server_name: Option<String>) -> Self {

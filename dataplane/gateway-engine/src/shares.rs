@@ -25,13 +25,29 @@ impl SharedLimits {
     pub(crate) fn new(limits: &GatewayLimits, registry: &Registry) -> Self {
         // There is no reserve: readiness probes and admin requests have listeners of their own, and `GatewayLimits::within` leaves files
         // for them.
-        let limit = |kind, capacity| TenantLimit::new(TenantLimitConfig { kind, capacity, reserve: 0, give_way: GiveWay::Oldest });
+        let limit = |kind, capacity| {
+            TenantLimit::new(TenantLimitConfig {
+                kind,
+                capacity,
+                reserve: 0,
+                give_way: GiveWay::Oldest,
+            })
+        };
         let connections = limit(ShareKind::GatewayConnections, limits.connections);
         connections.set_default_share(Share::Amount(limits.tenant_connections));
         let labels = &["limit"];
-        let gauge = |name, help| registry.gauges(MetricFamily::new(name, help, labels)).shared(&["connections"]);
-        gauge("canal_limit_max", "The most a named limit allows.").set(i64::try_from(limits.connections).unwrap_or(i64::MAX));
-        let refused = MetricFamily::new("canal_limit_refused_total", "Refusals because a named limit was reached.", labels);
+        let gauge = |name, help| {
+            registry
+                .gauges(MetricFamily::new(name, help, labels))
+                .shared(&["connections"])
+        };
+        gauge("canal_limit_max", "The most a named limit allows.")
+            .set(i64::try_from(limits.connections).unwrap_or(i64::MAX));
+        let refused = MetricFamily::new(
+            "canal_limit_refused_total",
+            "Refusals because a named limit was reached.",
+            labels,
+        );
         let shared = Self {
             connections,
             unauthenticated: limit(ShareKind::GatewayUnauthenticated, limits.unauthenticated),
@@ -40,19 +56,35 @@ impl SharedLimits {
             used: gauge("canal_limit_used", "How much of a named limit is taken."),
             refused: registry.counters(refused).shared(&["connections"]),
         };
-        shared.all().into_iter().for_each(|limit| show_shares(registry, limit));
+        shared
+            .all()
+            .into_iter()
+            .for_each(|limit| show_shares(registry, limit));
         shared
     }
 
     fn all(&self) -> [&TenantLimit; 4] {
-        [&self.connections, &self.unauthenticated, &self.handshakes, &self.buffer_bytes]
+        [
+            &self.connections,
+            &self.unauthenticated,
+            &self.handshakes,
+            &self.buffer_bytes,
+        ]
     }
 
     /// Applies the shares that the provider set for tenants.
     pub(crate) fn set_shares(&self, snapshot: &Snapshot, registry: &Registry) {
-        registry.set_shares(snapshot.tenants().map(|tenant| (&tenant.name, &*tenant.shares)));
+        registry.set_shares(
+            snapshot
+                .tenants()
+                .map(|tenant| (&tenant.name, &*tenant.shares)),
+        );
         for limit in self.all() {
-            limit.set_shares(snapshot.tenants().map(|tenant| (&tenant.name, &*tenant.shares)));
+            limit.set_shares(
+                snapshot
+                    .tenants()
+                    .map(|tenant| (&tenant.name, &*tenant.shares)),
+            );
         }
     }
 
@@ -63,6 +95,7 @@ impl SharedLimits {
 
     /// Updates the metrics; called once per second.
     pub(crate) fn show(&self) {
-        self.used.set(i64::try_from(self.connections.used()).unwrap_or(i64::MAX));
+        self.used
+            .set(i64::try_from(self.connections.used()).unwrap_or(i64::MAX));
     }
 }

@@ -28,7 +28,12 @@ pub(crate) struct SoftDrain {
 
 impl SoftDrain {
     pub(crate) fn new(worker: &DrainWatcher) -> Self {
-        Self { worker: worker.clone(), newest: RefCell::new(worker.branch()), used: Cell::new(false), asked: Cell::new(false) }
+        Self {
+            worker: worker.clone(),
+            newest: RefCell::new(worker.branch()),
+            used: Cell::new(false),
+            asked: Cell::new(false),
+        }
     }
 
     /// Returns the drain for a new connection. It begins when a soft drain includes the connection, or with the worker's drain.
@@ -66,7 +71,13 @@ pub(crate) async fn run(mut wanted: watch::Receiver<bool>, turn: impl Fn(bool) -
             return;
         }
         let changed = async {
-            if ask { tokio::time::timeout(SOFT_DRAIN_INTERVAL, wanted.changed()).await.unwrap_or(Ok(())) } else { wanted.changed().await }
+            if ask {
+                tokio::time::timeout(SOFT_DRAIN_INTERVAL, wanted.changed())
+                    .await
+                    .unwrap_or(Ok(()))
+            } else {
+                wanted.changed().await
+            }
         };
         if changed.await.is_err() {
             return;

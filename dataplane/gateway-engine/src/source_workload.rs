@@ -29,7 +29,10 @@ pub(crate) struct SourceTable {
 impl SourceTable {
     /// Returns the source with these labels; the pod's name is ignored.
     pub(crate) fn of(&self, party: &WorkloadLabels) -> Rc<SourceWorkload> {
-        let party = WorkloadLabels { pod: String::new(), ..party.clone() };
+        let party = WorkloadLabels {
+            pod: String::new(),
+            ..party.clone()
+        };
         let mut known = self.known.borrow_mut();
         if let Some(source) = known.get(&party) {
             return source.clone();
@@ -38,7 +41,10 @@ impl SourceTable {
             known.clear();
         }
         self.last.set(self.last.get() + 1);
-        let source = Rc::new(SourceWorkload { number: self.last.get(), party: party.clone() });
+        let source = Rc::new(SourceWorkload {
+            number: self.last.get(),
+            party: party.clone(),
+        });
         known.insert(party, source.clone());
         source
     }
@@ -51,9 +57,21 @@ mod tests {
     #[test]
     fn sources_have_stable_numbers_up_to_the_limit() {
         let sources = SourceTable::default();
-        let party = |n: usize| WorkloadLabels { workload: n.to_string(), pod: "p".into(), ..WorkloadLabels::unknown() };
+        let party = |n: usize| WorkloadLabels {
+            workload: n.to_string(),
+            pod: "p".into(),
+            ..WorkloadLabels::unknown()
+        };
         let first = sources.of(&party(0));
-        assert_eq!(sources.of(&WorkloadLabels { pod: "other".into(), ..party(0) }).number, first.number);
+        assert_eq!(
+            sources
+                .of(&WorkloadLabels {
+                    pod: "other".into(),
+                    ..party(0)
+                })
+                .number,
+            first.number
+        );
         for n in 0..=SOURCES_MAX {
             sources.of(&party(n));
         }

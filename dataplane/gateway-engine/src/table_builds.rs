@@ -28,13 +28,29 @@ struct BuildGauges {
 
 impl BuildGauges {
     fn new(registry: &Registry) -> Self {
-        let gauge = |name, help| registry.gauges(MetricFamily::new(name, help, &[])).shared(&[]);
+        let gauge = |name, help| {
+            registry
+                .gauges(MetricFamily::new(name, help, &[]))
+                .shared(&[])
+        };
         Self {
-            generation: gauge("canal_gateway_generation", "The generation that new requests are served by."),
+            generation: gauge(
+                "canal_gateway_generation",
+                "The generation that new requests are served by.",
+            ),
             services: gauge("canal_gateway_services", "Services known."),
-            workloads: gauge("canal_gateway_workload_addresses", "Workload addresses known."),
-            faults: gauge("canal_gateway_broken_route_matches", "Broken matches in routes; each fails closed."),
-            waiting: gauge("canal_gateway_tenants_building", "Tenants whose newest routes are not in force yet."),
+            workloads: gauge(
+                "canal_gateway_workload_addresses",
+                "Workload addresses known.",
+            ),
+            faults: gauge(
+                "canal_gateway_broken_route_matches",
+                "Broken matches in routes; each fails closed.",
+            ),
+            waiting: gauge(
+                "canal_gateway_tenants_building",
+                "Tenants whose newest routes are not in force yet.",
+            ),
         }
     }
 }
@@ -61,11 +77,26 @@ impl TableBuilds {
     ///
     /// # Errors
     /// The thread cannot be created.
-    pub(crate) fn start(shared: Arc<EngineShared>, builds: TenantBuilds, registry: &Registry) -> std::io::Result<Arc<Self>> {
-        let work = Mutex::new(Work { builds, has_state: false, is_ended: false });
-        let all = Arc::new(Self { shared, gauges: BuildGauges::new(registry), work, woken: Condvar::new() });
+    pub(crate) fn start(
+        shared: Arc<EngineShared>,
+        builds: TenantBuilds,
+        registry: &Registry,
+    ) -> std::io::Result<Arc<Self>> {
+        let work = Mutex::new(Work {
+            builds,
+            has_state: false,
+            is_ended: false,
+        });
+        let all = Arc::new(Self {
+            shared,
+            gauges: BuildGauges::new(registry),
+            work,
+            woken: Condvar::new(),
+        });
         let own = all.clone();
-        std::thread::Builder::new().name("gateway-tables".into()).spawn(move || own.run())?;
+        std::thread::Builder::new()
+            .name("gateway-tables".into())
+            .spawn(move || own.run())?;
         Ok(all)
     }
 
@@ -78,25 +109,48 @@ impl TableBuilds {
     }
 
     /// Applies a change. What is not built at once is built by the thread.
-    pub(crate) fn apply(&self, upserts: &[Arc<Resource>], removals: &[(ResourceKind, String)], generation: Generation) {
-        let has_tenants = upserts.iter().any(|resource| resource.kind() == ResourceKind::Tenant)
-            || removals.iter().any(|(kind, _)| *kind == ResourceKind::Tenant);
-        self.take(has_tenants, |builds, bytes_max| builds.apply(upserts, removals, generation, bytes_max));
+    pub(crate) fn apply(
+        &self,
+        upserts: &[Arc<Resource>],
+        removals: &[(ResourceKind, String)],
+        generation: Generation,
+    ) {
+        let has_tenants = upserts
+            .iter()
+            .any(|resource| resource.kind() == ResourceKind::Tenant)
+            || removals
+                .iter()
+                .any(|(kind, _)| *kind == ResourceKind::Tenant);
+        self.take(has_tenants, |builds, bytes_max| {
+            builds.apply(upserts, removals, generation, bytes_max)
+        });
     }
 
     /// Applies a whole state.
     pub(crate) fn replace(&self, state: &[Arc<Resource>], generation: Generation) {
-        self.take(true, |builds, bytes_max| builds.replace(state, generation, bytes_max));
+        self.take(true, |builds, bytes_max| {
+            builds.replace(state, generation, bytes_max)
+        });
     }
 
     /// Applies a whole state, however long that takes.
     pub(crate) fn load(&self, state: &[Arc<Resource>], generation: Generation) {
-        self.take(true, |builds, _| builds.replace(state, generation, usize::MAX));
+        self.take(true, |builds, _| {
+            builds.replace(state, generation, usize::MAX)
+        });
     }
 
-    fn take(&self, has_tenants: bool, change: impl FnOnce(&mut TenantBuilds, usize) -> Arc<Snapshot>) {
+    fn take(
+        &self,
+        has_tenants: bool,
+        change: impl FnOnce(&mut TenantBuilds, usize) -> Arc<Snapshot>,
+    ) {
         let mut work = self.lock();
-        let bytes_max = if work.has_state { IMMEDIATE_BYTES_MAX } else { FIRST_BYTES_MAX };
+        let bytes_max = if work.has_state {
+            IMMEDIATE_BYTES_MAX
+        } else {
+            FIRST_BYTES_MAX
+        };
         let snapshot = change(&mut work.builds, bytes_max);
         work.has_state = true;
         self.publish(snapshot, &work.builds, has_tenants);
@@ -131,7 +185,10 @@ impl TableBuilds {
             if let Some(step) = work.builds.next_step() {
                 return Some(step);
             }
-            work = self.woken.wait(work).unwrap_or_else(PoisonError::into_inner);
+            work = self
+                .woken
+                .wait(work)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -150,16 +207,23 @@ impl TableBuilds {
 
     /// Publishes a snapshot. The caller holds the lock, so snapshots are published in the order in which they were built.
     fn publish(&self, snapshot: Arc<Snapshot>, builds: &TenantBuilds, has_tenants: bool) {
-        let counts = snapshot.tenants().map(|t| t.counts()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+        let counts = snapshot
+            .tenants()
+            .map(|t| t.counts())
+            .fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
         let set = |gauge: &SharedGauge, n: usize| gauge.set(i64::try_from(n).unwrap_or(i64::MAX));
-        self.gauges.generation.set(i64::try_from(snapshot.generation.0).unwrap_or(i64::MAX));
+        self.gauges
+            .generation
+            .set(i64::try_from(snapshot.generation.0).unwrap_or(i64::MAX));
         set(&self.gauges.services, counts.0);
         set(&self.gauges.workloads, counts.1);
         set(&self.gauges.faults, builds.route_faults());
         set(&self.gauges.waiting, builds.waiting().count());
         // The shares are set before the snapshot is published, so that a new tenant's first connections are counted against its own shares.
         if has_tenants {
-            self.shared.limits.set_shares(&snapshot, &self.shared.registry);
+            self.shared
+                .limits
+                .set_shares(&snapshot, &self.shared.registry);
         }
         self.shared.publisher.publish(snapshot);
     }

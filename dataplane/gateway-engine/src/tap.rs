@@ -27,11 +27,19 @@ fn takes(filter: &Filter, seen: &TapFields<'_>) -> bool {
     let same = |wanted: &Option<String>, has: &str| wanted.as_deref().is_none_or(|w| w == has);
     let status = || {
         let text = seen.status.to_string();
-        filter.status.as_deref().is_none_or(|w| w.len() == text.len() && w.bytes().zip(text.bytes()).all(|(w, s)| w == s || w == b'x'))
+        filter.status.as_deref().is_none_or(|w| {
+            w.len() == text.len()
+                && w.bytes()
+                    .zip(text.bytes())
+                    .all(|(w, s)| w == s || w == b'x')
+        })
     };
     same(&filter.tenant, seen.tenant)
         && same(&filter.service, seen.service)
-        && filter.path.as_deref().is_none_or(|p| seen.path.starts_with(p))
+        && filter
+            .path
+            .as_deref()
+            .is_none_or(|p| seen.path.starts_with(p))
         && status()
 }
 
@@ -58,14 +66,28 @@ struct Inner {
 impl TapBroker {
     pub(crate) fn new(registry: &Registry) -> Self {
         let dropped = registry
-            .counters(MetricFamily::new("canal_gateway_tap_dropped_total", "Tap lines dropped because a listener was slow.", &[]))
+            .counters(MetricFamily::new(
+                "canal_gateway_tap_dropped_total",
+                "Tap lines dropped because a listener was slow.",
+                &[],
+            ))
             .shared(&[]);
-        Self { inner: Arc::new(Inner { tenants: AtomicU64::new(0), listeners: Mutex::default(), dropped }) }
+        Self {
+            inner: Arc::new(Inner {
+                tenants: AtomicU64::new(0),
+                listeners: Mutex::default(),
+                dropped,
+            }),
+        }
     }
 
     /// Adds a listener, which receives one line of JSON per request; `None` if there are too many.
     pub fn listen(&self, filter: Filter) -> Option<Lines> {
-        let mut listeners = self.inner.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listeners = self
+            .inner
+            .listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         listeners.retain(|l| !l.lines.is_closed());
         if listeners.len() >= LISTENERS_MAX {
             return None;
@@ -76,7 +98,13 @@ impl TapBroker {
             let (hub, lines) = (self.clone(), lines.clone());
             runtime.spawn(async move {
                 lines.closed().await;
-                hub.inner.prune(&mut hub.inner.listeners.lock().unwrap_or_else(PoisonError::into_inner));
+                hub.inner.prune(
+                    &mut hub
+                        .inner
+                        .listeners
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner),
+                );
             });
         }
         listeners.push(TapListener { filter, lines });
@@ -93,7 +121,11 @@ impl TapBroker {
 
     /// Sends the request to the listeners whose filter matches. The line is built once, and only if there is one.
     pub(crate) fn publish(&self, seen: &TapFields<'_>, line: impl FnOnce() -> String) {
-        let mut listeners = self.inner.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listeners = self
+            .inner
+            .listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let mut line = Some(line);
         let mut text = Bytes::new();
         let mut gone = false;
@@ -118,14 +150,21 @@ impl Inner {
     /// Removes listeners that have left, and recomputes the bits of the tenants with listeners.
     fn prune(&self, listeners: &mut Vec<TapListener>) {
         listeners.retain(|l| !l.lines.is_closed());
-        let bits = listeners.iter().map(|l| l.filter.tenant.as_deref().map_or(u64::MAX, bit_of));
-        self.tenants.store(bits.fold(0, |all, bit| all | bit), Relaxed);
+        let bits = listeners
+            .iter()
+            .map(|l| l.filter.tenant.as_deref().map_or(u64::MAX, bit_of));
+        self.tenants
+            .store(bits.fold(0, |all, bit| all | bit), Relaxed);
     }
 }
 
 /// Maps a tenant to one of 64 bits (FNV-1a), so that a tap of one tenant affects the requests of few others.
 fn bit_of(tenant: &str) -> u64 {
-    let hash = tenant.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let hash = tenant
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+        });
     1 << (hash % 64)
 }
 
@@ -137,17 +176,66 @@ mod tests {
 
     #[test]
     fn filters() {
-        let seen = TapFields { tenant: "alpha", service: "bookinfo/reviews", path: "/a/b", status: 503 };
+        let seen = TapFields {
+            tenant: "alpha",
+            service: "bookinfo/reviews",
+            path: "/a/b",
+            status: 503,
+        };
         let some = |s: &str| Some(s.to_string());
         for (filter, want) in [
             (Filter::default(), true),
-            (Filter { tenant: some("alpha"), status: some("5xx"), ..Filter::default() }, true),
-            (Filter { tenant: some("beta"), ..Filter::default() }, false),
-            (Filter { service: some("bookinfo/reviews"), path: some("/a"), ..Filter::default() }, true),
-            (Filter { path: some("/b"), ..Filter::default() }, false),
-            (Filter { status: some("503"), ..Filter::default() }, true),
-            (Filter { status: some("4xx"), ..Filter::default() }, false),
-            (Filter { status: some("5"), ..Filter::default() }, false),
+            (
+                Filter {
+                    tenant: some("alpha"),
+                    status: some("5xx"),
+                    ..Filter::default()
+                },
+                true,
+            ),
+            (
+                Filter {
+                    tenant: some("beta"),
+                    ..Filter::default()
+                },
+                false,
+            ),
+            (
+                Filter {
+                    service: some("bookinfo/reviews"),
+                    path: some("/a"),
+                    ..Filter::default()
+                },
+                true,
+            ),
+            (
+                Filter {
+                    path: some("/b"),
+                    ..Filter::default()
+                },
+                false,
+            ),
+            (
+                Filter {
+                    status: some("503"),
+                    ..Filter::default()
+                },
+                true,
+            ),
+            (
+                Filter {
+                    status: some("4xx"),
+                    ..Filter::default()
+                },
+                false,
+            ),
+            (
+                Filter {
+                    status: some("5"),
+                    ..Filter::default()
+                },
+                false,
+            ),
         ] {
             assert_eq!(takes(&filter, &seen), want, "{filter:?}");
         }
@@ -156,7 +244,13 @@ mod tests {
     #[tokio::test]
     async fn a_tap_of_one_tenant_leaves_others_alone_and_one_that_left_costs_nothing() {
         let hub = TapBroker::new(&Registry::new());
-        let of_alpha = hub.listen(Filter { tenant: Some("alpha".into()), path: Some("/never".into()), ..Filter::default() }).unwrap();
+        let of_alpha = hub
+            .listen(Filter {
+                tenant: Some("alpha".into()),
+                path: Some("/never".into()),
+                ..Filter::default()
+            })
+            .unwrap();
         assert!(hub.is_on("alpha") && !hub.is_on("beta"));
         let of_all = hub.listen(Filter::default()).unwrap();
         assert!(hub.is_on("alpha") && hub.is_on("beta"));
@@ -166,7 +260,9 @@ mod tests {
                 tokio::task::yield_now().await
             }
         };
-        tokio::time::timeout(std::time::Duration::from_secs(5), gone).await.expect("nobody listens any more");
+        tokio::time::timeout(std::time::Duration::from_secs(5), gone)
+            .await
+            .expect("nobody listens any more");
     }
 
     #[test]
@@ -175,18 +271,29 @@ mod tests {
         let hub = TapBroker::new(&registry);
         assert!(!hub.is_on("a"));
         let mut receiver = hub.listen(Filter::default()).unwrap();
-        let seen = TapFields { tenant: "a", service: "b/c", path: "/", status: 200 };
+        let seen = TapFields {
+            tenant: "a",
+            service: "b/c",
+            path: "/",
+            status: 200,
+        };
         let line = "x".repeat(QUEUE_BYTES_MAX / 10);
         for _ in 0..12 {
             hub.publish(&seen, || line.clone());
         }
         assert_eq!(receiver.try_recv().unwrap().len(), line.len() + 1);
         assert_eq!(receiver.take_dropped(), 3);
-        assert!(registry.render().contains("canal_gateway_tap_dropped_total 3"));
+        assert!(
+            registry
+                .render()
+                .contains("canal_gateway_tap_dropped_total 3")
+        );
         drop(receiver);
         hub.publish(&seen, || "{}".into());
         assert!(!hub.is_on("a"));
-        let all: Vec<_> = (0..LISTENERS_MAX).map(|_| hub.listen(Filter::default())).collect();
+        let all: Vec<_> = (0..LISTENERS_MAX)
+            .map(|_| hub.listen(Filter::default()))
+            .collect();
         assert!(all.iter().all(Option::is_some) && hub.listen(Filter::default()).is_none());
     }
 }

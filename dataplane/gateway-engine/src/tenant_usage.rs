@@ -105,19 +105,38 @@ pub(crate) struct WorkerLimits {
 impl WorkerLimits {
     pub(crate) fn of(limits: &GatewayLimits, workers: usize) -> Self {
         let workers = workers.max(1) as u64;
-        Self { requests: Rc::default(), requests_max: limits.requests.div_ceil(workers), limits: limits.clone(), workers }
+        Self {
+            requests: Rc::default(),
+            requests_max: limits.requests.div_ceil(workers),
+            limits: limits.clone(),
+            workers,
+        }
     }
 
     /// Returns the limits of a tenant on this worker.
     fn maxima(&self, shares: &Shares) -> TenantMaxima {
         let max = |kind, whole: u64, default: u64| {
-            let written = shares.iter().find(|(k, _)| *k == kind).map(|(_, share)| share.of(whole));
+            let written = shares
+                .iter()
+                .find(|(k, _)| *k == kind)
+                .map(|(_, share)| share.of(whole));
             written.unwrap_or(default).div_ceil(self.workers)
         };
         TenantMaxima {
-            requests: max(ShareKind::GatewayRequests, self.limits.requests, self.limits.tenant_requests),
-            tunnels: max(ShareKind::GatewayConnections, self.limits.connections, self.limits.tenant_connections),
-            body_bytes: shares.get(ShareKind::GatewayBodyBytes).of(self.limits.body_bytes).div_ceil(self.workers),
+            requests: max(
+                ShareKind::GatewayRequests,
+                self.limits.requests,
+                self.limits.tenant_requests,
+            ),
+            tunnels: max(
+                ShareKind::GatewayConnections,
+                self.limits.connections,
+                self.limits.tenant_connections,
+            ),
+            body_bytes: shares
+                .get(ShareKind::GatewayBodyBytes)
+                .of(self.limits.body_bytes)
+                .div_ceil(self.workers),
         }
     }
 
@@ -138,8 +157,16 @@ impl WorkerLimits {
     /// # Errors
     /// The worker or the tenant has reached its limit of requests in flight.
     pub(crate) fn request(&self, account: &TenantUsage) -> Result<RequestPermit, ProxyError> {
-        decide_request(account.requests.get(), account.maxima.get().requests, self.requests.get(), self.requests_max)?;
-        Ok(RequestPermit { _worker: CountGuard::add(&self.requests), _tenant: CountGuard::add(&account.requests) })
+        decide_request(
+            account.requests.get(),
+            account.maxima.get().requests,
+            self.requests.get(),
+            self.requests_max,
+        )?;
+        Ok(RequestPermit {
+            _worker: CountGuard::add(&self.requests),
+            _tenant: CountGuard::add(&account.requests),
+        })
     }
 }
 
@@ -150,7 +177,11 @@ fn decide_request(held: u64, tenant_max: u64, used: u64, max: u64) -> Result<(),
     let has_others = used > held;
     match free.checked_sub(1) {
         None => Err(ProxyError::Overload),
-        Some(left) if held >= tenant_max || (has_others && decide_free_needed(held + 1, max) > left) => Err(ProxyError::TenantBusy),
+        Some(left)
+            if held >= tenant_max || (has_others && decide_free_needed(held + 1, max) > left) =>
+        {
+            Err(ProxyError::TenantBusy)
+        }
         Some(_) => Ok(()),
     }
 }
@@ -166,7 +197,12 @@ pub(crate) struct TenantUsageTable {
 
 impl TenantUsageTable {
     pub(crate) fn new(scheduler: Scheduler, counts: Rc<WorkerCounters>) -> Self {
-        Self { all: RefCell::default(), has_gone: Cell::new(false), scheduler, counts }
+        Self {
+            all: RefCell::default(),
+            has_gone: Cell::new(false),
+            scheduler,
+            counts,
+        }
     }
 
     /// Returns a tenant's usage, created at first use.
@@ -179,20 +215,28 @@ impl TenantUsageTable {
         all[at]
             .get_or_insert_with(|| {
                 self.has_gone.set(self.has_gone.get() || tenant.is_gone());
-                let queue = self.scheduler.queue(&tenant.shares, self.counts.cpu(&tenant.name));
+                let queue = self
+                    .scheduler
+                    .queue(&tenant.shares, self.counts.cpu(&tenant.name));
                 Rc::new(TenantUsage::new(tenant, limits, queue))
             })
             .clone()
     }
 
     /// Applies the shares and policy versions of `snapshot`. Calls `changed` for each tenant whose policy version changed.
-    pub(crate) fn update(&self, snapshot: &Snapshot, limits: &WorkerLimits, mut changed: impl FnMut(&TenantUsage)) {
+    pub(crate) fn update(
+        &self,
+        snapshot: &Snapshot,
+        limits: &WorkerLimits,
+        mut changed: impl FnMut(&TenantUsage),
+    ) {
         for account in self.all.borrow().iter().flatten() {
             let tenant = snapshot.tenant(account.tenant.as_str());
             if let Some(tenant) = tenant {
                 limits.set_shares(account, &tenant.shares);
             }
-            self.has_gone.set(self.has_gone.get() || tenant.is_none_or(|tenant| tenant.is_gone()));
+            self.has_gone
+                .set(self.has_gone.get() || tenant.is_none_or(|tenant| tenant.is_gone()));
             let version = tenant.map_or(0, |tenant| tenant.policy_version);
             if account.policy_version.replace(version) != version {
                 changed(account);
@@ -209,8 +253,14 @@ impl TenantUsageTable {
         }
         let mut is_one_open = false;
         for place in self.all.borrow_mut().iter_mut() {
-            let is_gone = |account: &Rc<TenantUsage>| snapshot.tenant(account.tenant.as_str()).is_none_or(|tenant| tenant.is_gone());
-            let Some(account) = place.as_ref().filter(|account| is_gone(account)) else { continue };
+            let is_gone = |account: &Rc<TenantUsage>| {
+                snapshot
+                    .tenant(account.tenant.as_str())
+                    .is_none_or(|tenant| tenant.is_gone())
+            };
+            let Some(account) = place.as_ref().filter(|account| is_gone(account)) else {
+                continue;
+            };
             if account.is_open() {
                 is_one_open = true;
                 continue;
@@ -278,18 +328,30 @@ mod tests {
 
         let registry = canal_runtime::metrics::Registry::new();
         let counts = Rc::new(WorkerCounters::new(&registry, &registry.shard()));
-        let (accounts, tokens) = (TenantUsageTable::new(Scheduler::new(), counts), canal_gateway_config::jwt::TokenCache::default());
+        let (accounts, tokens) = (
+            TenantUsageTable::new(Scheduler::new(), counts),
+            canal_gateway_config::jwt::TokenCache::default(),
+        );
         let limits = WorkerLimits::of(&GatewayLimits::default(), 1);
         let mut builder = SnapshotBuilder::new("gw", None, None);
         let next = |builder: &mut SnapshotBuilder, is_there: bool, n| {
-            let (upserts, removals) =
-                if is_there { (vec![tenant()], vec![]) } else { (vec![], vec![(ResourceKind::Tenant, "t".to_string())]) };
+            let (upserts, removals) = if is_there {
+                (vec![tenant()], vec![])
+            } else {
+                (vec![], vec![(ResourceKind::Tenant, "t".to_string())])
+            };
             let snapshot = builder.apply(&upserts, &removals, Generation(n));
             accounts.update(&snapshot, &limits, |_| {});
             snapshot
         };
-        let held = || (accounts.all.borrow().iter().flatten().count(), tokens.tenants());
-        let forget = |snapshot: &Snapshot| accounts.forget_gone(snapshot, |number| tokens.forget(number));
+        let held = || {
+            (
+                accounts.all.borrow().iter().flatten().count(),
+                tokens.tenants(),
+            )
+        };
+        let forget =
+            |snapshot: &Snapshot| accounts.forget_gone(snapshot, |number| tokens.forget(number));
 
         let there = next(&mut builder, true, 1);
         let account = accounts.of(there.tenant("t").unwrap(), &limits);
@@ -300,7 +362,14 @@ mod tests {
         forget(&next(&mut builder, false, 2));
         assert_eq!(held(), (1, 1), "a request is in flight");
         let back = next(&mut builder, true, 3);
-        assert_eq!(accounts.of(back.tenant("t").unwrap(), &limits).requests.get(), 1, "it counts for the tenant that came back");
+        assert_eq!(
+            accounts
+                .of(back.tenant("t").unwrap(), &limits)
+                .requests
+                .get(),
+            1,
+            "it counts for the tenant that came back"
+        );
         forget(&back);
         let gone = next(&mut builder, false, 4);
         forget(&gone);
@@ -311,7 +380,13 @@ mod tests {
         assert!(!accounts.has_gone.get());
         // The tenant is back with the same number and new usage.
         let again = next(&mut builder, true, 5);
-        assert_eq!(accounts.of(again.tenant("t").unwrap(), &limits).requests.get(), 0);
+        assert_eq!(
+            accounts
+                .of(again.tenant("t").unwrap(), &limits)
+                .requests
+                .get(),
+            0
+        );
         forget(&again);
         assert_eq!(held(), (1, 0), "and whoever is there stays");
     }
@@ -323,31 +398,67 @@ mod tests {
             let mut used = 0;
             let counts: Vec<u64> = (0..10)
                 .map(|_| {
-                    let held = (0..max).take_while(|held| decide_request(*held, tenant_max, used + held, max).is_ok()).count() as u64;
+                    let held = (0..max)
+                        .take_while(|held| {
+                            decide_request(*held, tenant_max, used + held, max).is_ok()
+                        })
+                        .count() as u64;
                     used += held;
                     held
                 })
                 .collect();
-            assert!(counts[0] == tenant_max && counts.is_sorted_by(|a, b| a >= b) && counts[9] > 0, "{counts:?}");
-            assert_eq!(decide_request(0, tenant_max, used, max), Ok(()), "an eleventh tenant is admitted: {counts:?}");
-            assert_eq!(decide_request(counts[1], tenant_max, used, max), Err(ProxyError::TenantBusy));
-            assert_eq!(decide_request(0, tenant_max, max, max), Err(ProxyError::Overload));
+            assert!(
+                counts[0] == tenant_max && counts.is_sorted_by(|a, b| a >= b) && counts[9] > 0,
+                "{counts:?}"
+            );
+            assert_eq!(
+                decide_request(0, tenant_max, used, max),
+                Ok(()),
+                "an eleventh tenant is admitted: {counts:?}"
+            );
+            assert_eq!(
+                decide_request(counts[1], tenant_max, used, max),
+                Err(ProxyError::TenantBusy)
+            );
+            assert_eq!(
+                decide_request(0, tenant_max, max, max),
+                Err(ProxyError::Overload)
+            );
         }
-        assert!(decide_request(399, 400, 399, 400).is_ok(), "nobody else is there");
+        assert!(
+            decide_request(399, 400, 399, 400).is_ok(),
+            "nobody else is there"
+        );
     }
 
     #[test]
     fn workers_parts_cover_the_whole_and_written_shares_replace_the_default() {
-        let limits = GatewayLimits { connections: 8, requests: 10, tenant_requests: 3, tenant_connections: 1, ..GatewayLimits::default() };
+        let limits = GatewayLimits {
+            connections: 8,
+            requests: 10,
+            tenant_requests: 3,
+            tenant_connections: 1,
+            ..GatewayLimits::default()
+        };
         let parts = WorkerLimits::of(&limits, 4);
         let mut shares = Shares::default();
         let maxima = parts.maxima(&shares);
-        assert_eq!((parts.requests_max, maxima.requests, maxima.tunnels), (3, 1, 1));
-        assert_eq!(maxima.body_bytes, 16 << 20, "a quarter of 256 MiB, on four workers");
+        assert_eq!(
+            (parts.requests_max, maxima.requests, maxima.tunnels),
+            (3, 1, 1)
+        );
+        assert_eq!(
+            maxima.body_bytes,
+            16 << 20,
+            "a quarter of 256 MiB, on four workers"
+        );
         shares.set(ShareKind::GatewayRequests, Share::Percent(80));
         shares.set(ShareKind::GatewayConnections, Share::Amount(8));
         shares.set(ShareKind::GatewayBodyBytes, Share::Amount(4 << 20));
         let maxima = parts.maxima(&shares);
-        assert_eq!((maxima.requests, maxima.tunnels, maxima.body_bytes), (2, 2, 1 << 20));
+        assert_eq!(
+            (maxima.requests, maxima.tunnels, maxima.body_bytes),
+            (2, 2, 1 << 20)
+        );
     }
 }

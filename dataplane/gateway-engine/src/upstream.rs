@@ -38,9 +38,14 @@ pub(crate) struct UpstreamLease {
 
 /// Takes a working idle connection to the endpoint, if there is one.
 pub(crate) fn take_idle(worker: &Worker, chosen: &SelectedEndpoint) -> Option<UpstreamLease> {
-    let io = chosen.state().take_idle(chosen.address, chosen.client.as_deref())?;
+    let io = chosen
+        .state()
+        .take_idle(chosen.address, chosen.client.as_deref())?;
     worker.counts.reused.inc();
-    Some(UpstreamLease { wire: Http1Io::new(io, Inbox::new(&worker.blocks)), reused: true })
+    Some(UpstreamLease {
+        wire: Http1Io::new(io, Inbox::new(&worker.blocks)),
+        reused: true,
+    })
 }
 
 /// Opens a new connection for HTTP/1.1.
@@ -50,7 +55,10 @@ pub(crate) async fn open_connection(
     introduction: TunnelMetadata<'_>,
 ) -> Result<UpstreamLease, ProxyError> {
     let io = connect(worker, chosen, introduction).await?;
-    Ok(UpstreamLease { wire: Http1Io::new(io, Inbox::new(&worker.blocks)), reused: false })
+    Ok(UpstreamLease {
+        wire: Http1Io::new(io, Inbox::new(&worker.blocks)),
+        reused: false,
+    })
 }
 
 /// Stores the connection for the next request, unless enough are idle.
@@ -58,7 +66,11 @@ pub(crate) fn return_idle(worker: &Worker, chosen: &SelectedEndpoint, wire: Http
     // Unrequested bytes make the connection unusable: they would be read as the response to another client's request.
     let usable = wire.inbox.is_empty() && wire.outbox.is_empty() && !worker.is_draining();
     let max = worker.shared.config.limits.idle_per_endpoint;
-    if !usable || !chosen.state().return_idle(wire.io, chosen, max, worker.clock.now()) {
+    if !usable
+        || !chosen
+            .state()
+            .return_idle(wire.io, chosen, max, worker.clock.now())
+    {
         worker.counts.not_kept.inc();
     }
 }
@@ -73,7 +85,11 @@ pub(crate) struct TunnelMetadata<'a> {
 
 /// Opens a new connection to the endpoint, by tunnel or in plaintext as its workload declares. Ejects the endpoint after a failure and
 /// restores it after a success.
-pub(crate) async fn connect(worker: &Worker, chosen: &SelectedEndpoint, introduction: TunnelMetadata<'_>) -> Result<Io, ProxyError> {
+pub(crate) async fn connect(
+    worker: &Worker,
+    chosen: &SelectedEndpoint,
+    introduction: TunnelMetadata<'_>,
+) -> Result<Io, ProxyError> {
     let opened = match chosen.endpoint().workload.tunnel {
         TunnelProtocol::None => plain(worker, chosen).await,
         TunnelProtocol::Hbone => tunnel(worker, chosen, introduction).await,
@@ -89,7 +105,10 @@ pub(crate) async fn connect(worker: &Worker, chosen: &SelectedEndpoint, introduc
             // A local shortage is not the endpoint's failure, so it does not eject the endpoint.
             if let Some(what) = shortage {
                 worker.counts.short_of(what);
-            } else if chosen.state().failed(Instant::now(), worker.shared.config.times.ejection) {
+            } else if chosen
+                .state()
+                .failed(Instant::now(), worker.shared.config.times.ejection)
+            {
                 worker.counts.ejections.inc();
             }
             Err(ProxyError::Connect { why })
@@ -105,7 +124,10 @@ struct ConnectFailure {
 
 impl From<String> for ConnectFailure {
     fn from(why: String) -> Self {
-        Self { why, shortage: None }
+        Self {
+            why,
+            shortage: None,
+        }
     }
 }
 
@@ -115,7 +137,10 @@ fn decide_mark(tier: bool, endpoint: &Endpoint) -> Result<Option<u32>, String> {
     match (tier, endpoint.workload.vni) {
         (false, _) => Ok(None),
         (true, Some(vni)) => Ok(Some(vni.get())),
-        (true, None) => Err(format!("{}: the tenant's network is not known", endpoint.address)),
+        (true, None) => Err(format!(
+            "{}: the tenant's network is not known",
+            endpoint.address
+        )),
     }
 }
 
@@ -123,21 +148,50 @@ async fn plain(worker: &Worker, chosen: &SelectedEndpoint) -> Result<Io, Connect
     let (address, tier) = (chosen.address, worker.shared.config.tier.as_ref());
     let bind = tier.and_then(|t| t.sources.source_for(address.ip()));
     let mark = decide_mark(tier.is_some(), chosen.endpoint())?;
-    let options = ConnectOptions { bind, mark, timeout: CONNECT_TIMEOUT, ..ConnectOptions::default() };
-    let failed = |e: sys::SysError| ConnectFailure { shortage: e.exhausted_resource(), why: e.to_string() };
-    sys::connect(None, address, &options).await.map(Io::Tcp).map_err(failed)
+    let options = ConnectOptions {
+        bind,
+        mark,
+        timeout: CONNECT_TIMEOUT,
+        ..ConnectOptions::default()
+    };
+    let failed = |e: sys::SysError| ConnectFailure {
+        shortage: e.exhausted_resource(),
+        why: e.to_string(),
+    };
+    sys::connect(None, address, &options)
+        .await
+        .map(Io::Tcp)
+        .map_err(failed)
 }
 
-async fn tunnel(worker: &Worker, chosen: &SelectedEndpoint, introduction: TunnelMetadata<'_>) -> Result<Io, ConnectFailure> {
+async fn tunnel(
+    worker: &Worker,
+    chosen: &SelectedEndpoint,
+    introduction: TunnelMetadata<'_>,
+) -> Result<Io, ConnectFailure> {
     let Some(tls) = introduction.tls else {
-        return Err(format!("{}: the gateway has no identity in this tenant", chosen.address).into());
+        return Err(format!(
+            "{}: the gateway has no identity in this tenant",
+            chosen.address
+        )
+        .into());
     };
     let expected: Arc<[Identity]> = chosen.endpoint().workload.identity.clone();
     let address = SocketAddr::new(chosen.address.ip(), HBONE_PORT);
     let mark = decide_mark(worker.shared.config.tier.is_some(), chosen.endpoint())?;
-    let target = TunnelTarget { source: tls.client.clone(), expected, address, netns: None, mark };
+    let target = TunnelTarget {
+        source: tls.client.clone(),
+        expected,
+        address,
+        netns: None,
+        mark,
+    };
     let authority = ConnectAuthority::Address(chosen.address);
-    match worker.tunnels.open(&target, &authority, introduction.headers).await {
+    match worker
+        .tunnels
+        .open(&target, &authority, introduction.headers)
+        .await
+    {
         Ok(opened) => Ok(Io::Tunnel(Box::new(opened.stream))),
         Err(e) => Err(e.to_string().into()),
     }

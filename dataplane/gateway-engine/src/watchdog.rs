@@ -17,9 +17,11 @@ const WATCHDOG_INTERVAL: Duration = Duration::from_millis(100);
 /// the entire machine delays the watchdog too and proves nothing.
 const MISSED_LOOKS_MAX: u32 = 8;
 // A worker that is late by some ticks is not stuck.
-const _: () = assert!(MISSED_LOOKS_MAX as u128 * WATCHDOG_INTERVAL.as_millis() >= 4 * TICK.as_millis());
+const _: () =
+    assert!(MISSED_LOOKS_MAX as u128 * WATCHDOG_INTERVAL.as_millis() >= 4 * TICK.as_millis());
 // The edge makes two probes, 0.2 s apart and of 0.2 s each at most. Together with them, new sessions stop within 2 s.
-const _: () = assert!((MISSED_LOOKS_MAX as u128 + 2) * WATCHDOG_INTERVAL.as_millis() + 600 <= 2_000);
+const _: () =
+    assert!((MISSED_LOOKS_MAX as u128 + 2) * WATCHDOG_INTERVAL.as_millis() + 600 <= 2_000);
 
 /// Heartbeat of a worker; only that worker writes it.
 #[derive(Debug, Default)]
@@ -62,7 +64,11 @@ impl WatchedWorker {
         let beats = self.heartbeat.beats.load(Relaxed);
         let is_alive = beats != self.beats_seen || self.heartbeat.is_ended.load(Relaxed);
         self.beats_seen = beats;
-        self.missed = if is_alive { 0 } else { self.missed.saturating_add(1) };
+        self.missed = if is_alive {
+            0
+        } else {
+            self.missed.saturating_add(1)
+        };
         match self.stuck_since {
             None if self.missed >= MISSED_LOOKS_MAX => {
                 self.stuck_since = Some(now);
@@ -87,9 +93,21 @@ pub(crate) struct Watchdog {
 impl Watchdog {
     /// Creates a watchdog without workers.
     pub(crate) fn new(registry: &Registry) -> Self {
-        let stuck = MetricFamily::new("canal_gateway_workers_stuck", "Workers that have sent no heartbeat for about a second.", &[]);
-        let stalls = MetricFamily::new("canal_gateway_worker_stalls_total", "Times that a worker was found to send no heartbeat.", &[]);
-        Self { workers: Mutex::default(), stuck: registry.gauges(stuck).shared(&[]), stalls: registry.counters(stalls).shared(&[]) }
+        let stuck = MetricFamily::new(
+            "canal_gateway_workers_stuck",
+            "Workers that have sent no heartbeat for about a second.",
+            &[],
+        );
+        let stalls = MetricFamily::new(
+            "canal_gateway_worker_stalls_total",
+            "Times that a worker was found to send no heartbeat.",
+            &[],
+        );
+        Self {
+            workers: Mutex::default(),
+            stuck: registry.gauges(stuck).shared(&[]),
+            stalls: registry.counters(stalls).shared(&[]),
+        }
     }
 
     /// Expects heartbeats of the worker with this index from now on.
@@ -99,7 +117,11 @@ impl Watchdog {
 
     /// Returns the indices of the stuck workers.
     pub(crate) fn stuck_workers(&self) -> Vec<usize> {
-        self.workers().iter().filter(|(_, worker)| worker.stuck_since.is_some()).map(|(index, _)| *index).collect()
+        self.workers()
+            .iter()
+            .filter(|(_, worker)| worker.stuck_since.is_some())
+            .map(|(index, _)| *index)
+            .collect()
     }
 
     fn workers(&self) -> MutexGuard<'_, BTreeMap<usize, WatchedWorker>> {
@@ -121,13 +143,22 @@ impl Watchdog {
                     );
                 }
                 Some(WorkerChange::Recovered) => {
-                    let stuck_for = since.map(|since| now.duration_since(since)).unwrap_or_default();
-                    tracing::warn!(worker = index, ?stuck_for, "gateway: a stuck worker turns again; new sessions may come");
+                    let stuck_for = since
+                        .map(|since| now.duration_since(since))
+                        .unwrap_or_default();
+                    tracing::warn!(
+                        worker = index,
+                        ?stuck_for,
+                        "gateway: a stuck worker turns again; new sessions may come"
+                    );
                 }
                 None => {}
             }
         }
-        let stuck = workers.values().filter(|worker| worker.stuck_since.is_some()).count();
+        let stuck = workers
+            .values()
+            .filter(|worker| worker.stuck_since.is_some())
+            .count();
         self.stuck.set(i64::try_from(stuck).unwrap_or(i64::MAX));
     }
 }
@@ -139,7 +170,9 @@ pub(crate) async fn run(watchdog: Weak<Watchdog>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let Some(watchdog) = watchdog.upgrade() else { return };
+        let Some(watchdog) = watchdog.upgrade() else {
+            return;
+        };
         watchdog.look(Instant::now());
     }
 }
@@ -153,10 +186,18 @@ mod tests {
     fn worker_is_stuck_after_eight_silent_polls_until_its_next_heartbeat() {
         for (name, does, want) in [
             ("beats", "bbbbbbbbbbbb", "            "),
-            ("seven silent looks are none", "b-------b-------b", "                 "),
+            (
+                "seven silent looks are none",
+                "b-------b-------b",
+                "                 ",
+            ),
             ("eight are", "b--------", "        S"),
             ("it turns again", "b----------b-", "        SSS  "),
-            ("and stops again", "b--------b--------", "        S        S"),
+            (
+                "and stops again",
+                "b--------b--------",
+                "        S        S",
+            ),
             ("never turned at all", "--------", "       S"),
             ("ended in good order", "be------------", "              "),
             ("ended while stuck", "b--------e--", "        S   "),
@@ -171,7 +212,11 @@ mod tests {
                         _ => {}
                     }
                     worker.look(Instant::now());
-                    if worker.stuck_since.is_some() { 'S' } else { ' ' }
+                    if worker.stuck_since.is_some() {
+                        'S'
+                    } else {
+                        ' '
+                    }
                 })
                 .collect();
             assert_eq!(got, want, "{name}");
@@ -189,6 +234,10 @@ mod tests {
         }
         assert_eq!(watchdog.stuck_workers(), [1]);
         let text = registry.render();
-        assert!(text.contains("canal_gateway_workers_stuck 1") && text.contains("canal_gateway_worker_stalls_total 1"), "{text}");
+        assert!(
+            text.contains("canal_gateway_workers_stuck 1")
+                && text.contains("canal_gateway_worker_stalls_total 1"),
+            "{text}"
+        );
     }
 }

@@ -40,7 +40,8 @@ use crate::worker_counters::WorkerCounters;
 
 /// Callback that takes over a tenant's TCP connection which the engine does not serve. It is called on the workers' threads. The future
 /// resolves when the connection has ended, and dropping it ends the connection.
-pub type Handover = Arc<dyn Fn(std::net::TcpStream, &TenantName) -> BoxFuture<'static, ()> + Send + Sync>;
+pub type Handover =
+    Arc<dyn Fn(std::net::TcpStream, &TenantName) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// A snapshot as a worker passes it around. References are counted per worker, because all cores would contend for one shared count.
 pub(crate) type SnapshotRef = Rc<Arc<Snapshot>>;
@@ -113,8 +114,15 @@ impl Drop for OpenConnectionGuard {
 }
 
 fn pool_config(config: &GatewayConfig) -> PoolConfig {
-    let sources = config.tier.as_ref().map(|tier| tier.sources).unwrap_or_default();
-    PoolConfig { sources, ..PoolConfig::default() }
+    let sources = config
+        .tier
+        .as_ref()
+        .map(|tier| tier.sources)
+        .unwrap_or_default();
+    PoolConfig {
+        sources,
+        ..PoolConfig::default()
+    }
 }
 
 /// Runs tunnel connections to endpoints in the scheduler turns, and at the expense of the share, of the tenant whose identity opened them.
@@ -132,33 +140,54 @@ impl TenantsHost {
 
 impl ConnectionHost for TenantsHost {
     fn spawn(&self, source: &Identity, mut driver: LocalBoxFuture<'static, ()>) {
-        let queue = self.account(source).map(|(_, account)| account.queue.clone());
-        tokio::task::spawn_local(async move { Scheduler::run_for(queue, Pin::new(&mut driver)).await });
+        let queue = self
+            .account(source)
+            .map(|(_, account)| account.queue.clone());
+        tokio::task::spawn_local(
+            async move { Scheduler::run_for(queue, Pin::new(&mut driver)).await },
+        );
     }
     fn buffer_budget(&self, source: &Identity) -> Option<BufferBudget> {
-        self.account(source).map(|(worker, account)| worker.buffer_budget(&account.tenant))
+        self.account(source)
+            .map(|(worker, account)| worker.buffer_budget(&account.tenant))
     }
 }
 
 impl Worker {
     /// Returns the budget of the bytes that a tenant's connections hold for their readers.
     pub(crate) fn buffer_budget(&self, tenant: &TenantName) -> BufferBudget {
-        BufferBudget { limit: self.shared.limits.buffer_bytes.clone(), holder: ShareHolder::Tenant(tenant.clone()) }
+        BufferBudget {
+            limit: self.shared.limits.buffer_bytes.clone(),
+            holder: ShareHolder::Tenant(tenant.clone()),
+        }
     }
 
     /// Returns the usage of a tenant, if the tenant exists.
     pub(crate) fn account(&self, tenant: &str) -> Option<Rc<TenantUsage>> {
-        self.snapshot().tenant(tenant).map(|tenant| self.accounts.of(tenant, &self.limits))
+        self.snapshot()
+            .tenant(tenant)
+            .map(|tenant| self.accounts.of(tenant, &self.limits))
     }
 
     /// Creates a worker. It must be called on the worker's own thread, inside its `LocalRuntime`.
     pub(crate) fn new(shared: Arc<EngineShared>, count: usize, drain: DrainWatcher) -> Rc<Self> {
         let shard = shared.registry.shard();
         let hbone = HboneCounters::new(&shared.registry, &shard);
-        let log = shared.log.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|log| log.worker(&shard));
+        let log = shared
+            .log
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            .map(|log| log.worker(&shard));
         let counts = Rc::new(WorkerCounters::new(&shared.registry, &shard));
         let scheduler = Scheduler::new();
-        let mine = |me: &Weak<Self>| HbonePool::with_host(pool_config(&shared.config), hbone.clone(), Rc::new(TenantsHost(me.clone())));
+        let mine = |me: &Weak<Self>| {
+            HbonePool::with_host(
+                pool_config(&shared.config),
+                hbone.clone(),
+                Rc::new(TenantsHost(me.clone())),
+            )
+        };
         Rc::new_cyclic(|me| Self {
             snapshot: RefCell::new(Rc::new(shared.publisher.newest())),
             sequence: Cell::new(0),
@@ -175,7 +204,13 @@ impl Worker {
             sources: SourceTable::default(),
             limits: WorkerLimits::of(&shared.config.limits, count),
             tokens: jwt::TokenCache::default(),
-            bodies: BodyBudget::new(shared.config.limits.body_bytes.div_ceil(count.max(1) as u64)),
+            bodies: BodyBudget::new(
+                shared
+                    .config
+                    .limits
+                    .body_bytes
+                    .div_ceil(count.max(1) as u64),
+            ),
             random: Cell::new(rand::random::<u64>() | 1),
             scratch: RefCell::default(),
             h1_limits: canal_h1::MessageLimits {
@@ -242,7 +277,11 @@ impl Worker {
     /// Starts or ends a soft drain. Idle clients are disconnected soon; the others are notified with their next response.
     pub(crate) fn set_soft_drain(&self, ask: bool) {
         let times = &self.shared.config.times;
-        self.clock.expire_idle(if ask { times.idle.saturating_sub(times.drain_idle) } else { Duration::ZERO });
+        self.clock.expire_idle(if ask {
+            times.idle.saturating_sub(times.drain_idle)
+        } else {
+            Duration::ZERO
+        });
         self.parting.set(ask);
     }
 

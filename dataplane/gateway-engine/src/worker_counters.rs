@@ -40,17 +40,32 @@ pub(crate) struct WorkerCounters {
 /// Returns the metric family of CPU time by tenant.
 fn cpu_seconds(registry: &Registry) -> CounterFamily {
     let help = "Time that workers spent on a tenant's connections, handshakes included.";
-    registry.seconds(MetricFamily::new("canal_gateway_cpu_seconds_total", help, &["tenant"]))
+    registry.seconds(MetricFamily::new(
+        "canal_gateway_cpu_seconds_total",
+        help,
+        &["tenant"],
+    ))
 }
 
 impl WorkerCounters {
     pub(crate) fn new(registry: &Registry, shard: &MetricsShard) -> Self {
         let family = |name, help, labels| registry.counters(MetricFamily::new(name, help, labels));
         let plain = |name, help| shard.counter(&family(name, help, &[]), &[]);
-        let timeouts = family("canal_gateway_timeouts_total", "Connections and exchanges ended because a time ran out.", &["what"]);
-        let connects = family("canal_gateway_upstream_connects_total", "Connections opened to endpoints.", &["result"]);
-        let gauge =
-            registry.gauges(MetricFamily::new("canal_gateway_connections", "Open connections from clients, tunnels included.", &[]));
+        let timeouts = family(
+            "canal_gateway_timeouts_total",
+            "Connections and exchanges ended because a time ran out.",
+            &["what"],
+        );
+        let connects = family(
+            "canal_gateway_upstream_connects_total",
+            "Connections opened to endpoints.",
+            &["result"],
+        );
+        let gauge = registry.gauges(MetricFamily::new(
+            "canal_gateway_connections",
+            "Open connections from clients, tunnels included.",
+            &[],
+        ));
         Self {
             refused_requests: family(
                 "canal_gateway_refused_requests_total",
@@ -62,7 +77,11 @@ impl WorkerCounters {
                 "Connections closed before a request was read, by reason.",
                 &["reason"],
             ),
-            refused_connects: family("canal_gateway_refused_connects_total", "HBONE CONNECTs that were refused, by reason.", &["reason"]),
+            refused_connects: family(
+                "canal_gateway_refused_connects_total",
+                "HBONE CONNECTs that were refused, by reason.",
+                &["reason"],
+            ),
             retries: family(
                 "canal_gateway_retries_total",
                 "Requests sent again to another endpoint or connection, by reason.",
@@ -73,14 +92,25 @@ impl WorkerCounters {
                 "Connections to endpoints that were not opened because this machine has no more of something.",
                 &["what"],
             ),
-            timeouts: TimeoutKind::ALL.iter().map(|late| shard.counter(&timeouts, &[late.name()])).collect(),
-            http2_errors: family("canal_gateway_http2_errors_total", "HTTP/2 connections that ended with an error.", &["side", "reason"]),
+            timeouts: TimeoutKind::ALL
+                .iter()
+                .map(|late| shard.counter(&timeouts, &[late.name()]))
+                .collect(),
+            http2_errors: family(
+                "canal_gateway_http2_errors_total",
+                "HTTP/2 connections that ended with an error.",
+                &["side", "reason"],
+            ),
             authorizations: family(
                 "canal_authorization_total",
                 "Requests and connections that policies evaluated, by result; and audits and dry runs that matched.",
                 &["tenant", "action", "policy"],
             ),
-            tokens: family("canal_gateway_tokens_total", "JSON Web Tokens that were checked, by result.", &["result"]),
+            tokens: family(
+                "canal_gateway_tokens_total",
+                "JSON Web Tokens that were checked, by result.",
+                &["result"],
+            ),
             verifications: family(
                 "canal_gateway_token_verifications_total",
                 "Signatures of JSON Web Tokens that were verified, by result.",
@@ -91,17 +121,39 @@ impl WorkerCounters {
                 "Checks sent to external authorizers.",
                 &["tenant", "authorizer", "result"],
             ),
-            reopened: family("canal_gateway_reauthorized_total", "Open requests and connections reauthorized after a change.", &["result"]),
+            reopened: family(
+                "canal_gateway_reauthorized_total",
+                "Open requests and connections reauthorized after a change.",
+                &["result"],
+            ),
             cpu: cpu_seconds(registry),
             connections: shard.gauge(&gauge, &[]),
-            false_sources: plain("canal_gateway_false_sources_total", "Tunnels whose client named a source that is not itself."),
-            accepted: plain("canal_gateway_accepted_connections_total", "Connections accepted, tunnels included."),
+            false_sources: plain(
+                "canal_gateway_false_sources_total",
+                "Tunnels whose client named a source that is not itself.",
+            ),
+            accepted: plain(
+                "canal_gateway_accepted_connections_total",
+                "Connections accepted, tunnels included.",
+            ),
             connects_ok: shard.counter(&connects, &["ok"]),
             connects_failed: shard.counter(&connects, &["failed"]),
-            reused: plain("canal_gateway_upstream_reused_total", "Requests sent on an idle or shared connection."),
-            not_kept: plain("canal_gateway_upstream_not_pooled_total", "Connections to endpoints closed because the pool is full."),
-            ejections: plain("canal_gateway_endpoint_ejections_total", "Times an endpoint was left out because it could not be connected."),
-            rebalanced: plain("canal_gateway_rebalanced_connections_total", "Connections asked to follow the head of their bucket."),
+            reused: plain(
+                "canal_gateway_upstream_reused_total",
+                "Requests sent on an idle or shared connection.",
+            ),
+            not_kept: plain(
+                "canal_gateway_upstream_not_pooled_total",
+                "Connections to endpoints closed because the pool is full.",
+            ),
+            ejections: plain(
+                "canal_gateway_endpoint_ejections_total",
+                "Times an endpoint was left out because it could not be connected.",
+            ),
+            rebalanced: plain(
+                "canal_gateway_rebalanced_connections_total",
+                "Connections asked to follow the head of their bucket.",
+            ),
             sniffed_server_first: plain(
                 "canal_gateway_sniffed_server_first_total",
                 "Connections of undeclared protocol relayed as TCP because the client sent nothing in time.",
@@ -112,11 +164,14 @@ impl WorkerCounters {
 
     /// Counts a decision of a policy (`namespace/name`).
     pub(crate) fn authorized(&self, tenant: &TenantName, action: &str, policy: &str) {
-        self.shard.counter(&self.authorizations, &[tenant.as_str(), action, policy]).inc();
+        self.shard
+            .counter(&self.authorizations, &[tenant.as_str(), action, policy])
+            .inc();
     }
     /// Returns the counter of what a tenant's policies allowed.
     pub(crate) fn allowed(&self, tenant: &TenantName) -> Counter {
-        self.shard.counter(&self.authorizations, &[tenant.as_str(), "allow", ""])
+        self.shard
+            .counter(&self.authorizations, &[tenant.as_str(), "allow", ""])
     }
     pub(crate) fn token(&self, result: &str) {
         self.shard.counter(&self.tokens, &[result]).inc();
@@ -125,7 +180,9 @@ impl WorkerCounters {
         self.shard.counter(&self.verifications, &[result]).inc();
     }
     pub(crate) fn asked(&self, tenant: &TenantName, authorizer: &str, result: &str) {
-        self.shard.counter(&self.authorizers, &[tenant.as_str(), authorizer, result]).inc();
+        self.shard
+            .counter(&self.authorizers, &[tenant.as_str(), authorizer, result])
+            .inc();
     }
     /// Returns the counter of a tenant's CPU time.
     pub(crate) fn cpu(&self, tenant: &TenantName) -> Counter {
@@ -135,10 +192,14 @@ impl WorkerCounters {
         self.shard.counter(&self.reopened, &[result]).inc();
     }
     pub(crate) fn refused_request(&self, fault: &ProxyError) {
-        self.shard.counter(&self.refused_requests, &[fault.name(), fault.side().name()]).inc();
+        self.shard
+            .counter(&self.refused_requests, &[fault.name(), fault.side().name()])
+            .inc();
     }
     pub(crate) fn refused_connection(&self, reason: &str) {
-        self.shard.counter(&self.refused_connections, &[reason]).inc();
+        self.shard
+            .counter(&self.refused_connections, &[reason])
+            .inc();
     }
     pub(crate) fn refused_connect(&self, reason: &str) {
         self.shard.counter(&self.refused_connects, &[reason]).inc();
@@ -166,7 +227,9 @@ impl WorkerCounters {
             Some(_) => "other",
             None => "io",
         };
-        self.shard.counter(&self.http2_errors, &[side, reason]).inc();
+        self.shard
+            .counter(&self.http2_errors, &[side, reason])
+            .inc();
     }
 }
 

@@ -10,7 +10,10 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use canal_h1::{BodyPart, BodyReader, CHUNK_END, ChunkStart, LAST_CHUNK, MessageLimits, MessageRefusal, write_last_chunk};
+use canal_h1::{
+    BodyPart, BodyReader, CHUNK_END, ChunkStart, LAST_CHUNK, MessageLimits, MessageRefusal,
+    write_last_chunk,
+};
 use canal_hbone::{FlowAccount, StalledBytes};
 use canal_net::copy::stall::{StallTimer, StallWatch};
 use h2::{Reason, RecvStream, SendStream};
@@ -32,19 +35,35 @@ pub struct Http1Io {
 
 impl Http1Io {
     pub fn new(io: Io, inbox: Inbox) -> Self {
-        Self { io, inbox, outbox: Outbox::default() }
+        Self {
+            io,
+            inbox,
+            outbox: Outbox::default(),
+        }
     }
 }
 
 /// Side from which a body is read. With `verbatim`, HTTP/1.1 bytes are passed on with their framing.
 pub enum BodySource<'a> {
-    Http1 { io: &'a mut Io, inbox: &'a mut Inbox, reader: &'a mut BodyReader, verbatim: bool },
-    Http2 { recv: &'a mut RecvStream, account: &'a Rc<FlowAccount> },
+    Http1 {
+        io: &'a mut Io,
+        inbox: &'a mut Inbox,
+        reader: &'a mut BodyReader,
+        verbatim: bool,
+    },
+    Http2 {
+        recv: &'a mut RecvStream,
+        account: &'a Rc<FlowAccount>,
+    },
 }
 
 /// Side to which a body is written. With `chunks`, the body is written in chunked framing.
 pub enum BodySink<'a> {
-    Http1 { io: &'a mut Io, outbox: &'a mut Outbox, chunks: bool },
+    Http1 {
+        io: &'a mut Io,
+        outbox: &'a mut Outbox,
+        chunks: bool,
+    },
     Http2(&'a mut SendStream<Bytes>),
 }
 
@@ -115,12 +134,20 @@ pub struct BodyPump {
 impl BodyPump {
     /// Starts a body. With `done` there is nothing to move.
     pub fn new(done: bool) -> Self {
-        Self { done, ..Self::default() }
+        Self {
+            done,
+            ..Self::default()
+        }
     }
 
     /// Continues a body of which `first` was already read from an HTTP/2 source.
     pub fn after(first: Bytes) -> Self {
-        Self { window_to_release: first.len(), payload_bytes: first.len() as u64, first, ..Self::default() }
+        Self {
+            window_to_release: first.len(),
+            payload_bytes: first.len() as u64,
+            first,
+            ..Self::default()
+        }
     }
 
     /// Moves as much as possible. Ready when the sink has accepted the entire body, or when a side failed.
@@ -163,14 +190,23 @@ impl BodyPump {
                 // Nothing to read: flush, and detect a sink that fails in the meantime.
                 Poll::Pending => {
                     ready!(self.poll_drain(cx, sink)).map_err(BodyError::Sink)?;
-                    return sink.poll_broken(cx).map(|cause| Err(BodyError::Sink(cause)));
+                    return sink
+                        .poll_broken(cx)
+                        .map(|cause| Err(BodyError::Sink(cause)));
                 }
                 Poll::Ready(Err(cause)) => return Poll::Ready(Err(BodyError::Source(cause))),
                 Poll::Ready(Ok(BodyPiece::End(trailers))) => {
-                    self.grpc_status = trailers.as_ref().and_then(|map| map.get("grpc-status")).and_then(|v| v.to_str().ok()?.parse().ok());
+                    self.grpc_status = trailers
+                        .as_ref()
+                        .and_then(|map| map.get("grpc-status"))
+                        .and_then(|v| v.to_str().ok()?.parse().ok());
                     self.ended = Some(trailers);
                 }
-                Poll::Ready(Ok(BodyPiece::Data { bytes, payload, last })) => {
+                Poll::Ready(Ok(BodyPiece::Data {
+                    bytes,
+                    payload,
+                    last,
+                })) => {
                     self.payload_bytes += payload;
                     if matches!(source, BodySource::Http2 { .. }) {
                         self.window_to_release += bytes.len();
@@ -198,8 +234,15 @@ impl BodyPump {
             && !stalled.is_empty()
         {
             let bytes = stalled.take();
-            let (payload, last) = (bytes.len() as u64, self.failure.is_none() && recv.is_end_stream());
-            return Poll::Ready(Ok(BodyPiece::Data { bytes, payload, last }));
+            let (payload, last) = (
+                bytes.len() as u64,
+                self.failure.is_none() && recv.is_end_stream(),
+            );
+            return Poll::Ready(Ok(BodyPiece::Data {
+                bytes,
+                payload,
+                last,
+            }));
         }
         match self.failure.take() {
             Some(failure) => Poll::Ready(Err(failure)),
@@ -221,7 +264,9 @@ impl BodyPump {
             BodySource::Http2 { recv, account } => (recv, account),
         };
         let handed = self.window_to_release;
-        let stalled = self.stalled.get_or_insert_with(|| Box::new(StalledBytes::begin(account, handed)));
+        let stalled = self
+            .stalled
+            .get_or_insert_with(|| Box::new(StalledBytes::begin(account, handed)));
         while self.failure.is_none() {
             match recv.poll_data(cx) {
                 Poll::Ready(Some(Ok(data))) => stalled.push(&data),
@@ -244,15 +289,34 @@ impl BodyPump {
 
     /// Fast path: moves available bytes unchanged from one HTTP/1.1 connection to another. `false` means that the general path must be
     /// used.
-    fn copy(&mut self, source: &mut BodySource<'_>, sink: &mut BodySink<'_>, limits: &MessageLimits) -> Result<bool, BodyErrorCause> {
-        let (BodySource::Http1 { inbox, reader, verbatim: true, .. }, BodySink::Http1 { outbox, chunks: false, .. }) = (source, sink)
+    fn copy(
+        &mut self,
+        source: &mut BodySource<'_>,
+        sink: &mut BodySink<'_>,
+        limits: &MessageLimits,
+    ) -> Result<bool, BodyErrorCause> {
+        let (
+            BodySource::Http1 {
+                inbox,
+                reader,
+                verbatim: true,
+                ..
+            },
+            BodySink::Http1 {
+                outbox,
+                chunks: false,
+                ..
+            },
+        ) = (source, sink)
         else {
             return Ok(false);
         };
         if inbox.is_empty() || reader.is_done() {
             return Ok(false);
         }
-        let skim = reader.skim(inbox.bytes(), limits).map_err(BodyErrorCause::Refused)?;
+        let skim = reader
+            .skim(inbox.bytes(), limits)
+            .map_err(BodyErrorCause::Refused)?;
         if skim.consumed == 0 {
             return Ok(false);
         }
@@ -267,8 +331,16 @@ impl BodyPump {
     fn put(&mut self, bytes: Bytes, sink: &mut BodySink<'_>) {
         match sink {
             BodySink::Http2(_) => self.piece = bytes,
-            BodySink::Http1 { outbox, chunks: false, .. } => outbox.push(bytes),
-            BodySink::Http1 { outbox, chunks: true, .. } => {
+            BodySink::Http1 {
+                outbox,
+                chunks: false,
+                ..
+            } => outbox.push(bytes),
+            BodySink::Http1 {
+                outbox,
+                chunks: true,
+                ..
+            } => {
                 // An empty piece gets no chunk, because an empty chunk would end the body.
                 if let Some(start) = ChunkStart::new(bytes.len()) {
                     outbox.head().extend_from_slice(start.as_bytes());
@@ -280,9 +352,15 @@ impl BodyPump {
     }
 
     /// Ready once the sink has accepted everything that was written to it.
-    fn poll_drain(&mut self, cx: &mut Context<'_>, sink: &mut BodySink<'_>) -> Poll<Result<(), BodyErrorCause>> {
+    fn poll_drain(
+        &mut self,
+        cx: &mut Context<'_>,
+        sink: &mut BodySink<'_>,
+    ) -> Poll<Result<(), BodyErrorCause>> {
         match sink {
-            BodySink::Http1 { io, outbox, .. } => io.poll_flush(cx, outbox).map_err(|_| BodyErrorCause::Closed),
+            BodySink::Http1 { io, outbox, .. } => io
+                .poll_flush(cx, outbox)
+                .map_err(|_| BodyErrorCause::Closed),
             BodySink::Http2(send) => {
                 while !self.piece.is_empty() {
                     // `reserve_capacity` takes the total that is wanted, not an increment.
@@ -313,7 +391,11 @@ impl BodyPump {
             let _ = recv.flow_control().release_capacity(owed);
         }
         // The sink has accepted everything that was handed to it.
-        if self.stalled.as_ref().is_some_and(|stalled| stalled.is_empty()) {
+        if self
+            .stalled
+            .as_ref()
+            .is_some_and(|stalled| stalled.is_empty())
+        {
             self.stalled = None;
         }
     }
@@ -323,17 +405,25 @@ impl BodyPump {
         let trailers = self.ended.as_mut().and_then(Option::take);
         match sink {
             BodySink::Http1 { chunks: false, .. } => {}
-            BodySink::Http1 { outbox, chunks: true, .. } => match trailers {
+            BodySink::Http1 {
+                outbox,
+                chunks: true,
+                ..
+            } => match trailers {
                 None => outbox.push_static(LAST_CHUNK),
                 Some(map) => {
-                    let pairs = map.iter().map(|(n, v)| (n.as_str().as_bytes(), v.as_bytes()));
+                    let pairs = map
+                        .iter()
+                        .map(|(n, v)| (n.as_str().as_bytes(), v.as_bytes()));
                     write_last_chunk(pairs, outbox.head()).map_err(BodyErrorCause::Refused)?;
                 }
             },
             // END_STREAM went out with the last piece.
             BodySink::Http2(_) if self.closed => {}
             BodySink::Http2(send) => match trailers {
-                None => send.send_data(Bytes::new(), true).map_err(|e| cause_of(&e))?,
+                None => send
+                    .send_data(Bytes::new(), true)
+                    .map_err(|e| cause_of(&e))?,
                 Some(map) => send.send_trailers(map).map_err(|e| cause_of(&e))?,
             },
         }
@@ -351,12 +441,22 @@ pub struct BodyStall {
 
 impl BodyStall {
     /// Must be called after each poll of the body that was pending. Ready when the tenant holds more than it may and this body must end.
-    pub fn poll(&mut self, cx: &mut Context<'_>, body: &mut BodyPump, source: &mut BodySource<'_>, sink: &BodySink<'_>) -> Poll<()> {
+    pub fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        body: &mut BodyPump,
+        source: &mut BodySource<'_>,
+        sink: &BodySink<'_>,
+    ) -> Poll<()> {
         let is_blocked = !body.waiting_for_source;
         if self.timer.poll(cx, is_blocked) {
             self.watch.tick(is_blocked, body.accepted(sink));
         }
-        if is_blocked && self.watch.is_stalled() { body.poll_stalled(cx, source) } else { Poll::Pending }
+        if is_blocked && self.watch.is_stalled() {
+            body.poll_stalled(cx, source)
+        } else {
+            Poll::Pending
+        }
     }
 }
 
@@ -369,13 +469,26 @@ fn reset_of(send: &mut SendStream<Bytes>, cx: &mut Context<'_>) -> BodyErrorCaus
 }
 
 impl BodySource<'_> {
-    fn poll_piece(&mut self, cx: &mut Context<'_>, limits: &MessageLimits) -> Poll<Result<BodyPiece, BodyErrorCause>> {
+    fn poll_piece(
+        &mut self,
+        cx: &mut Context<'_>,
+        limits: &MessageLimits,
+    ) -> Poll<Result<BodyPiece, BodyErrorCause>> {
         match self {
-            BodySource::Http1 { io, inbox, reader, verbatim } => poll_http1(cx, io, inbox, reader, *verbatim, limits),
+            BodySource::Http1 {
+                io,
+                inbox,
+                reader,
+                verbatim,
+            } => poll_http1(cx, io, inbox, reader, *verbatim, limits),
             BodySource::Http2 { recv, .. } => match ready!(recv.poll_data(cx)) {
                 Some(Ok(bytes)) => {
                     let payload = bytes.len() as u64;
-                    Poll::Ready(Ok(BodyPiece::Data { bytes, payload, last: recv.is_end_stream() }))
+                    Poll::Ready(Ok(BodyPiece::Data {
+                        bytes,
+                        payload,
+                        last: recv.is_end_stream(),
+                    }))
                 }
                 Some(Err(e)) => Poll::Ready(Err(cause_of(&e))),
                 None => match ready!(recv.poll_trailers(cx)) {
@@ -400,7 +513,11 @@ fn poll_http1(
             return Poll::Ready(Ok(BodyPiece::End(None)));
         }
         if !inbox.is_empty() {
-            let piece = if verbatim { skim(inbox, reader, limits) } else { read(inbox, reader, limits) };
+            let piece = if verbatim {
+                skim(inbox, reader, limits)
+            } else {
+                read(inbox, reader, limits)
+            };
             if let Some(piece) = piece.map_err(BodyErrorCause::Refused)? {
                 return Poll::Ready(Ok(piece));
             }
@@ -418,18 +535,30 @@ fn poll_http1(
 }
 
 /// Takes the next bytes with their framing, to be passed on unchanged.
-fn skim(inbox: &mut Inbox, reader: &mut BodyReader, limits: &MessageLimits) -> Result<Option<BodyPiece>, MessageRefusal> {
+fn skim(
+    inbox: &mut Inbox,
+    reader: &mut BodyReader,
+    limits: &MessageLimits,
+) -> Result<Option<BodyPiece>, MessageRefusal> {
     let skim = reader.skim(inbox.bytes(), limits)?;
     if skim.consumed == 0 {
         return Ok(skim.ended.then_some(BodyPiece::End(None)));
     }
     let bytes = inbox.take(skim.consumed);
     inbox.release();
-    Ok(Some(BodyPiece::Data { bytes, payload: skim.payload_bytes, last: skim.ended || reader.is_done() }))
+    Ok(Some(BodyPiece::Data {
+        bytes,
+        payload: skim.payload_bytes,
+        last: skim.ended || reader.is_done(),
+    }))
 }
 
 /// Takes the next payload without framing, or the trailers.
-fn read(inbox: &mut Inbox, reader: &mut BodyReader, limits: &MessageLimits) -> Result<Option<BodyPiece>, MessageRefusal> {
+fn read(
+    inbox: &mut Inbox,
+    reader: &mut BodyReader,
+    limits: &MessageLimits,
+) -> Result<Option<BodyPiece>, MessageRefusal> {
     let step = reader.read(inbox.bytes(), limits)?;
     let piece = match step.part {
         BodyPart::NeedInput => {
@@ -440,7 +569,11 @@ fn read(inbox: &mut Inbox, reader: &mut BodyReader, limits: &MessageLimits) -> R
             inbox.advance(range.start);
             let bytes = inbox.take(range.len());
             inbox.advance(step.consumed - range.end);
-            BodyPiece::Data { payload: bytes.len() as u64, bytes, last: reader.is_done() }
+            BodyPiece::Data {
+                payload: bytes.len() as u64,
+                bytes,
+                last: reader.is_done(),
+            }
         }
         BodyPart::End => {
             let trailers = trailers_of(reader, inbox.bytes());
@@ -459,7 +592,10 @@ fn trailers_of(reader: &BodyReader, input: &[u8]) -> Option<HeaderMap> {
     }
     let mut map = HeaderMap::with_capacity(fields.len());
     for f in fields.iter() {
-        if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(f.name), HeaderValue::from_bytes(f.value)) {
+        if let (Ok(name), Ok(value)) = (
+            HeaderName::from_bytes(f.name),
+            HeaderValue::from_bytes(f.value),
+        ) {
             map.append(name, value);
         }
     }

@@ -26,14 +26,20 @@ pub struct Blocks {
 
 impl Blocks {
     fn take(&self) -> BytesMut {
-        self.spare.borrow_mut().pop().unwrap_or_else(|| BytesMut::with_capacity(BLOCK))
+        self.spare
+            .borrow_mut()
+            .pop()
+            .unwrap_or_else(|| BytesMut::with_capacity(BLOCK))
     }
 
     fn give(&self, mut block: BytesMut) {
         block.clear();
         let mut spare = self.spare.borrow_mut();
         // `try_reclaim` recovers the space in front if the block is not shared. A grown or shared block is not reused.
-        if spare.len() < SPARE_BLOCKS_MAX && block.try_reclaim(BLOCK) && block.capacity() <= 2 * BLOCK {
+        if spare.len() < SPARE_BLOCKS_MAX
+            && block.try_reclaim(BLOCK)
+            && block.capacity() <= 2 * BLOCK
+        {
             spare.push(block);
         }
     }
@@ -49,7 +55,11 @@ pub struct Inbox {
 
 impl Inbox {
     pub fn new(blocks: &Blocks) -> Self {
-        Self { blocks: blocks.clone(), block: None, chunk: Bytes::new() }
+        Self {
+            blocks: blocks.clone(),
+            block: None,
+            chunk: Bytes::new(),
+        }
     }
 
     /// Returns the bytes that were read but not consumed.
@@ -108,7 +118,9 @@ impl Inbox {
     /// Takes the first `n` bytes without a copy.
     pub fn take(&mut self, n: usize) -> Bytes {
         if self.chunk.is_empty() {
-            self.block.as_mut().map_or_else(Bytes::new, |block| block.split_to(n).freeze())
+            self.block
+                .as_mut()
+                .map_or_else(Bytes::new, |block| block.split_to(n).freeze())
         } else {
             self.chunk.split_to(n)
         }
@@ -212,7 +224,11 @@ impl Outbox {
     /// Returns the spans in order, at most [`VECTORS`].
     pub fn vectors(&self) -> SmallVec<[IoSlice<'_>; VECTORS]> {
         let head = Some(&self.head[self.head_at..]).filter(|h| !h.is_empty());
-        head.into_iter().chain(self.pieces.iter().map(|p| &p[..])).take(VECTORS).map(IoSlice::new).collect()
+        head.into_iter()
+            .chain(self.pieces.iter().map(|p| &p[..]))
+            .take(VECTORS)
+            .map(IoSlice::new)
+            .collect()
     }
 
     /// Removes the first `n` bytes, which were written.

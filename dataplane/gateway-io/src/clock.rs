@@ -102,7 +102,9 @@ impl Clock {
             draining: Cell::new(None),
             haste: Cell::new(Duration::ZERO),
         };
-        Self { inner: Rc::new(inner) }
+        Self {
+            inner: Rc::new(inner),
+        }
     }
 
     /// Returns the time of the last sweep.
@@ -143,7 +145,11 @@ impl Clock {
         };
         let slot = Rc::new(slot);
         let key = self.inner.slots.borrow_mut().insert(slot.clone());
-        Timer { clock: self.clone(), slot, key }
+        Timer {
+            clock: self.clone(),
+            slot,
+            key,
+        }
     }
 
     /// Fires the deadlines that are due at `now`.
@@ -160,7 +166,11 @@ impl Clock {
                 continue;
             }
             slot.due.set(None);
-            slot.fired.set(Some(if due > now { TimeoutKind::Drain } else { slot.what.get() }));
+            slot.fired.set(Some(if due > now {
+                TimeoutKind::Drain
+            } else {
+                slot.what.get()
+            }));
             if let Some(waker) = slot.waker.borrow_mut().take() {
                 waker.wake();
             }
@@ -267,7 +277,11 @@ mod tests {
         idle.arm(TimeoutKind::Idle, s(60));
         head.arm(TimeoutKind::Head, s(10));
         clock.sweep(start + s(9));
-        assert!(idle.poll(&cx).is_pending() && head.poll(&cx).is_pending() && none.poll(&cx).is_pending());
+        assert!(
+            idle.poll(&cx).is_pending()
+                && head.poll(&cx).is_pending()
+                && none.poll(&cx).is_pending()
+        );
         clock.sweep(start + s(10));
         assert_eq!(head.poll(&cx), Poll::Ready(TimeoutKind::Head));
         assert!(idle.poll(&cx).is_pending());
@@ -293,8 +307,15 @@ mod tests {
         for (hasten, swept, late) in [(58, 1, false), (0, 3, false), (58, 3, true)] {
             clock.expire_idle(s(hasten));
             clock.sweep(start + s(swept));
-            assert_eq!(idle.poll(&cx) == Poll::Ready(TimeoutKind::Drain), late, "{hasten} s earlier, after {swept} s");
+            assert_eq!(
+                idle.poll(&cx) == Poll::Ready(TimeoutKind::Drain),
+                late,
+                "{hasten} s earlier, after {swept} s"
+            );
         }
-        assert!(client.poll(&cx).is_pending(), "a message under way has its time");
+        assert!(
+            client.poll(&cx).is_pending(),
+            "a message under way has its time"
+        );
     }
 }

@@ -35,7 +35,11 @@ pub enum Io {
 
 impl Io {
     /// Reads available bytes into `inbox` and returns their number; 0 means the end. Occupies no block while it waits.
-    pub fn poll_fill(&mut self, cx: &mut Context<'_>, inbox: &mut Inbox) -> Poll<io::Result<usize>> {
+    pub fn poll_fill(
+        &mut self,
+        cx: &mut Context<'_>,
+        inbox: &mut Inbox,
+    ) -> Poll<io::Result<usize>> {
         match self {
             Io::Tcp(stream) => {
                 // Readiness is known without a system call, so the read is the only one.
@@ -63,7 +67,11 @@ impl Io {
     }
 
     /// Writes all of `outbox`. On an error, and while pending, the unsent rest stays in it.
-    pub fn poll_flush(&mut self, cx: &mut Context<'_>, outbox: &mut Outbox) -> Poll<io::Result<()>> {
+    pub fn poll_flush(
+        &mut self,
+        cx: &mut Context<'_>,
+        outbox: &mut Outbox,
+    ) -> Poll<io::Result<()>> {
         match self {
             Io::Tcp(stream) => {
                 while !outbox.is_empty() {
@@ -82,7 +90,8 @@ impl Io {
             Io::Tunnel(stream) => {
                 // Small data is copied once and sent as one frame; large pieces are sent without a copy.
                 while !outbox.is_empty() && outbox.len() <= FRAME_COPIED_BYTES_MAX {
-                    let n = ready!(Pin::new(&mut **stream).poll_write_vectored(cx, &outbox.vectors()))?;
+                    let n =
+                        ready!(Pin::new(&mut **stream).poll_write_vectored(cx, &outbox.vectors()))?;
                     outbox.advance(n);
                 }
                 while let Some(mut piece) = outbox.pop() {
@@ -200,7 +209,9 @@ impl Io {
     /// True if the endpoint's node reported that nothing beyond the first `sent` bytes reached the application.
     pub fn is_undelivered_beyond(&self, sent: u64) -> bool {
         match self {
-            Io::Tunnel(stream) => stream.close_report().is_some_and(|report| report.delivered <= sent),
+            Io::Tunnel(stream) => stream
+                .close_report()
+                .is_some_and(|report| report.delivered <= sent),
             Io::Tcp(_) | Io::Tls(_) => false,
         }
     }
@@ -229,7 +240,12 @@ impl Io {
 const FRAME_COPIED_BYTES_MAX: usize = 4 << 10;
 
 impl Leg for Io {
-    fn poll_chunk(&mut self, cx: &mut Context<'_>, buffer: &mut BytesMut, limit: usize) -> Poll<io::Result<Option<Bytes>>> {
+    fn poll_chunk(
+        &mut self,
+        cx: &mut Context<'_>,
+        buffer: &mut BytesMut,
+        limit: usize,
+    ) -> Poll<io::Result<Option<Bytes>>> {
         match self {
             Io::Tcp(stream) => Leg::poll_chunk(stream, cx, buffer, limit),
             Io::Tunnel(stream) => Leg::poll_chunk(&mut **stream, cx, buffer, limit),
@@ -274,12 +290,20 @@ pub struct PrefixedIo {
 
 impl PrefixedIo {
     pub fn new(first: Bytes, io: Io) -> Self {
-        Self { first, io, read: Rc::default() }
+        Self {
+            first,
+            io,
+            read: Rc::default(),
+        }
     }
 }
 
 impl AsyncRead for PrefixedIo {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         if !self.first.is_empty() {
             let n = self.first.len().min(buf.remaining());
             buf.put_slice(&self.first[..n]);
@@ -292,20 +316,29 @@ impl AsyncRead for PrefixedIo {
             Io::Tunnel(stream) => Pin::new(&mut **stream).poll_read(cx, buf),
             Io::Tls(tls) => Pin::new(&mut **tls).poll_read(cx, buf),
         };
-        self.read.set(self.read.get() + (buf.filled().len() - before) as u64);
+        self.read
+            .set(self.read.get() + (buf.filled().len() - before) as u64);
         read
     }
 }
 
 impl AsyncWrite for PrefixedIo {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         match &mut self.io {
             Io::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
             Io::Tunnel(stream) => Pin::new(&mut **stream).poll_write(cx, buf),
             Io::Tls(tls) => Pin::new(&mut **tls).poll_write(cx, buf),
         }
     }
-    fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         match &mut self.io {
             Io::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
             Io::Tunnel(stream) => Pin::new(&mut **stream).poll_write_vectored(cx, bufs),

@@ -88,7 +88,9 @@ fn quantum_of(shares: &Shares) -> i64 {
         Share::Percent(percent) => u64::from(percent),
     };
     // The result is at most 50 ms.
-    i64::try_from(QUANTUM.as_nanos() as u64 * weight / WEIGHT).unwrap_or(i64::MAX).max(1)
+    i64::try_from(QUANTUM.as_nanos() as u64 * weight / WEIGHT)
+        .unwrap_or(i64::MAX)
+        .max(1)
 }
 
 /// Returns the credit after `rounds` more rounds. A debt is paid first, and unused credit is not saved.
@@ -99,7 +101,9 @@ fn decide_credit(credit: i64, quantum: i64, rounds: u64) -> i64 {
 
 /// Returns the number of rounds until a tenant may run again.
 fn decide_wait(credit: i64, quantum: i64) -> u64 {
-    (1 - credit.min(0)).unsigned_abs().div_ceil(quantum.unsigned_abs())
+    (1 - credit.min(0))
+        .unsigned_abs()
+        .div_ceil(quantum.unsigned_abs())
 }
 
 impl Default for Scheduler {
@@ -114,8 +118,16 @@ impl Scheduler {
     }
 
     fn with_clock(now: fn() -> u64) -> Self {
-        let inner = Inner { round: Cell::new(0), has_run: Cell::new(false), waiting: RefCell::default(), rounds: RefCell::default(), now };
-        Self { inner: Rc::new(inner) }
+        let inner = Inner {
+            round: Cell::new(0),
+            has_run: Cell::new(false),
+            waiting: RefCell::default(),
+            rounds: RefCell::default(),
+            now,
+        };
+        Self {
+            inner: Rc::new(inner),
+        }
     }
 
     /// Creates the queue of a tenant. Its CPU time is added to `cpu`.
@@ -134,14 +146,26 @@ impl Scheduler {
     }
 
     /// Runs a task of a tenant to its end, taking turns with other tenants' tasks.
-    pub async fn run<T>(tenant: &Rc<TenantQueue>, mut task: Pin<&mut impl Future<Output = T>>) -> T {
-        let state = Rc::new(TaskState { phase: Cell::new(WaitPhase::Free), waker: RefCell::default() });
-        let guard = TaskGuard { tenant: tenant.clone(), state };
+    pub async fn run<T>(
+        tenant: &Rc<TenantQueue>,
+        mut task: Pin<&mut impl Future<Output = T>>,
+    ) -> T {
+        let state = Rc::new(TaskState {
+            phase: Cell::new(WaitPhase::Free),
+            waker: RefCell::default(),
+        });
+        let guard = TaskGuard {
+            tenant: tenant.clone(),
+            state,
+        };
         std::future::poll_fn(|cx| guard.poll(cx, |cx| task.as_mut().poll(cx))).await
     }
 
     /// Runs a task of a tenant that may no longer exist; then the task runs without turns.
-    pub async fn run_for<T>(tenant: Option<Rc<TenantQueue>>, task: Pin<&mut impl Future<Output = T>>) -> T {
+    pub async fn run_for<T>(
+        tenant: Option<Rc<TenantQueue>>,
+        task: Pin<&mut impl Future<Output = T>>,
+    ) -> T {
         match tenant {
             Some(tenant) => Self::run(&tenant, task).await,
             None => task.await,
@@ -174,11 +198,18 @@ impl Inner {
         let mut rounds = 1;
         // If no task ran in the last round, rounds that would only pay debts are skipped, so that the worker never idles.
         if !self.has_run.replace(false) {
-            rounds = waiting.iter().map(|tenant| tenant.rounds_to_wait()).min().unwrap_or(1).max(1);
+            rounds = waiting
+                .iter()
+                .map(|tenant| tenant.rounds_to_wait())
+                .min()
+                .unwrap_or(1)
+                .max(1);
         }
         self.round.set(self.round.get() + rounds);
         for _ in 0..waiting.len() {
-            let Some(tenant) = waiting.pop_front() else { return };
+            let Some(tenant) = waiting.pop_front() else {
+                return;
+            };
             if tenant.fill() > 0 {
                 tenant.is_listed.set(false);
                 tenant.grant();
@@ -204,14 +235,19 @@ impl TenantQueue {
     fn fill(&self) -> i64 {
         let rounds = self.scheduler.round.get() - self.round.replace(self.scheduler.round.get());
         if rounds > 0 {
-            self.credit.set(decide_credit(self.credit.get(), self.quantum.get(), rounds));
+            self.credit
+                .set(decide_credit(self.credit.get(), self.quantum.get(), rounds));
         }
         self.credit.get()
     }
 
     fn charge(&self, nanos: u64) {
         self.cpu.add(nanos);
-        self.credit.set(self.credit.get().saturating_sub(i64::try_from(nanos).unwrap_or(i64::MAX)));
+        self.credit.set(
+            self.credit
+                .get()
+                .saturating_sub(i64::try_from(nanos).unwrap_or(i64::MAX)),
+        );
     }
 
     /// Grants a turn to the first parked task.
@@ -254,7 +290,11 @@ impl TenantQueue {
 }
 
 impl TaskGuard {
-    fn poll<T>(&self, cx: &mut Context<'_>, poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
+    fn poll<T>(
+        &self,
+        cx: &mut Context<'_>,
+        poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
         let tenant = &self.tenant;
         match self.state.phase.get() {
             WaitPhase::Parked => {
@@ -282,7 +322,10 @@ impl TaskGuard {
     fn park(&self, cx: &Context<'_>) {
         self.state.phase.set(WaitPhase::Parked);
         self.remember(cx);
-        self.tenant.parked.borrow_mut().push_back(self.state.clone());
+        self.tenant
+            .parked
+            .borrow_mut()
+            .push_back(self.state.clone());
         self.tenant.proceed();
     }
 

@@ -72,7 +72,13 @@ impl BodyReader {
             Framing::Chunked => BodyState::Line(ChunkLine::START),
             Framing::UntilClose => BodyState::UntilClose,
         };
-        BodyReader { state, extension_bytes: 0, progress: ScanProgress::default(), trailers: FieldTable::default(), trailers_at: 0 }
+        BodyReader {
+            state,
+            extension_bytes: 0,
+            progress: ScanProgress::default(),
+            trailers: FieldTable::default(),
+            trailers_at: 0,
+        }
     }
 
     /// Returns true once the body has ended.
@@ -93,26 +99,47 @@ impl BodyReader {
     ///
     /// # Errors
     /// Returns the refusal for malformed chunk framing, for a forbidden trailer, and for chunk extensions or trailers over the limits.
-    pub fn read(&mut self, input: &[u8], limits: &MessageLimits) -> Result<BodyStep, MessageRefusal> {
+    pub fn read(
+        &mut self,
+        input: &[u8],
+        limits: &MessageLimits,
+    ) -> Result<BodyStep, MessageRefusal> {
         match self.state {
-            BodyState::Done => Ok(BodyStep { consumed: 0, part: BodyPart::End }),
-            _ if input.is_empty() => Ok(BodyStep { consumed: 0, part: BodyPart::NeedInput }),
+            BodyState::Done => Ok(BodyStep {
+                consumed: 0,
+                part: BodyPart::End,
+            }),
+            _ if input.is_empty() => Ok(BodyStep {
+                consumed: 0,
+                part: BodyPart::NeedInput,
+            }),
             BodyState::UntilClose => Ok(data(0, input.len())),
             BodyState::Length(left) => {
                 let len = at_most(left, input.len());
-                self.state = if len as u64 == left { BodyState::Done } else { BodyState::Length(left - len as u64) };
+                self.state = if len as u64 == left {
+                    BodyState::Done
+                } else {
+                    BodyState::Length(left - len as u64)
+                };
                 Ok(data(0, len))
             }
             _ => self.read_chunked(input, limits),
         }
     }
 
-    fn read_chunked(&mut self, input: &[u8], limits: &MessageLimits) -> Result<BodyStep, MessageRefusal> {
+    fn read_chunked(
+        &mut self,
+        input: &[u8],
+        limits: &MessageLimits,
+    ) -> Result<BodyStep, MessageRefusal> {
         let mut at = 0;
         loop {
             let rest = &input[at..];
             let Some(&b) = rest.first() else {
-                return Ok(BodyStep { consumed: at, part: BodyPart::NeedInput });
+                return Ok(BodyStep {
+                    consumed: at,
+                    part: BodyPart::NeedInput,
+                });
             };
             match &mut self.state {
                 // Payload is returned as it arrives: a chunk may be larger than any buffer.
@@ -127,7 +154,11 @@ impl BodyReader {
                 BodyState::Trailers => return self.read_trailers(input, at, limits),
                 BodyState::Line(line) => {
                     if let Some(size) = line.take(b, limits, &mut self.extension_bytes)? {
-                        self.state = if size == 0 { BodyState::Trailers } else { BodyState::Data(size) };
+                        self.state = if size == 0 {
+                            BodyState::Trailers
+                        } else {
+                            BodyState::Data(size)
+                        };
                     }
                 }
                 BodyState::DataCr if b == b'\r' => self.state = BodyState::DataLf,
@@ -138,14 +169,24 @@ impl BodyReader {
         }
     }
 
-    fn read_trailers(&mut self, input: &[u8], at: usize, limits: &MessageLimits) -> Result<BodyStep, MessageRefusal> {
+    fn read_trailers(
+        &mut self,
+        input: &[u8],
+        at: usize,
+        limits: &MessageLimits,
+    ) -> Result<BodyStep, MessageRefusal> {
         let rest = &input[at..];
         // Most bodies have no trailers; for these the header parser is not needed.
         let len = if rest.starts_with(b"\r\n") {
             2
         } else {
             match scan_trailers(rest, limits, &mut self.progress, &mut self.trailers)? {
-                None => return Ok(BodyStep { consumed: at, part: BodyPart::NeedInput }),
+                None => {
+                    return Ok(BodyStep {
+                        consumed: at,
+                        part: BodyPart::NeedInput,
+                    });
+                }
                 Some(len) => len,
             }
         };
@@ -154,7 +195,10 @@ impl BodyReader {
         }
         self.trailers_at = at;
         self.state = BodyState::Done;
-        Ok(BodyStep { consumed: at + len, part: BodyPart::End })
+        Ok(BodyStep {
+            consumed: at + len,
+            part: BodyPart::End,
+        })
     }
 
     /// Reads all parts in `input` at once, so that the bytes can be forwarded as they are.
@@ -173,7 +217,12 @@ impl BodyReader {
             match step.part {
                 BodyPart::Data(span) => skim.payload_bytes += span.len() as u64,
                 BodyPart::NeedInput => return Ok(skim),
-                BodyPart::End => return Ok(Skim { ended: true, ..skim }),
+                BodyPart::End => {
+                    return Ok(Skim {
+                        ended: true,
+                        ..skim
+                    });
+                }
             }
         }
     }
@@ -195,12 +244,18 @@ impl BodyReader {
 
     /// Returns the trailer fields once the body has ended. `input` is the slice given to the call that reported the end.
     pub fn trailers<'a>(&'a self, input: &'a [u8]) -> HeaderFields<'a> {
-        HeaderFields { table: &self.trailers, buf: input.get(self.trailers_at..).unwrap_or(&[]) }
+        HeaderFields {
+            table: &self.trailers,
+            buf: input.get(self.trailers_at..).unwrap_or(&[]),
+        }
     }
 }
 
 fn data(start: usize, end: usize) -> BodyStep {
-    BodyStep { consumed: end, part: BodyPart::Data(start..end) }
+    BodyStep {
+        consumed: end,
+        part: BodyPart::Data(start..end),
+    }
 }
 
 fn at_most(left: u64, available: usize) -> usize {

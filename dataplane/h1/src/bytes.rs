@@ -11,7 +11,23 @@ static CLASS: [u8; 256] = {
     while b < 256 {
         let c = b as u8;
         let token = c.is_ascii_alphanumeric()
-            || matches!(c, b'!' | b'#' | b'$' | b'%' | b'&' | b'\'' | b'*' | b'+' | b'-' | b'.' | b'^' | b'_' | b'`' | b'|' | b'~');
+            || matches!(
+                c,
+                b'!' | b'#'
+                    | b'$'
+                    | b'%'
+                    | b'&'
+                    | b'\''
+                    | b'*'
+                    | b'+'
+                    | b'-'
+                    | b'.'
+                    | b'^'
+                    | b'_'
+                    | b'`'
+                    | b'|'
+                    | b'~'
+            );
         if token {
             class[b] |= TOKEN;
         }
@@ -58,11 +74,16 @@ pub(crate) fn is_token(text: &[u8]) -> bool {
 
 pub(crate) fn is_target(text: &[u8]) -> bool {
     // Arithmetic instead of the table, because the compiler vectorizes it.
-    !text.is_empty() && text.iter().fold(true, |ok, &b| ok & (b > 0x20) & (b < 0x7f) & (b != b'#'))
+    !text.is_empty()
+        && text
+            .iter()
+            .fold(true, |ok, &b| ok & (b > 0x20) & (b < 0x7f) & (b != b'#'))
 }
 
 pub(crate) fn is_value(text: &[u8]) -> bool {
-    text.iter().fold(true, |ok, &b| ok & ((b >= 0x20) | (b == b'\t')) & (b != 0x7f))
+    text.iter().fold(true, |ok, &b| {
+        ok & ((b >= 0x20) | (b == b'\t')) & (b != 0x7f)
+    })
 }
 
 pub(crate) fn is_ows(b: u8) -> bool {
@@ -82,5 +103,8 @@ pub(crate) fn trim(mut text: &[u8]) -> &[u8] {
 
 /// Iterates over the elements of a comma-separated list: trimmed, without empty ones (RFC 9110 §5.6.1.2).
 pub(crate) fn elements(value: &[u8]) -> impl Iterator<Item = &[u8]> {
-    value.split(|&b| b == b',').map(trim).filter(|e| !e.is_empty())
+    value
+        .split(|&b| b == b',')
+        .map(trim)
+        .filter(|e| !e.is_empty())
 }

@@ -45,20 +45,41 @@ pub struct AcceptedRequest {
 
 /// Returns all request cases, those of [`oversized_requests`] included.
 pub fn requests() -> Vec<RequestCase> {
-    let mut all: Vec<RequestCase> = requests::GROUPS.iter().flat_map(|group| group.iter().cloned()).collect();
+    let mut all: Vec<RequestCase> = requests::GROUPS
+        .iter()
+        .flat_map(|group| group.iter().cloned())
+        .collect();
     all.extend(oversized_requests());
     all
 }
 
 const fn refuse(name: &'static str, bytes: &'static [u8], refusal: MessageRefusal) -> RequestCase {
-    RequestCase { name, bytes: Cow::Borrowed(bytes), want: RequestWant::Refuse(refusal) }
+    RequestCase {
+        name,
+        bytes: Cow::Borrowed(bytes),
+        want: RequestWant::Refuse(refusal),
+    }
 }
 
-const fn refuse_body(name: &'static str, bytes: &'static [u8], refusal: MessageRefusal) -> RequestCase {
-    RequestCase { name, bytes: Cow::Borrowed(bytes), want: RequestWant::RefuseBody(refusal) }
+const fn refuse_body(
+    name: &'static str,
+    bytes: &'static [u8],
+    refusal: MessageRefusal,
+) -> RequestCase {
+    RequestCase {
+        name,
+        bytes: Cow::Borrowed(bytes),
+        want: RequestWant::RefuseBody(refusal),
+    }
 }
 
-const fn accept(name: &'static str, bytes: &'static [u8], framing: Framing, forwarded: &'static str, payload: &'static str) -> RequestCase {
+const fn accept(
+    name: &'static str,
+    bytes: &'static [u8],
+    framing: Framing,
+    forwarded: &'static str,
+    payload: &'static str,
+) -> RequestCase {
     accept_with_rest(name, bytes, framing, forwarded, [payload, ""])
 }
 
@@ -69,8 +90,17 @@ const fn accept_with_rest(
     forwarded: &'static str,
     [payload, rest]: [&'static str; 2],
 ) -> RequestCase {
-    let accepted = AcceptedRequest { framing, forwarded, payload, rest };
-    RequestCase { name, bytes: Cow::Borrowed(bytes), want: RequestWant::Accept(accepted) }
+    let accepted = AcceptedRequest {
+        framing,
+        forwarded,
+        payload,
+        rest,
+    };
+    RequestCase {
+        name,
+        bytes: Cow::Borrowed(bytes),
+        want: RequestWant::Accept(accepted),
+    }
 }
 
 /// Kind of the request for those response cases that do not depend on it.

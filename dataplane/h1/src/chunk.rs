@@ -34,10 +34,20 @@ pub(crate) struct ChunkLine {
 }
 
 impl ChunkLine {
-    pub(crate) const START: ChunkLine = ChunkLine { place: ChunkLineState::Size, digits: 0, size: 0, extension_bytes: 0 };
+    pub(crate) const START: ChunkLine = ChunkLine {
+        place: ChunkLineState::Size,
+        digits: 0,
+        size: 0,
+        extension_bytes: 0,
+    };
 
     /// Consumes one byte and returns the chunk size once the line is complete. `all_extension_bytes` counts over the whole body.
-    pub(crate) fn take(&mut self, b: u8, limits: &MessageLimits, all_extension_bytes: &mut usize) -> Result<Option<u64>, MessageRefusal> {
+    pub(crate) fn take(
+        &mut self,
+        b: u8,
+        limits: &MessageLimits,
+        all_extension_bytes: &mut usize,
+    ) -> Result<Option<u64>, MessageRefusal> {
         match (self.place, b) {
             (ChunkLineState::Lf, b'\n') => return Ok(Some(self.size)),
             (ChunkLineState::Lf, _) => return Err(MessageRefusal::BareCr),
@@ -82,7 +92,9 @@ impl ChunkLine {
     /// Decides whether a CR may end the line here.
     fn decide_end(&self) -> Result<ChunkLineState, MessageRefusal> {
         match self.place {
-            ChunkLineState::Name | ChunkLineState::Value | ChunkLineState::AfterQuoted => Ok(ChunkLineState::Lf),
+            ChunkLineState::Name | ChunkLineState::Value | ChunkLineState::AfterQuoted => {
+                Ok(ChunkLineState::Lf)
+            }
             ChunkLineState::BeforeSemicolon => Err(MessageRefusal::BadChunkSize),
             _ => Err(MessageRefusal::BadChunkExtension),
         }
@@ -100,18 +112,32 @@ impl ChunkLine {
                 b';',
             ) => ChunkLineState::BeforeName,
             (ChunkLineState::Name | ChunkLineState::AfterName, b'=') => ChunkLineState::BeforeValue,
-            (ChunkLineState::Name | ChunkLineState::AfterName, _) if is_ows(b) => ChunkLineState::AfterName,
-            (ChunkLineState::Value | ChunkLineState::AfterQuoted | ChunkLineState::AfterValue, _) if is_ows(b) => {
-                ChunkLineState::AfterValue
+            (ChunkLineState::Name | ChunkLineState::AfterName, _) if is_ows(b) => {
+                ChunkLineState::AfterName
             }
-            (ChunkLineState::BeforeSemicolon | ChunkLineState::BeforeName | ChunkLineState::BeforeValue, _) if is_ows(b) => self.place,
+            (
+                ChunkLineState::Value | ChunkLineState::AfterQuoted | ChunkLineState::AfterValue,
+                _,
+            ) if is_ows(b) => ChunkLineState::AfterValue,
+            (
+                ChunkLineState::BeforeSemicolon
+                | ChunkLineState::BeforeName
+                | ChunkLineState::BeforeValue,
+                _,
+            ) if is_ows(b) => self.place,
             (ChunkLineState::BeforeSemicolon, _) => return Err(MessageRefusal::BadChunkSize),
-            (ChunkLineState::BeforeName | ChunkLineState::Name, _) if is_token_byte(b) => ChunkLineState::Name,
+            (ChunkLineState::BeforeName | ChunkLineState::Name, _) if is_token_byte(b) => {
+                ChunkLineState::Name
+            }
             (ChunkLineState::BeforeValue, b'"') => ChunkLineState::Quoted,
-            (ChunkLineState::BeforeValue | ChunkLineState::Value, _) if is_token_byte(b) => ChunkLineState::Value,
+            (ChunkLineState::BeforeValue | ChunkLineState::Value, _) if is_token_byte(b) => {
+                ChunkLineState::Value
+            }
             (ChunkLineState::Quoted, b'"') => ChunkLineState::AfterQuoted,
             (ChunkLineState::Quoted, b'\\') => ChunkLineState::QuotedPair,
-            (ChunkLineState::Quoted | ChunkLineState::QuotedPair, _) if is_value_byte(b) => ChunkLineState::Quoted,
+            (ChunkLineState::Quoted | ChunkLineState::QuotedPair, _) if is_value_byte(b) => {
+                ChunkLineState::Quoted
+            }
             _ => return Err(MessageRefusal::BadChunkExtension),
         })
     }

@@ -61,7 +61,12 @@ mod tests {
             (b"\r\nGET / HTTP/1.1\r\n", Detected::Opaque),
         ];
         for (bytes, want) in cases {
-            assert_eq!(detect(bytes, &MessageLimits::DEFAULT), *want, "{:?}", String::from_utf8_lossy(bytes));
+            assert_eq!(
+                detect(bytes, &MessageLimits::DEFAULT),
+                *want,
+                "{:?}",
+                String::from_utf8_lossy(bytes)
+            );
         }
     }
 }

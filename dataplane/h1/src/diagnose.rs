@@ -39,14 +39,22 @@ pub(crate) fn of_fields(section: &[u8], limits: &MessageLimits) -> Option<Messag
 }
 
 fn walk_request(head: &[u8], limits: &MessageLimits) -> WalkResult {
-    let Some(at) = walk_empty_lines(head)? else { return Ok(None) };
-    let Some(at) = walk_request_line(head, at, limits)? else { return Ok(None) };
+    let Some(at) = walk_empty_lines(head)? else {
+        return Ok(None);
+    };
+    let Some(at) = walk_request_line(head, at, limits)? else {
+        return Ok(None);
+    };
     walk_fields(head, at, limits)
 }
 
 fn walk_response(head: &[u8], limits: &MessageLimits) -> WalkResult {
-    let Some(at) = walk_empty_lines(head)? else { return Ok(None) };
-    let Some(at) = walk_status_line(head, at, limits)? else { return Ok(None) };
+    let Some(at) = walk_empty_lines(head)? else {
+        return Ok(None);
+    };
+    let Some(at) = walk_status_line(head, at, limits)? else {
+        return Ok(None);
+    };
     walk_fields(head, at, limits)
 }
 
@@ -92,11 +100,17 @@ fn decide_stray(head: &[u8], at: usize, otherwise: MessageRefusal) -> WalkResult
 }
 
 pub(crate) fn walk_request_line(head: &[u8], start: usize, limits: &MessageLimits) -> WalkResult {
-    let Some(method_end) = walk_method(head, start, limits)? else { return Ok(None) };
-    let Some(target_end) = walk_target(head, method_end + 1, limits)? else { return Ok(None) };
+    let Some(method_end) = walk_method(head, start, limits)? else {
+        return Ok(None);
+    };
+    let Some(target_end) = walk_target(head, method_end + 1, limits)? else {
+        return Ok(None);
+    };
     let (method, target) = (&head[start..method_end], &head[method_end + 1..target_end]);
     let at = target_end + 1;
-    let Some((major, minor)) = walk_version(head, at)? else { return Ok(None) };
+    let Some((major, minor)) = walk_version(head, at)? else {
+        return Ok(None);
+    };
     if (method, target, major, minor) == (b"PRI", b"*", b'2', b'0') {
         return Err(MessageRefusal::Http2Preface);
     }
@@ -139,7 +153,15 @@ fn walk_target(head: &[u8], start: usize, limits: &MessageLimits) -> WalkResult 
             Some(b' ' | b'\t') => return Err(MessageRefusal::BadRequestLine),
             // HTTP/0.9 clients send `GET /` and no version.
             Some(b'\r' | b'\n') => {
-                return decide_stray(head, at, if at > start { MessageRefusal::Http09 } else { MessageRefusal::BadRequestLine });
+                return decide_stray(
+                    head,
+                    at,
+                    if at > start {
+                        MessageRefusal::Http09
+                    } else {
+                        MessageRefusal::BadRequestLine
+                    },
+                );
             }
             Some(_) => return decide_stray(head, at, MessageRefusal::BadTarget),
         }
@@ -152,8 +174,14 @@ const VERSION_LEN: usize = "HTTP/1.1".len();
 /// Reads `HTTP/d.d` and returns both digits.
 fn walk_version(head: &[u8], at: usize) -> Result<Option<(u8, u8)>, MessageRefusal> {
     for (i, want) in b"HTTP/d.d".iter().enumerate() {
-        let Some(&b) = head.get(at + i) else { return Ok(None) };
-        let fits = if *want == b'd' { b.is_ascii_digit() } else { b == *want };
+        let Some(&b) = head.get(at + i) else {
+            return Ok(None);
+        };
+        let fits = if *want == b'd' {
+            b.is_ascii_digit()
+        } else {
+            b == *want
+        };
         if !fits {
             return decide_stray(head, at + i, MessageRefusal::BadVersion).map(|_| None);
         }
@@ -162,7 +190,9 @@ fn walk_version(head: &[u8], at: usize) -> Result<Option<(u8, u8)>, MessageRefus
 }
 
 fn walk_status_line(head: &[u8], start: usize, limits: &MessageLimits) -> WalkResult {
-    let Some((major, minor)) = walk_version(head, start)? else { return Ok(None) };
+    let Some((major, minor)) = walk_version(head, start)? else {
+        return Ok(None);
+    };
     let at = start + VERSION_LEN;
     match head.get(at) {
         None => return Ok(None),
@@ -193,7 +223,9 @@ fn walk_text(head: &[u8], start: usize, from: usize, limits: &MessageLimits) -> 
         match head.get(at) {
             None => return Ok(None),
             Some(b'\r' | b'\n') => return walk_line_end(head, at),
-            Some(_) if at - start >= limits.field_bytes_max => return Err(MessageRefusal::FieldTooLong),
+            Some(_) if at - start >= limits.field_bytes_max => {
+                return Err(MessageRefusal::FieldTooLong);
+            }
             Some(0) => return Err(MessageRefusal::NulByte),
             Some(&b) if is_value_byte(b) => {}
             Some(_) => return Err(MessageRefusal::ControlByte),
@@ -224,15 +256,23 @@ fn walk_field(head: &[u8], start: usize, limits: &MessageLimits) -> WalkResult {
     for at in start.. {
         match head.get(at) {
             None => return Ok(None),
-            Some(_) if at - start >= limits.field_bytes_max => return Err(MessageRefusal::FieldTooLong),
+            Some(_) if at - start >= limits.field_bytes_max => {
+                return Err(MessageRefusal::FieldTooLong);
+            }
             Some(b':') if at == start => return Err(MessageRefusal::EmptyFieldName),
             Some(b':') => return walk_text(head, start, at + 1, limits),
             Some(&b) if is_token_byte(b) => {}
             Some(b'\r' | b'\n') => return decide_stray(head, at, MessageRefusal::MissingColon),
             // Space before the colon has a name of its own, because some servers accept it and so read another field.
             Some(&b) if is_ows(b) => {
-                let Some(next) = head[at..].iter().find(|&&b| !is_ows(b)) else { return Ok(None) };
-                return Err(if *next == b':' { MessageRefusal::SpaceBeforeColon } else { MessageRefusal::BadFieldName });
+                let Some(next) = head[at..].iter().find(|&&b| !is_ows(b)) else {
+                    return Ok(None);
+                };
+                return Err(if *next == b':' {
+                    MessageRefusal::SpaceBeforeColon
+                } else {
+                    MessageRefusal::BadFieldName
+                });
             }
             Some(_) => return decide_stray(head, at, MessageRefusal::BadFieldName),
         }

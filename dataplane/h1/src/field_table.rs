@@ -12,7 +12,10 @@ pub(crate) struct Span {
 impl Span {
     /// Creates a span. Offsets fit into 32 bits, because heads have at most [`crate::limits::HEAD_BYTES_CAP`] bytes.
     pub(crate) fn new(start: usize, len: usize) -> Span {
-        Span { start: start as u32, len: len as u32 }
+        Span {
+            start: start as u32,
+            len: len as u32,
+        }
     }
     pub(crate) fn end(self) -> usize {
         (self.start + self.len) as usize
@@ -105,18 +108,35 @@ impl<'a> HeaderFields<'a> {
 
     /// Iterates over all values of a known name, in the order sent.
     pub fn all(&self, name: FieldName) -> impl Iterator<Item = &'a [u8]> + use<'a> {
-        let (buf, lines) = (self.buf, if self.has(name) { self.table.lines.as_slice() } else { &[] });
-        lines.iter().filter(move |l| l.name == name).map(move |l| l.value.of(buf))
+        let (buf, lines) = (
+            self.buf,
+            if self.has(name) {
+                self.table.lines.as_slice()
+            } else {
+                &[]
+            },
+        );
+        lines
+            .iter()
+            .filter(move |l| l.name == name)
+            .map(move |l| l.value.of(buf))
     }
 
     /// Iterates over all values of any name, known or not, in the order sent. `name` may have any case.
     pub fn named<'n>(&self, name: &'n [u8]) -> impl Iterator<Item = &'a [u8]> + use<'a, 'n> {
         let id = FieldName::of(name);
         let fields = *self;
-        let lines = if self.has(id) { self.table.lines.as_slice() } else { &[] };
+        let lines = if self.has(id) {
+            self.table.lines.as_slice()
+        } else {
+            &[]
+        };
         lines
             .iter()
-            .filter(move |l| l.name == id && (id != FieldName::Other || fields.name(l).eq_ignore_ascii_case(name)))
+            .filter(move |l| {
+                l.name == id
+                    && (id != FieldName::Other || fields.name(l).eq_ignore_ascii_case(name))
+            })
             .map(move |l| l.value.of(fields.buf))
     }
 
@@ -127,7 +147,11 @@ impl<'a> HeaderFields<'a> {
     }
 
     pub(crate) fn field(&self, line: &FieldLine) -> HeaderField<'a> {
-        HeaderField { id: line.name, name: self.name(line), value: line.value.of(self.buf) }
+        HeaderField {
+            id: line.name,
+            name: self.name(line),
+            value: line.value.of(self.buf),
+        }
     }
 
     pub(crate) fn name(&self, line: &FieldLine) -> &'a [u8] {

@@ -31,7 +31,11 @@ pub enum HttpVersion {
 
 impl HttpVersion {
     pub(crate) fn of_minor(minor: u8) -> HttpVersion {
-        if minor == 0 { HttpVersion::Http10 } else { HttpVersion::Http11 }
+        if minor == 0 {
+            HttpVersion::Http10
+        } else {
+            HttpVersion::Http11
+        }
     }
 }
 
@@ -75,7 +79,10 @@ pub(crate) enum HarmlessFaults {
 }
 
 /// Reads the steering fields in the order sent. The first faulty field determines the refusal.
-pub(crate) fn decide_facts(fields: HeaderFields<'_>, faults: HarmlessFaults) -> Result<FramingFields, MessageRefusal> {
+pub(crate) fn decide_facts(
+    fields: HeaderFields<'_>,
+    faults: HarmlessFaults,
+) -> Result<FramingFields, MessageRefusal> {
     let mut facts = FramingFields::default();
     if fields.table.present & STEERING == 0 {
         return Ok(facts);
@@ -97,7 +104,9 @@ pub(crate) fn decide_facts(fields: HeaderFields<'_>, faults: HarmlessFaults) -> 
             },
             FieldName::TransferEncoding => facts.chunked = decide_coding(value, facts.chunked)?,
             FieldName::Connection => read_connection(value, faults, &mut facts)?,
-            FieldName::Te => facts.te_trailers |= elements(value).any(|e| e.eq_ignore_ascii_case(b"trailers")),
+            FieldName::Te => {
+                facts.te_trailers |= elements(value).any(|e| e.eq_ignore_ascii_case(b"trailers"))
+            }
             FieldName::Upgrade => {
                 if !elements(value).all(is_protocol) || trim(value).is_empty() {
                     if faults == HarmlessFaults::Tolerated {
@@ -107,7 +116,9 @@ pub(crate) fn decide_facts(fields: HeaderFields<'_>, faults: HarmlessFaults) -> 
                 }
                 facts.upgrade = facts.upgrade.or(Some(line.value));
             }
-            FieldName::Expect if value.eq_ignore_ascii_case(b"100-continue") => facts.expects_continue = true,
+            FieldName::Expect if value.eq_ignore_ascii_case(b"100-continue") => {
+                facts.expects_continue = true
+            }
             FieldName::Expect => return Err(MessageRefusal::UnknownExpectation),
             _ => {}
         }
@@ -119,7 +130,11 @@ impl FramingFields {
     /// Checks that at most one kind of field describes the body.
     pub(crate) fn check_single_framing(&self) -> Result<(), MessageRefusal> {
         // Two readers could see different bodies in such a message, which allows request smuggling (RFC 9112 §6.1).
-        if self.chunked && self.length.is_some() { Err(MessageRefusal::ContentLengthWithTransferEncoding) } else { Ok(()) }
+        if self.chunked && self.length.is_some() {
+            Err(MessageRefusal::ContentLengthWithTransferEncoding)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -143,7 +158,9 @@ impl From<LengthFault> for MessageRefusal {
 
 fn decide_length(value: &[u8], earlier: Option<u64>) -> Result<u64, LengthFault> {
     // Merging two fields gives a list such as `5, 5`, so it counts as a length given twice.
-    let mut parts = value.split(|&b| b == b',').map(|part| read_length(trim(part)));
+    let mut parts = value
+        .split(|&b| b == b',')
+        .map(|part| read_length(trim(part)));
     let first = parts.next().flatten().ok_or(LengthFault::Bad)?;
     let mut again = earlier.is_some();
     let mut equal = earlier.is_none_or(|n| n == first);
@@ -162,7 +179,9 @@ fn read_length(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() || digits.len() > LENGTH_DIGITS_MAX {
         return None;
     }
-    digits.iter().try_fold(0u64, |n, d| d.is_ascii_digit().then(|| n * 10 + u64::from(d - b'0')))
+    digits.iter().try_fold(0u64, |n, d| {
+        d.is_ascii_digit().then(|| n * 10 + u64::from(d - b'0'))
+    })
 }
 
 /// Reads a Transfer-Encoding, of which only `chunked` is accepted, once and last. Empty list elements are refused too, because other
@@ -185,7 +204,11 @@ fn decide_coding(value: &[u8], already_chunked: bool) -> Result<bool, MessageRef
     Ok(chunked)
 }
 
-fn read_connection(value: &[u8], faults: HarmlessFaults, facts: &mut FramingFields) -> Result<(), MessageRefusal> {
+fn read_connection(
+    value: &[u8],
+    faults: HarmlessFaults,
+    facts: &mut FramingFields,
+) -> Result<(), MessageRefusal> {
     for option in elements(value) {
         if !is_token(option) {
             // Some servers write `keep-alive, timeout=5`.
@@ -197,7 +220,9 @@ fn read_connection(value: &[u8], faults: HarmlessFaults, facts: &mut FramingFiel
         match FieldName::of(option) {
             FieldName::KeepAlive => facts.keep_alive = true,
             FieldName::Upgrade => facts.upgrade_option = true,
-            FieldName::Host | FieldName::ContentLength | FieldName::TransferEncoding => return Err(MessageRefusal::ConnectionNamesFraming),
+            FieldName::Host | FieldName::ContentLength | FieldName::TransferEncoding => {
+                return Err(MessageRefusal::ConnectionNamesFraming);
+            }
             FieldName::Other if option.eq_ignore_ascii_case(b"close") => facts.close = true,
             // The writer removes these fields anyway.
             FieldName::Te | FieldName::Http2Settings | FieldName::ProxyConnection => {}
@@ -218,7 +243,9 @@ fn is_protocol(protocol: &[u8]) -> bool {
 pub(crate) fn is_http_upgrade(value: &[u8]) -> bool {
     elements(value).any(|p| {
         let name = p.split(|&b| b == b'/').next().unwrap_or(p);
-        [&b"h2c"[..], b"h2", b"h3", b"http", b"tls"].iter().any(|n| name.eq_ignore_ascii_case(n))
+        [&b"h2c"[..], b"h2", b"h3", b"http", b"tls"]
+            .iter()
+            .any(|n| name.eq_ignore_ascii_case(n))
     })
 }
 

@@ -6,9 +6,17 @@ use crate::name::{FieldName, HOP_BY_HOP};
 
 /// Returns true if a Connection option names this field. Callers skip it unless Connection has more than the well-known options.
 pub(crate) fn is_nominated(fields: HeaderFields<'_>, name: &[u8]) -> bool {
-    fields.all(FieldName::Connection).any(|value| elements(value).any(|option| option.eq_ignore_ascii_case(name)))
+    fields
+        .all(FieldName::Connection)
+        .any(|value| elements(value).any(|option| option.eq_ignore_ascii_case(name)))
 }
 
-pub(crate) fn end_to_end<'a>(fields: HeaderFields<'a>, nominates: bool) -> impl Iterator<Item = HeaderField<'a>> + use<'a> {
-    fields.iter().filter(|field| field.id.bit() & HOP_BY_HOP == 0).filter(move |field| !nominates || !is_nominated(fields, field.name))
+pub(crate) fn end_to_end<'a>(
+    fields: HeaderFields<'a>,
+    nominates: bool,
+) -> impl Iterator<Item = HeaderField<'a>> + use<'a> {
+    fields
+        .iter()
+        .filter(|field| field.id.bit() & HOP_BY_HOP == 0)
+        .filter(move |field| !nominates || !is_nominated(fields, field.name))
 }

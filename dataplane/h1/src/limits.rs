@@ -50,9 +50,15 @@ impl MessageLimits {
 }
 
 // A request line alone can never fill the head, so a full head that is unfinished is always "head too large".
-const _: () = assert!(MessageLimits::DEFAULT.target_bytes_max + MessageLimits::DEFAULT.method_bytes_max + 64 < HEAD_BYTES_CAP);
+const _: () = assert!(
+    MessageLimits::DEFAULT.target_bytes_max + MessageLimits::DEFAULT.method_bytes_max + 64
+        < HEAD_BYTES_CAP
+);
 const _: () = assert!(MessageLimits::DEFAULT.field_bytes_max < HEAD_BYTES_CAP);
-const _: () = assert!(MessageLimits::DEFAULT.trailer_bytes_max <= HEAD_BYTES_CAP && MessageLimits::DEFAULT.trailers_max <= HEADERS_CAP);
+const _: () = assert!(
+    MessageLimits::DEFAULT.trailer_bytes_max <= HEAD_BYTES_CAP
+        && MessageLimits::DEFAULT.trailers_max <= HEADERS_CAP
+);
 
 impl Default for MessageLimits {
     fn default() -> Self {

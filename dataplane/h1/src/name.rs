@@ -61,7 +61,10 @@ static SLOTS: [u8; 256] = {
     let mut i = 0;
     while i < KNOWN.len() {
         let s = slot(KNOWN[i].1.as_bytes()) as usize;
-        assert!(slots[s] == 0, "two known names share a slot: choose other multipliers in `slot`");
+        assert!(
+            slots[s] == 0,
+            "two known names share a slot: choose other multipliers in `slot`"
+        );
         slots[s] = i as u8 + 1;
         i += 1;
     }
@@ -86,7 +89,9 @@ fn is_same_name(known: &[u8], text: &[u8]) -> bool {
     }
     let (mut wants, mut haves) = (known.chunks_exact(8), text.chunks_exact(8));
     let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
-    (&mut wants).zip(&mut haves).all(|(want, have)| word(want) == lower(word(have)))
+    (&mut wants)
+        .zip(&mut haves)
+        .all(|(want, have)| word(want) == lower(word(have)))
         && haves.remainder().eq_ignore_ascii_case(wants.remainder())
 }
 
@@ -101,7 +106,11 @@ impl FieldName {
             0 => FieldName::Other,
             i => {
                 let (name, known) = KNOWN[i as usize - 1];
-                if is_same_name(known.as_bytes(), text) { name } else { FieldName::Other }
+                if is_same_name(known.as_bytes(), text) {
+                    name
+                } else {
+                    FieldName::Other
+                }
             }
         }
     }
@@ -193,8 +202,20 @@ mod tests {
             assert_eq!(FieldName::of(text.to_ascii_uppercase().as_bytes()), *name);
             assert_eq!(name.text(), *text);
         }
-        for other in ["", "x", "hosts", "h0st", "content_length", "transfer-encodinh", "\u{8}ost"] {
-            assert_eq!(FieldName::of(other.as_bytes()), FieldName::Other, "{other:?}");
+        for other in [
+            "",
+            "x",
+            "hosts",
+            "h0st",
+            "content_length",
+            "transfer-encodinh",
+            "\u{8}ost",
+        ] {
+            assert_eq!(
+                FieldName::of(other.as_bytes()),
+                FieldName::Other,
+                "{other:?}"
+            );
         }
     }
 

@@ -21,7 +21,10 @@ pub struct ChunkStart {
 impl ChunkStart {
     /// Creates the line for `len` bytes of data. Returns `None` for 0, because a chunk of size 0 would end the body.
     pub fn new(len: usize) -> Option<ChunkStart> {
-        let mut start = ChunkStart { text: [0; 18], from: 16 };
+        let mut start = ChunkStart {
+            text: [0; 18],
+            from: 16,
+        };
         start.text[16..].copy_from_slice(b"\r\n");
         let mut left = len;
         while left > 0 {
@@ -68,8 +71,17 @@ mod tests {
 
     #[test]
     fn chunk_starts() {
-        for (len, want) in [(1, "1\r\n"), (15, "f\r\n"), (16, "10\r\n"), (65536, "10000\r\n"), (usize::MAX, "ffffffffffffffff\r\n")] {
-            assert_eq!(ChunkStart::new(len).as_ref().map(ChunkStart::as_bytes), Some(want.as_bytes()));
+        for (len, want) in [
+            (1, "1\r\n"),
+            (15, "f\r\n"),
+            (16, "10\r\n"),
+            (65536, "10000\r\n"),
+            (usize::MAX, "ffffffffffffffff\r\n"),
+        ] {
+            assert_eq!(
+                ChunkStart::new(len).as_ref().map(ChunkStart::as_bytes),
+                Some(want.as_bytes())
+            );
         }
         assert_eq!(ChunkStart::new(0), None);
     }

@@ -2,7 +2,10 @@
 //! nothing. Start with [`RequestHead::parse`].
 
 use crate::field_table::{FieldTable, HeaderFields, Span};
-use crate::framing::{Framing, FramingFields, HarmlessFaults, HttpVersion, decide_facts, decide_keep_alive, is_http_upgrade};
+use crate::framing::{
+    Framing, FramingFields, HarmlessFaults, HttpVersion, decide_facts, decide_keep_alive,
+    is_http_upgrade,
+};
 use crate::limits::MessageLimits;
 use crate::name::FieldName;
 use crate::refusal::MessageRefusal;
@@ -35,12 +38,18 @@ impl RequestHead {
     /// # Errors
     /// Returns the first fault of the head. A refusal is final. It may be returned only when the head ends, but its reason does not depend
     /// on how the bytes arrived.
-    pub fn parse(&mut self, buf: &[u8], limits: &MessageLimits) -> Result<Option<usize>, MessageRefusal> {
+    pub fn parse(
+        &mut self,
+        buf: &[u8],
+        limits: &MessageLimits,
+    ) -> Result<Option<usize>, MessageRefusal> {
         let looked = scan_request(buf, limits, &mut self.progress, &mut self.table);
         if !matches!(looked, Ok(None)) {
             self.progress = ScanProgress::default();
         }
-        let Some((len, line)) = looked? else { return Ok(None) };
+        let Some((len, line)) = looked? else {
+            return Ok(None);
+        };
         self.len = len;
         self.line = line;
         self.settle(buf)?;
@@ -52,13 +61,27 @@ impl RequestHead {
         let (method, target) = (self.line.method.of(buf), self.line.target.of(buf));
         let version = HttpVersion::of_minor(self.line.minor);
         self.parts = decide_parts(method, target)?;
-        self.facts = decide_facts(HeaderFields { table: &self.table, buf }, HarmlessFaults::Refused)?;
+        self.facts = decide_facts(
+            HeaderFields {
+                table: &self.table,
+                buf,
+            },
+            HarmlessFaults::Refused,
+        )?;
         self.facts.check_single_framing()?;
-        decide_host(&self.parts, self.facts.host.map(|span| span.of(buf)), version, target)?;
+        decide_host(
+            &self.parts,
+            self.facts.host.map(|span| span.of(buf)),
+            version,
+            target,
+        )?;
         self.framing = decide_framing(method, version, &self.facts)?;
         // Any other Upgrade field is ignored, which RFC 9110 §7.8 allows.
         let may_upgrade = version == HttpVersion::Http11 && self.facts.upgrade_option;
-        self.upgrade = self.facts.upgrade.filter(|span| may_upgrade && !is_http_upgrade(span.of(buf)));
+        self.upgrade = self
+            .facts
+            .upgrade
+            .filter(|span| may_upgrade && !is_http_upgrade(span.of(buf)));
         Ok(())
     }
 
@@ -69,7 +92,12 @@ impl RequestHead {
     }
 }
 
-fn decide_host(parts: &TargetParts, host: Option<&[u8]>, version: HttpVersion, target: &[u8]) -> Result<(), MessageRefusal> {
+fn decide_host(
+    parts: &TargetParts,
+    host: Option<&[u8]>,
+    version: HttpVersion,
+    target: &[u8],
+) -> Result<(), MessageRefusal> {
     match host {
         None if version == HttpVersion::Http11 => return Err(MessageRefusal::MissingHost),
         None => return Ok(()),
@@ -84,15 +112,25 @@ fn decide_host(parts: &TargetParts, host: Option<&[u8]>, version: HttpVersion, t
     Ok(())
 }
 
-fn decide_framing(method: &[u8], version: HttpVersion, facts: &FramingFields) -> Result<Framing, MessageRefusal> {
+fn decide_framing(
+    method: &[u8],
+    version: HttpVersion,
+    facts: &FramingFields,
+) -> Result<Framing, MessageRefusal> {
     let framing = match (facts.chunked, facts.length) {
-        (true, _) if version == HttpVersion::Http10 => return Err(MessageRefusal::TransferEncodingInHttp10),
+        (true, _) if version == HttpVersion::Http10 => {
+            return Err(MessageRefusal::TransferEncodingInHttp10);
+        }
         (true, _) => Framing::Chunked,
         (false, Some(n)) => Framing::Length(n),
         (false, None) => Framing::None,
     };
     let has_body = !matches!(framing, Framing::None | Framing::Length(0));
-    if has_body && matches!(method, b"CONNECT" | b"TRACE") { Err(MessageRefusal::BodyForbidden) } else { Ok(framing) }
+    if has_body && matches!(method, b"CONNECT" | b"TRACE") {
+        Err(MessageRefusal::BodyForbidden)
+    } else {
+        Ok(framing)
+    }
 }
 
 /// Request head together with its bytes. A copy is cheap.
@@ -126,7 +164,11 @@ impl<'a> RequestView<'a> {
     /// Returns the path as sent, without the query: `/` if the target has none, `*` for `OPTIONS *`, empty for CONNECT.
     pub fn path(&self) -> &'a [u8] {
         match (self.head.parts.form, self.head.parts.path.of(self.target())) {
-            (TargetForm::Absolute, b"") if self.method() == b"OPTIONS" && self.head.parts.query.is_none() => b"*",
+            (TargetForm::Absolute, b"")
+                if self.method() == b"OPTIONS" && self.head.parts.query.is_none() =>
+            {
+                b"*"
+            }
             (TargetForm::Absolute, b"") => b"/",
             (_, path) => path,
         }
@@ -149,7 +191,10 @@ impl<'a> RequestView<'a> {
     /// Returns the fields of the head.
     #[inline]
     pub fn fields(&self) -> HeaderFields<'a> {
-        HeaderFields { table: &self.head.table, buf: self.buf }
+        HeaderFields {
+            table: &self.head.table,
+            buf: self.buf,
+        }
     }
 
     /// Returns the first value of a known field.

@@ -2,7 +2,9 @@
 //! end lines in LF alone and repeat equal lengths. It does no IO and copies nothing. Start with [`ResponseHead::parse`].
 
 use crate::field_table::{FieldTable, HeaderFields};
-use crate::framing::{Framing, FramingFields, HarmlessFaults, HttpVersion, decide_facts, decide_keep_alive};
+use crate::framing::{
+    Framing, FramingFields, HarmlessFaults, HttpVersion, decide_facts, decide_keep_alive,
+};
 use crate::limits::MessageLimits;
 use crate::name::FieldName;
 use crate::refusal::MessageRefusal;
@@ -42,17 +44,35 @@ impl ResponseHead {
     ///
     /// # Errors
     /// Returns the first fault of the head, as [`crate::RequestHead::parse`] does.
-    pub fn parse(&mut self, buf: &[u8], limits: &MessageLimits, asked: RequestKind) -> Result<Option<usize>, MessageRefusal> {
+    pub fn parse(
+        &mut self,
+        buf: &[u8],
+        limits: &MessageLimits,
+        asked: RequestKind,
+    ) -> Result<Option<usize>, MessageRefusal> {
         let looked = scan_response(buf, limits, &mut self.progress, &mut self.table);
         if !matches!(looked, Ok(None)) {
             self.progress = ScanProgress::default();
         }
-        let Some((len, line)) = looked? else { return Ok(None) };
+        let Some((len, line)) = looked? else {
+            return Ok(None);
+        };
         self.len = len;
         self.line = line;
         self.asked = asked;
-        self.facts = decide_facts(HeaderFields { table: &self.table, buf }, HarmlessFaults::Tolerated)?;
-        self.framing = decide_framing(line.status, HttpVersion::of_minor(line.minor), asked, &self.facts)?;
+        self.facts = decide_facts(
+            HeaderFields {
+                table: &self.table,
+                buf,
+            },
+            HarmlessFaults::Tolerated,
+        )?;
+        self.framing = decide_framing(
+            line.status,
+            HttpVersion::of_minor(line.minor),
+            asked,
+            &self.facts,
+        )?;
         Ok(Some(len))
     }
 
@@ -64,7 +84,12 @@ impl ResponseHead {
 }
 
 /// Applies RFC 9112 §6.3 to responses. It refuses a message that two readers could frame differently.
-fn decide_framing(status: u16, version: HttpVersion, asked: RequestKind, facts: &FramingFields) -> Result<Framing, MessageRefusal> {
+fn decide_framing(
+    status: u16,
+    version: HttpVersion,
+    asked: RequestKind,
+    facts: &FramingFields,
+) -> Result<Framing, MessageRefusal> {
     match status {
         101 if asked != RequestKind::Upgrade => return Err(MessageRefusal::UnexpectedUpgrade),
         101 if facts.upgrade.is_none() => return Err(MessageRefusal::BadUpgrade),
@@ -119,13 +144,17 @@ impl<'a> ResponseView<'a> {
 
     /// Returns true for 101 and for a 2xx response to CONNECT: the bytes after the head are no longer HTTP.
     pub fn is_tunnel(&self) -> bool {
-        self.status() == 101 || (self.head.asked == RequestKind::Connect && matches!(self.status(), 200..=299))
+        self.status() == 101
+            || (self.head.asked == RequestKind::Connect && matches!(self.status(), 200..=299))
     }
 
     /// Returns the fields of the head.
     #[inline]
     pub fn fields(&self) -> HeaderFields<'a> {
-        HeaderFields { table: &self.head.table, buf: self.buf }
+        HeaderFields {
+            table: &self.head.table,
+            buf: self.buf,
+        }
     }
 
     /// Returns the first value of a known field.
@@ -165,7 +194,11 @@ impl<'a> ResponseView<'a> {
 
     /// Returns the protocol to which a 101 response switches; `None` for any other status.
     pub fn upgrade(&self) -> Option<&'a [u8]> {
-        self.head.facts.upgrade.filter(|_| self.status() == 101).map(|span| span.of(self.buf))
+        self.head
+            .facts
+            .upgrade
+            .filter(|_| self.status() == 101)
+            .map(|span| span.of(self.buf))
     }
 
     /// Returns the length of the head in bytes, its empty line included.

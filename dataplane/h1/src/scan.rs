@@ -28,7 +28,8 @@ impl ScanProgress {
         let first = self.seen == 0;
         let fresh = window.get(self.seen..).unwrap_or(window);
         let grown = window.len().saturating_sub(self.parsed) >= REPARSE_BYTES;
-        let worth = first || grown || window.len() >= bytes_max || memchr::memchr(b'\n', fresh).is_some();
+        let worth =
+            first || grown || window.len() >= bytes_max || memchr::memchr(b'\n', fresh).is_some();
         self.seen = window.len();
         if worth {
             self.parsed = window.len();
@@ -85,22 +86,39 @@ pub(crate) fn scan_request(
     }
     let mut slots = [const { MaybeUninit::<httparse::Header<'_>>::uninit() }; HEADERS_CAP];
     let mut parsed = httparse::Request::new(&mut []);
-    let outcome = parsed.parse_with_uninit_headers(window, &mut slots[..limits.headers_max.min(HEADERS_CAP)]);
+    let outcome =
+        parsed.parse_with_uninit_headers(window, &mut slots[..limits.headers_max.min(HEADERS_CAP)]);
     let Ok(Status::Complete(len)) = outcome else {
         return refuse(diagnose::of_request(window, limits), window, bytes_max);
     };
     let line = match (parsed.method, parsed.path, parsed.version) {
         (Some(method), Some(target), Some(minor)) => {
-            let line = RequestLine { method: span_in(window, method.as_bytes()), target: span_in(window, target.as_bytes()), minor };
+            let line = RequestLine {
+                method: span_in(window, method.as_bytes()),
+                target: span_in(window, target.as_bytes()),
+                minor,
+            };
             layout_of_request_line(window, line, limits).map(|at| (line, at))
         }
         _ => None,
     };
-    let fields = |(line, at)| layout_of_fields(window, (at, len), parsed.headers, LineEnds::Strict, limits, table).then_some((len, line));
+    let fields = |(line, at)| {
+        layout_of_fields(
+            window,
+            (at, len),
+            parsed.headers,
+            LineEnds::Strict,
+            limits,
+            table,
+        )
+        .then_some((len, line))
+    };
     match line.and_then(fields) {
         Some(found) => Ok(Some(found)),
         // httparse accepts more than the strict layout allows, so the exact reading names the fault.
-        None => Err(diagnose::of_request(&window[..len], limits).unwrap_or(MessageRefusal::BadHead)),
+        None => {
+            Err(diagnose::of_request(&window[..len], limits).unwrap_or(MessageRefusal::BadHead))
+        }
     }
 }
 
@@ -127,13 +145,22 @@ pub(crate) fn scan_response(
         _ => None,
     };
     let fields = |(line, at, lf): (StatusLine, usize, bool)| {
-        let fields = layout_of_fields(window, (at, len), parsed.headers, LineEnds::Lf, limits, table);
+        let fields = layout_of_fields(
+            window,
+            (at, len),
+            parsed.headers,
+            LineEnds::Lf,
+            limits,
+            table,
+        );
         table.has_bare_lf |= lf;
         fields.then_some((len, line))
     };
     match line.and_then(fields) {
         Some(found) => Ok(Some(found)),
-        None => Err(diagnose::of_response(&window[..len], limits).unwrap_or(MessageRefusal::BadHead)),
+        None => {
+            Err(diagnose::of_response(&window[..len], limits).unwrap_or(MessageRefusal::BadHead))
+        }
     }
 }
 
@@ -145,7 +172,10 @@ pub(crate) fn scan_trailers(
     table: &mut FieldTable,
 ) -> Result<Option<usize>, MessageRefusal> {
     let bytes_max = limits.trailer_bytes_max.min(HEAD_BYTES_CAP);
-    let limits = MessageLimits { headers_max: limits.trailers_max.min(HEADERS_CAP), ..*limits };
+    let limits = MessageLimits {
+        headers_max: limits.trailers_max.min(HEADERS_CAP),
+        ..*limits
+    };
     let window = &buf[..buf.len().min(bytes_max)];
     if !progress.is_worth_parsing(window, bytes_max) {
         return Ok(None);
@@ -156,13 +186,19 @@ pub(crate) fn scan_trailers(
         MessageRefusal::HeadTooLarge => MessageRefusal::TrailersTooLarge,
         other => other,
     };
-    let Ok(Status::Complete((len, fields))) = httparse::parse_headers(window, &mut slots[..limits.headers_max]) else {
-        return refuse::<()>(diagnose::of_fields(window, &limits), window, bytes_max).map(|_| None).map_err(as_trailer);
+    let Ok(Status::Complete((len, fields))) =
+        httparse::parse_headers(window, &mut slots[..limits.headers_max])
+    else {
+        return refuse::<()>(diagnose::of_fields(window, &limits), window, bytes_max)
+            .map(|_| None)
+            .map_err(as_trailer);
     };
     if layout_of_fields(window, (0, len), fields, LineEnds::Strict, &limits, table) {
         Ok(Some(len))
     } else {
-        Err(as_trailer(diagnose::of_fields(&window[..len], &limits).unwrap_or(MessageRefusal::BadHead)))
+        Err(as_trailer(
+            diagnose::of_fields(&window[..len], &limits).unwrap_or(MessageRefusal::BadHead),
+        ))
     }
 }
 
@@ -173,11 +209,16 @@ fn span_in(whole: &[u8], part: &[u8]) -> Span {
 
 /// Returns true if no more than the allowed empty lines precede `start`, each of them CR LF.
 fn is_led_by_empty_lines(window: &[u8], start: usize) -> bool {
-    start == 0 || (start <= 2 * EMPTY_LINES_MAX && window[..start].chunks(2).all(|pair| pair == b"\r\n"))
+    start == 0
+        || (start <= 2 * EMPTY_LINES_MAX && window[..start].chunks(2).all(|pair| pair == b"\r\n"))
 }
 
 /// Returns the offset of the field section if the layout of the request line is strict.
-fn layout_of_request_line(window: &[u8], line: RequestLine, limits: &MessageLimits) -> Option<usize> {
+fn layout_of_request_line(
+    window: &[u8],
+    line: RequestLine,
+    limits: &MessageLimits,
+) -> Option<usize> {
     let version = line.target.end() + 1;
     let end = version + "HTTP/1.1".len();
     let strict = is_led_by_empty_lines(window, line.method.start as usize)
@@ -192,7 +233,12 @@ fn layout_of_request_line(window: &[u8], line: RequestLine, limits: &MessageLimi
 /// Returns the status line as spans, the offset of the field section, and whether a bare LF ended the line. Apart from that LF the layout
 /// must be strict. `httparse` has checked the bytes of the version, the status and the reason. It does not check how the line ends, and it
 /// hides a reason with obs-text.
-fn layout_of_status_line(window: &[u8], status: u16, minor: u8, limits: &MessageLimits) -> Option<(StatusLine, usize, bool)> {
+fn layout_of_status_line(
+    window: &[u8],
+    status: u16,
+    minor: u8,
+    limits: &MessageLimits,
+) -> Option<(StatusLine, usize, bool)> {
     let start = window.iter().position(|&b| b != b'\r' && b != b'\n')?;
     let lf = start + memchr::memchr(b'\n', &window[start..])?;
     let (line, bare) = match window[start..lf].strip_suffix(b"\r") {
@@ -207,7 +253,16 @@ fn layout_of_status_line(window: &[u8], status: u16, minor: u8, limits: &Message
         && (rest.is_empty() || rest.len() > reason.len())
         && is_value(reason);
     let reason = Span::new(start + line.len() - reason.len(), reason.len());
-    strict.then_some((StatusLine { start: start as u32, status, reason, minor }, lf + 1, bare))
+    strict.then_some((
+        StatusLine {
+            start: start as u32,
+            status,
+            reason,
+            minor,
+        },
+        lf + 1,
+        bare,
+    ))
 }
 
 /// Line ends that a message may use.
@@ -252,11 +307,19 @@ fn layout_of_fields(
         }
         // A line that does not begin where the previous one ended means that httparse skipped bytes.
         let strict = name.as_ptr().addr() - base == at && end - at <= limits.field_bytes_max;
-        let Some(line_end) = ends.len_at(window, end).filter(|_| strict) else { return false };
-        table.push(FieldLine { start: at as u32, value, name_len: name.len() as u16, name: FieldName::of(name) });
+        let Some(line_end) = ends.len_at(window, end).filter(|_| strict) else {
+            return false;
+        };
+        table.push(FieldLine {
+            start: at as u32,
+            value,
+            name_len: name.len() as u16,
+            name: FieldName::of(name),
+        });
         table.has_bare_lf |= line_end == 1;
         at = end + line_end;
     }
     table.end = at as u32;
-    ends.len_at(window, at).is_some_and(|line_end| at + line_end == len)
+    ends.len_at(window, at)
+        .is_some_and(|line_end| at + line_end == len)
 }

@@ -40,15 +40,21 @@ pub(crate) fn decide_parts(method: &[u8], target: &[u8]) -> Result<TargetParts, 
     }
     if method == b"CONNECT" {
         return match split_authority(target) {
-            Some((_, Some(_))) => {
-                Ok(TargetParts { form: TargetForm::Authority, authority: Some(Span::new(0, target.len())), ..TargetParts::default() })
-            }
+            Some((_, Some(_))) => Ok(TargetParts {
+                form: TargetForm::Authority,
+                authority: Some(Span::new(0, target.len())),
+                ..TargetParts::default()
+            }),
             _ => Err(MessageRefusal::BadConnectTarget),
         };
     }
     match target {
         [b'/', ..] => Ok(split_path(target, 0, TargetParts::default())),
-        b"*" if method == b"OPTIONS" => Ok(TargetParts { form: TargetForm::Asterisk, path: Span::new(0, 1), ..TargetParts::default() }),
+        b"*" if method == b"OPTIONS" => Ok(TargetParts {
+            form: TargetForm::Asterisk,
+            path: Span::new(0, 1),
+            ..TargetParts::default()
+        }),
         b"*" => Err(MessageRefusal::AsteriskFormTarget),
         _ => decide_absolute(target),
     }
@@ -62,7 +68,11 @@ fn decide_absolute(target: &[u8]) -> Result<TargetParts, MessageRefusal> {
     // `host:80` has a colon as well, but it is a target for CONNECT only.
     if !rest.starts_with(b"//") {
         let authority = split_authority(target).is_some();
-        return Err(if authority { MessageRefusal::AuthorityFormTarget } else { MessageRefusal::BadTarget });
+        return Err(if authority {
+            MessageRefusal::AuthorityFormTarget
+        } else {
+            MessageRefusal::BadTarget
+        });
     }
     let default_port = if scheme.eq_ignore_ascii_case(b"http") {
         80
@@ -72,18 +82,33 @@ fn decide_absolute(target: &[u8]) -> Result<TargetParts, MessageRefusal> {
         return Err(MessageRefusal::UnsupportedScheme);
     };
     let start = colon + 3;
-    let len = target[start..].iter().position(|&b| b == b'/' || b == b'?').unwrap_or(target.len() - start);
+    let len = target[start..]
+        .iter()
+        .position(|&b| b == b'/' || b == b'?')
+        .unwrap_or(target.len() - start);
     if split_authority(&target[start..start + len]).is_none() {
         return Err(MessageRefusal::BadHost);
     }
-    let parts = TargetParts { form: TargetForm::Absolute, authority: Some(Span::new(start, len)), default_port, ..TargetParts::default() };
+    let parts = TargetParts {
+        form: TargetForm::Absolute,
+        authority: Some(Span::new(start, len)),
+        default_port,
+        ..TargetParts::default()
+    };
     Ok(split_path(target, start + len, parts))
 }
 
 fn split_path(target: &[u8], from: usize, parts: TargetParts) -> TargetParts {
     match memchr::memchr(b'?', &target[from..]) {
-        Some(n) => TargetParts { path: Span::new(from, n), query: Some(Span::new(from + n + 1, target.len() - from - n - 1)), ..parts },
-        None => TargetParts { path: Span::new(from, target.len() - from), ..parts },
+        Some(n) => TargetParts {
+            path: Span::new(from, n),
+            query: Some(Span::new(from + n + 1, target.len() - from - n - 1)),
+            ..parts
+        },
+        None => TargetParts {
+            path: Span::new(from, target.len() - from),
+            ..parts
+        },
     }
 }
 
@@ -93,10 +118,17 @@ fn split_path(target: &[u8], from: usize, parts: TargetParts) -> TargetParts {
 pub fn split_authority(authority: &[u8]) -> Option<(&[u8], Option<u16>)> {
     let host_len = if authority.first() == Some(&b'[') {
         let close = memchr::memchr(b']', authority)?;
-        std::str::from_utf8(&authority[1..close]).ok()?.parse::<Ipv6Addr>().ok()?;
+        std::str::from_utf8(&authority[1..close])
+            .ok()?
+            .parse::<Ipv6Addr>()
+            .ok()?;
         close + 1
     } else {
-        match authority.iter().position(|&b| !is_host_byte(b)).unwrap_or(authority.len()) {
+        match authority
+            .iter()
+            .position(|&b| !is_host_byte(b))
+            .unwrap_or(authority.len())
+        {
             0 => return None,
             len => len,
         }
@@ -106,8 +138,13 @@ pub fn split_authority(authority: &[u8]) -> Option<(&[u8], Option<u16>)> {
         // `host:` is valid and means the default port (RFC 3986 §6.2.3).
         [] | [b':'] => Some((host, None)),
         [b':', digits @ ..] if digits.len() <= 5 && digits.iter().all(u8::is_ascii_digit) => {
-            let port = digits.iter().fold(0u32, |n, d| n * 10 + u32::from(d - b'0'));
-            u16::try_from(port).ok().filter(|&p| p != 0).map(|p| (host, Some(p)))
+            let port = digits
+                .iter()
+                .fold(0u32, |n, d| n * 10 + u32::from(d - b'0'));
+            u16::try_from(port)
+                .ok()
+                .filter(|&p| p != 0)
+                .map(|p| (host, Some(p)))
         }
         _ => None,
     }
@@ -117,7 +154,8 @@ pub fn split_authority(authority: &[u8]) -> Option<(&[u8], Option<u16>)> {
 pub(crate) fn same_authority(a: &[u8], b: &[u8], default_port: u16) -> bool {
     match (split_authority(a), split_authority(b)) {
         (Some((host_a, port_a)), Some((host_b, port_b))) => {
-            host_a.eq_ignore_ascii_case(host_b) && port_a.unwrap_or(default_port) == port_b.unwrap_or(default_port)
+            host_a.eq_ignore_ascii_case(host_b)
+                && port_a.unwrap_or(default_port) == port_b.unwrap_or(default_port)
         }
         _ => false,
     }

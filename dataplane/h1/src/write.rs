@@ -82,12 +82,22 @@ impl OutHead {
     ///
     /// # Errors
     /// Refuses an edit, target or upgrade that must not be written, and a request that would have no Host. The head is then unusable.
-    pub fn request(&mut self, view: &RequestView<'_>, out: &ForwardOptions<'_>) -> Result<(), MessageRefusal> {
+    pub fn request(
+        &mut self,
+        view: &RequestView<'_>,
+        out: &ForwardOptions<'_>,
+    ) -> Result<(), MessageRefusal> {
         self.clear();
         let fields = view.fields();
-        let first_line = fields.table.lines.first().map_or(fields.table.end, |line| line.start);
+        let first_line = fields
+            .table
+            .lines
+            .first()
+            .map_or(fields.table.end, |line| line.start);
         // An unchanged request line is forwarded as a span, without a copy.
-        let unchanged = out.target.is_none() && view.form() == TargetForm::Origin && view.version() == HttpVersion::Http11;
+        let unchanged = out.target.is_none()
+            && view.form() == TargetForm::Origin
+            && view.version() == HttpVersion::Http11;
         if unchanged {
             self.source(view.head.line.method.start, first_line);
         } else if view.form() == TargetForm::Authority {
@@ -98,22 +108,45 @@ impl OutHead {
                 None => self.request_line(view.method(), view.path(), view.query())?,
             }
         }
-        let retained_length = if out.framing == view.framing() { FieldName::ContentLength.bit() } else { 0 };
+        let retained_length = if out.framing == view.framing() {
+            FieldName::ContentLength.bit()
+        } else {
+            0
+        };
         // An expectation that must be ignored (HTTP/1.0, no body) must not reach an upstream that would honor it.
-        let expect = if view.expects_continue() { 0 } else { FieldName::Expect.bit() };
+        let expect = if view.expects_continue() {
+            0
+        } else {
+            FieldName::Expect.bit()
+        };
         let drop = RESERVED & !retained_length | expect;
         // HTTP/1.0 in absolute form may omit Host; the target then contains the host.
-        let implied_host = Some(view.authority()).filter(|authority| !fields.has(FieldName::Host) && !authority.is_empty());
-        self.lines(fields, drop, view.head.facts.nominates, out.edits, implied_host.is_some())?;
-        let is_replaced = out.edits.iter().any(|edit| matches!(edit, HeaderEdit::Set(name, _) if is_host(name)));
+        let implied_host = Some(view.authority())
+            .filter(|authority| !fields.has(FieldName::Host) && !authority.is_empty());
+        self.lines(
+            fields,
+            drop,
+            view.head.facts.nominates,
+            out.edits,
+            implied_host.is_some(),
+        )?;
+        let is_replaced = out
+            .edits
+            .iter()
+            .any(|edit| matches!(edit, HeaderEdit::Set(name, _) if is_host(name)));
         match implied_host {
             Some(authority) if !is_replaced => self.line(b"host", authority),
-            _ if removes_host(out.edits) || !(fields.has(FieldName::Host) || sets_host(out.edits)) => {
+            _ if removes_host(out.edits)
+                || !(fields.has(FieldName::Host) || sets_host(out.edits)) =>
+            {
                 return Err(MessageRefusal::MissingHost);
             }
             _ => {}
         }
-        self.finish(out, retained_length != 0 && fields.has(FieldName::ContentLength))
+        self.finish(
+            out,
+            retained_length != 0 && fields.has(FieldName::ContentLength),
+        )
     }
 
     /// Writes the head of `view` for the client. Content-Length is kept where it describes a body that is not sent (HEAD, 304); otherwise
@@ -121,10 +154,18 @@ impl OutHead {
     ///
     /// # Errors
     /// Refuses an edit or upgrade that must not be written. The head is then unusable.
-    pub fn response(&mut self, view: &ResponseView<'_>, out: &ForwardOptions<'_>) -> Result<(), MessageRefusal> {
+    pub fn response(
+        &mut self,
+        view: &ResponseView<'_>,
+        out: &ForwardOptions<'_>,
+    ) -> Result<(), MessageRefusal> {
         self.clear();
         let fields = view.fields();
-        let first_line = fields.table.lines.first().map_or(fields.table.end, |line| line.start);
+        let first_line = fields
+            .table
+            .lines
+            .first()
+            .map_or(fields.table.end, |line| line.start);
         if view.version() == HttpVersion::Http11 && !fields.table.has_bare_lf {
             self.source(view.head.line.start, first_line);
         } else {
@@ -134,10 +175,15 @@ impl OutHead {
             && (view.status() == 304 || view.head.asked == RequestKind::Head)
             // RFC 9110 §8.6: these have no length, not even as responses to HEAD.
             && !matches!(view.status(), 100..=199 | 204);
-        let states = describes || matches!(out.framing, Framing::Length(n) if view.content_length() == Some(n));
+        let states = describes
+            || matches!(out.framing, Framing::Length(n) if view.content_length() == Some(n));
         // Equal lengths that were repeated are written once instead of being kept.
         let retained_length = states && !view.head.facts.folds_length;
-        let drop = if retained_length { RESERVED & !FieldName::ContentLength.bit() } else { RESERVED };
+        let drop = if retained_length {
+            RESERVED & !FieldName::ContentLength.bit()
+        } else {
+            RESERVED
+        };
         self.lines(fields, drop, view.head.facts.nominates, out.edits, false)?;
         if let Some(n) = view.content_length()
             && describes
@@ -170,9 +216,18 @@ impl OutHead {
         if !sets_host(out.edits) {
             self.line(b"host", authority);
         }
-        self.pairs(pairs.clone(), RESERVED | plan.drop | FieldName::Host.bit() | FieldName::Cookie.bit(), &plan, out.edits)?;
+        self.pairs(
+            pairs.clone(),
+            RESERVED | plan.drop | FieldName::Host.bit() | FieldName::Cookie.bit(),
+            &plan,
+            out.edits,
+        )?;
         if plan.drop & FieldName::Cookie.bit() == 0 {
-            self.cookies(pairs.filter(|(name, _)| FieldName::of(name) == FieldName::Cookie).map(|(_, value)| value))?;
+            self.cookies(
+                pairs
+                    .filter(|(name, _)| FieldName::of(name) == FieldName::Cookie)
+                    .map(|(_, value)| value),
+            )?;
         }
         self.finish(out, false)
     }
@@ -191,9 +246,18 @@ impl OutHead {
     ) -> Result<(), MessageRefusal> {
         self.clear();
         self.status_line(status, reason_of(status).as_bytes())?;
-        let retained = if describes_length && out.framing == Framing::None { FieldName::ContentLength.bit() } else { 0 };
+        let retained = if describes_length && out.framing == Framing::None {
+            FieldName::ContentLength.bit()
+        } else {
+            0
+        };
         let plan = EditPlan::of(out.edits)?;
-        self.pairs(pairs.into_iter(), RESERVED & !retained | plan.drop, &plan, out.edits)?;
+        self.pairs(
+            pairs.into_iter(),
+            RESERVED & !retained | plan.drop,
+            &plan,
+            out.edits,
+        )?;
         self.finish(out, retained != 0)
     }
 
@@ -261,8 +325,14 @@ impl OutHead {
         self.put(b"\r\n");
     }
 
-    fn request_line(&mut self, method: &[u8], target: &[u8], query: Option<&[u8]>) -> Result<(), MessageRefusal> {
-        let is_sound = is_token(method) && decide_parts(method, target).is_ok_and(|parts| parts.form != TargetForm::Absolute);
+    fn request_line(
+        &mut self,
+        method: &[u8],
+        target: &[u8],
+        query: Option<&[u8]>,
+    ) -> Result<(), MessageRefusal> {
+        let is_sound = is_token(method)
+            && decide_parts(method, target).is_ok_and(|parts| parts.form != TargetForm::Absolute);
         if !is_sound {
             return Err(MessageRefusal::UnwritableLine);
         }
@@ -302,7 +372,9 @@ impl OutHead {
         let drop = drop | plan.drop;
         for (i, line) in fields.table.lines.iter().enumerate() {
             let dropped = drop & line.name.bit() != 0
-                || (plan.drops_unknown && line.name == FieldName::Other && plan.drops(fields.name(line), edits))
+                || (plan.drops_unknown
+                    && line.name == FieldName::Other
+                    && plan.drops(fields.name(line), edits))
                 || (nominates && is_nominated(fields, fields.name(line)));
             if !dropped && !fields.table.has_bare_lf {
                 self.source(line.start, fields.table.line_end(i));
@@ -310,14 +382,18 @@ impl OutHead {
                 self.line(fields.name(line), line.value.of(fields.buf));
             }
         }
-        self.edit_lines(edits, |name| fields.named(name).next().is_some() || (implies_host && is_host(name)));
+        self.edit_lines(edits, |name| {
+            fields.named(name).next().is_some() || (implies_host && is_host(name))
+        });
         Ok(())
     }
 
     fn edit_lines(&mut self, edits: &[HeaderEdit<'_>], is_present: impl Fn(&[u8]) -> bool) {
         for edit in edits {
             match *edit {
-                HeaderEdit::Set(name, value) | HeaderEdit::Add(name, value) => self.line(name, value),
+                HeaderEdit::Set(name, value) | HeaderEdit::Add(name, value) => {
+                    self.line(name, value)
+                }
                 HeaderEdit::Default(name, value) if !is_present(name) => self.line(name, value),
                 HeaderEdit::Default(..) | HeaderEdit::Remove(_) => {}
             }
@@ -333,17 +409,26 @@ impl OutHead {
     ) -> Result<(), MessageRefusal> {
         for (name, value) in pairs.clone() {
             let id = FieldName::of(name);
-            if skip & id.bit() != 0 || (plan.drops_unknown && id == FieldName::Other && plan.drops(name, edits)) {
+            if skip & id.bit() != 0
+                || (plan.drops_unknown && id == FieldName::Other && plan.drops(name, edits))
+            {
                 continue;
             }
             check_field(name, value)?;
             self.line(name, value);
         }
-        self.edit_lines(edits, |wanted| pairs.clone().any(|(name, _)| name.eq_ignore_ascii_case(wanted)));
+        self.edit_lines(edits, |wanted| {
+            pairs
+                .clone()
+                .any(|(name, _)| name.eq_ignore_ascii_case(wanted))
+        });
         Ok(())
     }
 
-    fn cookies<'p>(&mut self, crumbs: impl Iterator<Item = &'p [u8]>) -> Result<(), MessageRefusal> {
+    fn cookies<'p>(
+        &mut self,
+        crumbs: impl Iterator<Item = &'p [u8]>,
+    ) -> Result<(), MessageRefusal> {
         let mut separator = &b"cookie: "[..];
         for crumb in crumbs {
             check_field(b"cookie", crumb)?;
@@ -360,7 +445,9 @@ impl OutHead {
     /// Writes the fields that belong to the codec, then the empty line.
     fn finish(&mut self, out: &ForwardOptions<'_>, has_length: bool) -> Result<(), MessageRefusal> {
         match out.framing {
-            Framing::Length(n) if !has_length => self.line(b"content-length", itoa::Buffer::new().format(n).as_bytes()),
+            Framing::Length(n) if !has_length => {
+                self.line(b"content-length", itoa::Buffer::new().format(n).as_bytes())
+            }
             Framing::Chunked => self.put(b"transfer-encoding: chunked\r\n"),
             _ => {}
         }
@@ -376,7 +463,10 @@ impl OutHead {
         let options = [
             (out.upgrade.is_some(), &b"upgrade"[..]),
             (out.accepts_trailers, b"te"),
-            (out.persistence == Persistence::Close || out.framing == Framing::UntilClose, b"close"),
+            (
+                out.persistence == Persistence::Close || out.framing == Framing::UntilClose,
+                b"close",
+            ),
             (out.persistence == Persistence::KeepAlive, b"keep-alive"),
         ];
         let mut separator = &b"connection: "[..];
@@ -385,7 +475,11 @@ impl OutHead {
             self.put(option);
             separator = b", ";
         }
-        self.put(if separator == b", " { b"\r\n\r\n" } else { b"\r\n" });
+        self.put(if separator == b", " {
+            b"\r\n\r\n"
+        } else {
+            b"\r\n"
+        });
         Ok(())
     }
 }
@@ -398,12 +492,17 @@ struct EditPlan {
 
 impl EditPlan {
     fn of(edits: &[HeaderEdit<'_>]) -> Result<EditPlan, MessageRefusal> {
-        let mut plan = EditPlan { drop: 0, drops_unknown: false };
+        let mut plan = EditPlan {
+            drop: 0,
+            drops_unknown: false,
+        };
         let mut hosts = 0;
         for edit in edits {
             let (name, value, drops) = match *edit {
                 HeaderEdit::Set(name, value) => (name, value, true),
-                HeaderEdit::Add(name, value) | HeaderEdit::Default(name, value) => (name, value, false),
+                HeaderEdit::Add(name, value) | HeaderEdit::Default(name, value) => {
+                    (name, value, false)
+                }
                 HeaderEdit::Remove(name) => (name, &b""[..], true),
             };
             check_field(name, value)?;
@@ -414,7 +513,9 @@ impl EditPlan {
                     let is_sound = match edit {
                         HeaderEdit::Add(..) => false,
                         HeaderEdit::Remove(_) => true,
-                        HeaderEdit::Set(..) | HeaderEdit::Default(..) => split_authority(value).is_some(),
+                        HeaderEdit::Set(..) | HeaderEdit::Default(..) => {
+                            split_authority(value).is_some()
+                        }
                     };
                     if !is_sound || hosts > 1 {
                         return Err(MessageRefusal::UnwritableField);
@@ -435,8 +536,13 @@ impl EditPlan {
 }
 
 fn check_field(name: &[u8], value: &[u8]) -> Result<(), MessageRefusal> {
-    let padded = value.first().is_some_and(|&b| is_ows(b)) || value.last().is_some_and(|&b| is_ows(b));
-    if is_token(name) && is_value(value) && !padded { Ok(()) } else { Err(MessageRefusal::UnwritableField) }
+    let padded =
+        value.first().is_some_and(|&b| is_ows(b)) || value.last().is_some_and(|&b| is_ows(b));
+    if is_token(name) && is_value(value) && !padded {
+        Ok(())
+    } else {
+        Err(MessageRefusal::UnwritableField)
+    }
 }
 
 fn is_host(name: &[u8]) -> bool {
@@ -448,5 +554,7 @@ fn sets_host(edits: &[HeaderEdit<'_>]) -> bool {
 }
 
 fn removes_host(edits: &[HeaderEdit<'_>]) -> bool {
-    edits.iter().any(|edit| matches!(edit, HeaderEdit::Remove(n) if is_host(n)))
+    edits
+        .iter()
+        .any(|edit| matches!(edit, HeaderEdit::Remove(n) if is_host(n)))
 }

@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 use crate::receive::{ReceiveOutcome, forward, receive};
 use canal_h1::cases::requests;
 use canal_h1::{
-    BodyPart, BodyReader, CHUNK_END, ChunkStart, ForwardOptions, Framing, LAST_CHUNK, MessageLimits, OutHead, RequestHead, RequestKind,
-    ResponseHead, detect, write_last_chunk,
+    BodyPart, BodyReader, CHUNK_END, ChunkStart, ForwardOptions, Framing, LAST_CHUNK,
+    MessageLimits, OutHead, RequestHead, RequestKind, ResponseHead, detect, write_last_chunk,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -15,8 +15,13 @@ use proptest::sample::{Index, select};
 
 const LIMITS: MessageLimits = MessageLimits::DEFAULT;
 
-static SEEDS: LazyLock<Vec<Vec<u8>>> =
-    LazyLock::new(|| requests().into_iter().map(|case| case.bytes.into_owned()).filter(|bytes| bytes.len() < 2000).collect());
+static SEEDS: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
+    requests()
+        .into_iter()
+        .map(|case| case.bytes.into_owned())
+        .filter(|bytes| bytes.len() < 2000)
+        .collect()
+});
 
 /// Bytes and words on which HTTP parsers have differed.
 const FRAGMENTS: &[&[u8]] = &[
@@ -58,7 +63,8 @@ enum Mutation {
 
 fn mutation() -> impl Strategy<Value = Mutation> {
     prop_oneof![
-        (any::<Index>(), select(FRAGMENTS)).prop_map(|(at, fragment)| Mutation::Insert(at, fragment)),
+        (any::<Index>(), select(FRAGMENTS))
+            .prop_map(|(at, fragment)| Mutation::Insert(at, fragment)),
         (any::<Index>(), 1..12usize).prop_map(|(at, len)| Mutation::Remove(at, len)),
         (any::<Index>(), any::<u8>()).prop_map(|(at, byte)| Mutation::Replace(at, byte)),
     ]
@@ -93,13 +99,22 @@ fn token() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn value() -> impl Strategy<Value = Vec<u8>> {
-    vec(prop_oneof![4 => 0x21..=0x7eu8, 1 => Just(b' '), 1 => Just(b'\t'), 1 => 0x80..=0xffu8], 0..30)
-        .prop_map(|bytes| bytes.trim_ascii().to_vec())
+    vec(
+        prop_oneof![4 => 0x21..=0x7eu8, 1 => Just(b' '), 1 => Just(b'\t'), 1 => 0x80..=0xffu8],
+        0..30,
+    )
+    .prop_map(|bytes| bytes.trim_ascii().to_vec())
 }
 
 /// Fields without a meaning to the codec, which it must forward unchanged.
 fn pairs() -> impl Strategy<Value = Vec<(Vec<u8>, Vec<u8>)>> {
-    vec((token().prop_map(|name| [b"x-", &name[..]].concat()), value()), 0..8)
+    vec(
+        (
+            token().prop_map(|name| [b"x-", &name[..]].concat()),
+            value(),
+        ),
+        0..8,
+    )
 }
 
 fn borrow(pairs: &[(Vec<u8>, Vec<u8>)]) -> impl Iterator<Item = (&[u8], &[u8])> + Clone {
@@ -107,14 +122,21 @@ fn borrow(pairs: &[(Vec<u8>, Vec<u8>)]) -> impl Iterator<Item = (&[u8], &[u8])> 
 }
 
 fn framing() -> impl Strategy<Value = Framing> {
-    prop_oneof![Just(Framing::None), (0..1_000_000u64).prop_map(Framing::Length), Just(Framing::Chunked)]
+    prop_oneof![
+        Just(Framing::None),
+        (0..1_000_000u64).prop_map(Framing::Length),
+        Just(Framing::Chunked)
+    ]
 }
 
 /// Compares a reading in pieces with a reading of the whole. The pieces may end undecided where the whole was refused; otherwise both must
 /// be equal.
 fn agree(whole: &ReceiveOutcome, pieces: &ReceiveOutcome) -> bool {
     whole == pieces
-        || (matches!(whole, ReceiveOutcome::RefusedHead(_) | ReceiveOutcome::RefusedBody(_)) && *pieces == ReceiveOutcome::Unfinished)
+        || (matches!(
+            whole,
+            ReceiveOutcome::RefusedHead(_) | ReceiveOutcome::RefusedBody(_)
+        ) && *pieces == ReceiveOutcome::Unfinished)
 }
 
 proptest! {

@@ -24,7 +24,10 @@ pub struct CloseReport {
 impl CloseReport {
     /// Adds the request for a report to the headers of a CONNECT.
     pub fn ask(headers: &mut HeaderMap) {
-        headers.insert(HeaderName::from_static(CLOSE_REPORT), HeaderValue::from_static("1"));
+        headers.insert(
+            HeaderName::from_static(CLOSE_REPORT),
+            HeaderValue::from_static("1"),
+        );
     }
 
     /// Returns whether a CONNECT with these headers requests a report.
@@ -35,7 +38,11 @@ impl CloseReport {
     /// Encodes the report as a trailer section.
     pub fn trailers(self) -> HeaderMap {
         let mut map = HeaderMap::with_capacity(1);
-        let text = if self.reset { format!("{} {RESET}", self.delivered) } else { self.delivered.to_string() };
+        let text = if self.reset {
+            format!("{} {RESET}", self.delivered)
+        } else {
+            self.delivered.to_string()
+        };
         if let Ok(value) = HeaderValue::try_from(text) {
             map.insert(HeaderName::from_static(CLOSE_REPORT), value);
         }
@@ -51,7 +58,11 @@ impl CloseReport {
             Some(_) => return None,
         };
         let digits = !delivered.is_empty() && delivered.bytes().all(|c| c.is_ascii_digit());
-        delivered.parse().ok().filter(|_| digits).map(|delivered| Self { delivered, reset })
+        delivered
+            .parse()
+            .ok()
+            .filter(|_| digits)
+            .map(|delivered| Self { delivered, reset })
     }
 }
 
@@ -61,10 +72,29 @@ mod tests {
 
     #[test]
     fn a_report_reads_as_it_was_written_and_nothing_else_does() {
-        for report in [CloseReport { delivered: 0, reset: false }, CloseReport { delivered: u64::MAX, reset: true }] {
+        for report in [
+            CloseReport {
+                delivered: 0,
+                reset: false,
+            },
+            CloseReport {
+                delivered: u64::MAX,
+                reset: true,
+            },
+        ] {
             assert_eq!(CloseReport::of_trailers(&report.trailers()), Some(report));
         }
-        for text in ["", "x", "-1", "+1", "1 ", " 1", "1 rese", "1  reset", "18446744073709551616"] {
+        for text in [
+            "",
+            "x",
+            "-1",
+            "+1",
+            "1 ",
+            " 1",
+            "1 rese",
+            "1  reset",
+            "18446744073709551616",
+        ] {
             let mut map = HeaderMap::new();
             map.insert(CLOSE_REPORT, HeaderValue::from_static(text));
             assert_eq!(CloseReport::of_trailers(&map), None, "{text:?}");

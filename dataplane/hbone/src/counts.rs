@@ -83,7 +83,11 @@ impl HboneCounters {
     /// `canal_hbone_refused_total{reason}`, `canal_hbone_stalled_streams`, `canal_hbone_connections_without_credit`,
     /// `canal_hbone_streams_without_credit_total`.
     pub fn new(registry: &Registry, shard: &MetricsShard) -> Self {
-        let open = registry.gauges(MetricFamily::new("canal_hbone_connections", "Open HBONE connections.", &["side"]));
+        let open = registry.gauges(MetricFamily::new(
+            "canal_hbone_connections",
+            "Open HBONE connections.",
+            &["side"],
+        ));
         let stalled = MetricFamily::new(
             "canal_hbone_stalled_streams",
             "Streams of HBONE and HTTP/2 connections whose bytes wait for a reader that accepts none.",
@@ -94,7 +98,8 @@ impl HboneCounters {
             "HBONE and HTTP/2 connections on which a stream has waited for its first credit to send for more than a second.",
             &[],
         );
-        let plain = |name, help| shard.counter(&registry.counters(MetricFamily::new(name, help, &[])), &[]);
+        let plain =
+            |name, help| shard.counter(&registry.counters(MetricFamily::new(name, help, &[])), &[]);
         Self {
             shard: shard.clone(),
             stalled_streams: shard.gauge(&registry.gauges(stalled), &[]),
@@ -103,8 +108,15 @@ impl HboneCounters {
                 "canal_hbone_streams_without_credit_total",
                 "Streams placed on a connection without credit, because its peer has as many of those as it may.",
             ),
-            unsteered: plain("canal_hbone_unsteered_total", "HBONE connections opened as client whose bucket could not be chosen."),
-            closed: registry.counters(MetricFamily::new("canal_hbone_closed_total", "HBONE connections that ended.", &["side", "reason"])),
+            unsteered: plain(
+                "canal_hbone_unsteered_total",
+                "HBONE connections opened as client whose bucket could not be chosen.",
+            ),
+            closed: registry.counters(MetricFamily::new(
+                "canal_hbone_closed_total",
+                "HBONE connections that ended.",
+                &["side", "reason"],
+            )),
             refused: registry.counters(MetricFamily::new(
                 "canal_hbone_refused_total",
                 "Requests answered 400 without asking the caller.",
@@ -112,15 +124,28 @@ impl HboneCounters {
             )),
             client_open: shard.gauge(&open, &["client"]),
             server_open: shard.gauge(&open, &["server"]),
-            handshakes: plain("canal_hbone_handshakes_total", "HBONE connections opened as client."),
-            handshake_failures: plain("canal_hbone_handshake_failures_total", "HBONE connections that did not come up as client."),
-            retries: plain("canal_hbone_retries_total", "Tunnels opened again because a pooled connection had died."),
+            handshakes: plain(
+                "canal_hbone_handshakes_total",
+                "HBONE connections opened as client.",
+            ),
+            handshake_failures: plain(
+                "canal_hbone_handshake_failures_total",
+                "HBONE connections that did not come up as client.",
+            ),
+            retries: plain(
+                "canal_hbone_retries_total",
+                "Tunnels opened again because a pooled connection had died.",
+            ),
         }
     }
 
     /// Creates the account of a new connection, whose stalled streams are counted.
     pub fn account(&self, budget: Option<BufferBudget>) -> Rc<FlowAccount> {
-        FlowAccount::counted(budget, self.stalled_streams.clone(), SendCredit::counted(self.withheld_connections.clone()))
+        FlowAccount::counted(
+            budget,
+            self.stalled_streams.clone(),
+            SendCredit::counted(self.withheld_connections.clone()),
+        )
     }
 
     /// Counts a stream that was placed on a connection without credit.
@@ -129,7 +154,9 @@ impl HboneCounters {
     }
 
     pub(super) fn closed(&self, side: &'static str, ended: HboneCloseReason) {
-        self.shard.counter(&self.closed, &[side, ended.label()]).inc();
+        self.shard
+            .counter(&self.closed, &[side, ended.label()])
+            .inc();
     }
 
     pub(super) fn refused(&self, reason: &'static str) {

@@ -39,7 +39,10 @@ pub struct SendCredit {
 impl SendCredit {
     /// Creates the state of a new connection, which is counted in `connections` while it has no credit.
     pub(crate) fn counted(connections: Gauge) -> Rc<Self> {
-        Rc::new(Self { connections: Some(connections), ..Self::default() })
+        Rc::new(Self {
+            connections: Some(connections),
+            ..Self::default()
+        })
     }
 
     /// Begins the wait of a stream that has sent nothing and may send nothing. The runtime must spawn local tasks.
@@ -52,7 +55,10 @@ impl SendCredit {
         {
             tokio::task::spawn_local(self.clone().count(connections.clone()));
         }
-        CreditWait { credit: self.clone(), number }
+        CreditWait {
+            credit: self.clone(),
+            number,
+        }
     }
 
     /// Returns whether new streams should use other connections: a stream has waited for too long, or did until it gave up.
@@ -63,7 +69,8 @@ impl SendCredit {
             return false;
         }
         let now = Instant::now();
-        oldest.is_some_and(|since| now >= since + FIRST_CREDIT_TIME) || self.passed_by_until.get().is_some_and(|until| now < until)
+        oldest.is_some_and(|since| now >= since + FIRST_CREDIT_TIME)
+            || self.passed_by_until.get().is_some_and(|until| now < until)
     }
 
     /// Notes that a stream got credit without a wait, so the connection is no longer passed by for a stream that gave up.
@@ -107,7 +114,9 @@ impl CreditWait {
     /// Removes the wait, and returns when it began.
     fn end(&self) -> Option<Instant> {
         let mut waits = self.credit.waits.borrow_mut();
-        let at = waits.iter().position(|(number, _)| *number == self.number)?;
+        let at = waits
+            .iter()
+            .position(|(number, _)| *number == self.number)?;
         waits.remove(at).map(|(_, since)| since)
     }
 }
@@ -115,7 +124,10 @@ impl CreditWait {
 impl Drop for CreditWait {
     fn drop(&mut self) {
         let now = Instant::now();
-        if self.end().is_some_and(|since| now >= since + FIRST_CREDIT_TIME) {
+        if self
+            .end()
+            .is_some_and(|since| now >= since + FIRST_CREDIT_TIME)
+        {
             self.credit.passed_by_until.set(Some(now + PASSED_BY_MAX));
         }
     }
@@ -126,7 +138,12 @@ mod tests {
     use super::*;
 
     fn run(test: impl Future<Output = ()>) {
-        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap().block_on(test);
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .start_paused(true)
+            .build()
+            .unwrap()
+            .block_on(test);
     }
 
     #[test]
@@ -162,7 +179,10 @@ mod tests {
             drop(wait);
             assert!(credit.is_withheld());
             credit.note_granted();
-            assert!(!credit.is_withheld(), "another stream of it was given credit");
+            assert!(
+                !credit.is_withheld(),
+                "another stream of it was given credit"
+            );
         });
     }
 }

@@ -15,7 +15,10 @@ pub enum HboneError {
     Connect(Arc<SysError>),
     /// The TLS handshake or the verification of the peer failed.
     #[error("HBONE to {address}: {source}")]
-    Tls { address: SocketAddr, source: Arc<TlsError> },
+    Tls {
+        address: SocketAddr,
+        source: Arc<TlsError>,
+    },
     /// The peer ended the new connection with a TLS alert. In TLS 1.3 its decision on this side's certificate arrives after the handshake.
     #[error("HBONE to {address}: the peer refused this side's certificate: {why}")]
     RefusedByPeer { address: SocketAddr, why: String },
@@ -24,13 +27,25 @@ pub enum HboneError {
     Http2 { address: SocketAddr, why: String },
     /// The peer answered CONNECT with a status other than 200.
     #[error("HBONE to {address}: CONNECT {authority} refused with status {status}")]
-    Refused { address: SocketAddr, authority: String, status: u16 },
+    Refused {
+        address: SocketAddr,
+        authority: String,
+        status: u16,
+    },
     /// The peer reset the stream before a response.
     #[error("HBONE to {address}: CONNECT {authority} reset: {reason}")]
-    Reset { address: SocketAddr, authority: String, reason: h2::Reason },
+    Reset {
+        address: SocketAddr,
+        authority: String,
+        reason: h2::Reason,
+    },
     /// The response to CONNECT did not arrive in time.
     #[error("HBONE to {address}: CONNECT {authority}: no answer in {limit:?}")]
-    Timeout { address: SocketAddr, authority: String, limit: Duration },
+    Timeout {
+        address: SocketAddr,
+        authority: String,
+        limit: Duration,
+    },
     /// The request cannot be encoded as HTTP/2.
     #[error("HBONE: bad CONNECT: {0}")]
     Request(String),
@@ -45,15 +60,24 @@ impl HboneError {
         match self {
             HboneError::Connect(_) | HboneError::Timeout { .. } => "CONNECT",
             HboneError::Tls { .. } | HboneError::RefusedByPeer { .. } => "TLS_FAILURE",
-            HboneError::Http2 { .. } | HboneError::Reset { .. } | HboneError::Request(_) | HboneError::Server(_) => "H2_HANDSHAKE_FAILURE",
-            HboneError::Refused { status, .. } if *status == canal_wire::hbone::STATUS_DENIED => "DENY",
+            HboneError::Http2 { .. }
+            | HboneError::Reset { .. }
+            | HboneError::Request(_)
+            | HboneError::Server(_) => "H2_HANDSHAKE_FAILURE",
+            HboneError::Refused { status, .. } if *status == canal_wire::hbone::STATUS_DENIED => {
+                "DENY"
+            }
             HboneError::Refused { .. } => "CONNECT",
         }
     }
 
     /// Returns the status of the peer's response, if there was one.
     pub fn status(&self) -> Option<u16> {
-        if let HboneError::Refused { status, .. } = self { Some(*status) } else { None }
+        if let HboneError::Refused { status, .. } = self {
+            Some(*status)
+        } else {
+            None
+        }
     }
 }
 
@@ -63,10 +87,18 @@ pub(super) fn of_h2(address: SocketAddr, authority: &str, e: &h2::Error) -> Hbon
     if e.is_reset()
         && let Some(reason) = e.reason()
     {
-        return HboneError::Reset { address, authority: authority.into(), reason };
+        return HboneError::Reset {
+            address,
+            authority: authority.into(),
+            reason,
+        };
     }
     // h2 retains only kind and text of an IO error; rustls names alerts in this text.
-    if why.contains("received fatal alert") { HboneError::RefusedByPeer { address, why } } else { HboneError::Http2 { address, why } }
+    if why.contains("received fatal alert") {
+        HboneError::RefusedByPeer { address, why }
+    } else {
+        HboneError::Http2 { address, why }
+    }
 }
 
 /// Decision whether another connection may be tried after a failure. It may if the peer certainly did nothing for this CONNECT, or if at
@@ -82,8 +114,16 @@ pub(super) enum ReconnectDecision {
 
 pub(super) fn decide_again(e: &h2::Error) -> ReconnectDecision {
     match () {
-        () if e.is_go_away() && e.is_remote() && e.reason() == Some(h2::Reason::NO_ERROR) => ReconnectDecision::Closing,
-        () if e.is_io() || e.is_go_away() || e.is_library() || e.reason() == Some(h2::Reason::REFUSED_STREAM) => ReconnectDecision::Dead,
+        () if e.is_go_away() && e.is_remote() && e.reason() == Some(h2::Reason::NO_ERROR) => {
+            ReconnectDecision::Closing
+        }
+        () if e.is_io()
+            || e.is_go_away()
+            || e.is_library()
+            || e.reason() == Some(h2::Reason::REFUSED_STREAM) =>
+        {
+            ReconnectDecision::Dead
+        }
         () => ReconnectDecision::No,
     }
 }

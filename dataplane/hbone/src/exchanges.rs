@@ -48,23 +48,41 @@ pub struct ReportedApplication {
 /// Creates the legs of a tunnel whose peer requested a report.
 pub fn reporting(stream: HboneStream, tcp: TcpStream) -> (ReportingTunnel, ReportedApplication) {
     let state = Rc::<ExchangeState>::default();
-    (ReportingTunnel { stream, state: state.clone() }, ReportedApplication { tcp, state })
+    (
+        ReportingTunnel {
+            stream,
+            state: state.clone(),
+        },
+        ReportedApplication { tcp, state },
+    )
 }
 
 /// Decides the report on an application that has closed and that sent its last byte when `answered` of the `written` bytes were written.
 /// `acknowledged` is the kernel's count after an orderly close. After a reset it proves nothing: the application may have read bytes that
 /// its kernel never acknowledged.
-fn decide_report(written: u64, answered: u64, acknowledged: Option<u64>, reset: bool) -> Option<CloseReport> {
+fn decide_report(
+    written: u64,
+    answered: u64,
+    acknowledged: Option<u64>,
+    reset: bool,
+) -> Option<CloseReport> {
     let is_quiet = written == answered;
     let is_unseen = !reset && acknowledged.is_some_and(|n| n <= answered);
-    (is_quiet || is_unseen).then_some(CloseReport { delivered: answered, reset })
+    (is_quiet || is_unseen).then_some(CloseReport {
+        delivered: answered,
+        reset,
+    })
 }
 
 impl ReportedApplication {
     /// Decides and stores the report, after the last byte from the application.
     fn conclude(&self, reset: bool) -> Option<CloseReport> {
         let (written, answered) = (self.state.written.get(), self.state.answered.get());
-        let acknowledged = if written == answered { None } else { sys::tcp_acknowledged(&self.tcp).ok() };
+        let acknowledged = if written == answered {
+            None
+        } else {
+            sys::tcp_acknowledged(&self.tcp).ok()
+        };
         let report = decide_report(written, answered, acknowledged, reset);
         self.state.closed.set(report);
         report
@@ -72,7 +90,12 @@ impl ReportedApplication {
 }
 
 impl Leg for ReportedApplication {
-    fn poll_chunk(&mut self, cx: &mut Context<'_>, buffer: &mut BytesMut, limit: usize) -> Poll<io::Result<Option<Bytes>>> {
+    fn poll_chunk(
+        &mut self,
+        cx: &mut Context<'_>,
+        buffer: &mut BytesMut,
+        limit: usize,
+    ) -> Poll<io::Result<Option<Bytes>>> {
         match ready!(self.tcp.poll_chunk(cx, buffer, limit)) {
             Ok(Some(chunk)) => {
                 self.state.answered.set(self.state.written.get());
@@ -91,7 +114,10 @@ impl Leg for ReportedApplication {
     }
     fn poll_send(&mut self, cx: &mut Context<'_>, data: &mut Bytes) -> Poll<io::Result<usize>> {
         if self.state.closed.get().is_some() {
-            return Poll::Ready(Err(io::Error::new(ErrorKind::BrokenPipe, "the application had closed before")));
+            return Poll::Ready(Err(io::Error::new(
+                ErrorKind::BrokenPipe,
+                "the application had closed before",
+            )));
         }
         match ready!(self.tcp.poll_send(cx, data)) {
             Ok(n) => {
@@ -125,7 +151,12 @@ impl Leg for ReportedApplication {
 }
 
 impl Leg for ReportingTunnel {
-    fn poll_chunk(&mut self, cx: &mut Context<'_>, buffer: &mut BytesMut, limit: usize) -> Poll<io::Result<Option<Bytes>>> {
+    fn poll_chunk(
+        &mut self,
+        cx: &mut Context<'_>,
+        buffer: &mut BytesMut,
+        limit: usize,
+    ) -> Poll<io::Result<Option<Bytes>>> {
         if self.state.closed.get().is_some() {
             return Poll::Ready(Ok(None));
         }
@@ -135,7 +166,9 @@ impl Leg for ReportingTunnel {
         Leg::poll_send(&mut self.stream, cx, data)
     }
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Some(report) = self.state.closed.get() else { return Leg::poll_finish(&mut self.stream, cx) };
+        let Some(report) = self.state.closed.get() else {
+            return Leg::poll_finish(&mut self.stream, cx);
+        };
         self.stream.finish_with(report.trailers())?;
         // The other direction has nothing more to do and must be polled to end.
         cx.waker().wake_by_ref();
@@ -185,7 +218,11 @@ mod tests {
             // The kernel reports no count.
             (100, 70, None, false, None),
         ] {
-            assert_eq!(decide_report(written, answered, acknowledged, reset), want, "{written} {answered} {acknowledged:?} {reset}");
+            assert_eq!(
+                decide_report(written, answered, acknowledged, reset),
+                want,
+                "{written} {answered} {acknowledged:?} {reset}"
+            );
         }
     }
 }

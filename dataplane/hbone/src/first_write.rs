@@ -44,7 +44,14 @@ enum First {
 
 impl<IO> DelayedFirstWrite<IO> {
     pub(super) fn new(io: IO) -> Self {
-        Self { io, first: First::Held { bytes: Vec::new(), rests: 0, heard: false } }
+        Self {
+            io,
+            first: First::Held {
+                bytes: Vec::new(),
+                rests: 0,
+                heard: false,
+            },
+        }
     }
 }
 
@@ -56,20 +63,33 @@ pub(super) struct Counted<IO> {
 }
 
 impl<IO: AsyncRead + Unpin> AsyncRead for Counted<IO> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let before = buf.filled().len();
         ready!(Pin::new(&mut this.io).poll_read(cx, buf))?;
-        this.read.set(this.read.get() + (buf.filled().len() - before) as u64);
+        this.read
+            .set(this.read.get() + (buf.filled().len() - before) as u64);
         Poll::Ready(Ok(()))
     }
 }
 
 impl<IO: AsyncWrite + Unpin> AsyncWrite for Counted<IO> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
     }
-    fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bufs)
     }
     fn is_write_vectored(&self) -> bool {
@@ -92,7 +112,10 @@ impl<IO: AsyncWrite + Unpin> DelayedFirstWrite<IO> {
     /// Writes the delayed bytes and flushes them.
     fn poll_leave(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let First::Held { bytes, .. } = &mut self.first {
-            self.first = First::Leaving { bytes: std::mem::take(bytes), at: 0 };
+            self.first = First::Leaving {
+                bytes: std::mem::take(bytes),
+                at: 0,
+            };
         }
         if let First::Leaving { bytes, at } = &mut self.first {
             while *at < bytes.len() {
@@ -113,7 +136,11 @@ impl<IO: AsyncWrite + Unpin> DelayedFirstWrite<IO> {
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for DelayedFirstWrite<IO> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if let Poll::Ready(read) = Pin::new(&mut this.io).poll_read(cx, buf) {
             if let First::Held { heard, .. } = &mut this.first {
@@ -141,11 +168,19 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for DelayedFirstWrite<IO> {
 }
 
 impl<IO: AsyncWrite + Unpin> AsyncWrite for DelayedFirstWrite<IO> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[IoSlice::new(buf)])
     }
 
-    fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let all = bufs.iter().map(|buf| buf.len()).sum();
         if this.takes(all)
@@ -168,7 +203,9 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for DelayedFirstWrite<IO> {
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         match &this.first {
-            First::Held { bytes, rests, .. } if !bytes.is_empty() && *rests < YIELDS_BEFORE_FLUSH => {
+            First::Held { bytes, rests, .. }
+                if !bytes.is_empty() && *rests < YIELDS_BEFORE_FLUSH =>
+            {
                 wake_after_others(cx);
                 Poll::Ready(Ok(()))
             }
@@ -201,13 +238,21 @@ mod tests {
     }
 
     impl AsyncRead for CountedWrites {
-        fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
             Pin::new(&mut self.io).poll_read(cx, buf)
         }
     }
 
     impl AsyncWrite for CountedWrites {
-        fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            buf: &[u8],
+        ) -> Poll<io::Result<usize>> {
             self.writes += 1;
             Pin::new(&mut self.io).poll_write(cx, buf)
         }
@@ -221,12 +266,18 @@ mod tests {
 
     fn pair() -> (DelayedFirstWrite<CountedWrites>, DuplexStream) {
         let (io, peer) = duplex(64 << 10);
-        (DelayedFirstWrite::new(CountedWrites { io, writes: 0 }), peer)
+        (
+            DelayedFirstWrite::new(CountedWrites { io, writes: 0 }),
+            peer,
+        )
     }
 
     async fn hears(peer: &mut DuplexStream, want: &[u8]) {
         let mut got = vec![0; want.len()];
-        tokio::time::timeout(Duration::from_secs(5), peer.read_exact(&mut got)).await.expect("in time").unwrap();
+        tokio::time::timeout(Duration::from_secs(5), peer.read_exact(&mut got))
+            .await
+            .expect("in time")
+            .unwrap();
         assert_eq!(got, want);
     }
 

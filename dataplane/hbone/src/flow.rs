@@ -64,12 +64,24 @@ pub struct FlowAccount {
 impl FlowAccount {
     /// Creates the account of a new connection. Without a budget, nothing but the windows limits what the streams hold.
     pub fn new(budget: Option<BufferBudget>) -> Rc<Self> {
-        Rc::new(Self { budget, ..Self::default() })
+        Rc::new(Self {
+            budget,
+            ..Self::default()
+        })
     }
 
     /// Creates an account like [`FlowAccount::new`] that counts its stalled streams in a gauge.
-    pub(crate) fn counted(budget: Option<BufferBudget>, stalled_streams: Gauge, credit: Rc<SendCredit>) -> Rc<Self> {
-        Rc::new(Self { budget, stalled_streams: Some(stalled_streams), credit, ..Self::default() })
+    pub(crate) fn counted(
+        budget: Option<BufferBudget>,
+        stalled_streams: Gauge,
+        credit: Rc<SendCredit>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            budget,
+            stalled_streams: Some(stalled_streams),
+            credit,
+            ..Self::default()
+        })
     }
 
     /// Returns the peer's credit for the connection's streams.
@@ -127,7 +139,12 @@ impl StalledBytes {
     /// Begins with a reader that has `handed` bytes which it does not consume.
     pub fn begin(account: &Rc<FlowAccount>, handed: usize) -> Self {
         account.add_stalled();
-        Self { account: account.clone(), bytes: BytesMut::new(), handed, permits: Vec::new() }
+        Self {
+            account: account.clone(),
+            bytes: BytesMut::new(),
+            handed,
+            permits: Vec::new(),
+        }
     }
 
     /// Adds bytes that have arrived. They are copied, because a frame is a part of a larger buffer that it would keep.
@@ -149,14 +166,28 @@ impl StalledBytes {
     /// Charges what is held. Ready when the stream must end: its holder's share is used up, or the budget is, and this stream is the one that
     /// gives way, which is the holder's stream that has stalled for the longest time.
     pub fn poll_revoked(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(budget) = &self.account.budget else { return Poll::Pending };
+        let Some(budget) = &self.account.budget else {
+            return Poll::Pending;
+        };
         while self.permits.len() * PERMIT_BYTES < self.handed + self.bytes.len() {
             // No permit can be taken if the share is smaller than one permit.
-            let Ok(permit) = budget.limit.take_replacing(&budget.holder, PERMIT_BYTES as u64) else { return Poll::Ready(()) };
+            let Ok(permit) = budget
+                .limit
+                .take_replacing(&budget.holder, PERMIT_BYTES as u64)
+            else {
+                return Poll::Ready(());
+            };
             let revoked = Box::pin(permit.revoked());
-            self.permits.push(HeldPermit { _permit: permit, revoked });
+            self.permits.push(HeldPermit {
+                _permit: permit,
+                revoked,
+            });
         }
-        match self.permits.iter_mut().any(|permit| permit.revoked.as_mut().poll(cx).is_ready()) {
+        match self
+            .permits
+            .iter_mut()
+            .any(|permit| permit.revoked.as_mut().poll(cx).is_ready())
+        {
             true => Poll::Ready(()),
             false => Poll::Pending,
         }
@@ -179,14 +210,23 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn budget(capacity: u64, share: Share, tenant: &str) -> BufferBudget {
-        let config = TenantLimitConfig { kind: ShareKind::GatewayBufferBytes, capacity, reserve: 0, give_way: GiveWay::Oldest };
+        let config = TenantLimitConfig {
+            kind: ShareKind::GatewayBufferBytes,
+            capacity,
+            reserve: 0,
+            give_way: GiveWay::Oldest,
+        };
         let limit = TenantLimit::new(config);
         limit.set_default_share(share);
-        BufferBudget { limit, holder: ShareHolder::Tenant(tenant.parse().unwrap()) }
+        BufferBudget {
+            limit,
+            holder: ShareHolder::Tenant(tenant.parse().unwrap()),
+        }
     }
 
     fn is_revoked(held: &mut StalledBytes) -> bool {
-        held.poll_revoked(&mut Context::from_waker(Waker::noop())).is_ready()
+        held.poll_revoked(&mut Context::from_waker(Waker::noop()))
+            .is_ready()
     }
 
     #[test]
@@ -201,7 +241,11 @@ pub(crate) mod tests {
         assert_eq!(alpha.limit.used(), 128 << 10);
         assert_eq!((held.take().len(), held.is_empty()), (64 << 10, true));
         assert!(!is_revoked(&mut held));
-        assert_eq!(alpha.limit.used(), 128 << 10, "the reader has not consumed them");
+        assert_eq!(
+            alpha.limit.used(),
+            128 << 10,
+            "the reader has not consumed them"
+        );
         drop(held);
         assert_eq!((alpha.limit.used(), account.stalled()), (0, 0));
     }
@@ -209,8 +253,14 @@ pub(crate) mod tests {
     #[test]
     fn the_longest_stalled_stream_of_the_tenant_gives_way_and_no_other_tenants() {
         let alpha = budget(4 << 20, Share::Percent(25), "alpha");
-        let beta = BufferBudget { holder: ShareHolder::Tenant("beta".parse().unwrap()), ..alpha.clone() };
-        let (mine, others) = (FlowAccount::new(Some(alpha.clone())), FlowAccount::new(Some(beta)));
+        let beta = BufferBudget {
+            holder: ShareHolder::Tenant("beta".parse().unwrap()),
+            ..alpha.clone()
+        };
+        let (mine, others) = (
+            FlowAccount::new(Some(alpha.clone())),
+            FlowAccount::new(Some(beta)),
+        );
         let full = |account: &Rc<FlowAccount>| {
             let mut held = StalledBytes::begin(account, 64 << 10);
             assert!(!is_revoked(&mut held));
@@ -225,7 +275,10 @@ pub(crate) mod tests {
         assert!(revoked[0] && !revoked[1..].contains(&true), "{revoked:?}");
         assert!(!is_revoked(&mut newest) && !is_revoked(&mut other));
         all.drain(..8);
-        assert_eq!((mine.pressure(), others.pressure()), (BufferPressure::High, BufferPressure::None));
+        assert_eq!(
+            (mine.pressure(), others.pressure()),
+            (BufferPressure::High, BufferPressure::None)
+        );
     }
 
     #[test]

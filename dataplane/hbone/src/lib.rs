@@ -27,24 +27,34 @@ pub use counts::{HboneCloseReason, HboneCounters};
 pub use credit::{CreditWait, SendCredit, WITHHELD_CONNECTIONS_MAX};
 pub use error::HboneError;
 pub use flow::{BufferBudget, FlowAccount, StalledBytes};
-pub use pool::{ConnectionHost, HbonePool, OpenTunnel, PoolConfig, SpreadConfig, Steering, TunnelTarget};
+pub use pool::{
+    ConnectionHost, HbonePool, OpenTunnel, PoolConfig, SpreadConfig, Steering, TunnelTarget,
+};
 pub use server::{ConnectResult, IncomingConnect, ServerConfig, serve};
 pub use stream::{HboneStream, REPLAY_BYTES_MAX};
 pub use windows::{CONNECTION_WINDOW, WindowGrowth};
 
 /// PING interval, and the time that the answer may take before the connection is closed, on both sides.
-pub const KEEPALIVE_INTERVAL: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(20));
+pub const KEEPALIVE_INTERVAL: (Duration, Duration) =
+    (Duration::from_secs(10), Duration::from_secs(20));
 
 /// Budget of small unread DATA frames per connection, in bytes of bookkeeping as h2 estimates it: 256 less its length for each frame. When
 /// applications stop reading while their peers write pieces of some 50 bytes, which is no attack, a smaller budget would end the connection of
 /// all of them. This budget fits the first windows of as many streams as a connection has. The stream of a reader
 /// that stalls merges its frames, which uses none of the budget.
-pub const DATA_FRAME_BUDGET: usize = 5 * (canal_wire::hbone::SERVER_STREAMS_MAX * canal_wire::hbone::STREAM_WINDOW) as usize;
+pub const DATA_FRAME_BUDGET: usize =
+    5 * (canal_wire::hbone::SERVER_STREAMS_MAX * canal_wire::hbone::STREAM_WINDOW) as usize;
 
 /// Sends a PING at each interval, and whenever `requested` is notified. Resolves when an answer is late, and stays pending once the
 /// connection is gone.
-async fn keep_alive(pings: Option<h2::PingPong>, (interval, limit): (Duration, Duration), requested: &Notify) {
-    let Some(mut pings) = pings else { return std::future::pending().await };
+async fn keep_alive(
+    pings: Option<h2::PingPong>,
+    (interval, limit): (Duration, Duration),
+    requested: &Notify,
+) {
+    let Some(mut pings) = pings else {
+        return std::future::pending().await;
+    };
     loop {
         let _ = tokio::time::timeout(interval, requested.notified()).await;
         match tokio::time::timeout(limit, pings.ping(h2::Ping::opaque())).await {
@@ -93,10 +103,19 @@ impl FromStr for ConnectAuthority {
     fn from_str(s: &str) -> Result<Self, InvalidAuthority> {
         let bad = || InvalidAuthority(s.chars().take(120).collect());
         if let Ok(a) = s.parse::<SocketAddr>() {
-            return if a.port() > 0 { Ok(ConnectAuthority::Address(a)) } else { Err(bad()) };
+            return if a.port() > 0 {
+                Ok(ConnectAuthority::Address(a))
+            } else {
+                Err(bad())
+            };
         }
         let (name, port) = s.rsplit_once(':').ok_or_else(bad)?;
-        let label = |l: &str| !l.is_empty() && l.len() <= 63 && l.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'-' || c == b'_');
+        let label = |l: &str| {
+            !l.is_empty()
+                && l.len() <= 63
+                && l.bytes()
+                    .all(|c| c.is_ascii_alphanumeric() || c == b'-' || c == b'_')
+        };
         let digits = !port.is_empty() && port.bytes().all(|c| c.is_ascii_digit());
         match port.parse::<u16>() {
             Ok(p) if p > 0 && digits && name.len() <= 253 && name.split('.').all(label) => {

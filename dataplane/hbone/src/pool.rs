@@ -248,8 +248,20 @@ impl HbonePool {
     }
 
     /// Creates an empty pool whose handshakes and connections run on `host`.
-    pub fn with_host(config: PoolConfig, counters: HboneCounters, host: Rc<dyn ConnectionHost>) -> Self {
-        Self { inner: Rc::new(Inner { config, counters, slots: RefCell::default(), serial: Cell::new(0), host }) }
+    pub fn with_host(
+        config: PoolConfig,
+        counters: HboneCounters,
+        host: Rc<dyn ConnectionHost>,
+    ) -> Self {
+        Self {
+            inner: Rc::new(Inner {
+                config,
+                counters,
+                slots: RefCell::default(),
+                serial: Cell::new(0),
+                host,
+            }),
+        }
     }
 
     /// Opens a tunnel: CONNECT `authority` with `headers`. A pooled connection that turns out to be dead is replaced once. A connection
@@ -258,8 +270,14 @@ impl HbonePool {
     ///
     /// # Errors
     /// The peer cannot be reached or authenticated, refuses the CONNECT, or does not answer in time.
-    pub async fn open(&self, target: &TunnelTarget, authority: &ConnectAuthority, headers: HeaderMap) -> Result<OpenTunnel, HboneError> {
-        self.open_shared(target, Sharing::Packed, authority, headers, None).await
+    pub async fn open(
+        &self,
+        target: &TunnelTarget,
+        authority: &ConnectAuthority,
+        headers: HeaderMap,
+    ) -> Result<OpenTunnel, HboneError> {
+        self.open_shared(target, Sharing::Packed, authority, headers, None)
+            .await
     }
 
     /// Opens a tunnel like [`HbonePool::open`], and gives up after `limit` if the peer is dead: if no connection to it is established by
@@ -275,7 +293,8 @@ impl HbonePool {
         headers: HeaderMap,
         limit: Duration,
     ) -> Result<OpenTunnel, HboneError> {
-        self.open_shared(target, Sharing::Packed, authority, headers, Some(limit)).await
+        self.open_shared(target, Sharing::Packed, authority, headers, Some(limit))
+            .await
     }
 
     /// Opens a tunnel like [`HbonePool::open`], on one of several connections whose number follows the load ([`SpreadConfig`]). It is for a
@@ -292,7 +311,8 @@ impl HbonePool {
         headers: HeaderMap,
         limit: Option<Duration>,
     ) -> Result<OpenTunnel, HboneError> {
-        self.open_shared(target, Sharing::Spread(steering), authority, headers, limit).await
+        self.open_shared(target, Sharing::Spread(steering), authority, headers, limit)
+            .await
     }
 
     async fn open_shared(
@@ -311,7 +331,9 @@ impl HbonePool {
             let taking = self.take(target, sharing, after);
             let taken = match connected_by {
                 None => taking.await?,
-                Some((at, limit)) => tokio::time::timeout_at(at, taking).await.map_err(|_| timed_out(target, &authority, limit))??,
+                Some((at, limit)) => tokio::time::timeout_at(at, taking)
+                    .await
+                    .map_err(|_| timed_out(target, &authority, limit))??,
             };
             let serial = taken.connection().serial;
             let reused = serial <= known;
@@ -323,16 +345,24 @@ impl HbonePool {
                 Sharing::Spread(_) if tries_left == 1 => known,
                 Sharing::Spread(_) => 0,
             };
-            match self.ask(target, taken, request.clone(), reused, limit).await {
+            match self
+                .ask(target, taken, request.clone(), reused, limit)
+                .await
+            {
                 Err((_, again))
-                    if tries_left > 0 && (again == ReconnectDecision::Closing || (again == ReconnectDecision::Dead && reused)) =>
+                    if tries_left > 0
+                        && (again == ReconnectDecision::Closing
+                            || (again == ReconnectDecision::Dead && reused)) =>
                 {
                     self.inner.counters.retries.inc();
                 }
                 other => return other.map_err(|(e, _)| e),
             }
         }
-        Err(HboneError::Http2 { address: target.address, why: format!("{OPENS_MAX} connections in a row were closing") })
+        Err(HboneError::Http2 {
+            address: target.address,
+            why: format!("{OPENS_MAX} connections in a row were closing"),
+        })
     }
 
     /// Sends the CONNECT and waits for the response: no longer than `dead_limit` if the peer is dead. The error says whether another
@@ -357,7 +387,13 @@ impl HbonePool {
         };
         let Some(send) = taken.connection().sender() else {
             // A connection that is closing has taken no request, so another one may be tried.
-            return Err((HboneError::Http2 { address, why: "the connection is closing".into() }, ReconnectDecision::Closing));
+            return Err((
+                HboneError::Http2 {
+                    address,
+                    why: "the connection is closing".into(),
+                },
+                ReconnectDecision::Closing,
+            ));
         };
         let waiting = PendingStream::begin(taken.connection());
         let answered = tokio::time::timeout(limit, async {
@@ -384,22 +420,50 @@ impl HbonePool {
                 up
             }
             Ok(Err(e)) => return Err(failed(&taken, e)),
-            Err(limit) => return Err((timed_out(target, &authority.to_string(), limit), ReconnectDecision::No)),
+            Err(limit) => {
+                return Err((
+                    timed_out(target, &authority.to_string(), limit),
+                    ReconnectDecision::No,
+                ));
+            }
         };
         let (head, recv) = response.into_parts();
         if head.status != StatusCode::OK {
             let status = head.status.as_u16();
-            return Err((HboneError::Refused { address, authority: authority.to_string(), status }, ReconnectDecision::No));
+            return Err((
+                HboneError::Refused {
+                    address,
+                    authority: authority.to_string(),
+                    status,
+                },
+                ReconnectDecision::No,
+            ));
         }
         let peer = taken.connection().peer.clone();
         let account = taken.connection().account.clone();
-        Ok(OpenTunnel { stream: HboneStream::new(send, recv, account, Some(taken)), headers: head.headers, peer, reused })
+        Ok(OpenTunnel {
+            stream: HboneStream::new(send, recv, account, Some(taken)),
+            headers: head.headers,
+            peer,
+            reused,
+        })
     }
 
     /// Takes a stream slot on a connection younger than `after`, and opens one if necessary. There is one handshake per key at a time.
-    async fn take(&self, target: &TunnelTarget, sharing: Sharing, after: u64) -> Result<StreamLease, HboneError> {
+    async fn take(
+        &self,
+        target: &TunnelTarget,
+        sharing: Sharing,
+        after: u64,
+    ) -> Result<StreamLease, HboneError> {
         let key = PoolKey::of(target);
-        let slot = self.inner.slots.borrow_mut().entry(key.clone()).or_default().clone();
+        let slot = self
+            .inner
+            .slots
+            .borrow_mut()
+            .entry(key.clone())
+            .or_default()
+            .clone();
         let taken = self.take_from(&key, &slot, target, sharing, after).await;
         if taken.is_err() {
             self.forget(&key, &slot);
@@ -425,11 +489,18 @@ impl HbonePool {
         let mut can_wait = true;
         loop {
             let address = target.address;
-            let proof = target.source.proof().map_err(|e| HboneError::Tls { address, source: Arc::new(e) })?;
+            let proof = target.source.proof().map_err(|e| HboneError::Tls {
+                address,
+                source: Arc::new(e),
+            })?;
             let choice = if !is_spread {
                 slot.choose(&proof, after, self.inner.config.streams_max)
             } else {
-                let SpreadChoice { taken, growth, is_crowded } = slot.choose_spread(&proof, after, &self.inner.config, Instant::now());
+                let SpreadChoice {
+                    taken,
+                    growth,
+                    is_crowded,
+                } = slot.choose_spread(&proof, after, &self.inner.config, Instant::now());
                 if growth > 0 {
                     self.start(key, target, sharing, slot, growth);
                 }
@@ -455,8 +526,13 @@ impl HbonePool {
                 }
                 StreamChoice::Wait(p) => p,
                 StreamChoice::Open if opened == OPENS_MAX => {
-                    let why = format!("{OPENS_MAX} new connections in a row allowed no stream; does the peer allow any?");
-                    return Err(HboneError::Http2 { address: target.address, why });
+                    let why = format!(
+                        "{OPENS_MAX} new connections in a row allowed no stream; does the peer allow any?"
+                    );
+                    return Err(HboneError::Http2 {
+                        address: target.address,
+                        why,
+                    });
                 }
                 StreamChoice::Open => {
                     opened += 1;
@@ -478,13 +554,22 @@ impl HbonePool {
     ) -> Rc<PendingHandshake> {
         let pending = Rc::new(PendingHandshake::default());
         *slot.pending.borrow_mut() = Some(pending.clone());
-        let (pool, key, target, slot, mine) = (self.clone(), key.clone(), target.clone(), slot.clone(), pending.clone());
+        let (pool, key, target, slot, mine) = (
+            self.clone(),
+            key.clone(),
+            target.clone(),
+            slot.clone(),
+            pending.clone(),
+        );
         let source = target.source.identity().clone();
         let driver = async move {
             let all = (0..count).map(|_| pool.establish(&key, &target, sharing, &slot));
             let outcomes = futures::future::join_all(all).await;
             // One established connection is enough for the waiters.
-            let outcome = outcomes.into_iter().reduce(|a, b| if a.is_ok() { a } else { b }).unwrap_or(Ok(()));
+            let outcome = outcomes
+                .into_iter()
+                .reduce(|a, b| if a.is_ok() { a } else { b })
+                .unwrap_or(Ok(()));
             *slot.pending.borrow_mut() = None;
             *mine.outcome.borrow_mut() = Some(outcome);
             mine.done.notify_waiters();
@@ -499,7 +584,13 @@ impl HbonePool {
 
     /// Opens the connections that the load justifies next to those that are up. They replace connections that got GOAWAY, before a stream
     /// that comes back from there has to wait.
-    fn grow(&self, key: &PoolKey, target: &TunnelTarget, sharing: Sharing, slot: &Rc<PeerConnections>) {
+    fn grow(
+        &self,
+        key: &PoolKey,
+        target: &TunnelTarget,
+        sharing: Sharing,
+        slot: &Rc<PeerConnections>,
+    ) {
         if slot.pending.borrow().is_some() {
             return slot.lost.set(true);
         }
@@ -518,19 +609,29 @@ impl HbonePool {
         sharing: Sharing,
         slot: &Rc<PeerConnections>,
     ) -> Result<(), HboneError> {
-        let Inner { config, counters, host, serial, .. } = &*self.inner;
+        let Inner {
+            config,
+            counters,
+            host,
+            serial,
+            ..
+        } = &*self.inner;
         let place = match sharing {
             Sharing::Packed => 0,
             Sharing::Spread(_) => slot.take_place(Instant::now()),
         };
         let bucket = match sharing {
-            Sharing::Spread(Some(steering)) => Some((steering, steering.bucket(&config.spread, place))),
+            Sharing::Spread(Some(steering)) => {
+                Some((steering, steering.bucket(&config.spread, place)))
+            }
             Sharing::Packed | Sharing::Spread(None) => None,
         };
         counters.handshakes.inc();
         let account = counters.account(host.buffer_budget(target.source.identity()));
         let established = connection::establish(config, target, bucket, account, counters).await;
-        slot.opening.borrow_mut().retain(|opening| *opening != place);
+        slot.opening
+            .borrow_mut()
+            .retain(|opening| *opening != place);
         match established {
             Ok(established) => {
                 serial.set(serial.get() + 1);
@@ -538,10 +639,21 @@ impl HbonePool {
                 slot.insert(connection.clone());
                 // A GOAWAY starts the replacement at once, before a stream has to wait for it.
                 if let Sharing::Spread(_) = sharing {
-                    let (pool, key, target, slot) = (self.clone(), key.clone(), target.clone(), Rc::downgrade(slot));
-                    connection.on_goaway(move || slot.upgrade().into_iter().for_each(|slot| pool.grow(&key, &target, sharing, &slot)));
+                    let (pool, key, target, slot) = (
+                        self.clone(),
+                        key.clone(),
+                        target.clone(),
+                        Rc::downgrade(slot),
+                    );
+                    connection.on_goaway(move || {
+                        slot.upgrade()
+                            .into_iter()
+                            .for_each(|slot| pool.grow(&key, &target, sharing, &slot))
+                    });
                 }
-                let attended = self.clone().attend(key.clone(), slot.clone(), connection, driver);
+                let attended = self
+                    .clone()
+                    .attend(key.clone(), slot.clone(), connection, driver);
                 host.spawn(target.source.identity(), attended.boxed_local());
                 Ok(())
             }
@@ -570,14 +682,19 @@ impl HbonePool {
         if matches!(ended, HboneCloseReason::Error | HboneCloseReason::Ping) {
             slot.fail(connection.place, Instant::now());
         }
-        slot.connections.borrow_mut().retain(|c| !Rc::ptr_eq(c, &connection));
+        slot.connections
+            .borrow_mut()
+            .retain(|c| !Rc::ptr_eq(c, &connection));
         self.forget(&key, &slot);
     }
 
     /// Removes the peer's entry if the caller is its last user, so that the pool is no larger than its open connections.
     fn forget(&self, key: &PoolKey, slot: &Rc<PeerConnections>) {
         // The two references are the map's and the caller's.
-        if Rc::strong_count(slot) == 2 && slot.connections.borrow().is_empty() && slot.pending.borrow().is_none() {
+        if Rc::strong_count(slot) == 2
+            && slot.connections.borrow().is_empty()
+            && slot.pending.borrow().is_none()
+        {
             self.inner.slots.borrow_mut().remove(key);
         }
     }
@@ -585,15 +702,27 @@ impl HbonePool {
     /// Returns the number of open connections and of streams on them, for `/config_dump`.
     pub fn size(&self) -> (usize, usize) {
         let slots = self.inner.slots.borrow();
-        let streams = |s: &Rc<PeerConnections>| s.connections.borrow().iter().map(|c| c.streams() as usize).sum::<usize>();
-        (slots.values().map(|s| s.connections.borrow().len()).sum(), slots.values().map(streams).sum())
+        let streams = |s: &Rc<PeerConnections>| {
+            s.connections
+                .borrow()
+                .iter()
+                .map(|c| c.streams() as usize)
+                .sum::<usize>()
+        };
+        (
+            slots.values().map(|s| s.connections.borrow().len()).sum(),
+            slots.values().map(streams).sum(),
+        )
     }
 
     /// Closes all connections, or those of `netns` (a pod that is gone): they take no new streams, and open streams finish.
     pub fn retire(&self, netns: Option<NetnsId>) {
         for (key, slot) in self.inner.slots.borrow().iter() {
             if netns.is_none() || key.netns == netns {
-                slot.connections.borrow().iter().for_each(|c| c.retire(HboneCloseReason::Retired));
+                slot.connections
+                    .borrow()
+                    .iter()
+                    .for_each(|c| c.retire(HboneCloseReason::Retired));
             }
         }
     }
@@ -621,44 +750,80 @@ impl PeerConnections {
         }
         // Another connection to this peer would not do better.
         if withheld.len() >= WITHHELD_CONNECTIONS_MAX
-            && let Some(taken) = withheld.iter().filter(|c| c.serial > after).min_by_key(|c| c.streams()).and_then(|c| c.take(streams_max))
+            && let Some(taken) = withheld
+                .iter()
+                .filter(|c| c.serial > after)
+                .min_by_key(|c| c.streams())
+                .and_then(|c| c.take(streams_max))
         {
             return StreamChoice::Take(taken);
         }
-        self.pending.borrow().clone().map_or(StreamChoice::Open, StreamChoice::Wait)
+        self.pending
+            .borrow()
+            .clone()
+            .map_or(StreamChoice::Open, StreamChoice::Wait)
     }
 
     /// Selects the connection of the next spread stream, and decides whether more connections should be opened in the meantime. The least
     /// busy of as many connections as the load justifies takes the stream, in turns. Connections beyond that number become idle and close.
     /// Aged connections serve until others have replaced them, and connections that do not answer are avoided while others do.
-    fn choose_spread(&self, proof: &CredentialId, after: u64, config: &PoolConfig, now: Instant) -> SpreadChoice {
+    fn choose_spread(
+        &self,
+        proof: &CredentialId,
+        after: u64,
+        config: &PoolConfig,
+        now: Instant,
+    ) -> SpreadChoice {
         let connections = self.connections.borrow();
-        connections.iter().filter(|c| !c.proof.same(proof) || is_useless(c)).for_each(|c| c.retire(HboneCloseReason::Retired));
+        connections
+            .iter()
+            .filter(|c| !c.proof.same(proof) || is_useless(c))
+            .for_each(|c| c.retire(HboneCloseReason::Retired));
         let open = || connections.iter().filter(|c| c.is_open());
         let good = || open().filter(|c| !c.is_doubted(now) && !c.is_withheld());
         let aged = || good().filter(|c| c.is_aged(now));
         let fresh = || good().filter(|c| !c.is_aged(now));
         let streams = self.streams() + self.seeking.get();
-        let (target, count) = (self.load.target(streams, &config.spread) as usize, fresh().count());
+        let (target, count) = (
+            self.load.target(streams, &config.spread) as usize,
+            fresh().count(),
+        );
         let least_busy = |among: &mut dyn Iterator<Item = &Rc<PooledConnection>>| {
             let roomy = among.filter(|c| c.serial > after && c.has_room(config.streams_max));
-            roomy.min_by_key(|c| (c.streams(), c.turn.get()))?.take(config.streams_max)
+            roomy
+                .min_by_key(|c| (c.streams(), c.turn.get()))?
+                .take(config.streams_max)
         };
-        let taken = least_busy(&mut fresh().take(target)).or_else(|| least_busy(&mut fresh())).or_else(|| least_busy(&mut aged()));
+        let taken = least_busy(&mut fresh().take(target))
+            .or_else(|| least_busy(&mut fresh()))
+            .or_else(|| least_busy(&mut aged()));
         // Another connection to this peer would not do better than one of those without credit.
         let tolerated = || open().filter(|c| !c.is_doubted(now) && !avoids_withheld(&connections));
         let taken = taken.or_else(|| least_busy(&mut tolerated()));
         let Some(taken) = taken else {
             // No connection answers; new ones would not do better.
             let is_full = open().count() >= config.spread.connections_max as usize;
-            return SpreadChoice { taken: if is_full { least_busy(&mut open()) } else { None }, growth: 0, is_crowded: false };
+            return SpreadChoice {
+                taken: if is_full {
+                    least_busy(&mut open())
+                } else {
+                    None
+                },
+                growth: 0,
+                is_crowded: false,
+            };
         };
         if count >= target && !taken.connection().is_aged(now) {
             aged().for_each(|c| c.retire(HboneCloseReason::Aged));
         }
         let growth = self.growth(streams, &config.spread, now);
-        let is_crowded = count < target && taken.connection().streams() > config.spread.streams_per_connection;
-        SpreadChoice { taken: Some(taken), growth, is_crowded }
+        let is_crowded =
+            count < target && taken.connection().streams() > config.spread.streams_per_connection;
+        SpreadChoice {
+            taken: Some(taken),
+            growth,
+            is_crowded,
+        }
     }
 
     /// Returns the number of open streams. Streams of connections that take no new ones count too: they will come back, because a peer that
@@ -676,20 +841,36 @@ impl PeerConnections {
         let connections = self.connections.borrow();
         let open = connections.iter().filter(|c| c.is_open()).count();
         let avoids_withheld = avoids_withheld(&connections);
-        let is_avoided = |c: &PooledConnection| c.is_doubted(now) || (avoids_withheld && c.is_withheld());
-        let fresh = connections.iter().filter(|c| c.is_open() && !c.is_aged(now) && !is_avoided(c)).count();
+        let is_avoided =
+            |c: &PooledConnection| c.is_doubted(now) || (avoids_withheld && c.is_withheld());
+        let fresh = connections
+            .iter()
+            .filter(|c| c.is_open() && !c.is_aged(now) && !is_avoided(c))
+            .count();
         let room = (2 * spread.connections_max as usize).saturating_sub(open);
-        (self.load.target(streams, spread) as usize).saturating_sub(fresh).min(GROWTH_AT_ONCE).min(room)
+        (self.load.target(streams, spread) as usize)
+            .saturating_sub(fresh)
+            .min(GROWTH_AT_ONCE)
+            .min(room)
     }
 
     /// Takes the first place without a connection. Places that failed lately come last.
     fn take_place(&self, now: Instant) -> u32 {
         self.failed.borrow_mut().retain(|(_, until)| now < *until);
-        let (connections, failed, mut opening) = (self.connections.borrow(), self.failed.borrow(), self.opening.borrow_mut());
-        let is_free = |place: &u32| !opening.contains(place) && !connections.iter().any(|c| c.place == *place && c.is_open());
+        let (connections, failed, mut opening) = (
+            self.connections.borrow(),
+            self.failed.borrow(),
+            self.opening.borrow_mut(),
+        );
+        let is_free = |place: &u32| {
+            !opening.contains(place)
+                && !connections.iter().any(|c| c.place == *place && c.is_open())
+        };
         let most = connections.len() + failed.len() + opening.len();
         let mut free = (0..=most as u32).filter(is_free);
-        let sound = free.clone().find(|place| !failed.iter().any(|(at, _)| at == place));
+        let sound = free
+            .clone()
+            .find(|place| !failed.iter().any(|(at, _)| at == place));
         let place = sound.or_else(|| free.next()).unwrap_or(0);
         opening.push(place);
         place
@@ -712,7 +893,11 @@ impl PeerConnections {
 
 /// Returns whether connections without credit are passed by: not if the peer has too many of them.
 fn avoids_withheld(connections: &[Rc<PooledConnection>]) -> bool {
-    connections.iter().filter(|c| c.is_open() && c.is_withheld()).count() < WITHHELD_CONNECTIONS_MAX
+    connections
+        .iter()
+        .filter(|c| c.is_open() && c.is_withheld())
+        .count()
+        < WITHHELD_CONNECTIONS_MAX
 }
 
 /// Returns whether nothing would be lost with the connection: its peer gives no credit, and no stream waits for it.
@@ -721,11 +906,18 @@ fn is_useless(connection: &PooledConnection) -> bool {
 }
 
 fn timed_out(target: &TunnelTarget, authority: &str, limit: Duration) -> HboneError {
-    HboneError::Timeout { address: target.address, authority: authority.into(), limit }
+    HboneError::Timeout {
+        address: target.address,
+        authority: authority.into(),
+        limit,
+    }
 }
 
 fn connect_request(authority: &str, headers: HeaderMap) -> Result<Request<()>, HboneError> {
-    let uri = Uri::builder().authority(authority).build().map_err(|e| HboneError::Request(format!("{authority}: {e}")))?;
+    let uri = Uri::builder()
+        .authority(authority)
+        .build()
+        .map_err(|e| HboneError::Request(format!("{authority}: {e}")))?;
     let mut request = Request::new(());
     *request.method_mut() = Method::CONNECT;
     *request.uri_mut() = uri;

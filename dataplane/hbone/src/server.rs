@@ -10,7 +10,9 @@ use bytes::Bytes;
 use canal_model::identity::VerifiedPeer;
 use canal_runtime::drain::DrainWatcher;
 use canal_tls::{MtlsStream, PeerTrustWatch, RotateHint, Transport, TrustLoss};
-use canal_wire::hbone::{FRAME_SIZE, SERVER_HEADER_LIST, SERVER_SEND_BUFFER, STATUS_BAD, STREAM_WINDOW_MAX};
+use canal_wire::hbone::{
+    FRAME_SIZE, SERVER_HEADER_LIST, SERVER_SEND_BUFFER, STATUS_BAD, STREAM_WINDOW_MAX,
+};
 use futures::future::LocalBoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
@@ -22,7 +24,8 @@ use tokio::sync::Notify;
 use super::counts::{HboneCloseReason, HboneCounters};
 use super::first_write::{Counted, DelayedFirstWrite};
 use super::{
-    BufferBudget, CONNECTION_WINDOW, ConnectAuthority, DATA_FRAME_BUDGET, FlowAccount, HboneError, HboneStream, WindowGrowth, keep_alive,
+    BufferBudget, CONNECTION_WINDOW, ConnectAuthority, DATA_FRAME_BUDGET, FlowAccount, HboneError,
+    HboneStream, WindowGrowth, keep_alive,
 };
 
 /// Timeout of the client's preface and settings.
@@ -43,7 +46,11 @@ pub struct ServerConfig {
 
 impl Default for ServerConfig {
     fn default() -> Self {
-        Self { streams_max: canal_wire::hbone::SERVER_STREAMS_MAX, ping: super::KEEPALIVE_INTERVAL, buffer_budget: None }
+        Self {
+            streams_max: canal_wire::hbone::SERVER_STREAMS_MAX,
+            ping: super::KEEPALIVE_INTERVAL,
+            buffer_budget: None,
+        }
     }
 }
 
@@ -68,7 +75,10 @@ impl IncomingConnect {
     pub fn accept(mut self, headers: HeaderMap) -> Result<HboneStream, HboneError> {
         let mut response = Response::new(());
         *response.headers_mut() = headers;
-        let send = self.respond.send_response(response, false).map_err(|e| HboneError::Server(e.to_string()))?;
+        let send = self
+            .respond
+            .send_response(response, false)
+            .map_err(|e| HboneError::Server(e.to_string()))?;
         Ok(HboneStream::new(send, self.recv, self.account, None))
     }
 
@@ -85,7 +95,8 @@ impl IncomingConnect {
 
 fn refuse(respond: &mut SendResponse<Bytes>, status: u16) {
     let mut response = Response::new(());
-    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+    *response.status_mut() =
+        StatusCode::from_u16(status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
     // This fails only if the client is gone.
     let _ = respond.send_response(response, true);
 }
@@ -94,14 +105,20 @@ fn refuse(respond: &mut SendResponse<Bytes>, status: u16) {
 pub type ConnectResult = Result<IncomingConnect, &'static str>;
 
 /// Classifies a request before the caller sees it. The error is the `reason` of the refusal's counter.
-fn decide_request(method: &Method, extended: bool, authority: Option<&str>) -> Result<ConnectAuthority, &'static str> {
+fn decide_request(
+    method: &Method,
+    extended: bool,
+    authority: Option<&str>,
+) -> Result<ConnectAuthority, &'static str> {
     if *method != Method::CONNECT {
         return Err("not_connect");
     }
     if extended {
         return Err("extended_connect");
     }
-    authority.and_then(|a| a.parse().ok()).ok_or("bad_authority")
+    authority
+        .and_then(|a| a.parse().ok())
+        .ok_or("bad_authority")
 }
 
 /// Serves one connection until it ends, on the caller's thread. `on_request` must not block; it spawns its work. When `drain` starts,
@@ -134,7 +151,15 @@ pub async fn serve<IO: Transport>(
         .to_owned();
     // The handshake consumes `io`, so the trust watch and the rotate hint are taken before.
     let life = (io.peer_trust().clone(), io.rotate_hint());
-    let h2 = match tokio::time::timeout(PREFACE_TIMEOUT, builder.handshake(Counted { io: DelayedFirstWrite::new(io), read })).await {
+    let h2 = match tokio::time::timeout(
+        PREFACE_TIMEOUT,
+        builder.handshake(Counted {
+            io: DelayedFirstWrite::new(io),
+            read,
+        }),
+    )
+    .await
+    {
         Ok(Ok(h2)) => h2,
         Ok(Err(e)) => {
             counters.closed("server", HboneCloseReason::Error);
@@ -142,10 +167,17 @@ pub async fn serve<IO: Transport>(
         }
         Err(_) => {
             counters.closed("server", HboneCloseReason::Error);
-            return Err(HboneError::Server(format!("no HTTP/2 preface in {PREFACE_TIMEOUT:?}")));
+            return Err(HboneError::Server(format!(
+                "no HTTP/2 preface in {PREFACE_TIMEOUT:?}"
+            )));
         }
     };
-    let mut service = ConnectService { peer: Rc::new(peer), account, counters, on_request };
+    let mut service = ConnectService {
+        peer: Rc::new(peer),
+        account,
+        counters,
+        on_request,
+    };
     let (ended, result) = service.run((h2, growth), life, config, drain).await;
     counters.closed("server", ended);
     result
@@ -259,10 +291,21 @@ impl<F: FnMut(ConnectResult)> ConnectService<'_, F> {
     fn request(&mut self, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
         let (head, recv) = request.into_parts();
         let extended = head.extensions.get::<h2::ext::Protocol>().is_some();
-        match decide_request(&head.method, extended, head.uri.authority().map(http::uri::Authority::as_str)) {
+        match decide_request(
+            &head.method,
+            extended,
+            head.uri.authority().map(http::uri::Authority::as_str),
+        ) {
             Ok(authority) => {
                 let (peer, account) = (self.peer.clone(), self.account.clone());
-                let incoming = IncomingConnect { authority, headers: head.headers, peer, account, recv, respond };
+                let incoming = IncomingConnect {
+                    authority,
+                    headers: head.headers,
+                    peer,
+                    account,
+                    recv,
+                    respond,
+                };
                 (self.on_request)(Ok(incoming));
             }
             Err(reason) => {
@@ -283,9 +326,24 @@ mod tests {
         let connect = Method::CONNECT;
         let name = |n: &str, p| Ok(ConnectAuthority::Name(n.into(), p));
         for (method, extended, authority, want) in [
-            (&connect, false, Some("10.1.1.2:80"), Ok(ConnectAuthority::Address("10.1.1.2:80".parse().unwrap()))),
-            (&connect, false, Some("[fd00::1]:80"), Ok(ConnectAuthority::Address("[fd00::1]:80".parse().unwrap()))),
-            (&connect, false, Some("Reviews.Bookinfo.svc:9080"), name("reviews.bookinfo.svc", 9080)),
+            (
+                &connect,
+                false,
+                Some("10.1.1.2:80"),
+                Ok(ConnectAuthority::Address("10.1.1.2:80".parse().unwrap())),
+            ),
+            (
+                &connect,
+                false,
+                Some("[fd00::1]:80"),
+                Ok(ConnectAuthority::Address("[fd00::1]:80".parse().unwrap())),
+            ),
+            (
+                &connect,
+                false,
+                Some("Reviews.Bookinfo.svc:9080"),
+                name("reviews.bookinfo.svc", 9080),
+            ),
             (&Method::GET, false, Some("10.1.1.2:80"), Err("not_connect")),
             (&connect, true, Some("10.1.1.2:80"), Err("extended_connect")),
             (&connect, false, None, Err("bad_authority")),
@@ -293,11 +351,25 @@ mod tests {
             (&connect, false, Some("10.1.1.2:0"), Err("bad_authority")),
             (&connect, false, Some("reviews:65536"), Err("bad_authority")),
             (&connect, false, Some("reviews:+80"), Err("bad_authority")),
-            (&connect, false, Some("user@reviews:80"), Err("bad_authority")),
-            (&connect, false, Some("reviews..svc:80"), Err("bad_authority")),
+            (
+                &connect,
+                false,
+                Some("user@reviews:80"),
+                Err("bad_authority"),
+            ),
+            (
+                &connect,
+                false,
+                Some("reviews..svc:80"),
+                Err("bad_authority"),
+            ),
             (&connect, false, Some(":80"), Err("bad_authority")),
         ] {
-            assert_eq!(decide_request(method, extended, authority), want, "{method} {authority:?}");
+            assert_eq!(
+                decide_request(method, extended, authority),
+                want,
+                "{method} {authority:?}"
+            );
         }
     }
 }

@@ -74,11 +74,17 @@ fn reset_error(e: &h2::Error) -> io::Error {
 
 /// The error of a stream that the budget has ended.
 fn over_budget() -> io::Error {
-    io::Error::new(io::ErrorKind::QuotaExceeded, "tunnel: not read, and its tenant holds more bytes for readers than it may")
+    io::Error::new(
+        io::ErrorKind::QuotaExceeded,
+        "tunnel: not read, and its tenant holds more bytes for readers than it may",
+    )
 }
 
 fn reset_by_peer(reason: Reason) -> io::Error {
-    io::Error::new(io::ErrorKind::ConnectionReset, format!("tunnel: reset by the peer: {reason}"))
+    io::Error::new(
+        io::ErrorKind::ConnectionReset,
+        format!("tunnel: reset by the peer: {reason}"),
+    )
 }
 
 /// Returns whether this is RST_STREAM(NO_ERROR): the response is complete, and no more bytes are wanted (RFC 9113 §8.1).
@@ -87,7 +93,12 @@ fn is_no_error(e: &h2::Error) -> bool {
 }
 
 impl HboneStream {
-    pub(super) fn new(send: SendStream<Bytes>, recv: RecvStream, account: Rc<FlowAccount>, taken: Option<StreamLease>) -> Self {
+    pub(super) fn new(
+        send: SendStream<Bytes>,
+        recv: RecvStream,
+        account: Rc<FlowAccount>,
+        taken: Option<StreamLease>,
+    ) -> Self {
         let (unread, front) = (Bytes::new(), Bytes::new());
         Self {
             send,
@@ -179,18 +190,28 @@ impl HboneStream {
     pub fn finish_with(&mut self, trailers: HeaderMap) -> io::Result<()> {
         self.write_ended = true;
         self.send.reserve_capacity(0);
-        self.send.send_trailers(trailers).map_err(|e| reset_error(&e))
+        self.send
+            .send_trailers(trailers)
+            .map_err(|e| reset_error(&e))
     }
 
     /// Ready when all sent bytes, and a bare end, have left this process or never will. It registers no waker, so the caller must poll
     /// again.
     pub fn poll_departed(&self) -> Poll<()> {
-        if self.departures.are_over() { Poll::Ready(()) } else { Poll::Pending }
+        if self.departures.are_over() {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
     }
 
     /// Puts `bytes` back in front of the unread bytes, after protocol sniffing.
     pub fn unread(&mut self, bytes: Bytes) {
-        self.unread = if self.unread.is_empty() { bytes } else { [bytes, std::mem::take(&mut self.unread)].concat().into() };
+        self.unread = if self.unread.is_empty() {
+            bytes
+        } else {
+            [bytes, std::mem::take(&mut self.unread)].concat().into()
+        };
     }
 
     /// Resets both directions of the stream (RST_STREAM).
@@ -220,7 +241,11 @@ impl HboneStream {
             let _ = self.recv.flow_control().release_capacity(owed);
         }
         // The caller consumes again. What it had been handed is no longer held.
-        if self.stalled.as_ref().is_some_and(|stalled| stalled.is_empty() && self.front.is_empty()) {
+        if self
+            .stalled
+            .as_ref()
+            .is_some_and(|stalled| stalled.is_empty() && self.front.is_empty())
+        {
             self.stalled = None;
         }
     }
@@ -236,7 +261,9 @@ impl HboneStream {
             return self.poll_reset_by_error(cx);
         }
         let handed = self.owed + self.front.len();
-        let stalled = self.stalled.get_or_insert_with(|| Box::new(StalledBytes::begin(&self.account, handed)));
+        let stalled = self
+            .stalled
+            .get_or_insert_with(|| Box::new(StalledBytes::begin(&self.account, handed)));
         loop {
             match self.recv.poll_data(cx) {
                 Poll::Ready(Some(Ok(data))) => {
@@ -299,14 +326,25 @@ impl HboneStream {
                 }
                 Some(Err(e)) => {
                     self.read_ended = true;
-                    return Poll::Ready(if is_no_error(&e) { Ok(false) } else { Err(reset_error(&e)) });
+                    return Poll::Ready(if is_no_error(&e) {
+                        Ok(false)
+                    } else {
+                        Err(reset_error(&e))
+                    });
                 }
                 None => {
                     let trailers = ready!(self.recv.poll_trailers(cx));
                     self.read_ended = true;
-                    self.report = trailers.ok().flatten().as_ref().and_then(CloseReport::of_trailers);
+                    self.report = trailers
+                        .ok()
+                        .flatten()
+                        .as_ref()
+                        .and_then(CloseReport::of_trailers);
                     if self.report.is_some_and(|report| report.reset) {
-                        return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionReset, "tunnel: the application reset it")));
+                        return Poll::Ready(Err(io::Error::new(
+                            io::ErrorKind::ConnectionReset,
+                            "tunnel: the application reset it",
+                        )));
                     }
                 }
             }
@@ -317,7 +355,10 @@ impl HboneStream {
     /// Waits until bytes may be sent, and returns how many: at least one and at most `wanted`.
     fn poll_window(&mut self, cx: &mut Context<'_>, wanted: usize) -> Poll<io::Result<usize>> {
         if self.write_ended {
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::BrokenPipe, "tunnel: written to after its end")));
+            return Poll::Ready(Err(io::Error::new(
+                io::ErrorKind::BrokenPipe,
+                "tunnel: written to after its end",
+            )));
         }
         loop {
             // The reservation is the total and not an addition. Capacity assigned beyond it would be missing for other streams.
@@ -327,7 +368,10 @@ impl HboneStream {
                 if self.sent == 0 {
                     self.account.credit().note_granted();
                 }
-                self.first_credit.take().into_iter().for_each(CreditWait::granted);
+                self.first_credit
+                    .take()
+                    .into_iter()
+                    .for_each(CreditWait::granted);
                 return Poll::Ready(Ok(n));
             }
             let Poll::Ready(capacity) = self.send.poll_capacity(cx) else {
@@ -351,13 +395,19 @@ impl HboneStream {
         match (self.poll_reset(cx), e) {
             (Poll::Ready(reset), _) => reset,
             (Poll::Pending, Some(e)) => reset_error(&e),
-            (Poll::Pending, None) => io::Error::new(io::ErrorKind::BrokenPipe, "tunnel: closed for sending"),
+            (Poll::Pending, None) => {
+                io::Error::new(io::ErrorKind::BrokenPipe, "tunnel: closed for sending")
+            }
         }
     }
 }
 
 impl AsyncRead for HboneStream {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         self.settle();
         if buf.remaining() == 0 {
             return Poll::Ready(Ok(()));
@@ -380,7 +430,11 @@ impl AsyncRead for HboneStream {
 }
 
 impl AsyncWrite for HboneStream {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         if buf.is_empty() {
             return Poll::Ready(Ok(0));
         }
@@ -389,7 +443,11 @@ impl AsyncWrite for HboneStream {
     }
 
     /// Sends all slices in one DATA frame: a head and its body are one allocation and one frame.
-    fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         let total = bufs.iter().map(|b| b.len()).sum();
         if total == 0 {
             return Poll::Ready(Ok(0));

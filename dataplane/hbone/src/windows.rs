@@ -32,7 +32,11 @@ fn decide_first(pressure: BufferPressure) -> u32 {
 /// Decides the next stream window of a connection that was used enough for a larger one: `now` is the present one, `max` the largest, and
 /// `has_stalled` says that a stream of it is not read. All streams of a connection have one window, so the stalled one would hold more too.
 fn decide_next(now: u32, max: u32, pressure: BufferPressure, has_stalled: bool) -> u32 {
-    if pressure == BufferPressure::None && !has_stalled { now.saturating_mul(2).min(max) } else { now }
+    if pressure == BufferPressure::None && !has_stalled {
+        now.saturating_mul(2).min(max)
+    } else {
+        now
+    }
 }
 
 /// Stream windows of one connection during its lifetime.
@@ -53,7 +57,14 @@ impl WindowGrowth {
     /// Returns the first windows of a connection, which grow up to `max`; `read` counts the bytes received on it.
     pub fn begin(max: u32, account: Rc<FlowAccount>, read: Rc<Cell<u64>>) -> Self {
         let window = decide_first(account.pressure());
-        Self { window, max, account, read, due: due_after(0, window), unannounced: None }
+        Self {
+            window,
+            max,
+            account,
+            read,
+            due: due_after(0, window),
+            unannounced: None,
+        }
     }
 
     /// Returns the present window of each stream.
@@ -64,7 +75,11 @@ impl WindowGrowth {
     /// Returns a larger window if use, the other streams and the budget justify it now. Otherwise it costs one comparison.
     #[inline]
     pub fn poll(&mut self) -> Option<u32> {
-        if self.read.get() < self.due { None } else { self.grow() }
+        if self.read.get() < self.due {
+            None
+        } else {
+            self.grow()
+        }
     }
 
     fn grow(&mut self) -> Option<u32> {
@@ -72,7 +87,12 @@ impl WindowGrowth {
             self.due = u64::MAX;
             return None;
         }
-        let window = decide_next(self.window, self.max, self.account.pressure(), self.account.stalled() > 0);
+        let window = decide_next(
+            self.window,
+            self.max,
+            self.account.pressure(),
+            self.account.stalled() > 0,
+        );
         // The next decision comes after as much use, whether this one is favorable or not.
         self.due = due_after(self.read.get(), window);
         let is_larger = window > self.window;
@@ -145,7 +165,11 @@ mod tests {
         assert_eq!(growth.stream_window(), 64 << 10);
         for n in 1..16 {
             growth.read.set(n * (64 << 10));
-            assert_eq!(growth.poll(), None, "a window used less than sixteen times stays");
+            assert_eq!(
+                growth.poll(),
+                None,
+                "a window used less than sixteen times stays"
+            );
         }
         growth.read.set(1 << 20);
         assert_eq!(growth.poll(), Some(128 << 10));
@@ -166,27 +190,48 @@ mod tests {
     #[test]
     fn a_tenant_that_holds_half_of_its_share_gets_small_windows_and_no_other_tenant_does() {
         let alpha = budget(4 << 20, Share::Percent(25), "alpha");
-        let beta = crate::BufferBudget { holder: canal_runtime::ShareHolder::Tenant("beta".parse().unwrap()), ..alpha.clone() };
-        let (mine, others) = (FlowAccount::new(Some(alpha.clone())), FlowAccount::new(Some(beta)));
+        let beta = crate::BufferBudget {
+            holder: canal_runtime::ShareHolder::Tenant("beta".parse().unwrap()),
+            ..alpha.clone()
+        };
+        let (mine, others) = (
+            FlowAccount::new(Some(alpha.clone())),
+            FlowAccount::new(Some(beta)),
+        );
         let mut growth = begin(&mine);
         let half = alpha.limit.take(&alpha.holder, 512 << 10).unwrap();
-        assert_eq!((used(&mut growth), begin(&mine).stream_window()), (STREAM_WINDOW, 16 << 10), "it does not grow");
+        assert_eq!(
+            (used(&mut growth), begin(&mine).stream_window()),
+            (STREAM_WINDOW, 16 << 10),
+            "it does not grow"
+        );
         let more = alpha.limit.take(&alpha.holder, 256 << 10).unwrap();
         let mut small = begin(&mine);
-        assert_eq!((used(&mut growth), used(&mut small)), (STREAM_WINDOW, 4 << 10));
+        assert_eq!(
+            (used(&mut growth), used(&mut small)),
+            (STREAM_WINDOW, 4 << 10)
+        );
         assert_eq!(used(&mut begin(&others)), STREAM_WINDOW_MAX);
         drop((half, more));
-        assert_eq!((used(&mut growth), used(&mut small)), (STREAM_WINDOW_MAX, STREAM_WINDOW_MAX));
+        assert_eq!(
+            (used(&mut growth), used(&mut small)),
+            (STREAM_WINDOW_MAX, STREAM_WINDOW_MAX)
+        );
     }
 
     #[test]
     fn streams_get_the_largest_window_also_if_the_peer_was_slow_to_acknowledge_the_last_but_one() {
         let (ours, theirs) = tokio::io::duplex(1 << 20);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         runtime.block_on(async {
             // The peer acknowledges nothing before it is polled.
-            let (server, client) = tokio::join!(h2::server::handshake(ours), h2::client::handshake(theirs));
-            let (mut server, (send, mut client)): (h2::server::Connection<_, Bytes>, _) = (server.unwrap(), client.unwrap());
+            let (server, client) =
+                tokio::join!(h2::server::handshake(ours), h2::client::handshake(theirs));
+            let (mut server, (send, mut client)): (h2::server::Connection<_, Bytes>, _) =
+                (server.unwrap(), client.unwrap());
             let mut growth = begin(&FlowAccount::new(None));
             let mut turn = async |growth: &mut WindowGrowth| {
                 growth.apply_to_server(&mut server);
@@ -201,7 +246,10 @@ mod tests {
                 growth.read.set(growth.read.get() + (64 << 10));
                 turn(&mut growth).await;
             }
-            assert!(growth.unannounced.is_some(), "the first change is not acknowledged");
+            assert!(
+                growth.unannounced.is_some(),
+                "the first change is not acknowledged"
+            );
             for _ in 0..10 {
                 std::future::poll_fn(|cx| {
                     let _ = Pin::new(&mut client).poll(cx);

@@ -8,5 +8,8 @@ use canal_tls::TrustStore;
 /// that of all others is updated.
 pub fn apply_bundles(trust: &TrustStore, state: &ResourceState) -> Vec<RefusedResource> {
     let unusable = trust.apply(state.of(ResourceKind::Bundle).cloned());
-    unusable.into_iter().map(|bundle| RefusedResource::by_caller(ResourceKind::Bundle, bundle.name, &bundle.why)).collect()
+    unusable
+        .into_iter()
+        .map(|bundle| RefusedResource::by_caller(ResourceKind::Bundle, bundle.name, &bundle.why))
+        .collect()
 }

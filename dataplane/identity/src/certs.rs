@@ -137,7 +137,12 @@ enum RenewalDue {
 
 /// Decides with both clocks. The wall clock, which may jump, shows whether a certificate is due. The monotonic clock measures the wait
 /// after a failure.
-fn decide(now: SystemTime, not_before: Option<SystemTime>, renew_at: Option<SystemTime>, retry_in: Option<Duration>) -> RenewalDue {
+fn decide(
+    now: SystemTime,
+    not_before: Option<SystemTime>,
+    renew_at: Option<SystemTime>,
+    retry_in: Option<Duration>,
+) -> RenewalDue {
     if let Some(wait) = retry_in
         && !wait.is_zero()
     {
@@ -172,10 +177,18 @@ impl CertificateSource {
     ///
     /// # Errors
     /// The folder cannot be created.
-    pub fn start(config: CertificateConfig, registry: &Registry, drain: DrainWatcher) -> std::io::Result<Self> {
+    pub fn start(
+        config: CertificateConfig,
+        registry: &Registry,
+        drain: DrainWatcher,
+    ) -> std::io::Result<Self> {
         canal_runtime::atomic_file::folder_for_owner(&config.folder)?;
         persisted::remove_expired(&config.folder, SystemTime::now());
-        let plain = |name, help| registry.counters(MetricFamily::new(name, help, &[])).shared(&[]);
+        let plain = |name, help| {
+            registry
+                .counters(MetricFamily::new(name, help, &[]))
+                .shared(&[])
+        };
         let inner = Arc::new(Inner {
             issuer: CertificateClient::new(config.controller.clone(), config.validity),
             config,
@@ -191,7 +204,10 @@ impl CertificateSource {
                 "Failed attempts to obtain a certificate; the old one stays while it is valid.",
                 &["reason"],
             )),
-            unwritten: plain("canal_certificate_write_failures_total", "Certificates that could not be stored for a restart."),
+            unwritten: plain(
+                "canal_certificate_write_failures_total",
+                "Certificates that could not be stored for a restart.",
+            ),
         });
         inner.show(registry);
         tokio::spawn(run(Arc::downgrade(&inner), drain.watcher()));
@@ -205,26 +221,55 @@ impl CertificateSource {
     }
 
     /// Does what [`CertificateSource::credential`] does, with a key of this algorithm.
-    pub fn credential_with_algorithm(&self, identity: &Identity, algorithm: KeyAlgorithm) -> Credential {
-        self.place(CertificateKey { identity: identity.clone(), service: None, algorithm, persistent: true })
+    pub fn credential_with_algorithm(
+        &self,
+        identity: &Identity,
+        algorithm: KeyAlgorithm,
+    ) -> Credential {
+        self.place(CertificateKey {
+            identity: identity.clone(),
+            service: None,
+            algorithm,
+            persistent: true,
+        })
     }
 
     /// Returns a credential that is never written to disk: a component's own, for the channel to key servers.
     pub fn credential_in_memory(&self, identity: &Identity) -> Credential {
-        self.place(CertificateKey { identity: identity.clone(), service: None, algorithm: KeyAlgorithm::default(), persistent: false })
+        self.place(CertificateKey {
+            identity: identity.clone(),
+            service: None,
+            algorithm: KeyAlgorithm::default(),
+            persistent: false,
+        })
     }
 
     /// Returns a credential of `gateway` (the tenant's gateway identity) that also has the host names of `service`, for TLS that terminates
     /// there.
-    pub fn service_credential(&self, gateway: &Identity, service: &ServiceKey, algorithm: KeyAlgorithm) -> Credential {
-        self.place(CertificateKey { identity: gateway.clone(), service: Some(service.clone()), algorithm, persistent: true })
+    pub fn service_credential(
+        &self,
+        gateway: &Identity,
+        service: &ServiceKey,
+        algorithm: KeyAlgorithm,
+    ) -> Credential {
+        self.place(CertificateKey {
+            identity: gateway.clone(),
+            service: Some(service.clone()),
+            algorithm,
+            persistent: true,
+        })
     }
 
     /// Deletes the files of `identity`, because its key is in key servers from now on. Owners of its credential should drop it.
     pub fn forget(&self, identity: &Identity) {
         let _alone = lock(&self.inner.disk);
         for algorithm in [KeyAlgorithm::EcdsaP256, KeyAlgorithm::Rsa2048] {
-            let what = CertificateKey { identity: identity.clone(), service: None, algorithm, persistent: true };
+            let what = CertificateKey {
+                identity: identity.clone(),
+                service: None,
+                algorithm,
+                persistent: true,
+            };
             lock(&self.inner.wanted).remove(&what);
             if let Err(error) = persisted::remove(&self.inner.config.folder, &what) {
                 tracing::error!(%identity, %error, "a key that is in key servers now is still on disk");
@@ -235,7 +280,8 @@ impl CertificateSource {
     /// Does what [`CertificateSource::forget`] does for all identities of `domain`, including those without a credential.
     pub fn forget_domain(&self, domain: &TrustDomain) {
         let _alone = lock(&self.inner.disk);
-        lock(&self.inner.wanted).retain(|what, _| !what.persistent || what.identity.trust_domain != *domain);
+        lock(&self.inner.wanted)
+            .retain(|what, _| !what.persistent || what.identity.trust_domain != *domain);
         persisted::remove_domain(&self.inner.config.folder, domain);
     }
 
@@ -272,7 +318,8 @@ impl CertificateSource {
         };
         // A certificate from disk lets the data plane start without the controller.
         if what.persistent
-            && let Some(certificate) = persisted::read(&self.inner.config.folder, &what, SystemTime::now())
+            && let Some(certificate) =
+                persisted::read(&self.inner.config.folder, &what, SystemTime::now())
         {
             let since = certificate.not_before();
             new.fill(certificate, since);
@@ -284,7 +331,11 @@ impl CertificateSource {
 
     /// Returns the status of all identities with a credential, sorted.
     pub fn status(&self) -> Vec<CertificateStatus> {
-        let seconds = |t: SystemTime| t.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        let seconds = |t: SystemTime| {
+            t.duration_since(SystemTime::UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_secs()
+        };
         let one = |(what, w): (&CertificateKey, &RenewalState)| {
             let current = w.writer.credential().current();
             CertificateStatus {
@@ -311,7 +362,14 @@ impl RenewalState {
 
     /// Moves the renewal forward if another root signs now.
     fn renew_if_superseded(&mut self, trust: &TrustStore, now: SystemTime) {
-        let Some(current) = self.writer.credential().current().filter(|_| !self.renewal_advanced) else { return };
+        let Some(current) = self
+            .writer
+            .credential()
+            .current()
+            .filter(|_| !self.renewal_advanced)
+        else {
+            return;
+        };
         if trust.superseded(&current.identity().trust_domain, current.chain()) {
             self.renewal_advanced = true;
             let soon = now + SUPERSEDED_SPREAD.mul_f64(rand::rng().random_range(0.0..=1.0));
@@ -321,7 +379,9 @@ impl RenewalState {
 
     fn due(&self, now: SystemTime) -> RenewalDue {
         let not_before = self.writer.credential().current().map(|c| c.not_before());
-        let retry_in = self.retry_at.map(|at| at.saturating_duration_since(Instant::now()));
+        let retry_in = self
+            .retry_at
+            .map(|at| at.saturating_duration_since(Instant::now()));
         decide(now, not_before, self.renew_at, retry_in)
     }
 }
@@ -358,9 +418,18 @@ impl Inner {
     }
 
     /// Stores the certificate for a restart, unless it was forgotten in the meantime.
-    fn persist(&self, what: &CertificateKey, number: u64, issued: &certificate_client::PersistedCertificate) {
+    fn persist(
+        &self,
+        what: &CertificateKey,
+        number: u64,
+        issued: &certificate_client::PersistedCertificate,
+    ) {
         let _alone = lock(&self.disk);
-        if !what.persistent || lock(&self.wanted).get(what).is_none_or(|w| w.number != number) {
+        if !what.persistent
+            || lock(&self.wanted)
+                .get(what)
+                .is_none_or(|w| w.number != number)
+        {
             return;
         }
         if let Err(error) = persisted::write(&self.config.folder, what, issued) {
@@ -369,14 +438,24 @@ impl Inner {
         }
     }
 
-    fn finish_request(&self, what: &CertificateKey, number: u64, outcome: Result<Certificate, CertificateRequestError>) {
-        if let Some(w) = lock(&self.wanted).get_mut(what).filter(|w| w.number == number) {
+    fn finish_request(
+        &self,
+        what: &CertificateKey,
+        number: u64,
+        outcome: Result<Certificate, CertificateRequestError>,
+    ) {
+        if let Some(w) = lock(&self.wanted)
+            .get_mut(what)
+            .filter(|w| w.number == number)
+        {
             w.under_way = false;
             match outcome {
                 Ok(certificate) => {
                     self.issued.inc();
                     w.error.clear();
-                    let superseded = |t: &TrustStore| t.superseded(&certificate.identity().trust_domain, certificate.chain());
+                    let superseded = |t: &TrustStore| {
+                        t.superseded(&certificate.identity().trust_domain, certificate.chain())
+                    };
                     if self.trust.get().is_some_and(superseded) {
                         // The new root is announced before it signs, so the next attempts are spaced like those after a failure.
                         w.retry_at = Some(Instant::now() + w.backoff.next_wait());
@@ -403,25 +482,51 @@ impl Inner {
 
     /// Registers gauges that are computed at each scrape.
     fn show(self: &Arc<Self>, registry: &Registry) {
-        let count = |inner: &Weak<Inner>, is: fn(&Certificate, SystemTime) -> bool, missing: bool| {
-            let now = SystemTime::now();
-            let wrong = |w: &&RenewalState| w.writer.credential().current().map_or(missing, |c| is(&c, now));
-            inner.upgrade().map_or(0.0, |i| lock(&i.wanted).values().filter(wrong).count() as f64)
-        };
+        let count =
+            |inner: &Weak<Inner>, is: fn(&Certificate, SystemTime) -> bool, missing: bool| {
+                let now = SystemTime::now();
+                let wrong = |w: &&RenewalState| {
+                    w.writer
+                        .credential()
+                        .current()
+                        .map_or(missing, |c| is(&c, now))
+                };
+                inner.upgrade().map_or(0.0, |i| {
+                    lock(&i.wanted).values().filter(wrong).count() as f64
+                })
+            };
         let (a, b) = (Arc::downgrade(self), Arc::downgrade(self));
-        registry.probe("canal_certificates_missing", "Wanted identities without a valid certificate.", move || {
-            count(&a, |c, now| !c.valid_at(now), true)
-        });
-        registry.probe("canal_certificates_expiring", "Certificates past three quarters of their life: renewal fails.", move || {
-            count(&b, |c, now| now > c.not_before() + c.not_after().duration_since(c.not_before()).unwrap_or_default().mul_f64(0.75), false)
-        });
+        registry.probe(
+            "canal_certificates_missing",
+            "Wanted identities without a valid certificate.",
+            move || count(&a, |c, now| !c.valid_at(now), true),
+        );
+        registry.probe(
+            "canal_certificates_expiring",
+            "Certificates past three quarters of their life: renewal fails.",
+            move || {
+                count(
+                    &b,
+                    |c, now| {
+                        now > c.not_before()
+                            + c.not_after()
+                                .duration_since(c.not_before())
+                                .unwrap_or_default()
+                                .mul_f64(0.75)
+                    },
+                    false,
+                )
+            },
+        );
     }
 }
 
 /// Checks every identity, starts the due requests, and sleeps. It ends with the source, or when the drain is forced.
 async fn run(inner: Weak<Inner>, watcher: DrainObserver) {
     loop {
-        let Some(source) = inner.upgrade() else { return };
+        let Some(source) = inner.upgrade() else {
+            return;
+        };
         let (due, wait) = source.due_renewals();
         for (what, number) in due {
             let source = source.clone();

@@ -12,8 +12,9 @@ use canal_keyserver_client::{KeyClient, RemoteHandshakeParams};
 use canal_model::identity::{Identity, VerifiedPeer};
 use canal_model::ids::TenantName;
 use canal_tls::{
-    Certificate, ClientTemplate, Credential, EndpointRole, FIRST_CERTIFICATE_TIMEOUT, HANDSHAKE_TIMEOUT, KeyServerError, MtlsStream,
-    PeerRole, PeerTrustWatch, PeerVerifier, PrefixedStream, TlsError, Transport, TrustView, mesh_alpn, server_config,
+    Certificate, ClientTemplate, Credential, EndpointRole, FIRST_CERTIFICATE_TIMEOUT,
+    HANDSHAKE_TIMEOUT, KeyServerError, MtlsStream, PeerRole, PeerTrustWatch, PeerVerifier,
+    PrefixedStream, TlsError, Transport, TrustView, mesh_alpn, server_config,
 };
 use canal_wire::hbone::ALPN;
 use rustls_pki_types::ServerName;
@@ -41,8 +42,16 @@ struct RemoteKeySource {
 }
 
 impl KeySource {
-    fn there(identity: Identity, requester: Option<KeyClient>, fallback: Option<Credential>) -> Self {
-        KeySource::There(Arc::new(RemoteKeySource { identity, requester, fallback }))
+    fn there(
+        identity: Identity,
+        requester: Option<KeyClient>,
+        fallback: Option<Credential>,
+    ) -> Self {
+        KeySource::There(Arc::new(RemoteKeySource {
+            identity,
+            requester,
+            fallback,
+        }))
     }
 
     fn identity(&self) -> &Identity {
@@ -55,12 +64,20 @@ impl KeySource {
 
 impl RemoteKeySource {
     fn requester(&self) -> Result<&KeyClient, TlsError> {
-        let none = || TlsError::KeyServer(KeyServerError::NoKeyServer("this process has no --key-server".into()));
+        let none = || {
+            TlsError::KeyServer(KeyServerError::NoKeyServer(
+                "this process has no --key-server".into(),
+            ))
+        };
         self.requester.as_ref().ok_or_else(none)
     }
 
     fn terms(&self, expected: &Arc<[Identity]>) -> RemoteHandshakeParams {
-        RemoteHandshakeParams { identity: self.identity.clone(), alpn: ALPN, expected: expected.clone() }
+        RemoteHandshakeParams {
+            identity: self.identity.clone(),
+            alpn: ALPN,
+            expected: expected.clone(),
+        }
     }
 
     /// Returns the local key to continue with, if no key server answered and the policy permits a local key.
@@ -109,13 +126,28 @@ impl ServerIdentity {
     /// Creates an identity; `tenant` is the owner of the credential's trust domain. Peers are verified with the bundle of the certificate.
     /// [`ServerIdentity::trusting`] sets the newest trust.
     pub fn new(tenant: TenantName, credential: Credential) -> Self {
-        Self { tenant, own: KeySource::Here(credential), trust: TrustView::without_bundles(), made: Arc::default() }
+        Self {
+            tenant,
+            own: KeySource::Here(credential),
+            trust: TrustView::without_bundles(),
+            made: Arc::default(),
+        }
     }
 
     /// Creates an identity whose key is in key servers, which perform its handshakes. [`crate::ClientIdentityFactory::pair`] selects
     /// between the two.
-    pub fn remote(tenant: TenantName, identity: Identity, requester: Option<KeyClient>, fallback: Option<Credential>) -> Self {
-        Self { tenant, own: KeySource::there(identity, requester, fallback), trust: TrustView::without_bundles(), made: Arc::default() }
+    pub fn remote(
+        tenant: TenantName,
+        identity: Identity,
+        requester: Option<KeyClient>,
+        fallback: Option<Credential>,
+    ) -> Self {
+        Self {
+            tenant,
+            own: KeySource::there(identity, requester, fallback),
+            trust: TrustView::without_bundles(),
+            made: Arc::default(),
+        }
     }
 
     /// Sets the trust view of `tenant`. Peers are verified with its newest snapshot.
@@ -135,7 +167,10 @@ impl ServerIdentity {
     ///
     /// # Errors
     /// The handshake fails, this side has no certificate or key server, or [`HANDSHAKE_TIMEOUT`] passes.
-    pub async fn accept<IO: Transport>(&self, io: IO) -> Result<(MtlsStream<IO>, VerifiedPeer), TlsError> {
+    pub async fn accept<IO: Transport>(
+        &self,
+        io: IO,
+    ) -> Result<(MtlsStream<IO>, VerifiedPeer), TlsError> {
         self.accept_noting_hello(io, || {}).await
     }
 
@@ -150,7 +185,10 @@ impl ServerIdentity {
     ) -> Result<(MtlsStream<IO>, VerifiedPeer), TlsError> {
         let accepted = in_time(async {
             match &self.own {
-                KeySource::Here(credential) => self.handshake(credential, PrefixedStream::new(Vec::new(), io), &on_hello).await,
+                KeySource::Here(credential) => {
+                    self.handshake(credential, PrefixedStream::new(Vec::new(), io), &on_hello)
+                        .await
+                }
                 KeySource::There(there) => self.record_handshake_result(there, io, &on_hello).await,
             }
         });
@@ -167,9 +205,19 @@ impl ServerIdentity {
         let own = usable(credential)?;
         let judge = judge(&own, &self.trust);
         let stream = shake(&TlsAcceptor::from(self.config(&own, &judge)?), io, on_hello).await?;
-        let (identity, leaf) = judge.peer(PeerRole::Client, None, stream.get_ref().1.peer_certificates())?;
+        let (identity, leaf) = judge.peer(
+            PeerRole::Client,
+            None,
+            stream.get_ref().1.peer_certificates(),
+        )?;
         let stream = MtlsStream::of_server(stream, PeerTrustWatch::new(self.trust.clone(), leaf));
-        Ok((stream, VerifiedPeer { tenant: self.tenant.clone(), identity }))
+        Ok((
+            stream,
+            VerifiedPeer {
+                tenant: self.tenant.clone(),
+                identity,
+            },
+        ))
     }
 
     /// Performs the handshake with a key server.
@@ -183,7 +231,8 @@ impl ServerIdentity {
         let shaken = match there.requester() {
             Ok(requester) => {
                 let terms = there.terms(&Arc::from([]));
-                canal_keyserver_client::as_server(&mut io, requester, &terms, &mut given, &on_hello).await
+                canal_keyserver_client::as_server(&mut io, requester, &terms, &mut given, &on_hello)
+                    .await
             }
             Err(none) => Err(none),
         };
@@ -191,11 +240,20 @@ impl ServerIdentity {
             Ok(shaken) => {
                 let identity = shaken.peer.clone();
                 let stream = MtlsStream::of_remote(io, shaken, EndpointRole::Server, &self.trust)?;
-                Ok((stream, VerifiedPeer { tenant: self.tenant.clone(), identity }))
+                Ok((
+                    stream,
+                    VerifiedPeer {
+                        tenant: self.tenant.clone(),
+                        identity,
+                    },
+                ))
             }
             Err(e) => match there.fall_back(&e) {
                 // Nothing was sent to the peer yet, so the local handshake reads the same bytes again.
-                Some(credential) => self.handshake(credential, PrefixedStream::new(given, io), on_hello).await,
+                Some(credential) => {
+                    self.handshake(credential, PrefixedStream::new(given, io), on_hello)
+                        .await
+                }
                 None => {
                     if matches!(e, TlsError::KeyServer(KeyServerError::Peer(_))) {
                         canal_keyserver_client::turn_away(&mut io).await;
@@ -207,14 +265,25 @@ impl ServerIdentity {
     }
 
     /// Returns the rustls configuration, which is built once per certificate.
-    fn config(&self, own: &Arc<Certificate>, judge: &PeerVerifier) -> Result<Arc<rustls::ServerConfig>, TlsError> {
+    fn config(
+        &self,
+        own: &Arc<Certificate>,
+        judge: &PeerVerifier,
+    ) -> Result<Arc<rustls::ServerConfig>, TlsError> {
         if let Some(made) = &*self.made.load()
             && Arc::ptr_eq(&made.certificate, own)
         {
             return Ok(made.config.clone());
         }
-        let config = Arc::new(server_config(own.signing().clone(), judge.clone(), &mesh_alpn())?);
-        self.made.store(Some(Arc::new(CachedConfig { certificate: own.clone(), config: config.clone() })));
+        let config = Arc::new(server_config(
+            own.signing().clone(),
+            judge.clone(),
+            &mesh_alpn(),
+        )?);
+        self.made.store(Some(Arc::new(CachedConfig {
+            certificate: own.clone(),
+            config: config.clone(),
+        })));
         Ok(config)
     }
 }
@@ -222,13 +291,23 @@ impl ServerIdentity {
 impl ClientIdentity {
     /// Creates a client that presents `credential`, and verifies peers with the bundle of that certificate.
     pub fn new(credential: Credential) -> Self {
-        Self { own: KeySource::Here(credential), calls: ClientHandshakeContext::by(TrustView::without_bundles()) }
+        Self {
+            own: KeySource::Here(credential),
+            calls: ClientHandshakeContext::by(TrustView::without_bundles()),
+        }
     }
 
     /// Creates an identity whose key is in key servers, which perform its handshakes. [`crate::ClientIdentityFactory::pair`] selects
     /// between the two.
-    pub fn remote(identity: Identity, requester: Option<KeyClient>, fallback: Option<Credential>) -> Self {
-        Self { own: KeySource::there(identity, requester, fallback), calls: ClientHandshakeContext::by(TrustView::without_bundles()) }
+    pub fn remote(
+        identity: Identity,
+        requester: Option<KeyClient>,
+        fallback: Option<Credential>,
+    ) -> Self {
+        Self {
+            own: KeySource::there(identity, requester, fallback),
+            calls: ClientHandshakeContext::by(TrustView::without_bundles()),
+        }
     }
 
     /// Sets the trust view of the identity's tenant. Peers are verified with its newest snapshot.
@@ -255,10 +334,17 @@ impl ClientIdentity {
     /// There is no valid certificate.
     pub fn pinned(&self) -> Result<PinnedIdentity, TlsError> {
         let proof = match &self.own {
-            KeySource::Here(credential) => CredentialId(CredentialIdKind::Here(usable(credential)?)),
-            KeySource::There(there) => CredentialId(CredentialIdKind::There(there.clone(), Instant::now())),
+            KeySource::Here(credential) => {
+                CredentialId(CredentialIdKind::Here(usable(credential)?))
+            }
+            KeySource::There(there) => {
+                CredentialId(CredentialIdKind::There(there.clone(), Instant::now()))
+            }
         };
-        Ok(PinnedIdentity { proof, calls: self.calls.clone() })
+        Ok(PinnedIdentity {
+            proof,
+            calls: self.calls.clone(),
+        })
     }
 
     /// Returns the credential that a handshake would present now, valid or not.
@@ -269,9 +355,15 @@ impl ClientIdentity {
         match &self.own {
             KeySource::Here(credential) => {
                 let missing = || TlsError::NoCertificate(credential.identity().clone());
-                credential.current().map(|c| CredentialId(CredentialIdKind::Here(c))).ok_or_else(missing)
+                credential
+                    .current()
+                    .map(|c| CredentialId(CredentialIdKind::Here(c)))
+                    .ok_or_else(missing)
             }
-            KeySource::There(there) => Ok(CredentialId(CredentialIdKind::There(there.clone(), Instant::now()))),
+            KeySource::There(there) => Ok(CredentialId(CredentialIdKind::There(
+                there.clone(),
+                Instant::now(),
+            ))),
         }
     }
 
@@ -279,7 +371,11 @@ impl ClientIdentity {
     ///
     /// # Errors
     /// The errors are those of the two functions.
-    pub async fn connect<IO: Transport>(&self, io: IO, expected: &Arc<[Identity]>) -> Result<(MtlsStream<IO>, Identity), TlsError> {
+    pub async fn connect<IO: Transport>(
+        &self,
+        io: IO,
+        expected: &Arc<[Identity]>,
+    ) -> Result<(MtlsStream<IO>, Identity), TlsError> {
         self.pinned()?.connect(io, expected).await
     }
 }
@@ -300,7 +396,9 @@ impl CredentialId {
     pub fn same(&self, other: &CredentialId) -> bool {
         match (&self.0, &other.0) {
             (CredentialIdKind::Here(a), CredentialIdKind::Here(b)) => Arc::ptr_eq(a, b),
-            (CredentialIdKind::There(_, a), CredentialIdKind::There(_, b)) => a.max(b).duration_since(*a.min(b)) < REMOTE_PROOF_LIFE,
+            (CredentialIdKind::There(_, a), CredentialIdKind::There(_, b)) => {
+                a.max(b).duration_since(*a.min(b)) < REMOTE_PROOF_LIFE
+            }
             _ => false,
         }
     }
@@ -324,7 +422,11 @@ impl PinnedIdentity {
     ///
     /// # Errors
     /// The handshake fails, the peer is not expected, or [`HANDSHAKE_TIMEOUT`] passes.
-    pub async fn connect<IO: Transport>(&self, io: IO, expected: &Arc<[Identity]>) -> Result<(MtlsStream<IO>, Identity), TlsError> {
+    pub async fn connect<IO: Transport>(
+        &self,
+        io: IO,
+        expected: &Arc<[Identity]>,
+    ) -> Result<(MtlsStream<IO>, Identity), TlsError> {
         let connected = in_time(async {
             match &self.proof.0 {
                 CredentialIdKind::Here(own) => self.calls.greet(own, io, expected).await,
@@ -342,13 +444,18 @@ impl PinnedIdentity {
         expected: &Arc<[Identity]>,
     ) -> Result<(MtlsStream<IO>, Identity), TlsError> {
         let shaken = match there.requester() {
-            Ok(requester) => canal_keyserver_client::as_client(&mut io, requester, &there.terms(expected)).await,
+            Ok(requester) => {
+                canal_keyserver_client::as_client(&mut io, requester, &there.terms(expected)).await
+            }
             Err(none) => Err(none),
         };
         match shaken {
             Ok(shaken) => {
                 let identity = shaken.peer.clone();
-                Ok((MtlsStream::of_remote(io, shaken, EndpointRole::Client, &self.calls.trust)?, identity))
+                Ok((
+                    MtlsStream::of_remote(io, shaken, EndpointRole::Client, &self.calls.trust)?,
+                    identity,
+                ))
             }
             Err(e) => match there.fall_back(&e) {
                 Some(credential) => self.calls.greet(&usable(credential)?, io, expected).await,
@@ -360,7 +467,10 @@ impl PinnedIdentity {
 
 impl ClientHandshakeContext {
     fn by(trust: TrustView) -> Self {
-        Self { trust, made: Arc::default() }
+        Self {
+            trust,
+            made: Arc::default(),
+        }
     }
 
     /// Performs the handshake with a local key.
@@ -373,10 +483,15 @@ impl ClientHandshakeContext {
         let judge = judge(own, &self.trust);
         // The name is neither sent (SNI is off) nor compared (DNS is ignored), as in ztunnel.
         let no_name = ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into());
-        let stream = TlsConnector::from(self.config(own, &judge, expected)?).connect(no_name, io).await?;
+        let stream = TlsConnector::from(self.config(own, &judge, expected)?)
+            .connect(no_name, io)
+            .await?;
         let chain = stream.get_ref().1.peer_certificates();
         let (identity, leaf) = judge.peer(PeerRole::Server, Some(expected), chain)?;
-        Ok((MtlsStream::of_client(stream, PeerTrustWatch::new(self.trust.clone(), leaf)), identity))
+        Ok((
+            MtlsStream::of_client(stream, PeerTrustWatch::new(self.trust.clone(), leaf)),
+            identity,
+        ))
     }
 
     /// Returns the rustls configuration. It is built once per certificate, except for the expected peers.
@@ -391,9 +506,18 @@ impl ClientHandshakeContext {
         {
             return Ok(made.config.towards(expected));
         }
-        let template = ClientTemplate::new(own.signing().clone(), judge.clone(), expected.clone(), &mesh_alpn(), None)?;
+        let template = ClientTemplate::new(
+            own.signing().clone(),
+            judge.clone(),
+            expected.clone(),
+            &mesh_alpn(),
+            None,
+        )?;
         let config = template.towards(expected);
-        self.made.store(Some(Arc::new(CachedConfig { certificate: own.clone(), config: template })));
+        self.made.store(Some(Arc::new(CachedConfig {
+            certificate: own.clone(),
+            config: template,
+        })));
         Ok(config)
     }
 }
@@ -406,9 +530,13 @@ fn judge(own: &Certificate, trust: &TrustView) -> PeerVerifier {
 impl ClientIdentity {
     /// Returns the configuration of the next handshake with one of `expected`.
     pub(super) fn config(&self, expected: &Arc<[Identity]>) -> Arc<rustls::ClientConfig> {
-        let KeySource::Here(credential) = &self.own else { panic!("its key is in a key server") };
+        let KeySource::Here(credential) = &self.own else {
+            panic!("its key is in a key server")
+        };
         let own = usable(credential).unwrap();
-        self.calls.config(&own, &judge(&own, &self.calls.trust), expected).unwrap()
+        self.calls
+            .config(&own, &judge(&own, &self.calls.trust), expected)
+            .unwrap()
     }
 }
 
@@ -432,7 +560,11 @@ async fn shake<IO: Transport>(
     .await
 }
 
-fn counted<T>(trust: &TrustView, side: &'static str, done: Result<T, TlsError>) -> Result<T, TlsError> {
+fn counted<T>(
+    trust: &TrustView,
+    side: &'static str,
+    done: Result<T, TlsError>,
+) -> Result<T, TlsError> {
     if let Err(e) = &done {
         trust.record_failure(side, e.refusal());
     }
@@ -449,9 +581,16 @@ async fn begun(credential: &Credential) {
 
 pub(super) fn usable(credential: &Credential) -> Result<Arc<Certificate>, TlsError> {
     let missing = || TlsError::NoCertificate(credential.identity().clone());
-    credential.current().filter(|c| c.valid_at(SystemTime::now())).ok_or_else(missing)
+    credential
+        .current()
+        .filter(|c| c.valid_at(SystemTime::now()))
+        .ok_or_else(missing)
 }
 
-pub(super) async fn in_time<T>(handshake: impl Future<Output = Result<T, TlsError>>) -> Result<T, TlsError> {
-    tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await.unwrap_or(Err(TlsError::Timeout(HANDSHAKE_TIMEOUT)))
+pub(super) async fn in_time<T>(
+    handshake: impl Future<Output = Result<T, TlsError>>,
+) -> Result<T, TlsError> {
+    tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake)
+        .await
+        .unwrap_or(Err(TlsError::Timeout(HANDSHAKE_TIMEOUT)))
 }

@@ -35,11 +35,17 @@ impl std::fmt::Debug for ClientIdentityFactory {
 impl ClientIdentityFactory {
     /// Creates a factory. Local keys come from `certificates`, remote keys from `requester`'s key servers. Without a requester, tenants
     /// whose keys are in key servers are refused by name. From now on `certificates` renews certificates early when another root signs.
-    pub fn new(certificates: CertificateSource, requester: Option<KeyClient>, trust: TrustStore) -> Self {
+    pub fn new(
+        certificates: CertificateSource,
+        requester: Option<KeyClient>,
+        trust: TrustStore,
+    ) -> Self {
         certificates.follow(trust.clone());
         let source = certificates.clone();
         Self {
-            want: Arc::new(move |identity, algorithm| certificates.credential_with_algorithm(identity, algorithm)),
+            want: Arc::new(move |identity, algorithm| {
+                certificates.credential_with_algorithm(identity, algorithm)
+            }),
             forget: Arc::new(move |domain| source.forget_domain(domain)),
             requester,
             trust,
@@ -48,8 +54,18 @@ impl ClientIdentityFactory {
     }
 
     /// Creates a factory with another source of local keys.
-    pub fn of(want: Arc<dyn Fn(&Identity) -> Credential + Send + Sync>, requester: Option<KeyClient>, trust: TrustStore) -> Self {
-        Self { want: Arc::new(move |identity, _| want(identity)), forget: Arc::new(|_| {}), requester, trust, removed: Arc::default() }
+    pub fn of(
+        want: Arc<dyn Fn(&Identity) -> Credential + Send + Sync>,
+        requester: Option<KeyClient>,
+        trust: TrustStore,
+    ) -> Self {
+        Self {
+            want: Arc::new(move |identity, _| want(identity)),
+            forget: Arc::new(|_| {}),
+            requester,
+            trust,
+            removed: Arc::default(),
+        }
     }
 
     /// Returns the trust store that verifies peers.
@@ -64,16 +80,26 @@ impl ClientIdentityFactory {
 
     /// Returns both sides for `identity` of `tenant`. The caller must call it again when the tenant's policy changes. If the keys are in
     /// key servers now, all keys of the identity's trust domain are removed from disk.
-    pub fn pair(&self, tenant: &TenantName, policy: &KeyPolicy, identity: &Identity) -> (ServerIdentity, ClientIdentity) {
+    pub fn pair(
+        &self,
+        tenant: &TenantName,
+        policy: &KeyPolicy,
+        identity: &Identity,
+    ) -> (ServerIdentity, ClientIdentity) {
         let view = self.trust.view(tenant);
         let (server, client) = match policy.location {
             KeyLocation::Local => {
                 self.removed().remove(&identity.trust_domain);
                 let credential = (self.want)(identity, policy.algorithm);
-                (ServerIdentity::new(tenant.clone(), credential.clone()), ClientIdentity::new(credential))
+                (
+                    ServerIdentity::new(tenant.clone(), credential.clone()),
+                    ClientIdentity::new(credential),
+                )
             }
             KeyLocation::KeyServer => {
-                let fallback = policy.local_fallback.then(|| (self.want)(identity, policy.algorithm));
+                let fallback = policy
+                    .local_fallback
+                    .then(|| (self.want)(identity, policy.algorithm));
                 if fallback.is_some() {
                     self.removed().remove(&identity.trust_domain);
                 // The removal covers the whole trust domain, so it is done once.
@@ -82,7 +108,12 @@ impl ClientIdentityFactory {
                 }
                 let requester = self.requester.clone();
                 (
-                    ServerIdentity::remote(tenant.clone(), identity.clone(), requester.clone(), fallback.clone()),
+                    ServerIdentity::remote(
+                        tenant.clone(),
+                        identity.clone(),
+                        requester.clone(),
+                        fallback.clone(),
+                    ),
                     ClientIdentity::remote(identity.clone(), requester, fallback),
                 )
             }

@@ -11,7 +11,9 @@ mod identity_factory;
 mod terminate;
 
 pub use bundles::apply_bundles;
-pub use handshake::{ClientIdentity, CredentialId, PinnedIdentity, REMOTE_PROOF_LIFE, ServerIdentity};
+pub use handshake::{
+    ClientIdentity, CredentialId, PinnedIdentity, REMOTE_PROOF_LIFE, ServerIdentity,
+};
 pub use identity_factory::ClientIdentityFactory;
 pub use terminate::{TerminatedConnection, TerminationConfig as TerminationTerms, Terminator};
 

@@ -8,7 +8,10 @@ use canal_keyserver_client::{FixedCertResolver, RemoteKey};
 use canal_model::identity::VerifiedPeer;
 use canal_model::ids::{TenantName, TrustDomain};
 use canal_model::trust::ClientCertificates;
-use canal_tls::{Certificate, ClientVerifier, Credential, PeerRole, PeerTrustWatch, PeerVerifier, TlsError, TrustView, provider};
+use canal_tls::{
+    Certificate, ClientVerifier, Credential, PeerRole, PeerTrustWatch, PeerVerifier, TlsError,
+    TrustView, provider,
+};
 use rustls::ServerConfig;
 use rustls::server::{Acceptor, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
@@ -75,19 +78,33 @@ pub struct TerminatedConnection<IO> {
 impl Terminator {
     /// Creates a terminator with a local key, as [`crate::certs::CertificateSource::service_credential`] returns it.
     pub fn new(terms: TerminationConfig, credential: Credential, trust: TrustView) -> Self {
-        Self { terms, key: TerminationKey::Here(credential), trust, made: ArcSwapOption::empty() }
+        Self {
+            terms,
+            key: TerminationKey::Here(credential),
+            trust,
+            made: ArcSwapOption::empty(),
+        }
     }
 
     /// Creates a terminator with a key that signs remotely.
     pub fn signed(terms: TerminationConfig, key: RemoteKey, trust: TrustView) -> Self {
-        Self { terms, key: TerminationKey::There(key), trust, made: ArcSwapOption::empty() }
+        Self {
+            terms,
+            key: TerminationKey::There(key),
+            trust,
+            made: ArcSwapOption::empty(),
+        }
     }
 
     /// Performs the handshake as the server. `on_hello` is called when the client's ClientHello is complete.
     ///
     /// # Errors
     /// The handshake fails, there is no certificate or key server, or [`canal_tls::HANDSHAKE_TIMEOUT`] passes.
-    pub async fn accept<IO>(&self, io: IO, on_hello: impl Fn()) -> Result<TerminatedConnection<IO>, TlsError>
+    pub async fn accept<IO>(
+        &self,
+        io: IO,
+        on_hello: impl Fn(),
+    ) -> Result<TerminatedConnection<IO>, TlsError>
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -98,13 +115,20 @@ impl Terminator {
         accepted
     }
 
-    async fn handshake<IO>(&self, io: IO, on_hello: impl Fn()) -> Result<TerminatedConnection<IO>, TlsError>
+    async fn handshake<IO>(
+        &self,
+        io: IO,
+        on_hello: impl Fn(),
+    ) -> Result<TerminatedConnection<IO>, TlsError>
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let start = LazyConfigAcceptor::new(Acceptor::default(), io).await?;
         on_hello();
-        let server_name = start.client_hello().server_name().map(str::to_ascii_lowercase);
+        let server_name = start
+            .client_hello()
+            .server_name()
+            .map(str::to_ascii_lowercase);
         let stream = match &self.key {
             TerminationKey::Here(credential) => start.into_stream(self.here(credential)?).await?,
             TerminationKey::There(signed) => {
@@ -117,11 +141,22 @@ impl Terminator {
             None => None,
             chain => {
                 let (identity, leaf) = self.judge()?.peer(PeerRole::Client, None, chain)?;
-                Some((VerifiedPeer { tenant: self.terms.tenant.clone(), identity }, PeerTrustWatch::new(self.trust.clone(), leaf)))
+                Some((
+                    VerifiedPeer {
+                        tenant: self.terms.tenant.clone(),
+                        identity,
+                    },
+                    PeerTrustWatch::new(self.trust.clone(), leaf),
+                ))
             }
         };
         let alpn = session.alpn_protocol().map(<[u8]>::to_vec);
-        Ok(TerminatedConnection { stream, peer, server_name, alpn })
+        Ok(TerminatedConnection {
+            stream,
+            peer,
+            server_name,
+            alpn,
+        })
     }
 
     fn here(&self, credential: &Credential) -> Result<Arc<ServerConfig>, TlsError> {
@@ -132,8 +167,14 @@ impl Terminator {
             return Ok(made.config.clone());
         }
         // Tickets contain no identity if clients have none, so they are safe then. They become invalid with the certificate.
-        let config = Arc::new(self.config(own.signing().clone(), self.terms.clients == ClientCertificates::None)?);
-        self.made.store(Some(Arc::new(CachedServerConfig { of: CachedKeyId::Here(own), config: config.clone() })));
+        let config = Arc::new(self.config(
+            own.signing().clone(),
+            self.terms.clients == ClientCertificates::None,
+        )?);
+        self.made.store(Some(Arc::new(CachedServerConfig {
+            of: CachedKeyId::Here(own),
+            config: config.clone(),
+        })));
         Ok(config)
     }
 
@@ -146,7 +187,10 @@ impl Terminator {
         }
         // No tickets are sent: a resumed session needs no signature, so the owner of the key could not refuse it.
         let config = Arc::new(self.config(Arc::new(FixedCertResolver(key.clone())), false)?);
-        self.made.store(Some(Arc::new(CachedServerConfig { of: CachedKeyId::There(key), config: config.clone() })));
+        self.made.store(Some(Arc::new(CachedServerConfig {
+            of: CachedKeyId::There(key),
+            config: config.clone(),
+        })));
         Ok(config)
     }
 
@@ -162,12 +206,28 @@ impl Terminator {
         }
     }
 
-    fn config(&self, key: Arc<dyn ResolvesServerCert>, tickets: bool) -> Result<ServerConfig, TlsError> {
-        let versions: &[_] = if self.terms.tls12 { &[&TLS13, &TLS12] } else { &[&TLS13] };
+    fn config(
+        &self,
+        key: Arc<dyn ResolvesServerCert>,
+        tickets: bool,
+    ) -> Result<ServerConfig, TlsError> {
+        let versions: &[_] = if self.terms.tls12 {
+            &[&TLS13, &TLS12]
+        } else {
+            &[&TLS13]
+        };
         // TLS 1.2 clients need other suites than those of the mesh.
-        let provider = if self.terms.tls12 { Arc::new(rustls::crypto::aws_lc_rs::default_provider()) } else { provider() };
-        let builder = ServerConfig::builder_with_provider(provider).with_protocol_versions(versions)?;
-        let verifier = |required| self.judge().map(|judge| Arc::new(ClientVerifier::new(judge).required(required)));
+        let provider = if self.terms.tls12 {
+            Arc::new(rustls::crypto::aws_lc_rs::default_provider())
+        } else {
+            provider()
+        };
+        let builder =
+            ServerConfig::builder_with_provider(provider).with_protocol_versions(versions)?;
+        let verifier = |required| {
+            self.judge()
+                .map(|judge| Arc::new(ClientVerifier::new(judge).required(required)))
+        };
         let mut config = match self.terms.clients {
             ClientCertificates::None => builder.with_no_client_auth(),
             ClientCertificates::Optional => builder.with_client_cert_verifier(verifier(false)?),

@@ -6,8 +6,8 @@ use canal_model::identity::{Identity, VerifiedPeer};
 use canal_model::ids::TenantName;
 use canal_testing::{TestCa, TestCertificate, identity};
 use canal_tls::{
-    Certificate, Credential, FIRST_CERTIFICATE_TIMEOUT, Inner, PeerIdentityError, PeerVerifier, ServerVerifier, TlsError, TrustView,
-    provider,
+    Certificate, Credential, FIRST_CERTIFICATE_TIMEOUT, Inner, PeerIdentityError, PeerVerifier,
+    ServerVerifier, TlsError, TrustView, provider,
 };
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, SanType, date_time_ymd};
 use rustls::crypto::CryptoProvider;
@@ -42,9 +42,14 @@ async fn shake(
     let (near, far) = tokio::io::duplex(64 << 10);
     let expected = expect(expected);
     let client = async {
-        let (mut s, id) = client.connect(near, &expected).await.map_err(|e| e.to_string())?;
+        let (mut s, id) = client
+            .connect(near, &expected)
+            .await
+            .map_err(|e| e.to_string())?;
         let mut hello = [0; 5];
-        s.read_exact(&mut hello).await.map_err(|e| TlsError::from(e).to_string())?;
+        s.read_exact(&mut hello)
+            .await
+            .map_err(|e| TlsError::from(e).to_string())?;
         Ok(id)
     };
     let server = async {
@@ -63,28 +68,72 @@ fn made(i: &TestCertificate, ca: &TestCa) -> Credential {
 #[tokio::test]
 async fn valid_peers_connect_and_learn_their_identities() {
     let ca = TestCa::new("alpha");
-    let (client, srv) = (ClientIdentity::new(ca.credential(&identity(ALICE))), server(ca.credential(&identity(BOB))));
+    let (client, srv) = (
+        ClientIdentity::new(ca.credential(&identity(ALICE))),
+        server(ca.credential(&identity(BOB))),
+    );
     let (c, s) = shake(client, srv, &[MALLORY, BOB]).await;
     assert_eq!(c.unwrap(), identity(BOB));
-    assert_eq!(s.unwrap(), VerifiedPeer { tenant: TenantName::new("alpha").unwrap(), identity: identity(ALICE) });
+    assert_eq!(
+        s.unwrap(),
+        VerifiedPeer {
+            tenant: TenantName::new("alpha").unwrap(),
+            identity: identity(ALICE)
+        }
+    );
 }
 
 /// A client whose certificate a function modifies, and the text that the server's error must contain.
-type ClientCase = (&'static str, &'static str, fn(&mut CertificateParams), &'static str);
+type ClientCase = (
+    &'static str,
+    &'static str,
+    fn(&mut CertificateParams),
+    &'static str,
+);
 
 #[tokio::test]
 async fn wrong_clients_are_refused_by_name() {
     let ca = TestCa::new("alpha");
     let cases: [ClientCase; 5] = [
-        ("another trust domain, same root", MALLORY, |_| {}, "expected an identity of trust domain alpha.example"),
-        ("expired", ALICE, |p| p.not_after = date_time_ymd(2021, 1, 1), "expired"),
-        ("not valid yet", ALICE, |p| p.not_before = date_time_ymd(2119, 1, 1), "not valid yet"),
-        ("server only", ALICE, |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth], "extended key usage"),
-        ("no SPIFFE ID", ALICE, |p| p.subject_alt_names = vec![SanType::URI("https://x/y".try_into().unwrap())], "https://x/y"),
+        (
+            "another trust domain, same root",
+            MALLORY,
+            |_| {},
+            "expected an identity of trust domain alpha.example",
+        ),
+        (
+            "expired",
+            ALICE,
+            |p| p.not_after = date_time_ymd(2021, 1, 1),
+            "expired",
+        ),
+        (
+            "not valid yet",
+            ALICE,
+            |p| p.not_before = date_time_ymd(2119, 1, 1),
+            "not valid yet",
+        ),
+        (
+            "server only",
+            ALICE,
+            |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth],
+            "extended key usage",
+        ),
+        (
+            "no SPIFFE ID",
+            ALICE,
+            |p| p.subject_alt_names = vec![SanType::URI("https://x/y".try_into().unwrap())],
+            "https://x/y",
+        ),
     ];
     for (name, id, change, text) in cases {
         let issued = ca.issue_with(&identity(id), change);
-        let config = raw_client(Some(&issued), &ca.root_pem(), &provider(), &rustls::version::TLS13);
+        let config = raw_client(
+            Some(&issued),
+            &ca.root_pem(),
+            &provider(),
+            &rustls::version::TLS13,
+        );
         let error = refused_by_server(config, server(ca.credential(&identity(BOB)))).await;
         assert!(error.contains(text), "{name}: {error}");
     }
@@ -93,8 +142,16 @@ async fn wrong_clients_are_refused_by_name() {
 #[tokio::test]
 async fn two_identities_in_one_certificate_are_ambiguous() {
     let ca = TestCa::new("alpha");
-    let issued = ca.issue_with(&identity(ALICE), |p| p.subject_alt_names.push(SanType::URI(BOB.try_into().unwrap())));
-    let config = raw_client(Some(&issued), &ca.root_pem(), &provider(), &rustls::version::TLS13);
+    let issued = ca.issue_with(&identity(ALICE), |p| {
+        p.subject_alt_names
+            .push(SanType::URI(BOB.try_into().unwrap()))
+    });
+    let config = raw_client(
+        Some(&issued),
+        &ca.root_pem(),
+        &provider(),
+        &rustls::version::TLS13,
+    );
     let error = refused_by_server(config, server(ca.credential(&identity(BOB)))).await;
     assert!(error.contains("expected exactly one identity"), "{error}");
 }
@@ -103,18 +160,59 @@ async fn two_identities_in_one_certificate_are_ambiguous() {
 async fn foreign_peers_and_old_protocols_are_refused() {
     let (ca, other) = (TestCa::new("alpha"), TestCa::new("other"));
     let all = rustls::crypto::aws_lc_rs::default_provider();
-    let only = |suites: Vec<SupportedCipherSuite>| CryptoProvider { cipher_suites: suites, ..all.clone() };
+    let only = |suites: Vec<SupportedCipherSuite>| CryptoProvider {
+        cipher_suites: suites,
+        ..all.clone()
+    };
     let chacha = Arc::new(only(vec![cipher_suite::TLS13_CHACHA20_POLY1305_SHA256]));
-    let p521 = Arc::new(CryptoProvider { kx_groups: vec![kx_group::SECP384R1], ..all.clone() });
-    let (right, wrong) = (ca.issue_with(&identity(ALICE), |_| {}), other.issue_with(&identity(ALICE), |_| {}));
+    let p521 = Arc::new(CryptoProvider {
+        kx_groups: vec![kx_group::SECP384R1],
+        ..all.clone()
+    });
+    let (right, wrong) = (
+        ca.issue_with(&identity(ALICE), |_| {}),
+        other.issue_with(&identity(ALICE), |_| {}),
+    );
     let tls13 = &rustls::version::TLS13;
     let cases = [
-        ("no certificate", raw_client(None, &ca.root_pem(), &provider(), tls13), "no certificates"),
-        ("another root", raw_client(Some(&wrong), &ca.root_pem(), &provider(), tls13), "UnknownIssuer"),
-        ("TLS 1.2", raw_client(Some(&right), &ca.root_pem(), &Arc::new(all.clone()), &rustls::version::TLS12), "Tls12NotOffered"),
-        ("ChaCha20 only", raw_client(Some(&right), &ca.root_pem(), &chacha, tls13), "NoCipherSuitesInCommon"),
-        ("P-384 only", raw_client(Some(&right), &ca.root_pem(), &p521, tls13), "NoKxGroupsInCommon"),
-        ("ALPN http/1.1", alpn(raw_client(Some(&right), &ca.root_pem(), &provider(), tls13), b"http/1.1"), "NoApplicationProtocol"),
+        (
+            "no certificate",
+            raw_client(None, &ca.root_pem(), &provider(), tls13),
+            "no certificates",
+        ),
+        (
+            "another root",
+            raw_client(Some(&wrong), &ca.root_pem(), &provider(), tls13),
+            "UnknownIssuer",
+        ),
+        (
+            "TLS 1.2",
+            raw_client(
+                Some(&right),
+                &ca.root_pem(),
+                &Arc::new(all.clone()),
+                &rustls::version::TLS12,
+            ),
+            "Tls12NotOffered",
+        ),
+        (
+            "ChaCha20 only",
+            raw_client(Some(&right), &ca.root_pem(), &chacha, tls13),
+            "NoCipherSuitesInCommon",
+        ),
+        (
+            "P-384 only",
+            raw_client(Some(&right), &ca.root_pem(), &p521, tls13),
+            "NoKxGroupsInCommon",
+        ),
+        (
+            "ALPN http/1.1",
+            alpn(
+                raw_client(Some(&right), &ca.root_pem(), &provider(), tls13),
+                b"http/1.1",
+            ),
+            "NoApplicationProtocol",
+        ),
     ];
     for (name, config, text) in cases {
         let error = refused_by_server(config, server(ca.credential(&identity(BOB)))).await;
@@ -126,12 +224,34 @@ async fn foreign_peers_and_old_protocols_are_refused() {
 async fn wrong_servers_are_refused_by_name() {
     let (ca, other) = (TestCa::new("alpha"), TestCa::new("other"));
     let alice = || ClientIdentity::new(ca.credential(&identity(ALICE)));
-    let client_only = ca.issue_with(&identity(BOB), |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth]);
+    let client_only = ca.issue_with(&identity(BOB), |p| {
+        p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth]
+    });
     let cases = [
-        ("someone else", server(ca.credential(&identity(BOB))), &[ALICE][..], "expected one of"),
-        ("nobody expected", server(ca.credential(&identity(BOB))), &[][..], "expected one of []"),
-        ("another root", server(other.credential(&identity(BOB))), &[BOB][..], "UnknownIssuer"),
-        ("client only", server(made(&client_only, &ca)), &[BOB][..], "extended key usage"),
+        (
+            "someone else",
+            server(ca.credential(&identity(BOB))),
+            &[ALICE][..],
+            "expected one of",
+        ),
+        (
+            "nobody expected",
+            server(ca.credential(&identity(BOB))),
+            &[][..],
+            "expected one of []",
+        ),
+        (
+            "another root",
+            server(other.credential(&identity(BOB))),
+            &[BOB][..],
+            "UnknownIssuer",
+        ),
+        (
+            "client only",
+            server(made(&client_only, &ca)),
+            &[BOB][..],
+            "extended key usage",
+        ),
     ];
     for (name, srv, expected, text) in cases {
         let (c, s) = shake(alice(), srv, expected).await;
@@ -151,7 +271,10 @@ async fn the_error_names_expected_and_seen() {
     let (c, _) = tokio::join!(client.connect(near, &expected), srv.accept(far));
     match c {
         Err(TlsError::Peer(PeerIdentityError::Identity { expected, seen })) => {
-            assert_eq!((expected, seen), (vec![identity(ALICE)], vec![BOB.to_string()]));
+            assert_eq!(
+                (expected, seen),
+                (vec![identity(ALICE)], vec![BOB.to_string()])
+            );
         }
         other => panic!("{other:?}"),
     }
@@ -160,16 +283,23 @@ async fn the_error_names_expected_and_seen() {
 #[tokio::test]
 async fn a_missing_or_expired_own_certificate_fails_before_any_byte() {
     let ca = TestCa::new("alpha");
-    let old = ca.issue_with(&identity(ALICE), |p| p.not_after = date_time_ymd(2021, 1, 1));
+    let old = ca.issue_with(&identity(ALICE), |p| {
+        p.not_after = date_time_ymd(2021, 1, 1)
+    });
     let (writer, empty) = Credential::empty(identity(ALICE));
     // Without a writer there will never be a certificate, so the handshake does not wait.
     drop(writer);
     for credential in [made(&old, &ca), empty] {
         let (near, _far) = tokio::io::duplex(1024);
-        let c = ClientIdentity::new(credential.clone()).connect(near, &expect(&[BOB])).await;
+        let c = ClientIdentity::new(credential.clone())
+            .connect(near, &expect(&[BOB]))
+            .await;
         assert!(matches!(c, Err(TlsError::NoCertificate(id)) if id == identity(ALICE)));
         let (near, _far) = tokio::io::duplex(1024);
-        assert!(matches!(server(credential).accept(near).await, Err(TlsError::NoCertificate(_))));
+        assert!(matches!(
+            server(credential).accept(near).await,
+            Err(TlsError::NoCertificate(_))
+        ));
     }
 }
 
@@ -178,7 +308,10 @@ async fn a_server_waits_for_its_first_certificate_and_not_for_ever() {
     let ca = TestCa::new("alpha");
     let (writer, credential) = Credential::empty(identity(BOB));
     let (near, far) = tokio::io::duplex(64 << 10);
-    let (expected, client) = (expect(&[BOB]), ClientIdentity::new(ca.credential(&identity(ALICE))));
+    let (expected, client) = (
+        expect(&[BOB]),
+        ClientIdentity::new(ca.credential(&identity(ALICE))),
+    );
     let late = async {
         tokio::time::sleep(FIRST_CERTIFICATE_TIMEOUT / 2).await;
         writer.replace(ca.issue(&identity(BOB)));
@@ -190,7 +323,10 @@ async fn a_server_waits_for_its_first_certificate_and_not_for_ever() {
 
     let (_writer, credential) = Credential::empty(identity(BOB));
     let (_near, far) = tokio::io::duplex(1024);
-    assert!(matches!(server(credential).accept(far).await, Err(TlsError::NoCertificate(_))));
+    assert!(matches!(
+        server(credential).accept(far).await,
+        Err(TlsError::NoCertificate(_))
+    ));
 }
 
 #[tokio::test]
@@ -200,12 +336,20 @@ async fn new_handshakes_use_the_new_certificate_and_live_connections_go_on() {
     writer.replace(old.issue(&identity(BOB)));
     let srv = server(credential.clone());
     let (near, far) = tokio::io::duplex(64 << 10);
-    let (expected, client) = (expect(&[BOB]), ClientIdentity::new(old.credential(&identity(ALICE))));
+    let (expected, client) = (
+        expect(&[BOB]),
+        ClientIdentity::new(old.credential(&identity(ALICE))),
+    );
     let (c, s) = tokio::join!(client.connect(near, &expected), srv.accept(far));
     let (mut c, mut s) = (c.unwrap().0, s.unwrap().0);
 
     writer.replace(new.issue(&identity(BOB)));
-    let (fresh, _) = shake(ClientIdentity::new(new.credential(&identity(ALICE))), srv.clone(), &[BOB]).await;
+    let (fresh, _) = shake(
+        ClientIdentity::new(new.credential(&identity(ALICE))),
+        srv.clone(),
+        &[BOB],
+    )
+    .await;
     assert_eq!(fresh.unwrap(), identity(BOB));
     let (stale, _) = shake(client, srv, &[BOB]).await;
     assert!(stale.unwrap_err().contains("UnknownIssuer"));
@@ -225,19 +369,38 @@ async fn client_settings_are_rebuilt_for_each_certificate_and_bundle() {
     let (writer, credential) = Credential::empty(identity(ALICE));
     writer.replace(old.issue(&identity(ALICE)));
     let client = ClientIdentity::new(credential);
-    let (bob, servers) = (expect(&[BOB]), [&old, &new].map(|ca| server(ca.credential(&identity(BOB)))));
+    let (bob, servers) = (
+        expect(&[BOB]),
+        [&old, &new].map(|ca| server(ca.credential(&identity(BOB)))),
+    );
     let meets = async |of: &ServerIdentity| shake(client.clone(), of.clone(), &[BOB]).await.0;
 
     let first = client.config(&bob);
-    assert!(Arc::ptr_eq(&first, &client.config(&expect(&[BOB]))), "the same certificate, the same peers");
-    assert!(Arc::ptr_eq(&first, &client.clone().config(&bob)) && Arc::ptr_eq(&first, &client.config(&bob)));
+    assert!(
+        Arc::ptr_eq(&first, &client.config(&expect(&[BOB]))),
+        "the same certificate, the same peers"
+    );
+    assert!(
+        Arc::ptr_eq(&first, &client.clone().config(&bob))
+            && Arc::ptr_eq(&first, &client.config(&bob))
+    );
     assert!(meets(&servers[0]).await.is_ok());
-    assert!(meets(&servers[1]).await.unwrap_err().contains("UnknownIssuer"));
+    assert!(
+        meets(&servers[1])
+            .await
+            .unwrap_err()
+            .contains("UnknownIssuer")
+    );
 
     // Key, chain and bundle are different now, and so are the presented certificate and the trusted peers.
     writer.replace(new.issue(&identity(ALICE)));
     assert!(!Arc::ptr_eq(&first, &client.config(&bob)));
-    assert!(meets(&servers[0]).await.unwrap_err().contains("UnknownIssuer"));
+    assert!(
+        meets(&servers[0])
+            .await
+            .unwrap_err()
+            .contains("UnknownIssuer")
+    );
     assert!(meets(&servers[1]).await.is_ok());
 
     // A new certificate of the same CA gets a new configuration.
@@ -251,8 +414,14 @@ async fn client_settings_are_rebuilt_for_each_certificate_and_bundle() {
 async fn connections_of_one_client_expect_their_own_peers_alone() {
     let ca = TestCa::new("alpha");
     let client = ClientIdentity::new(ca.credential(&identity(ALICE)));
-    let (bob, carol) = (server(ca.credential(&identity(BOB))), server(ca.credential(&identity(CAROL))));
-    assert!(!Arc::ptr_eq(&client.config(&expect(&[BOB])), &client.config(&expect(&[CAROL]))));
+    let (bob, carol) = (
+        server(ca.credential(&identity(BOB))),
+        server(ca.credential(&identity(CAROL))),
+    );
+    assert!(!Arc::ptr_eq(
+        &client.config(&expect(&[BOB])),
+        &client.config(&expect(&[CAROL]))
+    ));
     // The cases vary the peer that is expected first and later, one after the other and concurrently.
     let cases: [(&ServerIdentity, &[&str], bool); 8] = [
         (&bob, &[BOB], true),
@@ -268,9 +437,17 @@ async fn connections_of_one_client_expect_their_own_peers_alone() {
         let (c, _) = shake(client.clone(), srv.clone(), expected).await;
         assert_eq!(c.is_ok(), want, "case {n}: {c:?}");
     }
-    let all = cases.map(|(srv, expected, want)| (shake(client.clone(), srv.clone(), expected), want));
-    let tasks: Vec<_> = all.into_iter().map(|(shake, want)| async move { (shake.await.0.is_ok(), want) }).collect();
-    for (n, (got, want)) in futures::future::join_all(tasks).await.into_iter().enumerate() {
+    let all =
+        cases.map(|(srv, expected, want)| (shake(client.clone(), srv.clone(), expected), want));
+    let tasks: Vec<_> = all
+        .into_iter()
+        .map(|(shake, want)| async move { (shake.await.0.is_ok(), want) })
+        .collect();
+    for (n, (got, want)) in futures::future::join_all(tasks)
+        .await
+        .into_iter()
+        .enumerate()
+    {
         assert_eq!(got, want, "case {n}, at once");
     }
 }
@@ -279,15 +456,29 @@ async fn connections_of_one_client_expect_their_own_peers_alone() {
 async fn the_handshake_is_hybrid_h2_and_without_sni_or_tickets() {
     let ca = TestCa::new("alpha");
     let (near, far) = tokio::io::duplex(64 << 10);
-    let (expected, client, srv) =
-        (expect(&[BOB]), ClientIdentity::new(ca.credential(&identity(ALICE))), server(ca.credential(&identity(BOB))));
+    let (expected, client, srv) = (
+        expect(&[BOB]),
+        ClientIdentity::new(ca.credential(&identity(ALICE))),
+        server(ca.credential(&identity(BOB))),
+    );
     let (c, s) = tokio::join!(client.connect(near, &expected), srv.accept(far));
     let (c, s) = (c.unwrap().0, s.unwrap().0);
-    let (Inner::Client(c), Inner::Server(s)) = (c.inner(), s.inner()) else { panic!("local handshakes") };
+    let (Inner::Client(c), Inner::Server(s)) = (c.inner(), s.inner()) else {
+        panic!("local handshakes")
+    };
     let (c, s) = (c.get_ref().1, s.get_ref().1);
-    assert_eq!(c.negotiated_key_exchange_group().unwrap().name(), rustls::NamedGroup::X25519MLKEM768);
-    assert_eq!(c.negotiated_cipher_suite().unwrap().suite(), rustls::CipherSuite::TLS13_AES_256_GCM_SHA384);
-    assert_eq!((c.alpn_protocol(), s.alpn_protocol()), (Some(&b"h2"[..]), Some(&b"h2"[..])));
+    assert_eq!(
+        c.negotiated_key_exchange_group().unwrap().name(),
+        rustls::NamedGroup::X25519MLKEM768
+    );
+    assert_eq!(
+        c.negotiated_cipher_suite().unwrap().suite(),
+        rustls::CipherSuite::TLS13_AES_256_GCM_SHA384
+    );
+    assert_eq!(
+        (c.alpn_protocol(), s.alpn_protocol()),
+        (Some(&b"h2"[..]), Some(&b"h2"[..]))
+    );
     assert_eq!(s.server_name(), None);
     assert_eq!(c.tls13_tickets_received(), 0);
 }
@@ -298,12 +489,24 @@ async fn peers_without_the_preferred_algorithms_use_fallbacks() {
     let all = rustls::crypto::aws_lc_rs::default_provider();
     let issued = ca.issue_with(&identity(ALICE), |_| {});
     for group in [kx_group::X25519, kx_group::SECP256R1] {
-        let p = CryptoProvider { kx_groups: vec![group], cipher_suites: vec![cipher_suite::TLS13_AES_128_GCM_SHA256], ..all.clone() };
-        let config = raw_client(Some(&issued), &ca.root_pem(), &Arc::new(p), &rustls::version::TLS13);
+        let p = CryptoProvider {
+            kx_groups: vec![group],
+            cipher_suites: vec![cipher_suite::TLS13_AES_128_GCM_SHA256],
+            ..all.clone()
+        };
+        let config = raw_client(
+            Some(&issued),
+            &ca.root_pem(),
+            &Arc::new(p),
+            &rustls::version::TLS13,
+        );
         let (near, far) = tokio::io::duplex(64 << 10);
         let srv = server(ca.credential(&identity(BOB)));
         let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
-        let (_c, s) = tokio::join!(TlsConnector::from(config).connect(name, near), srv.accept(far));
+        let (_c, s) = tokio::join!(
+            TlsConnector::from(config).connect(name, near),
+            srv.accept(far)
+        );
         assert_eq!(s.unwrap().1.identity, identity(ALICE));
     }
 }
@@ -311,15 +514,38 @@ async fn peers_without_the_preferred_algorithms_use_fallbacks() {
 #[test]
 fn unusable_material_is_refused_with_its_reason() {
     let ca = TestCa::new("alpha");
-    let (one, two) = (ca.issue_with(&identity(ALICE), |_| {}), ca.issue_with(&identity(BOB), |_| {}));
+    let (one, two) = (
+        ca.issue_with(&identity(ALICE), |_| {}),
+        ca.issue_with(&identity(BOB), |_| {}),
+    );
     let none = ca.issue_with(&identity(ALICE), |p| p.subject_alt_names.clear());
     let root = ca.root_pem();
     let cases = [
-        ("key of another", Certificate::from_pem(&two.key, &one.chain, &root), "does not belong to the certificate"),
-        ("no key", Certificate::from_pem("", &one.chain, &root), "private key"),
-        ("no chain", Certificate::from_pem(&one.key, "", &root), "chain: holds no certificate"),
-        ("no bundle", Certificate::from_pem(&one.key, &one.chain, ""), "bundle: holds no certificate"),
-        ("no identity", Certificate::from_pem(&none.key, &none.chain, &root), "it holds []"),
+        (
+            "key of another",
+            Certificate::from_pem(&two.key, &one.chain, &root),
+            "does not belong to the certificate",
+        ),
+        (
+            "no key",
+            Certificate::from_pem("", &one.chain, &root),
+            "private key",
+        ),
+        (
+            "no chain",
+            Certificate::from_pem(&one.key, "", &root),
+            "chain: holds no certificate",
+        ),
+        (
+            "no bundle",
+            Certificate::from_pem(&one.key, &one.chain, ""),
+            "bundle: holds no certificate",
+        ),
+        (
+            "no identity",
+            Certificate::from_pem(&none.key, &none.chain, &root),
+            "it holds []",
+        ),
     ];
     for (name, got, text) in cases {
         let error = got.unwrap_err().to_string();
@@ -342,7 +568,12 @@ fn raw_client(
 ) -> Arc<ClientConfig> {
     use rustls_pki_types::pem::PemObject;
     let root = CertificateDer::from_pem_slice(root.as_bytes()).unwrap();
-    let judge = PeerVerifier::new(identity(BOB).trust_domain, &[root], TrustView::without_bundles()).unwrap();
+    let judge = PeerVerifier::new(
+        identity(BOB).trust_domain,
+        &[root],
+        TrustView::without_bundles(),
+    )
+    .unwrap();
     let verifier = Arc::new(ServerVerifier::new(judge, expect(&[BOB])));
     let builder = ClientConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(&[version])
@@ -351,7 +582,9 @@ fn raw_client(
         .with_custom_certificate_verifier(verifier);
     let mut config = match issued {
         Some(i) => {
-            let chain = CertificateDer::pem_slice_iter(i.chain.as_bytes()).collect::<Result<_, _>>().unwrap();
+            let chain = CertificateDer::pem_slice_iter(i.chain.as_bytes())
+                .collect::<Result<_, _>>()
+                .unwrap();
             let key = rustls_pki_types::PrivateKeyDer::from_pem_slice(i.key.as_bytes()).unwrap();
             builder.with_client_auth_cert(chain, key).unwrap()
         }

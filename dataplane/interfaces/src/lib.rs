@@ -42,13 +42,28 @@ struct InterfaceCounts {
 impl InterfaceCounts {
     fn new(r: &Registry) -> Self {
         let counters = |name, help, labels| r.counters(MetricFamily::new(name, help, labels));
-        let interfaces =
-            MetricFamily::new("canal_interface_guard_interfaces", "Containers' interfaces, by whether they are guarded.", &["state"]);
+        let interfaces = MetricFamily::new(
+            "canal_interface_guard_interfaces",
+            "Containers' interfaces, by whether they are guarded.",
+            &["state"],
+        );
         Self {
-            frames: counters("canal_interface_guard_frames_total", "Frames of containers, by what their guard did.", &["what"]),
-            refused: counters("canal_interface_guard_refused_total", "Frames that a container was refused.", &["interface", "tenant"]),
+            frames: counters(
+                "canal_interface_guard_frames_total",
+                "Frames of containers, by what their guard did.",
+                &["what"],
+            ),
+            refused: counters(
+                "canal_interface_guard_refused_total",
+                "Frames that a container was refused.",
+                &["interface", "tenant"],
+            ),
             interfaces: r.gauges(interfaces),
-            files: counters("canal_interface_guard_file_errors_total", "Files of interface bindings that were rejected.", &["reason"]),
+            files: counters(
+                "canal_interface_guard_file_errors_total",
+                "Files of interface bindings that were rejected.",
+                &["reason"],
+            ),
         }
     }
 }
@@ -74,7 +89,9 @@ struct BindingsFile {
 /// The reason that a bindings file is rejected. The previous bindings stay.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum BindingsError {
-    #[error("the file cannot be read: {0}; fix: give --interface-bindings a file that this process may read")]
+    #[error(
+        "the file cannot be read: {0}; fix: give --interface-bindings a file that this process may read"
+    )]
     Unreadable(String),
     #[error("the file is larger than {BYTES_MAX} bytes; fix: name only this host's containers")]
     TooLarge,
@@ -83,7 +100,11 @@ enum BindingsError {
     )]
     Format(String),
     #[error("container on {interface}: {what}; fix: {fix}")]
-    Container { interface: String, what: String, fix: &'static str },
+    Container {
+        interface: String,
+        what: String,
+        fix: &'static str,
+    },
 }
 
 impl BindingsError {
@@ -103,22 +124,51 @@ type Bindings = BTreeMap<String, (TenantName, InterfaceBinding)>;
 
 /// Parses the bindings file. One error rejects the whole file, because a part of it could leave a container unguarded.
 fn decide_bindings(text: &[u8]) -> Result<Bindings, BindingsError> {
-    let file: BindingsFile = serde_json::from_slice(text).map_err(|e| BindingsError::Format(e.to_string()))?;
+    let file: BindingsFile =
+        serde_json::from_slice(text).map_err(|e| BindingsError::Format(e.to_string()))?;
     let mut bindings = Bindings::new();
     let mut owners: BTreeMap<(u32, IpAddr), String> = BTreeMap::new();
     for container in file.containers {
-        let ContainerInterface { interface, tenant, vni, mac, addresses } = container;
-        let refuse = |what: String, fix| BindingsError::Container { interface: interface.clone(), what, fix };
-        let name: TenantName = tenant.parse().map_err(|_| refuse(format!("{tenant:?} is no tenant's name"), "name the Tenant"))?;
-        let vni = Vni::new(vni).map_err(|_| refuse(format!("{vni} is no VNI"), "give the Tenant's VNI, 1 to 16777215"))?;
-        let mac = read_mac(&mac).ok_or_else(|| refuse(format!("{mac:?} is no unicast MAC"), "write it as 02:00:00:00:00:01"))?;
+        let ContainerInterface {
+            interface,
+            tenant,
+            vni,
+            mac,
+            addresses,
+        } = container;
+        let refuse = |what: String, fix| BindingsError::Container {
+            interface: interface.clone(),
+            what,
+            fix,
+        };
+        let name: TenantName = tenant
+            .parse()
+            .map_err(|_| refuse(format!("{tenant:?} is no tenant's name"), "name the Tenant"))?;
+        let vni = Vni::new(vni).map_err(|_| {
+            refuse(
+                format!("{vni} is no VNI"),
+                "give the Tenant's VNI, 1 to 16777215",
+            )
+        })?;
+        let mac = read_mac(&mac).ok_or_else(|| {
+            refuse(
+                format!("{mac:?} is no unicast MAC"),
+                "write it as 02:00:00:00:00:01",
+            )
+        })?;
         for address in addresses.iter().map(IpAddr::to_canonical) {
             if address.is_unspecified() || address.is_multicast() {
-                return Err(refuse(format!("{address} is no host's address"), "give the container's own addresses"));
+                return Err(refuse(
+                    format!("{address} is no host's address"),
+                    "give the container's own addresses",
+                ));
             }
             // Tenants may use the same addresses, so an address must be unique only within its VNI.
             if let Some(other) = owners.insert((vni.get(), address), interface.clone()) {
-                return Err(refuse(format!("{address} is bound to {other} too"), "give each of a tenant's addresses to one container"));
+                return Err(refuse(
+                    format!("{address} is bound to {other} too"),
+                    "give each of a tenant's addresses to one container",
+                ));
             }
         }
         let binding = InterfaceBinding {
@@ -127,26 +177,46 @@ fn decide_bindings(text: &[u8]) -> Result<Bindings, BindingsError> {
             mac,
             addresses: addresses.iter().map(IpAddr::to_canonical).collect(),
         };
-        if bindings.insert(interface.clone(), (name, binding)).is_some() {
-            return Err(refuse("the interface is named twice".into(), "give each container an interface of its own"));
+        if bindings
+            .insert(interface.clone(), (name, binding))
+            .is_some()
+        {
+            return Err(refuse(
+                "the interface is named twice".into(),
+                "give each container an interface of its own",
+            ));
         }
     }
     Ok(bindings)
 }
 
 fn read_mac(text: &str) -> Option<[u8; 6]> {
-    let bytes: Option<Vec<u8>> = text.split(':').map(|part| u8::from_str_radix(part, 16).ok().filter(|_| part.len() == 2)).collect();
+    let bytes: Option<Vec<u8>> = text
+        .split(':')
+        .map(|part| {
+            u8::from_str_radix(part, 16)
+                .ok()
+                .filter(|_| part.len() == 2)
+        })
+        .collect();
     let mac: [u8; 6] = bytes?.try_into().ok()?;
     // The lowest bit of the first byte marks a group address; the all-zero address belongs to no host.
     (mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>, BindingsError> {
-    let unreadable = |e: std::io::Error| BindingsError::Unreadable(format!("{}: {e}", path.display()));
+    let unreadable =
+        |e: std::io::Error| BindingsError::Unreadable(format!("{}: {e}", path.display()));
     let mut text = Vec::new();
     let file = std::fs::File::open(path).map_err(unreadable)?;
-    file.take(BYTES_MAX + 1).read_to_end(&mut text).map_err(unreadable)?;
-    if text.len() as u64 > BYTES_MAX { Err(BindingsError::TooLarge) } else { Ok(text) }
+    file.take(BYTES_MAX + 1)
+        .read_to_end(&mut text)
+        .map_err(unreadable)?;
+    if text.len() as u64 > BYTES_MAX {
+        Err(BindingsError::TooLarge)
+    } else {
+        Ok(text)
+    }
 }
 
 /// State of the guard between two passes.
@@ -169,7 +239,10 @@ impl Guarded {
     fn pass(&mut self, path: &Path, pin_dir: &Path) {
         let text = read_file(path);
         if self.text.as_ref() != Some(&text) {
-            let read = text.as_ref().map_err(|e| BindingsError::Unreadable(e.to_string())).and_then(|text| decide_bindings(text));
+            let read = text
+                .as_ref()
+                .map_err(|e| BindingsError::Unreadable(e.to_string()))
+                .and_then(|text| decide_bindings(text));
             match read {
                 Ok(bindings) => (self.bindings, self.was_taken) = (bindings, true),
                 Err(error) => {
@@ -186,7 +259,10 @@ impl Guarded {
         }
         if let Err(error) = self.apply(pin_dir) {
             if self.error != error {
-                tracing::error!(error, "interface guard: interfaces could not be guarded; retrying");
+                tracing::error!(
+                    error,
+                    "interface guard: interfaces could not be guarded; retrying"
+                );
             }
             self.error = error;
         } else {
@@ -199,19 +275,36 @@ impl Guarded {
         if self.guard.is_none() {
             self.guard = Some(InterfaceGuard::load(None, Some(pin_dir)).map_err(text)?);
         }
-        let Some(guard) = &self.guard else { return Ok(()) };
-        let wanted: Vec<InterfaceBinding> = self.bindings.values().map(|(_, binding)| binding.clone()).collect();
+        let Some(guard) = &self.guard else {
+            return Ok(());
+        };
+        let wanted: Vec<InterfaceBinding> = self
+            .bindings
+            .values()
+            .map(|(_, binding)| binding.clone())
+            .collect();
         let failed = guard.apply(&wanted).map_err(text)?;
         let guarded = i64::try_from(wanted.len() - failed.len()).unwrap_or(i64::MAX);
         self.counts.interfaces.shared(&["guarded"]).set(guarded);
-        self.counts.interfaces.shared(&["failed"]).set(i64::try_from(failed.len()).unwrap_or(i64::MAX));
-        let (frames, refused) = (guard.counts().map_err(text)?, guard.refused().map_err(text)?);
+        self.counts
+            .interfaces
+            .shared(&["failed"])
+            .set(i64::try_from(failed.len()).unwrap_or(i64::MAX));
+        let (frames, refused) = (
+            guard.counts().map_err(text)?,
+            guard.refused().map_err(text)?,
+        );
         for (what, now) in frames {
             let before = self.frames.insert(what, now).unwrap_or(0);
             // The counters of new maps start at zero again.
-            self.counts.frames.shared(&[what]).add(now.checked_sub(before).unwrap_or(now));
+            self.counts
+                .frames
+                .shared(&[what])
+                .add(now.checked_sub(before).unwrap_or(now));
         }
-        refused.iter().for_each(|refused| self.show_refused(refused));
+        refused
+            .iter()
+            .for_each(|refused| self.show_refused(refused));
         match failed.into_iter().next() {
             Some((_, error)) => Err(error.to_string()),
             None => Ok(()),
@@ -219,13 +312,22 @@ impl Guarded {
     }
 
     fn show_refused(&mut self, now: &RefusedFrames) {
-        let before = self.refused.insert(now.device.clone(), now.frames).unwrap_or(0);
+        let before = self
+            .refused
+            .insert(now.device.clone(), now.frames)
+            .unwrap_or(0);
         let frames = now.frames.checked_sub(before).unwrap_or(now.frames);
         if frames == 0 {
             return;
         }
-        let tenant = self.bindings.get(&now.device).map_or("", |(tenant, _)| tenant.as_str());
-        self.counts.refused.shared(&[&now.device, tenant]).add(frames);
+        let tenant = self
+            .bindings
+            .get(&now.device)
+            .map_or("", |(tenant, _)| tenant.as_str());
+        self.counts
+            .refused
+            .shared(&[&now.device, tenant])
+            .add(frames);
         let address = now.last_address.map(|address| address.to_string());
         tracing::warn!(
             interface = now.device,
@@ -240,7 +342,9 @@ impl Guarded {
 /// Guards the interfaces until the process ends. They stay guarded after that. Without a bindings file it does nothing.
 pub async fn run(interfaces: Interfaces, registry: Registry, end: DrainObserver) {
     let counts = InterfaceCounts::new(&registry);
-    let Some(path) = interfaces.bindings.clone() else { return end.forced().await };
+    let Some(path) = interfaces.bindings.clone() else {
+        return end.forced().await;
+    };
     let mut guarded = Guarded {
         guard: None,
         text: None,
@@ -282,17 +386,28 @@ mod tests {
     fn a_file_of_bindings_is_read_and_tenants_may_have_equal_addresses() {
         let bindings = decide_bindings(GOOD.as_bytes()).unwrap();
         let (tenant, binding) = &bindings["to-b"];
-        assert_eq!((tenant.as_str(), binding.vni, binding.mac), ("beta", 102, [2, 0, 0, 0, 0, 0xb]));
+        assert_eq!(
+            (tenant.as_str(), binding.vni, binding.mac),
+            ("beta", 102, [2, 0, 0, 0, 0, 0xb])
+        );
         assert_eq!(bindings["to-a"].1.addresses.len(), 2);
     }
 
     #[test]
     fn one_mistake_refuses_the_whole_file_with_a_fix() {
         for (from, to, expected) in [
-            ("\"beta\", \"vni\": 102", "\"alpha\", \"vni\": 101", "10.1.1.5 is bound to to-a too"),
+            (
+                "\"beta\", \"vni\": 102",
+                "\"alpha\", \"vni\": 101",
+                "10.1.1.5 is bound to to-a too",
+            ),
             ("to-b", "to-a", "named twice"),
             ("00:0B", "00", "is no unicast MAC"),
-            ("02:00:00:00:00:0B", "03:00:00:00:00:0B", "is no unicast MAC"),
+            (
+                "02:00:00:00:00:0B",
+                "03:00:00:00:00:0B",
+                "is no unicast MAC",
+            ),
             ("fd00::5", "ff02::1", "is no host's address"),
             ("fd00::5", "0.0.0.0", "is no host's address"),
             ("102", "16777216", "is no VNI"),
@@ -303,7 +418,10 @@ mod tests {
             let text = GOOD.replace(from, to);
             assert_ne!(text, GOOD, "{from}");
             let error = decide_bindings(text.as_bytes()).unwrap_err().to_string();
-            assert!(error.contains(expected) && error.contains("fix: "), "{from}: {error}");
+            assert!(
+                error.contains(expected) && error.contains("fix: "),
+                "{from}: {error}"
+            );
         }
     }
 }

@@ -111,9 +111,16 @@ impl PendingRequests {
     fn turn(&mut self) -> WriteTurn {
         if self.pace.should_write(self.out.len()) {
             self.pace.record_write();
-            return WriteTurn::Write(std::mem::take(&mut self.out), std::mem::take(&mut self.frames));
+            return WriteTurn::Write(
+                std::mem::take(&mut self.out),
+                std::mem::take(&mut self.frames),
+            );
         }
-        if self.out.is_empty() { WriteTurn::Rest } else { WriteTurn::Hold }
+        if self.out.is_empty() {
+            WriteTurn::Rest
+        } else {
+            WriteTurn::Hold
+        }
     }
 }
 
@@ -136,7 +143,12 @@ pub(super) struct KeyServerCall {
 
 impl KeyServerChannel {
     /// Starts the channel on the calling runtime. Requests may be sent at once; they wait until it is connected.
-    pub(super) fn start(place: KeyServerTarget, own: Credential, trust: TrustView, counts: Arc<KeyClientCounters>) -> Self {
+    pub(super) fn start(
+        place: KeyServerTarget,
+        own: Credential,
+        trust: TrustView,
+        counts: Arc<KeyClientCounters>,
+    ) -> Self {
         let inner = Arc::new(Inner {
             place,
             counts,
@@ -152,7 +164,11 @@ impl KeyServerChannel {
         tokio::spawn(async move {
             let _guard = guard;
             if let Err((why, text)) = mine.carry(own, trust).await {
-                *mine.inner.why.lock().unwrap_or_else(PoisonError::into_inner) = why;
+                *mine
+                    .inner
+                    .why
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner) = why;
                 tracing::warn!(server = mine.inner.place.name, address = %mine.inner.place.address, reason = why.name(), why = text, "channel to key server");
             }
         });
@@ -166,7 +182,11 @@ impl KeyServerChannel {
 
     /// Returns the reason why the channel ended.
     pub(super) fn why(&self) -> KeyServerFailure {
-        *self.inner.why.lock().unwrap_or_else(PoisonError::into_inner)
+        *self
+            .inner
+            .why
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Queues a request and returns the call that receives its answers.
@@ -179,13 +199,20 @@ impl KeyServerChannel {
             return Err(KeyServerFailure::Busy);
         }
         let (id, before) = (table.last + 1, table.out.len());
-        request.encode(id, &mut table.out).map_err(|_| KeyServerFailure::Malformed)?;
+        request
+            .encode(id, &mut table.out)
+            .map_err(|_| KeyServerFailure::Malformed)?;
         (table.last, table.frames) = (id, table.frames + 1);
         let mut waiting = PendingRequest::default();
         table.pace.queue(&mut waiting.asked);
         table.waiting.insert(id, waiting);
         self.tell(table, before);
-        Ok(KeyServerCall { channel: self.clone(), id, ended: false, asked: Instant::now() })
+        Ok(KeyServerCall {
+            channel: self.clone(),
+            id,
+            ended: false,
+            asked: Instant::now(),
+        })
     }
 
     fn say(&self, id: u64, request: &KeyRequest<'_>) -> Result<(), KeyServerFailure> {
@@ -194,7 +221,9 @@ impl KeyServerChannel {
             return Err(self.why());
         }
         let before = table.out.len();
-        request.encode(id, &mut table.out).map_err(|_| KeyServerFailure::Malformed)?;
+        request
+            .encode(id, &mut table.out)
+            .map_err(|_| KeyServerFailure::Malformed)?;
         table.frames += 1;
         let PendingRequests { waiting, pace, .. } = &mut *table;
         if let Some(waiting) = waiting.get_mut(&id) {
@@ -213,7 +242,10 @@ impl KeyServerChannel {
     }
 
     fn table(&self) -> MutexGuard<'_, PendingRequests> {
-        self.inner.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner
+            .table
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn heard(&self) -> Instant {
@@ -221,9 +253,18 @@ impl KeyServerChannel {
     }
 
     /// Connects and runs the channel until it ends.
-    async fn carry(&self, own: Credential, trust: TrustView) -> Result<(), (KeyServerFailure, String)> {
+    async fn carry(
+        &self,
+        own: Credential,
+        trust: TrustView,
+    ) -> Result<(), (KeyServerFailure, String)> {
         let up = tokio::time::timeout(CONNECT_TIMEOUT, self.connect(own, trust)).await;
-        let (stream, mut standing) = up.map_err(|_| (KeyServerFailure::Connect, format!("not up in {CONNECT_TIMEOUT:?}")))??;
+        let (stream, mut standing) = up.map_err(|_| {
+            (
+                KeyServerFailure::Connect,
+                format!("not up in {CONNECT_TIMEOUT:?}"),
+            )
+        })??;
         let _open = self.inner.counts.channel(&self.inner.place.name);
         let (read, write) = tokio::io::split(stream);
         let lost = |e: io::Error| (KeyServerFailure::Lost, e.to_string());
@@ -241,20 +282,47 @@ impl KeyServerChannel {
         trust: TrustView,
     ) -> Result<(TlsStream<TcpStream>, PeerTrustWatch), (KeyServerFailure, String)> {
         let place = &self.inner.place;
-        let certificate =
-            own.current().ok_or_else(|| (KeyServerFailure::NoCertificate, format!("no certificate of {} yet", own.identity())))?;
+        let certificate = own.current().ok_or_else(|| {
+            (
+                KeyServerFailure::NoCertificate,
+                format!("no certificate of {} yet", own.identity()),
+            )
+        })?;
         let failed = |e: &dyn std::fmt::Display| (KeyServerFailure::Connect, e.to_string());
-        let judge = PeerVerifier::new(own.identity().trust_domain.clone(), certificate.bundle(), trust).map_err(|e| failed(&e))?;
-        let (expected, alpn): (Arc<[_]>, _) = (Arc::from([place.identity.clone()]), [keyrpc::ALPN.to_vec()]);
-        let config =
-            canal_tls::client_config(certificate.signing().clone(), judge.clone(), expected.clone(), &alpn).map_err(|e| failed(&e))?;
-        let options = ConnectOptions { timeout: CONNECT_TIMEOUT, ..ConnectOptions::default() };
-        let tcp = sys::connect(None, place.address, &options).await.map_err(|e| failed(&e))?;
+        let judge = PeerVerifier::new(
+            own.identity().trust_domain.clone(),
+            certificate.bundle(),
+            trust,
+        )
+        .map_err(|e| failed(&e))?;
+        let (expected, alpn): (Arc<[_]>, _) =
+            (Arc::from([place.identity.clone()]), [keyrpc::ALPN.to_vec()]);
+        let config = canal_tls::client_config(
+            certificate.signing().clone(),
+            judge.clone(),
+            expected.clone(),
+            &alpn,
+        )
+        .map_err(|e| failed(&e))?;
+        let options = ConnectOptions {
+            timeout: CONNECT_TIMEOUT,
+            ..ConnectOptions::default()
+        };
+        let tcp = sys::connect(None, place.address, &options)
+            .await
+            .map_err(|e| failed(&e))?;
         let no_name = ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into());
-        let connected = TlsConnector::from(Arc::new(config)).connect(no_name, tcp).await;
+        let connected = TlsConnector::from(Arc::new(config))
+            .connect(no_name, tcp)
+            .await;
         let stream = connected.map_err(|e| failed(&canal_tls::TlsError::from(e)))?;
-        let (_, leaf) =
-            judge.peer(canal_tls::PeerRole::Server, Some(&expected), stream.get_ref().1.peer_certificates()).map_err(|e| failed(&e))?;
+        let (_, leaf) = judge
+            .peer(
+                canal_tls::PeerRole::Server,
+                Some(&expected),
+                stream.get_ref().1.peer_certificates(),
+            )
+            .map_err(|e| failed(&e))?;
         Ok((stream, judge.standing(leaf)))
     }
 
@@ -263,7 +331,10 @@ impl KeyServerChannel {
         self.inner.heard.store(now, Relaxed);
     }
 
-    async fn read(&self, mut read: ReadHalf<TlsStream<TcpStream>>) -> Result<(), (KeyServerFailure, String)> {
+    async fn read(
+        &self,
+        mut read: ReadHalf<TlsStream<TcpStream>>,
+    ) -> Result<(), (KeyServerFailure, String)> {
         let malformed = |e: keyrpc::FrameError| (KeyServerFailure::Malformed, e.to_string());
         // The frames may contain traffic secrets of connections.
         let mut buffer = SecretBuffer::new();
@@ -312,7 +383,10 @@ impl KeyServerChannel {
             match turn {
                 WriteTurn::Rest => self.inner.wake.notified().await,
                 WriteTurn::Hold => {
-                    if tokio::time::timeout(HOLD, self.inner.wake.notified()).await.is_err() {
+                    if tokio::time::timeout(HOLD, self.inner.wake.notified())
+                        .await
+                        .is_err()
+                    {
                         self.table().pace.record_abandoned();
                     }
                 }
@@ -353,7 +427,11 @@ impl Drop for FailPendingOnDrop {
         self.0.inner.over.store(true, Relaxed);
         (table.out, table.frames) = (Vec::new(), 0);
         // Answers that have arrived already can still be read.
-        let wakers: Vec<Waker> = table.waiting.values_mut().filter_map(|waiting| waiting.waker.take()).collect();
+        let wakers: Vec<Waker> = table
+            .waiting
+            .values_mut()
+            .filter_map(|waiting| waiting.waker.take())
+            .collect();
         drop(table);
         wakers.into_iter().for_each(Waker::wake);
     }
@@ -374,7 +452,9 @@ fn owned(response: KeyResponse<'_>) -> Option<KeyServerAnswer> {
             above: d.above.bytes().to_vec(),
         })),
         KeyResponse::Signature { bytes } => KeyServerAnswer::Signature(bytes.to_vec()),
-        KeyResponse::Certificates { chain } => KeyServerAnswer::Certificates(chain.into_iter().map(<[u8]>::to_vec).collect()),
+        KeyResponse::Certificates { chain } => {
+            KeyServerAnswer::Certificates(chain.into_iter().map(<[u8]>::to_vec).collect())
+        }
         KeyResponse::Refused { name, text } => KeyServerAnswer::Refused(name, text.to_string()),
         KeyResponse::Pong => return None,
     })
@@ -386,7 +466,9 @@ impl KeyServerCall {
         let (channel, id) = (&self.channel, self.id);
         let answer = std::future::poll_fn(|cx| {
             let mut table = channel.table();
-            let Some(waiting) = table.waiting.get_mut(&id) else { return Poll::Ready(None) };
+            let Some(waiting) = table.waiting.get_mut(&id) else {
+                return Poll::Ready(None);
+            };
             match waiting.answers.pop_front() {
                 Some(answer) => Poll::Ready(Some(answer)),
                 None if channel.is_over() => Poll::Ready(None),
@@ -403,7 +485,9 @@ impl KeyServerCall {
 
     /// Sends more of the peer's bytes.
     pub(super) fn more(&self, bytes: &[u8]) -> Result<(), KeyServerFailure> {
-        bytes.chunks(keyrpc::MORE_BYTES_MAX).try_for_each(|bytes| self.channel.say(self.id, &KeyRequest::More { bytes }))
+        bytes
+            .chunks(keyrpc::MORE_BYTES_MAX)
+            .try_for_each(|bytes| self.channel.say(self.id, &KeyRequest::More { bytes }))
     }
 
     /// Returns whether the key server has sent anything, for any request, since this request was sent.
@@ -413,7 +497,10 @@ impl KeyServerCall {
 
     /// Waits for [`KeyServerCall::answer`] with a timeout. The timeout is split into parts and so counts only while this worker runs: a
     /// process that got no CPU for a while reads the answers that arrived meanwhile before it reports a timeout.
-    pub(super) async fn answer_within(&mut self, patience: Duration) -> Option<Option<KeyServerAnswer>> {
+    pub(super) async fn answer_within(
+        &mut self,
+        patience: Duration,
+    ) -> Option<Option<KeyServerAnswer>> {
         for _ in 0..PARTS {
             if let Ok(answer) = tokio::time::timeout(patience / PARTS, self.answer()).await {
                 return Some(answer);

@@ -25,7 +25,11 @@ struct BreakerState {
 
 impl CircuitBreaker {
     pub(super) fn new() -> Self {
-        Self(Mutex::new(BreakerState { failures: 0, backoff: Backoff::new(OPEN_TIME.0, OPEN_TIME.1), open_until: None }))
+        Self(Mutex::new(BreakerState {
+            failures: 0,
+            backoff: Backoff::new(OPEN_TIME.0, OPEN_TIME.1),
+            open_until: None,
+        }))
     }
 
     /// Returns whether a request may be sent. After the open time one request may try (half-open), and the others wait for its result.

@@ -1,6 +1,8 @@
 //! Counters of requests to key servers.
 
-use canal_runtime::metrics::{CounterFamily, GaugeFamily, MetricFamily, Registry, SharedCounter, SharedGauge};
+use canal_runtime::metrics::{
+    CounterFamily, GaugeFamily, MetricFamily, Registry, SharedCounter, SharedGauge,
+};
 use canal_wire::keyrpc;
 
 /// Reason why a key server was given up for one request; the label `reason` of `canal_keys_failures_total`.
@@ -58,22 +60,66 @@ impl KeyClientCounters {
     pub(super) fn new(registry: &Registry) -> Self {
         let family = |name, help, labels| registry.counters(MetricFamily::new(name, help, labels));
         Self {
-            failures: family("canal_keys_failures_total", "Requests that a key server did not answer.", &["server", "reason"]),
-            refused: family("canal_keys_refused_total", "Requests that a key server refused.", &["server", "reason"]),
-            answers: family("canal_keys_answers_total", "Handshakes and signatures by key servers.", &["server", "what"]),
-            trips: family("canal_keys_round_trips_total", "First answers of key servers.", &["server"]),
+            failures: family(
+                "canal_keys_failures_total",
+                "Requests that a key server did not answer.",
+                &["server", "reason"],
+            ),
+            refused: family(
+                "canal_keys_refused_total",
+                "Requests that a key server refused.",
+                &["server", "reason"],
+            ),
+            answers: family(
+                "canal_keys_answers_total",
+                "Handshakes and signatures by key servers.",
+                &["server", "what"],
+            ),
+            trips: family(
+                "canal_keys_round_trips_total",
+                "First answers of key servers.",
+                &["server"],
+            ),
             waited: registry.seconds(MetricFamily::new(
                 "canal_keys_round_trip_seconds_total",
                 "Time until the first answers of key servers.",
                 &["server"],
             )),
-            channels: registry.gauges(MetricFamily::new("canal_keys_channels", "Open channels to key servers.", &["server"])),
-            frames: family("canal_keys_frames_total", "Frames sent to key servers.", &[]).shared(&[]),
-            writes: family("canal_keys_writes_total", "Writes to key servers; frames over writes is the batch.", &[]).shared(&[]),
-            fallbacks: family("canal_keys_fallbacks_total", "Handshakes with a local key because no key server answered.", &[]).shared(&[]),
-            none: family("canal_keys_unavailable_total", "Handshakes and signatures that no key server did.", &[]).shared(&[]),
-            busy: family("canal_keys_handshakes_busy_total", "Handshakes refused because all threads for signing were taken.", &[])
-                .shared(&[]),
+            channels: registry.gauges(MetricFamily::new(
+                "canal_keys_channels",
+                "Open channels to key servers.",
+                &["server"],
+            )),
+            frames: family(
+                "canal_keys_frames_total",
+                "Frames sent to key servers.",
+                &[],
+            )
+            .shared(&[]),
+            writes: family(
+                "canal_keys_writes_total",
+                "Writes to key servers; frames over writes is the batch.",
+                &[],
+            )
+            .shared(&[]),
+            fallbacks: family(
+                "canal_keys_fallbacks_total",
+                "Handshakes with a local key because no key server answered.",
+                &[],
+            )
+            .shared(&[]),
+            none: family(
+                "canal_keys_unavailable_total",
+                "Handshakes and signatures that no key server did.",
+                &[],
+            )
+            .shared(&[]),
+            busy: family(
+                "canal_keys_handshakes_busy_total",
+                "Handshakes refused because all threads for signing were taken.",
+                &[],
+            )
+            .shared(&[]),
         }
     }
 
@@ -131,7 +177,8 @@ pub(super) struct HandshakeCounters {
 impl HandshakeCounters {
     pub(super) fn trip(&self, waited: std::time::Duration) {
         self.trips.inc();
-        self.waited.add(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX));
+        self.waited
+            .add(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX));
     }
 }
 

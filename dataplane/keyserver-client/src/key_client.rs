@@ -50,7 +50,11 @@ pub(super) struct KeyServerState {
 
 impl KeyServerState {
     fn new(place: KeyServerTarget, counts: &KeyClientCounters) -> Self {
-        Self { tally: counts.tally(&place.name), place, circuit: CircuitBreaker::new() }
+        Self {
+            tally: counts.tally(&place.name),
+            place,
+            circuit: CircuitBreaker::new(),
+        }
     }
 
     /// Counts a handshake that this server completed.
@@ -85,7 +89,9 @@ pub struct KeyClient {
 
 impl std::fmt::Debug for KeyClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.inner.provider.iter().map(|k| &k.place.name)).finish()
+        f.debug_list()
+            .entries(self.inner.provider.iter().map(|k| &k.place.name))
+            .finish()
     }
 }
 
@@ -99,11 +105,19 @@ impl KeyClient {
     /// certificates. The client connects at the first request.
     ///
     /// Metrics: `canal_keys_*`, see docs/operations/counters.md.
-    pub fn start(config: KeyClientConfig, own: Credential, trust: &TrustStore, registry: &Registry) -> Self {
+    pub fn start(
+        config: KeyClientConfig,
+        own: Credential,
+        trust: &TrustStore,
+        registry: &Registry,
+    ) -> Self {
         static LAST: AtomicUsize = AtomicUsize::new(0);
         let counts = Arc::new(KeyClientCounters::new(registry));
         let known = |place| Arc::new(KeyServerState::new(place, &counts));
-        let provider = server_address::order(&config.az, config.servers).into_iter().map(known).collect();
+        let provider = server_address::order(&config.az, config.servers)
+            .into_iter()
+            .map(known)
+            .collect();
         let inner = Inner {
             number: LAST.fetch_add(1, Relaxed),
             az: config.az,
@@ -115,7 +129,9 @@ impl KeyClient {
             counts,
             threads: OnceLock::new(),
         };
-        Self { inner: Arc::new(inner) }
+        Self {
+            inner: Arc::new(inner),
+        }
     }
 
     /// Returns the provider's key servers.
@@ -125,7 +141,11 @@ impl KeyClient {
 
     /// Returns a tenant's own key servers.
     pub(super) fn of_tenant(&self, server: &KeyServer) -> KeyServerOrder {
-        let mut tenants = self.inner.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tenants = self
+            .inner
+            .tenants
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let places = server_address::of_tenant(&self.inner.az, server).into_iter();
         places
             .map(|place| {
@@ -145,7 +165,9 @@ impl KeyClient {
     }
 
     pub(super) fn threads(&self) -> &SigningThreads {
-        self.inner.threads.get_or_init(|| SigningThreads::start(THREADS, WAITING_MAX))
+        self.inner
+            .threads
+            .get_or_init(|| SigningThreads::start(THREADS, WAITING_MAX))
     }
 
     pub(super) fn round_trip_timeout(&self) -> Duration {
@@ -159,8 +181,12 @@ impl KeyClient {
             match channels.get(&key) {
                 Some(c) if !c.is_over() => c.clone(),
                 _ => {
-                    let new =
-                        KeyServerChannel::start(place.clone(), self.inner.own.clone(), self.inner.trust.clone(), self.inner.counts.clone());
+                    let new = KeyServerChannel::start(
+                        place.clone(),
+                        self.inner.own.clone(),
+                        self.inner.trust.clone(),
+                        self.inner.counts.clone(),
+                    );
                     channels.insert(key, new.clone());
                     new
                 }
@@ -178,14 +204,25 @@ impl KeyClient {
         let mut tried = Vec::new();
         // When a process starts, its own certificate may not be there yet. That is not a key server's fault.
         if self.inner.own.current().is_none()
-            && tokio::time::timeout(self.inner.trip, self.inner.own.first()).await.ok().flatten().is_none()
+            && tokio::time::timeout(self.inner.trip, self.inner.own.first())
+                .await
+                .ok()
+                .flatten()
+                .is_none()
         {
             counts.record_unavailable();
-            return Err(KeyServerError::NoKeyServer(format!("there is no certificate of {} yet", self.inner.own.identity())));
+            return Err(KeyServerError::NoKeyServer(format!(
+                "there is no certificate of {} yet",
+                self.inner.own.identity()
+            )));
         }
         for (n, known) in servers.iter().enumerate() {
             let name = &known.place.name;
-            let patience = if n + 1 == servers.len() { self.inner.trip * LAST_SERVER_TIMEOUT_FACTOR } else { self.inner.trip };
+            let patience = if n + 1 == servers.len() {
+                self.inner.trip * LAST_SERVER_TIMEOUT_FACTOR
+            } else {
+                self.inner.trip
+            };
             if !known.circuit.allows(Instant::now()) {
                 counts.failed(name, KeyServerFailure::CircuitOpen);
                 tried.push(format!("{name}: {}", KeyServerFailure::CircuitOpen.name()));
@@ -200,7 +237,11 @@ impl KeyClient {
                         counts.refused(name, why);
                         // A refusal because of the request or the peer would be the same at every server.
                         if why.attribution() != RefusalAttribution::Server {
-                            return Err(KeyServerError::Refused { server: name.clone(), name: why, text });
+                            return Err(KeyServerError::Refused {
+                                server: name.clone(),
+                                name: why,
+                                text,
+                            });
                         }
                         tried.push(format!("{name}: {why}: {text}"));
                         continue;
@@ -223,12 +264,19 @@ impl KeyClient {
             counts.failed(name, why);
             // `Busy` is a limit of this side and says nothing about the server.
             if why != KeyServerFailure::Busy && known.circuit.record_failure(Instant::now()) {
-                tracing::warn!(server = name, "a key server does not answer; its circuit breaker is open");
+                tracing::warn!(
+                    server = name,
+                    "a key server does not answer; its circuit breaker is open"
+                );
             }
             tried.push(format!("{name}: {}", why.name()));
         }
         counts.record_unavailable();
-        Err(KeyServerError::NoKeyServer(if tried.is_empty() { "there is none".into() } else { tried.join(", ") }))
+        Err(KeyServerError::NoKeyServer(if tried.is_empty() {
+            "there is none".into()
+        } else {
+            tried.join(", ")
+        }))
     }
 
     /// Requests a signature with the key whose certificate is presented (`shown`), from the first server that has it and answers.
@@ -240,28 +288,48 @@ impl KeyClient {
         scheme: u16,
         input: &[u8],
     ) -> Result<Vec<u8>, KeyServerError> {
-        let deadline_ms = u32::try_from((self.inner.trip * LAST_SERVER_TIMEOUT_FACTOR).as_millis()).unwrap_or(u32::MAX);
-        let request = KeyRequest::Sign { key, shown: Some(shown), scheme, deadline_ms, input };
+        let deadline_ms = u32::try_from((self.inner.trip * LAST_SERVER_TIMEOUT_FACTOR).as_millis())
+            .unwrap_or(u32::MAX);
+        let request = KeyRequest::Sign {
+            key,
+            shown: Some(shown),
+            scheme,
+            deadline_ms,
+            input,
+        };
         let (known, _, answer) = self.first(servers, &request).await?;
         match answer {
             KeyServerAnswer::Signature(bytes) => {
                 known.tally.signatures.inc();
                 Ok(bytes)
             }
-            _ => Err(KeyServerError::Answer { server: known.place.name.clone(), what: "not a signature" }),
+            _ => Err(KeyServerError::Answer {
+                server: known.place.name.clone(),
+                what: "not a signature",
+            }),
         }
     }
 
     /// Returns a key's certificates (DER, leaf first), and the key servers, starting with the one that has this key: another server may
     /// have another key.
-    pub(super) async fn chain(&self, servers: &KeyServerOrder, key: KeyName) -> Result<(Vec<Vec<u8>>, KeyServerOrder), KeyServerError> {
+    pub(super) async fn chain(
+        &self,
+        servers: &KeyServerOrder,
+        key: KeyName,
+    ) -> Result<(Vec<Vec<u8>>, KeyServerOrder), KeyServerError> {
         let (known, _, answer) = self.first(servers, &KeyRequest::Chain { key }).await?;
         match answer {
             KeyServerAnswer::Certificates(chain) if !chain.is_empty() => {
                 let others = servers.iter().filter(|other| !Arc::ptr_eq(other, &known));
-                Ok((chain, std::iter::once(&known).chain(others).cloned().collect()))
+                Ok((
+                    chain,
+                    std::iter::once(&known).chain(others).cloned().collect(),
+                ))
             }
-            _ => Err(KeyServerError::Answer { server: known.place.name.clone(), what: "no certificates" }),
+            _ => Err(KeyServerError::Answer {
+                server: known.place.name.clone(),
+                what: "no certificates",
+            }),
         }
     }
 }

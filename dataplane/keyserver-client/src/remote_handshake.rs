@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use canal_model::identity::Identity;
 use canal_net::sys::ReadWakeupGuard;
-use canal_tls::{HANDSHAKE_TIMEOUT, KeyServerError, RemoteHandshakeResult, TlsError, Transport, leaf_of};
+use canal_tls::{
+    HANDSHAKE_TIMEOUT, KeyServerError, RemoteHandshakeResult, TlsError, Transport, leaf_of,
+};
 use canal_wire::keyrpc::{self, HandshakeRequest, KeyRequest};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
@@ -36,7 +38,15 @@ pub async fn as_client<IO: Transport>(
     requester: &KeyClient,
     terms: &RemoteHandshakeParams,
 ) -> Result<RemoteHandshakeResult, TlsError> {
-    run_handshake(io, requester, terms, keyrpc::HandshakeRole::Client, &mut Vec::new(), Instant::now()).await
+    run_handshake(
+        io,
+        requester,
+        terms,
+        keyrpc::HandshakeRole::Client,
+        &mut Vec::new(),
+        Instant::now(),
+    )
+    .await
 }
 
 /// Performs the handshake as the server. `given` receives the bytes read from the client. After [`KeyServerError::NoKeyServer`], nothing
@@ -53,14 +63,25 @@ pub async fn as_server<IO: Transport>(
         read(io, given).await?;
     }
     on_hello();
-    run_handshake(io, requester, terms, keyrpc::HandshakeRole::Server, given, start).await
+    run_handshake(
+        io,
+        requester,
+        terms,
+        keyrpc::HandshakeRole::Server,
+        given,
+        start,
+    )
+    .await
 }
 
 async fn read<IO: Transport>(io: &mut IO, given: &mut Vec<u8>) -> Result<(), TlsError> {
     // A read usually takes a whole flight; without the reservation a vector starts with 64 bytes.
     given.reserve(READ_BYTES);
     if io.read_buf(given).await.map_err(TlsError::Io)? == 0 {
-        return Err(TlsError::Io(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "the peer closed in the middle of the handshake")));
+        return Err(TlsError::Io(std::io::Error::new(
+            std::io::ErrorKind::UnexpectedEof,
+            "the peer closed in the middle of the handshake",
+        )));
     }
     Ok(())
 }
@@ -68,12 +89,18 @@ async fn read<IO: Transport>(io: &mut IO, given: &mut Vec<u8>) -> Result<(), Tls
 /// Returns whether the bytes contain records with a complete first message. The key server checks its content.
 fn hello_is_whole(bytes: &[u8]) -> Result<bool, TlsError> {
     let not = |what| Err(TlsError::KeyServer(KeyServerError::Peer(what)));
-    let too_much = Err(TlsError::KeyServer(KeyServerError::TooMuch("a ClientHello of more than 15 KiB")));
+    let too_much = Err(TlsError::KeyServer(KeyServerError::TooMuch(
+        "a ClientHello of more than 15 KiB",
+    )));
     let (mut rest, mut message) = (bytes, 0usize);
     let mut wanted = None;
     loop {
         let [kind, major, _, high, low, body @ ..] = rest else {
-            return if bytes.len() > keyrpc::BEGIN_BYTES_MAX { too_much } else { Ok(false) };
+            return if bytes.len() > keyrpc::BEGIN_BYTES_MAX {
+                too_much
+            } else {
+                Ok(false)
+            };
         };
         let length = usize::from(u16::from_be_bytes([*high, *low]));
         // 22 is a handshake record; its length is limited by RFC 8446 §5.1.
@@ -82,17 +109,24 @@ fn hello_is_whole(bytes: &[u8]) -> Result<bool, TlsError> {
         }
         if wanted.is_none() && message == 0 {
             match body {
-                [1, a, b, c, ..] if length >= 4 => wanted = Some(4 + (usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c))),
+                [1, a, b, c, ..] if length >= 4 => {
+                    wanted =
+                        Some(4 + (usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c)))
+                }
                 [1, ..] if length >= 4 => {}
                 [] => {}
                 [1, ..] => return not("a ClientHello in crumbs"),
                 _ => return not("bytes that are no ClientHello"),
             }
         }
-        if wanted.is_some_and(|w| w > keyrpc::BEGIN_BYTES_MAX - 512) || bytes.len() > keyrpc::BEGIN_BYTES_MAX {
+        if wanted.is_some_and(|w| w > keyrpc::BEGIN_BYTES_MAX - 512)
+            || bytes.len() > keyrpc::BEGIN_BYTES_MAX
+        {
             return too_much;
         }
-        let Some(after) = body.get(length..) else { return Ok(false) };
+        let Some(after) = body.get(length..) else {
+            return Ok(false);
+        };
         // The message may span records, so their lengths are summed.
         message += length;
         if wanted.is_some_and(|w| message >= w) {
@@ -115,11 +149,19 @@ async fn run_handshake<IO: Transport>(
         identity: terms.identity.clone(),
         role,
         alpn: vec![terms.alpn],
-        expected: terms.expected.iter().take(keyrpc::EXPECTED_MAX).cloned().collect(),
+        expected: terms
+            .expected
+            .iter()
+            .take(keyrpc::EXPECTED_MAX)
+            .cloned()
+            .collect(),
         deadline_ms: u32::try_from(left.as_millis()).unwrap_or(u32::MAX),
         bytes: given,
     });
-    let (known, mut exchange, mut answer) = requester.first(&requester.provider(), &begin).await.map_err(TlsError::KeyServer)?;
+    let (known, mut exchange, mut answer) = requester
+        .first(&requester.provider(), &begin)
+        .await
+        .map_err(TlsError::KeyServer)?;
     let server = &known.place.name;
     // The peer now gets its first bytes: from here on no other key server can continue the handshake.
     let mut records = RecordTracker::default();
@@ -139,13 +181,27 @@ async fn run_handshake<IO: Transport>(
             }
             KeyServerAnswer::Refused(name, text) => {
                 requester.counts().refused(server, name);
-                return Err(TlsError::KeyServer(KeyServerError::Refused { server: server.clone(), name, text }));
+                return Err(TlsError::KeyServer(KeyServerError::Refused {
+                    server: server.clone(),
+                    name,
+                    text,
+                }));
             }
             KeyServerAnswer::Signature(_) | KeyServerAnswer::Certificates(_) => {
-                return Err(TlsError::KeyServer(KeyServerError::Answer { server: server.clone(), what: "no handshake" }));
+                return Err(TlsError::KeyServer(KeyServerError::Answer {
+                    server: server.clone(),
+                    what: "no handshake",
+                }));
             }
         }
-        answer = next(io, &mut exchange, (&mut *given, &mut records), requester.round_trip_timeout(), &known).await?;
+        answer = next(
+            io,
+            &mut exchange,
+            (&mut *given, &mut records),
+            requester.round_trip_timeout(),
+            &known,
+        )
+        .await?;
     }
 }
 
@@ -156,7 +212,11 @@ async fn write<IO: Transport>(io: &mut IO, bytes: &[u8]) -> Result<(), TlsError>
 
 /// Returns the result of a handshake whose peer is gone. A peer that the key server refuses closes as soon as it gets the alert, which may
 /// be before the key server's reason has arrived here.
-async fn last_word(exchange: &mut KeyServerCall, trip: Duration, gone: TlsError) -> Result<KeyServerAnswer, TlsError> {
+async fn last_word(
+    exchange: &mut KeyServerCall,
+    trip: Duration,
+    gone: TlsError,
+) -> Result<KeyServerAnswer, TlsError> {
     loop {
         match exchange.answer_within(trip).await {
             // The peer is gone, so these bytes have no receiver.
@@ -189,7 +249,11 @@ impl RecordTracker {
 
 /// Waits for the key server's answer to complete records, which are usually the peer's flight. Bytes that follow do not concern the key
 /// server, so reads from the peer wake no task meanwhile. Returns `None` after the timeout.
-async fn after_flight<IO: Transport>(io: &IO, exchange: &mut KeyServerCall, trip: Duration) -> Option<Option<KeyServerAnswer>> {
+async fn after_flight<IO: Transport>(
+    io: &IO,
+    exchange: &mut KeyServerCall,
+    trip: Duration,
+) -> Option<Option<KeyServerAnswer>> {
     let _deaf = io.tcp().and_then(ReadWakeupGuard::to);
     tokio::time::timeout(trip, exchange.answer()).await.ok()
 }
@@ -251,9 +315,17 @@ pub(super) fn finished(
     terms: &RemoteHandshakeParams,
     role: keyrpc::HandshakeRole,
 ) -> Result<RemoteHandshakeResult, TlsError> {
-    let answer = |what| TlsError::KeyServer(KeyServerError::Answer { server: server.into(), what });
+    let answer = |what| {
+        TlsError::KeyServer(KeyServerError::Answer {
+            server: server.into(),
+            what,
+        })
+    };
     // The answer may have crossed bytes that were sent meanwhile, so `consumed` counts from the first byte.
-    let early = given.get(done.consumed..).ok_or_else(|| answer("more bytes consumed than it was given"))?.to_vec();
+    let early = given
+        .get(done.consumed..)
+        .ok_or_else(|| answer("more bytes consumed than it was given"))?
+        .to_vec();
     let leaf = leaf_of(done.leaf, done.above, &done.peer).map_err(answer)?;
     if role == keyrpc::HandshakeRole::Client && !terms.expected.contains(&done.peer) {
         return Err(answer("a peer that was not expected"));
@@ -281,19 +353,29 @@ mod tests {
 
     #[test]
     fn records_are_whole_at_their_ends_only() {
-        let flight = [&[20, 3, 3, 0, 1, 1][..], &[23, 3, 3, 0, 3, 7, 7, 7], &[23, 3, 3, 0, 0]].concat();
+        let flight = [
+            &[20, 3, 3, 0, 1, 1][..],
+            &[23, 3, 3, 0, 3, 7, 7, 7],
+            &[23, 3, 3, 0, 0],
+        ]
+        .concat();
         let ends = [6, 14, 19];
         for step in 1..flight.len() {
             let mut records = RecordTracker::default();
             for end in (0..=flight.len()).step_by(step) {
-                assert_eq!(records.are_whole(&flight[..end]), end == 0 || ends.contains(&end), "{end} in steps of {step}");
+                assert_eq!(
+                    records.are_whole(&flight[..end]),
+                    end == 0 || ends.contains(&end),
+                    "{end} in steps of {step}"
+                );
             }
         }
     }
 
     #[test]
     fn a_hello_is_whole_when_its_message_is() {
-        let record = |body: &[u8]| [&[22, 3, 1][..], &(body.len() as u16).to_be_bytes(), body].concat();
+        let record =
+            |body: &[u8]| [&[22, 3, 1][..], &(body.len() as u16).to_be_bytes(), body].concat();
         let hello = |n: usize| [&[1, 0, (n >> 8) as u8, n as u8][..], &vec![7; n]].concat();
         let whole = record(&hello(300));
         for end in 0..whole.len() {

@@ -86,7 +86,14 @@ impl RemoteKey {
     }
 
     fn new(requester: &KeyClient, servers: KeyServerOrder, key: KeyName) -> Self {
-        Self { inner: Arc::new(Inner { requester: requester.clone(), servers, key, shown: ArcSwapOption::empty() }) }
+        Self {
+            inner: Arc::new(Inner {
+                requester: requester.clone(),
+                servers,
+                key,
+                shown: ArcSwapOption::empty(),
+            }),
+        }
     }
 
     /// Returns the certificates, with a key that signs remotely. If they cannot be renewed, the last ones stay in use, because the key
@@ -96,10 +103,18 @@ impl RemoteKey {
     /// No certificates were ever received, and no key server answers or the answer is unusable.
     pub async fn certified(&self) -> Result<Arc<CertifiedKey>, KeyServerError> {
         let held = self.inner.shown.load_full();
-        if let Some(shown) = held.as_deref().filter(|shown| shown.since.elapsed() < CHAIN_LIFE) {
+        if let Some(shown) = held
+            .as_deref()
+            .filter(|shown| shown.since.elapsed() < CHAIN_LIFE)
+        {
             return Ok(shown.certified.clone());
         }
-        match self.inner.requester.chain(&self.inner.servers, self.inner.key.clone()).await {
+        match self
+            .inner
+            .requester
+            .chain(&self.inner.servers, self.inner.key.clone())
+            .await
+        {
             Ok((chain, servers)) => {
                 let shown = self.to_show(chain, servers)?;
                 let certified = shown.certified.clone();
@@ -110,20 +125,40 @@ impl RemoteKey {
         }
     }
 
-    fn to_show(&self, chain: Vec<Vec<u8>>, servers: KeyServerOrder) -> Result<PresentedCertificate, KeyServerError> {
-        let wrong = |what| KeyServerError::Answer { server: self.inner.key.to_string(), what };
+    fn to_show(
+        &self,
+        chain: Vec<Vec<u8>>,
+        servers: KeyServerOrder,
+    ) -> Result<PresentedCertificate, KeyServerError> {
+        let wrong = |what| KeyServerError::Answer {
+            server: self.inner.key.to_string(),
+            what,
+        };
         let chain: Vec<_> = chain.into_iter().map(CertificateDer::from).collect();
         let leaf = chain.first().ok_or_else(|| wrong("no certificates"))?;
-        let (_, x) = X509Certificate::from_der(leaf).map_err(|_| wrong("a certificate that cannot be read"))?;
+        let (_, x) = X509Certificate::from_der(leaf)
+            .map_err(|_| wrong("a certificate that cannot be read"))?;
         let (algorithm, schemes) = match x.public_key().parsed() {
             Ok(PublicKey::RSA(_)) => (SignatureAlgorithm::RSA, RSA),
-            Ok(PublicKey::EC(point)) if point.key_size() <= 256 => (SignatureAlgorithm::ECDSA, P256),
+            Ok(PublicKey::EC(point)) if point.key_size() <= 256 => {
+                (SignatureAlgorithm::ECDSA, P256)
+            }
             Ok(PublicKey::EC(_)) => (SignatureAlgorithm::ECDSA, P384),
             _ => return Err(wrong("a certificate of an unknown kind of key")),
         };
         let spki = spki_hash(x.public_key().raw);
-        let key = RemoteSigningKey { signed: Arc::downgrade(&self.inner), servers, spki, algorithm, schemes };
-        Ok(PresentedCertificate { since: Instant::now(), spki, certified: Arc::new(CertifiedKey::new(chain, Arc::new(key))) })
+        let key = RemoteSigningKey {
+            signed: Arc::downgrade(&self.inner),
+            servers,
+            spki,
+            algorithm,
+            schemes,
+        };
+        Ok(PresentedCertificate {
+            since: Instant::now(),
+            spki,
+            certified: Arc::new(CertifiedKey::new(chain, Arc::new(key))),
+        })
     }
 
     /// Continues a handshake whose ClientHello was read, with a configuration that presents [`RemoteKey::certified`]. Only the step that
@@ -131,7 +166,11 @@ impl RemoteKey {
     ///
     /// # Errors
     /// The handshake fails, no thread is free, or no key server signs.
-    pub async fn handshake<IO>(&self, start: StartHandshake<IO>, config: Arc<ServerConfig>) -> Result<TlsStream<IO>, TlsError>
+    pub async fn handshake<IO>(
+        &self,
+        start: StartHandshake<IO>,
+        config: Arc<ServerConfig>,
+    ) -> Result<TlsStream<IO>, TlsError>
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -139,13 +178,20 @@ impl RemoteKey {
         let runtime = tokio::runtime::Handle::current();
         let job = move || {
             let _in = runtime.enter();
-            NOW.set(Some(SigningContext { asked: false, failed: None }));
+            NOW.set(Some(SigningContext {
+                asked: false,
+                failed: None,
+            }));
             let mut step = HandshakeProgress::Going(start.into_stream_with(config, |_| {}));
             if NOW.with_borrow(|now| now.as_ref().is_some_and(|n| !n.asked)) {
                 // The client must send another key share first; the step after that signs.
                 if let HandshakeProgress::Going(accept) = step {
                     let limited = async { tokio::time::timeout(RETRY_PATIENCE, accept).await };
-                    step = HandshakeProgress::Over(runtime.block_on(limited).unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())));
+                    step = HandshakeProgress::Over(
+                        runtime
+                            .block_on(limited)
+                            .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())),
+                    );
                 }
             }
             let failed = NOW.take().and_then(|n| n.failed);
@@ -156,7 +202,9 @@ impl RemoteKey {
             self.inner.requester.counts().busy();
             return Err(TlsError::KeyServer(busy));
         }
-        let (step, failed) = told.await.map_err(|_| TlsError::KeyServer(KeyServerError::Busy))?;
+        let (step, failed) = told
+            .await
+            .map_err(|_| TlsError::KeyServer(KeyServerError::Busy))?;
         let ended = match step {
             HandshakeProgress::Going(accept) => accept.await,
             HandshakeProgress::Over(ended) => ended,
@@ -199,7 +247,10 @@ struct RemoteSigningKey {
 impl SigningKey for RemoteSigningKey {
     fn choose_scheme(&self, offered: &[SignatureScheme]) -> Option<Box<dyn Signer>> {
         let scheme = self.schemes.iter().find(|s| offered.contains(s))?;
-        Some(Box::new(RemoteSchemeSigner { key: self.clone(), scheme: *scheme }))
+        Some(Box::new(RemoteSchemeSigner {
+            key: self.clone(),
+            scheme: *scheme,
+        }))
     }
     fn algorithm(&self) -> SignatureAlgorithm {
         self.algorithm
@@ -217,11 +268,26 @@ impl Signer for RemoteSchemeSigner {
         let here = NOW.with_borrow_mut(|now| now.as_mut().map(|n| n.asked = true).is_some());
         if !here {
             // Waiting here would stop a worker with all its connections.
-            return Err(rustls::Error::General("this key signs on handshake threads only".into()));
+            return Err(rustls::Error::General(
+                "this key signs on handshake threads only".into(),
+            ));
         }
-        let RemoteSigningKey { signed, servers, spki, .. } = &self.key;
-        let signed = signed.upgrade().ok_or_else(|| rustls::Error::General("the key is not in use any more".into()))?;
-        let asked = signed.requester.sign(servers, signed.key.clone(), *spki, self.scheme.into(), message);
+        let RemoteSigningKey {
+            signed,
+            servers,
+            spki,
+            ..
+        } = &self.key;
+        let signed = signed
+            .upgrade()
+            .ok_or_else(|| rustls::Error::General("the key is not in use any more".into()))?;
+        let asked = signed.requester.sign(
+            servers,
+            signed.key.clone(),
+            *spki,
+            self.scheme.into(),
+            message,
+        );
         futures::executor::block_on(asked).map_err(|e| {
             signed.forget(spki);
             let text = e.to_string();

@@ -20,7 +20,11 @@ const ALICE: &str = "spiffe://alpha.example/ns/shop/sa/alice";
 const BOB: &str = "spiffe://alpha.example/ns/shop/sa/bob";
 
 fn place(address: std::net::SocketAddr) -> KeyServerTarget {
-    KeyServerTarget { name: "ks1".into(), address, identity: identity("spiffe://components.canal/ns/canal-system/sa/keyserver.ks1") }
+    KeyServerTarget {
+        name: "ks1".into(),
+        address,
+        identity: identity("spiffe://components.canal/ns/canal-system/sa/keyserver.ks1"),
+    }
 }
 
 /// Returns a channel to a listener that never answers, so that requests wait.
@@ -29,7 +33,12 @@ async fn waiting(components: &TestCa) -> (KeyServerChannel, TcpListener) {
     let me = identity("spiffe://components.canal/ns/canal-system/sa/gateway.r1");
     let counts = Arc::new(KeyClientCounters::new(&Registry::new()));
     (
-        KeyServerChannel::start(place(listener.local_addr().unwrap()), components.credential(&me), TrustView::without_bundles(), counts),
+        KeyServerChannel::start(
+            place(listener.local_addr().unwrap()),
+            components.credential(&me),
+            TrustView::without_bundles(),
+            counts,
+        ),
         listener,
     )
 }
@@ -39,9 +48,18 @@ async fn a_channel_limits_requests_and_bytes() {
     let components = TestCa::new("components");
     let (channel, _listener) = waiting(&components).await;
     let held: Vec<_> = (0..IN_FLIGHT_MAX)
-        .map(|_| channel.ask(&KeyRequest::Chain { key: KeyName::File("alpha/shop/a".parse().unwrap()) }).unwrap())
+        .map(|_| {
+            channel
+                .ask(&KeyRequest::Chain {
+                    key: KeyName::File("alpha/shop/a".parse().unwrap()),
+                })
+                .unwrap()
+        })
         .collect();
-    assert_eq!(channel.ask(&KeyRequest::Ping).err(), Some(KeyServerFailure::Busy));
+    assert_eq!(
+        channel.ask(&KeyRequest::Ping).err(),
+        Some(KeyServerFailure::Busy)
+    );
     drop(held);
     assert!(channel.ask(&KeyRequest::Ping).is_ok());
     let (channel, _listener) = waiting(&components).await;
@@ -79,38 +97,110 @@ fn contradictory_answers_of_a_key_server_are_refused() {
         leaf: leaf.to_vec(),
         above: vec![],
     };
-    let terms = |expected| RemoteHandshakeParams { identity: identity(ALICE), alpn: b"h2", expected: Arc::from([identity(expected)]) };
+    let terms = |expected| RemoteHandshakeParams {
+        identity: identity(ALICE),
+        alpn: b"h2",
+        expected: Arc::from([identity(expected)]),
+    };
     for (name, done, expected, role, what) in [
-        ("more consumed than given", done(9, &leaf, BOB), BOB, keyrpc::HandshakeRole::Client, "more bytes consumed"),
-        ("no certificate", done(0, b"?", BOB), BOB, keyrpc::HandshakeRole::Client, "cannot be read"),
-        ("another's certificate", done(0, &leaf, ALICE), ALICE, keyrpc::HandshakeRole::Client, "does not name"),
-        ("not who was expected", done(0, &leaf, BOB), ALICE, keyrpc::HandshakeRole::Client, "not expected"),
+        (
+            "more consumed than given",
+            done(9, &leaf, BOB),
+            BOB,
+            keyrpc::HandshakeRole::Client,
+            "more bytes consumed",
+        ),
+        (
+            "no certificate",
+            done(0, b"?", BOB),
+            BOB,
+            keyrpc::HandshakeRole::Client,
+            "cannot be read",
+        ),
+        (
+            "another's certificate",
+            done(0, &leaf, ALICE),
+            ALICE,
+            keyrpc::HandshakeRole::Client,
+            "does not name",
+        ),
+        (
+            "not who was expected",
+            done(0, &leaf, BOB),
+            ALICE,
+            keyrpc::HandshakeRole::Client,
+            "not expected",
+        ),
     ] {
-        let e = finished(done, b"12345678", "ks1", &terms(expected), role).err().unwrap().to_string();
+        let e = finished(done, b"12345678", "ks1", &terms(expected), role)
+            .err()
+            .unwrap()
+            .to_string();
         assert!(e.contains(what), "{name}: {e}");
     }
-    let good = finished(done(5, &leaf, BOB), b"12345678", "ks1", &terms(ALICE), keyrpc::HandshakeRole::Server).ok().unwrap();
-    assert_eq!((good.early.as_slice(), good.leaf.trust_domain()), (&b"678"[..], &identity(BOB).trust_domain));
+    let good = finished(
+        done(5, &leaf, BOB),
+        b"12345678",
+        "ks1",
+        &terms(ALICE),
+        keyrpc::HandshakeRole::Server,
+    )
+    .ok()
+    .unwrap();
+    assert_eq!(
+        (good.early.as_slice(), good.leaf.trust_domain()),
+        (&b"678"[..], &identity(BOB).trust_domain)
+    );
 }
 
 #[tokio::test]
 async fn a_key_server_that_talks_nonsense_is_left() {
     let components = TestCa::new("components");
-    let own = components.issue(&identity("spiffe://components.canal/ns/canal-system/sa/keyserver.ks1"));
-    let judge = PeerVerifier::new(own.identity().trust_domain.clone(), own.bundle(), TrustView::without_bundles()).unwrap();
-    let acceptor = TlsAcceptor::from(Arc::new(server_config(own.signing().clone(), judge, &[keyrpc::ALPN.to_vec()]).unwrap()));
+    let own = components.issue(&identity(
+        "spiffe://components.canal/ns/canal-system/sa/keyserver.ks1",
+    ));
+    let judge = PeerVerifier::new(
+        own.identity().trust_domain.clone(),
+        own.bundle(),
+        TrustView::without_bundles(),
+    )
+    .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(
+        server_config(own.signing().clone(), judge, &[keyrpc::ALPN.to_vec()]).unwrap(),
+    ));
     let stray = {
         // The server sends answers to unknown requests before the right one; they are ignored.
         let mut out = Vec::new();
-        KeyResponse::Send { bytes: b"x" }.encode(77, &mut out).unwrap();
-        KeyResponse::Refused { name: Said::Failed, text: "" }.encode(u64::MAX, &mut out).unwrap();
-        KeyResponse::Signature { bytes: b"signed" }.encode(1, &mut out).unwrap();
+        KeyResponse::Send { bytes: b"x" }
+            .encode(77, &mut out)
+            .unwrap();
+        KeyResponse::Refused {
+            name: Said::Failed,
+            text: "",
+        }
+        .encode(u64::MAX, &mut out)
+        .unwrap();
+        KeyResponse::Signature { bytes: b"signed" }
+            .encode(1, &mut out)
+            .unwrap();
         out
     };
     for (name, says, want) in [
-        ("a frame without end", vec![0xff; 64], Err(KeyServerFailure::Malformed)),
-        ("a frame too short", vec![0, 0, 0, 1, 0], Err(KeyServerFailure::Malformed)),
-        ("a request", b"\0\0\0\x09\0\0\0\0\0\0\0\0\x06".to_vec(), Err(KeyServerFailure::Malformed)),
+        (
+            "a frame without end",
+            vec![0xff; 64],
+            Err(KeyServerFailure::Malformed),
+        ),
+        (
+            "a frame too short",
+            vec![0, 0, 0, 1, 0],
+            Err(KeyServerFailure::Malformed),
+        ),
+        (
+            "a request",
+            b"\0\0\0\x09\0\0\0\0\0\0\0\0\x06".to_vec(),
+            Err(KeyServerFailure::Malformed),
+        ),
         ("strays", stray, Ok(())),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -122,12 +212,28 @@ async fn a_key_server_that_talks_nonsense_is_left() {
             TrustView::without_bundles(),
             counts,
         );
-        let mut exchange = channel.ask(&KeyRequest::Chain { key: KeyName::File("alpha/shop/a".parse().unwrap()) }).unwrap();
-        let mut tls = acceptor.accept(listener.accept().await.unwrap().0).await.unwrap();
+        let mut exchange = channel
+            .ask(&KeyRequest::Chain {
+                key: KeyName::File("alpha/shop/a".parse().unwrap()),
+            })
+            .unwrap();
+        let mut tls = acceptor
+            .accept(listener.accept().await.unwrap().0)
+            .await
+            .unwrap();
         tls.read_u8().await.unwrap();
         tls.write_all(&says).await.unwrap();
         tls.flush().await.unwrap();
-        let answer = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), exchange.answer()).await.expect(name);
-        assert_eq!(answer.map(drop).ok_or_else(|| exchange.why()), want, "{name}");
+        let answer = tokio::time::timeout(
+            canal_timing::deadline(Duration::from_secs(5)),
+            exchange.answer(),
+        )
+        .await
+        .expect(name);
+        assert_eq!(
+            answer.map(drop).ok_or_else(|| exchange.why()),
+            want,
+            "{name}"
+        );
     }
 }

@@ -44,7 +44,10 @@ impl WritePacer {
 
     /// Returns whether `bytes` queued bytes should be written now.
     pub(super) fn should_write(&self, bytes: usize) -> bool {
-        bytes > 0 && (self.owed < WRITE_THROUGH_BELOW || 2 * self.owed <= self.mark || bytes >= BATCH_BYTES)
+        bytes > 0
+            && (self.owed < WRITE_THROUGH_BELOW
+                || 2 * self.owed <= self.mark
+                || bytes >= BATCH_BYTES)
     }
 
     /// Records that all queued frames were written.
@@ -76,11 +79,19 @@ mod tests {
     #[test]
     fn idle_channel_writes_at_once_and_loaded_channel_batches() {
         let mut pace = WritePacer::default();
-        assert!(!pace.should_write(0) && pace.should_write(1), "nothing is outstanding");
+        assert!(
+            !pace.should_write(0) && pace.should_write(1),
+            "nothing is outstanding"
+        );
         let mut first = written(&mut pace, WRITE_THROUGH_BELOW - 1);
         assert!(pace.should_write(1), "little is");
         let mut more = written(&mut pace, 5);
-        assert!(!pace.should_write(1) && !pace.should_write(BATCH_BYTES - 1) && pace.should_write(BATCH_BYTES), "eight are");
+        assert!(
+            !pace.should_write(1)
+                && !pace.should_write(BATCH_BYTES - 1)
+                && pace.should_write(BATCH_BYTES),
+            "eight are"
+        );
         first.iter_mut().for_each(|a| pace.record_answer(a));
         assert!(!pace.should_write(1), "three of eight were answered");
         pace.record_answer(&mut more[0]);
@@ -96,7 +107,11 @@ mod tests {
         assert_eq!((pace.queued, pace.owed), (1, 7));
         pace.record_answer(&mut asked[0]);
         pace.record_answer(&mut asked[0]);
-        assert_eq!((pace.queued, pace.owed), (0, 7), "dropped before it was written");
+        assert_eq!(
+            (pace.queued, pace.owed),
+            (0, 7),
+            "dropped before it was written"
+        );
         pace.record_abandoned();
         assert!(pace.should_write(1));
         let mut later = written(&mut pace, 6);

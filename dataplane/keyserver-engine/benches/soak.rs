@@ -28,27 +28,60 @@ struct Footprint {
 fn footprint() -> Footprint {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|l| l.split_whitespace().next()?.parse::<f64>().ok()).unwrap_or(0.0);
-    Footprint { memory: kib / 1024.0, files: fs::read_dir("/proc/self/fd").map(Iterator::count).unwrap_or(0) }
+    let kib = line
+        .and_then(|l| l.split_whitespace().next()?.parse::<f64>().ok())
+        .unwrap_or(0.0);
+    Footprint {
+        memory: kib / 1024.0,
+        files: fs::read_dir("/proc/self/fd")
+            .map(Iterator::count)
+            .unwrap_or(0),
+    }
 }
 
 /// Returns the CPU time of this process in seconds.
 fn cpu() -> f64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let fields: Vec<f64> = stat.rsplit(')').next().unwrap_or("").split_whitespace().map(|f| f.parse().unwrap_or(0.0)).collect();
-    fields.get(11..13).map_or(0.0, |t| t.iter().sum::<f64>() / 100.0)
+    let fields: Vec<f64> = stat
+        .rsplit(')')
+        .next()
+        .unwrap_or("")
+        .split_whitespace()
+        .map(|f| f.parse().unwrap_or(0.0))
+        .collect();
+    fields
+        .get(11..13)
+        .map_or(0.0, |t| t.iter().sum::<f64>() / 100.0)
 }
 
-async fn signatures(fixture: &KeyServerFixture, component: &str, id: &str, scheme: u16, count: usize) {
+async fn signatures(
+    fixture: &KeyServerFixture,
+    component: &str,
+    id: &str,
+    scheme: u16,
+    count: usize,
+) {
     let (begun, used) = (Instant::now(), cpu());
     let mut tasks = Vec::new();
     for _ in 0..CONCURRENCY {
-        let (channel, key, input) = (fixture.channel(component).await, KeyName::Identity(identity(id)), verify_input());
+        let (channel, key, input) = (
+            fixture.channel(component).await,
+            KeyName::Identity(identity(id)),
+            verify_input(),
+        );
         tasks.push(tokio::spawn(async move {
             for _ in 0..count / CONCURRENCY {
-                let mut call =
-                    channel.start_call(&KeyRequest::Sign { key: key.clone(), shown: None, scheme, deadline_ms: 0, input: &input });
-                assert!(matches!(call.next().await, ServerReply::Signature(_)), "a signature");
+                let mut call = channel.start_call(&KeyRequest::Sign {
+                    key: key.clone(),
+                    shown: None,
+                    scheme,
+                    deadline_ms: 0,
+                    input: &input,
+                });
+                assert!(
+                    matches!(call.next().await, ServerReply::Signature(_)),
+                    "a signature"
+                );
                 channel.forget(&call);
             }
         }));
@@ -59,13 +92,21 @@ async fn signatures(fixture: &KeyServerFixture, component: &str, id: &str, schem
     told(&format!("signatures of {id}"), count, begun, used);
 }
 
-async fn handshakes(fixture: &KeyServerFixture, component: &str, own: &str, tenant: &str, count: usize) {
+async fn handshakes(
+    fixture: &KeyServerFixture,
+    component: &str,
+    own: &str,
+    tenant: &str,
+    count: usize,
+) {
     let (begun, used) = (Instant::now(), cpu());
     let mut tasks = Vec::new();
     let domain = format!("{tenant}.example");
     for _ in 0..CONCURRENCY {
         let channel = fixture.channel(component).await;
-        let issued = fixture.ca(tenant).issue_with(&identity(&PEER.replace("alpha.example", &domain)), |_| {});
+        let issued = fixture
+            .ca(tenant)
+            .issue_with(&identity(&PEER.replace("alpha.example", &domain)), |_| {});
         let peers = Peers::new(fixture.ca(tenant), &issued, &domain, &[own]);
         let own = own.to_string();
         tasks.push(tokio::spawn(async move {
@@ -78,19 +119,33 @@ async fn handshakes(fixture: &KeyServerFixture, component: &str, own: &str, tena
     for task in tasks {
         task.await.expect("all handshakes");
     }
-    told(&format!("handshakes of {own}, peers and requesters in the same process"), count, begun, used);
+    told(
+        &format!("handshakes of {own}, peers and requesters in the same process"),
+        count,
+        begun,
+        used,
+    );
 }
 
 fn told(what: &str, count: usize, begun: Instant, used: f64) {
     let (wall, cpu) = (begun.elapsed().as_secs_f64(), cpu() - used);
     let each = cpu * 1e6 / count as f64;
-    println!("{count} {what}: {wall:.1} s, {:.0}/s, {each:.0} us of CPU each", count as f64 / wall);
+    println!(
+        "{count} {what}: {wall:.1} s, {:.0}/s, {each:.0} us of CPU each",
+        count as f64 / wall
+    );
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let numbers: Vec<usize> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
-    let (signs, shakes) = (numbers.first().copied().unwrap_or(1_000_000), numbers.get(1).copied().unwrap_or(100_000));
+    let numbers: Vec<usize> = std::env::args()
+        .skip(1)
+        .filter_map(|a| a.parse().ok())
+        .collect();
+    let (signs, shakes) = (
+        numbers.first().copied().unwrap_or(1_000_000),
+        numbers.get(1).copied().unwrap_or(100_000),
+    );
     let fixture = KeyServerFixture::start(ServerSetup::default()).await;
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
@@ -103,13 +158,28 @@ async fn main() -> ExitCode {
     run(10).await;
     let before = footprint();
     run(1).await;
-    until("nothing is under way", || fixture.value("canal_key_requests_in_flight") == 0.0).await;
-    until("channels are closed", || fixture.value("canal_limit_used{limit=\"key_channels\"}") == 0.0).await;
+    until("nothing is under way", || {
+        fixture.value("canal_key_requests_in_flight") == 0.0
+    })
+    .await;
+    until("channels are closed", || {
+        fixture.value("canal_limit_used{limit=\"key_channels\"}") == 0.0
+    })
+    .await;
     let after = footprint();
     println!("before: {before:?}, after: {after:?}");
     for lane in ["ecdsa", "rsa"] {
-        let of = |name: &str| fixture.value(&format!("canal_key_batch_{name}{{algorithm=\"{lane}\"}}"));
-        println!("{lane}: {:.2} operations in a batch, {} waited", of("size_sum") / of("size_count"), of("waited_total"));
+        let of =
+            |name: &str| fixture.value(&format!("canal_key_batch_{name}{{algorithm=\"{lane}\"}}"));
+        println!(
+            "{lane}: {:.2} operations in a batch, {} waited",
+            of("size_sum") / of("size_count"),
+            of("waited_total")
+        );
     }
-    if after.memory > before.memory + GROWTH_MAX || after.files > before.files + 2 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if after.memory > before.memory + GROWTH_MAX || after.files > before.files + 2 {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
 }

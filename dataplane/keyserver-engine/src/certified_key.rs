@@ -34,7 +34,11 @@ impl<T> Default for ConfigCache<T> {
 }
 
 impl<T> ConfigCache<T> {
-    fn of(&self, alpn: &[Vec<u8>], make: impl FnOnce() -> Result<T, rustls::Error>) -> Result<Arc<T>, rustls::Error> {
+    fn of(
+        &self,
+        alpn: &[Vec<u8>],
+        make: impl FnOnce() -> Result<T, rustls::Error>,
+    ) -> Result<Arc<T>, rustls::Error> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, config)) = known.iter().find(|(p, _)| p == alpn) {
             return Ok(config.clone());
@@ -85,12 +89,15 @@ impl CertifiedPrivateKey {
         verifier: Option<PeerVerifier>,
     ) -> Result<Self, String> {
         let leaf = chain.first().ok_or("it holds no certificate")?;
-        let (_, x) = X509Certificate::from_der(leaf).map_err(|e| format!("its leaf cannot be read: {e}"))?;
+        let (_, x) =
+            X509Certificate::from_der(leaf).map_err(|e| format!("its leaf cannot be read: {e}"))?;
         if x.public_key().raw != key.public().as_ref() {
             return Err("the certificate is for another key".into());
         }
         let spki = spki_hash(x.public_key().raw);
-        let time = |t: ASN1Time| SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(t.timestamp()).unwrap_or(0));
+        let time = |t: ASN1Time| {
+            SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(t.timestamp()).unwrap_or(0))
+        };
         let (not_before, not_after) = (time(x.validity().not_before), time(x.validity().not_after));
         let resolver = CertifiedKey::new(chain.clone(), Arc::new(TlsKey(key.clone())));
         let resolver = Arc::new(SingleCertAndKey::from(resolver));
@@ -136,7 +143,8 @@ impl CertifiedPrivateKey {
     /// The key performs no handshakes, or rustls refuses the configuration.
     pub fn server_config(&self, alpn: &[Vec<u8>]) -> Result<Arc<ServerConfig>, rustls::Error> {
         self.servers.of(alpn, || {
-            let mut config = canal_tls::server_config(self.resolver.clone(), self.own_verifier()?, alpn)?;
+            let mut config =
+                canal_tls::server_config(self.resolver.clone(), self.own_verifier()?, alpn)?;
             config.key_log = Arc::new(SecretCapture);
             Ok(config)
         })
@@ -146,9 +154,20 @@ impl CertifiedPrivateKey {
     ///
     /// # Errors
     /// The key performs no handshakes, or rustls refuses the configuration.
-    pub fn client_config(&self, alpn: &[Vec<u8>], expected: &Arc<[Identity]>) -> Result<Arc<ClientConfig>, rustls::Error> {
-        let make =
-            || ClientTemplate::new(self.resolver.clone(), self.own_verifier()?, expected.clone(), alpn, Some(Arc::new(SecretCapture)));
+    pub fn client_config(
+        &self,
+        alpn: &[Vec<u8>],
+        expected: &Arc<[Identity]>,
+    ) -> Result<Arc<ClientConfig>, rustls::Error> {
+        let make = || {
+            ClientTemplate::new(
+                self.resolver.clone(),
+                self.own_verifier()?,
+                expected.clone(),
+                alpn,
+                Some(Arc::new(SecretCapture)),
+            )
+        };
         Ok(self.clients.of(alpn, make)?.towards(expected))
     }
 
@@ -157,10 +176,16 @@ impl CertifiedPrivateKey {
     /// # Errors
     /// The key performs no handshakes, or rustls refuses the configuration.
     pub fn own_server_config(&self, alpn: &[Vec<u8>]) -> Result<Arc<ServerConfig>, rustls::Error> {
-        Ok(Arc::new(canal_tls::server_config(self.resolver.clone(), self.own_verifier()?, alpn)?))
+        Ok(Arc::new(canal_tls::server_config(
+            self.resolver.clone(),
+            self.own_verifier()?,
+            alpn,
+        )?))
     }
 
     fn own_verifier(&self) -> Result<PeerVerifier, rustls::Error> {
-        self.verifier.clone().ok_or_else(|| rustls::Error::General(format!("{} signs only", self.name)))
+        self.verifier
+            .clone()
+            .ok_or_else(|| rustls::Error::General(format!("{} signs only", self.name)))
     }
 }

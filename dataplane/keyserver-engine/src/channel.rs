@@ -14,7 +14,8 @@ use canal_model::ids::TenantName;
 use canal_runtime::metrics::SharedGauge;
 use canal_tls::SecretBuffer;
 use canal_wire::keyrpc::{
-    FRAME_MAX, Frame, HandshakeRequest, HandshakeResult, HandshakeRole, KeyName, KeyRefusal, KeyRequest, KeyResponse, SpkiHash,
+    FRAME_MAX, Frame, HandshakeRequest, HandshakeResult, HandshakeRole, KeyName, KeyRefusal,
+    KeyRequest, KeyResponse, SpkiHash,
 };
 use rustls::SignatureScheme;
 use tokio::sync::Notify;
@@ -40,11 +41,18 @@ struct RequestRejection {
 
 impl RequestRejection {
     fn new(name: KeyRefusal, text: impl Into<String>) -> Self {
-        Self { name, tenant: None, text: text.into() }
+        Self {
+            name,
+            tenant: None,
+            text: text.into(),
+        }
     }
 
     fn of(self, tenant: &TenantName) -> Self {
-        Self { tenant: Some(tenant.clone()), ..self }
+        Self {
+            tenant: Some(tenant.clone()),
+            ..self
+        }
     }
 }
 
@@ -104,14 +112,26 @@ pub(crate) struct EngineContext {
 
 impl EngineContext {
     /// Returns the key of certificates that a peer is presented: the key of the name, or its predecessor.
-    fn shown(&self, certified: Arc<CertifiedPrivateKey>, shown: Option<SpkiHash>) -> Result<Arc<CertifiedPrivateKey>, RequestRejection> {
-        let Some(spki) = shown.filter(|spki| *spki != certified.spki) else { return Ok(certified) };
+    fn shown(
+        &self,
+        certified: Arc<CertifiedPrivateKey>,
+        shown: Option<SpkiHash>,
+    ) -> Result<Arc<CertifiedPrivateKey>, RequestRejection> {
+        let Some(spki) = shown.filter(|spki| *spki != certified.spki) else {
+            return Ok(certified);
+        };
         let before = match &certified.name {
-            KeyName::File(service) => self.files.as_ref().and_then(|files| files.shown(service, &spki)),
+            KeyName::File(service) => self
+                .files
+                .as_ref()
+                .and_then(|files| files.shown(service, &spki)),
             name => self.provisioner.shown(name, &spki),
         };
         before.ok_or_else(|| {
-            RequestRejection::new(KeyRefusal::OtherKey, format!("{} has another key here than the one shown", certified.name))
+            RequestRejection::new(
+                KeyRefusal::OtherKey,
+                format!("{} has another key here than the one shown", certified.name),
+            )
         })
     }
 }
@@ -135,7 +155,12 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Returns the deadline of a request that may not take longer than `most`.
 fn deadline(asked_ms: u32, most: Duration) -> Instant {
     let timeout = Duration::from_millis(asked_ms.into());
-    Instant::now() + if timeout.is_zero() { most } else { timeout.min(most) }
+    Instant::now()
+        + if timeout.is_zero() {
+            most
+        } else {
+            timeout.min(most)
+        }
 }
 
 impl RequesterChannel {
@@ -193,7 +218,11 @@ impl RequesterChannel {
             self.core.counts.refused(KeyRefusal::Failed, None);
             let text = error.to_string();
             // A refusal always fits into a frame.
-            let _ = KeyResponse::Refused { name: KeyRefusal::Failed, text: &text }.encode(id, outbox.bytes.spare(FRAME_MAX));
+            let _ = KeyResponse::Refused {
+                name: KeyRefusal::Failed,
+                text: &text,
+            }
+            .encode(id, outbox.bytes.spare(FRAME_MAX));
         }
         outbox.full = outbox.bytes.len() > OUTBOX_MAX;
         drop(outbox);
@@ -203,14 +232,23 @@ impl RequesterChannel {
     fn refuse(&self, id: u64, no: &RequestRejection) {
         self.core.counts.refused(no.name, no.tenant.as_ref());
         tracing::debug!(requester = %self.caller.requester, name = %no.name, text = no.text, "refused");
-        self.enqueue_response(id, &KeyResponse::Refused { name: no.name, text: &no.text });
+        self.enqueue_response(
+            id,
+            &KeyResponse::Refused {
+                name: no.name,
+                text: &no.text,
+            },
+        );
     }
 
     /// Processes one frame of the requester.
     pub(crate) fn receive(self: &Arc<Self>, frame: Frame<'_>) {
         let id = frame.id;
         let done = match frame.request() {
-            Err(malformed) => Err(RequestRejection::new(KeyRefusal::Malformed, malformed.to_string())),
+            Err(malformed) => Err(RequestRejection::new(
+                KeyRefusal::Malformed,
+                malformed.to_string(),
+            )),
             Ok(KeyRequest::Ping) => {
                 self.enqueue_response(id, &KeyResponse::Pong);
                 Ok(())
@@ -220,11 +258,25 @@ impl RequesterChannel {
                 Ok(())
             }
             Ok(KeyRequest::More { bytes }) => self.more(id, bytes),
-            Ok(_) if self.closing.load(Relaxed) => Err(RequestRejection::new(KeyRefusal::Draining, "this key server is about to end")),
+            Ok(_) if self.closing.load(Relaxed) => Err(RequestRejection::new(
+                KeyRefusal::Draining,
+                "this key server is about to end",
+            )),
             Ok(KeyRequest::Begin(begin)) => self.begin(id, &begin),
-            Ok(KeyRequest::Sign { key, shown, scheme, deadline_ms, input }) => {
-                self.sign(id, key, shown, scheme, deadline(deadline_ms, SIGN_TIME), input)
-            }
+            Ok(KeyRequest::Sign {
+                key,
+                shown,
+                scheme,
+                deadline_ms,
+                input,
+            }) => self.sign(
+                id,
+                key,
+                shown,
+                scheme,
+                deadline(deadline_ms, SIGN_TIME),
+                input,
+            ),
             Ok(KeyRequest::Chain { key }) => self.chain(id, key),
         };
         if let Err(no) = done {
@@ -232,7 +284,11 @@ impl RequesterChannel {
         }
     }
 
-    fn begin(self: &Arc<Self>, id: u64, begin: &HandshakeRequest<'_>) -> Result<(), RequestRejection> {
+    fn begin(
+        self: &Arc<Self>,
+        id: u64,
+        begin: &HandshakeRequest<'_>,
+    ) -> Result<(), RequestRejection> {
         let key = KeyName::Identity(begin.identity.clone());
         let claim = self.decide(&key)?;
         let operation = match begin.role {
@@ -246,7 +302,18 @@ impl RequesterChannel {
         let until = deadline(begin.deadline_ms, HANDSHAKE_TIME);
         let ticket = self.enter(id, operation, &key, &claim.tenant, until)?;
         self.with_key(ticket, key, claim, move |channel, ticket, certified| {
-            channel.launch(ticket, WorkerOperation::Begin { terms: HandshakeParams { certified, role, alpn, expected }, bytes });
+            channel.launch(
+                ticket,
+                WorkerOperation::Begin {
+                    terms: HandshakeParams {
+                        certified,
+                        role,
+                        alpn,
+                        expected,
+                    },
+                    bytes,
+                },
+            );
             Ok(())
         });
         Ok(())
@@ -262,7 +329,10 @@ impl RequesterChannel {
         input: &[u8],
     ) -> Result<(), RequestRejection> {
         if !handshake::signable(input, &key) {
-            return Err(RequestRejection::new(KeyRefusal::Input, "only what a TLS handshake with this kind of key signs is signed"));
+            return Err(RequestRejection::new(
+                KeyRefusal::Input,
+                "only what a TLS handshake with this kind of key signs is signed",
+            ));
         }
         let scheme = SignatureScheme::from(scheme);
         let input = input.to_vec();
@@ -274,52 +344,96 @@ impl RequesterChannel {
                     format!("the key of {} cannot sign with {scheme:?}", certified.name),
                 ));
             }
-            channel.launch(ticket, WorkerOperation::Sign { certified, scheme, input });
+            channel.launch(
+                ticket,
+                WorkerOperation::Sign {
+                    certified,
+                    scheme,
+                    input,
+                },
+            );
             Ok(())
         };
         self.with(id, KeyOperation::Signature, key, until, then)
     }
 
     fn chain(self: &Arc<Self>, id: u64, key: KeyName) -> Result<(), RequestRejection> {
-        self.with(id, KeyOperation::Chain, key, deadline(0, SIGN_TIME), |channel, ticket, certified| {
-            channel.end(ticket, |_| {
-                let chain = certified.chain.iter().map(|c| &**c).collect();
-                channel.core.counts.done(KeyOperation::Chain, certified.key.lane(), &certified.tenant);
-                channel.enqueue_response(ticket.id, &KeyResponse::Certificates { chain });
-            });
-            Ok(())
-        })
+        self.with(
+            id,
+            KeyOperation::Chain,
+            key,
+            deadline(0, SIGN_TIME),
+            |channel, ticket, certified| {
+                channel.end(ticket, |_| {
+                    let chain = certified.chain.iter().map(|c| &**c).collect();
+                    channel.core.counts.done(
+                        KeyOperation::Chain,
+                        certified.key.lane(),
+                        &certified.tenant,
+                    );
+                    channel.enqueue_response(ticket.id, &KeyResponse::Certificates { chain });
+                });
+                Ok(())
+            },
+        )
     }
 
     /// Finds the key of a name of any kind, if the caller may use it, and continues with it.
-    fn with<F>(self: &Arc<Self>, id: u64, operation: KeyOperation, key: KeyName, until: Instant, then: F) -> Result<(), RequestRejection>
+    fn with<F>(
+        self: &Arc<Self>,
+        id: u64,
+        operation: KeyOperation,
+        key: KeyName,
+        until: Instant,
+        then: F,
+    ) -> Result<(), RequestRejection>
     where
-        F: FnOnce(&Arc<Self>, RequestTicket, Arc<CertifiedPrivateKey>) -> Result<(), RequestRejection> + Send + 'static,
+        F: FnOnce(
+                &Arc<Self>,
+                RequestTicket,
+                Arc<CertifiedPrivateKey>,
+            ) -> Result<(), RequestRejection>
+            + Send
+            + 'static,
     {
         // A tenant's allow list decides on keys from files; entitlements decide on all others.
         if let KeyName::File(service) = &key {
-            let files = self
-                .core
-                .files
-                .as_ref()
-                .ok_or_else(|| RequestRejection::new(KeyRefusal::UnknownKey, "this key server has no keys from files"))?;
+            let files = self.core.files.as_ref().ok_or_else(|| {
+                RequestRejection::new(
+                    KeyRefusal::UnknownKey,
+                    "this key server has no keys from files",
+                )
+            })?;
             let tenant = files.tenant();
             if !self.core.rights.load().serves(&self.caller, tenant) {
-                let text = format!("{} does not serve tenant {tenant} according to the controller", self.caller.requester);
+                let text = format!(
+                    "{} does not serve tenant {tenant} according to the controller",
+                    self.caller.requester
+                );
                 return Err(RequestRejection::new(KeyRefusal::NotEntitled, text).of(tenant));
             }
             if service.tenant != *tenant {
-                return Err(
-                    RequestRejection::new(KeyRefusal::UnknownTenant, format!("{service}: this is tenant {tenant}'s key server")).of(tenant)
-                );
+                return Err(RequestRejection::new(
+                    KeyRefusal::UnknownTenant,
+                    format!("{service}: this is tenant {tenant}'s key server"),
+                )
+                .of(tenant));
             }
             let refused = |r| {
-                let (by, files) = (&self.caller.requester, tenant_key_files::expected_files(service));
+                let (by, files) = (
+                    &self.caller.requester,
+                    tenant_key_files::expected_files(service),
+                );
                 let text = match r {
                     KeyRefusal::NotAllowed => {
-                        format!("the tenant's {} does not let {by} use the key of {service}", tenant_key_files::ALLOW)
+                        format!(
+                            "the tenant's {} does not let {by} use the key of {service}",
+                            tenant_key_files::ALLOW
+                        )
                     }
-                    _ => format!("there is no key of {service}: {files} are looked for, and not both there in usable form"),
+                    _ => format!(
+                        "there is no key of {service}: {files} are looked for, and not both there in usable form"
+                    ),
                 };
                 RequestRejection::new(r, text).of(tenant)
             };
@@ -336,10 +450,19 @@ impl RequesterChannel {
 
     fn decide(&self, key: &KeyName) -> Result<KeyClaim, RequestRejection> {
         let text = |r| match r {
-            KeyRefusal::UnknownTenant => format!("{key}: its tenant is unknown here, or has its keys in another location"),
-            _ => format!("according to the controller {key} does not run on {}", self.caller.requester),
+            KeyRefusal::UnknownTenant => {
+                format!("{key}: its tenant is unknown here, or has its keys in another location")
+            }
+            _ => format!(
+                "according to the controller {key} does not run on {}",
+                self.caller.requester
+            ),
         };
-        self.core.rights.load().decide(&self.caller, key).map_err(|r| RequestRejection::new(r, text(r)))
+        self.core
+            .rights
+            .load()
+            .decide(&self.caller, key)
+            .map_err(|r| RequestRejection::new(r, text(r)))
     }
 
     fn enter(
@@ -351,25 +474,42 @@ impl RequesterChannel {
         deadline: Instant,
     ) -> Result<RequestTicket, RequestRejection> {
         let refused = |r| RequestRejection::new(r, "as much as may be is under way").of(tenant);
-        let shakes = matches!(operation, KeyOperation::ClientHandshake | KeyOperation::ServerHandshake);
+        let shakes = matches!(
+            operation,
+            KeyOperation::ClientHandshake | KeyOperation::ServerHandshake
+        );
         // A handshake may wait long for its peer, so it gives way to other tenants'; everything else ends in a moment.
-        let place = self.core.quotas.take(tenant, &self.caller.requester, shakes).map_err(refused)?;
+        let place = self
+            .core
+            .quotas
+            .take(tenant, &self.caller.requester, shakes)
+            .map_err(refused)?;
         let mut table = lock(&self.table);
         if table.contains_key(&id) {
-            return Err(RequestRejection::new(KeyRefusal::DuplicateRequest, "the id is of a request under way").of(tenant));
+            return Err(RequestRejection::new(
+                KeyRefusal::DuplicateRequest,
+                "the id is of a request under way",
+            )
+            .of(tenant));
         }
         let under_way = shakes.then(|| {
             self.core.counts.handshakes.add(1);
             HandshakeGaugeGuard(self.core.counts.handshakes.clone())
         });
         static LAST: AtomicU64 = AtomicU64::new(0);
-        let ticket = RequestTicket { id, serial: LAST.fetch_add(1, Relaxed), deadline };
+        let ticket = RequestTicket {
+            id,
+            serial: LAST.fetch_add(1, Relaxed),
+            deadline,
+        };
         let entry = ChannelEntry {
             ticket,
             operation,
             key: key.clone(),
             tenant: tenant.clone(),
-            progress: RequestProgress::Busy { pending: Vec::new() },
+            progress: RequestProgress::Busy {
+                pending: Vec::new(),
+            },
             place,
             _under_way: under_way,
         };
@@ -381,7 +521,9 @@ impl RequesterChannel {
     /// that the peer sends meanwhile are refused after that response, never before it.
     fn end(&self, ticket: RequestTicket, reply: impl FnOnce(&ChannelEntry)) {
         let mut table = lock(&self.table);
-        if table.get(&ticket.id).is_some_and(|e| e.ticket.serial == ticket.serial)
+        if table
+            .get(&ticket.id)
+            .is_some_and(|e| e.ticket.serial == ticket.serial)
             && let Some(entry) = table.remove(&ticket.id)
         {
             reply(&entry);
@@ -391,49 +533,85 @@ impl RequesterChannel {
     /// Continues with a key that is available, or once it is.
     fn with_key<F>(self: &Arc<Self>, ticket: RequestTicket, key: KeyName, claim: KeyClaim, then: F)
     where
-        F: FnOnce(&Arc<Self>, RequestTicket, Arc<CertifiedPrivateKey>) -> Result<(), RequestRejection> + Send + 'static,
+        F: FnOnce(
+                &Arc<Self>,
+                RequestTicket,
+                Arc<CertifiedPrivateKey>,
+            ) -> Result<(), RequestRejection>
+            + Send
+            + 'static,
     {
         if let Some(certified) = self.core.provisioner.find(&key) {
             return self.settle(ticket, then(self, ticket, certified));
         }
         let channel = self.clone();
         tokio::spawn(async move {
-            let obtained = channel.core.provisioner.obtain(&key, &claim, ticket.deadline.into()).await;
-            let certified =
-                obtained.map_err(|why| RequestRejection::new(KeyRefusal::NoCertificate, format!("{key}: {why}")).of(&claim.tenant));
+            let obtained = channel
+                .core
+                .provisioner
+                .obtain(&key, &claim, ticket.deadline.into())
+                .await;
+            let certified = obtained.map_err(|why| {
+                RequestRejection::new(KeyRefusal::NoCertificate, format!("{key}: {why}"))
+                    .of(&claim.tenant)
+            });
             // The entitlement may have ended while the key was obtained.
-            let done = certified.and_then(|c| channel.decide(&key).map(|_| c)).and_then(|c| then(&channel, ticket, c));
+            let done = certified
+                .and_then(|c| channel.decide(&key).map(|_| c))
+                .and_then(|c| then(&channel, ticket, c));
             channel.settle(ticket, done);
         });
     }
 
     fn settle(&self, ticket: RequestTicket, done: Result<(), RequestRejection>) {
         if let Err(no) = done {
-            self.end(ticket, |entry| self.refuse(ticket.id, &no.of(&entry.tenant)));
+            self.end(ticket, |entry| {
+                self.refuse(ticket.id, &no.of(&entry.tenant))
+            });
         }
     }
 
     fn more(self: &Arc<Self>, id: u64, bytes: &[u8]) -> Result<(), RequestRejection> {
         let mut table = lock(&self.table);
-        let unknown =
-            || RequestRejection::new(KeyRefusal::UnknownRequest, "no handshake of this id is under way: it ended, or its time did");
-        let entry = table.get_mut(&id).filter(|e| e._under_way.is_some()).ok_or_else(unknown)?;
+        let unknown = || {
+            RequestRejection::new(
+                KeyRefusal::UnknownRequest,
+                "no handshake of this id is under way: it ended, or its time did",
+            )
+        };
+        let entry = table
+            .get_mut(&id)
+            .filter(|e| e._under_way.is_some())
+            .ok_or_else(unknown)?;
         let (tenant, key, ticket) = (entry.tenant.clone(), entry.key.clone(), entry.ticket);
         let refused = match &mut entry.progress {
             // The entitlement may have ended since the handshake began.
             _ if let Err(no) = self.decide(&key) => no,
-            RequestProgress::Busy { pending } if pending.len() + bytes.len() > HANDSHAKE_BYTES_MAX => {
-                RequestRejection::new(KeyRefusal::HandshakeBytes, format!("the peer sent more than {HANDSHAKE_BYTES_MAX} bytes"))
+            RequestProgress::Busy { pending }
+                if pending.len() + bytes.len() > HANDSHAKE_BYTES_MAX =>
+            {
+                RequestRejection::new(
+                    KeyRefusal::HandshakeBytes,
+                    format!("the peer sent more than {HANDSHAKE_BYTES_MAX} bytes"),
+                )
             }
             RequestProgress::Busy { pending } => {
                 pending.extend_from_slice(bytes);
                 return Ok(());
             }
             progress @ RequestProgress::Peer(_) => {
-                let busy = RequestProgress::Busy { pending: Vec::new() };
+                let busy = RequestProgress::Busy {
+                    pending: Vec::new(),
+                };
                 if let RequestProgress::Peer(handshake) = std::mem::replace(progress, busy) {
                     drop(table);
-                    self.launch(ticket, WorkerOperation::More { handshake, bytes: bytes.to_vec() });
+                    self.launch(
+                        ticket,
+                        WorkerOperation::More {
+                            handshake,
+                            bytes: bytes.to_vec(),
+                        },
+                    );
                 }
                 return Ok(());
             }
@@ -445,7 +623,15 @@ impl RequesterChannel {
     fn launch(self: &Arc<Self>, ticket: RequestTicket, task: WorkerOperation) {
         let certified = task.certified();
         let (lane, tenant) = (certified.key.lane(), certified.tenant.clone());
-        self.core.lanes.push(lane, &tenant, KeyJob { channel: self.clone(), ticket, task: Some(task) });
+        self.core.lanes.push(
+            lane,
+            &tenant,
+            KeyJob {
+                channel: self.clone(),
+                ticket,
+                task: Some(task),
+            },
+        );
     }
 
     /// Refuses handshakes whose peers let their time run out, and those that gave way to other tenants'. Queued requests are checked when a
@@ -486,12 +672,21 @@ impl RequesterChannel {
                 self.refuse(id, &RequestRejection::new(name, text).of(&entry.tenant));
             }),
             OperationResult::Signature { certified, bytes } => self.end(ticket, |_| {
-                self.core.counts.done(KeyOperation::Signature, certified.key.lane(), &certified.tenant);
+                self.core.counts.done(
+                    KeyOperation::Signature,
+                    certified.key.lane(),
+                    &certified.tenant,
+                );
                 self.enqueue_response(id, &KeyResponse::Signature { bytes: &bytes });
             }),
             OperationResult::Step { handshake, send } => self.resume(ticket, handshake, &send),
-            OperationResult::Done { certified, finished } => self.end(ticket, |entry| {
-                self.core.counts.done(entry.operation, certified.key.lane(), &certified.tenant);
+            OperationResult::Done {
+                certified,
+                finished,
+            } => self.end(ticket, |entry| {
+                self.core
+                    .counts
+                    .done(entry.operation, certified.key.lane(), &certified.tenant);
                 let done = HandshakeResult {
                     bytes: &finished.send,
                     consumed: u32::try_from(finished.consumed).unwrap_or(u32::MAX),
@@ -509,10 +704,22 @@ impl RequesterChannel {
     }
 
     /// Waits for the peer, unless it has sent bytes meanwhile.
-    fn resume(self: &Arc<Self>, ticket: RequestTicket, handshake: Box<RelayedHandshake>, send: &[u8]) {
+    fn resume(
+        self: &Arc<Self>,
+        ticket: RequestTicket,
+        handshake: Box<RelayedHandshake>,
+        send: &[u8],
+    ) {
         let mut table = lock(&self.table);
-        let Some(entry) = table.get_mut(&ticket.id).filter(|e| e.ticket.serial == ticket.serial) else { return };
-        let RequestProgress::Busy { pending } = &mut entry.progress else { return };
+        let Some(entry) = table
+            .get_mut(&ticket.id)
+            .filter(|e| e.ticket.serial == ticket.serial)
+        else {
+            return;
+        };
+        let RequestProgress::Busy { pending } = &mut entry.progress else {
+            return;
+        };
         if !send.is_empty() || pending.is_empty() && handshake.wants_more() {
             // Sent before the handshake may continue, so that its next bytes cannot overtake these.
             self.enqueue_response(ticket.id, &KeyResponse::Send { bytes: send });
@@ -529,9 +736,19 @@ impl RequesterChannel {
 
 /// Operation that a worker performs for a request.
 enum WorkerOperation {
-    Begin { terms: HandshakeParams, bytes: Vec<u8> },
-    More { handshake: Box<RelayedHandshake>, bytes: Vec<u8> },
-    Sign { certified: Arc<CertifiedPrivateKey>, scheme: SignatureScheme, input: Vec<u8> },
+    Begin {
+        terms: HandshakeParams,
+        bytes: Vec<u8>,
+    },
+    More {
+        handshake: Box<RelayedHandshake>,
+        bytes: Vec<u8>,
+    },
+    Sign {
+        certified: Arc<CertifiedPrivateKey>,
+        scheme: SignatureScheme,
+        input: Vec<u8>,
+    },
 }
 
 impl WorkerOperation {
@@ -547,14 +764,30 @@ impl WorkerOperation {
         match self {
             WorkerOperation::Begin { terms, bytes } => match RelayedHandshake::begin(terms) {
                 Ok(handshake) => step(Box::new(handshake), &bytes),
-                Err(error) => OperationResult::Refused { alert: Vec::new(), name: handshake::refusal(&error), text: error.to_string() },
+                Err(error) => OperationResult::Refused {
+                    alert: Vec::new(),
+                    name: handshake::refusal(&error),
+                    text: error.to_string(),
+                },
             },
             WorkerOperation::More { handshake, bytes } => step(handshake, &bytes),
-            WorkerOperation::Sign { certified, scheme, input } => match certified.key.sign(scheme, &input) {
+            WorkerOperation::Sign {
+                certified,
+                scheme,
+                input,
+            } => match certified.key.sign(scheme, &input) {
                 Ok(bytes) => OperationResult::Signature { certified, bytes },
                 Err(error) => {
-                    let name = if error == PrivateKeyError::Scheme { KeyRefusal::Scheme } else { KeyRefusal::Failed };
-                    OperationResult::Refused { alert: Vec::new(), name, text: error.to_string() }
+                    let name = if error == PrivateKeyError::Scheme {
+                        KeyRefusal::Scheme
+                    } else {
+                        KeyRefusal::Failed
+                    };
+                    OperationResult::Refused {
+                        alert: Vec::new(),
+                        name,
+                        text: error.to_string(),
+                    }
                 }
             },
         }
@@ -564,8 +797,19 @@ impl WorkerOperation {
 fn step(mut handshake: Box<RelayedHandshake>, bytes: &[u8]) -> OperationResult {
     match handshake.step(bytes) {
         HandshakeStep::Wait { send } => OperationResult::Step { handshake, send },
-        HandshakeStep::Done(finished) => OperationResult::Done { certified: handshake.terms().certified.clone(), finished },
-        HandshakeStep::Failed { alert, refusal, text } => OperationResult::Refused { alert, name: refusal, text },
+        HandshakeStep::Done(finished) => OperationResult::Done {
+            certified: handshake.terms().certified.clone(),
+            finished,
+        },
+        HandshakeStep::Failed {
+            alert,
+            refusal,
+            text,
+        } => OperationResult::Refused {
+            alert,
+            name: refusal,
+            text,
+        },
     }
 }
 
@@ -603,14 +847,23 @@ impl PoolTask for KeyJob {
     type Answer = OperationResult;
 
     fn work(&mut self) -> OperationResult {
-        let Some(task) = self.task.take() else { return OperationResult::Abandoned };
-        let serial = lock(&self.channel.table).get(&self.ticket.id).map(|e| e.ticket.serial);
+        let Some(task) = self.task.take() else {
+            return OperationResult::Abandoned;
+        };
+        let serial = lock(&self.channel.table)
+            .get(&self.ticket.id)
+            .map(|e| e.ticket.serial);
         if serial != Some(self.ticket.serial) {
             return OperationResult::Abandoned;
         }
         if self.ticket.deadline <= Instant::now() {
-            let text = "its time ran out before its turn came: the key server has more to do than it can";
-            return OperationResult::Refused { alert: Vec::new(), name: KeyRefusal::Deadline, text: text.into() };
+            let text =
+                "its time ran out before its turn came: the key server has more to do than it can";
+            return OperationResult::Refused {
+                alert: Vec::new(),
+                name: KeyRefusal::Deadline,
+                text: text.into(),
+            };
         }
         task.work()
     }

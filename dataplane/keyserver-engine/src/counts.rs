@@ -77,7 +77,8 @@ impl KeyServerCounters {
     /// `canal_key_unauthenticated_connections_total{reason}`, `canal_key_channels_ended_total{reason}`, `canal_key_handshakes_in_flight`,
     /// `canal_key_hardware{feature,used}`, and the limit `key_channels`.
     pub(crate) fn new(registry: &Registry, shares: QuotaShares) -> Self {
-        let counters = |name, help, labels| registry.counters(MetricFamily::new(name, help, labels));
+        let counters =
+            |name, help, labels| registry.counters(MetricFamily::new(name, help, labels));
         let under_way = "Handshakes begun and not ended, those that wait for their peers included.";
         let hardware = registry.gauges(MetricFamily::new(
             "canal_key_hardware",
@@ -85,7 +86,9 @@ impl KeyServerCounters {
             &["feature", "used"],
         ));
         for feature in hardware::features() {
-            hardware.shared(&[feature.name, if feature.used { "yes" } else { "no" }]).set(feature.present.into());
+            hardware
+                .shared(&[feature.name, if feature.used { "yes" } else { "no" }])
+                .set(feature.present.into());
         }
         Self {
             operations: counters(
@@ -93,25 +96,43 @@ impl KeyServerCounters {
                 "Completed operations: successful handshakes, signatures, chains sent.",
                 &["kind", "algorithm", "tenant"],
             ),
-            refusals: counters("canal_key_refusals_total", "Refusals sent to requesters.", &["name", "tenant"]),
+            refusals: counters(
+                "canal_key_refusals_total",
+                "Refusals sent to requesters.",
+                &["name", "tenant"],
+            ),
             unauthenticated: counters(
                 "canal_key_unauthenticated_connections_total",
                 "Connections that did not become channels.",
                 &["reason"],
             ),
-            ended: counters("canal_key_channels_ended_total", "Channels that ended.", &["reason"]),
-            handshakes: registry.gauges(MetricFamily::new("canal_key_handshakes_in_flight", under_way, &[])).shared(&[]),
+            ended: counters(
+                "canal_key_channels_ended_total",
+                "Channels that ended.",
+                &["reason"],
+            ),
+            handshakes: registry
+                .gauges(MetricFamily::new(
+                    "canal_key_handshakes_in_flight",
+                    under_way,
+                    &[],
+                ))
+                .shared(&[]),
             channels: Limit::new(registry, "key_channels", shares.channels),
         }
     }
 
     pub(crate) fn done(&self, kind: KeyOperation, lane: OperationQueue, tenant: &TenantName) {
-        self.operations.shared(&[kind.name(), lane.name(), tenant.as_str()]).inc();
+        self.operations
+            .shared(&[kind.name(), lane.name(), tenant.as_str()])
+            .inc();
     }
 
     /// Counts a refusal. `tenant` is the owner of the key, as far as it is known.
     pub(crate) fn refused(&self, name: KeyRefusal, tenant: Option<&TenantName>) {
-        self.refusals.shared(&[name.name(), tenant.map_or("-", TenantName::as_str)]).inc();
+        self.refusals
+            .shared(&[name.name(), tenant.map_or("-", TenantName::as_str)])
+            .inc();
     }
 
     pub(crate) fn unauthenticated(&self, reason: &'static str) {

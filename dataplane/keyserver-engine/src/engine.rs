@@ -105,25 +105,40 @@ impl KeyServerEngine {
         let Principal::KeyServer { name, tenant, .. } = &config.principal else {
             return Err(KeyServerEngineError::Principal(config.principal));
         };
-        let Some(identity) = component_identity(&config.principal) else { return Err(KeyServerEngineError::Principal(config.principal)) };
+        let Some(identity) = component_identity(&config.principal) else {
+            return Err(KeyServerEngineError::Principal(config.principal));
+        };
         let vault = Arc::new(Vault::new()?);
         let files = match (&config.tls_dir, tenant) {
             (None, _) => None,
             (Some(_), None) => return Err(KeyServerEngineError::Tenant),
             (Some(folder), Some(tenant)) => {
-                let opened = TenantKeyFiles::open(folder.clone(), tenant.clone(), vault.clone(), registry);
+                let opened =
+                    TenantKeyFiles::open(folder.clone(), tenant.clone(), vault.clone(), registry);
                 Some(opened.map_err(|e| KeyServerEngineError::Folder(folder.clone(), e))?)
             }
         };
         let (provider, domain) = components();
-        let own = KeyClaim { tenant: provider.clone(), trust_domain: domain, algorithm: KeyAlgorithm::EcdsaP256 };
+        let own = KeyClaim {
+            tenant: provider.clone(),
+            trust_domain: domain,
+            algorithm: KeyAlgorithm::EcdsaP256,
+        };
         let trust = TrustStore::new(registry);
-        let provisioner = Provisioner::start(issue, vault, trust.clone(), (identity, own), registry, drain.clone());
+        let provisioner = Provisioner::start(
+            issue,
+            vault,
+            trust.clone(),
+            (identity, own),
+            registry,
+            drain.clone(),
+        );
         let core = Arc::new(EngineContext {
             rights: ArcSwap::default(),
             provisioner,
             files,
-            lanes: OperationPool::start(config.lanes, registry).map_err(KeyServerEngineError::Threads)?,
+            lanes: OperationPool::start(config.lanes, registry)
+                .map_err(KeyServerEngineError::Threads)?,
             quotas: Quotas::new(config.shares),
             counts: KeyServerCounters::new(registry, config.shares),
         });
@@ -152,9 +167,17 @@ impl KeyServerEngine {
     /// entitlements.
     pub fn apply(&self, state: &ResourceState) -> Vec<RefusedResource> {
         let refused = canal_identity::apply_bundles(&self.listener_state.trust, state);
-        let is_open = |r: &&Arc<Resource>| r.tenant().is_none_or(|tenant| !state.closed().contains_key(tenant));
+        let is_open = |r: &&Arc<Resource>| {
+            r.tenant()
+                .is_none_or(|tenant| !state.closed().contains_key(tenant))
+        };
         self.set_shares(state.of(ResourceKind::Tenant));
-        self.take(EntitlementIndex::of(EntitlementIndex::KINDS.iter().flat_map(|k| state.of(*k)).filter(is_open)));
+        self.take(EntitlementIndex::of(
+            EntitlementIndex::KINDS
+                .iter()
+                .flat_map(|k| state.of(*k))
+                .filter(is_open),
+        ));
         refused
     }
 
@@ -176,7 +199,9 @@ impl KeyServerEngine {
             _ => None,
         };
         let tenants: Vec<_> = all.into_iter().filter_map(shares_of).collect();
-        self.listener_state.registry.set_shares(tenants.iter().copied());
+        self.listener_state
+            .registry
+            .set_shares(tenants.iter().copied());
         self.listener_state.core.quotas.set_shares(tenants);
     }
 
@@ -191,7 +216,12 @@ impl KeyServerEngine {
     /// # Errors
     /// The key server has no certificate of its own yet.
     pub fn ready(&self) -> Result<(), String> {
-        self.listener_state.core.provisioner.own_certificate().map(drop).ok_or_else(|| "no certificate of its own yet".into())
+        self.listener_state
+            .core
+            .provisioner
+            .own_certificate()
+            .map(drop)
+            .ok_or_else(|| "no certificate of its own yet".into())
     }
 
     /// Returns the content of `/config_dump`, which contains no key, sealed or not.
@@ -217,7 +247,9 @@ impl KeyServerEngine {
             match accepted {
                 Ok((stream, from)) => {
                     let (listener_state, drain) = (self.listener_state.clone(), drain.clone());
-                    tokio::spawn(async move { start_channel(listener_state, stream, from, drain).await });
+                    tokio::spawn(async move {
+                        start_channel(listener_state, stream, from, drain).await
+                    });
                 }
                 Err(error) => {
                     self.listener_state.core.counts.unauthenticated("accept");
@@ -231,12 +263,20 @@ impl KeyServerEngine {
 
 fn show(core: &Arc<EngineContext>, registry: &Registry) {
     let (a, b) = (Arc::downgrade(core), Arc::downgrade(core));
-    registry.probe("canal_key_file_keys", "Keys from files in use.", move || {
-        a.upgrade().and_then(|c| c.files.as_ref().map(TenantKeyFiles::count)).unwrap_or_default() as f64
-    });
-    registry.probe("canal_key_requests_in_flight", "Requests under way, handshakes that wait for their peers included.", move || {
-        b.upgrade().map_or(0.0, |c| c.quotas.total() as f64)
-    });
+    registry.probe(
+        "canal_key_file_keys",
+        "Keys from files in use.",
+        move || {
+            a.upgrade()
+                .and_then(|c| c.files.as_ref().map(TenantKeyFiles::count))
+                .unwrap_or_default() as f64
+        },
+    );
+    registry.probe(
+        "canal_key_requests_in_flight",
+        "Requests under way, handshakes that wait for their peers included.",
+        move || b.upgrade().map_or(0.0, |c| c.quotas.total() as f64),
+    );
 }
 
 /// Scans the directory of keys periodically.
@@ -247,7 +287,9 @@ async fn watch(core: std::sync::Weak<EngineContext>, drain: DrainObserver) {
             () = drain.forced() => return,
         }
         let Some(core) = core.upgrade() else { return };
-        let polled = tokio::task::spawn_blocking(move || core.files.as_ref().map(TenantKeyFiles::poll)).await;
+        let polled =
+            tokio::task::spawn_blocking(move || core.files.as_ref().map(TenantKeyFiles::poll))
+                .await;
         if polled.is_err() {
             tracing::error!("looking at the folder of keys failed");
         }
@@ -255,7 +297,10 @@ async fn watch(core: std::sync::Weak<EngineContext>, drain: DrainObserver) {
 }
 
 /// Performs TLS on a connection that sends its first byte in time.
-async fn greet(stream: TcpStream, config: Arc<rustls::ServerConfig>) -> Result<TlsStream<TcpStream>, &'static str> {
+async fn greet(
+    stream: TcpStream,
+    config: Arc<rustls::ServerConfig>,
+) -> Result<TlsStream<TcpStream>, &'static str> {
     // Silent connections are the cheapest to make, and are recognized without the time of a handshake.
     match tokio::time::timeout(FIRST_BYTE_TIMEOUT, stream.peek(&mut [0])).await {
         Ok(Ok(n)) if n > 0 => {}
@@ -273,13 +318,24 @@ async fn greet(stream: TcpStream, config: Arc<rustls::ServerConfig>) -> Result<T
 }
 
 /// Authenticates the requester of a connection, and serves its channel until the end.
-async fn start_channel(listener_state: Arc<ListenerState>, stream: TcpStream, from: SocketAddr, drain: DrainWatcher) {
+async fn start_channel(
+    listener_state: Arc<ListenerState>,
+    stream: TcpStream,
+    from: SocketAddr,
+    drain: DrainWatcher,
+) {
     let core = &listener_state.core;
-    let Ok(permit) = listener_state.unauthenticated.take(from.ip()) else { return core.counts.unauthenticated("limit") };
-    let Some(own) = core.provisioner.own_certificate() else { return core.counts.unauthenticated("no_certificate") };
+    let Ok(permit) = listener_state.unauthenticated.take(from.ip()) else {
+        return core.counts.unauthenticated("limit");
+    };
+    let Some(own) = core.provisioner.own_certificate() else {
+        return core.counts.unauthenticated("no_certificate");
+    };
     // A failure costs latency and nothing else.
     let _ = sys::tune(&stream);
-    let (Ok(config), Some(verifier)) = (own.own_server_config(&[ALPN.to_vec()]), own.peer_verifier()) else {
+    let (Ok(config), Some(verifier)) =
+        (own.own_server_config(&[ALPN.to_vec()]), own.peer_verifier())
+    else {
         return core.counts.unauthenticated("no_certificate");
     };
     let authenticated = tokio::select! {
@@ -290,13 +346,24 @@ async fn start_channel(listener_state: Arc<ListenerState>, stream: TcpStream, fr
         Ok(stream) => stream,
         Err(reason) => return core.counts.unauthenticated(reason),
     };
-    let peer = verifier.peer(PeerRole::Client, None, stream.get_ref().1.peer_certificates());
-    let Some((caller, leaf)) = peer.ok().and_then(|(identity, leaf)| Some((ChannelPeer::of(&identity)?, leaf))) else {
+    let peer = verifier.peer(
+        PeerRole::Client,
+        None,
+        stream.get_ref().1.peer_certificates(),
+    );
+    let Some((caller, leaf)) = peer
+        .ok()
+        .and_then(|(identity, leaf)| Some((ChannelPeer::of(&identity)?, leaf)))
+    else {
         return core.counts.unauthenticated("not_a_requester");
     };
     let tenant = caller.tenant.as_ref().unwrap_or(&listener_state.provider);
-    let (Some(_held), Ok(_door)) = (core.counts.channels.take(), listener_state.channel_quotas.take(tenant, &caller.requester, false))
-    else {
+    let (Some(_held), Ok(_door)) = (
+        core.counts.channels.take(),
+        listener_state
+            .channel_quotas
+            .take(tenant, &caller.requester, false),
+    ) else {
         return core.counts.unauthenticated("limit");
     };
     // Further connections from this address no longer compete with those of unknown addresses.
@@ -364,7 +431,11 @@ async fn read_in<IO: AsyncRead + AsyncWrite + Unpin>(
         }
         // A channel that accepts nothing new ends once its requests have ended.
         if (drained || expired) && channel.idle() {
-            return if drained { ChannelEndReason::Drained } else { ChannelEndReason::Expired };
+            return if drained {
+                ChannelEndReason::Drained
+            } else {
+                ChannelEndReason::Expired
+            };
         }
         // The buffer grows for a longer frame.
         buffer.reserve(READ);
@@ -382,7 +453,10 @@ async fn until(time: SystemTime) {
 }
 
 /// Writes the responses. All that accumulate during one write go out together in the next.
-async fn write_out<IO: AsyncRead + AsyncWrite + Unpin>(channel: Arc<RequesterChannel>, mut write: WriteHalf<IO>) {
+async fn write_out<IO: AsyncRead + AsyncWrite + Unpin>(
+    channel: Arc<RequesterChannel>,
+    mut write: WriteHalf<IO>,
+) {
     let mut bytes = SecretBuffer::new();
     loop {
         bytes = channel.take(bytes);

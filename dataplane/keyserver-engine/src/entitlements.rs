@@ -25,13 +25,24 @@ impl ChannelPeer {
         if identity.trust_domain.as_str() != COMPONENTS {
             return None;
         }
-        let (namespace, account) = (identity.namespace.as_str(), identity.service_account.as_str());
+        let (namespace, account) = (
+            identity.namespace.as_str(),
+            identity.service_account.as_str(),
+        );
         if let Some(name) = account.strip_prefix("node.") {
             let requester = KeyRequester::Node(NodeName::new(name).ok()?);
-            return Some(Self { requester, tenant: Some(TenantName::new(namespace).ok()?) });
+            return Some(Self {
+                requester,
+                tenant: Some(TenantName::new(namespace).ok()?),
+            });
         }
-        let name = account.strip_prefix("gateway.").filter(|_| namespace == "canal-system")?;
-        Some(Self { requester: KeyRequester::Gateway(ReplicaName::new(name).ok()?), tenant: None })
+        let name = account
+            .strip_prefix("gateway.")
+            .filter(|_| namespace == "canal-system")?;
+        Some(Self {
+            requester: KeyRequester::Gateway(ReplicaName::new(name).ok()?),
+            tenant: None,
+        })
     }
 }
 
@@ -69,13 +80,22 @@ impl TenantEntitlements {
     }
 
     fn claim(&self) -> KeyClaim {
-        KeyClaim { tenant: self.name.clone(), trust_domain: self.trust_domain.clone(), algorithm: self.algorithm }
+        KeyClaim {
+            tenant: self.name.clone(),
+            trust_domain: self.trust_domain.clone(),
+            algorithm: self.algorithm,
+        }
     }
 }
 
 impl EntitlementIndex {
     /// Resource kinds to which a key server subscribes.
-    pub const KINDS: [ResourceKind; 4] = [ResourceKind::Tenant, ResourceKind::Bundle, ResourceKind::Entitlement, ResourceKind::Manifest];
+    pub const KINDS: [ResourceKind; 4] = [
+        ResourceKind::Tenant,
+        ResourceKind::Bundle,
+        ResourceKind::Entitlement,
+        ResourceKind::Manifest,
+    ];
 
     /// Indexes Tenants and Entitlements, and ignores other resources. An entitlement of an unknown tenant has no effect.
     pub fn of<'a>(all: impl IntoIterator<Item = &'a Arc<Resource>>) -> Self {
@@ -99,12 +119,16 @@ impl EntitlementIndex {
         }
         for (e, resource) in entitlements {
             if let Some(tenant) = tenants.get_mut(&e.tenant) {
-                tenant.entitlements.insert(e.requester.clone(), resource.clone());
+                tenant
+                    .entitlements
+                    .insert(e.requester.clone(), resource.clone());
             }
         }
         let mut rights = Self::default();
         for tenant in tenants.into_values().map(Arc::new) {
-            rights.domains.insert(tenant.trust_domain.clone(), tenant.clone());
+            rights
+                .domains
+                .insert(tenant.trust_domain.clone(), tenant.clone());
             rights.names.insert(tenant.name.clone(), tenant);
         }
         rights
@@ -119,35 +143,66 @@ impl EntitlementIndex {
             KeyName::Identity(identity) => {
                 let tenant = self.with_remote_keys(self.domains.get(&identity.trust_domain))?;
                 let own = caller.tenant.as_ref().is_none_or(|t| *t == tenant.name);
-                if own && tenant.entitles(&caller.requester, identity) { Ok(tenant.claim()) } else { Err(KeyRefusal::NotEntitled) }
+                if own && tenant.entitles(&caller.requester, identity) {
+                    Ok(tenant.claim())
+                } else {
+                    Err(KeyRefusal::NotEntitled)
+                }
             }
             KeyName::Service(service) => {
                 let tenant = self.with_remote_keys(self.names.get(&service.tenant))?;
                 let gateway = matches!(caller.requester, KeyRequester::Gateway(_));
                 let identity = gateway_identity(tenant.trust_domain.clone());
-                if gateway && tenant.entitles(&caller.requester, &identity) { Ok(tenant.claim()) } else { Err(KeyRefusal::NotEntitled) }
+                if gateway && tenant.entitles(&caller.requester, &identity) {
+                    Ok(tenant.claim())
+                } else {
+                    Err(KeyRefusal::NotEntitled)
+                }
             }
             KeyName::File(_) => Err(KeyRefusal::UnknownKey),
         }
     }
 
-    fn with_remote_keys<'a>(&self, tenant: Option<&'a Arc<TenantEntitlements>>) -> Result<&'a TenantEntitlements, KeyRefusal> {
-        tenant.filter(|t| t.place == KeyLocation::KeyServer).map(|t| &**t).ok_or(KeyRefusal::UnknownTenant)
+    fn with_remote_keys<'a>(
+        &self,
+        tenant: Option<&'a Arc<TenantEntitlements>>,
+    ) -> Result<&'a TenantEntitlements, KeyRefusal> {
+        tenant
+            .filter(|t| t.place == KeyLocation::KeyServer)
+            .map(|t| &**t)
+            .ok_or(KeyRefusal::UnknownTenant)
     }
 
     /// Returns whether `caller` is a gateway that serves `tenant` according to the controller, as keyless keys require.
     pub fn serves(&self, caller: &ChannelPeer, tenant: &TenantName) -> bool {
         let gateway = matches!(caller.requester, KeyRequester::Gateway(_));
-        gateway && self.names.get(tenant).is_some_and(|t| t.entitlements.contains_key(&caller.requester))
+        gateway
+            && self
+                .names
+                .get(tenant)
+                .is_some_and(|t| t.entitlements.contains_key(&caller.requester))
     }
 
     /// Returns all identities to which a requester is entitled, of tenants whose keys are in key servers.
     pub fn identities(&self) -> BTreeMap<Identity, KeyClaim> {
         let mut all = BTreeMap::new();
-        for tenant in self.names.values().filter(|t| t.place == KeyLocation::KeyServer) {
-            let of = |r: &Arc<Resource>| if let Resource::Entitlement(e) = &**r { e.identities.clone() } else { Vec::new() };
-            let identities: BTreeSet<Identity> = tenant.entitlements.values().flat_map(of).collect();
-            let own = identities.into_iter().filter(|i| i.trust_domain == tenant.trust_domain);
+        for tenant in self
+            .names
+            .values()
+            .filter(|t| t.place == KeyLocation::KeyServer)
+        {
+            let of = |r: &Arc<Resource>| {
+                if let Resource::Entitlement(e) = &**r {
+                    e.identities.clone()
+                } else {
+                    Vec::new()
+                }
+            };
+            let identities: BTreeSet<Identity> =
+                tenant.entitlements.values().flat_map(of).collect();
+            let own = identities
+                .into_iter()
+                .filter(|i| i.trust_domain == tenant.trust_domain);
             all.extend(own.map(|i| (i, tenant.claim())));
         }
         all
@@ -157,14 +212,21 @@ impl EntitlementIndex {
     pub fn terminates(&self, tenant: &TenantName) -> Option<KeyClaim> {
         let tenant = self.with_remote_keys(self.names.get(tenant)).ok()?;
         let identity = gateway_identity(tenant.trust_domain.clone());
-        tenant.entitlements.keys().any(|r| tenant.entitles(r, &identity)).then(|| tenant.claim())
+        tenant
+            .entitlements
+            .keys()
+            .any(|r| tenant.entitles(r, &identity))
+            .then(|| tenant.claim())
     }
 
     /// Returns the tenants' part of `/config_dump`.
     pub fn dump(&self) -> serde_json::Value {
         let entitlements = |t: &Arc<TenantEntitlements>| -> BTreeMap<String, Vec<String>> {
             let one = |(r, e): (&KeyRequester, &Arc<Resource>)| match &**e {
-                Resource::Entitlement(e) => (r.to_string(), e.identities.iter().map(Identity::to_string).collect()),
+                Resource::Entitlement(e) => (
+                    r.to_string(),
+                    e.identities.iter().map(Identity::to_string).collect(),
+                ),
                 _ => (r.to_string(), Vec::new()),
             };
             t.entitlements.iter().map(one).collect()

@@ -15,7 +15,11 @@ pub(crate) struct FairQueue<T> {
 
 impl<T> Default for FairQueue<T> {
     fn default() -> Self {
-        Self { waiting: HashMap::new(), turns: VecDeque::new(), length: 0 }
+        Self {
+            waiting: HashMap::new(),
+            turns: VecDeque::new(),
+            length: 0,
+        }
     }
 }
 
@@ -37,7 +41,9 @@ impl<T> FairQueue<T> {
         while taken.len() < most
             && let Some(tenant) = self.turns.pop_front()
         {
-            let Some(line) = self.waiting.get_mut(&tenant) else { continue };
+            let Some(line) = self.waiting.get_mut(&tenant) else {
+                continue;
+            };
             taken.extend(line.pop_front());
             if line.is_empty() {
                 self.waiting.remove(&tenant);

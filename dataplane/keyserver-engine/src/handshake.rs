@@ -66,7 +66,11 @@ pub struct HandshakeOutcome {
 /// Prints the outcome without its secrets.
 impl fmt::Debug for HandshakeOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Finished({}, {:#06x}, {} consumed)", self.peer, self.suite, self.consumed)
+        write!(
+            f,
+            "Finished({}, {:#06x}, {} consumed)",
+            self.peer, self.suite, self.consumed
+        )
     }
 }
 
@@ -82,7 +86,11 @@ pub struct RelayedHandshake {
 
 impl fmt::Debug for RelayedHandshake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Handshake({}, {:?})", self.terms.certified.name, self.terms.role)
+        write!(
+            f,
+            "Handshake({}, {:?})",
+            self.terms.certified.name, self.terms.role
+        )
     }
 }
 
@@ -93,14 +101,28 @@ impl RelayedHandshake {
     /// The key performs no handshakes, or rustls refuses the parameters.
     pub fn begin(terms: HandshakeParams) -> Result<Self, Error> {
         let connection = match terms.role {
-            HandshakeRole::Server => ServerConnection::new(terms.certified.server_config(&terms.alpn)?)?.into(),
+            HandshakeRole::Server => {
+                ServerConnection::new(terms.certified.server_config(&terms.alpn)?)?.into()
+            }
             HandshakeRole::Client => {
                 // The name is never sent (SNI is off) nor compared (DNS names are ignored), as in the runtime.
                 let no_name = ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into());
-                ClientConnection::new(terms.certified.client_config(&terms.alpn, &terms.expected)?, no_name)?.into()
+                ClientConnection::new(
+                    terms
+                        .certified
+                        .client_config(&terms.alpn, &terms.expected)?,
+                    no_name,
+                )?
+                .into()
             }
         };
-        Ok(Self { terms, connection, input: Vec::new(), received: 0, secrets: (None, None) })
+        Ok(Self {
+            terms,
+            connection,
+            input: Vec::new(),
+            received: 0,
+            secrets: (None, None),
+        })
     }
 
     /// Returns the parameters of the handshake.
@@ -130,8 +152,15 @@ impl RelayedHandshake {
             Ok(used) if self.connection.is_handshaking() => {
                 self.input.drain(..used);
                 if self.received > HANDSHAKE_BYTES_MAX {
-                    let text = format!("the peer sent {} bytes, and the handshake has not ended", self.received);
-                    return HandshakeStep::Failed { alert: Vec::new(), refusal: KeyRefusal::HandshakeBytes, text };
+                    let text = format!(
+                        "the peer sent {} bytes, and the handshake has not ended",
+                        self.received
+                    );
+                    return HandshakeStep::Failed {
+                        alert: Vec::new(),
+                        refusal: KeyRefusal::HandshakeBytes,
+                        text,
+                    };
                 }
                 HandshakeStep::Wait { send }
             }
@@ -143,7 +172,9 @@ impl RelayedHandshake {
     fn consume(&mut self) -> Result<usize, Error> {
         let mut at = 0;
         while self.connection.is_handshaking() {
-            let Some(length) = record(&self.input[at..]) else { break };
+            let Some(length) = record(&self.input[at..]) else {
+                break;
+            };
             let mut rest = &self.input[at..at + length];
             at += length;
             while !rest.is_empty() {
@@ -171,16 +202,24 @@ impl RelayedHandshake {
             HandshakeRole::Client => (canal_tls::PeerRole::Server, Some(&terms.expected)),
         };
         let chain = self.connection.peer_certificates();
-        let (peer, shown) = match terms.certified.peer_verifier().map(|j| j.peer(role, expected, chain)) {
+        let (peer, shown) = match terms
+            .certified
+            .peer_verifier()
+            .map(|j| j.peer(role, expected, chain))
+        {
             Some(Ok(known)) => known,
             Some(Err(error)) => return failed(&error, Vec::new()),
             None => return failed(&Error::NoCertificatesPresented, Vec::new()),
         };
-        let suite = self.connection.negotiated_cipher_suite().map(|s| u16::from(s.suite()));
+        let suite = self
+            .connection
+            .negotiated_cipher_suite()
+            .map(|s| u16::from(s.suite()));
         let secrets = (self.secrets.0.take(), self.secrets.1.take());
         let traffic = |secret: Option<WipedSecret>| canal_tls::traffic(suite?, &secret?);
         let traffics = (traffic(secrets.0), traffic(secrets.1));
-        let (Some(suite), (Some(client_traffic), Some(server_traffic)), Some(leaf)) = (suite, traffics, chain.and_then(<[_]>::first))
+        let (Some(suite), (Some(client_traffic), Some(server_traffic)), Some(leaf)) =
+            (suite, traffics, chain.and_then(<[_]>::first))
         else {
             return failed(&Error::HandshakeNotComplete, Vec::new());
         };
@@ -201,7 +240,9 @@ impl RelayedHandshake {
 /// Returns the length of the first record, or of all bytes if they cannot be a record: rustls then reports what is wrong. `None`: the
 /// record is incomplete.
 fn record(bytes: &[u8]) -> Option<usize> {
-    let [kind, major, _, high, low, ..] = bytes else { return None };
+    let [kind, major, _, high, low, ..] = bytes else {
+        return None;
+    };
     let length = RECORD_HEADER + usize::from(u16::from_be_bytes([*high, *low]));
     if !(20..=24).contains(kind) || *major != 3 || length > RECORD_MAX {
         return Some(bytes.len());
@@ -210,7 +251,11 @@ fn record(bytes: &[u8]) -> Option<usize> {
 }
 
 fn failed(error: &Error, alert: Vec<u8>) -> HandshakeStep {
-    HandshakeStep::Failed { alert, refusal: refusal(error), text: text(error) }
+    HandshakeStep::Failed {
+        alert,
+        refusal: refusal(error),
+        text: text(error),
+    }
 }
 
 /// Returns the error's text, with the expected and the actual value if the verifier provides them.
@@ -232,10 +277,20 @@ pub fn refusal(error: &Error) -> KeyRefusal {
         Kit::Ambiguous => KeyRefusal::PeerAmbiguous,
         Kit::WrongUsage => KeyRefusal::PeerPurpose,
         Kit::ChainTooLong | Kit::ChainTooLarge => KeyRefusal::PeerChain,
-        Kit::BadEncoding | Kit::BadSignature | Kit::BadAlgorithm | Kit::BadRevocationList | Kit::BadChain => KeyRefusal::PeerCertificate,
+        Kit::BadEncoding
+        | Kit::BadSignature
+        | Kit::BadAlgorithm
+        | Kit::BadRevocationList
+        | Kit::BadChain => KeyRefusal::PeerCertificate,
         Kit::Alert => KeyRefusal::PeerAlert,
         Kit::HandshakeBytes => KeyRefusal::HandshakeBytes,
-        _ if matches!(error, Error::General(_) | Error::FailedToGetRandomBytes | Error::FailedToGetCurrentTime) => KeyRefusal::Failed,
+        _ if matches!(
+            error,
+            Error::General(_) | Error::FailedToGetRandomBytes | Error::FailedToGetCurrentTime
+        ) =>
+        {
+            KeyRefusal::Failed
+        }
         _ => KeyRefusal::PeerProtocol,
     }
 }
@@ -256,8 +311,7 @@ pub fn signable(input: &[u8], name: &KeyName) -> bool {
         hash.is_some_and(|h| matches!(h.len(), 32 | 48))
     });
     // The parameters are two randoms, named_curve, the curve, and a point with its length.
-    let ecdhe =
-        || matches!(input.get(64..), Some([3, _, _, length, point @ ..]) if point.len() == usize::from(*length) && !point.is_empty());
+    let ecdhe = || matches!(input.get(64..), Some([3, _, _, length, point @ ..]) if point.len() == usize::from(*length) && !point.is_empty());
     tls13 || tls12 && ecdhe()
 }
 

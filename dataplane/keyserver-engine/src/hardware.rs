@@ -13,12 +13,18 @@ pub struct Feature {
 }
 
 /// Kernel drivers of Intel QuickAssist devices.
-const QAT_DRIVERS: [&str; 8] = ["4xxx", "420xx", "401xx", "c6xx", "c3xxx", "dh895xcc", "c62x", "200xx"];
+const QAT_DRIVERS: [&str; 8] = [
+    "4xxx", "420xx", "401xx", "c6xx", "c3xxx", "dh895xcc", "c62x", "200xx",
+];
 
 /// Returns AVX-512 IFMA (RSA), VAES (AES-GCM), SHA extensions and QuickAssist. QuickAssist is only reported, because AWS-LC has no engine
 /// for it.
 pub fn features() -> Vec<Feature> {
-    let one = |name, present, by_library| Feature { name, present, used: present && by_library };
+    let one = |name, present, by_library| Feature {
+        name,
+        present,
+        used: present && by_library,
+    };
     vec![
         one("avx512_ifma", ifma(), true),
         one("vaes", vaes(), true),
@@ -30,8 +36,12 @@ pub fn features() -> Vec<Feature> {
 /// Returns whether a driver has a device: its directory then contains a link with the device's PCI address.
 fn qat(drivers: &Path) -> bool {
     let has_device = |driver: &str| {
-        let Ok(entries) = std::fs::read_dir(drivers.join(driver)) else { return false };
-        entries.flatten().any(|e| e.file_name().to_string_lossy().starts_with("0000:"))
+        let Ok(entries) = std::fs::read_dir(drivers.join(driver)) else {
+            return false;
+        };
+        entries
+            .flatten()
+            .any(|e| e.file_name().to_string_lossy().starts_with("0000:"))
     };
     QAT_DRIVERS.iter().any(|driver| has_device(driver))
 }
@@ -68,8 +78,17 @@ mod tests {
     #[test]
     fn features_match_the_kernels() {
         let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let kernel = |flag: &str| flags.lines().find(|l| l.starts_with("flags")).is_some_and(|l| l.split(' ').any(|f| f == flag));
-        for (name, flag) in [("avx512_ifma", "avx512ifma"), ("vaes", "vaes"), ("sha", "sha_ni")] {
+        let kernel = |flag: &str| {
+            flags
+                .lines()
+                .find(|l| l.starts_with("flags"))
+                .is_some_and(|l| l.split(' ').any(|f| f == flag))
+        };
+        for (name, flag) in [
+            ("avx512_ifma", "avx512ifma"),
+            ("vaes", "vaes"),
+            ("sha", "sha_ni"),
+        ] {
             let feature = *features().iter().find(|f| f.name == name).unwrap();
             // The kernel may hide features of the CPU from /proc, but it does not invent any.
             assert!(feature.present || !kernel(flag), "{name}");

@@ -12,8 +12,8 @@ use aws_lc_rs::encoding::AsDer;
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::rsa::KeySize;
 use aws_lc_rs::signature::{
-    self, ECDSA_P256_SHA256_ASN1_SIGNING, ECDSA_P384_SHA384_ASN1_SIGNING, EcdsaKeyPair, EcdsaSigningAlgorithm, KeyPair, RsaEncoding,
-    RsaKeyPair,
+    self, ECDSA_P256_SHA256_ASN1_SIGNING, ECDSA_P384_SHA384_ASN1_SIGNING, EcdsaKeyPair,
+    EcdsaSigningAlgorithm, KeyPair, RsaEncoding, RsaKeyPair,
 };
 use canal_model::trust::KeyAlgorithm;
 use rustls::sign::{Signer, SigningKey};
@@ -102,10 +102,14 @@ impl PrivateKey {
     pub fn generate(vault: &Arc<Vault>, algorithm: KeyAlgorithm) -> Result<Self, PrivateKeyError> {
         match algorithm {
             KeyAlgorithm::EcdsaP256 => {
-                let pair = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING).map_err(|_| PrivateKeyError::Generate)?;
+                let pair = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING)
+                    .map_err(|_| PrivateKeyError::Generate)?;
                 Self::ecdsa(vault, KeyType::P256, &pair)
             }
-            KeyAlgorithm::Rsa2048 => Self::rsa(vault, &RsaKeyPair::generate(KeySize::Rsa2048).map_err(|_| PrivateKeyError::Generate)?),
+            KeyAlgorithm::Rsa2048 => Self::rsa(
+                vault,
+                &RsaKeyPair::generate(KeySize::Rsa2048).map_err(|_| PrivateKeyError::Generate)?,
+            ),
         }
     }
 
@@ -118,17 +122,25 @@ impl PrivateKey {
         if bytes.len() > KEY_BYTES_MAX {
             return Err(PrivateKeyError::Form);
         }
-        if let Ok(pair) = EcdsaKeyPair::from_private_key_der(&ECDSA_P256_SHA256_ASN1_SIGNING, bytes) {
+        if let Ok(pair) = EcdsaKeyPair::from_private_key_der(&ECDSA_P256_SHA256_ASN1_SIGNING, bytes)
+        {
             return Self::ecdsa(vault, KeyType::P256, &pair);
         }
-        if let Ok(pair) = EcdsaKeyPair::from_private_key_der(&ECDSA_P384_SHA384_ASN1_SIGNING, bytes) {
+        if let Ok(pair) = EcdsaKeyPair::from_private_key_der(&ECDSA_P384_SHA384_ASN1_SIGNING, bytes)
+        {
             return Self::ecdsa(vault, KeyType::P384, &pair);
         }
-        let pair = RsaKeyPair::from_pkcs8(bytes).or_else(|_| RsaKeyPair::from_der(bytes)).map_err(|_| PrivateKeyError::Form)?;
+        let pair = RsaKeyPair::from_pkcs8(bytes)
+            .or_else(|_| RsaKeyPair::from_der(bytes))
+            .map_err(|_| PrivateKeyError::Form)?;
         Self::rsa(vault, &pair)
     }
 
-    fn ecdsa(vault: &Arc<Vault>, form: KeyType, pair: &EcdsaKeyPair) -> Result<Self, PrivateKeyError> {
+    fn ecdsa(
+        vault: &Arc<Vault>,
+        form: KeyType,
+        pair: &EcdsaKeyPair,
+    ) -> Result<Self, PrivateKeyError> {
         // The document wipes itself when it is dropped.
         let secret = pair.to_pkcs8v1().map_err(|_| PrivateKeyError::Generate)?;
         Self::sealed(vault, form, pair.public_key().as_ref(), secret.as_ref())
@@ -136,13 +148,29 @@ impl PrivateKey {
 
     fn rsa(vault: &Arc<Vault>, pair: &RsaKeyPair) -> Result<Self, PrivateKeyError> {
         let secret = pair.as_der().map_err(|_| PrivateKeyError::Generate)?;
-        Self::sealed(vault, KeyType::Rsa, pair.public_key().as_ref(), secret.as_ref())
+        Self::sealed(
+            vault,
+            KeyType::Rsa,
+            pair.public_key().as_ref(),
+            secret.as_ref(),
+        )
     }
 
-    fn sealed(vault: &Arc<Vault>, form: KeyType, public: &[u8], secret: &[u8]) -> Result<Self, PrivateKeyError> {
+    fn sealed(
+        vault: &Arc<Vault>,
+        form: KeyType,
+        public: &[u8],
+        secret: &[u8],
+    ) -> Result<Self, PrivateKeyError> {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let sealed = vault.seal(secret, public)?;
-        Ok(Self { number: LAST.fetch_add(1, Relaxed), form, public: public.into(), sealed, vault: vault.clone() })
+        Ok(Self {
+            number: LAST.fetch_add(1, Relaxed),
+            form,
+            public: public.into(),
+            sealed,
+            vault: vault.clone(),
+        })
     }
 
     /// Returns the queue of the key's operations.
@@ -155,7 +183,10 @@ impl PrivateKey {
 
     /// Returns whether the key has the algorithm that a tenant's policy requires.
     pub fn is(&self, algorithm: KeyAlgorithm) -> bool {
-        matches!((self.form, algorithm), (KeyType::P256, KeyAlgorithm::EcdsaP256) | (KeyType::Rsa, KeyAlgorithm::Rsa2048))
+        matches!(
+            (self.form, algorithm),
+            (KeyType::P256, KeyAlgorithm::EcdsaP256) | (KeyType::Rsa, KeyAlgorithm::Rsa2048)
+        )
     }
 
     /// Returns the public key in the encoding of X.509.
@@ -192,7 +223,11 @@ impl PrivateKey {
     ///
     /// # Errors
     /// The key does not sign with `scheme`, does not open, or the crypto library refuses to sign.
-    pub fn sign(&self, scheme: SignatureScheme, message: &[u8]) -> Result<Vec<u8>, PrivateKeyError> {
+    pub fn sign(
+        &self,
+        scheme: SignatureScheme,
+        message: &[u8],
+    ) -> Result<Vec<u8>, PrivateKeyError> {
         if !self.schemes().contains(&scheme) {
             return Err(PrivateKeyError::Scheme);
         }
@@ -210,7 +245,9 @@ impl PrivateKey {
 
     fn open(&self) -> Result<PlaintextKey, PrivateKeyError> {
         let secret = self.vault.open(&self.sealed, &self.public)?;
-        let ecdsa = |algorithm: &'static EcdsaSigningAlgorithm| EcdsaKeyPair::from_pkcs8(algorithm, &secret).map(PlaintextKey::Ecdsa);
+        let ecdsa = |algorithm: &'static EcdsaSigningAlgorithm| {
+            EcdsaKeyPair::from_pkcs8(algorithm, &secret).map(PlaintextKey::Ecdsa)
+        };
         let open = match self.form {
             KeyType::P256 => ecdsa(&ECDSA_P256_SHA256_ASN1_SIGNING),
             KeyType::P384 => ecdsa(&ECDSA_P384_SHA384_ASN1_SIGNING),
@@ -224,10 +261,14 @@ impl PlaintextKey {
     fn sign(&self, scheme: SignatureScheme, message: &[u8]) -> Result<Vec<u8>, PrivateKeyError> {
         let random = SystemRandom::new();
         match self {
-            PlaintextKey::Ecdsa(pair) => pair.sign(&random, message).map(|s| s.as_ref().to_vec()).map_err(|_| PrivateKeyError::Sign),
+            PlaintextKey::Ecdsa(pair) => pair
+                .sign(&random, message)
+                .map(|s| s.as_ref().to_vec())
+                .map_err(|_| PrivateKeyError::Sign),
             PlaintextKey::Rsa(pair) => {
                 let mut signature = vec![0; pair.public_modulus_len()];
-                pair.sign(padding(scheme)?, &random, message, &mut signature).map_err(|_| PrivateKeyError::Sign)?;
+                pair.sign(padding(scheme)?, &random, message, &mut signature)
+                    .map_err(|_| PrivateKeyError::Sign)?;
                 Ok(signature)
             }
         }
@@ -281,13 +322,23 @@ impl PlaintextKeyCache {
             self.held.remove(0);
         }
         let now = Instant::now();
-        self.held.push(CachedPlaintextKey { number: key.number, lane: key.lane(), open: open.clone(), since: now, used: now });
+        self.held.push(CachedPlaintextKey {
+            number: key.number,
+            lane: key.lane(),
+            open: open.clone(),
+            since: now,
+            used: now,
+        });
     }
 
     /// Wipes keys that may not stay open: between batches everything but RSA keys that were used a moment ago.
     fn wipe(&mut self) {
         let linger = self.linger;
-        self.held.retain(|h| h.lane == OperationQueue::Rsa && h.used.elapsed() < linger && h.since.elapsed() < OPEN_TIME_MAX);
+        self.held.retain(|h| {
+            h.lane == OperationQueue::Rsa
+                && h.used.elapsed() < linger
+                && h.since.elapsed() < OPEN_TIME_MAX
+        });
     }
 }
 
@@ -336,7 +387,10 @@ struct TlsSigner {
 impl SigningKey for TlsKey {
     fn choose_scheme(&self, offered: &[SignatureScheme]) -> Option<Box<dyn Signer>> {
         let scheme = *self.0.schemes().iter().find(|s| offered.contains(s))?;
-        Some(Box::new(TlsSigner { key: self.0.clone(), scheme }))
+        Some(Box::new(TlsSigner {
+            key: self.0.clone(),
+            scheme,
+        }))
     }
     fn public_key(&self) -> Option<SubjectPublicKeyInfoDer<'_>> {
         Some(self.0.public())
@@ -351,7 +405,9 @@ impl SigningKey for TlsKey {
 
 impl Signer for TlsSigner {
     fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rustls::Error> {
-        self.key.sign(self.scheme, message).map_err(|e| rustls::Error::General(e.to_string()))
+        self.key
+            .sign(self.scheme, message)
+            .map_err(|e| rustls::Error::General(e.to_string()))
     }
     fn scheme(&self) -> SignatureScheme {
         self.scheme
@@ -381,7 +437,9 @@ impl rcgen::SigningKey for RequestKey<'_> {
             KeyType::P384 => SignatureScheme::ECDSA_NISTP384_SHA384,
             KeyType::Rsa => SignatureScheme::RSA_PKCS1_SHA256,
         };
-        self.0.sign(scheme, message).map_err(|_| rcgen::Error::RingUnspecified)
+        self.0
+            .sign(scheme, message)
+            .map_err(|_| rcgen::Error::RingUnspecified)
     }
 }
 

@@ -20,9 +20,22 @@ pub(crate) struct KeySlot {
 
 impl KeySlot {
     /// Replaces the content of a slot by another key, or by other certificates of the same key.
-    pub(crate) fn after(before: Option<Self>, current: Arc<CertifiedPrivateKey>, now: Instant) -> Self {
-        let before = before.and_then(|held| if held.current.spki == current.spki { held.predecessor } else { Some((now, held.current)) });
-        Self { current, predecessor: before }
+    pub(crate) fn after(
+        before: Option<Self>,
+        current: Arc<CertifiedPrivateKey>,
+        now: Instant,
+    ) -> Self {
+        let before = before.and_then(|held| {
+            if held.current.spki == current.spki {
+                held.predecessor
+            } else {
+                Some((now, held.current))
+            }
+        });
+        Self {
+            current,
+            predecessor: before,
+        }
     }
 
     /// Returns the key for all operations that begin now.
@@ -31,15 +44,25 @@ impl KeySlot {
     }
 
     /// Returns the key of certificates that a peer is presented.
-    pub(crate) fn by_spki(&self, spki: &SpkiHash, now: Instant) -> Option<&Arc<CertifiedPrivateKey>> {
-        let before =
-            self.predecessor.as_ref().filter(|(since, _)| now.duration_since(*since) < PREDECESSOR_RETENTION).map(|(_, before)| before);
-        std::iter::once(&self.current).chain(before).find(|key| key.spki == *spki)
+    pub(crate) fn by_spki(
+        &self,
+        spki: &SpkiHash,
+        now: Instant,
+    ) -> Option<&Arc<CertifiedPrivateKey>> {
+        let before = self
+            .predecessor
+            .as_ref()
+            .filter(|(since, _)| now.duration_since(*since) < PREDECESSOR_RETENTION)
+            .map(|(_, before)| before);
+        std::iter::once(&self.current)
+            .chain(before)
+            .find(|key| key.spki == *spki)
     }
 
     /// Drops a predecessor whose certificates are no longer presented.
     pub(crate) fn tidy(&mut self, now: Instant) {
-        self.predecessor.take_if(|(since, _)| now.duration_since(*since) >= PREDECESSOR_RETENTION);
+        self.predecessor
+            .take_if(|(since, _)| now.duration_since(*since) >= PREDECESSOR_RETENTION);
     }
 }
 
@@ -55,22 +78,46 @@ mod tests {
 
     #[test]
     fn a_replaced_key_signs_while_its_certificates_may_be_shown() {
-        let (ca, vault, web) = (TestCa::new("alpha"), Arc::new(Vault::new().unwrap()), "spiffe://alpha.example/ns/shop/sa/web");
+        let (ca, vault, web) = (
+            TestCa::new("alpha"),
+            Arc::new(Vault::new().unwrap()),
+            "spiffe://alpha.example/ns/shop/sa/web",
+        );
         let made = |_| {
             let issued = ca.issue_with(&identity(web), |_| {});
-            let key = PrivateKey::read(&vault, &PrivateKeyDer::from_pem_slice(issued.key.as_bytes()).unwrap()).unwrap();
-            let chain = CertificateDer::pem_slice_iter(issued.chain.as_bytes()).collect::<Result<_, _>>().unwrap();
+            let key = PrivateKey::read(
+                &vault,
+                &PrivateKeyDer::from_pem_slice(issued.key.as_bytes()).unwrap(),
+            )
+            .unwrap();
+            let chain = CertificateDer::pem_slice_iter(issued.chain.as_bytes())
+                .collect::<Result<_, _>>()
+                .unwrap();
             let name = canal_wire::keyrpc::KeyName::Identity(identity(web));
-            Arc::new(CertifiedPrivateKey::new(name, "alpha".parse().unwrap(), Arc::new(key), chain, None).unwrap())
+            Arc::new(
+                CertifiedPrivateKey::new(
+                    name,
+                    "alpha".parse().unwrap(),
+                    Arc::new(key),
+                    chain,
+                    None,
+                )
+                .unwrap(),
+            )
         };
         let [first, second, third] = [0, 1, 2].map(made);
         let start = Instant::now();
-        let is =
-            |held: &KeySlot, key: &Arc<CertifiedPrivateKey>, now| held.by_spki(&key.spki, now).is_some_and(|found| Arc::ptr_eq(found, key));
+        let is = |held: &KeySlot, key: &Arc<CertifiedPrivateKey>, now| {
+            held.by_spki(&key.spki, now)
+                .is_some_and(|found| Arc::ptr_eq(found, key))
+        };
         let held = KeySlot::after(None, first.clone(), start);
         assert!(is(&held, &first, start) && !is(&held, &second, start));
         let mut held = KeySlot::after(Some(held), second.clone(), start);
-        let (late, over) = (start + PREDECESSOR_RETENTION.mul_f64(0.99), start + PREDECESSOR_RETENTION);
+        let (late, over) = (
+            start + PREDECESSOR_RETENTION.mul_f64(0.99),
+            start + PREDECESSOR_RETENTION,
+        );
         assert!(Arc::ptr_eq(held.current(), &second) && is(&held, &second, over));
         assert!(is(&held, &first, late) && !is(&held, &first, over));
         held.tidy(late);

@@ -26,10 +26,16 @@ pub const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 pub const SIGN_TIME: Duration = Duration::from_secs(5);
 /// How long a replaced key keeps signing. Requesters may present its certificates for [`CHAIN_LIFE`], plus the time of one handshake.
 pub const PREDECESSOR_RETENTION: Duration = Duration::from_secs(90);
-const _: () = assert!(PREDECESSOR_RETENTION.as_secs() > CHAIN_LIFE.as_secs() + HANDSHAKE_TIMEOUT.as_secs(), "no handshake is lost");
+const _: () = assert!(
+    PREDECESSOR_RETENTION.as_secs() > CHAIN_LIFE.as_secs() + HANDSHAKE_TIMEOUT.as_secs(),
+    "no handshake is lost"
+);
 /// Bytes that a peer may send before its handshake has ended.
 pub const HANDSHAKE_BYTES_MAX: usize = 64 << 10;
-const _: () = assert!(HANDSHAKE_BYTES_MAX > CHAIN_BYTES_MAX, "a chain that may be shown must be sent before");
+const _: () = assert!(
+    HANDSHAKE_BYTES_MAX > CHAIN_BYTES_MAX,
+    "a chain that may be shown must be sent before"
+);
 /// Bytes of responses that wait for a requester which does not read; above this the channel is closed.
 pub const OUTBOX_MAX: usize = 1 << 20;
 /// Operations that one worker takes at once: so few that no other tenant waits long behind them.
@@ -60,6 +66,10 @@ pub struct QuotaShares {
 impl Default for QuotaShares {
     /// The requester's limit is larger than the tenant's, so that no tenant alone uses up a gateway's.
     fn default() -> Self {
-        Self { requester: 8192, tenant: 2048, channels: 16_384 }
+        Self {
+            requester: 8192,
+            tenant: 2048,
+            channels: 16_384,
+        }
     }
 }

@@ -10,7 +10,9 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit};
 /// A protection that the kernel refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfineError {
-    #[error("locking memory: {0}; give the process CAP_IPC_LOCK, or lift its limit of locked memory (LimitMEMLOCK=infinity, ulimit -l)")]
+    #[error(
+        "locking memory: {0}; give the process CAP_IPC_LOCK, or lift its limit of locked memory (LimitMEMLOCK=infinity, ulimit -l)"
+    )]
     Lock(io::Error),
     #[error("switching core dumps off: {0}")]
     Dump(io::Error),
@@ -25,14 +27,18 @@ pub enum ConfineError {
 /// # Errors
 /// The kernel refuses to lock the memory or to switch core dumps off.
 pub fn confine() -> Result<(), ConfineError> {
-    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
     rustix::process::setrlimit(Resource::Core, none).map_err(|e| ConfineError::Dump(e.into()))?;
     // Before the process is undumpable, which makes the file inaccessible. Kernels without core dumps do not have the file.
     match std::fs::write("/proc/self/coredump_filter", "0") {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(ConfineError::Dump(e)),
         _ => {}
     }
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|e| ConfineError::Dump(e.into()))?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(|e| ConfineError::Dump(e.into()))?;
     lift_lock_limit();
     let all = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     rustix::mm::mlockall(all).map_err(|e| ConfineError::Lock(e.into()))
@@ -40,6 +46,9 @@ pub fn confine() -> Result<(), ConfineError> {
 
 /// Lifts the limit of locked memory, for which CAP_SYS_RESOURCE suffices. Without it, locking itself reports what is missing.
 fn lift_lock_limit() {
-    let endless = Rlimit { current: None, maximum: None };
+    let endless = Rlimit {
+        current: None,
+        maximum: None,
+    };
     let _ = rustix::process::setrlimit(Resource::Memlock, endless);
 }

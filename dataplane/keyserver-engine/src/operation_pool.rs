@@ -74,7 +74,9 @@ fn answers_max(lane: OperationQueue) -> usize {
 
 const SIZES: &[u64] = &[1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
 /// Buckets of the histogram of waits, in microseconds.
-const WAITS: &[u64] = &[0, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000];
+const WAITS: &[u64] = &[
+    0, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000,
+];
 
 impl<W: PoolTask> OperationPool<W> {
     /// Starts the threads of both queues.
@@ -94,11 +96,18 @@ impl<W: PoolTask> OperationPool<W> {
         ));
         let lanes = OperationQueue::ALL.map(|lane| {
             Arc::new(PoolShared {
-                state: Mutex::new(PoolState { queue: FairQueue::default(), ended: false }),
+                state: Mutex::new(PoolState {
+                    queue: FairQueue::default(),
+                    ended: false,
+                }),
                 ready: Condvar::new(),
                 under_way: AtomicUsize::new(0),
                 workers,
-                batch_max: if lane == OperationQueue::Rsa { RSA_BATCH_MAX } else { ECDSA_BATCH_MAX },
+                batch_max: if lane == OperationQueue::Rsa {
+                    RSA_BATCH_MAX
+                } else {
+                    ECDSA_BATCH_MAX
+                },
                 lane,
             })
         });
@@ -107,11 +116,19 @@ impl<W: PoolTask> OperationPool<W> {
             for n in 0..workers {
                 let (shared, registry) = (shared.clone(), registry.clone());
                 let name = format!("keys-{}-{n}", shared.lane.name());
-                threads.push(std::thread::Builder::new().name(name).spawn(move || live(&shared, config.linger, &registry))?);
+                threads.push(
+                    std::thread::Builder::new()
+                        .name(name)
+                        .spawn(move || live(&shared, config.linger, &registry))?,
+                );
             }
         }
         let waited = OperationQueue::ALL.map(|lane| waited.shared(&[lane.name()]));
-        Ok(Self { lanes, threads, waited })
+        Ok(Self {
+            lanes,
+            threads,
+            waited,
+        })
     }
 
     /// Queues an operation of a tenant.
@@ -120,7 +137,14 @@ impl<W: PoolTask> OperationPool<W> {
         let shared = &self.lanes[at];
         let mut state = lock(&shared.state);
         let gathered = state.queue.len() + shared.under_way.load(Relaxed) >= shared.workers;
-        state.queue.push(tenant, QueuedTask { work, since: Instant::now(), gathered });
+        state.queue.push(
+            tenant,
+            QueuedTask {
+                work,
+                since: Instant::now(),
+                gathered,
+            },
+        );
         drop(state);
         if gathered {
             self.waited[at].inc();
@@ -153,16 +177,34 @@ impl<W: PoolTask> Drop for OperationPool<W> {
 fn live<W: PoolTask>(shared: &PoolShared<W>, linger: Duration, registry: &Registry) {
     let shard = registry.shard();
     let labels = &["algorithm"];
-    let sizes = MetricFamily::new("canal_key_batch_size", "Operations that a worker took at once.", labels);
-    let waits = MetricFamily::new("canal_key_batch_wait_seconds", "How long operations waited because workers were busy.", labels);
-    let sizes = shard.histogram(&registry.histograms(sizes, SIZES, 1.0), &[shared.lane.name()]);
-    let waits = shard.histogram(&registry.histograms(waits, WAITS, 0.000_001), &[shared.lane.name()]);
+    let sizes = MetricFamily::new(
+        "canal_key_batch_size",
+        "Operations that a worker took at once.",
+        labels,
+    );
+    let waits = MetricFamily::new(
+        "canal_key_batch_wait_seconds",
+        "How long operations waited because workers were busy.",
+        labels,
+    );
+    let sizes = shard.histogram(
+        &registry.histograms(sizes, SIZES, 1.0),
+        &[shared.lane.name()],
+    );
+    let waits = shard.histogram(
+        &registry.histograms(waits, WAITS, 0.000_001),
+        &[shared.lane.name()],
+    );
     while let Some(batch) = next(shared, linger) {
         sizes.observe(batch.len() as u64);
         let _open = SigningBatch::begin(linger);
         let mut answers = Vec::with_capacity(answers_max(shared.lane));
         for mut waiting in batch {
-            let micros = if waiting.gathered { waiting.since.elapsed().as_micros() } else { 0 };
+            let micros = if waiting.gathered {
+                waiting.since.elapsed().as_micros()
+            } else {
+                0
+            };
             waits.observe(u64::try_from(micros).unwrap_or(u64::MAX));
             let answer = waiting.work.work();
             answers.push((waiting.work, answer));
@@ -192,7 +234,11 @@ fn next<W>(shared: &PoolShared<W>, linger: Duration) -> Option<Vec<QueuedTask<W>
     let mut state = lock(&shared.state);
     loop {
         if !state.queue.is_empty() {
-            let part = state.queue.len().div_ceil(shared.workers).min(shared.batch_max);
+            let part = state
+                .queue
+                .len()
+                .div_ceil(shared.workers)
+                .min(shared.batch_max);
             let batch = state.queue.take(part);
             shared.under_way.fetch_add(batch.len(), Relaxed);
             return Some(batch);
@@ -202,12 +248,19 @@ fn next<W>(shared: &PoolShared<W>, linger: Duration) -> Option<Vec<QueuedTask<W>
         }
         if open {
             // Only until the lingering keys are wiped; no operation waits for this.
-            state = shared.ready.wait_timeout(state, linger).unwrap_or_else(PoisonError::into_inner).0;
+            state = shared
+                .ready
+                .wait_timeout(state, linger)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
             drop(state);
             open = key::wipe_idle();
             state = lock(&shared.state);
         } else {
-            state = shared.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = shared
+                .ready
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

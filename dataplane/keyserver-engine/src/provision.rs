@@ -56,20 +56,37 @@ pub struct IssuanceError {
 }
 
 /// Future of a certificate request's result.
-pub type IssueFuture<'a> = Pin<Box<dyn Future<Output = Result<ProvisionedCertificate, IssuanceError>> + Send + 'a>>;
+pub type IssueFuture<'a> =
+    Pin<Box<dyn Future<Output = Result<ProvisionedCertificate, IssuanceError>> + Send + 'a>>;
 
 /// Signs certificate requests, as the controller does.
 pub trait CertificateIssuer: Send + Sync + 'static {
     /// Requests a certificate for `identity`, or, with `service`, for the gateway identity with the service's DNS names. `csr` is PEM.
-    fn issue<'a>(&'a self, identity: &'a Identity, service: Option<&'a ServiceKey>, csr: String) -> IssueFuture<'a>;
+    fn issue<'a>(
+        &'a self,
+        identity: &'a Identity,
+        service: Option<&'a ServiceKey>,
+        csr: String,
+    ) -> IssueFuture<'a>;
 }
 
 impl CertificateIssuer for CertificateClient {
-    fn issue<'a>(&'a self, identity: &'a Identity, service: Option<&'a ServiceKey>, csr: String) -> IssueFuture<'a> {
+    fn issue<'a>(
+        &'a self,
+        identity: &'a Identity,
+        service: Option<&'a ServiceKey>,
+        csr: String,
+    ) -> IssueFuture<'a> {
         Box::pin(async move {
             match self.sign(identity, service, csr).await {
-                Ok(signed) => Ok(ProvisionedCertificate { chain: signed.chain, bundle: signed.bundle }),
-                Err(e) => Err(IssuanceError { reason: e.reason(), text: e.to_string() }),
+                Ok(signed) => Ok(ProvisionedCertificate {
+                    chain: signed.chain,
+                    bundle: signed.bundle,
+                }),
+                Err(e) => Err(IssuanceError {
+                    reason: e.reason(),
+                    text: e.to_string(),
+                }),
             }
         })
     }
@@ -155,7 +172,9 @@ impl ProvisionEntry {
     }
 
     fn due(&self, now: SystemTime) -> bool {
-        !self.under_way && self.retry_at.is_none_or(|at| at <= Instant::now()) && self.renew_at.is_none_or(|at| at <= now)
+        !self.under_way
+            && self.retry_at.is_none_or(|at| at <= Instant::now())
+            && self.renew_at.is_none_or(|at| at <= now)
     }
 }
 
@@ -187,7 +206,11 @@ impl Provisioner {
             making: Semaphore::new(GENERATIONS_MAX),
             changed: watch::Sender::new(0),
             issued: registry
-                .counters(MetricFamily::new("canal_key_certificates_issued_total", "Certificates for keys made here.", &[]))
+                .counters(MetricFamily::new(
+                    "canal_key_certificates_issued_total",
+                    "Certificates for keys made here.",
+                    &[],
+                ))
                 .shared(&[]),
             failures: registry.counters(MetricFamily::new(
                 failures,
@@ -197,7 +220,9 @@ impl Provisioner {
         });
         inner.show(registry);
         let name = KeyName::Identity(inner.own.0.clone());
-        lock(&inner.state).wanted.insert(name, ProvisionEntry::new(inner.own.1.clone()));
+        lock(&inner.state)
+            .wanted
+            .insert(name, ProvisionEntry::new(inner.own.1.clone()));
         tokio::spawn(run(Arc::downgrade(&inner), drain));
         Self { inner }
     }
@@ -213,16 +238,31 @@ impl Provisioner {
     }
 
     /// Returns the key of certificates that a peer is presented: the current one, or its predecessor.
-    pub(crate) fn shown(&self, name: &KeyName, spki: &SpkiHash) -> Option<Arc<CertifiedPrivateKey>> {
-        let held = self.inner.held.read().unwrap_or_else(PoisonError::into_inner);
-        held.get(name)?.by_spki(spki, std::time::Instant::now()).cloned()
+    pub(crate) fn shown(
+        &self,
+        name: &KeyName,
+        spki: &SpkiHash,
+    ) -> Option<Arc<CertifiedPrivateKey>> {
+        let held = self
+            .inner
+            .held
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        held.get(name)?
+            .by_spki(spki, std::time::Instant::now())
+            .cloned()
     }
 
     /// Returns a key like [`Provisioner::find`], or obtains it before all names for which no request waits.
     ///
     /// # Errors
     /// Returns the last attempt's error, or that the controller has not answered by `until`.
-    pub async fn obtain(&self, name: &KeyName, claim: &KeyClaim, until: Instant) -> Result<Arc<CertifiedPrivateKey>, String> {
+    pub async fn obtain(
+        &self,
+        name: &KeyName,
+        claim: &KeyClaim,
+        until: Instant,
+    ) -> Result<Arc<CertifiedPrivateKey>, String> {
         let mut changed = self.inner.changed.subscribe();
         let since = Instant::now();
         loop {
@@ -233,7 +273,10 @@ impl Provisioner {
             self.inner.renew_superseded(name, claim, since)?;
             self.inner.wake.notify_one();
             // Only the timeout ends the wait with an error, because `self` has the sender.
-            if tokio::time::timeout_at(until, changed.changed()).await.is_err() {
+            if tokio::time::timeout_at(until, changed.changed())
+                .await
+                .is_err()
+            {
                 return Err("the controller has not answered yet".into());
             }
         }
@@ -267,7 +310,10 @@ impl Provisioner {
             }
         });
         for (identity, claim) in claims {
-            state.wanted.entry(KeyName::Identity(identity)).or_insert_with(|| ProvisionEntry::new(claim));
+            state
+                .wanted
+                .entry(KeyName::Identity(identity))
+                .or_insert_with(|| ProvisionEntry::new(claim));
         }
         drop(state);
         self.inner.forget(&gone);
@@ -277,14 +323,26 @@ impl Provisioner {
 
     /// Returns the number of stored keys, whether their certificates are valid or not.
     pub fn count(&self) -> usize {
-        self.inner.held.read().unwrap_or_else(PoisonError::into_inner).len()
+        self.inner
+            .held
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .len()
     }
 
     /// Returns the status of all names, sorted.
     pub fn status(&self) -> Vec<KeyStatus> {
-        let seconds = |t: SystemTime| t.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        let seconds = |t: SystemTime| {
+            t.duration_since(SystemTime::UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_secs()
+        };
         let state = lock(&self.inner.state);
-        let held = self.inner.held.read().unwrap_or_else(PoisonError::into_inner);
+        let held = self
+            .inner
+            .held
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
         let one = |(name, want): (&KeyName, &ProvisionEntry)| {
             let certified = held.get(name).map(KeySlot::current);
             KeyStatus {
@@ -303,11 +361,19 @@ impl Provisioner {
 impl Inner {
     fn valid(&self, name: &KeyName) -> Option<Arc<CertifiedPrivateKey>> {
         let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
-        held.get(name).map(KeySlot::current).filter(|c| c.valid_at(SystemTime::now())).cloned()
+        held.get(name)
+            .map(KeySlot::current)
+            .filter(|c| c.valid_at(SystemTime::now()))
+            .cloned()
     }
 
     /// Queues a name before all others, unless its last attempt failed since the caller began to wait, or a moment ago.
-    fn renew_superseded(&self, name: &KeyName, claim: &KeyClaim, since: Instant) -> Result<(), String> {
+    fn renew_superseded(
+        &self,
+        name: &KeyName,
+        claim: &KeyClaim,
+        since: Instant,
+    ) -> Result<(), String> {
         let mut state = lock(&self.state);
         if self.valid(name).is_some() {
             // The certificate came after the caller's check: it is found now, and must not be requested once more.
@@ -315,16 +381,28 @@ impl Inner {
         }
         let ProvisionState { wanted, queue } = &mut *state;
         if !wanted.contains_key(name) {
-            let services = wanted.keys().filter(|k| matches!(k, KeyName::Service(s) if s.tenant == claim.tenant)).count();
+            let services = wanted
+                .keys()
+                .filter(|k| matches!(k, KeyName::Service(s) if s.tenant == claim.tenant))
+                .count();
             if matches!(name, KeyName::Service(_)) && services >= SERVICES_MAX {
-                return Err(format!("tenant {} has certificates for {SERVICES_MAX} services already", claim.tenant));
+                return Err(format!(
+                    "tenant {} has certificates for {SERVICES_MAX} services already",
+                    claim.tenant
+                ));
             }
         }
-        let want = wanted.entry(name.clone()).or_insert_with(|| ProvisionEntry::new(claim.clone()));
+        let want = wanted
+            .entry(name.clone())
+            .or_insert_with(|| ProvisionEntry::new(claim.clone()));
         if want.under_way {
             return Ok(());
         }
-        if want.retry_at.is_some_and(|at| at > Instant::now() || at > since) && !want.error.is_empty() {
+        if want
+            .retry_at
+            .is_some_and(|at| at > Instant::now() || at > since)
+            && !want.error.is_empty()
+        {
             return Err(want.error.clone());
         }
         // The certificate is missing or no longer valid, whatever its planned renewal.
@@ -337,7 +415,10 @@ impl Inner {
     fn hold(&self, name: &KeyName, next: Arc<CertifiedPrivateKey>) {
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
         let before = held.remove(name);
-        held.insert(name.clone(), KeySlot::after(before, next, std::time::Instant::now()));
+        held.insert(
+            name.clone(),
+            KeySlot::after(before, next, std::time::Instant::now()),
+        );
     }
 
     fn forget(&self, names: &[KeyName]) {
@@ -352,7 +433,11 @@ impl Inner {
     /// Drops old predecessors. It is separate from [`Inner::poll`], which takes longer, because requests wait for a writer.
     fn tidy(&self) {
         let now = std::time::Instant::now();
-        self.held.write().unwrap_or_else(PoisonError::into_inner).values_mut().for_each(|held| held.tidy(now));
+        self.held
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values_mut()
+            .for_each(|held| held.tidy(now));
     }
 
     /// Queues all names that are due.
@@ -366,8 +451,13 @@ impl Inner {
         let mut unused = Vec::new();
         for (name, want) in wanted.iter_mut().filter(|(_, w)| !w.queued) {
             let certified = held.get(name).map(KeySlot::current);
-            let rested = want.superseded_at.is_none_or(|at| at.elapsed() >= SUPERSEDED_PAUSE);
-            if rested && certified.is_some_and(|c| self.trust.superseded(&want.claim.trust_domain, &c.chain)) {
+            let rested = want
+                .superseded_at
+                .is_none_or(|at| at.elapsed() >= SUPERSEDED_PAUSE);
+            if rested
+                && certified
+                    .is_some_and(|c| self.trust.superseded(&want.claim.trust_domain, &c.chain))
+            {
                 (want.renew_at, want.superseded_at) = (None, Some(Instant::now()));
             }
             if !want.due(now) {
@@ -397,7 +487,11 @@ impl Inner {
         let state = lock(&self.state);
         let resting = state.wanted.values().filter(|w| !w.under_way && !w.queued);
         // Not shorter than 10 ms, so that a name that is always due costs little.
-        resting.filter_map(left).min().unwrap_or(PROVISION_INTERVAL).clamp(Duration::from_millis(10), PROVISION_INTERVAL)
+        resting
+            .filter_map(left)
+            .min()
+            .unwrap_or(PROVISION_INTERVAL)
+            .clamp(Duration::from_millis(10), PROVISION_INTERVAL)
     }
 
     /// Returns the next queued name that is still due.
@@ -406,7 +500,9 @@ impl Inner {
         let mut state = lock(&self.state);
         let ProvisionState { wanted, queue } = &mut *state;
         while let Some(name) = queue.pop_front() {
-            let Some(want) = wanted.get_mut(&name) else { continue };
+            let Some(want) = wanted.get_mut(&name) else {
+                continue;
+            };
             want.queued = false;
             if want.due(now) {
                 (want.under_way, want.retry_at) = (true, None);
@@ -416,26 +512,54 @@ impl Inner {
         None
     }
 
-    async fn obtain(&self, name: &KeyName, claim: &KeyClaim) -> Result<CertifiedPrivateKey, IssuanceError> {
+    async fn obtain(
+        &self,
+        name: &KeyName,
+        claim: &KeyClaim,
+    ) -> Result<CertifiedPrivateKey, IssuanceError> {
         let failed = |reason, text: String| IssuanceError { reason, text };
         let (identity, service) = match name {
             KeyName::Identity(identity) => (identity.clone(), None),
-            KeyName::Service(service) => (gateway_identity(claim.trust_domain.clone()), Some(service)),
-            KeyName::File(service) => return Err(failed("file", format!("the key of {service} is a file's"))),
+            KeyName::Service(service) => {
+                (gateway_identity(claim.trust_domain.clone()), Some(service))
+            }
+            KeyName::File(service) => {
+                return Err(failed("file", format!("the key of {service} is a file's")));
+            }
         };
         let key = Arc::new(self.make(claim.algorithm).await?);
         let csr = request(&key, &identity).map_err(|e| failed("key", e.to_string()))?;
         let issued = self.issue.issue(&identity, service, csr).await?;
-        let read = |pem: &str| CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
-        let unusable = |e: &dyn std::fmt::Display| failed("bad_answer", format!("the controller's answer is unusable: {e}"));
+        let read = |pem: &str| {
+            CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>()
+        };
+        let unusable = |e: &dyn std::fmt::Display| {
+            failed(
+                "bad_answer",
+                format!("the controller's answer is unusable: {e}"),
+            )
+        };
         let chain = read(&issued.chain.join("\n")).map_err(|e| unusable(&e))?;
         let bundle = read(&issued.bundle).map_err(|e| unusable(&e))?;
-        let verifier = PeerVerifier::new(claim.trust_domain.clone(), &bundle, self.trust.view(&claim.tenant)).map_err(|e| unusable(&e))?;
+        let verifier = PeerVerifier::new(
+            claim.trust_domain.clone(),
+            &bundle,
+            self.trust.view(&claim.tenant),
+        )
+        .map_err(|e| unusable(&e))?;
         let expected: Arc<[Identity]> = [identity].into();
         // The certificate is verified as a peer would verify it.
-        verifier.peer(PeerRole::Server, Some(&expected), Some(&chain)).map_err(|e| failed("wrong_identity", e.to_string()))?;
-        let certified =
-            CertifiedPrivateKey::new(name.clone(), claim.tenant.clone(), key, chain, Some(verifier)).map_err(|e| unusable(&e))?;
+        verifier
+            .peer(PeerRole::Server, Some(&expected), Some(&chain))
+            .map_err(|e| failed("wrong_identity", e.to_string()))?;
+        let certified = CertifiedPrivateKey::new(
+            name.clone(),
+            claim.tenant.clone(),
+            key,
+            chain,
+            Some(verifier),
+        )
+        .map_err(|e| unusable(&e))?;
         if !certified.valid_at(SystemTime::now()) {
             return Err(failed("clock", "the certificate is not valid at this machine's time; is one of the two clocks wrong?".into()));
         }
@@ -446,12 +570,22 @@ impl Inner {
         // The semaphore is never closed; an error would only mean one key more at once.
         let _one = self.making.acquire().await;
         let vault = self.vault.clone();
-        let made = tokio::task::spawn_blocking(move || PrivateKey::generate(&vault, algorithm)).await;
-        let failed = |text: String| IssuanceError { reason: "key", text };
-        made.map_err(|e| failed(e.to_string()))?.map_err(|e| failed(e.to_string()))
+        let made =
+            tokio::task::spawn_blocking(move || PrivateKey::generate(&vault, algorithm)).await;
+        let failed = |text: String| IssuanceError {
+            reason: "key",
+            text,
+        };
+        made.map_err(|e| failed(e.to_string()))?
+            .map_err(|e| failed(e.to_string()))
     }
 
-    fn settle(&self, name: &KeyName, claim: &KeyClaim, outcome: Result<CertifiedPrivateKey, IssuanceError>) {
+    fn settle(
+        &self,
+        name: &KeyName,
+        claim: &KeyClaim,
+        outcome: Result<CertifiedPrivateKey, IssuanceError>,
+    ) {
         let mut state = lock(&self.state);
         // If the name was dropped meanwhile, its certificate is dropped too.
         if let Some(want) = state.wanted.get_mut(name) {
@@ -464,7 +598,11 @@ impl Inner {
                     want.retry_at = None;
                     let jitter = rand::rng().random_range(-1.0..=1.0);
                     // Half of the remaining life: CAs date certificates back for clocks that are late.
-                    want.renew_at = Some(half_life(certified.not_before.max(SystemTime::now()), certified.not_after, jitter));
+                    want.renew_at = Some(half_life(
+                        certified.not_before.max(SystemTime::now()),
+                        certified.not_after,
+                        jitter,
+                    ));
                     self.hold(name, Arc::new(certified));
                 }
                 // The claim changed meanwhile: the name stays due, and is obtained again under the new one.
@@ -485,16 +623,30 @@ impl Inner {
 
     fn show(self: &Arc<Self>, registry: &Registry) {
         let (a, b) = (Arc::downgrade(self), Arc::downgrade(self));
-        registry.probe("canal_key_generated_keys", "Keys made here and held.", move || {
-            a.upgrade().map_or(0.0, |i| i.held.read().unwrap_or_else(PoisonError::into_inner).len() as f64)
-        });
-        registry.probe("canal_key_certificates_missing", "Names with an entitled requester and without a valid certificate.", move || {
-            let Some(inner) = b.upgrade() else { return 0.0 };
-            let now = SystemTime::now();
-            let state = lock(&inner.state);
-            let held = inner.held.read().unwrap_or_else(PoisonError::into_inner);
-            state.wanted.keys().filter(|k| held.get(k).is_none_or(|h| !h.current().valid_at(now))).count() as f64
-        });
+        registry.probe(
+            "canal_key_generated_keys",
+            "Keys made here and held.",
+            move || {
+                a.upgrade().map_or(0.0, |i| {
+                    i.held.read().unwrap_or_else(PoisonError::into_inner).len() as f64
+                })
+            },
+        );
+        registry.probe(
+            "canal_key_certificates_missing",
+            "Names with an entitled requester and without a valid certificate.",
+            move || {
+                let Some(inner) = b.upgrade() else { return 0.0 };
+                let now = SystemTime::now();
+                let state = lock(&inner.state);
+                let held = inner.held.read().unwrap_or_else(PoisonError::into_inner);
+                state
+                    .wanted
+                    .keys()
+                    .filter(|k| held.get(k).is_none_or(|h| !h.current().valid_at(now)))
+                    .count() as f64
+            },
+        );
     }
 }
 
@@ -514,7 +666,9 @@ async fn run(inner: Weak<Inner>, drain: DrainObserver) {
             own.poll();
         }
         while let Ok(permits) = own.permits.clone().try_acquire_owned() {
-            let Some((name, claim)) = own.next() else { break };
+            let Some((name, claim)) = own.next() else {
+                break;
+            };
             let inner = own.clone();
             tokio::spawn(async move {
                 let outcome = inner.obtain(&name, &claim).await;

@@ -9,7 +9,9 @@ use canal_model::ids::TenantName;
 use canal_model::share::{Share, ShareKind, Shares as TenantShares};
 use canal_model::trust::KeyRequester;
 use canal_runtime::share::TenantLimitUsage;
-use canal_runtime::{GiveWay, ShareHolder, ShareRefusal, TenantLimit, TenantLimitConfig, TenantPermit};
+use canal_runtime::{
+    GiveWay, ShareHolder, ShareRefusal, TenantLimit, TenantLimitConfig, TenantPermit,
+};
 use canal_wire::keyrpc::KeyRefusal;
 
 use crate::limits::{QuotaShares, REQUESTER_CHANNELS_MAX, TENANT_CHANNELS_PART};
@@ -45,8 +47,10 @@ impl QuotaCounts {
         self.idle = 0;
         for (_, gone) in self.requesters.extract_if(|_, account| account.taken == 0) {
             let usage = gone.limit.usage();
-            self.before.0 += usage.refused_before + usage.holders.iter().map(|h| h.refused).sum::<u64>();
-            self.before.1 += usage.revoked_before + usage.holders.iter().map(|h| h.revoked).sum::<u64>();
+            self.before.0 +=
+                usage.refused_before + usage.holders.iter().map(|h| h.refused).sum::<u64>();
+            self.before.1 +=
+                usage.revoked_before + usage.holders.iter().map(|h| h.revoked).sum::<u64>();
         }
     }
 }
@@ -79,16 +83,29 @@ impl QuotaPermit {
 impl Quotas {
     /// Creates quotas with nothing in progress.
     pub(crate) fn new(shares: QuotaShares) -> Self {
-        Self { shares, divides_gateways: true, counts: Arc::default() }
+        Self {
+            shares,
+            divides_gateways: true,
+            counts: Arc::default(),
+        }
     }
 
     fn is_divided(&self, requester: &KeyRequester) -> bool {
         self.divides_gateways && matches!(requester, KeyRequester::Gateway(_))
     }
 
-    fn open(&self, requester: &KeyRequester, written: &[(TenantName, TenantShares)]) -> RequesterAccount {
+    fn open(
+        &self,
+        requester: &KeyRequester,
+        written: &[(TenantName, TenantShares)],
+    ) -> RequesterAccount {
         let capacity = self.shares.requester as u64;
-        let config = TenantLimitConfig { kind: ShareKind::KeyServerRequests, capacity, reserve: 0, give_way: GiveWay::Oldest };
+        let config = TenantLimitConfig {
+            kind: ShareKind::KeyServerRequests,
+            capacity,
+            reserve: 0,
+            give_way: GiveWay::Oldest,
+        };
         let limit = TenantLimit::new(config);
         if self.is_divided(requester) {
             limit.set_shares(written.iter().map(|(tenant, shares)| (tenant, shares)));
@@ -99,14 +116,32 @@ impl Quotas {
     }
 
     /// Applies the provider's shares. Operations in progress continue.
-    pub(crate) fn set_shares<'a>(&self, tenants: impl IntoIterator<Item = (&'a TenantName, &'a TenantShares)>) {
-        let is_written = |shares: &TenantShares| shares.iter().any(|(kind, _)| kind == ShareKind::KeyServerRequests);
+    pub(crate) fn set_shares<'a>(
+        &self,
+        tenants: impl IntoIterator<Item = (&'a TenantName, &'a TenantShares)>,
+    ) {
+        let is_written = |shares: &TenantShares| {
+            shares
+                .iter()
+                .any(|(kind, _)| kind == ShareKind::KeyServerRequests)
+        };
         let written = tenants.into_iter().filter(|(_, shares)| is_written(shares));
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let QuotaCounts { requesters, written: before, .. } = &mut *counts;
-        *before = written.map(|(tenant, shares)| (tenant.clone(), shares.clone())).collect();
-        for (_, account) in requesters.iter().filter(|((_, requester), _)| self.is_divided(requester)) {
-            account.limit.set_shares(before.iter().map(|(tenant, shares)| (tenant, shares)));
+        let QuotaCounts {
+            requesters,
+            written: before,
+            ..
+        } = &mut *counts;
+        *before = written
+            .map(|(tenant, shares)| (tenant.clone(), shares.clone()))
+            .collect();
+        for (_, account) in requesters
+            .iter()
+            .filter(|((_, requester), _)| self.is_divided(requester))
+        {
+            account
+                .limit
+                .set_shares(before.iter().map(|(tenant, shares)| (tenant, shares)));
         }
     }
 
@@ -115,58 +150,124 @@ impl Quotas {
     ///
     /// # Errors
     /// Returns which share is used up. The tenant's is checked first, because it concerns no other tenant.
-    pub(crate) fn take(&self, tenant: &TenantName, requester: &KeyRequester, gives_way: bool) -> Result<QuotaPermit, KeyRefusal> {
+    pub(crate) fn take(
+        &self,
+        tenant: &TenantName,
+        requester: &KeyRequester,
+        gives_way: bool,
+    ) -> Result<QuotaPermit, KeyRefusal> {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        if counts.tenants.get(tenant).is_some_and(|n| *n >= self.shares.tenant) {
+        if counts
+            .tenants
+            .get(tenant)
+            .is_some_and(|n| *n >= self.shares.tenant)
+        {
             return Err(KeyRefusal::TenantBusy);
         }
         let holder = ShareHolder::Tenant(tenant.clone());
-        let key = (matches!(requester, KeyRequester::Node(_)).then(|| tenant.clone()), requester.clone());
-        let was_idle = counts.requesters.get(&key).is_some_and(|account| account.taken == 0);
+        let key = (
+            matches!(requester, KeyRequester::Node(_)).then(|| tenant.clone()),
+            requester.clone(),
+        );
+        let was_idle = counts
+            .requesters
+            .get(&key)
+            .is_some_and(|account| account.taken == 0);
         if counts.idle >= IDLE_GATEWAYS_MAX && !was_idle {
             counts.forget_idle();
         }
-        let QuotaCounts { tenants, requesters, written, idle, .. } = &mut *counts;
-        let account = requesters.entry(key.clone()).or_insert_with(|| self.open(requester, written));
-        let taken = if gives_way { account.limit.take_revocable(&holder, 1) } else { account.limit.take(&holder, 1) };
+        let QuotaCounts {
+            tenants,
+            requesters,
+            written,
+            idle,
+            ..
+        } = &mut *counts;
+        let account = requesters
+            .entry(key.clone())
+            .or_insert_with(|| self.open(requester, written));
+        let taken = if gives_way {
+            account.limit.take_revocable(&holder, 1)
+        } else {
+            account.limit.take(&holder, 1)
+        };
         let permit = match taken {
             Ok(permit) => permit,
-            Err(ShareRefusal::Share | ShareRefusal::Threshold) if self.is_divided(requester) => return Err(KeyRefusal::TenantBusy),
+            Err(ShareRefusal::Share | ShareRefusal::Threshold) if self.is_divided(requester) => {
+                return Err(KeyRefusal::TenantBusy);
+            }
             Err(_) => return Err(KeyRefusal::RequesterBusy),
         };
         account.taken += 1;
         *idle = idle.saturating_sub(usize::from(was_idle));
         *tenants.entry(tenant.clone()).or_default() += 1;
-        Ok(QuotaPermit { quotas: self.clone(), tenant: tenant.clone(), account: key, permit })
+        Ok(QuotaPermit {
+            quotas: self.clone(),
+            tenant: tenant.clone(),
+            account: key,
+            permit,
+        })
     }
 
     /// Returns the tenants' operations in progress at each gateway.
     pub(crate) fn usage(&self) -> Vec<TenantLimitUsage> {
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let gateways: Vec<_> = counts.requesters.iter().filter(|((_, r), _)| self.is_divided(r)).map(|(_, a)| a.limit.clone()).collect();
+        let gateways: Vec<_> = counts
+            .requesters
+            .iter()
+            .filter(|((_, r), _)| self.is_divided(r))
+            .map(|(_, a)| a.limit.clone())
+            .collect();
         let (refused_before, revoked_before) = counts.before;
         drop(counts);
         let (kind, capacity) = (ShareKind::KeyServerRequests, self.shares.requester as u64);
-        let rest = TenantLimitUsage { kind, capacity, used: 0, refused_before, revoked_before, holders: Vec::new() };
-        gateways.iter().map(TenantLimit::usage).chain([rest]).collect()
+        let rest = TenantLimitUsage {
+            kind,
+            capacity,
+            used: 0,
+            refused_before,
+            revoked_before,
+            holders: Vec::new(),
+        };
+        gateways
+            .iter()
+            .map(TenantLimit::usage)
+            .chain([rest])
+            .collect()
     }
 
     /// Creates quotas of channels, whose shares are parts of all channels.
     pub(crate) fn of_channels(all: u64) -> Self {
         let tenant = (usize::try_from(all).unwrap_or(usize::MAX) / TENANT_CHANNELS_PART).max(1);
         // All gateways together count as one tenant, the provider.
-        Self { divides_gateways: false, ..Self::new(QuotaShares { requester: REQUESTER_CHANNELS_MAX, tenant, channels: all }) }
+        Self {
+            divides_gateways: false,
+            ..Self::new(QuotaShares {
+                requester: REQUESTER_CHANNELS_MAX,
+                tenant,
+                channels: all,
+            })
+        }
     }
 
     /// Returns the number of operations in progress.
     pub(crate) fn total(&self) -> usize {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner).tenants.values().sum()
+        self.counts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .tenants
+            .values()
+            .sum()
     }
 }
 
 impl Drop for QuotaPermit {
     fn drop(&mut self) {
-        let mut counts = self.quotas.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self
+            .quotas
+            .counts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some(n) = counts.tenants.get_mut(&self.tenant) {
             *n -= 1;
             if *n == 0 {
@@ -200,63 +301,133 @@ mod tests {
 
     #[test]
     fn shares_are_reached_named_and_given_back() {
-        let quotas = Quotas::new(QuotaShares { requester: 24, tenant: 4, channels: 1 });
+        let quotas = Quotas::new(QuotaShares {
+            requester: 24,
+            tenant: 4,
+            channels: 1,
+        });
         let node = KeyRequester::Node("n1".parse().unwrap());
         let (alpha, beta) = (tenant("alpha"), tenant("beta"));
         // 13 % of the gateway's quota for each tenant; a node's quota is its tenant's.
-        let held: Vec<_> = (0..3).map(|_| quotas.take(&alpha, &gateway(), true).unwrap()).collect();
-        assert_eq!(quotas.take(&alpha, &gateway(), true).unwrap_err(), KeyRefusal::TenantBusy);
+        let held: Vec<_> = (0..3)
+            .map(|_| quotas.take(&alpha, &gateway(), true).unwrap())
+            .collect();
+        assert_eq!(
+            quotas.take(&alpha, &gateway(), true).unwrap_err(),
+            KeyRefusal::TenantBusy
+        );
         let fourth = quotas.take(&alpha, &node, true).unwrap();
-        assert_eq!(quotas.take(&alpha, &node, true).unwrap_err(), KeyRefusal::TenantBusy);
+        assert_eq!(
+            quotas.take(&alpha, &node, true).unwrap_err(),
+            KeyRefusal::TenantBusy
+        );
         let other = quotas.take(&beta, &gateway(), false).unwrap();
         assert_eq!(quotas.total(), 5);
         drop((held, fourth, other));
         let counts = quotas.counts.lock().unwrap();
         assert!(counts.tenants.is_empty());
-        assert_eq!(counts.requesters.keys().map(|(_, r)| r.clone()).collect::<Vec<_>>(), [gateway()], "for what was refused");
+        assert_eq!(
+            counts
+                .requesters
+                .keys()
+                .map(|(_, r)| r.clone())
+                .collect::<Vec<_>>(),
+            [gateway()],
+            "for what was refused"
+        );
     }
 
     #[test]
     fn eight_tenants_with_silent_peers_leave_a_gateway_to_a_ninth() {
-        let quotas = Quotas::new(QuotaShares { requester: 64, tenant: 64, channels: 1 });
-        let held: Vec<_> = (0..64).map(|n| quotas.take(&tenant(&format!("t{}", n % 8)), &gateway(), true).unwrap()).collect();
-        let ninth: Vec<_> = (0..7).map(|_| quotas.take(&tenant("ninth"), &gateway(), true).unwrap()).collect();
+        let quotas = Quotas::new(QuotaShares {
+            requester: 64,
+            tenant: 64,
+            channels: 1,
+        });
+        let held: Vec<_> = (0..64)
+            .map(|n| {
+                quotas
+                    .take(&tenant(&format!("t{}", n % 8)), &gateway(), true)
+                    .unwrap()
+            })
+            .collect();
+        let ninth: Vec<_> = (0..7)
+            .map(|_| quotas.take(&tenant("ninth"), &gateway(), true).unwrap())
+            .collect();
         // Each of the others loses its oldest, at most.
-        let revoked: Vec<_> = held.iter().enumerate().filter(|(_, p)| p.is_revoked()).map(|(n, _)| n).collect();
+        let revoked: Vec<_> = held
+            .iter()
+            .enumerate()
+            .filter(|(_, p)| p.is_revoked())
+            .map(|(n, _)| n)
+            .collect();
         assert_eq!(revoked.len(), 7);
         assert!(revoked.iter().all(|n| *n < 8), "{revoked:?}");
         assert!(ninth.iter().all(|p| !p.is_revoked()));
         // All have as many now, and no tenant gives way to one that has as much.
-        assert_eq!(quotas.take(&tenant("t1"), &gateway(), true).unwrap_err(), KeyRefusal::RequesterBusy);
+        assert_eq!(
+            quotas.take(&tenant("t1"), &gateway(), true).unwrap_err(),
+            KeyRefusal::RequesterBusy
+        );
         drop((held, ninth));
         assert_eq!(quotas.total(), 0);
     }
 
     #[test]
     fn signatures_of_ten_tenants_leave_a_gateway_to_an_eleventh() {
-        let quotas = Quotas::new(QuotaShares { requester: 128, tenant: 128, channels: 1 });
+        let quotas = Quotas::new(QuotaShares {
+            requester: 128,
+            tenant: 128,
+            channels: 1,
+        });
         let mut held = Vec::new();
         for n in 0..10 {
-            held.extend(std::iter::from_fn(|| quotas.take(&tenant(&format!("t{n}")), &gateway(), false).ok()));
+            held.extend(std::iter::from_fn(|| {
+                quotas
+                    .take(&tenant(&format!("t{n}")), &gateway(), false)
+                    .ok()
+            }));
         }
-        assert_eq!(quotas.take(&tenant("t0"), &gateway(), false).unwrap_err(), KeyRefusal::TenantBusy);
+        assert_eq!(
+            quotas.take(&tenant("t0"), &gateway(), false).unwrap_err(),
+            KeyRefusal::TenantBusy
+        );
         held.push(quotas.take(&tenant("eleventh"), &gateway(), false).unwrap());
     }
 
     #[test]
     fn refusals_of_disconnected_gateways_stay_visible() {
-        let quotas = Quotas::new(QuotaShares { requester: 8, tenant: 64, channels: 1 });
+        let quotas = Quotas::new(QuotaShares {
+            requester: 8,
+            tenant: 64,
+            channels: 1,
+        });
         let alpha = tenant("alpha");
         let sums = || {
             let usage = quotas.usage();
-            let named: u64 = usage.iter().flat_map(|u| &u.holders).map(|h| h.refused).sum();
-            (named + usage.iter().map(|u| u.refused_before).sum::<u64>(), usage.iter().map(|u| u.used).sum::<u64>(), usage[0].capacity)
+            let named: u64 = usage
+                .iter()
+                .flat_map(|u| &u.holders)
+                .map(|h| h.refused)
+                .sum();
+            (
+                named + usage.iter().map(|u| u.refused_before).sum::<u64>(),
+                usage.iter().map(|u| u.used).sum::<u64>(),
+                usage[0].capacity,
+            )
         };
-        assert_eq!(sums(), (0, 0, 8), "the limit is there before anybody took of it");
+        assert_eq!(
+            sums(),
+            (0, 0, 8),
+            "the limit is there before anybody took of it"
+        );
         for n in 0..3 * IDLE_GATEWAYS_MAX {
             let gateway = KeyRequester::Gateway(format!("g{n}").parse().unwrap());
             let place = quotas.take(&alpha, &gateway, false).unwrap();
-            assert_eq!(quotas.take(&alpha, &gateway, false).unwrap_err(), KeyRefusal::TenantBusy);
+            assert_eq!(
+                quotas.take(&alpha, &gateway, false).unwrap_err(),
+                KeyRefusal::TenantBusy
+            );
             assert_eq!(sums(), (n as u64 + 1, 1, 8));
             drop(place);
         }
@@ -265,31 +436,50 @@ mod tests {
 
     #[test]
     fn nodes_of_one_name_of_two_tenants_have_a_count_each() {
-        let quotas = Quotas::new(QuotaShares { requester: 2, tenant: 64, channels: 1 });
+        let quotas = Quotas::new(QuotaShares {
+            requester: 2,
+            tenant: 64,
+            channels: 1,
+        });
         let node = KeyRequester::Node("n1".parse().unwrap());
         let _alpha = [(); 2].map(|()| quotas.take(&tenant("alpha"), &node, false).unwrap());
-        assert_eq!(quotas.take(&tenant("alpha"), &node, false).unwrap_err(), KeyRefusal::RequesterBusy);
+        assert_eq!(
+            quotas.take(&tenant("alpha"), &node, false).unwrap_err(),
+            KeyRefusal::RequesterBusy
+        );
         assert!(quotas.take(&tenant("beta"), &node, false).is_ok());
     }
 
     #[test]
     fn a_share_that_the_provider_wrote_holds_at_gateways_open_and_new() {
-        let quotas = Quotas::new(QuotaShares { requester: 100, tenant: 100, channels: 1 });
+        let quotas = Quotas::new(QuotaShares {
+            requester: 100,
+            tenant: 100,
+            channels: 1,
+        });
         let own = |share: &str| {
             let mut shares = TenantShares::default();
             shares.set(ShareKind::KeyServerRequests, share.parse().unwrap());
             shares
         };
         let most = |name: &str, requester: &KeyRequester| {
-            let held: Vec<_> = (0..100).map_while(|_| quotas.take(&tenant(name), requester, false).ok()).collect();
+            let held: Vec<_> = (0..100)
+                .map_while(|_| quotas.take(&tenant(name), requester, false).ok())
+                .collect();
             held.len()
         };
         let (alpha, node) = (tenant("alpha"), KeyRequester::Node("n1".parse().unwrap()));
         let first = quotas.take(&alpha, &gateway(), false).unwrap();
         quotas.set_shares([(&alpha, &own("3"))]);
-        assert_eq!((most("alpha", &gateway()), most("beta", &gateway())), (2, 13));
+        assert_eq!(
+            (most("alpha", &gateway()), most("beta", &gateway())),
+            (2, 13)
+        );
         drop(first);
-        assert_eq!((most("alpha", &gateway()), most("beta", &gateway())), (3, 13));
+        assert_eq!(
+            (most("alpha", &gateway()), most("beta", &gateway())),
+            (3, 13)
+        );
         assert_eq!(most("alpha", &node), 100, "a node's are its tenant's own");
         quotas.set_shares([(&alpha, &own("40%"))]);
         assert_eq!(most("alpha", &gateway()), 40);
@@ -299,9 +489,22 @@ mod tests {
 
     #[test]
     fn short_operations_are_not_displaced() {
-        let quotas = Quotas::new(QuotaShares { requester: 8, tenant: 8, channels: 1 });
-        let held: Vec<_> = (0..8).map(|n| quotas.take(&tenant(&format!("t{n}")), &gateway(), false).unwrap()).collect();
-        assert_eq!(quotas.take(&tenant("ninth"), &gateway(), true).unwrap_err(), KeyRefusal::RequesterBusy);
+        let quotas = Quotas::new(QuotaShares {
+            requester: 8,
+            tenant: 8,
+            channels: 1,
+        });
+        let held: Vec<_> = (0..8)
+            .map(|n| {
+                quotas
+                    .take(&tenant(&format!("t{n}")), &gateway(), false)
+                    .unwrap()
+            })
+            .collect();
+        assert_eq!(
+            quotas.take(&tenant("ninth"), &gateway(), true).unwrap_err(),
+            KeyRefusal::RequesterBusy
+        );
         assert!(held.iter().all(|p| !p.is_revoked()));
     }
 }

@@ -37,7 +37,14 @@ pub const POLL_INTERVAL: Duration = Duration::from_millis(500);
 type KeyFileFingerprint = (u64, u64, i64, i64, i64, i64);
 
 fn stamp(m: &Metadata) -> KeyFileFingerprint {
-    (m.ino(), m.size(), m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec())
+    (
+        m.ino(),
+        m.size(),
+        m.mtime(),
+        m.mtime_nsec(),
+        m.ctime(),
+        m.ctime_nsec(),
+    )
 }
 
 /// Content of the allow list's file.
@@ -54,7 +61,8 @@ type AllowList = BTreeMap<ServiceKey, Vec<String>>;
 
 impl AllowListFile {
     fn read(self, tenant: &TenantName) -> Result<AllowList, String> {
-        let wrong = |key: &str| format!("{key:?} is no service; write namespace/name, as in default/shop");
+        let wrong =
+            |key: &str| format!("{key:?} is no service; write namespace/name, as in default/shop");
         let row = |(key, requesters): (String, Vec<String>)| {
             let service = format!("{tenant}/{key}").parse().map_err(|_| wrong(&key))?;
             Ok((service, requesters))
@@ -73,7 +81,11 @@ fn decide(list: &AllowList, key: &ServiceKey, requester: &KeyRequester) -> Allow
     let named = requester.to_string();
     let any = "gateway/*";
     let is = |r: &String| *r == named || r == any && matches!(requester, KeyRequester::Gateway(_));
-    if list.get(key).is_some_and(|l| l.iter().any(is)) { AllowResult::Allowed } else { AllowResult::Refused }
+    if list.get(key).is_some_and(|l| l.iter().any(is)) {
+        AllowResult::Allowed
+    } else {
+        AllowResult::Refused
+    }
 }
 
 /// Returns the name of a service's key files without extension. No namespace contains a dot, so no two services have the same name.
@@ -134,11 +146,16 @@ fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
     let file = std::fs::File::open(path).map_err(describe)?;
     let length = file.metadata().map_err(describe)?.len();
     if length > FILE_BYTES_MAX {
-        return Err(format!("{}: {length} bytes; at most {FILE_BYTES_MAX} are read", path.display()));
+        return Err(format!(
+            "{}: {length} bytes; at most {FILE_BYTES_MAX} are read",
+            path.display()
+        ));
     }
     // With capacity for all bytes, so that the buffer is never moved while it contains a key.
     let mut bytes = Zeroizing::new(Vec::with_capacity(usize::try_from(length).unwrap_or(0) + 1));
-    file.take(length).read_to_end(&mut bytes).map_err(describe)?;
+    file.take(length)
+        .read_to_end(&mut bytes)
+        .map_err(describe)?;
     Ok(bytes)
 }
 
@@ -149,14 +166,27 @@ impl TenantKeyFiles {
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn open(folder: PathBuf, tenant: TenantName, vault: Arc<Vault>, registry: &Registry) -> std::io::Result<Self> {
+    pub fn open(
+        folder: PathBuf,
+        tenant: TenantName,
+        vault: Arc<Vault>,
+        registry: &Registry,
+    ) -> std::io::Result<Self> {
         std::fs::read_dir(&folder)?;
-        let broken = MetricFamily::new("canal_key_file_errors_total", "Keys, certificates and allow lists that could not be read.", &[]);
+        let broken = MetricFamily::new(
+            "canal_key_file_errors_total",
+            "Keys, certificates and allow lists that could not be read.",
+            &[],
+        );
         let files = Self {
             folder,
             tenant,
             vault,
-            allow: Mutex::new(Allow { stamp: None, list: AllowList::new(), error: "not read yet".into() }),
+            allow: Mutex::new(Allow {
+                stamp: None,
+                list: AllowList::new(),
+                error: "not read yet".into(),
+            }),
             known: RwLock::default(),
             misnamed: Mutex::default(),
             over: AtomicUsize::new(0),
@@ -174,32 +204,51 @@ impl TenantKeyFiles {
     /// Reads the files that have changed: new and replaced keys come into use, and keys whose files are gone are dropped.
     pub fn poll(&self) {
         let (mut found, mut misnamed, mut over) = (HashMap::new(), Vec::new(), 0);
-        for entry in std::fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+        for entry in std::fs::read_dir(&self.folder)
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             let path = entry.path();
             if path.extension().is_none_or(|e| e != "crt") {
                 continue;
             }
-            let Some(name) = path.file_stem().and_then(|s| s.to_str()).and_then(|s| self.service(s)) else {
+            let Some(name) = path
+                .file_stem()
+                .and_then(|s| s.to_str())
+                .and_then(|s| self.service(s))
+            else {
                 misnamed.push(entry.file_name().to_string_lossy().into_owned());
                 continue;
             };
-            let (certificate, key) = (std::fs::metadata(&path), std::fs::metadata(path.with_extension("key")));
+            let (certificate, key) = (
+                std::fs::metadata(&path),
+                std::fs::metadata(path.with_extension("key")),
+            );
             match (certificate, key) {
                 (Ok(_), Ok(_)) if found.len() >= FILES_MAX => over += 1,
-                (Ok(certificate), Ok(key)) => drop(found.insert(name, (stamp(&certificate), stamp(&key)))),
+                (Ok(certificate), Ok(key)) => {
+                    drop(found.insert(name, (stamp(&certificate), stamp(&key))))
+                }
                 _ => {}
             }
         }
         // Reported only when the number grows.
         if self.over.swap(over, Relaxed) < over {
             self.broken.inc();
-            tracing::error!(over, "there are more than {FILES_MAX} keys in the folder; the others are not read");
+            tracing::error!(
+                over,
+                "there are more than {FILES_MAX} keys in the folder; the others are not read"
+            );
         }
         self.report_misnamed(misnamed);
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         known.retain(|name, _| found.contains_key(name));
         let now = Instant::now();
-        known.values_mut().filter_map(|k| k.held.as_mut()).for_each(|held| held.tidy(now));
+        known
+            .values_mut()
+            .filter_map(|k| k.held.as_mut())
+            .for_each(|held| held.tidy(now));
         for (name, stamps) in found {
             if known.get(&name).is_some_and(|k| k.stamps == stamps) {
                 continue;
@@ -208,7 +257,10 @@ impl TenantKeyFiles {
             let (held, error) = match self.load(&name) {
                 Ok(certified) => {
                     tracing::info!(key = %name, until = ?certified.not_after, "key read");
-                    (Some(KeySlot::after(before, Arc::new(certified), now)), String::new())
+                    (
+                        Some(KeySlot::after(before, Arc::new(certified), now)),
+                        String::new(),
+                    )
                 }
                 Err(error) => {
                     self.broken.inc();
@@ -216,7 +268,14 @@ impl TenantKeyFiles {
                     (before, error)
                 }
             };
-            known.insert(name, LoadedKeyFile { stamps, held, error });
+            known.insert(
+                name,
+                LoadedKeyFile {
+                    stamps,
+                    held,
+                    error,
+                },
+            );
         }
         drop(known);
         drop(self.fresh());
@@ -226,7 +285,11 @@ impl TenantKeyFiles {
     fn service(&self, stem: &str) -> Option<ServiceKey> {
         let (namespace, name) = stem.split_once('.')?;
         let (namespace, name) = (Namespace::new(namespace).ok()?, ObjectName::new(name).ok()?);
-        Some(ServiceKey { tenant: self.tenant.clone(), namespace, name })
+        Some(ServiceKey {
+            tenant: self.tenant.clone(),
+            namespace,
+            name,
+        })
     }
 
     fn report_misnamed(&self, mut now: Vec<String>) {
@@ -247,15 +310,23 @@ impl TenantKeyFiles {
         let name = stem(service);
         let path = |extension: &str| self.folder.join(format!("{name}.{extension}"));
         let text = read(&path("crt"))?;
-        let chain = CertificateDer::pem_slice_iter(&text).collect::<Result<Vec<_>, _>>().map_err(|e| format!("{name}.crt: {e}"))?;
+        let chain = CertificateDer::pem_slice_iter(&text)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|e| format!("{name}.crt: {e}"))?;
         let text = read(&path("key"))?;
         let der = PrivateKeyDer::from_pem_slice(&text).map_err(|e| format!("{name}.key: {e}"))?;
         let key = PrivateKey::read(&self.vault, &der).map_err(|e| format!("{name}.key: {e}"));
         // The decoded key does not wipe itself.
         let mut der = der;
         zeroize::Zeroize::zeroize(&mut der);
-        CertifiedPrivateKey::new(KeyName::File(service.clone()), self.tenant.clone(), Arc::new(key?), chain, None)
-            .map_err(|e| format!("{name}: {e}"))
+        CertifiedPrivateKey::new(
+            KeyName::File(service.clone()),
+            self.tenant.clone(),
+            Arc::new(key?),
+            chain,
+            None,
+        )
+        .map_err(|e| format!("{name}: {e}"))
     }
 
     /// Returns the allow list as it is in the file now.
@@ -267,11 +338,18 @@ impl TenantKeyFiles {
             return allow;
         }
         let parsed = match now {
-            None => Err(format!("{}: there is no allow list, so no requester may use a key", path.display())),
+            None => Err(format!(
+                "{}: there is no allow list, so no requester may use a key",
+                path.display()
+            )),
             Some(_) => read(&path).and_then(|bytes| {
-                let text = std::str::from_utf8(&bytes).map_err(|e| format!("{}: {e}", path.display()))?;
-                let written = serde_saphyr::from_str::<AllowListFile>(text).map_err(|e| format!("{}: {e}", path.display()))?;
-                written.read(&self.tenant).map_err(|e| format!("{}: {e}", path.display()))
+                let text =
+                    std::str::from_utf8(&bytes).map_err(|e| format!("{}: {e}", path.display()))?;
+                let written = serde_saphyr::from_str::<AllowListFile>(text)
+                    .map_err(|e| format!("{}: {e}", path.display()))?;
+                written
+                    .read(&self.tenant)
+                    .map_err(|e| format!("{}: {e}", path.display()))
             }),
         };
         allow.stamp = now;
@@ -298,24 +376,46 @@ impl TenantKeyFiles {
     ///
     /// # Errors
     /// The allow list does not permit the caller, or there is no key of the service.
-    pub fn find(&self, name: &ServiceKey, caller: &ChannelPeer) -> Result<Arc<CertifiedPrivateKey>, KeyRefusal> {
+    pub fn find(
+        &self,
+        name: &ServiceKey,
+        caller: &ChannelPeer,
+    ) -> Result<Arc<CertifiedPrivateKey>, KeyRefusal> {
         if decide(&self.fresh().list, name, &caller.requester) == AllowResult::Refused {
             return Err(KeyRefusal::NotAllowed);
         }
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        known.get(name).and_then(|k| k.held.as_ref()).map(|held| held.current().clone()).ok_or(KeyRefusal::UnknownKey)
+        known
+            .get(name)
+            .and_then(|k| k.held.as_ref())
+            .map(|held| held.current().clone())
+            .ok_or(KeyRefusal::UnknownKey)
     }
 
     /// Returns the key of certificates that a peer is presented: the current one, or its predecessor. [`TenantKeyFiles::find`] decides on
     /// its use.
-    pub(crate) fn shown(&self, name: &ServiceKey, spki: &SpkiHash) -> Option<Arc<CertifiedPrivateKey>> {
+    pub(crate) fn shown(
+        &self,
+        name: &ServiceKey,
+        spki: &SpkiHash,
+    ) -> Option<Arc<CertifiedPrivateKey>> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        known.get(name)?.held.as_ref()?.by_spki(spki, Instant::now()).cloned()
+        known
+            .get(name)?
+            .held
+            .as_ref()?
+            .by_spki(spki, Instant::now())
+            .cloned()
     }
 
     /// Returns the number of keys in use.
     pub fn count(&self) -> usize {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).values().filter(|k| k.held.is_some()).count()
+        self.known
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+            .filter(|k| k.held.is_some())
+            .count()
     }
 
     /// Returns the status of the keys sorted by name, then of files whose names are of no service, then of the allow list if it is
@@ -331,10 +431,18 @@ impl TenantKeyFiles {
         all.sort_by(|a, b| a.name.cmp(&b.name));
         let error = "the name is of no service: NAMESPACE.NAME.crt is looked for";
         let misnamed = self.misnamed.lock().unwrap_or_else(PoisonError::into_inner);
-        all.extend(misnamed.iter().map(|file| FileStatus { name: file.clone(), algorithm: None, error: error.into() }));
+        all.extend(misnamed.iter().map(|file| FileStatus {
+            name: file.clone(),
+            algorithm: None,
+            error: error.into(),
+        }));
         let allow = self.fresh();
         if !allow.error.is_empty() {
-            all.push(FileStatus { name: ALLOW.into(), algorithm: None, error: allow.error.clone() });
+            all.push(FileStatus {
+                name: ALLOW.into(),
+                algorithm: None,
+                error: allow.error.clone(),
+            });
         }
         all
     }

@@ -9,10 +9,14 @@ use std::sync::{Mutex, PoisonError};
 use canal_model::share::{Share, ShareKind};
 use canal_runtime::limits::show_shares;
 use canal_runtime::metrics::Registry;
-use canal_runtime::{GiveWay, ShareHolder, ShareRefusal, TenantLimit, TenantLimitConfig, TenantPermit};
+use canal_runtime::{
+    GiveWay, ShareHolder, ShareRefusal, TenantLimit, TenantLimitConfig, TenantPermit,
+};
 use ipnet::IpNet;
 
-use crate::limits::{PROVED_ADDRESSES_MAX, RETURNING_MAX, UNAUTHENTICATED_PER_IP_MAX, UNPROVED_MAX};
+use crate::limits::{
+    PROVED_ADDRESSES_MAX, RETURNING_MAX, UNAUTHENTICATED_PER_IP_MAX, UNPROVED_MAX,
+};
 
 /// Prefix lengths (IPv4, IPv6) of networks whose addresses count together: the nodes of one tenant, or of one rack.
 const NETWORK_PREFIX: (u8, u8) = (24, 64);
@@ -31,8 +35,11 @@ impl ProvedAddresses {
         self.known.insert(address, self.last);
         self.order.push_back((address, self.last));
         // Entries that are not the latest of their address are removed on the same occasion.
-        while self.known.len() > PROVED_ADDRESSES_MAX || self.order.len() > 2 * PROVED_ADDRESSES_MAX {
-            let Some((oldest, at)) = self.order.pop_front() else { return };
+        while self.known.len() > PROVED_ADDRESSES_MAX || self.order.len() > 2 * PROVED_ADDRESSES_MAX
+        {
+            let Some((oldest, at)) = self.order.pop_front() else {
+                return;
+            };
             if self.known.get(&oldest) == Some(&at) {
                 self.known.remove(&oldest);
             }
@@ -69,7 +76,9 @@ impl UnauthenticatedPermit {
 fn network(address: IpAddr, (v4, v6): (u8, u8)) -> ShareHolder {
     let prefix = if address.is_ipv4() { v4 } else { v6 };
     // The prefixes are constants that fit both families.
-    ShareHolder::Network(IpNet::new(address, prefix).map_or(IpNet::from(address), |net| net.trunc()))
+    ShareHolder::Network(
+        IpNet::new(address, prefix).map_or(IpNet::from(address), |net| net.trunc()),
+    )
 }
 
 impl Unauthenticated {
@@ -77,7 +86,12 @@ impl Unauthenticated {
     pub(crate) fn new(registry: &Registry) -> Self {
         let limit = |capacity| {
             let kind = ShareKind::KeyServerUnauthenticated;
-            TenantLimit::new(TenantLimitConfig { kind, capacity, reserve: 0, give_way: GiveWay::Oldest })
+            TenantLimit::new(TenantLimitConfig {
+                kind,
+                capacity,
+                reserve: 0,
+                give_way: GiveWay::Oldest,
+            })
         };
         // There are at most as many addresses as connections in both pools.
         let addresses = limit(UNPROVED_MAX + RETURNING_MAX + 2);
@@ -86,7 +100,12 @@ impl Unauthenticated {
         for pool in [&unproved, &returning] {
             show_shares(registry, pool);
         }
-        Self { addresses, unproved, returning, proved: Mutex::default() }
+        Self {
+            addresses,
+            unproved,
+            returning,
+            proved: Mutex::default(),
+        }
     }
 
     /// Counts a connection from `address`; older ones may have to give way.
@@ -95,16 +114,30 @@ impl Unauthenticated {
     /// The pool is full of other networks' connections, none of which has more than this one would.
     pub(crate) fn take(&self, address: IpAddr) -> Result<UnauthenticatedPermit, ShareRefusal> {
         let address = address.to_canonical();
-        let has_proved = self.proved.lock().unwrap_or_else(PoisonError::into_inner).known.contains_key(&address);
-        let pool = if has_proved { &self.returning } else { &self.unproved };
+        let has_proved = self
+            .proved
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .known
+            .contains_key(&address);
+        let pool = if has_proved {
+            &self.returning
+        } else {
+            &self.unproved
+        };
         let network = pool.take_replacing(&network(address, NETWORK_PREFIX), 1)?;
-        let address = self.addresses.take_replacing(&ShareHolder::Network(address.into()), 1)?;
+        let address = self
+            .addresses
+            .take_replacing(&ShareHolder::Network(address.into()), 1)?;
         Ok(UnauthenticatedPermit { address, network })
     }
 
     /// Records that a requester authenticated from `address`.
     pub(crate) fn record_proof(&self, address: IpAddr) {
-        self.proved.lock().unwrap_or_else(PoisonError::into_inner).insert(address.to_canonical());
+        self.proved
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(address.to_canonical());
     }
 }
 
@@ -125,7 +158,9 @@ mod tests {
     #[test]
     fn an_addresss_newest_connection_replaces_its_oldest() {
         let all = Unauthenticated::new(&Registry::new());
-        let held: Vec<_> = (0..=UNAUTHENTICATED_PER_IP_MAX).map(|_| all.take(at(1, 1)).unwrap()).collect();
+        let held: Vec<_> = (0..=UNAUTHENTICATED_PER_IP_MAX)
+            .map(|_| all.take(at(1, 1)).unwrap())
+            .collect();
         assert_eq!(held.iter().map(is_revoked).filter(|r| *r).count(), 1);
         assert!(is_revoked(&held[0]));
     }
@@ -134,7 +169,9 @@ mod tests {
     fn sixteen_addresses_of_silent_connections_take_no_place_from_others() {
         let all = Unauthenticated::new(&Registry::new());
         // Silent connections from the attacker's network, twice as many as are permitted.
-        let silent: Vec<_> = (0..2 * UNPROVED_MAX).map(|n| all.take(at(1, (n % 16) as u8)).unwrap()).collect();
+        let silent: Vec<_> = (0..2 * UNPROVED_MAX)
+            .map(|n| all.take(at(1, (n % 16) as u8)).unwrap())
+            .collect();
         let others: Vec<_> = (0..64).map(|n| all.take(at(2, n)).unwrap()).collect();
         assert!(others.iter().all(|p| !is_revoked(p)));
         // A new address in the attacker's own network is admitted as well.
@@ -148,7 +185,12 @@ mod tests {
         let all = Unauthenticated::new(&Registry::new());
         all.record_proof(at(9, 9));
         // One connection from each of as many networks as are permitted connections: no network is the largest.
-        let _silent: Vec<_> = (0..UNPROVED_MAX).map(|n| all.take(Ipv4Addr::new(11, (n / 256) as u8, n as u8, 1).into()).unwrap()).collect();
+        let _silent: Vec<_> = (0..UNPROVED_MAX)
+            .map(|n| {
+                all.take(Ipv4Addr::new(11, (n / 256) as u8, n as u8, 1).into())
+                    .unwrap()
+            })
+            .collect();
         assert_eq!(all.take(at(8, 8)).unwrap_err(), ShareRefusal::Full);
         assert!(all.take(at(9, 9)).is_ok());
     }
@@ -160,7 +202,10 @@ mod tests {
             proved.insert(Ipv4Addr::from(n as u32).into());
             proved.insert(at(1, 1));
         }
-        assert!(proved.known.len() <= PROVED_ADDRESSES_MAX && proved.order.len() <= 2 * PROVED_ADDRESSES_MAX);
+        assert!(
+            proved.known.len() <= PROVED_ADDRESSES_MAX
+                && proved.order.len() <= 2 * PROVED_ADDRESSES_MAX
+        );
         assert!(proved.known.contains_key(&at(1, 1)));
     }
 }

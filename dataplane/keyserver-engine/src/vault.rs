@@ -14,7 +14,9 @@ pub enum VaultError {
     Random,
     #[error("a secret could not be sealed")]
     Seal,
-    #[error("a sealed secret does not open: it was sealed by another vault, for another key, or memory is broken")]
+    #[error(
+        "a sealed secret does not open: it was sealed by another vault, for another key, or memory is broken"
+    )]
     Open,
 }
 
@@ -52,7 +54,10 @@ impl Vault {
         let mut key = Zeroizing::new([0; 32]);
         aws_lc_rs::rand::fill(&mut *key).map_err(|_| VaultError::Random)?;
         let key = UnboundKey::new(&AES_256_GCM, &*key).map_err(|_| VaultError::Random)?;
-        Ok(Self { key: LessSafeKey::new(key), sealed: AtomicU64::new(0) })
+        Ok(Self {
+            key: LessSafeKey::new(key),
+            sealed: AtomicU64::new(0),
+        })
     }
 
     /// Seals a copy of `secret`; the caller wipes the original. The copy opens only with the same `label`, which is not secret.
@@ -67,20 +72,35 @@ impl Vault {
         bytes.extend_from_slice(secret);
         let tag = self
             .key
-            .seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), Aad::from(label), &mut bytes)
+            .seal_in_place_separate_tag(
+                Nonce::assume_unique_for_key(nonce),
+                Aad::from(label),
+                &mut bytes,
+            )
             .map_err(|_| VaultError::Seal)?;
         bytes.extend_from_slice(tag.as_ref());
-        Ok(SealedSecret { nonce, bytes: bytes.as_slice().into() })
+        Ok(SealedSecret {
+            nonce,
+            bytes: bytes.as_slice().into(),
+        })
     }
 
     /// Opens a secret into memory that is wiped when it is dropped.
     ///
     /// # Errors
     /// The secret is from another vault or has another label, or memory is corrupt.
-    pub fn open(&self, sealed: &SealedSecret, label: &[u8]) -> Result<Zeroizing<Vec<u8>>, VaultError> {
+    pub fn open(
+        &self,
+        sealed: &SealedSecret,
+        label: &[u8],
+    ) -> Result<Zeroizing<Vec<u8>>, VaultError> {
         let mut bytes = Zeroizing::new(sealed.bytes.to_vec());
         let nonce = Nonce::assume_unique_for_key(sealed.nonce);
-        let length = self.key.open_in_place(nonce, Aad::from(label), &mut bytes).map_err(|_| VaultError::Open)?.len();
+        let length = self
+            .key
+            .open_in_place(nonce, Aad::from(label), &mut bytes)
+            .map_err(|_| VaultError::Open)?
+            .len();
         bytes.truncate(length);
         Ok(bytes)
     }
@@ -97,7 +117,10 @@ mod tests {
         assert_eq!(&**vault.open(&sealed, b"label").unwrap(), b"secret");
         assert_eq!(vault.open(&sealed, b"other"), Err(VaultError::Open));
         assert_eq!(other.open(&sealed, b"label"), Err(VaultError::Open));
-        let broken = SealedSecret { nonce: sealed.nonce, bytes: sealed.bytes.iter().map(|b| b ^ 1).collect() };
+        let broken = SealedSecret {
+            nonce: sealed.nonce,
+            bytes: sealed.bytes.iter().map(|b| b ^ 1).collect(),
+        };
         assert_eq!(vault.open(&broken, b"label"), Err(VaultError::Open));
         assert!(!format!("{vault:?} {sealed:?}").contains("secret"));
     }
@@ -105,7 +128,10 @@ mod tests {
     #[test]
     fn no_nonce_is_used_twice() {
         let vault = Vault::new().unwrap();
-        let (a, b) = (vault.seal(b"same", b"").unwrap(), vault.seal(b"same", b"").unwrap());
+        let (a, b) = (
+            vault.seal(b"same", b"").unwrap(),
+            vault.seal(b"same", b"").unwrap(),
+        );
         assert!(a.nonce != b.nonce && a.bytes != b.bytes);
     }
 }

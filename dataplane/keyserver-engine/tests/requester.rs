@@ -19,7 +19,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio_rustls::TlsConnector;
 
 fn requester(fixture: &KeyServerFixture, component: &str) -> KeyClient {
-    let server = ServerAddress { az: "az1".parse().unwrap(), name: "ks-1".parse().unwrap(), address: fixture.address };
+    let server = ServerAddress {
+        az: "az1".parse().unwrap(),
+        name: "ks-1".parse().unwrap(),
+        address: fixture.address,
+    };
     let config = KeyClientConfig {
         az: "az1".parse().unwrap(),
         servers: vec![server],
@@ -27,7 +31,12 @@ fn requester(fixture: &KeyServerFixture, component: &str) -> KeyClient {
         // Debug builds on a busy machine are slow.
         trip: Duration::from_secs(5),
     };
-    KeyClient::start(config, fixture.authorities.infra.credential(&identity(component)), &store(fixture), &Registry::new())
+    KeyClient::start(
+        config,
+        fixture.authorities.infra.credential(&identity(component)),
+        &store(fixture),
+        &Registry::new(),
+    )
 }
 
 fn store(fixture: &KeyServerFixture) -> TrustStore {
@@ -41,12 +50,21 @@ async fn two_peers_with_remote_keys_connect() {
     let fixture = KeyServerFixture::start(ServerSetup::default()).await;
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
-    for (component, tenant, near, far, algorithm) in
-        [(NODE, "alpha", WEB, API, KeyAlgorithm::EcdsaP256), (RSA_NODE, "rsa", SLOW, SLOW, KeyAlgorithm::Rsa2048)]
-    {
+    for (component, tenant, near, far, algorithm) in [
+        (NODE, "alpha", WEB, API, KeyAlgorithm::EcdsaP256),
+        (RSA_NODE, "rsa", SLOW, SLOW, KeyAlgorithm::Rsa2048),
+    ] {
         let no_local = Arc::new(|id: &Identity| panic!("{id} has no local key"));
-        let keyring = ClientIdentityFactory::of(no_local, Some(requester(&fixture, component)), store(&fixture));
-        let policy = KeyPolicy { location: KeyLocation::KeyServer, algorithm, local_fallback: false };
+        let keyring = ClientIdentityFactory::of(
+            no_local,
+            Some(requester(&fixture, component)),
+            store(&fixture),
+        );
+        let policy = KeyPolicy {
+            location: KeyLocation::KeyServer,
+            algorithm,
+            local_fallback: false,
+        };
         let pair = |id: &str| keyring.pair(&tenant.parse().unwrap(), &policy, &identity(id));
         let (client, server) = (pair(near).1, pair(far).0);
         let expected: Arc<[Identity]> = [identity(far)].into();
@@ -86,10 +104,18 @@ async fn a_tenants_tls_terminates_while_its_list_allows_it() {
     std::fs::write(dir.path().join("shop.web.key"), &shop.key).unwrap();
     let allow = |text: &str| std::fs::write(dir.path().join("allow.yaml"), text).unwrap();
     allow("allow: {shop/web: [gateway/g1]}");
-    let fixture = KeyServerFixture::start(ServerSetup { tls_dir: Some(dir.path().into()), ..ServerSetup::default() }).await;
+    let fixture = KeyServerFixture::start(ServerSetup {
+        tls_dir: Some(dir.path().into()),
+        ..ServerSetup::default()
+    })
+    .await;
     fixture.publish(&fixture.usual());
     let requester = requester(&fixture, GATEWAY);
-    let own = KeyServer { tenant: "alpha".parse().unwrap(), name: "ks-1".parse().unwrap(), addresses: vec![fixture.address] };
+    let own = KeyServer {
+        tenant: "alpha".parse().unwrap(),
+        name: "ks-1".parse().unwrap(),
+        addresses: vec![fixture.address],
+    };
     let terms = TerminationTerms {
         tenant: "alpha".parse().unwrap(),
         trust_domain: "alpha.example".parse().unwrap(),
@@ -97,16 +123,26 @@ async fn a_tenants_tls_terminates_while_its_list_allows_it() {
         alpn: vec![b"http/1.1".to_vec()],
         tls12: true,
     };
-    let signed = RemoteKey::by_tenant(&requester, &own, KeyName::File("alpha/shop/web".parse().unwrap()));
-    let terminator = Terminator::signed(terms, signed, store(&fixture).view(&"alpha".parse().unwrap()));
+    let signed = RemoteKey::by_tenant(
+        &requester,
+        &own,
+        KeyName::File("alpha/shop/web".parse().unwrap()),
+    );
+    let terminator = Terminator::signed(
+        terms,
+        signed,
+        store(&fixture).view(&"alpha".parse().unwrap()),
+    );
     let mut roots = RootCertStore::empty();
     roots.add(ders(&ca.root_pem()).remove(0)).unwrap();
     let visit = async |version: &'static rustls::SupportedProtocolVersion| {
-        let config = ClientConfig::builder_with_provider(rustls::crypto::aws_lc_rs::default_provider().into())
-            .with_protocol_versions(&[version])
-            .unwrap()
-            .with_root_certificates(roots.clone())
-            .with_no_client_auth();
+        let config = ClientConfig::builder_with_provider(
+            rustls::crypto::aws_lc_rs::default_provider().into(),
+        )
+        .with_protocol_versions(&[version])
+        .unwrap()
+        .with_root_certificates(roots.clone())
+        .with_no_client_auth();
         let (a, b) = duplex(64 << 10);
         let name = ServerName::try_from("shop.example").unwrap();
         let client = TlsConnector::from(Arc::new(config));
@@ -116,8 +152,16 @@ async fn a_tenants_tls_terminates_while_its_list_allows_it() {
     for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
         assert_eq!(visit(version).await, (true, Ok(())), "{version:?}");
         allow("allow: {}");
-        assert_eq!(visit(version).await, (false, Err("key_server")), "{version:?}: at once");
+        assert_eq!(
+            visit(version).await,
+            (false, Err("key_server")),
+            "{version:?}: at once"
+        );
         allow("allow: {shop/web: [gateway/g1]}");
-        assert_eq!(visit(version).await, (true, Ok(())), "{version:?}: and back");
+        assert_eq!(
+            visit(version).await,
+            (true, Ok(())),
+            "{version:?}: and back"
+        );
     }
 }

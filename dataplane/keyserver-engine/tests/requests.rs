@@ -14,24 +14,50 @@ fn identity_key(id: &str) -> KeyName {
 }
 
 fn sign(key: KeyName, scheme: u16, input: &[u8]) -> KeyRequest<'_> {
-    KeyRequest::Sign { key, shown: None, scheme, deadline_ms: 0, input }
+    KeyRequest::Sign {
+        key,
+        shown: None,
+        scheme,
+        deadline_ms: 0,
+        input,
+    }
 }
 
 /// Returns the hash of a certificate's key.
 fn of_key(leaf: &[u8]) -> SpkiHash {
-    canal_tls::spki_hash(x509_parser::parse_x509_certificate(leaf).unwrap().1.public_key().raw)
+    canal_tls::spki_hash(
+        x509_parser::parse_x509_certificate(leaf)
+            .unwrap()
+            .1
+            .public_key()
+            .raw,
+    )
 }
 
 /// Requests a signature with the key of the certificate that a peer is presented.
 fn sign_for<'a>(leaf: &[u8], key: &KeyName, scheme: u16, input: &'a [u8]) -> KeyRequest<'a> {
-    KeyRequest::Sign { key: key.clone(), shown: Some(of_key(leaf)), scheme, deadline_ms: 0, input }
+    KeyRequest::Sign {
+        key: key.clone(),
+        shown: Some(of_key(leaf)),
+        scheme,
+        deadline_ms: 0,
+        input,
+    }
 }
 
 fn verify(leaf: &[u8], scheme: u16, input: &[u8], signature: &[u8]) {
-    use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, RSA_PSS_2048_8192_SHA256, UnparsedPublicKey, VerificationAlgorithm};
+    use aws_lc_rs::signature::{
+        ECDSA_P256_SHA256_ASN1, RSA_PSS_2048_8192_SHA256, UnparsedPublicKey, VerificationAlgorithm,
+    };
     let (_, x) = x509_parser::parse_x509_certificate(leaf).unwrap();
-    let algorithm: &'static dyn VerificationAlgorithm = if scheme == ECDSA { &ECDSA_P256_SHA256_ASN1 } else { &RSA_PSS_2048_8192_SHA256 };
-    UnparsedPublicKey::new(algorithm, &x.public_key().subject_public_key.data).verify(input, signature).unwrap();
+    let algorithm: &'static dyn VerificationAlgorithm = if scheme == ECDSA {
+        &ECDSA_P256_SHA256_ASN1
+    } else {
+        &RSA_PSS_2048_8192_SHA256
+    };
+    UnparsedPublicKey::new(algorithm, &x.public_key().subject_public_key.data)
+        .verify(input, signature)
+        .unwrap();
 }
 
 const ECDSA: u16 = 0x0403;
@@ -41,33 +67,63 @@ const RSA_PSS: u16 = 0x0804;
 async fn handshakes_of_both_roles_and_both_algorithms() {
     let fixture = KeyServerFixture::start(ServerSetup::default()).await;
     fixture.publish(&fixture.usual());
-    for (component, own, tenant, domain) in [(NODE, WEB, "alpha", "alpha.example"), (RSA_NODE, SLOW, "rsa", "rsa.example")] {
+    for (component, own, tenant, domain) in [
+        (NODE, WEB, "alpha", "alpha.example"),
+        (RSA_NODE, SLOW, "rsa", "rsa.example"),
+    ] {
         let channel = fixture.channel(component).await;
         let (ca, id) = (fixture.ca(tenant), PEER.replace("alpha.example", domain));
         let peers = Peers::new(ca, &ca.issue_with(&identity(&id), |_| {}), domain, &[own]);
         for _ in 0..3 {
             let mut client = peers.client();
-            let ServerReply::Done { alpn, suite, peer, secrets, .. } = channel.shake(own, &mut client).await else { panic!("not done") };
+            let ServerReply::Done {
+                alpn,
+                suite,
+                peer,
+                secrets,
+                ..
+            } = channel.shake(own, &mut client).await
+            else {
+                panic!("not done")
+            };
             assert!(!client.is_handshaking());
-            assert_eq!((alpn.as_slice(), suite, peer.as_str(), secrets.0.len()), (&b"h2"[..], 0x1302, id.as_str(), 92));
+            assert_eq!(
+                (alpn.as_slice(), suite, peer.as_str(), secrets.0.len()),
+                (&b"h2"[..], 0x1302, id.as_str(), 92)
+            );
         }
         if tenant == "alpha" {
             let mut server = peers.server();
-            assert!(matches!(channel.shake(own, &mut server).await, ServerReply::Done { .. }));
+            assert!(matches!(
+                channel.shake(own, &mut server).await,
+                ServerReply::Done { .. }
+            ));
             assert!(!server.is_handshaking());
         }
     }
-    let line = "canal_key_operations_total{kind=\"handshake_server\",algorithm=\"rsa\",tenant=\"rsa\"}";
+    let line =
+        "canal_key_operations_total{kind=\"handshake_server\",algorithm=\"rsa\",tenant=\"rsa\"}";
     assert_eq!(fixture.value(line), 3.0);
     assert_eq!(fixture.value("canal_key_operations_total{kind=\"handshake_client\",algorithm=\"ecdsa\",tenant=\"alpha\"}"), 1.0);
     until("nothing is under way", || {
-        fixture.value("canal_key_handshakes_in_flight") == 0.0 && fixture.value("canal_key_requests_in_flight") == 0.0
+        fixture.value("canal_key_handshakes_in_flight") == 0.0
+            && fixture.value("canal_key_requests_in_flight") == 0.0
     })
     .await;
     // Requests came one at a time, so none waited for a batch.
     for algorithm in ["ecdsa", "rsa"] {
-        assert_eq!(fixture.value(&format!("canal_key_operations_queued_total{{algorithm=\"{algorithm}\"}}")), 0.0);
-        assert_eq!(fixture.value(&format!("canal_key_batch_wait_seconds_sum{{algorithm=\"{algorithm}\"}}")), 0.0);
+        assert_eq!(
+            fixture.value(&format!(
+                "canal_key_operations_queued_total{{algorithm=\"{algorithm}\"}}"
+            )),
+            0.0
+        );
+        assert_eq!(
+            fixture.value(&format!(
+                "canal_key_batch_wait_seconds_sum{{algorithm=\"{algorithm}\"}}"
+            )),
+            0.0
+        );
     }
 }
 
@@ -79,17 +135,32 @@ async fn data_right_behind_a_handshake_does_not_break_it() {
     fixture.provisioned().await;
     let channel = fixture.channel(NODE).await;
     let ca = fixture.ca("alpha");
-    let peers = Peers::new(ca, &ca.issue_with(&identity(PEER), |_| {}), "alpha.example", &[WEB]);
+    let peers = Peers::new(
+        ca,
+        &ca.issue_with(&identity(PEER), |_| {}),
+        "alpha.example",
+        &[WEB],
+    );
     for _ in 0..1000 {
         let mut client = peers.client();
         let mut call = channel.begin(WEB, HandshakeRole::Server, &[], 0);
-        channel.send_request(call.id, &KeyRequest::More { bytes: &flight(&mut client) });
+        channel.send_request(
+            call.id,
+            &KeyRequest::More {
+                bytes: &flight(&mut client),
+            },
+        );
         let bytes = match call.next().await {
             ServerReply::Send(bytes) => bytes,
             other => panic!("{other:?}, no flight"),
         };
         hear(&mut client, &bytes);
-        channel.send_request(call.id, &KeyRequest::More { bytes: &flight(&mut client) });
+        channel.send_request(
+            call.id,
+            &KeyRequest::More {
+                bytes: &flight(&mut client),
+            },
+        );
         let end = std::time::Instant::now() + canal_timing::deadline(SOON);
         let said = loop {
             assert!(std::time::Instant::now() < end, "no answer");
@@ -100,11 +171,17 @@ async fn data_right_behind_a_handshake_does_not_break_it() {
                 None => std::thread::sleep(std::time::Duration::from_micros(30)),
             }
         };
-        assert!(matches!(said, ServerReply::Done { .. }), "{said:?}, before its end");
+        assert!(
+            matches!(said, ServerReply::Done { .. }),
+            "{said:?}, before its end"
+        );
         channel.forget(&call);
     }
     let late = || fixture.value("canal_key_refusals_total{name=\"unknown_request\"");
-    until("what came behind the end of a handshake is refused", || late() >= 30.0).await;
+    until("what came behind the end of a handshake is refused", || {
+        late() >= 30.0
+    })
+    .await;
 }
 
 /// A requester that has sent whole records waits for a response before it sends more; one that has sent a part does not.
@@ -115,18 +192,39 @@ async fn a_fragmented_flight_is_read_record_by_record() {
     fixture.provisioned().await;
     let channel = fixture.channel(NODE).await;
     let ca = fixture.ca("alpha");
-    let peers = Peers::new(ca, &ca.issue_with(&identity(PEER), |_| {}), "alpha.example", &[WEB]);
+    let peers = Peers::new(
+        ca,
+        &ca.issue_with(&identity(PEER), |_| {}),
+        "alpha.example",
+        &[WEB],
+    );
     let mut client = peers.client();
     let mut call = channel.begin(WEB, HandshakeRole::Server, &[], 0);
-    channel.send_request(call.id, &KeyRequest::More { bytes: &flight(&mut client) });
-    let ServerReply::Send(bytes) = call.next().await else { panic!("no flight") };
+    channel.send_request(
+        call.id,
+        &KeyRequest::More {
+            bytes: &flight(&mut client),
+        },
+    );
+    let ServerReply::Send(bytes) = call.next().await else {
+        panic!("no flight")
+    };
     hear(&mut client, &bytes);
     let flight = flight(&mut client);
     // The flight starts with a change of cipher spec, a record without content.
     let spec = 6;
     assert_eq!(&flight[..5], &[20, 3, 3, 0, 1]);
-    channel.send_request(call.id, &KeyRequest::More { bytes: &flight[..spec] });
-    assert_eq!(call.next().await, ServerReply::Send(Vec::new()), "more is wanted");
+    channel.send_request(
+        call.id,
+        &KeyRequest::More {
+            bytes: &flight[..spec],
+        },
+    );
+    assert_eq!(
+        call.next().await,
+        ServerReply::Send(Vec::new()),
+        "more is wanted"
+    );
     let (part, rest) = flight[spec..].split_at(100);
     channel.send_request(call.id, &KeyRequest::More { bytes: part });
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
@@ -145,13 +243,62 @@ async fn peers_are_refused_by_name_with_an_alert() {
     let (ca, foreign) = (fixture.ca("alpha"), TestCa::new("stranger"));
     let beta = "spiffe://beta.example/ns/shop/sa/peer";
     let cases: [(&str, &TestCa, &str, CsrEditFn, bool, KeyRefusal); 7] = [
-        ("expired", ca, PEER, |p| p.not_after = date_time_ymd(2021, 1, 1), true, KeyRefusal::PeerExpired),
-        ("not valid yet", ca, PEER, |p| p.not_before = date_time_ymd(2119, 1, 1), true, KeyRefusal::PeerNotYetValid),
-        ("wrong usage", ca, PEER, |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth], true, KeyRefusal::PeerPurpose),
-        ("another tenant", fixture.ca("beta"), beta, |_| {}, true, KeyRefusal::PeerTrustDomain),
-        ("another root", &foreign, PEER, |_| {}, true, KeyRefusal::PeerUnknownIssuer),
-        ("not expected", ca, API, |_| {}, false, KeyRefusal::PeerIdentity),
-        ("revoked", ca, PEER, |p| p.serial_number = Some(77.into()), true, KeyRefusal::PeerRevoked),
+        (
+            "expired",
+            ca,
+            PEER,
+            |p| p.not_after = date_time_ymd(2021, 1, 1),
+            true,
+            KeyRefusal::PeerExpired,
+        ),
+        (
+            "not valid yet",
+            ca,
+            PEER,
+            |p| p.not_before = date_time_ymd(2119, 1, 1),
+            true,
+            KeyRefusal::PeerNotYetValid,
+        ),
+        (
+            "wrong usage",
+            ca,
+            PEER,
+            |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth],
+            true,
+            KeyRefusal::PeerPurpose,
+        ),
+        (
+            "another tenant",
+            fixture.ca("beta"),
+            beta,
+            |_| {},
+            true,
+            KeyRefusal::PeerTrustDomain,
+        ),
+        (
+            "another root",
+            &foreign,
+            PEER,
+            |_| {},
+            true,
+            KeyRefusal::PeerUnknownIssuer,
+        ),
+        (
+            "not expected",
+            ca,
+            API,
+            |_| {},
+            false,
+            KeyRefusal::PeerIdentity,
+        ),
+        (
+            "revoked",
+            ca,
+            PEER,
+            |p| p.serial_number = Some(77.into()),
+            true,
+            KeyRefusal::PeerRevoked,
+        ),
     ];
     let mut resources = fixture.usual();
     resources.retain(|r| !r.name().starts_with("alpha/alpha.example"));
@@ -160,19 +307,41 @@ async fn peers_are_refused_by_name_with_an_alert() {
     for (what, issuer, id, change, is_client, want) in cases {
         let issued = issuer.issue_with(&identity(id), change);
         let peers = Peers::new(ca, &issued, "alpha.example", &[WEB]);
-        let mut peer = if is_client { peers.client() } else { peers.server() };
+        let mut peer = if is_client {
+            peers.client()
+        } else {
+            peers.server()
+        };
         let said = channel.shake(WEB, &mut peer).await;
-        assert!(matches!(&said, ServerReply::Refused(name, text) if *name == want && !text.is_empty()), "{what}: {said:?}");
-        assert!(peer.process_new_packets().is_err(), "{what}: the peer heard an alert");
+        assert!(
+            matches!(&said, ServerReply::Refused(name, text) if *name == want && !text.is_empty()),
+            "{what}: {said:?}"
+        );
+        assert!(
+            peer.process_new_packets().is_err(),
+            "{what}: the peer heard an alert"
+        );
         let line = format!("canal_key_refusals_total{{name=\"{want}\",tenant=\"alpha\"}}");
         assert_eq!(fixture.value(&line), 1.0, "{line}");
     }
     // Members of a federated tenant are accepted; what they may do is not decided here.
-    resources.push(fixture.ca("beta").bundle("alpha", "beta.example", true, vec![]));
+    resources.push(
+        fixture
+            .ca("beta")
+            .bundle("alpha", "beta.example", true, vec![]),
+    );
     fixture.publish(&resources);
-    let peers = Peers::new(ca, &fixture.ca("beta").issue_with(&identity(beta), |_| {}), "alpha.example", &[WEB]);
+    let peers = Peers::new(
+        ca,
+        &fixture.ca("beta").issue_with(&identity(beta), |_| {}),
+        "alpha.example",
+        &[WEB],
+    );
     let said = channel.shake(WEB, &mut peers.client()).await;
-    assert!(matches!(&said, ServerReply::Done { peer, .. } if peer == beta), "{said:?}");
+    assert!(
+        matches!(&said, ServerReply::Done { peer, .. } if peer == beta),
+        "{said:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -180,28 +349,87 @@ async fn entitlements_apply_to_open_channels_too() {
     let fixture = KeyServerFixture::start(ServerSetup::default()).await;
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
-    let (node, beta, gateway) = (fixture.channel(NODE).await, fixture.channel(BETA_NODE).await, fixture.channel(GATEWAY).await);
+    let (node, beta, gateway) = (
+        fixture.channel(NODE).await,
+        fixture.channel(BETA_NODE).await,
+        fixture.channel(GATEWAY).await,
+    );
     let input = verify_input();
     let own = "spiffe://components.canal/ns/canal-system/sa/keyserver.ks-1";
     let cases = [
-        ("a stolen certificate of another tenant's node with the same name", &beta, identity_key(WEB), KeyRefusal::NotEntitled),
-        ("a pod's key by a gateway", &gateway, identity_key(WEB), KeyRefusal::NotEntitled),
-        ("a gateway's key by a node", &node, identity_key(GATE), KeyRefusal::NotEntitled),
-        ("an identity that runs nowhere", &node, identity_key("spiffe://alpha.example/ns/x/sa/y"), KeyRefusal::NotEntitled),
-        ("a tenant that is not told", &node, identity_key("spiffe://gone.example/ns/x/sa/y"), KeyRefusal::UnknownTenant),
-        ("the key server's own", &node, identity_key(own), KeyRefusal::UnknownTenant),
-        ("a service by a node", &node, KeyName::Service("alpha/shop/web".parse().unwrap()), KeyRefusal::NotEntitled),
-        ("a file, where there are none", &gateway, KeyName::File("alpha/shop/web".parse().unwrap()), KeyRefusal::UnknownKey),
+        (
+            "a stolen certificate of another tenant's node with the same name",
+            &beta,
+            identity_key(WEB),
+            KeyRefusal::NotEntitled,
+        ),
+        (
+            "a pod's key by a gateway",
+            &gateway,
+            identity_key(WEB),
+            KeyRefusal::NotEntitled,
+        ),
+        (
+            "a gateway's key by a node",
+            &node,
+            identity_key(GATE),
+            KeyRefusal::NotEntitled,
+        ),
+        (
+            "an identity that runs nowhere",
+            &node,
+            identity_key("spiffe://alpha.example/ns/x/sa/y"),
+            KeyRefusal::NotEntitled,
+        ),
+        (
+            "a tenant that is not told",
+            &node,
+            identity_key("spiffe://gone.example/ns/x/sa/y"),
+            KeyRefusal::UnknownTenant,
+        ),
+        (
+            "the key server's own",
+            &node,
+            identity_key(own),
+            KeyRefusal::UnknownTenant,
+        ),
+        (
+            "a service by a node",
+            &node,
+            KeyName::Service("alpha/shop/web".parse().unwrap()),
+            KeyRefusal::NotEntitled,
+        ),
+        (
+            "a file, where there are none",
+            &gateway,
+            KeyName::File("alpha/shop/web".parse().unwrap()),
+            KeyRefusal::UnknownKey,
+        ),
     ];
     for (what, channel, key, want) in cases {
-        for request in [sign(key.clone(), ECDSA, &input), KeyRequest::Chain { key: key.clone() }] {
+        for request in [
+            sign(key.clone(), ECDSA, &input),
+            KeyRequest::Chain { key: key.clone() },
+        ] {
             assert_eq!(channel.start_call(&request).refusal().await, want, "{what}");
         }
         if let KeyName::Identity(id) = &key {
-            assert_eq!(channel.begin(&id.to_string(), HandshakeRole::Server, &[], 0).refusal().await, want, "{what}");
+            assert_eq!(
+                channel
+                    .begin(&id.to_string(), HandshakeRole::Server, &[], 0)
+                    .refusal()
+                    .await,
+                want,
+                "{what}"
+            );
         }
     }
-    assert!(matches!(node.start_call(&sign(identity_key(WEB), ECDSA, &input)).next().await, ServerReply::Signature(_)));
+    assert!(matches!(
+        node.start_call(&sign(identity_key(WEB), ECDSA, &input))
+            .next()
+            .await,
+        ServerReply::Signature(_)
+    ));
     let mut begun = node.begin(WEB, HandshakeRole::Client, &[PEER], 0);
     assert!(matches!(begun.next().await, ServerReply::Send(_)));
     // The pod disappears, and its handshake ends.
@@ -209,16 +437,37 @@ async fn entitlements_apply_to_open_channels_too() {
     resources.retain(|r| r.name() != "alpha/node/n1");
     resources.push(entitlement("alpha", "node/n1", &[API]));
     fixture.publish(&resources);
-    assert_eq!(node.start_call(&sign(identity_key(WEB), ECDSA, &input)).refusal().await, KeyRefusal::NotEntitled);
-    node.send_request(begun.id, &KeyRequest::More { bytes: b"\x16\x03\x03\x00\x00" });
+    assert_eq!(
+        node.start_call(&sign(identity_key(WEB), ECDSA, &input))
+            .refusal()
+            .await,
+        KeyRefusal::NotEntitled
+    );
+    node.send_request(
+        begun.id,
+        &KeyRequest::More {
+            bytes: b"\x16\x03\x03\x00\x00",
+        },
+    );
     assert_eq!(begun.refusal().await, KeyRefusal::NotEntitled);
-    assert!(matches!(node.start_call(&sign(identity_key(API), ECDSA, &input)).next().await, ServerReply::Signature(_)));
+    assert!(matches!(
+        node.start_call(&sign(identity_key(API), ECDSA, &input))
+            .next()
+            .await,
+        ServerReply::Signature(_)
+    ));
     // Its key is dropped, and a new one is generated when the pod comes back.
     let held = fixture.value("canal_key_generated_keys");
     let before = fixture.authorities.asked.lock().unwrap().len();
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
-    assert_eq!((fixture.value("canal_key_generated_keys"), fixture.authorities.asked.lock().unwrap().len()), (held + 1.0, before + 1));
+    assert_eq!(
+        (
+            fixture.value("canal_key_generated_keys"),
+            fixture.authorities.asked.lock().unwrap().len()
+        ),
+        (held + 1.0, before + 1)
+    );
 }
 
 /// An attacker has a node's channel certificate. An operator revokes it: the channel ends at once, with its requests in progress.
@@ -229,26 +478,48 @@ async fn a_requester_whose_certificate_is_revoked_is_cut_off_at_once() {
     fixture.provisioned().await;
     let infra = &fixture.authorities.infra;
     let stolen = infra.intermediate("what was stolen is below it", 5);
-    let theirs = Channel::connect(fixture.address, &stolen, NODE).await.unwrap();
+    let theirs = Channel::connect(fixture.address, &stolen, NODE)
+        .await
+        .unwrap();
     let others = fixture.channel(NODE).await;
     let input = verify_input();
     let may = async |channel: &Channel| {
-        matches!(channel.start_call(&sign(identity_key(WEB), ECDSA, &input)).next().await, ServerReply::Signature(_))
+        matches!(
+            channel
+                .start_call(&sign(identity_key(WEB), ECDSA, &input))
+                .next()
+                .await,
+            ServerReply::Signature(_)
+        )
     };
     assert!(may(&theirs).await && may(&others).await);
     let mut begun = theirs.begin(WEB, HandshakeRole::Client, &[PEER], 0);
     assert!(matches!(begun.next().await, ServerReply::Send(_)));
     let mut resources = fixture.usual();
-    resources.push(infra.bundle("canal-system", "components.canal", false, vec![infra.revocations(&[5])]));
+    resources.push(infra.bundle(
+        "canal-system",
+        "components.canal",
+        false,
+        vec![infra.revocations(&[5])],
+    ));
     fixture.publish(&resources);
     assert_eq!(begun.next().await, ServerReply::End);
-    until("the channel's end", || fixture.value("canal_key_channels_ended_total{reason=\"revoked\"}") == 1.0).await;
+    until("the channel's end", || {
+        fixture.value("canal_key_channels_ended_total{reason=\"revoked\"}") == 1.0
+    })
+    .await;
     // In TLS 1.3 a client learns that it is refused when it reads.
     if let Ok(again) = Channel::connect(fixture.address, &stolen, NODE).await {
         assert!(!again.lives().await);
     }
-    until("strangers", || fixture.value("canal_key_unauthenticated_connections_total{reason=\"handshake\"}") == 1.0).await;
-    assert!(may(&others).await && may(&fixture.channel(NODE).await).await, "the node itself has another certificate");
+    until("strangers", || {
+        fixture.value("canal_key_unauthenticated_connections_total{reason=\"handshake\"}") == 1.0
+    })
+    .await;
+    assert!(
+        may(&others).await && may(&fixture.channel(NODE).await).await,
+        "the node itself has another certificate"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -257,26 +528,64 @@ async fn signatures_and_chains_are_of_the_key_that_was_named() {
     fixture.publish(&fixture.usual());
     let input = verify_input();
     let service = KeyName::Service("alpha/shop/web".parse().unwrap());
-    for (component, key, scheme, wrong) in
-        [(NODE, identity_key(WEB), ECDSA, RSA_PSS), (RSA_NODE, identity_key(SLOW), RSA_PSS, ECDSA), (GATEWAY, service, ECDSA, RSA_PSS)]
-    {
+    for (component, key, scheme, wrong) in [
+        (NODE, identity_key(WEB), ECDSA, RSA_PSS),
+        (RSA_NODE, identity_key(SLOW), RSA_PSS, ECDSA),
+        (GATEWAY, service, ECDSA, RSA_PSS),
+    ] {
         let channel = fixture.channel(component).await;
-        let ServerReply::Certificates(chain) = channel.start_call(&KeyRequest::Chain { key: key.clone() }).next().await else {
+        let ServerReply::Certificates(chain) = channel
+            .start_call(&KeyRequest::Chain { key: key.clone() })
+            .next()
+            .await
+        else {
             panic!("{key}: no chain")
         };
-        for request in [sign(key.clone(), scheme, &input), sign_for(&chain[0], &key, scheme, &input)] {
-            let ServerReply::Signature(signature) = channel.start_call(&request).next().await else { panic!("{key}: no signature") };
+        for request in [
+            sign(key.clone(), scheme, &input),
+            sign_for(&chain[0], &key, scheme, &input),
+        ] {
+            let ServerReply::Signature(signature) = channel.start_call(&request).next().await
+            else {
+                panic!("{key}: no signature")
+            };
             verify(&chain[0], scheme, &input, &signature);
         }
-        let another = KeyRequest::Sign { key: key.clone(), shown: Some([7; 32]), scheme, deadline_ms: 0, input: &input };
-        assert_eq!(channel.start_call(&another).refusal().await, KeyRefusal::OtherKey);
-        assert_eq!(channel.start_call(&sign(key.clone(), wrong, &input)).refusal().await, KeyRefusal::Scheme);
+        let another = KeyRequest::Sign {
+            key: key.clone(),
+            shown: Some([7; 32]),
+            scheme,
+            deadline_ms: 0,
+            input: &input,
+        };
+        assert_eq!(
+            channel.start_call(&another).refusal().await,
+            KeyRefusal::OtherKey
+        );
+        assert_eq!(
+            channel
+                .start_call(&sign(key.clone(), wrong, &input))
+                .refusal()
+                .await,
+            KeyRefusal::Scheme
+        );
         for bad in [&b"a certificate, say"[..], &input[..100], b""] {
-            assert_eq!(channel.start_call(&sign(key.clone(), scheme, bad)).refusal().await, KeyRefusal::Input);
+            assert_eq!(
+                channel
+                    .start_call(&sign(key.clone(), scheme, bad))
+                    .refusal()
+                    .await,
+                KeyRefusal::Input
+            );
         }
     }
     let asked = fixture.authorities.asked.lock().unwrap().clone();
-    assert!(asked.iter().any(|a| a == &format!("{GATE} for alpha/shop/web")), "{asked:?}");
+    assert!(
+        asked
+            .iter()
+            .any(|a| a == &format!("{GATE} for alpha/shop/web")),
+        "{asked:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -287,92 +596,196 @@ async fn keyless_is_refused_at_once() {
     std::fs::write(dir.path().join("shop.web.key"), &web.key).unwrap();
     let allow = |text: &str| std::fs::write(dir.path().join("allow.yaml"), text).unwrap();
     allow("allow: {shop/web: [gateway/g1]}");
-    let fixture = KeyServerFixture::start(ServerSetup { tls_dir: Some(dir.path().into()), ..ServerSetup::default() }).await;
+    let fixture = KeyServerFixture::start(ServerSetup {
+        tls_dir: Some(dir.path().into()),
+        ..ServerSetup::default()
+    })
+    .await;
     fixture.publish(&fixture.usual());
     let (gateway, node, other) = (
         fixture.channel(GATEWAY).await,
         fixture.channel(NODE).await,
-        fixture.channel("spiffe://components.canal/ns/canal-system/sa/gateway.g2").await,
+        fixture
+            .channel("spiffe://components.canal/ns/canal-system/sa/gateway.g2")
+            .await,
     );
     let key = KeyName::File("alpha/shop/web".parse().unwrap());
     let input = verify_input();
     let start_call = |channel: &Channel| channel.start_call(&sign(key.clone(), ECDSA, &input));
-    assert!(matches!(start_call(&gateway).next().await, ServerReply::Signature(_)));
+    assert!(matches!(
+        start_call(&gateway).next().await,
+        ServerReply::Signature(_)
+    ));
     // Clients of TLS 1.2 are served as well, with this key and no other.
     let ecdhe = [&[1; 64][..], &[3, 0, 29, 32], &[9; 32]].concat();
-    assert!(matches!(gateway.start_call(&sign(key.clone(), ECDSA, &ecdhe)).next().await, ServerReply::Signature(_)));
-    assert_eq!(node.start_call(&sign(identity_key(WEB), ECDSA, &ecdhe)).refusal().await, KeyRefusal::Input);
+    assert!(matches!(
+        gateway
+            .start_call(&sign(key.clone(), ECDSA, &ecdhe))
+            .next()
+            .await,
+        ServerReply::Signature(_)
+    ));
+    assert_eq!(
+        node.start_call(&sign(identity_key(WEB), ECDSA, &ecdhe))
+            .refusal()
+            .await,
+        KeyRefusal::Input
+    );
     assert_eq!(start_call(&node).refusal().await, KeyRefusal::NotEntitled);
     assert_eq!(start_call(&other).refusal().await, KeyRefusal::NotEntitled);
     for _ in 0..20 {
         allow("allow: {}");
         assert_eq!(start_call(&gateway).refusal().await, KeyRefusal::NotAllowed);
-        assert_eq!(gateway.start_call(&KeyRequest::Chain { key: key.clone() }).refusal().await, KeyRefusal::NotAllowed);
+        assert_eq!(
+            gateway
+                .start_call(&KeyRequest::Chain { key: key.clone() })
+                .refusal()
+                .await,
+            KeyRefusal::NotAllowed
+        );
         allow("allow: {shop/web: [gateway/g1]}");
-        assert!(matches!(start_call(&gateway).next().await, ServerReply::Signature(_)));
+        assert!(matches!(
+            start_call(&gateway).next().await,
+            ServerReply::Signature(_)
+        ));
     }
     assert_eq!(
-        gateway.start_call(&sign(KeyName::File("alpha/shop/none".parse().unwrap()), ECDSA, &input)).refusal().await,
+        gateway
+            .start_call(&sign(
+                KeyName::File("alpha/shop/none".parse().unwrap()),
+                ECDSA,
+                &input
+            ))
+            .refusal()
+            .await,
         KeyRefusal::NotAllowed
     );
     // A service of the same name in another namespace or of another tenant is another service.
     allow("allow: {shop/web: [gateway/g1], other/web: [gateway/g1]}");
     for (service, want, text) in [
-        ("alpha/other/web", KeyRefusal::UnknownKey, "other.web.crt and other.web.key"),
-        ("alpha/third/web", KeyRefusal::NotAllowed, "allow.yaml does not let gateway/g1 use the key of alpha/third/web"),
-        ("beta/shop/web", KeyRefusal::UnknownTenant, "tenant alpha's key server"),
+        (
+            "alpha/other/web",
+            KeyRefusal::UnknownKey,
+            "other.web.crt and other.web.key",
+        ),
+        (
+            "alpha/third/web",
+            KeyRefusal::NotAllowed,
+            "allow.yaml does not let gateway/g1 use the key of alpha/third/web",
+        ),
+        (
+            "beta/shop/web",
+            KeyRefusal::UnknownTenant,
+            "tenant alpha's key server",
+        ),
     ] {
         let key = KeyName::File(service.parse().unwrap());
         for request in [sign(key.clone(), ECDSA, &input), KeyRequest::Chain { key }] {
             match gateway.start_call(&request).next().await {
-                ServerReply::Refused(name, said) => assert!(name == want && said.contains(text), "{service}: {name}: {said}"),
+                ServerReply::Refused(name, said) => assert!(
+                    name == want && said.contains(text),
+                    "{service}: {name}: {said}"
+                ),
                 other => panic!("{service}: {other:?}"),
             }
         }
     }
-    assert!(matches!(start_call(&gateway).next().await, ServerReply::Signature(_)));
+    assert!(matches!(
+        start_call(&gateway).next().await,
+        ServerReply::Signature(_)
+    ));
     // The gateway no longer serves the tenant.
     let mut resources = fixture.usual();
     resources.retain(|r| r.name() != "alpha/gateway/g1");
     fixture.publish(&resources);
-    assert_eq!(start_call(&gateway).refusal().await, KeyRefusal::NotEntitled);
+    assert_eq!(
+        start_call(&gateway).refusal().await,
+        KeyRefusal::NotEntitled
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_is_not_there_yet_is_waited_for_and_its_lack_is_named() {
     let fixture = KeyServerFixture::start(ServerSetup::default()).await;
-    fixture.authorities.refuses.store(true, std::sync::atomic::Ordering::Relaxed);
+    fixture
+        .authorities
+        .refuses
+        .store(true, std::sync::atomic::Ordering::Relaxed);
     fixture.publish(&fixture.usual());
     let (channel, input) = (fixture.channel(NODE).await, verify_input());
     let mut call = channel.start_call(&sign(identity_key(WEB), ECDSA, &input));
     match call.next().await {
-        ServerReply::Refused(KeyRefusal::NoCertificate, text) => assert!(text.contains("issues nothing"), "{text}"),
+        ServerReply::Refused(KeyRefusal::NoCertificate, text) => {
+            assert!(text.contains("issues nothing"), "{text}")
+        }
         other => panic!("{other:?}"),
     }
     assert!(fixture.value("canal_key_certificate_failures_total{reason=\"refused\"}") > 0.0);
-    fixture.authorities.refuses.store(false, std::sync::atomic::Ordering::Relaxed);
-    fixture.authorities.delay_ms.store(600, std::sync::atomic::Ordering::Relaxed);
+    fixture
+        .authorities
+        .refuses
+        .store(false, std::sync::atomic::Ordering::Relaxed);
+    fixture
+        .authorities
+        .delay_ms
+        .store(600, std::sync::atomic::Ordering::Relaxed);
     fixture.provisioned().await;
     // New names: a request for one is served before the others, and waits for it.
-    let names: Vec<String> = (0..40).map(|n| format!("spiffe://alpha.example/ns/crowd/sa/n{n}")).collect();
+    let names: Vec<String> = (0..40)
+        .map(|n| format!("spiffe://alpha.example/ns/crowd/sa/n{n}"))
+        .collect();
     let mut resources = fixture.usual();
     resources.retain(|r| r.name() != "alpha/node/n1");
-    resources.push(entitlement("alpha", "node/n1", &names.iter().map(String::as_str).collect::<Vec<_>>()));
-    let crowd = || fixture.authorities.asked.lock().unwrap().iter().filter(|name| names.contains(name)).cloned().collect::<Vec<_>>();
+    resources.push(entitlement(
+        "alpha",
+        "node/n1",
+        &names.iter().map(String::as_str).collect::<Vec<_>>(),
+    ));
+    let crowd = || {
+        fixture
+            .authorities
+            .asked
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|name| names.contains(name))
+            .cloned()
+            .collect::<Vec<_>>()
+    };
     fixture.authorities.holds.send_replace(true);
     fixture.publish(&resources);
-    until("the first of the crowd", || crowd().len() == CERTIFICATE_REQUESTS_MAX).await;
+    until("the first of the crowd", || {
+        crowd().len() == CERTIFICATE_REQUESTS_MAX
+    })
+    .await;
     let mut call = channel.begin(&names[39], HandshakeRole::Client, &[PEER], 0);
-    until("the request", || fixture.value("canal_key_requests_in_flight") == 1.0).await;
+    until("the request", || {
+        fixture.value("canal_key_requests_in_flight") == 1.0
+    })
+    .await;
     let begun = std::time::Instant::now();
     fixture.authorities.holds.send_replace(false);
     assert!(matches!(call.next().await, ServerReply::Send(_)));
-    canal_timing::judge_time("time until a new key is issued for a request before the crowd", begun.elapsed(), Duration::from_millis(2400));
+    canal_timing::judge_time(
+        "time until a new key is issued for a request before the crowd",
+        begun.elapsed(),
+        Duration::from_millis(2400),
+    );
     // It is the first to be taken after those under way. The keys of those taken with it are made side by side, and the quickest asks first.
     let position = crowd().iter().position(|name| *name == names[39]);
-    assert!(position.is_some_and(|position| position < 2 * CERTIFICATE_REQUESTS_MAX), "behind the crowd: {position:?}");
+    assert!(
+        position.is_some_and(|position| position < 2 * CERTIFICATE_REQUESTS_MAX),
+        "behind the crowd: {position:?}"
+    );
     fixture.provisioned().await;
-    assert!(fixture.authorities.at_once.1.load(std::sync::atomic::Ordering::Relaxed) <= CERTIFICATE_REQUESTS_MAX);
+    assert!(
+        fixture
+            .authorities
+            .at_once
+            .1
+            .load(std::sync::atomic::Ordering::Relaxed)
+            <= CERTIFICATE_REQUESTS_MAX
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -390,7 +803,13 @@ async fn certificates_are_renewed_at_half_life_and_keys_follow_the_policy() {
     let channel = fixture.channel(NODE).await;
     let mut chains = std::collections::BTreeSet::new();
     let chain = || async {
-        match channel.start_call(&KeyRequest::Chain { key: identity_key(WEB) }).next().await {
+        match channel
+            .start_call(&KeyRequest::Chain {
+                key: identity_key(WEB),
+            })
+            .next()
+            .await
+        {
             ServerReply::Certificates(chain) => chain[0].clone(),
             other => panic!("{other:?}"),
         }
@@ -398,33 +817,77 @@ async fn certificates_are_renewed_at_half_life_and_keys_follow_the_policy() {
     chains.insert(chain().await);
     let gateway = fixture.channel(GATEWAY).await;
     let service = KeyName::Service("alpha/shop/web".parse().unwrap());
-    assert!(matches!(gateway.start_call(&KeyRequest::Chain { key: service }).next().await, ServerReply::Certificates(_)));
-    let of_service = || fixture.authorities.asked.lock().unwrap().iter().filter(|a| a.ends_with("for alpha/shop/web")).count();
+    assert!(matches!(
+        gateway
+            .start_call(&KeyRequest::Chain { key: service })
+            .next()
+            .await,
+        ServerReply::Certificates(_)
+    ));
+    let of_service = || {
+        fixture
+            .authorities
+            .asked
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|a| a.ends_with("for alpha/shop/web"))
+            .count()
+    };
     let end = begun + canal_timing::deadline(SOON);
     while chains.len() < 2 && std::time::Instant::now() < end {
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         chains.insert(chain().await);
     }
     let took = begun.elapsed();
-    assert!(chains.len() == 2 && took > LIFE.mul_f64(0.4), "a second certificate not before half of the first one's life: {took:?}");
-    canal_timing::judge_time("time until a certificate is renewed at half of its life", took, LIFE.mul_f64(0.8));
+    assert!(
+        chains.len() == 2 && took > LIFE.mul_f64(0.4),
+        "a second certificate not before half of the first one's life: {took:?}"
+    );
+    canal_timing::judge_time(
+        "time until a certificate is renewed at half of its life",
+        took,
+        LIFE.mul_f64(0.8),
+    );
     // A peer that is still presented the first certificate gets signatures of its key.
     let (input, key) = (verify_input(), identity_key(WEB));
     for leaf in &chains {
-        match channel.start_call(&sign_for(leaf, &key, ECDSA, &input)).next().await {
+        match channel
+            .start_call(&sign_for(leaf, &key, ECDSA, &input))
+            .next()
+            .await
+        {
             ServerReply::Signature(signature) => verify(leaf, ECDSA, &input, &signature),
             other => panic!("{other:?}"),
         }
     }
     // A service without further requests is dropped after another half life.
-    until("no service", || !fixture.engine.dump()["keys"].to_string().contains("alpha/shop/web")).await;
+    until("no service", || {
+        !fixture.engine.dump()["keys"]
+            .to_string()
+            .contains("alpha/shop/web")
+    })
+    .await;
     assert_eq!(of_service(), 2);
     *fixture.authorities.change.lock().unwrap() = None;
     let mut resources = fixture.usual();
     resources[0] = tenant("alpha", KeyAlgorithm::Rsa2048);
     fixture.publish(&resources);
-    until("a key of the new kind", || fixture.engine.dump()["keys"].to_string().contains("\"algorithm\":\"rsa\"")).await;
-    let rsa = || async { matches!(channel.start_call(&sign(identity_key(WEB), RSA_PSS, &input)).next().await, ServerReply::Signature(_)) };
+    until("a key of the new kind", || {
+        fixture.engine.dump()["keys"]
+            .to_string()
+            .contains("\"algorithm\":\"rsa\"")
+    })
+    .await;
+    let rsa = || async {
+        matches!(
+            channel
+                .start_call(&sign(identity_key(WEB), RSA_PSS, &input))
+                .next()
+                .await,
+            ServerReply::Signature(_)
+        )
+    };
     let end = std::time::Instant::now() + canal_timing::deadline(SOON);
     while !rsa().await {
         assert!(std::time::Instant::now() < end, "no RSA key");
@@ -437,19 +900,30 @@ async fn a_root_that_signs_no_more_has_its_certificates_replaced_at_once() {
     let fixture = KeyServerFixture::start(ServerSetup::default()).await;
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
-    let issued = || fixture.authorities.asked.lock().unwrap().iter().filter(|a| *a == WEB).count();
+    let issued = || {
+        fixture
+            .authorities
+            .asked
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|a| *a == WEB)
+            .count()
+    };
     assert_eq!(issued(), 1);
     let mut resources = fixture.usual();
     resources.retain(|r| r.name() != "alpha/alpha.example");
     let next = TestCa::new("next");
-    resources.push(std::sync::Arc::new(canal_model::program::Resource::Bundle(canal_model::trust::TrustBundle {
-        tenant: "alpha".parse().unwrap(),
-        trust_domain: "alpha.example".parse().unwrap(),
-        roots: vec![next.root_pem(), fixture.ca("alpha").root_pem()],
-        revoked: vec![],
-        blocked: vec![],
-        federated: false,
-    })));
+    resources.push(std::sync::Arc::new(canal_model::program::Resource::Bundle(
+        canal_model::trust::TrustBundle {
+            tenant: "alpha".parse().unwrap(),
+            trust_domain: "alpha.example".parse().unwrap(),
+            roots: vec![next.root_pem(), fixture.ca("alpha").root_pem()],
+            revoked: vec![],
+            blocked: vec![],
+            federated: false,
+        },
+    )));
     fixture.publish(&resources);
     until("a new certificate", || issued() == 2).await;
     // The fake controller still signs with the old root, and is not requested again and again.
@@ -464,8 +938,11 @@ async fn a_tenant_has_so_many_services() {
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
     let gateway = fixture.channel(GATEWAY).await;
-    let start_call =
-        |n: usize| gateway.start_call(&KeyRequest::Chain { key: KeyName::Service(format!("alpha/shop/s{n}").parse().unwrap()) });
+    let start_call = |n: usize| {
+        gateway.start_call(&KeyRequest::Chain {
+            key: KeyName::Service(format!("alpha/shop/s{n}").parse().unwrap()),
+        })
+    };
     for first in (0..canal_keyserver_engine::limits::SERVICES_MAX).step_by(64) {
         // Some at a time, because each has to be issued within its timeout.
         let mut calls: Vec<_> = (first..first + 64).map(start_call).collect();
@@ -473,30 +950,60 @@ async fn a_tenant_has_so_many_services() {
             assert!(matches!(call.next().await, ServerReply::Certificates(_)));
         }
     }
-    let asked = fixture.authorities.asked.lock().unwrap().iter().filter(|name| name.contains(" for ")).cloned().collect::<Vec<_>>();
-    let services = asked.iter().collect::<std::collections::BTreeSet<_>>().len();
+    let asked = fixture
+        .authorities
+        .asked
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(|name| name.contains(" for "))
+        .cloned()
+        .collect::<Vec<_>>();
+    let services = asked
+        .iter()
+        .collect::<std::collections::BTreeSet<_>>()
+        .len();
     assert_eq!(
         (services, asked.len()),
-        (canal_keyserver_engine::limits::SERVICES_MAX, canal_keyserver_engine::limits::SERVICES_MAX),
+        (
+            canal_keyserver_engine::limits::SERVICES_MAX,
+            canal_keyserver_engine::limits::SERVICES_MAX
+        ),
         "one certificate each"
     );
-    match start_call(canal_keyserver_engine::limits::SERVICES_MAX).next().await {
-        ServerReply::Refused(KeyRefusal::NoCertificate, text) => assert!(text.contains("1024 services"), "{text}"),
+    match start_call(canal_keyserver_engine::limits::SERVICES_MAX)
+        .next()
+        .await
+    {
+        ServerReply::Refused(KeyRefusal::NoCertificate, text) => {
+            assert!(text.contains("1024 services"), "{text}")
+        }
         other => panic!("{other:?}"),
     }
-    assert!(matches!(start_call(0).next().await, ServerReply::Certificates(_)));
+    assert!(matches!(
+        start_call(0).next().await,
+        ServerReply::Certificates(_)
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn shares_are_reached_by_one_tenant_alone() {
     let fixture = KeyServerFixture::start(ServerSetup {
-        shares: QuotaShares { requester: 6, tenant: 4, ..QuotaShares::default() },
+        shares: QuotaShares {
+            requester: 6,
+            tenant: 4,
+            ..QuotaShares::default()
+        },
         ..ServerSetup::default()
     })
     .await;
     fixture.publish(&fixture.usual());
     fixture.provisioned().await;
-    let (alpha, beta, gateway) = (fixture.channel(NODE).await, fixture.channel(BETA_NODE).await, fixture.channel(GATEWAY).await);
+    let (alpha, beta, gateway) = (
+        fixture.channel(NODE).await,
+        fixture.channel(BETA_NODE).await,
+        fixture.channel(GATEWAY).await,
+    );
     let mut held = Vec::new();
     for _ in 0..4 {
         let mut call = alpha.begin(WEB, HandshakeRole::Client, &[PEER], 0);
@@ -504,14 +1011,46 @@ async fn shares_are_reached_by_one_tenant_alone() {
         held.push(call);
     }
     assert_eq!(fixture.value("canal_key_handshakes_in_flight"), 4.0);
-    assert_eq!(alpha.begin(WEB, HandshakeRole::Client, &[PEER], 0).refusal().await, KeyRefusal::TenantBusy);
-    assert_eq!(gateway.begin(GATE, HandshakeRole::Client, &[PEER], 0).refusal().await, KeyRefusal::TenantBusy);
-    assert_eq!(alpha.start_call(&sign(identity_key(WEB), ECDSA, &verify_input())).refusal().await, KeyRefusal::TenantBusy);
-    assert!(matches!(beta.begin(OTHER, HandshakeRole::Client, &[PEER], 0).next().await, ServerReply::Send(_)));
+    assert_eq!(
+        alpha
+            .begin(WEB, HandshakeRole::Client, &[PEER], 0)
+            .refusal()
+            .await,
+        KeyRefusal::TenantBusy
+    );
+    assert_eq!(
+        gateway
+            .begin(GATE, HandshakeRole::Client, &[PEER], 0)
+            .refusal()
+            .await,
+        KeyRefusal::TenantBusy
+    );
+    assert_eq!(
+        alpha
+            .start_call(&sign(identity_key(WEB), ECDSA, &verify_input()))
+            .refusal()
+            .await,
+        KeyRefusal::TenantBusy
+    );
+    assert!(matches!(
+        beta.begin(OTHER, HandshakeRole::Client, &[PEER], 0)
+            .next()
+            .await,
+        ServerReply::Send(_)
+    ));
     alpha.send_request(held[0].id, &KeyRequest::Abandon);
     assert!(alpha.lives().await);
-    assert!(matches!(gateway.begin(GATE, HandshakeRole::Client, &[PEER], 0).next().await, ServerReply::Send(_)));
+    assert!(matches!(
+        gateway
+            .begin(GATE, HandshakeRole::Client, &[PEER], 0)
+            .next()
+            .await,
+        ServerReply::Send(_)
+    ));
     // The end of a channel releases everything.
     drop((held, alpha));
-    until("given back", || fixture.value("canal_key_requests_in_flight") == 2.0).await;
+    until("given back", || {
+        fixture.value("canal_key_requests_in_flight") == 2.0
+    })
+    .await;
 }

@@ -27,14 +27,20 @@ const CHUNKS_PER_TURN: usize = 32;
 /// Maximum delay of a reset for bytes that were passed on before it.
 pub const RESET_DELAY_MAX: Duration = Duration::from_secs(10);
 /// First and longest pause between two polls for departed bytes.
-const DEPARTURE_POLL_INTERVAL: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
+const DEPARTURE_POLL_INTERVAL: [Duration; 2] =
+    [Duration::from_millis(1), Duration::from_millis(50)];
 /// Polls before the first pause. HTTP/2 writes as soon as other tasks have run.
 const DEPARTURE_YIELDS: u32 = 3;
 
 /// One side of a copy: `tokio::net::TcpStream`, a tunnel of `canal-hbone`, or either with a [`Prefixed`] start.
 pub trait Leg {
     /// Returns the next bytes, at most `limit` if the leg must allocate, or `None` at the end. It owns no buffer while it is pending.
-    fn poll_chunk(&mut self, cx: &mut Context<'_>, buffer: &mut BytesMut, limit: usize) -> Poll<io::Result<Option<Bytes>>>;
+    fn poll_chunk(
+        &mut self,
+        cx: &mut Context<'_>,
+        buffer: &mut BytesMut,
+        limit: usize,
+    ) -> Poll<io::Result<Option<Bytes>>>;
     /// Takes bytes from the front of `data`, which is not empty. Ready when at least one byte was taken.
     fn poll_send(&mut self, cx: &mut Context<'_>, data: &mut Bytes) -> Poll<io::Result<usize>>;
     /// Signals that no more bytes follow (FIN, END_STREAM).
@@ -81,7 +87,10 @@ pub struct Meter {
 impl Meter {
     /// Creates a meter that also adds to these counters: bytes from a to b, and bytes from b to a.
     pub fn with(a_to_b: Counter, b_to_a: Counter) -> Self {
-        Self { counters: Some((a_to_b, b_to_a)), ..Self::default() }
+        Self {
+            counters: Some((a_to_b, b_to_a)),
+            ..Self::default()
+        }
     }
     /// Returns the bytes moved from a to b.
     pub fn a_to_b(&self) -> u64 {
@@ -108,30 +117,48 @@ impl Meter {
 }
 
 /// Copies in both directions. Dropping the future leaves both legs as they are. `idle` is the idle timeout over both directions.
-pub async fn both<A: Leg, B: Leg>(a: &mut A, b: &mut B, meter: &Meter, idle: Option<Duration>) -> CopyEnd {
+pub async fn both<A: Leg, B: Leg>(
+    a: &mut A,
+    b: &mut B,
+    meter: &Meter,
+    idle: Option<Duration>,
+) -> CopyEnd {
     let (mut there, mut back) = (CopyDirection::default(), CopyDirection::default());
     let mut stalls = StallTimer::default();
     let copied = std::future::poll_fn(|cx| {
         // A leg that was reset ends both directions at once. A leg that only accepts no more bytes may already have sent some that are
         // worth delivering, such as a response before a close. So the other direction continues to its end, which is near.
         match there.poll(cx, a, b, |n| meter.add(CopySide::A, n)) {
-            Poll::Ready(Err(CopyError::Source(error))) => return Poll::Ready(Err(CopyFailure::of(CopySide::A, error))),
+            Poll::Ready(Err(CopyError::Source(error))) => {
+                return Poll::Ready(Err(CopyFailure::of(CopySide::A, error)));
+            }
             Poll::Ready(Err(CopyError::Sink(error))) => there.give_up(error),
             _ => {}
         }
         match back.poll(cx, b, a, |n| meter.add(CopySide::B, n)) {
             Poll::Ready(Err(CopyError::Source(error))) => {
-                return Poll::Ready(Err(CopyFailure::of(CopySide::B, there.broken.take().unwrap_or(error))));
+                return Poll::Ready(Err(CopyFailure::of(
+                    CopySide::B,
+                    there.broken.take().unwrap_or(error),
+                )));
             }
             Poll::Ready(Err(CopyError::Sink(error))) => back.give_up(error),
             _ => {}
         }
         let is_due = stalls.poll(cx, there.is_blocked() || back.is_blocked());
         if let Poll::Ready(error) = there.poll_stalled(cx, a, back.broken.is_some(), is_due) {
-            return Poll::Ready(Err(CopyFailure { side: CopySide::A, error, is_stalled: true }));
+            return Poll::Ready(Err(CopyFailure {
+                side: CopySide::A,
+                error,
+                is_stalled: true,
+            }));
         }
         if let Poll::Ready(error) = back.poll_stalled(cx, b, there.broken.is_some(), is_due) {
-            return Poll::Ready(Err(CopyFailure { side: CopySide::B, error, is_stalled: true }));
+            return Poll::Ready(Err(CopyFailure {
+                side: CopySide::B,
+                error,
+                is_stalled: true,
+            }));
         }
         match (there.done, back.done) {
             (true, true) => Poll::Ready(match (there.broken.take(), back.broken.take()) {
@@ -140,8 +167,12 @@ pub async fn both<A: Leg, B: Leg>(a: &mut A, b: &mut B, meter: &Meter, idle: Opt
                 (None, None) => Ok(()),
             }),
             // From here on one leg is only written to, so a reset of it would go unnoticed until the next byte.
-            (false, true) => b.poll_broken(cx).map(|e| Err(CopyFailure::of(CopySide::B, e))),
-            (true, false) => a.poll_broken(cx).map(|e| Err(CopyFailure::of(CopySide::A, e))),
+            (false, true) => b
+                .poll_broken(cx)
+                .map(|e| Err(CopyFailure::of(CopySide::B, e))),
+            (true, false) => a
+                .poll_broken(cx)
+                .map(|e| Err(CopyFailure::of(CopySide::A, e))),
             (false, false) => Poll::Pending,
         }
     });
@@ -182,7 +213,9 @@ pub async fn depart(leg: &mut impl Leg, within: Duration) {
 
 /// Resolves when no byte has moved for `idle`, and returns `idle`.
 async fn silence(meter: &Meter, idle: Option<Duration>) -> Duration {
-    let Some(idle) = idle else { return std::future::pending().await };
+    let Some(idle) = idle else {
+        return std::future::pending().await;
+    };
     // The meter is read eight times per limit, instead of one timer per chunk. The error is at most an eighth of the limit.
     let (mut seen, mut since) = (meter.total(), Instant::now());
     loop {
@@ -206,7 +239,11 @@ struct CopyFailure {
 
 impl CopyFailure {
     fn of(side: CopySide, error: io::Error) -> Self {
-        Self { side, error, is_stalled: false }
+        Self {
+            side,
+            error,
+            is_stalled: false,
+        }
     }
 }
 
@@ -235,7 +272,8 @@ struct CopyDirection {
 impl CopyDirection {
     /// Ends the direction because the sink accepts no more bytes.
     fn give_up(&mut self, error: io::Error) {
-        (self.chunk, self.buffer, self.done, self.broken) = (Bytes::new(), BytesMut::new(), true, Some(error));
+        (self.chunk, self.buffer, self.done, self.broken) =
+            (Bytes::new(), BytesMut::new(), true, Some(error));
         self.is_refused = false;
     }
 
@@ -246,7 +284,13 @@ impl CopyDirection {
 
     /// Looks after the source of a direction whose sink stalls; nothing else asks it. Ready with the reason if the source is broken and the
     /// sink had time for the bytes that came before. `is_sink_broken`: the source accepts no more bytes itself. `is_due`: a tick.
-    fn poll_stalled<S: Leg>(&mut self, cx: &mut Context<'_>, source: &mut S, is_sink_broken: bool, is_due: bool) -> Poll<io::Error> {
+    fn poll_stalled<S: Leg>(
+        &mut self,
+        cx: &mut Context<'_>,
+        source: &mut S,
+        is_sink_broken: bool,
+        is_due: bool,
+    ) -> Poll<io::Error> {
         if is_due {
             self.stall.tick(self.is_blocked(), self.moved);
         }
@@ -297,7 +341,9 @@ impl CopyDirection {
                 return Poll::Ready(Ok(()));
             }
             let limit = buffer_size(self.moved);
-            match ready!(source.poll_chunk(cx, &mut self.buffer, limit)).map_err(CopyError::Source)? {
+            match ready!(source.poll_chunk(cx, &mut self.buffer, limit))
+                .map_err(CopyError::Source)?
+            {
                 Some(chunk) => self.chunk = chunk,
                 None => self.ended = true,
             }

@@ -4,6 +4,9 @@
 #![deny(unsafe_code)]
 
 pub mod copy;
-#[allow(unsafe_code, reason = "the crate's one room for system calls that no safe wrapper offers")]
+#[allow(
+    unsafe_code,
+    reason = "the crate's one room for system calls that no safe wrapper offers"
+)]
 pub mod sys;
 pub mod worker;

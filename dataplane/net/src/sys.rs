@@ -27,40 +27,63 @@ pub const BACKLOG: i32 = 4096;
 /// Timeout of a TCP connect (ztunnel's value).
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Keepalive of connections: idle time before the first probe, interval of the probes, and number of unanswered probes (ztunnel's values).
-pub const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(180), Duration::from_secs(180), 9);
+pub const KEEPALIVE: (Duration, Duration, u32) =
+    (Duration::from_secs(180), Duration::from_secs(180), 9);
 /// Keepalive of connections whose peer is a socket of this kernel. A peer that has closed with bytes unread, or whose FIN waits behind bytes
 /// that nobody reads, is found by a probe alone. No network in between can lose the answers.
-pub const LOCAL_KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(30), Duration::from_secs(10), 3);
+pub const LOCAL_KEEPALIVE: (Duration, Duration, u32) =
+    (Duration::from_secs(30), Duration::from_secs(10), 3);
 
 /// A system call that failed. The message names the call, the object and the fix.
 #[derive(Debug, thiserror::Error)]
 pub enum SysError {
     /// The namespace's file is missing or is not a network namespace.
-    #[error("network namespace {path}: {source}; is the pod gone, or is the path not under /run/netns?")]
+    #[error(
+        "network namespace {path}: {source}; is the pod gone, or is the path not under /run/netns?"
+    )]
     Netns { path: PathBuf, source: io::Error },
     /// The thread could not enter the namespace.
     #[error("entering network namespace {path}: {source}; the process needs CAP_SYS_ADMIN")]
     Enter { path: PathBuf, source: io::Error },
     /// A call on the socket was refused, for example a socket option.
     #[error("{what} for {address}: {source}{}", hint(.what, .source))]
-    Socket { what: &'static str, address: SocketAddr, source: io::Error },
+    Socket {
+        what: &'static str,
+        address: SocketAddr,
+        source: io::Error,
+    },
     /// The connection was not established within [`CONNECT_TIMEOUT`] or the caller's own limit.
-    #[error("connect to {address}: no answer in {limit:?}; a network policy that drops the port looks like this")]
-    Timeout { address: SocketAddr, limit: Duration },
+    #[error(
+        "connect to {address}: no answer in {limit:?}; a network policy that drops the port looks like this"
+    )]
+    Timeout {
+        address: SocketAddr,
+        limit: Duration,
+    },
     /// All source ports that were tried are in use towards the address.
-    #[error("connect to {address} from {source_ip}: {tried} source ports tried, all in use; fix: close idle connections, or add endpoints")]
-    SourcePorts { address: SocketAddr, source_ip: IpAddr, tried: usize },
+    #[error(
+        "connect to {address} from {source_ip}: {tried} source ports tried, all in use; fix: close idle connections, or add endpoints"
+    )]
+    SourcePorts {
+        address: SocketAddr,
+        source_ip: IpAddr,
+        tried: usize,
+    },
 }
 
 fn hint(what: &str, source: &io::Error) -> &'static str {
     match (what, source.kind()) {
-        ("SO_MARK" | "IP_FREEBIND" | "IP_TRANSPARENT", io::ErrorKind::PermissionDenied) => "; the process needs CAP_NET_ADMIN",
+        ("SO_MARK" | "IP_FREEBIND" | "IP_TRANSPARENT", io::ErrorKind::PermissionDenied) => {
+            "; the process needs CAP_NET_ADMIN"
+        }
         ("bind", io::ErrorKind::AddrInUse) => "; another process listens there",
         ("bind", io::ErrorKind::AddrNotAvailable) => "; the address is not local in this namespace",
         ("connect", io::ErrorKind::AddrNotAvailable) => {
             "; all source ports towards it are taken: widen net.ipv4.ip_local_port_range, or add endpoints"
         }
-        ("socket", _) if source.raw_os_error() == Some(libc::EMFILE) => "; the process has all the files that it may open (ulimit -n)",
+        ("socket", _) if source.raw_os_error() == Some(libc::EMFILE) => {
+            "; the process has all the files that it may open (ulimit -n)"
+        }
         _ => "",
     }
 }
@@ -112,7 +135,13 @@ impl Netns {
         let open = || -> io::Result<(OwnedFd, NetnsId)> {
             let fd = rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
             let stat = rustix::fs::fstat(&fd)?;
-            Ok((fd, NetnsId { device: stat.st_dev, inode: stat.st_ino }))
+            Ok((
+                fd,
+                NetnsId {
+                    device: stat.st_dev,
+                    inode: stat.st_ino,
+                },
+            ))
         };
         match open() {
             Ok((fd, id)) => Ok(Self { fd, id, path }),
@@ -146,9 +175,16 @@ impl Netns {
     /// # Errors
     /// The thread cannot enter the namespace.
     pub fn enter<T>(&self, work: impl FnOnce() -> T) -> Result<T, SysError> {
-        let refused = |source: io::Error| SysError::Enter { path: self.path.clone(), source };
+        let refused = |source: io::Error| SysError::Enter {
+            path: self.path.clone(),
+            source,
+        };
         let _way_back = NetnsReturnGuard(Some(HomeNetns::of_this_thread().map_err(refused)?));
-        rustix::thread::move_into_link_name_space(self.fd.as_fd(), Some(LinkNameSpaceType::Network)).map_err(|e| refused(e.into()))?;
+        rustix::thread::move_into_link_name_space(
+            self.fd.as_fd(),
+            Some(LinkNameSpaceType::Network),
+        )
+        .map_err(|e| refused(e.into()))?;
         Ok(work())
     }
 }
@@ -171,7 +207,11 @@ impl HomeNetns {
         if let Some(home) = HOME.take() {
             return Ok(home);
         }
-        let fd = rustix::fs::open("/proc/thread-self/ns/net", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let fd = rustix::fs::open(
+            "/proc/thread-self/ns/net",
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
         Ok(Self { fd, settled: false })
     }
 }
@@ -182,7 +222,12 @@ struct NetnsReturnGuard(Option<HomeNetns>);
 impl Drop for NetnsReturnGuard {
     fn drop(&mut self) {
         let Some(home) = self.0.take() else { return };
-        if rustix::thread::move_into_link_name_space(home.fd.as_fd(), Some(LinkNameSpaceType::Network)).is_err() {
+        if rustix::thread::move_into_link_name_space(
+            home.fd.as_fd(),
+            Some(LinkNameSpaceType::Network),
+        )
+        .is_err()
+        {
             std::process::abort();
         }
         if home.settled {
@@ -197,7 +242,10 @@ impl Drop for NetnsReturnGuard {
 /// The namespace of the thread cannot be opened.
 pub fn pin_home_netns() -> io::Result<()> {
     let here = HomeNetns::of_this_thread()?;
-    HOME.set(Some(HomeNetns { settled: true, ..here }));
+    HOME.set(Some(HomeNetns {
+        settled: true,
+        ..here
+    }));
     Ok(())
 }
 
@@ -238,7 +286,14 @@ pub struct ConnectOptions {
 
 impl Default for ConnectOptions {
     fn default() -> Self {
-        Self { bind: None, mark: None, freebind: false, source_port: None, timeout: CONNECT_TIMEOUT, local: false }
+        Self {
+            bind: None,
+            mark: None,
+            freebind: false,
+            source_port: None,
+            timeout: CONNECT_TIMEOUT,
+            local: false,
+        }
     }
 }
 
@@ -260,10 +315,17 @@ impl SourceAddresses {
 }
 
 fn at<T>(what: &'static str, address: SocketAddr, r: io::Result<T>) -> Result<T, SysError> {
-    r.map_err(|source| SysError::Socket { what, address, source })
+    r.map_err(|source| SysError::Socket {
+        what,
+        address,
+        source,
+    })
 }
 
-fn inside<T>(netns: Option<&Netns>, work: impl FnOnce() -> Result<T, SysError>) -> Result<T, SysError> {
+fn inside<T>(
+    netns: Option<&Netns>,
+    work: impl FnOnce() -> Result<T, SysError>,
+) -> Result<T, SysError> {
     match netns {
         Some(n) => n.enter(work)?,
         None => work(),
@@ -271,12 +333,24 @@ fn inside<T>(netns: Option<&Netns>, work: impl FnOnce() -> Result<T, SysError>) 
 }
 
 fn socket(address: SocketAddr, mark: Option<u32>, freebind: bool) -> Result<Socket, SysError> {
-    let s = at("socket", address, Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP)))?;
+    let s = at(
+        "socket",
+        address,
+        Socket::new(
+            Domain::for_address(address),
+            Type::STREAM.nonblocking(),
+            Some(Protocol::TCP),
+        ),
+    )?;
     if let Some(mark) = mark {
         at("SO_MARK", address, s.set_mark(mark))?;
     }
     if freebind {
-        let set = if address.is_ipv4() { s.set_freebind_v4(true) } else { s.set_freebind_v6(true) };
+        let set = if address.is_ipv4() {
+            s.set_freebind_v4(true)
+        } else {
+            s.set_freebind_v6(true)
+        };
         at("IP_FREEBIND", address, set)?;
     }
     Ok(s)
@@ -295,8 +369,16 @@ fn bound(address: SocketAddr, options: &ListenOptions) -> Result<Socket, SysErro
         at("SO_ATTACH_FILTER", address, filter_loopback(&s))?;
     }
     // Accepted connections inherit these options from the listener, which saves five system calls per connection.
-    let keepalive = if options.loopback_only { LOCAL_KEEPALIVE } else { KEEPALIVE };
-    at("keepalive", address, tune_socket(SockRef::from(&s), keepalive))?;
+    let keepalive = if options.loopback_only {
+        LOCAL_KEEPALIVE
+    } else {
+        KEEPALIVE
+    };
+    at(
+        "keepalive",
+        address,
+        tune_socket(SockRef::from(&s), keepalive),
+    )?;
     at("bind", address, s.bind(&address.into()))?;
     Ok(s)
 }
@@ -305,7 +387,11 @@ fn bound(address: SocketAddr, options: &ListenOptions) -> Result<Socket, SysErro
 ///
 /// # Errors
 /// The thread cannot enter `netns`, or a call on the socket fails.
-pub fn listen(netns: Option<&Netns>, address: SocketAddr, options: &ListenOptions) -> Result<TcpListener, SysError> {
+pub fn listen(
+    netns: Option<&Netns>,
+    address: SocketAddr,
+    options: &ListenOptions,
+) -> Result<TcpListener, SysError> {
     let s = inside(netns, || {
         let s = bound(address, options)?;
         at("listen", address, s.listen(BACKLOG))?;
@@ -327,10 +413,16 @@ pub struct ReservedAddress {
 ///
 /// # Errors
 /// Another listener uses the address exclusively, or a call on the socket fails.
-pub fn reserve_address(address: SocketAddr, options: &ListenOptions) -> Result<ReservedAddress, SysError> {
+pub fn reserve_address(
+    address: SocketAddr,
+    options: &ListenOptions,
+) -> Result<ReservedAddress, SysError> {
     let socket = bound(address, options)?;
     let own = at("getsockname", address, socket.local_addr())?;
-    Ok(ReservedAddress { _socket: socket, address: own.as_socket().unwrap_or(address) })
+    Ok(ReservedAddress {
+        _socket: socket,
+        address: own.as_socket().unwrap_or(address),
+    })
 }
 
 /// Connects to `address`, in `netns` if given, with `TCP_NODELAY` and keepalive set.
@@ -339,7 +431,11 @@ pub fn reserve_address(address: SocketAddr, options: &ListenOptions) -> Result<R
 ///
 /// # Errors
 /// The thread cannot enter `netns`, a call on the socket fails, or the peer refuses or does not answer in time.
-pub async fn connect(netns: Option<&Netns>, address: SocketAddr, options: &ConnectOptions) -> Result<TcpStream, SysError> {
+pub async fn connect(
+    netns: Option<&Netns>,
+    address: SocketAddr,
+    options: &ConnectOptions,
+) -> Result<TcpStream, SysError> {
     let s = inside(netns, || {
         let s = socket(address, options.mark, options.freebind)?;
         if let Some(source) = options.bind {
@@ -354,12 +450,22 @@ pub async fn connect(netns: Option<&Netns>, address: SocketAddr, options: &Conne
         if options.local {
             at("keepalive", address, tune_local(SockRef::from(&s)))?;
         } else {
-            at("keepalive", address, tune_socket(SockRef::from(&s), KEEPALIVE))?;
+            at(
+                "keepalive",
+                address,
+                tune_socket(SockRef::from(&s), KEEPALIVE),
+            )?;
         }
         match s.connect(&address.into()) {
             Ok(()) => {}
             Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
-            Err(source) => return Err(SysError::Socket { what: "connect", address, source }),
+            Err(source) => {
+                return Err(SysError::Socket {
+                    what: "connect",
+                    address,
+                    source,
+                });
+            }
         }
         Ok(s)
     })?;
@@ -367,7 +473,11 @@ pub async fn connect(netns: Option<&Netns>, address: SocketAddr, options: &Conne
 }
 
 /// Waits for the result of a connect that was started.
-async fn established(s: Socket, address: SocketAddr, limit: Duration) -> Result<TcpStream, SysError> {
+async fn established(
+    s: Socket,
+    address: SocketAddr,
+    limit: Duration,
+) -> Result<TcpStream, SysError> {
     // Within one kernel the peer has usually answered by now, although the connect returned `EINPROGRESS`.
     let is_connected = s.peer_addr().is_ok();
     let stream = at("register", address, TcpStream::from_std(s.into()))?;
@@ -379,7 +489,11 @@ async fn established(s: Socket, address: SocketAddr, limit: Duration) -> Result<
         Err(_) => return Err(SysError::Timeout { address, limit }),
     }
     if let Some(source) = at("connect", address, stream.take_error())? {
-        return Err(SysError::Socket { what: "connect", address, source });
+        return Err(SysError::Socket {
+            what: "connect",
+            address,
+            source,
+        });
     }
     Ok(stream)
 }
@@ -413,11 +527,28 @@ const TLS_AES_GCM_256: u16 = 52;
 /// Size of `struct tls12_crypto_info_aes_gcm_256`, the longest one used.
 const TLS_KEYS_MAX: usize = 56;
 
-fn set_option(socket: &impl AsRawFd, level: libc::c_int, name: libc::c_int, value: &[u8]) -> io::Result<()> {
+fn set_option(
+    socket: &impl AsRawFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: &[u8],
+) -> io::Result<()> {
     let length = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
     // SAFETY: the fd is open for the borrow's life; the kernel reads `length` bytes from `value`, which has that many.
-    let rc = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value.as_ptr().cast(), length) };
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let rc = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            value.as_ptr().cast(),
+            length,
+        )
+    };
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// From linux/tcp.h: `recvmsg` reports the number of bytes left to read, and 1 if only the end is left.
@@ -440,7 +571,10 @@ pub fn receive(stream: &TcpStream, buffer: &mut BytesMut) -> io::Result<(usize, 
     let (got, left) = receive_message(stream, room, (libc::SOL_TCP, TCP_INQ))?;
     // SAFETY: the kernel wrote the first `got` bytes of `room`.
     unsafe { buffer.set_len(buffer.len() + got) };
-    Ok((got, left.map_or(got == size, |left| i32::from_ne_bytes(left) > 0)))
+    Ok((
+        got,
+        left.map_or(got == size, |left| i32::from_ne_bytes(left) > 0),
+    ))
 }
 
 /// Calls `recvmsg` once. Returns the number of bytes that the kernel wrote to the front of `room`, and the value of the control message of
@@ -451,7 +585,10 @@ fn receive_message<const N: usize>(
     (level, kind): (libc::c_int, libc::c_int),
 ) -> io::Result<(usize, Option<[u8; N]>)> {
     let mut control: OneControl = [0; 4];
-    let mut part = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
+    let mut part = libc::iovec {
+        iov_base: room.as_mut_ptr().cast(),
+        iov_len: room.len(),
+    };
     // SAFETY: the structure consists of integers and pointers, all of which may be zero.
     let mut head: libc::msghdr = unsafe { std::mem::zeroed() };
     (head.msg_iov, head.msg_iovlen) = (&raw mut part, 1);
@@ -459,7 +596,9 @@ fn receive_message<const N: usize>(
     // SAFETY: the fd is open for the borrow's life; `head` points to `part` and `control`, which live on, and `part` to `room`, with its
     // length.
     let rc = unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut head, 0) };
-    let Ok(got) = usize::try_from(rc) else { return Err(io::Error::last_os_error()) };
+    let Ok(got) = usize::try_from(rc) else {
+        return Err(io::Error::last_os_error());
+    };
     // SAFETY: `head` is as the kernel left it, its pointers are valid, and a control message that is long enough has `N` initialized bytes.
     let said = unsafe {
         let said = libc::CMSG_FIRSTHDR(&raw const head);
@@ -475,24 +614,58 @@ fn receive_message<const N: usize>(
 fn filter_loopback(socket: &impl AsRawFd) -> io::Result<()> {
     // linux/filter.h: load the word at SKF_AD_OFF + SKF_AD_IFINDEX, compare it, return how much of the packet to accept.
     let instruction = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    let mut filter =
-        [instruction(0x20, 0, 0, 0xffff_f008), instruction(0x15, 0, 1, 1), instruction(0x06, 0, 0, u32::MAX), instruction(0x06, 0, 0, 0)];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    let mut filter = [
+        instruction(0x20, 0, 0, 0xffff_f008),
+        instruction(0x15, 0, 1, 1),
+        instruction(0x06, 0, 0, u32::MAX),
+        instruction(0x06, 0, 0, 0),
+    ];
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
     let length = size_of::<libc::sock_fprog>() as libc::socklen_t;
     // SAFETY: the fd is open for the borrow's life; the kernel reads the structure and the instructions it points to, which outlive the
     // call.
     let rc = unsafe {
-        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, std::ptr::from_ref(&program).cast(), length)
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            std::ptr::from_ref(&program).cast(),
+            length,
+        )
     };
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Reads a socket option into the front of `value` and returns its length.
-fn get_option(socket: &impl AsRawFd, level: libc::c_int, name: libc::c_int, value: &mut [u8]) -> io::Result<usize> {
+fn get_option(
+    socket: &impl AsRawFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: &mut [u8],
+) -> io::Result<usize> {
     let mut length = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
     // SAFETY: the fd is open for the borrow's life; the kernel writes at most `length` bytes to `value`, which has that many.
-    let rc = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, value.as_mut_ptr().cast(), &raw mut length) };
-    if rc == 0 { Ok(length as usize) } else { Err(io::Error::last_os_error()) }
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            value.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if rc == 0 {
+        Ok(length as usize)
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Direction of the records of a connection, as this end sees it.
@@ -528,7 +701,14 @@ impl TlsKeys {
         let mut bytes = Zeroizing::new([0; TLS_KEYS_MAX]);
         let mut length = 0;
         // The kernel calls the first four bytes of the IV the salt.
-        for part in [&TLS_1_3.to_ne_bytes()[..], &cipher.to_ne_bytes(), &iv[4..], key, &iv[..4], &sequence.to_be_bytes()] {
+        for part in [
+            &TLS_1_3.to_ne_bytes()[..],
+            &cipher.to_ne_bytes(),
+            &iv[4..],
+            key,
+            &iv[..4],
+            &sequence.to_be_bytes(),
+        ] {
             bytes[length..length + part.len()].copy_from_slice(part);
             length += part.len();
         }
@@ -549,7 +729,12 @@ pub fn tls_attach(stream: &TcpStream) -> io::Result<()> {
 /// # Errors
 /// The kernel refuses the keys.
 pub fn tls_keys(stream: &TcpStream, way: TlsDirection, keys: &TlsKeys) -> io::Result<()> {
-    set_option(stream, libc::SOL_TLS, way.name(), &keys.bytes[..keys.length])
+    set_option(
+        stream,
+        libc::SOL_TLS,
+        way.name(),
+        &keys.bytes[..keys.length],
+    )
 }
 
 /// Returns how many records the kernel has encrypted or decrypted under the present keys, which are those of AES-`bits`.
@@ -558,8 +743,15 @@ pub fn tls_keys(stream: &TcpStream, way: TlsDirection, keys: &TlsKeys) -> io::Re
 /// The kernel does not return the keys.
 pub fn tls_records(stream: &TcpStream, way: TlsDirection, bits: usize) -> io::Result<u64> {
     let mut bytes = Zeroizing::new([0; TLS_KEYS_MAX]);
-    let length = get_option(stream, libc::SOL_TLS, way.name(), &mut bytes[..TLS_KEYS_MAX - 32 + bits / 8])?;
-    let number = bytes[..length].last_chunk().ok_or(io::ErrorKind::InvalidData)?;
+    let length = get_option(
+        stream,
+        libc::SOL_TLS,
+        way.name(),
+        &mut bytes[..TLS_KEYS_MAX - 32 + bits / 8],
+    )?;
+    let number = bytes[..length]
+        .last_chunk()
+        .ok_or(io::ErrorKind::InvalidData)?;
     Ok(u64::from_be_bytes(*number))
 }
 
@@ -586,16 +778,25 @@ pub fn tls_receive(stream: &TcpStream, buf: &mut ReadBuf<'_>) -> io::Result<(usi
 /// The write fails, or the kernel accepted only a part (`WriteZero`).
 pub fn tls_send(stream: &TcpStream, kind: u8, content: &[u8]) -> io::Result<()> {
     let mut control: OneControl = [0; 4];
-    let mut part = libc::iovec { iov_base: content.as_ptr().cast_mut().cast(), iov_len: content.len() };
+    let mut part = libc::iovec {
+        iov_base: content.as_ptr().cast_mut().cast(),
+        iov_len: content.len(),
+    };
     // SAFETY: the structure consists of integers and pointers, all of which may be zero.
     let mut head: libc::msghdr = unsafe { std::mem::zeroed() };
     (head.msg_iov, head.msg_iovlen) = (&raw mut part, 1);
     // SAFETY: the call is pure arithmetic.
-    (head.msg_control, head.msg_controllen) = ((&raw mut control).cast(), unsafe { libc::CMSG_SPACE(1) } as usize);
+    (head.msg_control, head.msg_controllen) =
+        ((&raw mut control).cast(), unsafe { libc::CMSG_SPACE(1) }
+            as usize);
     // SAFETY: `control` fits a header and a byte, and is aligned for a header. The kernel only reads `content`, whose length `part` has.
     let rc = unsafe {
         let say = libc::CMSG_FIRSTHDR(&raw const head);
-        ((*say).cmsg_level, (*say).cmsg_type, (*say).cmsg_len) = (libc::SOL_TLS, TLS_SET_RECORD_TYPE, libc::CMSG_LEN(1) as usize);
+        ((*say).cmsg_level, (*say).cmsg_type, (*say).cmsg_len) = (
+            libc::SOL_TLS,
+            TLS_SET_RECORD_TYPE,
+            libc::CMSG_LEN(1) as usize,
+        );
         *libc::CMSG_DATA(say) = kind;
         libc::sendmsg(stream.as_raw_fd(), &raw const head, libc::MSG_NOSIGNAL)
     };
@@ -648,7 +849,8 @@ pub fn tcp_is_closed(stream: &TcpStream) -> io::Result<bool> {
 /// The kernel refuses `TCP_INFO`.
 pub fn tcp_bytes_queued(stream: &TcpStream) -> io::Result<Option<u64>> {
     let info = tcp_info(stream)?;
-    let given = info.tcpi_bytes_sent.saturating_sub(info.tcpi_bytes_retrans) + u64::from(info.tcpi_notsent_bytes);
+    let given = info.tcpi_bytes_sent.saturating_sub(info.tcpi_bytes_retrans)
+        + u64::from(info.tcpi_notsent_bytes);
     Ok((info.tcpi_state != TCP_CLOSE).then_some(given))
 }
 
@@ -679,7 +881,12 @@ fn tune_local(s: SockRef<'_>) -> io::Result<()> {
 }
 
 fn keep_alive(s: &Socket, (time, interval, retries): (Duration, Duration, u32)) -> io::Result<()> {
-    s.set_tcp_keepalive(&TcpKeepalive::new().with_time(time).with_interval(interval).with_retries(retries))
+    s.set_tcp_keepalive(
+        &TcpKeepalive::new()
+            .with_time(time)
+            .with_interval(interval)
+            .with_retries(retries),
+    )
 }
 
 /// While the guard lives, bytes that arrive on the connection wake no task. They stay in the kernel and are reported after the drop.
@@ -689,14 +896,26 @@ pub struct ReadWakeupGuard<'a>(&'a TcpStream);
 impl<'a> ReadWakeupGuard<'a> {
     /// Sets `SO_RCVLOWAT`, which takes one short call each way, unlike removal from the poll set. `None` if the kernel refuses it.
     pub fn to(stream: &'a TcpStream) -> Option<Self> {
-        set_option(stream, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &DEAF_BYTES.to_ne_bytes()).ok().map(|()| Self(stream))
+        set_option(
+            stream,
+            libc::SOL_SOCKET,
+            libc::SO_RCVLOWAT,
+            &DEAF_BYTES.to_ne_bytes(),
+        )
+        .ok()
+        .map(|()| Self(stream))
     }
 }
 
 impl Drop for ReadWakeupGuard<'_> {
     fn drop(&mut self) {
         // This succeeds wherever the first call did.
-        let _ = set_option(self.0, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &1i32.to_ne_bytes());
+        let _ = set_option(
+            self.0,
+            libc::SOL_SOCKET,
+            libc::SO_RCVLOWAT,
+            &1i32.to_ne_bytes(),
+        );
     }
 }
 
@@ -719,15 +938,29 @@ pub fn original_destination(stream: &TcpStream) -> io::Result<SocketAddr> {
         IpAddr::V6(a) => a.to_ipv4_mapped().is_some(),
     };
     let s = SockRef::from(stream);
-    let addr = if v4 { s.original_dst_v4()? } else { s.original_dst_v6()? };
-    addr.as_socket().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the kernel gave an address that is not IP"))
+    let addr = if v4 {
+        s.original_dst_v4()?
+    } else {
+        s.original_dst_v6()?
+    };
+    addr.as_socket().ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the kernel gave an address that is not IP",
+        )
+    })
 }
 
 /// Leaves the choice of the source port to the connect. A bind would take a port that no other connection from this address may have,
 /// whatever its destination. With one source address, 28,000 connections would use all ports of the host.
 fn port_at_connect(socket: &Socket) -> io::Result<()> {
     let on: libc::c_int = 1;
-    set_option(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, &on.to_ne_bytes())
+    set_option(
+        socket,
+        libc::IPPROTO_IP,
+        libc::IP_BIND_ADDRESS_NO_PORT,
+        &on.to_ne_bytes(),
+    )
 }
 
 /// Limits the kernel's choice of the source port at the connect to one port.
@@ -735,7 +968,12 @@ fn limit_port_range(socket: &Socket, port: u16) -> io::Result<()> {
     // From linux/uapi/linux/in.h: the two halves are the low and the high end of the range.
     const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
     let range = u32::from(port) << 16 | u32::from(port);
-    set_option(socket, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &range.to_ne_bytes())
+    set_option(
+        socket,
+        libc::IPPROTO_IP,
+        IP_LOCAL_PORT_RANGE,
+        &range.to_ne_bytes(),
+    )
 }
 
 /// Returns the cookie of the socket's network namespace (`SO_NETNS_COOKIE`), the same number as BPF's `bpf_get_netns_cookie`.
@@ -748,8 +986,20 @@ pub fn netns_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     let mut cookie = 0u64;
     let mut len = size_of::<u64>() as libc::socklen_t;
     // SAFETY: the fd is open for the borrow's life; the kernel writes at most `len` = 8 bytes to `cookie`, which is 8 bytes long.
-    let rc = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, (&raw mut cookie).cast(), &raw mut len) };
-    if rc == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut len,
+        )
+    };
+    if rc == 0 {
+        Ok(cookie)
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Returns the socket's cookie (`SO_COOKIE`), unique until the host restarts; the same number as BPF's `bpf_get_socket_cookie`.
@@ -765,15 +1015,23 @@ pub fn socket_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
 #[inline]
 #[must_use]
 pub fn monotonic_nanos() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: `now` is writable; CLOCK_MONOTONIC always exists on Linux, so the call cannot fail.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    now.tv_sec.unsigned_abs().wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec.unsigned_abs())
+    now.tv_sec
+        .unsigned_abs()
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(now.tv_nsec.unsigned_abs())
 }
 
 /// Returns the cores that this process may run on, ascending.
 pub fn cores() -> Vec<usize> {
-    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return vec![0] };
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else {
+        return vec![0];
+    };
     (0..CpuSet::MAX_CPU).filter(|c| set.is_set(*c)).collect()
 }
 
@@ -784,7 +1042,10 @@ pub fn cores() -> Vec<usize> {
 pub fn pin_thread(core: usize) -> io::Result<()> {
     let mut set = CpuSet::new();
     if core >= CpuSet::MAX_CPU {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("core {core} is above {}", CpuSet::MAX_CPU - 1)));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("core {core} is above {}", CpuSet::MAX_CPU - 1),
+        ));
     }
     set.set(core);
     Ok(rustix::thread::sched_setaffinity(None, &set)?)

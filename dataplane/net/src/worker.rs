@@ -70,20 +70,36 @@ impl Workers {
     {
         count_panics();
         let cores = sys::cores();
-        let count = if config.count == 0 { cores.len().max(1) } else { config.count };
+        let count = if config.count == 0 {
+            cores.len().max(1)
+        } else {
+            config.count
+        };
         let mut jobs = Vec::new();
         let mut threads = Vec::new();
         // A worker runs its root only after a message here: a caller that gets an error has nothing by which it could end running workers.
         let mut starts = Vec::new();
         for index in 0..count {
-            let core = if config.pin { cores.get(index % cores.len().max(1)).copied() } else { None };
-            let worker = WorkerHandle { index, count, core, drain: drain.clone() };
+            let core = if config.pin {
+                cores.get(index % cores.len().max(1)).copied()
+            } else {
+                None
+            };
+            let worker = WorkerHandle {
+                index,
+                count,
+                core,
+                drain: drain.clone(),
+            };
             let (tx, rx) = mpsc::unbounded_channel();
             let root = root.clone();
             // A `LocalRuntime` cannot leave the thread that built it, so the result of the build comes back over this channel.
             let (made, is_made) = std::sync::mpsc::sync_channel(1);
             let (start, is_started) = std::sync::mpsc::sync_channel(1);
-            let run = move || match Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
+            let run = move || match Builder::new_current_thread()
+                .enable_all()
+                .build_local(LocalOptions::default())
+            {
                 Ok(runtime) => {
                     let _ = made.send(Ok(()));
                     if is_started.recv() == Ok(()) {
@@ -94,10 +110,14 @@ impl Workers {
                     let _ = made.send(Err(e));
                 }
             };
-            let spawned = std::thread::Builder::new().name(format!("{}-{index}", config.name)).spawn(run);
+            let spawned = std::thread::Builder::new()
+                .name(format!("{}-{index}", config.name))
+                .spawn(run);
             let is_ready = spawned.and_then(|thread| {
                 threads.push(thread);
-                is_made.recv().unwrap_or_else(|e| Err(std::io::Error::other(e)))
+                is_made
+                    .recv()
+                    .unwrap_or_else(|e| Err(std::io::Error::other(e)))
             });
             starts.push(start);
             jobs.push(tx);
@@ -111,7 +131,12 @@ impl Workers {
             // A worker waits for this message and for nothing else, so it is there to receive it.
             let _ = start.send(());
         }
-        Ok(Self { inner: Arc::new(Inner { jobs, threads: Mutex::new(threads) }) })
+        Ok(Self {
+            inner: Arc::new(Inner {
+                jobs,
+                threads: Mutex::new(threads),
+            }),
+        })
     }
 
     /// Returns the number of workers.
@@ -133,7 +158,13 @@ impl Workers {
 
     /// Blocks until all threads have ended.
     pub fn join(&self) {
-        let threads = std::mem::take(&mut *self.inner.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let threads = std::mem::take(
+            &mut *self
+                .inner
+                .threads
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
         for t in threads {
             // A worker's panic has already ended the process.
             let _ = t.join();
@@ -142,8 +173,12 @@ impl Workers {
 }
 
 /// Runs one worker on its thread until its root future ends; tasks from [`Workers::spawn`] run beside it.
-fn live<F, R>(runtime: &LocalRuntime, worker: WorkerHandle, mut jobs: mpsc::UnboundedReceiver<WorkerTask>, root: F)
-where
+fn live<F, R>(
+    runtime: &LocalRuntime,
+    worker: WorkerHandle,
+    mut jobs: mpsc::UnboundedReceiver<WorkerTask>,
+    root: F,
+) where
     F: Fn(WorkerHandle) -> R,
     R: Future<Output = ()> + 'static,
 {
@@ -170,7 +205,10 @@ where
         });
     }));
     if ended.is_err() {
-        tracing::error!(worker = name, "a worker's root panicked; the process ends so that its supervisor starts a whole one");
+        tracing::error!(
+            worker = name,
+            "a worker's root panicked; the process ends so that its supervisor starts a whole one"
+        );
         std::process::exit(EXIT_PANIC);
     }
 }
@@ -202,8 +240,13 @@ mod tests {
 
     fn start(count: usize) -> (drain::DrainTrigger, Workers) {
         let (trigger, drain) = drain::tree();
-        let config = WorkerConfig { count, name: "test-worker", pin: true };
-        let workers = Workers::start(config, drain, |w| async move { w.drain.draining().await }).unwrap();
+        let config = WorkerConfig {
+            count,
+            name: "test-worker",
+            pin: true,
+        };
+        let workers =
+            Workers::start(config, drain, |w| async move { w.drain.draining().await }).unwrap();
         (trigger, workers)
     }
 
@@ -217,7 +260,11 @@ mod tests {
                 async move {
                     tokio::task::yield_now().await;
                     local.set(local.get() + 1);
-                    tx.send((std::thread::current().name().map(str::to_string), local.get())).unwrap();
+                    tx.send((
+                        std::thread::current().name().map(str::to_string),
+                        local.get(),
+                    ))
+                    .unwrap();
                 }
             }));
             let got = rx.recv_timeout(Duration::from_secs(5)).unwrap();

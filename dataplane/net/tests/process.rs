@@ -35,32 +35,53 @@ impl ChildOutput {
 
     /// Waits until the child has printed a line with the text.
     fn until(&mut self, text: &str) {
-        assert!(self.0.by_ref().map_while(Result::ok).any(|line| line.contains(text)), "{text}");
+        assert!(
+            self.0
+                .by_ref()
+                .map_while(Result::ok)
+                .any(|line| line.contains(text)),
+            "{text}"
+        );
     }
 }
 
 fn terminate(child: &Child) {
     let id = child.id().to_string();
-    assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    assert!(
+        Command::new("kill")
+            .args(["-TERM", &id])
+            .status()
+            .unwrap()
+            .success()
+    );
 }
 
 #[test]
 fn a_panicking_root_ends_the_process_with_its_own_status() {
     if is_child() {
         let (_trigger, drain) = drain::tree();
-        let config = WorkerConfig { count: 1, name: "w", pin: false };
+        let config = WorkerConfig {
+            count: 1,
+            name: "w",
+            pin: false,
+        };
         let workers = Workers::start(config, drain, |_| async { panic!("on purpose") }).unwrap();
         workers.join();
         unreachable!("the process has ended");
     }
-    let status = child("a_panicking_root_ends_the_process_with_its_own_status").wait().unwrap();
+    let status = child("a_panicking_root_ends_the_process_with_its_own_status")
+        .wait()
+        .unwrap();
     assert_eq!(status.code(), Some(EXIT_PANIC));
 }
 
 /// Serves until it is drained, with one task that needs `work` to finish. It exits with 0 if all tasks ended in order, and with 3
 /// otherwise.
 fn drained_process(work: Duration, limit: Duration) -> ! {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     let done = runtime.block_on(async {
         let signals = drain::TerminationSignals::catch().unwrap();
         let (trigger, drain) = drain::tree();
@@ -75,7 +96,12 @@ fn drained_process(work: Duration, limit: Duration) -> ! {
                 }
             }
         });
-        let ending = tokio::spawn(drain::on_signals(signals, trigger, limit, Duration::from_millis(100)));
+        let ending = tokio::spawn(drain::on_signals(
+            signals,
+            trigger,
+            limit,
+            Duration::from_millis(100),
+        ));
         println!("ready");
         ending.await.unwrap()
     });
@@ -94,8 +120,15 @@ fn sigterm_drains_and_work_in_hand_finishes() {
     terminate(&child);
     assert_eq!(child.wait().unwrap().code(), Some(0));
     let waited = start.elapsed();
-    assert!(waited >= Duration::from_millis(250), "{waited:?}: the work was cut short");
-    canal_timing::judge_time("time until a drained process has ended", waited, Duration::from_secs(10));
+    assert!(
+        waited >= Duration::from_millis(250),
+        "{waited:?}: the work was cut short"
+    );
+    canal_timing::judge_time(
+        "time until a drained process has ended",
+        waited,
+        Duration::from_secs(10),
+    );
 }
 
 #[test]
@@ -112,7 +145,11 @@ fn a_second_signal_forces() {
     output.until("draining");
     terminate(&child);
     assert_eq!(child.wait().unwrap().code(), Some(3));
-    canal_timing::judge_time("time until a process ends after a second signal", start.elapsed(), Duration::from_secs(10));
+    canal_timing::judge_time(
+        "time until a process ends after a second signal",
+        start.elapsed(),
+        Duration::from_secs(10),
+    );
 }
 
 #[test]

@@ -28,10 +28,22 @@ enum ListenerRole {
 /// Listeners of a pod on each worker. Capture rewrites destinations to many addresses that are local to the namespace. The outbound
 /// listeners accept all of them and drop packets that do not arrive by loopback, so nothing from outside reaches them.
 const LISTENERS: [(ListenerRole, SocketAddr); 4] = [
-    (ListenerRole::Outbound, SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), OUTBOUND_PORT)),
-    (ListenerRole::Outbound, SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), OUTBOUND_PORT)),
-    (ListenerRole::Inbound, SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), HBONE_PORT)),
-    (ListenerRole::Inbound, SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), HBONE_PORT)),
+    (
+        ListenerRole::Outbound,
+        SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), OUTBOUND_PORT),
+    ),
+    (
+        ListenerRole::Outbound,
+        SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), OUTBOUND_PORT),
+    ),
+    (
+        ListenerRole::Inbound,
+        SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), HBONE_PORT),
+    ),
+    (
+        ListenerRole::Inbound,
+        SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), HBONE_PORT),
+    ),
 ];
 
 /// Listeners for captured plaintext. They accept any address, because nftables redirects connections to the pod's own. A client that dials
@@ -67,7 +79,12 @@ fn serve(local: &Rc<WorkerLocal>, context: &Arc<PodContext>, drain: &DrainWatche
     }
 }
 
-async fn keep_plain(local: &Rc<WorkerLocal>, context: &Arc<PodContext>, address: SocketAddr, drain: &DrainWatcher) {
+async fn keep_plain(
+    local: &Rc<WorkerLocal>,
+    context: &Arc<PodContext>,
+    address: SocketAddr,
+    drain: &DrainWatcher,
+) {
     let mut wanted = context.plaintext.wanted();
     loop {
         tokio::select! {
@@ -75,7 +92,16 @@ async fn keep_plain(local: &Rc<WorkerLocal>, context: &Arc<PodContext>, address:
             () = drain.draining() => return,
         }
         let mut until = wanted.clone();
-        if !keep_open(local, context, ListenerRole::Plain, address, drain, Some(&mut until)).await {
+        if !keep_open(
+            local,
+            context,
+            ListenerRole::Plain,
+            address,
+            drain,
+            Some(&mut until),
+        )
+        .await
+        {
             return;
         }
     }
@@ -110,7 +136,13 @@ async fn keep_open(
     // Accepted sockets inherit the mark. The kernel's connection list shows by it which connections the proxy has.
     let mark = (listener_kind == ListenerRole::Plain).then_some(PROXY_MARK);
     let loopback_only = listener_kind == ListenerRole::Outbound;
-    let options = ListenOptions { reuse_port: true, v6_only: true, mark, loopback_only, ..ListenOptions::default() };
+    let options = ListenOptions {
+        reuse_port: true,
+        v6_only: true,
+        mark,
+        loopback_only,
+        ..ListenOptions::default()
+    };
     let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(5));
     loop {
         match sys::listen(Some(&context.netns), address, &options) {
@@ -124,7 +156,9 @@ async fn keep_open(
                 return drain.phase() == DrainPhase::Running;
             }
             // A pod without IPv6 needs no IPv6 listener: it has no IPv6 connections to capture.
-            Err(SysError::Socket { source, .. }) if address.is_ipv6() && has_no_ipv6(&source) => return false,
+            Err(SysError::Socket { source, .. }) if address.is_ipv6() && has_no_ipv6(&source) => {
+                return false;
+            }
             Err(error) => {
                 local.listen_failures.inc();
                 tracing::warn!(pod = context.pod.load().uid, %error, "cannot listen in the pod; trying again");
@@ -137,7 +171,12 @@ async fn keep_open(
     }
 }
 
-fn opened(context: &PodContext, listener_kind: ListenerRole, address: SocketAddr, listener: &TcpListener) {
+fn opened(
+    context: &PodContext,
+    listener_kind: ListenerRole,
+    address: SocketAddr,
+    listener: &TcpListener,
+) {
     if listener_kind != ListenerRole::Plain {
         context.opened();
     } else if let Err(error) = context.plaintext.opened(address.is_ipv4(), listener) {
@@ -199,8 +238,14 @@ fn admit(
 ) {
     let (local_, context, drain) = (local.clone(), context.clone(), drain.clone());
     match listener_kind {
-        ListenerRole::Outbound => local.spawn(outbound::carry(local_, context, stream, peer, drain)),
-        ListenerRole::Inbound => local.spawn(inbound::establish(local_, context, stream, peer, drain)),
-        ListenerRole::Plain => local.spawn(inbound_plaintext::carry(local_, context, stream, peer, drain)),
+        ListenerRole::Outbound => {
+            local.spawn(outbound::carry(local_, context, stream, peer, drain))
+        }
+        ListenerRole::Inbound => {
+            local.spawn(inbound::establish(local_, context, stream, peer, drain))
+        }
+        ListenerRole::Plain => local.spawn(inbound_plaintext::carry(
+            local_, context, stream, peer, drain,
+        )),
     }
 }

@@ -9,10 +9,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use canal_authorization::{
-    AttributeValue, AttributeVisibility, Attributes, AuthorizationDecision, ExtAuthzProgress, PolicyDestination, PolicySet, ShadowKind,
-    applies, name, peer_mode,
+    AttributeValue, AttributeVisibility, Attributes, AuthorizationDecision, ExtAuthzProgress,
+    PolicyDestination, PolicySet, ShadowKind, applies, name, peer_mode,
 };
-use canal_model::authorization::{Attribute, Authorization, PeerAuthentication, PeerMode, PolicyKey, PolicyTarget};
+use canal_model::authorization::{
+    Attribute, Authorization, PeerAuthentication, PeerMode, PolicyKey, PolicyTarget,
+};
 use canal_model::identity::{Identity, gateway_identity};
 use canal_model::ids::{ServiceKey, TrustDomain};
 use canal_model::program::Labels;
@@ -31,9 +33,16 @@ pub struct PrincipalNames {
 
 impl PrincipalNames {
     pub fn new(identity: Identity) -> Self {
-        let principal = identity.to_string().trim_start_matches("spiffe://").to_string();
+        let principal = identity
+            .to_string()
+            .trim_start_matches("spiffe://")
+            .to_string();
         let account = format!("{}/{}", identity.namespace, identity.service_account);
-        Self { identity, principal, account }
+        Self {
+            identity,
+            principal,
+            account,
+        }
     }
 }
 
@@ -80,7 +89,11 @@ struct QueryAttributes<'a> {
 }
 
 impl Attributes for QueryAttributes<'_> {
-    fn visit_attribute(&self, attribute: &Attribute, each: &mut dyn FnMut(AttributeValue<'_>) -> bool) -> AttributeVisibility {
+    fn visit_attribute(
+        &self,
+        attribute: &Attribute,
+        each: &mut dyn FnMut(AttributeValue<'_>) -> bool,
+    ) -> AttributeVisibility {
         let q = self.question;
         let mut text = |of: fn(&PrincipalNames) -> &str| match (q.named(), &q.source) {
             (Some(named), _) => {
@@ -131,7 +144,11 @@ pub struct AuthorizationRefusal {
 
 impl AuthorizationRefusal {
     fn new(refusal: NodeRefusal, policy: Option<&PolicyKey>, why: impl fmt::Display) -> Self {
-        Self { refusal, policy: policy.cloned(), why: why.to_string() }
+        Self {
+            refusal,
+            policy: policy.cloned(),
+            why: why.to_string(),
+        }
     }
 }
 
@@ -175,12 +192,18 @@ pub struct PolicySources {
 impl PolicySources {
     pub fn new(tenant: &NodeTenantView, pod: &LocalPod) -> Self {
         let services = tenant.served(&pod.uid).into_iter().cloned().collect();
-        Self { rules: tenant.rules.clone(), labels: pod.labels.clone(), services }
+        Self {
+            rules: tenant.rules.clone(),
+            labels: pod.labels.clone(),
+            services,
+        }
     }
 
     /// Compares rules by pointer, which is fast: equal rules in two allocations count as different.
     pub fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.rules, &other.rules) && self.labels == other.labels && self.services == other.services
+        Arc::ptr_eq(&self.rules, &other.rules)
+            && self.labels == other.labels
+            && self.services == other.services
     }
 }
 
@@ -188,7 +211,12 @@ impl PolicyInputs {
     fn new(tenant: &NodeTenantView, pod: &LocalPod) -> Self {
         let (rules, served) = (&tenant.rules, tenant.served(&pod.uid));
         let place = PolicyDestination::workload(&pod.namespace, &pod.labels);
-        let workload = rules.authorizations.iter().filter(|a| applies(&a.target, &place)).cloned().collect();
+        let workload = rules
+            .authorizations
+            .iter()
+            .filter(|a| applies(&a.target, &place))
+            .cloned()
+            .collect();
         let mut services = BTreeMap::<ServiceKey, Vec<_>>::new();
         for one in &rules.authorizations {
             if let PolicyTarget::Service(key) = &one.target
@@ -198,10 +226,21 @@ impl PolicyInputs {
             }
         }
         let mine = |p: &&Arc<PeerAuthentication>| applies(&p.target, &place);
-        let mode = |port| peer_mode(rules.peer_authentications.iter().map(AsRef::as_ref), &place, port);
+        let mode = |port| {
+            peer_mode(
+                rules.peer_authentications.iter().map(AsRef::as_ref),
+                &place,
+                port,
+            )
+        };
         // No workload has port 0, so no object configures it: its mode is that of all ports without an entry.
         let usual = mode(0);
-        let ports: BTreeSet<u16> = rules.peer_authentications.iter().filter(mine).flat_map(|p| p.ports.keys().copied()).collect();
+        let ports: BTreeSet<u16> = rules
+            .peer_authentications
+            .iter()
+            .filter(mine)
+            .flat_map(|p| p.ports.keys().copied())
+            .collect();
         Self {
             trust_domain: Some(rules.trust_domain.clone()),
             closed: rules.closed,
@@ -209,7 +248,11 @@ impl PolicyInputs {
             workload,
             services,
             mode: usual,
-            modes: ports.into_iter().map(|port| (port, mode(port))).filter(|(_, mode)| *mode != usual).collect(),
+            modes: ports
+                .into_iter()
+                .map(|port| (port, mode(port)))
+                .filter(|(_, mode)| *mode != usual)
+                .collect(),
         }
     }
 }
@@ -217,16 +260,26 @@ impl PolicyInputs {
 impl PodPolicy {
     /// Compiles the policies of `pod` from its tenant's view; `None`: `held` is still right. Policies outlive their tenant, so that its
     /// removal admits nothing.
-    pub fn renew(held: &PodPolicy, tenant: Option<&NodeTenantView>, pod: &LocalPod) -> Option<Self> {
+    pub fn renew(
+        held: &PodPolicy,
+        tenant: Option<&NodeTenantView>,
+        pod: &LocalPod,
+    ) -> Option<Self> {
         let inputs = PolicyInputs::new(tenant?, pod);
         (inputs != held.inputs).then(|| Self::of(inputs))
     }
 
     fn of(inputs: PolicyInputs) -> Self {
-        let with = |of: &Vec<Arc<Authorization>>| PolicySet::new(&[inputs.workload.as_slice(), of].concat());
+        let with = |of: &Vec<Arc<Authorization>>| {
+            PolicySet::new(&[inputs.workload.as_slice(), of].concat())
+        };
         Self {
             workload: PolicySet::new(&inputs.workload),
-            services: inputs.services.iter().map(|(key, of)| (key.clone(), with(of))).collect(),
+            services: inputs
+                .services
+                .iter()
+                .map(|(key, of)| (key.clone(), with(of)))
+                .collect(),
             gateway: inputs.trust_domain.clone().map(gateway_identity),
             inputs,
         }
@@ -236,11 +289,15 @@ impl PodPolicy {
     /// trusted with it. `None`: `forwarded` is not an identity.
     pub fn source(&self, peer: &Identity, forwarded: Option<&str>) -> Option<ConnectionSource> {
         if self.gateway.as_ref() != Some(peer) {
-            return Some(ConnectionSource::Proven(Rc::new(PrincipalNames::new(peer.clone()))));
+            return Some(ConnectionSource::Proven(Rc::new(PrincipalNames::new(
+                peer.clone(),
+            ))));
         }
         match forwarded {
             None => Some(ConnectionSource::Gateway),
-            Some(forwarded) => forwarded.parse().ok().map(|identity| ConnectionSource::Forwarded(Rc::new(PrincipalNames::new(identity)))),
+            Some(forwarded) => forwarded.parse().ok().map(|identity| {
+                ConnectionSource::Forwarded(Rc::new(PrincipalNames::new(identity)))
+            }),
         }
     }
 
@@ -266,16 +323,26 @@ impl PodPolicy {
 
     /// Returns the mode that applies at a port.
     pub fn mode(&self, port: u16) -> PeerMode {
-        self.inputs.modes.get(&port).copied().unwrap_or(self.inputs.mode)
+        self.inputs
+            .modes
+            .get(&port)
+            .copied()
+            .unwrap_or(self.inputs.mode)
     }
 
     /// Iterates over the names of the policies, for operators.
     pub fn names(&self) -> impl Iterator<Item = &PolicyKey> {
-        self.inputs.workload.iter().chain(self.inputs.services.values().flatten()).map(|a| &a.key)
+        self.inputs
+            .workload
+            .iter()
+            .chain(self.inputs.services.values().flatten())
+            .map(|a| &a.key)
     }
 
     fn set(&self, service: Option<&ServiceKey>) -> &PolicySet {
-        service.and_then(|key| self.services.get(key)).unwrap_or(&self.workload)
+        service
+            .and_then(|key| self.services.get(key))
+            .unwrap_or(&self.workload)
     }
 
     /// Decides whether a connection may enter the pod. The trust domain is checked first, regardless of policy; then the mode; then the
@@ -292,7 +359,11 @@ impl PodPolicy {
             return Ok(());
         }
         let Some(own) = &self.inputs.trust_domain else {
-            return Err(AuthorizationRefusal::new(NodeRefusal::TenantUnknown, None, "the pod's tenant is unknown"));
+            return Err(AuthorizationRefusal::new(
+                NodeRefusal::TenantUnknown,
+                None,
+                "the pod's tenant is unknown",
+            ));
         };
         if self.inputs.closed {
             return Err(AuthorizationRefusal::new(
@@ -301,7 +372,10 @@ impl PodPolicy {
                 "a security resource of the pod's tenant is refused or missing",
             ));
         }
-        let foreign = q.named().map(|n| &n.identity.trust_domain).filter(|of| *of != own);
+        let foreign = q
+            .named()
+            .map(|n| &n.identity.trust_domain)
+            .filter(|of| *of != own);
         if let Some(of) = foreign.filter(|of| !self.inputs.federated.contains(*of)) {
             return Err(AuthorizationRefusal::new(
                 NodeRefusal::Denied,
@@ -309,43 +383,97 @@ impl PodPolicy {
                 format_args!("trust domain {of} is neither {own} nor federated with it"),
             ));
         }
-        if q.source == ConnectionSource::Plain && self.mode(q.destination.port()) == PeerMode::Strict {
-            return Err(AuthorizationRefusal::new(NodeRefusal::StrictPlaintext, None, "PeerAuthentication is STRICT"));
+        if q.source == ConnectionSource::Plain
+            && self.mode(q.destination.port()) == PeerMode::Strict
+        {
+            return Err(AuthorizationRefusal::new(
+                NodeRefusal::StrictPlaintext,
+                None,
+                "PeerAuthentication is STRICT",
+            ));
         }
         // A gateway of the own tenant has evaluated all policies, and has called the external authorizers.
-        let is_evaluated = matches!(q.source, ConnectionSource::Forwarded(_) | ConnectionSource::Gateway);
-        let facts = QueryAttributes { question: q, foreign: foreign.is_some() };
-        let progress = if is_evaluated { ExtAuthzProgress::ALL } else { ExtAuthzProgress::default() };
+        let is_evaluated = matches!(
+            q.source,
+            ConnectionSource::Forwarded(_) | ConnectionSource::Gateway
+        );
+        let facts = QueryAttributes {
+            question: q,
+            foreign: foreign.is_some(),
+        };
+        let progress = if is_evaluated {
+            ExtAuthzProgress::ALL
+        } else {
+            ExtAuthzProgress::default()
+        };
         match self.set(q.service.as_ref()).decide_after(&facts, progress) {
             AuthorizationDecision::Allow => Ok(()),
             AuthorizationDecision::Undecided { .. } if is_evaluated => Ok(()),
             AuthorizationDecision::Undecided { policy, attribute } => {
-                let why = format_args!("{policy} depends on {}, which only a gateway sees", name(attribute));
-                Err(AuthorizationRefusal::new(NodeRefusal::Undecided, Some(policy), why))
+                let why = format_args!(
+                    "{policy} depends on {}, which only a gateway sees",
+                    name(attribute)
+                );
+                Err(AuthorizationRefusal::new(
+                    NodeRefusal::Undecided,
+                    Some(policy),
+                    why,
+                ))
             }
-            AuthorizationDecision::CallAuthorizer { policy, authorizer, .. } => {
+            AuthorizationDecision::CallAuthorizer {
+                policy, authorizer, ..
+            } => {
                 let why = format_args!("{policy} calls {authorizer}, which only a gateway does");
-                Err(AuthorizationRefusal::new(NodeRefusal::Undecided, Some(policy), why))
+                Err(AuthorizationRefusal::new(
+                    NodeRefusal::Undecided,
+                    Some(policy),
+                    why,
+                ))
             }
-            AuthorizationDecision::Deny { policy: Some(policy), rule: Some(rule) } => {
-                Err(AuthorizationRefusal::new(NodeRefusal::Denied, Some(policy), format_args!("matched policy {policy}, rule {rule}")))
-            }
-            AuthorizationDecision::Deny { policy: Some(policy), rule: None } => {
-                Err(AuthorizationRefusal::new(NodeRefusal::Denied, Some(policy), format_args!("policy {policy} is broken")))
-            }
-            AuthorizationDecision::Deny { policy: None, .. } => {
-                Err(AuthorizationRefusal::new(NodeRefusal::Denied, None, "no ALLOW policy matches"))
-            }
+            AuthorizationDecision::Deny {
+                policy: Some(policy),
+                rule: Some(rule),
+            } => Err(AuthorizationRefusal::new(
+                NodeRefusal::Denied,
+                Some(policy),
+                format_args!("matched policy {policy}, rule {rule}"),
+            )),
+            AuthorizationDecision::Deny {
+                policy: Some(policy),
+                rule: None,
+            } => Err(AuthorizationRefusal::new(
+                NodeRefusal::Denied,
+                Some(policy),
+                format_args!("policy {policy} is broken"),
+            )),
+            AuthorizationDecision::Deny { policy: None, .. } => Err(AuthorizationRefusal::new(
+                NodeRefusal::Denied,
+                None,
+                "no ALLOW policy matches",
+            )),
         }
     }
 
     /// Passes matching audit policies and dry runs to `each`, except for connections that a gateway has authorized: it has reported them.
     pub fn observe(&self, q: &AuthorizationQuery, each: &mut dyn FnMut(&PolicyKey, ShadowKind)) {
         let set = self.set(q.service.as_ref());
-        if set.observes() && matches!(q.source, ConnectionSource::Proven(_) | ConnectionSource::Plain) {
+        if set.observes()
+            && matches!(
+                q.source,
+                ConnectionSource::Proven(_) | ConnectionSource::Plain
+            )
+        {
             let own = self.inputs.trust_domain.as_ref();
-            let foreign = q.named().is_some_and(|n| Some(&n.identity.trust_domain) != own);
-            set.observe(&QueryAttributes { question: q, foreign }, &mut |hit| each(hit.policy, hit.kind));
+            let foreign = q
+                .named()
+                .is_some_and(|n| Some(&n.identity.trust_domain) != own);
+            set.observe(
+                &QueryAttributes {
+                    question: q,
+                    foreign,
+                },
+                &mut |hit| each(hit.policy, hit.kind),
+            );
         }
     }
 }

@@ -106,12 +106,21 @@ impl CapturedPod {
 
 impl OriginSource {
     /// Takes the original destination of an accepted connection; `None`: the connection was not captured, or its entry was dropped.
-    pub fn take(&self, netns_cookie: u64, accepted: &TcpStream, peer: SocketAddr) -> Option<SocketAddr> {
+    pub fn take(
+        &self,
+        netns_cookie: u64,
+        accepted: &TcpStream,
+        peer: SocketAddr,
+    ) -> Option<SocketAddr> {
         match self {
-            OriginSource::Bpf(origins) => origins.take(netns_cookie, peer, accepted.local_addr().ok()?.ip()),
+            OriginSource::Bpf(origins) => {
+                origins.take(netns_cookie, peer, accepted.local_addr().ok()?.ip())
+            }
             OriginSource::Conntrack => {
                 let local = accepted.local_addr().ok()?;
-                sys::original_destination(accepted).ok().filter(|origin| *origin != local)
+                sys::original_destination(accepted)
+                    .ok()
+                    .filter(|origin| *origin != local)
             }
         }
     }
@@ -126,7 +135,14 @@ fn warn_of_fallback(what: &str, why: &OffloadError) {
 impl CaptureBackend {
     /// Creates a backend without BPF programs.
     fn new(choice: CaptureChoice, fallback: Option<String>) -> Self {
-        Self { choice, bpf: None, inbound: None, guards: None, fallback, tenant_numbers: Mutex::default() }
+        Self {
+            choice,
+            bpf: None,
+            inbound: None,
+            guards: None,
+            fallback,
+            tenant_numbers: Mutex::default(),
+        }
     }
 
     /// Loads BPF unless nftables are configured, and adopts the pins of an earlier process in `pin_dir`.
@@ -137,7 +153,10 @@ impl CaptureBackend {
         if choice == CaptureChoice::Nft {
             return Ok(Self::new(choice, None));
         }
-        let options = CaptureOptions { pin_dir: Some(pin_dir.to_path_buf()), ..CaptureOptions::default() };
+        let options = CaptureOptions {
+            pin_dir: Some(pin_dir.to_path_buf()),
+            ..CaptureOptions::default()
+        };
         let (bpf, why) = match canal_offload::capture::CapturePrograms::load(&options) {
             Ok(c) => (Some(c), None),
             Err(e) => (None, Some(e)),
@@ -166,7 +185,12 @@ impl CaptureBackend {
                 };
                 // A kernel that accepts the other programs accepts these, and a pod without a guard would send past the mesh: no fallback.
                 let guards = Some(PodGuards::load(Some(pin_dir))?);
-                Ok(Self { bpf, inbound, guards, ..Self::new(choice, None) })
+                Ok(Self {
+                    bpf,
+                    inbound,
+                    guards,
+                    ..Self::new(choice, None)
+                })
             }
         }
     }
@@ -190,7 +214,9 @@ impl CaptureBackend {
 
     /// Stops the redirection of plaintext into a pod that an earlier process started.
     pub fn forget_guard(&self, pod: &LocalPod) {
-        let Some(inbound) = self.inbound.as_ref().filter(|i| i.is_pinned(&pod.uid)) else { return };
+        let Some(inbound) = self.inbound.as_ref().filter(|i| i.is_pinned(&pod.uid)) else {
+            return;
+        };
         if let Err(error) = inbound.forget(&pod.uid) {
             tracing::warn!(pod = pod.uid, %error, "plaintext into the pod stays refused");
         }
@@ -198,12 +224,19 @@ impl CaptureBackend {
 
     /// Returns the count of each verdict of the program that redirects plaintext into pods.
     pub fn inbound_counters(&self) -> Vec<(String, u64)> {
-        self.inbound.as_ref().and_then(|i| i.counters().ok()).unwrap_or_default()
+        self.inbound
+            .as_ref()
+            .and_then(|i| i.counters().ok())
+            .unwrap_or_default()
     }
 
     /// Returns the mode of all pods that have not fallen back to nftables.
     pub fn mode(&self) -> CaptureMode {
-        if self.bpf.is_some() { CaptureMode::Bpf } else { CaptureMode::Nft }
+        if self.bpf.is_some() {
+            CaptureMode::Bpf
+        } else {
+            CaptureMode::Nft
+        }
     }
 
     /// Captures a pod. Once this returns, the pod's connections reach the proxy or are refused.
@@ -211,12 +244,20 @@ impl CaptureBackend {
     /// # Errors
     /// The pod's namespace or cgroup is unusable, or the kernel refuses the mechanism that the configuration requires.
     pub fn take(&self, pod: &LocalPod) -> Result<(CapturedPod, OriginSource), OffloadError> {
-        let nft = || Redirect::apply(&pod.netns, &pod.cgroup, &PROXY_MARKS).map(|r| (CapturedPod::Nft(r), OriginSource::Conntrack));
+        let nft = || {
+            Redirect::apply(&pod.netns, &pod.cgroup, &PROXY_MARKS)
+                .map(|r| (CapturedPod::Nft(r), OriginSource::Conntrack))
+        };
         let Some(bpf) = &self.bpf else { return nft() };
         // The tables come before the programs, so that no connection meets a program without an entry.
-        let cookie = bpf.tables().put_pod(&pod.netns, &pod.ips, self.tenant_number(&pod.tenant))?;
+        let cookie = bpf
+            .tables()
+            .put_pod(&pod.netns, &pod.ips, self.tenant_number(&pod.tenant))?;
         match bpf.attach(&pod.uid, &pod.cgroup) {
-            Ok(taken) => Ok((CapturedPod::Bpf(taken, cookie), OriginSource::Bpf(bpf.origins().of_pod()))),
+            Ok(taken) => Ok((
+                CapturedPod::Bpf(taken, cookie),
+                OriginSource::Bpf(bpf.origins().of_pod()),
+            )),
             Err(e) if self.choice == CaptureChoice::Auto => {
                 warn_of_fallback(&pod.uid, &e);
                 nft()
@@ -229,9 +270,17 @@ impl CaptureBackend {
     ///
     /// # Errors
     /// The guard could not be attached.
-    pub fn guard_packets(&self, pod: &LocalPod, taken: &CapturedPod) -> Result<PodPackets, OffloadError> {
+    pub fn guard_packets(
+        &self,
+        pod: &LocalPod,
+        taken: &CapturedPod,
+    ) -> Result<PodPackets, OffloadError> {
         let guard = match (&self.guards, taken) {
-            (Some(guards), CapturedPod::Bpf(..)) => Guard::Bpf(Box::new(guards.attach(&pod.uid, &pod.cgroup, &pod.netns)?)),
+            (Some(guards), CapturedPod::Bpf(..)) => Guard::Bpf(Box::new(guards.attach(
+                &pod.uid,
+                &pod.cgroup,
+                &pod.netns,
+            )?)),
             _ => Guard::Nft(NftPodGuard::attach(&pod.netns)?),
         };
         Ok(PodPackets::new(pod, guard))
@@ -242,7 +291,10 @@ impl CaptureBackend {
     pub fn prepare_delivery(pod: &LocalPod) -> Delivery {
         let v6 = pod.ips.iter().any(IpAddr::is_ipv6);
         let prepared = delivery::install(&pod.netns, DELIVERY_MARK, v6);
-        let delivery = prepared.unwrap_or_else(|e| Delivery { missing: e.to_string(), ..Delivery::default() });
+        let delivery = prepared.unwrap_or_else(|e| Delivery {
+            missing: e.to_string(),
+            ..Delivery::default()
+        });
         if !delivery.is_transparent {
             tracing::error!(
                 pod = pod.uid,
@@ -269,7 +321,9 @@ impl CaptureBackend {
         {
             tracing::warn!(pod = pod.uid, %error, "node: cannot remove the routes for client addresses; they stay, without effect");
         }
-        let (Some(bpf), CapturedPod::Bpf(taken, cookie)) = (&self.bpf, taken) else { return };
+        let (Some(bpf), CapturedPod::Bpf(taken, cookie)) = (&self.bpf, taken) else {
+            return;
+        };
         if let Err(e) = bpf.release(&pod.uid, Some(taken)) {
             tracing::warn!(pod = pod.uid, %e, "the pod's pins stay");
         }
@@ -285,7 +339,10 @@ impl CaptureBackend {
 
     /// Returns the tenant's number in the connect hook's tables, which is stable for the life of this process.
     pub fn tenant_number(&self, tenant: &TenantName) -> u32 {
-        let mut numbers = self.tenant_numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut numbers = self
+            .tenant_numbers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let next = numbers.len() as u32 + 1;
         *numbers.entry(tenant.clone()).or_insert(next)
     }
@@ -311,7 +368,9 @@ impl CaptureBackend {
 
     /// Returns the count of each verdict of the capture programs, and the number of swept origins.
     pub fn counters(&self) -> Vec<(String, u64)> {
-        let Some(bpf) = &self.bpf else { return Vec::new() };
+        let Some(bpf) = &self.bpf else {
+            return Vec::new();
+        };
         let mut all = bpf.counters().unwrap_or_default();
         all.push(("swept".into(), bpf.origins().swept()));
         all
@@ -324,11 +383,26 @@ impl CaptureBackend {
 /// # Errors
 /// Returns the first failure. A failure does not prevent the other steps.
 pub fn release_all(pin_dir: &Path, pods: &[LocalPod]) -> Result<(), OffloadError> {
-    let tables = pods.iter().filter(|p| p.netns.exists()).map(|p| Redirect::remove(&p.netns));
+    let tables = pods
+        .iter()
+        .filter(|p| p.netns.exists())
+        .map(|p| Redirect::remove(&p.netns));
     let mut tables: Vec<_> = tables.collect();
-    tables.extend(pods.iter().filter(|p| p.netns.exists()).map(|p| pod_guard::release_interfaces(&p.netns)));
-    tables.extend(pods.iter().filter(|p| p.netns.exists()).map(|p| nft_guard::remove(&p.netns)));
-    tables.extend(pods.iter().filter(|p| p.netns.exists()).map(|p| delivery::remove(&p.netns, DELIVERY_MARK)));
+    tables.extend(
+        pods.iter()
+            .filter(|p| p.netns.exists())
+            .map(|p| pod_guard::release_interfaces(&p.netns)),
+    );
+    tables.extend(
+        pods.iter()
+            .filter(|p| p.netns.exists())
+            .map(|p| nft_guard::remove(&p.netns)),
+    );
+    tables.extend(
+        pods.iter()
+            .filter(|p| p.netns.exists())
+            .map(|p| delivery::remove(&p.netns, DELIVERY_MARK)),
+    );
     tables.push(interface_guard::remove(None, pin_dir));
     let pins = canal_offload::capture::release_all(pin_dir);
     tables.into_iter().chain([pins]).collect()
@@ -348,7 +422,11 @@ mod tests {
             (CaptureChoice::Nft, true, Some(CaptureMode::Nft)),
             (CaptureChoice::Nft, false, Some(CaptureMode::Nft)),
         ] {
-            assert_eq!(decide_mode(choice, bpf_works), mode, "{choice:?} {bpf_works}");
+            assert_eq!(
+                decide_mode(choice, bpf_works),
+                mode,
+                "{choice:?} {bpf_works}"
+            );
         }
     }
 }

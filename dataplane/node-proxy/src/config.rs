@@ -81,7 +81,11 @@ impl PodLimits {
 
 impl Default for PodLimits {
     fn default() -> Self {
-        Self { outbound: 16_384, inbound: 16_384, hbone: 1_024 }
+        Self {
+            outbound: 16_384,
+            inbound: 16_384,
+            hbone: 1_024,
+        }
     }
 }
 

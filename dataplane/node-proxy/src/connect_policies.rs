@@ -10,7 +10,9 @@ use std::collections::{HashMap, HashSet};
 
 use canal_model::ids::TenantName;
 use canal_model::program::{OutboundTrafficPolicy, Service};
-use canal_offload::connect_tables::{CONNECT_REFUSALS, ConnectRefusals, ConnectTables, Destination, TenantDestinations, Verdict};
+use canal_offload::connect_tables::{
+    CONNECT_REFUSALS, ConnectRefusals, ConnectTables, Destination, TenantDestinations, Verdict,
+};
 use canal_runtime::metrics::{GaugeFamily, MetricFamily, Registry, SharedCounter};
 use canal_wire::tier::DNS_PORT;
 
@@ -20,8 +22,13 @@ use crate::snapshot::{GatewayAddressTarget, NodeSnapshot, NodeTenantView};
 use crate::telemetry::ConnectRefusal;
 
 /// The refusals that the connect hook counts, in the order of [`CONNECT_REFUSALS`].
-const REASONS: [NodeRefusal; CONNECT_REFUSALS.len()] =
-    [NodeRefusal::UnknownPort, NodeRefusal::OutsideMesh, NodeRefusal::ReservedPort, NodeRefusal::GatewayAddress, NodeRefusal::TenantClosed];
+const REASONS: [NodeRefusal; CONNECT_REFUSALS.len()] = [
+    NodeRefusal::UnknownPort,
+    NodeRefusal::OutsideMesh,
+    NodeRefusal::ReservedPort,
+    NodeRefusal::GatewayAddress,
+    NodeRefusal::TenantClosed,
+];
 
 const UNKNOWN_PORT: Verdict = Verdict::CANAL_CAPTURE_REFUSED_UNKNOWN_PORT;
 const OUTSIDE_MESH: Verdict = Verdict::CANAL_CAPTURE_REFUSED_OUTSIDE_MESH;
@@ -30,23 +37,39 @@ const TENANT_CLOSED: Verdict = Verdict::CANAL_CAPTURE_REFUSED_TENANT_CLOSED;
 
 /// Derives the verdicts for all destinations of the tenant's pods. The hook itself knows each pod's own addresses and the reserved ports.
 pub fn decide_destinations(tenant: &NodeTenantView) -> TenantDestinations {
-    let outside = (tenant.tenant.outbound_traffic_policy == OutboundTrafficPolicy::Deny).then_some(OUTSIDE_MESH);
-    let mut destinations =
-        TenantDestinations { all: tenant.rules.closed.then_some(TENANT_CLOSED), outside, ..TenantDestinations::default() };
+    let outside = (tenant.tenant.outbound_traffic_policy == OutboundTrafficPolicy::Deny)
+        .then_some(OUTSIDE_MESH);
+    let mut destinations = TenantDestinations {
+        all: tenant.rules.closed.then_some(TENANT_CLOSED),
+        outside,
+        ..TenantDestinations::default()
+    };
     // From the lowest precedence to the highest: a later entry replaces an earlier one.
     if outside.is_some() {
-        let outside = tenant.tenant.resolvers.iter().filter(|ip| !tenant.is_pod(**ip) && !tenant.is_gateway(**ip));
-        destinations.addresses.extend(outside.map(|ip| (*ip, Destination::new(OUTSIDE_MESH, &[DNS_PORT]))));
+        let outside = tenant
+            .tenant
+            .resolvers
+            .iter()
+            .filter(|ip| !tenant.is_pod(**ip) && !tenant.is_gateway(**ip));
+        destinations
+            .addresses
+            .extend(outside.map(|ip| (*ip, Destination::new(OUTSIDE_MESH, &[DNS_PORT]))));
     }
-    destinations.addresses.extend(tenant.entrance_addresses().map(|ip| {
-        let destination = match tenant.gateway_address_target(ip) {
-            Some(GatewayAddressTarget::Service(service)) => of_service(service),
-            Some(GatewayAddressTarget::Tier) => Destination::new(GATEWAY_ADDRESS, &[DNS_PORT]),
-            None => Destination::new(GATEWAY_ADDRESS, &[]),
-        };
-        (ip, destination)
-    }));
-    destinations.addresses.extend(tenant.service_addresses().map(|(ip, service)| (*ip, of_service(service))));
+    destinations
+        .addresses
+        .extend(tenant.entrance_addresses().map(|ip| {
+            let destination = match tenant.gateway_address_target(ip) {
+                Some(GatewayAddressTarget::Service(service)) => of_service(service),
+                Some(GatewayAddressTarget::Tier) => Destination::new(GATEWAY_ADDRESS, &[DNS_PORT]),
+                None => Destination::new(GATEWAY_ADDRESS, &[]),
+            };
+            (ip, destination)
+        }));
+    destinations.addresses.extend(
+        tenant
+            .service_addresses()
+            .map(|(ip, service)| (*ip, of_service(service))),
+    );
     // A gateway range takes precedence over pod ranges, also over those with a longer prefix; both take precedence over the outside.
     let gateways = &tenant.tenant.gateway_cidrs;
     let pods = tenant.tenant.pod_cidrs.iter().map(|pods| {
@@ -54,7 +77,9 @@ pub fn decide_destinations(tenant: &NodeTenantView) -> TenantDestinations {
         (*pods, is_of_gateways.then_some(GATEWAY_ADDRESS))
     });
     destinations.ranges.extend(pods);
-    destinations.ranges.extend(gateways.iter().map(|range| (*range, Some(GATEWAY_ADDRESS))));
+    destinations
+        .ranges
+        .extend(gateways.iter().map(|range| (*range, Some(GATEWAY_ADDRESS))));
     destinations
 }
 
@@ -65,10 +90,18 @@ fn of_service(service: &Service) -> Destination {
 
 /// Returns the refusals between two readings of a pod's counters.
 pub fn decide_refusals(before: &ConnectRefusals, now: &ConnectRefusals) -> Vec<ConnectRefusal> {
-    let all = REASONS.into_iter().zip(before.count).zip(now.count).zip(now.last);
-    all.map(|(((reason, before), now), last)| ConnectRefusal { reason, count: now.saturating_sub(before), destination: last.destination() })
-        .filter(|refusal| refusal.count > 0)
-        .collect()
+    let all = REASONS
+        .into_iter()
+        .zip(before.count)
+        .zip(now.count)
+        .zip(now.last);
+    all.map(|(((reason, before), now), last)| ConnectRefusal {
+        reason,
+        count: now.saturating_sub(before),
+        destination: last.destination(),
+    })
+    .filter(|refusal| refusal.count > 0)
+    .collect()
 }
 
 /// Contents of the connect hook's tables by tenant.
@@ -89,8 +122,11 @@ impl ConnectPolicies {
             "Addresses and ranges that are evaluated at connect(), or by the proxy alone because the tables have no capacity for the tenant.",
             &["tenant", "state"],
         );
-        let writes =
-            MetricFamily::new("canal_node_connect_table_writes_total", "Elements written to or removed from the connect tables.", &[]);
+        let writes = MetricFamily::new(
+            "canal_node_connect_table_writes_total",
+            "Elements written to or removed from the connect tables.",
+            &[],
+        );
         Self {
             held: HashMap::new(),
             omitted: HashSet::new(),
@@ -101,8 +137,15 @@ impl ConnectPolicies {
 
     /// Updates the tables to the snapshot by writing only the differences.
     pub fn follow(&mut self, capture: &CaptureBackend, view: &NodeSnapshot) {
-        let Some(tables) = capture.connect_tables() else { return };
-        let gone: Vec<TenantName> = self.held.keys().filter(|name| view.tenant(name).is_none()).cloned().collect();
+        let Some(tables) = capture.connect_tables() else {
+            return;
+        };
+        let gone: Vec<TenantName> = self
+            .held
+            .keys()
+            .filter(|name| view.tenant(name).is_none())
+            .cloned()
+            .collect();
         for name in gone {
             self.remove(capture, tables, &name);
         }
@@ -116,7 +159,13 @@ impl ConnectPolicies {
         }
     }
 
-    fn update(&mut self, capture: &CaptureBackend, tables: &ConnectTables, name: &TenantName, wanted: TenantDestinations) {
+    fn update(
+        &mut self,
+        capture: &CaptureBackend,
+        tables: &ConnectTables,
+        name: &TenantName,
+        wanted: TenantDestinations,
+    ) {
         if !wanted.fits() {
             self.remove(capture, tables, name);
             return self.omit(name, &wanted, "its destinations exceed a tenant's share");
@@ -141,7 +190,9 @@ impl ConnectPolicies {
     }
 
     fn remove(&mut self, capture: &CaptureBackend, tables: &ConnectTables, name: &TenantName) {
-        let Some(held) = self.held.remove(name) else { return };
+        let Some(held) = self.held.remove(name) else {
+            return;
+        };
         if let Err(error) = tables.remove_tenant(capture.tenant_number(name), &held) {
             tracing::warn!(tenant = %name, %error, "capture: cannot withdraw the destinations of a tenant that is gone");
         }
@@ -151,7 +202,9 @@ impl ConnectPolicies {
     fn show(&self, name: &TenantName, of: &TenantDestinations, is_loaded: bool) {
         let count = (of.addresses.len() + of.ranges.len()) as i64;
         for (state, holds) in [("loaded", is_loaded), ("omitted", !is_loaded)] {
-            self.destinations.shared(&[name.as_str(), state]).set(if holds { count } else { 0 });
+            self.destinations
+                .shared(&[name.as_str(), state])
+                .set(if holds { count } else { 0 });
         }
     }
 }

@@ -38,16 +38,30 @@ impl EndpointLabels {
         let label = |keys: &[&str]| keys.iter().find_map(|k| pod.labels.get(*k)).cloned();
         let workload = workload_name(pod.name.as_str()).to_string();
         Self {
-            service: label(&["service.istio.io/canonical-name", "app.kubernetes.io/name", "app"]).unwrap_or_else(|| workload.clone()),
-            revision: label(&["service.istio.io/canonical-revision", "app.kubernetes.io/version", "version"])
-                .unwrap_or_else(|| "latest".into()),
+            service: label(&[
+                "service.istio.io/canonical-name",
+                "app.kubernetes.io/name",
+                "app",
+            ])
+            .unwrap_or_else(|| workload.clone()),
+            revision: label(&[
+                "service.istio.io/canonical-revision",
+                "app.kubernetes.io/version",
+                "version",
+            ])
+            .unwrap_or_else(|| "latest".into()),
             workload,
             pod: pod.name.to_string(),
             namespace: pod.namespace.to_string(),
             principal: principal.map(Identity::to_string).unwrap_or_default(),
             cluster: cluster.into(),
             zone: az.into(),
-            labels: pod.labels.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(","),
+            labels: pod
+                .labels
+                .iter()
+                .map(|(k, v)| format!("{k}={v}"))
+                .collect::<Vec<_>>()
+                .join(","),
         }
     }
 
@@ -137,7 +151,15 @@ pub(crate) struct ReportedConnection<'a> {
 impl<'a> ReportedConnection<'a> {
     /// Returns the fields of a connection that is about to be dialed.
     pub(crate) fn opened(flow: &'a FlowRecord, flag: &'a str) -> Self {
-        Self { flow, flag, result: "", error: "", bytes_sent: 0, bytes_received: 0, took: Duration::ZERO }
+        Self {
+            flow,
+            flag,
+            result: "",
+            error: "",
+            bytes_sent: 0,
+            bytes_received: 0,
+            took: Duration::ZERO,
+        }
     }
 }
 
@@ -177,13 +199,23 @@ static FIELDS: &[ConnectionField] = &[
     field("result", "", |c| Text(c.result)),
     field("response_flags", "response_flags", |c| Text(c.flag)),
     field("src.addr", "", |c| Address(c.flow.source_address)),
-    field("src.workload", "source_workload", |c| Known(&c.flow.source.workload)),
+    field("src.workload", "source_workload", |c| {
+        Known(&c.flow.source.workload)
+    }),
     field("src.pod", "", |c| Known(&c.flow.source.pod)),
-    field("src.namespace", "source_workload_namespace", |c| Known(&c.flow.source.namespace)),
-    field("src.identity", "source_principal", |c| Known(&c.flow.source.principal)),
+    field("src.namespace", "source_workload_namespace", |c| {
+        Known(&c.flow.source.namespace)
+    }),
+    field("src.identity", "source_principal", |c| {
+        Known(&c.flow.source.principal)
+    }),
     field("src.labels", "", |c| Known(&c.flow.source.labels)),
-    field("", "source_canonical_service", |c| Known(&c.flow.source.service)),
-    field("", "source_canonical_revision", |c| Known(&c.flow.source.revision)),
+    field("", "source_canonical_service", |c| {
+        Known(&c.flow.source.service)
+    }),
+    field("", "source_canonical_revision", |c| {
+        Known(&c.flow.source.revision)
+    }),
     field("", "source_app", |c| Known(&c.flow.source.service)),
     field("", "source_version", |c| Known(&c.flow.source.revision)),
     field("", "source_cluster", |c| Known(&c.flow.source.cluster)),
@@ -191,27 +223,53 @@ static FIELDS: &[ConnectionField] = &[
     field("", "source_zone", |c| Known(&c.flow.source.zone)),
     field("dst.addr", "", |c| Address(c.flow.destination_address)),
     field("dst.hbone_addr", "", |c| Known(&c.flow.authority)),
-    field("path", "", |c| Known(if c.flow.is_direct { "direct" } else { "" })),
-    field("dst.service", "destination_service", |c| service(c, |service| &service.hostname)),
-    field("", "destination_service_name", |c| service(c, |service| service.key.name.as_str())),
-    field("", "destination_service_namespace", |c| service(c, |service| service.key.namespace.as_str())),
-    field("dst.workload", "destination_workload", |c| Known(&c.flow.destination.workload)),
+    field("path", "", |c| {
+        Known(if c.flow.is_direct { "direct" } else { "" })
+    }),
+    field("dst.service", "destination_service", |c| {
+        service(c, |service| &service.hostname)
+    }),
+    field("", "destination_service_name", |c| {
+        service(c, |service| service.key.name.as_str())
+    }),
+    field("", "destination_service_namespace", |c| {
+        service(c, |service| service.key.namespace.as_str())
+    }),
+    field("dst.workload", "destination_workload", |c| {
+        Known(&c.flow.destination.workload)
+    }),
     field("dst.pod", "", |c| Known(&c.flow.destination.pod)),
-    field("dst.namespace", "destination_workload_namespace", |c| Known(&c.flow.destination.namespace)),
-    field("dst.identity", "destination_principal", |c| Known(&c.flow.destination.principal)),
+    field("dst.namespace", "destination_workload_namespace", |c| {
+        Known(&c.flow.destination.namespace)
+    }),
+    field("dst.identity", "destination_principal", |c| {
+        Known(&c.flow.destination.principal)
+    }),
     field("dst.labels", "", |c| Known(&c.flow.destination.labels)),
-    field("", "destination_canonical_service", |c| Known(&c.flow.destination.service)),
-    field("", "destination_canonical_revision", |c| Known(&c.flow.destination.revision)),
-    field("", "destination_app", |c| Known(&c.flow.destination.service)),
-    field("", "destination_version", |c| Known(&c.flow.destination.revision)),
-    field("", "destination_cluster", |c| Known(&c.flow.destination.cluster)),
+    field("", "destination_canonical_service", |c| {
+        Known(&c.flow.destination.service)
+    }),
+    field("", "destination_canonical_revision", |c| {
+        Known(&c.flow.destination.revision)
+    }),
+    field("", "destination_app", |c| {
+        Known(&c.flow.destination.service)
+    }),
+    field("", "destination_version", |c| {
+        Known(&c.flow.destination.revision)
+    }),
+    field("", "destination_cluster", |c| {
+        Known(&c.flow.destination.cluster)
+    }),
     field("", "destination_region", |_| Known("")),
     field("", "destination_zone", |c| Known(&c.flow.destination.zone)),
     field("", "request_protocol", |_| Text("tcp")),
-    field("", "connection_security_policy", |c| match (c.flow.mutual_tls, c.flow.reporter) {
-        (true, _) => Text("mutual_tls"),
-        (false, Reporter::Destination) => Text("none"),
-        (false, Reporter::Source) => Known(""),
+    field("", "connection_security_policy", |c| {
+        match (c.flow.mutual_tls, c.flow.reporter) {
+            (true, _) => Text("mutual_tls"),
+            (false, Reporter::Destination) => Text("none"),
+            (false, Reporter::Source) => Known(""),
+        }
     }),
     field("bytes_sent", "", |c| Number(c.bytes_sent)),
     field("bytes_recv", "", |c| Number(c.bytes_received)),
@@ -219,12 +277,16 @@ static FIELDS: &[ConnectionField] = &[
     field("error", "", |c| Known(c.error)),
 ];
 
-fn service<'a>(connection: &ReportedConnection<'a>, read: impl FnOnce(&'a Service) -> &'a str) -> ConnectionValue<'a> {
+fn service<'a>(
+    connection: &ReportedConnection<'a>,
+    read: impl FnOnce(&'a Service) -> &'a str,
+) -> ConnectionValue<'a> {
     Known(connection.flow.service.as_deref().map_or("", read))
 }
 
 /// Labels of all `istio_tcp_*` families, in the order of [`label_values`].
-pub(crate) static LABELS: LazyLock<Vec<&'static str>> = LazyLock::new(|| labels().map(|field| field.label).collect());
+pub(crate) static LABELS: LazyLock<Vec<&'static str>> =
+    LazyLock::new(|| labels().map(|field| field.label).collect());
 
 fn labels() -> impl Iterator<Item = &'static ConnectionField> {
     FIELDS.iter().filter(|field| !field.label.is_empty())
@@ -271,11 +333,23 @@ mod tests {
         for (labels, service, revision) in [
             ("", "reviews-v1", "latest"),
             (r#""app":"reviews","version":"v1""#, "reviews", "v1"),
-            (r#""app":"x","app.kubernetes.io/name":"y","app.kubernetes.io/version":"2""#, "y", "2"),
-            (r#""app":"x","service.istio.io/canonical-name":"z","service.istio.io/canonical-revision":"3""#, "z", "3"),
+            (
+                r#""app":"x","app.kubernetes.io/name":"y","app.kubernetes.io/version":"2""#,
+                "y",
+                "2",
+            ),
+            (
+                r#""app":"x","service.istio.io/canonical-name":"z","service.istio.io/canonical-revision":"3""#,
+                "z",
+                "3",
+            ),
         ] {
             let p = EndpointLabels::of_pod(&pod(labels), "c1", "az1", None);
-            assert_eq!((p.service.as_str(), p.revision.as_str(), p.workload.as_str()), (service, revision, "reviews-v1"), "{labels}");
+            assert_eq!(
+                (p.service.as_str(), p.revision.as_str(), p.workload.as_str()),
+                (service, revision, "reviews-v1"),
+                "{labels}"
+            );
         }
     }
 
@@ -284,7 +358,13 @@ mod tests {
         let id = "spiffe://alpha.example/ns/b/sa/c".parse().unwrap();
         let here = EndpointLabels::of_pod(&pod(r#""app":"reviews""#), "c1", "az1", Some(&id));
         let there = EndpointLabels::of_baggage(Baggage::decode(&here.baggage().encode()), &id);
-        assert_eq!(there, EndpointLabels { labels: String::new(), ..here });
+        assert_eq!(
+            there,
+            EndpointLabels {
+                labels: String::new(),
+                ..here
+            }
+        );
     }
 
     #[test]
@@ -292,7 +372,12 @@ mod tests {
         let id: Identity = "spiffe://alpha.example/ns/b/sa/c".parse().unwrap();
         let flow = FlowRecord {
             reporter: Reporter::Source,
-            source: Arc::new(EndpointLabels::of_pod(&pod(r#""app":"reviews","version":"v1""#), "c1", "az1", Some(&id))),
+            source: Arc::new(EndpointLabels::of_pod(
+                &pod(r#""app":"reviews","version":"v1""#),
+                "c1",
+                "az1",
+                Some(&id),
+            )),
             destination: Arc::default(),
             service: None,
             mutual_tls: true,

@@ -44,9 +44,21 @@ pub(crate) struct Circumstances<'a> {
 
 /// Decides the source from which `target`, an address of the pod, is dialed. It is the address of `client`. Without a client, or if its
 /// address is of the other family, it is the address of `hop`, which dialed the pod. `None`: there is no address but the pod's own.
-pub(crate) fn decide_source(client: Option<IpAddr>, hop: IpAddr, target: IpAddr, pod: &Circumstances<'_>) -> Option<DeliveryOptions> {
-    let options = |source, is_foreign, on_loopback| DeliveryOptions { mark: DELIVERY_MARK, source, is_foreign, on_loopback };
-    let known = client.filter(|ip| is_usable(*ip, target)).or(Some(hop).filter(|ip| is_usable(*ip, target)));
+pub(crate) fn decide_source(
+    client: Option<IpAddr>,
+    hop: IpAddr,
+    target: IpAddr,
+    pod: &Circumstances<'_>,
+) -> Option<DeliveryOptions> {
+    let options = |source, is_foreign, on_loopback| DeliveryOptions {
+        mark: DELIVERY_MARK,
+        source,
+        is_foreign,
+        on_loopback,
+    };
+    let known = client
+        .filter(|ip| is_usable(*ip, target))
+        .or(Some(hop).filter(|ip| is_usable(*ip, target)));
     match known {
         // The pod is its own client: use the dialed one of its addresses, as the kernel would.
         Some(ip) if pod.own.contains(&ip) => Some(options(target, false, false)),
@@ -54,7 +66,9 @@ pub(crate) fn decide_source(client: Option<IpAddr>, hop: IpAddr, target: IpAddr,
         // Without the routes, the guard would redirect the connection back to the proxy.
         _ if pod.is_guarded && !pod.delivery.has_routes => None,
         _ if target.is_ipv4() => Some(options(SUBSTITUTE_V4.into(), false, pod.is_guarded)),
-        _ if pod.delivery.has_substitute_v6 || pod.delivery.is_transparent => Some(options(SUBSTITUTE_V6.into(), true, pod.is_guarded)),
+        _ if pod.delivery.has_substitute_v6 || pod.delivery.is_transparent => {
+            Some(options(SUBSTITUTE_V6.into(), true, pod.is_guarded))
+        }
         _ => None,
     }
 }
@@ -74,7 +88,9 @@ fn is_usable(ip: IpAddr, target: IpAddr) -> bool {
 /// Returns the ports to try: first the client's own, if it is known and unprivileged, then random ones.
 fn ports(own: Option<u16>) -> impl Iterator<Item = u16> {
     let any = std::iter::repeat_with(|| rand::rng().random_range(PORTS)).take(PORT_ATTEMPTS_MAX);
-    own.filter(|port| *port >= UNPRIVILEGED_PORT_MIN).into_iter().chain(any)
+    own.filter(|port| *port >= UNPRIVILEGED_PORT_MIN)
+        .into_iter()
+        .chain(any)
 }
 
 /// Connects to an application of the pod from the client's address, or from that of the hop that dialed.
@@ -88,19 +104,45 @@ pub(crate) async fn dial(
     let options = {
         let pod = context.pod.load();
         let is_guarded = context.policy.load().guards_plaintext() || context.plaintext.is_guarded();
-        let circumstances = Circumstances { own: &pod.ips, delivery: &context.delivery, is_guarded };
-        decide_source(client.map(|a| a.ip()), hop.to_canonical(), target.ip(), &circumstances)
+        let circumstances = Circumstances {
+            own: &pod.ips,
+            delivery: &context.delivery,
+            is_guarded,
+        };
+        decide_source(
+            client.map(|a| a.ip()),
+            hop.to_canonical(),
+            target.ip(),
+            &circumstances,
+        )
     };
     let Some(options) = options else {
-        let why = format!("{target}: no address but the pod's own can be its client's: {}", context.delivery.missing);
-        return Err(Undelivered { refusal: NodeRefusal::SourceUnavailable, why });
+        let why = format!(
+            "{target}: no address but the pod's own can be its client's: {}",
+            context.delivery.missing
+        );
+        return Err(Undelivered {
+            refusal: NodeRefusal::SourceUnavailable,
+            why,
+        });
     };
     // The client's port belongs to the client's address only.
-    let own = client.filter(|a| a.ip() == options.source).map(|a| a.port());
-    sys::connect_from(&context.netns, target, &options, ports(own)).await.map_err(|e| {
-        let refusal = if matches!(e, SysError::SourcePorts { .. }) { NodeRefusal::SourceUnavailable } else { NodeRefusal::ApplicationDown };
-        Undelivered { refusal, why: e.to_string() }
-    })
+    let own = client
+        .filter(|a| a.ip() == options.source)
+        .map(|a| a.port());
+    sys::connect_from(&context.netns, target, &options, ports(own))
+        .await
+        .map_err(|e| {
+            let refusal = if matches!(e, SysError::SourcePorts { .. }) {
+                NodeRefusal::SourceUnavailable
+            } else {
+                NodeRefusal::ApplicationDown
+            };
+            Undelivered {
+                refusal,
+                why: e.to_string(),
+            }
+        })
 }
 
 #[cfg(test)]
@@ -114,31 +156,167 @@ mod tests {
     #[test]
     fn application_sees_its_client_else_the_hop_else_a_substitute_never_its_own_pod() {
         let own = [ip("10.0.0.2"), ip("fd00::2")];
-        let all = Delivery { has_routes: true, is_transparent: true, ..Delivery::default() };
-        let routes = Delivery { has_routes: true, has_substitute_v6: true, ..Delivery::default() };
+        let all = Delivery {
+            has_routes: true,
+            is_transparent: true,
+            ..Delivery::default()
+        };
+        let routes = Delivery {
+            has_routes: true,
+            has_substitute_v6: true,
+            ..Delivery::default()
+        };
         let none = Delivery::default();
         let (v4, v6, gateway) = ("10.0.0.2", "fd00::2", "10.9.9.9");
         for (case, client, hop, target, delivery, is_guarded, want) in [
-            ("a client", Some("10.0.0.7"), gateway, v4, &all, false, Some(("10.0.0.7", true, false))),
-            ("guarded", Some("10.0.0.7"), gateway, v4, &all, true, Some(("10.0.0.7", true, true))),
-            ("many clients", None, gateway, v4, &all, false, Some((gateway, true, false))),
-            ("the other family", Some("fd00::7"), gateway, v4, &all, false, Some((gateway, true, false))),
-            ("IPv6", Some("fd00::7"), "fd00::9", v6, &all, false, Some(("fd00::7", true, false))),
-            ("itself", Some(v4), gateway, v4, &all, true, Some((v4, false, false))),
-            ("nowhere", Some("0.0.0.0"), gateway, v4, &all, false, Some((gateway, true, false))),
-            ("loopback", Some("127.0.0.1"), "127.0.0.1", v4, &all, false, Some(("127.0.0.6", false, false))),
-            ("::1", Some("::1"), "::1", v6, &all, false, Some(("fd63:616e:616c::6", true, false))),
-            ("link-local", Some("fe80::1"), "fd00::9", v6, &all, false, Some(("fd00::9", true, false))),
-            ("unmarked answers", Some("10.0.0.7"), gateway, v4, &routes, true, Some(("127.0.0.6", false, true))),
-            ("unmarked answers, IPv6", Some("fd00::7"), "fd00::9", v6, &routes, false, Some(("fd63:616e:616c::6", true, false))),
-            ("nothing", Some("10.0.0.7"), gateway, v4, &none, false, Some(("127.0.0.6", false, false))),
-            ("nothing, IPv6", Some("fd00::7"), "fd00::9", v6, &none, false, None),
-            ("nothing, guarded", Some("10.0.0.7"), gateway, v4, &none, true, None),
+            (
+                "a client",
+                Some("10.0.0.7"),
+                gateway,
+                v4,
+                &all,
+                false,
+                Some(("10.0.0.7", true, false)),
+            ),
+            (
+                "guarded",
+                Some("10.0.0.7"),
+                gateway,
+                v4,
+                &all,
+                true,
+                Some(("10.0.0.7", true, true)),
+            ),
+            (
+                "many clients",
+                None,
+                gateway,
+                v4,
+                &all,
+                false,
+                Some((gateway, true, false)),
+            ),
+            (
+                "the other family",
+                Some("fd00::7"),
+                gateway,
+                v4,
+                &all,
+                false,
+                Some((gateway, true, false)),
+            ),
+            (
+                "IPv6",
+                Some("fd00::7"),
+                "fd00::9",
+                v6,
+                &all,
+                false,
+                Some(("fd00::7", true, false)),
+            ),
+            (
+                "itself",
+                Some(v4),
+                gateway,
+                v4,
+                &all,
+                true,
+                Some((v4, false, false)),
+            ),
+            (
+                "nowhere",
+                Some("0.0.0.0"),
+                gateway,
+                v4,
+                &all,
+                false,
+                Some((gateway, true, false)),
+            ),
+            (
+                "loopback",
+                Some("127.0.0.1"),
+                "127.0.0.1",
+                v4,
+                &all,
+                false,
+                Some(("127.0.0.6", false, false)),
+            ),
+            (
+                "::1",
+                Some("::1"),
+                "::1",
+                v6,
+                &all,
+                false,
+                Some(("fd63:616e:616c::6", true, false)),
+            ),
+            (
+                "link-local",
+                Some("fe80::1"),
+                "fd00::9",
+                v6,
+                &all,
+                false,
+                Some(("fd00::9", true, false)),
+            ),
+            (
+                "unmarked answers",
+                Some("10.0.0.7"),
+                gateway,
+                v4,
+                &routes,
+                true,
+                Some(("127.0.0.6", false, true)),
+            ),
+            (
+                "unmarked answers, IPv6",
+                Some("fd00::7"),
+                "fd00::9",
+                v6,
+                &routes,
+                false,
+                Some(("fd63:616e:616c::6", true, false)),
+            ),
+            (
+                "nothing",
+                Some("10.0.0.7"),
+                gateway,
+                v4,
+                &none,
+                false,
+                Some(("127.0.0.6", false, false)),
+            ),
+            (
+                "nothing, IPv6",
+                Some("fd00::7"),
+                "fd00::9",
+                v6,
+                &none,
+                false,
+                None,
+            ),
+            (
+                "nothing, guarded",
+                Some("10.0.0.7"),
+                gateway,
+                v4,
+                &none,
+                true,
+                None,
+            ),
         ] {
-            let pod = Circumstances { own: &own, delivery, is_guarded };
+            let pod = Circumstances {
+                own: &own,
+                delivery,
+                is_guarded,
+            };
             let decided = decide_source(client.map(ip), ip(hop), ip(target), &pod);
             let decided = decided.map(|o| (o.source, o.is_foreign, o.on_loopback));
-            assert_eq!(decided, want.map(|(source, foreign, loopback)| (ip(source), foreign, loopback)), "{case}");
+            assert_eq!(
+                decided,
+                want.map(|(source, foreign, loopback)| (ip(source), foreign, loopback)),
+                "{case}"
+            );
         }
     }
 
@@ -147,7 +325,10 @@ mod tests {
         assert_eq!(ports(Some(4711)).next(), Some(4711));
         for own in [None, Some(0), Some(1023)] {
             let tried: Vec<u16> = ports(own).collect();
-            assert!(tried.len() == PORT_ATTEMPTS_MAX && tried.iter().all(|p| PORTS.contains(p)), "{own:?}");
+            assert!(
+                tried.len() == PORT_ATTEMPTS_MAX && tried.iter().all(|p| PORTS.contains(p)),
+                "{own:?}"
+            );
         }
     }
 }

@@ -51,23 +51,38 @@ impl DirectPeer {
             namespace: endpoint.namespace.clone(),
             service_account: endpoint.service_account.clone(),
         };
-        Self { addresses: endpoint.addresses.iter().map(IpAddr::to_canonical).collect(), expected: Arc::new([identity]) }
+        Self {
+            addresses: endpoint
+                .addresses
+                .iter()
+                .map(IpAddr::to_canonical)
+                .collect(),
+            expected: Arc::new([identity]),
+        }
     }
 
     /// Returns the HBONE address at which `pod` reaches the peer, if possible of the family that the application dialed.
     pub fn address(&self, pod: &LocalPod, dialled: IpAddr) -> Option<SocketAddr> {
         let reachable = || self.addresses.iter().copied().filter(|ip| pod.speaks(*ip));
         let same = reachable().find(|ip| ip.is_ipv4() == dialled.is_ipv4());
-        same.or_else(|| reachable().next()).map(|ip| SocketAddr::new(ip, HBONE_PORT))
+        same.or_else(|| reachable().next())
+            .map(|ip| SocketAddr::new(ip, HBONE_PORT))
     }
 }
 
 impl DirectPeers {
     /// Creates the peers of a port from `of`, which is in any order and not empty.
-    pub fn new(authority: ConnectAuthority, mut of: Vec<(&DirectEndpoint, Arc<DirectPeer>)>) -> Self {
+    pub fn new(
+        authority: ConnectAuthority,
+        mut of: Vec<(&DirectEndpoint, Arc<DirectPeer>)>,
+    ) -> Self {
         of.sort_by(|a, b| (&a.0.namespace, &a.0.name).cmp(&(&b.0.namespace, &b.0.name)));
         let common = CommonPeer::of(&of);
-        Self { authority, peers: of.into_iter().map(|(_, peer)| peer).collect(), common }
+        Self {
+            authority,
+            peers: of.into_iter().map(|(_, peer)| peer).collect(),
+            common,
+        }
     }
 }
 
@@ -76,12 +91,21 @@ impl CommonPeer {
         let common = |text: fn(&DirectEndpoint, &DirectPeer) -> String| {
             let mut texts = all.iter().map(|(endpoint, peer)| text(endpoint, peer));
             let first = texts.next().unwrap_or_default();
-            if texts.all(|text| text == first) { first } else { String::new() }
+            if texts.all(|text| text == first) {
+                first
+            } else {
+                String::new()
+            }
         };
         Self {
             workload: common(|e, _| workload_name(e.name.as_str()).to_owned()),
             namespace: common(|e, _| e.namespace.to_string()),
-            principal: common(|_, p| p.expected.first().map(ToString::to_string).unwrap_or_default()),
+            principal: common(|_, p| {
+                p.expected
+                    .first()
+                    .map(ToString::to_string)
+                    .unwrap_or_default()
+            }),
             zone: common(|e, _| e.az.to_string()),
         }
     }
@@ -101,10 +125,17 @@ pub fn decide_peer(
         return None;
     }
     let first = rng.random_range(0..count);
-    let second = if count > 1 { (first + rng.random_range(1..count)) % count } else { first };
+    let second = if count > 1 {
+        (first + rng.random_range(1..count)) % count
+    } else {
+        first
+    };
     let is_free = |at: &usize| !tried.contains(at) && streams(*at).is_some();
     let is_usable = |at: &usize| is_free(at) && !is_avoided(*at);
-    let two = [first, second].into_iter().filter(is_usable).min_by_key(|at| streams(*at));
+    let two = [first, second]
+        .into_iter()
+        .filter(is_usable)
+        .min_by_key(|at| streams(*at));
     two.or_else(|| (0..count).filter(is_usable).min_by_key(|at| streams(*at)))
         .or_else(|| (0..count).filter(is_free).min_by_key(|at| streams(*at)))
 }
@@ -138,11 +169,15 @@ impl DirectFailure {
 pub fn decide_direct_failure(e: &HboneError) -> DirectFailure {
     use canal_tls::TlsError;
     match e {
-        HboneError::Tls { source, .. } if matches!(**source, TlsError::NoCertificate(_)) => DirectFailure::Own,
+        HboneError::Tls { source, .. } if matches!(**source, TlsError::NoCertificate(_)) => {
+            DirectFailure::Own
+        }
         HboneError::Request(_) | HboneError::Server(_) => DirectFailure::Own,
         HboneError::Refused { status, .. } if *status == STATUS_DENIED => DirectFailure::Denied,
         HboneError::Refused { .. } => DirectFailure::Unavailable,
-        HboneError::Reset { reason, .. } if *reason == h2::Reason::REFUSED_STREAM => DirectFailure::Unavailable,
+        HboneError::Reset { reason, .. } if *reason == h2::Reason::REFUSED_STREAM => {
+            DirectFailure::Unavailable
+        }
         HboneError::Connect(_)
         | HboneError::Tls { .. }
         | HboneError::RefusedByPeer { .. }
@@ -164,18 +199,37 @@ mod tests {
     fn peer_with_fewer_streams_is_selected_and_failed_ones_last() {
         let pick = |tried: &[usize], busy: [Option<usize>; 3], avoided: &[usize]| {
             let mut rng = rand::rngs::StdRng::seed_from_u64(7);
-            let all = (0..50).filter_map(|_| decide_peer(3, tried, |at| busy[at], |at| avoided.contains(&at), &mut rng));
+            let all = (0..50).filter_map(|_| {
+                decide_peer(
+                    3,
+                    tried,
+                    |at| busy[at],
+                    |at| avoided.contains(&at),
+                    &mut rng,
+                )
+            });
             all.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()
         };
         let even = [Some(0); 3];
         assert_eq!(pick(&[], even, &[]), [0, 1, 2]);
         assert_eq!(pick(&[0], even, &[]), [1, 2]);
         assert_eq!(pick(&[], [Some(9), Some(0), Some(9)], &[0, 2]), [1]);
-        assert_eq!(pick(&[], [Some(1), Some(0), Some(9)], &[]), [0, 1], "the busiest of three is never the less busy of two");
-        assert_eq!(pick(&[1], [Some(0), Some(0), None], &[0]), [0], "one that failed is better than none");
+        assert_eq!(
+            pick(&[], [Some(1), Some(0), Some(9)], &[]),
+            [0, 1],
+            "the busiest of three is never the less busy of two"
+        );
+        assert_eq!(
+            pick(&[1], [Some(0), Some(0), None], &[0]),
+            [0],
+            "one that failed is better than none"
+        );
         assert_eq!(pick(&[0, 1, 2], even, &[]), [0; 0]);
         assert_eq!(pick(&[], [None; 3], &[]), [0; 0], "another address family");
-        assert_eq!(decide_peer(0, &[], |_| Some(0), |_| false, &mut rand::rng()), None);
+        assert_eq!(
+            decide_peer(0, &[], |_| Some(0), |_| false, &mut rand::rng()),
+            None
+        );
     }
 
     #[test]
@@ -185,8 +239,9 @@ mod tests {
             expected: Arc::new(["spiffe://a.example/ns/b/sa/c".parse().unwrap()]),
         };
         let pod = |ips: &str| {
-            let text =
-                format!(r#"{{"uid":"a/b/c","namespace":"b","name":"c","serviceAccount":"c","netns":"/n","cgroup":"/c","ips":[{ips}]}}"#);
+            let text = format!(
+                r#"{{"uid":"a/b/c","namespace":"b","name":"c","serviceAccount":"c","netns":"/n","cgroup":"/c","ips":[{ips}]}}"#
+            );
             LocalPod::parse("f", text.as_bytes()).unwrap()
         };
         let (dual, v4) = (pod(r#""10.0.0.9","fd00::9""#), pod(r#""10.0.0.9""#));
@@ -199,19 +254,33 @@ mod tests {
             (&both[1..], &v4, "10.96.0.1", None),
         ] {
             let got = peer(addresses).address(pod, dialled.parse().unwrap());
-            assert_eq!(got, want.map(|a| a.parse().unwrap()), "{addresses:?} {dialled}");
+            assert_eq!(
+                got,
+                want.map(|a| a.parse().unwrap()),
+                "{addresses:?} {dialled}"
+            );
         }
     }
 
     #[test]
     fn denial_goes_to_a_gateway_and_other_failures_to_the_next_pod() {
         let address = "10.0.0.1:15008".parse().unwrap();
-        let refused = |status| HboneError::Refused { address, authority: String::new(), status };
+        let refused = |status| HboneError::Refused {
+            address,
+            authority: String::new(),
+            status,
+        };
         for (e, want) in [
             (refused(401), DirectFailure::Denied),
             (refused(503), DirectFailure::Unavailable),
             (refused(400), DirectFailure::Unavailable),
-            (HboneError::Http2 { address, why: String::new() }, DirectFailure::Unreachable),
+            (
+                HboneError::Http2 {
+                    address,
+                    why: String::new(),
+                },
+                DirectFailure::Unreachable,
+            ),
             (HboneError::Request(String::new()), DirectFailure::Own),
         ] {
             assert_eq!(decide_direct_failure(&e), want, "{e}");

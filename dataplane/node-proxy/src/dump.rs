@@ -31,7 +31,13 @@ impl Dump {
         let view = self.shared.view.load_full();
         let mut tenants: Vec<Value> = view.tenants().map(tenant).collect();
         tenants.sort_by_key(|t| t["name"].to_string());
-        let refused: Vec<Value> = self.pod_registry.refused.load().iter().map(|(what, why)| json!({"what": what, "why": why})).collect();
+        let refused: Vec<Value> = self
+            .pod_registry
+            .refused
+            .load()
+            .iter()
+            .map(|(what, why)| json!({"what": what, "why": why}))
+            .collect();
         json!({
             "node": self.config.node.as_str(),
             "az": self.config.az.as_str(),
@@ -79,7 +85,9 @@ impl Dump {
     /// Returns the missing condition as text for the operator.
     pub fn ready(&self) -> Result<(), String> {
         if !self.southbound.borrow().ready {
-            return Err("no southbound state yet, neither from the controller nor from a snapshot".into());
+            return Err(
+                "no southbound state yet, neither from the controller nor from a snapshot".into(),
+            );
         }
         if !self.pod_registry.scanned.load(Relaxed) {
             return Err("the pods directory was not read yet".into());
@@ -101,9 +109,22 @@ fn tenant(t: &NodeTenantView) -> Value {
         .map(|(key, e)| format!("{}/{}@{}", key.namespace, key.name, e.az))
         .collect();
     closed.sort();
-    let tier: Vec<Value> = t.entrances(None).iter().map(|e| json!({"az": e.az.as_str(), "addresses": e.addresses})).collect();
-    let mut direct: Vec<String> =
-        t.direct_ports().map(|(key, port, peers)| format!("{}/{}:{port} to {}", key.namespace, key.name, peers.peers.len())).collect();
+    let tier: Vec<Value> = t
+        .entrances(None)
+        .iter()
+        .map(|e| json!({"az": e.az.as_str(), "addresses": e.addresses}))
+        .collect();
+    let mut direct: Vec<String> = t
+        .direct_ports()
+        .map(|(key, port, peers)| {
+            format!(
+                "{}/{}:{port} to {}",
+                key.namespace,
+                key.name,
+                peers.peers.len()
+            )
+        })
+        .collect();
     direct.sort();
     json!({
         "name": t.tenant.name.as_str(),

@@ -41,7 +41,10 @@ pub struct AttemptTimeouts {
 
 impl Default for AttemptTimeouts {
     fn default() -> Self {
-        Self { attempt: ATTEMPT_TIMEOUT, ejection: EJECTION_TIME }
+        Self {
+            attempt: ATTEMPT_TIMEOUT,
+            ejection: EJECTION_TIME,
+        }
     }
 }
 
@@ -74,14 +77,28 @@ pub enum GatewayEndpointKind {
 impl GatewayEndpoint {
     /// Creates the entrance of a gateway replica that the tenant reaches at an address of its own.
     pub fn replica(g: &Gateway) -> Self {
-        let kind = GatewayEndpointKind::Replica { draining: g.draining };
-        Self { label: g.replica.to_string(), az: g.az.clone(), addresses: g.addresses.clone(), kind, service: None }
+        let kind = GatewayEndpointKind::Replica {
+            draining: g.draining,
+        };
+        Self {
+            label: g.replica.to_string(),
+            az: g.az.clone(),
+            addresses: g.addresses.clone(),
+            kind,
+            service: None,
+        }
     }
 
     /// Creates the entrance of a service's gateway address.
     pub fn address(a: &GatewayAddress) -> Self {
         let kind = GatewayEndpointKind::Address { open: a.open };
-        Self { label: a.az.to_string(), az: a.az.clone(), addresses: a.addresses.clone(), kind, service: Some(a.id) }
+        Self {
+            label: a.az.to_string(),
+            az: a.az.clone(),
+            addresses: a.addresses.clone(),
+            kind,
+            service: Some(a.id),
+        }
     }
 }
 
@@ -89,7 +106,10 @@ impl GatewayEndpoint {
 pub fn steering(candidate: &GatewayCandidate, pod: &LocalPod) -> Option<Steering> {
     let is_v4 = candidate.address.is_ipv4();
     let source = pod.ips.iter().copied().find(|ip| ip.is_ipv4() == is_v4)?;
-    Some(Steering { source, service: candidate.entrance.service? })
+    Some(Steering {
+        source,
+        service: candidate.entrance.service?,
+    })
 }
 
 /// One address of one entrance, with what its order depends on.
@@ -106,16 +126,33 @@ pub struct GatewayCandidate {
 /// Returns the candidates in the order in which they are tried. Draining replicas are left out. Addresses that failed recently come last,
 /// and before them those that are closed, because trying them is still better than refusing. Gateway addresses of other AZs keep the given
 /// order, which is the same at all nodes; replicas are drawn.
-pub fn decide_order(mut all: Vec<GatewayCandidate>, az: &AzName, rng: &mut impl Rng) -> Vec<GatewayCandidate> {
+pub fn decide_order(
+    mut all: Vec<GatewayCandidate>,
+    az: &AzName,
+    rng: &mut impl Rng,
+) -> Vec<GatewayCandidate> {
     all.retain(|c| c.entrance.kind != GatewayEndpointKind::Replica { draining: true });
     let mut groups: [Vec<GatewayCandidate>; 8] = Default::default();
     for c in all {
-        let (far, closed) = (c.entrance.az != *az, c.entrance.kind == GatewayEndpointKind::Address { open: false });
+        let (far, closed) = (
+            c.entrance.az != *az,
+            c.entrance.kind == GatewayEndpointKind::Address { open: false },
+        );
         // In descending weight: failed recently, closed, in another AZ.
         groups[usize::from(c.avoided) * 4 + usize::from(closed) * 2 + usize::from(far)].push(c);
     }
-    let is_replica = |c: &GatewayCandidate| matches!(c.entrance.kind, GatewayEndpointKind::Replica { .. });
-    groups.into_iter().flat_map(|g| if g.iter().all(is_replica) { by_two_choices(g, rng) } else { g }).collect()
+    let is_replica =
+        |c: &GatewayCandidate| matches!(c.entrance.kind, GatewayEndpointKind::Replica { .. });
+    groups
+        .into_iter()
+        .flat_map(|g| {
+            if g.iter().all(is_replica) {
+                by_two_choices(g, rng)
+            } else {
+                g
+            }
+        })
+        .collect()
 }
 
 /// Draws two at a time and takes the one with fewer streams. The balance is near that of least-loaded, but not all workers select the same
@@ -125,7 +162,11 @@ fn by_two_choices(mut from: Vec<GatewayCandidate>, rng: &mut impl Rng) -> Vec<Ga
     while from.len() > 1 {
         let a = rng.random_range(0..from.len());
         let b = (a + rng.random_range(1..from.len())) % from.len();
-        let fewer = if from[b].streams < from[a].streams { b } else { a };
+        let fewer = if from[b].streams < from[a].streams {
+            b
+        } else {
+            a
+        };
         order.push(from.swap_remove(fewer));
     }
     order.extend(from);
@@ -146,15 +187,21 @@ pub enum FailureAttribution {
 /// Attributes the failure of a tunnel to its cause.
 pub fn attribute_failure(e: &HboneError) -> FailureAttribution {
     match e {
-        HboneError::Tls { source, .. } if matches!(**source, TlsError::NoCertificate(_)) => FailureAttribution::Other,
-        HboneError::Reset { reason, .. } if *reason == h2::Reason::REFUSED_STREAM => FailureAttribution::Busy,
+        HboneError::Tls { source, .. } if matches!(**source, TlsError::NoCertificate(_)) => {
+            FailureAttribution::Other
+        }
+        HboneError::Reset { reason, .. } if *reason == h2::Reason::REFUSED_STREAM => {
+            FailureAttribution::Busy
+        }
         HboneError::Connect(_)
         | HboneError::Tls { .. }
         | HboneError::RefusedByPeer { .. }
         | HboneError::Http2 { .. }
         | HboneError::Timeout { .. }
         | HboneError::Reset { .. } => FailureAttribution::Gateway,
-        HboneError::Refused { .. } | HboneError::Request(_) | HboneError::Server(_) => FailureAttribution::Other,
+        HboneError::Refused { .. } | HboneError::Request(_) | HboneError::Server(_) => {
+            FailureAttribution::Other
+        }
     }
 }
 
@@ -168,7 +215,11 @@ struct GatewayHealth {
 impl GatewayHealth {
     fn new(timeouts: AttemptTimeouts) -> Self {
         let (first, longest) = timeouts.ejection;
-        Self { streams: Rc::default(), avoid_until: None, backoff: Backoff::new(first, longest) }
+        Self {
+            streams: Rc::default(),
+            avoid_until: None,
+            backoff: Backoff::new(first, longest),
+        }
     }
 }
 
@@ -188,13 +239,22 @@ pub struct GatewayStreamGuard {
 impl GatewayHealthTable {
     /// Creates an empty table.
     pub fn new(timeouts: AttemptTimeouts) -> Self {
-        Self { timeouts, memory: RefCell::default() }
+        Self {
+            timeouts,
+            memory: RefCell::default(),
+        }
     }
 
     /// Returns one address of each entrance that `pod` can reach, with its recorded health.
-    pub fn candidates(&self, entrances: &[Arc<GatewayEndpoint>], pod: &LocalPod, now: Instant) -> Vec<GatewayCandidate> {
+    pub fn candidates(
+        &self,
+        entrances: &[Arc<GatewayEndpoint>],
+        pod: &LocalPod,
+        now: Instant,
+    ) -> Vec<GatewayCandidate> {
         let memory = self.memory.borrow();
-        let reachable = |e: &Arc<GatewayEndpoint>| e.addresses.iter().copied().find(|a| pod.speaks(*a));
+        let reachable =
+            |e: &Arc<GatewayEndpoint>| e.addresses.iter().copied().find(|a| pod.speaks(*a));
         entrances
             .iter()
             .filter_map(|e| Some((e, SocketAddr::new(reachable(e)?, HBONE_PORT))))
@@ -204,7 +264,9 @@ impl GatewayHealthTable {
                     entrance: e.clone(),
                     address,
                     streams: m.map_or(0, |m| Rc::strong_count(&m.streams) - 1),
-                    avoided: m.and_then(|m| m.avoid_until).is_some_and(|until| now < until),
+                    avoided: m
+                        .and_then(|m| m.avoid_until)
+                        .is_some_and(|until| now < until),
                 }
             })
             .collect()
@@ -213,14 +275,21 @@ impl GatewayHealthTable {
     /// Returns the number of streams open to the address, and whether it failed recently.
     pub fn state_of(&self, address: SocketAddr, now: Instant) -> (usize, bool) {
         let memory = self.memory.borrow();
-        let Some(m) = memory.get(&address) else { return (0, false) };
-        (Rc::strong_count(&m.streams) - 1, m.avoid_until.is_some_and(|until| now < until))
+        let Some(m) = memory.get(&address) else {
+            return (0, false);
+        };
+        (
+            Rc::strong_count(&m.streams) - 1,
+            m.avoid_until.is_some_and(|until| now < until),
+        )
     }
 
     /// Records a failure: ejects the address for a while, longer each time.
     pub fn failed(&self, address: SocketAddr, now: Instant) {
         let mut memory = self.memory.borrow_mut();
-        let m = memory.entry(address).or_insert_with(|| GatewayHealth::new(self.timeouts));
+        let m = memory
+            .entry(address)
+            .or_insert_with(|| GatewayHealth::new(self.timeouts));
         // One failure hits all connections that waited for the address, so it counts once.
         if m.avoid_until.is_none_or(|until| now >= until) {
             m.avoid_until = Some(now + m.backoff.next_wait());
@@ -230,15 +299,21 @@ impl GatewayHealthTable {
     /// Records a success: ends the ejection, and counts one more stream until the guard is dropped.
     pub fn answered(&self, address: SocketAddr) -> GatewayStreamGuard {
         let mut memory = self.memory.borrow_mut();
-        let m = memory.entry(address).or_insert_with(|| GatewayHealth::new(self.timeouts));
+        let m = memory
+            .entry(address)
+            .or_insert_with(|| GatewayHealth::new(self.timeouts));
         m.avoid_until = None;
         m.backoff.reset();
-        GatewayStreamGuard { _one: m.streams.clone() }
+        GatewayStreamGuard {
+            _one: m.streams.clone(),
+        }
     }
 
     /// Forgets addresses that no longer exist and have no stream, so that the table follows the fleet.
     pub fn keep_only(&self, known: impl Fn(SocketAddr) -> bool) {
-        self.memory.borrow_mut().retain(|a, m| known(*a) || Rc::strong_count(&m.streams) > 1);
+        self.memory
+            .borrow_mut()
+            .retain(|a, m| known(*a) || Rc::strong_count(&m.streams) > 1);
     }
 }
 
@@ -247,9 +322,20 @@ mod tests {
     use super::*;
     use rand::SeedableRng;
 
-    fn entrance(label: &str, az: &str, address: &str, kind: GatewayEndpointKind) -> Arc<GatewayEndpoint> {
+    fn entrance(
+        label: &str,
+        az: &str,
+        address: &str,
+        kind: GatewayEndpointKind,
+    ) -> Arc<GatewayEndpoint> {
         let addresses = address.split(',').map(|a| a.parse().unwrap()).collect();
-        Arc::new(GatewayEndpoint { label: label.into(), az: az.parse().unwrap(), addresses, kind, service: None })
+        Arc::new(GatewayEndpoint {
+            label: label.into(),
+            az: az.parse().unwrap(),
+            addresses,
+            kind,
+            service: None,
+        })
     }
 
     fn gateway(name: &str, az: &str, address: &str, draining: bool) -> Arc<GatewayEndpoint> {
@@ -257,13 +343,18 @@ mod tests {
     }
 
     fn pod(ips: &str) -> LocalPod {
-        let text =
-            format!(r#"{{"uid":"alpha/b/c","namespace":"b","name":"c","serviceAccount":"c","netns":"/n","cgroup":"/c","ips":[{ips}]}}"#);
+        let text = format!(
+            r#"{{"uid":"alpha/b/c","namespace":"b","name":"c","serviceAccount":"c","netns":"/n","cgroup":"/c","ips":[{ips}]}}"#
+        );
         LocalPod::parse("f", text.as_bytes()).unwrap()
     }
 
     fn names(order: &[GatewayCandidate]) -> String {
-        order.iter().map(|c| c.entrance.label.as_str()).collect::<Vec<_>>().join(" ")
+        order
+            .iter()
+            .map(|c| c.entrance.label.as_str())
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 
     #[test]
@@ -277,7 +368,11 @@ mod tests {
         let (memory, pod) = (GatewayHealthTable::default(), pod("\"10.0.9.9\""));
         let order = |now: Instant| {
             let mut rng = rand::rngs::StdRng::seed_from_u64(1);
-            names(&decide_order(memory.candidates(&all, &pod, now), &az, &mut rng))
+            names(&decide_order(
+                memory.candidates(&all, &pod, now),
+                &az,
+                &mut rng,
+            ))
         };
         let near = "10.0.0.1:15008".parse().unwrap();
         let start = Instant::now();
@@ -287,7 +382,11 @@ mod tests {
         let later = start + EJECTION_TIME.0;
         assert_eq!(order(later), "near far", "forgiven with time");
         memory.failed(near, later);
-        assert_eq!(order(later + EJECTION_TIME.0 - Duration::from_millis(1)), "far near", "the second time takes longer");
+        assert_eq!(
+            order(later + EJECTION_TIME.0 - Duration::from_millis(1)),
+            "far near",
+            "the second time takes longer"
+        );
         drop(memory.answered(near));
         assert_eq!(order(later), "near far", "forgiven by an answer");
     }
@@ -297,8 +396,13 @@ mod tests {
         let az = "az2".parse().unwrap();
         // Sorted by AZ, as in a snapshot.
         let all = |closed: &str| -> Vec<Arc<GatewayEndpoint>> {
-            let open = |az: &str| GatewayEndpointKind::Address { open: !closed.contains(az) };
-            (1..=4).map(|n| format!("az{n}")).map(|az| entrance(&az, &az, &format!("10.9.{}.1", &az[2..]), open(&az))).collect()
+            let open = |az: &str| GatewayEndpointKind::Address {
+                open: !closed.contains(az),
+            };
+            (1..=4)
+                .map(|n| format!("az{n}"))
+                .map(|az| entrance(&az, &az, &format!("10.9.{}.1", &az[2..]), open(&az)))
+                .collect()
         };
         for (closed, failed, want) in [
             ("", "", "az2 az1 az3 az4"),
@@ -309,16 +413,26 @@ mod tests {
             ("az3", "az1 az2", "az4 az3 az2 az1"),
             ("az2", "az1 az2", "az3 az4 az1 az2"),
         ] {
-            let (memory, pod, now) = (GatewayHealthTable::default(), pod("\"10.0.9.9\""), Instant::now());
+            let (memory, pod, now) = (
+                GatewayHealthTable::default(),
+                pod("\"10.0.9.9\""),
+                Instant::now(),
+            );
             for az in failed.split_whitespace() {
                 memory.failed(format!("10.9.{}.1:15008", &az[2..]).parse().unwrap(), now);
             }
             // Neither the number of streams nor the draw changes the order of gateway addresses.
-            let _busy: Vec<_> = (0..3).map(|_| memory.answered("10.9.3.1:15008".parse().unwrap())).collect();
+            let _busy: Vec<_> = (0..3)
+                .map(|_| memory.answered("10.9.3.1:15008".parse().unwrap()))
+                .collect();
             for seed in 0..20 {
                 let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
                 let order = decide_order(memory.candidates(&all(closed), &pod, now), &az, &mut rng);
-                assert_eq!(names(&order), want, "closed: {closed:?}, failed: {failed:?}");
+                assert_eq!(
+                    names(&order),
+                    want,
+                    "closed: {closed:?}, failed: {failed:?}"
+                );
             }
         }
     }
@@ -326,16 +440,35 @@ mod tests {
     #[test]
     fn of_two_drawn_the_one_with_fewer_streams_is_asked_first() {
         let az = "az1".parse().unwrap();
-        let all = [gateway("a", "az1", "10.0.0.1", false), gateway("b", "az1", "10.0.0.2", false)];
+        let all = [
+            gateway("a", "az1", "10.0.0.1", false),
+            gateway("b", "az1", "10.0.0.2", false),
+        ];
         let (memory, pod) = (GatewayHealthTable::default(), pod("\"10.0.9.9\""));
-        let holds: Vec<_> = (0..3).map(|_| memory.answered("10.0.0.1:15008".parse().unwrap())).collect();
+        let holds: Vec<_> = (0..3)
+            .map(|_| memory.answered("10.0.0.1:15008".parse().unwrap()))
+            .collect();
         let mut rng = rand::rngs::StdRng::seed_from_u64(1);
         for _ in 0..20 {
-            assert_eq!(names(&decide_order(memory.candidates(&all, &pod, Instant::now()), &az, &mut rng)), "b a");
+            assert_eq!(
+                names(&decide_order(
+                    memory.candidates(&all, &pod, Instant::now()),
+                    &az,
+                    &mut rng
+                )),
+                "b a"
+            );
         }
         drop(holds);
-        let firsts: std::collections::BTreeSet<String> =
-            (0..50).map(|_| names(&decide_order(memory.candidates(&all, &pod, Instant::now()), &az, &mut rng))).collect();
+        let firsts: std::collections::BTreeSet<String> = (0..50)
+            .map(|_| {
+                names(&decide_order(
+                    memory.candidates(&all, &pod, Instant::now()),
+                    &az,
+                    &mut rng,
+                ))
+            })
+            .collect();
         assert_eq!(firsts.len(), 2, "evenly loaded: either");
         memory.keep_only(|_| false);
         assert!(memory.memory.borrow().is_empty());
@@ -346,33 +479,74 @@ mod tests {
         let both = [gateway("a", "az1", "10.0.0.1,fd00::1", false)];
         let memory = GatewayHealthTable::default();
         let (v4, v6) = ("\"10.0.9.9\"", "\"fd00::9\"");
-        for (ips, want) in
-            [(v4, Some("10.0.0.1:15008")), (v6, Some("[fd00::1]:15008")), ("\"10.0.9.9\",\"fd00::9\"", Some("10.0.0.1:15008"))]
-        {
-            let got = memory.candidates(&both, &pod(ips), Instant::now()).first().map(|c| c.address.to_string());
+        for (ips, want) in [
+            (v4, Some("10.0.0.1:15008")),
+            (v6, Some("[fd00::1]:15008")),
+            ("\"10.0.9.9\",\"fd00::9\"", Some("10.0.0.1:15008")),
+        ] {
+            let got = memory
+                .candidates(&both, &pod(ips), Instant::now())
+                .first()
+                .map(|c| c.address.to_string());
             assert_eq!(got.as_deref(), want, "{ips}");
         }
         let v4_only = [gateway("a", "az1", "10.0.0.1", false)];
-        assert!(memory.candidates(&v4_only, &pod(v6), Instant::now()).is_empty());
+        assert!(
+            memory
+                .candidates(&v4_only, &pod(v6), Instant::now())
+                .is_empty()
+        );
     }
 
     #[test]
     fn a_failure_is_attributed_to_the_gateway_only_where_it_caused_it() {
         let address = "10.0.0.1:15008".parse().unwrap();
-        let refused = |status| HboneError::Refused { address, authority: String::new(), status };
-        let reset = |reason| HboneError::Reset { address, authority: String::new(), reason };
-        let tls = |e| HboneError::Tls { address, source: Arc::new(e) };
+        let refused = |status| HboneError::Refused {
+            address,
+            authority: String::new(),
+            status,
+        };
+        let reset = |reason| HboneError::Reset {
+            address,
+            authority: String::new(),
+            reason,
+        };
+        let tls = |e| HboneError::Tls {
+            address,
+            source: Arc::new(e),
+        };
         let no_certificate = TlsError::NoCertificate("spiffe://a/ns/b/sa/c".parse().unwrap());
         for (e, cause) in [
             (refused(503), FailureAttribution::Other),
             (refused(401), FailureAttribution::Other),
             (reset(h2::Reason::REFUSED_STREAM), FailureAttribution::Busy),
-            (reset(h2::Reason::INTERNAL_ERROR), FailureAttribution::Gateway),
+            (
+                reset(h2::Reason::INTERNAL_ERROR),
+                FailureAttribution::Gateway,
+            ),
             (tls(no_certificate), FailureAttribution::Other),
-            (tls(TlsError::Timeout(Duration::ZERO)), FailureAttribution::Gateway),
-            (HboneError::Http2 { address, why: String::new() }, FailureAttribution::Gateway),
-            (HboneError::RefusedByPeer { address, why: String::new() }, FailureAttribution::Gateway),
-            (HboneError::Request(String::new()), FailureAttribution::Other),
+            (
+                tls(TlsError::Timeout(Duration::ZERO)),
+                FailureAttribution::Gateway,
+            ),
+            (
+                HboneError::Http2 {
+                    address,
+                    why: String::new(),
+                },
+                FailureAttribution::Gateway,
+            ),
+            (
+                HboneError::RefusedByPeer {
+                    address,
+                    why: String::new(),
+                },
+                FailureAttribution::Gateway,
+            ),
+            (
+                HboneError::Request(String::new()),
+                FailureAttribution::Other,
+            ),
         ] {
             assert_eq!(attribute_failure(&e), cause, "{e}");
         }

@@ -41,29 +41,67 @@ impl PodIdentityFactory {
         registry: Registry,
     ) -> Self {
         certificates.follow(trust.clone());
-        Self { node, az, key_servers, certificates, trust, registry, keyrings: Mutex::default() }
+        Self {
+            node,
+            az,
+            key_servers,
+            certificates,
+            trust,
+            registry,
+            keyrings: Mutex::default(),
+        }
     }
 
     /// Creates the credentials of `pod` as its tenant's present configuration requires.
     pub fn of(&self, pod: &LocalPod, tenant: &Tenant) -> PodIdentity {
         let identity = pod.identity(tenant.trust_domain.clone());
-        let (server, client) = self.keyring(&tenant.name).pair(&tenant.name, &tenant.keys, &identity);
-        let credential =
-            waits_for_certificate(&tenant.keys).then(|| self.certificates.credential_with_algorithm(&identity, tenant.keys.algorithm));
-        PodIdentity { trust_domain: tenant.trust_domain.clone(), keys: tenant.keys, identity, credential, client, server }
+        let (server, client) =
+            self.keyring(&tenant.name)
+                .pair(&tenant.name, &tenant.keys, &identity);
+        let credential = waits_for_certificate(&tenant.keys).then(|| {
+            self.certificates
+                .credential_with_algorithm(&identity, tenant.keys.algorithm)
+        });
+        PodIdentity {
+            trust_domain: tenant.trust_domain.clone(),
+            keys: tenant.keys,
+            identity,
+            credential,
+            client,
+            server,
+        }
     }
 
     fn keyring(&self, tenant: &TenantName) -> ClientIdentityFactory {
         let mut keyrings = self.keyrings.lock().unwrap_or_else(PoisonError::into_inner);
-        keyrings.entry(tenant.clone()).or_insert_with(|| self.make_keyring(tenant)).clone()
+        keyrings
+            .entry(tenant.clone())
+            .or_insert_with(|| self.make_keyring(tenant))
+            .clone()
     }
 
     fn make_keyring(&self, tenant: &TenantName) -> ClientIdentityFactory {
-        let me = Principal::Node { name: self.node.clone(), tenant: tenant.clone(), az: self.az.clone() };
-        let requester = component_identity(&me).filter(|_| !self.key_servers.is_empty()).map(|me| {
-            let config = KeyClientConfig { az: self.az.clone(), servers: self.key_servers.clone(), me, trip: ANSWER_TIMEOUT };
-            KeyClient::start(config.clone(), self.certificates.credential_in_memory(&config.me), &self.trust, &self.registry)
-        });
+        let me = Principal::Node {
+            name: self.node.clone(),
+            tenant: tenant.clone(),
+            az: self.az.clone(),
+        };
+        let requester = component_identity(&me)
+            .filter(|_| !self.key_servers.is_empty())
+            .map(|me| {
+                let config = KeyClientConfig {
+                    az: self.az.clone(),
+                    servers: self.key_servers.clone(),
+                    me,
+                    trip: ANSWER_TIMEOUT,
+                };
+                KeyClient::start(
+                    config.clone(),
+                    self.certificates.credential_in_memory(&config.me),
+                    &self.trust,
+                    &self.registry,
+                )
+            });
         ClientIdentityFactory::new(self.certificates.clone(), requester, self.trust.clone())
     }
 }

@@ -37,14 +37,30 @@ struct TunnelAddresses {
 }
 
 /// Serves one HBONE connection from its accept to its end.
-pub(crate) async fn establish(local: Rc<WorkerLocal>, context: Arc<PodContext>, tcp: TcpStream, peer: SocketAddr, drain: DrainWatcher) {
+pub(crate) async fn establish(
+    local: Rc<WorkerLocal>,
+    context: Arc<PodContext>,
+    tcp: TcpStream,
+    peer: SocketAddr,
+    drain: DrainWatcher,
+) {
     let refuse = |reason: NodeRefusal, why: &str| {
-        local.records.refused(Reporter::Destination, reason, peer, None, &context.labels.load(), why);
+        local.records.refused(
+            Reporter::Destination,
+            reason,
+            peer,
+            None,
+            &context.labels.load(),
+            why,
+        );
     };
     // The connection counts first among the unauthenticated ones, where the oldest gives way, and then among all.
     let unauthenticated = context.unauthenticated.enter();
     let Ok(dialled) = tcp.local_addr() else {
-        return refuse(NodeRefusal::HandshakeFailed, "the connection is gone already");
+        return refuse(
+            NodeRefusal::HandshakeFailed,
+            "the connection is gone already",
+        );
     };
     let established = tokio::select! {
         established = authenticate(&context, tcp) => established,
@@ -59,15 +75,33 @@ pub(crate) async fn establish(local: Rc<WorkerLocal>, context: Arc<PodContext>, 
     let ends = TunnelAddresses { peer, dialled };
     let (local_, context_, drain_) = (local.clone(), context.clone(), drain.clone());
     let on_request = move |connect: ConnectResult| match connect {
-        Ok(incoming) => local_.spawn(tunnel(local_.clone(), context_.clone(), incoming, ends, drain_.clone())),
+        Ok(incoming) => local_.spawn(tunnel(
+            local_.clone(),
+            context_.clone(),
+            incoming,
+            ends,
+            drain_.clone(),
+        )),
         Err(why) => {
             let (side, reason) = (Reporter::Destination, NodeRefusal::BadRequest);
-            local_.records.refused(side, reason, peer, Some(dialled), &context_.labels.load(), why);
+            local_.records.refused(
+                side,
+                reason,
+                peer,
+                Some(dialled),
+                &context_.labels.load(),
+                why,
+            );
         }
     };
     let budget = local.shared.buffer_budget(&context.pod.load().tenant);
-    let config = ServerConfig { buffer_budget: Some(budget), ..ServerConfig::default() };
-    if let Err(e) = canal_hbone::serve(tls, peer_identity, &config, &local.hbone, drain, on_request).await {
+    let config = ServerConfig {
+        buffer_budget: Some(budget),
+        ..ServerConfig::default()
+    };
+    if let Err(e) =
+        canal_hbone::serve(tls, peer_identity, &config, &local.hbone, drain, on_request).await
+    {
         tracing::debug!(%peer, %e, "HBONE connection ended");
     }
 }
@@ -77,10 +111,24 @@ async fn authenticate(
     context: &PodContext,
     tcp: TcpStream,
 ) -> Result<(Permit, MtlsStream<TcpStream>, VerifiedPeer), (NodeRefusal, String)> {
-    let permit = context.hbone.take().ok_or_else(|| (NodeRefusal::ConnectionLimit, "HBONE connections".to_string()))?;
+    let permit = context.hbone.take().ok_or_else(|| {
+        (
+            NodeRefusal::ConnectionLimit,
+            "HBONE connections".to_string(),
+        )
+    })?;
     // A node that has just started gets its first snapshot soon.
-    let identity = context.identity().await.ok_or_else(|| (NodeRefusal::TenantUnknown, "no identity in time".to_string()))?;
-    let (tls, peer_identity) = identity.server.accept(tcp).await.map_err(|e| (NodeRefusal::HandshakeFailed, e.to_string()))?;
+    let identity = context.identity().await.ok_or_else(|| {
+        (
+            NodeRefusal::TenantUnknown,
+            "no identity in time".to_string(),
+        )
+    })?;
+    let (tls, peer_identity) = identity
+        .server
+        .accept(tcp)
+        .await
+        .map_err(|e| (NodeRefusal::HandshakeFailed, e.to_string()))?;
     Ok((permit, tls, peer_identity))
 }
 
@@ -99,16 +147,38 @@ async fn tunnel(
         Ok(permitted) => permitted,
         Err(AuthorizationRefusal { refusal, why, .. }) => {
             incoming.refuse(refusal.status());
-            return local.records.refused(Reporter::Destination, refusal, source_address, Some(ends.dialled), &context.labels.load(), &why);
+            return local.records.refused(
+                Reporter::Destination,
+                refusal,
+                source_address,
+                Some(ends.dialled),
+                &context.labels.load(),
+                &why,
+            );
         }
     };
     // After the authorization, so that refused peers occupy none of the pod's tunnels.
     let Some(_permit) = context.inbound.take() else {
         incoming.refuse(NodeRefusal::ConnectionLimit.status());
         let reason = NodeRefusal::ConnectionLimit;
-        return local.records.refused(Reporter::Destination, reason, source_address, Some(ends.dialled), &context.labels.load(), "tunnels");
+        return local.records.refused(
+            Reporter::Destination,
+            reason,
+            source_address,
+            Some(ends.dialled),
+            &context.labels.load(),
+            "tunnels",
+        );
     };
-    let flow = flow(&incoming, &peer, &context, &admission, source_address, ends.dialled, started);
+    let flow = flow(
+        &incoming,
+        &peer,
+        &context,
+        &admission,
+        source_address,
+        ends.dialled,
+        started,
+    );
     let meter = local.records.opened(&flow);
     let connected = tokio::select! {
         connected = delivery::dial(&context, admission.target, admission.client, ends.peer.ip()) => connected,
@@ -126,19 +196,43 @@ async fn tunnel(
         Ok(app) => app,
         Err(no) => {
             incoming.refuse(no.refusal.status());
-            return local.records.closed(&flow, &meter, Some((&no.refusal.into(), &no.why)));
+            return local
+                .records
+                .closed(&flow, &meter, Some((&no.refusal.into(), &no.why)));
         }
     };
     let reports = CloseReport::is_asked(&incoming.headers);
     match incoming.accept(answer(&flow.destination)) {
         Ok(stream) if reports => {
             let (mut tunnel, mut app) = canal_hbone::exchanges::reporting(stream, app);
-            finish(&local, &flow, &mut tunnel, &mut app, &meter, &drain, Some(&mut held)).await;
+            finish(
+                &local,
+                &flow,
+                &mut tunnel,
+                &mut app,
+                &meter,
+                &drain,
+                Some(&mut held),
+            )
+            .await;
         }
-        Ok(mut stream) => finish(&local, &flow, &mut stream, &mut app, &meter, &drain, Some(&mut held)).await,
+        Ok(mut stream) => {
+            finish(
+                &local,
+                &flow,
+                &mut stream,
+                &mut app,
+                &meter,
+                &drain,
+                Some(&mut held),
+            )
+            .await
+        }
         Err(e) => {
             sys::reset_on_close(&app);
-            local.records.closed(&flow, &meter, Some((&RESET, &e.to_string())));
+            local
+                .records
+                .closed(&flow, &meter, Some((&RESET, &e.to_string())));
         }
     }
 }
@@ -151,15 +245,44 @@ fn permit(
     ends: TunnelAddresses,
     peer: &VerifiedPeer,
 ) -> Result<(AdmittedConnection, OpenConnectionHandle), AuthorizationRefusal> {
-    let (view, pod, policy) = (local.shared.view.load(), context.pod.load(), context.policy.load_full());
+    let (view, pod, policy) = (
+        local.shared.view.load(),
+        context.pod.load(),
+        context.policy.load_full(),
+    );
     // A value that is not text becomes empty and is refused, because it is not an identity.
-    let forwarded_source = incoming.headers.get(SOURCE).map(|v| v.to_str().unwrap_or_default());
-    let from = incoming.headers.get(FORWARDED).and_then(|v| v.to_str().ok()).and_then(forwarded_for);
-    let caller = TunnelClient { peer: &peer.identity, address: ends.peer.ip(), forwarded: (forwarded_source, from) };
-    let decided = decide_inbound(&view, &pod, &policy, ends.dialled.ip(), &incoming.authority, &caller);
-    local.records.record_authorization(&pod, &policy, decided.as_ref().ok().map(|a| &a.question), decided.as_ref().err());
+    let forwarded_source = incoming
+        .headers
+        .get(SOURCE)
+        .map(|v| v.to_str().unwrap_or_default());
+    let from = incoming
+        .headers
+        .get(FORWARDED)
+        .and_then(|v| v.to_str().ok())
+        .and_then(forwarded_for);
+    let caller = TunnelClient {
+        peer: &peer.identity,
+        address: ends.peer.ip(),
+        forwarded: (forwarded_source, from),
+    };
+    let decided = decide_inbound(
+        &view,
+        &pod,
+        &policy,
+        ends.dialled.ip(),
+        &incoming.authority,
+        &caller,
+    );
+    local.records.record_authorization(
+        &pod,
+        &policy,
+        decided.as_ref().ok().map(|a| &a.question),
+        decided.as_ref().err(),
+    );
     decided.map(|admission| {
-        let held = local.open.register(context, admission.question.clone(), policy);
+        let held = local
+            .open
+            .register(context, admission.question.clone(), policy);
         (admission, held)
     })
 }
@@ -167,7 +290,10 @@ fn permit(
 /// Returns the client's address that a gateway states, or the socket's: statements of other peers are ignored.
 fn source_address(headers: &HeaderMap, peer: &VerifiedPeer, socket: SocketAddr) -> SocketAddr {
     let is_gateway = peer.identity == gateway_identity(peer.identity.trust_domain.clone());
-    let forwarded = headers.get(FORWARDED).and_then(|v| v.to_str().ok()).and_then(forwarded_for);
+    let forwarded = headers
+        .get(FORWARDED)
+        .and_then(|v| v.to_str().ok())
+        .and_then(forwarded_for);
     forwarded.filter(|_| is_gateway).unwrap_or(socket)
 }
 
@@ -180,7 +306,12 @@ fn flow(
     dialled: SocketAddr,
     started: Instant,
 ) -> FlowRecord {
-    let baggage = incoming.headers.get(BAGGAGE).and_then(|v| v.to_str().ok()).map(Baggage::decode).unwrap_or_default();
+    let baggage = incoming
+        .headers
+        .get(BAGGAGE)
+        .and_then(|v| v.to_str().ok())
+        .map(Baggage::decode)
+        .unwrap_or_default();
     FlowRecord {
         reporter: Reporter::Destination,
         source: Arc::new(EndpointLabels::of_baggage(baggage, &peer.identity)),
@@ -210,16 +341,31 @@ mod tests {
 
     #[test]
     fn only_a_gateway_may_speak_for_another_address() {
-        let peer = |id: &str| VerifiedPeer { tenant: "alpha".parse().unwrap(), identity: id.parse().unwrap() };
+        let peer = |id: &str| VerifiedPeer {
+            tenant: "alpha".parse().unwrap(),
+            identity: id.parse().unwrap(),
+        };
         let socket = "10.0.0.9:1".parse().unwrap();
         let mut h = HeaderMap::new();
         h.insert(FORWARDED, "for=\"10.0.0.1:4711\"".parse().unwrap());
         for (peer_identity, headers, want) in [
-            ("spiffe://alpha.example/ns/canal-system/sa/gateway", &h, "10.0.0.1:4711"),
+            (
+                "spiffe://alpha.example/ns/canal-system/sa/gateway",
+                &h,
+                "10.0.0.1:4711",
+            ),
             ("spiffe://alpha.example/ns/b/sa/c", &h, "10.0.0.9:1"),
-            ("spiffe://alpha.example/ns/canal-system/sa/gateway", &HeaderMap::new(), "10.0.0.9:1"),
+            (
+                "spiffe://alpha.example/ns/canal-system/sa/gateway",
+                &HeaderMap::new(),
+                "10.0.0.9:1",
+            ),
         ] {
-            assert_eq!(source_address(headers, &peer(peer_identity), socket), want.parse().unwrap(), "{peer_identity}");
+            assert_eq!(
+                source_address(headers, &peer(peer_identity), socket),
+                want.parse().unwrap(),
+                "{peer_identity}"
+            );
         }
     }
 }

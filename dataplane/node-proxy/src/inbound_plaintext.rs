@@ -22,29 +22,64 @@ use crate::telemetry::{CUT, ConnectionFailure, EndpointLabels, FlowRecord, RESET
 use crate::worker::WorkerLocal;
 
 /// Carries one connection from its accept to its end. Refused connections are reset.
-pub(crate) async fn carry(local: Rc<WorkerLocal>, context: Arc<PodContext>, mut client: TcpStream, peer: SocketAddr, drain: DrainWatcher) {
+pub(crate) async fn carry(
+    local: Rc<WorkerLocal>,
+    context: Arc<PodContext>,
+    mut client: TcpStream,
+    peer: SocketAddr,
+    drain: DrainWatcher,
+) {
     let started = Instant::now();
     let refuse = |reason: NodeRefusal, destination, why: &str, client: TcpStream| {
-        local.records.refused(Reporter::Destination, reason, peer, destination, &context.labels.load(), why);
+        local.records.refused(
+            Reporter::Destination,
+            reason,
+            peer,
+            destination,
+            &context.labels.load(),
+            why,
+        );
         sys::reset_on_close(&client);
     };
     let Some(destination) = context.plaintext.destination(&client) else {
-        return refuse(NodeRefusal::ReservedPort, None, "the proxy's own port was dialled", client);
+        return refuse(
+            NodeRefusal::ReservedPort,
+            None,
+            "the proxy's own port was dialled",
+            client,
+        );
     };
     let policy = context.policy.load_full();
     let pod = context.pod.load_full();
-    let admission = match decide_plain(&policy, destination, peer, is_probe(local.shared.allow_node_probes, &pod.probe_ports)) {
+    let admission = match decide_plain(
+        &policy,
+        destination,
+        peer,
+        is_probe(local.shared.allow_node_probes, &pod.probe_ports),
+    ) {
         Ok(admission) => admission,
         Err(no) => {
-            local.records.record_authorization(&context.pod.load(), &policy, None, Some(&no));
+            local
+                .records
+                .record_authorization(&context.pod.load(), &policy, None, Some(&no));
             return refuse(no.refusal, Some(destination), &no.why, client);
         }
     };
-    local.records.record_authorization(&context.pod.load(), &policy, Some(&admission.question), None);
+    local.records.record_authorization(
+        &context.pod.load(),
+        &policy,
+        Some(&admission.question),
+        None,
+    );
     // Registered before the first await, so that no policy change is missed.
     let mut held = local.open.register(&context, admission.question, policy);
     let Some(_permit) = context.plain.take() else {
-        return refuse(NodeRefusal::ConnectionLimit, Some(destination), "plaintext connections", client);
+        return refuse(
+            NodeRefusal::ConnectionLimit,
+            Some(destination),
+            "plaintext connections",
+            client,
+        );
     };
     let flow = flow(&context, peer, destination, started);
     let meter = local.records.opened(&flow);
@@ -55,7 +90,18 @@ pub(crate) async fn carry(local: Rc<WorkerLocal>, context: Arc<PodContext>, mut 
         () = drain.forced() => Err((CUT, String::new())),
     };
     match connected {
-        Ok(mut app) => finish(&local, &flow, &mut client, &mut app, &meter, &drain, Some(&mut held)).await,
+        Ok(mut app) => {
+            finish(
+                &local,
+                &flow,
+                &mut client,
+                &mut app,
+                &meter,
+                &drain,
+                Some(&mut held),
+            )
+            .await
+        }
         Err((fault, why)) => {
             sys::reset_on_close(&client);
             local.records.closed(&flow, &meter, Some((&fault, &why)));
@@ -63,7 +109,12 @@ pub(crate) async fn carry(local: Rc<WorkerLocal>, context: Arc<PodContext>, mut 
     }
 }
 
-fn flow(context: &PodContext, peer: SocketAddr, destination: SocketAddr, started: Instant) -> FlowRecord {
+fn flow(
+    context: &PodContext,
+    peer: SocketAddr,
+    destination: SocketAddr,
+    started: Instant,
+) -> FlowRecord {
     FlowRecord {
         reporter: Reporter::Destination,
         source: Arc::new(EndpointLabels::default()),

@@ -40,7 +40,10 @@ pub enum NodeError {
     Listen(#[from] AdminListenError),
     /// Creating a directory, starting a thread or catching a signal failed.
     #[error("{what}: {source}")]
-    Start { what: &'static str, source: std::io::Error },
+    Start {
+        what: &'static str,
+        source: std::io::Error,
+    },
     /// A part of the process ended because of a fault. The supervisor restarts the whole process.
     #[error("{0} has ended; the process ends with it, captured pods stay captured")]
     Lost(&'static str),
@@ -52,7 +55,10 @@ fn start<T>(what: &'static str, r: std::io::Result<T>) -> Result<T, NodeError> {
 
 /// Returns the directory where capture programs are pinned: the configured one, or the default.
 pub fn pin_dir(config: &NodeConfig) -> std::path::PathBuf {
-    config.pin_dir.clone().unwrap_or_else(|| canal_offload::default_pin_dir(config.node.as_str(), &config.data_dir))
+    config
+        .pin_dir
+        .clone()
+        .unwrap_or_else(|| canal_offload::default_pin_dir(config.node.as_str(), &config.data_dir))
 }
 
 /// The tasks that were started, which the end of the process stops.
@@ -72,20 +78,35 @@ pub async fn run(config: NodeConfig, level: LogLevelHandle) -> Result<bool, Node
     let signals = start("catching signals", drain::TerminationSignals::catch())?;
     canal_runtime::raise_file_limit(0);
     let config = Arc::new(config);
-    start("making the data directory (--data-dir)", std::fs::create_dir_all(&config.data_dir))?;
-    start("making the pods directory (--pods-dir)", std::fs::create_dir_all(&config.pods_dir))?;
+    start(
+        "making the data directory (--data-dir)",
+        std::fs::create_dir_all(&config.data_dir),
+    )?;
+    start(
+        "making the pods directory (--pods-dir)",
+        std::fs::create_dir_all(&config.pods_dir),
+    )?;
     // Two drain trees: traffic drains while admin, southbound and certificates still work. Those end with the process.
     let (process, whole) = drain::tree();
     let process = Arc::new(process);
     let (traffic_trigger, traffic) = whole.branch();
     let parts = begin(&config, level, &process, whole.clone(), traffic)?;
-    let NodeTasks { shared, workers, subscriber, pods, interfaces } = parts;
+    let NodeTasks {
+        shared,
+        workers,
+        subscriber,
+        pods,
+        interfaces,
+    } = parts;
     // The interface guard's agent must not end before the process does.
     let clean = tokio::select! {
         ended = drain::on_signals(signals, traffic_trigger, config.drain_limit, GRACE) => ended,
         _ = interfaces => return Err(NodeError::Lost("the interface guard's agent")),
     };
-    tracing::info!(clean, "drained; captured pods stay captured and are refused until the next start");
+    tracing::info!(
+        clean,
+        "drained; captured pods stay captured and are refused until the next start"
+    );
     subscriber.stop().await;
     process.force();
     drop(whole);
@@ -103,19 +124,47 @@ fn begin(
     traffic: DrainWatcher,
 ) -> Result<NodeTasks, NodeError> {
     let registry = Registry::new();
-    let interfaces = Interfaces { bindings: config.interface_bindings.clone(), pin_dir: pin_dir(config) };
-    let interfaces = tokio::spawn(canal_interfaces::run(interfaces, registry.clone(), whole.watcher()));
+    let interfaces = Interfaces {
+        bindings: config.interface_bindings.clone(),
+        pin_dir: pin_dir(config),
+    };
+    let interfaces = tokio::spawn(canal_interfaces::run(
+        interfaces,
+        registry.clone(),
+        whole.watcher(),
+    ));
     let build = MetricFamily::new("istio_build", "What runs here.", &["component", "tag"]);
-    registry.gauges(build).shared(&["canal-node", env!("CARGO_PKG_VERSION")]).set(1);
+    registry
+        .gauges(build)
+        .shared(&["canal-node", env!("CARGO_PKG_VERSION")])
+        .set(1);
     let capture = CaptureBackend::start(config.capture, &pin_dir(config))?;
-    let log = start("starting the access log", AccessLog::start(config.access_log.clone(), &registry))?;
+    let log = start(
+        "starting the access log",
+        AccessLog::start(config.access_log.clone(), &registry),
+    )?;
     let logs = log.tails();
-    let shared = Arc::new(NodeShared::new(config.az.clone(), registry.clone(), log, config.trusts_node, config.buffer_bytes));
+    let shared = Arc::new(NodeShared::new(
+        config.az.clone(),
+        registry.clone(),
+        log,
+        config.trusts_node,
+        config.buffer_bytes,
+    ));
     let (subscriber, generations) = subscribe(config, &shared, whole.clone());
-    let certificates =
-        CertificateConfig { controller: config.controller.clone(), folder: config.data_dir.join("certs"), validity: VALIDITY };
-    let certificates = start("starting the certificate source", CertificateSource::start(certificates, &registry, whole.clone()))?;
-    let workers = start("starting the workers", worker::start(config.workers, &shared, traffic.clone()))?;
+    let certificates = CertificateConfig {
+        controller: config.controller.clone(),
+        folder: config.data_dir.join("certs"),
+        validity: VALIDITY,
+    };
+    let certificates = start(
+        "starting the certificate source",
+        CertificateSource::start(certificates, &registry, whole.clone()),
+    )?;
+    let workers = start(
+        "starting the workers",
+        worker::start(config.workers, &shared, traffic.clone()),
+    )?;
     let pod_registry = Arc::new(PodRegistry::default());
     let dump = Dump {
         config: config.clone(),
@@ -128,15 +177,43 @@ fn begin(
     let dump = Arc::new(dump);
     serve_operators(config, dump.clone(), level, process, &whole)?;
     serve_observers(&subscriber, dump, logs, &whole);
-    let apis = WorkloadApis::new(CertificateClient::new(config.controller.clone(), VALIDITY), &registry);
+    let apis = WorkloadApis::new(
+        CertificateClient::new(config.controller.clone(), VALIDITY),
+        &registry,
+    );
     let (trust, key_servers) = (shared.trust.clone(), config.key_servers.clone());
-    let identities = PodIdentityFactory::new(config.node.clone(), config.az.clone(), key_servers, certificates, trust, registry);
-    let pods = PodReconciler::new(config.clone(), capture, shared.clone(), identities, apis, workers.clone(), pod_registry);
+    let identities = PodIdentityFactory::new(
+        config.node.clone(),
+        config.az.clone(),
+        key_servers,
+        certificates,
+        trust,
+        registry,
+    );
+    let pods = PodReconciler::new(
+        config.clone(),
+        capture,
+        shared.clone(),
+        identities,
+        apis,
+        workers.clone(),
+        pod_registry,
+    );
     let pods = tokio::spawn(pods.run(generations, traffic, whole));
-    Ok(NodeTasks { shared, workers, subscriber, pods, interfaces })
+    Ok(NodeTasks {
+        shared,
+        workers,
+        subscriber,
+        pods,
+        interfaces,
+    })
 }
 
-fn subscribe(config: &NodeConfig, shared: &Arc<NodeShared>, drain: DrainWatcher) -> (Subscriber, watch::Receiver<Generation>) {
+fn subscribe(
+    config: &NodeConfig,
+    shared: &Arc<NodeShared>,
+    drain: DrainWatcher,
+) -> (Subscriber, watch::Receiver<Generation>) {
     let (changed, generations) = watch::channel(Generation::default());
     let (shared, node) = (shared.clone(), config.node.clone());
     let registry = shared.registry.clone();
@@ -147,7 +224,8 @@ fn subscribe(config: &NodeConfig, shared: &Arc<NodeShared>, drain: DrainWatcher)
         kinds: KINDS.to_vec(),
         snapshot: config.data_dir.join("snapshot"),
     };
-    let apply = move |_: &canal_southbound_client::Update, state: &canal_southbound_client::ResourceState| {
+    let apply = move |_: &canal_southbound_client::Update,
+                      state: &canal_southbound_client::ResourceState| {
         let refused = canal_identity::apply_bundles(&shared.trust, state);
         let view = NodeSnapshot::after(&shared.view.load(), state, &node);
         let generation = view.generation;
@@ -155,14 +233,26 @@ fn subscribe(config: &NodeConfig, shared: &Arc<NodeShared>, drain: DrainWatcher)
         changed.send_replace(generation);
         Ok(refused)
     };
-    (Subscriber::start(subscription, &registry, drain, Box::new(apply)), generations)
+    (
+        Subscriber::start(subscription, &registry, drain, Box::new(apply)),
+        generations,
+    )
 }
 
 /// Answers operators' requests that arrive through the controller. Everything on a node belongs to its tenant, so nothing is filtered.
 fn serve_observers(subscriber: &Subscriber, dump: Arc<Dump>, logs: LogTails, whole: &DrainWatcher) {
     let registry = dump.shared.registry.clone();
-    let sources = ObserveSources { dump: Box::new(move |_| dump.json()), tap: None, logs: Some(logs), registry };
-    tokio::spawn(observe::serve(subscriber.connections(), sources, whole.watcher()));
+    let sources = ObserveSources {
+        dump: Box::new(move |_| dump.json()),
+        tap: None,
+        logs: Some(logs),
+        registry,
+    };
+    tokio::spawn(observe::serve(
+        subscriber.connections(),
+        sources,
+        whole.watcher(),
+    ));
 }
 
 /// Serves admin on localhost and on a unix socket, metrics and readiness at the configured addresses. Each has its own port, as in Istio.
@@ -182,7 +272,16 @@ fn serve_operators(
         .quit(process.clone(), config.drain_limit)
         .version(env!("CARGO_PKG_VERSION"));
     let readiness = AdminRoutes::new().ready(move || for_ready.ready());
-    let addresses =
-        AdminAddresses { admin: config.admin, metrics: config.metrics, readiness: config.readiness, data_dir: config.data_dir.clone() };
-    Ok(admin::serve_all(&addresses, (admin, readiness), &registry, drain)?)
+    let addresses = AdminAddresses {
+        admin: config.admin,
+        metrics: config.metrics,
+        readiness: config.readiness,
+        data_dir: config.data_dir.clone(),
+    };
+    Ok(admin::serve_all(
+        &addresses,
+        (admin, readiness),
+        &registry,
+        drain,
+    )?)
 }

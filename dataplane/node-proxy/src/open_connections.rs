@@ -45,8 +45,20 @@ impl OpenConnections {
         let id = self.next.get();
         self.next.set(id + 1);
         let (end, ended) = oneshot::channel();
-        self.all.borrow_mut().insert(id, OpenConnectionEntry { context: context.clone(), question, evaluated_by: policy, end });
-        OpenConnectionHandle { open: self.clone(), id, end: ended }
+        self.all.borrow_mut().insert(
+            id,
+            OpenConnectionEntry {
+                context: context.clone(),
+                question,
+                evaluated_by: policy,
+                end,
+            },
+        );
+        OpenConnectionHandle {
+            open: self.clone(),
+            id,
+            end: ended,
+        }
     }
 
     /// Reauthorizes the connections whose pod's policies changed, and ends those that are no longer allowed.

@@ -19,9 +19,12 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use crate::direct::{DIRECT_ATTEMPTS_MAX, DirectFailure, DirectPeers, decide_direct_failure, decide_peer};
+use crate::direct::{
+    DIRECT_ATTEMPTS_MAX, DirectFailure, DirectPeers, decide_direct_failure, decide_peer,
+};
 use crate::gateways::{
-    ATTEMPTS_MAX, FailureAttribution, GatewayCandidate, GatewayEndpoint, GatewayStreamGuard, attribute_failure, decide_order, steering,
+    ATTEMPTS_MAX, FailureAttribution, GatewayCandidate, GatewayEndpoint, GatewayStreamGuard,
+    attribute_failure, decide_order, steering,
 };
 use crate::open_connections::OpenConnectionHandle;
 use crate::pod::LocalPod;
@@ -48,18 +51,38 @@ struct OutboundError {
 }
 
 fn no_upstream<T>(refusal: NodeRefusal, why: impl ToString) -> Result<T, OutboundError> {
-    Err(OutboundError { fault: refusal.into(), why: why.to_string() })
+    Err(OutboundError {
+        fault: refusal.into(),
+        why: why.to_string(),
+    })
 }
 
 /// Carries one captured connection from its accept to its end.
-pub(crate) async fn carry(local: Rc<WorkerLocal>, context: Arc<PodContext>, mut client: TcpStream, peer: SocketAddr, drain: DrainWatcher) {
+pub(crate) async fn carry(
+    local: Rc<WorkerLocal>,
+    context: Arc<PodContext>,
+    mut client: TcpStream,
+    peer: SocketAddr,
+    drain: DrainWatcher,
+) {
     let started = Instant::now();
     let refuse = |reason: NodeRefusal, destination, client: TcpStream| {
-        local.records.refused(Reporter::Source, reason, peer, destination, &context.labels.load(), "");
+        local.records.refused(
+            Reporter::Source,
+            reason,
+            peer,
+            destination,
+            &context.labels.load(),
+            "",
+        );
         sys::reset_on_close(&client);
     };
-    let Some(origin) = context.origin(&client, peer) else { return refuse(NodeRefusal::OriginUnknown, None, client) };
-    let Some(_permit) = context.outbound.take() else { return refuse(NodeRefusal::ConnectionLimit, Some(origin), client) };
+    let Some(origin) = context.origin(&client, peer) else {
+        return refuse(NodeRefusal::OriginUnknown, None, client);
+    };
+    let Some(_permit) = context.outbound.take() else {
+        return refuse(NodeRefusal::ConnectionLimit, Some(origin), client);
+    };
     let decided = tokio::select! {
         biased;
         decided = decide(&local, &context, origin) => decided,
@@ -73,7 +96,15 @@ pub(crate) async fn carry(local: Rc<WorkerLocal>, context: Arc<PodContext>, mut 
     };
     // Loaded after the decision: if the connection waited for the tenant, only now the labels contain the identity.
     let labels = context.labels.load_full();
-    let mut flow = flow(&way, &labels, &view, &pod, source_address(&pod, origin, peer), origin, started);
+    let mut flow = flow(
+        &way,
+        &labels,
+        &view,
+        &pod,
+        source_address(&pod, origin, peer),
+        origin,
+        started,
+    );
     let meter = local.records.opened(&flow);
     let dialled = tokio::select! {
         dialled = dial(&local, &context, &view, &pod, &way, &flow) => dialled,
@@ -81,12 +112,34 @@ pub(crate) async fn carry(local: Rc<WorkerLocal>, context: Arc<PodContext>, mut 
         () = drain.forced() => return local.records.closed(&flow, &meter, Some((&CUT, ""))),
     };
     match dialled {
-        Ok(OutboundStream::Tunnel(mut tunnel, _hold)) => finish(&local, &flow, &mut client, &mut tunnel, &meter, &drain, None).await,
+        Ok(OutboundStream::Tunnel(mut tunnel, _hold)) => {
+            finish(
+                &local,
+                &flow,
+                &mut client,
+                &mut tunnel,
+                &meter,
+                &drain,
+                None,
+            )
+            .await
+        }
         Ok(OutboundStream::Direct(mut tunnel, _hold)) => {
             flow.is_direct = true;
-            finish(&local, &flow, &mut client, &mut tunnel, &meter, &drain, None).await;
+            finish(
+                &local,
+                &flow,
+                &mut client,
+                &mut tunnel,
+                &meter,
+                &drain,
+                None,
+            )
+            .await;
         }
-        Ok(OutboundStream::Plain(mut plain)) => finish(&local, &flow, &mut client, &mut plain, &meter, &drain, None).await,
+        Ok(OutboundStream::Plain(mut plain)) => {
+            finish(&local, &flow, &mut client, &mut plain, &meter, &drain, None).await
+        }
         Err(OutboundError { fault, why }) => {
             sys::reset_on_close(&client);
             local.records.closed(&flow, &meter, Some((&fault, &why)));
@@ -139,8 +192,16 @@ pub(crate) async fn finish<A: Leg, B: Leg>(
     };
     match end {
         Ok(CopyEnd::Complete) => local.records.closed(flow, meter, None),
-        Ok(CopyEnd::Broken { side, error }) => local.records.closed(flow, meter, Some((&RESET, &format!("{side:?}: {error}")))),
-        Ok(CopyEnd::Idle(limit)) => local.records.closed(flow, meter, Some((&CUT, &format!("idle for {limit:?}")))),
+        Ok(CopyEnd::Broken { side, error }) => {
+            local
+                .records
+                .closed(flow, meter, Some((&RESET, &format!("{side:?}: {error}"))))
+        }
+        Ok(CopyEnd::Idle(limit)) => {
+            local
+                .records
+                .closed(flow, meter, Some((&CUT, &format!("idle for {limit:?}"))))
+        }
         Err((fault, why)) => {
             a.abort();
             b.abort();
@@ -169,7 +230,11 @@ pub(crate) async fn gone(client: &TcpStream) {
 /// Returns the source address that others know: the pod's own, not the loopback address that capture introduced.
 fn source_address(pod: &LocalPod, origin: SocketAddr, peer: SocketAddr) -> SocketAddr {
     let family = origin.ip().to_canonical().is_ipv4();
-    let own = pod.ips.iter().find(|ip| ip.is_ipv4() == family).or(pod.ips.first());
+    let own = pod
+        .ips
+        .iter()
+        .find(|ip| ip.is_ipv4() == family)
+        .or(pod.ips.first());
     SocketAddr::new(own.copied().unwrap_or(peer.ip()), peer.port())
 }
 
@@ -183,7 +248,9 @@ fn flow(
     started: Instant,
 ) -> FlowRecord {
     let (service, mesh) = match way {
-        OutboundRoute::Mesh { service, .. } | OutboundRoute::Direct { service, .. } => (service.clone(), true),
+        OutboundRoute::Mesh { service, .. } | OutboundRoute::Direct { service, .. } => {
+            (service.clone(), true)
+        }
         OutboundRoute::Own(_) | OutboundRoute::Passthrough(_) => (None, false),
     };
     let destination = match (way, view.tenant(&pod.tenant)) {
@@ -200,7 +267,10 @@ fn flow(
         }
         (OutboundRoute::Mesh { .. }, Some(t)) => {
             let principal = gateway_identity(t.tenant.trust_domain.clone()).to_string();
-            Arc::new(EndpointLabels { principal, ..EndpointLabels::default() })
+            Arc::new(EndpointLabels {
+                principal,
+                ..EndpointLabels::default()
+            })
         }
         _ => Arc::default(),
     };
@@ -212,7 +282,11 @@ fn flow(
         mutual_tls: mesh,
         source_address: source,
         destination_address: origin,
-        authority: if mesh { origin.to_string() } else { String::new() },
+        authority: if mesh {
+            origin.to_string()
+        } else {
+            String::new()
+        },
         is_direct: false,
         started,
     }
@@ -229,15 +303,26 @@ async fn dial(
     match way {
         OutboundRoute::Own(to) | OutboundRoute::Passthrough(to) => {
             let local = matches!(way, OutboundRoute::Own(_));
-            let options = ConnectOptions { mark: Some(PROXY_MARK), local, ..ConnectOptions::default() };
+            let options = ConnectOptions {
+                mark: Some(PROXY_MARK),
+                local,
+                ..ConnectOptions::default()
+            };
             match sys::connect(Some(&context.netns), *to, &options).await {
                 Ok(plain) => Ok(OutboundStream::Plain(plain)),
                 Err(e) => no_upstream(NodeRefusal::ConnectFailed, e),
             }
         }
-        OutboundRoute::Mesh { authority, service } | OutboundRoute::Direct { authority, service, .. } => {
-            let Some(tenant) = view.tenant(&pod.tenant) else { return no_upstream(NodeRefusal::TenantUnknown, "") };
-            let Some(identity) = identity(context).await else { return no_upstream(NodeRefusal::NoIdentity, "no certificate in time") };
+        OutboundRoute::Mesh { authority, service }
+        | OutboundRoute::Direct {
+            authority, service, ..
+        } => {
+            let Some(tenant) = view.tenant(&pod.tenant) else {
+                return no_upstream(NodeRefusal::TenantUnknown, "");
+            };
+            let Some(identity) = identity(context).await else {
+                return no_upstream(NodeRefusal::NoIdentity, "no certificate in time");
+            };
             if let OutboundRoute::Direct { peers, .. } = way {
                 match dial_direct(local, context, peers, pod, &identity, flow).await {
                     Some(tunnel) => return Ok(tunnel),
@@ -246,7 +331,16 @@ async fn dial(
                 }
             }
             let entrances = tenant.entrances(service.as_ref().map(|s| &s.key));
-            dial_tunnel(local, context, entrances, pod, &identity, &ConnectAuthority::Address(*authority), headers(flow)).await
+            dial_tunnel(
+                local,
+                context,
+                entrances,
+                pod,
+                &identity,
+                &ConnectAuthority::Address(*authority),
+                headers(flow),
+            )
+            .await
         }
     }
 }
@@ -255,7 +349,9 @@ async fn dial(
 async fn identity(context: &PodContext) -> Option<Arc<PodIdentity>> {
     let found = context.identity().await?;
     if let Some(credential) = &found.credential {
-        tokio::time::timeout(IDENTITY_TIMEOUT, credential.first()).await.ok()??;
+        tokio::time::timeout(IDENTITY_TIMEOUT, credential.first())
+            .await
+            .ok()??;
     }
     Some(found)
 }
@@ -273,10 +369,22 @@ async fn dial_direct(
     let dialled = flow.destination_address.ip().to_canonical();
     for attempt in 0..DIRECT_ATTEMPTS_MAX {
         let now = tokio::time::Instant::now();
-        let state_of = |at: usize| peers.peers.get(at).and_then(|peer| peer.address(pod, dialled)).map(|a| local.gateways.state_of(a, now));
+        let state_of = |at: usize| {
+            peers
+                .peers
+                .get(at)
+                .and_then(|peer| peer.address(pod, dialled))
+                .map(|a| local.gateways.state_of(a, now))
+        };
         let is_avoided = |at: usize| state_of(at).is_some_and(|(_, is_avoided)| is_avoided);
         let streams = |at: usize| state_of(at).map(|(streams, _)| streams);
-        let at = decide_peer(peers.peers.len(), &tried[..attempt], streams, is_avoided, &mut rand::rng())?;
+        let at = decide_peer(
+            peers.peers.len(),
+            &tried[..attempt],
+            streams,
+            is_avoided,
+            &mut rand::rng(),
+        )?;
         tried[attempt] = at;
         let peer = peers.peers.get(at)?;
         let address = peer.address(pod, dialled)?;
@@ -288,8 +396,17 @@ async fn dial_direct(
             mark: Some(PROXY_MARK),
         };
         let limit = local.shared.attempt_timeouts.attempt;
-        let failure = match local.pool.open_unless_dead(&target, &peers.authority, headers(flow), limit).await {
-            Ok(OpenTunnel { stream, .. }) => return Some(OutboundStream::Direct(stream, local.gateways.answered(address))),
+        let failure = match local
+            .pool
+            .open_unless_dead(&target, &peers.authority, headers(flow), limit)
+            .await
+        {
+            Ok(OpenTunnel { stream, .. }) => {
+                return Some(OutboundStream::Direct(
+                    stream,
+                    local.gateways.answered(address),
+                ));
+            }
             Err(e) => decide_direct_failure(&e),
         };
         local.records.direct_failed(failure.name());
@@ -314,9 +431,16 @@ async fn dial_tunnel(
     headers: HeaderMap,
 ) -> Result<OutboundStream, OutboundError> {
     let now = tokio::time::Instant::now();
-    let order = decide_order(local.gateways.candidates(entrances, pod, now), &local.shared.az, &mut rand::rng());
+    let order = decide_order(
+        local.gateways.candidates(entrances, pod, now),
+        &local.shared.az,
+        &mut rand::rng(),
+    );
     let attempts = order.len().min(ATTEMPTS_MAX);
-    let mut failure = OutboundError { fault: NodeRefusal::NoGateway.into(), why: format!("{} gateways known", entrances.len()) };
+    let mut failure = OutboundError {
+        fault: NodeRefusal::NoGateway.into(),
+        why: format!("{} gateways known", entrances.len()),
+    };
     for (n, candidate) in order.iter().take(attempts).enumerate() {
         let target = TunnelTarget {
             source: identity.client.clone(),
@@ -327,9 +451,23 @@ async fn dial_tunnel(
         };
         // The limit of one attempt applies only while another gateway could be tried.
         let limit = (n + 1 < attempts).then_some(local.shared.attempt_timeouts.attempt);
-        let answer = local.pool.open_spread(&target, steering(candidate, pod), authority, headers.clone(), limit).await;
+        let answer = local
+            .pool
+            .open_spread(
+                &target,
+                steering(candidate, pod),
+                authority,
+                headers.clone(),
+                limit,
+            )
+            .await;
         match settle(local, candidate, answer) {
-            Ok(OpenTunnel { stream, .. }) => return Ok(OutboundStream::Tunnel(stream, local.gateways.answered(candidate.address))),
+            Ok(OpenTunnel { stream, .. }) => {
+                return Ok(OutboundStream::Tunnel(
+                    stream,
+                    local.gateways.answered(candidate.address),
+                ));
+            }
             Err((no, FailureAttribution::Other)) => return Err(no),
             Err((no, FailureAttribution::Gateway | FailureAttribution::Busy)) => failure = no,
         }
@@ -348,13 +486,30 @@ fn settle(
         Err(e) => e,
     };
     let cause = attribute_failure(&error);
-    let refusal = if error.status().is_some() { NodeRefusal::TunnelRefused } else { NodeRefusal::GatewayFailed };
-    let fault = ConnectionFailure { flag: error.flag(), ..refusal.into() };
+    let refusal = if error.status().is_some() {
+        NodeRefusal::TunnelRefused
+    } else {
+        NodeRefusal::GatewayFailed
+    };
+    let fault = ConnectionFailure {
+        flag: error.flag(),
+        ..refusal.into()
+    };
     if cause == FailureAttribution::Gateway {
-        local.gateways.failed(candidate.address, tokio::time::Instant::now());
+        local
+            .gateways
+            .failed(candidate.address, tokio::time::Instant::now());
     }
-    local.records.gateway_failed(&candidate.entrance.label, cause_name(cause));
-    Err((OutboundError { fault, why: error.to_string() }, cause))
+    local
+        .records
+        .gateway_failed(&candidate.entrance.label, cause_name(cause));
+    Err((
+        OutboundError {
+            fault,
+            why: error.to_string(),
+        },
+        cause,
+    ))
 }
 
 fn cause_name(b: FailureAttribution) -> &'static str {
@@ -373,7 +528,10 @@ fn headers(flow: &FlowRecord) -> HeaderMap {
     for (name, value) in [
         (BAGGAGE, flow.source.baggage().encode()),
         (FORWARDED, forwarded(flow.source_address, host)),
-        (TRACEPARENT, format!("00-{:032x}-{:016x}-00", trace.0, trace.1)),
+        (
+            TRACEPARENT,
+            format!("00-{:032x}-{:016x}-00", trace.0, trace.1),
+        ),
     ] {
         // All three headers serve records only, so a value that HTTP cannot carry is left out.
         if let Ok(value) = HeaderValue::from_str(&value) {
@@ -390,7 +548,11 @@ mod tests {
     fn a_flow() -> FlowRecord {
         FlowRecord {
             reporter: Reporter::Source,
-            source: Arc::new(EndpointLabels { namespace: "b".into(), pod: "c-0".into(), ..EndpointLabels::default() }),
+            source: Arc::new(EndpointLabels {
+                namespace: "b".into(),
+                pod: "c-0".into(),
+                ..EndpointLabels::default()
+            }),
             destination: Arc::default(),
             service: None,
             mutual_tls: true,
@@ -409,24 +571,44 @@ mod tests {
         assert_eq!(h[FORWARDED], "for=\"10.0.0.1:4711\"");
         let trace = h[TRACEPARENT].to_str().unwrap().to_string();
         let parts: Vec<usize> = trace.split('-').map(str::len).collect();
-        assert_eq!((parts, &trace[..3], &trace[53..]), (vec![2, 32, 16, 2], "00-", "00"));
-        assert_ne!(headers(&a_flow())[TRACEPARENT], trace.as_str(), "fresh for each connection");
+        assert_eq!(
+            (parts, &trace[..3], &trace[53..]),
+            (vec![2, 32, 16, 2], "00-", "00")
+        );
+        assert_ne!(
+            headers(&a_flow())[TRACEPARENT],
+            trace.as_str(),
+            "fresh for each connection"
+        );
     }
 
     #[test]
     fn the_source_is_the_pod_not_the_loopback_end() {
-        let text =
-            r#"{"uid":"a/b/c","namespace":"b","name":"c","serviceAccount":"c","netns":"/n","cgroup":"/c","ips":["10.0.0.1","fd00::1"]}"#;
+        let text = r#"{"uid":"a/b/c","namespace":"b","name":"c","serviceAccount":"c","netns":"/n","cgroup":"/c","ips":["10.0.0.1","fd00::1"]}"#;
         let pod = LocalPod::parse("f", text.as_bytes()).unwrap();
-        for (origin, peer, want) in [("10.96.0.1:80", "127.0.0.1:4711", "10.0.0.1:4711"), ("[fd96::1]:80", "[::1]:4711", "[fd00::1]:4711")]
-        {
-            assert_eq!(source_address(&pod, origin.parse().unwrap(), peer.parse().unwrap()), want.parse().unwrap());
+        for (origin, peer, want) in [
+            ("10.96.0.1:80", "127.0.0.1:4711", "10.0.0.1:4711"),
+            ("[fd96::1]:80", "[::1]:4711", "[fd00::1]:4711"),
+        ] {
+            assert_eq!(
+                source_address(&pod, origin.parse().unwrap(), peer.parse().unwrap()),
+                want.parse().unwrap()
+            );
         }
     }
 
     #[test]
     fn a_missing_upstream_is_a_fault_of_its_own_name() {
-        let Err(no) = no_upstream::<()>(NodeRefusal::NoGateway, "") else { unreachable!() };
-        assert_eq!(no.fault, ConnectionFailure { name: "no_gateway", flag: "CONNECT", refusal: Some(NodeRefusal::NoGateway) });
+        let Err(no) = no_upstream::<()>(NodeRefusal::NoGateway, "") else {
+            unreachable!()
+        };
+        assert_eq!(
+            no.fault,
+            ConnectionFailure {
+                name: "no_gateway",
+                flag: "CONNECT",
+                refusal: Some(NodeRefusal::NoGateway)
+            }
+        );
     }
 }

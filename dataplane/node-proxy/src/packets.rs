@@ -13,7 +13,8 @@ use canal_model::program::OutboundTrafficPolicy;
 use canal_offload::OffloadError;
 use canal_offload::nft_guard::NftPodGuard;
 use canal_offload::pod_guard::{
-    OutsidePackets, PodGuard, StoppedPacket, UDP_PORTS_MAX, UdpExcess, UdpFromTier, Verdict, is_stopped, verdict_name,
+    OutsidePackets, PodGuard, StoppedPacket, UDP_PORTS_MAX, UdpExcess, UdpFromTier, Verdict,
+    is_stopped, verdict_name,
 };
 use canal_runtime::metrics::CounterFamily;
 
@@ -43,10 +44,22 @@ pub fn decide_packets(pod_uid: &str, tenant: &NodeTenantView) -> PacketPolicy {
         OutboundTrafficPolicy::Deny => OutsidePackets::Stop,
         OutboundTrafficPolicy::Passthrough => OutsidePackets::Watch,
     };
-    let ports = if tenant.rules.closed { BTreeSet::new() } else { tenant.udp_ports(pod_uid).clone() };
+    let ports = if tenant.rules.closed {
+        BTreeSet::new()
+    } else {
+        tenant.udp_ports(pod_uid).clone()
+    };
     // Without a port the tier's ranges do not matter, and their changes need not reach the pod's guard.
-    let tier = if ports.is_empty() { BTreeSet::new() } else { tenant.tier_ranges() };
-    PacketPolicy { outside, resolvers: tenant.resolvers(), udp: UdpFromTier { ports, tier } }
+    let tier = if ports.is_empty() {
+        BTreeSet::new()
+    } else {
+        tenant.tier_ranges()
+    };
+    PacketPolicy {
+        outside,
+        resolvers: tenant.resolvers(),
+        udp: UdpFromTier { ports, tier },
+    }
 }
 
 /// The mechanism that filters a pod's packets.
@@ -60,8 +73,14 @@ impl Guard {
     /// Applies the policy. Returns how many resolvers, and how many UDP ports and tier ranges, did not fit.
     fn set(&self, policy: &PacketPolicy) -> Result<(usize, UdpExcess), OffloadError> {
         Ok(match self {
-            Guard::Bpf(guard) => (guard.set(policy.outside, &policy.resolvers)?, guard.set_udp(&policy.udp)?),
-            Guard::Nft(guard) => (guard.set(policy.outside, &policy.resolvers)?, guard.set_udp(&policy.udp)?),
+            Guard::Bpf(guard) => (
+                guard.set(policy.outside, &policy.resolvers)?,
+                guard.set_udp(&policy.udp)?,
+            ),
+            Guard::Nft(guard) => (
+                guard.set(policy.outside, &policy.resolvers)?,
+                guard.set_udp(&policy.udp)?,
+            ),
         })
     }
 
@@ -113,7 +132,14 @@ impl PodPackets {
                 "pod guard: nothing of it is on this node's end of the interface; a process with CAP_NET_ADMIN in the pod could remove the guard"
             );
         }
-        Self { guard, policy: None, counts: PacketCounts::default(), unlogged: 0, reason: String::new(), logged: None }
+        Self {
+            guard,
+            policy: None,
+            counts: PacketCounts::default(),
+            unlogged: 0,
+            reason: String::new(),
+            logged: None,
+        }
     }
 
     /// Returns the shared counts, for readers such as the dump.
@@ -123,13 +149,20 @@ impl PodPackets {
 
     /// Applies the tenant's present policy if it differs. `None`: the tenant is unknown and the guard stays as it is.
     pub fn follow(&mut self, pod: &LocalPod, tenant: Option<&NodeTenantView>) {
-        let Some(wanted) = tenant.map(|t| decide_packets(&pod.uid, t)).filter(|wanted| self.policy.as_ref() != Some(wanted)) else {
+        let Some(wanted) = tenant
+            .map(|t| decide_packets(&pod.uid, t))
+            .filter(|wanted| self.policy.as_ref() != Some(wanted))
+        else {
             return;
         };
         match self.guard.set(&wanted) {
             Ok((omitted, udp)) => {
                 if omitted > 0 {
-                    tracing::warn!(pod = pod.uid, omitted, "pod guard: more resolvers than its capacity; pods cannot query the rest");
+                    tracing::warn!(
+                        pod = pod.uid,
+                        omitted,
+                        "pod guard: more resolvers than its capacity; pods cannot query the rest"
+                    );
                 }
                 if udp != UdpExcess::default() {
                     let UdpExcess { ports, ranges } = udp;
@@ -140,11 +173,17 @@ impl PodPackets {
                         "pod guard: more UDP ports or addresses of the tier than it holds; the rest is stopped"
                     );
                 }
-                let PacketPolicy { outside, resolvers, udp } = &wanted;
+                let PacketPolicy {
+                    outside,
+                    resolvers,
+                    udp,
+                } = &wanted;
                 tracing::info!(pod = pod.uid, ?outside, ?resolvers, udp_ports = ?udp.ports, tier = ?udp.tier, "pod guard: policy set");
                 self.policy = Some(wanted);
             }
-            Err(error) => tracing::error!(pod = pod.uid, %error, "pod guard: cannot set the policy; the one before stays, trying again"),
+            Err(error) => {
+                tracing::error!(pod = pod.uid, %error, "pod guard: cannot set the policy; the one before stays, trying again")
+            }
         }
     }
 
@@ -266,22 +305,47 @@ mod tests {
     /// Returns the ports and the tier ranges that the pod's guard gets.
     fn udp_settings(all: &[Resource]) -> (Vec<u16>, Vec<String>) {
         let view = NodeSnapshot::from_resources(Generation(1), all.iter(), &"n1".parse().unwrap());
-        let PacketPolicy { outside, udp, .. } = decide_packets(POD, view.tenant(&"alpha".parse().unwrap()).unwrap());
+        let PacketPolicy { outside, udp, .. } =
+            decide_packets(POD, view.tenant(&"alpha".parse().unwrap()).unwrap());
         assert_eq!(outside, OutsidePackets::Stop);
-        (udp.ports.into_iter().collect(), udp.tier.iter().map(ToString::to_string).collect())
+        (
+            udp.ports.into_iter().collect(),
+            udp.tier.iter().map(ToString::to_string).collect(),
+        )
     }
 
     #[test]
     fn a_guard_is_told_the_ports_of_udp_routes_and_where_the_tier_is() {
-        let tier = ["10.1.255.1/32", "10.9.0.0/20", "240.0.0.0/4", "fd09::/64", "fdca:a1::/48"].map(str::to_owned).to_vec();
+        let tier = [
+            "10.1.255.1/32",
+            "10.9.0.0/20",
+            "240.0.0.0/4",
+            "fd09::/64",
+            "fdca:a1::/48",
+        ]
+        .map(str::to_owned)
+        .to_vec();
         let replica = || gateway("10.1.255.1");
-        assert_eq!(udp_settings(&[tenant(), replica(), workload("n1", &[5353, 53])]), (vec![53, 5353], tier.clone()));
+        assert_eq!(
+            udp_settings(&[tenant(), replica(), workload("n1", &[5353, 53])]),
+            (vec![53, 5353], tier.clone())
+        );
         let mapped = gateway("::ffff:10.1.255.1");
-        assert_eq!(udp_settings(&[tenant(), mapped, workload("n1", &[53])]), (vec![53], tier), "the same address");
+        assert_eq!(
+            udp_settings(&[tenant(), mapped, workload("n1", &[53])]),
+            (vec![53], tier),
+            "the same address"
+        );
         let nothing = (Vec::new(), Vec::new());
         for (case, all) in [
-            ("no route names a port", vec![tenant(), replica(), workload("n1", &[])]),
-            ("the pod is another node's", vec![tenant(), replica(), workload("n2", &[53])]),
+            (
+                "no route names a port",
+                vec![tenant(), replica(), workload("n1", &[])],
+            ),
+            (
+                "the pod is another node's",
+                vec![tenant(), replica(), workload("n2", &[53])],
+            ),
             ("the workload is gone", vec![tenant(), replica()]),
         ] {
             assert_eq!(udp_settings(&all), nothing, "{case}");
@@ -291,10 +355,20 @@ mod tests {
     #[test]
     fn of_a_closed_tenant_no_port_is_open() {
         let all = [tenant(), workload("n1", &[53])];
-        let mut view = NodeSnapshot::from_resources(Generation(1), all.iter(), &"n1".parse().unwrap());
+        let mut view =
+            NodeSnapshot::from_resources(Generation(1), all.iter(), &"n1".parse().unwrap());
         let alpha = "alpha".parse().unwrap();
-        assert_eq!(decide_packets(POD, view.tenant(&alpha).unwrap()).udp.ports.len(), 1);
+        assert_eq!(
+            decide_packets(POD, view.tenant(&alpha).unwrap())
+                .udp
+                .ports
+                .len(),
+            1
+        );
         view.close(&alpha);
-        assert_eq!(decide_packets(POD, view.tenant(&alpha).unwrap()).udp, UdpFromTier::default());
+        assert_eq!(
+            decide_packets(POD, view.tenant(&alpha).unwrap()).udp,
+            UdpFromTier::default()
+        );
     }
 }

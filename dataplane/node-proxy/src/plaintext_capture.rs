@@ -45,12 +45,20 @@ pub fn decide_step(wanted: bool, is_guarded: bool) -> PlaintextCaptureStep {
 /// Returns a predicate for probes: connections from a process of this node to a port that the pod declares for probes. Other connections of
 /// such a process are authorized like any others.
 pub fn is_probe(trusted: bool, ports: &BTreeSet<u16>) -> impl Fn(SocketAddr, SocketAddr) -> bool {
-    move |peer, destination| trusted && ports.contains(&destination.port()) && sockets::is_here(peer, destination)
+    move |peer, destination| {
+        trusted && ports.contains(&destination.port()) && sockets::is_here(peer, destination)
+    }
 }
 
 /// Returns the older connections that policies do not allow.
-pub fn decide_older(policy: &PodPolicy, open: Vec<SocketInfo>, from_node: impl Fn(SocketAddr, SocketAddr) -> bool) -> Vec<SocketInfo> {
-    open.into_iter().filter(|c| decide_plain(policy, c.local, c.remote, &from_node).is_err()).collect()
+pub fn decide_older(
+    policy: &PodPolicy,
+    open: Vec<SocketInfo>,
+    from_node: impl Fn(SocketAddr, SocketAddr) -> bool,
+) -> Vec<SocketInfo> {
+    open.into_iter()
+        .filter(|c| decide_plain(policy, c.local, c.remote, &from_node).is_err())
+        .collect()
 }
 
 /// Starts and stops plaintext capture of the node's pods, and counts.
@@ -65,7 +73,11 @@ pub struct PlaintextCapture {
 
 impl PlaintextCapture {
     pub fn new(registry: &Registry, trusts_node: bool) -> Self {
-        let gauge = MetricFamily::new("canal_node_plaintext_captured_pods", "Pods whose plaintext connections are captured.", &[]);
+        let gauge = MetricFamily::new(
+            "canal_node_plaintext_captured_pods",
+            "Pods whose plaintext connections are captured.",
+            &[],
+        );
         let failures = MetricFamily::new(
             "canal_node_plaintext_capture_failures_total",
             "Plaintext connections that could not be captured; this is retried.",
@@ -93,12 +105,21 @@ impl PlaintextCapture {
 
     /// Starts and stops the capture for served pods as their policies require now. The pods in `changed` have new policies, so their older
     /// connections are reauthorized as well.
-    pub async fn follow(&self, capture: &CaptureBackend, contexts: &[&PodContext], changed: &[&PodContext]) {
+    pub async fn follow(
+        &self,
+        capture: &CaptureBackend,
+        contexts: &[&PodContext],
+        changed: &[&PodContext],
+    ) {
         let mut fresh = Vec::new();
         for context in contexts {
             let is_guarded = context.plaintext.is_guarded();
             match decide_step(context.policy.load().guards_plaintext(), is_guarded) {
-                PlaintextCaptureStep::Take if self.prepare(capture, context, &context.pod.load()) => fresh.push(*context),
+                PlaintextCaptureStep::Take
+                    if self.prepare(capture, context, &context.pod.load()) =>
+                {
+                    fresh.push(*context)
+                }
                 PlaintextCaptureStep::Leave => self.release(context),
                 PlaintextCaptureStep::Take | PlaintextCaptureStep::Nothing => {}
             }
@@ -116,26 +137,38 @@ impl PlaintextCapture {
             for context in &fresh {
                 self.attach(capture, context, &context.pod.load());
             }
-            for context in contexts.iter().filter(|r| changed.iter().chain(&fresh).any(|c| std::ptr::eq(**r, *c))) {
+            for context in contexts
+                .iter()
+                .filter(|r| changed.iter().chain(&fresh).any(|c| std::ptr::eq(**r, *c)))
+            {
                 self.end_older(context);
             }
         });
-        self.guarded.set(contexts.iter().filter(|r| r.plaintext.is_guarded()).count() as i64);
+        self.guarded
+            .set(contexts.iter().filter(|r| r.plaintext.is_guarded()).count() as i64);
     }
 
     /// Prepares the capture and requests listeners. Returns whether it succeeded.
     fn prepare(&self, capture: &CaptureBackend, context: &PodContext, pod: &LocalPod) -> bool {
         let prepared = match (context.mode, capture.inbound()) {
-            (CaptureMode::Bpf, Some(inbound)) => inbound.prepare(&pod.uid, &pod.netns).map(|p| PlaintextHook::Bpf(Box::new(p))),
+            (CaptureMode::Bpf, Some(inbound)) => inbound
+                .prepare(&pod.uid, &pod.netns)
+                .map(|p| PlaintextHook::Bpf(Box::new(p))),
             _ => Ok(PlaintextHook::Nft),
         };
-        let guard = prepared.or_else(|e| capture.fall_back(&pod.uid, e).map(|()| PlaintextHook::Nft));
+        let guard =
+            prepared.or_else(|e| capture.fall_back(&pod.uid, e).map(|()| PlaintextHook::Nft));
         let done = self.settle(context, pod, guard);
         context.plaintext.set_wanted(done);
         done
     }
 
-    fn settle(&self, context: &PodContext, pod: &LocalPod, guard: Result<PlaintextHook, OffloadError>) -> bool {
+    fn settle(
+        &self,
+        context: &PodContext,
+        pod: &LocalPod,
+        guard: Result<PlaintextHook, OffloadError>,
+    ) -> bool {
         let mut state = context.plaintext.state();
         match guard {
             Ok(guard) => *state = HookState::Guarded(guard),
@@ -154,10 +187,18 @@ impl PlaintextCapture {
             HookState::Guarded(PlaintextHook::Nft) => nft::take_inbound(&pod.netns).map(|()| None),
             HookState::Open | HookState::Failed(_) => return,
         };
-        let guard = attached
-            .or_else(|e| capture.fall_back(&pod.uid, e).and_then(|()| nft::take_inbound(&pod.netns)).map(|()| Some(PlaintextHook::Nft)));
+        let guard = attached.or_else(|e| {
+            capture
+                .fall_back(&pod.uid, e)
+                .and_then(|()| nft::take_inbound(&pod.netns))
+                .map(|()| Some(PlaintextHook::Nft))
+        });
         match guard {
-            Ok(None) => tracing::info!(pod = pod.uid, how = context.plaintext.describe(), "plaintext into the pod is taken"),
+            Ok(None) => tracing::info!(
+                pod = pod.uid,
+                how = context.plaintext.describe(),
+                "plaintext into the pod is taken"
+            ),
             Ok(Some(nft)) => drop(self.settle(context, pod, Ok(nft))),
             Err(e) => drop(self.settle(context, pod, Err(e))),
         }
@@ -172,18 +213,29 @@ impl PlaintextCapture {
         };
         context.plaintext.set_wanted(false);
         match left {
-            Ok(()) => tracing::info!(pod = pod.uid, "plaintext into the pod goes to the application again"),
-            Err(error) => tracing::warn!(pod = pod.uid, %error, "plaintext into the pod stays refused"),
+            Ok(()) => tracing::info!(
+                pod = pod.uid,
+                "plaintext into the pod goes to the application again"
+            ),
+            Err(error) => {
+                tracing::warn!(pod = pod.uid, %error, "plaintext into the pod stays refused")
+            }
         }
     }
 
     /// Resets connections that a pod dialed before it was captured, since they would go on unencrypted.
     pub fn end_dialled(&self, pod: &LocalPod) {
-        match sockets::dialled(&pod.netns, &pod.cgroup).and_then(|open| sockets::reset(&pod.netns, &open)) {
+        match sockets::dialled(&pod.netns, &pod.cgroup)
+            .and_then(|open| sockets::reset(&pod.netns, &open))
+        {
             Ok(0) => {}
             Ok(n) => {
                 self.closed.shared(&["older_outbound"]).add(n);
-                tracing::info!(pod = pod.uid, n, "connections that the pod dialled before it was captured were reset");
+                tracing::info!(
+                    pod = pod.uid,
+                    n,
+                    "connections that the pod dialled before it was captured were reset"
+                );
             }
             Err(error) => {
                 self.failures.inc();
@@ -199,15 +251,29 @@ impl PlaintextCapture {
             return;
         }
         // Under nftables the application's own outbound sockets have real remote addresses, so only a listening port shows the direction.
-        let which = if context.mode == CaptureMode::Bpf { ConnectionFilter::All } else { ConnectionFilter::Listening };
+        let which = if context.mode == CaptureMode::Bpf {
+            ConnectionFilter::All
+        } else {
+            ConnectionFilter::Listening
+        };
         let ended = sockets::inbound(&pod.netns, &pod.cgroup, &PROXY_MARKS, which)
-            .map(|open| decide_older(&context.policy.load(), open, is_probe(self.trusts_node, &pod.probe_ports)))
+            .map(|open| {
+                decide_older(
+                    &context.policy.load(),
+                    open,
+                    is_probe(self.trusts_node, &pod.probe_ports),
+                )
+            })
             .and_then(|over| sockets::reset(&pod.netns, &over));
         match ended {
             Ok(0) => {}
             Ok(n) => {
                 self.closed.shared(&["older_plaintext"]).add(n);
-                tracing::info!(pod = pod.uid, n, "older plaintext connections ended: policies do not let them in any more");
+                tracing::info!(
+                    pod = pod.uid,
+                    n,
+                    "older plaintext connections ended: policies do not let them in any more"
+                );
             }
             Err(error) => {
                 self.failures.inc();
@@ -229,7 +295,11 @@ mod tests {
             (false, true, PlaintextCaptureStep::Leave),
             (false, false, PlaintextCaptureStep::Nothing),
         ] {
-            assert_eq!(decide_step(wanted, is_guarded), step, "wanted {wanted}, guarded {is_guarded}");
+            assert_eq!(
+                decide_step(wanted, is_guarded),
+                step,
+                "wanted {wanted}, guarded {is_guarded}"
+            );
         }
     }
 }

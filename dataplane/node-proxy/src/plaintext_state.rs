@@ -44,7 +44,12 @@ pub struct PlaintextState {
 
 impl Default for PlaintextState {
     fn default() -> Self {
-        Self { state: Mutex::default(), wanted: watch::Sender::new(false), listeners: AtomicU64::new(0), opened: Notify::new() }
+        Self {
+            state: Mutex::default(),
+            wanted: watch::Sender::new(false),
+            listeners: AtomicU64::new(0),
+            opened: Notify::new(),
+        }
     }
 }
 
@@ -59,7 +64,8 @@ impl PlaintextState {
 
     /// Sets whether workers must listen from now on.
     pub(crate) fn set_wanted(&self, wanted: bool) {
-        self.wanted.send_if_modified(|before| std::mem::replace(before, wanted) != wanted);
+        self.wanted
+            .send_if_modified(|before| std::mem::replace(before, wanted) != wanted);
     }
 
     /// Resolves once a worker listens.
@@ -103,7 +109,9 @@ impl PlaintextState {
     pub fn destination(&self, accepted: &TcpStream) -> Option<SocketAddr> {
         let local = accepted.local_addr().ok()?;
         match &*self.state() {
-            HookState::Guarded(PlaintextHook::Nft) => sys::original_destination(accepted).ok().filter(|origin| *origin != local),
+            HookState::Guarded(PlaintextHook::Nft) => sys::original_destination(accepted)
+                .ok()
+                .filter(|origin| *origin != local),
             _ => Some(local),
         }
     }

@@ -19,14 +19,21 @@ pub enum PodError {
     #[error("{file}: {why}")]
     File { file: String, why: String },
     /// The text is not the expected JSON.
-    #[error("{file}: {why}; write uid, namespace, name, serviceAccount, netns, cgroup, ips and labels")]
+    #[error(
+        "{file}: {why}; write uid, namespace, name, serviceAccount, netns, cgroup, ips and labels"
+    )]
     Form { file: String, why: String },
     /// The tenant, namespace, pod or service account has an invalid name.
     #[error("{file}: {why}")]
     Name { file: String, why: IdError },
     /// The uid does not match the namespace and the name in the other fields.
     #[error("{file}: uid {uid:?} must be TENANT/{namespace}/{name}")]
-    Uid { file: String, uid: String, namespace: String, name: String },
+    Uid {
+        file: String,
+        uid: String,
+        namespace: String,
+        name: String,
+    },
     /// The pod has no address, so it can neither be reached nor be distinguished from other pods.
     #[error("{file}: ips is empty")]
     Ips { file: String },
@@ -79,13 +86,24 @@ impl LocalPod {
     pub fn parse(file: &str, text: &[u8]) -> Result<Self, PodError> {
         let file = || file.to_string();
         if text.len() > POD_FILE_BYTES_MAX {
-            return Err(PodError::File { file: file(), why: format!("longer than {POD_FILE_BYTES_MAX} bytes") });
+            return Err(PodError::File {
+                file: file(),
+                why: format!("longer than {POD_FILE_BYTES_MAX} bytes"),
+            });
         }
-        let f: PodFile = serde_json::from_slice(text).map_err(|e| PodError::Form { file: file(), why: e.to_string() })?;
+        let f: PodFile = serde_json::from_slice(text).map_err(|e| PodError::Form {
+            file: file(),
+            why: e.to_string(),
+        })?;
         let name_error = |why| PodError::Name { file: file(), why };
         let tenant = f.uid.split('/').next().unwrap_or_default();
         if f.uid != format!("{tenant}/{}/{}", f.namespace, f.name) {
-            return Err(PodError::Uid { file: file(), uid: f.uid, namespace: f.namespace, name: f.name });
+            return Err(PodError::Uid {
+                file: file(),
+                uid: f.uid,
+                namespace: f.namespace,
+                name: f.name,
+            });
         }
         if f.ips.is_empty() {
             return Err(PodError::Ips { file: file() });
@@ -111,13 +129,20 @@ impl LocalPod {
     /// The file is unreadable, or [`LocalPod::parse`] rejects its text.
     pub fn read(path: &Path) -> Result<Self, PodError> {
         let file = path.display().to_string();
-        let text = std::fs::read(path).map_err(|e| PodError::File { file: file.clone(), why: e.to_string() })?;
+        let text = std::fs::read(path).map_err(|e| PodError::File {
+            file: file.clone(),
+            why: e.to_string(),
+        })?;
         Self::parse(&file, &text)
     }
 
     /// Returns the pod's SPIFFE identity in `trust_domain`.
     pub fn identity(&self, trust_domain: TrustDomain) -> Identity {
-        Identity { trust_domain, namespace: self.namespace.clone(), service_account: self.service_account.clone() }
+        Identity {
+            trust_domain,
+            namespace: self.namespace.clone(),
+            service_account: self.service_account.clone(),
+        }
     }
 
     /// Returns whether the pod has an address of the family of `ip`.
@@ -127,7 +152,11 @@ impl LocalPod {
 
     /// Returns whether the two differ at most in labels and probe ports, so that no socket has to be reopened.
     pub fn same_place(&self, other: &Self) -> bool {
-        let bare = |p: &Self| Self { labels: Labels::new(), probe_ports: BTreeSet::new(), ..p.clone() };
+        let bare = |p: &Self| Self {
+            labels: Labels::new(),
+            probe_ports: BTreeSet::new(),
+            ..p.clone()
+        };
         bare(self) == bare(other)
     }
 }
@@ -135,14 +164,23 @@ impl LocalPod {
 /// Returns the workload name that Istio's dashboards use: the pod's name without the suffix of a ReplicaSet (`-6f7b8c9d5-x2x4z`) or a
 /// StatefulSet (`-0`).
 pub fn workload_name(pod: &str) -> &str {
-    let Some((head, last)) = pod.rsplit_once('-') else { return pod };
+    let Some((head, last)) = pod.rsplit_once('-') else {
+        return pod;
+    };
     if !last.is_empty() && last.bytes().all(|b| b.is_ascii_digit()) {
         return head;
     }
     // Kubernetes draws both suffixes from an alphabet without vowels (k8s.io/apimachinery rand.SafeEncodeString).
-    let drawn = |s: &str| s.bytes().all(|b| b.is_ascii_digit() || (b.is_ascii_lowercase() && !b"aeiou".contains(&b)));
+    let drawn = |s: &str| {
+        s.bytes()
+            .all(|b| b.is_ascii_digit() || (b.is_ascii_lowercase() && !b"aeiou".contains(&b)))
+    };
     match head.rsplit_once('-') {
-        Some((name, hash)) if last.len() == 5 && (8..=10).contains(&hash.len()) && drawn(last) && drawn(hash) => name,
+        Some((name, hash))
+            if last.len() == 5 && (8..=10).contains(&hash.len()) && drawn(last) && drawn(hash) =>
+        {
+            name
+        }
         _ => pod,
     }
 }
@@ -157,13 +195,35 @@ mod tests {
     #[test]
     fn a_pod_file_is_read() {
         let p = LocalPod::parse("f", GOOD.as_bytes()).unwrap();
-        assert_eq!((p.tenant.as_str(), p.ips.len(), p.labels["app"].as_str()), ("alpha", 2, "reviews"));
+        assert_eq!(
+            (p.tenant.as_str(), p.ips.len(), p.labels["app"].as_str()),
+            ("alpha", 2, "reviews")
+        );
         let id = p.identity("alpha.example".parse().unwrap());
-        assert_eq!(id.to_string(), "spiffe://alpha.example/ns/bookinfo/sa/reviews");
-        let probed = LocalPod::parse("f", GOOD.replace("\"unknown\":1", "\"probePorts\":[8080,8081]").as_bytes()).unwrap();
-        assert_eq!((p.probe_ports.len(), probed.probe_ports), (0, BTreeSet::from([8080, 8081])), "none is declared unless it is written");
+        assert_eq!(
+            id.to_string(),
+            "spiffe://alpha.example/ns/bookinfo/sa/reviews"
+        );
+        let probed = LocalPod::parse(
+            "f",
+            GOOD.replace("\"unknown\":1", "\"probePorts\":[8080,8081]")
+                .as_bytes(),
+        )
+        .unwrap();
+        assert_eq!(
+            (p.probe_ports.len(), probed.probe_ports),
+            (0, BTreeSet::from([8080, 8081])),
+            "none is declared unless it is written"
+        );
         assert!(
-            !p.workload_api && LocalPod::parse("f", GOOD.replace("\"unknown\":1", "\"workloadApi\":true").as_bytes()).unwrap().workload_api
+            !p.workload_api
+                && LocalPod::parse(
+                    "f",
+                    GOOD.replace("\"unknown\":1", "\"workloadApi\":true")
+                        .as_bytes()
+                )
+                .unwrap()
+                .workload_api
         );
         assert!(p.speaks("10.9.9.9".parse().unwrap()) && p.speaks("fd00::9".parse().unwrap()));
         let mut q = p.clone();
@@ -178,7 +238,12 @@ mod tests {
     fn broken_files_say_where_and_why() {
         for (case, from, to, expected) in [
             ("torn", "\"labels\":{", "", "write uid, namespace"),
-            ("no address", "[\"10.1.1.2\",\"fd00::2\"]", "[]", "ips is empty"),
+            (
+                "no address",
+                "[\"10.1.1.2\",\"fd00::2\"]",
+                "[]",
+                "ips is empty",
+            ),
             ("bad address", "10.1.1.2", "10.1.1", "write uid"),
             (
                 "another namespace",
@@ -187,14 +252,34 @@ mod tests {
                 "uid \"alpha/bookinfo/reviews-v1-0\" must be TENANT/other",
             ),
             ("bad tenant", "alpha/", "Alpha/", "tenant name"),
-            ("bad account", "\"reviews\",\n", "\"Re_views\",\n", "service account"),
+            (
+                "bad account",
+                "\"reviews\",\n",
+                "\"Re_views\",\n",
+                "service account",
+            ),
         ] {
-            let e = LocalPod::parse("dir/x.json", GOOD.replace(from, to).as_bytes()).unwrap_err().to_string();
-            assert!(e.contains(expected) && e.starts_with("dir/x.json: "), "{case}: {e}");
+            let e = LocalPod::parse("dir/x.json", GOOD.replace(from, to).as_bytes())
+                .unwrap_err()
+                .to_string();
+            assert!(
+                e.contains(expected) && e.starts_with("dir/x.json: "),
+                "{case}: {e}"
+            );
         }
         let long = vec![b' '; POD_FILE_BYTES_MAX + 1];
-        assert!(LocalPod::parse("f", &long).unwrap_err().to_string().contains("longer than"));
-        assert!(LocalPod::read(Path::new("/none")).unwrap_err().to_string().starts_with("/none: "));
+        assert!(
+            LocalPod::parse("f", &long)
+                .unwrap_err()
+                .to_string()
+                .contains("longer than")
+        );
+        assert!(
+            LocalPod::read(Path::new("/none"))
+                .unwrap_err()
+                .to_string()
+                .starts_with("/none: ")
+        );
     }
 
     #[test]

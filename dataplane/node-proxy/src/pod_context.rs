@@ -91,8 +91,15 @@ impl PodContext {
         registry: &Registry,
     ) -> Result<Self, SysError> {
         let netns = Netns::open(&pod.netns)?;
-        let refused = |source| SysError::Netns { path: pod.netns.clone(), source };
-        let cookie = netns.enter(|| sys::netns_cookie(std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?.as_fd()))?.map_err(refused)?;
+        let refused = |source| SysError::Netns {
+            path: pod.netns.clone(),
+            source,
+        };
+        let cookie = netns
+            .enter(|| {
+                sys::netns_cookie(std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?.as_fd())
+            })?
+            .map_err(refused)?;
         Ok(Self {
             pod: ArcSwap::from_pointee(pod),
             labels: ArcSwap::from_pointee(labels),
@@ -134,7 +141,9 @@ impl PodContext {
                 identified.await;
             }
         };
-        tokio::time::timeout(IDENTITY_TIMEOUT, identified).await.ok()
+        tokio::time::timeout(IDENTITY_TIMEOUT, identified)
+            .await
+            .ok()
     }
 
     /// Takes the original destination of an accepted connection.

@@ -67,7 +67,9 @@ pub fn scan(dir: &Path) -> std::io::Result<PodScan> {
     for name in names {
         match LocalPod::read(&dir.join(&name)) {
             Ok(pod) => {
-                let inode = std::fs::metadata(&pod.netns).ok().map(|m| (m.dev(), m.ino()));
+                let inode = std::fs::metadata(&pod.netns)
+                    .ok()
+                    .map(|m| (m.dev(), m.ino()));
                 found.pods.push((name, pod, inode));
             }
             // The file was removed between the listing and the reading.
@@ -99,12 +101,18 @@ pub struct PodChanges {
 /// Compares the served pods with a scan. A file that is unreadable now does not remove its pod: a half-written file must not cut
 /// connections.
 pub fn decide_changes(served_pods: &HashMap<String, ServedPod>, found: PodScan) -> PodChanges {
-    let mut c = PodChanges { refused: found.broken, ..PodChanges::default() };
+    let mut c = PodChanges {
+        refused: found.broken,
+        ..PodChanges::default()
+    };
     let unreadable: BTreeSet<String> = c.refused.iter().map(|(file, _)| file.clone()).collect();
     let mut seen = BTreeSet::new();
     for (file, pod, inode) in found.pods {
         if !seen.insert(pod.uid.clone()) {
-            c.refused.push((file, format!("another file already holds pod {}; remove one", pod.uid)));
+            c.refused.push((
+                file,
+                format!("another file already holds pod {}; remove one", pod.uid),
+            ));
             continue;
         }
         match served_pods.get(&pod.uid) {
@@ -122,12 +130,19 @@ pub fn decide_changes(served_pods: &HashMap<String, ServedPod>, found: PodScan) 
             None => c.add.push((file, pod)),
         }
     }
-    c.remove
-        .extend(served_pods.iter().filter(|(uid, s)| !seen.contains(*uid) && !unreadable.contains(&s.file)).map(|(uid, _)| uid.clone()));
+    c.remove.extend(
+        served_pods
+            .iter()
+            .filter(|(uid, s)| !seen.contains(*uid) && !unreadable.contains(&s.file))
+            .map(|(uid, _)| uid.clone()),
+    );
     c.remove.sort();
     let capacity = (PODS_MAX as usize).saturating_sub(served_pods.len() - c.remove.len());
     for (_, pod) in c.add.drain(c.add.len().min(capacity)..) {
-        c.refused.push((pod.uid, format!("the node holds {PODS_MAX} pods, its limit")));
+        c.refused.push((
+            pod.uid,
+            format!("the node holds {PODS_MAX} pods, its limit"),
+        ));
     }
     c
 }
@@ -198,10 +213,21 @@ impl PodReconciler {
         pod_registry: Arc<PodRegistry>,
     ) -> Self {
         let r = &shared.registry;
-        let pods = r.gauges(MetricFamily::new("canal_node_pods", "Pods of this node, by state.", &["state"]));
-        let substituted =
-            MetricFamily::new("canal_node_substituted_pods", "Pods whose applications see a substitute for every client.", &[]);
-        let modes = r.gauges(MetricFamily::new("canal_node_capture_mode", "1 for each way in which pods are captured.", &["mode"]));
+        let pods = r.gauges(MetricFamily::new(
+            "canal_node_pods",
+            "Pods of this node, by state.",
+            &["state"],
+        ));
+        let substituted = MetricFamily::new(
+            "canal_node_substituted_pods",
+            "Pods whose applications see a substitute for every client.",
+            &[],
+        );
+        let modes = r.gauges(MetricFamily::new(
+            "canal_node_capture_mode",
+            "1 for each way in which pods are captured.",
+            &["mode"],
+        ));
         let gauges = Gauges {
             served: pods.shared(&["served"]),
             refused: pods.shared(&["refused"]),
@@ -246,7 +272,12 @@ impl PodReconciler {
     }
 
     /// Follows the directory until `traffic` drains, then retains what the drain needs until `process` is forced.
-    pub async fn run(mut self, mut generations: watch::Receiver<Generation>, traffic: DrainWatcher, process: DrainWatcher) {
+    pub async fn run(
+        mut self,
+        mut generations: watch::Receiver<Generation>,
+        traffic: DrainWatcher,
+        process: DrainWatcher,
+    ) {
         let mut events = watch_directory(&self.config.pods_dir);
         let mut tick = tokio::time::interval(RESCAN_INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -293,8 +324,17 @@ impl PodReconciler {
             }
         };
         let mut changed = Vec::new();
-        let served_pods = self.entries.iter().map(|(uid, k)| (uid.clone(), k.served_pod.clone())).collect();
-        let PodChanges { remove, relabel, add, mut refused } = decide_changes(&served_pods, found);
+        let served_pods = self
+            .entries
+            .iter()
+            .map(|(uid, k)| (uid.clone(), k.served_pod.clone()))
+            .collect();
+        let PodChanges {
+            remove,
+            relabel,
+            add,
+            mut refused,
+        } = decide_changes(&served_pods, found);
         for uid in remove {
             self.remove(&uid);
         }
@@ -328,10 +368,14 @@ impl PodReconciler {
     }
 
     fn add(&mut self, file: String, pod: LocalPod, traffic: &DrainWatcher) -> Result<(), String> {
-        let netns = std::fs::metadata(&pod.netns).map_err(|e| format!("network namespace {}: {e}", pod.netns.display()))?;
+        let netns = std::fs::metadata(&pod.netns)
+            .map_err(|e| format!("network namespace {}: {e}", pod.netns.display()))?;
         // Capture first: from here on nothing leaves unencrypted, and connections are refused until the listeners are open.
         let (taken, origins) = self.capture.take(&pod).map_err(|e| e.to_string())?;
-        let mut packets = self.capture.guard_packets(&pod, &taken).map_err(|e| e.to_string())?;
+        let mut packets = self
+            .capture
+            .guard_packets(&pod, &taken)
+            .map_err(|e| e.to_string())?;
         packets.follow(&pod, self.shared.view.load().tenant(&pod.tenant));
         // Connections from before the capture would go on unencrypted, which only a tenant with passthrough permits.
         if taken.is_new() && !self.passes_outside(&pod) {
@@ -339,10 +383,22 @@ impl PodReconciler {
         }
         // A pod that returns before its last process ended must not be released any more.
         self.leaving.retain(|(p, ..)| p.uid != pod.uid);
-        let labels = EndpointLabels::of_pod(&pod, &self.config.cluster, self.config.az.as_str(), None);
-        let served_pod = ServedPod { file, pod: Arc::new(pod.clone()), netns: (netns.dev(), netns.ino()) };
-        let mut context =
-            PodContext::new(pod, labels, taken.mode(), origins, &self.config.limits, &self.shared.registry).map_err(|e| e.to_string())?;
+        let labels =
+            EndpointLabels::of_pod(&pod, &self.config.cluster, self.config.az.as_str(), None);
+        let served_pod = ServedPod {
+            file,
+            pod: Arc::new(pod.clone()),
+            netns: (netns.dev(), netns.ino()),
+        };
+        let mut context = PodContext::new(
+            pod,
+            labels,
+            taken.mode(),
+            origins,
+            &self.config.limits,
+            &self.shared.registry,
+        )
+        .map_err(|e| e.to_string())?;
         context.packets = packets.counts();
         context.delivery = CaptureBackend::prepare_delivery(&served_pod.pod);
         let context = Arc::new(context);
@@ -350,9 +406,21 @@ impl PodReconciler {
         self.guards.begin(&self.capture, &context);
         let (trigger, drain) = traffic.branch();
         accept::open(&self.workers, &context, &drain);
-        tracing::info!(pod = served_pod.pod.uid, mode = taken.mode().name(), "pod served");
+        tracing::info!(
+            pod = served_pod.pod.uid,
+            mode = taken.mode().name(),
+            "pod served"
+        );
         let refused_at_connect = ConnectRefusals::default();
-        let mut entry = PodEntry { served_pod, context, taken, packets, api: None, refused_at_connect, trigger };
+        let mut entry = PodEntry {
+            served_pod,
+            context,
+            taken,
+            packets,
+            api: None,
+            refused_at_connect,
+            trigger,
+        };
         serve_api(&self.shared, &self.apis, &mut entry);
         self.entries.insert(entry.served_pod.pod.uid.clone(), entry);
         Ok(())
@@ -360,12 +428,26 @@ impl PodReconciler {
 
     /// Returns whether the pod's tenant is known and permits connections that leave the mesh.
     fn passes_outside(&self, pod: &LocalPod) -> bool {
-        self.shared.view.load().tenant(&pod.tenant).is_some_and(|t| t.tenant.outbound_traffic_policy == OutboundTrafficPolicy::Passthrough)
+        self.shared
+            .view
+            .load()
+            .tenant(&pod.tenant)
+            .is_some_and(|t| t.tenant.outbound_traffic_policy == OutboundTrafficPolicy::Passthrough)
     }
 
     /// Stops listening at once; open connections may finish. The pod stays captured while one of its processes lives.
     fn remove(&mut self, uid: &str) {
-        let Some(PodEntry { served_pod, context, taken, packets, mut trigger, .. }) = self.entries.remove(uid) else { return };
+        let Some(PodEntry {
+            served_pod,
+            context,
+            taken,
+            packets,
+            mut trigger,
+            ..
+        }) = self.entries.remove(uid)
+        else {
+            return;
+        };
         tracing::info!(pod = uid, "pod gone; draining");
         trigger.drain(self.config.drain_limit);
         let workers = self.workers.clone();
@@ -391,21 +473,37 @@ impl PodReconciler {
     fn keep_house(&mut self) {
         self.let_go();
         let (entries, leaving) = (&self.entries, &self.leaving);
-        self.capture.sweep(|uid| entries.contains_key(uid) || leaving.iter().any(|(p, ..)| p.uid == uid));
-        let show = |counters: &CounterFamily, seen: &mut BTreeMap<String, u64>, now: Vec<(String, u64)>| {
+        self.capture
+            .sweep(|uid| entries.contains_key(uid) || leaving.iter().any(|(p, ..)| p.uid == uid));
+        let show = |counters: &CounterFamily,
+                    seen: &mut BTreeMap<String, u64>,
+                    now: Vec<(String, u64)>| {
             for (name, now) in now {
                 let seen = seen.entry(name.clone()).or_default();
                 counters.shared(&[&name]).add(now.saturating_sub(*seen));
                 *seen = now;
             }
         };
-        show(&self.gauges.verdicts, &mut self.verdicts_seen, self.capture.counters());
-        show(&self.gauges.inbound_verdicts, &mut self.inbound_verdicts_seen, self.capture.inbound_counters());
+        show(
+            &self.gauges.verdicts,
+            &mut self.verdicts_seen,
+            self.capture.counters(),
+        );
+        show(
+            &self.gauges.inbound_verdicts,
+            &mut self.inbound_verdicts_seen,
+            self.capture.inbound_counters(),
+        );
         self.record_connect_refusals();
         let view = self.shared.view.load();
         for entry in self.entries.values_mut() {
-            entry.packets.follow(&entry.served_pod.pod, view.tenant(&entry.served_pod.pod.tenant));
-            entry.packets.read(&entry.served_pod.pod, &self.gauges.packets);
+            entry.packets.follow(
+                &entry.served_pod.pod,
+                view.tenant(&entry.served_pod.pod.tenant),
+            );
+            entry
+                .packets
+                .read(&entry.served_pod.pod, &self.gauges.packets);
         }
         for (pod, _, packets) in &mut self.leaving {
             packets.read(pod, &self.gauges.packets);
@@ -414,12 +512,26 @@ impl PodReconciler {
 
     /// Records the refusals of the connect hook since the last call in the metrics and the access log.
     fn record_connect_refusals(&mut self) {
-        let Some(tables) = self.capture.connect_tables() else { return };
+        let Some(tables) = self.capture.connect_tables() else {
+            return;
+        };
         for entry in self.entries.values_mut() {
-            let Some(Ok(now)) = entry.taken.netns_cookie().map(|cookie| tables.refusals(cookie)) else { continue };
-            let refusals = decide_refusals(&std::mem::replace(&mut entry.refused_at_connect, now), &now);
+            let Some(Ok(now)) = entry
+                .taken
+                .netns_cookie()
+                .map(|cookie| tables.refusals(cookie))
+            else {
+                continue;
+            };
+            let refusals =
+                decide_refusals(&std::mem::replace(&mut entry.refused_at_connect, now), &now);
             if !refusals.is_empty() {
-                worker::record_connect_refusals(&self.workers, entry.context.pod.load_full(), entry.context.labels.load_full(), refusals);
+                worker::record_connect_refusals(
+                    &self.workers,
+                    entry.context.pod.load_full(),
+                    entry.context.labels.load_full(),
+                    refusals,
+                );
             }
         }
     }
@@ -430,9 +542,15 @@ impl PodReconciler {
         tokio::task::block_in_place(|| self.connect_policies.follow(&self.capture, &view));
         for entry in self.entries.values_mut() {
             serve_api(&self.shared, &self.apis, entry);
-            entry.packets.follow(&entry.served_pod.pod, view.tenant(&entry.served_pod.pod.tenant));
+            entry.packets.follow(
+                &entry.served_pod.pod,
+                view.tenant(&entry.served_pod.pod.tenant),
+            );
         }
-        let identified = self.entries.values().filter(|k| assign_identity(&self.shared, &self.config, &self.identities, &k.context));
+        let identified = self
+            .entries
+            .values()
+            .filter(|k| assign_identity(&self.shared, &self.config, &self.identities, &k.context));
         identified.map(|k| k.context.clone()).collect()
     }
 
@@ -442,61 +560,107 @@ impl PodReconciler {
             self.gauges.refusals.inc();
             tracing::warn!(what, why, "pod not served");
         }
-        let mut contexts: Vec<Arc<PodContext>> = self.entries.values().map(|k| k.context.clone()).collect();
+        let mut contexts: Vec<Arc<PodContext>> =
+            self.entries.values().map(|k| k.context.clone()).collect();
         contexts.sort_by(|a, b| a.pod.load().uid.cmp(&b.pod.load().uid));
         for (mode, gauge) in &self.gauges.modes {
             let used = self.capture.mode() == *mode || contexts.iter().any(|r| r.mode == *mode);
             gauge.set(i64::from(used));
         }
-        self.gauges.substituted.set(contexts.iter().filter(|r| !r.delivery.is_transparent).count() as i64);
+        self.gauges.substituted.set(
+            contexts
+                .iter()
+                .filter(|r| !r.delivery.is_transparent)
+                .count() as i64,
+        );
         self.gauges.served.set(contexts.len() as i64);
         self.gauges.refused.set(refused.len() as i64);
         self.pod_registry.contexts.store(Arc::new(contexts));
         self.pod_registry.refused.store(Arc::new(refused));
-        self.pod_registry.scanned.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.pod_registry
+            .scanned
+            .store(true, std::sync::atomic::Ordering::Relaxed);
     }
 }
 
 /// Assigns to a pod the identity, policies and labels of the present snapshot. An identity that is still right stays, so that its
 /// credentials go on renewing. Returns whether the policies changed.
-fn assign_identity(shared: &NodeShared, config: &NodeConfig, identities: &PodIdentityFactory, context: &PodContext) -> bool {
+fn assign_identity(
+    shared: &NodeShared,
+    config: &NodeConfig,
+    identities: &PodIdentityFactory,
+    context: &PodContext,
+) -> bool {
     let pod = context.pod.load_full();
     let view = shared.view.load();
     let held = context.identity.load_full();
-    let is_right = |wanted: &Tenant| held.as_ref().is_some_and(|i| i.trust_domain == wanted.trust_domain && i.keys == wanted.keys);
-    let wanted = view.tenant(&pod.tenant).map(|t| &*t.tenant).filter(|wanted| !is_right(wanted));
+    let is_right = |wanted: &Tenant| {
+        held.as_ref()
+            .is_some_and(|i| i.trust_domain == wanted.trust_domain && i.keys == wanted.keys)
+    };
+    let wanted = view
+        .tenant(&pod.tenant)
+        .map(|t| &*t.tenant)
+        .filter(|wanted| !is_right(wanted));
     let fresh = wanted.map(|wanted| Arc::new(identities.of(&pod, wanted)));
     let principal = fresh.as_ref().or(held.as_ref()).map(|i| &i.identity);
-    context.labels.store(Arc::new(EndpointLabels::of_pod(&pod, &config.cluster, config.az.as_str(), principal)));
-    let is_changed = view.tenant(&pod.tenant).is_some_and(|tenant| renew_policy(context, tenant, &pod));
+    context.labels.store(Arc::new(EndpointLabels::of_pod(
+        &pod,
+        &config.cluster,
+        config.az.as_str(),
+        principal,
+    )));
+    let is_changed = view
+        .tenant(&pod.tenant)
+        .is_some_and(|tenant| renew_policy(context, tenant, &pod));
     // Last, because connections wait for the identity and for nothing else.
-    fresh.into_iter().for_each(|identity| context.identify(identity));
+    fresh
+        .into_iter()
+        .for_each(|identity| context.identify(identity));
     is_changed
 }
 
 /// Assigns to a pod the policies that its tenant has for it now. Returns whether they changed.
 pub fn renew_policy(context: &PodContext, tenant: &NodeTenantView, pod: &LocalPod) -> bool {
     let basis = PolicySources::new(tenant, pod);
-    if context.basis.load().as_ref().is_some_and(|held| held.is_same(&basis)) {
+    if context
+        .basis
+        .load()
+        .as_ref()
+        .is_some_and(|held| held.is_same(&basis))
+    {
         return false;
     }
     let renewed = PodPolicy::renew(&context.policy.load(), Some(tenant), pod);
     context.basis.store(Some(Arc::new(basis)));
     let is_new = renewed.is_some();
-    renewed.into_iter().for_each(|policy| context.policy.store(Arc::new(policy)));
+    renewed
+        .into_iter()
+        .for_each(|policy| context.policy.store(Arc::new(policy)));
     is_new
 }
 
 /// Serves the Workload API to a pod that requests it, with the pod's present identity, and updates its trust bundles.
 fn serve_api(shared: &NodeShared, apis: &WorkloadApis, entry: &mut PodEntry) {
     let (pod, view) = (entry.context.pod.load(), shared.view.load());
-    let Some(tenant) = view.tenant(&pod.tenant).filter(|_| pod.workload_api) else { return };
+    let Some(tenant) = view.tenant(&pod.tenant).filter(|_| pod.workload_api) else {
+        return;
+    };
     let identity = pod.identity(tenant.tenant.trust_domain.clone());
-    if entry.api.as_ref().is_none_or(|api| *api.identity() != identity) {
+    if entry
+        .api
+        .as_ref()
+        .is_none_or(|api| *api.identity() != identity)
+    {
         // Dropping the old API closes its sockets.
         entry.api = None;
         let trust = shared.trust.view(&pod.tenant);
-        entry.api = Some(apis.start(&entry.context.netns, identity, tenant.tenant.keys.algorithm, trust));
+        entry.api = Some(apis.start(
+            &entry.context.netns,
+            identity,
+            tenant.tenant.keys.algorithm,
+            trust,
+        ));
     }
     if let Some(api) = &entry.api {
         api.notify(&tenant.bundles);
@@ -509,12 +673,20 @@ fn watch_directory(dir: &Path) -> std::pin::Pin<Box<dyn futures::Stream<Item = (
     use inotify::{Inotify, WatchMask};
     let watch = || -> std::io::Result<_> {
         let inotify = Inotify::init()?;
-        let mask = WatchMask::CLOSE_WRITE | WatchMask::MOVED_TO | WatchMask::MOVED_FROM | WatchMask::DELETE;
+        let mask = WatchMask::CLOSE_WRITE
+            | WatchMask::MOVED_TO
+            | WatchMask::MOVED_FROM
+            | WatchMask::DELETE;
         inotify.watches().add(dir, mask)?;
         inotify.into_event_stream([0u8; 4096])
     };
     match watch() {
-        Ok(events) => Box::pin(events.ready_chunks(64).map(|_| ()).chain(futures::stream::pending())),
+        Ok(events) => Box::pin(
+            events
+                .ready_chunks(64)
+                .map(|_| ())
+                .chain(futures::stream::pending()),
+        ),
         Err(error) => {
             tracing::warn!(dir = %dir.display(), %error, every = ?RESCAN_INTERVAL, "cannot watch the pods directory; reading it by the clock");
             Box::pin(futures::stream::pending())

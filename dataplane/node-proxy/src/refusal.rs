@@ -123,9 +123,10 @@ impl NodeRefusal {
             | NodeRefusal::GatewayAddress => "DENY",
             NodeRefusal::NoIdentity | NodeRefusal::TenantUnknown => "IDENTITY_ERROR",
             NodeRefusal::HandshakeFailed => "TLS_FAILURE",
-            NodeRefusal::BadRequest | NodeRefusal::DestinationMismatch | NodeRefusal::UnknownHost | NodeRefusal::BadSource => {
-                "H2_HANDSHAKE_FAILURE"
-            }
+            NodeRefusal::BadRequest
+            | NodeRefusal::DestinationMismatch
+            | NodeRefusal::UnknownHost
+            | NodeRefusal::BadSource => "H2_HANDSHAKE_FAILURE",
             NodeRefusal::OriginUnknown
             | NodeRefusal::UnknownPort
             | NodeRefusal::NoGateway
@@ -142,8 +143,12 @@ impl NodeRefusal {
     /// retry might fix.
     pub fn status(self) -> u16 {
         match self {
-            NodeRefusal::BadRequest | NodeRefusal::DestinationMismatch | NodeRefusal::BadSource => canal_wire::hbone::STATUS_BAD,
-            NodeRefusal::Denied | NodeRefusal::Undecided | NodeRefusal::StrictPlaintext => canal_wire::hbone::STATUS_DENIED,
+            NodeRefusal::BadRequest | NodeRefusal::DestinationMismatch | NodeRefusal::BadSource => {
+                canal_wire::hbone::STATUS_BAD
+            }
+            NodeRefusal::Denied | NodeRefusal::Undecided | NodeRefusal::StrictPlaintext => {
+                canal_wire::hbone::STATUS_DENIED
+            }
             _ => canal_wire::hbone::STATUS_UNAVAILABLE,
         }
     }

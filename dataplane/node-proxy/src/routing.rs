@@ -22,9 +22,16 @@ use crate::snapshot::{GatewayAddressTarget, NodeSnapshot, NodeTenantView};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OutboundRoute {
     /// The connection goes through a gateway with this `:authority`; the service is for the records.
-    Mesh { authority: SocketAddr, service: Option<Arc<Service>> },
+    Mesh {
+        authority: SocketAddr,
+        service: Option<Arc<Service>>,
+    },
     /// The connection goes to the node of one of these pods without a gateway, or as `Mesh` to `authority` if none of them opens a tunnel.
-    Direct { peers: Arc<DirectPeers>, authority: SocketAddr, service: Option<Arc<Service>> },
+    Direct {
+        peers: Arc<DirectPeers>,
+        authority: SocketAddr,
+        service: Option<Arc<Service>>,
+    },
     /// The pod dialed itself: plain TCP, which never leaves the namespace.
     Own(SocketAddr),
     /// Plain TCP out of the mesh, as the tenant permits, or to a resolver: the tier's own, or one that the tenant names.
@@ -38,12 +45,20 @@ pub enum OutboundRoute {
 ///
 /// # Errors
 /// Returns the reason for the refusal.
-pub fn decide_outbound(view: &NodeSnapshot, pod: &LocalPod, destination: SocketAddr) -> Result<OutboundRoute, NodeRefusal> {
+pub fn decide_outbound(
+    view: &NodeSnapshot,
+    pod: &LocalPod,
+    destination: SocketAddr,
+) -> Result<OutboundRoute, NodeRefusal> {
     let to = SocketAddr::new(destination.ip().to_canonical(), destination.port());
     let reserved = ILLEGAL_PORTS.contains(&to.port());
     // Before the tenant is needed: a pod reaches itself even while its tenant is unknown or closed.
     if pod.ips.contains(&to.ip()) {
-        return if reserved { Err(NodeRefusal::ReservedPort) } else { Ok(OutboundRoute::Own(to)) };
+        return if reserved {
+            Err(NodeRefusal::ReservedPort)
+        } else {
+            Ok(OutboundRoute::Own(to))
+        };
     }
     let tenant = view.tenant(&pod.tenant).ok_or(NodeRefusal::TenantUnknown)?;
     if tenant.rules.closed {
@@ -55,14 +70,20 @@ pub fn decide_outbound(view: &NodeSnapshot, pod: &LocalPod, destination: SocketA
     match tenant.gateway_address_target(to.ip()) {
         // Clients that resolve names by the tier's DNS dial a service's gateway address. It stands for the service like a virtual address.
         Some(GatewayAddressTarget::Service(service)) => return to_service(tenant, service, to),
-        Some(GatewayAddressTarget::Tier) if to.port() == DNS_PORT => return Ok(OutboundRoute::Passthrough(to)),
+        Some(GatewayAddressTarget::Tier) if to.port() == DNS_PORT => {
+            return Ok(OutboundRoute::Passthrough(to));
+        }
         Some(GatewayAddressTarget::Tier) | None => {}
     }
     if tenant.is_gateway(to.ip()) {
         return Err(NodeRefusal::GatewayAddress);
     }
     if tenant.is_pod(to.ip()) {
-        return if reserved { Err(NodeRefusal::ReservedPort) } else { Ok(through(tenant.direct_address(to), to, None)) };
+        return if reserved {
+            Err(NodeRefusal::ReservedPort)
+        } else {
+            Ok(through(tenant.direct_address(to), to, None))
+        };
     }
     // As for UDP queries, which are not captured: the tenant names the resolvers of its pods.
     if to.port() == DNS_PORT && tenant.tenant.resolvers.contains(&to.ip()) {
@@ -75,17 +96,33 @@ pub fn decide_outbound(view: &NodeSnapshot, pod: &LocalPod, destination: SocketA
 }
 
 /// Routes to a service's own ports, whatever their numbers: the illegal ports are those of pods.
-fn to_service(tenant: &NodeTenantView, service: &Arc<Service>, to: SocketAddr) -> Result<OutboundRoute, NodeRefusal> {
+fn to_service(
+    tenant: &NodeTenantView,
+    service: &Arc<Service>,
+    to: SocketAddr,
+) -> Result<OutboundRoute, NodeRefusal> {
     match service.ports.iter().any(|p| p.port == to.port()) {
-        true => Ok(through(tenant.direct_port(&service.key, to.port()), to, Some(service.clone()))),
+        true => Ok(through(
+            tenant.direct_port(&service.key, to.port()),
+            to,
+            Some(service.clone()),
+        )),
         false => Err(NodeRefusal::UnknownPort),
     }
 }
 
 /// Selects the direct route where ready pods serve the port.
-fn through(peers: Option<&Arc<DirectPeers>>, authority: SocketAddr, service: Option<Arc<Service>>) -> OutboundRoute {
+fn through(
+    peers: Option<&Arc<DirectPeers>>,
+    authority: SocketAddr,
+    service: Option<Arc<Service>>,
+) -> OutboundRoute {
     match peers {
-        Some(peers) => OutboundRoute::Direct { peers: peers.clone(), authority, service },
+        Some(peers) => OutboundRoute::Direct {
+            peers: peers.clone(),
+            authority,
+            service,
+        },
         None => OutboundRoute::Mesh { authority, service },
     }
 }
@@ -127,37 +164,64 @@ pub fn decide_inbound(
     authority: &ConnectAuthority,
     caller: &TunnelClient<'_>,
 ) -> Result<AdmittedConnection, AuthorizationRefusal> {
-    let refuse = |refusal| AuthorizationRefusal { refusal, policy: None, why: String::new() };
-    let tenant = view.tenant(&pod.tenant).ok_or_else(|| refuse(NodeRefusal::TenantUnknown))?;
+    let refuse = |refusal| AuthorizationRefusal {
+        refusal,
+        policy: None,
+        why: String::new(),
+    };
+    let tenant = view
+        .tenant(&pod.tenant)
+        .ok_or_else(|| refuse(NodeRefusal::TenantUnknown))?;
     let dialled = dialled.to_canonical();
     let (target, service) = match authority {
-        ConnectAuthority::Address(a) if a.ip().to_canonical() != dialled => return Err(refuse(NodeRefusal::DestinationMismatch)),
+        ConnectAuthority::Address(a) if a.ip().to_canonical() != dialled => {
+            return Err(refuse(NodeRefusal::DestinationMismatch));
+        }
         ConnectAuthority::Address(a) => (SocketAddr::new(dialled, a.port()), None),
-        ConnectAuthority::Name(host, port) => resolve(tenant, pod, dialled, host, *port).ok_or_else(|| refuse(NodeRefusal::UnknownHost))?,
+        ConnectAuthority::Name(host, port) => resolve(tenant, pod, dialled, host, *port)
+            .ok_or_else(|| refuse(NodeRefusal::UnknownHost))?,
     };
     if ILLEGAL_PORTS.contains(&target.port()) {
         return Err(refuse(NodeRefusal::ReservedPort));
     }
-    let source = policy.source(caller.peer, caller.forwarded.0).ok_or_else(|| refuse(NodeRefusal::BadSource))?;
+    let source = policy
+        .source(caller.peer, caller.forwarded.0)
+        .ok_or_else(|| refuse(NodeRefusal::BadSource))?;
     let forwarded = caller.forwarded.1;
     let (address, client) = match &source {
         // Another tenant's addresses may overlap with this one's. Policies know the identity; the application must not confuse the two.
-        ConnectionSource::Forwarded(named) if policy.is_foreign(named) => (forwarded.map(|a| a.ip()), None),
+        ConnectionSource::Forwarded(named) if policy.is_foreign(named) => {
+            (forwarded.map(|a| a.ip()), None)
+        }
         ConnectionSource::Forwarded(_) => (forwarded.map(|a| a.ip()), forwarded),
         ConnectionSource::Gateway => (None, None),
         ConnectionSource::Proven(_) | ConnectionSource::Plain | ConnectionSource::Node => {
             (Some(caller.address), Some(proven_client(caller)))
         }
     };
-    let question = AuthorizationQuery { source, address, destination: target, service: service.as_ref().map(|s| s.key.clone()) };
-    policy.decide(&question).map(|()| AdmittedConnection { target, service, client, question })
+    let question = AuthorizationQuery {
+        source,
+        address,
+        destination: target,
+        service: service.as_ref().map(|s| s.key.clone()),
+    };
+    policy.decide(&question).map(|()| AdmittedConnection {
+        target,
+        service,
+        client,
+        question,
+    })
 }
 
 /// Returns the client of a tunnel from another node, which dials from its pod's namespace: the connection's own address is the client's. Of
 /// the stated source only the port is used, because trusting it does no harm.
 fn proven_client(caller: &TunnelClient<'_>) -> SocketAddr {
     let address = caller.address.to_canonical();
-    let port = caller.forwarded.1.filter(|forwarded| forwarded.ip().to_canonical() == address).map_or(0, |forwarded| forwarded.port());
+    let port = caller
+        .forwarded
+        .1
+        .filter(|forwarded| forwarded.ip().to_canonical() == address)
+        .map_or(0, |forwarded| forwarded.port());
     SocketAddr::new(address, port)
 }
 
@@ -175,16 +239,38 @@ pub fn decide_plain(
     let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
     let target = SocketAddr::new(destination.ip().to_canonical(), destination.port());
     if ILLEGAL_PORTS.contains(&target.port()) {
-        return Err(AuthorizationRefusal { refusal: NodeRefusal::ReservedPort, policy: None, why: String::new() });
+        return Err(AuthorizationRefusal {
+            refusal: NodeRefusal::ReservedPort,
+            policy: None,
+            why: String::new(),
+        });
     }
-    let question = AuthorizationQuery { source: ConnectionSource::Plain, address: Some(peer.ip()), destination: target, service: None };
+    let question = AuthorizationQuery {
+        source: ConnectionSource::Plain,
+        address: Some(peer.ip()),
+        destination: target,
+        service: None,
+    };
     // Without the port: the client's own connection occupies it towards the same target.
     let client = Some(SocketAddr::new(peer.ip(), 0));
     match policy.decide(&question) {
-        Ok(()) => Ok(AdmittedConnection { target, service: None, client, question }),
+        Ok(()) => Ok(AdmittedConnection {
+            target,
+            service: None,
+            client,
+            question,
+        }),
         Err(_) if from_node(peer, target) => {
-            let question = AuthorizationQuery { source: ConnectionSource::Node, ..question };
-            Ok(AdmittedConnection { target, service: None, client, question })
+            let question = AuthorizationQuery {
+                source: ConnectionSource::Node,
+                ..question
+            };
+            Ok(AdmittedConnection {
+                target,
+                service: None,
+                client,
+                question,
+            })
         }
         Err(no) => Err(no),
     }
@@ -192,7 +278,13 @@ pub fn decide_plain(
 
 type ResolvedAddress = (SocketAddr, Option<Arc<Service>>);
 
-fn resolve(tenant: &NodeTenantView, pod: &LocalPod, dialled: IpAddr, host: &str, port: u16) -> Option<ResolvedAddress> {
+fn resolve(
+    tenant: &NodeTenantView,
+    pod: &LocalPod,
+    dialled: IpAddr,
+    host: &str,
+    port: u16,
+) -> Option<ResolvedAddress> {
     let service = tenant.service_by_host(host)?;
     let target = tenant.target_port(&pod.uid, &service.key, port)?;
     Some((SocketAddr::new(dialled, target), Some(service.clone())))

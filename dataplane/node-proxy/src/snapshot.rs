@@ -9,7 +9,10 @@ use std::sync::Arc;
 use canal_hbone::ConnectAuthority;
 use canal_model::authorization::{Authorization, PeerAuthentication};
 use canal_model::ids::{Generation, NodeName, ServiceKey, TenantName, TrustDomain};
-use canal_model::program::{DirectEndpoint, DirectPort, EndpointPort, GatewayAddress, Resource, ResourceKind, Service, Tenant};
+use canal_model::program::{
+    DirectEndpoint, DirectPort, EndpointPort, GatewayAddress, Resource, ResourceKind, Service,
+    Tenant,
+};
 use canal_model::tier::{is_tier_service, reserved};
 use canal_model::trust::TrustBundle;
 use canal_southbound_client::ResourceState;
@@ -84,7 +87,13 @@ pub struct TenantAuthorization {
 
 impl TenantAuthorization {
     fn empty(trust_domain: TrustDomain) -> Self {
-        Self { trust_domain, closed: false, federated: BTreeSet::new(), authorizations: Vec::new(), peer_authentications: Vec::new() }
+        Self {
+            trust_domain,
+            closed: false,
+            federated: BTreeSet::new(),
+            authorizations: Vec::new(),
+            peer_authentications: Vec::new(),
+        }
     }
 }
 
@@ -103,7 +112,11 @@ impl NodeSnapshot {
     /// Builds the snapshot of `node` from the southbound state. This never fails: resources of unknown tenants are left out, and of two
     /// services that claim one address the one with the smaller key gets it, so that all nodes agree.
     pub fn new(state: &ResourceState, node: &NodeName) -> Self {
-        let all: Vec<&Resource> = KINDS.into_iter().flat_map(|k| state.of(k)).map(|r| &**r).collect();
+        let all: Vec<&Resource> = KINDS
+            .into_iter()
+            .flat_map(|k| state.of(k))
+            .map(|r| &**r)
+            .collect();
         let mut view = Self::from_resources(state.generation(), all.iter().copied(), node);
         state.closed().keys().for_each(|tenant| view.close(tenant));
         view
@@ -112,10 +125,17 @@ impl NodeSnapshot {
     /// Closes the tenant, so that nothing of it is served.
     pub(crate) fn close(&mut self, tenant: &TenantName) {
         if let Some(tenant) = self.tenants.get_mut(tenant) {
-            let mut rules = TenantAuthorization { closed: true, ..TenantAuthorization::empty(tenant.rules.trust_domain.clone()) };
+            let mut rules = TenantAuthorization {
+                closed: true,
+                ..TenantAuthorization::empty(tenant.rules.trust_domain.clone())
+            };
             rules.federated.clone_from(&tenant.rules.federated);
-            rules.authorizations.clone_from(&tenant.rules.authorizations);
-            rules.peer_authentications.clone_from(&tenant.rules.peer_authentications);
+            rules
+                .authorizations
+                .clone_from(&tenant.rules.authorizations);
+            rules
+                .peer_authentications
+                .clone_from(&tenant.rules.peer_authentications);
             tenant.rules = Arc::new(rules);
         }
     }
@@ -125,7 +145,11 @@ impl NodeSnapshot {
     pub fn after(before: &NodeSnapshot, state: &ResourceState, node: &NodeName) -> Self {
         let mut view = Self::new(state, node);
         for (name, tenant) in &mut view.tenants {
-            if let Some(old) = before.tenants.get(name).filter(|old| old.rules == tenant.rules) {
+            if let Some(old) = before
+                .tenants
+                .get(name)
+                .filter(|old| old.rules == tenant.rules)
+            {
                 tenant.rules = old.rules.clone();
             }
         }
@@ -133,28 +157,44 @@ impl NodeSnapshot {
     }
 
     /// Builds a snapshot like [`NodeSnapshot::new`] from resources in any order, with no tenant closed.
-    pub fn from_resources<'a>(generation: Generation, all: impl Iterator<Item = &'a Resource> + Clone, node: &NodeName) -> Self {
+    pub fn from_resources<'a>(
+        generation: Generation,
+        all: impl Iterator<Item = &'a Resource> + Clone,
+        node: &NodeName,
+    ) -> Self {
         let mut tenants = HashMap::new();
         let mut rules: HashMap<TenantName, TenantAuthorization> = HashMap::new();
         // Tenants come first, because every other resource belongs to one.
         for r in all.clone() {
             if let Resource::Tenant(t) = r {
-                rules.insert(t.name.clone(), TenantAuthorization::empty(t.trust_domain.clone()));
+                rules.insert(
+                    t.name.clone(),
+                    TenantAuthorization::empty(t.trust_domain.clone()),
+                );
                 tenants.insert(t.name.clone(), NodeTenantView::empty(t.clone()));
             }
         }
         let mut direct: HashMap<TenantName, Vec<&DirectEndpoint>> = HashMap::new();
         for r in all {
-            let Some((t, rules)) = r.tenant().and_then(|name| Some((tenants.get_mut(name)?, rules.get_mut(name)?))) else { continue };
+            let Some((t, rules)) = r
+                .tenant()
+                .and_then(|name| Some((tenants.get_mut(name)?, rules.get_mut(name)?)))
+            else {
+                continue;
+            };
             match r {
                 Resource::Gateway(g) => t.replicas.push(Arc::new(GatewayEndpoint::replica(g))),
                 Resource::Address(a) => t.add_address(a),
                 Resource::Service(s) => t.add_service(Arc::new(s.clone())),
                 Resource::DirectEndpoint(d) => direct.entry(d.tenant.clone()).or_default().push(d),
                 Resource::Authorization(a) => rules.authorizations.push(Arc::new(a.clone())),
-                Resource::PeerAuthentication(p) => rules.peer_authentications.push(Arc::new(p.clone())),
+                Resource::PeerAuthentication(p) => {
+                    rules.peer_authentications.push(Arc::new(p.clone()))
+                }
                 Resource::Bundle(b) => {
-                    rules.federated.extend(b.federated.then(|| b.trust_domain.clone()));
+                    rules
+                        .federated
+                        .extend(b.federated.then(|| b.trust_domain.clone()));
                     t.bundles.push(b.clone());
                 }
                 Resource::Workload(w) if w.node == *node => {
@@ -168,8 +208,11 @@ impl NodeSnapshot {
         for t in tenants.values_mut() {
             t.replicas.sort_by(|a, b| a.label.cmp(&b.label));
             t.tier.sort_by(|a, b| a.az.cmp(&b.az));
-            t.bundles.sort_by(|a, b| a.trust_domain.cmp(&b.trust_domain));
-            t.addresses.values_mut().for_each(|of| of.sort_by(|a, b| a.az.cmp(&b.az)));
+            t.bundles
+                .sort_by(|a, b| a.trust_domain.cmp(&b.trust_domain));
+            t.addresses
+                .values_mut()
+                .for_each(|of| of.sort_by(|a, b| a.az.cmp(&b.az)));
         }
         for (name, endpoints) in direct {
             if let Some(t) = tenants.get_mut(&name) {
@@ -184,7 +227,10 @@ impl NodeSnapshot {
                 t.rules = Arc::new(rules);
             }
         }
-        Self { generation, tenants }
+        Self {
+            generation,
+            tenants,
+        }
     }
 
     /// Returns the tenant's part of the snapshot.
@@ -226,12 +272,19 @@ impl NodeTenantView {
                     *old = a.service.clone();
                 }
             };
-            self.owners.entry(ip.to_canonical()).and_modify(smaller).or_insert_with(|| a.service.clone());
+            self.owners
+                .entry(ip.to_canonical())
+                .and_modify(smaller)
+                .or_insert_with(|| a.service.clone());
         }
         let entrance = Arc::new(GatewayEndpoint::address(a));
         match is_tier_service(&a.service) {
             true => self.tier.push(entrance),
-            false => self.addresses.entry(a.service.clone()).or_default().push(entrance),
+            false => self
+                .addresses
+                .entry(a.service.clone())
+                .or_default()
+                .push(entrance),
         }
     }
 
@@ -242,35 +295,57 @@ impl NodeTenantView {
             }
         };
         for vip in &s.vips {
-            self.services.entry(vip.to_canonical()).and_modify(first).or_insert_with(|| s.clone());
+            self.services
+                .entry(vip.to_canonical())
+                .and_modify(first)
+                .or_insert_with(|| s.clone());
         }
         self.by_key.insert(s.key.clone(), s.clone());
-        self.hosts.entry(s.hostname.to_ascii_lowercase()).and_modify(first).or_insert_with(|| s.clone());
+        self.hosts
+            .entry(s.hostname.to_ascii_lowercase())
+            .and_modify(first)
+            .or_insert_with(|| s.clone());
     }
 
     /// Adds the endpoints of direct ports. Ports of unknown services are left out.
     fn set_direct(&mut self, endpoints: &[&DirectEndpoint]) {
-        let mut of_ports: HashMap<&DirectPort, Vec<(&DirectEndpoint, Arc<DirectPeer>)>> = HashMap::new();
+        let mut of_ports: HashMap<&DirectPort, Vec<(&DirectEndpoint, Arc<DirectPeer>)>> =
+            HashMap::new();
         for endpoint in endpoints {
             let peer = Arc::new(DirectPeer::new(endpoint, &self.tenant.trust_domain));
             for port in &endpoint.serves {
-                of_ports.entry(port).or_default().push((*endpoint, peer.clone()));
+                of_ports
+                    .entry(port)
+                    .or_default()
+                    .push((*endpoint, peer.clone()));
             }
             for ip in &peer.addresses {
                 self.direct_ips.insert(*ip);
                 for port in &endpoint.own_ports {
                     let address = SocketAddr::new(*ip, *port);
-                    let at_address = Arc::new(DirectPeer { addresses: vec![*ip], expected: peer.expected.clone() });
-                    let only = DirectPeers::new(ConnectAuthority::Address(address), vec![(*endpoint, at_address)]);
+                    let at_address = Arc::new(DirectPeer {
+                        addresses: vec![*ip],
+                        expected: peer.expected.clone(),
+                    });
+                    let only = DirectPeers::new(
+                        ConnectAuthority::Address(address),
+                        vec![(*endpoint, at_address)],
+                    );
                     self.direct_addresses.insert(address, Arc::new(only));
                 }
             }
         }
         for (port, of) in of_ports {
-            let Some(service) = self.by_key.get(&port.service) else { continue };
-            let authority = ConnectAuthority::Name(service.hostname.to_ascii_lowercase(), port.port);
+            let Some(service) = self.by_key.get(&port.service) else {
+                continue;
+            };
+            let authority =
+                ConnectAuthority::Name(service.hostname.to_ascii_lowercase(), port.port);
             let peers = Arc::new(DirectPeers::new(authority, of));
-            self.direct_ports.entry(port.service.clone()).or_default().insert(port.port, peers);
+            self.direct_ports
+                .entry(port.service.clone())
+                .or_default()
+                .insert(port.port, peers);
         }
     }
 
@@ -286,7 +361,9 @@ impl NodeTenantView {
 
     /// Iterates over the direct ports of services that have a ready pod, in no order.
     pub fn direct_ports(&self) -> impl Iterator<Item = (&ServiceKey, u16, &Arc<DirectPeers>)> {
-        self.direct_ports.iter().flat_map(|(key, ports)| ports.iter().map(move |(port, peers)| (key, *port, peers)))
+        self.direct_ports
+            .iter()
+            .flat_map(|(key, ports)| ports.iter().map(move |(port, peers)| (key, *port, peers)))
     }
 
     /// Returns the service that has this virtual address.
@@ -301,7 +378,11 @@ impl NodeTenantView {
 
     /// Returns the pod's own port for a service's port, if the pod serves it.
     pub fn target_port(&self, pod_uid: &str, service: &ServiceKey, port: u16) -> Option<u16> {
-        self.endpoints.get(pod_uid)?.iter().find(|e| e.service == *service && e.port == port).map(|e| e.target_port)
+        self.endpoints
+            .get(pod_uid)?
+            .iter()
+            .find(|e| e.service == *service && e.port == port)
+            .map(|e| e.target_port)
     }
 
     /// Returns the pod's own UDP ports that accept datagrams from the tier.
@@ -313,14 +394,33 @@ impl NodeTenantView {
     /// Returns the addresses of the tier as pods see them: ranges of gateway addresses, the tier's own addresses, from which its replicas
     /// dial, and replicas with addresses of their own.
     pub fn tier_ranges(&self) -> BTreeSet<IpNet> {
-        let replicas = self.replicas.iter().flat_map(|r| &r.addresses).map(|ip| IpNet::from(ip.to_canonical()));
-        let on_tier = if self.tenant.gateway_cidrs.is_empty() { Vec::new() } else { reserved().to_vec() };
-        self.tenant.gateway_cidrs.iter().copied().chain(on_tier).chain(replicas).collect()
+        let replicas = self
+            .replicas
+            .iter()
+            .flat_map(|r| &r.addresses)
+            .map(|ip| IpNet::from(ip.to_canonical()));
+        let on_tier = if self.tenant.gateway_cidrs.is_empty() {
+            Vec::new()
+        } else {
+            reserved().to_vec()
+        };
+        self.tenant
+            .gateway_cidrs
+            .iter()
+            .copied()
+            .chain(on_tier)
+            .chain(replicas)
+            .collect()
     }
 
     /// Returns the services that the pod serves at some port.
     pub fn served(&self, pod_uid: &str) -> BTreeSet<&ServiceKey> {
-        self.endpoints.get(pod_uid).into_iter().flatten().map(|e| &e.service).collect()
+        self.endpoints
+            .get(pod_uid)
+            .into_iter()
+            .flatten()
+            .map(|e| &e.service)
+            .collect()
     }
 
     /// Returns whether the address is in the tenant's pod ranges.
@@ -346,16 +446,34 @@ impl NodeTenantView {
     /// Returns the destination behind a gateway address.
     pub fn gateway_address_target(&self, ip: IpAddr) -> Option<GatewayAddressTarget<'_>> {
         let key = self.owners.get(&ip)?;
-        if is_tier_service(key) { Some(GatewayAddressTarget::Tier) } else { self.by_key.get(key).map(GatewayAddressTarget::Service) }
+        if is_tier_service(key) {
+            Some(GatewayAddressTarget::Tier)
+        } else {
+            self.by_key.get(key).map(GatewayAddressTarget::Service)
+        }
     }
 
     /// Returns the name servers that pods may query by UDP, which the mesh does not carry: those that the tenant names, else the tier's
     /// own, else the cluster's DNS service. The list is sorted.
     pub fn resolvers(&self) -> Vec<IpAddr> {
-        let tier = || self.owners.iter().filter(|(_, key)| is_tier_service(key)).map(|(ip, _)| *ip).collect::<Vec<_>>();
-        let cluster = || self.hosts.get(CLUSTER_DNS).map(|service| service.vips.clone()).unwrap_or_default();
+        let tier = || {
+            self.owners
+                .iter()
+                .filter(|(_, key)| is_tier_service(key))
+                .map(|(ip, _)| *ip)
+                .collect::<Vec<_>>()
+        };
+        let cluster = || {
+            self.hosts
+                .get(CLUSTER_DNS)
+                .map(|service| service.vips.clone())
+                .unwrap_or_default()
+        };
         let named = self.tenant.resolvers.clone();
-        let mut found = [named, tier(), cluster()].into_iter().find(|of| !of.is_empty()).unwrap_or_default();
+        let mut found = [named, tier(), cluster()]
+            .into_iter()
+            .find(|of| !of.is_empty())
+            .unwrap_or_default();
         found.sort();
         found
     }
@@ -371,7 +489,9 @@ impl NodeTenantView {
 
     /// Iterates over the gateway addresses of services without the tier's own, in no order.
     pub fn addresses(&self) -> impl Iterator<Item = (&ServiceKey, &Arc<GatewayEndpoint>)> {
-        self.addresses.iter().flat_map(|(key, of)| of.iter().map(move |entrance| (key, entrance)))
+        self.addresses
+            .iter()
+            .flat_map(|(key, of)| of.iter().map(move |entrance| (key, entrance)))
     }
 
     /// Iterates over all virtual addresses with their services, in no order.
@@ -381,7 +501,11 @@ impl NodeTenantView {
 
     /// Iterates over all addresses at which tunnels to gateways are opened, in no order; some occur twice.
     pub fn entrance_addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.owners.keys().copied().chain(self.replicas.iter().flat_map(|r| r.addresses.iter().copied()))
+        self.owners.keys().copied().chain(
+            self.replicas
+                .iter()
+                .flat_map(|r| r.addresses.iter().copied()),
+        )
     }
 
     /// Returns the number of services with different host names.

@@ -46,17 +46,27 @@ pub struct ConnectionMetricFamilies {
 
 /// Returns the family of admitted connections that the node ended early, by reason.
 pub fn closed_family() -> MetricFamily {
-    MetricFamily::new("canal_node_closed_total", "Open connections into pods that were ended, by reason.", &["reason"])
+    MetricFamily::new(
+        "canal_node_closed_total",
+        "Open connections into pods that were ended, by reason.",
+        &["reason"],
+    )
 }
 
 impl ConnectionMetricFamilies {
     /// Registers all families in `r`.
     pub fn new(r: &Registry) -> Self {
         let tcp = |name, help| r.counters(MetricFamily::new(name, help, &LABELS));
-        let refused =
-            MetricFamily::new("canal_node_refused_total", "Connections and tunnels refused, by reason.", &["direction", "reason"]);
-        let failures =
-            MetricFamily::new("canal_node_gateway_failures_total", "Tunnels that a gateway did not open.", &["gateway", "cause"]);
+        let refused = MetricFamily::new(
+            "canal_node_refused_total",
+            "Connections and tunnels refused, by reason.",
+            &["direction", "reason"],
+        );
+        let failures = MetricFamily::new(
+            "canal_node_gateway_failures_total",
+            "Tunnels that a gateway did not open.",
+            &["gateway", "cause"],
+        );
         Self {
             opened: tcp("istio_tcp_connections_opened_total", "The total number of TCP connections opened."),
             closed: tcp("istio_tcp_connections_closed_total", "The total number of TCP connections closed."),
@@ -95,9 +105,15 @@ pub struct ConnectionRecorder {
 impl ConnectionRecorder {
     /// Creates the recorder of the worker that owns `shard` and `log`.
     pub fn new(families: ConnectionMetricFamilies, shard: MetricsShard, log: WorkerLog) -> Self {
-        let refused = [Reporter::Source, Reporter::Destination]
-            .map(|r| REFUSALS.map(|x| shard.counter(&families.refused, &[r.direction(), x.name()])));
-        Self { families, shard, log, refused }
+        let refused = [Reporter::Source, Reporter::Destination].map(|r| {
+            REFUSALS.map(|x| shard.counter(&families.refused, &[r.direction(), x.name()]))
+        });
+        Self {
+            families,
+            shard,
+            log,
+            refused,
+        }
     }
 
     /// Counts and logs a refusal from before there is a flow record, with the facts that are known.
@@ -115,27 +131,55 @@ impl ConnectionRecorder {
             Reporter::Source => ("src.workload", "src.namespace"),
             Reporter::Destination => ("dst.workload", "dst.namespace"),
         };
-        let line = self.log.line().str("direction", reporter.direction()).str("result", reason.name());
-        let line = line.str("response_flags", reason.flag()).display("src.addr", source);
+        let line = self
+            .log
+            .line()
+            .str("direction", reporter.direction())
+            .str("result", reason.name());
+        let line = line
+            .str("response_flags", reason.flag())
+            .display("src.addr", source);
         let line = match destination {
             Some(d) => line.display("dst.addr", d),
             None => line,
         };
-        line.str(end, &pod.workload).str(of, &pod.namespace).some("error", why).end();
+        line.str(end, &pod.workload)
+            .str(of, &pod.namespace)
+            .some("error", why)
+            .end();
     }
 
     /// Counts and logs what the kernel refused a pod at `connect()` since the last call, in one line with the last destination.
-    pub fn refused_at_connect(&self, refusal: &ConnectRefusal, pod: &LocalPod, endpoint_labels: &EndpointLabels) {
+    pub fn refused_at_connect(
+        &self,
+        refusal: &ConnectRefusal,
+        pod: &LocalPod,
+        endpoint_labels: &EndpointLabels,
+    ) {
         self.add_refused(Reporter::Source, refusal.reason, refusal.count);
-        let line = self.log.line().str("direction", Reporter::Source.direction()).str("result", refusal.reason.name());
-        let line = line.str("response_flags", refusal.reason.flag()).str("refused_at", "connect").u64("count", refusal.count);
-        let own = pod.ips.iter().find(|ip| ip.is_ipv4() == refusal.destination.is_ipv4());
+        let line = self
+            .log
+            .line()
+            .str("direction", Reporter::Source.direction())
+            .str("result", refusal.reason.name());
+        let line = line
+            .str("response_flags", refusal.reason.flag())
+            .str("refused_at", "connect")
+            .u64("count", refusal.count);
+        let own = pod
+            .ips
+            .iter()
+            .find(|ip| ip.is_ipv4() == refusal.destination.is_ipv4());
         let line = match own {
             Some(own) => line.display("src.addr", own),
             None => line,
         };
-        let line = line.display("dst.addr", refusal.destination).str("src.workload", &endpoint_labels.workload);
-        line.str("src.namespace", &endpoint_labels.namespace).some("src.pod", &endpoint_labels.pod).end();
+        let line = line
+            .display("dst.addr", refusal.destination)
+            .str("src.workload", &endpoint_labels.workload);
+        line.str("src.namespace", &endpoint_labels.namespace)
+            .some("src.pod", &endpoint_labels.pod)
+            .end();
     }
 
     /// Counts a refusal that is logged elsewhere.
@@ -152,17 +196,23 @@ impl ConnectionRecorder {
 
     /// Counts a tunnel that a gateway did not open.
     pub fn gateway_failed(&self, label: &str, cause: &str) {
-        self.shard.counter(&self.families.gateway_failures, &[label, cause]).inc();
+        self.shard
+            .counter(&self.families.gateway_failures, &[label, cause])
+            .inc();
     }
 
     /// Counts a direct tunnel that a pod's node did not open.
     pub fn direct_failed(&self, cause: &str) {
-        self.shard.counter(&self.families.direct_failures, &[cause]).inc();
+        self.shard
+            .counter(&self.families.direct_failures, &[cause])
+            .inc();
     }
 
     /// Counts a connection that takes a gateway instead of the direct path.
     pub fn direct_fallback(&self) {
-        self.shard.counter(&self.families.direct_fallbacks, &[]).inc();
+        self.shard
+            .counter(&self.families.direct_fallbacks, &[])
+            .inc();
     }
 
     /// Counts the decision of the pod's policies: on `question` if it was allowed, else the refusal `no`. For pods without policies only
@@ -175,16 +225,29 @@ impl ConnectionRecorder {
         no: Option<&AuthorizationRefusal>,
     ) {
         let count = |action: &str, policy: Option<&PolicyKey>| {
-            let policy = policy.map(|key| format!("{}/{}", key.namespace, key.name)).unwrap_or_default();
-            self.shard.counter(&self.families.authorization, &[pod.tenant.as_str(), action, &policy]).inc();
+            let policy = policy
+                .map(|key| format!("{}/{}", key.namespace, key.name))
+                .unwrap_or_default();
+            self.shard
+                .counter(
+                    &self.families.authorization,
+                    &[pod.tenant.as_str(), action, &policy],
+                )
+                .inc();
         };
         match no {
-            Some(AuthorizationRefusal { refusal, policy, .. }) => match refusal {
+            Some(AuthorizationRefusal {
+                refusal, policy, ..
+            }) => match refusal {
                 NodeRefusal::Denied => count("deny", policy.as_ref()),
-                NodeRefusal::Undecided | NodeRefusal::StrictPlaintext => count(refusal.name(), policy.as_ref()),
+                NodeRefusal::Undecided | NodeRefusal::StrictPlaintext => {
+                    count(refusal.name(), policy.as_ref())
+                }
                 _ => {}
             },
-            None if question.is_some_and(|q| q.source == ConnectionSource::Node) => count("node", None),
+            None if question.is_some_and(|q| q.source == ConnectionSource::Node) => {
+                count("node", None)
+            }
             None if policy.is_empty() => {}
             None => count("allow", None),
         }
@@ -195,19 +258,35 @@ impl ConnectionRecorder {
 
     /// Counts an open connection that policies end. Returns its failure and the log's text.
     pub fn cut(&self, no: &AuthorizationRefusal) -> (ConnectionFailure, String) {
-        self.shard.counter(&self.families.closed_early, &[no.refusal.name()]).inc();
-        (ConnectionFailure { refusal: None, ..no.refusal.into() }, format!("policies have changed: {}", no.why))
+        self.shard
+            .counter(&self.families.closed_early, &[no.refusal.name()])
+            .inc();
+        (
+            ConnectionFailure {
+                refusal: None,
+                ..no.refusal.into()
+            },
+            format!("policies have changed: {}", no.why),
+        )
     }
 
     /// Counts a connection that is about to be dialed, and returns its byte meter.
     pub fn opened(&self, flow: &FlowRecord) -> Meter {
         let labels = label_values(&ReportedConnection::opened(flow, FLAG_NONE));
         self.shard.counter(&self.families.opened, &labels).inc();
-        Meter::with(self.shard.counter(&self.families.received, &labels), self.shard.counter(&self.families.sent, &labels))
+        Meter::with(
+            self.shard.counter(&self.families.received, &labels),
+            self.shard.counter(&self.families.sent, &labels),
+        )
     }
 
     /// Counts and logs the end of a connection; `fault` is `None` if it ended normally.
-    pub fn closed(&self, flow: &FlowRecord, meter: &Meter, fault: Option<(&ConnectionFailure, &str)>) {
+    pub fn closed(
+        &self,
+        flow: &FlowRecord,
+        meter: &Meter,
+        fault: Option<(&ConnectionFailure, &str)>,
+    ) {
         let closed = ReportedConnection {
             flow,
             flag: fault.map_or(FLAG_NONE, |(f, _)| f.flag),
@@ -217,8 +296,16 @@ impl ConnectionRecorder {
             bytes_received: meter.a_to_b(),
             took: flow.started.elapsed(),
         };
-        self.shard.counter(&self.families.closed, &label_values(&closed)).inc();
-        if let Some((ConnectionFailure { refusal: Some(r), .. }, _)) = fault {
+        self.shard
+            .counter(&self.families.closed, &label_values(&closed))
+            .inc();
+        if let Some((
+            ConnectionFailure {
+                refusal: Some(r), ..
+            },
+            _,
+        )) = fault
+        {
             self.count_refused(flow.reporter, *r);
         }
         write_log(&self.log, &closed);
@@ -238,11 +325,23 @@ pub struct ConnectionFailure {
 
 impl From<NodeRefusal> for ConnectionFailure {
     fn from(r: NodeRefusal) -> Self {
-        Self { name: r.name(), flag: r.flag(), refusal: Some(r) }
+        Self {
+            name: r.name(),
+            flag: r.flag(),
+            refusal: Some(r),
+        }
     }
 }
 
 /// One side reset the connection.
-pub const RESET: ConnectionFailure = ConnectionFailure { name: "reset", flag: FLAG_NONE, refusal: None };
+pub const RESET: ConnectionFailure = ConnectionFailure {
+    name: "reset",
+    flag: FLAG_NONE,
+    refusal: None,
+};
 /// This process closed the connection: at the drain's deadline, or because the pod is gone.
-pub const CUT: ConnectionFailure = ConnectionFailure { name: "cut", flag: FLAG_NONE, refusal: None };
+pub const CUT: ConnectionFailure = ConnectionFailure {
+    name: "cut",
+    flag: FLAG_NONE,
+    refusal: None,
+};

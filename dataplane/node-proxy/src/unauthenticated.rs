@@ -41,16 +41,27 @@ impl UnauthenticatedConnections {
             &[],
         );
         let displaced = registry.counters(family).shared(&[]);
-        Self { inner: Arc::new(Inner { max: max.max(1), waiting: Mutex::default(), displaced }) }
+        Self {
+            inner: Arc::new(Inner {
+                max: max.max(1),
+                waiting: Mutex::default(),
+                displaced,
+            }),
+        }
     }
 
     fn waiting(&self) -> MutexGuard<'_, VecDeque<Arc<WaitingConnection>>> {
-        self.inner.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner
+            .waiting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Registers a connection; at the limit the oldest is displaced.
     pub fn enter(&self) -> UnauthenticatedGuard {
-        let own = Arc::new(WaitingConnection { displaced: Notify::new() });
+        let own = Arc::new(WaitingConnection {
+            displaced: Notify::new(),
+        });
         let mut waiting = self.waiting();
         if waiting.len() >= self.inner.max
             && let Some(oldest) = waiting.pop_front()
@@ -60,7 +71,10 @@ impl UnauthenticatedConnections {
         }
         waiting.push_back(own.clone());
         drop(waiting);
-        UnauthenticatedGuard { of: self.clone(), own }
+        UnauthenticatedGuard {
+            of: self.clone(),
+            own,
+        }
     }
 
     /// Returns the number of waiting connections.
@@ -92,13 +106,27 @@ mod tests {
     async fn the_oldest_unauthenticated_connection_gives_way() {
         let connections = UnauthenticatedConnections::new(&Registry::new(), 2);
         let (first, second) = (connections.enter(), connections.enter());
-        let is_displaced = async |c: &UnauthenticatedGuard| tokio::time::timeout(Duration::from_millis(20), c.displaced()).await.is_ok();
-        assert!(!is_displaced(&first).await && !is_displaced(&second).await, "there is room for two");
+        let is_displaced = async |c: &UnauthenticatedGuard| {
+            tokio::time::timeout(Duration::from_millis(20), c.displaced())
+                .await
+                .is_ok()
+        };
+        assert!(
+            !is_displaced(&first).await && !is_displaced(&second).await,
+            "there is room for two"
+        );
         let third = connections.enter();
-        assert!(is_displaced(&first).await && !is_displaced(&second).await && !is_displaced(&third).await);
+        assert!(
+            is_displaced(&first).await
+                && !is_displaced(&second).await
+                && !is_displaced(&third).await
+        );
         drop(second);
         let fourth = connections.enter();
-        assert!(!is_displaced(&third).await, "who authenticated has made room");
+        assert!(
+            !is_displaced(&third).await,
+            "who authenticated has made room"
+        );
         drop((first, third, fourth));
         assert_eq!(connections.count(), 0);
     }

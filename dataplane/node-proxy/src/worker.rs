@@ -6,7 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use canal_hbone::{BufferBudget, ConnectionHost, HboneCounters, HbonePool, PoolConfig, SpreadConfig};
+use canal_hbone::{
+    BufferBudget, ConnectionHost, HboneCounters, HbonePool, PoolConfig, SpreadConfig,
+};
 use canal_model::identity::Identity;
 use canal_model::ids::{AzName, TenantName};
 use canal_model::share::ShareKind;
@@ -25,7 +27,9 @@ use crate::gateways::{AttemptTimeouts, GatewayHealthTable};
 use crate::open_connections::OpenConnections;
 use crate::pod::LocalPod;
 use crate::snapshot::NodeSnapshot;
-use crate::telemetry::{ConnectRefusal, ConnectionMetricFamilies, ConnectionRecorder, EndpointLabels};
+use crate::telemetry::{
+    ConnectRefusal, ConnectionMetricFamilies, ConnectionRecorder, EndpointLabels,
+};
 
 /// State that all workers and the control tasks share. Connections read it; it is written rarely.
 pub struct NodeShared {
@@ -47,10 +51,21 @@ pub struct NodeShared {
 
 impl NodeShared {
     /// Registers the metrics and starts with an empty snapshot. The tunnels of all tenants together hold at most `buffer_bytes`.
-    pub fn new(az: AzName, registry: Registry, log: AccessLog, trusts_node: bool, buffer_bytes: u64) -> Self {
+    pub fn new(
+        az: AzName,
+        registry: Registry,
+        log: AccessLog,
+        trusts_node: bool,
+        buffer_bytes: u64,
+    ) -> Self {
         let counters = |name, help| registry.counters(MetricFamily::new(name, help, &[]));
         let (kind, capacity) = (ShareKind::NodeBufferBytes, buffer_bytes);
-        let buffer_bytes = TenantLimit::new(TenantLimitConfig { kind, capacity, reserve: 0, give_way: GiveWay::Oldest });
+        let buffer_bytes = TenantLimit::new(TenantLimitConfig {
+            kind,
+            capacity,
+            reserve: 0,
+            give_way: GiveWay::Oldest,
+        });
         show_shares(&registry, &buffer_bytes);
         Self {
             buffer_bytes,
@@ -60,8 +75,14 @@ impl NodeShared {
             allow_node_probes: trusts_node,
             attempt_timeouts: AttemptTimeouts::default(),
             families: ConnectionMetricFamilies::new(&registry),
-            listen_failures: counters("canal_node_listen_failures_total", "Listeners in pods that could not be opened; they are retried."),
-            accept_failures: counters("canal_node_accept_failures_total", "Failures of accept, e.g. out of file descriptors."),
+            listen_failures: counters(
+                "canal_node_listen_failures_total",
+                "Listeners in pods that could not be opened; they are retried.",
+            ),
+            accept_failures: counters(
+                "canal_node_accept_failures_total",
+                "Failures of accept, e.g. out of file descriptors.",
+            ),
             registry,
             log,
         }
@@ -69,14 +90,23 @@ impl NodeShared {
 
     /// Publishes a new snapshot, and the shares that the provider configured for its tenants.
     pub fn take(&self, view: NodeSnapshot) {
-        self.registry.set_shares(view.tenants().map(|tenant| (&tenant.tenant.name, &tenant.tenant.shares)));
-        self.buffer_bytes.set_shares(view.tenants().map(|tenant| (&tenant.tenant.name, &tenant.tenant.shares)));
+        self.registry.set_shares(
+            view.tenants()
+                .map(|tenant| (&tenant.tenant.name, &tenant.tenant.shares)),
+        );
+        self.buffer_bytes.set_shares(
+            view.tenants()
+                .map(|tenant| (&tenant.tenant.name, &tenant.tenant.shares)),
+        );
         self.view.store(Arc::new(view));
     }
 
     /// Returns the budget of the bytes that a tenant's tunnels hold for their readers.
     pub fn buffer_budget(&self, tenant: &TenantName) -> BufferBudget {
-        BufferBudget { limit: self.buffer_bytes.clone(), holder: ShareHolder::Tenant(tenant.clone()) }
+        BufferBudget {
+            limit: self.buffer_bytes.clone(),
+            holder: ShareHolder::Tenant(tenant.clone()),
+        }
     }
 }
 
@@ -89,7 +119,9 @@ impl ConnectionHost for PodsHost {
     }
     fn buffer_budget(&self, source: &Identity) -> Option<BufferBudget> {
         let view = self.0.view.load();
-        let tenant = view.tenants().find(|view| view.tenant.trust_domain == source.trust_domain)?;
+        let tenant = view
+            .tenants()
+            .find(|view| view.tenant.trust_domain == source.trust_domain)?;
         Some(self.0.buffer_budget(&tenant.tenant.name))
     }
 }
@@ -114,8 +146,17 @@ thread_local! {
 
 impl WorkerLocal {
     fn new(shared: Arc<NodeShared>, index: usize, count: usize) -> Self {
-        let worker = (u32::try_from(index).unwrap_or(0), u32::try_from(count).unwrap_or(1));
-        let pool = PoolConfig { spread: SpreadConfig { worker, ..SpreadConfig::default() }, ..PoolConfig::default() };
+        let worker = (
+            u32::try_from(index).unwrap_or(0),
+            u32::try_from(count).unwrap_or(1),
+        );
+        let pool = PoolConfig {
+            spread: SpreadConfig {
+                worker,
+                ..SpreadConfig::default()
+            },
+            ..PoolConfig::default()
+        };
         let shard = shared.registry.shard();
         let log = shared.log.worker(&shard);
         let hbone = HboneCounters::new(&shared.registry, &shard);
@@ -143,9 +184,17 @@ impl WorkerLocal {
 ///
 /// # Errors
 /// A thread or its runtime could not be created.
-pub fn start(count: usize, shared: &Arc<NodeShared>, drain: DrainWatcher) -> std::io::Result<Workers> {
+pub fn start(
+    count: usize,
+    shared: &Arc<NodeShared>,
+    drain: DrainWatcher,
+) -> std::io::Result<Workers> {
     let shared = shared.clone();
-    let config = WorkerConfig { count, name: "canal-worker", pin: false };
+    let config = WorkerConfig {
+        count,
+        name: "canal-worker",
+        pin: false,
+    };
     Workers::start(config, drain, move |worker: WorkerHandle| {
         let local = Rc::new(WorkerLocal::new(shared.clone(), worker.index, worker.count));
         HERE.set(Some(local.clone()));
@@ -196,16 +245,26 @@ pub fn forget_gateways(workers: &Workers) {
         workers.spawn(k, move || async move {
             let Some(local) = here() else { return };
             let view = local.shared.view.load_full();
-            local.gateways.keep_only(|a| view.tenants().any(|t| t.is_entrance(a.ip()) || t.is_direct_pod(a.ip())));
+            local.gateways.keep_only(|a| {
+                view.tenants()
+                    .any(|t| t.is_entrance(a.ip()) || t.is_direct_pod(a.ip()))
+            });
         });
     }
 }
 
 /// Makes the first worker record the refusals of the connect hook, because no worker has seen those connections.
-pub fn record_connect_refusals(workers: &Workers, pod: Arc<LocalPod>, labels: Arc<EndpointLabels>, refusals: Vec<ConnectRefusal>) {
+pub fn record_connect_refusals(
+    workers: &Workers,
+    pod: Arc<LocalPod>,
+    labels: Arc<EndpointLabels>,
+    refusals: Vec<ConnectRefusal>,
+) {
     workers.spawn(0, move || async move {
         let Some(local) = here() else { return };
-        refusals.iter().for_each(|refusal| local.records.refused_at_connect(refusal, &pod, &labels));
+        refusals
+            .iter()
+            .for_each(|refusal| local.records.refused_at_connect(refusal, &pod, &labels));
     });
 }
 
@@ -225,18 +284,33 @@ mod tests {
         let shared = NodeShared::new("az1".parse().unwrap(), registry, log, false, 3 << 20);
         let BufferBudget { limit, holder } = shared.buffer_budget(&"alpha".parse().unwrap());
         let taken = limit.take_replacing(&holder, 3 << 20);
-        assert!(taken.is_ok() && limit.take(&holder, 1).is_err(), "{:?}", limit.usage());
+        assert!(
+            taken.is_ok() && limit.take(&holder, 1).is_err(),
+            "{:?}",
+            limit.usage()
+        );
     }
 
     #[test]
     fn a_tenants_share_of_metric_series_follows_its_tenant_object() {
         let (registry, folder) = (Registry::new(), tempfile::tempdir().unwrap());
         let log = AccessLog::start(LogSink::File(folder.path().join("log")), &registry).unwrap();
-        let shared = NodeShared::new("az1".parse().unwrap(), registry.clone(), log, false, 3 << 20);
-        registry.counters(MetricFamily::new("stopped_total", "Packets.", &["tenant"])).shared(&["alpha"]).inc();
+        let shared = NodeShared::new(
+            "az1".parse().unwrap(),
+            registry.clone(),
+            log,
+            false,
+            3 << 20,
+        );
+        registry
+            .counters(MetricFamily::new("stopped_total", "Packets.", &["tenant"]))
+            .shared(&["alpha"])
+            .inc();
         let apply = |share: Option<&str>| {
             let mut shares = Shares::default();
-            share.into_iter().for_each(|share| shares.set(ShareKind::MetricSeries, share.parse().unwrap()));
+            share
+                .into_iter()
+                .for_each(|share| shares.set(ShareKind::MetricSeries, share.parse().unwrap()));
             let tenant = Resource::Tenant(Tenant {
                 name: "alpha".parse().unwrap(),
                 vni: Vni::new(101).unwrap(),
@@ -248,9 +322,15 @@ mod tests {
                 keys: Default::default(),
                 shares,
             });
-            shared.take(NodeSnapshot::from_resources(Generation(1), [&tenant].into_iter(), &"n1".parse().unwrap()));
+            shared.take(NodeSnapshot::from_resources(
+                Generation(1),
+                [&tenant].into_iter(),
+                &"n1".parse().unwrap(),
+            ));
             let text = registry.render();
-            let line = text.lines().find(|l| l.starts_with("canal_share_max{limit=\"metric_series\",tenant=\"alpha\"}"));
+            let line = text.lines().find(|l| {
+                l.starts_with("canal_share_max{limit=\"metric_series\",tenant=\"alpha\"}")
+            });
             line.and_then(|l| l.rsplit(' ').next()?.parse::<u64>().ok())
         };
         assert_eq!((apply(Some("7")), apply(None)), (Some(7), Some(1000)));

@@ -77,17 +77,42 @@ impl WorkloadApis {
         Self {
             issuer: Arc::new(issuer),
             registry: registry.clone(),
-            requests: family("canal_workload_api_requests_total", "Requests to the SPIFFE Workload API.", &["method", "result"]),
-            keys: family("canal_workload_api_keys_total", "Keys made for applications, and why some were not certified.", &["result"]),
-            listen_failures: family("canal_workload_api_listen_failures_total", "Sockets that could not be opened; they are retried.", &[]),
+            requests: family(
+                "canal_workload_api_requests_total",
+                "Requests to the SPIFFE Workload API.",
+                &["method", "result"],
+            ),
+            keys: family(
+                "canal_workload_api_keys_total",
+                "Keys made for applications, and why some were not certified.",
+                &["result"],
+            ),
+            listen_failures: family(
+                "canal_workload_api_listen_failures_total",
+                "Sockets that could not be opened; they are retried.",
+                &[],
+            ),
         }
     }
 
     /// Serves `identity` in `netns` until the returned value is dropped. Call it on the control runtime.
-    pub fn start(&self, netns: &Arc<Netns>, identity: Identity, algorithm: KeyAlgorithm, trust: TrustView) -> WorkloadApi {
+    pub fn start(
+        &self,
+        netns: &Arc<Netns>,
+        identity: Identity,
+        algorithm: KeyAlgorithm,
+        trust: TrustView,
+    ) -> WorkloadApi {
         let end = CancellationToken::new();
         let (bundles, updates) = watch::channel(Arc::from([]));
-        let svid = SvidRenewer::new(self.issuer.clone(), self.keys.clone(), identity.clone(), algorithm, trust).follow(end.clone());
+        let svid = SvidRenewer::new(
+            self.issuer.clone(),
+            self.keys.clone(),
+            identity.clone(),
+            algorithm,
+            trust,
+        )
+        .follow(end.clone());
         let answers = WorkloadApiService {
             svid,
             bundles: updates,
@@ -95,9 +120,14 @@ impl WorkloadApis {
             requests: self.requests.clone(),
             end: end.clone(),
         };
-        let connections = Limit::new(&self.registry, "pod_workload_api_connections", CONNECTIONS_MAX);
+        let connections = Limit::new(
+            &self.registry,
+            "pod_workload_api_connections",
+            CONNECTIONS_MAX,
+        );
         for socket in [ApiSocket::Tcp, ApiSocket::Abstract] {
-            let (netns, answers, connections) = (netns.clone(), answers.clone(), connections.clone());
+            let (netns, answers, connections) =
+                (netns.clone(), answers.clone(), connections.clone());
             let (failures, end) = (self.listen_failures.clone(), end.clone());
             tokio::spawn(async move {
                 tokio::select! {
@@ -106,7 +136,11 @@ impl WorkloadApis {
                 }
             });
         }
-        WorkloadApi { identity, bundles, _end: end.drop_guard() }
+        WorkloadApi {
+            identity,
+            bundles,
+            _end: end.drop_guard(),
+        }
     }
 }
 
@@ -135,20 +169,33 @@ enum ApiSocket {
 }
 
 /// Serves one socket and never ends by itself. A socket that cannot be opened, because an application may use the address, is retried.
-async fn serve(socket: ApiSocket, netns: &Netns, answers: WorkloadApiService, connections: Limit, failures: CounterFamily) {
+async fn serve(
+    socket: ApiSocket,
+    netns: &Netns,
+    answers: WorkloadApiService,
+    connections: Limit,
+    failures: CounterFamily,
+) {
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
     loop {
         match listen(socket, netns) {
             Ok(listener) => {
-                let service = SpiffeWorkloadApiServer::new(answers.clone()).max_decoding_message_size(REQUEST_BYTES_MAX);
+                let service = SpiffeWorkloadApiServer::new(answers.clone())
+                    .max_decoding_message_size(REQUEST_BYTES_MAX);
                 let server = Server::builder()
                     .max_concurrent_streams(u32::try_from(STREAMS_MAX).ok())
                     .http2_keepalive_interval(Some(PING.0))
                     .http2_keepalive_timeout(Some(PING.1))
                     .add_service(service);
-                let accepted = AcceptedConnections { listener, connections: connections.clone() };
+                let accepted = AcceptedConnections {
+                    listener,
+                    connections: connections.clone(),
+                };
                 let end = answers.end.clone();
-                if let Err(error) = server.serve_with_incoming_shutdown(accepted, end.cancelled_owned()).await {
+                if let Err(error) = server
+                    .serve_with_incoming_shutdown(accepted, end.cancelled_owned())
+                    .await
+                {
                     tracing::warn!(?socket, %error, "the Workload API's socket failed");
                 }
             }
@@ -175,14 +222,21 @@ fn listen(socket: ApiSocket, netns: &Netns) -> Result<ApiListener, SysError> {
         }
         ApiSocket::Abstract => {
             let address = (std::net::Ipv4Addr::LOCALHOST, 0).into();
-            let failed = |source| SysError::Socket { what: "abstract unix socket", address, source };
+            let failed = |source| SysError::Socket {
+                what: "abstract unix socket",
+                address,
+                source,
+            };
             let opened = netns.enter(|| -> io::Result<_> {
                 let name = std::os::unix::net::SocketAddr::from_abstract_name(ABSTRACT_SOCKET)?;
                 let listener = std::os::unix::net::UnixListener::bind_addr(&name)?;
                 listener.set_nonblocking(true)?;
                 Ok(listener)
             })?;
-            opened.and_then(UnixListener::from_std).map(ApiListener::Unix).map_err(failed)
+            opened
+                .and_then(UnixListener::from_std)
+                .map(ApiListener::Unix)
+                .map_err(failed)
         }
     }
 }
@@ -229,13 +283,21 @@ impl Connected for ApiConnection {
 }
 
 impl AsyncRead for ApiConnection {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         self.io.as_mut().poll_read(cx, buf)
     }
 }
 
 impl AsyncWrite for ApiConnection {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.io.as_mut().poll_write(cx, buf)
     }
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -19,7 +19,8 @@ use crate::origins::{Origins, sum_counter};
 use crate::pins::{self, PinDirectory};
 use crate::{OffloadError, journal, sys};
 
-static OBJECT: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/capture.bpf.o")));
+static OBJECT: &EmbeddedObject<[u8]> =
+    &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/capture.bpf.o")));
 
 /// Returns the compiled object, for tests of its layout.
 pub fn object_bytes() -> &'static [u8] {
@@ -38,7 +39,13 @@ const PROGRAMS: [&str; 7] = [
     "canal_connect6",
 ];
 /// Maps that outlive the process. The tables of the connect hook do not: without a proxy all connections are refused.
-const MAPS: [&str; 5] = ["canal_sockets", "canal_origins", "canal_origin_pods", "canal_origin_taken", "canal_counts"];
+const MAPS: [&str; 5] = [
+    "canal_sockets",
+    "canal_origins",
+    "canal_origin_pods",
+    "canal_origin_taken",
+    "canal_counts",
+];
 
 /// Options for loading the programs.
 #[derive(Debug, Clone)]
@@ -53,7 +60,11 @@ pub struct CaptureOptions {
 
 impl Default for CaptureOptions {
     fn default() -> Self {
-        Self { pin_dir: None, origins_max: ORIGINS_MAX, destinations_max: DESTINATIONS_MAX }
+        Self {
+            pin_dir: None,
+            origins_max: ORIGINS_MAX,
+            destinations_max: DESTINATIONS_MAX,
+        }
     }
 }
 
@@ -106,25 +117,46 @@ impl CapturePrograms {
     /// Fails if the pin directory cannot be used or the kernel refuses the object.
     pub fn load(options: &CaptureOptions) -> Result<Self, OffloadError> {
         journal::install();
-        let pins = options.pin_dir.as_deref().map(PinDirectory::open).transpose()?;
+        let pins = options
+            .pin_dir
+            .as_deref()
+            .map(PinDirectory::open)
+            .transpose()?;
         let object = match (load_object(options, pins.as_ref()), &pins) {
             (Err(OffloadError::Load { source, journal }), Some(p)) if has_maps(p) => {
                 // The pinned maps have the same ABI number but another shape (a size changed). Connections in progress lose their origin
                 // and are reset, which is better than no capture.
                 tracing::warn!(%source, journal, "the pinned maps do not fit; starting with new ones");
-                p.forget_maps().map_err(|source| OffloadError::Pins { dir: p.maps(), step: "removing maps that do not fit", source })?;
+                p.forget_maps().map_err(|source| OffloadError::Pins {
+                    dir: p.maps(),
+                    step: "removing maps that do not fit",
+                    source,
+                })?;
                 load_object(options, pins.as_ref())?
             }
             (loaded, _) => loaded?,
         };
         let handle = |name: &'static str| -> Result<MapHandle, OffloadError> {
-            let map = object.maps().find(|m| m.name() == name).ok_or(OffloadError::Object { what: "map", name })?;
+            let map = object
+                .maps()
+                .find(|m| m.name() == name)
+                .ok_or(OffloadError::Object { what: "map", name })?;
             MapHandle::try_from(&map).map_err(|source| OffloadError::Map { map: name, source })
         };
-        let origins = Origins::new(handle("canal_origins")?, handle("canal_origin_pods")?, handle("canal_origin_taken")?);
+        let origins = Origins::new(
+            handle("canal_origins")?,
+            handle("canal_origin_pods")?,
+            handle("canal_origin_taken")?,
+        );
         let counts = handle("canal_counts")?;
         let tables = ConnectTables::of(&object)?;
-        Ok(Self { object, origins, tables, counts, pins })
+        Ok(Self {
+            object,
+            origins,
+            tables,
+            counts,
+            pins,
+        })
     }
 
     /// Captures the pod whose processes are in `cgroup`. Links that an earlier process pinned for the same cgroup are adopted: their
@@ -133,13 +165,23 @@ impl CapturePrograms {
     /// # Errors
     /// Fails if the cgroup cannot be opened, or if a program cannot be attached or pinned.
     pub fn attach(&self, pod: &str, cgroup: &Path) -> Result<PodCapture, OffloadError> {
-        let bad_cgroup = |source| OffloadError::Cgroup { cgroup: cgroup.to_path_buf(), source };
+        let bad_cgroup = |source| OffloadError::Cgroup {
+            cgroup: cgroup.to_path_buf(),
+            source,
+        };
         let dir = File::open(cgroup).map_err(bad_cgroup)?;
         let cgroup_id = dir.metadata().map_err(bad_cgroup)?.ino();
         let pin_dir = self.pins.as_ref().map(|p| p.make_pod(pod)).transpose()?;
-        let mut captured = PodCapture { links: Vec::with_capacity(PROGRAMS.len()), adopted: 0 };
+        let mut captured = PodCapture {
+            links: Vec::with_capacity(PROGRAMS.len()),
+            adopted: 0,
+        };
         for name in PROGRAMS {
-            let err = |source| OffloadError::Attach { program: name, cgroup: cgroup.to_path_buf(), source };
+            let err = |source| OffloadError::Attach {
+                program: name,
+                cgroup: cgroup.to_path_buf(),
+                source,
+            };
             let program = self.program(name)?;
             let pin = pin_dir.as_ref().map(|d| d.join(name));
             if let Some(link) = pin.as_deref().and_then(|p| adopt(p, cgroup_id, &program)) {
@@ -167,22 +209,40 @@ impl CapturePrograms {
         }
         for link in captured.iter().flat_map(|c| &c.links) {
             // Closing the link is not enough: the kernel would detach it only some time later.
-            link.detach().map_err(|source| OffloadError::Refused { object: "capture", source, journal: "detaching".into() })?;
+            link.detach().map_err(|source| OffloadError::Refused {
+                object: "capture",
+                source,
+                journal: "detaching".into(),
+            })?;
         }
         Ok(())
     }
 
     /// Returns the pods that this process or an earlier one has pinned.
     pub fn pinned_pods(&self) -> Vec<String> {
-        self.pins.as_ref().map(PinDirectory::pods).unwrap_or_default()
+        self.pins
+            .as_ref()
+            .map(PinDirectory::pods)
+            .unwrap_or_default()
     }
 
     /// Releases pinned pods that are not `known` and whose cgroup the kernel has removed, and returns their names. They ended while no
     /// proxy ran. Other unknown pods stay captured, and so refused, until their cgroup is removed too.
     pub fn forget_gone(&self, known: impl Fn(&str) -> bool) -> Vec<String> {
-        let Some(pins) = &self.pins else { return Vec::new() };
-        let gone = |pod: &String| !known(pod) && PROGRAMS.iter().all(|name| is_detached(&pins.pod(pod).join(name)));
-        pins.pods().into_iter().filter(gone).filter(|pod| pins.forget_pod(pod).is_ok()).collect()
+        let Some(pins) = &self.pins else {
+            return Vec::new();
+        };
+        let gone = |pod: &String| {
+            !known(pod)
+                && PROGRAMS
+                    .iter()
+                    .all(|name| is_detached(&pins.pod(pod).join(name)))
+        };
+        pins.pods()
+            .into_iter()
+            .filter(gone)
+            .filter(|pod| pins.forget_pod(pod).is_ok())
+            .collect()
     }
 
     /// Returns true if capture outlives this process: it is pinned, and not only in a mount that ends with this process's own mount
@@ -213,7 +273,10 @@ impl CapturePrograms {
     /// # Errors
     /// Fails if the counter map cannot be read.
     pub fn counters(&self) -> Result<Vec<(String, u64)>, OffloadError> {
-        VERDICTS.into_iter().map(|v| Ok((verdict_name(v), sum_counter(&self.counts, v as u32)?))).collect()
+        VERDICTS
+            .into_iter()
+            .map(|v| Ok((verdict_name(v), sum_counter(&self.counts, v as u32)?)))
+            .collect()
     }
 
     /// Returns each program's name and the number of instructions that the verifier walked for it, which a test compares with a budget.
@@ -224,14 +287,26 @@ impl CapturePrograms {
         PROGRAMS
             .into_iter()
             .map(|name| {
-                let err = |e: std::io::Error| OffloadError::Load { source: e.into(), journal: String::new() };
-                Ok((name, sys::verified_instructions(self.program(name)?.as_fd()).map_err(err)?))
+                let err = |e: std::io::Error| OffloadError::Load {
+                    source: e.into(),
+                    journal: String::new(),
+                };
+                Ok((
+                    name,
+                    sys::verified_instructions(self.program(name)?.as_fd()).map_err(err)?,
+                ))
             })
             .collect()
     }
 
     fn program(&self, name: &'static str) -> Result<ProgramMut<'_>, OffloadError> {
-        self.object.progs_mut().find(|p| p.name() == name).ok_or(OffloadError::Object { what: "program", name })
+        self.object
+            .progs_mut()
+            .find(|p| p.name() == name)
+            .ok_or(OffloadError::Object {
+                what: "program",
+                name,
+            })
     }
 }
 
@@ -247,15 +322,25 @@ fn has_maps(p: &PinDirectory) -> bool {
     fs::read_dir(p.maps()).is_ok_and(|mut d| d.next().is_some())
 }
 
-fn load_object(options: &CaptureOptions, pins: Option<&PinDirectory>) -> Result<Object, OffloadError> {
+fn load_object(
+    options: &CaptureOptions,
+    pins: Option<&PinDirectory>,
+) -> Result<Object, OffloadError> {
     let _ = journal::last_words();
-    let err = |source| OffloadError::Load { source, journal: journal::last_words() };
-    let mut open = ObjectBuilder::default().open_memory(object_bytes()).map_err(err)?;
+    let err = |source| OffloadError::Load {
+        source,
+        journal: journal::last_words(),
+    };
+    let mut open = ObjectBuilder::default()
+        .open_memory(object_bytes())
+        .map_err(err)?;
     for mut map in open.maps_mut() {
         if map.name() == "canal_destinations" {
             map.set_max_entries(options.destinations_max).map_err(err)?;
         }
-        let Some(name) = MAPS.into_iter().find(|n| map.name() == *n) else { continue };
+        let Some(name) = MAPS.into_iter().find(|n| map.name() == *n) else {
+            continue;
+        };
         if name == "canal_origins" {
             map.set_max_entries(options.origins_max).map_err(err)?;
         }
@@ -279,7 +364,8 @@ fn is_detached(pin: &Path) -> bool {
 /// another cgroup, i.e. to a pod that was created again under its old name while no proxy ran.
 pub(crate) fn adopt(pin: &Path, cgroup_id: u64, program: &Program<'_>) -> Option<Link> {
     let mut link = Link::open(pin).ok()?;
-    let ours = matches!(link.info().ok()?.info, LinkTypeInfo::Cgroup(c) if c.cgroup_id == cgroup_id);
+    let ours =
+        matches!(link.info().ok()?.info, LinkTypeInfo::Cgroup(c) if c.cgroup_id == cgroup_id);
     if ours && link.update_prog(program).is_ok() {
         return Some(link);
     }

@@ -9,7 +9,9 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::path::Path;
 
 pub use canal_abi::capture::{CONNECT_REFUSALS, ConnectRefusals, Destination, Verdict};
-use canal_abi::capture::{CapturedPod, CapturedTenant, DESTINATIONS_MAX, DestinationKey, RANGES_MAX, RangeKey};
+use canal_abi::capture::{
+    CapturedPod, CapturedTenant, DESTINATIONS_MAX, DestinationKey, RANGES_MAX, RangeKey,
+};
 use ipnet::IpNet;
 use libbpf_rs::Object;
 
@@ -47,7 +49,10 @@ impl TenantDestinations {
 
     fn entry(&self) -> CapturedTenant {
         let number = |v: Option<Verdict>| v.map_or(0, |v| v as u32);
-        CapturedTenant { all: number(self.all), outside: number(self.outside) }
+        CapturedTenant {
+            all: number(self.all),
+            outside: number(self.outside),
+        }
     }
 }
 
@@ -78,8 +83,14 @@ impl ConnectTables {
     /// # Errors
     /// Fails if the namespace cannot be entered or a map cannot be written.
     pub fn put_pod(&self, netns: &Path, ips: &[IpAddr], tenant: u32) -> Result<u64, OffloadError> {
-        let failed = |source| OffloadError::Netns { netns: netns.to_path_buf(), source };
-        let cookie = within(Some(netns), || netns_cookie(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?))?.map_err(failed)?;
+        let failed = |source| OffloadError::Netns {
+            netns: netns.to_path_buf(),
+            source,
+        };
+        let cookie = within(Some(netns), || {
+            netns_cookie(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?)
+        })?
+        .map_err(failed)?;
         let spreads_v6 = proxy_route::add(netns).unwrap_or_else(|error| {
             tracing::warn!(%error, "capture: a source port of the pod's leads to one IPv6 destination at a time");
             false
@@ -87,7 +98,8 @@ impl ConnectTables {
         if self.refusals.get(&cookie)?.is_none() {
             self.refusals.put(&cookie, &ConnectRefusals::default())?;
         }
-        self.pods.put(&cookie, &CapturedPod::new(ips, tenant, spreads_v6))?;
+        self.pods
+            .put(&cookie, &CapturedPod::new(ips, tenant, spreads_v6))?;
         Ok(cookie)
     }
 
@@ -113,7 +125,12 @@ impl ConnectTables {
     /// # Errors
     /// Fails if a map cannot be written, or is full. The tenant then has no entry and nothing is refused for it; `before` must be empty in
     /// the next call.
-    pub fn update_tenant(&self, tenant: u32, before: &TenantDestinations, after: &TenantDestinations) -> Result<MapWrites, OffloadError> {
+    pub fn update_tenant(
+        &self,
+        tenant: u32,
+        before: &TenantDestinations,
+        after: &TenantDestinations,
+    ) -> Result<MapWrites, OffloadError> {
         self.write_difference(tenant, before, after).inspect_err(|_| {
             for side in [before, after] {
                 if let Err(error) = self.remove_tenant(tenant, side) {
@@ -127,14 +144,27 @@ impl ConnectTables {
     ///
     /// # Errors
     /// Fails if a map cannot be written.
-    pub fn remove_tenant(&self, tenant: u32, held: &TenantDestinations) -> Result<(), OffloadError> {
+    pub fn remove_tenant(
+        &self,
+        tenant: u32,
+        held: &TenantDestinations,
+    ) -> Result<(), OffloadError> {
         self.tenants.remove(&tenant)?;
-        held.addresses.keys().try_for_each(|ip| self.destinations.remove(&DestinationKey::new(tenant, *ip)))?;
-        held.ranges.keys().try_for_each(|range| self.ranges.remove(&range_key(tenant, *range)))
+        held.addresses
+            .keys()
+            .try_for_each(|ip| self.destinations.remove(&DestinationKey::new(tenant, *ip)))?;
+        held.ranges
+            .keys()
+            .try_for_each(|range| self.ranges.remove(&range_key(tenant, *range)))
     }
 
     /// Writes the difference. The order matters: wider permissions come first and wider refusals last.
-    fn write_difference(&self, tenant: u32, before: &TenantDestinations, after: &TenantDestinations) -> Result<MapWrites, OffloadError> {
+    fn write_difference(
+        &self,
+        tenant: u32,
+        before: &TenantDestinations,
+        after: &TenantDestinations,
+    ) -> Result<MapWrites, OffloadError> {
         let entry = after.entry();
         // An entry that allows the outside is a wider permission.
         if after.outside.is_none() && self.tenants.get(&tenant)?.is_some_and(|held| held != entry) {
@@ -143,17 +173,37 @@ impl ConnectTables {
         let destinations = self.destinations.name();
         let ranges = self.ranges.name();
         let destination = |ip: &IpAddr| DestinationKey::new(tenant, *ip);
-        let put_range = |range: &IpNet, v: &Option<Verdict>| self.ranges.put(&range_key(tenant, *range), &v.map_or(0, |v| v as u32));
+        let put_range = |range: &IpNet, v: &Option<Verdict>| {
+            self.ranges
+                .put(&range_key(tenant, *range), &v.map_or(0, |v| v as u32))
+        };
         let mut actual = before.clone();
         let mut pass = ReconcilerPass::stopping_at_failure();
         // An address is replaced as a whole, so no port of it is refused between two sets of ports.
-        pass.put_missing(destinations, &after.addresses, &mut actual.addresses, |ip, d| self.destinations.put(&destination(ip), d));
+        pass.put_missing(
+            destinations,
+            &after.addresses,
+            &mut actual.addresses,
+            |ip, d| self.destinations.put(&destination(ip), d),
+        );
         // Ranges that allow come before ranges that refuse.
-        let allowing = after.ranges.iter().filter(|(_, verdict)| verdict.is_none()).map(|(range, verdict)| (*range, *verdict)).collect();
+        let allowing = after
+            .ranges
+            .iter()
+            .filter(|(_, verdict)| verdict.is_none())
+            .map(|(range, verdict)| (*range, *verdict))
+            .collect();
         pass.put_missing(ranges, &allowing, &mut actual.ranges, put_range);
         pass.put_missing(ranges, &after.ranges, &mut actual.ranges, put_range);
-        pass.remove_stale(destinations, &after.addresses, &mut actual.addresses, |ip| self.destinations.remove(&destination(ip)));
-        pass.remove_stale(ranges, &after.ranges, &mut actual.ranges, |range| self.ranges.remove(&range_key(tenant, *range)));
+        pass.remove_stale(
+            destinations,
+            &after.addresses,
+            &mut actual.addresses,
+            |ip| self.destinations.remove(&destination(ip)),
+        );
+        pass.remove_stale(ranges, &after.ranges, &mut actual.ranges, |range| {
+            self.ranges.remove(&range_key(tenant, *range))
+        });
         let writes = pass.finish()?;
         if self.tenants.get(&tenant)? != Some(entry) {
             self.tenants.put(&tenant, &entry)?;

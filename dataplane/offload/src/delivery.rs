@@ -31,7 +31,10 @@ const DEVICES_MAX: usize = 64;
 pub const SUBSTITUTE_V6: Ipv6Addr = Ipv6Addr::new(0xfd63, 0x616e, 0x616c, 0, 0, 0, 0, 6);
 
 /// Settings by which an accepted socket, and a reset or an ICMP error without a socket, gets the mark of the packet that it replies to.
-const SYSCTLS_V4: [&str; 2] = ["/proc/sys/net/ipv4/tcp_fwmark_accept", "/proc/sys/net/ipv4/fwmark_reflect"];
+const SYSCTLS_V4: [&str; 2] = [
+    "/proc/sys/net/ipv4/tcp_fwmark_accept",
+    "/proc/sys/net/ipv4/fwmark_reflect",
+];
 const SYSCTL_V6: &str = "/proc/sys/net/ipv6/fwmark_reflect";
 
 // Numbers of linux/rtnetlink.h and linux/fib_rules.h. They belong to the kernel's stable interface.
@@ -79,7 +82,11 @@ pub fn install(netns: &Path, mark: u32, v6: bool) -> Result<Delivery, OffloadErr
         let marks = mark_answers(v6);
         delivery.has_routes = routes.is_ok();
         delivery.is_transparent = routes.is_ok() && marks.is_ok();
-        delivery.missing = [routes, marks].into_iter().filter_map(Result::err).collect::<Vec<_>>().join("; ");
+        delivery.missing = [routes, marks]
+            .into_iter()
+            .filter_map(Result::err)
+            .collect::<Vec<_>>()
+            .join("; ");
         if !delivery.is_transparent && v6 {
             delivery.has_substitute_v6 = substitute(RTM_NEWROUTE, CREATE_EXCLUSIVE).is_ok();
         }
@@ -92,14 +99,19 @@ pub fn install(netns: &Path, mark: u32, v6: bool) -> Result<Delivery, OffloadErr
 /// # Errors
 /// Fails if the namespace cannot be entered or the kernel refuses a removal.
 pub fn remove(netns: &Path, mark: u32) -> Result<(), OffloadError> {
-    let failed = |source| OffloadError::Netns { netns: netns.to_path_buf(), source };
+    let failed = |source| OffloadError::Netns {
+        netns: netns.to_path_buf(),
+        source,
+    };
     let removed = within(Some(netns), || -> io::Result<()> {
         let socket = rtnetlink()?;
         for family in [libc::AF_INET, libc::AF_INET6] {
             gone(change(&socket, RTM_DELRULE, 0, &rule(family, mark)))?;
             // Each request removes one route, so it is repeated until there is none.
             for _ in 0..=DEVICES_MAX {
-                if let Err(ended) = change(&socket, RTM_DELROUTE, 0, &route(family, TABLE, None, &[])) {
+                if let Err(ended) =
+                    change(&socket, RTM_DELROUTE, 0, &route(family, TABLE, None, &[]))
+                {
                     gone(Err(ended))?;
                     break;
                 }
@@ -113,7 +125,18 @@ pub fn remove(netns: &Path, mark: u32) -> Result<(), OffloadError> {
 fn gone(result: io::Result<()>) -> io::Result<()> {
     match result {
         // These errors mean that there is no such rule, route or device, or that the kernel lacks the address family.
-        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH | libc::ENODEV | libc::EAFNOSUPPORT | libc::EOPNOTSUPP)) => {
+        Err(e)
+            if matches!(
+                e.raw_os_error(),
+                Some(
+                    libc::ENOENT
+                        | libc::ESRCH
+                        | libc::ENODEV
+                        | libc::EAFNOSUPPORT
+                        | libc::EOPNOTSUPP
+                )
+            ) =>
+        {
             Ok(())
         }
         other => other,
@@ -128,21 +151,46 @@ fn there(result: io::Result<()>) -> io::Result<()> {
 }
 
 fn routes(mark: u32, v6: bool) -> Result<(), String> {
-    let named = |what: &'static str| move |e: io::Error| format!("{what}: {e}; fix: CAP_NET_ADMIN, CONFIG_IP_MULTIPLE_TABLES");
+    let named = |what: &'static str| {
+        move |e: io::Error| format!("{what}: {e}; fix: CAP_NET_ADMIN, CONFIG_IP_MULTIPLE_TABLES")
+    };
     let socket = rtnetlink().map_err(named("rtnetlink"))?;
     let devices = links(&socket).map_err(named("devices"))?;
-    let families = [libc::AF_INET].into_iter().chain(v6.then_some(libc::AF_INET6));
+    let families = [libc::AF_INET]
+        .into_iter()
+        .chain(v6.then_some(libc::AF_INET6));
     for family in families {
         // Routes come before the rule, because packets that the rule sends to the table must find a route.
         let by_loopback = route(family, TABLE, Some(LOOPBACK_INDEX), &[(RTA_PRIORITY, 1)]);
-        there(change(&socket, RTM_NEWROUTE, CREATE_EXCLUSIVE, &by_loopback)).map_err(named("route to loopback"))?;
-        let others = devices.iter().map(|d| d.index).filter(|index| *index != LOOPBACK_INDEX).take(DEVICES_MAX);
+        there(change(
+            &socket,
+            RTM_NEWROUTE,
+            CREATE_EXCLUSIVE,
+            &by_loopback,
+        ))
+        .map_err(named("route to loopback"))?;
+        let others = devices
+            .iter()
+            .map(|d| d.index)
+            .filter(|index| *index != LOOPBACK_INDEX)
+            .take(DEVICES_MAX);
         for (n, index) in (0u32..).zip(others) {
-            let by_device = route(family, TABLE, Some(index), &[(RTA_PRIORITY, DEVICE_METRIC + n)]);
+            let by_device = route(
+                family,
+                TABLE,
+                Some(index),
+                &[(RTA_PRIORITY, DEVICE_METRIC + n)],
+            );
             // This route serves only sockets that are bound to the device; a device that is down has none.
             let _ = change(&socket, RTM_NEWROUTE, CREATE_EXCLUSIVE, &by_device);
         }
-        there(change(&socket, RTM_NEWRULE, CREATE_EXCLUSIVE, &rule(family, mark))).map_err(named("rule"))?;
+        there(change(
+            &socket,
+            RTM_NEWRULE,
+            CREATE_EXCLUSIVE,
+            &rule(family, mark),
+        ))
+        .map_err(named("rule"))?;
     }
     Ok(())
 }
@@ -151,7 +199,9 @@ fn mark_answers(v6: bool) -> Result<(), String> {
     for file in SYSCTLS_V4.into_iter().chain(v6.then_some(SYSCTL_V6)) {
         let is_set = std::fs::read_to_string(file).is_ok_and(|value| value.trim() == "1");
         if !is_set {
-            std::fs::write(file, "1").map_err(|e| format!("{file}: {e}; fix: let the node proxy write it, or set it to 1 in the pod"))?;
+            std::fs::write(file, "1").map_err(|e| {
+                format!("{file}: {e}; fix: let the node proxy write it, or set it to 1 in the pod")
+            })?;
         }
     }
     Ok(())
@@ -166,7 +216,12 @@ fn substitute(kind: u16, flags: u16) -> io::Result<()> {
 
 fn rtnetlink() -> io::Result<OwnedFd> {
     // Protocol `None` is 0, which is NETLINK_ROUTE.
-    Ok(socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?)
+    Ok(socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
 }
 
 /// Sends a change to the kernel and waits for its acknowledgment.
@@ -177,13 +232,31 @@ fn change(socket: &OwnedFd, kind: u16, flags: u16, body: &[u8]) -> io::Result<()
     message.extend((REQUEST_ACK | flags).to_ne_bytes());
     message.extend([0; 8]);
     message.extend(body);
-    sendto(socket, &message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    sendto(
+        socket,
+        &message,
+        SendFlags::empty(),
+        &SocketAddrNetlink::new(0, 0),
+    )?;
     receive(socket, &mut |_, _| {}).map(drop)
 }
 
 /// Builds the `struct rtmsg` of a route that delivers everything locally.
 fn route(family: i32, table: u32, device: Option<u32>, numbers: &[(u16, u32)]) -> Vec<u8> {
-    let mut message = vec![family as u8, 0, 0, 0, 0, RTPROT_STATIC, RT_SCOPE_HOST, RTN_LOCAL, 0, 0, 0, 0];
+    let mut message = vec![
+        family as u8,
+        0,
+        0,
+        0,
+        0,
+        RTPROT_STATIC,
+        RT_SCOPE_HOST,
+        RTN_LOCAL,
+        0,
+        0,
+        0,
+        0,
+    ];
     attribute(&mut message, RTA_TABLE, &table.to_ne_bytes());
     if let Some(index) = device {
         attribute(&mut message, RTA_OIF, &index.to_ne_bytes());
@@ -197,7 +270,11 @@ fn route(family: i32, table: u32, device: Option<u32>, numbers: &[(u16, u32)]) -
 /// Builds the `struct fib_rule_hdr` of the rule for the mark.
 fn rule(family: i32, mark: u32) -> Vec<u8> {
     let mut message = vec![family as u8, 0, 0, 0, 0, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0];
-    for (kind, value) in [(FRA_TABLE, TABLE), (FRA_FWMARK, mark), (FRA_PRIORITY, RULE_PREFERENCE)] {
+    for (kind, value) in [
+        (FRA_TABLE, TABLE),
+        (FRA_FWMARK, mark),
+        (FRA_PRIORITY, RULE_PREFERENCE),
+    ] {
         attribute(&mut message, kind, &value.to_ne_bytes());
     }
     message

@@ -10,8 +10,8 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use canal_abi::tier::{
-    Address, AddressKey, EDGE_COUNTS, EdgeSettings, NodeKey, Prefix, PrefixKey, Replica, Return, Table, Tunnels, address_be,
-    edge_count_name,
+    Address, AddressKey, EDGE_COUNTS, EdgeSettings, NodeKey, Prefix, PrefixKey, Replica, Return,
+    Table, Tunnels, address_be, edge_count_name,
 };
 use canal_abi::to_bytes;
 use libbpf_rs::{MapHandle, Object, ProgramInput};
@@ -23,7 +23,8 @@ use crate::tc_hook::{Direction, Hook};
 use crate::tier::{self, TierPins};
 use crate::{OffloadError, sys};
 
-static OBJECT: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/edge.bpf.o")));
+static OBJECT: &EmbeddedObject<[u8]> =
+    &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/edge.bpf.o")));
 
 /// Returns the compiled object, for tests of its layout.
 pub fn object_bytes() -> &'static [u8] {
@@ -139,11 +140,20 @@ impl EdgeProgram {
     ///
     /// # Errors
     /// Fails if the pin directory cannot be used or the kernel refuses the program.
-    pub fn load(settings: &EdgeProgramSettings, pin_dir: Option<&Path>) -> Result<Self, OffloadError> {
+    pub fn load(
+        settings: &EdgeProgramSettings,
+        pin_dir: Option<&Path>,
+    ) -> Result<Self, OffloadError> {
         let pins = pin_dir.map(|d| TierPins::open(d, "edge")).transpose()?;
         // Loading replaces pinned maps that do not fit, so the pins are compared before and after.
         let found = pins.as_ref().and_then(TierPins::found);
-        let object = tier::load("bpf/edge.bpf.c", object_bytes(), MAPS, pins.as_ref(), Some((SETTINGS, to_bytes(&settings.plain()))))?;
+        let object = tier::load(
+            "bpf/edge.bpf.c",
+            object_bytes(),
+            MAPS,
+            pins.as_ref(),
+            Some((SETTINGS, to_bytes(&settings.plain()))),
+        )?;
         let adopted = found.is_some() && pins.as_ref().and_then(TierPins::found) == found;
         let counts = tier::map(&object, "canal_edge_counts")?;
         Ok(Self {
@@ -168,7 +178,11 @@ impl EdgeProgram {
     /// # Errors
     /// Fails if the program cannot be attached to the device.
     pub fn go_live(&mut self, netns: Option<&Path>, device: &str) -> Result<(), OffloadError> {
-        let hook = Hook { netns: netns.map(Path::to_path_buf), device: device.to_string(), direction: Direction::Ingress };
+        let hook = Hook {
+            netns: netns.map(Path::to_path_buf),
+            device: device.to_string(),
+            direction: Direction::Ingress,
+        };
         hook.attach(tier::program(&self.object, PROGRAM)?.as_fd())?;
         self.hook = Some(hook);
         if let Some(p) = &self.pins {
@@ -201,9 +215,16 @@ impl EdgeProgram {
 
     /// Returns true if this process's program is on the device. Another process may have flushed the device's filters.
     pub fn is_attached(&self) -> bool {
-        let Ok(program) = tier::program(&self.object, PROGRAM) else { return false };
+        let Ok(program) = tier::program(&self.object, PROGRAM) else {
+            return false;
+        };
         let own = sys::program_id(program.as_fd()).ok();
-        own.is_some() && self.hook.as_ref().and_then(|h| h.program_id(program.as_fd())) == own
+        own.is_some()
+            && self
+                .hook
+                .as_ref()
+                .and_then(|h| h.program_id(program.as_fd()))
+                == own
     }
 
     /// Returns the map of the gateway addresses of this edge's AZ, by tenant, to their services.
@@ -252,7 +273,10 @@ impl EdgeProgram {
     /// # Errors
     /// Fails if the counter map cannot be read.
     pub fn counts(&self) -> Result<Vec<(&'static str, u64)>, OffloadError> {
-        EDGE_COUNTS.into_iter().map(|c| Ok((edge_count_name(c), sum_counter(&self.counts, c as u32)?))).collect()
+        EDGE_COUNTS
+            .into_iter()
+            .map(|c| Ok((edge_count_name(c), sum_counter(&self.counts, c as u32)?)))
+            .collect()
     }
 
     /// Returns the number of instructions that the verifier walked, which a test compares with a budget.
@@ -277,20 +301,36 @@ impl EdgeProgram {
     /// # Errors
     /// Returns [`OffloadError::Trial`] if the kernel cannot run the program, or if the program invalidated a sum that the device had
     /// reported.
-    pub fn test_run_as(&self, frame: &[u8], received: &TestFrameOptions) -> Result<EdgeTestRun, OffloadError> {
+    pub fn test_run_as(
+        &self,
+        frame: &[u8],
+        received: &TestFrameOptions,
+    ) -> Result<EdgeTestRun, OffloadError> {
         let mut out = vec![0; frame.len() + 256];
         let mut context = tier::context(received.segment);
         let input = ProgramInput {
             data_in: Some(frame),
             data_out: Some(&mut out),
             context_in: Some(&mut context),
-            flags: if received.is_summed { libbpf_sys::BPF_F_TEST_SKB_CHECKSUM_COMPLETE } else { 0 },
+            flags: if received.is_summed {
+                libbpf_sys::BPF_F_TEST_SKB_CHECKSUM_COMPLETE
+            } else {
+                0
+            },
             ..ProgramInput::default()
         };
         let program = tier::program(&self.object, PROGRAM)?;
-        let ran = program.test_run(input).map_err(|source| OffloadError::Trial { program: PROGRAM, source })?;
+        let ran = program
+            .test_run(input)
+            .map_err(|source| OffloadError::Trial {
+                program: PROGRAM,
+                source,
+            })?;
         let frame = ran.data.map(|d| d.to_vec()).unwrap_or_default();
-        Ok(EdgeTestRun { verdict: ran.return_value, frame })
+        Ok(EdgeTestRun {
+            verdict: ran.return_value,
+            frame,
+        })
     }
 }
 
@@ -298,10 +338,21 @@ impl EdgeProgram {
 ///
 /// # Errors
 /// Fails if the program cannot be detached or a pin cannot be removed.
-pub fn remove(netns: Option<&Path>, device: &str, pin_dir: Option<&Path>) -> Result<(), OffloadError> {
-    let hook = Hook { netns: netns.map(Path::to_path_buf), device: device.to_string(), direction: Direction::Ingress };
+pub fn remove(
+    netns: Option<&Path>,
+    device: &str,
+    pin_dir: Option<&Path>,
+) -> Result<(), OffloadError> {
+    let hook = Hook {
+        netns: netns.map(Path::to_path_buf),
+        device: device.to_string(),
+        direction: Direction::Ingress,
+    };
     // Any descriptor will do: detaching names the filter, not the program.
-    let any = std::fs::File::open("/dev/null").map_err(|source| OffloadError::Netns { netns: "/dev/null".into(), source })?;
+    let any = std::fs::File::open("/dev/null").map_err(|source| OffloadError::Netns {
+        netns: "/dev/null".into(),
+        source,
+    })?;
     hook.detach(any.as_fd())?;
     match pin_dir {
         Some(d) if d.exists() => TierPins::open(d, "edge")?.remove(),

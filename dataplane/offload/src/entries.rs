@@ -21,9 +21,17 @@ pub struct Entries<K, V> {
 
 impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Entries<K, V> {
     pub(crate) fn of(object: &Object, name: &'static str) -> Result<Self, OffloadError> {
-        let map = object.maps().find(|m| m.name() == name).ok_or(OffloadError::Object { what: "map", name })?;
-        let map = MapHandle::try_from(&map).map_err(|source| OffloadError::Map { map: name, source })?;
-        Ok(Self { name, map, types: PhantomData })
+        let map = object
+            .maps()
+            .find(|m| m.name() == name)
+            .ok_or(OffloadError::Object { what: "map", name })?;
+        let map =
+            MapHandle::try_from(&map).map_err(|source| OffloadError::Map { map: name, source })?;
+        Ok(Self {
+            name,
+            map,
+            types: PhantomData,
+        })
     }
 
     /// Returns the map's name.
@@ -41,7 +49,10 @@ impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Entries<K, V> {
     }
 
     fn failed(&self, source: libbpf_rs::Error) -> OffloadError {
-        OffloadError::Map { map: self.name, source }
+        OffloadError::Map {
+            map: self.name,
+            source,
+        }
     }
 
     /// Writes one element.
@@ -55,8 +66,16 @@ impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Entries<K, V> {
     fn put_bytes(&self, key: &[u8], value: &[u8]) -> Result<(), OffloadError> {
         self.map.update(key, value, MapFlags::ANY).map_err(|e| {
             // libbpf-rs has no error kind for a trie's ENOSPC; libbpf leaves errno as the system call set it.
-            let is_full = e.kind() == ErrorKind::TooBig || std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOSPC);
-            if is_full { OffloadError::Full { map: self.name, capacity: self.capacity() } } else { self.failed(e) }
+            let is_full = e.kind() == ErrorKind::TooBig
+                || std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOSPC);
+            if is_full {
+                OffloadError::Full {
+                    map: self.name,
+                    capacity: self.capacity(),
+                }
+            } else {
+                self.failed(e)
+            }
         })
     }
 
@@ -83,7 +102,10 @@ impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Entries<K, V> {
     /// # Errors
     /// Returns [`OffloadError::Map`] if the map cannot be read.
     pub fn get(&self, key: &K) -> Result<Option<V>, OffloadError> {
-        let found = self.map.lookup(to_bytes(key), MapFlags::ANY).map_err(|e| self.failed(e))?;
+        let found = self
+            .map
+            .lookup(to_bytes(key), MapFlags::ANY)
+            .map_err(|e| self.failed(e))?;
         Ok(found.and_then(|v| from_bytes(&v)))
     }
 
@@ -97,8 +119,12 @@ impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Entries<K, V> {
         }
         let mut all = HashMap::new();
         for key in self.map.keys() {
-            let (Some(key), Some(found)) = (from_bytes::<K>(&key), self.map.lookup(&key, MapFlags::ANY).map_err(|e| self.failed(e))?)
-            else {
+            let (Some(key), Some(found)) = (
+                from_bytes::<K>(&key),
+                self.map
+                    .lookup(&key, MapFlags::ANY)
+                    .map_err(|e| self.failed(e))?,
+            ) else {
                 continue;
             };
             if let Some(value) = from_bytes::<V>(&found) {
@@ -110,12 +136,18 @@ impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Entries<K, V> {
 
     /// Reads an array in one system call, not two per element.
     fn all_of_array(&self) -> Result<HashMap<K, V>, OffloadError> {
-        let elements: Vec<_> = self.map.lookup_batch(self.capacity(), MapFlags::ANY, MapFlags::ANY).map_err(|e| self.failed(e))?.collect();
+        let elements: Vec<_> = self
+            .map
+            .lookup_batch(self.capacity(), MapFlags::ANY, MapFlags::ANY)
+            .map_err(|e| self.failed(e))?
+            .collect();
         // The iterator of libbpf-rs ends at an error as it does after the last element.
         if elements.len() != self.capacity() as usize {
             return Err(self.failed(std::io::Error::last_os_error().into()));
         }
-        let typed = elements.iter().filter_map(|(key, value)| Some((from_bytes::<K>(key)?, from_bytes::<V>(value)?)));
+        let typed = elements
+            .iter()
+            .filter_map(|(key, value)| Some((from_bytes::<K>(key)?, from_bytes::<V>(value)?)));
         Ok(typed.filter(|(_, value)| *value != V::default()).collect())
     }
 
@@ -125,25 +157,42 @@ impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Entries<K, V> {
     /// # Errors
     /// Returns [`OffloadError::Full`] if `wanted` does not fit, and [`OffloadError::Map`] if the map cannot be read or written.
     pub fn replace_all(&self, wanted: &HashMap<K, V>) -> Result<MapWrites, OffloadError> {
-        let bytes = |all: &HashMap<K, V>| all.iter().map(|(k, v)| (to_bytes(k).to_vec(), to_bytes(v).to_vec())).collect();
+        let bytes = |all: &HashMap<K, V>| {
+            all.iter()
+                .map(|(k, v)| (to_bytes(k).to_vec(), to_bytes(v).to_vec()))
+                .collect()
+        };
         let desired: BTreeMap<Vec<u8>, Vec<u8>> = bytes(wanted);
         let mut actual = bytes(&self.all()?);
         let pass = reconcile(|pass| {
-            pass.put_missing(self.name, &desired, &mut actual, |key, value| self.put_bytes(key, value));
-            pass.remove_stale(self.name, &desired, &mut actual, |key| self.remove_bytes(key));
+            pass.put_missing(self.name, &desired, &mut actual, |key, value| {
+                self.put_bytes(key, value)
+            });
+            pass.remove_stale(self.name, &desired, &mut actual, |key| {
+                self.remove_bytes(key)
+            });
         });
         pass.finish()
     }
 }
 
 /// Makes a map whose values are all 1 the set `wanted`.
-pub(crate) fn replace_set(map: &MapHandle, name: &'static str, wanted: &BTreeSet<Vec<u8>>) -> Result<(), OffloadError> {
+pub(crate) fn replace_set(
+    map: &MapHandle,
+    name: &'static str,
+    wanted: &BTreeSet<Vec<u8>>,
+) -> Result<(), OffloadError> {
     let failed = |source| OffloadError::Map { map: name, source };
     let desired: BTreeMap<Vec<u8>, ()> = wanted.iter().map(|key| (key.clone(), ())).collect();
     let mut actual: BTreeMap<Vec<u8>, ()> = map.keys().map(|key| (key, ())).collect();
     let pass = reconcile(|pass| {
-        pass.put_missing(name, &desired, &mut actual, |key, ()| map.update(key, to_bytes(&1u32), MapFlags::ANY).map_err(failed));
-        pass.remove_stale(name, &desired, &mut actual, |key| map.delete(key).map_err(failed));
+        pass.put_missing(name, &desired, &mut actual, |key, ()| {
+            map.update(key, to_bytes(&1u32), MapFlags::ANY)
+                .map_err(failed)
+        });
+        pass.remove_stale(name, &desired, &mut actual, |key| {
+            map.delete(key).map_err(failed)
+        });
     });
     pass.finish().map(drop)
 }

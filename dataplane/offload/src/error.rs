@@ -9,20 +9,36 @@ pub enum OffloadError {
     #[error(
         "bpf/capture.bpf.c was refused by the kernel: {source}; needs root (CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN) and Linux 5.18 or newer. libbpf: {journal}"
     )]
-    Load { source: libbpf_rs::Error, journal: String },
+    Load {
+        source: libbpf_rs::Error,
+        journal: String,
+    },
     /// libbpf or the verifier refused one of the other objects.
     #[error(
         "{object} was refused by the kernel: {source}; needs root (CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON), Linux 6.1 or newer, and its BTF in /sys/kernel/btf/vmlinux. libbpf: {journal}"
     )]
-    Refused { object: &'static str, source: libbpf_rs::Error, journal: String },
+    Refused {
+        object: &'static str,
+        source: libbpf_rs::Error,
+        journal: String,
+    },
     /// A program could not be attached to a device, or detached from it.
     #[error(
         "device {device} (namespace {netns:?}): {source}; is it there, and does the kernel have CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS?"
     )]
-    Hook { device: String, netns: Option<PathBuf>, source: libbpf_rs::Error },
+    Hook {
+        device: String,
+        netns: Option<PathBuf>,
+        source: libbpf_rs::Error,
+    },
     /// The interface of a container does not exist on this host.
-    #[error("interface {device} cannot be found: {source}; fix: name the host's side of the container's interface")]
-    Interface { device: String, source: std::io::Error },
+    #[error(
+        "interface {device} cannot be found: {source}; fix: name the host's side of the container's interface"
+    )]
+    Interface {
+        device: String,
+        source: std::io::Error,
+    },
     /// The replica's tunnel device, or the routes and rules that lead packets into it, could not be created.
     #[error(
         "tunnel device tier0: {step}: {why}; needs root (CAP_NET_ADMIN), the ip program (Debian: apt-get install iproute2) and CONFIG_VXLAN"
@@ -30,19 +46,41 @@ pub enum OffloadError {
     Tunnel { step: String, why: String },
     /// A test run of a program over a frame failed.
     #[error("{program} cannot be tried: {source}")]
-    Trial { program: &'static str, source: libbpf_rs::Error },
+    Trial {
+        program: &'static str,
+        source: libbpf_rs::Error,
+    },
     /// The embedded object lacks a map, program or section that this code names: the two were not built from one tree.
-    #[error("the embedded BPF object has no {what} {name:?}; rebuild canal-offload from a clean tree")]
-    Object { what: &'static str, name: &'static str },
+    #[error(
+        "the embedded BPF object has no {what} {name:?}; rebuild canal-offload from a clean tree"
+    )]
+    Object {
+        what: &'static str,
+        name: &'static str,
+    },
     /// A program could not be attached to a cgroup.
-    #[error("cannot attach {program} to cgroup {cgroup}: {source}; is it a directory of a cgroup v2 mount that this process may write to?")]
-    Attach { program: &'static str, cgroup: PathBuf, source: libbpf_rs::Error },
+    #[error(
+        "cannot attach {program} to cgroup {cgroup}: {source}; is it a directory of a cgroup v2 mount that this process may write to?"
+    )]
+    Attach {
+        program: &'static str,
+        cgroup: PathBuf,
+        source: libbpf_rs::Error,
+    },
     /// The pod's cgroup directory cannot be read.
-    #[error("cannot open cgroup {cgroup}: {source}; the pod's file must name a directory on a cgroup v2 mount")]
-    Cgroup { cgroup: PathBuf, source: std::io::Error },
+    #[error(
+        "cannot open cgroup {cgroup}: {source}; the pod's file must name a directory on a cgroup v2 mount"
+    )]
+    Cgroup {
+        cgroup: PathBuf,
+        source: std::io::Error,
+    },
     /// A map could not be read or written.
     #[error("BPF map {map}: {source}")]
-    Map { map: &'static str, source: libbpf_rs::Error },
+    Map {
+        map: &'static str,
+        source: libbpf_rs::Error,
+    },
     /// A map has no capacity for one more element.
     #[error("BPF map {map} is full: it holds {capacity} elements")]
     Full { map: &'static str, capacity: u32 },
@@ -50,19 +88,39 @@ pub enum OffloadError {
     #[error(
         "BPF pin directory {dir}: {step}: {source}; give a path on a bpffs, or one where this process may mount a bpffs (--bpf-pin-dir)"
     )]
-    Pins { dir: PathBuf, step: &'static str, source: std::io::Error },
+    Pins {
+        dir: PathBuf,
+        step: &'static str,
+        source: std::io::Error,
+    },
     /// A pod's network namespace cannot be entered.
-    #[error("network namespace {netns}: {source}; the pod's file must name an existing namespace, e.g. /run/netns/NAME")]
-    Netns { netns: PathBuf, source: std::io::Error },
+    #[error(
+        "network namespace {netns}: {source}; the pod's file must name an existing namespace, e.g. /run/netns/NAME"
+    )]
+    Netns {
+        netns: PathBuf,
+        source: std::io::Error,
+    },
     /// The command `nft` is missing or refused the rules.
-    #[error("nftables in {netns}: {why}; needs the nft command (Debian: apt-get install nftables) and a kernel with nft NAT")]
+    #[error(
+        "nftables in {netns}: {why}; needs the nft command (Debian: apt-get install nftables) and a kernel with nft NAT"
+    )]
     Nft { netns: PathBuf, why: String },
     /// The connections of a namespace cannot be listed, or one of them cannot be reset.
-    #[error("connections in {netns}: {step}: {source}; needs root (CAP_NET_ADMIN) and a kernel with CONFIG_INET_DIAG_DESTROY")]
-    Sockets { netns: PathBuf, step: &'static str, source: std::io::Error },
+    #[error(
+        "connections in {netns}: {step}: {source}; needs root (CAP_NET_ADMIN) and a kernel with CONFIG_INET_DIAG_DESTROY"
+    )]
+    Sockets {
+        netns: PathBuf,
+        step: &'static str,
+        source: std::io::Error,
+    },
     /// The route of the proxy's IPv6 addresses cannot be added to a pod's namespace.
     #[error("IPv6 route in {netns}: {source}; fix: run canal-node with CAP_NET_ADMIN")]
-    Route { netns: PathBuf, source: std::io::Error },
+    Route {
+        netns: PathBuf,
+        source: std::io::Error,
+    },
     /// The original destination of a redirected connection is not available.
     #[error("the original destination is not known: {0}")]
     Origin(std::io::Error),

@@ -17,7 +17,8 @@ use crate::origins::sum_counter;
 use crate::pins::{self, PinDirectory};
 use crate::{OffloadError, journal, tier};
 
-static OBJECT: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/inbound.bpf.o")));
+static OBJECT: &EmbeddedObject<[u8]> =
+    &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/inbound.bpf.o")));
 
 /// Returns the compiled object, for tests of its layout.
 pub fn object_bytes() -> &'static [u8] {
@@ -67,17 +68,30 @@ impl ListenerFamily {
 }
 
 fn refused(step: &str) -> impl Fn(libbpf_rs::Error) -> OffloadError {
-    move |source| OffloadError::Refused { object: SOURCE, source, journal: format!("{step}: {}", journal::last_words()) }
+    move |source| OffloadError::Refused {
+        object: SOURCE,
+        source,
+        journal: format!("{step}: {}", journal::last_words()),
+    }
 }
 
 /// Loads the object. Its counters are `counts`, or its own.
 fn load(counts: Option<&MapHandle>) -> Result<Object, OffloadError> {
     journal::install();
     let _ = journal::last_words();
-    let mut open = ObjectBuilder::default().open_memory(object_bytes()).map_err(refused("opening"))?;
+    let mut open = ObjectBuilder::default()
+        .open_memory(object_bytes())
+        .map_err(refused("opening"))?;
     if let Some(counts) = counts {
-        let mut map = open.maps_mut().find(|m| m.name() == COUNTS).ok_or(OffloadError::Object { what: "map", name: COUNTS })?;
-        map.reuse_fd(counts.as_fd()).map_err(refused("sharing the counters"))?;
+        let mut map = open
+            .maps_mut()
+            .find(|m| m.name() == COUNTS)
+            .ok_or(OffloadError::Object {
+                what: "map",
+                name: COUNTS,
+            })?;
+        map.reuse_fd(counts.as_fd())
+            .map_err(refused("sharing the counters"))?;
     }
     open.load().map_err(refused("loading"))
 }
@@ -90,8 +104,12 @@ impl InboundPrograms {
     /// Fails if the pin directory cannot be used or the kernel refuses the object.
     pub fn load(pin_dir: Option<&Path>) -> Result<Self, OffloadError> {
         let pins = pin_dir.map(PinDirectory::open).transpose()?;
-        let pin = pins.as_ref().map(|p| p.maps().join(format!("{COUNTS}_{ABI}")));
-        if let Some(counts) = pin.as_ref().and_then(|p| MapHandle::from_pinned_path(p).ok())
+        let pin = pins
+            .as_ref()
+            .map(|p| p.maps().join(format!("{COUNTS}_{ABI}")));
+        if let Some(counts) = pin
+            .as_ref()
+            .and_then(|p| MapHandle::from_pinned_path(p).ok())
             && counts.max_entries() as usize == VERDICTS.len()
         {
             load(Some(&counts))?;
@@ -104,7 +122,10 @@ impl InboundPrograms {
                 step: "removing a map that does not fit",
                 source,
             })?;
-            counts.pin(&pin).map_err(|source| OffloadError::Map { map: COUNTS, source })?;
+            counts.pin(&pin).map_err(|source| OffloadError::Map {
+                map: COUNTS,
+                source,
+            })?;
         }
         Ok(Self { counts, pins })
     }
@@ -115,18 +136,37 @@ impl InboundPrograms {
     /// # Errors
     /// Fails if the namespace or the pod's pin directory cannot be opened, or the kernel refuses the object.
     pub fn prepare(&self, pod: &str, netns: &Path) -> Result<PodInbound, OffloadError> {
-        let no_netns = |source| OffloadError::Netns { netns: netns.to_path_buf(), source };
+        let no_netns = |source| OffloadError::Netns {
+            netns: netns.to_path_buf(),
+            source,
+        };
         let namespace = File::open(netns).map_err(no_netns)?;
         let inode = namespace.metadata().map_err(no_netns)?.ino();
-        let pin = self.pins.as_ref().map(|p| p.make_pod(pod)).transpose()?.map(|d| d.join(PROGRAM));
+        let pin = self
+            .pins
+            .as_ref()
+            .map(|p| p.make_pod(pod))
+            .transpose()?
+            .map(|d| d.join(PROGRAM));
         let object = load(Some(&self.counts))?;
         let listeners = tier::map(&object, LISTENERS)?;
-        Ok(PodInbound { object, listeners, link: None, namespace, inode, netns: netns.to_path_buf(), pin, adopted: false })
+        Ok(PodInbound {
+            object,
+            listeners,
+            link: None,
+            namespace,
+            inode,
+            netns: netns.to_path_buf(),
+            pin,
+            adopted: false,
+        })
     }
 
     /// Returns true if an earlier process left this pod's inbound capture pinned.
     pub fn is_pinned(&self, pod: &str) -> bool {
-        self.pins.as_ref().is_some_and(|p| p.pod(pod).join(PROGRAM).exists())
+        self.pins
+            .as_ref()
+            .is_some_and(|p| p.pod(pod).join(PROGRAM).exists())
     }
 
     /// Ends the inbound capture that an earlier process left for a pod, when no policy needs it any more.
@@ -134,8 +174,14 @@ impl InboundPrograms {
     /// # Errors
     /// Fails if the pin cannot be removed.
     pub fn forget(&self, pod: &str) -> Result<(), OffloadError> {
-        let Some(pin) = self.pins.as_ref().map(|p| p.pod(pod).join(PROGRAM)) else { return Ok(()) };
-        pins::remove_file(&pin).map_err(|source| OffloadError::Pins { dir: pin, step: "removing a pod's link", source })
+        let Some(pin) = self.pins.as_ref().map(|p| p.pod(pod).join(PROGRAM)) else {
+            return Ok(());
+        };
+        pins::remove_file(&pin).map_err(|source| OffloadError::Pins {
+            dir: pin,
+            step: "removing a pod's link",
+            source,
+        })
     }
 
     /// Returns every verdict's name and its count since the map was created, over all pods of the node.
@@ -143,7 +189,10 @@ impl InboundPrograms {
     /// # Errors
     /// Fails if the counter map cannot be read.
     pub fn counters(&self) -> Result<Vec<(String, u64)>, OffloadError> {
-        VERDICTS.into_iter().map(|v| Ok((verdict_name(v), sum_counter(&self.counts, v as u32)?))).collect()
+        VERDICTS
+            .into_iter()
+            .map(|v| Ok((verdict_name(v), sum_counter(&self.counts, v as u32)?)))
+            .collect()
     }
 }
 
@@ -157,7 +206,10 @@ impl PodInbound {
         let fd = u64::from(socket.as_fd().as_raw_fd().cast_unsigned());
         self.listeners
             .update(&family.key(), &fd.to_ne_bytes(), MapFlags::ANY)
-            .map_err(|source| OffloadError::Map { map: LISTENERS, source })
+            .map_err(|source| OffloadError::Map {
+                map: LISTENERS,
+                source,
+            })
     }
 
     /// Starts the capture: from now on connections from outside go to the listeners or are refused. A program that an earlier process left
@@ -170,12 +222,18 @@ impl PodInbound {
             return Ok(());
         }
         let program = tier::program(&self.object, PROGRAM)?;
-        if let Some(link) = self.pin.as_deref().and_then(|p| adopt(p, self.inode, &program)) {
+        if let Some(link) = self
+            .pin
+            .as_deref()
+            .and_then(|p| adopt(p, self.inode, &program))
+        {
             (self.link, self.adopted) = (Some(link), true);
             return Ok(());
         }
         let failed = refused("attaching to the pod's network namespace");
-        let mut link = program.attach_netns(self.namespace.as_raw_fd()).map_err(&failed)?;
+        let mut link = program
+            .attach_netns(self.namespace.as_raw_fd())
+            .map_err(&failed)?;
         if let Some(pin) = &self.pin {
             link.pin(pin).map_err(&failed)?;
         }
@@ -203,7 +261,10 @@ impl PodInbound {
     /// # Errors
     /// Fails if the kernel gives no information about the program.
     pub fn verified_instructions(&self) -> Result<(&'static str, u32), OffloadError> {
-        Ok((PROGRAM, tier::verified_insns(&self.object, SOURCE, PROGRAM)?))
+        Ok((
+            PROGRAM,
+            tier::verified_insns(&self.object, SOURCE, PROGRAM)?,
+        ))
     }
 
     /// Ends the capture: the pod's connections are not redirected from now on.
@@ -212,9 +273,14 @@ impl PodInbound {
     /// Fails if the pin cannot be removed or the link cannot be detached.
     pub fn release(self) -> Result<(), OffloadError> {
         if let Some(pin) = &self.pin {
-            pins::remove_file(pin).map_err(|source| OffloadError::Pins { dir: pin.clone(), step: "removing a pod's link", source })?;
+            pins::remove_file(pin).map_err(|source| OffloadError::Pins {
+                dir: pin.clone(),
+                step: "removing a pod's link",
+                source,
+            })?;
         }
-        self.link.map_or(Ok(()), |l| l.detach().map_err(refused("detaching")))
+        self.link
+            .map_or(Ok(()), |l| l.detach().map_err(refused("detaching")))
     }
 }
 
@@ -222,7 +288,8 @@ impl PodInbound {
 /// i.e. to a pod that was created again under its old name while no proxy ran.
 fn adopt(pin: &Path, netns_inode: u64, program: &Program<'_>) -> Option<Link> {
     let mut link = Link::open(pin).ok()?;
-    let ours = matches!(link.info().ok()?.info, LinkTypeInfo::NetNs(n) if u64::from(n.ino) == netns_inode);
+    let ours =
+        matches!(link.info().ok()?.info, LinkTypeInfo::NetNs(n) if u64::from(n.ino) == netns_inode);
     if ours && link.update_prog(program).is_ok() {
         return Some(link);
     }

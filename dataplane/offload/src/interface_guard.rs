@@ -23,7 +23,10 @@ use crate::tc_hook::{Direction, Hook, within};
 use crate::tier::{self, TierPins};
 use crate::{OffloadError, sys};
 
-static OBJECT: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/interface_guard.bpf.o")));
+static OBJECT: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(
+    env!("OUT_DIR"),
+    "/interface_guard.bpf.o"
+)));
 
 /// Returns the compiled object, for tests of its layout.
 pub fn object_bytes() -> &'static [u8] {
@@ -33,7 +36,11 @@ pub fn object_bytes() -> &'static [u8] {
 const SOURCE: &str = "bpf/interface_guard.bpf.c";
 const PROGRAM: &str = "canal_interface_guard";
 const PINS: &str = "interface-guard";
-const MAPS: &[&str] = &["canal_guarded_interfaces", "canal_interface_addresses", "canal_interface_guard_counts"];
+const MAPS: &[&str] = &[
+    "canal_guarded_interfaces",
+    "canal_interface_addresses",
+    "canal_interface_guard_counts",
+];
 
 /// Container behind an interface of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,7 +100,10 @@ impl InterfaceGuard {
     ///
     /// # Errors
     /// Fails if the namespace cannot be entered or the maps cannot be read.
-    pub fn apply(&self, bindings: &[InterfaceBinding]) -> Result<BTreeMap<String, OffloadError>, OffloadError> {
+    pub fn apply(
+        &self,
+        bindings: &[InterfaceBinding],
+    ) -> Result<BTreeMap<String, OffloadError>, OffloadError> {
         let mut failed = BTreeMap::new();
         let mut wanted = HashMap::new();
         for binding in bindings {
@@ -105,11 +115,18 @@ impl InterfaceGuard {
                 wanted.insert(index, binding);
             }
         }
-        for index in self.interfaces.all()?.into_keys().filter(|index| !wanted.contains_key(index)) {
+        for index in self
+            .interfaces
+            .all()?
+            .into_keys()
+            .filter(|index| !wanted.contains_key(index))
+        {
             self.release(index)?;
         }
         for key in self.addresses.all()?.into_keys() {
-            let is_wanted = wanted.get(&key.interface).is_some_and(|binding| keys(key.interface, binding).any(|own| own == key));
+            let is_wanted = wanted
+                .get(&key.interface)
+                .is_some_and(|binding| keys(key.interface, binding).any(|own| own == key));
             if !is_wanted {
                 self.addresses.remove(&key)?;
             }
@@ -127,7 +144,14 @@ impl InterfaceGuard {
         let index = within(self.netns.as_deref(), || index_of(&binding.device))??;
         let held = self.interfaces.get(&index)?;
         if held.is_none_or(|held| (held.vni, held.mac) != (binding.vni, binding.mac)) {
-            self.interfaces.put(&index, &GuardedInterface { vni: binding.vni, mac: binding.mac, ..GuardedInterface::default() })?;
+            self.interfaces.put(
+                &index,
+                &GuardedInterface {
+                    vni: binding.vni,
+                    mac: binding.mac,
+                    ..GuardedInterface::default()
+                },
+            )?;
         }
         for key in keys(index, binding) {
             if self.addresses.get(&key)? != Some(binding.vni) {
@@ -140,19 +164,26 @@ impl InterfaceGuard {
     /// Removes the guard from an interface that is not bound any more.
     fn release(&self, index: u32) -> Result<(), OffloadError> {
         if let Some(device) = within(self.netns.as_deref(), || name_of(index))? {
-            self.hook(&device).detach(tier::program(&self.object, PROGRAM)?.as_fd())?;
+            self.hook(&device)
+                .detach(tier::program(&self.object, PROGRAM)?.as_fd())?;
         }
         self.interfaces.remove(&index)
     }
 
     fn hook(&self, device: &str) -> Hook {
-        Hook { netns: self.netns.clone(), device: device.to_owned(), direction: Direction::Ingress }
+        Hook {
+            netns: self.netns.clone(),
+            device: device.to_owned(),
+            direction: Direction::Ingress,
+        }
     }
 
     /// Returns true if this process's program is on the device. Another process may have flushed the device's filters, or the device may be
     /// a new one.
     pub fn is_guarded(&self, device: &str) -> bool {
-        let Ok(program) = tier::program(&self.object, PROGRAM) else { return false };
+        let Ok(program) = tier::program(&self.object, PROGRAM) else {
+            return false;
+        };
         let own = sys::program_id(program.as_fd()).ok();
         own.is_some() && self.hook(device).program_id(program.as_fd()) == own
     }
@@ -165,7 +196,12 @@ impl InterfaceGuard {
         let mut refused = Vec::new();
         for (index, held) in self.interfaces.all()? {
             if let Some(device) = within(self.netns.as_deref(), || name_of(index))? {
-                refused.push(RefusedFrames { device, vni: held.vni, frames: held.refused, last_address: held.last_refused() });
+                refused.push(RefusedFrames {
+                    device,
+                    vni: held.vni,
+                    frames: held.refused,
+                    last_address: held.last_refused(),
+                });
             }
         }
         refused.sort_by(|a, b| a.device.cmp(&b.device));
@@ -177,7 +213,10 @@ impl InterfaceGuard {
     /// # Errors
     /// Fails if the counter map cannot be read.
     pub fn counts(&self) -> Result<Vec<(&'static str, u64)>, OffloadError> {
-        INTERFACE_GUARD_COUNTS.into_iter().map(|(count, name)| Ok((name, sum_counter(&self.counts, count as u32)?))).collect()
+        INTERFACE_GUARD_COUNTS
+            .into_iter()
+            .map(|(count, name)| Ok((name, sum_counter(&self.counts, count as u32)?)))
+            .collect()
     }
 
     /// Returns the number of instructions that the verifier walked, which a test compares with a budget.
@@ -206,19 +245,36 @@ impl InterfaceGuard {
         // (linux/bpf.h).
         let mut context = [0u8; 192];
         context[40..44].copy_from_slice(&index.to_ne_bytes());
-        let input = ProgramInput { data_in: Some(frame), context_in: Some(&mut context), ..ProgramInput::default() };
+        let input = ProgramInput {
+            data_in: Some(frame),
+            context_in: Some(&mut context),
+            ..ProgramInput::default()
+        };
         let program = tier::program(&self.object, PROGRAM)?;
-        Ok(program.test_run(input).map_err(|source| OffloadError::Trial { program: PROGRAM, source })?.return_value)
+        Ok(program
+            .test_run(input)
+            .map_err(|source| OffloadError::Trial {
+                program: PROGRAM,
+                source,
+            })?
+            .return_value)
     }
 }
 
 fn keys(index: u32, binding: &InterfaceBinding) -> impl Iterator<Item = InterfaceAddressKey> {
-    binding.addresses.iter().map(move |address| InterfaceAddressKey::new(index, *address))
+    binding
+        .addresses
+        .iter()
+        .map(move |address| InterfaceAddressKey::new(index, *address))
 }
 
 fn index_of(device: &str) -> Result<u32, OffloadError> {
-    let failed = |e: rustix::io::Errno| OffloadError::Interface { device: device.to_owned(), source: io::Error::from(e) };
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).map_err(failed)?;
+    let failed = |e: rustix::io::Errno| OffloadError::Interface {
+        device: device.to_owned(),
+        source: io::Error::from(e),
+    };
+    let socket =
+        rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).map_err(failed)?;
     name_to_index(&socket, device).map_err(failed)
 }
 
@@ -232,7 +288,17 @@ fn name_of(index: u32) -> Option<String> {
 /// # Errors
 /// Fails if an interface cannot be released or a pin cannot be removed.
 pub fn remove(netns: Option<&Path>, pin_dir: &Path) -> Result<(), OffloadError> {
-    let names = std::fs::read_dir(pin_dir).into_iter().flatten().flatten().map(|entry| entry.file_name());
-    let has_pins = names.into_iter().any(|name| name.to_string_lossy().starts_with(PINS));
-    if has_pins { InterfaceGuard::load(netns, Some(pin_dir))?.remove() } else { Ok(()) }
+    let names = std::fs::read_dir(pin_dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.file_name());
+    let has_pins = names
+        .into_iter()
+        .any(|name| name.to_string_lossy().starts_with(PINS));
+    if has_pins {
+        InterfaceGuard::load(netns, Some(pin_dir))?.remove()
+    } else {
+        Ok(())
+    }
 }

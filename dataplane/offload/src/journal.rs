@@ -35,5 +35,8 @@ pub(crate) fn install() {
 
 /// Returns the retained lines, joined, and clears them.
 pub(crate) fn last_words() -> String {
-    LINES.lock().map(|mut l| l.drain(..).collect::<Vec<_>>().join(" | ")).unwrap_or_default()
+    LINES
+        .lock()
+        .map(|mut l| l.drain(..).collect::<Vec<_>>().join(" | "))
+        .unwrap_or_default()
 }

@@ -37,16 +37,33 @@ impl CgroupMatch {
             })
             .max_by_key(|at| at.components().count())
             .ok_or_else(|| format!("{} is on no cgroup2 mount; fix: name the pod's cgroup v2 directory in its file", cgroup.display()))?;
-        let level = cgroup.strip_prefix(mount).map(|below| below.components().count()).unwrap_or_default();
-        let path = cgroup.strip_prefix(NFT_CGROUPS).ok().and_then(Path::to_str).filter(|p| !p.contains(['"', '\\', '\n']));
+        let level = cgroup
+            .strip_prefix(mount)
+            .map(|below| below.components().count())
+            .unwrap_or_default();
+        let path = cgroup
+            .strip_prefix(NFT_CGROUPS)
+            .ok()
+            .and_then(Path::to_str)
+            .filter(|p| !p.contains(['"', '\\', '\n']));
         match path {
-            Some(path) if level > 0 => Ok(Self { level, path: path.to_string() }),
-            _ => Err(format!("nftables cannot match cgroup {}; fix: mount cgroup2 below {NFT_CGROUPS}", cgroup.display())),
+            Some(path) if level > 0 => Ok(Self {
+                level,
+                path: path.to_string(),
+            }),
+            _ => Err(format!(
+                "nftables cannot match cgroup {}; fix: mount cgroup2 below {NFT_CGROUPS}",
+                cgroup.display()
+            )),
         }
     }
 
     fn of(cgroup: &Path) -> Result<Self, String> {
-        Self::new(cgroup, &std::fs::read_to_string("/proc/self/mounts").map_err(|e| format!("/proc/self/mounts: {e}"))?)
+        Self::new(
+            cgroup,
+            &std::fs::read_to_string("/proc/self/mounts")
+                .map_err(|e| format!("/proc/self/mounts: {e}"))?,
+        )
     }
 }
 
@@ -55,7 +72,11 @@ impl CgroupMatch {
 /// proxy's own. An exception by port would let an application reach that port anywhere unencrypted.
 fn rules(marks: &[u32], pod: &CgroupMatch) -> String {
     let CgroupMatch { level, path } = pod;
-    let marks = marks.iter().map(|mark| format!("{mark:#x}")).collect::<Vec<_>>().join(", ");
+    let marks = marks
+        .iter()
+        .map(|mark| format!("{mark:#x}"))
+        .collect::<Vec<_>>()
+        .join(", ");
     let of_pod = format!("socket cgroupv2 level {level} \"{path}\"");
     format!(
         "table inet canal
@@ -105,7 +126,11 @@ pub fn take_inbound(netns: &Path) -> Result<(), OffloadError> {
 /// # Errors
 /// Returns [`OffloadError::Nft`] if nft does not remove the table.
 pub fn leave_inbound(netns: &Path) -> Result<(), OffloadError> {
-    nft(netns, "table inet canal_inbound\ndelete table inet canal_inbound\n").map(drop)
+    nft(
+        netns,
+        "table inet canal_inbound\ndelete table inet canal_inbound\n",
+    )
+    .map(drop)
 }
 
 /// Redirection of one pod. Dropping it changes nothing; see [`Redirect::remove`].
@@ -121,9 +146,14 @@ impl Redirect {
     /// # Errors
     /// Returns [`OffloadError::Nft`] if nft cannot match the cgroup or refuses the rules.
     pub fn apply(netns: &Path, cgroup: &Path, marks: &[u32]) -> Result<Self, OffloadError> {
-        let pod = CgroupMatch::of(cgroup).map_err(|why| OffloadError::Nft { netns: netns.to_path_buf(), why })?;
+        let pod = CgroupMatch::of(cgroup).map_err(|why| OffloadError::Nft {
+            netns: netns.to_path_buf(),
+            why,
+        })?;
         nft(netns, &rules(marks, &pod))?;
-        Ok(Self { netns: netns.to_path_buf() })
+        Ok(Self {
+            netns: netns.to_path_buf(),
+        })
     }
 
     /// Removes the tables: from now on the pod's traffic leaves and enters unchanged.
@@ -144,36 +174,64 @@ impl Redirect {
 ///
 /// # Errors
 /// Returns [`OffloadError::Origin`] if conntrack does not know the connection, or if it was not redirected.
-pub fn original_destination(accepted: impl AsFd, local: SocketAddr) -> Result<SocketAddr, OffloadError> {
+pub fn original_destination(
+    accepted: impl AsFd,
+    local: SocketAddr,
+) -> Result<SocketAddr, OffloadError> {
     let s = socket2::SockRef::from(&accepted);
-    let origin = if local.is_ipv4() { s.original_dst_v4() } else { s.original_dst_v6() };
+    let origin = if local.is_ipv4() {
+        s.original_dst_v4()
+    } else {
+        s.original_dst_v6()
+    };
     let origin = origin.map_err(OffloadError::Origin)?.as_socket();
     match origin {
         Some(o) if o != local => Ok(o),
-        _ => Err(OffloadError::Origin(io::Error::new(io::ErrorKind::NotFound, "the connection was made to the proxy's own port"))),
+        _ => Err(OffloadError::Origin(io::Error::new(
+            io::ErrorKind::NotFound,
+            "the connection was made to the proxy's own port",
+        ))),
     }
 }
 
 /// Runs a script in the namespace at `netns` and returns its output.
 pub(crate) fn nft(netns: &Path, script: &str) -> Result<String, OffloadError> {
-    let refused = |why: String| OffloadError::Nft { netns: netns.to_path_buf(), why };
-    let ns = std::fs::File::open(netns).map_err(|source| OffloadError::Netns { netns: netns.to_path_buf(), source })?;
+    let refused = |why: String| OffloadError::Nft {
+        netns: netns.to_path_buf(),
+        why,
+    };
+    let ns = std::fs::File::open(netns).map_err(|source| OffloadError::Netns {
+        netns: netns.to_path_buf(),
+        source,
+    })?;
     // A network namespace belongs to a thread, and children inherit it: a new thread enters it, starts nft, and ends.
     let run = std::thread::scope(|s| {
         let in_namespace = s.spawn(|| -> io::Result<std::process::Output> {
             move_into_link_name_space(ns.as_fd(), Some(LinkNameSpaceType::Network))?;
-            let mut child =
-                Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+            let mut child = Command::new("nft")
+                .args(["-f", "-"])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()?;
             if let Some(mut stdin) = child.stdin.take() {
                 stdin.write_all(script.as_bytes())?;
             }
             child.wait_with_output()
         });
-        in_namespace.join().unwrap_or_else(|_| Err(io::Error::other("the thread that runs nft panicked")))
+        in_namespace
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("the thread that runs nft panicked")))
     });
     match run {
         Ok(o) if o.status.success() => Ok(String::from_utf8_lossy(&o.stdout).into_owned()),
-        Ok(o) => Err(refused(String::from_utf8_lossy(&o.stderr).lines().next().unwrap_or("no reason given").to_string())),
+        Ok(o) => Err(refused(
+            String::from_utf8_lossy(&o.stderr)
+                .lines()
+                .next()
+                .unwrap_or("no reason given")
+                .to_string(),
+        )),
         Err(e) => Err(refused(format!("cannot run nft: {e}"))),
     }
 }
@@ -185,13 +243,31 @@ mod tests {
     #[test]
     fn a_cgroup_is_matched_on_every_kind_of_mount() {
         let unified = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0";
-        let hybrid =
-            "tmpfs /sys/fs/cgroup tmpfs rw 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\nc2 /sys/fs/cgroup/unified cgroup2 rw 0 0";
+        let hybrid = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\nc2 /sys/fs/cgroup/unified cgroup2 rw 0 0";
         for (case, mounts, cgroup, level, path) in [
-            ("unified", unified, "/sys/fs/cgroup/kube/pod1", 2, "kube/pod1"),
-            ("hybrid", hybrid, "/sys/fs/cgroup/unified/kube/pod1", 2, "unified/kube/pod1"),
+            (
+                "unified",
+                unified,
+                "/sys/fs/cgroup/kube/pod1",
+                2,
+                "kube/pod1",
+            ),
+            (
+                "hybrid",
+                hybrid,
+                "/sys/fs/cgroup/unified/kube/pod1",
+                2,
+                "unified/kube/pod1",
+            ),
         ] {
-            assert_eq!(CgroupMatch::new(Path::new(cgroup), mounts), Ok(CgroupMatch { level, path: path.into() }), "{case}");
+            assert_eq!(
+                CgroupMatch::new(Path::new(cgroup), mounts),
+                Ok(CgroupMatch {
+                    level,
+                    path: path.into()
+                }),
+                "{case}"
+            );
         }
         for (case, mounts, cgroup) in [
             ("the root, which is everybody's", unified, "/sys/fs/cgroup"),
@@ -199,7 +275,12 @@ mod tests {
             ("elsewhere", "c2 /mnt/c2 cgroup2 rw 0 0", "/mnt/c2/pod1"),
             ("a path that ends the rule", unified, "/sys/fs/cgroup/a\"b"),
         ] {
-            assert!(CgroupMatch::new(Path::new(cgroup), mounts).unwrap_err().contains("fix: "), "{case}");
+            assert!(
+                CgroupMatch::new(Path::new(cgroup), mounts)
+                    .unwrap_err()
+                    .contains("fix: "),
+                "{case}"
+            );
         }
     }
 }

@@ -10,7 +10,10 @@ use std::fmt::Write;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use canal_abi::pod::{ARP_BYTES_MAX, DNS_PORT, LISTENER_BYTES_MAX, NEIGHBOUR_BYTES_MAX, RESOLVERS_MAX, VERDICTS, Verdict, verdict_name};
+use canal_abi::pod::{
+    ARP_BYTES_MAX, DNS_PORT, LISTENER_BYTES_MAX, NEIGHBOUR_BYTES_MAX, RESOLVERS_MAX, VERDICTS,
+    Verdict, verdict_name,
+};
 
 use ipnet::IpNet;
 
@@ -25,8 +28,12 @@ const OF_POD: &str = "inet canal_packets";
 const OWN: &str = "/proc/thread-self/ns/net";
 
 /// Matches of packets that the mesh does not carry, each with the last part of its counters' names. The last one matches everything.
-const OUTSIDE: [(&str, &str); 4] =
-    [("meta l4proto udp", "udp"), ("meta l4proto { icmp, ipv6-icmp }", "icmp"), ("meta l4proto sctp", "sctp"), ("", "protocol")];
+const OUTSIDE: [(&str, &str); 4] = [
+    ("meta l4proto udp", "udp"),
+    ("meta l4proto { icmp, ipv6-icmp }", "icmp"),
+    ("meta l4proto sctp", "sctp"),
+    ("", "protocol"),
+];
 
 /// Node's end of one of the pod's interfaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,8 +56,14 @@ fn ends_of(netns: &Path) -> Result<(Vec<NodeEnd>, Vec<String>), OffloadError> {
         match device.other_end {
             OtherEnd::Inside => {}
             OtherEnd::Here(index) => {
-                let name = peer::name_of(index).map_err(|source| OffloadError::Netns { netns: netns.to_path_buf(), source })?;
-                ends.push(NodeEnd { table: format!("netdev canal_pod_{index}"), device: name });
+                let name = peer::name_of(index).map_err(|source| OffloadError::Netns {
+                    netns: netns.to_path_buf(),
+                    source,
+                })?;
+                ends.push(NodeEnd {
+                    table: format!("netdev canal_pod_{index}"),
+                    device: name,
+                });
             }
             OtherEnd::Outside => exposed.push(device.name),
         }
@@ -81,7 +94,11 @@ impl NftPodGuard {
                 exposed.push(end.device);
             }
         }
-        Ok(Self { netns: netns.to_path_buf(), ends: taken, exposed })
+        Ok(Self {
+            netns: netns.to_path_buf(),
+            ends: taken,
+            exposed,
+        })
     }
 
     /// Sets the treatment of packets that the mesh does not carry, and the resolvers to which DNS passes in any mode. Returns how many
@@ -89,13 +106,20 @@ impl NftPodGuard {
     ///
     /// # Errors
     /// Returns [`OffloadError::Nft`] if nft refuses the rules.
-    pub fn set(&self, outside: OutsidePackets, resolvers: &[IpAddr]) -> Result<usize, OffloadError> {
+    pub fn set(
+        &self,
+        outside: OutsidePackets,
+        resolvers: &[IpAddr],
+    ) -> Result<usize, OffloadError> {
         let held = &resolvers[..resolvers.len().min(RESOLVERS_MAX)];
         // The node's end comes first: it must not stop what the pod's rules let out from now on.
         for end in &self.ends {
             nft(Path::new(OWN), &node_rules(end, outside, held))?;
         }
-        nft(&self.netns, &pod_rules(outside, held, !self.ends.is_empty()))?;
+        nft(
+            &self.netns,
+            &pod_rules(outside, held, !self.ends.is_empty()),
+        )?;
         Ok(resolvers.len() - held.len())
     }
 
@@ -118,13 +142,27 @@ impl NftPodGuard {
     /// # Errors
     /// Returns [`OffloadError::Nft`] if nft does not list the counters.
     pub fn counters(&self) -> Result<Vec<(Verdict, u64)>, OffloadError> {
-        let mut all = counts_of(&nft(&self.netns, &format!("list counters table {OF_POD}\n"))?);
+        let mut all = counts_of(&nft(
+            &self.netns,
+            &format!("list counters table {OF_POD}\n"),
+        )?);
         for end in &self.ends {
-            for (name, count) in counts_of(&nft(Path::new(OWN), &format!("list counters table {}\n", end.table))?) {
+            for (name, count) in counts_of(&nft(
+                Path::new(OWN),
+                &format!("list counters table {}\n", end.table),
+            )?) {
                 *all.entry(name).or_default() += count;
             }
         }
-        Ok(VERDICTS.into_iter().map(|verdict| (verdict, all.get(&verdict_name(verdict)).copied().unwrap_or_default())).collect())
+        Ok(VERDICTS
+            .into_iter()
+            .map(|verdict| {
+                (
+                    verdict,
+                    all.get(&verdict_name(verdict)).copied().unwrap_or_default(),
+                )
+            })
+            .collect())
     }
 
     /// Returns the pod's interfaces whose other end is not guarded.
@@ -137,9 +175,16 @@ impl NftPodGuard {
     /// # Errors
     /// Returns [`OffloadError::Nft`] if nft does not remove a table.
     pub fn release(self) -> Result<(), OffloadError> {
-        let ends = self.ends.iter().map(|end| delete(Path::new(OWN), &end.table));
+        let ends = self
+            .ends
+            .iter()
+            .map(|end| delete(Path::new(OWN), &end.table));
         let ends: Vec<_> = ends.collect();
-        let of_pod = if self.netns.exists() { delete(&self.netns, OF_POD) } else { Ok(()) };
+        let of_pod = if self.netns.exists() {
+            delete(&self.netns, OF_POD)
+        } else {
+            Ok(())
+        };
         ends.into_iter().chain([of_pod]).collect()
     }
 }
@@ -150,7 +195,12 @@ impl NftPodGuard {
 /// Fails if the namespace cannot be entered or nft does not remove a table.
 pub fn remove(netns: &Path) -> Result<(), OffloadError> {
     let (ends, exposed) = ends_of(netns)?;
-    NftPodGuard { netns: netns.to_path_buf(), ends, exposed }.release()
+    NftPodGuard {
+        netns: netns.to_path_buf(),
+        ends,
+        exposed,
+    }
+    .release()
 }
 
 fn is_there(netns: &Path, table: &str) -> bool {
@@ -164,8 +214,12 @@ fn delete(netns: &Path, table: &str) -> Result<(), OffloadError> {
 /// Parses the output of `nft list counters`: a line `counter NAME {`, then `packets N bytes M`.
 fn counts_of(listed: &str) -> BTreeMap<String, u64> {
     let words: Vec<&str> = listed.split_ascii_whitespace().collect();
-    let counts = words.windows(5).filter(|w| w[0] == "counter" && w[2] == "{" && w[3] == "packets");
-    counts.filter_map(|w| Some((w[1].to_string(), w[4].parse().ok()?))).collect()
+    let counts = words
+        .windows(5)
+        .filter(|w| w[0] == "counter" && w[2] == "{" && w[3] == "packets");
+    counts
+        .filter_map(|w| Some((w[1].to_string(), w[4].parse().ok()?)))
+        .collect()
 }
 
 /// Returns the rule's statements that count a packet and then treat it as `outside` requires.
@@ -185,7 +239,10 @@ fn transaction(table: &str, chains: &[(&str, String, String)], resolvers: &[IpAd
     script += "  set resolvers4 { type ipv4_addr; }\n  set resolvers6 { type ipv6_addr; }\n";
     script += UDP_SETS;
     for (chain, hook, _) in chains {
-        let _ = writeln!(script, "  chain {chain} {{ type filter hook {hook} priority 0; policy accept; }}");
+        let _ = writeln!(
+            script,
+            "  chain {chain} {{ type filter hook {hook} priority 0; policy accept; }}"
+        );
     }
     script += "}\n";
     for (chain, ..) in chains {
@@ -193,10 +250,18 @@ fn transaction(table: &str, chains: &[(&str, String, String)], resolvers: &[IpAd
     }
     for (set, is_v4) in [("resolvers4", true), ("resolvers6", false)] {
         let _ = writeln!(script, "flush set {table} {set}");
-        let elements: Vec<String> =
-            resolvers.iter().map(IpAddr::to_canonical).filter(|ip| ip.is_ipv4() == is_v4).map(|ip| ip.to_string()).collect();
+        let elements: Vec<String> = resolvers
+            .iter()
+            .map(IpAddr::to_canonical)
+            .filter(|ip| ip.is_ipv4() == is_v4)
+            .map(|ip| ip.to_string())
+            .collect();
         if !elements.is_empty() {
-            let _ = writeln!(script, "add element {table} {set} {{ {} }}", elements.join(", "));
+            let _ = writeln!(
+                script,
+                "add element {table} {set} {{ {} }}",
+                elements.join(", ")
+            );
         }
     }
     let _ = writeln!(script, "table {table} {{");
@@ -213,14 +278,26 @@ const UDP_SETS: &str = "  set udp_ports { type inet_service; }
 
 /// Returns a transaction that replaces the contents of the table's UDP sets.
 fn udp_sets(table: &str, ports: &BTreeSet<u16>, tier: &BTreeSet<IpNet>) -> String {
-    let of_family = |is_v4: bool| tier.iter().filter(|range| range.addr().is_ipv4() == is_v4).map(ToString::to_string).collect();
-    let sets: [(&str, Vec<String>); 3] =
-        [("udp_ports", ports.iter().map(ToString::to_string).collect()), ("tier4", of_family(true)), ("tier6", of_family(false))];
+    let of_family = |is_v4: bool| {
+        tier.iter()
+            .filter(|range| range.addr().is_ipv4() == is_v4)
+            .map(ToString::to_string)
+            .collect()
+    };
+    let sets: [(&str, Vec<String>); 3] = [
+        ("udp_ports", ports.iter().map(ToString::to_string).collect()),
+        ("tier4", of_family(true)),
+        ("tier6", of_family(false)),
+    ];
     let mut script = format!("table {table} {{\n{UDP_SETS}}}\n");
     for (set, elements) in sets {
         let _ = writeln!(script, "flush set {table} {set}");
         if !elements.is_empty() {
-            let _ = writeln!(script, "add element {table} {set} {{ {} }}", elements.join(", "));
+            let _ = writeln!(
+                script,
+                "add element {table} {set} {{ {} }}",
+                elements.join(", ")
+            );
         }
     }
     script
@@ -273,11 +350,19 @@ fn pod_rules(outside: OutsidePackets, resolvers: &[IpAddr], is_counted_outside: 
     );
     for (what, reason) in OUTSIDE {
         let leaves = outside == OutsidePackets::Watch && is_counted_outside;
-        let settled = if leaves { "counter name left_watched accept".to_string() } else { settle(outside, reason) };
+        let settled = if leaves {
+            "counter name left_watched accept".to_string()
+        } else {
+            settle(outside, reason)
+        };
         let _ = writeln!(out, "    {what} {settled}");
         let _ = writeln!(into, "    {what} {}", settle(outside, reason));
     }
-    transaction(OF_POD, &[("out", "output".into(), out), ("in", "input".into(), into)], resolvers)
+    transaction(
+        OF_POD,
+        &[("out", "output".into(), out), ("in", "input".into(), into)],
+        resolvers,
+    )
 }
 
 /// Returns the rules for the node's end of an interface, where everything arrives that leaves the pod. A packet that the pod's own rules
@@ -297,10 +382,18 @@ fn node_rules(end: &NodeEnd, outside: OutsidePackets, resolvers: &[IpAddr]) -> S
         settle(outside, "frame")
     );
     for (what, reason) in OUTSIDE {
-        let reason = if outside == OutsidePackets::Stop { "packet_socket" } else { reason };
+        let reason = if outside == OutsidePackets::Stop {
+            "packet_socket"
+        } else {
+            reason
+        };
         let _ = writeln!(out, "    {what} {}", settle(outside, reason));
     }
-    transaction(&end.table, &[("out", format!("ingress device \"{}\"", end.device), out)], resolvers)
+    transaction(
+        &end.table,
+        &[("out", format!("ingress device \"{}\"", end.device), out)],
+        resolvers,
+    )
 }
 
 #[cfg(test)]
@@ -310,17 +403,34 @@ mod tests {
     #[test]
     fn counters_are_read_as_nft_lists_them() {
         let listed = "table inet canal_packets {\n\tcounter stopped_udp {\n\t\tpackets 3 bytes 120\n\t}\n\tcounter passed_tcp {\n\t\tpackets 0 bytes 0\n\t}\n}\n";
-        assert_eq!(counts_of(listed), [("passed_tcp".to_string(), 0), ("stopped_udp".to_string(), 3)].into());
+        assert_eq!(
+            counts_of(listed),
+            [
+                ("passed_tcp".to_string(), 0),
+                ("stopped_udp".to_string(), 3)
+            ]
+            .into()
+        );
     }
 
     #[test]
     fn every_counter_that_rules_name_is_a_verdict() {
-        let end = NodeEnd { table: "netdev canal_pod_7".into(), device: "veth7".into() };
+        let end = NodeEnd {
+            table: "netdev canal_pod_7".into(),
+            device: "veth7".into(),
+        };
         let known: Vec<String> = VERDICTS.into_iter().map(verdict_name).collect();
         for outside in [OutsidePackets::Stop, OutsidePackets::Watch] {
-            for script in [pod_rules(outside, &[], true), pod_rules(outside, &[], false), node_rules(&end, outside, &[])] {
+            for script in [
+                pod_rules(outside, &[], true),
+                pod_rules(outside, &[], false),
+                node_rules(&end, outside, &[]),
+            ] {
                 let words: Vec<&str> = script.split_ascii_whitespace().collect();
-                let named = words.windows(3).filter(|w| w[..2] == ["counter", "name"]).map(|w| w[2]);
+                let named = words
+                    .windows(3)
+                    .filter(|w| w[..2] == ["counter", "name"])
+                    .map(|w| w[2]);
                 named.for_each(|name| assert!(known.iter().any(|k| k == name), "{name}"));
             }
         }

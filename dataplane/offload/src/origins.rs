@@ -35,13 +35,22 @@ pub struct Origins {
 
 impl Origins {
     pub(crate) fn new(map: MapHandle, pods: MapHandle, taken: MapHandle) -> Self {
-        Self { map: Arc::new(map), pods: Arc::new(pods), taken: Arc::new(taken), untold: Arc::default(), swept: Arc::default() }
+        Self {
+            map: Arc::new(map),
+            pods: Arc::new(pods),
+            taken: Arc::new(taken),
+            untold: Arc::default(),
+            swept: Arc::default(),
+        }
     }
 
     /// Returns a handle for one pod. What is taken through it is counted for that pod.
     #[must_use]
     pub fn of_pod(&self) -> Self {
-        Self { untold: Arc::default(), ..self.clone() }
+        Self {
+            untold: Arc::default(),
+            ..self.clone()
+        }
     }
 
     /// Removes and returns the original destination of the connection from `peer` to the proxy's address `proxy` in the namespace with this
@@ -59,7 +68,11 @@ impl Origins {
     }
 
     fn put_taken(&self, netns_cookie: u64, taken: u64) {
-        if let Err(error) = self.taken.update(&netns_cookie.to_ne_bytes(), &taken.to_ne_bytes(), MapFlags::ANY) {
+        if let Err(error) = self.taken.update(
+            &netns_cookie.to_ne_bytes(),
+            &taken.to_ne_bytes(),
+            MapFlags::ANY,
+        ) {
             tracing::debug!(%error, "could not remove a stored destination from the kernel; the next sweep removes it");
         }
     }
@@ -71,8 +84,12 @@ impl Origins {
         let mut gone = 0;
         let mut waiting = HashMap::<u64, u64>::new();
         for key in self.map.keys() {
-            let Ok(Some(found)) = self.map.lookup(&key, MapFlags::ANY) else { continue };
-            if from_bytes::<Origin>(&found).is_some_and(|o| o.published_ns <= oldest) && self.map.delete(&key).is_ok() {
+            let Ok(Some(found)) = self.map.lookup(&key, MapFlags::ANY) else {
+                continue;
+            };
+            if from_bytes::<Origin>(&found).is_some_and(|o| o.published_ns <= oldest)
+                && self.map.delete(&key).is_ok()
+            {
                 gone += 1;
             } else if let Some(key) = from_bytes::<OriginKey>(&key) {
                 *waiting.entry(key.netns_cookie).or_default() += 1;
@@ -87,16 +104,27 @@ impl Origins {
     /// may not exist any more.
     fn recount(&self, waiting: &HashMap<u64, u64>) {
         for key in self.pods.keys().collect::<Vec<_>>() {
-            let cookie = key.as_slice().try_into().map(u64::from_ne_bytes).unwrap_or_default();
+            let cookie = key
+                .as_slice()
+                .try_into()
+                .map(u64::from_ne_bytes)
+                .unwrap_or_default();
             let Some(waits) = waiting.get(&cookie) else {
                 // A connection that is published in between is not counted, which raises the pod's limit by one while it waits.
                 let _ = self.pods.delete(&key);
                 let _ = self.taken.delete(&key);
                 continue;
             };
-            let Ok(Some(found)) = self.pods.lookup(&key, MapFlags::ANY) else { continue };
+            let Ok(Some(found)) = self.pods.lookup(&key, MapFlags::ANY) else {
+                continue;
+            };
             if let Some(pod) = from_bytes::<OriginPod>(&found) {
-                self.put_taken(cookie, pod.published.wrapping_sub(pod.withdrawn).wrapping_sub(*waits));
+                self.put_taken(
+                    cookie,
+                    pod.published
+                        .wrapping_sub(pod.withdrawn)
+                        .wrapping_sub(*waits),
+                );
             }
         }
     }
@@ -114,7 +142,9 @@ impl Origins {
 
 fn number(map: &MapHandle, key: u64) -> u64 {
     let found = map.lookup(&key.to_ne_bytes(), MapFlags::ANY).ok().flatten();
-    found.and_then(|v| v.as_slice().try_into().ok().map(u64::from_ne_bytes)).unwrap_or_default()
+    found
+        .and_then(|v| v.as_slice().try_into().ok().map(u64::from_ne_bytes))
+        .unwrap_or_default()
 }
 
 /// Sums the values of a per-CPU counter map for `index`.
@@ -124,7 +154,16 @@ pub(crate) fn sum_counter(map: &MapHandle, index: u32) -> Result<u64, OffloadErr
 
 /// Returns the values of a per-CPU counter map for `index`, by the number of the core.
 pub(crate) fn counter_by_core(map: &MapHandle, index: u32) -> Result<Vec<u64>, OffloadError> {
-    let err = |source| OffloadError::Map { map: "canal_counts", source };
-    let per_cpu = map.lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY).map_err(err)?.unwrap_or_default();
-    Ok(per_cpu.iter().filter_map(|v| v.as_slice().try_into().ok().map(u64::from_ne_bytes)).collect())
+    let err = |source| OffloadError::Map {
+        map: "canal_counts",
+        source,
+    };
+    let per_cpu = map
+        .lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY)
+        .map_err(err)?
+        .unwrap_or_default();
+    Ok(per_cpu
+        .iter()
+        .filter_map(|v| v.as_slice().try_into().ok().map(u64::from_ne_bytes))
+        .collect())
 }

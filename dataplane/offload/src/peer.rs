@@ -7,7 +7,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
 use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
+};
 
 use crate::OffloadError;
 use crate::tc_hook::within;
@@ -64,17 +66,32 @@ pub(crate) struct LinkInfo {
 
 /// Returns the devices of the namespace at `netns`, as seen from this thread's own namespace.
 pub(crate) fn devices(netns: &Path) -> Result<Vec<Device>, OffloadError> {
-    let failed = |source| OffloadError::Netns { netns: netns.to_path_buf(), source };
+    let failed = |source| OffloadError::Netns {
+        netns: netns.to_path_buf(),
+        source,
+    };
     let own = File::open("/proc/thread-self/ns/net").map_err(failed)?;
-    let listed = within(Some(netns), || -> io::Result<(Vec<LinkInfo>, Option<i32>)> {
-        // Protocol `None` is 0, which is NETLINK_ROUTE.
-        let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
-        // Links come first, because the kernel assigns an ID to a namespace only when it lists a link into it.
-        let links = links(&socket)?;
-        Ok((links, number_of(&socket, &own)?))
-    })?;
+    let listed = within(
+        Some(netns),
+        || -> io::Result<(Vec<LinkInfo>, Option<i32>)> {
+            // Protocol `None` is 0, which is NETLINK_ROUTE.
+            let socket = socket_with(
+                AddressFamily::NETLINK,
+                SocketType::RAW,
+                SocketFlags::CLOEXEC,
+                None,
+            )?;
+            // Links come first, because the kernel assigns an ID to a namespace only when it lists a link into it.
+            let links = links(&socket)?;
+            Ok((links, number_of(&socket, &own)?))
+        },
+    )?;
     let (links, own) = listed.map_err(failed)?;
-    Ok(links.into_iter().filter(|l| l.flags & IFF_LOOPBACK == 0).map(|l| device(l, own)).collect())
+    Ok(links
+        .into_iter()
+        .filter(|l| l.flags & IFF_LOOPBACK == 0)
+        .map(|l| device(l, own))
+        .collect())
 }
 
 fn device(link: LinkInfo, own: Option<i32>) -> Device {
@@ -83,7 +100,10 @@ fn device(link: LinkInfo, own: Option<i32>) -> Device {
         (Some(_), None) => OtherEnd::Inside,
         _ => OtherEnd::Outside,
     };
-    Device { name: link.name, other_end }
+    Device {
+        name: link.name,
+        other_end,
+    }
 }
 
 /// Returns the name of the device with this index in this thread's own namespace.
@@ -104,7 +124,12 @@ fn request(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
 
 /// Returns all devices of the socket's namespace.
 pub(crate) fn links(socket: &OwnedFd) -> io::Result<Vec<LinkInfo>> {
-    sendto(socket, &request(RTM_GETLINK, REQUEST | DUMP, &[0; LINK]), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    sendto(
+        socket,
+        &request(RTM_GETLINK, REQUEST | DUMP, &[0; LINK]),
+        SendFlags::empty(),
+        &SocketAddrNetlink::new(0, 0),
+    )?;
     let mut links = Vec::new();
     while !receive(socket, &mut |kind, body| {
         if kind == RTM_NEWLINK {
@@ -120,12 +145,22 @@ fn number_of(socket: &OwnedFd, namespace: &File) -> io::Result<Option<i32>> {
     body.extend(8u16.to_ne_bytes());
     body.extend(NETNSA_FD.to_ne_bytes());
     body.extend(namespace.as_fd().as_raw_fd().to_ne_bytes());
-    sendto(socket, &request(RTM_GETNSID, REQUEST, &body), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    sendto(
+        socket,
+        &request(RTM_GETNSID, REQUEST, &body),
+        SendFlags::empty(),
+        &SocketAddrNetlink::new(0, 0),
+    )?;
     let mut number = None;
     receive(socket, &mut |kind, body| {
         if kind == RTM_NEWNSID {
             each_attribute(body.get(NAMESPACE..).unwrap_or_default(), |of, value| {
-                number = value.try_into().ok().map(i32::from_ne_bytes).filter(|n| of == NETNSA_NSID && *n >= 0).or(number);
+                number = value
+                    .try_into()
+                    .ok()
+                    .map(i32::from_ne_bytes)
+                    .filter(|n| of == NETNSA_NSID && *n >= 0)
+                    .or(number);
             });
         }
     })?;
@@ -141,17 +176,28 @@ pub(crate) fn receive(socket: &OwnedFd, each: &mut dyn FnMut(u16, &[u8])) -> io:
 
 /// Parses one block of messages. A truncated message ends the block.
 fn read(mut block: &[u8], each: &mut dyn FnMut(u16, &[u8])) -> io::Result<bool> {
-    while let (Some(length), Some(kind)) = (bytes(block, 0).map(u32::from_ne_bytes), bytes(block, 4).map(u16::from_ne_bytes)) {
-        let Some(body) = block.get(HEADER..length as usize) else { break };
+    while let (Some(length), Some(kind)) = (
+        bytes(block, 0).map(u32::from_ne_bytes),
+        bytes(block, 4).map(u16::from_ne_bytes),
+    ) {
+        let Some(body) = block.get(HEADER..length as usize) else {
+            break;
+        };
         match kind {
             NLMSG_DONE => return Ok(true),
             NLMSG_ERROR => {
                 let code = bytes(body, 0).map_or(libc::EBADMSG, |b| -i32::from_ne_bytes(b));
-                return if code == 0 { Ok(true) } else { Err(io::Error::from_raw_os_error(code)) };
+                return if code == 0 {
+                    Ok(true)
+                } else {
+                    Err(io::Error::from_raw_os_error(code))
+                };
             }
             kind => each(kind, body),
         }
-        block = block.get((length as usize).next_multiple_of(4)..).unwrap_or_default();
+        block = block
+            .get((length as usize).next_multiple_of(4)..)
+            .unwrap_or_default();
     }
     Ok(false)
 }
@@ -161,20 +207,34 @@ fn bytes<const N: usize>(of: &[u8], at: usize) -> Option<[u8; N]> {
 }
 
 fn each_attribute(mut attributes: &[u8], mut each: impl FnMut(u16, &[u8])) {
-    while let (Some(length), Some(kind)) = (bytes(attributes, 0).map(u16::from_ne_bytes), bytes(attributes, 2).map(u16::from_ne_bytes)) {
+    while let (Some(length), Some(kind)) = (
+        bytes(attributes, 0).map(u16::from_ne_bytes),
+        bytes(attributes, 2).map(u16::from_ne_bytes),
+    ) {
         let length = usize::from(length);
-        let Some(value) = attributes.get(4..length) else { return };
+        let Some(value) = attributes.get(4..length) else {
+            return;
+        };
         // The two upper bits of the kind are flags.
         each(kind & 0x3fff, value);
-        attributes = attributes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        attributes = attributes
+            .get(length.next_multiple_of(4)..)
+            .unwrap_or_default();
     }
 }
 
 fn link(body: &[u8]) -> Option<LinkInfo> {
-    let mut link =
-        LinkInfo { index: u32::from_ne_bytes(bytes(body, 4)?), flags: u32::from_ne_bytes(bytes(body, 8)?), ..LinkInfo::default() };
+    let mut link = LinkInfo {
+        index: u32::from_ne_bytes(bytes(body, 4)?),
+        flags: u32::from_ne_bytes(bytes(body, 8)?),
+        ..LinkInfo::default()
+    };
     each_attribute(body.get(LINK..)?, |kind, value| match kind {
-        IFLA_IFNAME => link.name = String::from_utf8_lossy(value).trim_end_matches('\0').to_string(),
+        IFLA_IFNAME => {
+            link.name = String::from_utf8_lossy(value)
+                .trim_end_matches('\0')
+                .to_string()
+        }
         IFLA_LINK => link.link = value.try_into().ok().map(u32::from_ne_bytes),
         IFLA_LINK_NETNSID => link.namespace = value.try_into().ok().map(i32::from_ne_bytes),
         _ => {}
@@ -188,11 +248,31 @@ mod tests {
 
     #[test]
     fn a_devices_other_end_is_here_only_in_this_namespace() {
-        let of = |link, namespace| device(LinkInfo { index: 2, flags: 0, name: "eth0".into(), link, namespace }, Some(3)).other_end;
+        let of = |link, namespace| {
+            device(
+                LinkInfo {
+                    index: 2,
+                    flags: 0,
+                    name: "eth0".into(),
+                    link,
+                    namespace,
+                },
+                Some(3),
+            )
+            .other_end
+        };
         assert_eq!(of(Some(7), Some(3)), OtherEnd::Here(7));
-        assert_eq!(of(Some(7), Some(4)), OtherEnd::Outside, "another namespace's device of that number");
+        assert_eq!(
+            of(Some(7), Some(4)),
+            OtherEnd::Outside,
+            "another namespace's device of that number"
+        );
         assert_eq!(of(Some(7), None), OtherEnd::Inside);
-        assert_eq!(of(None, None), OtherEnd::Outside, "a device without another end");
+        assert_eq!(
+            of(None, None),
+            OtherEnd::Outside,
+            "a device without another end"
+        );
     }
 
     #[test]
@@ -204,10 +284,22 @@ mod tests {
         let block = request(RTM_NEWLINK, 0, &body);
         for cut in 0..block.len() {
             let mut seen = 0;
-            assert!(!read(&block[..cut], &mut |_, _| seen += 1).unwrap() && seen == 0, "{cut}");
+            assert!(
+                !read(&block[..cut], &mut |_, _| seen += 1).unwrap() && seen == 0,
+                "{cut}"
+            );
         }
         let mut found = None;
         assert!(!read(&block, &mut |_, body| found = link(body)).unwrap());
-        assert_eq!(found, Some(LinkInfo { index: 0, flags: 1, name: "eth0".into(), link: Some(7), namespace: None }));
+        assert_eq!(
+            found,
+            Some(LinkInfo {
+                index: 0,
+                flags: 1,
+                name: "eth0".into(),
+                link: Some(7),
+                namespace: None
+            })
+        );
     }
 }

@@ -25,25 +25,41 @@ const NAME_MAX: usize = 200;
 /// Returns the default pin directory of a node: on the machine's bpffs if it is mounted, else a private one in the data directory.
 pub fn default_pin_dir(node: &str, data_dir: &Path) -> PathBuf {
     let machine = Path::new("/sys/fs/bpf");
-    if is_bpffs(machine) { machine.join(format!("canal-node-{}", file_name(node))) } else { data_dir.join("bpffs") }
+    if is_bpffs(machine) {
+        machine.join(format!("canal-node-{}", file_name(node)))
+    } else {
+        data_dir.join("bpffs")
+    }
 }
 
 /// Returns the default pin directory of a host of the cloud tier, by the rule of [`default_pin_dir`]. `what` is `canal-edge` or
 /// `canal-gateway`.
 pub fn default_tier_pin_dir(what: &str, name: &str, data_dir: &Path) -> PathBuf {
     let machine = Path::new("/sys/fs/bpf");
-    if is_bpffs(machine) { machine.join(format!("{what}-{}", file_name(name))) } else { data_dir.join("bpffs") }
+    if is_bpffs(machine) {
+        machine.join(format!("{what}-{}", file_name(name)))
+    } else {
+        data_dir.join("bpffs")
+    }
 }
 
 /// Mounts a bpffs on `dir` unless `dir` is on one already. Returns true if pins there outlive this process.
 pub(crate) fn make_usable(dir: &Path) -> Result<bool, OffloadError> {
-    let err = |step| move |source| OffloadError::Pins { dir: dir.to_path_buf(), step, source };
+    let err = |step| {
+        move |source| OffloadError::Pins {
+            dir: dir.to_path_buf(),
+            step,
+            source,
+        }
+    };
     let found = is_bpffs(dir) || dir.parent().is_some_and(is_bpffs);
     if !found {
         fs::create_dir_all(dir).map_err(err("making the directory"))?;
         // Guards and capture start at the same time. A second mount on top of the first would hide its pins from the next process.
         let lock = fs::File::open(dir).map_err(err("opening it"))?;
-        rustix::fs::flock(&lock, FlockOperation::LockExclusive).map_err(io::Error::from).map_err(err("locking it"))?;
+        rustix::fs::flock(&lock, FlockOperation::LockExclusive)
+            .map_err(io::Error::from)
+            .map_err(err("locking it"))?;
         if !is_bpffs(dir) {
             sys::mount_bpffs(dir).map_err(err("mounting a bpffs on it"))?;
         }
@@ -58,11 +74,17 @@ fn is_bpffs(p: &Path) -> bool {
 /// Encodes a pod's or node's name as a file name. Dots and slashes, which bpffs does not allow, become characters that no name contains. A
 /// name that is too long is cut and gets a hash (FNV-1a) of the whole.
 fn file_name(name: &str) -> String {
-    let spelled: String = name.chars().map(|c| if c == '/' { '@' } else { c }).map(|c| if c == '.' { '_' } else { c }).collect();
+    let spelled: String = name
+        .chars()
+        .map(|c| if c == '/' { '@' } else { c })
+        .map(|c| if c == '.' { '_' } else { c })
+        .collect();
     if spelled.len() <= NAME_MAX {
         return spelled;
     }
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| {
+        (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
+    });
     let head: String = spelled.chars().take(NAME_MAX - 17).collect();
     format!("{head}#{hash:016x}")
 }
@@ -81,8 +103,17 @@ pub(crate) struct PinDirectory {
 impl PinDirectory {
     /// Mounts a bpffs on `dir` unless `dir` is on one already, and creates the directories in it.
     pub(crate) fn open(dir: &Path) -> Result<Self, OffloadError> {
-        let err = |step| move |source| OffloadError::Pins { dir: dir.to_path_buf(), step, source };
-        let pins = Self { root: dir.to_path_buf(), durable: make_usable(dir)? };
+        let err = |step| {
+            move |source| OffloadError::Pins {
+                dir: dir.to_path_buf(),
+                step,
+                source,
+            }
+        };
+        let pins = Self {
+            root: dir.to_path_buf(),
+            durable: make_usable(dir)?,
+        };
         for d in [pins.maps(), pins.links()] {
             fs::create_dir_all(&d).map_err(err("making a directory in it"))?;
         }
@@ -111,20 +142,30 @@ impl PinDirectory {
     /// Returns the pods that have pins.
     pub(crate) fn pods(&self) -> Vec<String> {
         let names = fs::read_dir(self.links()).into_iter().flatten().flatten();
-        names.filter_map(|e| e.file_name().to_str().map(pod_name)).collect()
+        names
+            .filter_map(|e| e.file_name().to_str().map(pod_name))
+            .collect()
     }
 
     /// Creates the directory of a pod.
     pub(crate) fn make_pod(&self, pod: &str) -> Result<PathBuf, OffloadError> {
         let dir = self.pod(pod);
-        fs::create_dir_all(&dir).map_err(|source| OffloadError::Pins { dir: dir.clone(), step: "making the pod's directory", source })?;
+        fs::create_dir_all(&dir).map_err(|source| OffloadError::Pins {
+            dir: dir.clone(),
+            step: "making the pod's directory",
+            source,
+        })?;
         Ok(dir)
     }
 
     /// Detaches a pod's links and removes their pins.
     pub(crate) fn forget_pod(&self, pod: &str) -> Result<(), OffloadError> {
         detach_all(&self.pod(pod));
-        remove_tree(&self.pod(pod)).map_err(|source| OffloadError::Pins { dir: self.pod(pod), step: "removing the pod's links", source })
+        remove_tree(&self.pod(pod)).map_err(|source| OffloadError::Pins {
+            dir: self.pod(pod),
+            step: "removing the pod's links",
+            source,
+        })
     }
 
     /// Removes the maps of this ABI, because they do not fit the object.
@@ -137,7 +178,10 @@ impl PinDirectory {
     pub(crate) fn forget_other_abis(&self) {
         let keep = self.maps();
         for e in fs::read_dir(&self.root).into_iter().flatten().flatten() {
-            if e.path() != keep && e.file_name().to_str().is_some_and(|n| n.starts_with('v')) && remove_tree(&e.path()).is_err() {
+            if e.path() != keep
+                && e.file_name().to_str().is_some_and(|n| n.starts_with('v'))
+                && remove_tree(&e.path()).is_err()
+            {
                 tracing::warn!(pins = %e.path().display(), "cannot remove the pins of an older version; remove them by hand");
             }
         }
@@ -147,7 +191,12 @@ impl PinDirectory {
 /// Detaches the links that are pinned in `dir`. When a link's last pin is removed, the kernel detaches it too, but some time later: after a
 /// release the pod would still be captured. A link that cannot be detached is left to the kernel.
 fn detach_all(dir: &Path) {
-    for pin in fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path()) {
+    for pin in fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|e| e.path())
+    {
         if let Err(e) = Link::open(&pin).and_then(|link| link.detach()) {
             tracing::debug!(pin = %pin.display(), %e, "a link is left to its pin's end");
         }
@@ -156,19 +205,34 @@ fn detach_all(dir: &Path) {
 
 /// Removes all pins under `dir` and unmounts the private bpffs if one was mounted there. It is no error if there is nothing.
 pub(crate) fn release(dir: &Path) -> Result<(), OffloadError> {
-    let err = |step| move |source| OffloadError::Pins { dir: dir.to_path_buf(), step, source };
+    let err = |step| {
+        move |source| OffloadError::Pins {
+            dir: dir.to_path_buf(),
+            step,
+            source,
+        }
+    };
     if !is_bpffs(dir) {
         return Ok(());
     }
-    for pod in fs::read_dir(dir.join(LINKS)).into_iter().flatten().flatten() {
+    for pod in fs::read_dir(dir.join(LINKS))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
         detach_all(&pod.path());
     }
     // The root of a bpffs also contains the kernel's own maps.debug and progs.debug, which cannot be removed.
-    for d in fs::read_dir(dir).map_err(err("listing"))?.flatten().filter(|d| d.file_type().is_ok_and(|t| t.is_dir())) {
+    for d in fs::read_dir(dir)
+        .map_err(err("listing"))?
+        .flatten()
+        .filter(|d| d.file_type().is_ok_and(|t| t.is_dir()))
+    {
         remove_tree(&d.path()).map_err(err("removing pins"))?;
     }
-    let is_mount =
-        fs::metadata(dir).and_then(|d| Ok(d.dev() != fs::metadata(dir.join(".."))?.dev())).map_err(err("looking for its mount"))?;
+    let is_mount = fs::metadata(dir)
+        .and_then(|d| Ok(d.dev() != fs::metadata(dir.join(".."))?.dev()))
+        .map_err(err("looking for its mount"))?;
     if is_mount && dir != Path::new("/sys/fs/bpf") {
         sys::unmount(dir).map_err(err("unmounting"))?;
     }
@@ -228,7 +292,13 @@ mod tests {
             assert!(!f.contains(['.', '/']), "{f}");
             assert_eq!(pod_name(&f), pod);
         }
-        let (a, b) = (file_name(&format!("a/b/{}", "c".repeat(250))), file_name(&format!("a/b/{}d", "c".repeat(249))));
-        assert!(a.len() <= NAME_MAX && b.len() <= NAME_MAX && a != b, "long names are cut and stay apart");
+        let (a, b) = (
+            file_name(&format!("a/b/{}", "c".repeat(250))),
+            file_name(&format!("a/b/{}d", "c".repeat(249))),
+        );
+        assert!(
+            a.len() <= NAME_MAX && b.len() <= NAME_MAX && a != b,
+            "long names are cut and stay apart"
+        );
     }
 }

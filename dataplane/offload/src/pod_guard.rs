@@ -27,7 +27,8 @@ use crate::pins::{self, PinDirectory};
 use crate::tc_hook::{Direction, Hook};
 use crate::{OffloadError, journal, sys, tier};
 
-static OBJECT: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/pod.bpf.o")));
+static OBJECT: &EmbeddedObject<[u8]> =
+    &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/pod.bpf.o")));
 
 /// Returns the compiled object, for tests of its layout.
 pub fn object_bytes() -> &'static [u8] {
@@ -76,8 +77,16 @@ impl UdpFromTier {
     pub(crate) fn held(&self) -> (BTreeSet<u16>, BTreeSet<IpNet>, UdpExcess) {
         let ports: BTreeSet<u16> = self.ports.iter().copied().take(UDP_PORTS_MAX).collect();
         let wanted = if ports.is_empty() { 0 } else { self.tier.len() };
-        let tier: BTreeSet<IpNet> = self.tier.iter().map(IpNet::trunc).take(wanted.min(TIER_RANGES_MAX)).collect();
-        let left_out = UdpExcess { ports: self.ports.len() - ports.len(), ranges: wanted.saturating_sub(TIER_RANGES_MAX) };
+        let tier: BTreeSet<IpNet> = self
+            .tier
+            .iter()
+            .map(IpNet::trunc)
+            .take(wanted.min(TIER_RANGES_MAX))
+            .collect();
+        let left_out = UdpExcess {
+            ports: self.ports.len() - ports.len(),
+            ranges: wanted.saturating_sub(TIER_RANGES_MAX),
+        };
         (ports, tier, left_out)
     }
 }
@@ -106,17 +115,24 @@ pub struct PodGuard {
 }
 
 fn refused(step: &str) -> impl Fn(libbpf_rs::Error) -> OffloadError {
-    move |source| OffloadError::Refused { object: SOURCE, source, journal: format!("{step}: {}", journal::last_words()) }
+    move |source| OffloadError::Refused {
+        object: SOURCE,
+        source,
+        journal: format!("{step}: {}", journal::last_words()),
+    }
 }
 
 /// Loads the object. Its maps are adopted from `dir` if they are pinned there, else they are pinned there.
 fn load(dir: Option<&Path>) -> Result<Object, OffloadError> {
     journal::install();
     let _ = journal::last_words();
-    let mut open = ObjectBuilder::default().open_memory(object_bytes()).map_err(refused("opening"))?;
+    let mut open = ObjectBuilder::default()
+        .open_memory(object_bytes())
+        .map_err(refused("opening"))?;
     for mut map in open.maps_mut() {
         if let (Some(dir), Some(name)) = (dir, MAPS.into_iter().find(|n| map.name() == *n)) {
-            map.set_pin_path(map_pin(dir, name)).map_err(refused("pinning"))?;
+            map.set_pin_path(map_pin(dir, name))
+                .map_err(refused("pinning"))?;
         }
     }
     open.load().map_err(refused("loading"))
@@ -146,10 +162,21 @@ impl PodGuards {
         let dir = self.pins.as_ref().map(|p| p.make_pod(pod)).transpose()?;
         let object = match load(dir.as_deref()) {
             // The pinned maps have the same ABI number but another shape: the pod is in mode stop until it is set again.
-            Err(error) if dir.as_deref().is_some_and(|d| MAPS.iter().any(|m| map_pin(d, m).exists())) => {
+            Err(error)
+                if dir
+                    .as_deref()
+                    .is_some_and(|d| MAPS.iter().any(|m| map_pin(d, m).exists())) =>
+            {
                 tracing::warn!(pod, %error, "pod guard: pinned maps do not fit; starting with new ones");
-                for map in MAPS.iter().filter_map(|m| dir.as_deref().map(|d| map_pin(d, m))) {
-                    pins::remove_file(&map).map_err(|source| OffloadError::Pins { dir: map, step: "removing a map", source })?;
+                for map in MAPS
+                    .iter()
+                    .filter_map(|m| dir.as_deref().map(|d| map_pin(d, m)))
+                {
+                    pins::remove_file(&map).map_err(|source| OffloadError::Pins {
+                        dir: map,
+                        step: "removing a map",
+                        source,
+                    })?;
                 }
                 load(dir.as_deref())?
             }
@@ -175,11 +202,18 @@ impl PodGuards {
 
 impl PodGuard {
     fn attach_to_cgroup(&mut self, cgroup: &Path, pins: Option<&Path>) -> Result<(), OffloadError> {
-        let bad_cgroup = |source| OffloadError::Cgroup { cgroup: cgroup.to_path_buf(), source };
+        let bad_cgroup = |source| OffloadError::Cgroup {
+            cgroup: cgroup.to_path_buf(),
+            source,
+        };
         let dir = File::open(cgroup).map_err(bad_cgroup)?;
         let id = dir.metadata().map_err(bad_cgroup)?.ino();
         for name in OF_CGROUP {
-            let err = |source| OffloadError::Attach { program: name, cgroup: cgroup.to_path_buf(), source };
+            let err = |source| OffloadError::Attach {
+                program: name,
+                cgroup: cgroup.to_path_buf(),
+                source,
+            };
             let program = tier::program(&self.object, name)?;
             let pin = pins.map(|d| d.join(name));
             let link = match pin.as_deref().and_then(|p| adopt(p, id, &program)) {
@@ -201,18 +235,34 @@ impl PodGuard {
     /// of reach (a physical device, another machine's), they are attached to the pod's own end. There a process with CAP_NET_ADMIN in the
     /// pod could remove them.
     fn attach_to_interfaces(&mut self, netns: &Path) -> Result<(), OffloadError> {
-        let of_node = |index| peer::name_of(index).map_err(|source| OffloadError::Netns { netns: netns.to_path_buf(), source });
+        let of_node = |index| {
+            peer::name_of(index).map_err(|source| OffloadError::Netns {
+                netns: netns.to_path_buf(),
+                source,
+            })
+        };
         for device in peer::devices(netns)? {
             let (place, name, leaving, entering) = match device.other_end {
                 OtherEnd::Inside => continue,
-                OtherEnd::Here(index) => (None, of_node(index)?, Direction::Ingress, Direction::Egress),
+                OtherEnd::Here(index) => {
+                    (None, of_node(index)?, Direction::Ingress, Direction::Egress)
+                }
                 OtherEnd::Outside => {
                     self.exposed.push(device.name.clone());
-                    (Some(netns.to_path_buf()), device.name, Direction::Egress, Direction::Ingress)
+                    (
+                        Some(netns.to_path_buf()),
+                        device.name,
+                        Direction::Egress,
+                        Direction::Ingress,
+                    )
                 }
             };
             for (program, direction) in [(OUT, leaving), (IN, entering)] {
-                let hook = Hook { netns: place.clone(), device: name.clone(), direction };
+                let hook = Hook {
+                    netns: place.clone(),
+                    device: name.clone(),
+                    direction,
+                };
                 hook.attach(tier::program(&self.object, program)?.as_fd())?;
                 self.hooks.push(hook);
             }
@@ -225,11 +275,25 @@ impl PodGuard {
     ///
     /// # Errors
     /// Returns [`OffloadError::Map`] if a map cannot be written.
-    pub fn set(&self, outside: OutsidePackets, resolvers: &[IpAddr]) -> Result<usize, OffloadError> {
-        let wanted = resolvers.iter().take(RESOLVERS_MAX).map(|ip| address_bytes(*ip).to_vec()).collect();
+    pub fn set(
+        &self,
+        outside: OutsidePackets,
+        resolvers: &[IpAddr],
+    ) -> Result<usize, OffloadError> {
+        let wanted = resolvers
+            .iter()
+            .take(RESOLVERS_MAX)
+            .map(|ip| address_bytes(*ip).to_vec())
+            .collect();
         replace_set(&self.resolvers, RESOLVERS, &wanted)?;
-        let mode = if outside == OutsidePackets::Watch { WATCH } else { STOP };
-        self.mode.update(&ZERO, to_bytes(&mode), MapFlags::ANY).map_err(|source| OffloadError::Map { map: MODE, source })?;
+        let mode = if outside == OutsidePackets::Watch {
+            WATCH
+        } else {
+            STOP
+        };
+        self.mode
+            .update(&ZERO, to_bytes(&mode), MapFlags::ANY)
+            .map_err(|source| OffloadError::Map { map: MODE, source })?;
         Ok(resolvers.len().saturating_sub(RESOLVERS_MAX))
     }
 
@@ -240,8 +304,17 @@ impl PodGuard {
     /// Returns [`OffloadError::Map`] if a map cannot be written.
     pub fn set_udp(&self, udp: &UdpFromTier) -> Result<UdpExcess, OffloadError> {
         let (ports, ranges, left_out) = udp.held();
-        replace_set(&self.udp_ports, UDP_PORTS, &ports.iter().map(|port| to_bytes(&u32::from(*port)).to_vec()).collect())?;
-        let ranges = ranges.iter().map(|range| to_bytes(&Range::new(range.network(), range.prefix_len())).to_vec());
+        replace_set(
+            &self.udp_ports,
+            UDP_PORTS,
+            &ports
+                .iter()
+                .map(|port| to_bytes(&u32::from(*port)).to_vec())
+                .collect(),
+        )?;
+        let ranges = ranges
+            .iter()
+            .map(|range| to_bytes(&Range::new(range.network(), range.prefix_len())).to_vec());
         replace_set(&self.tier, TIER, &ranges.collect())?;
         Ok(left_out)
     }
@@ -251,7 +324,10 @@ impl PodGuard {
     /// # Errors
     /// Fails if the counter map cannot be read.
     pub fn counters(&self) -> Result<Vec<(Verdict, u64)>, OffloadError> {
-        VERDICTS.into_iter().map(|v| Ok((v, sum_counter(&self.counts, v as u32)?))).collect()
+        VERDICTS
+            .into_iter()
+            .map(|v| Ok((v, sum_counter(&self.counts, v as u32)?)))
+            .collect()
     }
 
     /// Returns the packet that was stopped last.
@@ -259,7 +335,10 @@ impl PodGuard {
     /// # Errors
     /// Fails if the map cannot be read.
     pub fn last_stopped(&self) -> Result<StoppedPacket, OffloadError> {
-        let found = self.last.lookup(&ZERO, MapFlags::ANY).map_err(|source| OffloadError::Map { map: LAST, source })?;
+        let found = self
+            .last
+            .lookup(&ZERO, MapFlags::ANY)
+            .map_err(|source| OffloadError::Map { map: LAST, source })?;
         Ok(found.and_then(|b| from_bytes(&b)).unwrap_or_default())
     }
 
@@ -274,7 +353,8 @@ impl PodGuard {
     /// Fails if the kernel gives no information about a program.
     pub fn verified_instructions(&self) -> Result<Vec<(&'static str, u32)>, OffloadError> {
         let all = OF_CGROUP.into_iter().chain([OUT, IN]);
-        all.map(|name| Ok((name, tier::verified_insns(&self.object, SOURCE, name)?))).collect()
+        all.map(|name| Ok((name, tier::verified_insns(&self.object, SOURCE, name)?)))
+            .collect()
     }
 
     /// Removes the guard: the pod's packets pass from now on. The pins of the pod are removed together with its capture's.
@@ -285,13 +365,17 @@ impl PodGuard {
         for link in &self.links {
             link.detach().map_err(refused("detaching"))?;
         }
-        let id =
-            |name| -> Result<u32, OffloadError> { Ok(sys::program_id(tier::program(&self.object, name)?.as_fd()).unwrap_or_default()) };
+        let id = |name| -> Result<u32, OffloadError> {
+            Ok(sys::program_id(tier::program(&self.object, name)?.as_fd()).unwrap_or_default())
+        };
         let own: [u32; 2] = [id(OUT)?, id(IN)?];
         for hook in &self.hooks {
             let any = tier::program(&self.object, OUT)?;
             // The interface's name may belong to another pod by now. That pod's program stays.
-            if !hook.program_id(any.as_fd()).is_some_and(|id| own.contains(&id)) {
+            if !hook
+                .program_id(any.as_fd())
+                .is_some_and(|id| own.contains(&id))
+            {
                 continue;
             }
             match hook.detach(any.as_fd()) {
@@ -325,7 +409,12 @@ pub fn release_interfaces(netns: &Path) -> Result<(), OffloadError> {
             OtherEnd::Outside => (Some(netns.to_path_buf()), device.name),
         };
         for direction in [Direction::Egress, Direction::Ingress] {
-            Hook { netns: place.clone(), device: name.clone(), direction }.detach(any.as_fd())?;
+            Hook {
+                netns: place.clone(),
+                device: name.clone(),
+                direction,
+            }
+            .detach(any.as_fd())?;
         }
     }
     Ok(())

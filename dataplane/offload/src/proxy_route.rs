@@ -7,7 +7,9 @@ use std::path::Path;
 
 use canal_abi::capture::{PROXY_V6_BITS, proxy_v6};
 use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
+};
 
 use crate::OffloadError;
 use crate::tc_hook::within;
@@ -32,7 +34,10 @@ const HEADER_BYTES: usize = 16;
 /// # Errors
 /// Fails if the namespace cannot be entered or the kernel refuses the route.
 pub fn add(netns: &Path) -> Result<bool, OffloadError> {
-    let failed = |source| OffloadError::Route { netns: netns.to_path_buf(), source };
+    let failed = |source| OffloadError::Route {
+        netns: netns.to_path_buf(),
+        source,
+    };
     match within(Some(netns), request)? {
         Ok(()) => Ok(true),
         Err(e) if is_without_ipv6(&e) => Ok(false),
@@ -42,16 +47,32 @@ pub fn add(netns: &Path) -> Result<bool, OffloadError> {
 
 /// Returns true for the kernel's errors where IPv6 is disabled, or where loopback is down or has no address.
 fn is_without_ipv6(e: &io::Error) -> bool {
-    matches!(e.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EOPNOTSUPP | libc::EACCES | libc::EINVAL | libc::ENETDOWN))
+    matches!(
+        e.raw_os_error(),
+        Some(libc::EAFNOSUPPORT | libc::EOPNOTSUPP | libc::EACCES | libc::EINVAL | libc::ENETDOWN)
+    )
 }
 
 fn request() -> io::Result<()> {
     // Protocol `None` is 0, which is NETLINK_ROUTE.
-    let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    sendto(&socket, &message(), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    let socket = socket_with(
+        AddressFamily::NETLINK,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    sendto(
+        &socket,
+        &message(),
+        SendFlags::empty(),
+        &SocketAddrNetlink::new(0, 0),
+    )?;
     let mut answer = [0; 1024];
     let (_, n) = recv(&socket, &mut answer, RecvFlags::empty())?;
-    let code = answer[..n.min(1024)].get(HEADER_BYTES..HEADER_BYTES + 4).and_then(|b| b.try_into().ok()).map(i32::from_ne_bytes);
+    let code = answer[..n.min(1024)]
+        .get(HEADER_BYTES..HEADER_BYTES + 4)
+        .and_then(|b| b.try_into().ok())
+        .map(i32::from_ne_bytes);
     match (u16::from_ne_bytes([answer[4], answer[5]]), code) {
         (NLMSG_ERROR, Some(0)) => Ok(()),
         (NLMSG_ERROR, Some(code)) => Err(io::Error::from_raw_os_error(-code)),
@@ -62,7 +83,20 @@ fn request() -> io::Result<()> {
 /// Builds `struct nlmsghdr`, `struct rtmsg` and three attributes. The preferred source stays the loopback address: it shows that the
 /// application did not choose one.
 fn message() -> Vec<u8> {
-    let mut body = vec![libc::AF_INET6 as u8, PROXY_V6_BITS, 0, 0, RT_TABLE_LOCAL, RTPROT_STATIC, 0, RTN_LOCAL, 0, 0, 0, 0];
+    let mut body = vec![
+        libc::AF_INET6 as u8,
+        PROXY_V6_BITS,
+        0,
+        0,
+        RT_TABLE_LOCAL,
+        RTPROT_STATIC,
+        0,
+        RTN_LOCAL,
+        0,
+        0,
+        0,
+        0,
+    ];
     for (kind, value) in [
         (RTA_DST, proxy_v6().octets().to_vec()),
         (RTA_OIF, LOOPBACK.to_ne_bytes().to_vec()),

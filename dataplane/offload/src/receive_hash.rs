@@ -9,7 +9,10 @@ use libbpf_rs::{Object, ProgramInput};
 use crate::embedded::EmbeddedObject;
 use crate::{OffloadError, tier};
 
-static OBJECT: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/receive_hash.bpf.o")));
+static OBJECT: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(
+    env!("OUT_DIR"),
+    "/receive_hash.bpf.o"
+)));
 
 const PROGRAM: &str = "canal_receive_hash";
 const SOURCE: &str = "bpf/receive_hash.bpf.c";
@@ -30,21 +33,37 @@ impl ReceiveHash {
     /// # Errors
     /// Fails if the kernel refuses it.
     pub fn load() -> Result<Self, OffloadError> {
-        Ok(Self { object: tier::load(SOURCE, &OBJECT.0, &[], None, None)? })
+        Ok(Self {
+            object: tier::load(SOURCE, &OBJECT.0, &[], None, None)?,
+        })
     }
 
     /// Returns the hashes of the tunnels from `from` to `to` with the `count` source ports from `first` on. Ports above 65535 are left out.
     ///
     /// # Errors
     /// Fails if the kernel cannot run the program.
-    pub fn hashes(&self, from: Ipv4Addr, to: Ipv4Addr, first: u16, count: u16) -> Result<Vec<u32>, OffloadError> {
+    pub fn hashes(
+        &self,
+        from: Ipv4Addr,
+        to: Ipv4Addr,
+        first: u16,
+        count: u16,
+    ) -> Result<Vec<u32>, OffloadError> {
         let program = tier::program(&self.object, PROGRAM)?;
         let mut frame = frame(from, to);
         let mut hashes = Vec::with_capacity(count.into());
         for port in (first..=u16::MAX).take(count.into()) {
             frame[SOURCE_PORT..SOURCE_PORT + 2].copy_from_slice(&port.to_be_bytes());
-            let input = ProgramInput { data_in: Some(&frame), ..ProgramInput::default() };
-            let ran = program.test_run(input).map_err(|source| OffloadError::Trial { program: PROGRAM, source })?;
+            let input = ProgramInput {
+                data_in: Some(&frame),
+                ..ProgramInput::default()
+            };
+            let ran = program
+                .test_run(input)
+                .map_err(|source| OffloadError::Trial {
+                    program: PROGRAM,
+                    source,
+                })?;
             hashes.push(ran.return_value);
         }
         Ok(hashes)

@@ -38,7 +38,9 @@ pub struct ReconcilerPass<E> {
 
 /// Runs `write_differences`, and once more if a write failed: removals of the first run may have freed the capacity that its puts lacked.
 /// The failures of the result are those of the last run; they are tried again by the next call.
-pub fn reconcile<E>(mut write_differences: impl FnMut(&mut ReconcilerPass<E>)) -> ReconcilerPass<E> {
+pub fn reconcile<E>(
+    mut write_differences: impl FnMut(&mut ReconcilerPass<E>),
+) -> ReconcilerPass<E> {
     let mut pass = ReconcilerPass::new();
     write_differences(&mut pass);
     if !pass.failures.is_empty() {
@@ -50,12 +52,18 @@ pub fn reconcile<E>(mut write_differences: impl FnMut(&mut ReconcilerPass<E>)) -
 
 /// Returns the entries of `desired` that are absent from `actual` or differ there. Both maps are sorted and walked side by side, because
 /// every change compares all entries.
-fn missing<'a, K: Ord, V: PartialEq>(desired: &'a BTreeMap<K, V>, actual: &BTreeMap<K, V>) -> Vec<(&'a K, &'a V)> {
+fn missing<'a, K: Ord, V: PartialEq>(
+    desired: &'a BTreeMap<K, V>,
+    actual: &BTreeMap<K, V>,
+) -> Vec<(&'a K, &'a V)> {
     let mut there = actual.iter().peekable();
     let mut missing = Vec::new();
     for (key, value) in desired {
         while there.next_if(|(other, _)| *other < key).is_some() {}
-        if there.peek().is_none_or(|(other, old)| *other != key || *old != value) {
+        if there
+            .peek()
+            .is_none_or(|(other, old)| *other != key || *old != value)
+        {
             missing.push((key, value));
         }
     }
@@ -77,12 +85,19 @@ fn stale<K: Ord + Clone, V>(desired: &BTreeMap<K, V>, actual: &BTreeMap<K, V>) -
 
 impl<E> ReconcilerPass<E> {
     fn new() -> Self {
-        Self { writes: BTreeMap::new(), failures: Vec::new(), stops_at_failure: false }
+        Self {
+            writes: BTreeMap::new(),
+            failures: Vec::new(),
+            stops_at_failure: false,
+        }
     }
 
     /// Creates a pass that writes nothing more after the first failure, for maps of which a part is of no use.
     pub fn stopping_at_failure() -> Self {
-        Self { stops_at_failure: true, ..Self::new() }
+        Self {
+            stops_at_failure: true,
+            ..Self::new()
+        }
     }
 
     fn is_stopped(&self) -> bool {
@@ -94,7 +109,11 @@ impl<E> ReconcilerPass<E> {
         match result {
             Ok(()) => true,
             Err(error) => {
-                self.failures.push(WriteFailure { map, key: format!("{key:?}"), error });
+                self.failures.push(WriteFailure {
+                    map,
+                    key: format!("{key:?}"),
+                    error,
+                });
                 false
             }
         }
@@ -153,7 +172,11 @@ impl<E> ReconcilerPass<E> {
     ) where
         K: Ord + Hash + Clone + Debug,
     {
-        let undesired: Vec<K> = leftovers.iter().filter(|key| !desired.contains_key(key)).cloned().collect();
+        let undesired: Vec<K> = leftovers
+            .iter()
+            .filter(|key| !desired.contains_key(key))
+            .cloned()
+            .collect();
         for key in undesired {
             if self.record(map, &key, remove(&key)) {
                 self.writes.entry(map).or_default().removed += 1;
@@ -185,7 +208,11 @@ impl<E> ReconcilerPass<E> {
     /// Returns the error of the first write that the kernel refused.
     pub fn finish(mut self) -> Result<MapWrites, E> {
         let total = self.total();
-        if self.failures.is_empty() { Ok(total) } else { Err(self.failures.swap_remove(0).error) }
+        if self.failures.is_empty() {
+            Ok(total)
+        } else {
+            Err(self.failures.swap_remove(0).error)
+        }
     }
 }
 
@@ -209,7 +236,11 @@ mod tests {
         }
     }
 
-    fn become_desired(map: &mut SmallMap, actual: &mut BTreeMap<u8, u8>, desired: &BTreeMap<u8, u8>) -> ReconcilerPass<&'static str> {
+    fn become_desired(
+        map: &mut SmallMap,
+        actual: &mut BTreeMap<u8, u8>,
+        desired: &BTreeMap<u8, u8>,
+    ) -> ReconcilerPass<&'static str> {
         reconcile(|pass| {
             pass.put_missing("m", desired, actual, |k, v| map.put(*k, *v));
             pass.remove_stale("m", desired, actual, |k| {
@@ -221,17 +252,46 @@ mod tests {
 
     #[test]
     fn full_map_gets_the_new_entries_once_the_stale_ones_are_removed() {
-        let entries = |keys: &[u8]| keys.iter().map(|k| (*k, k * 2)).collect::<BTreeMap<u8, u8>>();
+        let entries = |keys: &[u8]| {
+            keys.iter()
+                .map(|k| (*k, k * 2))
+                .collect::<BTreeMap<u8, u8>>()
+        };
         for (case, before, desired, writes, failed) in [
-            ("from nothing", &[][..], &[1, 2][..], MapWrites { put: 2, removed: 0 }, 0),
+            (
+                "from nothing",
+                &[][..],
+                &[1, 2][..],
+                MapWrites { put: 2, removed: 0 },
+                0,
+            ),
             ("nothing new", &[1, 2], &[1, 2], MapWrites::default(), 0),
-            ("all others", &[1, 2, 3], &[4, 5, 6], MapWrites { put: 3, removed: 3 }, 0),
-            ("too many", &[1, 2], &[1, 2, 3, 4], MapWrites { put: 1, removed: 0 }, 1),
+            (
+                "all others",
+                &[1, 2, 3],
+                &[4, 5, 6],
+                MapWrites { put: 3, removed: 3 },
+                0,
+            ),
+            (
+                "too many",
+                &[1, 2],
+                &[1, 2, 3, 4],
+                MapWrites { put: 1, removed: 0 },
+                1,
+            ),
         ] {
-            let mut map = SmallMap { content: entries(before), capacity: 3 };
+            let mut map = SmallMap {
+                content: entries(before),
+                capacity: 3,
+            };
             let mut actual = map.content.clone();
             let pass = become_desired(&mut map, &mut actual, &entries(desired));
-            assert_eq!((pass.total(), pass.failures().len()), (writes, failed), "{case}");
+            assert_eq!(
+                (pass.total(), pass.failures().len()),
+                (writes, failed),
+                "{case}"
+            );
             assert_eq!(actual, map.content, "{case}");
             assert_eq!(actual == entries(desired), failed == 0, "{case}");
         }
@@ -259,6 +319,9 @@ mod tests {
         let removed = |k: &u8| if *k == 3 { Err("refused") } else { Ok(()) };
         pass.remove_leftovers("m", &BTreeMap::from([(1, ())]), &mut leftovers, removed);
         assert_eq!(leftovers, HashSet::from([1, 3]));
-        assert_eq!((pass.total().removed, pass.failures()[0].key.as_str()), (1, "3"));
+        assert_eq!(
+            (pass.total().removed, pass.failures()[0].key.as_str()),
+            (1, "3")
+        );
     }
 }

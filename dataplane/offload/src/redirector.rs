@@ -11,8 +11,8 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use canal_abi::tier::{
-    REDIRECTOR_COUNTS, RedirectorCount, RedirectorSettings, Replica, TUNNEL_COUNTS, Table, Throttle, ThrottleKey, address_be,
-    address_of_be, redirector_count_name, tunnel_count_name,
+    REDIRECTOR_COUNTS, RedirectorCount, RedirectorSettings, Replica, TUNNEL_COUNTS, Table,
+    Throttle, ThrottleKey, address_be, address_of_be, redirector_count_name, tunnel_count_name,
 };
 use canal_abi::{from_bytes, to_bytes};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ProgramInput};
@@ -27,8 +27,12 @@ use crate::{OffloadError, sys};
 
 pub use crate::throttle::{ThrottleLimit, ThrottleLimits};
 
-static REDIRECTOR: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/redirector.bpf.o")));
-static TUNNEL: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/tunnel.bpf.o")));
+static REDIRECTOR: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(
+    env!("OUT_DIR"),
+    "/redirector.bpf.o"
+)));
+static TUNNEL: &EmbeddedObject<[u8]> =
+    &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/tunnel.bpf.o")));
 
 /// Returns the compiled objects, for tests of their layout.
 pub fn object_bytes() -> [&'static [u8]; 2] {
@@ -39,7 +43,14 @@ const PROGRAM: &str = "canal_redirector";
 const TUNNEL_PROGRAM: &str = "canal_tunnel";
 const SOURCE: &str = "bpf/redirector.bpf.c";
 const TUNNEL_SOURCE: &str = "bpf/tunnel.bpf.c";
-const MAPS: &[&str] = &["canal_self", "canal_tables", "canal_replicas", "canal_hosts", "canal_throttles", "canal_redirector_counts"];
+const MAPS: &[&str] = &[
+    "canal_self",
+    "canal_tables",
+    "canal_replicas",
+    "canal_hosts",
+    "canal_throttles",
+    "canal_redirector_counts",
+];
 const TUNNEL_MAPS: &[&str] = &["canal_tunnel_counts"];
 const THROTTLES: &str = "canal_throttles";
 
@@ -116,11 +127,34 @@ impl RedirectorPrograms {
     /// Fails if the pin directory cannot be used or the kernel refuses a program.
     pub fn load(options: &RedirectorOptions) -> Result<Self, OffloadError> {
         let dir = options.pin_dir.as_deref();
-        let pins = dir.map(|d| Ok::<_, OffloadError>((TierPins::open(d, "redirector")?, TierPins::open(d, "tunnel")?))).transpose()?;
+        let pins = dir
+            .map(|d| {
+                Ok::<_, OffloadError>((
+                    TierPins::open(d, "redirector")?,
+                    TierPins::open(d, "tunnel")?,
+                ))
+            })
+            .transpose()?;
         let adopted = pins.as_ref().is_some_and(|(p, _)| p.has_maps());
-        let object = tier::load(SOURCE, &REDIRECTOR.0, MAPS, pins.as_ref().map(|p| &p.0), None)?;
-        let tunnel = tier::load(TUNNEL_SOURCE, &TUNNEL.0, TUNNEL_MAPS, pins.as_ref().map(|p| &p.1), None)?;
-        let hook = |device: &str, direction| Hook { netns: options.netns.clone(), device: device.to_string(), direction };
+        let object = tier::load(
+            SOURCE,
+            &REDIRECTOR.0,
+            MAPS,
+            pins.as_ref().map(|p| &p.0),
+            None,
+        )?;
+        let tunnel = tier::load(
+            TUNNEL_SOURCE,
+            &TUNNEL.0,
+            TUNNEL_MAPS,
+            pins.as_ref().map(|p| &p.1),
+            None,
+        )?;
+        let hook = |device: &str, direction| Hook {
+            netns: options.netns.clone(),
+            device: device.to_string(),
+            direction,
+        };
         let redirector = Self {
             hook: hook(&options.device, Direction::Ingress),
             tunnel_hook: hook(TUNNEL_DEVICE, Direction::Egress),
@@ -128,7 +162,10 @@ impl RedirectorPrograms {
             adopted,
             address: options.address,
             mtu: options.mtu,
-            own: [Entries::of(&object, "canal_self")?, Entries::of(&tunnel, "canal_self")?],
+            own: [
+                Entries::of(&object, "canal_self")?,
+                Entries::of(&tunnel, "canal_self")?,
+            ],
             tables: Entries::of(&object, "canal_tables")?,
             replicas: Entries::of(&object, "canal_replicas")?,
             hosts: Entries::of(&object, "canal_hosts")?,
@@ -141,8 +178,16 @@ impl RedirectorPrograms {
         // Values that are not known yet stay those of an earlier process.
         let (number, edge) = redirector.own()?;
         redirector.set_self(
-            if options.number == 0 { number } else { options.number },
-            if options.edge.is_unspecified() { edge } else { options.edge },
+            if options.number == 0 {
+                number
+            } else {
+                options.number
+            },
+            if options.edge.is_unspecified() {
+                edge
+            } else {
+                options.edge
+            },
         )?;
         Ok(redirector)
     }
@@ -152,10 +197,17 @@ impl RedirectorPrograms {
     /// # Errors
     /// Fails if the tunnel device cannot be created or a program cannot be attached.
     pub fn go_live(&self, options: &RedirectorOptions) -> Result<(), OffloadError> {
-        let tunnel = TunnelDevice { address: options.address, mtu: options.mtu, port: options.tunnel_port, ports: options.tunnels };
+        let tunnel = TunnelDevice {
+            address: options.address,
+            mtu: options.mtu,
+            port: options.tunnel_port,
+            ports: options.tunnels,
+        };
         within(options.netns.as_deref(), || tunnel::make(&tunnel))??;
-        self.tunnel_hook.attach(tier::program(&self.tunnel, TUNNEL_PROGRAM)?.as_fd())?;
-        self.hook.attach(tier::program(&self.object, PROGRAM)?.as_fd())?;
+        self.tunnel_hook
+            .attach(tier::program(&self.tunnel, TUNNEL_PROGRAM)?.as_fd())?;
+        self.hook
+            .attach(tier::program(&self.object, PROGRAM)?.as_fd())?;
         if let Some((a, b)) = &self.pins {
             a.forget_other_versions();
             b.forget_other_versions();
@@ -168,9 +220,11 @@ impl RedirectorPrograms {
     /// # Errors
     /// Fails if a program cannot be detached, or the tunnel device or a pin cannot be removed.
     pub fn remove(self) -> Result<(), OffloadError> {
-        self.hook.detach(tier::program(&self.object, PROGRAM)?.as_fd())?;
+        self.hook
+            .detach(tier::program(&self.object, PROGRAM)?.as_fd())?;
         within(self.hook.netns.as_deref(), tunnel::remove)??;
-        self.pins.map_or(Ok(()), |(a, b)| a.remove().and_then(|()| b.remove()))
+        self.pins
+            .map_or(Ok(()), |(a, b)| a.remove().and_then(|()| b.remove()))
     }
 
     /// Returns the replica's number in bucket tables and the edge of its AZ, as the programs know them; 0 and 0.0.0.0 if they are unknown.
@@ -187,8 +241,12 @@ impl RedirectorPrograms {
     /// # Errors
     /// Fails if a map cannot be written.
     pub fn set_self(&self, number: u16, edge: Ipv4Addr) -> Result<(), OffloadError> {
-        let settings =
-            RedirectorSettings { address_be: address_be(self.address), number: number.into(), edge_be: address_be(edge), mtu: self.mtu };
+        let settings = RedirectorSettings {
+            address_be: address_be(self.address),
+            number: number.into(),
+            edge_be: address_be(edge),
+            mtu: self.mtu,
+        };
         self.own.iter().try_for_each(|map| map.put(&0, &settings))
     }
 
@@ -207,11 +265,14 @@ impl RedirectorPrograms {
     /// one.
     pub fn is_attached(&self) -> bool {
         let is_there = |hook: &Hook, object, name| {
-            let Ok(program) = tier::program(object, name) else { return false };
+            let Ok(program) = tier::program(object, name) else {
+                return false;
+            };
             let own = sys::program_id(program.as_fd()).ok();
             own.is_some() && hook.program_id(program.as_fd()) == own
         };
-        is_there(&self.hook, &self.object, PROGRAM) && is_there(&self.tunnel_hook, &self.tunnel, TUNNEL_PROGRAM)
+        is_there(&self.hook, &self.object, PROGRAM)
+            && is_there(&self.tunnel_hook, &self.tunnel, TUNNEL_PROGRAM)
     }
 
     /// Returns the bucket tables by service ID.
@@ -230,25 +291,48 @@ impl RedirectorPrograms {
     }
 
     fn throttle(&self, key: &ThrottleKey) -> Result<Option<Throttle>, OffloadError> {
-        let err = |source| OffloadError::Map { map: THROTTLES, source };
-        Ok(self.throttles.lookup(to_bytes(key), MapFlags::LOCK).map_err(err)?.and_then(|v| from_bytes(&v)))
+        let err = |source| OffloadError::Map {
+            map: THROTTLES,
+            source,
+        };
+        Ok(self
+            .throttles
+            .lookup(to_bytes(key), MapFlags::LOCK)
+            .map_err(err)?
+            .and_then(|v| from_bytes(&v)))
     }
 
     /// Sets early limits. Limits that do not change keep their tokens, new ones start full.
     ///
     /// # Errors
     /// Returns [`OffloadError::Full`] if the map has no capacity left, and [`OffloadError::Map`] for any other failure.
-    pub fn set_throttle(&self, key: &ThrottleKey, limits: &ThrottleLimits) -> Result<(), OffloadError> {
+    pub fn set_throttle(
+        &self,
+        key: &ThrottleKey,
+        limits: &ThrottleLimits,
+    ) -> Result<(), OffloadError> {
         let old = self.throttle(key)?;
         let new = limits.applied_to(old.as_ref(), sys::ktime_ns());
         if old.is_some_and(|o| limits.are_in(&o)) {
             return Ok(());
         }
-        self.throttles.update(to_bytes(key), to_bytes(&new), MapFlags::LOCK).map_err(|source| {
-            let is_full = source.kind() == libbpf_rs::ErrorKind::TooBig;
-            let capacity = self.throttles.max_entries();
-            if is_full { OffloadError::Full { map: THROTTLES, capacity } } else { OffloadError::Map { map: THROTTLES, source } }
-        })
+        self.throttles
+            .update(to_bytes(key), to_bytes(&new), MapFlags::LOCK)
+            .map_err(|source| {
+                let is_full = source.kind() == libbpf_rs::ErrorKind::TooBig;
+                let capacity = self.throttles.max_entries();
+                if is_full {
+                    OffloadError::Full {
+                        map: THROTTLES,
+                        capacity,
+                    }
+                } else {
+                    OffloadError::Map {
+                        map: THROTTLES,
+                        source,
+                    }
+                }
+            })
     }
 
     /// Removes early limits. It is no error if there are none.
@@ -257,7 +341,12 @@ impl RedirectorPrograms {
     /// Returns [`OffloadError::Map`] if the kernel refuses the removal.
     pub fn remove_throttle(&self, key: &ThrottleKey) -> Result<(), OffloadError> {
         match self.throttles.delete(to_bytes(key)) {
-            Err(source) if source.kind() != libbpf_rs::ErrorKind::NotFound => Err(OffloadError::Map { map: THROTTLES, source }),
+            Err(source) if source.kind() != libbpf_rs::ErrorKind::NotFound => {
+                Err(OffloadError::Map {
+                    map: THROTTLES,
+                    source,
+                })
+            }
             _ => Ok(()),
         }
     }
@@ -268,7 +357,11 @@ impl RedirectorPrograms {
     /// Fails if the map cannot be read.
     pub fn throttles(&self) -> Result<HashMap<ThrottleKey, Throttle>, OffloadError> {
         let mut all = HashMap::new();
-        for key in self.throttles.keys().filter_map(|k| from_bytes::<ThrottleKey>(&k)) {
+        for key in self
+            .throttles
+            .keys()
+            .filter_map(|k| from_bytes::<ThrottleKey>(&k))
+        {
             if let Some(t) = self.throttle(&key)? {
                 all.insert(key, t);
             }
@@ -281,7 +374,15 @@ impl RedirectorPrograms {
     /// # Errors
     /// Fails if the counter map cannot be read.
     pub fn counts(&self) -> Result<Vec<(&'static str, u64)>, OffloadError> {
-        REDIRECTOR_COUNTS.into_iter().map(|c| Ok((redirector_count_name(c), sum_counter(&self.counts, c as u32)?))).collect()
+        REDIRECTOR_COUNTS
+            .into_iter()
+            .map(|c| {
+                Ok((
+                    redirector_count_name(c),
+                    sum_counter(&self.counts, c as u32)?,
+                ))
+            })
+            .collect()
     }
 
     /// Returns how many packets of the tier each core received, by the core's number.
@@ -290,10 +391,16 @@ impl RedirectorPrograms {
     /// Fails if the counter map cannot be read.
     pub fn received_by_core(&self) -> Result<Vec<u64>, OffloadError> {
         let mut cores = Vec::new();
-        for count in REDIRECTOR_COUNTS.into_iter().filter(|count| *count != RedirectorCount::CANAL_REDIRECTOR_PASSED) {
+        for count in REDIRECTOR_COUNTS
+            .into_iter()
+            .filter(|count| *count != RedirectorCount::CANAL_REDIRECTOR_PASSED)
+        {
             let of_count = counter_by_core(&self.counts, count as u32)?;
             cores.resize(of_count.len().max(cores.len()), 0);
-            cores.iter_mut().zip(of_count).for_each(|(all, one)| *all += one);
+            cores
+                .iter_mut()
+                .zip(of_count)
+                .for_each(|(all, one)| *all += one);
         }
         Ok(cores)
     }
@@ -303,7 +410,15 @@ impl RedirectorPrograms {
     /// # Errors
     /// Fails if the counter map cannot be read.
     pub fn tunnel_counts(&self) -> Result<Vec<(&'static str, u64)>, OffloadError> {
-        TUNNEL_COUNTS.into_iter().map(|c| Ok((tunnel_count_name(c), sum_counter(&self.tunnel_counts, c as u32)?))).collect()
+        TUNNEL_COUNTS
+            .into_iter()
+            .map(|c| {
+                Ok((
+                    tunnel_count_name(c),
+                    sum_counter(&self.tunnel_counts, c as u32)?,
+                ))
+            })
+            .collect()
     }
 
     /// Returns each program's name and the number of instructions that the verifier walked, which a test compares with a budget.
@@ -312,8 +427,14 @@ impl RedirectorPrograms {
     /// Fails if the kernel gives no information about a program.
     pub fn verified_insns(&self) -> Result<[(&'static str, u32); 2], OffloadError> {
         Ok([
-            (PROGRAM, tier::verified_insns(&self.object, SOURCE, PROGRAM)?),
-            (TUNNEL_PROGRAM, tier::verified_insns(&self.tunnel, TUNNEL_SOURCE, TUNNEL_PROGRAM)?),
+            (
+                PROGRAM,
+                tier::verified_insns(&self.object, SOURCE, PROGRAM)?,
+            ),
+            (
+                TUNNEL_PROGRAM,
+                tier::verified_insns(&self.tunnel, TUNNEL_SOURCE, TUNNEL_PROGRAM)?,
+            ),
         ])
     }
 
@@ -326,12 +447,29 @@ impl RedirectorPrograms {
         // The context is `struct __sk_buff` up to its `hwtstamp`; the mark is its third word (linux/bpf.h).
         let mut context = [0u8; 192];
         let mut out = vec![0; frame.len() + 256];
-        let input =
-            ProgramInput { data_in: Some(frame), data_out: Some(&mut out), context_out: Some(&mut context), ..ProgramInput::default() };
+        let input = ProgramInput {
+            data_in: Some(frame),
+            data_out: Some(&mut out),
+            context_out: Some(&mut context),
+            ..ProgramInput::default()
+        };
         let program = tier::program(&self.object, PROGRAM)?;
-        let ran = program.test_run(input).map_err(|source| OffloadError::Trial { program: PROGRAM, source })?;
-        let mark = ran.context.and_then(|c| c.get(8..12)).and_then(|m| m.try_into().ok()).map_or(0, u32::from_ne_bytes);
-        Ok(RedirectorTestRun { verdict: ran.return_value, mark, frame: ran.data.map(|d| d.to_vec()).unwrap_or_default() })
+        let ran = program
+            .test_run(input)
+            .map_err(|source| OffloadError::Trial {
+                program: PROGRAM,
+                source,
+            })?;
+        let mark = ran
+            .context
+            .and_then(|c| c.get(8..12))
+            .and_then(|m| m.try_into().ok())
+            .map_or(0, u32::from_ne_bytes);
+        Ok(RedirectorTestRun {
+            verdict: ran.return_value,
+            mark,
+            frame: ran.data.map(|d| d.to_vec()).unwrap_or_default(),
+        })
     }
 }
 
@@ -339,16 +477,31 @@ impl RedirectorPrograms {
 ///
 /// # Errors
 /// Fails if a program cannot be detached, or the tunnel device or a pin cannot be removed.
-pub fn remove(netns: Option<&Path>, device: &str, pin_dir: Option<&Path>) -> Result<(), OffloadError> {
-    let hook = Hook { netns: netns.map(Path::to_path_buf), device: device.to_string(), direction: Direction::Ingress };
+pub fn remove(
+    netns: Option<&Path>,
+    device: &str,
+    pin_dir: Option<&Path>,
+) -> Result<(), OffloadError> {
+    let hook = Hook {
+        netns: netns.map(Path::to_path_buf),
+        device: device.to_string(),
+        direction: Direction::Ingress,
+    };
     // Any descriptor will do: detaching names the filter, not the program.
-    let any = std::fs::File::open("/dev/null").map_err(|source| OffloadError::Netns { netns: "/dev/null".into(), source })?;
+    let any = std::fs::File::open("/dev/null").map_err(|source| OffloadError::Netns {
+        netns: "/dev/null".into(),
+        source,
+    })?;
     hook.detach(any.as_fd())?;
     within(netns, tunnel::remove)??;
     match pin_dir {
-        Some(d) if d.exists() => {
-            ["redirector", "tunnel"].into_iter().try_for_each(|what| if d.exists() { TierPins::open(d, what)?.remove() } else { Ok(()) })
-        }
+        Some(d) if d.exists() => ["redirector", "tunnel"].into_iter().try_for_each(|what| {
+            if d.exists() {
+                TierPins::open(d, what)?.remove()
+            } else {
+                Ok(())
+            }
+        }),
         _ => Ok(()),
     }
 }

@@ -7,7 +7,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use canal_abi::tier::{SESSIONS_COUNTS, SESSIONS_MAX, Session, SessionKey, SessionsCount, sessions_count_name};
+use canal_abi::tier::{
+    SESSIONS_COUNTS, SESSIONS_MAX, Session, SessionKey, SessionsCount, sessions_count_name,
+};
 use canal_abi::{from_bytes, to_bytes};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput};
 
@@ -18,7 +20,10 @@ use crate::sys::ktime_ns;
 use crate::tc_hook::{Direction, Hook};
 use crate::{journal, tier};
 
-static OBJECT: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/session_count.bpf.o")));
+static OBJECT: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(
+    env!("OUT_DIR"),
+    "/session_count.bpf.o"
+)));
 
 /// Returns the compiled object, for tests of its layout.
 pub fn object_bytes() -> &'static [u8] {
@@ -62,9 +67,17 @@ impl SessionTable {
     ///
     /// # Errors
     /// Fails if the kernel refuses the program or its attachment.
-    pub fn attach_sized(netns: Option<&Path>, device: &str, max: u32) -> Result<Self, OffloadError> {
+    pub fn attach_sized(
+        netns: Option<&Path>,
+        device: &str,
+        max: u32,
+    ) -> Result<Self, OffloadError> {
         let object = load(max)?;
-        let hook = |direction| Hook { netns: netns.map(Path::to_path_buf), device: device.to_string(), direction };
+        let hook = |direction| Hook {
+            netns: netns.map(Path::to_path_buf),
+            device: device.to_string(),
+            direction,
+        };
         let sessions = Self {
             outer: (tier::map(&object, OUTER)?, AtomicU64::new(0)),
             inner: (tier::map(&object, INNER)?, AtomicU64::new(0)),
@@ -73,7 +86,10 @@ impl SessionTable {
             object,
         };
         let program = tier::program(&sessions.object, PROGRAM)?;
-        sessions.hooks.iter().try_for_each(|h| h.attach(program.as_fd()))?;
+        sessions
+            .hooks
+            .iter()
+            .try_for_each(|h| h.attach(program.as_fd()))?;
         Ok(sessions)
     }
 
@@ -83,19 +99,38 @@ impl SessionTable {
     /// Fails if the counter map cannot be read.
     pub fn sessions(&self) -> Result<(u64, u64), OffloadError> {
         let now = |count: SessionsCount, gone: &AtomicU64| {
-            Ok::<_, OffloadError>(sum_counter(&self.counts, count as u32)?.saturating_sub(gone.load(Ordering::Relaxed)))
+            Ok::<_, OffloadError>(
+                sum_counter(&self.counts, count as u32)?
+                    .saturating_sub(gone.load(Ordering::Relaxed)),
+            )
         };
-        Ok((now(SessionsCount::CANAL_SESSIONS_OUTER, &self.outer.1)?, now(SessionsCount::CANAL_SESSIONS_INNER, &self.inner.1)?))
+        Ok((
+            now(SessionsCount::CANAL_SESSIONS_OUTER, &self.outer.1)?,
+            now(SessionsCount::CANAL_SESSIONS_INNER, &self.inner.1)?,
+        ))
     }
 
     /// Returns the sessions of the outer table, which it reads.
     pub fn outer(&self) -> Vec<OuterSession> {
-        let end = |address: [u8; 16], port_be: u16| SocketAddr::new(Ipv6Addr::from(address).to_canonical(), u16::from_be(port_be));
+        let end = |address: [u8; 16], port_be: u16| {
+            SocketAddr::new(
+                Ipv6Addr::from(address).to_canonical(),
+                u16::from_be(port_be),
+            )
+        };
         let session = |key: SessionKey| OuterSession {
             protocol: key.protocol,
-            ends: [end(key.source, key.source_port_be), end(key.destination, key.destination_port_be)],
+            ends: [
+                end(key.source, key.source_port_be),
+                end(key.destination, key.destination_port_be),
+            ],
         };
-        self.outer.0.keys().filter_map(|key| from_bytes(&key)).map(session).collect()
+        self.outer
+            .0
+            .keys()
+            .filter_map(|key| from_bytes(&key))
+            .map(session)
+            .collect()
     }
 
     /// Returns every counter's name and its count.
@@ -103,7 +138,10 @@ impl SessionTable {
     /// # Errors
     /// Fails if the counter map cannot be read.
     pub fn counts(&self) -> Result<Vec<(&'static str, u64)>, OffloadError> {
-        SESSIONS_COUNTS.into_iter().map(|c| Ok((sessions_count_name(c), sum_counter(&self.counts, c as u32)?))).collect()
+        SESSIONS_COUNTS
+            .into_iter()
+            .map(|c| Ok((sessions_count_name(c), sum_counter(&self.counts, c as u32)?)))
+            .collect()
     }
 
     /// Removes sessions without a packet for `idle`, as a switch ages its table. Returns how many were removed from the outer and from the
@@ -121,9 +159,18 @@ impl SessionTable {
     /// # Errors
     /// Fails if the kernel cannot run the program.
     pub fn test_run(&self, frame: &[u8]) -> Result<(), OffloadError> {
-        let input = ProgramInput { data_in: Some(frame), ..ProgramInput::default() };
+        let input = ProgramInput {
+            data_in: Some(frame),
+            ..ProgramInput::default()
+        };
         let program = tier::program(&self.object, PROGRAM)?;
-        program.test_run(input).map_err(|source| OffloadError::Trial { program: PROGRAM, source }).map(drop)
+        program
+            .test_run(input)
+            .map_err(|source| OffloadError::Trial {
+                program: PROGRAM,
+                source,
+            })
+            .map(drop)
     }
 
     /// Returns the program's name and the number of instructions that the verifier walked, which a test compares with a budget.
@@ -131,15 +178,24 @@ impl SessionTable {
     /// # Errors
     /// Fails if the kernel gives no information about the program.
     pub fn verified_insns(&self) -> Result<(&'static str, u32), OffloadError> {
-        Ok((PROGRAM, tier::verified_insns(&self.object, SOURCE, PROGRAM)?))
+        Ok((
+            PROGRAM,
+            tier::verified_insns(&self.object, SOURCE, PROGRAM)?,
+        ))
     }
 }
 
 fn load(max: u32) -> Result<Object, OffloadError> {
     journal::install();
     let _ = journal::last_words();
-    let err = |source| OffloadError::Refused { object: SOURCE, source, journal: journal::last_words() };
-    let mut open = ObjectBuilder::default().open_memory(object_bytes()).map_err(err)?;
+    let err = |source| OffloadError::Refused {
+        object: SOURCE,
+        source,
+        journal: journal::last_words(),
+    };
+    let mut open = ObjectBuilder::default()
+        .open_memory(object_bytes())
+        .map_err(err)?;
     for mut map in open.maps_mut() {
         if map.name() == OUTER || map.name() == INNER {
             map.set_max_entries(max).map_err(err)?;
@@ -149,10 +205,20 @@ fn load(max: u32) -> Result<Object, OffloadError> {
 }
 
 fn sweep((map, gone): &(MapHandle, AtomicU64), oldest: u64) -> Result<u64, OffloadError> {
-    let err = |source| OffloadError::Map { map: "canal_sessions", source };
+    let err = |source| OffloadError::Map {
+        map: "canal_sessions",
+        source,
+    };
     let mut swept = 0;
-    for key in map.keys().filter_map(|k| from_bytes::<SessionKey>(&k)).collect::<Vec<_>>() {
-        let held = map.lookup(to_bytes(&key), MapFlags::ANY).map_err(err)?.and_then(|v| from_bytes::<Session>(&v));
+    for key in map
+        .keys()
+        .filter_map(|k| from_bytes::<SessionKey>(&k))
+        .collect::<Vec<_>>()
+    {
+        let held = map
+            .lookup(to_bytes(&key), MapFlags::ANY)
+            .map_err(err)?
+            .and_then(|v| from_bytes::<Session>(&v));
         if held.is_some_and(|s| s.last_ns <= oldest) && map.delete(to_bytes(&key)).is_ok() {
             swept += 1;
         }
@@ -163,7 +229,9 @@ fn sweep((map, gone): &(MapHandle, AtomicU64), oldest: u64) -> Result<u64, Offlo
 
 impl Drop for SessionTable {
     fn drop(&mut self) {
-        let Ok(program) = tier::program(&self.object, PROGRAM) else { return };
+        let Ok(program) = tier::program(&self.object, PROGRAM) else {
+            return;
+        };
         for hook in &self.hooks {
             if let Err(e) = hook.detach(program.as_fd()) {
                 tracing::warn!(%e, "the session table's program could not be detached from its device; remove it with tc filter del");

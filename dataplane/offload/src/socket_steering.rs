@@ -8,7 +8,9 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use canal_abi::tier::{LISTENER_DNS4, LISTENER_HBONE4, LISTENER_PLAIN4, STEERING_COUNTS, steering_count_name};
+use canal_abi::tier::{
+    LISTENER_DNS4, LISTENER_HBONE4, LISTENER_PLAIN4, STEERING_COUNTS, steering_count_name,
+};
 use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::{ErrorKind, Link, MapCore, MapFlags, MapHandle, Object, Program};
 
@@ -17,7 +19,10 @@ use crate::embedded::EmbeddedObject;
 use crate::origins::sum_counter;
 use crate::tier::{self, TierPins};
 
-static OBJECT: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/socket_steering.bpf.o")));
+static OBJECT: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(
+    env!("OUT_DIR"),
+    "/socket_steering.bpf.o"
+)));
 
 /// Returns the compiled object, for tests of its layout.
 pub fn object_bytes() -> &'static [u8] {
@@ -70,13 +75,25 @@ impl SocketSteering {
     /// # Errors
     /// Fails if the namespace or the pin directory cannot be opened, or if the kernel refuses the program or its attachment.
     pub fn attach(netns: Option<&Path>, pin_dir: Option<&Path>) -> Result<Self, OffloadError> {
-        let path = netns.map_or_else(|| PathBuf::from("/proc/thread-self/ns/net"), Path::to_path_buf);
-        let no_netns = |source| OffloadError::Netns { netns: path.clone(), source };
+        let path = netns.map_or_else(
+            || PathBuf::from("/proc/thread-self/ns/net"),
+            Path::to_path_buf,
+        );
+        let no_netns = |source| OffloadError::Netns {
+            netns: path.clone(),
+            source,
+        };
         let namespace = File::open(&path).map_err(no_netns)?;
         let inode = namespace.metadata().map_err(no_netns)?.ino();
-        let pins = pin_dir.map(|d| TierPins::open(d, "socket_steering")).transpose()?;
+        let pins = pin_dir
+            .map(|d| TierPins::open(d, "socket_steering"))
+            .transpose()?;
         let object = tier::load(SOURCE, object_bytes(), MAPS, pins.as_ref(), None)?;
-        let refused = |source| OffloadError::Refused { object: SOURCE, source, journal: "attaching to the network namespace".into() };
+        let refused = |source| OffloadError::Refused {
+            object: SOURCE,
+            source,
+            journal: "attaching to the network namespace".into(),
+        };
         let pin = pins.as_ref().map(|p| p.maps().join(LINK));
         let program = tier::program(&object, PROGRAM)?;
         let old = pin.as_deref().and_then(|p| adopt(p, inode, &program));
@@ -84,7 +101,9 @@ impl SocketSteering {
         let link = match (old, &pin) {
             (Some(link), _) => link,
             (None, pin) => {
-                let mut link = program.attach_netns(namespace.as_raw_fd()).map_err(refused)?;
+                let mut link = program
+                    .attach_netns(namespace.as_raw_fd())
+                    .map_err(refused)?;
                 if let Some(p) = pin {
                     link.pin(p).map_err(refused)?;
                 }
@@ -94,7 +113,14 @@ impl SocketSteering {
         if let Some(p) = &pins {
             p.forget_other_versions();
         }
-        Ok(Self { steering: tier::map(&object, MAP)?, counts: tier::map(&object, "canal_steering_counts")?, object, link, pins, adopted })
+        Ok(Self {
+            steering: tier::map(&object, MAP)?,
+            counts: tier::map(&object, "canal_steering_counts")?,
+            object,
+            link,
+            pins,
+            adopted,
+        })
     }
 
     /// Assigns the sessions of `listener` to `socket`: a listening TCP socket, or a bound UDP socket for [`ServiceListener::Dns`]. An IPv6
@@ -105,7 +131,9 @@ impl SocketSteering {
     /// Returns [`OffloadError::Map`] if the kernel does not accept the socket.
     pub fn set(&self, listener: ServiceListener, socket: &impl AsFd) -> Result<(), OffloadError> {
         let fd = u64::from(socket.as_fd().as_raw_fd().cast_unsigned());
-        self.steering.update(&listener.key(), &fd.to_ne_bytes(), MapFlags::ANY).map_err(|source| OffloadError::Map { map: MAP, source })
+        self.steering
+            .update(&listener.key(), &fd.to_ne_bytes(), MapFlags::ANY)
+            .map_err(|source| OffloadError::Map { map: MAP, source })
     }
 
     /// Removes the socket of `listener`, so that its sessions are refused. It is no error if there is none.
@@ -114,14 +142,21 @@ impl SocketSteering {
     /// Returns [`OffloadError::Map`] if the kernel refuses the removal.
     pub fn clear_sockets(&self, listener: ServiceListener) -> Result<(), OffloadError> {
         match self.steering.delete(&listener.key()) {
-            Err(e) if !matches!(e.kind(), ErrorKind::NotFound | ErrorKind::InvalidInput) => Err(OffloadError::Map { map: MAP, source: e }),
+            Err(e) if !matches!(e.kind(), ErrorKind::NotFound | ErrorKind::InvalidInput) => {
+                Err(OffloadError::Map {
+                    map: MAP,
+                    source: e,
+                })
+            }
             _ => Ok(()),
         }
     }
 
     /// Returns true if a socket serves `listener` now.
     pub fn is_open(&self, listener: ServiceListener) -> bool {
-        self.steering.lookup(&listener.key(), MapFlags::ANY).is_ok_and(|v| v.is_some())
+        self.steering
+            .lookup(&listener.key(), MapFlags::ANY)
+            .is_ok_and(|v| v.is_some())
     }
 
     /// Returns true if the link of an earlier process was adopted, so that there was no gap.
@@ -134,7 +169,10 @@ impl SocketSteering {
     /// # Errors
     /// Fails if the counter map cannot be read.
     pub fn counts(&self) -> Result<Vec<(&'static str, u64)>, OffloadError> {
-        STEERING_COUNTS.into_iter().map(|c| Ok((steering_count_name(c), sum_counter(&self.counts, c as u32)?))).collect()
+        STEERING_COUNTS
+            .into_iter()
+            .map(|c| Ok((steering_count_name(c), sum_counter(&self.counts, c as u32)?)))
+            .collect()
     }
 
     /// Returns the program's name and the number of instructions that the verifier walked, which a test compares with a budget.
@@ -142,7 +180,10 @@ impl SocketSteering {
     /// # Errors
     /// Fails if the kernel gives no information about the program.
     pub fn verified_insns(&self) -> Result<(&'static str, u32), OffloadError> {
-        Ok((PROGRAM, tier::verified_insns(&self.object, SOURCE, PROGRAM)?))
+        Ok((
+            PROGRAM,
+            tier::verified_insns(&self.object, SOURCE, PROGRAM)?,
+        ))
     }
 
     /// Detaches the program from the namespace and removes the pins.
@@ -150,7 +191,11 @@ impl SocketSteering {
     /// # Errors
     /// Fails if the link cannot be detached or a pin cannot be removed.
     pub fn remove(self) -> Result<(), OffloadError> {
-        self.link.detach().map_err(|source| OffloadError::Refused { object: SOURCE, source, journal: "detaching".into() })?;
+        self.link.detach().map_err(|source| OffloadError::Refused {
+            object: SOURCE,
+            source,
+            journal: "detaching".into(),
+        })?;
         self.pins.map_or(Ok(()), |p| p.remove())
     }
 }
@@ -158,7 +203,8 @@ impl SocketSteering {
 /// Adopts the link pinned at `pin`: it runs our program from now on. Returns `None` if there is no link or it belongs to another namespace.
 fn adopt(pin: &Path, netns_inode: u64, program: &Program<'_>) -> Option<Link> {
     let mut link = Link::open(pin).ok()?;
-    let ours = matches!(link.info().ok()?.info, LinkTypeInfo::NetNs(n) if u64::from(n.ino) == netns_inode);
+    let ours =
+        matches!(link.info().ok()?.info, LinkTypeInfo::NetNs(n) if u64::from(n.ino) == netns_inode);
     if ours && link.update_prog(program).is_ok() {
         return Some(link);
     }

@@ -10,7 +10,9 @@ use std::path::Path;
 
 use canal_abi::inbound::HBONE_PORT;
 use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
+};
 
 use crate::OffloadError;
 use crate::tc_hook::within;
@@ -66,8 +68,19 @@ pub enum ConnectionFilter {
 ///
 /// # Errors
 /// Fails if the namespace cannot be entered or the kernel does not list its connections.
-pub fn inbound(netns: &Path, cgroup: &Path, marks: &[u32], which: ConnectionFilter) -> Result<Vec<SocketInfo>, OffloadError> {
-    let failed = |step| move |source| OffloadError::Sockets { netns: netns.to_path_buf(), step, source };
+pub fn inbound(
+    netns: &Path,
+    cgroup: &Path,
+    marks: &[u32],
+    which: ConnectionFilter,
+) -> Result<Vec<SocketInfo>, OffloadError> {
+    let failed = |step| {
+        move |source| OffloadError::Sockets {
+            netns: netns.to_path_buf(),
+            step,
+            source,
+        }
+    };
     let states = OPEN | 1 << LISTEN;
     let all = within(Some(netns), || dump(states))?.map_err(failed("listing"))?;
     Ok(select(all, marks, &cgroup_ids(cgroup), which))
@@ -79,8 +92,15 @@ pub fn inbound(netns: &Path, cgroup: &Path, marks: &[u32], which: ConnectionFilt
 /// # Errors
 /// Fails if the namespace cannot be entered or the kernel does not list its connections.
 pub fn dialled(netns: &Path, cgroup: &Path) -> Result<Vec<SocketInfo>, OffloadError> {
-    let failed = |step| move |source| OffloadError::Sockets { netns: netns.to_path_buf(), step, source };
-    let all = within(Some(netns), || dump(OPEN | SYN_SENT | 1 << LISTEN))?.map_err(failed("listing"))?;
+    let failed = |step| {
+        move |source| OffloadError::Sockets {
+            netns: netns.to_path_buf(),
+            step,
+            source,
+        }
+    };
+    let all =
+        within(Some(netns), || dump(OPEN | SYN_SENT | 1 << LISTEN))?.map_err(failed("listing"))?;
     let (pod, listening) = (cgroup_ids(cgroup), listening(&all));
     let dialled = |c: &SocketInfo| {
         u32::from(c.state) != LISTEN
@@ -98,7 +118,10 @@ fn is_inside(c: &SocketInfo) -> bool {
 }
 
 fn listening(all: &[SocketInfo]) -> HashSet<u16> {
-    all.iter().filter(|c| u32::from(c.state) == LISTEN).map(|c| c.local.port()).collect()
+    all.iter()
+        .filter(|c| u32::from(c.state) == LISTEN)
+        .map(|c| c.local.port())
+        .collect()
 }
 
 /// Returns the kernel's IDs of a cgroup and of all cgroups below it.
@@ -108,16 +131,29 @@ fn cgroup_ids(cgroup: &Path) -> HashSet<u64> {
     while let Some(dir) = unread.pop() {
         ids.extend(std::fs::metadata(&dir).map(|m| m.ino()).ok());
         let below = std::fs::read_dir(&dir).into_iter().flatten().flatten();
-        unread.extend(below.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()));
+        unread.extend(
+            below
+                .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+                .map(|e| e.path()),
+        );
     }
     ids
 }
 
-fn select(all: Vec<SocketInfo>, marks: &[u32], pod: &HashSet<u64>, which: ConnectionFilter) -> Vec<SocketInfo> {
+fn select(
+    all: Vec<SocketInfo>,
+    marks: &[u32],
+    pod: &HashSet<u64>,
+    which: ConnectionFilter,
+) -> Vec<SocketInfo> {
     let listening = listening(&all);
     let is_proxys = |c: &SocketInfo| marks.contains(&c.mark) && !pod.contains(&c.cgroup);
     // Both ends of a connection that the proxy delivers are in this namespace, and the application's end shows the client's address.
-    let delivered: HashSet<(SocketAddr, SocketAddr)> = all.iter().filter(|c| is_proxys(c)).map(|c| (c.remote, c.local)).collect();
+    let delivered: HashSet<(SocketAddr, SocketAddr)> = all
+        .iter()
+        .filter(|c| is_proxys(c))
+        .map(|c| (c.remote, c.local))
+        .collect();
     let wanted = |c: &SocketInfo| {
         u32::from(c.state) != LISTEN
             && !is_inside(c)
@@ -135,7 +171,13 @@ fn select(all: Vec<SocketInfo>, marks: &[u32], pod: &HashSet<u64>, which: Connec
 /// # Errors
 /// Fails if the namespace cannot be entered or the kernel refuses to reset a connection.
 pub fn reset(netns: &Path, connections: &[SocketInfo]) -> Result<u64, OffloadError> {
-    let failed = |step| move |source| OffloadError::Sockets { netns: netns.to_path_buf(), step, source };
+    let failed = |step| {
+        move |source| OffloadError::Sockets {
+            netns: netns.to_path_buf(),
+            step,
+            source,
+        }
+    };
     if connections.is_empty() {
         return Ok(0);
     }
@@ -143,7 +185,10 @@ pub fn reset(netns: &Path, connections: &[SocketInfo]) -> Result<u64, OffloadErr
         let socket = diag()?;
         let mut n = 0;
         for c in connections {
-            ask(&socket, &request(SOCK_DESTROY, REQUEST | ACK, c.family, u32::MAX, &c.id))?;
+            ask(
+                &socket,
+                &request(SOCK_DESTROY, REQUEST | ACK, c.family, u32::MAX, &c.id),
+            )?;
             n += u64::from(acknowledged(&socket)?);
         }
         Ok(n)
@@ -156,13 +201,28 @@ pub fn reset(netns: &Path, connections: &[SocketInfo]) -> Result<u64, OffloadErr
 pub fn is_here(local: SocketAddr, remote: SocketAddr) -> bool {
     let found = || -> io::Result<bool> {
         let (socket, mut found) = (diag()?, Vec::new());
-        let family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-        ask(&socket, &request(SOCK_DIAG_BY_FAMILY, REQUEST, family as u8, u32::MAX, &id(local, remote)))?;
+        let family = if local.is_ipv4() {
+            libc::AF_INET
+        } else {
+            libc::AF_INET6
+        };
+        ask(
+            &socket,
+            &request(
+                SOCK_DIAG_BY_FAMILY,
+                REQUEST,
+                family as u8,
+                u32::MAX,
+                &id(local, remote),
+            ),
+        )?;
         let mut block = [0; 1024];
         let (_, n) = recv(&socket, &mut block, RecvFlags::empty())?;
         read(&block[..n.min(1024)], &mut found)?;
         // The kernel returns a listener where it finds no connection.
-        Ok(found.iter().any(|c| c.remote == remote && c.local == local && OPEN & 1 << u32::from(c.state) != 0))
+        Ok(found
+            .iter()
+            .any(|c| c.remote == remote && c.local == local && OPEN & 1 << u32::from(c.state) != 0))
     };
     found().unwrap_or(false)
 }
@@ -182,11 +242,21 @@ fn id(local: SocketAddr, remote: SocketAddr) -> [u8; SOCKET_ID] {
 }
 
 fn diag() -> io::Result<OwnedFd> {
-    Ok(socket_with(AddressFamily::NETLINK, SocketType::DGRAM, SocketFlags::CLOEXEC, Some(SOCK_DIAG))?)
+    Ok(socket_with(
+        AddressFamily::NETLINK,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        Some(SOCK_DIAG),
+    )?)
 }
 
 fn ask(socket: impl AsFd, request: &[u8]) -> io::Result<()> {
-    sendto(socket, request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    sendto(
+        socket,
+        request,
+        SendFlags::empty(),
+        &SocketAddrNetlink::new(0, 0),
+    )?;
     Ok(())
 }
 
@@ -208,7 +278,16 @@ fn dump(states: u32) -> io::Result<Vec<SocketInfo>> {
     let mut all = Vec::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
         let socket = diag()?;
-        ask(&socket, &request(SOCK_DIAG_BY_FAMILY, REQUEST | DUMP, family as u8, states, &[0; SOCKET_ID]))?;
+        ask(
+            &socket,
+            &request(
+                SOCK_DIAG_BY_FAMILY,
+                REQUEST | DUMP,
+                family as u8,
+                states,
+                &[0; SOCKET_ID],
+            ),
+        )?;
         let mut block = vec![0; BLOCK];
         loop {
             let (_, n) = recv(&socket, &mut block, RecvFlags::empty())?;
@@ -236,14 +315,23 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 
 /// Appends the connections that the block's messages list. Returns true if the list is complete. A truncated message ends the block.
 fn read(mut block: &[u8], to: &mut Vec<SocketInfo>) -> io::Result<bool> {
-    while let (Some(length), Some(kind)) = (number(block, 0).map(u32::from_ne_bytes), number(block, 4).map(u16::from_ne_bytes)) {
+    while let (Some(length), Some(kind)) = (
+        number(block, 0).map(u32::from_ne_bytes),
+        number(block, 4).map(u16::from_ne_bytes),
+    ) {
         let length = length as usize;
-        let Some(body) = block.get(HEADER..length) else { break };
+        let Some(body) = block.get(HEADER..length) else {
+            break;
+        };
         match kind {
             NLMSG_DONE => return Ok(true),
             NLMSG_ERROR => {
                 let code = number(body, 0).map_or(libc::EBADMSG, |b| -i32::from_ne_bytes(b));
-                return if code == 0 { Ok(true) } else { Err(io::Error::from_raw_os_error(code)) };
+                return if code == 0 {
+                    Ok(true)
+                } else {
+                    Err(io::Error::from_raw_os_error(code))
+                };
             }
             SOCK_DIAG_BY_FAMILY => to.extend(connection(body)),
             _ => {}
@@ -267,18 +355,35 @@ fn connection(body: &[u8]) -> Option<SocketInfo> {
     };
     let (local, remote) = (address(4, 0)?, address(20, 2)?);
     let attributes = body.get(MESSAGE..)?;
-    let mark = attribute(attributes, INET_DIAG_MARK).map(u32::from_ne_bytes).unwrap_or_default();
-    let cgroup = attribute(attributes, INET_DIAG_CGROUP_ID).map(u64::from_ne_bytes).unwrap_or_default();
-    Some(SocketInfo { local, remote, family, state, mark, cgroup, id })
+    let mark = attribute(attributes, INET_DIAG_MARK)
+        .map(u32::from_ne_bytes)
+        .unwrap_or_default();
+    let cgroup = attribute(attributes, INET_DIAG_CGROUP_ID)
+        .map(u64::from_ne_bytes)
+        .unwrap_or_default();
+    Some(SocketInfo {
+        local,
+        remote,
+        family,
+        state,
+        mark,
+        cgroup,
+        id,
+    })
 }
 
 /// Returns the value of one kind of attribute of a message.
 fn attribute<const N: usize>(mut attributes: &[u8], wanted: u16) -> Option<[u8; N]> {
-    while let (Some(length), Some(kind)) = (number(attributes, 0).map(u16::from_ne_bytes), number(attributes, 2).map(u16::from_ne_bytes)) {
+    while let (Some(length), Some(kind)) = (
+        number(attributes, 0).map(u16::from_ne_bytes),
+        number(attributes, 2).map(u16::from_ne_bytes),
+    ) {
         if kind == wanted {
             return number(attributes, 4);
         }
-        attributes = attributes.get(usize::from(length).max(4).next_multiple_of(4)..).unwrap_or_default();
+        attributes = attributes
+            .get(usize::from(length).max(4).next_multiple_of(4)..)
+            .unwrap_or_default();
     }
     None
 }
@@ -308,16 +413,41 @@ mod tests {
                 c("10.0.0.1:80", "10.0.0.9:2", ESTABLISHED, 7),
                 c("10.0.0.1:15008", "10.0.0.9:3", ESTABLISHED, 0),
                 c("127.0.0.1:80", "127.0.0.1:4", ESTABLISHED, 0),
-                c("[fd63:616e:616c:1:0:1::2]:15001", "[fd00::1]:4", ESTABLISHED, 0),
+                c(
+                    "[fd63:616e:616c:1:0:1::2]:15001",
+                    "[fd00::1]:4",
+                    ESTABLISHED,
+                    0,
+                ),
                 c("10.0.0.1:4", "127.64.0.2:15001", ESTABLISHED, 0),
                 c("10.0.0.1:80", "10.0.0.1:5", ESTABLISHED, 0),
                 c("10.0.0.1:40000", "10.0.0.9:6", 8, 0),
             ]
         };
-        let ports = |which| select(all(), &[7], &HashSet::from([6]), which).iter().map(|c| c.remote.port()).collect::<Vec<_>>();
-        assert_eq!((ports(ConnectionFilter::All), ports(ConnectionFilter::Listening)), (vec![1, 6], vec![1]));
-        let marked = select(all(), &[7], &HashSet::from([5]), ConnectionFilter::Listening);
-        assert_eq!(marked.iter().map(|c| c.remote.port()).collect::<Vec<_>>(), [1, 2], "a pod's own socket is listed whatever its mark");
+        let ports = |which| {
+            select(all(), &[7], &HashSet::from([6]), which)
+                .iter()
+                .map(|c| c.remote.port())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (
+                ports(ConnectionFilter::All),
+                ports(ConnectionFilter::Listening)
+            ),
+            (vec![1, 6], vec![1])
+        );
+        let marked = select(
+            all(),
+            &[7],
+            &HashSet::from([5]),
+            ConnectionFilter::Listening,
+        );
+        assert_eq!(
+            marked.iter().map(|c| c.remote.port()).collect::<Vec<_>>(),
+            [1, 2],
+            "a pod's own socket is listed whatever its mark"
+        );
     }
 
     #[test]
@@ -334,7 +464,10 @@ mod tests {
             of_pod(c("10.0.0.9:3", "10.0.0.1:80", ESTABLISHED, 8)),
         ];
         let left = select(all, &[7, 8], &HashSet::from([6]), ConnectionFilter::All);
-        assert_eq!(left.iter().map(|c| c.remote.port()).collect::<Vec<_>>(), [2, 3, 80]);
+        assert_eq!(
+            left.iter().map(|c| c.remote.port()).collect::<Vec<_>>(),
+            [2, 3, 80]
+        );
     }
 
     #[test]
@@ -346,7 +479,10 @@ mod tests {
             assert!(is_here(from, to) && is_here(to, from), "{at}");
             let other = SocketAddr::new(from.ip(), from.port() ^ 1);
             assert!(!is_here(other, to), "{at}: nobody's");
-            assert!(!is_here(to, SocketAddr::new(from.ip(), 9)), "{at}: only a listener's");
+            assert!(
+                !is_here(to, SocketAddr::new(from.ip(), 9)),
+                "{at}: only a listener's"
+            );
         }
     }
 
@@ -366,15 +502,28 @@ mod tests {
         block.extend(&body);
         for cut in 0..block.len() {
             let mut none = Vec::new();
-            assert!(!read(&block[..cut], &mut none).unwrap() && none.is_empty(), "{cut}");
+            assert!(
+                !read(&block[..cut], &mut none).unwrap() && none.is_empty(),
+                "{cut}"
+            );
         }
         let mut one = Vec::new();
         assert!(!read(&block, &mut one).unwrap());
-        assert_eq!((one[0].local, one[0].remote, one[0].mark), ("10.0.0.1:80".parse().unwrap(), "10.0.0.9:4660".parse().unwrap(), 7));
+        assert_eq!(
+            (one[0].local, one[0].remote, one[0].mark),
+            (
+                "10.0.0.1:80".parse().unwrap(),
+                "10.0.0.9:4660".parse().unwrap(),
+                7
+            )
+        );
         let mut error = 20u32.to_ne_bytes().to_vec();
         error.extend(NLMSG_ERROR.to_ne_bytes());
         error.extend([0; 10]);
         error.extend((-libc::EPERM).to_ne_bytes());
-        assert_eq!(read(&error, &mut one).unwrap_err().raw_os_error(), Some(libc::EPERM));
+        assert_eq!(
+            read(&error, &mut one).unwrap_err().raw_os_error(),
+            Some(libc::EPERM)
+        );
     }
 }

@@ -11,15 +11,28 @@ use std::path::Path;
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
 fn path_c(p: &Path) -> io::Result<CString> {
-    CString::new(p.as_os_str().as_bytes()).map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the path holds a NUL byte"))
+    CString::new(p.as_os_str().as_bytes())
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the path holds a NUL byte"))
 }
 
 /// Mounts a bpffs on `dir`, readable by root only.
 pub(crate) fn mount_bpffs(dir: &Path) -> io::Result<()> {
     let target = path_c(dir)?;
     // SAFETY: all pointers are NUL-terminated strings that live across the call.
-    let rc = unsafe { libc::mount(c"canal-bpf".as_ptr(), target.as_ptr(), c"bpf".as_ptr(), 0, c"mode=0700".as_ptr().cast()) };
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let rc = unsafe {
+        libc::mount(
+            c"canal-bpf".as_ptr(),
+            target.as_ptr(),
+            c"bpf".as_ptr(),
+            0,
+            c"mode=0700".as_ptr().cast(),
+        )
+    };
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Unmounts `dir` as soon as it is no longer busy.
@@ -27,7 +40,11 @@ pub(crate) fn unmount(dir: &Path) -> io::Result<()> {
     let target = path_c(dir)?;
     // SAFETY: the pointer is a NUL-terminated string that lives across the call.
     let rc = unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) };
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Returns the cookie of the network namespace in which `socket` was created. It is the first part of an origin's key.
@@ -47,12 +64,19 @@ pub fn netns_cookie(socket: impl AsFd) -> io::Result<u64> {
             std::ptr::from_mut(&mut len),
         )
     };
-    if rc == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+    if rc == 0 {
+        Ok(cookie)
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Returns the time of the clock that `bpf_ktime_get_ns` reads, in nanoseconds.
 pub(crate) fn ktime_ns() -> u64 {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut t = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: `t` is writable; CLOCK_MONOTONIC always exists on Linux, so the call cannot fail.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
@@ -62,8 +86,18 @@ fn program_info(program: BorrowedFd<'_>) -> io::Result<libbpf_sys::bpf_prog_info
     let mut info = libbpf_sys::bpf_prog_info::default();
     let mut len = size_of_val(&info) as u32;
     // SAFETY: `info` is `len` writable bytes whose pointers are all null, so the kernel fills only the fixed fields.
-    let rc = unsafe { libbpf_sys::bpf_obj_get_info_by_fd(program.as_raw_fd(), std::ptr::from_mut(&mut info).cast(), &mut len) };
-    if rc == 0 { Ok(info) } else { Err(io::Error::last_os_error()) }
+    let rc = unsafe {
+        libbpf_sys::bpf_obj_get_info_by_fd(
+            program.as_raw_fd(),
+            std::ptr::from_mut(&mut info).cast(),
+            &mut len,
+        )
+    };
+    if rc == 0 {
+        Ok(info)
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Returns the number of instructions that the verifier walked before it accepted the program.

@@ -37,14 +37,20 @@ impl Hook {
     pub(crate) fn attach(&self, program: BorrowedFd<'_>) -> Result<(), OffloadError> {
         self.with(program, |hook| {
             hook.attach_point(TC_INGRESS | TC_EGRESS).create()?;
-            hook.attach_point(self.point()).replace(true).attach().map(drop)
+            hook.attach_point(self.point())
+                .replace(true)
+                .attach()
+                .map(drop)
         })
     }
 
     /// Detaches the program. The qdisc stays, because it may have other filters, and without any it does nothing. It is no error if there
     /// is no program or no such device.
     pub(crate) fn detach(&self, any: BorrowedFd<'_>) -> Result<(), OffloadError> {
-        let gone = |e: &libbpf_rs::Error| e.kind() == libbpf_rs::ErrorKind::NotFound || e.kind() == libbpf_rs::ErrorKind::InvalidInput;
+        let gone = |e: &libbpf_rs::Error| {
+            e.kind() == libbpf_rs::ErrorKind::NotFound
+                || e.kind() == libbpf_rs::ErrorKind::InvalidInput
+        };
         self.with(any, |hook| match hook.attach_point(self.point()).detach() {
             Err(e) if !gone(&e) => Err(e),
             _ => Ok(()),
@@ -53,7 +59,9 @@ impl Hook {
 
     /// Returns the ID of the attached program.
     pub(crate) fn program_id(&self, any: BorrowedFd<'_>) -> Option<u32> {
-        self.with(any, |hook| hook.attach_point(self.point()).query()).ok().filter(|id| *id != 0)
+        self.with(any, |hook| hook.attach_point(self.point()).query())
+            .ok()
+            .filter(|id| *id != 0)
     }
 
     fn point(&self) -> TcAttachPoint {
@@ -68,29 +76,47 @@ impl Hook {
         program: BorrowedFd<'_>,
         f: impl FnOnce(&mut TcHook) -> Result<T, libbpf_rs::Error> + Send,
     ) -> Result<T, OffloadError> {
-        let failed = |source| OffloadError::Hook { device: self.device.clone(), netns: self.netns.clone(), source };
+        let failed = |source| OffloadError::Hook {
+            device: self.device.clone(),
+            netns: self.netns.clone(),
+            source,
+        };
         within(self.netns.as_deref(), || {
-            let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).map_err(io::Error::from)?;
-            let index = rustix::net::netdevice::name_to_index(&socket, &self.device).map_err(io::Error::from)?;
+            let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)
+                .map_err(io::Error::from)?;
+            let index = rustix::net::netdevice::name_to_index(&socket, &self.device)
+                .map_err(io::Error::from)?;
             let mut hook = TcHook::new(program);
-            f(hook.ifindex(index.cast_signed()).handle(HANDLE).priority(PRIORITY))
+            f(hook
+                .ifindex(index.cast_signed())
+                .handle(HANDLE)
+                .priority(PRIORITY))
         })?
         .map_err(failed)
     }
 }
 
 /// Runs `f` in the network namespace at `netns`, or in this thread's own.
-pub(crate) fn within<T: Send>(netns: Option<&Path>, f: impl FnOnce() -> T + Send) -> Result<T, OffloadError> {
+pub(crate) fn within<T: Send>(
+    netns: Option<&Path>,
+    f: impl FnOnce() -> T + Send,
+) -> Result<T, OffloadError> {
     let Some(path) = netns else { return Ok(f()) };
-    let failed = |source| OffloadError::Netns { netns: path.to_path_buf(), source };
+    let failed = |source| OffloadError::Netns {
+        netns: path.to_path_buf(),
+        source,
+    };
     let ns = File::open(path).map_err(failed)?;
     // A network namespace belongs to a thread, so a new thread enters it and ends there.
     std::thread::scope(|s| {
         let there = s.spawn(|| {
-            move_into_link_name_space(ns.as_fd(), Some(LinkNameSpaceType::Network)).map_err(io::Error::from)?;
+            move_into_link_name_space(ns.as_fd(), Some(LinkNameSpaceType::Network))
+                .map_err(io::Error::from)?;
             Ok(f())
         });
-        there.join().unwrap_or_else(|_| Err(io::Error::other("the thread that went there panicked")))
+        there
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("the thread that went there panicked")))
     })
     .map_err(failed)
 }

@@ -30,24 +30,49 @@ pub struct ThrottleLimits {
 
 impl ThrottleLimit {
     fn written(limit: Option<Self>) -> (u64, u64) {
-        limit.filter(|l| l.rate > 0).map_or((0, 0), |l| (l.rate, l.burst.clamp(1, BURST_MAX)))
+        limit
+            .filter(|l| l.rate > 0)
+            .map_or((0, 0), |l| (l.rate, l.burst.clamp(1, BURST_MAX)))
     }
 }
 
-fn applied(limit: Option<ThrottleLimit>, part: u32, old: Option<&TokenBucket>, now_ns: u64) -> TokenBucket {
+fn applied(
+    limit: Option<ThrottleLimit>,
+    part: u32,
+    old: Option<&TokenBucket>,
+    now_ns: u64,
+) -> TokenBucket {
     let (rate, burst) = ThrottleLimit::written(limit);
     // The program does the same: a bucket holds at least what one packet costs.
-    let full = if burst == 0 { 0 } else { (burst * TOKEN_UNITS).max(cost(part)) };
+    let full = if burst == 0 {
+        0
+    } else {
+        (burst * TOKEN_UNITS).max(cost(part))
+    };
     let refused = old.map_or(0, |o| o.refused);
     match old {
-        Some(o) if o.rate > 0 => TokenBucket { rate, burst, tokens: o.tokens.min(full), at_ns: o.at_ns, refused },
-        _ => TokenBucket { rate, burst, tokens: full, at_ns: now_ns, refused },
+        Some(o) if o.rate > 0 => TokenBucket {
+            rate,
+            burst,
+            tokens: o.tokens.min(full),
+            at_ns: o.at_ns,
+            refused,
+        },
+        _ => TokenBucket {
+            rate,
+            burst,
+            tokens: full,
+            at_ns: now_ns,
+            refused,
+        },
     }
 }
 
 /// Returns what one packet costs at a replica that has this part of a limit.
 fn cost(part: u32) -> u64 {
-    (TOKEN_UNITS * BUCKETS as u64).checked_div(part.into()).unwrap_or(TOKEN_UNITS)
+    (TOKEN_UNITS * BUCKETS as u64)
+        .checked_div(part.into())
+        .unwrap_or(TOKEN_UNITS)
 }
 
 impl ThrottleLimits {
@@ -65,7 +90,9 @@ impl ThrottleLimits {
     /// Returns true if the limits are already in force.
     pub(crate) fn are_in(&self, held: &Throttle) -> bool {
         let same = |limit, b: &TokenBucket| ThrottleLimit::written(limit) == (b.rate, b.burst);
-        self.part == held.part && same(self.sessions, &held.sessions) && same(self.packets, &held.packets)
+        self.part == held.part
+            && same(self.sessions, &held.sessions)
+            && same(self.packets, &held.packets)
     }
 }
 
@@ -75,26 +102,72 @@ mod tests {
 
     #[test]
     fn new_limits_start_full_and_changed_ones_keep_what_they_have() {
-        let limits = |rate, burst| ThrottleLimits { sessions: Some(ThrottleLimit { rate, burst }), ..ThrottleLimits::default() };
+        let limits = |rate, burst| ThrottleLimits {
+            sessions: Some(ThrottleLimit { rate, burst }),
+            ..ThrottleLimits::default()
+        };
         let first = limits(10, 5).applied_to(None, 7);
-        assert_eq!(first.sessions, TokenBucket { rate: 10, burst: 5, tokens: 5 * TOKEN_UNITS, at_ns: 7, refused: 0 });
-        assert_eq!(first.packets, TokenBucket { at_ns: 7, ..TokenBucket::default() });
-        assert!(limits(10, 5).are_in(&first) && !limits(11, 5).are_in(&first) && !limits(10, 6).are_in(&first));
+        assert_eq!(
+            first.sessions,
+            TokenBucket {
+                rate: 10,
+                burst: 5,
+                tokens: 5 * TOKEN_UNITS,
+                at_ns: 7,
+                refused: 0
+            }
+        );
+        assert_eq!(
+            first.packets,
+            TokenBucket {
+                at_ns: 7,
+                ..TokenBucket::default()
+            }
+        );
+        assert!(
+            limits(10, 5).are_in(&first)
+                && !limits(11, 5).are_in(&first)
+                && !limits(10, 6).are_in(&first)
+        );
         let mut used = first;
         used.sessions.tokens = 2 * TOKEN_UNITS;
         used.sessions.refused = 3;
-        for (case, to, tokens) in [("wider", limits(20, 50), 2), ("narrower", limits(20, 1), 1), ("lifted", ThrottleLimits::default(), 0)] {
+        for (case, to, tokens) in [
+            ("wider", limits(20, 50), 2),
+            ("narrower", limits(20, 1), 1),
+            ("lifted", ThrottleLimits::default(), 0),
+        ] {
             let now = to.applied_to(Some(&used), 99);
-            assert_eq!((now.sessions.tokens / TOKEN_UNITS, now.sessions.at_ns, now.sessions.refused), (tokens, 7, 3), "{case}");
+            assert_eq!(
+                (
+                    now.sessions.tokens / TOKEN_UNITS,
+                    now.sessions.at_ns,
+                    now.sessions.refused
+                ),
+                (tokens, 7, 3),
+                "{case}"
+            );
         }
-        let part = ThrottleLimits { part: 1, ..limits(1, 5) }.applied_to(None, 0);
+        let part = ThrottleLimits {
+            part: 1,
+            ..limits(1, 5)
+        }
+        .applied_to(None, 0);
         assert_eq!(
             (part.part, part.sessions.tokens),
             (1, 128 * TOKEN_UNITS),
             "one packet of a replica with 1/128 of the limit costs so much"
         );
         assert!(!limits(1, 5).are_in(&part));
-        assert_eq!(limits(1, 0).applied_to(None, 0).sessions.burst, 1, "nothing could ever pass");
-        assert_eq!(limits(1, u64::MAX).applied_to(None, 0).sessions.tokens, BURST_MAX * TOKEN_UNITS, "no overflow");
+        assert_eq!(
+            limits(1, 0).applied_to(None, 0).sessions.burst,
+            1,
+            "nothing could ever pass"
+        );
+        assert_eq!(
+            limits(1, u64::MAX).applied_to(None, 0).sessions.tokens,
+            BURST_MAX * TOKEN_UNITS,
+            "no overflow"
+        );
     }
 }

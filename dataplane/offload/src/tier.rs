@@ -25,13 +25,21 @@ impl TierPins {
     /// Mounts a bpffs on `dir` unless `dir` is on one already. `what` names the loader.
     pub(crate) fn open(dir: &Path, what: &'static str) -> Result<Self, OffloadError> {
         let durable = pins::make_usable(dir)?;
-        let p = Self { root: dir.to_path_buf(), what, durable };
+        let p = Self {
+            root: dir.to_path_buf(),
+            what,
+            durable,
+        };
         p.make_maps()?;
         Ok(p)
     }
 
     fn make_maps(&self) -> Result<(), OffloadError> {
-        fs::create_dir_all(self.maps()).map_err(|source| OffloadError::Pins { dir: self.maps(), step: "making a directory in it", source })
+        fs::create_dir_all(self.maps()).map_err(|source| OffloadError::Pins {
+            dir: self.maps(),
+            step: "making a directory in it",
+            source,
+        })
     }
 
     pub(crate) fn is_durable(&self) -> bool {
@@ -49,18 +57,28 @@ impl TierPins {
 
     /// Returns a number that identifies the pinned maps and changes when new ones replace them; `None` if no map is pinned.
     pub(crate) fn found(&self) -> Option<u64> {
-        fs::metadata(self.maps()).ok().filter(|_| self.has_maps()).map(|m| m.ino())
+        fs::metadata(self.maps())
+            .ok()
+            .filter(|_| self.has_maps())
+            .map(|m| m.ino())
     }
 
     fn forget_maps(&self) -> Result<(), OffloadError> {
-        pins::remove_tree(&self.maps()).map_err(|source| OffloadError::Pins { dir: self.maps(), step: "removing maps", source })
+        pins::remove_tree(&self.maps()).map_err(|source| OffloadError::Pins {
+            dir: self.maps(),
+            step: "removing maps",
+            source,
+        })
     }
 
     /// Removes the maps of other ABIs, because no program uses them any more.
     pub(crate) fn forget_other_versions(&self) {
         let (keep, prefix) = (self.maps(), format!("{}-v", self.what));
         for e in fs::read_dir(&self.root).into_iter().flatten().flatten() {
-            if e.path() != keep && e.file_name().to_string_lossy().starts_with(&prefix) && pins::remove_tree(&e.path()).is_err() {
+            if e.path() != keep
+                && e.file_name().to_string_lossy().starts_with(&prefix)
+                && pins::remove_tree(&e.path()).is_err()
+            {
                 tracing::warn!(pins = %e.path().display(), "cannot remove the pins of an older version; remove them by hand");
             }
         }
@@ -70,8 +88,15 @@ impl TierPins {
     pub(crate) fn remove(&self) -> Result<(), OffloadError> {
         self.forget_other_versions();
         self.forget_maps()?;
-        let is_empty = fs::read_dir(&self.root).is_ok_and(|d| d.flatten().all(|e| !e.file_type().is_ok_and(|t| t.is_dir())));
-        if is_empty { pins::release(&self.root) } else { Ok(()) }
+        let is_empty = fs::read_dir(&self.root).is_ok_and(|d| {
+            d.flatten()
+                .all(|e| !e.file_type().is_ok_and(|t| t.is_dir()))
+        });
+        if is_empty {
+            pins::release(&self.root)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -88,7 +113,12 @@ pub(crate) fn load(
 ) -> Result<Object, OffloadError> {
     journal::install();
     match (try_load(name, bytes, pinned, pins, settings), pins) {
-        (Err(OffloadError::Refused { source, journal, .. }), Some(p)) if journal.contains(MISFIT) => {
+        (
+            Err(OffloadError::Refused {
+                source, journal, ..
+            }),
+            Some(p),
+        ) if journal.contains(MISFIT) => {
             // The pinned maps have the same ABI number but another shape. Forwarding stops until the agent has filled new ones, which is
             // better than forever.
             tracing::warn!(%source, journal, "the pinned maps do not fit; starting with new ones");
@@ -108,7 +138,11 @@ fn try_load(
     settings: Option<(&'static str, &[u8])>,
 ) -> Result<Object, OffloadError> {
     let _ = journal::last_words();
-    let err = |source| OffloadError::Refused { object: name, source, journal: journal::last_words() };
+    let err = |source| OffloadError::Refused {
+        object: name,
+        source,
+        journal: journal::last_words(),
+    };
     let mut open = ObjectBuilder::default().open_memory(bytes).map_err(err)?;
     for mut map in open.maps_mut() {
         let map_name = map.name().to_string_lossy().into_owned();
@@ -118,7 +152,12 @@ fn try_load(
         if let Some((section, value)) = settings.filter(|(s, _)| *s == map_name) {
             match map.initial_value_mut() {
                 Some(held) if held.len() == value.len() => held.copy_from_slice(value),
-                _ => return Err(OffloadError::Object { what: "section of the right size", name: section }),
+                _ => {
+                    return Err(OffloadError::Object {
+                        what: "section of the right size",
+                        name: section,
+                    });
+                }
             }
         }
     }
@@ -127,19 +166,39 @@ fn try_load(
 
 /// Returns a handle to the map `name`.
 pub(crate) fn map(object: &Object, name: &'static str) -> Result<MapHandle, OffloadError> {
-    let map = object.maps().find(|m| m.name() == name).ok_or(OffloadError::Object { what: "map", name })?;
+    let map = object
+        .maps()
+        .find(|m| m.name() == name)
+        .ok_or(OffloadError::Object { what: "map", name })?;
     MapHandle::try_from(&map).map_err(|source| OffloadError::Map { map: name, source })
 }
 
 /// Returns the program `name` of the object.
-pub(crate) fn program<'o>(object: &'o Object, name: &'static str) -> Result<ProgramMut<'o>, OffloadError> {
-    object.progs_mut().find(|p| p.name() == name).ok_or(OffloadError::Object { what: "program", name })
+pub(crate) fn program<'o>(
+    object: &'o Object,
+    name: &'static str,
+) -> Result<ProgramMut<'o>, OffloadError> {
+    object
+        .progs_mut()
+        .find(|p| p.name() == name)
+        .ok_or(OffloadError::Object {
+            what: "program",
+            name,
+        })
 }
 
 /// Returns the number of instructions that the verifier walked for a program.
-pub(crate) fn verified_insns(object: &Object, source: &'static str, name: &'static str) -> Result<u32, OffloadError> {
+pub(crate) fn verified_insns(
+    object: &Object,
+    source: &'static str,
+    name: &'static str,
+) -> Result<u32, OffloadError> {
     use std::os::fd::AsFd;
-    let err = |e: std::io::Error| OffloadError::Refused { object: source, source: e.into(), journal: String::new() };
+    let err = |e: std::io::Error| OffloadError::Refused {
+        object: source,
+        source: e.into(),
+        journal: String::new(),
+    };
     sys::verified_instructions(program(object, name)?.as_fd()).map_err(err)
 }
 

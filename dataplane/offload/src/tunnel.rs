@@ -60,11 +60,15 @@ fn source_ports(t: &TunnelDevice) -> Option<String> {
 /// Returns true if the existing device is the desired one, as far as a property cannot be changed on an existing device.
 fn fits(link: &str, t: &TunnelDevice) -> bool {
     let ports = source_ports(t).unwrap_or_else(|| "srcport 0 0".into());
-    link.contains("vxlan external") && link.contains(&format!("dstport {VXLAN_PORT} ")) && link.contains(&format!("{ports} "))
+    link.contains("vxlan external")
+        && link.contains(&format!("dstport {VXLAN_PORT} "))
+        && link.contains(&format!("{ports} "))
 }
 
 fn has_rule(rules: &str, preference: u32) -> bool {
-    rules.lines().any(|l| l.starts_with(&format!("{preference}:")))
+    rules
+        .lines()
+        .any(|l| l.starts_with(&format!("{preference}:")))
 }
 
 /// Returns the commands that turn the actual state into the desired one, for `ip -4 -batch` and `ip -6 -batch`. Commands that must not be
@@ -78,21 +82,37 @@ fn decide_batch(found: &TunnelDeviceState, t: &TunnelDevice) -> [Vec<String>; 2]
     }
     if !found.link.as_deref().is_some_and(|l| fits(l, t)) {
         let ports = source_ports(t).unwrap_or_default();
-        b.push(format!("link add {dev} address {} type vxlan external dstport {VXLAN_PORT} {ports}", mac(REPLICA_MAC)).trim_end().into());
+        b.push(
+            format!(
+                "link add {dev} address {} type vxlan external dstport {VXLAN_PORT} {ports}",
+                mac(REPLICA_MAC)
+            )
+            .trim_end()
+            .into(),
+        );
         if found.has_ipv6 {
             b.push(format!("link set {dev} addrgenmode none"));
         }
     }
     b.push(format!("link set {dev} mtu {} up", t.mtu));
     b.push(format!("route replace local {SERVICE4} dev lo"));
-    b.push(format!("neigh replace {NEXT4} lladdr {} nud permanent dev {dev}", mac(EDGE_MAC)));
-    b.push(format!("route replace default via {NEXT4} dev {dev} onlink table {TABLE}"));
+    b.push(format!(
+        "neigh replace {NEXT4} lladdr {} nud permanent dev {dev}",
+        mac(EDGE_MAC)
+    ));
+    b.push(format!(
+        "route replace default via {NEXT4} dev {dev} onlink table {TABLE}"
+    ));
     // Unlike `route replace`, `rule add` must not be repeated.
     if !has_rule(&found.rules4, RULE_SERVICE) {
-        b.push(format!("rule add pref {RULE_SERVICE} from {SERVICE4} lookup {TABLE}"));
+        b.push(format!(
+            "rule add pref {RULE_SERVICE} from {SERVICE4} lookup {TABLE}"
+        ));
     }
     if !has_rule(&found.rules4, RULE_MARK) {
-        b.push(format!("rule add pref {RULE_MARK} not fwmark 0/0xffffffff lookup {TABLE}"));
+        b.push(format!(
+            "rule add pref {RULE_MARK} not fwmark 0/0xffffffff lookup {TABLE}"
+        ));
     }
     let v4 = std::mem::take(&mut b);
     if !found.has_ipv6 {
@@ -101,16 +121,27 @@ fn decide_batch(found: &TunnelDeviceState, t: &TunnelDevice) -> [Vec<String>; 2]
     let own = Ipv6Addr::from_bits(u128::from(TIER_NET6) << 64 | u128::from(t.address.to_bits()));
     b.push(format!("addr replace {own}/128 dev {dev} nodad"));
     b.push(format!("route replace local {SERVICE6} dev lo"));
-    b.push(format!("neigh replace {NEXT6} lladdr {} nud permanent dev {dev}", mac(EDGE_MAC)));
-    b.push(format!("route replace default via {NEXT6} dev {dev} table {TABLE}"));
+    b.push(format!(
+        "neigh replace {NEXT6} lladdr {} nud permanent dev {dev}",
+        mac(EDGE_MAC)
+    ));
+    b.push(format!(
+        "route replace default via {NEXT6} dev {dev} table {TABLE}"
+    ));
     if !has_rule(&found.rules6, RULE_SERVICE) {
-        b.push(format!("rule add pref {RULE_SERVICE} from {SERVICE6} lookup {TABLE}"));
+        b.push(format!(
+            "rule add pref {RULE_SERVICE} from {SERVICE6} lookup {TABLE}"
+        ));
     }
     if !has_rule(&found.rules6, RULE_MARK) {
-        b.push(format!("rule add pref {RULE_MARK} not fwmark 0/0xffffffff lookup {TABLE}"));
+        b.push(format!(
+            "rule add pref {RULE_MARK} not fwmark 0/0xffffffff lookup {TABLE}"
+        ));
     }
     if !has_rule(&found.rules6, RULE_ERROR) {
-        b.push(format!("rule add pref {RULE_ERROR} from {own} ipproto ipv6-icmp lookup {TABLE}"));
+        b.push(format!(
+            "rule add pref {RULE_ERROR} from {own} ipproto ipv6-icmp lookup {TABLE}"
+        ));
     }
     [v4, b]
 }
@@ -134,14 +165,21 @@ const SYSCTLS: &[(&str, &str)] = &[
 ];
 
 fn failed(step: &str, why: impl std::fmt::Display) -> OffloadError {
-    OffloadError::Tunnel { step: step.to_string(), why: why.to_string() }
+    OffloadError::Tunnel {
+        step: step.to_string(),
+        why: why.to_string(),
+    }
 }
 
 fn ip(args: &[&str], input: Option<&str>) -> Result<(bool, String, String), OffloadError> {
     let no_ip = |e: std::io::Error| failed("running ip", format!("{e}; install iproute2"));
     let mut child = Command::new("ip")
         .args(args)
-        .stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() })
+        .stdin(if input.is_some() {
+            Stdio::piped()
+        } else {
+            Stdio::null()
+        })
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -156,21 +194,36 @@ fn ip(args: &[&str], input: Option<&str>) -> Result<(bool, String, String), Offl
 
 fn find() -> Result<TunnelDeviceState, OffloadError> {
     let rules = |family| ip(&[family, "rule", "show"], None).map(|(_, text, _)| text);
-    let has_ipv6 = fs::read_to_string("/proc/sys/net/ipv6/conf/default/disable_ipv6").is_ok_and(|off| off.trim() == "0");
-    let (is_there, link, _) = ip(&["-details", "-oneline", "link", "show", "dev", TUNNEL_DEVICE], None)?;
+    let has_ipv6 = fs::read_to_string("/proc/sys/net/ipv6/conf/default/disable_ipv6")
+        .is_ok_and(|off| off.trim() == "0");
+    let (is_there, link, _) = ip(
+        &["-details", "-oneline", "link", "show", "dev", TUNNEL_DEVICE],
+        None,
+    )?;
     Ok(TunnelDeviceState {
         link: is_there.then_some(link),
         rules4: rules("-4")?,
-        rules6: if has_ipv6 { rules("-6")? } else { String::new() },
+        rules6: if has_ipv6 {
+            rules("-6")?
+        } else {
+            String::new()
+        },
         has_ipv6,
     })
 }
 
 fn batch(batches: &[Vec<String>; 2]) -> Result<(), OffloadError> {
-    for (family, lines) in ["-4", "-6"].into_iter().zip(batches).filter(|(_, lines)| !lines.is_empty()) {
+    for (family, lines) in ["-4", "-6"]
+        .into_iter()
+        .zip(batches)
+        .filter(|(_, lines)| !lines.is_empty())
+    {
         let (done, _, said) = ip(&[family, "-batch", "-"], Some(&(lines.join("\n") + "\n")))?;
         if !done {
-            return Err(failed(&format!("ip {family} -batch ({})", lines.join("; ")), said));
+            return Err(failed(
+                &format!("ip {family} -batch ({})", lines.join("; ")),
+                said,
+            ));
         }
     }
     Ok(())
@@ -180,13 +233,17 @@ fn batch(batches: &[Vec<String>; 2]) -> Result<(), OffloadError> {
 pub(crate) fn make(t: &TunnelDevice) -> Result<(), OffloadError> {
     let found = find()?;
     batch(&decide_batch(&found, t))?;
-    for (name, value) in SYSCTLS.iter().filter(|(name, _)| found.has_ipv6 || !name.starts_with("ipv6")) {
+    for (name, value) in SYSCTLS
+        .iter()
+        .filter(|(name, _)| found.has_ipv6 || !name.starts_with("ipv6"))
+    {
         let path = Path::new("/proc/sys/net").join(name);
         // A correct setting need not be writable: in containers /proc/sys is often read-only.
         if fs::read_to_string(&path).is_ok_and(|now| now.trim() == *value) {
             continue;
         }
-        fs::write(&path, value).map_err(|e| failed(&format!("setting {} to {value}", path.display()), e))?;
+        fs::write(&path, value)
+            .map_err(|e| failed(&format!("setting {} to {value}", path.display()), e))?;
     }
     Ok(())
 }
@@ -195,7 +252,11 @@ pub(crate) fn make(t: &TunnelDevice) -> Result<(), OffloadError> {
 pub(crate) fn remove() -> Result<(), OffloadError> {
     let found = find()?;
     let mut b: [Vec<String>; 2] = [&found.rules4, &found.rules6].map(|rules| {
-        [RULE_SERVICE, RULE_MARK, RULE_ERROR].into_iter().filter(|p| has_rule(rules, *p)).map(|p| format!("rule del pref {p}")).collect()
+        [RULE_SERVICE, RULE_MARK, RULE_ERROR]
+            .into_iter()
+            .filter(|p| has_rule(rules, *p))
+            .map(|p| format!("rule del pref {p}"))
+            .collect()
     });
     if found.link.is_some() {
         b[0].push(format!("link del {TUNNEL_DEVICE}"));
@@ -212,7 +273,12 @@ pub(crate) fn remove() -> Result<(), OffloadError> {
 mod tests {
     use super::*;
 
-    const WANTED: TunnelDevice = TunnelDevice { address: Ipv4Addr::new(250, 1, 0, 3), mtu: 1450, port: 40_000, ports: 20 };
+    const WANTED: TunnelDevice = TunnelDevice {
+        address: Ipv4Addr::new(250, 1, 0, 3),
+        mtu: 1450,
+        port: 40_000,
+        ports: 20,
+    };
 
     #[test]
     fn only_missing_links_are_created() {
@@ -228,21 +294,51 @@ mod tests {
         };
         for (case, found, adds, dels, rules, v6) in [
             ("nothing there", found(None, "", true), true, false, 5, true),
-            ("all there", found(Some(link), rules, true), false, false, 0, true),
-            ("other source ports", found(Some(other), rules, true), true, true, 0, true),
+            (
+                "all there",
+                found(Some(link), rules, true),
+                false,
+                false,
+                0,
+                true,
+            ),
+            (
+                "other source ports",
+                found(Some(other), rules, true),
+                true,
+                true,
+                0,
+                true,
+            ),
             ("no IPv6", found(None, "", false), true, false, 2, false),
         ] {
             let b = decide_batch(&found, &WANTED).concat();
             let has = |what: &str| b.iter().any(|l| l.contains(what));
             let counted = b.iter().filter(|l| l.contains("rule add")).count();
-            assert_eq!((has("link add"), has("link del"), counted, has("fdca")), (adds, dels, rules, v6), "{case}: {b:#?}");
+            assert_eq!(
+                (has("link add"), has("link del"), counted, has("fdca")),
+                (adds, dels, rules, v6),
+                "{case}: {b:#?}"
+            );
         }
     }
 
     #[test]
     fn ports_end_where_ports_end() {
-        for (port, ports, said) in [(40_000, 20, Some("srcport 40000 40020")), (65_530, 20, Some("srcport 65530 65535")), (1, 0, None)] {
-            assert_eq!(source_ports(&TunnelDevice { port, ports, ..WANTED }).as_deref(), said);
+        for (port, ports, said) in [
+            (40_000, 20, Some("srcport 40000 40020")),
+            (65_530, 20, Some("srcport 65530 65535")),
+            (1, 0, None),
+        ] {
+            assert_eq!(
+                source_ports(&TunnelDevice {
+                    port,
+                    ports,
+                    ..WANTED
+                })
+                .as_deref(),
+                said
+            );
         }
     }
 }

@@ -4,9 +4,13 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use crate::frames;
-use crate::frames::{ACK, FIN, HEAD, OuterHeaders, SYN, echo, icmp, ip, port_of, read, tcp, udp, udp_bare, unreachable, with_ip4};
+use crate::frames::{
+    ACK, FIN, HEAD, OuterHeaders, SYN, echo, icmp, ip, port_of, read, tcp, udp, udp_bare,
+    unreachable, with_ip4,
+};
 use canal_abi::tier::{
-    Address, AddressKey, BUCKETS, CHAIN, NodeKey, Prefix, PrefixKey, Replica, Return, TIER_VNI, Table, Tunnels, address_be,
+    Address, AddressKey, BUCKETS, CHAIN, NodeKey, Prefix, PrefixKey, Replica, Return, TIER_VNI,
+    Table, Tunnels, address_be,
 };
 use canal_model::ids::ServiceId;
 use canal_offload::edge::{EdgeProgram, EdgeProgramSettings, TestFrameOptions};
@@ -23,8 +27,13 @@ const CROSSED: u32 = 9;
 const DEAD: u32 = 10;
 const SPREAD: u32 = 11;
 const MTU: u32 = 1400;
-const SETTINGS: EdgeProgramSettings =
-    EdgeProgramSettings { address: Ipv4Addr::new(250, 1, 0, 1), tunnels: 20, aggregate: true, tunnel_port: 40_000, mtu: MTU };
+const SETTINGS: EdgeProgramSettings = EdgeProgramSettings {
+    address: Ipv4Addr::new(250, 1, 0, 1),
+    tunnels: 20,
+    aggregate: true,
+    tunnel_port: 40_000,
+    mtu: MTU,
+};
 
 fn v4(s: &str) -> Ipv4Addr {
     s.parse().unwrap()
@@ -35,13 +44,21 @@ fn a(s: &str) -> IpAddr {
 }
 
 fn table(vni: u32, chain: [u16; CHAIN]) -> Table {
-    Table { vni, version: 1, chain: [chain; BUCKETS] }
+    Table {
+        vni,
+        version: 1,
+        chain: [chain; BUCKETS],
+    }
 }
 
 /// Creates an edge with two tenants whose addresses overlap.
 fn world(settings: &EdgeProgramSettings) -> EdgeProgram {
     let e = EdgeProgram::load(settings, None).unwrap();
-    for (n, at, up) in [(1, REPLICA, true), (2, "250.1.0.3", true), (3, "250.1.0.4", false)] {
+    for (n, at, up) in [
+        (1, REPLICA, true),
+        (2, "250.1.0.3", true),
+        (3, "250.1.0.4", false),
+    ] {
         e.replicas().put(&n, &Replica::new(v4(at), up)).unwrap();
         e.hosts().put(&address_be(v4(at)), &n).unwrap();
     }
@@ -55,19 +72,41 @@ fn world(settings: &EdgeProgramSettings) -> EdgeProgram {
         (TENANT, SPREAD, "10.9.0.11", "fd09::11"),
     ] {
         for at in [v4a, v6a] {
-            e.addresses().put(&AddressKey::new(vni, a(at)), &Address { service }).unwrap();
+            e.addresses()
+                .put(&AddressKey::new(vni, a(at)), &Address { service })
+                .unwrap();
         }
-        e.returns().put(&service, &Return::new(vni, Some(v4(v4a)), Some(v6a.parse().unwrap()))).unwrap();
+        e.returns()
+            .put(
+                &service,
+                &Return::new(vni, Some(v4(v4a)), Some(v6a.parse().unwrap())),
+            )
+            .unwrap();
     }
-    e.returns().put(&13, &Return::new(TENANT, Some(v4("10.9.0.13")), None)).unwrap();
-    e.tables().put(&SERVICE, &table(TENANT, [3, 1, 2, 0, 0, 0, 0, 0])).unwrap();
-    e.tables().put(&12, &table(0x71, [2, 1, 0, 0, 0, 0, 0, 0])).unwrap();
-    e.tables().put(&CROSSED, &table(0x71, [1, 0, 0, 0, 0, 0, 0, 0])).unwrap();
-    e.tables().put(&DEAD, &table(TENANT, [3, 0, 1, 0, 0, 0, 0, 0])).unwrap();
+    e.returns()
+        .put(&13, &Return::new(TENANT, Some(v4("10.9.0.13")), None))
+        .unwrap();
+    e.tables()
+        .put(&SERVICE, &table(TENANT, [3, 1, 2, 0, 0, 0, 0, 0]))
+        .unwrap();
+    e.tables()
+        .put(&12, &table(0x71, [2, 1, 0, 0, 0, 0, 0, 0]))
+        .unwrap();
+    e.tables()
+        .put(&CROSSED, &table(0x71, [1, 0, 0, 0, 0, 0, 0, 0]))
+        .unwrap();
+    e.tables()
+        .put(&DEAD, &table(TENANT, [3, 0, 1, 0, 0, 0, 0, 0]))
+        .unwrap();
     let mut spread = table(TENANT, [0; CHAIN]);
     for b in 0..BUCKETS as u16 {
         spread.chain[usize::from(b)][0] = 100 + b;
-        e.replicas().put(&(100 + u32::from(b)), &Replica::new(Ipv4Addr::new(250, 1, 1, b as u8), true)).unwrap();
+        e.replicas()
+            .put(
+                &(100 + u32::from(b)),
+                &Replica::new(Ipv4Addr::new(250, 1, 1, b as u8), true),
+            )
+            .unwrap();
     }
     e.tables().put(&SPREAD, &spread).unwrap();
     for (vni, node, mac, pods4, pods6) in [
@@ -77,7 +116,12 @@ fn world(settings: &EdgeProgramSettings) -> EdgeProgram {
     ] {
         e.nodes().put(&NodeKey::new(vni, v4(node)), &1).unwrap();
         for (pods, length) in [(pods4, 24), (pods6, 64)] {
-            e.prefixes().put(&PrefixKey::new(vni, a(pods), length), &Prefix::new(v4(node), [2, 2, 2, 2, 2, mac])).unwrap();
+            e.prefixes()
+                .put(
+                    &PrefixKey::new(vni, a(pods), length),
+                    &Prefix::new(v4(node), [2, 2, 2, 2, 2, mac]),
+                )
+                .unwrap();
         }
     }
     e
@@ -101,18 +145,31 @@ fn counts(e: &EdgeProgram) -> HashMap<&'static str, u64> {
 
 /// Runs the frame and returns which counters changed.
 fn run(e: &EdgeProgram, frame: &[u8]) -> (u32, Vec<u8>, Vec<&'static str>) {
-    let summed = e.test_run_as(frame, &TestFrameOptions { is_summed: true, ..TestFrameOptions::default() }).unwrap();
+    let summed = e
+        .test_run_as(
+            frame,
+            &TestFrameOptions {
+                is_summed: true,
+                ..TestFrameOptions::default()
+            },
+        )
+        .unwrap();
     let before = counts(e);
     let t = e.test_run(frame).unwrap();
     assert_eq!(t, summed);
-    let moved = counts(e).into_iter().filter(|(n, c)| *c != before[n]).map(|(n, _)| n).collect();
+    let moved = counts(e)
+        .into_iter()
+        .filter(|(n, c)| *c != before[n])
+        .map(|(n, _)| n)
+        .collect();
     (t.verdict, t.frame, moved)
 }
 
 const PASSED: u32 = 0;
 const DROPPED: u32 = 2;
 const SENT: u32 = 7;
-const TO_REPLICA: &str = "250.1.0.1 > 250.1.0.2 vni 0xca0a1 hop 1 stamp 0x400001 02ca0a010002 > 02ca0a010001: ";
+const TO_REPLICA: &str =
+    "250.1.0.1 > 250.1.0.2 vni 0xca0a1 hop 1 stamp 0x400001 02ca0a010002 > 02ca0a010001: ";
 const TO_NODE: &str = "250.1.0.1 > 172.20.0.10 vni 0x70 hop 0 02ca0a010002 > 0202020202a0: ";
 const TO_DIALLER: &str = "250.1.0.1 > 250.1.0.2 vni 0x70 hop 0 02ca0a010002 > 02ca0a010001: ";
 const ANSWER: &str = "250.1.0.1 > 172.20.0.10 vni 0x70 hop 0 02ca0a010002 > 020101010101: ";
@@ -126,16 +183,40 @@ const IN6: &str = "[fdca:a1:0:240::1:203]:80";
 const R6: &str = "[fdca:a1:0:250::fa01:2]:5000";
 
 /// Case, frame, expected outer headers, expected inner packet, counter.
-type ForwardCase = (&'static str, Vec<u8>, &'static str, &'static str, &'static str);
+type ForwardCase = (
+    &'static str,
+    Vec<u8>,
+    &'static str,
+    &'static str,
+    &'static str,
+);
 
 fn asked() -> Vec<ForwardCase> {
     let options = with_ip4(tcp(POD, SVC, SYN, b""), 0x4000, &[1, 1, 1, 0]);
     let mut summed = OuterHeaders::new(NODE, EDGE, TENANT);
     (summed.summed, summed.hop) = (true, 9);
     vec![
-        ("SYN", from_node(&tcp(POD, SVC, SYN, b"")), TO_REPLICA, "tcp 10.1.1.2:4711 > 240.1.2.3:80", "to_replica"),
-        ("data", from_node(&tcp(POD, SVC, ACK, b"odd bytes")), TO_REPLICA, "tcp 10.1.1.2:4711 > 240.1.2.3:80", "to_replica"),
-        ("IPv4 options", from_node(&options), TO_REPLICA, "tcp 10.1.1.2:4711 > 240.1.2.3:80", "to_replica"),
+        (
+            "SYN",
+            from_node(&tcp(POD, SVC, SYN, b"")),
+            TO_REPLICA,
+            "tcp 10.1.1.2:4711 > 240.1.2.3:80",
+            "to_replica",
+        ),
+        (
+            "data",
+            from_node(&tcp(POD, SVC, ACK, b"odd bytes")),
+            TO_REPLICA,
+            "tcp 10.1.1.2:4711 > 240.1.2.3:80",
+            "to_replica",
+        ),
+        (
+            "IPv4 options",
+            from_node(&options),
+            TO_REPLICA,
+            "tcp 10.1.1.2:4711 > 240.1.2.3:80",
+            "to_replica",
+        ),
         (
             "an outer checksum goes, a hop is nothing to an edge",
             summed.frame(&tcp(POD, SVC, FIN, b"")),
@@ -150,7 +231,13 @@ fn asked() -> Vec<ForwardCase> {
             "tcp [fd01:1::2]:4711 > [fdca:a1:0:240::1:203]:80",
             "to_replica",
         ),
-        ("UDP", from_node(&udp(POD, "10.9.0.1:53", b"name?")), TO_REPLICA, "udp 10.1.1.2:4711 > 240.1.2.3:53", "to_replica"),
+        (
+            "UDP",
+            from_node(&udp(POD, "10.9.0.1:53", b"name?")),
+            TO_REPLICA,
+            "udp 10.1.1.2:4711 > 240.1.2.3:53",
+            "to_replica",
+        ),
         (
             "UDP without a checksum",
             from_node(&udp_bare(POD, "10.9.0.1:53", b"name?")),
@@ -165,7 +252,13 @@ fn asked() -> Vec<ForwardCase> {
             "udp [fd01:1::2]:4711 > [fdca:a1:0:240::1:203]:53",
             "to_replica",
         ),
-        ("echo", from_node(&echo("10.1.1.2", "10.9.0.1", false)), TO_REPLICA, "icmp 8/0 10.1.1.2 > 240.1.2.3", "to_replica"),
+        (
+            "echo",
+            from_node(&echo("10.1.1.2", "10.9.0.1", false)),
+            TO_REPLICA,
+            "icmp 8/0 10.1.1.2 > 240.1.2.3",
+            "to_replica",
+        ),
         (
             "echo v6",
             from_node(&echo("fd01:1::2", "fd09::1", false)),
@@ -225,7 +318,12 @@ fn answered_by_pods() -> Vec<ForwardCase> {
         ),
         (
             "an error about a dial",
-            from_node(&unreachable("10.1.1.1", "250.1.0.2", &tcp("250.1.0.2:5000", "10.1.1.2:8080", SYN, b""), 28)),
+            from_node(&unreachable(
+                "10.1.1.1",
+                "250.1.0.2",
+                &tcp("250.1.0.2:5000", "10.1.1.2:8080", SYN, b""),
+                28,
+            )),
             TO_DIALLER,
             "icmp 3/3 10.1.1.1 > 250.1.0.2 about tcp 250.1.0.2:5000 > 10.1.1.2:8080",
             "answered",
@@ -237,9 +335,27 @@ fn sent_to_nodes() -> Vec<ForwardCase> {
     let asked = tcp(POD, IN, ACK, b"question");
     let asked6 = udp(POD6, IN6, b"question");
     vec![
-        ("an answer", from_replica(&tcp(IN, POD, SYN | ACK, b"")), TO_NODE, "tcp 10.9.0.1:80 > 10.1.1.2:4711", "to_node"),
-        ("an answer v6", from_replica(&tcp(IN6, POD6, ACK, b"odd bytes")), TO_NODE, "tcp [fd09::1]:80 > [fd01:1::2]:4711", "to_node"),
-        ("a datagram", from_replica(&udp("240.1.2.3:53", POD, b"a name")), TO_NODE, "udp 10.9.0.1:53 > 10.1.1.2:4711", "to_node"),
+        (
+            "an answer",
+            from_replica(&tcp(IN, POD, SYN | ACK, b"")),
+            TO_NODE,
+            "tcp 10.9.0.1:80 > 10.1.1.2:4711",
+            "to_node",
+        ),
+        (
+            "an answer v6",
+            from_replica(&tcp(IN6, POD6, ACK, b"odd bytes")),
+            TO_NODE,
+            "tcp [fd09::1]:80 > [fd01:1::2]:4711",
+            "to_node",
+        ),
+        (
+            "a datagram",
+            from_replica(&udp("240.1.2.3:53", POD, b"a name")),
+            TO_NODE,
+            "udp 10.9.0.1:53 > 10.1.1.2:4711",
+            "to_node",
+        ),
         (
             "a datagram without a checksum",
             from_replica(&udp_bare("240.1.2.3:53", POD, b"a name")),
@@ -247,7 +363,13 @@ fn sent_to_nodes() -> Vec<ForwardCase> {
             "udp without checksum 10.9.0.1:53 > 10.1.1.2:4711",
             "to_node",
         ),
-        ("an echo's reply", from_replica(&echo("240.1.2.3", "10.1.1.2", true)), TO_NODE, "icmp 0/0 10.9.0.1 > 10.1.1.2", "to_node"),
+        (
+            "an echo's reply",
+            from_replica(&echo("240.1.2.3", "10.1.1.2", true)),
+            TO_NODE,
+            "icmp 0/0 10.9.0.1 > 10.1.1.2",
+            "to_node",
+        ),
         (
             "an echo's reply v6",
             from_replica(&echo("fdca:a1:0:240::1:203", "fd01:1::2", true)),
@@ -271,7 +393,12 @@ fn sent_to_nodes() -> Vec<ForwardCase> {
         ),
         (
             "an error v6",
-            from_replica(&unreachable("fdca:a1:0:240::1:203", "fd01:1::2", &asked6, 1000)),
+            from_replica(&unreachable(
+                "fdca:a1:0:240::1:203",
+                "fd01:1::2",
+                &asked6,
+                1000,
+            )),
             TO_NODE,
             "icmp 1/4 fd09::1 > fd01:1::2 about udp [fd01:1::2]:4711 > [fd09::1]:80",
             "icmp_translated",
@@ -283,7 +410,13 @@ fn sent_to_nodes() -> Vec<ForwardCase> {
             "tcp 10.9.0.1:80 > 10.1.2.2:1",
             "to_node",
         ),
-        ("a dial", dial(&tcp("250.1.0.2:5000", "10.1.1.2:8080", SYN, b"")), TO_NODE, "tcp 250.1.0.2:5000 > 10.1.1.2:8080", "dialled"),
+        (
+            "a dial",
+            dial(&tcp("250.1.0.2:5000", "10.1.1.2:8080", SYN, b"")),
+            TO_NODE,
+            "tcp 250.1.0.2:5000 > 10.1.1.2:8080",
+            "dialled",
+        ),
         (
             "a dial v6",
             dial(&tcp(R6, "[fd01:1::2]:8080", SYN, b"")),
@@ -304,13 +437,23 @@ fn sent_to_nodes() -> Vec<ForwardCase> {
 #[test]
 fn frames_are_rewritten_in_place_and_sent_back_to_the_router() {
     let e = world(&SETTINGS);
-    for (case, frame, outside, inside, counter) in [asked(), answered_by_pods(), sent_to_nodes()].concat() {
+    for (case, frame, outside, inside, counter) in
+        [asked(), answered_by_pods(), sent_to_nodes()].concat()
+    {
         let (verdict, out, moved) = run(&e, &frame);
         assert_eq!((verdict, &moved[..]), (SENT, &[counter][..]), "{case}");
         assert_eq!(out.len(), frame.len(), "{case}");
         assert_eq!(read(&out), format!("{outside}{inside}"), "{case}");
-        let ports = if outside.contains("> 172.") { 55_555..55_556 } else { 40_000..40_020 };
-        assert!(ports.contains(&port_of(&out)), "{case}: port {}", port_of(&out));
+        let ports = if outside.contains("> 172.") {
+            55_555..55_556
+        } else {
+            40_000..40_020
+        };
+        assert!(
+            ports.contains(&port_of(&out)),
+            "{case}: port {}",
+            port_of(&out)
+        );
     }
 }
 
@@ -322,41 +465,151 @@ fn by_their_addresses() -> Vec<Refused> {
     let syn = tcp(POD, SVC, SYN, b"");
     let answer = tcp(IN, POD, ACK, b"");
     vec![
-        ("another tenant's VNI", node(NODE, 0x71, &syn), "drop_unknown_source"),
-        ("nobody's VNI", node(NODE, 0x99, &syn), "drop_unknown_source"),
-        ("an unknown host", node("172.20.0.99", TENANT, &syn), "drop_unknown_source"),
-        ("the tier's VNI from a node", node(NODE, TIER_VNI, &answer), "drop_unknown_source"),
-        ("the tier's VNI from an edge", node("250.2.0.1", TIER_VNI, &answer), "drop_unknown_source"),
-        ("a tenant's VNI from another edge", node("250.2.0.1", TENANT, &syn), "drop_unknown_source"),
-        ("another node's pod", from_node(&tcp("10.1.2.2:4711", SVC, SYN, b"")), "drop_forged"),
-        ("a pod that nobody has", from_node(&tcp("10.1.3.2:4711", SVC, SYN, b"")), "drop_forged"),
-        ("a pod that claims to be a replica", from_node(&tcp("250.1.0.2:5000", SVC, SYN, b"")), "drop_forged"),
-        ("another node's pod v6", from_node(&tcp("[fd01:2::2]:1", SVC6, SYN, b"")), "drop_forged"),
+        (
+            "another tenant's VNI",
+            node(NODE, 0x71, &syn),
+            "drop_unknown_source",
+        ),
+        (
+            "nobody's VNI",
+            node(NODE, 0x99, &syn),
+            "drop_unknown_source",
+        ),
+        (
+            "an unknown host",
+            node("172.20.0.99", TENANT, &syn),
+            "drop_unknown_source",
+        ),
+        (
+            "the tier's VNI from a node",
+            node(NODE, TIER_VNI, &answer),
+            "drop_unknown_source",
+        ),
+        (
+            "the tier's VNI from an edge",
+            node("250.2.0.1", TIER_VNI, &answer),
+            "drop_unknown_source",
+        ),
+        (
+            "a tenant's VNI from another edge",
+            node("250.2.0.1", TENANT, &syn),
+            "drop_unknown_source",
+        ),
+        (
+            "another node's pod",
+            from_node(&tcp("10.1.2.2:4711", SVC, SYN, b"")),
+            "drop_forged",
+        ),
+        (
+            "a pod that nobody has",
+            from_node(&tcp("10.1.3.2:4711", SVC, SYN, b"")),
+            "drop_forged",
+        ),
+        (
+            "a pod that claims to be a replica",
+            from_node(&tcp("250.1.0.2:5000", SVC, SYN, b"")),
+            "drop_forged",
+        ),
+        (
+            "another node's pod v6",
+            from_node(&tcp("[fd01:2::2]:1", SVC6, SYN, b"")),
+            "drop_forged",
+        ),
         (
             "an error about another node's pod",
-            from_node(&unreachable("10.1.1.2", "10.9.0.1", &tcp(SVC, "10.1.2.2:1", ACK, b""), 28)),
+            from_node(&unreachable(
+                "10.1.1.2",
+                "10.9.0.1",
+                &tcp(SVC, "10.1.2.2:1", ACK, b""),
+                28,
+            )),
             "drop_forged",
         ),
-        ("a dial from another replica's address", dial(&tcp("250.1.0.3:5000", "10.1.1.2:80", SYN, b"")), "drop_forged"),
-        ("a dial from a service", dial(&tcp(IN, "10.1.1.2:80", SYN, b"")), "drop_forged"),
-        ("an answer of no service", from_replica(&tcp("250.1.0.2:80", POD, ACK, b"")), "drop_forged"),
-        ("service 0", from_replica(&tcp("240.0.0.0:80", POD, ACK, b"")), "drop_forged"),
+        (
+            "a dial from another replica's address",
+            dial(&tcp("250.1.0.3:5000", "10.1.1.2:80", SYN, b"")),
+            "drop_forged",
+        ),
+        (
+            "a dial from a service",
+            dial(&tcp(IN, "10.1.1.2:80", SYN, b"")),
+            "drop_forged",
+        ),
+        (
+            "an answer of no service",
+            from_replica(&tcp("250.1.0.2:80", POD, ACK, b"")),
+            "drop_forged",
+        ),
+        (
+            "service 0",
+            from_replica(&tcp("240.0.0.0:80", POD, ACK, b"")),
+            "drop_forged",
+        ),
         (
             "an error about no service",
-            from_replica(&unreachable("240.1.2.3", "10.1.1.2", &tcp(POD, "10.9.0.1:80", ACK, b""), 28)),
+            from_replica(&unreachable(
+                "240.1.2.3",
+                "10.1.1.2",
+                &tcp(POD, "10.9.0.1:80", ACK, b""),
+                28,
+            )),
             "drop_forged",
         ),
-        ("no gateway address", from_node(&tcp(POD, "10.9.0.77:80", SYN, b"")), "drop_address"),
-        ("an inside address", from_node(&tcp(POD, IN, SYN, b"")), "drop_address"),
-        ("a pod's answer to no replica", from_node(&tcp(POD, "250.1.0.77:5000", SYN, b"")), "drop_address"),
-        ("a pod's packet to an edge of the tier", from_node(&tcp(POD, "250.2.0.1:5000", SYN, b"")), "drop_address"),
-        ("no table", from_node(&tcp(POD, "10.9.0.8:80", SYN, b"")), "drop_service"),
-        ("another tenant's table", from_node(&tcp(POD, "10.9.0.9:80", SYN, b"")), "drop_service"),
-        ("an answer of an unknown service", from_replica(&tcp("240.0.0.77:80", POD, ACK, b"")), "drop_service"),
-        ("an answer v6 of a service without", from_replica(&tcp("[fdca:a1:0:240::d]:80", POD6, ACK, b"")), "drop_service"),
-        ("no replica is up; behind the end of the chain is nobody", from_node(&tcp(POD, "10.9.0.10:80", SYN, b"")), "drop_replica"),
-        ("no node has the client", from_replica(&tcp(IN, "10.1.3.2:4711", ACK, b"")), "drop_node"),
-        ("no node has the endpoint", dial(&tcp("250.1.0.2:5000", "10.1.3.2:80", SYN, b"")), "drop_node"),
+        (
+            "no gateway address",
+            from_node(&tcp(POD, "10.9.0.77:80", SYN, b"")),
+            "drop_address",
+        ),
+        (
+            "an inside address",
+            from_node(&tcp(POD, IN, SYN, b"")),
+            "drop_address",
+        ),
+        (
+            "a pod's answer to no replica",
+            from_node(&tcp(POD, "250.1.0.77:5000", SYN, b"")),
+            "drop_address",
+        ),
+        (
+            "a pod's packet to an edge of the tier",
+            from_node(&tcp(POD, "250.2.0.1:5000", SYN, b"")),
+            "drop_address",
+        ),
+        (
+            "no table",
+            from_node(&tcp(POD, "10.9.0.8:80", SYN, b"")),
+            "drop_service",
+        ),
+        (
+            "another tenant's table",
+            from_node(&tcp(POD, "10.9.0.9:80", SYN, b"")),
+            "drop_service",
+        ),
+        (
+            "an answer of an unknown service",
+            from_replica(&tcp("240.0.0.77:80", POD, ACK, b"")),
+            "drop_service",
+        ),
+        (
+            "an answer v6 of a service without",
+            from_replica(&tcp("[fdca:a1:0:240::d]:80", POD6, ACK, b"")),
+            "drop_service",
+        ),
+        (
+            "no replica is up; behind the end of the chain is nobody",
+            from_node(&tcp(POD, "10.9.0.10:80", SYN, b"")),
+            "drop_replica",
+        ),
+        (
+            "no node has the client",
+            from_replica(&tcp(IN, "10.1.3.2:4711", ACK, b"")),
+            "drop_node",
+        ),
+        (
+            "no node has the endpoint",
+            dial(&tcp("250.1.0.2:5000", "10.1.3.2:80", SYN, b"")),
+            "drop_node",
+        ),
     ]
 }
 
@@ -367,42 +620,141 @@ fn by_their_form() -> Vec<Refused> {
         f[at] = to;
         f
     };
-    let fragment6 = ip(a("fd01:1::2"), a("fd09::1"), 44, &[6, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0]);
+    let fragment6 = ip(
+        a("fd01:1::2"),
+        a("fd09::1"),
+        44,
+        &[6, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0],
+    );
     vec![
-        ("a first fragment", from_node(&with_ip4(udp(POD, SVC, b"12345678"), 0x2000, &[])), "drop_fragment"),
-        ("a later fragment", from_node(&with_ip4(udp(POD, SVC, b"12345678"), 0x0004, &[])), "drop_fragment"),
+        (
+            "a first fragment",
+            from_node(&with_ip4(udp(POD, SVC, b"12345678"), 0x2000, &[])),
+            "drop_fragment",
+        ),
+        (
+            "a later fragment",
+            from_node(&with_ip4(udp(POD, SVC, b"12345678"), 0x0004, &[])),
+            "drop_fragment",
+        ),
         ("a fragment v6", from_node(&fragment6), "drop_fragment"),
-        ("an outer first fragment", edit(from_node(&syn), 20, 0x20), "drop_fragment"),
-        ("an outer later fragment", edit(from_node(&syn), 21, 3), "drop_fragment"),
+        (
+            "an outer first fragment",
+            edit(from_node(&syn), 20, 0x20),
+            "drop_fragment",
+        ),
+        (
+            "an outer later fragment",
+            edit(from_node(&syn), 21, 3),
+            "drop_fragment",
+        ),
         (
             "an error about a fragment",
-            from_node(&unreachable("10.1.1.2", "10.9.0.1", &with_ip4(tcp(SVC, POD, ACK, b""), 9, &[]), 28)),
+            from_node(&unreachable(
+                "10.1.1.2",
+                "10.9.0.1",
+                &with_ip4(tcp(SVC, POD, ACK, b""), 9, &[]),
+                28,
+            )),
             "drop_fragment",
         ),
         ("ARP", edit(from_node(&syn), 63, 6), "drop_protocol"),
-        ("SCTP", from_node(&ip(a("10.1.1.2"), a("10.9.0.1"), 132, &[0; 32])), "drop_protocol"),
-        ("hop-by-hop options", from_node(&ip(a("fd01:1::2"), a("fd09::1"), 0, &[0; 32])), "drop_protocol"),
-        ("ICMP inside IPv6", from_node(&ip(a("fd01:1::2"), a("fd09::1"), 1, &[8; 32])), "drop_protocol"),
-        ("a redirect", from_node(&icmp("10.1.1.2", "10.9.0.1", 5, 1, [0; 4], &syn)), "drop_protocol"),
-        ("a neighbour's solicitation", from_node(&icmp("fd01:1::2", "fd09::1", 135, 0, [0; 4], &[0; 16])), "drop_protocol"),
-        ("an error about an echo", from_node(&unreachable("10.1.1.2", "10.9.0.1", &echoed, 28)), "drop_protocol"),
+        (
+            "SCTP",
+            from_node(&ip(a("10.1.1.2"), a("10.9.0.1"), 132, &[0; 32])),
+            "drop_protocol",
+        ),
+        (
+            "hop-by-hop options",
+            from_node(&ip(a("fd01:1::2"), a("fd09::1"), 0, &[0; 32])),
+            "drop_protocol",
+        ),
+        (
+            "ICMP inside IPv6",
+            from_node(&ip(a("fd01:1::2"), a("fd09::1"), 1, &[8; 32])),
+            "drop_protocol",
+        ),
+        (
+            "a redirect",
+            from_node(&icmp("10.1.1.2", "10.9.0.1", 5, 1, [0; 4], &syn)),
+            "drop_protocol",
+        ),
+        (
+            "a neighbour's solicitation",
+            from_node(&icmp("fd01:1::2", "fd09::1", 135, 0, [0; 4], &[0; 16])),
+            "drop_protocol",
+        ),
+        (
+            "an error about an echo",
+            from_node(&unreachable("10.1.1.2", "10.9.0.1", &echoed, 28)),
+            "drop_protocol",
+        ),
         (
             "an error that is not to whom it is about",
-            from_node(&unreachable("10.1.1.2", "10.9.0.1", &tcp("10.9.0.2:80", POD, ACK, b""), 28)),
+            from_node(&unreachable(
+                "10.1.1.2",
+                "10.9.0.1",
+                &tcp("10.9.0.2:80", POD, ACK, b""),
+                28,
+            )),
             "drop_malformed",
         ),
-        ("outer options", edit(from_node(&syn), 14, 0x46), "drop_malformed"),
-        ("an outer length too long", edit(from_node(&syn), 16, 9), "drop_malformed"),
-        ("an outer UDP length of its own", edit(from_node(&syn), 39, 9), "drop_malformed"),
+        (
+            "outer options",
+            edit(from_node(&syn), 14, 0x46),
+            "drop_malformed",
+        ),
+        (
+            "an outer length too long",
+            edit(from_node(&syn), 16, 9),
+            "drop_malformed",
+        ),
+        (
+            "an outer UDP length of its own",
+            edit(from_node(&syn), 39, 9),
+            "drop_malformed",
+        ),
         ("no VNI", edit(from_node(&syn), 42, 0), "drop_malformed"),
-        ("unknown VXLAN flags", edit(from_node(&syn), 42, 0x88), "drop_malformed"),
-        ("a reserved byte", edit(from_node(&syn), 44, 1), "drop_malformed"),
-        ("not IPv4 inside", edit(from_node(&syn), HEAD, 0x65), "drop_malformed"),
-        ("a short inner header", edit(from_node(&syn), HEAD, 0x44), "drop_malformed"),
-        ("an inner length too long", edit(from_node(&syn), HEAD + 2, 1), "drop_malformed"),
-        ("an inner length too short", edit(from_node(&syn), HEAD + 3, 19), "drop_malformed"),
-        ("a TCP header too long", edit(from_node(&syn), HEAD + 32, 0xf0), "drop_malformed"),
-        ("a TCP header too short", edit(from_node(&syn), HEAD + 32, 0x40), "drop_malformed"),
+        (
+            "unknown VXLAN flags",
+            edit(from_node(&syn), 42, 0x88),
+            "drop_malformed",
+        ),
+        (
+            "a reserved byte",
+            edit(from_node(&syn), 44, 1),
+            "drop_malformed",
+        ),
+        (
+            "not IPv4 inside",
+            edit(from_node(&syn), HEAD, 0x65),
+            "drop_malformed",
+        ),
+        (
+            "a short inner header",
+            edit(from_node(&syn), HEAD, 0x44),
+            "drop_malformed",
+        ),
+        (
+            "an inner length too long",
+            edit(from_node(&syn), HEAD + 2, 1),
+            "drop_malformed",
+        ),
+        (
+            "an inner length too short",
+            edit(from_node(&syn), HEAD + 3, 19),
+            "drop_malformed",
+        ),
+        (
+            "a TCP header too long",
+            edit(from_node(&syn), HEAD + 32, 0xf0),
+            "drop_malformed",
+        ),
+        (
+            "a TCP header too short",
+            edit(from_node(&syn), HEAD + 32, 0x40),
+            "drop_malformed",
+        ),
     ]
 }
 
@@ -422,14 +774,27 @@ fn foreign_packets_reach_the_hosts_stack_unchanged() {
     outer.extend(frames::ROUTER);
     let ether = |kind: [u8; 2], p: &[u8]| [&outer[..], &kind, p].concat();
     for (case, frame) in [
-        ("TCP", ether([8, 0], &tcp("172.20.0.10:1", "250.1.0.1:15021", SYN, b""))),
-        ("another UDP port", ether([8, 0], &udp("172.20.0.10:1", "250.1.0.1:53", b"hi"))),
+        (
+            "TCP",
+            ether([8, 0], &tcp("172.20.0.10:1", "250.1.0.1:15021", SYN, b"")),
+        ),
+        (
+            "another UDP port",
+            ether([8, 0], &udp("172.20.0.10:1", "250.1.0.1:53", b"hi")),
+        ),
         ("ARP", ether([8, 6], &[0; 28])),
         ("IPv6", ether([0x86, 0xdd], &tcp(POD6, SVC6, SYN, b""))),
-        ("another host's", OuterHeaders::new(NODE, "250.1.0.99", TENANT).frame(&tcp(POD, SVC, SYN, b""))),
+        (
+            "another host's",
+            OuterHeaders::new(NODE, "250.1.0.99", TENANT).frame(&tcp(POD, SVC, SYN, b"")),
+        ),
     ] {
         let (verdict, out, moved) = run(&e, &frame);
-        assert_eq!((verdict, out, &moved[..]), (PASSED, frame, &["passed"][..]), "{case}");
+        assert_eq!(
+            (verdict, out, &moved[..]),
+            (PASSED, frame, &["passed"][..]),
+            "{case}"
+        );
     }
 }
 
@@ -452,11 +817,19 @@ fn a_frame_cut_at_any_byte_is_malformed() {
         // The kernel does not create packets shorter than an Ethernet and an IP header.
         for cut in 34..whole.len() {
             let (verdict, _, moved) = run(&e, &whole[..cut]);
-            assert_eq!((verdict, &moved[..]), (DROPPED, &["drop_malformed"][..]), "cut at {cut}");
+            assert_eq!(
+                (verdict, &moved[..]),
+                (DROPPED, &["drop_malformed"][..]),
+                "cut at {cut}"
+            );
         }
         for cut in 1..inner.len() {
             let (verdict, _, moved) = run(&e, &from_node(&inner[..cut]));
-            assert_eq!((verdict, &moved[..]), (DROPPED, &["drop_malformed"][..]), "inside cut at {cut}");
+            assert_eq!(
+                (verdict, &moved[..]),
+                (DROPPED, &["drop_malformed"][..]),
+                "inside cut at {cut}"
+            );
         }
         for cut in 1..least {
             let mut short = inner[..cut].to_vec();
@@ -466,7 +839,11 @@ fn a_frame_cut_at_any_byte_is_malformed() {
                 short[4..6].copy_from_slice(&(cut as u16 - 40).to_be_bytes());
             }
             let (verdict, _, moved) = run(&e, &from_node(&short));
-            assert_eq!((verdict, &moved[..]), (DROPPED, &["drop_malformed"][..]), "an inner packet of {cut} bytes");
+            assert_eq!(
+                (verdict, &moved[..]),
+                (DROPPED, &["drop_malformed"][..]),
+                "an inner packet of {cut} bytes"
+            );
         }
     }
 }
@@ -475,7 +852,10 @@ struct FrameRandom(u64);
 
 impl FrameRandom {
     fn next(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 40) as u32
     }
 }
@@ -484,7 +864,11 @@ impl FrameRandom {
 #[test]
 fn spoiled_frames_leave_by_one_exit_each() {
     let e = world(&SETTINGS);
-    let frames: Vec<Vec<u8>> = [asked(), answered_by_pods(), sent_to_nodes()].concat().into_iter().map(|c| c.1).collect();
+    let frames: Vec<Vec<u8>> = [asked(), answered_by_pods(), sent_to_nodes()]
+        .concat()
+        .into_iter()
+        .map(|c| c.1)
+        .collect();
     let total = || e.counts().unwrap().iter().map(|c| c.1).sum::<u64>();
     let mut random = FrameRandom(7);
     for n in 0..8000 {
@@ -497,31 +881,59 @@ fn spoiled_frames_leave_by_one_exit_each() {
         let before = total();
         let t = e.test_run(&frame).unwrap();
         assert_eq!(total(), before + 1, "{frame:02x?}");
-        assert!([PASSED, DROPPED, SENT].contains(&t.verdict) && t.frame.len() == frame.len(), "{frame:02x?}");
+        assert!(
+            [PASSED, DROPPED, SENT].contains(&t.verdict) && t.frame.len() == frame.len(),
+            "{frame:02x?}"
+        );
     }
 }
 
 #[test]
 fn buckets_and_tunnels_are_those_of_the_controller() {
     let e = world(&SETTINGS);
-    let own = world(&EdgeProgramSettings { aggregate: false, ..SETTINGS });
+    let own = world(&EdgeProgramSettings {
+        aggregate: false,
+        ..SETTINGS
+    });
     let id = ServiceId::new(SPREAD).unwrap();
     let mut random = FrameRandom(0x1234_5678_9abc_def0);
     for i in 0..2000u32 {
         let (port, service_port) = (random.next() as u16, random.next() as u16);
         let (client, to) = if i % 2 == 0 {
-            (format!("10.1.1.{}:{port}", random.next() % 256), format!("10.9.0.11:{service_port}"))
+            (
+                format!("10.1.1.{}:{port}", random.next() % 256),
+                format!("10.9.0.11:{service_port}"),
+            )
         } else {
-            (format!("[fd01:1::{:x}:{:x}]:{port}", random.next() & 0xffff, random.next() & 0xffff), format!("[fd09::11]:{service_port}"))
+            (
+                format!(
+                    "[fd01:1::{:x}:{:x}]:{port}",
+                    random.next() & 0xffff,
+                    random.next() & 0xffff
+                ),
+                format!("[fd09::11]:{service_port}"),
+            )
         };
         let client: SocketAddr = client.parse().unwrap();
         let hash = flow_hash(client, service_port, id);
         let frame = from_node(&udp(&client.to_string(), &to, b"x"));
         let out = e.test_run(&frame).unwrap().frame;
-        assert_eq!(out[30..34], [250, 1, 1, (hash as usize % BUCKETS) as u8], "{client} > {to}");
-        assert_eq!(port_of(&out), 40_000 + (hash >> 16) as u16 % 20, "{client} > {to}");
+        assert_eq!(
+            out[30..34],
+            [250, 1, 1, (hash as usize % BUCKETS) as u8],
+            "{client} > {to}"
+        );
+        assert_eq!(
+            port_of(&out),
+            40_000 + (hash >> 16) as u16 % 20,
+            "{client} > {to}"
+        );
         let out = own.test_run(&frame).unwrap().frame;
-        assert_eq!(port_of(&out), 0xc000 | (hash >> 16) as u16, "{client} > {to}");
+        assert_eq!(
+            port_of(&out),
+            0xc000 | (hash >> 16) as u16,
+            "{client} > {to}"
+        );
     }
 }
 
@@ -532,14 +944,26 @@ fn tunnels_have_the_ports_that_the_replica_named() {
     let id = ServiceId::new(SPREAD).unwrap();
     let ports = |n: usize| [41_001u16, 41_007, 52_000 + n as u16];
     for bucket in (0..BUCKETS).step_by(2) {
-        e.tunnels().put(&address_be(Ipv4Addr::new(250, 1, 1, bucket as u8)), &Tunnels::new(&ports(bucket)).unwrap()).unwrap();
+        e.tunnels()
+            .put(
+                &address_be(Ipv4Addr::new(250, 1, 1, bucket as u8)),
+                &Tunnels::new(&ports(bucket)).unwrap(),
+            )
+            .unwrap();
     }
     for port in 1000..1400u16 {
         let client = format!("10.1.1.2:{port}");
         let hash = flow_hash(client.parse().unwrap(), 80, id);
-        let out = e.test_run(&from_node(&udp(&client, "10.9.0.11:80", b"x"))).unwrap().frame;
+        let out = e
+            .test_run(&from_node(&udp(&client, "10.9.0.11:80", b"x")))
+            .unwrap()
+            .frame;
         let (bucket, upper) = (hash as usize % BUCKETS, (hash >> 16) as usize);
-        let want = if bucket % 2 == 0 { ports(bucket)[upper % 3] } else { 40_000 + (upper % 20) as u16 };
+        let want = if bucket % 2 == 0 {
+            ports(bucket)[upper % 3]
+        } else {
+            40_000 + (upper % 20) as u16
+        };
         assert_eq!(port_of(&out), want, "{client}, bucket {bucket}");
     }
     let full = Tunnels::new(&(0..700).map(|n| 40_000 + n).collect::<Vec<u16>>()).unwrap();
@@ -551,10 +975,22 @@ fn an_error_goes_where_its_session_is() {
     let e = world(&SETTINGS);
     for port in 1000..1100u16 {
         let client = format!("10.1.1.2:{port}");
-        let there = e.test_run(&from_node(&tcp(&client, "10.9.0.11:80", ACK, b""))).unwrap().frame;
-        let error = unreachable("10.1.1.2", "10.9.0.11", &tcp("10.9.0.11:80", &client, ACK, b""), 28);
+        let there = e
+            .test_run(&from_node(&tcp(&client, "10.9.0.11:80", ACK, b"")))
+            .unwrap()
+            .frame;
+        let error = unreachable(
+            "10.1.1.2",
+            "10.9.0.11",
+            &tcp("10.9.0.11:80", &client, ACK, b""),
+            28,
+        );
         let error = e.test_run(&from_node(&error)).unwrap().frame;
-        assert_eq!((&error[30..34], port_of(&error)), (&there[30..34], port_of(&there)), "{client}");
+        assert_eq!(
+            (&error[30..34], port_of(&error)),
+            (&there[30..34], port_of(&there)),
+            "{client}"
+        );
     }
 }
 
@@ -562,25 +998,43 @@ fn an_error_goes_where_its_session_is() {
 /// must be no reply.
 fn cut() -> Vec<(&'static str, Vec<u8>, Option<String>)> {
     let data = vec![7u8; 1348];
-    let back =
-        |to: &str, vni: u32, mac: &str, said: &str| Some(format!("250.1.0.1 > {to} vni {vni:#x} hop 0 02ca0a010002 > {mac}: {said}"));
+    let back = |to: &str, vni: u32, mac: &str, said: &str| {
+        Some(format!(
+            "250.1.0.1 > {to} vni {vni:#x} hop 0 02ca0a010002 > {mac}: {said}"
+        ))
+    };
     let sender = "020101010101";
     let stranger = |inner: &[u8]| OuterHeaders::new("172.20.0.77", EDGE, TENANT).frame(inner);
     vec![
         (
             "a pod's",
             from_node(&tcp(POD, SVC, ACK, &data)),
-            back(NODE, TENANT, sender, "icmp 3/4 mtu 1346 10.9.0.1 > 10.1.1.2 about tcp 10.1.1.2:4711 > 10.9.0.1:80"),
+            back(
+                NODE,
+                TENANT,
+                sender,
+                "icmp 3/4 mtu 1346 10.9.0.1 > 10.1.1.2 about tcp 10.1.1.2:4711 > 10.9.0.1:80",
+            ),
         ),
         (
             "a pod's v6",
             from_node(&tcp(POD6, SVC6, ACK, &data)),
-            back(NODE, TENANT, sender, "icmp 2/0 mtu 1346 fd09::1 > fd01:1::2 about tcp [fd01:1::2]:4711 > [fd09::1]:80"),
+            back(
+                NODE,
+                TENANT,
+                sender,
+                "icmp 2/0 mtu 1346 fd09::1 > fd01:1::2 about tcp [fd01:1::2]:4711 > [fd09::1]:80",
+            ),
         ),
         (
             "a service's",
             from_replica(&tcp(IN, POD, ACK, &data)),
-            back(REPLICA, TIER_VNI, sender, "icmp 3/4 mtu 1346 10.1.1.2 > 240.1.2.3 about tcp 240.1.2.3:80 > 10.1.1.2:4711"),
+            back(
+                REPLICA,
+                TIER_VNI,
+                sender,
+                "icmp 3/4 mtu 1346 10.1.1.2 > 240.1.2.3 about tcp 240.1.2.3:80 > 10.1.1.2:4711",
+            ),
         ),
         (
             "what a replica dials v6",
@@ -592,11 +1046,32 @@ fn cut() -> Vec<(&'static str, Vec<u8>, Option<String>)> {
                 "icmp 2/0 mtu 1346 fd01:1::2 > fdca:a1:0:250::fa01:2 about tcp [fdca:a1:0:250::fa01:2]:5000 > [fd01:1::2]:4711",
             ),
         ),
-        ("it may be cut inside", from_node(&with_ip4(udp(POD, SVC, &data), 0, &[])), None),
-        ("an error is not answered", from_node(&unreachable("10.1.1.2", "10.9.0.1", &udp("10.9.0.1:53", POD, &data), 1400)), None),
+        (
+            "it may be cut inside",
+            from_node(&with_ip4(udp(POD, SVC, &data), 0, &[])),
+            None,
+        ),
+        (
+            "an error is not answered",
+            from_node(&unreachable(
+                "10.1.1.2",
+                "10.9.0.1",
+                &udp("10.9.0.1:53", POD, &data),
+                1400,
+            )),
+            None,
+        ),
         ("a stranger's", stranger(&tcp(POD, SVC, ACK, &data)), None),
-        ("a stranger's, by the tier's VNI", OuterHeaders::new(NODE, EDGE, TIER_VNI).frame(&tcp(IN, POD, ACK, &data)), None),
-        ("for another host", OuterHeaders::new(NODE, "250.1.0.9", TENANT).frame(&tcp(POD, SVC, ACK, &data)), None),
+        (
+            "a stranger's, by the tier's VNI",
+            OuterHeaders::new(NODE, EDGE, TIER_VNI).frame(&tcp(IN, POD, ACK, &data)),
+            None,
+        ),
+        (
+            "for another host",
+            OuterHeaders::new(NODE, "250.1.0.9", TENANT).frame(&tcp(POD, SVC, ACK, &data)),
+            None,
+        ),
     ]
 }
 
@@ -611,21 +1086,44 @@ fn senders_of_fragmented_packets_get_icmp_errors() {
                 assert_eq!(read(&frame), answer, "{case}");
                 assert_eq!(frame[20] & 0x3f, 0, "{case}: the answer is whole");
             }
-            None => assert!(verdict == DROPPED && ["drop_fragment", "too_big"].contains(&moved[0]), "{case}: {moved:?}"),
+            None => assert!(
+                verdict == DROPPED && ["drop_fragment", "too_big"].contains(&moved[0]),
+                "{case}: {moved:?}"
+            ),
         }
     }
 }
 
 /// Case, inner packet, bytes per GSO segment, expected reply or else the counter.
-type GsoCase = (&'static str, Vec<u8>, u16, Result<&'static str, &'static str>);
+type GsoCase = (
+    &'static str,
+    Vec<u8>,
+    u16,
+    Result<&'static str, &'static str>,
+);
 
 fn sizes() -> Vec<GsoCase> {
     // The headers are 20 + 32 bytes, or 40 + 32 for IPv6.
     let data = |n: usize| vec![7u8; n];
-    let error4 = unreachable("10.1.1.2", "10.9.0.1", &udp("10.9.0.1:53", POD, &data(1500)), 1500);
+    let error4 = unreachable(
+        "10.1.1.2",
+        "10.9.0.1",
+        &udp("10.9.0.1:53", POD, &data(1500)),
+        1500,
+    );
     vec![
-        ("just fits", tcp(POD, SVC, ACK, &data(1348)), 0, Err("to_replica")),
-        ("just fits v6", tcp(POD6, SVC6, ACK, &data(1328)), 0, Err("to_replica")),
+        (
+            "just fits",
+            tcp(POD, SVC, ACK, &data(1348)),
+            0,
+            Err("to_replica"),
+        ),
+        (
+            "just fits v6",
+            tcp(POD6, SVC6, ACK, &data(1328)),
+            0,
+            Err("to_replica"),
+        ),
         (
             "a byte too much",
             tcp(POD, SVC, ACK, &data(1349)),
@@ -638,8 +1136,18 @@ fn sizes() -> Vec<GsoCase> {
             0,
             Ok("icmp 2/0 mtu 1400 fd09::1 > fd01:1::2 about tcp [fd01:1::2]:4711 > [fd09::1]:80"),
         ),
-        ("a datagram", udp(POD, SVC, &data(1500)), 0, Ok("icmp 3/4 mtu 1400 10.9.0.1 > 10.1.1.2 about udp 10.1.1.2:4711 > 10.9.0.1:80")),
-        ("a jumbo", udp(POD6, SVC6, &data(3300)), 0, Ok("icmp 2/0 mtu 1400 fd09::1 > fd01:1::2 about udp [fd01:1::2]:4711 > [fd09::1]:80")),
+        (
+            "a datagram",
+            udp(POD, SVC, &data(1500)),
+            0,
+            Ok("icmp 3/4 mtu 1400 10.9.0.1 > 10.1.1.2 about udp 10.1.1.2:4711 > 10.9.0.1:80"),
+        ),
+        (
+            "a jumbo",
+            udp(POD6, SVC6, &data(3300)),
+            0,
+            Ok("icmp 2/0 mtu 1400 fd09::1 > fd01:1::2 about udp [fd01:1::2]:4711 > [fd09::1]:80"),
+        ),
         (
             "a pod's answer",
             udp(POD, "250.1.0.2:80", &data(1500)),
@@ -652,11 +1160,31 @@ fn sizes() -> Vec<GsoCase> {
             0,
             Ok("icmp 3/4 mtu 1400 10.9.0.1 > 10.1.1.2 about icmp 8/0 10.1.1.2 > 10.9.0.1"),
         ),
-        ("it may be cut", with_ip4(udp(POD, SVC, &data(1500)), 0, &[]), 0, Err("to_replica")),
+        (
+            "it may be cut",
+            with_ip4(udp(POD, SVC, &data(1500)), 0, &[]),
+            0,
+            Err("to_replica"),
+        ),
         ("an error is not answered", error4, 0, Err("too_big")),
-        ("many segments that fit", tcp(POD, SVC, ACK, &data(3300)), 1348, Err("to_replica")),
-        ("segments that do not: TCP sends them again one by one", tcp(POD, SVC, ACK, &data(3300)), 1349, Err("too_big")),
-        ("datagrams' segments that fit", udp(POD, SVC, &data(3300)), 1372, Err("to_replica")),
+        (
+            "many segments that fit",
+            tcp(POD, SVC, ACK, &data(3300)),
+            1348,
+            Err("to_replica"),
+        ),
+        (
+            "segments that do not: TCP sends them again one by one",
+            tcp(POD, SVC, ACK, &data(3300)),
+            1349,
+            Err("too_big"),
+        ),
+        (
+            "datagrams' segments that fit",
+            udp(POD, SVC, &data(3300)),
+            1372,
+            Err("to_replica"),
+        ),
     ]
 }
 
@@ -664,19 +1192,47 @@ fn sizes() -> Vec<GsoCase> {
 fn oversize_packets_are_answered_from_the_dialed_address() {
     let e = world(&SETTINGS);
     for (case, inner, segment, wanted) in sizes() {
-        let summed = e.test_run_as(&from_node(&inner), &TestFrameOptions { segment, is_summed: true }).unwrap();
+        let summed = e
+            .test_run_as(
+                &from_node(&inner),
+                &TestFrameOptions {
+                    segment,
+                    is_summed: true,
+                },
+            )
+            .unwrap();
         let before = counts(&e);
-        let t = e.test_run_as(&from_node(&inner), &TestFrameOptions { segment, ..TestFrameOptions::default() }).unwrap();
+        let t = e
+            .test_run_as(
+                &from_node(&inner),
+                &TestFrameOptions {
+                    segment,
+                    ..TestFrameOptions::default()
+                },
+            )
+            .unwrap();
         assert_eq!(t, summed, "{case}");
-        let moved: Vec<_> = counts(&e).into_iter().filter(|(n, c)| *c != before[n]).map(|(n, _)| n).collect();
+        let moved: Vec<_> = counts(&e)
+            .into_iter()
+            .filter(|(n, c)| *c != before[n])
+            .map(|(n, _)| n)
+            .collect();
         match wanted {
             Ok(answer) => {
                 assert_eq!((t.verdict, &moved[..]), (SENT, &["too_big"][..]), "{case}");
                 assert_eq!(read(&t.frame), format!("{ANSWER}{answer}"), "{case}");
-                let icmp = if inner[0] >> 4 == 6 { HEAD + 40 + 8 } else { HEAD + 20 + 8 };
+                let icmp = if inner[0] >> 4 == 6 {
+                    HEAD + 40 + 8
+                } else {
+                    HEAD + 20 + 8
+                };
                 assert_eq!(t.frame[icmp..], inner[..68], "{case}: what it is about");
             }
-            Err("too_big") => assert_eq!((t.verdict, &moved[..]), (DROPPED, &["too_big"][..]), "{case}"),
+            Err("too_big") => assert_eq!(
+                (t.verdict, &moved[..]),
+                (DROPPED, &["too_big"][..]),
+                "{case}"
+            ),
             Err(counter) => assert_eq!((t.verdict, &moved[..]), (SENT, &[counter][..]), "{case}"),
         }
     }
@@ -684,7 +1240,14 @@ fn oversize_packets_are_answered_from_the_dialed_address() {
 
 #[test]
 fn settings_that_make_no_sense_are_brought_to_some_that_do() {
-    let e = world(&EdgeProgramSettings { tunnels: 0, tunnel_port: 65_535, ..SETTINGS });
-    let out = e.test_run(&from_node(&tcp(POD, SVC, SYN, b""))).unwrap().frame;
+    let e = world(&EdgeProgramSettings {
+        tunnels: 0,
+        tunnel_port: 65_535,
+        ..SETTINGS
+    });
+    let out = e
+        .test_run(&from_node(&tcp(POD, SVC, SYN, b"")))
+        .unwrap()
+        .frame;
     assert_eq!(port_of(&out), 65_535);
 }

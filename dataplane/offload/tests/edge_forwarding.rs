@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use crate::lab::{LabNetns, LabPins, until};
 use canal_abi::tier::{
-    Address, AddressKey, BUCKETS, CHAIN, EDGE_MAC, NodeKey, Prefix, PrefixKey, REPLICA_MAC, Replica, Return, TIER_VNI, Table, address_be,
+    Address, AddressKey, BUCKETS, CHAIN, EDGE_MAC, NodeKey, Prefix, PrefixKey, REPLICA_MAC,
+    Replica, Return, TIER_VNI, Table, address_be,
 };
 use canal_offload::edge::{self, EdgeOptions, EdgeProgram, EdgeProgramSettings};
 
@@ -39,10 +40,15 @@ struct EdgeForwardingFixture {
 fn road(sums: &str) -> EdgeForwardingFixture {
     let [router, node, pod, edge, replica] = [(); 5].map(|()| LabNetns::bare());
     router.within(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap());
-    for (device, host, gateway, address) in
-        [("node", &node, "172.20.0.10", NODE), ("edge", &edge, "250.1.0.0", EDGE), ("replica", &replica, "250.1.0.2", REPLICA)]
-    {
-        router.ip(&format!("link add {device} type veth peer name eth0 netns {}", host.name()));
+    for (device, host, gateway, address) in [
+        ("node", &node, "172.20.0.10", NODE),
+        ("edge", &edge, "250.1.0.0", EDGE),
+        ("replica", &replica, "250.1.0.2", REPLICA),
+    ] {
+        router.ip(&format!(
+            "link add {device} type veth peer name eth0 netns {}",
+            host.name()
+        ));
         router.ip(&format!("addr add {gateway}/31 dev {device}"));
         router.ip(&format!("link set {device} up"));
         host.ip(&format!("addr add {address}/31 dev eth0"));
@@ -50,7 +56,9 @@ fn road(sums: &str) -> EdgeForwardingFixture {
         host.ip(&format!("route add default via {gateway}"));
     }
     let vxlan = |at: &LabNetns, name: &str, id: u32, mac: &str, local: Ipv4Addr| {
-        let tunnel = format!("type vxlan id {id} local {local} remote {EDGE} dstport 4789 nolearning {sums}");
+        let tunnel = format!(
+            "type vxlan id {id} local {local} remote {EDGE} dstport 4789 nolearning {sums}"
+        );
         at.ip(&format!("link add {name} mtu 1450 address {mac} {tunnel}"));
     };
     // The device is in the pod's namespace; its tunnel stays in the node's.
@@ -61,19 +69,52 @@ fn road(sums: &str) -> EdgeForwardingFixture {
     let join = |at: &LabNetns, device: &str, own: [&str; 2], peers: [&str; 2]| {
         at.ip(&format!("link set {device} up"));
         for (own, peer) in own.into_iter().zip(peers) {
-            let (length, nodad) = if own.contains(':') { (128, " nodad") } else { (32, "") };
+            let (length, nodad) = if own.contains(':') {
+                (128, " nodad")
+            } else {
+                (32, "")
+            };
             if own != "250.1.0.3" {
                 at.ip(&format!("addr add {own}/{length} dev {device}{nodad}"));
             }
             at.ip(&format!("route add {peer}/{length} dev {device} src {own}"));
-            at.ip(&format!("neigh add {peer} lladdr {} dev {device} nud permanent", mac(EDGE_MAC)));
+            at.ip(&format!(
+                "neigh add {peer} lladdr {} dev {device} nud permanent",
+                mac(EDGE_MAC)
+            ));
         }
     };
-    join(&pod, "vx", ["10.1.1.2", "fd01:1::2"], ["10.9.0.1", "fd09::1"]);
-    join(&pod, "vx", ["10.1.1.3", "fd01:1::3"], ["250.1.0.3", "fdca:a1:0:250::fa01:3"]);
-    join(&replica, "tier", ["240.1.2.3", "fdca:a1:0:240::1:203"], ["10.1.1.2", "fd01:1::2"]);
-    join(&replica, "dial", ["250.1.0.3", "fdca:a1:0:250::fa01:3"], ["10.1.1.3", "fd01:1::3"]);
-    EdgeForwardingFixture { router, pod, replica, edge, _node: node }
+    join(
+        &pod,
+        "vx",
+        ["10.1.1.2", "fd01:1::2"],
+        ["10.9.0.1", "fd09::1"],
+    );
+    join(
+        &pod,
+        "vx",
+        ["10.1.1.3", "fd01:1::3"],
+        ["250.1.0.3", "fdca:a1:0:250::fa01:3"],
+    );
+    join(
+        &replica,
+        "tier",
+        ["240.1.2.3", "fdca:a1:0:240::1:203"],
+        ["10.1.1.2", "fd01:1::2"],
+    );
+    join(
+        &replica,
+        "dial",
+        ["250.1.0.3", "fdca:a1:0:250::fa01:3"],
+        ["10.1.1.3", "fd01:1::3"],
+    );
+    EdgeForwardingFixture {
+        router,
+        pod,
+        replica,
+        edge,
+        _node: node,
+    }
 }
 
 /// Point at which packets get the form of a real wire: cut into segments with complete checksums, which the receiver verifies. A veth
@@ -101,10 +142,16 @@ impl EdgeForwardingFixture {
     fn real(&self, wire: WireOffload) {
         let devices: &[(&LabNetns, &str)] = match wire {
             WireOffload::None => &[],
-            WireOffload::Ends => &[(&self.pod, "vx"), (&self.replica, "tier"), (&self.replica, "dial")],
+            WireOffload::Ends => &[
+                (&self.pod, "vx"),
+                (&self.replica, "tier"),
+                (&self.replica, "dial"),
+            ],
             WireOffload::Router => &[(&self.router, "node"), (&self.router, "replica")],
         };
-        devices.iter().for_each(|(at, device)| at.without_offload(device));
+        devices
+            .iter()
+            .for_each(|(at, device)| at.without_offload(device));
     }
 
     fn options(&self, pins: &Path, mtu: u32) -> EdgeOptions {
@@ -112,7 +159,13 @@ impl EdgeForwardingFixture {
             netns: Some(self.edge.path()),
             device: "eth0".into(),
             pin_dir: Some(pins.to_path_buf()),
-            settings: EdgeProgramSettings { address: EDGE, tunnels: 4, aggregate: true, tunnel_port: 40_000, mtu },
+            settings: EdgeProgramSettings {
+                address: EDGE,
+                tunnels: 4,
+                aggregate: true,
+                tunnel_port: 40_000,
+                mtu,
+            },
         }
     }
 }
@@ -122,23 +175,54 @@ fn fill(e: &EdgeProgram) {
     let mut chain = [0; CHAIN];
     chain[0] = 1;
     e.replicas().put(&1, &Replica::new(REPLICA, true)).unwrap();
-    e.hosts().replace_all(&HashMap::from([(address_be(REPLICA), 1), (address_be(EDGE), 0)])).unwrap();
+    e.hosts()
+        .replace_all(&HashMap::from([
+            (address_be(REPLICA), 1),
+            (address_be(EDGE), 0),
+        ]))
+        .unwrap();
     // Version 0 leaves no stamp. There is no redirector here to clear one, and Linux does not know it.
-    e.tables().put(&SERVICE, &Table { vni: TENANT, version: 0, chain: [chain; BUCKETS] }).unwrap();
-    let way = Return::new(TENANT, Some("10.9.0.1".parse().unwrap()), Some("fd09::1".parse().unwrap()));
+    e.tables()
+        .put(
+            &SERVICE,
+            &Table {
+                vni: TENANT,
+                version: 0,
+                chain: [chain; BUCKETS],
+            },
+        )
+        .unwrap();
+    let way = Return::new(
+        TENANT,
+        Some("10.9.0.1".parse().unwrap()),
+        Some("fd09::1".parse().unwrap()),
+    );
     e.returns().put(&SERVICE, &way).unwrap();
     e.nodes().put(&NodeKey::new(TENANT, NODE), &1).unwrap();
     for at in ["10.9.0.1", "fd09::1"] {
-        e.addresses().put(&AddressKey::new(TENANT, a(at)), &Address { service: SERVICE }).unwrap();
+        e.addresses()
+            .put(
+                &AddressKey::new(TENANT, a(at)),
+                &Address { service: SERVICE },
+            )
+            .unwrap();
     }
     for (pods, length) in [("10.1.1.0", 24), ("fd01:1::", 64)] {
-        e.prefixes().put(&PrefixKey::new(TENANT, a(pods), length), &Prefix::new(NODE, NODE_MAC)).unwrap();
+        e.prefixes()
+            .put(
+                &PrefixKey::new(TENANT, a(pods), length),
+                &Prefix::new(NODE, NODE_MAC),
+            )
+            .unwrap();
     }
 }
 
 /// Addresses of a service's listeners, each with the address that the other end dials, in both families; then those of endpoints that a
 /// replica dials.
-const SERVED: [(&str, &str); 2] = [("240.1.2.3:80", "10.9.0.1:80"), ("[fdca:a1:0:240::1:203]:80", "[fd09::1]:80")];
+const SERVED: [(&str, &str); 2] = [
+    ("240.1.2.3:80", "10.9.0.1:80"),
+    ("[fdca:a1:0:240::1:203]:80", "[fd09::1]:80"),
+];
 const DIALLED: [&str; 2] = ["10.1.1.3:8080", "[fd01:1::3]:8080"];
 
 fn connect(from: &LabNetns, listener: &TcpListener, to: &str) -> (TcpStream, TcpStream) {
@@ -152,7 +236,9 @@ fn connect(from: &LabNetns, listener: &TcpListener, to: &str) -> (TcpStream, Tcp
 const CHUNK: usize = 64 * 1024;
 
 fn pattern(i: usize) -> Vec<u8> {
-    (0..CHUNK).map(|at| (at.wrapping_mul(31) + i * 7) as u8).collect()
+    (0..CHUNK)
+        .map(|at| (at.wrapping_mul(31) + i * 7) as u8)
+        .collect()
 }
 
 /// Sends this many chunks in each direction at once and compares every byte.
@@ -161,10 +247,13 @@ fn exchange(pair: &(TcpStream, TcpStream), chunks: usize, what: &str) {
         for (from, to) in [(&pair.0, &pair.1), (&pair.1, &pair.0)] {
             s.spawn(move || (0..chunks).for_each(|i| (&*from).write_all(&pattern(i)).unwrap()));
             s.spawn(move || {
-                to.set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(20)))).unwrap();
+                to.set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(20))))
+                    .unwrap();
                 let mut got = vec![0; CHUNK];
                 for i in 0..chunks {
-                    (&*to).read_exact(&mut got).unwrap_or_else(|e| panic!("{what}, chunk {i}: {e}"));
+                    (&*to)
+                        .read_exact(&mut got)
+                        .unwrap_or_else(|e| panic!("{what}, chunk {i}: {e}"));
                     assert!(got == pattern(i), "{what}, chunk {i}");
                 }
             });
@@ -173,14 +262,24 @@ fn exchange(pair: &(TcpStream, TcpStream), chunks: usize, what: &str) {
 }
 
 fn count(e: &EdgeProgram, name: &str) -> u64 {
-    e.counts().unwrap().into_iter().find(|(n, _)| *n == name).unwrap().1
+    e.counts()
+        .unwrap()
+        .into_iter()
+        .find(|(n, _)| *n == name)
+        .unwrap()
+        .1
 }
 
 /// Returns the counters of dropped packets. Devices that come up solicit routers and report multicast groups, which the tier does not
 /// carry; these are left out.
 fn drops(e: &EdgeProgram) -> Vec<(&'static str, u64)> {
-    let wrong = |name: &str| name == "too_big" || (name.starts_with("drop_") && name != "drop_protocol");
-    e.counts().unwrap().into_iter().filter(|(n, c)| *c > 0 && wrong(n)).collect()
+    let wrong =
+        |name: &str| name == "too_big" || (name.starts_with("drop_") && name != "drop_protocol");
+    e.counts()
+        .unwrap()
+        .into_iter()
+        .filter(|(n, c)| *c > 0 && wrong(n))
+        .collect()
 }
 
 #[test]
@@ -209,33 +308,65 @@ fn sessions_cross_the_edge_and_outlive_its_agent() {
         if wire != WireOffload::Ends {
             // Number of segments of the wire's size in one direction, for both families.
             let segments = (2 * CHUNKS * CHUNK / 1448) as u64;
-            assert!(packets < segments, "{case}: {packets} packets for {segments} segments: GSO packets go as one");
+            assert!(
+                packets < segments,
+                "{case}: {packets} packets for {segments} segments: GSO packets go as one"
+            );
         }
         drop(e);
         std::thread::scope(|s| {
-            let running: Vec<_> =
-                sessions.iter().map(|(what, pair)| s.spawn(move || exchange(pair, CHUNKS, &format!("{case}, no agent: {what}")))).collect();
+            let running: Vec<_> = sessions
+                .iter()
+                .map(|(what, pair)| {
+                    s.spawn(move || exchange(pair, CHUNKS, &format!("{case}, no agent: {what}")))
+                })
+                .collect();
             // Agents stop and start while bytes flow, also with other settings.
             for mtu in [1450, 1449, 1450] {
                 let next = EdgeProgram::attach(&EdgeOptions {
-                    settings: EdgeProgramSettings { mtu, tunnels: 7, ..options.settings },
+                    settings: EdgeProgramSettings {
+                        mtu,
+                        tunnels: 7,
+                        ..options.settings
+                    },
                     ..options.clone()
                 })
                 .unwrap();
                 assert!(next.is_adopted() && next.is_attached(), "{case}");
-                assert_eq!(next.tables().all().unwrap().len(), 1, "{case}: the maps have their contents");
-                assert!(count(&next, "to_replica") >= packets, "{case}: and the counters theirs");
+                assert_eq!(
+                    next.tables().all().unwrap().len(),
+                    1,
+                    "{case}: the maps have their contents"
+                );
+                assert!(
+                    count(&next, "to_replica") >= packets,
+                    "{case}: and the counters theirs"
+                );
             }
             running.into_iter().for_each(|t| t.join().unwrap());
         });
         let e = EdgeProgram::attach(&options).unwrap();
-        assert_eq!(drops(&e).into_iter().filter(|(n, _)| *n != "too_big").collect::<Vec<_>>(), [], "{case}");
+        assert_eq!(
+            drops(&e)
+                .into_iter()
+                .filter(|(n, _)| *n != "too_big")
+                .collect::<Vec<_>>(),
+            [],
+            "{case}"
+        );
         e.remove().unwrap();
         let mut late = sessions[0].1.0.try_clone().unwrap();
         late.write_all(b"into nothing").unwrap();
-        sessions[0].1.1.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        sessions[0]
+            .1
+            .1
+            .set_read_timeout(Some(Duration::from_millis(300)))
+            .unwrap();
         let stopped = (&sessions[0].1.1).read(&mut [0; 8]).unwrap_err().kind();
-        assert!([ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&stopped), "{case}: removed is removed: {stopped}");
+        assert!(
+            [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&stopped),
+            "{case}: removed is removed: {stopped}"
+        );
         assert!(!pins.path().exists(), "{case}: and its pins");
         edge::remove(options.netns.as_deref(), "eth0", options.pin_dir.as_deref()).unwrap();
     }
@@ -258,10 +389,20 @@ fn errors_return_to_the_packets_sender() {
             let socket = at.within(|| UdpSocket::bind(from).unwrap());
             socket.connect(to).unwrap();
             socket.send(b"anybody?").unwrap();
-            socket.set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(3)))).unwrap();
-            assert_eq!(socket.recv(&mut [0; 9]).unwrap_err().kind(), ErrorKind::ConnectionRefused, "{sums}, {wire:?}: {to}");
+            socket
+                .set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(3))))
+                .unwrap();
+            assert_eq!(
+                socket.recv(&mut [0; 9]).unwrap_err().kind(),
+                ErrorKind::ConnectionRefused,
+                "{sums}, {wire:?}: {to}"
+            );
         }
-        assert_eq!((count(&e, "icmp_translated"), drops(&e)), (2, vec![]), "{sums}, {wire:?}: the dialler's need no translation");
+        assert_eq!(
+            (count(&e, "icmp_translated"), drops(&e)),
+            (2, vec![]),
+            "{sums}, {wire:?}: the dialler's need no translation"
+        );
         e.remove().unwrap();
     }
 }
@@ -273,16 +414,25 @@ fn packets_that_are_too_big_for_the_tier_get_smaller() {
         road.real(wire);
         let e = EdgeProgram::attach(&road.options(pins.path(), 1400)).unwrap();
         fill(&e);
-        for (from, to) in [("10.1.1.2:0", "10.9.0.1:9"), ("[fd01:1::2]:0", "[fd09::1]:9")] {
+        for (from, to) in [
+            ("10.1.1.2:0", "10.9.0.1:9"),
+            ("[fd01:1::2]:0", "[fd09::1]:9"),
+        ] {
             let socket = road.pod.within(|| UdpSocket::bind(from).unwrap());
             let to: SocketAddr = to.parse().unwrap();
             socket.connect(to).unwrap();
             socket.send(&[0; 1402]).unwrap();
             let route = || {
-                let o = Command::new("ip").args(["-n", road.pod.name(), "route", "get", &to.ip().to_string()]).output().unwrap();
+                let o = Command::new("ip")
+                    .args(["-n", road.pod.name(), "route", "get", &to.ip().to_string()])
+                    .output()
+                    .unwrap();
                 String::from_utf8(o.stdout).unwrap()
             };
-            until(&format!("{sums}, {wire:?}: the route to {to} has learned the MTU"), || route().contains("mtu 1400"));
+            until(
+                &format!("{sums}, {wire:?}: the route to {to} has learned the MTU"),
+                || route().contains("mtu 1400"),
+            );
         }
         assert_eq!(drops(&e), [("too_big", 2)], "{sums}, {wire:?}");
         e.remove().unwrap();
@@ -296,11 +446,28 @@ fn a_session_whose_segments_have_become_too_big_goes_on() {
     let options = road.options(pins.path(), 1450);
     let e = EdgeProgram::attach(&options).unwrap();
     fill(&e);
-    let sessions: Vec<_> = SERVED.iter().map(|(listen, dial)| (dial, connect(&road.pod, &road.replica.listen(listen), dial))).collect();
-    sessions.iter().for_each(|(what, pair)| exchange(pair, 4, what));
-    let e = EdgeProgram::attach(&EdgeOptions { settings: EdgeProgramSettings { mtu: 1380, ..options.settings }, ..options }).unwrap();
-    sessions.iter().for_each(|(what, pair)| exchange(pair, 8, &format!("smaller: {what}")));
-    assert!(count(&e, "too_big") >= 2, "GSO packets are dropped, single segments are answered");
+    let sessions: Vec<_> = SERVED
+        .iter()
+        .map(|(listen, dial)| (dial, connect(&road.pod, &road.replica.listen(listen), dial)))
+        .collect();
+    sessions
+        .iter()
+        .for_each(|(what, pair)| exchange(pair, 4, what));
+    let e = EdgeProgram::attach(&EdgeOptions {
+        settings: EdgeProgramSettings {
+            mtu: 1380,
+            ..options.settings
+        },
+        ..options
+    })
+    .unwrap();
+    sessions
+        .iter()
+        .for_each(|(what, pair)| exchange(pair, 8, &format!("smaller: {what}")));
+    assert!(
+        count(&e, "too_big") >= 2,
+        "GSO packets are dropped, single segments are answered"
+    );
     e.remove().unwrap();
 }
 
@@ -310,12 +477,24 @@ fn errors_name_their_subject() {
         netns: Some("/run/netns/canal-offload-none".into()),
         device: "eth0".into(),
         pin_dir: None,
-        settings: EdgeProgramSettings { address: EDGE, tunnels: 1, aggregate: false, tunnel_port: 1, mtu: 1500 },
+        settings: EdgeProgramSettings {
+            address: EDGE,
+            tunnels: 1,
+            aggregate: false,
+            tunnel_port: 1,
+            mtu: 1500,
+        },
     };
     let e = EdgeProgram::attach(&nowhere).unwrap_err().to_string();
     assert!(e.contains("/run/netns/canal-offload-none"), "{e}");
     let ns = LabNetns::bare();
-    let e = EdgeProgram::attach(&EdgeOptions { netns: Some(ns.path()), device: "eth7".into(), ..nowhere }).unwrap_err().to_string();
+    let e = EdgeProgram::attach(&EdgeOptions {
+        netns: Some(ns.path()),
+        device: "eth7".into(),
+        ..nowhere
+    })
+    .unwrap_err()
+    .to_string();
     assert!(e.contains("eth7") && e.contains(ns.name()), "{e}");
     edge::remove(Some(&ns.path()), "lo", None).unwrap();
 }

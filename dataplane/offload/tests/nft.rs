@@ -19,7 +19,9 @@ fn the_client() {
 }
 
 fn answer(l: &TcpListener) -> String {
-    socket2::SockRef::from(l).set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(5)))).unwrap();
+    socket2::SockRef::from(l)
+        .set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(5))))
+        .unwrap();
     let (mut s, _) = l.accept().unwrap();
     let origin = original_destination(&s, s.local_addr().unwrap());
     let mut hi = [0; 2];
@@ -52,12 +54,19 @@ fn tcp_is_redirected_and_the_destination_is_known() {
         let origin = to.replace("[::ffff:10.96.0.1]", "10.96.0.1");
         assert_eq!(answer(l), origin, "{to}");
         let said = app.line();
-        assert!(said.starts_with(&format!("peer={to} ")) && said.ends_with(&format!("reply={origin}")), "{to}: {said}");
+        assert!(
+            said.starts_with(&format!("peer={to} ")) && said.ends_with(&format!("reply={origin}")),
+            "{to}: {said}"
+        );
     }
 
     let other = ns.listen("127.0.0.1:80");
     let mut app = CaseProcess::start(&ns, None, "dial", &["127.0.0.1:80"]);
-    assert_eq!(answer(&other), "none", "loopback is left alone, and its own port is no origin");
+    assert_eq!(
+        answer(&other),
+        "none",
+        "loopback is left alone, and its own port is no origin"
+    );
     app.line();
     let mut app = CaseProcess::start(&ns, None, "dial", &["127.0.0.1:15001"]);
     assert_eq!(answer(&v4), "none", "dialled by hand: the proxy resets it");
@@ -78,7 +87,11 @@ fn tcp_is_redirected_and_the_destination_is_known() {
 
     close(v4);
     close(v6);
-    assert_eq!(CaseProcess::start(&ns, None, "dial", &["10.96.0.1:80"]).line(), "error ConnectionRefused Some(111)", "no proxy: refused");
+    assert_eq!(
+        CaseProcess::start(&ns, None, "dial", &["10.96.0.1:80"]).line(),
+        "error ConnectionRefused Some(111)",
+        "no proxy: refused"
+    );
     Redirect::remove(&ns.path()).unwrap();
     Redirect::remove(&ns.path()).unwrap();
     let mut app = CaseProcess::start(&ns, None, "dial", &["10.77.0.2:81"]);
@@ -88,6 +101,15 @@ fn tcp_is_redirected_and_the_destination_is_known() {
 
 #[test]
 fn refusals_name_the_namespace() {
-    let e = Redirect::apply("/run/netns/canal-offload-none".as_ref(), &Cgroup::new().dir, &[MARK]).unwrap_err().to_string();
-    assert!(e.contains("/run/netns/canal-offload-none") && e.contains("namespace"), "{e}");
+    let e = Redirect::apply(
+        "/run/netns/canal-offload-none".as_ref(),
+        &Cgroup::new().dir,
+        &[MARK],
+    )
+    .unwrap_err()
+    .to_string();
+    assert!(
+        e.contains("/run/netns/canal-offload-none") && e.contains("namespace"),
+        "{e}"
+    );
 }

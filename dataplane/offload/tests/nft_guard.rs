@@ -16,17 +16,24 @@ use canal_offload::pod_guard::{OutsidePackets, UdpExcess, verdict_name};
 const MARK: u32 = 0x539;
 
 fn guard(lab: &Lab) -> NftPodGuard {
-    lab.node.within(|| NftPodGuard::attach(&lab.pod.path()).unwrap())
+    lab.node
+        .within(|| NftPodGuard::attach(&lab.pod.path()).unwrap())
 }
 
 fn set(lab: &Lab, guard: &NftPodGuard, outside: OutsidePackets, resolvers: &[&str]) {
     let resolvers: Vec<IpAddr> = resolvers.iter().map(|ip| ip.parse().unwrap()).collect();
-    assert_eq!(lab.node.within(|| guard.set(outside, &resolvers)).unwrap(), 0);
+    assert_eq!(
+        lab.node.within(|| guard.set(outside, &resolvers)).unwrap(),
+        0
+    );
 }
 
 fn count(lab: &Lab, guard: &NftPodGuard, name: &str) -> u64 {
     let all = lab.node.within(|| guard.counters()).unwrap();
-    all.into_iter().find(|(v, _)| verdict_name(*v) == name).unwrap_or_else(|| panic!("no counter {name}")).1
+    all.into_iter()
+        .find(|(v, _)| verdict_name(*v) == name)
+        .unwrap_or_else(|| panic!("no counter {name}"))
+        .1
 }
 
 /// The packets are of every protocol in both families, from sockets opened before and after the guard was attached. Frames that are written
@@ -45,15 +52,27 @@ fn deny_drops_packets_that_nft_sees() {
                 let before = count(&lab, &held, &format!("stopped_{reason}"));
                 client.go_on();
                 // A frame is stopped at the other end of the interface, so its sender gets no error.
-                assert_eq!(client.line(), if kind == "frame" { "sent" } else { EPERM }, "{kind} to {to}");
+                assert_eq!(
+                    client.line(),
+                    if kind == "frame" { "sent" } else { EPERM },
+                    "{kind} to {to}"
+                );
                 assert!(!receiver.hears(NEVER), "{kind} to {to}: it left the pod");
-                assert_eq!(count(&lab, &held, &format!("stopped_{reason}")), before + 1, "{kind} to {to}");
+                assert_eq!(
+                    count(&lab, &held, &format!("stopped_{reason}")),
+                    before + 1,
+                    "{kind} to {to}"
+                );
             }
             assert!(held.exposed_interfaces().is_empty());
             lab.node.within(|| held.release()).unwrap();
             let mut released = lab.sender(kind, to);
             released.go_on();
-            assert_eq!((released.line().as_str(), receiver.hears(arrives_within())), ("sent", true), "{kind} to {to}: let go");
+            assert_eq!(
+                (released.line().as_str(), receiver.hears(arrives_within())),
+                ("sent", true),
+                "{kind} to {to}: let go"
+            );
         }
     }
     for to in targets() {
@@ -61,14 +80,24 @@ fn deny_drops_packets_that_nft_sees() {
         let mut client = lab.sender("tcp", to);
         client.go_on();
         client.line();
-        assert!(!receiver.hears(NEVER), "a raw socket's TCP to {to} left the pod");
+        assert!(
+            !receiver.hears(NEVER),
+            "a raw socket's TCP to {to} left the pod"
+        );
         let mut client = lab.sender("reset", to);
         client.go_on();
         client.line();
-        assert!(!receiver.hears(NEVER), "a raw socket's RST with a payload to {to} left the pod");
+        assert!(
+            !receiver.hears(NEVER),
+            "a raw socket's RST with a payload to {to} left the pod"
+        );
         let mut client = lab.sender("bare reset", to);
         client.go_on();
-        assert_eq!((client.line().as_str(), receiver.hears(arrives_within())), ("sent", true), "a RST without payload to {to} passes");
+        assert_eq!(
+            (client.line().as_str(), receiver.hears(arrives_within())),
+            ("sent", true),
+            "a RST without payload to {to} passes"
+        );
         drop(held);
     }
 }
@@ -78,13 +107,28 @@ fn passthrough_counts_unencrypted_packets_on_the_nodes_end() {
     let lab = Lab::new();
     let held = guard(&lab);
     set(&lab, &held, OutsidePackets::Watch, &[]);
-    for (kind, reason) in [("udp", "udp"), ("echo", "icmp"), ("sctp", "sctp"), ("frame", "udp")] {
+    for (kind, reason) in [
+        ("udp", "udp"),
+        ("echo", "icmp"),
+        ("sctp", "sctp"),
+        ("frame", "udp"),
+    ] {
         for to in targets() {
-            let (receiver, counter) = (lab.receiver(to, protocol(kind, to)), format!("clear_{reason}"));
+            let (receiver, counter) = (
+                lab.receiver(to, protocol(kind, to)),
+                format!("clear_{reason}"),
+            );
             let (mut client, before) = (lab.sender(kind, to), count(&lab, &held, &counter));
             client.go_on();
-            assert_eq!((client.line().as_str(), receiver.hears(arrives_within())), ("sent", true), "{kind} to {to}");
-            assert!(count(&lab, &held, &counter) > before, "{kind} to {to}: {counter}");
+            assert_eq!(
+                (client.line().as_str(), receiver.hears(arrives_within())),
+                ("sent", true),
+                "{kind} to {to}"
+            );
+            assert!(
+                count(&lab, &held, &counter) > before,
+                "{kind} to {to}: {counter}"
+            );
         }
     }
     assert!(count(&lab, &held, "left_watched") >= 6);
@@ -99,7 +143,9 @@ fn passthrough_counts_unencrypted_packets_on_the_nodes_end() {
     let mut client = lab.sender("udp", targets()[0]);
     client.go_on();
     assert_eq!(client.line(), EPERM);
-    lab.node.within(|| nft_guard::remove(&lab.pod.path())).unwrap();
+    lab.node
+        .within(|| nft_guard::remove(&lab.pod.path()))
+        .unwrap();
     let mut client = lab.sender("udp", targets()[0]);
     client.go_on();
     assert_eq!(client.line(), "sent", "removed by name");
@@ -121,9 +167,16 @@ fn dns_reaches_the_named_resolvers_and_no_others() {
     ] {
         assert_eq!(ask(to), answer, "{case}");
     }
-    assert!(count(&lab, &held, "passed_resolver") >= 4, "question and answer");
+    assert!(
+        count(&lab, &held, "passed_resolver") >= 4,
+        "question and answer"
+    );
     set(&lab, &held, OutsidePackets::Stop, &["10.77.0.8"]);
-    assert_eq!((ask("10.77.0.9:53").as_str(), ask("10.77.0.8:53").as_str()), (EPERM, "answer from 10.77.0.8"), "another is named");
+    assert_eq!(
+        (ask("10.77.0.9:53").as_str(), ask("10.77.0.8:53").as_str()),
+        (EPERM, "answer from 10.77.0.8"),
+        "another is named"
+    );
     lab.node.within(|| held.release()).unwrap();
 }
 
@@ -139,8 +192,16 @@ fn tcp_and_link_protocols_pass_and_nothing_else_enters() {
         (&lab.node, &lab.pod, "[fd77::2]:81"),
     ] {
         let at: SocketAddr = dial.parse().unwrap();
-        let listener = to.listen(&format!("{}:{}", if at.is_ipv4() { "0.0.0.0" } else { "[::]" }, at.port()));
-        let mut client = from.within(|| TcpStream::connect_timeout(&at, canal_timing::deadline(Duration::from_secs(5)))).unwrap();
+        let listener = to.listen(&format!(
+            "{}:{}",
+            if at.is_ipv4() { "0.0.0.0" } else { "[::]" },
+            at.port()
+        ));
+        let mut client = from
+            .within(|| {
+                TcpStream::connect_timeout(&at, canal_timing::deadline(Duration::from_secs(5)))
+            })
+            .unwrap();
         let (mut server, _) = listener.accept().unwrap();
         client.write_all(TEXT).unwrap();
         server.read_exact(&mut [0; TEXT.len()]).unwrap();
@@ -149,8 +210,14 @@ fn tcp_and_link_protocols_pass_and_nothing_else_enters() {
     // The pod's kernel refuses a port at which nobody listens.
     for closed in ["10.77.0.2:82", "[fd77::2]:82"] {
         let at: SocketAddr = closed.parse().unwrap();
-        let dialled = lab.node.within(|| TcpStream::connect_timeout(&at, canal_timing::deadline(Duration::from_secs(5))));
-        assert_eq!(dialled.map_err(|e| e.kind()).err(), Some(std::io::ErrorKind::ConnectionRefused), "{closed}");
+        let dialled = lab.node.within(|| {
+            TcpStream::connect_timeout(&at, canal_timing::deadline(Duration::from_secs(5)))
+        });
+        assert_eq!(
+            dialled.map_err(|e| e.kind()).err(),
+            Some(std::io::ErrorKind::ConnectionRefused),
+            "{closed}"
+        );
     }
     for (at, to) in [("0.0.0.0:99", "10.77.0.2:99"), ("[::]:99", "[fd77::2]:99")] {
         let mut client = CaseProcess::start(&lab.pod, None, "receive", &[at]);
@@ -158,7 +225,9 @@ fn tcp_and_link_protocols_pass_and_nothing_else_enters() {
         client.go_on();
         let to: SocketAddr = to.parse().unwrap();
         let from = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        lab.node.within(|| UdpSocket::bind(from).unwrap().send_to(TEXT, to)).unwrap();
+        lab.node
+            .within(|| UdpSocket::bind(from).unwrap().send_to(TEXT, to))
+            .unwrap();
         assert_eq!(client.line(), "nothing", "{to}");
     }
     assert_eq!(count(&lab, &held, "stopped_udp"), 2);
@@ -170,7 +239,12 @@ fn tcp_and_link_protocols_pass_and_nothing_else_enters() {
 fn datagrams_from_the_tier_pass_to_the_ports_of_udp_routes_and_back() {
     let lab = Lab::new();
     let held = guard(&lab);
-    check_udp_route(&lab, |udp| assert_eq!(lab.node.within(|| held.set_udp(udp)).unwrap(), UdpExcess::default()));
+    check_udp_route(&lab, |udp| {
+        assert_eq!(
+            lab.node.within(|| held.set_udp(udp)).unwrap(),
+            UdpExcess::default()
+        )
+    });
     assert_eq!(count(&lab, &held, "passed_udp_route"), 2 * 3 + 2);
     lab.node.within(|| held.release()).unwrap();
 }

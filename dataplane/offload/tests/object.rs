@@ -23,16 +23,28 @@ fn compare(object: &[u8], layouts: &Layouts) {
     std::fs::write(file.path(), object).unwrap();
     let btf = Btf::from_path(file.path()).unwrap();
     for (name, size, fields) in layouts {
-        let s: Struct<'_> = btf.type_by_name(name).unwrap_or_else(|| panic!("the object has no struct {name}"));
+        let s: Struct<'_> = btf
+            .type_by_name(name)
+            .unwrap_or_else(|| panic!("the object has no struct {name}"));
         let in_c: Vec<(String, usize)> = s
             .iter()
             .map(|m| {
-                let libbpf_rs::btf::types::MemberAttr::Normal { offset } = m.attr else { panic!("{name} has a bit field") };
-                (m.name.unwrap().to_str().unwrap().to_string(), offset as usize / 8)
+                let libbpf_rs::btf::types::MemberAttr::Normal { offset } = m.attr else {
+                    panic!("{name} has a bit field")
+                };
+                (
+                    m.name.unwrap().to_str().unwrap().to_string(),
+                    offset as usize / 8,
+                )
             })
             .collect();
-        let in_rust: Vec<(String, usize)> = fields.iter().map(|(f, o)| ((*f).to_string(), *o)).collect();
-        assert_eq!((libbpf_rs::btf::HasSize::size(&s), in_c), (*size, in_rust), "{name}");
+        let in_rust: Vec<(String, usize)> =
+            fields.iter().map(|(f, o)| ((*f).to_string(), *o)).collect();
+        assert_eq!(
+            (libbpf_rs::btf::HasSize::size(&s), in_c),
+            (*size, in_rust),
+            "{name}"
+        );
     }
     let in_object: Vec<String> = (1..btf.len() as u32)
         .filter_map(|id| btf.type_by_id::<libbpf_rs::btf::BtfType<'_>>(id.into()))
@@ -41,7 +53,10 @@ fn compare(object: &[u8], layouts: &Layouts) {
         .filter(|n| n.starts_with("canal_"))
         .collect();
     for n in &in_object {
-        assert!(layouts.iter().any(|(l, ..)| l == n), "struct {n} is in the object but not in canal-abi's list");
+        assert!(
+            layouts.iter().any(|(l, ..)| l == n),
+            "struct {n} is in the object but not in canal-abi's list"
+        );
     }
     assert_eq!(in_object.len(), layouts.len());
 }
@@ -51,11 +66,24 @@ fn compare(object: &[u8], layouts: &Layouts) {
 #[test]
 fn the_verifiers_work_stays_within_budget() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/verifier.txt");
-    let mut measured = CapturePrograms::load(&CaptureOptions::default()).unwrap().verified_instructions().unwrap();
+    let mut measured = CapturePrograms::load(&CaptureOptions::default())
+        .unwrap()
+        .verified_instructions()
+        .unwrap();
     let here = std::path::Path::new("/proc/self/ns/net");
-    measured.push(InboundPrograms::load(None).unwrap().prepare("a/b/c", here).unwrap().verified_instructions().unwrap());
+    measured.push(
+        InboundPrograms::load(None)
+            .unwrap()
+            .prepare("a/b/c", here)
+            .unwrap()
+            .verified_instructions()
+            .unwrap(),
+    );
     let (ns, cgroup) = (LabNetns::new(), Cgroup::new());
-    let guard = PodGuards::load(None).unwrap().attach("a/b/c", &cgroup.dir, &ns.path()).unwrap();
+    let guard = PodGuards::load(None)
+        .unwrap()
+        .attach("a/b/c", &cgroup.dir, &ns.path())
+        .unwrap();
     measured.extend(guard.verified_instructions().unwrap());
     if std::env::var_os("BLESS").is_some() {
         let lines: String = measured.iter().map(|(n, i)| format!("{n} {i}\n")).collect();
@@ -67,9 +95,16 @@ fn the_verifiers_work_stays_within_budget() {
         .map(|l| l.split_once(' ').unwrap())
         .map(|(n, i)| (n.to_string(), i.parse().unwrap()))
         .collect();
-    assert_eq!(golden.len(), measured.len(), "a program came or went: BLESS=1");
+    assert_eq!(
+        golden.len(),
+        measured.len(),
+        "a program came or went: BLESS=1"
+    );
     for (name, now) in measured {
         let budget = golden[name] + golden[name] / 10;
-        assert!(now > 0 && now <= budget, "{name}: {now} instructions, budget {budget}");
+        assert!(
+            now > 0 && now <= budget,
+            "{name}: {now} instructions, budget {budget}"
+        );
     }
 }

@@ -7,13 +7,17 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use crate::frames;
-use crate::frames::{ACK, FIN, OuterHeaders, SYN, echo, icmp, ip, read, tcp, tcp_answer, udp, unreachable, with_ip4};
+use crate::frames::{
+    ACK, FIN, OuterHeaders, SYN, echo, icmp, ip, read, tcp, tcp_answer, udp, unreachable, with_ip4,
+};
 use crate::lab::{LabNetns, LabPins, TIME_WAIT, TcpSocket, until};
 use canal_abi::tier::{
-    BUCKETS, CHAIN, REPLICAS_MAX, Replica, STAMP_LAST, STAMP_MIXED, STAMP_SKIPPED, STAMP_VERSION, THROTTLE_SERVICE, THROTTLE_TENANT,
-    THROTTLES_MAX, TIER_VNI, Table, ThrottleKey, address_be,
+    BUCKETS, CHAIN, REPLICAS_MAX, Replica, STAMP_LAST, STAMP_MIXED, STAMP_SKIPPED, STAMP_VERSION,
+    THROTTLE_SERVICE, THROTTLE_TENANT, THROTTLES_MAX, TIER_VNI, Table, ThrottleKey, address_be,
 };
-use canal_offload::redirector::{self, RedirectorOptions, RedirectorPrograms, ThrottleLimit, ThrottleLimits};
+use canal_offload::redirector::{
+    self, RedirectorOptions, RedirectorPrograms, ThrottleLimit, ThrottleLimits,
+};
 use canal_offload::socket_steering::{ServiceListener, SocketSteering};
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -63,11 +67,17 @@ fn scene() -> RedirectorFixture {
         tunnels: 0,
     })
     .unwrap();
-    redirector.hosts().put(&address_be(EDGE.parse().unwrap()), &0).unwrap();
+    redirector
+        .hosts()
+        .put(&address_be(EDGE.parse().unwrap()), &0)
+        .unwrap();
     for n in 1..=9u8 {
         let at = Ipv4Addr::new(250, 1, 0, 1 + n);
         redirector.hosts().put(&address_be(at), &n.into()).unwrap();
-        redirector.replicas().put(&n.into(), &Replica::new(at, n != 9)).unwrap();
+        redirector
+            .replicas()
+            .put(&n.into(), &Replica::new(at, n != 9))
+            .unwrap();
     }
     for (service, chain) in CHAINS {
         put_table(&redirector, service, chain);
@@ -77,13 +87,29 @@ fn scene() -> RedirectorFixture {
     let plain = netns.listen("[::]:20000");
     steering.set(ServiceListener::Dns, &dns).unwrap();
     steering.set(ServiceListener::Plain, &plain).unwrap();
-    RedirectorFixture { netns, redirector, steering, _dns: dns, plain: Some(plain) }
+    RedirectorFixture {
+        netns,
+        redirector,
+        steering,
+        _dns: dns,
+        plain: Some(plain),
+    }
 }
 
 fn put_table(redirector: &RedirectorPrograms, service: u32, chain: &[u16]) {
     let mut whole = [0; CHAIN];
     whole[..chain.len()].copy_from_slice(chain);
-    redirector.tables().put(&service, &Table { vni: TENANT, version: 1, chain: [whole; BUCKETS] }).unwrap();
+    redirector
+        .tables()
+        .put(
+            &service,
+            &Table {
+                vni: TENANT,
+                version: 1,
+                chain: [whole; BUCKETS],
+            },
+        )
+        .unwrap();
 }
 
 fn connect(netns: &LabNetns, from: &str, to: &str, mark: u32) -> TcpStream {
@@ -92,7 +118,8 @@ fn connect(netns: &LabNetns, from: &str, to: &str, mark: u32) -> TcpStream {
         let s = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
         s.set_mark(mark).unwrap();
         s.bind(&from.into()).unwrap();
-        s.connect_timeout(&to.into(), canal_timing::deadline(Duration::from_secs(3))).unwrap();
+        s.connect_timeout(&to.into(), canal_timing::deadline(Duration::from_secs(3)))
+            .unwrap();
         s.into()
     })
 }
@@ -100,7 +127,12 @@ fn connect(netns: &LabNetns, from: &str, to: &str, mark: u32) -> TcpStream {
 /// Injects an IP packet on loopback as if its source had sent it.
 fn inject(netns: &LabNetns, packet: &[u8], to: IpAddr) {
     netns.within(|| {
-        let s = Socket::new(Domain::for_address(SocketAddr::new(to, 0)), Type::RAW, Some(Protocol::from(255))).unwrap();
+        let s = Socket::new(
+            Domain::for_address(SocketAddr::new(to, 0)),
+            Type::RAW,
+            Some(Protocol::from(255)),
+        )
+        .unwrap();
         s.send_to(packet, &SocketAddr::new(to, 0).into()).unwrap();
     });
 }
@@ -119,9 +151,20 @@ struct Ran {
 impl RedirectorFixture {
     fn run(&self, frame: &[u8]) -> Ran {
         let before = counts(&self.redirector);
-        let t = self.netns.within(|| self.redirector.test_run(frame).unwrap());
-        let moved = counts(&self.redirector).into_iter().filter(|(n, c)| *c != before[n]).map(|(n, _)| n).collect();
-        Ran { verdict: t.verdict, mark: t.mark, frame: t.frame, moved }
+        let t = self
+            .netns
+            .within(|| self.redirector.test_run(frame).unwrap());
+        let moved = counts(&self.redirector)
+            .into_iter()
+            .filter(|(n, c)| *c != before[n])
+            .map(|(n, _)| n)
+            .collect();
+        Ran {
+            verdict: t.verdict,
+            mark: t.mark,
+            frame: t.frame,
+            moved,
+        }
     }
 
     /// Checks that the frame is delivered to the host's stack, unchanged except that hop and stamp are cleared.
@@ -130,13 +173,21 @@ impl RedirectorFixture {
         let mut untouched = frame.to_vec();
         untouched[43..46].fill(0);
         untouched[49] = 0;
-        assert_eq!((ran.verdict, &ran.moved[..]), (PASSED, &[counter][..]), "{case}");
+        assert_eq!(
+            (ran.verdict, &ran.moved[..]),
+            (PASSED, &[counter][..]),
+            "{case}"
+        );
         assert!(ran.frame == untouched, "{case}: it is changed");
     }
 
     fn drops(&self, case: &str, frame: &[u8], counter: &str) {
         let ran = self.run(frame);
-        assert_eq!((ran.verdict, &ran.moved[..]), (DROPPED, &[counter][..]), "{case}");
+        assert_eq!(
+            (ran.verdict, &ran.moved[..]),
+            (DROPPED, &[counter][..]),
+            "{case}"
+        );
     }
 
     /// Checks that the frame is sent on; `to` is the replica's number and the expected hop.
@@ -145,17 +196,36 @@ impl RedirectorFixture {
     }
 
     /// Checks that the frame is sent on; `to` is the replica's number, the expected hop and the expected stamp.
-    fn sends_stamped(&self, case: &str, frame: &[u8], to: (u8, u8, u32), inside: &str, counter: &str) {
+    fn sends_stamped(
+        &self,
+        case: &str,
+        frame: &[u8],
+        to: (u8, u8, u32),
+        inside: &str,
+        counter: &str,
+    ) {
         let ran = self.run(frame);
-        assert_eq!((ran.verdict, &ran.moved[..]), (SENT, &[counter][..]), "{case}");
+        assert_eq!(
+            (ran.verdict, &ran.moved[..]),
+            (SENT, &[counter][..]),
+            "{case}"
+        );
         let at = Ipv4Addr::new(250, 1, 0, 1 + to.0);
-        let outside = format!("{SELF} > {at} vni 0xca0a1 hop {} stamp {:#x} 02ca0a010002 > 02ca0a010001", to.1, to.2);
+        let outside = format!(
+            "{SELF} > {at} vni 0xca0a1 hop {} stamp {:#x} 02ca0a010002 > 02ca0a010001",
+            to.1, to.2
+        );
         assert_eq!(read(&ran.frame), format!("{outside}: {inside}"), "{case}");
     }
 }
 
 fn from_edge(hop: u8, inner: &[u8]) -> Vec<u8> {
-    OuterHeaders { hop, stamp: 1, ..OuterHeaders::new(EDGE, SELF, TIER_VNI) }.frame(inner)
+    OuterHeaders {
+        hop,
+        stamp: 1,
+        ..OuterHeaders::new(EDGE, SELF, TIER_VNI)
+    }
+    .frame(inner)
 }
 
 fn service4(id: u32) -> String {
@@ -181,29 +251,99 @@ fn segments() -> Vec<SegmentCase> {
     vec![
         ("SYN at the head", 1, 0, SYN, Here, "new"),
         ("SYN with ECN", 1, 0, SYN | 0xc0, Here, "new"),
-        ("SYN behind the head", 2, 0, SYN, Next(2, 1), "forwarded_new"),
+        (
+            "SYN behind the head",
+            2,
+            0,
+            SYN,
+            Next(2, 1),
+            "forwarded_new",
+        ),
         ("SYN that was sent here", 2, 1, SYN, Here, "new"),
         ("SYN that a replica sent here", 2, 2, SYN, Here, "new"),
-        ("SYN of another's bucket", 3, 0, SYN, Next(2, 1), "forwarded_new"),
-        ("SYN of another's bucket, but sent here", 3, 2, SYN, Here, "new"),
-        ("SYN, those before are down or unknown", 5, 0, SYN, Here, "new"),
+        (
+            "SYN of another's bucket",
+            3,
+            0,
+            SYN,
+            Next(2, 1),
+            "forwarded_new",
+        ),
+        (
+            "SYN of another's bucket, but sent here",
+            3,
+            2,
+            SYN,
+            Here,
+            "new",
+        ),
+        (
+            "SYN, those before are down or unknown",
+            5,
+            0,
+            SYN,
+            Here,
+            "new",
+        ),
         ("SYN, nobody is up", 7, 0, SYN, Here, "new"),
-        ("SYN and ACK begin nothing", 2, 0, SYN | ACK, Next(2, 1), "forwarded"),
+        (
+            "SYN and ACK begin nothing",
+            2,
+            0,
+            SYN | ACK,
+            Next(2, 1),
+            "forwarded",
+        ),
         ("from the head on", 1, 0, ACK, Next(2, 1), "forwarded"),
-        ("behind the own place, whatever the hop", 1, 2, ACK, Next(2, 3), "forwarded"),
+        (
+            "behind the own place, whatever the hop",
+            1,
+            2,
+            ACK,
+            Next(2, 3),
+            "forwarded",
+        ),
         ("FIN", 1, 2, FIN | ACK, Next(2, 3), "forwarded"),
         ("RST", 1, 2, RST, Next(2, 3), "forwarded"),
         ("no flags", 1, 2, 0, Next(2, 3), "forwarded"),
         ("the end of the chain", 8, 1, ACK, Here, "unowned"),
-        ("sent here by a table that is not ours", 3, 2, ACK, Next(2, 3), "forwarded"),
+        (
+            "sent here by a table that is not ours",
+            3,
+            2,
+            ACK,
+            Next(2, 3),
+            "forwarded",
+        ),
         ("the last hop but one", 3, 7, ACK, Next(2, 8), "forwarded"),
         ("the last hop", 3, 8, ACK, Here, "unowned"),
-        ("back to the head, if the edge chose another", 2, 0, ACK, Next(2, 1), "forwarded"),
+        (
+            "back to the head, if the edge chose another",
+            2,
+            0,
+            ACK,
+            Next(2, 1),
+            "forwarded",
+        ),
         ("not to oneself", 2, 1, ACK, Next(3, 2), "forwarded"),
         ("alone", 4, 0, ACK, Here, "unowned"),
-        ("over one that is down, and over oneself", 6, 1, ACK, Next(3, 2), "forwarded"),
+        (
+            "over one that is down, and over oneself",
+            6,
+            1,
+            ACK,
+            Next(3, 2),
+            "forwarded",
+        ),
         ("nobody else is up", 7, 0, ACK, Here, "unowned"),
-        ("the longest chain, its begin", 8, 0, ACK, Next(2, 1), "forwarded"),
+        (
+            "the longest chain, its begin",
+            8,
+            0,
+            ACK,
+            Next(2, 1),
+            "forwarded",
+        ),
         ("the longest chain, its end", 8, 7, ACK, Here, "unowned"),
         ("a hop behind all chains", 8, 255, ACK, Here, "unowned"),
     ]
@@ -213,8 +353,22 @@ fn segments() -> Vec<SegmentCase> {
 fn segments_without() -> Vec<SegmentCase> {
     vec![
         ("SYN at the head", 1, 0, SYN, Next(2, 1), "not_listening"),
-        ("SYN that was sent here", 2, 1, SYN, Next(3, 2), "not_listening"),
-        ("SYN behind the head", 2, 0, SYN, Next(2, 1), "forwarded_new"),
+        (
+            "SYN that was sent here",
+            2,
+            1,
+            SYN,
+            Next(3, 2),
+            "not_listening",
+        ),
+        (
+            "SYN behind the head",
+            2,
+            0,
+            SYN,
+            Next(2, 1),
+            "forwarded_new",
+        ),
         ("SYN at the end", 8, 3, SYN, Here, "unowned"),
         ("SYN, alone", 4, 0, SYN, Here, "unowned"),
         ("SYN, nobody is up", 7, 0, SYN, Here, "unowned"),
@@ -224,14 +378,21 @@ fn segments_without() -> Vec<SegmentCase> {
 
 fn check_segments(s: &RedirectorFixture, segments: &[SegmentCase]) {
     for (case, service, hop, flags, to, counter) in segments {
-        for (from, at) in
-            [("10.1.1.2:4711", format!("{}:80", service4(*service))), ("[fd01::2]:4711", format!("[{}]:80", service6(*service)))]
-        {
+        for (from, at) in [
+            ("10.1.1.2:4711", format!("{}:80", service4(*service))),
+            ("[fd01::2]:4711", format!("[{}]:80", service6(*service))),
+        ] {
             let frame = from_edge(*hop, &tcp(from, &at, *flags, b"some bytes"));
             let case = format!("{case}, to {at}");
             match to {
                 Here => s.keeps(&case, &frame, counter),
-                Next(n, h) => s.sends(&case, &frame, (*n, *h), &format!("tcp {from} > {at}"), counter),
+                Next(n, h) => s.sends(
+                    &case,
+                    &frame,
+                    (*n, *h),
+                    &format!("tcp {from} > {at}"),
+                    counter,
+                ),
             }
         }
     }
@@ -246,24 +407,144 @@ fn spreading() -> Vec<SpreadCase> {
     const NONE: (u8, u8, u32) = (0, 0, 0);
     let (mixed, skipped, last) = (STAMP_MIXED, STAMP_SKIPPED, STAMP_LAST);
     vec![
-        ("by another version", 1, 1, 0, 2, (2, 1, mixed | 1), "forwarded"),
-        ("a mix stays one", 1, 1, 1, mixed | 1, (2, 2, mixed | 1), "forwarded"),
-        ("by the high bits of a version", 1, 1, 0, STAMP_VERSION, (2, 1, mixed | 1), "forwarded"),
+        (
+            "by another version",
+            1,
+            1,
+            0,
+            2,
+            (2, 1, mixed | 1),
+            "forwarded",
+        ),
+        (
+            "a mix stays one",
+            1,
+            1,
+            1,
+            mixed | 1,
+            (2, 2, mixed | 1),
+            "forwarded",
+        ),
+        (
+            "by the high bits of a version",
+            1,
+            1,
+            0,
+            STAMP_VERSION,
+            (2, 1, mixed | 1),
+            "forwarded",
+        ),
         ("no stamp", 1, 1, 0, 0, (2, 1, mixed | 1), "forwarded"),
-        ("the end of the chain by another version: from the front", 8, 1, 1, 2, (2, 2, last | mixed | 1), "forwarded"),
-        ("the end of the chain for the second time", 8, 1, 7, last | mixed | 1, NONE, "ownership_unsettled"),
-        ("the end of the chain after a mix, alone", 4, 1, 3, mixed | 1, NONE, "ownership_unsettled"),
-        ("sent by a member, to one that is none: behind that member", 3, 2, 1, 2, (3, 2, mixed | 1), "forwarded"),
-        ("sent by the last member, to one that is none", 3, 3, 2, 2, (2, 3, last | mixed | 1), "forwarded"),
+        (
+            "the end of the chain by another version: from the front",
+            8,
+            1,
+            1,
+            2,
+            (2, 2, last | mixed | 1),
+            "forwarded",
+        ),
+        (
+            "the end of the chain for the second time",
+            8,
+            1,
+            7,
+            last | mixed | 1,
+            NONE,
+            "ownership_unsettled",
+        ),
+        (
+            "the end of the chain after a mix, alone",
+            4,
+            1,
+            3,
+            mixed | 1,
+            NONE,
+            "ownership_unsettled",
+        ),
+        (
+            "sent by a member, to one that is none: behind that member",
+            3,
+            2,
+            1,
+            2,
+            (3, 2, mixed | 1),
+            "forwarded",
+        ),
+        (
+            "sent by the last member, to one that is none",
+            3,
+            3,
+            2,
+            2,
+            (2, 3, last | mixed | 1),
+            "forwarded",
+        ),
         ("not back to the sender", 2, 3, 1, 1, NONE, "unowned"),
         ("to a suspect", 9, 1, 0, 1, (8, 1, 1), "forwarded"),
-        ("over one that is down", 10, 1, 0, 1, (2, 1, skipped | 1), "forwarded"),
-        ("whom the edge passed over, and who is up here", 2, 1, 1, skipped | 1, (3, 2, skipped | 1), "forwarded"),
-        ("whom the edge passed over, asked at the end", 8, 1, 7, skipped | 1, (2, 8, last | skipped | 1), "forwarded"),
-        ("whom the edge passed over, but who sent it", 11, 2, 1, skipped | 1, NONE, "unowned"),
-        ("once more along the chain, its end", 8, 1, 7, last | skipped | 1, NONE, "unowned"),
-        ("once more along the chain, and on", 1, 1, 4, last | skipped | 1, (2, 5, last | skipped | 1), "forwarded"),
-        ("passed over, and really down", 7, 1, 1, skipped | 1, NONE, "unowned"),
+        (
+            "over one that is down",
+            10,
+            1,
+            0,
+            1,
+            (2, 1, skipped | 1),
+            "forwarded",
+        ),
+        (
+            "whom the edge passed over, and who is up here",
+            2,
+            1,
+            1,
+            skipped | 1,
+            (3, 2, skipped | 1),
+            "forwarded",
+        ),
+        (
+            "whom the edge passed over, asked at the end",
+            8,
+            1,
+            7,
+            skipped | 1,
+            (2, 8, last | skipped | 1),
+            "forwarded",
+        ),
+        (
+            "whom the edge passed over, but who sent it",
+            11,
+            2,
+            1,
+            skipped | 1,
+            NONE,
+            "unowned",
+        ),
+        (
+            "once more along the chain, its end",
+            8,
+            1,
+            7,
+            last | skipped | 1,
+            NONE,
+            "unowned",
+        ),
+        (
+            "once more along the chain, and on",
+            1,
+            1,
+            4,
+            last | skipped | 1,
+            (2, 5, last | skipped | 1),
+            "forwarded",
+        ),
+        (
+            "passed over, and really down",
+            7,
+            1,
+            1,
+            skipped | 1,
+            NONE,
+            "unowned",
+        ),
     ]
 }
 
@@ -271,7 +552,10 @@ fn spreading() -> Vec<SpreadCase> {
 fn segments_find_their_owner_while_tables_spread() {
     let s = scene();
     let suspect = Ipv4Addr::new(250, 1, 0, 9);
-    s.redirector.replicas().put(&8, &Replica::suspect(suspect)).unwrap();
+    s.redirector
+        .replicas()
+        .put(&8, &Replica::suspect(suspect))
+        .unwrap();
     for (service, chain) in [(9, &[1u16, 8, 2][..]), (10, &[1, 9, 2]), (11, &[2, 1])] {
         put_table(&s.redirector, service, chain);
     }
@@ -279,18 +563,35 @@ fn segments_find_their_owner_while_tables_spread() {
         let at = format!("{}:80", service4(service));
         let segment = tcp("10.1.1.2:4711", &at, ACK, b"some bytes");
         let sender = Ipv4Addr::new(250, 1, 0, sender + u8::from(sender != 1));
-        let frame = OuterHeaders { hop, stamp, ..OuterHeaders::new(&sender.to_string(), SELF, TIER_VNI) }.frame(&segment);
+        let frame = OuterHeaders {
+            hop,
+            stamp,
+            ..OuterHeaders::new(&sender.to_string(), SELF, TIER_VNI)
+        }
+        .frame(&segment);
         match (to, counter) {
             ((0, ..), "ownership_unsettled") => s.drops(case, &frame, counter),
             ((0, ..), _) => s.keeps(case, &frame, counter),
-            _ => s.sends_stamped(case, &frame, to, &format!("tcp 10.1.1.2:4711 > {at}"), counter),
+            _ => s.sends_stamped(
+                case,
+                &frame,
+                to,
+                &format!("tcp 10.1.1.2:4711 > {at}"),
+                counter,
+            ),
         }
     }
     // A suspect replica gets no new sessions.
     put_table(&s.redirector, 9, &[8, 2]);
     let syn = tcp("10.1.1.2:4711", "240.0.0.9:80", SYN, b"");
     let inside = "tcp 10.1.1.2:4711 > 240.0.0.9:80";
-    s.sends_stamped("SYN over a suspect", &from_edge(0, &syn), (2, 1, STAMP_SKIPPED | 1), inside, "forwarded_new");
+    s.sends_stamped(
+        "SYN over a suspect",
+        &from_edge(0, &syn),
+        (2, 1, STAMP_SKIPPED | 1),
+        inside,
+        "forwarded_new",
+    );
 }
 
 #[test]
@@ -299,7 +600,9 @@ fn segments_go_to_the_head_or_along_the_chain() {
     check_segments(&s, &segments());
     s.plain = None;
     // A closed socket leaves the map after a grace period of the kernel.
-    until("it leaves with its socket", || !s.steering.is_open(ServiceListener::Plain));
+    until("it leaves with its socket", || {
+        !s.steering.is_open(ServiceListener::Plain)
+    });
     check_segments(&s, &segments_without());
 }
 
@@ -307,15 +610,52 @@ fn segments_go_to_the_head_or_along_the_chain() {
 fn non_tcp_packets_go_to_the_head() {
     let s = scene();
     let shut = udp("10.1.1.2:4711", "240.0.0.1:54", b"q");
-    s.keeps("UDP", &from_edge(0, &udp("10.1.1.2:4711", "240.0.0.1:53", b"question")), "datagram");
-    s.keeps("UDP v6", &from_edge(2, &udp("[fd01::2]:4711", "[fdca:a1:0:240::2]:53", b"question")), "datagram");
-    s.keeps("echo", &from_edge(0, &echo("10.1.1.2", "240.0.0.1", false)), "icmp");
-    s.keeps("echo v6", &from_edge(1, &echo("fd01::2", "fdca:a1:0:240::2", false)), "icmp");
+    s.keeps(
+        "UDP",
+        &from_edge(0, &udp("10.1.1.2:4711", "240.0.0.1:53", b"question")),
+        "datagram",
+    );
+    s.keeps(
+        "UDP v6",
+        &from_edge(
+            2,
+            &udp("[fd01::2]:4711", "[fdca:a1:0:240::2]:53", b"question"),
+        ),
+        "datagram",
+    );
+    s.keeps(
+        "echo",
+        &from_edge(0, &echo("10.1.1.2", "240.0.0.1", false)),
+        "icmp",
+    );
+    s.keeps(
+        "echo v6",
+        &from_edge(1, &echo("fd01::2", "fdca:a1:0:240::2", false)),
+        "icmp",
+    );
     let question = udp("10.1.1.2:4711", "240.0.0.2:53", b"question");
-    s.sends("UDP behind the head", &from_edge(0, &question), (2, 1), "udp 10.1.1.2:4711 > 240.0.0.2:53", "forwarded_new");
-    s.sends("UDP to a door that is none", &from_edge(0, &shut), (2, 1), "udp 10.1.1.2:4711 > 240.0.0.1:54", "not_listening");
+    s.sends(
+        "UDP behind the head",
+        &from_edge(0, &question),
+        (2, 1),
+        "udp 10.1.1.2:4711 > 240.0.0.2:53",
+        "forwarded_new",
+    );
+    s.sends(
+        "UDP to a door that is none",
+        &from_edge(0, &shut),
+        (2, 1),
+        "udp 10.1.1.2:4711 > 240.0.0.1:54",
+        "not_listening",
+    );
     let ping = echo("10.1.1.2", "240.0.0.2", false);
-    s.sends("echo behind the head", &from_edge(0, &ping), (2, 1), "icmp 8/0 10.1.1.2 > 240.0.0.2", "forwarded_new");
+    s.sends(
+        "echo behind the head",
+        &from_edge(0, &ping),
+        (2, 1),
+        "icmp 8/0 10.1.1.2 > 240.0.0.2",
+        "forwarded_new",
+    );
 }
 
 /// Opens a connection to a service and returns the client's address and both ends.
@@ -330,7 +670,12 @@ fn waiting(s: &RedirectorFixture, from: &str, to: &str) -> SocketAddr {
     drop(server);
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
     drop(client);
-    until("TIME_WAIT", || s.netns.tcp_sockets().contains(&TcpSocket { state: TIME_WAIT, remote_port: at.port() }));
+    until("TIME_WAIT", || {
+        s.netns.tcp_sockets().contains(&TcpSocket {
+            state: TIME_WAIT,
+            remote_port: at.port(),
+        })
+    });
     at
 }
 
@@ -341,14 +686,20 @@ fn answered(s: &RedirectorFixture, from: &str, to: &str) -> (SocketAddr, u32) {
         let all = i32::from((libc::ETH_P_ALL as u16).to_be());
         Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(all))).unwrap()
     });
-    heard.set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(2)))).unwrap();
+    heard
+        .set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(2))))
+        .unwrap();
     inject(&s.netns, &tcp(from, to, SYN, b""), service.ip());
     // Ports, sequence number and flags are found in the inner packet on tier0 or in the outer packet behind it.
     let ports = [service.port().to_be_bytes(), client.port().to_be_bytes()].concat();
     for _ in 0..100 {
         let mut frame = [0u8; 2048];
-        let Ok(length) = (&heard).read(&mut frame) else { break };
-        let found = frame[..length].windows(16).find(|w| w[..4] == ports && w[13] & 0x3f == SYN | ACK);
+        let Ok(length) = (&heard).read(&mut frame) else {
+            break;
+        };
+        let found = frame[..length]
+            .windows(16)
+            .find(|w| w[..4] == ports && w[13] & 0x3f == SYN | ACK);
         if let Some(tcp) = found {
             return (client, u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]));
         }
@@ -361,18 +712,47 @@ fn answered(s: &RedirectorFixture, from: &str, to: &str) -> (SocketAddr, u32) {
 #[test]
 fn a_request_owns_only_the_answer_to_its_own_syn_ack() {
     let s = scene();
-    for (from, to) in [("10.77.0.9:4711", "240.0.0.2:80"), ("[fd77::9]:4711", "[fdca:a1:0:240::2]:80")] {
+    for (from, to) in [
+        ("10.77.0.9:4711", "240.0.0.2:80"),
+        ("[fd77::9]:4711", "[fdca:a1:0:240::2]:80"),
+    ] {
         let (_, number) = answered(&s, from, to);
         let (own, other) = (number.wrapping_add(1), number.wrapping_add(77));
-        let segment = |hop, flags, acknowledged| from_edge(hop, &tcp_answer(from, to, flags, acknowledged, b""));
+        let segment = |hop, flags, acknowledged| {
+            from_edge(hop, &tcp_answer(from, to, flags, acknowledged, b""))
+        };
         for hop in [0, 2] {
-            s.keeps("the answer to the own SYN-ACK", &segment(hop, ACK, own), "owned");
-            s.keeps("with the client's FIN", &segment(hop, FIN | ACK, own), "owned");
-            s.keeps("a reset ends any request", &segment(hop, RST | ACK, other), "owned");
+            s.keeps(
+                "the answer to the own SYN-ACK",
+                &segment(hop, ACK, own),
+                "owned",
+            );
+            s.keeps(
+                "with the client's FIN",
+                &segment(hop, FIN | ACK, own),
+                "owned",
+            );
+            s.keeps(
+                "a reset ends any request",
+                &segment(hop, RST | ACK, other),
+                "owned",
+            );
         }
         let next = format!("tcp {from} > {to}");
-        s.sends("the answer to another's, from the edge", &segment(0, ACK, other), (2, 1), &next, "forwarded");
-        s.sends("the answer to another's, along the chain", &segment(2, ACK, other), (3, 3), &next, "forwarded");
+        s.sends(
+            "the answer to another's, from the edge",
+            &segment(0, ACK, other),
+            (2, 1),
+            &next,
+            "forwarded",
+        );
+        s.sends(
+            "the answer to another's, along the chain",
+            &segment(2, ACK, other),
+            (3, 3),
+            &next,
+            "forwarded",
+        );
     }
 }
 
@@ -389,7 +769,10 @@ fn only_sessions_of_the_kernel_are_owned() {
         owned.push(("time-wait", waiting(&s, from, to), to));
     }
     let mut numbers = HashMap::new();
-    for (case, from, to) in [("request", "10.77.0.9:4711", "240.0.0.2:80"), ("request v6", "[fd77::9]:4711", "[fdca:a1:0:240::2]:80")] {
+    for (case, from, to) in [
+        ("request", "10.77.0.9:4711", "240.0.0.2:80"),
+        ("request v6", "[fd77::9]:4711", "[fdca:a1:0:240::2]:80"),
+    ] {
         let (at, number) = answered(&s, from, to);
         owned.push((case, at, to));
         numbers.insert(at, number.wrapping_add(1));
@@ -401,20 +784,50 @@ fn only_sessions_of_the_kernel_are_owned() {
             if listening || !case.starts_with("request") {
                 for (hop, flags) in [(0, ACK), (2, ACK), (3, FIN | ACK), (0, RST)] {
                     let acknowledged = numbers.get(from).copied().unwrap_or(8);
-                    s.keeps(&case, &from_edge(hop, &tcp_answer(&from_text, to, flags, acknowledged, b"data")), "owned");
+                    s.keeps(
+                        &case,
+                        &from_edge(
+                            hop,
+                            &tcp_answer(&from_text, to, flags, acknowledged, b"data"),
+                        ),
+                        "owned",
+                    );
                 }
-                let about = unreachable(&from.ip().to_string(), &ip_of(to), &tcp(to, &from_text, ACK, b"data"), 60);
+                let about = unreachable(
+                    &from.ip().to_string(),
+                    &ip_of(to),
+                    &tcp(to, &from_text, ACK, b"data"),
+                    60,
+                );
                 s.keeps(&case, &from_edge(0, &about), "icmp");
             }
             let syn = from_edge(0, &tcp(&from_text, to, SYN, b""));
-            s.sends(&case, &syn, (2, 1), &format!("tcp {from} > {to}"), "forwarded_new");
+            s.sends(
+                &case,
+                &syn,
+                (2, 1),
+                &format!("tcp {from} > {to}"),
+                "forwarded_new",
+            );
             if !listening {
                 let syn = from_edge(1, &tcp(&from_text, to, SYN, b""));
-                s.sends(&case, &syn, (3, 2), &format!("tcp {from} > {to}"), "not_listening");
+                s.sends(
+                    &case,
+                    &syn,
+                    (3, 2),
+                    &format!("tcp {from} > {to}"),
+                    "not_listening",
+                );
             }
             let other = SocketAddr::new(from.ip(), from.port() ^ 1).to_string();
             let frame = from_edge(0, &tcp(&other, to, ACK, b""));
-            s.sends("another port", &frame, (2, 1), &format!("tcp {other} > {to}"), "forwarded");
+            s.sends(
+                "another port",
+                &frame,
+                (2, 1),
+                &format!("tcp {other} > {to}"),
+                "forwarded",
+            );
         }
         s.plain = None;
     }
@@ -429,24 +842,51 @@ fn errors_follow_the_session_that_they_are_about() {
     let s = scene();
     let error = |service: u32, hop| {
         let at = service4(service);
-        from_edge(hop, &unreachable("10.1.9.9", &at, &tcp(&format!("{at}:80"), "10.1.1.2:4711", ACK, b""), 28))
+        from_edge(
+            hop,
+            &unreachable(
+                "10.1.9.9",
+                &at,
+                &tcp(&format!("{at}:80"), "10.1.1.2:4711", ACK, b""),
+                28,
+            ),
+        )
     };
     let about = "icmp 3/3 10.1.9.9 > 240.0.0.1 about tcp 240.0.0.1:80 > 10.1.1.2:4711";
     s.sends("nobody's here", &error(1, 0), (2, 1), about, "forwarded");
     s.keeps("the end of the chain", &error(8, 1), "icmp");
-    let datagram = unreachable("10.1.9.9", "240.0.0.4", &udp("240.0.0.4:53", "10.1.1.2:4711", b"a"), 28);
+    let datagram = unreachable(
+        "10.1.9.9",
+        "240.0.0.4",
+        &udp("240.0.0.4:53", "10.1.1.2:4711", b"a"),
+        28,
+    );
     s.keeps("about a datagram", &from_edge(0, &datagram), "icmp");
-    let other = unreachable("10.1.9.9", "240.0.0.1", &tcp("240.0.0.2:80", "10.1.1.2:4711", ACK, b""), 28);
-    s.drops("about another service", &from_edge(0, &other), "drop_malformed");
+    let other = unreachable(
+        "10.1.9.9",
+        "240.0.0.1",
+        &tcp("240.0.0.2:80", "10.1.1.2:4711", ACK, b""),
+        28,
+    );
+    s.drops(
+        "about another service",
+        &from_edge(0, &other),
+        "drop_malformed",
+    );
 }
 
 #[test]
 fn a_cookie_that_is_none_is_nobodys() {
     let s = scene();
-    s.netns.within(|| std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "2").unwrap());
+    s.netns
+        .within(|| std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "2").unwrap());
     // The kernel accepts cookies only shortly after it has sent some.
     answered(&s, "10.77.0.9:4711", "240.0.0.4:80");
-    s.keeps("no cookie", &from_edge(0, &tcp("10.77.0.9:4711", "240.0.0.4:80", ACK, b"")), "unowned");
+    s.keeps(
+        "no cookie",
+        &from_edge(0, &tcp("10.77.0.9:4711", "240.0.0.4:80", ACK, b"")),
+        "unowned",
+    );
 }
 
 /// Opens a connection that the gateway dials for the tenant.
@@ -460,34 +900,99 @@ fn responses_are_accepted_only_from_the_dialed_tenant() {
     let s = scene();
     let _endpoint = s.netns.listen("[::]:9000");
     let _admin = s.netns.listen("0.0.0.0:15021");
-    for (own, to) in [(format!("{SELF}:0"), "10.77.0.2:9000"), (format!("{SELF6}:0"), "[fd77::2]:9000")] {
+    for (own, to) in [
+        (format!("{SELF}:0"), "10.77.0.2:9000"),
+        (format!("{SELF6}:0"), "[fd77::2]:9000"),
+    ] {
         let (at, _open) = dialled(&s, &own, to);
         let text = at.to_string();
-        let answer = |from: &str, vni: u32, inner: &[u8]| OuterHeaders::new(from, SELF, vni).frame(inner);
+        let answer =
+            |from: &str, vni: u32, inner: &[u8]| OuterHeaders::new(from, SELF, vni).frame(inner);
         let data = tcp(to, &text, ACK, b"answer");
         let ran = s.run(&answer(EDGE, TENANT, &data));
-        assert_eq!((ran.verdict, ran.mark, &ran.moved[..]), (PASSED, TENANT, &["answer"][..]), "{to}");
+        assert_eq!(
+            (ran.verdict, ran.mark, &ran.moved[..]),
+            (PASSED, TENANT, &["answer"][..]),
+            "{to}"
+        );
         let error = unreachable(&ip_of(to), &ip_of(&text), &tcp(&text, to, ACK, b""), 60);
         s.keeps("an error", &answer(EDGE, TENANT, &error), "answer");
         let gone = SocketAddr::new(at.ip(), 9).to_string();
-        s.keeps("the rest of a connection that is gone: a reset is due", &answer(EDGE, TENANT, &tcp(to, &gone, ACK, b"")), "answer");
-        s.drops("another tenant's VNI", &answer(EDGE, 0x71, &data), "drop_crossed");
-        s.drops("an error by another tenant's VNI", &answer(EDGE, 0x71, &error), "drop_crossed");
-        s.drops("a SYN", &answer(EDGE, TENANT, &tcp(to, &gone, SYN, b"")), "drop_crossed");
-        s.drops("a SYN and ACK of nothing", &answer(EDGE, TENANT, &tcp(to, &gone, SYN | ACK, b"")), "drop_crossed");
+        s.keeps(
+            "the rest of a connection that is gone: a reset is due",
+            &answer(EDGE, TENANT, &tcp(to, &gone, ACK, b"")),
+            "answer",
+        );
+        s.drops(
+            "another tenant's VNI",
+            &answer(EDGE, 0x71, &data),
+            "drop_crossed",
+        );
+        s.drops(
+            "an error by another tenant's VNI",
+            &answer(EDGE, 0x71, &error),
+            "drop_crossed",
+        );
+        s.drops(
+            "a SYN",
+            &answer(EDGE, TENANT, &tcp(to, &gone, SYN, b"")),
+            "drop_crossed",
+        );
+        s.drops(
+            "a SYN and ACK of nothing",
+            &answer(EDGE, TENANT, &tcp(to, &gone, SYN | ACK, b"")),
+            "drop_crossed",
+        );
         let late = unreachable(&ip_of(to), &ip_of(&text), &tcp(&gone, to, ACK, b""), 60);
-        s.drops("an error about nothing", &answer(EDGE, TENANT, &late), "drop_crossed");
-        s.drops("not from an edge", &answer("250.1.0.3", TENANT, &data), "drop_unknown_source");
-        s.drops("from nobody of the tier", &answer("250.1.0.99", TENANT, &data), "drop_unknown_source");
-        s.drops("a datagram", &answer(EDGE, TENANT, &udp(to, &text, b"")), "drop_protocol");
-        s.drops("an echo", &answer(EDGE, TENANT, &echo(&ip_of(to), &ip_of(&text), false)), "drop_protocol");
+        s.drops(
+            "an error about nothing",
+            &answer(EDGE, TENANT, &late),
+            "drop_crossed",
+        );
+        s.drops(
+            "not from an edge",
+            &answer("250.1.0.3", TENANT, &data),
+            "drop_unknown_source",
+        );
+        s.drops(
+            "from nobody of the tier",
+            &answer("250.1.0.99", TENANT, &data),
+            "drop_unknown_source",
+        );
+        s.drops(
+            "a datagram",
+            &answer(EDGE, TENANT, &udp(to, &text, b"")),
+            "drop_protocol",
+        );
+        s.drops(
+            "an echo",
+            &answer(EDGE, TENANT, &echo(&ip_of(to), &ip_of(&text), false)),
+            "drop_protocol",
+        );
     }
     let to_admin = tcp("10.1.1.2:4711", &format!("{SELF}:15021"), ACK, b"");
-    s.drops("a listener", &OuterHeaders::new(EDGE, SELF, TENANT).frame(&to_admin), "drop_crossed");
-    let datagram = unreachable("10.77.0.2", SELF, &udp(&format!("{SELF}:1"), "10.77.0.2:9000", b""), 28);
-    s.drops("an error about a datagram", &OuterHeaders::new(EDGE, SELF, TENANT).frame(&datagram), "drop_protocol");
+    s.drops(
+        "a listener",
+        &OuterHeaders::new(EDGE, SELF, TENANT).frame(&to_admin),
+        "drop_crossed",
+    );
+    let datagram = unreachable(
+        "10.77.0.2",
+        SELF,
+        &udp(&format!("{SELF}:1"), "10.77.0.2:9000", b""),
+        28,
+    );
+    s.drops(
+        "an error about a datagram",
+        &OuterHeaders::new(EDGE, SELF, TENANT).frame(&datagram),
+        "drop_protocol",
+    );
     for to in ["250.1.0.3:5000", "240.0.0.1:80", "127.0.0.1:5000"] {
-        s.drops(to, &OuterHeaders::new(EDGE, SELF, TENANT).frame(&tcp("10.77.0.2:9000", to, ACK, b"")), "drop_crossed");
+        s.drops(
+            to,
+            &OuterHeaders::new(EDGE, SELF, TENANT).frame(&tcp("10.77.0.2:9000", to, ACK, b"")),
+            "drop_crossed",
+        );
     }
 }
 
@@ -503,22 +1008,69 @@ fn every_refusal_has_a_counter() {
     let a = |text: &str| text.parse::<IpAddr>().unwrap();
     let to = |at: &str| from_edge(0, &tcp("10.1.1.2:4711", at, SYN, b""));
     for (case, frame, counter) in [
-        ("an unknown host", tier("250.1.0.99", SELF), "drop_unknown_source"),
-        ("for another host", tier(EDGE, "250.1.0.3"), "drop_unknown_source"),
+        (
+            "an unknown host",
+            tier("250.1.0.99", SELF),
+            "drop_unknown_source",
+        ),
+        (
+            "for another host",
+            tier(EDGE, "250.1.0.3"),
+            "drop_unknown_source",
+        ),
         ("no table", to("240.0.0.77:80"), "drop_service"),
         ("service 0", to("240.0.0.0:80"), "drop_service"),
-        ("the replica's own address", to("250.1.0.2:80"), "drop_service"),
+        (
+            "the replica's own address",
+            to("250.1.0.2:80"),
+            "drop_service",
+        ),
         ("loopback", to("127.0.0.1:80"), "drop_service"),
-        ("a fragment", from_edge(0, &with_ip4(udp("10.1.1.2:1", "240.0.0.1:53", b"12345678"), 0x2000, &[])), "drop_fragment"),
-        ("an outer fragment", edit(from_edge(0, &syn), 20, 0x20), "drop_fragment"),
-        ("SCTP", from_edge(0, &ip(a("10.1.1.2"), a("240.0.0.1"), 132, &[0; 32])), "drop_protocol"),
-        ("a redirect", from_edge(0, &icmp("10.1.1.2", "240.0.0.1", 5, 1, [0; 4], &syn)), "drop_protocol"),
+        (
+            "a fragment",
+            from_edge(
+                0,
+                &with_ip4(udp("10.1.1.2:1", "240.0.0.1:53", b"12345678"), 0x2000, &[]),
+            ),
+            "drop_fragment",
+        ),
+        (
+            "an outer fragment",
+            edit(from_edge(0, &syn), 20, 0x20),
+            "drop_fragment",
+        ),
+        (
+            "SCTP",
+            from_edge(0, &ip(a("10.1.1.2"), a("240.0.0.1"), 132, &[0; 32])),
+            "drop_protocol",
+        ),
+        (
+            "a redirect",
+            from_edge(0, &icmp("10.1.1.2", "240.0.0.1", 5, 1, [0; 4], &syn)),
+            "drop_protocol",
+        ),
         ("ARP", edit(from_edge(0, &syn), 63, 6), "drop_protocol"),
         ("no VNI", edit(from_edge(0, &syn), 42, 0), "drop_malformed"),
-        ("unknown VXLAN flags", edit(from_edge(0, &syn), 42, 0x88), "drop_malformed"),
-        ("a stamp by a tenant's VNI", edit(from_edge(0, &syn), 48, 0xa2), "drop_malformed"),
-        ("an inner length too long", edit(from_edge(0, &syn), frames::HEAD + 2, 1), "drop_malformed"),
-        ("outer options", edit(from_edge(0, &syn), 14, 0x46), "drop_malformed"),
+        (
+            "unknown VXLAN flags",
+            edit(from_edge(0, &syn), 42, 0x88),
+            "drop_malformed",
+        ),
+        (
+            "a stamp by a tenant's VNI",
+            edit(from_edge(0, &syn), 48, 0xa2),
+            "drop_malformed",
+        ),
+        (
+            "an inner length too long",
+            edit(from_edge(0, &syn), frames::HEAD + 2, 1),
+            "drop_malformed",
+        ),
+        (
+            "outer options",
+            edit(from_edge(0, &syn), 14, 0x46),
+            "drop_malformed",
+        ),
     ] {
         s.drops(case, &frame, counter);
     }
@@ -532,33 +1084,75 @@ fn senders_of_fragmented_packets_get_icmp_errors() {
     let to_service = tcp("10.1.1.2:4711", "240.0.0.1:80", 0x10, &data);
     let to_service6 = tcp("[fd01:1::2]:4711", "[fdca:a1:0:240::1]:80", 0x10, &data);
     let answer = tcp("10.1.2.2:8080", "250.1.0.2:4711", 0x10, &data);
-    let by = |from: &str, vni: u32, inner: &[u8]| frames::torn(&OuterHeaders::new(from, SELF, vni).frame(inner), 1400);
-    let said = |vni: u32, what: &str| format!("{SELF} > {EDGE} vni {vni:#x} hop 0 02ca0a010001 > 02ca0a010002: {what}");
+    let by = |from: &str, vni: u32, inner: &[u8]| {
+        frames::torn(&OuterHeaders::new(from, SELF, vni).frame(inner), 1400)
+    };
+    let said = |vni: u32, what: &str| {
+        format!("{SELF} > {EDGE} vni {vni:#x} hop 0 02ca0a010001 > 02ca0a010002: {what}")
+    };
     let about = "icmp 3/4 mtu 1346 240.0.0.1 > 10.1.1.2 about tcp 10.1.1.2:4711 > 240.0.0.1:80";
     for (case, frame, wanted) in [
-        ("by an edge", by(EDGE, TIER_VNI, &to_service), said(TIER_VNI, about)),
-        ("by another replica", by("250.1.0.3", TIER_VNI, &to_service), said(TIER_VNI, about)),
+        (
+            "by an edge",
+            by(EDGE, TIER_VNI, &to_service),
+            said(TIER_VNI, about),
+        ),
+        (
+            "by another replica",
+            by("250.1.0.3", TIER_VNI, &to_service),
+            said(TIER_VNI, about),
+        ),
         (
             "IPv6",
             by(EDGE, TIER_VNI, &to_service6),
-            said(TIER_VNI, "icmp 2/0 mtu 1346 fdca:a1:0:240::1 > fd01:1::2 about tcp [fd01:1::2]:4711 > [fdca:a1:0:240::1]:80"),
+            said(
+                TIER_VNI,
+                "icmp 2/0 mtu 1346 fdca:a1:0:240::1 > fd01:1::2 about tcp [fd01:1::2]:4711 > [fdca:a1:0:240::1]:80",
+            ),
         ),
         (
             "an endpoint's answer",
             by(EDGE, TENANT, &answer),
-            said(TENANT, "icmp 3/4 mtu 1346 250.1.0.2 > 10.1.2.2 about tcp 10.1.2.2:8080 > 250.1.0.2:4711"),
+            said(
+                TENANT,
+                "icmp 3/4 mtu 1346 250.1.0.2 > 10.1.2.2 about tcp 10.1.2.2:8080 > 250.1.0.2:4711",
+            ),
         ),
     ] {
         let ran = s.run(&frame);
-        assert_eq!((ran.verdict, &ran.moved[..]), (SENT, &["too_big"][..]), "{case}");
+        assert_eq!(
+            (ran.verdict, &ran.moved[..]),
+            (SENT, &["too_big"][..]),
+            "{case}"
+        );
         assert_eq!(frames::read(&ran.frame), wanted, "{case}");
     }
     for (case, frame, counter) in [
-        ("by a stranger", by("250.1.0.99", TIER_VNI, &to_service), "drop_unknown_source"),
-        ("a tenant's, by a replica", by("250.1.0.3", TENANT, &answer), "drop_fragment"),
-        ("for no service", by(EDGE, TIER_VNI, &answer), "drop_fragment"),
-        ("for no replica", by(EDGE, TENANT, &to_service), "drop_fragment"),
-        ("it may be cut inside", by(EDGE, TIER_VNI, &with_ip4(to_service.clone(), 0, &[])), "drop_fragment"),
+        (
+            "by a stranger",
+            by("250.1.0.99", TIER_VNI, &to_service),
+            "drop_unknown_source",
+        ),
+        (
+            "a tenant's, by a replica",
+            by("250.1.0.3", TENANT, &answer),
+            "drop_fragment",
+        ),
+        (
+            "for no service",
+            by(EDGE, TIER_VNI, &answer),
+            "drop_fragment",
+        ),
+        (
+            "for no replica",
+            by(EDGE, TENANT, &to_service),
+            "drop_fragment",
+        ),
+        (
+            "it may be cut inside",
+            by(EDGE, TIER_VNI, &with_ip4(to_service.clone(), 0, &[])),
+            "drop_fragment",
+        ),
     ] {
         s.drops(case, &frame, counter);
     }
@@ -567,40 +1161,145 @@ fn senders_of_fragmented_packets_get_icmp_errors() {
 #[test]
 fn nothing_goes_round_the_tunnel() {
     let s = scene();
-    let ether = |kind: [u8; 2], p: &[u8]| [&frames::HOST[..], &frames::ROUTER[..], &kind, p].concat();
+    let ether =
+        |kind: [u8; 2], p: &[u8]| [&frames::HOST[..], &frames::ROUTER[..], &kind, p].concat();
     let v4 = |p: &[u8]| ether([8, 0], p);
     let v6 = |p: &[u8]| ether([0x86, 0xdd], p);
     let a = |text: &str| text.parse::<IpAddr>().unwrap();
     let (from, here) = (a("fe80::1"), a("fe80::2"));
     // UDP headers with VXLAN's port as the destination, and with another one.
-    let (vxlan, other) = ([0xd9, 3, 0x12, 0xb5, 0, 8, 0, 0], [0xd9, 3, 0x12, 0xb6, 0, 8, 0, 0]);
-    let behind = |first: u8, header: &[u8], p: &[u8]| v6(&ip(from, here, first, &[header, p].concat()));
+    let (vxlan, other) = (
+        [0xd9, 3, 0x12, 0xb5, 0, 8, 0, 0],
+        [0xd9, 3, 0x12, 0xb6, 0, 8, 0, 0],
+    );
+    let behind =
+        |first: u8, header: &[u8], p: &[u8]| v6(&ip(from, here, first, &[header, p].concat()));
     let options = [17, 0, 1, 4, 0, 0, 0, 0];
-    let many: Vec<u8> = (0..5).flat_map(|i| [if i == 4 { 17 } else { 60 }, 0, 1, 4, 0, 0, 0, 0]).chain(vxlan).collect();
+    let many: Vec<u8> = (0..5)
+        .flat_map(|i| [if i == 4 { 17 } else { 60 }, 0, 1, 4, 0, 0, 0, 0])
+        .chain(vxlan)
+        .collect();
     for (case, frame, verdict, counter) in [
-        ("TCP to the host", v4(&tcp("172.20.0.1:1", "250.1.0.2:15021", SYN, b"")), PASSED, "passed"),
-        ("UDP to the host", v4(&udp("172.20.0.1:1", "250.1.0.2:53", b"hi")), PASSED, "passed"),
+        (
+            "TCP to the host",
+            v4(&tcp("172.20.0.1:1", "250.1.0.2:15021", SYN, b"")),
+            PASSED,
+            "passed",
+        ),
+        (
+            "UDP to the host",
+            v4(&udp("172.20.0.1:1", "250.1.0.2:53", b"hi")),
+            PASSED,
+            "passed",
+        ),
         ("ARP", ether([8, 6], &[0; 28]), PASSED, "passed"),
-        ("a service without a tunnel", v4(&tcp("172.20.0.1:1", "240.0.0.1:80", SYN, b"")), DROPPED, "drop_unknown_source"),
-        ("a service by UDP without a tunnel", v4(&udp("172.20.0.1:1", "240.0.0.1:53", b"")), DROPPED, "drop_unknown_source"),
-        ("a service v6", v6(&tcp("[fd01::1]:1", "[fdca:a1:0:240::1]:80", SYN, b"")), DROPPED, "drop_unknown_source"),
-        ("the replica's inner address", v6(&tcp("[fd01::1]:1", "[fdca:a1:0:250::fa01:2]:80", SYN, b"")), DROPPED, "drop_unknown_source"),
-        ("IPv6", v6(&tcp("[fe80::1]:1", "[fe80::2]:80", SYN, b"")), PASSED, "passed"),
-        ("VXLAN over IPv6", v6(&ip(from, here, 17, &vxlan)), DROPPED, "drop_unknown_source"),
-        ("other UDP over IPv6", v6(&ip(from, here, 17, &other)), PASSED, "passed"),
-        ("VXLAN behind hop-by-hop options", behind(0, &options, &vxlan), DROPPED, "drop_unknown_source"),
-        ("VXLAN behind destination options", behind(60, &options, &vxlan), DROPPED, "drop_unknown_source"),
-        ("VXLAN behind a routing header", behind(43, &options, &vxlan), DROPPED, "drop_unknown_source"),
-        ("other UDP behind options", behind(0, &options, &other), PASSED, "passed"),
-        ("a fragment of UDP over IPv6", behind(44, &[17, 0, 0, 1, 0, 0, 0, 7], &vxlan), DROPPED, "drop_fragment"),
-        ("a fragment of TCP over IPv6", behind(44, &[6, 0, 0, 1, 0, 0, 0, 7], &[0; 24]), PASSED, "passed"),
-        ("multicast listeners", behind(0, &[58, 0, 5, 2, 0, 0, 1, 0], &[143, 0, 0, 0, 0, 0, 0, 0]), PASSED, "passed"),
-        ("more extensions than anybody sends", behind(60, &many, &[]), DROPPED, "drop_malformed"),
-        ("UDP cut short over IPv6", v6(&ip(from, here, 17, &[0xd9, 3])), DROPPED, "drop_malformed"),
+        (
+            "a service without a tunnel",
+            v4(&tcp("172.20.0.1:1", "240.0.0.1:80", SYN, b"")),
+            DROPPED,
+            "drop_unknown_source",
+        ),
+        (
+            "a service by UDP without a tunnel",
+            v4(&udp("172.20.0.1:1", "240.0.0.1:53", b"")),
+            DROPPED,
+            "drop_unknown_source",
+        ),
+        (
+            "a service v6",
+            v6(&tcp("[fd01::1]:1", "[fdca:a1:0:240::1]:80", SYN, b"")),
+            DROPPED,
+            "drop_unknown_source",
+        ),
+        (
+            "the replica's inner address",
+            v6(&tcp("[fd01::1]:1", "[fdca:a1:0:250::fa01:2]:80", SYN, b"")),
+            DROPPED,
+            "drop_unknown_source",
+        ),
+        (
+            "IPv6",
+            v6(&tcp("[fe80::1]:1", "[fe80::2]:80", SYN, b"")),
+            PASSED,
+            "passed",
+        ),
+        (
+            "VXLAN over IPv6",
+            v6(&ip(from, here, 17, &vxlan)),
+            DROPPED,
+            "drop_unknown_source",
+        ),
+        (
+            "other UDP over IPv6",
+            v6(&ip(from, here, 17, &other)),
+            PASSED,
+            "passed",
+        ),
+        (
+            "VXLAN behind hop-by-hop options",
+            behind(0, &options, &vxlan),
+            DROPPED,
+            "drop_unknown_source",
+        ),
+        (
+            "VXLAN behind destination options",
+            behind(60, &options, &vxlan),
+            DROPPED,
+            "drop_unknown_source",
+        ),
+        (
+            "VXLAN behind a routing header",
+            behind(43, &options, &vxlan),
+            DROPPED,
+            "drop_unknown_source",
+        ),
+        (
+            "other UDP behind options",
+            behind(0, &options, &other),
+            PASSED,
+            "passed",
+        ),
+        (
+            "a fragment of UDP over IPv6",
+            behind(44, &[17, 0, 0, 1, 0, 0, 0, 7], &vxlan),
+            DROPPED,
+            "drop_fragment",
+        ),
+        (
+            "a fragment of TCP over IPv6",
+            behind(44, &[6, 0, 0, 1, 0, 0, 0, 7], &[0; 24]),
+            PASSED,
+            "passed",
+        ),
+        (
+            "multicast listeners",
+            behind(0, &[58, 0, 5, 2, 0, 0, 1, 0], &[143, 0, 0, 0, 0, 0, 0, 0]),
+            PASSED,
+            "passed",
+        ),
+        (
+            "more extensions than anybody sends",
+            behind(60, &many, &[]),
+            DROPPED,
+            "drop_malformed",
+        ),
+        (
+            "UDP cut short over IPv6",
+            v6(&ip(from, here, 17, &[0xd9, 3])),
+            DROPPED,
+            "drop_malformed",
+        ),
     ] {
         let ran = s.run(&frame);
-        assert_eq!((ran.verdict, &ran.moved[..]), (verdict, &[counter][..]), "{case}");
-        assert!(verdict == DROPPED || ran.frame == frame, "{case}: it is changed");
+        assert_eq!(
+            (ran.verdict, &ran.moved[..]),
+            (verdict, &[counter][..]),
+            "{case}"
+        );
+        assert!(
+            verdict == DROPPED || ran.frame == frame,
+            "{case}: it is changed"
+        );
     }
 }
 
@@ -610,7 +1309,12 @@ fn frames_that_end_in_the_middle_are_never_taken() {
     for packet in [
         tcp("10.1.1.2:4711", "240.0.0.1:80", SYN, b""),
         tcp("[fd01::2]:4711", "[fdca:a1:0:240::1]:80", SYN, b""),
-        unreachable("10.1.9.9", "240.0.0.1", &tcp("240.0.0.1:80", "10.1.1.2:4711", ACK, b""), 28),
+        unreachable(
+            "10.1.9.9",
+            "240.0.0.1",
+            &tcp("240.0.0.1:80", "10.1.1.2:4711", ACK, b""),
+            28,
+        ),
     ] {
         let whole = from_edge(0, &packet);
         // The kernel does not create packets shorter than an Ethernet and an IP header.
@@ -622,7 +1326,12 @@ fn frames_that_end_in_the_middle_are_never_taken() {
             }
             for frame in [whole[..length].to_vec(), honest] {
                 let ran = s.run(&frame);
-                assert_eq!((ran.verdict, &ran.moved[..]), (DROPPED, &["drop_malformed"][..]), "{length} bytes of {}", whole.len());
+                assert_eq!(
+                    (ran.verdict, &ran.moved[..]),
+                    (DROPPED, &["drop_malformed"][..]),
+                    "{length} bytes of {}",
+                    whole.len()
+                );
             }
         }
     }
@@ -645,16 +1354,33 @@ fn options(pins: Option<&LabPins>) -> RedirectorOptions {
 #[test]
 fn a_full_map_is_reported() {
     let r = RedirectorPrograms::load(&options(None)).unwrap();
-    let key = |id| ThrottleKey { scope: THROTTLE_SERVICE, id };
-    let limits = ThrottleLimits { sessions: Some(ThrottleLimit { rate: 1, burst: 1 }), ..ThrottleLimits::default() };
+    let key = |id| ThrottleKey {
+        scope: THROTTLE_SERVICE,
+        id,
+    };
+    let limits = ThrottleLimits {
+        sessions: Some(ThrottleLimit { rate: 1, burst: 1 }),
+        ..ThrottleLimits::default()
+    };
     (0..THROTTLES_MAX).for_each(|id| r.set_throttle(&key(id), &limits).unwrap());
     let e = r.set_throttle(&key(THROTTLES_MAX), &limits).unwrap_err();
-    assert!(e.is_full() && e.to_string().contains("canal_throttles"), "{e}");
+    assert!(
+        e.is_full() && e.to_string().contains("canal_throttles"),
+        "{e}"
+    );
     r.remove_throttle(&key(0)).unwrap();
     r.remove_throttle(&key(0)).unwrap();
     r.set_throttle(&key(THROTTLES_MAX), &limits).unwrap();
     (0..REPLICAS_MAX).for_each(|n| r.hosts().put(&n, &n).unwrap());
     assert!(r.hosts().put(&REPLICAS_MAX, &0).unwrap_err().is_full());
-    assert!(r.replicas().put(&REPLICAS_MAX, &Replica::new(Ipv4Addr::LOCALHOST, true)).unwrap_err().is_full());
-    assert_eq!((r.own().unwrap(), r.is_durable()), ((1, EDGE.parse().unwrap()), false));
+    assert!(
+        r.replicas()
+            .put(&REPLICAS_MAX, &Replica::new(Ipv4Addr::LOCALHOST, true))
+            .unwrap_err()
+            .is_full()
+    );
+    assert_eq!(
+        (r.own().unwrap(), r.is_durable()),
+        ((1, EDGE.parse().unwrap()), false)
+    );
 }

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use crate::lab::LabNetns;
 use canal_abi::tier::{
-    Address, AddressKey, BUCKETS, CHAIN, EDGE_MAC, NodeKey, Prefix, PrefixKey, REPLICA_MAC, Replica, Return, Table, address_be,
+    Address, AddressKey, BUCKETS, CHAIN, EDGE_MAC, NodeKey, Prefix, PrefixKey, REPLICA_MAC,
+    Replica, Return, Table, address_be,
 };
 use canal_offload::edge::{self, EdgeProgram, EdgeProgramSettings};
 use canal_offload::redirector::{self, RedirectorPrograms};
@@ -54,7 +55,10 @@ struct TierForwardingFixture {
 /// Links a host's `eth0` to the router, which has the even address below the host's.
 fn link(router: &LabNetns, device: &str, host: &LabNetns, address: Ipv4Addr) {
     let gateway = Ipv4Addr::from_bits(address.to_bits() - 1);
-    router.ip(&format!("link add {device} type veth peer name eth0 netns {}", host.name()));
+    router.ip(&format!(
+        "link add {device} type veth peer name eth0 netns {}",
+        host.name()
+    ));
     router.ip(&format!("addr add {gateway}/31 dev {device}"));
     router.ip(&format!("link set {device} up"));
     host.ip(&format!("addr add {address}/31 dev eth0"));
@@ -82,7 +86,11 @@ fn member(router: &LabNetns, n: u8) -> ChainEnd {
     let listener = netns.listen("[::]:20000");
     steering.set(ServiceListener::Plain, &listener).unwrap();
     serve(listener, n);
-    ChainEnd { netns, redirector, steering }
+    ChainEnd {
+        netns,
+        redirector,
+        steering,
+    }
 }
 
 fn pod(node: &LabNetns) -> LabNetns {
@@ -94,15 +102,24 @@ fn pod(node: &LabNetns) -> LabNetns {
     node.ip(&format!("link set vx netns {}", pod.name()));
     pod.ip("link set vx up");
     for (own, length) in [("10.1.1.2", 32), ("fd01:1::2", 128)] {
-        pod.ip(&format!("addr add {own}/{length} dev vx{}", if length == 128 { " nodad" } else { "" }));
+        pod.ip(&format!(
+            "addr add {own}/{length} dev vx{}",
+            if length == 128 { " nodad" } else { "" }
+        ));
     }
     for to in ["10.9.0.1", "250.1.0.3", "250.1.0.5"] {
         pod.ip(&format!("route add {to}/32 dev vx src 10.1.1.2"));
-        pod.ip(&format!("neigh add {to} lladdr {} dev vx nud permanent", mac(EDGE_MAC)));
+        pod.ip(&format!(
+            "neigh add {to} lladdr {} dev vx nud permanent",
+            mac(EDGE_MAC)
+        ));
     }
     for to in ["fd09::1", "fdca:a1:0:250::fa01:3", "fdca:a1:0:250::fa01:5"] {
         pod.ip(&format!("route add {to}/128 dev vx src fd01:1::2"));
-        pod.ip(&format!("neigh add {to} lladdr {} dev vx nud permanent", mac(EDGE_MAC)));
+        pod.ip(&format!(
+            "neigh add {to} lladdr {} dev vx nud permanent",
+            mac(EDGE_MAC)
+        ));
     }
     pod
 }
@@ -110,14 +127,28 @@ fn pod(node: &LabNetns) -> LabNetns {
 fn fill_edge(e: &EdgeProgram) {
     let a = |s: &str| -> IpAddr { s.parse().unwrap() };
     e.hosts().put(&address_be(EDGE), &0).unwrap();
-    let way = Return::new(TENANT, Some("10.9.0.1".parse().unwrap()), Some("fd09::1".parse().unwrap()));
+    let way = Return::new(
+        TENANT,
+        Some("10.9.0.1".parse().unwrap()),
+        Some("fd09::1".parse().unwrap()),
+    );
     e.returns().put(&SERVICE, &way).unwrap();
     e.nodes().put(&NodeKey::new(TENANT, NODE), &1).unwrap();
     for at in ["10.9.0.1", "fd09::1"] {
-        e.addresses().put(&AddressKey::new(TENANT, a(at)), &Address { service: SERVICE }).unwrap();
+        e.addresses()
+            .put(
+                &AddressKey::new(TENANT, a(at)),
+                &Address { service: SERVICE },
+            )
+            .unwrap();
     }
     for (pods, length) in [("10.1.1.0", 24), ("fd01:1::", 64)] {
-        e.prefixes().put(&PrefixKey::new(TENANT, a(pods), length), &Prefix::new(NODE, NODE_MAC)).unwrap();
+        e.prefixes()
+            .put(
+                &PrefixKey::new(TENANT, a(pods), length),
+                &Prefix::new(NODE, NODE_MAC),
+            )
+            .unwrap();
     }
 }
 
@@ -134,14 +165,34 @@ impl TierForwardingFixture {
             netns: Some(host.path()),
             device: "eth0".into(),
             pin_dir: None,
-            settings: EdgeProgramSettings { address: EDGE, tunnels: 4, aggregate: true, tunnel_port: 40_000, mtu: 1400 },
+            settings: EdgeProgramSettings {
+                address: EDGE,
+                tunnels: 4,
+                aggregate: true,
+                tunnel_port: 40_000,
+                mtu: 1400,
+            },
         })
         .unwrap();
         fill_edge(&edge);
-        let road = Self { pod, edge, members, router, _hosts: [node, host] };
+        let road = Self {
+            pod,
+            edge,
+            members,
+            router,
+            _hosts: [node, host],
+        };
         for n in 1..=2u8 {
-            road.edge.hosts().put(&address_be(replica(n)), &n.into()).unwrap();
-            road.members.iter().for_each(|m| m.redirector.hosts().put(&address_be(replica(n)), &n.into()).unwrap());
+            road.edge
+                .hosts()
+                .put(&address_be(replica(n)), &n.into())
+                .unwrap();
+            road.members.iter().for_each(|m| {
+                m.redirector
+                    .hosts()
+                    .put(&address_be(replica(n)), &n.into())
+                    .unwrap()
+            });
             road.set_replica(n, true);
         }
         road.configure_edge(&[1, 2]);
@@ -150,8 +201,16 @@ impl TierForwardingFixture {
     }
 
     fn set_replica(&self, n: u8, up: bool) {
-        self.edge.replicas().put(&n.into(), &Replica::new(replica(n), up)).unwrap();
-        self.members.iter().for_each(|m| m.redirector.replicas().put(&n.into(), &Replica::new(replica(n), up)).unwrap());
+        self.edge
+            .replicas()
+            .put(&n.into(), &Replica::new(replica(n), up))
+            .unwrap();
+        self.members.iter().for_each(|m| {
+            m.redirector
+                .replicas()
+                .put(&n.into(), &Replica::new(replica(n), up))
+                .unwrap()
+        });
     }
 
     fn configure_edge(&self, chain: &[u16]) {
@@ -159,12 +218,17 @@ impl TierForwardingFixture {
     }
 
     fn configure_replicas(&self, chain: &[u16]) {
-        self.members.iter().for_each(|m| m.redirector.tables().put(&SERVICE, &table(chain)).unwrap());
+        self.members
+            .iter()
+            .for_each(|m| m.redirector.tables().put(&SERVICE, &table(chain)).unwrap());
     }
 
     fn dial(&self, to: &str) -> TcpStream {
         let to: SocketAddr = to.parse().unwrap();
-        let s = self.pod.within(|| TcpStream::connect_timeout(&to, wait())).unwrap_or_else(|e| panic!("{to}: {e}: {:?}", self.drops()));
+        let s = self
+            .pod
+            .within(|| TcpStream::connect_timeout(&to, wait()))
+            .unwrap_or_else(|e| panic!("{to}: {e}: {:?}", self.drops()));
         s.set_read_timeout(Some(wait())).unwrap();
         s
     }
@@ -173,19 +237,34 @@ impl TierForwardingFixture {
     /// tier does not carry; these are left out.
     fn drops(&self) -> Vec<(&'static str, u64)> {
         let edge = self.edge.counts().unwrap();
-        let replicas = self.members.iter().flat_map(|m| m.redirector.counts().unwrap());
-        edge.into_iter().chain(replicas).filter(|(n, c)| *c > 0 && n.starts_with("drop_") && *n != "drop_protocol").collect()
+        let replicas = self
+            .members
+            .iter()
+            .flat_map(|m| m.redirector.counts().unwrap());
+        edge.into_iter()
+            .chain(replicas)
+            .filter(|(n, c)| *c > 0 && n.starts_with("drop_") && *n != "drop_protocol")
+            .collect()
     }
 
     fn count(&self, n: usize, name: &str) -> u64 {
-        self.members[n - 1].redirector.counts().unwrap().into_iter().collect::<HashMap<_, _>>()[name]
+        self.members[n - 1]
+            .redirector
+            .counts()
+            .unwrap()
+            .into_iter()
+            .collect::<HashMap<_, _>>()[name]
     }
 }
 
 fn table(chain: &[u16]) -> Table {
     let mut whole = [0; CHAIN];
     whole[..chain.len()].copy_from_slice(chain);
-    Table { vni: TENANT, version: 1, chain: [whole; BUCKETS] }
+    Table {
+        vni: TENANT,
+        version: 1,
+        chain: [whole; BUCKETS],
+    }
 }
 
 /// Serves any number of connections and answers every line with `name` in front of it.
@@ -210,14 +289,20 @@ fn exchange(s: &mut TcpStream) -> String {
 }
 
 fn bulk(s: &TcpStream, name: u8) {
-    let line: Vec<u8> = (0..150_000u32).map(|i| b'a' + (i % 26) as u8).chain([b'\n']).collect();
+    let line: Vec<u8> = (0..150_000u32)
+        .map(|i| b'a' + (i % 26) as u8)
+        .chain([b'\n'])
+        .collect();
     let (mut writer, sent) = (s.try_clone().unwrap(), line.clone());
     let w = std::thread::spawn(move || (0..8).for_each(|_| writer.write_all(&sent).unwrap()));
     let mut r = BufReader::new(s);
     for _ in 0..8 {
         let mut got = Vec::new();
         r.read_until(b'\n', &mut got).unwrap();
-        assert!(got == [format!("{name}: ").as_bytes(), &line].concat(), "bytes are lost or changed");
+        assert!(
+            got == [format!("{name}: ").as_bytes(), &line].concat(),
+            "bytes are lost or changed"
+        );
     }
     w.join().unwrap();
 }
@@ -229,8 +314,13 @@ fn sessions_stay_at_their_replica_on_any_link() {
         for which in without {
             match *which {
                 "pod" => r.pod.without_offload("vx"),
-                "replicas" => r.members.iter().for_each(|m| m.netns.without_offload("tier0")),
-                _ => ["node", "edge", "replica1", "replica2"].iter().for_each(|device| r.router.without_offload(device)),
+                "replicas" => r
+                    .members
+                    .iter()
+                    .for_each(|m| m.netns.without_offload("tier0")),
+                _ => ["node", "edge", "replica1", "replica2"]
+                    .iter()
+                    .for_each(|device| r.router.without_offload(device)),
             }
         }
         for to in [V4, V6] {
@@ -242,7 +332,11 @@ fn sessions_stay_at_their_replica_on_any_link() {
             // The edge gets the new table before the replicas do.
             r.configure_edge(&[2, 1]);
             let mut early = r.dial(to);
-            assert_eq!(exchange(&mut early), "1: who\n", "{to} {without:?}: sent to 2, which still knows 1 as the head");
+            assert_eq!(
+                exchange(&mut early),
+                "1: who\n",
+                "{to} {without:?}: sent to 2, which still knows 1 as the head"
+            );
             r.configure_replicas(&[2, 1]);
             let mut second = r.dial(to);
             assert_eq!(exchange(&mut second), "2: who\n", "{to} {without:?}");
@@ -260,17 +354,38 @@ fn sessions_stay_at_their_replica_on_any_link() {
 #[test]
 fn a_dead_replica_and_a_dead_gateway_are_stepped_over() {
     let r = TierForwardingFixture::new();
-    r.members[0].steering.clear_sockets(ServiceListener::Plain).unwrap();
-    assert_eq!(exchange(&mut r.dial(V4)), "2: who\n", "the gateway of 1 is gone");
+    r.members[0]
+        .steering
+        .clear_sockets(ServiceListener::Plain)
+        .unwrap();
+    assert_eq!(
+        exchange(&mut r.dial(V4)),
+        "2: who\n",
+        "the gateway of 1 is gone"
+    );
     assert!(r.count(1, "not_listening") > 0);
     r.router.ip("link set replica1 down");
     r.set_replica(1, false);
     let mut second = r.dial(V6);
-    assert_eq!(exchange(&mut second), "2: who\n", "1 is down: the edge skips it");
-    r.members[1].steering.clear_sockets(ServiceListener::Plain).unwrap();
+    assert_eq!(
+        exchange(&mut second),
+        "2: who\n",
+        "1 is down: the edge skips it"
+    );
+    r.members[1]
+        .steering
+        .clear_sockets(ServiceListener::Plain)
+        .unwrap();
     let to: SocketAddr = V4.parse().unwrap();
-    let e = r.pod.within(|| TcpStream::connect_timeout(&to, wait())).unwrap_err();
-    assert_eq!(e.kind(), std::io::ErrorKind::ConnectionRefused, "nobody is left: the answer is a reset, at once");
+    let e = r
+        .pod
+        .within(|| TcpStream::connect_timeout(&to, wait()))
+        .unwrap_err();
+    assert_eq!(
+        e.kind(),
+        std::io::ErrorKind::ConnectionRefused,
+        "nobody is left: the answer is a reset, at once"
+    );
     assert_eq!(exchange(&mut second), "2: who\n", "a session needs no door");
     assert_eq!(r.drops(), []);
 }
@@ -281,13 +396,17 @@ fn the_gateway_dials_through_the_edge() {
     serve(r.pod.listen("[::]:8080"), 9);
     let own6 = ["fdca:a1:0:250::fa01:3", "fdca:a1:0:250::fa01:5"];
     for (n, m) in r.members.iter().enumerate() {
-        for (to, from) in [("10.1.1.2:8080", IpAddr::from(replica(n as u8 + 1))), ("[fd01:1::2]:8080", own6[n].parse().unwrap())] {
+        for (to, from) in [
+            ("10.1.1.2:8080", IpAddr::from(replica(n as u8 + 1))),
+            ("[fd01:1::2]:8080", own6[n].parse().unwrap()),
+        ] {
             let to: SocketAddr = to.parse().unwrap();
             let s: TcpStream = m.netns.within(|| {
                 let s = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
                 s.set_mark(TENANT).unwrap();
                 s.bind(&SocketAddr::new(from, 0).into()).unwrap();
-                s.connect_timeout(&to.into(), wait()).unwrap_or_else(|e| panic!("{to} from {from}: {e}: {:?}", r.drops()));
+                s.connect_timeout(&to.into(), wait())
+                    .unwrap_or_else(|e| panic!("{to} from {from}: {e}: {:?}", r.drops()));
                 s.into()
             });
             s.set_read_timeout(Some(wait())).unwrap();
@@ -304,7 +423,8 @@ fn dial_pod(r: &TierForwardingFixture, n: u8, to: &str, from: &str) -> TcpStream
         let s = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
         s.set_mark(TENANT).unwrap();
         s.bind(&from.into()).unwrap();
-        s.connect_timeout(&to.into(), wait()).unwrap_or_else(|e| panic!("{to} from {from}: {e}: {:?}", r.drops()));
+        s.connect_timeout(&to.into(), wait())
+            .unwrap_or_else(|e| panic!("{to} from {from}: {e}: {:?}", r.drops()));
         s.into()
     });
     s.set_read_timeout(Some(wait())).unwrap();
@@ -322,15 +442,30 @@ fn sessions_go_on_when_a_link_narrows() {
             (r.dial(V4), 1),
             (r.dial(V6), 1),
             (dial_pod(&r, 1, "10.1.1.2:8080", "250.1.0.3:0"), 9),
-            (dial_pod(&r, 1, "[fd01:1::2]:8080", "[fdca:a1:0:250::fa01:3]:0"), 9),
+            (
+                dial_pod(&r, 1, "[fd01:1::2]:8080", "[fdca:a1:0:250::fa01:3]:0"),
+                9,
+            ),
         ];
         sessions.iter().for_each(|(s, name)| bulk(s, *name));
         assert_eq!(r.drops(), [], "{link}");
-        r.router.ip(&format!("route add {address}/32 dev {link} mtu 1400"));
+        r.router
+            .ip(&format!("route add {address}/32 dev {link} mtu 1400"));
         sessions.iter().for_each(|(s, name)| bulk(s, *name));
         // No session waits for a second: only later fragments are dropped without a reply.
-        assert!(r.drops().iter().all(|(what, _)| *what == "drop_fragment"), "{link}: {:?}", r.drops());
-        let told = r.count(1, "too_big") + r.edge.counts().unwrap().into_iter().find(|(name, _)| *name == "too_big").unwrap().1;
+        assert!(
+            r.drops().iter().all(|(what, _)| *what == "drop_fragment"),
+            "{link}: {:?}",
+            r.drops()
+        );
+        let told = r.count(1, "too_big")
+            + r.edge
+                .counts()
+                .unwrap()
+                .into_iter()
+                .find(|(name, _)| *name == "too_big")
+                .unwrap()
+                .1;
         // A node's kernel reassembles fragments.
         assert_eq!(told > 0, link != "node", "{link}");
     }

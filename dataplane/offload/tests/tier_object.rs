@@ -29,8 +29,13 @@ fn check_layouts(object: &str, bytes: &[u8]) {
         let in_c: Vec<(String, usize)> = s
             .iter()
             .map(|m| {
-                let MemberAttr::Normal { offset } = m.attr else { panic!("{name} has a bit field") };
-                (m.name.unwrap().to_str().unwrap().to_string(), offset as usize / 8)
+                let MemberAttr::Normal { offset } = m.attr else {
+                    panic!("{name} has a bit field")
+                };
+                (
+                    m.name.unwrap().to_str().unwrap().to_string(),
+                    offset as usize / 8,
+                )
             })
             .collect();
         let (_, size, fields) = LAYOUTS
@@ -38,7 +43,8 @@ fn check_layouts(object: &str, bytes: &[u8]) {
             .chain(canal_abi::interface_guard::LAYOUTS)
             .find(|(n, ..)| *n == name)
             .unwrap_or_else(|| panic!("{object}: struct {name} is not in canal-abi's list"));
-        let in_rust: Vec<(String, usize)> = fields.iter().map(|(f, o)| ((*f).to_string(), *o)).collect();
+        let in_rust: Vec<(String, usize)> =
+            fields.iter().map(|(f, o)| ((*f).to_string(), *o)).collect();
         assert_eq!((s.size(), in_c), (*size, in_rust), "{object}: {name}");
     }
 }
@@ -46,7 +52,10 @@ fn check_layouts(object: &str, bytes: &[u8]) {
 #[test]
 fn every_struct_of_the_header_has_one_layout_in_c_and_in_rust() {
     check_layouts("edge", edge::object_bytes());
-    for (object, bytes) in ["redirector", "tunnel"].into_iter().zip(redirector::object_bytes()) {
+    for (object, bytes) in ["redirector", "tunnel"]
+        .into_iter()
+        .zip(redirector::object_bytes())
+    {
         check_layouts(object, bytes);
     }
     check_layouts("sessions", sessions::object_bytes());
@@ -54,8 +63,20 @@ fn every_struct_of_the_header_has_one_layout_in_c_and_in_rust() {
 }
 
 fn measured() -> Vec<(&'static str, u32)> {
-    let settings = EdgeProgramSettings { address: [250, 1, 0, 1].into(), tunnels: 20, aggregate: true, tunnel_port: 40_000, mtu: 1450 };
-    let mut all = vec![("canal_edge", EdgeProgram::load(&settings, None).unwrap().verified_insns().unwrap())];
+    let settings = EdgeProgramSettings {
+        address: [250, 1, 0, 1].into(),
+        tunnels: 20,
+        aggregate: true,
+        tunnel_port: 40_000,
+        mtu: 1450,
+    };
+    let mut all = vec![(
+        "canal_edge",
+        EdgeProgram::load(&settings, None)
+            .unwrap()
+            .verified_insns()
+            .unwrap(),
+    )];
     let netns = LabNetns::new();
     let redirector = RedirectorPrograms::load(&redirector::RedirectorOptions {
         netns: None,
@@ -69,9 +90,25 @@ fn measured() -> Vec<(&'static str, u32)> {
         tunnels: 20,
     });
     all.extend(redirector.unwrap().verified_insns().unwrap());
-    all.push(SocketSteering::attach(Some(&netns.path()), None).unwrap().verified_insns().unwrap());
-    all.push(("canal_interface_guard", InterfaceGuard::load(None, None).unwrap().verified_insns().unwrap()));
-    all.push(SessionTable::attach(Some(&netns.path()), "pod0").unwrap().verified_insns().unwrap());
+    all.push(
+        SocketSteering::attach(Some(&netns.path()), None)
+            .unwrap()
+            .verified_insns()
+            .unwrap(),
+    );
+    all.push((
+        "canal_interface_guard",
+        InterfaceGuard::load(None, None)
+            .unwrap()
+            .verified_insns()
+            .unwrap(),
+    ));
+    all.push(
+        SessionTable::attach(Some(&netns.path()), "pod0")
+            .unwrap()
+            .verified_insns()
+            .unwrap(),
+    );
     all
 }
 
@@ -89,11 +126,23 @@ fn the_verifiers_work_stays_within_budget() {
     let measured = measured();
     if std::env::var_os("BLESS").is_some() {
         budgets.extend(measured.iter().map(|(n, i)| ((*n).to_string(), *i)));
-        std::fs::write(path, budgets.iter().map(|(n, i)| format!("{n} {i}\n")).collect::<String>()).unwrap();
+        std::fs::write(
+            path,
+            budgets
+                .iter()
+                .map(|(n, i)| format!("{n} {i}\n"))
+                .collect::<String>(),
+        )
+        .unwrap();
     }
     for (name, now) in measured {
-        let budget = budgets.get(name).unwrap_or_else(|| panic!("{name} has no budget: BLESS=1"));
+        let budget = budgets
+            .get(name)
+            .unwrap_or_else(|| panic!("{name} has no budget: BLESS=1"));
         let most = budget + budget / 10;
-        assert!(now > 0 && now <= most, "{name}: {now} instructions, budget {most}");
+        assert!(
+            now > 0 && now <= most,
+            "{name}: {now} instructions, budget {most}"
+        );
     }
 }

@@ -22,7 +22,10 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 use crate::counts::RedirectorCounters;
-use crate::desired_maps::{ContentRules, ControllerOrders, RedirectorMapContent, decide_behind, decide_content, decide_soft_drain, table};
+use crate::desired_maps::{
+    ContentRules, ControllerOrders, RedirectorMapContent, decide_behind, decide_content,
+    decide_soft_drain, table,
+};
 use crate::heads::{HeadChange, HeadMoves, decide_changes};
 use crate::map_reconciler::{RedirectorMaps, RedirectorReconciler};
 use crate::receive::Receive;
@@ -31,7 +34,12 @@ use crate::session_scan::{OwnedSessions, SessionScanError, SessionScanner};
 use crate::session_search::SessionSearches;
 
 /// Resource kinds from which the maps' content is derived.
-const KINDS: [ResourceKind; 4] = [ResourceKind::Tenant, ResourceKind::Table, ResourceKind::Replica, ResourceKind::Throttle];
+const KINDS: [ResourceKind; 4] = [
+    ResourceKind::Tenant,
+    ResourceKind::Table,
+    ResourceKind::Replica,
+    ResourceKind::Throttle,
+];
 /// Interval of retrying failed map writes, checking the programs, and reading the counters.
 const AUDIT: Duration = Duration::from_secs(1);
 /// Timeout of a session scan. An incomplete scan proves nothing, so it is discarded.
@@ -142,13 +150,21 @@ enum ScanDecision {
 
 /// Decides whether to scan. A change of tables or of results makes a scan due at once, but never before the rest of the last one is over.
 fn decide_turn(purpose: &ScanPurpose, looked: &SessionScan, now: Instant) -> ScanDecision {
-    let buckets = |owned: &OwnedSessions| owned.iter().map(|(id, of)| (*id, of.buckets)).collect::<Vec<_>>();
+    let buckets = |owned: &OwnedSessions| {
+        owned
+            .iter()
+            .map(|(id, of)| (*id, of.buckets))
+            .collect::<Vec<_>>()
+    };
     let moves = || {
         purpose.draining
             || (purpose.generation, &purpose.versions) != (looked.generation, &looked.versions)
             || buckets(&looked.owned) != buckets(&looked.before)
     };
-    match looked.last.map(|(begun, took)| (now.saturating_duration_since(begun), took)) {
+    match looked
+        .last
+        .map(|(begun, took)| (now.saturating_duration_since(begun), took))
+    {
         _ if !purpose.needed => ScanDecision::Needless,
         Some((since, took)) if since < took * (SCAN_REST_FACTOR + 1) => ScanDecision::Rest,
         Some((since, _)) if since < SCAN_IDLE_INTERVAL && !moves() => ScanDecision::Rest,
@@ -215,8 +231,13 @@ impl RedirectorAgent {
 
     /// Applies a state by writing the differences. The state is complete, so a lost update costs nothing. Returns the resources that are
     /// omitted because they exceed their tenant's share of a map: kind, name and reason.
-    pub fn apply(&self, update: &Update, state: &ResourceState) -> Vec<(ResourceKind, String, String)> {
-        let concerns = update.upserts.iter().any(|r| KINDS.contains(&r.kind())) || update.removals.iter().any(|(k, _)| KINDS.contains(k));
+    pub fn apply(
+        &self,
+        update: &Update,
+        state: &ResourceState,
+    ) -> Vec<(ResourceKind, String, String)> {
+        let concerns = update.upserts.iter().any(|r| KINDS.contains(&r.kind()))
+            || update.removals.iter().any(|(k, _)| KINDS.contains(k));
         let mut held = self.inner.maps_are_current();
         // The first state from the controller is always written, because only such a state may remove stale entries.
         let first = held.told == 0 || (!held.live && update.origin == UpdateSource::Controller);
@@ -229,7 +250,12 @@ impl RedirectorAgent {
             // Nothing of this state concerns the maps, so they contain it already.
             held.generation = held.told;
         }
-        let omitted = held.wanted.omitted.iter().map(|entry| (entry.kind, entry.name.clone(), entry.why.clone())).collect();
+        let omitted = held
+            .wanted
+            .omitted
+            .iter()
+            .map(|entry| (entry.kind, entry.name.clone(), entry.why.clone()))
+            .collect();
         drop(held);
         self.inner.record_state();
         omitted
@@ -240,12 +266,20 @@ impl RedirectorAgent {
     /// # Errors
     /// The kernel does not accept one of the gateway's sockets.
     pub fn start_steering(&self) -> Result<(), String> {
-        self.inner.maps_are_current().keeper.kernel().start_steering()
+        self.inner
+            .maps_are_current()
+            .keeper
+            .kernel()
+            .start_steering()
     }
 
     /// Releases the gateway's sockets if socket steering was never started.
     pub fn stop_steering(&self) {
-        self.inner.maps_are_current().keeper.kernel().stop_steering();
+        self.inner
+            .maps_are_current()
+            .keeper
+            .kernel()
+            .stop_steering();
     }
 
     /// Reports from now on that this replica wants no new sessions.
@@ -269,12 +303,16 @@ impl RedirectorAgent {
 
     /// Sends the last report: everything is closed, or ends now.
     pub async fn leave(&self) {
-        let Some(reports) = self.inner.report_loop() else { return };
+        let Some(reports) = self.inner.report_loop() else {
+            return;
+        };
         {
             let mut held = self.inner.maps_are_current();
             (held.draining, held.leaving) = (true, true);
         }
-        reports.send_last::<Inner>(self.inner.state(), report::LAST_TIMEOUT).await;
+        reports
+            .send_last::<Inner>(self.inner.state(), report::LAST_TIMEOUT)
+            .await;
     }
 
     /// Reports readiness: there are bucket tables and orders.
@@ -285,7 +323,9 @@ impl RedirectorAgent {
         let held = self.inner.maps_are_current();
         match () {
             () if held.told == 0 => Err("the redirector has no bucket tables yet".into()),
-            () if held.orders.is_none() => Err("no controller has taken this replica's report yet".into()),
+            () if held.orders.is_none() => {
+                Err("no controller has taken this replica's report yet".into())
+            }
             () => Ok(()),
         }
     }
@@ -294,11 +334,21 @@ impl RedirectorAgent {
     pub fn dump(&self) -> serde_json::Value {
         let held = self.inner.maps_are_current();
         let looked = self.inner.record_scan();
-        let mut tables: Vec<_> = held.keeper.have().tables.values().filter_map(|r| table(r)).collect();
+        let mut tables: Vec<_> = held
+            .keeper
+            .have()
+            .tables
+            .values()
+            .filter_map(|r| table(r))
+            .collect();
         tables.sort_by(|a, b| a.service.cmp(&b.service));
         let own = held.orders.as_ref().map(|o| o.number);
         let row = |t: &&canal_model::program::BucketTable| {
-            let heads = t.chains.iter().filter(|c| c.first().map(|n| n.get()) == own).count();
+            let heads = t
+                .chains
+                .iter()
+                .filter(|c| c.first().map(|n| n.get()) == own)
+                .count();
             let of = looked.owned.get(&t.id).copied().unwrap_or_default();
             json!({
                 "service": t.service.to_string(), "id": t.id.get(), "vni": t.vni.get(), "version": t.version,
@@ -336,7 +386,10 @@ impl RedirectorAgent {
                     tracing::warn!("redirector BPF programs were removed externally; reinstalled");
                 }
                 Ok(false) => {}
-                Err(error) => tracing::error!(error, "the redirector's programs are not in place and cannot be put there"),
+                Err(error) => tracing::error!(
+                    error,
+                    "the redirector's programs are not in place and cannot be put there"
+                ),
             }
             self.inner.measure_receive(&mut held, true);
             match held.keeper.kernel().received_by_core() {
@@ -363,7 +416,11 @@ impl Inner {
     /// Returns the loop that sends this replica's reports, or `None` if no controller is configured.
     fn report_loop(&self) -> Option<ReportLoop> {
         let controller = self.config.controller.clone()?;
-        Some(ReportLoop { controller, timing: report::TIMING, outcomes: self.counts.reports() })
+        Some(ReportLoop {
+            controller,
+            timing: report::TIMING,
+            outcomes: self.counts.reports(),
+        })
     }
 
     fn record_state(&self) {
@@ -373,13 +430,19 @@ impl Inner {
     /// Determines which tunnels from the AZ's edge spread evenly over this replica's cores. With `again` also for a known edge, because the
     /// steering may have changed.
     fn measure_receive(&self, held: &mut AgentState, again: bool) {
-        let Some(edge) = held.orders.as_ref().and_then(|orders| orders.edge) else { return };
+        let Some(edge) = held.orders.as_ref().and_then(|orders| orders.edge) else {
+            return;
+        };
         if !again && held.receive.as_ref().is_some_and(|(of, _)| *of == edge) {
             return;
         }
         match held.keeper.kernel().receive(edge) {
             Ok(receive) => {
-                if held.receive.as_ref().is_none_or(|(_, before)| *before != receive) {
+                if held
+                    .receive
+                    .as_ref()
+                    .is_none_or(|(_, before)| *before != receive)
+                {
                     tracing::info!(
                         cores = receive.cores,
                         tunnels = receive.ports.len(),
@@ -388,7 +451,10 @@ impl Inner {
                 }
                 held.receive = Some((edge, receive));
             }
-            Err(error) => tracing::warn!(error, "redirector: cannot find tunnels that spread over the cores; edges take any"),
+            Err(error) => tracing::warn!(
+                error,
+                "redirector: cannot find tunnels that spread over the cores; edges take any"
+            ),
         }
     }
 
@@ -397,14 +463,29 @@ impl Inner {
         if held.told == 0 {
             return;
         }
-        let rules = ContentRules { held: Some(&held.keeper) };
-        let wanted = decide_content(held.resources.iter(), &self.config.az, held.orders.as_ref(), &rules);
+        let rules = ContentRules {
+            held: Some(&held.keeper),
+        };
+        let wanted = decide_content(
+            held.resources.iter(),
+            &self.config.az,
+            held.orders.as_ref(),
+            &rules,
+        );
         held.wanted = wanted;
-        let AgentState { keeper, wanted, orders, live, moves, .. } = held;
+        let AgentState {
+            keeper,
+            wanted,
+            orders,
+            live,
+            moves,
+            ..
+        } = held;
         let number = orders.as_ref().map_or(0, |o| o.number);
         let changes = decide_changes(&keeper.have().tables, &wanted.tables, number);
         let failed = keeper.reconcile(wanted, *live);
-        for (service, change) in moves.take(changes, &keeper.have().tables, &keeper.have().replicas) {
+        for (service, change) in moves.take(changes, &keeper.have().tables, &keeper.have().replicas)
+        {
             tracing::debug!(
                 service = service.get(),
                 left = change.left.count_ones(),
@@ -416,7 +497,12 @@ impl Inner {
             }
         }
         // Only sessions that are owned behind another head matter to the controller.
-        let behind = number != 0 && wanted.tables.values().filter_map(|r| table(r)).any(|t| decide_behind(t, number));
+        let behind = number != 0
+            && wanted
+                .tables
+                .values()
+                .filter_map(|r| table(r))
+                .any(|t| decide_behind(t, number));
         (held.failed, held.maps_pending) = (failed, behind);
         if failed == 0 {
             held.generation = held.told;
@@ -434,14 +520,27 @@ impl Inner {
             number,
             held.keeper.have().tables.values().filter_map(|r| table(r)),
         );
-        self.parting.send_if_modified(|was| std::mem::replace(was, parts) != parts);
+        self.parting
+            .send_if_modified(|was| std::mem::replace(was, parts) != parts);
     }
 
     fn purpose(&self) -> ScanPurpose {
         let held = self.maps_are_current();
-        let versions = held.keeper.have().tables.iter().filter_map(|(id, r)| Some((*id, table(r)?.version))).collect();
+        let versions = held
+            .keeper
+            .have()
+            .tables
+            .iter()
+            .filter_map(|(id, r)| Some((*id, table(r)?.version)))
+            .collect();
         let draining = held.draining || held.orders.as_ref().is_some_and(|o| o.drain);
-        ScanPurpose { needed: held.maps_pending || draining, draining, generation: held.generation, versions, mark: held.mark }
+        ScanPurpose {
+            needed: held.maps_pending || draining,
+            draining,
+            generation: held.generation,
+            versions,
+            mark: held.mark,
+        }
     }
 
     /// Scans the kernel's sockets if a scan is due. The recorded table versions are those from before the scan.
@@ -453,7 +552,11 @@ impl Inner {
             match decide_turn(&purpose, &looked, begun) {
                 ScanDecision::Needless => {
                     // The report then states an empty result at the present generation.
-                    *looked = SessionScan { generation: purpose.generation, marks: [purpose.mark; 2], ..SessionScan::default() };
+                    *looked = SessionScan {
+                        generation: purpose.generation,
+                        marks: [purpose.mark; 2],
+                        ..SessionScan::default()
+                    };
                     return;
                 }
                 ScanDecision::Rest => {
@@ -471,7 +574,8 @@ impl Inner {
         match read.unwrap_or_else(|e| Err(SessionScanError::Io(std::io::Error::other(e)))) {
             Ok(owned) => {
                 self.counts.look("ok", took);
-                self.counts.owned(owned.values().map(|o| u64::from(o.sessions)).sum());
+                self.counts
+                    .owned(owned.values().map(|o| u64::from(o.sessions)).sum());
                 looked.before = std::mem::replace(&mut looked.owned, owned);
                 looked.marks = [looked.marks[1], purpose.mark];
                 (looked.generation, looked.versions) = (purpose.generation, purpose.versions);
@@ -479,7 +583,14 @@ impl Inner {
             }
             Err(error) => {
                 // The last complete scan stays valid, with the generation at which it was made.
-                self.counts.look(if matches!(error, SessionScanError::Late) { "late" } else { "failed" }, took);
+                self.counts.look(
+                    if matches!(error, SessionScanError::Late) {
+                        "late"
+                    } else {
+                        "failed"
+                    },
+                    took,
+                );
                 looked.error = error.to_string();
                 tracing::warn!(%error, "could not refresh the owned-session set; keeping the previous one");
             }
@@ -490,7 +601,11 @@ impl Inner {
         let (sessions, accepted) = (self.sessions)();
         let (draining, leaving, receive) = {
             let held = self.maps_are_current();
-            let receive = held.receive.as_ref().map(|(_, receive)| receive.clone()).unwrap_or_default();
+            let receive = held
+                .receive
+                .as_ref()
+                .map(|(_, receive)| receive.clone())
+                .unwrap_or_default();
             (held.draining, held.leaving, receive)
         };
         let looked = self.record_scan();
@@ -506,7 +621,11 @@ impl Inner {
             accepted,
             version: self.config.version.clone(),
             cores: u32::try_from(receive.cores).unwrap_or(u32::MAX),
-            tunnel_ports: receive.ports.iter().flat_map(|port| port.to_be_bytes()).collect(),
+            tunnel_ports: receive
+                .ports
+                .iter()
+                .flat_map(|port| port.to_be_bytes())
+                .collect(),
             found: self.searches.answers(),
             // The report states what either scan found, so what it does not state is proved only from when the older one began.
             scanned_after: looked.marks[0],
@@ -556,7 +675,9 @@ impl ReportHandler for Inner {
         let mut held = self.maps_are_current();
         held.mark = answer.mark;
         if held.orders.as_ref() != Some(&orders) {
-            if held.orders.as_ref().map(|o| (o.number, o.edge)) != Some((orders.number, orders.edge)) {
+            if held.orders.as_ref().map(|o| (o.number, o.edge))
+                != Some((orders.number, orders.edge))
+            {
                 keep_orders(&self.config.orders, &orders);
             }
             held.orders = Some(orders);
@@ -588,14 +709,25 @@ pub(crate) fn read_orders(path: &std::path::Path) -> Option<ControllerOrders> {
     let value: serde_json::Value = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
     let number = u16::try_from(value["number"].as_u64()?).ok()?;
     let address = |v: &serde_json::Value| v.as_str()?.parse().ok();
-    let hosts = value["hosts"].as_array()?.iter().filter_map(address).collect();
-    Some(ControllerOrders { number, edge: address(&value["edge"]), hosts, drain: false })
+    let hosts = value["hosts"]
+        .as_array()?
+        .iter()
+        .filter_map(address)
+        .collect();
+    Some(ControllerOrders {
+        number,
+        edge: address(&value["edge"]),
+        hosts,
+        drain: false,
+    })
 }
 
 fn keep_orders(path: &std::path::Path, orders: &ControllerOrders) {
     let hosts: Vec<String> = orders.hosts.iter().map(ToString::to_string).collect();
     let text = json!({"number": orders.number, "edge": orders.edge.map(|e| e.to_string()), "hosts": hosts}).to_string();
-    let (new, write) = (path.with_extension("new"), |new: &PathBuf| std::fs::write(new, text).and_then(|()| std::fs::rename(new, path)));
+    let (new, write) = (path.with_extension("new"), |new: &PathBuf| {
+        std::fs::write(new, text).and_then(|()| std::fs::rename(new, path))
+    });
     if let Err(error) = write(&new) {
         tracing::warn!(path = %path.display(), %error, "could not store the orders; a restart without a controller would not know them");
     }

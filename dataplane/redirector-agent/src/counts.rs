@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use canal_runtime::metrics::{CounterFamily, GaugeFamily, MetricFamily, Registry, SharedCounter, SharedGauge};
+use canal_runtime::metrics::{
+    CounterFamily, GaugeFamily, MetricFamily, Registry, SharedCounter, SharedGauge,
+};
 
 use canal_offload::reconcile::MapWrites;
 
@@ -37,10 +39,27 @@ impl RedirectorCounters {
         let counters = |name, help, labels| r.counters(MetricFamily::new(name, help, labels));
         let gauges = |name, help, labels| r.gauges(MetricFamily::new(name, help, labels));
         Self {
-            entries: gauges("canal_redirector_map_entries", "Elements of the redirector's maps.", &["map"]),
-            behind: gauges("canal_redirector_map_entries_pending", "Elements that could not be written yet.", &[]).shared(&[]),
-            writes: counters("canal_redirector_map_writes_total", "Elements written to maps and removed from them.", &["map", "operation"]),
-            write_failures: counters("canal_redirector_map_write_failures_total", "Elements that the kernel did not take.", &["map"]),
+            entries: gauges(
+                "canal_redirector_map_entries",
+                "Elements of the redirector's maps.",
+                &["map"],
+            ),
+            behind: gauges(
+                "canal_redirector_map_entries_pending",
+                "Elements that could not be written yet.",
+                &[],
+            )
+            .shared(&[]),
+            writes: counters(
+                "canal_redirector_map_writes_total",
+                "Elements written to maps and removed from them.",
+                &["map", "operation"],
+            ),
+            write_failures: counters(
+                "canal_redirector_map_write_failures_total",
+                "Elements that the kernel did not take.",
+                &["map"],
+            ),
             omitted: counters(
                 "canal_redirector_map_refused_total",
                 "Entries refused beyond a tenant's share of a map.",
@@ -52,9 +71,17 @@ impl RedirectorCounters {
                 &["program", "what"],
             ),
             packets_seen: Arc::default(),
-            received: counters("canal_redirector_received_packets_total", "Packets of the tier that each core received.", &["core"]),
+            received: counters(
+                "canal_redirector_received_packets_total",
+                "Packets of the tier that each core received.",
+                &["core"],
+            ),
             received_seen: Arc::default(),
-            reports: counters("canal_redirector_reports_total", "Reports to the controller, by their outcome.", &["result"]),
+            reports: counters(
+                "canal_redirector_reports_total",
+                "Reports to the controller, by their outcome.",
+                &["result"],
+            ),
             looks: counters(
                 "canal_redirector_session_scans_total",
                 "Scans of the kernel's sockets for owned sessions, by outcome.",
@@ -66,10 +93,24 @@ impl RedirectorCounters {
                 &["result"],
             ),
             scan_time: r
-                .seconds(MetricFamily::new("canal_redirector_session_scan_seconds_total", "Time that session scans took.", &[]))
+                .seconds(MetricFamily::new(
+                    "canal_redirector_session_scan_seconds_total",
+                    "Time that session scans took.",
+                    &[],
+                ))
                 .shared(&[]),
-            owned: gauges("canal_redirector_owned_sessions", "Open sessions of services at the last session scan.", &[]).shared(&[]),
-            repairs: counters("canal_redirector_repairs_total", "Programs that were removed externally and reinstalled.", &[]).shared(&[]),
+            owned: gauges(
+                "canal_redirector_owned_sessions",
+                "Open sessions of services at the last session scan.",
+                &[],
+            )
+            .shared(&[]),
+            repairs: counters(
+                "canal_redirector_repairs_total",
+                "Programs that were removed externally and reinstalled.",
+                &[],
+            )
+            .shared(&[]),
         }
     }
 
@@ -80,7 +121,9 @@ impl RedirectorCounters {
             ("canal_hosts", c.hosts.len()),
             ("canal_throttles", c.throttles.len()),
         ];
-        shown.iter().for_each(|(map, n)| self.entries.shared(&[map]).set(clamp(*n)));
+        shown
+            .iter()
+            .for_each(|(map, n)| self.entries.shared(&[map]).set(clamp(*n)));
     }
     pub(crate) fn pending_entries(&self, n: usize) {
         self.behind.set(clamp(n));
@@ -88,7 +131,9 @@ impl RedirectorCounters {
     pub(crate) fn map_writes(&self, writes: &BTreeMap<&'static str, MapWrites>) {
         for (map, of_map) in writes {
             self.writes.shared(&[map, "put"]).add(of_map.put as u64);
-            self.writes.shared(&[map, "remove"]).add(of_map.removed as u64);
+            self.writes
+                .shared(&[map, "remove"])
+                .add(of_map.removed as u64);
         }
     }
     pub(crate) fn write_failed(&self, map: &str) {
@@ -99,20 +144,30 @@ impl RedirectorCounters {
     }
     /// Adds the kernel's packet counters. They outlive the process, so the first reading includes packets from while no process ran.
     pub(crate) fn packets(&self, now: &[(&'static str, &'static str, u64)]) {
-        let mut seen = self.packets_seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self
+            .packets_seen
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         for (program, what, n) in now {
             let before = seen.insert((program, what), *n).unwrap_or(0);
             // New maps count from zero, so their value is the difference.
-            self.packets.shared(&[program, what]).add(n.checked_sub(before).unwrap_or(*n));
+            self.packets
+                .shared(&[program, what])
+                .add(n.checked_sub(before).unwrap_or(*n));
         }
     }
     /// Adds the kernel's packet counters by core.
     pub(crate) fn received(&self, cores: &[u64]) {
-        let mut seen = self.received_seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self
+            .received_seen
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let known = seen.len().max(cores.len());
         seen.resize(known, 0);
         for (core, (before, now)) in seen.iter_mut().zip(cores).enumerate() {
-            self.received.shared(&[&core.to_string()]).add(now.checked_sub(*before).unwrap_or(*now));
+            self.received
+                .shared(&[&core.to_string()])
+                .add(now.checked_sub(*before).unwrap_or(*now));
             *before = *now;
         }
     }
@@ -125,7 +180,8 @@ impl RedirectorCounters {
     }
     pub(crate) fn look(&self, result: &str, took: Duration) {
         self.looks.shared(&[result]).inc();
-        self.scan_time.add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        self.scan_time
+            .add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
     pub(crate) fn owned(&self, sessions: u64) {
         self.owned.set(i64::try_from(sessions).unwrap_or(i64::MAX));

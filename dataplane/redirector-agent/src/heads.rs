@@ -20,11 +20,20 @@ pub struct HeadChange {
 }
 
 /// Compares a table with the previous one of the service; `number` is this replica's.
-pub(crate) fn decide_head_change(before: &BucketTable, after: &BucketTable, number: u16) -> HeadChange {
+pub(crate) fn decide_head_change(
+    before: &BucketTable,
+    after: &BucketTable,
+    number: u16,
+) -> HeadChange {
     let mut change = HeadChange::default();
     for (bucket, (old, new)) in before.chains.iter().zip(&after.chains).enumerate() {
-        let (old, new) = (old.first().map(|head| head.get()), new.first().map(|head| head.get()));
-        let bit = 1u128.checked_shl(u32::try_from(bucket).unwrap_or(u32::MAX)).unwrap_or(0);
+        let (old, new) = (
+            old.first().map(|head| head.get()),
+            new.first().map(|head| head.get()),
+        );
+        let bit = 1u128
+            .checked_shl(u32::try_from(bucket).unwrap_or(u32::MAX))
+            .unwrap_or(0);
         match (old == Some(number), new == Some(number)) {
             (true, false) if new.is_some() => change.left |= bit,
             (false, true) => change.returned |= bit,
@@ -40,7 +49,10 @@ fn reachable(table: &BucketTable, replicas: &BTreeMap<u16, RedirectorReplica>) -
         let head = table.chains[*bucket].first().map(|head| head.get());
         head.is_some_and(|head| replicas.get(&head).is_some_and(|slot| slot.up))
     };
-    (0..table.chains.len().min(128)).filter(is_up).map(|bucket| 1u128 << bucket).fold(0, |a, b| a | b)
+    (0..table.chains.len().min(128))
+        .filter(is_up)
+        .map(|bucket| 1u128 << bucket)
+        .fold(0, |a, b| a | b)
 }
 
 /// Moves of which the gateway was not notified yet, by service ID.
@@ -53,10 +65,19 @@ pub(crate) struct HeadMoves {
 type TableChanges = Vec<(u32, Arc<Resource>, HeadChange)>;
 
 /// Returns the changes of heads if `wanted` is written over `have`. An unchanged table costs a comparison of pointers.
-pub(crate) fn decide_changes(have: &BTreeMap<u32, Arc<Resource>>, wanted: &BTreeMap<u32, Arc<Resource>>, number: u16) -> TableChanges {
+pub(crate) fn decide_changes(
+    have: &BTreeMap<u32, Arc<Resource>>,
+    wanted: &BTreeMap<u32, Arc<Resource>>,
+    number: u16,
+) -> TableChanges {
     let mut changes = Vec::new();
     for (id, new) in wanted {
-        let Some(old) = have.get(id).filter(|old| number != 0 && !Arc::ptr_eq(old, new)) else { continue };
+        let Some(old) = have
+            .get(id)
+            .filter(|old| number != 0 && !Arc::ptr_eq(old, new))
+        else {
+            continue;
+        };
         if let (Some(before), Some(after)) = (table(old), table(new)) {
             let change = decide_head_change(before, after, number);
             if change != HeadChange::default() {
@@ -86,7 +107,9 @@ impl HeadMoves {
         }
         let mut due = Vec::new();
         self.waiting.retain(|id, waiting| {
-            let Some(table) = have.get(id).and_then(|resource| table(resource)) else { return false };
+            let Some(table) = have.get(id).and_then(|resource| table(resource)) else {
+                return false;
+            };
             let left = *waiting & reachable(table, replicas);
             let returned = returned.get(id).copied().unwrap_or(0);
             *waiting &= !left;
@@ -107,9 +130,16 @@ mod tests {
 
     /// Returns a table whose first buckets have these heads; the head of all others is replica 9.
     fn heads(version: u32, first: &[u32]) -> Arc<Resource> {
-        let Resource::Table(mut table) = (*table_of("alpha/default/web", 7, "az1", version, &[9, 1])).clone() else { unreachable!() };
+        let Resource::Table(mut table) =
+            (*table_of("alpha/default/web", 7, "az1", version, &[9, 1])).clone()
+        else {
+            unreachable!()
+        };
         for (bucket, head) in first.iter().enumerate() {
-            table.chains[bucket] = vec![ReplicaNumber::new(*head).unwrap(), ReplicaNumber::new(9).unwrap()];
+            table.chains[bucket] = vec![
+                ReplicaNumber::new(*head).unwrap(),
+                ReplicaNumber::new(9).unwrap(),
+            ];
         }
         Arc::new(Resource::Table(table))
     }
@@ -119,30 +149,79 @@ mod tests {
     }
 
     fn replicas(up: &[u16]) -> BTreeMap<u16, RedirectorReplica> {
-        (1..10).map(|n| (n, RedirectorReplica { address: [250, 1, 0, n as u8].into(), up: up.contains(&n) })).collect()
+        (1..10)
+            .map(|n| {
+                (
+                    n,
+                    RedirectorReplica {
+                        address: [250, 1, 0, n as u8].into(),
+                        up: up.contains(&n),
+                    },
+                )
+            })
+            .collect()
     }
 
     #[test]
     fn moved_heads_are_reported_once_the_new_head_is_up() {
-        let (one, two, three) = (heads(1, &[1, 1, 1, 2]), heads(2, &[1, 2, 3, 2]), heads(3, &[2, 1, 3, 2]));
+        let (one, two, three) = (
+            heads(1, &[1, 1, 1, 2]),
+            heads(2, &[1, 2, 3, 2]),
+            heads(3, &[2, 1, 3, 2]),
+        );
         let mut moves = HeadMoves::default();
         let service = ServiceId::new(7).unwrap();
         let change = |left, returned| vec![(service, HeadChange { left, returned })];
-        assert!(decide_changes(&BTreeMap::new(), &held(&one), 1).is_empty(), "what an earlier process had is not known");
-        assert!(decide_changes(&held(&one), &held(&two), 0).is_empty(), "a replica without a number");
+        assert!(
+            decide_changes(&BTreeMap::new(), &held(&one), 1).is_empty(),
+            "what an earlier process had is not known"
+        );
+        assert!(
+            decide_changes(&held(&one), &held(&two), 0).is_empty(),
+            "a replica without a number"
+        );
         let changes = || decide_changes(&held(&one), &held(&two), 1);
-        assert!(moves.take(changes(), &held(&one), &replicas(&[2, 3])).is_empty(), "it could not be written");
-        assert_eq!(moves.take(changes(), &held(&two), &replicas(&[1, 2])), change(0b10, 0), "replica 3 is not up");
-        assert!(moves.take(Vec::new(), &held(&two), &replicas(&[1, 2])).is_empty(), "nothing is told twice");
-        assert_eq!(moves.take(Vec::new(), &held(&two), &replicas(&[1, 2, 3])), change(0b100, 0));
+        assert!(
+            moves
+                .take(changes(), &held(&one), &replicas(&[2, 3]))
+                .is_empty(),
+            "it could not be written"
+        );
+        assert_eq!(
+            moves.take(changes(), &held(&two), &replicas(&[1, 2])),
+            change(0b10, 0),
+            "replica 3 is not up"
+        );
+        assert!(
+            moves
+                .take(Vec::new(), &held(&two), &replicas(&[1, 2]))
+                .is_empty(),
+            "nothing is told twice"
+        );
+        assert_eq!(
+            moves.take(Vec::new(), &held(&two), &replicas(&[1, 2, 3])),
+            change(0b100, 0)
+        );
         let changes = decide_changes(&held(&two), &held(&three), 1);
-        assert_eq!(moves.take(changes, &held(&three), &replicas(&[1, 2, 3])), change(1, 0b10));
+        assert_eq!(
+            moves.take(changes, &held(&three), &replicas(&[1, 2, 3])),
+            change(1, 0b10)
+        );
         // A bucket that returned before the gateway was notified of its move.
         let changes = decide_changes(&held(&one), &held(&two), 1);
         assert!(moves.take(changes, &held(&two), &replicas(&[1])).is_empty());
         let changes = decide_changes(&held(&two), &held(&one), 1);
-        assert_eq!(moves.take(changes, &held(&one), &replicas(&[1, 2, 3])), change(0, 0b110));
+        assert_eq!(
+            moves.take(changes, &held(&one), &replicas(&[1, 2, 3])),
+            change(0, 0b110)
+        );
         let changes = decide_changes(&held(&one), &held(&two), 1);
-        assert!(moves.take(changes, &BTreeMap::new(), &replicas(&[1, 2, 3])).is_empty() && moves.waiting.is_empty(), "the service is gone");
+        assert!(
+            moves
+                .take(changes, &BTreeMap::new(), &replicas(&[1, 2, 3]))
+                .is_empty()
+                && moves.waiting.is_empty(),
+            "the service is gone"
+        );
     }
 }

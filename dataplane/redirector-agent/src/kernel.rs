@@ -10,7 +10,9 @@ use canal_abi::tier::{self as abi, Table, ThrottleKey, address_be, address_of_be
 use canal_model::program::{BucketTable, RateLimit};
 use canal_offload::OffloadError;
 use canal_offload::receive_hash::ReceiveHash;
-use canal_offload::redirector::{RedirectorOptions, RedirectorPrograms, ThrottleLimit, ThrottleLimits};
+use canal_offload::redirector::{
+    RedirectorOptions, RedirectorPrograms, ThrottleLimit, ThrottleLimits,
+};
 use canal_offload::socket_steering::{ServiceListener, SocketSteering};
 
 use canal_wire::tier::TUNNEL_PORT;
@@ -73,7 +75,11 @@ impl TierPrograms {
     ///
     /// # Errors
     /// The kernel refuses a program or a map, or the pin directory is unusable.
-    pub fn attach(attach: &AttachMode, orders: &Path, sockets: GatewaySockets) -> Result<Self, OffloadError> {
+    pub fn attach(
+        attach: &AttachMode,
+        orders: &Path,
+        sockets: GatewaySockets,
+    ) -> Result<Self, OffloadError> {
         let before = read_orders(orders).unwrap_or_default();
         let options = RedirectorOptions {
             netns: None,
@@ -91,7 +97,15 @@ impl TierPrograms {
         if !redirector.is_durable() {
             tracing::warn!(pins = %attach.pin_dir.display(), "the redirector's maps end with this process, because it is in a mount namespace of its own");
         }
-        Ok(Self { redirector, doors, options, sockets, suspects: HashMap::new(), sysfs: attach.sysfs.clone(), receive: None })
+        Ok(Self {
+            redirector,
+            doors,
+            options,
+            sockets,
+            suspects: HashMap::new(),
+            sysfs: attach.sysfs.clone(),
+            receive: None,
+        })
     }
 
     /// Returns whether a replica that is not up is still a suspect.
@@ -100,7 +114,8 @@ impl TierPrograms {
             return Ok(since.elapsed() < SUSPECT_TIME);
         }
         // A replica of unknown state may have gone down a moment ago: a new replica takes over its heads while it is only slow.
-        let is_down_already = self.redirector.replicas().get(&number)? == Some(abi::Replica::new(address, false));
+        let is_down_already =
+            self.redirector.replicas().get(&number)? == Some(abi::Replica::new(address, false));
         if !is_down_already {
             self.suspects.insert(number, (address, Instant::now()));
         }
@@ -116,7 +131,9 @@ impl TierPrograms {
             .map(|(number, (at, _))| (*number, *at))
             .collect();
         for (number, address) in late {
-            self.redirector.replicas().put(&number, &abi::Replica::new(address, false))?;
+            self.redirector
+                .replicas()
+                .put(&number, &abi::Replica::new(address, false))?;
             self.suspects.remove(&number);
         }
         Ok(())
@@ -128,7 +145,11 @@ fn text<T>(done: Result<T, OffloadError>) -> Result<T, String> {
 }
 
 fn element(table: &BucketTable) -> Table {
-    let mut element = Table { vni: table.vni.get(), version: table.version, ..Table::default() };
+    let mut element = Table {
+        vni: table.vni.get(),
+        version: table.version,
+        ..Table::default()
+    };
     for (row, chain) in element.chain.iter_mut().zip(&table.chains) {
         for (place, number) in row.iter_mut().zip(chain) {
             *place = number.get();
@@ -139,14 +160,29 @@ fn element(table: &BucketTable) -> Table {
 
 fn key(scope: ThrottleScope) -> ThrottleKey {
     match scope {
-        ThrottleScope::Service(id) => ThrottleKey { scope: abi::THROTTLE_SERVICE, id },
-        ThrottleScope::Tenant(id) => ThrottleKey { scope: abi::THROTTLE_TENANT, id },
+        ThrottleScope::Service(id) => ThrottleKey {
+            scope: abi::THROTTLE_SERVICE,
+            id,
+        },
+        ThrottleScope::Tenant(id) => ThrottleKey {
+            scope: abi::THROTTLE_TENANT,
+            id,
+        },
     }
 }
 
 fn limits(rates: ThrottleRates) -> ThrottleLimits {
-    let limit = |r: RateLimit| (r.per_second > 0).then_some(ThrottleLimit { rate: r.per_second.into(), burst: r.burst.into() });
-    ThrottleLimits { sessions: limit(rates.sessions), packets: limit(rates.packets), part: rates.part }
+    let limit = |r: RateLimit| {
+        (r.per_second > 0).then_some(ThrottleLimit {
+            rate: r.per_second.into(),
+            burst: r.burst.into(),
+        })
+    };
+    ThrottleLimits {
+        sessions: limit(rates.sessions),
+        packets: limit(rates.packets),
+        part: rates.part,
+    }
 }
 
 impl RedirectorMaps for TierPrograms {
@@ -161,7 +197,9 @@ impl RedirectorMaps for TierPrograms {
         let number = u32::from(number);
         let state = match slot {
             // A suspect still gets the packets of its sessions.
-            Some(slot) if !slot.up && text(self.suspect(number, slot.address))? => Some(abi::Replica::suspect(slot.address)),
+            Some(slot) if !slot.up && text(self.suspect(number, slot.address))? => {
+                Some(abi::Replica::suspect(slot.address))
+            }
             other => {
                 self.suspects.remove(&number);
                 other.map(|slot| abi::Replica::new(slot.address, slot.up))
@@ -175,12 +213,19 @@ impl RedirectorMaps for TierPrograms {
 
     fn put_host(&mut self, host: Ipv4Addr, number: Option<u16>) -> Result<(), String> {
         text(match number {
-            Some(number) => self.redirector.hosts().put(&address_be(host), &number.into()),
+            Some(number) => self
+                .redirector
+                .hosts()
+                .put(&address_be(host), &number.into()),
             None => self.redirector.hosts().remove(&address_be(host)),
         })
     }
 
-    fn put_throttle(&mut self, scope: ThrottleScope, rates: Option<ThrottleRates>) -> Result<(), String> {
+    fn put_throttle(
+        &mut self,
+        scope: ThrottleScope,
+        rates: Option<ThrottleRates>,
+    ) -> Result<(), String> {
         text(match rates {
             Some(rates) => self.redirector.set_throttle(&key(scope), &limits(rates)),
             None => self.redirector.remove_throttle(&key(scope)),
@@ -197,20 +242,36 @@ impl RedirectorMaps for TierPrograms {
 
     fn found(&mut self) -> Result<LeftoverEntries, String> {
         let r = &self.redirector;
-        let scope =
-            |k: ThrottleKey| if k.scope == abi::THROTTLE_SERVICE { ThrottleScope::Service(k.id) } else { ThrottleScope::Tenant(k.id) };
-        let versions: HashMap<u32, u32> = text(r.tables().all())?.into_iter().map(|(id, table)| (id, table.version)).collect();
+        let scope = |k: ThrottleKey| {
+            if k.scope == abi::THROTTLE_SERVICE {
+                ThrottleScope::Service(k.id)
+            } else {
+                ThrottleScope::Tenant(k.id)
+            }
+        };
+        let versions: HashMap<u32, u32> = text(r.tables().all())?
+            .into_iter()
+            .map(|(id, table)| (id, table.version))
+            .collect();
         Ok(LeftoverEntries {
             tables: versions.keys().copied().collect(),
             versions,
-            replicas: text(r.replicas().all())?.into_keys().filter_map(|n| u16::try_from(n).ok()).collect(),
-            hosts: text(r.hosts().all())?.into_keys().map(address_of_be).collect(),
+            replicas: text(r.replicas().all())?
+                .into_keys()
+                .filter_map(|n| u16::try_from(n).ok())
+                .collect(),
+            hosts: text(r.hosts().all())?
+                .into_keys()
+                .map(address_of_be)
+                .collect(),
             throttles: text(r.throttles())?.into_keys().map(scope).collect(),
         })
     }
 
     fn counts(&mut self) -> Result<Vec<(&'static str, &'static str, u64)>, String> {
-        let of = |program, counts: Vec<(&'static str, u64)>| counts.into_iter().map(move |(what, n)| (program, what, n));
+        let of = |program, counts: Vec<(&'static str, u64)>| {
+            counts.into_iter().map(move |(what, n)| (program, what, n))
+        };
         let redirector = of("redirector", text(self.redirector.counts())?);
         Ok(redirector
             .chain(of("tunnel", text(self.redirector.tunnel_counts())?))
@@ -229,9 +290,11 @@ impl RedirectorMaps for TierPrograms {
 
     fn start_steering(&mut self) -> Result<(), String> {
         let sockets = std::mem::take(&mut self.sockets);
-        for (door, socket) in
-            [(ServiceListener::Plain, sockets.plain), (ServiceListener::Dns, sockets.dns), (ServiceListener::Hbone, sockets.hbone)]
-        {
+        for (door, socket) in [
+            (ServiceListener::Plain, sockets.plain),
+            (ServiceListener::Dns, sockets.dns),
+            (ServiceListener::Hbone, sockets.hbone),
+        ] {
             if let Some(socket) = socket {
                 text(self.doors.set(door, &socket))?;
             }
@@ -243,7 +306,10 @@ impl RedirectorMaps for TierPrograms {
         let steering = receive::steering_cores(&self.sysfs, &self.options.device);
         if steering == 0 {
             // If anything spreads the packets, it has a hash of its own.
-            return Ok(Receive { cores: canal_net::sys::cores().len(), ports: Vec::new() });
+            return Ok(Receive {
+                cores: canal_net::sys::cores().len(),
+                ports: Vec::new(),
+            });
         }
         if let Some((of, cores, receive)) = &self.receive
             && (*of, *cores) == (edge, steering)
@@ -251,8 +317,16 @@ impl RedirectorMaps for TierPrograms {
             return Ok(receive.clone());
         }
         let hash = text(ReceiveHash::load())?;
-        let hashes = text(hash.hashes(edge, self.options.address, TUNNEL_PORT, receive::candidates(steering)))?;
-        let receive = Receive { cores: steering, ports: receive::decide_ports(TUNNEL_PORT, &hashes, steering) };
+        let hashes = text(hash.hashes(
+            edge,
+            self.options.address,
+            TUNNEL_PORT,
+            receive::candidates(steering),
+        ))?;
+        let receive = Receive {
+            cores: steering,
+            ports: receive::decide_ports(TUNNEL_PORT, &hashes, steering),
+        };
         self.receive = Some((edge, steering, receive.clone()));
         Ok(receive)
     }

@@ -11,7 +11,9 @@ use canal_model::program::{BucketTable, Resource};
 use canal_offload::reconcile::{ReconcilerPass, reconcile};
 
 use crate::counts::RedirectorCounters;
-use crate::desired_maps::{HeldEntries, RedirectorMapContent, RedirectorReplica, ThrottleRates, ThrottleScope, table};
+use crate::desired_maps::{
+    HeldEntries, RedirectorMapContent, RedirectorReplica, ThrottleRates, ThrottleScope, table,
+};
 use crate::receive::Receive;
 
 /// The kernel's maps, or a fake of them in tests. `None` removes an entry; removing an absent entry succeeds. Each write is atomic: a
@@ -23,7 +25,11 @@ pub trait RedirectorMaps: Send + 'static {
     fn put_table(&mut self, service: u32, table: Option<&BucketTable>) -> Result<(), String>;
     fn put_replica(&mut self, number: u16, slot: Option<RedirectorReplica>) -> Result<(), String>;
     fn put_host(&mut self, host: Ipv4Addr, number: Option<u16>) -> Result<(), String>;
-    fn put_throttle(&mut self, scope: ThrottleScope, rates: Option<ThrottleRates>) -> Result<(), String>;
+    fn put_throttle(
+        &mut self,
+        scope: ThrottleScope,
+        rates: Option<ThrottleRates>,
+    ) -> Result<(), String>;
     /// Sets this replica's number and its AZ's edge.
     fn set_self(&mut self, number: u16, edge: Option<Ipv4Addr>) -> Result<(), String>;
     /// Returns the entries that an earlier process left.
@@ -67,9 +73,17 @@ impl RedirectorReconciler {
     ///
     /// # Errors
     /// The entries cannot be read.
-    pub fn adopt(mut kernel: Box<dyn RedirectorMaps>, counts: RedirectorCounters) -> Result<Self, String> {
+    pub fn adopt(
+        mut kernel: Box<dyn RedirectorMaps>,
+        counts: RedirectorCounters,
+    ) -> Result<Self, String> {
         let found = kernel.found()?;
-        Ok(Self { kernel, actual: RedirectorMapContent::default(), leftovers: found, counts })
+        Ok(Self {
+            kernel,
+            actual: RedirectorMapContent::default(),
+            leftovers: found,
+            counts,
+        })
     }
 
     /// Returns the content that this process has written.
@@ -115,42 +129,108 @@ impl RedirectorReconciler {
     }
 
     /// Puts new and changed entries, those to which tables refer before the tables.
-    fn put_missing(&mut self, pass: &mut ReconcilerPass<String>, wanted: &RedirectorMapContent, live: bool) {
-        let Self { kernel, actual: have, leftovers, .. } = self;
-        let RedirectorMapContent { tables, replicas, hosts, throttles, own, .. } = wanted;
-        pass.put_missing("canal_replicas", replicas, &mut have.replicas, |k, v| kernel.put_replica(*k, Some(*v)));
+    fn put_missing(
+        &mut self,
+        pass: &mut ReconcilerPass<String>,
+        wanted: &RedirectorMapContent,
+        live: bool,
+    ) {
+        let Self {
+            kernel,
+            actual: have,
+            leftovers,
+            ..
+        } = self;
+        let RedirectorMapContent {
+            tables,
+            replicas,
+            hosts,
+            throttles,
+            own,
+            ..
+        } = wanted;
+        pass.put_missing("canal_replicas", replicas, &mut have.replicas, |k, v| {
+            kernel.put_replica(*k, Some(*v))
+        });
         if let Some((number, edge)) = *own
             && have.own != *own
             && pass.record("canal_self", &number, kernel.set_self(number, edge))
         {
             have.own = *own;
         }
-        pass.put_missing("canal_hosts", hosts, &mut have.hosts, |k, v| kernel.put_host(*k, Some(*v)));
-        pass.put_missing("canal_throttles", throttles, &mut have.throttles, |k, v| kernel.put_throttle(*k, Some(*v)));
-        let newer = |id: &u32, r: &Arc<Resource>| !live && leftovers.versions.get(id).copied() > table(r).map(|t| t.version);
-        let fitting: BTreeMap<u32, Arc<Resource>> = tables.iter().filter(|(k, v)| !newer(k, v)).map(|(k, v)| (*k, v.clone())).collect();
-        pass.put_missing("canal_tables", &fitting, &mut have.tables, |k, v| kernel.put_table(*k, table(v)));
-        leftovers.replicas.retain(|k| !have.replicas.contains_key(k));
+        pass.put_missing("canal_hosts", hosts, &mut have.hosts, |k, v| {
+            kernel.put_host(*k, Some(*v))
+        });
+        pass.put_missing("canal_throttles", throttles, &mut have.throttles, |k, v| {
+            kernel.put_throttle(*k, Some(*v))
+        });
+        let newer = |id: &u32, r: &Arc<Resource>| {
+            !live && leftovers.versions.get(id).copied() > table(r).map(|t| t.version)
+        };
+        let fitting: BTreeMap<u32, Arc<Resource>> = tables
+            .iter()
+            .filter(|(k, v)| !newer(k, v))
+            .map(|(k, v)| (*k, v.clone()))
+            .collect();
+        pass.put_missing("canal_tables", &fitting, &mut have.tables, |k, v| {
+            kernel.put_table(*k, table(v))
+        });
+        leftovers
+            .replicas
+            .retain(|k| !have.replicas.contains_key(k));
         leftovers.hosts.retain(|k| !have.hosts.contains_key(k));
-        leftovers.throttles.retain(|k| !have.throttles.contains_key(k));
+        leftovers
+            .throttles
+            .retain(|k| !have.throttles.contains_key(k));
         leftovers.tables.retain(|k| !have.tables.contains_key(k));
     }
 
     /// Removes entries that are no longer desired, including those of an earlier process; tables before what they refer to.
     fn remove_stale(&mut self, pass: &mut ReconcilerPass<String>, wanted: &RedirectorMapContent) {
-        let Self { kernel, actual: have, leftovers, .. } = self;
-        let RedirectorMapContent { tables, replicas, hosts, throttles, own, .. } = wanted;
-        pass.remove_stale("canal_tables", tables, &mut have.tables, |k| kernel.put_table(*k, None));
-        pass.remove_leftovers("canal_tables", tables, &mut leftovers.tables, |k| kernel.put_table(*k, None));
-        pass.remove_stale("canal_throttles", throttles, &mut have.throttles, |k| kernel.put_throttle(*k, None));
-        pass.remove_leftovers("canal_throttles", throttles, &mut leftovers.throttles, |k| kernel.put_throttle(*k, None));
+        let Self {
+            kernel,
+            actual: have,
+            leftovers,
+            ..
+        } = self;
+        let RedirectorMapContent {
+            tables,
+            replicas,
+            hosts,
+            throttles,
+            own,
+            ..
+        } = wanted;
+        pass.remove_stale("canal_tables", tables, &mut have.tables, |k| {
+            kernel.put_table(*k, None)
+        });
+        pass.remove_leftovers("canal_tables", tables, &mut leftovers.tables, |k| {
+            kernel.put_table(*k, None)
+        });
+        pass.remove_stale("canal_throttles", throttles, &mut have.throttles, |k| {
+            kernel.put_throttle(*k, None)
+        });
+        pass.remove_leftovers(
+            "canal_throttles",
+            throttles,
+            &mut leftovers.throttles,
+            |k| kernel.put_throttle(*k, None),
+        );
         // Without orders it is unknown which hosts are stale.
         if own.is_some() {
-            pass.remove_stale("canal_hosts", hosts, &mut have.hosts, |k| kernel.put_host(*k, None));
-            pass.remove_leftovers("canal_hosts", hosts, &mut leftovers.hosts, |k| kernel.put_host(*k, None));
+            pass.remove_stale("canal_hosts", hosts, &mut have.hosts, |k| {
+                kernel.put_host(*k, None)
+            });
+            pass.remove_leftovers("canal_hosts", hosts, &mut leftovers.hosts, |k| {
+                kernel.put_host(*k, None)
+            });
         }
-        pass.remove_stale("canal_replicas", replicas, &mut have.replicas, |k| kernel.put_replica(*k, None));
-        pass.remove_leftovers("canal_replicas", replicas, &mut leftovers.replicas, |k| kernel.put_replica(*k, None));
+        pass.remove_stale("canal_replicas", replicas, &mut have.replicas, |k| {
+            kernel.put_replica(*k, None)
+        });
+        pass.remove_leftovers("canal_replicas", replicas, &mut leftovers.replicas, |k| {
+            kernel.put_replica(*k, None)
+        });
     }
 }
 

@@ -47,13 +47,19 @@ pub fn decide_ports(first: u16, hashes: &[u32], cores: usize) -> Vec<u16> {
 
 /// Returns over how many cores receive packet steering spreads `device`'s packets, read from `sysfs`; 0: it is off or unreadable.
 pub fn steering_cores(sysfs: &Path, device: &str) -> usize {
-    let path = sysfs.join("class/net").join(device).join("queues/rx-0/rps_cpus");
+    let path = sysfs
+        .join("class/net")
+        .join(device)
+        .join("queues/rx-0/rps_cpus");
     std::fs::read_to_string(path).map_or(0, |mask| count_cores(&mask))
 }
 
 /// Counts the cores in a mask of sysfs, which consists of hexadecimal words with commas.
 fn count_cores(mask: &str) -> usize {
-    mask.chars().filter_map(|digit| digit.to_digit(16)).map(|digit| digit.count_ones() as usize).sum()
+    mask.chars()
+        .filter_map(|digit| digit.to_digit(16))
+        .map(|digit| digit.count_ones() as usize)
+        .sum()
 }
 
 #[cfg(test)]
@@ -65,8 +71,13 @@ mod tests {
         for cores in [1, 2, 3, 8, 64, 128] {
             let count = candidates(cores);
             // Any hash function that spreads well serves here.
-            let hashes: Vec<u32> =
-                (0..u32::from(count)).map(|n| n.wrapping_mul(0x9e37_79b9).rotate_left(7).wrapping_mul(0x85eb_ca6b)).collect();
+            let hashes: Vec<u32> = (0..u32::from(count))
+                .map(|n| {
+                    n.wrapping_mul(0x9e37_79b9)
+                        .rotate_left(7)
+                        .wrapping_mul(0x85eb_ca6b)
+                })
+                .collect();
             let ports = decide_ports(40_000, &hashes, cores);
             let mut of_core = vec![0; cores];
             for port in &ports {
@@ -74,7 +85,10 @@ mod tests {
                 of_core[((u64::from(hash) * cores as u64) >> 32) as usize] += 1;
             }
             let wanted = if cores == 128 { 5 } else { 10 };
-            assert!(of_core.iter().all(|n| *n == wanted), "{cores} cores: {of_core:?}");
+            assert!(
+                of_core.iter().all(|n| *n == wanted),
+                "{cores} cores: {of_core:?}"
+            );
         }
     }
 
@@ -85,7 +99,14 @@ mod tests {
 
     #[test]
     fn cores_are_read_from_the_mask() {
-        for (mask, cores) in [("0\n", 0), ("3\n", 2), ("ff\n", 8), ("1,00000000\n", 1), ("ffffffff,ffffffff\n", 64), ("", 0)] {
+        for (mask, cores) in [
+            ("0\n", 0),
+            ("3\n", 2),
+            ("ff\n", 8),
+            ("1,00000000\n", 1),
+            ("ffffffff,ffffffff\n", 64),
+            ("", 0),
+        ] {
             assert_eq!(count_cores(mask), cores, "{mask:?}");
         }
     }

@@ -23,11 +23,27 @@ pub(crate) const LAST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Parses the orders. The error is the value that does not parse; then none of the orders applies.
 pub(crate) fn decide_orders(orders: &ReplicaReportResponse) -> Result<ControllerOrders, String> {
-    let address = |text: &String| text.parse::<Ipv4Addr>().map_err(|_| text.chars().take(80).collect::<String>());
-    let edge = if orders.edge.is_empty() { None } else { Some(address(&orders.edge)?) };
-    let hosts = orders.hosts.iter().map(address).collect::<Result<BTreeSet<_>, _>>()?;
+    let address = |text: &String| {
+        text.parse::<Ipv4Addr>()
+            .map_err(|_| text.chars().take(80).collect::<String>())
+    };
+    let edge = if orders.edge.is_empty() {
+        None
+    } else {
+        Some(address(&orders.edge)?)
+    };
+    let hosts = orders
+        .hosts
+        .iter()
+        .map(address)
+        .collect::<Result<BTreeSet<_>, _>>()?;
     let number = u16::try_from(orders.number).map_err(|_| orders.number.to_string())?;
-    Ok(ControllerOrders { number, edge, hosts, drain: orders.drain })
+    Ok(ControllerOrders {
+        number,
+        edge,
+        hosts,
+        drain: orders.drain,
+    })
 }
 
 #[cfg(test)]
@@ -44,9 +60,15 @@ mod tests {
             ..ReplicaReportResponse::default()
         };
         let read = decide_orders(&orders(3, "", &["250.1.0.2", "250.1.0.1", "250.1.0.2"])).unwrap();
-        assert_eq!((read.number, read.edge, read.hosts.len(), read.drain), (3, None, 2, true));
-        for (bad, what) in [(orders(70_000, "", &[]), "70000"), (orders(3, "edge", &[]), "edge"), (orders(3, "", &["250.1.0"]), "250.1.0")]
-        {
+        assert_eq!(
+            (read.number, read.edge, read.hosts.len(), read.drain),
+            (3, None, 2, true)
+        );
+        for (bad, what) in [
+            (orders(70_000, "", &[]), "70000"),
+            (orders(3, "edge", &[]), "edge"),
+            (orders(3, "", &["250.1.0"]), "250.1.0"),
+        ] {
             assert_eq!(decide_orders(&bad), Err(what.to_string()));
         }
     }

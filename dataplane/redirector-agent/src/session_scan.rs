@@ -59,7 +59,9 @@ pub type OwnedSessions = BTreeMap<ServiceId, ServiceSessions>;
 /// Reason why a scan is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionScanError {
-    #[error("asking the kernel for its TCP sockets: {0}; it needs CONFIG_INET_TCP_DIAG (or the module tcp_diag) and netlink sockets")]
+    #[error(
+        "asking the kernel for its TCP sockets: {0}; it needs CONFIG_INET_TCP_DIAG (or the module tcp_diag) and netlink sockets"
+    )]
     Io(#[from] io::Error),
     /// No result is better than one that misses sessions.
     #[error("the kernel's sockets were not all read in time")]
@@ -72,7 +74,8 @@ pub enum SessionScanError {
 type SessionScanFn = dyn Fn(Instant) -> Result<OwnedSessions, SessionScanError> + Send + Sync;
 
 /// Finds one client's sessions (service and port), and gives up at the given instant.
-type Find = dyn Fn(SocketAddr, Instant) -> Result<Vec<(ServiceId, u16)>, SessionScanError> + Send + Sync;
+type Find =
+    dyn Fn(SocketAddr, Instant) -> Result<Vec<(ServiceId, u16)>, SessionScanError> + Send + Sync;
 
 /// Finds sessions in the kernel or another source. Clones share it.
 #[derive(Clone)]
@@ -84,15 +87,24 @@ pub struct SessionScanner {
 impl SessionScanner {
     /// Creates a scanner of the kernel's sockets in the network namespace of the scanning thread.
     pub fn kernel() -> Self {
-        Self::of(|until| look(|| Instant::now() > until), |client, until| find(client, || Instant::now() > until))
+        Self::of(
+            |until| look(|| Instant::now() > until),
+            |client, until| find(client, || Instant::now() > until),
+        )
     }
 
     /// Creates a scanner of another source.
     pub fn of(
         look: impl Fn(Instant) -> Result<OwnedSessions, SessionScanError> + Send + Sync + 'static,
-        find: impl Fn(SocketAddr, Instant) -> Result<Vec<(ServiceId, u16)>, SessionScanError> + Send + Sync + 'static,
+        find: impl Fn(SocketAddr, Instant) -> Result<Vec<(ServiceId, u16)>, SessionScanError>
+        + Send
+        + Sync
+        + 'static,
     ) -> Self {
-        Self { look: Arc::new(look), find: Arc::new(find) }
+        Self {
+            look: Arc::new(look),
+            find: Arc::new(find),
+        }
     }
 
     /// Returns all sessions. Blocks the thread.
@@ -108,7 +120,11 @@ impl SessionScanner {
     ///
     /// # Errors
     /// The scan failed, or was incomplete at `until`.
-    pub fn find(&self, client: SocketAddr, until: Instant) -> Result<Vec<(ServiceId, u16)>, SessionScanError> {
+    pub fn find(
+        &self,
+        client: SocketAddr,
+        until: Instant,
+    ) -> Result<Vec<(ServiceId, u16)>, SessionScanError> {
         (self.find)(client, until)
     }
 }
@@ -127,7 +143,10 @@ fn look(late: impl FnMut() -> bool) -> Result<OwnedSessions, SessionScanError> {
 }
 
 /// Returns one client's sessions in both families.
-fn find(client: SocketAddr, late: impl FnMut() -> bool) -> Result<Vec<(ServiceId, u16)>, SessionScanError> {
+fn find(
+    client: SocketAddr,
+    late: impl FnMut() -> bool,
+) -> Result<Vec<(ServiceId, u16)>, SessionScanError> {
     let mut sessions = Vec::new();
     dump(late, &mut |(service, port, of)| {
         if of == client {
@@ -147,10 +166,17 @@ fn add(owned: &mut OwnedSessions, (service, port, client): SocketSession) {
 }
 
 /// Passes all sessions of both families to `take`. After each piece, `late` returns whether to give up.
-fn dump(mut late: impl FnMut() -> bool, take: &mut dyn FnMut(SocketSession)) -> Result<(), SessionScanError> {
+fn dump(
+    mut late: impl FnMut() -> bool,
+    take: &mut dyn FnMut(SocketSession),
+) -> Result<(), SessionScanError> {
     // One socket per family: the rest of an unfinished dump could be read as the next one's.
     for family in [V4, V6] {
-        let socket = Socket::new(Domain::from(NETLINK), Type::DGRAM, Some(Protocol::from(SOCK_DIAG)))?;
+        let socket = Socket::new(
+            Domain::from(NETLINK),
+            Type::DGRAM,
+            Some(Protocol::from(SOCK_DIAG)),
+        )?;
         socket.set_read_timeout(Some(PIECE_TIMEOUT))?;
         socket.send(&request(family))?;
         let mut piece = vec![0; PIECE_MAX];
@@ -158,7 +184,9 @@ fn dump(mut late: impl FnMut() -> bool, take: &mut dyn FnMut(SocketSession)) -> 
             let length = match (&socket).read(&mut piece) {
                 Ok(length) => length,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Err(SessionScanError::Late),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(SessionScanError::Late);
+                }
                 Err(e) => return Err(e.into()),
             };
             if read(&piece[..length], family, take)? {
@@ -196,7 +224,10 @@ fn request(family: u8) -> Vec<u8> {
 /// offset 4 bytes beyond the end excludes the socket. A socket of the IPv6 family may have a mapped IPv4 address, because the gateway
 /// listens for both at once.
 fn filter(family: u8) -> Vec<u8> {
-    let (v4, v6) = (local(V4, &SERVICES_V4.octets(), 8), local(V6, &SERVICES_V6.octets(), 96));
+    let (v4, v6) = (
+        local(V4, &SERVICES_V4.octets(), 8),
+        local(V6, &SERVICES_V6.octets(), 96),
+    );
     if family == V4 {
         return v4;
     }
@@ -222,27 +253,42 @@ fn local(family: u8, prefix: &[u8], bits: u8) -> Vec<u8> {
 }
 
 /// Passes the sessions of one piece of a dump to `take`. Returns whether the dump has ended.
-fn read(mut piece: &[u8], family: u8, take: &mut dyn FnMut(SocketSession)) -> Result<bool, SessionScanError> {
+fn read(
+    mut piece: &[u8],
+    family: u8,
+    take: &mut dyn FnMut(SocketSession),
+) -> Result<bool, SessionScanError> {
     if piece.is_empty() {
         return Err(SessionScanError::Format("an empty piece"));
     }
     while !piece.is_empty() {
-        let word = |at: usize| piece.get(at..at + 4).and_then(|b| Some(u32::from_ne_bytes(b.try_into().ok()?)));
+        let word = |at: usize| {
+            piece
+                .get(at..at + 4)
+                .and_then(|b| Some(u32::from_ne_bytes(b.try_into().ok()?)))
+        };
         let (Some(length), Some(kind), Some(number)) = (word(0), word(4), word(8)) else {
             return Err(SessionScanError::Format("a message without a head"));
         };
         // In memory the kind precedes the flags.
         let [low, high, ..] = kind.to_ne_bytes();
         let length = usize::try_from(length).unwrap_or(usize::MAX);
-        let Some(body) = piece.get(HEAD..length) else { return Err(SessionScanError::Format("a message that is cut")) };
+        let Some(body) = piece.get(HEAD..length) else {
+            return Err(SessionScanError::Format("a message that is cut"));
+        };
         if number != u32::from(family) {
             return Err(SessionScanError::Format("the answer to another question"));
         }
         match u16::from_ne_bytes([low, high]) {
             NOOP => {}
             // Both begin with a negative error number, but an old kernel's end of a dump has none.
-            kind @ (DONE | ERROR) => match body.get(..4).and_then(|b| Some(i32::from_ne_bytes(b.try_into().ok()?))) {
-                Some(problem) if problem < 0 => return Err(io::Error::from_raw_os_error(problem.saturating_neg()).into()),
+            kind @ (DONE | ERROR) => match body
+                .get(..4)
+                .and_then(|b| Some(i32::from_ne_bytes(b.try_into().ok()?)))
+            {
+                Some(problem) if problem < 0 => {
+                    return Err(io::Error::from_raw_os_error(problem.saturating_neg()).into());
+                }
                 _ if kind == DONE => return Ok(true),
                 _ => {}
             },
@@ -261,7 +307,9 @@ fn read(mut piece: &[u8], family: u8, take: &mut dyn FnMut(SocketSession)) -> Re
 
 /// Parses the session of a socket; `None`: another socket, from a kernel without filters.
 fn decide_session(body: &[u8]) -> Result<Option<SocketSession>, SessionScanError> {
-    let Some(message) = body.first_chunk::<MESSAGE>() else { return Err(SessionScanError::Format("a socket that is cut")) };
+    let Some(message) = body.first_chunk::<MESSAGE>() else {
+        return Err(SessionScanError::Format("a socket that is cut"));
+    };
     let [family, state, ..] = *message;
     // `inet_diag_sockid` follows four bytes: both ports and both addresses in network order.
     let port = |at: usize| u16::from_be_bytes([message[at], message[at + 1]]);
@@ -269,7 +317,9 @@ fn decide_session(body: &[u8]) -> Result<Option<SocketSession>, SessionScanError
         let mut bytes = [0; 16];
         bytes.copy_from_slice(&message[at..at + 16]);
         match family {
-            V4 => Ok(IpAddr::V4(Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3]))),
+            V4 => Ok(IpAddr::V4(Ipv4Addr::new(
+                bytes[0], bytes[1], bytes[2], bytes[3],
+            ))),
             V6 => Ok(IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical()),
             _ => Err(SessionScanError::Format("a socket of another family")),
         }
@@ -290,26 +340,41 @@ mod tests {
     }
 
     fn buckets(port: u16, service: u32, clients: &[&str]) -> u128 {
-        clients.iter().fold(0, |all, c| all | 1 << tier::bucket(c.parse().unwrap(), port, id(service)))
+        clients.iter().fold(0, |all, c| {
+            all | 1 << tier::bucket(c.parse().unwrap(), port, id(service))
+        })
     }
 
     /// Builds a message of a dump from its kind and the bytes after its header.
     fn message(family: u8, kind: u16, body: &[u8]) -> Vec<u8> {
         let length = (HEAD + body.len()) as u32;
-        let head = [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), &[0; 2], &u32::from(family).to_ne_bytes(), &[0; 4], body];
+        let head = [
+            &length.to_ne_bytes()[..],
+            &kind.to_ne_bytes(),
+            &[0; 2],
+            &u32::from(family).to_ne_bytes(),
+            &[0; 4],
+            body,
+        ];
         head.concat()
     }
 
     /// Builds a socket's message as the kernel does, with an attribute at its end, because there always is one.
     fn socket(family: u8, state: u8, local: &str, client: &str) -> Vec<u8> {
-        let (local, client): (SocketAddr, SocketAddr) = (local.parse().unwrap(), client.parse().unwrap());
+        let (local, client): (SocketAddr, SocketAddr) =
+            (local.parse().unwrap(), client.parse().unwrap());
         let octets = |a: SocketAddr| match (a.ip(), family) {
             (IpAddr::V4(v4), V4) => [v4.octets().as_slice(), &[0; 12]].concat(),
             (IpAddr::V4(v4), _) => v4.to_ipv6_mapped().octets().to_vec(),
             (IpAddr::V6(v6), _) => v6.octets().to_vec(),
         };
-        let parts =
-            [&[family, state, 0, 0][..], &local.port().to_be_bytes(), &client.port().to_be_bytes(), &octets(local), &octets(client)];
+        let parts = [
+            &[family, state, 0, 0][..],
+            &local.port().to_be_bytes(),
+            &client.port().to_be_bytes(),
+            &octets(local),
+            &octets(client),
+        ];
         let mut body = parts.concat();
         body.resize(MESSAGE, 0);
         body.extend_from_slice(&[5, 0, 8, 0, 7, 0, 0, 0]);
@@ -337,9 +402,23 @@ mod tests {
         ];
         assert!(!read(&first.concat(), V4, &mut owned).unwrap());
         assert!(read(&message(V4, DONE, &[0; 4]), V4, &mut owned).unwrap());
-        let clients = ["10.1.1.9:40000", "10.1.1.9:40001", "10.1.1.10:40002", "10.1.1.10:40003"];
+        let clients = [
+            "10.1.1.9:40000",
+            "10.1.1.9:40001",
+            "10.1.1.10:40002",
+            "10.1.1.10:40003",
+        ];
         let seven = buckets(80, 7, &clients);
-        assert_eq!(owned, OwnedSessions::from([(id(7), ServiceSessions { buckets: seven, sessions: 4 })]));
+        assert_eq!(
+            owned,
+            OwnedSessions::from([(
+                id(7),
+                ServiceSessions {
+                    buckets: seven,
+                    sessions: 4
+                }
+            )])
+        );
         let second = [
             socket(V6, 1, "240.0.0.7:80", "10.1.1.9:40004"),
             socket(V6, 8, "[fdca:a1:0:240::1:203]:15008", "[fd77::9]:40005"),
@@ -347,9 +426,18 @@ mod tests {
             message(V6, DONE, &[]),
         ];
         assert!(read(&second.concat(), V6, &mut owned).unwrap());
-        let seven = ServiceSessions { buckets: seven | buckets(80, 7, &["10.1.1.9:40004"]), sessions: 5 };
-        let eight = ServiceSessions { buckets: buckets(15008, 0x01_0203, &["[fd77::9]:40005"]), sessions: 1 };
-        assert_eq!(owned, OwnedSessions::from([(id(7), seven), (id(0x01_0203), eight)]));
+        let seven = ServiceSessions {
+            buckets: seven | buckets(80, 7, &["10.1.1.9:40004"]),
+            sessions: 5,
+        };
+        let eight = ServiceSessions {
+            buckets: buckets(15008, 0x01_0203, &["[fd77::9]:40005"]),
+            sessions: 1,
+        };
+        assert_eq!(
+            owned,
+            OwnedSessions::from([(id(7), seven), (id(0x01_0203), eight)])
+        );
     }
 
     #[test]
@@ -372,14 +460,32 @@ mod tests {
             ("another kind", message(V4, 99, &[])),
         ];
         for (name, piece) in cases {
-            assert!(matches!(read(&piece, V4, &mut OwnedSessions::new()), Err(SessionScanError::Format(_))), "{name}");
+            assert!(
+                matches!(
+                    read(&piece, V4, &mut OwnedSessions::new()),
+                    Err(SessionScanError::Format(_))
+                ),
+                "{name}"
+            );
         }
         let mut family = message(V4, BY_FAMILY, &one[HEAD..]);
         family[HEAD] = 9;
-        assert!(matches!(read(&family, V4, &mut OwnedSessions::new()), Err(SessionScanError::Format(_))));
+        assert!(matches!(
+            read(&family, V4, &mut OwnedSessions::new()),
+            Err(SessionScanError::Format(_))
+        ));
         for kind in [ERROR, DONE] {
-            let refused = read(&message(V4, kind, &(-2i32).to_ne_bytes()), V4, &mut OwnedSessions::new()).unwrap_err().to_string();
-            assert!(refused.contains("os error 2") && refused.contains("CONFIG_INET_TCP_DIAG"), "{refused}");
+            let refused = read(
+                &message(V4, kind, &(-2i32).to_ne_bytes()),
+                V4,
+                &mut OwnedSessions::new(),
+            )
+            .unwrap_err()
+            .to_string();
+            assert!(
+                refused.contains("os error 2") && refused.contains("CONFIG_INET_TCP_DIAG"),
+                "{refused}"
+            );
         }
     }
 
@@ -402,16 +508,27 @@ mod tests {
         let (mut at, end) = (0, code.len());
         while at < end {
             let holds = code[at] == IS_LOCAL && {
-                let (of, bits, prefix) = (code[at + 4], usize::from(code[at + 5]), &code[at + 12..at + usize::from(code[at + 1])]);
+                let (of, bits, prefix) = (
+                    code[at + 4],
+                    usize::from(code[at + 5]),
+                    &code[at + 12..at + usize::from(code[at + 1])],
+                );
                 let address = match (family, of, local) {
                     (V4, V4, IpAddr::V4(v4)) => v4.octets().to_vec(),
                     (V6, V6, IpAddr::V6(v6)) => v6.octets().to_vec(),
-                    (V6, V4, IpAddr::V6(v6)) => v6.to_ipv4_mapped().map(|v4| v4.octets().to_vec()).unwrap_or_default(),
+                    (V6, V4, IpAddr::V6(v6)) => v6
+                        .to_ipv4_mapped()
+                        .map(|v4| v4.octets().to_vec())
+                        .unwrap_or_default(),
                     _ => Vec::new(),
                 };
                 address.get(..bits / 8) == prefix.get(..bits / 8)
             };
-            at += if holds { usize::from(code[at + 1]) } else { usize::from(u16::from_ne_bytes([code[at + 2], code[at + 3]])) };
+            at += if holds {
+                usize::from(code[at + 1])
+            } else {
+                usize::from(u16::from_ne_bytes([code[at + 2], code[at + 3]]))
+            };
         }
         at == end
     }
@@ -437,7 +554,10 @@ mod tests {
         for family in [V4, V6] {
             let asked = request(family);
             assert_eq!(asked.len() % 4, 0);
-            assert_eq!(asked.len() as u32, u32::from_ne_bytes(asked[..4].try_into().unwrap()));
+            assert_eq!(
+                asked.len() as u32,
+                u32::from_ne_bytes(asked[..4].try_into().unwrap())
+            );
         }
     }
 }

@@ -56,7 +56,10 @@ impl SessionSearches {
         for query in queries.iter().take(SESSION_QUERIES_MAX) {
             // A query whose client is not an address stays unanswered.
             if let Ok(client) = query.client.parse() {
-                open.entry(query.id).or_insert(OpenQuery { client, state: SearchState::Due(Instant::now()) });
+                open.entry(query.id).or_insert(OpenQuery {
+                    client,
+                    state: SearchState::Due(Instant::now()),
+                });
             }
         }
         drop(open);
@@ -64,7 +67,12 @@ impl SessionSearches {
     }
 
     /// Searches for one query after the other as they become due, and calls `found` after each result. Never returns.
-    pub(crate) async fn run(&self, sockets: &SessionScanner, counts: &RedirectorCounters, found: impl Fn()) {
+    pub(crate) async fn run(
+        &self,
+        sockets: &SessionScanner,
+        counts: &RedirectorCounters,
+        found: impl Fn(),
+    ) {
         loop {
             let Some((due, id, client)) = self.next() else {
                 self.changed.notified().await;
@@ -81,10 +89,17 @@ impl SessionSearches {
             let state = match search(sockets.clone(), client).await {
                 Ok(sessions) => {
                     counts.search("ok");
-                    SearchState::Found(FoundSessions { query: id, sessions })
+                    SearchState::Found(FoundSessions {
+                        query: id,
+                        sessions,
+                    })
                 }
                 Err(error) => {
-                    counts.search(if matches!(error, SessionScanError::Late) { "late" } else { "failed" });
+                    counts.search(if matches!(error, SessionScanError::Late) {
+                        "late"
+                    } else {
+                        "failed"
+                    });
                     let wait = decide_retry_wait(begun.elapsed());
                     tracing::warn!(%client, %error, ?wait, "redirector: search for an operator's session failed; repeated after the wait");
                     SearchState::Due(Instant::now() + wait)
@@ -127,11 +142,21 @@ impl SessionSearches {
     }
 }
 
-async fn search(sockets: SessionScanner, client: SocketAddr) -> Result<Vec<FoundSession>, SessionScanError> {
+async fn search(
+    sockets: SessionScanner,
+    client: SocketAddr,
+) -> Result<Vec<FoundSession>, SessionScanError> {
     let until = std::time::Instant::now() + SEARCH_TIMEOUT;
     let found = tokio::task::spawn_blocking(move || sockets.find(client, until)).await;
-    let sessions = found.unwrap_or_else(|panic| Err(SessionScanError::Io(std::io::Error::other(panic))))?;
-    Ok(sessions.iter().map(|(service, port)| FoundSession { service: service.get(), port: u32::from(*port) }).collect())
+    let sessions =
+        found.unwrap_or_else(|panic| Err(SessionScanError::Io(std::io::Error::other(panic))))?;
+    Ok(sessions
+        .iter()
+        .map(|(service, port)| FoundSession {
+            service: service.get(),
+            port: u32::from(*port),
+        })
+        .collect())
 }
 
 #[cfg(test)]
@@ -142,7 +167,11 @@ mod tests {
     fn failed_search_rests_nine_times_its_duration_and_half_a_second_at_least() {
         let ms = Duration::from_millis;
         for (took, wait) in [(0, 500), (10, 500), (100, 900), (2000, 18_000)] {
-            assert_eq!(decide_retry_wait(ms(took)), ms(wait), "a search of {took} ms");
+            assert_eq!(
+                decide_retry_wait(ms(took)),
+                ms(wait),
+                "a search of {took} ms"
+            );
         }
     }
 
@@ -152,14 +181,24 @@ mod tests {
         let counted = calls.clone();
         let scanner = SessionScanner::of(
             |_| Ok(crate::session_scan::OwnedSessions::new()),
-            move |client, _| match (client.port(), counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+            move |client, _| match (
+                client.port(),
+                counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
+            ) {
                 (1, _) | (_, 0) => Err(SessionScanError::Late),
-                _ => Ok(vec![(canal_model::ids::ServiceId::new(7).unwrap(), client.port())]),
+                _ => Ok(vec![(
+                    canal_model::ids::ServiceId::new(7).unwrap(),
+                    client.port(),
+                )]),
             },
         );
         let searches = SessionSearches::default();
         let counts = RedirectorCounters::new(&canal_runtime::metrics::Registry::new());
-        let query = |id, client: &str| SessionQuery { id, client: client.into(), ..SessionQuery::default() };
+        let query = |id, client: &str| SessionQuery {
+            id,
+            client: client.into(),
+            ..SessionQuery::default()
+        };
         searches.set_queries(&[query(1, "10.1.1.9:4000")]);
         let begun = Instant::now();
         let (reported, mut news) = tokio::sync::mpsc::unbounded_channel();
@@ -170,9 +209,19 @@ mod tests {
         }
         let waited = begun.elapsed();
         assert!(waited >= RETRY_WAIT_MIN, "repeated after {waited:?}");
-        assert_eq!(searches.answers().iter().map(|answer| answer.query).collect::<Vec<_>>(), [1]);
+        assert_eq!(
+            searches
+                .answers()
+                .iter()
+                .map(|answer| answer.query)
+                .collect::<Vec<_>>(),
+            [1]
+        );
         searches.set_queries(&[query(2, "10.1.1.9:1")]);
-        assert!(searches.answers().is_empty(), "the first query is withdrawn");
+        assert!(
+            searches.answers().is_empty(),
+            "the first query is withdrawn"
+        );
         assert!(!searches.record(1, SearchState::Due(begun)));
         assert_eq!(searches.next().map(|(_, id, _)| id), Some(2));
     }

@@ -48,7 +48,13 @@ fn tenants_netns() -> ProcessNetns {
 /// Runs a test in such a namespace on one thread, so that the server runs only while the test waits.
 fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
     let net = tenants_netns();
-    let run = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test());
+    let run = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+            .block_on(test())
+    };
     Netns::open(net.path()).unwrap().enter(run).unwrap();
 }
 
@@ -62,7 +68,14 @@ impl DnsFixture {
     /// Starts a server that knows all tenants.
     fn new() -> Self {
         let (registry, (trigger, drain)) = (Registry::new(), drain::tree());
-        let dns = DnsServer::start("[::]:53".parse().unwrap(), "az1".parse().unwrap(), &registry, &drain, drain.watcher()).unwrap();
+        let dns = DnsServer::start(
+            "[::]:53".parse().unwrap(),
+            "az1".parse().unwrap(),
+            &registry,
+            &drain,
+            drain.watcher(),
+        )
+        .unwrap();
         let address = |service: String, id: usize| {
             Arc::new(Resource::Address(GatewayAddress {
                 service: service.parse().unwrap(),
@@ -80,9 +93,18 @@ impl DnsFixture {
         };
         let all: Vec<_> = (0..TENANTS).flat_map(of).collect();
         let generation = Generation(1);
-        let update = Update { origin: UpdateSource::Controller, generation, upserts: all.clone(), removals: vec![] };
+        let update = Update {
+            origin: UpdateSource::Controller,
+            generation,
+            upserts: all.clone(),
+            removals: vec![],
+        };
         dns.apply(&update, &ResourceState::of_resources(all, generation));
-        Self { dns, registry, _trigger: trigger }
+        Self {
+            dns,
+            registry,
+            _trigger: trigger,
+        }
     }
 
     /// Hands all TCP connections to the server, as a gateway does.
@@ -102,14 +124,20 @@ impl DnsFixture {
 
     fn metric(&self, line: &str) -> u64 {
         let text = self.registry.render();
-        text.lines().filter_map(|l| l.strip_prefix(line)?.trim().parse::<u64>().ok()).sum()
+        text.lines()
+            .filter_map(|l| l.strip_prefix(line)?.trim().parse::<u64>().ok())
+            .sum()
     }
 
     async fn until(&self, line: &str, at_least: u64) {
         let started = Instant::now();
         while self.metric(line) < at_least {
             let waited = started.elapsed();
-            assert!(waited < canal_timing::deadline(Duration::from_secs(60)), "{line} is {}, not {at_least}", self.metric(line));
+            assert!(
+                waited < canal_timing::deadline(Duration::from_secs(60)),
+                "{line} is {}, not {at_least}",
+                self.metric(line)
+            );
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -118,7 +146,10 @@ impl DnsFixture {
 /// Builds a query with this number as its ID.
 fn query(id: u16) -> Vec<u8> {
     let mut query = Message::new();
-    query.set_id(id).add_query(Query::query(Name::from_ascii("web.default.svc.cluster.local.").unwrap(), RecordType::A));
+    query.set_id(id).add_query(Query::query(
+        Name::from_ascii("web.default.svc.cluster.local.").unwrap(),
+        RecordType::A,
+    ));
     query.to_vec().unwrap()
 }
 
@@ -127,13 +158,19 @@ async fn is_answered(tenant: usize) -> bool {
     let asked = async {
         let mut stream = TcpStream::connect((home(tenant), 53)).await?;
         let query = query(7);
-        stream.write_all(&[&(query.len() as u16).to_be_bytes()[..], &query].concat()).await?;
+        stream
+            .write_all(&[&(query.len() as u16).to_be_bytes()[..], &query].concat())
+            .await?;
         let mut answer = vec![0; stream.read_u16().await?.into()];
         stream.read_exact(&mut answer).await?;
         std::io::Result::Ok(Message::from_vec(&answer).unwrap().answers().len() == 1)
     };
-    let answered = tokio::time::timeout(patience(), asked).await.expect("an answer or an end");
-    answered.inspect_err(|error| println!("{}: {error}", name(tenant))).unwrap_or(false)
+    let answered = tokio::time::timeout(patience(), asked)
+        .await
+        .expect("an answer or an end");
+    answered
+        .inspect_err(|error| println!("{}: {error}", name(tenant)))
+        .unwrap_or(false)
 }
 
 /// Opens silent connections to the address of a tenant.
@@ -152,18 +189,35 @@ fn silent_connections_of_ten_tenants_leave_dns_over_tcp_to_an_eleventh() {
         fixture.accept();
         // One tenant alone, then nine more.
         let mut held = silent(0, CONNECTIONS_MAX).await;
-        fixture.until("canal_share_revoked_total{limit=\"dns_connections\",tenant=\"t0\"} ", 192).await;
+        fixture
+            .until(
+                "canal_share_revoked_total{limit=\"dns_connections\",tenant=\"t0\"} ",
+                192,
+            )
+            .await;
         assert!(is_answered(TENANTS - 1).await, "one tenant is silent");
         for tenant in 1..TENANTS - 1 {
             held.extend(silent(tenant, 100).await);
         }
         for n in 0..20 {
             assert!(is_answered(TENANTS - 1).await, "query {n}");
-            assert!(is_answered(n % (TENANTS - 1)).await, "a query of a tenant with silent connections");
+            assert!(
+                is_answered(n % (TENANTS - 1)).await,
+                "a query of a tenant with silent connections"
+            );
         }
-        assert_eq!(fixture.metric("canal_dns_queries_total{transport=\"tcp\",result=\"too_many\"} "), 0);
-        assert!(fixture.metric("canal_dns_queries_total{transport=\"tcp\",result=\"displaced\"} ") >= 192);
-        assert_eq!(fixture.metric("canal_share_revoked_total{limit=\"dns_connections\",tenant=\"t10\"} "), 0);
+        assert_eq!(
+            fixture.metric("canal_dns_queries_total{transport=\"tcp\",result=\"too_many\"} "),
+            0
+        );
+        assert!(
+            fixture.metric("canal_dns_queries_total{transport=\"tcp\",result=\"displaced\"} ")
+                >= 192
+        );
+        assert_eq!(
+            fixture.metric("canal_share_revoked_total{limit=\"dns_connections\",tenant=\"t10\"} "),
+            0
+        );
         assert!(fixture.metric("canal_share_used{limit=\"dns_connections\",tenant=\"t1\"} ") <= 64);
     });
 }
@@ -191,12 +245,20 @@ fn question_of_an_eleventh_tenant_is_answered_in_its_turn_and_not_last() {
                 before += 1;
             }
         };
-        tokio::time::timeout(patience(), until_own).await.expect("the eleventh tenant gets an answer");
+        tokio::time::timeout(patience(), until_own)
+            .await
+            .expect("the eleventh tenant gets an answer");
         // The server receives up to 512 datagrams between 32 answers.
         let rounds = (usize::from(FLOOD) * TENANTS).div_ceil(512);
-        assert!(before <= 32 * rounds + TENANTS, "{before} answers came first");
-        let dropped =
-            |tenant| fixture.metric(&format!("canal_dns_dropped_questions_total{{tenant=\"t{tenant}\",reason=\"tenant_busy\"}} "));
+        assert!(
+            before <= 32 * rounds + TENANTS,
+            "{before} answers came first"
+        );
+        let dropped = |tenant| {
+            fixture.metric(&format!(
+                "canal_dns_dropped_questions_total{{tenant=\"t{tenant}\",reason=\"tenant_busy\"}} "
+            ))
+        };
         // What a tenant has too much is dropped, and counted by tenant.
         assert!((0..TENANTS - 1).all(|tenant| (1..u64::from(FLOOD)).contains(&dropped(tenant))));
         assert_eq!(dropped(TENANTS - 1), 0);

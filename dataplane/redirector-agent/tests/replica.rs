@@ -43,7 +43,14 @@ impl ReplicaNetns {
     }
 
     fn run<F: Future<Output = ()>>(&self, test: impl FnOnce() -> F) {
-        let run = || tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(test());
+        let run = || {
+            tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .unwrap()
+                .block_on(test())
+        };
         Netns::open(self.0.path()).unwrap().enter(run).unwrap();
     }
 }
@@ -72,7 +79,10 @@ impl ReplicaPins {
 
 impl Drop for ReplicaPins {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0.path().join("bpf")).output();
+        let _ = Command::new("umount")
+            .arg("-l")
+            .arg(self.0.path().join("bpf"))
+            .output();
     }
 }
 
@@ -83,7 +93,13 @@ fn table(service: &str, id: u32, version: u32, chain: &[u32]) -> Arc<Resource> {
         az: "az1".parse().unwrap(),
         vni: Vni::new(101).unwrap(),
         version,
-        chains: vec![chain.iter().map(|n| ReplicaNumber::new(*n).unwrap()).collect(); BUCKETS],
+        chains: vec![
+            chain
+                .iter()
+                .map(|n| ReplicaNumber::new(*n).unwrap())
+                .collect();
+            BUCKETS
+        ],
     }))
 }
 
@@ -98,12 +114,22 @@ fn address(service: &str, id: u32, address: &str) -> Arc<Resource> {
 }
 
 fn told(resources: Vec<Arc<Resource>>, generation: u64) -> (Update, ResourceState) {
-    let update =
-        Update { origin: UpdateSource::Controller, generation: Generation(generation), upserts: resources.clone(), removals: vec![] };
-    (update, ResourceState::of_resources(resources, Generation(generation)))
+    let update = Update {
+        origin: UpdateSource::Controller,
+        generation: Generation(generation),
+        upserts: resources.clone(),
+        removals: vec![],
+    };
+    (
+        update,
+        ResourceState::of_resources(resources, Generation(generation)),
+    )
 }
 
-fn config(pins: &ReplicaPins, controller: Option<canal_southbound_client::controller_client::ControllerEndpoint>) -> ReplicaConfig {
+fn config(
+    pins: &ReplicaPins,
+    controller: Option<canal_southbound_client::controller_client::ControllerEndpoint>,
+) -> ReplicaConfig {
     ReplicaConfig {
         az: "az1".parse().unwrap(),
         backend: "b1".parse().unwrap(),
@@ -120,25 +146,39 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
     let started = Instant::now();
     while !holds() {
         let waited = started.elapsed();
-        assert!(waited < canal_timing::deadline(Duration::from_secs(20)), "never: {what}");
+        assert!(
+            waited < canal_timing::deadline(Duration::from_secs(20)),
+            "never: {what}"
+        );
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
 async fn ask(to: IpAddr, name: &str, over_tcp: bool) -> Message {
     let mut query = Message::new();
-    query.set_id(7).add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
+    query
+        .set_id(7)
+        .add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
     let query = query.to_vec().unwrap();
     let to = SocketAddr::new(to, 53);
     let asked = async {
         if over_tcp {
             let mut stream = TcpStream::connect(to).await.unwrap();
-            stream.write_all(&[&(query.len() as u16).to_be_bytes()[..], &query].concat()).await.unwrap();
+            stream
+                .write_all(&[&(query.len() as u16).to_be_bytes()[..], &query].concat())
+                .await
+                .unwrap();
             let mut answer = vec![0; stream.read_u16().await.unwrap().into()];
             stream.read_exact(&mut answer).await.unwrap();
             return answer;
         }
-        let own: SocketAddr = if to.is_ipv4() { "10.1.1.9:0" } else { "[fd77::9]:0" }.parse().unwrap();
+        let own: SocketAddr = if to.is_ipv4() {
+            "10.1.1.9:0"
+        } else {
+            "[fd77::9]:0"
+        }
+        .parse()
+        .unwrap();
         let socket = UdpSocket::bind(own).await.unwrap();
         // Connected, so that a response from any other address is not received.
         socket.connect(to).await.unwrap();
@@ -148,7 +188,9 @@ async fn ask(to: IpAddr, name: &str, over_tcp: bool) -> Message {
         answer.truncate(length);
         answer
     };
-    let answer = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), asked).await.expect("an answer within 5 s");
+    let answer = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), asked)
+        .await
+        .expect("an answer within 5 s");
     Message::from_vec(&answer).unwrap()
 }
 
@@ -157,11 +199,27 @@ fn tenants_query_their_own_address_and_get_their_own_names() {
     let (net, pins) = (ReplicaNetns::new(), ReplicaPins::new());
     net.run(|| async {
         let (registry, (_trigger, drain)) = (Registry::new(), drain::tree());
-        let dns = DnsServer::start("[::]:53".parse().unwrap(), "az1".parse().unwrap(), &registry, &drain, drain.watcher()).unwrap();
-        let listener = sys::listen(None, "[::]:15009".parse().unwrap(), &ListenOptions::default()).unwrap();
+        let dns = DnsServer::start(
+            "[::]:53".parse().unwrap(),
+            "az1".parse().unwrap(),
+            &registry,
+            &drain,
+            drain.watcher(),
+        )
+        .unwrap();
+        let listener = sys::listen(
+            None,
+            "[::]:15009".parse().unwrap(),
+            &ListenOptions::default(),
+        )
+        .unwrap();
         let sockets = GatewaySockets {
             hbone: None,
-            plain: Some(std::os::fd::AsFd::as_fd(&listener).try_clone_to_owned().unwrap()),
+            plain: Some(
+                std::os::fd::AsFd::as_fd(&listener)
+                    .try_clone_to_owned()
+                    .unwrap(),
+            ),
             dns: Some(dns.socket_fd().unwrap()),
         };
         let mut programs = TierPrograms::attach(&pins.attach(), &pins.orders(), sockets).unwrap();
@@ -179,22 +237,48 @@ fn tenants_query_their_own_address_and_get_their_own_names() {
         let taking = dns.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let tenant = if stream.local_addr().unwrap().ip() == IpAddr::from([240, 0, 0, 6]) { "beta" } else { "alpha" };
+                let tenant = if stream.local_addr().unwrap().ip() == IpAddr::from([240, 0, 0, 6]) {
+                    "beta"
+                } else {
+                    "alpha"
+                };
                 tokio::spawn(taking.take(stream.into_std().unwrap(), &tenant.parse().unwrap()));
             }
         });
-        for (to, want) in [("240.0.0.5", "10.0.1.1"), ("240.0.0.6", "10.0.2.1"), ("fdca:a1:0:240::5", "10.0.1.1")] {
+        for (to, want) in [
+            ("240.0.0.5", "10.0.1.1"),
+            ("240.0.0.6", "10.0.2.1"),
+            ("fdca:a1:0:240::5", "10.0.1.1"),
+        ] {
             for over_tcp in [false, true] {
-                let answer = ask(to.parse().unwrap(), "web.default.svc.cluster.local.", over_tcp).await;
-                let found: Vec<String> = answer.answers().iter().map(|r| r.data().to_string()).collect();
+                let answer = ask(
+                    to.parse().unwrap(),
+                    "web.default.svc.cluster.local.",
+                    over_tcp,
+                )
+                .await;
+                let found: Vec<String> = answer
+                    .answers()
+                    .iter()
+                    .map(|r| r.data().to_string())
+                    .collect();
                 assert_eq!(found, [want], "{to} tcp={over_tcp}");
             }
         }
-        assert_eq!(ask("240.0.0.5".parse().unwrap(), "www.example.com.", false).await.response_code(), ResponseCode::Refused);
+        assert_eq!(
+            ask("240.0.0.5".parse().unwrap(), "www.example.com.", false)
+                .await
+                .response_code(),
+            ResponseCode::Refused
+        );
         // The address of a service does not serve DNS.
         let socket = UdpSocket::bind("10.1.1.9:0").await.unwrap();
         socket.send_to(&[0; 12], "240.0.0.7:53").await.unwrap();
-        let refused = || registry.render().contains("canal_dns_queries_total{transport=\"udp\",result=\"no_tenant\"} 1");
+        let refused = || {
+            registry
+                .render()
+                .contains("canal_dns_queries_total{transport=\"udp\",result=\"no_tenant\"} 1")
+        };
         until("a query of no tenant", refused).await;
     });
 }
@@ -205,18 +289,35 @@ fn maps_follow_states_and_outlive_the_process() {
     net.run(|| async {
         let (registry, (_trigger, drain)) = (Registry::new(), drain::tree());
         let start = |registry: &Registry| {
-            let programs = TierPrograms::attach(&pins.attach(), &pins.orders(), GatewaySockets::default()).unwrap();
-            RedirectorAgent::start(config(&pins, None), Box::new(programs), Box::new(|| (0, 0)), registry, &drain).unwrap()
+            let programs =
+                TierPrograms::attach(&pins.attach(), &pins.orders(), GatewaySockets::default())
+                    .unwrap();
+            RedirectorAgent::start(
+                config(&pins, None),
+                Box::new(programs),
+                Box::new(|| (0, 0)),
+                registry,
+                &drain,
+            )
+            .unwrap()
         };
         let held = || {
-            let mut programs = TierPrograms::attach(&pins.attach(), &pins.orders(), GatewaySockets::default()).unwrap();
+            let mut programs =
+                TierPrograms::attach(&pins.attach(), &pins.orders(), GatewaySockets::default())
+                    .unwrap();
             let mut tables: Vec<u32> = programs.found().unwrap().tables.into_iter().collect();
             tables.sort_unstable();
             tables
         };
         let agent = start(&registry);
         assert!(agent.ready().unwrap_err().contains("bucket tables"));
-        let (update, state) = told(vec![table("alpha/default/web", 7, 1, &[1, 2]), table("alpha/default/db", 8, 1, &[2])], 3);
+        let (update, state) = told(
+            vec![
+                table("alpha/default/web", 7, 1, &[1, 2]),
+                table("alpha/default/db", 8, 1, &[2]),
+            ],
+            3,
+        );
         agent.apply(&update, &state);
         assert_eq!(held(), [7, 8]);
         drop(agent);
@@ -226,7 +327,14 @@ fn maps_follow_states_and_outlive_the_process() {
         agent.apply(&update, &state);
         assert_eq!(held(), [8], "and removes what has become stale");
         let dump = agent.dump();
-        assert_eq!((dump["generation"].as_u64(), dump["tables"][0]["version"].as_u64()), (Some(4), Some(2)), "{dump}");
+        assert_eq!(
+            (
+                dump["generation"].as_u64(),
+                dump["tables"][0]["version"].as_u64()
+            ),
+            (Some(4), Some(2)),
+            "{dump}"
+        );
     });
 }
 
@@ -244,7 +352,13 @@ fn state_of(pins: &ReplicaPins, number: u32) -> u32 {
         tunnel_port: 40_000,
         tunnels: attach.tunnels,
     };
-    RedirectorPrograms::attach(&options).unwrap().replicas().get(&number).unwrap().unwrap().state
+    RedirectorPrograms::attach(&options)
+        .unwrap()
+        .replicas()
+        .get(&number)
+        .unwrap()
+        .unwrap()
+        .state
 }
 
 #[test]
@@ -252,8 +366,17 @@ fn a_replica_that_went_down_is_a_suspect_first() {
     let (net, pins) = (ReplicaNetns::new(), ReplicaPins::new());
     net.run(|| async {
         let (_trigger, drain) = drain::tree();
-        let programs = TierPrograms::attach(&pins.attach(), &pins.orders(), GatewaySockets::default()).unwrap();
-        let agent = RedirectorAgent::start(config(&pins, None), Box::new(programs), Box::new(|| (0, 0)), &Registry::new(), &drain).unwrap();
+        let programs =
+            TierPrograms::attach(&pins.attach(), &pins.orders(), GatewaySockets::default())
+                .unwrap();
+        let agent = RedirectorAgent::start(
+            config(&pins, None),
+            Box::new(programs),
+            Box::new(|| (0, 0)),
+            &Registry::new(),
+            &drain,
+        )
+        .unwrap();
         let replica = |up| {
             Arc::new(Resource::Replica(Replica {
                 name: "gw-2".parse().unwrap(),
@@ -278,7 +401,10 @@ fn a_replica_that_went_down_is_a_suspect_first() {
         // A repeated state does not extend the time as a suspect, which may be over by now.
         let (update, state) = told(vec![replica(false)], 6);
         agent.apply(&update, &state);
-        until("it is down", || state_of(&pins, 2) == ReplicaState::CANAL_REPLICA_DOWN as u32).await;
+        until("it is down", || {
+            state_of(&pins, 2) == ReplicaState::CANAL_REPLICA_DOWN as u32
+        })
+        .await;
         // Stated once more, the replica stays down and is no suspect again.
         says(false, 7, ReplicaState::CANAL_REPLICA_DOWN);
         says(true, 8, ReplicaState::CANAL_REPLICA_UP);
@@ -294,24 +420,50 @@ fn sessions_are_found_where_the_kernel_shows_them() {
         // end the server's TIME_WAIT (RFC 1337), which this test must see. The write is to this thread's namespace.
         std::fs::write("/proc/sys/net/ipv4/tcp_rfc1337", "1").unwrap();
         // One socket for both families, as the gateway listens.
-        let listener = sys::listen(None, "[::]:80".parse().unwrap(), &ListenOptions::default()).unwrap();
+        let listener =
+            sys::listen(None, "[::]:80".parse().unwrap(), &ListenOptions::default()).unwrap();
         // Scanned on this thread, because it is the one in the namespace.
-        let look = || Sessions::kernel().look(Instant::now() + canal_timing::deadline(Duration::from_secs(5))).unwrap();
+        let look = || {
+            Sessions::kernel()
+                .look(Instant::now() + canal_timing::deadline(Duration::from_secs(5)))
+                .unwrap()
+        };
         let id = ServiceId::new(7).unwrap();
         assert!(look().is_empty(), "a listener is no session");
         // Bound, because the kernel would choose the service's own address.
-        let options = ConnectOptions { bind: Some("10.1.1.9:0".parse().unwrap()), ..ConnectOptions::default() };
-        let client = sys::connect(None, "240.0.0.7:80".parse().unwrap(), &options).await.unwrap();
+        let options = ConnectOptions {
+            bind: Some("10.1.1.9:0".parse().unwrap()),
+            ..ConnectOptions::default()
+        };
+        let client = sys::connect(None, "240.0.0.7:80".parse().unwrap(), &options)
+            .await
+            .unwrap();
         let (server, from) = listener.accept().await.unwrap();
         let from = SocketAddr::new(from.ip().to_canonical(), from.port());
         let bucket = 1 << canal_wire::tier::bucket(from, 80, id);
-        assert_eq!(look().into_iter().map(|(id, of)| (id, of.buckets)).collect::<Vec<_>>(), [(id, bucket)]);
+        assert_eq!(
+            look()
+                .into_iter()
+                .map(|(id, of)| (id, of.buckets))
+                .collect::<Vec<_>>(),
+            [(id, bucket)]
+        );
         drop(server);
         drop(client);
         let kernel = || std::fs::read_to_string("/proc/thread-self/net/tcp6").unwrap();
         // The fourth column is the state; 6 is TIME_WAIT (net/tcp_states.h).
-        until("TIME_WAIT", || kernel().lines().any(|line| line.split_whitespace().nth(3) == Some("06"))).await;
-        assert_eq!(look().get(&id).map(|o| o.buckets), Some(bucket), "TIME_WAIT answers packets still; the kernel has\n{}", kernel());
+        until("TIME_WAIT", || {
+            kernel()
+                .lines()
+                .any(|line| line.split_whitespace().nth(3) == Some("06"))
+        })
+        .await;
+        assert_eq!(
+            look().get(&id).map(|o| o.buckets),
+            Some(bucket),
+            "TIME_WAIT answers packets still; the kernel has\n{}",
+            kernel()
+        );
     });
 }
 
@@ -338,10 +490,26 @@ impl EdgeEnd {
         edge.ip("addr add 250.1.0.200/16 dev nowhere");
         let sysfs = tempfile::tempdir().unwrap();
         // A sysfs contains the devices of the namespace from which it is mounted.
-        let mounted = net.0.command("mount").args(["-t", "sysfs", "sysfs"]).arg(sysfs.path()).status();
-        assert!(mounted.unwrap().success(), "a sysfs of the replica's namespace");
-        std::fs::write(sysfs.path().join("class/net/eth0/queues/rx-0/rps_cpus"), format!("{:x}", (1 << CORES) - 1)).unwrap();
-        Self { net: edge, sysfs, sockets: Mutex::default() }
+        let mounted = net
+            .0
+            .command("mount")
+            .args(["-t", "sysfs", "sysfs"])
+            .arg(sysfs.path())
+            .status();
+        assert!(
+            mounted.unwrap().success(),
+            "a sysfs of the replica's namespace"
+        );
+        std::fs::write(
+            sysfs.path().join("class/net/eth0/queues/rx-0/rps_cpus"),
+            format!("{:x}", (1 << CORES) - 1),
+        )
+        .unwrap();
+        Self {
+            net: edge,
+            sysfs,
+            sockets: Mutex::default(),
+        }
     }
 
     /// Sends a packet of a tunnel from each of these source ports.
@@ -350,8 +518,12 @@ impl EdgeEnd {
             let mut sockets = self.sockets.lock().unwrap();
             for port in ports {
                 // Not connected: a connected socket has a hash of its own, which a veth pair would pass on.
-                let socket = sockets.entry(port).or_insert_with(|| std::net::UdpSocket::bind(("250.1.0.200", port)).unwrap());
-                socket.send_to(&[8, 0, 0, 0, 0x0c, 0xa0, 0xa1, 0], "250.1.0.1:4789").unwrap();
+                let socket = sockets
+                    .entry(port)
+                    .or_insert_with(|| std::net::UdpSocket::bind(("250.1.0.200", port)).unwrap());
+                socket
+                    .send_to(&[8, 0, 0, 0, 0x0c, 0xa0, 0xa1, 0], "250.1.0.1:4789")
+                    .unwrap();
             }
         };
         Netns::open(self.net.path()).unwrap().enter(send).unwrap();
@@ -360,7 +532,10 @@ impl EdgeEnd {
 
 impl Drop for EdgeEnd {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.sysfs.path()).output();
+        let _ = Command::new("umount")
+            .arg("-l")
+            .arg(self.sysfs.path())
+            .output();
     }
 }
 
@@ -368,12 +543,21 @@ impl Drop for EdgeEnd {
 async fn received(programs: &mut TierPrograms, before: &[u64], sent: usize) -> Vec<u64> {
     let started = Instant::now();
     loop {
-        let now: Vec<u64> = programs.received_by_core().unwrap().iter().zip(before).map(|(now, before)| now - before).collect();
+        let now: Vec<u64> = programs
+            .received_by_core()
+            .unwrap()
+            .iter()
+            .zip(before)
+            .map(|(now, before)| now - before)
+            .collect();
         if now.iter().sum::<u64>() >= sent as u64 {
             return now[..CORES].to_vec();
         }
         let waited = started.elapsed();
-        assert!(waited < canal_timing::deadline(Duration::from_secs(2)), "{sent} packets did not arrive: {now:?}");
+        assert!(
+            waited < canal_timing::deadline(Duration::from_secs(2)),
+            "{sent} packets did not arrive: {now:?}"
+        );
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
@@ -389,20 +573,35 @@ fn tunnels_that_a_replica_names_spread_evenly_over_its_cores() {
     let (net, pins) = (ReplicaNetns::new(), ReplicaPins::new());
     let edge = EdgeEnd::new(&net);
     net.run(|| async {
-        let attach = AttachMode { sysfs: edge.sysfs.path().into(), ..pins.attach() };
-        let mut programs = TierPrograms::attach(&attach, &pins.orders(), GatewaySockets::default()).unwrap();
+        let attach = AttachMode {
+            sysfs: edge.sysfs.path().into(),
+            ..pins.attach()
+        };
+        let mut programs =
+            TierPrograms::attach(&attach, &pins.orders(), GatewaySockets::default()).unwrap();
         let receive = programs.receive(Ipv4Addr::new(250, 1, 0, 200)).unwrap();
-        assert_eq!((receive.cores, receive.ports.len()), (CORES, 10 * CORES), "{receive:?}");
+        assert_eq!(
+            (receive.cores, receive.ports.len()),
+            (CORES, 10 * CORES),
+            "{receive:?}"
+        );
         let cores = programs.received_by_core().unwrap();
         edge.send(receive.ports.iter().copied());
         let tunnels = received(&mut programs, &cores, receive.ports.len()).await;
-        assert!(tunnels.iter().all(|n| (8..=12).contains(n)), "tunnels by core, within a fifth of 10: {tunnels:?}");
+        assert!(
+            tunnels.iter().all(|n| (8..=12).contains(n)),
+            "tunnels by core, within a fifth of 10: {tunnels:?}"
+        );
 
         let cores = programs.received_by_core().unwrap();
         let service = ServiceId::new(7).unwrap();
         let port = |n: u32| {
-            let client = SocketAddr::new(Ipv4Addr::from_bits(0x0a01_0100 + n % 7).into(), 20_000 + n as u16);
-            receive.ports[(canal_wire::tier::flow_hash(client, 80, service) >> 16) as usize % receive.ports.len()]
+            let client = SocketAddr::new(
+                Ipv4Addr::from_bits(0x0a01_0100 + n % 7).into(),
+                20_000 + n as u16,
+            );
+            receive.ports[(canal_wire::tier::flow_hash(client, 80, service) >> 16) as usize
+                % receive.ports.len()]
         };
         let mut sent = 0;
         for _ in 0..PACKETS {
@@ -416,6 +615,11 @@ fn tunnels_that_a_replica_names_spread_evenly_over_its_cores() {
         let packets = received(&mut programs, &cores, sent).await;
         println!("{CORES} cores: tunnels {tunnels:?}, packets of {SESSIONS} sessions {packets:?}");
         let share = sent as f64 / CORES as f64;
-        assert!(packets.iter().all(|n| (0.7..=1.3).contains(&(*n as f64 / share))), "packets by core, within 30 % of {share}: {packets:?}");
+        assert!(
+            packets
+                .iter()
+                .all(|n| (0.7..=1.3).contains(&(*n as f64 / share))),
+            "packets by core, within 30 % of {share}: {packets:?}"
+        );
     });
 }

@@ -29,13 +29,33 @@ impl BrokenMatch {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BrokenMatchKind {
     #[error("regex {pattern:?} of the {field} is not valid: {reason}; write it in RE2 syntax")]
-    RegexSyntax { field: String, pattern: String, reason: String },
+    RegexSyntax {
+        field: String,
+        pattern: String,
+        reason: String,
+    },
     #[error("regex of the {field} has {bytes} bytes; use at most {max}")]
-    RegexTooLong { field: String, bytes: usize, max: usize },
-    #[error("regex {pattern:?} of the {field} needs an automaton of more than {max} bytes; use smaller repetitions or classes")]
-    RegexTooLarge { field: String, pattern: String, max: usize },
-    #[error("regex {pattern:?} of the {field} brings the service's automata over {max} bytes; use fewer or smaller regexes")]
-    RegexesTooLarge { field: String, pattern: String, max: usize },
+    RegexTooLong {
+        field: String,
+        bytes: usize,
+        max: usize,
+    },
+    #[error(
+        "regex {pattern:?} of the {field} needs an automaton of more than {max} bytes; use smaller repetitions or classes"
+    )]
+    RegexTooLarge {
+        field: String,
+        pattern: String,
+        max: usize,
+    },
+    #[error(
+        "regex {pattern:?} of the {field} brings the service's automata over {max} bytes; use fewer or smaller regexes"
+    )]
+    RegexesTooLarge {
+        field: String,
+        pattern: String,
+        max: usize,
+    },
     #[error("the service has more than {max} matches; split it")]
     TooManyMatches { max: usize },
 }

@@ -32,19 +32,42 @@ struct OpenGroup {
 
 impl OpenGroup {
     fn new(index: &mut PathIndexBuilder) -> Self {
-        OpenGroup { root: index.root(), odd: Vec::new(), patterns: Vec::new() }
+        OpenGroup {
+            root: index.root(),
+            odd: Vec::new(),
+            patterns: Vec::new(),
+        }
     }
 
     fn close(self, ends: &[NodeCandidates], regexes: Option<Arc<PathRegexes>>) -> HostMatches {
-        HostMatches { root: self.root, ends: ends[self.root as usize], odd: self.odd.into(), regexes }
+        HostMatches {
+            root: self.root,
+            ends: ends[self.root as usize],
+            odd: self.odd.into(),
+            regexes,
+        }
     }
 
-    fn add(&mut self, index: &mut PathIndexBuilder, path: &PathMatch, pattern: Option<&ValidatedPattern>, rank: Rank) {
+    fn add(
+        &mut self,
+        index: &mut PathIndexBuilder,
+        path: &PathMatch,
+        pattern: Option<&ValidatedPattern>,
+        rank: Rank,
+    ) {
         match path {
-            PathMatch::Exact(text) if text.starts_with('/') => index.add_exact(self.root, text, rank),
-            PathMatch::ElementPrefix(text) if text.starts_with('/') => index.add_element_prefix(self.root, text, rank),
-            PathMatch::StringPrefix(text) if text.starts_with('/') => index.add_string_prefix(self.root, text, rank),
-            PathMatch::Regex(_) => self.patterns.extend(pattern.map(|pattern| (rank, pattern.clone()))),
+            PathMatch::Exact(text) if text.starts_with('/') => {
+                index.add_exact(self.root, text, rank)
+            }
+            PathMatch::ElementPrefix(text) if text.starts_with('/') => {
+                index.add_element_prefix(self.root, text, rank)
+            }
+            PathMatch::StringPrefix(text) if text.starts_with('/') => {
+                index.add_string_prefix(self.root, text, rank)
+            }
+            PathMatch::Regex(_) => self
+                .patterns
+                .extend(pattern.map(|pattern| (rank, pattern.clone()))),
             _ => self.odd.push(rank),
         }
     }
@@ -85,7 +108,11 @@ impl Router {
             broken: HashMap::new(),
         };
         for at in table.order() {
-            let candidate = Candidate { rule: at.rule as u32, place: at.match_index, http: table.entry(*at).1 };
+            let candidate = Candidate {
+                rule: at.rule as u32,
+                place: at.match_index,
+                http: table.entry(*at).1,
+            };
             if let Err(kind) = builder.add(&candidate, limits) {
                 builder.record_broken_match(candidate.rule, candidate.place, kind);
             }
@@ -96,12 +123,22 @@ impl Router {
 
 impl RouterBuilder<'_> {
     fn record_broken_match(&mut self, rule: u32, place: usize, kind: BrokenMatchKind) {
-        let fault = BrokenMatch { rule: self.rules[rule as usize].key.clone(), place, kind };
-        self.broken.entry(rule).or_insert_with(|| fault.to_string().into());
+        let fault = BrokenMatch {
+            rule: self.rules[rule as usize].key.clone(),
+            place,
+            kind,
+        };
+        self.broken
+            .entry(rule)
+            .or_insert_with(|| fault.to_string().into());
         self.faults.push(fault);
     }
 
-    fn add(&mut self, candidate: &Candidate<'_>, limits: &RouterLimits) -> Result<(), BrokenMatchKind> {
+    fn add(
+        &mut self,
+        candidate: &Candidate<'_>,
+        limits: &RouterLimits,
+    ) -> Result<(), BrokenMatchKind> {
         let max = limits.matches_max.min(RANKS_MAX);
         if self.matches.len() >= max {
             return Err(BrokenMatchKind::TooManyMatches { max });
@@ -116,7 +153,8 @@ impl RouterBuilder<'_> {
         let rank = self.matches.len() as Rank;
         let path = &candidate.http.path;
         if rule.hosts.is_empty() {
-            self.any_host.add(&mut self.index, path, pattern.as_ref(), rank);
+            self.any_host
+                .add(&mut self.index, path, pattern.as_ref(), rank);
         }
         for group in self.groups_of(&rule.hosts) {
             self.groups[group as usize].add(&mut self.index, path, pattern.as_ref(), rank);
@@ -129,7 +167,12 @@ impl RouterBuilder<'_> {
             }
         };
         let (place, port) = (candidate.place as u32, rule.parent_port.unwrap_or(ANY_PORT));
-        self.matches.push(CompiledMatch { rule: candidate.rule, match_index: place, conditions, port });
+        self.matches.push(CompiledMatch {
+            rule: candidate.rule,
+            match_index: place,
+            conditions,
+            port,
+        });
         Ok(())
     }
 
@@ -163,12 +206,19 @@ impl RouterBuilder<'_> {
         let any_patterns = std::mem::take(&mut self.any_host.patterns);
         let any_regexes = self.automaton(&any_patterns, &mut known);
         let open = std::mem::take(&mut self.groups);
-        let regexes: Vec<_> = open.iter().map(|group| self.automaton(&group.patterns, &mut known)).collect();
+        let regexes: Vec<_> = open
+            .iter()
+            .map(|group| self.automaton(&group.patterns, &mut known))
+            .collect();
         let (index, ends) = self.index.finish();
         let router = Router {
             index,
             any_host: self.any_host.close(&ends, any_regexes),
-            groups: open.into_iter().zip(regexes).map(|(group, regexes)| group.close(&ends, regexes)).collect(),
+            groups: open
+                .into_iter()
+                .zip(regexes)
+                .map(|(group, regexes)| group.close(&ends, regexes))
+                .collect(),
             has_exact_hosts: self.has_exact_hosts,
             has_suffix_hosts: self.has_suffix_hosts,
             matches: self.matches.into(),
@@ -190,15 +240,30 @@ impl RouterBuilder<'_> {
         if let Some(shared) = known.get(&ranks) {
             return shared.clone();
         }
-        let made = if patterns.is_empty() { None } else { self.compile_automaton(patterns, ranks.clone()) };
+        let made = if patterns.is_empty() {
+            None
+        } else {
+            self.compile_automaton(patterns, ranks.clone())
+        };
         known.insert(ranks, made.clone());
         made
     }
 
-    fn compile_automaton(&mut self, patterns: &[(Rank, ValidatedPattern)], ranks: Box<[Rank]>) -> Option<Arc<PathRegexes>> {
-        let Some(automaton) = self.budget.compile(patterns.iter().map(|(_, checked)| checked)) else {
+    fn compile_automaton(
+        &mut self,
+        patterns: &[(Rank, ValidatedPattern)],
+        ranks: Box<[Rank]>,
+    ) -> Option<Arc<PathRegexes>> {
+        let Some(automaton) = self
+            .budget
+            .compile(patterns.iter().map(|(_, checked)| checked))
+        else {
             for rank in ranks {
-                let CompiledMatch { rule, match_index: place, .. } = self.matches[rank as usize];
+                let CompiledMatch {
+                    rule,
+                    match_index: place,
+                    ..
+                } = self.matches[rank as usize];
                 let fault = self.budget.overflow("path", "(all of the host)");
                 self.record_broken_match(rule, place as usize, fault);
             }

@@ -33,7 +33,10 @@ enum Text {
 
 impl Conditions {
     /// Compiles the conditions of a match. Returns `None` if the match has nothing but a path.
-    pub(crate) fn of(rule: &HttpMatch, budget: &mut AutomatonBudget<'_>) -> Result<Option<Conditions>, BrokenMatchKind> {
+    pub(crate) fn of(
+        rule: &HttpMatch,
+        budget: &mut AutomatonBudget<'_>,
+    ) -> Result<Option<Conditions>, BrokenMatchKind> {
         if rule.method.is_none() && rule.headers.is_empty() && rule.query.is_empty() {
             return Ok(None);
         }
@@ -45,12 +48,24 @@ impl Conditions {
     }
 
     /// Returns true if all conditions hold. `query` caches the split query, so that it is split once per search.
-    pub(crate) fn hold<'r, R: RoutableRequest>(&self, request: &'r R, query: &mut Option<QueryPairs<'r>>) -> bool {
-        self.method.as_ref().is_none_or(|method| method.as_bytes() == request.method())
-            && self.headers.iter().all(|condition| condition.holds_for_header(request))
+    pub(crate) fn hold<'r, R: RoutableRequest>(
+        &self,
+        request: &'r R,
+        query: &mut Option<QueryPairs<'r>>,
+    ) -> bool {
+        self.method
+            .as_ref()
+            .is_none_or(|method| method.as_bytes() == request.method())
+            && self
+                .headers
+                .iter()
+                .all(|condition| condition.holds_for_header(request))
             && (self.query.is_empty() || {
-                let pairs = query.get_or_insert_with(|| split_query(request.query().unwrap_or_default()));
-                self.query.iter().all(|condition| condition.holds_for_query(pairs))
+                let pairs =
+                    query.get_or_insert_with(|| split_query(request.query().unwrap_or_default()));
+                self.query
+                    .iter()
+                    .all(|condition| condition.holds_for_query(pairs))
             })
     }
 
@@ -65,7 +80,13 @@ impl Conditions {
                     Text::Present => 0,
                 }
         };
-        self.method.as_ref().map_or(0, |method| method.len()) + self.headers.iter().chain(&self.query).map(of).sum::<usize>()
+        self.method.as_ref().map_or(0, |method| method.len())
+            + self
+                .headers
+                .iter()
+                .chain(&self.query)
+                .map(of)
+                .sum::<usize>()
     }
 }
 
@@ -76,23 +97,46 @@ fn compile(
     canonical_name: fn(&str) -> String,
     budget: &mut AutomatonBudget<'_>,
 ) -> Result<Box<[Condition]>, BrokenMatchKind> {
-    let names: Vec<String> = conditions.iter().map(|condition| canonical_name(&condition.name)).collect();
+    let names: Vec<String> = conditions
+        .iter()
+        .map(|condition| canonical_name(&condition.name))
+        .collect();
     let mut one = |(i, condition): (usize, &ValueMatch)| {
         let text = match &condition.value {
             TextMatch::Exact(text) => Text::Exact(text.as_str().into()),
             TextMatch::Prefix(text) => Text::Prefix(text.as_str().into()),
             TextMatch::Present => Text::Present,
-            TextMatch::Regex(pattern) => Text::Regex(Box::new(compile_one(what, &condition.name, pattern, budget)?)),
+            TextMatch::Regex(pattern) => Text::Regex(Box::new(compile_one(
+                what,
+                &condition.name,
+                pattern,
+                budget,
+            )?)),
         };
-        Ok(Condition { name: names[i].as_str().into(), text })
+        Ok(Condition {
+            name: names[i].as_str().into(),
+            text,
+        })
     };
-    conditions.iter().enumerate().filter(|(i, _)| !names[..*i].contains(&names[*i])).map(&mut one).collect()
+    conditions
+        .iter()
+        .enumerate()
+        .filter(|(i, _)| !names[..*i].contains(&names[*i]))
+        .map(&mut one)
+        .collect()
 }
 
-fn compile_one(what: &str, name: &str, pattern: &str, budget: &mut AutomatonBudget<'_>) -> Result<Regex, BrokenMatchKind> {
+fn compile_one(
+    what: &str,
+    name: &str,
+    pattern: &str,
+    budget: &mut AutomatonBudget<'_>,
+) -> Result<Regex, BrokenMatchKind> {
     let field = format!("{what} {name:?}");
     let checked = budget.check(&field, pattern)?;
-    budget.compile(std::iter::once(&checked)).ok_or_else(|| budget.overflow(&field, pattern))
+    budget
+        .compile(std::iter::once(&checked))
+        .ok_or_else(|| budget.overflow(&field, pattern))
 }
 
 impl Condition {
@@ -122,7 +166,10 @@ impl Condition {
 
     /// Tests a query parameter. The first value of a repeated parameter counts.
     fn holds_for_query(&self, pairs: &QueryPairs<'_>) -> bool {
-        pairs.iter().find(|(name, _)| *name == self.name.as_bytes()).is_some_and(|(_, value)| self.holds(value))
+        pairs
+            .iter()
+            .find(|(name, _)| *name == self.name.as_bytes())
+            .is_some_and(|(_, value)| self.holds(value))
     }
 }
 

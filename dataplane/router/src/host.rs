@@ -16,7 +16,10 @@ pub(crate) fn canonical(host: &[u8]) -> HostText {
 
 /// Iterates over the suffixes of a host that a wildcard may name, longest first. Each begins with a dot that has something in front of it.
 pub(crate) fn suffixes(host: &[u8]) -> impl Iterator<Item = &[u8]> {
-    host.iter().enumerate().filter(|&(at, &b)| b == b'.' && at > 0).map(|(at, _)| &host[at..])
+    host.iter()
+        .enumerate()
+        .filter(|&(at, &b)| b == b'.' && at > 0)
+        .map(|(at, _)| &host[at..])
 }
 
 /// Table from hosts to values. Its hash is seeded at random.
@@ -30,7 +33,11 @@ pub struct HostTable<T> {
 
 impl<T> Default for HostTable<T> {
     fn default() -> Self {
-        HostTable { exact: HashMap::default(), suffix: HashMap::default(), any: None }
+        HostTable {
+            exact: HashMap::default(),
+            suffix: HashMap::default(),
+            any: None,
+        }
     }
 }
 
@@ -45,7 +52,9 @@ impl<T> HostTable<T> {
         let key = canonical(host.as_bytes());
         match &key[..] {
             b"*" => self.any.replace(value),
-            [b'*', suffix @ ..] if suffix.starts_with(b".") => self.suffix.insert(suffix.into(), value),
+            [b'*', suffix @ ..] if suffix.starts_with(b".") => {
+                self.suffix.insert(suffix.into(), value)
+            }
             exact => self.exact.insert(exact.into(), value),
         }
     }
@@ -54,7 +63,13 @@ impl<T> HostTable<T> {
     pub fn get(&self, host: &[u8]) -> Option<&T> {
         let host = canonical(host);
         let exact = self.exact.get(&host[..]);
-        let wild = || if self.suffix.is_empty() { None } else { suffixes(&host).find_map(|suffix| self.suffix.get(suffix)) };
+        let wild = || {
+            if self.suffix.is_empty() {
+                None
+            } else {
+                suffixes(&host).find_map(|suffix| self.suffix.get(suffix))
+            }
+        };
         exact.or_else(wild).or(self.any.as_ref())
     }
 }
@@ -66,10 +81,15 @@ mod tests {
     #[test]
     fn most_specific_host_wins() {
         let mut table = HostTable::new();
-        for (value, host) in ["a.example", "*.example", "*.b.example", "b.example"].iter().enumerate() {
+        for (value, host) in ["a.example", "*.example", "*.b.example", "b.example"]
+            .iter()
+            .enumerate()
+        {
             assert_eq!(table.insert(host, value), None);
         }
-        let check = |table: &HostTable<usize>, host: &str, want| assert_eq!(table.get(host.as_bytes()).copied(), want, "{host}");
+        let check = |table: &HostTable<usize>, host: &str, want| {
+            assert_eq!(table.get(host.as_bytes()).copied(), want, "{host}")
+        };
         for (host, want) in [
             ("a.example", Some(0)),
             ("A.Example.", Some(0)),

@@ -47,7 +47,11 @@ pub(crate) struct NodeCandidates {
     lengths: u32,
 }
 
-const NO_ENDS: NodeCandidates = NodeCandidates { exact: NOTHING, prefix: NOTHING, lengths: NOTHING };
+const NO_ENDS: NodeCandidates = NodeCandidates {
+    exact: NOTHING,
+    prefix: NOTHING,
+    lengths: NOTHING,
+};
 
 /// Entry of the table, in 48 bytes. It contains the text, so that segments with equal hashes are not confused.
 #[derive(Debug, Clone, Copy)]
@@ -60,7 +64,13 @@ struct TrieEdgeEntry {
     text: [u8; INLINE_BYTES],
 }
 
-const VACANT_ENTRY: TrieEdgeEntry = TrieEdgeEntry { parent: VACANT, child: 0, len: 0, ends: NO_ENDS, text: [0; INLINE_BYTES] };
+const VACANT_ENTRY: TrieEdgeEntry = TrieEdgeEntry {
+    parent: VACANT,
+    child: 0,
+    len: 0,
+    ends: NO_ENDS,
+    text: [0; INLINE_BYTES],
+};
 const _: () = assert!(size_of::<TrieEdgeEntry>() == 48);
 
 /// Index that is complete and read-only.
@@ -107,7 +117,11 @@ impl PathIndex {
             if entry.parent == VACANT {
                 return None;
             }
-            place = if place + 1 == self.entries.len() { 0 } else { place + 1 };
+            place = if place + 1 == self.entries.len() {
+                0
+            } else {
+                place + 1
+            };
         }
     }
 
@@ -127,7 +141,10 @@ impl PathIndex {
     /// Returns the node that follows a whole segment.
     #[inline]
     pub(crate) fn child(&self, node: TrieNodeId, segment: &[u8]) -> Option<ReachedNode<'_>> {
-        self.entry(node, segment).map(|entry| ReachedNode { node: entry.child, ends: &entry.ends })
+        self.entry(node, segment).map(|entry| ReachedNode {
+            node: entry.child,
+            ends: &entry.ends,
+        })
     }
 
     /// Returns the group number of an exact host.
@@ -142,7 +159,11 @@ impl PathIndex {
 
     /// Returns a node's candidates in order of rank.
     #[inline]
-    pub(crate) fn candidates<'a>(&'a self, ends: &'a NodeCandidates, list: CandidateList) -> &'a [Rank] {
+    pub(crate) fn candidates<'a>(
+        &'a self,
+        ends: &'a NodeCandidates,
+        list: CandidateList,
+    ) -> &'a [Rank] {
         let slot = match list {
             CandidateList::Exact => &ends.exact,
             CandidateList::Prefix => &ends.prefix,
@@ -160,8 +181,16 @@ impl PathIndex {
     }
 
     /// Iterates over the string prefixes that end inside the segment at the start of `rest`, longest first.
-    pub(crate) fn inside<'a>(&'a self, from: ReachedNode<'a>, rest: &'a [u8]) -> impl Iterator<Item = &'a NodeCandidates> {
-        let lengths = if from.ends.lengths == NOTHING { &[] } else { self.list(from.ends.lengths) };
+    pub(crate) fn inside<'a>(
+        &'a self,
+        from: ReachedNode<'a>,
+        rest: &'a [u8],
+    ) -> impl Iterator<Item = &'a NodeCandidates> {
+        let lengths = if from.ends.lengths == NOTHING {
+            &[]
+        } else {
+            self.list(from.ends.lengths)
+        };
         lengths
             .iter()
             .filter_map(move |&length| rest.get(..length as usize))
@@ -215,14 +244,22 @@ impl PathIndexBuilder {
     /// Returns the child at `text`; `make` creates it if it does not exist.
     fn edge(&mut self, parent: u32, text: &[u8], make: impl FnOnce(&mut Self) -> u32) -> u32 {
         let hash = hash_of(&self.hash, parent, text);
-        let same = |edge: &EdgeBuilder| edge.parent == parent && edge_text(&self.texts, edge) == text;
+        let same =
+            |edge: &EdgeBuilder| edge.parent == parent && edge_text(&self.texts, edge) == text;
         if let Some(edge) = self.edges.find(hash, same) {
             return edge.child;
         }
-        let edge = EdgeBuilder { parent, child: make(self), text: self.texts.len() as u32, len: text.len() as u32 };
+        let edge = EdgeBuilder {
+            parent,
+            child: make(self),
+            text: self.texts.len() as u32,
+            len: text.len() as u32,
+        };
         self.texts.extend_from_slice(text);
         let (seed, texts) = (&self.hash, &self.texts);
-        self.edges.insert_unique(hash, edge, |edge| hash_of(seed, edge.parent, edge_text(texts, edge)));
+        self.edges.insert_unique(hash, edge, |edge| {
+            hash_of(seed, edge.parent, edge_text(texts, edge))
+        });
         edge.child
     }
 
@@ -238,7 +275,11 @@ impl PathIndexBuilder {
 
     /// Returns the node after all segments of `path`, which begins with `/`; creates missing nodes.
     fn descend(&mut self, root: TrieNodeId, path: &str) -> TrieNodeId {
-        path.as_bytes()[1..].split(|&b| b == b'/').fold(root, |node, segment| self.edge(node, segment, PathIndexBuilder::root))
+        path.as_bytes()[1..]
+            .split(|&b| b == b'/')
+            .fold(root, |node, segment| {
+                self.edge(node, segment, PathIndexBuilder::root)
+            })
     }
 
     /// Adds a match of exactly this path.
@@ -250,7 +291,11 @@ impl PathIndexBuilder {
     /// Adds a match of paths that begin with these elements. A trailing `/` is ignored, so `/` matches every path.
     pub(crate) fn add_element_prefix(&mut self, root: TrieNodeId, path: &str, rank: Rank) {
         let path = path.strip_suffix('/').unwrap_or(path);
-        let node = if path.is_empty() { root } else { self.descend(root, path) };
+        let node = if path.is_empty() {
+            root
+        } else {
+            self.descend(root, path)
+        };
         self.candidates.push((node, CandidateList::Prefix, rank));
     }
 
@@ -258,7 +303,11 @@ impl PathIndexBuilder {
     pub(crate) fn add_string_prefix(&mut self, root: TrieNodeId, prefix: &str, rank: Rank) {
         let cut = prefix.rfind('/').unwrap_or_default();
         let (whole, inside) = (&prefix[..cut], &prefix.as_bytes()[cut + 1..]);
-        let node = if whole.is_empty() { root } else { self.descend(root, whole) };
+        let node = if whole.is_empty() {
+            root
+        } else {
+            self.descend(root, whole)
+        };
         let end = self.edge(node | INSIDE, inside, PathIndexBuilder::root);
         self.lengths.push((node, inside.len() as u32));
         self.candidates.push((end, CandidateList::Prefix, rank));
@@ -279,8 +328,18 @@ impl PathIndexBuilder {
             }
             // A host's child is a group number, not a node.
             let is_host = edge.parent >= SUFFIX_HOST;
-            let ends = if is_host { NO_ENDS } else { ends[edge.child as usize] };
-            let mut entry = TrieEdgeEntry { parent: edge.parent, child: edge.child, len: edge.len, ends, text: [0; INLINE_BYTES] };
+            let ends = if is_host {
+                NO_ENDS
+            } else {
+                ends[edge.child as usize]
+            };
+            let mut entry = TrieEdgeEntry {
+                parent: edge.parent,
+                child: edge.child,
+                len: edge.len,
+                ends,
+                text: [0; INLINE_BYTES],
+            };
             match entry.text.get_mut(..text.len()) {
                 Some(inline) => inline.copy_from_slice(text),
                 None => {
@@ -290,7 +349,12 @@ impl PathIndexBuilder {
             }
             entries[place] = entry;
         }
-        let index = PathIndex { hash: self.hash, entries: entries.into(), long_texts: long_texts.into(), lists: lists.into() };
+        let index = PathIndex {
+            hash: self.hash,
+            entries: entries.into(),
+            long_texts: long_texts.into(),
+            lists: lists.into(),
+        };
         (index, ends)
     }
 
@@ -309,9 +373,14 @@ impl PathIndexBuilder {
                 CandidateList::Exact => &mut ends[node as usize].exact,
                 CandidateList::Prefix => &mut ends[node as usize].prefix,
             };
-            *slot = if same.len() == 1 { first } else { keep(&mut same.iter().map(|candidate| candidate.2)) | SEVERAL };
+            *slot = if same.len() == 1 {
+                first
+            } else {
+                keep(&mut same.iter().map(|candidate| candidate.2)) | SEVERAL
+            };
         }
-        self.lengths.sort_unstable_by_key(|&(node, length)| (node, std::cmp::Reverse(length)));
+        self.lengths
+            .sort_unstable_by_key(|&(node, length)| (node, std::cmp::Reverse(length)));
         self.lengths.dedup();
         for same in self.lengths.chunk_by(|a, b| a.0 == b.0) {
             ends[same[0].0 as usize].lengths = keep(&mut same.iter().map(|&(_, length)| length));

@@ -35,8 +35,11 @@ impl RouterLimits {
     };
 }
 
-const _: () = assert!(RouterLimits::DEFAULT.regex_bytes_max <= RouterLimits::DEFAULT.regexes_bytes_max);
-const _: () = assert!(RouterLimits::DEFAULT.regexes_bytes_max <= RouterLimits::DEFAULT.joined_regexes_bytes_max);
+const _: () =
+    assert!(RouterLimits::DEFAULT.regex_bytes_max <= RouterLimits::DEFAULT.regexes_bytes_max);
+const _: () = assert!(
+    RouterLimits::DEFAULT.regexes_bytes_max <= RouterLimits::DEFAULT.joined_regexes_bytes_max
+);
 
 impl Default for RouterLimits {
     fn default() -> Self {

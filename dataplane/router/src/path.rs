@@ -116,7 +116,10 @@ fn normalize(path: &[u8], decide: DecideAmbiguous<'_>) -> Result<Option<String>,
         return Ok(None);
     }
     // Request targets contain visible ASCII only; the codecs have refused all other bytes.
-    String::from_utf8(made).map_or_else(|_| decide(AmbiguousPath::Control).map(|()| None), |made| Ok(Some(made)))
+    String::from_utf8(made).map_or_else(
+        |_| decide(AmbiguousPath::Control).map(|()| None),
+        |made| Ok(Some(made)),
+    )
 }
 
 /// Returns true if the segment becomes `..`, `.` or nothing once a server drops its parameters, written with `;` or `%3B`.
@@ -166,8 +169,14 @@ fn decode(path: &[u8], decide: DecideAmbiguous<'_>) -> Result<Vec<u8>, Ambiguous
                     _ => {}
                 }
                 match decoded {
-                    b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => made.push(decoded),
-                    _ => made.extend([b'%', rest[0].to_ascii_uppercase(), rest[1].to_ascii_uppercase()]),
+                    b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                        made.push(decoded)
+                    }
+                    _ => made.extend([
+                        b'%',
+                        rest[0].to_ascii_uppercase(),
+                        rest[1].to_ascii_uppercase(),
+                    ]),
                 }
                 rest = &rest[2..];
                 continue;
@@ -264,12 +273,24 @@ mod tests {
             ("", Err(AmbiguousPath::Relative)),
         ] {
             let got = normalize_path(path.as_bytes(), PolicyPaths::Legacy);
-            assert_eq!(got.as_ref().map(Option::as_deref), want.as_ref().map(|w| *w), "{path}");
+            assert_eq!(
+                got.as_ref().map(Option::as_deref),
+                want.as_ref().map(|w| *w),
+                "{path}"
+            );
             if let Ok(Some(again)) = &got {
-                assert_eq!(normalize_path(again.as_bytes(), PolicyPaths::Legacy), Ok(None), "{path}: its normal form is normal");
+                assert_eq!(
+                    normalize_path(again.as_bytes(), PolicyPaths::Legacy),
+                    Ok(None),
+                    "{path}: its normal form is normal"
+                );
             }
             if let Ok(made) = got {
-                assert_eq!(routing_path(path.as_bytes()), made, "{path}: routes and policies read one path");
+                assert_eq!(
+                    routing_path(path.as_bytes()),
+                    made,
+                    "{path}: routes and policies read one path"
+                );
             }
         }
     }
@@ -295,7 +316,11 @@ mod tests {
             ("/", Ok(None)),
         ] {
             let got = normalize_path(path.as_bytes(), PolicyPaths::Strict);
-            assert_eq!(got.as_ref().map(Option::as_deref), want.as_ref().map(|w| *w), "{path}");
+            assert_eq!(
+                got.as_ref().map(Option::as_deref),
+                want.as_ref().map(|w| *w),
+                "{path}"
+            );
         }
     }
 

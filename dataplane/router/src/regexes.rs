@@ -30,51 +30,92 @@ pub(crate) struct ValidatedPattern {
 
 impl<'l> AutomatonBudget<'l> {
     pub(crate) fn new(limits: &'l RouterLimits) -> Self {
-        AutomatonBudget { limits, used_bytes: 0, joined_bytes: 0, refused: 0 }
+        AutomatonBudget {
+            limits,
+            used_bytes: 0,
+            joined_bytes: 0,
+            refused: 0,
+        }
     }
 
     /// Checks one pattern and charges its memory to the service's budget. `field` names the pattern's field for operators.
-    pub(crate) fn check(&mut self, field: &str, pattern: &str) -> Result<ValidatedPattern, BrokenMatchKind> {
+    pub(crate) fn check(
+        &mut self,
+        field: &str,
+        pattern: &str,
+    ) -> Result<ValidatedPattern, BrokenMatchKind> {
         let (limits, field) = (self.limits, field.to_owned());
         if pattern.len() > limits.regex_text_bytes_max {
-            return Err(BrokenMatchKind::RegexTooLong { field, bytes: pattern.len(), max: limits.regex_text_bytes_max });
+            return Err(BrokenMatchKind::RegexTooLong {
+                field,
+                bytes: pattern.len(),
+                max: limits.regex_text_bytes_max,
+            });
         }
         // Refusing a pattern costs as much time as accepting it, so the refusals of a service are limited as well.
         if self.refused >= limits.regex_refusals_max {
             return Err(self.overflow(&field, pattern));
         }
-        let syntax_fault = |reason| BrokenMatchKind::RegexSyntax { field: field.clone(), pattern: pattern.to_owned(), reason };
+        let syntax_fault = |reason| BrokenMatchKind::RegexSyntax {
+            field: field.clone(),
+            pattern: pattern.to_owned(),
+            reason,
+        };
         // The pattern must be valid on its own: `a)|(b` must not escape from the anchors.
         let unicode = is_unicode_needed(pattern).map_err(syntax_fault)?;
         let whole = format!(r"\A(?:{pattern})\z");
-        let hir = syntax::parse_with(&whole, &syntax_of(unicode)).map_err(|error| syntax_fault(reason_of(&error)))?;
-        let config = thompson::Config::new().which_captures(WhichCaptures::None).utf8(false).nfa_size_limit(Some(limits.regex_bytes_max));
-        let Ok(nfa) = thompson::Compiler::new().configure(config).build_from_hir(&hir) else {
+        let hir = syntax::parse_with(&whole, &syntax_of(unicode))
+            .map_err(|error| syntax_fault(reason_of(&error)))?;
+        let config = thompson::Config::new()
+            .which_captures(WhichCaptures::None)
+            .utf8(false)
+            .nfa_size_limit(Some(limits.regex_bytes_max));
+        let Ok(nfa) = thompson::Compiler::new()
+            .configure(config)
+            .build_from_hir(&hir)
+        else {
             self.refused += 1;
-            return Err(BrokenMatchKind::RegexTooLarge { field, pattern: pattern.to_owned(), max: limits.regex_bytes_max });
+            return Err(BrokenMatchKind::RegexTooLarge {
+                field,
+                pattern: pattern.to_owned(),
+                max: limits.regex_bytes_max,
+            });
         };
         if self.used_bytes + nfa.memory_usage() > limits.regexes_bytes_max {
             self.refused += 1;
             return Err(self.overflow(&field, pattern));
         }
         self.used_bytes += nfa.memory_usage();
-        Ok(ValidatedPattern { whole, unicode, bytes: nfa.memory_usage() })
+        Ok(ValidatedPattern {
+            whole,
+            unicode,
+            bytes: nfa.memory_usage(),
+        })
     }
 
     /// Returns the fault of a pattern with which the service's automata together exceed their limit.
     pub(crate) fn overflow(&self, field: &str, pattern: &str) -> BrokenMatchKind {
-        BrokenMatchKind::RegexesTooLarge { field: field.to_owned(), pattern: pattern.to_owned(), max: self.limits.regexes_bytes_max }
+        BrokenMatchKind::RegexesTooLarge {
+            field: field.to_owned(),
+            pattern: pattern.to_owned(),
+            max: self.limits.regexes_bytes_max,
+        }
     }
 
     /// Compiles one automaton from checked patterns, numbered in their order. Returns `None` only if each pattern is within the limits and
     /// the whole is not, or if the patterns are in too many automata.
-    pub(crate) fn compile<'p>(&mut self, patterns: impl Iterator<Item = &'p ValidatedPattern> + Clone) -> Option<Regex> {
+    pub(crate) fn compile<'p>(
+        &mut self,
+        patterns: impl Iterator<Item = &'p ValidatedPattern> + Clone,
+    ) -> Option<Regex> {
         let bytes: usize = patterns.clone().map(|pattern| pattern.bytes).sum();
         if self.joined_bytes + bytes > self.limits.joined_regexes_bytes_max {
             return None;
         }
         self.joined_bytes += bytes;
-        let parse = |pattern: &ValidatedPattern| syntax::parse_with(&pattern.whole, &syntax_of(pattern.unicode)).ok();
+        let parse = |pattern: &ValidatedPattern| {
+            syntax::parse_with(&pattern.whole, &syntax_of(pattern.unicode)).ok()
+        };
         let hirs: Vec<_> = patterns.map(parse).collect::<Option<_>>()?;
         let config = meta::Config::new()
             .match_kind(MatchKind::All)
@@ -83,27 +124,43 @@ impl<'l> AutomatonBudget<'l> {
             // The patterns were measured against the same limit one by one; the joined automaton is a little larger.
             .nfa_size_limit(Some(self.limits.regexes_bytes_max * 2))
             // Each worker has a cache for each automaton that it runs. The compiler charges tenants for it (`compiler/src/route_weight.rs`).
-            .hybrid_cache_capacity(self.limits.regex_cache_bytes + self.limits.regex_cache_factor * bytes);
-        Regex::builder().configure(config).build_many_from_hir(&hirs).ok()
+            .hybrid_cache_capacity(
+                self.limits.regex_cache_bytes + self.limits.regex_cache_factor * bytes,
+            );
+        Regex::builder()
+            .configure(config)
+            .build_many_from_hir(&hirs)
+            .ok()
     }
 }
 
 /// Returns the syntax of a pattern. RE2 reads `\w`, `\d`, `\s` and `\b` as ASCII, which gives small automata. Only patterns that are not
 /// valid in that way use Unicode.
 fn syntax_of(unicode: bool) -> syntax::Config {
-    syntax::Config::new().unicode(unicode).utf8(false).nest_limit(100)
+    syntax::Config::new()
+        .unicode(unicode)
+        .utf8(false)
+        .nest_limit(100)
 }
 
 fn is_unicode_needed(pattern: &str) -> Result<bool, String> {
     match syntax::parse_with(pattern, &syntax_of(false)) {
         Ok(_) => Ok(false),
-        Err(_) => syntax::parse_with(pattern, &syntax_of(true)).map(|_| true).map_err(|error| reason_of(&error)),
+        Err(_) => syntax::parse_with(pattern, &syntax_of(true))
+            .map(|_| true)
+            .map_err(|error| reason_of(&error)),
     }
 }
 
 /// Extracts the reason from the parser's message, which marks the position on several lines and gives the reason on the last one.
 fn reason_of(error: &impl std::fmt::Display) -> String {
-    error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
+    error
+        .to_string()
+        .lines()
+        .last()
+        .unwrap_or_default()
+        .trim_start_matches("error: ")
+        .to_owned()
 }
 
 /// Returns true if the whole text matches.
@@ -114,6 +171,9 @@ pub(crate) fn is_match(regex: &Regex, text: &[u8]) -> bool {
 /// Returns the numbers of all patterns that match the whole text, in ascending order.
 pub(crate) fn matching(regex: &Regex, text: &[u8]) -> PatternSet {
     let mut set = PatternSet::new(regex.pattern_len());
-    regex.which_overlapping_matches(&Input::new(text).anchored(regex_automata::Anchored::Yes), &mut set);
+    regex.which_overlapping_matches(
+        &Input::new(text).anchored(regex_automata::Anchored::Yes),
+        &mut set,
+    );
     set
 }

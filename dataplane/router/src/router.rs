@@ -87,9 +87,18 @@ impl<'a> RouteMatch<'a> {
 
     /// Returns the decision for the request.
     pub fn action(&self) -> RouteDecision<'a> {
-        match (&self.rule().action, self.router.broken.get(&(self.index as u32))) {
-            (RouteAction::Refuse { status, reason }, _) => RouteDecision::Refuse { status: *status, reason },
-            (RouteAction::Split(_), Some(reason)) => RouteDecision::Refuse { status: BROKEN_RULE_STATUS, reason },
+        match (
+            &self.rule().action,
+            self.router.broken.get(&(self.index as u32)),
+        ) {
+            (RouteAction::Refuse { status, reason }, _) => RouteDecision::Refuse {
+                status: *status,
+                reason,
+            },
+            (RouteAction::Split(_), Some(reason)) => RouteDecision::Refuse {
+                status: BROKEN_RULE_STATUS,
+                reason,
+            },
             (RouteAction::Split(backends), None) => RouteDecision::Split(backends),
         }
     }
@@ -107,25 +116,43 @@ pub enum RouteDecision<'a> {
 impl Router {
     /// Finds the match with the smallest precedence among those that hold for a request to this port of the service.
     pub fn find<R: RoutableRequest>(&self, port: u16, request: &R) -> Option<RouteMatch<'_>> {
-        let mut search = RouteSearch { router: self, request, path: request.path(), port, query: None, best: NONE };
+        let mut search = RouteSearch {
+            router: self,
+            request,
+            path: request.path(),
+            port,
+            query: None,
+            best: NONE,
+        };
         search.visit(&self.any_host);
         // The host is folded to lower case only if a rule names a host.
         if self.has_exact_hosts || self.has_suffix_hosts {
             search.visit_hosts();
         }
         let found = self.matches.get(search.best as usize)?;
-        Some(RouteMatch { router: self, index: found.rule as usize, place: found.match_index as usize })
+        Some(RouteMatch {
+            router: self,
+            index: found.rule as usize,
+            place: found.match_index as usize,
+        })
     }
 
     /// Returns true if a rule for this port requires more of the path than that it exists. Then two interpretations of a path can lead to
     /// two rules, so the caller must normalize it.
     pub fn reads_path(&self, port: u16) -> bool {
-        let of_port = self.rules.iter().filter(|rule| rule.parent_port.is_none_or(|own| own == port));
+        let of_port = self
+            .rules
+            .iter()
+            .filter(|rule| rule.parent_port.is_none_or(|own| own == port));
         let reads = |path: &PathMatch| match path {
-            PathMatch::ElementPrefix(text) | PathMatch::StringPrefix(text) => !matches!(text.as_str(), "" | "/"),
+            PathMatch::ElementPrefix(text) | PathMatch::StringPrefix(text) => {
+                !matches!(text.as_str(), "" | "/")
+            }
             PathMatch::Exact(_) | PathMatch::Regex(_) => true,
         };
-        of_port.flat_map(|rule| &rule.matches).any(|http| reads(&http.path))
+        of_port
+            .flat_map(|rule| &rule.matches)
+            .any(|http| reads(&http.path))
     }
 
     /// Returns the number of rules.
@@ -142,16 +169,30 @@ impl Router {
     pub fn memory_bytes(&self) -> usize {
         let mut counted = HashSet::new();
         let group = |group: &HostMatches| {
-            let regexes = |r: &PathRegexes| size_of::<PathRegexes>() + r.automaton.memory_usage() + size_of_val(&*r.ranks);
-            let own = group.regexes.as_ref().filter(|shared| counted.insert(Arc::as_ptr(shared)));
+            let regexes = |r: &PathRegexes| {
+                size_of::<PathRegexes>() + r.automaton.memory_usage() + size_of_val(&*r.ranks)
+            };
+            let own = group
+                .regexes
+                .as_ref()
+                .filter(|shared| counted.insert(Arc::as_ptr(shared)));
             size_of_val(&*group.odd) + own.map_or(0, |own| regexes(own))
         };
         self.index.memory_bytes()
             + size_of_val(&*self.groups)
-            + self.groups.iter().chain([&self.any_host]).map(group).sum::<usize>()
+            + self
+                .groups
+                .iter()
+                .chain([&self.any_host])
+                .map(group)
+                .sum::<usize>()
             + size_of_val(&*self.matches)
             + size_of_val(&*self.conditions)
-            + self.conditions.iter().map(Conditions::memory_bytes).sum::<usize>()
+            + self
+                .conditions
+                .iter()
+                .map(Conditions::memory_bytes)
+                .sum::<usize>()
             + size_of_val(&*self.rules)
             + self.broken.allocation_size()
     }
@@ -187,7 +228,13 @@ impl<'a, R: RoutableRequest> RouteSearch<'a, R> {
 
     fn visit(&mut self, group: &'a HostMatches) {
         if let [b'/', rest @ ..] = self.path {
-            self.walk(ReachedNode { node: group.root, ends: &group.ends }, rest);
+            self.walk(
+                ReachedNode {
+                    node: group.root,
+                    ends: &group.ends,
+                },
+                rest,
+            );
         }
         for &rank in &group.odd {
             if self.is_odd_match(rank) {
@@ -195,7 +242,10 @@ impl<'a, R: RoutableRequest> RouteSearch<'a, R> {
             }
         }
         if let Some(regexes) = &group.regexes
-            && regexes.ranks.first().is_some_and(|&first| first < self.best)
+            && regexes
+                .ranks
+                .first()
+                .is_some_and(|&first| first < self.best)
         {
             for pattern in matching(&regexes.automaton, self.path).iter() {
                 self.offer(&[regexes.ranks[pattern.as_usize()]]);
@@ -242,7 +292,8 @@ impl<'a, R: RoutableRequest> RouteSearch<'a, R> {
             let candidate = self.router.matches[rank as usize];
             let holds = (candidate.port == ANY_PORT || candidate.port == self.port)
                 && (candidate.conditions == NO_CONDITIONS
-                    || self.router.conditions[candidate.conditions as usize].hold(self.request, &mut self.query));
+                    || self.router.conditions[candidate.conditions as usize]
+                        .hold(self.request, &mut self.query));
             if holds {
                 self.best = rank;
                 return;
@@ -251,7 +302,11 @@ impl<'a, R: RoutableRequest> RouteSearch<'a, R> {
     }
 
     fn is_odd_match(&self, rank: Rank) -> bool {
-        let CompiledMatch { rule, match_index: place, .. } = self.router.matches[rank as usize];
+        let CompiledMatch {
+            rule,
+            match_index: place,
+            ..
+        } = self.router.matches[rank as usize];
         match &self.router.rules[rule as usize].matches[place as usize].path {
             PathMatch::Exact(text) => text.as_bytes() == self.path,
             PathMatch::StringPrefix(text) => self.path.starts_with(text.as_bytes()),

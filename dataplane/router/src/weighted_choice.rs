@@ -24,12 +24,18 @@ pub fn pick(split: &[Backend], random: u64) -> BackendChoice<'_> {
         if left < weight {
             return match &backend.target {
                 BackendTarget::Service { .. } => BackendChoice::Backend { place, backend },
-                BackendTarget::Refuse { status, reason } => BackendChoice::Refuse { status: *status, reason },
+                BackendTarget::Refuse { status, reason } => BackendChoice::Refuse {
+                    status: *status,
+                    reason,
+                },
             };
         }
         left -= weight;
     }
-    BackendChoice::Refuse { status: NO_WEIGHT_STATUS, reason: "no backend has a weight above 0" }
+    BackendChoice::Refuse {
+        status: NO_WEIGHT_STATUS,
+        reason: "no backend has a weight above 0",
+    }
 }
 
 #[cfg(test)]
@@ -41,7 +47,11 @@ mod tests {
             .iter()
             .map(|&weight| Backend {
                 weight,
-                target: BackendTarget::Service { service: "t/ns/svc".parse().expect("valid"), port: 80, subset: Default::default() },
+                target: BackendTarget::Service {
+                    service: "t/ns/svc".parse().expect("valid"),
+                    port: 80,
+                    subset: Default::default(),
+                },
             })
             .collect()
     }
@@ -61,7 +71,10 @@ mod tests {
             }
             for (weight, count) in weights.iter().zip(counts) {
                 let want = draws as f64 * f64::from(*weight) / f64::from(total);
-                assert!((count as f64 - want).abs() <= 2.0, "{weights:?}: {count} for {weight}, want {want}");
+                assert!(
+                    (count as f64 - want).abs() <= 2.0,
+                    "{weights:?}: {count} for {weight}, want {want}"
+                );
             }
         }
     }
@@ -69,9 +82,27 @@ mod tests {
     #[test]
     fn a_choice_without_weight_or_target_refuses() {
         for weights in [&[][..], &[0], &[0, 0]] {
-            assert!(matches!(pick(&split(weights), 7), BackendChoice::Refuse { status: NO_WEIGHT_STATUS, .. }));
+            assert!(matches!(
+                pick(&split(weights), 7),
+                BackendChoice::Refuse {
+                    status: NO_WEIGHT_STATUS,
+                    ..
+                }
+            ));
         }
-        let broken = [Backend { weight: 1, target: BackendTarget::Refuse { status: 503, reason: "gone".into() } }];
-        assert_eq!(pick(&broken, 7), BackendChoice::Refuse { status: 503, reason: "gone" });
+        let broken = [Backend {
+            weight: 1,
+            target: BackendTarget::Refuse {
+                status: 503,
+                reason: "gone".into(),
+            },
+        }];
+        assert_eq!(
+            pick(&broken, 7),
+            BackendChoice::Refuse {
+                status: 503,
+                reason: "gone"
+            }
+        );
     }
 }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use crate::rules::{RuleRequest, naive, rule};
-use canal_model::program::{HostMatch, HttpMatch, PathMatch, Precedence, RouteRule, TextMatch, ValueMatch};
+use canal_model::program::{
+    HostMatch, HttpMatch, PathMatch, Precedence, RouteRule, TextMatch, ValueMatch,
+};
 use canal_model::route_table::RouteTable;
 use canal_router::{Router, RouterLimits};
 use proptest::collection::vec;
@@ -36,25 +38,35 @@ fn text_match() -> impl Strategy<Value = TextMatch> {
 }
 
 fn values() -> impl Strategy<Value = Vec<ValueMatch>> {
-    vec((select(vec!["x", "y"]), text_match()).prop_map(|(name, value)| ValueMatch { name: name.into(), value }), 0..3)
+    vec(
+        (select(vec!["x", "y"]), text_match()).prop_map(|(name, value)| ValueMatch {
+            name: name.into(),
+            value,
+        }),
+        0..3,
+    )
 }
 
 fn http_match() -> impl Strategy<Value = HttpMatch> {
-    let precedence = (0..2u8, vec(0..2u32, 5), 0..2u64, 0..3u32).prop_map(|(class, specificity, created, place)| Precedence {
-        class,
-        specificity: specificity.try_into().expect("five"),
-        created,
-        object: String::new(),
-        place: [place, 0],
-    });
+    let precedence = (0..2u8, vec(0..2u32, 5), 0..2u64, 0..3u32).prop_map(
+        |(class, specificity, created, place)| Precedence {
+            class,
+            specificity: specificity.try_into().expect("five"),
+            created,
+            object: String::new(),
+            place: [place, 0],
+        },
+    );
     let method = option::weighted(0.3, select(vec!["GET", "POST"]).prop_map(String::from));
-    (precedence, path_match(), method, values(), values()).prop_map(|(precedence, path, method, headers, query)| HttpMatch {
-        precedence,
-        path,
-        method,
-        headers,
-        query,
-    })
+    (precedence, path_match(), method, values(), values()).prop_map(
+        |(precedence, path, method, headers, query)| HttpMatch {
+            precedence,
+            path,
+            method,
+            headers,
+            query,
+        },
+    )
 }
 
 fn hosts() -> impl Strategy<Value = Vec<HostMatch>> {
@@ -67,7 +79,15 @@ fn hosts() -> impl Strategy<Value = Vec<HostMatch>> {
 
 /// Generates rules. Precedence is a total order in the model, so equal ones get a distinct position in the set.
 fn rule_set() -> impl Strategy<Value = Vec<Arc<RouteRule>>> {
-    vec((hosts(), vec(http_match(), 1..4), option::weighted(0.2, select(vec![80u16, 81]))), 0..12).prop_map(|rules| {
+    vec(
+        (
+            hosts(),
+            vec(http_match(), 1..4),
+            option::weighted(0.2, select(vec![80u16, 81])),
+        ),
+        0..12,
+    )
+    .prop_map(|rules| {
         let build = |(i, (hosts, mut matches, port)): (usize, (_, Vec<HttpMatch>, _))| {
             for (j, http) in matches.iter_mut().enumerate() {
                 http.precedence.object = format!("{i:03}");
@@ -82,17 +102,30 @@ fn rule_set() -> impl Strategy<Value = Vec<Arc<RouteRule>>> {
 }
 
 fn request() -> impl Strategy<Value = RuleRequest> {
-    let headers = vec((select(vec!["x", "X", "y"]), select(vec!["", "1", "12", "2"])), 0..3);
-    let query = option::of(select(vec!["", "x", "x=1", "y=12&x=1", "x=2&x=1", "&&y=", "z=1"]).prop_map(String::from));
+    let headers = vec(
+        (
+            select(vec!["x", "X", "y"]),
+            select(vec!["", "1", "12", "2"]),
+        ),
+        0..3,
+    );
+    let query = option::of(
+        select(vec!["", "x", "x=1", "y=12&x=1", "x=2&x=1", "&&y=", "z=1"]).prop_map(String::from),
+    );
     let host = select(vec!["", "a", "A", "a.b", "c.a.b", "d.a.b", "b", "x.b"]);
     let path = prop_oneof![8 => path(), 1 => select(vec!["*", "", "a"]).prop_map(String::from)];
-    (host, select(vec!["GET", "POST"]), path, query, headers).prop_map(|(host, method, path, query, headers)| RuleRequest {
-        host: host.into(),
-        method: method.into(),
-        path,
-        query,
-        headers: headers.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
-    })
+    (host, select(vec!["GET", "POST"]), path, query, headers).prop_map(
+        |(host, method, path, query, headers)| RuleRequest {
+            host: host.into(),
+            method: method.into(),
+            path,
+            query,
+            headers: headers
+                .into_iter()
+                .map(|(name, value)| (name.into(), value.into()))
+                .collect(),
+        },
+    )
 }
 
 proptest! {

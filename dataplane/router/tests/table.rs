@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use crate::rules::{RuleRequest, naive, rule};
-use canal_model::program::{HostMatch, HttpMatch, PathMatch, Precedence, RouteAction, RouteRule, TextMatch, ValueMatch};
+use canal_model::program::{
+    HostMatch, HttpMatch, PathMatch, Precedence, RouteAction, RouteRule, TextMatch, ValueMatch,
+};
 use canal_model::route_table::RouteTable;
 use canal_router::{BrokenMatch, RouteDecision, Router, RouterLimits};
 
@@ -11,7 +13,10 @@ use canal_router::{BrokenMatch, RouteDecision, Router, RouterLimits};
 fn request(text: &str) -> RuleRequest {
     let mut words = text.split(' ');
     let mut first = words.next().unwrap_or_default();
-    let mut request = RuleRequest { method: "GET".into(), ..RuleRequest::default() };
+    let mut request = RuleRequest {
+        method: "GET".into(),
+        ..RuleRequest::default()
+    };
     if !first.contains('/') && first != "*" {
         request.method = first.into();
         first = words.next().unwrap_or_default();
@@ -22,14 +27,29 @@ fn request(text: &str) -> RuleRequest {
         Some((path, query)) => (request.path, request.query) = (path.into(), Some(query.into())),
         None => request.path = path.into(),
     }
-    request.headers = words.filter_map(|word| word.split_once(':')).map(|(name, value)| (name.into(), value.into())).collect();
+    request.headers = words
+        .filter_map(|word| word.split_once(':'))
+        .map(|(name, value)| (name.into(), value.into()))
+        .collect();
     request
 }
 
 /// Creates a match whose precedence is `place` alone.
 fn matching(place: u32, path: PathMatch) -> HttpMatch {
-    let precedence = Precedence { class: 0, specificity: [0; 5], created: 0, object: String::new(), place: [place, 0] };
-    HttpMatch { precedence, path, method: None, headers: Vec::new(), query: Vec::new() }
+    let precedence = Precedence {
+        class: 0,
+        specificity: [0; 5],
+        created: 0,
+        object: String::new(),
+        place: [place, 0],
+    };
+    HttpMatch {
+        precedence,
+        path,
+        method: None,
+        headers: Vec::new(),
+        query: Vec::new(),
+    }
 }
 
 fn build(rules: &[Arc<RouteRule>]) -> Router {
@@ -43,15 +63,25 @@ fn check(rules: &[Arc<RouteRule>], cases: &[(&str, &str)]) {
     let router = build(rules);
     for (text, want) in cases {
         let request = request(text);
-        let found = router.find(80, &request).map(|found| (found.rule().key.rule.clone(), found.place));
+        let found = router
+            .find(80, &request)
+            .map(|found| (found.rule().key.rule.clone(), found.place));
         assert_eq!(found.as_ref().map_or("", |(name, _)| name), *want, "{text}");
-        assert_eq!(naive(rules, 80, &request), found, "{text}: the reference differs");
+        assert_eq!(
+            naive(rules, 80, &request),
+            found,
+            "{text}: the reference differs"
+        );
     }
 }
 
 /// Creates rules of one match each, for any host. The order of writing is the precedence.
 fn paths(paths: &[(&str, PathMatch)]) -> Vec<Arc<RouteRule>> {
-    paths.iter().enumerate().map(|(i, (name, path))| rule(name, vec![], vec![matching(i as u32, path.clone())])).collect()
+    paths
+        .iter()
+        .enumerate()
+        .map(|(i, (name, path))| rule(name, vec![], vec![matching(i as u32, path.clone())]))
+        .collect()
 }
 
 fn exact(path: &str) -> PathMatch {
@@ -67,12 +97,21 @@ fn regex(path: &str) -> PathMatch {
     PathMatch::Regex(path.into())
 }
 fn value(name: &str, value: TextMatch) -> ValueMatch {
-    ValueMatch { name: name.into(), value }
+    ValueMatch {
+        name: name.into(),
+        value,
+    }
 }
 
 #[test]
 fn exact_paths() {
-    let rules = paths(&[("root", exact("/")), ("a", exact("/a")), ("a/", exact("/a/")), ("a//b", exact("/a//b")), ("*", exact("*"))]);
+    let rules = paths(&[
+        ("root", exact("/")),
+        ("a", exact("/a")),
+        ("a/", exact("/a/")),
+        ("a//b", exact("/a//b")),
+        ("*", exact("*")),
+    ]);
     check(
         &rules,
         &[
@@ -87,14 +126,27 @@ fn exact_paths() {
             ("/a?x=y", "a"),
         ],
     );
-    let star = RuleRequest { path: "*".into(), ..RuleRequest::default() };
-    assert_eq!(build(&rules).find(80, &star).map(|found| found.rule().key.rule.as_str()), Some("*"));
+    let star = RuleRequest {
+        path: "*".into(),
+        ..RuleRequest::default()
+    };
+    assert_eq!(
+        build(&rules)
+            .find(80, &star)
+            .map(|found| found.rule().key.rule.as_str()),
+        Some("*")
+    );
 }
 
 #[test]
 fn element_prefixes() {
     check(
-        &paths(&[("abc", element("/abc")), ("x/y", element("/x/y/")), ("x", element("/x/")), ("q//", element("/q//"))]),
+        &paths(&[
+            ("abc", element("/abc")),
+            ("x/y", element("/x/y/")),
+            ("x", element("/x/")),
+            ("q//", element("/q//")),
+        ]),
         &[
             ("/abc", "abc"),
             ("/abc/", "abc"),
@@ -114,15 +166,31 @@ fn element_prefixes() {
             ("/", ""),
         ],
     );
-    check(&paths(&[("root", element("/"))]), &[("/", "root"), ("/x", "root"), ("//", "root")]);
-    let star = RuleRequest { path: "*".into(), ..RuleRequest::default() };
-    assert!(build(&paths(&[("root", element("/"))])).find(80, &star).is_none());
+    check(
+        &paths(&[("root", element("/"))]),
+        &[("/", "root"), ("/x", "root"), ("//", "root")],
+    );
+    let star = RuleRequest {
+        path: "*".into(),
+        ..RuleRequest::default()
+    };
+    assert!(
+        build(&paths(&[("root", element("/"))]))
+            .find(80, &star)
+            .is_none()
+    );
 }
 
 #[test]
 fn string_prefixes() {
     check(
-        &paths(&[("ab", string("/ab")), ("a", string("/a")), ("c/", string("/c/")), ("c/d", string("/c/d")), ("q/rs", string("/q/rs"))]),
+        &paths(&[
+            ("ab", string("/ab")),
+            ("a", string("/a")),
+            ("c/", string("/c/")),
+            ("c/d", string("/c/d")),
+            ("q/rs", string("/q/rs")),
+        ]),
         &[
             ("/ab", "ab"),
             ("/abc", "ab"),
@@ -138,10 +206,24 @@ fn string_prefixes() {
             ("/q", ""),
         ],
     );
-    check(&paths(&[("all", string("/"))]), &[("/", "all"), ("/x/y", "all")]);
+    check(
+        &paths(&[("all", string("/"))]),
+        &[("/", "all"), ("/x/y", "all")],
+    );
     let everything = build(&paths(&[("empty", string(""))]));
     for path in ["", "*", "/", "/a"] {
-        assert!(everything.find(80, &RuleRequest { path: path.into(), ..RuleRequest::default() }).is_some(), "{path:?}");
+        assert!(
+            everything
+                .find(
+                    80,
+                    &RuleRequest {
+                        path: path.into(),
+                        ..RuleRequest::default()
+                    }
+                )
+                .is_some(),
+            "{path:?}"
+        );
     }
 }
 
@@ -177,13 +259,34 @@ fn regexes_match_whole_paths() {
 fn kinds_mix_in_order() {
     // Only the precedence decides, not the kind of path. Istio's is the written order; the compiler puts Gateway API's order into the same
     // field.
-    let all = [("r", regex("/a/.*")), ("s", string("/a/b")), ("e", element("/a")), ("x", exact("/a/b"))];
+    let all = [
+        ("r", regex("/a/.*")),
+        ("s", string("/a/b")),
+        ("e", element("/a")),
+        ("x", exact("/a/b")),
+    ];
     check(&paths(&all), &[("/a/b", "r"), ("/a", "e"), ("/a/c", "r")]);
     let mut reversed = all.clone();
     reversed.reverse();
-    check(&paths(&reversed), &[("/a/b", "x"), ("/a/bc", "e"), ("/a", "e")]);
-    let specific = [("x", exact("/a/b")), ("long", element("/a/b")), ("short", element("/a")), ("root", element("/"))];
-    check(&paths(&specific), &[("/a/b", "x"), ("/a/b/", "long"), ("/a/bc", "short"), ("/b", "root")]);
+    check(
+        &paths(&reversed),
+        &[("/a/b", "x"), ("/a/bc", "e"), ("/a", "e")],
+    );
+    let specific = [
+        ("x", exact("/a/b")),
+        ("long", element("/a/b")),
+        ("short", element("/a")),
+        ("root", element("/")),
+    ];
+    check(
+        &paths(&specific),
+        &[
+            ("/a/b", "x"),
+            ("/a/b/", "long"),
+            ("/a/bc", "short"),
+            ("/b", "root"),
+        ],
+    );
 }
 
 #[test]
@@ -223,10 +326,18 @@ fn hosts() {
 fn ports() {
     let mut only = (*rule("only", vec![], vec![matching(0, element("/"))])).clone();
     only.parent_port = Some(8080);
-    let rules = [Arc::new(only), rule("every", vec![], vec![matching(1, element("/"))])];
+    let rules = [
+        Arc::new(only),
+        rule("every", vec![], vec![matching(1, element("/"))]),
+    ];
     let router = build(&rules);
     for (port, want) in [(80, "every"), (8080, "only")] {
-        assert_eq!(router.find(port, &request("/")).map(|found| found.rule().key.rule.as_str()), Some(want));
+        assert_eq!(
+            router
+                .find(port, &request("/"))
+                .map(|found| found.rule().key.rule.as_str()),
+            Some(want)
+        );
     }
 }
 
@@ -240,20 +351,52 @@ fn methods_headers_and_query() {
     let one = |name, http| rule(name, vec![], vec![http]);
     let rules = [
         one("post", with(0, |m| m.method = Some("POST".into()))),
-        one("exact", with(1, |m| m.headers = vec![value("x-a", TextMatch::Exact("1".into()))])),
-        one("prefix", with(2, |m| m.headers = vec![value("x-a", TextMatch::Prefix("2".into()))])),
-        one("regex", with(3, |m| m.headers = vec![value("x-a", TextMatch::Regex("[34]+".into()))])),
-        one("present", with(4, |m| m.headers = vec![value("x-b", TextMatch::Present)])),
+        one(
+            "exact",
+            with(1, |m| {
+                m.headers = vec![value("x-a", TextMatch::Exact("1".into()))]
+            }),
+        ),
+        one(
+            "prefix",
+            with(2, |m| {
+                m.headers = vec![value("x-a", TextMatch::Prefix("2".into()))]
+            }),
+        ),
+        one(
+            "regex",
+            with(3, |m| {
+                m.headers = vec![value("x-a", TextMatch::Regex("[34]+".into()))]
+            }),
+        ),
+        one(
+            "present",
+            with(4, |m| m.headers = vec![value("x-b", TextMatch::Present)]),
+        ),
         // Gateway API: of entries with equivalent names only the first counts. The case of names does not matter.
-        one("first", with(5, |m| m.headers = vec![value("x-c", TextMatch::Exact("1".into())), value("x-c", TextMatch::Exact("2".into()))])),
+        one(
+            "first",
+            with(5, |m| {
+                m.headers = vec![
+                    value("x-c", TextMatch::Exact("1".into())),
+                    value("x-c", TextMatch::Exact("2".into())),
+                ]
+            }),
+        ),
         one(
             "both",
             with(6, |m| {
                 m.headers = vec![value("x-d", TextMatch::Present)];
-                m.query = vec![value("q", TextMatch::Exact("1".into())), value("r", TextMatch::Regex("a*".into()))];
+                m.query = vec![
+                    value("q", TextMatch::Exact("1".into())),
+                    value("r", TextMatch::Regex("a*".into())),
+                ];
             }),
         ),
-        one("query", with(7, |m| m.query = vec![value("q", TextMatch::Present)])),
+        one(
+            "query",
+            with(7, |m| m.query = vec![value("q", TextMatch::Present)]),
+        ),
         one("rest", with(8, |_| {})),
     ];
     check(
@@ -289,16 +432,28 @@ fn methods_headers_and_query() {
 #[test]
 fn several_matches_of_one_rule() {
     let rules = [
-        rule("two", vec![], vec![matching(3, exact("/b")), matching(1, exact("/a"))]),
+        rule(
+            "two",
+            vec![],
+            vec![matching(3, exact("/b")), matching(1, exact("/a"))],
+        ),
         rule("one", vec![], vec![matching(2, element("/"))]),
     ];
     check(&rules, &[("/a", "two"), ("/b", "one")]);
-    assert_eq!(build(&rules).find(80, &request("/a")).map(|found| found.place), Some(1));
+    assert_eq!(
+        build(&rules)
+            .find(80, &request("/a"))
+            .map(|found| found.place),
+        Some(1)
+    );
 }
 
 #[test]
 fn equal_precedence_is_decided_by_the_order_given() {
-    let rules = [rule("first", vec![], vec![matching(0, element("/"))]), rule("second", vec![], vec![matching(0, exact("/a"))])];
+    let rules = [
+        rule("first", vec![], vec![matching(0, element("/"))]),
+        rule("second", vec![], vec![matching(0, exact("/a"))]),
+    ];
     check(&rules, &[("/a", "first")]);
 }
 
@@ -310,10 +465,19 @@ fn nothing_matches_nothing() {
 #[test]
 fn refusing_rules() {
     let mut refusing = (*rule("no", vec![], vec![matching(0, element("/"))])).clone();
-    refusing.action = RouteAction::Refuse { status: 503, reason: "broken".into() };
+    refusing.action = RouteAction::Refuse {
+        status: 503,
+        reason: "broken".into(),
+    };
     let router = build(&[Arc::new(refusing)]);
     let action = router.find(80, &request("/")).map(|found| found.action());
-    assert_eq!(action, Some(RouteDecision::Refuse { status: 503, reason: "broken" }));
+    assert_eq!(
+        action,
+        Some(RouteDecision::Refuse {
+            status: 503,
+            reason: "broken"
+        })
+    );
 }
 
 /// Builds a rule with the matches `bad` next to a valid rule with lower precedence. The faults must have these names. The bad rule's valid
@@ -321,46 +485,129 @@ fn refusing_rules() {
 fn check_fault(bad: Vec<HttpMatch>, limits: &RouterLimits, names: &[&str], text: &str) {
     let mut matches = bad;
     matches.push(matching(0, exact("/sound")));
-    let rules = vec![rule("bad", vec![], matches), rule("good", vec![], vec![matching(1_000_000, element("/"))])];
+    let rules = vec![
+        rule("bad", vec![], matches),
+        rule("good", vec![], vec![matching(1_000_000, element("/"))]),
+    ];
     let (router, faults) = Router::build(&RouteTable::new(rules), limits);
-    assert_eq!(faults.iter().map(BrokenMatch::name).collect::<Vec<_>>(), names);
+    assert_eq!(
+        faults.iter().map(BrokenMatch::name).collect::<Vec<_>>(),
+        names
+    );
     let shown = faults[0].to_string();
-    assert!(shown.contains(text) && shown.starts_with("rule t/HTTPRoute/ns/routes/bad, match 0: "), "{shown}");
-    let found = |path: &str| router.find(80, &request(path)).expect("the good rule takes all");
-    assert!(matches!(found("/sound").action(), RouteDecision::Refuse { status: 500, .. }));
+    assert!(
+        shown.contains(text) && shown.starts_with("rule t/HTTPRoute/ns/routes/bad, match 0: "),
+        "{shown}"
+    );
+    let found = |path: &str| {
+        router
+            .find(80, &request(path))
+            .expect("the good rule takes all")
+    };
+    assert!(matches!(
+        found("/sound").action(),
+        RouteDecision::Refuse { status: 500, .. }
+    ));
     assert_eq!(found("/a").rule().key.rule, "good");
     assert!(matches!(found("/a").action(), RouteDecision::Split(_)));
 }
 
 #[test]
 fn faults_break_one_rule_only() {
-    let limits =
-        RouterLimits { regex_text_bytes_max: 64, regex_bytes_max: 64 * 1024, regexes_bytes_max: 96 * 1024, ..RouterLimits::DEFAULT };
+    let limits = RouterLimits {
+        regex_text_bytes_max: 64,
+        regex_bytes_max: 64 * 1024,
+        regexes_bytes_max: 96 * 1024,
+        ..RouterLimits::DEFAULT
+    };
     let path = |pattern: &str| matching(1, regex(pattern));
     let header = |pattern: &str| {
         let mut http = matching(1, element("/"));
         http.headers = vec![value("x-a", TextMatch::Regex(pattern.into()))];
         http
     };
-    check_fault(vec![path("/a(")], &limits, &["regex_syntax"], "unclosed group; write it in RE2 syntax");
-    check_fault(vec![path("/a)|(/b")], &limits, &["regex_syntax"], "regex \"/a)|(/b\" of the path");
-    check_fault(vec![path(r"(/a)\1")], &limits, &["regex_syntax"], "backreferences are not supported");
-    check_fault(vec![path("(?=/a)/a")], &limits, &["regex_syntax"], "look-around");
-    check_fault(vec![path("(?x)/a # open end")], &limits, &["regex_syntax"], "write it in RE2 syntax");
-    check_fault(vec![header("[")], &limits, &["regex_syntax"], "of the header \"x-a\"");
-    check_fault(vec![path(&format!("/{}", "a".repeat(64)))], &limits, &["regex_too_long"], "has 65 bytes; use at most 64");
-    check_fault(vec![path("/(a{100}){100}")], &limits, &["regex_too_large"], "more than 65536 bytes");
+    check_fault(
+        vec![path("/a(")],
+        &limits,
+        &["regex_syntax"],
+        "unclosed group; write it in RE2 syntax",
+    );
+    check_fault(
+        vec![path("/a)|(/b")],
+        &limits,
+        &["regex_syntax"],
+        "regex \"/a)|(/b\" of the path",
+    );
+    check_fault(
+        vec![path(r"(/a)\1")],
+        &limits,
+        &["regex_syntax"],
+        "backreferences are not supported",
+    );
+    check_fault(
+        vec![path("(?=/a)/a")],
+        &limits,
+        &["regex_syntax"],
+        "look-around",
+    );
+    check_fault(
+        vec![path("(?x)/a # open end")],
+        &limits,
+        &["regex_syntax"],
+        "write it in RE2 syntax",
+    );
+    check_fault(
+        vec![header("[")],
+        &limits,
+        &["regex_syntax"],
+        "of the header \"x-a\"",
+    );
+    check_fault(
+        vec![path(&format!("/{}", "a".repeat(64)))],
+        &limits,
+        &["regex_too_long"],
+        "has 65 bytes; use at most 64",
+    );
+    check_fault(
+        vec![path("/(a{100}){100}")],
+        &limits,
+        &["regex_too_large"],
+        "more than 65536 bytes",
+    );
     let large = |n| path(&format!("/(a{{{n}}}){{10}}"));
-    check_fault(vec![path("/(x{1000}){1000}"), large(30)], &limits, &["regex_too_large"], "smaller repetitions");
-    let (_, faults) = Router::build(&RouteTable::new(vec![rule("many", vec![], (0..40).map(|i| large(30 + i)).collect())]), &limits);
-    assert!(faults.iter().all(|fault| fault.name() == "regexes_too_large"), "{faults:?}");
+    check_fault(
+        vec![path("/(x{1000}){1000}"), large(30)],
+        &limits,
+        &["regex_too_large"],
+        "smaller repetitions",
+    );
+    let (_, faults) = Router::build(
+        &RouteTable::new(vec![rule(
+            "many",
+            vec![],
+            (0..40).map(|i| large(30 + i)).collect(),
+        )]),
+        &limits,
+    );
+    assert!(
+        faults
+            .iter()
+            .all(|fault| fault.name() == "regexes_too_large"),
+        "{faults:?}"
+    );
     assert!((1..40).contains(&faults.len()), "{}", faults.len());
 }
 
 #[test]
 fn refused_regexes_are_limited() {
-    let limits = RouterLimits { regex_bytes_max: 64 * 1024, regex_refusals_max: 3, ..RouterLimits::DEFAULT };
-    let mut matches: Vec<_> = (0..5).map(|i| matching(i, regex(&format!("/(a{{100}}){{10{i}}}")))).collect();
+    let limits = RouterLimits {
+        regex_bytes_max: 64 * 1024,
+        regex_refusals_max: 3,
+        ..RouterLimits::DEFAULT
+    };
+    let mut matches: Vec<_> = (0..5)
+        .map(|i| matching(i, regex(&format!("/(a{{100}}){{10{i}}}"))))
+        .collect();
     matches.push(matching(9, regex("/small")));
     let names = [["regex_too_large"; 3], ["regexes_too_large"; 3]].concat();
     check_fault(matches, &limits, &names, "more than 65536 bytes");
@@ -368,26 +615,64 @@ fn refused_regexes_are_limited() {
 
 #[test]
 fn hosts_with_the_same_regexes_share_an_automaton_and_sets_of_them_are_limited() {
-    let limits = RouterLimits { joined_regexes_bytes_max: 64 * 1024, ..RouterLimits::DEFAULT };
+    let limits = RouterLimits {
+        joined_regexes_bytes_max: 64 * 1024,
+        ..RouterLimits::DEFAULT
+    };
     let exact_host = |n: u32| HostMatch::Exact(format!("h{n}"));
     let large = |n: u32| matching(n, regex(&format!("/(a{{3{n}}}){{10}}")));
     let build = |rules| Router::build(&RouteTable::new(rules), &limits);
     let (one, _) = build(vec![rule("r", vec![exact_host(0)], vec![large(0)])]);
-    let (many, faults) = build(vec![rule("r", (0..20).map(exact_host).collect(), vec![large(0)])]);
+    let (many, faults) = build(vec![rule(
+        "r",
+        (0..20).map(exact_host).collect(),
+        vec![large(0)],
+    )]);
     assert!(faults.is_empty(), "{faults:?}");
-    assert!(many.memory_bytes() < 2 * one.memory_bytes(), "{} and {}", many.memory_bytes(), one.memory_bytes());
+    assert!(
+        many.memory_bytes() < 2 * one.memory_bytes(),
+        "{} and {}",
+        many.memory_bytes(),
+        one.memory_bytes()
+    );
     // Every host has another set: the first one has the regexes of all rules, and the last one that of one rule.
-    let nested = (0..9).map(|n| rule(&format!("r{n}"), (0..=n).map(exact_host).collect(), vec![large(n)])).collect();
+    let nested = (0..9)
+        .map(|n| {
+            rule(
+                &format!("r{n}"),
+                (0..=n).map(exact_host).collect(),
+                vec![large(n)],
+            )
+        })
+        .collect();
     let (_, faults) = build(nested);
-    assert!(!faults.is_empty() && faults.iter().all(|fault| fault.name() == "regexes_too_large"), "{faults:?}");
+    assert!(
+        !faults.is_empty()
+            && faults
+                .iter()
+                .all(|fault| fault.name() == "regexes_too_large"),
+        "{faults:?}"
+    );
 }
 
 #[test]
 fn matches_are_limited() {
-    let limits = RouterLimits { matches_max: 3, ..RouterLimits::DEFAULT };
-    let rules = vec![rule("r", vec![], (0..4).map(|i| matching(i, exact(&format!("/{i}")))).collect())];
+    let limits = RouterLimits {
+        matches_max: 3,
+        ..RouterLimits::DEFAULT
+    };
+    let rules = vec![rule(
+        "r",
+        vec![],
+        (0..4)
+            .map(|i| matching(i, exact(&format!("/{i}"))))
+            .collect(),
+    )];
     let (router, faults) = Router::build(&RouteTable::new(rules), &limits);
-    assert_eq!(faults.iter().map(BrokenMatch::name).collect::<Vec<_>>(), ["too_many_matches"]);
+    assert_eq!(
+        faults.iter().map(BrokenMatch::name).collect::<Vec<_>>(),
+        ["too_many_matches"]
+    );
     assert!(router.find(80, &request("/2")).is_some());
     assert!(router.find(80, &request("/3")).is_none());
 }
@@ -407,6 +692,10 @@ fn port_normalizes_the_path_if_a_rule_matches_on_it() {
         assert_eq!(build(&own).reads_path(80), want, "{path:?}");
         Arc::make_mut(&mut own[1]).parent_port = Some(81);
         let router = build(&own);
-        assert_eq!((router.reads_path(80), router.reads_path(81)), (false, want), "{path:?} on another port");
+        assert_eq!(
+            (router.reads_path(80), router.reads_path(81)),
+            (false, want),
+            "{path:?} on another port"
+        );
     }
 }

@@ -36,8 +36,14 @@ pub struct ControllerEndpoint {
 #[derive(Debug, thiserror::Error)]
 pub enum ControllerConnectError {
     /// A file is missing or unreadable.
-    #[error("{what} {path}: {source}; give the file that the controller's operator made for this data plane")]
-    File { what: &'static str, path: PathBuf, source: std::io::Error },
+    #[error(
+        "{what} {path}: {source}; give the file that the controller's operator made for this data plane"
+    )]
+    File {
+        what: &'static str,
+        path: PathBuf,
+        source: std::io::Error,
+    },
     /// The token is empty or not ASCII.
     #[error("token {0}: must be one line of ASCII")]
     Token(PathBuf),
@@ -71,13 +77,19 @@ impl ControllerConnection {
     /// Builds a request that carries the token.
     pub fn request<T>(&self, message: T) -> tonic::Request<T> {
         let mut request = tonic::Request::new(message);
-        request.metadata_mut().insert("authorization", self.authorization.clone());
+        request
+            .metadata_mut()
+            .insert("authorization", self.authorization.clone());
         request
     }
 }
 
 fn read(what: &'static str, path: &Path) -> Result<String, ControllerConnectError> {
-    std::fs::read_to_string(path).map_err(|source| ControllerConnectError::File { what, path: path.into(), source })
+    std::fs::read_to_string(path).map_err(|source| ControllerConnectError::File {
+        what,
+        path: path.into(),
+        source,
+    })
 }
 
 impl ControllerEndpoint {
@@ -85,7 +97,10 @@ impl ControllerEndpoint {
     ///
     /// # Errors
     /// A file cannot be read, the token or the address is malformed, or TCP, TLS or HTTP/2 fails.
-    pub async fn connect(&self, attempt: usize) -> Result<ControllerConnection, ControllerConnectError> {
+    pub async fn connect(
+        &self,
+        attempt: usize,
+    ) -> Result<ControllerConnection, ControllerConnectError> {
         self.connect_with(attempt, KEEPALIVE).await
     }
 
@@ -105,8 +120,13 @@ impl ControllerEndpoint {
         let root = read("controller root", &self.root)?;
         let authorization = self.authorization()?;
         let bad = |_| ControllerConnectError::Address(address.clone());
-        let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(root)).domain_name(CONTROLLER_NAME);
-        let failed = |e: tonic::transport::Error| ControllerConnectError::Connect { address: address.clone(), why: chain(&e) };
+        let tls = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(root))
+            .domain_name(CONTROLLER_NAME);
+        let failed = |e: tonic::transport::Error| ControllerConnectError::Connect {
+            address: address.clone(),
+            why: chain(&e),
+        };
         let endpoint = Endpoint::from_shared(format!("https://{address}"))
             .map_err(bad)?
             .tls_config(tls)
@@ -118,9 +138,18 @@ impl ControllerEndpoint {
             .keep_alive_timeout(keepalive.1)
             .keep_alive_while_idle(true);
         let heard = LastActivity::new();
-        let channel = endpoint.connect_with_connector(Connector(heard.clone())).await.map_err(failed)?;
+        let channel = endpoint
+            .connect_with_connector(Connector(heard.clone()))
+            .await
+            .map_err(failed)?;
         // An answered PING ends the silence well before this time; an unanswered PING fails the connection after it.
-        Ok(ControllerConnection { channel, authorization, address, heard, mute_after: keepalive.0 + keepalive.1 / 2 })
+        Ok(ControllerConnection {
+            channel,
+            authorization,
+            address,
+            heard,
+            mute_after: keepalive.0 + keepalive.1 / 2,
+        })
     }
 
     fn authorization(&self) -> Result<MetadataValue<Ascii>, ControllerConnectError> {
@@ -129,8 +158,9 @@ impl ControllerEndpoint {
         if token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic()) {
             return Err(ControllerConnectError::Token(self.token.clone()));
         }
-        let mut value: MetadataValue<Ascii> =
-            format!("Bearer {token}").parse().map_err(|_| ControllerConnectError::Token(self.token.clone()))?;
+        let mut value: MetadataValue<Ascii> = format!("Bearer {token}")
+            .parse()
+            .map_err(|_| ControllerConnectError::Token(self.token.clone()))?;
         value.set_sensitive(true);
         Ok(value)
     }
@@ -164,13 +194,29 @@ mod tests {
             path
         };
         let root = file("root.pem", &canal_testing::TestCa::new("infra").root_pem());
-        let (good, empty, binary) = (file("token", " secret\n"), file("empty", "\n"), file("binary", "a\u{e9}"));
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let (good, empty, binary) = (
+            file("token", " secret\n"),
+            file("empty", "\n"),
+            file("binary", "a\u{e9}"),
+        );
+        let free = std::net::TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .to_string();
         let none = dir.path().join("none");
-        let bad_pem = file("bad.pem", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+        let bad_pem = file(
+            "bad.pem",
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        );
         for (addresses, root, token, text) in [
             (vec![], &root, &good, "write host:port"),
-            (vec!["no port here".to_string()], &root, &good, "write host:port"),
+            (
+                vec!["no port here".to_string()],
+                &root,
+                &good,
+                "write host:port",
+            ),
             (vec![free.clone()], &none, &good, "controller root"),
             (vec![free.clone()], &root, &none, "none: No such file"),
             (vec![free.clone()], &root, &empty, "one line of ASCII"),
@@ -178,7 +224,11 @@ mod tests {
             (vec![free.clone()], &bad_pem, &good, "controller 127.0.0.1"),
             (vec![free.clone()], &root, &good, "refused"),
         ] {
-            let c = ControllerEndpoint { addresses, root: root.clone(), token: token.clone() };
+            let c = ControllerEndpoint {
+                addresses,
+                root: root.clone(),
+                token: token.clone(),
+            };
             let e = c.connect(0).await.err().unwrap().to_string();
             assert!(e.contains(text), "{text}: {e}");
         }

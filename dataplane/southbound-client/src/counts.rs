@@ -24,11 +24,29 @@ impl SubscriptionCounters {
         let gauge = |name, help| r.gauges(MetricFamily::new(name, help, &[])).shared(&[]);
         let counters = |name, help, labels| r.counters(MetricFamily::new(name, help, labels));
         Self {
-            connected: gauge("canal_southbound_connected", "1 while a controller's stream is open."),
-            generation: gauge("canal_southbound_generation", "The newest generation accepted."),
-            updates: counters("canal_southbound_updates_total", "Responses accepted.", &["kind"]),
-            nacks: counters("canal_southbound_nacks_total", "Responses refused, in whole or in part.", &["kind", "reason"]),
-            refused: counters("canal_southbound_refused_resources_total", "Resources refused by name.", &["kind", "reason"]),
+            connected: gauge(
+                "canal_southbound_connected",
+                "1 while a controller's stream is open.",
+            ),
+            generation: gauge(
+                "canal_southbound_generation",
+                "The newest generation accepted.",
+            ),
+            updates: counters(
+                "canal_southbound_updates_total",
+                "Responses accepted.",
+                &["kind"],
+            ),
+            nacks: counters(
+                "canal_southbound_nacks_total",
+                "Responses refused, in whole or in part.",
+                &["kind", "reason"],
+            ),
+            refused: counters(
+                "canal_southbound_refused_resources_total",
+                "Resources refused by name.",
+                &["kind", "reason"],
+            ),
             closed: gauge(
                 "canal_southbound_closed_tenants",
                 "Tenants of which nothing is served: a security resource is refused or missing.",
@@ -43,9 +61,21 @@ impl SubscriptionCounters {
                 &[],
             )
             .shared(&[]),
-            reconnects: counters("canal_southbound_reconnects_total", "Streams that ended; stale is a mute controller.", &["reason"]),
-            snapshot_refused: counters("canal_southbound_state_file_rejected_total", "Snapshots not booted from.", &["reason"]),
-            snapshot_writes: counters("canal_southbound_state_file_writes_total", "Snapshots written.", &["result"]),
+            reconnects: counters(
+                "canal_southbound_reconnects_total",
+                "Streams that ended; stale is a mute controller.",
+                &["reason"],
+            ),
+            snapshot_refused: counters(
+                "canal_southbound_state_file_rejected_total",
+                "Snapshots not booted from.",
+                &["reason"],
+            ),
+            snapshot_writes: counters(
+                "canal_southbound_state_file_writes_total",
+                "Snapshots written.",
+                &["result"],
+            ),
         }
     }
     pub(super) fn connected(&self, up: bool) {
@@ -79,6 +109,8 @@ impl SubscriptionCounters {
         self.snapshot_refused.shared(&[reason]).inc();
     }
     pub(super) fn snapshot_written(&self, ok: bool) {
-        self.snapshot_writes.shared(&[if ok { "ok" } else { "error" }]).inc();
+        self.snapshot_writes
+            .shared(&[if ok { "ok" } else { "error" }])
+            .inc();
     }
 }

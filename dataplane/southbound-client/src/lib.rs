@@ -87,12 +87,22 @@ impl RefusedResource {
     /// Reports a resource of the state that does not fit into the data plane. It is not a refusal: the resource stays in the state, takes
     /// effect when it fits, and is named in the next report to the controller.
     pub fn for_want_of_room(kind: ResourceKind, name: impl Into<String>, why: &str) -> Self {
-        Self { kind, name: name.into(), label: OMITTED, why: why.into() }
+        Self {
+            kind,
+            name: name.into(),
+            label: OMITTED,
+            why: why.into(),
+        }
     }
 
     /// Reports a resource that the data plane cannot use.
     pub fn by_caller(kind: ResourceKind, name: impl Into<String>, why: &str) -> Self {
-        Self { kind, name: name.into(), label: "refused", why: why.into() }
+        Self {
+            kind,
+            name: name.into(),
+            label: "refused",
+            why: why.into(),
+        }
     }
 }
 
@@ -106,7 +116,8 @@ impl RefusedResource {
 ///
 /// The callback runs on the subscriber's task, so it should take milliseconds. A state file of which no tenant is accepted counts as
 /// corrupt.
-pub type ApplyFn = Box<dyn FnMut(&Update, &ResourceState) -> Result<Vec<RefusedResource>, String> + Send>;
+pub type ApplyFn =
+    Box<dyn FnMut(&Update, &ResourceState) -> Result<Vec<RefusedResource>, String> + Send>;
 
 /// Status of the subscription, for `/config_dump`, readiness and alarms.
 #[derive(Debug, Clone, Default, serde::Serialize)]
@@ -152,21 +163,51 @@ impl Subscriber {
     /// Metrics: `canal_southbound_connected`, `_generation`, `_updates_total{kind}`, `_nacks_total{kind,reason}`,
     /// `_refused_resources_total{kind,reason}`, `_closed_tenants`, `_other_store`, `_stores_replaced_total`, `_reconnects_total{reason}`
     /// (`stale` is a controller that stopped answering), `_state_file_rejected_total{reason}`, `_state_file_writes_total{result}`.
-    pub fn start(config: SubscriberConfig, registry: &Registry, drain: DrainWatcher, apply: ApplyFn) -> Self {
+    pub fn start(
+        config: SubscriberConfig,
+        registry: &Registry,
+        drain: DrainWatcher,
+        apply: ApplyFn,
+    ) -> Self {
         Self::start_with(config, registry, drain, apply, StreamTiming::default())
     }
 
-    fn start_with(config: SubscriberConfig, registry: &Registry, drain: DrainWatcher, apply: ApplyFn, timing: StreamTiming) -> Self {
+    fn start_with(
+        config: SubscriberConfig,
+        registry: &Registry,
+        drain: DrainWatcher,
+        apply: ApplyFn,
+        timing: StreamTiming,
+    ) -> Self {
         let watcher = drain.watcher();
         let reporter = ShareReporter::new(registry.clone());
         let apply = reporter.collect_omissions(apply);
-        let mut holder = StateOwner::new(&config, apply, SubscriptionCounters::new(registry), timing.write, drain);
+        let mut holder = StateOwner::new(
+            &config,
+            apply,
+            SubscriptionCounters::new(registry),
+            timing.write,
+            drain,
+        );
         holder.boot();
         let (state, status) = holder.shared();
         let (stop, stopped) = watch::channel(false);
         let (connection, connections) = watch::channel(None);
-        let task = tokio::spawn(run(config, timing, holder, (reporter, connection), watcher, stopped));
-        Self { state, status, connections, stop, task }
+        let task = tokio::spawn(run(
+            config,
+            timing,
+            holder,
+            (reporter, connection),
+            watcher,
+            stopped,
+        ));
+        Self {
+            state,
+            status,
+            connections,
+            stop,
+            task,
+        }
     }
 
     /// Returns whether a full state is in use, so that the process may serve.
@@ -199,7 +240,10 @@ impl Subscriber {
 
     /// Returns a copy of the whole state, for `/config_dump`.
     pub fn state(&self) -> ResourceState {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Ends the subscription. The newest state is on disk when it returns.
@@ -234,7 +278,11 @@ async fn run(
             ended = session::follow(&config, &timing, attempt, &mut holder, (&reporter, &connection)) => ended,
         };
         connection.send_replace(None);
-        tracing::info!(reason = ended.reason, why = ended.why, "the controller's stream ended");
+        tracing::info!(
+            reason = ended.reason,
+            why = ended.why,
+            "the controller's stream ended"
+        );
         // A stream that brought a good response shows that the controller works, so the next wait is short.
         if holder.disconnected(ended.reason, &ended.why) {
             backoff.reset();

@@ -65,11 +65,21 @@ pub(super) async fn follow(
     holder: &mut StateOwner,
     (reporter, shown): (&ShareReporter, &watch::Sender<Option<ControllerConnection>>),
 ) -> StreamEndReason {
-    let connection = match holder.persist_while(config.controller.connect_with(attempt, timing.keepalive)).await {
+    let connection = match holder
+        .persist_while(config.controller.connect_with(attempt, timing.keepalive))
+        .await
+    {
         Ok(c) => c,
         Err(e) => {
-            let reason = if matches!(e, ControllerConnectError::Connect { .. }) { "connect" } else { "configuration" };
-            return StreamEndReason { reason, why: e.to_string() };
+            let reason = if matches!(e, ControllerConnectError::Connect { .. }) {
+                "connect"
+            } else {
+                "configuration"
+            };
+            return StreamEndReason {
+                reason,
+                why: e.to_string(),
+            };
         }
     };
     let first = holder.with_wanted_state(|state| first_requests(config, state));
@@ -77,19 +87,29 @@ pub(super) async fn follow(
     let (requests, outbound) = mpsc::channel(first.len() + 64);
     for request in first {
         if requests.send(request).await.is_err() {
-            return StreamEndReason { reason: "closed", why: "the stream ended before it began".into() };
+            return StreamEndReason {
+                reason: "closed",
+                why: "the stream ended before it began".into(),
+            };
         }
     }
     let mut client = AggregatedDiscoveryServiceClient::new(connection.channel.clone())
         .max_decoding_message_size(canal_wire::MESSAGE_BYTES_MAX)
         .max_encoding_message_size(canal_wire::MESSAGE_BYTES_MAX);
     let call = client.delta_aggregated_resources(connection.request(ReceiverStream::new(outbound)));
-    let mut responses = match holder.persist_while(tokio::time::timeout(timing.first_answer, call)).await {
+    let mut responses = match holder
+        .persist_while(tokio::time::timeout(timing.first_answer, call))
+        .await
+    {
         Ok(Ok(r)) => r.into_inner(),
         Ok(Err(status)) => {
             let ended = of_status(&connection, &status);
             // The controller refused the call before it read what this data plane lists, so a shorter list would not help.
-            let reason = if ended.reason == EXHAUSTED { "full" } else { ended.reason };
+            let reason = if ended.reason == EXHAUSTED {
+                "full"
+            } else {
+                ended.reason
+            };
             return StreamEndReason { reason, ..ended };
         }
         Err(_) => return mute(timing.first_answer),
@@ -121,7 +141,12 @@ async fn receive(
         };
         let response = match holder.persist_while(next).await {
             Ok(Ok(Some(r))) => r,
-            Ok(Ok(None)) => return StreamEndReason { reason: "closed", why: "the controller ended the stream".into() },
+            Ok(Ok(None)) => {
+                return StreamEndReason {
+                    reason: "closed",
+                    why: "the controller ended the stream".into(),
+                };
+            }
             Ok(Err(status)) => return of_status(connection, &status),
             Err(_) => return mute(timing.first_answer),
         };
@@ -130,9 +155,17 @@ async fn receive(
         match wire::store_of(&response).map(|store| store.map(|store| holder.meet_store(store))) {
             Ok(None | Some(StoreMatch::Same)) => {}
             Ok(Some(StoreMatch::Restart)) => {
-                return StreamEndReason { reason: "other_store", why: "the controller has another store than the requested state".into() };
+                return StreamEndReason {
+                    reason: "other_store",
+                    why: "the controller has another store than the requested state".into(),
+                };
             }
-            Err(e) => return StreamEndReason { reason: "error", why: e.to_string() },
+            Err(e) => {
+                return StreamEndReason {
+                    reason: "error",
+                    why: e.to_string(),
+                };
+            }
         }
         let verdict = holder.take(&response);
         let answer = DeltaDiscoveryRequest {
@@ -142,7 +175,10 @@ async fn receive(
             ..DeltaDiscoveryRequest::default()
         };
         if requests.send(answer).await.is_err() {
-            return StreamEndReason { reason: "closed", why: "the controller stopped listening".into() };
+            return StreamEndReason {
+                reason: "closed",
+                why: "the controller stopped listening".into(),
+            };
         }
         if std::mem::take(&mut holder.resync) {
             return StreamEndReason {
@@ -158,16 +194,35 @@ fn status(NackReply { mut text, named }: NackReply) -> Status {
         let end = text.floor_char_boundary(NACK_TEXT_MAX);
         text.truncate(end);
     }
-    let details = if named.is_empty() { Vec::new() } else { vec![wire::refused::pack(named)] };
-    Status { code: Code::InvalidArgument as i32, message: text, details }
+    let details = if named.is_empty() {
+        Vec::new()
+    } else {
+        vec![wire::refused::pack(named)]
+    };
+    Status {
+        code: Code::InvalidArgument as i32,
+        message: text,
+        details,
+    }
 }
 
 /// Returns one wildcard subscription per kind, with the versions of the state, so that the controller sends only differences.
 fn first_requests(config: &SubscriberConfig, state: &ResourceState) -> Vec<DeltaDiscoveryRequest> {
-    let node = Node { id: config.node.clone(), user_agent_name: "canal".into(), user_agent_version: config.version.clone() };
+    let node = Node {
+        id: config.node.clone(),
+        user_agent_name: "canal".into(),
+        user_agent_version: config.version.clone(),
+    };
     // Manifests come last: the controller seals the kinds that were subscribed to before.
-    let (last, first): (Vec<&ResourceKind>, Vec<&ResourceKind>) = config.kinds.iter().partition(|kind| **kind == ResourceKind::Manifest);
-    let mut requests: Vec<_> = first.into_iter().chain(last).flat_map(|kind| subscription(*kind, state)).collect();
+    let (last, first): (Vec<&ResourceKind>, Vec<&ResourceKind>) = config
+        .kinds
+        .iter()
+        .partition(|kind| **kind == ResourceKind::Manifest);
+    let mut requests: Vec<_> = first
+        .into_iter()
+        .chain(last)
+        .flat_map(|kind| subscription(*kind, state))
+        .collect();
     if let Some(request) = requests.first_mut() {
         request.node = Some(node);
     }
@@ -187,19 +242,27 @@ fn subscription(kind: ResourceKind, state: &ResourceState) -> Vec<DeltaDiscovery
     for (name, held) in state.held(kind) {
         let entry = name.len() + held.version.len() + LISTED_ENTRY_BYTES;
         if bytes + entry > LISTED_BYTES_MAX {
-            requests.push(DeltaDiscoveryRequest { type_url: kind.type_url().into(), ..DeltaDiscoveryRequest::default() });
+            requests.push(DeltaDiscoveryRequest {
+                type_url: kind.type_url().into(),
+                ..DeltaDiscoveryRequest::default()
+            });
             bytes = 0;
         }
         bytes += entry;
         if let Some(request) = requests.last_mut() {
-            request.initial_resource_versions.insert(name.to_string(), held.version.to_string());
+            request
+                .initial_resource_versions
+                .insert(name.to_string(), held.version.to_string());
         }
     }
     requests
 }
 
 fn mute(limit: Duration) -> StreamEndReason {
-    StreamEndReason { reason: "stale", why: format!("connected, but no answer in {limit:?}") }
+    StreamEndReason {
+        reason: "stale",
+        why: format!("connected, but no answer in {limit:?}"),
+    }
 }
 
 fn of_status(connection: &ControllerConnection, status: &tonic::Status) -> StreamEndReason {
@@ -210,5 +273,8 @@ fn of_status(connection: &ControllerConnection, status: &tonic::Status) -> Strea
         Code::Unavailable | Code::Aborted => "closed",
         _ => "error",
     };
-    StreamEndReason { reason, why: format!("{}: {}", status.code(), status.message()) }
+    StreamEndReason {
+        reason,
+        why: format!("{}: {}", status.code(), status.message()),
+    }
 }

@@ -35,17 +35,26 @@ pub(super) struct ShareReporter {
 
 impl ShareReporter {
     pub(super) fn new(registry: Registry) -> Self {
-        let family =
-            MetricFamily::new("canal_southbound_share_reports_total", "Reports of what tenants hold of shared limits.", &["result"]);
+        let family = MetricFamily::new(
+            "canal_southbound_share_reports_total",
+            "Reports of what tenants hold of shared limits.",
+            &["result"],
+        );
         let reports = registry.counters(family);
-        Self { registry, omitted: Arc::default(), reports }
+        Self {
+            registry,
+            omitted: Arc::default(),
+            reports,
+        }
     }
 
     /// Wraps `apply` so that the resources that do not fit are stored for the next report and removed from its result.
     pub(super) fn collect_omissions(&self, mut apply: ApplyFn) -> ApplyFn {
         let kept = self.omitted.clone();
         Box::new(move |update, state| {
-            let (omitted, refused) = apply(update, state)?.into_iter().partition(|r: &RefusedResource| r.label == OMITTED);
+            let (omitted, refused) = apply(update, state)?
+                .into_iter()
+                .partition(|r: &RefusedResource| r.label == OMITTED);
             *kept.lock().unwrap_or_else(PoisonError::into_inner) = omitted;
             Ok(refused)
         })
@@ -53,11 +62,18 @@ impl ShareReporter {
 
     fn state(&self) -> ShareState {
         let omitted = self.omitted.lock().unwrap_or_else(PoisonError::into_inner);
-        ShareState { rows: select_rows(&self.registry.share_usage()), omitted: select_omitted(&omitted) }
+        ShareState {
+            rows: select_rows(&self.registry.share_usage()),
+            omitted: select_omitted(&omitted),
+        }
     }
 
     /// Reports over one connection for as long as it is polled.
-    pub(super) async fn run(&self, connection: &ControllerConnection, interval: Duration) -> Infallible {
+    pub(super) async fn run(
+        &self,
+        connection: &ControllerConnection,
+        interval: Duration,
+    ) -> Infallible {
         let mut client = FleetClient::new(connection.channel.clone());
         let mut told = ShareState::default();
         loop {
@@ -66,13 +82,20 @@ impl ShareReporter {
             if state == told {
                 continue;
             }
-            match tokio::time::timeout(REPORT_TIMEOUT, client.share_report(connection.request(state.clone()))).await {
+            match tokio::time::timeout(
+                REPORT_TIMEOUT,
+                client.share_report(connection.request(state.clone())),
+            )
+            .await
+            {
                 Ok(Ok(_)) => {
                     self.reports.shared(&["ok"]).inc();
                     told = state;
                 }
                 // A controller of an earlier build does not implement the report; the next connection may reach a newer one.
-                Ok(Err(status)) if status.code() == Code::Unimplemented => std::future::pending().await,
+                Ok(Err(status)) if status.code() == Code::Unimplemented => {
+                    std::future::pending().await
+                }
                 Ok(Err(_)) => self.reports.shared(&["refused"]).inc(),
                 Err(_) => self.reports.shared(&["timeout"]).inc(),
             }
@@ -85,7 +108,9 @@ fn select_rows(limits: &[TenantLimitUsage]) -> Vec<ShareRow> {
     let mut rows: BTreeMap<(ShareKind, &str), ShareRow> = BTreeMap::new();
     for limit in limits {
         for usage in &limit.holders {
-            let ShareHolder::Tenant(tenant) = &usage.holder else { continue };
+            let ShareHolder::Tenant(tenant) = &usage.holder else {
+                continue;
+            };
             if usage.used == 0 && usage.refused == 0 && usage.revoked == 0 {
                 continue;
             }
@@ -99,7 +124,11 @@ fn select_rows(limits: &[TenantLimitUsage]) -> Vec<ShareRow> {
             row.revoked += usage.revoked;
         }
     }
-    let named = rows.into_iter().map(|((kind, tenant), row)| ShareRow { limit: kind.label().into(), tenant: tenant.into(), ..row });
+    let named = rows.into_iter().map(|((kind, tenant), row)| ShareRow {
+        limit: kind.label().into(),
+        tenant: tenant.into(),
+        ..row
+    });
     let mut rows: Vec<ShareRow> = named.collect();
     if rows.len() > SHARE_ROWS_MAX {
         let fill = |row: &ShareRow| u128::from(row.used) * 1_000_000 / u128::from(row.max.max(1));
@@ -114,11 +143,18 @@ fn select_rows(limits: &[TenantLimitUsage]) -> Vec<ShareRow> {
 fn select_omitted(omitted: &[RefusedResource]) -> Vec<OmittedResource> {
     let mut named: BTreeMap<String, Vec<OmittedResource>> = BTreeMap::new();
     for r in omitted {
-        let Some(tenant) = r.kind.owner_of(&r.name).map(|tenant| tenant.to_string()) else { continue };
+        let Some(tenant) = r.kind.owner_of(&r.name).map(|tenant| tenant.to_string()) else {
+            continue;
+        };
         let of_tenant = named.entry(tenant.clone()).or_default();
         if of_tenant.len() < OMITTED_PER_TENANT_MAX {
             let why = r.why[..r.why.floor_char_boundary(WHY_BYTES_MAX)].to_string();
-            of_tenant.push(OmittedResource { tenant, kind: r.kind.label().into(), name: r.name.clone(), why });
+            of_tenant.push(OmittedResource {
+                tenant,
+                kind: r.kind.label().into(),
+                name: r.name.clone(),
+                why,
+            });
         }
     }
     named.into_values().flatten().take(OMITTED_MAX).collect()
@@ -133,7 +169,12 @@ mod tests {
 
     fn limit(kind: ShareKind, holders: Vec<(String, u64, u64)>) -> TenantLimitUsage {
         const CAPACITY: u64 = 1_000_000;
-        let limit = TenantLimit::new(TenantLimitConfig { kind, capacity: CAPACITY, reserve: 0, give_way: GiveWay::Oldest });
+        let limit = TenantLimit::new(TenantLimitConfig {
+            kind,
+            capacity: CAPACITY,
+            reserve: 0,
+            give_way: GiveWay::Oldest,
+        });
         let mut held = Vec::new();
         for (name, used, refused) in holders {
             let holder = ShareHolder::Tenant(name.parse().unwrap());
@@ -146,9 +187,20 @@ mod tests {
     #[test]
     fn rows_are_merged_by_kind_and_refusals_survive_the_limit() {
         let two = |used| limit(ShareKind::MetricSeries, vec![("alpha".into(), used, 2)]);
-        let rows = select_rows(&[two(5), two(7), limit(ShareKind::GatewayConnections, vec![("idle".into(), 0, 0)])]);
-        assert_eq!(rows.iter().map(|r| (r.tenant.as_str(), r.used, r.refused)).collect::<Vec<_>>(), [("alpha", 7, 4)]);
-        let many = (0..2 * SHARE_ROWS_MAX as u64).map(|n| (format!("t{n}"), 1, u64::from(n == 0))).collect();
+        let rows = select_rows(&[
+            two(5),
+            two(7),
+            limit(ShareKind::GatewayConnections, vec![("idle".into(), 0, 0)]),
+        ]);
+        assert_eq!(
+            rows.iter()
+                .map(|r| (r.tenant.as_str(), r.used, r.refused))
+                .collect::<Vec<_>>(),
+            [("alpha", 7, 4)]
+        );
+        let many = (0..2 * SHARE_ROWS_MAX as u64)
+            .map(|n| (format!("t{n}"), 1, u64::from(n == 0)))
+            .collect();
         let rows = select_rows(&[limit(ShareKind::GatewayConnections, many)]);
         assert!(rows.len() == SHARE_ROWS_MAX && rows.iter().any(|r| r.tenant == "t0"));
     }
@@ -156,11 +208,23 @@ mod tests {
     #[test]
     fn omitted_resources_are_some_of_each_tenant() {
         let one = |tenant: &str, n: usize| {
-            RefusedResource::for_want_of_room(ResourceKind::Table, format!("{tenant}/shop/s{n}@az1"), &"x".repeat(999))
+            RefusedResource::for_want_of_room(
+                ResourceKind::Table,
+                format!("{tenant}/shop/s{n}@az1"),
+                &"x".repeat(999),
+            )
         };
-        let all: Vec<_> = (0..100).map(|n| one("alpha", n)).chain([one("beta", 0)]).collect();
+        let all: Vec<_> = (0..100)
+            .map(|n| one("alpha", n))
+            .chain([one("beta", 0)])
+            .collect();
         let told = select_omitted(&all);
-        assert_eq!(told.iter().filter(|o| o.tenant == "alpha").count(), OMITTED_PER_TENANT_MAX);
-        assert!(told.iter().any(|o| o.tenant == "beta" && o.kind == "BucketTable" && o.why.len() == WHY_BYTES_MAX));
+        assert_eq!(
+            told.iter().filter(|o| o.tenant == "alpha").count(),
+            OMITTED_PER_TENANT_MAX
+        );
+        assert!(told.iter().any(|o| o.tenant == "beta"
+            && o.kind == "BucketTable"
+            && o.why.len() == WHY_BYTES_MAX));
     }
 }

@@ -47,13 +47,21 @@ impl ResourceState {
 
     /// Returns the names that are in this state and not in `other`.
     pub(super) fn missing_in(&self, other: &ResourceState) -> Vec<(ResourceKind, String)> {
-        let all = self.kinds.iter().flat_map(|(kind, held)| held.keys().map(|name| (*kind, name)));
-        all.filter(|(kind, name)| other.get(*kind, name).is_none()).map(|(kind, name)| (kind, name.to_string())).collect()
+        let all = self
+            .kinds
+            .iter()
+            .flat_map(|(kind, held)| held.keys().map(|name| (*kind, name)));
+        all.filter(|(kind, name)| other.get(*kind, name).is_none())
+            .map(|(kind, name)| (kind, name.to_string()))
+            .collect()
     }
 
     /// Returns all resources of a kind, in no particular order.
     pub fn of(&self, kind: ResourceKind) -> impl Iterator<Item = &Arc<Resource>> {
-        self.kinds.get(&kind).into_iter().flat_map(|m| m.values().map(|h| &h.resource))
+        self.kinds
+            .get(&kind)
+            .into_iter()
+            .flat_map(|m| m.values().map(|h| &h.resource))
     }
 
     /// Returns one resource by its wire name.
@@ -69,10 +77,19 @@ impl ResourceState {
     /// Builds a state of these resources, for tests of code that uses one.
     #[cfg(any(test, feature = "testing"))]
     pub fn of_resources(resources: Vec<Arc<Resource>>, generation: Generation) -> Self {
-        let mut state = Self { generation, ..Self::default() };
+        let mut state = Self {
+            generation,
+            ..Self::default()
+        };
         for resource in resources {
             let name = Arc::from(resource.name());
-            state.kinds.entry(resource.kind()).or_default().insert(name, VersionedResource { version: Arc::from("1"), resource });
+            state.kinds.entry(resource.kind()).or_default().insert(
+                name,
+                VersionedResource {
+                    version: Arc::from("1"),
+                    resource,
+                },
+            );
         }
         state
     }
@@ -85,28 +102,48 @@ impl ResourceState {
     }
 
     /// Returns all resources of a kind with their names and versions, in no particular order.
-    pub fn held(&self, kind: ResourceKind) -> impl Iterator<Item = (&Arc<str>, &VersionedResource)> {
+    pub fn held(
+        &self,
+        kind: ResourceKind,
+    ) -> impl Iterator<Item = (&Arc<str>, &VersionedResource)> {
         self.kinds.get(&kind).into_iter().flatten()
     }
 
     /// Applies a change and returns its rollback.
     pub(super) fn apply(&mut self, change: &ValidatedChange) -> Rollback {
         let (closed, unsealed) = (self.closed.clone(), self.unsealed.clone());
-        let mut undo = Rollback { generation: self.generation, closed, unsealed, replaced: Vec::new() };
+        let mut undo = Rollback {
+            generation: self.generation,
+            closed,
+            unsealed,
+            replaced: Vec::new(),
+        };
         self.generation = change.update.generation;
         match change.kind {
             // A manifest seals its tenants; a change of security resources unseals them until the next manifest.
-            ResourceKind::Manifest => self.unsealed.retain(|tenant| !change.tenants.contains(tenant)),
-            kind if kind.is_security() && !change.is_empty() => self.unsealed.extend(change.tenants.iter().cloned()),
+            ResourceKind::Manifest => self
+                .unsealed
+                .retain(|tenant| !change.tenants.contains(tenant)),
+            kind if kind.is_security() && !change.is_empty() => {
+                self.unsealed.extend(change.tenants.iter().cloned())
+            }
             _ => {}
         }
         for (name, held) in &change.upserts {
             let kind = held.resource.kind();
-            let old = self.kinds.entry(kind).or_default().insert(name.clone(), held.clone());
+            let old = self
+                .kinds
+                .entry(kind)
+                .or_default()
+                .insert(name.clone(), held.clone());
             undo.replaced.push((kind, name.clone(), old));
         }
         for (kind, name) in &change.update.removals {
-            if let Some((name, old)) = self.kinds.get_mut(kind).and_then(|m| m.remove_entry(name.as_str())) {
+            if let Some((name, old)) = self
+                .kinds
+                .get_mut(kind)
+                .and_then(|m| m.remove_entry(name.as_str()))
+            {
                 undo.replaced.push((*kind, name, Some(old)));
             }
         }
@@ -125,7 +162,11 @@ impl ResourceState {
 
     /// Rolls back the effect of a change on one resource.
     pub(super) fn restore(&mut self, undo: &Rollback, kind: ResourceKind, name: &str) {
-        if let Some((_, name, old)) = undo.replaced.iter().find(|(k, n, _)| *k == kind && &**n == name) {
+        if let Some((_, name, old)) = undo
+            .replaced
+            .iter()
+            .find(|(k, n, _)| *k == kind && &**n == name)
+        {
             self.put(kind, name.clone(), old.clone());
         }
     }
@@ -173,22 +214,63 @@ impl ValidatedChange {
     /// Splits the change into two parts that share no tenant. Returns `None` if it belongs to one tenant or to the provider.
     pub(super) fn split(&self) -> Option<[ValidatedChange; 2]> {
         let owner = |name: &str| self.kind.owner_of(name);
-        let names = self.upserts.iter().map(|(name, _)| &**name).chain(self.update.removals.iter().map(|(_, name)| name.as_str()));
+        let names = self
+            .upserts
+            .iter()
+            .map(|(name, _)| &**name)
+            .chain(self.update.removals.iter().map(|(_, name)| name.as_str()));
         let owners: BTreeSet<Option<TenantName>> = names.map(owner).collect();
-        let middle = owners.iter().nth(owners.len() / 2).filter(|_| owners.len() > 1)?;
+        let middle = owners
+            .iter()
+            .nth(owners.len() / 2)
+            .filter(|_| owners.len() > 1)?;
         let part = |is_mine: &dyn Fn(&Option<TenantName>) -> bool| {
-            let upserts: Vec<_> = self.upserts.iter().filter(|(name, _)| is_mine(&owner(name))).cloned().collect();
-            let removals = self.update.removals.iter().filter(|(_, name)| is_mine(&owner(name))).cloned().collect();
-            let list = upserts.iter().map(|(_, held)| held.resource.clone()).collect();
-            let tenants = self.tenants.iter().filter(|tenant| is_mine(&Some((*tenant).clone()))).cloned().collect();
-            ValidatedChange { kind: self.kind, update: Update { upserts: list, removals, ..self.update.clone() }, upserts, tenants }
+            let upserts: Vec<_> = self
+                .upserts
+                .iter()
+                .filter(|(name, _)| is_mine(&owner(name)))
+                .cloned()
+                .collect();
+            let removals = self
+                .update
+                .removals
+                .iter()
+                .filter(|(_, name)| is_mine(&owner(name)))
+                .cloned()
+                .collect();
+            let list = upserts
+                .iter()
+                .map(|(_, held)| held.resource.clone())
+                .collect();
+            let tenants = self
+                .tenants
+                .iter()
+                .filter(|tenant| is_mine(&Some((*tenant).clone())))
+                .cloned()
+                .collect();
+            ValidatedChange {
+                kind: self.kind,
+                update: Update {
+                    upserts: list,
+                    removals,
+                    ..self.update.clone()
+                },
+                upserts,
+                tenants,
+            }
         };
-        Some([part(&|owner| owner < middle), part(&|owner| owner >= middle)])
+        Some([
+            part(&|owner| owner < middle),
+            part(&|owner| owner >= middle),
+        ])
     }
 
     /// Returns the names that the change affects.
     pub(super) fn names(&self) -> impl Iterator<Item = String> {
-        self.upserts.iter().map(|(name, _)| name.to_string()).chain(self.update.removals.iter().map(|(_, name)| name.clone()))
+        self.upserts
+            .iter()
+            .map(|(name, _)| name.to_string())
+            .chain(self.update.removals.iter().map(|(_, name)| name.clone()))
     }
 
     /// Returns whether the change has no news for the callback: an ACK, a repeated version, or an empty first response.
@@ -243,53 +325,113 @@ pub(super) fn examine(
         return Err(NackReason::NotSubscribed(response.type_url.clone()));
     }
     let generation = response.system_version_info.parse().map(Generation);
-    let generation = generation.map_err(|_| NackReason::Generation(response.system_version_info.chars().take(80).collect()))?;
+    let generation = generation.map_err(|_| {
+        NackReason::Generation(response.system_version_info.chars().take(80).collect())
+    })?;
     // Accepting an older generation would roll back security resources.
     if generation < state.generation {
-        return Err(NackReason::Stale { offered: generation.0, held: state.generation.0 });
+        return Err(NackReason::Stale {
+            offered: generation.0,
+            held: state.generation.0,
+        });
     }
-    let mut named: HashMap<&str, usize> = HashMap::with_capacity(response.resources.len() + response.removed_resources.len());
-    let names = response.resources.iter().map(|r| &r.name).chain(&response.removed_resources);
+    let mut named: HashMap<&str, usize> =
+        HashMap::with_capacity(response.resources.len() + response.removed_resources.len());
+    let names = response
+        .resources
+        .iter()
+        .map(|r| &r.name)
+        .chain(&response.removed_resources);
     names.for_each(|name| *named.entry(name).or_insert(0) += 1);
     let held = state.kinds.get(&kind);
     let mut refused = Vec::new();
     let mut upserts = Vec::with_capacity(response.resources.len());
-    for r in response.resources.iter().filter(|r| named[r.name.as_str()] == 1) {
+    for r in response
+        .resources
+        .iter()
+        .filter(|r| named[r.name.as_str()] == 1)
+    {
         match read(kind, r) {
-            Err(refusal) => refused.push(RefusedResource { kind, name: r.name.clone(), label: refusal.reason(), why: refusal.to_string() }),
+            Err(refusal) => refused.push(RefusedResource {
+                kind,
+                name: r.name.clone(),
+                label: refusal.reason(),
+                why: refusal.to_string(),
+            }),
             // A version that is in the state already is no change.
-            Ok(_) if held.and_then(|m| m.get(r.name.as_str())).is_some_and(|h| *h.version == r.version) => {}
+            Ok(_)
+                if held
+                    .and_then(|m| m.get(r.name.as_str()))
+                    .is_some_and(|h| *h.version == r.version) => {}
             Ok(resource) => {
-                let held = VersionedResource { version: Arc::from(r.version.as_str()), resource: Arc::new(resource) };
+                let held = VersionedResource {
+                    version: Arc::from(r.version.as_str()),
+                    resource: Arc::new(resource),
+                };
                 upserts.push((Arc::from(r.name.as_str()), held));
             }
         }
     }
     let mut removals = Vec::with_capacity(response.removed_resources.len());
-    for name in response.removed_resources.iter().filter(|name| named[name.as_str()] == 1) {
+    for name in response
+        .removed_resources
+        .iter()
+        .filter(|name| named[name.as_str()] == 1)
+    {
         if held.is_some_and(|m| m.contains_key(name.as_str())) {
             removals.push((kind, name.clone()));
         }
     }
-    let mut twice: Vec<&str> = named.iter().filter(|(_, count)| **count > 1).map(|(name, _)| *name).collect();
+    let mut twice: Vec<&str> = named
+        .iter()
+        .filter(|(_, count)| **count > 1)
+        .map(|(name, _)| *name)
+        .collect();
     twice.sort_unstable();
     for name in twice {
         let refusal = envelope(name, "is named twice in one response");
-        refused.push(RefusedResource { kind, name: name.into(), label: refusal.reason(), why: refusal.to_string() });
+        refused.push(RefusedResource {
+            kind,
+            name: name.into(),
+            label: refusal.reason(),
+            why: refusal.to_string(),
+        });
     }
-    let tenants = named.keys().filter_map(|name| kind.owner_of(name)).collect();
+    let tenants = named
+        .keys()
+        .filter_map(|name| kind.owner_of(name))
+        .collect();
     let list = upserts.iter().map(|(_, h)| h.resource.clone()).collect();
-    let update = Update { origin: UpdateSource::Controller, generation, upserts: list, removals };
-    Ok((ValidatedChange { kind, update, upserts, tenants }, refused))
+    let update = Update {
+        origin: UpdateSource::Controller,
+        generation,
+        upserts: list,
+        removals,
+    };
+    Ok((
+        ValidatedChange {
+            kind,
+            update,
+            upserts,
+            tenants,
+        },
+        refused,
+    ))
 }
 
 fn envelope(name: &str, why: &'static str) -> NackReason {
-    NackReason::Envelope { name: name.chars().take(200).collect(), why }
+    NackReason::Envelope {
+        name: name.chars().take(200).collect(),
+        why,
+    }
 }
 
 /// Decodes one resource, even if its version is in the state already.
 fn read(kind: ResourceKind, r: &Envelope) -> Result<Resource, NackReason> {
-    let body = r.resource.as_ref().ok_or_else(|| envelope(&r.name, "holds no resource"))?;
+    let body = r
+        .resource
+        .as_ref()
+        .ok_or_else(|| envelope(&r.name, "holds no resource"))?;
     if body.type_url != kind.type_url() {
         return Err(envelope(&r.name, "holds another type than the response"));
     }

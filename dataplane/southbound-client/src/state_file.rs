@@ -35,7 +35,8 @@ impl StateFileError {
             StateFileError::Missing => "missing",
             StateFileError::Unreadable(_) => "unreadable",
             StateFileError::Content(wire::StateFileFormatError::Digest) => "digest",
-            StateFileError::Content(wire::StateFileFormatError::Form(_)) | StateFileError::Twice(_) => "form",
+            StateFileError::Content(wire::StateFileFormatError::Form(_))
+            | StateFileError::Twice(_) => "form",
             StateFileError::Content(wire::StateFileFormatError::Format(_)) => "format",
             StateFileError::Content(wire::StateFileFormatError::Resource(_)) => "resource",
             StateFileError::Refused(_) => "refused",
@@ -51,7 +52,16 @@ pub(super) fn write(path: &Path, state: &ResourceState) -> std::io::Result<()> {
         names.sort_by_key(|(name, _)| *name);
         entries.extend(names.into_iter().map(|(_, h)| (&*h.version, &*h.resource)));
     }
-    atomic_file::replace(path, &wire::encode(wire::Head { generation: state.generation, store: state.store }, entries))
+    atomic_file::replace(
+        path,
+        &wire::encode(
+            wire::Head {
+                generation: state.generation,
+                store: state.store,
+            },
+            entries,
+        ),
+    )
 }
 
 /// Reads the resources of the given kinds; entries of other kinds are left out.
@@ -64,11 +74,24 @@ pub fn read(path: &Path, kinds: &[ResourceKind]) -> Result<ResourceState, StateF
         _ => StateFileError::Unreadable(e),
     })?;
     let (head, entries) = wire::decode(&bytes, kinds).map_err(StateFileError::Content)?;
-    let mut state = ResourceState { generation: head.generation, store: head.store, ..ResourceState::default() };
+    let mut state = ResourceState {
+        generation: head.generation,
+        store: head.store,
+        ..ResourceState::default()
+    };
     for e in entries {
         let (kind, name) = (e.resource.kind(), e.resource.name());
-        let held = VersionedResource { version: e.version.into(), resource: Arc::new(e.resource) };
-        if state.kinds.entry(kind).or_default().insert(name.as_str().into(), held).is_some() {
+        let held = VersionedResource {
+            version: e.version.into(),
+            resource: Arc::new(e.resource),
+        };
+        if state
+            .kinds
+            .entry(kind)
+            .or_default()
+            .insert(name.as_str().into(), held)
+            .is_some()
+        {
             return Err(StateFileError::Twice(name));
         }
     }

@@ -123,7 +123,12 @@ impl StateOwner {
         }
     }
 
-    pub(super) fn shared(&self) -> (Arc<Mutex<ResourceState>>, watch::Receiver<SubscriptionStatus>) {
+    pub(super) fn shared(
+        &self,
+    ) -> (
+        Arc<Mutex<ResourceState>>,
+        watch::Receiver<SubscriptionStatus>,
+    ) {
         (self.state.clone(), self.status.subscribe())
     }
 
@@ -165,7 +170,11 @@ impl StateOwner {
             };
         }
         self.show_store(store, true);
-        if self.incoming.as_ref().is_some_and(|incoming| incoming.store == Some(store)) {
+        if self
+            .incoming
+            .as_ref()
+            .is_some_and(|incoming| incoming.store == Some(store))
+        {
             return StoreMatch::Same;
         }
         let is_last = self.attempts_without_store + 1 >= self.addresses;
@@ -175,7 +184,10 @@ impl StateOwner {
         );
         if is_last {
             self.answered.clear();
-            self.incoming = Some(ResourceState { store: Some(store), ..ResourceState::default() });
+            self.incoming = Some(ResourceState {
+                store: Some(store),
+                ..ResourceState::default()
+            });
         }
         StoreMatch::Restart
     }
@@ -183,8 +195,15 @@ impl StateOwner {
     fn show_store(&self, store: StoreId, is_other: bool) {
         self.counts.other_store(is_other);
         self.status.send_modify(|s| {
-            s.store = self.with_state(|state| state.store).map(|held| held.to_string()).unwrap_or_default();
-            s.other_store = if is_other { store.to_string() } else { String::new() };
+            s.store = self
+                .with_state(|state| state.store)
+                .map(|held| held.to_string())
+                .unwrap_or_default();
+            s.other_store = if is_other {
+                store.to_string()
+            } else {
+                String::new()
+            };
         });
     }
 
@@ -208,8 +227,15 @@ impl StateOwner {
             // The manifests on disk decide which tenants are closed.
             state.review_all(&self.kinds);
         }
-        tell_whole(&mut self.apply, &ResourceState::default(), &mut state, UpdateSource::Snapshot, &self.kinds, watches)
-            .map_err(StateFileError::Refused)?;
+        tell_whole(
+            &mut self.apply,
+            &ResourceState::default(),
+            &mut state,
+            UpdateSource::Snapshot,
+            &self.kinds,
+            watches,
+        )
+        .map_err(StateFileError::Refused)?;
         *lock(&self.state) = state;
         Ok(())
     }
@@ -229,14 +255,22 @@ impl StateOwner {
         self.counts.connected(false);
         self.counts.reconnect(reason);
         let was_own = std::mem::take(&mut self.is_own_store);
-        self.attempts_without_store = if was_own { 0 } else { self.attempts_without_store.saturating_add(1) };
+        self.attempts_without_store = if was_own {
+            0
+        } else {
+            self.attempts_without_store.saturating_add(1)
+        };
         self.status.send_modify(|s| {
             s.connected = false;
             s.error = why.into();
             s.reconnects += 1;
         });
         let was_useful = std::mem::take(&mut self.stream_was_useful);
-        self.exhausted_streams = if was_useful || reason != EXHAUSTED { 0 } else { self.exhausted_streams + 1 };
+        self.exhausted_streams = if was_useful || reason != EXHAUSTED {
+            0
+        } else {
+            self.exhausted_streams + 1
+        };
         if self.exhausted_streams >= EXHAUSTED_STREAMS_MAX {
             self.exhausted_streams = 0;
             self.begin_anew();
@@ -253,12 +287,18 @@ impl StateOwner {
             "the controller ended streams because a limit was reached; the next stream requests everything"
         );
         self.answered.clear();
-        self.incoming = Some(ResourceState { store, generation, ..ResourceState::default() });
+        self.incoming = Some(ResourceState {
+            store,
+            generation,
+            ..ResourceState::default()
+        });
     }
 
     /// Returns whether every kind has been answered, counting a response of `kind` as well.
     pub(super) fn is_answered_with(&self, kind: ResourceKind) -> bool {
-        self.kinds.iter().all(|k| *k == kind || self.answered.contains(k))
+        self.kinds
+            .iter()
+            .all(|k| *k == kind || self.answered.contains(k))
     }
 
     /// Records an answered kind. A kind counts as answered even if all its resources were refused, because a subscriber without good
@@ -272,8 +312,12 @@ impl StateOwner {
         }
         self.answered.insert(kind);
         self.stream_was_useful = true;
-        if self.incoming.is_none() && self.kinds.iter().all(|k| self.answered.contains(k)) && !self.status.borrow().live {
-            self.status.send_modify(|s| (s.ready, s.live) = (true, true));
+        if self.incoming.is_none()
+            && self.kinds.iter().all(|k| self.answered.contains(k))
+            && !self.status.borrow().live
+        {
+            self.status
+                .send_modify(|s| (s.ready, s.live) = (true, true));
             // The first full state must be on disk before it is relied on.
             self.dirty = true;
             self.write();
@@ -286,7 +330,12 @@ impl StateOwner {
         let (generation, resources, closed, store) = self.with_state(|s| {
             let count = |k: &ResourceKind| (k.label().to_string(), s.count(*k));
             let store = s.store.map(|store| store.to_string()).unwrap_or_default();
-            (s.generation().0, self.kinds.iter().map(count).collect(), s.closed().clone(), store)
+            (
+                s.generation().0,
+                self.kinds.iter().map(count).collect(),
+                s.closed().clone(),
+                store,
+            )
         });
         // The announced store has become the store of the state.
         if !store.is_empty() && self.status.borrow().other_store == store {
@@ -295,10 +344,17 @@ impl StateOwner {
         }
         self.counts.generation(generation);
         self.counts.closed(closed.len());
-        for (tenant, closure) in closed.iter().filter(|(tenant, closure)| self.shown.get(*tenant) != Some(*closure)) {
+        for (tenant, closure) in closed
+            .iter()
+            .filter(|(tenant, closure)| self.shown.get(*tenant) != Some(*closure))
+        {
             tracing::error!(%tenant, cause = closure.cause.name(), detail = closure.detail, "tenant is closed: nothing of it is served");
         }
-        for tenant in self.shown.keys().filter(|tenant| !closed.contains_key(*tenant)) {
+        for tenant in self
+            .shown
+            .keys()
+            .filter(|tenant| !closed.contains_key(*tenant))
+        {
             tracing::info!(%tenant, "tenant is open again");
         }
         self.shown = closed.clone();
@@ -330,9 +386,14 @@ impl StateOwner {
     /// limited, since a controller may be unable to seal one tenant.
     fn write_due(&mut self) -> Option<Instant> {
         let is_sealed = self.with_state(|s| s.unsealed.is_empty());
-        self.unsealed_since = if is_sealed { None } else { self.unsealed_since.or_else(|| Some(Instant::now())) };
+        self.unsealed_since = if is_sealed {
+            None
+        } else {
+            self.unsealed_since.or_else(|| Some(Instant::now()))
+        };
         let wait = self.unsealed_since.map(|since| since + SEAL_TIMEOUT);
-        self.dirty.then_some(self.next_write.max(wait.unwrap_or(self.next_write)))
+        self.dirty
+            .then_some(self.next_write.max(wait.unwrap_or(self.next_write)))
     }
 
     /// Writes the state now, if the file is older and the state is fit to boot from.

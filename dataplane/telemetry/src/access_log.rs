@@ -91,8 +91,14 @@ struct PendingLines {
 impl TenantLogQueue {
     /// Creates the queue of a tenant with the shares that the provider configured for it.
     pub fn new(tenant: &TenantName, shares: &Shares) -> Self {
-        let waiting = Arc::new(PendingLines { tenant: tenant.clone(), bytes: AtomicUsize::new(0) });
-        let queue = Self { max: Cell::new(0), waiting };
+        let waiting = Arc::new(PendingLines {
+            tenant: tenant.clone(),
+            bytes: AtomicUsize::new(0),
+        });
+        let queue = Self {
+            max: Cell::new(0),
+            waiting,
+        };
         queue.set_shares(shares);
         queue
     }
@@ -104,7 +110,9 @@ impl TenantLogQueue {
 
     /// Applies the shares that the provider configured for the tenant.
     pub fn set_shares(&self, shares: &Shares) {
-        let max = shares.get(ShareKind::AccessLogBytes).of((BLOCKS * BLOCK) as u64);
+        let max = shares
+            .get(ShareKind::AccessLogBytes)
+            .of((BLOCKS * BLOCK) as u64);
         self.max.set(usize::try_from(max).unwrap_or(usize::MAX));
     }
 }
@@ -125,7 +133,13 @@ impl AccessLog {
     /// # Errors
     /// The file cannot be opened, or the thread cannot be started.
     pub fn start(sink: LogSink, registry: &Registry) -> std::io::Result<Self> {
-        let written = registry.counters(MetricFamily::new("canal_access_log_lines_total", "Access log lines written.", &[])).shared(&[]);
+        let written = registry
+            .counters(MetricFamily::new(
+                "canal_access_log_lines_total",
+                "Access log lines written.",
+                &[],
+            ))
+            .shared(&[]);
         let dropped = registry.counters(MetricFamily::new(
             "canal_access_log_dropped_total",
             "Access log lines lost, by reason.",
@@ -137,8 +151,15 @@ impl AccessLog {
         let tails = LogTails::default();
         let for_writer = tails.clone();
         let run = move || writer::run(target, &blocks, &for_writer, (&written, &failed));
-        let thread = std::thread::Builder::new().name("access-log".into()).spawn(run)?;
-        Ok(Self { full, dropped, tails, thread })
+        let thread = std::thread::Builder::new()
+            .name("access-log".into())
+            .spawn(run)?;
+        Ok(Self {
+            full,
+            dropped,
+            tails,
+            thread,
+        })
     }
 
     /// Returns the newest lines, which operators read remotely.
@@ -207,7 +228,12 @@ impl WorkerLog {
             }),
         };
         let start = block.as_ref().map_or(0, |block| block.bytes.len());
-        let mut line = LogLine { log: inner, queue, block, start };
+        let mut line = LogLine {
+            log: inner,
+            queue,
+            block,
+            start,
+        };
         if let Some(Block { bytes, .. }) = &mut line.block {
             bytes.extend_from_slice(b"{\"time\":\"");
             json::time(bytes, SystemTime::now());
@@ -268,7 +294,15 @@ impl Inner {
     }
 
     fn drop_line(&self, reason: &str, queue: Option<&TenantLogQueue>) {
-        self.shard.counter(&self.dropped, &[reason, queue.map_or("", |queue| queue.waiting.tenant.as_str())]).inc();
+        self.shard
+            .counter(
+                &self.dropped,
+                &[
+                    reason,
+                    queue.map_or("", |queue| queue.waiting.tenant.as_str()),
+                ],
+            )
+            .inc();
     }
 
     fn flush(&self) {
@@ -279,7 +313,10 @@ impl Inner {
 
     fn hand_over(&self, block: Block) {
         // This fails only if the writer has ended, and then the lines have no destination.
-        let _ = self.full.send(FilledBlock { block, home: self.home.clone() });
+        let _ = self.full.send(FilledBlock {
+            block,
+            home: self.home.clone(),
+        });
     }
 
     /// Stores the block after a line. A line begun while another was open leaves two blocks.
@@ -328,7 +365,11 @@ impl LogLine<'_> {
 
     /// Adds a string unless it is empty.
     pub fn some(self, name: &str, value: &str) -> Self {
-        if value.is_empty() { self } else { self.str(name, value) }
+        if value.is_empty() {
+            self
+        } else {
+            self.str(name, value)
+        }
     }
 
     /// Adds anything that implements `Display` as a string, formatted straight into the block.
@@ -358,7 +399,9 @@ impl LogLine<'_> {
 
     /// Adds a boolean as `true` or `false`.
     pub fn bool(self, name: &str, value: bool) -> Self {
-        self.field(name, |b| b.extend_from_slice(if value { b"true" } else { b"false" }))
+        self.field(name, |b| {
+            b.extend_from_slice(if value { b"true" } else { b"false" })
+        })
     }
 
     /// Finishes the line and stores its block.
@@ -367,7 +410,9 @@ impl LogLine<'_> {
 
 impl Drop for LogLine<'_> {
     fn drop(&mut self) {
-        let Some(mut block) = self.block.take() else { return };
+        let Some(mut block) = self.block.take() else {
+            return;
+        };
         block.bytes.extend_from_slice(b"}\n");
         let length = block.bytes.len() - self.start;
         // The length is known only now; the truncated block stays usable.

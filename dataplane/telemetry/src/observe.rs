@@ -66,9 +66,16 @@ pub struct ObserveSources {
 
 impl ObserveSources {
     fn subjects(&self) -> Vec<Subject> {
-        let some = [(self.tap.is_some(), Subject::Tap), (self.logs.is_some(), Subject::Logs)];
-        let some = some.into_iter().filter(|(has, _)| *has).map(|(_, subject)| subject);
-        some.chain([Subject::ConfigDump, Subject::Metrics]).collect()
+        let some = [
+            (self.tap.is_some(), Subject::Tap),
+            (self.logs.is_some(), Subject::Logs),
+        ];
+        let some = some
+            .into_iter()
+            .filter(|(has, _)| *has)
+            .map(|(_, subject)| subject);
+        some.chain([Subject::ConfigDump, Subject::Metrics])
+            .collect()
     }
 }
 
@@ -88,21 +95,47 @@ impl ObservationContext {
     fn new(sources: ObserveSources) -> Self {
         let limit = |capacity: usize, reserve: usize| {
             let kind = ShareKind::Observations;
-            TenantLimit::new(TenantLimitConfig { kind, capacity: capacity as u64, reserve: reserve as u64, give_way: GiveWay::Oldest })
+            TenantLimit::new(TenantLimitConfig {
+                kind,
+                capacity: capacity as u64,
+                reserve: reserve as u64,
+                give_way: GiveWay::Oldest,
+            })
         };
         let registry = &sources.registry;
-        let counters = |name, help, labels| registry.counters(MetricFamily::new(name, help, labels));
-        let (limit, whole) = (limit(OBSERVATIONS_PER_DATA_PLANE_MAX, OBSERVATIONS_PER_DATA_PLANE_MAX / 4), limit(WHOLE_ANSWERS_MAX, 1));
+        let counters =
+            |name, help, labels| registry.counters(MetricFamily::new(name, help, labels));
+        let (limit, whole) = (
+            limit(
+                OBSERVATIONS_PER_DATA_PLANE_MAX,
+                OBSERVATIONS_PER_DATA_PLANE_MAX / 4,
+            ),
+            limit(WHOLE_ANSWERS_MAX, 1),
+        );
         show_shares(registry, &limit);
-        let begun = counters("canal_observations_total", "Observations that the controller began here.", &["subject"]);
-        let refused =
-            counters("canal_observations_refused_total", "Observations refused or ended early, by reason.", &["subject", "reason"]);
+        let begun = counters(
+            "canal_observations_total",
+            "Observations that the controller began here.",
+            &["subject"],
+        );
+        let refused = counters(
+            "canal_observations_refused_total",
+            "Observations refused or ended early, by reason.",
+            &["subject", "reason"],
+        );
         let dropped = counters(
             "canal_observations_lines_dropped_total",
             "Lines that observations left out: the reader was slow, or there were too many.",
             &["subject"],
         );
-        Self { limit, whole, begun, refused, dropped, sources }
+        Self {
+            limit,
+            whole,
+            begun,
+            refused,
+            dropped,
+            sources,
+        }
     }
 }
 
@@ -121,7 +154,11 @@ fn subject_name(subject: Subject) -> &'static str {
 ///
 /// Metrics: `canal_observations_total{subject}`, `canal_observations_refused_total{subject,reason}`,
 /// `canal_observations_lines_dropped_total{subject}`, and `canal_share_*{limit="observations"}`.
-pub async fn serve(mut connections: watch::Receiver<Option<ControllerConnection>>, sources: ObserveSources, forced: DrainObserver) {
+pub async fn serve(
+    mut connections: watch::Receiver<Option<ControllerConnection>>,
+    sources: ObserveSources,
+    forced: DrainObserver,
+) {
     let observer = Arc::new(ObservationContext::new(sources));
     loop {
         let connection = tokio::select! {
@@ -131,7 +168,9 @@ pub async fn serve(mut connections: watch::Receiver<Option<ControllerConnection>
                 Err(_) => return,
             },
         };
-        let Some(connection) = connection else { continue };
+        let Some(connection) = connection else {
+            continue;
+        };
         let is_supported = tokio::select! {
             () = forced.forced() => return,
             // The subscription has a new connection, or none.
@@ -139,7 +178,13 @@ pub async fn serve(mut connections: watch::Receiver<Option<ControllerConnection>
             supported = follow(&connection, &observer) => supported,
         };
         // A controller of an earlier build does not implement observation; the next connection may reach a newer one.
-        let again = async { if is_supported { tokio::time::sleep(RETRY_INTERVAL).await } else { std::future::pending().await } };
+        let again = async {
+            if is_supported {
+                tokio::time::sleep(RETRY_INTERVAL).await
+            } else {
+                std::future::pending().await
+            }
+        };
         tokio::select! {
             () = forced.forced() => return,
             _ = connections.changed() => {}
@@ -163,13 +208,28 @@ impl Drop for ObservationHandle {
 /// Serves one stream to its end. Returns `false` if the controller does not implement observation.
 async fn follow(connection: &ControllerConnection, observer: &Arc<ObservationContext>) -> bool {
     let (answers, outbound) = mpsc::channel(ANSWERS_MAX);
-    let subjects = observer.sources.subjects().into_iter().map(Into::into).collect();
+    let subjects = observer
+        .sources
+        .subjects()
+        .into_iter()
+        .map(Into::into)
+        .collect();
     // The first message announces what this process can show.
-    if answers.send(ObserveAnswer { subjects, ..ObserveAnswer::default() }).await.is_err() {
+    if answers
+        .send(ObserveAnswer {
+            subjects,
+            ..ObserveAnswer::default()
+        })
+        .await
+        .is_err()
+    {
         return true;
     }
     let mut client = ObservationClient::new(connection.channel.clone());
-    let mut orders = match client.serve(connection.request(ReceiverStream::new(outbound))).await {
+    let mut orders = match client
+        .serve(connection.request(ReceiverStream::new(outbound)))
+        .await
+    {
         Ok(orders) => orders.into_inner(),
         Err(status) => return status.code() != Code::Unimplemented,
     };
@@ -183,7 +243,9 @@ async fn follow(connection: &ControllerConnection, observer: &Arc<ObservationCon
             Some(Order::Credit(more)) => {
                 // The controller returns the credit of the data that it received. So this exceeds the window by at most one answer.
                 let more = usize::try_from(more.min(OBSERVE_WINDOW_BYTES * 2)).unwrap_or(0);
-                sessions.get(&id).inspect(|session| session.credit.add_permits(more));
+                sessions
+                    .get(&id)
+                    .inspect(|session| session.credit.add_permits(more));
             }
             Some(Order::End(_)) => drop(sessions.remove(&id)),
             None => {}
@@ -192,9 +254,20 @@ async fn follow(connection: &ControllerConnection, observer: &Arc<ObservationCon
     true
 }
 
-fn start(observer: &Arc<ObservationContext>, id: u64, begin: ObserveBegin, answers: &mpsc::Sender<ObserveAnswer>) -> ObservationHandle {
-    let credit = Arc::new(Semaphore::new(usize::try_from(OBSERVE_WINDOW_BYTES).unwrap_or(usize::MAX)));
-    let out = session::Outgoing { id, credit: credit.clone(), answers: answers.clone() };
+fn start(
+    observer: &Arc<ObservationContext>,
+    id: u64,
+    begin: ObserveBegin,
+    answers: &mpsc::Sender<ObserveAnswer>,
+) -> ObservationHandle {
+    let credit = Arc::new(Semaphore::new(
+        usize::try_from(OBSERVE_WINDOW_BYTES).unwrap_or(usize::MAX),
+    ));
+    let out = session::Outgoing {
+        id,
+        credit: credit.clone(),
+        answers: answers.clone(),
+    };
     let task = tokio::spawn(session::run(observer.clone(), begin, out)).abort_handle();
     ObservationHandle { credit, task }
 }

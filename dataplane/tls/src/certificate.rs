@@ -46,7 +46,11 @@ pub struct Certificate {
 
 impl std::fmt::Debug for Certificate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Certificate({}, until {:?})", self.identity, self.not_after)
+        write!(
+            f,
+            "Certificate({}, until {:?})",
+            self.identity, self.not_after
+        )
     }
 }
 
@@ -56,25 +60,38 @@ impl Certificate {
     /// # Errors
     /// A part is malformed, the leaf does not have exactly one identity, or the key does not match.
     pub fn from_pem(key: &str, chain: &str, bundle: &str) -> Result<Self, CertificateError> {
-        let read = |what: &str, pem: &str| -> Result<Vec<CertificateDer<'static>>, CertificateError> {
-            let list = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>().map_err(|e| form(what, e))?;
-            if list.is_empty() { Err(form(what, "holds no certificate")) } else { Ok(list) }
-        };
+        let read =
+            |what: &str, pem: &str| -> Result<Vec<CertificateDer<'static>>, CertificateError> {
+                let list = CertificateDer::pem_slice_iter(pem.as_bytes())
+                    .collect::<Result<Vec<_>, _>>()
+                    .map_err(|e| form(what, e))?;
+                if list.is_empty() {
+                    Err(form(what, "holds no certificate"))
+                } else {
+                    Ok(list)
+                }
+            };
         let (chain, bundle) = (read("chain", chain)?, read("bundle", bundle)?);
-        let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|e| form("private key", e))?;
+        let key =
+            PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|e| form("private key", e))?;
         let leaf = leaf(&chain[0])?;
 
         let provider = provider();
         // rustls checks here that the key belongs to the leaf.
-        let signing = CertifiedKey::from_der(chain.clone(), key, &provider).map_err(|e| match e {
-            rustls::Error::InconsistentKeys(_) => CertificateError::Key(leaf.identity.clone()),
-            e => form("private key", e),
-        })?;
+        let signing =
+            CertifiedKey::from_der(chain.clone(), key, &provider).map_err(|e| match e {
+                rustls::Error::InconsistentKeys(_) => CertificateError::Key(leaf.identity.clone()),
+                e => form("private key", e),
+            })?;
         #[cfg(any(test, feature = "testing"))]
         let certified = Arc::new(signing.clone());
         let signing = Arc::new(SingleCertAndKey::from(signing));
         let anchors = Arc::new(TrustAnchors::of(&bundle, &[]).map_err(|e| form("bundle", e))?);
-        let LeafInfo { identity, not_before, not_after } = leaf;
+        let LeafInfo {
+            identity,
+            not_before,
+            not_after,
+        } = leaf;
         Ok(Self {
             identity,
             chain,
@@ -92,8 +109,15 @@ impl Certificate {
     /// # Errors
     /// The chain is not valid.
     pub fn is_signed_by(&self, now: SystemTime) -> Result<(), CertificateError> {
-        let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        verify::chain(&self.chain, &self.anchors, UnixTime::since_unix_epoch(since)).map_err(|e| form("chain", e))
+        let since = now
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        verify::chain(
+            &self.chain,
+            &self.anchors,
+            UnixTime::since_unix_epoch(since),
+        )
+        .map_err(|e| form("chain", e))
     }
     /// Returns key and chain, for either side of TLS.
     pub fn signing(&self) -> &Arc<SingleCertAndKey> {
@@ -106,7 +130,11 @@ impl Certificate {
     }
     /// Returns a verifier of this side's trust domain `own` that uses the certificate's bundle while `trust` has none for it.
     pub fn verifier(&self, own: TrustDomain, trust: TrustView) -> PeerVerifier {
-        PeerVerifier { own, fallback: self.anchors.clone(), trust }
+        PeerVerifier {
+            own,
+            fallback: self.anchors.clone(),
+            trust,
+        }
     }
     /// Returns the identity in the leaf.
     pub fn identity(&self) -> &Identity {
@@ -141,17 +169,26 @@ struct LeafInfo {
 }
 
 fn form(what: &str, why: impl ToString) -> CertificateError {
-    CertificateError::Form { what: what.into(), why: why.to_string() }
+    CertificateError::Form {
+        what: what.into(),
+        why: why.to_string(),
+    }
 }
 
 fn leaf(der: &CertificateDer<'_>) -> Result<LeafInfo, CertificateError> {
     let (_, x) = X509Certificate::from_der(der).map_err(|e| form("leaf", e))?;
-    let time = |t: ASN1Time| SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(t.timestamp()).unwrap_or(0));
+    let time = |t: ASN1Time| {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(t.timestamp()).unwrap_or(0))
+    };
     let (not_before, not_after) = (time(x.validity().not_before), time(x.validity().not_after));
     let uris = verify::uris(der).map_err(|e| form("leaf", e))?;
     match uris.as_slice() {
         [one] => match one.parse() {
-            Ok(identity) => Ok(LeafInfo { identity, not_before, not_after }),
+            Ok(identity) => Ok(LeafInfo {
+                identity,
+                not_before,
+                not_after,
+            }),
             Err(_) => Err(CertificateError::Identity(uris)),
         },
         _ => Err(CertificateError::Identity(uris)),
@@ -181,7 +218,13 @@ impl Credential {
     /// Creates an empty credential and its writer.
     pub fn empty(identity: Identity) -> (CredentialWriter, Self) {
         let (tx, current) = watch::channel(None);
-        (CredentialWriter { identity: identity.clone(), current: tx }, Self { identity, current })
+        (
+            CredentialWriter {
+                identity: identity.clone(),
+                current: tx,
+            },
+            Self { identity, current },
+        )
     }
     /// Creates a credential with a certificate that is never replaced.
     pub fn fixed(certificate: Certificate) -> Self {
@@ -203,14 +246,22 @@ impl Credential {
     }
     /// Waits for the first certificate; `None` if there will never be one.
     pub async fn first(&self) -> Option<Arc<Certificate>> {
-        self.current.clone().wait_for(Option::is_some).await.ok().and_then(|c| c.clone())
+        self.current
+            .clone()
+            .wait_for(Option::is_some)
+            .await
+            .ok()
+            .and_then(|c| c.clone())
     }
 }
 
 impl CredentialWriter {
     /// Returns another reader of the credential.
     pub fn credential(&self) -> Credential {
-        Credential { identity: self.identity.clone(), current: self.current.subscribe() }
+        Credential {
+            identity: self.identity.clone(),
+            current: self.current.subscribe(),
+        }
     }
     /// Replaces the certificate, which new handshakes use.
     pub fn replace(&self, certificate: Certificate) {

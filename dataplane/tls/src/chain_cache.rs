@@ -23,13 +23,22 @@ pub(super) struct ChainKey {
 
 impl ChainKey {
     /// Computes the key; `anchors` is the number of the trust anchors.
-    pub(super) fn of(leaf: &CertificateDer<'_>, above: &[CertificateDer<'_>], anchors: u64, role: PeerRole) -> Self {
+    pub(super) fn of(
+        leaf: &CertificateDer<'_>,
+        above: &[CertificateDer<'_>],
+        anchors: u64,
+        role: PeerRole,
+    ) -> Self {
         let mut hash = Sha256::new();
         for c in std::iter::once(leaf).chain(above) {
             hash.update((c.len() as u64).to_be_bytes());
             hash.update(c);
         }
-        Self { digest: hash.finalize().into(), anchors, role }
+        Self {
+            digest: hash.finalize().into(),
+            anchors,
+            role,
+        }
     }
 }
 
@@ -49,7 +58,11 @@ impl ChainCache {
             "Peers' chains: verified, or known from an earlier handshake.",
             &["result"],
         ));
-        Self { halves: Mutex::default(), hits: results.shared(&["known"]), misses: results.shared(&["verified"]) }
+        Self {
+            halves: Mutex::default(),
+            hits: results.shared(&["known"]),
+            misses: results.shared(&["verified"]),
+        }
     }
 
     pub(super) fn get(&self, key: &ChainKey, now: UnixTime) -> Option<Arc<VerifiedChain>> {
@@ -71,7 +84,11 @@ impl ChainCache {
     }
 
     pub(super) fn count(&self, hit: bool) {
-        if hit { self.hits.inc() } else { self.misses.inc() }
+        if hit {
+            self.hits.inc()
+        } else {
+            self.misses.inc()
+        }
     }
 
     #[cfg(test)]
@@ -81,7 +98,12 @@ impl ChainCache {
     }
 }
 
-fn keep(young: &mut CacheGeneration, old: &mut CacheGeneration, key: ChainKey, verified: Arc<VerifiedChain>) {
+fn keep(
+    young: &mut CacheGeneration,
+    old: &mut CacheGeneration,
+    key: ChainKey,
+    verified: Arc<VerifiedChain>,
+) {
     if young.len() >= CHAINS_MAX / 2 {
         *old = std::mem::take(young);
     }

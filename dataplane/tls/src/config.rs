@@ -22,7 +22,11 @@ pub fn mesh_alpn() -> [Vec<u8>; 1] {
 ///
 /// # Errors
 /// rustls rejects the configuration.
-pub fn server(key: Arc<dyn ResolvesServerCert>, judge: PeerVerifier, alpn: &[Vec<u8>]) -> Result<ServerConfig, Error> {
+pub fn server(
+    key: Arc<dyn ResolvesServerCert>,
+    judge: PeerVerifier,
+    alpn: &[Vec<u8>],
+) -> Result<ServerConfig, Error> {
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(Arc::new(ClientVerifier::new(judge)))
@@ -81,7 +85,11 @@ impl ClientTemplate {
         if let Some(secrets) = secrets {
             config.key_log = secrets;
         }
-        Ok(Self { judge, expected, config: Arc::new(config) })
+        Ok(Self {
+            judge,
+            expected,
+            config: Arc::new(config),
+        })
     }
 
     /// Returns the configuration for a connection to one of `expected` and no other peer.
@@ -90,7 +98,12 @@ impl ClientTemplate {
             return self.config.clone();
         }
         let mut config = ClientConfig::clone(&self.config);
-        config.dangerous().set_certificate_verifier(Arc::new(ServerVerifier::new(self.judge.clone(), expected.clone())));
+        config
+            .dangerous()
+            .set_certificate_verifier(Arc::new(ServerVerifier::new(
+                self.judge.clone(),
+                expected.clone(),
+            )));
         Arc::new(config)
     }
 }

@@ -94,11 +94,17 @@ refusals! {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum KeyServerError {
     /// No key server answered, and no local key may be used instead.
-    #[error("no key server answered: {0}; is one up in this AZ or another, and does --key-server name it?")]
+    #[error(
+        "no key server answered: {0}; is one up in this AZ or another, and does --key-server name it?"
+    )]
     NoKeyServer(String),
     /// The key server refused the request.
     #[error("{server} refused: {name}: {text}")]
-    Refused { server: String, name: keyrpc::KeyRefusal, text: String },
+    Refused {
+        server: String,
+        name: keyrpc::KeyRefusal,
+        text: String,
+    },
     /// The key server stopped answering in the middle of a handshake, which no other server can continue.
     #[error("{0} was lost in the middle of the handshake")]
     Lost(String),
@@ -158,7 +164,9 @@ fn of_peer(name: keyrpc::KeyRefusal) -> HandshakeFailure {
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// This side's identity has no certificate, not yet or no longer.
-    #[error("no valid certificate for {0}; is the controller reachable, and does this identity run here?")]
+    #[error(
+        "no valid certificate for {0}; is the controller reachable, and does this identity run here?"
+    )]
     NoCertificate(Identity),
     /// The peer's certificate is not the one that this connection expects.
     #[error("{0}")]
@@ -202,7 +210,9 @@ pub fn of_rustls(e: &Error) -> HandshakeFailure {
         Error::InvalidCertificate(c) => of_certificate(c),
         Error::InvalidCertRevocationList(_) => HandshakeFailure::BadRevocationList,
         Error::NoCertificatesPresented => HandshakeFailure::NoCertificate,
-        Error::PeerIncompatible(PeerIncompatible::NoCertificateRequestSignatureSchemesInCommon) => HandshakeFailure::NothingShared,
+        Error::PeerIncompatible(PeerIncompatible::NoCertificateRequestSignatureSchemesInCommon) => {
+            HandshakeFailure::NothingShared
+        }
         Error::PeerIncompatible(
             PeerIncompatible::NoCipherSuitesInCommon
             | PeerIncompatible::NoKxGroupsInCommon
@@ -229,17 +239,26 @@ pub fn of_rustls(e: &Error) -> HandshakeFailure {
 fn of_certificate(e: &CertificateError) -> HandshakeFailure {
     match e {
         CertificateError::BadEncoding => HandshakeFailure::BadEncoding,
-        CertificateError::Expired | CertificateError::ExpiredContext { .. } => HandshakeFailure::Expired,
-        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => HandshakeFailure::NotYetValid,
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+            HandshakeFailure::Expired
+        }
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            HandshakeFailure::NotYetValid
+        }
         CertificateError::Revoked => HandshakeFailure::Revoked,
         CertificateError::UnknownIssuer => HandshakeFailure::UnknownIssuer,
         CertificateError::BadSignature => HandshakeFailure::BadSignature,
-        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => HandshakeFailure::WrongUsage,
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+            HandshakeFailure::WrongUsage
+        }
         CertificateError::UnsupportedSignatureAlgorithmContext { .. }
-        | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => HandshakeFailure::BadAlgorithm,
+        | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => {
+            HandshakeFailure::BadAlgorithm
+        }
         CertificateError::UnknownRevocationStatus => HandshakeFailure::BadRevocationList,
         CertificateError::Other(o) => {
-            o.0.downcast_ref::<PeerIdentityError>().map_or(HandshakeFailure::BadChain, PeerIdentityError::refusal)
+            o.0.downcast_ref::<PeerIdentityError>()
+                .map_or(HandshakeFailure::BadChain, PeerIdentityError::refusal)
         }
         _ => HandshakeFailure::BadChain,
     }
@@ -249,14 +268,27 @@ fn of_certificate(e: &CertificateError) -> HandshakeFailure {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PeerIdentityError {
     /// The server has another identity.
-    #[error("the peer is {seen:?}, expected one of {expected:?}; is the address taken by another workload?")]
-    Identity { expected: Vec<Identity>, seen: Vec<String> },
+    #[error(
+        "the peer is {seen:?}, expected one of {expected:?}; is the address taken by another workload?"
+    )]
+    Identity {
+        expected: Vec<Identity>,
+        seen: Vec<String>,
+    },
     /// The peer belongs to another tenant, with which there is no federation.
     #[error("the peer is {seen:?}, expected an identity of trust domain {expected}")]
-    TrustDomain { expected: TrustDomain, seen: Vec<String> },
+    TrustDomain {
+        expected: TrustDomain,
+        seen: Vec<String>,
+    },
     /// The client's certificate names no or several identities, so that its identity would be a guess (X509-SVID §2).
-    #[error("the peer's certificate names {seen:?}, expected exactly one identity of trust domain {expected}")]
-    Ambiguous { expected: TrustDomain, seen: Vec<String> },
+    #[error(
+        "the peer's certificate names {seen:?}, expected exactly one identity of trust domain {expected}"
+    )]
+    Ambiguous {
+        expected: TrustDomain,
+        seen: Vec<String>,
+    },
     /// The chain has too many certificates.
     #[error("the peer shows {0} certificates; at most {CHAIN_CERTIFICATES_MAX} are looked at")]
     ChainTooLong(usize),

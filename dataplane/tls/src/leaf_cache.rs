@@ -26,8 +26,16 @@ thread_local! {
 ///
 /// # Errors
 /// The certificate or the issuers cannot be parsed, or the certificate does not name `peer`.
-pub fn leaf_of(leaf: Vec<u8>, above: Vec<u8>, peer: &Identity) -> Result<Arc<PeerLeaf>, &'static str> {
-    let key = (leaf.into_boxed_slice(), above.into_boxed_slice(), peer.clone());
+pub fn leaf_of(
+    leaf: Vec<u8>,
+    above: Vec<u8>,
+    peer: &Identity,
+) -> Result<Arc<PeerLeaf>, &'static str> {
+    let key = (
+        leaf.into_boxed_slice(),
+        above.into_boxed_slice(),
+        peer.clone(),
+    );
     KNOWN.with_borrow_mut(|known| {
         if let Some(found) = known.get(&key) {
             return Ok(found.clone());
@@ -41,7 +49,11 @@ pub fn leaf_of(leaf: Vec<u8>, above: Vec<u8>, peer: &Identity) -> Result<Arc<Pee
     })
 }
 
-fn read(leaf: &CertificateDer<'_>, above: &[u8], peer: &Identity) -> Result<PeerLeaf, &'static str> {
+fn read(
+    leaf: &CertificateDer<'_>,
+    above: &[u8],
+    peer: &Identity,
+) -> Result<PeerLeaf, &'static str> {
     let unreadable = |_| "a peer's certificate that cannot be read";
     let above = IssuerChain::read(above).map_err(|_| "a peer's chain that cannot be read")?;
     let (names, until) = verify::uris_and_end(leaf).map_err(unreadable)?;
@@ -65,19 +77,39 @@ mod tests {
         let two: Identity = "spiffe://alpha.example/ns/a/sa/two".parse().unwrap();
         let leaf = ca.issue(&one).chain()[0].to_vec();
         let first = leaf_of(leaf.clone(), vec![], &one).unwrap();
-        assert!(Arc::ptr_eq(&first, &leaf_of(leaf.clone(), vec![], &one).unwrap()));
-        assert!(leaf_of(leaf.clone(), vec![], &two).is_err(), "what is remembered is of one peer");
+        assert!(Arc::ptr_eq(
+            &first,
+            &leaf_of(leaf.clone(), vec![], &one).unwrap()
+        ));
+        assert!(
+            leaf_of(leaf.clone(), vec![], &two).is_err(),
+            "what is remembered is of one peer"
+        );
         assert!(leaf_of(b"?".to_vec(), vec![], &one).is_err());
         // The same leaf with other issuers is another chain: a revocation in one does not concern the other.
         let mut above = Vec::new();
-        IssuerSerial { issuer: b"x", serial: &[5] }.append(&mut above).unwrap();
+        IssuerSerial {
+            issuer: b"x",
+            serial: &[5],
+        }
+        .append(&mut above)
+        .unwrap();
         let other = leaf_of(leaf.clone(), above.clone(), &one).unwrap();
-        assert_eq!((other.above().bytes(), first.above().links().count()), (&above[..], 0));
-        assert!(Arc::ptr_eq(&other, &leaf_of(leaf.clone(), above, &one).unwrap()));
+        assert_eq!(
+            (other.above().bytes(), first.above().links().count()),
+            (&above[..], 0)
+        );
+        assert!(Arc::ptr_eq(
+            &other,
+            &leaf_of(leaf.clone(), above, &one).unwrap()
+        ));
         assert!(leaf_of(leaf.clone(), b"?".to_vec(), &one).is_err());
         KNOWN.with_borrow_mut(|known| {
             for n in known.len()..LEAVES_MAX {
-                known.insert((n.to_be_bytes().into(), [].into(), one.clone()), first.clone());
+                known.insert(
+                    (n.to_be_bytes().into(), [].into(), one.clone()),
+                    first.clone(),
+                );
             }
         });
         leaf_of(ca.issue(&two).chain()[0].to_vec(), vec![], &two).unwrap();

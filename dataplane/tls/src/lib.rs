@@ -30,14 +30,21 @@ use rustls::crypto::aws_lc_rs::{self, cipher_suite, kx_group};
 pub use certificate::{Certificate, CertificateError, Credential, CredentialWriter, spki_hash};
 pub use chain_cache::CHAINS_MAX;
 pub use config::{ClientTemplate, client as client_config, mesh_alpn, server as server_config};
-pub use handshake_failure::{HandshakeFailure, KeyServerError, PeerIdentityError, TlsError, of_rustls};
+pub use handshake_failure::{
+    HandshakeFailure, KeyServerError, PeerIdentityError, TlsError, of_rustls,
+};
 pub use leaf_cache::leaf_of;
-pub use record::{EndpointRole, RecordError, RecordStream, TrafficSecrets as RecordSecrets, traffic};
+pub use record::{
+    EndpointRole, RecordError, RecordStream, TrafficSecrets as RecordSecrets, traffic,
+};
 pub use remote::RemoteHandshakeResult;
 pub use secret_buffer::SecretBuffer;
 pub use stream::{Inner, MtlsStream, PrefixedStream};
 pub use transport::{RotateHint, Transport};
-pub use trust::{EXPIRED_PEER_TIMEOUT, PeerTrustWatch, TrustLoss, TrustSnapshot, TrustStore, TrustView, UnusableBundle};
+pub use trust::{
+    EXPIRED_PEER_TIMEOUT, PeerTrustWatch, TrustLoss, TrustSnapshot, TrustStore, TrustView,
+    UnusableBundle,
+};
 pub use verified_chain::{PeerLeaf, PeerRole};
 pub use verify::{ClientVerifier, PeerVerifier, ServerVerifier};
 
@@ -54,8 +61,15 @@ pub const CHAIN_BYTES_MAX: usize = 32 << 10;
 pub fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
         Arc::new(CryptoProvider {
-            cipher_suites: vec![cipher_suite::TLS13_AES_256_GCM_SHA384, cipher_suite::TLS13_AES_128_GCM_SHA256],
-            kx_groups: vec![kx_group::X25519MLKEM768, kx_group::X25519, kx_group::SECP256R1],
+            cipher_suites: vec![
+                cipher_suite::TLS13_AES_256_GCM_SHA384,
+                cipher_suite::TLS13_AES_128_GCM_SHA256,
+            ],
+            kx_groups: vec![
+                kx_group::X25519MLKEM768,
+                kx_group::X25519,
+                kx_group::SECP256R1,
+            ],
             ..aws_lc_rs::default_provider()
         })
     });

@@ -76,12 +76,20 @@ struct ReceiveBuffer {
 
 impl<IO> std::fmt::Debug for RecordStream<IO> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "RecordStream {{ heard: {:?}, said_close: {} }}", self.heard, self.said_close)
+        write!(
+            f,
+            "RecordStream {{ heard: {:?}, said_close: {} }}",
+            self.heard, self.said_close
+        )
     }
 }
 
 fn broken(error: RecordError) -> io::Error {
-    let kind = if error == RecordError::Truncated { io::ErrorKind::UnexpectedEof } else { io::ErrorKind::InvalidData };
+    let kind = if error == RecordError::Truncated {
+        io::ErrorKind::UnexpectedEof
+    } else {
+        io::ErrorKind::InvalidData
+    };
     io::Error::new(kind, error)
 }
 
@@ -97,7 +105,14 @@ impl ReceiveBuffer {
         self.buffer.copy_within(self.sealed.clone(), 0);
         self.sealed = 0..self.sealed.len();
         if self.buffer.len() < whole {
-            self.buffer.resize(if whole <= IN_SMALL { IN_SMALL } else { IN_LARGE }, 0);
+            self.buffer.resize(
+                if whole <= IN_SMALL {
+                    IN_SMALL
+                } else {
+                    IN_LARGE
+                },
+                0,
+            );
         }
     }
 
@@ -115,7 +130,8 @@ impl<IO> RecordStream<IO> {
     /// # Errors
     /// [`RecordError::Keys`] for a suite that the mesh does not use, or for secrets that do not fit the suite.
     pub fn new(io: IO, secrets: &TrafficSecrets<'_>, early: &[u8]) -> Result<Self, RecordError> {
-        let (sealer, opener) = codec::pair(secrets.suite, secrets.side, secrets.client, secrets.server)?;
+        let (sealer, opener) =
+            codec::pair(secrets.suite, secrets.side, secrets.client, secrets.server)?;
         let mut input = ReceiveBuffer::default();
         if !early.is_empty() {
             input.buffer.resize(early.len().max(IN_SMALL), 0);
@@ -123,7 +139,17 @@ impl<IO> RecordStream<IO> {
             input.sealed = 0..early.len();
         }
         let (out, heard) = (Vec::new(), ReceiveState::Open);
-        Ok(Self { io, sealer, opener, input, out, written: 0, owes_update: false, said_close: false, heard })
+        Ok(Self {
+            io,
+            sealer,
+            opener,
+            input,
+            out,
+            written: 0,
+            owes_update: false,
+            said_close: false,
+            heard,
+        })
     }
 
     /// Returns the transport below TLS.
@@ -232,7 +258,10 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> RecordStream<IO> {
         let all: usize = bufs.iter().map(|buf| buf.len()).sum();
         let mut taken = 0;
         while taken < all && self.out.len() - self.written < OUT_MAX {
-            taken += self.sealer.data(behind(bufs, taken), &mut self.out).map_err(broken)?;
+            taken += self
+                .sealer
+                .data(behind(bufs, taken), &mut self.out)
+                .map_err(broken)?;
         }
         // The transport gets as much as it accepts now; the rest goes with the next write or flush.
         match self.poll_out(cx) {
@@ -253,7 +282,11 @@ fn behind<'a>(bufs: &'a [IoSlice<'_>], mut skip: usize) -> impl Iterator<Item = 
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for RecordStream<IO> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         loop {
             if !this.input.plain.is_empty() {
@@ -296,11 +329,19 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for RecordStream<IO> {
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for RecordStream<IO> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.get_mut().poll_seal(cx, &[IoSlice::new(buf)])
     }
 
-    fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         self.get_mut().poll_seal(cx, bufs)
     }
 

@@ -30,26 +30,53 @@ impl<IO: Transport> MtlsStream<IO> {
     ///
     /// # Errors
     /// The peer has lost trust in the meantime, or the secrets cannot be used.
-    pub fn of_remote(io: IO, shaken: RemoteHandshakeResult, side: EndpointRole, trust: &TrustView) -> Result<Self, TlsError> {
+    pub fn of_remote(
+        io: IO,
+        shaken: RemoteHandshakeResult,
+        side: EndpointRole,
+        trust: &TrustView,
+    ) -> Result<Self, TlsError> {
         // The key server may not know of the loss of trust yet.
         if trust.current().check(&shaken.leaf).is_some() {
-            return Err(TlsError::Protocol(rustls::Error::InvalidCertificate(rustls::CertificateError::Revoked)));
+            return Err(TlsError::Protocol(rustls::Error::InvalidCertificate(
+                rustls::CertificateError::Revoked,
+            )));
         }
-        let secrets = TrafficSecrets { suite: shaken.suite, side, client: &shaken.client_traffic, server: &shaken.server_traffic };
+        let secrets = TrafficSecrets {
+            suite: shaken.suite,
+            side,
+            client: &shaken.client_traffic,
+            server: &shaken.server_traffic,
+        };
         let inner = match by_kernel(io, &secrets, &shaken.early, trust)? {
             KtlsHandover::Done(stream) => Inner::Kernel(stream, shaken.alpn),
             KtlsHandover::Not(io, _) => {
                 let failed = |e| TlsError::Io(io::Error::new(io::ErrorKind::InvalidData, e));
-                Inner::Remote(Box::new(RecordStream::new(io, &secrets, &shaken.early).map_err(failed)?), shaken.alpn)
+                Inner::Remote(
+                    Box::new(RecordStream::new(io, &secrets, &shaken.early).map_err(failed)?),
+                    shaken.alpn,
+                )
             }
         };
-        Ok(Self::new(inner, PeerTrustWatch::new(trust.clone(), shaken.leaf)))
+        Ok(Self::new(
+            inner,
+            PeerTrustWatch::new(trust.clone(), shaken.leaf),
+        ))
     }
 }
 
 /// Tries to hand the connection to kernel TLS, if the kernel offers it.
-fn by_kernel<IO: Transport>(io: IO, secrets: &TrafficSecrets<'_>, early: &[u8], trust: &TrustView) -> Result<KtlsHandover<IO>, TlsError> {
-    let Some(shared) = trust.shared.as_ref().filter(|shared| shared.kernel_tls && io.tcp().is_some()) else {
+fn by_kernel<IO: Transport>(
+    io: IO,
+    secrets: &TrafficSecrets<'_>,
+    early: &[u8],
+    trust: &TrustView,
+) -> Result<KtlsHandover<IO>, TlsError> {
+    let Some(shared) = trust
+        .shared
+        .as_ref()
+        .filter(|shared| shared.kernel_tls && io.tcp().is_some())
+    else {
         return Ok(KtlsHandover::Not(io, "unavailable"));
     };
     let tried = hand_over(io, secrets, early);

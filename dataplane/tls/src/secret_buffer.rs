@@ -26,7 +26,8 @@ impl SecretBuffer {
     /// Returns the bytes with space for `most` more. As long as no more are written, they are not reallocated.
     pub fn spare(&mut self, most: usize) -> &mut Vec<u8> {
         if self.bytes.capacity() - self.bytes.len() < most {
-            let mut larger = Vec::with_capacity((self.bytes.len() + most).max(2 * self.bytes.capacity()));
+            let mut larger =
+                Vec::with_capacity((self.bytes.len() + most).max(2 * self.bytes.capacity()));
             larger.extend_from_slice(&self.bytes);
             self.wipe();
             self.bytes = larger;
@@ -75,26 +76,47 @@ mod tests {
 
     /// Returns byte `at` of a secret that, as a whole, only the tested memory contains.
     fn byte(at: usize) -> u8 {
-        (at as u8).wrapping_mul(37).wrapping_add(std::process::id() as u8) ^ 0xa5
+        (at as u8)
+            .wrapping_mul(37)
+            .wrapping_add(std::process::id() as u8)
+            ^ 0xa5
     }
 
     /// Returns how often this process's writable memory contains the middle of the secret. The ends may be overwritten by the allocator's
     /// free lists.
     fn copies() -> usize {
-        let (maps, memory) = (std::fs::read_to_string("/proc/self/maps").unwrap(), File::open("/proc/self/mem").unwrap());
+        let (maps, memory) = (
+            std::fs::read_to_string("/proc/self/maps").unwrap(),
+            File::open("/proc/self/mem").unwrap(),
+        );
         let mut found = 0;
         let mut block = vec![0; 1 << 20];
         for line in maps.lines().filter(|l| l.contains("rw-p")) {
             let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
-            let (mut at, end) = (u64::from_str_radix(from, 16).unwrap(), u64::from_str_radix(to, 16).unwrap());
+            let (mut at, end) = (
+                u64::from_str_radix(from, 16).unwrap(),
+                u64::from_str_radix(to, 16).unwrap(),
+            );
             while at < end {
                 let length = block.len().min((end - at) as usize);
                 if memory.read_exact_at(&mut block[..length], at).is_err() {
                     break;
                 }
-                let (first, middle) = (byte(16), |w: &[u8]| w.iter().enumerate().all(|(i, b)| *b == byte(16 + i)));
-                let starts = block[..length].iter().enumerate().filter(|(_, b)| **b == first).map(|(i, _)| i);
-                found += starts.filter(|i| block[..length].get(*i..i + SECRET_BYTES - 32).is_some_and(middle)).count();
+                let (first, middle) = (byte(16), |w: &[u8]| {
+                    w.iter().enumerate().all(|(i, b)| *b == byte(16 + i))
+                });
+                let starts = block[..length]
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, b)| **b == first)
+                    .map(|(i, _)| i);
+                found += starts
+                    .filter(|i| {
+                        block[..length]
+                            .get(*i..i + SECRET_BYTES - 32)
+                            .is_some_and(middle)
+                    })
+                    .count();
                 // The bytes that were read must not be found as well.
                 block[..length].zeroize();
                 at += length as u64;
@@ -117,7 +139,10 @@ mod tests {
         // into its memory.
         let mut plain = Vec::new();
         fill(&mut plain, 500);
-        assert!(copies() >= before + 400, "the search finds nothing, so it proves nothing");
+        assert!(
+            copies() >= before + 400,
+            "the search finds nothing, so it proves nothing"
+        );
         plain.zeroize();
         let before = copies();
         let mut buffer = SecretBuffer::new();
@@ -129,7 +154,11 @@ mod tests {
         buffer.wipe();
         fill(buffer.spare(1 << 16), 500);
         drop(buffer);
-        assert!(copies() <= before, "{} copies more than before", copies() - before);
+        assert!(
+            copies() <= before,
+            "{} copies more than before",
+            copies() - before
+        );
     }
 
     #[test]

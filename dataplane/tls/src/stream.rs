@@ -38,7 +38,10 @@ impl<IO> MtlsStream<IO> {
     }
 
     /// Creates the connection of the accepting side after a local handshake with a verified peer.
-    pub fn of_server(stream: server::TlsStream<PrefixedStream<IO>>, peer_trust: PeerTrustWatch) -> Self {
+    pub fn of_server(
+        stream: server::TlsStream<PrefixedStream<IO>>,
+        peer_trust: PeerTrustWatch,
+    ) -> Self {
         Self::new(Inner::Server(Box::new(stream)), peer_trust)
     }
 
@@ -114,7 +117,12 @@ pub struct PrefixedStream<IO> {
 impl<IO> PrefixedStream<IO> {
     /// Creates the stream, from which `front` is read first.
     pub fn new(front: Vec<u8>, io: IO) -> Self {
-        Self { front, at: 0, io, has_written: false }
+        Self {
+            front,
+            at: 0,
+            io,
+            has_written: false,
+        }
     }
 
     /// Returns whether anything was written, or was to be written.
@@ -124,7 +132,11 @@ impl<IO> PrefixedStream<IO> {
 }
 
 impl<IO: AsyncRead + Unpin> AsyncRead for PrefixedStream<IO> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if this.at == this.front.len() {
             return Pin::new(&mut this.io).poll_read(cx, buf);
@@ -140,11 +152,19 @@ impl<IO: AsyncRead + Unpin> AsyncRead for PrefixedStream<IO> {
 }
 
 impl<IO: AsyncWrite + Unpin> AsyncWrite for PrefixedStream<IO> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.has_written = true;
         Pin::new(&mut self.io).poll_write(cx, buf)
     }
-    fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         self.has_written = true;
         Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
     }
@@ -171,16 +191,28 @@ macro_rules! each {
 }
 
 impl<IO: Transport> AsyncRead for MtlsStream<IO> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         each!(self, s => Pin::new(s).poll_read(cx, buf))
     }
 }
 
 impl<IO: Transport> AsyncWrite for MtlsStream<IO> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         each!(self, s => Pin::new(s).poll_write(cx, buf))
     }
-    fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         each!(self, s => Pin::new(s).poll_write_vectored(cx, bufs))
     }
     fn is_write_vectored(&self) -> bool {

@@ -34,17 +34,39 @@ pub(super) struct TrustAnchors {
 }
 
 impl TrustAnchors {
-    pub(super) fn of(roots: &[CertificateDer<'_>], revoked: &[CertificateRevocationListDer<'_>]) -> Result<Self, String> {
+    pub(super) fn of(
+        roots: &[CertificateDer<'_>],
+        revoked: &[CertificateRevocationListDer<'_>],
+    ) -> Result<Self, String> {
         let mut store = RootCertStore::empty();
         for root in roots {
-            store.add(root.clone().into_owned()).map_err(|e| format!("a root cannot be used: {e}"))?;
+            store
+                .add(root.clone().into_owned())
+                .map_err(|e| format!("a root cannot be used: {e}"))?;
         }
-        let subject = |root: &CertificateDer<'_>| EndEntityCert::try_from(root).map(|c| c.subject().to_vec());
-        let subjects = roots.iter().map(subject).collect::<Result<_, _>>().map_err(|e| format!("a root cannot be read: {e}"))?;
-        let list = |der: &CertificateRevocationListDer<'_>| OwnedCertRevocationList::from_der(der).map(CertRevocationList::Owned);
-        let revoked = revoked.iter().map(list).collect::<Result<_, _>>().map_err(|e| format!("a revocation list cannot be read: {e}"))?;
+        let subject =
+            |root: &CertificateDer<'_>| EndEntityCert::try_from(root).map(|c| c.subject().to_vec());
+        let subjects = roots
+            .iter()
+            .map(subject)
+            .collect::<Result<_, _>>()
+            .map_err(|e| format!("a root cannot be read: {e}"))?;
+        let list = |der: &CertificateRevocationListDer<'_>| {
+            OwnedCertRevocationList::from_der(der).map(CertRevocationList::Owned)
+        };
+        let revoked = revoked
+            .iter()
+            .map(list)
+            .collect::<Result<_, _>>()
+            .map_err(|e| format!("a revocation list cannot be read: {e}"))?;
         static LAST: AtomicU64 = AtomicU64::new(0);
-        Ok(Self { number: LAST.fetch_add(1, Relaxed), roots: store.roots, subjects, revoked, blocked: HashSet::new() })
+        Ok(Self {
+            number: LAST.fetch_add(1, Relaxed),
+            roots: store.roots,
+            subjects,
+            revoked,
+            blocked: HashSet::new(),
+        })
     }
 
     fn read(bundle: &TrustBundle) -> Result<Self, String> {
@@ -63,7 +85,10 @@ impl TrustAnchors {
                 revoked.push(list.map_err(|e| format!("a revocation list is not PEM: {e}"))?);
             }
         }
-        Ok(Self { blocked: bundle.blocked.iter().cloned().collect(), ..Self::of(&roots, &revoked)? })
+        Ok(Self {
+            blocked: bundle.blocked.iter().cloned().collect(),
+            ..Self::of(&roots, &revoked)?
+        })
     }
 
     /// Returns whether all certificates of an identity count as revoked.
@@ -72,7 +97,9 @@ impl TrustAnchors {
     }
 
     fn revokes(&self, issuer: &[u8], serial: &[u8]) -> bool {
-        let names = |l: &CertRevocationList<'_>| l.issuer() == issuer && matches!(l.find_serial(serial), Ok(Some(_)));
+        let names = |l: &CertRevocationList<'_>| {
+            l.issuer() == issuer && matches!(l.find_serial(serial), Ok(Some(_)))
+        };
         self.revoked.iter().any(names)
     }
 }
@@ -116,17 +143,24 @@ impl std::fmt::Debug for TrustSnapshot {
 impl TrustSnapshot {
     fn new(own: Option<TrustDomain>, domains: BTreeMap<TrustDomain, Arc<TrustAnchors>>) -> Self {
         static LAST: AtomicU64 = AtomicU64::new(0);
-        Self { generation: LAST.fetch_add(1, Relaxed) + 1, own, domains }
+        Self {
+            generation: LAST.fetch_add(1, Relaxed) + 1,
+            own,
+            domains,
+        }
     }
 
     /// Builds a snapshot of these bundles, of which at most one is not federated.
     ///
     /// # Errors
     /// A bundle is unusable; the error names it and the reason.
-    pub fn of_bundles<'a>(bundles: impl IntoIterator<Item = &'a TrustBundle>) -> Result<Self, String> {
+    pub fn of_bundles<'a>(
+        bundles: impl IntoIterator<Item = &'a TrustBundle>,
+    ) -> Result<Self, String> {
         let (mut own, mut domains) = (None, BTreeMap::new());
         for b in bundles {
-            let anchors = TrustAnchors::read(b).map_err(|why| format!("bundle {}/{}: {why}", b.tenant, b.trust_domain))?;
+            let anchors = TrustAnchors::read(b)
+                .map_err(|why| format!("bundle {}/{}: {why}", b.tenant, b.trust_domain))?;
             domains.insert(b.trust_domain.clone(), Arc::new(anchors));
             if !b.federated {
                 own = Some(b.trust_domain.clone());
@@ -163,17 +197,34 @@ impl TrustSnapshot {
                 (anchors.blocks(leaf.identity()) || is_listed()).then_some(TrustLoss::Revoked)
             }
             // The tenant's own domain may be unknown here; then the certificate's own bundle was used.
-            None => self.own.as_ref().is_some_and(|own| own != leaf.trust_domain()).then_some(TrustLoss::Unfederated),
+            None => self
+                .own
+                .as_ref()
+                .is_some_and(|own| own != leaf.trust_domain())
+                .then_some(TrustLoss::Unfederated),
         }
     }
 
     /// Returns whether a chain of this side in `trust_domain` should be renewed at once. That is so if it ends at another root than the one
     /// that signs now, or if a revocation list names one of its certificates.
     pub fn is_superseded(&self, trust_domain: &TrustDomain, chain: &[CertificateDer<'_>]) -> bool {
-        let Some(anchors) = self.domains.get(trust_domain) else { return false };
-        let links: Vec<EndEntityCert<'_>> = chain.iter().filter_map(|der| EndEntityCert::try_from(der).ok()).collect();
-        let elsewhere = || links.last().zip(anchors.subjects.first()).is_some_and(|(top, first)| top.issuer() != first.as_slice());
-        links.iter().any(|link| anchors.revokes(link.issuer(), link.serial())) || elsewhere()
+        let Some(anchors) = self.domains.get(trust_domain) else {
+            return false;
+        };
+        let links: Vec<EndEntityCert<'_>> = chain
+            .iter()
+            .filter_map(|der| EndEntityCert::try_from(der).ok())
+            .collect();
+        let elsewhere = || {
+            links
+                .last()
+                .zip(anchors.subjects.first())
+                .is_some_and(|(top, first)| top.issuer() != first.as_slice())
+        };
+        links
+            .iter()
+            .any(|link| anchors.revokes(link.issuer(), link.serial()))
+            || elsewhere()
     }
 }
 
@@ -189,20 +240,39 @@ pub(super) struct TlsContext {
 
 impl TlsContext {
     fn new(registry: &Registry) -> Self {
-        let (offered, handed) =
-            ("Whether the kernel offers TLS.", "Connections with a handshake by a key server, where the kernel has TLS.");
+        let (offered, handed) = (
+            "Whether the kernel offers TLS.",
+            "Connections with a handshake by a key server, where the kernel has TLS.",
+        );
         let kernel_tls = kernel_tls().unwrap_or(false);
-        registry.gauges(MetricFamily::new("canal_tls_kernel_available", offered, &[])).shared(&[]).set(kernel_tls.into());
+        registry
+            .gauges(MetricFamily::new(
+                "canal_tls_kernel_available",
+                offered,
+                &[],
+            ))
+            .shared(&[])
+            .set(kernel_tls.into());
         Self {
             kernel_tls,
-            handed_over: registry.counters(MetricFamily::new("canal_tls_kernel_connections_total", handed, &["result"])),
+            handed_over: registry.counters(MetricFamily::new(
+                "canal_tls_kernel_connections_total",
+                handed,
+                &["result"],
+            )),
             refused: registry.counters(MetricFamily::new(
                 "canal_tls_refused_total",
                 "Mesh handshakes that failed here.",
                 &["side", "reason"],
             )),
             cache: ChainCache::new(registry),
-            changes: registry.counters(MetricFamily::new("canal_trust_changes_total", "Changes of a tenant's trust.", &[])).shared(&[]),
+            changes: registry
+                .counters(MetricFamily::new(
+                    "canal_trust_changes_total",
+                    "Changes of a tenant's trust.",
+                    &[],
+                ))
+                .shared(&[]),
         }
     }
 
@@ -232,7 +302,10 @@ impl std::fmt::Debug for TrustView {
 impl TrustView {
     /// Creates a view without any bundle: peers are verified with the bundle of this side's own certificate.
     pub fn without_bundles() -> Self {
-        Self { current: watch::channel(Arc::new(TrustSnapshot::new(None, BTreeMap::new()))).1, shared: None }
+        Self {
+            current: watch::channel(Arc::new(TrustSnapshot::new(None, BTreeMap::new()))).1,
+            shared: None,
+        }
     }
 
     /// Returns the newest snapshot of the trust.
@@ -358,14 +431,23 @@ impl TrustStore {
     /// Creates an empty store. Metrics: `canal_tls_refused_total{side,reason}`, `canal_tls_chains_total{result}`,
     /// `canal_trust_changes_total`, `canal_tls_kernel_available`, `canal_tls_kernel_connections_total{result}`.
     pub fn new(registry: &Registry) -> Self {
-        Self { places: Arc::default(), shared: Arc::new(TlsContext::new(registry)), changes: watch::Sender::new(0) }
+        Self {
+            places: Arc::default(),
+            shared: Arc::new(TlsContext::new(registry)),
+            changes: watch::Sender::new(0),
+        }
     }
 
     /// Returns the view of the trust of `tenant`, with or without bundles so far.
     pub fn view(&self, tenant: &TenantName) -> TrustView {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = places.entry(tenant.clone()).or_insert_with(TenantTrustSlot::empty);
-        TrustView { current: place.writer.subscribe(), shared: Some(self.shared.clone()) }
+        let place = places
+            .entry(tenant.clone())
+            .or_insert_with(TenantTrustSlot::empty);
+        TrustView {
+            current: place.writer.subscribe(),
+            shared: Some(self.shared.clone()),
+        }
     }
 
     /// Returns a receiver that changes with every change of any tenant's trust.
@@ -378,7 +460,10 @@ impl TrustStore {
     pub fn superseded(&self, trust_domain: &TrustDomain, chain: &[CertificateDer<'_>]) -> bool {
         let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let newest = |p: &TenantTrustSlot| p.writer.borrow().clone();
-        places.values().map(newest).any(|t| t.own.as_ref() == Some(trust_domain) && t.is_superseded(trust_domain, chain))
+        places
+            .values()
+            .map(newest)
+            .any(|t| t.own.as_ref() == Some(trust_domain) && t.is_superseded(trust_domain, chain))
     }
 
     /// Applies the Bundles among the resources, which are all that exist, and returns those that cannot be used. The trust of their tenants
@@ -390,21 +475,37 @@ impl TrustStore {
                 told.entry(b.tenant.clone()).or_default().push(r);
             }
         }
-        told.values_mut().for_each(|list| list.sort_by_cached_key(|r| r.name()));
+        told.values_mut()
+            .for_each(|list| list.sort_by_cached_key(|r| r.name()));
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         // A tenant whose last bundle is gone gets an empty snapshot.
-        let gone: Vec<_> = places.iter().filter(|(t, p)| !p.bundles.is_empty() && !told.contains_key(*t)).map(|(t, _)| t.clone()).collect();
+        let gone: Vec<_> = places
+            .iter()
+            .filter(|(t, p)| !p.bundles.is_empty() && !told.contains_key(*t))
+            .map(|(t, _)| t.clone())
+            .collect();
         told.extend(gone.into_iter().map(|t| (t, Vec::new())));
         told.retain(|tenant, list| places.get(tenant).is_none_or(|p| !same(&p.bundles, list)));
         let mut made = Vec::with_capacity(told.len());
         let mut refused = Vec::new();
         for (tenant, bundles) in told {
             let before = refused.len();
-            let list = || bundles.iter().filter_map(|r| if let Resource::Bundle(b) = &**r { Some((r, b)) } else { None });
+            let list = || {
+                bundles.iter().filter_map(|r| {
+                    if let Resource::Bundle(b) = &**r {
+                        Some((r, b))
+                    } else {
+                        None
+                    }
+                })
+            };
             // All bundles of a tenant must be usable, because a part of its trust would be wrong trust.
             for (resource, bundle) in list() {
                 if let Err(why) = TrustAnchors::read(bundle) {
-                    refused.push(UnusableBundle { name: resource.name(), why: format!("bundle {}: {why}", resource.name()) });
+                    refused.push(UnusableBundle {
+                        name: resource.name(),
+                        why: format!("bundle {}: {why}", resource.name()),
+                    });
                 }
             }
             if refused.len() == before
@@ -434,13 +535,20 @@ impl TrustStore {
     /// Bundles cannot be used; the error names them, and those of all other tenants are in force.
     pub fn replace(&self, all: impl IntoIterator<Item = Arc<Resource>>) -> Result<(), String> {
         let refused: Vec<String> = self.apply(all).into_iter().map(|r| r.why).collect();
-        if refused.is_empty() { Ok(()) } else { Err(refused.join("; ")) }
+        if refused.is_empty() {
+            Ok(())
+        } else {
+            Err(refused.join("; "))
+        }
     }
 }
 
 impl TenantTrustSlot {
     fn empty() -> Self {
-        Self { bundles: Vec::new(), writer: watch::Sender::new(Arc::new(TrustSnapshot::new(None, BTreeMap::new()))) }
+        Self {
+            bundles: Vec::new(),
+            writer: watch::Sender::new(Arc::new(TrustSnapshot::new(None, BTreeMap::new()))),
+        }
     }
 }
 

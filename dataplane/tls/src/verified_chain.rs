@@ -56,7 +56,12 @@ impl PeerLeaf {
         let mut bytes = Vec::new();
         for der in above {
             let c = EndEntityCert::try_from(der).map_err(unreadable)?;
-            IssuerSerial { issuer: c.issuer(), serial: c.serial() }.append(&mut bytes).map_err(unreadable)?;
+            IssuerSerial {
+                issuer: c.issuer(),
+                serial: c.serial(),
+            }
+            .append(&mut bytes)
+            .map_err(unreadable)?;
         }
         let above = IssuerChain::read(&bytes).map_err(unreadable)?;
         Self::shown(identity, leaf, above, not_after)
@@ -70,7 +75,13 @@ impl PeerLeaf {
         not_after: SystemTime,
     ) -> Result<Self, rustls::Error> {
         let c = EndEntityCert::try_from(leaf).map_err(unreadable)?;
-        Ok(Self { identity, not_after, issuer: c.issuer().into(), serial: c.serial().into(), above: above.bytes().into() })
+        Ok(Self {
+            identity,
+            not_after,
+            issuer: c.issuer().into(),
+            serial: c.serial().into(),
+            above: above.bytes().into(),
+        })
     }
 
     /// Returns the DER of the issuer's name, without its outer tag and length.
@@ -91,7 +102,11 @@ impl PeerLeaf {
 
     /// Returns the leaf and then the certificates above it.
     pub(super) fn links(&self) -> impl Iterator<Item = IssuerSerial<'_>> {
-        std::iter::once(IssuerSerial { issuer: &self.issuer, serial: &self.serial }).chain(self.above().links())
+        std::iter::once(IssuerSerial {
+            issuer: &self.issuer,
+            serial: &self.serial,
+        })
+        .chain(self.above().links())
     }
 
     /// Returns the end of the leaf's validity.

@@ -9,9 +9,15 @@ use canal_model::ids::TrustDomain;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, ExtendedKeyPurpose, SignatureScheme};
+use rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, ExtendedKeyPurpose,
+    SignatureScheme,
+};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
-use webpki::{EndEntityCert, ExpirationPolicy, KeyUsage, RevocationCheckDepth, RevocationOptionsBuilder, UnknownStatusPolicy};
+use webpki::{
+    EndEntityCert, ExpirationPolicy, KeyUsage, RevocationCheckDepth, RevocationOptionsBuilder,
+    UnknownStatusPolicy,
+};
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
@@ -50,7 +56,12 @@ pub(super) fn uris(der: &CertificateDer<'_>) -> Result<Vec<String>, Error> {
 
 /// Returns the URI SANs of a certificate and the end of its validity.
 pub(super) fn uris_and_end(der: &CertificateDer<'_>) -> Result<(Vec<String>, SystemTime), Error> {
-    facts(der).map(|f| (f.uris, SystemTime::UNIX_EPOCH + Duration::from_secs(f.life.1)))
+    facts(der).map(|f| {
+        (
+            f.uris,
+            SystemTime::UNIX_EPOCH + Duration::from_secs(f.life.1),
+        )
+    })
 }
 
 struct ChainFacts {
@@ -62,10 +73,21 @@ fn facts(der: &CertificateDer<'_>) -> Result<ChainFacts, Error> {
     let bad = || Error::InvalidCertificate(CertificateError::BadEncoding);
     let (_, x) = X509Certificate::from_der(der).map_err(|_| bad())?;
     let names = x.subject_alternative_name().map_err(|_| bad())?;
-    let uri = |n: &GeneralName<'_>| if let GeneralName::URI(u) = n { Some((*u).to_string()) } else { None };
-    let uris = names.map(|n| n.value.general_names.iter().filter_map(uri).collect()).unwrap_or_default();
+    let uri = |n: &GeneralName<'_>| {
+        if let GeneralName::URI(u) = n {
+            Some((*u).to_string())
+        } else {
+            None
+        }
+    };
+    let uris = names
+        .map(|n| n.value.general_names.iter().filter_map(uri).collect())
+        .unwrap_or_default();
     let secs = |t: i64| u64::try_from(t).unwrap_or(0);
-    let life = (secs(x.validity().not_before.timestamp()), secs(x.validity().not_after.timestamp()));
+    let life = (
+        secs(x.validity().not_before.timestamp()),
+        secs(x.validity().not_after.timestamp()),
+    );
     Ok(ChainFacts { uris, life })
 }
 
@@ -76,7 +98,9 @@ pub(super) fn decide_client(
     uris: &[String],
 ) -> Result<Identity, PeerIdentityError> {
     let (expected, seen) = (own.clone(), uris.to_vec());
-    let [one] = uris else { return Err(PeerIdentityError::Ambiguous { expected, seen }) };
+    let [one] = uris else {
+        return Err(PeerIdentityError::Ambiguous { expected, seen });
+    };
     match one.parse::<Identity>() {
         Ok(id) if known(&id.trust_domain) => Ok(id),
         _ => Err(PeerIdentityError::TrustDomain { expected, seen }),
@@ -84,9 +108,19 @@ pub(super) fn decide_client(
 }
 
 /// Decides whether a server with these URI SANs is one of `expected`. As in ztunnel, any match is sufficient.
-pub(super) fn decide_server(expected: &[Identity], uris: &[String]) -> Result<Identity, PeerIdentityError> {
-    let found = uris.iter().find_map(|u| u.parse::<Identity>().ok().filter(|id| expected.contains(id)));
-    found.ok_or_else(|| PeerIdentityError::Identity { expected: expected.to_vec(), seen: uris.to_vec() })
+pub(super) fn decide_server(
+    expected: &[Identity],
+    uris: &[String],
+) -> Result<Identity, PeerIdentityError> {
+    let found = uris.iter().find_map(|u| {
+        u.parse::<Identity>()
+            .ok()
+            .filter(|id| expected.contains(id))
+    });
+    found.ok_or_else(|| PeerIdentityError::Identity {
+        expected: expected.to_vec(),
+        seen: uris.to_vec(),
+    })
 }
 
 impl PeerVerifier {
@@ -94,8 +128,16 @@ impl PeerVerifier {
     ///
     /// # Errors
     /// A certificate of the bundle is unusable.
-    pub fn new(own: TrustDomain, bundle: &[CertificateDer<'_>], trust: TrustView) -> Result<Self, String> {
-        Ok(Self { own, fallback: Arc::new(TrustAnchors::of(bundle, &[])?), trust })
+    pub fn new(
+        own: TrustDomain,
+        bundle: &[CertificateDer<'_>],
+        trust: TrustView,
+    ) -> Result<Self, String> {
+        Ok(Self {
+            own,
+            fallback: Arc::new(TrustAnchors::of(bundle, &[])?),
+            trust,
+        })
     }
 
     /// Returns the identity of the peer of a finished handshake. `expected` lists the identities of a server; `None` accepts any member.
@@ -109,7 +151,11 @@ impl PeerVerifier {
         chain: Option<&[CertificateDer<'static>]>,
     ) -> Result<(Identity, Arc<PeerLeaf>), Error> {
         let members = || ExpectedPeer::Members(self.own.clone());
-        self.verify_from_cache(role, &expected.map_or_else(members, |e| ExpectedPeer::OneOf(e.clone())), chain)
+        self.verify_from_cache(
+            role,
+            &expected.map_or_else(members, |e| ExpectedPeer::OneOf(e.clone())),
+            chain,
+        )
     }
 
     /// Returns a watch that reports when the peer of a finished handshake loses trust.
@@ -123,7 +169,11 @@ impl PeerVerifier {
         told.or_else(|| (*domain == self.own).then(|| self.fallback.clone()))
     }
 
-    fn decide(&self, expected: &ExpectedPeer, uris: &[String]) -> Result<Identity, PeerIdentityError> {
+    fn decide(
+        &self,
+        expected: &ExpectedPeer,
+        uris: &[String],
+    ) -> Result<Identity, PeerIdentityError> {
         match expected {
             ExpectedPeer::Members(own) => decide_client(own, |td| self.anchors(td).is_some(), uris),
             ExpectedPeer::OneOf(ids) => decide_server(ids, uris),
@@ -150,14 +200,26 @@ impl PeerVerifier {
         // webpki parses first, because it also checks the signatures.
         let parsed = EndEntityCert::try_from(leaf).map_err(of_webpki)?;
         let facts = facts(leaf)?;
-        let identity = self.decide(expected, &facts.uris).map_err(PeerIdentityError::error)?;
-        let refused = || PeerIdentityError::TrustDomain { expected: self.own.clone(), seen: facts.uris.clone() }.error();
+        let identity = self
+            .decide(expected, &facts.uris)
+            .map_err(PeerIdentityError::error)?;
+        let refused = || {
+            PeerIdentityError::TrustDomain {
+                expected: self.own.clone(),
+                seen: facts.uris.clone(),
+            }
+            .error()
+        };
         // The trust domain is known before the chain is verified, so only its own roots are used.
         let anchors = self.anchors(&identity.trust_domain).ok_or_else(refused)?;
         if anchors.blocks(&identity) {
             return Err(Error::InvalidCertificate(CertificateError::Revoked));
         }
-        let key = self.trust.shared.as_ref().map(|s| (s, ChainKey::of(leaf, above, anchors.number, role)));
+        let key = self
+            .trust
+            .shared
+            .as_ref()
+            .map(|s| (s, ChainKey::of(leaf, above, anchors.number, role)));
         if let Some((shared, key)) = &key {
             let known = shared.cache.get(key, now);
             shared.cache.count(known.is_some());
@@ -181,18 +243,30 @@ impl PeerVerifier {
         expected: &ExpectedPeer,
         chain: Option<&[CertificateDer<'static>]>,
     ) -> Result<(Identity, Arc<PeerLeaf>), Error> {
-        let Some([leaf, above @ ..]) = chain else { return Err(Error::NoCertificatesPresented) };
+        let Some([leaf, above @ ..]) = chain else {
+            return Err(Error::NoCertificatesPresented);
+        };
         if let Some(shared) = &self.trust.shared {
             for anchors in self.all() {
-                if let Some(known) = shared.cache.get(&ChainKey::of(leaf, above, anchors.number, role), UnixTime::now()) {
-                    let identity = self.decide(expected, &known.uris).map_err(PeerIdentityError::error)?;
+                if let Some(known) = shared.cache.get(
+                    &ChainKey::of(leaf, above, anchors.number, role),
+                    UnixTime::now(),
+                ) {
+                    let identity = self
+                        .decide(expected, &known.uris)
+                        .map_err(PeerIdentityError::error)?;
                     return Ok((identity, known.leaf.clone()));
                 }
             }
         }
         let facts = facts(leaf)?;
-        let identity = self.decide(expected, &facts.uris).map_err(PeerIdentityError::error)?;
-        Ok((identity.clone(), verified(&identity, facts, leaf, above)?.leaf))
+        let identity = self
+            .decide(expected, &facts.uris)
+            .map_err(PeerIdentityError::error)?;
+        Ok((
+            identity.clone(),
+            verified(&identity, facts, leaf, above)?.leaf,
+        ))
     }
 
     /// Returns the anchors of this side's own domain, to which nearly every peer belongs.
@@ -214,11 +288,18 @@ fn verified(
     }
     let until = SystemTime::UNIX_EPOCH + Duration::from_secs(facts.life.1);
     let leaf = Arc::new(PeerLeaf::read(identity.clone(), leaf, above, until)?);
-    Ok(VerifiedChain { uris: facts.uris, life, leaf })
+    Ok(VerifiedChain {
+        uris: facts.uris,
+        life,
+        leaf,
+    })
 }
 
 #[cfg(test)]
-pub(super) fn verified_for_test(identity: &Identity, leaf: &CertificateDer<'_>) -> Arc<VerifiedChain> {
+pub(super) fn verified_for_test(
+    identity: &Identity,
+    leaf: &CertificateDer<'_>,
+) -> Arc<VerifiedChain> {
     Arc::new(verified(identity, facts(leaf).unwrap(), leaf, &[]).unwrap())
 }
 
@@ -243,13 +324,35 @@ fn verify(
         PeerRole::Server => KeyUsage::server_auth(),
     };
     let algorithms = provider().signature_verification_algorithms.all;
-    leaf.verify_for_usage(algorithms, &anchors.roots, above, now, usage, revocation, None).map(drop).map_err(of_webpki)
+    leaf.verify_for_usage(
+        algorithms,
+        &anchors.roots,
+        above,
+        now,
+        usage,
+        revocation,
+        None,
+    )
+    .map(drop)
+    .map_err(of_webpki)
 }
 
 /// Verifies that `chain` (leaf first) chains to one of `anchors` as a server.
-pub(super) fn chain(chain: &[CertificateDer<'_>], anchors: &TrustAnchors, now: UnixTime) -> Result<(), Error> {
-    let [leaf, above @ ..] = chain else { return Err(Error::NoCertificatesPresented) };
-    verify(&EndEntityCert::try_from(leaf).map_err(of_webpki)?, anchors, above, PeerRole::Server, now)
+pub(super) fn chain(
+    chain: &[CertificateDer<'_>],
+    anchors: &TrustAnchors,
+    now: UnixTime,
+) -> Result<(), Error> {
+    let [leaf, above @ ..] = chain else {
+        return Err(Error::NoCertificatesPresented);
+    };
+    verify(
+        &EndEntityCert::try_from(leaf).map_err(of_webpki)?,
+        anchors,
+        above,
+        PeerRole::Server,
+        now,
+    )
 }
 
 /// Converts a webpki error into the TLS error, and so the alert, that rustls' own verifiers use for it.
@@ -261,8 +364,14 @@ fn of_webpki(e: webpki::Error) -> Error {
         _ => ExtendedKeyPurpose::Other(oids),
     };
     Error::InvalidCertificate(match e {
-        W::BadDer | W::BadDerTime | W::TrailingData(_) | W::InvalidSerialNumber | W::MalformedExtensions => CertificateError::BadEncoding,
-        W::CertNotValidYet { time, not_before } => CertificateError::NotValidYetContext { time, not_before },
+        W::BadDer
+        | W::BadDerTime
+        | W::TrailingData(_)
+        | W::InvalidSerialNumber
+        | W::MalformedExtensions => CertificateError::BadEncoding,
+        W::CertNotValidYet { time, not_before } => {
+            CertificateError::NotValidYetContext { time, not_before }
+        }
         W::CertExpired { time, not_after } => CertificateError::ExpiredContext { time, not_after },
         W::InvalidCertValidity => CertificateError::Expired,
         W::UnknownIssuer => CertificateError::UnknownIssuer,
@@ -272,15 +381,21 @@ fn of_webpki(e: webpki::Error) -> Error {
             required: purpose(c.required.oid_values().collect()),
             presented: c.present.into_iter().map(purpose).collect(),
         },
-        W::UnsupportedSignatureAlgorithmContext(c) => CertificateError::UnsupportedSignatureAlgorithmContext {
-            signature_algorithm_id: c.signature_algorithm_id,
-            supported_algorithms: c.supported_algorithms,
-        },
-        W::UnsupportedSignatureAlgorithmForPublicKeyContext(c) => CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext {
-            signature_algorithm_id: c.signature_algorithm_id,
-            public_key_algorithm_id: c.public_key_algorithm_id,
-        },
-        W::IssuerNotCrlSigner | W::InvalidCrlSignatureForPublicKey => return PeerIdentityError::RevocationList(format!("{e:?}")).error(),
+        W::UnsupportedSignatureAlgorithmContext(c) => {
+            CertificateError::UnsupportedSignatureAlgorithmContext {
+                signature_algorithm_id: c.signature_algorithm_id,
+                supported_algorithms: c.supported_algorithms,
+            }
+        }
+        W::UnsupportedSignatureAlgorithmForPublicKeyContext(c) => {
+            CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext {
+                signature_algorithm_id: c.signature_algorithm_id,
+                public_key_algorithm_id: c.public_key_algorithm_id,
+            }
+        }
+        W::IssuerNotCrlSigner | W::InvalidCrlSignatureForPublicKey => {
+            return PeerIdentityError::RevocationList(format!("{e:?}")).error();
+        }
         other => return PeerIdentityError::Chain(format!("{other:?}")).error(),
     })
 }
@@ -298,7 +413,12 @@ impl ClientVerifier {
     /// Creates a verifier that requires a certificate.
     pub fn new(judge: PeerVerifier) -> Self {
         let expected = ExpectedPeer::Members(judge.own.clone());
-        Self { judge, required: true, expected, algorithms: provider().signature_verification_algorithms }
+        Self {
+            judge,
+            required: true,
+            expected,
+            algorithms: provider().signature_verification_algorithms,
+        }
     }
 
     /// Sets whether a client must present a certificate.
@@ -322,7 +442,8 @@ impl ClientCertVerifier for ClientVerifier {
         above: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        self.judge.judge(PeerRole::Client, &self.expected, leaf, above, now)?;
+        self.judge
+            .judge(PeerRole::Client, &self.expected, leaf, above, now)?;
         Ok(ClientCertVerified::assertion())
     }
     fn verify_tls12_signature(
@@ -357,7 +478,11 @@ pub struct ServerVerifier {
 impl ServerVerifier {
     /// Creates a verifier that accepts one of `expected`.
     pub fn new(judge: PeerVerifier, expected: Arc<[Identity]>) -> Self {
-        Self { judge, expected: ExpectedPeer::OneOf(expected), algorithms: provider().signature_verification_algorithms }
+        Self {
+            judge,
+            expected: ExpectedPeer::OneOf(expected),
+            algorithms: provider().signature_verification_algorithms,
+        }
     }
 }
 
@@ -370,7 +495,8 @@ impl ServerCertVerifier for ServerVerifier {
         _ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        self.judge.judge(PeerRole::Server, &self.expected, leaf, above, now)?;
+        self.judge
+            .judge(PeerRole::Server, &self.expected, leaf, above, now)?;
         Ok(ServerCertVerified::assertion())
     }
     fn verify_tls12_signature(

@@ -43,7 +43,11 @@ pub struct TenantSpec {
     #[serde(default)]
     pub home_az: Option<AzName>,
     /// Policy for connections that leave the mesh.
-    #[serde(default, alias = "outside", deserialize_with = "outbound_traffic_policy")]
+    #[serde(
+        default,
+        alias = "outside",
+        deserialize_with = "outbound_traffic_policy"
+    )]
     pub outbound_traffic_policy: OutboundTrafficPolicy,
     /// Location and algorithm of the private keys of the tenant's workloads.
     #[serde(default)]
@@ -92,7 +96,9 @@ pub enum KeyFallback {
     Local,
 }
 
-fn outbound_traffic_policy<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<OutboundTrafficPolicy, D::Error> {
+fn outbound_traffic_policy<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<OutboundTrafficPolicy, D::Error> {
     #[derive(Deserialize)]
     enum Word {
         Deny,
@@ -173,18 +179,37 @@ pub struct Timeout(pub Duration);
 impl TryFrom<String> for Timeout {
     type Error = IdError;
     fn try_from(text: String) -> Result<Self, IdError> {
-        let form = || IdError::Form { what: "time", given: text.chars().take(40).collect(), form: "1h30m, 2s or 500ms" };
+        let form = || IdError::Form {
+            what: "time",
+            given: text.chars().take(40).collect(),
+            form: "1h30m, 2s or 500ms",
+        };
         let (mut rest, mut sum, mut parts) = (text.as_str(), Duration::ZERO, 0);
         while !rest.is_empty() {
             // GEP-2257: up to four parts, each with 1 to 5 digits. "ms" is tried before "m" and "s".
             let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-            let number: u64 = rest[..digits].parse().ok().filter(|_| (1..=5).contains(&digits)).ok_or_else(form)?;
+            let number: u64 = rest[..digits]
+                .parse()
+                .ok()
+                .filter(|_| (1..=5).contains(&digits))
+                .ok_or_else(form)?;
             let after = &rest[digits..];
             let units: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
-            let (unit, millis) = units.into_iter().find(|(unit, _)| after.starts_with(unit)).ok_or_else(form)?;
-            (rest, sum, parts) = (&after[unit.len()..], sum + Duration::from_millis(number * millis), parts + 1);
+            let (unit, millis) = units
+                .into_iter()
+                .find(|(unit, _)| after.starts_with(unit))
+                .ok_or_else(form)?;
+            (rest, sum, parts) = (
+                &after[unit.len()..],
+                sum + Duration::from_millis(number * millis),
+                parts + 1,
+            );
         }
-        if (1..=4).contains(&parts) { Ok(Self(sum)) } else { Err(form()) }
+        if (1..=4).contains(&parts) {
+            Ok(Self(sum))
+        } else {
+            Err(form())
+        }
     }
 }
 
@@ -333,7 +358,9 @@ mod tests {
             ("1 s", None),
             ("1\u{e4}", None),
         ] {
-            let got = Timeout::try_from(text.to_owned()).ok().map(|timeout| timeout.0.as_millis());
+            let got = Timeout::try_from(text.to_owned())
+                .ok()
+                .map(|timeout| timeout.0.as_millis());
             assert_eq!(got, want, "{text:?}");
         }
     }

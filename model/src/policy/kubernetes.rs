@@ -56,8 +56,14 @@ impl PodSpec {
     /// Returns the ports of the containers that run as long as the pod does. An init container does so if its `restartPolicy` is `Always` (a
     /// native sidecar); Kubernetes looks for a named port there after all other containers.
     pub fn ports(&self) -> impl Iterator<Item = &ContainerPort> {
-        let sidecars = self.init_containers.iter().filter(|container| container.restart_policy.as_deref() == Some("Always"));
-        self.containers.iter().chain(sidecars).flat_map(|container| &container.ports)
+        let sidecars = self
+            .init_containers
+            .iter()
+            .filter(|container| container.restart_policy.as_deref() == Some("Always"));
+        self.containers
+            .iter()
+            .chain(sidecars)
+            .flat_map(|container| &container.ports)
     }
 }
 
@@ -171,7 +177,9 @@ impl TryFrom<String> for ClusterIp {
             "None" => Ok(ClusterIp::Headless),
             address => match address.parse() {
                 Ok(address) => Ok(ClusterIp::Address(address)),
-                Err(_) => Err(format!("{s:?} is not an IP address: write an IPv4 or IPv6 address, or \"None\" for a headless service")),
+                Err(_) => Err(format!(
+                    "{s:?} is not an IP address: write an IPv4 or IPv6 address, or \"None\" for a headless service"
+                )),
             },
         }
     }
@@ -229,7 +237,8 @@ impl<'de> Deserialize<'de> for TargetPort {
             }
             fn visit_u64<E: de::Error>(self, number: u64) -> Result<TargetPort, E> {
                 let port = u16::try_from(number).ok().and_then(NonZeroU16::new);
-                port.map(TargetPort::Number).ok_or_else(|| E::invalid_value(de::Unexpected::Unsigned(number), &self))
+                port.map(TargetPort::Number)
+                    .ok_or_else(|| E::invalid_value(de::Unexpected::Unsigned(number), &self))
             }
             fn visit_i64<E: de::Error>(self, number: i64) -> Result<TargetPort, E> {
                 match u64::try_from(number) {

@@ -10,7 +10,10 @@ use time::format_description::well_known::Rfc3339;
 
 use super::canal::HOME_AZ_ANNOTATION;
 use super::istio_security::DRY_RUN_ANNOTATION;
-use super::kubernetes::{AZ_ANNOTATION, DIRECT_ANNOTATION, TUNNEL_ANNOTATION, UPSTREAM_POOL_ANNOTATION, VTEP_MAC_ANNOTATION};
+use super::kubernetes::{
+    AZ_ANNOTATION, DIRECT_ANNOTATION, TUNNEL_ANNOTATION, UPSTREAM_POOL_ANNOTATION,
+    VTEP_MAC_ANNOTATION,
+};
 use crate::ids::{IdError, Namespace, ObjectName};
 use crate::program::Labels;
 
@@ -67,18 +70,22 @@ impl TryFrom<String> for Timestamp {
 impl FromStr for Timestamp {
     type Err = IdError;
     fn from_str(s: &str) -> Result<Self, IdError> {
-        seconds_since_1970(s).map(Self).ok_or_else(|| IdError::Form {
-            what: "time",
-            given: s.chars().take(80).collect(),
-            form: "2026-01-31T23:59:59Z (RFC 3339)",
-        })
+        seconds_since_1970(s)
+            .map(Self)
+            .ok_or_else(|| IdError::Form {
+                what: "time",
+                given: s.chars().take(80).collect(),
+                form: "2026-01-31T23:59:59Z (RFC 3339)",
+            })
     }
 }
 
 /// Parses an RFC 3339 time. Returns `None` for anything else and for times before 1970.
 fn seconds_since_1970(s: &str) -> Option<u64> {
     // The crate accepts any separator of date and time; RFC 3339 §5.6 has only T, in either case.
-    s.as_bytes().get(10).filter(|separator| matches!(separator, b'T' | b't'))?;
+    s.as_bytes()
+        .get(10)
+        .filter(|separator| matches!(separator, b'T' | b't'))?;
     let time = OffsetDateTime::parse(s, &Rfc3339).ok()?;
     u64::try_from(time.unix_timestamp()).ok()
 }
@@ -118,7 +125,11 @@ mod tests {
             ("2024-01-0é:00:00:00Z", None),
             ("", None),
         ] {
-            assert_eq!(given.parse::<Timestamp>().ok(), expected.map(Timestamp), "{given:?}");
+            assert_eq!(
+                given.parse::<Timestamp>().ok(),
+                expected.map(Timestamp),
+                "{given:?}"
+            );
         }
     }
 }

@@ -115,23 +115,39 @@ impl ObjectKind {
     pub fn api_versions(self) -> &'static [&'static str] {
         match self {
             ObjectKind::Tenant | ObjectKind::Gateway | ObjectKind::Throttle => &["canal.mesh/v1"],
-            ObjectKind::ExternalAuthorizer | ObjectKind::Federation | ObjectKind::KeyServer | ObjectKind::Termination => &["canal.mesh/v1"],
-            ObjectKind::AuthorizationPolicy | ObjectKind::RequestAuthentication | ObjectKind::PeerAuthentication => {
+            ObjectKind::ExternalAuthorizer
+            | ObjectKind::Federation
+            | ObjectKind::KeyServer
+            | ObjectKind::Termination => &["canal.mesh/v1"],
+            ObjectKind::AuthorizationPolicy
+            | ObjectKind::RequestAuthentication
+            | ObjectKind::PeerAuthentication => {
                 &["security.istio.io/v1", "security.istio.io/v1beta1"]
             }
             ObjectKind::Service | ObjectKind::Pod | ObjectKind::Node => &["v1"],
-            ObjectKind::HttpRoute => &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1beta1"],
+            ObjectKind::HttpRoute => &[
+                "gateway.networking.k8s.io/v1",
+                "gateway.networking.k8s.io/v1beta1",
+            ],
             ObjectKind::UdpRoute => &["gateway.networking.k8s.io/v1alpha2"],
-            ObjectKind::ReferenceGrant => &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1beta1"],
-            ObjectKind::VirtualService | ObjectKind::DestinationRule => {
-                &["networking.istio.io/v1", "networking.istio.io/v1beta1", "networking.istio.io/v1alpha3"]
-            }
+            ObjectKind::ReferenceGrant => &[
+                "gateway.networking.k8s.io/v1",
+                "gateway.networking.k8s.io/v1beta1",
+            ],
+            ObjectKind::VirtualService | ObjectKind::DestinationRule => &[
+                "networking.istio.io/v1",
+                "networking.istio.io/v1beta1",
+                "networking.istio.io/v1alpha3",
+            ],
         }
     }
 
     /// Returns whether only the provider of the mesh may write objects of this kind, because they decide about isolation.
     pub fn is_providers(self) -> bool {
-        matches!(self, ObjectKind::Tenant | ObjectKind::Gateway | ObjectKind::Node)
+        matches!(
+            self,
+            ObjectKind::Tenant | ObjectKind::Gateway | ObjectKind::Node
+        )
     }
 
     /// Parses a kind as users of a CLI write it: in any case, singular or plural, or the usual short name.
@@ -149,8 +165,12 @@ impl ObjectKind {
             "virtualservice" | "virtualservices" | "vs" => ObjectKind::VirtualService,
             "destinationrule" | "destinationrules" | "dr" => ObjectKind::DestinationRule,
             "throttle" | "throttles" => ObjectKind::Throttle,
-            "authorizationpolicy" | "authorizationpolicies" | "ap" => ObjectKind::AuthorizationPolicy,
-            "requestauthentication" | "requestauthentications" | "ra" => ObjectKind::RequestAuthentication,
+            "authorizationpolicy" | "authorizationpolicies" | "ap" => {
+                ObjectKind::AuthorizationPolicy
+            }
+            "requestauthentication" | "requestauthentications" | "ra" => {
+                ObjectKind::RequestAuthentication
+            }
             "peerauthentication" | "peerauthentications" | "pa" => ObjectKind::PeerAuthentication,
             "externalauthorizer" | "externalauthorizers" => ObjectKind::ExternalAuthorizer,
             "federation" | "federations" => ObjectKind::Federation,
@@ -185,11 +205,19 @@ impl fmt::Display for ObjectKey {
 impl FromStr for ObjectKey {
     type Err = IdError;
     fn from_str(s: &str) -> Result<Self, IdError> {
-        let form = || IdError::Form { what: "object", given: s.chars().take(120).collect(), form: "Kind namespace/name" };
+        let form = || IdError::Form {
+            what: "object",
+            given: s.chars().take(120).collect(),
+            form: "Kind namespace/name",
+        };
         let (kind, rest) = s.split_once(' ').ok_or_else(form)?;
         let (namespace, name) = rest.split_once('/').ok_or_else(form)?;
         let kind = ObjectKind::from_word(kind).ok_or_else(form)?;
-        Ok(Self { kind, namespace: Namespace::new(namespace)?, name: ObjectName::new(name)? })
+        Ok(Self {
+            kind,
+            namespace: Namespace::new(namespace)?,
+            name: ObjectName::new(name)?,
+        })
     }
 }
 
@@ -245,7 +273,11 @@ impl Object {
     /// Returns the object's key among its tenant's objects.
     pub fn key(&self) -> ObjectKey {
         let metadata = self.metadata();
-        ObjectKey { kind: self.kind(), namespace: metadata.namespace.clone(), name: metadata.name.clone() }
+        ObjectKey {
+            kind: self.kind(),
+            namespace: metadata.namespace.clone(),
+            name: metadata.name.clone(),
+        }
     }
 }
 
@@ -278,7 +310,9 @@ mod tests {
         for kind in ObjectKind::ALL {
             assert_eq!(ObjectKind::from_word(kind.as_str()), Some(kind));
             let word = kind.as_str().to_lowercase();
-            let plural = word.strip_suffix("cy").map_or_else(|| format!("{word}s"), |stem| format!("{stem}cies"));
+            let plural = word
+                .strip_suffix("cy")
+                .map_or_else(|| format!("{word}s"), |stem| format!("{stem}cies"));
             assert_eq!(ObjectKind::from_word(&plural), Some(kind));
             assert!(!kind.api_versions().is_empty());
             let key: ObjectKey = format!("{kind} bookinfo/reviews").parse().unwrap();

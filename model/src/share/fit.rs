@@ -37,7 +37,10 @@ pub fn decide_omitted<T: Ord + Copy, K: Ord + Copy>(
     for demand in demands {
         *wanted.entry(demand.tenant).or_default() += 1;
     }
-    let allowed: BTreeMap<T, usize> = wanted.iter().map(|(tenant, count)| (*tenant, (*count).min(share(*tenant)))).collect();
+    let allowed: BTreeMap<T, usize> = wanted
+        .iter()
+        .map(|(tenant, count)| (*tenant, (*count).min(share(*tenant))))
+        .collect();
     let total: usize = allowed.values().sum();
     if total <= capacity && allowed == wanted {
         return BTreeMap::new();
@@ -47,13 +50,23 @@ pub fn decide_omitted<T: Ord + Copy, K: Ord + Copy>(
         by_tenant.entry(demand.tenant).or_default().push(demand);
     }
     // Entries already in the map come first, then by key: what lies beyond the tenant's grant is omitted.
-    by_tenant.values_mut().for_each(|own| own.sort_unstable_by_key(|demand| (!demand.is_held, demand.key)));
-    let granted = if total <= capacity { allowed.clone() } else { decide_level(capacity, &allowed, &by_tenant) };
+    by_tenant
+        .values_mut()
+        .for_each(|own| own.sort_unstable_by_key(|demand| (!demand.is_held, demand.key)));
+    let granted = if total <= capacity {
+        allowed.clone()
+    } else {
+        decide_level(capacity, &allowed, &by_tenant)
+    };
     let mut omitted = BTreeMap::new();
     for (tenant, own) in by_tenant {
         for (place, demand) in own.iter().enumerate().skip(granted[&tenant]) {
             // Position beyond the allowed number: the tenant's own share is the reason; else the map is full.
-            let why = if place >= allowed[&tenant] { Omission::Share(share(tenant)) } else { Omission::Full(capacity) };
+            let why = if place >= allowed[&tenant] {
+                Omission::Share(share(tenant))
+            } else {
+                Omission::Full(capacity)
+            };
             omitted.insert(demand.key, why);
         }
     }
@@ -79,8 +92,15 @@ fn decide_level<T: Ord + Copy, K>(
         }
         left -= count;
     }
-    let mut granted: BTreeMap<T, usize> = allowed.iter().map(|(tenant, count)| (*tenant, (*count).min(level))).collect();
-    let mut over: Vec<T> = allowed.iter().filter(|(_, count)| **count > level).map(|(tenant, _)| *tenant).collect();
+    let mut granted: BTreeMap<T, usize> = allowed
+        .iter()
+        .map(|(tenant, count)| (*tenant, (*count).min(level)))
+        .collect();
+    let mut over: Vec<T> = allowed
+        .iter()
+        .filter(|(_, count)| **count > level)
+        .map(|(tenant, _)| *tenant)
+        .collect();
     over.sort_by_key(|tenant| !by_tenant[tenant][level].is_held);
     let used: usize = granted.values().sum();
     for tenant in over.into_iter().take(capacity.saturating_sub(used)) {
@@ -96,18 +116,29 @@ mod tests {
 
     /// Builds demands from pairs of tenant and key; `held` returns whether the map contains the key.
     fn demands(of: &[(u8, u16)], held: impl Fn(u16) -> bool) -> Vec<MapDemand<u8, u16>> {
-        of.iter().map(|(tenant, key)| MapDemand { tenant: *tenant, key: *key, is_held: held(*key) }).collect()
+        of.iter()
+            .map(|(tenant, key)| MapDemand {
+                tenant: *tenant,
+                key: *key,
+                is_held: held(*key),
+            })
+            .collect()
     }
 
     fn omitted(capacity: usize, share: usize, all: &[MapDemand<u8, u16>]) -> Vec<u16> {
-        decide_omitted(capacity, all, |_| share).into_keys().collect()
+        decide_omitted(capacity, all, |_| share)
+            .into_keys()
+            .collect()
     }
 
     #[test]
     fn the_largest_key_pays_only_for_its_own_tenant() {
         // Tenant 1 fills the map with small keys; tenant 2 has the largest key of all.
         let all: Vec<(u8, u16)> = (0..20).map(|key| (1, key)).chain([(2, 900)]).collect();
-        assert_eq!(omitted(10, 9, &demands(&all, |_| false)), (9..20).collect::<Vec<_>>());
+        assert_eq!(
+            omitted(10, 9, &demands(&all, |_| false)),
+            (9..20).collect::<Vec<_>>()
+        );
         let why = decide_omitted(10, &demands(&all, |_| false), |_| 9);
         assert!(why.values().all(|why| *why == Omission::Share(9)));
     }
@@ -121,16 +152,31 @@ mod tests {
 
     #[test]
     fn a_full_map_takes_from_the_largest_holders() {
-        let all: Vec<(u8, u16)> = (0..8).map(|key| (1, key)).chain((100..106).map(|key| (2, key))).chain([(3, 900), (3, 901)]).collect();
+        let all: Vec<(u8, u16)> = (0..8)
+            .map(|key| (1, key))
+            .chain((100..106).map(|key| (2, key)))
+            .chain([(3, 900), (3, 901)])
+            .collect();
         let why = decide_omitted(10, &demands(&all, |key| key < 200), |_| 8);
-        assert_eq!(why.keys().copied().collect::<Vec<_>>(), [4, 5, 6, 7, 104, 105]);
+        assert_eq!(
+            why.keys().copied().collect::<Vec<_>>(),
+            [4, 5, 6, 7, 104, 105]
+        );
         assert!(why.values().all(|why| *why == Omission::Full(10)));
     }
 
     fn history() -> impl Strategy<Value = (usize, usize, Vec<(u8, u16)>, Vec<u16>)> {
-        let entries = prop::collection::btree_map(0..200u16, 0..6u8, 0..80)
-            .prop_map(|all| all.into_iter().map(|(key, tenant)| (tenant, key)).collect::<Vec<_>>());
-        (0..60usize, 1..30usize, entries, prop::collection::vec(0..200u16, 0..60))
+        let entries = prop::collection::btree_map(0..200u16, 0..6u8, 0..80).prop_map(|all| {
+            all.into_iter()
+                .map(|(key, tenant)| (tenant, key))
+                .collect::<Vec<_>>()
+        });
+        (
+            0..60usize,
+            1..30usize,
+            entries,
+            prop::collection::vec(0..200u16, 0..60),
+        )
     }
 
     proptest! {

@@ -35,9 +35,21 @@ pub fn decide_head(uri: &Uri, headers: &HeaderMap, is_loopback: bool) -> Result<
     if !is_loopback {
         return Ok(());
     }
-    let named = headers.get_all(HOST).iter().map(|h| h.to_str().unwrap_or_default());
-    let all_local = uri.authority().map(http::uri::Authority::as_str).into_iter().chain(named).all(is_local_name);
-    if all_local { Ok(()) } else { Err(HeadRefusal::Host) }
+    let named = headers
+        .get_all(HOST)
+        .iter()
+        .map(|h| h.to_str().unwrap_or_default());
+    let all_local = uri
+        .authority()
+        .map(http::uri::Authority::as_str)
+        .into_iter()
+        .chain(named)
+        .all(is_local_name);
+    if all_local {
+        Ok(())
+    } else {
+        Err(HeadRefusal::Host)
+    }
 }
 
 #[cfg(test)]
@@ -56,15 +68,38 @@ mod tests {
             }
             decide_head(&Uri::from_static("/metrics"), &headers, is_loopback)
         };
-        for host in ["localhost", "LOCALHOST:15000", "127.0.0.1:15000", "[::1]:15000", "10.0.0.7"] {
+        for host in [
+            "localhost",
+            "LOCALHOST:15000",
+            "127.0.0.1:15000",
+            "[::1]:15000",
+            "10.0.0.7",
+        ] {
             assert_eq!(decide(Some(host), false, true), Ok(()), "{host}");
         }
-        for host in ["evil.example", "evil.example:15000", "127.0.0.1.evil.example", "localhost.evil.example", "", "[::1"] {
-            assert_eq!(decide(Some(host), false, true), Err(HeadRefusal::Host), "{host}");
+        for host in [
+            "evil.example",
+            "evil.example:15000",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example",
+            "",
+            "[::1",
+        ] {
+            assert_eq!(
+                decide(Some(host), false, true),
+                Err(HeadRefusal::Host),
+                "{host}"
+            );
         }
         assert_eq!(decide(None, false, true), Ok(()));
         assert_eq!(decide(Some("gw-1.example:15020"), false, false), Ok(()));
-        assert_eq!(decide(Some("localhost"), true, true), Err(HeadRefusal::Origin));
-        assert_eq!(decide(Some("gw-1.example"), true, false), Err(HeadRefusal::Origin));
+        assert_eq!(
+            decide(Some("localhost"), true, true),
+            Err(HeadRefusal::Origin)
+        );
+        assert_eq!(
+            decide(Some("gw-1.example"), true, false),
+            Err(HeadRefusal::Origin)
+        );
     }
 }

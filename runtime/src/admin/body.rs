@@ -20,9 +20,14 @@ pub type Body = UnsyncBoxBody<Bytes, io::Error>;
 pub(super) struct Streamed;
 
 fn whole(status: StatusCode, content_type: &'static str, body: Bytes) -> Response<Body> {
-    let mut r = Response::new(Full::new(body).map_err(|never| match never {}).boxed_unsync());
+    let mut r = Response::new(
+        Full::new(body)
+            .map_err(|never| match never {})
+            .boxed_unsync(),
+    );
     *r.status_mut() = status;
-    r.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    r.headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     r
 }
 
@@ -38,7 +43,8 @@ pub fn json(status: StatusCode, value: &serde_json::Value) -> Response<Body> {
 
 fn streamed(content_type: &'static str, body: Body) -> Response<Body> {
     let mut r = Response::new(body);
-    r.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    r.headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     r.extensions_mut().insert(Streamed);
     r
 }
@@ -50,12 +56,19 @@ pub(super) fn exposition(registry: &Registry) -> Response<Body> {
         let why = "two scrapes are under way; fix: scrape from one place, and not more often than a scrape takes\n";
         return text(StatusCode::SERVICE_UNAVAILABLE, why);
     };
-    let pieces = futures::stream::iter(scrape).map(|piece| piece.map(|text| Frame::data(Bytes::from(text))));
-    streamed("text/plain; version=0.0.4; charset=utf-8", StreamBody::new(pieces).boxed_unsync())
+    let pieces =
+        futures::stream::iter(scrape).map(|piece| piece.map(|text| Frame::data(Bytes::from(text))));
+    streamed(
+        "text/plain; version=0.0.4; charset=utf-8",
+        StreamBody::new(pieces).boxed_unsync(),
+    )
 }
 
 /// Builds a response that lasts as long as the stream `lines` (`/tap`). The stream is dropped when the client disconnects.
-pub fn stream(content_type: &'static str, lines: impl futures::Stream<Item = Bytes> + Send + 'static) -> Response<Body> {
+pub fn stream(
+    content_type: &'static str,
+    lines: impl futures::Stream<Item = Bytes> + Send + 'static,
+) -> Response<Body> {
     let frames = lines.map(|b| Ok(Frame::data(b)));
     streamed(content_type, StreamBody::new(frames).boxed_unsync())
 }

@@ -24,12 +24,19 @@ pub(super) struct Activity {
 
 impl Activity {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { started: Instant::now(), last: AtomicU64::new(0), is_streaming: AtomicBool::new(false) })
+        Arc::new(Self {
+            started: Instant::now(),
+            last: AtomicU64::new(0),
+            is_streaming: AtomicBool::new(false),
+        })
     }
 
     /// Records that a request has arrived.
     pub(super) fn record_request(&self) {
-        self.last.store(u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX), Relaxed);
+        self.last.store(
+            u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            Relaxed,
+        );
     }
 
     /// Records that the response is a stream.
@@ -64,9 +71,18 @@ impl ConnectionBudget {
         if self.open.len() < CONNECTIONS_MAX {
             return AdminAdmission::Room;
         }
-        let idle = |a: &Activity| !a.is_streaming.load(Relaxed) && a.last().elapsed() >= REQUEST_GRACE;
-        let oldest = self.open.iter().enumerate().filter(|(_, (a, _))| idle(a)).min_by_key(|(_, (a, _))| a.last()).map(|(at, _)| at);
-        let Some(at) = oldest else { return AdminAdmission::Full };
+        let idle =
+            |a: &Activity| !a.is_streaming.load(Relaxed) && a.last().elapsed() >= REQUEST_GRACE;
+        let oldest = self
+            .open
+            .iter()
+            .enumerate()
+            .filter(|(_, (a, _))| idle(a))
+            .min_by_key(|(_, (a, _))| a.last())
+            .map(|(at, _)| at);
+        let Some(at) = oldest else {
+            return AdminAdmission::Full;
+        };
         self.open.swap_remove(at).1.abort();
         AdminAdmission::Displaced
     }

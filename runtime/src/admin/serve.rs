@@ -44,8 +44,13 @@ const TCP_BACKLOG: i32 = 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum AdminListenError {
     /// The TCP address cannot be bound.
-    #[error("cannot listen on {address}: {source}; fix: stop what listens there, or give the process another address")]
-    Address { address: SocketAddr, source: io::Error },
+    #[error(
+        "cannot listen on {address}: {source}; fix: stop what listens there, or give the process another address"
+    )]
+    Address {
+        address: SocketAddr,
+        source: io::Error,
+    },
     /// The unix socket for operators cannot be created.
     #[error("admin socket {}: {source}; fix: give the process a --data-dir that it can write", .path.display())]
     Socket { path: PathBuf, source: io::Error },
@@ -74,7 +79,14 @@ struct AdminCounters {
 impl AdminCounters {
     fn new(registry: &Registry, listener: &'static str) -> Self {
         let help = "Connections and requests that an admin listener refused or ended, by reason.";
-        Self { refused: registry.counters(MetricFamily::new("canal_admin_refused_total", help, &["listener", "reason"])), listener }
+        Self {
+            refused: registry.counters(MetricFamily::new(
+                "canal_admin_refused_total",
+                help,
+                &["listener", "reason"],
+            )),
+            listener,
+        }
     }
 
     fn refused(&self, reason: &'static str) {
@@ -94,33 +106,69 @@ pub fn serve_all(
     drain: &DrainWatcher,
 ) -> Result<(), AdminListenError> {
     let metrics = AdminRoutes::new().metrics(registry.clone());
-    let socket = bind_socket(&addresses.data_dir)
-        .map_err(|source| AdminListenError::Socket { path: addresses.data_dir.join(SOCKET_NAME), source })?;
-    tokio::spawn(serve_socket(socket, admin.clone(), registry.clone(), drain.clone()));
-    for (name, address, routes) in [("admin", addresses.admin, admin), ("metrics", addresses.metrics, metrics)] {
-        let listener = listen(address).map_err(|source| AdminListenError::Address { address, source })?;
-        tokio::spawn(serve((name, listener), routes, registry.clone(), drain.clone()));
+    let socket = bind_socket(&addresses.data_dir).map_err(|source| AdminListenError::Socket {
+        path: addresses.data_dir.join(SOCKET_NAME),
+        source,
+    })?;
+    tokio::spawn(serve_socket(
+        socket,
+        admin.clone(),
+        registry.clone(),
+        drain.clone(),
+    ));
+    for (name, address, routes) in [
+        ("admin", addresses.admin, admin),
+        ("metrics", addresses.metrics, metrics),
+    ] {
+        let listener =
+            listen(address).map_err(|source| AdminListenError::Address { address, source })?;
+        tokio::spawn(serve(
+            (name, listener),
+            routes,
+            registry.clone(),
+            drain.clone(),
+        ));
     }
-    serve_readiness(addresses.readiness, readiness, registry.clone(), drain.clone())
+    serve_readiness(
+        addresses.readiness,
+        readiness,
+        registry.clone(),
+        drain.clone(),
+    )
 }
 
 /// Serves readiness on a thread of its own, because edges take a replica that misses two probes of 200 ms for dead, and its sessions with it.
 /// A large update, a report of thousands of sessions or a scrape may keep the other threads for as long.
-fn serve_readiness(address: SocketAddr, routes: AdminRoutes, registry: Registry, drain: DrainWatcher) -> Result<(), AdminListenError> {
+fn serve_readiness(
+    address: SocketAddr,
+    routes: AdminRoutes,
+    registry: Registry,
+    drain: DrainWatcher,
+) -> Result<(), AdminListenError> {
     let failed = |source| AdminListenError::Address { address, source };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed)?;
     let listener = {
         let _registers_there = runtime.enter();
         listen(address).map_err(failed)?
     };
     let serve = move || runtime.block_on(serve(("readiness", listener), routes, registry, drain));
-    let _detached = std::thread::Builder::new().name("readiness".to_owned()).spawn(serve).map_err(failed)?;
+    let _detached = std::thread::Builder::new()
+        .name("readiness".to_owned())
+        .spawn(serve)
+        .map_err(failed)?;
     Ok(())
 }
 
 /// Listens on TCP. Connections inherit the options of the listener.
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM.nonblocking(),
+        Some(Protocol::TCP),
+    )?;
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
         socket.set_only_v6(false)?;
@@ -143,7 +191,10 @@ pub fn bind_socket(folder: &Path) -> io::Result<UnixListener> {
     let mut path = folder.join(SOCKET_NAME);
     // The path through `/proc/self/fd` is short for every folder, but a process that is not dumpable may not use it.
     if path.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
-        path = PathBuf::from(format!("/proc/self/fd/{}/{SOCKET_NAME}", opened.as_raw_fd()));
+        path = PathBuf::from(format!(
+            "/proc/self/fd/{}/{SOCKET_NAME}",
+            opened.as_raw_fd()
+        ));
     }
     match std::fs::remove_file(&path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
@@ -155,18 +206,36 @@ pub fn bind_socket(folder: &Path) -> io::Result<UnixListener> {
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
     socket.listen(SOCKET_BACKLOG)?;
     socket.set_nonblocking(true)?;
-    UnixListener::from_std(std::os::unix::net::UnixListener::from(std::os::fd::OwnedFd::from(socket)))
+    UnixListener::from_std(std::os::unix::net::UnixListener::from(
+        std::os::fd::OwnedFd::from(socket),
+    ))
 }
 
 /// Serves `routes` on TCP until the drain is forced, without the routes that are for the socket only. It keeps serving during the drain,
 /// because operators watch it, and it does not delay the end of the process. The name of the listener is the metric label `listener`.
-pub async fn serve((name, listener): (&'static str, TcpListener), routes: AdminRoutes, registry: Registry, drain: DrainWatcher) {
+pub async fn serve(
+    (name, listener): (&'static str, TcpListener),
+    routes: AdminRoutes,
+    registry: Registry,
+    drain: DrainWatcher,
+) {
     accept_all(listener, routes, AdminCounters::new(&registry, name), drain).await;
 }
 
 /// Serves all of `routes` on a unix socket until the drain is forced, to the process's own user and to root.
-pub async fn serve_socket(listener: UnixListener, routes: AdminRoutes, registry: Registry, drain: DrainWatcher) {
-    accept_all(listener, routes, AdminCounters::new(&registry, "socket"), drain).await;
+pub async fn serve_socket(
+    listener: UnixListener,
+    routes: AdminRoutes,
+    registry: Registry,
+    drain: DrainWatcher,
+) {
+    accept_all(
+        listener,
+        routes,
+        AdminCounters::new(&registry, "socket"),
+        drain,
+    )
+    .await;
 }
 
 /// A TCP or unix listener.
@@ -189,7 +258,12 @@ impl AdminListener for UnixListener {
     }
 }
 
-async fn accept_all<L: AdminListener>(listener: L, routes: AdminRoutes, counters: AdminCounters, drain: DrainWatcher) {
+async fn accept_all<L: AdminListener>(
+    listener: L,
+    routes: AdminRoutes,
+    counters: AdminCounters,
+    drain: DrainWatcher,
+) {
     let routes = Arc::new(routes);
     let forced: DrainObserver = drain.watcher();
     // Only an observer is left, so that this server does not delay the end of the process.
@@ -246,7 +320,8 @@ trait AdminStream: AsyncRead + AsyncWrite + Unpin + Send + 'static {
     fn refuse(self);
 }
 
-const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+const BUSY: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
 impl AdminStream for TcpStream {
     const REACH: Reach = Reach::Anywhere;
@@ -254,7 +329,8 @@ impl AdminStream for TcpStream {
         true
     }
     fn is_loopback(&self) -> bool {
-        self.local_addr().is_ok_and(|a| a.ip().to_canonical().is_loopback())
+        self.local_addr()
+            .is_ok_and(|a| a.ip().to_canonical().is_loopback())
     }
     fn refuse(self) {
         // The send buffer is empty, so the response fits. If the write fails, the close is answer enough.
@@ -267,7 +343,8 @@ impl AdminStream for UnixStream {
     fn is_permitted(&self) -> bool {
         // The mode of the socket ensures this already; the check also protects if the mode was changed.
         let own = rustix::process::geteuid().as_raw();
-        self.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own)
+        self.peer_cred()
+            .is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own)
     }
     fn is_loopback(&self) -> bool {
         false
@@ -277,13 +354,22 @@ impl AdminStream for UnixStream {
     }
 }
 
-async fn connection<IO: AdminStream>(io: IO, routes: Arc<AdminRoutes>, counters: AdminCounters, activity: Arc<Activity>) {
+async fn connection<IO: AdminStream>(
+    io: IO,
+    routes: Arc<AdminRoutes>,
+    counters: AdminCounters,
+    activity: Arc<Activity>,
+) {
     let is_loopback = io.is_loopback();
     let for_requests = counters.clone();
     let service = service_fn(move |r: Request<hyper::body::Incoming>| {
         activity.record_request();
         // The checks against browsers apply to TCP only: a web page cannot reach a unix socket.
-        let head = if IO::REACH == Reach::Socket { Ok(()) } else { decide_head(r.uri(), r.headers(), is_loopback) };
+        let head = if IO::REACH == Reach::Socket {
+            Ok(())
+        } else {
+            decide_head(r.uri(), r.headers(), is_loopback)
+        };
         let answer = head.map(|()| routes.answer(r.map(drop), IO::REACH));
         let (counters, activity) = (for_requests.clone(), activity.clone());
         async move {
@@ -305,9 +391,14 @@ async fn connection<IO: AdminStream>(io: IO, routes: Arc<AdminRoutes>, counters:
         }
     });
     let io = TokioIo::new(TimedWrites { io, stall: None });
-    let served = http1::Builder::new().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).serve_connection(io, service);
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .serve_connection(io, service);
     if let Err(error) = served.await {
-        let stalled = std::error::Error::source(&error).and_then(|e| e.downcast_ref::<io::Error>()).map(io::Error::kind);
+        let stalled = std::error::Error::source(&error)
+            .and_then(|e| e.downcast_ref::<io::Error>())
+            .map(io::Error::kind);
         if stalled == Some(io::ErrorKind::TimedOut) {
             counters.refused("write_timeout");
         }
@@ -332,7 +423,9 @@ impl<IO: Unpin> TimedWrites<IO> {
             self.stall = None;
             return Poll::Ready(done);
         }
-        let stall = self.stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(WRITE_TIMEOUT)));
+        let stall = self
+            .stall
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(WRITE_TIMEOUT)));
         match stall.as_mut().poll(cx) {
             Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
             Poll::Pending => Poll::Pending,
@@ -341,17 +434,30 @@ impl<IO: Unpin> TimedWrites<IO> {
 }
 
 impl<IO: AsyncRead + Unpin> AsyncRead for TimedWrites<IO> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().io).poll_read(cx, buffer)
     }
 }
 
 impl<IO: AsyncWrite + Unpin> AsyncWrite for TimedWrites<IO> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.get_mut().timed(cx, |io, cx| io.poll_write(cx, bytes))
     }
-    fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, parts: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        self.get_mut().timed(cx, |io, cx| io.poll_write_vectored(cx, parts))
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.get_mut()
+            .timed(cx, |io, cx| io.poll_write_vectored(cx, parts))
     }
     fn is_write_vectored(&self) -> bool {
         self.io.is_write_vectored()

@@ -10,17 +10,34 @@ use super::*;
 use crate::drain;
 use crate::metrics::MetricFamily;
 
-async fn exchange(mut io: impl AsyncRead + AsyncWrite + Unpin, line: &str, headers: &str) -> (u16, String) {
-    io.write_all(format!("{line} HTTP/1.1\r\n{headers}connection: close\r\n\r\n").as_bytes()).await.unwrap();
+async fn exchange(
+    mut io: impl AsyncRead + AsyncWrite + Unpin,
+    line: &str,
+    headers: &str,
+) -> (u16, String) {
+    io.write_all(format!("{line} HTTP/1.1\r\n{headers}connection: close\r\n\r\n").as_bytes())
+        .await
+        .unwrap();
     let mut all = String::new();
     // A reset may follow a refusal, so the error is ignored.
     let _ = io.read_to_string(&mut all).await;
     let (head, body) = all.split_once("\r\n\r\n").unwrap_or((&all, ""));
-    (head.split(' ').nth(1).and_then(|s| s.parse().ok()).unwrap_or(0), body.to_string())
+    (
+        head.split(' ')
+            .nth(1)
+            .and_then(|s| s.parse().ok())
+            .unwrap_or(0),
+        body.to_string(),
+    )
 }
 
 async fn ask(address: std::net::SocketAddr, line: &str) -> (u16, String) {
-    exchange(TcpStream::connect(address).await.unwrap(), line, "host: localhost\r\n").await
+    exchange(
+        TcpStream::connect(address).await.unwrap(),
+        line,
+        "host: localhost\r\n",
+    )
+    .await
 }
 
 /// Fixture of three TCP listeners and a socket, like those of a process.
@@ -33,7 +50,10 @@ struct Fixture {
 }
 
 fn free_address() -> std::net::SocketAddr {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
 }
 
 impl Fixture {
@@ -41,7 +61,12 @@ impl Fixture {
         let folder = tempfile::tempdir().unwrap();
         // The folder's path is longer than the path of a socket may be.
         let data_dir = folder.path().join("d".repeat(120));
-        let addresses = AdminAddresses { admin: free_address(), metrics: free_address(), readiness: free_address(), data_dir };
+        let addresses = AdminAddresses {
+            admin: free_address(),
+            metrics: free_address(),
+            readiness: free_address(),
+            data_dir,
+        };
         let (registry, (trigger, drain)) = (Registry::new(), drain::tree());
         let trigger = Arc::new(trigger);
         let admin = AdminRoutes::new()
@@ -51,17 +76,32 @@ impl Fixture {
             .version("1.2.3");
         let readiness = AdminRoutes::new().ready(|| Ok(()));
         serve_all(&addresses, (admin, readiness), &registry, &drain).unwrap();
-        Self { addresses, registry, trigger, drain, _folder: folder }
+        Self {
+            addresses,
+            registry,
+            trigger,
+            drain,
+            _folder: folder,
+        }
     }
 
     async fn ask_socket(&self, line: &str) -> (u16, String) {
         let folder = std::fs::File::open(&self.addresses.data_dir).unwrap();
-        let path = format!("/proc/self/fd/{}/{SOCKET_NAME}", std::os::fd::AsRawFd::as_raw_fd(&folder));
-        exchange(UnixStream::connect(path).await.unwrap(), line, "host: localhost\r\n").await
+        let path = format!(
+            "/proc/self/fd/{}/{SOCKET_NAME}",
+            std::os::fd::AsRawFd::as_raw_fd(&folder)
+        );
+        exchange(
+            UnixStream::connect(path).await.unwrap(),
+            line,
+            "host: localhost\r\n",
+        )
+        .await
     }
 
     fn refused(&self, listener: &str, reason: &str) -> bool {
-        let line = format!("canal_admin_refused_total{{listener=\"{listener}\",reason=\"{reason}\"}} ");
+        let line =
+            format!("canal_admin_refused_total{{listener=\"{listener}\",reason=\"{reason}\"}} ");
         self.registry.render().contains(&line)
     }
 }
@@ -71,7 +111,10 @@ async fn sensitive_pages_are_on_the_socket_only() {
     let f = Fixture::new();
     for line in ["POST /quitquitquit", "GET /config_dump"] {
         let (status, why) = ask(f.addresses.admin, line).await;
-        assert!(status == 403 && why.contains("fix: ") && !why.contains("secret"), "{line}: {status} {why}");
+        assert!(
+            status == 403 && why.contains("fix: ") && !why.contains("secret"),
+            "{line}: {status} {why}"
+        );
     }
     assert!(f.refused("admin", "socket_only"));
     assert_eq!(f.drain.phase(), drain::DrainPhase::Running);
@@ -79,17 +122,31 @@ async fn sensitive_pages_are_on_the_socket_only() {
     let (status, dump) = f.ask_socket("GET /config_dump").await;
     assert!(status == 200 && dump.contains("secret"), "{status} {dump}");
     let mode = std::fs::metadata(f.addresses.data_dir.join(SOCKET_NAME)).unwrap();
-    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode.permissions()) & 0o777, 0o600);
+    assert_eq!(
+        std::os::unix::fs::PermissionsExt::mode(&mode.permissions()) & 0o777,
+        0o600
+    );
     assert_eq!(f.ask_socket("POST /quitquitquit").await.0, 200);
-    assert!(matches!(f.drain.phase(), drain::DrainPhase::Draining { .. }));
+    assert!(matches!(
+        f.drain.phase(),
+        drain::DrainPhase::Draining { .. }
+    ));
     f.trigger.force();
 }
 
 #[tokio::test]
 async fn a_web_page_in_a_browser_on_the_host_is_refused() {
     let f = Fixture::new();
-    for headers in ["host: rebound.example:15000\r\n", "host: localhost\r\norigin: http://evil.example\r\n"] {
-        let (status, _) = exchange(TcpStream::connect(f.addresses.admin).await.unwrap(), "GET /metrics", headers).await;
+    for headers in [
+        "host: rebound.example:15000\r\n",
+        "host: localhost\r\norigin: http://evil.example\r\n",
+    ] {
+        let (status, _) = exchange(
+            TcpStream::connect(f.addresses.admin).await.unwrap(),
+            "GET /metrics",
+            headers,
+        )
+        .await;
         assert_eq!(status, 403, "{headers}");
     }
     assert!(f.refused("admin", "host") && f.refused("admin", "origin"));
@@ -99,27 +156,47 @@ async fn a_web_page_in_a_browser_on_the_host_is_refused() {
 async fn readers_that_stall_take_neither_metrics_nor_readiness_away() {
     let f = Fixture::new();
     // The metrics exceed the buffers of any socket.
-    let family = f.registry.counters(MetricFamily::new("large_total", "Large.", &["value"]));
+    let family = f
+        .registry
+        .counters(MetricFamily::new("large_total", "Large.", &["value"]));
     for i in 0..5000 {
         family.shared(&[&format!("{i}{}", "x".repeat(4000))]).inc();
     }
     let mut stalled = Vec::new();
     for _ in 0..100 {
         let mut tcp = TcpStream::connect(f.addresses.metrics).await.unwrap();
-        tcp.write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+        tcp.write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            .await
+            .unwrap();
         stalled.push(tcp);
     }
     let start = std::time::Instant::now();
-    assert_eq!(ask(f.addresses.readiness, "GET /healthz/ready").await.0, 200);
-    canal_timing::judge_time("time until readiness is answered beside stalled scrapes", start.elapsed(), Duration::from_secs(1));
+    assert_eq!(
+        ask(f.addresses.readiness, "GET /healthz/ready").await.0,
+        200
+    );
+    canal_timing::judge_time(
+        "time until readiness is answered beside stalled scrapes",
+        start.elapsed(),
+        Duration::from_secs(1),
+    );
     // Two scrapes run at the same time, however many are requested; the others are refused at once.
     let (status, why) = ask(f.addresses.metrics, "GET /metrics").await;
     // A reset may overtake the 503.
     assert!(matches!(status, 503 | 0), "{status} {why}");
-    canal_timing::judge_time("time until a scrape beside stalled ones is refused", start.elapsed(), Duration::from_secs(3));
-    assert!(f.registry.render().contains("canal_metrics_scrapes_refused_total"));
+    canal_timing::judge_time(
+        "time until a scrape beside stalled ones is refused",
+        start.elapsed(),
+        Duration::from_secs(3),
+    );
+    assert!(
+        f.registry
+            .render()
+            .contains("canal_metrics_scrapes_refused_total")
+    );
     // Clients that do not read are closed, and others are served.
-    let end = std::time::Instant::now() + canal_timing::deadline(WRITE_TIMEOUT + Duration::from_secs(5));
+    let end =
+        std::time::Instant::now() + canal_timing::deadline(WRITE_TIMEOUT + Duration::from_secs(5));
     while ask(f.addresses.metrics, "GET /metrics").await.0 != 200 {
         assert!(std::time::Instant::now() < end);
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -136,15 +213,31 @@ async fn every_path_answers() {
     let trigger = Arc::new(trigger);
     let up = Arc::new(AtomicBool::new(false));
     let (registry, is_up) = (Registry::new(), up.clone());
-    registry.counters(MetricFamily::new("things_total", "Things.", &[])).shared(&[]).add(3);
+    registry
+        .counters(MetricFamily::new("things_total", "Things.", &[]))
+        .shared(&[])
+        .add(3);
     let routes = AdminRoutes::new()
         .config_dump(|| serde_json::json!({"generation": 7}))
         .metrics(registry)
-        .ready(move || if is_up.load(Relaxed) { Ok(()) } else { Err("no configuration yet".into()) })
+        .ready(move || {
+            if is_up.load(Relaxed) {
+                Ok(())
+            } else {
+                Err("no configuration yet".into())
+            }
+        })
         .quit(trigger.clone(), Duration::from_secs(60))
         .version("1.2.3")
-        .route(Method::GET, "/echo", |r| ready(text(StatusCode::OK, query(&r, "q").unwrap_or_default())));
-    tokio::spawn(serve(("admin", listener), routes, Registry::new(), drain.clone()));
+        .route(Method::GET, "/echo", |r| {
+            ready(text(StatusCode::OK, query(&r, "q").unwrap_or_default()))
+        });
+    tokio::spawn(serve(
+        ("admin", listener),
+        routes,
+        Registry::new(),
+        drain.clone(),
+    ));
     for (line, status, part) in [
         ("GET /", 200, "POST /quitquitquit (unix socket)"),
         ("GET /config_dump", 403, "--unix-socket"),
@@ -171,7 +264,9 @@ async fn every_path_answers() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), closes).await.expect("the listener closes");
+    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), closes)
+        .await
+        .expect("the listener closes");
 }
 
 #[tokio::test]
@@ -184,16 +279,25 @@ async fn a_stream_ends_when_the_client_leaves() {
         let (lines, body) = tokio::sync::mpsc::channel(4);
         let tell = tell.clone();
         tokio::spawn(async move {
-            while lines.send(Bytes::from_static(b"{\"line\":1}\n")).await.is_ok() {
+            while lines
+                .send(Bytes::from_static(b"{\"line\":1}\n"))
+                .await
+                .is_ok()
+            {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             tell.send(()).await.unwrap();
         });
-        ready(stream("application/x-ndjson", tokio_stream::wrappers::ReceiverStream::new(body)))
+        ready(stream(
+            "application/x-ndjson",
+            tokio_stream::wrappers::ReceiverStream::new(body),
+        ))
     });
     tokio::spawn(serve(("admin", listener), routes, Registry::new(), drain));
     let mut tcp = TcpStream::connect(address).await.unwrap();
-    tcp.write_all(b"GET /tap HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+    tcp.write_all(b"GET /tap HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        .await
+        .unwrap();
     let mut seen = String::new();
     while seen.matches("{\"line\":1}").count() < 5 {
         let mut b = [0; 256];
@@ -201,7 +305,10 @@ async fn a_stream_ends_when_the_client_leaves() {
         seen.push_str(std::str::from_utf8(&b[..n]).unwrap());
     }
     drop(tcp);
-    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), told.recv()).await.unwrap().unwrap();
+    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), told.recv())
+        .await
+        .unwrap()
+        .unwrap();
 }
 
 /// Stops tokio's clock until the sender is dropped. A paused clock alone would advance by itself while all tasks wait for sockets; it does
@@ -220,19 +327,32 @@ async fn a_new_connection_replaces_one_without_a_request() {
     let address = listener.local_addr().unwrap();
     let (_trigger, drain) = drain::tree();
     let registry = Registry::new();
-    tokio::spawn(serve(("readiness", listener), AdminRoutes::new().version("1"), registry.clone(), drain));
+    tokio::spawn(serve(
+        ("readiness", listener),
+        AdminRoutes::new().version("1"),
+        registry.clone(),
+        drain,
+    ));
     let mut silent = Vec::new();
     for _ in 0..CONNECTIONS_MAX {
         silent.push(TcpStream::connect(address).await.unwrap());
     }
     // All connections are new, so the request is refused at once and not queued.
-    assert!(matches!(ask(address, "GET /version").await.0, 503 | 0), "a reset may overtake the 503");
+    assert!(
+        matches!(ask(address, "GET /version").await.0, 503 | 0),
+        "a reset may overtake the 503"
+    );
     tokio::time::advance(Duration::from_millis(1100)).await;
     assert_eq!(ask(address, "GET /version").await.0, 200);
     // The oldest connection was closed.
     assert_eq!(silent[0].read(&mut [0; 1]).await.unwrap_or(0), 0);
     let text = registry.render();
     for reason in ["full", "displaced"] {
-        assert!(text.contains(&format!("canal_admin_refused_total{{listener=\"readiness\",reason=\"{reason}\"}} 1")), "{text}");
+        assert!(
+            text.contains(&format!(
+                "canal_admin_refused_total{{listener=\"readiness\",reason=\"{reason}\"}} 1"
+            )),
+            "{text}"
+        );
     }
 }

@@ -61,7 +61,11 @@ impl CellRange {
     }
 
     pub(super) fn downgrade(&self) -> WeakSlots {
-        WeakSlots { page: self.page.clone(), first: self.first, life: Arc::downgrade(&self.life) }
+        WeakSlots {
+            page: self.page.clone(),
+            first: self.first,
+            life: Arc::downgrade(&self.life),
+        }
     }
 
     /// Returns whether no other reference exists. A [`WeakSlots`] may still become one at the same moment.
@@ -80,7 +84,8 @@ impl CellRange {
             Ok(_) => {
                 for (i, total) in sum.iter_mut().enumerate() {
                     let n = usize::from(first) + i;
-                    *total = total.wrapping_add(page.0[n / LINE_SLOTS].0[n % LINE_SLOTS].load(Relaxed));
+                    *total =
+                        total.wrapping_add(page.0[n / LINE_SLOTS].0[n % LINE_SLOTS].load(Relaxed));
                 }
                 Ok(())
             }
@@ -97,8 +102,15 @@ impl CellRange {
 impl WeakSlots {
     /// Returns the run if it still belongs to the labels for which it was taken.
     pub(super) fn upgrade(&self) -> Option<CellRange> {
-        let life = self.life.upgrade().filter(|life| !life.is_moved.load(Relaxed))?;
-        Some(CellRange { page: self.page.clone(), first: self.first, life })
+        let life = self
+            .life
+            .upgrade()
+            .filter(|life| !life.is_moved.load(Relaxed))?;
+        Some(CellRange {
+            page: self.page.clone(),
+            first: self.first,
+            life,
+        })
     }
 
     pub(super) fn is_ended(&self) -> bool {
@@ -120,12 +132,20 @@ impl Arena {
             Some(p) if self.used + width <= PAGE_SLOTS => p.clone(),
             _ => {
                 self.used = 0;
-                self.page.insert(Arc::new(CellPage(std::array::from_fn(|_| CacheLine::default())))).clone()
+                self.page
+                    .insert(Arc::new(CellPage(std::array::from_fn(|_| {
+                        CacheLine::default()
+                    }))))
+                    .clone()
             }
         };
         // The value is below PAGE_SLOTS = 512, so it fits.
         let first = self.used as u16;
         self.used += width;
-        CellRange { page, first, life: Arc::default() }
+        CellRange {
+            page,
+            first,
+            life: Arc::default(),
+        }
     }
 }

@@ -25,8 +25,20 @@ pub struct Exposition {
 }
 
 impl Exposition {
-    pub(super) fn new(registry: Registry, families: Vec<Arc<FamilyCore>>, started: Instant) -> Self {
-        Self { registry, families, owner: None, family: 0, series: 0, is_over: false, started }
+    pub(super) fn new(
+        registry: Registry,
+        families: Vec<Arc<FamilyCore>>,
+        started: Instant,
+    ) -> Self {
+        Self {
+            registry,
+            families,
+            owner: None,
+            family: 0,
+            series: 0,
+            is_over: false,
+            started,
+        }
     }
 
     /// Restricts the exposition to one owner's series, without series that have no owner.
@@ -46,7 +58,12 @@ impl Iterator for Exposition {
         }
         let mut out = String::with_capacity(PIECE_BYTES + PIECE_BYTES / 4);
         while let Some(core) = self.families.get(self.family) {
-            match text::family(&mut out, core, self.owner.as_deref(), (self.series, self.started, PIECE_BYTES)) {
+            match text::family(
+                &mut out,
+                core,
+                self.owner.as_deref(),
+                (self.series, self.started, PIECE_BYTES),
+            ) {
                 Some(next) => {
                     self.series = next;
                     return Some(out);

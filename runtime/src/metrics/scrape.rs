@@ -33,7 +33,9 @@ impl Scrapes {
         let mut open = lock(&self.open);
         open.retain(|(_, scrape)| scrape.upgrade().is_some());
         if open.len() >= SCRAPES_MAX {
-            let at = open.iter().position(|(started, _)| now >= *started + SCRAPE_TIMEOUT)?;
+            let at = open
+                .iter()
+                .position(|(started, _)| now >= *started + SCRAPE_TIMEOUT)?;
             if let Some(slow) = open.remove(at).1.upgrade() {
                 slow.store(true, Relaxed);
             }
@@ -50,11 +52,17 @@ impl Registry {
         let now = Instant::now();
         let begun = self.inner.scrapes.begin(now);
         if begun.is_none() {
-            let family =
-                MetricFamily::new("canal_metrics_scrapes_refused_total", "Scrapes refused because two others were under way.", &[]);
+            let family = MetricFamily::new(
+                "canal_metrics_scrapes_refused_total",
+                "Scrapes refused because two others were under way.",
+                &[],
+            );
             self.counters(family).shared(&[]).inc();
         }
-        Some(Scrape { is_over: begun?, pieces: self.exposition_at(now) })
+        Some(Scrape {
+            is_over: begun?,
+            pieces: self.exposition_at(now),
+        })
     }
 }
 
@@ -63,7 +71,9 @@ impl Iterator for Scrape {
 
     fn next(&mut self) -> Option<io::Result<String>> {
         if self.is_over.load(Relaxed) {
-            return Some(Err(io::Error::other("the scrape took too long and gave way to another")));
+            return Some(Err(io::Error::other(
+                "the scrape took too long and gave way to another",
+            )));
         }
         self.pieces.next().map(Ok)
     }
@@ -77,7 +87,10 @@ mod tests {
     fn the_third_scrape_is_refused_and_a_slow_one_gives_way() {
         let scrapes = Scrapes::default();
         let start = Instant::now();
-        let (first, second) = (scrapes.begin(start).unwrap(), scrapes.begin(start + Duration::from_secs(1)).unwrap());
+        let (first, second) = (
+            scrapes.begin(start).unwrap(),
+            scrapes.begin(start + Duration::from_secs(1)).unwrap(),
+        );
         assert!(scrapes.begin(start + Duration::from_secs(2)).is_none());
         drop(second);
         let third = scrapes.begin(start + Duration::from_secs(3)).unwrap();
@@ -91,6 +104,9 @@ mod tests {
         let r = Registry::new();
         let _two = (r.begin_scrape().unwrap(), r.begin_scrape().unwrap());
         assert!(r.begin_scrape().is_none());
-        assert!(r.render().contains("canal_metrics_scrapes_refused_total 1\n"));
+        assert!(
+            r.render()
+                .contains("canal_metrics_scrapes_refused_total 1\n")
+        );
     }
 }

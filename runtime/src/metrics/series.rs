@@ -97,7 +97,12 @@ impl FamilyCore {
         let owner = family.labels.iter().position(|l| *l == OWNER_LABEL);
         let limit = || {
             let capacity = family.series_max as u64;
-            TenantLimit::new(TenantLimitConfig { kind: ShareKind::MetricSeries, capacity, reserve: 0, give_way: GiveWay::Oldest })
+            TenantLimit::new(TenantLimitConfig {
+                kind: ShareKind::MetricSeries,
+                capacity,
+                reserve: 0,
+                give_way: GiveWay::Oldest,
+            })
         };
         Self {
             family,
@@ -122,18 +127,29 @@ impl FamilyCore {
 
     /// Returns the owner's name in `labels`, or an empty string if series have no owner.
     pub(super) fn owner_name<'a>(&self, labels: &[&'a str]) -> &'a str {
-        self.owned.as_ref().and_then(|(at, _)| labels.get(*at).copied()).unwrap_or_default()
+        self.owned
+            .as_ref()
+            .and_then(|(at, _)| labels.get(*at).copied())
+            .unwrap_or_default()
     }
 
     fn owner(&self, labels: &[&str]) -> Option<ShareHolder> {
         self.owned.as_ref()?;
         // A value that is not a tenant name comes from the provider, such as "unknown".
-        Some(TenantName::new(self.owner_name(labels)).map_or(ShareHolder::Provider, ShareHolder::Tenant))
+        Some(
+            TenantName::new(self.owner_name(labels))
+                .map_or(ShareHolder::Provider, ShareHolder::Tenant),
+        )
     }
 
     /// Creates a run of numbers of one worker for the series of `labels`. If they go to the owner's `other` series, the worker's existing
     /// run `rest` is returned.
-    pub(super) fn add_part(&self, labels: &[&str], rest: Option<CellRange>, arena: &mut Arena) -> FoundSeries {
+    pub(super) fn add_part(
+        &self,
+        labels: &[&str],
+        rest: Option<CellRange>,
+        arena: &mut Arena,
+    ) -> FoundSeries {
         let mut table = lock(&self.table);
         let (at, moved_one) = self.place(&mut table, labels);
         let Some(series) = table.list.get_mut(at).and_then(Option::as_mut) else {
@@ -144,7 +160,12 @@ impl FamilyCore {
             series.parts.push(new.clone());
             new
         });
-        FoundSeries { slots, labels: series.labels.clone(), is_own: !series.is_other, moved_one }
+        FoundSeries {
+            slots,
+            labels: series.labels.clone(),
+            is_own: !series.is_other,
+            moved_one,
+        }
     }
 
     /// Returns the part of the series that every thread may write.
@@ -154,12 +175,23 @@ impl FamilyCore {
         let Some(series) = table.list.get_mut(at).and_then(Option::as_mut) else {
             unreachable!("a place that was just found is taken");
         };
-        (series.shared.get_or_insert_with(|| arena.take(self.shape.slots())).clone(), moved_one)
+        (
+            series
+                .shared
+                .get_or_insert_with(|| arena.take(self.shape.slots()))
+                .clone(),
+            moved_one,
+        )
     }
 
     /// Returns the index of the series for `labels`, and whether a series in use gave way to it.
     fn place(&self, table: &mut SeriesTable, labels: &[&str]) -> (usize, bool) {
-        debug_assert_eq!(labels.len(), self.family.labels.len(), "metric {}: wrong number of labels", self.family.name);
+        debug_assert_eq!(
+            labels.len(),
+            self.family.labels.len(),
+            "metric {}: wrong number of labels",
+            self.family.name
+        );
         let wanted: LabelValues = labels.iter().map(|l| Box::from(*l)).collect();
         if let Some(at) = table.places.get(&wanted) {
             return (*at, false);
@@ -175,7 +207,11 @@ impl FamilyCore {
 
     /// Admits one more series. Returns its permit, which is `None` where series have no owners, and whether a series in use gave way.
     /// Returns `None` if there is no capacity.
-    fn admit(&self, table: &mut SeriesTable, owner: Option<&ShareHolder>) -> Option<(Option<TenantPermit>, bool)> {
+    fn admit(
+        &self,
+        table: &mut SeriesTable,
+        owner: Option<&ShareHolder>,
+    ) -> Option<(Option<TenantPermit>, bool)> {
         let is_full = table.live >= self.family.series_max;
         let Some((_, limit)) = &self.owned else {
             let has_room = !is_full || self.search(table, |_| true);
@@ -184,7 +220,9 @@ impl FamilyCore {
         if is_full {
             // Idle series end before series in use: those of the largest tenant, and those of the provider, whose series never give way.
             let largest = limit.first_to_give_way();
-            self.search(table, |o| o == largest.as_ref() || o == Some(&ShareHolder::Provider));
+            self.search(table, |o| {
+                o == largest.as_ref() || o == Some(&ShareHolder::Provider)
+            });
         }
         let owner = owner?;
         let taken = self.take(table, limit, owner);
@@ -196,7 +234,12 @@ impl FamilyCore {
     }
 
     /// Takes a permit for `owner`, and ends the series that gives way to it.
-    fn take(&self, table: &mut SeriesTable, limit: &TenantLimit, owner: &ShareHolder) -> Option<(Option<TenantPermit>, bool)> {
+    fn take(
+        &self,
+        table: &mut SeriesTable,
+        limit: &TenantLimit,
+        owner: &ShareHolder,
+    ) -> Option<(Option<TenantPermit>, bool)> {
         let first = limit.first_to_give_way();
         let permit = limit.take_revocable(owner, 1).ok()?;
         let moved_one = first.is_some_and(|first| self.end_revoked(table, &first));
@@ -205,7 +248,11 @@ impl FamilyCore {
 
     /// Ends the idle series of the selected owners. Returns `false` if there were none, or if the last search was less than
     /// [`SEARCH_INTERVAL`] ago.
-    fn search(&self, table: &mut SeriesTable, concerns: impl Fn(Option<&ShareHolder>) -> bool) -> bool {
+    fn search(
+        &self,
+        table: &mut SeriesTable,
+        concerns: impl Fn(Option<&ShareHolder>) -> bool,
+    ) -> bool {
         let now = Instant::now();
         if table.searched.is_some_and(|at| now < at + SEARCH_INTERVAL) {
             return false;
@@ -218,7 +265,9 @@ impl FamilyCore {
             table.walked += table.list.len();
         }
         for at in 0..table.list.len() {
-            let Some(series) = table.list[at].as_mut() else { continue };
+            let Some(series) = table.list[at].as_mut() else {
+                continue;
+            };
             series.look(&mut sum, now);
             let is_concerned = !series.is_other && concerns(series.owner.as_ref());
             if is_concerned && series.is_idle(self.shape, &sum, PRESSED_IDLE_TIMEOUT, now) {
@@ -230,11 +279,19 @@ impl FamilyCore {
 
     /// Ends an idle series, unless a worker has just taken a handle of it.
     fn expire(&self, table: &mut SeriesTable, at: usize) -> bool {
-        let Some(series) = table.list[at].as_mut() else { return false };
+        let Some(series) = table.list[at].as_mut() else {
+            return false;
+        };
         let mut left = vec![0; self.shape.slots()];
         let parts = std::mem::take(&mut series.parts);
-        series.parts = parts.into_iter().filter_map(|part| part.release(&mut left).err()).collect();
-        series.shared = series.shared.take().and_then(|part| part.release(&mut left).err());
+        series.parts = parts
+            .into_iter()
+            .filter_map(|part| part.release(&mut left).err())
+            .collect();
+        series.shared = series
+            .shared
+            .take()
+            .and_then(|part| part.release(&mut left).err());
         // A worker still has a handle: the series stays, with the numbers of the runs that ended.
         if !series.parts.is_empty() || series.shared.is_some() {
             series.keep(&left);
@@ -249,10 +306,16 @@ impl FamilyCore {
     /// revoked first, so that series of other owners are not visited.
     fn end_revoked(&self, table: &mut SeriesTable, owner: &ShareHolder) -> bool {
         let mut has_ended = false;
-        while let Some(series) = table.oldest_of(owner).filter(|at| table.is_revoked(*at)).and_then(|at| table.remove(at)) {
+        while let Some(series) = table
+            .oldest_of(owner)
+            .filter(|at| table.is_revoked(*at))
+            .and_then(|at| table.remove(at))
+        {
             let names: Vec<&str> = series.labels.iter().map(|l| &**l).collect();
             let other = self.other(table, series.owner.clone(), &names);
-            let Some(other) = table.list[other].as_mut() else { break };
+            let Some(other) = table.list[other].as_mut() else {
+                break;
+            };
             let mut left = series.base;
             left.resize(self.shape.slots(), 0);
             for part in series.parts.into_iter().chain(series.shared) {
@@ -275,9 +338,15 @@ impl FamilyCore {
             return *at;
         }
         let named = self.owned.as_ref().map(|(at, _)| *at);
-        let labels: LabelValues =
-            labels.iter().enumerate().map(|(i, l)| Box::from(if Some(i) == named { *l } else { OVERFLOW_LABEL })).collect();
-        let series = Series { is_other: true, ..Series::new(labels, owner.clone(), None) };
+        let labels: LabelValues = labels
+            .iter()
+            .enumerate()
+            .map(|(i, l)| Box::from(if Some(i) == named { *l } else { OVERFLOW_LABEL }))
+            .collect();
+        let series = Series {
+            is_other: true,
+            ..Series::new(labels, owner.clone(), None)
+        };
         let at = table.insert(series);
         table.others.insert(owner, at);
         at
@@ -285,21 +354,34 @@ impl FamilyCore {
 
     /// Calls `each` with labels and summed numbers, from index `from` on, until `each` returns false. Returns the index to continue from.
     /// Tenants' series without a change for [`SERIES_IDLE_TIMEOUT`] end here.
-    pub(super) fn visit(&self, from: usize, now: Instant, mut each: impl FnMut(&[Box<str>], &[u64]) -> bool) -> Option<usize> {
+    pub(super) fn visit(
+        &self,
+        from: usize,
+        now: Instant,
+        mut each: impl FnMut(&[Box<str>], &[u64]) -> bool,
+    ) -> Option<usize> {
         let mut table = lock(&self.table);
         let mut sum = vec![0u64; self.shape.slots()];
         for at in from..table.list.len() {
-            let Some(series) = table.list[at].as_mut() else { continue };
+            let Some(series) = table.list[at].as_mut() else {
+                continue;
+            };
             series.look(&mut sum, now);
-            let is_over = self.owned.is_some() && series.is_idle(self.shape, &sum, SERIES_IDLE_TIMEOUT, now);
+            let is_over =
+                self.owned.is_some() && series.is_idle(self.shape, &sum, SERIES_IDLE_TIMEOUT, now);
             if is_over && self.expire(&mut table, at) {
                 continue;
             }
             // Runs of series that gave way collect here until their handles are dropped.
-            if let Some(series) = table.list[at].as_mut().filter(|s| s.is_other && s.parts.len() > RUNS_OF_REST_MAX) {
+            if let Some(series) = table.list[at]
+                .as_mut()
+                .filter(|s| s.is_other && s.parts.len() > RUNS_OF_REST_MAX)
+            {
                 series.compact(self.shape);
             }
-            let Some(series) = &table.list[at] else { continue };
+            let Some(series) = &table.list[at] else {
+                continue;
+            };
             if !each(&series.labels, &sum) {
                 return Some(at + 1);
             }
@@ -322,10 +404,14 @@ impl SeriesTable {
             }
         };
         self.places.insert(labels, at);
-        if let Some(series) = self.list[at].as_mut().filter(|series| series.permit.is_some()) {
+        if let Some(series) = self.list[at]
+            .as_mut()
+            .filter(|series| series.permit.is_some())
+        {
             series.age = self.next_age;
             self.next_age += 1;
-            self.ages.extend(series.owner.clone().map(|owner| (owner, series.age, at)));
+            self.ages
+                .extend(series.owner.clone().map(|owner| (owner, series.age, at)));
         }
         at
     }
@@ -352,14 +438,28 @@ impl SeriesTable {
     }
 
     fn is_revoked(&self, at: usize) -> bool {
-        self.list[at].as_ref().and_then(|series| series.permit.as_ref()).is_some_and(TenantPermit::is_revoked)
+        self.list[at]
+            .as_ref()
+            .and_then(|series| series.permit.as_ref())
+            .is_some_and(TenantPermit::is_revoked)
     }
 }
 
 impl Series {
     fn new(labels: LabelValues, owner: Option<ShareHolder>, permit: Option<TenantPermit>) -> Self {
         let (parts, base) = (Vec::new(), Vec::new());
-        Self { labels, owner, permit, age: 0, is_other: false, parts, shared: None, base, digest: 0, changed: Instant::now() }
+        Self {
+            labels,
+            owner,
+            permit,
+            age: 0,
+            is_other: false,
+            parts,
+            shared: None,
+            base,
+            digest: 0,
+            changed: Instant::now(),
+        }
     }
 
     /// Sums the numbers, and records the time if they have changed.
@@ -374,7 +474,9 @@ impl Series {
             }
         }
         // Counters only rise, so the digest detects every change. A gauge may return to its old value, and loses nothing but an hour.
-        let digest = sum.iter().fold(0u64, |all, n| all.rotate_left(7).wrapping_add(*n));
+        let digest = sum
+            .iter()
+            .fold(0u64, |all, n| all.rotate_left(7).wrapping_add(*n));
         if digest != self.digest {
             self.digest = digest;
             self.changed = now;
@@ -385,13 +487,22 @@ impl Series {
     /// is information.
     fn is_idle(&self, shape: MetricShape, sum: &[u64], timeout: Duration, now: Instant) -> bool {
         let is_standing = shape == MetricShape::Gauge && sum.iter().any(|n| *n != 0);
-        !is_standing && now >= self.changed + timeout && self.parts.iter().chain(&self.shared).all(CellRange::is_unused)
+        !is_standing
+            && now >= self.changed + timeout
+            && self
+                .parts
+                .iter()
+                .chain(&self.shared)
+                .all(CellRange::is_unused)
     }
 
     /// Ends the runs that no thread can write, and adds up their numbers.
     fn compact(&mut self, shape: MetricShape) {
         let mut left = vec![0; shape.slots()];
-        self.parts = std::mem::take(&mut self.parts).into_iter().filter_map(|part| part.release(&mut left).err()).collect();
+        self.parts = std::mem::take(&mut self.parts)
+            .into_iter()
+            .filter_map(|part| part.release(&mut left).err())
+            .collect();
         self.keep(&left);
     }
 
@@ -410,12 +521,18 @@ mod tests {
 
     #[test]
     fn registrations_in_a_full_family_do_not_walk_over_its_series() {
-        let family = MetricFamily { series_max: 400, ..MetricFamily::new("requests_total", "Requests.", &["tenant", "code"]) };
+        let family = MetricFamily {
+            series_max: 400,
+            ..MetricFamily::new("requests_total", "Requests.", &["tenant", "code"])
+        };
         let core = FamilyCore::new(family, MetricShape::Counter);
         let mut arena = Arena::default();
         // Ten tenants use all shares. Then five more tenants register, and a series of the largest tenant gives way to each of theirs.
         for (count, tenants) in [(40, "abcdefghij"), (20, "klmno")] {
-            for (tenant, code) in tenants.chars().flat_map(|tenant| (0..count).map(move |code| (tenant, code))) {
+            for (tenant, code) in tenants
+                .chars()
+                .flat_map(|tenant| (0..count).map(move |code| (tenant, code)))
+            {
                 core.add_part(&[&tenant.to_string(), &code.to_string()], None, &mut arena);
             }
         }
@@ -428,7 +545,10 @@ mod tests {
         }
         let searches = 1 + began.elapsed().as_secs() as usize;
         let walked = lock(&core.table).walked - before;
-        assert!(walked <= 2 * searches * 450, "{walked} series passed by in 1000 registrations");
+        assert!(
+            walked <= 2 * searches * 450,
+            "{walked} series passed by in 1000 registrations"
+        );
         assert_eq!(core.folded.load(Relaxed), 1000);
     }
 }

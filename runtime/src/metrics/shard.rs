@@ -63,8 +63,15 @@ impl SeriesCache {
     /// its owner was used up a moment ago.
     pub(super) fn slots(&self, core: &Arc<FamilyCore>, labels: &[&str]) -> CellRange {
         let hash = self.hash(core, labels.iter().copied());
-        let same = |e: &CachedSeries| Arc::ptr_eq(&e.core, core) && e.labels.iter().map(|l| &**l).eq(labels.iter().copied());
-        if let Some(slots) = self.entries.borrow().find(hash, same).and_then(|e| e.slots.upgrade()) {
+        let same = |e: &CachedSeries| {
+            Arc::ptr_eq(&e.core, core) && e.labels.iter().map(|l| &**l).eq(labels.iter().copied())
+        };
+        if let Some(slots) = self
+            .entries
+            .borrow()
+            .find(hash, same)
+            .and_then(|e| e.slots.upgrade())
+        {
             return slots;
         }
         let owner = core.owner_name(labels);
@@ -98,13 +105,26 @@ impl SeriesCache {
             entries.retain(|e| !e.slots.is_ended());
             self.clean_at.set(ENTRIES_MIN.max(entries.len() * 2));
         }
-        let entry = CachedSeries { core: core.clone(), labels: found.labels, slots: found.slots.downgrade() };
-        entries.insert_unique(hash, entry, |e| self.hash(&e.core, e.labels.iter().map(|l| &**l)));
+        let entry = CachedSeries {
+            core: core.clone(),
+            labels: found.labels,
+            slots: found.slots.downgrade(),
+        };
+        entries.insert_unique(hash, entry, |e| {
+            self.hash(&e.core, e.labels.iter().map(|l| &**l))
+        });
         found.slots
     }
 
     /// Remembers for [`SEARCH_INTERVAL`] that an owner's share is used up, and which numbers count the overflow.
-    fn remember_full(&self, core: &Arc<FamilyCore>, owner: &str, hash: u64, rest: CellRange, now: Instant) -> CellRange {
+    fn remember_full(
+        &self,
+        core: &Arc<FamilyCore>,
+        owner: &str,
+        hash: u64,
+        rest: CellRange,
+        now: Instant,
+    ) -> CellRange {
         let mut full = self.full.borrow_mut();
         let until = now + SEARCH_INTERVAL;
         match full.find_mut(hash, |f| Arc::ptr_eq(&f.core, core) && *f.owner == *owner) {
@@ -118,8 +138,15 @@ impl SeriesCache {
                     full.retain(|f| !f.slots.is_ended());
                     self.clean_full_at.set(ENTRIES_MIN.max(full.len() * 2));
                 }
-                let entry = Full { core: core.clone(), owner: owner.into(), slots: rest.downgrade(), until };
-                full.insert_unique(hash, entry, |f| self.hash(&f.core, std::iter::once(&*f.owner)));
+                let entry = Full {
+                    core: core.clone(),
+                    owner: owner.into(),
+                    slots: rest.downgrade(),
+                    until,
+                };
+                full.insert_unique(hash, entry, |f| {
+                    self.hash(&f.core, std::iter::once(&*f.owner))
+                });
             }
         }
         rest
@@ -143,14 +170,21 @@ mod tests {
     #[test]
     fn owners_beyond_their_share_are_forgotten_once_their_rest_ended() {
         let registry = Registry::new();
-        let family =
-            registry.counters(MetricFamily { series_max: 1, ..MetricFamily::new("requests_total", "Requests.", &["tenant", "code"]) });
+        let family = registry.counters(MetricFamily {
+            series_max: 1,
+            ..MetricFamily::new("requests_total", "Requests.", &["tenant", "code"])
+        });
         let shard = registry.shard();
-        let count = |tenants: std::ops::Range<usize>| tenants.for_each(|n| shard.counter(&family, &[&format!("t{n}"), "200"]).inc());
+        let count = |tenants: std::ops::Range<usize>| {
+            tenants.for_each(|n| shard.counter(&family, &[&format!("t{n}"), "200"]).inc())
+        };
         let start = Instant::now();
         let scrape = |after: Duration| registry.exposition_at(start + after).for_each(drop);
         count(0..3 * ENTRIES_MIN);
-        assert!(shard.known.full.borrow().len() >= 3 * ENTRIES_MIN - 1, "each has a rest in which it counts");
+        assert!(
+            shard.known.full.borrow().len() >= 3 * ENTRIES_MIN - 1,
+            "each has a rest in which it counts"
+        );
         scrape(Duration::from_secs(1));
         scrape(2 * SERIES_IDLE_TIMEOUT);
         count(3 * ENTRIES_MIN..5 * ENTRIES_MIN);

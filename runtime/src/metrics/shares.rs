@@ -28,8 +28,10 @@ impl ShareLine {
     /// Adds the same holder's use of another limit of the kind.
     fn merge(&mut self, usage: &ShareUsage) {
         // Cross multiplication compares the two quotients of use and maximum without division.
-        let is_nearer =
-            |used: u64, max: u64| u128::from(used) * u128::from(self.max.unwrap_or(1)) > u128::from(self.used) * u128::from(max);
+        let is_nearer = |used: u64, max: u64| {
+            u128::from(used) * u128::from(self.max.unwrap_or(1))
+                > u128::from(self.used) * u128::from(max)
+        };
         if self.max.is_none() || is_nearer(usage.used, usage.max) {
             self.used = usage.used;
             self.max = Some(usage.max);
@@ -78,17 +80,31 @@ fn select_rows(all: BTreeMap<String, ShareLine>, before: ShareLine) -> Vec<(Stri
 }
 
 fn tables(limits: &[TenantLimitUsage]) -> BTreeMap<ShareKind, Table> {
-    let mut kinds: BTreeMap<ShareKind, (u64, ShareLine, BTreeMap<String, ShareLine>)> = BTreeMap::new();
+    let mut kinds: BTreeMap<ShareKind, (u64, ShareLine, BTreeMap<String, ShareLine>)> =
+        BTreeMap::new();
     for usage in limits {
         let (capacity, before, rows) = kinds.entry(usage.kind).or_default();
         *capacity = (*capacity).max(usage.capacity);
         before.refused += usage.refused_before;
         before.revoked += usage.revoked_before;
         for holder in &usage.holders {
-            rows.entry(holder.holder.to_string()).or_default().merge(holder);
+            rows.entry(holder.holder.to_string())
+                .or_default()
+                .merge(holder);
         }
     }
-    kinds.into_iter().map(|(kind, (capacity, before, rows))| (kind, Table { capacity, rows: select_rows(rows, before) })).collect()
+    kinds
+        .into_iter()
+        .map(|(kind, (capacity, before, rows))| {
+            (
+                kind,
+                Table {
+                    capacity,
+                    rows: select_rows(rows, before),
+                },
+            )
+        })
+        .collect()
 }
 
 /// Writes the families of all limits.
@@ -98,10 +114,20 @@ pub(super) fn write(out: &mut String, limits: &[TenantLimitUsage]) {
     }
     let tables = tables(limits);
     let name = "canal_share_capacity";
-    text::head(out, name, "What a limit that tenants share allows in all.", "gauge");
+    text::head(
+        out,
+        name,
+        "What a limit that tenants share allows in all.",
+        "gauge",
+    );
     for (kind, table) in &tables {
         // Writing to a String cannot fail.
-        let _ = writeln!(out, "{name}{{limit=\"{}\"}} {}", kind.label(), table.capacity);
+        let _ = writeln!(
+            out,
+            "{name}{{limit=\"{}\"}} {}",
+            kind.label(),
+            table.capacity
+        );
     }
     let mut family = |name: &str, help: &str, kind: &str, value: fn(&ShareLine) -> Option<u64>| {
         text::head(out, name, help, kind);
@@ -114,10 +140,30 @@ pub(super) fn write(out: &mut String, limits: &[TenantLimitUsage]) {
             }
         }
     };
-    family("canal_share_used", "What a tenant has taken of a shared limit.", "gauge", |row| Some(row.used));
-    family("canal_share_max", "A tenant's share of a shared limit.", "gauge", |row| row.max);
-    family("canal_share_refused_total", "Refusals of a tenant by a shared limit.", "counter", |row| Some(row.refused));
-    family("canal_share_revoked_total", "Permits of a tenant that gave way in a full shared limit.", "counter", |row| Some(row.revoked));
+    family(
+        "canal_share_used",
+        "What a tenant has taken of a shared limit.",
+        "gauge",
+        |row| Some(row.used),
+    );
+    family(
+        "canal_share_max",
+        "A tenant's share of a shared limit.",
+        "gauge",
+        |row| row.max,
+    );
+    family(
+        "canal_share_refused_total",
+        "Refusals of a tenant by a shared limit.",
+        "counter",
+        |row| Some(row.refused),
+    );
+    family(
+        "canal_share_revoked_total",
+        "Permits of a tenant that gave way in a full shared limit.",
+        "counter",
+        |row| Some(row.revoked),
+    );
 }
 
 #[cfg(test)]
@@ -130,7 +176,12 @@ mod tests {
     use crate::metrics::Registry;
 
     fn limit(kind: ShareKind, capacity: u64) -> TenantLimit {
-        TenantLimit::new(TenantLimitConfig { kind, capacity, reserve: 0, give_way: GiveWay::Oldest })
+        TenantLimit::new(TenantLimitConfig {
+            kind,
+            capacity,
+            reserve: 0,
+            give_way: GiveWay::Oldest,
+        })
     }
 
     fn tenant(name: &str) -> ShareHolder {
@@ -161,14 +212,26 @@ mod tests {
     #[test]
     fn limits_of_one_kind_are_one_family_and_the_fullest_counts() {
         let r = Registry::new();
-        let (one, two) = (limit(ShareKind::EdgeMapEntries, 1000), limit(ShareKind::EdgeMapEntries, 100));
+        let (one, two) = (
+            limit(ShareKind::EdgeMapEntries, 1000),
+            limit(ShareKind::EdgeMapEntries, 100),
+        );
         show_shares(&r, &one);
         show_shares(&r, &two);
-        let (_a, _b) = (one.take(&tenant("alpha"), 30).unwrap(), two.take(&tenant("alpha"), 20).unwrap());
+        let (_a, _b) = (
+            one.take(&tenant("alpha"), 30).unwrap(),
+            two.take(&tenant("alpha"), 20).unwrap(),
+        );
         let text = r.render();
         assert_eq!(text.matches("canal_share_used{").count(), 1, "{text}");
-        assert!(text.contains("canal_share_used{limit=\"edge_map_entries\",tenant=\"alpha\"} 20\n"), "{text}");
-        assert!(text.contains("canal_share_max{limit=\"edge_map_entries\",tenant=\"alpha\"} 25\n"), "{text}");
+        assert!(
+            text.contains("canal_share_used{limit=\"edge_map_entries\",tenant=\"alpha\"} 20\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("canal_share_max{limit=\"edge_map_entries\",tenant=\"alpha\"} 25\n"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -178,13 +241,22 @@ mod tests {
         places.set_default_share("100%".parse().unwrap());
         show_shares(&r, &places);
         for n in 0..5000u32 {
-            let network = ShareHolder::Network(format!("10.{}.{}.0/24", n / 256, n % 256).parse().unwrap());
+            let network =
+                ShareHolder::Network(format!("10.{}.{}.0/24", n / 256, n % 256).parse().unwrap());
             let _first = places.take_replacing(&network, 1).unwrap();
             let _second = places.take_replacing(&network, 1).unwrap();
         }
         let text = r.render();
-        let revoked = text.lines().filter(|l| l.starts_with("canal_share_revoked_total{"));
-        assert_eq!(revoked.map(|l| l.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum::<u64>(), 5000, "{text}");
+        let revoked = text
+            .lines()
+            .filter(|l| l.starts_with("canal_share_revoked_total{"));
+        assert_eq!(
+            revoked
+                .map(|l| l.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
+                .sum::<u64>(),
+            5000,
+            "{text}"
+        );
     }
 
     #[test]
@@ -192,15 +264,27 @@ mod tests {
         let r = Registry::new();
         let connections = limit(ShareKind::GatewayConnections, 1_000_000);
         show_shares(&r, &connections);
-        let mut permits: Vec<_> = (1..=500).map(|n| connections.take(&tenant(&format!("t{n}")), n).unwrap()).collect();
+        let mut permits: Vec<_> = (1..=500)
+            .map(|n| connections.take(&tenant(&format!("t{n}")), n).unwrap())
+            .collect();
         // This tenant is small, but it is the one that is refused.
         assert!(connections.take(&tenant("t1"), 1_000_000).is_err());
         permits.push(connections.take(&tenant("other"), 3).unwrap());
         let text = r.render();
-        let used: Vec<_> = text.lines().filter(|l| l.starts_with("canal_share_used{")).collect();
+        let used: Vec<_> = text
+            .lines()
+            .filter(|l| l.starts_with("canal_share_used{"))
+            .collect();
         assert_eq!(used.len(), SHARE_HOLDERS_MAX + 1);
-        assert!(used.iter().any(|l| l.contains("\"t500\"")) && used.iter().any(|l| l.contains("\"t1\"")), "{used:?}");
-        let sum: u64 = used.iter().map(|l| l.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum();
+        assert!(
+            used.iter().any(|l| l.contains("\"t500\""))
+                && used.iter().any(|l| l.contains("\"t1\"")),
+            "{used:?}"
+        );
+        let sum: u64 = used
+            .iter()
+            .map(|l| l.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
+            .sum();
         assert_eq!(sum, 500 * 501 / 2 + 3);
         assert_eq!(used.iter().filter(|l| l.contains("\"other\"")).count(), 1);
     }

@@ -2,10 +2,15 @@
 
 use super::*;
 
-const REQUESTS: MetricFamily = MetricFamily::new("requests_total", "Requests.", &["tenant", "code"]);
+const REQUESTS: MetricFamily =
+    MetricFamily::new("requests_total", "Requests.", &["tenant", "code"]);
 
 fn lines(r: &Registry, start: &str) -> Vec<String> {
-    r.render().lines().filter(|l| l.starts_with(start)).map(str::to_string).collect()
+    r.render()
+        .lines()
+        .filter(|l| l.starts_with(start))
+        .map(str::to_string)
+        .collect()
 }
 
 #[test]
@@ -28,15 +33,25 @@ fn shards_and_shared_handles_add_up() {
     threads.into_iter().for_each(|t| t.join().unwrap());
     assert_eq!(
         lines(&r, "requests_total"),
-        ["requests_total{tenant=\"alpha\",code=\"200\"} 3005", "requests_total{tenant=\"beta\",code=\"a\\\"b\\\\c\\nd\"} 6"]
+        [
+            "requests_total{tenant=\"alpha\",code=\"200\"} 3005",
+            "requests_total{tenant=\"beta\",code=\"a\\\"b\\\\c\\nd\"} 6"
+        ]
     );
-    assert_eq!(lines(&r, "# TYPE requests"), ["# TYPE requests_total counter"]);
+    assert_eq!(
+        lines(&r, "# TYPE requests"),
+        ["# TYPE requests_total counter"]
+    );
 }
 
 #[test]
 fn a_full_family_without_tenants_folds_into_other_and_counts_it() {
     let r = Registry::new();
-    let family = r.counters(MetricFamily { series_max: 2, labels: &["shop", "code"], ..REQUESTS });
+    let family = r.counters(MetricFamily {
+        series_max: 2,
+        labels: &["shop", "code"],
+        ..REQUESTS
+    });
     let (one, two) = (r.shard(), r.shard());
     for i in 0..5 {
         one.counter(&family, &["t", &i.to_string()]).inc();
@@ -59,7 +74,10 @@ fn a_full_family_without_tenants_folds_into_other_and_counts_it() {
 
 /// Sums the values of all lines that begin with `start`.
 fn sum(r: &Registry, start: &str) -> u64 {
-    lines(r, start).iter().map(|l| l.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+    lines(r, start)
+        .iter()
+        .map(|l| l.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
+        .sum()
 }
 
 #[test]
@@ -75,14 +93,27 @@ fn a_tenant_with_10304_label_sets_leaves_another_tenants_series_alone() {
     }
     let beta = lines(&r, "requests_total{tenant=\"beta\"");
     assert_eq!(beta.len(), 500);
-    assert!(beta.iter().all(|l| l.ends_with(" 2") && !l.contains("other")), "{beta:?}");
+    assert!(
+        beta.iter()
+            .all(|l| l.ends_with(" 2") && !l.contains("other")),
+        "{beta:?}"
+    );
     // The tenant has its share, and the rest is counted under its own name, so no count is lost.
-    assert_eq!(lines(&r, "requests_total{tenant=\"alpha\"").len(), SERIES_MAX / 10 + 1);
+    assert_eq!(
+        lines(&r, "requests_total{tenant=\"alpha\"").len(),
+        SERIES_MAX / 10 + 1
+    );
     assert_eq!(sum(&r, "requests_total{tenant=\"alpha\""), 10_304);
-    assert_eq!(sum(&r, "requests_total{tenant=\"alpha\",code=\"other\"}"), 9_304);
+    assert_eq!(
+        sum(&r, "requests_total{tenant=\"alpha\",code=\"other\"}"),
+        9_304
+    );
     assert!(lines(&r, "requests_total{tenant=\"other\"").is_empty());
     assert_eq!(
-        lines(&r, "canal_share_used{limit=\"metric_series\",tenant=\"alpha\"}"),
+        lines(
+            &r,
+            "canal_share_used{limit=\"metric_series\",tenant=\"alpha\"}"
+        ),
         ["canal_share_used{limit=\"metric_series\",tenant=\"alpha\"} 1000"]
     );
 }
@@ -90,9 +121,15 @@ fn a_tenant_with_10304_label_sets_leaves_another_tenants_series_alone() {
 #[test]
 fn a_share_that_the_provider_wrote_holds() {
     let r = Registry::new();
-    let family = r.counters(MetricFamily { series_max: 100, ..REQUESTS });
+    let family = r.counters(MetricFamily {
+        series_max: 100,
+        ..REQUESTS
+    });
     let mut shares = Shares::default();
-    shares.set(canal_model::share::ShareKind::MetricSeries, "30".parse().unwrap());
+    shares.set(
+        canal_model::share::ShareKind::MetricSeries,
+        "30".parse().unwrap(),
+    );
     r.set_shares([(&"alpha".parse().unwrap(), &shares)]);
     let shard = r.shard();
     for i in 0..60 {
@@ -106,12 +143,20 @@ fn a_share_that_the_provider_wrote_holds() {
 #[test]
 fn in_a_full_family_the_largest_tenant_gives_way_and_loses_no_count() {
     let r = Registry::new();
-    let family = r.counters(MetricFamily { series_max: 20, ..REQUESTS });
+    let family = r.counters(MetricFamily {
+        series_max: 20,
+        ..REQUESTS
+    });
     let mut shares = Shares::default();
-    shares.set(canal_model::share::ShareKind::MetricSeries, "100%".parse().unwrap());
+    shares.set(
+        canal_model::share::ShareKind::MetricSeries,
+        "100%".parse().unwrap(),
+    );
     r.set_shares([(&"alpha".parse().unwrap(), &shares)]);
     let shard = r.shard();
-    let held: Vec<_> = (0..20).map(|i| shard.counter(&family, &["alpha", &i.to_string()])).collect();
+    let held: Vec<_> = (0..20)
+        .map(|i| shard.counter(&family, &["alpha", &i.to_string()]))
+        .collect();
     held.iter().for_each(Counter::inc);
     let before = shard.generation();
     shard.counter(&family, &["beta", "200"]).inc();
@@ -120,9 +165,18 @@ fn in_a_full_family_the_largest_tenant_gives_way_and_loses_no_count() {
     // An old handle of a series that gave way counts in the tenant's `other` series.
     held.iter().for_each(Counter::inc);
     assert_eq!(sum(&r, "requests_total{tenant=\"alpha\""), 40);
-    assert_eq!(sum(&r, "requests_total{tenant=\"alpha\",code=\"other\"}"), 4);
-    assert_eq!(lines(&r, "canal_metrics_displaced_total"), ["canal_metrics_displaced_total{family=\"requests_total\"} 2"]);
-    assert!(shard.generation() > before, "handles that are kept are looked up again");
+    assert_eq!(
+        sum(&r, "requests_total{tenant=\"alpha\",code=\"other\"}"),
+        4
+    );
+    assert_eq!(
+        lines(&r, "canal_metrics_displaced_total"),
+        ["canal_metrics_displaced_total{family=\"requests_total\"} 2"]
+    );
+    assert!(
+        shard.generation() > before,
+        "handles that are kept are looked up again"
+    );
     // A new look-up returns the `other` series, or the label set's own series once there is capacity.
     drop(held);
     shard.counter(&family, &["alpha", "0"]).inc();
@@ -142,12 +196,25 @@ fn series_of_tenants_end_after_an_hour_without_use_unless_a_handle_remains() {
     let held = shard.counter(&family, &["alpha", "500"]);
     held.inc();
     let start = Instant::now();
-    let at = |minutes: u64| r.exposition_at(start + Duration::from_secs(minutes * 60)).collect::<String>();
+    let at = |minutes: u64| {
+        r.exposition_at(start + Duration::from_secs(minutes * 60))
+            .collect::<String>()
+    };
     assert!(at(1).contains("code=\"200\"") && at(59).contains("code=\"200\""));
     let late = at(62);
-    assert!(!late.contains("code=\"200\"") && late.contains("requests_total{tenant=\"alpha\",code=\"500\"} 1"), "{late}");
-    assert!(late.contains("plain_total{reason=\"x\"} 1") && late.contains("state{tenant=\"alpha\"} 1"), "{late}");
-    assert!(late.contains("canal_metrics_expired_total{family=\"requests_total\"} 1"), "{late}");
+    assert!(
+        !late.contains("code=\"200\"")
+            && late.contains("requests_total{tenant=\"alpha\",code=\"500\"} 1"),
+        "{late}"
+    );
+    assert!(
+        late.contains("plain_total{reason=\"x\"} 1") && late.contains("state{tenant=\"alpha\"} 1"),
+        "{late}"
+    );
+    assert!(
+        late.contains("canal_metrics_expired_total{family=\"requests_total\"} 1"),
+        "{late}"
+    );
     // A series that is used again starts at zero, as after a restart.
     shard.counter(&family, &["alpha", "200"]).add(3);
     assert!(at(63).contains("requests_total{tenant=\"alpha\",code=\"200\"} 3"));
@@ -159,16 +226,26 @@ fn series_of_tenants_end_after_an_hour_without_use_unless_a_handle_remains() {
 fn a_scrape_of_full_families_comes_in_pieces_of_bounded_size() {
     let r = Registry::new();
     let labels = &["tenant", "path"];
-    let family = r.histograms(MetricFamily::new("ms", "Time.", labels), &[1, 2, 5, 10, 20, 50, 100, 200, 500, 1000], 1.0);
+    let family = r.histograms(
+        MetricFamily::new("ms", "Time.", labels),
+        &[1, 2, 5, 10, 20, 50, 100, 200, 500, 1000],
+        1.0,
+    );
     let shard = r.shard();
     for tenant in ["a", "b", "c"] {
         for i in 0..1100 {
-            shard.histogram(&family, &[tenant, &format!("{i}{}", "x".repeat(500))]).observe(3);
+            shard
+                .histogram(&family, &[tenant, &format!("{i}{}", "x".repeat(500))])
+                .observe(3);
         }
     }
     let (mut total, mut longest, mut pieces) = (0, 0, 0);
     for piece in r.exposition() {
-        (total, longest, pieces) = (total + piece.len(), longest.max(piece.capacity()), pieces + 1);
+        (total, longest, pieces) = (
+            total + piece.len(),
+            longest.max(piece.capacity()),
+            pieces + 1,
+        );
         assert!(piece.ends_with('\n'));
     }
     assert!(total > 16 << 20 && pieces > 100, "{total} in {pieces}");
@@ -192,7 +269,11 @@ fn gauges_fall_and_guards_give_back() {
 #[test]
 fn histograms_are_cumulative_scaled_and_bounds_are_inclusive() {
     let r = Registry::new();
-    let family = r.histograms(MetricFamily::new("ms", "Time.", &["x"]), &[500, 1000, 5000], 0.001);
+    let family = r.histograms(
+        MetricFamily::new("ms", "Time.", &["x"]),
+        &[500, 1000, 5000],
+        0.001,
+    );
     let shard = r.shard();
     for v in [1, 500, 501, 1000, 5000, 5001] {
         shard.histogram(&family, &["y"]).observe(v);
@@ -213,9 +294,14 @@ fn histograms_are_cumulative_scaled_and_bounds_are_inclusive() {
 #[test]
 fn pages_grow_and_probes_are_read() {
     let r = Registry::new();
-    let family = r.counters(MetricFamily { labels: &["shop", "code"], ..REQUESTS });
+    let family = r.counters(MetricFamily {
+        labels: &["shop", "code"],
+        ..REQUESTS
+    });
     let shard = r.shard();
-    let handles: Vec<_> = (0..2000).map(|i| shard.counter(&family, &["t", &i.to_string()])).collect();
+    let handles: Vec<_> = (0..2000)
+        .map(|i| shard.counter(&family, &["t", &i.to_string()]))
+        .collect();
     handles.iter().for_each(Counter::inc);
     assert!(handles.iter().all(|h| h.value() == 1));
     assert_eq!(lines(&r, "requests_total").len(), 2000);

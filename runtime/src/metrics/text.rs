@@ -23,12 +23,21 @@ pub(super) fn head(out: &mut String, name: &str, help: &str, kind: &str) {
     let _ = writeln!(out, "\n# TYPE {name} {kind}");
 }
 
-pub(super) fn labels(out: &mut String, names: &[&str], values: &[impl AsRef<str>], le: Option<&str>) {
+pub(super) fn labels(
+    out: &mut String,
+    names: &[&str],
+    values: &[impl AsRef<str>],
+    le: Option<&str>,
+) {
     if names.is_empty() && le.is_none() {
         return;
     }
     out.push('{');
-    let pairs = names.iter().copied().zip(values.iter().map(AsRef::as_ref)).chain(le.map(|v| ("le", v)));
+    let pairs = names
+        .iter()
+        .copied()
+        .zip(values.iter().map(AsRef::as_ref))
+        .chain(le.map(|v| ("le", v)));
     for (i, (name, value)) in pairs.enumerate() {
         if i > 0 {
             out.push(',');
@@ -70,7 +79,9 @@ pub(super) fn family(
             return true;
         }
         match core.shape {
-            MetricShape::Histogram { bounds, scale } => histogram(out, core, values, sum, bounds, scale),
+            MetricShape::Histogram { bounds, scale } => {
+                histogram(out, core, values, sum, bounds, scale)
+            }
             MetricShape::Counter | MetricShape::Seconds | MetricShape::Gauge => {
                 out.push_str(f.name);
                 labels(out, f.labels, values, None);
@@ -86,13 +97,22 @@ pub(super) fn family(
     })
 }
 
-fn histogram(out: &mut String, core: &FamilyCore, values: &[Box<str>], sum: &[u64], bounds: &[u64], scale: f64) {
+fn histogram(
+    out: &mut String,
+    core: &FamilyCore,
+    values: &[Box<str>],
+    sum: &[u64],
+    bounds: &[u64],
+    scale: f64,
+) {
     let f = &core.family;
     let mut count = 0u64;
     // Prometheus buckets are cumulative.
     for (i, n) in sum[..=bounds.len()].iter().enumerate() {
         count += n;
-        let le = bounds.get(i).map_or_else(|| "+Inf".to_string(), |b| (*b as f64 * scale).to_string());
+        let le = bounds
+            .get(i)
+            .map_or_else(|| "+Inf".to_string(), |b| (*b as f64 * scale).to_string());
         let _ = write!(out, "{}_bucket", f.name);
         labels(out, f.labels, values, Some(&le));
         let _ = writeln!(out, " {count}");
@@ -117,10 +137,18 @@ pub(super) fn folded(out: &mut String, families: &[Arc<FamilyCore>]) {
         }
     };
     let folded = "Lookups of label sets counted under \"other\" because their owner's share, or their family, is full.";
-    write("canal_metrics_overflow_label_sets_total", folded, |core| core.folded.load(Relaxed));
-    write("canal_metrics_expired_total", "Series that ended because nothing counted in them.", |core| core.expired.load(Relaxed));
+    write("canal_metrics_overflow_label_sets_total", folded, |core| {
+        core.folded.load(Relaxed)
+    });
+    write(
+        "canal_metrics_expired_total",
+        "Series that ended because nothing counted in them.",
+        |core| core.expired.load(Relaxed),
+    );
     let displaced = "Series in use that gave way to another owner's, and are counted under \"other\" of their own.";
-    write("canal_metrics_displaced_total", displaced, |core| core.displaced.load(Relaxed));
+    write("canal_metrics_displaced_total", displaced, |core| {
+        core.displaced.load(Relaxed)
+    });
 }
 
 pub(super) fn probe(out: &mut String, name: &str, help: &str, value: f64) {

@@ -108,7 +108,11 @@ impl Ledger {
         match holder {
             ShareHolder::Provider => self.capacity,
             // A tenant's share is a part of what all tenants together may take.
-            _ => self.shares.get(holder).unwrap_or(&self.default_share).of(self.capacity - self.reserve),
+            _ => self
+                .shares
+                .get(holder)
+                .unwrap_or(&self.default_share)
+                .of(self.capacity - self.reserve),
         }
     }
 
@@ -124,21 +128,38 @@ impl Ledger {
 
     /// Returns how much must stay free beside the request, so that further tenants get something.
     fn free_needed(&self, request: LedgerRequest<'_>, provider: u64) -> u64 {
-        let LedgerRequest { holder, amount, gone, is_revocable } = request;
+        let LedgerRequest {
+            holder,
+            amount,
+            gone,
+            is_revocable,
+        } = request;
         let own = self.used_of(holder);
         // A holder that is alone may take its share. One that replaces its own permits takes nothing from others.
         let is_alone = self.used - provider == own;
-        if *holder == ShareHolder::Provider || is_alone || gone >= amount || !decide_applies(self.kind, is_revocable) {
+        if *holder == ShareHolder::Provider
+            || is_alone
+            || gone >= amount
+            || !decide_applies(self.kind, is_revocable)
+        {
             return 0;
         }
-        decide_free_needed((own - gone).saturating_add(amount), self.capacity - self.reserve)
+        decide_free_needed(
+            (own - gone).saturating_add(amount),
+            self.capacity - self.reserve,
+        )
     }
 
     /// Decides which permits have to be revoked to grant the request.
     ///
     /// Nothing is revoked here: a take that is refused must not cost any holder a permit.
     fn decide(&self, request: LedgerRequest<'_>) -> Result<Vec<u64>, ShareRefusal> {
-        let LedgerRequest { holder, amount, gone, .. } = request;
+        let LedgerRequest {
+            holder,
+            amount,
+            gone,
+            ..
+        } = request;
         let wanted = (self.used_of(holder) - gone).saturating_add(amount);
         if wanted > self.max(holder) {
             return Err(ShareRefusal::Share);
@@ -147,24 +168,46 @@ impl Ledger {
         let total = match holder {
             ShareHolder::Provider => self.used.saturating_add(amount) - gone,
             // The provider uses its reserve before it uses shared capacity.
-            _ => (self.used - provider).saturating_add(amount).saturating_add(provider.max(self.reserve)) - gone,
+            _ => {
+                (self.used - provider)
+                    .saturating_add(amount)
+                    .saturating_add(provider.max(self.reserve))
+                    - gone
+            }
         };
-        let refusal = if total > self.capacity { ShareRefusal::Full } else { ShareRefusal::Threshold };
-        let mut missing = total.saturating_add(self.free_needed(request, provider)).saturating_sub(self.capacity);
+        let refusal = if total > self.capacity {
+            ShareRefusal::Full
+        } else {
+            ShareRefusal::Threshold
+        };
+        let mut missing = total
+            .saturating_add(self.free_needed(request, provider))
+            .saturating_sub(self.capacity);
         let mut chosen = Vec::new();
         if missing == 0 {
             return Ok(chosen);
         }
         // A holder that gives way must have more than the requester would get; else two holders would revoke each other endlessly.
-        let least = if *holder == ShareHolder::Provider { 0 } else { wanted };
-        let mut rest = self.by_size.iter().rev().filter(|(_, other)| other != holder).peekable();
+        let least = if *holder == ShareHolder::Provider {
+            0
+        } else {
+            wanted
+        };
+        let mut rest = self
+            .by_size
+            .iter()
+            .rev()
+            .filter(|(_, other)| other != holder)
+            .peekable();
         // Holders of which a permit was chosen, sorted by what remains to them, with their further permits.
         let mut begun: BTreeMap<(u64, &ShareHolder), Revocable<'_>> = BTreeMap::new();
         while missing > 0 {
             let next = rest.peek().map(|entry| (entry.0, &entry.1));
             // The largest is either an untouched holder or one that has already lost a permit in this decision.
             let largest = next.max(begun.last_key_value().map(|(entry, _)| *entry));
-            let Some((size, other)) = largest.filter(|(size, _)| *size > least) else { return Err(refusal) };
+            let Some((size, other)) = largest.filter(|(size, _)| *size > least) else {
+                return Err(refusal);
+            };
             let permits = if next == largest {
                 rest.next();
                 self.revocable(other)
@@ -172,7 +215,11 @@ impl Ledger {
                 begun.remove(&(size, other))
             };
             // A holder without another revocable permit cannot give way further.
-            let Some((id, permits)) = permits.and_then(|mut permits| Some((permits.next()?, permits))) else { continue };
+            let Some((id, permits)) =
+                permits.and_then(|mut permits| Some((permits.next()?, permits)))
+            else {
+                continue;
+            };
             let amount = self.permits.get(id).map_or(0, |permit| permit.amount);
             chosen.push(*id);
             missing = missing.saturating_sub(amount);
@@ -183,17 +230,35 @@ impl Ledger {
 
     fn revocable(&self, holder: &ShareHolder) -> Option<Revocable<'_>> {
         let ids = self.accounts.get(holder)?.revocable.keys();
-        Some(if self.give_way == GiveWay::Oldest { Box::new(ids) } else { Box::new(ids.rev()) })
+        Some(if self.give_way == GiveWay::Oldest {
+            Box::new(ids)
+        } else {
+            Box::new(ids.rev())
+        })
     }
 
     /// Revokes the permits that are needed for `amount`, or counts the refusal; a refusal revokes nothing.
-    fn free_capacity(&mut self, holder: &ShareHolder, amount: u64, is_revocable: bool) -> Result<(), ShareRefusal> {
-        let decided = self.decide(LedgerRequest { holder, amount, gone: 0, is_revocable });
+    fn free_capacity(
+        &mut self,
+        holder: &ShareHolder,
+        amount: u64,
+        is_revocable: bool,
+    ) -> Result<(), ShareRefusal> {
+        let decided = self.decide(LedgerRequest {
+            holder,
+            amount,
+            gone: 0,
+            is_revocable,
+        });
         self.revoke(holder, decided)
     }
 
     /// Revokes the chosen permits, or counts the refusal of `holder`.
-    fn revoke(&mut self, holder: &ShareHolder, decided: Result<Vec<u64>, ShareRefusal>) -> Result<(), ShareRefusal> {
+    fn revoke(
+        &mut self,
+        holder: &ShareHolder,
+        decided: Result<Vec<u64>, ShareRefusal>,
+    ) -> Result<(), ShareRefusal> {
         match decided {
             Ok(chosen) => {
                 chosen.into_iter().for_each(|id| self.revoke_one(id));
@@ -206,31 +271,62 @@ impl Ledger {
         }
     }
 
-    pub(super) fn take(&mut self, holder: &ShareHolder, amount: u64, revoke: Option<watch::Sender<bool>>) -> Result<u64, ShareRefusal> {
+    pub(super) fn take(
+        &mut self,
+        holder: &ShareHolder,
+        amount: u64,
+        revoke: Option<watch::Sender<bool>>,
+    ) -> Result<u64, ShareRefusal> {
         self.free_capacity(holder, amount, revoke.is_some())?;
         Ok(self.grant(holder, amount, revoke))
     }
 
     /// Records a new permit. The caller has checked that the limit allows it.
-    fn grant(&mut self, holder: &ShareHolder, amount: u64, revoke: Option<watch::Sender<bool>>) -> u64 {
+    fn grant(
+        &mut self,
+        holder: &ShareHolder,
+        amount: u64,
+        revoke: Option<watch::Sender<bool>>,
+    ) -> u64 {
         let id = self.next;
         self.next += 1;
         self.used += amount;
         self.attach(holder, id, amount, revoke);
-        self.permits.insert(id, LedgerPermit { holder: holder.clone(), amount, is_revoked: false });
+        self.permits.insert(
+            id,
+            LedgerPermit {
+                holder: holder.clone(),
+                amount,
+                is_revoked: false,
+            },
+        );
         id
     }
 
     /// Takes like [`Ledger::take`], but revokes the holder's own permits if no other holder gives way.
-    pub(super) fn take_replacing(&mut self, holder: &ShareHolder, amount: u64, revoke: watch::Sender<bool>) -> Result<u64, ShareRefusal> {
+    pub(super) fn take_replacing(
+        &mut self,
+        holder: &ShareHolder,
+        amount: u64,
+        revoke: watch::Sender<bool>,
+    ) -> Result<u64, ShareRefusal> {
         let decided = self.decide_replacing(holder, amount);
         self.revoke(holder, decided)?;
         Ok(self.grant(holder, amount, Some(revoke)))
     }
 
     /// Decides like [`Ledger::decide`], with as few of the holder's own permits revoked as necessary.
-    fn decide_replacing(&self, holder: &ShareHolder, amount: u64) -> Result<Vec<u64>, ShareRefusal> {
-        let mut request = LedgerRequest { holder, amount, gone: 0, is_revocable: true };
+    fn decide_replacing(
+        &self,
+        holder: &ShareHolder,
+        amount: u64,
+    ) -> Result<Vec<u64>, ShareRefusal> {
+        let mut request = LedgerRequest {
+            holder,
+            amount,
+            gone: 0,
+            is_revocable: true,
+        };
         let mut decided = self.decide(request);
         let mut chosen = Vec::new();
         for id in self.revocable(holder).into_iter().flatten() {
@@ -246,13 +342,23 @@ impl Ledger {
     }
 
     pub(super) fn grow(&mut self, id: u64, more: u64) -> Result<(), ShareRefusal> {
-        let Some(holder) = self.permits.get(&id).filter(|p| !p.is_revoked).map(|p| p.holder.clone()) else {
+        let Some(holder) = self
+            .permits
+            .get(&id)
+            .filter(|p| !p.is_revoked)
+            .map(|p| p.holder.clone())
+        else {
             return Err(ShareRefusal::Full);
         };
-        let is_revocable = self.accounts.get(&holder).is_some_and(|account| account.revocable.contains_key(&id));
+        let is_revocable = self
+            .accounts
+            .get(&holder)
+            .is_some_and(|account| account.revocable.contains_key(&id));
         // Growing never revokes the holder's own permits, so this permit stays valid.
         self.free_capacity(&holder, more, is_revocable)?;
-        let Some(permit) = self.permits.get_mut(&id) else { return Err(ShareRefusal::Full) };
+        let Some(permit) = self.permits.get_mut(&id) else {
+            return Err(ShareRefusal::Full);
+        };
         permit.amount += more;
         self.used += more;
         self.change(&holder, id, |amount| amount + more);
@@ -260,7 +366,9 @@ impl Ledger {
     }
 
     pub(super) fn shrink(&mut self, id: u64, less: u64) {
-        let Some(permit) = self.permits.get_mut(&id).filter(|p| !p.is_revoked) else { return };
+        let Some(permit) = self.permits.get_mut(&id).filter(|p| !p.is_revoked) else {
+            return;
+        };
         let less = less.min(permit.amount);
         permit.amount -= less;
         self.used -= less;
@@ -269,9 +377,13 @@ impl Ledger {
     }
 
     pub(super) fn keep(&mut self, id: u64) {
-        let Some(permit) = self.permits.get(&id).filter(|p| !p.is_revoked) else { return };
+        let Some(permit) = self.permits.get(&id).filter(|p| !p.is_revoked) else {
+            return;
+        };
         let (holder, amount) = (permit.holder.clone(), permit.amount);
-        let Some(account) = self.accounts.get_mut(&holder) else { return };
+        let Some(account) = self.accounts.get_mut(&holder) else {
+            return;
+        };
         let before = account.revocable_amount;
         if account.revocable.remove(&id).is_some() {
             account.revocable_amount -= amount;
@@ -286,7 +398,9 @@ impl Ledger {
             return;
         };
         let (holder, amount) = (permit.holder.clone(), permit.amount);
-        let Some(account) = self.accounts.get_mut(&holder) else { return };
+        let Some(account) = self.accounts.get_mut(&holder) else {
+            return;
+        };
         let before = account.revocable_amount;
         if account.revocable.insert(id, revoke).is_none() {
             account.revocable_amount += amount;
@@ -295,7 +409,9 @@ impl Ledger {
     }
 
     pub(super) fn give_back(&mut self, id: u64) {
-        let Some(permit) = self.permits.remove(&id) else { return };
+        let Some(permit) = self.permits.remove(&id) else {
+            return;
+        };
         if !permit.is_revoked {
             self.used -= permit.amount;
             self.detach(&permit.holder, id, permit.amount);
@@ -304,7 +420,9 @@ impl Ledger {
 
     /// Revokes a permit and notifies its owner.
     fn revoke_one(&mut self, id: u64) {
-        let Some(permit) = self.permits.get_mut(&id) else { return };
+        let Some(permit) = self.permits.get_mut(&id) else {
+            return;
+        };
         permit.is_revoked = true;
         let (holder, amount) = (permit.holder.clone(), permit.amount);
         self.used -= amount;
@@ -316,7 +434,13 @@ impl Ledger {
     }
 
     /// Adds a permit to its holder's account.
-    fn attach(&mut self, holder: &ShareHolder, id: u64, amount: u64, revoke: Option<watch::Sender<bool>>) {
+    fn attach(
+        &mut self,
+        holder: &ShareHolder,
+        id: u64,
+        amount: u64,
+        revoke: Option<watch::Sender<bool>>,
+    ) {
         let account = self.open(holder);
         let is_first = account.permits == 0;
         let before = account.revocable_amount;
@@ -331,7 +455,12 @@ impl Ledger {
     }
 
     /// Removes a permit from its holder's account.
-    fn detach(&mut self, holder: &ShareHolder, id: u64, amount: u64) -> Option<watch::Sender<bool>> {
+    fn detach(
+        &mut self,
+        holder: &ShareHolder,
+        id: u64,
+        amount: u64,
+    ) -> Option<watch::Sender<bool>> {
         let account = self.accounts.get_mut(holder)?;
         let before = account.revocable_amount;
         account.used -= amount;
@@ -352,7 +481,9 @@ impl Ledger {
 
     /// Changes the amount of one permit in its holder's account.
     fn change(&mut self, holder: &ShareHolder, id: u64, new: impl Fn(u64) -> u64) {
-        let Some(account) = self.accounts.get_mut(holder) else { return };
+        let Some(account) = self.accounts.get_mut(holder) else {
+            return;
+        };
         let before = account.revocable_amount;
         account.used = new(account.used);
         if account.revocable.contains_key(&id) {
@@ -422,6 +553,13 @@ impl Ledger {
         let mut holders: Vec<_> = self.accounts.iter().map(of).collect();
         holders.sort_by(|a, b| a.holder.cmp(&b.holder));
         let (refused_before, revoked_before) = (self.refused_before, self.revoked_before);
-        TenantLimitUsage { kind, capacity: self.capacity, used: self.used, refused_before, revoked_before, holders }
+        TenantLimitUsage {
+            kind,
+            capacity: self.capacity,
+            used: self.used,
+            refused_before,
+            revoked_before,
+            holders,
+        }
     }
 }

@@ -9,7 +9,12 @@ use super::*;
 const KIND: ShareKind = ShareKind::ConfigurationBytes;
 
 fn limit(capacity: u64, reserve: u64, give_way: GiveWay) -> TenantLimit {
-    let limit = TenantLimit::new(TenantLimitConfig { kind: KIND, capacity, reserve, give_way });
+    let limit = TenantLimit::new(TenantLimitConfig {
+        kind: KIND,
+        capacity,
+        reserve,
+        give_way,
+    });
     limit.set_default_share(Share::Percent(50));
     limit
 }
@@ -19,7 +24,12 @@ fn tenant(name: &str) -> ShareHolder {
 }
 
 fn used(limit: &TenantLimit, holder: &ShareHolder) -> u64 {
-    limit.usage().holders.iter().find(|u| u.holder == *holder).map_or(0, |u| u.used)
+    limit
+        .usage()
+        .holders
+        .iter()
+        .find(|u| u.holder == *holder)
+        .map_or(0, |u| u.used)
 }
 
 #[test]
@@ -31,7 +41,11 @@ fn tenant_takes_up_to_its_share_and_gives_back() {
     drop(held);
     assert_eq!(used(&limit, &alpha), 0);
     assert!(limit.take(&alpha, 5).is_ok());
-    assert_eq!(limit.usage().holders[0].refused, 1, "the refusal is still told");
+    assert_eq!(
+        limit.usage().holders[0].refused,
+        1,
+        "the refusal is still told"
+    );
 }
 
 #[test]
@@ -42,7 +56,10 @@ fn tenant_with_its_own_share_takes_that_much() {
     let name = "alpha".parse().unwrap();
     limit.set_shares([(&name, &shares)]);
     assert!(limit.take(&tenant("alpha"), 80).is_ok());
-    assert_eq!(limit.take(&tenant("beta"), 80).unwrap_err(), ShareRefusal::Share);
+    assert_eq!(
+        limit.take(&tenant("beta"), 80).unwrap_err(),
+        ShareRefusal::Share
+    );
 }
 
 #[tokio::test]
@@ -50,17 +67,28 @@ async fn displacing_take_revokes_the_holders_own_oldest_permit() {
     let limit = limit(10, 0, GiveWay::Oldest);
     let (alpha, beta) = (tenant("alpha"), tenant("beta"));
     let fixed = limit.take(&alpha, 1).unwrap();
-    let flood: Vec<_> = (0..4).map(|_| limit.take_replacing(&alpha, 1).unwrap()).collect();
+    let flood: Vec<_> = (0..4)
+        .map(|_| limit.take_replacing(&alpha, 1).unwrap())
+        .collect();
     let other = limit.take_replacing(&beta, 1).unwrap();
     let newest = limit.take_replacing(&alpha, 1).unwrap();
     flood[0].revoked().await;
-    assert_eq!(flood.iter().map(TenantPermit::is_revoked).collect::<Vec<_>>(), [true, false, false, false]);
+    assert_eq!(
+        flood
+            .iter()
+            .map(TenantPermit::is_revoked)
+            .collect::<Vec<_>>(),
+        [true, false, false, false]
+    );
     assert!(!other.is_revoked() && !newest.is_revoked() && !fixed.is_revoked());
     assert_eq!(used(&limit, &alpha), 5);
     // A holder without a revocable permit of its own is refused as usual.
     drop((flood, newest, fixed));
     let _all = limit.take(&alpha, 5).unwrap();
-    assert_eq!(limit.take_replacing(&alpha, 1).unwrap_err(), ShareRefusal::Share);
+    assert_eq!(
+        limit.take_replacing(&alpha, 1).unwrap_err(),
+        ShareRefusal::Share
+    );
     assert!(!other.is_revoked());
 }
 
@@ -69,10 +97,16 @@ async fn revocable_permit_is_revoked_and_fixed_one_is_not() {
     let limit = limit(2, 0, GiveWay::Oldest);
     limit.set_default_share(Share::Percent(100));
     let alpha = tenant("alpha");
-    let (mut first, mut second) = (limit.take_revocable(&alpha, 1).unwrap(), limit.take_revocable(&alpha, 1).unwrap());
+    let (mut first, mut second) = (
+        limit.take_revocable(&alpha, 1).unwrap(),
+        limit.take_revocable(&alpha, 1).unwrap(),
+    );
     first.keep();
     second.keep();
-    assert_eq!(limit.take_replacing(&alpha, 1).unwrap_err(), ShareRefusal::Share);
+    assert_eq!(
+        limit.take_replacing(&alpha, 1).unwrap_err(),
+        ShareRefusal::Share
+    );
     second.offer();
     let third = limit.take_replacing(&alpha, 1).unwrap();
     second.revoked().await;
@@ -95,7 +129,10 @@ fn written_share_overrides_the_processs_default() {
     let name = "alpha".parse().unwrap();
     limit.set_shares([(&name, &shares)]);
     assert!(limit.take(&tenant("alpha"), 50).is_ok());
-    assert_eq!(limit.take(&tenant("beta"), 11).unwrap_err(), ShareRefusal::Share);
+    assert_eq!(
+        limit.take(&tenant("beta"), 11).unwrap_err(),
+        ShareRefusal::Share
+    );
 }
 
 #[test]
@@ -103,40 +140,73 @@ fn reserve_is_only_the_providers() {
     let limit = limit(10, 4, GiveWay::Oldest);
     let _a = limit.take(&tenant("alpha"), 3).unwrap();
     let _b = limit.take(&tenant("beta"), 3).unwrap();
-    assert_eq!(limit.take(&tenant("gamma"), 1).unwrap_err(), ShareRefusal::Full);
+    assert_eq!(
+        limit.take(&tenant("gamma"), 1).unwrap_err(),
+        ShareRefusal::Full
+    );
     assert!(limit.take(&ShareHolder::Provider, 4).is_ok());
-    assert_eq!(limit.take(&ShareHolder::Provider, 5).unwrap_err(), ShareRefusal::Full);
+    assert_eq!(
+        limit.take(&ShareHolder::Provider, 5).unwrap_err(),
+        ShareRefusal::Full
+    );
 }
 
 #[tokio::test]
 async fn full_limit_revokes_the_oldest_permit_of_the_largest_holder() {
     let limit = limit(4, 0, GiveWay::Oldest);
     limit.set_default_share(Share::Percent(100));
-    let alpha: Vec<_> = (0..3).map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap()).collect();
+    let alpha: Vec<_> = (0..3)
+        .map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap())
+        .collect();
     let _beta = limit.take_revocable(&tenant("beta"), 1).unwrap();
     let _gamma = limit.take_revocable(&tenant("gamma"), 1).unwrap();
     alpha[0].revoked().await;
-    assert_eq!(alpha.iter().map(TenantPermit::is_revoked).collect::<Vec<_>>(), [true, false, false]);
+    assert_eq!(
+        alpha
+            .iter()
+            .map(TenantPermit::is_revoked)
+            .collect::<Vec<_>>(),
+        [true, false, false]
+    );
     assert_eq!((used(&limit, &tenant("alpha")), limit.usage().used), (2, 4));
     drop(alpha);
-    assert_eq!(limit.usage().used, 2, "a revoked permit is not given back twice");
+    assert_eq!(
+        limit.usage().used,
+        2,
+        "a revoked permit is not given back twice"
+    );
 }
 
 #[test]
 fn full_limit_revokes_the_newest_where_age_speaks_for_a_session() {
     let limit = limit(3, 0, GiveWay::Newest);
     limit.set_default_share(Share::Percent(100));
-    let alpha: Vec<_> = (0..3).map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap()).collect();
+    let alpha: Vec<_> = (0..3)
+        .map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap())
+        .collect();
     let _beta = limit.take(&tenant("beta"), 1).unwrap();
-    assert_eq!(alpha.iter().map(TenantPermit::is_revoked).collect::<Vec<_>>(), [false, false, true]);
+    assert_eq!(
+        alpha
+            .iter()
+            .map(TenantPermit::is_revoked)
+            .collect::<Vec<_>>(),
+        [false, false, true]
+    );
 }
 
 #[test]
 fn equal_holders_do_not_throw_each_other_out() {
     let limit = limit(4, 0, GiveWay::Oldest);
-    let _alpha: Vec<_> = (0..2).map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap()).collect();
-    let _beta: Vec<_> = (0..2).map(|_| limit.take_revocable(&tenant("beta"), 1).unwrap()).collect();
-    assert_eq!(limit.take(&tenant("gamma"), 2).unwrap_err(), ShareRefusal::Full);
+    let _alpha: Vec<_> = (0..2)
+        .map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap())
+        .collect();
+    let _beta: Vec<_> = (0..2)
+        .map(|_| limit.take_revocable(&tenant("beta"), 1).unwrap())
+        .collect();
+    assert_eq!(
+        limit.take(&tenant("gamma"), 2).unwrap_err(),
+        ShareRefusal::Full
+    );
     assert!(limit.take_revocable(&tenant("alpha"), 1).is_err());
 }
 
@@ -144,9 +214,14 @@ fn equal_holders_do_not_throw_each_other_out() {
 fn fixed_permit_is_never_revoked() {
     let limit = limit(2, 0, GiveWay::Oldest);
     limit.set_default_share(Share::Percent(100));
-    let mut alpha: Vec<_> = (0..2).map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap()).collect();
+    let mut alpha: Vec<_> = (0..2)
+        .map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap())
+        .collect();
     alpha.iter_mut().for_each(TenantPermit::keep);
-    assert_eq!(limit.take(&tenant("beta"), 1).unwrap_err(), ShareRefusal::Full);
+    assert_eq!(
+        limit.take(&tenant("beta"), 1).unwrap_err(),
+        ShareRefusal::Full
+    );
     assert!(!alpha[0].is_revoked());
 }
 
@@ -154,16 +229,24 @@ fn fixed_permit_is_never_revoked() {
 fn refused_take_revokes_no_permit() {
     let limit = limit(10, 0, GiveWay::Oldest);
     limit.set_default_share(Share::Percent(100));
-    let alpha: Vec<_> = (0..6).map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap()).collect();
-    let beta: Vec<_> = (0..4).map(|_| limit.take_revocable(&tenant("beta"), 1).unwrap()).collect();
+    let alpha: Vec<_> = (0..6)
+        .map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap())
+        .collect();
+    let beta: Vec<_> = (0..4)
+        .map(|_| limit.take_revocable(&tenant("beta"), 1).unwrap())
+        .collect();
     // Alpha could lose only one permit before it has less than gamma would get.
-    assert_eq!(limit.take(&tenant("gamma"), 5).unwrap_err(), ShareRefusal::Full);
+    assert_eq!(
+        limit.take(&tenant("gamma"), 5).unwrap_err(),
+        ShareRefusal::Full
+    );
     let mut gamma = limit.take(&tenant("gamma"), 0).unwrap();
     assert_eq!(gamma.grow(5).unwrap_err(), ShareRefusal::Full);
     assert!(alpha.iter().chain(&beta).all(|permit| !permit.is_revoked()));
     // Three are available: two from alpha, which then has as many as beta, and one from beta.
     gamma.grow(3).unwrap();
-    let lost = |permits: &[TenantPermit]| permits.iter().filter(|permit| permit.is_revoked()).count();
+    let lost =
+        |permits: &[TenantPermit]| permits.iter().filter(|permit| permit.is_revoked()).count();
     assert_eq!((lost(&alpha), lost(&beta), limit.used()), (2, 1, 10));
 }
 
@@ -171,12 +254,30 @@ fn refused_take_revokes_no_permit() {
 fn several_large_holders_give_way_in_turn() {
     let limit = limit(12, 0, GiveWay::Newest);
     limit.set_default_share(Share::Percent(100));
-    let held = |name: &str, count: u64| (0..count).map(|_| limit.take_revocable(&tenant(name), 1).unwrap()).collect::<Vec<_>>();
+    let held = |name: &str, count: u64| {
+        (0..count)
+            .map(|_| limit.take_revocable(&tenant(name), 1).unwrap())
+            .collect::<Vec<_>>()
+    };
     let (alpha, beta) = (held("alpha", 7), held("beta", 5));
     let _provider = limit.take(&ShareHolder::Provider, 6).unwrap();
-    assert_eq!((used(&limit, &tenant("alpha")), used(&limit, &tenant("beta"))), (3, 3));
-    let fixed = |permits: &[TenantPermit]| permits.iter().map(|permit| !permit.is_revoked()).collect::<Vec<_>>();
-    assert_eq!(fixed(&alpha), [true, true, true, false, false, false, false]);
+    assert_eq!(
+        (
+            used(&limit, &tenant("alpha")),
+            used(&limit, &tenant("beta"))
+        ),
+        (3, 3)
+    );
+    let fixed = |permits: &[TenantPermit]| {
+        permits
+            .iter()
+            .map(|permit| !permit.is_revoked())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        fixed(&alpha),
+        [true, true, true, false, false, false, false]
+    );
     assert_eq!(fixed(&beta), [true, true, true, false, false]);
 }
 
@@ -188,7 +289,10 @@ fn replacing_take_that_is_refused_revokes_none_of_its_own() {
     let own = [(); 2].map(|()| limit.take_replacing(&alpha, 1).unwrap());
     // The provider lowers the share below what the tenant's irrevocable permits take.
     limit.set_default_share(Share::Amount(3));
-    assert_eq!(limit.take_replacing(&alpha, 1).unwrap_err(), ShareRefusal::Share);
+    assert_eq!(
+        limit.take_replacing(&alpha, 1).unwrap_err(),
+        ShareRefusal::Share
+    );
     assert!(own.iter().all(|permit| !permit.is_revoked()));
     assert_eq!(limit.used(), 5);
 }
@@ -202,7 +306,10 @@ fn revocations_of_forgotten_holders_are_still_reported() {
     let alpha = limit.take_replacing(&tenant("alpha"), 1).unwrap();
     let last = limit.take_replacing(&tenant("alpha"), 1).unwrap();
     assert!(alpha.is_revoked());
-    assert_eq!(limit.take(&tenant("alpha"), 1).unwrap_err(), ShareRefusal::Share);
+    assert_eq!(
+        limit.take(&tenant("alpha"), 1).unwrap_err(),
+        ShareRefusal::Share
+    );
     drop(last);
     for n in 0..20_000 {
         let first = limit.take_replacing(&network(n), 1).unwrap();
@@ -212,9 +319,17 @@ fn revocations_of_forgotten_holders_are_still_reported() {
     let usage = limit.usage();
     assert!(usage.holders.len() <= 4097, "{}", usage.holders.len());
     let listed: u64 = usage.holders.iter().map(|u| u.revoked).sum();
-    assert_eq!(listed + usage.revoked_before, 20_001, "nothing that was revoked is lost");
+    assert_eq!(
+        listed + usage.revoked_before,
+        20_001,
+        "nothing that was revoked is lost"
+    );
     // Takes from endless addresses do not reset a tenant's counters.
-    let own = usage.holders.iter().find(|u| u.holder == tenant("alpha")).expect("the tenant is listed");
+    let own = usage
+        .holders
+        .iter()
+        .find(|u| u.holder == tenant("alpha"))
+        .expect("the tenant is listed");
     assert_eq!((own.refused, own.revoked), (1, 1));
 }
 
@@ -251,7 +366,11 @@ fn step() -> impl Strategy<Value = LedgerStep> {
 }
 
 fn holder(n: u8) -> ShareHolder {
-    if n == 0 { ShareHolder::Provider } else { tenant(["alpha", "beta", "gamma"][usize::from(n) - 1]) }
+    if n == 0 {
+        ShareHolder::Provider
+    } else {
+        tenant(["alpha", "beta", "gamma"][usize::from(n) - 1])
+    }
 }
 
 fn revoked(limit: &TenantLimit) -> u64 {
@@ -342,7 +461,11 @@ fn use_of(kind: ShareKind) -> PermitUse {
 }
 
 /// Takes `amount` as the owners of the kind's permits do.
-fn take_as(limit: &TenantLimit, holder: &ShareHolder, amount: u64) -> Result<TenantPermit, ShareRefusal> {
+fn take_as(
+    limit: &TenantLimit,
+    holder: &ShareHolder,
+    amount: u64,
+) -> Result<TenantPermit, ShareRefusal> {
     match use_of(limit.kind()) {
         PermitUse::Revocable => limit.take_revocable(holder, amount),
         PermitUse::Kept => limit.take_replacing(holder, amount).map(|mut permit| {
@@ -360,15 +483,24 @@ fn limit_of(kind: ShareKind, whole: u64) -> TenantLimit {
         _ => 1,
     };
     let capacity = whole * unit;
-    TenantLimit::new(TenantLimitConfig { kind, capacity, reserve: capacity / 10, give_way: GiveWay::Oldest })
+    TenantLimit::new(TenantLimitConfig {
+        kind,
+        capacity,
+        reserve: capacity / 10,
+        give_way: GiveWay::Oldest,
+    })
 }
 
 #[test]
 fn no_kind_lacks_a_case() {
-    let elsewhere = ShareKind::ALL.iter().filter(|kind| use_of(**kind) == PermitUse::Elsewhere).count();
+    let elsewhere = ShareKind::ALL
+        .iter()
+        .filter(|kind| use_of(**kind) == PermitUse::Elsewhere)
+        .count();
     assert_eq!(elsewhere, 5);
     for kind in ShareKind::ALL.iter().copied() {
-        let applies = [true, false].map(|is_revocable| threshold::decide_applies(kind, is_revocable));
+        let applies =
+            [true, false].map(|is_revocable| threshold::decide_applies(kind, is_revocable));
         match use_of(kind) {
             PermitUse::Kept => assert_eq!(applies, [true, true], "{kind:?}"),
             PermitUse::Stored => assert_eq!(applies, [false, false], "{kind:?}"),
@@ -417,22 +549,29 @@ fn threshold_falls_as_the_whole_fills() {
     let mut permits = Vec::new();
     let counts: Vec<_> = (0..10)
         .map(|n| {
-            let held: Vec<_> = std::iter::from_fn(|| limit.take(&tenant(&format!("t{n}")), 1).ok()).collect();
+            let held: Vec<_> =
+                std::iter::from_fn(|| limit.take(&tenant(&format!("t{n}")), 1).ok()).collect();
             permits.push(held);
             permits[n].len()
         })
         .collect();
     assert_eq!(counts, [18, 18, 18, 6, 2, 1, 1, 1, 1, 1]);
-    assert_eq!(limit.take(&tenant("t3"), 1).unwrap_err(), ShareRefusal::Threshold);
+    assert_eq!(
+        limit.take(&tenant("t3"), 1).unwrap_err(),
+        ShareRefusal::Threshold
+    );
     let _eleventh = limit.take(&tenant("t10"), 1).unwrap();
 }
 
 #[test]
 fn holder_over_the_threshold_still_replaces_its_own() {
     let limit = limit_of(ShareKind::GatewayHandshakes, 80);
-    let _kept: Vec<_> =
-        (0..3).flat_map(|n| (0..18).map(move |_| n)).map(|n| take_as(&limit, &tenant(&format!("t{n}")), 1).unwrap()).collect();
-    let own: Vec<_> = std::iter::from_fn(|| limit.take_revocable(&tenant("alpha"), 1).ok()).collect();
+    let _kept: Vec<_> = (0..3)
+        .flat_map(|n| (0..18).map(move |_| n))
+        .map(|n| take_as(&limit, &tenant(&format!("t{n}")), 1).unwrap())
+        .collect();
+    let own: Vec<_> =
+        std::iter::from_fn(|| limit.take_revocable(&tenant("alpha"), 1).ok()).collect();
     assert_eq!(own.len(), 6);
     let next = limit.take_replacing(&tenant("alpha"), 1).unwrap();
     assert_eq!(own.iter().filter(|permit| permit.is_revoked()).count(), 1);
@@ -441,20 +580,38 @@ fn holder_over_the_threshold_still_replaces_its_own() {
 
 #[test]
 fn a_holder_at_its_share_replaces_only_its_own_oldest() {
-    let config = TenantLimitConfig { kind: ShareKind::GatewayUnauthenticated, capacity: 8, reserve: 0, give_way: GiveWay::Oldest };
+    let config = TenantLimitConfig {
+        kind: ShareKind::GatewayUnauthenticated,
+        capacity: 8,
+        reserve: 0,
+        give_way: GiveWay::Oldest,
+    };
     let limit = TenantLimit::new(config);
     let holder = |name: &str| ShareHolder::Tenant(name.parse().unwrap());
     limit.set_default_share(Share::Percent(50));
-    let mut alpha: Vec<_> = (0..4).map(|_| limit.take_replacing(&holder("alpha"), 1).unwrap()).collect();
+    let mut alpha: Vec<_> = (0..4)
+        .map(|_| limit.take_replacing(&holder("alpha"), 1).unwrap())
+        .collect();
     let beta = limit.take_replacing(&holder("beta"), 1).unwrap();
     alpha.push(limit.take_replacing(&holder("alpha"), 1).unwrap());
-    assert_eq!(alpha.iter().map(TenantPermit::is_revoked).collect::<Vec<_>>(), [true, false, false, false, false]);
+    assert_eq!(
+        alpha
+            .iter()
+            .map(TenantPermit::is_revoked)
+            .collect::<Vec<_>>(),
+        [true, false, false, false, false]
+    );
     assert!(!beta.is_revoked());
     // Irrevocable permits are not replaced.
     alpha.iter_mut().for_each(TenantPermit::keep);
-    assert_eq!(limit.take_replacing(&holder("alpha"), 1).unwrap_err(), ShareRefusal::Share);
+    assert_eq!(
+        limit.take_replacing(&holder("alpha"), 1).unwrap_err(),
+        ShareRefusal::Share
+    );
     // The limit is full and no other holder has more than gamma would, so gamma replaces its own permit.
-    let gamma: Vec<_> = (0..3).map(|_| limit.take_replacing(&holder("gamma"), 1).unwrap()).collect();
+    let gamma: Vec<_> = (0..3)
+        .map(|_| limit.take_replacing(&holder("gamma"), 1).unwrap())
+        .collect();
     let next = limit.take_replacing(&holder("gamma"), 1).unwrap();
     assert!(gamma[0].is_revoked() && !next.is_revoked() && !beta.is_revoked());
 }
@@ -467,5 +624,8 @@ fn written_share_holds_against_another_default() {
     limit.set_default_share(Share::Percent(10));
     let name = "alpha".parse().unwrap();
     limit.set_shares([(&name, &shares)]);
-    assert_eq!((limit.max(&tenant("alpha")), limit.max(&tenant("beta"))), (50, 10));
+    assert_eq!(
+        (limit.max(&tenant("alpha")), limit.max(&tenant("beta"))),
+        (50, 10)
+    );
 }

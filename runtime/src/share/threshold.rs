@@ -19,7 +19,11 @@ const FREE_FACTOR: u64 = 2;
 /// whole below 128, as many as its eighth.
 pub fn decide_free_needed(wanted: u64, whole: u64) -> u64 {
     let newcomers = whole.div_ceil(NEWCOMERS_DIVISOR);
-    if wanted <= (newcomers / NEWCOMERS).max(1) { 0 } else { newcomers + wanted.div_ceil(FREE_FACTOR) }
+    if wanted <= (newcomers / NEWCOMERS).max(1) {
+        0
+    } else {
+        newcomers + wanted.div_ceil(FREE_FACTOR)
+    }
 }
 
 /// Decides whether the threshold applies to a permit of this kind.
@@ -27,7 +31,10 @@ pub(super) fn decide_applies(kind: ShareKind, is_revocable: bool) -> bool {
     match kind {
         // These amounts are in a store, and at a start they are taken in another order than they grew in. A refusal then would set aside
         // what was accepted before. Their shares are absolute and small parts of the whole.
-        ShareKind::ConfigurationBytes | ShareKind::CompiledBytes | ShareKind::CompiledResources | ShareKind::RouteTableBytes => false,
+        ShareKind::ConfigurationBytes
+        | ShareKind::CompiledBytes
+        | ShareKind::CompiledResources
+        | ShareKind::RouteTableBytes => false,
         // A permit that can be revoked at first becomes irrevocable later: a connection gets to work, a ClientHello becomes whole.
         ShareKind::GatewayConnections | ShareKind::GatewayHandshakes => true,
         // A revocable permit gives way to any holder that has less.
@@ -52,7 +59,11 @@ mod tests {
             (65, 8192, 1057),
             (u64::MAX, 8, 1 << 63 | 1),
         ] {
-            assert_eq!(decide_free_needed(wanted, whole), needed, "{wanted} of {whole}");
+            assert_eq!(
+                decide_free_needed(wanted, whole),
+                needed,
+                "{wanted} of {whole}"
+            );
         }
     }
 }

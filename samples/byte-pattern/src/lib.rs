@@ -39,11 +39,13 @@ pub fn fill(seed: u64, from: u64, length: usize) -> Bytes {
 /// Returns the bytes in lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // Writing to a String does not fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    bytes
+        .iter()
+        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+            // Writing to a String does not fail.
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
 }
 
 /// Compares bytes that arrive in pieces with the stream, and digests them.
@@ -59,7 +61,12 @@ pub struct Checker {
 impl Checker {
     /// Expects the stream `seed` from its start.
     pub fn new(seed: u64) -> Self {
-        Self { seed, digest: Sha256::new(), length: 0, differs_at: None }
+        Self {
+            seed,
+            digest: Sha256::new(),
+            length: 0,
+            differs_at: None,
+        }
     }
 
     /// Adds the next piece of the received bytes.
@@ -99,15 +106,30 @@ enum Trailers {
 impl PatternBody {
     /// Returns a body with an announced length.
     pub fn sized(seed: u64, size: u64) -> Self {
-        Self { seed, position: 0, size, unannounced: None }
+        Self {
+            seed,
+            position: 0,
+            size,
+            unannounced: None,
+        }
     }
     /// Returns a body without an announced length.
     pub fn chunked(seed: u64, size: u64) -> Self {
-        Self { seed, position: 0, size, unannounced: Some(Trailers::Absent) }
+        Self {
+            seed,
+            position: 0,
+            size,
+            unannounced: Some(Trailers::Absent),
+        }
     }
     /// Returns a body without an announced length, with the trailers `x-length` and `x-sha256`.
     pub fn with_trailers(seed: u64, size: u64) -> Self {
-        Self { seed, position: 0, size, unannounced: Some(Trailers::Digest(Box::default())) }
+        Self {
+            seed,
+            position: 0,
+            size,
+            unannounced: Some(Trailers::Digest(Box::default())),
+        }
     }
 
     /// Returns the number of bytes produced so far.
@@ -116,7 +138,9 @@ impl PatternBody {
     }
 
     fn trailers(&mut self) -> Option<HeaderMap> {
-        let Some(Trailers::Digest(digest)) = self.unannounced.take() else { return None };
+        let Some(Trailers::Digest(digest)) = self.unannounced.take() else {
+            return None;
+        };
         let mut trailers = HeaderMap::new();
         trailers.insert("x-length", self.size.into());
         // Hexadecimal text is always a valid header value.
@@ -129,12 +153,17 @@ impl Body for PatternBody {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let left = self.size - self.position;
         if left == 0 {
             return Poll::Ready(self.trailers().map(|t| Ok(Frame::trailers(t))));
         }
-        let length = usize::try_from(left).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
+        let length = usize::try_from(left)
+            .unwrap_or(CHUNK_BYTES)
+            .min(CHUNK_BYTES);
         let piece = fill(self.seed, self.position, length);
         self.position += length as u64;
         if let Some(Trailers::Digest(digest)) = &mut self.unannounced {
@@ -162,8 +191,20 @@ mod tests {
     #[test]
     fn any_cut_of_the_stream_is_the_same_bytes() {
         let whole = fill(7, 0, 1000);
-        for (from, length) in [(0, 1), (1, 7), (7, 9), (8, 8), (13, 500), (999, 1), (1000, 0)] {
-            assert_eq!(fill(7, from as u64, length), whole.slice(from..from + length), "{from}+{length}");
+        for (from, length) in [
+            (0, 1),
+            (1, 7),
+            (7, 9),
+            (8, 8),
+            (13, 500),
+            (999, 1),
+            (1000, 0),
+        ] {
+            assert_eq!(
+                fill(7, from as u64, length),
+                whole.slice(from..from + length),
+                "{from}+{length}"
+            );
         }
         assert_ne!(fill(8, 0, 16), whole.slice(..16));
     }

@@ -13,7 +13,9 @@ pub fn answer<B>(pod: &PodName, request: &Request<B>) -> SampleResponse {
     if path == "/health" {
         return health(pod);
     }
-    let Some(id) = item(path, "/details") else { return unknown(pod, path) };
+    let Some(id) = item(path, "/details") else {
+        return unknown(pod, path);
+    };
     let facts = json!({
         "id": id, "title": "The Comedy of Errors", "author": "William Shakespeare", "year": 1595, "pages": 200,
         "language": "English", "isbn10": "1234567890",

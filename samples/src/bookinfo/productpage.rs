@@ -27,7 +27,11 @@ impl ProductPage {
     ///
     /// A variable is missing or is not a URL.
     pub fn from_env(pod: PodName) -> anyhow::Result<Self> {
-        Ok(Self { pod, details: UpstreamService::from_env("DETAILS")?, reviews: UpstreamService::from_env("REVIEWS")? })
+        Ok(Self {
+            pod,
+            details: UpstreamService::from_env("DETAILS")?,
+            reviews: UpstreamService::from_env("REVIEWS")?,
+        })
     }
 
     /// Answers `GET /productpage` (also `/`) and `/health`.
@@ -37,14 +41,20 @@ impl ProductPage {
             "/" | "/productpage" => {}
             path => return unknown(&self.pod, path),
         }
-        let (details, reviews) =
-            tokio::join!(self.details.get("/details/0", request.headers()), self.reviews.get("/reviews/0", request.headers()));
+        let (details, reviews) = tokio::join!(
+            self.details.get("/details/0", request.headers()),
+            self.reviews.get("/reviews/0", request.headers())
+        );
         match (accepted(details), accepted(reviews)) {
-            (Ok(details), Ok(reviews)) => self.page(wants_html(request.headers()), &details, &reviews),
+            (Ok(details), Ok(reviews)) => {
+                self.page(wants_html(request.headers()), &details, &reviews)
+            }
             (details, reviews) => {
                 let problems: Vec<String> = [("details", details), ("reviews", reviews)]
                     .into_iter()
-                    .filter_map(|(name, reply)| reply.err().map(|problem| format!("{name}: {problem}")))
+                    .filter_map(|(name, reply)| {
+                        reply.err().map(|problem| format!("{name}: {problem}"))
+                    })
                     .collect();
                 answer::refuse(StatusCode::BAD_GATEWAY, &problems.join("; "))
             }
@@ -53,12 +63,19 @@ impl ProductPage {
 
     fn page(&self, html: bool, details: &UpstreamReply, reviews: &UpstreamReply) -> SampleResponse {
         let mut answer = if html {
-            answer::html(StatusCode::OK, "Bookinfo", &self.body(&details.json, &reviews.json))
+            answer::html(
+                StatusCode::OK,
+                "Bookinfo",
+                &self.body(&details.json, &reviews.json),
+            )
         } else {
             let whole = json!({ "details": details.json, "reviews": reviews.json });
             answer::json(StatusCode::OK, &signed(&self.pod, whole))
         };
-        let served_by = reviews.served_by.as_deref().and_then(|v| HeaderValue::from_str(v).ok());
+        let served_by = reviews
+            .served_by
+            .as_deref()
+            .and_then(|v| HeaderValue::from_str(v).ok());
         if let Some(value) = served_by {
             answer.headers_mut().insert(REVIEWS_SERVED_BY, value);
         }
@@ -73,7 +90,11 @@ impl ProductPage {
                 Some(n) => format!(" <b>{n} {} stars</b>", text(&review["rating"]["color"])),
                 None => String::new(),
             };
-            lines.push_str(&format!("<li>{}: {}{stars}</li>", text(&review["reviewer"]), text(&review["text"])));
+            lines.push_str(&format!(
+                "<li>{}: {}{stars}</li>",
+                text(&review["reviewer"]),
+                text(&review["text"])
+            ));
         }
         format!(
             "<h1>{}</h1><p>by {}</p><ul>{lines}</ul><hr><p>productpage {} on {}, details {} on {}, reviews {} on {}</p>",

@@ -13,6 +13,14 @@ pub fn answer<B>(pod: &PodName, request: &Request<B>) -> SampleResponse {
     if path == "/health" {
         return health(pod);
     }
-    let Some(id) = item(path, "/ratings") else { return unknown(pod, path) };
-    answer::json(StatusCode::OK, &signed(pod, json!({ "id": id, "ratings": { "Reviewer1": 5, "Reviewer2": 4 } })))
+    let Some(id) = item(path, "/ratings") else {
+        return unknown(pod, path);
+    };
+    answer::json(
+        StatusCode::OK,
+        &signed(
+            pod,
+            json!({ "id": id, "ratings": { "Reviewer1": 5, "Reviewer2": 4 } }),
+        ),
+    )
 }

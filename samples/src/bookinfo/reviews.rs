@@ -28,14 +28,21 @@ impl Reviews {
     ///
     /// `$RATINGS_URL` is needed, but it is missing or is not a URL.
     pub fn from_env(pod: PodName) -> anyhow::Result<Self> {
-        let ratings = if pod.version == "v1" { None } else { Some(UpstreamService::from_env("RATINGS")?) };
+        let ratings = if pod.version == "v1" {
+            None
+        } else {
+            Some(UpstreamService::from_env("RATINGS")?)
+        };
         Ok(Self::new(pod, ratings))
     }
 
     /// Creates the service, with stars if `ratings` is given.
     pub fn new(pod: PodName, ratings: Option<UpstreamService>) -> Self {
         let color = if pod.version == "v3" { "red" } else { "black" };
-        Self { pod, stars: ratings.map(|ratings| Stars { color, ratings }) }
+        Self {
+            pod,
+            stars: ratings.map(|ratings| Stars { color, ratings }),
+        }
     }
 
     /// Answers `GET /reviews/ID` and `/health`.
@@ -44,17 +51,29 @@ impl Reviews {
         if path == "/health" {
             return health(&self.pod);
         }
-        let Some(id) = item(path, "/reviews") else { return unknown(&self.pod, path) };
+        let Some(id) = item(path, "/reviews") else {
+            return unknown(&self.pod, path);
+        };
         let mut reviews = vec![
             json!({ "reviewer": "Reviewer1", "text": "An extremely entertaining play by Shakespeare." }),
             json!({ "reviewer": "Reviewer2", "text": "Absolutely fun and entertaining." }),
         ];
         let Some(stars) = &self.stars else {
-            return answer::json(StatusCode::OK, &signed(&self.pod, json!({ "id": id, "reviews": reviews })));
+            return answer::json(
+                StatusCode::OK,
+                &signed(&self.pod, json!({ "id": id, "reviews": reviews })),
+            );
         };
-        let reply = match accepted(stars.ratings.get(&format!("/ratings/{id}"), request.headers()).await) {
+        let reply = match accepted(
+            stars
+                .ratings
+                .get(&format!("/ratings/{id}"), request.headers())
+                .await,
+        ) {
             Ok(reply) => reply,
-            Err(problem) => return answer::refuse(StatusCode::BAD_GATEWAY, &format!("ratings: {problem}")),
+            Err(problem) => {
+                return answer::refuse(StatusCode::BAD_GATEWAY, &format!("ratings: {problem}"));
+            }
         };
         for review in &mut reviews {
             let reviewer = review["reviewer"].as_str().unwrap_or_default().to_owned();

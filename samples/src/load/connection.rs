@@ -56,7 +56,11 @@ impl std::fmt::Display for DialError {
 /// The connect timed out or failed, or the HTTP handshake failed.
 pub async fn dial(authority: &str, protocol: Protocol) -> Result<Dialed, DialError> {
     let ported = http::uri::Authority::try_from(authority).is_ok_and(|a| a.port_u16().is_some());
-    let address = if ported { authority.to_owned() } else { format!("{authority}:80") };
+    let address = if ported {
+        authority.to_owned()
+    } else {
+        format!("{authority}:80")
+    };
     let stream = match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
         Ok(stream) => stream.map_err(DialError::Tcp)?,
         Err(_) => return Err(DialError::Timeout),
@@ -72,7 +76,9 @@ pub async fn dial(authority: &str, protocol: Protocol) -> Result<Dialed, DialErr
             Ok(Dialed::H1(sender))
         }
         Protocol::H2 => {
-            let (sender, connection) = http2::handshake(TokioExecutor::new(), io).await.map_err(DialError::Http)?;
+            let (sender, connection) = http2::handshake(TokioExecutor::new(), io)
+                .await
+                .map_err(DialError::Http)?;
             tokio::spawn(connection);
             Ok(Dialed::H2(sender))
         }
@@ -93,7 +99,10 @@ impl Dialed {
     /// # Errors
     ///
     /// The connection failed before the response head arrived.
-    pub async fn send(&mut self, request: Request<SampleBody>) -> Result<Response<Incoming>, hyper::Error> {
+    pub async fn send(
+        &mut self,
+        request: Request<SampleBody>,
+    ) -> Result<Response<Incoming>, hyper::Error> {
         match self {
             Self::H1(sender) => sender.send_request(request).await,
             Self::H2(sender) => sender.send_request(request).await,
@@ -114,7 +123,11 @@ pub fn kind_of(problem: &hyper::Error) -> &'static str {
         }
         cause = error.source();
     }
-    if problem.is_incomplete_message() || problem.is_canceled() || problem.is_closed() { "closed" } else { "protocol" }
+    if problem.is_incomplete_message() || problem.is_canceled() || problem.is_closed() {
+        "closed"
+    } else {
+        "protocol"
+    }
 }
 
 /// Returns an error with its causes on one line.

@@ -19,7 +19,12 @@ pub struct LatencyHistogram {
 
 impl Default for LatencyHistogram {
     fn default() -> Self {
-        Self { counts: vec![0; STEPS * POWERS], total: 0, sum_us: 0, max_us: 0 }
+        Self {
+            counts: vec![0; STEPS * POWERS],
+            total: 0,
+            sum_us: 0,
+            max_us: 0,
+        }
     }
 }
 
@@ -35,7 +40,11 @@ fn slot(us: u64) -> usize {
 /// Returns the largest value of a slot.
 fn ceiling(slot: usize) -> u64 {
     let (power, step) = (slot / STEPS, (slot % STEPS) as u64);
-    if power == 0 { step } else { ((step + 1) << power) - 1 }
+    if power == 0 {
+        step
+    } else {
+        ((step + 1) << power) - 1
+    }
 }
 
 impl LatencyHistogram {
@@ -95,7 +104,10 @@ mod tests {
         for q in [0.01, 0.5, 0.9, 0.99, 0.999, 1.0] {
             let truth = q * 100_000.0;
             let got = histogram.quantile(q) as f64;
-            assert!(got >= truth && got <= truth * 1.01, "{q}: {got} for {truth}");
+            assert!(
+                got >= truth && got <= truth * 1.01,
+                "{q}: {got} for {truth}"
+            );
         }
         assert_eq!((histogram.max(), histogram.mean()), (100_000, 50_000));
     }
@@ -106,7 +118,10 @@ mod tests {
             let slot = slot(us);
             assert!(slot < STEPS * POWERS, "{us}");
             if us < 1 << 36 {
-                assert!(ceiling(slot) >= us && (slot == 0 || ceiling(slot - 1) < us), "{us} in {slot}");
+                assert!(
+                    ceiling(slot) >= us && (slot == 0 || ceiling(slot - 1) < us),
+                    "{us} in {slot}"
+                );
             }
         }
         assert_eq!(LatencyHistogram::default().quantile(0.99), 0);

@@ -27,11 +27,18 @@ pub struct RequestOutcome {
 impl RequestOutcome {
     /// Returns the outcome of a request that got no answer.
     pub fn failed(kind: &str, detail: String) -> Self {
-        Self { failure: Some((kind.to_owned(), detail)), ..Self::default() }
+        Self {
+            failure: Some((kind.to_owned(), detail)),
+            ..Self::default()
+        }
     }
     /// Returns the outcome of a request that was answered.
     pub fn answered(served_by: Option<String>, pod: Option<String>) -> Self {
-        Self { failure: None, served_by, pod }
+        Self {
+            failure: None,
+            served_by,
+            pod,
+        }
     }
 }
 
@@ -61,7 +68,11 @@ pub struct LoadTally {
 }
 
 fn add(counts: &mut BTreeMap<String, u64>, name: String, n: u64) {
-    let name = if counts.len() < NAMES_MAX || counts.contains_key(&name) { name } else { "other".to_owned() };
+    let name = if counts.len() < NAMES_MAX || counts.contains_key(&name) {
+        name
+    } else {
+        "other".to_owned()
+    };
     *counts.entry(name).or_default() += n;
 }
 
@@ -115,7 +126,9 @@ impl LoadTally {
 
     fn second(&mut self, at: Duration) -> Option<&mut Second> {
         let timeline = self.timeline.as_mut()?;
-        let index = usize::try_from(at.as_secs()).ok().filter(|i| *i < TIMELINE_SECONDS_MAX)?;
+        let index = usize::try_from(at.as_secs())
+            .ok()
+            .filter(|i| *i < TIMELINE_SECONDS_MAX)?;
         if timeline.len() <= index {
             timeline.resize(index + 1, Second::default());
         }
@@ -144,7 +157,11 @@ impl LoadTally {
     pub fn merge(&mut self, other: Self) {
         self.ok += other.ok;
         self.latency.merge(&other.latency);
-        for (mine, theirs) in [(&mut self.failed, other.failed), (&mut self.served_by, other.served_by), (&mut self.pods, other.pods)] {
+        for (mine, theirs) in [
+            (&mut self.failed, other.failed),
+            (&mut self.served_by, other.served_by),
+            (&mut self.pods, other.pods),
+        ] {
             theirs.into_iter().for_each(|(name, n)| add(mine, name, n));
         }
         self.examples.extend(other.examples);
@@ -159,7 +176,10 @@ impl LoadTally {
             if let Some(mine) = self.second(Duration::from_secs(index as u64)) {
                 mine.ok += theirs.ok;
                 mine.failed += theirs.failed;
-                theirs.served_by.into_iter().for_each(|(name, n)| add(&mut mine.served_by, name, n));
+                theirs
+                    .served_by
+                    .into_iter()
+                    .for_each(|(name, n)| add(&mut mine.served_by, name, n));
             }
         }
     }
@@ -169,7 +189,11 @@ impl LoadTally {
         let end = u32::try_from(elapsed.as_millis()).unwrap_or(u32::MAX);
         let starts = std::iter::once(&0).chain(&self.success_ms);
         let ends = self.success_ms.iter().chain(std::iter::once(&end));
-        starts.zip(ends).map(|(a, b)| b.saturating_sub(*a)).max().unwrap_or(0)
+        starts
+            .zip(ends)
+            .map(|(a, b)| b.saturating_sub(*a))
+            .max()
+            .unwrap_or(0)
     }
 
     /// Returns the report. Latencies are those of successes, in milliseconds.
@@ -195,7 +219,9 @@ impl LoadTally {
             "failed_first_ms": at(self.failed_first), "failed_last_ms": at(self.failed_last), "examples": examples,
         });
         if let Some(timeline) = &self.timeline {
-            let seconds = timeline.iter().map(|s| json!({ "ok": s.ok, "failed": s.failed, "served_by": s.served_by }));
+            let seconds = timeline
+                .iter()
+                .map(|s| json!({ "ok": s.ok, "failed": s.failed, "served_by": s.served_by }));
             report["timeline"] = seconds.collect();
         }
         report
@@ -210,10 +236,16 @@ mod tests {
     fn merged_counts_are_the_sum_and_gaps_are_seen() {
         let started = Instant::now();
         let mut a = LoadTally::new(started, true);
-        a.count(started, RequestOutcome::answered(Some("reviews-v1".into()), None));
+        a.count(
+            started,
+            RequestOutcome::answered(Some("reviews-v1".into()), None),
+        );
         a.count(started, RequestOutcome::failed("reset", "gone".into()));
         let mut b = LoadTally::new(started, true);
-        b.count(started, RequestOutcome::answered(Some("reviews-v1".into()), Some("p".into())));
+        b.count(
+            started,
+            RequestOutcome::answered(Some("reviews-v1".into()), Some("p".into())),
+        );
         a.merge(b);
         let report = a.report(Duration::from_secs(2));
         assert_eq!(report["requests"], 3);
@@ -235,6 +267,9 @@ mod tests {
 
     #[test]
     fn a_run_without_any_answer_is_not_ok() {
-        assert_eq!(LoadTally::new(Instant::now(), false).report(Duration::from_secs(1))["ok"], false);
+        assert_eq!(
+            LoadTally::new(Instant::now(), false).report(Duration::from_secs(1))["ok"],
+            false
+        );
     }
 }

@@ -45,7 +45,11 @@ pub fn slack() -> u32 {
 }
 
 fn deadline_of(is_timed: bool, quiet: Duration) -> Duration {
-    if is_timed { quiet } else { (quiet * GATE_DEADLINE_FACTOR).max(GATE_DEADLINE_MIN) }
+    if is_timed {
+        quiet
+    } else {
+        (quiet * GATE_DEADLINE_FACTOR).max(GATE_DEADLINE_MIN)
+    }
 }
 
 fn slack_of(is_timed: bool) -> u32 {
@@ -67,7 +71,13 @@ pub fn judge(name: &str, holds: bool) {
 /// Panics in the timing tier if the time is longer and no runner collects figures.
 #[track_caller]
 pub fn judge_time(name: &str, measured: Duration, bound: Duration) {
-    report("seconds", name, measured.as_secs_f64(), bound.as_secs_f64(), measured <= bound);
+    report(
+        "seconds",
+        name,
+        measured.as_secs_f64(),
+        bound.as_secs_f64(),
+        measured <= bound,
+    );
 }
 
 /// Asserts in the timing tier that at most `bound` requests, sessions or packets were lost. `make test-timing` judges the sum of its tries.
@@ -86,7 +96,10 @@ fn report(kind: &str, name: &str, figure: impl Debug, bound: impl Display, holds
     // A line of its own, because libtest prints `test name ... ` without an end.
     println!("\n{LINE}{kind}\t{name}\t{figure:?}\t{bound}");
     let may_panic = std::env::var_os(VARIABLE).is_some_and(|value| value != REPORT);
-    assert!(holds || !may_panic, "{name}: {figure:?}, bound {bound} {kind}");
+    assert!(
+        holds || !may_panic,
+        "{name}: {figure:?}, bound {bound} {kind}"
+    );
 }
 
 /// Asserts that a condition holds which depends on the speed of the machine: a rate, a ratio, a percentile, or an order of two times. The
@@ -107,7 +120,11 @@ mod tests {
     fn the_gate_waits_at_least_a_minute_and_its_fixtures_are_ten_times_as_patient() {
         let seconds = Duration::from_secs;
         for (is_timed, quiet, expected) in [(true, 2, 2), (false, 2, 60), (false, 20, 240)] {
-            assert_eq!(deadline_of(is_timed, seconds(quiet)), seconds(expected), "{is_timed} {quiet}");
+            assert_eq!(
+                deadline_of(is_timed, seconds(quiet)),
+                seconds(expected),
+                "{is_timed} {quiet}"
+            );
         }
         assert_eq!((slack_of(true), slack_of(false)), (1, 10));
     }

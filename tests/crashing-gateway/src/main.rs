@@ -54,7 +54,10 @@ fn crash_at(socket: &Path, path: &str) {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    let Flags { gateway, crash_on_path } = Flags::parse();
+    let Flags {
+        gateway,
+        crash_on_path,
+    } = Flags::parse();
     let socket = gateway.data_dir().join("admin.sock");
     std::thread::spawn(move || crash_at(&socket, &crash_on_path));
     canal_gateway::run(gateway)
@@ -71,7 +74,10 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("crashing-gateway-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let socket = folder.join("admin.sock");
-        assert!(wait_for_request(&socket, "/death").is_err(), "the gateway is not there yet");
+        assert!(
+            wait_for_request(&socket, "/death").is_err(),
+            "the gateway is not there yet"
+        );
         let listener = UnixListener::bind(&socket).unwrap();
         let gateway = std::thread::spawn(move || {
             for body in ["", "13\r\n{\"path\":\"/death\"}\n\r\n"] {
@@ -79,7 +85,12 @@ mod tests {
                 let mut request = String::new();
                 tap.read_line(&mut request).unwrap();
                 assert_eq!(request, "GET /tap?path=/death HTTP/1.1\r\n");
-                tap.get_mut().write_all(format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{body}").as_bytes()).unwrap();
+                tap.get_mut()
+                    .write_all(
+                        format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{body}")
+                            .as_bytes(),
+                    )
+                    .unwrap();
             }
         });
         assert!(!wait_for_request(&socket, "/death").unwrap());

@@ -5,10 +5,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use canal_authorization::{self as guard, AttributeVisibility, ExtAuthzProgress, PolicyDestination, PolicySet, ShadowKind};
-use canal_compiler::oracle_authorization::{self as oracle, OracleDecision, OracleDestination, OracleFacts, OracleShadowMatch};
+use canal_authorization::{
+    self as guard, AttributeVisibility, ExtAuthzProgress, PolicyDestination, PolicySet, ShadowKind,
+};
+use canal_compiler::oracle_authorization::{
+    self as oracle, OracleDecision, OracleDestination, OracleFacts, OracleShadowMatch,
+};
 use canal_compiler::{CompileInput, build_ir, compile, lower};
-use canal_model::authorization::{Attribute, Authorization, PeerAuthentication, PeerMode, PolicyKey};
+use canal_model::authorization::{
+    Attribute, Authorization, PeerAuthentication, PeerMode, PolicyKey,
+};
 use canal_model::ids::{AzName, NodeName, ReplicaName, ServiceKey};
 use canal_model::program::{Resource, Workload};
 
@@ -45,10 +51,17 @@ pub struct AuthorizationTally {
 
 impl PolicyProgram {
     fn of(name: String, node: Option<NodeName>, resources: &[Resource]) -> Self {
-        let mut program = Self { name, node, authorizations: Vec::new(), peers: Vec::new() };
+        let mut program = Self {
+            name,
+            node,
+            authorizations: Vec::new(),
+            peers: Vec::new(),
+        };
         for resource in resources {
             match resource {
-                Resource::Authorization(policy) => program.authorizations.push(Arc::new(policy.clone())),
+                Resource::Authorization(policy) => {
+                    program.authorizations.push(Arc::new(policy.clone()))
+                }
                 Resource::PeerAuthentication(policy) => program.peers.push(policy.clone()),
                 _ => {}
             }
@@ -69,30 +82,61 @@ impl PolicyComparison {
             Resource::Workload(workload) => Some(workload.clone()),
             _ => None,
         });
-        let made =
-            Self { tenant: PolicyProgram::of("the tenant".into(), None, &all), programs: Vec::new(), workloads: workloads.collect() };
-        let Some(ir) = build_ir(input).0 else { return made };
+        let made = Self {
+            tenant: PolicyProgram::of("the tenant".into(), None, &all),
+            programs: Vec::new(),
+            workloads: workloads.collect(),
+        };
+        let Some(ir) = build_ir(input).0 else {
+            return made;
+        };
         let az: AzName = "az1".parse().expect("a name");
         let replica: ReplicaName = "gw-all".parse().expect("a name");
         let placement = lower::placement_on(&ir, &replica, &"b1".parse().expect("a name"));
         let gateway = received(&lower::gateway(&ir, &replica, &az, &placement));
-        let nodes: BTreeSet<&NodeName> = made.workloads.iter().map(|workload| &workload.node).collect();
+        let nodes: BTreeSet<&NodeName> = made
+            .workloads
+            .iter()
+            .map(|workload| &workload.node)
+            .collect();
         let node = |name: &NodeName| {
             let resources = received(&lower::node(&ir, name, &az, &placement));
             PolicyProgram::of(format!("node {name}"), Some(name.clone()), &resources)
         };
         let nodes = nodes.into_iter().map(node);
-        Self { programs: [PolicyProgram::of("the gateway".into(), None, &gateway)].into_iter().chain(nodes).collect(), ..made }
+        Self {
+            programs: [PolicyProgram::of("the gateway".into(), None, &gateway)]
+                .into_iter()
+                .chain(nodes)
+                .collect(),
+            ..made
+        }
     }
 
     /// Compares all decisions of each data plane about each destination.
-    pub fn compare(&self, facts: &[OracleFacts], tally: &mut AuthorizationTally) -> Result<(), String> {
+    pub fn compare(
+        &self,
+        facts: &[OracleFacts],
+        tally: &mut AuthorizationTally,
+    ) -> Result<(), String> {
         for workload in &self.workloads {
-            for program in self.programs.iter().filter(|program| program.decides_for(workload)) {
-                let services: BTreeSet<Option<&ServiceKey>> =
-                    workload.endpoints.iter().map(|endpoint| Some(&endpoint.service)).chain([None]).collect();
-                let compared = services.into_iter().try_for_each(|service| self.compare_at(program, workload, service, facts, tally));
-                compared.and_then(|()| self.compare_modes(program, workload, tally)).map_err(|why| format!("{}: {why}", program.name))?;
+            for program in self
+                .programs
+                .iter()
+                .filter(|program| program.decides_for(workload))
+            {
+                let services: BTreeSet<Option<&ServiceKey>> = workload
+                    .endpoints
+                    .iter()
+                    .map(|endpoint| Some(&endpoint.service))
+                    .chain([None])
+                    .collect();
+                let compared = services.into_iter().try_for_each(|service| {
+                    self.compare_at(program, workload, service, facts, tally)
+                });
+                compared
+                    .and_then(|()| self.compare_modes(program, workload, tally))
+                    .map_err(|why| format!("{}: {why}", program.name))?;
             }
         }
         Ok(())
@@ -106,25 +150,59 @@ impl PolicyComparison {
         facts: &[OracleFacts],
         tally: &mut AuthorizationTally,
     ) -> Result<(), String> {
-        let destination = OracleDestination { workload: Some((&workload.namespace, &workload.labels)), service };
-        let place = PolicyDestination::workload(&workload.namespace, &workload.labels).serving(service);
-        let expected: Vec<&Authorization> =
-            self.tenant.authorizations.iter().map(AsRef::as_ref).filter(|policy| oracle::is_for(&policy.target, &destination)).collect();
-        let own: Vec<_> = program.authorizations.iter().filter(|policy| guard::applies(&policy.target, &place)).cloned().collect();
-        if !own.iter().map(|policy| &policy.key).eq(expected.iter().map(|policy| &policy.key)) {
-            let keys = |all: &mut dyn Iterator<Item = &PolicyKey>| all.map(ToString::to_string).collect::<Vec<_>>().join(", ");
-            let (own, expected) = (keys(&mut own.iter().map(|p| &p.key)), keys(&mut expected.iter().map(|p| &p.key)));
-            return Err(format!("the policies of {destination:?} are [{own}], by the oracle [{expected}]"));
+        let destination = OracleDestination {
+            workload: Some((&workload.namespace, &workload.labels)),
+            service,
+        };
+        let place =
+            PolicyDestination::workload(&workload.namespace, &workload.labels).serving(service);
+        let expected: Vec<&Authorization> = self
+            .tenant
+            .authorizations
+            .iter()
+            .map(AsRef::as_ref)
+            .filter(|policy| oracle::is_for(&policy.target, &destination))
+            .collect();
+        let own: Vec<_> = program
+            .authorizations
+            .iter()
+            .filter(|policy| guard::applies(&policy.target, &place))
+            .cloned()
+            .collect();
+        if !own
+            .iter()
+            .map(|policy| &policy.key)
+            .eq(expected.iter().map(|policy| &policy.key))
+        {
+            let keys = |all: &mut dyn Iterator<Item = &PolicyKey>| {
+                all.map(ToString::to_string).collect::<Vec<_>>().join(", ")
+            };
+            let (own, expected) = (
+                keys(&mut own.iter().map(|p| &p.key)),
+                keys(&mut expected.iter().map(|p| &p.key)),
+            );
+            return Err(format!(
+                "the policies of {destination:?} are [{own}], by the oracle [{expected}]"
+            ));
         }
         let set = PolicySet::new(&own);
         for facts in facts {
-            one(&set, &expected, facts, tally).map_err(|why| format!("{why}\n{facts:#?}\n{expected:#?}"))?;
+            one(&set, &expected, facts, tally)
+                .map_err(|why| format!("{why}\n{facts:#?}\n{expected:#?}"))?;
         }
         Ok(())
     }
 
-    fn compare_modes(&self, program: &PolicyProgram, workload: &Workload, tally: &mut AuthorizationTally) -> Result<(), String> {
-        let destination = OracleDestination { workload: Some((&workload.namespace, &workload.labels)), service: None };
+    fn compare_modes(
+        &self,
+        program: &PolicyProgram,
+        workload: &Workload,
+        tally: &mut AuthorizationTally,
+    ) -> Result<(), String> {
+        let destination = OracleDestination {
+            workload: Some((&workload.namespace, &workload.labels)),
+            service: None,
+        };
         let place = PolicyDestination::workload(&workload.namespace, &workload.labels);
         for port in [1, 80, 81, 8080] {
             let expected = oracle::peer_mode(&self.tenant.peers, &destination, port);
@@ -147,7 +225,12 @@ impl PolicyComparison {
 }
 
 /// Compares one decision, and those that follow it while authorizers allow.
-fn one(set: &PolicySet, plain: &[&Authorization], facts: &OracleFacts, tally: &mut AuthorizationTally) -> Result<(), String> {
+fn one(
+    set: &PolicySet,
+    plain: &[&Authorization],
+    facts: &OracleFacts,
+    tally: &mut AuthorizationTally,
+) -> Result<(), String> {
     let known = OracleAttributes(facts);
     let (mut asked, mut agreed) = (ExtAuthzProgress::default(), BTreeSet::<PolicyKey>::new());
     let mut verdict = set.decide(&known);
@@ -157,9 +240,16 @@ fn one(set: &PolicySet, plain: &[&Authorization], facts: &OracleFacts, tally: &m
         *tally.verdicts.entry(kind(&expected)).or_default() += 1;
         let said = same(&verdict);
         if said != expected {
-            return Err(format!("the guard says {said:?} after {asked:?}, the oracle {expected:?}"));
+            return Err(format!(
+                "the guard says {said:?} after {asked:?}, the oracle {expected:?}"
+            ));
         }
-        let guard::AuthorizationDecision::CallAuthorizer { authorizer, then, .. } = verdict else { break };
+        let guard::AuthorizationDecision::CallAuthorizer {
+            authorizer, then, ..
+        } = verdict
+        else {
+            break;
+        };
         agreed.insert(authorizer.clone());
         asked = then;
         verdict = set.decide_after(&known, asked);
@@ -176,19 +266,34 @@ fn one(set: &PolicySet, plain: &[&Authorization], facts: &OracleFacts, tally: &m
     });
     let expected = oracle::hits(plain, facts);
     tally.hits += expected.len();
-    if seen == expected { Ok(()) } else { Err(format!("the guard observes {seen:?}, the oracle {expected:?}")) }
+    if seen == expected {
+        Ok(())
+    } else {
+        Err(format!(
+            "the guard observes {seen:?}, the oracle {expected:?}"
+        ))
+    }
 }
 
 /// Converts a decision of the policy set into the oracle's form.
 fn same(verdict: &guard::AuthorizationDecision<'_>) -> OracleDecision {
     match *verdict {
         guard::AuthorizationDecision::Allow => OracleDecision::Allow,
-        guard::AuthorizationDecision::Deny { policy, rule } => OracleDecision::Deny { policy: policy.cloned(), rule },
-        guard::AuthorizationDecision::CallAuthorizer { authorizer, policy, .. } => {
-            OracleDecision::CallAuthorizer { authorizer: authorizer.clone(), policy: policy.clone() }
-        }
+        guard::AuthorizationDecision::Deny { policy, rule } => OracleDecision::Deny {
+            policy: policy.cloned(),
+            rule,
+        },
+        guard::AuthorizationDecision::CallAuthorizer {
+            authorizer, policy, ..
+        } => OracleDecision::CallAuthorizer {
+            authorizer: authorizer.clone(),
+            policy: policy.clone(),
+        },
         guard::AuthorizationDecision::Undecided { policy, attribute } => {
-            OracleDecision::Undecided { policy: policy.clone(), attribute: attribute.clone() }
+            OracleDecision::Undecided {
+                policy: policy.clone(),
+                attribute: attribute.clone(),
+            }
         }
     }
 }
@@ -208,17 +313,29 @@ fn kind(verdict: &OracleDecision) -> &'static str {
 struct OracleAttributes<'a>(&'a OracleFacts);
 
 impl guard::Attributes for OracleAttributes<'_> {
-    fn visit_attribute(&self, attribute: &Attribute, each: &mut dyn FnMut(guard::AttributeValue<'_>) -> bool) -> AttributeVisibility {
+    fn visit_attribute(
+        &self,
+        attribute: &Attribute,
+        each: &mut dyn FnMut(guard::AttributeValue<'_>) -> bool,
+    ) -> AttributeVisibility {
         if self.0.unseen.contains(attribute) {
             return AttributeVisibility::Unknown;
         }
         let Some(values) = self.0.seen.get(attribute) else {
-            return if self.0.is_complete { AttributeVisibility::Known } else { AttributeVisibility::Unknown };
+            return if self.0.is_complete {
+                AttributeVisibility::Known
+            } else {
+                AttributeVisibility::Unknown
+            };
         };
         for value in values {
             let done = match value {
-                oracle::OracleValue::Text(text) => each(guard::AttributeValue::Text(text.as_bytes())),
-                oracle::OracleValue::Address(address) => each(guard::AttributeValue::Address(*address)),
+                oracle::OracleValue::Text(text) => {
+                    each(guard::AttributeValue::Text(text.as_bytes()))
+                }
+                oracle::OracleValue::Address(address) => {
+                    each(guard::AttributeValue::Address(*address))
+                }
                 oracle::OracleValue::Port(port) => each(guard::AttributeValue::Port(*port)),
             };
             if done {

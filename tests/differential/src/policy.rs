@@ -32,24 +32,37 @@ pub struct PolicyRequest {
 
 /// Returns the policy files of a folder, sorted, without those that other files include.
 pub fn files(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-    let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("a folder's entry").path()).collect();
-    files.retain(|path| path.extension().is_some_and(|e| e == "yaml") && !name_of(path).starts_with('_'));
+    let entries =
+        fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut files: Vec<PathBuf> = entries
+        .map(|entry| entry.expect("a folder's entry").path())
+        .collect();
+    files.retain(|path| {
+        path.extension().is_some_and(|e| e == "yaml") && !name_of(path).starts_with('_')
+    });
     files.sort();
     files
 }
 
 /// Returns the name of the file without its folder.
 pub fn name_of(path: &Path) -> String {
-    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    path.file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default()
 }
 
 impl Policy {
     /// Reads a file and the files that it includes.
     pub fn read(path: &Path) -> Self {
         let (mut policy, own) = Self::texts(path);
-        let questions: Vec<&str> = own.lines().filter_map(|line| line.strip_prefix("#? ")).collect();
-        policy.questions = questions.iter().map(|text| question(&policy.tenant, text)).collect();
+        let questions: Vec<&str> = own
+            .lines()
+            .filter_map(|line| line.strip_prefix("#? "))
+            .collect();
+        policy.questions = questions
+            .iter()
+            .map(|text| question(&policy.tenant, text))
+            .collect();
         policy
     }
 
@@ -59,7 +72,9 @@ impl Policy {
     }
 
     fn texts(path: &Path) -> (Self, String) {
-        let read = |path: &Path| fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let read = |path: &Path| {
+            fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+        };
         let own = read(path);
         let mut texts: Vec<(String, String)> = Vec::new();
         for name in own.lines().filter_map(|line| line.strip_prefix("#with ")) {
@@ -76,13 +91,28 @@ impl Policy {
         let parse = |(file, text): &(String, String)| canal_sources::parse(file, text).documents;
         let documents: Vec<Arc<Document>> = texts.iter().flat_map(parse).map(Arc::new).collect();
         let keys = service_keys(&tenant, &documents);
-        let service_ids = keys.into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).expect("few services"))).collect();
-        Self { tenant, documents, service_ids, jwks: BTreeMap::new(), questions: Vec::new() }
+        let service_ids = keys
+            .into_iter()
+            .zip(1..)
+            .map(|(key, id)| (key, ServiceId::new(id).expect("few services")))
+            .collect();
+        Self {
+            tenant,
+            documents,
+            service_ids,
+            jwks: BTreeMap::new(),
+            questions: Vec::new(),
+        }
     }
 
     /// Returns the input of the compiler.
     pub fn input(&self) -> CompileInput<'_> {
-        CompileInput { tenant: &self.tenant, documents: &self.documents, service_ids: &self.service_ids, jwks: &self.jwks }
+        CompileInput {
+            tenant: &self.tenant,
+            documents: &self.documents,
+            service_ids: &self.service_ids,
+            jwks: &self.jwks,
+        }
     }
 }
 
@@ -92,19 +122,37 @@ fn question(tenant: &TenantName, text: &str) -> PolicyRequest {
         None => (text, None),
     };
     let words: Vec<&str> = asked.split_whitespace().collect();
-    let [method, destination, host, target, headers @ ..] = words.as_slice() else { panic!("{text:?} is not a question") };
-    let (service, port) = destination.rsplit_once(':').unwrap_or_else(|| panic!("{text:?}: SERVICE:PORT"));
+    let [method, destination, host, target, headers @ ..] = words.as_slice() else {
+        panic!("{text:?} is not a question")
+    };
+    let (service, port) = destination
+        .rsplit_once(':')
+        .unwrap_or_else(|| panic!("{text:?}: SERVICE:PORT"));
     let header = |word: &&str| {
-        let (name, value) = word.split_once(':').unwrap_or_else(|| panic!("{text:?}: header:value"));
+        let (name, value) = word
+            .split_once(':')
+            .unwrap_or_else(|| panic!("{text:?}: header:value"));
         (name.to_owned(), value.to_owned())
     };
     let request = OracleRequest {
-        service: format!("{tenant}/{service}").parse().unwrap_or_else(|error| panic!("{text:?}: {error}")),
-        port: port.parse().unwrap_or_else(|error| panic!("{text:?}: {error}")),
-        host: if *host == "\"\"" { String::new() } else { (*host).to_owned() },
+        service: format!("{tenant}/{service}")
+            .parse()
+            .unwrap_or_else(|error| panic!("{text:?}: {error}")),
+        port: port
+            .parse()
+            .unwrap_or_else(|error| panic!("{text:?}: {error}")),
+        host: if *host == "\"\"" {
+            String::new()
+        } else {
+            (*host).to_owned()
+        },
         method: (*method).to_owned(),
         target: (*target).to_owned(),
         headers: headers.iter().map(header).collect(),
     };
-    PolicyRequest { text: text.to_owned(), request, expected }
+    PolicyRequest {
+        text: text.to_owned(),
+        request,
+        expected,
+    }
 }

@@ -6,7 +6,10 @@ use canal_compiler::oracle::{OracleRequest, holds};
 use canal_model::program::{HostMatch, HttpMatch, PathMatch, RouteRule, TextMatch, ValueMatch};
 
 /// Candidates for a regular expression, tried until one matches.
-const PATHS: [&str; 12] = ["/", "/a", "/ab", "/a/b", "/b", "/a/x", "/ab/b", "/v1/x", "/api/7", "/re/42", "/a/b/c", "/x.html"];
+const PATHS: [&str; 12] = [
+    "/", "/a", "/ab", "/a/b", "/b", "/a/x", "/ab/b", "/v1/x", "/api/7", "/re/42", "/a/b/c",
+    "/x.html",
+];
 const VALUES: [&str; 8] = ["1", "", "2", "12", "1,2", "yes", "abc", "x1"];
 
 /// Returns the requests in the order of services, rules and matches.
@@ -19,7 +22,12 @@ fn of_service(service: &ServiceIr) -> Vec<OracleRequest> {
     let mut found = Vec::new();
     for port in ports.clone().chain([1]) {
         found.push(request(service, port, "/".to_owned()));
-        for rule in service.routes.rules().iter().filter(|rule| rule.parent_port.is_none_or(|own| own == port)) {
+        for rule in service
+            .routes
+            .rules()
+            .iter()
+            .filter(|rule| rule.parent_port.is_none_or(|own| own == port))
+        {
             for http in &rule.matches {
                 let held = holding(service, port, rule, http);
                 found.extend(bent(&held));
@@ -33,20 +41,42 @@ fn of_service(service: &ServiceIr) -> Vec<OracleRequest> {
 fn request(service: &ServiceIr, port: u16, target: String) -> OracleRequest {
     let key = service.service.key.clone();
     let host = key.name.to_string();
-    OracleRequest { service: key, port, host, method: "GET".to_owned(), target, headers: Vec::new() }
+    OracleRequest {
+        service: key,
+        port,
+        host,
+        method: "GET".to_owned(),
+        target,
+        headers: Vec::new(),
+    }
 }
 
 /// Returns a request that matches, unless its regular expressions require words that are unknown here.
 fn holding(service: &ServiceIr, port: u16, rule: &RouteRule, http: &HttpMatch) -> OracleRequest {
     let path = match &http.path {
-        PathMatch::Exact(path) | PathMatch::ElementPrefix(path) | PathMatch::StringPrefix(path) => path.clone(),
+        PathMatch::Exact(path) | PathMatch::ElementPrefix(path) | PathMatch::StringPrefix(path) => {
+            path.clone()
+        }
         PathMatch::Regex(_) => fitting(&PATHS, |path| {
-            let alone = HttpMatch { method: None, headers: Vec::new(), query: Vec::new(), ..http.clone() };
+            let alone = HttpMatch {
+                method: None,
+                headers: Vec::new(),
+                query: Vec::new(),
+                ..http.clone()
+            };
             holds(&[], &alone, &request(service, port, path.to_owned()))
         }),
     };
-    let query: Vec<String> = http.query.iter().map(|condition| format!("{}={}", condition.name, value(condition, http))).collect();
-    let target = if query.is_empty() { path } else { format!("{path}?{}", query.join("&")) };
+    let query: Vec<String> = http
+        .query
+        .iter()
+        .map(|condition| format!("{}={}", condition.name, value(condition, http)))
+        .collect();
+    let target = if query.is_empty() {
+        path
+    } else {
+        format!("{path}?{}", query.join("&"))
+    };
     let mut held = request(service, port, target);
     match rule.hosts.first() {
         Some(HostMatch::Exact(host)) => held.host.clone_from(host),
@@ -56,7 +86,11 @@ fn holding(service: &ServiceIr, port: u16, rule: &RouteRule, http: &HttpMatch) -
     if let Some(method) = &http.method {
         held.method.clone_from(method);
     }
-    held.headers = http.headers.iter().map(|condition| (condition.name.clone(), value(condition, http))).collect();
+    held.headers = http
+        .headers
+        .iter()
+        .map(|condition| (condition.name.clone(), value(condition, http)))
+        .collect();
     held
 }
 
@@ -88,7 +122,12 @@ fn value(condition: &ValueMatch, http: &HttpMatch) -> String {
 }
 
 fn fitting(words: &[&str], fits: impl Fn(&str) -> bool) -> String {
-    words.iter().find(|word| fits(word)).copied().unwrap_or(words[0]).to_owned()
+    words
+        .iter()
+        .find(|word| fits(word))
+        .copied()
+        .unwrap_or(words[0])
+        .to_owned()
 }
 
 /// Returns variants of the request that differ in one part each.
@@ -101,24 +140,51 @@ fn bent(held: &OracleRequest) -> Vec<OracleRequest> {
             found.push(other);
         }
     };
-    let (path, query) = held.target.split_once('?').map_or((held.target.as_str(), None), |(path, query)| (path, Some(query)));
+    let (path, query) = held
+        .target
+        .split_once('?')
+        .map_or((held.target.as_str(), None), |(path, query)| {
+            (path, Some(query))
+        });
     let asks = query.map(|query| format!("?{query}")).unwrap_or_default();
-    let shorter = path.strip_suffix(|_: char| true).filter(|shorter| !shorter.is_empty()).unwrap_or("/");
-    for other in [format!("{path}/"), format!("{path}x"), format!("{path}/x"), format!("/{path}"), path.to_uppercase(), shorter.to_owned()]
-    {
+    let shorter = path
+        .strip_suffix(|_: char| true)
+        .filter(|shorter| !shorter.is_empty())
+        .unwrap_or("/");
+    for other in [
+        format!("{path}/"),
+        format!("{path}x"),
+        format!("{path}/x"),
+        format!("/{path}"),
+        path.to_uppercase(),
+        shorter.to_owned(),
+    ] {
         bend(&|request| request.target = format!("{other}{asks}"));
     }
     match query {
-        None => ["?", "?1", "?x-a=1&x-a=2"].iter().for_each(|asked| bend(&|request| request.target = format!("{path}{asked}"))),
+        None => ["?", "?1", "?x-a=1&x-a=2"]
+            .iter()
+            .for_each(|asked| bend(&|request| request.target = format!("{path}{asked}"))),
         Some(query) => {
             let name = query.split(['=', '&']).next().unwrap_or_default();
-            for other in [format!("{name}=other&{query}"), format!("{query}&{name}=other"), format!("&&{query}?"), name.to_owned()] {
+            for other in [
+                format!("{name}=other&{query}"),
+                format!("{query}&{name}=other"),
+                format!("&&{query}?"),
+                name.to_owned(),
+            ] {
                 bend(&|request| request.target = format!("{path}?{other}"));
             }
         }
     }
     let upper = held.host.to_uppercase();
-    for other in [upper.clone(), format!("{upper}:80"), format!("{}.", held.host), format!("x.{}", held.host), format!("x{}", held.host)] {
+    for other in [
+        upper.clone(),
+        format!("{upper}:80"),
+        format!("{}.", held.host),
+        format!("x.{}", held.host),
+        format!("x{}", held.host),
+    ] {
         bend(&|request| request.host.clone_from(&other));
     }
     for method in ["POST", "get", "OPTIONS"] {
@@ -128,8 +194,16 @@ fn bent(held: &OracleRequest) -> Vec<OracleRequest> {
         bend(&|request| drop(request.headers.remove(at)));
         bend(&|request| request.headers[at].0.make_ascii_uppercase());
         bend(&|request| request.headers[at].1.push('z'));
-        bend(&|request| request.headers.push((held.headers[at].0.to_uppercase(), "2".to_owned())));
-        bend(&|request| request.headers.insert(0, (held.headers[at].0.clone(), String::new())));
+        bend(&|request| {
+            request
+                .headers
+                .push((held.headers[at].0.to_uppercase(), "2".to_owned()))
+        });
+        bend(&|request| {
+            request
+                .headers
+                .insert(0, (held.headers[at].0.clone(), String::new()))
+        });
     }
     bend(&|request| request.headers.push(("x-a".to_owned(), "1".to_owned())));
     found

@@ -35,21 +35,36 @@ impl RoutingComparison {
         let az: AzName = "az1".parse().expect("a name");
         let replica: ReplicaName = "gw-all".parse().expect("a name");
         let placement = lower::placement_on(&ir, &replica, &"b1".parse().expect("a name"));
-        let gateway = GatewayTarget::new(&received(&lower::gateway(&ir, &replica, &az, &placement)));
+        let gateway =
+            GatewayTarget::new(&received(&lower::gateway(&ir, &replica, &az, &placement)));
         for (key, service) in &ir.services {
-            assert_eq!(gateway.routes(key), Some(&service.routes), "the rules of {key} and their order are the same on both sides");
+            assert_eq!(
+                gateway.routes(key),
+                Some(&service.routes),
+                "the rules of {key} and their order are the same on both sides"
+            );
         }
         let names: BTreeSet<_> = ir.workloads.iter().map(|workload| &workload.node).collect();
-        let nodes = names.into_iter().map(|name| NodeTarget::new(&received(&lower::node(&ir, name, &az, &placement)))).collect();
+        let nodes = names
+            .into_iter()
+            .map(|name| NodeTarget::new(&received(&lower::node(&ir, name, &az, &placement))))
+            .collect();
         Some(Self { ir, gateway, nodes })
     }
 
     /// Returns the oracle's verdict if all targets agree, else the verdict of each.
-    pub fn compare(&self, request: &OracleRequest, tally: &mut RoutingTally) -> Result<RoutingVerdict, String> {
+    pub fn compare(
+        &self,
+        request: &OracleRequest,
+        tally: &mut RoutingTally,
+    ) -> Result<RoutingVerdict, String> {
         let expected = decide(&self.ir, request);
         let differs = |who: &str, verdict: &str| {
             let oracle = shown(&expected);
-            Err(format!("{who} says {verdict}, the oracle {oracle}\n{request:?}\noracle: {expected:?}\n{}", self.ir))
+            Err(format!(
+                "{who} says {verdict}, the oracle {oracle}\n{request:?}\noracle: {expected:?}\n{}",
+                self.ir
+            ))
         };
         let verdict = self.gateway.decide(request);
         if verdict != expected {
@@ -59,10 +74,17 @@ impl RoutingComparison {
         if let Some(verdict) = &over_http1
             && *verdict != expected
         {
-            return differs("the router behind HTTP/1.1", &format!("{} ({verdict:?})", shown(verdict)));
+            return differs(
+                "the router behind HTTP/1.1",
+                &format!("{} ({verdict:?})", shown(verdict)),
+            );
         }
         let is_service = expected != RoutingVerdict::NoService;
-        if self.nodes.iter().any(|node| node.knows(&request.service, request.port) != is_service) {
+        if self
+            .nodes
+            .iter()
+            .any(|node| node.knows(&request.service, request.port) != is_service)
+        {
             return differs("a node", "otherwise whether there is such a service");
         }
         tally.comparisons += 1 + usize::from(over_http1.is_some());
@@ -87,7 +109,9 @@ pub fn shown(verdict: &RoutingVerdict) -> String {
     let rule = |key: &RouteKey| format!("{} {}", key.name, key.rule);
     match verdict {
         RoutingVerdict::Split { rule: key, .. } => rule(key),
-        RoutingVerdict::Refuse { rule: key, status, .. } => format!("refuse {status} {}", rule(key)),
+        RoutingVerdict::Refuse {
+            rule: key, status, ..
+        } => format!("refuse {status} {}", rule(key)),
         other => kind(other).to_owned(),
     }
 }

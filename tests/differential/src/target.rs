@@ -16,8 +16,12 @@ pub fn received(sent: &[Resource]) -> Vec<Resource> {
     let through = |resource: &Resource| {
         let (kind, name) = (resource.kind(), resource.name());
         let kind = southbound::kind_of(kind.type_url()).expect("its own type URL");
-        let arrived = southbound::decode(kind, &name, &southbound::encode(resource)).unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert!(resource.reads_as(&arrived), "{name} arrives as it was sent, not as {arrived:?}");
+        let arrived = southbound::decode(kind, &name, &southbound::encode(resource))
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(
+            resource.reads_as(&arrived),
+            "{name} arrives as it was sent, not as {arrived:?}"
+        );
         arrived
     };
     sent.iter().map(through).collect()
@@ -36,7 +40,10 @@ impl GatewayTarget {
         let mut rules: BTreeMap<&ServiceKey, Vec<Arc<RouteRule>>> = BTreeMap::new();
         for resource in resources.iter().rev() {
             if let Resource::Route(rule) = resource {
-                rules.entry(&rule.parent).or_default().push(Arc::new(rule.clone()));
+                rules
+                    .entry(&rule.parent)
+                    .or_default()
+                    .push(Arc::new(rule.clone()));
             }
         }
         let services = resources.iter().filter_map(|resource| match resource {
@@ -46,10 +53,17 @@ impl GatewayTarget {
         let built = services.map(|service| {
             let own = RouteTable::new(rules.remove(&service.key).unwrap_or_default());
             let (router, faults) = Router::build(&own, &RouterLimits::DEFAULT);
-            assert_eq!(faults, [], "the compiler let through what the router of {} refuses", service.key);
+            assert_eq!(
+                faults,
+                [],
+                "the compiler let through what the router of {} refuses",
+                service.key
+            );
             (service.key.clone(), (service.clone(), own, router))
         });
-        Self { services: built.collect() }
+        Self {
+            services: built.collect(),
+        }
     }
 
     /// Returns the rules of a service in match order.
@@ -71,23 +85,50 @@ impl GatewayTarget {
         Some(self.verdict(request, &Read(head.view(&bytes))))
     }
 
-    fn verdict<R: RoutableRequest>(&self, original: &oracle::OracleRequest, request: &R) -> RoutingVerdict {
-        let Some((service, _, router)) = self.services.get(&original.service) else { return RoutingVerdict::NoService };
-        let Some(port) = service.ports.iter().find(|port| port.port == original.port) else { return RoutingVerdict::NoService };
-        let is_routed = router.rules().iter().any(|rule| rule.parent_port.is_none_or(|own| own == port.port));
+    fn verdict<R: RoutableRequest>(
+        &self,
+        original: &oracle::OracleRequest,
+        request: &R,
+    ) -> RoutingVerdict {
+        let Some((service, _, router)) = self.services.get(&original.service) else {
+            return RoutingVerdict::NoService;
+        };
+        let Some(port) = service.ports.iter().find(|port| port.port == original.port) else {
+            return RoutingVerdict::NoService;
+        };
+        let is_routed = router
+            .rules()
+            .iter()
+            .any(|rule| rule.parent_port.is_none_or(|own| own == port.port));
         if port.protocol == AppProtocol::Tcp || !is_routed {
-            return RoutingVerdict::Service { service: service.key.clone(), port: port.port };
+            return RoutingVerdict::Service {
+                service: service.key.clone(),
+                port: port.port,
+            };
         }
-        let normal = if router.reads_path(port.port) { routing_path(request.path()) } else { None };
+        let normal = if router.reads_path(port.port) {
+            routing_path(request.path())
+        } else {
+            None
+        };
         let found = match &normal {
             Some(path) => router.find(port.port, &Normal { request, path }),
             None => router.find(port.port, request),
         };
-        let Some(found) = found else { return RoutingVerdict::NoRule };
+        let Some(found) = found else {
+            return RoutingVerdict::NoRule;
+        };
         let rule = found.rule().key.clone();
         match found.action() {
-            RouteDecision::Split(backends) => RoutingVerdict::Split { rule, backends: backends.to_vec() },
-            RouteDecision::Refuse { status, reason } => RoutingVerdict::Refuse { rule, status, reason: reason.to_owned() },
+            RouteDecision::Split(backends) => RoutingVerdict::Split {
+                rule,
+                backends: backends.to_vec(),
+            },
+            RouteDecision::Refuse { status, reason } => RoutingVerdict::Refuse {
+                rule,
+                status,
+                reason: reason.to_owned(),
+            },
         }
     }
 }
@@ -101,15 +142,22 @@ impl NodeTarget {
     /// Creates the node from the resources that it receives.
     pub fn new(resources: &[Resource]) -> Self {
         let services = resources.iter().filter_map(|resource| match resource {
-            Resource::Service(service) => Some((service.key.clone(), service.ports.iter().map(|port| port.port).collect())),
+            Resource::Service(service) => Some((
+                service.key.clone(),
+                service.ports.iter().map(|port| port.port).collect(),
+            )),
             _ => None,
         });
-        Self { ports: services.collect() }
+        Self {
+            ports: services.collect(),
+        }
     }
 
     /// Returns whether the node sends a connection to this port of the service to a gateway.
     pub fn knows(&self, service: &ServiceKey, port: u16) -> bool {
-        self.ports.get(service).is_some_and(|ports| ports.contains(&port))
+        self.ports
+            .get(service)
+            .is_some_and(|ports| ports.contains(&port))
     }
 }
 
@@ -147,8 +195,16 @@ struct RequestParts<'a> {
 impl<'a> RequestParts<'a> {
     fn of(original: &'a oracle::OracleRequest) -> Self {
         match original.target.split_once('?') {
-            Some((path, query)) => RequestParts { original, path, query: Some(query) },
-            None => RequestParts { original, path: &original.target, query: None },
+            Some((path, query)) => RequestParts {
+                original,
+                path,
+                query: Some(query),
+            },
+            None => RequestParts {
+                original,
+                path: &original.target,
+                query: None,
+            },
         }
     }
 }
@@ -167,7 +223,11 @@ impl RoutableRequest for RequestParts<'_> {
         self.query.map(str::as_bytes)
     }
     fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
-        let own = self.original.headers.iter().filter(|(sent, _)| sent.eq_ignore_ascii_case(name));
+        let own = self
+            .original
+            .headers
+            .iter()
+            .filter(|(sent, _)| sent.eq_ignore_ascii_case(name));
         own.for_each(|(_, value)| visit(value.as_bytes()));
     }
 }
@@ -194,12 +254,19 @@ impl RoutableRequest for Read<'_> {
 }
 
 fn host_of(authority: &[u8]) -> &[u8] {
-    let Some((host, _)) = split_authority(authority) else { return authority };
-    host.strip_prefix(b"[").and_then(|host| host.strip_suffix(b"]")).unwrap_or(host)
+    let Some((host, _)) = split_authority(authority) else {
+        return authority;
+    };
+    host.strip_prefix(b"[")
+        .and_then(|host| host.strip_suffix(b"]"))
+        .unwrap_or(host)
 }
 
 fn http1(request: &oracle::OracleRequest) -> Vec<u8> {
-    let mut text = format!("{} {} HTTP/1.1\r\nHost: {}\r\n", request.method, request.target, request.host);
+    let mut text = format!(
+        "{} {} HTTP/1.1\r\nHost: {}\r\n",
+        request.method, request.target, request.host
+    );
     for (name, value) in &request.headers {
         text += &format!("{name}: {value}\r\n");
     }

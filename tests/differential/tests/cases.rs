@@ -14,29 +14,59 @@ fn folder(place: &str) -> PathBuf {
 /// Returns the problems with one file.
 fn check(path: &Path, tally: &mut RoutingTally) -> Vec<String> {
     let policy = Policy::read(path);
-    let Some(comparison) = RoutingComparison::of(&policy.input()) else { return Vec::new() };
+    let Some(comparison) = RoutingComparison::of(&policy.input()) else {
+        return Vec::new();
+    };
     let mut wrong = Vec::new();
     for question in &policy.questions {
-        match (comparison.compare(&question.request, tally), &question.expected) {
-            (Err(difference), _) => wrong.push(format!("{}: {}: {difference}", name_of(path), question.text)),
+        match (
+            comparison.compare(&question.request, tally),
+            &question.expected,
+        ) {
+            (Err(difference), _) => wrong.push(format!(
+                "{}: {}: {difference}",
+                name_of(path),
+                question.text
+            )),
             (Ok(verdict), Some(expected)) if shown(&verdict) != *expected => {
-                wrong.push(format!("{}: {}: all say {}", name_of(path), question.text, shown(&verdict)));
+                wrong.push(format!(
+                    "{}: {}: all say {}",
+                    name_of(path),
+                    question.text,
+                    shown(&verdict)
+                ));
             }
             (Ok(_), _) => {}
         }
     }
-    let bent = probes(&comparison.ir).into_iter().filter_map(|request| comparison.compare(&request, tally).err());
+    let bent = probes(&comparison.ir)
+        .into_iter()
+        .filter_map(|request| comparison.compare(&request, tally).err());
     // One difference per policy is enough to start the analysis.
-    wrong.extend(bent.take(1).map(|difference| format!("{}: {difference}", name_of(path))));
+    wrong.extend(
+        bent.take(1)
+            .map(|difference| format!("{}: {difference}", name_of(path))),
+    );
     wrong
 }
 
 fn check_all(place: &str, least_comparisons: usize) {
     let mut tally = RoutingTally::default();
-    let wrong: Vec<String> = files(&folder(place)).iter().flat_map(|path| check(path, &mut tally)).collect();
-    assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
+    let wrong: Vec<String> = files(&folder(place))
+        .iter()
+        .flat_map(|path| check(path, &mut tally))
+        .collect();
+    assert!(
+        wrong.is_empty(),
+        "{} differences:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
     println!("{place}: {tally:?}");
-    assert!(tally.comparisons >= least_comparisons && tally.http1 * 3 >= tally.comparisons, "{tally:?}");
+    assert!(
+        tally.comparisons >= least_comparisons && tally.http1 * 3 >= tally.comparisons,
+        "{tally:?}"
+    );
 }
 
 #[test]
@@ -56,9 +86,18 @@ fn every_question_of_a_case_has_an_expectation() {
     assert!(files.len() >= 12, "the cases are not there");
     for path in files {
         let policy = Policy::read(&path);
-        assert!(!policy.questions.is_empty(), "{} asks nothing", name_of(&path));
+        assert!(
+            !policy.questions.is_empty(),
+            "{} asks nothing",
+            name_of(&path)
+        );
         for question in policy.questions {
-            assert!(question.expected.is_some(), "{}: {}", name_of(&path), question.text);
+            assert!(
+                question.expected.is_some(),
+                "{}: {}",
+                name_of(&path),
+                question.text
+            );
         }
     }
 }

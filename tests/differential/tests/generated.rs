@@ -13,19 +13,30 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, Test
 
 /// `make soak PART=compare` builds for release and runs the full number.
 const TENANTS: u64 = if cfg!(debug_assertions) { 300 } else { 1_500 };
-const COMPARISONS_LEAST: usize = if cfg!(debug_assertions) { 10_000 } else { 50_000 };
+const COMPARISONS_LEAST: usize = if cfg!(debug_assertions) {
+    10_000
+} else {
+    50_000
+};
 /// Maximum number of requests made from one tenant's rules.
 const PROBES_MAX: usize = 64;
 
 fn from_environment(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: a number is needed")))
+    std::env::var(name).ok().map(|text| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name}={text}: a number is needed"))
+    })
 }
 
 /// Returns a runner that gives the same cases for the same seed, independent of earlier cases.
 fn runner(seed: u64) -> TestRunner {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let config = Config { failure_persistence: None, max_shrink_iters: 4_000, ..Config::default() };
+    let config = Config {
+        failure_persistence: None,
+        max_shrink_iters: 4_000,
+        ..Config::default()
+    };
     TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
 }
 
@@ -33,13 +44,20 @@ fn runner(seed: u64) -> TestRunner {
 fn requests(case: &GeneratedRouting, comparison: &RoutingComparison) -> Vec<OracleRequest> {
     let made = probes(&comparison.ir);
     let step = made.len().div_ceil(PROBES_MAX).max(1);
-    case.requests.iter().cloned().chain(made.into_iter().step_by(step)).collect()
+    case.requests
+        .iter()
+        .cloned()
+        .chain(made.into_iter().step_by(step))
+        .collect()
 }
 
 fn check(case: &GeneratedRouting, tally: &RefCell<RoutingTally>) -> Result<(), TestCaseError> {
-    let comparison = RoutingComparison::of(&case.input()).ok_or_else(|| TestCaseError::fail("the tenant is not valid"))?;
+    let comparison = RoutingComparison::of(&case.input())
+        .ok_or_else(|| TestCaseError::fail("the tenant is not valid"))?;
     for request in requests(case, &comparison) {
-        comparison.compare(&request, &mut tally.borrow_mut()).map_err(TestCaseError::fail)?;
+        comparison
+            .compare(&request, &mut tally.borrow_mut())
+            .map_err(TestCaseError::fail)?;
     }
     Ok(())
 }
@@ -65,14 +83,29 @@ fn generated_tenants_mean_the_same_everywhere() {
     if count >= TENANTS {
         assert!(tally.comparisons >= COMPARISONS_LEAST, "{tally:?}");
         let all: usize = tally.verdicts.values().sum();
-        assert!(tally.verdicts.len() == 5 && tally.verdicts.values().all(|count| count * 50 > all), "{tally:?}");
+        assert!(
+            tally.verdicts.len() == 5 && tally.verdicts.values().all(|count| count * 50 > all),
+            "{tally:?}"
+        );
     }
 }
 
 /// A printed seed must reproduce the same tenant.
 #[test]
 fn a_seed_names_a_tenant() {
-    let made = |seed| format!("{:?}", cases().new_tree(&mut runner(seed)).expect("a tenant").current());
+    let made = |seed| {
+        format!(
+            "{:?}",
+            cases()
+                .new_tree(&mut runner(seed))
+                .expect("a tenant")
+                .current()
+        )
+    };
     assert_eq!(made(7), made(7));
-    assert_eq!((1..20).map(made).collect::<BTreeSet<String>>().len(), 19, "every seed its own tenant");
+    assert_eq!(
+        (1..20).map(made).collect::<BTreeSet<String>>().len(),
+        19,
+        "every seed its own tenant"
+    );
 }

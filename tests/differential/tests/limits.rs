@@ -18,7 +18,10 @@ fn comparison(hosts: &str, rules: &str) -> RoutingComparison {
         "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {metadata}\nspec:\n  \
          parentRefs: {parents}\n  hostnames: {hosts}\n  rules:\n{rules}"
     );
-    let policy = Policy::of(&[("shop".to_owned(), SHOP.to_owned()), ("route".to_owned(), route)]);
+    let policy = Policy::of(&[
+        ("shop".to_owned(), SHOP.to_owned()),
+        ("route".to_owned(), route),
+    ]);
     RoutingComparison::of(&policy.input()).expect("the tenant is valid")
 }
 
@@ -33,19 +36,26 @@ fn get(target: &str, host: &str, header: Option<&str>) -> OracleRequest {
         host: host.to_owned(),
         method: "GET".to_owned(),
         target: target.to_owned(),
-        headers: header.map(|value| ("x-a".to_owned(), value.to_owned())).into_iter().collect(),
+        headers: header
+            .map(|value| ("x-a".to_owned(), value.to_owned()))
+            .into_iter()
+            .collect(),
     }
 }
 
 fn is_split(comparison: &RoutingComparison, request: &OracleRequest) -> bool {
-    let verdict = comparison.compare(request, &mut RoutingTally::default()).unwrap_or_else(|difference| panic!("{difference}"));
+    let verdict = comparison
+        .compare(request, &mut RoutingTally::default())
+        .unwrap_or_else(|difference| panic!("{difference}"));
     matches!(verdict, RoutingVerdict::Split { .. })
 }
 
 /// One pattern as a path and as a header, just within a limit and just beyond it.
 #[test]
 fn one_regular_expression() {
-    let nested = |depth: usize, open: &str, close: &str| format!("{}a{}", open.repeat(depth), close.repeat(depth));
+    let nested = |depth: usize, open: &str, close: &str| {
+        format!("{}a{}", open.repeat(depth), close.repeat(depth))
+    };
     let deepest = REGEX_NESTING_MAX as usize;
     let long = |bytes: usize| "a".repeat(bytes);
     for (what, pattern, accepted) in [
@@ -55,14 +65,22 @@ fn one_regular_expression() {
         ("repetitions", nested(deepest, "(", ")?"), false),
         ("alternations", nested(deepest / 2 - 1, "(b|", ")"), true),
         ("alternations", nested(deepest, "(b|", ")"), false),
-        ("classes", format!("{}a{}", "[".repeat(40), "]".repeat(40)), true),
+        (
+            "classes",
+            format!("{}a{}", "[".repeat(40), "]".repeat(40)),
+            true,
+        ),
         ("length", long(REGEX_BYTES_MAX - 1), true),
         ("length", long(REGEX_BYTES_MAX + 1), false),
         ("memory", "(abc|d[e-z]){400}".to_owned(), true),
         ("memory", "((abc|d[e-z]){200}){50}".to_owned(), false),
     ] {
-        let path = rule(&format!("path: {{type: RegularExpression, value: '/{pattern}'}}"));
-        let header = rule(&format!("path: {{value: /h}}, headers: [{{name: x-a, value: '{pattern}', type: RegularExpression}}]"));
+        let path = rule(&format!(
+            "path: {{type: RegularExpression, value: '/{pattern}'}}"
+        ));
+        let header = rule(&format!(
+            "path: {{value: /h}}, headers: [{{name: x-a, value: '{pattern}', type: RegularExpression}}]"
+        ));
         let comparison = comparison("[]", &(path + &header));
         let fits = if what == "length" {
             pattern.clone()
@@ -71,8 +89,15 @@ fn one_regular_expression() {
         } else {
             "a".to_owned()
         };
-        for request in [get(&format!("/{fits}"), "web", None), get("/h", "web", Some(&fits))] {
-            assert_eq!(is_split(&comparison, &request), accepted, "{what}: {request:?}");
+        for request in [
+            get(&format!("/{fits}"), "web", None),
+            get("/h", "web", Some(&fits)),
+        ] {
+            assert_eq!(
+                is_split(&comparison, &request),
+                accepted,
+                "{what}: {request:?}"
+            );
         }
     }
 }
@@ -85,14 +110,25 @@ fn all_regular_expressions_of_a_service() {
         for number in 0..200 {
             let pattern = format!("/{number}(abc|d[e-z]){{300}}");
             let header = "headers: [{name: x-a, value: '[ab]+', type: RegularExpression}]";
-            write!(rules, "{}", rule(&format!("path: {{type: RegularExpression, value: '{pattern}'}}, {header}"))).unwrap();
+            write!(
+                rules,
+                "{}",
+                rule(&format!(
+                    "path: {{type: RegularExpression, value: '{pattern}'}}, {header}"
+                ))
+            )
+            .unwrap();
         }
         let comparison = comparison(hosts, &rules);
         // The oracle compiles every expression again for every request, so few requests are enough.
         for (number, fits) in [(0, true), (1, true), (30, true), (199, false)] {
             let path = format!("/{number}{}", "abc".repeat(300));
             for (header, holds) in [("ab", true), ("c", false)] {
-                assert_eq!(is_split(&comparison, &get(&path, "a.example.com", Some(header))), fits && holds, "{number} on {hosts}");
+                assert_eq!(
+                    is_split(&comparison, &get(&path, "a.example.com", Some(header))),
+                    fits && holds,
+                    "{number} on {hosts}"
+                );
             }
         }
     }

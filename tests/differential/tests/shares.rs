@@ -19,7 +19,11 @@ type SplitOutcome = Result<(String, u16, Labels), (u16, String)>;
 
 fn share(target: &BackendTarget) -> SplitOutcome {
     match target {
-        BackendTarget::Service { service, port, subset } => Ok((service.to_string(), *port, subset.clone())),
+        BackendTarget::Service {
+            service,
+            port,
+            subset,
+        } => Ok((service.to_string(), *port, subset.clone())),
         BackendTarget::Refuse { status, reason } => Err((*status, reason.clone())),
     }
 }
@@ -50,7 +54,12 @@ fn check_cycle(split: &[Backend]) {
     let mut counts: BTreeMap<SplitOutcome, u64> = BTreeMap::new();
     for turn in 0..total {
         let random = (u128::from(turn) << 64).div_ceil(u128::from(total));
-        *counts.entry(picked(split, u64::try_from(random).expect("less than 2^64"))).or_default() += 1;
+        *counts
+            .entry(picked(
+                split,
+                u64::try_from(random).expect("less than 2^64"),
+            ))
+            .or_default() += 1;
     }
     assert_eq!(counts, expected, "{split:?}");
 }
@@ -77,7 +86,10 @@ fn check_chi_square(split: &[Backend], draws: u64) {
     for _ in 0..draws {
         *counts.entry(picked(split, numbers.next())).or_default() += 1;
     }
-    assert!(counts.keys().all(|key| expected.contains_key(key)), "a share without weight was picked: {counts:?}");
+    assert!(
+        counts.keys().all(|key| expected.contains_key(key)),
+        "a share without weight was picked: {counts:?}"
+    );
     let chi_square: f64 = expected
         .iter()
         .map(|(key, weight)| {
@@ -86,7 +98,10 @@ fn check_chi_square(split: &[Backend], draws: u64) {
         })
         .sum();
     let freedom = (expected.len() - 1) as f64;
-    assert!(chi_square <= freedom + 7.0 * (2.0 * freedom).sqrt() + 10.0, "{chi_square} for {freedom} degrees: {counts:?} of {split:?}");
+    assert!(
+        chi_square <= freedom + 7.0 * (2.0 * freedom).sqrt() + 10.0,
+        "{chi_square} for {freedom} degrees: {counts:?} of {split:?}"
+    );
 }
 
 /// Returns all splits that requests to these tenants meet.
@@ -95,20 +110,31 @@ fn compiled_splits() -> BTreeSet<String> {
     let mut meet = |comparison: &RoutingComparison| {
         let mut tally = RoutingTally::default();
         for request in probes(&comparison.ir) {
-            let Ok(RoutingVerdict::Split { backends, .. }) = comparison.compare(&request, &mut tally) else { continue };
+            let Ok(RoutingVerdict::Split { backends, .. }) =
+                comparison.compare(&request, &mut tally)
+            else {
+                continue;
+            };
             if seen.insert(format!("{backends:?}")) {
                 check_cycle(&backends);
             }
         }
     };
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for path in files(&root.join("../golden/compiler")).into_iter().chain(files(&root.join("cases"))) {
-        RoutingComparison::of(&Policy::read(&path).input()).iter().for_each(&mut meet);
+    for path in files(&root.join("../golden/compiler"))
+        .into_iter()
+        .chain(files(&root.join("cases")))
+    {
+        RoutingComparison::of(&Policy::read(&path).input())
+            .iter()
+            .for_each(&mut meet);
     }
     let mut runner = TestRunner::deterministic();
     for _ in 0..40 {
         let case = cases().new_tree(&mut runner).expect("a tenant").current();
-        RoutingComparison::of(&case.input()).iter().for_each(&mut meet);
+        RoutingComparison::of(&case.input())
+            .iter()
+            .for_each(&mut meet);
     }
     seen
 }
@@ -117,13 +143,30 @@ fn compiled_splits() -> BTreeSet<String> {
 fn compiled_splits_are_shared_out_exactly() {
     let seen = compiled_splits();
     assert!(seen.len() >= 30, "only {} splits", seen.len());
-    assert!(seen.iter().any(|split| split.contains("Refuse")), "a broken backend keeps its share");
-    assert!(seen.iter().any(|split| split.contains("weight: 0")), "a backend without a share");
+    assert!(
+        seen.iter().any(|split| split.contains("Refuse")),
+        "a broken backend keeps its share"
+    );
+    assert!(
+        seen.iter().any(|split| split.contains("weight: 0")),
+        "a backend without a share"
+    );
 }
 
 fn split(weights: &[u32]) -> Vec<Backend> {
-    let target = |at: usize| BackendTarget::Service { service: format!("t/ns/svc-{at}").parse().unwrap(), port: 80, subset: Labels::new() };
-    weights.iter().enumerate().map(|(at, &weight)| Backend { weight, target: target(at) }).collect()
+    let target = |at: usize| BackendTarget::Service {
+        service: format!("t/ns/svc-{at}").parse().unwrap(),
+        port: 80,
+        subset: Labels::new(),
+    };
+    weights
+        .iter()
+        .enumerate()
+        .map(|(at, &weight)| Backend {
+            weight,
+            target: target(at),
+        })
+        .collect()
 }
 
 #[test]
@@ -146,16 +189,44 @@ fn random_numbers_give_the_weights_shares() {
 
 #[test]
 fn cycles_are_exact_at_the_edges() {
-    for weights in [&[1][..], &[1, 1, 1], &[0, 0, 5, 0], &[1_000_000, 1], &[1, 1_000_000, 0], &[3, 7, 11, 13]] {
+    for weights in [
+        &[1][..],
+        &[1, 1, 1],
+        &[0, 0, 5, 0],
+        &[1_000_000, 1],
+        &[1, 1_000_000, 0],
+        &[3, 7, 11, 13],
+    ] {
         check_cycle(&split(weights));
     }
     // The smallest and the largest number select the first and the last share, never one without weight.
-    for (weights, first, last) in [(&[0, 2, 0][..], 1, 1), (&[5, 1, 0], 0, 1), (&[0, 1, 1_000_000], 1, 2)] {
+    for (weights, first, last) in [
+        (&[0, 2, 0][..], 1, 1),
+        (&[5, 1, 0], 0, 1),
+        (&[0, 1, 1_000_000], 1, 2),
+    ] {
         let split = split(weights);
-        assert_eq!(picked(&split, 0), share(&split[first].target), "{weights:?}");
-        assert_eq!(picked(&split, u64::MAX), share(&split[last].target), "{weights:?}");
+        assert_eq!(
+            picked(&split, 0),
+            share(&split[first].target),
+            "{weights:?}"
+        );
+        assert_eq!(
+            picked(&split, u64::MAX),
+            share(&split[last].target),
+            "{weights:?}"
+        );
     }
     for nothing in [&[][..], &[0], &[0, 0]] {
-        assert!(matches!(pick(&split(nothing), 1), BackendChoice::Refuse { status: NO_WEIGHT_STATUS, .. }), "{nothing:?}");
+        assert!(
+            matches!(
+                pick(&split(nothing), 1),
+                BackendChoice::Refuse {
+                    status: NO_WEIGHT_STATUS,
+                    ..
+                }
+            ),
+            "{nothing:?}"
+        );
     }
 }

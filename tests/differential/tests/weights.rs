@@ -34,14 +34,26 @@ fn charged_and_taken(text: &str) -> (u64, u64) {
     assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
     let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
     let tenant = TenantName::new("alpha").unwrap();
-    let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
-    let input = CompileInput { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() };
+    let ids = service_keys(&tenant, &documents)
+        .into_iter()
+        .zip(1..)
+        .map(|(key, id)| (key, ServiceId::new(id).unwrap()))
+        .collect();
+    let input = CompileInput {
+        tenant: &tenant,
+        documents: &documents,
+        service_ids: &ids,
+        jwks: &Default::default(),
+    };
     let output = compile_within(&input, CompiledSize::UNLIMITED);
     assert_eq!(output.diagnostics, []);
     let mut services: BTreeMap<ServiceKey, Vec<Arc<RouteRule>>> = BTreeMap::new();
     for resource in output.resources {
         if let Resource::Route(rule) = resource {
-            services.entry(rule.parent.clone()).or_default().push(Arc::new(rule));
+            services
+                .entry(rule.parent.clone())
+                .or_default()
+                .push(Arc::new(rule));
         }
     }
     let taken = services.into_values().map(|rules| {
@@ -55,8 +67,16 @@ fn charged_and_taken(text: &str) -> (u64, u64) {
 #[test]
 fn a_tenant_is_charged_at_least_what_the_routers_tables_take() {
     let rules = |count: usize, condition: &dyn Fn(usize) -> String| {
-        let rule = |n| format!("{{matches: [{{{}}}], backendRefs: [{{name: web, port: 80}}]}}", condition(n));
-        format!("  rules: [{}]\n", (0..count).map(rule).collect::<Vec<_>>().join(", "))
+        let rule = |n| {
+            format!(
+                "{{matches: [{{{}}}], backendRefs: [{{name: web, port: 80}}]}}",
+                condition(n)
+            )
+        };
+        format!(
+            "  rules: [{}]\n",
+            (0..count).map(rule).collect::<Vec<_>>().join(", ")
+        )
     };
     let hosts: Vec<String> = (0..100).map(|n| format!("h{n}.example.com")).collect();
     let hosts = format!("  hostnames: [{}]\n", hosts.join(", "));
@@ -64,13 +84,22 @@ fn a_tenant_is_charged_at_least_what_the_routers_tables_take() {
     let segments = |n: usize| format!("path: {{value: '{}/{n}'}}", "/a".repeat(1000));
     let regex = |n: usize| format!("path: {{type: RegularExpression, value: '/api/v{n}/[^/]+'}}");
     let large = |n: usize| format!("path: {{type: RegularExpression, value: '[ab]{{2000}}{n}'}}");
-    let header = |n: usize| format!("headers: [{{name: x, type: RegularExpression, value: '[a-z]+{n}'}}]");
-    let query = |n: usize| format!("queryParams: [{{name: x, value: '{}{n}'}}]", "v".repeat(1000));
+    let header =
+        |n: usize| format!("headers: [{{name: x, type: RegularExpression, value: '[a-z]+{n}'}}]");
+    let query = |n: usize| {
+        format!(
+            "queryParams: [{{name: x, value: '{}{n}'}}]",
+            "v".repeat(1000)
+        )
+    };
     for (what, text) in [
         ("exact paths", rules(500, &exact)),
         ("long paths", rules(200, &segments)),
         ("hosts", hosts.clone() + &rules(50, &exact)),
-        ("hosts and long paths", hosts.clone() + &rules(10, &segments)),
+        (
+            "hosts and long paths",
+            hosts.clone() + &rules(10, &segments),
+        ),
         ("patterns", rules(200, &regex)),
         ("hosts and patterns", hosts + &rules(5, &regex)),
         ("large patterns", rules(20, &large)),
@@ -79,6 +108,9 @@ fn a_tenant_is_charged_at_least_what_the_routers_tables_take() {
     ] {
         let (charged, taken) = charged_and_taken(&text);
         println!("{what}: {charged} bytes are charged, the tables take {taken}");
-        assert!(taken <= charged, "{what}: {charged} bytes are charged, the tables take {taken}");
+        assert!(
+            taken <= charged,
+            "{what}: {charged} bytes are charged, the tables take {taken}"
+        );
     }
 }

@@ -20,18 +20,34 @@ pub struct ClientOutcome {
 impl ClientOutcome {
     pub(crate) fn new(command: String, out: Output) -> Self {
         let text = |b: Vec<u8>| String::from_utf8_lossy(&b).into_owned();
-        Self { command, code: out.status.code(), stdout: text(out.stdout), stderr: text(out.stderr) }
+        Self {
+            command,
+            code: out.status.code(),
+            stdout: text(out.stdout),
+            stderr: text(out.stderr),
+        }
     }
 
     /// Returns the standard output. Panics with the command's output if it did not end with 0.
     pub fn ok(self) -> String {
-        assert_eq!(self.code, Some(0), "{}\nstdout: {}\nstderr: {}", self.command, self.stdout, self.stderr);
+        assert_eq!(
+            self.code,
+            Some(0),
+            "{}\nstdout: {}\nstderr: {}",
+            self.command,
+            self.stdout,
+            self.stderr
+        );
         self.stdout
     }
 
     /// Returns the standard output as JSON, whatever the exit code.
     pub fn json(&self) -> Value {
-        serde_json::from_str(&self.stdout)
-            .unwrap_or_else(|e| panic!("{}: not JSON ({e})\nstdout: {}\nstderr: {}", self.command, self.stdout, self.stderr))
+        serde_json::from_str(&self.stdout).unwrap_or_else(|e| {
+            panic!(
+                "{}: not JSON ({e})\nstdout: {}\nstderr: {}",
+                self.command, self.stdout, self.stderr
+            )
+        })
     }
 }

@@ -5,8 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, CustomExtension, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType, SerialNumber,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer,
+    CustomExtension, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, KeyIdMethod,
+    KeyPair, KeyUsagePurpose, RevokedCertParams, SanType, SerialNumber,
 };
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
@@ -28,27 +29,56 @@ pub struct PemCredential {
 impl PemCredential {
     /// Steals the credential of an identity with this suffix from a data plane's directory.
     pub fn stolen(certs: &Path, identity_end: &str) -> Self {
-        let entries = std::fs::read_dir(certs).unwrap_or_else(|e| panic!("{}: {e}", certs.display()));
-        let stored = entries.filter_map(|entry| serde_json::from_slice::<Value>(&std::fs::read(entry.ok()?.path()).ok()?).ok());
-        let found = stored.filter(|stored| stored["identity"].as_str().is_some_and(|id| id.ends_with(identity_end))).last();
-        let found = found.unwrap_or_else(|| panic!("no certificate of …{identity_end} in {}", certs.display()));
-        let text = |field: &str| found[field].as_str().unwrap_or_else(|| panic!("{field} is missing")).to_owned();
-        Self { chain: text("chain"), key: text("key") }
+        let entries =
+            std::fs::read_dir(certs).unwrap_or_else(|e| panic!("{}: {e}", certs.display()));
+        let stored = entries.filter_map(|entry| {
+            serde_json::from_slice::<Value>(&std::fs::read(entry.ok()?.path()).ok()?).ok()
+        });
+        let found = stored
+            .filter(|stored| {
+                stored["identity"]
+                    .as_str()
+                    .is_some_and(|id| id.ends_with(identity_end))
+            })
+            .last();
+        let found = found
+            .unwrap_or_else(|| panic!("no certificate of …{identity_end} in {}", certs.display()));
+        let text = |field: &str| {
+            found[field]
+                .as_str()
+                .unwrap_or_else(|| panic!("{field} is missing"))
+                .to_owned()
+        };
+        Self {
+            chain: text("chain"),
+            key: text("key"),
+        }
     }
 
     fn parsed(&self) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
-        let chain = CertificateDer::pem_slice_iter(self.chain.as_bytes()).collect::<Result<Vec<_>, _>>().expect("PEM certificates");
-        (chain, PrivateKeyDer::from_pem_slice(self.key.as_bytes()).expect("a PEM key"))
+        let chain = CertificateDer::pem_slice_iter(self.chain.as_bytes())
+            .collect::<Result<Vec<_>, _>>()
+            .expect("PEM certificates");
+        (
+            chain,
+            PrivateKeyDer::from_pem_slice(self.key.as_bytes()).expect("a PEM key"),
+        )
     }
 }
 
 /// Returns a TLS 1.3 client that trusts every server.
 pub(crate) fn client(credential: Option<&PemCredential>, alpn: &[u8]) -> Arc<ClientConfig> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider.clone()).with_protocol_versions(&[&rustls::version::TLS13]);
-    let builder = builder.expect("TLS 1.3").dangerous().with_custom_certificate_verifier(Arc::new(TrustAnyServer(provider)));
+    let builder = ClientConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(&[&rustls::version::TLS13]);
+    let builder = builder
+        .expect("TLS 1.3")
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(TrustAnyServer(provider)));
     let mut config = match credential.map(PemCredential::parsed) {
-        Some((chain, key)) => builder.with_client_auth_cert(chain, key).expect("the key of the certificate"),
+        Some((chain, key)) => builder
+            .with_client_auth_cert(chain, key)
+            .expect("the key of the certificate"),
         None => builder.with_no_client_auth(),
     };
     config.alpn_protocols = vec![alpn.to_vec()];
@@ -131,7 +161,11 @@ impl Leaf {
 
     /// Creates a valid leaf for a web server with this name.
     pub fn named(name: &str) -> Self {
-        Self { identities: Vec::new(), names: vec![name.into()], ..Self::of("") }
+        Self {
+            identities: Vec::new(),
+            names: vec![name.into()],
+            ..Self::of("")
+        }
     }
 }
 
@@ -161,13 +195,19 @@ fn pair() -> KeyPair {
 impl TestAuthority {
     /// Creates a new root.
     pub fn root(name: &str) -> Self {
-        Self { issuer: CertifiedIssuer::self_signed(ca_params(name), pair()).expect("a root"), above: Vec::new() }
+        Self {
+            issuer: CertifiedIssuer::self_signed(ca_params(name), pair()).expect("a root"),
+            above: Vec::new(),
+        }
     }
 
     /// Creates an intermediate below this CA.
     pub fn intermediate(&self, name: &str) -> Self {
-        let issuer = CertifiedIssuer::signed_by(ca_params(name), pair(), &self.issuer).expect("an intermediate");
-        let above = std::iter::once(issuer.pem()).chain(self.above.clone()).collect();
+        let issuer = CertifiedIssuer::signed_by(ca_params(name), pair(), &self.issuer)
+            .expect("an intermediate");
+        let above = std::iter::once(issuer.pem())
+            .chain(self.above.clone())
+            .collect();
         Self { issuer, above }
     }
 
@@ -187,26 +227,41 @@ impl TestAuthority {
         let now = OffsetDateTime::now_utc();
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
-        let identities = leaf.identities.iter().map(|id| SanType::URI(id.as_str().try_into().expect("ASCII")));
-        let names = leaf.names.iter().map(|name| SanType::DnsName(name.as_str().try_into().expect("ASCII")));
+        let identities = leaf
+            .identities
+            .iter()
+            .map(|id| SanType::URI(id.as_str().try_into().expect("ASCII")));
+        let names = leaf
+            .names
+            .iter()
+            .map(|name| SanType::DnsName(name.as_str().try_into().expect("ASCII")));
         params.subject_alt_names = identities.chain(names).collect();
         params.not_before = now + Duration::seconds(leaf.not_before);
         params.not_after = now + Duration::seconds(leaf.not_after);
         params.serial_number = Some(SerialNumber::from(vec![leaf.serial]));
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = match leaf.for_tls {
-            true => vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
+            true => vec![
+                ExtendedKeyUsagePurpose::ServerAuth,
+                ExtendedKeyUsagePurpose::ClientAuth,
+            ],
             false => vec![ExtendedKeyUsagePurpose::CodeSigning],
         };
         if leaf.authority {
             params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         }
         if leaf.padding > 0 {
-            params.custom_extensions = vec![CustomExtension::from_oid_content(&[1, 3, 6, 1, 4, 1, 99999, 1], vec![0; leaf.padding])];
+            params.custom_extensions = vec![CustomExtension::from_oid_content(
+                &[1, 3, 6, 1, 4, 1, 99999, 1],
+                vec![0; leaf.padding],
+            )];
         }
         let own = params.signed_by(&key, &self.issuer).expect("a leaf").pem();
         let chain = std::iter::once(own).chain(self.above.clone()).collect();
-        PemCredential { chain, key: key.serialize_pem() }
+        PemCredential {
+            chain,
+            key: key.serialize_pem(),
+        }
     }
 
     /// Returns a CRL with these serials (RFC 5280 §5), PEM.
@@ -226,7 +281,11 @@ impl TestAuthority {
             revoked_certs: serials.iter().map(revoked).collect(),
             key_identifier_method: KeyIdMethod::Sha256,
         };
-        params.signed_by(&self.issuer).expect("a list").pem().expect("PEM")
+        params
+            .signed_by(&self.issuer)
+            .expect("a list")
+            .pem()
+            .expect("PEM")
     }
 }
 
@@ -234,8 +293,15 @@ impl TestAuthority {
 pub fn request(identities: &[&str]) -> String {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
-    params.subject_alt_names = identities.iter().map(|id| SanType::URI((*id).try_into().expect("ASCII"))).collect();
-    params.serialize_request(&pair()).expect("a request").pem().expect("PEM")
+    params.subject_alt_names = identities
+        .iter()
+        .map(|id| SanType::URI((*id).try_into().expect("ASCII")))
+        .collect();
+    params
+        .serialize_request(&pair())
+        .expect("a request")
+        .pem()
+        .expect("PEM")
 }
 
 /// Returns such a request together with its key.
@@ -243,6 +309,16 @@ pub fn request_with_key(identities: &[&str]) -> (String, String) {
     let key = pair();
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
-    params.subject_alt_names = identities.iter().map(|id| SanType::URI((*id).try_into().expect("ASCII"))).collect();
-    (params.serialize_request(&key).expect("a request").pem().expect("PEM"), key.serialize_pem())
+    params.subject_alt_names = identities
+        .iter()
+        .map(|id| SanType::URI((*id).try_into().expect("ASCII")))
+        .collect();
+    (
+        params
+            .serialize_request(&key)
+            .expect("a request")
+            .pem()
+            .expect("PEM"),
+        key.serialize_pem(),
+    )
 }

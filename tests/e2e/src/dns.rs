@@ -27,14 +27,28 @@ pub fn query(name: &str, is_v6: bool) -> Vec<u8> {
     let name = Name::from_ascii(name).unwrap_or_else(|e| panic!("{name}: {e}"));
     let mut message = Message::new();
     message.set_id(0xca01).set_recursion_desired(true);
-    message.add_query(Query::query(name, if is_v6 { RecordType::AAAA } else { RecordType::A }));
+    message.add_query(Query::query(
+        name,
+        if is_v6 {
+            RecordType::AAAA
+        } else {
+            RecordType::A
+        },
+    ));
     message.to_vec().expect("a short question")
 }
 
 fn read(bytes: &[u8]) -> Option<DnsAnswer> {
     let message = Message::from_vec(bytes).ok()?;
-    let addresses = message.answers().iter().filter_map(|record| Some((record.data().ip_addr()?, record.ttl()))).collect();
-    Some(DnsAnswer { code: message.response_code(), addresses })
+    let addresses = message
+        .answers()
+        .iter()
+        .filter_map(|record| Some((record.data().ip_addr()?, record.ttl())))
+        .collect();
+    Some(DnsAnswer {
+        code: message.response_code(),
+        addresses,
+    })
 }
 
 /// Sends the query over UDP, in the gate every second again until its deadline, as a resolver does (RFC 1035 4.2.1): a question that
@@ -50,9 +64,22 @@ pub fn query_udp(world: &World, host: &str, server: IpAddr, question: &[u8]) -> 
 }
 
 /// Sends the query over UDP once, and waits this long for the answer.
-pub fn ask_udp_within(timeout: Duration, world: &World, host: &str, server: IpAddr, question: &[u8]) -> Option<DnsAnswer> {
-    let any = if server.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
-    let socket = world.inside(host, || UdpSocket::bind(any)).unwrap_or_else(|e| panic!("{host}: {e}")).ok()?;
+pub fn ask_udp_within(
+    timeout: Duration,
+    world: &World,
+    host: &str,
+    server: IpAddr,
+    question: &[u8],
+) -> Option<DnsAnswer> {
+    let any = if server.is_ipv6() {
+        "[::]:0"
+    } else {
+        "0.0.0.0:0"
+    };
+    let socket = world
+        .inside(host, || UdpSocket::bind(any))
+        .unwrap_or_else(|e| panic!("{host}: {e}"))
+        .ok()?;
     socket.set_read_timeout(Some(timeout)).ok()?;
     socket.connect((server, PORT)).ok()?;
     socket.send(question).ok()?;
@@ -64,10 +91,15 @@ pub fn ask_udp_within(timeout: Duration, world: &World, host: &str, server: IpAd
 /// Sends the query over TCP (RFC 1035 4.2.2).
 pub fn query_tcp(world: &World, host: &str, server: IpAddr, question: &[u8]) -> Option<DnsAnswer> {
     let dial = || TcpStream::connect_timeout(&SocketAddr::from((server, PORT)), deadline(TIMEOUT));
-    let mut stream = world.inside(host, dial).unwrap_or_else(|e| panic!("{host}: {e}")).ok()?;
+    let mut stream = world
+        .inside(host, dial)
+        .unwrap_or_else(|e| panic!("{host}: {e}"))
+        .ok()?;
     stream.set_read_timeout(Some(deadline(TIMEOUT))).ok()?;
     let length = u16::try_from(question.len()).ok()?;
-    stream.write_all(&[&length.to_be_bytes()[..], question].concat()).ok()?;
+    stream
+        .write_all(&[&length.to_be_bytes()[..], question].concat())
+        .ok()?;
     let mut length = [0; 2];
     stream.read_exact(&mut length).ok()?;
     let mut answer = vec![0; u16::from_be_bytes(length).into()];

@@ -23,11 +23,19 @@ impl Mesh {
         // A signal to `timeout` would start its own limit for the client's end, so the client itself gets the signal.
         let children = format!("/proc/{pid}/task/{pid}/children", pid = child.id());
         let mut client = None;
-        until(deadline(STARTED_WITHIN), &format!("{what}: the client runs"), || {
-            let text = std::fs::read_to_string(&children).unwrap_or_default();
-            client = text.split_whitespace().next().and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
-            client.is_some() || child.try_wait().is_ok_and(|status| status.is_some())
-        });
+        until(
+            deadline(STARTED_WITHIN),
+            &format!("{what}: the client runs"),
+            || {
+                let text = std::fs::read_to_string(&children).unwrap_or_default();
+                client = text
+                    .split_whitespace()
+                    .next()
+                    .and_then(|pid| pid.parse().ok())
+                    .and_then(Pid::from_raw);
+                client.is_some() || child.try_wait().is_ok_and(|status| status.is_some())
+            },
+        );
         if let Some(client) = client {
             // It may have ended by itself; its report shows how.
             let _ = kill_process(client, signal);

@@ -73,19 +73,32 @@ pub struct UploadFailures {
 struct PodServer(Child);
 
 fn pod(is_meshed: bool, name: &str) -> String {
-    format!("{}/default/{name}-0", if is_meshed { "mesh" } else { "plain" })
+    format!(
+        "{}/default/{name}-0",
+        if is_meshed { "mesh" } else { "plain" }
+    )
 }
 
 /// Runs `work` with the command line of the program.
 fn with_command<T>(words: &[&str], work: impl FnOnce(&[&str]) -> T) -> T {
-    let program = root().join("tests/e2e/programs/exchanges.py").display().to_string();
+    let program = root()
+        .join("tests/e2e/programs/exchanges.py")
+        .display()
+        .to_string();
     let patience = deadline(PATIENCE).as_secs().to_string();
     work(&[&["python3", "-B", &program, &patience][..], words].concat())
 }
 
 /// Returns the sum of a figure over all batches.
 fn sum(batches: &[Value], figure: &str) -> u64 {
-    batches.iter().map(|batch| batch[figure].as_u64().unwrap_or_else(|| panic!("{figure}: {batch}"))).sum()
+    batches
+        .iter()
+        .map(|batch| {
+            batch[figure]
+                .as_u64()
+                .unwrap_or_else(|| panic!("{figure}: {batch}"))
+        })
+        .sum()
 }
 
 impl PodServer {
@@ -94,7 +107,9 @@ impl PodServer {
         let mut server = Self(with_command(words, |argv| mesh.spawn(pod, argv)));
         let out = server.0.stdout.as_mut().expect("it was started with pipes");
         let mut line = String::new();
-        BufReader::new(out).read_line(&mut line).expect("it says whether it serves");
+        BufReader::new(out)
+            .read_line(&mut line)
+            .expect("it says whether it serves");
         (line.trim() == "serving").then_some(server)
     }
 }
@@ -102,29 +117,43 @@ impl PodServer {
 impl Drop for PodServer {
     fn drop(&mut self) {
         // `timeout`, under which every client of a mesh runs, forwards the signal.
-        let _ = rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), rustix::process::Signal::TERM);
+        let _ = rustix::process::kill_process(
+            rustix::process::Pid::from_child(&self.0),
+            rustix::process::Signal::TERM,
+        );
         let _ = self.0.wait();
     }
 }
 
 impl ExchangeWorld {
     pub fn up(name: &str) -> Self {
-        Self { mesh: Mesh::up("cases.yaml", name) }
+        Self {
+            mesh: Mesh::up("cases.yaml", name),
+        }
     }
 
     /// Runs the program's client against its own application.
     fn run(&self, is_meshed: bool, words: &[&str]) -> Value {
-        let _application = PodServer::start(&self.mesh, &pod(is_meshed, "server"), &["serve"]).expect("the application serves");
+        let _application = PodServer::start(&self.mesh, &pod(is_meshed, "server"), &["serve"])
+            .expect("the application serves");
         let output = with_command(words, |argv| self.mesh.run(&pod(is_meshed, "client"), argv));
         // It describes each POST that failed.
         eprint!("{}", output.stderr);
         output.json()
     }
 
-    fn race_at(&self, is_meshed: bool, client: RaceClient, (host, port): (&str, &str), tries: u64) -> RaceCounts {
+    fn race_at(
+        &self,
+        is_meshed: bool,
+        client: RaceClient,
+        (host, port): (&str, &str),
+        tries: u64,
+    ) -> RaceCounts {
         let batch = BATCH.to_string();
         let words = ["race", client.word(), host, port, &batch];
-        let batches: Vec<Value> = (0..tries / BATCH).map(|_| self.run(is_meshed, &words)).collect();
+        let batches: Vec<Value> = (0..tries / BATCH)
+            .map(|_| self.run(is_meshed, &words))
+            .collect();
         RaceCounts {
             failed: sum(&batches, "failed"),
             failed_after_close: sum(&batches, "failed_after_close"),
@@ -141,19 +170,30 @@ impl ExchangeWorld {
 
     /// Returns how many requests the gateways have sent again because the application had not got them.
     pub fn sent_again(&self) -> u64 {
-        self.mesh.counted_at("gateway", "canal_gateway_retries_total", &["reason=\"upstream_undelivered\""])
+        self.mesh.counted_at(
+            "gateway",
+            "canal_gateway_retries_total",
+            &["reason=\"upstream_undelivered\""],
+        )
     }
 
     /// Sends as many POSTs through each other proxy of this machine.
     pub fn race_beside(&self, client: RaceClient, tries: u64) -> Vec<(&'static str, RaceCounts)> {
         let mut counts = Vec::new();
         for name in PROXIES {
-            let Some(_proxy) = PodServer::start(&self.mesh, &pod(false, "client"), &["proxy", name, PROXY_PORT, SERVER]) else {
+            let Some(_proxy) = PodServer::start(
+                &self.mesh,
+                &pod(false, "client"),
+                &["proxy", name, PROXY_PORT, SERVER],
+            ) else {
                 println!("SKIPPED: exchanges, {name}: this machine has none");
                 continue;
             };
             let beside = self.race_at(false, client, ("127.0.0.1", PROXY_PORT), tries);
-            println!("{name}: {} of {tries} POSTs failed, {} read twice", beside.failed, beside.twice);
+            println!(
+                "{name}: {} of {tries} POSTs failed, {} read twice",
+                beside.failed, beside.twice
+            );
             counts.push((name, beside));
         }
         counts
@@ -163,10 +203,15 @@ impl ExchangeWorld {
     pub fn uploads(&self, client: &str, tries: u64) -> UploadFailures {
         let batch = (tries / UPLOAD_BATCHES).to_string();
         let failed = |is_meshed, host| {
-            let batches: Vec<Value> = (0..UPLOAD_BATCHES).map(|_| self.run(is_meshed, &["upload", client, host, PORT, &batch])).collect();
+            let batches: Vec<Value> = (0..UPLOAD_BATCHES)
+                .map(|_| self.run(is_meshed, &["upload", client, host, PORT, &batch]))
+                .collect();
             sum(&batches, "failed")
         };
-        UploadFailures { meshed: failed(true, SERVICE), unmeshed: failed(false, SERVER) }
+        UploadFailures {
+            meshed: failed(true, SERVICE),
+            unmeshed: failed(false, SERVER),
+        }
     }
 
     /// Uploads a body through the mesh that the application answers before its end, and returns the program's report.
@@ -177,5 +222,9 @@ impl ExchangeWorld {
 
 /// Returns the smallest number of POSTs that failed through another proxy that sent none twice; `None` if there is no such proxy.
 pub fn least_failed(beside: &[(&'static str, RaceCounts)]) -> Option<u64> {
-    beside.iter().filter(|(_, counts)| counts.twice == 0).map(|(_, counts)| counts.failed).min()
+    beside
+        .iter()
+        .filter(|(_, counts)| counts.twice == 0)
+        .map(|(_, counts)| counts.failed)
+        .min()
 }

@@ -34,9 +34,17 @@ pub enum Hold<'f> {
     Tls(Option<&'f PemCredential>),
     /// Completes TLS and HTTP/2, and opens `streams` CONNECT streams to this authority. Each stream offers `payload` bytes; no response is
     /// read.
-    Streams { credential: &'f PemCredential, authority: &'f str, streams: usize, payload: usize },
+    Streams {
+        credential: &'f PemCredential,
+        authority: &'f str,
+        streams: usize,
+        payload: usize,
+    },
     /// Completes TLS and HTTP/2, then opens CONNECT streams and resets them at once until the time is over.
-    Resets { credential: &'f PemCredential, authority: &'f str },
+    Resets {
+        credential: &'f PemCredential,
+        authority: &'f str,
+    },
 }
 
 /// Connections that are opened and held.
@@ -64,7 +72,10 @@ impl ConnectionFlood<'_> {
     /// Opens the connections, holds them until the time is over, and closes them.
     pub fn run(&self, world: &World) -> FloodReport {
         let all = || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime");
             runtime.block_on(async {
                 let ends = Instant::now() + self.lasts;
                 let opening = tokio::sync::Semaphore::new(OPENING_MAX);
@@ -72,16 +83,23 @@ impl ConnectionFlood<'_> {
                 futures::future::join_all(reports).await
             })
         };
-        let reports = world.inside(self.host, all).unwrap_or_else(|e| panic!("{}: {e}", self.host));
+        let reports = world
+            .inside(self.host, all)
+            .unwrap_or_else(|e| panic!("{}: {e}", self.host));
         reports
             .into_iter()
-            .fold(FloodReport::default(), |sum, one| FloodReport { opened: sum.opened + one.opened, refused: sum.refused + one.refused })
+            .fold(FloodReport::default(), |sum, one| FloodReport {
+                opened: sum.opened + one.opened,
+                refused: sum.refused + one.refused,
+            })
     }
 
     async fn one(&self, opening: &tokio::sync::Semaphore, ends: Instant) -> FloodReport {
         let mut report = FloodReport::default();
         while Instant::now() < ends {
-            let Ok(Ok(permit)) = timeout_at(ends, opening.acquire()).await else { break };
+            let Ok(Ok(permit)) = timeout_at(ends, opening.acquire()).await else {
+                break;
+            };
             let opened = timeout(OPEN_TIMEOUT, TcpStream::connect(self.to)).await;
             let Ok(Ok(tcp)) = opened else {
                 report.refused += 1;
@@ -102,7 +120,11 @@ impl ConnectionFlood<'_> {
 }
 
 /// Brings a connection into its state and waits until the other side ends it. An error means that the state was not reached.
-async fn hold(hold: &Hold<'_>, mut tcp: TcpStream, opening: tokio::sync::SemaphorePermit<'_>) -> std::io::Result<()> {
+async fn hold(
+    hold: &Hold<'_>,
+    mut tcp: TcpStream,
+    opening: tokio::sync::SemaphorePermit<'_>,
+) -> std::io::Result<()> {
     match hold {
         Hold::Silent => drop(opening),
         Hold::Bytes(bytes) => {
@@ -123,15 +145,25 @@ async fn hold(hold: &Hold<'_>, mut tcp: TcpStream, opening: tokio::sync::Semapho
             }
         }
         Hold::Tls(credential) => {
-            let tls = TlsConnector::from(credential::client(*credential, b"h2")).connect(hbone(), tcp).await?;
+            let tls = TlsConnector::from(credential::client(*credential, b"h2"))
+                .connect(hbone(), tcp)
+                .await?;
             drop(opening);
             return until_closed(tls).await;
         }
-        Hold::Streams { credential, authority, streams, payload } => {
+        Hold::Streams {
+            credential,
+            authority,
+            streams,
+            payload,
+        } => {
             let client = establish(tcp, credential, opening).await?;
             return open_streams(client, authority, *streams, *payload).await;
         }
-        Hold::Resets { credential, authority } => {
+        Hold::Resets {
+            credential,
+            authority,
+        } => {
             let client = establish(tcp, credential, opening).await?;
             return reset_streams(client, authority).await;
         }
@@ -154,8 +186,12 @@ async fn establish(
     credential: &PemCredential,
     opening: tokio::sync::SemaphorePermit<'_>,
 ) -> std::io::Result<h2::client::SendRequest<bytes::Bytes>> {
-    let tls = TlsConnector::from(credential::client(Some(credential), b"h2")).connect(hbone(), tcp).await?;
-    let (client, connection) = h2::client::handshake(tls).await.map_err(std::io::Error::other)?;
+    let tls = TlsConnector::from(credential::client(Some(credential), b"h2"))
+        .connect(hbone(), tcp)
+        .await?;
+    let (client, connection) = h2::client::handshake(tls)
+        .await
+        .map_err(std::io::Error::other)?;
     tokio::spawn(async move {
         // The streams show how the connection ended.
         let _ = connection.await;
@@ -165,7 +201,11 @@ async fn establish(
 }
 
 fn connect(authority: &str) -> Request<()> {
-    Request::builder().method("CONNECT").uri(authority).body(()).unwrap_or_else(|e| panic!("{authority}: {e}"))
+    Request::builder()
+        .method("CONNECT")
+        .uri(authority)
+        .body(())
+        .unwrap_or_else(|e| panic!("{authority}: {e}"))
 }
 
 async fn open_streams(
@@ -177,7 +217,9 @@ async fn open_streams(
     let mut held = Vec::new();
     for _ in 0..streams {
         client = client.ready().await.map_err(std::io::Error::other)?;
-        let (response, mut into) = client.send_request(connect(authority), false).map_err(std::io::Error::other)?;
+        let (response, mut into) = client
+            .send_request(connect(authority), false)
+            .map_err(std::io::Error::other)?;
         if payload > 0 {
             into.reserve_capacity(payload);
             // More than the window is queued here, and no response data is read.
@@ -186,7 +228,9 @@ async fn open_streams(
         held.push((response, into));
     }
     // The connection ends with this stream.
-    let (response, _into) = held.pop().ok_or_else(|| std::io::Error::other("no stream"))?;
+    let (response, _into) = held
+        .pop()
+        .ok_or_else(|| std::io::Error::other("no stream"))?;
     let mut body = response.await.map_err(std::io::Error::other)?.into_body();
     while body.data().await.is_some_and(|data| data.is_ok()) {
         // Without `release_capacity` the window stays closed.
@@ -194,10 +238,15 @@ async fn open_streams(
     Ok(())
 }
 
-async fn reset_streams(mut client: h2::client::SendRequest<bytes::Bytes>, authority: &str) -> std::io::Result<()> {
+async fn reset_streams(
+    mut client: h2::client::SendRequest<bytes::Bytes>,
+    authority: &str,
+) -> std::io::Result<()> {
     loop {
         client = client.ready().await.map_err(std::io::Error::other)?;
-        let (_response, mut into) = client.send_request(connect(authority), false).map_err(std::io::Error::other)?;
+        let (_response, mut into) = client
+            .send_request(connect(authority), false)
+            .map_err(std::io::Error::other)?;
         into.send_reset(h2::Reason::CANCEL);
         tokio::task::yield_now().await;
     }
@@ -206,7 +255,10 @@ async fn reset_streams(mut client: h2::client::SendRequest<bytes::Bytes>, author
 /// Opens and closes connections as fast as one thread can, until the time is over.
 pub fn churn(world: &World, host: &str, to: SocketAddr, lasts: Duration) -> FloodReport {
     let all = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
         runtime.block_on(async {
             let ends = Instant::now() + lasts;
             let clients = (0..OPENING_MAX).map(|_| async {
@@ -228,8 +280,13 @@ pub fn churn(world: &World, host: &str, to: SocketAddr, lasts: Duration) -> Floo
             reports
         })
     };
-    let reports = world.inside(host, all).unwrap_or_else(|e| panic!("{host}: {e}"));
+    let reports = world
+        .inside(host, all)
+        .unwrap_or_else(|e| panic!("{host}: {e}"));
     reports
         .into_iter()
-        .fold(FloodReport::default(), |sum, one| FloodReport { opened: sum.opened + one.opened, refused: sum.refused + one.refused })
+        .fold(FloodReport::default(), |sum, one| FloodReport {
+            opened: sum.opened + one.opened,
+            refused: sum.refused + one.refused,
+        })
 }

@@ -40,9 +40,22 @@ pub struct TunnelRequest<'t> {
 
 impl<'t> TunnelRequest<'t> {
     /// Creates a valid request that fetches a page through the tunnel.
-    pub fn new(host: &'t str, to: SocketAddr, credential: Option<&'t PemCredential>, authority: &'t str) -> Self {
+    pub fn new(
+        host: &'t str,
+        to: SocketAddr,
+        credential: Option<&'t PemCredential>,
+        authority: &'t str,
+    ) -> Self {
         let send = b"GET /blob?size=1 HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
-        Self { host, to, credential, method: "CONNECT", authority, headers: Vec::new(), send }
+        Self {
+            host,
+            to,
+            credential,
+            method: "CONNECT",
+            authority,
+            headers: Vec::new(),
+            send,
+        }
     }
 
     /// Adds a header.
@@ -75,10 +88,16 @@ impl TunnelAttempt {
 /// Opens a tunnel and returns the result.
 pub fn tunnel(world: &World, tunnel: &TunnelRequest<'_>) -> TunnelAttempt {
     let attempt = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
         runtime.block_on(async { tokio::time::timeout(deadline(TIMEOUT), open(tunnel)).await })
     };
-    match world.inside(tunnel.host, attempt).unwrap_or_else(|e| panic!("{}: {e}", tunnel.host)) {
+    match world
+        .inside(tunnel.host, attempt)
+        .unwrap_or_else(|e| panic!("{}: {e}", tunnel.host))
+    {
         Ok(opened) => opened,
         Err(_) => TunnelAttempt::Refused("no answer in time".into()),
     }
@@ -106,7 +125,9 @@ pub fn load(world: &World, tunnel: &TunnelRequest<'_>, clients: usize, seconds: 
             let started = Instant::now();
             let attempt = async || {
                 let late = |_| TunnelAttempt::Refused("no answer in time".into());
-                tokio::time::timeout(deadline(TIMEOUT), open(tunnel)).await.unwrap_or_else(late)
+                tokio::time::timeout(deadline(TIMEOUT), open(tunnel))
+                    .await
+                    .unwrap_or_else(late)
             };
             let mut opened = attempt().await;
             if !opened.reached() {
@@ -123,16 +144,23 @@ pub fn load(world: &World, tunnel: &TunnelRequest<'_>, clients: usize, seconds: 
         load
     };
     let all = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
         runtime.block_on(futures::future::join_all((0..clients).map(|_| client())))
     };
-    let loads = world.inside(tunnel.host, all).unwrap_or_else(|e| panic!("{}: {e}", tunnel.host));
-    loads.into_iter().fold(TunnelLoad::default(), |sum, one| TunnelLoad {
-        reached: sum.reached + one.reached,
-        again: sum.again + one.again,
-        failed: sum.failed.into_iter().chain(one.failed).collect(),
-        slowest: sum.slowest.max(one.slowest),
-    })
+    let loads = world
+        .inside(tunnel.host, all)
+        .unwrap_or_else(|e| panic!("{}: {e}", tunnel.host));
+    loads
+        .into_iter()
+        .fold(TunnelLoad::default(), |sum, one| TunnelLoad {
+            reached: sum.reached + one.reached,
+            again: sum.again + one.again,
+            failed: sum.failed.into_iter().chain(one.failed).collect(),
+            slowest: sum.slowest.max(one.slowest),
+        })
 }
 
 async fn open(tunnel: &TunnelRequest<'_>) -> TunnelAttempt {
@@ -141,7 +169,10 @@ async fn open(tunnel: &TunnelRequest<'_>) -> TunnelAttempt {
         Err(e) => return TunnelAttempt::Unreachable(e.to_string()),
     };
     let name = ServerName::try_from("hbone").expect("a name");
-    let tls = match TlsConnector::from(credential::client(tunnel.credential, b"h2")).connect(name, tcp).await {
+    let tls = match TlsConnector::from(credential::client(tunnel.credential, b"h2"))
+        .connect(name, tcp)
+        .await
+    {
         Ok(tls) => tls,
         Err(e) => return TunnelAttempt::Refused(format!("TLS: {e}")),
     };
@@ -160,12 +191,19 @@ async fn open(tunnel: &TunnelRequest<'_>) -> TunnelAttempt {
     }
 }
 
-async fn ask(tunnel: &TunnelRequest<'_>, client: h2::client::SendRequest<Bytes>) -> Result<TunnelAttempt, h2::Error> {
-    let mut request = Request::builder().method(tunnel.method).uri(tunnel.authority);
+async fn ask(
+    tunnel: &TunnelRequest<'_>,
+    client: h2::client::SendRequest<Bytes>,
+) -> Result<TunnelAttempt, h2::Error> {
+    let mut request = Request::builder()
+        .method(tunnel.method)
+        .uri(tunnel.authority);
     for (name, value) in &tunnel.headers {
         request = request.header(*name, *value);
     }
-    let request = request.body(()).unwrap_or_else(|e| panic!("{}: {e}", tunnel.authority));
+    let request = request
+        .body(())
+        .unwrap_or_else(|e| panic!("{}: {e}", tunnel.authority));
     let mut client = client.ready().await?;
     let (response, mut into) = client.send_request(request, false)?;
     let response = response.await?;
@@ -183,5 +221,7 @@ async fn ask(tunnel: &TunnelRequest<'_>, client: h2::client::SendRequest<Bytes>)
             break;
         }
     }
-    Ok(TunnelAttempt::Open(String::from_utf8_lossy(&answer).into_owned()))
+    Ok(TunnelAttempt::Open(
+        String::from_utf8_lossy(&answer).into_owned(),
+    ))
 }

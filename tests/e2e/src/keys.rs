@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use canal_model::identity::Identity;
 use canal_timing::deadline;
-use canal_wire::keyrpc::{ALPN, HandshakeRequest, HandshakeRole, KeyName, KeyRequest, KeyResponse, PORT, split};
+use canal_wire::keyrpc::{
+    ALPN, HandshakeRequest, HandshakeRole, KeyName, KeyRequest, KeyResponse, PORT, split,
+};
 use canal_world::World;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -61,8 +63,19 @@ pub struct Requester<'r> {
 impl Requester<'_> {
     /// Requests a signature over data that looks like the CertificateVerify of a TLS 1.3 client (RFC 8446 §4.4.3).
     pub fn sign(&self, key: KeyName) -> KeyServerReply {
-        let input = [&[0x20; 64][..], b"TLS 1.3, client CertificateVerify\0", &[7; 32]].concat();
-        self.ask(&KeyRequest::Sign { key, shown: None, scheme: 0x0403, deadline_ms: deadline_ms(), input: &input })
+        let input = [
+            &[0x20; 64][..],
+            b"TLS 1.3, client CertificateVerify\0",
+            &[7; 32],
+        ]
+        .concat();
+        self.ask(&KeyRequest::Sign {
+            key,
+            shown: None,
+            scheme: 0x0403,
+            deadline_ms: deadline_ms(),
+            input: &input,
+        })
     }
 
     /// Requests a key's certificates.
@@ -90,18 +103,38 @@ impl Requester<'_> {
 
     fn ask(&self, request: &KeyRequest<'_>) -> KeyServerReply {
         let mut bytes = Vec::new();
-        request.encode(1, &mut bytes).expect("a request that can be sent");
+        request
+            .encode(1, &mut bytes)
+            .expect("a request that can be sent");
         self.send(&bytes)
     }
 
     /// Sends bytes on a new channel and returns the first reply.
     pub fn send(&self, bytes: &[u8]) -> KeyServerReply {
-        let address = self.world.host(self.server).ok().and_then(|host| host.ip4()).expect("the key server's address");
+        let address = self
+            .world
+            .host(self.server)
+            .ok()
+            .and_then(|host| host.ip4())
+            .expect("the key server's address");
         let attempt = || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-            runtime.block_on(async { tokio::time::timeout(deadline(TIMEOUT), self.exchange((address, PORT).into(), bytes)).await })
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime");
+            runtime.block_on(async {
+                tokio::time::timeout(
+                    deadline(TIMEOUT),
+                    self.exchange((address, PORT).into(), bytes),
+                )
+                .await
+            })
         };
-        match self.world.inside(self.host, attempt).unwrap_or_else(|e| panic!("{}: {e}", self.host)) {
+        match self
+            .world
+            .inside(self.host, attempt)
+            .unwrap_or_else(|e| panic!("{}: {e}", self.host))
+        {
             Ok(answer) => answer,
             Err(_) => KeyServerReply::Unreachable("no answer in time".into()),
         }
@@ -141,7 +174,9 @@ fn read(response: Result<KeyResponse<'_>, canal_wire::keyrpc::FrameError>) -> Ke
     match response {
         Ok(KeyResponse::Refused { name, .. }) => KeyServerReply::Refused(name.name().to_owned()),
         Ok(KeyResponse::Signature { bytes }) => KeyServerReply::Signature(bytes.len()),
-        Ok(KeyResponse::Certificates { chain }) => KeyServerReply::Certificates(chain.into_iter().map(<[u8]>::to_vec).collect()),
+        Ok(KeyResponse::Certificates { chain }) => {
+            KeyServerReply::Certificates(chain.into_iter().map(<[u8]>::to_vec).collect())
+        }
         Ok(KeyResponse::Send { .. } | KeyResponse::Done(_)) => KeyServerReply::Handshake,
         Ok(KeyResponse::Pong) => KeyServerReply::Pong,
         Err(e) => KeyServerReply::Closed(e.to_string()),

@@ -14,12 +14,18 @@ pub struct ClientReports(Vec<Value>);
 impl ClientReports {
     /// Returns the sum of a number over all runs.
     pub fn sum(&self, field: &str) -> u64 {
-        self.0.iter().filter_map(|report| report[field].as_u64()).sum()
+        self.0
+            .iter()
+            .filter_map(|report| report[field].as_u64())
+            .sum()
     }
 
     /// Returns the number of an application's answers over all runs.
     pub fn served_by(&self, name: &str) -> u64 {
-        self.0.iter().filter_map(|report| report["served_by"][name].as_u64()).sum()
+        self.0
+            .iter()
+            .filter_map(|report| report["served_by"][name].as_u64())
+            .sum()
     }
 
     /// Judges that the clients lost nothing. In the gate, where they are patient, this is an assertion; the timing tier counts the losses.
@@ -28,8 +34,16 @@ impl ClientReports {
     /// Panics in the gate if anything was lost, with the reports of the runs that lost it.
     #[track_caller]
     pub fn judge_none_lost(&self, name: &str) {
-        let lossy: Vec<&Value> = self.0.iter().filter(|report| report["ok"] != true).collect();
-        judge_losses(name, self.sum("failed") + self.sum("broken") + self.sum("unopened"), 0);
+        let lossy: Vec<&Value> = self
+            .0
+            .iter()
+            .filter(|report| report["ok"] != true)
+            .collect();
+        judge_losses(
+            name,
+            self.sum("failed") + self.sum("broken") + self.sum("unopened"),
+            0,
+        );
         assert!(is_timed() || lossy.is_empty(), "{name}: {lossy:?}");
         assert!(!self.0.is_empty(), "{name}: no client ran");
     }
@@ -46,7 +60,11 @@ impl Drop for SetOnDrop<'_> {
 
 /// Runs `change` while clients load the mesh. Each client is a host and a command that ends by itself with a report in JSON; it is started
 /// again until the change is over. Returns the result of the change and each client's reports.
-pub fn load_while<T>(mesh: &Mesh, clients: &[(&str, Vec<&str>)], change: impl FnOnce() -> T) -> (T, Vec<ClientReports>) {
+pub fn load_while<T>(
+    mesh: &Mesh,
+    clients: &[(&str, Vec<&str>)],
+    change: impl FnOnce() -> T,
+) -> (T, Vec<ClientReports>) {
     let is_over = AtomicBool::new(false);
     let run = |host: &str, argv: &[&str]| {
         let mut reports = Vec::new();
@@ -57,11 +75,18 @@ pub fn load_while<T>(mesh: &Mesh, clients: &[(&str, Vec<&str>)], change: impl Fn
     };
     let run = &run;
     std::thread::scope(|scope| {
-        let running: Vec<_> = clients.iter().map(|(host, argv)| scope.spawn(move || run(host, argv))).collect();
+        let running: Vec<_> = clients
+            .iter()
+            .map(|(host, argv)| scope.spawn(move || run(host, argv)))
+            .collect();
         let ends = SetOnDrop(&is_over);
         let result = change();
         drop(ends);
-        let reports = running.into_iter().map(|client| client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        let reports = running.into_iter().map(|client| {
+            client
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
         (result, reports.collect())
     })
 }

@@ -36,22 +36,29 @@ pub struct FoundKey {
 pub fn point(certificate_der: &[u8]) -> Vec<u8> {
     // AlgorithmIdentifier of id-ecPublicKey with prime256v1, then a BIT STRING of 66 bytes with no unused bits (RFC 5480 §2).
     let before: &[u8] = &[
-        0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03,
-        0x42, 0x00,
+        0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86,
+        0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
     ];
-    let at =
-        certificate_der.windows(before.len()).position(|window| window == before).expect("a certificate with a P-256 key") + before.len();
+    let at = certificate_der
+        .windows(before.len())
+        .position(|window| window == before)
+        .expect("a certificate with a P-256 key")
+        + before.len();
     certificate_der[at..at + 65].to_vec()
 }
 
 /// Searches all memory that a process can write.
 pub fn in_process(pid: u32, publics: &Publics) -> Vec<FoundKey> {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_else(|e| panic!("process {pid}: {e}"));
-    let memory = File::open(format!("/proc/{pid}/mem")).unwrap_or_else(|e| panic!("process {pid}: {e}"));
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))
+        .unwrap_or_else(|e| panic!("process {pid}: {e}"));
+    let memory =
+        File::open(format!("/proc/{pid}/mem")).unwrap_or_else(|e| panic!("process {pid}: {e}"));
     let mut found = Vec::new();
     for line in maps.lines() {
         let mut words = line.split_whitespace();
-        let (Some(range), Some(rights)) = (words.next(), words.next()) else { continue };
+        let (Some(range), Some(rights)) = (words.next(), words.next()) else {
+            continue;
+        };
         let name = words.last().unwrap_or_default();
         if !rights.starts_with("rw") || name.starts_with("[v") {
             continue;
@@ -66,7 +73,14 @@ pub fn in_process(pid: u32, publics: &Publics) -> Vec<FoundKey> {
             if length == 0 {
                 break;
             }
-            found.extend(in_bytes(&piece[..length], publics).into_iter().map(|owner| FoundKey { owner, place: format!("memory {line}") }));
+            found.extend(
+                in_bytes(&piece[..length], publics)
+                    .into_iter()
+                    .map(|owner| FoundKey {
+                        owner,
+                        place: format!("memory {line}"),
+                    }),
+            );
             at += (length.max(OVERLAP + 1) - OVERLAP) as u64;
             if length <= OVERLAP {
                 break;
@@ -90,7 +104,10 @@ pub fn in_files(dir: &Path, publics: &Publics) -> Vec<FoundKey> {
                 Ok(kind) if kind.is_dir() && !path.ends_with("bpffs") => dirs.push(path),
                 Ok(kind) if kind.is_file() => {
                     let bytes = std::fs::read(&path).unwrap_or_default();
-                    found.extend(in_bytes(&bytes, publics).into_iter().map(|owner| FoundKey { owner, place: path.display().to_string() }));
+                    found.extend(in_bytes(&bytes, publics).into_iter().map(|owner| FoundKey {
+                        owner,
+                        place: path.display().to_string(),
+                    }));
                 }
                 _ => {}
             }
@@ -119,11 +136,18 @@ fn in_bytes(bytes: &[u8], publics: &Publics) -> Vec<String> {
     // ECPrivateKey (RFC 5915): version 1, then an OCTET STRING of 32 bytes, at any offset.
     let header: &[u8] = &[0x02, 0x01, 0x01, 0x04, 0x20];
     for at in memchr::memmem::find_iter(bytes, header) {
-        look(bytes.get(at + header.len()..at + header.len() + SCALAR).unwrap_or_default());
+        look(
+            bytes
+                .get(at + header.len()..at + header.len() + SCALAR)
+                .unwrap_or_default(),
+        );
     }
     for der in pem(bytes) {
         for at in memchr::memmem::find_iter(&der, header) {
-            look(der.get(at + header.len()..at + header.len() + SCALAR).unwrap_or_default());
+            look(
+                der.get(at + header.len()..at + header.len() + SCALAR)
+                    .unwrap_or_default(),
+            );
         }
     }
     found
@@ -134,10 +158,19 @@ fn pem(bytes: &[u8]) -> Vec<Vec<u8>> {
     let mark = b"PRIVATE KEY-----";
     let marks = memchr::memmem::find_iter(bytes, mark).map(|at| at + mark.len());
     let texts = marks.map(|at| {
-        let text = String::from_utf8_lossy(&bytes[at..(at + 4096).min(bytes.len())]).replace("\\n", "").replace("\\r", "");
-        text.split('-').next().unwrap_or_default().chars().filter(|letter| !letter.is_whitespace()).collect::<String>()
+        let text = String::from_utf8_lossy(&bytes[at..(at + 4096).min(bytes.len())])
+            .replace("\\n", "")
+            .replace("\\r", "");
+        text.split('-')
+            .next()
+            .unwrap_or_default()
+            .chars()
+            .filter(|letter| !letter.is_whitespace())
+            .collect::<String>()
     });
-    texts.filter_map(|text| STANDARD.decode(text).ok()).collect()
+    texts
+        .filter_map(|text| STANDARD.decode(text).ok())
+        .collect()
 }
 
 /// Returns the owner of a key of 32 bytes, in the given or in reverse order, because big numbers may be stored little-endian.
@@ -152,7 +185,9 @@ fn owner(scalar: &[u8], publics: &Publics) -> Option<String> {
     let backwards: Vec<u8> = scalar.iter().rev().copied().collect();
     [scalar, &backwards].into_iter().find_map(|scalar| {
         let key = PrivateKey::from_private_key(&ECDH_P256, scalar).ok()?;
-        publics.get(key.compute_public_key().ok()?.as_ref()).cloned()
+        publics
+            .get(key.compute_public_key().ok()?.as_ref())
+            .cloned()
     })
 }
 
@@ -178,20 +213,42 @@ mod tests {
         let der = CertificateDer::from_pem_slice(credential.chain.as_bytes()).expect("PEM");
         let publics = Publics::from([(point(&der), "me".to_owned())]);
         let private = pem(credential.key.as_bytes()).remove(0);
-        let at = private.windows(5).position(|window| window == [2, 1, 1, 4, 0x20]).expect("the key") + 5;
+        let at = private
+            .windows(5)
+            .position(|window| window == [2, 1, 1, 4, 0x20])
+            .expect("the key")
+            + 5;
         let scalar = &private[at..at + SCALAR];
         let backwards: Vec<u8> = scalar.iter().rev().copied().collect();
         let aligned = |middle: &[u8]| [&[0; 64][..], middle, &[0; 64]].concat();
         for (what, bytes, expected) in [
             ("raw", aligned(scalar), true),
             ("backwards", aligned(&backwards), true),
-            ("DER at an odd place", [&[1; 13][..], &private].concat(), true),
+            (
+                "DER at an odd place",
+                [&[1; 13][..], &private].concat(),
+                true,
+            ),
             ("PEM", credential.key.clone().into_bytes(), true),
-            ("JSON", serde_json::json!({"key": credential.key}).to_string().into_bytes(), true),
-            ("the certificate", credential.chain.clone().into_bytes(), false),
+            (
+                "JSON",
+                serde_json::json!({"key": credential.key})
+                    .to_string()
+                    .into_bytes(),
+                true,
+            ),
+            (
+                "the certificate",
+                credential.chain.clone().into_bytes(),
+                false,
+            ),
             ("half of it", aligned(&scalar[..16]), false),
         ] {
-            assert_eq!(in_bytes(&bytes, &publics).contains(&"me".to_owned()), expected, "{what}");
+            assert_eq!(
+                in_bytes(&bytes, &publics).contains(&"me".to_owned()),
+                expected,
+                "{what}"
+            );
         }
     }
 }

@@ -23,13 +23,38 @@ const SCRIPT: &str = "exec 3<>/dev/tcp/$1/$2 && echo $3 | base64 -d >&3 && { cat
 
 /// Sends bytes from a pod through capture and returns the received bytes. It stops when the other side ends the connection, when `is_over`
 /// returns true for the bytes so far, or after two seconds.
-pub fn raw(mesh: &Mesh, pod: &str, host: &str, port: u16, bytes: &[u8], is_over: impl Fn(&[u8]) -> bool) -> Vec<u8> {
-    let mut command = mesh.command(pod, &["bash", "-c", SCRIPT, "_", host, &port.to_string(), &STANDARD.encode(bytes)]);
-    let mut child = command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap_or_else(|e| panic!("{pod}: bash: {e}"));
+pub fn raw(
+    mesh: &Mesh,
+    pod: &str,
+    host: &str,
+    port: u16,
+    bytes: &[u8],
+    is_over: impl Fn(&[u8]) -> bool,
+) -> Vec<u8> {
+    let mut command = mesh.command(
+        pod,
+        &[
+            "bash",
+            "-c",
+            SCRIPT,
+            "_",
+            host,
+            &port.to_string(),
+            &STANDARD.encode(bytes),
+        ],
+    );
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap_or_else(|e| panic!("{pod}: bash: {e}"));
     let mut out = child.stdout.take().expect("it was started with pipes");
     let (mut received, mut piece) = (Vec::new(), [0; 4096]);
     while !is_over(&received) {
-        match out.read(&mut piece).unwrap_or_else(|e| panic!("{pod}: bash: {e}")) {
+        match out
+            .read(&mut piece)
+            .unwrap_or_else(|e| panic!("{pod}: bash: {e}"))
+        {
             0 => break,
             length => received.extend_from_slice(&piece[..length]),
         }
@@ -42,7 +67,11 @@ pub fn raw(mesh: &Mesh, pod: &str, host: &str, port: u16, bytes: &[u8], is_over:
 
 /// Sends text like [`raw`], until the response contains `word` in any case.
 pub fn raw_text(mesh: &Mesh, pod: &str, host: &str, port: u16, text: &str, word: &str) -> String {
-    let has_word = |received: &[u8]| String::from_utf8_lossy(received).to_lowercase().contains(word);
+    let has_word = |received: &[u8]| {
+        String::from_utf8_lossy(received)
+            .to_lowercase()
+            .contains(word)
+    };
     String::from_utf8_lossy(&raw(mesh, pod, host, port, text.as_bytes(), has_word)).into_owned()
 }
 
@@ -53,11 +82,18 @@ pub fn h2_request(fields: &[(&str, &str)]) -> Vec<u8> {
         block.push(0);
         for text in [name, value] {
             // One byte of length is enough for the texts of tests.
-            block.push(u8::try_from(text.len()).ok().filter(|length| *length < 127).expect("a short text"));
+            block.push(
+                u8::try_from(text.len())
+                    .ok()
+                    .filter(|length| *length < 127)
+                    .expect("a short text"),
+            );
             block.extend_from_slice(text.as_bytes());
         }
     }
-    let length = u32::try_from(block.len()).expect("a short block").to_be_bytes();
+    let length = u32::try_from(block.len())
+        .expect("a short block")
+        .to_be_bytes();
     // HEADERS with END_HEADERS and END_STREAM on stream 1.
     [PREFACE, &length[1..], &[1, 5, 0, 0, 0, 1], &block].concat()
 }
@@ -78,7 +114,9 @@ pub fn h2_frames(mut bytes: &[u8]) -> Vec<(u8, u8, Vec<u8>)> {
 pub fn h2_is_over(mut bytes: &[u8]) -> bool {
     while bytes.len() >= FRAME_HEAD && bytes.len() >= FRAME_HEAD + length_of(bytes) {
         let (kind, ends_stream, stream) = (bytes[3], bytes[4] & 1 == 1, &bytes[5..FRAME_HEAD]);
-        if stream == [0, 0, 0, 1] && (kind == RST_STREAM || matches!(kind, DATA | HEADERS) && ends_stream) {
+        if stream == [0, 0, 0, 1]
+            && (kind == RST_STREAM || matches!(kind, DATA | HEADERS) && ends_stream)
+        {
             return true;
         }
         bytes = &bytes[FRAME_HEAD + length_of(bytes)..];
@@ -96,15 +134,32 @@ mod tests {
 
     #[test]
     fn the_end_of_a_stream_is_seen() {
-        let frame = |kind: u8, flags: u8, stream: u8| vec![0, 0, 2, kind, flags, 0, 0, 0, stream, 9, 9];
+        let frame =
+            |kind: u8, flags: u8, stream: u8| vec![0, 0, 2, kind, flags, 0, 0, 0, stream, 9, 9];
         let settings = frame(4, 1, 0);
         for (what, bytes, expected) in [
             ("nothing", vec![], false),
             ("acknowledged settings", settings.clone(), false),
-            ("a head with a body to come", [settings.clone(), frame(1, 4, 1)].concat(), false),
-            ("a head alone", [settings.clone(), frame(1, 5, 1)].concat(), true),
-            ("the last of the body", [frame(1, 4, 1), frame(0, 1, 1)].concat(), true),
-            ("the last of the body, cut", [frame(1, 4, 1), frame(0, 1, 1)[..10].to_vec()].concat(), false),
+            (
+                "a head with a body to come",
+                [settings.clone(), frame(1, 4, 1)].concat(),
+                false,
+            ),
+            (
+                "a head alone",
+                [settings.clone(), frame(1, 5, 1)].concat(),
+                true,
+            ),
+            (
+                "the last of the body",
+                [frame(1, 4, 1), frame(0, 1, 1)].concat(),
+                true,
+            ),
+            (
+                "the last of the body, cut",
+                [frame(1, 4, 1), frame(0, 1, 1)[..10].to_vec()].concat(),
+                false,
+            ),
             ("a reset", [settings, frame(3, 0, 1)].concat(), true),
             ("a reset of another", frame(3, 0, 3), false),
         ] {

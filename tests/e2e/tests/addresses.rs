@@ -19,7 +19,9 @@ fn mesh() -> &'static Mesh {
     static MESH: OnceLock<Mesh> = OnceLock::new();
     MESH.get_or_init(|| {
         let mesh = Mesh::up("addresses.yaml", "e2e-addresses");
-        until(deadline(SOON), "every service answers", || (10..14).all(|n| mesh.code(CLIENT, &url(n), &[]) == 200));
+        until(deadline(SOON), "every service answers", || {
+            (10..14).all(|n| mesh.code(CLIENT, &url(n), &[]) == 200)
+        });
         mesh
     })
 }
@@ -34,13 +36,22 @@ fn url6(n: u32) -> String {
 
 /// Returns all addresses of a pod.
 fn addresses(pod: &str) -> Vec<IpAddr> {
-    let host = mesh().world.host(pod).unwrap_or_else(|e| panic!("{pod}: {e}"));
-    let (v4, v6) = (host.ip4().expect("an IPv4 address"), host.ip6().expect("an IPv6 address"));
+    let host = mesh()
+        .world
+        .host(pod)
+        .unwrap_or_else(|e| panic!("{pod}: {e}"));
+    let (v4, v6) = (
+        host.ip4().expect("an IPv4 address"),
+        host.ip6().expect("an IPv6 address"),
+    );
     vec![v4.into(), v6.into()]
 }
 
 fn address(pod: &str, v4: bool) -> IpAddr {
-    addresses(pod).into_iter().find(|ip| ip.is_ipv4() == v4).expect("an address of the family")
+    addresses(pod)
+        .into_iter()
+        .find(|ip| ip.is_ipv4() == v4)
+        .expect("an address of the family")
 }
 
 /// The address that the server sees, and the `x-forwarded-for` that it gets.
@@ -50,17 +61,41 @@ struct SeenAddresses {
 }
 
 fn seen(pod: &str, url: &str, more: &[&str]) -> SeenAddresses {
-    let argv: Vec<&str> = ["curl", "-sS", "-g", "--max-time", "60", url].into_iter().chain(more.iter().copied()).collect();
+    let argv: Vec<&str> = ["curl", "-sS", "-g", "--max-time", "60", url]
+        .into_iter()
+        .chain(more.iter().copied())
+        .collect();
     let json: Value = mesh().run(pod, &argv).json();
     let headers = json["headers"].as_array().into_iter().flatten();
-    let forwarded = headers.filter(|pair| pair[0] == "x-forwarded-for").filter_map(|pair| pair[1].as_str()).collect::<Vec<_>>().join(", ");
-    SeenAddresses { peer: json["peer"].as_str().and_then(|p| p.parse().ok()).unwrap_or_else(|| panic!("{url}: {json}")), forwarded }
+    let forwarded = headers
+        .filter(|pair| pair[0] == "x-forwarded-for")
+        .filter_map(|pair| pair[1].as_str())
+        .collect::<Vec<_>>()
+        .join(", ");
+    SeenAddresses {
+        peer: json["peer"]
+            .as_str()
+            .and_then(|p| p.parse().ok())
+            .unwrap_or_else(|| panic!("{url}: {json}")),
+        forwarded,
+    }
 }
 
 /// Returns whether the address is a gateway's: neither the server's nor one of alpha's pods.
 fn is_gateways(peer: IpAddr) -> bool {
-    let pods = ["web-0", "own-0", "raw-0", "guarded-0", "client-0", "other-0", "bare-0"];
-    !peer.is_loopback() && !pods.iter().any(|pod| addresses(&format!("alpha/default/{pod}")).contains(&peer))
+    let pods = [
+        "web-0",
+        "own-0",
+        "raw-0",
+        "guarded-0",
+        "client-0",
+        "other-0",
+        "bare-0",
+    ];
+    !peer.is_loopback()
+        && !pods
+            .iter()
+            .any(|pod| addresses(&format!("alpha/default/{pod}")).contains(&peer))
 }
 
 /// Over TCP, by the service's address and by the pod's, in both families, with the client's own port.
@@ -69,14 +104,25 @@ fn tcp_application_sees_the_client_pod() {
     let raw = "alpha/default/raw-0";
     for v4 in [true, false] {
         let pod = SocketAddr::new(address(raw, v4), 8080);
-        for (target, pods) in [(if v4 { url(12) } else { url6(12) }, [CLIENT, OTHER]), (format!("http://{pod}/headers"), [CLIENT, OTHER])] {
+        for (target, pods) in [
+            (if v4 { url(12) } else { url6(12) }, [CLIENT, OTHER]),
+            (format!("http://{pod}/headers"), [CLIENT, OTHER]),
+        ] {
             for client in pods {
-                assert_eq!(seen(client, &target, &[]).peer.ip(), address(client, v4), "{client} to {target}");
+                assert_eq!(
+                    seen(client, &target, &[]).peer.ip(),
+                    address(client, v4),
+                    "{client} to {target}"
+                );
             }
         }
     }
     let bound = seen(CLIENT, &url(12), &["--local-port", "45678"]);
-    assert_eq!(bound.peer.port(), 45678, "the client's own port is kept where it is free");
+    assert_eq!(
+        bound.peer.port(),
+        45678,
+        "the client's own port is kept where it is free"
+    );
     // The server is its own client here; only in this case may it see its own address.
     assert_eq!(seen(raw, &url(12), &[]).peer.ip(), address(raw, true));
 }
@@ -86,7 +132,11 @@ fn tcp_application_sees_the_client_pod() {
 #[test]
 fn http_application_sees_gateway_and_the_client_in_its_header() {
     for v4 in [true, false] {
-        let (shared, own) = if v4 { (url(10), url(11)) } else { (url6(10), url6(11)) };
+        let (shared, own) = if v4 {
+            (url(10), url(11))
+        } else {
+            (url6(10), url6(11))
+        };
         for client in [CLIENT, OTHER] {
             let pooled = seen(client, &shared, &[]);
             assert!(is_gateways(pooled.peer.ip()), "{}", pooled.peer);
@@ -105,7 +155,16 @@ fn http_application_sees_gateway_and_the_client_in_its_header() {
 fn forged_sources_are_not_believed() {
     let other = address(OTHER, true);
     let forged = format!("forwarded: for=\"{other}:4711\"");
-    let output = seen(CLIENT, &url(11), &["-H", &forged, "-H", "canal-source: spiffe://alpha.example/ns/default/sa/web"]);
+    let output = seen(
+        CLIENT,
+        &url(11),
+        &[
+            "-H",
+            &forged,
+            "-H",
+            "canal-source: spiffe://alpha.example/ns/default/sa/web",
+        ],
+    );
     assert_eq!(output.peer.ip(), address(CLIENT, true));
 }
 
@@ -114,10 +173,23 @@ fn forged_sources_are_not_believed() {
 fn plaintext_client_is_seen_by_guarded_application() {
     let guarded = SocketAddr::new(address("alpha/default/guarded-0", true), 8080);
     let target = format!("http://{guarded}/headers");
-    assert_eq!(seen(BARE, &target, &[]).peer.ip(), address(BARE, true), "past every gateway, through the guard");
-    assert_eq!(seen(CLIENT, &url(13), &[]).peer.ip(), address(CLIENT, true), "and over the mesh");
-    until(deadline(SOON), "the node reports the pod", || mesh().counted("alpha-n2", "canal_node_plaintext_captured_pods", &[]) >= 1);
-    assert_eq!(mesh().counted("alpha-n2", "canal_node_substituted_pods", &[]), 0);
+    assert_eq!(
+        seen(BARE, &target, &[]).peer.ip(),
+        address(BARE, true),
+        "past every gateway, through the guard"
+    );
+    assert_eq!(
+        seen(CLIENT, &url(13), &[]).peer.ip(),
+        address(CLIENT, true),
+        "and over the mesh"
+    );
+    until(deadline(SOON), "the node reports the pod", || {
+        mesh().counted("alpha-n2", "canal_node_plaintext_captured_pods", &[]) >= 1
+    });
+    assert_eq!(
+        mesh().counted("alpha-n2", "canal_node_substituted_pods", &[]),
+        0
+    );
 }
 
 /// Policies evaluate the address that the application sees.
@@ -125,11 +197,24 @@ fn plaintext_client_is_seen_by_guarded_application() {
 fn remote_ip_blocks_match_the_client_pods_address() {
     let addresses = "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: own-only, namespace: default}\n\
                      spec:\n  selector: {matchLabels: {app: raw}}\n  action: DENY\n  rules:\n  - from: [{source: {remoteIpBlocks: [ADDRESS/32]}}]\n";
-    mesh().apply("alpha", &addresses.replace("ADDRESS", &address(OTHER, true).to_string()));
+    mesh().apply(
+        "alpha",
+        &addresses.replace("ADDRESS", &address(OTHER, true).to_string()),
+    );
     let code = |pod: &str| mesh().code(pod, &url(12), &[]);
-    until(deadline(SOON), "the one address is denied", || code(OTHER) == 0);
+    until(deadline(SOON), "the one address is denied", || {
+        code(OTHER) == 0
+    });
     assert_eq!(code(CLIENT), 200, "another pod of the same identity");
-    mesh().canal(&["delete", "--tenant", "alpha", "authorizationpolicy", "own-only"]).ok();
+    mesh()
+        .canal(&[
+            "delete",
+            "--tenant",
+            "alpha",
+            "authorizationpolicy",
+            "own-only",
+        ])
+        .ok();
     until(deadline(SOON), "nothing is denied", || code(OTHER) == 200);
 }
 
@@ -139,11 +224,16 @@ fn redis_knows_its_replica_by_its_own_address() {
     let (master, replica) = ("alpha/default/redis-0", "alpha/default/replica-0");
     let ip = address(master, true).to_string();
     let cli = |pod: &str, words: &[&str]| {
-        let argv: Vec<&str> = ["redis-cli", "-h", "127.0.0.1"].into_iter().chain(words.iter().copied()).collect();
+        let argv: Vec<&str> = ["redis-cli", "-h", "127.0.0.1"]
+            .into_iter()
+            .chain(words.iter().copied())
+            .collect();
         mesh().run(pod, &argv).stdout
     };
     cli(replica, &["replicaof", &ip, "6379"]);
     let expected = format!("slave0:ip={}", address(replica, true));
-    until(deadline(SOON), "the master lists its replica", || cli(master, &["info", "replication"]).contains(&expected));
+    until(deadline(SOON), "the master lists its replica", || {
+        cli(master, &["info", "replication"]).contains(&expected)
+    });
     cli(replica, &["replicaof", "no", "one"]);
 }

@@ -27,8 +27,15 @@ fn mesh() -> &'static Mesh {
 }
 
 fn address(host: &str) -> String {
-    let environment = mesh().world.host(host).unwrap_or_else(|e| panic!("{host}: {e}")).environment;
-    environment.ip4.unwrap_or_else(|| panic!("{host} has no IPv4 address")).to_string()
+    let environment = mesh()
+        .world
+        .host(host)
+        .unwrap_or_else(|e| panic!("{host}: {e}"))
+        .environment;
+    environment
+        .ip4
+        .unwrap_or_else(|| panic!("{host} has no IPv4 address"))
+        .to_string()
 }
 
 /// Refusals of the kernel itself, for a source without a reverse route and for an address without an owner: the file of `/proc`, the group,
@@ -42,17 +49,41 @@ const KERNEL: [(&str, &str, &str); 4] = [
 
 /// Returns the number of refusals of a host's kernel so far.
 fn kernels(host: &str) -> u64 {
-    let read = || ["netstat", "snmp"].map(|file| (file, std::fs::read_to_string(format!("/proc/thread-self/net/{file}"))));
-    let files = mesh().world.inside(host, read).unwrap_or_else(|e| panic!("{host}: {e}"));
-    let text =
-        |file: &str| files.iter().find(|(name, _)| *name == file).and_then(|(_, text)| text.as_ref().ok()).expect("the kernel's counters");
+    let read = || {
+        ["netstat", "snmp"].map(|file| {
+            (
+                file,
+                std::fs::read_to_string(format!("/proc/thread-self/net/{file}")),
+            )
+        })
+    };
+    let files = mesh()
+        .world
+        .inside(host, read)
+        .unwrap_or_else(|e| panic!("{host}: {e}"));
+    let text = |file: &str| {
+        files
+            .iter()
+            .find(|(name, _)| *name == file)
+            .and_then(|(_, text)| text.as_ref().ok())
+            .expect("the kernel's counters")
+    };
     let counted = |(file, group, counter): &(&str, &str, &str)| {
         // The file has a line of names, then a line of numbers.
-        let mut lines = text(file).lines().filter(|line| line.starts_with(group)).map(str::split_whitespace);
+        let mut lines = text(file)
+            .lines()
+            .filter(|line| line.starts_with(group))
+            .map(str::split_whitespace);
         let (mut names, mut numbers) = (lines.next()?, lines.next()?);
-        numbers.nth(names.position(|name| name == *counter)?)?.parse::<u64>().ok()
+        numbers
+            .nth(names.position(|name| name == *counter)?)?
+            .parse::<u64>()
+            .ok()
     };
-    KERNEL.iter().map(|one| counted(one).unwrap_or_else(|| panic!("{host}: {one:?} is missing"))).sum()
+    KERNEL
+        .iter()
+        .map(|one| counted(one).unwrap_or_else(|| panic!("{host}: {one:?} is missing")))
+        .sum()
 }
 
 /// Returns the number of all refusals and drops in the world so far.
@@ -63,8 +94,12 @@ fn refusals() -> u64 {
         let name = &host.environment.name;
         if name.starts_with("gw-") || name.starts_with("edge-") {
             let metrics = mesh().metrics(name);
-            let dropped = metrics.lines().filter(|l| l.contains("_packets_total{") && l.contains("what=\"drop_"));
-            all += dropped.filter_map(|l| l.rsplit(' ').next()?.parse::<u64>().ok()).sum::<u64>();
+            let dropped = metrics
+                .lines()
+                .filter(|l| l.contains("_packets_total{") && l.contains("what=\"drop_"));
+            all += dropped
+                .filter_map(|l| l.rsplit(' ').next()?.parse::<u64>().ok())
+                .sum::<u64>();
         }
         if let Ok(refused) = world.refused(name) {
             all += refused.tcp
@@ -89,24 +124,95 @@ fn attacks() -> Vec<(&'static str, &'static str, Vec<String>)> {
     let (edge, replica, node) = (address("edge-1"), address("gw-1"), address("alpha-n1"));
     let pod = address("beta/default/client-0");
     let words = |text: String| text.split(' ').map(str::to_string).collect::<Vec<_>>();
-    let tenant = |vni: u32, via: &str, from: &str, to: &str| words(format!("from={from} to={to} vni={vni} via={via}"));
+    let tenant = |vni: u32, via: &str, from: &str, to: &str| {
+        words(format!("from={from} to={to} vni={vni} via={via}"))
+    };
     vec![
-        ("another tenant's VNI, from a node to the edge", "beta-n1", tenant(101, &edge, &format!("{pod}:999"), "10.102.2.3:15008")),
-        ("the tier's VNI, from a node to the edge", "beta-n1", tenant(827_553, &edge, "240.0.0.3:15008", &format!("{pod}:999"))),
-        ("the tier's VNI, from a node to a replica", "beta-n1", tenant(827_553, &replica, &format!("{pod}:999"), "240.0.0.3:15008")),
-        ("the own VNI, but round the edge to a replica", "beta-n1", tenant(102, &replica, &format!("{pod}:999"), "240.0.0.3:15008")),
-        ("another tenant's VNI, to that tenant's node", "beta-n1", tenant(101, &node, "10.1.2.2:999", "10.1.1.2:8080")),
-        ("a pod of another node, by the own VNI", "beta-n1", tenant(102, &edge, "10.1.2.2:999", "10.102.2.3:15008")),
-        ("no pod of the tenant, by the own VNI", "beta-n1", tenant(102, &edge, "192.0.2.1:999", "10.102.2.3:15008")),
-        ("a new session to a replica's own address", "beta-n1", tenant(102, &edge, &format!("{pod}:999"), &format!("{replica}:15021"))),
-        ("a new session to the controller, by the overlay", "beta-n1", tenant(102, &edge, &format!("{pod}:999"), "250.1.0.1:15012")),
-        ("a gateway address that is no service's", "beta-n1", tenant(102, &edge, &format!("{pod}:999"), "10.102.3.200:80")),
-        ("a service's inner address, from a pod", "beta/default/client-0", words(format!("from={pod}:999 to=240.0.0.3:80"))),
-        ("a replica's source, from a pod", "beta/default/client-0", words(format!("from={replica}:999 to=10.1.2.2:8080"))),
-        ("a service's source, from a pod", "beta/default/client-0", words("from=240.0.0.3:999 to=10.1.2.2:8080".into())),
-        ("another pod's source, from a pod", "beta/default/client-0", words("from=10.1.2.2:999 to=10.102.2.3:15008".into())),
-        ("VXLAN of its own, from a pod", "beta/default/client-0", tenant(101, &edge, "10.1.1.2:999", "10.102.2.3:15008")),
-        ("the underlay, from a pod", "beta/default/client-0", words(format!("from={pod}:999 to={node}:15021"))),
+        (
+            "another tenant's VNI, from a node to the edge",
+            "beta-n1",
+            tenant(101, &edge, &format!("{pod}:999"), "10.102.2.3:15008"),
+        ),
+        (
+            "the tier's VNI, from a node to the edge",
+            "beta-n1",
+            tenant(827_553, &edge, "240.0.0.3:15008", &format!("{pod}:999")),
+        ),
+        (
+            "the tier's VNI, from a node to a replica",
+            "beta-n1",
+            tenant(827_553, &replica, &format!("{pod}:999"), "240.0.0.3:15008"),
+        ),
+        (
+            "the own VNI, but round the edge to a replica",
+            "beta-n1",
+            tenant(102, &replica, &format!("{pod}:999"), "240.0.0.3:15008"),
+        ),
+        (
+            "another tenant's VNI, to that tenant's node",
+            "beta-n1",
+            tenant(101, &node, "10.1.2.2:999", "10.1.1.2:8080"),
+        ),
+        (
+            "a pod of another node, by the own VNI",
+            "beta-n1",
+            tenant(102, &edge, "10.1.2.2:999", "10.102.2.3:15008"),
+        ),
+        (
+            "no pod of the tenant, by the own VNI",
+            "beta-n1",
+            tenant(102, &edge, "192.0.2.1:999", "10.102.2.3:15008"),
+        ),
+        (
+            "a new session to a replica's own address",
+            "beta-n1",
+            tenant(
+                102,
+                &edge,
+                &format!("{pod}:999"),
+                &format!("{replica}:15021"),
+            ),
+        ),
+        (
+            "a new session to the controller, by the overlay",
+            "beta-n1",
+            tenant(102, &edge, &format!("{pod}:999"), "250.1.0.1:15012"),
+        ),
+        (
+            "a gateway address that is no service's",
+            "beta-n1",
+            tenant(102, &edge, &format!("{pod}:999"), "10.102.3.200:80"),
+        ),
+        (
+            "a service's inner address, from a pod",
+            "beta/default/client-0",
+            words(format!("from={pod}:999 to=240.0.0.3:80")),
+        ),
+        (
+            "a replica's source, from a pod",
+            "beta/default/client-0",
+            words(format!("from={replica}:999 to=10.1.2.2:8080")),
+        ),
+        (
+            "a service's source, from a pod",
+            "beta/default/client-0",
+            words("from=240.0.0.3:999 to=10.1.2.2:8080".into()),
+        ),
+        (
+            "another pod's source, from a pod",
+            "beta/default/client-0",
+            words("from=10.1.2.2:999 to=10.102.2.3:15008".into()),
+        ),
+        (
+            "VXLAN of its own, from a pod",
+            "beta/default/client-0",
+            tenant(101, &edge, "10.1.1.2:999", "10.102.2.3:15008"),
+        ),
+        (
+            "the underlay, from a pod",
+            "beta/default/client-0",
+            words(format!("from={pod}:999 to={node}:15021")),
+        ),
     ]
 }
 
@@ -115,14 +221,31 @@ fn attacks() -> Vec<(&'static str, &'static str, Vec<String>)> {
 fn victim() -> Child {
     let served = || mesh().counted_at("gateway", "istio_requests_total", &["tenant=\"alpha\""]);
     let before = served();
-    let (rate, seconds, timeout) = (VICTIM_RATE.to_string(), VICTIM_SECONDS.to_string(), deadline_ms(ANSWERED_WITHIN));
-    let mut argv =
-        vec!["canal-samples", "load", "http://10.101.0.10:80/blob?size=1000", "-c", "8", "-d", &seconds, "--timeout-ms", &timeout];
+    let (rate, seconds, timeout) = (
+        VICTIM_RATE.to_string(),
+        VICTIM_SECONDS.to_string(),
+        deadline_ms(ANSWERED_WITHIN),
+    );
+    let mut argv = vec![
+        "canal-samples",
+        "load",
+        "http://10.101.0.10:80/blob?size=1000",
+        "-c",
+        "8",
+        "-d",
+        &seconds,
+        "--timeout-ms",
+        &timeout,
+    ];
     if is_timed() {
         argv.extend(["-r", &rate]);
     }
     let watch = mesh().spawn("alpha/default/client-0", &argv);
-    until(deadline(ANSWERED_WITHIN), "the victim's requests are served", || served() > before);
+    until(
+        deadline(ANSWERED_WITHIN),
+        "the victim's requests are served",
+        || served() > before,
+    );
     watch
 }
 
@@ -130,12 +253,33 @@ fn victim() -> Child {
 fn assert_unharmed(attack: &str, watch: Child) {
     let report = mesh().end("the victim's requests", watch).json();
     let count = |name: &str| report[name].as_u64().unwrap_or(0);
-    println!("  alpha: {} of {} requests failed, p99 {} ms", count("failed"), count("requests"), report["latency_ms"]["p99"]);
-    let by: Vec<&String> = report["served_by"].as_object().into_iter().flat_map(serde_json::Map::keys).collect();
-    assert!(matches!(by.as_slice(), [one] if one.ends_with("alpha")), "{attack}: the victim was not served by its own: {report}");
-    assert!(is_timed() || report["failed"] == 0, "{attack}: the victim lost requests: {report}");
-    timed!(count("requests") >= VICTIM_SECONDS * VICTIM_RATE * 9 / 10, "rate of the victim, {attack}");
-    timed!(count("succeeded") * 100 >= count("requests") * GOODPUT_PERCENT_MIN, "goodput of the victim, {attack}");
+    println!(
+        "  alpha: {} of {} requests failed, p99 {} ms",
+        count("failed"),
+        count("requests"),
+        report["latency_ms"]["p99"]
+    );
+    let by: Vec<&String> = report["served_by"]
+        .as_object()
+        .into_iter()
+        .flat_map(serde_json::Map::keys)
+        .collect();
+    assert!(
+        matches!(by.as_slice(), [one] if one.ends_with("alpha")),
+        "{attack}: the victim was not served by its own: {report}"
+    );
+    assert!(
+        is_timed() || report["failed"] == 0,
+        "{attack}: the victim lost requests: {report}"
+    );
+    timed!(
+        count("requests") >= VICTIM_SECONDS * VICTIM_RATE * 9 / 10,
+        "rate of the victim, {attack}"
+    );
+    timed!(
+        count("succeeded") * 100 >= count("requests") * GOODPUT_PERCENT_MIN,
+        "goodput of the victim, {attack}"
+    );
 }
 
 #[test]
@@ -146,25 +290,45 @@ fn no_forged_frame_passes() {
     for (attack, host, words) in attacks() {
         let before = refusals();
         let count = format!("count={FRAMES}");
-        let argv: Vec<&str> = [peer, "spoof"].into_iter().chain(words.iter().map(String::as_str)).chain([count.as_str()]).collect();
+        let argv: Vec<&str> = [peer, "spoof"]
+            .into_iter()
+            .chain(words.iter().map(String::as_str))
+            .chain([count.as_str()])
+            .collect();
         let watch = victim();
         let output = mesh().run(host, &argv);
         // A kernel that refuses to send has refused too.
         if output.code == Some(0) {
             println!("{attack}: {}", output.stdout.trim());
             // Agents read their programs' counters every few seconds.
-            until(deadline(SEEN_WITHIN), &format!("{attack}: {FRAMES} refusals are counted"), || refusals() - before >= FRAMES);
+            until(
+                deadline(SEEN_WITHIN),
+                &format!("{attack}: {FRAMES} refusals are counted"),
+                || refusals() - before >= FRAMES,
+            );
         } else {
-            println!("{attack}: refused by the sender's own kernel: {}", output.stderr.trim());
+            println!(
+                "{attack}: refused by the sender's own kernel: {}",
+                output.stderr.trim()
+            );
             // `EPERM` is the pod guard's result for packets that the mesh does not carry.
-            let is_refused = output.stderr.contains("os error") || output.stderr.contains("PermissionDenied");
+            let is_refused =
+                output.stderr.contains("os error") || output.stderr.contains("PermissionDenied");
             assert!(is_refused, "{attack}: {output:?}");
         }
         assert_unharmed(attack, watch);
     }
     for tenant in ["alpha", "beta"] {
-        let output =
-            mesh().run(&format!("{tenant}/default/client-0"), &["canal-samples", "blob-client", "http://10.101.0.10:80", "--size", "1000"]);
+        let output = mesh().run(
+            &format!("{tenant}/default/client-0"),
+            &[
+                "canal-samples",
+                "blob-client",
+                "http://10.101.0.10:80",
+                "--size",
+                "1000",
+            ],
+        );
         assert_eq!(output.json()["ok"], true, "{tenant} is served as before");
     }
 }

@@ -13,7 +13,10 @@ use canal_world::Signal;
 use serde_json::Value;
 
 /// A pod behind a node proxy, and one whose node runs no part of the mesh.
-const CLIENTS: [(&str, &str); 2] = [("alpha", "alpha/default/client-0"), ("beta", "beta/default/client-0")];
+const CLIENTS: [(&str, &str); 2] = [
+    ("alpha", "alpha/default/client-0"),
+    ("beta", "beta/default/client-0"),
+];
 const GATEWAYS: [&str; 4] = ["gw-1", "gw-2", "gw-3", "gw-6"];
 /// Backends of additional replicas: one for each of [`GATEWAYS`].
 const BACKENDS: [&str; 4] = ["b1", "b2", "b3", "b6"];
@@ -121,8 +124,21 @@ fn answers(mesh: &Mesh, client: &str) -> bool {
 fn load(mesh: &Mesh, client: &str) -> Child {
     let urls: Vec<String> = (0..4).map(url).collect();
     let (connections, seconds) = (CONNECTIONS.to_string(), ROUND_SECONDS.to_string());
-    let more = ["-r", "40", "-c", &connections, "-d", &seconds, "--timeout-ms", REQUEST_TIMEOUT_MS];
-    let argv: Vec<&str> = ["canal-samples", "load"].into_iter().chain(urls.iter().map(String::as_str)).chain(more).collect();
+    let more = [
+        "-r",
+        "40",
+        "-c",
+        &connections,
+        "-d",
+        &seconds,
+        "--timeout-ms",
+        REQUEST_TIMEOUT_MS,
+    ];
+    let argv: Vec<&str> = ["canal-samples", "load"]
+        .into_iter()
+        .chain(urls.iter().map(String::as_str))
+        .chain(more)
+        .collect();
     mesh.spawn(client, &argv)
 }
 
@@ -136,23 +152,35 @@ fn policy(round: u64) -> String {
 
 fn happen(mesh: &Mesh, event: ChaosEvent, round: u64) {
     let world = &mesh.world;
-    let ready = |host: &str| world.wait_host_ready(host, SETTLED_WITHIN).unwrap_or_else(|e| panic!("{host}: {e}"));
+    let ready = |host: &str| {
+        world
+            .wait_host_ready(host, SETTLED_WITHIN)
+            .unwrap_or_else(|e| panic!("{host}: {e}"))
+    };
     match event {
         ChaosEvent::Drain(n) => {
-            mesh.canal(&["gateway", "drain", GATEWAYS[n], "--timeout", "0"]).ok();
+            mesh.canal(&["gateway", "drain", GATEWAYS[n], "--timeout", "0"])
+                .ok();
             std::thread::sleep(CUT);
             mesh.canal(&["gateway", "undrain", GATEWAYS[n]]).ok();
         }
         ChaosEvent::RestartGateway(n) => {
-            world.restart(GATEWAYS[n]).unwrap_or_else(|e| panic!("{}: {e}", GATEWAYS[n]));
+            world
+                .restart(GATEWAYS[n])
+                .unwrap_or_else(|e| panic!("{}: {e}", GATEWAYS[n]));
             ready(GATEWAYS[n]);
         }
         ChaosEvent::Scale(n) => {
             let guest = format!("gw-guest-{round}");
-            world.add_gateway(&guest, "az1", BACKENDS[n]).unwrap_or_else(|e| panic!("{guest}: {e}"));
+            world
+                .add_gateway(&guest, "az1", BACKENDS[n])
+                .unwrap_or_else(|e| panic!("{guest}: {e}"));
             ready(&guest);
-            mesh.canal(&["gateway", "drain", &guest, "--timeout", "20"]).ok();
-            world.remove_gateway(&guest).unwrap_or_else(|e| panic!("{guest}: {e}"));
+            mesh.canal(&["gateway", "drain", &guest, "--timeout", "20"])
+                .ok();
+            world
+                .remove_gateway(&guest)
+                .unwrap_or_else(|e| panic!("{guest}: {e}"));
         }
         ChaosEvent::ChangePolicy => mesh.apply("alpha", &policy(round)),
         ChaosEvent::Rotate => {
@@ -160,29 +188,43 @@ fn happen(mesh: &Mesh, event: ChaosEvent, round: u64) {
             mesh.canal(&["ca", "rotate", "--tenant", "alpha"]);
         }
         ChaosEvent::RestartController => {
-            world.restart("controller").unwrap_or_else(|e| panic!("controller: {e}"));
+            world
+                .restart("controller")
+                .unwrap_or_else(|e| panic!("controller: {e}"));
             ready("controller");
         }
         ChaosEvent::RestartEdge => {
-            world.restart("edge-1").unwrap_or_else(|e| panic!("edge-1: {e}"));
+            world
+                .restart("edge-1")
+                .unwrap_or_else(|e| panic!("edge-1: {e}"));
             ready("edge-1");
         }
         ChaosEvent::KillGateway(n) => {
-            world.kill(GATEWAYS[n], Signal::Kill).unwrap_or_else(|e| panic!("{}: {e}", GATEWAYS[n]));
+            world
+                .kill(GATEWAYS[n], Signal::Kill)
+                .unwrap_or_else(|e| panic!("{}: {e}", GATEWAYS[n]));
             ready(GATEWAYS[n]);
         }
         ChaosEvent::KillController => {
-            world.kill("controller", Signal::Kill).unwrap_or_else(|e| panic!("controller: {e}"));
+            world
+                .kill("controller", Signal::Kill)
+                .unwrap_or_else(|e| panic!("controller: {e}"));
             ready("controller");
         }
         ChaosEvent::KillEdge => {
-            world.kill("edge-1", Signal::Kill).unwrap_or_else(|e| panic!("edge-1: {e}"));
+            world
+                .kill("edge-1", Signal::Kill)
+                .unwrap_or_else(|e| panic!("edge-1: {e}"));
             ready("edge-1");
         }
         ChaosEvent::Cut(n) => {
-            world.link_down(GATEWAYS[n]).unwrap_or_else(|e| panic!("{}: {e}", GATEWAYS[n]));
+            world
+                .link_down(GATEWAYS[n])
+                .unwrap_or_else(|e| panic!("{}: {e}", GATEWAYS[n]));
             std::thread::sleep(CUT);
-            world.link_up(GATEWAYS[n]).unwrap_or_else(|e| panic!("{}: {e}", GATEWAYS[n]));
+            world
+                .link_up(GATEWAYS[n])
+                .unwrap_or_else(|e| panic!("{}: {e}", GATEWAYS[n]));
         }
     }
 }
@@ -190,7 +232,10 @@ fn happen(mesh: &Mesh, event: ChaosEvent, round: u64) {
 /// Returns the number of a client's responses that another tenant's pod gave.
 fn strange(tenant: &str, report: &Value) -> u64 {
     let by = report["served_by"].as_object();
-    let others = by.into_iter().flatten().filter(|(name, _)| !name.ends_with(tenant));
+    let others = by
+        .into_iter()
+        .flatten()
+        .filter(|(name, _)| !name.ends_with(tenant));
     others.filter_map(|(_, count)| count.as_u64()).sum()
 }
 
@@ -216,31 +261,62 @@ fn round(mesh: &Mesh, event: ChaosEvent, number: u64, sum: &mut EventCost) -> St
     for (tenant, child) in loads {
         let report = mesh.end("load in a round", child).json();
         let count = |field: &str| report[field].as_u64().unwrap_or(u64::MAX);
-        let (failed, requests, strange) = (count("failed"), count("requests"), strange(tenant, &report));
+        let (failed, requests, strange) =
+            (count("failed"), count("requests"), strange(tenant, &report));
         sum.requests += requests;
         sum.failed += failed;
         sum.strange += strange;
         sum.gap_ms_max = sum.gap_ms_max.max(count("gap_ms_max"));
-        line += &format!(" {tenant}: {failed} of {requests} failed, gap {} ms;", report["gap_ms_max"]);
+        line += &format!(
+            " {tenant}: {failed} of {requests} failed, gap {} ms;",
+            report["gap_ms_max"]
+        );
         sum.lost_max = (sum.lost_max.0.max(failed), event.losses_max());
         if failed > event.losses_max() {
-            println!("{tenant}: {failed} failed, at most {} may: {report}\n{}", event.losses_max(), mesh.logs());
+            println!(
+                "{tenant}: {failed} failed, at most {} may: {report}\n{}",
+                event.losses_max(),
+                mesh.logs()
+            );
         }
-        assert!(strange == 0 && requests > 0, "{number}. {event:?}: {tenant}: {strange} answers of others: {report}");
+        assert!(
+            strange == 0 && requests > 0,
+            "{number}. {event:?}: {tenant}: {strange} answers of others: {report}"
+        );
     }
-    until(SETTLED_WITHIN, "all data planes have what they were told", || mesh.is_converged());
-    until(SETTLED_WITHIN, "both clients reach every service", || CLIENTS.iter().all(|(_, client)| answers(mesh, client)));
+    until(
+        SETTLED_WITHIN,
+        "all data planes have what they were told",
+        || mesh.is_converged(),
+    );
+    until(SETTLED_WITHIN, "both clients reach every service", || {
+        CLIENTS.iter().all(|(_, client)| answers(mesh, client))
+    });
     line
 }
 
 #[test]
 fn random_faults_lose_only_requests_in_flight() {
-    let seed = std::env::var("CANAL_SEED").ok().and_then(|text| text.parse::<u64>().ok());
-    let rounds = if std::env::var_os("CANAL_SOAK").is_some() { WHOLE } else { SHORTENED };
-    let runs = seed.map_or(SEEDS.map(|seed| (seed, rounds)).to_vec(), |seed| vec![(seed, rounds * SEEDS.len() as u64)]);
+    let seed = std::env::var("CANAL_SEED")
+        .ok()
+        .and_then(|text| text.parse::<u64>().ok());
+    let rounds = if std::env::var_os("CANAL_SOAK").is_some() {
+        WHOLE
+    } else {
+        SHORTENED
+    };
+    let runs = seed.map_or(SEEDS.map(|seed| (seed, rounds)).to_vec(), |seed| {
+        vec![(seed, rounds * SEEDS.len() as u64)]
+    });
     let mesh = Mesh::up("tier.yaml", "e2e-chaos");
-    until(SETTLED_WITHIN, "both clients reach every service", || CLIENTS.iter().all(|(_, client)| answers(&mesh, client)));
-    until(SETTLED_WITHIN, "services are spread over the backends", || mesh.is_spread());
+    until(SETTLED_WITHIN, "both clients reach every service", || {
+        CLIENTS.iter().all(|(_, client)| answers(&mesh, client))
+    });
+    until(
+        SETTLED_WITHIN,
+        "services are spread over the backends",
+        || mesh.is_spread(),
+    );
     let mut sums: BTreeMap<&str, EventCost> = BTreeMap::new();
     let mut number = 0;
     for (seed, rounds) in runs {
@@ -253,10 +329,21 @@ fn random_faults_lose_only_requests_in_flight() {
         }
     }
     for (kind, sum) in sums {
-        let EventCost { rounds, requests, failed, strange, gap_ms_max, lost_max } = sum;
+        let EventCost {
+            rounds,
+            requests,
+            failed,
+            strange,
+            gap_ms_max,
+            lost_max,
+        } = sum;
         println!(
             "{kind}: {rounds} rounds, {failed} of {requests} requests failed, {strange} answers of the other tenant, gap {gap_ms_max} ms"
         );
-        judge_losses(&format!("requests of a client lost in a round, {kind}"), lost_max.0, lost_max.1);
+        judge_losses(
+            &format!("requests of a client lost in a round, {kind}"),
+            lost_max.0,
+            lost_max.1,
+        );
     }
 }

@@ -35,8 +35,16 @@ fn route(n: u32) -> String {
             format!("  - matches: [{{path: {{type: Exact, value: /never/{n}/{i}}}}}]\n    backendRefs: [{{name: nobody, port: 80}}]\n")
         })
         .collect();
-    let (kind, value) = [("Exact", "/reviews/0"), ("PathPrefix", "/reviews"), ("PathPrefix", "/")][n as usize % 3];
-    let half = if n.is_multiple_of(2) { "reviews-a" } else { "reviews-b" };
+    let (kind, value) = [
+        ("Exact", "/reviews/0"),
+        ("PathPrefix", "/reviews"),
+        ("PathPrefix", "/"),
+    ][n as usize % 3];
+    let half = if n.is_multiple_of(2) {
+        "reviews-a"
+    } else {
+        "reviews-b"
+    };
     format!(
         "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: reviews, namespace: default}}\nspec:\n  \
          parentRefs: [{{group: \"\", kind: Service, name: reviews, port: 9080}}]\n  rules:\n{others}  \
@@ -63,8 +71,20 @@ fn a_thousand_changes_lose_no_request() {
     let mesh = mesh();
     apply(mesh, &format!("{HALVES}---\n{}", route(0))).ok();
     mesh.converge(deadline(IN_FORCE_WITHIN));
-    let (rate, seconds, timeout) = (RATE.to_string(), SECONDS.to_string(), deadline_ms(ANSWERED_WITHIN));
-    let mut load = vec!["canal-samples", "load", REVIEWS, "--served-by", "x-pod", "--timeout-ms", &timeout];
+    let (rate, seconds, timeout) = (
+        RATE.to_string(),
+        SECONDS.to_string(),
+        deadline_ms(ANSWERED_WITHIN),
+    );
+    let mut load = vec![
+        "canal-samples",
+        "load",
+        REVIEWS,
+        "--served-by",
+        "x-pod",
+        "--timeout-ms",
+        &timeout,
+    ];
     // In the gate each connection sends when it was answered.
     if is_timed() {
         load.extend(["-r", &rate, "-c", "8", "-d", &seconds]);
@@ -78,17 +98,36 @@ fn a_thousand_changes_lose_no_request() {
     });
     let lasted = started.elapsed();
     let (reports, halves) = (&reports[0], ["reviews-v1-0", "reviews-v2-0"]);
-    let (requests, answered) = (reports.sum("succeeded"), halves.map(|pod| reports.served_by(pod)));
-    println!("{wanted} changes in {took:?}; {requests} requests in {lasted:?}; by half: {answered:?}");
+    let (requests, answered) = (
+        reports.sum("succeeded"),
+        halves.map(|pod| reports.served_by(pod)),
+    );
+    println!(
+        "{wanted} changes in {took:?}; {requests} requests in {lasted:?}; by half: {answered:?}"
+    );
     reports.judge_none_lost("requests lost by changes");
-    assert!(answered.into_iter().all(|half| half >= 1), "changes did not move the load: {answered:?} of {requests}");
+    assert!(
+        answered.into_iter().all(|half| half >= 1),
+        "changes did not move the load: {answered:?} of {requests}"
+    );
     // Each half responds half of the time, except after the last change.
-    timed!(answered.into_iter().all(|half| half >= requests / 5), "each half of the application answers a fifth of the requests");
-    timed!(requests >= lasted.as_secs() * RATE * 2 / 3, "rate of requests during changes");
+    timed!(
+        answered.into_iter().all(|half| half >= requests / 5),
+        "each half of the application answers a fifth of the requests"
+    );
+    timed!(
+        requests >= lasted.as_secs() * RATE * 2 / 3,
+        "rate of requests during changes"
+    );
     judge_time("time of a thousand changes", took, CHANGED_WITHIN);
     mesh.converge(deadline(IN_FORCE_WITHIN));
-    for (kind, name) in [("HTTPRoute", "reviews"), ("Service", "reviews-a"), ("Service", "reviews-b")] {
-        mesh.canal(&["delete", "--tenant", "alpha", kind, name]).ok();
+    for (kind, name) in [
+        ("HTTPRoute", "reviews"),
+        ("Service", "reviews-a"),
+        ("Service", "reviews-b"),
+    ] {
+        mesh.canal(&["delete", "--tenant", "alpha", kind, name])
+            .ok();
     }
 }
 
@@ -96,23 +135,36 @@ fn a_thousand_changes_lose_no_request() {
 #[test]
 fn a_change_shows_and_a_broken_one_is_refused_whole() {
     let mesh = mesh();
-    let to_nobody = route(0).replace("name: reviews-a, port: 9080, weight", "name: nobody, port: 80, weight");
+    let to_nobody = route(0).replace(
+        "name: reviews-a, port: 9080, weight",
+        "name: nobody, port: 80, weight",
+    );
     let status = || mesh.code(CLIENT, REVIEWS, &[]);
     assert_eq!(status(), 200);
     apply(mesh, &to_nobody).ok();
     mesh.converge(deadline(IN_FORCE_WITHIN));
-    assert_eq!(status(), 503, "the route points at a service without endpoints");
+    assert_eq!(
+        status(),
+        503,
+        "the route points at a service without endpoints"
+    );
     let broken = format!(
         "{}---\n{}",
         route(5),
-        route(6).replace("kind: HTTPRoute", "kind: HTTPRoute\nsurprise: 1").replace("port: 9080}", "port: 99999}")
+        route(6)
+            .replace("kind: HTTPRoute", "kind: HTTPRoute\nsurprise: 1")
+            .replace("port: 9080}", "port: 99999}")
     );
     let output = apply(mesh, &broken);
     assert_eq!(output.code, Some(1), "{output:?}");
     let text = format!("{}{}", output.stdout, output.stderr);
-    assert!(text.contains("surprise") && text.contains("99999") && text.contains("route.yaml:"), "all errors, with their place: {text}");
+    assert!(
+        text.contains("surprise") && text.contains("99999") && text.contains("route.yaml:"),
+        "all errors, with their place: {text}"
+    );
     assert_eq!(status(), 503, "the refused batch changed nothing");
-    mesh.canal(&["delete", "--tenant", "alpha", "HTTPRoute", "reviews"]).ok();
+    mesh.canal(&["delete", "--tenant", "alpha", "HTTPRoute", "reviews"])
+        .ok();
     mesh.converge(deadline(IN_FORCE_WITHIN));
     assert_eq!(status(), 200);
 }
@@ -124,17 +176,35 @@ fn life_goes_on_without_the_controller() {
     mesh.world.stop("controller").unwrap();
     let none_lost = |when: &str| {
         let timeout = deadline_ms(ANSWERED_WITHIN);
-        let load = mesh.spawn(CLIENT, &["canal-samples", "load", REVIEWS, "-n", "500", "-c", "4", "--timeout-ms", &timeout]);
+        let load = mesh.spawn(
+            CLIENT,
+            &[
+                "canal-samples",
+                "load",
+                REVIEWS,
+                "-n",
+                "500",
+                "-c",
+                "4",
+                "--timeout-ms",
+                &timeout,
+            ],
+        );
         let report = mesh.end("load without a controller", load).json();
         assert_eq!(report["failed"], 0, "{when}: {report}");
     };
     none_lost("the controller is dead");
     for host in ["gw-1", "alpha-n1"] {
         mesh.world.kill(host, Signal::Kill).unwrap();
-        let took = until(deadline(BACK_WITHIN), &format!("{host} serves without the controller"), || {
-            mesh.code(CLIENT, REVIEWS, &[]) == 200 && mesh.world.is_ready(host).unwrap_or(false)
-        });
-        println!("{host} killed: traffic whole and the process ready again after {:.2} s, without a controller", took.as_secs_f64());
+        let took = until(
+            deadline(BACK_WITHIN),
+            &format!("{host} serves without the controller"),
+            || mesh.code(CLIENT, REVIEWS, &[]) == 200 && mesh.world.is_ready(host).unwrap_or(false),
+        );
+        println!(
+            "{host} killed: traffic whole and the process ready again after {:.2} s, without a controller",
+            took.as_secs_f64()
+        );
         none_lost(&format!("after {host} restarted"));
     }
     mesh.world.start("controller").unwrap();

@@ -21,8 +21,15 @@ fn mesh() -> &'static Mesh {
     MESH.get_or_init(|| {
         Mesh::up_with("mesh.yaml", "e2e-direct", |topology| {
             for tenant in &mut topology.tenants {
-                tenant.pods.retain(|pod| ["redis", "tcp", "client", "client-far"].contains(&pod.name.as_str()));
-                let mut second = tenant.pods.iter().find(|pod| pod.name == "tcp").expect("tcp").clone();
+                tenant.pods.retain(|pod| {
+                    ["redis", "tcp", "client", "client-far"].contains(&pod.name.as_str())
+                });
+                let mut second = tenant
+                    .pods
+                    .iter()
+                    .find(|pod| pod.name == "tcp")
+                    .expect("tcp")
+                    .clone();
                 second.name = "tcp-b".into();
                 second.nodes = vec![format!("{}-n1", tenant.name)];
                 tenant.pods.push(second);
@@ -38,12 +45,28 @@ fn carried_by_gateways(service: &str) -> u64 {
 }
 
 fn path_of(to: &str) -> String {
-    let argv = ["explain", "--tenant", "alpha", "--from", "default/client", "--to", to, "-o", "json"];
-    mesh().canal(&argv).json()["path"].as_str().unwrap_or_default().to_owned()
+    let argv = [
+        "explain",
+        "--tenant",
+        "alpha",
+        "--from",
+        "default/client",
+        "--to",
+        to,
+        "-o",
+        "json",
+    ];
+    mesh().canal(&argv).json()["path"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 fn redis(pod: &str, argv: &[&str]) -> (Option<i32>, String) {
-    let all: Vec<&str> = ["timeout", "60", "redis-cli", "-h", "10.101.0.40"].into_iter().chain(argv.iter().copied()).collect();
+    let all: Vec<&str> = ["timeout", "60", "redis-cli", "-h", "10.101.0.40"]
+        .into_iter()
+        .chain(argv.iter().copied())
+        .collect();
     let output = mesh().run(pod, &all);
     (output.code, output.stdout.trim().to_owned())
 }
@@ -58,7 +81,11 @@ fn policy(name: &str, app: &str, spec: &str) -> String {
 
 /// Returns the connections of a client to the echo service that its pods' nodes have admitted.
 fn admitted(client: &str) -> u64 {
-    let labels = ["reporter=\"destination\"", "destination_service_name=\"tcp\"", &format!("source_workload=\"{client}\"")];
+    let labels = [
+        "reporter=\"destination\"",
+        "destination_service_name=\"tcp\"",
+        &format!("source_workload=\"{client}\""),
+    ];
     mesh().counted_at("node", "istio_tcp_connections_opened_total", &labels)
 }
 
@@ -66,9 +93,23 @@ fn admitted(client: &str) -> u64 {
 fn sessions() -> std::process::Child {
     let before = admitted("client");
     let patience = deadline(Duration::from_secs(3)).as_millis().to_string();
-    let argv = ["canal-samples", "sessions", ECHO, "-n", "20", "--interval-ms", "100", "--patience-ms", &patience, "-d", "600"];
+    let argv = [
+        "canal-samples",
+        "sessions",
+        ECHO,
+        "-n",
+        "20",
+        "--interval-ms",
+        "100",
+        "--patience-ms",
+        &patience,
+        "-d",
+        "600",
+    ];
     let running = mesh().spawn(CLIENT, &argv);
-    until(deadline(SOON), "all sessions are open", || admitted("client") >= before + 20);
+    until(deadline(SOON), "all sessions are open", || {
+        admitted("client") >= before + 20
+    });
     running
 }
 
@@ -77,37 +118,106 @@ fn redis_goes_node_to_node_for_each_tenant() {
     let before = carried_by_gateways("redis");
     for tenant in TENANTS {
         let client = format!("{tenant}/default/client-0");
-        until(deadline(SOON), "redis answers", || redis(&client, &["ping"]).1 == "PONG");
+        until(deadline(SOON), "redis answers", || {
+            redis(&client, &["ping"]).1 == "PONG"
+        });
         assert_eq!(redis(&client, &["set", "k", tenant]).1, "OK");
     }
     for tenant in TENANTS {
-        assert_eq!(redis(&format!("{tenant}/default/client-0"), &["get", "k"]).1, tenant);
+        assert_eq!(
+            redis(&format!("{tenant}/default/client-0"), &["get", "k"]).1,
+            tenant
+        );
     }
     assert_eq!(path_of("default/redis:6379"), "direct, node to node");
-    assert_eq!(carried_by_gateways("redis"), before, "a gateway carried redis");
-    let labels = ["reporter=\"destination\"", "destination_service_name=\"redis\"", "source_workload=\"client\""];
-    assert!(mesh().counted_at("node", "istio_tcp_connections_opened_total", &labels) >= 6, "the service is named at its pods' node");
+    assert_eq!(
+        carried_by_gateways("redis"),
+        before,
+        "a gateway carried redis"
+    );
+    let labels = [
+        "reporter=\"destination\"",
+        "destination_service_name=\"redis\"",
+        "source_workload=\"client\"",
+    ];
+    assert!(
+        mesh().counted_at("node", "istio_tcp_connections_opened_total", &labels) >= 6,
+        "the service is named at its pods' node"
+    );
     // The node evaluates a policy that it can: the connection stays on the direct path, and so do the others.
-    mesh().apply("alpha", &policy("no-far", "redis", "principals: [alpha.example/ns/default/sa/client-far]"));
-    until(deadline(SOON), "who is denied gets nothing", || redis(FAR, &["ping"]).1 != "PONG");
-    assert_eq!((redis(CLIENT, &["ping"]).1.as_str(), path_of("default/redis:6379").as_str()), ("PONG", "direct, node to node"));
-    mesh().canal(&["delete", "--tenant", "alpha", "AuthorizationPolicy", "no-far"]).ok();
-    until(deadline(SOON), "and again without the policy", || redis(FAR, &["ping"]).1 == "PONG");
+    mesh().apply(
+        "alpha",
+        &policy(
+            "no-far",
+            "redis",
+            "principals: [alpha.example/ns/default/sa/client-far]",
+        ),
+    );
+    until(deadline(SOON), "who is denied gets nothing", || {
+        redis(FAR, &["ping"]).1 != "PONG"
+    });
+    assert_eq!(
+        (
+            redis(CLIENT, &["ping"]).1.as_str(),
+            path_of("default/redis:6379").as_str()
+        ),
+        ("PONG", "direct, node to node")
+    );
+    mesh()
+        .canal(&[
+            "delete",
+            "--tenant",
+            "alpha",
+            "AuthorizationPolicy",
+            "no-far",
+        ])
+        .ok();
+    until(deadline(SOON), "and again without the policy", || {
+        redis(FAR, &["ping"]).1 == "PONG"
+    });
 }
 
 /// Sessions run all the while: those that the policy leaves undecided at the pods' node end, and reconnect at once through a gateway.
 #[test]
 fn policy_for_gateways_moves_connections_and_fails_none() {
-    until(deadline(SOON), "direct", || path_of("default/tcp:7000") == "direct, node to node");
+    until(deadline(SOON), "direct", || {
+        path_of("default/tcp:7000") == "direct, node to node"
+    });
     let running = sessions();
     let before = carried_by_gateways("tcp");
-    mesh().apply("alpha", &policy("remote", "tcp", "remoteIpBlocks: [192.0.2.0/24]"));
-    until(deadline(SOON), "gateways carry all sessions", || carried_by_gateways("tcp") >= before + 20);
-    let report = mesh().stop("sessions over a policy's coming", running).json();
-    assert_eq!((report["unopened"].as_u64(), report["held"].as_u64()), (Some(0), Some(20)), "{report}\n{}", mesh().logs());
-    assert!(path_of("default/tcp:7000").starts_with("gateway: alpha/default/remote depends on"), "{}", path_of("default/tcp:7000"));
-    mesh().canal(&["delete", "--tenant", "alpha", "AuthorizationPolicy", "remote"]).ok();
-    until(deadline(SOON), "direct again", || path_of("default/tcp:7000") == "direct, node to node");
+    mesh().apply(
+        "alpha",
+        &policy("remote", "tcp", "remoteIpBlocks: [192.0.2.0/24]"),
+    );
+    until(deadline(SOON), "gateways carry all sessions", || {
+        carried_by_gateways("tcp") >= before + 20
+    });
+    let report = mesh()
+        .stop("sessions over a policy's coming", running)
+        .json();
+    assert_eq!(
+        (report["unopened"].as_u64(), report["held"].as_u64()),
+        (Some(0), Some(20)),
+        "{report}\n{}",
+        mesh().logs()
+    );
+    assert!(
+        path_of("default/tcp:7000").starts_with("gateway: alpha/default/remote depends on"),
+        "{}",
+        path_of("default/tcp:7000")
+    );
+    mesh()
+        .canal(&[
+            "delete",
+            "--tenant",
+            "alpha",
+            "AuthorizationPolicy",
+            "remote",
+        ])
+        .ok();
+    until(deadline(SOON), "direct again", || {
+        path_of("default/tcp:7000") == "direct, node to node"
+    });
 }
 
 /// The Service refuses the direct path while sessions run: none of them ends, and new connections use a gateway.
@@ -116,12 +226,29 @@ fn service_that_refuses_the_direct_path_ends_nothing() {
     let file = mesh().world.config_dir("alpha").join("services.yaml");
     let text = std::fs::read_to_string(&file).expect("the tenant's services");
     let running = sessions();
-    let refusing = "metadata: {name: tcp, namespace: default, annotations: {canal.mesh/direct: \"false\"}}";
-    std::fs::write(&file, text.replace("metadata: {name: tcp, namespace: default}", refusing)).expect("written");
-    until(deadline(SOON), "the gateway's", || path_of("default/tcp:7000").starts_with("gateway: the Service"));
+    let refusing =
+        "metadata: {name: tcp, namespace: default, annotations: {canal.mesh/direct: \"false\"}}";
+    std::fs::write(
+        &file,
+        text.replace("metadata: {name: tcp, namespace: default}", refusing),
+    )
+    .expect("written");
+    until(deadline(SOON), "the gateway's", || {
+        path_of("default/tcp:7000").starts_with("gateway: the Service")
+    });
     mesh().converge(deadline(SOON));
     let before = carried_by_gateways("tcp");
-    let argv = ["canal-samples", "tcp-client", ECHO, "--mode", "echo", "--size", "100000", "--timeout-ms", "120000"];
+    let argv = [
+        "canal-samples",
+        "tcp-client",
+        ECHO,
+        "--mode",
+        "echo",
+        "--size",
+        "100000",
+        "--timeout-ms",
+        "120000",
+    ];
     for _ in 0..5 {
         mesh().run(CLIENT, &argv).ok();
     }
@@ -129,7 +256,9 @@ fn service_that_refuses_the_direct_path_ends_nothing() {
     let report = mesh().stop("sessions over the change", running).json();
     assert_eq!(report["broken"], 0, "{report}");
     std::fs::write(&file, text).expect("written");
-    until(deadline(SOON), "direct again", || path_of("default/tcp:7000") == "direct, node to node");
+    until(deadline(SOON), "direct again", || {
+        path_of("default/tcp:7000") == "direct, node to node"
+    });
     mesh().converge(deadline(SOON));
 }
 
@@ -138,8 +267,18 @@ fn service_that_refuses_the_direct_path_ends_nothing() {
 fn dead_pod_costs_its_own_sessions_only() {
     let running = sessions();
     let before = admitted("client");
-    mesh().world.kill("alpha/default/tcp-0", Signal::Kill).unwrap();
-    until(deadline(SOON), "its sessions have reconnected", || admitted("client") > before);
+    mesh()
+        .world
+        .kill("alpha/default/tcp-0", Signal::Kill)
+        .unwrap();
+    until(deadline(SOON), "its sessions have reconnected", || {
+        admitted("client") > before
+    });
     let report = mesh().stop("sessions over a pod's death", running).json();
-    assert_eq!((report["unopened"].as_u64(), report["held"].as_u64()), (Some(0), Some(20)), "{report}\n{}", mesh().logs());
+    assert_eq!(
+        (report["unopened"].as_u64(), report["held"].as_u64()),
+        (Some(0), Some(20)),
+        "{report}\n{}",
+        mesh().logs()
+    );
 }

@@ -39,7 +39,11 @@ fn mesh() -> &'static Mesh {
         let asked = [(NEAR, SERVERS1, PARTS1), (FAR, SERVERS2, PARTS2)];
         until(deadline(OPEN_WITHIN), "each AZ answers for itself", || {
             asked.iter().all(|(pod, servers, parts)| {
-                names().iter().all(|name| [0, 1].into_iter().all(|v6| is_in(&query_all(&mesh, pod, servers[0], name, v6), parts[v6])))
+                names().iter().all(|name| {
+                    [0, 1]
+                        .into_iter()
+                        .all(|v6| is_in(&query_all(&mesh, pod, servers[0], name, v6), parts[v6]))
+                })
             })
         });
         mesh
@@ -47,11 +51,15 @@ fn mesh() -> &'static Mesh {
 }
 
 fn names() -> Vec<String> {
-    (0..4).map(|n| format!("web-{n}.default.svc.cluster.local.")).chain(["tcp.default.svc.cluster.local.".to_string()]).collect()
+    (0..4)
+        .map(|n| format!("web-{n}.default.svc.cluster.local."))
+        .chain(["tcp.default.svc.cluster.local.".to_string()])
+        .collect()
 }
 
 fn address(text: &str) -> IpAddr {
-    text.parse().unwrap_or_else(|_| panic!("{text} is an address"))
+    text.parse()
+        .unwrap_or_else(|_| panic!("{text} is an address"))
 }
 
 fn query_all(mesh: &Mesh, pod: &str, server: &str, name: &str, v6: usize) -> Option<DnsAnswer> {
@@ -67,12 +75,21 @@ fn is_in(answer: &Option<DnsAnswer>, part: &str) -> bool {
 fn the_local_azs_address_alone_is_the_answer() {
     let mesh = mesh();
     let (udp, tcp): (DnsQueryFn, DnsQueryFn) = (query_udp, query_tcp);
-    for (pod, servers, parts) in [(NEAR, SERVERS1, PARTS1), (FAR, SERVERS2, PARTS2), (NEAR, SERVERS2, PARTS2)] {
+    for (pod, servers, parts) in [
+        (NEAR, SERVERS1, PARTS1),
+        (FAR, SERVERS2, PARTS2),
+        (NEAR, SERVERS2, PARTS2),
+    ] {
         for server in servers {
             for (transport, query_all) in [("UDP", udp), ("TCP", tcp)] {
                 for (v6, part) in parts.iter().enumerate() {
-                    for name in ["web-0.default.svc.cluster.local.", "web-0.default.", "WEB-0.Default.svc.cluster.local."] {
-                        let answer = query_all(&mesh.world, pod, address(server), &query(name, v6 == 1));
+                    for name in [
+                        "web-0.default.svc.cluster.local.",
+                        "web-0.default.",
+                        "WEB-0.Default.svc.cluster.local.",
+                    ] {
+                        let answer =
+                            query_all(&mesh.world, pod, address(server), &query(name, v6 == 1));
                         let case = format!("{pod} asks {server} by {transport} for {name}");
                         assert!(is_in(&answer, part), "{case}: {answer:?}");
                         assert_eq!(answer.map(|a| a.addresses[0].1), Some(TTL), "{case}");
@@ -92,12 +109,20 @@ fn names_are_a_tenants_own() {
     let secret = "secret.default.svc.cluster.local.";
     mesh.apply("alpha", service);
     let (alpha, beta) = ("alpha/default/client-0", NEAR);
-    until(deadline(OPEN_WITHIN), "alpha's new service has a name", || is_in(&query_all(mesh, alpha, SERVERS1[0], secret, 0), PARTS1[0]));
+    until(
+        deadline(OPEN_WITHIN),
+        "alpha's new service has a name",
+        || is_in(&query_all(mesh, alpha, SERVERS1[0], secret, 0), PARTS1[0]),
+    );
     let (udp, tcp): (DnsQueryFn, DnsQueryFn) = (query_udp, query_tcp);
     for (pod, name, code) in [
         (alpha, secret, "No Error"),
         (beta, secret, "Non-Existent Domain"),
-        (beta, "web-0.other.svc.cluster.local.", "Non-Existent Domain"),
+        (
+            beta,
+            "web-0.other.svc.cluster.local.",
+            "Non-Existent Domain",
+        ),
         (beta, "example.com.", "Query Refused"),
         (beta, "secret.other.", "Query Refused"),
         (beta, "secret.default.", "Non-Existent Domain"),
@@ -107,15 +132,20 @@ fn names_are_a_tenants_own() {
         for server in SERVERS1 {
             for v6 in [false, true] {
                 for query_all in [udp, tcp] {
-                    let answer =
-                        query_all(&mesh.world, pod, address(server), &query(name, v6)).unwrap_or_else(|| panic!("{pod}: {server} is mute"));
+                    let answer = query_all(&mesh.world, pod, address(server), &query(name, v6))
+                        .unwrap_or_else(|| panic!("{pod}: {server} is mute"));
                     assert_eq!(answer.code.to_str(), code, "{pod} asks {server} for {name}");
-                    assert_eq!(answer.addresses.is_empty(), code != "No Error", "{pod} asks {server} for {name}: {answer:?}");
+                    assert_eq!(
+                        answer.addresses.is_empty(),
+                        code != "No Error",
+                        "{pod} asks {server} for {name}: {answer:?}"
+                    );
                 }
             }
         }
     }
-    mesh.canal(&["delete", "--tenant", "alpha", "Service", "secret"]).ok();
+    mesh.canal(&["delete", "--tenant", "alpha", "Service", "secret"])
+        .ok();
 }
 
 /// A resolver ends with the name as it was written, after all suffixes of its search list: a typo is no outage.
@@ -124,7 +154,12 @@ fn unknown_short_names_are_no_reason_to_try_again() {
     const PROGRAM: &str = "import socket, sys\ntry: socket.getaddrinfo(sys.argv[1], 80)\nexcept socket.gaierror as e: print(e.errno == \
                            socket.EAI_NONAME, e)\nelse: print('found')";
     let asked = |name: &str| mesh().run(NEAR, &["python3", "-c", PROGRAM, name]).stdout;
-    for name in ["nope", "nope.default", "nope.default.svc", "nope.default.svc.cluster.local"] {
+    for name in [
+        "nope",
+        "nope.default",
+        "nope.default.svc",
+        "nope.default.svc.cluster.local",
+    ] {
         assert!(asked(name).starts_with("True"), "{name}: {}", asked(name));
     }
     assert_eq!(asked("web-0.default").trim(), "found");
@@ -138,29 +173,59 @@ fn another_azs_address_is_the_answer_only_while_the_local_one_is_closed() {
     let (service, replicas) = ["web-0", "web-1", "web-2", "web-3", "tcp"]
         .iter()
         .map(|name| (*name, mesh.heads(&format!("beta/default/{name}"), "az1")))
-        .find(|(_, replicas)| !replicas.is_empty() && servers.iter().any(|server| !replicas.contains(server)))
-        .unwrap_or_else(|| panic!("every service has all replicas of the name service: {servers:?}"));
+        .find(|(_, replicas)| {
+            !replicas.is_empty() && servers.iter().any(|server| !replicas.contains(server))
+        })
+        .unwrap_or_else(|| {
+            panic!("every service has all replicas of the name service: {servers:?}")
+        });
     let name = format!("{service}.default.svc.cluster.local.");
     let all = |part: [&str; 2]| {
-        SERVERS1.iter().all(|server| [0, 1].into_iter().all(|v6| is_in(&query_all(mesh, NEAR, server, &name, v6), part[v6])))
+        SERVERS1.iter().all(|server| {
+            [0, 1]
+                .into_iter()
+                .all(|v6| is_in(&query_all(mesh, NEAR, server, &name, v6), part[v6]))
+        })
     };
     assert!(all(PARTS1), "{name} is AZ 1's");
     for replica in &replicas {
         mesh.world.kill(replica, Signal::Kill).unwrap();
         mesh.world.stop(replica).unwrap();
     }
-    let closed = until(deadline(OPEN_WITHIN), "AZ 2's address is the answer", || all(PARTS2));
-    judge_time("time until DNS answers with the other AZ's address", closed, CLOSED_WITHIN);
+    let closed = until(
+        deadline(OPEN_WITHIN),
+        "AZ 2's address is the answer",
+        || all(PARTS2),
+    );
+    judge_time(
+        "time until DNS answers with the other AZ's address",
+        closed,
+        CLOSED_WITHIN,
+    );
     let far = query_all(mesh, FAR, SERVERS2[0], &name, 0);
-    assert!(is_in(&far, PARTS2[0]), "AZ 2's own answer is what it was: {far:?}");
+    assert!(
+        is_in(&far, PARTS2[0]),
+        "AZ 2's own answer is what it was: {far:?}"
+    );
     // A client that uses the returned address is served.
     let port = if service == "tcp" { 7000 } else { 80 };
     let target = (far.expect("asked above").addresses[0].0, port);
-    let dialled = mesh.world.inside(NEAR, || TcpStream::connect_timeout(&target.into(), deadline(CONNECTED_WITHIN))).unwrap();
+    let dialled = mesh
+        .world
+        .inside(NEAR, || {
+            TcpStream::connect_timeout(&target.into(), deadline(CONNECTED_WITHIN))
+        })
+        .unwrap();
     assert!(dialled.is_ok(), "{target:?}: {dialled:?}");
     for replica in &replicas {
         mesh.world.start(replica).unwrap();
     }
-    let opened = until(deadline(OPEN_WITHIN), "AZ 1's address is the answer again", || all(PARTS1));
-    println!("{name} on {replicas:?}: AZ 2's address after {closed:?}, AZ 1's again {opened:?} after the start");
+    let opened = until(
+        deadline(OPEN_WITHIN),
+        "AZ 1's address is the answer again",
+        || all(PARTS1),
+    );
+    println!(
+        "{name} on {replicas:?}: AZ 2's address after {closed:?}, AZ 1's again {opened:?} after the start"
+    );
 }

@@ -26,15 +26,23 @@ fn url(n: u32) -> String {
 }
 
 fn replicas(mesh: &Mesh) -> Vec<Value> {
-    mesh.canal(&["gateway", "list", "-o", "json"]).json()["replicas"].as_array().expect("replicas").clone()
+    mesh.canal(&["gateway", "list", "-o", "json"]).json()["replicas"]
+        .as_array()
+        .expect("replicas")
+        .clone()
 }
 
 fn replica(mesh: &Mesh, name: &str) -> Value {
-    replicas(mesh).into_iter().find(|r| r["name"] == name).unwrap_or_else(|| panic!("{name} is not registered"))
+    replicas(mesh)
+        .into_iter()
+        .find(|r| r["name"] == name)
+        .unwrap_or_else(|| panic!("{name} is not registered"))
 }
 
 fn number(of: &Value, field: &str) -> u64 {
-    of[field].as_f64().unwrap_or_else(|| panic!("{field} is missing: {of}")) as u64
+    of[field]
+        .as_f64()
+        .unwrap_or_else(|| panic!("{field} is missing: {of}")) as u64
 }
 
 /// Returns the number of sessions of all replicas.
@@ -46,47 +54,86 @@ fn sessions(mesh: &Mesh) -> u64 {
 fn a_drained_replica_ends_with_no_sessions() {
     let mesh = Mesh::up("tier.yaml", "e2e-drain");
     for client in [MESHED, PROXYLESS] {
-        until(deadline(SETTLED_WITHIN), &format!("{client} reaches every service"), || {
-            (0..4).all(|n| mesh.code(client, &url(n), &[]) == 200)
-        });
+        until(
+            deadline(SETTLED_WITHIN),
+            &format!("{client} reaches every service"),
+            || (0..4).all(|n| mesh.code(client, &url(n), &[]) == 200),
+        );
     }
     let urls: Vec<String> = (0..4).map(url).collect();
     let timeout = deadline_ms(ANSWERED_WITHIN);
     let load = |more: &[&'static str]| -> Vec<&str> {
-        let all = ["canal-samples", "load", "--timeout-ms", &timeout].into_iter().chain(urls.iter().map(String::as_str));
+        let all = ["canal-samples", "load", "--timeout-ms", &timeout]
+            .into_iter()
+            .chain(urls.iter().map(String::as_str));
         all.chain(more.iter().copied()).collect()
     };
     // Persistent connections. In the timing tier together 200 requests per second; in the gate each connection sends when it was answered.
-    let persistent: &[&str] = if is_timed() { &["-r", "100", "-c", "16", "-d", "40"] } else { &["-c", "8", "-d", "15"] };
-    let new: &[&str] =
-        if is_timed() { &["-r", "50", "-c", "8", "-d", "20", "--no-keepalive"] } else { &["-c", "2", "-d", "2", "--no-keepalive"] };
+    let persistent: &[&str] = if is_timed() {
+        &["-r", "100", "-c", "16", "-d", "40"]
+    } else {
+        &["-c", "8", "-d", "15"]
+    };
+    let new: &[&str] = if is_timed() {
+        &["-r", "50", "-c", "8", "-d", "20", "--no-keepalive"]
+    } else {
+        &["-c", "2", "-d", "2", "--no-keepalive"]
+    };
     let clients = [(MESHED, load(persistent)), (PROXYLESS, load(persistent))];
     let (new_sessions, reports) = load_while(&mesh, &clients, || {
-        let had: u64 = REPLICAS.iter().map(|name| drained_and_back(&mesh, name)).sum();
-        assert!(had >= SESSIONS_MIN, "the clients' sessions were elsewhere: {had}");
+        let had: u64 = REPLICAS
+            .iter()
+            .map(|name| drained_and_back(&mesh, name))
+            .sum();
+        assert!(
+            had >= SESSIONS_MIN,
+            "the clients' sessions were elsewhere: {had}"
+        );
         let (name, accepted) = stays_empty(&mesh);
         let (took, new_sessions) = load_while(&mesh, &[(PROXYLESS, load(new))], || {
             mesh.canal(&["gateway", "undrain", &name]).ok();
-            until(deadline(SETTLED_WITHIN), &format!("{name} takes sessions again"), || {
-                number(&replica(&mesh, &name), "accepted") > accepted
-            })
+            until(
+                deadline(SETTLED_WITHIN),
+                &format!("{name} takes sessions again"),
+                || number(&replica(&mesh, &name), "accepted") > accepted,
+            )
         });
-        judge_time("time until a replica takes sessions after its drain was cancelled", took, SETTLED_WITHIN);
+        judge_time(
+            "time until a replica takes sessions after its drain was cancelled",
+            took,
+            SETTLED_WITHIN,
+        );
         new_sessions
     });
-    let names = ["requests lost behind a node proxy", "requests lost without a node proxy", "new sessions lost"];
+    let names = [
+        "requests lost behind a node proxy",
+        "requests lost without a node proxy",
+        "new sessions lost",
+    ];
     for (name, reports) in names.into_iter().zip(reports.iter().chain(&new_sessions)) {
-        println!("{name}: {} of {}", reports.sum("failed"), reports.sum("requests"));
+        println!(
+            "{name}: {} of {}",
+            reports.sum("failed"),
+            reports.sum("requests")
+        );
         reports.judge_none_lost(name);
     }
 }
 
 /// Waits until the clients have sessions again, drains a replica and cancels that. Returns the number of its sessions before.
 fn drained_and_back(mesh: &Mesh, name: &str) -> u64 {
-    until(deadline(SETTLED_WITHIN), "the clients have sessions", || sessions(mesh) >= SESSIONS_MIN);
+    until(
+        deadline(SETTLED_WITHIN),
+        "the clients have sessions",
+        || sessions(mesh) >= SESSIONS_MIN,
+    );
     let had = drained(mesh, name);
     mesh.canal(&["gateway", "undrain", name]).ok();
-    until(deadline(SETTLED_WITHIN), &format!("{name} serves again"), || replica(mesh, name)["state"] == "active");
+    until(
+        deadline(SETTLED_WITHIN),
+        &format!("{name} serves again"),
+        || replica(mesh, name)["state"] == "active",
+    );
     had
 }
 
@@ -94,34 +141,66 @@ fn drained_and_back(mesh: &Mesh, name: &str) -> u64 {
 /// how many sessions it has accepted. It is the busiest replica that receives new sessions without a node proxy: not every service is on
 /// every replica, and node proxies keep their tunnels.
 fn stays_empty(mesh: &Mesh) -> (String, u64) {
-    let heads: Vec<String> = (0..4).flat_map(|n| mesh.heads(&format!("beta/default/web-{n}"), "az1")).collect();
+    let heads: Vec<String> = (0..4)
+        .flat_map(|n| mesh.heads(&format!("beta/default/web-{n}"), "az1"))
+        .collect();
     let busiest = || {
-        let all = replicas(mesh).into_iter().filter(|r| heads.iter().any(|name| r["name"] == **name));
-        all.max_by_key(|r| number(r, "sessions")).expect("there is a replica")
+        let all = replicas(mesh)
+            .into_iter()
+            .filter(|r| heads.iter().any(|name| r["name"] == **name));
+        all.max_by_key(|r| number(r, "sessions"))
+            .expect("there is a replica")
     };
-    until(deadline(SETTLED_WITHIN), "a replica of these has sessions", || number(&busiest(), "sessions") > 0);
+    until(
+        deadline(SETTLED_WITHIN),
+        "a replica of these has sessions",
+        || number(&busiest(), "sessions") > 0,
+    );
     let name = busiest()["name"].as_str().expect("a name").to_owned();
     drained(mesh, &name);
     let empty = replica(mesh, &name);
     std::thread::sleep(Duration::from_secs(3));
     let later = replica(mesh, &name);
-    assert_eq!((number(&later, "accepted"), number(&later, "sessions")), (number(&empty, "accepted"), 0), "{later}");
-    until(deadline(SETTLED_WITHIN), "the sessions are elsewhere", || sessions(mesh) >= SESSIONS_MIN);
+    assert_eq!(
+        (number(&later, "accepted"), number(&later, "sessions")),
+        (number(&empty, "accepted"), 0),
+        "{later}"
+    );
+    until(
+        deadline(SETTLED_WITHIN),
+        "the sessions are elsewhere",
+        || sessions(mesh) >= SESSIONS_MIN,
+    );
     (name, number(&later, "accepted"))
 }
 
 /// Drains a replica until it has no session, and returns the number of its sessions before.
 fn drained(mesh: &Mesh, name: &str) -> u64 {
     let had = number(&replica(mesh, name), "sessions");
-    mesh.canal(&["gateway", "drain", name, "--timeout", "0"]).ok();
+    mesh.canal(&["gateway", "drain", name, "--timeout", "0"])
+        .ok();
     let none_left = || {
         let now = replica(mesh, name);
         now["state"] == "draining" && number(&now, "heads") == 0 && number(&now, "sessions") == 0
     };
-    let took = until(deadline(SETTLED_WITHIN), &format!("{name} has no session"), none_left);
-    judge_time("time until a drained replica has no session", took, EMPTY_WITHIN);
+    let took = until(
+        deadline(SETTLED_WITHIN),
+        &format!("{name} has no session"),
+        none_left,
+    );
+    judge_time(
+        "time until a drained replica has no session",
+        took,
+        EMPTY_WITHIN,
+    );
     let seconds = deadline(SETTLED_WITHIN).as_secs().to_string();
-    let output = mesh.canal(&["gateway", "drain", name, "--timeout", &seconds]).ok();
-    println!("{name} had {had} sessions; the last one had left {:.1} s after the order. {}", took.as_secs_f64(), output.trim());
+    let output = mesh
+        .canal(&["gateway", "drain", name, "--timeout", &seconds])
+        .ok();
+    println!(
+        "{name} had {had} sessions; the last one had left {:.1} s after the order. {}",
+        took.as_secs_f64(),
+        output.trim()
+    );
     had
 }

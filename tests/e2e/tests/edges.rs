@@ -39,13 +39,30 @@ fn mesh() -> &'static Mesh {
     static MESH: OnceLock<Mesh> = OnceLock::new();
     MESH.get_or_init(|| {
         let mesh = Mesh::up_with("tier.yaml", "e2e-edges", |topology| {
-            let second = topology.edges.iter().find(|edge| edge.name == EDGES[0]).expect("it is in the file").clone();
-            topology.edges.push(canal_world::topology::Component { name: EDGES[1].into(), ..second });
-            topology.gateways.retain(|gateway| REPLICAS.contains(&gateway.name.as_str()) || gateway.name == "gw-4");
-            topology.gateways.iter_mut().for_each(|gateway| gateway.receive_cores = CORES);
+            let second = topology
+                .edges
+                .iter()
+                .find(|edge| edge.name == EDGES[0])
+                .expect("it is in the file")
+                .clone();
+            topology.edges.push(canal_world::topology::Component {
+                name: EDGES[1].into(),
+                ..second
+            });
+            topology.gateways.retain(|gateway| {
+                REPLICAS.contains(&gateway.name.as_str()) || gateway.name == "gw-4"
+            });
+            topology
+                .gateways
+                .iter_mut()
+                .for_each(|gateway| gateway.receive_cores = CORES);
         });
         for client in [MESHED, PROXYLESS] {
-            until(deadline(SETTLED_WITHIN), &format!("{client} is answered"), || mesh.code(client, &url(), &[]) == 200);
+            until(
+                deadline(SETTLED_WITHIN),
+                &format!("{client} is answered"),
+                || mesh.code(client, &url(), &[]) == 200,
+            );
         }
         mesh
     })
@@ -59,10 +76,31 @@ fn url() -> String {
 fn loads() -> Vec<(String, Child)> {
     let load = |client: &str, what: &str, extra: &[&str]| {
         let (url, timeout_ms) = (url(), deadline(ANSWERED_WITHIN).as_millis().to_string());
-        let argv = [&["canal-samples", "load", &url, "-r", "25", "-c", "8", "-d", "600", "--timeout-ms", &timeout_ms], extra].concat();
+        let argv = [
+            &[
+                "canal-samples",
+                "load",
+                &url,
+                "-r",
+                "25",
+                "-c",
+                "8",
+                "-d",
+                "600",
+                "--timeout-ms",
+                &timeout_ms,
+            ],
+            extra,
+        ]
+        .concat();
         (format!("{client}, {what}"), mesh().spawn(client, &argv))
     };
-    let of = |client| [load(client, "kept", &[]), load(client, "new", &["--no-keepalive"])];
+    let of = |client| {
+        [
+            load(client, "kept", &[]),
+            load(client, "new", &["--no-keepalive"]),
+        ]
+    };
     [MESHED, PROXYLESS].into_iter().flat_map(of).collect()
 }
 
@@ -72,17 +110,30 @@ fn unharmed(what: &str, loads: Vec<(String, Child)>) {
     if is_timed() {
         std::thread::sleep(LOADED_FOR);
     }
-    let reports: Vec<(String, Value)> = loads.into_iter().map(|(load, child)| (load, mesh().stop(what, child).json())).collect();
+    let reports: Vec<(String, Value)> = loads
+        .into_iter()
+        .map(|(load, child)| (load, mesh().stop(what, child).json()))
+        .collect();
     for (load, report) in &reports {
-        println!("{what}: {load}: {} of {} failed, gap {} ms", report["failed"], report["requests"], report["gap_ms_max"]);
+        println!(
+            "{what}: {load}: {} of {} failed, gap {} ms",
+            report["failed"], report["requests"], report["gap_ms_max"]
+        );
     }
     for (load, report) in reports {
         let failed = report["failed"].as_u64().expect("a count");
         assert!(is_timed() || failed == 0, "{what}: {load}: {report}");
         judge_losses(&format!("requests lost when {what}: {load}"), failed, 0);
         let gap = Duration::from_secs_f64(report["gap_ms_max"].as_f64().expect("a gap") / 1000.0);
-        judge_time(&format!("time without a response when {what}: {load}"), gap, GAP_MAX);
-        timed!(report["requests"].as_u64() > Some(100), "more than 100 requests are sent when {what}: {load}");
+        judge_time(
+            &format!("time without a response when {what}: {load}"),
+            gap,
+            GAP_MAX,
+        );
+        timed!(
+            report["requests"].as_u64() > Some(100),
+            "more than 100 requests are sent when {what}: {load}"
+        );
     }
 }
 
@@ -94,7 +145,10 @@ fn carried(edge: &str) -> u64 {
 /// Waits until both edges have carried packets since.
 fn both_carry(before: [u64; 2]) {
     until(deadline(SETTLED_WITHIN), "both edges carry", || {
-        EDGES.iter().zip(before).all(|(edge, before)| carried(edge) > before + CARRIED_MIN)
+        EDGES
+            .iter()
+            .zip(before)
+            .all(|(edge, before)| carried(edge) > before + CARRIED_MIN)
     });
 }
 
@@ -107,13 +161,21 @@ fn an_edge_s_death_costs_no_session_and_a_gap_below_a_second() {
     both_carry(before);
     mesh.world.link_down(EDGES[1]).unwrap();
     let alone = carried(EDGES[0]);
-    until(deadline(SETTLED_WITHIN), "the other carries all", || carried(EDGES[0]) > alone + 2 * CARRIED_MIN);
-    unharmed("an edge's host dies", under);
-    until(deadline(SETTLED_WITHIN), "az1 is open to all services", || {
-        let open = mesh.canal(&["gateway", "status", "-o", "json"]).json();
-        let services = open["services"].as_array().expect("services");
-        services.iter().all(|service| service["open_azs"].to_string().contains("az1"))
+    until(deadline(SETTLED_WITHIN), "the other carries all", || {
+        carried(EDGES[0]) > alone + 2 * CARRIED_MIN
     });
+    unharmed("an edge's host dies", under);
+    until(
+        deadline(SETTLED_WITHIN),
+        "az1 is open to all services",
+        || {
+            let open = mesh.canal(&["gateway", "status", "-o", "json"]).json();
+            let services = open["services"].as_array().expect("services");
+            services
+                .iter()
+                .all(|service| service["open_azs"].to_string().contains("az1"))
+        },
+    );
     mesh.world.link_up(EDGES[1]).unwrap();
     mesh.converge(deadline(SETTLED_WITHIN));
 }
@@ -126,7 +188,9 @@ fn an_edge_s_killed_agent_costs_nothing() {
     let under = loads();
     both_carry(before);
     mesh.world.kill(EDGES[0], Signal::Kill).unwrap();
-    mesh.world.wait_host_ready(EDGES[0], deadline(SETTLED_WITHIN)).unwrap();
+    mesh.world
+        .wait_host_ready(EDGES[0], deadline(SETTLED_WITHIN))
+        .unwrap();
     unharmed("an edge's agent is killed", under);
     mesh.converge(deadline(SETTLED_WITHIN));
 }
@@ -139,9 +203,16 @@ fn an_edge_comes_and_goes_and_nothing_breaks() {
     let route = |edges: &[&str]| {
         let hop = |edge: &&str| {
             let environment = mesh.world.host(edge).unwrap().environment;
-            format!(" nexthop via {} dev {} onlink", environment.ip4.expect("an address"), environment.router_device.expect("a link"))
+            format!(
+                " nexthop via {} dev {} onlink",
+                environment.ip4.expect("an address"),
+                environment.router_device.expect("a link")
+            )
         };
-        let line = format!("ip route replace 250.1.255.1/32{}", edges.iter().map(hop).collect::<String>());
+        let line = format!(
+            "ip route replace 250.1.255.1/32{}",
+            edges.iter().map(hop).collect::<String>()
+        );
         mesh.run(&router, &line.split(' ').collect::<Vec<_>>()).ok();
     };
     let before = EDGES.map(carried);
@@ -149,22 +220,35 @@ fn an_edge_comes_and_goes_and_nothing_breaks() {
     both_carry(before);
     route(&EDGES[..1]);
     mesh.world.stop(EDGES[1]).unwrap();
-    mesh.run(EDGES[1], &["tc", "qdisc", "del", "dev", "eth0", "clsact"]).ok();
+    mesh.run(EDGES[1], &["tc", "qdisc", "del", "dev", "eth0", "clsact"])
+        .ok();
     let before = carried(EDGES[0]);
     // Agents read their programs' counters every two seconds.
-    until(deadline(SETTLED_WITHIN), "the other carries all", || carried(EDGES[0]) > before + 2 * CARRIED_MIN);
+    until(deadline(SETTLED_WITHIN), "the other carries all", || {
+        carried(EDGES[0]) > before + 2 * CARRIED_MIN
+    });
     mesh.world.start(EDGES[1]).unwrap();
-    mesh.world.wait_host_ready(EDGES[1], deadline(SETTLED_WITHIN)).unwrap();
+    mesh.world
+        .wait_host_ready(EDGES[1], deadline(SETTLED_WITHIN))
+        .unwrap();
     route(&EDGES);
     let back = carried(EDGES[1]);
-    until(deadline(SETTLED_WITHIN), "it carries again", || carried(EDGES[1]) > back + CARRIED_MIN);
+    until(deadline(SETTLED_WITHIN), "it carries again", || {
+        carried(EDGES[1]) > back + CARRIED_MIN
+    });
     unharmed("an edge goes and comes", under);
     mesh.converge(deadline(SETTLED_WITHIN));
 }
 
 /// Returns the number of packets that each core of a replica received.
 fn by_core(replica: &str) -> Vec<u64> {
-    let core = |n: u16| mesh().counted(replica, "canal_redirector_received_packets_total", &[&format!("core=\"{n}\"")]);
+    let core = |n: u16| {
+        mesh().counted(
+            replica,
+            "canal_redirector_received_packets_total",
+            &[&format!("core=\"{n}\"")],
+        )
+    };
     (0..CORES).map(core).collect()
 }
 
@@ -172,34 +256,73 @@ fn by_core(replica: &str) -> Vec<u64> {
 #[test]
 fn sessions_of_tunnels_spread_over_a_replica_s_cores() {
     let mesh = mesh();
-    let (count, sent_every_ms) = if is_timed() { (SESSIONS, "4000") } else { (GATE_SESSIONS, "500") };
+    let (count, sent_every_ms) = if is_timed() {
+        (SESSIONS, "4000")
+    } else {
+        (GATE_SESSIONS, "500")
+    };
     if is_timed() {
         mesh.rest(Duration::from_secs(90));
     }
     let count = count.to_string();
     let addresses = mesh.resolve(PROXYLESS, "tcp.default.svc.cluster.local");
-    let targets: Vec<String> = addresses.iter().map(|ip| SocketAddr::new(*ip, 7000).to_string()).collect();
+    let targets: Vec<String> = addresses
+        .iter()
+        .map(|ip| SocketAddr::new(*ip, 7000).to_string())
+        .collect();
     let mut argv = vec!["canal-samples", "sessions"];
     argv.extend(targets.iter().map(String::as_str));
     let patience_ms = deadline(Duration::from_secs(5)).as_millis().to_string();
-    argv.extend(["-n", &count, "--open-rate", "400", "--interval-ms", sent_every_ms, "--patience-ms", &patience_ms, "-d", "600"]);
+    argv.extend([
+        "-n",
+        &count,
+        "--open-rate",
+        "400",
+        "--interval-ms",
+        sent_every_ms,
+        "--patience-ms",
+        &patience_ms,
+        "-d",
+        "600",
+    ]);
     let client = mesh.spawn(PROXYLESS, &argv);
     if is_timed() {
         std::thread::sleep(Duration::from_secs(12));
     }
-    let before: BTreeMap<&str, Vec<u64>> = REPLICAS.iter().map(|replica| (*replica, by_core(replica))).collect();
-    let since = |replica: &str| -> Vec<u64> { by_core(replica).iter().zip(&before[replica]).map(|(now, before)| now - before).collect() };
+    let before: BTreeMap<&str, Vec<u64>> = REPLICAS
+        .iter()
+        .map(|replica| (*replica, by_core(replica)))
+        .collect();
+    let since = |replica: &str| -> Vec<u64> {
+        by_core(replica)
+            .iter()
+            .zip(&before[replica])
+            .map(|(now, before)| now - before)
+            .collect()
+    };
     if is_timed() {
         std::thread::sleep(Duration::from_secs(12));
     }
     for replica in REPLICAS {
-        until(deadline(SETTLED_WITHIN), &format!("every core of {replica} receives"), || since(replica).iter().all(|n| *n > CARRIED_MIN));
+        until(
+            deadline(SETTLED_WITHIN),
+            &format!("every core of {replica} receives"),
+            || since(replica).iter().all(|n| *n > CARRIED_MIN),
+        );
         let packets = since(replica);
         let share = packets.iter().sum::<u64>() as f64 / f64::from(CORES);
         println!("{replica}: packets of tunnels by core {packets:?}");
-        timed!(share > 500.0, "{replica} receives more than 500 packets a core");
-        let is_even = packets.iter().all(|n| (0.7..=1.3).contains(&(*n as f64 / share)));
-        timed!(is_even, "each core of {replica} receives within 30 % of its share");
+        timed!(
+            share > 500.0,
+            "{replica} receives more than 500 packets a core"
+        );
+        let is_even = packets
+            .iter()
+            .all(|n| (0.7..=1.3).contains(&(*n as f64 / share)));
+        timed!(
+            is_even,
+            "each core of {replica} receives within 30 % of its share"
+        );
     }
     let report = mesh.stop("sessions", client).json();
     assert_eq!(report["ok"], true, "{report}");
@@ -211,23 +334,52 @@ fn a_session_is_found_in_its_tunnel() {
     let mesh = mesh();
     for address in mesh.resolve(PROXYLESS, "tcp.default.svc.cluster.local") {
         let open = || TcpStream::connect((address, 7000));
-        let stream = mesh.world.inside(PROXYLESS, open).unwrap().unwrap_or_else(|e| panic!("{address}: {e}"));
+        let stream = mesh
+            .world
+            .inside(PROXYLESS, open)
+            .unwrap()
+            .unwrap_or_else(|e| panic!("{address}: {e}"));
         let client = stream.local_addr().unwrap().to_string();
-        let found = mesh.canal(&["sessions", "beta", &client, "-o", "json"]).json();
+        let found = mesh
+            .canal(&["sessions", "beta", &client, "-o", "json"])
+            .json();
         let sessions = found["sessions"].as_array().expect("sessions");
-        assert_eq!((sessions.len(), &found["unanswered"]), (1, &serde_json::json!([])), "{client}: {found:#}");
+        assert_eq!(
+            (sessions.len(), &found["unanswered"]),
+            (1, &serde_json::json!([])),
+            "{client}: {found:#}"
+        );
         let session = &sessions[0];
-        assert_eq!((session["service"].as_str(), session["port"].as_u64()), (Some("beta/default/tcp"), Some(7000)), "{found:#}");
+        assert_eq!(
+            (session["service"].as_str(), session["port"].as_u64()),
+            (Some("beta/default/tcp"), Some(7000)),
+            "{found:#}"
+        );
         let owner = session["owner"].as_str().unwrap_or_default();
         assert!(REPLICAS.contains(&owner), "{found:#}");
         let paths = session["paths"].as_array().expect("paths");
-        let edges: Vec<&str> = paths.iter().filter_map(|path| path["edge"].as_str()).collect();
+        let edges: Vec<&str> = paths
+            .iter()
+            .filter_map(|path| path["edge"].as_str())
+            .collect();
         assert_eq!(edges, EDGES, "any of them may carry it: {found:#}");
         for path in paths {
             // A bucket may have moved since the session began. Then its new replica hands the session's packets to the owner.
-            let chain: Vec<&str> = path["chain"].as_array().expect("a chain").iter().filter_map(|name| name.as_str()).collect();
-            assert_eq!(path["replica"].as_str(), chain.first().copied(), "{found:#}");
-            assert!(chain.contains(&owner) && path["tunnel_port"].as_u64() >= Some(40_000), "{found:#}");
+            let chain: Vec<&str> = path["chain"]
+                .as_array()
+                .expect("a chain")
+                .iter()
+                .filter_map(|name| name.as_str())
+                .collect();
+            assert_eq!(
+                path["replica"].as_str(),
+                chain.first().copied(),
+                "{found:#}"
+            );
+            assert!(
+                chain.contains(&owner) && path["tunnel_port"].as_u64() >= Some(40_000),
+                "{found:#}"
+            );
         }
         assert_eq!(
             (&paths[0]["tunnel_port"], &paths[0]["chain"]),
@@ -236,7 +388,10 @@ fn a_session_is_found_in_its_tunnel() {
         );
         // The other tenant has a pod with the same address, and no such session.
         let other = mesh.canal(&["sessions", "alpha", &client]);
-        assert!(other.code != Some(0) && other.stderr.contains("no replica has a session"), "{other:?}");
+        assert!(
+            other.code != Some(0) && other.stderr.contains("no replica has a session"),
+            "{other:?}"
+        );
         println!("{}", mesh.canal(&["sessions", "beta", &client]).stdout);
     }
 }

@@ -15,7 +15,11 @@ fn world() -> &'static ExchangeWorld {
 
 /// Returns the number to run: the full one, or the one for `make test` and `make test-timing`.
 fn part(whole: u64, short: u64) -> u64 {
-    if std::env::var_os("CANAL_SOAK").is_some() { whole } else { short }
+    if std::env::var_os("CANAL_SOAK").is_some() {
+        whole
+    } else {
+        short
+    }
 }
 
 /// A POST that arrives after the close is never lost, and one that was read is never read again. The first POST of a connection meets no close.
@@ -25,16 +29,35 @@ fn posts_that_meet_a_close_are_answered_once() {
     let tries = part(3_000, BATCH);
     let first = world().race(RaceClient::NewConnections, tries);
     println!("canal, on new connections: of {tries} POSTs {first:?}");
-    assert_eq!((first.failed, first.twice, first.lost), (0, 0, 0), "{first:?}\n{}", world().mesh.logs());
+    assert_eq!(
+        (first.failed, first.twice, first.lost),
+        (0, 0, 0),
+        "{first:?}\n{}",
+        world().mesh.logs()
+    );
     let later = world().race(RaceClient::KeptConnection, tries);
     let again = world().sent_again();
     println!("canal, on one connection: of {tries} POSTs {later:?}, {again} sent again");
-    assert_eq!((later.failed_after_close, later.twice, later.lost), (0, 0, 0), "{later:?}\n{}", world().mesh.logs());
-    timed!(later.closes > tries / 3 && again > 0, "a third of the POSTs meet a close, and some are sent again");
+    assert_eq!(
+        (later.failed_after_close, later.twice, later.lost),
+        (0, 0, 0),
+        "{later:?}\n{}",
+        world().mesh.logs()
+    );
+    timed!(
+        later.closes > tries / 3 && again > 0,
+        "a third of the POSTs meet a close, and some are sent again"
+    );
     if is_timed() {
         // With such a small number, one in a hundred more may be chance.
-        let bound = least_failed(&world().race_beside(RaceClient::KeptConnection, tries)).unwrap_or(tries) + tries / 100;
-        judge_losses("POSTs that fail at a close, against the best other proxy", later.failed, bound);
+        let bound = least_failed(&world().race_beside(RaceClient::KeptConnection, tries))
+            .unwrap_or(tries)
+            + tries / 100;
+        judge_losses(
+            "POSTs that fail at a close, against the best other proxy",
+            later.failed,
+            bound,
+        );
     }
 }
 
@@ -45,7 +68,9 @@ fn answers_to_uploads_that_are_refused_unread_arrive() {
         let failures = world().uploads(client, tries);
         println!("{client}: of {tries} uploads refused unread: {failures:?}");
         judge_losses(
-            &format!("uploads refused unread that get no answer, against those without a mesh, {client}"),
+            &format!(
+                "uploads refused unread that get no answer, against those without a mesh, {client}"
+            ),
             failures.meshed,
             failures.unmeshed + (tries / 50).max(1),
         );
@@ -56,6 +81,11 @@ fn answers_to_uploads_that_are_refused_unread_arrive() {
 fn an_answer_before_the_end_of_an_upload_does_not_cut_it() {
     for _ in 0..part(20, 2) {
         let early = world().early_answer();
-        assert_eq!(early, json!({"cut": 0, "status": "200", "stored": 400_000}), "{}", world().mesh.logs());
+        assert_eq!(
+            early,
+            json!({"cut": 0, "status": "200", "stored": 400_000}),
+            "{}",
+            world().mesh.logs()
+        );
     }
 }

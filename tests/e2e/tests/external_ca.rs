@@ -44,40 +44,85 @@ fn write(dir: &Path, root: &TestAuthority) {
 }
 
 fn with_cfssl(topology: &mut Topology, dir: &Path) {
-    let controller = topology.controller.as_mut().and_then(|c| c.process.as_mut()).expect("the world has a controller");
+    let controller = topology
+        .controller
+        .as_mut()
+        .and_then(|c| c.process.as_mut())
+        .expect("the world has a controller");
     let ca = dir.join("ca").display().to_string();
     let life = format!("{}s", LIFE_SECONDS * slack());
-    let args = ["--svid-ttl", &life, "--ca-dir", &ca, "--external-ca", "alpha.example=http://cfssl:8888"];
+    let args = [
+        "--svid-ttl",
+        &life,
+        "--ca-dir",
+        &ca,
+        "--external-ca",
+        "alpha.example=http://cfssl:8888",
+    ];
     controller.args.extend(args.map(str::to_owned));
     let mut cfssl = topology.hosts[0].clone();
     cfssl.name = "cfssl".into();
     let process = cfssl.process.as_mut().expect("the host runs something");
     let at = |file: &str| dir.join("cfssl").join(file).display().to_string();
     let (ca, key, config) = (at("ca.pem"), at("ca-key.pem"), at("config.json"));
-    let command = ["cfssl", "serve", "-address", "0.0.0.0", "-port", "8888", "-ca", &ca, "-ca-key", &key, "-config", &config];
+    let command = [
+        "cfssl", "serve", "-address", "0.0.0.0", "-port", "8888", "-ca", &ca, "-ca-key", &key,
+        "-config", &config,
+    ];
     process.command = command.map(str::to_owned).into();
-    process.readiness = Some(canal_world::topology::Readiness { check: canal_world::topology::Check::Tcp { port: 8888 }, period_ms: 200 });
+    process.readiness = Some(canal_world::topology::Readiness {
+        check: canal_world::topology::Check::Tcp { port: 8888 },
+        period_ms: 200,
+    });
     topology.hosts.push(cfssl);
 }
 
 /// CFSSL hangs, then returns: open connections continue, and certificates are renewed in time.
 fn hang(mesh: &Mesh) {
-    let load = mesh.spawn(CLIENT, &["canal-samples", "load", "http://10.101.0.10/blob?size=100", "-r", "50", "-c", "4", "-d", "50"]);
+    let load = mesh.spawn(
+        CLIENT,
+        &[
+            "canal-samples",
+            "load",
+            "http://10.101.0.10/blob?size=100",
+            "-r",
+            "50",
+            "-c",
+            "4",
+            "-d",
+            "50",
+        ],
+    );
     mesh.world.kill("cfssl", Signal::Stop).unwrap();
     std::thread::sleep(Duration::from_secs(20));
     mesh.world.kill("cfssl", Signal::Cont).unwrap();
     let report = mesh.end("load while the authority hangs", load).json();
     println!("load while the authority hangs: {report}");
-    judge_losses("requests lost while the authority hangs", report["failed"].as_u64().unwrap_or(u64::MAX), 0);
+    judge_losses(
+        "requests lost while the authority hangs",
+        report["failed"].as_u64().unwrap_or(u64::MAX),
+        0,
+    );
 }
 
 #[test]
 fn another_process_signs() {
-    let (dir, root) = (tempfile::tempdir().expect("a directory"), TestAuthority::root("the company's root"));
+    let (dir, root) = (
+        tempfile::tempdir().expect("a directory"),
+        TestAuthority::root("the company's root"),
+    );
     write(dir.path(), &root);
-    let mesh = Mesh::up_with("trust.yaml", "e2e-cfssl", |topology| with_cfssl(topology, dir.path()));
-    until(deadline(SOON), "the mesh works with certificates of cfssl's", || mesh.code(CLIENT, "http://10.101.0.10/headers", &[]) == 200);
-    let status = mesh.canal(&["ca", "status", "--tenant", "alpha", "-o", "json"]).json();
+    let mesh = Mesh::up_with("trust.yaml", "e2e-cfssl", |topology| {
+        with_cfssl(topology, dir.path())
+    });
+    until(
+        deadline(SOON),
+        "the mesh works with certificates of cfssl's",
+        || mesh.code(CLIENT, "http://10.101.0.10/headers", &[]) == 200,
+    );
+    let status = mesh
+        .canal(&["ca", "status", "--tenant", "alpha", "-o", "json"])
+        .json();
     assert_eq!(status["domains"][0]["source"], "external", "{status}");
     let log = std::fs::read_to_string(mesh.world.log("cfssl").unwrap()).unwrap();
     assert!(log.contains("signed certificate"), "{log}");
@@ -87,14 +132,38 @@ fn another_process_signs() {
     }
     mesh.world.stop("cfssl").unwrap();
     // A new pod needs a certificate now.
-    let topology = Topology::load(canal_e2e::root().join("tests/e2e/worlds/trust.yaml")).expect("the topology");
-    let mut guest = topology.tenants[0].pods.iter().find(|pod| pod.name == "client").expect("alpha has a client").clone();
+    let topology = Topology::load(canal_e2e::root().join("tests/e2e/worlds/trust.yaml"))
+        .expect("the topology");
+    let mut guest = topology.tenants[0]
+        .pods
+        .iter()
+        .find(|pod| pod.name == "client")
+        .expect("alpha has a client")
+        .clone();
     (guest.name, guest.service_account) = ("guest".into(), "guest".into());
     mesh.world.add_pod("alpha", &guest).unwrap();
-    let refused = || mesh.counted("controller", "canal_controller_certificates_refused_total", &["reason=\"external_"]);
-    until(deadline(REFUSED_WITHIN), "without it the controller says so", || refused() > 0);
+    let refused = || {
+        mesh.counted(
+            "controller",
+            "canal_controller_certificates_refused_total",
+            &["reason=\"external_"],
+        )
+    };
+    until(
+        deadline(REFUSED_WITHIN),
+        "without it the controller says so",
+        || refused() > 0,
+    );
     mesh.world.start("cfssl").unwrap();
     let guest = "alpha/default/guest-0";
-    until(deadline(REFUSED_WITHIN), "it signs for the guest too", || mesh.code(guest, "http://10.101.0.10/headers", &[]) == 200);
-    assert_eq!(mesh.code(CLIENT, "http://10.101.0.10/headers", &[]), 200, "everybody else was served all the time");
+    until(
+        deadline(REFUSED_WITHIN),
+        "it signs for the guest too",
+        || mesh.code(guest, "http://10.101.0.10/headers", &[]) == 200,
+    );
+    assert_eq!(
+        mesh.code(CLIENT, "http://10.101.0.10/headers", &[]),
+        200,
+        "everybody else was served all the time"
+    );
 }

@@ -21,15 +21,31 @@ fn mesh() -> &'static Mesh {
     static MESH: OnceLock<Mesh> = OnceLock::new();
     MESH.get_or_init(|| {
         Mesh::up_with("mesh.yaml", "e2e-fail", |topology| {
-            let controller = topology.controller.as_mut().and_then(|c| c.process.as_mut()).expect("the world has a controller");
-            controller.args.extend(["--svid-ttl".to_string(), "60s".to_string()]);
+            let controller = topology
+                .controller
+                .as_mut()
+                .and_then(|c| c.process.as_mut())
+                .expect("the world has a controller");
+            controller
+                .args
+                .extend(["--svid-ttl".to_string(), "60s".to_string()]);
         })
     })
 }
 
 /// Returns the command of a load: in the timing tier 200 requests per second, in the gate each connection sends when it was answered.
 fn load<'a>(seconds: &'a str, timeout: &'a str) -> Vec<&'a str> {
-    let mut argv = vec!["canal-samples", "load", REVIEWS, "-c", "8", "-d", seconds, "--timeout-ms", timeout];
+    let mut argv = vec![
+        "canal-samples",
+        "load",
+        REVIEWS,
+        "-c",
+        "8",
+        "-d",
+        seconds,
+        "--timeout-ms",
+        timeout,
+    ];
     if is_timed() {
         argv.extend(["-r", "200"]);
     }
@@ -40,16 +56,25 @@ fn load<'a>(seconds: &'a str, timeout: &'a str) -> Vec<&'a str> {
 fn until_served() {
     let served = || mesh().counted_at("gateway", "istio_requests_total", &["tenant=\"alpha\""]);
     let before = served();
-    until(deadline(ANSWERED_WITHIN), "the load is served", || served() > before);
+    until(deadline(ANSWERED_WITHIN), "the load is served", || {
+        served() > before
+    });
 }
 
 /// Streams stay open across two rotations of every certificate on the path, and no byte is lost. The certificates did change.
 #[test]
 fn certificates_rotate_under_a_stream() {
     let mesh = mesh();
-    let serials = || mesh.canal(&["config", "dump", "alpha-n1", "-o", "json"]).json()["certificates"].to_string();
+    let serials = || {
+        mesh.canal(&["config", "dump", "alpha-n1", "-o", "json"])
+            .json()["certificates"]
+            .to_string()
+    };
     let before = serials();
-    let (echoed, ended) = (deadline_ms(ANSWERED_WITHIN), deadline_ms(Duration::from_secs(120)));
+    let (echoed, ended) = (
+        deadline_ms(ANSWERED_WITHIN),
+        deadline_ms(Duration::from_secs(120)),
+    );
     let ws = mesh.spawn(
         CLIENT,
         &[
@@ -82,12 +107,18 @@ fn certificates_rotate_under_a_stream() {
             &ended,
         ],
     );
-    for (what, child) in [("WebSocket over rotations", ws), ("gRPC stream over rotations", bidi)] {
+    for (what, child) in [
+        ("WebSocket over rotations", ws),
+        ("gRPC stream over rotations", bidi),
+    ] {
         let output = mesh.end(what, child);
         assert_eq!(output.json()["ok"], true, "{output:?}");
     }
     let after = serials();
-    assert_ne!(before, after, "the certificates did not change within 70 s at a life of 60 s");
+    assert_ne!(
+        before, after,
+        "the certificates did not change within 70 s at a life of 60 s"
+    );
 }
 
 /// A killed replica costs requests in flight and no more. Afterwards the mesh is whole: patient clients lose nothing.
@@ -103,15 +134,51 @@ fn a_killed_replica_costs_only_its_own_requests() {
     }
     mesh.world.kill("gw-1", Signal::Kill).unwrap();
     let report = mesh.end("load while a replica is killed", watch).json();
-    println!("replica killed: {} of {} requests lost, longest gap {} ms", report["failed"], report["requests"], report["gap_ms_max"]);
-    judge_losses("requests lost by the kill of a replica", report["failed"].as_u64().unwrap_or(u64::MAX), 8);
-    let gap = Duration::from_secs_f64(report["gap_ms_max"].as_f64().unwrap_or(f64::from(u32::MAX)) / 1000.0);
-    judge_time("gap after the kill of a replica", gap, Duration::from_secs(1));
-    mesh.world.wait_host_ready("gw-1", deadline(READY_WITHIN)).unwrap();
+    println!(
+        "replica killed: {} of {} requests lost, longest gap {} ms",
+        report["failed"], report["requests"], report["gap_ms_max"]
+    );
+    judge_losses(
+        "requests lost by the kill of a replica",
+        report["failed"].as_u64().unwrap_or(u64::MAX),
+        8,
+    );
+    let gap = Duration::from_secs_f64(
+        report["gap_ms_max"].as_f64().unwrap_or(f64::from(u32::MAX)) / 1000.0,
+    );
+    judge_time(
+        "gap after the kill of a replica",
+        gap,
+        Duration::from_secs(1),
+    );
+    mesh.world
+        .wait_host_ready("gw-1", deadline(READY_WITHIN))
+        .unwrap();
     mesh.converge(deadline(READY_WITHIN));
-    until(deadline(SERVED_WITHIN), "the service answers", || mesh.code(CLIENT, REVIEWS, &[]) == 200);
-    let report = mesh.run(CLIENT, &["canal-samples", "load", REVIEWS, "-n", "500", "-c", "8", "--timeout-ms", &timeout]).json();
-    assert_eq!((&report["requests"], &report["failed"]), (&500.into(), &0.into()), "the mesh is whole again: {report}");
+    until(deadline(SERVED_WITHIN), "the service answers", || {
+        mesh.code(CLIENT, REVIEWS, &[]) == 200
+    });
+    let report = mesh
+        .run(
+            CLIENT,
+            &[
+                "canal-samples",
+                "load",
+                REVIEWS,
+                "-n",
+                "500",
+                "-c",
+                "8",
+                "--timeout-ms",
+                &timeout,
+            ],
+        )
+        .json();
+    assert_eq!(
+        (&report["requests"], &report["failed"]),
+        (&500.into(), &0.into()),
+        "the mesh is whole again: {report}"
+    );
 }
 
 /// Planned restarts of a replica under load: clients get GOAWAY and `Connection: close`, and nothing is lost.
@@ -124,7 +191,9 @@ fn planned_restarts_lose_nothing() {
         for _ in 0..restarts {
             until_served();
             mesh.world.restart("gw-1").unwrap();
-            mesh.world.wait_host_ready("gw-1", deadline(READY_WITHIN)).unwrap();
+            mesh.world
+                .wait_host_ready("gw-1", deadline(READY_WITHIN))
+                .unwrap();
         }
     });
     reports[0].judge_none_lost("requests lost by planned restarts");
@@ -134,14 +203,34 @@ fn planned_restarts_lose_nothing() {
 #[test]
 fn pods_come_and_go() {
     let mesh = mesh();
-    let topology = canal_world::Topology::load(canal_e2e::root().join("tests/e2e/worlds/mesh.yaml")).unwrap();
-    let alpha = topology.tenants.iter().find(|t| t.name.as_str() == "alpha").unwrap();
-    let mut pod = alpha.pods.iter().find(|p| p.name == "client").unwrap().clone();
+    let topology =
+        canal_world::Topology::load(canal_e2e::root().join("tests/e2e/worlds/mesh.yaml")).unwrap();
+    let alpha = topology
+        .tenants
+        .iter()
+        .find(|t| t.name.as_str() == "alpha")
+        .unwrap();
+    let mut pod = alpha
+        .pods
+        .iter()
+        .find(|p| p.name == "client")
+        .unwrap()
+        .clone();
     for n in 0..5 {
         pod.name = format!("guest{n}");
         let names = mesh.world.add_pod("alpha", &pod).unwrap();
-        let transfer = ["canal-samples", "blob-client", "http://10.101.0.10:80", "--size", "1000"];
-        until(deadline(SERVED_WITHIN), &format!("{} is served", names[0]), || mesh.run(&names[0], &transfer).code == Some(0));
+        let transfer = [
+            "canal-samples",
+            "blob-client",
+            "http://10.101.0.10:80",
+            "--size",
+            "1000",
+        ];
+        until(
+            deadline(SERVED_WITHIN),
+            &format!("{} is served", names[0]),
+            || mesh.run(&names[0], &transfer).code == Some(0),
+        );
         let output = mesh.run(&names[0], &transfer);
         assert_eq!(output.json()["ok"], true, "{output:?}\n{}", mesh.logs());
         mesh.world.remove_pod(&names[0]).unwrap();
@@ -154,10 +243,26 @@ fn a_dead_node_proxy_fails_closed() {
     let mesh = mesh();
     mesh.world.stop("alpha-n1").unwrap();
     for target in ["10.101.0.60:9080", "10.1.0.1:80"] {
-        let output = mesh.run(CLIENT, &["curl", "-sS", "--max-time", "2", &format!("http://{target}/")]);
-        assert!(output.code != Some(0) && output.stdout.is_empty(), "{target} answered without a proxy: {output:?}");
+        let output = mesh.run(
+            CLIENT,
+            &[
+                "curl",
+                "-sS",
+                "--max-time",
+                "2",
+                &format!("http://{target}/"),
+            ],
+        );
+        assert!(
+            output.code != Some(0) && output.stdout.is_empty(),
+            "{target} answered without a proxy: {output:?}"
+        );
     }
     mesh.world.start("alpha-n1").unwrap();
-    mesh.world.wait_host_ready("alpha-n1", deadline(READY_WITHIN)).unwrap();
-    until(deadline(SERVED_WITHIN), "its pods are served again", || mesh.code(CLIENT, REVIEWS, &[]) == 200);
+    mesh.world
+        .wait_host_ready("alpha-n1", deadline(READY_WITHIN))
+        .unwrap();
+    until(deadline(SERVED_WITHIN), "its pods are served again", || {
+        mesh.code(CLIENT, REVIEWS, &[]) == 200
+    });
 }

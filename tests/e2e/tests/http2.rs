@@ -29,16 +29,28 @@ struct NetnsHandle(H2specProcess);
 
 impl NetnsHandle {
     fn new() -> Self {
-        let script = "ip link set lo up && ip address add 10.99.0.1/32 dev lo && echo up && exec sleep 300";
-        let mut child = Command::new("unshare").args(["--net", "sh", "-c", script]).stdout(Stdio::piped()).spawn().expect("unshare");
+        let script =
+            "ip link set lo up && ip address add 10.99.0.1/32 dev lo && echo up && exec sleep 300";
+        let mut child = Command::new("unshare")
+            .args(["--net", "sh", "-c", script])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare");
         let mut ready_bytes = [0; 2];
-        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready_bytes).expect("the namespace comes up (as root)");
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready_bytes)
+            .expect("the namespace comes up (as root)");
         Self(H2specProcess(child))
     }
 
     fn command(&self, program: &str) -> Command {
         let mut c = Command::new("nsenter");
-        c.args(["--net", "--target", &self.0.0.id().to_string(), "--", program]);
+        c.args([
+            "--net",
+            "--target",
+            &self.0.0.id().to_string(),
+            "--",
+            program,
+        ]);
         c
     }
 
@@ -52,10 +64,23 @@ impl NetnsHandle {
             .unwrap_or_else(|e| panic!("{}: {e}", argv[0]));
         let mut program = H2specProcess(child);
         let probe = format!("exec 3<>/dev/tcp/127.0.0.1/{port}");
-        until(deadline(LISTENS_WITHIN), &format!("{} listens on {port}", argv[0]), || {
-            assert!(program.0.try_wait().unwrap().is_none(), "{} ended at once", argv[0]);
-            self.command("bash").args(["-c", &probe]).stderr(Stdio::null()).status().unwrap().success()
-        });
+        until(
+            deadline(LISTENS_WITHIN),
+            &format!("{} listens on {port}", argv[0]),
+            || {
+                assert!(
+                    program.0.try_wait().unwrap().is_none(),
+                    "{} ended at once",
+                    argv[0]
+                );
+                self.command("bash")
+                    .args(["-c", &probe])
+                    .stderr(Stdio::null())
+                    .status()
+                    .unwrap()
+                    .success()
+            },
+        );
         program
     }
 }
@@ -83,14 +108,25 @@ fn gateway(room: &NetnsHandle, dir: &Path) -> H2specProcess {
     std::fs::write(config.join("all.yaml"), CONFIG).unwrap();
     let text = |p: &Path| p.to_str().expect("a UTF-8 path").to_string();
     let snapshot = text(&dir.join("snapshot"));
-    let done = Command::new(bin("canal")).args(["compile", &text(&dir.join("config")), "--snapshot", &snapshot]).status().unwrap();
+    let done = Command::new(bin("canal"))
+        .args([
+            "compile",
+            &text(&dir.join("config")),
+            "--snapshot",
+            &snapshot,
+        ])
+        .status()
+        .unwrap();
     assert!(done.success(), "canal compile");
     let flags = format!(
         "--replica spec --az az1 --workers 1 --data-dir {} --snapshot {snapshot} --plain 127.0.0.1:{GATEWAY}=spec/default/origin:80 \
          --admin-addr 127.0.0.1:18182 --metrics-addr 127.0.0.1:18183 --readiness-addr 127.0.0.1:18184",
         text(&dir.join("data"))
     );
-    let argv: Vec<String> = [text(&bin("canal-gateway"))].into_iter().chain(flags.split_whitespace().map(str::to_string)).collect();
+    let argv: Vec<String> = [text(&bin("canal-gateway"))]
+        .into_iter()
+        .chain(flags.split_whitespace().map(str::to_string))
+        .collect();
     room.start(&argv, GATEWAY)
 }
 
@@ -98,21 +134,48 @@ fn gateway(room: &NetnsHandle, dir: &Path) -> H2specProcess {
 fn h2spec_passes_wholly() {
     let dir = tempfile::tempdir().unwrap();
     let room = NetnsHandle::new();
-    let _origin = room.start(&[bin("canal-samples").to_str().unwrap().into(), "blob".into(), "--port".into(), ORIGIN.to_string()], ORIGIN);
+    let _origin = room.start(
+        &[
+            bin("canal-samples").to_str().unwrap().into(),
+            "blob".into(),
+            "--port".into(),
+            ORIGIN.to_string(),
+        ],
+        ORIGIN,
+    );
     let _gateway = gateway(&room, dir.path());
     let seconds = deadline(ANSWERED_WITHIN).as_secs().to_string();
     let out = room
         .command(root().join(".tools/bin/h2spec").to_str().unwrap())
         // The response to this path follows the whole body: an early response could come before a body that differs from its
         // content-length.
-        .args(["-h", "127.0.0.1", "-p", &GATEWAY.to_string(), "--timeout", &seconds, "--path", "/blob?size=100"])
+        .args([
+            "-h",
+            "127.0.0.1",
+            "-p",
+            &GATEWAY.to_string(),
+            "--timeout",
+            &seconds,
+            "--path",
+            "/blob?size=100",
+        ])
         .output()
         .expect("h2spec: run setup/install test");
     let text = String::from_utf8_lossy(&out.stdout);
-    let last = text.lines().find(|l| l.contains("tests,")).unwrap_or_default().to_string();
+    let last = text
+        .lines()
+        .find(|l| l.contains("tests,"))
+        .unwrap_or_default()
+        .to_string();
     println!("h2spec: {last}");
     let failures = text.split("Failures:").nth(1).unwrap_or_default();
-    assert!(out.status.success() && last.contains(" 0 failed"), "{last}\n{failures}");
-    let passed: u32 = last.split(", ").find_map(|p| p.strip_suffix(" passed")?.trim().parse().ok()).unwrap_or(0);
+    assert!(
+        out.status.success() && last.contains(" 0 failed"),
+        "{last}\n{failures}"
+    );
+    let passed: u32 = last
+        .split(", ")
+        .find_map(|p| p.strip_suffix(" passed")?.trim().parse().ok())
+        .unwrap_or(0);
     assert!(passed >= 144, "only {passed} cases passed: {last}");
 }

@@ -25,7 +25,10 @@ const REPLICAS: [&str; 6] = ["gw-1", "gw-2", "gw-3", "gw-4", "gw-5", "gw-6"];
 
 /// Echo requests and datagrams of captured pods are outside the mesh, where `outboundTrafficPolicy: Deny` stops them.
 fn let_packets_pass(topology: &mut Topology) {
-    topology.tenants.iter_mut().for_each(|tenant| tenant.outside = OutsideTraffic::Passthrough);
+    topology
+        .tenants
+        .iter_mut()
+        .for_each(|tenant| tenant.outside = OutsideTraffic::Passthrough);
 }
 
 fn mesh() -> &'static Mesh {
@@ -52,8 +55,17 @@ fn gateway_addresses() -> Vec<IpAddr> {
 fn ends(tenant: &str, is_v6: bool) -> (String, IpAddr, IpAddr) {
     let pod = format!("{tenant}/default/client-0");
     let environment = mesh().world.host(&pod).unwrap().environment;
-    let node = mesh().world.host(&format!("{tenant}-n1")).unwrap().environment.overlay[tenant];
-    if is_v6 { (pod, environment.ip6.unwrap().into(), node.1.into()) } else { (pod, environment.ip4.unwrap().into(), node.0.into()) }
+    let node = mesh()
+        .world
+        .host(&format!("{tenant}-n1"))
+        .unwrap()
+        .environment
+        .overlay[tenant];
+    if is_v6 {
+        (pod, environment.ip6.unwrap().into(), node.1.into())
+    } else {
+        (pod, environment.ip4.unwrap().into(), node.0.into())
+    }
 }
 
 /// Sends again what `attempt` sends until there is an answer.
@@ -80,7 +92,11 @@ fn gateway_addresses_answer_echoes() {
                     icmp.echo(address, sequence).unwrap();
                     icmp.receive_one(TIMEOUT, |h| h.kind == reply || h.about.is_some())
                 });
-                assert_eq!(received.map(|h| (h.from, h.kind)), Some((address, reply)), "{pod} pings {address}");
+                assert_eq!(
+                    received.map(|h| (h.from, h.kind)),
+                    Some((address, reply)),
+                    "{pod} pings {address}"
+                );
             }
         }
     }
@@ -90,14 +106,27 @@ fn gateway_addresses_answer_echoes() {
 fn probe(pod: &str, own: IpAddr, to: SocketAddr, hops: u32) -> (SocketAddr, Option<IcmpPacket>) {
     let mesh = mesh();
     let icmp = Icmp::open(&mesh.world, pod, to.is_ipv6());
-    let socket = mesh.world.inside(pod, || Socket::new(Domain::for_address(to), Type::DGRAM, None)).unwrap().unwrap();
+    let socket = mesh
+        .world
+        .inside(pod, || {
+            Socket::new(Domain::for_address(to), Type::DGRAM, None)
+        })
+        .unwrap()
+        .unwrap();
     socket.bind(&SocketAddr::from((own, 0)).into()).unwrap();
-    if to.is_ipv6() { socket.set_unicast_hops_v6(hops) } else { socket.set_ttl_v4(hops) }.unwrap();
+    if to.is_ipv6() {
+        socket.set_unicast_hops_v6(hops)
+    } else {
+        socket.set_ttl_v4(hops)
+    }
+    .unwrap();
     let attempt = || {
         // The error about an earlier datagram, if it came late, is reported here; the datagram is sent all the same the next time.
         let _ = socket.send_to(b"probe", &to.into());
         let source = socket.local_addr().ok()?.as_socket()?;
-        icmp.receive_one(TIMEOUT, |h| h.about.is_some_and(|(about, ..)| about == source))
+        icmp.receive_one(TIMEOUT, |h| {
+            h.about.is_some_and(|(about, ..)| about == source)
+        })
     };
     let received = repeated(attempt);
     (socket.local_addr().unwrap().as_socket().unwrap(), received)
@@ -111,10 +140,16 @@ fn the_way_to_a_service_is_the_node_and_the_service() {
             let is_v6 = address.is_ipv6();
             let (pod, own, node) = ends(tenant, is_v6);
             let to = SocketAddr::from((address, UNUSED_PORT));
-            let (expired, unreachable) = if is_v6 { ((3, 0), (1, 4)) } else { ((11, 0), (3, 3)) };
+            let (expired, unreachable) = if is_v6 {
+                ((3, 0), (1, 4))
+            } else {
+                ((11, 0), (3, 3))
+            };
             for (hops, from, kind) in [(1, node, expired), (2, address, unreachable)] {
                 let (source, received) = probe(&pod, own, to, hops);
-                let received = received.unwrap_or_else(|| panic!("{pod} to {address} with {hops} hops: nothing is heard"));
+                let received = received.unwrap_or_else(|| {
+                    panic!("{pod} to {address} with {hops} hops: nothing is heard")
+                });
                 assert_eq!(
                     (received.from, received.kind, received.about),
                     (from, kind, Some((source, to, UDP))),
@@ -132,14 +167,26 @@ fn a_datagram_to_a_closed_port_is_refused() {
     for tenant in TENANTS {
         for address in gateway_addresses() {
             let (pod, own, _) = ends(tenant, address.is_ipv6());
-            let socket = mesh.world.inside(&pod, || UdpSocket::bind((own, 0))).unwrap().unwrap();
+            let socket = mesh
+                .world
+                .inside(&pod, || UdpSocket::bind((own, 0)))
+                .unwrap()
+                .unwrap();
             socket.set_read_timeout(Some(TIMEOUT)).unwrap();
             socket.connect((address, UNUSED_PORT)).unwrap();
             let error = repeated(|| {
-                let error = socket.send(b"one").and_then(|_| socket.recv(&mut [0; 16])).expect_err("nobody answers");
-                (!matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)).then_some(error)
+                let error = socket
+                    .send(b"one")
+                    .and_then(|_| socket.recv(&mut [0; 16]))
+                    .expect_err("nobody answers");
+                (!matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut))
+                    .then_some(error)
             });
-            assert_eq!(error.map(|e| e.kind()), Some(ErrorKind::ConnectionRefused), "{pod} to {address}");
+            assert_eq!(
+                error.map(|e| e.kind()),
+                Some(ErrorKind::ConnectionRefused),
+                "{pod} to {address}"
+            );
         }
     }
 }
@@ -147,9 +194,15 @@ fn a_datagram_to_a_closed_port_is_refused() {
 fn unreachables() -> u64 {
     let names = ["IcmpInDestUnreachs", "Icmp6InDestUnreachs"];
     let of = |replica: &&str| {
-        let output = mesh().run(replica, &["nstat", "-asz", names[0], names[1]]).ok();
-        let counts = output.lines().filter(|l| names.iter().any(|n| l.starts_with(n)));
-        counts.filter_map(|l| l.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>()
+        let output = mesh()
+            .run(replica, &["nstat", "-asz", names[0], names[1]])
+            .ok();
+        let counts = output
+            .lines()
+            .filter(|l| names.iter().any(|n| l.starts_with(n)));
+        counts
+            .filter_map(|l| l.split_whitespace().nth(1)?.parse::<u64>().ok())
+            .sum::<u64>()
     };
     REPLICAS.iter().map(of).sum()
 }
@@ -164,30 +217,59 @@ fn a_replica_learns_that_an_endpoint_is_unreachable() {
                  add rule inet e2e no tcp dport 7000 reject with icmpx host-unreachable";
     mesh.run("beta-n1", &["nft", rules]).ok();
     // In the gate a session may wait for its answer until the end.
-    let (seconds, patience) = (if is_timed() { "2" } else { "20" }, deadline_ms(ANSWERED_WITHIN));
+    let (seconds, patience) = (
+        if is_timed() { "2" } else { "20" },
+        deadline_ms(ANSWERED_WITHIN),
+    );
     let mut clients = Vec::new();
     for tenant in ["beta", "alpha"] {
         let pod = format!("{tenant}/default/client-far-0");
         for address in mesh.resolve(&pod, "tcp.default.svc.cluster.local") {
             let target = SocketAddr::new(address, 7000).to_string();
-            let argv = ["canal-samples", "sessions", &target, "-n", "60", "--open-rate", "100", "--interval-ms", "200", "-d", seconds];
+            let argv = [
+                "canal-samples",
+                "sessions",
+                &target,
+                "-n",
+                "60",
+                "--open-rate",
+                "100",
+                "--interval-ms",
+                "200",
+                "-d",
+                seconds,
+            ];
             let client = mesh.spawn(&pod, &[&argv[..], &["--patience-ms", &patience]].concat());
             clients.push((format!("{pod} to {target}"), address, client));
         }
     }
     for (what, address, client) in clients {
         let report = mesh.end(&what, client).json();
-        println!("{what}: {} of 60 sessions, {} ms to the first answer at most", report["opened"], report["gap_ms_max"]);
+        println!(
+            "{what}: {} of 60 sessions, {} ms to the first answer at most",
+            report["opened"], report["gap_ms_max"]
+        );
         assert_eq!(report["ok"], true, "{what}: {report}");
         // Endpoints are dialed in the client's family. Over IPv6 the error for the first SYN arrives and does not end the connect; the error
         // for the SYN that is retransmitted after a second does. Between two plain namespaces it is the same: the error arrives while
         // `connect` still locks the socket, and the kernel drops errors for a locked socket (`LockDroppedIcmps` of /proc/net/netstat counts
         // them).
-        let (family, bound) = if address.is_ipv4() { ("IPv4", 1) } else { ("IPv6", 2) };
+        let (family, bound) = if address.is_ipv4() {
+            ("IPv4", 1)
+        } else {
+            ("IPv6", 2)
+        };
         let gap = Duration::from_secs_f64(report["gap_ms_max"].as_f64().expect("a time") / 1000.0);
-        judge_time(&format!("time until a session opens beside an unreachable endpoint, {family}"), gap, Duration::from_secs(bound));
+        judge_time(
+            &format!("time until a session opens beside an unreachable endpoint, {family}"),
+            gap,
+            Duration::from_secs(bound),
+        );
     }
     let received = unreachables() - before;
     mesh.run("beta-n1", &["nft", "delete table inet e2e"]).ok();
-    assert!(received > 0, "no replica heard of it: were all sessions with the other endpoint?");
+    assert!(
+        received > 0,
+        "no replica heard of it: were all sessions with the other endpoint?"
+    );
 }

@@ -9,7 +9,9 @@ use canal_e2e::memory::{self, FoundKey, Publics};
 use canal_e2e::{Mesh, controller::Caller, until};
 use canal_timing::deadline;
 use canal_wire::keyrpc::KeyName;
-use canal_world::topology::{TenantKeysTopology, TopologyKeyAlgorithm, TopologyKeyFallback, TopologyKeyLocation};
+use canal_world::topology::{
+    TenantKeysTopology, TopologyKeyAlgorithm, TopologyKeyFallback, TopologyKeyLocation,
+};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::Value;
@@ -26,10 +28,17 @@ fn up() -> Mesh {
             fallback: TopologyKeyFallback::Refuse,
         });
     });
-    for (tenant, far) in [("alpha", "alpha/default/client-far-0"), ("beta", "beta/default/client-far-0")] {
+    for (tenant, far) in [
+        ("alpha", "alpha/default/client-far-0"),
+        ("beta", "beta/default/client-far-0"),
+    ] {
         for client in [format!("{tenant}/default/client-0"), far.to_owned()] {
             let code = || mesh.code(&client, "http://10.101.0.10/headers", &[]);
-            until(deadline(SERVED_WITHIN), &format!("{client} is served"), || code() == 200);
+            until(
+                deadline(SERVED_WITHIN),
+                &format!("{client} is served"),
+                || code() == 200,
+            );
             for n in 0..20 {
                 assert_eq!(code(), 200, "{client}, request {n}\n{}", mesh.logs());
             }
@@ -42,11 +51,16 @@ fn up() -> Mesh {
 fn stored(mesh: &Mesh, host: &str) -> Publics {
     let dir = mesh.world.dir().join("data").join(host).join("certs");
     let entries = std::fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
-    let stored = entries.filter_map(|entry| serde_json::from_slice::<Value>(&std::fs::read(entry.ok()?.path()).ok()?).ok());
+    let stored = entries.filter_map(|entry| {
+        serde_json::from_slice::<Value>(&std::fs::read(entry.ok()?.path()).ok()?).ok()
+    });
     stored
         .filter_map(|stored| {
             let leaf = CertificateDer::from_pem_slice(stored["chain"].as_str()?.as_bytes()).ok()?;
-            Some((memory::point(&leaf), stored["identity"].as_str()?.to_owned()))
+            Some((
+                memory::point(&leaf),
+                stored["identity"].as_str()?.to_owned(),
+            ))
         })
         .collect()
 }
@@ -54,9 +68,14 @@ fn stored(mesh: &Mesh, host: &str) -> Publics {
 /// Returns the channel certificate of a component, obtained with its token, as a thief of the token could.
 fn component(mesh: &Mesh, host: &str, identity: &str) -> PemCredential {
     let (csr, key) = request_with_key(&[identity]);
-    let chain = Caller::as_itself(&mesh.world, host).certificate(identity, &csr, None).unwrap_or_else(|e| panic!("{identity}: {e}"));
+    let chain = Caller::as_itself(&mesh.world, host)
+        .certificate(identity, &csr, None)
+        .unwrap_or_else(|e| panic!("{identity}: {e}"));
     // The last element is the bundle.
-    PemCredential { chain: chain[..chain.len() - 1].concat(), key }
+    PemCredential {
+        chain: chain[..chain.len() - 1].concat(),
+        key,
+    }
 }
 
 /// Returns the public keys that key servers have for beta's identities on a host.
@@ -64,10 +83,17 @@ fn held(mesh: &Mesh, host: &str, component_identity: &str, identities: &[&str]) 
     let credential = component(mesh, host, component_identity);
     let mut publics = Publics::new();
     for server in ["ks-1", "ks-2"] {
-        let requester = Requester { world: &mesh.world, host, server, credential: Some(&credential) };
+        let requester = Requester {
+            world: &mesh.world,
+            host,
+            server,
+            credential: Some(&credential),
+        };
         for identity in identities {
             match requester.chain(KeyName::Identity(identity.parse().expect("an identity"))) {
-                KeyServerReply::Certificates(chain) => drop(publics.insert(memory::point(&chain[0]), (*identity).to_owned())),
+                KeyServerReply::Certificates(chain) => {
+                    drop(publics.insert(memory::point(&chain[0]), (*identity).to_owned()))
+                }
                 other => panic!("{server}, {identity}: {other:?}"),
             }
         }
@@ -76,9 +102,17 @@ fn held(mesh: &Mesh, host: &str, component_identity: &str, identities: &[&str]) 
 }
 
 fn searched(mesh: &Mesh, host: &str, publics: &Publics) -> Vec<FoundKey> {
-    let pid = mesh.world.host(host).ok().and_then(|host| host.pid()).unwrap_or_else(|| panic!("{host} does not run"));
+    let pid = mesh
+        .world
+        .host(host)
+        .ok()
+        .and_then(|host| host.pid())
+        .unwrap_or_else(|| panic!("{host} does not run"));
     let files = memory::in_files(&mesh.world.dir().join("data").join(host), publics);
-    memory::in_process(pid, publics).into_iter().chain(files).collect()
+    memory::in_process(pid, publics)
+        .into_iter()
+        .chain(files)
+        .collect()
 }
 
 #[test]
@@ -88,20 +122,60 @@ fn private_keys_are_only_in_key_servers_and_there_sealed() {
     assert!(!local.is_empty(), "alpha's node keeps its keys");
     let found = searched(&mesh, "alpha-n1", &local);
     for owner in local.values() {
-        let places = |kind: &str| found.iter().filter(|found| found.owner == *owner && found.place.starts_with(kind)).count();
-        assert!(places("memory") > 0 && places("/") > 0, "the search finds {owner}, which is there: {found:?}");
+        let places = |kind: &str| {
+            found
+                .iter()
+                .filter(|found| found.owner == *owner && found.place.starts_with(kind))
+                .count()
+        };
+        assert!(
+            places("memory") > 0 && places("/") > 0,
+            "the search finds {owner}, which is there: {found:?}"
+        );
     }
     let at_gateway = stored(&mesh, "gw-1");
-    assert!(!searched(&mesh, "gw-1", &at_gateway).is_empty(), "and alpha's at a gateway");
-    let beta: Vec<String> = ["client", "intruder"].iter().map(|sa| format!("spiffe://beta.example/ns/default/sa/{sa}")).collect();
+    assert!(
+        !searched(&mesh, "gw-1", &at_gateway).is_empty(),
+        "and alpha's at a gateway"
+    );
+    let beta: Vec<String> = ["client", "intruder"]
+        .iter()
+        .map(|sa| format!("spiffe://beta.example/ns/default/sa/{sa}"))
+        .collect();
     let beta: Vec<&str> = beta.iter().map(String::as_str).collect();
-    let far: Vec<String> = ["web", "echo", "client-far"].iter().map(|sa| format!("spiffe://beta.example/ns/default/sa/{sa}")).collect();
+    let far: Vec<String> = ["web", "echo", "client-far"]
+        .iter()
+        .map(|sa| format!("spiffe://beta.example/ns/default/sa/{sa}"))
+        .collect();
     let far: Vec<&str> = far.iter().map(String::as_str).collect();
-    let mut all = held(&mesh, "beta-n1", "spiffe://components.canal/ns/beta/sa/node.beta-n1", &beta);
-    all.extend(held(&mesh, "beta-n2", "spiffe://components.canal/ns/beta/sa/node.beta-n2", &far));
-    all.extend(held(&mesh, "gw-1", "spiffe://components.canal/ns/canal-system/sa/gateway.gw-1", &[GATEWAY]));
+    let mut all = held(
+        &mesh,
+        "beta-n1",
+        "spiffe://components.canal/ns/beta/sa/node.beta-n1",
+        &beta,
+    );
+    all.extend(held(
+        &mesh,
+        "beta-n2",
+        "spiffe://components.canal/ns/beta/sa/node.beta-n2",
+        &far,
+    ));
+    all.extend(held(
+        &mesh,
+        "gw-1",
+        "spiffe://components.canal/ns/canal-system/sa/gateway.gw-1",
+        &[GATEWAY],
+    ));
     assert!(all.len() >= 6, "{:?}", all.values());
-    for host in ["beta-n1", "beta-n2", "gw-1", "gw-2", "gw-3", "controller", "edge-1"] {
+    for host in [
+        "beta-n1",
+        "beta-n2",
+        "gw-1",
+        "gw-2",
+        "gw-3",
+        "controller",
+        "edge-1",
+    ] {
         let found = searched(&mesh, host, &all);
         assert!(found.is_empty(), "{host}: {found:?}");
     }
@@ -111,10 +185,23 @@ fn private_keys_are_only_in_key_servers_and_there_sealed() {
         assert!(found.is_empty(), "{host}: {found:?}");
         let pid = mesh.world.host(host).unwrap().pid().expect("it runs");
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap_or_default().trim();
-        assert!(!locked.starts_with("0 "), "{host}: no memory is locked: {locked}");
+        let locked = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmLck:"))
+            .unwrap_or_default()
+            .trim();
+        assert!(
+            !locked.starts_with("0 "),
+            "{host}: no memory is locked: {locked}"
+        );
         let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
-        let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap_or_default();
-        assert!(core.split_whitespace().nth(4) == Some("0"), "{host}: {core}");
+        let core = limits
+            .lines()
+            .find(|line| line.starts_with("Max core file size"))
+            .unwrap_or_default();
+        assert!(
+            core.split_whitespace().nth(4) == Some("0"),
+            "{host}: {core}"
+        );
     }
 }

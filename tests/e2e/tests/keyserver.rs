@@ -12,7 +12,9 @@ use canal_e2e::keys::{KeyServerReply, Requester};
 use canal_e2e::{Mesh, until};
 use canal_timing::{deadline, is_timed, judge_losses, judge_time, timed};
 use canal_wire::keyrpc::{FRAME_MAX, KeyName, PORT};
-use canal_world::topology::{TenantKeysTopology, TopologyKeyAlgorithm, TopologyKeyFallback, TopologyKeyLocation};
+use canal_world::topology::{
+    TenantKeysTopology, TopologyKeyAlgorithm, TopologyKeyFallback, TopologyKeyLocation,
+};
 use canal_world::{Impairment, Signal};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
@@ -45,7 +47,11 @@ fn authorities() -> &'static (tempfile::TempDir, [TestAuthority; 2]) {
             let root = TestAuthority::root(tenant);
             let domain = dir.path().join(format!("{tenant}.example"));
             std::fs::create_dir_all(&domain).expect("a directory");
-            for (name, text) in [("root-cert.pem", root.pem()), ("cert-chain.pem", root.pem()), ("key.pem", root.key_pem())] {
+            for (name, text) in [
+                ("root-cert.pem", root.pem()),
+                ("cert-chain.pem", root.pem()),
+                ("key.pem", root.key_pem()),
+            ] {
                 std::fs::write(domain.join(name), text).unwrap_or_else(|e| panic!("{name}: {e}"));
             }
             root
@@ -58,7 +64,11 @@ fn mesh() -> &'static Mesh {
     static MESH: OnceLock<Mesh> = OnceLock::new();
     MESH.get_or_init(|| {
         let mesh = Mesh::up_with("trust.yaml", "e2e-keys", |topology| {
-            for (tenant, fallback) in topology.tenants.iter_mut().zip([TopologyKeyFallback::Local, TopologyKeyFallback::Refuse]) {
+            for (tenant, fallback) in topology
+                .tenants
+                .iter_mut()
+                .zip([TopologyKeyFallback::Local, TopologyKeyFallback::Refuse])
+            {
                 tenant.keys = Some(TenantKeysTopology {
                     place: TopologyKeyLocation::KeyServer,
                     algorithm: TopologyKeyAlgorithm::EcdsaP256,
@@ -66,16 +76,31 @@ fn mesh() -> &'static Mesh {
                 });
             }
             // The link of the nearer one has a relay, so that it can become slow.
-            for server in topology.key_servers.iter_mut().filter(|server| server.name == NEAR) {
+            for server in topology
+                .key_servers
+                .iter_mut()
+                .filter(|server| server.name == NEAR)
+            {
                 server.impairment = Some(Impairment::default());
             }
-            let controller = topology.controller.as_mut().and_then(|c| c.process.as_mut()).expect("the world has a controller");
-            controller.args.extend(["--ca-dir".into(), authorities().0.path().display().to_string()]);
+            let controller = topology
+                .controller
+                .as_mut()
+                .and_then(|c| c.process.as_mut())
+                .expect("the world has a controller");
+            controller.args.extend([
+                "--ca-dir".into(),
+                authorities().0.path().display().to_string(),
+            ]);
         });
         for tenant in ["alpha", "beta"] {
             let client = format!("{tenant}/default/client-0");
-            until(deadline(SOON), "both tenants are served", || mesh.code(&client, "http://10.101.0.10/headers", &[]) == 200);
-            until(deadline(SOON), "and by the nodes themselves", || handshake(&mesh, tenant).reached());
+            until(deadline(SOON), "both tenants are served", || {
+                mesh.code(&client, "http://10.101.0.10/headers", &[]) == 200
+            });
+            until(deadline(SOON), "and by the nodes themselves", || {
+                handshake(&mesh, tenant).reached()
+            });
         }
         mesh
     })
@@ -83,14 +108,24 @@ fn mesh() -> &'static Mesh {
 
 fn member(tenant: &str) -> PemCredential {
     let authority = &authorities().1[usize::from(tenant == "beta")];
-    authority.issue(&Leaf::of(&format!("spiffe://{tenant}.example/ns/default/sa/client")))
+    authority.issue(&Leaf::of(&format!(
+        "spiffe://{tenant}.example/ns/default/sa/client"
+    )))
 }
 
 /// Runs a client of a tenant: a handshake with the node of the tenant's web pod, and one request.
 fn with_client<T>(mesh: &Mesh, tenant: &str, work: impl FnOnce(&TunnelRequest<'_>) -> T) -> T {
-    let (member, pod) = (member(tenant), mesh.address(&format!("{tenant}/default/web-0")));
+    let (member, pod) = (
+        member(tenant),
+        mesh.address(&format!("{tenant}/default/web-0")),
+    );
     let (host, authority) = (format!("{tenant}/default/client-0"), format!("{pod}:8080"));
-    work(&TunnelRequest::new(&host, (pod, 15008).into(), Some(&member), &authority))
+    work(&TunnelRequest::new(
+        &host,
+        (pod, 15008).into(),
+        Some(&member),
+        &authority,
+    ))
 }
 
 fn handshake(mesh: &Mesh, tenant: &str) -> TunnelAttempt {
@@ -100,7 +135,13 @@ fn handshake(mesh: &Mesh, tenant: &str) -> TunnelAttempt {
 /// Runs a client through a gateway, which makes the handshake with the client.
 fn through_gateway(tenant: &str) -> TunnelAttempt {
     with_client(mesh(), tenant, |handshake| {
-        tunnel(&mesh().world, &TunnelRequest { to: GATEWAY.parse().expect("an address"), ..handshake.clone() })
+        tunnel(
+            &mesh().world,
+            &TunnelRequest {
+                to: GATEWAY.parse().expect("an address"),
+                ..handshake.clone()
+            },
+        )
     })
 }
 
@@ -114,43 +155,87 @@ fn under_load(seconds: u64, happens: impl FnOnce()) -> Vec<(&'static str, Tunnel
     }
     std::thread::scope(|scope| {
         let loads = ["alpha", "beta"].map(|tenant| {
-            (tenant, scope.spawn(move || with_client(mesh, tenant, |handshake| load(&mesh.world, handshake, CLIENTS, seconds))))
+            (
+                tenant,
+                scope.spawn(move || {
+                    with_client(mesh, tenant, |handshake| {
+                        load(&mesh.world, handshake, CLIENTS, seconds)
+                    })
+                }),
+            )
         });
         std::thread::sleep(Duration::from_secs(2));
         happens();
-        loads.map(|(tenant, running)| (tenant, running.join().expect("the load ends"))).into()
+        loads
+            .map(|(tenant, running)| (tenant, running.join().expect("the load ends")))
+            .into()
     })
 }
 
 fn unharmed(what: &str, loads: &[(&str, TunnelLoad)]) {
     for (tenant, load) in loads {
-        let TunnelLoad { reached, again, failed, slowest } = load;
-        println!("{what}: {tenant}: {reached} handshakes, {again} at the second try, {} failed, the slowest {slowest:?}", failed.len());
+        let TunnelLoad {
+            reached,
+            again,
+            failed,
+            slowest,
+        } = load;
+        println!(
+            "{what}: {tenant}: {reached} handshakes, {again} at the second try, {} failed, the slowest {slowest:?}",
+            failed.len()
+        );
         // Handshakes that a key server had begun are lost with it: at most those in progress when it ended and when it returned.
-        judge_losses(&format!("handshakes lost that were under way, {what}, {tenant}"), *again, 2 * CLIENTS as u64);
-        judge_losses(&format!("handshakes lost twice, {what}, {tenant}"), failed.len() as u64, 0);
-        timed!(*reached > 20, "more than 20 handshakes are made, {what}, {tenant}");
-        judge_time(&format!("time of the slowest handshake, {what}, {tenant}"), *slowest, TIMEOUT);
+        judge_losses(
+            &format!("handshakes lost that were under way, {what}, {tenant}"),
+            *again,
+            2 * CLIENTS as u64,
+        );
+        judge_losses(
+            &format!("handshakes lost twice, {what}, {tenant}"),
+            failed.len() as u64,
+            0,
+        );
+        timed!(
+            *reached > 20,
+            "more than 20 handshakes are made, {what}, {tenant}"
+        );
+        judge_time(
+            &format!("time of the slowest handshake, {what}, {tenant}"),
+            *slowest,
+            TIMEOUT,
+        );
     }
 }
 
 /// Returns the number of handshakes by a key server, as nodes count them.
 fn used(server: &str) -> u64 {
-    mesh().counted_at("node", "canal_keys_answers_total", &[&format!("server=\"{server}\"")])
+    mesh().counted_at(
+        "node",
+        "canal_keys_answers_total",
+        &[&format!("server=\"{server}\"")],
+    )
 }
 
 /// Checks that the near key server is used again, without a restart of any process.
 fn recovered(what: &str, pids: &[Option<u32>]) {
     let before = used(NEAR);
-    until(deadline(SOON), &format!("{what}: the near key server is used again"), || {
-        handshake(mesh(), "alpha");
-        used(NEAR) > before
-    });
+    until(
+        deadline(SOON),
+        &format!("{what}: the near key server is used again"),
+        || {
+            handshake(mesh(), "alpha");
+            used(NEAR) > before
+        },
+    );
     assert_eq!(requesters(), pids, "{what}: nobody was restarted");
 }
 
 fn requesters() -> Vec<Option<u32>> {
-    ["alpha-n1", "alpha-n2", "beta-n1", "beta-n2", "gw-1", "gw-2", "gw-3"].map(|host| mesh().world.host(host).unwrap().pid()).into()
+    [
+        "alpha-n1", "alpha-n2", "beta-n1", "beta-n2", "gw-1", "gw-2", "gw-3",
+    ]
+    .map(|host| mesh().world.host(host).unwrap().pid())
+    .into()
 }
 
 #[test]
@@ -160,7 +245,9 @@ fn a_killed_key_server_is_replaced_by_the_other_az_s() {
         world.kill(NEAR, Signal::Kill).unwrap();
         world.stop(NEAR).unwrap();
         for tenant in ["alpha", "beta"] {
-            until(deadline(SOON), "the other AZ's serves both tenants", || handshake(mesh(), tenant).reached());
+            until(deadline(SOON), "the other AZ's serves both tenants", || {
+                handshake(mesh(), tenant).reached()
+            });
         }
         if is_timed() {
             std::thread::sleep(Duration::from_secs(4));
@@ -168,7 +255,10 @@ fn a_killed_key_server_is_replaced_by_the_other_az_s() {
         world.start(NEAR).unwrap();
     });
     unharmed("killed", &loads);
-    assert!(used("ks-1") > other, "the other AZ's was asked, and counted");
+    assert!(
+        used("ks-1") > other,
+        "the other AZ's was asked, and counted"
+    );
     world.wait_host_ready(NEAR, deadline(SOON)).unwrap();
     recovered("killed", &pids);
 }
@@ -217,11 +307,21 @@ fn a_slow_key_server_delays_and_loses_nothing() {
 fn a_flood_of_one_tenant_affects_no_other() {
     let mesh = mesh();
     let alpha = std::thread::scope(|scope| {
-        let flood = scope.spawn(move || with_client(mesh, "beta", |handshake| load(&mesh.world, handshake, 150, 12)));
+        let flood = scope.spawn(move || {
+            with_client(mesh, "beta", |handshake| {
+                load(&mesh.world, handshake, 150, 12)
+            })
+        });
         std::thread::sleep(Duration::from_secs(2));
-        let alpha = with_client(mesh, "alpha", |handshake| load(&mesh.world, handshake, 2, 8));
+        let alpha = with_client(mesh, "alpha", |handshake| {
+            load(&mesh.world, handshake, 2, 8)
+        });
         let flood = flood.join().expect("the flood ends");
-        println!("the flood: {} handshakes, {} failed", flood.reached, flood.failed.len());
+        println!(
+            "the flood: {} handshakes, {} failed",
+            flood.reached,
+            flood.failed.len()
+        );
         alpha
     });
     unharmed("flooded", &[("alpha", alpha)]);
@@ -234,46 +334,93 @@ fn gone(server: &str) {
 
 fn back(server: &str) {
     mesh().world.start(server).unwrap();
-    mesh().world.wait_host_ready(server, deadline(SOON)).unwrap();
+    mesh()
+        .world
+        .wait_host_ready(server, deadline(SOON))
+        .unwrap();
 }
 
 /// Gateways use the other AZ's key server when their own is gone, and follow the tenant's policy when all are gone, as nodes do.
 #[test]
 fn a_gateway_without_its_key_server_follows_policy() {
     let (mesh, pids) = (mesh(), requesters());
-    let counted = |family: &str, labels: &[&str]| ["gw-1", "gw-2"].iter().map(|gateway| mesh.counted(gateway, family, labels)).sum::<u64>();
+    let counted = |family: &str, labels: &[&str]| {
+        ["gw-1", "gw-2"]
+            .iter()
+            .map(|gateway| mesh.counted(gateway, family, labels))
+            .sum::<u64>()
+    };
     let local = || counted("canal_keys_fallbacks_total", &[]);
-    let by = |server: &str| counted("canal_keys_answers_total", &[&format!("server=\"{server}\""), "what=\"handshake\""]);
+    let by = |server: &str| {
+        counted(
+            "canal_keys_answers_total",
+            &[&format!("server=\"{server}\""), "what=\"handshake\""],
+        )
+    };
     let own = by(GATEWAYS_OWN);
     until(deadline(SOON), "their own is asked", || {
-        ["alpha", "beta"].iter().all(|tenant| through_gateway(tenant).reached()) && by(GATEWAYS_OWN) > own
+        ["alpha", "beta"]
+            .iter()
+            .all(|tenant| through_gateway(tenant).reached())
+            && by(GATEWAYS_OWN) > own
     });
     let (other, before) = (by("ks-2"), local());
     gone(GATEWAYS_OWN);
     for tenant in ["alpha", "beta"] {
-        until(deadline(SOON), "the other AZ's does it", || through_gateway(tenant).reached());
+        until(deadline(SOON), "the other AZ's does it", || {
+            through_gateway(tenant).reached()
+        });
     }
     assert!(by("ks-2") > other, "and is counted");
-    assert!(counted("canal_keys_failures_total", &[&format!("server=\"{GATEWAYS_OWN}\"")]) > 0, "as is why");
+    assert!(
+        counted(
+            "canal_keys_failures_total",
+            &[&format!("server=\"{GATEWAYS_OWN}\"")]
+        ) > 0,
+        "as is why"
+    );
     assert_eq!(local(), before, "nobody needed a key of its own");
     gone("ks-2");
-    let refused = || counted("canal_tls_refused_total", &["side=\"server\"", "reason=\"no_key_server\""]);
-    until(deadline(SOON), "alpha's gateways have keys of their own", || through_gateway("alpha").reached());
+    let refused = || {
+        counted(
+            "canal_tls_refused_total",
+            &["side=\"server\"", "reason=\"no_key_server\""],
+        )
+    };
+    until(
+        deadline(SOON),
+        "alpha's gateways have keys of their own",
+        || through_gateway("alpha").reached(),
+    );
     assert!(local() > before, "which is counted");
     let before = refused();
     let answer = through_gateway("beta");
-    assert!(matches!(answer, TunnelAttempt::Refused(_)), "beta's may not: {answer:?}");
-    until(deadline(SOON), "which is counted too, by name", || refused() > before);
+    assert!(
+        matches!(answer, TunnelAttempt::Refused(_)),
+        "beta's may not: {answer:?}"
+    );
+    until(deadline(SOON), "which is counted too, by name", || {
+        refused() > before
+    });
     [GATEWAYS_OWN, "ks-2"].into_iter().for_each(back);
-    until(deadline(SOON), "beta is back", || through_gateway("beta").reached());
+    until(deadline(SOON), "beta is back", || {
+        through_gateway("beta").reached()
+    });
     let own = by(GATEWAYS_OWN);
-    until(deadline(SOON), "their own is used again", || through_gateway("alpha").reached() && by(GATEWAYS_OWN) > own);
+    until(deadline(SOON), "their own is used again", || {
+        through_gateway("alpha").reached() && by(GATEWAYS_OWN) > own
+    });
     recovered("all dead, for gateways", &pids);
 }
 
 /// Edits a tenant's key settings, as an operator does.
 fn keys(tenant: &str, from: (&str, &str), to: (&str, &str)) {
-    let path = mesh().world.dir().join("config").join(tenant).join("_tenant.yaml");
+    let path = mesh()
+        .world
+        .dir()
+        .join("config")
+        .join(tenant)
+        .join("_tenant.yaml");
     let text = std::fs::read_to_string(&path).expect("the Tenant object");
     let changed = text.replace(from.0, to.0).replace(from.1, to.1);
     assert_ne!(changed, text, "{text}");
@@ -283,17 +430,40 @@ fn keys(tenant: &str, from: (&str, &str), to: (&str, &str)) {
 
 /// Returns the number of operations that key servers did for beta with RSA keys.
 fn by_rsa(kind: &str) -> u64 {
-    let labels = [format!("kind=\"{kind}\""), "algorithm=\"rsa\"".to_owned(), "tenant=\"beta\"".to_owned()];
-    mesh().counted_at("keyServer", "canal_key_operations_total", &labels.each_ref().map(String::as_str))
+    let labels = [
+        format!("kind=\"{kind}\""),
+        "algorithm=\"rsa\"".to_owned(),
+        "tenant=\"beta\"".to_owned(),
+    ];
+    mesh().counted_at(
+        "keyServer",
+        "canal_key_operations_total",
+        &labels.each_ref().map(String::as_str),
+    )
 }
 
 /// Connects a client without a node proxy, by TLS that a gateway terminates with a certificate of the service.
 fn terminated() -> Result<(), Value> {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), authorities().1[1].pem()).expect("written");
-    let (name, roots) = ("web-open.default.svc.cluster.local", file.path().display().to_string());
+    let (name, roots) = (
+        "web-open.default.svc.cluster.local",
+        file.path().display().to_string(),
+    );
     let address = format!("{name}:443");
-    let argv = ["canal-samples", "tls-client", &address, "--name", name, "--roots", &roots, "--path", "/headers", "--timeout-ms", "60000"];
+    let argv = [
+        "canal-samples",
+        "tls-client",
+        &address,
+        "--name",
+        name,
+        "--roots",
+        &roots,
+        "--path",
+        "/headers",
+        "--timeout-ms",
+        "60000",
+    ];
     let report = mesh().run("beta/default/bare-0", &argv).json();
     let is_well = report["ok"] == true && report["chain"][0]["names"].to_string().contains(name);
     if is_well { Ok(()) } else { Err(report) }
@@ -309,31 +479,61 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
     let stored = mesh.world.dir().join("data/beta-n2/certs");
     let rsa = |chain: &str| {
         let der = CertificateDer::from_pem_slice(chain.as_bytes()).expect("a certificate");
-        der.windows(RSA_ENCRYPTION.len()).any(|part| part == RSA_ENCRYPTION)
+        der.windows(RSA_ENCRYPTION.len())
+            .any(|part| part == RSA_ENCRYPTION)
     };
     let chains = || -> Vec<String> {
-        let files = std::fs::read_dir(&stored).into_iter().flatten().filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok());
-        files.filter_map(|text| Some(serde_json::from_str::<Value>(&text).ok()?["chain"].as_str()?.to_owned())).collect()
+        let files = std::fs::read_dir(&stored)
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok());
+        files
+            .filter_map(|text| {
+                Some(
+                    serde_json::from_str::<Value>(&text).ok()?["chain"]
+                        .as_str()?
+                        .to_owned(),
+                )
+            })
+            .collect()
     };
-    until(deadline(SOON), "local: the node has RSA keys", || chains().iter().any(|chain| rsa(chain)));
-    until(deadline(SOON), "local: the pod of RSA keys answers by the gateway", || {
-        served() && through_gateway("beta").reached() && handshake(mesh, "beta").reached()
+    until(deadline(SOON), "local: the node has RSA keys", || {
+        chains().iter().any(|chain| rsa(chain))
     });
+    until(
+        deadline(SOON),
+        "local: the pod of RSA keys answers by the gateway",
+        || served() && through_gateway("beta").reached() && handshake(mesh, "beta").reached(),
+    );
     assert_eq!(by_rsa("handshake_server"), 0, "no key server was asked");
     keys("beta", ("Local", "Rsa2048"), ("KeyServer", "Rsa2048"));
-    until(deadline(SOON), "handshakes: both ends and the gateway", || {
-        let answered = served() && through_gateway("beta").reached() && handshake(mesh, "beta").reached();
-        answered && by_rsa("handshake_client") > 0 && by_rsa("handshake_server") > 1
-    });
+    until(
+        deadline(SOON),
+        "handshakes: both ends and the gateway",
+        || {
+            let answered =
+                served() && through_gateway("beta").reached() && handshake(mesh, "beta").reached();
+            answered && by_rsa("handshake_client") > 0 && by_rsa("handshake_server") > 1
+        },
+    );
     assert!(
-        !mesh.world.dir().join("data/beta-n2/certs").read_dir().is_ok_and(|mut files| files.next().is_some()),
+        !mesh
+            .world
+            .dir()
+            .join("data/beta-n2/certs")
+            .read_dir()
+            .is_ok_and(|mut files| files.next().is_some()),
         "no key stays on the node"
     );
     mesh.apply("beta", TERMINATION);
-    until(deadline(SOON), "signatures: the gateway ends TLS", || terminated().is_ok());
+    until(deadline(SOON), "signatures: the gateway ends TLS", || {
+        terminated().is_ok()
+    });
     assert!(by_rsa("sign") > 0);
     keys("beta", ("KeyServer", "Rsa2048"), ("KeyServer", "EcdsaP256"));
-    until(deadline(SOON), "as before", || served() && handshake(mesh, "beta").reached());
+    until(deadline(SOON), "as before", || {
+        served() && handshake(mesh, "beta").reached()
+    });
 }
 
 /// Each key server has its own key for a service. A gateway presents one server's certificates for a while, and never lets another sign for
@@ -342,8 +542,14 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
 fn a_service_s_key_is_one_key_server_s() {
     let mesh = mesh();
     mesh.apply("beta", TERMINATION);
-    until(deadline(SOON), "the gateway ends TLS", || terminated().is_ok());
-    let all_of = |what: &str| (0..20).for_each(|n| terminated().unwrap_or_else(|e| panic!("{what}, {n}: {e}\n{}", mesh.logs())));
+    until(deadline(SOON), "the gateway ends TLS", || {
+        terminated().is_ok()
+    });
+    let all_of = |what: &str| {
+        (0..20).for_each(|n| {
+            terminated().unwrap_or_else(|e| panic!("{what}, {n}: {e}\n{}", mesh.logs()))
+        })
+    };
     all_of("both");
     gone(GATEWAYS_OWN);
     let failed = (0..20).filter(|_| terminated().is_err()).count();
@@ -351,22 +557,36 @@ fn a_service_s_key_is_one_key_server_s() {
     assert!(failed <= GATEWAYS, "one of each gateway's: {failed}");
     back(GATEWAYS_OWN);
     all_of("back");
-    mesh.canal(&["delete", "--tenant", "beta", "Termination", "web-open"]).ok();
+    mesh.canal(&["delete", "--tenant", "beta", "Termination", "web-open"])
+        .ok();
     mesh.converge(deadline(SOON));
 }
 
 /// Returns a component's certificate, obtained with its own token.
 fn component(host: &str, identity: &str) -> PemCredential {
     let (csr, key) = request_with_key(&[identity]);
-    let chain = Caller::as_itself(&mesh().world, host).certificate(identity, &csr, None).unwrap_or_else(|e| panic!("{identity}: {e}"));
-    PemCredential { chain: chain[..chain.len() - 1].concat(), key }
+    let chain = Caller::as_itself(&mesh().world, host)
+        .certificate(identity, &csr, None)
+        .unwrap_or_else(|e| panic!("{identity}: {e}"));
+    PemCredential {
+        chain: chain[..chain.len() - 1].concat(),
+        key,
+    }
 }
 
 #[test]
 fn garbage_affects_no_handshake() {
     let mesh = mesh();
-    let credential = component("beta-n2", "spiffe://components.canal/ns/beta/sa/node.beta-n2");
-    let requester = Requester { world: &mesh.world, host: "beta-n2", server: NEAR, credential: Some(&credential) };
+    let credential = component(
+        "beta-n2",
+        "spiffe://components.canal/ns/beta/sa/node.beta-n2",
+    );
+    let requester = Requester {
+        world: &mesh.world,
+        host: "beta-n2",
+        server: NEAR,
+        credential: Some(&credential),
+    };
     assert_eq!(requester.ping(), KeyServerReply::Pong);
     let frame = |length: u32, rest: &[u8]| [&length.to_be_bytes()[..], rest].concat();
     let noise: Vec<u8> = (0..FRAME_MAX).map(|n| (n * 7919 % 251) as u8).collect();
@@ -374,13 +594,22 @@ fn garbage_affects_no_handshake() {
         ("a length beyond all", frame(u32::MAX, b"x")),
         ("a length below all", frame(1, b"x")),
         ("an unknown kind", frame(9, &[0, 0, 0, 0, 0, 0, 0, 1, 0xff])),
-        ("a body that ends too early", frame(9, &[0, 0, 0, 0, 0, 0, 0, 1, 1])),
+        (
+            "a body that ends too early",
+            frame(9, &[0, 0, 0, 0, 0, 0, 0, 1, 1]),
+        ),
         ("noise", noise.clone()),
     ];
     let loads = under_load(8, || {
         for (what, bytes) in &cases {
             let answer = requester.send(bytes);
-            assert!(matches!(&answer, KeyServerReply::Closed(_) | KeyServerReply::Refused(_)), "{what}: {answer:?}");
+            assert!(
+                matches!(
+                    &answer,
+                    KeyServerReply::Closed(_) | KeyServerReply::Refused(_)
+                ),
+                "{what}: {answer:?}"
+            );
         }
         // Garbage that is not even TLS.
         let to = mesh.address(NEAR);
@@ -397,23 +626,55 @@ fn garbage_affects_no_handshake() {
 /// A thief of a node's token and certificate may use the keys of workloads on that node, and nothing else.
 #[test]
 fn a_stolen_node_certificate_signs_only_for_its_own_pods() {
-    let credential = component("beta-n1", "spiffe://components.canal/ns/beta/sa/node.beta-n1");
-    let requester = Requester { world: &mesh().world, host: "beta-n1", server: "ks-1", credential: Some(&credential) };
+    let credential = component(
+        "beta-n1",
+        "spiffe://components.canal/ns/beta/sa/node.beta-n1",
+    );
+    let requester = Requester {
+        world: &mesh().world,
+        host: "beta-n1",
+        server: "ks-1",
+        credential: Some(&credential),
+    };
     let key = |identity: &str| KeyName::Identity(identity.parse().expect("an identity"));
     let own = "spiffe://beta.example/ns/default/sa/client";
-    assert!(matches!(requester.sign(key(own)), KeyServerReply::Signature(_)), "what runs there: {:?}", requester.sign(key(own)));
-    assert_eq!(requester.begin(own.parse().expect("an identity")), KeyServerReply::Handshake);
+    assert!(
+        matches!(requester.sign(key(own)), KeyServerReply::Signature(_)),
+        "what runs there: {:?}",
+        requester.sign(key(own))
+    );
+    assert_eq!(
+        requester.begin(own.parse().expect("an identity")),
+        KeyServerReply::Handshake
+    );
     for (what, identity) in [
-        ("another node's pod", "spiffe://beta.example/ns/default/sa/web"),
-        ("the gateway's", "spiffe://beta.example/ns/canal-system/sa/gateway"),
-        ("another tenant's", "spiffe://alpha.example/ns/default/sa/client"),
-        ("another tenant's gateway", "spiffe://alpha.example/ns/canal-system/sa/gateway"),
-        ("a component's", "spiffe://components.canal/ns/canal-system/sa/gateway.gw-1"),
+        (
+            "another node's pod",
+            "spiffe://beta.example/ns/default/sa/web",
+        ),
+        (
+            "the gateway's",
+            "spiffe://beta.example/ns/canal-system/sa/gateway",
+        ),
+        (
+            "another tenant's",
+            "spiffe://alpha.example/ns/default/sa/client",
+        ),
+        (
+            "another tenant's gateway",
+            "spiffe://alpha.example/ns/canal-system/sa/gateway",
+        ),
+        (
+            "a component's",
+            "spiffe://components.canal/ns/canal-system/sa/gateway.gw-1",
+        ),
         ("nobody's", "spiffe://beta.example/ns/default/sa/nobody"),
     ] {
-        for answer in
-            [requester.sign(key(identity)), requester.chain(key(identity)), requester.begin(identity.parse().expect("an identity"))]
-        {
+        for answer in [
+            requester.sign(key(identity)),
+            requester.chain(key(identity)),
+            requester.begin(identity.parse().expect("an identity")),
+        ] {
             let refused = matches!(&answer, KeyServerReply::Refused(name) if ["not_entitled", "unknown_tenant"].contains(&name.as_str()));
             assert!(refused, "{what}: {answer:?}");
         }
@@ -425,16 +686,51 @@ fn a_stolen_node_certificate_signs_only_for_its_own_pods() {
 fn a_stolen_channel_certificate_is_revoked_at_once() {
     let (mesh, identity) = (mesh(), "spiffe://components.canal/ns/beta/sa/node.beta-n2");
     let stolen = component("beta-n2", identity);
-    let requester = |credential| Requester { world: &mesh.world, host: "beta-n2", server: NEAR, credential: Some(credential) };
+    let requester = |credential| Requester {
+        world: &mesh.world,
+        host: "beta-n2",
+        server: NEAR,
+        credential: Some(credential),
+    };
     assert_eq!(requester(&stolen).ping(), KeyServerReply::Pong);
-    let status = mesh.canal(&["ca", "status", "--tenant", "canal-system", "--certificates", "-o", "json"]).json();
-    let all = status["domains"][0]["certificates"].as_array().cloned().unwrap_or_default();
-    let newest =
-        all.iter().filter(|c| c["identity"] == identity).max_by_key(|c| c["issued"].as_u64()).unwrap_or_else(|| panic!("{status}"));
-    mesh.canal(&["ca", "revoke", "--tenant", "canal-system", "--serial", newest["serial"].as_str().expect("a serial")]).ok();
-    until(deadline(SOON), "the thief is refused", || matches!(requester(&stolen).ping(), KeyServerReply::Closed(_)));
+    let status = mesh
+        .canal(&[
+            "ca",
+            "status",
+            "--tenant",
+            "canal-system",
+            "--certificates",
+            "-o",
+            "json",
+        ])
+        .json();
+    let all = status["domains"][0]["certificates"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
+    let newest = all
+        .iter()
+        .filter(|c| c["identity"] == identity)
+        .max_by_key(|c| c["issued"].as_u64())
+        .unwrap_or_else(|| panic!("{status}"));
+    mesh.canal(&[
+        "ca",
+        "revoke",
+        "--tenant",
+        "canal-system",
+        "--serial",
+        newest["serial"].as_str().expect("a serial"),
+    ])
+    .ok();
+    until(deadline(SOON), "the thief is refused", || {
+        matches!(requester(&stolen).ping(), KeyServerReply::Closed(_))
+    });
     assert!(handshake(mesh, "beta").reached(), "the node is not");
-    assert_eq!(requester(&component("beta-n2", identity)).ping(), KeyServerReply::Pong, "nor another certificate of its name");
+    assert_eq!(
+        requester(&component("beta-n2", identity)).ping(),
+        KeyServerReply::Pong,
+        "nor another certificate of its name"
+    );
 }
 
 /// Without any key server, alpha continues with keys of its data planes and reports it; beta refuses, by name. Both recover without
@@ -445,13 +741,26 @@ fn without_any_key_server_policy_decides() {
     ["ks-1", "ks-2"].into_iter().for_each(gone);
     let local = || mesh.counted_at("node", "canal_keys_fallbacks_total", &[]);
     let before = local();
-    until(deadline(SOON), "alpha goes on", || handshake(mesh, "alpha").reached());
+    until(deadline(SOON), "alpha goes on", || {
+        handshake(mesh, "alpha").reached()
+    });
     assert!(local() > before, "and it is counted");
     let refused = handshake(mesh, "beta");
-    assert!(matches!(refused, TunnelAttempt::Refused(_)), "beta does not: {refused:?}");
-    let counted = || mesh.counted_at("node", "canal_tls_refused_total", &["reason=\"no_key_server\""]);
+    assert!(
+        matches!(refused, TunnelAttempt::Refused(_)),
+        "beta does not: {refused:?}"
+    );
+    let counted = || {
+        mesh.counted_at(
+            "node",
+            "canal_tls_refused_total",
+            &["reason=\"no_key_server\""],
+        )
+    };
     until(deadline(SOON), "which is counted by name", || counted() > 0);
     ["ks-1", "ks-2"].into_iter().for_each(back);
-    until(deadline(SOON), "beta is back", || handshake(mesh, "beta").reached());
+    until(deadline(SOON), "beta is back", || {
+        handshake(mesh, "beta").reached()
+    });
     recovered("all dead", &pids);
 }

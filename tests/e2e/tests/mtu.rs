@@ -26,20 +26,37 @@ const TIER2: [&str; 3] = ["edge-2", "gw-4", "gw-5"];
 fn mesh(name: &str, edges: [&[&str]; 2], gateways: [&[&str]; 2]) -> Mesh {
     let of_az = |az: &str| usize::from(az == "az2");
     let mesh = Mesh::up_with("tier.yaml", name, |topology| {
-        for (parts, args) in [(&mut topology.edges, edges), (&mut topology.gateways, gateways)] {
+        for (parts, args) in [
+            (&mut topology.edges, edges),
+            (&mut topology.gateways, gateways),
+        ] {
             for part in parts {
                 let own = args[of_az(&part.az)].iter().map(|a| a.to_string());
                 part.process.as_mut().expect("it runs").args.extend(own);
             }
         }
         // The oversize datagrams are outside the mesh.
-        topology.tenants.iter_mut().for_each(|tenant| tenant.outside = OutsideTraffic::Passthrough);
+        topology
+            .tenants
+            .iter_mut()
+            .for_each(|tenant| tenant.outside = OutsideTraffic::Passthrough);
     });
-    for pod in TENANTS.iter().flat_map(|tenant| ["client-0", "client-far-0"].map(|pod| format!("{tenant}/default/{pod}"))) {
-        until(deadline(Duration::from_secs(20)), &format!("{pod} is served"), || {
-            let url = "http://web-0.default.svc.cluster.local:80/blob?size=10";
-            mesh.run(&pod, &["curl", "-sSf", "--max-time", "10", "-o", "/dev/null", url]).code == Some(0)
-        });
+    for pod in TENANTS.iter().flat_map(|tenant| {
+        ["client-0", "client-far-0"].map(|pod| format!("{tenant}/default/{pod}"))
+    }) {
+        until(
+            deadline(Duration::from_secs(20)),
+            &format!("{pod} is served"),
+            || {
+                let url = "http://web-0.default.svc.cluster.local:80/blob?size=10";
+                mesh.run(
+                    &pod,
+                    &["curl", "-sSf", "--max-time", "10", "-o", "/dev/null", url],
+                )
+                .code
+                    == Some(0)
+            },
+        );
     }
     mesh
 }
@@ -50,17 +67,51 @@ fn targets(mesh: &Mesh, pod: &str) -> Vec<(String, String)> {
     let of_tenant = |tenant: &str| {
         let pod = format!("{tenant}/default/{pod}");
         let addresses = mesh.resolve(&pod, "web-0.default.svc.cluster.local");
-        assert_eq!(addresses.len(), 2, "{pod}: web-0 has both families: {addresses:?}");
-        let url = |address: IpAddr| if address.is_ipv6() { format!("http://[{address}]:80") } else { format!("http://{address}:80") };
-        addresses.into_iter().map(|address| (pod.clone(), url(address))).collect::<Vec<_>>()
+        assert_eq!(
+            addresses.len(),
+            2,
+            "{pod}: web-0 has both families: {addresses:?}"
+        );
+        let url = |address: IpAddr| {
+            if address.is_ipv6() {
+                format!("http://[{address}]:80")
+            } else {
+                format!("http://{address}:80")
+            }
+        };
+        addresses
+            .into_iter()
+            .map(|address| (pod.clone(), url(address)))
+            .collect::<Vec<_>>()
     };
-    TENANTS.iter().flat_map(|tenant| of_tenant(tenant)).collect()
+    TENANTS
+        .iter()
+        .flat_map(|tenant| of_tenant(tenant))
+        .collect()
 }
 
 /// Starts a transfer in both directions, which holds half-way for as long as the file exists.
 fn begin(mesh: &Mesh, pod: &str, url: &str, hold_file: &Path) -> Child {
-    let (limit, hold_file) = (deadline(TRANSFER_WITHIN).as_secs().to_string(), hold_file.display().to_string());
-    mesh.spawn(pod, &["timeout", &limit, "canal-samples", "blob-client", url, "--mode", "echo", "--size", SIZE, "--hold-file", &hold_file])
+    let (limit, hold_file) = (
+        deadline(TRANSFER_WITHIN).as_secs().to_string(),
+        hold_file.display().to_string(),
+    );
+    mesh.spawn(
+        pod,
+        &[
+            "timeout",
+            &limit,
+            "canal-samples",
+            "blob-client",
+            url,
+            "--mode",
+            "echo",
+            "--size",
+            SIZE,
+            "--hold-file",
+            &hold_file,
+        ],
+    )
 }
 
 /// Makes the change during the transfers, which must end with every byte right.
@@ -68,41 +119,78 @@ fn check(mesh: &Mesh, pod: &str, what: &str, change: impl FnOnce()) {
     // All targets are resolved before any transfer starts, so that transfers run side by side on a busy machine too.
     let targets = targets(mesh, pod);
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let files: Vec<PathBuf> = (0..targets.len()).map(|n| dir.path().join(n.to_string())).collect();
+    let files: Vec<PathBuf> = (0..targets.len())
+        .map(|n| dir.path().join(n.to_string()))
+        .collect();
     let started = Instant::now();
     let transfers = targets.into_iter().zip(&files);
-    let all: Vec<(String, Child)> =
-        transfers.map(|((pod, url), file)| (format!("{pod} to {url}"), begin(mesh, &pod, &url, file))).collect();
-    until(deadline(TRANSFER_WITHIN), &format!("{what}: half of each body is sent"), || files.iter().all(|file| file.exists()));
+    let all: Vec<(String, Child)> = transfers
+        .map(|((pod, url), file)| (format!("{pod} to {url}"), begin(mesh, &pod, &url, file)))
+        .collect();
+    until(
+        deadline(TRANSFER_WITHIN),
+        &format!("{what}: half of each body is sent"),
+        || files.iter().all(|file| file.exists()),
+    );
     change();
-    files.iter().for_each(|file| std::fs::remove_file(file).expect("the client created it"));
+    files
+        .iter()
+        .for_each(|file| std::fs::remove_file(file).expect("the client created it"));
     for (transfer, child) in all {
         let output = mesh.end(&format!("{what}: {transfer}"), child);
-        assert_eq!(output.code, Some(0), "{what}: {transfer}: {output:?}\n{}", drops(mesh));
+        assert_eq!(
+            output.code,
+            Some(0),
+            "{what}: {transfer}: {output:?}\n{}",
+            drops(mesh)
+        );
         assert_eq!(output.json()["ok"], true, "{what}: {transfer}");
     }
-    println!("{what}: 10 MiB each way, twice for each tenant, in {:.1} s", started.elapsed().as_secs_f64());
+    println!(
+        "{what}: 10 MiB each way, twice for each tenant, in {:.1} s",
+        started.elapsed().as_secs_f64()
+    );
 }
 
 fn edge(mesh: &Mesh, edge: &str, what: &str) -> u64 {
-    mesh.counted(edge, "canal_edge_packets_total", &[&format!("what=\"{what}\"")])
+    mesh.counted(
+        edge,
+        "canal_edge_packets_total",
+        &[&format!("what=\"{what}\"")],
+    )
 }
 
 /// Returns the number of fragments that edges and replicas have dropped so far.
 fn fragments(mesh: &Mesh) -> u64 {
     std::thread::sleep(COUNTER_READ_INTERVAL);
-    let edges = ["edge-1", "edge-2"].iter().map(|host| edge(mesh, host, "drop_fragment"));
+    let edges = ["edge-1", "edge-2"]
+        .iter()
+        .map(|host| edge(mesh, host, "drop_fragment"));
     let replicas = TIER1[1..].iter().chain(&TIER2[1..]);
-    edges.chain(replicas.map(|host| mesh.counted(host, "canal_redirector_packets_total", &["what=\"drop_fragment\""]))).sum()
+    edges
+        .chain(replicas.map(|host| {
+            mesh.counted(
+                host,
+                "canal_redirector_packets_total",
+                &["what=\"drop_fragment\""],
+            )
+        }))
+        .sum()
 }
 
 /// Returns the drops, for a failing test's output.
 fn drops(mesh: &Mesh) -> String {
     let mut out = String::new();
     for host in TIER1.iter().chain(&TIER2) {
-        let metrics = mesh.run(host, &["curl", "-sS", "http://127.0.0.1:15020/metrics"]).stdout;
-        let drop_lines = metrics.lines().filter(|l| l.contains("_packets_total{") && (l.contains("drop_") || l.contains("too_big")));
-        drop_lines.filter(|l| !l.ends_with(" 0")).for_each(|l| out.push_str(&format!("{host}: {l}\n")));
+        let metrics = mesh
+            .run(host, &["curl", "-sS", "http://127.0.0.1:15020/metrics"])
+            .stdout;
+        let drop_lines = metrics.lines().filter(|l| {
+            l.contains("_packets_total{") && (l.contains("drop_") || l.contains("too_big"))
+        });
+        drop_lines
+            .filter(|l| !l.ends_with(" 0"))
+            .for_each(|l| out.push_str(&format!("{host}: {l}\n")));
     }
     out
 }
@@ -111,8 +199,16 @@ fn drops(mesh: &Mesh) -> String {
 fn icmp_errors_received(mesh: &Mesh) -> [u64; 2] {
     let mut sums = [0, 0];
     for gateway in &TIER1[1..] {
-        let output = mesh.run(gateway, &["nstat", "-asz", "IcmpInDestUnreachs", "Icmp6InPktTooBigs"]).ok();
-        for (sum, name) in sums.iter_mut().zip(["IcmpInDestUnreachs", "Icmp6InPktTooBigs"]) {
+        let output = mesh
+            .run(
+                gateway,
+                &["nstat", "-asz", "IcmpInDestUnreachs", "Icmp6InPktTooBigs"],
+            )
+            .ok();
+        for (sum, name) in sums
+            .iter_mut()
+            .zip(["IcmpInDestUnreachs", "Icmp6InPktTooBigs"])
+        {
             *sum += output
                 .lines()
                 .filter(|l| l.starts_with(name))
@@ -126,12 +222,24 @@ fn icmp_errors_received(mesh: &Mesh) -> [u64; 2] {
 /// Removes what kernels learned about paths from ICMP (otherwise it expires after ten minutes).
 fn forget_paths(mesh: &Mesh) {
     for host in mesh.world.hosts().unwrap() {
-        mesh.run(&host.environment.name, &["sh", "-c", "ip -4 route flush cache && ip -6 route flush cache"]).ok();
+        mesh.run(
+            &host.environment.name,
+            &[
+                "sh",
+                "-c",
+                "ip -4 route flush cache && ip -6 route flush cache",
+            ],
+        )
+        .ok();
     }
 }
 
 fn set_mtu(mesh: &Mesh, hosts: &[&str], mtu: u32) {
-    hosts.iter().for_each(|host| mesh.world.set_mtu(host, mtu).unwrap_or_else(|e| panic!("{host}: {e}")));
+    hosts.iter().for_each(|host| {
+        mesh.world
+            .set_mtu(host, mtu)
+            .unwrap_or_else(|e| panic!("{host}: {e}"))
+    });
 }
 
 /// Without settings, the tier needs 50 bytes more of the underlay than `--tier-mtu`, and not one more. Links may become narrower at any
@@ -140,19 +248,45 @@ fn set_mtu(mesh: &Mesh, hosts: &[&str], mtu: u32) {
 fn transfers_go_on_when_links_narrow() {
     let mesh = mesh("e2e-mtu", [&[], &[]], [&[], &[]]);
     check(&mesh, "client-0", "as it comes", || {});
-    check(&mesh, "client-0", "the tier's links narrow to 1500", || set_mtu(&mesh, &TIER1, 1500));
+    check(&mesh, "client-0", "the tier's links narrow to 1500", || {
+        set_mtu(&mesh, &TIER1, 1500)
+    });
     set_mtu(&mesh, &TIER1, 1600);
     assert_eq!(fragments(&mesh), 0, "{}", drops(&mesh));
     let by_edge = || edge(&mesh, "edge-1", "too_big");
-    let by_replicas =
-        || TIER1[1..].iter().map(|host| mesh.counted(host, "canal_redirector_packets_total", &["what=\"too_big\""])).sum::<u64>();
-    for (what, hosts, drop_lines) in
-        [("the replicas' links", &TIER1[1..], &by_replicas as &dyn Fn() -> u64), ("the edge's link", &TIER1[..1], &by_edge)]
-    {
+    let by_replicas = || {
+        TIER1[1..]
+            .iter()
+            .map(|host| {
+                mesh.counted(
+                    host,
+                    "canal_redirector_packets_total",
+                    &["what=\"too_big\""],
+                )
+            })
+            .sum::<u64>()
+    };
+    for (what, hosts, drop_lines) in [
+        (
+            "the replicas' links",
+            &TIER1[1..],
+            &by_replicas as &dyn Fn() -> u64,
+        ),
+        ("the edge's link", &TIER1[..1], &by_edge),
+    ] {
         forget_paths(&mesh);
         let before = drop_lines();
-        check(&mesh, "client-0", &format!("{what} narrow to 1400, and nobody was told"), || set_mtu(&mesh, hosts, 1400));
-        until(deadline(SEEN_WITHIN), &format!("{what}: senders are told"), || drop_lines() > before);
+        check(
+            &mesh,
+            "client-0",
+            &format!("{what} narrow to 1400, and nobody was told"),
+            || set_mtu(&mesh, hosts, 1400),
+        );
+        until(
+            deadline(SEEN_WITHIN),
+            &format!("{what}: senders are told"),
+            || drop_lines() > before,
+        );
         set_mtu(&mesh, &TIER1, 1600);
     }
     forget_paths(&mesh);
@@ -160,16 +294,36 @@ fn transfers_go_on_when_links_narrow() {
 
     let translated = edge(&mesh, "edge-1", "icmp_translated");
     let clients = TENANTS.map(|tenant| format!("{tenant}/default/client-0"));
-    check(&mesh, "client-0", "the clients' links narrow to 1300", || set_mtu(&mesh, &clients.each_ref().map(String::as_str), 1300));
-    until(deadline(SEEN_WITHIN), "errors about answers are translated", || edge(&mesh, "edge-1", "icmp_translated") > translated);
+    check(
+        &mesh,
+        "client-0",
+        "the clients' links narrow to 1300",
+        || set_mtu(&mesh, &clients.each_ref().map(String::as_str), 1300),
+    );
+    until(
+        deadline(SEEN_WITHIN),
+        "errors about answers are translated",
+        || edge(&mesh, "edge-1", "icmp_translated") > translated,
+    );
     set_mtu(&mesh, &clients.each_ref().map(String::as_str), 1500);
 
     let before = icmp_errors_received(&mesh);
-    let servers: Vec<String> = TENANTS.iter().flat_map(|t| ["web-0", "web-1"].map(|pod| format!("{t}/default/{pod}"))).collect();
+    let servers: Vec<String> = TENANTS
+        .iter()
+        .flat_map(|t| ["web-0", "web-1"].map(|pod| format!("{t}/default/{pod}")))
+        .collect();
     let servers: Vec<&str> = servers.iter().map(String::as_str).collect();
-    check(&mesh, "client-0", "the endpoints' links narrow to 1300", || set_mtu(&mesh, &servers, 1300));
+    check(
+        &mesh,
+        "client-0",
+        "the endpoints' links narrow to 1300",
+        || set_mtu(&mesh, &servers, 1300),
+    );
     let after = icmp_errors_received(&mesh);
-    assert!(after[0] > before[0], "no replica heard that what it dialled has become narrow: {before:?}, {after:?}");
+    assert!(
+        after[0] > before[0],
+        "no replica heard that what it dialled has become narrow: {before:?}, {after:?}"
+    );
     assert_eq!(fragments(&mesh), torn, "{}", drops(&mesh));
 }
 
@@ -178,10 +332,21 @@ fn transfers_go_on_when_links_narrow() {
 #[test]
 fn a_narrow_tier_is_reported_to_senders() {
     let narrow_edge: &[&str] = &["--mtu", "1350"];
-    let mesh = mesh("e2e-mtu-n", [narrow_edge, narrow_edge], [&[], &["--tier-mtu", "1350"]]);
+    let mesh = mesh(
+        "e2e-mtu-n",
+        [narrow_edge, narrow_edge],
+        [&[], &["--tier-mtu", "1350"]],
+    );
     check(&mesh, "client-0", "the edge takes 1350 bytes", || {});
-    until(deadline(SEEN_WITHIN), "senders are told", || edge(&mesh, "edge-1", "too_big") > 0);
-    check(&mesh, "client-far-0", "all of a tier's links narrow to 1400, as it was told", || set_mtu(&mesh, &TIER2, 1400));
+    until(deadline(SEEN_WITHIN), "senders are told", || {
+        edge(&mesh, "edge-1", "too_big") > 0
+    });
+    check(
+        &mesh,
+        "client-far-0",
+        "all of a tier's links narrow to 1400, as it was told",
+        || set_mtu(&mesh, &TIER2, 1400),
+    );
     assert_eq!(fragments(&mesh), 0, "{}", drops(&mesh));
     oversize_datagrams_are_answered_as_the_gateway_address(&mesh);
 }
@@ -193,22 +358,47 @@ fn oversize_datagrams_are_answered_as_the_gateway_address(mesh: &Mesh) {
     for tenant in TENANTS {
         let pod = format!("{tenant}/default/client-0");
         let environment = mesh.world.host(&pod).unwrap().environment;
-        let own: [IpAddr; 2] = [environment.ip4.expect("dual stack").into(), environment.ip6.expect("dual stack").into()];
+        let own: [IpAddr; 2] = [
+            environment.ip4.expect("dual stack").into(),
+            environment.ip6.expect("dual stack").into(),
+        ];
         for address in mesh.resolve("beta/default/client-0", "tcp.default.svc.cluster.local") {
             let is_v6 = address.is_ipv6();
             let icmp = Icmp::open(&mesh.world, &pod, is_v6);
             let from: IpAddr = own[usize::from(is_v6)];
-            let socket = mesh.world.inside(&pod, || UdpSocket::bind((from, 0))).unwrap().unwrap();
+            let socket = mesh
+                .world
+                .inside(&pod, || UdpSocket::bind((from, 0)))
+                .unwrap()
+                .unwrap();
             let source = socket.local_addr().unwrap();
             // With its headers it has 1,500 bytes, which the pod's link accepts.
-            socket.send_to(&vec![0; if is_v6 { 1452 } else { 1472 }], (address, 9)).unwrap();
-            let received = icmp.receive_one(deadline(Duration::from_secs(2)), |h| h.about.is_some_and(|(about, ..)| about == source));
+            socket
+                .send_to(&vec![0; if is_v6 { 1452 } else { 1472 }], (address, 9))
+                .unwrap();
+            let received = icmp.receive_one(deadline(Duration::from_secs(2)), |h| {
+                h.about.is_some_and(|(about, ..)| about == source)
+            });
             let kind = if is_v6 { (2, 0) } else { (3, 4) };
-            let expected = IcmpPacket { from: address, kind, mtu: 1350, about: Some((source, (address, 9).into(), 17)) };
+            let expected = IcmpPacket {
+                from: address,
+                kind,
+                mtu: 1350,
+                about: Some((source, (address, 9).into(), 17)),
+            };
             assert_eq!(received, Some(expected), "{pod} to {address}");
-            let route = || mesh.run(&pod, &["ip", "route", "get", &address.to_string()]).ok();
-            until(deadline(SEEN_WITHIN), &format!("{pod} has learned the MTU"), || route().contains("mtu 1350"));
+            let route = || {
+                mesh.run(&pod, &["ip", "route", "get", &address.to_string()])
+                    .ok()
+            };
+            until(
+                deadline(SEEN_WITHIN),
+                &format!("{pod} has learned the MTU"),
+                || route().contains("mtu 1350"),
+            );
         }
     }
-    until(deadline(SEEN_WITHIN), "all four are counted", || edge(mesh, "edge-1", "too_big") >= before + 4);
+    until(deadline(SEEN_WITHIN), "all four are counted", || {
+        edge(mesh, "edge-1", "too_big") >= before + 4
+    });
 }

@@ -28,57 +28,98 @@ fn setup() -> &'static ObserveWorld {
     static SETUP: OnceLock<ObserveWorld> = OnceLock::new();
     SETUP.get_or_init(|| {
         let mesh = Mesh::up("tier.yaml", "e2e-observe");
-        let setup = ObserveWorld { mesh, dir: tempfile::tempdir().expect("a directory") };
+        let setup = ObserveWorld {
+            mesh,
+            dir: tempfile::tempdir().expect("a directory"),
+        };
         let principals = setup.mesh.world.dir().join("principals.yaml");
         let mut text = std::fs::read_to_string(&principals).expect("the principals");
-        for (name, tenant) in [("ann", "tenant: alpha"), ("bob", "tenant: beta"), ("root", "")] {
+        for (name, tenant) in [
+            ("ann", "tenant: alpha"),
+            ("bob", "tenant: beta"),
+            ("root", ""),
+        ] {
             let token = format!("token-of-{name}");
-            let hash: String = Sha256::digest(token.as_bytes()).iter().map(|b| format!("{b:02x}")).collect();
-            text.push_str(&format!("- {{tokenSha256: {hash}, kind: operator, name: {name}, {tenant}}}\n"));
+            let hash: String = Sha256::digest(token.as_bytes())
+                .iter()
+                .map(|b| format!("{b:02x}"))
+                .collect();
+            text.push_str(&format!(
+                "- {{tokenSha256: {hash}, kind: operator, name: {name}, {tenant}}}\n"
+            ));
             std::fs::write(setup.dir.path().join(name), token).expect("a token");
         }
         let new = principals.with_extension("new");
         std::fs::write(&new, text).expect("the principals");
         std::fs::rename(new, principals).expect("the principals");
-        until(deadline(SOON), "the operators are known", || setup.canal("bob", "status").code == Some(0));
+        until(deadline(SOON), "the operators are known", || {
+            setup.canal("bob", "status").code == Some(0)
+        });
         setup
     })
 }
 
 impl ObserveWorld {
     fn words(&self, operator: &str, words: &str) -> Vec<String> {
-        let (root, token) = (self.mesh.world.root_ca().display().to_string(), self.dir.path().join(operator).display().to_string());
+        let (root, token) = (
+            self.mesh.world.root_ca().display().to_string(),
+            self.dir.path().join(operator).display().to_string(),
+        );
         let server = format!("https://{}:15012", self.mesh.address("controller"));
         // Hosts of a world have its name in their environment.
         let mut argv = ["env", "-u", "CANAL_WORLD"].map(str::to_owned).to_vec();
         argv.push(bin("canal").display().to_string());
         argv.extend(words.split(' ').map(str::to_owned));
-        argv.extend(["--server".into(), server, "--root-ca".into(), root, "--token-file".into(), token]);
+        argv.extend([
+            "--server".into(),
+            server,
+            "--root-ca".into(),
+            root,
+            "--token-file".into(),
+            token,
+        ]);
         argv
     }
 
     /// Runs a verb as an operator, with nothing of the world's but the controller's address and root.
     fn canal(&self, operator: &str, words: &str) -> ClientOutcome {
         let argv = self.words(operator, words);
-        self.mesh.run(OPERATOR_HOST, &argv.iter().map(String::as_str).collect::<Vec<_>>())
+        self.mesh.run(
+            OPERATOR_HOST,
+            &argv.iter().map(String::as_str).collect::<Vec<_>>(),
+        )
     }
 
     fn spawn(&self, operator: &str, words: &str) -> Child {
         let argv = self.words(operator, words);
-        self.mesh.spawn(OPERATOR_HOST, &argv.iter().map(String::as_str).collect::<Vec<_>>())
+        self.mesh.spawn(
+            OPERATOR_HOST,
+            &argv.iter().map(String::as_str).collect::<Vec<_>>(),
+        )
     }
 
     /// Returns the connected gateways that serve the operator's tenant now.
     fn gateways(&self, operator: &str) -> Vec<String> {
         let status = self.canal(operator, "status -o json").json();
-        let all = status["subscribers"].as_array().expect("data planes").clone();
-        let gateways = all.iter().filter(|s| s["kind"] == "gateway" && s["connected"] == true);
-        gateways.map(|s| s["name"].as_str().expect("a name").to_owned()).collect()
+        let all = status["subscribers"]
+            .as_array()
+            .expect("data planes")
+            .clone();
+        let gateways = all
+            .iter()
+            .filter(|s| s["kind"] == "gateway" && s["connected"] == true);
+        gateways
+            .map(|s| s["name"].as_str().expect("a name").to_owned())
+            .collect()
     }
 
     fn ask(&self, pod: &str, path: &str) {
         until(deadline(SOON), "the service answers", || {
-            self.mesh.code(pod, &format!("http://web-0.default.svc.cluster.local{path}"), &[]) == 200
+            self.mesh.code(
+                pod,
+                &format!("http://web-0.default.svc.cluster.local{path}"),
+                &[],
+            ) == 200
         });
     }
 
@@ -102,23 +143,40 @@ fn wait_for_tap(tap: &mut Child) {
 #[test]
 fn each_operator_taps_its_own_tenant_and_proxyless_traffic_too() {
     let setup = setup();
-    let (mut ann, mut bob) = (setup.spawn("ann", "tap -n 3 -o json"), setup.spawn("bob", "tap -n 3 -o json"));
-    let mut root = setup.spawn("root", "tap -n 1 --tenant beta --path /blob?size=10&b -o json");
+    let (mut ann, mut bob) = (
+        setup.spawn("ann", "tap -n 3 -o json"),
+        setup.spawn("bob", "tap -n 3 -o json"),
+    );
+    let mut root = setup.spawn(
+        "root",
+        "tap -n 1 --tenant beta --path /blob?size=10&b -o json",
+    );
     until(deadline(SOON), "all have seen their own", || {
         setup.ask(ALPHA, "/blob?size=10&a");
         setup.ask(BETA, "/blob?size=10&b");
-        [&mut ann, &mut bob, &mut root].into_iter().all(|child| child.try_wait().expect("it is ours").is_some())
+        [&mut ann, &mut bob, &mut root]
+            .into_iter()
+            .all(|child| child.try_wait().expect("it is ours").is_some())
     });
-    for (name, child, tenant, path) in
-        [("ann", ann, "alpha", "/blob?size=10&a"), ("bob", bob, "beta", "/blob?size=10&b"), ("root", root, "beta", "/blob?size=10&b")]
-    {
+    for (name, child, tenant, path) in [
+        ("ann", ann, "alpha", "/blob?size=10&a"),
+        ("bob", bob, "beta", "/blob?size=10&b"),
+        ("root", root, "beta", "/blob?size=10&b"),
+    ] {
         let output = setup.mesh.end(name, child);
-        assert!(output.stderr.contains("listening on gw-"), "{name}: {}", output.stderr);
+        assert!(
+            output.stderr.contains("listening on gw-"),
+            "{name}: {}",
+            output.stderr
+        );
         let out = output.ok();
         assert!(!out.is_empty());
         for line in out.lines() {
             let request: serde_json::Value = serde_json::from_str(line).expect("JSON");
-            assert!(request["tenant"] == tenant && request["path"] == path, "{name} sees {line}");
+            assert!(
+                request["tenant"] == tenant && request["path"] == path,
+                "{name} sees {line}"
+            );
         }
     }
 }
@@ -127,20 +185,41 @@ fn each_operator_taps_its_own_tenant_and_proxyless_traffic_too() {
 fn missing_and_foreign_objects_are_refused_with_a_fix() {
     let setup = setup();
     for (operator, words, code, want) in [
-        ("root", "tap --tenant nosuch", 5, "there is no tenant nosuch"),
-        ("ann", "tap --service default/nosuch", 5, "tenant alpha has no service"),
+        (
+            "root",
+            "tap --tenant nosuch",
+            5,
+            "there is no tenant nosuch",
+        ),
+        (
+            "ann",
+            "tap --service default/nosuch",
+            5,
+            "tenant alpha has no service",
+        ),
         ("root", "tap --gateway gw-9", 5, "no data plane \"gw-9\""),
         ("ann", "tap --tenant beta", 1, "for tenant alpha only"),
         ("bob", "logs alpha-n1", 5, "no data plane \"alpha-n1\""),
-        ("bob", "config dump alpha-n1", 5, "no data plane \"alpha-n1\""),
+        (
+            "bob",
+            "config dump alpha-n1",
+            5,
+            "no data plane \"alpha-n1\"",
+        ),
         ("bob", "config dump edge-1", 5, "no data plane \"edge-1\""),
         ("bob", "metrics --tenant alpha", 1, "for tenant beta only"),
         ("root", "logs edge-1", 1, "serves no logs"),
         ("root", "logs gw-1 --level debug", 2, "is for worlds"),
     ] {
         let output = setup.canal(operator, words);
-        assert!(output.code == Some(code) && output.stderr.contains(want), "{operator} {words}: {output:?}");
-        assert!(code == 1 || output.stderr.contains("fix: ") || output.stderr.contains("fix: "), "{operator} {words}: {output:?}");
+        assert!(
+            output.code == Some(code) && output.stderr.contains(want),
+            "{operator} {words}: {output:?}"
+        );
+        assert!(
+            code == 1 || output.stderr.contains("fix: ") || output.stderr.contains("fix: "),
+            "{operator} {words}: {output:?}"
+        );
     }
 }
 
@@ -159,34 +238,93 @@ fn logs_dumps_and_metrics_are_of_the_own_tenant() {
         };
         setup.gateways(operator).iter().map(of).collect()
     };
-    until(deadline(SOON), "the lines are written", || logs("ann").contains("&log-a") && logs("bob").contains("&log-b"));
+    until(deadline(SOON), "the lines are written", || {
+        logs("ann").contains("&log-a") && logs("bob").contains("&log-b")
+    });
     for (operator, own, other) in [("ann", "alpha", "beta"), ("bob", "beta", "alpha")] {
         let lines = logs(operator);
-        let all_own = lines.lines().all(|line| line.contains(&format!("\"tenant\":\"{own}\"")));
-        assert!(all_own && !lines.contains(&format!("\"tenant\":\"{other}\"")), "{operator}: {lines}");
+        let all_own = lines
+            .lines()
+            .all(|line| line.contains(&format!("\"tenant\":\"{own}\"")));
+        assert!(
+            all_own && !lines.contains(&format!("\"tenant\":\"{other}\"")),
+            "{operator}: {lines}"
+        );
         // As with logs: one that is listed may have left.
-        let dump_of = |name: &String| Some(setup.canal(operator, &format!("config dump {name}"))).filter(|output| output.code == Some(0));
-        let dump = setup.gateways(operator).iter().find_map(dump_of).expect("a gateway of its own").json();
-        let tenants: Vec<_> = dump["engine"]["tenants"].as_array().expect("tenants").iter().map(|t| t["tenant"].clone()).collect();
-        assert!(tenants == [own] && dump["certificates"].is_null() && dump["southbound"].is_null(), "{operator}: {dump}");
-        assert!(!dump.to_string().contains(&format!("{other}.example")), "{operator}: {dump}");
+        let dump_of = |name: &String| {
+            Some(setup.canal(operator, &format!("config dump {name}")))
+                .filter(|output| output.code == Some(0))
+        };
+        let dump = setup
+            .gateways(operator)
+            .iter()
+            .find_map(dump_of)
+            .expect("a gateway of its own")
+            .json();
+        let tenants: Vec<_> = dump["engine"]["tenants"]
+            .as_array()
+            .expect("tenants")
+            .iter()
+            .map(|t| t["tenant"].clone())
+            .collect();
+        assert!(
+            tenants == [own] && dump["certificates"].is_null() && dump["southbound"].is_null(),
+            "{operator}: {dump}"
+        );
+        assert!(
+            !dump.to_string().contains(&format!("{other}.example")),
+            "{operator}: {dump}"
+        );
         let metrics = setup.canal(operator, "metrics").ok();
-        let series: Vec<_> = metrics.lines().filter(|line| !line.starts_with('#')).collect();
-        assert!(series.iter().any(|line| line.starts_with("istio_requests_total{instance=\"gw-")), "{operator}: {metrics}");
-        assert!(series.iter().all(|line| line.contains(&format!("tenant=\"{own}\""))), "{operator}: {metrics}");
+        let series: Vec<_> = metrics
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .collect();
+        assert!(
+            series
+                .iter()
+                .any(|line| line.starts_with("istio_requests_total{instance=\"gw-")),
+            "{operator}: {metrics}"
+        );
+        assert!(
+            series
+                .iter()
+                .all(|line| line.contains(&format!("tenant=\"{own}\""))),
+            "{operator}: {metrics}"
+        );
     }
-    assert!(setup.canal("ann", "logs alpha-n1 --tail 5").ok().lines().count() <= 5);
-    assert_eq!(setup.canal("ann", "config dump alpha-n1 --part node").ok().trim(), "\"alpha-n1\"");
+    assert!(
+        setup
+            .canal("ann", "logs alpha-n1 --tail 5")
+            .ok()
+            .lines()
+            .count()
+            <= 5
+    );
+    assert_eq!(
+        setup
+            .canal("ann", "config dump alpha-n1 --part node")
+            .ok()
+            .trim(),
+        "\"alpha-n1\""
+    );
     assert!(setup.canal("root", "config dump edge-1").json().is_object());
     // The planner decides which gateways serve both tenants, and an earlier test ends a gateway.
     let is_whole = |name: &String| {
         let dump = setup.canal("root", &format!("config dump {name}"));
         dump.code == Some(0) && dump.json()["engine"]["tenants"].as_array().map(Vec::len) == Some(2)
     };
-    until(deadline(SOON), "the provider sees both tenants of a gateway", || setup.gateways("root").iter().any(is_whole));
+    until(
+        deadline(SOON),
+        "the provider sees both tenants of a gateway",
+        || setup.gateways("root").iter().any(is_whole),
+    );
     // The world's own access to the tap gives the same result.
     let tap = setup.mesh.canal(&["tap", "--tenant", "nosuch"]);
-    assert!(tap.code == Some(5) && tap.stderr.contains("there is no tenant"), "{tap:?}");
+    assert!(
+        tap.code == Some(5) && tap.stderr.contains("there is no tenant"),
+        "{tap:?}"
+    );
 }
 
 #[test]
@@ -197,17 +335,39 @@ fn a_stalled_reader_blocks_no_other_and_gets_the_drop_count() {
     let mut other = setup.spawn("ann", "tap -n 3 --path /blob?size=10&other");
     wait_for_tap(&mut tap);
     let pad = "p".repeat(3000);
-    let url = format!("http://web-0.default.svc.cluster.local/blob?size=10&many=[1-3000]&pad={pad}");
-    let argv = ["curl", "-sS", "--max-time", "600", "-o", "/dev/null", "-w", "%{http_code}\\n", &url];
+    let url =
+        format!("http://web-0.default.svc.cluster.local/blob?size=10&many=[1-3000]&pad={pad}");
+    let argv = [
+        "curl",
+        "-sS",
+        "--max-time",
+        "600",
+        "-o",
+        "/dev/null",
+        "-w",
+        "%{http_code}\\n",
+        &url,
+    ];
     let codes = setup.mesh.run(ALPHA, &argv).ok();
-    assert!(codes.lines().count() == 3000 && codes.lines().all(|code| code == "200"), "requests are not held up");
+    assert!(
+        codes.lines().count() == 3000 && codes.lines().all(|code| code == "200"),
+        "requests are not held up"
+    );
     setup.request_until_ended(ALPHA, "/blob?size=10&other", &mut other);
     setup.mesh.end("other", other).ok();
-    let dropped = || setup.mesh.counted_at("gateway", "canal_observations_lines_dropped_total", &["subject=\"tap\""]);
+    let dropped = || {
+        setup.mesh.counted_at(
+            "gateway",
+            "canal_observations_lines_dropped_total",
+            &["subject=\"tap\""],
+        )
+    };
     let output = setup.mesh.signal("tap", tap, Signal::INT);
     assert!(output.stdout.lines().count() < 3000, "it did not see all");
     // The next lines report what the queue dropped. The reader left before it read them; the gateways counted them.
-    until(deadline(SOON), "lines are counted as dropped", || dropped() > 0 || output.stderr.contains("lines dropped"));
+    until(deadline(SOON), "lines are counted as dropped", || {
+        dropped() > 0 || output.stderr.contains("lines dropped")
+    });
 }
 
 #[test]
@@ -218,7 +378,14 @@ fn a_tap_ends_with_its_signal_or_with_its_gateway() {
     assert_eq!(setup.mesh.signal("tap", tap, Signal::INT).code, Some(130));
     let mut tap = setup.spawn("root", "tap --gateway gw-5");
     wait_for_tap(&mut tap);
-    setup.mesh.world.kill("gw-5", canal_world::Signal::Kill).expect("killed");
+    setup
+        .mesh
+        .world
+        .kill("gw-5", canal_world::Signal::Kill)
+        .expect("killed");
     let output = setup.mesh.end("tap", tap);
-    assert!(output.code == Some(3) && output.stderr.contains("gw-5: disconnected"), "{output:?}");
+    assert!(
+        output.code == Some(3) && output.stderr.contains("gw-5: disconnected"),
+        "{output:?}"
+    );
 }

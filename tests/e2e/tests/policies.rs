@@ -29,8 +29,14 @@ fn mesh() -> &'static Mesh {
         let mesh = Mesh::up_with("trust.yaml", "e2e-policies", |topology| {
             topology.gateways.retain(|gateway| gateway.name == GATEWAY);
             topology.edges.retain(|edge| edge.az == "az1");
-            let mut gamma = topology.tenants.iter().find(|tenant| tenant.name == "beta").expect("beta").clone();
-            (gamma.name, gamma.vni, gamma.trust_domain) = ("gamma".into(), 103, "gamma.example".into());
+            let mut gamma = topology
+                .tenants
+                .iter()
+                .find(|tenant| tenant.name == "beta")
+                .expect("beta")
+                .clone();
+            (gamma.name, gamma.vni, gamma.trust_domain) =
+                ("gamma".into(), 103, "gamma.example".into());
             let renamed = |name: &str| name.replace("beta", "gamma");
             for node in &mut gamma.nodes {
                 node.name = renamed(&node.name);
@@ -41,7 +47,9 @@ fn mesh() -> &'static Mesh {
             topology.tenants.push(gamma);
         });
         for pod in [ALPHA, BETA, GAMMA] {
-            until(deadline(SOON), &format!("{pod} is served"), || code(&mesh, pod, "/headers") == 200);
+            until(deadline(SOON), &format!("{pod} is served"), || {
+                code(&mesh, pod, "/headers") == 200
+            });
         }
         mesh
     })
@@ -61,7 +69,12 @@ fn deny(name: &str, path: &str) -> String {
 
 /// Returns a DENY policy with too many paths and negated paths, for the application `app`.
 fn too_large(name: &str, app: &str) -> String {
-    let list = |stem: &str| (0..VALUES).map(|n| format!("/{stem}{n}")).collect::<Vec<_>>().join(",");
+    let list = |stem: &str| {
+        (0..VALUES)
+            .map(|n| format!("/{stem}{n}"))
+            .collect::<Vec<_>>()
+            .join(",")
+    };
     format!(
         "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: {name}, namespace: default}}\nspec:\n  \
          selector: {{matchLabels: {{app: {app}}}}}\n  action: DENY\n  rules: [{{to: [{{operation: {{paths: [{}], notPaths: [{}]}}}}]}}]\n",
@@ -74,24 +87,51 @@ fn apply(mesh: &Mesh, tenant: &str, yaml: &str) -> ClientOutcome {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("policies.yaml");
     std::fs::write(&file, yaml).expect("written");
-    mesh.canal(&["apply", "--tenant", tenant, "-o", "json", "-f", &file.to_string_lossy()])
+    mesh.canal(&[
+        "apply",
+        "--tenant",
+        tenant,
+        "-o",
+        "json",
+        "-f",
+        &file.to_string_lossy(),
+    ])
 }
 
 /// Returns the number of heads of a service's table in az1, of all replicas.
 fn heads(mesh: &Mesh, service: &str) -> u64 {
     let status = mesh.canal(&["gateway", "status", service, "-o", "json"]);
-    let Ok(status) = serde_json::from_str::<Value>(&status.stdout) else { return 0 };
-    let tables = status["tables"].as_array().into_iter().flatten().filter(|table| table["az"] == "az1");
-    tables.filter_map(|table| table["members"].as_array()).flatten().filter_map(|member| member["heads"].as_u64()).sum()
+    let Ok(status) = serde_json::from_str::<Value>(&status.stdout) else {
+        return 0;
+    };
+    let tables = status["tables"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|table| table["az"] == "az1");
+    tables
+        .filter_map(|table| table["members"].as_array())
+        .flatten()
+        .filter_map(|member| member["heads"].as_u64())
+        .sum()
 }
 
 /// Removes a process's configuration from its data: everything except the filesystem with the kernel's maps, which is mounted there.
 fn forget(mesh: &Mesh, host: &str) -> usize {
     let data = mesh.world.data(host).expect("a host of the world");
-    let entries = std::fs::read_dir(&data).unwrap_or_else(|e| panic!("{}: {e}", data.display())).filter_map(Result::ok);
+    let entries = std::fs::read_dir(&data)
+        .unwrap_or_else(|e| panic!("{}: {e}", data.display()))
+        .filter_map(Result::ok);
     let mut gone = 0;
-    for path in entries.map(|entry| entry.path()).filter(|path| !path.ends_with("bpffs")) {
-        let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+    for path in entries
+        .map(|entry| entry.path())
+        .filter(|path| !path.ends_with("bpffs"))
+    {
+        let removed = if path.is_dir() {
+            std::fs::remove_dir_all(&path)
+        } else {
+            std::fs::remove_file(&path)
+        };
         removed.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         gone += 1;
     }
@@ -101,14 +141,31 @@ fn forget(mesh: &Mesh, host: &str) -> usize {
 /// Checks that beta's policy is in force, that beta and gamma are served, and that their services have all heads.
 fn others_are_whole(mesh: &Mesh, when: &str) {
     for service in ["beta/default/web", "gamma/default/web"] {
-        until(deadline(SOON), &format!("{when}: {service} has its heads"), || heads(mesh, service) == HEADS);
+        until(
+            deadline(SOON),
+            &format!("{when}: {service} has its heads"),
+            || heads(mesh, service) == HEADS,
+        );
     }
-    for (pod, path, wanted) in [(BETA, "/headers", 200), (GAMMA, "/headers", 200), (BETA, "/secret", 403)] {
-        until(deadline(SOON), &format!("{when}: {pod} gets {wanted} for {path}"), || code(mesh, pod, path) == wanted);
+    for (pod, path, wanted) in [
+        (BETA, "/headers", 200),
+        (GAMMA, "/headers", 200),
+        (BETA, "/secret", 403),
+    ] {
+        until(
+            deadline(SOON),
+            &format!("{when}: {pod} gets {wanted} for {path}"),
+            || code(mesh, pod, path) == wanted,
+        );
     }
     // The policy stays in force: no late change opens access.
     for _ in 0..20 {
-        assert_eq!(code(mesh, BETA, "/secret"), 403, "{when}: beta's policy does not hold\n{}", mesh.logs());
+        assert_eq!(
+            code(mesh, BETA, "/secret"),
+            403,
+            "{when}: beta's policy does not hold\n{}",
+            mesh.logs()
+        );
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -116,21 +173,46 @@ fn others_are_whole(mesh: &Mesh, when: &str) {
 /// Checks alpha's diagnostics: for policies that it applies, which change nothing, and for those in its files, which are in force as
 /// denials.
 fn bad_policies(mesh: &Mesh) {
-    let all: Vec<String> = (0..BAD).map(|n| too_large(&format!("bad-{n}"), "web-l7")).chain([too_large("bad-web", "web")]).collect();
+    let all: Vec<String> = (0..BAD)
+        .map(|n| too_large(&format!("bad-{n}"), "web-l7"))
+        .chain([too_large("bad-web", "web")])
+        .collect();
     let told = |diagnostics: &Value| {
-        let problems = diagnostics.as_array().into_iter().flatten().filter_map(|told| told["problem"].as_str());
-        problems.filter(|problem| problem.contains("more than 1024")).count()
+        let problems = diagnostics
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|told| told["problem"].as_str());
+        problems
+            .filter(|problem| problem.contains("more than 1024"))
+            .count()
     };
     // This is the maximum number in one request.
     let answer = apply(mesh, "alpha", &all[..50].concat()).json();
-    assert_eq!((answer["accepted"].as_bool(), told(&answer["diagnostics"])), (Some(false), 50), "each is told, none accepted: {answer}");
-    assert_eq!(code(mesh, ALPHA, "/secret"), 404, "and nothing of it changed");
+    assert_eq!(
+        (answer["accepted"].as_bool(), told(&answer["diagnostics"])),
+        (Some(false), 50),
+        "each is told, none accepted: {answer}"
+    );
+    assert_eq!(
+        code(mesh, ALPHA, "/secret"),
+        404,
+        "and nothing of it changed"
+    );
     apply(mesh, "alpha", &deny("a0", "/nothing")).ok();
     for (n, part) in all.chunks(50).enumerate() {
-        std::fs::write(mesh.world.config_dir("alpha").join(format!("bad-{n}.yaml")), part.concat()).expect("written");
+        std::fs::write(
+            mesh.world.config_dir("alpha").join(format!("bad-{n}.yaml")),
+            part.concat(),
+        )
+        .expect("written");
     }
     let known = || mesh.canal(&["status", "-o", "json"]).json()["diagnostics"].to_string();
-    until(deadline(SOON), "alpha is told of what its files say", || known().contains("more than 1024"));
+    until(
+        deadline(SOON),
+        "alpha is told of what its files say",
+        || known().contains("more than 1024"),
+    );
     println!(
         "{} policies of alpha's are in force as denials, {} told in status",
         BAD + 1,
@@ -145,33 +227,54 @@ fn bad_policies(mesh: &Mesh) {
 fn one_tenants_bad_policies_are_its_own_affair() {
     let mesh = mesh();
     apply(mesh, "beta", &deny("secret", "/secret")).ok();
-    until(deadline(SOON), "beta's policy holds", || code(mesh, BETA, "/secret") == 403);
+    until(deadline(SOON), "beta's policy holds", || {
+        code(mesh, BETA, "/secret") == 403
+    });
     bad_policies(mesh);
     mesh.converge(deadline(SOON));
     others_are_whole(mesh, "with the gateway that ran before");
     let closed = |app: &str, number: u32| {
         let url = format!("http://10.101.0.{number}/headers");
-        until(deadline(SOON), &format!("alpha's policies deny what is {app}'s"), || mesh.code(ALPHA, &url, &[]) == 403);
+        until(
+            deadline(SOON),
+            &format!("alpha's policies deny what is {app}'s"),
+            || mesh.code(ALPHA, &url, &[]) == 403,
+        );
     };
     closed("web", 10);
     closed("web-l7", 11);
-    assert_eq!(mesh.code(ALPHA, "http://10.101.0.12/headers", &[]), 200, "what alpha's policies do not name is served");
+    assert_eq!(
+        mesh.code(ALPHA, "http://10.101.0.12/headers", &[]),
+        200,
+        "what alpha's policies do not name is served"
+    );
 
     mesh.world.stop(GATEWAY).unwrap();
     let gone = forget(mesh, GATEWAY);
     mesh.world.start(GATEWAY).unwrap();
     // The gateway admits no client before it is ready; from then on the policy is in force.
     mesh.world.wait_host_ready(GATEWAY, deadline(SOON)).unwrap();
-    let opened = until(deadline(SOON), "the cold gateway answers beta", || code(mesh, BETA, "/secret") != 0);
-    println!("a cold gateway ({gone} files gone) answers beta {opened:?} after it was ready: {}", code(mesh, BETA, "/secret"));
+    let opened = until(deadline(SOON), "the cold gateway answers beta", || {
+        code(mesh, BETA, "/secret") != 0
+    });
+    println!(
+        "a cold gateway ({gone} files gone) answers beta {opened:?} after it was ready: {}",
+        code(mesh, BETA, "/secret")
+    );
     others_are_whole(mesh, "with a cold gateway");
     closed("web", 10);
 
     mesh.world.restart(GATEWAY).unwrap();
     mesh.world.wait_host_ready(GATEWAY, deadline(SOON)).unwrap();
     others_are_whole(mesh, "with a gateway from its disk");
-    until(deadline(SOON), "alpha's service has its heads too", || heads(mesh, "alpha/default/web") == HEADS);
+    until(deadline(SOON), "alpha's service has its heads too", || {
+        heads(mesh, "alpha/default/web") == HEADS
+    });
     let status = mesh.canal(&["status", "-o", "json"]).json();
-    assert!(status["diagnostics"].to_string().contains("more than 1024"), "status tells of it: {}", status["diagnostics"]);
+    assert!(
+        status["diagnostics"].to_string().contains("more than 1024"),
+        "status tells of it: {}",
+        status["diagnostics"]
+    );
     mesh.converge(deadline(SOON));
 }

@@ -23,13 +23,26 @@ fn mesh() -> &'static Mesh {
 
 /// Returns the service's address as a URL or dial string contains it, for both families.
 fn both(n: u16, port: u16) -> [String; 2] {
-    [format!("10.101.0.{n}:{port}"), format!("[fd00:101::{n}]:{port}")]
+    [
+        format!("10.101.0.{n}:{port}"),
+        format!("[fd00:101::{n}]:{port}"),
+    ]
 }
 
 /// Runs a command in the client pods of both tenants at once. Returns the tenants' names with the output.
 fn in_both(argv: &[&str]) -> [(&'static str, ClientOutcome); 2] {
-    let started = TENANTS.map(|tenant| (tenant, mesh().spawn(&format!("{tenant}/default/client-0"), argv)));
-    started.map(|(tenant, child)| (tenant, mesh().end(&format!("{tenant}: {}", argv.join(" ")), child)))
+    let started = TENANTS.map(|tenant| {
+        (
+            tenant,
+            mesh().spawn(&format!("{tenant}/default/client-0"), argv),
+        )
+    });
+    started.map(|(tenant, child)| {
+        (
+            tenant,
+            mesh().end(&format!("{tenant}: {}", argv.join(" ")), child),
+        )
+    })
 }
 
 /// How often gRPC's client cancels a call before it must have seen the cancellation.
@@ -39,13 +52,34 @@ const CANCEL_TRIES_MAX: u32 = 10;
 fn sample(argv: &[&str]) -> serde_json::Value {
     let timeout_ms = deadline(CALL_TIMEOUT).as_millis().to_string();
     // Every client but this one has a timeout of its own.
-    let limit = if argv[0] == "blob-client" { vec![] } else { vec!["--timeout-ms", timeout_ms.as_str()] };
-    let all: Vec<&str> = ["canal-samples"].into_iter().chain(argv.iter().copied()).chain(limit).collect();
+    let limit = if argv[0] == "blob-client" {
+        vec![]
+    } else {
+        vec!["--timeout-ms", timeout_ms.as_str()]
+    };
+    let all: Vec<&str> = ["canal-samples"]
+        .into_iter()
+        .chain(argv.iter().copied())
+        .chain(limit)
+        .collect();
     let [alpha, _] = in_both(&all).map(|(tenant, output)| {
         let json = output.json();
-        assert!(json["ok"] == true && output.code == Some(0), "{}\n{json}\n{}\n{}", output.command, output.stderr, mesh().logs());
-        for answered_by in json["served_by"].as_object().into_iter().flat_map(|by| by.keys()) {
-            assert!(answered_by.ends_with(tenant), "{tenant} was answered by {answered_by}");
+        assert!(
+            json["ok"] == true && output.code == Some(0),
+            "{}\n{json}\n{}\n{}",
+            output.command,
+            output.stderr,
+            mesh().logs()
+        );
+        for answered_by in json["served_by"]
+            .as_object()
+            .into_iter()
+            .flat_map(|by| by.keys())
+        {
+            assert!(
+                answered_by.ends_with(tenant),
+                "{tenant} was answered by {answered_by}"
+            );
         }
         json
     });
@@ -60,11 +94,22 @@ const BODIES: &str = "for mode in get put echo; do for framing in length chunked
 /// Bodies of every framing, version and direction; large ones once per direction, version and family.
 #[test]
 fn http_bodies_arrive_byte_exact() {
-    for (port, protocol) in [(80, "h1"), (81, "h2"), (82, "h1"), (82, "h2"), (80, "h2"), (81, "h1")] {
+    for (port, protocol) in [
+        (80, "h1"),
+        (81, "h2"),
+        (82, "h1"),
+        (82, "h2"),
+        (80, "h2"),
+        (81, "h1"),
+    ] {
         for address in both(10, port) {
             let url = format!("http://{address}");
             for (tenant, output) in in_both(&["sh", "-c", BODIES, &url, protocol]) {
-                assert_eq!(output.ok().trim(), "all right", "{tenant}: {url}: {protocol}");
+                assert_eq!(
+                    output.ok().trim(),
+                    "all right",
+                    "{tenant}: {url}: {protocol}"
+                );
             }
         }
     }
@@ -77,7 +122,18 @@ fn large_bodies_arrive_byte_exact() {
         for (address, framing) in both(10, port).iter().zip(["length", "chunked"]) {
             let url = format!("http://{address}");
             for mode in ["get", "put"] {
-                sample(&["blob-client", &url, "--mode", mode, "--framing", framing, "--size", size, "--protocol", protocol]);
+                sample(&[
+                    "blob-client",
+                    &url,
+                    "--mode",
+                    mode,
+                    "--framing",
+                    framing,
+                    "--size",
+                    size,
+                    "--protocol",
+                    protocol,
+                ]);
             }
         }
     }
@@ -88,7 +144,17 @@ fn keep_alive_load_is_answered_without_a_loss() {
     let [v4, v6] = both(10, 80).map(|a| format!("http://{a}/blob?size=100"));
     for protocol in ["h1", "h2"] {
         let count: u32 = if is_timed() { 4000 } else { 1000 };
-        let report = sample(&["load", &v4, &v6, "-n", &count.to_string(), "-c", "16", "--protocol", protocol]);
+        let report = sample(&[
+            "load",
+            &v4,
+            &v6,
+            "-n",
+            &count.to_string(),
+            "-c",
+            "16",
+            "--protocol",
+            protocol,
+        ]);
         assert_eq!(report["succeeded"], count, "{report}");
     }
     let report = sample(&["load", &v4, "-n", "300", "-c", "4", "--no-keepalive"]);
@@ -100,11 +166,42 @@ fn grpc_unary_streams_trailers_and_statuses() {
     for address in both(20, 9000) {
         for mode in ["unary", "server-stream", "client-stream", "bidi"] {
             for (count, size) in [("1", "0"), ("50", "1000"), ("4", "2000000")] {
-                sample(&["grpc-client", &address, "--mode", mode, "--count", count, "--size", size]);
+                sample(&[
+                    "grpc-client",
+                    &address,
+                    "--mode",
+                    mode,
+                    "--count",
+                    count,
+                    "--size",
+                    size,
+                ]);
             }
-            sample(&["grpc-client", &address, "--mode", mode, "--count", "3", "--status", "8", "--status-message", "a/b %"]);
+            sample(&[
+                "grpc-client",
+                &address,
+                "--mode",
+                mode,
+                "--count",
+                "3",
+                "--status",
+                "8",
+                "--status-message",
+                "a/b %",
+            ]);
         }
-        sample(&["grpc-client", &address, "--mode", "bidi", "--count", "5", "--interval-ms", "100", "--metadata", "x-echo-a=b"]);
+        sample(&[
+            "grpc-client",
+            &address,
+            "--mode",
+            "bidi",
+            "--count",
+            "5",
+            "--interval-ms",
+            "100",
+            "--metadata",
+            "x-echo-a=b",
+        ]);
     }
 }
 
@@ -131,14 +228,28 @@ fn grpc_interop_passes() {
     let client = client.to_str().expect("a UTF-8 path");
     for host in ["10.101.0.21", "fd00:101::21"] {
         for case in cases {
-            let argv = [client, "-server_host", host, "-server_port", "9100", "-test_case", case];
+            let argv = [
+                client,
+                "-server_host",
+                host,
+                "-server_port",
+                "9100",
+                "-test_case",
+                case,
+            ];
             // The client cancels its call and then asks for the result. If it does not run in between, the answer is there before its own
             // library has seen the cancellation, and the client takes either.
-            let tries = if case == "cancel_after_begin" { CANCEL_TRIES_MAX } else { 1 };
+            let tries = if case == "cancel_after_begin" {
+                CANCEL_TRIES_MAX
+            } else {
+                1
+            };
             for attempt in 1..=tries {
                 let outputs = in_both(&argv);
                 if attempt == tries || outputs.iter().all(|(_, output)| output.code == Some(0)) {
-                    outputs.into_iter().for_each(|(_, output)| drop(output.ok()));
+                    outputs
+                        .into_iter()
+                        .for_each(|(_, output)| drop(output.ok()));
                     break;
                 }
             }
@@ -150,7 +261,14 @@ fn grpc_interop_passes() {
 fn web_sockets_echo_and_close() {
     for address in both(30, 8081) {
         for (count, size) in [("20", "64"), ("5", "1000000")] {
-            sample(&["ws-client", &format!("ws://{address}/"), "--count", count, "--size", size]);
+            sample(&[
+                "ws-client",
+                &format!("ws://{address}/"),
+                "--count",
+                count,
+                "--size",
+                size,
+            ]);
         }
     }
 }
@@ -164,9 +282,17 @@ fn web_socket_conformance_is_the_servers_own() {
     assert_eq!(direct.len(), meshed.len());
     for (case, verdict) in &direct {
         // NON-STRICT is a pass that depends on how bytes were cut into segments, which a relay may change.
-        let passed = meshed.get(case) == Some(verdict) || (verdict == "OK" && meshed.get(case).is_some_and(|v| v == "NON-STRICT"));
-        assert!(passed, "case {case} directly: {verdict}, through the mesh: {:?}", meshed.get(case));
-        assert_ne!(verdict, "FAILED", "case {case} fails even without the mesh: the sample server is at fault");
+        let passed = meshed.get(case) == Some(verdict)
+            || (verdict == "OK" && meshed.get(case).is_some_and(|v| v == "NON-STRICT"));
+        assert!(
+            passed,
+            "case {case} directly: {verdict}, through the mesh: {:?}",
+            meshed.get(case)
+        );
+        assert_ne!(
+            verdict, "FAILED",
+            "case {case} fails even without the mesh: the sample server is at fault"
+        );
     }
 }
 
@@ -174,7 +300,11 @@ fn web_socket_conformance_is_the_servers_own() {
 fn kosoku_verdicts(host: &str, address: &str) -> BTreeMap<String, String> {
     let mut verdicts = kosoku(host, address, &["-x", "9.*", "-x", "12.*", "-x", "13.*"]);
     for _ in 1..slack() {
-        let failed: Vec<String> = verdicts.iter().filter(|(_, verdict)| *verdict == "FAILED").map(|(case, _)| case.clone()).collect();
+        let failed: Vec<String> = verdicts
+            .iter()
+            .filter(|(_, verdict)| *verdict == "FAILED")
+            .map(|(case, _)| case.clone())
+            .collect();
         if failed.is_empty() {
             break;
         }
@@ -188,21 +318,52 @@ fn kosoku_verdicts(host: &str, address: &str) -> BTreeMap<String, String> {
 fn kosoku(host: &str, address: &str, selection: &[&str]) -> BTreeMap<String, String> {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let program = root().join(".tools/python/bin/kosoku");
-    let (program, reports) = (program.to_str().expect("a UTF-8 path"), dir.path().to_str().expect("a UTF-8 path"));
-    let argv = [&[program, "-m", "fuzzingclient"], selection, &["-o", reports, address]].concat();
+    let (program, reports) = (
+        program.to_str().expect("a UTF-8 path"),
+        dir.path().to_str().expect("a UTF-8 path"),
+    );
+    let argv = [
+        &[program, "-m", "fuzzingclient"],
+        selection,
+        &["-o", reports, address],
+    ]
+    .concat();
     let output = mesh().run(host, &argv);
-    let report = std::fs::read_to_string(dir.path().join("index.json")).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+    let report = std::fs::read_to_string(dir.path().join("index.json"))
+        .unwrap_or_else(|e| panic!("{e}: {output:?}"));
     let report: serde_json::Value = serde_json::from_str(&report).expect("kosoku's report is JSON");
     let agents = report.as_object().expect("agents");
-    let cases = agents.values().next().and_then(|a| a.as_object()).expect("cases");
-    cases.iter().map(|(case, r)| (case.clone(), r["behavior"].as_str().unwrap_or("?").to_string())).collect()
+    let cases = agents
+        .values()
+        .next()
+        .and_then(|a| a.as_object())
+        .expect("cases");
+    cases
+        .iter()
+        .map(|(case, r)| {
+            (
+                case.clone(),
+                r["behavior"].as_str().unwrap_or("?").to_string(),
+            )
+        })
+        .collect()
 }
 
 #[test]
 fn tcp_half_closes_and_resets_are_carried() {
-    for (mode, port) in [("echo", 7000), ("drain", 7001), ("greet", 7002), ("source", 7003), ("reset", 7004)] {
+    for (mode, port) in [
+        ("echo", 7000),
+        ("drain", 7001),
+        ("greet", 7002),
+        ("source", 7003),
+        ("reset", 7004),
+    ] {
         for address in both(50, port) {
-            for size in ["1", "65536", if is_timed() { "20000000" } else { "2000000" }] {
+            for size in [
+                "1",
+                "65536",
+                if is_timed() { "20000000" } else { "2000000" },
+            ] {
                 sample(&["tcp-client", &address, "--mode", mode, "--size", size]);
             }
         }
@@ -222,9 +383,19 @@ fn server_first_protocols_work_without_a_hint() {
 #[test]
 fn back_pressure_crosses_the_mesh() {
     for address in both(50, 7005) {
-        let report = sample(&["tcp-client", &address, "--mode", "stall", "--size", "1000000000"]);
+        let report = sample(&[
+            "tcp-client",
+            &address,
+            "--mode",
+            "stall",
+            "--size",
+            "1000000000",
+        ]);
         let sent = report["sent"].as_u64().unwrap_or(u64::MAX);
-        assert!(sent < 24 << 20, "{sent} bytes were taken for a server that reads none");
+        assert!(
+            sent < 24 << 20,
+            "{sent} bytes were taken for a server that reads none"
+        );
     }
 }
 
@@ -232,7 +403,10 @@ fn back_pressure_crosses_the_mesh() {
 fn redis_answers() {
     for host in ["10.101.0.40", "fd00:101::40"] {
         let ask = |tenant: &str, argv: &[&str]| {
-            let all: Vec<&str> = ["redis-cli", "-h", host].into_iter().chain(argv.iter().copied()).collect();
+            let all: Vec<&str> = ["redis-cli", "-h", host]
+                .into_iter()
+                .chain(argv.iter().copied())
+                .collect();
             mesh().run(&format!("{tenant}/default/client-0"), &all).ok()
         };
         for tenant in TENANTS {
@@ -240,7 +414,11 @@ fn redis_answers() {
             assert_eq!(ask(tenant, &["set", "k", tenant]).trim(), "OK");
         }
         for tenant in TENANTS {
-            assert_eq!(ask(tenant, &["get", "k"]).trim(), tenant, "each tenant has its own redis behind the one address");
+            assert_eq!(
+                ask(tenant, &["get", "k"]).trim(),
+                tenant,
+                "each tenant has its own redis behind the one address"
+            );
         }
     }
 }
@@ -249,16 +427,33 @@ fn redis_answers() {
 #[test]
 fn pods_are_reached_by_their_address() {
     let hosts = mesh().world.hosts().unwrap();
-    let environment = &hosts.iter().find(|h| h.environment.name == "alpha/default/blob-0").expect("the pod is in the world").environment;
-    for address in [environment.ip4.map(|a| a.to_string()), environment.ip6.map(|a| format!("[{a}]"))] {
+    let environment = &hosts
+        .iter()
+        .find(|h| h.environment.name == "alpha/default/blob-0")
+        .expect("the pod is in the world")
+        .environment;
+    for address in [
+        environment.ip4.map(|a| a.to_string()),
+        environment.ip6.map(|a| format!("[{a}]")),
+    ] {
         let address = address.expect("pods are dual stack");
-        sample(&["blob-client", &format!("http://{address}:8080"), "--size", "100000"]);
+        sample(&[
+            "blob-client",
+            &format!("http://{address}:8080"),
+            "--size",
+            "100000",
+        ]);
     }
 }
 
 #[test]
 fn names_resolve_as_in_a_cluster() {
-    for name in ["blob", "blob.default", "blob.default.svc", "blob.default.svc.cluster.local"] {
+    for name in [
+        "blob",
+        "blob.default",
+        "blob.default.svc",
+        "blob.default.svc.cluster.local",
+    ] {
         sample(&["blob-client", &format!("http://{name}:80"), "--size", "10"]);
     }
 }
@@ -266,7 +461,20 @@ fn names_resolve_as_in_a_cluster() {
 /// A request to a service without a ready endpoint gets 503 with the reason, and does not hang.
 #[test]
 fn a_service_without_endpoints_is_unavailable() {
-    let output = mesh().run(CLIENT, &["curl", "-sS", "--max-time", "60", "-o", "/dev/null", "-w", "%{http_code}", "http://10.101.0.70/"]);
+    let output = mesh().run(
+        CLIENT,
+        &[
+            "curl",
+            "-sS",
+            "--max-time",
+            "60",
+            "-o",
+            "/dev/null",
+            "-w",
+            "%{http_code}",
+            "http://10.101.0.70/",
+        ],
+    );
     assert_eq!(output.ok().trim(), "503");
 }
 
@@ -284,17 +492,51 @@ fn the_outside_is_refused_and_tenants_meet_only_themselves() {
         "192.0.2.1:80",
     ];
     for target in targets {
-        for (_, output) in in_both(&["curl", "-sS", "-g", "--max-time", "5", &format!("http://{target}/blob?size=1")]) {
-            assert!(output.code != Some(0) && output.stdout.is_empty(), "{target} answered: {output:?}");
+        for (_, output) in in_both(&[
+            "curl",
+            "-sS",
+            "-g",
+            "--max-time",
+            "5",
+            &format!("http://{target}/blob?size=1"),
+        ]) {
+            assert!(
+                output.code != Some(0) && output.stdout.is_empty(),
+                "{target} answered: {output:?}"
+            );
         }
     }
     let hosts = mesh().world.hosts().unwrap();
-    let environment = &hosts.iter().find(|h| h.environment.name == "beta/default/blob-0").expect("beta has a pod").environment;
-    let pod = format!("http://{}:8080/blob?size=1", environment.ip4.expect("pods have an IPv4 address"));
-    for url in ["http://10.101.0.10/blob?size=1", "http://blob.default/blob?size=1", &pod] {
-        for (tenant, output) in in_both(&["curl", "-sS", "--max-time", "60", "-o", "/dev/null", "-D", "-", url]) {
+    let environment = &hosts
+        .iter()
+        .find(|h| h.environment.name == "beta/default/blob-0")
+        .expect("beta has a pod")
+        .environment;
+    let pod = format!(
+        "http://{}:8080/blob?size=1",
+        environment.ip4.expect("pods have an IPv4 address")
+    );
+    for url in [
+        "http://10.101.0.10/blob?size=1",
+        "http://blob.default/blob?size=1",
+        &pod,
+    ] {
+        for (tenant, output) in in_both(&[
+            "curl",
+            "-sS",
+            "--max-time",
+            "60",
+            "-o",
+            "/dev/null",
+            "-D",
+            "-",
+            url,
+        ]) {
             let head = output.ok();
-            assert!(head.contains(&format!("x-served-by: blob-{tenant}")), "{tenant} asked {url}: {head}");
+            assert!(
+                head.contains(&format!("x-served-by: blob-{tenant}")),
+                "{tenant} asked {url}: {head}"
+            );
         }
     }
 }

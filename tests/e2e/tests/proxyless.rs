@@ -9,7 +9,9 @@ use canal_e2e::credential::{Leaf, PemCredential, TestAuthority};
 use canal_e2e::memory::{self, Publics};
 use canal_e2e::{Mesh, until};
 use canal_timing::deadline;
-use canal_world::topology::{TenantKeysTopology, TopologyKeyAlgorithm, TopologyKeyFallback, TopologyKeyLocation};
+use canal_world::topology::{
+    TenantKeysTopology, TopologyKeyAlgorithm, TopologyKeyFallback, TopologyKeyLocation,
+};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::Value;
@@ -44,8 +46,15 @@ fn setup() -> &'static ProxylessCase {
             std::fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
             std::fs::write(&path, text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         };
-        let (alpha, public) = (TestAuthority::root("alpha"), TestAuthority::root("the world's"));
-        for (name, text) in [("root-cert.pem", alpha.pem()), ("cert-chain.pem", alpha.pem()), ("key.pem", alpha.key_pem())] {
+        let (alpha, public) = (
+            TestAuthority::root("alpha"),
+            TestAuthority::root("the world's"),
+        );
+        for (name, text) in [
+            ("root-cert.pem", alpha.pem()),
+            ("cert-chain.pem", alpha.pem()),
+            ("key.pem", alpha.key_pem()),
+        ] {
             write(&format!("ca/alpha.example/{name}"), &text);
         }
         write("alpha.pem", &alpha.pem());
@@ -61,14 +70,30 @@ fn setup() -> &'static ProxylessCase {
                 fallback: TopologyKeyFallback::Refuse,
             };
             topology.tenants[0].keys = Some(keys);
-            topology.key_servers.iter_mut().filter(|server| server.tenant.is_some()).for_each(|server| {
-                server.tls_dir = Some(dir.path().join("tls"));
-            });
-            let controller = topology.controller.as_mut().and_then(|c| c.process.as_mut()).expect("the world has a controller");
-            controller.args.extend(["--ca-dir".into(), dir.path().join("ca").display().to_string()]);
+            topology
+                .key_servers
+                .iter_mut()
+                .filter(|server| server.tenant.is_some())
+                .for_each(|server| {
+                    server.tls_dir = Some(dir.path().join("tls"));
+                });
+            let controller = topology
+                .controller
+                .as_mut()
+                .and_then(|c| c.process.as_mut())
+                .expect("the world has a controller");
+            controller.args.extend([
+                "--ca-dir".into(),
+                dir.path().join("ca").display().to_string(),
+            ]);
         });
         mesh.apply("alpha", TERMINATIONS);
-        ProxylessCase { mesh, dir, alpha, shop }
+        ProxylessCase {
+            mesh,
+            dir,
+            alpha,
+            shop,
+        }
     })
 }
 
@@ -78,76 +103,189 @@ const ALLOWED: &str = "allow: {default/web-open: [gateway/*], other/web-open: [g
 /// Requests a page over TLS; `more` are the client's own arguments.
 fn page(pod: &str, service: &str, name: &str, roots: &str, more: &[&str]) -> Value {
     let setup = setup();
-    let service = if service.contains('.') { service.to_owned() } else { format!("{service}.default") };
+    let service = if service.contains('.') {
+        service.to_owned()
+    } else {
+        format!("{service}.default")
+    };
     let address = format!("{service}.svc.cluster.local:443");
     let roots = setup.dir.path().join(roots).display().to_string();
-    let argv = ["canal-samples", "tls-client", &address, "--name", name, "--roots", &roots, "--path", "/headers", "--timeout-ms", "60000"];
-    setup.mesh.run(pod, &argv.into_iter().chain(more.iter().copied()).collect::<Vec<_>>()).json()
+    let argv = [
+        "canal-samples",
+        "tls-client",
+        &address,
+        "--name",
+        name,
+        "--roots",
+        &roots,
+        "--path",
+        "/headers",
+        "--timeout-ms",
+        "60000",
+    ];
+    setup
+        .mesh
+        .run(
+            pod,
+            &argv
+                .into_iter()
+                .chain(more.iter().copied())
+                .collect::<Vec<_>>(),
+        )
+        .json()
 }
 
 #[test]
 fn a_certificate_of_the_mesh_ends_tls_at_the_gateway() {
     let name = "web.default.svc.cluster.local";
-    until(deadline(SOON), "TLS ends at the gateway", || page(BARE, "web", name, "alpha.pem", &[])["ok"] == true);
+    until(deadline(SOON), "TLS ends at the gateway", || {
+        page(BARE, "web", name, "alpha.pem", &[])["ok"] == true
+    });
     let report = page(BARE, "web", name, "alpha.pem", &["-n", "20"]);
-    assert!(report["ok"] == true && report["version"] == "TLSv1_3", "{report}");
-    assert!(report["body"].as_str().is_some_and(|body| body.contains("/headers")), "the application answered: {report}");
+    assert!(
+        report["ok"] == true && report["version"] == "TLSv1_3",
+        "{report}"
+    );
+    assert!(
+        report["body"]
+            .as_str()
+            .is_some_and(|body| body.contains("/headers")),
+        "the application answered: {report}"
+    );
     let names = report["chain"][0]["names"].to_string();
-    assert!(names.contains(&format!("DNS:{name}")) && names.contains("spiffe://alpha.example/ns/canal-system/sa/gateway"), "{report}");
-    assert_eq!(page(BARE, "web", name, "public.pem", &[])["ok"], false, "nobody else vouches for it");
-    assert_eq!(page(BARE, "web", "other.default.svc.cluster.local", "alpha.pem", &[])["ok"], false, "it has no other name");
+    assert!(
+        names.contains(&format!("DNS:{name}"))
+            && names.contains("spiffe://alpha.example/ns/canal-system/sa/gateway"),
+        "{report}"
+    );
+    assert_eq!(
+        page(BARE, "web", name, "public.pem", &[])["ok"],
+        false,
+        "nobody else vouches for it"
+    );
+    assert_eq!(
+        page(
+            BARE,
+            "web",
+            "other.default.svc.cluster.local",
+            "alpha.pem",
+            &[]
+        )["ok"],
+        false,
+        "it has no other name"
+    );
 }
 
 /// The shop's key is the tenant's. Its key server signs exactly while its list allows it.
 #[test]
 fn the_tenants_own_key_stays_in_its_key_server_which_may_refuse() {
     let setup = setup();
-    until(deadline(SOON), "the shop is served", || page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true);
+    until(deadline(SOON), "the shop is served", || {
+        page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true
+    });
     let report = page(BARE, "web-open", SHOP, "public.pem", &["-n", "20"]);
     assert_eq!(report["ok"], true, "{report}");
     let leaf = CertificateDer::from_pem_slice(setup.shop.chain.as_bytes()).expect("a certificate");
     let publics = Publics::from([(memory::point(&leaf), "the shop".to_owned())]);
     for gateway in ["gw-1", "gw-2", "gw-3"] {
-        let pid = setup.mesh.world.host(gateway).unwrap().pid().expect("it runs");
+        let pid = setup
+            .mesh
+            .world
+            .host(gateway)
+            .unwrap()
+            .pid()
+            .expect("it runs");
         let files = memory::in_files(&setup.mesh.world.dir().join("data").join(gateway), &publics);
-        let found: Vec<_> = memory::in_process(pid, &publics).into_iter().chain(files).collect();
+        let found: Vec<_> = memory::in_process(pid, &publics)
+            .into_iter()
+            .chain(files)
+            .collect();
         assert!(found.is_empty(), "{gateway}: {found:?}");
     }
     let stored = memory::in_files(&setup.mesh.world.dir().join("data/alpha-ks/tls"), &publics);
     assert!(!stored.is_empty(), "the search finds it at home");
     let list = setup.mesh.world.dir().join("data/alpha-ks/tls/allow.yaml");
     std::fs::write(&list, "allow: {}\n").expect("the list");
-    assert_eq!(page(BARE, "web-open", SHOP, "public.pem", &[])["ok"], false, "at once");
-    assert_eq!(page(BARE, "web", "web.default.svc.cluster.local", "alpha.pem", &[])["ok"], true, "others are not touched");
+    assert_eq!(
+        page(BARE, "web-open", SHOP, "public.pem", &[])["ok"],
+        false,
+        "at once"
+    );
+    assert_eq!(
+        page(
+            BARE,
+            "web",
+            "web.default.svc.cluster.local",
+            "alpha.pem",
+            &[]
+        )["ok"],
+        true,
+        "others are not touched"
+    );
     std::fs::write(&list, ALLOWED).expect("the list");
-    assert_eq!(page(BARE, "web-open", SHOP, "public.pem", &[])["ok"], true, "and at once again");
+    assert_eq!(
+        page(BARE, "web-open", SHOP, "public.pem", &[])["ok"],
+        true,
+        "and at once again"
+    );
     setup.mesh.world.stop("alpha-ks").unwrap();
-    assert_eq!(page(BARE, "web-open", SHOP, "public.pem", &[])["ok"], false, "without it there is no signature");
+    assert_eq!(
+        page(BARE, "web-open", SHOP, "public.pem", &[])["ok"],
+        false,
+        "without it there is no signature"
+    );
     setup.mesh.world.start("alpha-ks").unwrap();
-    until(deadline(SOON), "it is back", || page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true);
+    until(deadline(SOON), "it is back", || {
+        page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true
+    });
 }
 
 /// Where clients must present a certificate, only members are admitted; without TLS no connection is.
 #[test]
 fn clients_may_have_to_prove_themselves() {
     let setup = setup();
-    let member = setup.alpha.issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/bare"));
-    let stranger = TestAuthority::root("nobody").issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/bare"));
+    let member = setup
+        .alpha
+        .issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/bare"));
+    let stranger =
+        TestAuthority::root("nobody").issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/bare"));
     let file = |name: &str, text: &str| {
         let path = setup.dir.path().join(name);
         std::fs::write(&path, text).expect("written");
         path.display().to_string()
     };
-    let own = [file("member.crt", &member.chain), file("member.key", &member.key)];
-    let theirs = [file("stranger.crt", &stranger.chain), file("stranger.key", &stranger.key)];
+    let own = [
+        file("member.crt", &member.chain),
+        file("member.key", &member.key),
+    ];
+    let theirs = [
+        file("stranger.crt", &stranger.chain),
+        file("stranger.key", &stranger.key),
+    ];
     let ask = |with: Option<&[String; 2]>| {
         let words = with.map(|[cert, key]| ["--cert", cert, "--key", key]);
-        page(BARE, "web-strict", "web-strict.default.svc.cluster.local", "alpha.pem", words.as_ref().map_or(&[][..], |words| &words[..]))
+        page(
+            BARE,
+            "web-strict",
+            "web-strict.default.svc.cluster.local",
+            "alpha.pem",
+            words.as_ref().map_or(&[][..], |words| &words[..]),
+        )
     };
-    until(deadline(SOON), "a member is let in", || ask(Some(&own))["ok"] == true);
+    until(deadline(SOON), "a member is let in", || {
+        ask(Some(&own))["ok"] == true
+    });
     assert_eq!(ask(Some(&theirs))["ok"], false, "a stranger is not");
     assert_eq!(ask(None)["ok"], false, "nor who shows nothing");
-    assert_ne!(setup.mesh.code(BARE, "http://web-strict.default.svc.cluster.local:443/headers", &[]), 200, "nor plaintext");
+    assert_ne!(
+        setup.mesh.code(
+            BARE,
+            "http://web-strict.default.svc.cluster.local:443/headers",
+            &[]
+        ),
+        200,
+        "nor plaintext"
+    );
 }
 
 /// A tenant's user that may create a service with the shop's name in another namespace cannot act as the shop.
@@ -157,15 +295,32 @@ fn a_key_is_of_one_namespace() {
         spec: {clusterIP: 10.101.0.99, clusterIPs: [10.101.0.99], selector: {app: web-open}, ports: [{name: https, port: 443, targetPort: 8080, appProtocol: http}]}\n\
         ---\napiVersion: canal.mesh/v1\nkind: Termination\nmetadata: {name: web-open, namespace: other}\n\
         spec: {targetRef: {kind: Service, name: web-open}, port: 443, certificate: {keyServer: alpha-ks}}\n";
-    let refused = || setup().mesh.counted("alpha-ks", "canal_key_refusals_total", &["name=\"unknown_key\""]);
+    let refused = || {
+        setup().mesh.counted(
+            "alpha-ks",
+            "canal_key_refusals_total",
+            &["name=\"unknown_key\""],
+        )
+    };
     let before = refused();
     setup().mesh.apply("alpha", OTHER);
-    until(deadline(SOON), "its key is asked for and there is none", || {
-        let report = page(BARE, "web-open.other", SHOP, "public.pem", &[]);
-        assert!(report["ok"] == false && report["chain"].is_null(), "another namespace speaks with the shop's key: {report}");
-        refused() > before
-    });
-    assert_eq!(page(BARE, "web-open", SHOP, "public.pem", &[])["ok"], true, "the shop does");
+    until(
+        deadline(SOON),
+        "its key is asked for and there is none",
+        || {
+            let report = page(BARE, "web-open.other", SHOP, "public.pem", &[]);
+            assert!(
+                report["ok"] == false && report["chain"].is_null(),
+                "another namespace speaks with the shop's key: {report}"
+            );
+            refused() > before
+        },
+    );
+    assert_eq!(
+        page(BARE, "web-open", SHOP, "public.pem", &[])["ok"],
+        true,
+        "the shop does"
+    );
 }
 
 /// A tenant that names another tenant's key server gets nothing from it.
@@ -182,9 +337,14 @@ fn no_tenant_borrows_anothers_key_server() {
     std::thread::sleep(Duration::from_secs(2));
     for _ in 0..5 {
         let report = page(BETA_BARE, "web-open", SHOP, "public.pem", &[]);
-        assert!(report["ok"] == false && report["chain"].is_null(), "beta speaks with alpha's key: {report}");
+        assert!(
+            report["ok"] == false && report["chain"].is_null(),
+            "beta speaks with alpha's key: {report}"
+        );
     }
-    until(deadline(SOON), "alpha does", || page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true);
+    until(deadline(SOON), "alpha does", || {
+        page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true
+    });
 }
 
 /// An edge's agent on the host of the bare containers, for their interfaces only: nothing of the tier arrives on the device that it has
@@ -198,40 +358,75 @@ impl GuardOfInterfaces {
     const HOST: &str = "alpha-n3";
 
     fn start(mesh: &Mesh, bindings: &Value) -> Self {
-        let dir = mesh.world.data(Self::HOST).expect("the node's data").join("guard");
+        let dir = mesh
+            .world
+            .data(Self::HOST)
+            .expect("the node's data")
+            .join("guard");
         std::fs::create_dir_all(&dir).expect("a directory");
         let file = |name: &str, text: &str| {
             let path = dir.join(name);
             std::fs::write(&path, text).expect("written");
             path.display().to_string()
         };
-        for words in ["link add guard0 type veth peer name guard1", "link set guard0 mtu 1600 up"] {
+        for words in [
+            "link add guard0 type veth peer name guard1",
+            "link set guard0 mtu 1600 up",
+        ] {
             let argv: Vec<&str> = std::iter::once("ip").chain(words.split(' ')).collect();
             mesh.run(Self::HOST, &argv).ok();
         }
         // Pins are on a filesystem that disappears with the world.
-        let pins = mesh.world.data("edge-1").expect("the edge's data").join("bpffs/guarded");
+        let pins = mesh
+            .world
+            .data("edge-1")
+            .expect("the edge's data")
+            .join("bpffs/guarded");
         let words = [
             ("--edge", "edge-n3".into()),
             ("--az", "az1".into()),
             ("--address", mesh.address(Self::HOST).to_string()),
             ("--device", "guard0".into()),
             ("--pin-dir", pins.display().to_string()),
-            ("--controller", format!("https://{}:{}", mesh.address("controller"), canal_wire::CONTROLLER_PORT)),
+            (
+                "--controller",
+                format!(
+                    "https://{}:{}",
+                    mesh.address("controller"),
+                    canal_wire::CONTROLLER_PORT
+                ),
+            ),
             ("--root-ca", mesh.world.root_ca().display().to_string()),
-            ("--token-file", file("token", "a-token-that-nobody-has-0123456789abcdef")),
+            (
+                "--token-file",
+                file("token", "a-token-that-nobody-has-0123456789abcdef"),
+            ),
             ("--data-dir", dir.display().to_string()),
-            ("--interface-bindings", file("bindings.json", &bindings.to_string())),
+            (
+                "--interface-bindings",
+                file("bindings.json", &bindings.to_string()),
+            ),
         ];
-        let words: Vec<String> = words.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect();
-        let argv: Vec<&str> = std::iter::once("canal-edge").chain(words.iter().map(String::as_str)).collect();
+        let words: Vec<String> = words
+            .into_iter()
+            .flat_map(|(name, value)| [name.to_owned(), value])
+            .collect();
+        let argv: Vec<&str> = std::iter::once("canal-edge")
+            .chain(words.iter().map(String::as_str))
+            .collect();
         let running = mesh.spawn(Self::HOST, &argv);
-        Self { words, running: Some(running) }
+        Self {
+            words,
+            running: Some(running),
+        }
     }
 
     /// Ends the agent and removes the guards.
     fn end(mut self, mesh: &Mesh) {
-        let argv: Vec<&str> = ["canal-edge", "--detach"].into_iter().chain(self.words.iter().map(String::as_str)).collect();
+        let argv: Vec<&str> = ["canal-edge", "--detach"]
+            .into_iter()
+            .chain(self.words.iter().map(String::as_str))
+            .collect();
         if let Some(mut running) = self.running.take() {
             running.kill().expect("it runs");
             running.wait().expect("it ends");
@@ -247,50 +442,133 @@ impl GuardOfInterfaces {
 fn a_containers_interface_determines_its_address() {
     const FRAMES: u64 = 50;
     let mesh = &setup().mesh;
-    let topology = canal_world::Topology::load(canal_e2e::root().join("tests/e2e/worlds/trust.yaml")).unwrap();
-    let mut pod = topology.tenants[0].pods.iter().find(|pod| pod.name == "bare").expect("a bare pod").clone();
+    let topology =
+        canal_world::Topology::load(canal_e2e::root().join("tests/e2e/worlds/trust.yaml")).unwrap();
+    let mut pod = topology.tenants[0]
+        .pods
+        .iter()
+        .find(|pod| pod.name == "bare")
+        .expect("a bare pod")
+        .clone();
     pod.name = "other".into();
     let other = mesh.world.add_pod("alpha", &pod).unwrap().remove(0);
     let container = |pod: &str| {
         let environment = mesh.world.host(pod).unwrap().environment;
-        let (ip4, ip6) = (environment.ip4.expect("an address"), environment.ip6.expect("an address"));
+        let (ip4, ip6) = (
+            environment.ip4.expect("an address"),
+            environment.ip6.expect("an address"),
+        );
         let link = mesh.run(pod, &["ip", "-o", "link", "show", "eth0"]).ok();
-        let mac = link.split_once("link/ether ").and_then(|(_, mac)| mac.split(' ').next()).unwrap_or_else(|| panic!("{link}")).to_owned();
+        let mac = link
+            .split_once("link/ether ")
+            .and_then(|(_, mac)| mac.split(' ').next())
+            .unwrap_or_else(|| panic!("{link}"))
+            .to_owned();
         // The name of the host's side contains the container's number on it, the last part of its address.
         let interface = format!("p{}", ip4.octets()[3]);
-        (interface.clone(), serde_json::json!({"interface": interface, "tenant": "alpha", "vni": 101, "mac": mac, "addresses": [ip4, ip6]}))
+        (
+            interface.clone(),
+            serde_json::json!({"interface": interface, "tenant": "alpha", "vni": 101, "mac": mac, "addresses": [ip4, ip6]}),
+        )
     };
     let ((own, first), (theirs, second)) = (container(BARE), container(&other));
     let url = "http://web.default.svc.cluster.local/headers";
     for pod in [BARE, &other] {
-        until(deadline(SOON), &format!("{pod} is served before there is a guard"), || mesh.code(pod, url, &[]) == 200);
+        until(
+            deadline(SOON),
+            &format!("{pod} is served before there is a guard"),
+            || mesh.code(pod, url, &[]) == 200,
+        );
     }
     let guard = GuardOfInterfaces::start(mesh, &serde_json::json!({"containers": [first, second]}));
     let guards = || {
-        let output = mesh.run(GuardOfInterfaces::HOST, &["curl", "-sS", "http://127.0.0.1:15020/metrics"]).stdout;
-        output.lines().filter(|line| line.starts_with("canal_interface_guard")).collect::<Vec<_>>().join("\n")
+        let output = mesh
+            .run(
+                GuardOfInterfaces::HOST,
+                &["curl", "-sS", "http://127.0.0.1:15020/metrics"],
+            )
+            .stdout;
+        output
+            .lines()
+            .filter(|line| line.starts_with("canal_interface_guard"))
+            .collect::<Vec<_>>()
+            .join("\n")
     };
-    let guarded = || guards().lines().any(|line| line.contains("_interfaces{") && line.contains("guarded") && line.ends_with(" 2"));
+    let guarded = || {
+        guards().lines().any(|line| {
+            line.contains("_interfaces{") && line.contains("guarded") && line.ends_with(" 2")
+        })
+    };
     until(deadline(SOON), "both interfaces are guarded", guarded);
     let refused = |interface: &str| {
         let labels = [&*format!("interface=\"{interface}\""), "tenant=\"alpha\""];
-        mesh.counted(GuardOfInterfaces::HOST, "canal_interface_guard_refused_total", &labels)
+        mesh.counted(
+            GuardOfInterfaces::HOST,
+            "canal_interface_guard_refused_total",
+            &labels,
+        )
     };
     for pod in [BARE, &other] {
-        until(deadline(SOON), &format!("{pod} uses its own address and is served"), || mesh.code(pod, url, &[]) == 200);
+        until(
+            deadline(SOON),
+            &format!("{pod} uses its own address and is served"),
+            || mesh.code(pod, url, &[]) == 200,
+        );
     }
     let before = (refused(&own), refused(&theirs));
-    let served = mesh.spawn(BARE, &["canal-samples", "load", url, "-r", "50", "-c", "4", "-d", "600", "--timeout-ms", "120000"]);
+    let served = mesh.spawn(
+        BARE,
+        &[
+            "canal-samples",
+            "load",
+            url,
+            "-r",
+            "50",
+            "-c",
+            "4",
+            "-d",
+            "600",
+            "--timeout-ms",
+            "120000",
+        ],
+    );
     let peer = canal_e2e::bin("canal-world-peer").display().to_string();
     let victim = mesh.world.host(BARE).unwrap().environment;
-    let gateway = |name: &str, is_v6: bool| mesh.resolve(BARE, name).into_iter().find(|ip| ip.is_ipv6() == is_v6).expect("an address");
-    for (address, is_v6) in [(victim.ip4.map(std::net::IpAddr::from), false), (victim.ip6.map(std::net::IpAddr::from), true)] {
+    let gateway = |name: &str, is_v6: bool| {
+        mesh.resolve(BARE, name)
+            .into_iter()
+            .find(|ip| ip.is_ipv6() == is_v6)
+            .expect("an address")
+    };
+    for (address, is_v6) in [
+        (victim.ip4.map(std::net::IpAddr::from), false),
+        (victim.ip6.map(std::net::IpAddr::from), true),
+    ] {
         let to = gateway("web.default.svc.cluster.local", is_v6);
-        let (from, to) = (std::net::SocketAddr::from((address.expect("an address"), 999)), std::net::SocketAddr::from((to, 80)));
-        mesh.run(&other, &[&peer, "spoof", &format!("from={from}"), &format!("to={to}"), &format!("count={FRAMES}")]).ok();
+        let (from, to) = (
+            std::net::SocketAddr::from((address.expect("an address"), 999)),
+            std::net::SocketAddr::from((to, 80)),
+        );
+        mesh.run(
+            &other,
+            &[
+                &peer,
+                "spoof",
+                &format!("from={from}"),
+                &format!("to={to}"),
+                &format!("count={FRAMES}"),
+            ],
+        )
+        .ok();
     }
-    let took = until(deadline(SOON), "each frame is counted at the interface it came by", || refused(&theirs) - before.1 >= 2 * FRAMES);
-    let report = mesh.stop("the container whose address was used", served).json();
+    let took = until(
+        deadline(SOON),
+        "each frame is counted at the interface it came by",
+        || refused(&theirs) - before.1 >= 2 * FRAMES,
+    );
+    let report = mesh
+        .stop("the container whose address was used", served)
+        .json();
     println!(
         "{} frames by {BARE}'s addresses from {other}: {} refused within {took:?}; {} of {BARE}'s own {} requests failed",
         2 * FRAMES,
@@ -298,8 +576,16 @@ fn a_containers_interface_determines_its_address() {
         report["failed"],
         report["requests"]
     );
-    assert_eq!((report["failed"].as_u64(), refused(&own)), (Some(0), before.0), "the right one passes: {report}");
-    assert_eq!(mesh.code(&other, url, &[]), 200, "by its own address the other is served too");
+    assert_eq!(
+        (report["failed"].as_u64(), refused(&own)),
+        (Some(0), before.0),
+        "the right one passes: {report}"
+    );
+    assert_eq!(
+        mesh.code(&other, url, &[]),
+        200,
+        "by its own address the other is served too"
+    );
     guard.end(mesh);
     mesh.world.remove_pod(&other).unwrap();
 }

@@ -24,17 +24,30 @@ fn mesh() -> &'static Mesh {
 /// Runs a Python program in the client's pod, and returns its output as JSON.
 fn python(program: &str, args: &[&str]) -> Value {
     let program = format!("import errno, json, socket, sys, time\n{program}");
-    let argv: Vec<&str> = ["python3", "-c", &program].into_iter().chain(args.iter().copied()).collect();
+    let argv: Vec<&str> = ["python3", "-c", &program]
+        .into_iter()
+        .chain(args.iter().copied())
+        .collect();
     mesh().run(CLIENT, &argv).json()
 }
 
 /// Returns the pod's address of each family.
 fn addresses(pod: &str) -> [String; 2] {
-    let output = mesh().run(pod, &["ip", "-j", "addr", "show", "scope", "global"]).json();
+    let output = mesh()
+        .run(pod, &["ip", "-j", "addr", "show", "scope", "global"])
+        .json();
     ["inet", "inet6"].map(|family| {
-        let all = output.as_array().into_iter().flatten().filter_map(|device| device["addr_info"].as_array()).flatten();
-        let own = all.filter(|a| a["family"] == family).find_map(|a| a["local"].as_str());
-        own.unwrap_or_else(|| panic!("{pod} has no {family} address: {output}")).to_owned()
+        let all = output
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|device| device["addr_info"].as_array())
+            .flatten();
+        let own = all
+            .filter(|a| a["family"] == family)
+            .find_map(|a| a["local"].as_str());
+        own.unwrap_or_else(|| panic!("{pod} has no {family} address: {output}"))
+            .to_owned()
     })
 }
 
@@ -68,15 +81,41 @@ fn names_are_those_without_the_mesh() {
         ("a service, IPv6", "fd00:101::50", "0", "", &own6),
         ("a pod", &*pod4, "0", "", &own4),
         ("a pod, IPv6", &*pod6, "0", "", &own6),
-        ("IPv4 from an IPv6 socket", "::ffff:10.101.0.50", "0", "", &mapped),
+        (
+            "IPv4 from an IPv6 socket",
+            "::ffff:10.101.0.50",
+            "0",
+            "",
+            &mapped,
+        ),
         ("MPTCP", "10.101.0.50", MPTCP, "", &own4),
         ("MPTCP, IPv6", "fd00:101::50", MPTCP, "", &own6),
-        ("bound to the own address", "10.101.0.50", "0", &*own4, &own4),
-        ("bound to the own IPv6 address", "fd00:101::50", "0", &*own6, &own6),
+        (
+            "bound to the own address",
+            "10.101.0.50",
+            "0",
+            &*own4,
+            &own4,
+        ),
+        (
+            "bound to the own IPv6 address",
+            "fd00:101::50",
+            "0",
+            &*own6,
+            &own6,
+        ),
     ] {
         let seen = python(NAMES, &[to, "7000", protocol, bind]);
-        assert_eq!((seen["own"].as_str(), &seen["port"]), (Some(own.as_str()), &Value::Bool(true)), "{case}: {seen}");
-        assert_eq!((seen["peer"][0].as_str(), seen["peer"][1].as_u64()), (Some(to), Some(7000)), "{case}: {seen}");
+        assert_eq!(
+            (seen["own"].as_str(), &seen["port"]),
+            (Some(own.as_str()), &Value::Bool(true)),
+            "{case}: {seen}"
+        );
+        assert_eq!(
+            (seen["peer"][0].as_str(), seen["peer"][1].as_u64()),
+            (Some(to), Some(7000)),
+            "{case}: {seen}"
+        );
         assert_eq!(seen["echo"], "hello", "{case}: {seen}");
     }
 }
@@ -104,10 +143,22 @@ print(json.dumps({"ports": [s.getsockname()[1] for s in streams], "bytes": [len(
 fn one_source_port_leads_to_several_destinations() {
     let [pod4, pod6] = addresses(SERVER);
     for (port, service, pod) in [(40555, "10.101.0.50", pod4), (40556, "fd00:101::50", pod6)] {
-        let to = [format!("{service} 7000"), format!("{service} 7002"), format!("{pod} 7000")];
+        let to = [
+            format!("{service} 7000"),
+            format!("{service} 7002"),
+            format!("{pod} 7000"),
+        ];
         let seen = python(ONE_PORT, &[&port.to_string(), &to[0], &to[1], &to[2]]);
-        assert_eq!(seen["ports"], serde_json::json!([port, port, port]), "{seen}");
-        assert_eq!(seen["bytes"], serde_json::json!([true, true, true]), "{seen}");
+        assert_eq!(
+            seen["ports"],
+            serde_json::json!([port, port, port]),
+            "{seen}"
+        );
+        assert_eq!(
+            seen["bytes"],
+            serde_json::json!([true, true, true]),
+            "{seen}"
+        );
     }
 }
 
@@ -125,7 +176,10 @@ print(json.dumps(seen))
 "#;
 
 fn connect(to: &str) -> String {
-    python(CONNECT, &[to])[to][0].as_str().unwrap_or_default().to_owned()
+    python(CONNECT, &[to])[to][0]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 /// H10: `connect()` to a destination that the node knows to be unreachable fails with ECONNREFUSED and is counted by name.
@@ -133,25 +187,66 @@ fn connect(to: &str) -> String {
 fn unreachable_destinations_are_refused_by_connect() {
     let [own4, _] = addresses(CLIENT);
     let [pod4, pod6] = addresses(SERVER);
-    let reserved = [format!("{pod4} 15008"), format!("{pod6} 15001"), format!("{own4} 15006")];
+    let reserved = [
+        format!("{pod4} 15008"),
+        format!("{pod6} 15001"),
+        format!("{own4} 15006"),
+    ];
     let reached = [format!("{pod4} 7000"), format!("{pod6} 7000")];
     for (reason, refused) in [
-        ("unknown_port", vec!["10.101.0.50 7999", "fd00:101::50 7999", "::ffff:10.101.0.50 21"]),
-        ("outside_mesh", vec!["10.101.0.200 80", "fd00:101::200 80", "8.8.8.8 53", "192.0.2.1 443", "2001:db8::1 443"]),
-        ("reserved_port", reserved.iter().map(String::as_str).collect()),
-        ("gateway_address", vec!["10.102.15.250 80", "10.102.15.250 15008"]),
+        (
+            "unknown_port",
+            vec![
+                "10.101.0.50 7999",
+                "fd00:101::50 7999",
+                "::ffff:10.101.0.50 21",
+            ],
+        ),
+        (
+            "outside_mesh",
+            vec![
+                "10.101.0.200 80",
+                "fd00:101::200 80",
+                "8.8.8.8 53",
+                "192.0.2.1 443",
+                "2001:db8::1 443",
+            ],
+        ),
+        (
+            "reserved_port",
+            reserved.iter().map(String::as_str).collect(),
+        ),
+        (
+            "gateway_address",
+            vec!["10.102.15.250 80", "10.102.15.250 15008"],
+        ),
     ] {
-        let counted = || mesh().counted(NODE, "canal_node_refused_total", &["direction=\"outbound\"", &format!("reason=\"{reason}\"")]);
+        let counted = || {
+            mesh().counted(
+                NODE,
+                "canal_node_refused_total",
+                &["direction=\"outbound\"", &format!("reason=\"{reason}\"")],
+            )
+        };
         let before = counted();
         let seen = python(CONNECT, &refused);
         for to in &refused {
             assert_eq!(seen[to][0], "ECONNREFUSED", "{reason}: {to}: {seen}");
             let took = Duration::from_secs_f64(seen[to][1].as_f64().expect("seconds"));
-            judge_time("time until an unreachable destination is refused", took, REFUSED_WITHIN);
+            judge_time(
+                "time until an unreachable destination is refused",
+                took,
+                REFUSED_WITHIN,
+            );
         }
-        until(deadline(COUNTED_WITHIN), reason, || counted() >= before + refused.len() as u64);
+        until(deadline(COUNTED_WITHIN), reason, || {
+            counted() >= before + refused.len() as u64
+        });
     }
-    let reached: Vec<&str> = ["10.101.0.50 7000", "fd00:101::50 7002"].into_iter().chain(reached.iter().map(String::as_str)).collect();
+    let reached: Vec<&str> = ["10.101.0.50 7000", "fd00:101::50 7002"]
+        .into_iter()
+        .chain(reached.iter().map(String::as_str))
+        .collect();
     let seen = python(CONNECT, &reached);
     for to in reached {
         assert_eq!(seen[to][0], "connected", "{to}: {seen}");
@@ -174,15 +269,26 @@ spec:
     const AT_ONCE: Duration = Duration::from_secs(5);
     assert_eq!(connect(TO), "ECONNREFUSED");
     mesh().apply("alpha", service);
-    until(deadline(AT_ONCE), "reached as soon as it is there", || connect(TO) == "connected");
+    until(deadline(AT_ONCE), "reached as soon as it is there", || {
+        connect(TO) == "connected"
+    });
     assert_eq!(connect("10.101.0.77 7001"), "ECONNREFUSED");
     mesh().apply(
         "alpha",
-        &service.replace("port: 7000, targetPort: 7000}", "port: 7000, targetPort: 7000}, {name: tcp-more, port: 7001, targetPort: 7001}"),
+        &service.replace(
+            "port: 7000, targetPort: 7000}",
+            "port: 7000, targetPort: 7000}, {name: tcp-more, port: 7001, targetPort: 7001}",
+        ),
     );
-    until(deadline(AT_ONCE), "a further port", || connect("10.101.0.77 7001") == "connected");
-    mesh().canal(&["delete", "--tenant", "alpha", "service", "later"]).ok();
-    until(deadline(AT_ONCE), "refused as soon as it is gone", || connect(TO) == "ECONNREFUSED");
+    until(deadline(AT_ONCE), "a further port", || {
+        connect("10.101.0.77 7001") == "connected"
+    });
+    mesh()
+        .canal(&["delete", "--tenant", "alpha", "service", "later"])
+        .ok();
+    until(deadline(AT_ONCE), "refused as soon as it is gone", || {
+        connect(TO) == "ECONNREFUSED"
+    });
 }
 
 /// H6: an FTP client in active mode sends the server its own address. The server accepts any address (`port_promiscuous`); `addresses.rs`
@@ -198,7 +304,9 @@ fn ftp_works_in_active_mode() {
     std::fs::create_dir_all(root.join("pub")).expect("a directory");
     // More than all buffers between the server and a client that has not accepted yet: a server that is done before that says so on the
     // control connection, and curl takes this for an error (docs/compatibility.md).
-    let body: Vec<u8> = (0..24_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let body: Vec<u8> = (0..24_000_000u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
     std::fs::write(root.join("pub/f.bin"), &body).expect("a file");
     open_to_all(dir.path());
     open_to_all(&root);
@@ -212,19 +320,59 @@ fn ftp_works_in_active_mode() {
     );
     std::fs::write(&config, text).expect("a file");
     let mut server = mesh().spawn(SERVER, &["vsftpd", &config.to_string_lossy()]);
-    until(deadline(Duration::from_secs(10)), "the FTP server listens", || {
-        mesh().run(SERVER, &["curl", "-sS", "--max-time", "10", "-o", "/dev/null", "ftp://127.0.0.1:2121/"]).code == Some(0)
-    });
+    until(
+        deadline(Duration::from_secs(10)),
+        "the FTP server listens",
+        || {
+            mesh()
+                .run(
+                    SERVER,
+                    &[
+                        "curl",
+                        "-sS",
+                        "--max-time",
+                        "10",
+                        "-o",
+                        "/dev/null",
+                        "ftp://127.0.0.1:2121/",
+                    ],
+                )
+                .code
+                == Some(0)
+        },
+    );
     let to = dir.path().join("got");
-    for (case, host, more) in
-        [("PORT", pod4.clone(), &["--disable-eprt"][..]), ("EPRT", pod4, &[][..]), ("EPRT, IPv6", format!("[{pod6}]"), &[][..])]
-    {
+    for (case, host, more) in [
+        ("PORT", pod4.clone(), &["--disable-eprt"][..]),
+        ("EPRT", pod4, &[][..]),
+        ("EPRT, IPv6", format!("[{pod6}]"), &[][..]),
+    ] {
         let url = format!("ftp://{host}:2121/pub/f.bin");
         // With the dialog, because curl 7.88 gives an unrelated text for every failure of an active transfer (curl issue 10622).
-        let argv = ["curl", "-sSv", "-g", "--max-time", "120", "-P", "-", "-o", &to.to_string_lossy(), &url];
-        let output = mesh().run(CLIENT, &argv.into_iter().chain(more.iter().copied()).collect::<Vec<_>>());
+        let argv = [
+            "curl",
+            "-sSv",
+            "-g",
+            "--max-time",
+            "120",
+            "-P",
+            "-",
+            "-o",
+            &to.to_string_lossy(),
+            &url,
+        ];
+        let output = mesh().run(
+            CLIENT,
+            &argv
+                .into_iter()
+                .chain(more.iter().copied())
+                .collect::<Vec<_>>(),
+        );
         assert_eq!(output.code, Some(0), "{case}: {output:?}");
-        assert!(std::fs::read(&to).expect("a file") == body, "{case}: another file came");
+        assert!(
+            std::fs::read(&to).expect("a file") == body,
+            "{case}: another file came"
+        );
         std::fs::remove_file(&to).expect("a file");
     }
     let _ = server.kill();
@@ -233,5 +381,6 @@ fn ftp_works_in_active_mode() {
 
 fn open_to_all(dir: &std::path::Path) {
     use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o555)).expect("a directory of this test's");
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o555))
+        .expect("a directory of this test's");
 }

@@ -30,12 +30,42 @@ struct StallCase {
 }
 
 const CASES: [StallCase; 6] = [
-    StallCase { road: "responses through a gateway", mode: "get", host: "10.101.0.10", port: "80" },
-    StallCase { road: "responses of an undeclared port", mode: "get", host: "10.101.0.10", port: "82" },
-    StallCase { road: "bytes through a gateway", mode: "read", host: "10.101.0.51", port: "7003" },
-    StallCase { road: "an echo through a gateway", mode: "write", host: "10.101.0.51", port: "7000" },
-    StallCase { road: "bytes from node to node", mode: "read", host: "10.101.0.50", port: "7003" },
-    StallCase { road: "an echo from node to node", mode: "write", host: "10.101.0.50", port: "7000" },
+    StallCase {
+        road: "responses through a gateway",
+        mode: "get",
+        host: "10.101.0.10",
+        port: "80",
+    },
+    StallCase {
+        road: "responses of an undeclared port",
+        mode: "get",
+        host: "10.101.0.10",
+        port: "82",
+    },
+    StallCase {
+        road: "bytes through a gateway",
+        mode: "read",
+        host: "10.101.0.51",
+        port: "7003",
+    },
+    StallCase {
+        road: "an echo through a gateway",
+        mode: "write",
+        host: "10.101.0.51",
+        port: "7000",
+    },
+    StallCase {
+        road: "bytes from node to node",
+        mode: "read",
+        host: "10.101.0.50",
+        port: "7003",
+    },
+    StallCase {
+        road: "an echo from node to node",
+        mode: "write",
+        host: "10.101.0.50",
+        port: "7000",
+    },
 ];
 
 fn mesh() -> &'static Mesh {
@@ -43,7 +73,9 @@ fn mesh() -> &'static Mesh {
     MESH.get_or_init(|| {
         let mesh = Mesh::up_with("mesh.yaml", "e2e-stalls", |topology| {
             for tenant in &mut topology.tenants {
-                tenant.pods.retain(|pod| ["blob", "tcp", "client", "client-far"].contains(&pod.name.as_str()));
+                tenant.pods.retain(|pod| {
+                    ["blob", "tcp", "client", "client-far"].contains(&pod.name.as_str())
+                });
             }
         });
         mesh.apply("alpha", SERVICE);
@@ -56,29 +88,43 @@ fn echoes(pod: &str, host: &str) -> bool {
     let program = "import socket, sys\ns = socket.create_connection((sys.argv[1], 7000), timeout=float(sys.argv[2]))\ns.sendall(b'question')\n\
                    got = b''\nwhile len(got) < 8: got += s.recv(8) or sys.exit(1)\nsys.exit(got != b'question')";
     let seconds = deadline(Duration::from_secs(2)).as_secs().to_string();
-    mesh().run(pod, &["python3", "-c", program, host, &seconds]).code == Some(0)
+    mesh()
+        .run(pod, &["python3", "-c", program, host, &seconds])
+        .code
+        == Some(0)
 }
 
 /// Asserts that every other client is served.
 fn assert_others_are_served(when: &str) {
     for pod in [CLIENT, FAR, OTHER_TENANT] {
         for port in ["80", "82"] {
-            let code = mesh().code(pod, &format!("http://10.101.0.10:{port}/blob?size=100000"), &[]);
+            let code = mesh().code(
+                pod,
+                &format!("http://10.101.0.10:{port}/blob?size=100000"),
+                &[],
+            );
             assert_eq!(code, 200, "{when}: {pod}, port {port}");
         }
         assert!(echoes(pod, "10.101.0.50"), "{when}: {pod}, direct");
     }
     for pod in [CLIENT, FAR] {
-        assert!(echoes(pod, "10.101.0.51"), "{when}: {pod}, through a gateway");
+        assert!(
+            echoes(pod, "10.101.0.51"),
+            "{when}: {pod}, through a gateway"
+        );
     }
 }
 
 /// Starts the clients of a case, and returns once they stall.
 fn stall(case: &StallCase) -> Child {
-    let argv = ["python3", "-c", PROGRAM, case.mode, case.host, case.port, COUNT];
+    let argv = [
+        "python3", "-c", PROGRAM, case.mode, case.host, case.port, COUNT,
+    ];
     let mut child = mesh().spawn(CLIENT, &argv);
     let mut line = String::new();
-    BufReader::new(child.stdout.as_mut().expect("a pipe")).read_line(&mut line).expect("the program's output");
+    BufReader::new(child.stdout.as_mut().expect("a pipe"))
+        .read_line(&mut line)
+        .expect("the program's output");
     assert_eq!(line.trim(), "stalled", "{}", case.road);
     child
 }
@@ -87,21 +133,47 @@ fn stall(case: &StallCase) -> Child {
 fn clients_that_do_not_read_stop_nobody_else() {
     let held = || {
         ["gateway", "node"]
-            .map(|kind| mesh().counted_at(kind, "canal_share_used", &[&format!("limit=\"{kind}_buffer_bytes\""), "tenant=\"alpha\""]))
+            .map(|kind| {
+                mesh().counted_at(
+                    kind,
+                    "canal_share_used",
+                    &[
+                        &format!("limit=\"{kind}_buffer_bytes\""),
+                        "tenant=\"alpha\"",
+                    ],
+                )
+            })
             .iter()
             .sum::<u64>()
     };
-    let stalled = || ["gateway", "node"].iter().map(|kind| mesh().counted_at(kind, "canal_hbone_stalled_streams", &[])).sum::<u64>();
-    until(deadline(SOON), "the new service is known", || [CLIENT, FAR].iter().all(|pod| echoes(pod, "10.101.0.51")));
+    let stalled = || {
+        ["gateway", "node"]
+            .iter()
+            .map(|kind| mesh().counted_at(kind, "canal_hbone_stalled_streams", &[]))
+            .sum::<u64>()
+    };
+    until(deadline(SOON), "the new service is known", || {
+        [CLIENT, FAR].iter().all(|pod| echoes(pod, "10.101.0.51"))
+    });
     assert_others_are_served("at first");
     for case in &CASES {
         let mut child = stall(case);
         assert_others_are_served(case.road);
-        until(deadline(SOON), "what they hold is charged to their tenant", || held() > 0 && stalled() > 0);
+        until(
+            deadline(SOON),
+            "what they hold is charged to their tenant",
+            || held() > 0 && stalled() > 0,
+        );
         // `timeout`, under which every client of a mesh runs, forwards the signal.
-        rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::TERM).expect("it runs");
+        rustix::process::kill_process(
+            rustix::process::Pid::from_child(&child),
+            rustix::process::Signal::TERM,
+        )
+        .expect("it runs");
         child.wait().expect("the program ends");
         assert_others_are_served(&format!("{}, closed", case.road));
-        until(deadline(SOON), "what they held is given back", || held() == 0 && stalled() == 0);
+        until(deadline(SOON), "what they held is given back", || {
+            held() == 0 && stalled() == 0
+        });
     }
 }

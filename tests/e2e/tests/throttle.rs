@@ -49,21 +49,36 @@ fn mesh() -> &'static Mesh {
     MESH.get_or_init(|| {
         let mesh = Mesh::up_with("tier.yaml", "e2e-throttle", |topology| {
             // Echo requests of captured pods are outside the mesh.
-            topology.tenants.iter_mut().for_each(|tenant| tenant.outside = OutsideTraffic::Passthrough);
+            topology
+                .tenants
+                .iter_mut()
+                .for_each(|tenant| tenant.outside = OutsideTraffic::Passthrough);
         });
-        until(deadline(SPREAD_WITHIN), "services are spread over the backends", || mesh.is_spread());
+        until(
+            deadline(SPREAD_WITHIN),
+            "services are spread over the backends",
+            || mesh.is_spread(),
+        );
         // A limit is divided by replica, and while buckets move there are more replicas than in the plan.
         mesh.rest(deadline(Duration::from_secs(60)));
-        until(deadline(Duration::from_secs(20)), "both tenants are served", || {
-            [ALPHA, BETA].into_iter().all(|pod| (0..2).all(|n| flood(&mesh, pod, n, &["-n", "1"])["failed"] == 0))
-        });
+        until(
+            deadline(Duration::from_secs(20)),
+            "both tenants are served",
+            || {
+                [ALPHA, BETA]
+                    .into_iter()
+                    .all(|pod| (0..2).all(|n| flood(&mesh, pod, n, &["-n", "1"])["failed"] == 0))
+            },
+        );
         mesh
     })
 }
 
 /// Returns a Throttle of beta's, for a service or for the whole tenant.
 fn throttle(service: Option<&str>, of: &str, rate: u64) -> String {
-    let target = service.map(|name| format!("\n  targetRef: {{kind: Service, name: {name}}}")).unwrap_or_default();
+    let target = service
+        .map(|name| format!("\n  targetRef: {{kind: Service, name: {name}}}"))
+        .unwrap_or_default();
     format!(
         "apiVersion: canal.mesh/v1\nkind: Throttle\nmetadata: {{name: flood, namespace: default}}\nspec:{target}\n  \
          {of}: {{perSecond: {rate}, burst: {rate}}}\n"
@@ -71,30 +86,49 @@ fn throttle(service: Option<&str>, of: &str, rate: u64) -> String {
 }
 
 fn lift() {
-    mesh().canal(&["delete", "--tenant", "beta", "Throttle", "flood"]).ok();
+    mesh()
+        .canal(&["delete", "--tenant", "beta", "Throttle", "flood"])
+        .ok();
     mesh().converge(deadline(Duration::from_secs(10)));
 }
 
 /// Runs HTTP load on `web-N`, each request on its own connection, and returns the report.
 fn flood(mesh: &Mesh, pod: &str, n: u32, extra: &[&str]) -> serde_json::Value {
     let url = format!("http://web-{n}.default.svc.cluster.local:80/blob?size=100");
-    let all = ["canal-samples", "load", &url, "--no-keepalive", "--timeout-ms", "400"].into_iter().chain(extra.iter().copied());
+    let all = [
+        "canal-samples",
+        "load",
+        &url,
+        "--no-keepalive",
+        "--timeout-ms",
+        "400",
+    ]
+    .into_iter()
+    .chain(extra.iter().copied());
     mesh.run(pod, &all.collect::<Vec<_>>()).json()
 }
 
 /// Sums a metric over AZ 1's replicas, where both clients are.
 fn sum(family: &str, labels: &[&str]) -> u64 {
-    REPLICAS.iter().map(|replica| mesh().counted(replica, family, labels)).sum()
+    REPLICAS
+        .iter()
+        .map(|replica| mesh().counted(replica, family, labels))
+        .sum()
 }
 
 fn refused(what: &str) -> u64 {
-    sum("canal_redirector_packets_total", &[&format!("what=\"throttled_{what}\"")])
+    sum(
+        "canal_redirector_packets_total",
+        &[&format!("what=\"throttled_{what}\"")],
+    )
 }
 
 /// Returns the address of beta's `web-0` in AZ 1; alpha's service with that number, if any, has the same.
 fn address(name: &str, is_v6: bool) -> IpAddr {
     let all = mesh().resolve(BETA, &format!("{name}.default.svc.cluster.local"));
-    *all.iter().find(|a| a.is_ipv6() == is_v6).unwrap_or_else(|| panic!("{name} has both families: {all:?}"))
+    *all.iter()
+        .find(|a| a.is_ipv6() == is_v6)
+        .unwrap_or_else(|| panic!("{name} has both families: {all:?}"))
 }
 
 /// Opens sessions of alpha to the same address, without a proxy, one every 20 ms until `over`. Returns their number, and the number of
@@ -104,7 +138,8 @@ fn alphas_sessions(to: SocketAddr, over: &AtomicBool) -> (u64, u64) {
         let (mut all, mut failed) = (0, 0);
         while !over.load(Ordering::Relaxed) {
             all += 1;
-            failed += u64::from(TcpStream::connect_timeout(&to, Duration::from_millis(300)).is_err());
+            failed +=
+                u64::from(TcpStream::connect_timeout(&to, Duration::from_millis(300)).is_err());
             std::thread::sleep(Duration::from_millis(20));
         }
         (all, failed)
@@ -116,13 +151,29 @@ fn alphas_sessions(to: SocketAddr, over: &AtomicBool) -> (u64, u64) {
 async fn session(to: SocketAddr) -> (Instant, Option<bool>) {
     let opened = tokio::time::timeout(OPEN_WITHIN, tokio::net::TcpStream::connect(to)).await;
     let at = Instant::now();
-    let Ok(Ok(mut stream)) = opened else { return (at, None) };
-    let ask = async {
-        stream.write_all(format!("GET /blob?size=100 HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n").as_bytes()).await?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).await.map(|_| answer.starts_with(b"HTTP/1.1 200 "))
+    let Ok(Ok(mut stream)) = opened else {
+        return (at, None);
     };
-    (at, Some(matches!(tokio::time::timeout(ANSWERED_WITHIN, ask).await, Ok(Ok(true)))))
+    let ask = async {
+        stream
+            .write_all(
+                format!("GET /blob?size=100 HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n")
+                    .as_bytes(),
+            )
+            .await?;
+        let mut answer = Vec::new();
+        stream
+            .read_to_end(&mut answer)
+            .await
+            .map(|_| answer.starts_with(b"HTTP/1.1 200 "))
+    };
+    (
+        at,
+        Some(matches!(
+            tokio::time::timeout(ANSWERED_WITHIN, ask).await,
+            Ok(Ok(true))
+        )),
+    )
 }
 
 /// Result of a flood.
@@ -146,11 +197,23 @@ fn flood_with_sessions(to: SocketAddr) -> (Vec<bool>, Duration) {
             all.spawn_local(session(to));
         }
         let came = all.join_all().await;
-        let last = came.iter().map(|(at, _)| *at).max().expect("there are sessions");
-        (came.into_iter().filter_map(|(_, answered)| answered).collect(), last - started)
+        let last = came
+            .iter()
+            .map(|(at, _)| *at)
+            .max()
+            .expect("there are sessions");
+        (
+            came.into_iter()
+                .filter_map(|(_, answered)| answered)
+                .collect(),
+            last - started,
+        )
     };
     let run = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
         tokio::task::LocalSet::new().block_on(&runtime, work)
     };
     mesh().world.inside(BETA, run).unwrap()
@@ -162,7 +225,9 @@ fn sessions(to: SocketAddr, spared: u64) -> FloodResult {
     let before = sum("canal_gateway_accepted_connections_total", &[]);
     let (answered, took, (alphas, failed)) = std::thread::scope(|scope| {
         let alpha = scope.spawn(|| alphas_sessions(to, &over));
-        let other = scope.spawn(|| (spared > 0).then(|| flood(mesh, BETA, 1, &["-n", &spared.to_string(), "-c", "2"])));
+        let other = scope.spawn(|| {
+            (spared > 0).then(|| flood(mesh, BETA, 1, &["-n", &spared.to_string(), "-c", "2"]))
+        });
         let flooded = scope.spawn(|| flood_with_sessions(to)).join();
         over.store(true, Ordering::Relaxed);
         if let Some(report) = other.join().expect("beta's other sessions") {
@@ -172,10 +237,27 @@ fn sessions(to: SocketAddr, spared: u64) -> FloodResult {
         (answered, took, alpha.join().expect("alpha's sessions"))
     });
     println!("{to}: alpha opened {alphas} sessions meanwhile, {failed} failed");
-    timed!(alphas > 30, "the other tenant opens more than 30 sessions beside a flood, {}", family(to.ip()));
-    judge_losses(&format!("sessions of the other tenant lost beside a flood, {}", family(to.ip())), failed, 0);
-    let accepted = (sum("canal_gateway_accepted_connections_total", &[]) - before).saturating_sub(alphas + spared);
-    FloodResult { let_in: answered.len() as u64, served: answered.iter().filter(|answered| **answered).count() as u64, accepted, took }
+    timed!(
+        alphas > 30,
+        "the other tenant opens more than 30 sessions beside a flood, {}",
+        family(to.ip())
+    );
+    judge_losses(
+        &format!(
+            "sessions of the other tenant lost beside a flood, {}",
+            family(to.ip())
+        ),
+        failed,
+        0,
+    );
+    let accepted = (sum("canal_gateway_accepted_connections_total", &[]) - before)
+        .saturating_sub(alphas + spared);
+    FloodResult {
+        let_in: answered.len() as u64,
+        served: answered.iter().filter(|answered| **answered).count() as u64,
+        accepted,
+        took,
+    }
 }
 
 /// Returns the name of an address's family, for the names of figures: an address may differ from run to run.
@@ -196,29 +278,63 @@ fn least(rate: u64, flood: Duration) -> u64 {
 #[test]
 fn new_sessions_are_cut_to_the_rate_before_a_process_sees_them() {
     let mesh = mesh();
-    for (scope, counter, spared) in [(Some("web-0"), "service_sessions", 40), (None, "tenant_sessions", 0)] {
+    for (scope, counter, spared) in [
+        (Some("web-0"), "service_sessions", 40),
+        (None, "tenant_sessions", 0),
+    ] {
         mesh.apply("beta", &throttle(scope, "sessions", RATE));
         let (before, mut lost) = (refused(counter), 0);
         for is_v6 in [false, true] {
             let to = SocketAddr::from((address("web-0", is_v6), 80));
             let replicas = mesh.heads("beta/default/web-0", "az1").len() as u64;
             std::thread::sleep(FULL_AGAIN);
-            let FloodResult { let_in, served, accepted, took } = sessions(to, spared);
+            let FloodResult {
+                let_in,
+                served,
+                accepted,
+                took,
+            } = sessions(to, spared);
             lost += SESSIONS - let_in;
             // For a limit of the whole tenant, each replica uses its share of the tenant's service of which it has the most, which may be
             // another one.
-            let most = if scope.is_some() { most(replicas, RATE, took) } else { replicas * most(1, RATE, took) };
-            println!("{counter}, {to}: {SESSIONS} tried, {accepted} accepted, {served} served by {replicas} replicas, {most} at most");
-            timed!(SESSIONS > 2 * most, "sessions are a flood, {counter}, {}", family(to.ip()));
+            let most = if scope.is_some() {
+                most(replicas, RATE, took)
+            } else {
+                replicas * most(1, RATE, took)
+            };
+            println!(
+                "{counter}, {to}: {SESSIONS} tried, {accepted} accepted, {served} served by {replicas} replicas, {most} at most"
+            );
+            timed!(
+                SESSIONS > 2 * most,
+                "sessions are a flood, {counter}, {}",
+                family(to.ip())
+            );
             assert_eq!(served, let_in, "who is let in is served");
             let least = least(RATE, NEXT_SESSION * SESSIONS as u32).max(2 * RATE);
-            timed!((least..=most).contains(&served), "the limit of sessions is served, and no more, {counter}, {}", family(to.ip()));
-            timed!(accepted <= most, "no more sessions than the limit reach a process, {counter}, {}", family(to.ip()));
+            timed!(
+                (least..=most).contains(&served),
+                "the limit of sessions is served, and no more, {counter}, {}",
+                family(to.ip())
+            );
+            timed!(
+                accepted <= most,
+                "no more sessions than the limit reach a process, {counter}, {}",
+                family(to.ip())
+            );
         }
         // A SYN that is lost when its client gives up is counted once.
-        until(deadline(SEEN_WITHIN), &format!("{lost} {counter} are counted"), || refused(counter) - before >= lost);
+        until(
+            deadline(SEEN_WITHIN),
+            &format!("{lost} {counter} are counted"),
+            || refused(counter) - before >= lost,
+        );
         lift();
-        until(deadline(Duration::from_secs(10)), "the limit is gone", || flood(mesh, BETA, 0, &["-n", "300", "-c", "20"])["failed"] == 0);
+        until(
+            deadline(Duration::from_secs(10)),
+            "the limit is gone",
+            || flood(mesh, BETA, 0, &["-n", "300", "-c", "20"])["failed"] == 0,
+        );
     }
 }
 
@@ -226,7 +342,11 @@ fn new_sessions_are_cut_to_the_rate_before_a_process_sees_them() {
 /// replicas.
 fn datagrams(pod: &str, to: IpAddr, per_second: u64) -> u64 {
     let any = if to.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
-    let open = || (0..PORTS).map(|_| UdpSocket::bind(any)).collect::<std::io::Result<Vec<_>>>();
+    let open = || {
+        (0..PORTS)
+            .map(|_| UdpSocket::bind(any))
+            .collect::<std::io::Result<Vec<_>>>()
+    };
     let sockets = mesh().world.inside(pod, open).unwrap().unwrap();
     let (started, mut sent) = (Instant::now(), 0);
     for socket in sockets.iter().cycle() {
@@ -255,23 +375,42 @@ fn packets_of_many_flows_get_the_whole_limit() {
             assert!(heads.len() > 1, "one replica divides nothing: {heads:?}");
             // Excess packets are counted as throttled. Admitted ones are counted at the end of their chain, because no process has the
             // port.
-            let kept = || sum("canal_redirector_packets_total", &["program=\"redirector\"", "what=\"unowned\""]);
+            let kept = || {
+                sum(
+                    "canal_redirector_packets_total",
+                    &["program=\"redirector\"", "what=\"unowned\""],
+                )
+            };
             std::thread::sleep(FULL_AGAIN);
             let (before, passed_before, started) = (refused(counter), kept(), Instant::now());
             let sent = datagrams(BETA, to, 2000);
             let took = started.elapsed();
-            until(deadline(SEEN_WITHIN), "all datagrams are counted", || refused(counter) - before + kept() - passed_before >= sent);
+            until(deadline(SEEN_WITHIN), "all datagrams are counted", || {
+                refused(counter) - before + kept() - passed_before >= sent
+            });
             let (lost, passed) = (refused(counter) - before, kept() - passed_before);
             let replicas = heads.len() as u64;
             // For a limit of the whole tenant, each replica uses its share of the tenant's service of which it has the most, which may be
             // another one.
-            let most = if scope.is_some() { most(replicas, rate, took) } else { replicas * most(1, rate, took) };
+            let most = if scope.is_some() {
+                most(replicas, rate, took)
+            } else {
+                replicas * most(1, rate, took)
+            };
             let least = least(rate, FLOOD);
             println!(
                 "{counter}, {to}: {passed} of {sent} datagrams passed {replicas} replicas, {lost} were refused; {least} to {most} may pass"
             );
-            timed!(sent > 2 * most, "datagrams are a flood, {counter}, {}", family(to));
-            timed!((least..=most).contains(&passed), "the limit of datagrams passes, and no more, {counter}, {}", family(to));
+            timed!(
+                sent > 2 * most,
+                "datagrams are a flood, {counter}, {}",
+                family(to)
+            );
+            timed!(
+                (least..=most).contains(&passed),
+                "the limit of datagrams passes, and no more, {counter}, {}",
+                family(to)
+            );
         }
         lift();
     }
@@ -283,7 +422,12 @@ fn echoes(pod: &str, to: IpAddr, per_second: u32) -> (u64, u64) {
     let (started, mut sent, mut answered) = (Instant::now(), 0, 0);
     let reply = if to.is_ipv6() { (129, 0) } else { (0, 0) };
     let pause = Duration::from_secs(1) / per_second;
-    let mut receive = |within: Duration| answered += u64::from(icmp.receive_one(within, |h| h.kind == reply && h.from == to).is_some());
+    let mut receive = |within: Duration| {
+        answered += u64::from(
+            icmp.receive_one(within, |h| h.kind == reply && h.from == to)
+                .is_some(),
+        )
+    };
     while started.elapsed() < FLOOD {
         icmp.echo(to, sent as u16).unwrap();
         sent += 1;
@@ -314,27 +458,52 @@ fn packets_are_cut_to_the_rate() {
             let ((sent, answered), (alphas, alphas_answered)) = std::thread::scope(|scope| {
                 let beta = scope.spawn(move || echoes(BETA, to, 1000));
                 let alpha = scope.spawn(move || echoes(ALPHA, to, 200));
-                (beta.join().expect("beta's echoes"), alpha.join().expect("alpha's echoes"))
+                (
+                    beta.join().expect("beta's echoes"),
+                    alpha.join().expect("alpha's echoes"),
+                )
             });
             // Echo requests have no ports, so they use one bucket and one replica, which has its share of the limit.
             let replicas = mesh.heads("beta/default/web-0", "az1").len() as u64;
-            let (least, most) = (least(rate, FLOOD) / (replicas + 1), most(1, rate, started.elapsed()));
+            let (least, most) = (
+                least(rate, FLOOD) / (replicas + 1),
+                most(1, rate, started.elapsed()),
+            );
             println!(
                 "{counter}, {to}: {answered} of {sent} echoes answered, {least} to {most} may be; alpha: {alphas_answered} of {alphas}"
             );
-            timed!(sent > 2 * most, "echoes are a flood, {counter}, {}", family(to));
-            timed!((least..=most).contains(&answered), "the limit of echoes is answered, and no more, {counter}, {}", family(to));
+            timed!(
+                sent > 2 * most,
+                "echoes are a flood, {counter}, {}",
+                family(to)
+            );
+            timed!(
+                (least..=most).contains(&answered),
+                "the limit of echoes is answered, and no more, {counter}, {}",
+                family(to)
+            );
             judge_losses(
-                &format!("echoes of the other tenant lost beside a flood, {counter}, {}", family(to)),
+                &format!(
+                    "echoes of the other tenant lost beside a flood, {counter}, {}",
+                    family(to)
+                ),
                 alphas - alphas_answered,
                 0,
             );
             lost += sent - answered;
         }
-        until(deadline(SEEN_WITHIN), &format!("{lost} {counter} are counted"), || refused(counter) - before >= lost);
+        until(
+            deadline(SEEN_WITHIN),
+            &format!("{lost} {counter} are counted"),
+            || refused(counter) - before >= lost,
+        );
         lift();
         let (sent, answered) = echoes(BETA, address("web-0", false), 200);
-        judge_losses(&format!("echoes lost without a limit, {counter}"), sent - answered, 0);
+        judge_losses(
+            &format!("echoes lost without a limit, {counter}"),
+            sent - answered,
+            0,
+        );
     }
 }
 
@@ -342,15 +511,29 @@ fn packets_are_cut_to_the_rate() {
 #[test]
 fn a_flood_of_questions_does_not_reach_the_name_service() {
     let mesh = mesh();
-    let (rate, asked) = (100, |host: &str| mesh.counted(host, "canal_dns_queries_total", &[]));
-    let servers: [IpAddr; 2] = ["10.102.2.1", "fd00:102::2000:0:0:1"].map(|text| text.parse().expect("an address"));
+    let (rate, asked) = (100, |host: &str| {
+        mesh.counted(host, "canal_dns_queries_total", &[])
+    });
+    let servers: [IpAddr; 2] =
+        ["10.102.2.1", "fd00:102::2000:0:0:1"].map(|text| text.parse().expect("an address"));
     let question = query("web-0.default.svc.cluster.local.", false);
     mesh.apply("beta", &throttle(None, "packets", rate));
     for server in servers {
         let replicas = mesh.heads("beta/canal-system/gateway", "az1").len() as u64;
         let before: u64 = REPLICAS.iter().map(|replica| asked(replica)).sum();
-        let any = if server.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
-        let sockets: Vec<UdpSocket> = (0..PORTS).map(|_| mesh.world.inside(BETA, || UdpSocket::bind(any)).unwrap().unwrap()).collect();
+        let any = if server.is_ipv6() {
+            "[::]:0"
+        } else {
+            "0.0.0.0:0"
+        };
+        let sockets: Vec<UdpSocket> = (0..PORTS)
+            .map(|_| {
+                mesh.world
+                    .inside(BETA, || UdpSocket::bind(any))
+                    .unwrap()
+                    .unwrap()
+            })
+            .collect();
         std::thread::sleep(FULL_AGAIN);
         let (started, mut sent) = (Instant::now(), 0);
         let mut next = sockets.iter().cycle();
@@ -369,20 +552,33 @@ fn a_flood_of_questions_does_not_reach_the_name_service() {
         ask(2 * PORTS as u64);
         let mut alphas = 0;
         for _ in 0..20 {
-            alphas += u64::from(ask_udp_within(ANSWERED_WITHIN, &mesh.world, ALPHA, server, &question).is_some());
+            alphas += u64::from(
+                ask_udp_within(ANSWERED_WITHIN, &mesh.world, ALPHA, server, &question).is_some(),
+            );
         }
         // For a limit of the whole tenant, services on other replicas do not share it, so that each replica may admit the full share.
-        let (least, most) = (least(rate, FLOOD), replicas * most(1, rate, started.elapsed()));
+        let (least, most) = (
+            least(rate, FLOOD),
+            replicas * most(1, rate, started.elapsed()),
+        );
         let heard = REPLICAS.iter().map(|replica| asked(replica)).sum::<u64>() - before - alphas;
-        println!("{server}: {heard} of {sent} questions reached {replicas} replicas' name service, {most} at most; alpha: {alphas} of 20");
+        println!(
+            "{server}: {heard} of {sent} questions reached {replicas} replicas' name service, {most} at most; alpha: {alphas} of 20"
+        );
         timed!(sent > 4 * most, "queries are a flood, {}", family(server));
-        timed!((least..=most).contains(&heard), "the limit of queries reaches the name service, and no more, {}", family(server));
+        timed!(
+            (least..=most).contains(&heard),
+            "the limit of queries reaches the name service, and no more, {}",
+            family(server)
+        );
         assert_eq!(alphas, 20, "alpha's questions are answered");
     }
     lift();
-    until(deadline(Duration::from_secs(20)), "the limit is gone", || {
-        (0..50).all(|_| query_udp(&mesh.world, BETA, servers[0], &question).is_some())
-    });
+    until(
+        deadline(Duration::from_secs(20)),
+        "the limit is gone",
+        || (0..50).all(|_| query_udp(&mesh.world, BETA, servers[0], &question).is_some()),
+    );
 }
 
 /// A mesh in which tenant alpha has the test's own CA, so that the test can open HBONE connections as alpha's node does.
@@ -393,43 +589,108 @@ struct Meshed {
 }
 
 fn meshed(name: &str, change: impl FnOnce(&mut canal_world::Topology)) -> Meshed {
-    let (files, root) = (tempfile::tempdir().expect("a directory"), TestAuthority::root("alpha"));
+    let (files, root) = (
+        tempfile::tempdir().expect("a directory"),
+        TestAuthority::root("alpha"),
+    );
     let domain = files.path().join("alpha.example");
     std::fs::create_dir_all(&domain).expect("a directory");
-    for (name, text) in [("root-cert.pem", root.pem()), ("cert-chain.pem", root.pem()), ("key.pem", root.key_pem())] {
+    for (name, text) in [
+        ("root-cert.pem", root.pem()),
+        ("cert-chain.pem", root.pem()),
+        ("key.pem", root.key_pem()),
+    ] {
         std::fs::write(domain.join(name), text).unwrap_or_else(|e| panic!("{name}: {e}"));
     }
     let mesh = Mesh::up_with("tier.yaml", name, |topology| {
-        let controller = topology.controller.as_mut().and_then(|c| c.process.as_mut()).expect("the world has a controller");
-        controller.args.extend(["--ca-dir".into(), files.path().display().to_string()]);
+        let controller = topology
+            .controller
+            .as_mut()
+            .and_then(|c| c.process.as_mut())
+            .expect("the world has a controller");
+        controller
+            .args
+            .extend(["--ca-dir".into(), files.path().display().to_string()]);
         change(topology);
     });
-    Meshed { mesh, credential: root.issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/client")), _files: files }
+    Meshed {
+        mesh,
+        credential: root.issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/client")),
+        _files: files,
+    }
 }
 
 /// Sends requests of alpha's from both AZs, each over its own HBONE connection, as many as the machine can. Returns how many were answered,
 /// how many were refused by the limit, and the time.
-fn meshed_requests(Meshed { mesh, credential, .. }: &Meshed) -> (u64, u64, Duration) {
+fn meshed_requests(
+    Meshed {
+        mesh, credential, ..
+    }: &Meshed,
+) -> (u64, u64, Duration) {
     const SECONDS: u64 = 4;
     let started = Instant::now();
     let from = |pod: &'static str| {
         // Of the service's addresses, the node uses that of its own AZ.
-        let number = if pod == ALPHA { "10.102.2." } else { "10.102.4." };
-        let status = mesh.canal(&["gateway", "status", "alpha/default/web-0", "-o", "json"]).json();
-        let tables = status["tables"].as_array().into_iter().flatten().filter_map(|table| table["addresses"].as_array()).flatten();
+        let number = if pod == ALPHA {
+            "10.102.2."
+        } else {
+            "10.102.4."
+        };
+        let status = mesh
+            .canal(&["gateway", "status", "alpha/default/web-0", "-o", "json"])
+            .json();
+        let tables = status["tables"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|table| table["addresses"].as_array())
+            .flatten();
         let all: Vec<&str> = tables.filter_map(serde_json::Value::as_str).collect();
-        let own = all.iter().find(|address| address.starts_with(number)).or_else(|| all.iter().find(|address| address.starts_with("10.")));
-        let to = own.and_then(|address| address.parse::<IpAddr>().ok()).unwrap_or_else(|| panic!("web-0 has no address: {status}"));
-        load(&mesh.world, &TunnelRequest::new(pod, SocketAddr::from((to, 15008)), Some(credential), "10.101.0.10:80"), 4, SECONDS)
+        let own = all
+            .iter()
+            .find(|address| address.starts_with(number))
+            .or_else(|| all.iter().find(|address| address.starts_with("10.")));
+        let to = own
+            .and_then(|address| address.parse::<IpAddr>().ok())
+            .unwrap_or_else(|| panic!("web-0 has no address: {status}"));
+        load(
+            &mesh.world,
+            &TunnelRequest::new(
+                pod,
+                SocketAddr::from((to, 15008)),
+                Some(credential),
+                "10.101.0.10:80",
+            ),
+            4,
+            SECONDS,
+        )
     };
     let loads = std::thread::scope(|scope| {
-        [ALPHA, "alpha/default/client-far-0"].map(|pod| scope.spawn(move || from(pod))).map(|load| load.join().expect("alpha's requests"))
+        [ALPHA, "alpha/default/client-far-0"]
+            .map(|pod| scope.spawn(move || from(pod)))
+            .map(|load| load.join().expect("alpha's requests"))
     });
     let took = started.elapsed();
     let refused = |opened: &TunnelAttempt| matches!(opened, TunnelAttempt::Open(answer) if answer.starts_with("HTTP/1.1 429"));
-    let wrong: Vec<_> = loads.iter().flat_map(|load| &load.failed).filter(|opened| !refused(opened)).collect();
-    assert!(wrong.is_empty(), "{} requests failed otherwise: {:?}", wrong.len(), wrong.first());
-    (loads.iter().map(|load| load.reached).sum(), loads.iter().map(|load| load.failed.len() as u64 + load.again).sum(), took)
+    let wrong: Vec<_> = loads
+        .iter()
+        .flat_map(|load| &load.failed)
+        .filter(|opened| !refused(opened))
+        .collect();
+    assert!(
+        wrong.is_empty(),
+        "{} requests failed otherwise: {:?}",
+        wrong.len(),
+        wrong.first()
+    );
+    (
+        loads.iter().map(|load| load.reached).sum(),
+        loads
+            .iter()
+            .map(|load| load.failed.len() as u64 + load.again)
+            .sum(),
+        took,
+    )
 }
 
 /// A limit on requests is in force for all replicas of all AZs together, whatever their number.
@@ -438,16 +699,32 @@ fn requests_get_the_whole_limit(meshed: &Meshed, replicas_min: usize) {
     mesh.apply("alpha", &throttle(Some("web-0"), "requests", rate));
     let mut replicas = Vec::new();
     // The replicas that come up first have all services at first.
-    until(deadline(SPREAD_WITHIN), &format!("web-0 has {replicas_min} replicas or more"), || {
-        replicas = ["az1", "az2"].iter().flat_map(|az| mesh.heads("alpha/default/web-0", az)).collect();
-        replicas.len() >= replicas_min && mesh.is_spread()
-    });
+    until(
+        deadline(SPREAD_WITHIN),
+        &format!("web-0 has {replicas_min} replicas or more"),
+        || {
+            replicas = ["az1", "az2"]
+                .iter()
+                .flat_map(|az| mesh.heads("alpha/default/web-0", az))
+                .collect();
+            replicas.len() >= replicas_min && mesh.is_spread()
+        },
+    );
     std::thread::sleep(2 * FULL_AGAIN);
     let (passed, refused, took) = meshed_requests(meshed);
     let (least, most) = (least(rate, took), most(replicas.len() as u64, rate, took));
-    println!("requests, {} replicas: {passed} passed and {refused} were refused in {took:?}; {least} to {most} may pass", replicas.len());
-    timed!(refused > passed, "requests are a flood for {replicas_min} or more replicas");
-    timed!((least..=most).contains(&passed), "the limit of requests passes {replicas_min} or more replicas, and no more");
+    println!(
+        "requests, {} replicas: {passed} passed and {refused} were refused in {took:?}; {least} to {most} may pass",
+        replicas.len()
+    );
+    timed!(
+        refused > passed,
+        "requests are a flood for {replicas_min} or more replicas"
+    );
+    timed!(
+        (least..=most).contains(&passed),
+        "the limit of requests passes {replicas_min} or more replicas, and no more"
+    );
 }
 
 #[test]

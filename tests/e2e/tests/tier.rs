@@ -22,11 +22,16 @@ const PROXYLESS: &str = "beta/default/client-0";
 const ECHO: &str = "tcp.default.svc.cluster.local:7000";
 /// The first replica of each backend. In the timing tier there is a second with the same name and a `b`, so that a backend is a group of
 /// machines that fail together.
-const FIRST: [&str; 8] = ["gw-1", "gw-2", "gw-3", "gw-4", "gw-5", "gw-6", "gw-7", "gw-8"];
+const FIRST: [&str; 8] = [
+    "gw-1", "gw-2", "gw-3", "gw-4", "gw-5", "gw-6", "gw-7", "gw-8",
+];
 /// Backends beyond those of the file, so that services have shards without a common backend: copies of this replica, in this AZ.
-const MORE: [(&str, &str, &str, &str); 2] = [("gw-6", "gw-7", "b7", "az1"), ("gw-5", "gw-8", "b8", "az2")];
+const MORE: [(&str, &str, &str, &str); 2] =
+    [("gw-6", "gw-7", "b7", "az1"), ("gw-5", "gw-8", "b8", "az2")];
 /// All hosts of the tier in az1.
-const TIER_OF_AZ1: [&str; 11] = ["edge-1", "gw-1", "gw-1b", "gw-2", "gw-2b", "gw-3", "gw-3b", "gw-6", "gw-6b", "gw-7", "gw-7b"];
+const TIER_OF_AZ1: [&str; 11] = [
+    "edge-1", "gw-1", "gw-1b", "gw-2", "gw-2b", "gw-3", "gw-3b", "gw-6", "gw-6b", "gw-7", "gw-7b",
+];
 /// Maximum number of lost requests on four persistent connections to one service while the processes of a backend are killed: those in
 /// flight at each of its two replicas.
 const KILLED_LOSSES_MAX: u64 = 2;
@@ -76,24 +81,54 @@ fn mesh() -> &'static Mesh {
     static MESH: OnceLock<Mesh> = OnceLock::new();
     MESH.get_or_init(|| {
         // No request can end the shipped gateway.
-        let mesh = Mesh::up_in_place_of("tier.yaml", "e2e-tier", ("canal-gateway", "crashing-gateway"), |topology| {
-            for (like, name, backend, az) in MORE {
-                let like = topology.gateways.iter().find(|gateway| gateway.name == like).expect("it is in the file").clone();
-                topology.gateways.push(Component { name: name.into(), backend: Some(backend.into()), az: az.into(), ..like });
-            }
-            let second = |first: &Component| Component { name: format!("{}b", first.name), ..first.clone() };
-            let seconds: Vec<Component> = topology.gateways.iter().map(second).collect();
-            topology.gateways.extend(seconds.into_iter().filter(|_| is_timed()));
-            for gateway in &mut topology.gateways {
-                let process = gateway.process.as_mut().expect("gateways run");
-                process.args.extend(["--crash-on-path".to_string(), "/death".to_string()]);
-            }
-        });
+        let mesh = Mesh::up_in_place_of(
+            "tier.yaml",
+            "e2e-tier",
+            ("canal-gateway", "crashing-gateway"),
+            |topology| {
+                for (like, name, backend, az) in MORE {
+                    let like = topology
+                        .gateways
+                        .iter()
+                        .find(|gateway| gateway.name == like)
+                        .expect("it is in the file")
+                        .clone();
+                    topology.gateways.push(Component {
+                        name: name.into(),
+                        backend: Some(backend.into()),
+                        az: az.into(),
+                        ..like
+                    });
+                }
+                let second = |first: &Component| Component {
+                    name: format!("{}b", first.name),
+                    ..first.clone()
+                };
+                let seconds: Vec<Component> = topology.gateways.iter().map(second).collect();
+                topology
+                    .gateways
+                    .extend(seconds.into_iter().filter(|_| is_timed()));
+                for gateway in &mut topology.gateways {
+                    let process = gateway.process.as_mut().expect("gateways run");
+                    process
+                        .args
+                        .extend(["--crash-on-path".to_string(), "/death".to_string()]);
+                }
+            },
+        );
         for client in [MESHED, PROXYLESS] {
-            until(deadline(SETTLED_WITHIN), &format!("{client} reaches every service"), || (0..4).all(|n| answers(&mesh, client, n)));
+            until(
+                deadline(SETTLED_WITHIN),
+                &format!("{client} reaches every service"),
+                || (0..4).all(|n| answers(&mesh, client, n)),
+            );
         }
         // The replicas that come up first have all services at first.
-        until(deadline(SPREAD_WITHIN), "services are spread over the backends", || mesh.is_spread());
+        until(
+            deadline(SPREAD_WITHIN),
+            "services are spread over the backends",
+            || mesh.is_spread(),
+        );
         mesh
     })
 }
@@ -103,22 +138,54 @@ fn url(n: u32) -> String {
 }
 
 fn answers(mesh: &Mesh, client: &str, n: u32) -> bool {
-    let output = mesh.run(client, &["curl", "-sS", "--max-time", "10", "-o", "/dev/null", "-w", "%{http_code}", &url(n)]);
+    let output = mesh.run(
+        client,
+        &[
+            "curl",
+            "-sS",
+            "--max-time",
+            "10",
+            "-o",
+            "/dev/null",
+            "-w",
+            "%{http_code}",
+            &url(n),
+        ],
+    );
     output.stdout.trim() == "200"
 }
 
 /// Starts a load that runs until the test stops it.
 fn patient_load(client: &str, n: u32, extra: &[&str]) -> std::process::Child {
     let timeout_ms = deadline(PATIENCE).as_millis().to_string();
-    load(client, n, &[&["-d", "600", "--timeout-ms", &timeout_ms], extra].concat())
+    load(
+        client,
+        n,
+        &[&["-d", "600", "--timeout-ms", &timeout_ms], extra].concat(),
+    )
 }
 
 /// Starts long-lived sessions of the client without a node proxy, which run until the test stops them, and waits until all are open.
 fn patient_sessions(count: usize, extra: &[&str]) -> std::process::Child {
-    let (count_text, patience_ms) = (count.to_string(), deadline(PATIENCE).as_millis().to_string());
-    let argv = ["canal-samples", "sessions", ECHO, "-n", &count_text, "--patience-ms", &patience_ms, "-d", "600"];
+    let (count_text, patience_ms) = (
+        count.to_string(),
+        deadline(PATIENCE).as_millis().to_string(),
+    );
+    let argv = [
+        "canal-samples",
+        "sessions",
+        ECHO,
+        "-n",
+        &count_text,
+        "--patience-ms",
+        &patience_ms,
+        "-d",
+        "600",
+    ];
     let held = mesh().spawn(PROXYLESS, &[&argv, extra].concat());
-    until(deadline(SETTLED_WITHIN), "all sessions are open", || open_sessions() >= count);
+    until(deadline(SETTLED_WITHIN), "all sessions are open", || {
+        open_sessions() >= count
+    });
     held
 }
 
@@ -126,22 +193,31 @@ fn patient_sessions(count: usize, extra: &[&str]) -> std::process::Child {
 fn wait_until_whole(clients: &[&'static str]) {
     for client in clients {
         for n in 0..4 {
-            until(deadline(SETTLED_WITHIN), &format!("{client}: web-{n} answers every new connection"), || {
-                let child = load(client, n, &["-n", "20", "-c", "2", "--no-keepalive"]);
-                mesh().end("new connections", child).json()["failed"] == 0
-            });
+            until(
+                deadline(SETTLED_WITHIN),
+                &format!("{client}: web-{n} answers every new connection"),
+                || {
+                    let child = load(client, n, &["-n", "20", "-c", "2", "--no-keepalive"]);
+                    mesh().end("new connections", child).json()["failed"] == 0
+                },
+            );
         }
     }
 }
 
 fn load(client: &str, n: u32, extra: &[&str]) -> std::process::Child {
     let url = url(n);
-    let all: Vec<&str> = ["canal-samples", "load", &url].into_iter().chain(extra.iter().copied()).collect();
+    let all: Vec<&str> = ["canal-samples", "load", &url]
+        .into_iter()
+        .chain(extra.iter().copied())
+        .collect();
     mesh().spawn(client, &all)
 }
 
 fn number(report: &Value, field: &str) -> u64 {
-    report[field].as_f64().unwrap_or_else(|| panic!("{field} is missing: {report}")) as u64
+    report[field]
+        .as_f64()
+        .unwrap_or_else(|| panic!("{field} is missing: {report}")) as u64
 }
 
 /// Returns the longest time without a response.
@@ -160,7 +236,10 @@ fn ok(output: ClientOutcome) -> ClientOutcome {
 
 /// Returns the number of open sessions between the client without a node proxy and the echo server.
 fn open_sessions() -> usize {
-    let output = ok(mesh().run(PROXYLESS, &["ss", "-Htn", "state", "established", "dport", "=", ":7000"]));
+    let output = ok(mesh().run(
+        PROXYLESS,
+        &["ss", "-Htn", "state", "established", "dport", "=", ":7000"],
+    ));
     output.stdout.lines().count()
 }
 
@@ -177,16 +256,24 @@ fn planned_changes_break_no_session() {
     let begun = Instant::now();
     // Opening uses a fifth of the machine, and the exchanges use less: the test is about the fleet's changes, not about capacity. A session
     // that opened later could be at an added replica, and would end with it.
-    let held = patient_sessions(SESSIONS[usize::from(!is_timed())], &["--open-rate", "200", "--interval-ms", "4000"]);
+    let held = patient_sessions(
+        SESSIONS[usize::from(!is_timed())],
+        &["--open-rate", "200", "--interval-ms", "4000"],
+    );
     let fresh = patient_load(PROXYLESS, 0, &["-r", "40", "-c", "8", "--no-keepalive"]);
     let meshed = patient_load(MESHED, 1, &["-r", "40", "-c", "8"]);
     let started = Instant::now();
     let mut events = 0;
     std::thread::scope(|removals| {
-        while events < 4 || begun.elapsed() + Duration::from_secs(10) < Duration::from_secs(seconds) {
+        while events < 4 || begun.elapsed() + Duration::from_secs(10) < Duration::from_secs(seconds)
+        {
             let guest = change_fleet(events / 4);
             // The replica's process drains first, which takes seconds; the next replica need not wait for it.
-            removals.spawn(move || mesh.world.remove_gateway(&guest).unwrap_or_else(|e| panic!("{guest}: {e}")));
+            removals.spawn(move || {
+                mesh.world
+                    .remove_gateway(&guest)
+                    .unwrap_or_else(|e| panic!("{guest}: {e}"))
+            });
             events += 4;
         }
     });
@@ -196,19 +283,43 @@ fn planned_changes_break_no_session() {
     let meshed = mesh.stop("requests through node proxies", meshed).json();
     println!(
         "{events} changes of the fleet in {took:.0} s: {} sessions held, {} broken; {} new sessions, {} failed; {} meshed requests, {} failed",
-        held["sessions"], held["broken"], fresh["requests"], fresh["failed"], meshed["requests"], meshed["failed"]
+        held["sessions"],
+        held["broken"],
+        fresh["requests"],
+        fresh["failed"],
+        meshed["requests"],
+        meshed["failed"]
     );
     // Mechanisms by which the sessions survived: chains, and segments that TCP retransmitted.
     let spread = |what: &str| -> u64 {
         let label = format!("what=\"{what}\"");
-        ["gw-1", "gw-2", "gw-3", "gw-6"].iter().map(|host| mesh.counted(host, "canal_redirector_packets_total", &[&label])).sum()
+        ["gw-1", "gw-2", "gw-3", "gw-6"]
+            .iter()
+            .map(|host| mesh.counted(host, "canal_redirector_packets_total", &[&label]))
+            .sum()
     };
-    println!("packets passed on: {}; sent again: {}; reset: {}", spread("forwarded"), spread("ownership_unsettled"), spread("unowned"));
-    timed!(events >= events_min, "as many changes of the fleet as planned fit into the time");
+    println!(
+        "packets passed on: {}; sent again: {}; reset: {}",
+        spread("forwarded"),
+        spread("ownership_unsettled"),
+        spread("unowned")
+    );
+    timed!(
+        events >= events_min,
+        "as many changes of the fleet as planned fit into the time"
+    );
     for (what, report) in [("held", &held), ("fresh", &fresh), ("meshed", &meshed)] {
         let is_ok = report["ok"] == true;
-        assert!(is_timed() || is_ok, "{what}: {report}\n{}\n{}", fleet(), mesh.log_lines("edge-1", "a replica changed"));
-        timed!(is_ok, "planned changes of the fleet break none of the sessions and requests: {what}");
+        assert!(
+            is_timed() || is_ok,
+            "{what}: {report}\n{}\n{}",
+            fleet(),
+            mesh.log_lines("edge-1", "a replica changed")
+        );
+        timed!(
+            is_ok,
+            "planned changes of the fleet break none of the sessions and requests: {what}"
+        );
     }
 }
 
@@ -216,12 +327,27 @@ fn planned_changes_break_no_session() {
 /// may be removed.
 fn change_fleet(round: usize) -> String {
     let mesh = mesh();
-    let (backend, old) = [("b1", "gw-1"), ("b2", "gw-2"), ("b3", "gw-3"), ("b6", "gw-6")][round % 4];
+    let (backend, old) = [
+        ("b1", "gw-1"),
+        ("b2", "gw-2"),
+        ("b3", "gw-3"),
+        ("b6", "gw-6"),
+    ][round % 4];
     let guest = format!("gw-guest-{round}");
     // In the gate no clock decides how long a change lasts.
-    let pause = || if is_timed() { std::thread::sleep(PAUSE) } else { mesh.converge(deadline(SETTLED_WITHIN)) };
-    mesh.world.add_gateway(&guest, "az1", backend).unwrap_or_else(|e| panic!("{guest}: {e}"));
-    mesh.world.wait_host_ready(&guest, deadline(SETTLED_WITHIN)).unwrap();
+    let pause = || {
+        if is_timed() {
+            std::thread::sleep(PAUSE)
+        } else {
+            mesh.converge(deadline(SETTLED_WITHIN))
+        }
+    };
+    mesh.world
+        .add_gateway(&guest, "az1", backend)
+        .unwrap_or_else(|e| panic!("{guest}: {e}"));
+    mesh.world
+        .wait_host_ready(&guest, deadline(SETTLED_WITHIN))
+        .unwrap();
     ok(mesh.canal(&["gateway", "drain", old, "--timeout", "0"]));
     pause();
     ok(mesh.canal(&["gateway", "undrain", old]));
@@ -235,14 +361,37 @@ fn change_fleet(round: usize) -> String {
 #[test]
 fn a_killed_replica_costs_only_its_own_sessions() {
     let mesh = mesh();
-    let held = mesh.spawn(PROXYLESS, &["canal-samples", "sessions", ECHO, "-n", "300", "--interval-ms", "100", "-d", "15"]);
-    until(deadline(SETTLED_WITHIN), "all sessions are open", || open_sessions() >= 300);
+    let held = mesh.spawn(
+        PROXYLESS,
+        &[
+            "canal-samples",
+            "sessions",
+            ECHO,
+            "-n",
+            "300",
+            "--interval-ms",
+            "100",
+            "-d",
+            "15",
+        ],
+    );
+    until(deadline(SETTLED_WITHIN), "all sessions are open", || {
+        open_sessions() >= 300
+    });
     // Reports arrive once per second; a report a second from now describes the present state.
     let opened = Instant::now();
-    until(deadline(SETTLED_WITHIN), "all replicas have reported since", || {
-        let elapsed = opened.elapsed().as_millis() as u64;
-        fleet()["replicas"].as_array().expect("replicas").iter().all(|replica| number(replica, "since_last_report_ms") + 1000 < elapsed)
-    });
+    until(
+        deadline(SETTLED_WITHIN),
+        "all replicas have reported since",
+        || {
+            let elapsed = opened.elapsed().as_millis() as u64;
+            fleet()["replicas"]
+                .as_array()
+                .expect("replicas")
+                .iter()
+                .all(|replica| number(replica, "since_last_report_ms") + 1000 < elapsed)
+        },
+    );
     let (victim, own) = busiest();
     mesh.world.kill(&victim, Signal::Kill).unwrap();
     let held = mesh.end("sessions while a replica dies", held).json();
@@ -252,9 +401,18 @@ fn a_killed_replica_costs_only_its_own_sessions() {
         "{victim} killed: {broken} of 300 sessions broken (it had {own}), of them {too_early} that came back too early; {} ms to the next answer",
         held["gap_ms_max"]
     );
-    timed!((1..=own).contains(&(broken - too_early)), "a killed replica breaks sessions, and none but its own");
-    judge_time("time until the sessions of a killed replica are answered again", gap(&held), KILLED_GAP_MAX);
-    mesh.world.wait_host_ready(&victim, deadline(SETTLED_WITHIN)).unwrap();
+    timed!(
+        (1..=own).contains(&(broken - too_early)),
+        "a killed replica breaks sessions, and none but its own"
+    );
+    judge_time(
+        "time until the sessions of a killed replica are answered again",
+        gap(&held),
+        KILLED_GAP_MAX,
+    );
+    mesh.world
+        .wait_host_ready(&victim, deadline(SETTLED_WITHIN))
+        .unwrap();
 }
 
 /// Returns the replica with the most sessions, and their number.
@@ -263,7 +421,10 @@ fn busiest() -> (String, u64) {
     let all = fleet["replicas"].as_array().expect("replicas");
     let sessions = |r: &&Value| number(r, "sessions");
     let most = all.iter().max_by_key(sessions).expect("there is a replica");
-    (most["name"].as_str().expect("a name").to_string(), sessions(&most))
+    (
+        most["name"].as_str().expect("a name").to_string(),
+        sessions(&most),
+    )
 }
 
 /// The redirector and the edge forward without their processes, which adopt the existing maps when they return.
@@ -273,14 +434,21 @@ fn agents_restart_without_a_lost_session() {
     let held = patient_sessions(300, &["--interval-ms", "200"]);
     let fresh = patient_load(PROXYLESS, 0, &["-r", "50", "-c", "4", "--no-keepalive"]);
     mesh.world.kill("edge-1", Signal::Kill).unwrap();
-    mesh.world.wait_host_ready("edge-1", deadline(SETTLED_WITHIN)).unwrap();
+    mesh.world
+        .wait_host_ready("edge-1", deadline(SETTLED_WITHIN))
+        .unwrap();
     mesh.world.restart("edge-1").unwrap();
-    mesh.world.wait_host_ready("edge-1", deadline(SETTLED_WITHIN)).unwrap();
+    mesh.world
+        .wait_host_ready("edge-1", deadline(SETTLED_WITHIN))
+        .unwrap();
     mesh.world.restart("controller").unwrap();
     mesh.converge(deadline(SETTLED_WITHIN));
     for (what, child) in [("sessions", held), ("new sessions", fresh)] {
         let report = mesh.stop(what, child).json();
-        assert_eq!(report["ok"], true, "{what} while the edge's agent and the controller restart: {report}");
+        assert_eq!(
+            report["ok"], true,
+            "{what} while the edge's agent and the controller restart: {report}"
+        );
     }
 }
 
@@ -291,7 +459,10 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
     let mesh = mesh();
     let (rate, limit_ms) = (RATE.to_string(), TIMEOUT.as_millis().to_string());
     let common = ["-r", &rate, "-d", "10", "--timeout-ms", &limit_ms];
-    let kinds = [("kept", &["-c", "4"][..], losses_max), ("new", &["-c", "64", "--no-keepalive"], RATE)];
+    let kinds = [
+        ("kept", &["-c", "4"][..], losses_max),
+        ("new", &["-c", "64", "--no-keepalive"], RATE),
+    ];
     let started = Instant::now();
     let mut loads = Vec::new();
     for client in [MESHED, PROXYLESS] {
@@ -299,7 +470,13 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
             for (connections, extra, losses_max) in kinds {
                 let child = load(client, n, &[&common, extra].concat());
                 let name = format!("b2 {what}: {client} web-{n}, {connections} connections");
-                loads.push((name, losses_max, connections == "new", started.elapsed(), child));
+                loads.push((
+                    name,
+                    losses_max,
+                    connections == "new",
+                    started.elapsed(),
+                    child,
+                ));
             }
         }
     }
@@ -322,10 +499,21 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
             last.saturating_sub(died - begun),
             whole_at - (died - begun),
         );
-        judge_losses(&format!("requests lost, {name}"), number(&report, "failed"), losses_max);
-        timed!(number(&report, "requests") >= 9 * RATE, "the load is sent at its rate, {name}");
+        judge_losses(
+            &format!("requests lost, {name}"),
+            number(&report, "failed"),
+            losses_max,
+        );
+        timed!(
+            number(&report, "requests") >= 9 * RATE,
+            "the load is sent at its rate, {name}"
+        );
         if is_new {
-            judge_time(&format!("time without a response, {name}"), gap(&report), GAP_MAX);
+            judge_time(
+                &format!("time without a response, {name}"),
+                gap(&report),
+                GAP_MAX,
+            );
         }
     }
 }
@@ -345,7 +533,9 @@ fn a_dead_backend_is_replaced_within_a_second() {
     let mesh = mesh();
     {
         let _undone = Undone(&["gw-2", "gw-2b"], |host| drop(mesh.world.start(host)));
-        backend_dies("killed", KILLED_LOSSES_MAX, |host| kill_for_good(mesh, host));
+        backend_dies("killed", KILLED_LOSSES_MAX, |host| {
+            kill_for_good(mesh, host)
+        });
     }
     // Whatever the result, the next test starts with a complete fleet.
     settle(&["gw-2", "gw-2b"]);
@@ -372,7 +562,11 @@ fn a_dead_backend_leaves_all_services_served() {
 /// Waits until these hosts are ready and all data planes have their configuration.
 fn settle(hosts: &[&str]) {
     let mesh = mesh();
-    hosts.iter().for_each(|host| mesh.world.wait_host_ready(host, deadline(SETTLED_WITHIN)).unwrap());
+    hosts.iter().for_each(|host| {
+        mesh.world
+            .wait_host_ready(host, deadline(SETTLED_WITHIN))
+            .unwrap()
+    });
     mesh.converge(deadline(SETTLED_WITHIN));
 }
 
@@ -382,7 +576,9 @@ fn a_backend_whose_machines_vanish_is_replaced_within_a_second() {
     let mesh = mesh();
     {
         let _undone = Undone(&["gw-2", "gw-2b"], |host| drop(mesh.world.link_up(host)));
-        backend_dies("vanished", VANISHED_LOSSES_MAX, |host| mesh.world.link_down(host).unwrap());
+        backend_dies("vanished", VANISHED_LOSSES_MAX, |host| {
+            mesh.world.link_down(host).unwrap()
+        });
     }
     settle(&["gw-2", "gw-2b"]);
 }
@@ -392,17 +588,31 @@ async fn new_session(to: SocketAddr) -> (Instant, bool) {
     let began = Instant::now();
     let ask = async {
         let mut stream = TcpStream::connect(to).await?;
-        stream.write_all(b"GET /blob?size=1 HTTP/1.1\r\nHost: web-0\r\nConnection: close\r\n\r\n").await?;
+        stream
+            .write_all(b"GET /blob?size=1 HTTP/1.1\r\nHost: web-0\r\nConnection: close\r\n\r\n")
+            .await?;
         let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).await.map(|_| answer.starts_with(b"HTTP/1.1 200 "))
+        stream
+            .read_to_end(&mut answer)
+            .await
+            .map(|_| answer.starts_with(b"HTTP/1.1 200 "))
     };
-    (began, matches!(tokio::time::timeout(Duration::from_secs(1), ask).await, Ok(Ok(true))))
+    (
+        began,
+        matches!(
+            tokio::time::timeout(Duration::from_secs(1), ask).await,
+            Ok(Ok(true))
+        ),
+    )
 }
 
 /// Opens sessions of a pod without a node proxy, one every 20 ms for this long. Returns when each started, and whether it got a response.
 fn new_sessions(to: SocketAddr, lasts: Duration) -> Vec<(Instant, bool)> {
     let work = async {
-        let (started, mut next) = (Instant::now(), tokio::time::interval(Duration::from_millis(20)));
+        let (started, mut next) = (
+            Instant::now(),
+            tokio::time::interval(Duration::from_millis(20)),
+        );
         let mut all = tokio::task::JoinSet::new();
         while started.elapsed() < lasts {
             next.tick().await;
@@ -411,7 +621,10 @@ fn new_sessions(to: SocketAddr, lasts: Duration) -> Vec<(Instant, bool)> {
         all.join_all().await
     };
     let run = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
         tokio::task::LocalSet::new().block_on(&runtime, work)
     };
     mesh().world.inside(PROXYLESS, run).unwrap()
@@ -423,32 +636,67 @@ fn new_sessions(to: SocketAddr, lasts: Duration) -> Vec<(Instant, bool)> {
 fn a_grey_failure_gets_no_new_session() {
     const GREY: Duration = Duration::from_secs(6);
     let mesh = mesh();
-    let victim = mesh.heads("beta/default/web-0", "az1").into_iter().next().expect("web-0 lives in az1");
+    let victim = mesh
+        .heads("beta/default/web-0", "az1")
+        .into_iter()
+        .next()
+        .expect("web-0 lives in az1");
     let all = mesh.resolve(PROXYLESS, "web-0.default.svc.cluster.local");
-    let to = *all.iter().find(|ip| ip.is_ipv4()).unwrap_or_else(|| panic!("{all:?}"));
-    let taken = || mesh.counted(&victim, "canal_redirector_packets_total", &["program=\"redirector\"", "what=\"new\""]);
+    let to = *all
+        .iter()
+        .find(|ip| ip.is_ipv4())
+        .unwrap_or_else(|| panic!("{all:?}"));
+    let taken = || {
+        mesh.counted(
+            &victim,
+            "canal_redirector_packets_total",
+            &["program=\"redirector\"", "what=\"new\""],
+        )
+    };
     let (stopped_at, back, sessions) = std::thread::scope(|scope| {
         let watch = scope.spawn(|| new_sessions((to, 80).into(), GREY + Duration::from_secs(7)));
         std::thread::sleep(Duration::from_secs(1));
-        let (stopped, stopped_at) = (mesh.world.stop_threads(&victim, "gateway-").unwrap(), Instant::now());
+        let (stopped, stopped_at) = (
+            mesh.world.stop_threads(&victim, "gateway-").unwrap(),
+            Instant::now(),
+        );
         std::thread::sleep(GREY);
         // It has had none for longer than it takes to read its counter.
         let before = taken();
         drop(stopped);
-        let back = until(deadline(SETTLED_WITHIN), "it has new sessions again", || taken() > before);
+        let back = until(
+            deadline(SETTLED_WITHIN),
+            "it has new sessions again",
+            || taken() > before,
+        );
         (stopped_at, back, watch.join().expect("the sessions end"))
     });
     let after = |began: &Instant| began.saturating_duration_since(stopped_at);
-    let lost: Vec<Duration> = sessions.iter().filter(|(_, answered)| !answered).map(|(began, _)| after(began)).collect();
+    let lost: Vec<Duration> = sessions
+        .iter()
+        .filter(|(_, answered)| !answered)
+        .map(|(began, _)| after(began))
+        .collect();
     let last = lost.iter().max().copied().unwrap_or_default();
     println!(
         "{victim} grey for {GREY:?}: {} of {} new sessions lost, the last began {last:?} after; some again {back:?} after",
         lost.len(),
         sessions.len()
     );
-    timed!(!lost.is_empty(), "a session meets the workers that stand still");
-    judge_time("time until a grey replica gets no new session", last, Duration::from_secs(2));
-    judge_time("time until a replica that runs again gets new sessions", back, BACK_WITHIN);
+    timed!(
+        !lost.is_empty(),
+        "a session meets the workers that stand still"
+    );
+    judge_time(
+        "time until a grey replica gets no new session",
+        last,
+        Duration::from_secs(2),
+    );
+    judge_time(
+        "time until a replica that runs again gets new sessions",
+        back,
+        BACK_WITHIN,
+    );
     mesh.converge(deadline(SETTLED_WITHIN));
 }
 
@@ -457,15 +705,46 @@ fn a_grey_failure_gets_no_new_session() {
 fn a_dead_az_is_replaced_within_two_seconds() {
     let mesh = mesh();
     // As many requests run at once as start in a second: a resolver queries the dead AZ's server first, and waits that long for it.
-    let loads = [MESHED, PROXYLESS]
-        .map(|client| (client, load(client, 0, &["-r", "50", "-c", "64", "-d", "14", "--timeout-ms", "1500", "--no-keepalive"])));
+    let loads = [MESHED, PROXYLESS].map(|client| {
+        (
+            client,
+            load(
+                client,
+                0,
+                &[
+                    "-r",
+                    "50",
+                    "-c",
+                    "64",
+                    "-d",
+                    "14",
+                    "--timeout-ms",
+                    "1500",
+                    "--no-keepalive",
+                ],
+            ),
+        )
+    });
     std::thread::sleep(Duration::from_secs(3));
-    let reports = while_az1_is_dead(|| loads.map(|(client, child)| (client, mesh.end("load while an AZ dies", child).json())));
+    let reports = while_az1_is_dead(|| {
+        loads.map(|(client, child)| (client, mesh.end("load while an AZ dies", child).json()))
+    });
     for (client, report) in reports {
         println!("az1's tier dead: {client}: {report}");
-        judge_time(&format!("time without a response when az1's tier dies, {client}"), gap(&report), AZ_GAP_MAX);
-        judge_losses(&format!("requests lost when az1's tier dies, {client}"), number(&report, "failed"), AZ_LOSSES_MAX);
-        timed!(number(&report, "requests") >= 690, "the load is sent at its rate when az1's tier dies, {client}");
+        judge_time(
+            &format!("time without a response when az1's tier dies, {client}"),
+            gap(&report),
+            AZ_GAP_MAX,
+        );
+        judge_losses(
+            &format!("requests lost when az1's tier dies, {client}"),
+            number(&report, "failed"),
+            AZ_LOSSES_MAX,
+        );
+        timed!(
+            number(&report, "requests") >= 690,
+            "the load is sent at its rate when az1's tier dies, {client}"
+        );
     }
 }
 
@@ -478,7 +757,10 @@ fn a_dead_az_leaves_all_services_served() {
 /// Runs `work` while all hosts of az1's tier have no link, and waits until traffic is back afterwards.
 fn while_az1_is_dead<T>(work: impl FnOnce() -> T) -> T {
     let mesh = mesh();
-    let hosts: Vec<&str> = TIER_OF_AZ1.into_iter().filter(|host| mesh.world.host(host).is_ok()).collect();
+    let hosts: Vec<&str> = TIER_OF_AZ1
+        .into_iter()
+        .filter(|host| mesh.world.host(host).is_ok())
+        .collect();
     let result = {
         let _undone = Undone(&hosts, |host| drop(mesh.world.link_up(host)));
         std::thread::scope(|scope| {
@@ -489,13 +771,22 @@ fn while_az1_is_dead<T>(work: impl FnOnce() -> T) -> T {
         work()
     };
     mesh.converge(deadline(SETTLED_WITHIN));
-    until(deadline(SETTLED_WITHIN), "traffic is back", || [MESHED, PROXYLESS].into_iter().all(|client| answers(mesh, client, 0)));
+    until(deadline(SETTLED_WITHIN), "traffic is back", || {
+        [MESHED, PROXYLESS]
+            .into_iter()
+            .all(|client| answers(mesh, client, 0))
+    });
     result
 }
 
 /// Returns every replica.
 fn gateways() -> impl Iterator<Item = String> {
-    let of = |first: &str| [Some(first.to_owned()), is_timed().then(|| format!("{first}b"))];
+    let of = |first: &str| {
+        [
+            Some(first.to_owned()),
+            is_timed().then(|| format!("{first}b")),
+        ]
+    };
     FIRST.into_iter().flat_map(of).flatten()
 }
 
@@ -511,22 +802,46 @@ fn restarts() -> Vec<(String, u32)> {
 /// Returns the replicas of the backends in the clients' AZ on which a service is placed.
 fn shard(placed: &Value, service: &str) -> Vec<String> {
     let services = placed["services"].as_array().unwrap();
-    let of = services.iter().find(|s| s["service"] == service).unwrap_or_else(|| panic!("{service}: {placed}"));
+    let of = services
+        .iter()
+        .find(|s| s["service"] == service)
+        .unwrap_or_else(|| panic!("{service}: {placed}"));
     // Backend names contain the AZ: `az1/b1`.
-    let backends: Vec<&str> = of["backends"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
-    let name = |r: &Value| format!("{}/{}", r["az"].as_str().unwrap_or_default(), r["backend"].as_str().unwrap_or_default());
+    let backends: Vec<&str> = of["backends"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
+    let name = |r: &Value| {
+        format!(
+            "{}/{}",
+            r["az"].as_str().unwrap_or_default(),
+            r["backend"].as_str().unwrap_or_default()
+        )
+    };
     let is_there = |r: &&Value| backends.contains(&name(r).as_str()) && r["az"] == "az1";
-    let replicas = placed["replicas"].as_array().unwrap().iter().filter(is_there);
-    replicas.map(|r| r["name"].as_str().unwrap().to_owned()).collect()
+    let replicas = placed["replicas"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(is_there);
+    replicas
+        .map(|r| r["name"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 /// Returns the replicas in a service's tables. Those of an earlier placement stay while they may own sessions, and packets reach them when
 /// all before them are dead.
 fn members(service: &str) -> BTreeSet<String> {
-    let output = mesh().canal(&["gateway", "status", service, "-o", "json"]).json();
+    let output = mesh()
+        .canal(&["gateway", "status", service, "-o", "json"])
+        .json();
     let tables = output["tables"].as_array().into_iter().flatten();
     let members = tables.flat_map(|table| table["members"].as_array().into_iter().flatten());
-    members.map(|member| member["replica"].as_str().unwrap().to_owned()).collect()
+    members
+        .map(|member| member["replica"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 /// A service, its client, and the number in its name.
@@ -538,28 +853,61 @@ struct WatchedService {
 
 /// Returns all HTTP services.
 fn services() -> Vec<WatchedService> {
-    let of = |(client, tenant)| (0..4).map(move |n| WatchedService { name: format!("{tenant}/default/web-{n}"), client, n });
-    [(MESHED, "alpha"), (PROXYLESS, "beta")].into_iter().flat_map(of).collect()
+    let of = |(client, tenant)| {
+        (0..4).map(move |n| WatchedService {
+            name: format!("{tenant}/default/web-{n}"),
+            client,
+            n,
+        })
+    };
+    [(MESHED, "alpha"), (PROXYLESS, "beta")]
+        .into_iter()
+        .flat_map(of)
+        .collect()
 }
 
 /// Returns the service whose failure is most distinct: others share no replica with it, and all others keep one in the clients' AZ if
 /// possible. `None` if every other service shares a replica with each.
-fn find_victim<'a>(placed: &Value, services: &'a [WatchedService], tables: &[BTreeSet<String>]) -> Option<&'a WatchedService> {
+fn find_victim<'a>(
+    placed: &Value,
+    services: &'a [WatchedService],
+    tables: &[BTreeSet<String>],
+) -> Option<&'a WatchedService> {
     let rank = |service: &WatchedService, own: &BTreeSet<String>| {
-        let others = || services.iter().zip(tables).filter(|(other, _)| other.name != service.name);
-        let apart = others().filter(|(_, members)| members.is_disjoint(own)).count();
-        let is_apart_nearby = |other: &WatchedService| shard(placed, &other.name).iter().all(|replica| !own.contains(replica));
+        let others = || {
+            services
+                .iter()
+                .zip(tables)
+                .filter(|(other, _)| other.name != service.name)
+        };
+        let apart = others()
+            .filter(|(_, members)| members.is_disjoint(own))
+            .count();
+        let is_apart_nearby = |other: &WatchedService| {
+            shard(placed, &other.name)
+                .iter()
+                .all(|replica| !own.contains(replica))
+        };
         let apart_nearby = others().filter(|(other, _)| is_apart_nearby(other)).count();
-        let twins = others().filter(|(other, _)| is_twin(placed, &other.name, own)).count();
+        let twins = others()
+            .filter(|(other, _)| is_twin(placed, &other.name, own))
+            .count();
         (apart > 0).then_some((apart_nearby > 0, std::cmp::Reverse(twins), apart))
     };
-    let ranked = services.iter().zip(tables).filter_map(|(service, own)| Some((rank(service, own)?, service)));
-    ranked.max_by_key(|(rank, _)| *rank).map(|(_, service)| service)
+    let ranked = services
+        .iter()
+        .zip(tables)
+        .filter_map(|(service, own)| Some((rank(service, own)?, service)));
+    ranked
+        .max_by_key(|(rank, _)| *rank)
+        .map(|(_, service)| service)
 }
 
 /// Returns whether all replicas of a service in the clients' AZ are among these.
 fn is_twin(placed: &Value, name: &str, replicas: &BTreeSet<String>) -> bool {
-    shard(placed, name).iter().all(|replica| replicas.contains(replica))
+    shard(placed, name)
+        .iter()
+        .all(|replica| replicas.contains(replica))
 }
 
 /// Sends the request that crashes each replica it reaches, until at least one has died. Returns the replicas in the service's tables
@@ -571,10 +919,26 @@ fn kill_by_request(victim: &WatchedService, before: &[(String, u32)]) -> BTreeSe
     let mut own = members(&victim.name);
     for _ in 0..12 {
         own.extend(members(&victim.name));
-        mesh.run(victim.client, &["curl", "-sS", "--max-time", limit, "-o", "/dev/null", &death]);
+        mesh.run(
+            victim.client,
+            &[
+                "curl",
+                "-sS",
+                "--max-time",
+                limit,
+                "-o",
+                "/dev/null",
+                &death,
+            ],
+        );
         std::thread::sleep(Duration::from_millis(200));
     }
-    until(deadline(SETTLED_WITHIN), "a replica has died", || before.iter().zip(restarts()).any(|(old, new)| new.1 > old.1));
+    until(deadline(SETTLED_WITHIN), "a replica has died", || {
+        before
+            .iter()
+            .zip(restarts())
+            .any(|(old, new)| new.1 > old.1)
+    });
     own
 }
 
@@ -586,16 +950,31 @@ fn a_query_of_death_takes_down_one_service_only() {
     let all = services();
     let (mut placed, mut tables, mut victim) = (Value::Null, Vec::new(), None);
     // Replicas of an earlier shard leave after the sessions of earlier tests have left TIME_WAIT.
-    until(deadline(OWNERS_LEAVE_WITHIN), "a service shares no replica with another", || {
-        placed = mesh.canal(&["gateway", "status", "-o", "json"]).json();
-        tables = all.iter().map(|service| members(&service.name)).collect();
-        victim = find_victim(&placed, &all, &tables);
-        victim.is_some()
-    });
+    until(
+        deadline(OWNERS_LEAVE_WITHIN),
+        "a service shares no replica with another",
+        || {
+            placed = mesh.canal(&["gateway", "status", "-o", "json"]).json();
+            tables = all.iter().map(|service| members(&service.name)).collect();
+            victim = find_victim(&placed, &all, &tables);
+            victim.is_some()
+        },
+    );
     let victim = victim.expect("it was found");
     let before = restarts();
-    let others = all.iter().zip(tables).filter(|(service, _)| service.name != victim.name);
-    let others: Vec<_> = others.map(|(s, table)| (&s.name, table, patient_load(s.client, s.n, &["-r", "25", "-c", "4"]))).collect();
+    let others = all
+        .iter()
+        .zip(tables)
+        .filter(|(service, _)| service.name != victim.name);
+    let others: Vec<_> = others
+        .map(|(s, table)| {
+            (
+                &s.name,
+                table,
+                patient_load(s.client, s.n, &["-r", "25", "-c", "4"]),
+            )
+        })
+        .collect();
     let begun = Instant::now();
     if is_timed() {
         std::thread::sleep(Duration::from_secs(2));
@@ -606,23 +985,44 @@ fn a_query_of_death_takes_down_one_service_only() {
         // The loads go on while replicas return.
         std::thread::sleep(QUERIED_FOR.saturating_sub(begun.elapsed()));
     }
-    let reports: Vec<_> =
-        others.into_iter().map(|(name, table, child)| (name, table, mesh.stop("load beside a query of death", child).json())).collect();
+    let reports: Vec<_> = others
+        .into_iter()
+        .map(|(name, table, child)| {
+            (
+                name,
+                table,
+                mesh.stop("load beside a query of death", child).json(),
+            )
+        })
+        .collect();
     for gateway in gateways() {
-        mesh.world.wait_host_ready(&gateway, deadline(Duration::from_secs(30))).unwrap();
+        mesh.world
+            .wait_host_ready(&gateway, deadline(Duration::from_secs(30)))
+            .unwrap();
     }
     let after = mesh.canal(&["gateway", "status", "-o", "json"]).json();
     own.extend(members(victim));
-    let died: BTreeSet<String> = before.iter().zip(restarts()).filter(|(old, new)| new.1 > old.1).map(|(old, _)| old.0.clone()).collect();
+    let died: BTreeSet<String> = before
+        .iter()
+        .zip(restarts())
+        .filter(|(old, new)| new.1 > old.1)
+        .map(|(old, _)| old.0.clone())
+        .collect();
     println!("query of death for {victim}: {died:?} died, its tables name {own:?}");
-    let deaths: u64 = before.iter().zip(restarts()).map(|(old, new)| u64::from(new.1.saturating_sub(old.1))).sum();
+    let deaths: u64 = before
+        .iter()
+        .zip(restarts())
+        .map(|(old, new)| u64::from(new.1.saturating_sub(old.1)))
+        .sum();
     let mut elsewhere = 0;
     for (name, table, report) in reports {
         let is_beside = !died.is_disjoint(&table) || !died.is_disjoint(&members(name));
         elsewhere += u32::from(!is_beside);
         // A process that dies loses its requests in flight, including those of services that share it; all others lose nothing. A service
         // without another replica in this AZ has none here while they are away.
-        let is_twin = [&placed, &after].into_iter().any(|plan| is_twin(plan, name, &died));
+        let is_twin = [&placed, &after]
+            .into_iter()
+            .any(|plan| is_twin(plan, name, &died));
         let (losses_max, gap_max) = match (is_twin, is_beside) {
             (true, _) => (TWIN_LOSSES_MAX, TWIN_GAP_MAX),
             (_, true) => (deaths.min(BESIDE_LOSSES_MAX), GAP_MAX),
@@ -634,14 +1034,42 @@ fn a_query_of_death_takes_down_one_service_only() {
             report["requests"],
             gap(&report).as_millis()
         );
-        assert!(is_timed() || is_beside || failed == 0, "{name} shares no replica that died: {report}\n{placed}");
-        judge_losses(&format!("requests lost beside a query of death, {name}"), failed, losses_max);
-        judge_time(&format!("time without a response beside a query of death, {name}"), gap(&report), gap_max);
-        timed!(number(&report, "requests") > 290, "the load is sent at its rate beside a query of death, {name}");
+        assert!(
+            is_timed() || is_beside || failed == 0,
+            "{name} shares no replica that died: {report}\n{placed}"
+        );
+        judge_losses(
+            &format!("requests lost beside a query of death, {name}"),
+            failed,
+            losses_max,
+        );
+        judge_time(
+            &format!("time without a response beside a query of death, {name}"),
+            gap(&report),
+            gap_max,
+        );
+        timed!(
+            number(&report, "requests") > 290,
+            "the load is sent at its rate beside a query of death, {name}"
+        );
     }
-    println!("query of death for {victim}: {deaths} deaths; {elsewhere} services share no replica that died");
-    assert!(elsewhere > 0, "every service shares a replica that died, so nothing was shown of others: {placed}");
-    assert!(!died.is_empty(), "no replica died, so nothing was shown: {placed}");
-    assert!(died.is_subset(&own), "{died:?} died, its tables name {own:?}: {placed}");
-    assert!(own.len() < gateways().count(), "tables of all replicas show nothing: {placed}");
+    println!(
+        "query of death for {victim}: {deaths} deaths; {elsewhere} services share no replica that died"
+    );
+    assert!(
+        elsewhere > 0,
+        "every service shares a replica that died, so nothing was shown of others: {placed}"
+    );
+    assert!(
+        !died.is_empty(),
+        "no replica died, so nothing was shown: {placed}"
+    );
+    assert!(
+        died.is_subset(&own),
+        "{died:?} died, its tables name {own:?}: {placed}"
+    );
+    assert!(
+        own.len() < gateways().count(),
+        "tables of all replicas show nothing: {placed}"
+    );
 }

@@ -22,7 +22,10 @@ const SEEN_WITHIN: Duration = Duration::from_secs(8);
 const VXLAN_PORT: u16 = 4789;
 /// First port that the kernel chooses for a socket without a port.
 const EPHEMERAL: u16 = 32768;
-const TIER: [(&str, &[&str]); 2] = [("az1", &["gw-1", "gw-2", "gw-3", "gw-6"]), ("az2", &["gw-4", "gw-5"])];
+const TIER: [(&str, &[&str]); 2] = [
+    ("az1", &["gw-1", "gw-2", "gw-3", "gw-6"]),
+    ("az2", &["gw-4", "gw-5"]),
+];
 
 fn mesh() -> Mesh {
     let tunnels = TUNNELS.to_string();
@@ -39,11 +42,18 @@ fn mesh() -> Mesh {
 
 /// Watches the links of these replicas from their router.
 fn watch(mesh: &Mesh, replicas: &[&str]) -> Vec<SessionTable> {
-    let router = |az: &str| mesh.world.host(&format!("router-{az}")).unwrap().environment.netns;
+    let router = |az: &str| {
+        mesh.world
+            .host(&format!("router-{az}"))
+            .unwrap()
+            .environment
+            .netns
+    };
     let link = |replica: &str| {
         let environment = mesh.world.host(replica).unwrap().environment;
         let device = environment.router_device.expect("a replica has a link");
-        SessionTable::attach(Some(Path::new(&router(&environment.az))), &device).unwrap_or_else(|e| panic!("{replica}: {e}"))
+        SessionTable::attach(Some(Path::new(&router(&environment.az))), &device)
+            .unwrap_or_else(|e| panic!("{replica}: {e}"))
     };
     replicas.iter().map(|replica| link(replica)).collect()
 }
@@ -59,13 +69,32 @@ struct LinkSessions {
 
 impl LinkSessions {
     fn of(sessions: &[OuterSession]) -> LinkSessions {
-        let mut link = LinkSessions { sessions: sessions.len() as u64, ..LinkSessions::default() };
-        for OuterSession { protocol, ends: [one, other] } in sessions {
-            let (from, to) = if one.port() == VXLAN_PORT { (other, one) } else { (one, other) };
-            if to.port() == VXLAN_PORT {
-                link.tunnels.entry((from.ip(), to.ip())).or_default().insert(from.port());
+        let mut link = LinkSessions {
+            sessions: sessions.len() as u64,
+            ..LinkSessions::default()
+        };
+        for OuterSession {
+            protocol,
+            ends: [one, other],
+        } in sessions
+        {
+            let (from, to) = if one.port() == VXLAN_PORT {
+                (other, one)
             } else {
-                link.own.extend([one, other].into_iter().filter(|end| end.port() < EPHEMERAL).map(|end| (*protocol, *end)));
+                (one, other)
+            };
+            if to.port() == VXLAN_PORT {
+                link.tunnels
+                    .entry((from.ip(), to.ip()))
+                    .or_default()
+                    .insert(from.port());
+            } else {
+                link.own.extend(
+                    [one, other]
+                        .into_iter()
+                        .filter(|end| end.port() < EPHEMERAL)
+                        .map(|end| (*protocol, *end)),
+                );
             }
         }
         link
@@ -75,7 +104,10 @@ impl LinkSessions {
     /// replica has.
     fn is_bounded(&self) -> bool {
         self.sessions <= 2 * TUNNELS + OWN as u64
-            && self.tunnels.values().all(|ports| ports.len() as u64 <= TUNNELS)
+            && self
+                .tunnels
+                .values()
+                .all(|ports| ports.len() as u64 <= TUNNELS)
             && self.own.len() <= OWN
     }
 
@@ -89,19 +121,57 @@ impl LinkSessions {
 fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<LinkSessions>, u64) {
     let addresses = mesh.resolve(pod, "tcp.default.svc.cluster.local");
     assert_eq!(addresses.len(), 2, "{pod}: both families: {addresses:?}");
-    let targets: Vec<String> = addresses.iter().map(|a| if a.is_ipv6() { format!("[{a}]:7000") } else { format!("{a}:7000") }).collect();
+    let targets: Vec<String> = addresses
+        .iter()
+        .map(|a| {
+            if a.is_ipv6() {
+                format!("[{a}]:7000")
+            } else {
+                format!("{a}:7000")
+            }
+        })
+        .collect();
     let tables = watch(mesh, replicas);
     let inner = || -> u64 { tables.iter().map(|table| table.sessions().unwrap().1).sum() };
     let count = SESSIONS.to_string();
-    let mut argv = vec!["canal-samples", "sessions", &targets[0], &targets[1], "-n", &count, "--open-rate", "500"];
-    argv.extend(["--interval-ms", "1000", "--patience-ms", "60000", "-d", "600"]);
+    let mut argv = vec![
+        "canal-samples",
+        "sessions",
+        &targets[0],
+        &targets[1],
+        "-n",
+        &count,
+        "--open-rate",
+        "500",
+    ];
+    argv.extend([
+        "--interval-ms",
+        "1000",
+        "--patience-ms",
+        "60000",
+        "-d",
+        "600",
+    ]);
     let mut client = mesh.spawn(pod, &argv);
     // Each client has its session, and another to the endpoint that the replica dialed for it.
-    until(deadline(SEEN_WITHIN), &format!("{pod}: the table has seen all sessions"), || inner() >= 2 * SESSIONS);
+    until(
+        deadline(SEEN_WITHIN),
+        &format!("{pod}: the table has seen all sessions"),
+        || inner() >= 2 * SESSIONS,
+    );
     // All sessions send once more.
     std::thread::sleep(Duration::from_millis(1200));
-    let read = (tables.iter().map(|table| LinkSessions::of(&table.outer())).collect(), inner());
-    assert!(client.try_wait().unwrap().is_none(), "{pod}: the sessions ended before they were read");
+    let read = (
+        tables
+            .iter()
+            .map(|table| LinkSessions::of(&table.outer()))
+            .collect(),
+        inner(),
+    );
+    assert!(
+        client.try_wait().unwrap().is_none(),
+        "{pod}: the sessions ended before they were read"
+    );
     let report = mesh.stop("a thousand sessions", client).json();
     assert_eq!(report["ok"], true, "{pod}: {report}");
     read
@@ -115,14 +185,27 @@ fn sessions_at_the_underlay_are_bounded_by_tunnels_and_replicas() {
     let [(_, aggregated), (_, plain)] = TIER;
     let (links, inner) = hold(&mesh, "beta/default/client-0", aggregated);
     let outer: Vec<u64> = links.iter().map(LinkSessions::through_tunnels).collect();
-    println!("{SESSIONS} sessions, aggregated: {outer:?} through tunnels at the underlay, {inner} inside");
-    assert!(links.iter().all(LinkSessions::is_bounded), "more than {TUNNELS} source ports each way, or more than {OWN} others: {links:#?}");
+    println!(
+        "{SESSIONS} sessions, aggregated: {outer:?} through tunnels at the underlay, {inner} inside"
+    );
+    assert!(
+        links.iter().all(LinkSessions::is_bounded),
+        "more than {TUNNELS} source ports each way, or more than {OWN} others: {links:#?}"
+    );
     // At rest only the edge sends to replicas, and each replica sends only to the edge.
-    assert!(links.iter().all(|link| link.tunnels.len() <= 2), "replicas at rest speak with others than the edge: {links:#?}");
+    assert!(
+        links.iter().all(|link| link.tunnels.len() <= 2),
+        "replicas at rest speak with others than the edge: {links:#?}"
+    );
 
     let (links, inner) = hold(&mesh, "beta/default/client-far-0", plain);
     let outer: Vec<u64> = links.iter().map(LinkSessions::through_tunnels).collect();
-    println!("{SESSIONS} sessions, a source port for each flow: {outer:?} through tunnels at the underlay, {inner} inside");
+    println!(
+        "{SESSIONS} sessions, a source port for each flow: {outer:?} through tunnels at the underlay, {inner} inside"
+    );
     let all: u64 = outer.iter().sum();
-    assert!(all > SESSIONS / 2, "{outer:?}: without aggregation the table should be long: does it see anything?");
+    assert!(
+        all > SESSIONS / 2,
+        "{outer:?}: without aggregation the table should be long: does it see anything?"
+    );
 }

@@ -16,7 +16,9 @@ fn mesh() -> &'static Mesh {
     static MESH: OnceLock<Mesh> = OnceLock::new();
     MESH.get_or_init(|| {
         let mesh = Mesh::up("trust.yaml", "e2e-policy");
-        until(deadline(SOON), "every service answers", || (10..18).all(|n| mesh.code(CLIENT, &url(n, "/headers"), &[]) == 200));
+        until(deadline(SOON), "every service answers", || {
+            (10..18).all(|n| mesh.code(CLIENT, &url(n, "/headers"), &[]) == 200)
+        });
         mesh
     })
 }
@@ -36,12 +38,23 @@ fn policy(name: &str, app: &str, annotations: &str, spec: &str) -> String {
 
 /// Returns whether `canal explain` allows the same request; `more` are curl's arguments.
 fn explained(pod: &str, to: &str, path: &str, more: &[&str]) -> bool {
-    let account = pod.rsplit('/').next().and_then(|name| name.strip_suffix("-0")).expect("the first of its kind");
+    let account = pod
+        .rsplit('/')
+        .next()
+        .and_then(|name| name.strip_suffix("-0"))
+        .expect("the first of its kind");
     let from = format!("default/{account}");
-    let mut argv = vec!["explain", "--tenant", "alpha", "--from", &from, "--to", to, "--path", path, "-o", "json"];
-    let headers: Vec<String> =
-        more.iter().filter_map(|word| word.split_once(": ")).map(|(name, value)| format!("{name}={value}")).collect();
-    headers.iter().for_each(|header| argv.extend(["--header", header]));
+    let mut argv = vec![
+        "explain", "--tenant", "alpha", "--from", &from, "--to", to, "--path", path, "-o", "json",
+    ];
+    let headers: Vec<String> = more
+        .iter()
+        .filter_map(|word| word.split_once(": "))
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    headers
+        .iter()
+        .for_each(|header| argv.extend(["--header", header]));
     let method = more.iter().skip_while(|word| **word != "-X").nth(1);
     argv.extend(method.into_iter().flat_map(|method| ["--method", method]));
     mesh().canal(&argv).json()["passes"] == true
@@ -52,7 +65,10 @@ fn counted_decisions(action: &str, policy: &str) -> u64 {
     // A gateway's label has the namespace and the policy, a node's has the tenant before them.
     let labels = [format!("action=\"{action}\""), format!("{policy}\"")];
     let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
-    ["gateway", "node"].iter().map(|kind| mesh().counted_at(kind, "canal_authorization_total", &labels)).sum()
+    ["gateway", "node"]
+        .iter()
+        .map(|kind| mesh().counted_at(kind, "canal_authorization_total", &labels))
+        .sum()
 }
 
 /// DENY comes before ALLOW; methods, paths, headers and principals; once anything is allowed, everything else is denied.
@@ -68,20 +84,42 @@ fn layer_7_policies_allow_and_deny() {
     let cases: [(&str, &str, &str, &[&str], u16); 8] = [
         ("who may, what may be", CLIENT, "/headers", &[], 200),
         ("a prefix", CLIENT, "/blob?size=3", &[], 200),
-        ("the query is not the path", CLIENT, "/headers?x=/blob", &[], 200),
+        (
+            "the query is not the path",
+            CLIENT,
+            "/headers?x=/blob",
+            &[],
+            200,
+        ),
         ("another path", CLIENT, "/status/204", &[], 403),
         ("another method", CLIENT, "/headers", &["-X", "DELETE"], 403),
         ("another principal", INTRUDER, "/headers", &[], 403),
         ("deny before allow", CLIENT, "/blob", put, 403),
-        ("what deny leaves out", CLIENT, "/blob", &["-X", "PUT", "-d", "x", "-H", "x-kind: friendly"], 200),
+        (
+            "what deny leaves out",
+            CLIENT,
+            "/blob",
+            &["-X", "PUT", "-d", "x", "-H", "x-kind: friendly"],
+            200,
+        ),
     ];
     for (what, pod, path, more, expected) in cases {
         assert_eq!(mesh().code(pod, &url(11, path), more), expected, "{what}");
-        assert_eq!(explained(pod, "web-l7:80", path, more), expected == 200, "{what}: `canal explain` says what happened");
+        assert_eq!(
+            explained(pod, "web-l7:80", path, more),
+            expected == 200,
+            "{what}: `canal explain` says what happened"
+        );
     }
-    let output = mesh().run(INTRUDER, &["curl", "-sS", &url(11, "/headers")]).ok();
+    let output = mesh()
+        .run(INTRUDER, &["curl", "-sS", &url(11, "/headers")])
+        .ok();
     assert!(output.contains("RBAC: access denied"), "{output}");
-    until(deadline(SOON), "the denying policy is counted by its name", || counted_decisions("deny", "default/l7-deny") >= 1);
+    until(
+        deadline(SOON),
+        "the denying policy is counted by its name",
+        || counted_decisions("deny", "default/l7-deny") >= 1,
+    );
 }
 
 /// On TCP, a gateway and a node decide by principals and ports alone.
@@ -92,18 +130,36 @@ fn layer_4_policies_hold_on_tcp() {
     mesh().apply("alpha", &policy("l4", "echo-l4", "", spec));
     let echoes = |pod: &str, port: u16| {
         let mode = if port == 7000 { "echo" } else { "source" };
-        let argv =
-            ["canal-samples", "tcp-client", &format!("10.101.0.51:{port}"), "--mode", mode, "--size", "1000", "--timeout-ms", "60000"];
+        let argv = [
+            "canal-samples",
+            "tcp-client",
+            &format!("10.101.0.51:{port}"),
+            "--mode",
+            mode,
+            "--size",
+            "1000",
+            "--timeout-ms",
+            "60000",
+        ];
         mesh().run(pod, &argv).code == Some(0)
     };
     for (what, pod, port, expected) in [
         ("who may", CLIENT, 7000, true),
         ("another port", CLIENT, 7003, false),
         ("another principal", INTRUDER, 7000, false),
-        ("another principal of another node", "alpha/default/client-far-0", 7000, false),
+        (
+            "another principal of another node",
+            "alpha/default/client-far-0",
+            7000,
+            false,
+        ),
     ] {
         assert_eq!(echoes(pod, port), expected, "{what}");
-        assert_eq!(explained(pod, &format!("echo-l4:{port}"), "/", &[]), expected, "{what}: `canal explain` says what happened");
+        assert_eq!(
+            explained(pod, &format!("echo-l4:{port}"), "/", &[]),
+            expected,
+            "{what}: `canal explain` says what happened"
+        );
     }
 }
 
@@ -111,15 +167,24 @@ fn layer_4_policies_hold_on_tcp() {
 #[test]
 fn dry_runs_and_audits_only_count() {
     let all = "  rules: [{}]\n";
-    let dry = policy("dry", "web-dry", "istio.io/dry-run: \"true\"", &format!("  action: DENY\n{all}"));
+    let dry = policy(
+        "dry",
+        "web-dry",
+        "istio.io/dry-run: \"true\"",
+        &format!("  action: DENY\n{all}"),
+    );
     let audit = policy("audit", "web-dry", "", &format!("  action: AUDIT\n{all}"));
     mesh().apply("alpha", &(dry + &audit));
     for _ in 0..5 {
         assert_eq!(mesh().code(INTRUDER, &url(12, "/headers"), &[]), 200);
     }
     // A request is counted when it is over, which may be after its response.
-    until(deadline(SOON), "the dry run is counted", || counted_decisions("dry_run_deny", "default/dry") >= 5);
-    until(deadline(SOON), "the audit is counted", || counted_decisions("audit", "default/audit") >= 5);
+    until(deadline(SOON), "the dry run is counted", || {
+        counted_decisions("dry_run_deny", "default/dry") >= 5
+    });
+    until(deadline(SOON), "the audit is counted", || {
+        counted_decisions("audit", "default/audit") >= 5
+    });
 }
 
 /// How long the gateway waits for an authorizer that responds at once.
@@ -137,39 +202,111 @@ fn an_external_authorizer_is_called_and_obeyed() {
     let timeout = format!("{}s", (AUTHORIZED_WITHIN * slack()).as_secs());
     let authorizer = with_timeout(&timeout);
     let custom = "  action: CUSTOM\n  provider: {name: ours}\n  rules:\n  - to: [{operation: {notPaths: [/health]}}]\n";
-    mesh().apply("alpha", &(authorizer.clone() + &policy("ask", "web-ask", "", custom)));
-    for (word, expected) in [("allow", 200), ("deny", 403), ("teapot", 418), ("fail", 403)] {
-        assert_eq!(mesh().code(CLIENT, &url(13, "/headers"), &["-H", &format!("x-authz: {word}")]), expected, "{word}");
+    mesh().apply(
+        "alpha",
+        &(authorizer.clone() + &policy("ask", "web-ask", "", custom)),
+    );
+    for (word, expected) in [
+        ("allow", 200),
+        ("deny", 403),
+        ("teapot", 418),
+        ("fail", 403),
+    ] {
+        assert_eq!(
+            mesh().code(
+                CLIENT,
+                &url(13, "/headers"),
+                &["-H", &format!("x-authz: {word}")]
+            ),
+            expected,
+            "{word}"
+        );
     }
-    let argv = ["curl", "-sS", "-d", "a body", "-H", "x-authz-secret: s", "-H", "x-authz-user: forged", &url(13, "/headers")];
+    let argv = [
+        "curl",
+        "-sS",
+        "-d",
+        "a body",
+        "-H",
+        "x-authz-secret: s",
+        "-H",
+        "x-authz-user: forged",
+        &url(13, "/headers"),
+    ];
     let seen = mesh().run(CLIENT, &argv).ok();
-    assert!(seen.contains("alpha.example/ns/default/sa/client"), "the authorizer's header came on: {seen}");
-    assert!(!seen.contains("forged") && !seen.contains("x-authz-secret"), "and only its own: {seen}");
+    assert!(
+        seen.contains("alpha.example/ns/default/sa/client"),
+        "the authorizer's header came on: {seen}"
+    );
+    assert!(
+        !seen.contains("forged") && !seen.contains("x-authz-secret"),
+        "and only its own: {seen}"
+    );
     let log = mesh().world.log("alpha/default/authz-0").unwrap();
-    until(deadline(SOON), "the authorizer has printed what it was asked", || {
-        let asked = std::fs::read_to_string(&log).unwrap_or_default();
-        asked.contains("a body") && asked.contains("\"path\":\"/headers\"")
-    });
-    assert_eq!(mesh().code(CLIENT, &url(13, "/health"), &["-H", "x-authz: deny"]), 200, "what the rule leaves out is not asked");
+    until(
+        deadline(SOON),
+        "the authorizer has printed what it was asked",
+        || {
+            let asked = std::fs::read_to_string(&log).unwrap_or_default();
+            asked.contains("a body") && asked.contains("\"path\":\"/headers\"")
+        },
+    );
+    assert_eq!(
+        mesh().code(CLIENT, &url(13, "/health"), &["-H", "x-authz: deny"]),
+        200,
+        "what the rule leaves out is not asked"
+    );
     mesh().apply("alpha", &with_timeout("1s"));
-    assert_eq!(mesh().code(CLIENT, &url(13, "/headers"), &["-H", "x-authz: hang"]), 403, "an authorizer that hangs");
+    assert_eq!(
+        mesh().code(CLIENT, &url(13, "/headers"), &["-H", "x-authz: hang"]),
+        403,
+        "an authorizer that hangs"
+    );
     mesh().apply("alpha", &authorizer);
     mesh().world.stop("alpha/default/authz-0").unwrap();
-    assert_eq!(mesh().code(CLIENT, &url(13, "/headers"), &[]), 403, "no answer is a no");
-    mesh().apply("alpha", &with_timeout(&format!("{timeout}, failOpen: true")));
-    until(deadline(SOON), "open where the tenant says so", || mesh().code(CLIENT, &url(13, "/headers"), &[]) == 200);
+    assert_eq!(
+        mesh().code(CLIENT, &url(13, "/headers"), &[]),
+        403,
+        "no answer is a no"
+    );
+    mesh().apply(
+        "alpha",
+        &with_timeout(&format!("{timeout}, failOpen: true")),
+    );
+    until(deadline(SOON), "open where the tenant says so", || {
+        mesh().code(CLIENT, &url(13, "/headers"), &[]) == 200
+    });
     mesh().apply("alpha", &authorizer);
     mesh().world.start("alpha/default/authz-0").unwrap();
-    until(deadline(SOON), "the authorizer is back", || mesh().code(CLIENT, &url(13, "/headers"), &[]) == 200);
+    until(deadline(SOON), "the authorizer is back", || {
+        mesh().code(CLIENT, &url(13, "/headers"), &[]) == 200
+    });
 }
 
 /// Sends a request to the identity provider.
 fn issuer(method: &str, path: &str, body: &str) -> String {
-    mesh().run("issuer", &["curl", "-sS", "-X", method, "-d", body, &format!("http://127.0.0.1:8090{path}")]).ok()
+    mesh()
+        .run(
+            "issuer",
+            &[
+                "curl",
+                "-sS",
+                "-X",
+                method,
+                "-d",
+                body,
+                &format!("http://127.0.0.1:8090{path}"),
+            ],
+        )
+        .ok()
 }
 
 fn with_token(token: &str, path: &str) -> u16 {
-    mesh().code(CLIENT, &url(14, path), &["-H", &format!("authorization: Bearer {token}")])
+    mesh().code(
+        CLIENT,
+        &url(14, path),
+        &["-H", &format!("authorization: Bearer {token}")],
+    )
 }
 
 /// Keys by URL, replaced while in use; keys from a file; claims in policies.
@@ -183,61 +320,150 @@ fn tokens_are_checked_by_keys_from_url_and_file() {
                   spec:\n  selector: {matchLabels: {app: web-jwt}}\n";
     let needs = "  action: ALLOW\n  rules:\n  - from: [{source: {requestPrincipals: [\"*\"]}}]\n    \
                  when: [{key: \"request.auth.claims[group]\", values: [staff]}]\n";
-    mesh().apply("alpha", &(checks.to_owned() + rules + &policy("jwt", "web-jwt", "", needs)));
+    mesh().apply(
+        "alpha",
+        &(checks.to_owned() + rules + &policy("jwt", "web-jwt", "", needs)),
+    );
     let token = |query: &str, claims: &str| issuer("POST", &format!("/token?{query}"), claims);
     let staff = r#"{"sub": "me", "aud": "shop", "group": ["guests", "staff"]}"#;
-    until(deadline(SOON), "the controller has fetched the keys", || with_token(&token("kid=first", staff), "/headers") == 200);
+    until(
+        deadline(SOON),
+        "the controller has fetched the keys",
+        || with_token(&token("kid=first", staff), "/headers") == 200,
+    );
     let filed = r#"{"iss": "https://file.example", "sub": "me", "group": "staff"}"#;
     let cases = [
         ("an EC key", token("kid=curve", staff), 200),
         ("keys of a file", token("kid=first", filed), 200),
-        ("no claim", token("kid=first", r#"{"sub": "me", "aud": "shop"}"#), 403),
-        ("another audience", token("kid=first", r#"{"sub": "me", "aud": "bank", "group": "staff"}"#), 401),
-        ("another issuer", token("kid=first", r#"{"iss": "https://evil.example", "group": "staff"}"#), 401),
-        ("ended", token("kid=first", r#"{"aud": "shop", "group": "staff", "exp": 1000000000}"#), 401),
-        ("not yet", token("kid=first", r#"{"aud": "shop", "group": "staff", "nbf": 4000000000}"#), 401),
+        (
+            "no claim",
+            token("kid=first", r#"{"sub": "me", "aud": "shop"}"#),
+            403,
+        ),
+        (
+            "another audience",
+            token(
+                "kid=first",
+                r#"{"sub": "me", "aud": "bank", "group": "staff"}"#,
+            ),
+            401,
+        ),
+        (
+            "another issuer",
+            token(
+                "kid=first",
+                r#"{"iss": "https://evil.example", "group": "staff"}"#,
+            ),
+            401,
+        ),
+        (
+            "ended",
+            token(
+                "kid=first",
+                r#"{"aud": "shop", "group": "staff", "exp": 1000000000}"#,
+            ),
+            401,
+        ),
+        (
+            "not yet",
+            token(
+                "kid=first",
+                r#"{"aud": "shop", "group": "staff", "nbf": 4000000000}"#,
+            ),
+            401,
+        ),
         ("one bit", token("kid=first&forge=bits", staff), 401),
     ];
     for (what, token, expected) in cases {
         assert_eq!(with_token(&token, "/headers"), expected, "{what}");
     }
-    assert_eq!(mesh().code(CLIENT, &url(14, "/headers"), &[]), 403, "no token is no principal");
-    let argv = ["curl", "-sS", "-H", &format!("authorization: Bearer {}", token("kid=first", filed)), &url(14, "/headers")];
-    assert!(mesh().run(CLIENT, &argv).ok().contains("x-payload"), "the payload goes on where the tenant wants it");
+    assert_eq!(
+        mesh().code(CLIENT, &url(14, "/headers"), &[]),
+        403,
+        "no token is no principal"
+    );
+    let argv = [
+        "curl",
+        "-sS",
+        "-H",
+        &format!("authorization: Bearer {}", token("kid=first", filed)),
+        &url(14, "/headers"),
+    ];
+    assert!(
+        mesh().run(CLIENT, &argv).ok().contains("x-payload"),
+        "the payload goes on where the tenant wants it"
+    );
     // A key is replaced: tokens of the old key are refused, those of the new one are accepted, nothing is restarted.
     let old = token("kid=first", staff);
     issuer("POST", "/keys?kid=second&alg=RS256", "");
-    until(deadline(SOON), "the new key is known", || with_token(&token("kid=second", staff), "/headers") == 200);
+    until(deadline(SOON), "the new key is known", || {
+        with_token(&token("kid=second", staff), "/headers") == 200
+    });
     assert_eq!(with_token(&old, "/headers"), 200, "the old one still is");
     issuer("DELETE", "/keys?kid=first", "");
-    until(deadline(SOON), "the old key is forgotten", || with_token(&old, "/headers") == 401);
-    until(deadline(SOON), "the tokens are counted", || mesh().counted_at("gateway", "canal_gateway_tokens_total", &[]) > 10);
+    until(deadline(SOON), "the old key is forgotten", || {
+        with_token(&old, "/headers") == 401
+    });
+    until(deadline(SOON), "the tokens are counted", || {
+        mesh().counted_at("gateway", "canal_gateway_tokens_total", &[]) > 10
+    });
 }
 
 /// Plaintext of a pod on a node that runs no part of the mesh is refused where mTLS is required, and accepted and evaluated elsewhere.
 #[test]
 fn strict_refuses_plaintext_and_permissive_accepts_it() {
     let bare = "alpha/default/bare-0";
-    let direct = |pod: &str| format!("http://{}:8080/headers", mesh().address(&format!("alpha/default/{pod}-0")));
+    let direct = |pod: &str| {
+        format!(
+            "http://{}:8080/headers",
+            mesh().address(&format!("alpha/default/{pod}-0"))
+        )
+    };
     let peers = |name: &str, app: &str, spec: &str| {
         format!(
             "---\napiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {{name: {name}, namespace: default}}\n\
              spec: {{selector: {{matchLabels: {{app: {app}}}}}, {spec}}}\n"
         )
     };
-    assert_eq!(mesh().code(bare, &direct("web-strict"), &[]), 200, "by default both are taken");
-    mesh()
-        .apply("alpha", &(peers("strict", "web-strict", "mtls: {mode: STRICT}") + &peers("open", "web-open", "mtls: {mode: PERMISSIVE}")));
-    until(deadline(SOON), "plaintext is refused", || mesh().code(bare, &direct("web-strict"), &[]) == 0);
-    assert_eq!(mesh().code(CLIENT, &direct("web-strict"), &[]), 200, "mTLS is not");
-    assert_eq!(mesh().code(CLIENT, &url(15, "/headers"), &[]), 200, "nor by the service");
-    assert_eq!(mesh().code(bare, &direct("web-open"), &[]), 200, "nor plaintext elsewhere");
+    assert_eq!(
+        mesh().code(bare, &direct("web-strict"), &[]),
+        200,
+        "by default both are taken"
+    );
+    mesh().apply(
+        "alpha",
+        &(peers("strict", "web-strict", "mtls: {mode: STRICT}")
+            + &peers("open", "web-open", "mtls: {mode: PERMISSIVE}")),
+    );
+    until(deadline(SOON), "plaintext is refused", || {
+        mesh().code(bare, &direct("web-strict"), &[]) == 0
+    });
+    assert_eq!(
+        mesh().code(CLIENT, &direct("web-strict"), &[]),
+        200,
+        "mTLS is not"
+    );
+    assert_eq!(
+        mesh().code(CLIENT, &url(15, "/headers"), &[]),
+        200,
+        "nor by the service"
+    );
+    assert_eq!(
+        mesh().code(bare, &direct("web-open"), &[]),
+        200,
+        "nor plaintext elsewhere"
+    );
     let reason = ["direction=\"inbound\"", "reason=\"strict_plaintext\""];
-    until(deadline(SOON), "the refusal is counted", || mesh().counted("alpha-n2", "canal_node_refused_total", &reason) > 0);
+    until(deadline(SOON), "the refusal is counted", || {
+        mesh().counted("alpha-n2", "canal_node_refused_total", &reason) > 0
+    });
     // Plaintext has no principal; a policy that names one does not allow it.
-    let named = "  action: ALLOW\n  rules:\n  - from: [{source: {principals: [\"alpha.example/*\"]}}]\n";
+    let named =
+        "  action: ALLOW\n  rules:\n  - from: [{source: {principals: [\"alpha.example/*\"]}}]\n";
     mesh().apply("alpha", &policy("open", "web-open", "", named));
-    until(deadline(SOON), "nobody is not somebody", || mesh().code(bare, &direct("web-open"), &[]) == 0);
+    until(deadline(SOON), "nobody is not somebody", || {
+        mesh().code(bare, &direct("web-open"), &[]) == 0
+    });
     assert_eq!(mesh().code(CLIENT, &direct("web-open"), &[]), 200);
 }
 
@@ -246,15 +472,40 @@ fn strict_refuses_plaintext_and_permissive_accepts_it() {
 fn a_rule_that_no_hop_can_evaluate_denies() {
     let methods = "  action: ALLOW\n  rules:\n  - to: [{operation: {methods: [GET]}}]\n";
     mesh().apply("alpha", &policy("methods", "echo", "", methods));
-    let argv = ["canal-samples", "tcp-client", "10.101.0.50:7000", "--mode", "echo", "--size", "10", "--timeout-ms", "60000"];
-    until(deadline(SOON), "TCP has no methods", || mesh().run(CLIENT, &argv).code != Some(0));
-    until(deadline(SOON), "the undecided rule is counted", || counted_decisions("undecided", "default/methods") > 0);
+    let argv = [
+        "canal-samples",
+        "tcp-client",
+        "10.101.0.50:7000",
+        "--mode",
+        "echo",
+        "--size",
+        "10",
+        "--timeout-ms",
+        "60000",
+    ];
+    until(deadline(SOON), "TCP has no methods", || {
+        mesh().run(CLIENT, &argv).code != Some(0)
+    });
+    until(deadline(SOON), "the undecided rule is counted", || {
+        counted_decisions("undecided", "default/methods") > 0
+    });
     // A pod that is dialed directly is authorized by its node, which knows no paths: a rule that only a gateway can evaluate denies there.
     let paths = "  action: ALLOW\n  rules:\n  - to: [{operation: {paths: [/headers]}}]\n";
     mesh().apply("alpha", &policy("paths", "web-raw", "", paths));
-    assert_eq!(mesh().code(CLIENT, &url(17, "/headers"), &[]), 200, "the gateway judges");
+    assert_eq!(
+        mesh().code(CLIENT, &url(17, "/headers"), &[]),
+        200,
+        "the gateway judges"
+    );
     assert_eq!(mesh().code(CLIENT, &url(17, "/blob?size=1"), &[]), 403);
-    let bare = mesh().code("alpha/default/bare-0", &format!("http://{}:8080/headers", mesh().address("alpha/default/web-raw-0")), &[]);
+    let bare = mesh().code(
+        "alpha/default/bare-0",
+        &format!(
+            "http://{}:8080/headers",
+            mesh().address("alpha/default/web-raw-0")
+        ),
+        &[],
+    );
     assert_eq!(bare, 0, "the node alone cannot");
 }
 
@@ -264,34 +515,75 @@ fn a_change_of_policy_ends_open_connections() {
     const SESSIONS: usize = 20;
     let count = SESSIONS.to_string();
     let sessions = |pod: &str| {
-        let argv = ["canal-samples", "sessions", "10.101.0.52:7000", "-n", &count, "--interval-ms", "200", "-d", "600"];
+        let argv = [
+            "canal-samples",
+            "sessions",
+            "10.101.0.52:7000",
+            "-n",
+            &count,
+            "--interval-ms",
+            "200",
+            "-d",
+            "600",
+        ];
         mesh().spawn(pod, &[&argv[..], &["--patience-ms", "60000"]].concat())
     };
     // The number of connections to a port of a server's pod.
     let open_at = |pod: &str, port: u16| {
-        let output = mesh().run(pod, &["ss", "-Htn", "state", "established", "sport", "=", &format!(":{port}")]);
+        let output = mesh().run(
+            pod,
+            &[
+                "ss",
+                "-Htn",
+                "state",
+                "established",
+                "sport",
+                "=",
+                &format!(":{port}"),
+            ],
+        );
         output.stdout.lines().count()
     };
     let (kept, ended) = (sessions(CLIENT), sessions(INTRUDER));
-    let argv = ["canal-samples", "ws-client", "ws://10.101.0.61:8081/", "--count", "3000", "--interval-ms", "200"];
+    let argv = [
+        "canal-samples",
+        "ws-client",
+        "ws://10.101.0.61:8081/",
+        "--count",
+        "3000",
+        "--interval-ms",
+        "200",
+    ];
     let socket = mesh().spawn(INTRUDER, &[&argv[..], &["--timeout-ms", "60000"]].concat());
     until(deadline(SOON), "all are connected", || {
-        open_at("alpha/default/echo-live-0", 7000) >= 2 * SESSIONS && open_at("alpha/default/ws-0", 8081) >= 1
+        open_at("alpha/default/echo-live-0", 7000) >= 2 * SESSIONS
+            && open_at("alpha/default/ws-0", 8081) >= 1
     });
     let closed = || {
-        mesh().counted_at("node", "canal_node_closed_total", &[]) + mesh().counted_at("gateway", "canal_gateway_reauthorized_total", &[])
+        mesh().counted_at("node", "canal_node_closed_total", &[])
+            + mesh().counted_at("gateway", "canal_gateway_reauthorized_total", &[])
     };
     let before = closed();
     let others = "  action: DENY\n  rules:\n  - from: [{source: {principals: [alpha.example/ns/default/sa/intruder]}}]\n";
-    mesh().apply("alpha", &(policy("live", "echo-live", "", others) + &policy("ws", "ws", "", others)));
+    mesh().apply(
+        "alpha",
+        &(policy("live", "echo-live", "", others) + &policy("ws", "ws", "", others)),
+    );
     // Each hop counts the connections that it closes, so the counters alone do not say that all are closed.
-    until(deadline(SOON), "those who still may are left", || open_at("alpha/default/echo-live-0", 7000) <= SESSIONS);
-    until(deadline(SOON), "connections have been closed", || closed() >= before + SESSIONS as u64);
+    until(deadline(SOON), "those who still may are left", || {
+        open_at("alpha/default/echo-live-0", 7000) <= SESSIONS
+    });
+    until(deadline(SOON), "connections have been closed", || {
+        closed() >= before + SESSIONS as u64
+    });
     let ended = mesh().stop("sessions of who no longer may", ended).json();
     let kept = mesh().stop("sessions of who still may", kept).json();
     let socket = mesh().end("a WebSocket of who no longer may", socket);
     assert_eq!(kept["broken"], 0, "{kept}");
-    assert!(ended["broken"].as_u64() >= Some(SESSIONS as u64), "all of them ended: {ended}");
+    assert!(
+        ended["broken"].as_u64() >= Some(SESSIONS as u64),
+        "all of them ended: {ended}"
+    );
     // Its own exit code, not that of a client that ran until its limit.
     assert_eq!(socket.code, Some(1), "{socket:?}");
 }
@@ -303,16 +595,41 @@ fn a_datagram_to_another_nodes_pod_does_not_arrive() {
     const SERVER: &str = "alpha/default/web-0";
     let mesh = mesh();
     let environment = mesh.world.host(SERVER).unwrap().environment;
-    for address in [IpAddr::from(environment.ip4.unwrap()), environment.ip6.unwrap().into()] {
-        let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        let receiver = mesh.world.inside(SERVER, || UdpSocket::bind(any)).unwrap().unwrap();
-        receiver.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    for address in [
+        IpAddr::from(environment.ip4.unwrap()),
+        environment.ip6.unwrap().into(),
+    ] {
+        let any = if address.is_ipv4() {
+            "0.0.0.0:0"
+        } else {
+            "[::]:0"
+        };
+        let receiver = mesh
+            .world
+            .inside(SERVER, || UdpSocket::bind(any))
+            .unwrap()
+            .unwrap();
+        receiver
+            .set_read_timeout(Some(Duration::from_secs(1)))
+            .unwrap();
         let to = SocketAddr::new(address, receiver.local_addr().unwrap().port());
         let sent = mesh.run(CLIENT, &["canal-world-peer", "udp", &to.to_string()]);
-        assert!(sent.code != Some(0) && sent.stderr.contains("PermissionDenied"), "{to}: {sent:?}");
-        assert!(receiver.recv(&mut [0; 8]).is_err(), "{to}: a datagram arrived in the clear");
+        assert!(
+            sent.code != Some(0) && sent.stderr.contains("PermissionDenied"),
+            "{to}: {sent:?}"
+        );
+        assert!(
+            receiver.recv(&mut [0; 8]).is_err(),
+            "{to}: a datagram arrived in the clear"
+        );
     }
-    let stopped = || mesh.counted_at("node", "canal_pod_guard_packets_total", &["tenant=\"alpha\"", "verdict=\"stopped_udp\""]);
+    let stopped = || {
+        mesh.counted_at(
+            "node",
+            "canal_pod_guard_packets_total",
+            &["tenant=\"alpha\"", "verdict=\"stopped_udp\""],
+        )
+    };
     until(deadline(SOON), "the node counts both", || stopped() >= 2);
     let page = mesh.canal(&["status"]);
     assert!(!page.stdout.contains("in the clear"), "{page:?}");

@@ -39,7 +39,15 @@ impl HistorySegment {
         let length = tcp.len() as u16;
         let (mut packet, ends) = match (self.from.ip(), self.to.ip()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
-                let mut header = [[0x45, 0], (20 + length).to_be_bytes(), [0, 1], [0x40, 0], [64, TCP], [0, 0]].concat();
+                let mut header = [
+                    [0x45, 0],
+                    (20 + length).to_be_bytes(),
+                    [0, 1],
+                    [0x40, 0],
+                    [64, TCP],
+                    [0, 0],
+                ]
+                .concat();
                 header.extend([from.octets(), to.octets()].concat());
                 let check = checksum(&[&header]);
                 header[10..12].copy_from_slice(&check);
@@ -62,13 +70,28 @@ impl HistorySegment {
     /// not verified.
     pub fn read(packet: &[u8]) -> Option<Self> {
         let (from, to, protocol, at): (IpAddr, IpAddr, u8, usize) = if packet.first()? >> 4 == 4 {
-            let address = |at: usize| Some(IpAddr::from(<[u8; 4]>::try_from(packet.get(at..at + 4)?).ok()?));
-            (address(12)?, address(16)?, *packet.get(9)?, usize::from(packet[0] & 15) * 4)
+            let address = |at: usize| {
+                Some(IpAddr::from(
+                    <[u8; 4]>::try_from(packet.get(at..at + 4)?).ok()?,
+                ))
+            };
+            (
+                address(12)?,
+                address(16)?,
+                *packet.get(9)?,
+                usize::from(packet[0] & 15) * 4,
+            )
         } else {
-            let address = |at: usize| Some(IpAddr::from(<[u8; 16]>::try_from(packet.get(at..at + 16)?).ok()?));
+            let address = |at: usize| {
+                Some(IpAddr::from(
+                    <[u8; 16]>::try_from(packet.get(at..at + 16)?).ok()?,
+                ))
+            };
             (address(8)?, address(24)?, *packet.get(6)?, 40)
         };
-        let tcp = packet.get(at..).filter(|tcp| protocol == TCP && tcp.len() >= 20)?;
+        let tcp = packet
+            .get(at..)
+            .filter(|tcp| protocol == TCP && tcp.len() >= 20)?;
         let port = |at: usize| u16::from_be_bytes([tcp[at], tcp[at + 1]]);
         let word = |at: usize| u32::from_be_bytes([tcp[at], tcp[at + 1], tcp[at + 2], tcp[at + 3]]);
         Some(Self {
@@ -84,8 +107,10 @@ impl HistorySegment {
 
 /// Returns the complement of the ones' complement sum (RFC 1071). All parts but the last have an even length.
 fn checksum(parts: &[&[u8]]) -> [u8; 2] {
-    let words =
-        parts.iter().flat_map(|part| part.chunks(2)).map(|pair| u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |low| u32::from(*low)));
+    let words = parts
+        .iter()
+        .flat_map(|part| part.chunks(2))
+        .map(|pair| u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |low| u32::from(*low)));
     let mut sum: u32 = words.sum();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
@@ -99,12 +124,26 @@ mod tests {
 
     #[test]
     fn a_segment_is_read_as_it_was_written() {
-        for (from, to) in [("10.1.1.2:4711", "240.0.0.1:80"), ("[fd01::2]:4711", "[fdca:a1:0:240::1]:80")] {
+        for (from, to) in [
+            ("10.1.1.2:4711", "240.0.0.1:80"),
+            ("[fd01::2]:4711", "[fdca:a1:0:240::1]:80"),
+        ] {
             let (from, to) = (from.parse().unwrap(), to.parse().unwrap());
-            let segment = HistorySegment { from, to, number: 7, acknowledges: 9, flags: ACK, data: b"data!".to_vec() };
+            let segment = HistorySegment {
+                from,
+                to,
+                number: 7,
+                acknowledges: 9,
+                flags: ACK,
+                data: b"data!".to_vec(),
+            };
             let packet = segment.packet().unwrap();
             assert_eq!(HistorySegment::read(&packet), Some(segment));
-            assert_eq!(HistorySegment::read(&packet[..50.min(packet.len() - 25)]), None, "cut short");
+            assert_eq!(
+                HistorySegment::read(&packet[..50.min(packet.len() - 25)]),
+                None,
+                "cut short"
+            );
         }
         let apart = HistorySegment {
             from: "10.1.1.2:1".parse().unwrap(),

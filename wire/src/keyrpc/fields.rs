@@ -11,13 +11,19 @@ pub(super) struct FieldReader<'a>(pub(super) &'a [u8]);
 
 impl<'a> FieldReader<'a> {
     fn take(&mut self, n: usize, what: &'static str) -> Result<&'a [u8], FrameError> {
-        let (taken, rest) = self.0.split_at_checked(n).ok_or(FrameError::Truncated(what))?;
+        let (taken, rest) = self
+            .0
+            .split_at_checked(n)
+            .ok_or(FrameError::Truncated(what))?;
         self.0 = rest;
         Ok(taken)
     }
 
     fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], FrameError> {
-        let (taken, rest) = self.0.split_first_chunk::<N>().ok_or(FrameError::Truncated(what))?;
+        let (taken, rest) = self
+            .0
+            .split_first_chunk::<N>()
+            .ok_or(FrameError::Truncated(what))?;
         self.0 = rest;
         Ok(*taken)
     }
@@ -59,7 +65,9 @@ impl<'a> FieldReader<'a> {
     }
 
     pub(super) fn identity(&mut self, what: &'static str) -> Result<Identity, FrameError> {
-        self.text(what, IDENTITY_BYTES_MAX)?.parse().map_err(|_| FrameError::Name(what))
+        self.text(what, IDENTITY_BYTES_MAX)?
+            .parse()
+            .map_err(|_| FrameError::Name(what))
     }
 
     pub(super) fn key(&mut self) -> Result<KeyName, FrameError> {
@@ -77,7 +85,10 @@ impl<'a> FieldReader<'a> {
     pub(super) fn spki_hash(&mut self) -> Result<Option<SpkiHash>, FrameError> {
         match self.short(SPKI_HASH, size_of::<SpkiHash>())? {
             [] => Ok(None),
-            hash => hash.try_into().map(Some).map_err(|_| FrameError::Truncated(SPKI_HASH)),
+            hash => hash
+                .try_into()
+                .map(Some)
+                .map_err(|_| FrameError::Truncated(SPKI_HASH)),
         }
     }
 
@@ -96,7 +107,11 @@ impl<'a> FieldReader<'a> {
     }
 
     pub(super) fn end(self) -> Result<(), FrameError> {
-        if self.0.is_empty() { Ok(()) } else { Err(FrameError::Trailing(self.0.len())) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(FrameError::Trailing(self.0.len()))
+        }
     }
 }
 
@@ -115,7 +130,8 @@ impl FieldWriter<'_> {
         out.extend_from_slice(&[0; 4]);
         out.extend_from_slice(&id.to_be_bytes());
         out.push(kind);
-        let written = body(&mut FieldWriter(out)).and_then(|()| fits("body", out.len() - start - HEADER, BODY_MAX));
+        let written = body(&mut FieldWriter(out))
+            .and_then(|()| fits("body", out.len() - start - HEADER, BODY_MAX));
         match written {
             // The conversion cannot fail: a body has at most BODY_MAX bytes.
             Ok(()) => {
@@ -131,9 +147,18 @@ impl FieldWriter<'_> {
     }
 
     /// Encodes bytes with a u16 length.
-    pub(super) fn short(&mut self, what: &'static str, bytes: &[u8], max: usize) -> Result<(), EncodeError> {
+    pub(super) fn short(
+        &mut self,
+        what: &'static str,
+        bytes: &[u8],
+        max: usize,
+    ) -> Result<(), EncodeError> {
         fits(what, bytes.len(), max)?;
-        let length = u16::try_from(bytes.len()).map_err(|_| EncodeError { what, given: bytes.len(), max })?;
+        let length = u16::try_from(bytes.len()).map_err(|_| EncodeError {
+            what,
+            given: bytes.len(),
+            max,
+        })?;
         self.0.extend_from_slice(&length.to_be_bytes());
         self.0.extend_from_slice(bytes);
         Ok(())
@@ -142,7 +167,11 @@ impl FieldWriter<'_> {
     /// Encodes bytes with a u32 length.
     pub(super) fn long(&mut self, what: &'static str, bytes: &[u8]) -> Result<(), EncodeError> {
         fits(what, bytes.len(), BODY_MAX)?;
-        let length = u32::try_from(bytes.len()).map_err(|_| EncodeError { what, given: bytes.len(), max: BODY_MAX })?;
+        let length = u32::try_from(bytes.len()).map_err(|_| EncodeError {
+            what,
+            given: bytes.len(),
+            max: BODY_MAX,
+        })?;
         self.0.extend_from_slice(&length.to_be_bytes());
         self.0.extend_from_slice(bytes);
         Ok(())
@@ -154,7 +183,11 @@ impl FieldWriter<'_> {
         Ok(())
     }
 
-    pub(super) fn name(&mut self, what: &'static str, name: &impl Display) -> Result<(), EncodeError> {
+    pub(super) fn name(
+        &mut self,
+        what: &'static str,
+        name: &impl Display,
+    ) -> Result<(), EncodeError> {
         self.short(what, name.to_string().as_bytes(), IDENTITY_BYTES_MAX)
     }
 
@@ -167,12 +200,20 @@ impl FieldWriter<'_> {
         one: impl Fn(&mut Self, &T) -> Result<(), EncodeError>,
     ) -> Result<(), EncodeError> {
         fits(what, all.len(), max)?;
-        let count = u16::try_from(all.len()).map_err(|_| EncodeError { what, given: all.len(), max })?;
+        let count = u16::try_from(all.len()).map_err(|_| EncodeError {
+            what,
+            given: all.len(),
+            max,
+        })?;
         self.0.extend_from_slice(&count.to_be_bytes());
         all.iter().try_for_each(|t| one(self, t))
     }
 }
 
 fn fits(what: &'static str, given: usize, max: usize) -> Result<(), EncodeError> {
-    if given <= max { Ok(()) } else { Err(EncodeError { what, given, max }) }
+    if given <= max {
+        Ok(())
+    } else {
+        Err(EncodeError { what, given, max })
+    }
 }

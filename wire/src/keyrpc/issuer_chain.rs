@@ -17,7 +17,13 @@ impl<'a> IssuerSerial<'a> {
     /// Splits the first entry from `bytes` and returns it with the rest.
     fn first(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), FrameError> {
         let mut r = FieldReader(bytes);
-        Ok((Self { issuer: r.short("issuer", BODY_MAX)?, serial: r.short("serial number", BODY_MAX)? }, r.rest()))
+        Ok((
+            Self {
+                issuer: r.short("issuer", BODY_MAX)?,
+                serial: r.short("serial number", BODY_MAX)?,
+            },
+            r.rest(),
+        ))
     }
 
     /// Appends the entry to the bytes of an [`IssuerChain`]; after an error `out` is invalid.
@@ -48,7 +54,15 @@ impl<'a> IssuerChain<'a> {
             rest = IssuerSerial::first(rest)?.1;
             count += 1;
         }
-        if count < CHAIN_MAX { Ok(Self(bytes)) } else { Err(FrameError::Oversized("certificates above the leaf", count, CHAIN_MAX - 1)) }
+        if count < CHAIN_MAX {
+            Ok(Self(bytes))
+        } else {
+            Err(FrameError::Oversized(
+                "certificates above the leaf",
+                count,
+                CHAIN_MAX - 1,
+            ))
+        }
     }
 
     /// Returns the chain in encoded form.

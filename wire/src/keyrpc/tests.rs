@@ -5,7 +5,9 @@ use proptest::prelude::*;
 use super::*;
 
 fn identity(account: &str) -> Identity {
-    format!("spiffe://alpha.example/ns/shop/sa/{account}").parse().unwrap()
+    format!("spiffe://alpha.example/ns/shop/sa/{account}")
+        .parse()
+        .unwrap()
 }
 
 fn encoded(id: u64, request: &KeyRequest<'_>) -> Vec<u8> {
@@ -17,17 +19,52 @@ fn encoded(id: u64, request: &KeyRequest<'_>) -> Vec<u8> {
 fn requests() -> Vec<KeyRequest<'static>> {
     let begin = |role, expected: &[&str], bytes| {
         let expected = expected.iter().map(|e| identity(e)).collect();
-        KeyRequest::Begin(HandshakeRequest { identity: identity("web"), role, alpn: vec![b"h2", b"x"], expected, deadline_ms: 250, bytes })
+        KeyRequest::Begin(HandshakeRequest {
+            identity: identity("web"),
+            role,
+            alpn: vec![b"h2", b"x"],
+            expected,
+            deadline_ms: 250,
+            bytes,
+        })
     };
-    let sign = |key, shown, scheme, deadline_ms, input: &'static [u8]| KeyRequest::Sign { key, shown, scheme, deadline_ms, input };
+    let sign = |key, shown, scheme, deadline_ms, input: &'static [u8]| KeyRequest::Sign {
+        key,
+        shown,
+        scheme,
+        deadline_ms,
+        input,
+    };
     vec![
         begin(HandshakeRole::Client, &["a", "b"], b""),
         begin(HandshakeRole::Server, &[], b"\x16\x03\x01"),
-        KeyRequest::More { bytes: &[7; MORE_BYTES_MAX] },
-        sign(KeyName::Identity(identity("web")), None, 0x0403, 0, b"input"),
-        sign(KeyName::File("alpha/shop/web".parse().unwrap()), Some([9; 32]), 0x0804, 9, b""),
-        sign(KeyName::Service("alpha/shop/web".parse().unwrap()), Some([0; 32]), 0x0403, 1, b"x"),
-        KeyRequest::Chain { key: KeyName::File("alpha/shop/api".parse().unwrap()) },
+        KeyRequest::More {
+            bytes: &[7; MORE_BYTES_MAX],
+        },
+        sign(
+            KeyName::Identity(identity("web")),
+            None,
+            0x0403,
+            0,
+            b"input",
+        ),
+        sign(
+            KeyName::File("alpha/shop/web".parse().unwrap()),
+            Some([9; 32]),
+            0x0804,
+            9,
+            b"",
+        ),
+        sign(
+            KeyName::Service("alpha/shop/web".parse().unwrap()),
+            Some([0; 32]),
+            0x0403,
+            1,
+            b"x",
+        ),
+        KeyRequest::Chain {
+            key: KeyName::File("alpha/shop/api".parse().unwrap()),
+        },
         KeyRequest::Abandon,
         KeyRequest::Ping,
     ]
@@ -48,10 +85,15 @@ fn responses() -> Vec<KeyResponse<'static>> {
             above: IssuerChain::default(),
         }),
         KeyResponse::Signature { bytes: &[4; 256] },
-        KeyResponse::Certificates { chain: vec![&[5; 900], &[6; 800]] },
+        KeyResponse::Certificates {
+            chain: vec![&[5; 900], &[6; 800]],
+        },
         KeyResponse::Pong,
     ];
-    all.extend(KeyRefusal::ALL.iter().map(|name| KeyResponse::Refused { name: *name, text: "why" }));
+    all.extend(KeyRefusal::ALL.iter().map(|name| KeyResponse::Refused {
+        name: *name,
+        text: "why",
+    }));
     all
 }
 
@@ -74,7 +116,10 @@ fn every_frame_round_trips() {
     }
     for (id, r) in responses.iter().enumerate() {
         let (frame, length) = split(rest).unwrap().unwrap();
-        assert_eq!((frame.id, frame.response().as_ref()), (u64::MAX - id as u64, Ok(r)));
+        assert_eq!(
+            (frame.id, frame.response().as_ref()),
+            (u64::MAX - id as u64, Ok(r))
+        );
         assert!(frame.request().is_err());
         rest = &rest[length..];
     }
@@ -83,24 +128,57 @@ fn every_frame_round_trips() {
 
 #[test]
 fn issuer_chains_round_trip_and_an_empty_one_costs_nothing() {
-    let links =
-        [IssuerSerial { issuer: b"the intermediate's issuer", serial: &[0, 0x80, 1] }, IssuerSerial { issuer: b"root", serial: &[5] }];
+    let links = [
+        IssuerSerial {
+            issuer: b"the intermediate's issuer",
+            serial: &[0, 0x80, 1],
+        },
+        IssuerSerial {
+            issuer: b"root",
+            serial: &[5],
+        },
+    ];
     let mut bytes = Vec::new();
-    links.iter().for_each(|link| link.append(&mut bytes).unwrap());
-    let KeyResponse::Done(bare) = responses().remove(1) else { panic!("the second is Done") };
+    links
+        .iter()
+        .for_each(|link| link.append(&mut bytes).unwrap());
+    let KeyResponse::Done(bare) = responses().remove(1) else {
+        panic!("the second is Done")
+    };
     let encoded = |above| {
         let mut out = Vec::new();
-        KeyResponse::Done(HandshakeResult { above, ..bare.clone() }).encode(7, &mut out).unwrap();
+        KeyResponse::Done(HandshakeResult {
+            above,
+            ..bare.clone()
+        })
+        .encode(7, &mut out)
+        .unwrap();
         out
     };
-    let (with, without) = (encoded(IssuerChain::read(&bytes).unwrap()), encoded(IssuerChain::default()));
+    let (with, without) = (
+        encoded(IssuerChain::read(&bytes).unwrap()),
+        encoded(IssuerChain::default()),
+    );
     assert_eq!(with.len(), without.len() + bytes.len());
-    let Ok(KeyResponse::Done(done)) = split(&with).unwrap().unwrap().0.response() else { panic!("a Done") };
+    let Ok(KeyResponse::Done(done)) = split(&with).unwrap().unwrap().0.response() else {
+        panic!("a Done")
+    };
     assert_eq!(done.above.links().collect::<Vec<_>>(), links);
-    let Ok(KeyResponse::Done(done)) = split(&without).unwrap().unwrap().0.response() else { panic!("a Done") };
+    let Ok(KeyResponse::Done(done)) = split(&without).unwrap().unwrap().0.response() else {
+        panic!("a Done")
+    };
     assert_eq!(done.above.links().count(), 0);
     let long = vec![0; 1 << 16];
-    assert_eq!(IssuerSerial { issuer: &long, serial: &[1] }.append(&mut bytes).unwrap_err().given, 1 << 16);
+    assert_eq!(
+        IssuerSerial {
+            issuer: &long,
+            serial: &[1]
+        }
+        .append(&mut bytes)
+        .unwrap_err()
+        .given,
+        1 << 16
+    );
     assert_eq!(IssuerChain::read(&[0; 36]).unwrap().links().count(), 9);
 }
 
@@ -116,46 +194,162 @@ fn an_incomplete_frame_is_awaited() {
 #[test]
 fn malformed_frames_have_a_reason() {
     let frame = |length: u32, rest: &[u8]| [&length.to_be_bytes()[..], rest].concat();
-    let whole = |kind: u8, body: &[u8]| frame(9 + body.len() as u32, &[&[0; 8][..], &[kind], body].concat());
+    let whole = |kind: u8, body: &[u8]| {
+        frame(
+            9 + body.len() as u32,
+            &[&[0; 8][..], &[kind], body].concat(),
+        )
+    };
     let name = |s: &str| [&(s.len() as u16).to_be_bytes()[..], s.as_bytes()].concat();
     let id = name("spiffe://a.example/ns/b/sa/c");
     let begin_frame = |body: &[&[u8]]| whole(BEGIN, &body.concat());
     let long_protocol = [&[1, 0][..], &[0; 256]].concat();
     let cases: Vec<(&str, Vec<u8>, FrameError)> = vec![
         ("too long", frame(65_546, &[]), FrameError::Long(65_546)),
-        ("absurdly long", frame(u32::MAX, &[]), FrameError::Long(u32::MAX)),
-        ("no room for a kind", frame(8, &[0; 8]), FrameError::Short(8)),
+        (
+            "absurdly long",
+            frame(u32::MAX, &[]),
+            FrameError::Long(u32::MAX),
+        ),
+        (
+            "no room for a kind",
+            frame(8, &[0; 8]),
+            FrameError::Short(8),
+        ),
         ("empty", frame(0, &[]), FrameError::Short(0)),
-        ("no such kind", whole(0x7f, b""), FrameError::Kind(0x7f, "request")),
-        ("a response", whole(PONG, b""), FrameError::Kind(PONG, "request")),
-        ("nothing in it", begin_frame(&[]), FrameError::Truncated("identity")),
-        ("a name's length lies", begin_frame(&[&[0, 9], b"spiffe"]), FrameError::Truncated("identity")),
-        ("a name too long", begin_frame(&[&[8, 1]]), FrameError::Oversized("identity", 2049, 2048)),
-        ("not UTF-8", begin_frame(&[&[0, 1, 0xff]]), FrameError::Text("identity")),
-        ("no identity", begin_frame(&[&name("spiffe://a.example/x")]), FrameError::Name("identity")),
-        ("no role", begin_frame(&[&id]), FrameError::Truncated("role")),
-        ("no such role", begin_frame(&[&id, &[2]]), FrameError::Value("role", 2)),
-        ("nine protocols", begin_frame(&[&id, &[0], &[0, 9]]), FrameError::Oversized("ALPN", 9, 8)),
-        ("a protocol too long", begin_frame(&[&id, &[0], &[0, 1], &long_protocol]), FrameError::Oversized("ALPN", 256, 255)),
-        ("65 expected", begin_frame(&[&id, &[0], &[0, 0], &[0, 65]]), FrameError::Oversized("expected identities", 65, 64)),
-        ("one of two expected", begin_frame(&[&id, &[0], &[0, 0], &[0, 2], &id]), FrameError::Truncated("expected identity")),
-        ("no deadline", begin_frame(&[&id, &[0], &[0, 0], &[0, 0], &[0, 0, 0]]), FrameError::Truncated("deadline")),
-        ("a ping with a body", whole(PING, b"xy"), FrameError::Trailing(2)),
-        ("a chain with more", whole(CHAIN, &[&id[..], b"z"].concat()), FrameError::Trailing(1)),
-        ("a key's name is none", whole(CHAIN, &name("../etc/passwd")), FrameError::Name("key")),
-        ("a key's identity is none", whole(CHAIN, &name("spiffe://a/b")), FrameError::Name("key")),
-        ("a service without a namespace", whole(CHAIN, &name("shop")), FrameError::Name("key")),
-        ("a file without a namespace", whole(CHAIN, &name("file:shop")), FrameError::Name("key")),
-        ("a file of nobody", whole(CHAIN, &name("file:shop/web")), FrameError::Name("key")),
-        ("no word of which key", whole(SIGN, &id), FrameError::Truncated("the key's hash")),
-        ("a hash cut off", whole(SIGN, &[&id[..], &[0, 31], &[7; 31]].concat()), FrameError::Truncated("the key's hash")),
-        ("a hash too long", whole(SIGN, &[&id[..], &[0, 33]].concat()), FrameError::Oversized("the key's hash", 33, 32)),
-        ("no scheme", whole(SIGN, &[&id[..], &[0, 0]].concat()), FrameError::Truncated("scheme")),
+        (
+            "no such kind",
+            whole(0x7f, b""),
+            FrameError::Kind(0x7f, "request"),
+        ),
+        (
+            "a response",
+            whole(PONG, b""),
+            FrameError::Kind(PONG, "request"),
+        ),
+        (
+            "nothing in it",
+            begin_frame(&[]),
+            FrameError::Truncated("identity"),
+        ),
+        (
+            "a name's length lies",
+            begin_frame(&[&[0, 9], b"spiffe"]),
+            FrameError::Truncated("identity"),
+        ),
+        (
+            "a name too long",
+            begin_frame(&[&[8, 1]]),
+            FrameError::Oversized("identity", 2049, 2048),
+        ),
+        (
+            "not UTF-8",
+            begin_frame(&[&[0, 1, 0xff]]),
+            FrameError::Text("identity"),
+        ),
+        (
+            "no identity",
+            begin_frame(&[&name("spiffe://a.example/x")]),
+            FrameError::Name("identity"),
+        ),
+        (
+            "no role",
+            begin_frame(&[&id]),
+            FrameError::Truncated("role"),
+        ),
+        (
+            "no such role",
+            begin_frame(&[&id, &[2]]),
+            FrameError::Value("role", 2),
+        ),
+        (
+            "nine protocols",
+            begin_frame(&[&id, &[0], &[0, 9]]),
+            FrameError::Oversized("ALPN", 9, 8),
+        ),
+        (
+            "a protocol too long",
+            begin_frame(&[&id, &[0], &[0, 1], &long_protocol]),
+            FrameError::Oversized("ALPN", 256, 255),
+        ),
+        (
+            "65 expected",
+            begin_frame(&[&id, &[0], &[0, 0], &[0, 65]]),
+            FrameError::Oversized("expected identities", 65, 64),
+        ),
+        (
+            "one of two expected",
+            begin_frame(&[&id, &[0], &[0, 0], &[0, 2], &id]),
+            FrameError::Truncated("expected identity"),
+        ),
+        (
+            "no deadline",
+            begin_frame(&[&id, &[0], &[0, 0], &[0, 0], &[0, 0, 0]]),
+            FrameError::Truncated("deadline"),
+        ),
+        (
+            "a ping with a body",
+            whole(PING, b"xy"),
+            FrameError::Trailing(2),
+        ),
+        (
+            "a chain with more",
+            whole(CHAIN, &[&id[..], b"z"].concat()),
+            FrameError::Trailing(1),
+        ),
+        (
+            "a key's name is none",
+            whole(CHAIN, &name("../etc/passwd")),
+            FrameError::Name("key"),
+        ),
+        (
+            "a key's identity is none",
+            whole(CHAIN, &name("spiffe://a/b")),
+            FrameError::Name("key"),
+        ),
+        (
+            "a service without a namespace",
+            whole(CHAIN, &name("shop")),
+            FrameError::Name("key"),
+        ),
+        (
+            "a file without a namespace",
+            whole(CHAIN, &name("file:shop")),
+            FrameError::Name("key"),
+        ),
+        (
+            "a file of nobody",
+            whole(CHAIN, &name("file:shop/web")),
+            FrameError::Name("key"),
+        ),
+        (
+            "no word of which key",
+            whole(SIGN, &id),
+            FrameError::Truncated("the key's hash"),
+        ),
+        (
+            "a hash cut off",
+            whole(SIGN, &[&id[..], &[0, 31], &[7; 31]].concat()),
+            FrameError::Truncated("the key's hash"),
+        ),
+        (
+            "a hash too long",
+            whole(SIGN, &[&id[..], &[0, 33]].concat()),
+            FrameError::Oversized("the key's hash", 33, 32),
+        ),
+        (
+            "no scheme",
+            whole(SIGN, &[&id[..], &[0, 0]].concat()),
+            FrameError::Truncated("scheme"),
+        ),
     ];
     for (what, bytes, want) in cases {
         let got = split(&bytes).and_then(|f| f.expect("a whole frame or an error").0.request());
         assert_eq!(got, Err(want), "{what}");
-        assert_eq!(want.ends_channel(), matches!(want, FrameError::Long(_) | FrameError::Short(_)));
+        assert_eq!(
+            want.ends_channel(),
+            matches!(want, FrameError::Long(_) | FrameError::Short(_))
+        );
         assert!(!want.to_string().is_empty());
     }
     let done = |above: &[u8]| {
@@ -164,15 +358,51 @@ fn malformed_frames_have_a_reason() {
         whole(DONE, &[&out[HEADER..], above].concat())
     };
     let answers: Vec<(&str, Vec<u8>, FrameError)> = vec![
-        ("a request", whole(PING, b""), FrameError::Kind(PING, "response")),
-        ("no such refusal", whole(REFUSED, &[0xff, 0xff, 0, 0]), FrameError::Value("refusal", 0xffff)),
-        ("a text too long", whole(REFUSED, &[0, 1, 4, 1]), FrameError::Oversized("text", 1025, 1024)),
-        ("eleven certificates", whole(CERTIFICATES, &[0, 11]), FrameError::Oversized("chain", 11, 10)),
-        ("a certificate cut off", whole(CERTIFICATES, &[0, 1, 0, 0, 0, 2, 9]), FrameError::Truncated("certificate")),
-        ("a length beyond all", whole(DONE, &[0xff; 4]), FrameError::Truncated("bytes")),
-        ("a link cut off", done(&[0, 1, 9, 0, 2, 7]), FrameError::Truncated("serial number")),
-        ("a link without a serial number", done(&[0, 1, 9]), FrameError::Truncated("serial number")),
-        ("ten above", done(&[0; 40]), FrameError::Oversized("certificates above the leaf", 10, 9)),
+        (
+            "a request",
+            whole(PING, b""),
+            FrameError::Kind(PING, "response"),
+        ),
+        (
+            "no such refusal",
+            whole(REFUSED, &[0xff, 0xff, 0, 0]),
+            FrameError::Value("refusal", 0xffff),
+        ),
+        (
+            "a text too long",
+            whole(REFUSED, &[0, 1, 4, 1]),
+            FrameError::Oversized("text", 1025, 1024),
+        ),
+        (
+            "eleven certificates",
+            whole(CERTIFICATES, &[0, 11]),
+            FrameError::Oversized("chain", 11, 10),
+        ),
+        (
+            "a certificate cut off",
+            whole(CERTIFICATES, &[0, 1, 0, 0, 0, 2, 9]),
+            FrameError::Truncated("certificate"),
+        ),
+        (
+            "a length beyond all",
+            whole(DONE, &[0xff; 4]),
+            FrameError::Truncated("bytes"),
+        ),
+        (
+            "a link cut off",
+            done(&[0, 1, 9, 0, 2, 7]),
+            FrameError::Truncated("serial number"),
+        ),
+        (
+            "a link without a serial number",
+            done(&[0, 1, 9]),
+            FrameError::Truncated("serial number"),
+        ),
+        (
+            "ten above",
+            done(&[0; 40]),
+            FrameError::Oversized("certificates above the leaf", 10, 9),
+        ),
         (
             "a secret too long",
             whole(DONE, &[0, 0, 0, 0, 0, 0, 0, 0, 0x13, 1, 0, 0, 0, 93]),
@@ -180,7 +410,11 @@ fn malformed_frames_have_a_reason() {
         ),
     ];
     for (what, bytes, want) in answers {
-        assert_eq!(split(&bytes).and_then(|f| f.expect("a whole frame").0.response()), Err(want), "{what}");
+        assert_eq!(
+            split(&bytes).and_then(|f| f.expect("a whole frame").0.response()),
+            Err(want),
+            "{what}"
+        );
     }
 }
 
@@ -196,23 +430,61 @@ fn oversize_frames_are_not_encoded() {
     };
     let big = vec![0; BODY_MAX + 1];
     let cases: Vec<(&str, KeyRequest<'_>, &str)> = vec![
-        ("nine protocols", KeyRequest::Begin(begin(vec![b"x"; 9], vec![], b"")), "ALPN"),
-        ("a long protocol", KeyRequest::Begin(begin(vec![&big[..256]], vec![], b"")), "ALPN"),
-        ("65 expected", KeyRequest::Begin(begin(vec![], vec![identity("a"); 65], b"")), "expected identities"),
+        (
+            "nine protocols",
+            KeyRequest::Begin(begin(vec![b"x"; 9], vec![], b"")),
+            "ALPN",
+        ),
+        (
+            "a long protocol",
+            KeyRequest::Begin(begin(vec![&big[..256]], vec![], b"")),
+            "ALPN",
+        ),
+        (
+            "65 expected",
+            KeyRequest::Begin(begin(vec![], vec![identity("a"); 65], b"")),
+            "expected identities",
+        ),
         ("too many bytes", KeyRequest::More { bytes: &big }, "body"),
     ];
     for (name, request, what) in cases {
         let mut out = vec![1, 2, 3];
-        assert_eq!(request.encode(1, &mut out).unwrap_err().what, what, "{name}");
+        assert_eq!(
+            request.encode(1, &mut out).unwrap_err().what,
+            what,
+            "{name}"
+        );
         assert_eq!(out, [1, 2, 3], "{name}");
     }
     let mut out = Vec::new();
-    assert_eq!(KeyResponse::Certificates { chain: vec![b"x"; 11] }.encode(1, &mut out).unwrap_err().what, "chain");
-    assert_eq!(KeyResponse::Certificates { chain: vec![&big] }.encode(1, &mut out).unwrap_err().what, "certificate");
+    assert_eq!(
+        KeyResponse::Certificates {
+            chain: vec![b"x"; 11]
+        }
+        .encode(1, &mut out)
+        .unwrap_err()
+        .what,
+        "chain"
+    );
+    assert_eq!(
+        KeyResponse::Certificates { chain: vec![&big] }
+            .encode(1, &mut out)
+            .unwrap_err()
+            .what,
+        "certificate"
+    );
     // The largest possible Begin still has room for BEGIN_BYTES_MAX.
-    let account = format!("{}.{}.{}.{}", "a".repeat(63), "b".repeat(63), "c".repeat(63), "d".repeat(61));
+    let account = format!(
+        "{}.{}.{}.{}",
+        "a".repeat(63),
+        "b".repeat(63),
+        "c".repeat(63),
+        "d".repeat(61)
+    );
     let domain = account.clone();
-    let widest: Identity = format!("spiffe://{domain}/ns/{}/sa/{account}", "n".repeat(63)).parse().unwrap();
+    let widest: Identity = format!("spiffe://{domain}/ns/{}/sa/{account}", "n".repeat(63))
+        .parse()
+        .unwrap();
     let full = HandshakeRequest {
         identity: widest.clone(),
         role: HandshakeRole::Server,
@@ -228,9 +500,20 @@ fn oversize_frames_are_not_encoded() {
 fn a_refusals_text_is_cut_between_characters() {
     let mut out = Vec::new();
     let text = "ä".repeat(TEXT_MAX);
-    KeyResponse::Refused { name: KeyRefusal::Failed, text: &text }.encode(1, &mut out).unwrap();
+    KeyResponse::Refused {
+        name: KeyRefusal::Failed,
+        text: &text,
+    }
+    .encode(1, &mut out)
+    .unwrap();
     let (frame, _) = split(&out).unwrap().unwrap();
-    assert_eq!(frame.response(), Ok(KeyResponse::Refused { name: KeyRefusal::Failed, text: &text[..TEXT_MAX] }));
+    assert_eq!(
+        frame.response(),
+        Ok(KeyResponse::Refused {
+            name: KeyRefusal::Failed,
+            text: &text[..TEXT_MAX]
+        })
+    );
 }
 
 #[test]
@@ -244,9 +527,14 @@ fn refusals_have_names_and_codes_of_their_own() {
 
 #[test]
 fn secrets_are_not_shown() {
-    let KeyResponse::Done(done) = &responses()[1] else { panic!("the second is Done") };
+    let KeyResponse::Done(done) = &responses()[1] else {
+        panic!("the second is Done")
+    };
     let shown = format!("{done:?}");
-    assert!(shown.contains("peer: spiffe://") && !shown.contains("secret") && !shown.contains("1, 1"), "{shown}");
+    assert!(
+        shown.contains("peer: spiffe://") && !shown.contains("secret") && !shown.contains("1, 1"),
+        "{shown}"
+    );
 }
 
 prop_compose! {

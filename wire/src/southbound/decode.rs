@@ -17,13 +17,29 @@ use crate::program as w;
 pub(super) struct DecodeContext<'a>(pub(super) &'a str);
 
 impl DecodeContext<'_> {
-    pub(super) fn err<T>(&self, field: &'static str, why: impl ToString) -> Result<T, ResourceDecodeError> {
-        Err(ResourceDecodeError::Field { what: self.0.into(), field, why: why.to_string() })
+    pub(super) fn err<T>(
+        &self,
+        field: &'static str,
+        why: impl ToString,
+    ) -> Result<T, ResourceDecodeError> {
+        Err(ResourceDecodeError::Field {
+            what: self.0.into(),
+            field,
+            why: why.to_string(),
+        })
     }
-    pub(super) fn name<T: FromStr<Err = IdError>>(&self, field: &'static str, s: &str) -> Result<T, ResourceDecodeError> {
+    pub(super) fn name<T: FromStr<Err = IdError>>(
+        &self,
+        field: &'static str,
+        s: &str,
+    ) -> Result<T, ResourceDecodeError> {
         s.parse().or_else(|e: IdError| self.err(field, e))
     }
-    pub(super) fn need<T>(&self, field: &'static str, v: Option<T>) -> Result<T, ResourceDecodeError> {
+    pub(super) fn need<T>(
+        &self,
+        field: &'static str,
+        v: Option<T>,
+    ) -> Result<T, ResourceDecodeError> {
         v.map_or_else(|| self.err(field, "is missing"), Ok)
     }
     pub(super) fn port(&self, field: &'static str, n: u32) -> Result<u16, ResourceDecodeError> {
@@ -33,15 +49,41 @@ impl DecodeContext<'_> {
         }
     }
     pub(super) fn status(&self, field: &'static str, n: u32) -> Result<u16, ResourceDecodeError> {
-        if (400..600).contains(&n) { Ok(n as u16) } else { self.err(field, format!("{n} is not an error status: use 400 to 599")) }
+        if (400..600).contains(&n) {
+            Ok(n as u16)
+        } else {
+            self.err(field, format!("{n} is not an error status: use 400 to 599"))
+        }
     }
-    pub(super) fn addresses(&self, field: &'static str, v: &[String]) -> Result<Vec<IpAddr>, ResourceDecodeError> {
-        v.iter().map(|a| a.parse().or_else(|_| self.err(field, format!("{a:?} is not an IP address")))).collect()
+    pub(super) fn addresses(
+        &self,
+        field: &'static str,
+        v: &[String],
+    ) -> Result<Vec<IpAddr>, ResourceDecodeError> {
+        v.iter()
+            .map(|a| {
+                a.parse()
+                    .or_else(|_| self.err(field, format!("{a:?} is not an IP address")))
+            })
+            .collect()
     }
-    pub(super) fn cidrs(&self, field: &'static str, v: &[String]) -> Result<Vec<IpNet>, ResourceDecodeError> {
-        v.iter().map(|c| c.parse().or_else(|_| self.err(field, format!("{c:?} is not a CIDR")))).collect()
+    pub(super) fn cidrs(
+        &self,
+        field: &'static str,
+        v: &[String],
+    ) -> Result<Vec<IpNet>, ResourceDecodeError> {
+        v.iter()
+            .map(|c| {
+                c.parse()
+                    .or_else(|_| self.err(field, format!("{c:?} is not a CIDR")))
+            })
+            .collect()
     }
-    pub(super) fn key(&self, field: &'static str, k: Option<w::ServiceKey>) -> Result<ServiceKey, ResourceDecodeError> {
+    pub(super) fn key(
+        &self,
+        field: &'static str,
+        k: Option<w::ServiceKey>,
+    ) -> Result<ServiceKey, ResourceDecodeError> {
         let k = self.need(field, k)?;
         Ok(ServiceKey {
             tenant: self.name(field, &k.tenant)?,
@@ -72,10 +114,15 @@ pub(super) fn tenant(name: &str, t: w::Tenant) -> Result<p::Tenant, ResourceDeco
 }
 
 /// Decodes a tenant's shares. An unknown kind comes from a newer controller and concerns a limit that this build does not have.
-fn shares(at: &DecodeContext<'_>, written: &BTreeMap<String, String>) -> Result<Shares, ResourceDecodeError> {
+fn shares(
+    at: &DecodeContext<'_>,
+    written: &BTreeMap<String, String>,
+) -> Result<Shares, ResourceDecodeError> {
     let mut shares = Shares::default();
     for (key, share) in written {
-        let share = share.parse().or_else(|e: ShareFormatError| at.err("shares", e))?;
+        let share = share
+            .parse()
+            .or_else(|e: ShareFormatError| at.err("shares", e))?;
         if let Some(kind) = Shares::kind(key) {
             shares.set(kind, share);
         }
@@ -109,7 +156,13 @@ pub(super) fn service(name: &str, s: w::Service) -> Result<p::Service, ResourceD
     let ports = s
         .ports
         .iter()
-        .map(|x| Ok(p::ServicePort { port: at.port("ports.port", x.port)?, name: x.name.clone(), protocol: protocol(x.protocol()) }))
+        .map(|x| {
+            Ok(p::ServicePort {
+                port: at.port("ports.port", x.port)?,
+                name: x.name.clone(),
+                protocol: protocol(x.protocol()),
+            })
+        })
         .collect::<Result<_, ResourceDecodeError>>()?;
     let upstream_pool = match s.upstream_pool() {
         w::UpstreamPool::Shared => p::UpstreamPool::Shared,
@@ -130,11 +183,17 @@ pub(super) fn service(name: &str, s: w::Service) -> Result<p::Service, ResourceD
     })
 }
 
-pub(super) fn direct_endpoint(name: &str, d: w::DirectEndpoint) -> Result<p::DirectEndpoint, ResourceDecodeError> {
+pub(super) fn direct_endpoint(
+    name: &str,
+    d: w::DirectEndpoint,
+) -> Result<p::DirectEndpoint, ResourceDecodeError> {
     let at = DecodeContext(name);
     for (field, count) in [("serves", d.serves.len()), ("own_ports", d.own_ports.len())] {
         if count > DIRECT_PORTS_PER_WORKLOAD_MAX {
-            return at.err(field, format!("has {count} ports, more than {DIRECT_PORTS_PER_WORKLOAD_MAX}"));
+            return at.err(
+                field,
+                format!("has {count} ports, more than {DIRECT_PORTS_PER_WORKLOAD_MAX}"),
+            );
         }
     }
     if d.addresses.is_empty() {
@@ -146,7 +205,10 @@ pub(super) fn direct_endpoint(name: &str, d: w::DirectEndpoint) -> Result<p::Dir
         if service.tenant.as_str() != d.tenant {
             return at.err("serves.service", format!("{service} is another tenant's"));
         }
-        serves.push(p::DirectPort { service, port: at.port("serves.port", port.port)? });
+        serves.push(p::DirectPort {
+            service,
+            port: at.port("serves.port", port.port)?,
+        });
     }
     Ok(p::DirectEndpoint {
         tenant: at.name("tenant", &d.tenant)?,
@@ -156,7 +218,11 @@ pub(super) fn direct_endpoint(name: &str, d: w::DirectEndpoint) -> Result<p::Dir
         az: at.name("az", &d.az)?,
         addresses: at.addresses("addresses", &d.addresses)?,
         serves,
-        own_ports: d.own_ports.iter().map(|n| at.port("own_ports", *n)).collect::<Result<_, _>>()?,
+        own_ports: d
+            .own_ports
+            .iter()
+            .map(|n| at.port("own_ports", *n))
+            .collect::<Result<_, _>>()?,
         // A node receives the endpoint itself, not the list of nodes that receive it.
         audience: Default::default(),
     })
@@ -180,9 +246,19 @@ pub(super) fn workload(name: &str, x: w::Workload) -> Result<p::Workload, Resour
         })
         .collect::<Result<_, ResourceDecodeError>>()?;
     if x.udp_ports.len() > UDP_PORTS_PER_WORKLOAD_MAX {
-        return at.err("udp_ports", format!("has {} ports, more than {UDP_PORTS_PER_WORKLOAD_MAX}", x.udp_ports.len()));
+        return at.err(
+            "udp_ports",
+            format!(
+                "has {} ports, more than {UDP_PORTS_PER_WORKLOAD_MAX}",
+                x.udp_ports.len()
+            ),
+        );
     }
-    let udp_ports = x.udp_ports.iter().map(|n| at.port("udp_ports", *n)).collect::<Result<_, ResourceDecodeError>>()?;
+    let udp_ports = x
+        .udp_ports
+        .iter()
+        .map(|n| at.port("udp_ports", *n))
+        .collect::<Result<_, ResourceDecodeError>>()?;
     Ok(p::Workload {
         tenant: at.name("tenant", &x.tenant)?,
         namespace: at.name("namespace", &x.namespace)?,
@@ -199,7 +275,11 @@ pub(super) fn workload(name: &str, x: w::Workload) -> Result<p::Workload, Resour
     })
 }
 
-fn text(at: &DecodeContext<'_>, field: &'static str, t: Option<w::TextMatch>) -> Result<p::TextMatch, ResourceDecodeError> {
+fn text(
+    at: &DecodeContext<'_>,
+    field: &'static str,
+    t: Option<w::TextMatch>,
+) -> Result<p::TextMatch, ResourceDecodeError> {
     use w::text_match::Text;
     // An absent oneof is a kind of match that this build does not know: matching anything instead would fail open.
     Ok(match at.need(field, t.and_then(|t| t.text))? {
@@ -210,11 +290,25 @@ fn text(at: &DecodeContext<'_>, field: &'static str, t: Option<w::TextMatch>) ->
     })
 }
 
-fn values(at: &DecodeContext<'_>, field: &'static str, v: Vec<w::ValueMatch>) -> Result<Vec<p::ValueMatch>, ResourceDecodeError> {
-    v.into_iter().map(|m| Ok(p::ValueMatch { name: m.name, value: text(at, field, m.value)? })).collect()
+fn values(
+    at: &DecodeContext<'_>,
+    field: &'static str,
+    v: Vec<w::ValueMatch>,
+) -> Result<Vec<p::ValueMatch>, ResourceDecodeError> {
+    v.into_iter()
+        .map(|m| {
+            Ok(p::ValueMatch {
+                name: m.name,
+                value: text(at, field, m.value)?,
+            })
+        })
+        .collect()
 }
 
-fn http_match(at: &DecodeContext<'_>, m: w::HttpMatch) -> Result<p::HttpMatch, ResourceDecodeError> {
+fn http_match(
+    at: &DecodeContext<'_>,
+    m: w::HttpMatch,
+) -> Result<p::HttpMatch, ResourceDecodeError> {
     use w::path_match::Path;
     let path = match at.need("matches.path", m.path.and_then(|x| x.path))? {
         Path::Exact(s) => p::PathMatch::Exact(s),
@@ -224,11 +318,21 @@ fn http_match(at: &DecodeContext<'_>, m: w::HttpMatch) -> Result<p::HttpMatch, R
     };
     let c = at.need("matches.precedence", m.precedence)?;
     let (Ok(specificity), Ok(place)) = (c.specificity.try_into(), c.position.try_into()) else {
-        return at.err("matches.precedence", "needs five specificity numbers and two places");
+        return at.err(
+            "matches.precedence",
+            "needs five specificity numbers and two places",
+        );
     };
-    let class = u8::try_from(c.class).or_else(|_| at.err("matches.precedence.class", "is above 255"))?;
+    let class =
+        u8::try_from(c.class).or_else(|_| at.err("matches.precedence.class", "is above 255"))?;
     Ok(p::HttpMatch {
-        precedence: p::Precedence { class, specificity, created: c.created, object: c.object, place },
+        precedence: p::Precedence {
+            class,
+            specificity,
+            created: c.created,
+            object: c.object,
+            place,
+        },
         path,
         method: (!m.method.is_empty()).then_some(m.method),
         headers: values(at, "matches.headers", m.headers)?,
@@ -239,7 +343,10 @@ fn http_match(at: &DecodeContext<'_>, m: w::HttpMatch) -> Result<p::HttpMatch, R
 fn backend(at: &DecodeContext<'_>, b: w::Backend) -> Result<p::Backend, ResourceDecodeError> {
     use w::backend::Target;
     if b.weight > WEIGHT_MAX {
-        return at.err("backends.weight", format!("{} is above {WEIGHT_MAX}", b.weight));
+        return at.err(
+            "backends.weight",
+            format!("{} is above {WEIGHT_MAX}", b.weight),
+        );
     }
     let target = match at.need("backends.target", b.target)? {
         Target::Service(t) => p::BackendTarget::Service {
@@ -247,9 +354,15 @@ fn backend(at: &DecodeContext<'_>, b: w::Backend) -> Result<p::Backend, Resource
             port: at.port("backends.port", t.port)?,
             subset: t.subset,
         },
-        Target::Refuse(r) => p::BackendTarget::Refuse { status: at.status("backends.refuse.status", r.status)?, reason: r.reason },
+        Target::Refuse(r) => p::BackendTarget::Refuse {
+            status: at.status("backends.refuse.status", r.status)?,
+            reason: r.reason,
+        },
     };
-    Ok(p::Backend { weight: b.weight, target })
+    Ok(p::Backend {
+        weight: b.weight,
+        target,
+    })
 }
 
 pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDecodeError> {
@@ -271,18 +384,46 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDec
             Ok(match at.need("hosts", h.host)? {
                 Host::Exact(s) => p::HostMatch::Exact(s),
                 Host::Suffix(s) if s.starts_with('.') => p::HostMatch::Suffix(s),
-                Host::Suffix(s) => return at.err("hosts.suffix", format!("{s:?} does not start with '.'")),
+                Host::Suffix(s) => {
+                    return at.err("hosts.suffix", format!("{s:?} does not start with '.'"));
+                }
             })
         })
         .collect::<Result<_, ResourceDecodeError>>()?;
-    let matches = r.matches.into_iter().map(|m| http_match(&at, m)).collect::<Result<Vec<_>, _>>()?;
+    let matches = r
+        .matches
+        .into_iter()
+        .map(|m| http_match(&at, m))
+        .collect::<Result<Vec<_>, _>>()?;
     if matches.is_empty() {
-        return at.err("matches", "is empty: a rule without conditions has one match on the prefix \"/\"");
+        return at.err(
+            "matches",
+            "is empty: a rule without conditions has one match on the prefix \"/\"",
+        );
     }
     let action = match at.need("action", r.action)? {
-        Action::Split(s) => p::RouteAction::Split(s.backends.into_iter().map(|b| backend(&at, b)).collect::<Result<_, _>>()?),
-        Action::Refuse(x) => p::RouteAction::Refuse { status: at.status("refuse.status", x.status)?, reason: x.reason },
+        Action::Split(s) => p::RouteAction::Split(
+            s.backends
+                .into_iter()
+                .map(|b| backend(&at, b))
+                .collect::<Result<_, _>>()?,
+        ),
+        Action::Refuse(x) => p::RouteAction::Refuse {
+            status: at.status("refuse.status", x.status)?,
+            reason: x.reason,
+        },
     };
-    let parent_port = if r.parent_port == 0 { None } else { Some(at.port("parent_port", r.parent_port)?) };
-    Ok(p::RouteRule { key, parent: at.key("parent", r.parent)?, parent_port, hosts, matches, action })
+    let parent_port = if r.parent_port == 0 {
+        None
+    } else {
+        Some(at.port("parent_port", r.parent_port)?)
+    };
+    Ok(p::RouteRule {
+        key,
+        parent: at.key("parent", r.parent)?,
+        parent_port,
+        hosts,
+        matches,
+        action,
+    })
 }

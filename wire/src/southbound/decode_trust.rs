@@ -8,9 +8,14 @@ use super::ResourceDecodeError;
 use super::decode::DecodeContext;
 use crate::program as w;
 
-pub(super) fn key_policy(at: &DecodeContext<'_>, k: Option<w::KeyPolicy>) -> Result<t::KeyPolicy, ResourceDecodeError> {
+pub(super) fn key_policy(
+    at: &DecodeContext<'_>,
+    k: Option<w::KeyPolicy>,
+) -> Result<t::KeyPolicy, ResourceDecodeError> {
     use w::key_policy::{Algorithm, KeyLocation};
-    let Some(k) = k else { return Ok(t::KeyPolicy::default()) };
+    let Some(k) = k else {
+        return Ok(t::KeyPolicy::default());
+    };
     // An unknown location would read as the first one, and keys would be where they may not be.
     Ok(t::KeyPolicy {
         location: match KeyLocation::try_from(k.location) {
@@ -50,7 +55,10 @@ pub(super) fn bundle(name: &str, b: w::Bundle) -> Result<t::TrustBundle, Resourc
         return at.err("roots", "is empty: nothing would be trusted");
     }
     at.at_most("blocked", b.blocked.len(), t::BLOCKED_IDENTITIES_MAX)?;
-    let identity = |text: &String| text.parse().or_else(|_| at.err("blocked", format!("{text:?} is not a SPIFFE ID")));
+    let identity = |text: &String| {
+        text.parse()
+            .or_else(|_| at.err("blocked", format!("{text:?} is not a SPIFFE ID")))
+    };
     Ok(t::TrustBundle {
         tenant: at.name("tenant", &b.tenant)?,
         trust_domain: at.name("trust_domain", &b.trust_domain)?,
@@ -64,7 +72,10 @@ pub(super) fn bundle(name: &str, b: w::Bundle) -> Result<t::TrustBundle, Resourc
 pub(super) fn key_server(name: &str, k: w::KeyServer) -> Result<t::KeyServer, ResourceDecodeError> {
     let at = DecodeContext(name);
     at.at_most("addresses", k.addresses.len(), t::KEY_SERVER_ADDRESSES_MAX)?;
-    let address = |text: &String| text.parse().or_else(|_| at.err("addresses", format!("{text:?} is not ip:port")));
+    let address = |text: &String| {
+        text.parse()
+            .or_else(|_| at.err("addresses", format!("{text:?} is not ip:port")))
+    };
     Ok(t::KeyServer {
         tenant: at.name("tenant", &k.tenant)?,
         name: at.name("name", &k.name)?,
@@ -72,7 +83,10 @@ pub(super) fn key_server(name: &str, k: w::KeyServer) -> Result<t::KeyServer, Re
     })
 }
 
-pub(super) fn termination(name: &str, x: w::Termination) -> Result<t::Termination, ResourceDecodeError> {
+pub(super) fn termination(
+    name: &str,
+    x: w::Termination,
+) -> Result<t::Termination, ResourceDecodeError> {
     use w::termination::{Certificate, ClientCertificates};
     let at = DecodeContext(name);
     // An unknown number would read as the first one, which requires nothing of clients.
@@ -84,7 +98,9 @@ pub(super) fn termination(name: &str, x: w::Termination) -> Result<t::Terminatio
     };
     let certificate = match at.need("certificate", x.certificate)? {
         Certificate::Mesh(_) => t::TerminationCertificate::Mesh,
-        Certificate::KeyServer(server) => t::TerminationCertificate::KeyServer(at.name("certificate.key_server", &server)?),
+        Certificate::KeyServer(server) => {
+            t::TerminationCertificate::KeyServer(at.name("certificate.key_server", &server)?)
+        }
     };
     Ok(t::Termination {
         port: at.port("port", x.port)?,
@@ -96,20 +112,39 @@ pub(super) fn termination(name: &str, x: w::Termination) -> Result<t::Terminatio
     })
 }
 
-pub(super) fn entitlement(name: &str, e: w::Entitlement) -> Result<t::Entitlement, ResourceDecodeError> {
+pub(super) fn entitlement(
+    name: &str,
+    e: w::Entitlement,
+) -> Result<t::Entitlement, ResourceDecodeError> {
     use w::entitlement::Requester;
     let at = DecodeContext(name);
     let requester = match at.need("requester", e.requester)? {
         Requester::Node(node) => t::KeyRequester::Node(at.name("requester.node", &node)?),
-        Requester::Gateway(gateway) => t::KeyRequester::Gateway(at.name("requester.gateway", &gateway)?),
+        Requester::Gateway(gateway) => {
+            t::KeyRequester::Gateway(at.name("requester.gateway", &gateway)?)
+        }
     };
     at.at_most("identities", e.identities.len(), t::IDENTITIES_MAX)?;
-    let identities: Vec<Identity> = e.identities.iter().map(|id| at.name("identities", id)).collect::<Result<_, _>>()?;
+    let identities: Vec<Identity> = e
+        .identities
+        .iter()
+        .map(|id| at.name("identities", id))
+        .collect::<Result<_, _>>()?;
     if !identities.is_sorted_by(|a, b| a < b) {
         return at.err("identities", "are not sorted and without duplicates");
     }
-    if let Some(other) = identities.iter().find(|id| id.trust_domain != identities[0].trust_domain) {
-        return at.err("identities", format!("{other} is of another trust domain than {}", identities[0]));
+    if let Some(other) = identities
+        .iter()
+        .find(|id| id.trust_domain != identities[0].trust_domain)
+    {
+        return at.err(
+            "identities",
+            format!("{other} is of another trust domain than {}", identities[0]),
+        );
     }
-    Ok(t::Entitlement { tenant: at.name("tenant", &e.tenant)?, requester, identities })
+    Ok(t::Entitlement {
+        tenant: at.name("tenant", &e.tenant)?,
+        requester,
+        identities,
+    })
 }

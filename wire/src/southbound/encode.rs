@@ -20,7 +20,11 @@ impl From<&p::Tenant> for w::Tenant {
             gateway_cidrs: t.gateway_cidrs.iter().map(ToString::to_string).collect(),
             outbound_traffic_policy: outside.into(),
             keys: encode_trust::key_policy(&t.keys),
-            shares: t.shares.iter().map(|(kind, share)| (kind.key().to_owned(), share.to_string())).collect(),
+            shares: t
+                .shares
+                .iter()
+                .map(|(kind, share)| (kind.key().to_owned(), share.to_string()))
+                .collect(),
             resolvers: t.resolvers.iter().map(ToString::to_string).collect(),
         }
     }
@@ -39,7 +43,11 @@ impl From<&p::Gateway> for w::Gateway {
 }
 
 pub(super) fn key(k: &ServiceKey) -> Option<w::ServiceKey> {
-    Some(w::ServiceKey { tenant: k.tenant.to_string(), namespace: k.namespace.to_string(), name: k.name.to_string() })
+    Some(w::ServiceKey {
+        tenant: k.tenant.to_string(),
+        namespace: k.namespace.to_string(),
+        name: k.name.to_string(),
+    })
 }
 
 fn protocol(a: p::AppProtocol) -> w::AppProtocol {
@@ -76,7 +84,11 @@ impl From<&p::Service> for w::Service {
             ports: s
                 .ports
                 .iter()
-                .map(|x| w::ServicePort { port: x.port.into(), name: x.name.clone(), protocol: protocol(x.protocol).into() })
+                .map(|x| w::ServicePort {
+                    port: x.port.into(),
+                    name: x.name.clone(),
+                    protocol: protocol(x.protocol).into(),
+                })
                 .collect(),
             upstream_pool: upstream_pool(s.upstream_pool).into(),
             policy_paths: policy_paths(s.policy_paths).into(),
@@ -108,7 +120,11 @@ impl From<&p::Workload> for w::Workload {
             endpoints: x
                 .endpoints
                 .iter()
-                .map(|e| w::EndpointPort { service: key(&e.service), port: e.port.into(), target_port: e.target_port.into() })
+                .map(|e| w::EndpointPort {
+                    service: key(&e.service),
+                    port: e.port.into(),
+                    target_port: e.target_port.into(),
+                })
                 .collect(),
             udp_ports: x.udp_ports.iter().copied().map(u32::from).collect(),
         }
@@ -124,7 +140,14 @@ impl From<&p::DirectEndpoint> for w::DirectEndpoint {
             service_account: d.service_account.to_string(),
             az: d.az.to_string(),
             addresses: d.addresses.iter().map(ToString::to_string).collect(),
-            serves: d.serves.iter().map(|s| w::DirectPort { service: key(&s.service), port: s.port.into() }).collect(),
+            serves: d
+                .serves
+                .iter()
+                .map(|s| w::DirectPort {
+                    service: key(&s.service),
+                    port: s.port.into(),
+                })
+                .collect(),
             own_ports: d.own_ports.iter().copied().map(u32::from).collect(),
         }
     }
@@ -142,7 +165,12 @@ fn text(t: &p::TextMatch) -> w::TextMatch {
 }
 
 fn values(v: &[p::ValueMatch]) -> Vec<w::ValueMatch> {
-    v.iter().map(|m| w::ValueMatch { name: m.name.clone(), value: Some(text(&m.value)) }).collect()
+    v.iter()
+        .map(|m| w::ValueMatch {
+            name: m.name.clone(),
+            value: Some(text(&m.value)),
+        })
+        .collect()
 }
 
 fn http_match(m: &p::HttpMatch) -> w::HttpMatch {
@@ -170,18 +198,30 @@ fn http_match(m: &p::HttpMatch) -> w::HttpMatch {
 }
 
 fn refuse(status: u16, reason: &str) -> w::Refuse {
-    w::Refuse { status: status.into(), reason: reason.into() }
+    w::Refuse {
+        status: status.into(),
+        reason: reason.into(),
+    }
 }
 
 fn backend(b: &p::Backend) -> w::Backend {
     use w::backend::Target;
     let target = match &b.target {
-        p::BackendTarget::Service { service, port, subset } => {
-            Target::Service(w::ServiceTarget { service: key(service), port: (*port).into(), subset: labels(subset) })
-        }
+        p::BackendTarget::Service {
+            service,
+            port,
+            subset,
+        } => Target::Service(w::ServiceTarget {
+            service: key(service),
+            port: (*port).into(),
+            subset: labels(subset),
+        }),
         p::BackendTarget::Refuse { status, reason } => Target::Refuse(refuse(*status, reason)),
     };
-    w::Backend { weight: b.weight, target: Some(target) }
+    w::Backend {
+        weight: b.weight,
+        target: Some(target),
+    }
 }
 
 impl From<&p::RouteRule> for w::Route {
@@ -189,7 +229,9 @@ impl From<&p::RouteRule> for w::Route {
         use w::host_match::Host;
         use w::route::Action;
         let action = match &r.action {
-            p::RouteAction::Split(b) => Action::Split(w::Split { backends: b.iter().map(backend).collect() }),
+            p::RouteAction::Split(b) => Action::Split(w::Split {
+                backends: b.iter().map(backend).collect(),
+            }),
             p::RouteAction::Refuse { status, reason } => Action::Refuse(refuse(*status, reason)),
         };
         Self {

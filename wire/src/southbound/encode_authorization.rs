@@ -6,7 +6,11 @@ use super::encode::key;
 use crate::program as w;
 
 fn policy(k: &a::PolicyKey) -> Option<w::PolicyKey> {
-    Some(w::PolicyKey { tenant: k.tenant.to_string(), namespace: k.namespace.to_string(), name: k.name.to_string() })
+    Some(w::PolicyKey {
+        tenant: k.tenant.to_string(),
+        namespace: k.namespace.to_string(),
+        name: k.name.to_string(),
+    })
 }
 
 fn target(t: &a::PolicyTarget) -> Option<w::PolicyTarget> {
@@ -15,12 +19,21 @@ fn target(t: &a::PolicyTarget) -> Option<w::PolicyTarget> {
         a::PolicyTarget::Tenant => Target::Tenant(true),
         a::PolicyTarget::Namespace(namespace) => Target::Namespace(namespace.to_string()),
         a::PolicyTarget::Workloads { namespace, labels } => Target::Workloads(Workloads {
-            namespace: namespace.as_ref().map(ToString::to_string).unwrap_or_default(),
+            namespace: namespace
+                .as_ref()
+                .map(ToString::to_string)
+                .unwrap_or_default(),
             labels: labels.clone(),
         }),
-        a::PolicyTarget::Service(service) => return key(service).map(|k| w::PolicyTarget { target: Some(Target::Service(k)) }),
+        a::PolicyTarget::Service(service) => {
+            return key(service).map(|k| w::PolicyTarget {
+                target: Some(Target::Service(k)),
+            });
+        }
     };
-    Some(w::PolicyTarget { target: Some(target) })
+    Some(w::PolicyTarget {
+        target: Some(target),
+    })
 }
 
 fn one_match(m: &a::AttributeMatch) -> w::Match {
@@ -62,7 +75,10 @@ fn attribute(a: &a::Attribute) -> w::Attribute {
         a::Attribute::Header(name) => vec![name.clone()],
         _ => Vec::new(),
     };
-    w::Attribute { kind: kind.into(), path }
+    w::Attribute {
+        kind: kind.into(),
+        path,
+    }
 }
 
 fn all(clauses: &[a::Clause]) -> w::All {
@@ -71,7 +87,9 @@ fn all(clauses: &[a::Clause]) -> w::All {
         any: c.any.iter().map(one_match).collect(),
         none: c.none.iter().map(one_match).collect(),
     };
-    w::All { clauses: clauses.iter().map(clause).collect() }
+    w::All {
+        clauses: clauses.iter().map(clause).collect(),
+    }
 }
 
 fn rule(r: &a::PolicyRule) -> w::Rule {
@@ -109,14 +127,33 @@ impl From<&a::Authentication> for w::Authentication {
             issuer: r.issuer.clone(),
             audiences: r.audiences.clone(),
             keys: r.keys.clone(),
-            headers: r.headers.iter().map(|(name, prefix)| Header { name: name.clone(), prefix: prefix.clone() }).collect(),
+            headers: r
+                .headers
+                .iter()
+                .map(|(name, prefix)| Header {
+                    name: name.clone(),
+                    prefix: prefix.clone(),
+                })
+                .collect(),
             parameters: r.parameters.clone(),
             cookies: r.cookies.clone(),
             forward: r.forward,
             payload_header: r.payload_header.clone(),
-            claim_headers: r.claim_headers.iter().map(|(name, claim)| ClaimHeader { name: name.clone(), claim: claim.clone() }).collect(),
+            claim_headers: r
+                .claim_headers
+                .iter()
+                .map(|(name, claim)| ClaimHeader {
+                    name: name.clone(),
+                    claim: claim.clone(),
+                })
+                .collect(),
         };
-        Self { key: policy(&p.key), target: target(&p.target), rules: p.rules.iter().map(rule).collect(), broken: p.broken.clone() }
+        Self {
+            key: policy(&p.key),
+            target: target(&p.target),
+            rules: p.rules.iter().map(rule).collect(),
+            broken: p.broken.clone(),
+        }
     }
 }
 
@@ -134,8 +171,15 @@ impl From<&a::PeerAuthentication> for w::PeerAuthentication {
         Self {
             key: policy(&p.key),
             target: target(&p.target),
-            mode: p.mode.map_or(w::peer_authentication::Mode::Unset, mode).into(),
-            ports: p.ports.iter().map(|(port, m)| (u32::from(*port), mode(*m).into())).collect(),
+            mode: p
+                .mode
+                .map_or(w::peer_authentication::Mode::Unset, mode)
+                .into(),
+            ports: p
+                .ports
+                .iter()
+                .map(|(port, m)| (u32::from(*port), mode(*m).into()))
+                .collect(),
             created: p.created,
         }
     }

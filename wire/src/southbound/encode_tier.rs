@@ -50,12 +50,22 @@ impl From<&p::BucketTable> for w::BucketTable {
             let numbers = chain.iter().map(|n| n.get()).chain(std::iter::repeat(0));
             chains.extend(numbers.take(p::CHAIN_LENGTH_MAX).flat_map(u16::to_be_bytes));
         }
-        Self { service: key(&t.service), id: t.id.get(), az: t.az.to_string(), vni: t.vni.get(), version: t.version, chains }
+        Self {
+            service: key(&t.service),
+            id: t.id.get(),
+            az: t.az.to_string(),
+            vni: t.vni.get(),
+            version: t.version,
+            chains,
+        }
     }
 }
 
 fn rate(r: p::RateLimit) -> Option<w::Rate> {
-    Some(w::Rate { per_second: r.per_second, burst: r.burst })
+    Some(w::Rate {
+        per_second: r.per_second,
+        burst: r.burst,
+    })
 }
 
 impl From<&p::Throttle> for w::Throttle {

@@ -37,7 +37,11 @@ impl From<&t::TrustBundle> for w::Bundle {
 
 impl From<&t::KeyServer> for w::KeyServer {
     fn from(k: &t::KeyServer) -> Self {
-        Self { tenant: k.tenant.to_string(), name: k.name.to_string(), addresses: k.addresses.iter().map(ToString::to_string).collect() }
+        Self {
+            tenant: k.tenant.to_string(),
+            name: k.name.to_string(),
+            addresses: k.addresses.iter().map(ToString::to_string).collect(),
+        }
     }
 }
 

@@ -18,11 +18,18 @@ pub const REASONS_MAX: usize = 256;
 /// Packs the refused resources. Reasons beyond [`REASONS_MAX`] are left out, and each is truncated to [`REASON_BYTES_MAX`].
 pub fn pack(resources: impl IntoIterator<Item = (String, String)>) -> Any {
     let one = |(at, (name, mut reason)): (usize, (String, String))| {
-        reason.truncate(if at < REASONS_MAX { reason.floor_char_boundary(REASON_BYTES_MAX) } else { 0 });
+        reason.truncate(if at < REASONS_MAX {
+            reason.floor_char_boundary(REASON_BYTES_MAX)
+        } else {
+            0
+        });
         RefusedResource { name, reason }
     };
     let resources = resources.into_iter().enumerate().map(one).collect();
-    Any { type_url: TYPE_URL.into(), value: RefusedResources { resources }.encode_to_vec() }
+    Any {
+        type_url: TYPE_URL.into(),
+        value: RefusedResources { resources }.encode_to_vec(),
+    }
 }
 
 /// Returns the names of refused resources, each with its reason. The list is empty if the NACK names none, like that of a foreign client.

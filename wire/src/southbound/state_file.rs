@@ -29,7 +29,9 @@ pub enum StateFileFormatError {
     #[error("is not a snapshot: {0}")]
     Form(String),
     /// The format version is another build's.
-    #[error("has format {0}, and this build reads only {FORMAT}, because another build may have omitted policies that it did not know")]
+    #[error(
+        "has format {0}, and this build reads only {FORMAT}, because another build may have omitted policies that it did not know"
+    )]
     Format(u32),
     /// A resource in the file is not valid.
     #[error("holds a resource that this build refuses: {0}")]
@@ -56,11 +58,18 @@ pub struct Head {
 
 /// Returns the version of a resource that has none from a controller: the first 16 bytes of the SHA-256 of its encoding, in hexadecimal.
 pub fn version(resource: &Resource) -> String {
-    Sha256::digest(super::encode(resource)).iter().take(16).map(|b| format!("{b:02x}")).collect()
+    Sha256::digest(super::encode(resource))
+        .iter()
+        .take(16)
+        .map(|b| format!("{b:02x}"))
+        .collect()
 }
 
 /// Encodes a state file; entries are written in the given order.
-pub fn encode<'a>(head: Head, entries: impl IntoIterator<Item = (&'a str, &'a Resource)>) -> Vec<u8> {
+pub fn encode<'a>(
+    head: Head,
+    entries: impl IntoIterator<Item = (&'a str, &'a Resource)>,
+) -> Vec<u8> {
     let entries = entries
         .into_iter()
         .map(|(version, resource)| state_file::Entry {
@@ -70,8 +79,18 @@ pub fn encode<'a>(head: Head, entries: impl IntoIterator<Item = (&'a str, &'a Re
             resource: super::encode(resource),
         })
         .collect();
-    let store = head.store.map(|store| store.to_string()).unwrap_or_default();
-    let mut bytes = StateFile { format: FORMAT, generation: head.generation.0, entries, digest: Vec::new(), store }.encode_to_vec();
+    let store = head
+        .store
+        .map(|store| store.to_string())
+        .unwrap_or_default();
+    let mut bytes = StateFile {
+        format: FORMAT,
+        generation: head.generation.0,
+        entries,
+        digest: Vec::new(),
+        store,
+    }
+    .encode_to_vec();
     // The digest is appended by hand, because it covers the encoding of all other fields.
     let digest = Sha256::digest(&bytes);
     bytes.extend_from_slice(&DIGEST_HEAD);
@@ -83,13 +102,22 @@ pub fn encode<'a>(head: Head, entries: impl IntoIterator<Item = (&'a str, &'a Re
 ///
 /// # Errors
 /// Fails with a [`StateFileFormatError`] if the file is damaged, has another format, or contains an invalid resource.
-pub fn decode(bytes: &[u8], kinds: &[ResourceKind]) -> Result<(Head, Vec<StateFileEntry>), StateFileFormatError> {
-    let covered = bytes.len().checked_sub(DIGEST_HEAD.len() + DIGEST_BYTES).ok_or(StateFileFormatError::Digest)?;
+pub fn decode(
+    bytes: &[u8],
+    kinds: &[ResourceKind],
+) -> Result<(Head, Vec<StateFileEntry>), StateFileFormatError> {
+    let covered = bytes
+        .len()
+        .checked_sub(DIGEST_HEAD.len() + DIGEST_BYTES)
+        .ok_or(StateFileFormatError::Digest)?;
     let (content, tail) = bytes.split_at(covered);
-    if tail[..DIGEST_HEAD.len()] != DIGEST_HEAD || tail[DIGEST_HEAD.len()..] != Sha256::digest(content)[..] {
+    if tail[..DIGEST_HEAD.len()] != DIGEST_HEAD
+        || tail[DIGEST_HEAD.len()..] != Sha256::digest(content)[..]
+    {
         return Err(StateFileFormatError::Digest);
     }
-    let snapshot = StateFile::decode(content).map_err(|e| StateFileFormatError::Form(e.to_string()))?;
+    let snapshot =
+        StateFile::decode(content).map_err(|e| StateFileFormatError::Form(e.to_string()))?;
     if snapshot.format != FORMAT {
         return Err(StateFileFormatError::Format(snapshot.format));
     }
@@ -97,13 +125,26 @@ pub fn decode(bytes: &[u8], kinds: &[ResourceKind]) -> Result<(Head, Vec<StateFi
     for e in snapshot.entries {
         let kind = super::kind_of(&e.type_url).map_err(StateFileFormatError::Resource)?;
         if kinds.contains(&kind) {
-            let resource = super::decode(kind, &e.name, &e.resource).map_err(StateFileFormatError::Resource)?;
-            entries.push(StateFileEntry { version: e.version, resource });
+            let resource = super::decode(kind, &e.name, &e.resource)
+                .map_err(StateFileFormatError::Resource)?;
+            entries.push(StateFileEntry {
+                version: e.version,
+                resource,
+            });
         }
     }
-    let store = match snapshot.store.as_str() {
-        "" => None,
-        text => Some(text.parse().map_err(|e: canal_model::ids::IdError| StateFileFormatError::Form(e.to_string()))?),
-    };
-    Ok((Head { generation: Generation(snapshot.generation), store }, entries))
+    let store =
+        match snapshot.store.as_str() {
+            "" => None,
+            text => Some(text.parse().map_err(|e: canal_model::ids::IdError| {
+                StateFileFormatError::Form(e.to_string())
+            })?),
+        };
+    Ok((
+        Head {
+            generation: Generation(snapshot.generation),
+            store,
+        },
+        entries,
+    ))
 }

@@ -13,16 +13,34 @@ fn key(s: &str) -> canal_model::ids::ServiceKey {
 }
 
 fn routes() -> [Resource; 2] {
-    let precedence = p::Precedence { class: 1, specificity: [1, 2, 3, 4, 5], created: 7, object: "HTTPRoute/a/b".into(), place: [8, 9] };
+    let precedence = p::Precedence {
+        class: 1,
+        specificity: [1, 2, 3, 4, 5],
+        created: 7,
+        object: "HTTPRoute/a/b".into(),
+        place: [8, 9],
+    };
     let matches = vec![
         p::HttpMatch {
             precedence: precedence.clone(),
             path: p::PathMatch::Exact("/x".into()),
             method: Some("GET".into()),
-            headers: vec![p::ValueMatch { name: "h".into(), value: p::TextMatch::Exact("v".into()) }],
-            query: vec![p::ValueMatch { name: "q".into(), value: p::TextMatch::Regex("a.*".into()) }],
+            headers: vec![p::ValueMatch {
+                name: "h".into(),
+                value: p::TextMatch::Exact("v".into()),
+            }],
+            query: vec![p::ValueMatch {
+                name: "q".into(),
+                value: p::TextMatch::Regex("a.*".into()),
+            }],
         },
-        p::HttpMatch { precedence, path: p::PathMatch::StringPrefix("/".into()), method: None, headers: vec![], query: vec![] },
+        p::HttpMatch {
+            precedence,
+            path: p::PathMatch::StringPrefix("/".into()),
+            method: None,
+            headers: vec![],
+            query: vec![],
+        },
     ];
     let split = p::RouteAction::Split(vec![
         p::Backend {
@@ -33,7 +51,13 @@ fn routes() -> [Resource; 2] {
                 subset: [("version".into(), "v1".into())].into(),
             },
         },
-        p::Backend { weight: 10, target: p::BackendTarget::Refuse { status: 500, reason: "no such service".into() } },
+        p::Backend {
+            weight: 10,
+            target: p::BackendTarget::Refuse {
+                status: 500,
+                reason: "no such service".into(),
+            },
+        },
     ]);
     let rule = |action| p::RouteRule {
         key: p::RouteKey {
@@ -45,18 +69,30 @@ fn routes() -> [Resource; 2] {
         },
         parent: key("alpha/b/reviews"),
         parent_port: Some(9080),
-        hosts: vec![p::HostMatch::Exact("a.b".into()), p::HostMatch::Suffix(".c".into())],
+        hosts: vec![
+            p::HostMatch::Exact("a.b".into()),
+            p::HostMatch::Suffix(".c".into()),
+        ],
         matches: matches.clone(),
         action,
     };
-    [Resource::Route(rule(split)), Resource::Route(rule(p::RouteAction::Refuse { status: 500, reason: "broken".into() }))]
+    [
+        Resource::Route(rule(split)),
+        Resource::Route(rule(p::RouteAction::Refuse {
+            status: 500,
+            reason: "broken".into(),
+        })),
+    ]
 }
 
 fn samples() -> Vec<Resource> {
     let mut all = parents();
     all.extend(routes());
     all.extend(trust::samples());
-    all.push(Resource::Manifest(manifest::compute(&"alpha".parse().unwrap(), [(ResourceKind::Bundle, "alpha/a.example", "v1")])));
+    all.push(Resource::Manifest(manifest::compute(
+        &"alpha".parse().unwrap(),
+        [(ResourceKind::Bundle, "alpha/a.example", "v1")],
+    )));
     all
 }
 
@@ -65,29 +101,65 @@ fn samples() -> Vec<Resource> {
 fn a_manifest_differs_with_everything_it_seals() {
     let alpha = "alpha".parse().unwrap();
     let of = |list: &[(ResourceKind, &str, &str)]| manifest::compute(&alpha, list.iter().copied());
-    let base = [(ResourceKind::Bundle, "a", "1"), (ResourceKind::Authorization, "b", "2")];
+    let base = [
+        (ResourceKind::Bundle, "a", "1"),
+        (ResourceKind::Authorization, "b", "2"),
+    ];
     assert_eq!(of(&base), of(&[base[1], base[0]]));
     assert_eq!((of(&base).count, of(&[]).count), (2, 0));
     let others: [&[(ResourceKind, &str, &str)]; 6] = [
         &[],
         &base[..1],
-        &[(ResourceKind::Bundle, "a", "1"), (ResourceKind::Authentication, "b", "2")],
-        &[(ResourceKind::Bundle, "a", "1"), (ResourceKind::Authorization, "c", "2")],
-        &[(ResourceKind::Bundle, "a", "1"), (ResourceKind::Authorization, "b", "3")],
-        &[(ResourceKind::Bundle, "a", "1"), (ResourceKind::Authorization, "b2", "")],
+        &[
+            (ResourceKind::Bundle, "a", "1"),
+            (ResourceKind::Authentication, "b", "2"),
+        ],
+        &[
+            (ResourceKind::Bundle, "a", "1"),
+            (ResourceKind::Authorization, "c", "2"),
+        ],
+        &[
+            (ResourceKind::Bundle, "a", "1"),
+            (ResourceKind::Authorization, "b", "3"),
+        ],
+        &[
+            (ResourceKind::Bundle, "a", "1"),
+            (ResourceKind::Authorization, "b2", ""),
+        ],
     ];
-    assert!(others.iter().all(|other| of(other).digest != of(&base).digest));
+    assert!(
+        others
+            .iter()
+            .all(|other| of(other).digest != of(&base).digest)
+    );
 }
 
 #[test]
 fn a_nack_names_every_refused_resource_and_reasons_are_bounded() {
-    let many: Vec<_> = (0..2 * refused::REASONS_MAX).map(|n| (format!("alpha/shop/{n}"), "ü".repeat(500))).collect();
-    let status = |details| crate::discovery::Status { code: 3, message: "no".into(), details };
+    let many: Vec<_> = (0..2 * refused::REASONS_MAX)
+        .map(|n| (format!("alpha/shop/{n}"), "ü".repeat(500)))
+        .collect();
+    let status = |details| crate::discovery::Status {
+        code: 3,
+        message: "no".into(),
+        details,
+    };
     let read = refused::unpack(&status(vec![refused::pack(many.clone())]));
-    assert!(read.iter().map(|(name, _)| name).eq(many.iter().map(|(name, _)| name)), "names are complete");
-    assert_eq!((read[0].1.len(), read.last().unwrap().1.len()), (refused::REASON_BYTES_MAX, 0));
+    assert!(
+        read.iter()
+            .map(|(name, _)| name)
+            .eq(many.iter().map(|(name, _)| name)),
+        "names are complete"
+    );
+    assert_eq!(
+        (read[0].1.len(), read.last().unwrap().1.len()),
+        (refused::REASON_BYTES_MAX, 0)
+    );
     assert!(refused::unpack(&status(vec![])).is_empty());
-    let foreign = prost_types::Any { type_url: "type.googleapis.com/google.rpc.DebugInfo".into(), value: vec![1, 2] };
+    let foreign = prost_types::Any {
+        type_url: "type.googleapis.com/google.rpc.DebugInfo".into(),
+        value: vec![1, 2],
+    };
     assert!(refused::unpack(&status(vec![foreign])).is_empty());
 }
 
@@ -97,8 +169,14 @@ fn parents() -> Vec<Resource> {
             name: "alpha".parse().unwrap(),
             vni: Vni::new(101).unwrap(),
             trust_domain: "alpha.example".parse().unwrap(),
-            pod_cidrs: vec!["10.1.0.0/16".parse().unwrap(), "fd00:1::/64".parse().unwrap()],
-            gateway_cidrs: vec!["10.101.0.0/20".parse().unwrap(), "fd00:101::/64".parse().unwrap()],
+            pod_cidrs: vec![
+                "10.1.0.0/16".parse().unwrap(),
+                "fd00:1::/64".parse().unwrap(),
+            ],
+            gateway_cidrs: vec![
+                "10.101.0.0/20".parse().unwrap(),
+                "fd00:101::/64".parse().unwrap(),
+            ],
             outbound_traffic_policy: p::OutboundTrafficPolicy::Passthrough,
             resolvers: vec!["10.96.0.10".parse().unwrap(), "fd00::53".parse().unwrap()],
             keys: Default::default(),
@@ -116,7 +194,11 @@ fn parents() -> Vec<Resource> {
             id: ServiceId::new(5).unwrap(),
             hostname: "reviews.b.svc.cluster.local".into(),
             vips: vec!["10.96.0.1".parse().unwrap()],
-            ports: vec![p::ServicePort { port: 9080, name: "http".into(), protocol: p::AppProtocol::Http1 }],
+            ports: vec![p::ServicePort {
+                port: 9080,
+                name: "http".into(),
+                protocol: p::AppProtocol::Http1,
+            }],
             upstream_pool: p::UpstreamPool::PerClient,
             policy_paths: p::PolicyPaths::Legacy,
         }),
@@ -131,7 +213,11 @@ fn parents() -> Vec<Resource> {
             labels: [("app".into(), "reviews".into())].into(),
             ready: true,
             tunnel: p::TunnelProtocol::None,
-            endpoints: vec![p::EndpointPort { service: key("alpha/b/reviews"), port: 9080, target_port: 8080 }],
+            endpoints: vec![p::EndpointPort {
+                service: key("alpha/b/reviews"),
+                port: 9080,
+                target_port: 8080,
+            }],
             udp_ports: [53, 65535].into(),
         }),
         Resource::DirectEndpoint(p::DirectEndpoint {
@@ -141,7 +227,10 @@ fn parents() -> Vec<Resource> {
             service_account: "redis".parse().unwrap(),
             az: "az1".parse().unwrap(),
             addresses: vec!["10.1.0.3".parse().unwrap(), "fd00:1::3".parse().unwrap()],
-            serves: vec![p::DirectPort { service: key("alpha/b/redis"), port: 6379 }],
+            serves: vec![p::DirectPort {
+                service: key("alpha/b/redis"),
+                port: 6379,
+            }],
             own_ports: [6380].into(),
             audience: Default::default(),
         }),
@@ -154,7 +243,10 @@ fn parents() -> Vec<Resource> {
 fn tier_samples() -> Vec<Resource> {
     let az = || "az1".parse().unwrap();
     let number = |n| canal_model::ids::ReplicaNumber::new(n).unwrap();
-    let rate = |per_second| p::RateLimit { per_second, burst: 2 * per_second };
+    let rate = |per_second| p::RateLimit {
+        per_second,
+        burst: 2 * per_second,
+    };
     let throttle = |service: Option<&str>| p::Throttle {
         tenant: "alpha".parse().unwrap(),
         vni: Vni::new(101).unwrap(),
@@ -171,7 +263,10 @@ fn tier_samples() -> Vec<Resource> {
             az: az(),
             underlay: "10.201.0.7".parse().unwrap(),
             mac: [2, 4, 0, 0, 0, 1],
-            pod_cidrs: vec!["10.1.1.0/24".parse().unwrap(), "fd00:1::1:0/112".parse().unwrap()],
+            pod_cidrs: vec![
+                "10.1.1.0/24".parse().unwrap(),
+                "fd00:1::1:0/112".parse().unwrap(),
+            ],
         }),
         Resource::Replica(p::Replica {
             name: "gw-1".parse().unwrap(),
@@ -185,7 +280,10 @@ fn tier_samples() -> Vec<Resource> {
             service: key("alpha/b/reviews"),
             id: ServiceId::new(5).unwrap(),
             az: az(),
-            addresses: vec!["10.1.224.5".parse().unwrap(), "fd00:1:0:1::5".parse().unwrap()],
+            addresses: vec![
+                "10.1.224.5".parse().unwrap(),
+                "fd00:1:0:1::5".parse().unwrap(),
+            ],
             open: true,
         }),
         Resource::Table(p::BucketTable {
@@ -194,7 +292,9 @@ fn tier_samples() -> Vec<Resource> {
             az: az(),
             vni: Vni::new(101).unwrap(),
             version: 9,
-            chains: (0..p::BUCKETS).map(|b| (1..=b as u32 % 9).map(number).collect()).collect(),
+            chains: (0..p::BUCKETS)
+                .map(|b| (1..=b as u32 % 9).map(number).collect())
+                .collect(),
         }),
         Resource::Throttle(throttle(None)),
         Resource::Throttle(throttle(Some("alpha/b/reviews"))),
@@ -206,7 +306,11 @@ fn every_kind_survives_the_wire() {
     for r in samples() {
         let bytes = encode(&r);
         assert_eq!(decode(r.kind(), &r.name(), &bytes).unwrap(), r);
-        assert_eq!(encode(&decode(r.kind(), &r.name(), &bytes).unwrap()), bytes, "encoding is stable");
+        assert_eq!(
+            encode(&decode(r.kind(), &r.name(), &bytes).unwrap()),
+            bytes,
+            "encoding is stable"
+        );
         assert_eq!(kind_of(r.kind().type_url()).unwrap(), r.kind());
     }
 }
@@ -215,7 +319,10 @@ fn every_kind_survives_the_wire() {
 #[test]
 fn a_gateway_address_is_small() {
     let samples = samples();
-    let address = samples.iter().find(|r| r.kind() == ResourceKind::Address).unwrap();
+    let address = samples
+        .iter()
+        .find(|r| r.kind() == ResourceKind::Address)
+        .unwrap();
     let bytes = encode(address).len() + address.name().len();
     assert!(bytes <= 100, "{bytes}");
 }
@@ -224,18 +331,44 @@ fn a_gateway_address_is_small() {
 #[test]
 fn broken_resources_are_refused_with_where_and_why() {
     let route = |f: fn(&mut wire::Route)| {
-        let Some(Resource::Route(r)) = samples().into_iter().find(|r| r.kind() == ResourceKind::Route) else { unreachable!() };
+        let Some(Resource::Route(r)) = samples()
+            .into_iter()
+            .find(|r| r.kind() == ResourceKind::Route)
+        else {
+            unreachable!()
+        };
         let mut m = wire::Route::from(&r);
         f(&mut m);
         (ResourceKind::Route, r.key.to_string(), m.encode_to_vec())
     };
     let workload = |ports: Vec<u32>| {
-        let Some(Resource::Workload(w)) = samples().into_iter().find(|r| r.kind() == ResourceKind::Workload) else { unreachable!() };
-        (ResourceKind::Workload, w.uid(), wire::Workload { udp_ports: ports, ..wire::Workload::from(&w) }.encode_to_vec())
+        let Some(Resource::Workload(w)) = samples()
+            .into_iter()
+            .find(|r| r.kind() == ResourceKind::Workload)
+        else {
+            unreachable!()
+        };
+        (
+            ResourceKind::Workload,
+            w.uid(),
+            wire::Workload {
+                udp_ports: ports,
+                ..wire::Workload::from(&w)
+            }
+            .encode_to_vec(),
+        )
     };
     let cases = [
-        ("too many UDP ports", workload((1..=65).collect()), "has 65 ports, more than 64"),
-        ("UDP port", workload(vec![53, 0]), "field udp_ports: 0 is not a port"),
+        (
+            "too many UDP ports",
+            workload((1..=65).collect()),
+            "has 65 ports, more than 64",
+        ),
+        (
+            "UDP port",
+            workload(vec![53, 0]),
+            "field udp_ports: 0 is not a port",
+        ),
         (
             "weight",
             route(|m| {
@@ -245,32 +378,79 @@ fn broken_resources_are_refused_with_where_and_why() {
             }),
             "above 1000000",
         ),
-        ("no action", route(|m| m.action = None), "field action: is missing"),
-        ("no match", route(|m| m.matches.clear()), "field matches: is empty"),
-        ("unknown kind of path match", route(|m| m.matches[0].path = None), "field matches.path: is missing"),
-        ("unknown kind of header match", route(|m| m.matches[0].headers[0].value = None), "field matches.headers: is missing"),
-        ("short precedence", route(|m| m.matches[0].precedence.as_mut().unwrap().position.clear()), "needs five"),
-        ("port", route(|m| m.parent_port = 65536), "65536 is not a port"),
-        ("blank tenant", route(|m| m.parent.as_mut().unwrap().tenant.clear()), "field parent: tenant name"),
+        (
+            "no action",
+            route(|m| m.action = None),
+            "field action: is missing",
+        ),
+        (
+            "no match",
+            route(|m| m.matches.clear()),
+            "field matches: is empty",
+        ),
+        (
+            "unknown kind of path match",
+            route(|m| m.matches[0].path = None),
+            "field matches.path: is missing",
+        ),
+        (
+            "unknown kind of header match",
+            route(|m| m.matches[0].headers[0].value = None),
+            "field matches.headers: is missing",
+        ),
+        (
+            "short precedence",
+            route(|m| m.matches[0].precedence.as_mut().unwrap().position.clear()),
+            "needs five",
+        ),
+        (
+            "port",
+            route(|m| m.parent_port = 65536),
+            "65536 is not a port",
+        ),
+        (
+            "blank tenant",
+            route(|m| m.parent.as_mut().unwrap().tenant.clear()),
+            "field parent: tenant name",
+        ),
         (
             "status",
-            route(|m| m.action = Some(wire::route::Action::Refuse(wire::Refuse { status: 200, reason: String::new() }))),
+            route(|m| {
+                m.action = Some(wire::route::Action::Refuse(wire::Refuse {
+                    status: 200,
+                    reason: String::new(),
+                }))
+            }),
             "200 is not an error",
         ),
-        ("garbage", (ResourceKind::Service, "a/b/c".into(), vec![0xff; 9]), "not a Service message"),
-        ("blank", (ResourceKind::Tenant, "a".into(), vec![]), "field name"),
+        (
+            "garbage",
+            (ResourceKind::Service, "a/b/c".into(), vec![0xff; 9]),
+            "not a Service message",
+        ),
+        (
+            "blank",
+            (ResourceKind::Tenant, "a".into(), vec![]),
+            "field name",
+        ),
     ];
     for (case, (kind, name, bytes), text) in cases {
         let e = decode(kind, &name, &bytes).unwrap_err().to_string();
         assert!(e.contains(text), "{case}: {e}");
     }
     let t = samples().remove(0);
-    assert!(matches!(decode(ResourceKind::Tenant, "beta", &encode(&t)), Err(ResourceDecodeError::Name { .. })));
+    assert!(matches!(
+        decode(ResourceKind::Tenant, "beta", &encode(&t)),
+        Err(ResourceDecodeError::Name { .. })
+    ));
     assert!(kind_of("type.googleapis.com/x").is_err());
 }
 
 fn head() -> state_file::Head {
-    state_file::Head { generation: canal_model::ids::Generation(7), store: Some("0123456789abcdef0123456789abcdef".parse().unwrap()) }
+    state_file::Head {
+        generation: canal_model::ids::Generation(7),
+        store: Some("0123456789abcdef0123456789abcdef".parse().unwrap()),
+    }
 }
 
 #[test]
@@ -280,19 +460,41 @@ fn a_snapshot_is_used_whole_or_not_at_all() {
     let bytes = state_file::encode(head(), versions.iter().map(String::as_str).zip(&all));
     let (found, entries) = state_file::decode(&bytes, &ResourceKind::ALL).unwrap();
     assert_eq!((found, entries.len()), (head(), all.len()));
-    let nameless = state_file::Head { store: None, ..head() };
+    let nameless = state_file::Head {
+        store: None,
+        ..head()
+    };
     assert_eq!(
         state_file::decode(&state_file::encode(nameless, []), &ResourceKind::ALL),
         Ok((nameless, Vec::new())),
         "of a controller that names no store"
     );
-    assert!(entries.iter().zip(all.iter().zip(&versions)).all(|(e, (r, v))| e.resource == *r && e.version == *v));
-    assert_eq!(state_file::decode(&bytes, &[ResourceKind::Tenant]).unwrap().1.len(), 1);
+    assert!(
+        entries
+            .iter()
+            .zip(all.iter().zip(&versions))
+            .all(|(e, (r, v))| e.resource == *r && e.version == *v)
+    );
+    assert_eq!(
+        state_file::decode(&bytes, &[ResourceKind::Tenant])
+            .unwrap()
+            .1
+            .len(),
+        1
+    );
     for at in [0, bytes.len() / 2, bytes.len() - 1] {
         let mut torn = bytes.clone();
         torn[at] ^= 1;
-        assert_eq!(state_file::decode(&torn, &ResourceKind::ALL), Err(state_file::StateFileFormatError::Digest), "byte {at}");
-        assert_eq!(state_file::decode(&bytes[..at], &ResourceKind::ALL), Err(state_file::StateFileFormatError::Digest), "cut at {at}");
+        assert_eq!(
+            state_file::decode(&torn, &ResourceKind::ALL),
+            Err(state_file::StateFileFormatError::Digest),
+            "byte {at}"
+        );
+        assert_eq!(
+            state_file::decode(&bytes[..at], &ResourceKind::ALL),
+            Err(state_file::StateFileFormatError::Digest),
+            "cut at {at}"
+        );
     }
 }
 
@@ -308,13 +510,28 @@ fn a_snapshot_of_another_format_is_refused_by_name() {
     use sha2::{Digest, Sha256};
     let all = samples();
     let versions: Vec<String> = all.iter().map(state_file::version).collect();
-    let bytes = state_file::encode(state_file::Head { store: None, ..head() }, versions.iter().map(String::as_str).zip(&all));
+    let bytes = state_file::encode(
+        state_file::Head {
+            store: None,
+            ..head()
+        },
+        versions.iter().map(String::as_str).zip(&all),
+    );
     let whole = crate::program::StateFile::decode(&bytes[..]).unwrap();
     for format in [0, 1, 2, state_file::FORMAT + 1] {
-        let mut other = crate::program::StateFile { format, digest: Vec::new(), ..whole.clone() };
+        let mut other = crate::program::StateFile {
+            format,
+            digest: Vec::new(),
+            ..whole.clone()
+        };
         other.digest = Sha256::digest(other.encode_to_vec()).to_vec();
         let refused = state_file::decode(&other.encode_to_vec(), &ResourceKind::ALL).unwrap_err();
         assert_eq!(refused, state_file::StateFileFormatError::Format(format));
-        assert!(refused.to_string().contains(&format!("has format {format}")), "{refused}");
+        assert!(
+            refused
+                .to_string()
+                .contains(&format!("has format {format}")),
+            "{refused}"
+        );
     }
 }

@@ -26,14 +26,26 @@ fn main() -> ExitCode {
 fn run(words: &[&str]) -> Result<(), String> {
     match words {
         ["carry", delay, jitter, loss, seed] => {
-            let microseconds = |text: &str| text.parse().map(Duration::from_micros).map_err(|_| USAGE.to_owned());
+            let microseconds = |text: &str| {
+                text.parse()
+                    .map(Duration::from_micros)
+                    .map_err(|_| USAGE.to_owned())
+            };
             let loss_ppm = loss.parse().map_err(|_| USAGE)?;
-            let impairment = Impairment { delay: microseconds(delay)?, jitter: microseconds(jitter)?, loss_ppm };
-            relay_link(impairment, seed.parse().map_err(|_| USAGE)?).map_err(|error| error.to_string())
+            let impairment = Impairment {
+                delay: microseconds(delay)?,
+                jitter: microseconds(jitter)?,
+                loss_ppm,
+            };
+            relay_link(impairment, seed.parse().map_err(|_| USAGE)?)
+                .map_err(|error| error.to_string())
         }
         ["show"] => {
             let report = link_report(Path::new(".")).map_err(|error| error.to_string())?;
-            println!("{}", serde_json::to_string_pretty(&report).map_err(|error| error.to_string())?);
+            println!(
+                "{}",
+                serde_json::to_string_pretty(&report).map_err(|error| error.to_string())?
+            );
             Ok(())
         }
         _ => Err(USAGE.into()),

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use canal_world::{Topology, World, WorldOptions, WorldPlan, supervise};
 
-const USAGE: &str =
-    "usage: canal-world check FILE | up FILE | hold FILE | down NAME | list | gc | hosts NAME | exec NAME HOST COMMAND… | supervise NAME";
+const USAGE: &str = "usage: canal-world check FILE | up FILE | hold FILE | down NAME | list | gc | hosts NAME | exec NAME HOST COMMAND… | supervise NAME";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -35,18 +34,31 @@ fn run(words: &[&str]) -> Result<ExitCode, String> {
         ["gc"] => println!("{}", World::gc().map_err(text)?.join("\n")),
         ["list"] => {
             for listed in World::list().map_err(text)? {
-                println!("{} alive={} owner={:?}", listed.name, listed.alive, listed.owner);
+                println!(
+                    "{} alive={} owner={:?}",
+                    listed.name, listed.alive, listed.owner
+                );
             }
         }
         ["hosts", name] => {
-            for host in World::open(name).and_then(|world| world.hosts()).map_err(text)? {
-                println!("{:40} {:10} {:?} {:?}", host.environment.name, host.environment.kind, host.environment.ip4, host.pulse);
+            for host in World::open(name)
+                .and_then(|world| world.hosts())
+                .map_err(text)?
+            {
+                println!(
+                    "{:40} {:10} {:?} {:?}",
+                    host.environment.name, host.environment.kind, host.environment.ip4, host.pulse
+                );
             }
         }
         ["exec", name, host, command @ ..] => {
-            let mut command = World::open(name).and_then(|world| world.exec(host, command)).map_err(text)?;
+            let mut command = World::open(name)
+                .and_then(|world| world.exec(host, command))
+                .map_err(text)?;
             let status = command.status().map_err(text)?;
-            return Ok(ExitCode::from(u8::try_from(status.code().unwrap_or(1)).unwrap_or(1)));
+            return Ok(ExitCode::from(
+                u8::try_from(status.code().unwrap_or(1)).unwrap_or(1),
+            ));
         }
         _ => return Err(USAGE.into()),
     }
@@ -58,12 +70,21 @@ fn text(error: impl std::fmt::Display) -> String {
 }
 
 fn load(file: &str) -> Result<Topology, String> {
-    Topology::load(file).map_err(|problems| problems.iter().map(|problem| format!("{problem}\n")).collect())
+    Topology::load(file).map_err(|problems| {
+        problems
+            .iter()
+            .map(|problem| format!("{problem}\n"))
+            .collect()
+    })
 }
 
 fn up(file: &str, ephemeral: bool) -> Result<World, String> {
     let own = std::env::current_exe().map_err(text)?.display().to_string();
-    let options = WorldOptions { ephemeral, supervisor: vec![own, "supervise".into()], ..WorldOptions::default() };
+    let options = WorldOptions {
+        ephemeral,
+        supervisor: vec![own, "supervise".into()],
+        ..WorldOptions::default()
+    };
     let world = World::up(&load(file)?, &options).map_err(text)?;
     world.wait_ready(Duration::from_secs(60)).map_err(text)?;
     Ok(world)

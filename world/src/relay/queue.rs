@@ -33,11 +33,22 @@ pub(crate) struct DelayQueue {
 impl DelayQueue {
     pub(crate) fn new(seed: u64, bytes_max: usize) -> Self {
         // Two generators, so that whether the n-th frame is lost depends on the seed and n alone.
-        Self { frames: VecDeque::new(), bytes: 0, bytes_max, loss: SplitMix(seed), jitter: SplitMix(!seed) }
+        Self {
+            frames: VecDeque::new(),
+            bytes: 0,
+            bytes_max,
+            loss: SplitMix(seed),
+            jitter: SplitMix(!seed),
+        }
     }
 
     /// Decides about a frame that arrived at this time, and queues it unless it is dropped.
-    pub(crate) fn offer(&mut self, impairment: &Impairment, arrived: Instant, frame: &[u8]) -> FrameVerdict {
+    pub(crate) fn offer(
+        &mut self,
+        impairment: &Impairment,
+        arrived: Instant,
+        frame: &[u8],
+    ) -> FrameVerdict {
         if self.loss.below(1_000_000) < u64::from(impairment.loss_ppm) {
             return FrameVerdict::Lost;
         }
@@ -68,7 +79,11 @@ impl DelayQueue {
 
     /// Returns the frames that leave by `now`, at most `count`, in order.
     pub(crate) fn due(&self, now: Instant, count: usize) -> impl Iterator<Item = &[u8]> {
-        self.frames.iter().take(count).take_while(move |(due, _)| *due <= now).map(|(_, frame)| frame.as_slice())
+        self.frames
+            .iter()
+            .take(count)
+            .take_while(move |(due, _)| *due <= now)
+            .map(|(_, frame)| frame.as_slice())
     }
 
     /// Removes the first frames, which have left.
@@ -111,7 +126,10 @@ mod tests {
         let (mut queue, start) = (DelayQueue::new(1, 1000), Instant::now());
         let link = Impairment::delay(10 * MS);
         assert_eq!(queue.offer(&link, start, b"one"), FrameVerdict::Queued);
-        assert_eq!(queue.offer(&link, start + 4 * MS, b"two"), FrameVerdict::Queued);
+        assert_eq!(
+            queue.offer(&link, start + 4 * MS, b"two"),
+            FrameVerdict::Queued
+        );
         assert_eq!(queue.next_due(), Some(start + 10 * MS));
         assert!(leave(&mut queue, start + 9 * MS).is_empty());
         assert_eq!(leave(&mut queue, start + 10 * MS), [b"one"]);
@@ -122,7 +140,11 @@ mod tests {
     #[test]
     fn jitter_spreads_within_bounds_and_keeps_order() {
         let (mut queue, start) = (DelayQueue::new(7, 1 << 20), Instant::now());
-        let link = Impairment { delay: 10 * MS, jitter: 5 * MS, loss_ppm: 0 };
+        let link = Impairment {
+            delay: 10 * MS,
+            jitter: 5 * MS,
+            loss_ppm: 0,
+        };
         let dues: Vec<Duration> = (0..200_u32)
             .map(|number| {
                 let arrived = start + number * 20 * MS;
@@ -138,7 +160,12 @@ mod tests {
             queue.offer(&link, start, &number.to_be_bytes());
         }
         let left = leave(&mut queue, start + 20 * MS);
-        assert!(left.iter().zip(0_u32..).all(|(frame, number)| *frame == number.to_be_bytes()) && left.len() == 200);
+        assert!(
+            left.iter()
+                .zip(0_u32..)
+                .all(|(frame, number)| *frame == number.to_be_bytes())
+                && left.len() == 200
+        );
     }
 
     #[test]
@@ -154,27 +181,53 @@ mod tests {
     fn a_full_queue_drops_the_newest_and_counts_it() {
         let (mut queue, start) = (DelayQueue::new(1, 10), Instant::now());
         let link = Impairment::delay(MS);
-        let verdicts = [&[0; 6][..], &[0; 5], &[0; 4], &[0; 1]].map(|frame| queue.offer(&link, start, frame));
-        assert_eq!(verdicts, [FrameVerdict::Queued, FrameVerdict::Overflow, FrameVerdict::Queued, FrameVerdict::Overflow]);
+        let verdicts =
+            [&[0; 6][..], &[0; 5], &[0; 4], &[0; 1]].map(|frame| queue.offer(&link, start, frame));
+        assert_eq!(
+            verdicts,
+            [
+                FrameVerdict::Queued,
+                FrameVerdict::Overflow,
+                FrameVerdict::Queued,
+                FrameVerdict::Overflow
+            ]
+        );
         queue.remove(1);
-        assert_eq!(queue.offer(&link, start, &[0; 6]), FrameVerdict::Queued, "room comes back");
+        assert_eq!(
+            queue.offer(&link, start, &[0; 6]),
+            FrameVerdict::Queued,
+            "room comes back"
+        );
     }
 
     #[test]
     fn losses_follow_the_seed_and_the_share() {
         let lost = |seed: u64, loss_ppm: u32| -> Vec<bool> {
             let (mut queue, start) = (DelayQueue::new(seed, usize::MAX), Instant::now());
-            let link = Impairment { loss_ppm, ..Impairment::default() };
-            (0..100_000).map(|_| queue.offer(&link, start, b"") == FrameVerdict::Lost).collect()
+            let link = Impairment {
+                loss_ppm,
+                ..Impairment::default()
+            };
+            (0..100_000)
+                .map(|_| queue.offer(&link, start, b"") == FrameVerdict::Lost)
+                .collect()
         };
         assert_eq!(lost(5, 10_000), lost(5, 10_000));
         assert_ne!(lost(5, 10_000), lost(6, 10_000));
-        for (loss_ppm, expected) in [(0, 0.0), (1_000_000, 100_000.0), (10_000, 1_000.0), (250_000, 25_000.0)] {
+        for (loss_ppm, expected) in [
+            (0, 0.0),
+            (1_000_000, 100_000.0),
+            (10_000, 1_000.0),
+            (250_000, 25_000.0),
+        ] {
             let count = lost(5, loss_ppm).iter().filter(|lost| **lost).count() as f64;
             // Four standard deviations of the binomial distribution.
             let share = f64::from(loss_ppm) / 1e6;
             let bound = 4.0 * (100_000.0 * share * (1.0 - share)).sqrt();
-            assert!((count - expected).abs() <= bound, "{loss_ppm} ppm: {count} of 100,000");
+            assert!(
+                (count - expected).abs() <= bound,
+                "{loss_ppm} ppm: {count} of 100,000"
+            );
         }
     }
 }

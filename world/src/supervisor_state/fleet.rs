@@ -18,7 +18,9 @@ use super::{HostEntry, SupervisorState, WorldDesign, mount_bpffs, steer};
 
 impl SupervisorState {
     pub(super) fn principals(&self) -> MutexGuard<'_, PrincipalFiles> {
-        self.principals.lock().unwrap_or_else(PoisonError::into_inner)
+        self.principals
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn set_design(&self, design: WorldDesign) {
@@ -30,7 +32,8 @@ impl SupervisorState {
         let _alone = self.alone();
         let before = self.design();
         let hosts: Vec<String> = self.posts().keys().cloned().collect();
-        decide_join(&before.topology, &hosts, name, az, backend).map_err(|message| self.refusal(message))?;
+        decide_join(&before.topology, &hosts, name, az, backend)
+            .map_err(|message| self.refusal(message))?;
         let mut design = WorldDesign::clone(&before);
         let gateway = like_its_backend(&design.topology, name, az, backend);
         let host = self.number(&mut design.plan, &gateway)?;
@@ -47,36 +50,59 @@ impl SupervisorState {
 
     /// Plans the host under a number that was not in use recently.
     fn number(&self, plan: &mut WorldPlan, gateway: &Component) -> Result<HostPlan> {
-        let mut numbers = self.last_numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        let az = plan.routers.iter().position(|router| router.az == gateway.az).unwrap_or(0);
+        let mut numbers = self
+            .last_numbers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let az = plan
+            .routers
+            .iter()
+            .position(|router| router.az == gateway.az)
+            .unwrap_or(0);
         let last = numbers.entry(az).or_insert_with(|| plan.last_number(az));
         let host = plan.add_gateway(gateway, *last);
-        let host = host.ok_or_else(|| self.refusal(format!("AZ {:?} has no capacity for it: all its addresses are in use", gateway.az)))?;
+        let host = host.ok_or_else(|| {
+            self.refusal(format!(
+                "AZ {:?} has no capacity for it: all its addresses are in use",
+                gateway.az
+            ))
+        })?;
         *last = host.number;
         Ok(host)
     }
 
     fn make_gateway(&self, host: &HostPlan) -> Result<()> {
         let design = self.design();
-        self.tools.run(&tool_batch::make_spaces(std::iter::once(host.netns.as_str())))?;
+        self.tools.run(&tool_batch::make_spaces(std::iter::once(
+            host.netns.as_str(),
+        )))?;
         net::configure_space(&host.netns, Forwarding::Tier)?;
         let router = &design.plan.routers[host.az];
         let wire = tool_batch::host_wire(&design.plan, host);
         let relay = design.plan.relay(host);
         if let Some(relay) = &relay {
-            self.tools.run(&tool_batch::make_spaces(std::iter::once(relay.netns.as_str())))?;
+            self.tools.run(&tool_batch::make_spaces(std::iter::once(
+                relay.netns.as_str(),
+            )))?;
             net::configure_space(&relay.netns, Forwarding::Never)?;
         }
-        let lines = std::iter::once(wire.near).chain(tool_batch::router_to_host(host)).collect();
+        let lines = std::iter::once(wire.near)
+            .chain(tool_batch::router_to_host(host))
+            .collect();
         self.tools.run(&in_router(router, lines))?;
         if let (Some(relay), Some(far)) = (&relay, &wire.far) {
             self.tools.run(far)?;
             self.tools.run(&tool_batch::relay_configuration(relay))?;
         }
-        if let Some(batch) = tool_batch::shape(&router.netns, host.rate.map(|rate| (host.router_device(), rate))) {
+        if let Some(batch) = tool_batch::shape(
+            &router.netns,
+            host.rate.map(|rate| (host.router_device(), rate)),
+        ) {
             self.tools.run(&batch)?;
         }
-        tool_batch::plain_configuration(host).iter().try_for_each(|batch| self.tools.run(batch))?;
+        tool_batch::plain_configuration(host)
+            .iter()
+            .try_for_each(|batch| self.tools.run(batch))?;
         mount_bpffs(&self.paths.bpffs(&host.name))?;
         steer(&self.paths, host)?;
         {
@@ -86,7 +112,11 @@ impl SupervisorState {
             principals.write(&self.paths)?;
         }
         let environments = self.environments(&design);
-        for environment in relay.iter().map(|relay| environments.relay(relay)).chain([environments.host(host)]) {
+        for environment in relay
+            .iter()
+            .map(|relay| environments.relay(relay))
+            .chain([environments.host(host)])
+        {
             environments.private_files(&environment, &[])?;
             self.settle(environment, None)?;
         }
@@ -95,10 +125,19 @@ impl SupervisorState {
 
     /// Removes a gateway. Its process ends first, because it may drain and needs its token for that.
     pub(crate) fn remove_gateway(&self, name: &str) -> Result<()> {
-        let host = self.design().plan.host(name).filter(|host| matches!(host.kind, HostKind::Gateway(_))).cloned();
-        let host =
-            host.filter(|host| host.backend.is_some()).ok_or_else(|| self.refusal(format!("{name:?} is no gateway of a tier world")))?;
-        let post = self.posts().remove(name).ok_or_else(|| self.no_host(name))?;
+        let host = self
+            .design()
+            .plan
+            .host(name)
+            .filter(|host| matches!(host.kind, HostKind::Gateway(_)))
+            .cloned();
+        let host = host
+            .filter(|host| host.backend.is_some())
+            .ok_or_else(|| self.refusal(format!("{name:?} is no gateway of a tier world")))?;
+        let post = self
+            .posts()
+            .remove(name)
+            .ok_or_else(|| self.no_host(name))?;
         self.quit(post);
         let _alone = self.alone();
         self.unmake_gateway(&host)
@@ -128,11 +167,17 @@ impl SupervisorState {
         };
         let emptied = crate::cgroup::remove(&environment.cgroup);
         let device = format!("link delete {}", host.router_device());
-        let unlinked = self.tools.run(&in_router(&design.plan.routers[host.az], vec![device]));
-        let removed = self.tools.run(&tool_batch::remove_spaces(std::iter::once(host.netns.as_str())));
-        let unrelayed =
-            design.plan.relay(host).map_or(Ok(()), |relay| self.unmake_relay(&self.environments(&design).relay(&relay), &relay));
-        let unmounted = unmount(&self.paths.bpffs(&host.name)).and(unmount(&self.paths.sysfs(&host.name)));
+        let unlinked = self
+            .tools
+            .run(&in_router(&design.plan.routers[host.az], vec![device]));
+        let removed = self.tools.run(&tool_batch::remove_spaces(std::iter::once(
+            host.netns.as_str(),
+        )));
+        let unrelayed = design.plan.relay(host).map_or(Ok(()), |relay| {
+            self.unmake_relay(&self.environments(&design).relay(&relay), &relay)
+        });
+        let unmounted =
+            unmount(&self.paths.bpffs(&host.name)).and(unmount(&self.paths.sysfs(&host.name)));
         // The data directory contains the mount points, so it can be removed only after they are unmounted.
         if unmounted.is_ok() {
             for dir in [&environment.etc, &environment.data] {
@@ -141,10 +186,18 @@ impl SupervisorState {
             }
         }
         self.exited().remove(&host.name);
-        design.topology.gateways.retain(|gateway| gateway.name != host.name);
+        design
+            .topology
+            .gateways
+            .retain(|gateway| gateway.name != host.name);
         design.plan.hosts.retain(|other| other.name != host.name);
         self.set_design(design);
-        listed.and(emptied).and(unlinked).and(removed).and(unmounted).and(unrelayed)
+        listed
+            .and(emptied)
+            .and(unlinked)
+            .and(removed)
+            .and(unmounted)
+            .and(unrelayed)
     }
 
     /// Removes a relay with its ends of the link.
@@ -155,7 +208,9 @@ impl SupervisorState {
         }
         self.exited().remove(&environment.name);
         let emptied = crate::cgroup::remove(&environment.cgroup);
-        let removed = self.tools.run(&tool_batch::remove_spaces(std::iter::once(relay.netns.as_str())));
+        let removed = self.tools.run(&tool_batch::remove_spaces(std::iter::once(
+            relay.netns.as_str(),
+        )));
         for dir in [&environment.etc, &environment.data] {
             // Leftover directories disappear with the world.
             let _ = std::fs::remove_dir_all(dir);
@@ -164,20 +219,40 @@ impl SupervisorState {
     }
 
     fn exited(&self) -> MutexGuard<'_, std::collections::BTreeSet<String>> {
-        self.stopped_with_az.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stopped_with_az
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn no_az(&self, az: &str, plan: &WorldPlan) -> crate::error::Error {
-        let names: Vec<&str> = plan.routers.iter().map(|router| router.az.as_str()).collect();
-        self.refusal(format!("there is no AZ {az:?}; use one of: {}", names.join(", ")))
+        let names: Vec<&str> = plan
+            .routers
+            .iter()
+            .map(|router| router.az.as_str())
+            .collect();
+        self.refusal(format!(
+            "there is no AZ {az:?}; use one of: {}",
+            names.join(", ")
+        ))
     }
 
     /// Takes an AZ's links to the other AZs down. With `hosts_die` it also kills the processes of the AZ's hosts.
     pub(crate) fn cut_az(&self, az: &str, hosts_die: bool) -> Result<()> {
         let design = self.design();
-        let router = design.plan.routers.iter().find(|router| router.az == az).ok_or_else(|| self.no_az(az, &design.plan))?;
-        let others = design.plan.routers.iter().filter(|other| other.number != router.number);
-        let lines = others.map(|other| format!("link set {} down", router.device_to(other))).collect();
+        let router = design
+            .plan
+            .routers
+            .iter()
+            .find(|router| router.az == az)
+            .ok_or_else(|| self.no_az(az, &design.plan))?;
+        let others = design
+            .plan
+            .routers
+            .iter()
+            .filter(|other| other.number != router.number);
+        let lines = others
+            .map(|other| format!("link set {} down", router.device_to(other)))
+            .collect();
         self.tools.run(&in_router(router, lines))?;
         if hosts_die {
             self.fell(az);
@@ -189,12 +264,17 @@ impl SupervisorState {
     fn fell(&self, az: &str) {
         let pulses = self.statuses.lock().clone();
         let mut waiters = Vec::new();
-        for (name, post) in self.posts().iter().filter(|(_, post)| post.environment.az == az) {
+        for (name, post) in self
+            .posts()
+            .iter()
+            .filter(|(_, post)| post.environment.az == az)
+        {
             let Some(orders) = &post.orders else { continue };
             let lives = pulses.get(name).is_some_and(|pulse| {
                 !matches!(
                     pulse.phase,
-                    crate::process_supervisor::ProcessPhase::Stopped | crate::process_supervisor::ProcessPhase::Ended { .. }
+                    crate::process_supervisor::ProcessPhase::Stopped
+                        | crate::process_supervisor::ProcessPhase::Ended { .. }
                 )
             });
             // Processes that had ended or been stopped before do not start again when the AZ heals.
@@ -213,14 +293,30 @@ impl SupervisorState {
     pub(crate) fn heal_az(&self, az: &str) -> Result<()> {
         let design = self.design();
         let plan = &design.plan;
-        let router = plan.routers.iter().find(|router| router.az == az).ok_or_else(|| self.no_az(az, plan))?;
-        for other in plan.routers.iter().filter(|other| other.number != router.number) {
-            self.tools.run(&in_router(router, tool_batch::router_to_az(router, other)))?;
-            self.tools.run(&in_router(other, tool_batch::router_to_az(other, router)))?;
+        let router = plan
+            .routers
+            .iter()
+            .find(|router| router.az == az)
+            .ok_or_else(|| self.no_az(az, plan))?;
+        for other in plan
+            .routers
+            .iter()
+            .filter(|other| other.number != router.number)
+        {
+            self.tools
+                .run(&in_router(router, tool_batch::router_to_az(router, other)))?;
+            self.tools
+                .run(&in_router(other, tool_batch::router_to_az(other, router)))?;
         }
         let posts = self.posts();
-        let risen: Vec<_> = posts.iter().filter(|(name, post)| post.environment.az == az && self.exited().remove(*name)).collect();
-        let waiters: Vec<_> = risen.iter().filter_map(|(_, post)| Some(post.orders.as_ref()?.give(ProcessCommand::Start))).collect();
+        let risen: Vec<_> = posts
+            .iter()
+            .filter(|(name, post)| post.environment.az == az && self.exited().remove(*name))
+            .collect();
+        let waiters: Vec<_> = risen
+            .iter()
+            .filter_map(|(_, post)| Some(post.orders.as_ref()?.give(ProcessCommand::Start)))
+            .collect();
         drop(posts);
         for started in waiters {
             // A closed channel means that the process supervisor has ended.
@@ -231,35 +327,61 @@ impl SupervisorState {
 }
 
 /// Decides whether a gateway can join the existing `hosts`. The error is the reason why not.
-fn decide_join(topology: &Topology, hosts: &[String], name: &str, az: &str, backend: &str) -> std::result::Result<(), String> {
+fn decide_join(
+    topology: &Topology,
+    hosts: &[String],
+    name: &str,
+    az: &str,
+    backend: &str,
+) -> std::result::Result<(), String> {
     if !topology.is_tier() {
-        return Err("this world has no edges: its gateways are those of its file; add `edges` to it".into());
+        return Err(
+            "this world has no edges: its gateways are those of its file; add `edges` to it".into(),
+        );
     }
     gateway_names(name, backend).map_err(|(what, fix)| format!("{what}; {fix}"))?;
     if !topology.edges.iter().any(|edge| edge.az == az) {
         let azs: Vec<&str> = topology.edges.iter().map(|edge| edge.az.as_str()).collect();
-        return Err(format!("there is no AZ {az:?} with an edge; use one of: {}", azs.join(", ")));
+        return Err(format!(
+            "there is no AZ {az:?} with an edge; use one of: {}",
+            azs.join(", ")
+        ));
     }
     // The topology still contains a gateway that is being removed.
-    if hosts.iter().any(|host| host == name) || topology.gateways.iter().any(|gateway| gateway.name == name) {
-        return Err(format!("the name {name:?} is already taken; give it another name"));
+    if hosts.iter().any(|host| host == name)
+        || topology.gateways.iter().any(|gateway| gateway.name == name)
+    {
+        return Err(format!(
+            "the name {name:?} is already taken; give it another name"
+        ));
     }
     if hosts.len() >= HOSTS_MAX {
-        return Err(format!("the world has {} hosts, and {HOSTS_MAX} are the limit; remove some", hosts.len()));
+        return Err(format!(
+            "the world has {} hosts, and {HOSTS_MAX} are the limit; remove some",
+            hosts.len()
+        ));
     }
     Ok(())
 }
 
 fn in_router(router: &RouterPlan, lines: Vec<String>) -> ToolBatch {
     debug_assert_eq!(router.name, router_name(&router.az));
-    ToolBatch { netns: Some(router.netns.clone()), tool: Tool::Ip, lines }
+    ToolBatch {
+        netns: Some(router.netns.clone()),
+        tool: Tool::Ip,
+        lines,
+    }
 }
 
 /// Returns the settings of one more gateway of a backend: a copy of another gateway of that backend, else of the world's first gateway,
 /// else the defaults.
 fn like_its_backend(topology: &Topology, name: &str, az: &str, backend: &str) -> Component {
     let same = |gateway: &&Component| gateway.backend.as_deref() == Some(backend);
-    let model = topology.gateways.iter().find(same).or(topology.gateways.first());
+    let model = topology
+        .gateways
+        .iter()
+        .find(same)
+        .or(topology.gateways.first());
     let own = ProcessTemplate {
         command: Vec::new(),
         args: Vec::new(),
@@ -303,18 +425,39 @@ mod tests {
     #[test]
     fn joining_replicas_are_validated() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("topologies/tier.yaml");
-        let tier = Topology::parse(&file, include_str!("../../topologies/tier.yaml")).expect("right");
+        let tier =
+            Topology::parse(&file, include_str!("../../topologies/tier.yaml")).expect("right");
         let few = ["edge-1".to_owned(), "alpha/shop/web-0".to_owned()];
         let many = vec![String::new(); HOSTS_MAX];
         let good = ("gw-9", "az1", "b1");
         for (what, hosts, (name, az, backend), expected) in [
             ("one of its kind", &few[..], good, Ok(())),
             ("one of a new backend", &few, ("gw-9", "az2", "b9"), Ok(())),
-            ("a name of the file, being removed", &few, ("gw-1a", "az1", "b1"), Err("is already taken")),
-            ("a name in use", &few, ("edge-1", "az1", "b1"), Err("is already taken")),
+            (
+                "a name of the file, being removed",
+                &few,
+                ("gw-1a", "az1", "b1"),
+                Err("is already taken"),
+            ),
+            (
+                "a name in use",
+                &few,
+                ("edge-1", "az1", "b1"),
+                Err("is already taken"),
+            ),
             ("no name", &few, ("gw/9", "az1", "b1"), Err("is not a name")),
-            ("no backend", &few, ("gw-9", "az1", ""), Err("backend: \"\" is not a name")),
-            ("no AZ", &few, ("gw-9", "az3", "b1"), Err("there is no AZ \"az3\" with an edge")),
+            (
+                "no backend",
+                &few,
+                ("gw-9", "az1", ""),
+                Err("backend: \"\" is not a name"),
+            ),
+            (
+                "no AZ",
+                &few,
+                ("gw-9", "az3", "b1"),
+                Err("there is no AZ \"az3\" with an edge"),
+            ),
             ("no capacity", &many, good, Err("2000 are the limit")),
         ] {
             match (decide_join(&tier, hosts, name, az, backend), expected) {
@@ -329,16 +472,25 @@ mod tests {
     fn a_gateway_is_as_the_others_of_its_backend() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("topologies/reference.yaml");
         let topology = Topology::load(&file).expect("right");
-        for (backend, workers, mtu, restart) in
-            [("b1", 1, None, Restart::Always), ("b2", 2, Some(1600), Restart::Never), ("b3", 1, None, Restart::Always)]
-        {
+        for (backend, workers, mtu, restart) in [
+            ("b1", 1, None, Restart::Always),
+            ("b2", 2, Some(1600), Restart::Never),
+            ("b3", 1, None, Restart::Always),
+        ] {
             let gateway = like_its_backend(&topology, "gw9", "az1", backend);
             let process = gateway.process.expect("a process");
-            assert_eq!((gateway.workers, gateway.mtu, process.restart), (workers, mtu, restart), "{backend}");
+            assert_eq!(
+                (gateway.workers, gateway.mtu, process.restart),
+                (workers, mtu, restart),
+                "{backend}"
+            );
         }
         let mut empty = topology.clone();
         empty.gateways.clear();
         let first = like_its_backend(&empty, "gw9", "az1", "b1");
-        assert_eq!((first.workers, first.process.map(|process| process.restart)), (1, Some(Restart::Always)));
+        assert_eq!(
+            (first.workers, first.process.map(|process| process.restart)),
+            (1, Some(Restart::Always))
+        );
     }
 }

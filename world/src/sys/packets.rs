@@ -51,24 +51,38 @@ impl ReceiveBatch {
         let mut control = vec![0_u64; BATCH * CONTROL_WORDS];
         let mut places: Vec<libc::iovec> = bytes
             .chunks_exact_mut(FRAME_BYTES_MAX)
-            .map(|bytes: &mut [u8]| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() })
+            .map(|bytes: &mut [u8]| libc::iovec {
+                iov_base: bytes.as_mut_ptr().cast(),
+                iov_len: bytes.len(),
+            })
             .collect();
         let mut messages: Vec<libc::mmsghdr> = places.iter_mut().map(message).collect();
-        for (message, control) in messages.iter_mut().zip(control.chunks_exact_mut(CONTROL_WORDS)) {
+        for (message, control) in messages
+            .iter_mut()
+            .zip(control.chunks_exact_mut(CONTROL_WORDS))
+        {
             message.msg_hdr.msg_control = control.as_mut_ptr().cast();
         }
         // None of these is ever resized, so the pointers stay valid.
-        Self { bytes, control, places, messages, received: Vec::with_capacity(BATCH) }
+        Self {
+            bytes,
+            control,
+            places,
+            messages,
+            received: Vec::with_capacity(BATCH),
+        }
     }
 
     /// Returns the frames of the last receiving call.
     pub(crate) fn frames(&self) -> impl Iterator<Item = Received<'_>> {
         let frames = self.bytes.chunks_exact(FRAME_BYTES_MAX);
-        frames.zip(&self.received).map(|(bytes, (length, arrived, is_cut))| Received {
-            frame: &bytes[..*length],
-            arrived: *arrived,
-            is_cut: *is_cut,
-        })
+        frames
+            .zip(&self.received)
+            .map(|(bytes, (length, arrived, is_cut))| Received {
+                frame: &bytes[..*length],
+                arrived: *arrived,
+                is_cut: *is_cut,
+            })
     }
 }
 
@@ -83,12 +97,20 @@ impl PacketSocket {
     /// Opens a socket for all frames that arrive at a device of this namespace. It does not receive frames that leave through the device.
     pub(crate) fn open(device: &str) -> io::Result<Self> {
         // SAFETY: the call takes numbers only.
-        let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) };
+        let fd = unsafe {
+            libc::socket(
+                libc::AF_PACKET,
+                libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+                0,
+            )
+        };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
-        let socket = Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } };
+        let socket = Self {
+            fd: unsafe { OwnedFd::from_raw_fd(fd) },
+        };
         // Segments, and frames with checksums that the sender left to its device, pass unchanged.
         socket.set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
         socket.set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
@@ -102,8 +124,20 @@ impl PacketSocket {
     fn set(&self, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
         let length = size_of::<libc::c_int>() as libc::socklen_t;
         // SAFETY: the value outlives the call, and the length is its own.
-        let result = unsafe { libc::setsockopt(self.fd.as_raw_fd(), level, name, ptr::from_ref(&value).cast(), length) };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        let result = unsafe {
+            libc::setsockopt(
+                self.fd.as_raw_fd(),
+                level,
+                name,
+                ptr::from_ref(&value).cast(),
+                length,
+            )
+        };
+        if result < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
     }
 
     fn bind(&self, index: u32) -> io::Result<()> {
@@ -114,8 +148,13 @@ impl PacketSocket {
         address.sll_ifindex = i32::try_from(index).map_err(io::Error::other)?;
         let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
         // SAFETY: the address outlives the call, and the length is its own.
-        let result = unsafe { libc::bind(self.fd.as_raw_fd(), ptr::from_ref(&address).cast(), length) };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        let result =
+            unsafe { libc::bind(self.fd.as_raw_fd(), ptr::from_ref(&address).cast(), length) };
+        if result < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
     }
 
     /// Receives the frames that have arrived, at most [`BATCH`]. It fails like `recvmmsg(2)`, with `WouldBlock` if there are none.
@@ -124,32 +163,57 @@ impl PacketSocket {
         for message in &mut batch.messages {
             message.msg_hdr.msg_controllen = CONTROL_WORDS * size_of::<u64>();
         }
-        debug_assert_eq!((batch.places.len(), batch.control.len()), (BATCH, BATCH * CONTROL_WORDS));
+        debug_assert_eq!(
+            (batch.places.len(), batch.control.len()),
+            (BATCH, BATCH * CONTROL_WORDS)
+        );
         // SAFETY: each message points at its own element of `places` and its own part of `control`. Each element of `places` points at its
         // own part of `bytes`. All lengths are right. `batch` owns all of them, never resizes them, and is exclusively borrowed during the
         // call.
-        let count =
-            unsafe { libc::recvmmsg(self.fd.as_raw_fd(), batch.messages.as_mut_ptr(), BATCH as u32, libc::MSG_DONTWAIT, ptr::null_mut()) };
+        let count = unsafe {
+            libc::recvmmsg(
+                self.fd.as_raw_fd(),
+                batch.messages.as_mut_ptr(),
+                BATCH as u32,
+                libc::MSG_DONTWAIT,
+                ptr::null_mut(),
+            )
+        };
         let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
         for message in &batch.messages[..count] {
             let is_cut = message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
             let length = (message.msg_len as usize).min(FRAME_BYTES_MAX);
-            batch.received.push((length, time_of_arrival(&message.msg_hdr), is_cut));
+            batch
+                .received
+                .push((length, time_of_arrival(&message.msg_hdr), is_cut));
         }
         Ok(())
     }
 
     /// Sends frames with their offload headers, and returns how many left. It fails like `sendmmsg(2)` if the first frame could not be
     /// sent.
-    pub(crate) fn send<'f>(&self, batch: &mut SendBatch, frames: impl Iterator<Item = &'f [u8]>) -> io::Result<usize> {
+    pub(crate) fn send<'f>(
+        &self,
+        batch: &mut SendBatch,
+        frames: impl Iterator<Item = &'f [u8]>,
+    ) -> io::Result<usize> {
         batch.places.clear();
-        batch.places.extend(frames.map(|frame| libc::iovec { iov_base: frame.as_ptr().cast_mut().cast(), iov_len: frame.len() }));
+        batch.places.extend(frames.map(|frame| libc::iovec {
+            iov_base: frame.as_ptr().cast_mut().cast(),
+            iov_len: frame.len(),
+        }));
         batch.messages.clear();
         batch.messages.extend(batch.places.iter_mut().map(message));
         // SAFETY: every message points at its own element of `places`, which points at a frame that outlives the call. The kernel only
         // reads what is sent. The pointers that stay in `batch` afterwards are not used again.
-        let count =
-            unsafe { libc::sendmmsg(self.fd.as_raw_fd(), batch.messages.as_mut_ptr(), batch.messages.len() as u32, libc::MSG_DONTWAIT) };
+        let count = unsafe {
+            libc::sendmmsg(
+                self.fd.as_raw_fd(),
+                batch.messages.as_mut_ptr(),
+                batch.messages.len() as u32,
+                libc::MSG_DONTWAIT,
+            )
+        };
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
@@ -160,7 +224,15 @@ impl PacketSocket {
         let mut length = size_of::<libc::tpacket_stats>() as libc::socklen_t;
         let at = ptr::from_mut(&mut stats).cast();
         // SAFETY: the kernel writes at most `length` bytes, which is the size of `stats`.
-        let result = unsafe { libc::getsockopt(self.fd.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_STATISTICS, at, &raw mut length) };
+        let result = unsafe {
+            libc::getsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                at,
+                &raw mut length,
+            )
+        };
         if result < 0 { 0 } else { stats.tp_drops }
     }
 }
@@ -186,6 +258,16 @@ fn time_of_arrival(header: &libc::msghdr) -> Option<SystemTime> {
         return None;
     }
     // SAFETY: a control message of this type contains a `timespec`, which may be unaligned.
-    let time: libc::timespec = unsafe { libc::CMSG_DATA(first).cast::<libc::timespec>().read_unaligned() };
-    Some(UNIX_EPOCH + Duration::new(u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_nsec).ok()?))
+    let time: libc::timespec = unsafe {
+        libc::CMSG_DATA(first)
+            .cast::<libc::timespec>()
+            .read_unaligned()
+    };
+    Some(
+        UNIX_EPOCH
+            + Duration::new(
+                u64::try_from(time.tv_sec).ok()?,
+                u32::try_from(time.tv_nsec).ok()?,
+            ),
+    )
 }

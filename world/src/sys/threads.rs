@@ -24,24 +24,38 @@ impl StoppedThreads {
     ///
     /// No thread has such a name, or the kernel refuses (CAP_SYS_PTRACE is missing). Then no thread is stopped.
     pub(crate) fn stop(processes: &[u32], prefix: &str) -> io::Result<Self> {
-        let threads: Vec<u32> = processes.iter().flat_map(|process| threads_named(*process, prefix)).collect();
+        let threads: Vec<u32> = processes
+            .iter()
+            .flat_map(|process| threads_named(*process, prefix))
+            .collect();
         if threads.is_empty() {
-            return Err(io::Error::new(io::ErrorKind::NotFound, format!("no thread is named {prefix}…")));
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("no thread is named {prefix}…"),
+            ));
         }
         let (release, released) = mpsc::channel::<()>();
         let (stopped, all_stopped) = mpsc::channel();
         let of_tracer = threads.clone();
-        let tracer = std::thread::Builder::new().name("tracer".into()).spawn(move || {
-            let result = of_tracer.iter().try_for_each(|thread| seize(*thread));
-            let is_held = result.is_ok();
-            let _ = stopped.send(result);
-            if is_held {
-                let _ = released.recv();
-            }
-            of_tracer.iter().for_each(|thread| detach(*thread));
-        })?;
-        let result = all_stopped.recv().unwrap_or_else(|e| Err(io::Error::other(e)));
-        let stopped = Self { threads, release: Some(release), tracer: Some(tracer) };
+        let tracer = std::thread::Builder::new()
+            .name("tracer".into())
+            .spawn(move || {
+                let result = of_tracer.iter().try_for_each(|thread| seize(*thread));
+                let is_held = result.is_ok();
+                let _ = stopped.send(result);
+                if is_held {
+                    let _ = released.recv();
+                }
+                of_tracer.iter().for_each(|thread| detach(*thread));
+            })?;
+        let result = all_stopped
+            .recv()
+            .unwrap_or_else(|e| Err(io::Error::other(e)));
+        let stopped = Self {
+            threads,
+            release: Some(release),
+            tracer: Some(tracer),
+        };
         result.map(|()| stopped)
     }
 
@@ -62,9 +76,17 @@ impl Drop for StoppedThreads {
 }
 
 fn threads_named(process: u32, prefix: &str) -> Vec<u32> {
-    let Ok(tasks) = fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
-    let is_named = |task: &fs::DirEntry| fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.starts_with(prefix));
-    tasks.flatten().filter(is_named).filter_map(|task| task.file_name().to_str()?.parse().ok()).collect()
+    let Ok(tasks) = fs::read_dir(format!("/proc/{process}/task")) else {
+        return Vec::new();
+    };
+    let is_named = |task: &fs::DirEntry| {
+        fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.starts_with(prefix))
+    };
+    tasks
+        .flatten()
+        .filter(is_named)
+        .filter_map(|task| task.file_name().to_str()?.parse().ok())
+        .collect()
 }
 
 fn pid(thread: u32) -> io::Result<libc::pid_t> {
@@ -73,8 +95,19 @@ fn pid(thread: u32) -> io::Result<libc::pid_t> {
 
 fn trace(request: libc::c_uint, thread: libc::pid_t) -> io::Result<()> {
     // SAFETY: these requests (PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_DETACH) take no memory of this process: both pointers are null.
-    let result = unsafe { libc::ptrace(request, thread, null_mut::<libc::c_void>(), null_mut::<libc::c_void>()) };
-    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    let result = unsafe {
+        libc::ptrace(
+            request,
+            thread,
+            null_mut::<libc::c_void>(),
+            null_mut::<libc::c_void>(),
+        )
+    };
+    if result == -1 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// Attaches to a thread and waits until it is stopped.
@@ -85,7 +118,11 @@ fn seize(thread: u32) -> io::Result<()> {
     let mut status = 0;
     // SAFETY: `status` is valid for writing while the call lasts.
     let waited = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) };
-    if waited == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if waited == -1 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// Lets a thread continue. An error means that the thread was never attached or is gone, so nothing remains to be done.
@@ -108,15 +145,25 @@ mod tests {
     #[test]
     fn named_threads_stand_still_until_the_guard_is_dropped() {
         // The test needs another process, because no process can trace its own threads.
-        let mut sleeper = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mut sleeper = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
         let process = sleeper.id();
         assert!(StoppedThreads::stop(&[process], "no-such-name").is_err());
-        let named = || fs::read_to_string(format!("/proc/{process}/comm")).is_ok_and(|name| name.starts_with("sleep"));
+        let named = || {
+            fs::read_to_string(format!("/proc/{process}/comm"))
+                .is_ok_and(|name| name.starts_with("sleep"))
+        };
         while !named() {
             std::thread::sleep(Duration::from_millis(1));
         }
         let stopped = StoppedThreads::stop(&[process], "sleep").unwrap();
-        assert_eq!((stopped.threads(), state(process, process)), ([process].as_slice(), Some('t')), "stopped by a tracer");
+        assert_eq!(
+            (stopped.threads(), state(process, process)),
+            ([process].as_slice(), Some('t')),
+            "stopped by a tracer"
+        );
         drop(stopped);
         assert_ne!(state(process, process), Some('t'), "it runs on");
         sleeper.kill().unwrap();

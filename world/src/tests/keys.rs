@@ -15,10 +15,10 @@ fn file() -> PathBuf {
 
 /// Returns the tier topology with key servers: one in each AZ, and one that belongs to beta.
 fn text() -> String {
-    let servers =
-        "keyServers:\n- {name: ks-1, az: az1}\n- {name: ks-2, az: az2}\n- {name: beta-ks, az: az1, tenant: beta, tlsDir: .}\ntenants:\n";
+    let servers = "keyServers:\n- {name: ks-1, az: az1}\n- {name: ks-2, az: az2}\n- {name: beta-ks, az: az1, tenant: beta, tlsDir: .}\ntenants:\n";
     let keys = "  vni: 101\n  keys: {location: KeyServer, algorithm: Rsa2048}\n";
-    TIER.replacen("tenants:\n", servers, 1).replacen("  vni: 101\n", keys, 1)
+    TIER.replacen("tenants:\n", servers, 1)
+        .replacen("  vni: 101\n", keys, 1)
 }
 
 fn topology() -> Topology {
@@ -28,7 +28,10 @@ fn topology() -> Topology {
 #[test]
 fn requesters_get_the_providers_key_servers_and_their_names() {
     let topology = topology();
-    let (plan, paths) = (WorldPlan::of(&topology), crate::state::WorldPaths::of("tier"));
+    let (plan, paths) = (
+        WorldPlan::of(&topology),
+        crate::state::WorldPaths::of("tier"),
+    );
     let environments = crate::host_environment::EnvironmentBuilder {
         topology: &topology,
         plan: &plan,
@@ -38,23 +41,50 @@ fn requesters_get_the_providers_key_servers_and_their_names() {
     };
     let command = |host: &str| {
         let environment = environments.host(plan.host(host).expect("a host"));
-        environment.job.expect("a job").argv.join(" ").replace("/run/canal/worlds/tier", "DIR")
+        environment
+            .job
+            .expect("a job")
+            .argv
+            .join(" ")
+            .replace("/run/canal/worlds/tier", "DIR")
     };
     let expected = "--key-server az1=ks-1@250.1.0.7:15013 --key-server az2=ks-2@250.2.0.6:15013";
     for host in ["a-n1", "b-n2", "gw-1a", "gw-4b"] {
         let command = command(host);
-        assert!(command.contains(expected) && !command.contains("beta-ks"), "{host}: {command}");
+        assert!(
+            command.contains(expected) && !command.contains("beta-ks"),
+            "{host}: {command}"
+        );
     }
     let own = "--tenant beta --tls-dir DIR/data/beta-ks/tls";
-    for (host, begins, ends) in
-        [("ks-1", "canal-keyserver --name ks-1 --az az1 ", "--listen 0.0.0.0:15013"), ("beta-ks", "canal-keyserver --name beta-ks ", own)]
-    {
+    for (host, begins, ends) in [
+        (
+            "ks-1",
+            "canal-keyserver --name ks-1 --az az1 ",
+            "--listen 0.0.0.0:15013",
+        ),
+        ("beta-ks", "canal-keyserver --name beta-ks ", own),
+    ] {
         let command = command(host);
-        assert!(command.starts_with(begins) && command.ends_with(ends), "{host}: {command}");
-        assert!(command.contains(&format!("--token-file DIR/tokens/{host}.token")), "{host}: {command}");
+        assert!(
+            command.starts_with(begins) && command.ends_with(ends),
+            "{host}: {command}"
+        );
+        assert!(
+            command.contains(&format!("--token-file DIR/tokens/{host}.token")),
+            "{host}: {command}"
+        );
     }
-    assert_eq!(topology.tenants[0].keys.map(|keys| keys.place), Some(TopologyKeyLocation::KeyServer));
-    assert_eq!(plan.key_servers_of("beta").map(|host| host.name.as_str()).collect::<Vec<_>>(), ["beta-ks"]);
+    assert_eq!(
+        topology.tenants[0].keys.map(|keys| keys.place),
+        Some(TopologyKeyLocation::KeyServer)
+    );
+    assert_eq!(
+        plan.key_servers_of("beta")
+            .map(|host| host.name.as_str())
+            .collect::<Vec<_>>(),
+        ["beta-ks"]
+    );
     assert_eq!(plan.key_servers_of("alpha").count(), 0);
 }
 
@@ -69,23 +99,50 @@ fn routers_admit_only_requesters_to_key_servers() {
         .filter(|line| line.contains("to_key_servers") && line.contains("rule"))
         .collect();
     let address = |host: &str| plan.host(host).expect("a host").ip4.to_string();
-    let device = |host: &str| format!("oifname \"{}\"", plan.host(host).expect("a host").router_device());
-    let of = |host: &str| rules.iter().filter(|rule| rule.contains(&device(host))).collect::<Vec<_>>();
+    let device = |host: &str| {
+        format!(
+            "oifname \"{}\"",
+            plan.host(host).expect("a host").router_device()
+        )
+    };
+    let of = |host: &str| {
+        rules
+            .iter()
+            .filter(|rule| rule.contains(&device(host)))
+            .collect::<Vec<_>>()
+    };
     let (ours, theirs) = (of("ks-1"), of("beta-ks"));
     assert_eq!((ours.len(), theirs.len()), (1, 3), "{rules:#?}");
     for outsider in ["edge-1", "edge-2", "controller", "ks-2", "beta-ks"] {
-        assert!(ours[0].contains(&address(outsider)), "{outsider}: {rules:#?}");
+        assert!(
+            ours[0].contains(&address(outsider)),
+            "{outsider}: {rules:#?}"
+        );
     }
     for asker in ["gw-1a", "gw-4b", "a-n1", "b-n2"] {
         assert!(
-            !ours[0].contains(&format!("{},", address(asker))) && !theirs[0].contains(&format!("{},", address(asker))),
+            !ours[0].contains(&format!("{},", address(asker)))
+                && !theirs[0].contains(&format!("{},", address(asker))),
             "{asker}: {rules:#?}"
         );
     }
-    assert!(theirs[1].contains(&address("b-n1")) && !theirs[1].contains(&address("a-n1")) && theirs[1].ends_with("accept"), "{rules:#?}");
-    assert!(theirs[2].contains("10.200.0.0/13") && theirs[2].ends_with("drop"), "{rules:#?}");
+    assert!(
+        theirs[1].contains(&address("b-n1"))
+            && !theirs[1].contains(&address("a-n1"))
+            && theirs[1].ends_with("accept"),
+        "{rules:#?}"
+    );
+    assert!(
+        theirs[2].contains("10.200.0.0/13") && theirs[2].ends_with("drop"),
+        "{rules:#?}"
+    );
     let without = WorldPlan::of(&Topology::parse(&file(), TIER).expect("right"));
-    assert!(!tool_batch::configuration(&without).iter().flatten().any(|batch| show(batch).contains("to_key_servers")));
+    assert!(
+        !tool_batch::configuration(&without)
+            .iter()
+            .flatten()
+            .any(|batch| show(batch).contains("to_key_servers"))
+    );
 }
 
 const MISTAKES: &[Mistake] = &[
@@ -93,7 +150,9 @@ const MISTAKES: &[Mistake] = &[
         name: "a key server of nobody's",
         from: "tenant: beta",
         to: "tenant: gamma",
-        answers: &["21: key server \"beta-ks\": there is no tenant \"gamma\"; use one of: alpha, beta"],
+        answers: &[
+            "21: key server \"beta-ks\": there is no tenant \"gamma\"; use one of: alpha, beta",
+        ],
     },
     Mistake {
         name: "keys of nobody's",
@@ -127,7 +186,9 @@ const MISTAKES: &[Mistake] = &[
         name: "an algorithm for nobody",
         from: "algorithm: Rsa2048",
         to: "algorithm: Rsa512",
-        answers: &["25: algorithm: \"Rsa512\" is not EcdsaP256 or Rsa2048; write EcdsaP256 or Rsa2048"],
+        answers: &[
+            "25: algorithm: \"Rsa512\" is not EcdsaP256 or Rsa2048; write EcdsaP256 or Rsa2048",
+        ],
     },
     Mistake {
         name: "a tenant for who has none",
@@ -142,7 +203,10 @@ const MISTAKES: &[Mistake] = &[
 #[test]
 fn mistakes_have_a_position_and_a_fix() {
     let text = text();
-    let wrong: Vec<String> = MISTAKES.iter().filter_map(|mistake| check(&file(), &text, mistake)).collect();
+    let wrong: Vec<String> = MISTAKES
+        .iter()
+        .filter_map(|mistake| check(&file(), &text, mistake))
+        .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -150,5 +214,8 @@ fn mistakes_have_a_position_and_a_fix() {
 fn key_servers_need_a_controller_unless_they_have_a_command() {
     let text = "world: few\nazs: [a]\nkeyServers:\n- {name: ks-1, az: a}\n- {name: ks-2, az: a, command: [sleep, \"9\"]}\n";
     let problems = Topology::parse(&file(), text).expect_err("no controller");
-    assert_eq!(problems.iter().map(brief).collect::<Vec<_>>(), ["4: key server \"ks-1\" needs a controller; add `controller: {az: …}`"]);
+    assert_eq!(
+        problems.iter().map(brief).collect::<Vec<_>>(),
+        ["4: key server \"ks-1\" needs a controller; add `controller: {az: …}`"]
+    );
 }

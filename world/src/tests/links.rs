@@ -20,24 +20,47 @@ hosts:
 /// Shows the plan, and the commands that differ from links without relays: those that create them and those in the relays' namespaces.
 #[test]
 fn golden_relays() {
-    let topology = Topology::parse(Path::new("links.yaml"), LINKS).unwrap_or_else(|problems| panic!("{problems:#?}"));
+    let topology = Topology::parse(Path::new("links.yaml"), LINKS)
+        .unwrap_or_else(|problems| panic!("{problems:#?}"));
     let plan = WorldPlan::of(&topology);
-    let relays =
-        tool_batch::configuration(&plan).into_iter().flatten().filter(|batch| batch.netns.as_ref().is_some_and(|n| n.contains(".relay-")));
+    let relays = tool_batch::configuration(&plan)
+        .into_iter()
+        .flatten()
+        .filter(|batch| batch.netns.as_ref().is_some_and(|n| n.contains(".relay-")));
     let batches = tool_batch::wires(&plan).into_iter().chain(relays);
-    golden("links.txt", &format!("{plan}{}", batches.map(|batch| show(&batch)).collect::<String>()));
+    golden(
+        "links.txt",
+        &format!(
+            "{plan}{}",
+            batches.map(|batch| show(&batch)).collect::<String>()
+        ),
+    );
 }
 
 #[test]
 fn links_lose_different_frames_of_one_seed() {
     let seeds = |text: &str| -> Vec<u64> {
-        let topology = Topology::parse(Path::new("links.yaml"), text).unwrap_or_else(|problems| panic!("{problems:#?}"));
-        WorldPlan::of(&topology).relays().iter().map(|relay| relay.seed).collect()
+        let topology = Topology::parse(Path::new("links.yaml"), text)
+            .unwrap_or_else(|problems| panic!("{problems:#?}"));
+        WorldPlan::of(&topology)
+            .relays()
+            .iter()
+            .map(|relay| relay.seed)
+            .collect()
     };
     let seven = seeds(LINKS);
-    assert_eq!(seven, seeds(&LINKS.replace("world: links", "world: other")), "the same in every world");
+    assert_eq!(
+        seven,
+        seeds(&LINKS.replace("world: links", "world: other")),
+        "the same in every world"
+    );
     assert!(seven[0] != seven[1] && seven[1] != seven[2], "{seven:?}");
-    assert!(seeds(&LINKS.replace("seed: 7", "seed: 8")).iter().zip(&seven).all(|(eight, seven)| eight != seven));
+    assert!(
+        seeds(&LINKS.replace("seed: 7", "seed: 8"))
+            .iter()
+            .zip(&seven)
+            .all(|(eight, seven)| eight != seven)
+    );
 }
 
 const IN_LINKS: &[Mistake] = &[
@@ -66,12 +89,17 @@ const IN_LINKS: &[Mistake] = &[
         name: "a relay's name",
         from: "name: load1",
         to: "name: relay-gw1",
-        answers: &["9: the name \"relay-gw1\" begins as relays' names do; choose one without \"relay-\""],
+        answers: &[
+            "9: the name \"relay-gw1\" begins as relays' names do; choose one without \"relay-\"",
+        ],
     },
 ];
 
 #[test]
 fn mistakes_have_a_position_and_a_fix() {
-    let wrong: Vec<String> = IN_LINKS.iter().filter_map(|mistake| check(&file(), SMOKE, mistake)).collect();
+    let wrong: Vec<String> = IN_LINKS
+        .iter()
+        .filter_map(|mistake| check(&file(), SMOKE, mistake))
+        .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -18,7 +18,10 @@ pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_canal-world");
 
 /// Directory of this crate's programs.
 pub(crate) fn bin_dir() -> PathBuf {
-    Path::new(PROGRAM).parent().map(Path::to_owned).unwrap_or_default()
+    Path::new(PROGRAM)
+        .parent()
+        .map(Path::to_owned)
+        .unwrap_or_default()
 }
 
 pub(crate) fn options(ephemeral: bool) -> WorldOptions {
@@ -58,7 +61,9 @@ pub(crate) fn keep_leftovers() {
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     // The line begins anew, because libtest prints `test name ... ` without an end.
-    writeln!(out, "\n{line}").and_then(|()| out.flush()).expect("standard output");
+    writeln!(out, "\n{line}")
+        .and_then(|()| out.flush())
+        .expect("standard output");
 }
 
 /// How long an event takes at most on a quiet machine.
@@ -73,29 +78,47 @@ pub(crate) fn name(tag: &str) -> String {
 pub(crate) fn topology(name: &str, yaml: &str) -> Topology {
     let file = std::env::temp_dir().join("topology.yaml");
     let parsed = Topology::parse(&file, yaml);
-    let topology =
-        parsed.unwrap_or_else(|problems| panic!("{}", problems.iter().map(|problem| format!("{problem}\n")).collect::<String>()));
+    let topology = parsed.unwrap_or_else(|problems| {
+        panic!(
+            "{}",
+            problems
+                .iter()
+                .map(|problem| format!("{problem}\n"))
+                .collect::<String>()
+        )
+    });
     topology.renamed(name).expect("a name")
 }
 
 /// Brings up an ephemeral world and waits until it is ready.
 pub(crate) fn world(tag: &str, yaml: &str) -> World {
-    let world = World::up(&topology(&name(tag), yaml), &options(true)).unwrap_or_else(|error| panic!("{error}"));
-    world.wait_ready(deadline(SOON)).unwrap_or_else(|error| panic!("{error}"));
+    let world = World::up(&topology(&name(tag), yaml), &options(true))
+        .unwrap_or_else(|error| panic!("{error}"));
+    world
+        .wait_ready(deadline(SOON))
+        .unwrap_or_else(|error| panic!("{error}"));
     world
 }
 
 /// Runs a command in a host to its end.
 pub(crate) fn run(world: &World, host: &str, argv: &[&str]) -> Output {
-    let mut command = world.exec(host, argv).unwrap_or_else(|error| panic!("{error}"));
-    command.output().unwrap_or_else(|error| panic!("{argv:?} in {host}: {error}"))
+    let mut command = world
+        .exec(host, argv)
+        .unwrap_or_else(|error| panic!("{error}"));
+    command
+        .output()
+        .unwrap_or_else(|error| panic!("{argv:?} in {host}: {error}"))
 }
 
 /// Returns what a command printed to stdout if it succeeded, else what it printed to stderr.
 pub(crate) fn client_output(world: &World, host: &str, argv: &[&str]) -> Result<String, String> {
     let output = run(world, host, argv);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    if output.status.success() {
+        Ok(text(&output.stdout))
+    } else {
+        Err(text(&output.stderr))
+    }
 }
 
 /// How long a peer in a host takes to answer on a quiet machine.
@@ -117,21 +140,47 @@ pub(crate) fn remains(world: &str) -> Vec<String> {
     let mut found = Vec::new();
     let list = |dir: &str| -> Vec<String> {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+        entries
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect()
     };
-    found.extend(list("/run/netns").into_iter().filter(|name| name.starts_with(&format!("cnl-{world}."))));
-    found.extend(list("/run/canal/worlds").into_iter().filter(|name| name == world || *name == format!("{world}.lock")));
+    found.extend(
+        list("/run/netns")
+            .into_iter()
+            .filter(|name| name.starts_with(&format!("cnl-{world}."))),
+    );
+    found.extend(
+        list("/run/canal/worlds")
+            .into_iter()
+            .filter(|name| name == world || *name == format!("{world}.lock")),
+    );
     for root in ["/sys/fs/cgroup/unified/canal", "/sys/fs/cgroup/canal"] {
-        found.extend(list(root).into_iter().filter(|name| name == world).map(|name| format!("{root}/{name}")));
+        found.extend(
+            list(root)
+                .into_iter()
+                .filter(|name| name == world)
+                .map(|name| format!("{root}/{name}")),
+        );
     }
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     found.extend(
-        mounts.lines().filter(|line| line.contains(&format!("/{world}/")) || line.contains(&format!("cnl-{world}."))).map(str::to_owned),
+        mounts
+            .lines()
+            .filter(|line| {
+                line.contains(&format!("/{world}/")) || line.contains(&format!("cnl-{world}."))
+            })
+            .map(str::to_owned),
     );
-    for pid in list("/proc").into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())) {
+    for pid in list("/proc")
+        .into_iter()
+        .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
+    {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let mark = format!("CANAL_WORLD={world}");
-        if environment.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes()) {
+        if environment
+            .split(|byte| *byte == 0)
+            .any(|entry| entry == mark.as_bytes())
+        {
             found.push(format!("process {pid}"));
         }
     }
@@ -150,7 +199,11 @@ pub(crate) fn vanishes(world: &str) {
 
 /// Waits for a condition that becomes true within this time on a quiet machine.
 pub(crate) fn becomes(what: &str, quiet: Duration, condition: impl FnMut() -> bool) {
-    assert!(holds_in_time(quiet, condition), "{what} did not happen within {:?}", deadline(quiet));
+    assert!(
+        holds_in_time(quiet, condition),
+        "{what} did not happen within {:?}",
+        deadline(quiet)
+    );
 }
 
 /// Returns whether a condition becomes true before the deadline.
@@ -170,7 +223,11 @@ fn holds_in_time(quiet: Duration, mut condition: impl FnMut() -> bool) -> bool {
 /// Returns the number of packets that a node has sent into the underlay and its overlays.
 pub(crate) fn sent(world: &World, node: &str) -> u64 {
     let devices = world.traffic(node).expect("counters");
-    devices.iter().filter(|(name, _)| name == "eth0" || name.starts_with("vx")).map(|(_, traffic)| traffic.tx_packets).sum()
+    devices
+        .iter()
+        .filter(|(name, _)| name == "eth0" || name.starts_with("vx"))
+        .map(|(_, traffic)| traffic.tx_packets)
+        .sum()
 }
 
 /// Waits until a node sends nothing. For at most two seconds after its creation it announces its multicast groups (RFC 3810 §9.11).
@@ -194,7 +251,11 @@ pub(crate) fn program(words: &[&str]) -> Command {
 /// Writes the smoke topology to a file, under the given name.
 pub(crate) fn file(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("canal-{name}.yaml"));
-    std::fs::write(&path, SMOKE.replace("world: smoke", &format!("world: {name}"))).expect("written");
+    std::fs::write(
+        &path,
+        SMOKE.replace("world: smoke", &format!("world: {name}")),
+    )
+    .expect("written");
     path
 }
 
@@ -203,7 +264,9 @@ pub(crate) fn supervisor_of(name: &str) -> u32 {
     let path = format!("/run/canal/worlds/{name}/supervisor.pid");
     let mut pid = None;
     becomes("a supervisor", SOON, || {
-        pid = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
+        pid = std::fs::read_to_string(&path)
+            .ok()
+            .and_then(|text| text.trim().parse().ok());
         pid.is_some()
     });
     pid.expect("just found")

@@ -14,31 +14,86 @@ const POINTS_OFF_MAX: f64 = 2.2;
 /// Returns the share of `version` among all answers, in percent; 0 if there are none.
 pub(crate) fn share(report: &Value, version: &str) -> f64 {
     let counts = report["served_by"].as_object();
-    let count = |name: &str| counts.and_then(|c| c.get(name)).and_then(Value::as_u64).unwrap_or(0) as f64;
-    let all: f64 = counts.into_iter().flatten().filter_map(|(_, n)| n.as_u64()).map(|n| n as f64).sum();
-    if all == 0.0 { 0.0 } else { 100.0 * count(version) / all }
+    let count = |name: &str| {
+        counts
+            .and_then(|c| c.get(name))
+            .and_then(Value::as_u64)
+            .unwrap_or(0) as f64
+    };
+    let all: f64 = counts
+        .into_iter()
+        .flatten()
+        .filter_map(|(_, n)| n.as_u64())
+        .map(|n| n as f64)
+        .sum();
+    if all == 0.0 {
+        0.0
+    } else {
+        100.0 * count(version) / all
+    }
 }
 
 /// Returns the counts as text: `2701 reviews-v1, 299 reviews-v2, 0 failed`.
 pub(crate) fn counts(report: &Value) -> String {
-    let each = report["served_by"].as_object().into_iter().flatten().map(|(name, n)| format!("{n} {name}"));
-    each.chain([format!("{} failed", report["failed"])]).collect::<Vec<_>>().join(", ")
+    let each = report["served_by"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(name, n)| format!("{n} {name}"));
+    each.chain([format!("{} failed", report["failed"])])
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
-    let direct = measure(world, "alpha", &format!("http://{}/reviews/0", at(false, REVIEWS, 9080)), "x-served-by").await?;
-    let paged = measure(world, "beta", &format!("http://{}/productpage", at(true, PAGE, 9080)), "x-reviews-served-by").await?;
+    let direct = measure(
+        world,
+        "alpha",
+        &format!("http://{}/reviews/0", at(false, REVIEWS, 9080)),
+        "x-served-by",
+    )
+    .await?;
+    let paged = measure(
+        world,
+        "beta",
+        &format!("http://{}/productpage", at(true, PAGE, 9080)),
+        "x-reviews-served-by",
+    )
+    .await?;
     Ok(vec![direct, paged])
 }
 
-async fn measure(world: &DemoWorld, tenant: &str, url: &str, header: &str) -> VerbResult<Expectation> {
+async fn measure(
+    world: &DemoWorld,
+    tenant: &str,
+    url: &str,
+    header: &str,
+) -> VerbResult<Expectation> {
     let count = REQUESTS.to_string();
-    let argv = ["canal-samples", "load", url, "-n", &count, "-c", "8", "--served-by", header];
+    let argv = [
+        "canal-samples",
+        "load",
+        url,
+        "-n",
+        &count,
+        "-c",
+        "8",
+        "--served-by",
+        header,
+    ];
     let report = world.report(&client(tenant), &argv).await?;
     let share = share(&report, "reviews-v2");
-    let held = report["failed"] == 0 && report["succeeded"] == REQUESTS && (share - 10.0).abs() <= POINTS_OFF_MAX;
-    let expected = format!("{tenant}: of {REQUESTS} requests to {url}, 10 % ± {POINTS_OFF_MAX} by v2, none failed");
-    Ok(Expectation::new(held, expected, format!("{share:.1} % by v2 ({})", counts(&report))))
+    let held = report["failed"] == 0
+        && report["succeeded"] == REQUESTS
+        && (share - 10.0).abs() <= POINTS_OFF_MAX;
+    let expected = format!(
+        "{tenant}: of {REQUESTS} requests to {url}, 10 % ± {POINTS_OFF_MAX} by v2, none failed"
+    );
+    Ok(Expectation::new(
+        held,
+        expected,
+        format!("{share:.1} % by v2 ({})", counts(&report)),
+    ))
 }
 
 /// Checks that the tester always gets v3, and that others never do.
@@ -46,9 +101,24 @@ pub(crate) async fn header_route(world: &DemoWorld) -> VerbResult<Vec<Expectatio
     let mut promises = Vec::new();
     for (tenant, v6) in [("alpha", true), ("beta", false)] {
         let url = format!("http://{}/productpage", at(v6, PAGE, 9080));
-        for (user, version, want) in [("tester", "reviews-v3", 100.0), ("reader", "reviews-v3", 0.0)] {
+        for (user, version, want) in [
+            ("tester", "reviews-v3", 100.0),
+            ("reader", "reviews-v3", 0.0),
+        ] {
             let header = format!("end-user: {user}");
-            let argv = ["canal-samples", "load", &url, "-n", "200", "-c", "4", "-H", &header, "--served-by", "x-reviews-served-by"];
+            let argv = [
+                "canal-samples",
+                "load",
+                &url,
+                "-n",
+                "200",
+                "-c",
+                "4",
+                "-H",
+                &header,
+                "--served-by",
+                "x-reviews-served-by",
+            ];
             let report = world.report(&client(tenant), &argv).await?;
             let share = share(&report, version);
             let held = report["failed"] == 0 && (share - want).abs() < f64::EPSILON;

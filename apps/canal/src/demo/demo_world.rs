@@ -47,8 +47,18 @@ pub(crate) struct ClientOutput {
 impl ClientOutput {
     /// Returns the output for an expectation: what the client printed, or why it failed, on one short line.
     pub(crate) fn brief(&self) -> String {
-        let text = if self.stdout.trim().is_empty() { self.stderr.trim() } else { self.stdout.trim() };
-        let line: String = text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(160).collect();
+        let text = if self.stdout.trim().is_empty() {
+            self.stderr.trim()
+        } else {
+            self.stdout.trim()
+        };
+        let line: String = text
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+            .chars()
+            .take(160)
+            .collect();
         match self.code {
             Some(0) => line,
             Some(code) => format!("exit {code}: {line}"),
@@ -65,7 +75,11 @@ impl DemoWorld {
         );
         let started = Instant::now();
         let scenery = bundled_topology::demo()?;
-        let running = running_world::up_ephemeral(scenery.topology.clone(), bundled_topology::free_name("demo")?).await?;
+        let running = running_world::up_ephemeral(
+            scenery.topology.clone(),
+            bundled_topology::free_name("demo")?,
+        )
+        .await?;
         let ready = tokio::select! {
             () = stop.wait() => Err(VerbError::new(ExitStatus::Interrupted, "demo", "interrupted while the world came up", "")),
             ready = Self::wait_until_ready(&running) => ready,
@@ -79,9 +93,14 @@ impl DemoWorld {
             }
         };
         let (admin, hosts, generation) = ready;
-        let seen =
-            format!("{hosts} processes ready, generation {generation} on every data plane, after {:.1} s", started.elapsed().as_secs_f64());
-        let expected = format!("all processes ready and all data planes configured within {} s", UP_TIMEOUT.as_secs());
+        let seen = format!(
+            "{hosts} processes ready, generation {generation} on every data plane, after {:.1} s",
+            started.elapsed().as_secs_f64()
+        );
+        let expected = format!(
+            "all processes ready and all data planes configured within {} s",
+            UP_TIMEOUT.as_secs()
+        );
         screen.end(step, Ok(vec![Expectation::new(true, expected, seen)]));
         Ok(Self { running, admin })
     }
@@ -92,7 +111,11 @@ impl DemoWorld {
             let hosts = ready(running).await?;
             bundled_topology::install_demo_keys(running).await?;
             let mut admin = admin::connect_in(running.clone()).await?;
-            let planes = running.hosts()?.iter().filter(|host| is_plane(host)).count();
+            let planes = running
+                .hosts()?
+                .iter()
+                .filter(|host| is_plane(host))
+                .count();
             loop {
                 let status = status::converged(&mut admin, 1).await?;
                 if status.subscribers.iter().filter(|s| s.connected).count() >= planes {
@@ -103,7 +126,11 @@ impl DemoWorld {
         };
         match tokio::time::timeout(UP_TIMEOUT, all).await {
             Ok(whole) => whole,
-            Err(_) => Err(VerbError::failed("demo", unready(running)?, "`canal up demo` keeps the world; see `canal logs HOST`")),
+            Err(_) => Err(VerbError::failed(
+                "demo",
+                unready(running)?,
+                "`canal up demo` keeps the world; see `canal logs HOST`",
+            )),
         }
     }
 
@@ -115,8 +142,18 @@ impl DemoWorld {
     /// Starts a client in a pod. The client is killed when the demo ends.
     pub(crate) fn spawn(&self, host: &str, argv: &[&str]) -> VerbResult<Child> {
         let mut command = self.running.command(host, argv)?;
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        command.spawn().map_err(|problem| VerbError::failed(host, format!("{}: {problem}", argv.join(" ")), "install it with `make setup`"))
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        command.spawn().map_err(|problem| {
+            VerbError::failed(
+                host,
+                format!("{}: {problem}", argv.join(" ")),
+                "install it with `make setup`",
+            )
+        })
     }
 
     /// Waits for a client's end.
@@ -129,7 +166,11 @@ impl DemoWorld {
                 stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
             }),
             Ok(Err(problem)) => Err(VerbError::failed(place, problem, "")),
-            Err(_) => Err(VerbError::failed(place, format!("did not end in {} s", CLIENT_TIMEOUT.as_secs()), "")),
+            Err(_) => Err(VerbError::failed(
+                place,
+                format!("did not end in {} s", CLIENT_TIMEOUT.as_secs()),
+                "",
+            )),
         }
     }
 
@@ -144,16 +185,29 @@ impl DemoWorld {
         let failed = |problem: std::io::Error| VerbError::failed("canal", problem, "");
         let mut command = tokio::process::Command::new(std::env::current_exe().map_err(failed)?);
         command.args(argv).env("CANAL_WORLD", self.running.name());
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
         let finished = self.listen(command.spawn().map_err(failed)?, argv).await?;
         match finished.code {
             Some(0) => Ok(finished.stdout.lines().map(ToOwned::to_owned).collect()),
-            _ => Err(VerbError::failed(format!("canal {}", argv.join(" ")), finished.brief(), "")),
+            _ => Err(VerbError::failed(
+                format!("canal {}", argv.join(" ")),
+                finished.brief(),
+                "",
+            )),
         }
     }
 
     /// Applies YAML to a tenant, waits until every data plane runs it, and returns how long that took.
-    pub(crate) async fn apply(&self, tenant: &str, name: &str, yaml: String) -> VerbResult<Duration> {
+    pub(crate) async fn apply(
+        &self,
+        tenant: &str,
+        name: &str,
+        yaml: String,
+    ) -> VerbResult<Duration> {
         verbs::apply::apply_text(&mut self.admin.clone(), tenant, name, yaml).await
     }
 
@@ -162,14 +216,18 @@ impl DemoWorld {
         let started = Instant::now();
         drop(self.admin);
         self.running.down().await?;
-        screen.print_line(&format!("\nThe world was removed in {:.1} s.", started.elapsed().as_secs_f64()));
+        screen.print_line(&format!(
+            "\nThe world was removed in {:.1} s.",
+            started.elapsed().as_secs_f64()
+        ));
         Ok(())
     }
 }
 
 /// Returns the JSON that a client printed.
 pub(crate) fn parse(finished: &ClientOutput, argv: &[&str]) -> VerbResult<Value> {
-    serde_json::from_str(&finished.stdout).map_err(|_| VerbError::failed(argv.join(" "), finished.brief(), ""))
+    serde_json::from_str(&finished.stdout)
+        .map_err(|_| VerbError::failed(argv.join(" "), finished.brief(), ""))
 }
 
 /// Waits until every process is ready, and returns their number.
@@ -186,15 +244,34 @@ async fn ready(running: &RunningWorld) -> VerbResult<usize> {
 
 /// Returns whether a host runs a data plane. Nodes without a proxy run none, and subscribe to nothing.
 fn is_plane(host: &HostStatus) -> bool {
-    matches!(host.environment.kind.as_str(), "edge" | "gateway" | "node" | "keyServer") && host.environment.job.is_some()
+    matches!(
+        host.environment.kind.as_str(),
+        "edge" | "gateway" | "node" | "keyServer"
+    ) && host.environment.job.is_some()
 }
 
 /// Lists the processes that are not ready, for the error.
 fn unready(running: &RunningWorld) -> VerbResult<String> {
     let hosts = running.hosts()?;
-    let waiting = hosts.iter().filter(|host| host.environment.job.is_some() && !host.pulse.ready);
-    let list: Vec<String> = waiting.map(|host| format!("{} ({})", host.environment.name, running_world::phase(&host.pulse))).collect();
-    let pending =
-        if list.is_empty() { "all processes are ready, but not all data planes are configured".to_owned() } else { list.join(", ") };
-    Ok(format!("not whole after {} s: {pending}", UP_TIMEOUT.as_secs()))
+    let waiting = hosts
+        .iter()
+        .filter(|host| host.environment.job.is_some() && !host.pulse.ready);
+    let list: Vec<String> = waiting
+        .map(|host| {
+            format!(
+                "{} ({})",
+                host.environment.name,
+                running_world::phase(&host.pulse)
+            )
+        })
+        .collect();
+    let pending = if list.is_empty() {
+        "all processes are ready, but not all data planes are configured".to_owned()
+    } else {
+        list.join(", ")
+    };
+    Ok(format!(
+        "not whole after {} s: {pending}",
+        UP_TIMEOUT.as_secs()
+    ))
 }

@@ -32,8 +32,12 @@ pub(crate) struct ReplicaRow {
 
 /// Returns the replicas as the controller reports them.
 pub(crate) async fn replicas(world: &DemoWorld) -> VerbResult<Vec<ReplicaRow>> {
-    let text = world.canal(&["gateway", "list", "-o", "json"]).await?.join("\n");
-    let value: Value = serde_json::from_str(&text).map_err(|problem| VerbError::failed("canal gateway list", problem, ""))?;
+    let text = world
+        .canal(&["gateway", "list", "-o", "json"])
+        .await?
+        .join("\n");
+    let value: Value = serde_json::from_str(&text)
+        .map_err(|problem| VerbError::failed("canal gateway list", problem, ""))?;
     let word = |r: &Value, field: &str| r[field].as_str().unwrap_or_default().to_owned();
     let row = |r: &Value| ReplicaRow {
         name: word(r, "name"),
@@ -41,24 +45,62 @@ pub(crate) async fn replicas(world: &DemoWorld) -> VerbResult<Vec<ReplicaRow>> {
         state: word(r, "state"),
         sessions: r["sessions"].as_u64().unwrap_or(0),
     };
-    Ok(value["replicas"].as_array().into_iter().flatten().map(row).filter(|r| r.state != "gone").collect())
+    Ok(value["replicas"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(row)
+        .filter(|r| r.state != "gone")
+        .collect())
 }
 
 /// Returns the replica with the most sessions among those for which `wanted` is true.
-pub(crate) fn busiest(replicas: &[ReplicaRow], wanted: impl Fn(&ReplicaRow) -> bool) -> VerbResult<ReplicaRow> {
-    let most = replicas.iter().filter(|r| wanted(r)).max_by_key(|r| r.sessions);
-    most.cloned().ok_or_else(|| VerbError::new(ExitStatus::Missing, "canal gateway list", "no such replica is registered", ""))
+pub(crate) fn busiest(
+    replicas: &[ReplicaRow],
+    wanted: impl Fn(&ReplicaRow) -> bool,
+) -> VerbResult<ReplicaRow> {
+    let most = replicas
+        .iter()
+        .filter(|r| wanted(r))
+        .max_by_key(|r| r.sessions);
+    most.cloned().ok_or_else(|| {
+        VerbError::new(
+            ExitStatus::Missing,
+            "canal gateway list",
+            "no such replica is registered",
+            "",
+        )
+    })
 }
 
-pub(crate) async fn run(world: &DemoWorld, screen: &mut DemoOutput) -> VerbResult<Vec<Expectation>> {
-    let urls = [format!("http://{}/details/0", at(false, DETAILS, 9080)), format!("http://{}:9080/details/0", proxyless::NAME)];
+pub(crate) async fn run(
+    world: &DemoWorld,
+    screen: &mut DemoOutput,
+) -> VerbResult<Vec<Expectation>> {
+    let urls = [
+        format!("http://{}/details/0", at(false, DETAILS, 9080)),
+        format!("http://{}:9080/details/0", proxyless::NAME),
+    ];
     let mut loads = Vec::new();
     for ((tenant, rate), url) in RATES.iter().zip(&urls) {
-        let argv = ["canal-samples", "load", url, "-r", rate, "-c", "8", "-d", SECONDS];
+        let argv = [
+            "canal-samples",
+            "load",
+            url,
+            "-r",
+            rate,
+            "-c",
+            "8",
+            "-d",
+            SECONDS,
+        ];
         loads.push((tenant, world.spawn(&client(tenant), &argv)?, argv));
     }
     tokio::time::sleep(LEAD).await;
-    screen.note(titled("canal gateway list", world.canal(&["gateway", "list"]).await?));
+    screen.note(titled(
+        "canal gateway list",
+        world.canal(&["gateway", "list"]).await?,
+    ));
     let drained = drain(world).await?;
     let (replaced, lines) = replace(world).await?;
     screen.note(titled("canal gateway list, after the replacement", lines));
@@ -71,14 +113,19 @@ pub(crate) async fn run(world: &DemoWorld, screen: &mut DemoOutput) -> VerbResul
 }
 
 fn titled(title: &str, lines: Vec<String>) -> Vec<String> {
-    [String::new(), format!("$ {title}")].into_iter().chain(lines).collect()
+    [String::new(), format!("$ {title}")]
+        .into_iter()
+        .chain(lines)
+        .collect()
 }
 
 /// Drains the busiest replica until no session is left, and revokes the drain.
 async fn drain(world: &DemoWorld) -> VerbResult<Expectation> {
     let busiest = busiest(&replicas(world).await?, |_| true)?;
     let started = Instant::now();
-    let output = world.canal(&["gateway", "drain", &busiest.name, "--timeout", "30"]).await?;
+    let output = world
+        .canal(&["gateway", "drain", &busiest.name, "--timeout", "30"])
+        .await?;
     let took = started.elapsed();
     world.canal(&["gateway", "undrain", &busiest.name]).await?;
     let expected = format!(
@@ -98,25 +145,48 @@ async fn drain(world: &DemoWorld) -> VerbResult<Expectation> {
 async fn replace(world: &DemoWorld) -> VerbResult<(Expectation, Vec<String>)> {
     let old = busiest(&replicas(world).await?, |r| r.state == "active")?;
     let started = Instant::now();
-    let output = world.canal(&["gateway", "replace", &old.name, "--timeout", "30"]).await?;
+    let output = world
+        .canal(&["gateway", "replace", &old.name, "--timeout", "30"])
+        .await?;
     let took = started.elapsed();
     let now = replicas(world).await?;
-    let new = now.iter().find(|r| r.backend == old.backend && r.name != old.name && r.state == "active");
+    let new = now
+        .iter()
+        .find(|r| r.backend == old.backend && r.name != old.name && r.state == "active");
     let held = new.is_some() && now.iter().all(|r| r.name != old.name) && took < REPLACED_WITHIN;
-    let expected =
-        format!("`canal gateway replace {}`: a new replica of {} takes over within {} s", old.name, old.backend, REPLACED_WITHIN.as_secs());
+    let expected = format!(
+        "`canal gateway replace {}`: a new replica of {} takes over within {} s",
+        old.name,
+        old.backend,
+        REPLACED_WITHIN.as_secs()
+    );
     let lines = world.canal(&["gateway", "list"]).await?;
-    Ok((Expectation::new(held, expected, format!("after {:.1} s: {}", took.as_secs_f64(), output.join(" "))), lines))
+    Ok((
+        Expectation::new(
+            held,
+            expected,
+            format!("after {:.1} s: {}", took.as_secs_f64(), output.join(" ")),
+        ),
+        lines,
+    ))
 }
 
 fn evaluate(tenant: &str, report: &Value) -> Expectation {
-    let how = if tenant == "gamma" { "without a node proxy" } else { "through node proxies" };
+    let how = if tenant == "gamma" {
+        "without a node proxy"
+    } else {
+        "through node proxies"
+    };
     let held = report["failed"] == 0 && report["succeeded"].as_u64() > Some(0);
-    let expected = format!("{tenant}, {how}: meanwhile 0 requests fail, over persistent connections");
+    let expected =
+        format!("{tenant}, {how}: meanwhile 0 requests fail, over persistent connections");
     Expectation::new(
         held,
         expected,
-        format!("{} of {} failed; the longest silence was {} ms", report["failed"], report["requests"], report["gap_ms_max"]),
+        format!(
+            "{} of {} failed; the longest silence was {} ms",
+            report["failed"], report["requests"], report["gap_ms_max"]
+        ),
     )
 }
 
@@ -127,8 +197,17 @@ mod tests {
 
     #[test]
     fn the_busiest_of_those_wanted_is_taken() {
-        let row = |name: &str, state: &str, sessions| ReplicaRow { name: name.into(), backend: "b1".into(), state: state.into(), sessions };
-        let all = [row("a", "active", 3), row("b", "draining", 9), row("c", "active", 5)];
+        let row = |name: &str, state: &str, sessions| ReplicaRow {
+            name: name.into(),
+            backend: "b1".into(),
+            state: state.into(),
+            sessions,
+        };
+        let all = [
+            row("a", "active", 3),
+            row("b", "draining", 9),
+            row("c", "active", 5),
+        ];
         assert_eq!(busiest(&all, |_| true).unwrap().name, "b");
         assert_eq!(busiest(&all, |r| r.state == "active").unwrap().name, "c");
         assert!(busiest(&all, |_| false).is_err());
@@ -137,7 +216,14 @@ mod tests {
     #[test]
     fn one_failure_breaks_the_promise_and_so_does_silence() {
         for (failed, succeeded, want) in [(0, 10, true), (1, 9, false), (0, 0, false)] {
-            assert_eq!(evaluate("alpha", &json!({ "failed": failed, "succeeded": succeeded, "requests": 10 })).held, want);
+            assert_eq!(
+                evaluate(
+                    "alpha",
+                    &json!({ "failed": failed, "succeeded": succeeded, "requests": 10 })
+                )
+                .held,
+                want
+            );
         }
     }
 }

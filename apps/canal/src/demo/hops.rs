@@ -36,15 +36,27 @@ enum CpuOwner {
 
 /// Returns the hops of the path, in order.
 fn hops(edges: Vec<String>, gateways: Vec<String>) -> [CostHop; 6] {
-    let hop = |what, hosts, counted| CostHop { what, hosts, counted };
+    let hop = |what, hosts, counted| CostHop {
+        what,
+        hosts,
+        counted,
+    };
     let one = |host: &str| vec![host.to_owned()];
     [
-        hop("client (load generator)", one("alpha/bookinfo/client-0"), CpuOwner::Application),
+        hop(
+            "client (load generator)",
+            one("alpha/bookinfo/client-0"),
+            CpuOwner::Application,
+        ),
         hop("node proxy, source", one("alpha-n1"), CpuOwner::Mesh),
         hop("edges", edges, CpuOwner::Kernel),
         hop("gateways", gateways, CpuOwner::Mesh),
         hop("node proxy, destination", one("alpha-n2"), CpuOwner::Mesh),
-        hop("application (details)", one(DETAILS_POD), CpuOwner::Application),
+        hop(
+            "application (details)",
+            one(DETAILS_POD),
+            CpuOwner::Application,
+        ),
     ]
 }
 
@@ -84,20 +96,44 @@ async fn gateways_own(world: &DemoWorld) -> VerbResult<(f64, f64)> {
     Ok((ms, requests))
 }
 
-pub(crate) async fn run(world: &DemoWorld, screen: &mut DemoOutput) -> VerbResult<Vec<Expectation>> {
+pub(crate) async fn run(
+    world: &DemoWorld,
+    screen: &mut DemoOutput,
+) -> VerbResult<Vec<Expectation>> {
     let url = format!("http://{}/details/0", at(false, DETAILS, 9080));
     let count = REQUESTS.to_string();
-    let argv = ["canal-samples", "load", &url, "-n", &count, "-c", CONNECTIONS];
-    let hops = hops(world.running.names_of(HostKindFilter::Edge)?, world.running.names_of(HostKindFilter::Gateway)?);
+    let argv = [
+        "canal-samples",
+        "load",
+        &url,
+        "-n",
+        &count,
+        "-c",
+        CONNECTIONS,
+    ];
+    let hops = hops(
+        world.running.names_of(HostKindFilter::Edge)?,
+        world.running.names_of(HostKindFilter::Gateway)?,
+    );
     let (before, before_ms) = (all(world, &hops)?, gateways_own(world).await?);
     let meshed = world.report(&client("alpha"), &argv).await?;
     let (after, after_ms) = (all(world, &hops)?, gateways_own(world).await?);
     // The application alone gets the same load. The difference is the mesh's share.
-    let argv = ["canal-samples", "load", "http://127.0.0.1:9080/details/0", "-n", &count, "-c", CONNECTIONS];
+    let argv = [
+        "canal-samples",
+        "load",
+        "http://127.0.0.1:9080/details/0",
+        "-n",
+        &count,
+        "-c",
+        CONNECTIONS,
+    ];
     let alone = world.report(DETAILS_POD, &argv).await?;
     screen.note(lines(&hops, &before, &after, &meshed, &alone));
     let mean_ms = (after_ms.0 - before_ms.0) / (after_ms.1 - before_ms.1).max(1.0);
-    screen.note(vec![format!("from the gateway on:    mean {mean_ms:.2} ms, by its own clock")]);
+    screen.note(vec![format!(
+        "from the gateway on:    mean {mean_ms:.2} ms, by its own clock"
+    )]);
     let failed = &meshed["failed"];
     Ok(vec![Expectation::new(
         *failed == 0 && meshed["succeeded"] == REQUESTS,
@@ -106,13 +142,27 @@ pub(crate) async fn run(world: &DemoWorld, screen: &mut DemoOutput) -> VerbResul
     )])
 }
 
-fn lines(hops: &[CostHop], before: &[HopCounters], after: &[HopCounters], meshed: &Value, alone: &Value) -> Vec<String> {
+fn lines(
+    hops: &[CostHop],
+    before: &[HopCounters],
+    after: &[HopCounters],
+    meshed: &Value,
+    alone: &Value,
+) -> Vec<String> {
     let requests = meshed["requests"].as_f64().unwrap_or(0.0).max(1.0);
-    let mut table = TextTable::new(&["HOP", "HOST", "CPU PER REQUEST", "RECEIVED PER REQUEST", "SENT PER REQUEST"]);
+    let mut table = TextTable::new(&[
+        "HOP",
+        "HOST",
+        "CPU PER REQUEST",
+        "RECEIVED PER REQUEST",
+        "SENT PER REQUEST",
+    ]);
     let mut mesh_us = 0.0;
     for ((hop, before), after) in hops.iter().zip(before).zip(after) {
         let us = after.cpu.saturating_sub(before.cpu).as_secs_f64() * 1e6 / requests;
-        let bytes = |after: u64, before: u64| format!("{:.0} B", after.saturating_sub(before) as f64 / requests);
+        let bytes = |after: u64, before: u64| {
+            format!("{:.0} B", after.saturating_sub(before) as f64 / requests)
+        };
         // Only the mesh's own processes count as its cost.
         if hop.counted == CpuOwner::Mesh {
             mesh_us += us;
@@ -123,7 +173,11 @@ fn lines(hops: &[CostHop], before: &[HopCounters], after: &[HopCounters], meshed
                 [one] => one.clone(),
                 several => format!("{} hosts", several.len()),
             },
-            if hop.counted == CpuOwner::Kernel { "in the kernel".to_owned() } else { format!("{us:.0} us") },
+            if hop.counted == CpuOwner::Kernel {
+                "in the kernel".to_owned()
+            } else {
+                format!("{us:.0} us")
+            },
             bytes(after.rx_bytes, before.rx_bytes),
             bytes(after.tx_bytes, before.tx_bytes),
         ]);
@@ -157,12 +211,25 @@ mod tests {
     #[test]
     fn costs_are_per_request_and_the_meshs_share_is_summed() {
         let before = [HopCounters::default(); 6];
-        let after = [HopCounters { cpu: Duration::from_millis(10), rx_bytes: 5_000, tx_bytes: 7_000 }; 6];
+        let after = [HopCounters {
+            cpu: Duration::from_millis(10),
+            rx_bytes: 5_000,
+            tx_bytes: 7_000,
+        }; 6];
         let report = json!({ "requests": 100, "latency_ms": { "p50": 1.0, "p99": 2.0, "p999": 3.0 }, "rps": 50.0 });
         let hops = hops(vec!["edge-1".into(), "edge-2".into()], vec!["gw-1".into()]);
         let lines = lines(&hops, &before, &after, &report, &report).join("\n");
-        assert!(lines.contains("100 us") && lines.contains("50 B") && lines.contains("70 B"), "{lines}");
-        assert!(lines.contains("300 us per request"), "two node proxies and a gateway at 100 us each: {lines}");
-        assert!(lines.contains("2 hosts") && lines.contains("in the kernel"), "{lines}");
+        assert!(
+            lines.contains("100 us") && lines.contains("50 B") && lines.contains("70 B"),
+            "{lines}"
+        );
+        assert!(
+            lines.contains("300 us per request"),
+            "two node proxies and a gateway at 100 us each: {lines}"
+        );
+        assert!(
+            lines.contains("2 hosts") && lines.contains("in the kernel"),
+            "{lines}"
+        );
     }
 }

@@ -19,15 +19,37 @@ const POD: &str = "bookinfo/details-0";
 pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
     let mut promises = Vec::new();
     for v6 in [false, true] {
-        promises.push(apart(world, &format!("the service at {}", at(v6, DETAILS, 9080)), &at(v6, DETAILS, 9080)).await?);
+        promises.push(
+            apart(
+                world,
+                &format!("the service at {}", at(v6, DETAILS, 9080)),
+                &at(v6, DETAILS, 9080),
+            )
+            .await?,
+        );
     }
     let (own, same) = (pod_address(world, "alpha")?, pod_address(world, "beta")?);
-    let pods = apart(world, &format!("the pod at {own}:9080"), &format!("{own}:9080")).await?;
-    promises.push(Expectation { held: pods.held && own == same, ..pods });
+    let pods = apart(
+        world,
+        &format!("the pod at {own}:9080"),
+        &format!("{own}:9080"),
+    )
+    .await?;
+    promises.push(Expectation {
+        held: pods.held && own == same,
+        ..pods
+    });
     for v6 in [false, true] {
         promises.push(hidden(world, v6).await?);
     }
-    promises.push(refused(world, "the mesh port of that pod", &format!("http://{own}:15008/")).await?);
+    promises.push(
+        refused(
+            world,
+            "the mesh port of that pod",
+            &format!("http://{own}:15008/"),
+        )
+        .await?,
+    );
     Ok(promises)
 }
 
@@ -35,17 +57,31 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
 async fn apart(world: &DemoWorld, what: &str, address: &str) -> VerbResult<Expectation> {
     let url = format!("http://{address}/details/0");
     let argv = ["canal-samples", "load", &url, "-n", REQUESTS, "-c", "4"];
-    let (alpha, beta) = (world.spawn(&client("alpha"), &argv)?, world.spawn(&client("beta"), &argv)?);
-    let (alpha, beta) = (parse(&world.listen(alpha, &argv).await?, &argv)?, parse(&world.listen(beta, &argv).await?, &argv)?);
+    let (alpha, beta) = (
+        world.spawn(&client("alpha"), &argv)?,
+        world.spawn(&client("beta"), &argv)?,
+    );
+    let (alpha, beta) = (
+        parse(&world.listen(alpha, &argv).await?, &argv)?,
+        parse(&world.listen(beta, &argv).await?, &argv)?,
+    );
     let held = is_own(&alpha, "alpha") && is_own(&beta, "beta");
-    let expected = format!("alpha and beta ask {what} {REQUESTS} times each, at the same time; each is answered by its own pods");
-    Ok(Expectation::new(held, expected, format!("alpha: {}; beta: {}", counts(&alpha), counts(&beta))))
+    let expected = format!(
+        "alpha and beta ask {what} {REQUESTS} times each, at the same time; each is answered by its own pods"
+    );
+    Ok(Expectation::new(
+        held,
+        expected,
+        format!("alpha: {}; beta: {}", counts(&alpha), counts(&beta)),
+    ))
 }
 
 /// Returns whether all requests were answered, and only by `tenant`'s own pods.
 pub(crate) fn is_own(report: &Value, tenant: &str) -> bool {
     let own = format!("details-{tenant}");
-    let answered = report["served_by"].as_object().is_some_and(|by| by.len() == 1 && by.contains_key(&own));
+    let answered = report["served_by"]
+        .as_object()
+        .is_some_and(|by| by.len() == 1 && by.contains_key(&own));
     answered && report["failed"] == 0 && report["succeeded"].as_u64() > Some(0)
 }
 
@@ -55,19 +91,42 @@ async fn hidden(world: &DemoWorld, v6: bool) -> VerbResult<Expectation> {
     let own = world.run(&client("beta"), &curl(&url)).await?;
     let other = world.run(&client("alpha"), &curl(&url)).await?;
     let held = own.code == Some(0) && other.code != Some(0) && other.stdout.is_empty();
-    let expected = format!("beta's vault over {} answers beta, and does not exist for alpha", family(v6));
-    Ok(Expectation::new(held, expected, format!("beta: exit {}; alpha: {}", own.code.unwrap_or(-1), other.brief())))
+    let expected = format!(
+        "beta's vault over {} answers beta, and does not exist for alpha",
+        family(v6)
+    );
+    Ok(Expectation::new(
+        held,
+        expected,
+        format!(
+            "beta: exit {}; alpha: {}",
+            own.code.unwrap_or(-1),
+            other.brief()
+        ),
+    ))
 }
 
 fn curl(url: &str) -> [&str; 7] {
-    ["curl", "-sS", "--fail-with-body", "--max-time", "3", "-g", url]
+    [
+        "curl",
+        "-sS",
+        "--fail-with-body",
+        "--max-time",
+        "3",
+        "-g",
+        url,
+    ]
 }
 
 /// Checks that a connection is refused. A refusal is an error of the connection, not an answer.
 async fn refused(world: &DemoWorld, what: &str, url: &str) -> VerbResult<Expectation> {
     let output = world.run(&client("alpha"), &curl(url)).await?;
     let held = output.code != Some(0) && output.stdout.is_empty();
-    Ok(Expectation::new(held, format!("alpha's client is refused at {what}, {url}"), output.brief()))
+    Ok(Expectation::new(
+        held,
+        format!("alpha's client is refused at {what}, {url}"),
+        output.brief(),
+    ))
 }
 
 fn pod_address(world: &DemoWorld, tenant: &str) -> VerbResult<String> {
@@ -88,11 +147,17 @@ mod tests {
     fn one_answer_of_another_tenant_is_too_many() {
         for (name, served_by, failed, want) in [
             ("own only", json!({ "details-alpha": 500 }), 0, true),
-            ("one of beta's", json!({ "details-alpha": 499, "details-beta": 1 }), 0, false),
+            (
+                "one of beta's",
+                json!({ "details-alpha": 499, "details-beta": 1 }),
+                0,
+                false,
+            ),
             ("one failed", json!({ "details-alpha": 499 }), 1, false),
             ("nobody", json!({}), 0, false),
         ] {
-            let report = json!({ "served_by": served_by, "failed": failed, "succeeded": 500 - failed });
+            let report =
+                json!({ "served_by": served_by, "failed": failed, "succeeded": 500 - failed });
             assert_eq!(is_own(&report, "alpha"), want, "{name}");
         }
     }

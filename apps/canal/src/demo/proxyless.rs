@@ -15,17 +15,37 @@ const NO_SUCH_NAME: i32 = 6;
 
 pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
     let hosts = world.running.hosts()?;
-    let nodes: Vec<_> = hosts.iter().filter(|host| host.environment.name.starts_with("gamma-n")).collect();
-    let running = nodes.iter().filter(|node| node.environment.job.is_some()).count();
+    let nodes: Vec<_> = hosts
+        .iter()
+        .filter(|host| host.environment.name.starts_with("gamma-n"))
+        .collect();
+    let running = nodes
+        .iter()
+        .filter(|node| node.environment.job.is_some())
+        .count();
     let mut promises = vec![Expectation::new(
         running == 0 && !nodes.is_empty(),
         "gamma's nodes run nothing of ours",
-        format!("{} nodes, {running} of the mesh's processes on them", nodes.len()),
+        format!(
+            "{} nodes, {running} of the mesh's processes on them",
+            nodes.len()
+        ),
     )];
     for family in ["-4", "-6"] {
         let url = format!("http://{NAME}:9080/details/0");
-        let argv =
-            ["curl", "-sS", "--fail-with-body", "--max-time", "5", family, "-o", "/dev/null", "-w", "%{http_code} at %{remote_ip}", &url];
+        let argv = [
+            "curl",
+            "-sS",
+            "--fail-with-body",
+            "--max-time",
+            "5",
+            family,
+            "-o",
+            "/dev/null",
+            "-w",
+            "%{http_code} at %{remote_ip}",
+            &url,
+        ];
         let output = world.run(&client("gamma"), &argv).await?;
         let held = output.code == Some(0) && output.stdout.starts_with("200 ");
         promises.push(Expectation::new(
@@ -35,10 +55,25 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
         ));
     }
     let url = format!("http://{NAME}:9080/details/0");
-    let report = world.report(&client("gamma"), &["canal-samples", "load", &url, "-n", "500", "-c", "4"]).await?;
-    promises.push(Expectation::new(is_own(&report, "gamma"), "gamma: 500 requests are answered by its own pod", counts(&report)));
+    let report = world
+        .report(
+            &client("gamma"),
+            &["canal-samples", "load", &url, "-n", "500", "-c", "4"],
+        )
+        .await?;
+    promises.push(Expectation::new(
+        is_own(&report, "gamma"),
+        "gamma: 500 requests are answered by its own pod",
+        counts(&report),
+    ));
     let url = format!("http://{FOREIGN}:9080/");
-    let output = world.run(&client("gamma"), &["curl", "-sS", "--max-time", "5", &url]).await?;
-    promises.push(Expectation::new(output.code == Some(NO_SUCH_NAME), "gamma: the name of beta's vault does not exist", output.brief()));
+    let output = world
+        .run(&client("gamma"), &["curl", "-sS", "--max-time", "5", &url])
+        .await?;
+    promises.push(Expectation::new(
+        output.code == Some(NO_SUCH_NAME),
+        "gamma: the name of beta's vault does not exist",
+        output.brief(),
+    ));
     Ok(promises)
 }

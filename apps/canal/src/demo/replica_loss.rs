@@ -24,7 +24,18 @@ const KILLED_AFTER: Duration = Duration::from_secs(3);
 pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
     let url = format!("http://{}/reviews/0", at(false, REVIEWS, 9080));
     let connections = CONNECTIONS.to_string();
-    let argv = ["canal-samples", "load", &url, "-r", RATE, "-c", &connections, "-d", SECONDS, "--timeline"];
+    let argv = [
+        "canal-samples",
+        "load",
+        &url,
+        "-r",
+        RATE,
+        "-c",
+        &connections,
+        "-d",
+        SECONDS,
+        "--timeline",
+    ];
     let load = world.spawn(&client("alpha"), &argv)?;
     let started = Instant::now();
     tokio::time::sleep(KILLED_AFTER / 2).await;
@@ -49,10 +60,14 @@ async fn served(world: &DemoWorld) -> VerbResult<BTreeMap<String, f64>> {
 }
 
 /// Returns the replica that serves most of the load.
-fn decide_victim(before: &BTreeMap<String, f64>, now: &BTreeMap<String, f64>) -> VerbResult<String> {
+fn decide_victim(
+    before: &BTreeMap<String, f64>,
+    now: &BTreeMap<String, f64>,
+) -> VerbResult<String> {
     let since = |name: &String| now[name] - before.get(name).copied().unwrap_or(0.0);
     let most = now.keys().max_by(|a, b| since(a).total_cmp(&since(b)));
-    most.cloned().ok_or_else(|| VerbError::new(ExitStatus::Missing, "gateway", "there is no replica", ""))
+    most.cloned()
+        .ok_or_else(|| VerbError::new(ExitStatus::Missing, "gateway", "there is no replica", ""))
 }
 
 /// Evaluates the report. `killed_ms` is the time of the kill after the start of the load.
@@ -64,14 +79,21 @@ fn evaluate(victim: &str, killed_ms: u64, report: &Value) -> Vec<Expectation> {
     vec![
         Expectation::new(
             failed <= CONNECTIONS && report["succeeded"].as_u64() > Some(0),
-            format!("{victim} killed at {RATE} requests per second: at most the {CONNECTIONS} in flight are lost"),
-            format!("{failed} of {} lost {}", report["requests"], report["failed_by_kind"]),
+            format!(
+                "{victim} killed at {RATE} requests per second: at most the {CONNECTIONS} in flight are lost"
+            ),
+            format!(
+                "{failed} of {} lost {}",
+                report["requests"], report["failed_by_kind"]
+            ),
         ),
         Expectation::new(
             healed_ms < 1_000 && gap < 1_000,
             "traffic is whole again within 1 s",
             match last {
-                Some(_) => format!("the last failure came {healed_ms} ms after the kill; the longest silence was {gap} ms"),
+                Some(_) => format!(
+                    "the last failure came {healed_ms} ms after the kill; the longest silence was {gap} ms"
+                ),
                 None => format!("nothing failed; the longest silence was {gap} ms"),
             },
         ),
@@ -86,8 +108,14 @@ mod tests {
     #[test]
     fn the_replica_that_carries_the_load_dies() {
         let served = |a, b| BTreeMap::from([("gw-1".to_owned(), a), ("gw-2".to_owned(), b)]);
-        assert_eq!(decide_victim(&served(900.0, 10.0), &served(910.0, 300.0)).unwrap(), "gw-2");
-        assert_eq!(decide_victim(&BTreeMap::new(), &served(2.0, 1.0)).unwrap(), "gw-1");
+        assert_eq!(
+            decide_victim(&served(900.0, 10.0), &served(910.0, 300.0)).unwrap(),
+            "gw-2"
+        );
+        assert_eq!(
+            decide_victim(&BTreeMap::new(), &served(2.0, 1.0)).unwrap(),
+            "gw-1"
+        );
         assert!(decide_victim(&BTreeMap::new(), &BTreeMap::new()).is_err());
     }
 
@@ -101,7 +129,10 @@ mod tests {
             ("silence", 5, json!(3100), 1500, [true, false]),
         ] {
             let report = json!({ "failed": failed, "succeeded": 100, "requests": 2400, "failed_last_ms": last, "gap_ms_max": gap });
-            let held: Vec<bool> = evaluate("gw-1", 3000, &report).iter().map(|p| p.held).collect();
+            let held: Vec<bool> = evaluate("gw-1", 3000, &report)
+                .iter()
+                .map(|p| p.held)
+                .collect();
             assert_eq!(held, want, "{name}");
         }
     }

@@ -26,7 +26,11 @@ pub(crate) struct Expectation {
 
 impl Expectation {
     pub(crate) fn new(held: bool, expected: impl Into<String>, seen: impl Into<String>) -> Self {
-        Self { expected: expected.into(), seen: seen.into(), held }
+        Self {
+            expected: expected.into(),
+            seen: seen.into(),
+            held,
+        }
     }
 }
 
@@ -48,7 +52,13 @@ pub(crate) struct DemoOutput {
 
 impl DemoOutput {
     pub(crate) fn new(form: OutputForm) -> Self {
-        Self { form, number: 0, steps: Vec::new(), promises: Vec::new(), notes: Vec::new() }
+        Self {
+            form,
+            number: 0,
+            steps: Vec::new(),
+            promises: Vec::new(),
+            notes: Vec::new(),
+        }
     }
 
     /// Prints a line for people.
@@ -68,21 +78,35 @@ impl DemoOutput {
     pub(crate) fn begin(&mut self, title: &'static str) -> DemoStep {
         self.number += 1;
         self.print_line(&format!("\n{}. {title}", self.number));
-        DemoStep { title, started: Instant::now() }
+        DemoStep {
+            title,
+            started: Instant::now(),
+        }
     }
 
     /// Shows the results of a step's expectations. A step that could not run counts as one failed expectation.
     pub(crate) fn end(&mut self, step: DemoStep, seen: VerbResult<Vec<Expectation>>) {
-        let promises = seen.unwrap_or_else(|failure| vec![Expectation::new(false, "the step can be done", failure.to_string())]);
+        let promises = seen.unwrap_or_else(|failure| {
+            vec![Expectation::new(
+                false,
+                "the step can be done",
+                failure.to_string(),
+            )]
+        });
         for promise in &promises {
             let mark = if promise.held { "held  " } else { "BROKEN" };
             self.print_line(&format!("   {mark}  expected {}", promise.expected));
-            self.print_line(&format!("           seen {}", promise.seen.replace('\n', "\n                ")));
+            self.print_line(&format!(
+                "           seen {}",
+                promise.seen.replace('\n', "\n                ")
+            ));
         }
         for line in std::mem::take(&mut self.notes) {
             self.print_line(&format!("   {line}"));
         }
-        let each = promises.iter().map(|p| json!({ "expected": p.expected, "seen": p.seen, "held": p.held }));
+        let each = promises
+            .iter()
+            .map(|p| json!({ "expected": p.expected, "seen": p.seen, "held": p.held }));
         let seconds = step.started.elapsed().as_secs_f64();
         self.steps.push(json!({ "title": step.title, "seconds": seconds, "promises": each.collect::<Vec<_>>() }));
         self.promises.extend(promises);
@@ -95,10 +119,17 @@ impl DemoOutput {
     /// Prints the summary, and with JSON the report.
     pub(crate) fn finish(&self, elapsed: Duration) -> VerbResult {
         let held = self.promises.iter().filter(|p| p.held).count();
-        let text = format!("{held} of {} promises held, in {:.0} s; the world is gone again", self.promises.len(), elapsed.as_secs_f64());
+        let text = format!(
+            "{held} of {} promises held, in {:.0} s; the world is gone again",
+            self.promises.len(),
+            elapsed.as_secs_f64()
+        );
         self.print_line(&format!("\n{text}"));
         if !self.all_held() {
-            self.promises.iter().filter(|p| !p.held).for_each(|p| self.print_line(&format!("   BROKEN  {}: {}", p.expected, p.seen)));
+            self.promises
+                .iter()
+                .filter(|p| !p.held)
+                .for_each(|p| self.print_line(&format!("   BROKEN  {}: {}", p.expected, p.seen)));
         }
         match self.form {
             OutputForm::Table => Ok(()),

@@ -6,11 +6,19 @@ use crate::exit::VerbResult;
 
 /// Returns a service's address in `demo/`, which is the same in all tenants: `[fd00:101::10]:9080` or `10.101.0.10:9080`.
 pub(crate) fn at(v6: bool, service: u8, port: u16) -> String {
-    if v6 { format!("[{}]:{port}", host(v6, service)) } else { format!("{}:{port}", host(v6, service)) }
+    if v6 {
+        format!("[{}]:{port}", host(v6, service))
+    } else {
+        format!("{}:{port}", host(v6, service))
+    }
 }
 
 fn host(v6: bool, service: u8) -> String {
-    if v6 { format!("fd00:101::{service}") } else { format!("10.101.0.{service}") }
+    if v6 {
+        format!("fd00:101::{service}")
+    } else {
+        format!("10.101.0.{service}")
+    }
 }
 
 /// Numbers of the services in `demo/*/services.yaml`.
@@ -29,7 +37,12 @@ pub(crate) fn family(v6: bool) -> &'static str {
 
 pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
     let mut promises = Vec::new();
-    for (tenant, v6) in [("alpha", false), ("alpha", true), ("beta", false), ("beta", true)] {
+    for (tenant, v6) in [
+        ("alpha", false),
+        ("alpha", true),
+        ("beta", false),
+        ("beta", true),
+    ] {
         promises.push(page(world, tenant, v6).await?);
     }
     for (tenant, v6) in [("alpha", false), ("beta", true)] {
@@ -42,12 +55,23 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
 
 async fn page(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectation> {
     let url = format!("http://{}/productpage", at(v6, PAGE, 9080));
-    let argv = ["curl", "-sS", "--fail-with-body", "--max-time", "10", "-g", &url];
+    let argv = [
+        "curl",
+        "-sS",
+        "--fail-with-body",
+        "--max-time",
+        "10",
+        "-g",
+        &url,
+    ];
     let output = world.run(&client(tenant), &argv).await?;
     let page: serde_json::Value = serde_json::from_str(&output.stdout).unwrap_or_default();
     let text = |value: &serde_json::Value| value.as_str().unwrap_or("?").to_owned();
     let own = page["details"]["version"] == tenant;
-    let held = output.code == Some(0) && own && page["details"]["title"].is_string() && page["reviews"]["reviews"].is_array();
+    let held = output.code == Some(0)
+        && own
+        && page["details"]["title"].is_string()
+        && page["reviews"]["reviews"].is_array();
     let seen = match held {
         true => format!(
             "page by {}, details by {} of {}, reviews by {}",
@@ -58,7 +82,14 @@ async fn page(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectati
         ),
         false => output.brief(),
     };
-    Ok(Expectation::new(held, format!("{tenant}: curl gets its own book's page at {}", at(v6, PAGE, 9080)), seen))
+    Ok(Expectation::new(
+        held,
+        format!(
+            "{tenant}: curl gets its own book's page at {}",
+            at(v6, PAGE, 9080)
+        ),
+        seen,
+    ))
 }
 
 async fn grpc(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectation> {
@@ -72,23 +103,52 @@ async fn grpc(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectati
         ("bidi", ["--count", "20"]),
         ("unary", ["--status", "9"]),
     ] {
-        let argv = ["canal-samples", "grpc-client", &address, "--mode", mode, extra[0], extra[1]];
+        let argv = [
+            "canal-samples",
+            "grpc-client",
+            &address,
+            "--mode",
+            mode,
+            extra[0],
+            extra[1],
+        ];
         let report = world.report(&client(tenant), &argv).await?;
         held &= report["ok"] == true;
-        let outcome = if report["ok"] == true { format!("{} messages", report["messages"]) } else { report["message"].to_string() };
-        seen.push(if extra[0] == "--status" { format!("status {} in trailers", report["status"]) } else { format!("{mode} {outcome}") });
+        let outcome = if report["ok"] == true {
+            format!("{} messages", report["messages"])
+        } else {
+            report["message"].to_string()
+        };
+        seen.push(if extra[0] == "--status" {
+            format!("status {} in trailers", report["status"])
+        } else {
+            format!("{mode} {outcome}")
+        });
     }
-    Ok(Expectation::new(held, format!("{tenant}: gRPC of all four shapes, and a status code, over {}", family(v6)), seen.join(", ")))
+    Ok(Expectation::new(
+        held,
+        format!(
+            "{tenant}: gRPC of all four shapes, and a status code, over {}",
+            family(v6)
+        ),
+        seen.join(", "),
+    ))
 }
 
 async fn websocket(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectation> {
     let url = format!("ws://{}/chat", at(v6, WS, 8081));
     let argv = ["canal-samples", "ws-client", &url, "--count", "50"];
     let report = world.report(&client(tenant), &argv).await?;
-    let seen = format!("{} of 50 echoed, pong {}, closed with {}", report["echoed"], report["pong"], report["close_code"]);
+    let seen = format!(
+        "{} of 50 echoed, pong {}, closed with {}",
+        report["echoed"], report["pong"], report["close_code"]
+    );
     Ok(Expectation::new(
         report["ok"] == true,
-        format!("{tenant}: a WebSocket echoes 50 messages and closes cleanly over {}", family(v6)),
+        format!(
+            "{tenant}: a WebSocket echoes 50 messages and closes cleanly over {}",
+            family(v6)
+        ),
         seen,
     ))
 }
@@ -96,7 +156,11 @@ async fn websocket(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expe
 async fn redis(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectation> {
     let host = host(v6, REDIS);
     let redis = |words: &[&str]| {
-        let argv: Vec<String> = ["redis-cli", "-h", &host, "-p", "6379"].iter().chain(words).map(|w| (*w).to_owned()).collect();
+        let argv: Vec<String> = ["redis-cli", "-h", &host, "-p", "6379"]
+            .iter()
+            .chain(words)
+            .map(|w| (*w).to_owned())
+            .collect();
         async move {
             let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
             world.run(&client(tenant), &argv).await
@@ -107,7 +171,10 @@ async fn redis(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectat
     let held = set.stdout.trim() == "OK" && got.stdout.trim() == "The Comedy of Errors";
     Ok(Expectation::new(
         held,
-        format!("{tenant}: redis-cli sets and gets a value over {}", family(v6)),
+        format!(
+            "{tenant}: redis-cli sets and gets a value over {}",
+            family(v6)
+        ),
         format!("SET: {}, GET: {}", set.brief(), got.brief()),
     ))
 }

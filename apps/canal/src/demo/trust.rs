@@ -19,15 +19,37 @@ spec:
     to: [{operation: {methods: [GET], paths: [/details/*]}}]
 ";
 
-pub(crate) async fn run(world: &DemoWorld, screen: &mut DemoOutput) -> VerbResult<Vec<Expectation>> {
-    let mut promises = vec![expect_status(world, "200", "before: alpha's client is answered by details").await?];
-    let took = world.apply("alpha", "details-readers.yaml", POLICY.to_owned()).await?;
+pub(crate) async fn run(
+    world: &DemoWorld,
+    screen: &mut DemoOutput,
+) -> VerbResult<Vec<Expectation>> {
+    let mut promises = vec![
+        expect_status(
+            world,
+            "200",
+            "before: alpha's client is answered by details",
+        )
+        .await?,
+    ];
+    let took = world
+        .apply("alpha", "details-readers.yaml", POLICY.to_owned())
+        .await?;
     promises.push(
-        expect_status(world, "403", &format!("a policy for the page alone, applied in {} ms: the client is refused", took.as_millis()))
-            .await?,
+        expect_status(
+            world,
+            "403",
+            &format!(
+                "a policy for the page alone, applied in {} ms: the client is refused",
+                took.as_millis()
+            ),
+        )
+        .await?,
     );
     promises.push(page(world).await?);
-    for (source, outcome) in [("bookinfo/client", "denies"), ("bookinfo/productpage", "passes")] {
+    for (source, outcome) in [
+        ("bookinfo/client", "denies"),
+        ("bookinfo/productpage", "passes"),
+    ] {
         let lines = world.canal(&explain(source)).await?;
         let held = lines.iter().any(|line| line.contains(outcome));
         promises.push(Expectation::new(
@@ -39,20 +61,57 @@ pub(crate) async fn run(world: &DemoWorld, screen: &mut DemoOutput) -> VerbResul
             screen.note(lines);
         }
     }
-    world.canal(&["delete", "--tenant", "alpha", "authorizationpolicy", "details-readers", "-n", "bookinfo"]).await?;
-    promises.push(expect_status(world, "200", "after its removal the client is answered again").await?);
+    world
+        .canal(&[
+            "delete",
+            "--tenant",
+            "alpha",
+            "authorizationpolicy",
+            "details-readers",
+            "-n",
+            "bookinfo",
+        ])
+        .await?;
+    promises.push(
+        expect_status(
+            world,
+            "200",
+            "after its removal the client is answered again",
+        )
+        .await?,
+    );
     promises.extend(keys(world).await?);
     Ok(promises)
 }
 
 fn explain(source: &str) -> [&str; 9] {
-    ["explain", "--tenant", "alpha", "--from", source, "--to", "bookinfo/details:9080", "--path", "/details/0"]
+    [
+        "explain",
+        "--tenant",
+        "alpha",
+        "--from",
+        source,
+        "--to",
+        "bookinfo/details:9080",
+        "--path",
+        "/details/0",
+    ]
 }
 
 /// Checks the status that alpha's client gets from details. It retries, because a change may not have reached the last data plane.
 async fn expect_status(world: &DemoWorld, expected: &str, what: &str) -> VerbResult<Expectation> {
     let url = format!("http://{}/details/0", at(false, DETAILS, 9080));
-    let argv = ["curl", "-sS", "--max-time", "5", "-o", "/dev/null", "-w", "%{http_code}", &url];
+    let argv = [
+        "curl",
+        "-sS",
+        "--max-time",
+        "5",
+        "-o",
+        "/dev/null",
+        "-w",
+        "%{http_code}",
+        &url,
+    ];
     let mut output = world.run(&client("alpha"), &argv).await?;
     for _ in 0..20 {
         if output.stdout.trim() == expected {
@@ -61,30 +120,71 @@ async fn expect_status(world: &DemoWorld, expected: &str, what: &str) -> VerbRes
         tokio::time::sleep(Duration::from_millis(100)).await;
         output = world.run(&client("alpha"), &argv).await?;
     }
-    Ok(Expectation::new(output.stdout.trim() == expected, format!("{what} ({expected})"), output.brief()))
+    Ok(Expectation::new(
+        output.stdout.trim() == expected,
+        format!("{what} ({expected})"),
+        output.brief(),
+    ))
 }
 
 /// Checks that the page can call details with its own identity.
 async fn page(world: &DemoWorld) -> VerbResult<Expectation> {
     let url = format!("http://{}/productpage", at(false, PAGE, 9080));
-    let output = world.run(&client("alpha"), &["curl", "-sS", "--fail-with-body", "--max-time", "10", &url]).await?;
+    let output = world
+        .run(
+            &client("alpha"),
+            &["curl", "-sS", "--fail-with-body", "--max-time", "10", &url],
+        )
+        .await?;
     let page: serde_json::Value = serde_json::from_str(&output.stdout).unwrap_or_default();
     let held = output.code == Some(0) && page["details"]["title"].is_string();
-    Ok(Expectation::new(held, "the page, which may, still has its details", format!("details by {}", page["details"]["pod"])))
+    Ok(Expectation::new(
+        held,
+        "the page, which may, still has its details",
+        format!("details by {}", page["details"]["pod"]),
+    ))
 }
 
 /// Checks that beta's private keys are only in key servers.
 async fn keys(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
     let mut promises = Vec::new();
     for node in ["beta-n1", "beta-n2"] {
-        let files = world.run(node, &["sh", "-c", "grep -rl 'PRIVATE KEY' --exclude-dir=bpffs . | wc -l"]).await?;
-        let metrics = world.run(node, &["curl", "-sS", "--max-time", "5", "http://127.0.0.1:15020/metrics"]).await?;
-        let answers = metrics.stdout.lines().filter(|line| line.starts_with("canal_keys_answers_total"));
-        let count: f64 = answers.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
+        let files = world
+            .run(
+                node,
+                &[
+                    "sh",
+                    "-c",
+                    "grep -rl 'PRIVATE KEY' --exclude-dir=bpffs . | wc -l",
+                ],
+            )
+            .await?;
+        let metrics = world
+            .run(
+                node,
+                &[
+                    "curl",
+                    "-sS",
+                    "--max-time",
+                    "5",
+                    "http://127.0.0.1:15020/metrics",
+                ],
+            )
+            .await?;
+        let answers = metrics
+            .stdout
+            .lines()
+            .filter(|line| line.starts_with("canal_keys_answers_total"));
+        let count: f64 = answers
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+            .sum();
         promises.push(Expectation::new(
             files.stdout.trim() == "0" && count > 0.0,
             format!("{node} shakes hands without a private key: a key server does it"),
-            format!("{} files with private keys, {count} handshakes by key servers", files.stdout.trim()),
+            format!(
+                "{} files with private keys, {count} handshakes by key servers",
+                files.stdout.trim()
+            ),
         ));
     }
     Ok(promises)

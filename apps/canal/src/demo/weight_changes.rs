@@ -19,8 +19,11 @@ const PAUSE: Duration = Duration::from_millis(300);
 
 /// Returns the demo's own route with other weights.
 pub(crate) fn route(v1: u32, v2: u32) -> String {
-    let weighted = |version: &str, weight: u32| format!("name: reviews-{version}, port: 9080, weight: {weight}}}");
-    let text = crate::bundled_topology::ALPHA_ROUTES.replace(&weighted("v1", 90), &weighted("v1", v1));
+    let weighted = |version: &str, weight: u32| {
+        format!("name: reviews-{version}, port: 9080, weight: {weight}}}")
+    };
+    let text =
+        crate::bundled_topology::ALPHA_ROUTES.replace(&weighted("v1", 90), &weighted("v1", v1));
     text.replace(&weighted("v2", 10), &weighted("v2", v2))
 }
 
@@ -46,7 +49,11 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
     let mut slowest = Duration::ZERO;
     for change in 1..=CHANGES {
         let v2 = 100 * change / CHANGES;
-        slowest = slowest.max(world.apply("alpha", "demo/alpha/routes.yaml", route(100 - v2, v2)).await?);
+        slowest = slowest.max(
+            world
+                .apply("alpha", "demo/alpha/routes.yaml", route(100 - v2, v2))
+                .await?,
+        );
         tokio::time::sleep(PAUSE).await;
     }
     let report = parse(&world.listen(load, &argv).await?, &argv)?;
@@ -54,7 +61,12 @@ pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
     let none_failed = Expectation::new(
         report["failed"] == 0 && requests >= 1_000,
         format!("{CHANGES} changes while {PAGES_PER_SECOND} pages per second are loaded: 0 fail"),
-        format!("{} of {requests} pages failed; p99 {} ms; {}", report["failed"], report["latency_ms"]["p99"], counts(&report)),
+        format!(
+            "{} of {requests} pages failed; p99 {} ms; {}",
+            report["failed"],
+            report["latency_ms"]["p99"],
+            counts(&report)
+        ),
     );
     let in_time = Expectation::new(
         slowest < Duration::from_secs(1),
@@ -73,9 +85,15 @@ async fn last_word(world: &DemoWorld) -> VerbResult<Expectation> {
     let url = format!("http://{}/reviews/0", at(false, REVIEWS, 9080));
     let argv = ["canal-samples", "load", &url, "-n", "500", "-c", "4"];
     let report = world.report(&client("alpha"), &argv).await?;
-    world.apply("alpha", "demo/alpha/routes.yaml", route(90, 10)).await?;
+    world
+        .apply("alpha", "demo/alpha/routes.yaml", route(90, 10))
+        .await?;
     let held = report["failed"] == 0 && share(&report, "reviews-v2") >= 100.0;
-    Ok(Expectation::new(held, "after the last change all 500 requests are served by v2", counts(&report)))
+    Ok(Expectation::new(
+        held,
+        "after the last change all 500 requests are served by v2",
+        counts(&report),
+    ))
 }
 
 #[cfg(test)]
@@ -87,7 +105,10 @@ mod tests {
         for change in 0..=CHANGES {
             let v2 = 100 * change / CHANGES;
             let text = route(100 - v2, v2);
-            let want = [format!("reviews-v1, port: 9080, weight: {}}}", 100 - v2), format!("reviews-v2, port: 9080, weight: {v2}}}")];
+            let want = [
+                format!("reviews-v1, port: 9080, weight: {}}}", 100 - v2),
+                format!("reviews-v2, port: 9080, weight: {v2}}}"),
+            ];
             assert!(want.iter().all(|w| text.contains(w)), "{text}");
         }
         assert_eq!(route(90, 10), crate::bundled_topology::ALPHA_ROUTES);

@@ -46,8 +46,16 @@ pub(crate) async fn run(args: ApplyArgs) -> VerbResult {
     let files = files::read(&args.files)?;
     let mut admin = admin::connect(&args.mesh).await?;
     let tenant = tenant::decide(&args.tenant, &mut admin).await?;
-    let request = ApplyRequest { tenant, files, dry_run: args.dry_run };
-    let answer = admin.apply(request).await.map_err(|status| admin::refused(&status))?.into_inner();
+    let request = ApplyRequest {
+        tenant,
+        files,
+        dry_run: args.dry_run,
+    };
+    let answer = admin
+        .apply(request)
+        .await
+        .map_err(|status| admin::refused(&status))?
+        .into_inner();
     show(&args, &answer)?;
     if !answer.accepted {
         return Err(VerbError::already_printed(ExitStatus::Failed));
@@ -59,25 +67,59 @@ pub(crate) async fn run(args: ApplyArgs) -> VerbResult {
 }
 
 fn show(args: &ApplyArgs, answer: &ApplyResponse) -> VerbResult {
-    diagnostics::lines(&answer.diagnostics).iter().for_each(|line| eprintln!("{line}"));
-    output::print_view(args.output.format, WriteResultView::of_apply(answer, args.dry_run), || match answer.accepted {
-        false => vec!["refused: nothing was changed".to_owned()],
-        true => {
-            let suffix = if args.dry_run { " (dry run)" } else { "" };
-            let each = answer.changes.iter().map(|c| format!("{} {}{suffix}", diagnostics::object(c), diagnostics::what(c)));
-            each.chain(diagnostics::left_out(answer.changes_left_out)).chain([format!("generation {}", answer.generation)]).collect()
-        }
-    })
+    diagnostics::lines(&answer.diagnostics)
+        .iter()
+        .for_each(|line| eprintln!("{line}"));
+    output::print_view(
+        args.output.format,
+        WriteResultView::of_apply(answer, args.dry_run),
+        || match answer.accepted {
+            false => vec!["refused: nothing was changed".to_owned()],
+            true => {
+                let suffix = if args.dry_run { " (dry run)" } else { "" };
+                let each = answer.changes.iter().map(|c| {
+                    format!(
+                        "{} {}{suffix}",
+                        diagnostics::object(c),
+                        diagnostics::what(c)
+                    )
+                });
+                each.chain(diagnostics::left_out(answer.changes_left_out))
+                    .chain([format!("generation {}", answer.generation)])
+                    .collect()
+            }
+        },
+    )
 }
 
 /// Applies one text, waits until every connected data plane runs it, and returns how long that took. It is for the demo.
-pub(crate) async fn apply_text(admin: &mut Admin, tenant: &str, path: &str, yaml: String) -> VerbResult<Duration> {
+pub(crate) async fn apply_text(
+    admin: &mut Admin,
+    tenant: &str,
+    path: &str,
+    yaml: String,
+) -> VerbResult<Duration> {
     let started = Instant::now();
-    let files = vec![File { path: path.to_owned(), yaml }];
-    let request = ApplyRequest { tenant: tenant.to_owned(), files, dry_run: false };
-    let answer = admin.apply(request).await.map_err(|status| admin::refused(&status))?.into_inner();
+    let files = vec![File {
+        path: path.to_owned(),
+        yaml,
+    }];
+    let request = ApplyRequest {
+        tenant: tenant.to_owned(),
+        files,
+        dry_run: false,
+    };
+    let answer = admin
+        .apply(request)
+        .await
+        .map_err(|status| admin::refused(&status))?
+        .into_inner();
     if !answer.accepted {
-        return Err(VerbError::failed("apply", diagnostics::lines(&answer.diagnostics).join("\n"), ""));
+        return Err(VerbError::failed(
+            "apply",
+            diagnostics::lines(&answer.diagnostics).join("\n"),
+            "",
+        ));
     }
     wait(admin, answer.generation, CONVERGE_SECONDS_MAX).await?;
     Ok(started.elapsed())
@@ -86,13 +128,20 @@ pub(crate) async fn apply_text(admin: &mut Admin, tenant: &str, path: &str, yaml
 /// Waits until every connected data plane has acknowledged the resources in its scope.
 async fn wait(admin: &mut Admin, generation: u64, seconds: u64) -> VerbResult {
     let progress = ProgressLine::new();
-    progress.print_line(&format!("waiting for the data planes to take generation {generation}"));
+    progress.print_line(&format!(
+        "waiting for the data planes to take generation {generation}"
+    ));
     let limit = Duration::from_secs(seconds);
     match tokio::time::timeout(limit, status::converged(admin, generation)).await {
         Ok(converged) => converged.map(|_| ()),
         Err(_) => {
             let what = format!("not every data plane took generation {generation} in {seconds} s");
-            Err(VerbError::new(ExitStatus::Partial, "apply", what, "`canal status` names those that lag and why"))
+            Err(VerbError::new(
+                ExitStatus::Partial,
+                "apply",
+                what,
+                "`canal status` names those that lag and why",
+            ))
         }
     }
 }

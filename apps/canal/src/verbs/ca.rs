@@ -89,7 +89,12 @@ struct RevokeArgs {
     #[command(flatten)]
     tenant: TenantArgs,
     /// All certificates of this identity, including future ones
-    #[arg(long, value_name = "SPIFFE-ID", required_unless_present = "serial", conflicts_with = "serial")]
+    #[arg(
+        long,
+        value_name = "SPIFFE-ID",
+        required_unless_present = "serial",
+        conflicts_with = "serial"
+    )]
     identity: Option<String>,
     /// One certificate, by its serial in hexadecimal
     #[arg(long, value_name = "HEX")]
@@ -119,64 +124,154 @@ pub(crate) async fn run(args: CaArgs) -> VerbResult {
         CaVerb::Bundle(args) => {
             let mut admin = admin::connect(&args.mesh).await?;
             let tenant = tenant::decide(&args.tenant, &mut admin).await?;
-            let answer = admin.trust(TrustRequest { tenant, certificates: false }).await.map_err(|s| admin::refused(&s))?.into_inner();
+            let answer = admin
+                .trust(TrustRequest {
+                    tenant,
+                    certificates: false,
+                })
+                .await
+                .map_err(|s| admin::refused(&s))?
+                .into_inner();
             let roots: String = answer.domains.into_iter().flat_map(|d| d.bundle).collect();
             output::line(roots.trim_end())
         }
         CaVerb::Rotate(args) => {
             let mut admin = admin::connect(&args.mesh).await?;
             let tenant = tenant::decide(&args.tenant, &mut admin).await?;
-            let answer = admin.rotate_root(RotateRequest { tenant, force: args.force }).await;
-            show(&args.output, &answer.map_err(|s| admin::refused(&s))?.into_inner())
+            let answer = admin
+                .rotate_root(RotateRequest {
+                    tenant,
+                    force: args.force,
+                })
+                .await;
+            show(
+                &args.output,
+                &answer.map_err(|s| admin::refused(&s))?.into_inner(),
+            )
         }
         CaVerb::Revoke(args) => {
             let mut admin = admin::connect(&args.mesh).await?;
             let tenant = tenant::decide(&args.tenant, &mut admin).await?;
-            let (identity, serial) = (args.identity.unwrap_or_default(), args.serial.unwrap_or_default());
-            let answer = admin.revoke(RevokeRequest { tenant, identity, serial }).await;
-            show(&args.output, &answer.map_err(|s| admin::refused(&s))?.into_inner())
+            let (identity, serial) = (
+                args.identity.unwrap_or_default(),
+                args.serial.unwrap_or_default(),
+            );
+            let answer = admin
+                .revoke(RevokeRequest {
+                    tenant,
+                    identity,
+                    serial,
+                })
+                .await;
+            show(
+                &args.output,
+                &answer.map_err(|s| admin::refused(&s))?.into_inner(),
+            )
         }
         CaVerb::Restore(args) => {
             let mut admin = admin::connect(&args.mesh).await?;
             let tenant = tenant::decide(&args.tenant, &mut admin).await?;
-            let answer = admin.restore(RevokeRequest { tenant, identity: args.identity, serial: String::new() }).await;
-            show(&args.output, &answer.map_err(|s| admin::refused(&s))?.into_inner())
+            let answer = admin
+                .restore(RevokeRequest {
+                    tenant,
+                    identity: args.identity,
+                    serial: String::new(),
+                })
+                .await;
+            show(
+                &args.output,
+                &answer.map_err(|s| admin::refused(&s))?.into_inner(),
+            )
         }
     }
 }
 
 async fn status(args: CaStatusArgs) -> VerbResult {
     let mut admin = admin::connect(&args.mesh).await?;
-    let request = TrustRequest { tenant: args.tenant.unwrap_or_default(), certificates: args.certificates };
-    let answer = admin.trust(request).await.map_err(|s| admin::refused(&s))?.into_inner();
+    let request = TrustRequest {
+        tenant: args.tenant.unwrap_or_default(),
+        certificates: args.certificates,
+    };
+    let answer = admin
+        .trust(request)
+        .await
+        .map_err(|s| admin::refused(&s))?
+        .into_inner();
     show(&args.output, &answer)
 }
 
 fn show(output: &OutputArgs, answer: &TrustResponse) -> VerbResult {
-    output::print_view(output.format, TrustDomainListView::from(answer), || lines(answer))
+    output::print_view(output.format, TrustDomainListView::from(answer), || {
+        lines(answer)
+    })
 }
 
 fn lines(answer: &TrustResponse) -> Vec<String> {
-    let mut table = TextTable::new(&["TENANT", "TRUST DOMAIN", "SOURCE", "PHASE", "ISSUED", "REVOKED", "ROOTS (leaves)"]);
+    let mut table = TextTable::new(&[
+        "TENANT",
+        "TRUST DOMAIN",
+        "SOURCE",
+        "PHASE",
+        "ISSUED",
+        "REVOKED",
+        "ROOTS (leaves)",
+    ]);
     for d in &answer.domains {
         let root = |r: &canal_wire::api::RootStatus| {
             let signs = if r.signs { " signs" } else { "" };
-            format!("{}{signs} ({})", r.fingerprint.get(..8).unwrap_or(&r.fingerprint), r.leaves)
+            format!(
+                "{}{signs} ({})",
+                r.fingerprint.get(..8).unwrap_or(&r.fingerprint),
+                r.leaves
+            )
         };
         let roots = d.roots.iter().map(root).collect::<Vec<_>>().join(", ");
-        let phase = if d.overdue { format!("{} (overdue)", d.phase) } else { d.phase.clone() };
-        table.row([d.tenant.clone(), d.trust_domain.clone(), d.source.clone(), phase, d.issued.to_string(), d.revoked.to_string(), roots]);
+        let phase = if d.overdue {
+            format!("{} (overdue)", d.phase)
+        } else {
+            d.phase.clone()
+        };
+        table.row([
+            d.tenant.clone(),
+            d.trust_domain.clone(),
+            d.source.clone(),
+            phase,
+            d.issued.to_string(),
+            d.revoked.to_string(),
+            roots,
+        ]);
     }
-    let mut lines: Vec<String> = Some(&answer.note).filter(|n| !n.is_empty()).cloned().into_iter().collect();
+    let mut lines: Vec<String> = Some(&answer.note)
+        .filter(|n| !n.is_empty())
+        .cloned()
+        .into_iter()
+        .collect();
     lines.extend(table.lines());
     for d in &answer.domains {
         let about = |what: &str, text: &String| format!("{}: {what}: {text}", d.tenant);
         lines.extend(d.waiting.iter().map(|w| about("the rotation waits for", w)));
-        lines.extend(d.blocked_identities.iter().map(|b| about("gets no certificates", b)));
-        lines.extend(Some(&d.error).filter(|f| !f.is_empty()).map(|f| about("error", f)));
-        let revoked = |c: &canal_wire::api::IssuedCertificate| if c.revoked { " revoked" } else { "" };
-        lines
-            .extend(d.certificates.iter().map(|c| format!("{} {} {} until {}{}", c.serial, c.identity, c.holder, c.not_after, revoked(c))));
+        lines.extend(
+            d.blocked_identities
+                .iter()
+                .map(|b| about("gets no certificates", b)),
+        );
+        lines.extend(
+            Some(&d.error)
+                .filter(|f| !f.is_empty())
+                .map(|f| about("error", f)),
+        );
+        let revoked =
+            |c: &canal_wire::api::IssuedCertificate| if c.revoked { " revoked" } else { "" };
+        lines.extend(d.certificates.iter().map(|c| {
+            format!(
+                "{} {} {} until {}{}",
+                c.serial,
+                c.identity,
+                c.holder,
+                c.not_after,
+                revoked(c)
+            )
+        }));
     }
     lines
 }
@@ -189,7 +284,12 @@ mod tests {
 
     #[test]
     fn a_rotation_in_progress_lists_pending_subscribers() {
-        let root = |fingerprint: &str, signs| RootStatus { fingerprint: fingerprint.into(), signs, not_after: 9, leaves: 2 };
+        let root = |fingerprint: &str, signs| RootStatus {
+            fingerprint: fingerprint.into(),
+            signs,
+            not_after: 9,
+            leaves: 2,
+        };
         let domain = TrustDomainStatus {
             tenant: "alpha".into(),
             trust_domain: "alpha.example".into(),
@@ -200,11 +300,17 @@ mod tests {
             overdue: true,
             ..TrustDomainStatus::default()
         };
-        let answer = TrustResponse { domains: vec![domain], note: "done".into() };
+        let answer = TrustResponse {
+            domains: vec![domain],
+            note: "done".into(),
+        };
         let text = lines(&answer).join("\n");
-        for part in
-            ["done", "announced (overdue)", "aaaaaaaa signs (2), cccccccc (2)", "the rotation waits for: node alpha/n1: is not connected"]
-        {
+        for part in [
+            "done",
+            "announced (overdue)",
+            "aaaaaaaa signs (2), cccccccc (2)",
+            "the rotation waits for: node alpha/n1: is not connected",
+        ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
     }

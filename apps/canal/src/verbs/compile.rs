@@ -54,10 +54,21 @@ pub(crate) fn run(args: CompileArgs) -> VerbResult {
     }
     // Conflicts between tenants are visible only after all are compiled.
     let collisions = claims::collisions(all.iter().map(|c| &c.output.claims));
-    let between = collisions.diagnostics.iter().map(|(_, diagnostic)| diagnostic);
-    let diagnostics: Vec<&Diagnostic> = all.iter().flat_map(|c| &c.diagnostics).chain(between).collect();
-    diagnostics.iter().for_each(|diagnostic| eprintln!("{diagnostic}"));
-    output::print(args.output.format, &value(&all, &diagnostics), || table(&all))?;
+    let between = collisions
+        .diagnostics
+        .iter()
+        .map(|(_, diagnostic)| diagnostic);
+    let diagnostics: Vec<&Diagnostic> = all
+        .iter()
+        .flat_map(|c| &c.diagnostics)
+        .chain(between)
+        .collect();
+    diagnostics
+        .iter()
+        .for_each(|diagnostic| eprintln!("{diagnostic}"));
+    output::print(args.output.format, &value(&all, &diagnostics), || {
+        table(&all)
+    })?;
     let broken = diagnostics.iter().any(|d| d.severity == Severity::Error);
     match &args.snapshot {
         _ if broken => Err(VerbError::already_printed(ExitStatus::Failed)),
@@ -69,20 +80,44 @@ pub(crate) fn run(args: CompileArgs) -> VerbResult {
 fn write_snapshot(file: &Path, all: &[CompiledPrograms]) -> VerbResult {
     let resources: Vec<&Resource> = all.iter().flat_map(|c| &c.output.resources).collect();
     let versions: Vec<String> = resources.iter().map(|r| state_file::version(r)).collect();
-    let bytes =
-        state_file::encode(state_file::Head { generation: Generation(1), store: None }, versions.iter().map(String::as_str).zip(resources));
-    std::fs::write(file, bytes).map_err(|problem| VerbError::failed(file.display().to_string(), problem, "name a file that can be written"))
+    let bytes = state_file::encode(
+        state_file::Head {
+            generation: Generation(1),
+            store: None,
+        },
+        versions.iter().map(String::as_str).zip(resources),
+    );
+    std::fs::write(file, bytes).map_err(|problem| {
+        VerbError::failed(
+            file.display().to_string(),
+            problem,
+            "name a file that can be written",
+        )
+    })
 }
 
 /// Returns names and directories of the tenants.
 fn tenants(args: &CompileArgs) -> VerbResult<Vec<(String, PathBuf)>> {
     let place = args.dir.display().to_string();
-    let unreadable =
-        |problem: std::io::Error| VerbError::new(ExitStatus::Missing, place.clone(), problem.to_string(), "name a directory of YAML files");
-    let named =
-        |dir: &Path| dir.canonicalize().ok().and_then(|d| d.file_name().map(|n| n.to_string_lossy().into_owned())).unwrap_or_default();
+    let unreadable = |problem: std::io::Error| {
+        VerbError::new(
+            ExitStatus::Missing,
+            place.clone(),
+            problem.to_string(),
+            "name a directory of YAML files",
+        )
+    };
+    let named = |dir: &Path| {
+        dir.canonicalize()
+            .ok()
+            .and_then(|d| d.file_name().map(|n| n.to_string_lossy().into_owned()))
+            .unwrap_or_default()
+    };
     if !yaml_files(&args.dir).map_err(unreadable)?.is_empty() {
-        return Ok(vec![(args.tenant.clone().unwrap_or_else(|| named(&args.dir)), args.dir.clone())]);
+        return Ok(vec![(
+            args.tenant.clone().unwrap_or_else(|| named(&args.dir)),
+            args.dir.clone(),
+        )]);
     }
     let mut dirs = Vec::new();
     for entry in std::fs::read_dir(&args.dir).map_err(unreadable)? {
@@ -105,28 +140,53 @@ fn tenants(args: &CompileArgs) -> VerbResult<Vec<(String, PathBuf)>> {
 }
 
 fn compile_tenant(name: &str, dir: &Path, next_id: &mut u32) -> VerbResult<CompiledPrograms> {
-    let tenant = TenantName::new(name).map_err(|problem| VerbError::new(ExitStatus::Usage, "--tenant", problem.to_string(), ""))?;
+    let tenant = TenantName::new(name).map_err(|problem| {
+        VerbError::new(ExitStatus::Usage, "--tenant", problem.to_string(), "")
+    })?;
     let (documents, mut diagnostics) = read(dir)?;
     let service_ids = ids(&tenant, &documents, next_id)?;
-    let mut output = compile(&CompileInput { tenant: &tenant, documents: &documents, service_ids: &service_ids, jwks: &BTreeMap::new() });
+    let mut output = compile(&CompileInput {
+        tenant: &tenant,
+        documents: &documents,
+        service_ids: &service_ids,
+        jwks: &BTreeMap::new(),
+    });
     let jwks = key_sets(dir, &output);
     // The first pass names the key sets; the second one uses those that are files.
     if !jwks.is_empty() {
-        output = compile(&CompileInput { tenant: &tenant, documents: &documents, service_ids: &service_ids, jwks: &jwks });
+        output = compile(&CompileInput {
+            tenant: &tenant,
+            documents: &documents,
+            service_ids: &service_ids,
+            jwks: &jwks,
+        });
     }
     diagnostics.extend(output.diagnostics.iter().cloned());
-    Ok(CompiledPrograms { tenant, output, diagnostics })
+    Ok(CompiledPrograms {
+        tenant,
+        output,
+        diagnostics,
+    })
 }
 
 /// Returns the key sets that are files of the tenant. The controller fetches the others. An unreadable file is left out, and the compiler
 /// reports it as missing.
 fn key_sets(dir: &Path, output: &CompileOutput) -> BTreeMap<String, String> {
-    let files = output.jwks.iter().filter_map(|uri| Some((uri, uri.strip_prefix("file:")?)));
-    files.filter_map(|(uri, path)| Some((uri.clone(), std::fs::read_to_string(dir.join(path)).ok()?))).collect()
+    let files = output
+        .jwks
+        .iter()
+        .filter_map(|uri| Some((uri, uri.strip_prefix("file:")?)));
+    files
+        .filter_map(|(uri, path)| {
+            Some((uri.clone(), std::fs::read_to_string(dir.join(path)).ok()?))
+        })
+        .collect()
 }
 
 fn read(dir: &Path) -> VerbResult<(Vec<Arc<Document>>, Vec<Diagnostic>)> {
-    let failed = |path: &Path, problem: std::io::Error| VerbError::failed(path.display().to_string(), problem, "");
+    let failed = |path: &Path, problem: std::io::Error| {
+        VerbError::failed(path.display().to_string(), problem, "")
+    };
     let (mut documents, mut diagnostics) = (Vec::new(), Vec::new());
     for path in yaml_files(dir).map_err(|problem| failed(dir, problem))? {
         let text = std::fs::read_to_string(&path).map_err(|problem| failed(&path, problem))?;
@@ -138,10 +198,16 @@ fn read(dir: &Path) -> VerbResult<(Vec<Arc<Document>>, Vec<Diagnostic>)> {
 }
 
 /// Assigns ids in the order of the services' names. In a controller the store preserves the ids.
-fn ids(tenant: &TenantName, documents: &[Arc<Document>], next: &mut u32) -> VerbResult<BTreeMap<ServiceKey, ServiceId>> {
+fn ids(
+    tenant: &TenantName,
+    documents: &[Arc<Document>],
+    next: &mut u32,
+) -> VerbResult<BTreeMap<ServiceKey, ServiceId>> {
     let mut ids = BTreeMap::new();
     for key in service_keys(tenant, documents) {
-        let id = ServiceId::new(*next).map_err(|problem| VerbError::failed("compile", problem, "compile fewer services at once"))?;
+        let id = ServiceId::new(*next).map_err(|problem| {
+            VerbError::failed("compile", problem, "compile fewer services at once")
+        })?;
         ids.insert(key, id);
         *next += 1;
     }
@@ -149,18 +215,31 @@ fn ids(tenant: &TenantName, documents: &[Arc<Document>], next: &mut u32) -> Verb
 }
 
 fn count(compiled: &CompiledPrograms, kind: ResourceKind) -> usize {
-    compiled.output.resources.iter().filter(|resource| resource.kind() == kind).count()
+    compiled
+        .output
+        .resources
+        .iter()
+        .filter(|resource| resource.kind() == kind)
+        .count()
 }
 
 fn policies(compiled: &CompiledPrograms) -> usize {
-    [ResourceKind::Authorization, ResourceKind::Authentication, ResourceKind::PeerAuthentication]
-        .iter()
-        .map(|kind| count(compiled, *kind))
-        .sum()
+    [
+        ResourceKind::Authorization,
+        ResourceKind::Authentication,
+        ResourceKind::PeerAuthentication,
+    ]
+    .iter()
+    .map(|kind| count(compiled, *kind))
+    .sum()
 }
 
 fn found(compiled: &CompiledPrograms, severity: Severity) -> usize {
-    compiled.diagnostics.iter().filter(|d| d.severity == severity).count()
+    compiled
+        .diagnostics
+        .iter()
+        .filter(|d| d.severity == severity)
+        .count()
 }
 
 fn value(all: &[CompiledPrograms], diagnostics: &[&Diagnostic]) -> Value {
@@ -177,7 +256,16 @@ fn value(all: &[CompiledPrograms], diagnostics: &[&Diagnostic]) -> Value {
 }
 
 fn table(all: &[CompiledPrograms]) -> Vec<String> {
-    let mut table = TextTable::new(&["TENANT", "SERVICES", "WORKLOADS", "ROUTES", "POLICIES", "GATEWAYS", "ERRORS", "WARNINGS"]);
+    let mut table = TextTable::new(&[
+        "TENANT",
+        "SERVICES",
+        "WORKLOADS",
+        "ROUTES",
+        "POLICIES",
+        "GATEWAYS",
+        "ERRORS",
+        "WARNINGS",
+    ]);
     for c in all {
         table.row([
             c.tenant.to_string(),

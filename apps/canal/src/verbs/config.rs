@@ -43,7 +43,13 @@ struct DumpArgs {
     #[arg(long)]
     part: Option<String>,
     /// How to print it; the table is one line per part with its size
-    #[arg(short = 'o', long = "output", value_enum, default_value = "json", value_name = "FORMAT")]
+    #[arg(
+        short = 'o',
+        long = "output",
+        value_enum,
+        default_value = "json",
+        value_name = "FORMAT"
+    )]
     format: Format,
     /// Of a gateway: only this tenant's part; of a node: its tenant, if nodes of several tenants have the name
     #[arg(short, long, env = "CANAL_TENANT")]
@@ -56,14 +62,20 @@ pub(crate) async fn run(args: ConfigArgs) -> VerbResult {
     let ConfigVerb::Dump(args) = args.verb;
     let text = match through_controller(&args).await {
         // Processes that are unknown to the controller, and the controller itself, have a socket in the world.
-        Err(failure) if args.mesh.server.is_none() && failure.exit != ExitStatus::Usage && args.tenant.is_none() => {
+        Err(failure)
+            if args.mesh.server.is_none()
+                && failure.exit != ExitStatus::Usage
+                && args.tenant.is_none() =>
+        {
             let running = RunningWorld::open(args.mesh.world.as_deref())?;
-            dataplane::get(&running, &args.host, AdminPage::Admin, "/config_dump").await?.to_vec()
+            dataplane::get(&running, &args.host, AdminPage::Admin, "/config_dump")
+                .await?
+                .to_vec()
         }
         dumped => dumped?.into_bytes(),
     };
-    let dump: Value =
-        serde_json::from_slice(&text).map_err(|problem| VerbError::failed(format!("{} /config_dump", args.host), problem, ""))?;
+    let dump: Value = serde_json::from_slice(&text)
+        .map_err(|problem| VerbError::failed(format!("{} /config_dump", args.host), problem, ""))?;
     let part = match &args.part {
         Some(path) => select(&dump, path)?,
         None => &dump,
@@ -73,7 +85,11 @@ pub(crate) async fn run(args: ConfigArgs) -> VerbResult {
 
 async fn through_controller(args: &DumpArgs) -> VerbResult<String> {
     let mut admin = admin::connect(&args.mesh).await?;
-    let request = observe::request(Subject::ConfigDump, args.tenant.as_deref(), std::slice::from_ref(&args.host));
+    let request = observe::request(
+        Subject::ConfigDump,
+        args.tenant.as_deref(),
+        std::slice::from_ref(&args.host),
+    );
     let answers = observe::begin(&mut admin, request).await?.whole().await?;
     Ok(answers.into_values().next().unwrap_or_default())
 }
@@ -82,12 +98,19 @@ fn select<'a>(dump: &'a Value, path: &str) -> VerbResult<&'a Value> {
     let mut here = dump;
     for name in path.split('.') {
         let next = match here {
-            Value::Array(items) => name.parse::<usize>().ok().and_then(|index| items.get(index)),
+            Value::Array(items) => name
+                .parse::<usize>()
+                .ok()
+                .and_then(|index| items.get(index)),
             other => other.get(name),
         };
         here = next.ok_or_else(|| {
             let known = names(here).join(", ");
-            VerbError::failed(format!("--part {path}"), format!("there is no {name:?}"), format!("use one of: {known}"))
+            VerbError::failed(
+                format!("--part {path}"),
+                format!("there is no {name:?}"),
+                format!("use one of: {known}"),
+            )
         })?;
     }
     Ok(here)
@@ -108,7 +131,10 @@ fn summary(value: &Value) -> Vec<String> {
         other => other.to_string(),
     };
     match value {
-        Value::Object(map) => map.iter().map(|(name, value)| format!("{name}: {}", size(value))).collect(),
+        Value::Object(map) => map
+            .iter()
+            .map(|(name, value)| format!("{name}: {}", size(value)))
+            .collect(),
         other => vec![size(other)],
     }
 }
@@ -122,7 +148,12 @@ mod tests {
     fn parts_are_found_by_path() {
         let dump = json!({ "services": [{ "name": "a" }], "generation": 7 });
         assert_eq!(select(&dump, "services.0.name").unwrap(), "a");
-        assert!(select(&dump, "service").unwrap_err().fix.contains("services"));
+        assert!(
+            select(&dump, "service")
+                .unwrap_err()
+                .fix
+                .contains("services")
+        );
         assert_eq!(summary(&dump), ["services: 1 entries", "generation: 7"]);
     }
 }

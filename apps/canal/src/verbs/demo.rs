@@ -21,7 +21,13 @@ const LIMIT: Duration = Duration::from_secs(225);
   canal up demo                      # the same world, left running for exploring")]
 pub(crate) struct DemoArgs {
     /// Print a JSON report at the end; the steps go to stderr
-    #[arg(short = 'o', long = "output", value_enum, default_value = "table", value_name = "FORMAT")]
+    #[arg(
+        short = 'o',
+        long = "output",
+        value_enum,
+        default_value = "table",
+        value_name = "FORMAT"
+    )]
     format: demo::screen::OutputForm,
 }
 
@@ -41,5 +47,9 @@ pub(crate) async fn run(args: DemoArgs) -> VerbResult {
     world.down(&mut screen).await?;
     played?;
     screen.finish(started.elapsed())?;
-    if screen.all_held() { Ok(()) } else { Err(VerbError::already_printed(ExitStatus::Failed)) }
+    if screen.all_held() {
+        Ok(())
+    } else {
+        Err(VerbError::already_printed(ExitStatus::Failed))
+    }
 }

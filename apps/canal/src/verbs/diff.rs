@@ -37,22 +37,55 @@ pub(crate) async fn run(args: DiffArgs) -> VerbResult {
     let files = files::read(&args.files)?;
     let mut admin = admin::connect(&args.mesh).await?;
     let tenant = tenant::decide(&args.tenant, &mut admin).await?;
-    let request = ApplyRequest { tenant, files, dry_run: true };
-    let answer = admin.diff(request).await.map_err(|status| admin::refused(&status))?.into_inner();
-    diagnostics::lines(&answer.diagnostics).iter().for_each(|line| eprintln!("{line}"));
-    output::print_view(args.output.format, DiffView::from(&answer), || lines(&answer))?;
+    let request = ApplyRequest {
+        tenant,
+        files,
+        dry_run: true,
+    };
+    let answer = admin
+        .diff(request)
+        .await
+        .map_err(|status| admin::refused(&status))?
+        .into_inner();
+    diagnostics::lines(&answer.diagnostics)
+        .iter()
+        .for_each(|line| eprintln!("{line}"));
+    output::print_view(args.output.format, DiffView::from(&answer), || {
+        lines(&answer)
+    })?;
     if diagnostics::any_error(&answer.diagnostics) {
         return Err(VerbError::already_printed(ExitStatus::Failed));
     }
-    let differs = answer.changes_left_out > 0 || answer.changes.iter().any(|c| c.what() != change::ChangeKind::Unchanged);
-    if differs && args.exit_code { Err(VerbError::already_printed(ExitStatus::Differs)) } else { Ok(()) }
+    let differs = answer.changes_left_out > 0
+        || answer
+            .changes
+            .iter()
+            .any(|c| c.what() != change::ChangeKind::Unchanged);
+    if differs && args.exit_code {
+        Err(VerbError::already_printed(ExitStatus::Differs))
+    } else {
+        Ok(())
+    }
 }
 
 fn lines(answer: &DiffResponse) -> Vec<String> {
-    let changed = answer.changes.iter().filter(|c| c.what() != change::ChangeKind::Unchanged);
+    let changed = answer
+        .changes
+        .iter()
+        .filter(|c| c.what() != change::ChangeKind::Unchanged);
     changed
-        .map(|c| format!("# {} {}\n{}", diagnostics::object(c), diagnostics::what(c), c.diff.trim_end()))
+        .map(|c| {
+            format!(
+                "# {} {}\n{}",
+                diagnostics::object(c),
+                diagnostics::what(c),
+                c.diff.trim_end()
+            )
+        })
         .chain(diagnostics::left_out(answer.changes_left_out).map(|line| format!("# {line}")))
-        .chain((answer.changes.is_empty() && answer.changes_left_out == 0).then(|| "no objects".to_owned()))
+        .chain(
+            (answer.changes.is_empty() && answer.changes_left_out == 0)
+                .then(|| "no objects".to_owned()),
+        )
         .collect()
 }

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use canal_compiler::ir::Ir;
 use canal_compiler::oracle::OracleRequest;
 use canal_compiler::oracle_authorization::OracleTruth;
-use canal_compiler::oracle_explain::{EnforcementPoint, Explanation, HopDecision, HopExplanation, RequestDescription, explain};
+use canal_compiler::oracle_explain::{
+    EnforcementPoint, Explanation, HopDecision, HopExplanation, RequestDescription, explain,
+};
 use canal_compiler::{CompileInput, build_ir, service_keys};
 use canal_model::identity::Identity;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
@@ -80,45 +82,94 @@ struct ExplainInput {
 }
 
 pub(crate) async fn run(args: ExplainArgs) -> Done {
-    let explanation = if args.files.is_empty() { live(&args).await? } else { offline(&args)? };
+    let explanation = if args.files.is_empty() {
+        live(&args).await?
+    } else {
+        offline(&args)?
+    };
     let ir = compiled(&explanation)?;
     let journey = journey(&args, &ir)?;
     if !ir.services.contains_key(&journey.request.service) {
-        let what = format!("there is no Service {}/{}", journey.request.service.namespace, journey.request.service.name);
-        return Err(VerbError::new(ExitStatus::Missing, "--to", what, "`canal get services` lists what there is"));
+        let what = format!(
+            "there is no Service {}/{}",
+            journey.request.service.namespace, journey.request.service.name
+        );
+        return Err(VerbError::new(
+            ExitStatus::Missing,
+            "--to",
+            what,
+            "`canal get services` lists what there is",
+        ));
     }
     let explained = explain(&ir, &journey);
-    output::print(args.output.format, &value(&explained), || explained.to_string().lines().map(str::to_owned).collect())
+    output::print(args.output.format, &value(&explained), || {
+        explained.to_string().lines().map(str::to_owned).collect()
+    })
 }
 
 async fn live(args: &ExplainArgs) -> Done<ExplainInput> {
     let mut admin = admin::connect(&args.mesh).await?;
     let name = tenant::decide(&args.tenant, &mut admin).await?;
-    let request = GetRequest { tenant: name.clone(), ..GetRequest::default() };
-    let answer = admin.get(request).await.map_err(|status| admin::refused(&status))?.into_inner();
-    let texts = answer.objects.into_iter().map(|object| (object.origin, object.yaml));
-    Ok(ExplainInput { tenant: tenant_name(&name)?, documents: parsed(texts) })
+    let request = GetRequest {
+        tenant: name.clone(),
+        ..GetRequest::default()
+    };
+    let answer = admin
+        .get(request)
+        .await
+        .map_err(|status| admin::refused(&status))?
+        .into_inner();
+    let texts = answer
+        .objects
+        .into_iter()
+        .map(|object| (object.origin, object.yaml));
+    Ok(ExplainInput {
+        tenant: tenant_name(&name)?,
+        documents: parsed(texts),
+    })
 }
 
 fn offline(args: &ExplainArgs) -> Done<ExplainInput> {
-    let texts = files::read(&args.files)?.into_iter().map(|file| (file.path, file.yaml));
+    let texts = files::read(&args.files)?
+        .into_iter()
+        .map(|file| (file.path, file.yaml));
     let documents = parsed(texts);
-    let mut tenants = documents.iter().filter_map(|document| match &document.object {
-        Object::Tenant(tenant) => Some(tenant.metadata.name.to_string()),
-        _ => None,
-    });
+    let mut tenants = documents
+        .iter()
+        .filter_map(|document| match &document.object {
+            Object::Tenant(tenant) => Some(tenant.metadata.name.to_string()),
+            _ => None,
+        });
     let fix = "name the files that hold the tenant's Tenant object, or the tenant with --tenant";
     let name = match (&args.tenant.tenant, tenants.next(), tenants.next()) {
         (Some(name), ..) => name.clone(),
         (None, Some(name), None) => name,
-        (None, Some(_), Some(_)) => return Err(VerbError::new(ExitStatus::Usage, "--tenant", "the files hold several tenants", fix)),
-        (None, None, _) => return Err(VerbError::new(ExitStatus::Usage, "-f", "the files hold no Tenant object", fix)),
+        (None, Some(_), Some(_)) => {
+            return Err(VerbError::new(
+                ExitStatus::Usage,
+                "--tenant",
+                "the files hold several tenants",
+                fix,
+            ));
+        }
+        (None, None, _) => {
+            return Err(VerbError::new(
+                ExitStatus::Usage,
+                "-f",
+                "the files hold no Tenant object",
+                fix,
+            ));
+        }
     };
-    Ok(ExplainInput { tenant: tenant_name(&name)?, documents })
+    Ok(ExplainInput {
+        tenant: tenant_name(&name)?,
+        documents,
+    })
 }
 
 fn tenant_name(name: &str) -> Done<TenantName> {
-    TenantName::new(name).map_err(|problem| VerbError::new(ExitStatus::Usage, "--tenant", problem.to_string(), ""))
+    TenantName::new(name)
+        .map_err(|problem| VerbError::new(ExitStatus::Usage, "--tenant", problem.to_string(), ""))
 }
 
 /// Parses the texts and prints their diagnostics on stderr, because the answer describes the objects in force.
@@ -126,7 +177,10 @@ fn parsed(texts: impl Iterator<Item = (String, String)>) -> Vec<Arc<Document>> {
     let mut documents = Vec::new();
     for (name, text) in texts {
         let parsed = canal_sources::parse(&name, &text);
-        parsed.diagnostics.iter().for_each(|diagnostic| eprintln!("{diagnostic}"));
+        parsed
+            .diagnostics
+            .iter()
+            .for_each(|diagnostic| eprintln!("{diagnostic}"));
         documents.extend(parsed.documents.into_iter().map(Arc::new));
     }
     documents
@@ -134,19 +188,43 @@ fn parsed(texts: impl Iterator<Item = (String, String)>) -> Vec<Arc<Document>> {
 
 fn compiled(explanation: &ExplainInput) -> Done<Ir> {
     let keys = service_keys(&explanation.tenant, &explanation.documents);
-    let service_ids: BTreeMap<ServiceKey, ServiceId> =
-        keys.into_iter().zip(1..).filter_map(|(k, id)| Some((k, ServiceId::new(id).ok()?))).collect();
+    let service_ids: BTreeMap<ServiceKey, ServiceId> = keys
+        .into_iter()
+        .zip(1..)
+        .filter_map(|(k, id)| Some((k, ServiceId::new(id).ok()?)))
+        .collect();
     let (tenant, documents) = (&explanation.tenant, explanation.documents.as_slice());
     // The controller fetches key sets that are not files. Here their issuers are assumed to be reachable.
-    let known = |uris: &BTreeSet<String>| uris.iter().map(|uri| (uri.clone(), PLACEHOLDER_JWKS.to_owned())).collect::<BTreeMap<_, _>>();
+    let known = |uris: &BTreeSet<String>| {
+        uris.iter()
+            .map(|uri| (uri.clone(), PLACEHOLDER_JWKS.to_owned()))
+            .collect::<BTreeMap<_, _>>()
+    };
     // The first pass finds the key sets that the policies name.
-    let first = build_ir(&CompileInput { tenant, documents, service_ids: &service_ids, jwks: &BTreeMap::new() }).0;
+    let first = build_ir(&CompileInput {
+        tenant,
+        documents,
+        service_ids: &service_ids,
+        jwks: &BTreeMap::new(),
+    })
+    .0;
     let jwks = first.map(|ir| known(&ir.security.jwks)).unwrap_or_default();
-    let (ir, diagnostics) = build_ir(&CompileInput { tenant, documents, service_ids: &service_ids, jwks: &jwks });
+    let (ir, diagnostics) = build_ir(&CompileInput {
+        tenant,
+        documents,
+        service_ids: &service_ids,
+        jwks: &jwks,
+    });
     // The answer describes what is in force, which may differ from the intention: a broken policy denies.
-    diagnostics.iter().for_each(|diagnostic| eprintln!("{diagnostic}"));
+    diagnostics
+        .iter()
+        .for_each(|diagnostic| eprintln!("{diagnostic}"));
     ir.ok_or_else(|| {
-        VerbError::failed(format!("tenant {tenant}"), "has no valid Tenant object, so nothing of it is served", "fix it first")
+        VerbError::failed(
+            format!("tenant {tenant}"),
+            "has no valid Tenant object, so nothing of it is served",
+            "fix it first",
+        )
     })
 }
 
@@ -154,25 +232,57 @@ fn compiled(explanation: &ExplainInput) -> Done<Ir> {
 const PLACEHOLDER_JWKS: &str = r#"{"keys":[{"kty":"EC"}]}"#;
 
 fn journey(args: &ExplainArgs, ir: &Ir) -> Done<RequestDescription> {
-    let usage = |place: &str, what: String, fix: &str| VerbError::new(ExitStatus::Usage, place, what, fix);
+    let usage =
+        |place: &str, what: String, fix: &str| VerbError::new(ExitStatus::Usage, place, what, fix);
     let (name, port) = args.to.rsplit_once(':').unwrap_or((&args.to, ""));
     let fix = "write namespace/service:port";
-    let port: u16 = port.parse().map_err(|_| usage("--to", format!("{:?} has no port", args.to), fix))?;
-    let full = if name.contains('/') { name.to_owned() } else { format!("default/{name}") };
-    let service: ServiceKey = format!("{}/{full}", ir.tenant.name).parse().map_err(|problem| usage("--to", format!("{problem}"), fix))?;
+    let port: u16 = port
+        .parse()
+        .map_err(|_| usage("--to", format!("{:?} has no port", args.to), fix))?;
+    let full = if name.contains('/') {
+        name.to_owned()
+    } else {
+        format!("default/{name}")
+    };
+    let service: ServiceKey = format!("{}/{full}", ir.tenant.name)
+        .parse()
+        .map_err(|problem| usage("--to", format!("{problem}"), fix))?;
     let mut headers = Vec::new();
     for header in &args.headers {
         let Some((name, value)) = header.split_once('=') else {
-            return Err(usage("--header", format!("{header:?} has no value"), "write name=value"));
+            return Err(usage(
+                "--header",
+                format!("{header:?} has no value"),
+                "write name=value",
+            ));
         };
         headers.push((name.to_owned(), value.to_owned()));
     }
-    let claims = args.jwt_claims.as_deref().map(serde_json::from_str::<Value>).transpose();
-    let claims =
-        claims.map_err(|problem| usage("--jwt-claims", problem.to_string(), "write JSON, as '{\"iss\":\"https://i\",\"sub\":\"u\"}'"))?;
+    let claims = args
+        .jwt_claims
+        .as_deref()
+        .map(serde_json::from_str::<Value>)
+        .transpose();
+    let claims = claims.map_err(|problem| {
+        usage(
+            "--jwt-claims",
+            problem.to_string(),
+            "write JSON, as '{\"iss\":\"https://i\",\"sub\":\"u\"}'",
+        )
+    })?;
     let (identity, address) = parse_client(&args.from, ir)?;
-    let host = args.host.clone().unwrap_or_else(|| service.name.to_string());
-    let request = OracleRequest { service, port, host, method: args.method.clone(), target: args.path.clone(), headers };
+    let host = args
+        .host
+        .clone()
+        .unwrap_or_else(|| service.name.to_string());
+    let request = OracleRequest {
+        service,
+        port,
+        host,
+        method: args.method.clone(),
+        target: args.path.clone(),
+        headers,
+    };
     Ok(RequestDescription {
         identity,
         address: args.from_ip.or(address),
@@ -193,18 +303,26 @@ fn parse_client(from: &str, ir: &Ir) -> Done<(Option<Identity>, Option<IpAddr>)>
     }
     let id = match from.split_once('/') {
         Some((namespace, account)) if !from.contains(':') && !account.contains('/') => {
-            format!("spiffe://{}/ns/{namespace}/sa/{account}", ir.tenant.trust_domain)
+            format!(
+                "spiffe://{}/ns/{namespace}/sa/{account}",
+                ir.tenant.trust_domain
+            )
         }
         _ if from.starts_with("spiffe://") => from.to_owned(),
         _ => format!("spiffe://{from}"),
     };
     let fix = "write namespace/account, spiffe://…, an address, or -";
-    let id = id.parse().map_err(|problem| VerbError::new(ExitStatus::Usage, "--from", format!("{problem}"), fix))?;
+    let id = id.parse().map_err(|problem| {
+        VerbError::new(ExitStatus::Usage, "--from", format!("{problem}"), fix)
+    })?;
     Ok((Some(id), None))
 }
 
 fn value(explained: &Explanation) -> Value {
-    let refusals = explained.refusals.iter().map(|(target, reason)| json!({ "target": target.to_string(), "why": reason.to_string() }));
+    let refusals = explained
+        .refusals
+        .iter()
+        .map(|(target, reason)| json!({ "target": target.to_string(), "why": reason.to_string() }));
     json!({
         "route": explained.route,
         "path": explained.path.as_ref().map(ToString::to_string),

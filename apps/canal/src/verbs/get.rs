@@ -41,32 +41,57 @@ pub(crate) async fn run(args: GetArgs) -> VerbResult {
         namespace: args.namespace.clone().unwrap_or_default(),
         name: args.name.clone().unwrap_or_default(),
     };
-    let answer = admin.get(request).await.map_err(|status| admin::refused(&status))?.into_inner();
+    let answer = admin
+        .get(request)
+        .await
+        .map_err(|status| admin::refused(&status))?
+        .into_inner();
     if let (Some(kind), Some(name), true) = (&args.kind, &args.name, answer.objects.is_empty()) {
-        return Err(VerbError::new(ExitStatus::Missing, format!("{kind} {name}"), "does not exist", "`canal get` lists what does"));
+        return Err(VerbError::new(
+            ExitStatus::Missing,
+            format!("{kind} {name}"),
+            "does not exist",
+            "`canal get` lists what does",
+        ));
     }
     if args.output.format == Format::Yaml {
         // YAML output is the writer's own text, including comments, and not a new serialization.
         return output::line(documents(&answer.objects).trim_end());
     }
-    output::print_view(args.output.format, ObjectListView::from(&answer), || table(&answer.objects))
+    output::print_view(args.output.format, ObjectListView::from(&answer), || {
+        table(&answer.objects)
+    })
 }
 
 fn documents(objects: &[Object]) -> String {
-    objects.iter().map(|o| format!("---\n{}\n", o.yaml.trim_start_matches("---\n").trim_end())).collect()
+    objects
+        .iter()
+        .map(|o| format!("---\n{}\n", o.yaml.trim_start_matches("---\n").trim_end()))
+        .collect()
 }
 
 fn table(objects: &[Object]) -> Vec<String> {
     let mut table = TextTable::new(&["KIND", "NAMESPACE", "NAME", "ORIGIN", "STATE"]);
     for o in objects {
-        table.row([o.kind.clone(), o.namespace.clone(), o.name.clone(), o.origin.clone(), state(o)]);
+        table.row([
+            o.kind.clone(),
+            o.namespace.clone(),
+            o.name.clone(),
+            o.origin.clone(),
+            state(o),
+        ]);
     }
-    let all = objects.iter().flat_map(|o| diagnostics::lines(&o.diagnostics));
+    let all = objects
+        .iter()
+        .flat_map(|o| diagnostics::lines(&o.diagnostics));
     table.lines().into_iter().chain(all).collect()
 }
 
 fn state(object: &Object) -> String {
-    match (object.diagnostics.len(), diagnostics::any_error(&object.diagnostics)) {
+    match (
+        object.diagnostics.len(),
+        diagnostics::any_error(&object.diagnostics),
+    ) {
         (0, _) => "ok".to_owned(),
         (_, true) => "broken".to_owned(),
         (_, false) => "warned".to_owned(),
@@ -79,7 +104,10 @@ mod tests {
 
     #[test]
     fn yaml_is_one_stream_of_documents() {
-        let object = |yaml: &str| Object { yaml: yaml.into(), ..Object::default() };
+        let object = |yaml: &str| Object {
+            yaml: yaml.into(),
+            ..Object::default()
+        };
         let text = documents(&[object("---\nkind: A\n"), object("kind: B")]);
         assert_eq!(text, "---\nkind: A\n---\nkind: B\n");
     }

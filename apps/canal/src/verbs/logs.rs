@@ -53,7 +53,12 @@ pub(crate) struct LogsArgs {
 pub(crate) async fn run(args: LogsArgs) -> VerbResult {
     if args.mesh.server.is_some() && args.level.is_some() {
         let fix = "on the data plane's host: curl --unix-socket DATA-DIR/admin.sock -X POST http://localhost/logging?level=debug";
-        return Err(VerbError::new(ExitStatus::Usage, "--level", "is for worlds: a level is shared by all tenants of a data plane", fix));
+        return Err(VerbError::new(
+            ExitStatus::Usage,
+            "--level",
+            "is for worlds: a level is shared by all tenants of a data plane",
+            fix,
+        ));
     }
     if args.mesh.server.is_some() || args.access {
         return access_log(&args).await;
@@ -66,26 +71,41 @@ pub(crate) async fn run(args: LogsArgs) -> VerbResult {
     }
     let path = running.log_path(&args.host)?;
     let missing = |problem: std::io::Error| {
-        VerbError::new(ExitStatus::Missing, path.display().to_string(), problem.to_string(), "the host has not written anything yet")
+        VerbError::new(
+            ExitStatus::Missing,
+            path.display().to_string(),
+            problem.to_string(),
+            "the host has not written anything yet",
+        )
     };
     let mut log = tokio::fs::File::open(&path).await.map_err(missing)?;
     if let Some(lines) = args.tail {
         let text = tokio::fs::read(&path).await.map_err(missing)?;
-        log.seek(SeekFrom::Start(start_of_last(&text, lines))).await.map_err(missing)?;
+        log.seek(SeekFrom::Start(start_of_last(&text, lines)))
+            .await
+            .map_err(missing)?;
     }
-    copy(log, args.follow).await.map_err(|problem| match problem.kind() {
-        std::io::ErrorKind::BrokenPipe => VerbError::already_printed(ExitStatus::Done),
-        _ => VerbError::failed(path.display().to_string(), problem, ""),
-    })
+    copy(log, args.follow)
+        .await
+        .map_err(|problem| match problem.kind() {
+            std::io::ErrorKind::BrokenPipe => VerbError::already_printed(ExitStatus::Done),
+            _ => VerbError::failed(path.display().to_string(), problem, ""),
+        })
 }
 
 /// Prints the access log of a data plane, from the process's memory.
 async fn access_log(args: &LogsArgs) -> VerbResult {
     let mut admin = admin::connect(&args.mesh).await?;
     let request = ObserveRequest {
-        tail: args.tail.map_or(u32::MAX, |lines| u32::try_from(lines).unwrap_or(u32::MAX)),
+        tail: args
+            .tail
+            .map_or(u32::MAX, |lines| u32::try_from(lines).unwrap_or(u32::MAX)),
         follow: args.follow,
-        ..observe::request(Subject::Logs, args.tenant.as_deref(), std::slice::from_ref(&args.host))
+        ..observe::request(
+            Subject::Logs,
+            args.tenant.as_deref(),
+            std::slice::from_ref(&args.host),
+        )
     };
     let observation = observe::begin(&mut admin, request).await?;
     let mut stop = signals::watch()?;
@@ -96,7 +116,12 @@ async fn access_log(args: &LogsArgs) -> VerbResult {
 /// Returns the offset at which the last `lines` lines begin.
 fn start_of_last(text: &[u8], lines: usize) -> u64 {
     let body = text.strip_suffix(b"\n").unwrap_or(text);
-    let starts = body.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1);
+    let starts = body
+        .iter()
+        .enumerate()
+        .rev()
+        .filter(|(_, byte)| **byte == b'\n')
+        .map(|(at, _)| at + 1);
     match lines {
         0 => text.len() as u64,
         _ => starts.take(lines).nth(lines - 1).unwrap_or(0) as u64,
@@ -138,10 +163,19 @@ mod tests {
 
     #[test]
     fn the_last_lines_are_counted_from_the_end() {
-        for (text, lines, want) in
-            [("a\nb\nc\n", 1, 4), ("a\nb\nc\n", 2, 2), ("a\nb\nc", 1, 4), ("a\nb\n", 9, 0), ("", 3, 0), ("a\n", 0, 2)]
-        {
-            assert_eq!(start_of_last(text.as_bytes(), lines), want, "{text:?} {lines}");
+        for (text, lines, want) in [
+            ("a\nb\nc\n", 1, 4),
+            ("a\nb\nc\n", 2, 2),
+            ("a\nb\nc", 1, 4),
+            ("a\nb\n", 9, 0),
+            ("", 3, 0),
+            ("a\n", 0, 2),
+        ] {
+            assert_eq!(
+                start_of_last(text.as_bytes(), lines),
+                want,
+                "{text:?} {lines}"
+            );
         }
     }
 }

@@ -60,7 +60,10 @@ fn merge(answers: &BTreeMap<String, String>) -> String {
             }
         }
     }
-    families.into_values().flat_map(|(headings, samples)| [headings.join("\n"), "\n".into(), samples]).collect()
+    families
+        .into_values()
+        .flat_map(|(headings, samples)| [headings.join("\n"), "\n".into(), samples])
+        .collect()
 }
 
 #[cfg(test)]
@@ -69,8 +72,15 @@ mod tests {
 
     #[test]
     fn samples_of_several_gateways_stand_under_one_heading() {
-        let text = |n: u32| format!("# HELP b B.\n# TYPE b counter\nb{{tenant=\"a\"}} {n}\n# HELP a A.\n# TYPE a gauge\na {n}\n");
-        let merged = merge(&BTreeMap::from([("gw-1".to_owned(), text(1)), ("gw-2".to_owned(), text(2))]));
+        let text = |n: u32| {
+            format!(
+                "# HELP b B.\n# TYPE b counter\nb{{tenant=\"a\"}} {n}\n# HELP a A.\n# TYPE a gauge\na {n}\n"
+            )
+        };
+        let merged = merge(&BTreeMap::from([
+            ("gw-1".to_owned(), text(1)),
+            ("gw-2".to_owned(), text(2)),
+        ]));
         assert_eq!(
             merged,
             "# HELP a A.\n# TYPE a gauge\na{instance=\"gw-1\"} 1\na{instance=\"gw-2\"} 2\n\

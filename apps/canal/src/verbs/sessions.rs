@@ -28,26 +28,60 @@ pub(crate) struct SessionsArgs {
 
 pub(crate) async fn run(args: SessionsArgs) -> VerbResult {
     let mut admin = admin::connect(&args.mesh).await?;
-    let request = SessionsRequest { tenant: args.tenant, client: args.client.clone() };
-    let found = admin.find_sessions(request).await.map_err(|status| admin::refused(&status))?.into_inner();
+    let request = SessionsRequest {
+        tenant: args.tenant,
+        client: args.client.clone(),
+    };
+    let found = admin
+        .find_sessions(request)
+        .await
+        .map_err(|status| admin::refused(&status))?
+        .into_inner();
     if found.sessions.is_empty() {
         let what = match found.silent.is_empty() {
             true => "no replica has a session of this client".to_owned(),
-            false => format!("no replica that answered has a session of this client; silent: {}", found.silent.join(", ")),
+            false => format!(
+                "no replica that answered has a session of this client; silent: {}",
+                found.silent.join(", ")
+            ),
         };
-        return Err(VerbError::new(ExitStatus::Missing, &args.client, what, "name the address and port that the client's socket has"));
+        return Err(VerbError::new(
+            ExitStatus::Missing,
+            &args.client,
+            what,
+            "name the address and port that the client's socket has",
+        ));
     }
-    output::print_view(args.output.format, SessionListView::from(&found), || lines(&found))
+    output::print_view(args.output.format, SessionListView::from(&found), || {
+        lines(&found)
+    })
 }
 
 fn lines(found: &SessionsResponse) -> Vec<String> {
-    let mut table = TextTable::new(&["SERVICE", "PORT", "BUCKET", "AZ", "EDGE", "TUNNEL", "REPLICA", "OWNER", "CHAIN"]);
+    let mut table = TextTable::new(&[
+        "SERVICE", "PORT", "BUCKET", "AZ", "EDGE", "TUNNEL", "REPLICA", "OWNER", "CHAIN",
+    ]);
     for session in &found.sessions {
-        let unknown = [EdgePath { edge: "?".into(), ..EdgePath::default() }];
-        let paths = if session.paths.is_empty() { &unknown[..] } else { &session.paths };
+        let unknown = [EdgePath {
+            edge: "?".into(),
+            ..EdgePath::default()
+        }];
+        let paths = if session.paths.is_empty() {
+            &unknown[..]
+        } else {
+            &session.paths
+        };
         for path in paths {
-            let tunnel = if path.tunnel_port == 0 { "-".to_owned() } else { path.tunnel_port.to_string() };
-            let replica = if path.replica.is_empty() { "none" } else { &path.replica };
+            let tunnel = if path.tunnel_port == 0 {
+                "-".to_owned()
+            } else {
+                path.tunnel_port.to_string()
+            };
+            let replica = if path.replica.is_empty() {
+                "none"
+            } else {
+                &path.replica
+            };
             table.row([
                 session.service.clone(),
                 session.port.to_string(),
@@ -91,10 +125,20 @@ mod tests {
             owner: "gw-1".into(),
             paths: vec![path("edge-1", "gw-2"), path("edge-2", "")],
         };
-        let found = SessionsResponse { sessions: vec![session], silent: vec!["gw-9".into()] };
+        let found = SessionsResponse {
+            sessions: vec![session],
+            silent: vec!["gw-9".into()],
+        };
         let shown = lines(&found);
         assert_eq!(shown.len(), 4);
-        assert!(shown[1].contains("edge-1") && shown[1].contains("40003") && shown[1].contains("gw-2 "), "{}", shown[1]);
-        assert!(shown[2].contains("edge-2") && shown[2].contains("none") && shown[3].contains("gw-9"), "{shown:?}");
+        assert!(
+            shown[1].contains("edge-1") && shown[1].contains("40003") && shown[1].contains("gw-2 "),
+            "{}",
+            shown[1]
+        );
+        assert!(
+            shown[2].contains("edge-2") && shown[2].contains("none") && shown[3].contains("gw-9"),
+            "{shown:?}"
+        );
     }
 }

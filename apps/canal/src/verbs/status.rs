@@ -39,10 +39,20 @@ pub(crate) async fn run(args: StatusArgs) -> VerbResult {
     let now_ms = now_ms();
     let servers = key_servers(&args.mesh).await?;
     let mut shown = output::view_value(StatusView::from(&status))?;
-    shown["key_servers"] = servers.iter().map(|(name, hardware)| json!({ "name": name, "hardware": hardware })).collect();
-    output::print(args.output.format, &shown, || [lines(&status, now_ms), hardware_lines(&servers)].concat())?;
+    shown["key_servers"] = servers
+        .iter()
+        .map(|(name, hardware)| json!({ "name": name, "hardware": hardware }))
+        .collect();
+    output::print(args.output.format, &shown, || {
+        [lines(&status, now_ms), hardware_lines(&servers)].concat()
+    })?;
     if args.check && !decide_converged(&status, 0, true) {
-        return Err(VerbError::new(ExitStatus::Partial, "status", "not every data plane is connected and up to date", ""));
+        return Err(VerbError::new(
+            ExitStatus::Partial,
+            "status",
+            "not every data plane is connected and up to date",
+            "",
+        ));
     }
     Ok(())
 }
@@ -56,8 +66,12 @@ async fn key_servers(mesh: &MeshArgs) -> VerbResult<Vec<(String, Value)>> {
     let running = RunningWorld::open(mesh.world.as_deref())?;
     let mut servers = Vec::new();
     for name in running.names_of(HostKindFilter::KeyServer)? {
-        let dump = dataplane::get(&running, &name, dataplane::AdminPage::Admin, "/config_dump").await.ok();
-        let dump = dump.and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok()).unwrap_or_default();
+        let dump = dataplane::get(&running, &name, dataplane::AdminPage::Admin, "/config_dump")
+            .await
+            .ok();
+        let dump = dump
+            .and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok())
+            .unwrap_or_default();
         servers.push((name, dump["engine"]["hardware"].clone()));
     }
     Ok(servers)
@@ -77,15 +91,24 @@ fn hardware_lines(servers: &[(String, Value)]) -> Vec<String> {
             };
             format!("{} {word}", feature["name"].as_str().unwrap_or("?"))
         };
-        let text = hardware.as_array().map(|all| all.iter().map(feature).collect::<Vec<_>>().join("; "));
-        table.row([name.clone(), text.unwrap_or_else(|| "does not answer".to_owned())]);
+        let text = hardware
+            .as_array()
+            .map(|all| all.iter().map(feature).collect::<Vec<_>>().join("; "));
+        table.row([
+            name.clone(),
+            text.unwrap_or_else(|| "does not answer".to_owned()),
+        ]);
     }
     [vec![String::new()], table.lines()].concat()
 }
 
 /// Requests the status from the controller.
 pub(crate) async fn fetch(admin: &mut Admin) -> VerbResult<StatusResponse> {
-    Ok(admin.status(StatusRequest {}).await.map_err(|status| admin::refused(&status))?.into_inner())
+    Ok(admin
+        .status(StatusRequest {})
+        .await
+        .map_err(|status| admin::refused(&status))?
+        .into_inner())
 }
 
 /// Waits until every connected data plane runs its part of `generation`. Returns the last answer.
@@ -102,11 +125,18 @@ pub(crate) async fn converged(admin: &mut Admin, generation: u64) -> VerbResult<
 /// Returns whether all (or all connected) data planes are up to date, at `generation` or later.
 fn decide_converged(status: &StatusResponse, generation: u64, all: bool) -> bool {
     let good = |s: &Subscriber| SubscriberView::is_converged(s) && (s.connected || !all);
-    status.generation >= generation && status.subscribers.iter().filter(|s| s.connected || all).all(good)
+    status.generation >= generation
+        && status
+            .subscribers
+            .iter()
+            .filter(|s| s.connected || all)
+            .all(good)
 }
 
 fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -115,13 +145,25 @@ fn share_lines(shares: &[ShareUse]) -> Vec<String> {
     if shares.is_empty() {
         return Vec::new();
     }
-    let mut table = TextTable::new(&["LIMIT", "AT", "TENANT", "USED", "SHARE", "REFUSED", "REVOKED"]);
+    let mut table = TextTable::new(&[
+        "LIMIT", "AT", "TENANT", "USED", "SHARE", "REFUSED", "REVOKED",
+    ]);
     for s in shares {
-        let amount = |n: u64| if s.unit == "bytes" { size(n) } else { n.to_string() };
+        let amount = |n: u64| {
+            if s.unit == "bytes" {
+                size(n)
+            } else {
+                n.to_string()
+            }
+        };
         table.row([
             s.limit.clone(),
             s.component.clone(),
-            if s.tenant.is_empty() { "(provider)".to_owned() } else { s.tenant.clone() },
+            if s.tenant.is_empty() {
+                "(provider)".to_owned()
+            } else {
+                s.tenant.clone()
+            },
             amount(s.used),
             amount(s.max),
             s.refused.to_string(),
@@ -133,14 +175,35 @@ fn share_lines(shares: &[ShareUse]) -> Vec<String> {
 
 /// Returns the answer as tables.
 pub(crate) fn lines(status: &StatusResponse, now_ms: u64) -> Vec<String> {
-    let mut lines = vec![format!("controller {}, generation {}, store {}", status.version, status.generation, status.store), String::new()];
-    let mut planes = TextTable::new(&["KIND", "NAME", "AZ", "TENANT", "STATE", "GENERATION", "RESOURCES", "SENT", "SEEN", "REFUSAL"]);
+    let mut lines = vec![
+        format!(
+            "controller {}, generation {}, store {}",
+            status.version, status.generation, status.store
+        ),
+        String::new(),
+    ];
+    let mut planes = TextTable::new(&[
+        "KIND",
+        "NAME",
+        "AZ",
+        "TENANT",
+        "STATE",
+        "GENERATION",
+        "RESOURCES",
+        "SENT",
+        "SEEN",
+        "REFUSAL",
+    ]);
     for s in &status.subscribers {
         planes.row([
             s.kind.clone(),
             s.name.clone(),
             s.az.clone(),
-            if s.tenant.is_empty() { "all".to_owned() } else { s.tenant.clone() },
+            if s.tenant.is_empty() {
+                "all".to_owned()
+            } else {
+                s.tenant.clone()
+            },
             if s.connected { "connected" } else { "away" }.to_owned(),
             generation(s),
             s.resources.to_string(),
@@ -154,7 +217,15 @@ pub(crate) fn lines(status: &StatusResponse, now_ms: u64) -> Vec<String> {
         false => lines.extend(planes.lines()),
     }
     lines.push(String::new());
-    let mut tenants = TextTable::new(&["TENANT", "SERVICES", "WORKLOADS", "READY", "ROUTES", "ERRORS", "WARNINGS"]);
+    let mut tenants = TextTable::new(&[
+        "TENANT",
+        "SERVICES",
+        "WORKLOADS",
+        "READY",
+        "ROUTES",
+        "ERRORS",
+        "WARNINGS",
+    ]);
     for t in &status.tenants {
         let count = |n: u64| n.to_string();
         tenants.row([
@@ -197,40 +268,102 @@ mod tests {
     use super::*;
 
     fn subscriber(connected: bool, wanted: u64, acked: u64, nack: &str) -> Subscriber {
-        Subscriber { connected, generation_wanted: wanted, generation_acked: acked, nack: nack.into(), ..Subscriber::default() }
+        Subscriber {
+            connected,
+            generation_wanted: wanted,
+            generation_acked: acked,
+            nack: nack.into(),
+            ..Subscriber::default()
+        }
     }
 
     #[test]
     fn convergence_needs_every_connected_subscriber() {
         for (name, subscribers, generation, all, want) in [
-            ("up to date", vec![subscriber(true, 5, 5, "")], 5, true, true),
-            ("one lags", vec![subscriber(true, 5, 5, ""), subscriber(true, 5, 4, "")], 5, true, false),
-            ("one refused", vec![subscriber(true, 5, 5, "bad")], 5, true, false),
-            ("one is away", vec![subscriber(true, 5, 5, ""), subscriber(false, 5, 3, "")], 5, true, false),
-            ("one is away, only connected ones count", vec![subscriber(true, 5, 5, ""), subscriber(false, 5, 3, "")], 5, false, true),
-            ("the controller itself is behind", vec![subscriber(true, 5, 5, "")], 6, false, false),
+            (
+                "up to date",
+                vec![subscriber(true, 5, 5, "")],
+                5,
+                true,
+                true,
+            ),
+            (
+                "one lags",
+                vec![subscriber(true, 5, 5, ""), subscriber(true, 5, 4, "")],
+                5,
+                true,
+                false,
+            ),
+            (
+                "one refused",
+                vec![subscriber(true, 5, 5, "bad")],
+                5,
+                true,
+                false,
+            ),
+            (
+                "one is away",
+                vec![subscriber(true, 5, 5, ""), subscriber(false, 5, 3, "")],
+                5,
+                true,
+                false,
+            ),
+            (
+                "one is away, only connected ones count",
+                vec![subscriber(true, 5, 5, ""), subscriber(false, 5, 3, "")],
+                5,
+                false,
+                true,
+            ),
+            (
+                "the controller itself is behind",
+                vec![subscriber(true, 5, 5, "")],
+                6,
+                false,
+                false,
+            ),
         ] {
-            let status = StatusResponse { generation: 5, subscribers, ..StatusResponse::default() };
+            let status = StatusResponse {
+                generation: 5,
+                subscribers,
+                ..StatusResponse::default()
+            };
             assert_eq!(decide_converged(&status, generation, all), want, "{name}");
         }
     }
 
     #[test]
     fn hardware_is_described_in_words() {
-        let hardware =
-            json!([{"name": "vaes", "present": true, "used": true}, {"name": "qat", "present": true, "used": false}, {"name": "sha"}]);
-        let lines = hardware_lines(&[("ks-1".to_owned(), hardware), ("ks-2".to_owned(), Value::Null)]).join("\n");
-        assert!(lines.contains("vaes used; qat present, not used; sha absent") && lines.contains("does not answer"), "{lines}");
+        let hardware = json!([{"name": "vaes", "present": true, "used": true}, {"name": "qat", "present": true, "used": false}, {"name": "sha"}]);
+        let lines = hardware_lines(&[
+            ("ks-1".to_owned(), hardware),
+            ("ks-2".to_owned(), Value::Null),
+        ])
+        .join("\n");
+        assert!(
+            lines.contains("vaes used; qat present, not used; sha absent")
+                && lines.contains("does not answer"),
+            "{lines}"
+        );
         assert!(hardware_lines(&[]).is_empty());
     }
 
     #[test]
     fn tenants_whose_packets_leave_in_the_clear_are_named() {
-        let tenant =
-            |name: &str, outside_passes| canal_wire::api::TenantStatus { tenant: name.into(), outside_passes, ..Default::default() };
-        let status = StatusResponse { tenants: vec![tenant("alpha", false), tenant("beta", true)], ..StatusResponse::default() };
+        let tenant = |name: &str, outside_passes| canal_wire::api::TenantStatus {
+            tenant: name.into(),
+            outside_passes,
+            ..Default::default()
+        };
+        let status = StatusResponse {
+            tenants: vec![tenant("alpha", false), tenant("beta", true)],
+            ..StatusResponse::default()
+        };
         let report = lines(&status, 0).join("\n");
-        assert!(report.contains("tenant beta: outside: Passthrough: UDP, SCTP, ICMP and raw packets"), "{report}");
+        assert!(
+            report.contains("tenant beta: outside: Passthrough: UDP, SCTP, ICMP and raw packets"),
+            "{report}"
+        );
         assert!(!report.contains("tenant alpha: outside"), "{report}");
     }
 
@@ -247,9 +380,20 @@ mod tests {
             revoked: 4,
         };
         let lines = share_lines(&[share("alpha", "certificates", 7), share("", "bytes", 1024)]);
-        let words = |line: &String| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-        assert_eq!(words(&lines[2]), ["certificates", "controller", "alpha", "7", "2048", "3", "4"]);
-        assert!(lines[3].contains("(provider)") && !lines[3].contains("1024"), "{}", lines[3]);
+        let words = |line: &String| {
+            line.split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            words(&lines[2]),
+            ["certificates", "controller", "alpha", "7", "2048", "3", "4"]
+        );
+        assert!(
+            lines[3].contains("(provider)") && !lines[3].contains("1024"),
+            "{}",
+            lines[3]
+        );
         assert!(share_lines(&[]).is_empty());
     }
 

@@ -47,7 +47,13 @@ pub(crate) struct TapArgs {
     #[arg(short = 'n', long, value_name = "REQUESTS")]
     limit: Option<u64>,
     /// How to print each request; json is one object per line
-    #[arg(short = 'o', long = "output", value_enum, default_value = "table", value_name = "FORMAT")]
+    #[arg(
+        short = 'o',
+        long = "output",
+        value_enum,
+        default_value = "table",
+        value_name = "FORMAT"
+    )]
     format: Format,
     #[command(flatten)]
     mesh: MeshArgs,
@@ -71,10 +77,16 @@ pub(crate) async fn run(args: TapArgs) -> VerbResult {
                 left -= 1;
                 Ok(left > 0)
             };
-            if args.limit == Some(0) { Ok(()) } else { observation.lines(&mut stop, each).await }
+            if args.limit == Some(0) {
+                Ok(())
+            } else {
+                observation.lines(&mut stop, each).await
+            }
         }
         // The gateways' own sockets have no operators: opening them gives access to all tenants.
-        Err(failure) if args.mesh.server.is_none() && failure.exit == ExitStatus::Unreachable => locally(&args).await,
+        Err(failure) if args.mesh.server.is_none() && failure.exit == ExitStatus::Unreachable => {
+            locally(&args).await
+        }
         Err(failure) => Err(failure),
     }
 }
@@ -82,15 +94,29 @@ pub(crate) async fn run(args: TapArgs) -> VerbResult {
 fn request(args: &TapArgs) -> ObserveRequest {
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     let (service, path, status) = (text(&args.service), text(&args.path), text(&args.status));
-    ObserveRequest { service, path, status, ..observe::request(Subject::Tap, args.tenant.as_deref(), &args.gateway) }
+    ObserveRequest {
+        service,
+        path,
+        status,
+        ..observe::request(Subject::Tap, args.tenant.as_deref(), &args.gateway)
+    }
 }
 
 /// Reads the tap of each gateway of the world directly.
 async fn locally(args: &TapArgs) -> VerbResult {
     let running = RunningWorld::open(args.mesh.world.as_deref())?;
-    let gateways = if args.gateway.is_empty() { running.names_of(HostKindFilter::Gateway)? } else { args.gateway.clone() };
+    let gateways = if args.gateway.is_empty() {
+        running.names_of(HostKindFilter::Gateway)?
+    } else {
+        args.gateway.clone()
+    };
     if gateways.is_empty() {
-        return Err(VerbError::new(ExitStatus::Missing, format!("world {}", running.name()), "has no gateway", "add one to its topology"));
+        return Err(VerbError::new(
+            ExitStatus::Missing,
+            format!("world {}", running.name()),
+            "has no gateway",
+            "add one to its topology",
+        ));
     }
     let mut stop = signals::watch()?;
     let target = format!("/tap{}", query(args));
@@ -98,7 +124,10 @@ async fn locally(args: &TapArgs) -> VerbResult {
     for gateway in &gateways {
         all.push(lines(&running, gateway, &target).await?);
     }
-    eprintln!("canal: the controller does not answer; listening on {}", gateways.join(", "));
+    eprintln!(
+        "canal: the controller does not answer; listening on {}",
+        gateways.join(", ")
+    );
     let mut left = args.limit.unwrap_or(u64::MAX);
     let mut failed = 0;
     while left > 0 {
@@ -127,42 +156,75 @@ async fn locally(args: &TapArgs) -> VerbResult {
 }
 
 fn query(args: &TapArgs) -> String {
-    let filters = [("tenant", &args.tenant), ("service", &args.service), ("path", &args.path), ("status", &args.status)];
-    let pairs = filters.into_iter().filter_map(|(name, value)| value.as_ref().map(|value| format!("{name}={}", encode(value))));
+    let filters = [
+        ("tenant", &args.tenant),
+        ("service", &args.service),
+        ("path", &args.path),
+        ("status", &args.status),
+    ];
+    let pairs = filters.into_iter().filter_map(|(name, value)| {
+        value
+            .as_ref()
+            .map(|value| format!("{name}={}", encode(value)))
+    });
     let text = pairs.collect::<Vec<_>>().join("&");
-    if text.is_empty() { text } else { format!("?{text}") }
+    if text.is_empty() {
+        text
+    } else {
+        format!("?{text}")
+    }
 }
 
 /// Percent-encodes all characters except unreserved ones and '/' (RFC 3986 §2.3).
 fn encode(text: &str) -> String {
     let keep = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(byte);
-    text.bytes().map(|byte| if keep(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+    text.bytes()
+        .map(|byte| {
+            if keep(&byte) {
+                char::from(byte).to_string()
+            } else {
+                format!("%{byte:02X}")
+            }
+        })
+        .collect()
 }
 
 async fn lines(running: &RunningWorld, gateway: &str, target: &str) -> VerbResult<TapLines> {
     let response = dataplane::stream(running, gateway, AdminPage::Admin, target).await?;
     let body = BodyStream::new(response.into_body().map_err(|problem| problem.to_string()));
     let place = gateway.to_owned();
-    let cut = stream::unfold((body, Vec::new(), place), |(mut body, mut held, place)| async move {
-        loop {
-            if let Some(end) = held.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = held.drain(..=end).collect();
-                return Some((Ok(String::from_utf8_lossy(&line).trim_end().to_owned()), (body, held, place)));
-            }
-            let problem = match body.next().await? {
-                Ok(frame) => {
-                    held.extend_from_slice(&frame.into_data().unwrap_or_default());
-                    (held.len() > LINE_BYTES_MAX).then(|| format!("a line is longer than {LINE_BYTES_MAX} bytes"))
+    let cut = stream::unfold(
+        (body, Vec::new(), place),
+        |(mut body, mut held, place)| async move {
+            loop {
+                if let Some(end) = held.iter().position(|byte| *byte == b'\n') {
+                    let line: Vec<u8> = held.drain(..=end).collect();
+                    return Some((
+                        Ok(String::from_utf8_lossy(&line).trim_end().to_owned()),
+                        (body, held, place),
+                    ));
                 }
-                Err(problem) => Some(problem),
-            };
-            if let Some(problem) = problem {
-                held.clear();
-                let failure = VerbError::new(ExitStatus::Unreachable, format!("tap at {place}"), problem, "");
-                return Some((Err(failure), (body, held, place)));
+                let problem = match body.next().await? {
+                    Ok(frame) => {
+                        held.extend_from_slice(&frame.into_data().unwrap_or_default());
+                        (held.len() > LINE_BYTES_MAX)
+                            .then(|| format!("a line is longer than {LINE_BYTES_MAX} bytes"))
+                    }
+                    Err(problem) => Some(problem),
+                };
+                if let Some(problem) = problem {
+                    held.clear();
+                    let failure = VerbError::new(
+                        ExitStatus::Unreachable,
+                        format!("tap at {place}"),
+                        problem,
+                        "",
+                    );
+                    return Some((Err(failure), (body, held, place)));
+                }
             }
-        }
-    });
+        },
+    );
     Ok(cut.boxed())
 }
 
@@ -178,7 +240,10 @@ fn show(line: &str, format: Format) -> VerbResult<String> {
 /// Formats one request as one line. Fields that a gateway does not report are shown as '-'.
 fn columns(request: &Value) -> String {
     let text = |names: &[&str]| {
-        let found = names.iter().map(|name| &request[*name]).find(|value| !value.is_null());
+        let found = names
+            .iter()
+            .map(|name| &request[*name])
+            .find(|value| !value.is_null());
         match found {
             Some(Value::String(text)) => text.clone(),
             Some(other) => other.to_string(),
@@ -215,12 +280,17 @@ mod tests {
             format: Format::Table,
             mesh: MeshArgs::default(),
         };
-        assert_eq!(query(&args), "?tenant=alpha&service=bookinfo/reviews&path=/a%20b%3Fc");
+        assert_eq!(
+            query(&args),
+            "?tenant=alpha&service=bookinfo/reviews&path=/a%20b%3Fc"
+        );
     }
 
     #[test]
     fn a_line_that_is_no_json_is_shown_as_it_is() {
         assert_eq!(show("oops", Format::Json).unwrap(), "\"oops\"");
-        assert!(columns(&serde_json::json!({ "tenant": "alpha", "status": 200 })).contains("alpha"));
+        assert!(
+            columns(&serde_json::json!({ "tenant": "alpha", "status": 200 })).contains("alpha")
+        );
     }
 }

@@ -40,7 +40,10 @@ pub(crate) async fn run(args: UpArgs) -> VerbResult {
     let mut stop = signals::watch()?;
     let progress = ProgressLine::new();
     let scenery = bundled_topology::load(&args.file)?;
-    let name = args.name.clone().unwrap_or_else(|| scenery.topology.name.clone());
+    let name = args
+        .name
+        .clone()
+        .unwrap_or_else(|| scenery.topology.name.clone());
     progress.print_line(&format!("building world {name}"));
     let running = running_world::up_ephemeral(scenery.topology.clone(), name.clone()).await?;
     let stayed = tokio::select! {
@@ -68,10 +71,13 @@ async fn stay(args: &UpArgs, running: &Arc<RunningWorld>) -> VerbResult {
     if !std::io::stdout().is_terminal() {
         return print_changes(&mut observer).await;
     }
-    let mut canvas = Canvas::open().map_err(|problem| VerbError::failed("terminal", problem, "use --quiet"))?;
+    let mut canvas =
+        Canvas::open().map_err(|problem| VerbError::failed("terminal", problem, "use --quiet"))?;
     loop {
         let lines = observer.refresh().await?;
-        canvas.draw(&lines).map_err(|problem| VerbError::failed("terminal", problem, "use --quiet"))?;
+        canvas
+            .draw(&lines)
+            .map_err(|problem| VerbError::failed("terminal", problem, "use --quiet"))?;
         tokio::time::sleep(PERIOD).await;
     }
 }
@@ -95,5 +101,10 @@ async fn gone(running: &Arc<RunningWorld>) -> VerbResult {
     while running.hosts().is_ok() {
         tokio::time::sleep(PERIOD).await;
     }
-    Err(VerbError::new(ExitStatus::Missing, format!("world {}", running.name()), "was removed by another process", ""))
+    Err(VerbError::new(
+        ExitStatus::Missing,
+        format!("world {}", running.name()),
+        "was removed by another process",
+        "",
+    ))
 }

@@ -27,7 +27,9 @@ pub(crate) struct WorldArgs {
 #[derive(Debug, Subcommand)]
 enum WorldVerb {
     /// Brings a world up and returns; repeating it changes nothing
-    #[command(after_help = "Examples:\n  canal world up demo\n  canal world up my-mesh.yaml --name second --wait 60")]
+    #[command(
+        after_help = "Examples:\n  canal world up demo\n  canal world up my-mesh.yaml --name second --wait 60"
+    )]
     Up(WorldUpArgs),
     /// Takes a world down; repeating it is no error
     #[command(after_help = "Examples:\n  canal world down demo\n  canal world down my-mesh.yaml")]
@@ -90,12 +92,24 @@ pub(crate) async fn run(args: WorldArgs) -> VerbResult {
     match args.verb {
         WorldVerb::Up(args) => up(args).await,
         WorldVerb::Down { world } => down(&world).await,
-        WorldVerb::List { world: None, output } => list(&output),
-        WorldVerb::List { world: Some(world), output } => hosts(&world, &output),
-        WorldVerb::Exec { host, world, command } => exec(world.as_deref(), &host, &command).await,
+        WorldVerb::List {
+            world: None,
+            output,
+        } => list(&output),
+        WorldVerb::List {
+            world: Some(world),
+            output,
+        } => hosts(&world, &output),
+        WorldVerb::Exec {
+            host,
+            world,
+            command,
+        } => exec(world.as_deref(), &host, &command).await,
         WorldVerb::Check { file } => check(&file),
         WorldVerb::Gc => gc().await,
-        WorldVerb::Supervise { name } => running_world::blocking(move || canal_world::supervise(&name)).await,
+        WorldVerb::Supervise { name } => {
+            running_world::blocking(move || canal_world::supervise(&name)).await
+        }
     }
 }
 
@@ -103,18 +117,35 @@ async fn up(args: WorldUpArgs) -> VerbResult {
     let progress = ProgressLine::new();
     let scenery = bundled_topology::load_lasting(&args.file)?;
     let topology = match &args.name {
-        Some(name) => scenery.renamed(name).map_err(|problem| bundled_topology::refused(&[problem]))?,
+        Some(name) => scenery
+            .renamed(name)
+            .map_err(|problem| bundled_topology::refused(&[problem]))?,
         None => scenery,
     };
     let name = topology.name.clone();
     progress.print_line(&format!("building world {name}"));
     let replace = args.replace;
-    let world = running_world::blocking(move || World::up(&topology, &WorldOptions { replace, ..WorldOptions::default() })).await?;
+    let world = running_world::blocking(move || {
+        World::up(
+            &topology,
+            &WorldOptions {
+                replace,
+                ..WorldOptions::default()
+            },
+        )
+    })
+    .await?;
     running_world::report_recovery(&name, world.recovery());
     if args.wait > 0 {
         progress.print_line("waiting for its processes");
         let running = RunningWorld::open(Some(&name))?;
-        running.wait_ready(Duration::from_secs(args.wait)).await.map_err(|f| VerbError { exit: ExitStatus::Partial, ..f })?;
+        running
+            .wait_ready(Duration::from_secs(args.wait))
+            .await
+            .map_err(|f| VerbError {
+                exit: ExitStatus::Partial,
+                ..f
+            })?;
         if args.file == "demo" {
             bundled_topology::install_demo_keys(&running).await?;
         }
@@ -154,8 +185,13 @@ fn list(output: &OutputArgs) -> VerbResult {
                 (false, true) => "needs root",
                 (false, false) => "leftover",
             };
-            let owner = w.owner.map_or_else(|| "-".to_owned(), |pid| format!("process {pid}"));
-            let topology = w.topology.as_ref().map_or_else(|| "-".to_owned(), |path| path.display().to_string());
+            let owner = w
+                .owner
+                .map_or_else(|| "-".to_owned(), |pid| format!("process {pid}"));
+            let topology = w
+                .topology
+                .as_ref()
+                .map_or_else(|| "-".to_owned(), |path| path.display().to_string());
             table.row([w.name.clone(), state.to_owned(), owner, topology]);
         }
         table.lines()
@@ -166,7 +202,9 @@ fn hosts(world: &str, output: &OutputArgs) -> VerbResult {
     let hosts = RunningWorld::open(Some(world))?.hosts()?;
     let value: Value = hosts.iter().map(host_value).collect();
     output::print(output.format, &value, || {
-        let mut table = TextTable::new(&["NAME", "KIND", "AZ", "IPV4", "IPV6", "STATE", "PID", "RESTARTS"]);
+        let mut table = TextTable::new(&[
+            "NAME", "KIND", "AZ", "IPV4", "IPV6", "STATE", "PID", "RESTARTS",
+        ]);
         for host in &hosts {
             let text = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
             table.row([
@@ -195,13 +233,23 @@ fn host_value(host: &HostStatus) -> Value {
 
 async fn exec(world: Option<&str>, host: &str, argv: &[String]) -> VerbResult {
     let mut command = RunningWorld::open(world)?.command(host, argv)?;
-    command.stdin(Stdio::inherit()).stdout(Stdio::inherit()).stderr(Stdio::inherit());
-    let status = command.status().await.map_err(|problem| VerbError::failed(host, format!("{}: {problem}", argv.join(" ")), ""))?;
+    command
+        .stdin(Stdio::inherit())
+        .stdout(Stdio::inherit())
+        .stderr(Stdio::inherit());
+    let status = command
+        .status()
+        .await
+        .map_err(|problem| VerbError::failed(host, format!("{}: {problem}", argv.join(" ")), ""))?;
     match status.code() {
         Some(0) => Ok(()),
         // The caller expects the exit code of the command itself.
         Some(code) => std::process::exit(code),
-        None => Err(VerbError::failed(host, format!("{}: {status}", argv.join(" ")), "")),
+        None => Err(VerbError::failed(
+            host,
+            format!("{}: {status}", argv.join(" ")),
+            "",
+        )),
     }
 }
 

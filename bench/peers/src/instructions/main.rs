@@ -53,7 +53,8 @@ const WARM: u64 = 1_000;
 /// would take several turns, where in reality a turn has dozens of requests.
 const SLOW: &str = "shares: {gatewayCpu: 10000}";
 /// Address of the gateway's listener.
-const PLAIN_LISTENER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 18_081);
+const PLAIN_LISTENER: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 18_081);
 
 /// Kind of the requests to the gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,14 +85,32 @@ impl LoadCase {
 
     /// Sends one request at a time per connection, so that wake-ups are nearly the same in every run.
     fn load(self, requests: u64) -> anyhow::Result<()> {
-        let (count, bearer) = (format!("-n{requests}"), format!("authorization: Bearer {TOKEN}"));
+        let (count, bearer) = (
+            format!("-n{requests}"),
+            format!("authorization: Bearer {TOKEN}"),
+        );
         let url = |path: &str| format!("http://{PLAIN_LISTENER}{path}");
         let answers = match self {
-            LoadCase::Http1 => generators::h2load(&["--h1", "-t1", "-c4", "-m1", &count, &url("/")])?,
+            LoadCase::Http1 => {
+                generators::h2load(&["--h1", "-t1", "-c4", "-m1", &count, &url("/")])?
+            }
             LoadCase::H2c => generators::h2load(&["-t1", "-c2", "-m4", &count, &url("/")])?,
-            LoadCase::Policies => generators::h2load(&["--h1", "-t1", "-c4", "-m1", &count, "-H", &bearer, &url("/items/7")])?,
+            LoadCase::Policies => generators::h2load(&[
+                "--h1",
+                "-t1",
+                "-c4",
+                "-m1",
+                &count,
+                "-H",
+                &bearer,
+                &url("/items/7"),
+            ])?,
         };
-        anyhow::ensure!(answers.ok == requests, "{}: {answers:?} of {requests} requests", self.name());
+        anyhow::ensure!(
+            answers.ok == requests,
+            "{}: {answers:?} of {requests} requests",
+            self.name()
+        );
         Ok(())
     }
 }
@@ -105,14 +124,22 @@ struct Subject {
 
 impl Subject {
     fn new(name: &'static str, folder: &Path, dir: &Path) -> anyhow::Result<Self> {
-        let subject = Self { name, build: Build::at(folder)?, dir: dir.join(name) };
+        let subject = Self {
+            name,
+            build: Build::at(folder)?,
+            dir: dir.join(name),
+        };
         for (kind, policies) in [("plain", String::new()), ("policies", canal::policies())] {
             let tenant = subject.dir.join(kind).join("bench");
             std::fs::create_dir_all(&tenant)?;
             let compile = |shares: &str| {
-                let text = canal::tenant("bench", 1, shares) + &canal::service(0, [String::from("/")]) + &policies;
+                let text = canal::tenant("bench", 1, shares)
+                    + &canal::service(0, [String::from("/")])
+                    + &policies;
                 std::fs::write(tenant.join("bench.yaml"), text)?;
-                subject.build.compile(&subject.dir.join(kind), &subject.snapshot(kind))
+                subject
+                    .build
+                    .compile(&subject.dir.join(kind), &subject.snapshot(kind))
             };
             // Builds older than the tenants' shares of a worker refuse them, and have no turns.
             compile(SLOW).or_else(|_| compile(""))?;
@@ -126,33 +153,56 @@ impl Subject {
 
     /// Returns the instructions of a gateway that started, answered `requests` and ended; callgrind's file is at `out`.
     fn run(&self, case: LoadCase, requests: u64, out: &Path) -> anyhow::Result<u64> {
-        let kind = if case == LoadCase::Policies { "policies" } else { "plain" };
+        let kind = if case == LoadCase::Policies {
+            "policies"
+        } else {
+            "plain"
+        };
         let (log, counts) = (self.dir.join("gateway.log"), self.dir.join("callgrind.log"));
-        let listener = BenchListener { address: PLAIN_LISTENER, tenant: "bench".into() };
+        let listener = BenchListener {
+            address: PLAIN_LISTENER,
+            tenant: "bench".into(),
+        };
         let mut argv: Vec<String> = ["valgrind", "--tool=callgrind"].map(str::to_owned).into();
-        argv.extend([format!("--callgrind-out-file={}", out.display()), format!("--log-file={}", counts.display())]);
-        argv.extend(self.build.gateway(&self.snapshot(kind), &self.dir.join("data"), &[listener]));
+        argv.extend([
+            format!("--callgrind-out-file={}", out.display()),
+            format!("--log-file={}", counts.display()),
+        ]);
+        argv.extend(
+            self.build
+                .gateway(&self.snapshot(kind), &self.dir.join("data"), &[listener]),
+        );
         // Workers that pin themselves would leave their core.
         argv.push("--no-pin".into());
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         let gateway = PinnedProcess::start(&argv, PROXY_CORE, PLAIN_LISTENER, &log)?;
         case.load(requests)?;
         gateway.end()?;
-        collected(&std::fs::read_to_string(&counts)?).with_context(|| format!("callgrind counted nothing; see {}", counts.display()))
+        collected(&std::fs::read_to_string(&counts)?)
+            .with_context(|| format!("callgrind counted nothing; see {}", counts.display()))
     }
 
     /// Returns the instructions per request.
     fn measure(&self, case: LoadCase, flags: &Flags) -> anyhow::Result<f64> {
-        let copy = flags.keep.as_ref().map(|folder| folder.join(format!("callgrind.{}.{}", self.name, case.word())));
+        let copy = flags
+            .keep
+            .as_ref()
+            .map(|folder| folder.join(format!("callgrind.{}.{}", self.name, case.word())));
         let few = self.run(case, WARM, Path::new("/dev/null"))?;
-        let many = self.run(case, WARM + flags.requests, copy.as_deref().unwrap_or(Path::new("/dev/null")))?;
+        let many = self.run(
+            case,
+            WARM + flags.requests,
+            copy.as_deref().unwrap_or(Path::new("/dev/null")),
+        )?;
         Ok((many as f64 - few as f64) / flags.requests as f64)
     }
 }
 
 /// Reads the last lines, which contain `==PID== Collected : N`.
 fn collected(text: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.split("Collected : ").nth(1)).and_then(|n| n.trim().parse().ok())
+    text.lines()
+        .find_map(|line| line.split("Collected : ").nth(1))
+        .and_then(|n| n.trim().parse().ok())
 }
 
 struct InstructionRow {
@@ -169,16 +219,26 @@ fn render(rows: &[InstructionRow], flags: &Flags) -> String {
     );
     for row in rows {
         let spread = Spread::of(row.runs.iter().copied());
-        let ratio = change(rows, row.case).filter(|_| row.subject == "after").map(|more| format!("{more:+.1} %")).unwrap_or_default();
+        let ratio = change(rows, row.case)
+            .filter(|_| row.subject == "after")
+            .map(|more| format!("{more:+.1} %"))
+            .unwrap_or_default();
         let (name, subject) = (row.case.name(), row.subject);
-        out.push_str(&format!("| {name} | {subject} | {:.0} | {:.0} | {:.0} | {ratio} |\n", spread.median, spread.min, spread.max));
+        out.push_str(&format!(
+            "| {name} | {subject} | {:.0} | {:.0} | {:.0} | {ratio} |\n",
+            spread.median, spread.min, spread.max
+        ));
     }
     out
 }
 
 /// Returns by how many percent a request costs more than before.
 fn change(rows: &[InstructionRow], case: LoadCase) -> Option<f64> {
-    let median = |subject| rows.iter().find(|r| r.case == case && r.subject == subject).map(|r| Spread::of(r.runs.iter().copied()).median);
+    let median = |subject| {
+        rows.iter()
+            .find(|r| r.case == case && r.subject == subject)
+            .map(|r| Spread::of(r.runs.iter().copied()).median)
+    };
     Some((median("after")? / median("before")? - 1.0) * 100.0)
 }
 
@@ -196,13 +256,26 @@ fn main() -> anyhow::Result<()> {
     subjects.push(Subject::new("after", &flags.after, dir.path())?);
     let _origin = origin::start(dir.path())?;
     let mut rows = Vec::new();
-    for case in LoadCase::ALL.into_iter().filter(|case| flags.only.is_empty() || flags.only.iter().any(|word| word == case.word())) {
+    for case in LoadCase::ALL
+        .into_iter()
+        .filter(|case| flags.only.is_empty() || flags.only.iter().any(|word| word == case.word()))
+    {
         let first = rows.len();
-        rows.extend(subjects.iter().map(|subject| InstructionRow { case, subject: subject.name, runs: Vec::new() }));
+        rows.extend(subjects.iter().map(|subject| InstructionRow {
+            case,
+            subject: subject.name,
+            runs: Vec::new(),
+        }));
         for round in 0..flags.rounds {
             for (subject, row) in subjects.iter().zip(&mut rows[first..]) {
                 row.runs.push(subject.measure(case, &flags)?);
-                eprintln!("{}, {}, run {}: {:.0}", case.name(), subject.name, round + 1, row.runs.last().copied().unwrap_or(f64::NAN));
+                eprintln!(
+                    "{}, {}, run {}: {:.0}",
+                    case.name(),
+                    subject.name,
+                    round + 1,
+                    row.runs.last().copied().unwrap_or(f64::NAN)
+                );
             }
         }
     }
@@ -211,9 +284,17 @@ fn main() -> anyhow::Result<()> {
     if let Some(path) = &flags.markdown {
         document::replace(path, "bench-instructions", &text)?;
     }
-    let over: Vec<_> =
-        LoadCase::ALL.into_iter().filter(|case| change(&rows, *case).is_some_and(|more| more > flags.bar)).map(LoadCase::name).collect();
-    anyhow::ensure!(over.is_empty(), "more than {} % above before: {}", flags.bar, over.join(", "));
+    let over: Vec<_> = LoadCase::ALL
+        .into_iter()
+        .filter(|case| change(&rows, *case).is_some_and(|more| more > flags.bar))
+        .map(LoadCase::name)
+        .collect();
+    anyhow::ensure!(
+        over.is_empty(),
+        "more than {} % above before: {}",
+        flags.bar,
+        over.join(", ")
+    );
     Ok(())
 }
 

@@ -26,13 +26,18 @@ impl FloodThread {
     pub(crate) fn start(address: SocketAddr, request: Vec<u8>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
-        Self { stop, thread: std::thread::spawn(move || run(address, &request, &stopped)) }
+        Self {
+            stop,
+            thread: std::thread::spawn(move || run(address, &request, &stopped)),
+        }
     }
 
     /// Ends the flood. Returns the number of responses.
     pub(crate) fn stop(self) -> anyhow::Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the flood's thread panicked")))
+        self.thread
+            .join()
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("the flood's thread panicked")))
     }
 }
 
@@ -46,16 +51,29 @@ fn run(address: SocketAddr, request: &[u8], stop: &AtomicBool) -> anyhow::Result
         connection.send(request, false)?;
         Ok(connection)
     };
-    let mut connections = (0..CONNECTIONS).map(open).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut connections = (0..CONNECTIONS)
+        .map(open)
+        .collect::<anyhow::Result<Vec<_>>>()?;
     let mut answers = 0;
     let mut events = Vec::with_capacity(CONNECTIONS);
     while !stop.load(Ordering::Relaxed) {
         epoll::wait(&poll, spare_capacity(&mut events), None)?;
         for event in events.drain(..) {
-            let Some(number) = usize::try_from(event.data.u64()).ok().filter(|number| *number < CONNECTIONS) else { continue };
+            let Some(number) = usize::try_from(event.data.u64())
+                .ok()
+                .filter(|number| *number < CONNECTIONS)
+            else {
+                continue;
+            };
             let connection = &mut connections[number];
             let received = connection.receive(|_, _, _| answers += 1);
-            let sent = received.and_then(|()| if connection.is_idle() { connection.send(request, false) } else { Ok(()) });
+            let sent = received.and_then(|()| {
+                if connection.is_idle() {
+                    connection.send(request, false)
+                } else {
+                    Ok(())
+                }
+            });
             // Some proxies close a connection after an error response; the flood then opens the next one.
             if sent.is_err() {
                 connections[number] = open(number)?;

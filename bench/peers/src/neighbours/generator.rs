@@ -13,7 +13,10 @@ use rand::{Rng, SeedableRng};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::fd::OwnedFd;
-use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
 
 /// A connection that carries HTTP/1.1 requests, one after the other or pipelined.
 pub(crate) struct LoadConnection {
@@ -25,20 +28,32 @@ pub(crate) struct LoadConnection {
 
 impl LoadConnection {
     pub(crate) fn open(address: SocketAddr) -> anyhow::Result<Self> {
-        let stream = TcpStream::connect(address).with_context(|| format!("connecting to {address}"))?;
+        let stream =
+            TcpStream::connect(address).with_context(|| format!("connecting to {address}"))?;
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
-        Ok(Self { stream, read: Vec::new(), sent: VecDeque::new() })
+        Ok(Self {
+            stream,
+            read: Vec::new(),
+            sent: VecDeque::new(),
+        })
     }
 
     pub(crate) fn watch(&self, poll: &OwnedFd, number: usize) -> anyhow::Result<()> {
-        Ok(epoll::add(poll, &self.stream, EventData::new_u64(number as u64), EventFlags::IN)?)
+        Ok(epoll::add(
+            poll,
+            &self.stream,
+            EventData::new_u64(number as u64),
+            EventFlags::IN,
+        )?)
     }
 
     /// Writes a request. The socket's buffer is large enough for the requests in progress in these benches.
     pub(crate) fn send(&mut self, request: &[u8], counts: bool) -> anyhow::Result<()> {
         self.sent.push_back((Instant::now(), counts));
-        self.stream.write_all(request).context("a request could not be written")
+        self.stream
+            .write_all(request)
+            .context("a request could not be written")
     }
 
     /// Returns whether every request has its response.
@@ -47,7 +62,10 @@ impl LoadConnection {
     }
 
     /// Reads the available bytes. Reports the status of each complete response, its duration, and whether it counts.
-    pub(crate) fn receive(&mut self, mut answer: impl FnMut(u16, Duration, bool)) -> anyhow::Result<()> {
+    pub(crate) fn receive(
+        &mut self,
+        mut answer: impl FnMut(u16, Duration, bool),
+    ) -> anyhow::Result<()> {
         let mut chunk = [0; 65_536];
         match self.stream.read(&mut chunk) {
             Ok(0) => anyhow::bail!("the proxy closed a connection"),
@@ -58,7 +76,10 @@ impl LoadConnection {
         let (now, mut taken) = (Instant::now(), 0);
         while let Some((status, length)) = whole_answer(&self.read[taken..])? {
             taken += length;
-            let (sent, counts) = self.sent.pop_front().context("an answer that nobody asked for")?;
+            let (sent, counts) = self
+                .sent
+                .pop_front()
+                .context("an answer that nobody asked for")?;
             answer(status, now.saturating_duration_since(sent), counts);
         }
         self.read.drain(..taken);
@@ -100,18 +121,31 @@ const WARM: Duration = Duration::from_millis(500);
 pub(crate) fn run(load: &LoadSpec<'_>, request: &[u8]) -> anyhow::Result<LoadOutcome> {
     let poll = epoll::create(CreateFlags::CLOEXEC)?;
     let mut connections = Vec::new();
-    let noisy = std::iter::repeat_n(&load.noisy, if load.noise > 0.0 { NOISY_CONNECTIONS } else { 0 });
+    let noisy = std::iter::repeat_n(
+        &load.noisy,
+        if load.noise > 0.0 {
+            NOISY_CONNECTIONS
+        } else {
+            0
+        },
+    );
     for address in load.quiet.iter().chain(noisy) {
         let connection = LoadConnection::open(*address)?;
         connection.watch(&poll, connections.len())?;
         connections.push(connection);
     }
-    let alarm = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
+    let alarm = timerfd_create(
+        TimerfdClockId::Monotonic,
+        TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
+    )?;
     epoll::add(&poll, &alarm, EventData::new_u64(u64::MAX), EventFlags::IN)?;
     let mut random = StdRng::seed_from_u64(load.seed);
     let total = load.share * load.quiet.len() as f64 + load.noise;
     let (quiet, begun) = (load.quiet.len(), Instant::now());
-    let (counted_from, end) = (begun + WARM, begun + WARM + Duration::from_secs_f64(load.seconds));
+    let (counted_from, end) = (
+        begun + WARM,
+        begun + WARM + Duration::from_secs_f64(load.seconds),
+    );
     let mut outcome = LoadOutcome::default();
     let (mut next, mut waiting) = (begun, 0_u64);
     let mut events = Vec::with_capacity(256);
@@ -129,19 +163,30 @@ pub(crate) fn run(load: &LoadSpec<'_>, request: &[u8]) -> anyhow::Result<LoadOut
             waiting += 1;
             if counts {
                 outcome.sent_quiet += 1;
-                outcome.lateness.push(now.saturating_duration_since(next).as_secs_f64() * 1e3);
+                outcome
+                    .lateness
+                    .push(now.saturating_duration_since(next).as_secs_f64() * 1e3);
             }
             next += Duration::from_secs_f64(-(1.0 - random.random::<f64>()).ln() / total);
         }
         if now >= end && (waiting == 0 || now >= end + LAST_ANSWERS) {
             break;
         }
-        let wake = if now < end { next.min(end) } else { end + LAST_ANSWERS };
+        let wake = if now < end {
+            next.min(end)
+        } else {
+            end + LAST_ANSWERS
+        };
         set_alarm(&alarm, wake.saturating_duration_since(Instant::now()))?;
         epoll::wait(&poll, spare_capacity(&mut events), None)?;
         for event in events.drain(..) {
             // The alarm's token is that of no connection; it only ends the wait.
-            let Some(connection) = usize::try_from(event.data.u64()).ok().and_then(|tenant| connections.get_mut(tenant)) else { continue };
+            let Some(connection) = usize::try_from(event.data.u64())
+                .ok()
+                .and_then(|tenant| connections.get_mut(tenant))
+            else {
+                continue;
+            };
             connection.receive(|status, took, counts| {
                 waiting -= 1;
                 if counts && status == 200 {
@@ -160,8 +205,17 @@ pub(crate) fn run(load: &LoadSpec<'_>, request: &[u8]) -> anyhow::Result<LoadOut
 fn set_alarm(alarm: &OwnedFd, after: Duration) -> anyhow::Result<()> {
     // Zero would disarm the timer.
     let after = after.max(Duration::from_nanos(1));
-    let value = Timespec { tv_sec: i64::try_from(after.as_secs())?, tv_nsec: i64::from(after.subsec_nanos()) };
-    let spec = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
+    let value = Timespec {
+        tv_sec: i64::try_from(after.as_secs())?,
+        tv_nsec: i64::from(after.subsec_nanos()),
+    };
+    let spec = Itimerspec {
+        it_interval: Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        },
+        it_value: value,
+    };
     timerfd_settime(alarm, TimerfdTimerFlags::empty(), &spec)?;
     Ok(())
 }

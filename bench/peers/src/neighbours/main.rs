@@ -69,7 +69,12 @@ enum BenchPhase {
 }
 
 impl BenchPhase {
-    const ALL: [BenchPhase; 4] = [BenchPhase::Quiet, BenchPhase::Noisy, BenchPhase::QuietAgain, BenchPhase::Flood];
+    const ALL: [BenchPhase; 4] = [
+        BenchPhase::Quiet,
+        BenchPhase::Noisy,
+        BenchPhase::QuietAgain,
+        BenchPhase::Flood,
+    ];
 
     fn name(self, noise: f64) -> String {
         match self {
@@ -103,13 +108,23 @@ fn request(path: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nhost: s0.default\r\n\r\n").into_bytes()
 }
 
-fn measure(proxy: &PinnedProcess, load: &LoadSpec<'_>, phase: BenchPhase) -> anyhow::Result<NeighbourResult> {
-    let flood = (phase == BenchPhase::Flood).then(|| FloodThread::start(load.noisy, request("/nothing")));
+fn measure(
+    proxy: &PinnedProcess,
+    load: &LoadSpec<'_>,
+    phase: BenchPhase,
+) -> anyhow::Result<NeighbourResult> {
+    let flood =
+        (phase == BenchPhase::Flood).then(|| FloodThread::start(load.noisy, request("/nothing")));
     let (begun, before) = (Instant::now(), proxy.cpu_us()?);
     let outcome = generator::run(load, &request(&format!("{}/things", proxies::ROUTE)));
     let (took, after) = (begun.elapsed().as_secs_f64(), proxy.cpu_us()?);
     let flooded = flood.map(FloodThread::stop).transpose()?.unwrap_or(0) as f64 / took;
-    let LoadOutcome { latencies, sent_quiet, answered, lateness } = outcome?;
+    let LoadOutcome {
+        latencies,
+        sent_quiet,
+        answered,
+        lateness,
+    } = outcome?;
     let busy = (after.0 + after.1 - before.0 - before.1) / took / 1e6;
     let of = |part| quantile(&latencies, part);
     Ok(NeighbourResult {
@@ -123,14 +138,30 @@ fn measure(proxy: &PinnedProcess, load: &LoadSpec<'_>, phase: BenchPhase) -> any
 }
 
 /// Runs all phases of one proxy in one round.
-fn round(proxy: &Proxy, place: &proxies::ProxyFolders, flags: &Flags, number: u64) -> anyhow::Result<Vec<NeighbourResult>> {
+fn round(
+    proxy: &Proxy,
+    place: &proxies::ProxyFolders,
+    flags: &Flags,
+    number: u64,
+) -> anyhow::Result<Vec<NeighbourResult>> {
     let addresses = proxy.addresses(flags.tenants);
     let (noisy, quiet) = addresses.split_first().context("there is no tenant")?;
     let running = proxy.start(place, &addresses)?;
     running.settle()?;
     let measured = BenchPhase::ALL.map(|phase| {
-        let noise = if phase == BenchPhase::Noisy { flags.noise * flags.share } else { 0.0 };
-        let load = LoadSpec { quiet, noisy: *noisy, share: flags.share, noise, seconds: flags.seconds, seed: flags.seed + number };
+        let noise = if phase == BenchPhase::Noisy {
+            flags.noise * flags.share
+        } else {
+            0.0
+        };
+        let load = LoadSpec {
+            quiet,
+            noisy: *noisy,
+            share: flags.share,
+            noise,
+            seconds: flags.seconds,
+            seed: flags.seed + number,
+        };
         measure(&running, &load, phase).with_context(|| format!("{}, {phase:?}", proxy.name))
     });
     measured.into_iter().collect()
@@ -138,9 +169,23 @@ fn round(proxy: &Proxy, place: &proxies::ProxyFolders, flags: &Flags, number: u6
 
 /// Returns the ratio of a phase's p99 to that of the quiet phase before it, in each round.
 fn ratios(rows: &[NeighbourRow], proxy: &str, phase: BenchPhase) -> Spread {
-    let of = |phase| rows.iter().find(|row| row.proxy == proxy && row.phase == phase).map(|row| row.runs.as_slice()).unwrap_or_default();
-    let beside = if phase == BenchPhase::Flood { BenchPhase::QuietAgain } else { BenchPhase::Quiet };
-    Spread::of(of(phase).iter().zip(of(beside)).map(|(run, quiet)| run.p99 / quiet.p99))
+    let of = |phase| {
+        rows.iter()
+            .find(|row| row.proxy == proxy && row.phase == phase)
+            .map(|row| row.runs.as_slice())
+            .unwrap_or_default()
+    };
+    let beside = if phase == BenchPhase::Flood {
+        BenchPhase::QuietAgain
+    } else {
+        BenchPhase::Quiet
+    };
+    Spread::of(
+        of(phase)
+            .iter()
+            .zip(of(beside))
+            .map(|(run, quiet)| run.p99 / quiet.p99),
+    )
 }
 
 fn render(rows: &[NeighbourRow], flags: &Flags) -> String {
@@ -156,7 +201,10 @@ fn render(rows: &[NeighbourRow], flags: &Flags) -> String {
         let ratio = ratios(rows, row.proxy, row.phase);
         let (ratio, range) = match row.phase {
             BenchPhase::Quiet => (String::new(), String::new()),
-            _ => (format!("**{:.2}**", ratio.median), format!("{:.2} to {:.2}", ratio.min, ratio.max)),
+            _ => (
+                format!("**{:.2}**", ratio.median),
+                format!("{:.2} to {:.2}", ratio.min, ratio.max),
+            ),
         };
         let noisy = match row.phase {
             BenchPhase::Noisy => flags.noise * flags.share,
@@ -193,15 +241,34 @@ fn main() -> anyhow::Result<()> {
         build: Build::at(&flags.build)?,
     };
     let _origin = origin::start(dir.path())?;
-    let wanted: Vec<&Proxy> = proxies::ALL.iter().filter(|p| flags.only.is_empty() || flags.only.iter().any(|o| o == p.name)).collect();
-    let row = |proxy: &&Proxy| BenchPhase::ALL.map(|phase| NeighbourRow { proxy: proxy.name, phase, runs: Vec::new() });
+    let wanted: Vec<&Proxy> = proxies::ALL
+        .iter()
+        .filter(|p| flags.only.is_empty() || flags.only.iter().any(|o| o == p.name))
+        .collect();
+    let row = |proxy: &&Proxy| {
+        BenchPhase::ALL.map(|phase| NeighbourRow {
+            proxy: proxy.name,
+            phase,
+            runs: Vec::new(),
+        })
+    };
     let mut rows: Vec<NeighbourRow> = wanted.iter().flat_map(row).collect();
     for number in 0..flags.rounds {
         for proxy in &wanted {
             let measured = round(proxy, &place, &flags, number)?;
             let p99: Vec<_> = measured.iter().map(|m| format!("{:.3}", m.p99)).collect();
-            eprintln!("round {}/{}: {}, p99 ms {}", number + 1, flags.rounds, proxy.name, p99.join(", "));
-            for (row, run) in rows.iter_mut().filter(|row| row.proxy == proxy.name).zip(measured) {
+            eprintln!(
+                "round {}/{}: {}, p99 ms {}",
+                number + 1,
+                flags.rounds,
+                proxy.name,
+                p99.join(", ")
+            );
+            for (row, run) in rows
+                .iter_mut()
+                .filter(|row| row.proxy == proxy.name)
+                .zip(measured)
+            {
                 row.runs.push(run);
             }
         }

@@ -26,18 +26,36 @@ pub(crate) struct ProxyFolders {
 }
 
 pub(crate) static ALL: [Proxy; 3] = [
-    Proxy { name: "canal", port: 18_081, start: canal },
-    Proxy { name: "haproxy", port: 18_082, start: haproxy },
-    Proxy { name: "envoy", port: 18_084, start: envoy },
+    Proxy {
+        name: "canal",
+        port: 18_081,
+        start: canal,
+    },
+    Proxy {
+        name: "haproxy",
+        port: 18_082,
+        start: haproxy,
+    },
+    Proxy {
+        name: "envoy",
+        port: 18_084,
+        start: envoy,
+    },
 ];
 
 impl Proxy {
     /// Returns the address of each tenant.
     pub(crate) fn addresses(&self, tenants: u8) -> Vec<SocketAddr> {
-        (1..=tenants).map(|n| SocketAddr::from((Ipv4Addr::new(127, 0, 1, n), self.port))).collect()
+        (1..=tenants)
+            .map(|n| SocketAddr::from((Ipv4Addr::new(127, 0, 1, n), self.port)))
+            .collect()
     }
 
-    pub(crate) fn start(&self, place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<PinnedProcess> {
+    pub(crate) fn start(
+        &self,
+        place: &ProxyFolders,
+        addresses: &[SocketAddr],
+    ) -> anyhow::Result<PinnedProcess> {
         (self.start)(place, addresses)
     }
 }
@@ -45,18 +63,32 @@ impl Proxy {
 fn canal(place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<PinnedProcess> {
     let snapshot = place.dir.join("canal.snapshot");
     // Numbers start at 2, because the first tenant has another range of services.
-    let tenant_listeners: Vec<_> =
-        (2..=u8::MAX).zip(addresses).map(|(n, address)| (n, BenchListener { address: *address, tenant: format!("t{n}") })).collect();
+    let tenant_listeners: Vec<_> = (2..=u8::MAX)
+        .zip(addresses)
+        .map(|(n, address)| {
+            (
+                n,
+                BenchListener {
+                    address: *address,
+                    tenant: format!("t{n}"),
+                },
+            )
+        })
+        .collect();
     if !snapshot.exists() {
         for (number, listener) in &tenant_listeners {
             let config = place.dir.join("tenants").join(&listener.tenant);
             std::fs::create_dir_all(&config)?;
-            let text = canal::tenant(&listener.tenant, *number, "") + &canal::only_service(*number, ROUTE);
+            let text =
+                canal::tenant(&listener.tenant, *number, "") + &canal::only_service(*number, ROUTE);
             std::fs::write(config.join("bench.yaml"), text)?;
         }
         place.build.compile(&place.dir.join("tenants"), &snapshot)?;
     }
-    let tenant_listeners: Vec<_> = tenant_listeners.into_iter().map(|(_, listener)| listener).collect();
+    let tenant_listeners: Vec<_> = tenant_listeners
+        .into_iter()
+        .map(|(_, listener)| listener)
+        .collect();
     place.build.start(&place.dir, &snapshot, &tenant_listeners)
 }
 
@@ -73,7 +105,12 @@ fn haproxy(place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<Pin
         );
     }
     let path = write(&place.dir, "haproxy.cfg", &conf)?;
-    PinnedProcess::start(&["haproxy", "-db", "-f", &path], PROXY_CORE, last(addresses)?, &place.dir.join("haproxy.log"))
+    PinnedProcess::start(
+        &["haproxy", "-db", "-f", &path],
+        PROXY_CORE,
+        last(addresses)?,
+        &place.dir.join("haproxy.log"),
+    )
 }
 
 fn envoy(place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<PinnedProcess> {
@@ -95,11 +132,33 @@ fn envoy(place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<Pinne
              {{address: {ip}, port_value: {port}}}}}}}}}]}}]}}"
         );
     }
-    let path = write(&place.dir, "envoy.yaml", &format!("static_resources:\n  listeners:\n{listeners}  clusters:\n{clusters}"))?;
-    anyhow::ensure!(place.envoy.exists(), "{} is missing: run setup/install bench", place.envoy.display());
+    let path = write(
+        &place.dir,
+        "envoy.yaml",
+        &format!("static_resources:\n  listeners:\n{listeners}  clusters:\n{clusters}"),
+    )?;
+    anyhow::ensure!(
+        place.envoy.exists(),
+        "{} is missing: run setup/install bench",
+        place.envoy.display()
+    );
     let program = place.envoy.to_string_lossy().into_owned();
-    let argv = [&program, "--concurrency", "1", "--use-dynamic-base-id", "-l", "error", "-c", &path];
-    PinnedProcess::start(&argv, PROXY_CORE, last(addresses)?, &place.dir.join("envoy.log"))
+    let argv = [
+        &program,
+        "--concurrency",
+        "1",
+        "--use-dynamic-base-id",
+        "-l",
+        "error",
+        "-c",
+        &path,
+    ];
+    PinnedProcess::start(
+        &argv,
+        PROXY_CORE,
+        last(addresses)?,
+        &place.dir.join("envoy.log"),
+    )
 }
 
 fn write(dir: &Path, name: &str, text: &str) -> anyhow::Result<String> {
@@ -109,5 +168,8 @@ fn write(dir: &Path, name: &str, text: &str) -> anyhow::Result<String> {
 }
 
 fn last(addresses: &[SocketAddr]) -> anyhow::Result<SocketAddr> {
-    addresses.last().copied().ok_or_else(|| anyhow::anyhow!("there is no tenant"))
+    addresses
+        .last()
+        .copied()
+        .ok_or_else(|| anyhow::anyhow!("there is no tenant"))
 }

@@ -14,15 +14,27 @@ const PORT: u16 = 18_081;
 
 pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<PinnedProcess> {
     match case {
-        ProxyCase::Http1 | ProxyCase::Close | ProxyCase::H2c => by_snapshot(place, &place.now, ("canal", 1, 1), ""),
-        ProxyCase::Policies => by_snapshot(place, &place.now, ("canal-policies", 1, 1), &canal::policies()),
+        ProxyCase::Http1 | ProxyCase::Close | ProxyCase::H2c => {
+            by_snapshot(place, &place.now, ("canal", 1, 1), "")
+        }
+        ProxyCase::Policies => by_snapshot(
+            place,
+            &place.now,
+            ("canal-policies", 1, 1),
+            &canal::policies(),
+        ),
         ProxyCase::OneService | ProxyCase::ManyServices => by_controller(place, true, mesh::HBONE),
         ProxyCase::Mtls => by_controller(place, false, mesh::HBONE),
     }
 }
 
 pub(super) fn start_before(place: &PeerFolders, _case: ProxyCase) -> anyhow::Result<PinnedProcess> {
-    by_snapshot(place, place.before.as_ref().unwrap_or(&place.now), ("canal-before", 1, 1), "")
+    by_snapshot(
+        place,
+        place.before.as_ref().unwrap_or(&place.now),
+        ("canal-before", 1, 1),
+        "",
+    )
 }
 
 /// Starts a gateway with 10,000 services x 10 routes; the requests go to one of them.
@@ -31,17 +43,31 @@ pub(super) fn start_100k(place: &PeerFolders, _case: ProxyCase) -> anyhow::Resul
 }
 
 /// Starts such a gateway with a controller.
-pub(super) fn start_controlled(place: &PeerFolders, _case: ProxyCase) -> anyhow::Result<PinnedProcess> {
+pub(super) fn start_controlled(
+    place: &PeerFolders,
+    _case: ProxyCase,
+) -> anyhow::Result<PinnedProcess> {
     by_controller(place, true, mesh::PLAIN_LISTENER)
 }
 
 /// Writes the configuration of one tenant. `tenant` has the objects other than services; the services have prefix routes.
-pub(super) fn configure(folder: &Path, tenant: &str, (services, routes): (usize, usize)) -> anyhow::Result<()> {
+pub(super) fn configure(
+    folder: &Path,
+    tenant: &str,
+    (services, routes): (usize, usize),
+) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder)?;
     std::fs::write(folder.join("tenant.yaml"), tenant)?;
-    let prefixes = || (1..routes).map(|r| format!("/api/v{r}/things")).chain([String::from("/")]);
+    let prefixes = || {
+        (1..routes)
+            .map(|r| format!("/api/v{r}/things"))
+            .chain([String::from("/")])
+    };
     for (n, chunk) in (0..services).collect::<Vec<_>>().chunks(500).enumerate() {
-        let text: String = chunk.iter().map(|s| canal::service(*s, prefixes())).collect();
+        let text: String = chunk
+            .iter()
+            .map(|s| canal::service(*s, prefixes()))
+            .collect();
         std::fs::write(folder.join(format!("services-{n}.yaml")), text)?;
     }
     Ok(())
@@ -57,31 +83,68 @@ fn by_snapshot(
     let snapshot = place.dir.join(format!("{name}.snapshot"));
     if !snapshot.exists() {
         let config = place.dir.join(name);
-        configure(&config.join("bench"), &(canal::tenant("bench", 1, "") + policies), (services, routes))?;
+        configure(
+            &config.join("bench"),
+            &(canal::tenant("bench", 1, "") + policies),
+            (services, routes),
+        )?;
         build.compile(&config, &snapshot)?;
     }
-    let file = place.dir.join("canal-access.log").to_string_lossy().into_owned();
+    let file = place
+        .dir
+        .join("canal-access.log")
+        .to_string_lossy()
+        .into_owned();
     // The last run's log would occupy memory.
     let _ = std::fs::remove_file(&file);
     let log = if policies.is_empty() { "off" } else { &file };
-    let listener = BenchListener { address: loopback(PORT), tenant: "bench".into() };
-    let feed = ["--snapshot", &snapshot.to_string_lossy(), "--access-log", log];
-    let argv = build.gateway_fed(&feed, &place.dir.join(format!("data-{name}")), std::slice::from_ref(&listener));
+    let listener = BenchListener {
+        address: loopback(PORT),
+        tenant: "bench".into(),
+    };
+    let feed = [
+        "--snapshot",
+        &snapshot.to_string_lossy(),
+        "--access-log",
+        log,
+    ];
+    let argv = build.gateway_fed(
+        &feed,
+        &place.dir.join(format!("data-{name}")),
+        std::slice::from_ref(&listener),
+    );
     let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
-    PinnedProcess::start(&argv, PROXY_CORE, listener.address, &place.dir.join("canal.log"))
+    PinnedProcess::start(
+        &argv,
+        PROXY_CORE,
+        listener.address,
+        &place.dir.join("canal.log"),
+    )
 }
 
 /// Starts a gateway without configuration, which a controller configures; the load goes to `address`.
-fn by_controller(place: &PeerFolders, is_large: bool, address: std::net::SocketAddr) -> anyhow::Result<PinnedProcess> {
+fn by_controller(
+    place: &PeerFolders,
+    is_large: bool,
+    address: std::net::SocketAddr,
+) -> anyhow::Result<PinnedProcess> {
     let cell = &place.meshes[usize::from(is_large)];
     let mesh = match cell.get() {
         Some(mesh) => mesh,
         None => {
-            let (name, size) = if is_large { ("large", (SERVICES, ROUTES)) } else { ("small", (1, 1)) };
+            let (name, size) = if is_large {
+                ("large", (SERVICES, ROUTES))
+            } else {
+                ("small", (1, 1))
+            };
             let mesh = BenchMesh::start(place, name, size)?;
             cell.get_or_init(|| mesh)
         }
     };
     place.starts.set(place.starts.get() + 1);
-    mesh.gateway(place, &place.dir.join(format!("data-{}", place.starts.get())), address)
+    mesh.gateway(
+        place,
+        &place.dir.join(format!("data-{}", place.starts.get())),
+        address,
+    )
 }

@@ -16,8 +16,22 @@ const API: &str = "type.googleapis.com/envoy.extensions";
 pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<PinnedProcess> {
     let conf = write(&place.dir, "envoy.yaml", &configuration(place, case))?;
     let program = place.envoy()?;
-    let argv = [&program, "--concurrency", "1", "--use-dynamic-base-id", "-l", "error", "-c", &conf];
-    let process = PinnedProcess::start(&argv, PROXY_CORE, loopback(PORT), &place.dir.join("envoy.log"))?;
+    let argv = [
+        &program,
+        "--concurrency",
+        "1",
+        "--use-dynamic-base-id",
+        "-l",
+        "error",
+        "-c",
+        &conf,
+    ];
+    let process = PinnedProcess::start(
+        &argv,
+        PROXY_CORE,
+        loopback(PORT),
+        &place.dir.join("envoy.log"),
+    )?;
     if case.is_large() {
         process.settle()?;
     }
@@ -29,13 +43,29 @@ fn configuration(place: &PeerFolders, case: ProxyCase) -> String {
     let (log, socket) = match case {
         ProxyCase::Policies => {
             let _ = std::fs::remove_file(&log);
-            let file = format!("{{\"@type\": {API}.access_loggers.file.v3.FileAccessLog, path: {}}}", log.display());
-            (format!("          access_log: [{{name: file, typed_config: {file}}}]\n"), String::new())
+            let file = format!(
+                "{{\"@type\": {API}.access_loggers.file.v3.FileAccessLog, path: {}}}",
+                log.display()
+            );
+            (
+                format!("          access_log: [{{name: file, typed_config: {file}}}]\n"),
+                String::new(),
+            )
         }
-        _ if case.is_tls() => (String::new(), format!("      transport_socket: {}\n", socket(place, "DownstreamTlsContext"))),
+        _ if case.is_tls() => (
+            String::new(),
+            format!(
+                "      transport_socket: {}\n",
+                socket(place, "DownstreamTlsContext")
+            ),
+        ),
         _ => Default::default(),
     };
-    let filters = if case == ProxyCase::Policies { policies() } else { String::new() };
+    let filters = if case == ProxyCase::Policies {
+        policies()
+    } else {
+        String::new()
+    };
     format!(
         "static_resources:\n  listeners:\n  - address: {{socket_address: {{address: 127.0.0.1, port_value: {PORT}}}}}\n    filter_chains:\n    - filters:\n      \
          - name: hcm\n        typed_config:\n          \"@type\": {API}.filters.network.http_connection_manager.v3.HttpConnectionManager\n          \
@@ -55,9 +85,15 @@ fn hosts(case: ProxyCase) -> String {
     for n in 0..SERVICES {
         let _ = write!(out, "{{name: s{n}, domains: [\"s{n}\"], routes: [");
         for r in 1..ROUTES {
-            let _ = write!(out, "{{match: {{path_separated_prefix: /api/v{r}/things}}, route: {{cluster: s{n}}}}}, ");
+            let _ = write!(
+                out,
+                "{{match: {{path_separated_prefix: /api/v{r}/things}}, route: {{cluster: s{n}}}}}, "
+            );
         }
-        let _ = write!(out, "{{match: {{prefix: \"/\"}}, route: {{cluster: s{n}}}}}]}}, ");
+        let _ = write!(
+            out,
+            "{{match: {{prefix: \"/\"}}, route: {{cluster: s{n}}}}}]}}, "
+        );
     }
     out
 }
@@ -72,23 +108,36 @@ fn clusters(place: &PeerFolders, case: ProxyCase) -> String {
     let origin = ORIGIN.to_string();
     match case {
         ProxyCase::Mtls => {
-            let http2 =
-                format!("\"@type\": {API}.upstreams.http.v3.HttpProtocolOptions, explicit_http_config: {{http2_protocol_options: {{}}}}");
+            let http2 = format!(
+                "\"@type\": {API}.upstreams.http.v3.HttpProtocolOptions, explicit_http_config: {{http2_protocol_options: {{}}}}"
+            );
             let more = format!(
                 "    transport_socket: {}\n    typed_extension_protocol_options: {{envoy.extensions.upstreams.http.v3.HttpProtocolOptions: {{{http2}}}}}\n",
                 socket(place, "UpstreamTlsContext")
             );
-            cluster("o", &tls_origin::ADDRESS.ip().to_string(), tls_origin::ADDRESS.port(), &more)
+            cluster(
+                "o",
+                &tls_origin::ADDRESS.ip().to_string(),
+                tls_origin::ADDRESS.port(),
+                &more,
+            )
         }
-        _ if case.is_large() => (0..SERVICES).map(|n| cluster(&format!("s{n}"), &origin, ORIGIN_PORT, "")).collect(),
+        _ if case.is_large() => (0..SERVICES)
+            .map(|n| cluster(&format!("s{n}"), &origin, ORIGIN_PORT, ""))
+            .collect(),
         _ => cluster("o", &origin, ORIGIN_PORT, ""),
     }
 }
 
 /// Returns the mutual TLS settings of one side.
 fn socket(place: &PeerFolders, context: &str) -> String {
-    let [chain, key, authority] = ["peer.crt", "peer.key", "ca.pem"].map(|name| place.certificates.file(name));
-    let requirement = if context == "DownstreamTlsContext" { "require_client_certificate: true, " } else { "" };
+    let [chain, key, authority] =
+        ["peer.crt", "peer.key", "ca.pem"].map(|name| place.certificates.file(name));
+    let requirement = if context == "DownstreamTlsContext" {
+        "require_client_certificate: true, "
+    } else {
+        ""
+    };
     // Of TLS 1.3's ciphers Envoy accepts AES-256-GCM or AES-128-GCM as the client prefers, and has no setting.
     format!(
         "{{name: tls, typed_config: {{\"@type\": {API}.transport_sockets.tls.v3.{context}, {requirement}common_tls_context: {{alpn_protocols: [h2], \
@@ -101,7 +150,9 @@ fn socket(place: &PeerFolders, context: &str) -> String {
 /// Checked tokens are cached, as the gateway caches them; Envoy's default is to check each again.
 fn policies() -> String {
     let filter = |name: &str, kind: &str, rest: &str| {
-        format!("          - {{name: {name}, typed_config: {{\"@type\": {API}.filters.http.{kind}, {rest}}}}}\n")
+        format!(
+            "          - {{name: {name}, typed_config: {{\"@type\": {API}.filters.http.{kind}, {rest}}}}}\n"
+        )
     };
     let token = filter(
         "envoy.filters.http.jwt_authn",
@@ -113,11 +164,17 @@ fn policies() -> String {
         ),
     );
     let path = |kind: &str| format!("{{url_path: {{path: {{{kind}}}}}}}");
-    let closed = format!("{{or_rules: {{rules: [{}, {}]}}}}", path("prefix: /items/secret"), path("prefix: /admin/"));
+    let closed = format!(
+        "{{or_rules: {{rules: [{}, {}]}}}}",
+        path("prefix: /items/secret"),
+        path("prefix: /admin/")
+    );
     let deny = filter(
         "closed",
         "rbac.v3.RBAC",
-        &format!("rules: {{action: DENY, policies: {{closed: {{permissions: [{closed}], principals: [{{any: true}}]}}}}}}"),
+        &format!(
+            "rules: {{action: DENY, policies: {{closed: {{permissions: [{closed}], principals: [{{any: true}}]}}}}}}"
+        ),
     );
     let get = "{header: {name: \":method\", string_match: {exact: GET}}}";
     let items = path("safe_regex: {regex: \"/items/[^/]+\"}");

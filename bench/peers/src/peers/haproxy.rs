@@ -22,10 +22,16 @@ pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pinn
     if case == ProxyCase::Policies {
         conf.push_str("  log stdout format raw local0\n  option httplog\n");
     }
-    let _ = write!(conf, "frontend f\n  option forwardfor\n  bind 127.0.0.1:{PORT}");
+    let _ = write!(
+        conf,
+        "frontend f\n  option forwardfor\n  bind 127.0.0.1:{PORT}"
+    );
     let [ours, authority] = ["peer.pem", "ca.pem"].map(|name| place.certificates.file(name));
     if case.is_tls() {
-        let _ = write!(conf, " ssl crt {ours} ca-file {authority} verify required alpn h2");
+        let _ = write!(
+            conf,
+            " ssl crt {ours} ca-file {authority} verify required alpn h2"
+        );
     }
     if case.is_large() {
         // Backends are named as the hosts are: the lookup is by name.
@@ -34,14 +40,25 @@ pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pinn
             let _ = write!(conf, "backend s{n}\n  server s {ORIGIN}:{ORIGIN_PORT}\n");
         }
     } else if case == ProxyCase::Mtls {
-        let server = format!("server s {} ssl crt {ours} ca-file {authority} verify required alpn h2", tls_origin::ADDRESS);
+        let server = format!(
+            "server s {} ssl crt {ours} ca-file {authority} verify required alpn h2",
+            tls_origin::ADDRESS
+        );
         let _ = write!(conf, "\n  default_backend b\nbackend b\n  {server}\n");
     } else {
-        let _ = write!(conf, "\n  default_backend b\nbackend b\n  server s {ORIGIN}:{ORIGIN_PORT}\n");
+        let _ = write!(
+            conf,
+            "\n  default_backend b\nbackend b\n  server s {ORIGIN}:{ORIGIN_PORT}\n"
+        );
     }
     let conf = write(&place.dir, "haproxy.cfg", &conf)?;
     let mut argv = place.newest("haproxy")?;
     argv.extend(["-db", "-f", &conf].map(str::to_owned));
     let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
-    PinnedProcess::start(&argv, PROXY_CORE, loopback(PORT), &place.dir.join("haproxy.log"))
+    PinnedProcess::start(
+        &argv,
+        PROXY_CORE,
+        loopback(PORT),
+        &place.dir.join("haproxy.log"),
+    )
 }

@@ -15,9 +15,11 @@ use super::{PeerFolders, loopback};
 use crate::tls_origin;
 
 /// Address of such a gateway's HBONE listener in the tenant.
-pub(super) const HBONE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 99, 255, 1)), 15_008);
+pub(super) const HBONE: SocketAddr =
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 99, 255, 1)), 15_008);
 /// Address of its plain listener for service `s0`.
-pub(super) const PLAIN_LISTENER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 18_085);
+pub(super) const PLAIN_LISTENER: SocketAddr =
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 18_085);
 /// The service whose only pod is behind mTLS.
 pub(crate) const SECURE_SERVICE: &str = "10.79.255.1:80";
 
@@ -33,12 +35,28 @@ pub(super) struct BenchMesh {
 }
 
 impl BenchMesh {
-    pub(super) fn start(place: &PeerFolders, name: &str, size: (usize, usize)) -> anyhow::Result<Self> {
+    pub(super) fn start(
+        place: &PeerFolders,
+        name: &str,
+        size: (usize, usize),
+    ) -> anyhow::Result<Self> {
         let dir = place.dir.join(format!("mesh-{name}"));
-        configure(&dir.join("config/bench"), &(canal::tenant("bench", 1, "") + &more()), size)?;
-        place.certificates.give_authority(&dir.join("authorities"))?;
-        let hash: String = Sha256::digest(TOKEN).iter().map(|byte| format!("{byte:02x}")).collect();
-        std::fs::write(dir.join("principals.yaml"), format!("- {{tokenSha256: {hash}, kind: gateway, name: bench, az: az1}}\n"))?;
+        configure(
+            &dir.join("config/bench"),
+            &(canal::tenant("bench", 1, "") + &more()),
+            size,
+        )?;
+        place
+            .certificates
+            .give_authority(&dir.join("authorities"))?;
+        let hash: String = Sha256::digest(TOKEN)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        std::fs::write(
+            dir.join("principals.yaml"),
+            format!("- {{tokenSha256: {hash}, kind: gateway, name: bench, az: az1}}\n"),
+        )?;
         std::fs::write(dir.join("token"), TOKEN)?;
         let mut argv = vec![place.now.controller()?];
         let folders = [
@@ -49,21 +67,40 @@ impl BenchMesh {
             ("--ca-dir", "authorities"),
         ];
         for (flag, file) in folders {
-            argv.extend([flag.to_owned(), dir.join(file).to_string_lossy().into_owned()]);
+            argv.extend([
+                flag.to_owned(),
+                dir.join(file).to_string_lossy().into_owned(),
+            ]);
         }
         let listen = loopback(if name == "large" { 18_101 } else { 18_100 });
-        let rest = format!("--listen {listen} --admin-addr 127.0.0.1:0 --metrics-addr 127.0.0.1:0 --log warn");
+        let rest = format!(
+            "--listen {listen} --admin-addr 127.0.0.1:0 --metrics-addr 127.0.0.1:0 --log warn"
+        );
         argv.extend(rest.split(' ').map(str::to_owned));
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
-        let controller = PinnedProcess::start(&argv, LOAD_CORE, listen, &place.dir.join(format!("controller-{name}.log")))?;
+        let controller = PinnedProcess::start(
+            &argv,
+            LOAD_CORE,
+            listen,
+            &place.dir.join(format!("controller-{name}.log")),
+        )?;
         controller.settle()?;
         Ok(Self { dir, controller })
     }
 
     /// Starts a gateway that has only its token, and waits until it is ready.
-    pub(super) fn gateway(&self, place: &PeerFolders, data: &Path, address: SocketAddr) -> anyhow::Result<PinnedProcess> {
-        let (controller, hbone) = (format!("https://{}", self.controller.address), HBONE.to_string());
-        let [root, token] = ["infra/root.pem", "token"].map(|file| self.dir.join(file).to_string_lossy().into_owned());
+    pub(super) fn gateway(
+        &self,
+        place: &PeerFolders,
+        data: &Path,
+        address: SocketAddr,
+    ) -> anyhow::Result<PinnedProcess> {
+        let (controller, hbone) = (
+            format!("https://{}", self.controller.address),
+            HBONE.to_string(),
+        );
+        let [root, token] = ["infra/root.pem", "token"]
+            .map(|file| self.dir.join(file).to_string_lossy().into_owned());
         let feed = [
             ["--controller", &controller],
             ["--root-ca", &root],
@@ -71,7 +108,14 @@ impl BenchMesh {
             ["--hbone-addr", &hbone],
             ["--access-log", "off"],
         ];
-        let argv = place.now.gateway_fed(feed.as_flattened(), data, &[BenchListener { address: PLAIN_LISTENER, tenant: "bench".into() }]);
+        let argv = place.now.gateway_fed(
+            feed.as_flattened(),
+            data,
+            &[BenchListener {
+                address: PLAIN_LISTENER,
+                tenant: "bench".into(),
+            }],
+        );
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         let log = place.dir.join("canal.log");
         let mut gateway = PinnedProcess::start(&argv, PROXY_CORE, PLAIN_LISTENER, &log)?;
@@ -96,7 +140,9 @@ fn readiness() -> Result<(), String> {
     let fetch = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect(loopback(canal::READINESS_PORT))?;
         stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-        stream.write_all(b"GET /healthz/ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
+        stream.write_all(
+            b"GET /healthz/ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+        )?;
         let mut log_text = String::new();
         stream.read_to_string(&mut log_text)?;
         Ok(log_text)

@@ -11,7 +11,8 @@ const PORT: u16 = 18_083;
 
 pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<PinnedProcess> {
     let d = place.dir.display();
-    let [chain, key, authority] = ["peer.crt", "peer.key", "ca.pem"].map(|name| place.certificates.file(name));
+    let [chain, key, authority] =
+        ["peer.crt", "peer.key", "ca.pem"].map(|name| place.certificates.file(name));
     let tls = format!(
         "ssl_certificate {chain}; ssl_certificate_key {key}; ssl_client_certificate {authority}; ssl_verify_client on; ssl_protocols TLSv1.3; \
          ssl_conf_command Ciphersuites TLS_AES_256_GCM_SHA384; proxy_ssl_certificate {chain}; proxy_ssl_certificate_key {key}; \
@@ -20,7 +21,13 @@ pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pinn
     );
     let (listen, tls, origin, scheme, version) = match case {
         ProxyCase::Mtls => ("ssl", tls, tls_origin::ADDRESS.to_string(), "https", "2"),
-        _ => ("", String::new(), format!("{ORIGIN}:{ORIGIN_PORT}"), "http", "1.1"),
+        _ => (
+            "",
+            String::new(),
+            format!("{ORIGIN}:{ORIGIN_PORT}"),
+            "http",
+            "1.1",
+        ),
     };
     let conf = format!(
         "daemon off; master_process off; worker_processes 1; error_log {d}/nginx.err; pid {d}/nginx.pid;\n\
@@ -36,5 +43,10 @@ pub(super) fn start(place: &PeerFolders, case: ProxyCase) -> anyhow::Result<Pinn
     let mut argv = place.newest("nginx")?;
     argv.extend(["-e", &early, "-c", &conf].map(str::to_owned));
     let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
-    PinnedProcess::start(&argv, PROXY_CORE, loopback(PORT), &place.dir.join("nginx.log"))
+    PinnedProcess::start(
+        &argv,
+        PROXY_CORE,
+        loopback(PORT),
+        &place.dir.join("nginx.log"),
+    )
 }

@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use canal_model::authorization::{Authentication, JWT_RULES_MAX, JwtRule, KEYS_BYTES_MAX, PolicyKey, VALUE_BYTES_MAX, VALUES_MAX};
+use canal_model::authorization::{
+    Authentication, JWT_RULES_MAX, JwtRule, KEYS_BYTES_MAX, PolicyKey, VALUE_BYTES_MAX, VALUES_MAX,
+};
 use canal_model::ids::{ServiceKey, TenantName};
 use canal_model::policy::istio_security::{self, RequestAuthentication};
 use canal_model::program::Service;
@@ -19,7 +21,16 @@ use crate::resource_budget::ResourceBudget;
 type AuthenticationResolver<'a> = PolicyResolver<'a, RequestAuthentication>;
 
 /// Headers that describe the request itself; claims must not be written to them.
-const FRAMING: [&str; 8] = ["host", "connection", "content-length", "transfer-encoding", "upgrade", "te", "trailer", "x-forwarded-for"];
+const FRAMING: [&str; 8] = [
+    "host",
+    "connection",
+    "content-length",
+    "transfer-encoding",
+    "upgrade",
+    "te",
+    "trailer",
+    "x-forwarded-for",
+];
 
 /// Key sets that were fetched, and those that are needed.
 pub(in crate::resolve) struct KeySets<'a> {
@@ -35,7 +46,10 @@ pub(in crate::resolve) fn resolve(
     (sets, budget): (&mut KeySets<'_>, &mut ResourceBudget),
     report: &mut DiagnosticCollector,
 ) -> Vec<Authentication> {
-    let mut taken: BTreeSet<PolicyKey> = said.iter().map(|said| key(tenant, &said.object.metadata)).collect();
+    let mut taken: BTreeSet<PolicyKey> = said
+        .iter()
+        .map(|said| key(tenant, &said.object.metadata))
+        .collect();
     let mut all = Vec::new();
     for said in said {
         let RequestAuthentication { metadata, spec } = said.object;
@@ -49,12 +63,15 @@ pub(in crate::resolve) fn resolve(
         let targets = targets(tenant, &written, services, &mut reading);
         let mut rules = Vec::new();
         if spec.jwt_rules.len() > JWT_RULES_MAX {
-            let problem = format!("there are {} rules, more than {JWT_RULES_MAX}", spec.jwt_rules.len());
+            let problem = format!(
+                "there are {} rules, more than {JWT_RULES_MAX}",
+                spec.jwt_rules.len()
+            );
             reading.breaks("spec.jwtRules", problem, "write several objects");
         } else {
-            rules.extend(
-                spec.jwt_rules.iter().enumerate().map(|(at, written)| rule(&format!("spec.jwtRules[{at}]"), written, sets, &mut reading)),
-            );
+            rules.extend(spec.jwt_rules.iter().enumerate().map(|(at, written)| {
+                rule(&format!("spec.jwtRules[{at}]"), written, sets, &mut reading)
+            }));
         }
         if reading.broken.is_some() {
             rules.clear();
@@ -62,7 +79,12 @@ pub(in crate::resolve) fn resolve(
         let own = key(tenant, metadata);
         for (key, target) in keys(&own, targets.len(), &taken).into_iter().zip(targets) {
             taken.insert(key.clone());
-            let policy = Authentication { key, target, rules: rules.clone(), broken: reading.broken.clone() };
+            let policy = Authentication {
+                key,
+                target,
+                rules: rules.clone(),
+                broken: reading.broken.clone(),
+            };
             if !budget.add_authentication(&policy) {
                 return all;
             }
@@ -73,26 +95,44 @@ pub(in crate::resolve) fn resolve(
     all
 }
 
-fn rule(field: &str, written: &istio_security::JwtRule, sets: &mut KeySets<'_>, reading: &mut AuthenticationResolver<'_>) -> JwtRule {
+fn rule(
+    field: &str,
+    written: &istio_security::JwtRule,
+    sets: &mut KeySets<'_>,
+    reading: &mut AuthenticationResolver<'_>,
+) -> JwtRule {
     if written.issuer.is_empty() {
-        reading.breaks(format!("{field}.issuer"), "the issuer is empty", "write the `iss` of its tokens");
+        reading.breaks(
+            format!("{field}.issuer"),
+            "the issuer is empty",
+            "write the `iss` of its tokens",
+        );
     }
     let lists = [
         ("audiences", written.audiences.len()),
         ("fromHeaders", written.from_headers.len()),
         ("fromParams", written.from_params.len()),
         ("fromCookies", written.from_cookies.len()),
-        ("outputClaimToHeaders", written.output_claim_to_headers.len()),
+        (
+            "outputClaimToHeaders",
+            written.output_claim_to_headers.len(),
+        ),
     ];
     for (list, count) in lists.into_iter().filter(|(_, count)| *count > VALUES_MAX) {
-        reading.breaks(format!("{field}.{list}"), format!("there are {count} items, more than {VALUES_MAX}"), "write fewer");
+        reading.breaks(
+            format!("{field}.{list}"),
+            format!("there are {count} items, more than {VALUES_MAX}"),
+            "write fewer",
+        );
     }
     check_words(field, written, reading);
     let mut headers = Vec::new();
     for (at, from) in written.from_headers.iter().enumerate() {
         match header(&from.name) {
             Ok(name) => headers.push((name, from.prefix.clone())),
-            Err((problem, fix)) => reading.breaks(format!("{field}.fromHeaders[{at}].name"), problem, fix),
+            Err((problem, fix)) => {
+                reading.breaks(format!("{field}.fromHeaders[{at}].name"), problem, fix)
+            }
         }
     }
     let mut claim_headers = Vec::new();
@@ -113,21 +153,45 @@ fn rule(field: &str, written: &istio_security::JwtRule, sets: &mut KeySets<'_>, 
         parameters: written.from_params.clone(),
         cookies: written.from_cookies.clone(),
         forward: written.forward_original_token,
-        payload_header: payload.and_then(|name| output(&format!("{field}.outputPayloadToHeader"), name, reading)),
+        payload_header: payload
+            .and_then(|name| output(&format!("{field}.outputPayloadToHeader"), name, reading)),
         claim_headers,
     }
 }
 
 /// Reports values that are empty or too long.
-fn check_words(field: &str, written: &istio_security::JwtRule, reading: &mut AuthenticationResolver<'_>) {
-    let lists = [("audiences", &written.audiences), ("fromParams", &written.from_params), ("fromCookies", &written.from_cookies)];
-    let listed =
-        lists.into_iter().flat_map(|(name, words)| words.iter().enumerate().map(move |(at, word)| (format!("{name}[{at}]"), word)));
-    let prefixes = written.from_headers.iter().enumerate().map(|(at, from)| (format!("fromHeaders[{at}].prefix"), &from.prefix));
-    for (name, word) in listed.chain([("issuer".to_owned(), &written.issuer)]).chain(prefixes) {
+fn check_words(
+    field: &str,
+    written: &istio_security::JwtRule,
+    reading: &mut AuthenticationResolver<'_>,
+) {
+    let lists = [
+        ("audiences", &written.audiences),
+        ("fromParams", &written.from_params),
+        ("fromCookies", &written.from_cookies),
+    ];
+    let listed = lists.into_iter().flat_map(|(name, words)| {
+        words
+            .iter()
+            .enumerate()
+            .map(move |(at, word)| (format!("{name}[{at}]"), word))
+    });
+    let prefixes = written
+        .from_headers
+        .iter()
+        .enumerate()
+        .map(|(at, from)| (format!("fromHeaders[{at}].prefix"), &from.prefix));
+    for (name, word) in listed
+        .chain([("issuer".to_owned(), &written.issuer)])
+        .chain(prefixes)
+    {
         let may_be_empty = name == "issuer" || name.ends_with("prefix");
         if word.is_empty() && !may_be_empty {
-            reading.breaks(format!("{field}.{name}"), "the value is empty", "write one or remove it");
+            reading.breaks(
+                format!("{field}.{name}"),
+                "the value is empty",
+                "write one or remove it",
+            );
         } else if word.len() > VALUE_BYTES_MAX {
             reading.breaks(
                 format!("{field}.{name}"),
@@ -141,7 +205,11 @@ fn check_words(field: &str, written: &istio_security::JwtRule, reading: &mut Aut
 /// Validates the name of a header to which a claim or payload is written.
 fn output(field: &str, name: &str, reading: &mut AuthenticationResolver<'_>) -> Option<String> {
     if FRAMING.contains(&name.to_ascii_lowercase().as_str()) {
-        reading.breaks(field, format!("{name} says how the request is carried"), "write another header, such as x-jwt-payload");
+        reading.breaks(
+            field,
+            format!("{name} says how the request is carried"),
+            "write another header, such as x-jwt-payload",
+        );
         return None;
     }
     match header(name) {
@@ -163,11 +231,19 @@ fn key_set(
     const CLOSED: &str = "so no token of this issuer is valid";
     let (field, keys) = match (&written.jwks, &written.jwks_uri) {
         (Some(_), Some(_)) => {
-            reading.error(format!("{field}.jwksUri"), format!("jwks is there too, {CLOSED}"), "write one of the two");
+            reading.error(
+                format!("{field}.jwksUri"),
+                format!("jwks is there too, {CLOSED}"),
+                "write one of the two",
+            );
             return None;
         }
         (None, None) => {
-            reading.error(format!("{field}.jwksUri"), format!("the issuer's keys are not given, {CLOSED}"), "write jwksUri or jwks");
+            reading.error(
+                format!("{field}.jwksUri"),
+                format!("the issuer's keys are not given, {CLOSED}"),
+                "write jwksUri or jwks",
+            );
             return None;
         }
         (Some(inline), None) => (format!("{field}.jwks"), inline),
@@ -192,7 +268,11 @@ fn key_set(
     match check_keys(keys) {
         Ok(()) => Some(keys.clone()),
         Err(problem) => {
-            reading.error(field, format!("{problem}, {CLOSED}"), "write a key set (RFC 7517): {\"keys\": [...]}");
+            reading.error(
+                field,
+                format!("{problem}, {CLOSED}"),
+                "write a key set (RFC 7517): {\"keys\": [...]}",
+            );
             None
         }
     }
@@ -201,14 +281,24 @@ fn key_set(
 fn check_uri(uri: &str, sets: &KeySets<'_>) -> Result<(), (String, &'static str)> {
     let short: String = uri.chars().take(120).collect();
     if uri.len() > JWKS_URI_BYTES_MAX {
-        return Err((format!("the address has more than {JWKS_URI_BYTES_MAX} bytes"), "write a shorter one"));
+        return Err((
+            format!("the address has more than {JWKS_URI_BYTES_MAX} bytes"),
+            "write a shorter one",
+        ));
     }
     if !sets.wanted.contains(uri) && sets.wanted.len() >= JWKS_URIS_PER_TENANT_MAX {
-        return Err((format!("the tenant has more than {JWKS_URIS_PER_TENANT_MAX} addresses of keys"), "use jwks, or fewer issuers"));
+        return Err((
+            format!("the tenant has more than {JWKS_URIS_PER_TENANT_MAX} addresses of keys"),
+            "use jwks, or fewer issuers",
+        ));
     }
     let odd = |c: char| c.is_control() || c.is_whitespace() || c == '\\';
     let is_good = match uri.split_once(':') {
-        Some(("file", path)) => !path.is_empty() && !path.starts_with('/') && path.split('/').all(|part| !matches!(part, ".." | "." | "")),
+        Some(("file", path)) => {
+            !path.is_empty()
+                && !path.starts_with('/')
+                && path.split('/').all(|part| !matches!(part, ".." | "." | ""))
+        }
         Some(("http" | "https", rest)) => rest.strip_prefix("//").is_some_and(|rest| {
             let host = rest.split(['/', '?', '#']).next().unwrap_or_default();
             !host.is_empty() && !host.contains('@')
@@ -218,16 +308,30 @@ fn check_uri(uri: &str, sets: &KeySets<'_>) -> Result<(), (String, &'static str)
     if is_good && !uri.contains(odd) {
         return Ok(());
     }
-    Err((format!("{short:?} is no address of keys"), "write https://, http://, or file: and a path below the tenant's folder"))
+    Err((
+        format!("{short:?} is no address of keys"),
+        "write https://, http://, or file: and a path below the tenant's folder",
+    ))
 }
 
 fn check_keys(keys: &str) -> Result<(), String> {
     if keys.len() > KEYS_BYTES_MAX {
-        return Err(format!("the key set has {} bytes, more than {KEYS_BYTES_MAX}", keys.len()));
+        return Err(format!(
+            "the key set has {} bytes, more than {KEYS_BYTES_MAX}",
+            keys.len()
+        ));
     }
-    let value: serde_json::Value = serde_json::from_str(keys).map_err(|why| format!("the key set is not JSON ({why})"))?;
+    let value: serde_json::Value =
+        serde_json::from_str(keys).map_err(|why| format!("the key set is not JSON ({why})"))?;
     match value.get("keys").and_then(serde_json::Value::as_array) {
-        Some(keys) if !keys.is_empty() && keys.iter().all(|key| key.get("kty").is_some_and(serde_json::Value::is_string)) => Ok(()),
+        Some(keys)
+            if !keys.is_empty()
+                && keys
+                    .iter()
+                    .all(|key| key.get("kty").is_some_and(serde_json::Value::is_string)) =>
+        {
+            Ok(())
+        }
         _ => Err("this is not a key set, or has no keys".to_owned()),
     }
 }
@@ -239,7 +343,10 @@ mod tests {
     #[test]
     fn addresses_of_keys_lead_nowhere_else() {
         let (fetched, wanted) = (BTreeMap::new(), BTreeSet::new());
-        let sets = KeySets { fetched: &fetched, wanted };
+        let sets = KeySets {
+            fetched: &fetched,
+            wanted,
+        };
         for (uri, good) in [
             ("https://issuer.example/keys?x=1", true),
             ("http://127.0.0.1:8080/keys", true),
@@ -259,7 +366,13 @@ mod tests {
         ] {
             assert_eq!(check_uri(uri, &sets).is_ok(), good, "{uri}");
         }
-        assert!(check_uri(&format!("https://x/{}", "a".repeat(JWKS_URI_BYTES_MAX)), &sets).is_err());
+        assert!(
+            check_uri(
+                &format!("https://x/{}", "a".repeat(JWKS_URI_BYTES_MAX)),
+                &sets
+            )
+            .is_err()
+        );
     }
 
     #[test]

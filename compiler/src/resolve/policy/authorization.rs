@@ -2,9 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use canal_model::authorization::{Authorization, AuthorizationAction, Authorizer, PolicyKey, PolicyTarget, RULES_MAX};
+use canal_model::authorization::{
+    Authorization, AuthorizationAction, Authorizer, PolicyKey, PolicyTarget, RULES_MAX,
+};
 use canal_model::ids::{Namespace, ObjectName, ServiceKey};
-use canal_model::policy::istio_security::{AuthorizationPolicy, DRY_RUN_ANNOTATION, PolicyAction, ROOT_NAMESPACES};
+use canal_model::policy::istio_security::{
+    AuthorizationPolicy, DRY_RUN_ANNOTATION, PolicyAction, ROOT_NAMESPACES,
+};
 use canal_model::program::{Service, Tenant};
 
 use super::conditions;
@@ -31,13 +35,23 @@ pub(in crate::resolve) fn resolve(
     budget: &mut ResourceBudget,
     report: &mut DiagnosticCollector,
 ) -> Vec<Authorization> {
-    let mut taken: BTreeSet<PolicyKey> = said.iter().map(|said| key(&known.tenant.name, &said.object.metadata)).collect();
+    let mut taken: BTreeSet<PolicyKey> = said
+        .iter()
+        .map(|said| key(&known.tenant.name, &said.object.metadata))
+        .collect();
     let mut policies: Vec<Authorization> = Vec::new();
     for said in said {
         let (policy, targets) = read(known, said, report);
-        for (key, target) in keys(&policy.key, targets.len(), &taken).into_iter().zip(targets) {
+        for (key, target) in keys(&policy.key, targets.len(), &taken)
+            .into_iter()
+            .zip(targets)
+        {
             taken.insert(key.clone());
-            let policy = Authorization { key, target, ..policy.clone() };
+            let policy = Authorization {
+                key,
+                target,
+                ..policy.clone()
+            };
             if !budget.add_authorization(&policy) {
                 return policies;
             }
@@ -70,13 +84,19 @@ fn read(
     let action = action(known, &mut reading);
     let mut rules = Vec::new();
     if spec.rules.len() > RULES_MAX {
-        let problem = format!("the policy has {} rules, more than {RULES_MAX}", spec.rules.len());
+        let problem = format!(
+            "the policy has {} rules, more than {RULES_MAX}",
+            spec.rules.len()
+        );
         reading.breaks("spec.rules", problem, "write several policies");
     } else {
-        let context = ValueContext { namespace: &metadata.namespace, trust_domain: &known.tenant.trust_domain };
-        rules.extend(
-            spec.rules.iter().enumerate().map(|(at, rule)| conditions::rule(context, &format!("spec.rules[{at}]"), rule, &mut reading)),
-        );
+        let context = ValueContext {
+            namespace: &metadata.namespace,
+            trust_domain: &known.tenant.trust_domain,
+        };
+        rules.extend(spec.rules.iter().enumerate().map(|(at, rule)| {
+            conditions::rule(context, &format!("spec.rules[{at}]"), rule, &mut reading)
+        }));
     }
     // The remaining rules of a broken policy do not have the meaning that its author intended.
     if reading.broken.is_some() {
@@ -94,25 +114,50 @@ fn read(
 }
 
 fn dry_run(reading: &mut PolicyResolver<'_, AuthorizationPolicy>) -> bool {
-    match reading.said.object.metadata.annotations.get(DRY_RUN_ANNOTATION).map(String::as_str) {
+    match reading
+        .said
+        .object
+        .metadata
+        .annotations
+        .get(DRY_RUN_ANNOTATION)
+        .map(String::as_str)
+    {
         None | Some("false") => false,
         Some("true") => true,
         Some(other) => {
             let field = format!("metadata.annotations[{DRY_RUN_ANNOTATION:?}]");
-            reading.error(field, format!("{other:?} is neither true nor false, so the policy is enforced"), "write \"true\" or \"false\"");
+            reading.error(
+                field,
+                format!("{other:?} is neither true nor false, so the policy is enforced"),
+                "write \"true\" or \"false\"",
+            );
             false
         }
     }
 }
 
-fn action(known: &PolicyReferences<'_>, reading: &mut PolicyResolver<'_, AuthorizationPolicy>) -> AuthorizationAction {
+fn action(
+    known: &PolicyReferences<'_>,
+    reading: &mut PolicyResolver<'_, AuthorizationPolicy>,
+) -> AuthorizationAction {
     let spec = &reading.said.object.spec;
-    if spec.provider.is_some() && spec.action != PolicyAction::Custom && reading.said.fault("spec.action").is_none() {
-        reading.breaks("spec.provider", "only `action: CUSTOM` has a provider", "remove it, or write the action");
+    if spec.provider.is_some()
+        && spec.action != PolicyAction::Custom
+        && reading.said.fault("spec.action").is_none()
+    {
+        reading.breaks(
+            "spec.provider",
+            "only `action: CUSTOM` has a provider",
+            "remove it, or write the action",
+        );
     }
     let never = spec.rules.is_empty() && reading.said.fault("spec.rules").is_none();
     if never && matches!(spec.action, PolicyAction::Deny | PolicyAction::Custom) {
-        reading.breaks("spec.rules", "without rules it never matches", "write the empty rule {} to match always, or remove the policy");
+        reading.breaks(
+            "spec.rules",
+            "without rules it never matches",
+            "write the empty rule {} to match always, or remove the policy",
+        );
     }
     match spec.action {
         PolicyAction::Allow => AuthorizationAction::Allow,
@@ -123,32 +168,61 @@ fn action(known: &PolicyReferences<'_>, reading: &mut PolicyResolver<'_, Authori
 }
 
 /// Resolves the authorizer of a CUSTOM policy. A policy without a valid authorizer becomes a broken DENY.
-fn custom(known: &PolicyReferences<'_>, reading: &mut PolicyResolver<'_, AuthorizationPolicy>) -> AuthorizationAction {
+fn custom(
+    known: &PolicyReferences<'_>,
+    reading: &mut PolicyResolver<'_, AuthorizationPolicy>,
+) -> AuthorizationAction {
     let AuthorizationPolicy { metadata, spec } = reading.said.object;
     if reading.said.fault("spec.provider").is_some() {
         return AuthorizationAction::Deny;
     }
-    let name = spec.provider.as_ref().map(|provider| provider.name.as_str()).unwrap_or_default();
+    let name = spec
+        .provider
+        .as_ref()
+        .map(|provider| provider.name.as_str())
+        .unwrap_or_default();
     if name.is_empty() {
-        reading.breaks("spec.provider.name", "a CUSTOM policy needs a provider", "write the name of an ExternalAuthorizer");
+        reading.breaks(
+            "spec.provider.name",
+            "a CUSTOM policy needs a provider",
+            "write the name of an ExternalAuthorizer",
+        );
         return AuthorizationAction::Deny;
     }
     let candidates: Vec<(Namespace, &str)> = match name.split_once('/') {
-        Some((namespace, name)) => Namespace::new(namespace).map(|namespace| (namespace, name)).into_iter().collect(),
+        Some((namespace, name)) => Namespace::new(namespace)
+            .map(|namespace| (namespace, name))
+            .into_iter()
+            .collect(),
         None => {
-            let roots = ROOT_NAMESPACES.iter().filter_map(|root| Namespace::new(root).ok());
-            std::iter::once(metadata.namespace.clone()).chain(roots).map(|namespace| (namespace, name)).collect()
+            let roots = ROOT_NAMESPACES
+                .iter()
+                .filter_map(|root| Namespace::new(root).ok());
+            std::iter::once(metadata.namespace.clone())
+                .chain(roots)
+                .map(|namespace| (namespace, name))
+                .collect()
         }
     };
     let found = candidates.into_iter().find_map(|(namespace, name)| {
-        let key = PolicyKey { tenant: known.tenant.name.clone(), namespace, name: ObjectName::new(name).ok()? };
+        let key = PolicyKey {
+            tenant: known.tenant.name.clone(),
+            namespace,
+            name: ObjectName::new(name).ok()?,
+        };
         known.authorizers.contains_key(&key).then_some(key)
     });
     match found {
         Some(key) => AuthorizationAction::Custom(key),
         None => {
-            let problem = format!("there is no ExternalAuthorizer {name:?} that works, here or in a root namespace");
-            reading.breaks("spec.provider.name", problem, "create it, correct the name, or write namespace/name");
+            let problem = format!(
+                "there is no ExternalAuthorizer {name:?} that works, here or in a root namespace"
+            );
+            reading.breaks(
+                "spec.provider.name",
+                problem,
+                "create it, correct the name, or write namespace/name",
+            );
             AuthorizationAction::Deny
         }
     }

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use canal_model::authorization::{AUTHORIZER_BODY_BYTES_MAX, AUTHORIZER_TIMEOUT_MAX, Authorizer, PolicyKey, VALUES_MAX};
+use canal_model::authorization::{
+    AUTHORIZER_BODY_BYTES_MAX, AUTHORIZER_TIMEOUT_MAX, Authorizer, PolicyKey, VALUES_MAX,
+};
 use canal_model::ids::{ServiceKey, TenantName};
 use canal_model::policy::canal::ExternalAuthorizer;
 use canal_model::program::{AppProtocol, Service};
@@ -22,7 +24,10 @@ pub(in crate::resolve) fn resolve(
     services: &BTreeMap<ServiceKey, Service>,
     report: &mut DiagnosticCollector,
 ) -> BTreeMap<PolicyKey, Authorizer> {
-    said.iter().filter_map(|said| read(tenant, said, services, report)).map(|one| (one.key.clone(), one)).collect()
+    said.iter()
+        .filter_map(|said| read(tenant, said, services, report))
+        .map(|one| (one.key.clone(), one))
+        .collect()
 }
 
 fn read(
@@ -33,46 +38,99 @@ fn read(
 ) -> Option<Authorizer> {
     let ExternalAuthorizer { metadata, spec } = said.object;
     let mut reading = PolicyResolver::new(said, report);
-    let namespace = spec.service.namespace.as_ref().unwrap_or(&metadata.namespace).clone();
-    let service = ServiceKey { tenant: tenant.clone(), namespace, name: spec.service.name.clone() };
+    let namespace = spec
+        .service
+        .namespace
+        .as_ref()
+        .unwrap_or(&metadata.namespace)
+        .clone();
+    let service = ServiceKey {
+        tenant: tenant.clone(),
+        namespace,
+        name: spec.service.name.clone(),
+    };
     let port = spec.service.port.get();
-    match services.get(&service).map(|service| service.ports.iter().find(|p| p.port == port)) {
+    match services
+        .get(&service)
+        .map(|service| service.ports.iter().find(|p| p.port == port))
+    {
         None => {
             let problem = format!("there is no Service {}/{}", service.namespace, service.name);
-            reading.breaks("spec.service.name", problem, "create it or correct the name");
+            reading.breaks(
+                "spec.service.name",
+                problem,
+                "create it or correct the name",
+            );
         }
         Some(None) => {
-            reading.breaks("spec.service.port", format!("the Service has no TCP port {port}"), "write one of its ports");
+            reading.breaks(
+                "spec.service.port",
+                format!("the Service has no TCP port {port}"),
+                "write one of its ports",
+            );
         }
         Some(Some(port)) if matches!(port.protocol, AppProtocol::Http1 | AppProtocol::Tcp) => {
             let problem = format!("port {} does not speak gRPC", port.port);
-            reading.breaks("spec.service.port", problem, "name the Service's port grpc, or give it appProtocol: grpc");
+            reading.breaks(
+                "spec.service.port",
+                problem,
+                "name the Service's port grpc, or give it appProtocol: grpc",
+            );
         }
         // A port without a declared protocol may speak HTTP/2.
         Some(Some(_)) => {}
     }
     let timeout = spec.timeout.map_or(TIMEOUT_DEFAULT, |timeout| timeout.0);
     if timeout.is_zero() || timeout > AUTHORIZER_TIMEOUT_MAX {
-        let problem = format!("the time is not within {} s", AUTHORIZER_TIMEOUT_MAX.as_secs());
+        let problem = format!(
+            "the time is not within {} s",
+            AUTHORIZER_TIMEOUT_MAX.as_secs()
+        );
         reading.breaks("spec.timeout", problem, "write a time such as 500ms");
     }
     let body_bytes = spec.include_request_body.map_or(0, |body| body.max_bytes);
     if body_bytes > AUTHORIZER_BODY_BYTES_MAX {
         let problem = format!("{body_bytes} bytes are more than {AUTHORIZER_BODY_BYTES_MAX}");
-        reading.breaks("spec.includeRequestBody.maxBytes", problem, "write a smaller number");
+        reading.breaks(
+            "spec.includeRequestBody.maxBytes",
+            problem,
+            "write a smaller number",
+        );
     }
     if spec.include_request_headers.len() > VALUES_MAX {
-        let problem = format!("there are {} headers, more than {VALUES_MAX}", spec.include_request_headers.len());
-        reading.breaks("spec.includeRequestHeaders", problem, "remove the field to show all headers");
+        let problem = format!(
+            "there are {} headers, more than {VALUES_MAX}",
+            spec.include_request_headers.len()
+        );
+        reading.breaks(
+            "spec.includeRequestHeaders",
+            problem,
+            "remove the field to show all headers",
+        );
     }
     let mut headers = Vec::new();
-    for (at, name) in spec.include_request_headers.iter().enumerate().take(VALUES_MAX) {
+    for (at, name) in spec
+        .include_request_headers
+        .iter()
+        .enumerate()
+        .take(VALUES_MAX)
+    {
         match header(name) {
             Ok(name) => headers.push(name),
-            Err((problem, fix)) => reading.breaks(format!("spec.includeRequestHeaders[{at}]"), problem, fix),
+            Err((problem, fix)) => {
+                reading.breaks(format!("spec.includeRequestHeaders[{at}]"), problem, fix)
+            }
         }
     }
     let key = key(tenant, metadata);
     let is_good = reading.broken.is_none();
-    is_good.then_some(Authorizer { key, service, port, timeout, fail_open: spec.fail_open, headers, body_bytes })
+    is_good.then_some(Authorizer {
+        key,
+        service,
+        port,
+        timeout,
+        fail_open: spec.fail_open,
+        headers,
+        body_bytes,
+    })
 }

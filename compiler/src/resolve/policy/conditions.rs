@@ -1,7 +1,11 @@
 //! Converts the rules of an AuthorizationPolicy to clauses. Every problem is reported and breaks the policy.
 
-use canal_model::authorization::{ALTERNATIVES_MAX, AllOf, Attribute, AttributeMatch, CLAUSES_MAX, Clause, PolicyRule, VALUES_MAX};
-use canal_model::policy::istio_security::{AuthorizationPolicy, AuthorizationRule, OperationSpec, SourceSpec, StringList, WhenCondition};
+use canal_model::authorization::{
+    ALTERNATIVES_MAX, AllOf, Attribute, AttributeMatch, CLAUSES_MAX, Clause, PolicyRule, VALUES_MAX,
+};
+use canal_model::policy::istio_security::{
+    AuthorizationPolicy, AuthorizationRule, OperationSpec, SourceSpec, StringList, WhenCondition,
+};
 
 use super::PolicyResolver;
 use super::values::{ValueContext, ValueResult, attribute, read, trust_domain};
@@ -19,83 +23,196 @@ pub(super) fn rule(
     reading: &mut AuthorizationResolver<'_>,
 ) -> PolicyRule {
     let mut rule = PolicyRule::default();
-    for (at, from) in items(&format!("{field}.from"), &written.from, ALTERNATIVES_MAX, reading) {
+    for (at, from) in items(
+        &format!("{field}.from"),
+        &written.from,
+        ALTERNATIVES_MAX,
+        reading,
+    ) {
         match &from.source {
-            Some(source) => rule.from.push(of_source(context, &format!("{at}.source"), source, reading)),
-            None if reading.said.fault(&at).is_none() => reading.breaks(format!("{at}.source"), "the source is missing", "write it"),
+            Some(source) => {
+                rule.from
+                    .push(of_source(context, &format!("{at}.source"), source, reading))
+            }
+            None if reading.said.fault(&at).is_none() => {
+                reading.breaks(format!("{at}.source"), "the source is missing", "write it")
+            }
             None => {}
         }
     }
-    for (at, to) in items(&format!("{field}.to"), &written.to, ALTERNATIVES_MAX, reading) {
+    for (at, to) in items(
+        &format!("{field}.to"),
+        &written.to,
+        ALTERNATIVES_MAX,
+        reading,
+    ) {
         match &to.operation {
-            Some(operation) => rule.to.push(of_operation(context, &format!("{at}.operation"), operation, reading)),
-            None if reading.said.fault(&at).is_none() => reading.breaks(format!("{at}.operation"), "the operation is missing", "write it"),
+            Some(operation) => rule.to.push(of_operation(
+                context,
+                &format!("{at}.operation"),
+                operation,
+                reading,
+            )),
+            None if reading.said.fault(&at).is_none() => reading.breaks(
+                format!("{at}.operation"),
+                "the operation is missing",
+                "write it",
+            ),
             None => {}
         }
     }
-    for (at, condition) in items(&format!("{field}.when"), &written.when, CLAUSES_MAX, reading) {
-        rule.when.extend(of_condition(context, &at, condition, reading));
+    for (at, condition) in items(
+        &format!("{field}.when"),
+        &written.when,
+        CLAUSES_MAX,
+        reading,
+    ) {
+        rule.when
+            .extend(of_condition(context, &at, condition, reading));
     }
     rule
 }
 
 /// Returns the items of a list with their fields; none if the list itself is invalid.
-fn items<'w, T>(field: &str, list: &'w Option<Vec<T>>, most: usize, reading: &mut AuthorizationResolver<'_>) -> Vec<(String, &'w T)> {
+fn items<'w, T>(
+    field: &str,
+    list: &'w Option<Vec<T>>,
+    most: usize,
+    reading: &mut AuthorizationResolver<'_>,
+) -> Vec<(String, &'w T)> {
     let Some(list) = list else { return Vec::new() };
     if list.is_empty() {
         // If the list is empty because its items were rejected, that was reported before.
         if reading.said.fault(field).is_none() {
-            reading.breaks(field, "the list is empty", "write an item, or remove the field to set no condition");
+            reading.breaks(
+                field,
+                "the list is empty",
+                "write an item, or remove the field to set no condition",
+            );
         }
         return Vec::new();
     }
     if list.len() > most {
-        reading.breaks(field, format!("there are {} items, more than {most}", list.len()), "write several rules or policies");
+        reading.breaks(
+            field,
+            format!("there are {} items, more than {most}", list.len()),
+            "write several rules or policies",
+        );
         return Vec::new();
     }
-    list.iter().enumerate().map(|(at, item)| (format!("{field}[{at}]"), item)).collect()
+    list.iter()
+        .enumerate()
+        .map(|(at, item)| (format!("{field}[{at}]"), item))
+        .collect()
 }
 
-fn of_source(context: ValueContext<'_>, field: &str, source: &SourceSpec, reading: &mut AuthorizationResolver<'_>) -> AllOf {
+fn of_source(
+    context: ValueContext<'_>,
+    field: &str,
+    source: &SourceSpec,
+    reading: &mut AuthorizationResolver<'_>,
+) -> AllOf {
     let lists: [(Attribute, FieldList<'_>, FieldList<'_>); 6] = [
-        (Attribute::SourcePrincipal, ("principals", &source.principals), ("notPrincipals", &source.not_principals)),
+        (
+            Attribute::SourcePrincipal,
+            ("principals", &source.principals),
+            ("notPrincipals", &source.not_principals),
+        ),
         (
             Attribute::RequestPrincipal,
             ("requestPrincipals", &source.request_principals),
             ("notRequestPrincipals", &source.not_request_principals),
         ),
-        (Attribute::SourceNamespace, ("namespaces", &source.namespaces), ("notNamespaces", &source.not_namespaces)),
+        (
+            Attribute::SourceNamespace,
+            ("namespaces", &source.namespaces),
+            ("notNamespaces", &source.not_namespaces),
+        ),
         (
             Attribute::SourceServiceAccount,
             ("serviceAccounts", &source.service_accounts),
             ("notServiceAccounts", &source.not_service_accounts),
         ),
-        (Attribute::SourceAddress, ("ipBlocks", &source.ip_blocks), ("notIpBlocks", &source.not_ip_blocks)),
-        (Attribute::RemoteAddress, ("remoteIpBlocks", &source.remote_ip_blocks), ("notRemoteIpBlocks", &source.not_remote_ip_blocks)),
+        (
+            Attribute::SourceAddress,
+            ("ipBlocks", &source.ip_blocks),
+            ("notIpBlocks", &source.not_ip_blocks),
+        ),
+        (
+            Attribute::RemoteAddress,
+            ("remoteIpBlocks", &source.remote_ip_blocks),
+            ("notRemoteIpBlocks", &source.not_remote_ip_blocks),
+        ),
     ];
     let has_accounts = source.service_accounts.is_some() || source.not_service_accounts.is_some();
-    let others = [&source.principals, &source.not_principals, &source.namespaces, &source.not_namespaces];
+    let others = [
+        &source.principals,
+        &source.not_principals,
+        &source.namespaces,
+        &source.not_namespaces,
+    ];
     if has_accounts && others.iter().any(|list| list.is_some()) {
         let problem = "service accounts are given together with principals or namespaces, which mean the same";
-        reading.breaks(format!("{field}.serviceAccounts"), problem, "write one of them");
+        reading.breaks(
+            format!("{field}.serviceAccounts"),
+            problem,
+            "write one of them",
+        );
     }
     let mut all = clauses(context, field, &lists, reading);
     let domain = |value: &str| trust_domain(context.trust_domain, value).map(|m| (m, None));
     if source.trust_domains.is_some() || source.not_trust_domains.is_some() {
-        let any = matches(&format!("{field}.trustDomains"), &source.trust_domains, &domain, reading);
-        let none = matches(&format!("{field}.notTrustDomains"), &source.not_trust_domains, &domain, reading);
-        all.push(clause(field, Attribute::SourcePrincipal, any, none, reading));
+        let any = matches(
+            &format!("{field}.trustDomains"),
+            &source.trust_domains,
+            &domain,
+            reading,
+        );
+        let none = matches(
+            &format!("{field}.notTrustDomains"),
+            &source.not_trust_domains,
+            &domain,
+            reading,
+        );
+        all.push(clause(
+            field,
+            Attribute::SourcePrincipal,
+            any,
+            none,
+            reading,
+        ));
     }
     asks(field, &all, reading);
     all
 }
 
-fn of_operation(context: ValueContext<'_>, field: &str, operation: &OperationSpec, reading: &mut AuthorizationResolver<'_>) -> AllOf {
+fn of_operation(
+    context: ValueContext<'_>,
+    field: &str,
+    operation: &OperationSpec,
+    reading: &mut AuthorizationResolver<'_>,
+) -> AllOf {
     let lists: [(Attribute, FieldList<'_>, FieldList<'_>); 4] = [
-        (Attribute::Host, ("hosts", &operation.hosts), ("notHosts", &operation.not_hosts)),
-        (Attribute::DestinationPort, ("ports", &operation.ports), ("notPorts", &operation.not_ports)),
-        (Attribute::Method, ("methods", &operation.methods), ("notMethods", &operation.not_methods)),
-        (Attribute::Path, ("paths", &operation.paths), ("notPaths", &operation.not_paths)),
+        (
+            Attribute::Host,
+            ("hosts", &operation.hosts),
+            ("notHosts", &operation.not_hosts),
+        ),
+        (
+            Attribute::DestinationPort,
+            ("ports", &operation.ports),
+            ("notPorts", &operation.not_ports),
+        ),
+        (
+            Attribute::Method,
+            ("methods", &operation.methods),
+            ("notMethods", &operation.not_methods),
+        ),
+        (
+            Attribute::Path,
+            ("paths", &operation.paths),
+            ("notPaths", &operation.not_paths),
+        ),
     ];
     let all = clauses(context, field, &lists, reading);
     asks(field, &all, reading);
@@ -105,7 +222,11 @@ fn of_operation(context: ValueContext<'_>, field: &str, operation: &OperationSpe
 /// Reports a source or operation without any condition.
 fn asks(field: &str, all: &AllOf, reading: &mut AuthorizationResolver<'_>) {
     if all.is_empty() && reading.said.fault(field).is_none() {
-        reading.breaks(field, "it has no condition", "write a condition, or remove the field around it");
+        reading.breaks(
+            field,
+            "it has no condition",
+            "write a condition, or remove the field around it",
+        );
     }
 }
 
@@ -120,7 +241,8 @@ fn clauses(
     for (attribute, any, none) in lists {
         if any.1.is_some() || none.1.is_some() {
             let one = |value: &str| read(context, attribute, value);
-            let [any, none] = [any, none].map(|(name, values)| matches(&format!("{field}.{name}"), values, &one, reading));
+            let [any, none] = [any, none]
+                .map(|(name, values)| matches(&format!("{field}.{name}"), values, &one, reading));
             all.push(clause(field, attribute.clone(), any, none, reading));
         }
     }
@@ -137,10 +259,16 @@ fn clause(
 ) -> Clause {
     let count = any.len() + none.len();
     if count > VALUES_MAX {
-        let problem = format!("there are {count} items in a list and its opposite together, more than {VALUES_MAX}");
+        let problem = format!(
+            "there are {count} items in a list and its opposite together, more than {VALUES_MAX}"
+        );
         reading.breaks(field, problem, "write several rules or policies");
     }
-    Clause { attribute, any, none }
+    Clause {
+        attribute,
+        any,
+        none,
+    }
 }
 
 fn of_condition(
@@ -165,7 +293,12 @@ fn of_condition(
     }
     let one = |value: &str| read(context, &attribute, value);
     let any = matches(&format!("{field}.values"), &condition.values, &one, reading);
-    let none = matches(&format!("{field}.notValues"), &condition.not_values, &one, reading);
+    let none = matches(
+        &format!("{field}.notValues"),
+        &condition.not_values,
+        &one,
+        reading,
+    );
     Some(clause(field, attribute, any, none, reading))
 }
 

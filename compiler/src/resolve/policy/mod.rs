@@ -28,24 +28,47 @@ struct PolicyResolver<'a, T> {
 impl<'a, T> PolicyResolver<'a, T> {
     /// Starts reading a policy. A field that could not be parsed breaks the policy; the reader has already reported it.
     fn new(said: &'a Sourced<'a, T>, report: &'a mut DiagnosticCollector) -> Self {
-        let broken = said.document.faults.iter().find(|fault| fault.field.starts_with("spec"));
+        let broken = said
+            .document
+            .faults
+            .iter()
+            .find(|fault| fault.field.starts_with("spec"));
         let broken = broken.map(|fault| reason(&fault.field, &fault.problem));
-        Self { said, report, broken }
+        Self {
+            said,
+            report,
+            broken,
+        }
     }
 
     /// Reports a problem that breaks the policy.
-    fn breaks(&mut self, field: impl Into<String>, problem: impl Into<String>, fix: impl Into<String>) {
+    fn breaks(
+        &mut self,
+        field: impl Into<String>,
+        problem: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
         let (field, problem) = (field.into(), problem.into());
         self.broken.get_or_insert_with(|| reason(&field, &problem));
         self.report.error(self.said.document, field, problem, fix);
     }
 
     /// Reports a problem that affects only a part of the policy.
-    fn error(&mut self, field: impl Into<String>, problem: impl Into<String>, fix: impl Into<String>) {
+    fn error(
+        &mut self,
+        field: impl Into<String>,
+        problem: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
         self.report.error(self.said.document, field, problem, fix);
     }
 
-    fn warning(&mut self, field: impl Into<String>, problem: impl Into<String>, fix: impl Into<String>) {
+    fn warning(
+        &mut self,
+        field: impl Into<String>,
+        problem: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
         self.report.warning(self.said.document, field, problem, fix);
     }
 }
@@ -58,5 +81,9 @@ fn reason(field: &str, problem: &str) -> String {
 }
 
 fn key(tenant: &TenantName, metadata: &Metadata) -> PolicyKey {
-    PolicyKey { tenant: tenant.clone(), namespace: metadata.namespace.clone(), name: metadata.name.clone() }
+    PolicyKey {
+        tenant: tenant.clone(),
+        namespace: metadata.namespace.clone(),
+        name: metadata.name.clone(),
+    }
 }

@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use canal_model::authorization::{AllOf, Attribute, AttributeMatch, Authorization, AuthorizationAction, PolicyRule, PolicyTarget};
+use canal_model::authorization::{
+    AllOf, Attribute, AttributeMatch, Authorization, AuthorizationAction, PolicyRule, PolicyTarget,
+};
 use canal_model::ids::{Namespace, ServiceKey};
 use canal_model::program::{AppProtocol, Labels, Service, Workload};
 use canal_model::trust::Termination;
@@ -48,26 +50,61 @@ impl<'a> ReachablePods<'a> {
         let mut told = BTreeSet::new();
         let mut groups = Vec::new();
         for workload in workloads {
-            let endpoints: Vec<_> = workload.endpoints.iter().map(|e| (&e.service, e.port, e.target_port)).collect();
+            let endpoints: Vec<_> = workload
+                .endpoints
+                .iter()
+                .map(|e| (&e.service, e.port, e.target_port))
+                .collect();
             if told.insert((&workload.namespace, &workload.labels, endpoints)) {
-                groups.push(PodGroup { workload, ways: ways(services, workload, terminations) });
+                groups.push(PodGroup {
+                    workload,
+                    ways: ways(services, workload, terminations),
+                });
             }
         }
         Self { groups }
     }
 }
 
-fn ways<'a>(services: &BTreeMap<ServiceKey, Service>, workload: &'a Workload, terminations: &[Termination]) -> Vec<AccessPath<'a>> {
+fn ways<'a>(
+    services: &BTreeMap<ServiceKey, Service>,
+    workload: &'a Workload,
+    terminations: &[Termination],
+) -> Vec<AccessPath<'a>> {
     if workload.endpoints.is_empty() {
-        let place = format!("the pod {}/{}, which is behind no Service", workload.namespace, workload.name);
-        return vec![AccessPath { service: None, place, port: None, sees: HopVisibility { http: false, server_name: false } }];
+        let place = format!(
+            "the pod {}/{}, which is behind no Service",
+            workload.namespace, workload.name
+        );
+        return vec![AccessPath {
+            service: None,
+            place,
+            port: None,
+            sees: HopVisibility {
+                http: false,
+                server_name: false,
+            },
+        }];
     }
     let way = workload.endpoints.iter().filter_map(|endpoint| {
-        let port = services.get(&endpoint.service)?.ports.iter().find(|port| port.port == endpoint.port)?;
-        let server_name = terminations.iter().any(|t| t.service == endpoint.service && t.port == endpoint.port);
-        let place = format!("{}/{}:{}", endpoint.service.namespace, endpoint.service.name, endpoint.port);
+        let port = services
+            .get(&endpoint.service)?
+            .ports
+            .iter()
+            .find(|port| port.port == endpoint.port)?;
+        let server_name = terminations
+            .iter()
+            .any(|t| t.service == endpoint.service && t.port == endpoint.port);
+        let place = format!(
+            "{}/{}:{}",
+            endpoint.service.namespace, endpoint.service.name, endpoint.port
+        );
         let http = port.protocol != AppProtocol::Tcp;
-        let place = if http { place } else { format!("{place}, which is opaque TCP") };
+        let place = if http {
+            place
+        } else {
+            format!("{place}, which is opaque TCP")
+        };
         Some(AccessPath {
             service: Some(&endpoint.service),
             place,
@@ -89,54 +126,94 @@ pub(in crate::resolve) struct UnobservableCondition {
 impl UnobservableCondition {
     /// Returns the field, the problem and the fix.
     pub(in crate::resolve) fn told(&self) -> (String, String, &'static str) {
-        let Self { rule, attribute, places } = self;
+        let Self {
+            rule,
+            attribute,
+            places,
+        } = self;
         let field = format!("spec.rules[{rule}]");
         let attribute = text_security::attribute(attribute);
         if self.attribute == Attribute::ServerName {
-            let problem =
-                format!("{attribute} has no value on the way to {places}, since no TLS ends there: the rule matches nothing there");
-            return (field, problem, "write a Termination for the port, or leave the condition out");
+            let problem = format!(
+                "{attribute} has no value on the way to {places}, since no TLS ends there: the rule matches nothing there"
+            );
+            return (
+                field,
+                problem,
+                "write a Termination for the port, or leave the condition out",
+            );
         }
         let problem = format!(
             "{attribute} is unknown to every hop on the path to {places}: the condition cannot be evaluated, and requests that match the rest of the rule are denied"
         );
-        let fix =
-            "use only attributes of a connection (source, destination.port), name the port's protocol, or limit the rule to other ports";
+        let fix = "use only attributes of a connection (source, destination.port), name the port's protocol, or limit the rule to other ports";
         (field, problem, fix)
     }
 }
 
 /// Returns the conditions of a policy that no hop can observe on some path. Such connections are denied.
-pub(in crate::resolve) fn blind(policy: &Authorization, ground: &ReachablePods<'_>) -> Vec<UnobservableCondition> {
+pub(in crate::resolve) fn blind(
+    policy: &Authorization,
+    ground: &ReachablePods<'_>,
+) -> Vec<UnobservableCondition> {
     // CUSTOM policies are skipped: authorizers are called for opaque connections too.
-    if policy.broken.is_some() || policy.dry_run || matches!(policy.action, AuthorizationAction::Audit | AuthorizationAction::Custom(_)) {
+    if policy.broken.is_some()
+        || policy.dry_run
+        || matches!(
+            policy.action,
+            AuthorizationAction::Audit | AuthorizationAction::Custom(_)
+        )
+    {
         return Vec::new();
     }
     let mut found = Vec::new();
-    for (number, rule) in policy.rules.iter().enumerate().filter(|(_, rule)| asks(rule, |attribute| !attribute.is_l4())) {
+    for (number, rule) in policy
+        .rules
+        .iter()
+        .enumerate()
+        .filter(|(_, rule)| asks(rule, |attribute| !attribute.is_l4()))
+    {
         let mut places: BTreeMap<&Attribute, BTreeSet<&str>> = BTreeMap::new();
         let by_name = asks(rule, |attribute| *attribute == Attribute::ServerName);
         // On paths where HTTP is observed, only server names may be unobservable.
-        for group in ground.groups.iter().filter(|group| by_name || group.ways.iter().any(|way| !way.sees.http)) {
-            let is_selected = is_for(&policy.target, &group.workload.namespace, &group.workload.labels);
+        for group in ground
+            .groups
+            .iter()
+            .filter(|group| by_name || group.ways.iter().any(|way| !way.sees.http))
+        {
+            let is_selected = is_for(
+                &policy.target,
+                &group.workload.namespace,
+                &group.workload.labels,
+            );
             for way in &group.ways {
-                let counts = is_selected || matches!((&policy.target, way.service), (PolicyTarget::Service(own), Some(to)) if own == to);
+                let counts = is_selected
+                    || matches!((&policy.target, way.service), (PolicyTarget::Service(own), Some(to)) if own == to);
                 if counts && let Some(attribute) = unseen(rule, way) {
                     places.entry(attribute).or_default().insert(&way.place);
                 }
             }
         }
-        found.extend(places.into_iter().map(|(attribute, places)| UnobservableCondition {
-            rule: number,
-            attribute: attribute.clone(),
-            places: listed(&places),
-        }));
+        found.extend(
+            places
+                .into_iter()
+                .map(|(attribute, places)| UnobservableCondition {
+                    rule: number,
+                    attribute: attribute.clone(),
+                    places: listed(&places),
+                }),
+        );
     }
     found
 }
 
 fn asks(rule: &PolicyRule, for_it: fn(&Attribute) -> bool) -> bool {
-    rule.from.iter().chain(&rule.to).chain([&rule.when]).flatten().any(|clause| for_it(&clause.attribute))
+    rule.from
+        .iter()
+        .chain(&rule.to)
+        .chain([&rule.when])
+        .flatten()
+        .any(|clause| for_it(&clause.attribute))
 }
 
 /// Returns whether a policy targets workloads with these labels.
@@ -144,9 +221,14 @@ fn is_for(target: &PolicyTarget, own: &Namespace, labels: &Labels) -> bool {
     match target {
         PolicyTarget::Tenant => true,
         PolicyTarget::Namespace(namespace) => own == namespace,
-        PolicyTarget::Workloads { namespace, labels: wanted } => {
+        PolicyTarget::Workloads {
+            namespace,
+            labels: wanted,
+        } => {
             namespace.as_ref().is_none_or(|namespace| own == namespace)
-                && wanted.iter().all(|(name, value)| labels.get(name) == Some(value))
+                && wanted
+                    .iter()
+                    .all(|(name, value)| labels.get(name) == Some(value))
         }
         PolicyTarget::Service(_) => false,
     }
@@ -166,16 +248,29 @@ fn unseen<'a>(rule: &'a PolicyRule, way: &AccessPath<'_>) -> Option<&'a Attribut
     let when = possible(&rule.when, way)?;
     let from = alternatives(&rule.from, way)?;
     let to = alternatives(&rule.to, way)?;
-    [from, to, when].into_iter().flatten().min_by_key(|attribute| **attribute != Attribute::ServerName)
+    [from, to, when]
+        .into_iter()
+        .flatten()
+        .min_by_key(|attribute| **attribute != Attribute::ServerName)
 }
 
 /// Evaluates alternatives. `None` means that none of them can hold. `Some(None)` means that one can hold by observable attributes alone.
-fn alternatives<'a>(alternatives: &'a [AllOf], way: &AccessPath<'_>) -> Option<Option<&'a Attribute>> {
+fn alternatives<'a>(
+    alternatives: &'a [AllOf],
+    way: &AccessPath<'_>,
+) -> Option<Option<&'a Attribute>> {
     if alternatives.is_empty() {
         return Some(None);
     }
-    let possible: Vec<Option<&Attribute>> = alternatives.iter().filter_map(|all| possible(all, way)).collect();
-    if possible.contains(&None) { Some(None) } else { possible.first().copied() }
+    let possible: Vec<Option<&Attribute>> = alternatives
+        .iter()
+        .filter_map(|all| possible(all, way))
+        .collect();
+    if possible.contains(&None) {
+        Some(None)
+    } else {
+        possible.first().copied()
+    }
 }
 
 /// Evaluates clauses. `None` means that they cannot all hold at this port. Else returns one of their attributes that cannot be observed.
@@ -184,16 +279,22 @@ fn possible<'a>(all: &'a AllOf, way: &AccessPath<'_>) -> Option<Option<&'a Attri
     for clause in all {
         match (&clause.attribute, way.port) {
             (Attribute::DestinationPort, Some(port)) => {
-                let (wanted, unwanted) =
-                    (clause.any.contains(&AttributeMatch::Port(port)), clause.none.contains(&AttributeMatch::Port(port)));
+                let (wanted, unwanted) = (
+                    clause.any.contains(&AttributeMatch::Port(port)),
+                    clause.none.contains(&AttributeMatch::Port(port)),
+                );
                 if unwanted || !(wanted || clause.any.is_empty()) {
                     return None;
                 }
             }
-            (Attribute::ServerName, _) if !way.sees.server_name && !clause.any.is_empty() => unseen = Some(&clause.attribute),
+            (Attribute::ServerName, _) if !way.sees.server_name && !clause.any.is_empty() => {
+                unseen = Some(&clause.attribute)
+            }
             // A gateway observes both attributes on every connection.
             (Attribute::ServerName | Attribute::RemoteAddress, _) => {}
-            (attribute, _) if !attribute.is_l4() && !way.sees.http => unseen = unseen.or(Some(attribute)),
+            (attribute, _) if !attribute.is_l4() && !way.sees.http => {
+                unseen = unseen.or(Some(attribute))
+            }
             _ => {}
         }
     }

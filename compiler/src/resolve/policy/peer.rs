@@ -17,7 +17,8 @@ pub(in crate::resolve) fn resolve(
     said: &[Sourced<'_, istio_security::PeerAuthentication>],
     report: &mut DiagnosticCollector,
 ) -> Vec<PeerAuthentication> {
-    let mut all: Vec<PeerAuthentication> = said.iter().map(|said| read(tenant, said, report)).collect();
+    let mut all: Vec<PeerAuthentication> =
+        said.iter().map(|said| read(tenant, said, report)).collect();
     all.sort_by(|a, b| a.key.cmp(&b.key));
     all
 }
@@ -38,31 +39,61 @@ fn read(
 ) -> PeerAuthentication {
     let istio_security::PeerAuthentication { metadata, spec } = said.object;
     let mut reading = PolicyResolver::new(said, report);
-    let labels = spec.selector.as_ref().map(|selector| &selector.match_labels).filter(|labels| !labels.is_empty());
+    let labels = spec
+        .selector
+        .as_ref()
+        .map(|selector| &selector.match_labels)
+        .filter(|labels| !labels.is_empty());
     let target = match labels {
         Some(labels) if said.fault("spec.selector").is_none() => selected(metadata, labels),
         _ => widest(metadata),
     };
-    if labels.is_none() && !spec.port_level_mtls.is_empty() && said.fault("spec.selector").is_none() {
-        reading.breaks("spec.portLevelMtls", "modes of ports need a selector", "select workloads, or remove the field");
+    if labels.is_none() && !spec.port_level_mtls.is_empty() && said.fault("spec.selector").is_none()
+    {
+        reading.breaks(
+            "spec.portLevelMtls",
+            "modes of ports need a selector",
+            "select workloads, or remove the field",
+        );
     }
     if spec.port_level_mtls.len() > VALUES_MAX {
-        let problem = format!("there are {} ports, more than {VALUES_MAX}", spec.port_level_mtls.len());
-        reading.breaks("spec.portLevelMtls", problem, "set the mode of the whole workload");
+        let problem = format!(
+            "there are {} ports, more than {VALUES_MAX}",
+            spec.port_level_mtls.len()
+        );
+        reading.breaks(
+            "spec.portLevelMtls",
+            problem,
+            "set the mode of the whole workload",
+        );
     }
     let mut ports = BTreeMap::new();
     for (port, mtls) in spec.port_level_mtls.iter().take(VALUES_MAX) {
         match port.parse::<u16>().ok().filter(|port| *port > 0) {
             Some(port) => ports.extend(mode(mtls.mode).map(|mode| (port, mode))),
-            None => {
-                reading.breaks(format!("spec.portLevelMtls.{port}"), format!("{port:?} is not a port"), "write a number from 1 to 65535")
-            }
+            None => reading.breaks(
+                format!("spec.portLevelMtls.{port}"),
+                format!("{port:?} is not a port"),
+                "write a number from 1 to 65535",
+            ),
         }
     }
     let created = metadata.creation_timestamp.map_or(0, |at| at.0);
     let key = key(tenant, metadata);
     match reading.broken {
-        Some(_) => PeerAuthentication { key, target, mode: Some(PeerMode::Strict), ports: BTreeMap::new(), created },
-        None => PeerAuthentication { key, target, mode: mode(spec.mtls.mode), ports, created },
+        Some(_) => PeerAuthentication {
+            key,
+            target,
+            mode: Some(PeerMode::Strict),
+            ports: BTreeMap::new(),
+            created,
+        },
+        None => PeerAuthentication {
+            key,
+            target,
+            mode: mode(spec.mtls.mode),
+            ports,
+            created,
+        },
     }
 }

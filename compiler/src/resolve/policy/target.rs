@@ -22,7 +22,11 @@ pub(super) struct TargetSelector<'a> {
 
 /// Returns the widest target that the object could have. A broken selector is replaced by it.
 pub(super) fn widest(metadata: &Metadata) -> PolicyTarget {
-    if is_root(metadata) { PolicyTarget::Tenant } else { PolicyTarget::Namespace(metadata.namespace.clone()) }
+    if is_root(metadata) {
+        PolicyTarget::Tenant
+    } else {
+        PolicyTarget::Namespace(metadata.namespace.clone())
+    }
 }
 
 fn is_root(metadata: &Metadata) -> bool {
@@ -34,7 +38,10 @@ pub(super) fn selected(metadata: &Metadata, labels: &Labels) -> PolicyTarget {
     if labels.is_empty() {
         return widest(metadata);
     }
-    PolicyTarget::Workloads { namespace: (!is_root(metadata)).then(|| metadata.namespace.clone()), labels: labels.clone() }
+    PolicyTarget::Workloads {
+        namespace: (!is_root(metadata)).then(|| metadata.namespace.clone()),
+        labels: labels.clone(),
+    }
 }
 
 /// Returns the targets of the policy; never empty. A target that cannot be parsed or enforced breaks the policy and becomes the widest
@@ -45,37 +52,73 @@ pub(super) fn targets<T>(
     services: &BTreeMap<ServiceKey, Service>,
     reading: &mut PolicyResolver<'_, T>,
 ) -> Vec<PolicyTarget> {
-    let TargetSelector { metadata, selector, target_ref, target_refs } = *written;
+    let TargetSelector {
+        metadata,
+        selector,
+        target_ref,
+        target_refs,
+    } = *written;
     let widest = || vec![widest(metadata)];
-    if reading.said.fault("spec.selector").is_some() || reading.said.fault("spec.targetRef").is_some() {
+    if reading.said.fault("spec.selector").is_some()
+        || reading.said.fault("spec.targetRef").is_some()
+    {
         return widest();
     }
     let refs: Vec<(String, &PolicyTargetRef)> = match (target_ref, target_refs) {
         (Some(_), Some(_)) => {
-            reading.breaks("spec.targetRefs", "targetRef is there too", "write targetRefs only");
+            reading.breaks(
+                "spec.targetRefs",
+                "targetRef is there too",
+                "write targetRefs only",
+            );
             return widest();
         }
         (Some(one), None) => vec![("spec.targetRef".to_owned(), one)],
         (None, Some([])) => {
-            reading.breaks("spec.targetRefs", "the list is empty", "write a target, or remove the field");
+            reading.breaks(
+                "spec.targetRefs",
+                "the list is empty",
+                "write a target, or remove the field",
+            );
             return widest();
         }
-        (None, Some(many)) => many.iter().enumerate().map(|(at, one)| (format!("spec.targetRefs[{at}]"), one)).collect(),
-        (None, None) => return selector.map_or_else(widest, |selector| vec![selected(metadata, &selector.match_labels)]),
+        (None, Some(many)) => many
+            .iter()
+            .enumerate()
+            .map(|(at, one)| (format!("spec.targetRefs[{at}]"), one))
+            .collect(),
+        (None, None) => {
+            return selector.map_or_else(widest, |selector| {
+                vec![selected(metadata, &selector.match_labels)]
+            });
+        }
     };
     if selector.is_some() {
-        reading.breaks("spec.selector", "targetRefs are there too", "write one of the two");
+        reading.breaks(
+            "spec.selector",
+            "targetRefs are there too",
+            "write one of the two",
+        );
         return widest();
     }
     if refs.len() > TARGETS_PER_POLICY_MAX {
-        let problem = format!("the policy has {} targets, more than {TARGETS_PER_POLICY_MAX}", refs.len());
-        reading.breaks("spec.targetRefs", problem, "split the policy, or use a selector");
+        let problem = format!(
+            "the policy has {} targets, more than {TARGETS_PER_POLICY_MAX}",
+            refs.len()
+        );
+        reading.breaks(
+            "spec.targetRefs",
+            problem,
+            "split the policy, or use a selector",
+        );
         return widest();
     }
     let mut found: Vec<ServiceKey> = Vec::new();
     for (field, target) in refs {
         // One target that cannot be enforced breaks the policy, because it is unknown how much would be left unprotected.
-        let Some(service) = service(tenant, metadata, &field, target, services, reading) else { return widest() };
+        let Some(service) = service(tenant, metadata, &field, target, services, reading) else {
+            return widest();
+        };
         if !found.contains(&service) {
             found.push(service);
         }
@@ -104,27 +147,61 @@ fn service<T>(
         reading.breaks(format!("{field}.kind"), problem, fix);
         return None;
     }
-    if let Some(other) = target.namespace.as_ref().filter(|other| **other != metadata.namespace) {
-        let problem = format!("a policy has no effect in another namespace ({other}), so this one denies all of {}", extent(metadata));
-        reading.breaks(format!("{field}.namespace"), problem, format!("write the policy in namespace {other}"));
+    if let Some(other) = target
+        .namespace
+        .as_ref()
+        .filter(|other| **other != metadata.namespace)
+    {
+        let problem = format!(
+            "a policy has no effect in another namespace ({other}), so this one denies all of {}",
+            extent(metadata)
+        );
+        reading.breaks(
+            format!("{field}.namespace"),
+            problem,
+            format!("write the policy in namespace {other}"),
+        );
         return None;
     }
-    let key = ServiceKey { tenant: tenant.clone(), namespace: metadata.namespace.clone(), name: target.name.clone() };
+    let key = ServiceKey {
+        tenant: tenant.clone(),
+        namespace: metadata.namespace.clone(),
+        name: target.name.clone(),
+    };
     if !services.contains_key(&key) {
         let problem = format!("there is no Service {}/{} yet", key.namespace, key.name);
-        reading.warning(format!("{field}.name"), problem, "create it, correct the name, or move the policy into its namespace");
+        reading.warning(
+            format!("{field}.name"),
+            problem,
+            "create it, correct the name, or move the policy into its namespace",
+        );
     }
     Some(key)
 }
 
 /// Describes the target that [`widest`] returns.
 fn extent(metadata: &Metadata) -> String {
-    if is_root(metadata) { "the tenant".to_owned() } else { format!("namespace {}", metadata.namespace) }
+    if is_root(metadata) {
+        "the tenant".to_owned()
+    } else {
+        format!("namespace {}", metadata.namespace)
+    }
 }
 
 /// Returns a key for each target of a policy: its own key for the first, and keys that no other policy has for the others.
 pub(super) fn keys(own: &PolicyKey, count: usize, taken: &BTreeSet<PolicyKey>) -> Vec<PolicyKey> {
-    let named = |name: String| ObjectName::new(&name).ok().map(|name| PolicyKey { name, ..own.clone() });
-    let free = (2..).filter_map(|n: usize| named(format!("{}.target-{n}", own.name)).or_else(|| named(format!("target-{n}.of-long-name"))));
-    std::iter::once(own.clone()).chain(free.filter(|key| !taken.contains(key))).take(count).collect()
+    let named = |name: String| {
+        ObjectName::new(&name).ok().map(|name| PolicyKey {
+            name,
+            ..own.clone()
+        })
+    };
+    let free = (2..).filter_map(|n: usize| {
+        named(format!("{}.target-{n}", own.name))
+            .or_else(|| named(format!("target-{n}.of-long-name")))
+    });
+    std::iter::once(own.clone())
+        .chain(free.filter(|key| !taken.contains(key)))
+        .take(count)
+        .collect()
 }

@@ -28,33 +28,57 @@ pub(super) type ValueResult = Result<(AttributeMatch, Option<ValueIssue>), Value
 /// Parses a value for an attribute.
 pub(super) fn read(context: ValueContext<'_>, attribute: &Attribute, value: &str) -> ValueResult {
     if value.is_empty() {
-        return Err(("the value is empty, and nothing would match it".into(), "write a value, or `*` for any"));
+        return Err((
+            "the value is empty, and nothing would match it".into(),
+            "write a value, or `*` for any",
+        ));
     }
     if value.len() > VALUE_BYTES_MAX {
-        return Err((format!("the value has {} bytes, more than {VALUE_BYTES_MAX}", value.len()), "write a shorter one"));
+        return Err((
+            format!(
+                "the value has {} bytes, more than {VALUE_BYTES_MAX}",
+                value.len()
+            ),
+            "write a shorter one",
+        ));
     }
     match attribute {
-        Attribute::SourceAddress | Attribute::RemoteAddress | Attribute::DestinationAddress => network(value).map(plain),
+        Attribute::SourceAddress | Attribute::RemoteAddress | Attribute::DestinationAddress => {
+            network(value).map(plain)
+        }
         Attribute::DestinationPort => port(value).map(plain),
         Attribute::SourceServiceAccount => account(context.namespace, value).map(plain),
         Attribute::SourcePrincipal => principal(context.trust_domain, value),
         Attribute::Path => path(value),
         // Istio lets such a star stand for any text. It cannot be compared here, and it must not silently match nothing.
         Attribute::SourceNamespace
-            if value.trim_matches('*').contains('*') || (value.len() > 1 && value.starts_with('*') && value.ends_with('*')) =>
+            if value.trim_matches('*').contains('*')
+                || (value.len() > 1 && value.starts_with('*') && value.ends_with('*')) =>
         {
-            Err((format!("{value:?}: only one `*`, at one end, stands for any text"), "write a prefix or a suffix"))
+            Err((
+                format!("{value:?}: only one `*`, at one end, stands for any text"),
+                "write a prefix or a suffix",
+            ))
         }
         // A value that no namespace can have must not silently match nothing.
         Attribute::SourceNamespace if !value.contains('*') && Namespace::new(value).is_err() => {
-            Err((format!("{value:?} cannot name a namespace"), "use lower-case letters, digits and '-'"))
+            Err((
+                format!("{value:?} cannot name a namespace"),
+                "use lower-case letters, digits and '-'",
+            ))
         }
-        Attribute::Host | Attribute::ServerName if value.contains(['/', '@']) || value.contains(char::is_whitespace) => {
-            Err((format!("{value:?} is not a host"), "write a name, without scheme and path"))
+        Attribute::Host | Attribute::ServerName
+            if value.contains(['/', '@']) || value.contains(char::is_whitespace) =>
+        {
+            Err((
+                format!("{value:?} is not a host"),
+                "write a name, without scheme and path",
+            ))
         }
-        Attribute::RequestPrincipal if !value.contains(['*', '/']) => {
-            Err((format!("{value:?} is not a request's principal"), "write issuer/subject"))
-        }
+        Attribute::RequestPrincipal if !value.contains(['*', '/']) => Err((
+            format!("{value:?} is not a request's principal"),
+            "write issuer/subject",
+        )),
         Attribute::Method => Ok(method(value)),
         // A header that is present but empty counts as present (Envoy's HeaderMatcher).
         Attribute::Header(_) if value == "*" => Ok(plain(AttributeMatch::Prefix(String::new()))),
@@ -77,7 +101,9 @@ fn text(value: &str) -> (AttributeMatch, Option<ValueIssue>) {
         (AttributeMatch::Exact(value.to_owned()), value)
     };
     let odd = rest.contains('*').then(|| {
-        let problem = format!("{value:?}: only a `*` at one end stands for any text; the other is a plain character");
+        let problem = format!(
+            "{value:?}: only a `*` at one end stands for any text; the other is a plain character"
+        );
         (problem, "write a prefix or a suffix")
     });
     (m, odd)
@@ -87,19 +113,39 @@ fn text(value: &str) -> (AttributeMatch, Option<ValueIssue>) {
 fn method(value: &str) -> (AttributeMatch, Option<ValueIssue>) {
     let (m, odd) = text(value);
     let lower = value.contains(|c: char| c.is_ascii_lowercase());
-    let small = || (format!("{value:?}: methods are compared with their case, and clients send them in capitals"), "write it in capitals");
+    let small = || {
+        (
+            format!(
+                "{value:?}: methods are compared with their case, and clients send them in capitals"
+            ),
+            "write it in capitals",
+        )
+    };
     (m, odd.or_else(|| lower.then(small)))
 }
 
 fn network(value: &str) -> Result<AttributeMatch, ValueIssue> {
-    let net = value.parse::<IpNet>().ok().or_else(|| value.parse::<IpAddr>().ok().map(IpNet::from));
-    let net = net.ok_or_else(|| (format!("{value:?} is neither an address nor a range"), "write one such as 10.1.0.0/16 or fd00::1"))?;
+    let net = value
+        .parse::<IpNet>()
+        .ok()
+        .or_else(|| value.parse::<IpAddr>().ok().map(IpNet::from));
+    let net = net.ok_or_else(|| {
+        (
+            format!("{value:?} is neither an address nor a range"),
+            "write one such as 10.1.0.0/16 or fd00::1",
+        )
+    })?;
     Ok(AttributeMatch::Network(net.trunc()))
 }
 
 fn port(value: &str) -> Result<AttributeMatch, ValueIssue> {
     let port = value.parse::<u16>().ok().filter(|port| *port > 0);
-    port.map(AttributeMatch::Port).ok_or_else(|| (format!("{value:?} is not a port"), "write a number from 1 to 65535"))
+    port.map(AttributeMatch::Port).ok_or_else(|| {
+        (
+            format!("{value:?} is not a port"),
+            "write a number from 1 to 65535",
+        )
+    })
 }
 
 fn account(namespace: &Namespace, value: &str) -> Result<AttributeMatch, ValueIssue> {
@@ -108,45 +154,74 @@ fn account(namespace: &Namespace, value: &str) -> Result<AttributeMatch, ValueIs
         None => (Some(namespace.clone()), value),
     };
     match (namespace, ServiceAccount::new(account)) {
-        (Some(namespace), Ok(account)) => Ok(AttributeMatch::Exact(format!("{namespace}/{account}"))),
-        _ => Err((format!("{value:?} is not a service account"), "write namespace/name, or the name of one in this namespace; no `*`")),
+        (Some(namespace), Ok(account)) => {
+            Ok(AttributeMatch::Exact(format!("{namespace}/{account}")))
+        }
+        _ => Err((
+            format!("{value:?} is not a service account"),
+            "write namespace/name, or the name of one in this namespace; no `*`",
+        )),
     }
 }
 
 fn principal(own: &TrustDomain, value: &str) -> ValueResult {
     if value.starts_with("spiffe:") {
-        return Err((format!("{value:?} begins with a scheme, which principals are compared without"), "remove `spiffe://`"));
+        return Err((
+            format!("{value:?} begins with a scheme, which principals are compared without"),
+            "remove `spiffe://`",
+        ));
     }
     let written = match value.split_once('/') {
         Some((OWN_TRUST_DOMAIN, rest)) => format!("{own}/{rest}"),
         _ => value.to_owned(),
     };
     if written.len() > VALUE_BYTES_MAX {
-        let problem = format!("the value has {} bytes with the mesh's own trust domain, more than {VALUE_BYTES_MAX}", written.len());
+        let problem = format!(
+            "the value has {} bytes with the mesh's own trust domain, more than {VALUE_BYTES_MAX}",
+            written.len()
+        );
         return Err((problem, "write a shorter one"));
     }
     let (m, odd) = text(&written);
-    if matches!(m, AttributeMatch::Exact(_)) && format!("spiffe://{written}").parse::<Identity>().is_err() {
-        return Err((format!("{value:?} is not an identity"), "write trust.domain/ns/NAMESPACE/sa/ACCOUNT"));
+    if matches!(m, AttributeMatch::Exact(_))
+        && format!("spiffe://{written}").parse::<Identity>().is_err()
+    {
+        return Err((
+            format!("{value:?} is not an identity"),
+            "write trust.domain/ns/NAMESPACE/sa/ACCOUNT",
+        ));
     }
     Ok((m, odd))
 }
 
 /// Parses a trust domain to a match on the start of principals.
 pub(super) fn trust_domain(own: &TrustDomain, value: &str) -> Result<AttributeMatch, ValueIssue> {
-    let written = if value == OWN_TRUST_DOMAIN { own.as_str() } else { value };
+    let written = if value == OWN_TRUST_DOMAIN {
+        own.as_str()
+    } else {
+        value
+    };
     let is_name = |name: &str| TrustDomain::new(name).is_ok();
     match written.strip_suffix('*') {
         Some("") => Ok(AttributeMatch::Present),
-        Some(prefix) if is_name(&format!("{prefix}x")) => Ok(AttributeMatch::Prefix(prefix.to_owned())),
+        Some(prefix) if is_name(&format!("{prefix}x")) => {
+            Ok(AttributeMatch::Prefix(prefix.to_owned()))
+        }
         None if is_name(written) => Ok(AttributeMatch::Prefix(format!("{written}/"))),
-        _ => Err((format!("{value:?} is not a trust domain"), "write its whole name, or the begin of one and `*`")),
+        _ => Err((
+            format!("{value:?} is not a trust domain"),
+            "write its whole name, or the begin of one and `*`",
+        )),
     }
 }
 
 /// Parses a path. Requests' paths are compared in normalized form, so a path in any other form is refused: it would match nothing.
 fn path(value: &str) -> ValueResult {
-    let (m, odd) = if value.contains(['{', '}']) { plain(template(value)?) } else { text(value) };
+    let (m, odd) = if value.contains(['{', '}']) {
+        plain(template(value)?)
+    } else {
+        text(value)
+    };
     let sample = match &m {
         AttributeMatch::Exact(path) => path.clone(),
         AttributeMatch::Prefix(start) => format!("{start}x"),
@@ -156,22 +231,36 @@ fn path(value: &str) -> ValueResult {
     if sample.is_ascii() && normal_path(&sample).as_ref() == Some(&sample) {
         return Ok((m, odd));
     }
-    let problem = format!("no request has the path {value:?}: paths are compared without query and in their normal form");
-    Err((problem, "begin with /, without query, // or dot segments; %-escapes only of what must be, in capitals"))
+    let problem = format!(
+        "no request has the path {value:?}: paths are compared without query and in their normal form"
+    );
+    Err((
+        problem,
+        "begin with /, without query, // or dot segments; %-escapes only of what must be, in capitals",
+    ))
 }
 
 /// Parses Istio's path templates: `{*}` is one segment; `{**}` is any number of segments, and the last operator.
 fn template(value: &str) -> Result<AttributeMatch, ValueIssue> {
     let mut segments = value.trim_matches('/').split('/').peekable();
     let mut rest_seen = false;
-    let wrong = |why: &str| Err((format!("{value:?}: {why}"), "write whole segments as {*}, and {**} once, after all others"));
+    let wrong = |why: &str| {
+        Err((
+            format!("{value:?}: {why}"),
+            "write whole segments as {*}, and {**} once, after all others",
+        ))
+    };
     while let Some(segment) = segments.next() {
         match segment {
             "{*}" | "{**}" if rest_seen => return wrong("{**} is not the last of its operators"),
             "{*}" => {}
             "{**}" => rest_seen = true,
-            plain if plain.contains(['{', '}']) => return wrong("braces are around * or ** only, and fill a whole segment"),
-            plain if plain.contains('*') => return wrong("a `*` outside of braces has no meaning in a template"),
+            plain if plain.contains(['{', '}']) => {
+                return wrong("braces are around * or ** only, and fill a whole segment");
+            }
+            plain if plain.contains('*') => {
+                return wrong("a `*` outside of braces has no meaning in a template");
+            }
             "" if segments.peek().is_some() => return wrong("a segment is empty"),
             _ => {}
         }
@@ -197,10 +286,16 @@ pub(super) fn attribute(key: &str) -> Result<Attribute, ValueIssue> {
         "destination.port" => Attribute::DestinationPort,
         "connection.sni" => Attribute::ServerName,
         _ => {
-            if let Some(name) = key.strip_prefix("request.headers[").and_then(|rest| rest.strip_suffix(']')) {
+            if let Some(name) = key
+                .strip_prefix("request.headers[")
+                .and_then(|rest| rest.strip_suffix(']'))
+            {
                 return header(name).map(Attribute::Header);
             }
-            if let Some(path) = key.strip_prefix("request.auth.claims[").and_then(|rest| rest.strip_suffix(']')) {
+            if let Some(path) = key
+                .strip_prefix("request.auth.claims[")
+                .and_then(|rest| rest.strip_suffix(']'))
+            {
                 return claim(path.split("][")).map(Attribute::RequestClaim);
             }
             return Err((format!("{key:?} is no key of a condition"), KEYS));
@@ -213,10 +308,19 @@ pub(super) fn header(name: &str) -> Result<String, ValueIssue> {
     let is_token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
     let lower = name.to_ascii_lowercase();
     if matches!(lower.as_str(), "host" | ":authority" | ":method" | ":path") {
-        return Err((format!("{name:?} is not read as a header"), "use hosts, methods or paths of `to.operation`"));
+        return Err((
+            format!("{name:?} is not read as a header"),
+            "use hosts, methods or paths of `to.operation`",
+        ));
     }
     if name.is_empty() || name.len() > VALUE_BYTES_MAX || !name.chars().all(is_token) {
-        return Err((format!("{:?} is not a header's name", name.chars().take(80).collect::<String>()), "write a name such as x-token"));
+        return Err((
+            format!(
+                "{:?} is not a header's name",
+                name.chars().take(80).collect::<String>()
+            ),
+            "write a name such as x-token",
+        ));
     }
     Ok(lower)
 }
@@ -224,9 +328,17 @@ pub(super) fn header(name: &str) -> Result<String, ValueIssue> {
 /// Validates the path of a claim.
 pub(super) fn claim<'a>(parts: impl Iterator<Item = &'a str>) -> Result<Vec<String>, ValueIssue> {
     let path: Vec<String> = parts.map(str::to_owned).collect();
-    let is_good = |part: &String| !part.is_empty() && part.len() <= VALUE_BYTES_MAX && !part.contains(['[', ']']);
-    if path.is_empty() || path.len() > canal_model::authorization::CLAIM_DEPTH_MAX || !path.iter().all(is_good) {
-        return Err(("this is not the name of a claim".into(), "write its name, and those of nested claims after it, 16 at most"));
+    let is_good = |part: &String| {
+        !part.is_empty() && part.len() <= VALUE_BYTES_MAX && !part.contains(['[', ']'])
+    };
+    if path.is_empty()
+        || path.len() > canal_model::authorization::CLAIM_DEPTH_MAX
+        || !path.iter().all(is_good)
+    {
+        return Err((
+            "this is not the name of a claim".into(),
+            "write its name, and those of nested claims after it, 16 at most",
+        ));
     }
     Ok(path)
 }
@@ -238,7 +350,14 @@ mod tests {
     fn shown(attribute: Attribute, value: &str) -> String {
         let namespace = Namespace::new("shop").unwrap();
         let trust_domain = TrustDomain::new("alpha.example").unwrap();
-        match read(ValueContext { namespace: &namespace, trust_domain: &trust_domain }, &attribute, value) {
+        match read(
+            ValueContext {
+                namespace: &namespace,
+                trust_domain: &trust_domain,
+            },
+            &attribute,
+            value,
+        ) {
             Ok((m, None)) => format!("{m:?}"),
             Ok((m, Some(_))) => format!("{m:?}, odd"),
             Err(_) => "refused".into(),
@@ -247,7 +366,11 @@ mod tests {
 
     fn check(cases: impl IntoIterator<Item = (Attribute, &'static str, &'static str)>) {
         for (attribute, value, want) in cases {
-            assert_eq!(shown(attribute.clone(), value), want, "{attribute:?} {value:?}");
+            assert_eq!(
+                shown(attribute.clone(), value),
+                want,
+                "{attribute:?} {value:?}"
+            );
         }
     }
 
@@ -274,11 +397,27 @@ mod tests {
             (A::DestinationPort, "0", "refused"),
             (A::DestinationPort, "http", "refused"),
             (A::SourceServiceAccount, "web", r#"Exact("shop/web")"#),
-            (A::SourceServiceAccount, "other/web", r#"Exact("other/web")"#),
+            (
+                A::SourceServiceAccount,
+                "other/web",
+                r#"Exact("other/web")"#,
+            ),
             (A::SourceServiceAccount, "other/*", "refused"),
-            (A::SourcePrincipal, "alpha.example/ns/a/sa/b", r#"Exact("alpha.example/ns/a/sa/b")"#),
-            (A::SourcePrincipal, "cluster.local/ns/a/sa/b", r#"Exact("alpha.example/ns/a/sa/b")"#),
-            (A::SourcePrincipal, "cluster.local/ns/a/*", r#"Prefix("alpha.example/ns/a/")"#),
+            (
+                A::SourcePrincipal,
+                "alpha.example/ns/a/sa/b",
+                r#"Exact("alpha.example/ns/a/sa/b")"#,
+            ),
+            (
+                A::SourcePrincipal,
+                "cluster.local/ns/a/sa/b",
+                r#"Exact("alpha.example/ns/a/sa/b")"#,
+            ),
+            (
+                A::SourcePrincipal,
+                "cluster.local/ns/a/*",
+                r#"Prefix("alpha.example/ns/a/")"#,
+            ),
             (A::SourcePrincipal, "*/sa/b", r#"Suffix("/sa/b")"#),
             (A::SourcePrincipal, "a/sa/b", "refused"),
             (A::SourceNamespace, "Shop", "refused"),
@@ -287,7 +426,11 @@ mod tests {
             (A::Host, "web:80", r#"Exact("web:80")"#),
             (A::ServerName, "a b", "refused"),
             (A::RequestPrincipal, "user", "refused"),
-            (A::RequestPrincipal, "https://i/user", r#"Exact("https://i/user")"#),
+            (
+                A::RequestPrincipal,
+                "https://i/user",
+                r#"Exact("https://i/user")"#,
+            ),
             (A::SourcePrincipal, "spiffe://a/ns/b/sa/c", "refused"),
             (A::SourceNamespace, "a*b", "refused"),
             (A::SourceNamespace, "*a*", "refused"),
@@ -345,7 +488,11 @@ mod tests {
             ("a/b*", "refused"),
             ("", "refused"),
         ] {
-            assert_eq!(trust_domain(&own, value).map_or_else(|_| "refused".into(), |m| format!("{m:?}")), want, "{value:?}");
+            assert_eq!(
+                trust_domain(&own, value).map_or_else(|_| "refused".into(), |m| format!("{m:?}")),
+                want,
+                "{value:?}"
+            );
         }
     }
 
@@ -357,7 +504,10 @@ mod tests {
             ("request.headers[host]", "refused"),
             ("request.headers[a b]", "refused"),
             ("request.headers[]", "refused"),
-            ("request.auth.claims[a][b.c]", r#"RequestClaim(["a", "b.c"])"#),
+            (
+                "request.auth.claims[a][b.c]",
+                r#"RequestClaim(["a", "b.c"])"#,
+            ),
             ("request.auth.claims[]", "refused"),
             ("request.auth.claims", "refused"),
             ("experimental.envoy.filters.a[b]", "refused"),

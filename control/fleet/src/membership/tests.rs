@@ -44,14 +44,20 @@ fn name(n: &str) -> ReplicaName {
 impl RosterFixture {
     fn new(stored: StoredFleet) -> Self {
         let now = Instant::now();
-        Self { roster: Membership::new(stored, &Plan::default(), SilenceTimeouts::default(), now), begun: now, now, generation: 0 }
+        Self {
+            roster: Membership::new(stored, &Plan::default(), SilenceTimeouts::default(), now),
+            begun: now,
+            now,
+            generation: 0,
+        }
     }
 
     /// Returns replicas a and b of az1, c of az2, and their edges, all active and up.
     fn running() -> Self {
         let mut s = Self::new(StoredFleet::default());
         for (n, number, backend, az) in [("a", 1, "b1", 1), ("b", 2, "b2", 1), ("c", 3, "b3", 2)] {
-            s.roster.register_replica(row(n, number, backend, az), s.now);
+            s.roster
+                .register_replica(row(n, number, backend, az), s.now);
         }
         s.roster.register_edge(edge_row(1), &[]);
         s.roster.register_edge(edge_row(2), &[]);
@@ -68,13 +74,25 @@ impl RosterFixture {
         let mut w = TierPlacement::default();
         for m in self.roster.members().values() {
             w.replicas.insert(m.row.name.clone(), m.row.backend.clone());
-            let held = BackendScope { tenants: tenants.iter().map(|t| t.parse().unwrap()).collect(), ..BackendScope::default() };
+            let held = BackendScope {
+                tenants: tenants.iter().map(|t| t.parse().unwrap()).collect(),
+                ..BackendScope::default()
+            };
             w.backends.insert(m.row.backend.clone(), held);
         }
-        self.roster.published(Generation(self.generation), self.generation as u32, &w, self.now);
+        self.roster.published(
+            Generation(self.generation),
+            self.generation as u32,
+            &w,
+            self.now,
+        );
     }
 
-    fn report(&mut self, n: &str, change: impl FnOnce(&mut ReplicaReport, &mut DeliveryProgress)) -> bool {
+    fn report(
+        &mut self,
+        n: &str,
+        change: impl FnOnce(&mut ReplicaReport, &mut DeliveryProgress),
+    ) -> bool {
         let member = &self.roster.members()[&name(n)];
         let newest = Generation(self.generation);
         let mut report = ReplicaReport {
@@ -93,9 +111,14 @@ impl RosterFixture {
             tunnel_ports: Arc::default(),
             found: Vec::new(),
         };
-        let mut known = DeliveryProgress { acked_through: newest, content: newest, ..DeliveryProgress::default() };
+        let mut known = DeliveryProgress {
+            acked_through: newest,
+            content: newest,
+            ..DeliveryProgress::default()
+        };
         change(&mut report, &mut known);
-        self.roster.record_replica_report(&name(n), report, known, self.now)
+        self.roster
+            .record_replica_report(&name(n), report, known, self.now)
     }
 
     fn edge_report(&self, az: u8, host: u8, end: u8, seen: &[(&str, bool)]) -> EdgeReport {
@@ -120,14 +143,23 @@ impl RosterFixture {
         let edge: EdgeName = edge.parse().unwrap();
         if let Some(replaces) = self.roster.check_edge(&edge, &report, self.now).unwrap() {
             let anycast = Some(report.tunnel_end).filter(|end| *end != report.underlay);
-            let row = StoredEdge { name: edge.clone(), az: report.az.clone(), underlay: report.underlay, anycast };
+            let row = StoredEdge {
+                name: edge.clone(),
+                az: report.az.clone(),
+                underlay: report.underlay,
+                anycast,
+            };
             self.roster.register_edge(row, &replaces);
         }
         let whole = report.generation;
         self.roster.record_edge_report(
             &edge,
             report,
-            DeliveryProgress { acked_through: whole, content: whole, ..DeliveryProgress::default() },
+            DeliveryProgress {
+                acked_through: whole,
+                content: whole,
+                ..DeliveryProgress::default()
+            },
             self.now,
         )
     }
@@ -159,8 +191,14 @@ impl RosterFixture {
     /// Returns `name:State+` for each replica, with `-` if it is down, as the planner sees them.
     fn states(&self) -> String {
         let fleet = self.roster.fleet(self.now);
-        let word = |r: &FleetReplica| format!("{}:{:?}{}", r.name, r.state, if r.up { '+' } else { '-' });
-        fleet.replicas.values().map(word).collect::<Vec<_>>().join(" ")
+        let word =
+            |r: &FleetReplica| format!("{}:{:?}{}", r.name, r.state, if r.up { '+' } else { '-' });
+        fleet
+            .replicas
+            .values()
+            .map(word)
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 }
 
@@ -175,15 +213,30 @@ fn a_silent_edge_times_out_and_its_reports_expire() {
     };
     assert!(s.pass(1400 * MS, others).closed.is_empty());
     let closed = s.pass(200 * MS, others).closed;
-    assert_eq!(closed.iter().map(AzName::as_str).collect::<Vec<_>>(), ["az2"]);
-    assert_eq!(s.states(), "a:Active+ b:Active- c:Active+", "b is down by its edge, c has nobody's word and reports");
+    assert_eq!(
+        closed.iter().map(AzName::as_str).collect::<Vec<_>>(),
+        ["az2"]
+    );
+    assert_eq!(
+        s.states(),
+        "a:Active+ b:Active- c:Active+",
+        "b is down by its edge, c has nobody's word and reports"
+    );
     let quiet = |s: &mut RosterFixture| {
         s.edge(1, &[("a", true), ("b", true)]);
     };
     s.pass(2800 * MS, quiet);
-    assert_eq!(s.states(), "a:Active+ b:Active+ c:Active+", "three seconds are not over");
+    assert_eq!(
+        s.states(),
+        "a:Active+ b:Active+ c:Active+",
+        "three seconds are not over"
+    );
     s.pass(400 * MS, quiet);
-    assert_eq!(s.states(), "a:Active+ b:Active+ c:Active-", "c is down, the others have their edge's word");
+    assert_eq!(
+        s.states(),
+        "a:Active+ b:Active+ c:Active-",
+        "c is down, the others have their edge's word"
+    );
     assert!(s.edge(2, &[("c", true)]), "an edge that is back is news");
     s.roster.observe(s.now);
     assert_eq!(s.states(), "a:Active+ b:Active+ c:Active+");
@@ -226,8 +279,14 @@ fn an_az_stays_open_while_one_of_its_edges_reports() {
         s.edge_as("e1", s.edge_report(1, 2, 99, &[("a", true), ("b", true)]));
     };
     let seen = s.pass(3000 * MS, first_alone);
-    assert!(seen.changed && seen.closed.is_empty() && s.roster.edges().is_alive(&az()), "{seen:?}");
-    assert_eq!((s.states().as_str(), s.roster.ownership().edge(&az())), ("a:Active+ b:Active+", Some(5)));
+    assert!(
+        seen.changed && seen.closed.is_empty() && s.roster.edges().is_alive(&az()),
+        "{seen:?}"
+    );
+    assert_eq!(
+        (s.states().as_str(), s.roster.ownership().edge(&az())),
+        ("a:Active+ b:Active+", Some(5))
+    );
     // After the longer timeout the silent edge is forgotten, and its address is free.
     s.pass(30_000 * MS, first_alone);
     assert_eq!(s.roster.edges().values().count(), 1);
@@ -248,7 +307,10 @@ fn tables_count_as_spread_when_all_edges_of_the_az_have_them() {
     s.edge_as("e2", s.edge_report(1, 3, 99, &[]));
     assert_eq!(of_az(&s), Some(6));
     // An edge that joins has the tables that it reports.
-    let old = EdgeReport { generation: Generation(s.generation - 1), ..s.edge_report(1, 4, 99, &[]) };
+    let old = EdgeReport {
+        generation: Generation(s.generation - 1),
+        ..s.edge_report(1, 4, 99, &[])
+    };
     s.edge_as("e3", old);
     assert_eq!(of_az(&s), Some(5));
 }
@@ -270,22 +332,53 @@ fn a_replica_is_down_when_no_edge_of_its_az_reaches_it() {
 fn edges_of_an_az_share_one_unused_tunnel_address() {
     let mut s = with_two_edges();
     let check = |s: &RosterFixture, edge: &str, report: EdgeReport| {
-        s.roster.check_edge(&edge.parse().unwrap(), &report, s.now).map_err(|e| e.name())
+        s.roster
+            .check_edge(&edge.parse().unwrap(), &report, s.now)
+            .map_err(|e| e.name())
     };
-    assert_eq!(check(&s, "e3", s.edge_report(1, 4, 98, &[])), Err("tunnel_end"));
-    assert_eq!(check(&s, "e3", s.edge_report(1, 4, 4, &[])), Err("tunnel_end"), "one that takes itself for the only one");
-    assert_eq!(check(&s, "e3", s.edge_report(1, 4, 11, &[])), Err("underlay_taken"), "a replica's");
-    assert_eq!(check(&s, "e3", s.edge_report(1, 99, 99, &[])), Err("underlay_taken"));
-    assert_eq!(check(&s, "e3", s.edge_report(1, 4, 99, &[])), Ok(Some(vec![])));
+    assert_eq!(
+        check(&s, "e3", s.edge_report(1, 4, 98, &[])),
+        Err("tunnel_end")
+    );
+    assert_eq!(
+        check(&s, "e3", s.edge_report(1, 4, 4, &[])),
+        Err("tunnel_end"),
+        "one that takes itself for the only one"
+    );
+    assert_eq!(
+        check(&s, "e3", s.edge_report(1, 4, 11, &[])),
+        Err("underlay_taken"),
+        "a replica's"
+    );
+    assert_eq!(
+        check(&s, "e3", s.edge_report(1, 99, 99, &[])),
+        Err("underlay_taken")
+    );
+    assert_eq!(
+        check(&s, "e3", s.edge_report(1, 4, 99, &[])),
+        Ok(Some(vec![]))
+    );
     assert_eq!(check(&s, "e2", s.edge_report(1, 3, 99, &[])), Ok(None));
     for n in 3..=EDGES_MAX as u8 {
         s.edge_as(&format!("e{n}"), s.edge_report(1, 100 + n, 99, &[]));
     }
-    assert_eq!(check(&s, "more", s.edge_report(1, 200, 99, &[])), Err("edges"));
+    assert_eq!(
+        check(&s, "more", s.edge_report(1, 200, 99, &[])),
+        Err("edges")
+    );
     // When all edges are silent, new ones may use another tunnel end.
     s.pass(2000 * MS, replicas_report);
-    assert_eq!(check(&s, "e3", s.edge_report(1, 4, 11, &[])), Err("underlay_taken"));
-    assert_eq!(check(&s, "more", s.edge_report(1, 200, 98, &[])).unwrap().unwrap().len(), EDGES_MAX);
+    assert_eq!(
+        check(&s, "e3", s.edge_report(1, 4, 11, &[])),
+        Err("underlay_taken")
+    );
+    assert_eq!(
+        check(&s, "more", s.edge_report(1, 200, 98, &[]))
+            .unwrap()
+            .unwrap()
+            .len(),
+        EDGES_MAX
+    );
 }
 
 /// Edges take source ports from these reports: 10 per core of the replica, not of the edge.
@@ -297,7 +390,10 @@ fn replica_tunnels_are_published_once_to_edges_of_the_az() {
     let ports = Arc::<[u8]>::from([0x9c, 0x40, 0x9c, 0x41]);
     s.report("b", |report, _| report.tunnel_ports = ports.clone());
     let (version, tunnels) = s.roster.tunnels(&az);
-    assert_eq!(tunnels.collect::<Vec<_>>(), [(Ipv4Addr::new(250, 1, 0, 12), ports.clone())]);
+    assert_eq!(
+        tunnels.collect::<Vec<_>>(),
+        [(Ipv4Addr::new(250, 1, 0, 12), ports.clone())]
+    );
     assert!(version > before && s.roster.tunnels(&"az2".parse().unwrap()).1.next().is_none());
     s.report("b", |report, _| report.tunnel_ports = ports.clone());
     assert_eq!(s.roster.tunnels(&az).0, version, "no news");
@@ -315,7 +411,10 @@ fn a_replica_is_gone_when_it_is_silent_for_long_and_dead_by_its_edge() {
             }
         }
     };
-    assert!(s.pass(60_000 * MS, word(true)).gone.is_empty(), "its edge sees it: the path of its reports is broken, it is not");
+    assert!(
+        s.pass(60_000 * MS, word(true)).gone.is_empty(),
+        "its edge sees it: the path of its reports is broken, it is not"
+    );
     assert_eq!(s.states(), "a:Active+ b:Active+ c:Active+");
     assert_eq!(s.pass(200 * MS, word(false)).gone, [name("a")]);
     assert_eq!(s.states(), "b:Active+ c:Active+");
@@ -323,7 +422,10 @@ fn a_replica_is_gone_when_it_is_silent_for_long_and_dead_by_its_edge() {
     let plan = Plan::default();
     s.generation += 1;
     let newest = Generation(s.generation);
-    assert!(s.roster.forgettable(&plan, newest).is_empty(), "nobody acknowledged yet");
+    assert!(
+        s.roster.forgettable(&plan, newest).is_empty(),
+        "nobody acknowledged yet"
+    );
     word(false)(&mut s);
     assert_eq!(s.roster.forgettable(&plan, newest), [name("a")]);
     s.roster.forget(&name("a"));
@@ -334,7 +436,10 @@ fn a_replica_is_gone_when_it_is_silent_for_long_and_dead_by_its_edge() {
 fn silence_of_all_replicas_marks_none_as_down() {
     let mut s = RosterFixture::running();
     let seen = s.pass(120_000 * MS, |_| {});
-    assert!(seen.closed.is_empty() && seen.gone.is_empty() && s.roster.is_cut_off(s.now), "{seen:?}");
+    assert!(
+        seen.closed.is_empty() && seen.gone.is_empty() && s.roster.is_cut_off(s.now),
+        "{seen:?}"
+    );
     assert_eq!(s.states(), "a:Active+ b:Active+ c:Active+");
     // The first member that is back does not make the others appear down; after the grace time, silence counts again.
     let first = |s: &mut RosterFixture| {
@@ -343,7 +448,10 @@ fn silence_of_all_replicas_marks_none_as_down() {
     s.pass(4400 * MS, first);
     assert_eq!(s.states(), "a:Active+ b:Active+ c:Active+");
     let late = s.pass(1000 * MS, first);
-    assert_eq!((s.states().as_str(), late.closed.len()), ("a:Active+ b:Active- c:Active-", 2));
+    assert_eq!(
+        (s.states().as_str(), late.closed.len()),
+        ("a:Active+ b:Active- c:Active-", 2)
+    );
 }
 
 #[test]
@@ -355,25 +463,49 @@ fn a_restart_of_the_controller_changes_nothing_until_the_grace_is_over() {
     let mut c = row("c", 3, "b3", 2);
     c.state = ReplicaState::Draining;
     let azs = BTreeMap::from([("az1".parse().unwrap(), 1), ("az2".parse().unwrap(), 2)]);
-    let mut s = RosterFixture::new(StoredFleet { replicas: vec![a, b, c], edges: vec![edge_row(1), edge_row(2)], azs });
+    let mut s = RosterFixture::new(StoredFleet {
+        replicas: vec![a, b, c],
+        edges: vec![edge_row(1), edge_row(2)],
+        azs,
+    });
     let all = "a:Active+ b:Draining+ c:Draining+";
     assert_eq!(s.states(), all);
     s.pass(10_000 * MS, |_| {});
     assert_eq!(s.states(), all, "nobody came yet");
     let edge = |s: &RosterFixture, az: &str| s.roster.ownership().edge(&az.parse().unwrap());
-    assert_eq!((edge(&s, "az1"), edge(&s, "az2")), (Some(0), Some(0)), "what edges have that were not heard is waited for");
+    assert_eq!(
+        (edge(&s, "az1"), edge(&s, "az2")),
+        (Some(0), Some(0)),
+        "what edges have that were not heard is waited for"
+    );
     s.publish(&["t"]);
     s.report("a", |_, known| known.acked_through = Generation(0));
     s.roster.observe(s.now);
-    assert_eq!(s.states(), all, "an active one needs not prove itself again");
+    assert_eq!(
+        s.states(),
+        all,
+        "an active one needs not prove itself again"
+    );
     s.report("c", |_, _| {});
     s.report("b", |_, _| {});
     s.roster.observe(s.now);
-    assert_eq!(s.states(), "a:Active+ b:Draining+ c:Active+", "c does not want to drain any more, b is ordered to");
+    assert_eq!(
+        s.states(),
+        "a:Active+ b:Draining+ c:Active+",
+        "c does not want to drain any more, b is ordered to"
+    );
     let grace = SilenceTimeouts::default().grace;
     s.pass(grace, |s| _ = s.edge(1, &[("a", true), ("b", true)]));
-    assert_eq!((edge(&s, "az1"), edge(&s, "az2")), (Some(1), None), "who does not come within the grace is waited for no longer");
-    canal_timing::judge_time("real time of a test with simulated time", s.begun.elapsed(), std::time::Duration::from_secs(1));
+    assert_eq!(
+        (edge(&s, "az1"), edge(&s, "az2")),
+        (Some(1), None),
+        "who does not come within the grace is waited for no longer"
+    );
+    canal_timing::judge_time(
+        "real time of a test with simulated time",
+        s.begun.elapsed(),
+        std::time::Duration::from_secs(1),
+    );
 }
 
 #[test]
@@ -386,18 +518,34 @@ fn a_replica_without_the_tenant_gets_none_of_its_sessions() {
     let old = Generation(s.generation - 1);
     let lag = move |s: &mut RosterFixture| {
         s.all_report();
-        s.report("a", |report, known| (report.generation, known.acked_through) = (old, old));
+        s.report("a", |report, known| {
+            (report.generation, known.acked_through) = (old, old)
+        });
     };
     s.pass(4000 * MS, lag);
-    assert!(!s.roster.is_ready(a, &tenant("u")) && s.roster.is_ready(ReplicaNumber::new(2).unwrap(), &tenant("u")));
-    assert_eq!(s.states(), "a:Active+ b:Active+ c:Active+", "it may take a while");
+    assert!(
+        !s.roster.is_ready(a, &tenant("u"))
+            && s.roster
+                .is_ready(ReplicaNumber::new(2).unwrap(), &tenant("u"))
+    );
+    assert_eq!(
+        s.states(),
+        "a:Active+ b:Active+ c:Active+",
+        "it may take a while"
+    );
     s.pass(2000 * MS, lag);
-    assert_eq!(s.states(), "a:Joining+ b:Active+ c:Active+", "too long: the others go on without it");
+    assert_eq!(
+        s.states(),
+        "a:Joining+ b:Active+ c:Active+",
+        "too long: the others go on without it"
+    );
     s.all_report();
     assert!(s.roster.is_ready(a, &tenant("u")));
     assert_eq!(s.states(), "a:Active+ b:Active+ c:Active+");
     // A new process of the same name has no resources yet.
-    s.report("a", |report, known| (report.generation, *known) = (Generation(0), DeliveryProgress::default()));
+    s.report("a", |report, known| {
+        (report.generation, *known) = (Generation(0), DeliveryProgress::default())
+    });
     s.roster.observe(s.now);
     assert_eq!(s.states(), "a:Joining+ b:Active+ c:Active+");
     // No table waits for a replica that is down.
@@ -411,21 +559,40 @@ fn a_replica_without_the_tenant_gets_none_of_its_sessions() {
 fn refused_resource_makes_only_its_tenant_unready() {
     let mut s = RosterFixture::running();
     let tenant = |t: &str| t.parse::<TenantName>().unwrap();
-    let ready = |s: &RosterFixture| ["t", "u", "v"].map(|t| s.roster.is_ready(ReplicaNumber::new(1).unwrap(), &tenant(t)));
+    let ready = |s: &RosterFixture| {
+        ["t", "u", "v"].map(|t| {
+            s.roster
+                .is_ready(ReplicaNumber::new(1).unwrap(), &tenant(t))
+        })
+    };
     // From now on the replica refuses a policy of t; u and v are new.
     s.publish(&["t", "u", "v"]);
     let refuses = |s: &mut RosterFixture, at: u64| {
         s.all_report();
-        s.report("a", |_, known| _ = known.behind.insert("t".parse().unwrap(), Generation(at)));
+        s.report("a", |_, known| {
+            _ = known.behind.insert("t".parse().unwrap(), Generation(at))
+        });
     };
     s.pass(8000 * MS, |s| refuses(s, 1));
-    assert_eq!((s.states().as_str(), ready(&s)), ("a:Active+ b:Active+ c:Active+", [true; 3]), "t is served by what it had before");
+    assert_eq!(
+        (s.states().as_str(), ready(&s)),
+        ("a:Active+ b:Active+ c:Active+", [true; 3]),
+        "t is served by what it had before"
+    );
     // The process restarts, and refuses the policy before it has anything of t.
-    s.report("a", |report, known| (report.generation, *known) = (Generation(0), DeliveryProgress::default()));
+    s.report("a", |report, known| {
+        (report.generation, *known) = (Generation(0), DeliveryProgress::default())
+    });
     s.roster.observe(s.now);
-    assert_eq!((s.states().as_str(), ready(&s)), ("a:Joining+ b:Active+ c:Active+", [false; 3]));
+    assert_eq!(
+        (s.states().as_str(), ready(&s)),
+        ("a:Joining+ b:Active+ c:Active+", [false; 3])
+    );
     s.pass(8000 * MS, |s| refuses(s, 0));
-    assert_eq!((s.states().as_str(), ready(&s)), ("a:Active+ b:Active+ c:Active+", [false, true, true]));
+    assert_eq!(
+        (s.states().as_str(), ready(&s)),
+        ("a:Active+ b:Active+ c:Active+", [false, true, true])
+    );
     // The policy is fixed.
     s.all_report();
     assert_eq!(ready(&s), [true; 3]);
@@ -438,44 +605,109 @@ fn a_report_stands_for_the_tables_of_its_generation_and_no_newer_ones() {
         s.publish(&["t"]);
     }
     s.roster.note_plan(Generation(5), 9);
-    let plan = |s: &RosterFixture| s.roster.ownership().report(ReplicaNumber::new(1).unwrap()).unwrap().plan;
+    let plan = |s: &RosterFixture| {
+        s.roster
+            .ownership()
+            .report(ReplicaNumber::new(1).unwrap())
+            .unwrap()
+            .plan
+    };
     for (what, reported, whole, content, want) in [
         ("as reported", 3, 5, 5, 3),
         ("not more than it acknowledged", 5, 2, 5, 2),
-        ("a plan that changed no table is in the generation before", 5, 5, 5, 9),
+        (
+            "a plan that changed no table is in the generation before",
+            5,
+            5,
+            5,
+            9,
+        ),
         ("between two publications", 7, 7, 7, 9),
         ("nothing since concerned it", 2, 5, 2, 9),
-        ("the controller has just started, and nothing differs", 2, 5, 0, 9),
+        (
+            "the controller has just started, and nothing differs",
+            2,
+            5,
+            0,
+            9,
+        ),
         ("before all", 0, 5, 0, 0),
     ] {
-        let known = DeliveryProgress { acked_through: Generation(whole), content: Generation(content), ..DeliveryProgress::default() };
-        s.report("a", |report, k| (report.generation, *k) = (Generation(reported), known));
+        let known = DeliveryProgress {
+            acked_through: Generation(whole),
+            content: Generation(content),
+            ..DeliveryProgress::default()
+        };
+        s.report("a", |report, k| {
+            (report.generation, *k) = (Generation(reported), known)
+        });
         assert_eq!(plan(&s), want, "{what}");
     }
     s.report("a", |_, _| {});
     assert!(!s.report("a", |_, _| {}), "the same again is no news");
-    let owned = [(ServiceId::new(7).unwrap(), OwnedBuckets { version: 3, buckets: BucketSet(5) })];
-    assert!(s.report("a", |report, _| report.owned = owned.into()), "sessions are");
+    let owned = [(
+        ServiceId::new(7).unwrap(),
+        OwnedBuckets {
+            version: 3,
+            buckets: BucketSet(5),
+        },
+    )];
+    assert!(
+        s.report("a", |report, _| report.owned = owned.into()),
+        "sessions are"
+    );
 }
 
 #[test]
 fn a_report_proves_by_the_mark_from_before_its_scans() {
     let mut s = RosterFixture::running();
-    let after = |s: &RosterFixture| s.roster.ownership().report(ReplicaNumber::new(1).unwrap()).unwrap().scanned_after;
+    let after = |s: &RosterFixture| {
+        s.roster
+            .ownership()
+            .report(ReplicaNumber::new(1).unwrap())
+            .unwrap()
+            .scanned_after
+    };
     let mark = s.roster.mark();
     for (what, given, expected) in [
         ("a mark of this process", Some(mark), mark.number),
-        ("a mark of an earlier process", Some(ReportMark { session: mark.session ^ 1, ..mark }), 0),
-        ("none: it arrives as the third after the mark", None, mark.number + 2),
+        (
+            "a mark of an earlier process",
+            Some(ReportMark {
+                session: mark.session ^ 1,
+                ..mark
+            }),
+            0,
+        ),
+        (
+            "none: it arrives as the third after the mark",
+            None,
+            mark.number + 2,
+        ),
     ] {
         s.report("a", |report, _| report.scanned_after = given);
         assert_eq!(after(&s), expected, "{what}");
     }
     let mark = s.roster.mark();
     s.roster.plan_heard = mark.number + 2;
-    for (ahead, is_news) in [(0, true), (0, false), (1, true), (2, true), (2, false), (3, false), (9, false)] {
-        let given = ReportMark { number: mark.number + ahead, ..mark };
-        assert_eq!(s.report("a", |report, _| report.scanned_after = Some(given)), is_news, "{ahead} reports after the mark");
+    for (ahead, is_news) in [
+        (0, true),
+        (0, false),
+        (1, true),
+        (2, true),
+        (2, false),
+        (3, false),
+        (9, false),
+    ] {
+        let given = ReportMark {
+            number: mark.number + ahead,
+            ..mark
+        };
+        assert_eq!(
+            s.report("a", |report, _| report.scanned_after = Some(given)),
+            is_news,
+            "{ahead} reports after the mark"
+        );
     }
 }
 
@@ -486,7 +718,11 @@ fn the_memory_of_publications_is_bounded() {
     let over = u32::try_from(PUBLICATIONS_MAX).unwrap() + 10;
     (0..over).for_each(|i| s.roster.note_plan(Generation(u64::from(10 + i)), 10 + i));
     assert_eq!(s.roster.plans.len(), PUBLICATIONS_MAX);
-    assert_eq!(s.roster.plan_at(Generation(u64::from(first))), 0, "too far behind counts as having nothing");
+    assert_eq!(
+        s.roster.plan_at(Generation(u64::from(first))),
+        0,
+        "too far behind counts as having nothing"
+    );
     assert_eq!(s.roster.plan_at(Generation(u64::from(9 + over))), 9 + over);
 }
 
@@ -495,11 +731,20 @@ fn operators_orders_hold_and_the_living_are_not_forgotten() {
     let mut s = RosterFixture::running();
     assert!(!s.roster.order_drain(&name("z"), true) && s.roster.order_drain(&name("a"), true));
     let seen = s.pass(200 * MS, RosterFixture::all_report);
-    assert_eq!((s.states().as_str(), seen.rows.len()), ("a:Draining+ b:Active+ c:Active+", 1));
+    assert_eq!(
+        (s.states().as_str(), seen.rows.len()),
+        ("a:Draining+ b:Active+ c:Active+", 1)
+    );
     s.roster.order_drain(&name("a"), false);
     s.pass(200 * MS, RosterFixture::all_report);
     assert_eq!(s.states(), "a:Active+ b:Active+ c:Active+");
-    assert_eq!((s.roster.declare_gone(&name("z"), s.now), s.roster.declare_gone(&name("a"), s.now)), (None, Some(false)));
+    assert_eq!(
+        (
+            s.roster.declare_gone(&name("z"), s.now),
+            s.roster.declare_gone(&name("a"), s.now)
+        ),
+        (None, Some(false))
+    );
     let without_a = |s: &mut RosterFixture| {
         for n in ["b", "c"] {
             s.report(n, |_, _| {});

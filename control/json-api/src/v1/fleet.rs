@@ -127,7 +127,9 @@ pub struct ReplicaListView {
 
 impl From<&[api::ReplicaStatus]> for ReplicaListView {
     fn from(replicas: &[api::ReplicaStatus]) -> Self {
-        Self { replicas: views(replicas) }
+        Self {
+            replicas: views(replicas),
+        }
     }
 }
 
@@ -142,7 +144,10 @@ pub struct ReplicaOrderView {
 impl ReplicaOrderView {
     /// Creates the view of an order for the replica `name`.
     pub fn new(name: &str, replica: Option<&api::ReplicaStatus>) -> Self {
-        Self { name: name.to_owned(), replica: replica.map(ReplicaView::from) }
+        Self {
+            name: name.to_owned(),
+            replica: replica.map(ReplicaView::from),
+        }
     }
 }
 
@@ -186,7 +191,10 @@ pub struct BlastRadiusView {
 
 impl From<&api::BlastRadius> for BlastRadiusView {
     fn from(blast: &api::BlastRadius) -> Self {
-        Self { failed: blast.failed, expected_services: blast.expected_services }
+        Self {
+            failed: blast.failed,
+            expected_services: blast.expected_services,
+        }
     }
 }
 
@@ -247,6 +255,11 @@ pub struct TableMemberView {
 
 impl From<&api::ExplainedMember> for TableMemberView {
     fn from(member: &api::ExplainedMember) -> Self {
-        Self { replica: member.replica.clone(), heads: member.heads, owners: member.owners, standbys: member.standbys }
+        Self {
+            replica: member.replica.clone(),
+            heads: member.heads,
+            owners: member.owners,
+            standbys: member.standbys,
+        }
     }
 }

@@ -12,16 +12,18 @@ mod trust;
 use serde::Serialize;
 
 pub use fleet::{
-    BlastRadiusView, BucketTableView, EdgeView, FleetView, PlacedServiceView, ReplicaListView, ReplicaOrderView, ReplicaView,
-    ServicePlacementView, TableMemberView,
+    BlastRadiusView, BucketTableView, EdgeView, FleetView, PlacedServiceView, ReplicaListView,
+    ReplicaOrderView, ReplicaView, ServicePlacementView, TableMemberView,
 };
 pub use objects::{
-    ApplyBody, ChangeKindView, ChangeView, DeleteBody, DiagnosticView, DiffView, FileBody, ObjectListView, ObjectRefBody, ObjectView,
-    SeverityView, WriteResultView,
+    ApplyBody, ChangeKindView, ChangeView, DeleteBody, DiagnosticView, DiffView, FileBody,
+    ObjectListView, ObjectRefBody, ObjectView, SeverityView, WriteResultView,
 };
 pub use sessions::{ClientSessionView, EdgePathView, SessionListView};
 pub use status::{ShareUseView, StatusView, SubscriberView, TenantStatusView};
-pub use trust::{CertificateView, RevokeBody, RootView, RotateRootBody, TrustDomainListView, TrustDomainView};
+pub use trust::{
+    CertificateView, RevokeBody, RootView, RotateRootBody, TrustDomainListView, TrustDomainView,
+};
 
 /// Name of this version, which paths and responses contain.
 pub const VERSION: &str = "v1";
@@ -37,7 +39,10 @@ pub struct VersionedView<T> {
 impl<T: Serialize> VersionedView<T> {
     /// Marks a view as one of this version.
     pub fn new(view: T) -> Self {
-        Self { api_version: VERSION, view }
+        Self {
+            api_version: VERSION,
+            view,
+        }
     }
 }
 

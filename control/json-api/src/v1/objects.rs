@@ -130,7 +130,11 @@ impl WriteResultView {
             accepted: response.accepted,
             dry_run,
             generation: response.generation,
-            changes: response.changes.iter().map(ChangeView::without_diff).collect(),
+            changes: response
+                .changes
+                .iter()
+                .map(ChangeView::without_diff)
+                .collect(),
             changes_left_out: response.changes_left_out,
             diagnostics: views(&response.diagnostics),
         }
@@ -143,7 +147,11 @@ impl From<&api::DeleteResponse> for WriteResultView {
             accepted: response.accepted,
             dry_run: false,
             generation: response.generation,
-            changes: response.changes.iter().map(ChangeView::without_diff).collect(),
+            changes: response
+                .changes
+                .iter()
+                .map(ChangeView::without_diff)
+                .collect(),
             changes_left_out: response.changes_left_out,
             diagnostics: views(&response.diagnostics),
         }
@@ -161,7 +169,10 @@ pub struct DiffView {
 
 impl From<&api::DiffResponse> for DiffView {
     fn from(response: &api::DiffResponse) -> Self {
-        let change = |change: &api::Change| ChangeView { diff: Some(change.diff.clone()), ..ChangeView::without_diff(change) };
+        let change = |change: &api::Change| ChangeView {
+            diff: Some(change.diff.clone()),
+            ..ChangeView::without_diff(change)
+        };
         Self {
             changes: response.changes.iter().map(change).collect(),
             changes_left_out: response.changes_left_out,
@@ -193,7 +204,8 @@ impl From<&api::Object> for ObjectView {
             namespace: object.namespace.clone(),
             name: object.name.clone(),
             origin: object.origin.clone(),
-            object: serde_saphyr::from_str(&object.yaml).unwrap_or_else(|_| Value::from(object.yaml.as_str())),
+            object: serde_saphyr::from_str(&object.yaml)
+                .unwrap_or_else(|_| Value::from(object.yaml.as_str())),
             diagnostics: views(&object.diagnostics),
         }
     }
@@ -207,7 +219,9 @@ pub struct ObjectListView {
 
 impl From<&api::GetResponse> for ObjectListView {
     fn from(response: &api::GetResponse) -> Self {
-        Self { objects: views(&response.objects) }
+        Self {
+            objects: views(&response.objects),
+        }
     }
 }
 
@@ -234,8 +248,19 @@ pub struct FileBody {
 
 impl From<ApplyBody> for api::ApplyRequest {
     fn from(body: ApplyBody) -> Self {
-        let files = body.files.into_iter().map(|file| api::File { path: file.path, yaml: file.yaml }).collect();
-        Self { tenant: body.tenant, files, dry_run: body.dry_run }
+        let files = body
+            .files
+            .into_iter()
+            .map(|file| api::File {
+                path: file.path,
+                yaml: file.yaml,
+            })
+            .collect();
+        Self {
+            tenant: body.tenant,
+            files,
+            dry_run: body.dry_run,
+        }
     }
 }
 
@@ -267,7 +292,11 @@ pub struct ObjectRefBody {
 
 impl From<DeleteBody> for api::DeleteRequest {
     fn from(body: DeleteBody) -> Self {
-        let object = |of: ObjectRefBody| api::ObjectRef { kind: of.kind, namespace: of.namespace, name: of.name };
+        let object = |of: ObjectRefBody| api::ObjectRef {
+            kind: of.kind,
+            namespace: of.namespace,
+            name: of.name,
+        };
         Self {
             tenant: body.tenant,
             objects: body.objects.into_iter().map(object).collect(),

@@ -15,7 +15,10 @@ pub struct SessionListView {
 
 impl From<&api::SessionsResponse> for SessionListView {
     fn from(found: &api::SessionsResponse) -> Self {
-        Self { sessions: views(&found.sessions), unanswered: found.silent.clone() }
+        Self {
+            sessions: views(&found.sessions),
+            unanswered: found.silent.clone(),
+        }
     }
 }
 

@@ -28,7 +28,9 @@ impl From<&api::StatusResponse> for StatusView {
             generation: response.generation,
             version: response.version.clone(),
             store: response.store.clone(),
-            converged: subscribers.iter().all(|subscriber| subscriber.connected && subscriber.converged),
+            converged: subscribers
+                .iter()
+                .all(|subscriber| subscriber.connected && subscriber.converged),
             subscribers,
             tenants: views(&response.tenants),
             shares: views(&response.shares),
@@ -119,7 +121,11 @@ impl From<&api::TenantStatus> for TenantStatusView {
             routes: status.routes,
             errors: status.errors,
             warnings: status.warnings,
-            outbound_traffic_policy: if status.outside_passes { "Passthrough" } else { "Deny" },
+            outbound_traffic_policy: if status.outside_passes {
+                "Passthrough"
+            } else {
+                "Deny"
+            },
         }
     }
 }

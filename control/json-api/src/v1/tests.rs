@@ -7,7 +7,10 @@ use super::*;
 use crate::error_view::ErrorView;
 
 fn check(expected: &ExpectFile, view: impl Serialize) {
-    expected.assert_eq(&format!("{}\n", serde_json::to_string_pretty(&VersionedView::new(view)).unwrap()));
+    expected.assert_eq(&format!(
+        "{}\n",
+        serde_json::to_string_pretty(&VersionedView::new(view)).unwrap()
+    ));
 }
 
 fn diagnostic() -> api::Diagnostic {
@@ -25,7 +28,13 @@ fn diagnostic() -> api::Diagnostic {
 
 fn change(what: api::change::ChangeKind) -> api::Change {
     let [kind, namespace, name] = ["Service", "bookinfo", "reviews"].map(String::from);
-    api::Change { what: what.into(), kind, namespace, name, diff: "-a\n+b\n".into() }
+    api::Change {
+        what: what.into(),
+        kind,
+        namespace,
+        name,
+        diff: "-a\n+b\n".into(),
+    }
 }
 
 #[test]
@@ -40,7 +49,12 @@ fn object_views() {
         yaml: "apiVersion: v1\nkind: Service\nspec: {ports: [{port: 80}]}\n".into(),
         diagnostics: vec![diagnostic()],
     };
-    check(&expect_file!["../../golden/objects.json"], ObjectListView::from(&api::GetResponse { objects: vec![object] }));
+    check(
+        &expect_file!["../../golden/objects.json"],
+        ObjectListView::from(&api::GetResponse {
+            objects: vec![object],
+        }),
+    );
     let changes: Vec<api::Change> = [Created, Changed, Unchanged, Deleted].map(change).into();
     let applied = api::ApplyResponse {
         accepted: true,
@@ -49,9 +63,19 @@ fn object_views() {
         diagnostics: vec![diagnostic()],
         changes_left_out: 0,
     };
-    check(&expect_file!["../../golden/write-result.json"], WriteResultView::of_apply(&applied, true));
-    let diff = api::DiffResponse { changes, diagnostics: vec![diagnostic()], changes_left_out: 3 };
-    check(&expect_file!["../../golden/diff.json"], DiffView::from(&diff));
+    check(
+        &expect_file!["../../golden/write-result.json"],
+        WriteResultView::of_apply(&applied, true),
+    );
+    let diff = api::DiffResponse {
+        changes,
+        diagnostics: vec![diagnostic()],
+        changes_left_out: 3,
+    };
+    check(
+        &expect_file!["../../golden/diff.json"],
+        DiffView::from(&diff),
+    );
 }
 
 #[test]
@@ -103,23 +127,43 @@ fn status_view() {
         shares: vec![share],
         store: "00ff".into(),
     };
-    check(&expect_file!["../../golden/status.json"], StatusView::from(&status));
+    check(
+        &expect_file!["../../golden/status.json"],
+        StatusView::from(&status),
+    );
 }
 
 #[test]
 fn convergence_needs_every_data_plane_connected_and_without_a_nack() {
     let subscriber = |connected, acked, nack: &str| {
         let nack = nack.to_owned();
-        api::Subscriber { connected, generation_wanted: 5, generation_acked: acked, nack, ..api::Subscriber::default() }
+        api::Subscriber {
+            connected,
+            generation_wanted: 5,
+            generation_acked: acked,
+            nack,
+            ..api::Subscriber::default()
+        }
     };
     for (case, subscribers, converged) in [
         ("none", vec![], true),
-        ("one that is up to date", vec![subscriber(true, 5, "")], true),
-        ("one that is behind", vec![subscriber(true, 5, ""), subscriber(true, 4, "")], false),
+        (
+            "one that is up to date",
+            vec![subscriber(true, 5, "")],
+            true,
+        ),
+        (
+            "one that is behind",
+            vec![subscriber(true, 5, ""), subscriber(true, 4, "")],
+            false,
+        ),
         ("one that refuses", vec![subscriber(true, 5, "no")], false),
         ("one that is away", vec![subscriber(false, 5, "")], false),
     ] {
-        let status = api::StatusResponse { subscribers, ..api::StatusResponse::default() };
+        let status = api::StatusResponse {
+            subscribers,
+            ..api::StatusResponse::default()
+        };
         assert_eq!(StatusView::from(&status).converged, converged, "{case}");
     }
 }
@@ -173,17 +217,37 @@ fn fleet_views() {
         edges: vec![edge],
         replicas: vec![replica()],
         services: vec![placed_service()],
-        blast: vec![api::BlastRadius { failed: 2, expected_services: 0.25 }],
+        blast: vec![api::BlastRadius {
+            failed: 2,
+            expected_services: 0.25,
+        }],
         plan: 5,
         unmet_constraints: vec!["az2 has one backend".into()],
         findings: vec!["a chain has a replica twice".into()],
         tables_waiting: 6,
     };
-    check(&expect_file!["../../golden/fleet.json"], FleetView::from(&fleet));
-    check(&expect_file!["../../golden/replicas.json"], ReplicaListView::from(&fleet.replicas[..]));
-    check(&expect_file!["../../golden/replica-order.json"], ReplicaOrderView::new("gw-1", Some(&replica())));
-    check(&expect_file!["../../golden/replica-gone.json"], ReplicaOrderView::new("gw-1", None));
-    let member = api::ExplainedMember { replica: "gw-1".into(), heads: 1, owners: 2, standbys: 3 };
+    check(
+        &expect_file!["../../golden/fleet.json"],
+        FleetView::from(&fleet),
+    );
+    check(
+        &expect_file!["../../golden/replicas.json"],
+        ReplicaListView::from(&fleet.replicas[..]),
+    );
+    check(
+        &expect_file!["../../golden/replica-order.json"],
+        ReplicaOrderView::new("gw-1", Some(&replica())),
+    );
+    check(
+        &expect_file!["../../golden/replica-gone.json"],
+        ReplicaOrderView::new("gw-1", None),
+    );
+    let member = api::ExplainedMember {
+        replica: "gw-1".into(),
+        heads: 1,
+        owners: 2,
+        standbys: 3,
+    };
     let table = api::ExplainedTable {
         az: "az1".into(),
         version: 4,
@@ -193,8 +257,15 @@ fn fleet_views() {
         addresses: vec!["10.1.192.1".into()],
         members: vec![member],
     };
-    let explained = api::ExplainResponse { service: Some(placed_service()), tables: vec![table], unmet_constraints: vec!["one AZ".into()] };
-    check(&expect_file!["../../golden/service-placement.json"], ServicePlacementView::from(&explained));
+    let explained = api::ExplainResponse {
+        service: Some(placed_service()),
+        tables: vec![table],
+        unmet_constraints: vec!["one AZ".into()],
+    };
+    check(
+        &expect_file!["../../golden/service-placement.json"],
+        ServicePlacementView::from(&explained),
+    );
 }
 
 #[test]
@@ -214,13 +285,24 @@ fn session_view() {
         owner: "gw-2".into(),
         paths: vec![path],
     };
-    let found = api::SessionsResponse { sessions: vec![session], silent: vec!["gw-3".into()] };
-    check(&expect_file!["../../golden/sessions.json"], SessionListView::from(&found));
+    let found = api::SessionsResponse {
+        sessions: vec![session],
+        silent: vec!["gw-3".into()],
+    };
+    check(
+        &expect_file!["../../golden/sessions.json"],
+        SessionListView::from(&found),
+    );
 }
 
 #[test]
 fn trust_view() {
-    let root = api::RootStatus { fingerprint: "00ff".into(), signs: true, not_after: 1, leaves: 2 };
+    let root = api::RootStatus {
+        fingerprint: "00ff".into(),
+        signs: true,
+        not_after: 1,
+        leaves: 2,
+    };
     let certificate = api::IssuedCertificate {
         serial: "0a".into(),
         identity: "spiffe://alpha.example/ns/default/sa/web".into(),
@@ -247,12 +329,23 @@ fn trust_view() {
         certificates: vec![certificate],
         bundle: vec!["-----BEGIN CERTIFICATE-----\n".into()],
     };
-    let trust = api::TrustResponse { domains: vec![domain], note: "the new root is announced".into() };
-    check(&expect_file!["../../golden/trust.json"], TrustDomainListView::from(&trust));
+    let trust = api::TrustResponse {
+        domains: vec![domain],
+        note: "the new root is announced".into(),
+    };
+    check(
+        &expect_file!["../../golden/trust.json"],
+        TrustDomainListView::from(&trust),
+    );
 }
 
 #[test]
 fn error_view() {
-    let status = tonic::Status::permission_denied("this token is for tenant alpha only; fix: use another token");
-    check(&expect_file!["../../golden/error.json"], ErrorView::from(&status));
+    let status = tonic::Status::permission_denied(
+        "this token is for tenant alpha only; fix: use another token",
+    );
+    check(
+        &expect_file!["../../golden/error.json"],
+        ErrorView::from(&status),
+    );
 }

@@ -15,7 +15,10 @@ pub struct TrustDomainListView {
 
 impl From<&api::TrustResponse> for TrustDomainListView {
     fn from(response: &api::TrustResponse) -> Self {
-        Self { note: response.note.clone(), domains: views(&response.domains) }
+        Self {
+            note: response.note.clone(),
+            domains: views(&response.domains),
+        }
     }
 }
 
@@ -86,7 +89,12 @@ pub struct RootView {
 
 impl From<&api::RootStatus> for RootView {
     fn from(root: &api::RootStatus) -> Self {
-        Self { fingerprint: root.fingerprint.clone(), signs: root.signs, not_after: root.not_after, leaves: root.leaves }
+        Self {
+            fingerprint: root.fingerprint.clone(),
+            signs: root.signs,
+            not_after: root.not_after,
+            leaves: root.leaves,
+        }
     }
 }
 
@@ -134,7 +142,10 @@ pub struct RotateRootBody {
 
 impl From<RotateRootBody> for api::RotateRequest {
     fn from(body: RotateRootBody) -> Self {
-        Self { tenant: body.tenant, force: body.force }
+        Self {
+            tenant: body.tenant,
+            force: body.force,
+        }
     }
 }
 
@@ -154,6 +165,10 @@ pub struct RevokeBody {
 
 impl From<RevokeBody> for api::RevokeRequest {
     fn from(body: RevokeBody) -> Self {
-        Self { tenant: body.tenant, identity: body.identity, serial: body.serial }
+        Self {
+            tenant: body.tenant,
+            identity: body.identity,
+            serial: body.serial,
+        }
     }
 }

@@ -29,7 +29,10 @@ pub struct ObservationService {
 impl ObservationService {
     /// Returns the service with the limit of its messages.
     pub fn server(shared: &Arc<ObservationContext>) -> ObservationServer<Self> {
-        ObservationServer::new(Self { shared: shared.clone() }).max_decoding_message_size(ANSWER_BYTES_MAX)
+        ObservationServer::new(Self {
+            shared: shared.clone(),
+        })
+        .max_decoding_message_size(ANSWER_BYTES_MAX)
     }
 }
 
@@ -37,24 +40,43 @@ impl ObservationService {
 impl Observation for ObservationService {
     type ServeStream = ReceiverStream<Result<ObserveOrder, Status>>;
 
-    async fn serve(&self, request: Request<Streaming<ObserveAnswer>>) -> Result<Response<Self::ServeStream>, Status> {
+    async fn serve(
+        &self,
+        request: Request<Streaming<ObserveAnswer>>,
+    ) -> Result<Response<Self::ServeStream>, Status> {
         let caller = AuthenticatedClient::of(&request)?;
         if matches!(caller.principal, Principal::Operator { .. }) {
             self.shared.metrics.refuse("observe_operator");
-            return Err(Status::permission_denied("an operator has nothing to show here; fix: use a data plane's token"));
+            return Err(Status::permission_denied(
+                "an operator has nothing to show here; fix: use a data plane's token",
+            ));
         }
         let (orders, receiver) = mpsc::channel(ORDERS_MAX);
-        tokio::spawn(run(self.shared.clone(), caller, request.into_inner(), orders));
+        tokio::spawn(run(
+            self.shared.clone(),
+            caller,
+            request.into_inner(),
+            orders,
+        ));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }
 
 /// Reads answers until the stream ends. The data plane sees that end when the queue of its orders is dropped.
-async fn run(shared: Arc<ObservationContext>, caller: AuthenticatedClient, mut answers: Streaming<ObserveAnswer>, orders: OrderSender) {
+async fn run(
+    shared: Arc<ObservationContext>,
+    caller: AuthenticatedClient,
+    mut answers: Streaming<ObserveAnswer>,
+    orders: OrderSender,
+) {
     // The first message names what the data plane serves. A data plane that sends none gets no orders.
-    let Ok(Ok(Some(hello))) = tokio::time::timeout(HELLO_TIMEOUT, answers.message()).await else { return };
+    let Ok(Ok(Some(hello))) = tokio::time::timeout(HELLO_TIMEOUT, answers.message()).await else {
+        return;
+    };
     let subjects: BTreeSet<Subject> = hello.subjects().collect();
-    let link = shared.registry.open_link(&caller.principal, subjects, orders);
+    let link = shared
+        .registry
+        .open_link(&caller.principal, subjects, orders);
     let mut principals = shared.clients.principals();
     loop {
         tokio::select! {

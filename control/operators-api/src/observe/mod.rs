@@ -97,7 +97,13 @@ pub(crate) struct SessionEvent {
 
 impl SessionEvent {
     fn ended(session: u64, reason: &str, why: impl Into<String>) -> Self {
-        Self { session, data: Vec::new(), dropped: 0, cost: 0, end: Some((reason.into(), why.into())) }
+        Self {
+            session,
+            data: Vec::new(),
+            dropped: 0,
+            cost: 0,
+            end: Some((reason.into(), why.into())),
+        }
     }
 }
 
@@ -125,17 +131,33 @@ impl ObservationRegistry {
     }
 
     /// Registers a data plane's stream in place of its earlier one.
-    fn open_link(self: &Arc<Self>, principal: &Principal, subjects: BTreeSet<Subject>, orders: OrderSender) -> OpenLink {
+    fn open_link(
+        self: &Arc<Self>,
+        principal: &Principal,
+        subjects: BTreeSet<Subject>,
+        orders: OrderSender,
+    ) -> OpenLink {
         let superseded = CancellationToken::new();
         let mut inner = self.lock();
         inner.last += 1;
         let number = inner.last;
-        let link = DataPlaneStream { number, orders, subjects, sessions: BTreeMap::new(), superseded: superseded.clone() };
+        let link = DataPlaneStream {
+            number,
+            orders,
+            subjects,
+            sessions: BTreeMap::new(),
+            superseded: superseded.clone(),
+        };
         if let Some(earlier) = inner.links.insert(principal.clone(), link) {
             earlier.superseded.cancel();
             earlier.end_all("disconnected", "it has reconnected; fix: start again");
         }
-        OpenLink { registry: self.clone(), principal: principal.clone(), number, superseded }
+        OpenLink {
+            registry: self.clone(),
+            principal: principal.clone(),
+            number,
+            superseded,
+        }
     }
 
     /// Opens a session on one data plane, whose answers go to `events`.
@@ -151,12 +173,22 @@ impl ObservationRegistry {
         let queued = Arc::new(AtomicU64::new(0));
         let asked = match inner.links.get_mut(principal) {
             None => Err(("disconnected", "it is not connected any more")),
-            Some(link) if link.sessions.len() >= OBSERVATIONS_PER_DATA_PLANE_MAX => {
-                Err(("busy", "it carries as many observations as it may; fix: end some of them"))
-            }
-            Some(link) => match link.orders.try_send(Ok(ObserveOrder { id, order: Some(Order::Begin(begin)) })) {
+            Some(link) if link.sessions.len() >= OBSERVATIONS_PER_DATA_PLANE_MAX => Err((
+                "busy",
+                "it carries as many observations as it may; fix: end some of them",
+            )),
+            Some(link) => match link.orders.try_send(Ok(ObserveOrder {
+                id,
+                order: Some(Order::Begin(begin)),
+            })) {
                 Ok(()) => {
-                    link.sessions.insert(id, ObservationPart { events: events.clone(), queued: queued.clone() });
+                    link.sessions.insert(
+                        id,
+                        ObservationPart {
+                            events: events.clone(),
+                            queued: queued.clone(),
+                        },
+                    );
                     Ok(())
                 }
                 Err(_) => Err(("busy", "it does not read queries; fix: check the process")),
@@ -166,24 +198,53 @@ impl ObservationRegistry {
             // Sending does not fail: the caller has the receiver.
             let _ = events.send(SessionEvent::ended(id, reason, why));
         }
-        OpenSession { registry: self.clone(), principal: principal.clone(), id, queued, owed: 0 }
+        OpenSession {
+            registry: self.clone(),
+            principal: principal.clone(),
+            id,
+            queued,
+            owed: 0,
+        }
     }
 
     /// Passes on an answer. One for which the data plane had no credit ends its session.
     fn take_answer(&self, principal: &Principal, number: u64, answer: ObserveAnswer) {
         let mut inner = self.lock();
-        let Some(link) = inner.links.get_mut(principal).filter(|link| link.number == number) else { return };
+        let Some(link) = inner
+            .links
+            .get_mut(principal)
+            .filter(|link| link.number == number)
+        else {
+            return;
+        };
         // The operator may have left meanwhile.
-        let Some(session) = link.sessions.get(&answer.id) else { return };
+        let Some(session) = link.sessions.get(&answer.id) else {
+            return;
+        };
         let cost = answer.data.len() as u64 + OBSERVE_ANSWER_COST;
         let event = match answer.end {
-            _ if session.queued.load(Relaxed) + cost > OBSERVE_WINDOW_BYTES + OBSERVE_ANSWER_COST => {
-                let _ = link.orders.try_send(Ok(ObserveOrder { id: answer.id, order: Some(Order::End(true)) }));
-                SessionEvent::ended(answer.id, "over_credit", "it sent more than allowed; fix: check the process")
+            _ if session.queued.load(Relaxed) + cost
+                > OBSERVE_WINDOW_BYTES + OBSERVE_ANSWER_COST =>
+            {
+                let _ = link.orders.try_send(Ok(ObserveOrder {
+                    id: answer.id,
+                    order: Some(Order::End(true)),
+                }));
+                SessionEvent::ended(
+                    answer.id,
+                    "over_credit",
+                    "it sent more than allowed; fix: check the process",
+                )
             }
             end => {
                 let end = end.map(|end| (end.reason, end.why));
-                SessionEvent { session: answer.id, data: answer.data, dropped: answer.dropped, cost, end }
+                SessionEvent {
+                    session: answer.id,
+                    data: answer.data,
+                    dropped: answer.dropped,
+                    cost,
+                    end,
+                }
             }
         };
         session.queued.fetch_add(event.cost, Relaxed);
@@ -197,8 +258,19 @@ impl ObservationRegistry {
     /// Sends an order for a session. Returns false if the session has ended or the queue is full.
     fn order(&self, principal: &Principal, id: u64, order: Order) -> bool {
         let inner = self.lock();
-        let Some(link) = inner.links.get(principal).filter(|link| link.sessions.contains_key(&id)) else { return false };
-        link.orders.try_send(Ok(ObserveOrder { id, order: Some(order) })).is_ok()
+        let Some(link) = inner
+            .links
+            .get(principal)
+            .filter(|link| link.sessions.contains_key(&id))
+        else {
+            return false;
+        };
+        link.orders
+            .try_send(Ok(ObserveOrder {
+                id,
+                order: Some(order),
+            }))
+            .is_ok()
     }
 
     /// Counts one more observation of an operator; `None` if it has as many as it may.
@@ -209,7 +281,10 @@ impl ObservationRegistry {
             return None;
         }
         *count += 1;
-        Some(OperatorCount { registry: self.clone(), operator: operator.clone() })
+        Some(OperatorCount {
+            registry: self.clone(),
+            operator: operator.clone(),
+        })
     }
 }
 
@@ -234,7 +309,10 @@ struct OpenLink {
 impl Drop for OpenLink {
     fn drop(&mut self) {
         let mut inner = self.registry.lock();
-        if inner.links.get(&self.principal).is_some_and(|link| link.number == self.number)
+        if inner
+            .links
+            .get(&self.principal)
+            .is_some_and(|link| link.number == self.number)
             && let Some(link) = inner.links.remove(&self.principal)
         {
             link.end_all("disconnected", "its connection to the controller ended");
@@ -258,7 +336,11 @@ impl OpenSession {
         self.queued.fetch_sub(cost, Relaxed);
         self.owed += cost;
         // If the queue of orders is full, the next answer that is read tries again.
-        if self.owed >= CREDIT_BYTES && self.registry.order(&self.principal, self.id, Order::Credit(self.owed)) {
+        if self.owed >= CREDIT_BYTES
+            && self
+                .registry
+                .order(&self.principal, self.id, Order::Credit(self.owed))
+        {
             self.owed = 0;
         }
     }
@@ -266,7 +348,8 @@ impl OpenSession {
 
 impl Drop for OpenSession {
     fn drop(&mut self) {
-        self.registry.order(&self.principal, self.id, Order::End(true));
+        self.registry
+            .order(&self.principal, self.id, Order::End(true));
         let mut inner = self.registry.lock();
         if let Some(link) = inner.links.get_mut(&self.principal) {
             link.sessions.remove(&self.id);
@@ -318,14 +401,20 @@ mod tests {
     use super::*;
 
     fn gateway() -> Principal {
-        Principal::Gateway { name: "g1".parse().unwrap(), az: "az1".parse().unwrap() }
+        Principal::Gateway {
+            name: "g1".parse().unwrap(),
+            az: "az1".parse().unwrap(),
+        }
     }
 
     type OrdersRead = mpsc::Receiver<Result<ObserveOrder, Status>>;
 
     fn link_of(registry: &Arc<ObservationRegistry>) -> (OpenLink, OrdersRead) {
         let (sender, orders) = mpsc::channel(ORDERS_MAX);
-        (registry.open_link(&gateway(), BTreeSet::from([Subject::Tap]), sender), orders)
+        (
+            registry.open_link(&gateway(), BTreeSet::from([Subject::Tap]), sender),
+            orders,
+        )
     }
 
     fn order_in(orders: &mut OrdersRead) -> Option<Order> {
@@ -333,7 +422,11 @@ mod tests {
     }
 
     fn answer(id: u64, bytes: usize) -> ObserveAnswer {
-        ObserveAnswer { id, data: vec![b'x'; bytes], ..ObserveAnswer::default() }
+        ObserveAnswer {
+            id,
+            data: vec![b'x'; bytes],
+            ..ObserveAnswer::default()
+        }
     }
 
     #[test]
@@ -372,7 +465,10 @@ mod tests {
         let (link, _orders) = link_of(&registry);
         let session = registry.open_session(&gateway(), ObserveBegin::default(), &events);
         let (newer, mut orders) = link_of(&registry);
-        assert!(link.superseded.is_cancelled() && heard.try_recv().unwrap().end.unwrap().0 == "disconnected");
+        assert!(
+            link.superseded.is_cancelled()
+                && heard.try_recv().unwrap().end.unwrap().0 == "disconnected"
+        );
         // The end of the older stream does not end the newer one.
         drop(link);
         assert_eq!(registry.observables().len(), 1);
@@ -388,9 +484,17 @@ mod tests {
     #[test]
     fn observations_of_one_operator_and_of_one_data_plane_are_bounded() {
         let registry = Arc::new(ObservationRegistry::default());
-        let ann = Principal::Operator { name: "ann".parse().unwrap(), tenant: Some("alpha".parse().unwrap()) };
-        let bob = Principal::Operator { name: "bob".parse().unwrap(), tenant: None };
-        let mut held: Vec<_> = (0..OBSERVATIONS_PER_OPERATOR_MAX).map(|_| registry.count_operator(&ann).unwrap()).collect();
+        let ann = Principal::Operator {
+            name: "ann".parse().unwrap(),
+            tenant: Some("alpha".parse().unwrap()),
+        };
+        let bob = Principal::Operator {
+            name: "bob".parse().unwrap(),
+            tenant: None,
+        };
+        let mut held: Vec<_> = (0..OBSERVATIONS_PER_OPERATOR_MAX)
+            .map(|_| registry.count_operator(&ann).unwrap())
+            .collect();
         assert!(registry.count_operator(&ann).is_none() && registry.count_operator(&bob).is_some());
         held.pop();
         assert!(registry.count_operator(&ann).is_some());

@@ -63,15 +63,30 @@ pub(crate) fn begin(
         shared.metrics.refuse(reason);
         Status::resource_exhausted(text)
     };
-    let count = shared.registry.count_operator(&caller.principal).ok_or_else(|| {
-        let max = super::OBSERVATIONS_PER_OPERATOR_MAX;
-        refused("observations_of_operator", format!("{} has {max} observations under way; fix: end one of them", caller.principal))
-    })?;
+    let count = shared
+        .registry
+        .count_operator(&caller.principal)
+        .ok_or_else(|| {
+            let max = super::OBSERVATIONS_PER_OPERATOR_MAX;
+            refused(
+                "observations_of_operator",
+                format!(
+                    "{} has {max} observations under way; fix: end one of them",
+                    caller.principal
+                ),
+            )
+        })?;
     let holder = holder_of(&caller.principal);
     let limit = &shared.limit;
     let permit = limit.take_revocable(&holder, 1).map_err(|refusal| {
         let which = limit.kind().key();
-        refused("observations", format!("{holder} gets no more observations ({which}: {}); fix: end some of them", refusal.reason()))
+        refused(
+            "observations",
+            format!(
+                "{holder} gets no more observations ({which}: {}); fix: end some of them",
+                refusal.reason()
+            ),
+        )
     })?;
     Ok(start(shared, caller, wanted, (permit, count)))
 }
@@ -84,15 +99,26 @@ fn start(
     (permit, count): (TenantPermit, OperatorCount),
 ) -> ObservationStream {
     let subject = subject_name(wanted.subject);
-    let tenant = wanted.tenant.map(|tenant| tenant.to_string()).unwrap_or_default();
-    let names: Vec<String> = wanted.targets.iter().map(|target| name_of(&target.principal).to_owned()).collect();
+    let tenant = wanted
+        .tenant
+        .map(|tenant| tenant.to_string())
+        .unwrap_or_default();
+    let names: Vec<String> = wanted
+        .targets
+        .iter()
+        .map(|target| name_of(&target.principal).to_owned())
+        .collect();
     tracing::info!(
         target: "audit", operator = %caller.principal, subject, tenant, data_planes = names.join(","), "an operator's observation began"
     );
-    shared.metrics.add(metrics::OBSERVATIONS, &[("subject", subject)], 1.0);
+    shared
+        .metrics
+        .add(metrics::OBSERVATIONS, &[("subject", subject)], 1.0);
     let (sender, events) = mpsc::unbounded_channel();
     let open = |(target, name): (target::Target, &String)| {
-        let session = shared.registry.open_session(&target.principal, target.begin, &sender);
+        let session = shared
+            .registry
+            .open_session(&target.principal, target.begin, &sender);
         (session.id, (name.clone(), session))
     };
     let sessions = wanted.targets.into_iter().zip(&names).map(open).collect();
@@ -109,8 +135,17 @@ fn start(
     };
     let end = until_over(shared.clone(), caller.clone(), wanted.subject, revoked);
     // The first event names the data planes that are observed.
-    let first = Some(ObserveEvent { listening: names, ..ObserveEvent::default() });
-    ObservationStream { first, events, sessions, end: Some(Box::pin(end)), account }
+    let first = Some(ObserveEvent {
+        listening: names,
+        ..ObserveEvent::default()
+    });
+    ObservationStream {
+        first,
+        events,
+        sessions,
+        end: Some(Box::pin(end)),
+        account,
+    }
 }
 
 /// Resolves when the observation must end, with the reason.
@@ -121,7 +156,8 @@ async fn until_over(
     revoked: impl Future<Output = ()>,
 ) -> Status {
     let mut principals = shared.clients.principals();
-    let token_ends = async { while principals.changed().await.is_ok() && shared.clients.is_current(&caller) {} };
+    let token_ends =
+        async { while principals.changed().await.is_ok() && shared.clients.is_current(&caller) {} };
     let longest = match subject {
         Subject::Tap | Subject::Logs => OBSERVE_TIME_MAX,
         _ => super::WHOLE_ANSWER_TIMEOUT,
@@ -147,7 +183,9 @@ impl Stream for ObservationStream {
         if let Some(first) = this.first.take() {
             return Poll::Ready(Some(Ok(first)));
         }
-        let Some(end) = &mut this.end else { return Poll::Ready(None) };
+        let Some(end) = &mut this.end else {
+            return Poll::Ready(None);
+        };
         if let Poll::Ready(status) = end.as_mut().poll(cx) {
             this.end = None;
             this.sessions.clear();
@@ -184,18 +222,34 @@ impl ObservationStream {
         if ended.is_some() {
             self.sessions.remove(&event.session);
         }
-        Some(ObserveEvent { source, listening: Vec::new(), data: event.data, dropped: event.dropped, ended })
+        Some(ObserveEvent {
+            source,
+            listening: Vec::new(),
+            data: event.data,
+            dropped: event.dropped,
+            ended,
+        })
     }
 }
 
 impl Drop for ObservationAudit {
     fn drop(&mut self) {
-        let Self { operator, subject, tenant, bytes, dropped, .. } = self;
+        let Self {
+            operator,
+            subject,
+            tenant,
+            bytes,
+            dropped,
+            ..
+        } = self;
         tracing::info!(target: "audit", %operator, subject, tenant, bytes, dropped, "an operator's observation ended");
         let metrics = &self.shared.metrics;
         let labels = [("subject", self.subject)];
         metrics.add(metrics::OBSERVATIONS, &labels, -1.0);
-        #[allow(clippy::cast_precision_loss, reason = "an observation carries far less than 2^52 bytes")]
+        #[allow(
+            clippy::cast_precision_loss,
+            reason = "an observation carries far less than 2^52 bytes"
+        )]
         metrics.add(metrics::OBSERVED_BYTES, &labels, self.bytes as f64);
         #[allow(clippy::cast_precision_loss, reason = "fewer lines than bytes")]
         metrics.add(metrics::OBSERVED_DROPPED, &labels, self.dropped as f64);

@@ -43,9 +43,14 @@ pub(super) fn decide(
     catalog: &Catalog,
     there: &[Observable],
 ) -> Result<ObservationRequest, Status> {
-    let subject = Subject::try_from(request.subject).ok().filter(|s| *s != Subject::Unspecified);
-    let subject =
-        subject.ok_or_else(|| Status::invalid_argument("the subject is not known; fix: send TAP, LOGS, CONFIG_DUMP or METRICS"))?;
+    let subject = Subject::try_from(request.subject)
+        .ok()
+        .filter(|s| *s != Subject::Unspecified);
+    let subject = subject.ok_or_else(|| {
+        Status::invalid_argument(
+            "the subject is not known; fix: send TAP, LOGS, CONFIG_DUMP or METRICS",
+        )
+    })?;
     let tenant = match (operator.tenant(), request.tenant.as_str()) {
         (None, "") => None,
         (_, named) => Some(operator.tenant_of(named)?),
@@ -53,37 +58,72 @@ pub(super) fn decide(
     if let Some(tenant) = &tenant
         && !catalog.tenants.contains_key(tenant)
     {
-        return Err(Status::not_found(format!("there is no tenant {tenant}; fix: `canal status` lists them")));
+        return Err(Status::not_found(format!(
+            "there is no tenant {tenant}; fix: `canal status` lists them"
+        )));
     }
     check_filters(request, tenant.as_ref(), catalog)?;
     if request.data_planes.len() > NAMES_MAX {
-        return Err(Status::invalid_argument(format!("{} data planes, at most {NAMES_MAX} are taken", request.data_planes.len())));
+        return Err(Status::invalid_argument(format!(
+            "{} data planes, at most {NAMES_MAX} are taken",
+            request.data_planes.len()
+        )));
     }
-    let view = Scope { operator, tenant: tenant.as_ref(), catalog, there };
+    let view = Scope {
+        operator,
+        tenant: tenant.as_ref(),
+        catalog,
+        there,
+    };
     let asked = match (subject, request.data_planes.as_slice()) {
         // Without names, a tap or metrics cover all gateways of the tenant.
         (Subject::Tap | Subject::Metrics, []) => view.gateways(subject)?,
-        (_, []) => return Err(Status::invalid_argument("name the data plane; fix: `canal status` lists them")),
-        (Subject::ConfigDump | Subject::Logs, [_, _, ..]) => return Err(Status::invalid_argument("name one data plane")),
-        (_, names) => names.iter().map(|name| view.named(name, subject)).collect::<Result<_, _>>()?,
+        (_, []) => {
+            return Err(Status::invalid_argument(
+                "name the data plane; fix: `canal status` lists them",
+            ));
+        }
+        (Subject::ConfigDump | Subject::Logs, [_, _, ..]) => {
+            return Err(Status::invalid_argument("name one data plane"));
+        }
+        (_, names) => names
+            .iter()
+            .map(|name| view.named(name, subject))
+            .collect::<Result<_, _>>()?,
     };
-    let target = |principal: &Principal| Target { principal: principal.clone(), begin: view.begin(request, subject, principal) };
+    let target = |principal: &Principal| Target {
+        principal: principal.clone(),
+        begin: view.begin(request, subject, principal),
+    };
     let targets = asked.into_iter().map(target).collect();
-    Ok(ObservationRequest { subject, tenant, targets })
+    Ok(ObservationRequest {
+        subject,
+        tenant,
+        targets,
+    })
 }
 
 /// Checks that the filters are short enough, and that the service exists.
-fn check_filters(request: &ObserveRequest, tenant: Option<&TenantName>, catalog: &Catalog) -> Result<(), Status> {
+fn check_filters(
+    request: &ObserveRequest,
+    tenant: Option<&TenantName>,
+    catalog: &Catalog,
+) -> Result<(), Status> {
     let texts = [&request.service, &request.path, &request.status];
     if texts.iter().any(|text| text.len() > FILTER_BYTES_MAX) {
-        return Err(Status::invalid_argument(format!("a filter is longer than {FILTER_BYTES_MAX} bytes")));
+        return Err(Status::invalid_argument(format!(
+            "a filter is longer than {FILTER_BYTES_MAX} bytes"
+        )));
     }
     if request.service.is_empty() {
         return Ok(());
     }
     let is_there = |tenant: &TenantName| {
         let name = format!("{tenant}/{}", request.service);
-        catalog.tenants.get(tenant).is_some_and(|view| view.of(ResourceKind::Service).any(|e| *e.name == *name))
+        catalog
+            .tenants
+            .get(tenant)
+            .is_some_and(|view| view.of(ResourceKind::Service).any(|e| *e.name == *name))
     };
     let (found, of) = match tenant {
         Some(tenant) => (is_there(tenant), format!("tenant {tenant}")),
@@ -94,7 +134,10 @@ fn check_filters(request: &ObserveRequest, tenant: Option<&TenantName>, catalog:
     }
     let has = if tenant.is_some() { "has no" } else { "has a" };
     let fix = "fix: write NAMESPACE/NAME; `canal get services` lists them";
-    Err(Status::not_found(format!("{of} {has} service {:?}; {fix}", request.service)))
+    Err(Status::not_found(format!(
+        "{of} {has} service {:?}; {fix}",
+        request.service
+    )))
 }
 
 /// The data planes that are connected, and what an operator may see of them.
@@ -108,44 +151,97 @@ struct Scope<'a> {
 impl<'a> Scope<'a> {
     /// True if the operator may observe the data plane, completely or in part.
     fn is_visible(&self, principal: &Principal) -> bool {
-        let may = |tenant: &TenantName| self.operator.may_see(tenant) && self.tenant.is_none_or(|named| named == tenant);
+        let may = |tenant: &TenantName| {
+            self.operator.may_see(tenant) && self.tenant.is_none_or(|named| named == tenant)
+        };
         match principal {
-            Principal::Node { tenant, .. } | Principal::KeyServer { tenant: Some(tenant), .. } => may(tenant),
-            Principal::Gateway { .. } => self.operator.is_provider() || self.catalog.admitted(principal).any(|(tenant, _)| may(tenant)),
-            Principal::Edge { .. } | Principal::KeyServer { tenant: None, .. } => self.operator.is_provider(),
+            Principal::Node { tenant, .. }
+            | Principal::KeyServer {
+                tenant: Some(tenant),
+                ..
+            } => may(tenant),
+            Principal::Gateway { .. } => {
+                self.operator.is_provider()
+                    || self
+                        .catalog
+                        .admitted(principal)
+                        .any(|(tenant, _)| may(tenant))
+            }
+            Principal::Edge { .. } | Principal::KeyServer { tenant: None, .. } => {
+                self.operator.is_provider()
+            }
             Principal::Operator { .. } => false,
         }
     }
 
     /// Returns all gateways that serve the tenant and can show the subject.
     fn gateways(&self, subject: Subject) -> Result<Vec<&'a Principal>, Status> {
-        let gateways = self.there.iter().filter(|o| matches!(o.principal, Principal::Gateway { .. }) && o.subjects.contains(&subject));
-        let visible: Vec<_> = gateways.map(|o| &o.principal).filter(|p| self.is_visible(p)).collect();
+        let gateways = self.there.iter().filter(|o| {
+            matches!(o.principal, Principal::Gateway { .. }) && o.subjects.contains(&subject)
+        });
+        let visible: Vec<_> = gateways
+            .map(|o| &o.principal)
+            .filter(|p| self.is_visible(p))
+            .collect();
         match visible.is_empty() {
-            true => Err(Status::not_found("there is no gateway that is connected; fix: `canal status` shows why")),
+            true => Err(Status::not_found(
+                "there is no gateway that is connected; fix: `canal status` shows why",
+            )),
             false => Ok(visible),
         }
     }
 
     /// Returns the data plane of this name that the operator may see.
     fn named(&self, name: &str, subject: Subject) -> Result<&'a Principal, Status> {
-        let found: Vec<_> = self.there.iter().filter(|o| name_of(&o.principal) == name && self.is_visible(&o.principal)).collect();
+        let found: Vec<_> = self
+            .there
+            .iter()
+            .filter(|o| name_of(&o.principal) == name && self.is_visible(&o.principal))
+            .collect();
         match found.as_slice() {
             // The response does not reveal whether there is one that the operator may not see.
-            [] => Err(Status::not_found(format!("no data plane {name:?} is connected; fix: `canal status` lists those that you may see"))),
+            [] => Err(Status::not_found(format!(
+                "no data plane {name:?} is connected; fix: `canal status` lists those that you may see"
+            ))),
             [one] if one.subjects.contains(&subject) => Ok(&one.principal),
-            [one] => Err(Status::failed_precondition(format!("{} serves no {}; fix: query another", one.principal, subject_name(subject)))),
+            [one] => Err(Status::failed_precondition(format!(
+                "{} serves no {}; fix: query another",
+                one.principal,
+                subject_name(subject)
+            ))),
             several => {
-                let all = several.iter().map(|o| o.principal.to_string()).collect::<Vec<_>>().join(", ");
-                Err(Status::invalid_argument(format!("{name:?} is the name of {all}; fix: name the tenant too")))
+                let all = several
+                    .iter()
+                    .map(|o| o.principal.to_string())
+                    .collect::<Vec<_>>()
+                    .join(", ");
+                Err(Status::invalid_argument(format!(
+                    "{name:?} is the name of {all}; fix: name the tenant too"
+                )))
             }
         }
     }
 
     /// Returns the order for a data plane. One that serves several tenants shows a tenant's operator only that tenant's part.
-    fn begin(&self, request: &ObserveRequest, subject: Subject, principal: &Principal) -> ObserveBegin {
-        let is_own = matches!(principal, Principal::Node { .. } | Principal::KeyServer { tenant: Some(_), .. });
-        let tenant = self.tenant.filter(|_| !is_own).map(ToString::to_string).unwrap_or_default();
+    fn begin(
+        &self,
+        request: &ObserveRequest,
+        subject: Subject,
+        principal: &Principal,
+    ) -> ObserveBegin {
+        let is_own = matches!(
+            principal,
+            Principal::Node { .. }
+                | Principal::KeyServer {
+                    tenant: Some(_),
+                    ..
+                }
+        );
+        let tenant = self
+            .tenant
+            .filter(|_| !is_own)
+            .map(ToString::to_string)
+            .unwrap_or_default();
         ObserveBegin {
             subject: subject.into(),
             tenant,
@@ -174,12 +270,34 @@ mod tests {
             tenant: tenant.parse().unwrap(),
             az: "az1".parse().unwrap(),
         };
-        let gateway = Principal::Gateway { name: "g1".parse().unwrap(), az: "az1".parse().unwrap() };
-        let edge = Principal::Edge { name: "edge-1".parse().unwrap(), az: "az1".parse().unwrap() };
-        let all = BTreeSet::from([Subject::Tap, Subject::Logs, Subject::ConfigDump, Subject::Metrics]);
+        let gateway = Principal::Gateway {
+            name: "g1".parse().unwrap(),
+            az: "az1".parse().unwrap(),
+        };
+        let edge = Principal::Edge {
+            name: "edge-1".parse().unwrap(),
+            az: "az1".parse().unwrap(),
+        };
+        let all = BTreeSet::from([
+            Subject::Tap,
+            Subject::Logs,
+            Subject::ConfigDump,
+            Subject::Metrics,
+        ]);
         let of_edge = BTreeSet::from([Subject::ConfigDump]);
-        let of = |principal| Observable { principal, subjects: all.clone() };
-        vec![of(node("n1", "alpha")), of(node("n1", "beta")), of(gateway), Observable { principal: edge, subjects: of_edge }]
+        let of = |principal| Observable {
+            principal,
+            subjects: all.clone(),
+        };
+        vec![
+            of(node("n1", "alpha")),
+            of(node("n1", "beta")),
+            of(gateway),
+            Observable {
+                principal: edge,
+                subjects: of_edge,
+            },
+        ]
     }
 
     fn catalog() -> Catalog {
@@ -187,15 +305,36 @@ mod tests {
         for tenant in ["alpha", "beta"] {
             let nothing = CompiledTenant::of_provider(Vec::new());
             let view = TenantCatalog::next(None, nothing, canal_model::ids::Generation(1));
-            catalog.tenants.insert(tenant.parse().unwrap(), Arc::new(view));
+            catalog
+                .tenants
+                .insert(tenant.parse().unwrap(), Arc::new(view));
         }
         catalog
     }
 
-    fn wanted(tenant: Option<&str>, subject: Subject, named: &str, of: &str) -> Result<ObservationRequest, Status> {
-        let data_planes = if named.is_empty() { vec![] } else { vec![named.to_owned()] };
-        let request = ObserveRequest { subject: subject.into(), tenant: of.into(), data_planes, ..ObserveRequest::default() };
-        decide(&request, &OperatorScope::of_test(tenant), &catalog(), &there())
+    fn wanted(
+        tenant: Option<&str>,
+        subject: Subject,
+        named: &str,
+        of: &str,
+    ) -> Result<ObservationRequest, Status> {
+        let data_planes = if named.is_empty() {
+            vec![]
+        } else {
+            vec![named.to_owned()]
+        };
+        let request = ObserveRequest {
+            subject: subject.into(),
+            tenant: of.into(),
+            data_planes,
+            ..ObserveRequest::default()
+        };
+        decide(
+            &request,
+            &OperatorScope::of_test(tenant),
+            &catalog(),
+            &there(),
+        )
     }
 
     #[test]
@@ -203,7 +342,13 @@ mod tests {
         let alpha = Some("alpha");
         let own = wanted(alpha, Subject::ConfigDump, "n1", "").unwrap();
         assert_eq!(own.targets.len(), 1);
-        assert_eq!((own.targets[0].principal.to_string().as_str(), own.targets[0].begin.tenant.as_str()), ("node alpha/n1", ""));
+        assert_eq!(
+            (
+                own.targets[0].principal.to_string().as_str(),
+                own.targets[0].begin.tenant.as_str()
+            ),
+            ("node alpha/n1", "")
+        );
         for (subject, named, of, code) in [
             (Subject::Tap, "", "beta", Code::PermissionDenied),
             (Subject::Logs, "n1", "beta", Code::PermissionDenied),
@@ -212,36 +357,81 @@ mod tests {
             (Subject::Logs, "", "", Code::InvalidArgument),
             (Subject::Unspecified, "", "", Code::InvalidArgument),
         ] {
-            assert_eq!(wanted(alpha, subject, named, of).unwrap_err().code(), code, "{subject:?} {named} {of}");
+            assert_eq!(
+                wanted(alpha, subject, named, of).unwrap_err().code(),
+                code,
+                "{subject:?} {named} {of}"
+            );
         }
-        let (hidden, unknown) = (wanted(alpha, Subject::ConfigDump, "edge-1", ""), wanted(alpha, Subject::ConfigDump, "edge-9", ""));
-        let text = |r: Result<ObservationRequest, Status>| r.unwrap_err().message().replace("edge-9", "edge-1");
-        assert_eq!(text(hidden), text(unknown), "what is hidden looks as if it were not there");
+        let (hidden, unknown) = (
+            wanted(alpha, Subject::ConfigDump, "edge-1", ""),
+            wanted(alpha, Subject::ConfigDump, "edge-9", ""),
+        );
+        let text = |r: Result<ObservationRequest, Status>| {
+            r.unwrap_err().message().replace("edge-9", "edge-1")
+        };
+        assert_eq!(
+            text(hidden),
+            text(unknown),
+            "what is hidden looks as if it were not there"
+        );
     }
 
     #[test]
     fn the_provider_sees_all_and_names_the_tenant_where_a_name_is_not_enough() {
         let tap = wanted(None, Subject::Tap, "", "").unwrap();
-        assert!(tap.tenant.is_none() && tap.targets.len() == 1 && tap.targets[0].begin.tenant.is_empty());
+        assert!(
+            tap.tenant.is_none()
+                && tap.targets.len() == 1
+                && tap.targets[0].begin.tenant.is_empty()
+        );
         let narrow = wanted(None, Subject::Tap, "", "beta").unwrap();
         assert_eq!(narrow.targets[0].begin.tenant, "beta");
-        assert_eq!(wanted(None, Subject::Logs, "n1", "").unwrap_err().code(), Code::InvalidArgument);
-        assert_eq!(wanted(None, Subject::Logs, "n1", "beta").unwrap().targets[0].principal.to_string(), "node beta/n1");
-        assert_eq!(wanted(None, Subject::Logs, "edge-1", "").unwrap_err().code(), Code::FailedPrecondition);
-        assert_eq!(wanted(None, Subject::Tap, "", "nosuch").unwrap_err().code(), Code::NotFound);
+        assert_eq!(
+            wanted(None, Subject::Logs, "n1", "").unwrap_err().code(),
+            Code::InvalidArgument
+        );
+        assert_eq!(
+            wanted(None, Subject::Logs, "n1", "beta").unwrap().targets[0]
+                .principal
+                .to_string(),
+            "node beta/n1"
+        );
+        assert_eq!(
+            wanted(None, Subject::Logs, "edge-1", "")
+                .unwrap_err()
+                .code(),
+            Code::FailedPrecondition
+        );
+        assert_eq!(
+            wanted(None, Subject::Tap, "", "nosuch").unwrap_err().code(),
+            Code::NotFound
+        );
     }
 
     #[test]
     fn an_unknown_service_is_named() {
-        for (tenant, want) in [("alpha", "tenant alpha has no service"), ("", "no tenant has a service")] {
+        for (tenant, want) in [
+            ("alpha", "tenant alpha has no service"),
+            ("", "no tenant has a service"),
+        ] {
             let request = ObserveRequest {
                 subject: Subject::Tap.into(),
                 tenant: tenant.into(),
                 service: "shop/nosuch".into(),
                 ..ObserveRequest::default()
             };
-            let status = decide(&request, &OperatorScope::of_test(None), &catalog(), &there()).unwrap_err();
-            assert!(status.code() == Code::NotFound && status.message().starts_with(want), "{status}");
+            let status = decide(
+                &request,
+                &OperatorScope::of_test(None),
+                &catalog(),
+                &there(),
+            )
+            .unwrap_err();
+            assert!(
+                status.code() == Code::NotFound && status.message().starts_with(want),
+                "{status}"
+            );
         }
     }
 }

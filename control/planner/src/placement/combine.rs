@@ -34,7 +34,11 @@ impl CombinationSearch<'_> {
         let mut best: Option<((u32, u64, u64), ShardSet)> = None;
         self.each(near, &mut |set, load| {
             if self.index.clash(&set).is_none() {
-                let tie = set.slots().fold(u64::from(self.service.get()), |tie, slot| mix([tie, slot.into(), 1]));
+                let tie = set
+                    .slots()
+                    .fold(u64::from(self.service.get()), |tie, slot| {
+                        mix([tie, slot.into(), 1])
+                    });
                 let score = (self.index.pairs(&set), load, tie);
                 if best.is_none_or(|(least, _)| score < least) {
                     best = Some((score, set));
@@ -47,37 +51,63 @@ impl CombinationSearch<'_> {
         }
         // None of the least loaded combinations is free, so the first free one among all backends is used.
         let mut found = None;
-        self.each([&self.pools[0].slots, &self.pools[1].slots], &mut |set, _| {
-            if self.index.clash(&set).is_none() {
-                found = Some(set);
-            }
-            found.is_none()
-        });
+        self.each(
+            [&self.pools[0].slots, &self.pools[1].slots],
+            &mut |set, _| {
+                if self.index.clash(&set).is_none() {
+                    found = Some(set);
+                }
+                found.is_none()
+            },
+        );
         found
     }
 
     /// Returns the least loaded candidates: those within one weight of the most loaded one that load alone would select.
     fn near<'a>(&self, pool: &'a CandidatePool) -> &'a [(u64, BackendIndex)] {
-        let Some(last) = pool.take.checked_sub(1).and_then(|last| pool.slots.get(last)) else { return &pool.slots };
+        let Some(last) = pool
+            .take
+            .checked_sub(1)
+            .and_then(|last| pool.slots.get(last))
+        else {
+            return &pool.slots;
+        };
         let most = last.0 + self.weight;
-        let within = pool.slots.iter().take(pool.take + MARGIN).take_while(|(load, _)| *load <= most).count();
+        let within = pool
+            .slots
+            .iter()
+            .take(pool.take + MARGIN)
+            .take_while(|(load, _)| *load <= most)
+            .count();
         &pool.slots[..within]
     }
 
     /// Calls `see` with every combination and its load, until `see` returns `false` or after [`TRIES`] combinations.
     fn each(&self, from: [&[(u64, BackendIndex)]; 2], see: &mut dyn FnMut(ShardSet, u64) -> bool) {
         let mut tries = 0;
-        each_of(from[0], self.pools[0].take, *self.fixed, 0, &mut |set, load| {
-            each_of(from[1], self.pools[1].take, set, load, &mut |set, load| {
-                tries += 1;
-                see(set, load) && tries < TRIES
-            })
-        });
+        each_of(
+            from[0],
+            self.pools[0].take,
+            *self.fixed,
+            0,
+            &mut |set, load| {
+                each_of(from[1], self.pools[1].take, set, load, &mut |set, load| {
+                    tries += 1;
+                    see(set, load) && tries < TRIES
+                })
+            },
+        );
     }
 }
 
 /// Calls `see` with every extension of the set by `take` elements of `from`. Returns `false` if `see` did.
-fn each_of(from: &[(u64, BackendIndex)], take: usize, set: ShardSet, load: u64, see: &mut dyn FnMut(ShardSet, u64) -> bool) -> bool {
+fn each_of(
+    from: &[(u64, BackendIndex)],
+    take: usize,
+    set: ShardSet,
+    load: u64,
+    see: &mut dyn FnMut(ShardSet, u64) -> bool,
+) -> bool {
     if take == 0 {
         return see(set, load);
     }

@@ -15,7 +15,9 @@ pub(super) struct ShardSet(u128);
 
 impl ShardSet {
     pub(super) fn of(slots: &[BackendIndex]) -> ShardSet {
-        slots.iter().fold(ShardSet::default(), |set, slot| set.with(*slot))
+        slots
+            .iter()
+            .fold(ShardSet::default(), |set, slot| set.with(*slot))
     }
     pub(super) fn slots(self) -> impl Iterator<Item = BackendIndex> {
         std::iter::successors(Some(self.0), |word| Some(word >> 16))
@@ -36,7 +38,9 @@ impl ShardSet {
         ShardSet(self.0 & low | u128::from(slot + 1) << below | (self.0 & !low) << 16)
     }
     pub(super) fn without(self, slot: BackendIndex) -> ShardSet {
-        self.slots().filter(|other| *other != slot).fold(ShardSet::default(), ShardSet::with)
+        self.slots()
+            .filter(|other| *other != slot)
+            .fold(ShardSet::default(), ShardSet::with)
     }
     /// Returns all nonempty subsets, including the set itself.
     fn parts(self) -> impl Iterator<Item = ShardSet> {
@@ -47,9 +51,13 @@ impl ShardSet {
             count += 1;
         }
         (1_u32..1 << count).map(move |mask| {
-            let chosen = (0..count).filter(|place| mask >> place & 1 == 1).enumerate();
+            let chosen = (0..count)
+                .filter(|place| mask >> place & 1 == 1)
+                .enumerate();
             // Members are sorted, so each is placed after the previous one.
-            ShardSet(chosen.fold(0, |word, (at, place)| word | u128::from(members[place] + 1) << (16 * at)))
+            ShardSet(chosen.fold(0, |word, (at, place)| {
+                word | u128::from(members[place] + 1) << (16 * at)
+            }))
         })
     }
 }
@@ -85,19 +93,26 @@ impl ShardSetIndex {
     }
     /// Returns true if no other service's set contains this service's set or is contained in it.
     pub(super) fn is_alone(&self, set: &ShardSet) -> bool {
-        self.parts.get(set).is_some_and(|(count, _)| *count == 1) && !set.parts().any(|part| part != *set && self.whole.contains_key(&part))
+        self.parts.get(set).is_some_and(|(count, _)| *count == 1)
+            && !set
+                .parts()
+                .any(|part| part != *set && self.whole.contains_key(&part))
     }
     /// Returns a service whose backends are all in the set, or whose backends contain the set.
     pub(super) fn clash(&self, set: &ShardSet) -> Option<ServiceId> {
         if let Some((_, service)) = self.parts.get(set) {
             return Some(*service);
         }
-        set.parts().find_map(|part| self.whole.get(&part).map(|(_, service)| *service))
+        set.parts()
+            .find_map(|part| self.whole.get(&part).map(|(_, service)| *service))
     }
     /// Returns, summed over all pairs in the set, the number of services that share the pair.
     pub(super) fn pairs(&self, set: &ShardSet) -> u32 {
         let pairs = set.parts().filter(|part| part.slots().count() == 2);
-        pairs.filter_map(|pair| self.parts.get(&pair)).map(|(count, _)| count).sum()
+        pairs
+            .filter_map(|pair| self.parts.get(&pair))
+            .map(|(count, _)| count)
+            .sum()
     }
 }
 
@@ -121,16 +136,29 @@ mod tests {
         let id = |n| ServiceId::new(n).unwrap();
         let mut index = ShardSetIndex::default();
         index.add(&ShardSet::of(&[1, 2, 3]), id(1));
-        for (slots, expected) in [(&[1, 2, 3][..], Some(1)), (&[1, 2], Some(1)), (&[1, 2, 3, 4], Some(1)), (&[1, 2, 4], None), (&[4], None)]
-        {
-            assert_eq!(index.clash(&ShardSet::of(slots)), expected.map(id), "{slots:?}");
+        for (slots, expected) in [
+            (&[1, 2, 3][..], Some(1)),
+            (&[1, 2], Some(1)),
+            (&[1, 2, 3, 4], Some(1)),
+            (&[1, 2, 4], None),
+            (&[4], None),
+        ] {
+            assert_eq!(
+                index.clash(&ShardSet::of(slots)),
+                expected.map(id),
+                "{slots:?}"
+            );
         }
         index.add(&ShardSet::of(&[1, 2, 4]), id(2));
         assert_eq!(index.pairs(&ShardSet::of(&[1, 2, 5])), 2);
-        assert!(index.is_alone(&ShardSet::of(&[1, 2, 3])) && index.is_alone(&ShardSet::of(&[1, 2, 4])));
+        assert!(
+            index.is_alone(&ShardSet::of(&[1, 2, 3])) && index.is_alone(&ShardSet::of(&[1, 2, 4]))
+        );
         index.add(&ShardSet::of(&[4]), id(3));
         assert!(
-            !index.is_alone(&ShardSet::of(&[1, 2, 4])) && !index.is_alone(&ShardSet::of(&[4])) && index.is_alone(&ShardSet::of(&[1, 2, 3]))
+            !index.is_alone(&ShardSet::of(&[1, 2, 4]))
+                && !index.is_alone(&ShardSet::of(&[4]))
+                && index.is_alone(&ShardSet::of(&[1, 2, 3]))
         );
         index.add(&ShardSet::of(&[1, 2, 3]), id(4));
         assert!(!index.is_alone(&ShardSet::of(&[1, 2, 3])));

@@ -62,7 +62,9 @@ struct LoadScale {
 
 impl LoadScale {
     fn of(sides: impl Iterator<Item = BackendLoad>) -> LoadScale {
-        let (total, count) = sides.fold((0, 0), |(total, count), side| (total + i128::from(side.load), count + side.size as i128));
+        let (total, count) = sides.fold((0, 0), |(total, count), side| {
+            (total + i128::from(side.load), count + side.size as i128)
+        });
         LoadScale { total, count }
     }
     /// Returns how far the load is above its share.
@@ -75,12 +77,16 @@ impl LoadScale {
     /// Returns true if moving `weight` helps. `reach` determines whether both sides must be on opposite sides of the mean.
     fn helps(&self, from: BackendLoad, to: BackendLoad, weight: u64, reach: MoveKind) -> bool {
         let (over, under) = (self.excess(from), -self.excess(to));
-        let (is_full, is_empty) = (self.is_off(over, from.size, weight), self.is_off(under, to.size, weight));
+        let (is_full, is_empty) = (
+            self.is_off(over, from.size, weight),
+            self.is_off(under, to.size, weight),
+        );
         let moved = i128::from(weight) * self.count;
         let is_apart = match reach {
             MoveKind::Direct => over > 0 && under > 0 && (is_full || is_empty),
             MoveKind::Chain => {
-                is_full && !self.is_off(moved - under, to.size, weight) || is_empty && !self.is_off(moved - over, from.size, weight)
+                is_full && !self.is_off(moved - under, to.size, weight)
+                    || is_empty && !self.is_off(moved - over, from.size, weight)
             }
         };
         // The sum of load² / size becomes smaller with each move, so the rebalancing terminates.
@@ -91,7 +97,10 @@ impl LoadScale {
     /// Returns the largest weight that moves neither side across the mean.
     fn headroom(&self, from: BackendLoad, to: BackendLoad) -> u64 {
         let headroom = self.excess(from).min(-self.excess(to)).max(0);
-        headroom.checked_div(self.count).and_then(|headroom| u64::try_from(headroom).ok()).unwrap_or(u64::MAX)
+        headroom
+            .checked_div(self.count)
+            .and_then(|headroom| u64::try_from(headroom).ok())
+            .unwrap_or(u64::MAX)
     }
 }
 
@@ -136,9 +145,21 @@ struct Balance<'s, 'a> {
 impl ShardAssignment<'_> {
     /// Makes all exchanges that are useful and allowed. Returns the new placements of the services that moved.
     pub(crate) fn balance(&mut self, leave: &MoveLimits) -> BTreeMap<ServiceId, Placement> {
-        let is_live = self.backends.iter().map(|(name, _)| leave.live.contains(name)).collect();
+        let is_live = self
+            .backends
+            .iter()
+            .map(|(name, _)| leave.live.contains(name))
+            .collect();
         let (holders, migration_state) = (Vec::new(), BTreeMap::new());
-        let mut balance = Balance { shards: self, leave, is_live, holders, migration_state, moved: BTreeSet::new(), left: 0 };
+        let mut balance = Balance {
+            shards: self,
+            leave,
+            is_live,
+            holders,
+            migration_state,
+            moved: BTreeSet::new(),
+            left: 0,
+        };
         if balance.ways().next().is_none() {
             return BTreeMap::new();
         }
@@ -147,7 +168,10 @@ impl ShardAssignment<'_> {
             balance.carry_out(&exchange);
         }
         let moved = balance.moved;
-        moved.into_iter().filter_map(|id| self.placement(id).map(|placement| (id, placement))).collect()
+        moved
+            .into_iter()
+            .filter_map(|id| self.placement(id).map(|placement| (id, placement)))
+            .collect()
     }
 }
 
@@ -161,40 +185,82 @@ impl Balance<'_, '_> {
                 self.holders[usize::from(slot)].push((Reverse(weight), *id));
             }
         }
-        self.holders.iter_mut().for_each(|holders| holders.sort_unstable());
+        self.holders
+            .iter_mut()
+            .for_each(|holders| holders.sort_unstable());
     }
 
     /// Returns an AZ's live backends, the least loaded first.
     fn live(&self, zone: AzIndex) -> Vec<(BackendIndex, BackendLoad)> {
-        let slots = self.shards.zones[zone].iter().filter(|slot| self.is_live[usize::from(**slot)]);
-        let mut live: Vec<_> = slots.map(|slot| (*slot, BackendLoad { load: self.shards.load[usize::from(*slot)], size: 1 })).collect();
+        let slots = self.shards.zones[zone]
+            .iter()
+            .filter(|slot| self.is_live[usize::from(**slot)]);
+        let mut live: Vec<_> = slots
+            .map(|slot| {
+                (
+                    *slot,
+                    BackendLoad {
+                        load: self.shards.load[usize::from(*slot)],
+                        size: 1,
+                    },
+                )
+            })
+            .collect();
         live.sort_unstable_by_key(|(slot, side)| (side.load, *slot));
         live
     }
 
     /// Returns all searches for useful moves: first between AZs, and from the most loaded backend first.
     fn ways(&self) -> impl Iterator<Item = MoveSearch> + use<> {
-        let zones: Vec<Vec<(BackendIndex, BackendLoad)>> = (0..self.shards.zones.len()).map(|zone| self.live(zone)).collect();
-        let side =
-            |live: &[(BackendIndex, BackendLoad)]| BackendLoad { load: live.iter().map(|(_, side)| side.load).sum(), size: live.len() };
+        let zones: Vec<Vec<(BackendIndex, BackendLoad)>> = (0..self.shards.zones.len())
+            .map(|zone| self.live(zone))
+            .collect();
+        let side = |live: &[(BackendIndex, BackendLoad)]| BackendLoad {
+            load: live.iter().map(|(_, side)| side.load).sum(),
+            size: live.len(),
+        };
         let sides: Vec<BackendLoad> = zones.iter().map(|live| side(live)).collect();
         let scale = LoadScale::of(sides.iter().copied());
         let mut ways = Vec::new();
         // Of two kinds with the same reach, the one in which no client loses a gateway address comes first.
-        for (reach, stays) in [(MoveKind::Direct, true), (MoveKind::Direct, false), (MoveKind::Chain, true), (MoveKind::Chain, false)] {
+        for (reach, stays) in [
+            (MoveKind::Direct, true),
+            (MoveKind::Direct, false),
+            (MoveKind::Chain, true),
+            (MoveKind::Chain, false),
+        ] {
             for (from, to) in pairs(&scale, &sides, reach) {
-                let targets: Vec<(BackendIndex, BackendLoad)> = zones[to].iter().map(|(slot, _)| (*slot, sides[to])).collect();
+                let targets: Vec<(BackendIndex, BackendLoad)> = zones[to]
+                    .iter()
+                    .map(|(slot, _)| (*slot, sides[to]))
+                    .collect();
                 for (slot, _) in zones[from].iter().rev() {
-                    ways.push(MoveSearch { scale, reach, from: (*slot, sides[from]), to: targets.clone(), azs: Some((from, to, stays)) });
+                    ways.push(MoveSearch {
+                        scale,
+                        reach,
+                        from: (*slot, sides[from]),
+                        to: targets.clone(),
+                        azs: Some((from, to, stays)),
+                    });
                 }
             }
         }
         for live in &zones {
             let scale = LoadScale::of(live.iter().map(|(_, side)| *side));
             for from in live.iter().rev() {
-                let to: Vec<_> = live.iter().filter(|to| scale.helps(from.1, to.1, 1, MoveKind::Direct)).copied().collect();
+                let to: Vec<_> = live
+                    .iter()
+                    .filter(|to| scale.helps(from.1, to.1, 1, MoveKind::Direct))
+                    .copied()
+                    .collect();
                 if !to.is_empty() {
-                    ways.push(MoveSearch { scale, reach: MoveKind::Direct, from: *from, to, azs: None });
+                    ways.push(MoveSearch {
+                        scale,
+                        reach: MoveKind::Direct,
+                        from: *from,
+                        to,
+                        azs: None,
+                    });
                 }
             }
         }
@@ -210,33 +276,61 @@ impl Balance<'_, '_> {
     fn exchange(&mut self, way: &MoveSearch) -> Option<ShardMove> {
         let from = usize::from(way.from.0);
         let holders = std::mem::take(&mut self.holders[from]);
-        let headroom = way.to.first().map_or(0, |to| way.scale.headroom(way.from.1, to.1));
+        let headroom = way
+            .to
+            .first()
+            .map_or(0, |to| way.scale.headroom(way.from.1, to.1));
         let heavy = holders.partition_point(|(Reverse(weight), _)| *weight > headroom);
-        let found = self.best(way, holders[heavy..].iter()).or_else(|| self.best(way, holders[..heavy].iter().rev()));
+        let found = self
+            .best(way, holders[heavy..].iter())
+            .or_else(|| self.best(way, holders[..heavy].iter().rev()));
         self.holders[from] = holders;
         found
     }
 
     /// Returns the best move of the first weight at which any service may move: the one whose result shares the fewest pairs.
-    fn best<'h>(&mut self, way: &MoveSearch, order: impl Iterator<Item = &'h (Reverse<u64>, ServiceId)>) -> Option<ShardMove> {
+    fn best<'h>(
+        &mut self,
+        way: &MoveSearch,
+        order: impl Iterator<Item = &'h (Reverse<u64>, ServiceId)>,
+    ) -> Option<ShardMove> {
         let mut found: Option<((u32, u64), ShardMove)> = None;
         let mut compared = 0;
         for (Reverse(weight), service) in order {
-            if compared == COMPARED || found.as_ref().is_some_and(|(_, found)| found.weight != *weight) {
+            if compared == COMPARED
+                || found
+                    .as_ref()
+                    .is_some_and(|(_, found)| found.weight != *weight)
+            {
                 break;
             }
-            let Some((to, pairs)) = self.target(way, *weight, *service) else { continue };
+            let Some((to, pairs)) = self.target(way, *weight, *service) else {
+                continue;
+            };
             compared += 1;
             let score = (pairs, mix([service.get().into(), to.into(), 4]));
             if found.as_ref().is_none_or(|(least, _)| score < *least) {
-                found = Some((score, ShardMove { service: *service, weight: *weight, from: way.from.0, to }));
+                found = Some((
+                    score,
+                    ShardMove {
+                        service: *service,
+                        weight: *weight,
+                        from: way.from.0,
+                        to,
+                    },
+                ));
             }
         }
         found.map(|(_, exchange)| exchange)
     }
 
     /// Returns the destination of the service in this search, and the number of pairs that it would share there.
-    fn target(&mut self, way: &MoveSearch, weight: u64, id: ServiceId) -> Option<(BackendIndex, u32)> {
+    fn target(
+        &mut self,
+        way: &MoveSearch,
+        weight: u64,
+        id: ServiceId,
+    ) -> Option<(BackendIndex, u32)> {
         let (home, set) = *self.shards.settled.get(&id)?;
         if !self.may_cross(way, id, home, set) || !self.may_move(id) {
             return None;
@@ -244,15 +338,23 @@ impl Balance<'_, '_> {
         // No combination is free for a service that already shares all its backends, so it may share those of another service instead.
         let is_crowded = !self.shards.index.is_alone(&set);
         let rest = set.without(way.from.0);
-        let to =
-            way.to.iter().filter(|(to, side)| !set.has(*to) && way.scale.helps(way.from.1, *side, weight, way.reach)).map(|(to, _)| *to);
+        let to = way
+            .to
+            .iter()
+            .filter(|(to, side)| {
+                !set.has(*to) && way.scale.helps(way.from.1, *side, weight, way.reach)
+            })
+            .map(|(to, _)| *to);
         to.map(|to| (to, rest.with(to)))
             .find(|(_, next)| is_crowded || self.shards.index.clash(next).is_none())
             .map(|(to, next)| (to, self.shards.index.pairs(&next)))
     }
 
     fn may_move(&mut self, id: ServiceId) -> bool {
-        let migration_state = *self.migration_state.entry(id).or_insert_with(|| (self.leave.migration_state)(id));
+        let migration_state = *self
+            .migration_state
+            .entry(id)
+            .or_insert_with(|| (self.leave.migration_state)(id));
         match migration_state {
             MigrationState::New => true,
             MigrationState::Still => self.left > 0 && !self.moved.contains(&id),
@@ -262,8 +364,14 @@ impl Balance<'_, '_> {
 
     /// Returns true if the service would still have the backends that it needs at home and elsewhere.
     fn may_cross(&self, way: &MoveSearch, id: ServiceId, home: AzIndex, set: ShardSet) -> bool {
-        let Some((from, to, stays)) = way.azs else { return true };
-        let count = |zone: AzIndex| set.slots().filter(|slot| self.shards.zone_of(*slot) == zone).count();
+        let Some((from, to, stays)) = way.azs else {
+            return true;
+        };
+        let count = |zone: AzIndex| {
+            set.slots()
+                .filter(|slot| self.shards.zone_of(*slot) == zone)
+                .count()
+        };
         if stays && count(from) < 2 {
             return false;
         }
@@ -272,12 +380,21 @@ impl Balance<'_, '_> {
         }
         let demand = &self.shards.demands.services[&id];
         let request = demand.home.as_ref().and_then(|az| self.shards.zone(az));
-        request.is_none() && count(from) == self.shards.want.0 && count(to) + 1 == self.shards.want.0
+        request.is_none()
+            && count(from) == self.shards.want.0
+            && count(to) + 1 == self.shards.want.0
     }
 
     fn carry_out(&mut self, exchange: &ShardMove) {
-        let ShardMove { service, weight, from, to } = *exchange;
-        let Some((home, set)) = self.shards.settled.get(&service).copied() else { return };
+        let ShardMove {
+            service,
+            weight,
+            from,
+            to,
+        } = *exchange;
+        let Some((home, set)) = self.shards.settled.get(&service).copied() else {
+            return;
+        };
         let (left, reached) = (self.shards.zone_of(from), self.shards.zone_of(to));
         let next = set.without(from).with(to);
         self.shards.index.remove(&set);
@@ -286,7 +403,9 @@ impl Balance<'_, '_> {
         self.shards.load[usize::from(to)] += weight;
         self.shards.zone_load[left] -= weight;
         self.shards.zone_load[reached] += weight;
-        self.shards.settled.insert(service, (if left == home { reached } else { home }, next));
+        self.shards
+            .settled
+            .insert(service, (if left == home { reached } else { home }, next));
         let entry = (Reverse(weight), service);
         self.holders[usize::from(from)].retain(|other| *other != entry);
         let holders = &mut self.holders[usize::from(to)];
@@ -303,8 +422,16 @@ impl Balance<'_, '_> {
 /// Returns the pairs of AZs between which a move is useful, those furthest apart first.
 fn pairs(scale: &LoadScale, sides: &[BackendLoad], reach: MoveKind) -> Vec<(AzIndex, AzIndex)> {
     let all = (0..sides.len()).flat_map(|from| (0..sides.len()).map(move |to| (from, to)));
-    let mut pairs: Vec<(AzIndex, AzIndex)> = all.filter(|(from, to)| scale.helps(sides[*from], sides[*to], 1, reach)).collect();
-    pairs.sort_by_key(|(from, to)| (scale.excess(sides[*to]) - scale.excess(sides[*from]), *from, *to));
+    let mut pairs: Vec<(AzIndex, AzIndex)> = all
+        .filter(|(from, to)| scale.helps(sides[*from], sides[*to], 1, reach))
+        .collect();
+    pairs.sort_by_key(|(from, to)| {
+        (
+            scale.excess(sides[*to]) - scale.excess(sides[*from]),
+            *from,
+            *to,
+        )
+    });
     pairs
 }
 
@@ -319,25 +446,72 @@ mod tests {
             ("even", &[(10, 1), (10, 1)][..], 0, 1, 1, false),
             ("within the bound", &[(109, 1), (91, 1)], 0, 1, 1, false),
             ("above the bound", &[(112, 1), (88, 1)], 0, 1, 1, true),
-            ("above the bound, and the service is too heavy", &[(112, 1), (88, 1)], 0, 1, 12, false),
+            (
+                "above the bound, and the service is too heavy",
+                &[(112, 1), (88, 1)],
+                0,
+                1,
+                12,
+                false,
+            ),
             ("the other way round", &[(112, 1), (88, 1)], 1, 0, 1, false),
-            ("one is empty, and nobody else is off", &[(105, 1), (105, 1), (105, 1), (0, 1)], 0, 3, 1, true),
-            ("two that are not off", &[(105, 1), (95, 1), (0, 1), (200, 1)], 0, 1, 1, false),
-            ("AZs of one load for each backend", &[(400, 4), (100, 1)], 0, 1, 1, false),
+            (
+                "one is empty, and nobody else is off",
+                &[(105, 1), (105, 1), (105, 1), (0, 1)],
+                0,
+                3,
+                1,
+                true,
+            ),
+            (
+                "two that are not off",
+                &[(105, 1), (95, 1), (0, 1), (200, 1)],
+                0,
+                1,
+                1,
+                false,
+            ),
+            (
+                "AZs of one load for each backend",
+                &[(400, 4), (100, 1)],
+                0,
+                1,
+                1,
+                false,
+            ),
             ("AZs of one load", &[(200, 4), (200, 1)], 1, 0, 1, true),
-            ("to one at the mean: a chain", &[(150, 1), (100, 1), (50, 1)], 0, 1, 1, false),
+            (
+                "to one at the mean: a chain",
+                &[(150, 1), (100, 1), (50, 1)],
+                0,
+                1,
+                1,
+                false,
+            ),
         ] {
-            let sides: Vec<BackendLoad> = all.iter().map(|(load, size)| side(*load, *size)).collect();
+            let sides: Vec<BackendLoad> =
+                all.iter().map(|(load, size)| side(*load, *size)).collect();
             let scale = LoadScale::of(sides.iter().copied());
-            assert_eq!(scale.helps(sides[from], sides[to], weight, MoveKind::Direct), expected, "{name}");
+            assert_eq!(
+                scale.helps(sides[from], sides[to], weight, MoveKind::Direct),
+                expected,
+                "{name}"
+            );
             for reach in [MoveKind::Direct, MoveKind::Chain] {
                 if !scale.helps(sides[from], sides[to], weight, reach) {
                     continue;
                 }
-                let moved = |by: i64, of: BackendLoad| side(of.load.checked_add_signed(by).unwrap(), of.size);
+                let moved = |by: i64, of: BackendLoad| {
+                    side(of.load.checked_add_signed(by).unwrap(), of.size)
+                };
                 let weight = i64::try_from(weight).unwrap();
                 let (less, more) = (moved(-weight, sides[from]), moved(weight, sides[to]));
-                assert!([MoveKind::Direct, MoveKind::Chain].iter().all(|back| !scale.helps(more, less, 1, *back)), "{name}: and back");
+                assert!(
+                    [MoveKind::Direct, MoveKind::Chain]
+                        .iter()
+                        .all(|back| !scale.helps(more, less, 1, *back)),
+                    "{name}: and back"
+                );
             }
         }
     }

@@ -7,10 +7,26 @@ use super::{TableRequest, Vacant};
 
 /// Records the version that all possible senders of a packet have confirmed: live members, replicas that may be heads, and the edge.
 pub(super) fn confirm(table: &mut PlannedTable, request: &TableRequest, heads: &[&FleetReplica]) {
-    let version = |number| request.ownership.report(number).map_or(0, |report| report.version(request.service));
-    let members = table.chains.iter().flatten().map(|member| member.replica).filter(|number| request.is_up(*number));
-    let replicas = members.chain(heads.iter().map(|head| head.number)).map(version).min().unwrap_or(0);
-    let had = replicas.min(request.ownership.edge(request.az).unwrap_or(u32::MAX)).min(table.version);
+    let version = |number| {
+        request
+            .ownership
+            .report(number)
+            .map_or(0, |report| report.version(request.service))
+    };
+    let members = table
+        .chains
+        .iter()
+        .flatten()
+        .map(|member| member.replica)
+        .filter(|number| request.is_up(*number));
+    let replicas = members
+        .chain(heads.iter().map(|head| head.number))
+        .map(version)
+        .min()
+        .unwrap_or(0);
+    let had = replicas
+        .min(request.ownership.edge(request.az).unwrap_or(u32::MAX))
+        .min(table.version);
     if had > table.confirmed {
         table.confirmed = had;
         table.heard = request.ownership.last_report_number();
@@ -24,13 +40,20 @@ pub(super) fn update_owners(table: &mut PlannedTable, request: &TableRequest, va
     for (bucket, chain) in table.chains.iter_mut().enumerate() {
         // A SYN goes to the first member that is up, so a standby gets it while all members before it are down.
         let is_vacant = vacant.contains(&bucket);
-        let mut dead_before = is_vacant || chain.first().is_some_and(|head| !request.is_up(head.replica));
+        let mut dead_before = is_vacant
+            || chain
+                .first()
+                .is_some_and(|head| !request.is_up(head.replica));
         for member in chain.iter_mut().skip(usize::from(!is_vacant)) {
             let report = request.ownership.report(member.replica);
             let owns = report.is_some_and(|report| report.owns(request.service, bucket));
             let is_up = request.is_up(member.replica);
             if owns || dead_before && is_up {
-                member.owner_until_version = if member.is_owner() { member.owner_until_version } else { version };
+                member.owner_until_version = if member.is_owner() {
+                    member.owner_until_version
+                } else {
+                    version
+                };
                 stood_in |= dead_before && is_up;
             // The report must be about the present table. Its scans must have begun after all possible senders confirmed that table, because a
             // sender that was late may have forwarded a SYN after an earlier scan.

@@ -13,7 +13,10 @@ use crate::mix::mix;
 /// Returns the number of buckets that each of these replicas heads.
 fn counts(table: &PlannedTable, heads: &[&FleetReplica], vacant: &Vacant) -> Counts {
     let mut counts: Counts = heads.iter().map(|head| (head.number, 0)).collect();
-    for head in (0..BUCKETS).filter(|bucket| !vacant.contains(bucket)).filter_map(|bucket| table.chains[bucket].first()) {
+    for head in (0..BUCKETS)
+        .filter(|bucket| !vacant.contains(bucket))
+        .filter_map(|bucket| table.chains[bucket].first())
+    {
         if let Some(count) = counts.get_mut(&head.replica) {
             *count += 1;
         }
@@ -23,11 +26,22 @@ fn counts(table: &PlannedTable, heads: &[&FleetReplica], vacant: &Vacant) -> Cou
 
 /// Divides `total` evenly. The keys that have most already get the remainder, so that the least moves. The values are `(have, tie)`.
 fn split<K: Ord + Copy>(total: usize, have: &BTreeMap<K, (usize, u64)>) -> BTreeMap<K, usize> {
-    let Some((each, rest)) = total.checked_div(have.len()).map(|each| (each, total % have.len())) else { return BTreeMap::new() };
-    let mut order: Vec<(std::cmp::Reverse<usize>, u64, K)> =
-        have.iter().map(|(key, (have, tie))| (std::cmp::Reverse(*have), *tie, *key)).collect();
+    let Some((each, rest)) = total
+        .checked_div(have.len())
+        .map(|each| (each, total % have.len()))
+    else {
+        return BTreeMap::new();
+    };
+    let mut order: Vec<(std::cmp::Reverse<usize>, u64, K)> = have
+        .iter()
+        .map(|(key, (have, tie))| (std::cmp::Reverse(*have), *tie, *key))
+        .collect();
     order.sort_unstable();
-    order.into_iter().enumerate().map(|(at, (_, _, key))| (key, each + usize::from(at < rest))).collect()
+    order
+        .into_iter()
+        .enumerate()
+        .map(|(at, (_, _, key))| (key, each + usize::from(at < rest)))
+        .collect()
 }
 
 /// Returns the number of buckets that each replica should head: even by backend, then by replica.
@@ -36,13 +50,20 @@ fn shares(counts: &Counts, heads: &[&FleetReplica], tie: impl Fn(u64) -> u64) ->
     for head in heads {
         backends.entry(&head.backend).or_default().push(head.number);
     }
-    let sum = |members: &[ReplicaNumber]| members.iter().map(|number| counts[number]).sum::<usize>();
+    let sum =
+        |members: &[ReplicaNumber]| members.iter().map(|number| counts[number]).sum::<usize>();
     // The tie of a backend is that of its first replica; the lists are never empty.
-    let have = backends.iter().map(|(name, members)| (*name, (sum(members), tie(members[0].get().into())))).collect();
+    let have = backends
+        .iter()
+        .map(|(name, members)| (*name, (sum(members), tie(members[0].get().into()))))
+        .collect();
     let by_backend = split(BUCKETS, &have);
     let mut shares = Counts::new();
     for (name, members) in &backends {
-        let have = members.iter().map(|number| (*number, (counts[number], tie(number.get().into())))).collect();
+        let have = members
+            .iter()
+            .map(|number| (*number, (counts[number], tie(number.get().into()))))
+            .collect();
         shares.extend(split(by_backend[name], &have));
     }
     shares
@@ -62,9 +83,14 @@ pub(super) fn missing(
     vacant: &Vacant,
 ) -> BTreeMap<ReplicaNumber, i64> {
     let counts = counts(table, heads, vacant);
-    let shares = shares(&counts, heads, |number| mix([request.service.get().into(), number, 3]));
+    let shares = shares(&counts, heads, |number| {
+        mix([request.service.get().into(), number, 3])
+    });
     // Both numbers are at most 128.
-    shares.into_iter().map(|(number, share)| (number, share as i64 - counts[&number] as i64)).collect()
+    shares
+        .into_iter()
+        .map(|(number, share)| (number, share as i64 - counts[&number] as i64))
+        .collect()
 }
 
 /// Returns the buckets that get another head, in the order in which they should choose. Buckets whose head may not be one come first.
@@ -76,16 +102,32 @@ pub(super) fn movers(
     missing: &mut BTreeMap<ReplicaNumber, i64>,
 ) -> Vec<usize> {
     let may: BTreeSet<ReplicaNumber> = heads.iter().map(|head| head.number).collect();
-    let has_head =
-        |bucket: &usize| !vacant.contains(bucket) && table.chains[*bucket].first().is_some_and(|head| may.contains(&head.replica));
+    let has_head = |bucket: &usize| {
+        !vacant.contains(bucket)
+            && table.chains[*bucket]
+                .first()
+                .is_some_and(|head| may.contains(&head.replica))
+    };
     let mut movers: Vec<usize> = (0..BUCKETS).filter(|bucket| !has_head(bucket)).collect();
     let mut rich: Vec<usize> = (0..BUCKETS).filter(has_head).collect();
-    let owners = |bucket: usize| table.chains[bucket].iter().filter(|member| member.is_owner()).count();
+    let owners = |bucket: usize| {
+        table.chains[bucket]
+            .iter()
+            .filter(|member| member.is_owner())
+            .count()
+    };
     rich.retain(|bucket| owners(*bucket) + 1 < CHAIN_LENGTH_MAX);
     // The multiplication spreads the choice over the buckets, so that one replica's buckets are not all adjacent.
-    rich.sort_by_key(|bucket| (owners(*bucket), (*bucket as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    rich.sort_by_key(|bucket| {
+        (
+            owners(*bucket),
+            (*bucket as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+        )
+    });
     for bucket in rich {
-        let Some(ChainMember { replica, .. }) = table.chains[bucket].first() else { continue };
+        let Some(ChainMember { replica, .. }) = table.chains[bucket].first() else {
+            continue;
+        };
         if let Some(too_many) = missing.get_mut(replica).filter(|missing| **missing < 0) {
             *too_many += 1;
             movers.push(bucket);
@@ -101,9 +143,15 @@ mod tests {
     #[test]
     fn indivisible_remainders_stay() {
         let have = BTreeMap::from([('a', (40, 0)), ('b', (44, 0)), ('c', (44, 0))]);
-        assert_eq!(split(128, &have), BTreeMap::from([('a', 42), ('b', 43), ('c', 43)]));
+        assert_eq!(
+            split(128, &have),
+            BTreeMap::from([('a', 42), ('b', 43), ('c', 43)])
+        );
         let have = BTreeMap::from([('a', (0, 2)), ('b', (0, 1)), ('c', (0, 3))]);
-        assert_eq!(split(128, &have), BTreeMap::from([('a', 43), ('b', 43), ('c', 42)]));
+        assert_eq!(
+            split(128, &have),
+            BTreeMap::from([('a', 43), ('b', 43), ('c', 42)])
+        );
         assert_eq!(split(128, &BTreeMap::<char, _>::new()), BTreeMap::new());
     }
 }

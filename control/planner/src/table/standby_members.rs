@@ -17,15 +17,24 @@ pub(super) fn set(table: &mut PlannedTable, request: &TableRequest, heads: &[&Fl
     // Counts how often a replica is the first to take over from a head.
     let mut after: BTreeMap<(ReplicaNumber, ReplicaNumber), usize> = BTreeMap::new();
     for (bucket, chain) in table.chains.iter_mut().enumerate() {
-        let Some(head) = chain.first().map(|member| member.replica) else { continue };
+        let Some(head) = chain.first().map(|member| member.replica) else {
+            continue;
+        };
         let is_head = |number: ReplicaNumber| heads.iter().any(|head| head.number == number);
         let mut place = 0;
         chain.retain(|member| {
             place += 1;
             place == 1 || member.is_owner() || is_head(member.replica)
         });
-        let wanted = request.standby.min(CHAIN_LENGTH_MAX - 2).min(heads.len().saturating_sub(usize::from(is_head(head))));
-        let mut live = chain.iter().skip(1).filter(|member| is_head(member.replica)).count();
+        let wanted = request
+            .standby
+            .min(CHAIN_LENGTH_MAX - 2)
+            .min(heads.len().saturating_sub(usize::from(is_head(head))));
+        let mut live = chain
+            .iter()
+            .skip(1)
+            .filter(|member| is_head(member.replica))
+            .count();
         while live > wanted
             && let Some(last) = chain.iter().skip(1).rposition(|member| !member.is_owner())
         {
@@ -34,14 +43,30 @@ pub(super) fn set(table: &mut PlannedTable, request: &TableRequest, heads: &[&Fl
         }
         while live < wanted && chain.len() < CHAIN_LENGTH_MAX - 1 {
             // A standby on another backend than the members before it survives a failure of their backend.
-            let others = heads.iter().filter(|other| chain.iter().all(|member| member.replica != other.number));
+            let others = heads
+                .iter()
+                .filter(|other| chain.iter().all(|member| member.replica != other.number));
             let next = others.min_by_key(|other| {
-                let same = chain.iter().filter(|member| backend(member.replica) == Some(&other.backend)).count();
+                let same = chain
+                    .iter()
+                    .filter(|member| backend(member.replica) == Some(&other.backend))
+                    .count();
                 let often = after.get(&(head, other.number)).copied().unwrap_or(0);
-                (same, often, mix([request.service.get().into(), other.number.get().into(), bucket as u64]))
+                (
+                    same,
+                    often,
+                    mix([
+                        request.service.get().into(),
+                        other.number.get().into(),
+                        bucket as u64,
+                    ]),
+                )
             });
             let Some(next) = next else { break };
-            chain.push(ChainMember { replica: next.number, owner_until_version: 0 });
+            chain.push(ChainMember {
+                replica: next.number,
+                owner_until_version: 0,
+            });
             live += 1;
         }
         if let Some(first) = chain.iter().skip(1).find(|member| is_head(member.replica)) {

@@ -33,16 +33,35 @@ pub(crate) const AZS: [&str; 3] = ["a", "b", "c"];
 /// Applies the event. At most `most` replicas join.
 pub(crate) fn apply(tier: &mut SimTier, event: SimEvent, most: usize) {
     let pick = |at: usize, wanted: &dyn Fn(ReplicaState, bool) -> bool| {
-        let found: Vec<_> = tier.replicas.values().filter(|r| wanted(r.state, r.up)).map(|r| r.number).collect();
+        let found: Vec<_> = tier
+            .replicas
+            .values()
+            .filter(|r| wanted(r.state, r.up))
+            .map(|r| r.number)
+            .collect();
         (!found.is_empty()).then(|| found[at % found.len()])
     };
     let any_of = |at| pick(at, &|_, _| true);
     match event {
-        SimEvent::Join(backend) if tier.replicas.len() < most => tier.join(BACKENDS[backend], ReplicaState::Joining),
+        SimEvent::Join(backend) if tier.replicas.len() < most => {
+            tier.join(BACKENDS[backend], ReplicaState::Joining)
+        }
         SimEvent::Join(_) => {}
-        SimEvent::Activate(at) => set(tier, pick(at, &|state, _| state == ReplicaState::Joining), ReplicaState::Active),
-        SimEvent::Drain(at) => set(tier, pick(at, &|state, _| state == ReplicaState::Active), ReplicaState::Draining),
-        SimEvent::Undrain(at) => set(tier, pick(at, &|state, _| state == ReplicaState::Draining), ReplicaState::Active),
+        SimEvent::Activate(at) => set(
+            tier,
+            pick(at, &|state, _| state == ReplicaState::Joining),
+            ReplicaState::Active,
+        ),
+        SimEvent::Drain(at) => set(
+            tier,
+            pick(at, &|state, _| state == ReplicaState::Active),
+            ReplicaState::Draining,
+        ),
+        SimEvent::Undrain(at) => set(
+            tier,
+            pick(at, &|state, _| state == ReplicaState::Draining),
+            ReplicaState::Active,
+        ),
         SimEvent::Demand(n) => _ = tier.demands.services.insert(id(n), demand(n)),
         SimEvent::Plan => {
             tier.plan();

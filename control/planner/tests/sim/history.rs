@@ -57,7 +57,11 @@ pub(crate) enum HistoryStep {
     Join(ReplicaNumber, AzName),
     Leave(ReplicaNumber),
     Published(ReplicaNumber, AzTables),
-    Open { connection: usize, service: ServiceId, bucket: usize },
+    Open {
+        connection: usize,
+        service: ServiceId,
+        bucket: usize,
+    },
     Packet(SentPacket),
 }
 
@@ -115,10 +119,20 @@ pub(crate) fn record(seed: u64) -> History {
     let mut tier = SimTier::new(&[("a1", 2), ("a2", 2), ("b1", 2)], SERVICES);
     tier.plan();
     tier.deliver_all();
-    let mut recorder = Recorder { tier, lots: Lots(seed), connections: Vec::new(), steps: Vec::new(), published: BTreeMap::new() };
+    let mut recorder = Recorder {
+        tier,
+        lots: Lots(seed),
+        connections: Vec::new(),
+        steps: Vec::new(),
+        published: BTreeMap::new(),
+    };
     recorder.record_published();
     for _ in 0..STEPS {
-        if recorder.lots.draw(5) < 2 { recorder.change() } else { recorder.send() }
+        if recorder.lots.draw(5) < 2 {
+            recorder.change()
+        } else {
+            recorder.send()
+        }
     }
     recorder.end()
 }
@@ -146,7 +160,12 @@ impl Recorder {
 
     /// Records which replicas exist now and which tables they have.
     fn record_published(&mut self) {
-        let gone: Vec<_> = self.published.keys().filter(|replica| !self.tier.replicas.contains_key(replica)).copied().collect();
+        let gone: Vec<_> = self
+            .published
+            .keys()
+            .filter(|replica| !self.tier.replicas.contains_key(replica))
+            .copied()
+            .collect();
         for replica in gone {
             self.published.remove(&replica);
             self.steps.push(HistoryStep::Leave(replica));
@@ -159,27 +178,52 @@ impl Recorder {
             if self.published.insert(*replica, *plan) == Some(*plan) {
                 continue;
             }
-            let services = self.tier.plans.get(*plan).into_iter().flat_map(|plan| &plan.services);
-            let tables = services.filter_map(|(id, service)| Some((*id, (service.vni, service.tables.get(az)?.clone())))).collect();
+            let services = self
+                .tier
+                .plans
+                .get(*plan)
+                .into_iter()
+                .flat_map(|plan| &plan.services);
+            let tables = services
+                .filter_map(|(id, service)| {
+                    Some((*id, (service.vni, service.tables.get(az)?.clone())))
+                })
+                .collect();
             self.steps.push(HistoryStep::Published(*replica, tables));
         }
     }
 
     /// Sends a packet of a client: the next one, a repeated SYN, or a late one.
     fn send(&mut self) {
-        if self.connections.is_empty() || (self.connections.len() < CONNECTIONS_MAX && self.lots.draw(6) == 0) {
+        if self.connections.is_empty()
+            || (self.connections.len() < CONNECTIONS_MAX && self.lots.draw(6) == 0)
+        {
             let drawn = self.lots.draw(self.tier.demands.services.len());
             let service = *self.tier.demands.services.keys().nth(drawn).unwrap();
             let bucket = self.lots.draw(BUCKETS);
             let az = az(AZS[self.lots.draw(2)]);
-            self.steps.push(HistoryStep::Open { connection: self.connections.len(), service, bucket });
+            self.steps.push(HistoryStep::Open {
+                connection: self.connections.len(),
+                service,
+                bucket,
+            });
             let requests = BTreeSet::new();
-            self.connections.push(SimConnection { service, az, bucket, requests, answered: None, phase: ConnectionPhase::Opening });
+            self.connections.push(SimConnection {
+                service,
+                az,
+                bucket,
+                requests,
+                answered: None,
+                phase: ConnectionPhase::Opening,
+            });
         }
         let at = self.lots.draw(self.connections.len());
         let kind = match (self.connections[at].phase, self.lots.draw(8)) {
-            (ConnectionPhase::Opening, 0..3) if !self.connections[at].requests.is_empty() => PacketKind::Acknowledgement,
-            (ConnectionPhase::Opening, _) | (ConnectionPhase::Answered | ConnectionPhase::Established, 0) => PacketKind::Syn,
+            (ConnectionPhase::Opening, 0..3) if !self.connections[at].requests.is_empty() => {
+                PacketKind::Acknowledgement
+            }
+            (ConnectionPhase::Opening, _)
+            | (ConnectionPhase::Answered | ConnectionPhase::Established, 0) => PacketKind::Syn,
             (ConnectionPhase::Answered, 1..4) => PacketKind::Acknowledgement,
             (ConnectionPhase::Established, 1) => PacketKind::Fin,
             (ConnectionPhase::Closing, _) => PacketKind::Last,
@@ -210,7 +254,9 @@ impl Recorder {
         );
         if fate == PacketFate::Found {
             connection.phase = match (connection.phase, kind) {
-                (ConnectionPhase::Answered | ConnectionPhase::Established, PacketKind::Fin) => ConnectionPhase::Closing,
+                (ConnectionPhase::Answered | ConnectionPhase::Established, PacketKind::Fin) => {
+                    ConnectionPhase::Closing
+                }
                 (ConnectionPhase::Answered, _) => ConnectionPhase::Established,
                 (ConnectionPhase::Closing, PacketKind::Last) => ConnectionPhase::Closed,
                 (phase, _) => phase,
@@ -218,8 +264,11 @@ impl Recorder {
         }
         if connection.phase == ConnectionPhase::Closed && !connection.requests.is_empty() {
             let ended = std::mem::take(&mut connection.requests);
-            let (service, az, bucket) = (connection.service, connection.az.clone(), connection.bucket);
-            ended.into_iter().for_each(|replica| self.forget(&(service, az.clone(), bucket, replica)));
+            let (service, az, bucket) =
+                (connection.service, connection.az.clone(), connection.bucket);
+            ended
+                .into_iter()
+                .for_each(|replica| self.forget(&(service, az.clone(), bucket, replica)));
         }
         self.note_sent(at, kind, visits);
         fate
@@ -229,15 +278,29 @@ impl Recorder {
     /// one.
     fn syn(&mut self, at: usize) -> PacketFate {
         let connection = &mut self.connections[at];
-        let visits = self.tier.begin(connection.service, &connection.az, connection.bucket);
-        let taker = visits.last().filter(|visit| visit.verdict == PacketVerdict::Keep).map(|visit| visit.here);
+        let visits = self
+            .tier
+            .begin(connection.service, &connection.az, connection.bucket);
+        let taker = visits
+            .last()
+            .filter(|visit| visit.verdict == PacketVerdict::Keep)
+            .map(|visit| visit.here);
         if let Some(taker) = taker
             && connection.requests.insert(taker)
         {
-            self.tier.sessions.push((connection.service, connection.az.clone(), connection.bucket, taker));
+            self.tier.sessions.push((
+                connection.service,
+                connection.az.clone(),
+                connection.bucket,
+                taker,
+            ));
         }
         self.note_sent(at, PacketKind::Syn, visits);
-        if taker.is_some() { PacketFate::Found } else { PacketFate::Again }
+        if taker.is_some() {
+            PacketFate::Found
+        } else {
+            PacketFate::Again
+        }
     }
 
     fn forget(&mut self, session: &super::SimSession) {
@@ -249,13 +312,24 @@ impl Recorder {
     fn note_sent(&mut self, connection: usize, kind: PacketKind, visits: Vec<PacketVisit>) {
         let SimConnection { answered, az, .. } = &self.connections[connection];
         if !visits.is_empty() {
-            self.steps.push(HistoryStep::Packet(SentPacket { connection, kind, answered: *answered, az: az.clone(), visits }));
+            self.steps.push(HistoryStep::Packet(SentPacket {
+                connection,
+                kind,
+                answered: *answered,
+                az: az.clone(),
+                visits,
+            }));
         }
     }
 
     /// Delivers all late messages, repeats lost packets, and sends one more packet on each live connection.
     fn end(mut self) -> History {
-        for replica in self.tier.replicas.values_mut().filter(|replica| replica.state == ReplicaState::Joining) {
+        for replica in self
+            .tier
+            .replicas
+            .values_mut()
+            .filter(|replica| replica.state == ReplicaState::Joining)
+        {
             replica.state = ReplicaState::Active;
         }
         self.tier.deliver_all();
@@ -266,19 +340,31 @@ impl Recorder {
             match phase {
                 // The service has left the AZ, so the client has no connection.
                 ConnectionPhase::Opening
-                    if self.connections[at].requests.is_empty() && self.packet(at, PacketKind::Syn) != PacketFate::Found =>
+                    if self.connections[at].requests.is_empty()
+                        && self.packet(at, PacketKind::Syn) != PacketFate::Found =>
                 {
                     continue;
                 }
-                ConnectionPhase::Closing => assert_eq!(self.packet(at, PacketKind::Last), PacketFate::Found, "the end of connection {at}"),
+                ConnectionPhase::Closing => assert_eq!(
+                    self.packet(at, PacketKind::Last),
+                    PacketFate::Found,
+                    "the end of connection {at}"
+                ),
                 ConnectionPhase::Closed => _ = self.packet(at, PacketKind::Data),
                 _ => {}
             }
             if self.connections[at].phase != ConnectionPhase::Closed {
-                assert_eq!(self.packet(at, PacketKind::Data), PacketFate::Found, "the last word of connection {at}");
+                assert_eq!(
+                    self.packet(at, PacketKind::Data),
+                    PacketFate::Found,
+                    "the last word of connection {at}"
+                );
                 established.extend(self.connections[at].answered.map(|owner| (at, owner)));
             }
         }
-        History { steps: self.steps, established }
+        History {
+            steps: self.steps,
+            established,
+        }
     }
 }

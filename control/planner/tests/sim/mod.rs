@@ -11,7 +11,10 @@ pub(crate) mod rules;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use canal_model::fleet::{BucketSet, Demand, Demands, Fleet, FleetReplica, OwnedBuckets, OwnerReport, Ownership, ReplicaState};
+use canal_model::fleet::{
+    BucketSet, Demand, Demands, Fleet, FleetReplica, OwnedBuckets, OwnerReport, Ownership,
+    ReplicaState,
+};
 use canal_model::ids::{AzName, ReplicaNumber, ServiceId, Vni};
 use canal_model::plan::{Plan, PlannedTable, UnmetConstraint};
 use canal_planner::plan;
@@ -48,7 +51,12 @@ pub(crate) fn id(n: u32) -> ServiceId {
 }
 pub(crate) fn demand(n: u32) -> Demand {
     let key = format!("t{}/shop/s{n}", n % 3).parse().unwrap();
-    Demand { key, vni: Vni::new(100 + n % 3).unwrap(), weight: 1 + n % 4, home: None }
+    Demand {
+        key,
+        vni: Vni::new(100 + n % 3).unwrap(),
+        weight: 1 + n % 4,
+        home: None,
+    }
 }
 pub(crate) fn replica(n: u32, backend: &str, state: ReplicaState) -> FleetReplica {
     // A backend's first letter is its AZ.
@@ -75,8 +83,13 @@ impl SimTier {
             tier.ownership.record_edge_report(az(name), 0);
         }
         for tenant in 0..3 {
-            let ranges = ["10.9.0.0/16".parse().unwrap(), "fd00:9::/64".parse().unwrap()];
-            tier.demands.ranges.insert(format!("t{tenant}").parse().unwrap(), ranges.into());
+            let ranges = [
+                "10.9.0.0/16".parse().unwrap(),
+                "fd00:9::/64".parse().unwrap(),
+            ];
+            tier.demands
+                .ranges
+                .insert(format!("t{tenant}").parse().unwrap(), ranges.into());
         }
         for n in 1..=services {
             tier.demands.services.insert(id(n), demand(n));
@@ -91,8 +104,10 @@ impl SimTier {
 
     pub(crate) fn join(&mut self, backend: &str, state: ReplicaState) {
         self.next += 1;
-        self.replicas.insert(number(self.next), replica(self.next, backend, state));
-        self.has.insert(number(self.next), self.plans.len().saturating_sub(1));
+        self.replicas
+            .insert(number(self.next), replica(self.next, backend, state));
+        self.has
+            .insert(number(self.next), self.plans.len().saturating_sub(1));
     }
 
     pub(crate) fn fleet(&self) -> Fleet {
@@ -108,11 +123,22 @@ impl SimTier {
         let fleet = self.fleet();
         let next = plan(&fleet, &self.demands, &self.ownership, self.plans.last());
         let again = plan(&fleet, &self.demands, &self.ownership, self.plans.last());
-        assert!(next == again, "the same arguments, another plan: {}", difference(&next, &again));
+        assert!(
+            next == again,
+            "the same arguments, another plan: {}",
+            difference(&next, &again)
+        );
         let again = plan(&fleet, &self.demands, &self.ownership, Some(&next));
         // In a fleet that is too small, one more plan may find one more combination.
-        let is_crowded = next.notes.iter().any(|note| matches!(note, UnmetConstraint::Shared { .. }));
-        let may_go_on = is_crowded || self.plans.last().is_some_and(|before| has_landed_at_once(before, &next));
+        let is_crowded = next
+            .notes
+            .iter()
+            .any(|note| matches!(note, UnmetConstraint::Shared { .. }));
+        let may_go_on = is_crowded
+            || self
+                .plans
+                .last()
+                .is_some_and(|before| has_landed_at_once(before, &next));
         assert!(
             may_go_on || published(&next) == published(&again),
             "a plan from itself tells something else: {}",
@@ -120,10 +146,26 @@ impl SimTier {
         );
         assert_eq!(canal_planlint::check(&fleet, &self.demands, &next), []);
         if let Some(before) = self.plans.last() {
-            let step =
-                canal_planlint::PlanTransition { fleet: &fleet, demands: &self.demands, ownership: &self.ownership, before, after: &next };
-            let placed = |plan: &Plan| plan.services.values().map(|service| service.placement.clone()).collect::<Vec<_>>();
-            assert_eq!(canal_planlint::step(&step), [], "{:?}, then {:?}", placed(before), placed(step.after));
+            let step = canal_planlint::PlanTransition {
+                fleet: &fleet,
+                demands: &self.demands,
+                ownership: &self.ownership,
+                before,
+                after: &next,
+            };
+            let placed = |plan: &Plan| {
+                plan.services
+                    .values()
+                    .map(|service| service.placement.clone())
+                    .collect::<Vec<_>>()
+            };
+            assert_eq!(
+                canal_planlint::step(&step),
+                [],
+                "{:?}, then {:?}",
+                placed(before),
+                placed(step.after)
+            );
         }
         self.plans.push(next);
     }
@@ -136,22 +178,40 @@ impl SimTier {
 
     /// The replica scans its sessions and sends a report, which is not delivered yet.
     pub(crate) fn scan(&mut self, replica: ReplicaNumber) {
-        let Some(plan) = self.plans.get(self.has[&replica]) else { return };
+        let Some(plan) = self.plans.get(self.has[&replica]) else {
+            return;
+        };
         let mut owned: BTreeMap<ServiceId, OwnedBuckets> = BTreeMap::new();
-        for (service, az, bucket, _) in self.sessions.iter().filter(|session| session.3 == replica) {
-            let version = plan.services.get(service).and_then(|service| service.tables.get(az)).map_or(0, |table| table.version);
-            let entry = owned.entry(*service).or_insert(OwnedBuckets { version, buckets: BucketSet::default() });
+        for (service, az, bucket, _) in self.sessions.iter().filter(|session| session.3 == replica)
+        {
+            let version = plan
+                .services
+                .get(service)
+                .and_then(|service| service.tables.get(az))
+                .map_or(0, |table| table.version);
+            let entry = owned.entry(*service).or_insert(OwnedBuckets {
+                version,
+                buckets: BucketSet::default(),
+            });
             entry.buckets = entry.buckets.with(*bucket);
         }
         let scanned_after = self.marks.get(&replica).copied().unwrap_or(0);
-        self.reports.entry(replica).or_default().push_back(OwnerReport { plan: plan.number, scanned_after, owned });
+        self.reports
+            .entry(replica)
+            .or_default()
+            .push_back(OwnerReport {
+                plan: plan.number,
+                scanned_after,
+                owned,
+            });
     }
 
     /// The controller receives the replica's oldest report in transit, and the replica the response.
     pub(crate) fn hear(&mut self, replica: ReplicaNumber) {
         if let Some(report) = self.reports.get_mut(&replica).and_then(VecDeque::pop_front) {
             self.ownership.record_report(replica, report);
-            self.marks.insert(replica, self.ownership.last_report_number());
+            self.marks
+                .insert(replica, self.ownership.last_report_number());
         }
     }
 
@@ -168,7 +228,11 @@ impl SimTier {
             self.deliver_all();
             for replica in self.replicas.keys().copied().collect::<Vec<_>>() {
                 self.scan(replica);
-                while self.reports.get(&replica).is_some_and(|reports| !reports.is_empty()) {
+                while self
+                    .reports
+                    .get(&replica)
+                    .is_some_and(|reports| !reports.is_empty())
+                {
                     self.hear(replica);
                 }
             }
@@ -178,28 +242,64 @@ impl SimTier {
         }
     }
 
-    fn chain(&self, plan: usize, service: ServiceId, az: &AzName, bucket: usize) -> Option<Vec<ReplicaNumber>> {
-        let table = self.plans.get(plan)?.services.get(&service)?.tables.get(az)?;
-        Some(table.chains[bucket].iter().map(|member| member.replica).collect())
+    fn chain(
+        &self,
+        plan: usize,
+        service: ServiceId,
+        az: &AzName,
+        bucket: usize,
+    ) -> Option<Vec<ReplicaNumber>> {
+        let table = self
+            .plans
+            .get(plan)?
+            .services
+            .get(&service)?
+            .tables
+            .get(az)?;
+        Some(
+            table.chains[bucket]
+                .iter()
+                .map(|member| member.replica)
+                .collect(),
+        )
     }
 
     fn is_up(&self, replica: ReplicaNumber) -> bool {
-        self.replicas.get(&replica).is_some_and(|replica| replica.up)
+        self.replicas
+            .get(&replica)
+            .is_some_and(|replica| replica.up)
     }
 
     /// Sends a SYN by the edge's table, then by the redirectors' tables. Returns the replica that accepts it, or `None`.
-    pub(crate) fn open(&mut self, service: ServiceId, az: &AzName, bucket: usize) -> Option<ReplicaNumber> {
+    pub(crate) fn open(
+        &mut self,
+        service: ServiceId,
+        az: &AzName,
+        bucket: usize,
+    ) -> Option<ReplicaNumber> {
         let visits = self.begin(service, az, bucket);
-        let taker = visits.last().filter(|visit| visit.verdict == PacketVerdict::Keep)?.here;
+        let taker = visits
+            .last()
+            .filter(|visit| visit.verdict == PacketVerdict::Keep)?
+            .here;
         self.sessions.push((service, az.clone(), bucket, taker));
         Some(taker)
     }
 
     /// Returns the path of a SYN. Clients lose an AZ's gateway address when its edge gets the plan.
     pub(crate) fn begin(&self, service: ServiceId, az: &AzName, bucket: usize) -> Vec<PacketVisit> {
-        let planned = self.plans.get(self.edges[az]).and_then(|plan| plan.services.get(&service));
-        let is_there = planned.and_then(|service| service.placement.as_ref()).is_some_and(|placement| placement.backends.contains_key(az));
-        if is_there { self.walk((service, az, bucket), true, &|_| false) } else { Vec::new() }
+        let planned = self
+            .plans
+            .get(self.edges[az])
+            .and_then(|plan| plan.services.get(&service));
+        let is_there = planned
+            .and_then(|service| service.placement.as_ref())
+            .is_some_and(|placement| placement.backends.contains_key(az));
+        if is_there {
+            self.walk((service, az, bucket), true, &|_| false)
+        } else {
+            Vec::new()
+        }
     }
 
     /// Returns the path of a packet of an existing session.
@@ -211,14 +311,28 @@ impl SimTier {
     ///
     /// By the redirector's rule, a request owns only the answer to its own SYN-ACK. With `any_request`, the former rule applies: it owns
     /// any answer.
-    pub(crate) fn acknowledge(&self, session: &SimSession, requests: &[ReplicaNumber], any_request: bool) -> PacketFate {
+    pub(crate) fn acknowledge(
+        &self,
+        session: &SimSession,
+        requests: &[ReplicaNumber],
+        any_request: bool,
+    ) -> PacketFate {
         let (service, az, bucket, answered) = session;
-        let owns = |here: ReplicaNumber| here == *answered || (any_request && requests.contains(&here));
+        let owns =
+            |here: ReplicaNumber| here == *answered || (any_request && requests.contains(&here));
         fate(&self.walk((*service, az, *bucket), false, &owns), *answered)
     }
 
     fn version(&self, plan: usize, service: ServiceId, az: &AzName) -> Option<u32> {
-        Some(self.plans.get(plan)?.services.get(&service)?.tables.get(az)?.version)
+        Some(
+            self.plans
+                .get(plan)?
+                .services
+                .get(&service)?
+                .tables
+                .get(az)?
+                .version,
+        )
     }
 
     /// Returns the fate of a packet of a session that goes by the edge's table and then along the redirectors' chains.
@@ -233,20 +347,55 @@ impl SimTier {
         begins: bool,
         owns: &dyn Fn(ReplicaNumber) -> bool,
     ) -> Vec<PacketVisit> {
-        let chain = |plan: usize| Some((self.chain(plan, service, az, bucket)?, self.version(plan, service, az)?));
+        let chain = |plan: usize| {
+            Some((
+                self.chain(plan, service, az, bucket)?,
+                self.version(plan, service, az)?,
+            ))
+        };
         let mut visits = Vec::new();
-        let Some((front, version)) = chain(self.edges[az]) else { return visits };
-        let Some(place) = front.iter().position(|replica| self.is_up(*replica)) else { return visits };
-        let stamp = Stamp { version, mixed: false, skipped: place > 0, last: false };
+        let Some((front, version)) = chain(self.edges[az]) else {
+            return visits;
+        };
+        let Some(place) = front.iter().position(|replica| self.is_up(*replica)) else {
+            return visits;
+        };
+        let stamp = Stamp {
+            version,
+            mixed: false,
+            skipped: place > 0,
+            last: false,
+        };
         let mut here = front[place];
-        let mut packet = Packet { sender: None, hop: place, stamp, begins };
+        let mut packet = Packet {
+            sender: None,
+            hop: place,
+            stamp,
+            begins,
+        };
         loop {
             let held = self.has.get(&here).and_then(|plan| chain(*plan));
             let held = held.as_ref().map(|(chain, version)| (&chain[..], *version));
-            let verdict = evaluate(held, here, &packet, owns(here), &|replica| self.is_up(replica));
-            visits.push(PacketVisit { here, packet, verdict });
-            let PacketVerdict::Forward { to, hop, stamp } = verdict else { return visits };
-            (packet, here) = (Packet { sender: Some(here), hop, stamp, begins }, to);
+            let verdict = evaluate(held, here, &packet, owns(here), &|replica| {
+                self.is_up(replica)
+            });
+            visits.push(PacketVisit {
+                here,
+                packet,
+                verdict,
+            });
+            let PacketVerdict::Forward { to, hop, stamp } = verdict else {
+                return visits;
+            };
+            (packet, here) = (
+                Packet {
+                    sender: Some(here),
+                    hop,
+                    stamp,
+                    begins,
+                },
+                to,
+            );
         }
     }
 
@@ -261,17 +410,24 @@ impl SimTier {
             let chain = self.chain(newest, session.0, &session.1, session.2);
             chain.is_some_and(|chain| chain.contains(&session.3))
         };
-        self.sessions.iter().filter(|session| !is_member(session)).collect()
+        self.sessions
+            .iter()
+            .filter(|session| !is_member(session))
+            .collect()
     }
 
     /// Removes draining replicas that no chain contains any more.
     pub(crate) fn leave(&mut self) {
         let newest = self.newest();
-        let draining =
-            self.replicas.values().filter(|replica| replica.state == ReplicaState::Draining && newest.members(replica.number) == 0);
+        let draining = self.replicas.values().filter(|replica| {
+            replica.state == ReplicaState::Draining && newest.members(replica.number) == 0
+        });
         let gone: BTreeSet<ReplicaNumber> = draining.map(|replica| replica.number).collect();
         for replica in gone {
-            assert!(self.sessions.iter().all(|session| session.3 != replica), "replica {replica:?} may leave, and owns sessions");
+            assert!(
+                self.sessions.iter().all(|session| session.3 != replica),
+                "replica {replica:?} may leave, and owns sessions"
+            );
             self.forget(replica);
         }
     }
@@ -287,9 +443,19 @@ impl SimTier {
 
 /// Returns true if a service moved while no replica other than heads could own its sessions, so that the next service need not wait for it.
 fn has_landed_at_once(before: &Plan, next: &Plan) -> bool {
-    let is_still = |table: &PlannedTable| table.closing == 0 && !table.chains.iter().flatten().any(|member| member.is_owner());
+    let is_still = |table: &PlannedTable| {
+        table.closing == 0
+            && !table
+                .chains
+                .iter()
+                .flatten()
+                .any(|member| member.is_owner())
+    };
     next.services.iter().any(|(id, service)| {
-        let has_moved = before.services.get(id).is_some_and(|old| old.placement != service.placement);
+        let has_moved = before
+            .services
+            .get(id)
+            .is_some_and(|old| old.placement != service.placement);
         has_moved && service.tables.values().all(|table| is_still(table))
     })
 }
@@ -316,8 +482,15 @@ pub(crate) enum PacketFate {
 /// Returns the fate of a packet with this path for a session of `owner`.
 pub(crate) fn fate(visits: &[PacketVisit], owner: ReplicaNumber) -> PacketFate {
     match visits.last() {
-        Some(PacketVisit { here, verdict: PacketVerdict::Keep, .. }) if *here == owner => PacketFate::Found,
-        Some(PacketVisit { verdict: PacketVerdict::Keep | PacketVerdict::Unowned, .. }) => PacketFate::Reset,
+        Some(PacketVisit {
+            here,
+            verdict: PacketVerdict::Keep,
+            ..
+        }) if *here == owner => PacketFate::Found,
+        Some(PacketVisit {
+            verdict: PacketVerdict::Keep | PacketVerdict::Unowned,
+            ..
+        }) => PacketFate::Reset,
         _ => PacketFate::Again,
     }
 }
@@ -325,22 +498,44 @@ pub(crate) fn fate(visits: &[PacketVisit], owner: ReplicaNumber) -> PacketFate {
 /// Returns the tables that data planes receive from a plan.
 fn published(plan: &Plan) -> Vec<canal_model::program::BucketTable> {
     let tables = |(id, service): (&ServiceId, &canal_model::plan::PlannedService)| {
-        service.tables.keys().map(|az| (*id, az.clone())).collect::<Vec<_>>()
+        service
+            .tables
+            .keys()
+            .map(|az| (*id, az.clone()))
+            .collect::<Vec<_>>()
     };
-    plan.services.iter().flat_map(tables).filter_map(|(id, az)| plan.table(id, &az)).collect()
+    plan.services
+        .iter()
+        .flat_map(tables)
+        .filter_map(|(id, az)| plan.table(id, &az))
+        .collect()
 }
 
 /// Describes the first difference, because whole plans are too long to read.
 fn difference(one: &Plan, other: &Plan) -> String {
     for ((service, one), other) in one.services.iter().zip(other.services.values()) {
         if one.placement != other.placement {
-            return format!("{service:?} is placed at {:?}, then {:?}", one.placement, other.placement);
+            return format!(
+                "{service:?} is placed at {:?}, then {:?}",
+                one.placement, other.placement
+            );
         }
         for ((az, one), other) in one.tables.iter().zip(other.tables.values()) {
-            let chains = one.chains.iter().zip(&other.chains).enumerate().find(|(_, (one, other))| one != other);
+            let chains = one
+                .chains
+                .iter()
+                .zip(&other.chains)
+                .enumerate()
+                .find(|(_, (one, other))| one != other);
             if one != other {
-                let head = |table: &PlannedTable| (table.version, table.confirmed, table.heard, table.closing);
-                return format!("{service:?}@{az} {:?} {:?}: bucket {chains:?}", head(one), head(other));
+                let head = |table: &PlannedTable| {
+                    (table.version, table.confirmed, table.heard, table.closing)
+                };
+                return format!(
+                    "{service:?}@{az} {:?} {:?}: bucket {chains:?}",
+                    head(one),
+                    head(other)
+                );
             }
         }
     }

@@ -34,7 +34,11 @@ pub(crate) enum PacketVerdict {
     /// The replica delivers the packet locally: it owns the session, or the session begins here.
     Keep,
     /// The replica forwards the packet to another one.
-    Forward { to: ReplicaNumber, hop: usize, stamp: Stamp },
+    Forward {
+        to: ReplicaNumber,
+        hop: usize,
+        stamp: Stamp,
+    },
     /// The chain ends here: the packet is delivered to the kernel, which sends a reset.
     Unowned,
     /// The chain ends here while tables of two versions are in use: the packet is dropped, and TCP sends it again.
@@ -54,25 +58,49 @@ pub(crate) fn evaluate(
     owns: bool,
     is_up: &dyn Fn(ReplicaNumber) -> bool,
 ) -> PacketVerdict {
-    let Some((chain, version)) = chain else { return PacketVerdict::NoTable };
-    let mut stamp = Stamp { version, mixed: packet.stamp.mixed || packet.stamp.version != version, ..packet.stamp };
+    let Some((chain, version)) = chain else {
+        return PacketVerdict::NoTable;
+    };
+    let mut stamp = Stamp {
+        version,
+        mixed: packet.stamp.mixed || packet.stamp.version != version,
+        ..packet.stamp
+    };
     if packet.begins {
         // A hop above 0 means that another replica chose this one for the SYN; a SYN from an edge starts at the head.
-        let head = next_place(chain, (None, None), 0, packet, &mut stamp, is_up).filter(|_| packet.hop == 0);
-        return head.filter(|head| *head != here).map_or(PacketVerdict::Keep, |to| PacketVerdict::Forward { to, hop: 1, stamp });
+        let head = next_place(chain, (None, None), 0, packet, &mut stamp, is_up)
+            .filter(|_| packet.hop == 0);
+        return head
+            .filter(|head| *head != here)
+            .map_or(PacketVerdict::Keep, |to| PacketVerdict::Forward {
+                to,
+                hop: 1,
+                stamp,
+            });
     }
     if owns {
         return PacketVerdict::Keep;
     }
     let apart = (Some(here), packet.sender);
-    let mut next = next_place(chain, apart, behind(chain, here, packet), packet, &mut stamp, is_up);
+    let mut next = next_place(
+        chain,
+        apart,
+        behind(chain, here, packet),
+        packet,
+        &mut stamp,
+        is_up,
+    );
     // With a skipped member or tables of two versions, the owner may have been missed, so the chain is walked once more from its start.
     if next.is_none() && !stamp.last && (stamp.skipped || stamp.mixed) {
         stamp.last = true;
         next = next_place(chain, apart, 0, packet, &mut stamp, is_up);
     }
     match next {
-        Some(to) => PacketVerdict::Forward { to, hop: packet.hop + 1, stamp },
+        Some(to) => PacketVerdict::Forward {
+            to,
+            hop: packet.hop + 1,
+            stamp,
+        },
         None if stamp.mixed => PacketVerdict::Unsettled,
         None => PacketVerdict::Unowned,
     }
@@ -97,7 +125,11 @@ fn next_place(
     if packet.hop >= CHAIN_LENGTH_MAX {
         return None;
     }
-    for replica in chain.iter().skip(from).filter(|replica| ![apart.0, apart.1].contains(&Some(**replica))) {
+    for replica in chain
+        .iter()
+        .skip(from)
+        .filter(|replica| ![apart.0, apart.1].contains(&Some(**replica)))
+    {
         if is_up(*replica) {
             return Some(*replica);
         }

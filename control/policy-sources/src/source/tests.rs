@@ -86,7 +86,16 @@ struct ApiFixture;
 
 impl ApiFixture {
     fn write(&mut self, sources: &mut TenantSources, request: WriteRequest) -> Vec<Diagnostic> {
-        let plan = decide(sources, &request, Vec::new(), WritePermission { is_provider: true, bytes_max: u64::MAX }, 1);
+        let plan = decide(
+            sources,
+            &request,
+            Vec::new(),
+            WritePermission {
+                is_provider: true,
+                bytes_max: u64::MAX,
+            },
+            1,
+        );
         if !plan.is_refused() {
             *sources = plan.after;
         }
@@ -99,11 +108,27 @@ impl SourceFixture for ApiFixture {
         PolicyOrigin::Api
     }
     fn put(&mut self, sources: &mut TenantSources, name: &str, yaml: &str) -> Vec<Diagnostic> {
-        self.write(sources, WriteRequest::Apply(vec![api::File { path: format!("{name}.yaml"), yaml: yaml.into() }]))
+        self.write(
+            sources,
+            WriteRequest::Apply(vec![api::File {
+                path: format!("{name}.yaml"),
+                yaml: yaml.into(),
+            }]),
+        )
     }
     fn remove(&mut self, sources: &mut TenantSources, name: &str) {
-        let object = api::ObjectRef { kind: "Service".into(), namespace: "default".into(), name: name.into() };
-        let errors = self.write(sources, WriteRequest::Delete { objects: vec![object], ignore_missing: false });
+        let object = api::ObjectRef {
+            kind: "Service".into(),
+            namespace: "default".into(),
+            name: name.into(),
+        };
+        let errors = self.write(
+            sources,
+            WriteRequest::Delete {
+                objects: vec![object],
+                ignore_missing: false,
+            },
+        );
         assert_eq!(errors, []);
     }
     fn remove_tenant(&mut self, _: &mut TenantSources) {}
@@ -118,12 +143,19 @@ fn sources() -> TenantSources {
 }
 
 fn service(name: &str, port: u16) -> String {
-    format!("apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{clusterIP: None, ports: [{{port: {port}}}]}}\n")
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{clusterIP: None, ports: [{{port: {port}}}]}}\n"
+    )
 }
 
 /// Returns the names of the objects in force, each with the source that it comes from.
 fn in_force(sources: &TenantSources) -> Vec<(String, PolicyOrigin)> {
-    let row = |object: CatalogObject| (object.document.object.metadata().name.to_string(), object.origin);
+    let row = |object: CatalogObject| {
+        (
+            object.document.object.metadata().name.to_string(),
+            object.origin,
+        )
+    };
     sources.objects().into_iter().map(row).collect()
 }
 
@@ -131,13 +163,30 @@ fn in_force(sources: &TenantSources) -> Vec<(String, PolicyOrigin)> {
 fn what_a_source_says_is_in_force_until_it_is_removed() {
     for mut source in fixtures() {
         let (mut sources, origin) = (sources(), source.origin());
-        assert_eq!(source.put(&mut sources, "a", &service("a", 80)), [], "{origin:?}");
+        assert_eq!(
+            source.put(&mut sources, "a", &service("a", 80)),
+            [],
+            "{origin:?}"
+        );
         source.put(&mut sources, "b", &service("b", 80));
-        assert_eq!(in_force(&sources), [("a".to_string(), origin), ("b".to_string(), origin)]);
-        assert_eq!(sources.bytes(), (service("a", 80) + &service("b", 80)).len() as u64, "{origin:?}");
+        assert_eq!(
+            in_force(&sources),
+            [("a".to_string(), origin), ("b".to_string(), origin)]
+        );
+        assert_eq!(
+            sources.bytes(),
+            (service("a", 80) + &service("b", 80)).len() as u64,
+            "{origin:?}"
+        );
         assert!(sources.has(origin) && sources.is_complete() && !sources.is_gone());
         source.put(&mut sources, "a", &service("a", 8080));
-        assert!(sources.objects().iter().any(|object| object.document.text.contains("8080")), "{origin:?}");
+        assert!(
+            sources
+                .objects()
+                .iter()
+                .any(|object| object.document.text.contains("8080")),
+            "{origin:?}"
+        );
         source.remove(&mut sources, "a");
         assert_eq!(in_force(&sources), [("b".to_string(), origin)]);
         source.remove(&mut sources, "b");
@@ -151,11 +200,22 @@ fn a_mistake_is_named_and_removes_nothing() {
     for mut source in fixtures() {
         let (mut sources, origin) = (sources(), source.origin());
         source.put(&mut sources, "a", &service("a", 80));
-        for broken in ["kind: [", "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {prots: []}\n"] {
+        for broken in [
+            "kind: [",
+            "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {prots: []}\n",
+        ] {
             let errors = source.put(&mut sources, "a", broken);
-            assert!(errors.iter().any(|d| d.severity == Severity::Error && !d.fix.is_empty()), "{origin:?}: {errors:?}");
+            assert!(
+                errors
+                    .iter()
+                    .any(|d| d.severity == Severity::Error && !d.fix.is_empty()),
+                "{origin:?}: {errors:?}"
+            );
             assert_eq!(in_force(&sources), [("a".to_string(), origin)], "{broken}");
-            assert!(sources.objects()[0].document.text.contains("port: 80"), "{origin:?}");
+            assert!(
+                sources.objects()[0].document.text.contains("port: 80"),
+                "{origin:?}"
+            );
         }
     }
 }
@@ -169,14 +229,37 @@ fn what_was_found_in_an_object_is_reported_by_its_key() {
         source.put(&mut sources, "a", &service("a", 80));
         source.put(&mut sources, "r", route);
         let keys: Vec<_> = sources.service_keys().into_iter().collect();
-        let ids = keys.into_iter().map(|key| (key, canal_model::ids::ServiceId::new(1).unwrap())).collect();
-        let view = TenantCatalog::next(None, sources.compile(&ids, CompiledSize::UNLIMITED).0, Generation(1));
-        let object = view.objects.iter().find(|object| object.document.object.metadata().name.as_str() == "r").unwrap();
+        let ids = keys
+            .into_iter()
+            .map(|key| (key, canal_model::ids::ServiceId::new(1).unwrap()))
+            .collect();
+        let view = TenantCatalog::next(
+            None,
+            sources.compile(&ids, CompiledSize::UNLIMITED).0,
+            Generation(1),
+        );
+        let object = view
+            .objects
+            .iter()
+            .find(|object| object.document.object.metadata().name.as_str() == "r")
+            .unwrap();
         let key = object.document.object.key();
         let found: Vec<&Diagnostic> = view.status_of(&key).collect();
-        assert!(found.iter().any(|d| d.problem.contains("nosuch")), "{origin:?}: {:?}", view.diagnostics);
-        let location = if origin == PolicyOrigin::Files { "r.yaml" } else { "api" };
-        assert!(object.location().ends_with(location), "{}", object.location());
+        assert!(
+            found.iter().any(|d| d.problem.contains("nosuch")),
+            "{origin:?}: {:?}",
+            view.diagnostics
+        );
+        let location = if origin == PolicyOrigin::Files {
+            "r.yaml"
+        } else {
+            "api"
+        };
+        assert!(
+            object.location().ends_with(location),
+            "{}",
+            object.location()
+        );
     }
 }
 
@@ -189,19 +272,32 @@ fn of_two_objects_with_one_key_that_of_the_first_source_is_in_force() {
         if files_first {
             files.put(&mut sources, "a", &service("a", 80));
             let errors = api.put(&mut sources, "a", &service("a", 8080));
-            assert!(errors.iter().any(|d| d.problem.contains("comes from the file")), "{errors:?}");
+            assert!(
+                errors
+                    .iter()
+                    .any(|d| d.problem.contains("comes from the file")),
+                "{errors:?}"
+            );
         } else {
             api.put(&mut sources, "a", &service("a", 8080));
             files.put(&mut sources, "a", &service("a", 80));
-            let warnings = sources.compile(&BTreeMap::new(), CompiledSize::UNLIMITED).0.diagnostics;
+            let warnings = sources
+                .compile(&BTreeMap::new(), CompiledSize::UNLIMITED)
+                .0
+                .diagnostics;
             assert!(
-                warnings.iter().any(|d| d.severity == Severity::Warning && d.problem.contains("comes from api and from")),
+                warnings.iter().any(|d| d.severity == Severity::Warning
+                    && d.problem.contains("comes from api and from")),
                 "{warnings:?}"
             );
         }
         assert_eq!(in_force(&sources), [("a".to_string(), PolicyOrigin::Files)]);
         files.remove(&mut sources, "a");
-        let left = if files_first { vec![] } else { vec![("a".to_string(), PolicyOrigin::Api)] };
+        let left = if files_first {
+            vec![]
+        } else {
+            vec![("a".to_string(), PolicyOrigin::Api)]
+        };
         assert_eq!(in_force(&sources), left);
     }
 }

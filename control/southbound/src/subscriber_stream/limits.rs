@@ -47,16 +47,22 @@ impl Default for SessionLimits {
 /// The stream exceeded a limit, and is ended.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum StreamLimitError {
-    #[error("the stream subscribes to {named} names and may to {limit}; fix: subscribe to fewer, or by wildcard")]
+    #[error(
+        "the stream subscribes to {named} names and may to {limit}; fix: subscribe to fewer, or by wildcard"
+    )]
     TooManyNames { named: usize, limit: usize },
-    #[error("the stream names a resource with {bytes} bytes and may use {limit}; fix: name resources as the controller does")]
+    #[error(
+        "the stream names a resource with {bytes} bytes and may use {limit}; fix: name resources as the controller does"
+    )]
     NameTooLong { bytes: usize, limit: usize },
     #[error(
         "the names that only this stream knows are charged {bytes} bytes and may be {limit}; fix: subscribe by wildcard, and list no \
          resources as held"
     )]
     TooManyNameBytes { bytes: usize, limit: usize },
-    #[error("more than {limit} requests for unknown types wait for their answer; fix: wait for answers before the next request")]
+    #[error(
+        "more than {limit} requests for unknown types wait for their answer; fix: wait for answers before the next request"
+    )]
     TooManyUnknownTypes { limit: usize },
 }
 

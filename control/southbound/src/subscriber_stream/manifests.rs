@@ -30,16 +30,30 @@ impl SubscriberStream {
             true => admitted.iter().flatten().cloned().collect(),
             false => {
                 let newcomers = admitted.difference(&self.admitted).flatten().cloned();
-                resealed.into_iter().chain(newcomers).chain(self.refused_tenants()).collect()
+                resealed
+                    .into_iter()
+                    .chain(newcomers)
+                    .chain(self.refused_tenants())
+                    .collect()
             }
         };
         let mut out = Vec::new();
-        for tenant in concerned.iter().filter(|t| admitted.contains(&Some((*t).clone()))) {
+        for tenant in concerned
+            .iter()
+            .filter(|t| admitted.contains(&Some((*t).clone())))
+        {
             out.extend(self.manifest(tenant, catalog, items));
         }
         // Manifests of tenants that left the subscriber's scope are removed.
-        let held = self.held.owners().filter(|owner| !admitted.contains(*owner)).flat_map(|owner| self.held.of(owner));
-        let gone: Vec<ResourceId> = held.filter(|(kind, _)| *kind == ResourceKind::Manifest).cloned().collect();
+        let held = self
+            .held
+            .owners()
+            .filter(|owner| !admitted.contains(*owner))
+            .flat_map(|owner| self.held.of(owner));
+        let gone: Vec<ResourceId> = held
+            .filter(|(kind, _)| *kind == ResourceKind::Manifest)
+            .cloned()
+            .collect();
         out.extend(gone.into_iter().map(Item::Remove));
         self.manifests_due = false;
         out
@@ -53,18 +67,29 @@ impl SubscriberStream {
         if !self.kinds[ResourceKind::Manifest as usize].covers(tenant.as_str()) {
             return None;
         }
-        let told = ResourceKind::security().flat_map(|kind| view.of(kind)).filter(|e| {
-            let kind = e.resource.kind();
-            self.kinds[kind as usize].covers(&e.name) && scope::visible(&e.resource, &self.principal, &self.whereabouts)
-        });
-        let versions: Vec<(ResourceKind, &Arc<str>, String)> = told.map(|e| (e.resource.kind(), &e.name, e.version.to_string())).collect();
-        let sealed = manifest::compute(tenant, versions.iter().map(|(kind, name, version)| (*kind, &***name, version.as_str())));
+        let told = ResourceKind::security()
+            .flat_map(|kind| view.of(kind))
+            .filter(|e| {
+                let kind = e.resource.kind();
+                self.kinds[kind as usize].covers(&e.name)
+                    && scope::visible(&e.resource, &self.principal, &self.whereabouts)
+            });
+        let versions: Vec<(ResourceKind, &Arc<str>, String)> = told
+            .map(|e| (e.resource.kind(), &e.name, e.version.to_string()))
+            .collect();
+        let sealed = manifest::compute(
+            tenant,
+            versions
+                .iter()
+                .map(|(kind, name, version)| (*kind, &***name, version.as_str())),
+        );
         let entry = EncodedResource::new(Resource::Manifest(sealed), Generation(0));
         let is_held = self.held.version(&owner, &entry.key()) == Some(entry.version);
         let is_sealed = |item: &Item| {
             let key = item.key();
             key.0.is_security() && super::owner_of(&key).as_ref() == Some(tenant)
         };
-        (!is_held || self.manifests_due || items.iter().any(is_sealed)).then(|| Item::Put(Arc::new(entry)))
+        (!is_held || self.manifests_due || items.iter().any(is_sealed))
+            .then(|| Item::Put(Arc::new(entry)))
     }
 }

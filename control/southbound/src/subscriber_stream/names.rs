@@ -14,7 +14,9 @@ use canal_model::program::ResourceKind;
 use canal_runtime::ShareHolder;
 use canal_wire::discovery::DeltaDiscoveryRequest;
 
-use super::{Item, NAME_OVERHEAD_BYTES, OUT_OF_SCOPE_BYTES_MAX, StreamLimitError, SubscriberStream, owner_of};
+use super::{
+    Item, NAME_OVERHEAD_BYTES, OUT_OF_SCOPE_BYTES_MAX, StreamLimitError, SubscriberStream, owner_of,
+};
 
 /// A resource that the subscriber holds.
 #[derive(Debug, Clone, Copy)]
@@ -45,11 +47,18 @@ impl HeldResources {
 
     /// Returns the keys of one owner's resources.
     pub(super) fn of(&self, owner: &ResourceOwner) -> impl Iterator<Item = &ResourceId> {
-        self.by_owner.get(owner).into_iter().flat_map(BTreeMap::keys)
+        self.by_owner
+            .get(owner)
+            .into_iter()
+            .flat_map(BTreeMap::keys)
     }
 
     /// Returns the version of one resource, if the subscriber holds it.
-    pub(super) fn version(&self, owner: &ResourceOwner, key: &ResourceId) -> Option<ResourceVersion> {
+    pub(super) fn version(
+        &self,
+        owner: &ResourceOwner,
+        key: &ResourceId,
+    ) -> Option<ResourceVersion> {
         self.by_owner.get(owner)?.get(key).map(|held| held.version)
     }
 
@@ -70,7 +79,9 @@ impl HeldResources {
     /// Forgets a resource.
     pub(super) fn remove(&mut self, key: &ResourceId) {
         let owner = owner_of(key);
-        let Some(of_owner) = self.by_owner.get_mut(&owner) else { return };
+        let Some(of_owner) = self.by_owner.get_mut(&owner) else {
+            return;
+        };
         if let Some(held) = of_owner.remove(key) {
             self.count -= 1;
             self.charged -= held.charged;
@@ -82,10 +93,17 @@ impl HeldResources {
 
     /// Forgets the resources whose keys `keep` refuses.
     fn retain(&mut self, keep: impl Fn(&ResourceId) -> bool) {
-        self.by_owner.values_mut().for_each(|of_owner| of_owner.retain(|key, _| keep(key)));
+        self.by_owner
+            .values_mut()
+            .for_each(|of_owner| of_owner.retain(|key, _| keep(key)));
         self.by_owner.retain(|_, of_owner| !of_owner.is_empty());
         self.count = self.by_owner.values().map(BTreeMap::len).sum();
-        self.charged = self.by_owner.values().flat_map(BTreeMap::values).map(|held| held.charged).sum();
+        self.charged = self
+            .by_owner
+            .values()
+            .flat_map(BTreeMap::values)
+            .map(|held| held.charged)
+            .sum();
     }
 }
 
@@ -134,12 +152,23 @@ impl<'a> NameScope<'a> {
         let view = self.view(owner);
         let known = view.and_then(|view| view.entries.get_key_value(&key));
         match known {
-            Some(((_, shared), entry)) if scope::visible(&entry.resource, self.principal, &self.catalog.whereabouts) => {
-                PricedName { name: shared.clone(), price: 0 }
+            Some(((_, shared), entry))
+                if scope::visible(&entry.resource, self.principal, &self.catalog.whereabouts) =>
+            {
+                PricedName {
+                    name: shared.clone(),
+                    price: 0,
+                }
             }
             // A manifest is in no catalog; there is one for each tenant in scope.
-            _ if kind == ResourceKind::Manifest && view.is_some() => PricedName { name: key.1, price: 0 },
-            _ => PricedName { name: key.1, price: name.len() + NAME_OVERHEAD_BYTES },
+            _ if kind == ResourceKind::Manifest && view.is_some() => PricedName {
+                name: key.1,
+                price: 0,
+            },
+            _ => PricedName {
+                name: key.1,
+                price: name.len() + NAME_OVERHEAD_BYTES,
+            },
         }
     }
 }
@@ -148,7 +177,11 @@ impl SubscriberStream {
     /// Returns the bytes that the principal's holder is charged for names. Of a provider's stream, these are only the names that it
     /// subscribes to.
     pub(crate) fn name_bytes(&self) -> usize {
-        if self.is_of_provider() { self.subscribed_bytes } else { self.subscribed_bytes + self.held.charged }
+        if self.is_of_provider() {
+            self.subscribed_bytes
+        } else {
+            self.subscribed_bytes + self.held.charged
+        }
     }
 
     /// Returns the number of listed names, since the last call, that are outside the principal's scope.
@@ -180,7 +213,10 @@ impl SubscriberStream {
             // A first request without names subscribes to everything (the xDS protocol's legacy wildcard).
             subscription.wildcard = request.resource_names_subscribe.is_empty();
         }
-        subscription.wildcard |= request.resource_names_subscribe.iter().any(|name| name == "*");
+        subscription.wildcard |= request
+            .resource_names_subscribe
+            .iter()
+            .any(|name| name == "*");
         for PricedName { name, price } in priced.subscribed {
             subscription.asked.insert(name.clone());
             if let Entry::Vacant(new) = subscription.names.entry(name) {
@@ -196,10 +232,18 @@ impl SubscriberStream {
                 subscription.asked.remove(name.as_str());
             }
         }
-        let is_listing = !request.initial_resource_versions.is_empty() && (first || request.response_nonce.is_empty());
-        let names_changed = !request.resource_names_subscribe.is_empty() || !request.resource_names_unsubscribe.is_empty();
+        let is_listing = !request.initial_resource_versions.is_empty()
+            && (first || request.response_nonce.is_empty());
+        let names_changed = !request.resource_names_subscribe.is_empty()
+            || !request.resource_names_unsubscribe.is_empty();
         for (PricedName { name, price }, version) in priced.held {
-            self.held.put((kind, name), HeldResource { version, charged: price });
+            self.held.put(
+                (kind, name),
+                HeldResource {
+                    version,
+                    charged: price,
+                },
+            );
         }
         self.names_out_of_scope += priced.too_long + priced.out_of_scope.len() as u64;
         self.keep_out_of_scope(kind, priced.out_of_scope);
@@ -220,18 +264,37 @@ impl SubscriberStream {
         catalog: &Catalog,
     ) -> Result<PricedRequest, StreamLimitError> {
         let subscription = &self.kinds[kind as usize];
-        let asked = || request.resource_names_subscribe.iter().chain(&request.resource_names_unsubscribe);
+        let asked = || {
+            request
+                .resource_names_subscribe
+                .iter()
+                .chain(&request.resource_names_unsubscribe)
+        };
         let longest = asked().map(String::len).max().unwrap_or(0);
         if longest > self.limits.name_bytes {
-            return Err(StreamLimitError::NameTooLong { bytes: longest, limit: self.limits.name_bytes });
+            return Err(StreamLimitError::NameTooLong {
+                bytes: longest,
+                limit: self.limits.name_bytes,
+            });
         }
         let mut priced = PricedRequest::default();
-        let mut names = NameScope { principal: &self.principal, catalog, views: HashMap::new() };
-        for name in request.resource_names_subscribe.iter().filter(|name| *name != "*") {
+        let mut names = NameScope {
+            principal: &self.principal,
+            catalog,
+            views: HashMap::new(),
+        };
+        for name in request
+            .resource_names_subscribe
+            .iter()
+            .filter(|name| *name != "*")
+        {
             // A name that was subscribed to before was charged then.
             let before = subscription.names.get_key_value(name.as_str());
             priced.subscribed.push(match before {
-                Some((name, _)) => PricedName { name: name.clone(), price: 0 },
+                Some((name, _)) => PricedName {
+                    name: name.clone(),
+                    price: 0,
+                },
                 None => names.price(kind, kind.owner_of(name), name),
             });
         }
@@ -245,7 +308,10 @@ impl SubscriberStream {
             } else if !scope::may_hold_of(owner.as_ref(), &self.principal) {
                 priced.out_of_scope.push(name.as_str().into());
             } else {
-                priced.held.push((names.price(kind, owner, name), ResourceVersion::read(version)));
+                priced.held.push((
+                    names.price(kind, owner, name),
+                    ResourceVersion::read(version),
+                ));
             }
         }
         Ok(priced)
@@ -253,16 +319,27 @@ impl SubscriberStream {
 
     /// Checks that the stream may store what a request brings.
     fn admit(&self, priced: &PricedRequest) -> Result<(), StreamLimitError> {
-        let named = self.kinds.iter().map(|k| k.names.len()).sum::<usize>() + priced.subscribed.len();
+        let named =
+            self.kinds.iter().map(|k| k.names.len()).sum::<usize>() + priced.subscribed.len();
         if named > self.limits.names {
-            return Err(StreamLimitError::TooManyNames { named, limit: self.limits.names });
+            return Err(StreamLimitError::TooManyNames {
+                named,
+                limit: self.limits.names,
+            });
         }
         let subscribed: usize = priced.subscribed.iter().map(|name| name.price).sum();
         // What a provider's data plane holds is no reason to refuse it: other tenants would have to do without it.
-        let held: usize = if self.is_of_provider() { 0 } else { priced.held.iter().map(|(name, _)| name.price).sum() };
+        let held: usize = if self.is_of_provider() {
+            0
+        } else {
+            priced.held.iter().map(|(name, _)| name.price).sum()
+        };
         let bytes = self.name_bytes() + subscribed + held;
         if bytes > self.limits.stream_name_bytes {
-            return Err(StreamLimitError::TooManyNameBytes { bytes, limit: self.limits.stream_name_bytes });
+            return Err(StreamLimitError::TooManyNameBytes {
+                bytes,
+                limit: self.limits.stream_name_bytes,
+            });
         }
         Ok(())
     }
@@ -270,7 +347,11 @@ impl SubscriberStream {
     /// Keeps names outside the scope until the next batch removes them from the subscriber, as far as [`OUT_OF_SCOPE_BYTES_MAX`] allows.
     /// The subscriber lists the rest again at its next stream.
     fn keep_out_of_scope(&mut self, kind: ResourceKind, names: Vec<Arc<str>>) {
-        let mut bytes: usize = self.out_of_scope.iter().map(|(_, name)| name.len() + NAME_OVERHEAD_BYTES).sum();
+        let mut bytes: usize = self
+            .out_of_scope
+            .iter()
+            .map(|(_, name)| name.len() + NAME_OVERHEAD_BYTES)
+            .sum();
         for name in names {
             bytes += name.len() + NAME_OVERHEAD_BYTES;
             if bytes > OUT_OF_SCOPE_BYTES_MAX {
@@ -288,19 +369,25 @@ impl SubscriberStream {
             let subscription = &self.kinds[key.0 as usize];
             subscription.covers(&key.1) && !subscription.asked.contains(&key.1)
         };
-        listed.into_iter().filter(is_due).map(Item::Remove).collect()
+        listed
+            .into_iter()
+            .filter(is_due)
+            .map(Item::Remove)
+            .collect()
     }
 
     /// Returns whether the stream still has to do with this name: the subscriber holds it or subscribed to it by name.
     pub(super) fn has_name(&self, key: &ResourceId) -> bool {
-        self.kinds[key.0 as usize].names.contains_key(&key.1) || self.held.version(&owner_of(key), key).is_some()
+        self.kinds[key.0 as usize].names.contains_key(&key.1)
+            || self.held.version(&owner_of(key), key).is_some()
     }
 
     /// Forgets held resources that are no longer subscribed to. The subscriber drops them by itself, so no removal is sent.
     fn forget_uncovered(&mut self, kind: ResourceKind) {
         let subscription = &self.kinds[kind as usize];
         if !subscription.wildcard {
-            self.held.retain(|(k, name)| *k != kind || subscription.names.contains_key(name));
+            self.held
+                .retain(|(k, name)| *k != kind || subscription.names.contains_key(name));
         }
     }
 }

@@ -27,14 +27,25 @@ pub(super) struct ReceivedNack {
 impl ReceivedNack {
     pub(super) fn read(status: &Status) -> Self {
         // Canal's data planes cut reasons as well; another client may not.
-        let cut = |(name, reason): (String, String)| (name, reason[..reason.floor_char_boundary(refused::REASON_BYTES_MAX)].to_string());
+        let cut = |(name, reason): (String, String)| {
+            (
+                name,
+                reason[..reason.floor_char_boundary(refused::REASON_BYTES_MAX)].to_string(),
+            )
+        };
         let named = refused::unpack(status).into_iter().map(cut).collect();
-        Self { text: status.message.chars().take(NACK_TEXT_MAX).collect(), named }
+        Self {
+            text: status.message.chars().take(NACK_TEXT_MAX).collect(),
+            named,
+        }
     }
 
     #[cfg(test)]
     pub(super) fn named_reasons(&self) -> Vec<(&str, usize)> {
-        self.named.iter().map(|(name, reason)| (name.as_str(), reason.len())).collect()
+        self.named
+            .iter()
+            .map(|(name, reason)| (name.as_str(), reason.len()))
+            .collect()
     }
 }
 
@@ -64,14 +75,31 @@ impl SubscriberStream {
     /// one per tenant, then in halves within each tenant. That ends when the faulty resource is alone, or the tenant's splits are used up.
     pub(super) fn refuse(&mut self, planned: PendingResponse, nack: &ReceivedNack) {
         self.last_nack.clone_from(&nack.text);
-        let PendingResponse { url, generation, mut items } = planned;
-        let reasons: BTreeMap<&str, &str> = nack.named.iter().map(|(name, reason)| (name.as_str(), reason.as_str())).collect();
-        if items.iter().any(|item| reasons.contains_key(&*item.key().1)) {
-            let (refused, taken): (Vec<_>, Vec<_>) = items.into_iter().partition(|item| reasons.contains_key(&*item.key().1));
+        let PendingResponse {
+            url,
+            generation,
+            mut items,
+        } = planned;
+        let reasons: BTreeMap<&str, &str> = nack
+            .named
+            .iter()
+            .map(|(name, reason)| (name.as_str(), reason.as_str()))
+            .collect();
+        if items
+            .iter()
+            .any(|item| reasons.contains_key(&*item.key().1))
+        {
+            let (refused, taken): (Vec<_>, Vec<_>) = items
+                .into_iter()
+                .partition(|item| reasons.contains_key(&*item.key().1));
             // The data plane has applied what the NACK does not name.
             self.accept(taken);
             for item in refused {
-                let reason = reasons.get(&*item.key().1).copied().unwrap_or_default().to_string();
+                let reason = reasons
+                    .get(&*item.key().1)
+                    .copied()
+                    .unwrap_or_default()
+                    .to_string();
                 self.set_aside(&item, reason);
             }
             return;
@@ -86,8 +114,16 @@ impl SubscriberStream {
             return;
         };
         let second = items.split_off(at);
-        self.queue.push_front(PendingResponse { url: url.clone(), generation, items: second });
-        self.queue.push_front(PendingResponse { url, generation, items });
+        self.queue.push_front(PendingResponse {
+            url: url.clone(),
+            generation,
+            items: second,
+        });
+        self.queue.push_front(PendingResponse {
+            url,
+            generation,
+            items,
+        });
     }
 
     /// Returns where to split a refused response whose resources have these owners, sorted. `None` if it is one resource, or its tenant's
@@ -112,7 +148,13 @@ impl SubscriberStream {
         if item.version().is_none() && !self.has_name(&item.key()) {
             return;
         }
-        self.refused.insert(item.key(), SetAside { version: item.version(), reason });
+        self.refused.insert(
+            item.key(),
+            SetAside {
+                version: item.version(),
+                reason,
+            },
+        );
         self.refusals_changed = true;
     }
 
@@ -139,10 +181,18 @@ impl SubscriberStream {
         for owner in owners {
             // A new refusal holds its owner at the generation from before this batch.
             let acked = self.refusals.get(&owner).map_or(before, |r| r.acked);
-            refusals.insert(owner, TenantRefusals { acked, ..TenantRefusals::default() });
+            refusals.insert(
+                owner,
+                TenantRefusals {
+                    acked,
+                    ..TenantRefusals::default()
+                },
+            );
         }
         for (key, aside) in &self.refused {
-            let Some(of_owner) = refusals.get_mut(&owner_of(key)) else { continue };
+            let Some(of_owner) = refusals.get_mut(&owner_of(key)) else {
+                continue;
+            };
             of_owner.count += 1;
             if of_owner.shown.len() < REFUSED_SHOWN_MAX {
                 of_owner.shown.push((key.clone(), aside.reason.clone()));

@@ -6,8 +6,8 @@ use canal_catalog::{CompiledTenant, LOG_DELTAS_MAX};
 use canal_compiler::claims::{GatewayClaim, Isolation, TenantClaims};
 use canal_model::ids::TenantName;
 use canal_model::program::{
-    self, Backend, BackendTarget, HttpMatch, PathMatch, Precedence, Resource, RouteAction, RouteKey, RouteRule, Service, TunnelProtocol,
-    Workload,
+    self, Backend, BackendTarget, HttpMatch, PathMatch, Precedence, Resource, RouteAction,
+    RouteKey, RouteRule, Service, TunnelProtocol, Workload,
 };
 use canal_wire::discovery::Status as WireStatus;
 use canal_wire::southbound::{decode, manifest};
@@ -19,7 +19,9 @@ mod refused;
 
 /// Returns all kinds except manifests, which the model subscriber compares and does not log.
 fn all_kinds() -> Vec<String> {
-    let kinds = ResourceKind::ALL.iter().filter(|kind| **kind != ResourceKind::Manifest);
+    let kinds = ResourceKind::ALL
+        .iter()
+        .filter(|kind| **kind != ResourceKind::Manifest);
     kinds.map(|kind| format!("{kind:?}")).collect()
 }
 
@@ -93,14 +95,24 @@ fn resources(name: &str, says: &TenantScript) -> Vec<Resource> {
             labels: BTreeMap::new(),
             ready: *ready,
             tunnel: TunnelProtocol::Hbone,
-            endpoints: vec![program::EndpointPort { service: key(service), port: 80, target_port: 8080 }],
+            endpoints: vec![program::EndpointPort {
+                service: key(service),
+                port: 80,
+                target_port: 8080,
+            }],
             udp_ports: Default::default(),
         })
     }));
     out.extend(says.policies.iter().map(|p| refused::policy(&t, p)));
     out.extend(says.routes.iter().map(|(s, to)| {
-        let backend =
-            |b: &String| Backend { weight: 1, target: BackendTarget::Service { service: key(b), port: 80, subset: BTreeMap::new() } };
+        let backend = |b: &String| Backend {
+            weight: 1,
+            target: BackendTarget::Service {
+                service: key(b),
+                port: 80,
+                subset: BTreeMap::new(),
+            },
+        };
         Resource::Route(RouteRule {
             key: RouteKey {
                 tenant: t.clone(),
@@ -113,7 +125,13 @@ fn resources(name: &str, says: &TenantScript) -> Vec<Resource> {
             parent_port: None,
             hosts: vec![],
             matches: vec![HttpMatch {
-                precedence: Precedence { class: 0, specificity: [0; 5], created: 0, object: String::new(), place: [0; 2] },
+                precedence: Precedence {
+                    class: 0,
+                    specificity: [0; 5],
+                    created: 0,
+                    object: String::new(),
+                    place: [0; 2],
+                },
                 path: PathMatch::ElementPrefix("/".into()),
                 method: None,
                 headers: vec![],
@@ -134,7 +152,14 @@ impl StreamWorld {
     fn set(&mut self, name: &str, says: &TenantScript) {
         let t = tenant(name);
         let generation = Generation(self.catalog.generation.0 + 1);
-        let gateways = says.gateways.iter().map(|g| GatewayClaim { replica: g.parse().unwrap(), addresses: vec![] }).collect();
+        let gateways = says
+            .gateways
+            .iter()
+            .map(|g| GatewayClaim {
+                replica: g.parse().unwrap(),
+                addresses: vec![],
+            })
+            .collect();
         let isolation = Isolation {
             vni: canal_model::ids::Vni::new(7).unwrap(),
             trust_domain: format!("{name}.example").parse().unwrap(),
@@ -142,11 +167,23 @@ impl StreamWorld {
             gateway_cidrs: vec![],
         };
         let compiled = CompiledTenant {
-            resources: if says.is_partial { vec![] } else { resources(name, says) },
+            resources: if says.is_partial {
+                vec![]
+            } else {
+                resources(name, says)
+            },
             complete: !says.is_partial,
-            ..CompiledTenant::nothing(TenantClaims { tenant: t.clone(), isolation: Some(isolation), gateways })
+            ..CompiledTenant::nothing(TenantClaims {
+                tenant: t.clone(),
+                isolation: Some(isolation),
+                gateways,
+            })
         };
-        let view = TenantCatalog::next(self.catalog.tenants.get(&t).map(Arc::as_ref), compiled, generation);
+        let view = TenantCatalog::next(
+            self.catalog.tenants.get(&t).map(Arc::as_ref),
+            compiled,
+            generation,
+        );
         self.catalog.tenants.insert(t, Arc::new(view));
         self.catalog.generation = generation;
     }
@@ -158,20 +195,33 @@ impl StreamWorld {
 }
 
 fn shop(services: &[&str]) -> TenantScript {
-    let mut says = TenantScript { gateways: ["g1".to_string()].into(), ..TenantScript::default() };
+    let mut says = TenantScript {
+        gateways: ["g1".to_string()].into(),
+        ..TenantScript::default()
+    };
     for (i, s) in services.iter().enumerate() {
         says.services.insert(s.to_string(), i as u32 + 1);
-        says.workloads.insert(format!("{s}-0"), (s.to_string(), format!("n{}", i % 2), true));
+        says.workloads.insert(
+            format!("{s}-0"),
+            (s.to_string(), format!("n{}", i % 2), true),
+        );
         says.routes.insert(s.to_string(), vec![s.to_string()]);
     }
     says
 }
 
 fn node(t: &str, name: &str) -> Principal {
-    Principal::Node { name: name.parse().unwrap(), tenant: tenant(t), az: "az1".parse().unwrap() }
+    Principal::Node {
+        name: name.parse().unwrap(),
+        tenant: tenant(t),
+        az: "az1".parse().unwrap(),
+    }
 }
 fn gateway(name: &str) -> Principal {
-    Principal::Gateway { name: name.parse().unwrap(), az: "az1".parse().unwrap() }
+    Principal::Gateway {
+        name: name.parse().unwrap(),
+        az: "az1".parse().unwrap(),
+    }
 }
 
 // ---- the model subscriber ----
@@ -212,9 +262,17 @@ impl TestSubscriber {
     fn subscribe(&mut self) {
         for kind in ResourceKind::ALL {
             let held = self.held.iter().filter(|((k, _), _)| *k == kind);
-            let initial_resource_versions = held.map(|((_, n), (v, _))| (n.clone(), v.clone())).collect();
-            let request = DeltaDiscoveryRequest { initial_resource_versions, ..request(kind) };
-            assert_eq!(self.session.hear_alone(request).unwrap(), SubscriberMessage::Subscription);
+            let initial_resource_versions = held
+                .map(|((_, n), (v, _))| (n.clone(), v.clone()))
+                .collect();
+            let request = DeltaDiscoveryRequest {
+                initial_resource_versions,
+                ..request(kind)
+            };
+            assert_eq!(
+                self.session.hear_alone(request).unwrap(),
+                SubscriberMessage::Subscription
+            );
         }
     }
 
@@ -225,7 +283,9 @@ impl TestSubscriber {
 
     /// Takes one response and answers it; returns false if there is none.
     fn step(&mut self, world: &StreamWorld) -> bool {
-        let Some(response) = self.session.next_response(&world.catalog) else { return false };
+        let Some(response) = self.session.next_response(&world.catalog) else {
+            return false;
+        };
         self.answer(response);
         true
     }
@@ -234,25 +294,57 @@ impl TestSubscriber {
         let kind = kind_of(&response.type_url).unwrap();
         let names = response.resources.iter().map(|r| format!("+{}", r.name));
         let gone = response.removed_resources.iter().map(|n| format!("-{n}"));
-        self.log.push(format!("{kind:?} {}", names.chain(gone).collect::<Vec<_>>().join(" ")).trim().to_string());
+        self.log.push(
+            format!(
+                "{kind:?} {}",
+                names.chain(gone).collect::<Vec<_>>().join(" ")
+            )
+            .trim()
+            .to_string(),
+        );
         if kind == ResourceKind::Manifest {
             self.log.pop();
         }
-        let (refused, good): (Vec<_>, Vec<_>) = response.resources.clone().into_iter().partition(|r| self.refuses.contains(&r.name));
-        let mut answer = DeltaDiscoveryRequest { response_nonce: response.nonce.clone(), ..request(kind) };
+        let (refused, good): (Vec<_>, Vec<_>) = response
+            .resources
+            .clone()
+            .into_iter()
+            .partition(|r| self.refuses.contains(&r.name));
+        let mut answer = DeltaDiscoveryRequest {
+            response_nonce: response.nonce.clone(),
+            ..request(kind)
+        };
         if refused.is_empty() {
             self.take(kind, response);
-            assert_eq!(self.session.hear_alone(answer).unwrap(), SubscriberMessage::Ack);
+            assert_eq!(
+                self.session.hear_alone(answer).unwrap(),
+                SubscriberMessage::Ack
+            );
             return;
         }
-        let mut error = WireStatus { code: 3, message: format!("{} is not good", refused[0].name), ..WireStatus::default() };
+        let mut error = WireStatus {
+            code: 3,
+            message: format!("{} is not good", refused[0].name),
+            ..WireStatus::default()
+        };
         if self.by_name {
-            let names = refused.into_iter().map(|r| (r.name.clone(), format!("{} is not good", r.name)));
+            let names = refused
+                .into_iter()
+                .map(|r| (r.name.clone(), format!("{} is not good", r.name)));
             error.details = vec![canal_wire::southbound::refused::pack(names)];
-            self.take(kind, DeltaDiscoveryResponse { resources: good, ..response });
+            self.take(
+                kind,
+                DeltaDiscoveryResponse {
+                    resources: good,
+                    ..response
+                },
+            );
         }
         answer.error_detail = Some(error);
-        assert!(matches!(self.session.hear_alone(answer).unwrap(), SubscriberMessage::Nack { .. }));
+        assert!(matches!(
+            self.session.hear_alone(answer).unwrap(),
+            SubscriberMessage::Nack { .. }
+        ));
     }
 
     fn take(&mut self, kind: ResourceKind, response: DeltaDiscoveryResponse) {
@@ -271,7 +363,10 @@ impl TestSubscriber {
                 assert!(self.sealed.remove(&name).is_some(), "{name} was sealed");
                 continue;
             }
-            assert!(self.held.remove(&(kind, name.clone())).is_some(), "{name} was removed and is not held");
+            assert!(
+                self.held.remove(&(kind, name.clone())).is_some(),
+                "{name} was removed and is not held"
+            );
         }
         if self.check_parents {
             self.nothing_dangles();
@@ -280,28 +375,44 @@ impl TestSubscriber {
 
     /// Compares the held security resources with the manifest, as data planes do.
     fn compare(&mut self, wanted: &program::Manifest) {
-        let of_tenant = self.held.iter().filter(|((kind, _), (_, r))| kind.is_security() && r.tenant() == Some(&wanted.tenant));
-        let held =
-            manifest::compute(&wanted.tenant, of_tenant.map(|((kind, name), (version, _))| (*kind, name.as_str(), version.as_str())));
-        self.sealed.insert(wanted.tenant.to_string(), held == *wanted);
+        let of_tenant = self
+            .held
+            .iter()
+            .filter(|((kind, _), (_, r))| kind.is_security() && r.tenant() == Some(&wanted.tenant));
+        let held = manifest::compute(
+            &wanted.tenant,
+            of_tenant.map(|((kind, name), (version, _))| (*kind, name.as_str(), version.as_str())),
+        );
+        self.sealed
+            .insert(wanted.tenant.to_string(), held == *wanted);
     }
 
     /// Checks that no held resource refers to a missing one.
     fn nothing_dangles(&self) {
-        let has =
-            |kind, name: String| assert!(self.held.contains_key(&(kind, name.clone())), "{name} is missing after {:?}", self.log.last());
+        let has = |kind, name: String| {
+            assert!(
+                self.held.contains_key(&(kind, name.clone())),
+                "{name} is missing after {:?}",
+                self.log.last()
+            )
+        };
         for (_, resource) in self.held.values() {
             match resource {
                 Resource::Route(r) => {
                     has(ResourceKind::Service, r.parent.to_string());
-                    let RouteAction::Split(backends) = &r.action else { continue };
+                    let RouteAction::Split(backends) = &r.action else {
+                        continue;
+                    };
                     for b in backends {
                         if let BackendTarget::Service { service, .. } = &b.target {
                             has(ResourceKind::Service, service.to_string());
                         }
                     }
                 }
-                Resource::Workload(w) => w.endpoints.iter().for_each(|e| has(ResourceKind::Service, e.service.to_string())),
+                Resource::Workload(w) => w
+                    .endpoints
+                    .iter()
+                    .for_each(|e| has(ResourceKind::Service, e.service.to_string())),
                 Resource::Service(s) => has(ResourceKind::Tenant, s.key.tenant.to_string()),
                 _ => {}
             }
@@ -315,7 +426,10 @@ impl TestSubscriber {
     }
 
     fn names(&self) -> Vec<String> {
-        self.held.keys().map(|(k, n)| format!("{k:?} {n}")).collect()
+        self.held
+            .keys()
+            .map(|(k, n)| format!("{k:?} {n}"))
+            .collect()
     }
 
     fn is_converged(&self) -> bool {
@@ -325,7 +439,10 @@ impl TestSubscriber {
 }
 
 fn request(kind: ResourceKind) -> DeltaDiscoveryRequest {
-    DeltaDiscoveryRequest { type_url: kind.type_url().into(), ..DeltaDiscoveryRequest::default() }
+    DeltaDiscoveryRequest {
+        type_url: kind.type_url().into(),
+        ..DeltaDiscoveryRequest::default()
+    }
 }
 
 // ---- the cases ----
@@ -334,21 +451,47 @@ fn request(kind: ResourceKind) -> DeltaDiscoveryRequest {
 fn each_subscriber_sees_its_scope_and_no_more() {
     let mut w = StreamWorld::default();
     w.set("alpha", &shop(&["a", "b"]));
-    w.set("beta", &TenantScript { gateways: ["g2".to_string()].into(), ..shop(&["x"]) });
+    w.set(
+        "beta",
+        &TenantScript {
+            gateways: ["g2".to_string()].into(),
+            ..shop(&["x"])
+        },
+    );
     let cases: [(&str, Principal, &[&str]); 5] = [
         (
             "a node: its tenant, gateways, services and own workloads",
             node("alpha", "n0"),
-            &["Tenant alpha", "Gateway alpha/g1", "Service alpha/shop/a", "Service alpha/shop/b", "Workload alpha/shop/a-0"],
+            &[
+                "Tenant alpha",
+                "Gateway alpha/g1",
+                "Service alpha/shop/a",
+                "Service alpha/shop/b",
+                "Workload alpha/shop/a-0",
+            ],
         ),
-        ("a node without workloads", node("beta", "n9"), &["Tenant beta", "Gateway beta/g2", "Service beta/shop/x"]),
+        (
+            "a node without workloads",
+            node("beta", "n9"),
+            &["Tenant beta", "Gateway beta/g2", "Service beta/shop/x"],
+        ),
         (
             "a gateway: all of the tenants it serves",
             gateway("g2"),
-            &["Tenant beta", "Gateway beta/g2", "Service beta/shop/x", "Workload beta/shop/x-0", "Route beta/HTTPRoute/shop/x/0"],
+            &[
+                "Tenant beta",
+                "Gateway beta/g2",
+                "Service beta/shop/x",
+                "Workload beta/shop/x-0",
+                "Route beta/HTTPRoute/shop/x/0",
+            ],
         ),
         ("a gateway that serves nobody", gateway("g9"), &[]),
-        ("a node of a tenant that is not there", node("gamma", "n0"), &[]),
+        (
+            "a node of a tenant that is not there",
+            node("gamma", "n0"),
+            &[],
+        ),
     ];
     for (what, principal, want) in cases {
         let mut c = TestSubscriber::new(principal);
@@ -365,10 +508,19 @@ fn every_kind_is_answered_once_in_order_even_with_nothing() {
     assert_eq!(c.settle(&w), all_kinds());
     assert_eq!(c.settle(&w), [""; 0]);
     w.set("alpha", &shop(&["a"]));
-    let all = ["Tenant +alpha", "Gateway +alpha/g1", "Service +alpha/shop/a", "Workload +alpha/shop/a-0"];
+    let all = [
+        "Tenant +alpha",
+        "Gateway +alpha/g1",
+        "Service +alpha/shop/a",
+        "Workload +alpha/shop/a-0",
+    ];
     assert_eq!(c.settle(&w), all);
     w.set("beta", &shop(&["x"]));
-    assert_eq!(c.settle(&w), [""; 0], "another tenant's change is no message");
+    assert_eq!(
+        c.settle(&w),
+        [""; 0],
+        "another tenant's change is no message"
+    );
 }
 
 #[test]
@@ -392,8 +544,13 @@ fn new_things_come_parents_first_and_go_children_first() {
     ];
     assert_eq!(c.settle(&w), want);
     w.remove("alpha");
-    let want =
-        ["Route -alpha/HTTPRoute/shop/b/0", "Workload -alpha/shop/b-0", "Service -alpha/shop/b", "Gateway -alpha/g1", "Tenant -alpha"];
+    let want = [
+        "Route -alpha/HTTPRoute/shop/b/0",
+        "Workload -alpha/shop/b-0",
+        "Service -alpha/shop/b",
+        "Gateway -alpha/g1",
+        "Tenant -alpha",
+    ];
     assert_eq!(c.settle(&w), want);
     assert_eq!(c.names(), [""; 0]);
 }
@@ -411,14 +568,29 @@ fn a_reconnect_brings_only_what_changed() {
     says.routes.remove("b");
     w.set("alpha", &says);
     c.reconnect();
-    let rest = all_kinds().into_iter().skip(3).chain(["Route -alpha/HTTPRoute/shop/b/0".to_owned()]);
-    let want: Vec<String> = ["Tenant", "Gateway", "Service +alpha/shop/a"].map(str::to_owned).into_iter().chain(rest).collect();
+    let rest = all_kinds()
+        .into_iter()
+        .skip(3)
+        .chain(["Route -alpha/HTTPRoute/shop/b/0".to_owned()]);
+    let want: Vec<String> = ["Tenant", "Gateway", "Service +alpha/shop/a"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(rest)
+        .collect();
     assert_eq!(c.settle(&w), want);
-    c.held
-        .insert((ResourceKind::Service, "alpha/shop/old".into()), ("no version of ours".into(), c.held.values().next().unwrap().1.clone()));
+    c.held.insert(
+        (ResourceKind::Service, "alpha/shop/old".into()),
+        (
+            "no version of ours".into(),
+            c.held.values().next().unwrap().1.clone(),
+        ),
+    );
     c.check_parents = false;
     c.reconnect();
-    assert!(c.settle(&w).contains(&"Service -alpha/shop/old".to_string()));
+    assert!(
+        c.settle(&w)
+            .contains(&"Service -alpha/shop/old".to_string())
+    );
     assert!(c.is_converged());
 }
 
@@ -436,12 +608,19 @@ fn changes_gather_while_an_answer_is_owed() {
         says.services.insert("a".into(), 200 + i);
         says.services.insert(format!("t{}", i % 3), 5000 + i);
         w.set("alpha", &says);
-        assert!(c.session.next_response(&w.catalog).is_none(), "nothing is sent before the answer");
+        assert!(
+            c.session.next_response(&w.catalog).is_none(),
+            "nothing is sent before the answer"
+        );
     }
     c.answer(owed);
     c.log.clear();
     let first = c.settle(&w);
-    assert_eq!(first, ["Service +alpha/shop/a +alpha/shop/t0 +alpha/shop/t1 +alpha/shop/t2"], "a thousand changes, one message");
+    assert_eq!(
+        first,
+        ["Service +alpha/shop/a +alpha/shop/t0 +alpha/shop/t1 +alpha/shop/t2"],
+        "a thousand changes, one message"
+    );
     assert!(c.is_converged());
 }
 
@@ -459,8 +638,14 @@ fn a_subscriber_behind_the_change_log_gets_a_correct_state() {
         w.set("alpha", &says);
     }
     let v = &w.catalog.tenants[&tenant("alpha")];
-    assert!(v.deltas_after(Generation(1)).is_none(), "the log is bounded");
-    assert_eq!(c.settle(&w), ["Service +alpha/shop/a", "Route -alpha/HTTPRoute/shop/b/0"]);
+    assert!(
+        v.deltas_after(Generation(1)).is_none(),
+        "the log is bounded"
+    );
+    assert_eq!(
+        c.settle(&w),
+        ["Service +alpha/shop/a", "Route -alpha/HTTPRoute/shop/b/0"]
+    );
 }
 
 #[test]
@@ -470,18 +655,37 @@ fn unreadable_resources_are_not_removed() {
     let mut c = TestSubscriber::new(node("alpha", "n0"));
     c.settle(&w);
     let held = c.names();
-    let mut fresh = StreamWorld { catalog: Catalog { generation: Generation(100), ..Catalog::default() } };
-    fresh.set("alpha", &TenantScript { is_partial: true, ..TenantScript::default() });
+    let mut fresh = StreamWorld {
+        catalog: Catalog {
+            generation: Generation(100),
+            ..Catalog::default()
+        },
+    };
+    fresh.set(
+        "alpha",
+        &TenantScript {
+            is_partial: true,
+            ..TenantScript::default()
+        },
+    );
     c.reconnect();
     c.settle(&fresh);
-    assert_eq!(c.names(), held, "a restarted controller that cannot read the files removes nothing");
+    assert_eq!(
+        c.names(),
+        held,
+        "a restarted controller that cannot read the files removes nothing"
+    );
     let mut says = shop(&["a"]);
     says.services.clear();
     says.workloads.clear();
     says.routes.clear();
     fresh.set("alpha", &says);
     c.settle(&fresh);
-    assert_eq!(c.names(), ["Tenant alpha", "Gateway alpha/g1"], "once it can, what is gone goes");
+    assert_eq!(
+        c.names(),
+        ["Tenant alpha", "Gateway alpha/g1"],
+        "once it can, what is gone goes"
+    );
 }
 
 #[test]
@@ -497,7 +701,15 @@ fn a_gateway_follows_the_tenants_it_serves() {
     w.set("alpha", &both);
     c.settle(&w);
     assert_eq!(c.names().len(), 6);
-    assert!(w.catalog.newest_in_scope(&gateway("g2"), &[true; ResourceKind::ALL.len()], Generation(1)).is_some());
+    assert!(
+        w.catalog
+            .newest_in_scope(
+                &gateway("g2"),
+                &[true; ResourceKind::ALL.len()],
+                Generation(1)
+            )
+            .is_some()
+    );
     w.set("alpha", &says);
     c.settle(&w);
     assert_eq!(c.names(), [""; 0]);
@@ -516,45 +728,114 @@ fn names_may_be_subscribed_one_by_one() {
     let told = |s: &mut SubscriberStream, w: &StreamWorld| {
         let mut lines = Vec::new();
         while let Some(r) = s.next_response(&w.catalog) {
-            let names = r.resources.iter().map(|r| format!("+{}", r.name)).chain(r.removed_resources.iter().map(|n| format!("-{n}")));
+            let names = r
+                .resources
+                .iter()
+                .map(|r| format!("+{}", r.name))
+                .chain(r.removed_resources.iter().map(|n| format!("-{n}")));
             lines.push(names.collect::<Vec<_>>().join(" "));
-            let ack = DeltaDiscoveryRequest { response_nonce: r.nonce, ..request(ResourceKind::Service) };
+            let ack = DeltaDiscoveryRequest {
+                response_nonce: r.nonce,
+                ..request(ResourceKind::Service)
+            };
             assert_eq!(s.hear_alone(ack).unwrap(), SubscriberMessage::Ack);
         }
         lines
     };
-    s.hear_alone(ask(&["alpha/shop/a", "alpha/shop/none", "nobody/x/y", "not a name!"], &[])).unwrap();
-    assert_eq!(told(&mut s, &w), ["+alpha/shop/a -alpha/shop/none -nobody/x/y -not a name!"]);
+    s.hear_alone(ask(
+        &[
+            "alpha/shop/a",
+            "alpha/shop/none",
+            "nobody/x/y",
+            "not a name!",
+        ],
+        &[],
+    ))
+    .unwrap();
+    assert_eq!(
+        told(&mut s, &w),
+        ["+alpha/shop/a -alpha/shop/none -nobody/x/y -not a name!"]
+    );
     s.hear_alone(ask(&["alpha/shop/a"], &[])).unwrap();
-    assert_eq!(told(&mut s, &w), ["+alpha/shop/a"], "asked for again, it is sent again");
-    s.hear_alone(ask(&["alpha/shop/b"], &["alpha/shop/a"])).unwrap();
+    assert_eq!(
+        told(&mut s, &w),
+        ["+alpha/shop/a"],
+        "asked for again, it is sent again"
+    );
+    s.hear_alone(ask(&["alpha/shop/b"], &["alpha/shop/a"]))
+        .unwrap();
     assert_eq!(told(&mut s, &w), ["+alpha/shop/b"]);
-    w.set("alpha", &TenantScript { services: [("a".to_string(), 40), ("b".to_string(), 41)].into(), ..shop(&["a", "b"]) });
-    assert_eq!(told(&mut s, &w), ["+alpha/shop/b"], "what was unsubscribed is not sent");
+    w.set(
+        "alpha",
+        &TenantScript {
+            services: [("a".to_string(), 40), ("b".to_string(), 41)].into(),
+            ..shop(&["a", "b"])
+        },
+    );
+    assert_eq!(
+        told(&mut s, &w),
+        ["+alpha/shop/b"],
+        "what was unsubscribed is not sent"
+    );
     s.hear_alone(ask(&["*"], &[])).unwrap();
     assert_eq!(told(&mut s, &w), ["+alpha/shop/a"]);
     s.hear_alone(ask(&[], &["*", "alpha/shop/b"])).unwrap();
-    assert_eq!((told(&mut s, &w), s.progress().resources), (vec![], 0), "it drops by itself what it no longer asks for");
+    assert_eq!(
+        (told(&mut s, &w), s.progress().resources),
+        (vec![], 0),
+        "it drops by itself what it no longer asks for"
+    );
 
     let mut on_demand = SubscriberStream::new(gateway("g1"), SessionLimits::default());
     on_demand.hear_alone(ask(&["*"], &["*"])).unwrap();
-    assert_eq!(told(&mut on_demand, &w), [""], "subscribe and unsubscribe *: nothing, as ztunnel's on-demand mode asks");
+    assert_eq!(
+        told(&mut on_demand, &w),
+        [""],
+        "subscribe and unsubscribe *: nothing, as ztunnel's on-demand mode asks"
+    );
 }
 
 #[test]
 fn limits_of_one_stream() {
-    let limits = SessionLimits { names: 3, ..SessionLimits::default() };
+    let limits = SessionLimits {
+        names: 3,
+        ..SessionLimits::default()
+    };
     let mut s = SubscriberStream::new(gateway("g1"), limits);
     let names = (0..4).map(|i| format!("n{i}")).collect();
-    let refused = s.hear_alone(DeltaDiscoveryRequest { resource_names_subscribe: names, ..request(ResourceKind::Service) }).unwrap_err();
-    assert_eq!(refused, StreamLimitError::TooManyNames { named: 4, limit: 3 });
+    let refused = s
+        .hear_alone(DeltaDiscoveryRequest {
+            resource_names_subscribe: names,
+            ..request(ResourceKind::Service)
+        })
+        .unwrap_err();
+    assert_eq!(
+        refused,
+        StreamLimitError::TooManyNames { named: 4, limit: 3 }
+    );
 
     let mut w = StreamWorld::default();
     w.set("alpha", &shop(&["a", "b", "c", "d", "e"]));
-    let mut c = TestSubscriber::with_limits(node("alpha", "n9"), SessionLimits { response_bytes: 600, ..SessionLimits::default() });
-    let services: Vec<String> = c.settle(&w).into_iter().filter(|l| l.starts_with("Service")).collect();
+    let mut c = TestSubscriber::with_limits(
+        node("alpha", "n9"),
+        SessionLimits {
+            response_bytes: 600,
+            ..SessionLimits::default()
+        },
+    );
+    let services: Vec<String> = c
+        .settle(&w)
+        .into_iter()
+        .filter(|l| l.starts_with("Service"))
+        .collect();
     assert!(services.len() > 1, "{services:?}");
-    assert_eq!(c.held.keys().filter(|(k, _)| *k == ResourceKind::Service).count(), 5);
+    assert_eq!(
+        c.held
+            .keys()
+            .filter(|(k, _)| *k == ResourceKind::Service)
+            .count(),
+        5
+    );
 }
 
 mod limits;
@@ -566,20 +847,45 @@ fn strange_messages_change_nothing() {
     let mut c = TestSubscriber::new(node("alpha", "n9"));
     c.settle(&w);
     let before = c.session.progress();
-    let stale = |nonce: &str| DeltaDiscoveryRequest { response_nonce: nonce.into(), ..request(ResourceKind::Service) };
+    let stale = |nonce: &str| DeltaDiscoveryRequest {
+        response_nonce: nonce.into(),
+        ..request(ResourceKind::Service)
+    };
     for nonce in ["1", "999", "x", "-1"] {
-        assert_eq!(c.session.hear_alone(stale(nonce)).unwrap(), SubscriberMessage::Stale, "{nonce}");
+        assert_eq!(
+            c.session.hear_alone(stale(nonce)).unwrap(),
+            SubscriberMessage::Stale,
+            "{nonce}"
+        );
     }
     assert_eq!(c.session.progress(), before);
-    let newer = DeltaDiscoveryRequest { type_url: "type.googleapis.com/canal.program.v9.Moon".into(), ..DeltaDiscoveryRequest::default() };
-    assert_eq!(c.session.hear_alone(newer.clone()).unwrap(), SubscriberMessage::UnknownType);
+    let newer = DeltaDiscoveryRequest {
+        type_url: "type.googleapis.com/canal.program.v9.Moon".into(),
+        ..DeltaDiscoveryRequest::default()
+    };
+    assert_eq!(
+        c.session.hear_alone(newer.clone()).unwrap(),
+        SubscriberMessage::UnknownType
+    );
     let answer = c.session.next_response(&w.catalog).unwrap();
-    assert_eq!((answer.type_url.as_str(), answer.resources.len()), (newer.type_url.as_str(), 0));
-    c.session.hear_alone(DeltaDiscoveryRequest { response_nonce: answer.nonce, ..newer.clone() }).unwrap();
+    assert_eq!(
+        (answer.type_url.as_str(), answer.resources.len()),
+        (newer.type_url.as_str(), 0)
+    );
+    c.session
+        .hear_alone(DeltaDiscoveryRequest {
+            response_nonce: answer.nonce,
+            ..newer.clone()
+        })
+        .unwrap();
     assert!(c.session.next_response(&w.catalog).is_none() && !c.session.is_waiting());
     let mut first = SubscriberStream::new(gateway("g1"), SessionLimits::default());
     first.hear_alone(newer).unwrap();
-    assert_eq!(first.next_response(&w.catalog).unwrap().system_version_info, "1", "never a generation before the one in force");
+    assert_eq!(
+        first.next_response(&w.catalog).unwrap().system_version_info,
+        "1",
+        "never a generation before the one in force"
+    );
 }
 
 /// Random histories of changes, late answers, refusals, reconnects and restarts. At the end the subscriber holds exactly what is in force
@@ -590,7 +896,11 @@ fn random_histories_end_well() {
         let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let mut w = StreamWorld::default();
         let mut says = [shop(&["a", "b"]), shop(&["c"])];
-        let principal = if seed % 2 == 0 { gateway("g1") } else { node("alpha", "n0") };
+        let principal = if seed % 2 == 0 {
+            gateway("g1")
+        } else {
+            node("alpha", "n0")
+        };
         let mut c = TestSubscriber::new(principal.clone());
         let refuses = seed % 3 == 0;
         c.check_parents = !refuses;
@@ -626,18 +936,46 @@ fn random_histories_end_well() {
             .admitted(&principal)
             .flat_map(|(_, v)| v.entries.values())
             .filter(|e| scope::visible(&e.resource, &principal, &w.catalog.whereabouts))
-            .map(|e| ((e.resource.kind(), e.name.to_string()), e.version.to_string()))
+            .map(|e| {
+                (
+                    (e.resource.kind(), e.name.to_string()),
+                    e.version.to_string(),
+                )
+            })
             .collect();
-        let got: BTreeMap<_, _> = c.held.iter().map(|(k, (v, _))| (k.clone(), v.clone())).collect();
+        let got: BTreeMap<_, _> = c
+            .held
+            .iter()
+            .map(|(k, (v, _))| (k.clone(), v.clone()))
+            .collect();
         if c.session.refused.is_empty() {
             assert_eq!(got, want, "seed {seed}");
             assert!(c.is_converged(), "seed {seed}: {:?}", c.session.progress());
-            let admitted: Vec<String> = w.catalog.admitted(&principal).map(|(t, _)| t.to_string()).collect();
-            assert!(c.sealed.keys().eq(&admitted) && c.sealed.values().all(|agrees| *agrees), "seed {seed}: {:?}", c.sealed);
+            let admitted: Vec<String> = w
+                .catalog
+                .admitted(&principal)
+                .map(|(t, _)| t.to_string())
+                .collect();
+            assert!(
+                c.sealed.keys().eq(&admitted) && c.sealed.values().all(|agrees| *agrees),
+                "seed {seed}: {:?}",
+                c.sealed
+            );
         } else {
-            let differs = want.iter().filter(|(k, v)| got.get(*k) != Some(v)).map(|(k, _)| k.clone());
-            let refused: BTreeSet<(ResourceKind, String)> = c.session.refused.keys().map(|(k, n)| (*k, n.to_string())).collect();
-            assert!(differs.collect::<BTreeSet<_>>().is_subset(&refused), "seed {seed}");
+            let differs = want
+                .iter()
+                .filter(|(k, v)| got.get(*k) != Some(v))
+                .map(|(k, _)| k.clone());
+            let refused: BTreeSet<(ResourceKind, String)> = c
+                .session
+                .refused
+                .keys()
+                .map(|(k, n)| (*k, n.to_string()))
+                .collect();
+            assert!(
+                differs.collect::<BTreeSet<_>>().is_subset(&refused),
+                "seed {seed}"
+            );
             assert!(!c.is_converged(), "seed {seed}");
         }
     }
@@ -671,11 +1009,16 @@ impl Dice {
                 says.services.remove(&s);
                 says.routes.remove(&s);
                 says.workloads.retain(|_, (service, _, _)| *service != s);
-                says.routes.values_mut().for_each(|to| to.retain(|t| *t != s));
+                says.routes
+                    .values_mut()
+                    .for_each(|to| to.retain(|t| *t != s));
             }
             2 if says.services.contains_key(&s) => {
                 let ready = self.roll(2) == 0;
-                says.workloads.insert(format!("w{}", self.roll(6)), (s, format!("n{}", self.roll(2)), ready));
+                says.workloads.insert(
+                    format!("w{}", self.roll(6)),
+                    (s, format!("n{}", self.roll(2)), ready),
+                );
             }
             3 => {
                 says.workloads.remove(&format!("w{}", self.roll(6)));
@@ -691,26 +1034,63 @@ impl Dice {
 }
 
 /// Sets the replicas, the tenants and services that their backend holds, and the bucket tables.
-fn fleet(w: &mut StreamWorld, generation: u64, replicas: &[&str], held: &[(&str, u32)], tables: &[(&str, u32)]) {
+fn fleet(
+    w: &mut StreamWorld,
+    generation: u64,
+    replicas: &[&str],
+    held: &[(&str, u32)],
+    tables: &[(&str, u32)],
+) {
     use canal_compiler::scope::BackendScope;
     use canal_model::ids::{ReplicaNumber, ServiceId, Vni};
     use program::{BucketTable, Replica};
     let az = || "az1".parse().unwrap();
     let replica = |(i, name): (usize, &&str)| {
-        let (name, number) = (name.parse().unwrap(), ReplicaNumber::new(i as u32 + 1).unwrap());
+        let (name, number) = (
+            name.parse().unwrap(),
+            ReplicaNumber::new(i as u32 + 1).unwrap(),
+        );
         let underlay = std::net::Ipv4Addr::new(250, 1, 0, 3);
-        Resource::Replica(Replica { name, number, backend: "b1".parse().unwrap(), az: az(), underlay, up: true })
+        Resource::Replica(Replica {
+            name,
+            number,
+            backend: "b1".parse().unwrap(),
+            az: az(),
+            underlay,
+            up: true,
+        })
     };
     let provider = CompiledTenant::of_provider(replicas.iter().enumerate().map(replica).collect());
     let generation = Generation(w.catalog.generation.0 + generation);
-    w.catalog.provider = Some(Arc::new(TenantCatalog::next(w.catalog.provider.as_deref(), provider, generation)));
+    w.catalog.provider = Some(Arc::new(TenantCatalog::next(
+        w.catalog.provider.as_deref(),
+        provider,
+        generation,
+    )));
     for (name, view) in &mut w.catalog.tenants {
         let table = |(_, id): &(&str, u32)| {
-            let (service, id) = (format!("{name}/shop/a").parse().unwrap(), ServiceId::new(*id).unwrap());
-            Arc::new(BucketTable { service, id, az: az(), vni: Vni::new(7).unwrap(), version: 1, chains: vec![vec![]; 128] })
+            let (service, id) = (
+                format!("{name}/shop/a").parse().unwrap(),
+                ServiceId::new(*id).unwrap(),
+            );
+            Arc::new(BucketTable {
+                service,
+                id,
+                az: az(),
+                vni: Vni::new(7).unwrap(),
+                version: 1,
+                chains: vec![vec![]; 128],
+            })
         };
-        let tables: Vec<Arc<BucketTable>> = tables.iter().filter(|(t, _)| *t == name.as_str()).map(table).collect();
-        let planned = canal_catalog::TenantPlacement { tables: Arc::new(tables), ..Default::default() };
+        let tables: Vec<Arc<BucketTable>> = tables
+            .iter()
+            .filter(|(t, _)| *t == name.as_str())
+            .map(table)
+            .collect();
+        let planned = canal_catalog::TenantPlacement {
+            tables: Arc::new(tables),
+            ..Default::default()
+        };
         assert!(planned.resources().all(|r| r.name().ends_with("@az1")));
         if let Some(next) = view.with_tier(&planned, None, generation) {
             *view = Arc::new(next);
@@ -718,36 +1098,85 @@ fn fleet(w: &mut StreamWorld, generation: u64, replicas: &[&str], held: &[(&str,
     }
     let held = BackendScope {
         tenants: held.iter().map(|(t, _)| tenant(t)).collect(),
-        services: held.iter().map(|(_, id)| ServiceId::new(*id).unwrap()).collect(),
+        services: held
+            .iter()
+            .map(|(_, id)| ServiceId::new(*id).unwrap())
+            .collect(),
     };
-    let replicas = replicas.iter().map(|r| (r.parse().unwrap(), "b1".parse().unwrap())).collect();
-    w.catalog.whereabouts = Arc::new(TierPlacement { replicas, backends: [("b1".parse().unwrap(), held)].into() });
+    let replicas = replicas
+        .iter()
+        .map(|r| (r.parse().unwrap(), "b1".parse().unwrap()))
+        .collect();
+    w.catalog.whereabouts = Arc::new(TierPlacement {
+        replicas,
+        backends: [("b1".parse().unwrap(), held)].into(),
+    });
     w.catalog.generation = generation;
 }
 
 #[test]
 fn a_gateway_follows_the_services_of_its_backend() {
     let mut w = StreamWorld::default();
-    w.set("alpha", &TenantScript { gateways: BTreeSet::new(), ..shop(&["a"]) });
-    w.set("beta", &TenantScript { gateways: BTreeSet::new(), ..shop(&["a"]) });
+    w.set(
+        "alpha",
+        &TenantScript {
+            gateways: BTreeSet::new(),
+            ..shop(&["a"])
+        },
+    );
+    w.set(
+        "beta",
+        &TenantScript {
+            gateways: BTreeSet::new(),
+            ..shop(&["a"])
+        },
+    );
     let mut c = TestSubscriber::new(gateway("r1"));
-    let mut edge = TestSubscriber::new(Principal::Edge { name: "e1".parse().unwrap(), az: "az1".parse().unwrap() });
+    let mut edge = TestSubscriber::new(Principal::Edge {
+        name: "e1".parse().unwrap(),
+        az: "az1".parse().unwrap(),
+    });
     c.settle(&w);
     edge.settle(&w);
-    assert_eq!((c.names(), edge.names().len()), (vec![], 2), "nobody is registered; the edge knows the tenants");
+    assert_eq!(
+        (c.names(), edge.names().len()),
+        (vec![], 2),
+        "nobody is registered; the edge knows the tenants"
+    );
     let tables = [("alpha", 1), ("beta", 2)];
     fleet(&mut w, 1, &["r1"], &[("alpha", 1)], &tables);
-    let alpha = ["Tenant alpha", "Service alpha/shop/a", "Workload alpha/shop/a-0", "Route alpha/HTTPRoute/shop/a/0"];
+    let alpha = [
+        "Tenant alpha",
+        "Service alpha/shop/a",
+        "Workload alpha/shop/a-0",
+        "Route alpha/HTTPRoute/shop/a/0",
+    ];
     c.settle(&w);
-    assert_eq!(c.names(), [&alpha[..], &["Replica r1", "Table alpha/shop/a@az1"]].concat());
+    assert_eq!(
+        c.names(),
+        [&alpha[..], &["Replica r1", "Table alpha/shop/a@az1"]].concat()
+    );
     edge.settle(&w);
-    let both = ["Tenant alpha", "Tenant beta", "Replica r1", "Table alpha/shop/a@az1", "Table beta/shop/a@az1"];
+    let both = [
+        "Tenant alpha",
+        "Tenant beta",
+        "Replica r1",
+        "Table alpha/shop/a@az1",
+        "Table beta/shop/a@az1",
+    ];
     assert_eq!(edge.names(), both);
     // Services move: the scope changes although no resource does.
     fleet(&mut w, 1, &["r1"], &[("beta", 2)], &tables);
     c.settle(&w);
     let beta: Vec<String> = alpha.iter().map(|n| n.replace("alpha", "beta")).collect();
-    assert_eq!(c.names(), [beta, vec!["Replica r1".into(), "Table beta/shop/a@az1".into()]].concat());
+    assert_eq!(
+        c.names(),
+        [
+            beta,
+            vec!["Replica r1".into(), "Table beta/shop/a@az1".into()]
+        ]
+        .concat()
+    );
     assert_eq!(edge.settle(&w), [""; 0], "an edge is not concerned");
     // The tenant stays, and the service leaves the backend.
     fleet(&mut w, 1, &["r1"], &[("beta", 9)], &tables);
@@ -758,8 +1187,16 @@ fn a_gateway_follows_the_services_of_its_backend() {
     fleet(&mut w, 1, &["r2"], &[("beta", 2)], &[]);
     c.settle(&w);
     edge.settle(&w);
-    assert_eq!((c.names(), c.is_converged()), (vec!["Replica r2".to_string()], true), "r1 is forgotten: it knows the tier and no tenant");
+    assert_eq!(
+        (c.names(), c.is_converged()),
+        (vec!["Replica r2".to_string()], true),
+        "r1 is forgotten: it knows the tier and no tenant"
+    );
     assert_eq!(edge.names(), ["Tenant alpha", "Tenant beta", "Replica r2"]);
     c.reconnect();
-    assert_eq!(c.settle(&w), all_kinds(), "replicas are held under their own name across a reconnect");
+    assert_eq!(
+        c.settle(&w),
+        all_kinds(),
+        "replicas are held under their own name across a reconnect"
+    );
 }

@@ -3,9 +3,16 @@
 use super::*;
 
 fn put(name: &str, yaml: &str) -> ObjectEdit {
-    let key =
-        StoredObjectKey { tenant: TenantName::new("alpha").unwrap(), kind: "Service".into(), namespace: "shop".into(), name: name.into() };
-    ObjectEdit::Put { key, yaml: yaml.into() }
+    let key = StoredObjectKey {
+        tenant: TenantName::new("alpha").unwrap(),
+        kind: "Service".into(),
+        namespace: "shop".into(),
+        name: name.into(),
+    };
+    ObjectEdit::Put {
+        key,
+        yaml: yaml.into(),
+    }
 }
 
 #[test]
@@ -17,19 +24,43 @@ fn a_restart_undoes_a_commit_that_was_refused_and_landed() {
         store.apply(&[put("a", "old")], Generation(1), 0).unwrap();
         let key = put("a", "").key().clone();
         let before = store.objects().unwrap().remove(0);
-        let row = ObjectRow { yaml: before.yaml, created: before.created, generation: before.generation.0 };
-        store.apply(&[put("a", "refused"), put("b", "refused")], Generation(2), 0).unwrap();
+        let row = ObjectRow {
+            yaml: before.yaml,
+            created: before.created,
+            generation: before.generation.0,
+        };
+        store
+            .apply(
+                &[put("a", "refused"), put("b", "refused")],
+                Generation(2),
+                0,
+            )
+            .unwrap();
         let sequence = store.lock().sequence;
         // The state of a process whose commit failed, though it is on disk, and that could not read the file again.
-        let before = vec![(key, Some(serde_json::to_vec(&row).unwrap())), (put("b", "").key().clone(), None)];
-        UnconfirmedCommit { sequence, before }.save(dir.path()).unwrap();
+        let before = vec![
+            (key, Some(serde_json::to_vec(&row).unwrap())),
+            (put("b", "").key().clone(), None),
+        ];
+        UnconfirmedCommit { sequence, before }
+            .save(dir.path())
+            .unwrap();
         if !is_newest {
             store.apply(&[put("c", "later")], Generation(3), 0).unwrap();
         }
         drop(store);
         let store = open();
-        let texts: Vec<String> = store.objects().unwrap().into_iter().map(|object| object.yaml).collect();
-        let want: &[&str] = if is_newest { &["old"] } else { &["refused", "refused", "later"] };
+        let texts: Vec<String> = store
+            .objects()
+            .unwrap()
+            .into_iter()
+            .map(|object| object.yaml)
+            .collect();
+        let want: &[&str] = if is_newest {
+            &["old"]
+        } else {
+            &["refused", "refused", "later"]
+        };
         assert_eq!(texts, want, "a record is about one commit only");
         assert!(UnconfirmedCommit::load(dir.path()).unwrap().is_none());
         store.apply(&[put("d", "new")], Generation(4), 0).unwrap();

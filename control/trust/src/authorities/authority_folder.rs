@@ -6,7 +6,9 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use canal_ca::{AuthorityFiles, AuthorityFilesError, ImportedCrl, TenantAuthority, read_crls, read_roots};
+use canal_ca::{
+    AuthorityFiles, AuthorityFilesError, ImportedCrl, TenantAuthority, read_crls, read_roots,
+};
 use canal_model::ids::TrustDomain;
 
 /// Maximum bytes of one file of a trust domain's folder.
@@ -34,7 +36,11 @@ const NAMES: [&str; 4] = ["cert-chain.pem", "key.pem", "root-cert.pem", "crl.pem
 
 fn stamp(folder: &Path) -> FolderFingerprint {
     use std::os::unix::fs::MetadataExt;
-    let one = |name: &str| std::fs::metadata(folder.join(name)).ok().map(|m| (m.ino(), m.size(), m.mtime(), m.mtime_nsec()));
+    let one = |name: &str| {
+        std::fs::metadata(folder.join(name))
+            .ok()
+            .map(|m| (m.ino(), m.size(), m.mtime(), m.mtime_nsec()))
+    };
     NAMES.iter().copied().map(one).collect()
 }
 
@@ -50,9 +56,14 @@ pub(crate) fn text(path: &Path) -> Result<Option<String>, String> {
         Err(e) => return Err(refused(e)),
     };
     let mut text = String::new();
-    file.take(CA_FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(refused)?;
+    file.take(CA_FILE_BYTES_MAX + 1)
+        .read_to_string(&mut text)
+        .map_err(refused)?;
     if text.len() as u64 > CA_FILE_BYTES_MAX {
-        return Err(format!("{}: more than {CA_FILE_BYTES_MAX} bytes", path.display()));
+        return Err(format!(
+            "{}: more than {CA_FILE_BYTES_MAX} bytes",
+            path.display()
+        ));
     }
     Ok(Some(text))
 }
@@ -86,7 +97,12 @@ struct LoadedAuthority {
 }
 
 /// Reads a folder. With `is_external` an external CA signs, so only roots and lists are there.
-fn read(folder: &Path, domain: &TrustDomain, is_external: bool, now: u64) -> Result<LoadedAuthority, FolderError> {
+fn read(
+    folder: &Path,
+    domain: &TrustDomain,
+    is_external: bool,
+    now: u64,
+) -> Result<LoadedAuthority, FolderError> {
     let file = |name: &'static str| text(&folder.join(name)).map_err(FolderError::Read);
     let needed = |name| file(name)?.ok_or(FolderError::Missing(name));
     let root = needed("root-cert.pem")?;
@@ -95,16 +111,31 @@ fn read(folder: &Path, domain: &TrustDomain, is_external: bool, now: u64) -> Res
         let roots = read_roots(&root, now)?;
         let issuers: Vec<&str> = roots.iter().map(String::as_str).collect();
         let foreign = read_crls(crl.as_deref(), &issuers)?;
-        return Ok(LoadedAuthority { authority: None, foreign, roots });
+        return Ok(LoadedAuthority {
+            authority: None,
+            foreign,
+            roots,
+        });
     }
-    let files = AuthorityFiles { chain: needed("cert-chain.pem")?, key: needed("key.pem")?, root, crl };
+    let files = AuthorityFiles {
+        chain: needed("cert-chain.pem")?,
+        key: needed("key.pem")?,
+        root,
+        crl,
+    };
     let (authority, foreign) = TenantAuthority::from_files(domain, &files, now)?;
-    Ok(LoadedAuthority { roots: authority.roots().to_vec(), authority: Some(Arc::new(authority)), foreign })
+    Ok(LoadedAuthority {
+        roots: authority.roots().to_vec(),
+        authority: Some(Arc::new(authority)),
+        foreign,
+    })
 }
 
 /// Returns the trust domains that folders are named after, sorted; those over the limit are left out.
 fn decide_domains(names: impl Iterator<Item = String>, limit: usize) -> Vec<TrustDomain> {
-    let mut domains: Vec<TrustDomain> = names.filter_map(|name| TrustDomain::new(&name).ok()).collect();
+    let mut domains: Vec<TrustDomain> = names
+        .filter_map(|name| TrustDomain::new(&name).ok())
+        .collect();
     domains.sort();
     domains.truncate(limit);
     domains
@@ -127,7 +158,10 @@ pub(crate) enum FolderChange {
 
 impl AuthorityFolders {
     pub(crate) fn new(root: PathBuf) -> Self {
-        Self { root, held: BTreeMap::new() }
+        Self {
+            root,
+            held: BTreeMap::new(),
+        }
     }
 
     /// Returns the path of a trust domain's folder, whether or not it exists.
@@ -136,24 +170,45 @@ impl AuthorityFolders {
     }
 
     /// Scans all folders, and reads those that changed.
-    pub(crate) fn look(&mut self, is_external: impl Fn(&TrustDomain) -> bool, now: u64) -> Vec<FolderChange> {
+    pub(crate) fn look(
+        &mut self,
+        is_external: impl Fn(&TrustDomain) -> bool,
+        now: u64,
+    ) -> Vec<FolderChange> {
         let mut there = Vec::new();
         match std::fs::read_dir(&self.root) {
             Ok(entries) => {
-                let names = entries.filter_map(Result::ok).filter(|e| e.path().is_dir()).filter_map(|e| e.file_name().into_string().ok());
+                let names = entries
+                    .filter_map(Result::ok)
+                    .filter(|e| e.path().is_dir())
+                    .filter_map(|e| e.file_name().into_string().ok());
                 there = decide_domains(names, CA_DOMAINS_MAX);
             }
-            Err(e) => tracing::error!(path = %self.root.display(), error = %e, "--ca-dir cannot be read; what was last good stays"),
+            Err(e) => {
+                tracing::error!(path = %self.root.display(), error = %e, "--ca-dir cannot be read; what was last good stays")
+            }
         }
         // A folder that was removed must be noticed too.
-        let all: std::collections::BTreeSet<TrustDomain> = there.into_iter().chain(self.held.keys().cloned()).collect();
-        all.into_iter().filter_map(|domain| self.look_at(domain, &is_external, now)).collect()
+        let all: std::collections::BTreeSet<TrustDomain> =
+            there.into_iter().chain(self.held.keys().cloned()).collect();
+        all.into_iter()
+            .filter_map(|domain| self.look_at(domain, &is_external, now))
+            .collect()
     }
 
-    fn look_at(&mut self, domain: TrustDomain, is_external: impl Fn(&TrustDomain) -> bool, now: u64) -> Option<FolderChange> {
+    fn look_at(
+        &mut self,
+        domain: TrustDomain,
+        is_external: impl Fn(&TrustDomain) -> bool,
+        now: u64,
+    ) -> Option<FolderChange> {
         let path = self.of(&domain);
         let stamp = stamp(&path);
-        if self.held.get(&domain).is_some_and(|held| held.stamp == stamp) {
+        if self
+            .held
+            .get(&domain)
+            .is_some_and(|held| held.stamp == stamp)
+        {
             return None;
         }
         let held = self.held.entry(domain.clone()).or_default();
@@ -161,12 +216,17 @@ impl AuthorityFolders {
         held.stamp = stamp;
         match read(&path, &domain, is_external(&domain), now) {
             Ok(good) => {
-                (held.authority, held.roots, held.foreign, held.fault) = (good.authority, good.roots, good.foreign, None);
+                (held.authority, held.roots, held.foreign, held.fault) =
+                    (good.authority, good.roots, good.foreign, None);
                 tracing::info!(target: "audit", %domain, path = %path.display(), "took over the authority's files");
                 Some(FolderChange::Changed(domain))
             }
             Err(fault) => {
-                let kept = if held.roots.is_empty() { "nothing is issued" } else { "what was last good stays" };
+                let kept = if held.roots.is_empty() {
+                    "nothing is issued"
+                } else {
+                    "what was last good stays"
+                };
                 tracing::error!(%domain, path = %path.display(), %fault, "CA files rejected; {kept}");
                 held.fault = Some(fault.to_string());
                 Some(FolderChange::Broken(domain, fault.name()))
@@ -182,7 +242,10 @@ mod tests {
     #[test]
     fn folders_are_named_after_trust_domains_and_are_so_many_at_most() {
         let names = ["b.example", "..data", "A", "a.example", "c.example"].map(String::from);
-        let got: Vec<String> = decide_domains(names.into_iter(), 2).iter().map(ToString::to_string).collect();
+        let got: Vec<String> = decide_domains(names.into_iter(), 2)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         assert_eq!(got, ["a.example", "b.example"]);
     }
 
@@ -197,17 +260,36 @@ mod tests {
         let cases: [(&str, AuthorityFileTexts<'_>, &str); 4] = [
             ("nothing", &[], "missing"),
             ("a root alone", &[("root-cert.pem", "x")], "missing"),
-            ("no certificates", &[("cert-chain.pem", "x"), ("key.pem", "x")], "certificates"),
-            ("a file that is too large", &[("root-cert.pem", &large)], "read"),
+            (
+                "no certificates",
+                &[("cert-chain.pem", "x"), ("key.pem", "x")],
+                "certificates",
+            ),
+            (
+                "a file that is too large",
+                &[("root-cert.pem", &large)],
+                "read",
+            ),
         ];
         for (what, files, want) in cases {
             for (name, text) in files {
                 std::fs::write(folder.join(name), text).unwrap();
             }
             let domain: TrustDomain = "a.example".parse().unwrap();
-            assert_eq!(folders.look(|_| false, 1_800_000_000), [FolderChange::Broken(domain.clone(), want)], "{what}");
-            assert_eq!(folders.look(|_| false, 1_800_000_000), [], "{what}: told once");
-            assert!(folders.held[&domain].fault.is_some() && folders.held[&domain].roots.is_empty(), "{what}");
+            assert_eq!(
+                folders.look(|_| false, 1_800_000_000),
+                [FolderChange::Broken(domain.clone(), want)],
+                "{what}"
+            );
+            assert_eq!(
+                folders.look(|_| false, 1_800_000_000),
+                [],
+                "{what}: told once"
+            );
+            assert!(
+                folders.held[&domain].fault.is_some() && folders.held[&domain].roots.is_empty(),
+                "{what}"
+            );
         }
     }
 }

@@ -41,12 +41,16 @@ pub struct ExternalCa {
 impl std::str::FromStr for ExternalCa {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
-        let (domain, url) = s.split_once('=').ok_or("write TRUST_DOMAIN=URL, as in alpha.example=https://ca.alpha.example:8888")?;
+        let (domain, url) = s
+            .split_once('=')
+            .ok_or("write TRUST_DOMAIN=URL, as in alpha.example=https://ca.alpha.example:8888")?;
         let domain = TrustDomain::new(domain).map_err(|e| e.to_string())?;
         let url = url.trim_end_matches('/').to_string();
         match url.parse::<Uri>() {
             Ok(uri) if place(&uri).is_some() => Ok(Self { domain, url }),
-            _ => Err(format!("{url} is not a usable URL; write http://host[:port] or https://host[:port]")),
+            _ => Err(format!(
+                "{url} is not a usable URL; write http://host[:port] or https://host[:port]"
+            )),
         }
     }
 }
@@ -62,7 +66,9 @@ pub(crate) enum ExternalCaError {
     Answer(String),
     #[error("{0}")]
     Settings(String),
-    #[error("{EXTERNAL_REQUESTS_MAX} requests to the external CA are in progress, and it is slow; retry")]
+    #[error(
+        "{EXTERNAL_REQUESTS_MAX} requests to the external CA are in progress, and it is slow; retry"
+    )]
     Busy,
 }
 
@@ -87,7 +93,11 @@ pub(crate) struct ExternalCaClient {
 
 impl ExternalCaClient {
     pub(crate) fn new(url: &str, client: FetchClient) -> Self {
-        Self { url: url.into(), client, room: Semaphore::new(EXTERNAL_REQUESTS_MAX) }
+        Self {
+            url: url.into(),
+            client,
+            room: Semaphore::new(EXTERNAL_REQUESTS_MAX),
+        }
     }
 
     /// Requests a certificate, and returns its chain as PEM. `folder` may contain `auth-key`, `profile` and `tls-root.pem`, and in
@@ -95,17 +105,29 @@ impl ExternalCaClient {
     ///
     /// # Errors
     /// The CA is busy, cannot be reached, refuses, or sends something else; or a file of the folder is not usable.
-    pub(crate) async fn sign(&self, asked: &CertificateRequest<'_>, folder: &Path) -> Result<String, ExternalCaError> {
+    pub(crate) async fn sign(
+        &self,
+        asked: &CertificateRequest<'_>,
+        folder: &Path,
+    ) -> Result<String, ExternalCaError> {
         // Requests must not gather at a slow CA: a client that waits would have gone before its turn.
         let _room = self.room.try_acquire().map_err(|_| ExternalCaError::Busy)?;
         let settings = |name: &str| text(&folder.join(name)).map_err(ExternalCaError::Settings);
-        let (key, profile, root) = (settings("auth-key")?, settings("profile")?, settings("tls-root.pem")?);
+        let (key, profile, root) = (
+            settings("auth-key")?,
+            settings("profile")?,
+            settings("tls-root.pem")?,
+        );
         let above = settings("cert-chain.pem")?.unwrap_or_default();
-        let (path, body) = request(asked, key.as_deref(), profile.as_deref()).map_err(ExternalCaError::Settings)?;
+        let (path, body) = request(asked, key.as_deref(), profile.as_deref())
+            .map_err(ExternalCaError::Settings)?;
         let uri: Uri = format!("{}/api/v1/cfssl/{path}", self.url)
             .parse()
             .map_err(|_| ExternalCaError::Settings(format!("{} is no URL", self.url)))?;
-        let own = root.map(|pem| FetchClient::new(pem.as_bytes())).transpose().map_err(|e| ExternalCaError::Settings(e.to_string()))?;
+        let own = root
+            .map(|pem| FetchClient::new(pem.as_bytes()))
+            .transpose()
+            .map_err(|e| ExternalCaError::Settings(e.to_string()))?;
         let client = own.as_ref().unwrap_or(&self.client);
         let mut attempt = 0;
         loop {
@@ -120,10 +142,14 @@ impl ExternalCaClient {
             attempt += 1;
             match client.send(ask).await {
                 Ok(answer) => return Ok(certificate(&answer.body)? + "\n" + &above),
-                Err(fault) if fault.is_passing() && attempt < ATTEMPTS => tokio::time::sleep(BACKOFF * 2_u32.pow(attempt - 1)).await,
+                Err(fault) if fault.is_passing() && attempt < ATTEMPTS => {
+                    tokio::time::sleep(BACKOFF * 2_u32.pow(attempt - 1)).await
+                }
                 // Such a status is a refusal, which a repetition does not change.
                 Err(FetchError::Status(status)) if status < 500 => {
-                    return Err(ExternalCaError::Refused(format!("status {status}; is auth-key its key, and is there such a profile?")));
+                    return Err(ExternalCaError::Refused(format!(
+                        "status {status}; is auth-key its key, and is there such a profile?"
+                    )));
                 }
                 Err(fault) => return Err(ExternalCaError::Unreachable(fault)),
             }
@@ -132,35 +158,58 @@ impl ExternalCaClient {
 }
 
 /// Returns the end of the path, and the body. The names are stated beside the CSR, so that neither side relies on the names in the CSR.
-fn request(asked: &CertificateRequest<'_>, key: Option<&str>, profile: Option<&str>) -> Result<(&'static str, String), String> {
-    let hosts: Vec<String> = std::iter::once(asked.identity.to_string()).chain(asked.names.iter().cloned()).collect();
-    let mut order = json!({ "certificate_request": asked.csr, "hosts": hosts, "subject": { "names": [] } });
+fn request(
+    asked: &CertificateRequest<'_>,
+    key: Option<&str>,
+    profile: Option<&str>,
+) -> Result<(&'static str, String), String> {
+    let hosts: Vec<String> = std::iter::once(asked.identity.to_string())
+        .chain(asked.names.iter().cloned())
+        .collect();
+    let mut order =
+        json!({ "certificate_request": asked.csr, "hosts": hosts, "subject": { "names": [] } });
     if let Some(profile) = profile {
         order["profile"] = json!(profile.trim());
     }
     let order = order.to_string();
-    let Some(key) = key else { return Ok(("sign", order)) };
+    let Some(key) = key else {
+        return Ok(("sign", order));
+    };
     let key = key.trim();
-    let digit = |at: usize| key.get(2 * at..2 * at + 2).and_then(|d| u8::from_str_radix(d, 16).ok());
+    let digit = |at: usize| {
+        key.get(2 * at..2 * at + 2)
+            .and_then(|d| u8::from_str_radix(d, 16).ok())
+    };
     let bytes: Option<Vec<u8>> = (0..key.len() / 2).map(digit).collect();
     let bytes = bytes
         .filter(|b| !b.is_empty() && key.len().is_multiple_of(2))
         .ok_or("auth-key is not hexadecimal; write the key as cfssl's configuration has it")?;
     let token = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &bytes), order.as_bytes());
-    let body = json!({ "token": STANDARD.encode(token.as_ref()), "request": STANDARD.encode(&order) });
+    let body =
+        json!({ "token": STANDARD.encode(token.as_ref()), "request": STANDARD.encode(&order) });
     Ok(("authsign", body.to_string()))
 }
 
 /// Reads the certificate from a response of the CA.
 fn certificate(body: &[u8]) -> Result<String, ExternalCaError> {
-    let answer: Value = serde_json::from_slice(body).map_err(|e| ExternalCaError::Answer(e.to_string()))?;
+    let answer: Value =
+        serde_json::from_slice(body).map_err(|e| ExternalCaError::Answer(e.to_string()))?;
     if answer["success"] != json!(true) {
-        let why: Vec<&str> = answer["errors"].as_array().into_iter().flatten().filter_map(|e| e["message"].as_str()).collect();
-        return Err(ExternalCaError::Refused(why.join("; ").chars().take(500).collect()));
+        let why: Vec<&str> = answer["errors"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|e| e["message"].as_str())
+            .collect();
+        return Err(ExternalCaError::Refused(
+            why.join("; ").chars().take(500).collect(),
+        ));
     }
     match answer["result"]["certificate"].as_str() {
         Some(pem) => Ok(pem.to_string()),
-        None => Err(ExternalCaError::Answer("it has no result.certificate".into())),
+        None => Err(ExternalCaError::Answer(
+            "it has no result.certificate".into(),
+        )),
     }
 }
 
@@ -180,22 +229,41 @@ mod tests {
         ] {
             assert_eq!(text.parse::<ExternalCa>().is_ok(), ok, "{text}");
         }
-        assert_eq!("a.b=http://c/".parse::<ExternalCa>().unwrap().url, "http://c");
+        assert_eq!(
+            "a.b=http://c/".parse::<ExternalCa>().unwrap().url,
+            "http://c"
+        );
     }
 
     #[test]
     fn requests_are_signed_where_there_is_a_key() {
         let identity = "spiffe://alpha.example/ns/a/sa/b".parse().unwrap();
-        let asked = CertificateRequest { csr: "CSR", identity: &identity, names: &[], rsa: false, lifetime_seconds: 60 };
+        let asked = CertificateRequest {
+            csr: "CSR",
+            identity: &identity,
+            names: &[],
+            rsa: false,
+            lifetime_seconds: 60,
+        };
         let (path, body) = request(&asked, None, Some("mesh\n")).unwrap();
         let order: Value = serde_json::from_str(&body).unwrap();
-        assert_eq!((path, &order["profile"], &order["certificate_request"]), ("sign", &json!("mesh"), &json!("CSR")));
+        assert_eq!(
+            (path, &order["profile"], &order["certificate_request"]),
+            ("sign", &json!("mesh"), &json!("CSR"))
+        );
         assert_eq!(order["hosts"], json!(["spiffe://alpha.example/ns/a/sa/b"]));
         let (path, body) = request(&asked, Some("00ff\n"), None).unwrap();
         let signed: Value = serde_json::from_str(&body).unwrap();
-        let order = STANDARD.decode(signed["request"].as_str().unwrap()).unwrap();
+        let order = STANDARD
+            .decode(signed["request"].as_str().unwrap())
+            .unwrap();
         let token = STANDARD.decode(signed["token"].as_str().unwrap()).unwrap();
-        hmac::verify(&hmac::Key::new(hmac::HMAC_SHA256, &[0, 0xff]), &order, &token).unwrap();
+        hmac::verify(
+            &hmac::Key::new(hmac::HMAC_SHA256, &[0, 0xff]),
+            &order,
+            &token,
+        )
+        .unwrap();
         assert_eq!(path, "authsign");
         for key in ["", "0", "zz", "00f"] {
             assert!(request(&asked, Some(key), None).is_err(), "{key:?}");
@@ -205,8 +273,14 @@ mod tests {
     #[test]
     fn answers() {
         let cases: [(&str, Result<&str, &str>); 5] = [
-            (r#"{"success":true,"result":{"certificate":"PEM"},"errors":[]}"#, Ok("PEM")),
-            (r#"{"success":false,"result":null,"errors":[{"code":1,"message":"no"}]}"#, Err("external_refused")),
+            (
+                r#"{"success":true,"result":{"certificate":"PEM"},"errors":[]}"#,
+                Ok("PEM"),
+            ),
+            (
+                r#"{"success":false,"result":null,"errors":[{"code":1,"message":"no"}]}"#,
+                Err("external_refused"),
+            ),
             (r#"{"success":true,"result":{}}"#, Err("external_answer")),
             ("{", Err("external_answer")),
             ("[]", Err("external_refused")),
@@ -221,18 +295,30 @@ mod tests {
     async fn a_slow_authority_gathers_no_requests() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let external = std::sync::Arc::new(ExternalCaClient::new(&url, FetchClient::new(b"").unwrap()));
+        let external =
+            std::sync::Arc::new(ExternalCaClient::new(&url, FetchClient::new(b"").unwrap()));
         let dir = tempfile::tempdir().unwrap();
         let ask = async |external: std::sync::Arc<ExternalCaClient>, folder: std::path::PathBuf| {
             let identity = "spiffe://alpha.example/ns/a/sa/b".parse().unwrap();
-            let asked = CertificateRequest { csr: "CSR", identity: &identity, names: &[], rsa: false, lifetime_seconds: 60 };
+            let asked = CertificateRequest {
+                csr: "CSR",
+                identity: &identity,
+                names: &[],
+                rsa: false,
+                lifetime_seconds: 60,
+            };
             external.sign(&asked, &folder).await.unwrap_err().name()
         };
-        let waiting: Vec<_> = (0..EXTERNAL_REQUESTS_MAX).map(|_| tokio::spawn(ask(external.clone(), dir.path().into()))).collect();
+        let waiting: Vec<_> = (0..EXTERNAL_REQUESTS_MAX)
+            .map(|_| tokio::spawn(ask(external.clone(), dir.path().into())))
+            .collect();
         while external.room.available_permits() > 0 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(ask(external.clone(), dir.path().into()).await, "external_busy");
+        assert_eq!(
+            ask(external.clone(), dir.path().into()).await,
+            "external_busy"
+        );
         waiting.into_iter().for_each(|w| w.abort());
     }
 }

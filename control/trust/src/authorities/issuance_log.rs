@@ -32,7 +32,12 @@ pub(crate) enum IssuanceLogError {
         "{holder} has {used} certificates on record that have not ended, and its share is {max} ({}); fix: let them live shorter, or have \
          the provider set spec.shares.certificates of the Tenant", .refusal.reason()
     )]
-    Full { holder: ShareHolder, used: u64, max: u64, refusal: ShareRefusal },
+    Full {
+        holder: ShareHolder,
+        used: u64,
+        max: u64,
+        refusal: ShareRefusal,
+    },
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("the controller is stopping; try again")]
@@ -73,13 +78,22 @@ fn account(name: &DomainName, holder: &str) -> ShareHolder {
         return ShareHolder::Tenant(name.0.clone());
     }
     // The holder is the text form of a principal: "node alpha/n1", "keyserver alpha/ks1", "gateway gw-1".
-    let tenant = holder.split_once(' ').and_then(|(_, rest)| rest.split_once('/')).and_then(|(tenant, _)| TenantName::new(tenant).ok());
+    let tenant = holder
+        .split_once(' ')
+        .and_then(|(_, rest)| rest.split_once('/'))
+        .and_then(|(tenant, _)| TenantName::new(tenant).ok());
     tenant.map_or(ShareHolder::Provider, ShareHolder::Tenant)
 }
 
 impl ActiveCertificates {
     fn new(limit: TenantLimit) -> Self {
-        Self { rows: HashMap::new(), held: HashMap::new(), seed: RandomState::new(), limit, accounts: HashMap::new() }
+        Self {
+            rows: HashMap::new(),
+            held: HashMap::new(),
+            seed: RandomState::new(),
+            limit,
+            accounts: HashMap::new(),
+        }
     }
 
     /// Returns the hash of a holder and of what its certificate is for.
@@ -95,13 +109,22 @@ impl ActiveCertificates {
             return Ok(());
         }
         let permit = self.limit.take(holder, 1)?;
-        self.accounts.insert(holder.clone(), AccountUsage { used: 1, permitted: 1, permit });
+        self.accounts.insert(
+            holder.clone(),
+            AccountUsage {
+                used: 1,
+                permitted: 1,
+                permit,
+            },
+        );
         Ok(())
     }
 
     /// Gives back the permit of one certificate.
     fn give_back(&mut self, holder: &ShareHolder) {
-        let Some(account) = self.accounts.get_mut(holder) else { return };
+        let Some(account) = self.accounts.get_mut(holder) else {
+            return;
+        };
         account.used = account.used.saturating_sub(1);
         // Entries over the share have no permit.
         if account.used < account.permitted {
@@ -116,7 +139,11 @@ impl ActiveCertificates {
     /// Adds an entry that is on disk.
     fn insert(&mut self, name: DomainName, row: StoredCertificate) {
         let seat = self.seat(&name, &row.holder, &row.identity, &row.names);
-        let before = self.rows.entry(name).or_default().insert(row.serial.clone(), Arc::new(row));
+        let before = self
+            .rows
+            .entry(name)
+            .or_default()
+            .insert(row.serial.clone(), Arc::new(row));
         *self.held.entry(seat).or_default() += usize::from(before.is_none());
     }
 
@@ -157,7 +184,11 @@ fn locked(live: &Mutex<ActiveCertificates>) -> MutexGuard<'_, ActiveCertificates
 
 impl IssuanceLog {
     /// Loads the entries that have not expired from the store, and starts the thread that writes new ones.
-    pub(crate) fn open(store: Arc<Store>, limit: TenantLimit, now: u64) -> Result<Self, StoreError> {
+    pub(crate) fn open(
+        store: Arc<Store>,
+        limit: TenantLimit,
+        now: u64,
+    ) -> Result<Self, StoreError> {
         store.prune_issued(now)?;
         let mut live = ActiveCertificates::new(limit);
         for (name, row) in store.issued()? {
@@ -176,7 +207,10 @@ impl IssuanceLog {
         let clerk = std::thread::Builder::new().name("canal-issuance-log".into());
         clerk
             .spawn(move || write(&store, &held, entries))
-            .map_err(|e| StoreError::Disk { path: "the issuance log's thread".into(), why: e.to_string() })?;
+            .map_err(|e| StoreError::Disk {
+                path: "the issuance log's thread".into(),
+                why: e.to_string(),
+            })?;
         Ok(Self { live, queue })
     }
 
@@ -184,37 +218,70 @@ impl IssuanceLog {
     ///
     /// # Errors
     /// The holder has its whole share, the store failed, or the controller is stopping.
-    pub(crate) async fn add(&self, name: DomainName, row: StoredCertificate) -> Result<(), IssuanceLogError> {
+    pub(crate) async fn add(
+        &self,
+        name: DomainName,
+        row: StoredCertificate,
+    ) -> Result<(), IssuanceLogError> {
         let holder = account(&name, &row.holder);
         // The place in the queue comes first: a requester that leaves while it waits, or a queue that ends, has taken nothing of the share.
-        let slot = self.queue.reserve().await.map_err(|_| IssuanceLogError::Stopping)?;
+        let slot = self
+            .queue
+            .reserve()
+            .await
+            .map_err(|_| IssuanceLogError::Stopping)?;
         {
             let mut live = locked(&self.live);
             if let Err(refusal) = live.take(&holder) {
                 let used = live.accounts.get(&holder).map_or(0, |account| account.used);
                 let max = live.limit.max(&holder);
-                return Err(IssuanceLogError::Full { holder, used, max, refusal });
+                return Err(IssuanceLogError::Full {
+                    holder,
+                    used,
+                    max,
+                    refusal,
+                });
             }
         }
         let (answer, done) = oneshot::channel();
         // From here on the writing thread gives the permit back, if the entry does not get to the disk.
-        slot.send(IssuanceEntry { row: (name, row), answer });
+        slot.send(IssuanceEntry {
+            row: (name, row),
+            answer,
+        });
         match done.await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(e)) => Err(StoreError::Disk { path: "the record of certificates".into(), why: e.to_string() }.into()),
+            Ok(Err(e)) => Err(StoreError::Disk {
+                path: "the record of certificates".into(),
+                why: e.to_string(),
+            }
+            .into()),
             Err(_) => Err(IssuanceLogError::Stopping),
         }
     }
 
     /// Returns the number of certificates of an identity, with these names, that a holder has in the log.
-    pub(crate) fn held(&self, name: &DomainName, holder: &str, identity: &str, names: &[String]) -> usize {
+    pub(crate) fn held(
+        &self,
+        name: &DomainName,
+        holder: &str,
+        identity: &str,
+        names: &[String],
+    ) -> usize {
         let live = locked(&self.live);
-        live.held.get(&live.seat(name, holder, identity, names)).copied().unwrap_or(0)
+        live.held
+            .get(&live.seat(name, holder, identity, names))
+            .copied()
+            .unwrap_or(0)
     }
 
     /// Returns all certificates of a trust domain, sorted by serial.
     pub(crate) fn of(&self, name: &DomainName) -> Vec<Arc<StoredCertificate>> {
-        locked(&self.live).rows.get(name).map(|rows| rows.values().cloned().collect()).unwrap_or_default()
+        locked(&self.live)
+            .rows
+            .get(name)
+            .map(|rows| rows.values().cloned().collect())
+            .unwrap_or_default()
     }
 
     /// Removes the certificates that have expired, and returns how many they were.
@@ -226,7 +293,11 @@ impl IssuanceLog {
 }
 
 /// Writes entries until the log is dropped. Entries that wait share one transaction.
-fn write(store: &Store, live: &Mutex<ActiveCertificates>, mut entries: mpsc::Receiver<IssuanceEntry>) {
+fn write(
+    store: &Store,
+    live: &Mutex<ActiveCertificates>,
+    mut entries: mpsc::Receiver<IssuanceEntry>,
+) {
     while let Some(first) = entries.blocking_recv() {
         let mut batch = vec![first];
         while batch.len() < BATCH_MAX
@@ -234,7 +305,8 @@ fn write(store: &Store, live: &Mutex<ActiveCertificates>, mut entries: mpsc::Rec
         {
             batch.push(next);
         }
-        let (rows, answers): (Vec<_>, Vec<RecordAck>) = batch.into_iter().map(|e| (e.row, e.answer)).unzip();
+        let (rows, answers): (Vec<_>, Vec<RecordAck>) =
+            batch.into_iter().map(|e| (e.row, e.answer)).unzip();
         let done = store.add_issued(&rows).map_err(Arc::new);
         {
             let mut live = locked(live);
@@ -262,7 +334,9 @@ pub(crate) fn in_use<'a>(
     now: u64,
 ) -> impl Iterator<Item = &'a Arc<StoredCertificate>> {
     type IssuanceSlot<'a> = (&'a str, &'a str, &'a [String]);
-    let seat = |row: &'a StoredCertificate| -> IssuanceSlot<'a> { (&row.holder, &row.identity, &row.names) };
+    let seat = |row: &'a StoredCertificate| -> IssuanceSlot<'a> {
+        (&row.holder, &row.identity, &row.names)
+    };
     let mut newer: HashMap<IssuanceSlot<'a>, u64> = HashMap::new();
     let mut kept = Vec::new();
     for row in rows.iter().filter(|row| row.until > now) {
@@ -273,7 +347,8 @@ pub(crate) fn in_use<'a>(
             kept.push(row);
         }
     }
-    kept.into_iter().filter(move |row| newer.get(&seat(row)).is_none_or(|at| *at < row.issued))
+    kept.into_iter()
+        .filter(move |row| newer.get(&seat(row)).is_none_or(|at| *at < row.issued))
 }
 
 #[cfg(test)]
@@ -283,7 +358,12 @@ mod tests {
     fn limit(capacity: u64, percent: u8) -> TenantLimit {
         let kind = canal_model::share::ShareKind::Certificates;
         let give_way = canal_runtime::GiveWay::Oldest;
-        let limit = TenantLimit::new(canal_runtime::TenantLimitConfig { kind, capacity, reserve: 0, give_way });
+        let limit = TenantLimit::new(canal_runtime::TenantLimitConfig {
+            kind,
+            capacity,
+            reserve: 0,
+            give_way,
+        });
         limit.set_default_share(canal_model::share::Share::Percent(percent));
         limit
     }
@@ -299,13 +379,26 @@ mod tests {
             (&components(), "keyserver ks1", "provider"),
             (&components(), "gateway gw-1", "provider"),
         ] {
-            assert_eq!(account(name, holder).to_string(), want, "{holder} of {}", name.1);
+            assert_eq!(
+                account(name, holder).to_string(),
+                want,
+                "{holder} of {}",
+                name.1
+            );
         }
     }
 
     fn row(serial: &str, holder: &str, root: &str, issued: u64, until: u64) -> StoredCertificate {
         let identity = "spiffe://alpha.example/ns/a/sa/b".into();
-        StoredCertificate { serial: serial.into(), identity, names: vec![], holder: holder.into(), root: root.into(), issued, until }
+        StoredCertificate {
+            serial: serial.into(),
+            identity,
+            names: vec![],
+            holder: holder.into(),
+            root: root.into(),
+            issued,
+            until,
+        }
     }
 
     #[test]
@@ -325,15 +418,23 @@ mod tests {
         .into_iter()
         .map(Arc::new)
         .collect();
-        let got: Vec<&str> = in_use(&rows, "old", |serial| serial == "f", 60).map(|r| r.serial.as_str()).collect();
-        assert_eq!(got, ["a", "g"], "b and e were replaced, d has ended, f is revoked, g is another certificate of n3's");
+        let got: Vec<&str> = in_use(&rows, "old", |serial| serial == "f", 60)
+            .map(|r| r.serial.as_str())
+            .collect();
+        assert_eq!(
+            got,
+            ["a", "g"],
+            "b and e were replaced, d has ended, f is revoked, g is another certificate of n3's"
+        );
     }
 
     #[test]
     fn certificates_of_ten_tenants_leave_some_to_an_eleventh() {
         let mut live = ActiveCertificates::new(limit(500, 10));
         let holder = |n: usize| ShareHolder::Tenant(format!("t{n}").parse().unwrap());
-        let counts: Vec<_> = (0..10).map(|n| (0..).take_while(|_| live.take(&holder(n)).is_ok()).count()).collect();
+        let counts: Vec<_> = (0..10)
+            .map(|n| (0..).take_while(|_| live.take(&holder(n)).is_ok()).count())
+            .collect();
         assert!(counts[0] == 50 && counts[9] > 0, "{counts:?}");
         live.take(&holder(10)).unwrap();
         assert_eq!(live.take(&holder(8)).unwrap_err(), ShareRefusal::Threshold);
@@ -345,8 +446,17 @@ mod tests {
         let live = Arc::new(Mutex::new(ActiveCertificates::new(limit(40, 50))));
         // No thread takes entries from this queue.
         let (queue, entries) = mpsc::channel(1);
-        let log = Arc::new(IssuanceLog { live: live.clone(), queue });
-        let used = || locked(&live).accounts.values().map(|account| account.used).sum::<u64>();
+        let log = Arc::new(IssuanceLog {
+            live: live.clone(),
+            queue,
+        });
+        let used = || {
+            locked(&live)
+                .accounts
+                .values()
+                .map(|account| account.used)
+                .sum::<u64>()
+        };
         let add = |serial: &'static str| {
             let (log, name) = (log.clone(), name.clone());
             tokio::spawn(async move { log.add(name, row(serial, "n1", "r", 0, 10)).await })
@@ -363,8 +473,14 @@ mod tests {
         assert!(second.await.unwrap_err().is_cancelled());
         assert_eq!(used(), 1, "the requester left while the queue was full");
         drop(entries);
-        assert!(matches!(first.await.unwrap(), Err(IssuanceLogError::Stopping)));
-        assert!(matches!(add("c").await.unwrap(), Err(IssuanceLogError::Stopping)));
+        assert!(matches!(
+            first.await.unwrap(),
+            Err(IssuanceLogError::Stopping)
+        ));
+        assert!(matches!(
+            add("c").await.unwrap(),
+            Err(IssuanceLogError::Stopping)
+        ));
         assert_eq!(used(), 1, "the queue has ended");
     }
 
@@ -378,21 +494,47 @@ mod tests {
         let adds: Vec<_> = (0..20)
             .map(|i| {
                 let (ledger, name) = (ledger.clone(), name.clone());
-                tokio::spawn(async move { ledger.add(name, row(&format!("{i:02}"), "n1", "r", 0, 10 + i)).await })
+                tokio::spawn(async move {
+                    ledger
+                        .add(name, row(&format!("{i:02}"), "n1", "r", 0, 10 + i))
+                        .await
+                })
             })
             .collect();
         for add in adds {
             add.await.unwrap().unwrap();
         }
-        assert_eq!((store.issued().unwrap().len(), ledger.of(&name).len()), (20, 20));
-        let full = ledger.add(name.clone(), row("x", "n1", "r", 0, 9)).await.unwrap_err().to_string();
-        assert!(full.contains("alpha has 20 certificates") && full.contains("share is 20") && full.contains("fix: "), "{full}");
+        assert_eq!(
+            (store.issued().unwrap().len(), ledger.of(&name).len()),
+            (20, 20)
+        );
+        let full = ledger
+            .add(name.clone(), row("x", "n1", "r", 0, 9))
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(
+            full.contains("alpha has 20 certificates")
+                && full.contains("share is 20")
+                && full.contains("fix: "),
+            "{full}"
+        );
         let other: DomainName = ("beta".parse().unwrap(), "beta.example".parse().unwrap());
         ledger.add(other, row("y", "m1", "r", 0, 9)).await.unwrap();
         assert_eq!(ledger.prune(&store, 25).unwrap(), 16);
-        assert_eq!((store.issued().unwrap().len(), ledger.of(&name).len()), (5, 5));
-        ledger.add(name.clone(), row("x", "n1", "r", 0, 99)).await.unwrap();
-        assert_eq!(limit.usage().used, 6, "what has ended is no longer on the account");
+        assert_eq!(
+            (store.issued().unwrap().len(), ledger.of(&name).len()),
+            (5, 5)
+        );
+        ledger
+            .add(name.clone(), row("x", "n1", "r", 0, 99))
+            .await
+            .unwrap();
+        assert_eq!(
+            limit.usage().used,
+            6,
+            "what has ended is no longer on the account"
+        );
         drop(ledger);
         let again = IssuanceLog::open(store, super::tests::limit(40, 50), 28).unwrap();
         assert_eq!(again.of(&name).len(), 3, "what had ended meanwhile is gone");

@@ -40,9 +40,13 @@ pub async fn run_maintenance(context: Arc<MaintenanceContext>) {
         tokio::time::sleep(MAINTENANCE_INTERVAL).await;
         looks += 1;
         let context = context.clone();
-        let looked = tokio::task::spawn_blocking(move || look(&context, looks.is_multiple_of(PRUNE_EVERY_N_RUNS)));
+        let looked = tokio::task::spawn_blocking(move || {
+            look(&context, looks.is_multiple_of(PRUNE_EVERY_N_RUNS))
+        });
         if looked.await.is_err() {
-            tracing::error!("maintenance of the CAs failed, which is a bug of the controller; retrying");
+            tracing::error!(
+                "maintenance of the CAs failed, which is a bug of the controller; retrying"
+            );
         }
     }
 }
@@ -57,7 +61,9 @@ fn look(context: &MaintenanceContext, prune: bool) {
         trust.replace(context, name, now);
     }
     if prune && let Err(e) = trust.ledger.prune(&trust.store, now) {
-        context.metrics.count(metrics::STORE_ERRORS, &[("reason", e.name())]);
+        context
+            .metrics
+            .count(metrics::STORE_ERRORS, &[("reason", e.name())]);
         tracing::warn!(error = %e, "ended certificates stay on record for now");
     }
 }
@@ -65,7 +71,9 @@ fn look(context: &MaintenanceContext, prune: bool) {
 impl TrustAuthorities {
     /// Takes the next step of a root's rotation, if it is due.
     fn replace(&self, context: &MaintenanceContext, name: &DomainName, now: u64) {
-        let Some(domain) = locked(&self.domains).get(name).cloned() else { return };
+        let Some(domain) = locked(&self.domains).get(name).cloned() else {
+            return;
+        };
         let phase = domain.phase();
         if phase == RotationPhase::Steady {
             locked(&self.clear).remove(name);
@@ -85,7 +93,12 @@ impl TrustAuthorities {
             }
         };
         locked(&self.waiting).insert(name.clone(), waiting);
-        let sight = RotationState { phase, since: domain.kept.since, clear_since, now };
+        let sight = RotationState {
+            phase,
+            since: domain.kept.since,
+            clear_since,
+            now,
+        };
         let stepped = match decide_step(&sight, &self.patience) {
             RotationStep::Stay => return,
             RotationStep::Switch => self.step(name, phase, |d| d.switch(now)),
@@ -99,7 +112,9 @@ impl TrustAuthorities {
             }
             Ok(false) => {}
             Err(e) => {
-                context.metrics.count(metrics::STORE_ERRORS, &[("reason", e.name())]);
+                context
+                    .metrics
+                    .count(metrics::STORE_ERRORS, &[("reason", e.name())]);
                 tracing::error!(tenant = %name.0, domain = %name.1, error = %e, "a root's replacement waits for the store");
             }
         }
@@ -107,47 +122,88 @@ impl TrustAuthorities {
 
     /// Returns the certificates of the old root that may still be presented, as `holder: identity`.
     fn leaves_left(&self, name: &DomainName, domain: &DomainState, now: u64) -> Vec<String> {
-        let Some(old) = domain.own.as_ref().and_then(|own| own.other.as_ref()) else { return Vec::new() };
+        let Some(old) = domain.own.as_ref().and_then(|own| own.other.as_ref()) else {
+            return Vec::new();
+        };
         let rows = self.ledger.of(name);
-        let left = issuance_log::in_use(&rows, old.fingerprint(), |serial| domain.is_revoked(serial), now);
-        left.map(|row| format!("{}: {} until {}", row.holder, row.identity, row.until)).collect()
+        let left = issuance_log::in_use(
+            &rows,
+            old.fingerprint(),
+            |serial| domain.is_revoked(serial),
+            now,
+        );
+        left.map(|row| format!("{}: {} until {}", row.holder, row.identity, row.until))
+            .collect()
     }
 
     /// Returns the holders of certificates of the trust domain that have not expired.
     fn holders(&self, name: &DomainName, now: u64) -> BTreeSet<String> {
-        self.ledger.of(name).iter().filter(|row| row.until > now).map(|row| row.holder.clone()).collect()
+        self.ledger
+            .of(name)
+            .iter()
+            .filter(|row| row.until > now)
+            .map(|row| row.holder.clone())
+            .collect()
     }
 }
 
 /// Returns the data planes that may lack the new root. These are the ones that must receive it and have not acknowledged it, and those that
 /// hold certificates and are not connected. One that may no longer connect to the controller is not waited for.
-fn subscribers_without_root(context: &MaintenanceContext, name: &DomainName, domain: &DomainState) -> Vec<String> {
-    let Some(new) = domain.own.as_ref().and_then(|own| own.other.as_ref()) else { return Vec::new() };
+fn subscribers_without_root(
+    context: &MaintenanceContext,
+    name: &DomainName,
+    domain: &DomainState,
+) -> Vec<String> {
+    let Some(new) = domain.own.as_ref().and_then(|own| own.other.as_ref()) else {
+        return Vec::new();
+    };
     let now = now_seconds();
     let catalog = context.catalog.borrow().clone();
     let principals = context.principals.borrow().clone();
     let mut out = BTreeSet::new();
     for (tenant, view) in &catalog.tenants {
-        let entry = view.of(ResourceKind::Bundle).find_map(|entry| match &entry.resource {
-            Resource::Bundle(bundle) if bundle.trust_domain == name.1 => Some((entry.changed, bundle)),
-            _ => None,
-        });
-        let Some((told, bundle)) = entry else { continue };
+        let entry = view
+            .of(ResourceKind::Bundle)
+            .find_map(|entry| match &entry.resource {
+                Resource::Bundle(bundle) if bundle.trust_domain == name.1 => {
+                    Some((entry.changed, bundle))
+                }
+                _ => None,
+            });
+        let Some((told, bundle)) = entry else {
+            continue;
+        };
         if !bundle.roots.iter().any(|root| root == new.certificate()) {
-            out.insert(format!("the controller itself: tenant {tenant} is not published yet"));
+            out.insert(format!(
+                "the controller itself: tenant {tenant} is not published yet"
+            ));
             continue;
         }
-        let own = view.claims.isolation.as_ref().map(|i| (tenant.clone(), i.trust_domain.clone()));
-        let holders = own.map(|own| context.trust.holders(&own, now)).unwrap_or_default();
+        let own = view
+            .claims
+            .isolation
+            .as_ref()
+            .map(|i| (tenant.clone(), i.trust_domain.clone()));
+        let holders = own
+            .map(|own| context.trust.holders(&own, now))
+            .unwrap_or_default();
         // Edges and operators get no certificates.
-        for principal in principals.all().filter(|p| !matches!(p, Principal::Edge { .. } | Principal::Operator { .. })) {
+        for principal in principals
+            .all()
+            .filter(|p| !matches!(p, Principal::Edge { .. } | Principal::Operator { .. }))
+        {
             if !scope::admits(&view.claims, principal, &catalog.whereabouts) {
                 continue;
             }
-            match context.subscribers.has(principal, tenant, ResourceKind::Bundle, told) {
+            match context
+                .subscribers
+                .has(principal, tenant, ResourceKind::Bundle, told)
+            {
                 Some(true) => {}
                 Some(false) => _ = out.insert(format!("{principal}: has not acknowledged it")),
-                None if holders.contains(&principal.to_string()) => _ = out.insert(format!("{principal}: is not connected")),
+                None if holders.contains(&principal.to_string()) => {
+                    _ = out.insert(format!("{principal}: is not connected"))
+                }
                 None => {}
             }
         }

@@ -14,11 +14,26 @@ pub(crate) const LISTED_MAX: usize = 10_000;
 
 impl TrustAuthorities {
     /// Returns the state of one trust domain as an operator sees it.
-    pub fn status(&self, name: &DomainName, with_certificates: bool, now: u64) -> api::TrustDomainStatus {
+    pub fn status(
+        &self,
+        name: &DomainName,
+        with_certificates: bool,
+        now: u64,
+    ) -> api::TrustDomainStatus {
         let domain = locked(&self.domains).get(name).cloned().unwrap_or_default();
-        let rows: Vec<Arc<StoredCertificate>> = self.ledger.of(name).into_iter().filter(|r| r.until > now).collect();
+        let rows: Vec<Arc<StoredCertificate>> = self
+            .ledger
+            .of(name)
+            .into_iter()
+            .filter(|r| r.until > now)
+            .collect();
         let source = self.source(&name.1);
-        let sight = RotationState { phase: domain.phase(), since: domain.kept.since, clear_since: None, now };
+        let sight = RotationState {
+            phase: domain.phase(),
+            since: domain.kept.since,
+            clear_since: None,
+            now,
+        };
         let mut waiting = locked(&self.waiting).get(name).cloned().unwrap_or_default();
         waiting.truncate(LISTED_MAX);
         api::TrustDomainStatus {
@@ -36,12 +51,19 @@ impl TrustAuthorities {
             crl_number: domain.kept.crl_number,
             error: fault(&source),
             bundle: self.roots(name).unwrap_or_default(),
-            certificates: if with_certificates { certificates(rows, &domain) } else { Vec::new() },
+            certificates: if with_certificates {
+                certificates(rows, &domain)
+            } else {
+                Vec::new()
+            },
         }
     }
 
     /// Sets the gauges of one trust domain.
-    #[allow(clippy::cast_precision_loss, reason = "seconds since 1970 are far below 2^52")]
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "seconds since 1970 are far below 2^52"
+    )]
     pub fn gauges(&self, name: &DomainName, g: &mut GaugeValues) {
         let domain = locked(&self.domains).get(name).cloned().unwrap_or_default();
         let label = [("tenant", name.0.as_str()), ("domain", name.1.as_str())];
@@ -55,27 +77,59 @@ impl TrustAuthorities {
         if let Some(signer) = signer {
             g.set(metrics::CA_NOT_AFTER, &label, signer.not_after() as f64);
         }
-        g.set(metrics::CA_FAULT, &label, f64::from(u8::from(!fault(&source).is_empty())));
-        g.set(metrics::CA_REVOKED, &label, domain.kept.revoked.len() as f64);
-        g.set(metrics::CA_BLOCKED, &label, domain.kept.blocked_identities.len() as f64);
-        g.set(metrics::CA_ISSUED, &label, self.ledger.of(name).len() as f64);
-        g.set(metrics::CA_WAITING, &label, locked(&self.waiting).get(name).map_or(0, Vec::len) as f64);
+        g.set(
+            metrics::CA_FAULT,
+            &label,
+            f64::from(u8::from(!fault(&source).is_empty())),
+        );
+        g.set(
+            metrics::CA_REVOKED,
+            &label,
+            domain.kept.revoked.len() as f64,
+        );
+        g.set(
+            metrics::CA_BLOCKED,
+            &label,
+            domain.kept.blocked_identities.len() as f64,
+        );
+        g.set(
+            metrics::CA_ISSUED,
+            &label,
+            self.ledger.of(name).len() as f64,
+        );
+        g.set(
+            metrics::CA_WAITING,
+            &label,
+            locked(&self.waiting).get(name).map_or(0, Vec::len) as f64,
+        );
     }
 }
 
 fn fault(source: &AuthoritySource) -> String {
     match source {
         AuthoritySource::Own | AuthoritySource::Infra(_) => String::new(),
-        AuthoritySource::Files(folder) | AuthoritySource::External(_, folder) => match &folder.fault {
-            Some(fault) => fault.clone(),
-            None if folder.roots.is_empty() => "its folder in --ca-dir holds nothing usable".into(),
-            None => String::new(),
-        },
+        AuthoritySource::Files(folder) | AuthoritySource::External(_, folder) => {
+            match &folder.fault {
+                Some(fault) => fault.clone(),
+                None if folder.roots.is_empty() => {
+                    "its folder in --ca-dir holds nothing usable".into()
+                }
+                None => String::new(),
+            }
+        }
     }
 }
 
-fn roots(source: &AuthoritySource, domain: &DomainState, rows: &[Arc<StoredCertificate>]) -> Vec<api::RootStatus> {
-    let leaves = |fingerprint: &str| rows.iter().filter(|r| r.root == fingerprint && !domain.is_revoked(&r.serial)).count() as u64;
+fn roots(
+    source: &AuthoritySource,
+    domain: &DomainState,
+    rows: &[Arc<StoredCertificate>],
+) -> Vec<api::RootStatus> {
+    let leaves = |fingerprint: &str| {
+        rows.iter()
+            .filter(|r| r.root == fingerprint && !domain.is_revoked(&r.serial))
+            .count() as u64
+    };
     let signer = |a: &Arc<TenantAuthority>, signs| api::RootStatus {
         fingerprint: a.fingerprint().into(),
         signs,
@@ -85,21 +139,35 @@ fn roots(source: &AuthoritySource, domain: &DomainState, rows: &[Arc<StoredCerti
     match source {
         AuthoritySource::Own => {
             let own = domain.own.iter();
-            own.flat_map(|own| std::iter::once(signer(&own.signing, true)).chain(own.other.iter().map(|s| signer(s, false)))).collect()
+            own.flat_map(|own| {
+                std::iter::once(signer(&own.signing, true))
+                    .chain(own.other.iter().map(|s| signer(s, false)))
+            })
+            .collect()
         }
-        AuthoritySource::Files(folder) => folder.authority.iter().map(|a| signer(a, true)).collect(),
+        AuthoritySource::Files(folder) => {
+            folder.authority.iter().map(|a| signer(a, true)).collect()
+        }
         AuthoritySource::Infra(infra) => vec![signer(infra, true)],
         AuthoritySource::External(_, folder) => {
             let one = |(at, root): (usize, &String)| {
                 let fingerprint = root_fingerprint(root);
-                api::RootStatus { signs: at == 0, not_after: 0, leaves: leaves(&fingerprint), fingerprint }
+                api::RootStatus {
+                    signs: at == 0,
+                    not_after: 0,
+                    leaves: leaves(&fingerprint),
+                    fingerprint,
+                }
             };
             folder.roots.iter().enumerate().map(one).collect()
         }
     }
 }
 
-fn certificates(mut rows: Vec<Arc<StoredCertificate>>, domain: &DomainState) -> Vec<api::IssuedCertificate> {
+fn certificates(
+    mut rows: Vec<Arc<StoredCertificate>>,
+    domain: &DomainState,
+) -> Vec<api::IssuedCertificate> {
     rows.sort_by(|a, b| (b.issued, &a.serial).cmp(&(a.issued, &b.serial)));
     rows.truncate(LISTED_MAX);
     let one = |r: Arc<StoredCertificate>| api::IssuedCertificate {

@@ -12,9 +12,15 @@ pub struct CertificateRate {
 }
 
 /// Rate of a node, or of a tenant's own key server: the pods of a full node at once, and some restarts.
-pub const TENANT_RATE: CertificateRate = CertificateRate { burst: 1_000, per_second: 5 };
+pub const TENANT_RATE: CertificateRate = CertificateRate {
+    burst: 1_000,
+    per_second: 5,
+};
 /// Rate of a gateway or key server of the provider, which holds identities of many tenants.
-pub const PROVIDER_RATE: CertificateRate = CertificateRate { burst: 20_000, per_second: 200 };
+pub const PROVIDER_RATE: CertificateRate = CertificateRate {
+    burst: 20_000,
+    per_second: 200,
+};
 /// Maximum number of principals before those with a full bucket are forgotten.
 const BUCKETS_MAX: usize = 20_000;
 
@@ -28,8 +34,10 @@ struct Bucket {
 
 impl Bucket {
     fn refill(&mut self, now: u64) {
-        let passed = f64::from(u32::try_from(now.saturating_sub(self.at)).unwrap_or(u32::MAX)) / 1000.0;
-        self.tokens = (self.tokens + passed * f64::from(self.rate.per_second)).min(f64::from(self.rate.burst));
+        let passed =
+            f64::from(u32::try_from(now.saturating_sub(self.at)).unwrap_or(u32::MAX)) / 1000.0;
+        self.tokens = (self.tokens + passed * f64::from(self.rate.per_second))
+            .min(f64::from(self.rate.burst));
         self.at = now;
     }
 }
@@ -49,7 +57,11 @@ impl CertificateRates {
                 bucket.tokens < f64::from(bucket.rate.burst)
             });
         }
-        let fresh = || Bucket { tokens: f64::from(rate.burst), at: now, rate };
+        let fresh = || Bucket {
+            tokens: f64::from(rate.burst),
+            at: now,
+            rate,
+        };
         let bucket = self.0.entry(principal.to_string()).or_insert_with(fresh);
         bucket.refill(now);
         if bucket.tokens < 1.0 {
@@ -66,13 +78,22 @@ mod tests {
 
     #[test]
     fn a_principal_has_its_burst_then_its_rate_and_others_are_not_touched() {
-        let rate = CertificateRate { burst: 10, per_second: 2 };
+        let rate = CertificateRate {
+            burst: 10,
+            per_second: 2,
+        };
         let mut rates = CertificateRates::default();
-        let taken = |rates: &mut CertificateRates, who: &str, now| (0..100).filter(|_| rates.take(who, rate, now)).count();
+        let taken = |rates: &mut CertificateRates, who: &str, now| {
+            (0..100).filter(|_| rates.take(who, rate, now)).count()
+        };
         assert_eq!(taken(&mut rates, "node alpha/n1", 0), 10);
         assert_eq!(taken(&mut rates, "node alpha/n1", 499), 0);
         assert_eq!(taken(&mut rates, "node beta/m1", 499), 10);
         assert_eq!(taken(&mut rates, "node alpha/n1", 1_500), 3);
-        assert_eq!(taken(&mut rates, "node alpha/n1", 1_000_000), 10, "rest is worth no more than the burst");
+        assert_eq!(
+            taken(&mut rates, "node alpha/n1", 1_000_000),
+            10,
+            "rest is worth no more than the burst"
+        );
     }
 }

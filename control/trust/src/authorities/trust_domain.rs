@@ -4,7 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use canal_ca::{CRL_LIFETIME_SECONDS, CsrError, ImportedCrl, RevokedSerial, RotationPhase, TenantAuthority};
+use canal_ca::{
+    CRL_LIFETIME_SECONDS, CsrError, ImportedCrl, RevokedSerial, RotationPhase, TenantAuthority,
+};
 use canal_model::identity::Identity;
 use canal_model::ids::TrustDomain;
 use canal_store::{StoredAuthority, StoredCertificate, StoredTrust};
@@ -62,17 +64,25 @@ pub(crate) struct DomainState {
 /// Reason why an operator's order on a trust domain is not carried out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DomainError {
-    #[error("the authority of {0} is not Canal's own: replace its files, or its root, where it comes from")]
+    #[error(
+        "the authority of {0} is not Canal's own: replace its files, or its root, where it comes from"
+    )]
     NotOwn(TrustDomain),
-    #[error("no certificate with serial {0} is on record; `canal ca status --certificates` lists them")]
+    #[error(
+        "no certificate with serial {0} is on record; `canal ca status --certificates` lists them"
+    )]
     UnknownSerial(String),
     #[error("{0} is not of trust domain {1}")]
     Foreign(Identity, TrustDomain),
     #[error("{0} is not blocked")]
     NotBlocked(String),
-    #[error("{REVOKED_MAX} certificates of the trust domain are revoked, which is the limit; replace its root")]
+    #[error(
+        "{REVOKED_MAX} certificates of the trust domain are revoked, which is the limit; replace its root"
+    )]
     RevokedMax,
-    #[error("{BLOCKED_MAX} identities of the trust domain are blocked, which is the limit; restore some")]
+    #[error(
+        "{BLOCKED_MAX} identities of the trust domain are blocked, which is the limit; restore some"
+    )]
     BlockedMax,
     #[error(transparent)]
     Refused(#[from] CsrError),
@@ -99,9 +109,16 @@ impl DomainState {
     /// # Errors
     /// A key, a certificate or the record cannot be read.
     pub(crate) fn read(domain: &TrustDomain, stored: &StoredTrust) -> Result<Self, String> {
-        let load = |a: &StoredAuthority| TenantAuthority::load(domain, &a.key, &a.certificate).map(Arc::new).map_err(|e| e.to_string());
+        let load = |a: &StoredAuthority| {
+            TenantAuthority::load(domain, &a.key, &a.certificate)
+                .map(Arc::new)
+                .map_err(|e| e.to_string())
+        };
         let own = match &stored.first {
-            Some(first) => Some(ManagedRoots { signing: load(first)?, other: stored.second.as_ref().map(load).transpose()? }),
+            Some(first) => Some(ManagedRoots {
+                signing: load(first)?,
+                other: stored.second.as_ref().map(load).transpose()?,
+            }),
             None => None,
         };
         let kept = if stored.state.is_empty() {
@@ -114,10 +131,17 @@ impl DomainState {
 
     /// Returns the state in the form in which it is stored.
     pub(crate) fn stored(&self) -> StoredTrust {
-        let row = |a: &Arc<TenantAuthority>| StoredAuthority { key: a.key(), certificate: a.certificate().to_string() };
+        let row = |a: &Arc<TenantAuthority>| StoredAuthority {
+            key: a.key(),
+            certificate: a.certificate().to_string(),
+        };
         StoredTrust {
             first: self.own.as_ref().map(|own| row(&own.signing)),
-            second: self.own.as_ref().and_then(|own| own.other.as_ref()).map(row),
+            second: self
+                .own
+                .as_ref()
+                .and_then(|own| own.other.as_ref())
+                .map(row),
             // Serializing this record cannot fail: it has only texts, numbers, and maps of texts.
             state: serde_json::to_string(&self.kept).unwrap_or_default(),
         }
@@ -165,13 +189,24 @@ impl DomainState {
     ///
     /// # Errors
     /// [`DomainError::RevokedMax`] if more than [`REVOKED_MAX`] would be revoked.
-    pub(crate) fn revoke<'a>(&mut self, certificates: impl Iterator<Item = &'a StoredCertificate>, now: u64) -> Result<usize, DomainError> {
+    pub(crate) fn revoke<'a>(
+        &mut self,
+        certificates: impl Iterator<Item = &'a StoredCertificate>,
+        now: u64,
+    ) -> Result<usize, DomainError> {
         let known: BTreeSet<String> = self.kept.revoked.iter().map(|r| r.serial.clone()).collect();
         let new: Vec<RevokedCertificate> = certificates
             .filter(|c| !known.contains(&c.serial))
-            .map(|c| RevokedCertificate { serial: c.serial.clone(), root: c.root.clone(), at: now, until: c.until })
+            .map(|c| RevokedCertificate {
+                serial: c.serial.clone(),
+                root: c.root.clone(),
+                at: now,
+                until: c.until,
+            })
             .collect();
-        self.kept.revoked.retain(|r| r.until.saturating_add(REVOKED_AFTER_END_SECONDS) > now);
+        self.kept
+            .revoked
+            .retain(|r| r.until.saturating_add(REVOKED_AFTER_END_SECONDS) > now);
         if self.kept.revoked.len() + new.len() > REVOKED_MAX {
             return Err(DomainError::RevokedMax);
         }
@@ -182,7 +217,9 @@ impl DomainState {
 
     /// Blocks an identity, which gets no more certificates.
     pub(crate) fn bar(&mut self, identity: &str) -> Result<(), DomainError> {
-        if self.kept.blocked_identities.len() >= BLOCKED_MAX && !self.kept.blocked_identities.contains(identity) {
+        if self.kept.blocked_identities.len() >= BLOCKED_MAX
+            && !self.kept.blocked_identities.contains(identity)
+        {
             return Err(DomainError::BlockedMax);
         }
         self.kept.blocked_identities.insert(identity.into());
@@ -191,7 +228,9 @@ impl DomainState {
 
     /// True if the revocation lists are past half of their lifetime.
     pub(crate) fn lists_are_old(&self, now: u64) -> bool {
-        !self.kept.crls.is_empty() && !self.kept.revoked.is_empty() && now.saturating_sub(self.kept.crl_made) >= CRL_LIFETIME_SECONDS / 2
+        !self.kept.crls.is_empty()
+            && !self.kept.revoked.is_empty()
+            && now.saturating_sub(self.kept.crl_made) >= CRL_LIFETIME_SECONDS / 2
     }
 
     /// True if the revocation lists from the files are not those that are published.
@@ -201,13 +240,29 @@ impl DomainState {
 
     /// Signs all revocation lists again. `signers` are the CAs that can sign now. Lists of others stay while something on them has not
     /// expired.
-    pub(crate) fn make_lists(&mut self, signers: &[Arc<TenantAuthority>], foreign: &[ImportedCrl], now: u64) -> Result<(), CsrError> {
-        self.kept.revoked.retain(|r| r.until.saturating_add(REVOKED_AFTER_END_SECONDS) > now);
+    pub(crate) fn make_lists(
+        &mut self,
+        signers: &[Arc<TenantAuthority>],
+        foreign: &[ImportedCrl],
+        now: u64,
+    ) -> Result<(), CsrError> {
+        self.kept
+            .revoked
+            .retain(|r| r.until.saturating_add(REVOKED_AFTER_END_SECONDS) > now);
         let number = self.kept.crl_number + 1;
         let mut made = BTreeMap::new();
         for (at, signer) in signers.iter().enumerate() {
-            let of_signer = self.kept.revoked.iter().filter(|r| r.root == signer.fingerprint());
-            let rows: Vec<RevokedSerial> = of_signer.map(|r| RevokedSerial { serial: bytes(&r.serial), at: r.at }).collect();
+            let of_signer = self
+                .kept
+                .revoked
+                .iter()
+                .filter(|r| r.root == signer.fingerprint());
+            let rows: Vec<RevokedSerial> = of_signer
+                .map(|r| RevokedSerial {
+                    serial: bytes(&r.serial),
+                    at: r.at,
+                })
+                .collect();
             let beside = if at == 0 { foreign } else { &[] };
             let lists = signer.crls(&rows, beside, number, now)?;
             if !lists.is_empty() {
@@ -215,9 +270,15 @@ impl DomainState {
             }
         }
         for (fingerprint, lists) in &self.kept.crls {
-            let is_needed = self.kept.revoked.iter().any(|r| r.root == *fingerprint && r.until > now);
+            let is_needed = self
+                .kept
+                .revoked
+                .iter()
+                .any(|r| r.root == *fingerprint && r.until > now);
             // Two lists with one issuer name and two keys would make verifiers refuse every chain.
-            let is_apart = !signers.iter().any(|s| s.fingerprint() == fingerprint || lists.iter().any(|l| s.is_issuer_of(l)));
+            let is_apart = !signers
+                .iter()
+                .any(|s| s.fingerprint() == fingerprint || lists.iter().any(|l| s.is_issuer_of(l)));
             if is_needed && is_apart {
                 made.insert(fingerprint.clone(), lists.clone());
             }
@@ -237,7 +298,11 @@ impl DomainState {
 
     /// Returns the blocked identities, which are published too: a certificate of theirs that another program signed with this CA is on no list.
     pub(crate) fn blocked(&self) -> Vec<Identity> {
-        self.kept.blocked_identities.iter().filter_map(|text| text.parse().ok()).collect()
+        self.kept
+            .blocked_identities
+            .iter()
+            .filter_map(|text| text.parse().ok())
+            .collect()
     }
 
     /// True if the certificate with this serial is revoked.
@@ -248,7 +313,9 @@ impl DomainState {
 
 /// Returns the bytes of a hexadecimal serial; digits that are not hexadecimal are left out.
 fn bytes(hex: &str) -> Vec<u8> {
-    (0..hex.len() / 2).filter_map(|at| u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok()).collect()
+    (0..hex.len() / 2)
+        .filter_map(|at| u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok())
+        .collect()
 }
 
 #[cfg(test)]
@@ -261,12 +328,29 @@ mod tests {
 
     fn domain() -> DomainState {
         let first = Arc::new(TenantAuthority::generate(&td(), 1_800_000_000).unwrap());
-        DomainState { own: Some(ManagedRoots { signing: first, other: None }), kept: DomainRecord::default() }
+        DomainState {
+            own: Some(ManagedRoots {
+                signing: first,
+                other: None,
+            }),
+            kept: DomainRecord::default(),
+        }
     }
 
     fn certificate(serial: &str, root: &str, until: u64) -> StoredCertificate {
-        let (identity, holder) = ("spiffe://alpha.example/ns/a/sa/b".into(), "node alpha/n1".into());
-        StoredCertificate { serial: serial.into(), identity, names: vec![], holder, root: root.into(), issued: 0, until }
+        let (identity, holder) = (
+            "spiffe://alpha.example/ns/a/sa/b".into(),
+            "node alpha/n1".into(),
+        );
+        StoredCertificate {
+            serial: serial.into(),
+            identity,
+            names: vec![],
+            holder,
+            root: root.into(),
+            issued: 0,
+            until,
+        }
     }
 
     #[test]
@@ -283,7 +367,12 @@ mod tests {
             }
             d = DomainState::read(&td(), &d.stored()).unwrap();
             let own = d.own.as_ref().unwrap();
-            seen.push((d.phase(), d.kept.since, own.signing.fingerprint() == old, own.other.is_some()));
+            seen.push((
+                d.phase(),
+                d.kept.since,
+                own.signing.fingerprint() == old,
+                own.other.is_some(),
+            ));
         }
         let want = [
             (RotationPhase::Steady, 0, true, false),
@@ -303,11 +392,20 @@ mod tests {
         d.announce(TenantAuthority::generate(&td(), now).unwrap(), now);
         let signers = |d: &DomainState| {
             let own = d.own.clone().unwrap();
-            std::iter::once(own.signing).chain(own.other).collect::<Vec<_>>()
+            std::iter::once(own.signing)
+                .chain(own.other)
+                .collect::<Vec<_>>()
         };
         d.make_lists(&signers(&d), &[], now).unwrap();
-        assert_eq!((d.lists().len(), d.kept.crl_number), (0, 0), "nothing is revoked, nothing is told");
-        let rows = [certificate("0a", &root, now + 100), certificate("0b", &root, now + 200)];
+        assert_eq!(
+            (d.lists().len(), d.kept.crl_number),
+            (0, 0),
+            "nothing is revoked, nothing is told"
+        );
+        let rows = [
+            certificate("0a", &root, now + 100),
+            certificate("0b", &root, now + 200),
+        ];
         assert_eq!(d.revoke(rows.iter(), now), Ok(2));
         assert_eq!(d.revoke(rows.iter(), now), Ok(0), "once is enough");
         d.make_lists(&signers(&d), &[], now).unwrap();
@@ -315,20 +413,28 @@ mod tests {
         assert!(d.is_revoked("0a") && !d.is_revoked("0c"));
         assert!(!d.lists_are_old(now + 100) && d.lists_are_old(now + CRL_LIFETIME_SECONDS / 2));
         // Both have expired, and one more list with them was published.
-        d.make_lists(&signers(&d), &[], now + 200 + REVOKED_AFTER_END_SECONDS).unwrap();
+        d.make_lists(&signers(&d), &[], now + 200 + REVOKED_AFTER_END_SECONDS)
+            .unwrap();
         assert_eq!(d.lists().len(), 0);
-        d.revoke([certificate("0c", &root, now + 9000)].iter(), now + 5000).unwrap();
+        d.revoke([certificate("0c", &root, now + 9000)].iter(), now + 5000)
+            .unwrap();
         d.make_lists(&signers(&d), &[], now + 5000).unwrap();
         d.switch(now + 5000);
         assert_eq!(d.lists().len(), 1);
         d.retire(now + 5001);
-        assert_eq!((d.lists().len(), d.kept.revoked.len()), (0, 0), "a root that is gone needs no list");
+        assert_eq!(
+            (d.lists().len(), d.kept.revoked.len()),
+            (0, 0),
+            "a root that is gone needs no list"
+        );
     }
 
     #[test]
     fn limits() {
         let mut d = domain();
-        let rows: Vec<StoredCertificate> = (0..=REVOKED_MAX).map(|i| certificate(&format!("{i:08x}"), "r", 100)).collect();
+        let rows: Vec<StoredCertificate> = (0..=REVOKED_MAX)
+            .map(|i| certificate(&format!("{i:08x}"), "r", 100))
+            .collect();
         assert_eq!(d.revoke(rows.iter(), 1).unwrap_err().name(), "revoked_max");
         assert_eq!(d.revoke(rows.iter().skip(1), 1), Ok(REVOKED_MAX));
         (0..BLOCKED_MAX).for_each(|i| d.bar(&i.to_string()).unwrap());

@@ -7,26 +7,43 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use canal_authorization::{AttributeValue, AttributeVisibility, Attributes, AuthorizationDecision, PolicySet, name};
+use canal_authorization::{
+    AttributeValue, AttributeVisibility, Attributes, AuthorizationDecision, PolicySet, name,
+};
 use canal_model::authorization::{
-    AllOf, Attribute, AttributeMatch, Authorization, AuthorizationAction, Clause, PolicyKey, PolicyRule, PolicyTarget,
+    AllOf, Attribute, AttributeMatch, Authorization, AuthorizationAction, Clause, PolicyKey,
+    PolicyRule, PolicyTarget,
 };
 
 pub(crate) fn key(name: &str) -> PolicyKey {
-    PolicyKey { tenant: "alpha".parse().unwrap(), namespace: "default".parse().unwrap(), name: name.parse().unwrap() }
+    PolicyKey {
+        tenant: "alpha".parse().unwrap(),
+        namespace: "default".parse().unwrap(),
+        name: name.parse().unwrap(),
+    }
 }
 
 pub(crate) fn policies(text: &str) -> Vec<Arc<Authorization>> {
-    text.split('|').map(str::trim).filter(|p| !p.is_empty()).map(|p| Arc::new(policy(p))).collect()
+    text.split('|')
+        .map(str::trim)
+        .filter(|p| !p.is_empty())
+        .map(|p| Arc::new(policy(p)))
+        .collect()
 }
 
 fn policy(text: &str) -> Authorization {
-    let (head, rules) = text.split_once('{').map_or((text, ""), |(head, rules)| (head, rules.trim().strip_suffix('}').unwrap()));
+    let (head, rules) = text.split_once('{').map_or((text, ""), |(head, rules)| {
+        (head, rules.trim().strip_suffix('}').unwrap())
+    });
     let mut words = head.split_whitespace();
     let (action, policy_name) = (words.next().unwrap(), words.next().unwrap());
     let rest: Vec<&str> = words.collect();
     let has_rules = text.contains('{');
-    let rules = if has_rules { rules.split("} {").map(|r| rule(r.trim())).collect() } else { Vec::new() };
+    let rules = if has_rules {
+        rules.split("} {").map(|r| rule(r.trim())).collect()
+    } else {
+        Vec::new()
+    };
     Authorization {
         key: key(policy_name),
         target: PolicyTarget::Tenant,
@@ -66,8 +83,16 @@ fn clauses_of(text: &str) -> AllOf {
         };
         let attribute = attribute(name);
         let matches = values.split(',').map(|v| match_of(&attribute, v));
-        let clause = all.entry(attribute.clone()).or_insert_with(|| Clause { attribute: attribute.clone(), any: vec![], none: vec![] });
-        if not { clause.none.extend(matches) } else { clause.any.extend(matches) }
+        let clause = all.entry(attribute.clone()).or_insert_with(|| Clause {
+            attribute: attribute.clone(),
+            any: vec![],
+            none: vec![],
+        });
+        if not {
+            clause.none.extend(matches)
+        } else {
+            clause.any.extend(matches)
+        }
     }
     all.into_values().collect()
 }
@@ -99,7 +124,12 @@ pub(crate) fn attribute(name: &str) -> Attribute {
 fn match_of(attribute: &Attribute, value: &str) -> AttributeMatch {
     match attribute {
         Attribute::SourceAddress | Attribute::RemoteAddress | Attribute::DestinationAddress => {
-            AttributeMatch::Network(value.parse().or_else(|_| value.parse::<IpAddr>().map(Into::into)).unwrap())
+            AttributeMatch::Network(
+                value
+                    .parse()
+                    .or_else(|_| value.parse::<IpAddr>().map(Into::into))
+                    .unwrap(),
+            )
         }
         Attribute::DestinationPort => AttributeMatch::Port(value.parse().unwrap()),
         _ if value == "*" => AttributeMatch::Present,
@@ -123,19 +153,32 @@ pub(crate) fn facts(text: &str) -> ParsedFacts {
         match word.split_once('=') {
             None => given.foreign = word == "foreign",
             Some((name, "?")) => drop(given.values.insert(attribute(name), None)),
-            Some((name, values)) => drop(given.values.insert(attribute(name), Some(values.split(',').map(Into::into).collect()))),
+            Some((name, values)) => drop(given.values.insert(
+                attribute(name),
+                Some(values.split(',').map(Into::into).collect()),
+            )),
         }
     }
     given
 }
 
 impl Attributes for ParsedFacts {
-    fn visit_attribute(&self, attribute: &Attribute, each: &mut dyn FnMut(AttributeValue<'_>) -> bool) -> AttributeVisibility {
-        let Some(values) = self.values.get(attribute) else { return AttributeVisibility::Known };
-        let Some(values) = values else { return AttributeVisibility::Unknown };
+    fn visit_attribute(
+        &self,
+        attribute: &Attribute,
+        each: &mut dyn FnMut(AttributeValue<'_>) -> bool,
+    ) -> AttributeVisibility {
+        let Some(values) = self.values.get(attribute) else {
+            return AttributeVisibility::Known;
+        };
+        let Some(values) = values else {
+            return AttributeVisibility::Unknown;
+        };
         for value in values {
             let stop = match attribute {
-                Attribute::SourceAddress | Attribute::RemoteAddress | Attribute::DestinationAddress => {
+                Attribute::SourceAddress
+                | Attribute::RemoteAddress
+                | Attribute::DestinationAddress => {
                     each(AttributeValue::Address(value.parse().unwrap()))
                 }
                 Attribute::DestinationPort => each(AttributeValue::Port(value.parse().unwrap())),
@@ -156,11 +199,21 @@ impl Attributes for ParsedFacts {
 pub(crate) fn text_of(verdict: AuthorizationDecision<'_>) -> String {
     match verdict {
         AuthorizationDecision::Allow => "allow".into(),
-        AuthorizationDecision::Deny { policy: Some(p), rule: Some(r) } => format!("deny {}:{r}", p.name),
-        AuthorizationDecision::Deny { policy: Some(p), rule: None } => format!("deny {}", p.name),
+        AuthorizationDecision::Deny {
+            policy: Some(p),
+            rule: Some(r),
+        } => format!("deny {}:{r}", p.name),
+        AuthorizationDecision::Deny {
+            policy: Some(p),
+            rule: None,
+        } => format!("deny {}", p.name),
         AuthorizationDecision::Deny { policy: None, .. } => "deny".into(),
-        AuthorizationDecision::CallAuthorizer { authorizer, policy, .. } => format!("ask {} {}", authorizer.name, policy.name),
-        AuthorizationDecision::Undecided { policy, attribute } => format!("undecided {} {}", policy.name, name(attribute)),
+        AuthorizationDecision::CallAuthorizer {
+            authorizer, policy, ..
+        } => format!("ask {} {}", authorizer.name, policy.name),
+        AuthorizationDecision::Undecided { policy, attribute } => {
+            format!("undecided {} {}", policy.name, name(attribute))
+        }
     }
 }
 

@@ -4,7 +4,10 @@
 use std::sync::Arc;
 
 use canal_authorization::{AuthorizationDecision, PolicySet};
-use canal_model::authorization::{AllOf, Attribute, AttributeMatch, Authorization, AuthorizationAction, Clause, PolicyRule, PolicyTarget};
+use canal_model::authorization::{
+    AllOf, Attribute, AttributeMatch, Authorization, AuthorizationAction, Clause, PolicyRule,
+    PolicyTarget,
+};
 use proptest::prelude::*;
 
 use crate::language::{ParsedFacts, key};
@@ -12,7 +15,12 @@ use crate::language::{ParsedFacts, key};
 const VALUES: [&str; 4] = ["a/x", "a/y", "b/x", "b"];
 
 fn attribute() -> impl Strategy<Value = Attribute> {
-    prop_oneof![Just(Attribute::SourcePrincipal), Just(Attribute::Method), Just(Attribute::Path), Just(Attribute::Header("h".into()))]
+    prop_oneof![
+        Just(Attribute::SourcePrincipal),
+        Just(Attribute::Method),
+        Just(Attribute::Path),
+        Just(Attribute::Header("h".into()))
+    ]
 }
 
 fn matching() -> impl Strategy<Value = AttributeMatch> {
@@ -28,8 +36,14 @@ fn matching() -> impl Strategy<Value = AttributeMatch> {
 fn clause() -> impl Strategy<Value = Clause> {
     let list = || proptest::collection::vec(matching(), 0..3);
     (attribute(), list(), list())
-        .prop_filter("one list is not empty", |(_, a, n)| !a.is_empty() || !n.is_empty())
-        .prop_map(|(attribute, any, none)| Clause { attribute, any, none })
+        .prop_filter("one list is not empty", |(_, a, n)| {
+            !a.is_empty() || !n.is_empty()
+        })
+        .prop_map(|(attribute, any, none)| Clause {
+            attribute,
+            any,
+            none,
+        })
 }
 
 fn all() -> impl Strategy<Value = AllOf> {
@@ -37,30 +51,46 @@ fn all() -> impl Strategy<Value = AllOf> {
 }
 
 fn policy() -> impl Strategy<Value = Authorization> {
-    let rule = (proptest::collection::vec(all(), 0..3), proptest::collection::vec(all(), 0..2), all())
+    let rule = (
+        proptest::collection::vec(all(), 0..3),
+        proptest::collection::vec(all(), 0..2),
+        all(),
+    )
         .prop_map(|(from, to, when)| PolicyRule { from, to, when });
     let action = prop_oneof![
         4 => Just(AuthorizationAction::Allow), 4 => Just(AuthorizationAction::Deny), 1 => Just(AuthorizationAction::Audit),
         1 => Just(AuthorizationAction::Custom(key("y"))), 1 => Just(AuthorizationAction::Custom(key("z"))),
     ];
-    (action, proptest::collection::vec(rule, 0..3), prop::bool::weighted(0.1), prop::bool::weighted(0.05)).prop_map(
-        |(action, rules, dry_run, broken)| Authorization {
+    (
+        action,
+        proptest::collection::vec(rule, 0..3),
+        prop::bool::weighted(0.1),
+        prop::bool::weighted(0.05),
+    )
+        .prop_map(|(action, rules, dry_run, broken)| Authorization {
             key: key("p"),
             target: PolicyTarget::Tenant,
             action,
             rules,
             dry_run,
             broken: broken.then(|| "broken".into()),
-        },
-    )
+        })
 }
 
 fn given() -> impl Strategy<Value = ParsedFacts> {
-    let values = proptest::option::weighted(0.7, proptest::sample::subsequence(VALUES.to_vec(), 0..3));
-    (proptest::collection::btree_map(attribute(), values, 4), prop::bool::weighted(0.2)).prop_map(|(values, foreign)| ParsedFacts {
-        values: values.into_iter().map(|(a, v)| (a, v.map(|v| v.into_iter().map(Into::into).collect()))).collect(),
-        foreign,
-    })
+    let values =
+        proptest::option::weighted(0.7, proptest::sample::subsequence(VALUES.to_vec(), 0..3));
+    (
+        proptest::collection::btree_map(attribute(), values, 4),
+        prop::bool::weighted(0.2),
+    )
+        .prop_map(|(values, foreign)| ParsedFacts {
+            values: values
+                .into_iter()
+                .map(|(a, v)| (a, v.map(|v| v.into_iter().map(Into::into).collect())))
+                .collect(),
+            foreign,
+        })
 }
 
 /// Kind of a decision, without the names of policies.
@@ -115,19 +145,35 @@ mod naive {
             None => &Vec::new(),
             Some(known) => known.as_ref()?,
         };
-        let one_of = |list: &[AttributeMatch]| list.iter().any(|m| values.iter().any(|v| text(m, v)));
+        let one_of =
+            |list: &[AttributeMatch]| list.iter().any(|m| values.iter().any(|v| text(m, v)));
         Some((c.any.is_empty() || one_of(&c.any)) && !one_of(&c.none))
     }
 
     fn names(all: &AllOf) -> bool {
-        let whole = |m: &AttributeMatch| matches!(m, AttributeMatch::Exact(_)) || matches!(m, AttributeMatch::Prefix(p) if p.contains('/'));
-        all.iter().any(|c| c.attribute == Attribute::SourcePrincipal && !c.any.is_empty() && c.any.iter().all(whole))
+        let whole = |m: &AttributeMatch| {
+            matches!(m, AttributeMatch::Exact(_))
+                || matches!(m, AttributeMatch::Prefix(p) if p.contains('/'))
+        };
+        all.iter().any(|c| {
+            c.attribute == Attribute::SourcePrincipal
+                && !c.any.is_empty()
+                && c.any.iter().all(whole)
+        })
     }
 
     fn rule(r: &PolicyRule, given: &ParsedFacts, named: bool) -> Option<bool> {
         let all = |all: &AllOf| and(all.iter().map(|c| clause(c, given)));
-        let from: Vec<AllOf> = if r.from.is_empty() { vec![vec![]] } else { r.from.clone() };
-        let to: Vec<AllOf> = if r.to.is_empty() { vec![vec![]] } else { r.to.clone() };
+        let from: Vec<AllOf> = if r.from.is_empty() {
+            vec![vec![]]
+        } else {
+            r.from.clone()
+        };
+        let to: Vec<AllOf> = if r.to.is_empty() {
+            vec![vec![]]
+        } else {
+            r.to.clone()
+        };
         let from = from.iter().filter(|f| !named || names(f) || names(&r.when));
         and([or(from.map(all)), or(to.iter().map(all)), all(&r.when)].into_iter())
     }
@@ -138,7 +184,10 @@ mod naive {
             return PlainDecision::Deny;
         }
         let matched = |wanted: fn(&AuthorizationAction) -> bool, named| {
-            or(real().filter(|p| wanted(&p.action)).flat_map(|p| p.rules.iter()).map(|r| rule(r, given, named)))
+            or(real()
+                .filter(|p| wanted(&p.action))
+                .flat_map(|p| p.rules.iter())
+                .map(|r| rule(r, given, named)))
         };
         let custom = matched(|a| matches!(a, AuthorizationAction::Custom(_)), false);
         let deny = matched(|a| *a == AuthorizationAction::Deny, false);

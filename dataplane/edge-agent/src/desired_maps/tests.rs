@@ -6,7 +6,13 @@ use canal_model::program::{OutboundTrafficPolicy, Tenant};
 
 use super::*;
 
-const ROOM: MapCapacity = MapCapacity { addresses: 4, services: 3, prefixes: 4, nodes: 3, hosts: 5 };
+const ROOM: MapCapacity = MapCapacity {
+    addresses: 4,
+    services: 3,
+    prefixes: 4,
+    nodes: 3,
+    hosts: 5,
+};
 
 fn az(s: &str) -> AzName {
     s.parse().unwrap()
@@ -36,7 +42,9 @@ fn told(text: &str) -> ControllerInput {
     for line in text.lines().map(str::trim).filter(|l| !l.is_empty()) {
         let words: Vec<&str> = line.split_whitespace().collect();
         let list = |i: usize| words[i].split(',').map(|s| s.to_string());
-        let key = |s: &str| -> canal_model::ids::ServiceKey { s.replacen('/', "/shop/", 1).parse().unwrap() };
+        let key = |s: &str| -> canal_model::ids::ServiceKey {
+            s.replacen('/', "/shop/", 1).parse().unwrap()
+        };
         let resource = match words[0] {
             "tenant" => tenant(words[1], words[2], words.get(3).unwrap_or(&"100%")),
             "node" => {
@@ -66,7 +74,9 @@ fn told(text: &str) -> ControllerInput {
                 open: true,
             }),
             "table" => {
-                let chain: Vec<_> = list(5).map(|n| ReplicaNumber::new(n.parse().unwrap()).unwrap()).collect();
+                let chain: Vec<_> = list(5)
+                    .map(|n| ReplicaNumber::new(n.parse().unwrap()).unwrap())
+                    .collect();
                 Resource::Table(BucketTable {
                     service: key(words[1]),
                     id: ServiceId::new(words[2].parse().unwrap()).unwrap(),
@@ -90,23 +100,58 @@ fn told(text: &str) -> ControllerInput {
 /// Formats the maps as text, without the edge's own host.
 fn show(maps: &DesiredMaps) -> Vec<String> {
     let c = &maps.content;
-    let mut lines: Vec<String> = c.addresses.iter().map(|((v, ip), id)| format!("address {v:?} {ip} {id:?}")).collect();
+    let mut lines: Vec<String> = c
+        .addresses
+        .iter()
+        .map(|((v, ip), id)| format!("address {v:?} {ip} {id:?}"))
+        .collect();
     let some = |ip: Option<IpAddr>| ip.map_or_else(|| "-".to_string(), |ip| ip.to_string());
+    lines.extend(c.returns.iter().map(|(id, r)| {
+        format!(
+            "return {id:?} {:?} {} {}",
+            r.vni,
+            some(r.v4.map(IpAddr::V4)),
+            some(r.v6.map(IpAddr::V6))
+        )
+    }));
     lines.extend(
-        c.returns.iter().map(|(id, r)| format!("return {id:?} {:?} {} {}", r.vni, some(r.v4.map(IpAddr::V4)), some(r.v6.map(IpAddr::V6)))),
+        c.prefixes
+            .iter()
+            .map(|((v, net), via)| format!("prefix {v:?} {net} {}", via.node)),
     );
-    lines.extend(c.prefixes.iter().map(|((v, net), via)| format!("prefix {v:?} {net} {}", via.node)));
     lines.extend(c.nodes.keys().map(|(v, ip)| format!("node {v:?} {ip}")));
     for (id, t) in &c.tables {
         assert!(t.chains.iter().all(|row| *row == t.chains[0]));
         let mut line = format!("table {id:?} v{}", t.version);
-        t.chains[0].iter().filter(|n| **n != 0).for_each(|n| write!(line, " {n}").unwrap());
+        t.chains[0]
+            .iter()
+            .filter(|n| **n != 0)
+            .for_each(|n| write!(line, " {n}").unwrap());
         lines.push(line);
     }
-    lines.extend(c.replicas.iter().map(|(n, s)| format!("replica {} {} {}", n.get(), s.address, if s.up { "up" } else { "down" })));
-    lines.extend(c.hosts.iter().filter(|(h, _)| h.octets()[3] != 254).map(|(h, n)| format!("host {h} {n}")));
+    lines.extend(c.replicas.iter().map(|(n, s)| {
+        format!(
+            "replica {} {} {}",
+            n.get(),
+            s.address,
+            if s.up { "up" } else { "down" }
+        )
+    }));
+    lines.extend(
+        c.hosts
+            .iter()
+            .filter(|(h, _)| h.octets()[3] != 254)
+            .map(|(h, n)| format!("host {h} {n}")),
+    );
     lines.extend(maps.left_out.iter().map(|l| format!("left out: {l}")));
-    lines.iter().map(|l| l.replace("Vni(", "").replace("ServiceId(", "").replace(')', "")).collect()
+    lines
+        .iter()
+        .map(|l| {
+            l.replace("Vni(", "")
+                .replace("ServiceId(", "")
+                .replace(')', "")
+        })
+        .collect()
 }
 
 /// A marker in a list of expected lines: the list is then incomplete, and each other part of it must occur in the result.
@@ -136,12 +181,20 @@ const CASES: &[(&str, &str, &[&str])] = &[
          table alpha/web 1 az2 3 1,2",
         &[],
     ),
-    ("a table with its chains", "table alpha/web 1 az1 3 7,8,9", &["table 1 v3 7 8 9"]),
+    (
+        "a table with its chains",
+        "table alpha/web 1 az1 3 7,8,9",
+        &["table 1 v3 7 8 9"],
+    ),
     (
         "nodes of every AZ, by family, with host bits cleared",
         "tenant alpha 101
          node alpha/n1 172.16.0.1 10.1.1.5/24,fd01::/64",
-        &["prefix 101 10.1.1.0/24 172.16.0.1", "prefix 101 fd01::/64 172.16.0.1", "node 101 172.16.0.1"],
+        &[
+            "prefix 101 10.1.1.0/24 172.16.0.1",
+            "prefix 101 fd01::/64 172.16.0.1",
+            "node 101 172.16.0.1",
+        ],
     ),
     (
         "replicas of all AZs are hosts; other hosts have no number",
@@ -149,7 +202,13 @@ const CASES: &[(&str, &str, &[&str])] = &[
          replica g2 2 az2 250.2.0.11 down
          host 250.1.0.11
          host 250.2.0.1",
-        &["replica 1 250.1.0.11 up", "replica 2 250.2.0.11 down", "host 250.1.0.11 1", "host 250.2.0.1 0", "host 250.2.0.11 2"],
+        &[
+            "replica 1 250.1.0.11 up",
+            "replica 2 250.2.0.11 down",
+            "host 250.1.0.11 1",
+            "host 250.2.0.1 0",
+            "host 250.2.0.11 2",
+        ],
     ),
     (
         "what belongs to an unknown tenant waits",
@@ -247,9 +306,17 @@ const CASES: &[(&str, &str, &[&str])] = &[
          node alpha/n2 172.16.0.2 10.1.3.0/24
          node alpha/n3 172.16.0.3 10.1.4.0/24
          node alpha/n4 172.16.0.4 10.1.5.0/24",
-        &["prefix 101 10.1.4.0/24 172.16.0.3", "node 101 172.16.0.3", FULL],
+        &[
+            "prefix 101 10.1.4.0/24 172.16.0.3",
+            "node 101 172.16.0.3",
+            FULL,
+        ],
     ),
-    ("hosts beyond the room", "host 1.0.0.1\nhost 1.0.0.2\nhost 1.0.0.3\nhost 1.0.0.4\nhost 251.0.0.5", &["host 1.0.0.4 0", FULL]),
+    (
+        "hosts beyond the room",
+        "host 1.0.0.1\nhost 1.0.0.2\nhost 1.0.0.3\nhost 1.0.0.4\nhost 251.0.0.5",
+        &["host 1.0.0.4 0", FULL],
+    ),
 ];
 
 #[test]
@@ -257,12 +324,22 @@ fn words_become_maps() {
     for (name, text, want) in CASES {
         let mut words = told(text);
         let decide = |t: &ControllerInput| {
-            show(&decide_maps(t, &az("az1"), Ipv4Addr::new(250, 1, 0, 254), &ROOM, &DesiredMaps::default(), &EdgeMapContent::default()))
+            show(&decide_maps(
+                t,
+                &az("az1"),
+                Ipv4Addr::new(250, 1, 0, 254),
+                &ROOM,
+                &DesiredMaps::default(),
+                &EdgeMapContent::default(),
+            ))
         };
         let got = decide(&words);
         if want.contains(&FULL) {
             for line in *want {
-                assert!(got.iter().any(|g| g.contains(line)), "{name}: {line} is not in {got:#?}");
+                assert!(
+                    got.iter().any(|g| g.contains(line)),
+                    "{name}: {line} is not in {got:#?}"
+                );
             }
         } else {
             assert_eq!(got, *want, "{name}");
@@ -273,7 +350,14 @@ fn words_become_maps() {
 }
 
 fn decide(told: &ControllerInput, have: &EdgeMapContent) -> DesiredMaps {
-    decide_maps(told, &az("az1"), Ipv4Addr::new(250, 1, 0, 254), &ROOM, &DesiredMaps::default(), have)
+    decide_maps(
+        told,
+        &az("az1"),
+        Ipv4Addr::new(250, 1, 0, 254),
+        &ROOM,
+        &DesiredMaps::default(),
+        have,
+    )
 }
 
 #[test]
@@ -282,12 +366,21 @@ fn resources_beyond_a_share_are_refused_by_kind_and_name() {
         address alpha/a 1 az1 10.255.0.1,fd00::1
         address alpha/b 2 az1 10.255.0.2,fd00::2
         address gamma/a 7 az1 10.255.0.9";
-    let refused: Vec<_> = decide(&told(text), &EdgeMapContent::default()).refused().collect();
+    let refused: Vec<_> = decide(&told(text), &EdgeMapContent::default())
+        .refused()
+        .collect();
     // Alpha's service is listed once although two of its addresses are omitted; gamma may still become known.
     assert_eq!(refused.len(), 1, "{refused:?}");
     let (kind, name, why) = &refused[0];
-    assert_eq!((*kind, name.as_str()), (ResourceKind::Address, "alpha/shop/b@az1"));
-    assert!(why.contains("its tenant's share is 2 entries; fix: ") && why.contains("spec.shares.edgeMapEntries"), "{why}");
+    assert_eq!(
+        (*kind, name.as_str()),
+        (ResourceKind::Address, "alpha/shop/b@az1")
+    );
+    assert!(
+        why.contains("its tenant's share is 2 entries; fix: ")
+            && why.contains("spec.shares.edgeMapEntries"),
+        "{why}"
+    );
 }
 
 /// If alpha demands more than its share, every entry of beta that the kernel had stays, also when an agent starts, and so do alpha's older
@@ -300,7 +393,10 @@ fn entries_that_worked_stay_when_a_tenant_wants_too_much() {
     let alpha = "tenant alpha 101 2
         table alpha/old 50 az1 1 1
         node alpha/n9 172.16.0.9 10.1.9.0/24";
-    let worked = decide(&told(&format!("{beta}\n{alpha}")), &EdgeMapContent::default());
+    let worked = decide(
+        &told(&format!("{beta}\n{alpha}")),
+        &EdgeMapContent::default(),
+    );
     let flood = "table alpha/a 1 az1 1 1
         table alpha/b 2 az1 1 1
         table alpha/c 3 az1 1 1
@@ -361,7 +457,13 @@ proptest::proptest! {
 #[test]
 fn earlier_decisions_make_no_difference() {
     let own = Ipv4Addr::new(250, 1, 0, 254);
-    let all = |maps: &DesiredMaps| (maps.content.clone(), maps.members.clone(), maps.left_out.clone());
+    let all = |maps: &DesiredMaps| {
+        (
+            maps.content.clone(),
+            maps.members.clone(),
+            maps.left_out.clone(),
+        )
+    };
     let mut before = DesiredMaps::default();
     for (name, text, _) in CASES {
         let whole = told(text);
@@ -372,10 +474,24 @@ fn earlier_decisions_make_no_difference() {
                 part.resources.remove(at);
             }
             for words in [&part, &whole] {
-                let next = decide_maps(words, &az("az1"), own, &ROOM, &before, &EdgeMapContent::default());
+                let next = decide_maps(
+                    words,
+                    &az("az1"),
+                    own,
+                    &ROOM,
+                    &before,
+                    &EdgeMapContent::default(),
+                );
                 assert_eq!(
                     all(&next),
-                    all(&decide_maps(words, &az("az1"), own, &ROOM, &DesiredMaps::default(), &EdgeMapContent::default())),
+                    all(&decide_maps(
+                        words,
+                        &az("az1"),
+                        own,
+                        &ROOM,
+                        &DesiredMaps::default(),
+                        &EdgeMapContent::default()
+                    )),
                     "{name}, without {at}"
                 );
                 before = next;
@@ -383,10 +499,28 @@ fn earlier_decisions_make_no_difference() {
         }
     }
     let mut words = told("table alpha/a 1 az1 1 1\ntable alpha/b 2 az1 1 1\ntenant alpha 101");
-    let one = decide_maps(&words, &az("az1"), own, &ROOM, &before, &EdgeMapContent::default());
+    let one = decide_maps(
+        &words,
+        &az("az1"),
+        own,
+        &ROOM,
+        &before,
+        &EdgeMapContent::default(),
+    );
     words.resources[1] = told("table alpha/b 2 az1 2 3").resources.remove(0);
-    let two = decide_maps(&words, &az("az1"), own, &ROOM, &one, &EdgeMapContent::default());
-    let table = |maps: &DesiredMaps, id: u32| maps.content.tables[&ServiceId::new(id).unwrap()].clone();
-    assert!(Arc::ptr_eq(&table(&one, 1), &table(&two, 1)), "who did not change costs nothing");
+    let two = decide_maps(
+        &words,
+        &az("az1"),
+        own,
+        &ROOM,
+        &one,
+        &EdgeMapContent::default(),
+    );
+    let table =
+        |maps: &DesiredMaps, id: u32| maps.content.tables[&ServiceId::new(id).unwrap()].clone();
+    assert!(
+        Arc::ptr_eq(&table(&one, 1), &table(&two, 1)),
+        "who did not change costs nothing"
+    );
     assert_eq!((table(&one, 2).version, table(&two, 2).version), (1, 2));
 }

@@ -4,13 +4,21 @@ use std::sync::Arc;
 
 use canal_model::ids::ServiceId;
 use canal_model::ids::{ReplicaNumber, Vni};
-use canal_model::program::{BUCKETS, BucketTable, GatewayAddress, Node, OutboundTrafficPolicy, Replica, Resource, Tenant};
+use canal_model::program::{
+    BUCKETS, BucketTable, GatewayAddress, Node, OutboundTrafficPolicy, Replica, Resource, Tenant,
+};
 use canal_runtime::metrics::Registry;
 
 use super::*;
 use crate::desired_maps::ReplicaEntry;
 
-const ROOM: MapCapacity = MapCapacity { addresses: 9, services: 9, prefixes: 2, nodes: 9, hosts: 9 };
+const ROOM: MapCapacity = MapCapacity {
+    addresses: 9,
+    services: 9,
+    prefixes: 2,
+    nodes: 9,
+    hosts: 9,
+};
 
 /// Fake maps with a limited number of prefixes, like the kernel's. With `deaf`, every write fails.
 #[derive(Default)]
@@ -22,8 +30,7 @@ struct Small {
 
 impl MapStore for Small {
     fn write(&mut self, step: &MapWrite) -> Result<(), String> {
-        let full =
-            matches!(step, MapWrite::Prefix(k, Some(_)) if self.content.prefixes.len() == 2 && !self.content.prefixes.contains_key(k));
+        let full = matches!(step, MapWrite::Prefix(k, Some(_)) if self.content.prefixes.len() == 2 && !self.content.prefixes.contains_key(k));
         if self.deaf || full {
             return Err("no room".into());
         }
@@ -52,7 +59,10 @@ fn tenant() -> Resource {
         keys: Default::default(),
         shares: {
             let mut shares = canal_model::share::Shares::default();
-            shares.set(canal_model::share::ShareKind::EdgeMapEntries, "100%".parse().unwrap());
+            shares.set(
+                canal_model::share::ShareKind::EdgeMapEntries,
+                "100%".parse().unwrap(),
+            );
             shares
         },
     })
@@ -85,13 +95,29 @@ fn number(n: u8) -> ReplicaNumber {
 }
 
 fn target(n: u8) -> ProbeTarget {
-    ProbeTarget { name: format!("g{n}").parse().unwrap(), address: ip(n) }
+    ProbeTarget {
+        name: format!("g{n}").parse().unwrap(),
+        address: ip(n),
+    }
 }
 
 fn keeper(content: EdgeMapContent) -> (MapReconciler<Small>, Registry) {
     let registry = Registry::new();
-    let small = Small { content, ..Small::default() };
-    (MapReconciler::adopt(small, "az1".parse().unwrap(), ip(254), ROOM, EdgeCounters::new(&registry)).unwrap(), registry)
+    let small = Small {
+        content,
+        ..Small::default()
+    };
+    (
+        MapReconciler::adopt(
+            small,
+            "az1".parse().unwrap(),
+            ip(254),
+            ROOM,
+            EdgeCounters::new(&registry),
+        )
+        .unwrap(),
+        registry,
+    )
 }
 
 fn say(resources: &[Resource]) -> Vec<Arc<Resource>> {
@@ -107,70 +133,166 @@ fn a_full_map_accepts_new_entries_once_old_ones_are_removed() {
     let (mut k, registry) = keeper(EdgeMapContent::default());
     k.set_input(say(&[tenant(), node(1), node(2)]));
     k.set_input(say(&[tenant(), node(3), node(4)]));
-    assert_eq!((k.tables.content.prefixes.len(), k.standing().pending_entries), (2, 0));
+    assert_eq!(
+        (
+            k.tables.content.prefixes.len(),
+            k.standing().pending_entries
+        ),
+        (2, 0)
+    );
     assert_eq!(k.tables.content, k.maps.content);
-    assert!(shows(&registry, "canal_edge_map_entries{map=\"canal_prefixes\"} 2"));
-    assert!(shows(&registry, "canal_edge_map_limit{map=\"canal_prefixes\"} 2"));
+    assert!(shows(
+        &registry,
+        "canal_edge_map_entries{map=\"canal_prefixes\"} 2"
+    ));
+    assert!(shows(
+        &registry,
+        "canal_edge_map_limit{map=\"canal_prefixes\"} 2"
+    ));
 }
 
 #[test]
 fn a_tenants_share_of_metric_series_follows_its_tenant_object() {
     let (mut k, registry) = keeper(EdgeMapContent::default());
     let mut own = tenant();
-    let Resource::Tenant(alpha) = &mut own else { panic!("a tenant") };
-    alpha.shares.set(canal_model::share::ShareKind::MetricSeries, "7".parse().unwrap());
+    let Resource::Tenant(alpha) = &mut own else {
+        panic!("a tenant")
+    };
+    alpha.shares.set(
+        canal_model::share::ShareKind::MetricSeries,
+        "7".parse().unwrap(),
+    );
     // An omitted entry creates a metric series of the tenant.
     k.set_input(say(&[own, node(1), node(2), node(3)]));
-    assert!(shows(&registry, "canal_share_max{limit=\"metric_series\",tenant=\"alpha\"} 7"), "{}", registry.render());
+    assert!(
+        shows(
+            &registry,
+            "canal_share_max{limit=\"metric_series\",tenant=\"alpha\"} 7"
+        ),
+        "{}",
+        registry.render()
+    );
     k.set_input(say(&[tenant(), node(1), node(2), node(3)]));
-    assert!(shows(&registry, "canal_share_max{limit=\"metric_series\",tenant=\"alpha\"} 1000"));
+    assert!(shows(
+        &registry,
+        "canal_share_max{limit=\"metric_series\",tenant=\"alpha\"} 1000"
+    ));
 }
 
 #[test]
 fn excess_is_refused_by_name_in_any_state_and_working_entries_stay() {
     let (mut k, registry) = keeper(EdgeMapContent::default());
-    let name = |refused: Vec<(ResourceKind, String, String)>| refused.into_iter().map(|(kind, name, _)| (kind, name)).collect::<Vec<_>>();
-    let nodes = |names: &[&str]| names.iter().map(|name| (ResourceKind::Node, format!("alpha/{name}"))).collect::<Vec<_>>();
-    assert_eq!(name(k.set_input(say(&[tenant(), node(1), node(2), node(3)]))), nodes(&["n3"]));
+    let name = |refused: Vec<(ResourceKind, String, String)>| {
+        refused
+            .into_iter()
+            .map(|(kind, name, _)| (kind, name))
+            .collect::<Vec<_>>()
+    };
+    let nodes = |names: &[&str]| {
+        names
+            .iter()
+            .map(|name| (ResourceKind::Node, format!("alpha/{name}")))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        name(k.set_input(say(&[tenant(), node(1), node(2), node(3)]))),
+        nodes(&["n3"])
+    );
     assert_eq!(k.tables.content.prefixes.len(), 2);
-    assert!(shows(&registry, "canal_edge_map_entries_omitted{map=\"canal_prefixes\",reason=\"share\"} 1"));
-    assert!(shows(&registry, "canal_edge_map_refused_total{map=\"canal_prefixes\",tenant=\"alpha\"} 1"));
+    assert!(shows(
+        &registry,
+        "canal_edge_map_entries_omitted{map=\"canal_prefixes\",reason=\"share\"} 1"
+    ));
+    assert!(shows(
+        &registry,
+        "canal_edge_map_refused_total{map=\"canal_prefixes\",tenant=\"alpha\"} 1"
+    ));
     // A later state is applied although more of it is omitted.
-    let all = say(&[tenant(), node(1), node(2), node(3), node(4), replica(1, "az1", true)]);
+    let all = say(&[
+        tenant(),
+        node(1),
+        node(2),
+        node(3),
+        node(4),
+        replica(1, "az1", true),
+    ]);
     assert_eq!(name(k.set_input(all)), nodes(&["n3", "n4"]));
     assert_eq!(k.tables.content.replicas.len(), 1, "the replica is known");
-    assert!(shows(&registry, "canal_edge_map_refused_total{map=\"canal_prefixes\",tenant=\"alpha\"} 2"));
+    assert!(shows(
+        &registry,
+        "canal_edge_map_refused_total{map=\"canal_prefixes\",tenant=\"alpha\"} 2"
+    ));
     // Nodes 2 and 3 worked. Node 1 returns and is the newest, although its key is the smallest.
     k.set_input(say(&[tenant(), node(2), node(3)]));
-    assert!(shows(&registry, "canal_edge_map_entries_omitted{map=\"canal_prefixes\",reason=\"share\"} 0"));
-    assert_eq!(name(k.set_input(say(&[tenant(), node(1), node(2), node(3)]))), nodes(&["n1"]));
+    assert!(shows(
+        &registry,
+        "canal_edge_map_entries_omitted{map=\"canal_prefixes\",reason=\"share\"} 0"
+    ));
+    assert_eq!(
+        name(k.set_input(say(&[tenant(), node(1), node(2), node(3)]))),
+        nodes(&["n1"])
+    );
     let (mut again, _) = keeper(k.tables.content.clone());
     let before = again.tables.content.prefixes.clone();
-    assert_eq!(name(again.set_input(say(&[tenant(), node(1), node(2), node(3)]))), nodes(&["n1"]), "the agent was started again");
+    assert_eq!(
+        name(again.set_input(say(&[tenant(), node(1), node(2), node(3)]))),
+        nodes(&["n1"]),
+        "the agent was started again"
+    );
     assert_eq!(again.tables.content.prefixes, before);
 }
 
 #[test]
 fn earlier_probes_override_the_controller_and_own_probes_override_both() {
-    let earlier =
-        EdgeMapContent { replicas: [(number(1), ReplicaEntry { address: ip(1), up: false })].into(), ..EdgeMapContent::default() };
+    let earlier = EdgeMapContent {
+        replicas: [(
+            number(1),
+            ReplicaEntry {
+                address: ip(1),
+                up: false,
+            },
+        )]
+        .into(),
+        ..EdgeMapContent::default()
+    };
     let (mut k, _) = keeper(earlier);
-    let all = say(&[replica(1, "az1", true), replica(2, "az1", true), replica(3, "az2", false)]);
+    let all = say(&[
+        replica(1, "az1", true),
+        replica(2, "az1", true),
+        replica(3, "az2", false),
+    ]);
     k.set_input(all.clone());
-    let up = |k: &MapReconciler<Small>| k.tables.content.replicas.values().map(|s| s.up).collect::<Vec<_>>();
+    let up = |k: &MapReconciler<Small>| {
+        k.tables
+            .content
+            .replicas
+            .values()
+            .map(|s| s.up)
+            .collect::<Vec<_>>()
+    };
     assert_eq!(up(&k), [false, true, false]);
-    assert_eq!(k.targets().keys().cloned().collect::<Vec<_>>(), [target(1), target(2)], "the other AZ's is not this edge's to probe");
+    assert_eq!(
+        k.targets().keys().cloned().collect::<Vec<_>>(),
+        [target(1), target(2)],
+        "the other AZ's is not this edge's to probe"
+    );
     assert!(k.found(&target(1), true) && k.found(&target(2), false));
     assert_eq!(up(&k), [true, false, false], "in the kernel at once");
     assert!(!k.found(&target(2), false), "no news");
-    assert!(!k.found(&target(3), true) && !k.found(&target(9), true), "not this edge's");
+    assert!(
+        !k.found(&target(3), true) && !k.found(&target(9), true),
+        "not this edge's"
+    );
     k.set_input(all);
     assert_eq!(up(&k), [true, false, false]);
 }
 
 #[test]
 fn nothing_is_touched_before_the_first_state() {
-    let earlier = EdgeMapContent { hosts: [(ip(7), 7)].into(), ..EdgeMapContent::default() };
+    let earlier = EdgeMapContent {
+        hosts: [(ip(7), 7)].into(),
+        ..EdgeMapContent::default()
+    };
     let (mut k, _) = keeper(earlier.clone());
     k.tell_hosts([ip(1)].into());
     assert_eq!(k.audit(), Ok(0));
@@ -190,13 +312,22 @@ fn an_audit_repairs_external_changes_and_failed_writes() {
     assert_eq!(k.audit(), Ok(2));
     assert_eq!(k.tables.content, k.maps.content);
     k.tables.deaf = true;
-    assert!(k.found(&target(1), false), "it is news for the controller, kernel or not");
+    assert!(
+        k.found(&target(1), false),
+        "it is news for the controller, kernel or not"
+    );
     k.set_input(say(&[tenant(), node(2), replica(1, "az1", true)]));
     assert!(k.standing().pending_entries > 0);
-    assert!(shows(&registry, "canal_edge_map_write_failures_total{map=\"canal_prefixes\"} 2"));
+    assert!(shows(
+        &registry,
+        "canal_edge_map_write_failures_total{map=\"canal_prefixes\"} 2"
+    ));
     k.tables.deaf = false;
     assert_eq!(k.audit(), Ok(0));
-    assert_eq!((k.standing().pending_entries, &k.tables.content), (0, &k.maps.content));
+    assert_eq!(
+        (k.standing().pending_entries, &k.tables.content),
+        (0, &k.maps.content)
+    );
     assert!(!k.tables.content.replicas[&number(1)].up);
 }
 
@@ -204,29 +335,40 @@ fn an_audit_repairs_external_changes_and_failed_writes() {
 fn many(services: u32) -> Vec<Arc<Resource>> {
     let key = |n: u32| format!("alpha/shop/s{n}").parse().unwrap();
     let table = |n: u32| {
-        let of = |bucket: usize, at: u32| number(u8::try_from((n * 3 + at + bucket as u32) % 80 + 1).unwrap());
+        let of = |bucket: usize, at: u32| {
+            number(u8::try_from((n * 3 + at + bucket as u32) % 80 + 1).unwrap())
+        };
         BucketTable {
             service: key(n),
             id: ServiceId::new(n).unwrap(),
             az: "az1".parse().unwrap(),
             vni: Vni::new(101).unwrap(),
             version: 1,
-            chains: (0..BUCKETS).map(|bucket| (0..3).map(|at| of(bucket, at * 7)).collect()).collect(),
+            chains: (0..BUCKETS)
+                .map(|bucket| (0..3).map(|at| of(bucket, at * 7)).collect())
+                .collect(),
         }
     };
     let address = |n: u32, az: u8| GatewayAddress {
         service: key(n),
         id: ServiceId::new(n).unwrap(),
         az: format!("az{az}").parse().unwrap(),
-        addresses: vec![[10, 128 + az, (n >> 8) as u8, n as u8].into(), format!("fd00:{az}::{n:x}").parse().unwrap()],
+        addresses: vec![
+            [10, 128 + az, (n >> 8) as u8, n as u8].into(),
+            format!("fd00:{az}::{n:x}").parse().unwrap(),
+        ],
         open: true,
     };
     let mut all = vec![tenant()];
     all.extend((1..=80).map(|n| replica(n, "az1", true)));
     all.extend((1..=200).map(node));
-    all.extend(
-        (1..=services).flat_map(|n| [Resource::Address(address(n, 1)), Resource::Address(address(n, 2)), Resource::Table(table(n))]),
-    );
+    all.extend((1..=services).flat_map(|n| {
+        [
+            Resource::Address(address(n, 1)),
+            Resource::Address(address(n, 2)),
+            Resource::Table(table(n)),
+        ]
+    }));
     all.into_iter().map(Arc::new).collect()
 }
 
@@ -235,9 +377,22 @@ fn many(services: u32) -> Vec<Arc<Resource>> {
 #[test]
 fn an_update_of_many_services_writes_only_changes() {
     const SERVICES: u32 = 16_000;
-    let room = MapCapacity { addresses: 40_000, services: 20_000, prefixes: 300, nodes: 300, hosts: 300 };
+    let room = MapCapacity {
+        addresses: 40_000,
+        services: 20_000,
+        prefixes: 300,
+        nodes: 300,
+        hosts: 300,
+    };
     let az: AzName = "az1".parse().unwrap();
-    let mut k = MapReconciler::adopt(Wide::default(), az, ip(254), room, EdgeCounters::new(&Registry::new())).unwrap();
+    let mut k = MapReconciler::adopt(
+        Wide::default(),
+        az,
+        ip(254),
+        room,
+        EdgeCounters::new(&Registry::new()),
+    )
+    .unwrap();
     let mut resources = many(SERVICES);
     // Returns the number of tables that were allocated anew.
     let mut tell = |what: &str, resources: &[Arc<Resource>], written: usize| {
@@ -245,15 +400,30 @@ fn an_update_of_many_services_writes_only_changes() {
         let begun = std::time::Instant::now();
         k.set_input(resources.to_vec());
         let took = begun.elapsed();
-        println!("{SERVICES} services, {what}: {took:.1?}, {} elements written", k.tables.written - before);
-        assert_eq!((k.tables.written - before, k.standing().pending_entries), (written, 0), "{what}");
-        let is_new = |(id, table): &(&ServiceId, &Arc<_>)| !tables.get(*id).is_some_and(|old| Arc::ptr_eq(old, table));
+        println!(
+            "{SERVICES} services, {what}: {took:.1?}, {} elements written",
+            k.tables.written - before
+        );
+        assert_eq!(
+            (k.tables.written - before, k.standing().pending_entries),
+            (written, 0),
+            "{what}"
+        );
+        let is_new = |(id, table): &(&ServiceId, &Arc<_>)| {
+            !tables.get(*id).is_some_and(|old| Arc::ptr_eq(old, table))
+        };
         k.maps.content.tables.iter().filter(is_new).count()
     };
     let services = SERVICES as usize;
-    assert_eq!(tell("all of it", &resources, services * 4 + 80 + 81 + 400), services);
+    assert_eq!(
+        tell("all of it", &resources, services * 4 + 80 + 81 + 400),
+        services
+    );
     let changed = |resources: &mut Vec<Arc<Resource>>, change: &dyn Fn(&mut Resource) -> bool| {
-        let at = resources.iter().position(|r| change(&mut Resource::clone(r))).unwrap();
+        let at = resources
+            .iter()
+            .position(|r| change(&mut Resource::clone(r)))
+            .unwrap();
         let mut next = Resource::clone(&resources[at]);
         change(&mut next);
         resources[at] = Arc::new(next);
@@ -275,7 +445,14 @@ fn an_update_of_many_services_writes_only_changes() {
             false
         }
     });
-    assert_eq!(tell("one address closed, which is no matter of an edge's", &resources, 0), 0);
+    assert_eq!(
+        tell(
+            "one address closed, which is no matter of an edge's",
+            &resources,
+            0
+        ),
+        0
+    );
     changed(&mut resources, &|r| {
         if let Resource::Replica(r) = r {
             r.underlay = ip(250);

@@ -14,15 +14,35 @@ fn probe_results_follow_the_gateways_readiness() {
     for (status, body, want) in [
         (200, "ready\n", ProbeOutcome::Ready),
         (503, "draining\n", ProbeOutcome::Draining),
-        (503, "draining: an operator's order\n", ProbeOutcome::Draining),
-        (503, "worker_stuck: of 4 workers these stand still: 1\n", ProbeOutcome::Stuck),
-        (503, "no certificate for spiffe://a/b yet\n", ProbeOutcome::Unready),
+        (
+            503,
+            "draining: an operator's order\n",
+            ProbeOutcome::Draining,
+        ),
+        (
+            503,
+            "worker_stuck: of 4 workers these stand still: 1\n",
+            ProbeOutcome::Stuck,
+        ),
+        (
+            503,
+            "no certificate for spiffe://a/b yet\n",
+            ProbeOutcome::Unready,
+        ),
         (404, "", ProbeOutcome::Unready),
         (500, "draining", ProbeOutcome::Unready),
     ] {
-        assert_eq!(decide_outcome(status, body.as_bytes()), want, "{status} {body}");
+        assert_eq!(
+            decide_outcome(status, body.as_bytes()),
+            want,
+            "{status} {body}"
+        );
     }
-    assert_eq!(ProbeOutcome::Stuck.on_probe(), ProbeResult::Nothing, "no new session for a process whose workers stand still");
+    assert_eq!(
+        ProbeOutcome::Stuck.on_probe(),
+        ProbeResult::Nothing,
+        "no new session for a process whose workers stand still"
+    );
 }
 
 /// Starts a listener that answers each request with `answer`, or never with `None`. It counts connections.
@@ -59,11 +79,19 @@ async fn a_connection_is_reused_and_a_closed_one_is_no_failure() {
         (READY, false, ProbeOutcome::Ready, 1),
         (READY, true, ProbeOutcome::Ready, 3),
         (DRAINING, false, ProbeOutcome::Draining, 1),
-        ("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", false, ProbeOutcome::Unready, 1),
+        (
+            "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
+            false,
+            ProbeOutcome::Unready,
+            1,
+        ),
         ("SSH-2.0-x\r\n", true, ProbeOutcome::Failed, 3),
     ] {
         let (address, seen) = replica(Some(answer), close).await;
-        let mut client = ProbeClient { address, kept: None };
+        let mut client = ProbeClient {
+            address,
+            kept: None,
+        };
         for _ in 0..3 {
             assert_eq!(ask(&mut client, deadline(LONG)).await, want, "{answer:?}");
         }
@@ -76,12 +104,38 @@ async fn silence_and_refusal_have_their_names() {
     let (address, _) = replica(None, false).await;
     // A machine that wakes this thread half of the timeout too late would make it `Late`.
     let timeout = Duration::from_millis(500) * canal_timing::slack();
-    assert_eq!(ask(&mut ProbeClient { address, kept: None }, timeout).await, ProbeOutcome::Timeout);
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    assert_eq!(ask(&mut ProbeClient { address: free, kept: None }, deadline(LONG)).await, ProbeOutcome::Refused);
+    assert_eq!(
+        ask(
+            &mut ProbeClient {
+                address,
+                kept: None
+            },
+            timeout
+        )
+        .await,
+        ProbeOutcome::Timeout
+    );
+    let free = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    assert_eq!(
+        ask(
+            &mut ProbeClient {
+                address: free,
+                kept: None
+            },
+            deadline(LONG)
+        )
+        .await,
+        ProbeOutcome::Refused
+    );
     // The thread itself is blocked, so the deadline passes before the future is polled.
     let (address, _) = replica(None, false).await;
-    let mut client = ProbeClient { address, kept: None };
+    let mut client = ProbeClient {
+        address,
+        kept: None,
+    };
     let held_up = async {
         tokio::time::sleep(Duration::from_millis(1)).await;
         std::thread::sleep(Duration::from_millis(150));
@@ -109,16 +163,25 @@ async fn a_replica_is_followed_down_and_up_and_left() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(deadline(LONG), changed).await.expect(what);
+        tokio::time::timeout(deadline(LONG), changed)
+            .await
+            .expect(what);
     };
     let at: SocketAddr = "127.0.77.1:0".parse().unwrap();
     let listener = TcpListener::bind(at).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     drop(listener);
     let changes = HealthChanges::default();
-    let rhythm = ProbeConfig { port, pause: Duration::from_millis(10), timeout: Duration::from_millis(500) * canal_timing::slack() };
+    let rhythm = ProbeConfig {
+        port,
+        pause: Duration::from_millis(10),
+        timeout: Duration::from_millis(500) * canal_timing::slack(),
+    };
     let mut prober = Prober::new(rhythm, changes.clone());
-    let target = ProbeTarget { name: "g1".parse().unwrap(), address: Ipv4Addr::new(127, 0, 77, 1) };
+    let target = ProbeTarget {
+        name: "g1".parse().unwrap(),
+        address: Ipv4Addr::new(127, 0, 77, 1),
+    };
     let targets: BTreeMap<_, _> = [(target, true)].into();
     prober.follow(&targets);
     until("down", changes.clone(), 1).await;
@@ -128,7 +191,9 @@ async fn a_replica_is_followed_down_and_up_and_left() {
             let (mut tcp, _) = listener.accept().await.unwrap();
             let mut head = [0; 1024];
             if tcp.read(&mut head).await.is_ok() {
-                let _ = tcp.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nready").await;
+                let _ = tcp
+                    .write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nready")
+                    .await;
             }
         }
     });
@@ -137,5 +202,9 @@ async fn a_replica_is_followed_down_and_up_and_left() {
     prober.follow(&BTreeMap::new());
     serving.abort();
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(*changes.0.lock().unwrap(), [("g1".to_string(), false), ("g1".to_string(), true)], "nobody asks any more");
+    assert_eq!(
+        *changes.0.lock().unwrap(),
+        [("g1".to_string(), false), ("g1".to_string(), true)],
+        "nobody asks any more"
+    );
 }

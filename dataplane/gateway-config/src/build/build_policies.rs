@@ -22,22 +22,37 @@ impl SnapshotBuilder {
     }
 
     /// Records that the tenant's policies, or what they apply to, changed.
-    pub(super) fn touch_policies(&mut self, tenant: &TenantName, targets: impl IntoIterator<Item = PolicyTarget>) {
-        self.touched.policies.entry(tenant.clone()).or_default().extend(targets);
+    pub(super) fn touch_policies(
+        &mut self,
+        tenant: &TenantName,
+        targets: impl IntoIterator<Item = PolicyTarget>,
+    ) {
+        self.touched
+            .policies
+            .entry(tenant.clone())
+            .or_default()
+            .extend(targets);
     }
 
     pub(super) fn upsert_policy(&mut self, resource: &Resource) {
         match resource {
             Resource::Authorization(policy) => {
                 let before = self.policies(&policy.key.tenant).authorize(policy);
-                self.touch_policies(&policy.key.tenant, before.into_iter().chain([policy.target.clone()]));
+                self.touch_policies(
+                    &policy.key.tenant,
+                    before.into_iter().chain([policy.target.clone()]),
+                );
             }
             Resource::Authentication(one) => {
                 let before = self.policies(&one.key.tenant).authenticate(one);
-                self.touch_policies(&one.key.tenant, before.into_iter().chain([one.target.clone()]));
+                self.touch_policies(
+                    &one.key.tenant,
+                    before.into_iter().chain([one.target.clone()]),
+                );
             }
             Resource::Authorizer(authorizer) => {
-                self.policies(&authorizer.key.tenant).name_authorizer(authorizer);
+                self.policies(&authorizer.key.tenant)
+                    .name_authorizer(authorizer);
                 self.touch_policies(&authorizer.key.tenant, []);
             }
             _ => {}
@@ -45,7 +60,13 @@ impl SnapshotBuilder {
     }
 
     pub(super) fn remove_policy(&mut self, kind: ResourceKind, name: &str) {
-        let Some(tenant) = name.split('/').next().and_then(|tenant| TenantName::new(tenant).ok()) else { return };
+        let Some(tenant) = name
+            .split('/')
+            .next()
+            .and_then(|tenant| TenantName::new(tenant).ok())
+        else {
+            return;
+        };
         let policies = self.policies(&tenant);
         let before = match kind {
             ResourceKind::Authorization => policies.forget_authorization(name),
@@ -63,7 +84,9 @@ impl SnapshotBuilder {
         for (tenant, targets) in &touched.policies {
             self.touched.tenants.insert(tenant.clone());
             let services = targets.iter().filter_map(|target| match target {
-                PolicyTarget::Service(service) if service.tenant == *tenant => Some(service.clone()),
+                PolicyTarget::Service(service) if service.tenant == *tenant => {
+                    Some(service.clone())
+                }
                 _ => None,
             });
             for service in services {
@@ -71,10 +94,19 @@ impl SnapshotBuilder {
                 touched.members.insert(service);
             }
             let all = targets.len() > TARGETS_MAX;
-            let concerned =
-                |w: &WorkloadView| all || targets.iter().any(|t| applies(t, &PolicyDestination::workload(&w.namespace, &w.labels)));
-            for workload in self.workloads.values().filter(|w| w.source.tenant() == Some(tenant) && concerned(w)) {
-                touched.members.extend(workload.serves.iter().map(|(service, ..)| service.clone()));
+            let concerned = |w: &WorkloadView| {
+                all || targets
+                    .iter()
+                    .any(|t| applies(t, &PolicyDestination::workload(&w.namespace, &w.labels)))
+            };
+            for workload in self
+                .workloads
+                .values()
+                .filter(|w| w.source.tenant() == Some(tenant) && concerned(w))
+            {
+                touched
+                    .members
+                    .extend(workload.serves.iter().map(|(service, ..)| service.clone()));
             }
         }
     }
@@ -93,17 +125,23 @@ impl SnapshotBuilder {
 
     pub(super) fn upsert_bundle(&mut self, bundle: &TrustBundle) {
         if bundle.federated {
-            Arc::make_mut(&mut self.tenant(&bundle.tenant).federated).insert(bundle.trust_domain.clone());
+            Arc::make_mut(&mut self.tenant(&bundle.tenant).federated)
+                .insert(bundle.trust_domain.clone());
         } else {
             self.remove_bundle(&format!("{}/{}", bundle.tenant, bundle.trust_domain));
         }
     }
 
     pub(super) fn remove_bundle(&mut self, name: &str) {
-        let Some((tenant, domain)) = name.split_once('/') else { return };
+        let Some((tenant, domain)) = name.split_once('/') else {
+            return;
+        };
         // Bundles of Canal's own components belong to no tenant.
         if let (Ok(tenant), Ok(domain)) = (TenantName::new(tenant), TrustDomain::new(domain))
-            && self.tenants.get(&tenant).is_some_and(|view| view.federated.contains(&domain))
+            && self
+                .tenants
+                .get(&tenant)
+                .is_some_and(|view| view.federated.contains(&domain))
         {
             Arc::make_mut(&mut self.tenant(&tenant).federated).remove(&domain);
             self.touch_policies(&tenant, []);
@@ -111,14 +149,25 @@ impl SnapshotBuilder {
     }
 
     pub(super) fn bundle_names(&self) -> impl Iterator<Item = (ResourceKind, String)> {
-        self.tenants.values().flat_map(|t| t.federated.iter().map(|domain| (ResourceKind::Bundle, format!("{}/{domain}", t.name))))
+        self.tenants.values().flat_map(|t| {
+            t.federated
+                .iter()
+                .map(|domain| (ResourceKind::Bundle, format!("{}/{domain}", t.name)))
+        })
     }
 
     /// Returns the stored policies by kind and name.
     pub(super) fn policy_names(&self) -> impl Iterator<Item = (ResourceKind, String)> {
-        const KINDS: [ResourceKind; 3] = [ResourceKind::Authorization, ResourceKind::Authentication, ResourceKind::Authorizer];
+        const KINDS: [ResourceKind; 3] = [
+            ResourceKind::Authorization,
+            ResourceKind::Authentication,
+            ResourceKind::Authorizer,
+        ];
         self.policies.values().flat_map(|policies| {
-            KINDS.into_iter().zip(policies.names()).flat_map(|(kind, names)| names.into_iter().map(move |name| (kind, name)))
+            KINDS
+                .into_iter()
+                .zip(policies.names())
+                .flat_map(|(kind, names)| names.into_iter().map(move |name| (kind, name)))
         })
     }
 }

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use canal_model::ids::{Generation, ServiceKey};
-use canal_model::program::{HttpMatch, Labels, PathMatch, Resource, ResourceKind, RouteRule, TextMatch};
+use canal_model::program::{
+    HttpMatch, Labels, PathMatch, Resource, ResourceKind, RouteRule, TextMatch,
+};
 use canal_model::route_table::RouteTable;
 
 use super::SnapshotBuilder;
@@ -24,10 +26,17 @@ impl CompileJob {
     pub(crate) fn regexes(&self) -> usize {
         let of_match = |http: &HttpMatch| {
             let values = http.headers.iter().chain(&http.query);
-            let in_values = values.filter(|value| matches!(value.value, TextMatch::Regex(_))).count();
+            let in_values = values
+                .filter(|value| matches!(value.value, TextMatch::Regex(_)))
+                .count();
             in_values + usize::from(matches!(http.path, PathMatch::Regex(_)))
         };
-        self.table.rules().iter().flat_map(|rule| &rule.matches).map(of_match).sum()
+        self.table
+            .rules()
+            .iter()
+            .flat_map(|rule| &rule.matches)
+            .map(of_match)
+            .sum()
     }
 
     pub(crate) fn service(&self) -> &ServiceKey {
@@ -54,12 +63,19 @@ impl SnapshotBuilder {
             return;
         }
         // An equal rule is kept, so that its service is not compiled again.
-        if self.state(&rule.parent).routes.get(&name).is_some_and(|held| **held == *rule) {
+        if self
+            .state(&rule.parent)
+            .routes
+            .get(&name)
+            .is_some_and(|held| **held == *rule)
+        {
             return;
         }
         self.remove_route(&name);
         self.route_parents.insert(name.clone(), rule.parent.clone());
-        self.state(&rule.parent).routes.insert(name, Arc::new(rule.clone()));
+        self.state(&rule.parent)
+            .routes
+            .insert(name, Arc::new(rule.clone()));
         self.touched.views.insert(rule.parent.clone());
     }
 
@@ -71,21 +87,41 @@ impl SnapshotBuilder {
     }
 
     /// Returns what must be compiled before a change of one tenant is applied: one job for each service whose rules are others after it.
-    pub(crate) fn compile_jobs(&self, upserts: &[Arc<Resource>], removals: &[(ResourceKind, String)]) -> Vec<CompileJob> {
+    pub(crate) fn compile_jobs(
+        &self,
+        upserts: &[Arc<Resource>],
+        removals: &[(ResourceKind, String)],
+    ) -> Vec<CompileJob> {
         let mut services = BTreeSet::new();
         let mut rules: BTreeMap<ServiceKey, BTreeMap<String, Arc<RouteRule>>> = BTreeMap::new();
-        let held = |service: &ServiceKey| self.services.get(service).map(|state| state.routes.clone()).unwrap_or_default();
-        let taken = removals.iter().filter(|(kind, _)| *kind == ResourceKind::Route).map(|(_, name)| name.clone());
-        let moved = upserts.iter().filter(|resource| resource.kind() == ResourceKind::Route).map(|resource| resource.name());
+        let held = |service: &ServiceKey| {
+            self.services
+                .get(service)
+                .map(|state| state.routes.clone())
+                .unwrap_or_default()
+        };
+        let taken = removals
+            .iter()
+            .filter(|(kind, _)| *kind == ResourceKind::Route)
+            .map(|(_, name)| name.clone());
+        let moved = upserts
+            .iter()
+            .filter(|resource| resource.kind() == ResourceKind::Route)
+            .map(|resource| resource.name());
         for name in taken.chain(moved) {
             if let Some(parent) = self.route_parents.get(&name) {
-                rules.entry(parent.clone()).or_insert_with(|| held(parent)).remove(&name);
+                rules
+                    .entry(parent.clone())
+                    .or_insert_with(|| held(parent))
+                    .remove(&name);
             }
         }
         for resource in upserts {
             match &**resource {
                 Resource::Route(rule) if rule.key.tenant == rule.parent.tenant => {
-                    let of_service = rules.entry(rule.parent.clone()).or_insert_with(|| held(&rule.parent));
+                    let of_service = rules
+                        .entry(rule.parent.clone())
+                        .or_insert_with(|| held(&rule.parent));
                     of_service.insert(resource.name(), Arc::new(rule.clone()));
                 }
                 // Rules may have arrived before their service, and are compiled with it.
@@ -94,20 +130,35 @@ impl SnapshotBuilder {
             }
         }
         for service in &services {
-            rules.entry(service.clone()).or_insert_with(|| held(service));
+            rules
+                .entry(service.clone())
+                .or_insert_with(|| held(service));
         }
         let jobs = rules.into_iter().filter(|(service, rules)| {
-            let is_known = services.contains(service) || self.services.get(service).is_some_and(|state| state.service.is_some());
+            let is_known = services.contains(service)
+                || self
+                    .services
+                    .get(service)
+                    .is_some_and(|state| state.service.is_some());
             is_known && !rules.is_empty()
         });
-        let jobs = jobs.map(|(service, rules)| CompileJob { service, table: RouteTable::new(rules.into_values().collect()) });
+        let jobs = jobs.map(|(service, rules)| CompileJob {
+            service,
+            table: RouteTable::new(rules.into_values().collect()),
+        });
         jobs.filter(|job| !self.is_compiled(job)).collect()
     }
 
     /// Withholds a service until [`SnapshotBuilder::release`] if it came with this generation and has no routes yet.
     pub(crate) fn withhold_new(&mut self, key: &ServiceKey, generation: Generation) {
-        let state = self.services.get(key).filter(|state| state.since == generation);
-        if state.and_then(|state| state.view.as_ref()).is_some_and(|view| view.routes.is_none()) {
+        let state = self
+            .services
+            .get(key)
+            .filter(|state| state.since == generation);
+        if state
+            .and_then(|state| state.view.as_ref())
+            .is_some_and(|view| view.routes.is_none())
+        {
             self.withheld.insert(key.clone());
             self.touched.views.insert(key.clone());
         }
@@ -115,31 +166,50 @@ impl SnapshotBuilder {
 
     /// Releases withheld services with the next change.
     pub(crate) fn release(&mut self, is_wanted: impl Fn(&ServiceKey) -> bool) {
-        self.touched.views.extend(self.withheld.extract_if(|service| is_wanted(service)));
+        self.touched
+            .views
+            .extend(self.withheld.extract_if(|service| is_wanted(service)));
     }
 
     /// Returns whether the routes in use were compiled from the rules of a job.
     fn is_compiled(&self, job: &CompileJob) -> bool {
-        let view = self.services.get(&job.service).and_then(|state| state.view.as_ref());
-        view.and_then(|view| view.routes.as_ref()).is_some_and(|routes| routes.is_of(job.table.rules()))
+        let view = self
+            .services
+            .get(&job.service)
+            .and_then(|state| state.view.as_ref());
+        view.and_then(|view| view.routes.as_ref())
+            .is_some_and(|routes| routes.is_of(job.table.rules()))
     }
 
     /// Returns the routes of a service: those of its earlier view if its rules are the same, those that were compiled in advance, or newly
     /// compiled ones.
-    pub(super) fn routes_of(&mut self, key: &ServiceKey, before: Option<&ServiceView>) -> Option<Arc<ServiceRoutes>> {
+    pub(super) fn routes_of(
+        &mut self,
+        key: &ServiceKey,
+        before: Option<&ServiceView>,
+    ) -> Option<Arc<ServiceRoutes>> {
         let rules: Vec<Arc<RouteRule>> = self.state(key).routes.values().cloned().collect();
         if rules.is_empty() {
             self.faults.remove(key);
             return None;
         }
         let table = RouteTable::new(rules);
-        if let Some(routes) = before.and_then(|view| view.routes.as_ref()).filter(|routes| routes.is_of(table.rules())) {
+        if let Some(routes) = before
+            .and_then(|view| view.routes.as_ref())
+            .filter(|routes| routes.is_of(table.rules()))
+        {
             return Some(routes.clone());
         }
-        let ready = self.compiled.remove(key).filter(|compiled| compiled.is_of(table.rules()));
+        let ready = self
+            .compiled
+            .remove(key)
+            .filter(|compiled| compiled.is_of(table.rules()));
         let compiled = ready.unwrap_or_else(|| CompiledRoutes::compile(key.clone(), table));
         self.faults.insert(key.clone(), compiled.faults());
-        Some(Arc::new(ServiceRoutes::resolve(compiled, &mut EndpointSetResolver(self))))
+        Some(Arc::new(ServiceRoutes::resolve(
+            compiled,
+            &mut EndpointSetResolver(self),
+        )))
     }
 }
 

@@ -52,13 +52,17 @@ fn names(hostname: &str, key: &ServiceKey) -> Vec<String> {
 }
 
 impl TerminationInputs {
-    fn terminator(&self, keyring: &ClientIdentityFactory, certificates: Option<&ServiceCertificateFn>) -> Option<Terminator> {
+    fn terminator(
+        &self,
+        keyring: &ClientIdentityFactory,
+        certificates: Option<&ServiceCertificateFn>,
+    ) -> Option<Terminator> {
         let service = &self.termination.service;
         let trust_domain = self.trust_domain.clone()?;
         let trust = keyring.trust().view(&service.tenant);
         let requester = keyring.requester();
-        let by_mesh_elsewhere =
-            self.termination.certificate == TerminationCertificate::Mesh && self.keys.location == KeyLocation::KeyServer;
+        let by_mesh_elsewhere = self.termination.certificate == TerminationCertificate::Mesh
+            && self.keys.location == KeyLocation::KeyServer;
         let terms = TerminationTerms {
             tenant: service.tenant.clone(),
             trust_domain: trust_domain.clone(),
@@ -68,15 +72,25 @@ impl TerminationInputs {
         };
         match &self.termination.certificate {
             TerminationCertificate::KeyServer(_) => {
-                let signed = RemoteKey::by_tenant(requester?, self.server.as_ref()?, KeyName::File(service.clone()));
+                let signed = RemoteKey::by_tenant(
+                    requester?,
+                    self.server.as_ref()?,
+                    KeyName::File(service.clone()),
+                );
                 Some(Terminator::signed(terms, signed, trust))
             }
             TerminationCertificate::Mesh if by_mesh_elsewhere => {
-                let signed = |requester: &KeyClient| RemoteKey::by_provider(requester, KeyName::Service(service.clone()));
+                let signed = |requester: &KeyClient| {
+                    RemoteKey::by_provider(requester, KeyName::Service(service.clone()))
+                };
                 Some(Terminator::signed(terms, signed(requester?), trust))
             }
             TerminationCertificate::Mesh => {
-                let credential = certificates?(&gateway_identity(trust_domain), service, self.keys.algorithm);
+                let credential = certificates?(
+                    &gateway_identity(trust_domain),
+                    service,
+                    self.keys.algorithm,
+                );
                 Some(Terminator::new(terms, credential, trust))
             }
         }
@@ -86,11 +100,16 @@ impl TerminationInputs {
 impl SnapshotBuilder {
     pub(super) fn upsert_termination(&mut self, termination: &Termination) {
         self.touched.views.insert(termination.service.clone());
-        self.terminations.insert((termination.service.clone(), termination.port), termination.clone());
+        self.terminations.insert(
+            (termination.service.clone(), termination.port),
+            termination.clone(),
+        );
     }
 
     pub(super) fn remove_termination(&mut self, name: &str) {
-        let Some((service, port)) = name.rsplit_once(':') else { return };
+        let Some((service, port)) = name.rsplit_once(':') else {
+            return;
+        };
         if let (Ok(service), Ok(port)) = (service.parse::<ServiceKey>(), port.parse()) {
             self.terminations.remove(&(service.clone(), port));
             self.touched.views.insert(service);
@@ -98,7 +117,8 @@ impl SnapshotBuilder {
     }
 
     pub(super) fn upsert_key_server(&mut self, server: &KeyServer) {
-        self.key_servers.insert(format!("{}/{}", server.tenant, server.name), server.clone());
+        self.key_servers
+            .insert(format!("{}/{}", server.tenant, server.name), server.clone());
         self.touch_terminations(&server.tenant);
     }
 
@@ -110,19 +130,32 @@ impl SnapshotBuilder {
 
     /// Marks all terminations of a tenant as changed.
     pub(super) fn touch_terminations(&mut self, tenant: &TenantName) {
-        let of_tenant = self.terminations.keys().filter(|(service, _)| service.tenant == *tenant);
-        self.touched.views.extend(of_tenant.map(|(service, _)| service.clone()));
+        let of_tenant = self
+            .terminations
+            .keys()
+            .filter(|(service, _)| service.tenant == *tenant);
+        self.touched
+            .views
+            .extend(of_tenant.map(|(service, _)| service.clone()));
     }
 
     /// Returns the TLS termination of a port, if it has one.
-    pub(super) fn termination(&mut self, key: &ServiceKey, port: &ServicePort, hostname: &str) -> Option<Arc<TerminationView>> {
+    pub(super) fn termination(
+        &mut self,
+        key: &ServiceKey,
+        port: &ServicePort,
+        hostname: &str,
+    ) -> Option<Arc<TerminationView>> {
         let at = (key.clone(), port.port);
         let Some(termination) = self.terminations.get(&at).cloned() else {
             self.terminated.remove(&at);
             return None;
         };
         let server = match &termination.certificate {
-            TerminationCertificate::KeyServer(name) => self.key_servers.get(&format!("{}/{name}", key.tenant)).cloned(),
+            TerminationCertificate::KeyServer(name) => self
+                .key_servers
+                .get(&format!("{}/{name}", key.tenant))
+                .cloned(),
             TerminationCertificate::Mesh => None,
         };
         let tenant = self.tenants.get(&key.tenant);
@@ -139,18 +172,39 @@ impl SnapshotBuilder {
             return Some(made.view.clone());
         }
         let broken = parts.termination.broken.is_some();
-        let terminator =
-            self.keyring.as_ref().filter(|_| !broken).and_then(|keyring| parts.terminator(keyring, self.certificates.as_ref()));
+        let terminator = self
+            .keyring
+            .as_ref()
+            .filter(|_| !broken)
+            .and_then(|keyring| parts.terminator(keyring, self.certificates.as_ref()));
         let own = parts.termination.certificate == TerminationCertificate::Mesh;
         let known = own.then(|| names(hostname, key));
-        let view = Arc::new(TerminationView::new(terminator, parts.termination.required, broken, known));
-        self.terminated.insert(at, BuiltTermination { parts, view: view.clone() });
+        let view = Arc::new(TerminationView::new(
+            terminator,
+            parts.termination.required,
+            broken,
+            known,
+        ));
+        self.terminated.insert(
+            at,
+            BuiltTermination {
+                parts,
+                view: view.clone(),
+            },
+        );
         Some(view)
     }
 
     /// Returns the stored terminations and key servers by kind and name.
     pub(super) fn termination_names(&self) -> impl Iterator<Item = (ResourceKind, String)> {
-        let terminations = self.terminations.keys().map(|(service, port)| (ResourceKind::Termination, format!("{service}:{port}")));
-        terminations.chain(self.key_servers.keys().map(|name| (ResourceKind::KeyServer, name.clone())))
+        let terminations = self
+            .terminations
+            .keys()
+            .map(|(service, port)| (ResourceKind::Termination, format!("{service}:{port}")));
+        terminations.chain(
+            self.key_servers
+                .keys()
+                .map(|name| (ResourceKind::KeyServer, name.clone())),
+        )
     }
 }

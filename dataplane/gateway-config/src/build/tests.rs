@@ -9,44 +9,116 @@ use canal_model::program::*;
 fn a_pod_of_both_families_is_reached_in_the_clients_and_another_in_its_own() {
     let mut builder = SnapshotBuilder::new("gw", None, None);
     let with = |name: &str, n: u8, addresses: &[&str]| {
-        let Resource::Workload(mut pod) = workload(name, n, "s").as_ref().clone() else { panic!("not a workload") };
+        let Resource::Workload(mut pod) = workload(name, n, "s").as_ref().clone() else {
+            panic!("not a workload")
+        };
         pod.addresses = addresses.iter().map(|a| a.parse().unwrap()).collect();
         Arc::new(Resource::Workload(pod))
     };
-    let all = [service("s", &[80]), with("w-0", 0, &["10.0.0.1", "10.0.0.2", "fd00::1"]), with("w-1", 1, &["10.0.0.3"])];
+    let all = [
+        service("s", &[80]),
+        with("w-0", 0, &["10.0.0.1", "10.0.0.2", "fd00::1"]),
+        with("w-1", 1, &["10.0.0.3"]),
+    ];
     let snapshot = builder.apply(&all, &[], Generation(1));
-    let slot = snapshot.tenant("t").unwrap().service(&key("s")).unwrap().port(80).unwrap().slot;
+    let slot = snapshot
+        .tenant("t")
+        .unwrap()
+        .service(&key("s"))
+        .unwrap()
+        .port(80)
+        .unwrap()
+        .slot;
     let reached = |client: &str| {
         let endpoints = snapshot.set(slot).unwrap().endpoints.iter();
-        endpoints.map(|e| e.address_towards(client.parse().unwrap()).ip().to_string()).collect::<std::collections::BTreeSet<_>>()
+        endpoints
+            .map(|e| e.address_towards(client.parse().unwrap()).ip().to_string())
+            .collect::<std::collections::BTreeSet<_>>()
     };
-    assert_eq!(reached("10.1.0.9"), ["10.0.0.1", "10.0.0.3"].map(String::from).into());
-    assert_eq!(reached("fd00::9"), ["fd00::1", "10.0.0.3"].map(String::from).into());
-    assert_eq!(reached("::ffff:10.1.0.9"), ["10.0.0.1", "10.0.0.3"].map(String::from).into(), "IPv4 in IPv6 form is IPv4");
+    assert_eq!(
+        reached("10.1.0.9"),
+        ["10.0.0.1", "10.0.0.3"].map(String::from).into()
+    );
+    assert_eq!(
+        reached("fd00::9"),
+        ["fd00::1", "10.0.0.3"].map(String::from).into()
+    );
+    assert_eq!(
+        reached("::ffff:10.1.0.9"),
+        ["10.0.0.1", "10.0.0.3"].map(String::from).into(),
+        "IPv4 in IPv6 form is IPv4"
+    );
 }
 
 #[test]
 fn a_trust_domain_is_found_by_its_name_as_tenants_come_change_and_go() {
     let named = |name: &str, domain: &str| {
-        let Resource::Tenant(tenant) = &*tenant() else { panic!("a tenant") };
+        let Resource::Tenant(tenant) = &*tenant() else {
+            panic!("a tenant")
+        };
         let (name, trust_domain) = (name.parse().unwrap(), domain.parse().unwrap());
-        Arc::new(Resource::Tenant(Tenant { name, trust_domain, ..tenant.clone() }))
+        Arc::new(Resource::Tenant(Tenant {
+            name,
+            trust_domain,
+            ..tenant.clone()
+        }))
     };
     let mut builder = SnapshotBuilder::new("gw", None, None);
-    let owner = |snapshot: &Snapshot, domain: &str| snapshot.tenant_of(&domain.parse().unwrap()).map(|t| t.name.to_string());
-    let first = builder.apply(&[named("a", "a.example"), named("b", "b.example")], &[], Generation(1));
-    assert_eq!((owner(&first, "a.example").as_deref(), owner(&first, "b.example").as_deref()), (Some("a"), Some("b")));
+    let owner = |snapshot: &Snapshot, domain: &str| {
+        snapshot
+            .tenant_of(&domain.parse().unwrap())
+            .map(|t| t.name.to_string())
+    };
+    let first = builder.apply(
+        &[named("a", "a.example"), named("b", "b.example")],
+        &[],
+        Generation(1),
+    );
+    assert_eq!(
+        (
+            owner(&first, "a.example").as_deref(),
+            owner(&first, "b.example").as_deref()
+        ),
+        (Some("a"), Some("b"))
+    );
     // The two tenants swap their trust domains in one step.
-    let second = builder.apply(&[named("a", "b.example"), named("b", "a.example")], &[], Generation(2));
-    assert_eq!((owner(&second, "a.example").as_deref(), owner(&second, "b.example").as_deref()), (Some("b"), Some("a")));
-    let third = builder.apply(&[named("a", "c.example")], &[(ResourceKind::Tenant, "b".into())], Generation(3));
-    assert_eq!([owner(&third, "a.example"), owner(&third, "b.example")], [None, None]);
+    let second = builder.apply(
+        &[named("a", "b.example"), named("b", "a.example")],
+        &[],
+        Generation(2),
+    );
+    assert_eq!(
+        (
+            owner(&second, "a.example").as_deref(),
+            owner(&second, "b.example").as_deref()
+        ),
+        (Some("b"), Some("a"))
+    );
+    let third = builder.apply(
+        &[named("a", "c.example")],
+        &[(ResourceKind::Tenant, "b".into())],
+        Generation(3),
+    );
+    assert_eq!(
+        [owner(&third, "a.example"), owner(&third, "b.example")],
+        [None, None]
+    );
     assert_eq!(owner(&third, "c.example").as_deref(), Some("a"));
 }
 
 fn rule(name: &str, of: &str, to: &str, subset: &str) -> Arc<Resource> {
-    let precedence = Precedence { class: 0, specificity: [0; 5], created: 0, object: String::new(), place: [0, 0] };
-    let subset = if subset.is_empty() { Labels::new() } else { [("version".to_string(), subset.to_string())].into() };
+    let precedence = Precedence {
+        class: 0,
+        specificity: [0; 5],
+        created: 0,
+        object: String::new(),
+        place: [0, 0],
+    };
+    let subset = if subset.is_empty() {
+        Labels::new()
+    } else {
+        [("version".to_string(), subset.to_string())].into()
+    };
     Arc::new(Resource::Route(RouteRule {
         key: RouteKey {
             tenant: "t".parse().unwrap(),
@@ -58,8 +130,21 @@ fn rule(name: &str, of: &str, to: &str, subset: &str) -> Arc<Resource> {
         parent: key(of),
         parent_port: Some(80),
         hosts: vec![],
-        matches: vec![HttpMatch { precedence, path: PathMatch::StringPrefix("/".into()), method: None, headers: vec![], query: vec![] }],
-        action: RouteAction::Split(vec![Backend { weight: 1, target: BackendTarget::Service { service: key(to), port: 80, subset } }]),
+        matches: vec![HttpMatch {
+            precedence,
+            path: PathMatch::StringPrefix("/".into()),
+            method: None,
+            headers: vec![],
+            query: vec![],
+        }],
+        action: RouteAction::Split(vec![Backend {
+            weight: 1,
+            target: BackendTarget::Service {
+                service: key(to),
+                port: 80,
+                subset,
+            },
+        }]),
     }))
 }
 
@@ -70,9 +155,20 @@ fn told(snapshot: &Snapshot) -> String {
         for s in tenant.services() {
             for p in s.ports.iter() {
                 let set = snapshot.set(p.slot).unwrap();
-                let endpoints: Vec<_> =
-                    set.endpoints.iter().map(|e| format!("{}@{} as {:?}", e.workload.uid, e.address, e.workload.identity)).collect();
-                lines.push(format!("{}:{} routed={} {endpoints:?}", s.names.key, p.port, p.routed));
+                let endpoints: Vec<_> = set
+                    .endpoints
+                    .iter()
+                    .map(|e| {
+                        format!(
+                            "{}@{} as {:?}",
+                            e.workload.uid, e.address, e.workload.identity
+                        )
+                    })
+                    .collect();
+                lines.push(format!(
+                    "{}:{} routed={} {endpoints:?}",
+                    s.names.key, p.port, p.routed
+                ));
             }
         }
     }
@@ -82,11 +178,23 @@ fn told(snapshot: &Snapshot) -> String {
 
 #[test]
 fn the_order_of_arrival_does_not_matter() {
-    let all =
-        [tenant(), service("a", &[80, 81]), service("b", &[80]), workload("a-0", 1, "a"), workload("b-0", 2, "b"), rule("r", "a", "b", "")];
+    let all = [
+        tenant(),
+        service("a", &[80, 81]),
+        service("b", &[80]),
+        workload("a-0", 1, "a"),
+        workload("b-0", 2, "b"),
+        rule("r", "a", "b", ""),
+    ];
     let at_once = told(&SnapshotBuilder::new("gw", None, None).apply(&all, &[], Generation(1)));
-    assert!(at_once.contains("t/ns/a:80 routed=true") && at_once.contains("t/ns/a:81 routed=false"), "{at_once}");
-    assert!(at_once.contains("spiffe://t.example/ns/ns/sa/sa"), "{at_once}");
+    assert!(
+        at_once.contains("t/ns/a:80 routed=true") && at_once.contains("t/ns/a:81 routed=false"),
+        "{at_once}"
+    );
+    assert!(
+        at_once.contains("spiffe://t.example/ns/ns/sa/sa"),
+        "{at_once}"
+    );
     let mut backwards = SnapshotBuilder::new("gw", None, None);
     let mut last = None;
     for resource in all.iter().rev() {
@@ -98,34 +206,87 @@ fn the_order_of_arrival_does_not_matter() {
 #[test]
 fn a_change_rebuilds_its_service_and_shares_the_rest() {
     let mut builder = SnapshotBuilder::new("gw", None, None);
-    let first =
-        builder.apply(&[service("a", &[80]), service("b", &[80]), workload("a-0", 1, "a"), workload("b-0", 2, "b")], &[], Generation(1));
+    let first = builder.apply(
+        &[
+            service("a", &[80]),
+            service("b", &[80]),
+            workload("a-0", 1, "a"),
+            workload("b-0", 2, "b"),
+        ],
+        &[],
+        Generation(1),
+    );
     let second = builder.apply(&[workload("a-1", 3, "a")], &[], Generation(2));
     let set = |snapshot: &Snapshot, name: &str| {
-        let slot = snapshot.tenant("t").unwrap().service(&key(name)).unwrap().port(80).unwrap().slot;
+        let slot = snapshot
+            .tenant("t")
+            .unwrap()
+            .service(&key(name))
+            .unwrap()
+            .port(80)
+            .unwrap()
+            .slot;
         snapshot.set(slot).unwrap().clone()
     };
     assert!(Arc::ptr_eq(&set(&first, "b"), &set(&second, "b")));
-    assert_eq!((set(&first, "a").endpoints.len(), set(&second, "a").endpoints.len()), (1, 2));
-    assert_eq!(set(&first, "a").endpoints[0].id, set(&second, "a").endpoints[0].id, "an endpoint keeps its number");
-    let view = |snapshot: &Snapshot, name: &str| snapshot.tenant("t").unwrap().service(&key(name)).unwrap().clone();
-    assert!(Arc::ptr_eq(&view(&first, "a"), &view(&second, "a")), "endpoints are not part of the view");
+    assert_eq!(
+        (
+            set(&first, "a").endpoints.len(),
+            set(&second, "a").endpoints.len()
+        ),
+        (1, 2)
+    );
+    assert_eq!(
+        set(&first, "a").endpoints[0].id,
+        set(&second, "a").endpoints[0].id,
+        "an endpoint keeps its number"
+    );
+    let view = |snapshot: &Snapshot, name: &str| {
+        snapshot
+            .tenant("t")
+            .unwrap()
+            .service(&key(name))
+            .unwrap()
+            .clone()
+    };
+    assert!(
+        Arc::ptr_eq(&view(&first, "a"), &view(&second, "a")),
+        "endpoints are not part of the view"
+    );
     assert_eq!((second.generation, second.sequence), (Generation(2), 2));
 }
 
 #[test]
 fn a_removal_uncovers_the_hidden_resource() {
     let mut builder = SnapshotBuilder::new("gw", None, None);
-    let both = [service("a", &[80]), workload("a-0", 1, "a"), rule("r", "a", "a", "a-0")];
+    let both = [
+        service("a", &[80]),
+        workload("a-0", 1, "a"),
+        rule("r", "a", "a", "a-0"),
+    ];
     let with = builder.apply(&both, &[], Generation(1));
     let a = |snapshot: &Snapshot| snapshot.tenant("t").unwrap().service(&key("a")).cloned();
     assert!(a(&with).unwrap().routes.is_some());
-    let without = builder.apply(&[], &[(ResourceKind::Route, "t/HTTPRoute/ns/r/0".into())], Generation(2));
+    let without = builder.apply(
+        &[],
+        &[(ResourceKind::Route, "t/HTTPRoute/ns/r/0".into())],
+        Generation(2),
+    );
     assert!(a(&without).unwrap().routes.is_none());
-    let empty = builder.apply(&[], &[(ResourceKind::Service, "t/ns/a".into()), (ResourceKind::Workload, "t/ns/a-0".into())], Generation(3));
+    let empty = builder.apply(
+        &[],
+        &[
+            (ResourceKind::Service, "t/ns/a".into()),
+            (ResourceKind::Workload, "t/ns/a-0".into()),
+        ],
+        Generation(3),
+    );
     let tenant = empty.tenant("t").unwrap();
     assert!(a(&empty).is_none() && tenant.service_at("10.96.0.97".parse().unwrap()).is_none());
-    assert!(tenant.workload_at("10.1.0.1".parse().unwrap()).is_none() && tenant.service_named("a.ns").is_none());
+    assert!(
+        tenant.workload_at("10.1.0.1".parse().unwrap()).is_none()
+            && tenant.service_named("a.ns").is_none()
+    );
     let back = builder.apply(&both, &[], Generation(4));
     assert_eq!(told(&back), told(&with));
     assert_eq!(builder.snapshot.sets.len(), 2, "slots are found again");
@@ -135,16 +296,29 @@ fn a_removal_uncovers_the_hidden_resource() {
 fn a_whole_state_removes_what_it_does_not_hold() {
     let mut builder = SnapshotBuilder::new("gw", None, None);
     builder.apply(
-        &[tenant(), service("a", &[80]), service("b", &[80]), workload("b-0", 1, "b"), rule("r", "a", "b", "")],
+        &[
+            tenant(),
+            service("a", &[80]),
+            service("b", &[80]),
+            workload("b-0", 1, "b"),
+            rule("r", "a", "b", ""),
+        ],
         &[],
         Generation(1),
     );
     let mut gone: Vec<_> = builder.names_beside(&[tenant(), service("a", &[80])]);
     gone.sort();
-    let names: Vec<_> = gone.iter().map(|(kind, name)| (*kind, name.as_str())).collect();
+    let names: Vec<_> = gone
+        .iter()
+        .map(|(kind, name)| (*kind, name.as_str()))
+        .collect();
     assert_eq!(
         names,
-        [(ResourceKind::Service, "t/ns/b"), (ResourceKind::Workload, "t/ns/b-0"), (ResourceKind::Route, "t/HTTPRoute/ns/r/0")]
+        [
+            (ResourceKind::Service, "t/ns/b"),
+            (ResourceKind::Workload, "t/ns/b-0"),
+            (ResourceKind::Route, "t/HTTPRoute/ns/r/0")
+        ]
     );
 }
 
@@ -160,8 +334,23 @@ fn only_this_replicas_addresses_are_listeners() {
         }))
     };
     let mut builder = SnapshotBuilder::new("gw", None, None);
-    let snapshot = builder.apply(&[tenant(), gateway("gw", "10.0.0.1"), gateway("other", "10.0.0.2")], &[], Generation(1));
-    assert_eq!(snapshot.tenant_at("10.0.0.1".parse().unwrap()).unwrap().name.as_str(), "t");
+    let snapshot = builder.apply(
+        &[
+            tenant(),
+            gateway("gw", "10.0.0.1"),
+            gateway("other", "10.0.0.2"),
+        ],
+        &[],
+        Generation(1),
+    );
+    assert_eq!(
+        snapshot
+            .tenant_at("10.0.0.1".parse().unwrap())
+            .unwrap()
+            .name
+            .as_str(),
+        "t"
+    );
     assert!(snapshot.tenant_at("10.0.0.2".parse().unwrap()).is_none());
 }
 
@@ -169,19 +358,35 @@ fn only_this_replicas_addresses_are_listeners() {
 fn ten_thousand_services_load_fast_and_a_change_is_small() {
     let mut builder = SnapshotBuilder::new("gw", None, None);
     let all: Vec<_> = (0..10_000)
-        .flat_map(|n| [service(&format!("s{n}"), &[80]), rule(&format!("r{n}"), &format!("s{n}"), &format!("s{n}"), "")])
+        .flat_map(|n| {
+            [
+                service(&format!("s{n}"), &[80]),
+                rule(&format!("r{n}"), &format!("s{n}"), &format!("s{n}"), ""),
+            ]
+        })
         .collect();
     let start = std::time::Instant::now();
     builder.apply(&all, &[], Generation(1));
     let load = start.elapsed();
     let start = std::time::Instant::now();
     for n in 0..100 {
-        builder.apply(&[rule("r7", "s7", &format!("s{n}"), "")], &[], Generation(2));
+        builder.apply(
+            &[rule("r7", "s7", &format!("s{n}"), "")],
+            &[],
+            Generation(2),
+        );
     }
     let change = start.elapsed() / 100;
     // The bounds are generous, because this runs unoptimized on a shared machine. A change must not cost as much as a load.
-    canal_timing::judge_time("time to apply one change to 10,000 services", change, std::time::Duration::from_millis(20));
-    canal_timing::timed!(change < load / 50, "a change costs less than a fiftieth of a load");
+    canal_timing::judge_time(
+        "time to apply one change to 10,000 services",
+        change,
+        std::time::Duration::from_millis(20),
+    );
+    canal_timing::timed!(
+        change < load / 50,
+        "a change costs less than a fiftieth of a load"
+    );
 }
 
 #[test]
@@ -209,38 +414,93 @@ fn a_service_is_reachable_while_any_resource_has_its_number() {
         found.map(|(tenant, key)| (tenant.name.to_string(), key.name.to_string()))
     };
     let found = Some(("t".to_string(), "s".to_string()));
-    let first = builder.apply(&[tenant(), numbered(7, "s"), address("az1", "10.9.0.1"), address("az2", "10.9.0.2")], &[], Generation(1));
-    let of = |snapshot: &Snapshot, ip: &str| snapshot.tenant("t").unwrap().gateway_of(ip.parse().unwrap()).cloned();
-    assert_eq!((inside(&first, 7), of(&first, "10.9.0.2")), (found.clone(), Some(key("s"))));
+    let first = builder.apply(
+        &[
+            tenant(),
+            numbered(7, "s"),
+            address("az1", "10.9.0.1"),
+            address("az2", "10.9.0.2"),
+        ],
+        &[],
+        Generation(1),
+    );
+    let of = |snapshot: &Snapshot, ip: &str| {
+        snapshot
+            .tenant("t")
+            .unwrap()
+            .gateway_of(ip.parse().unwrap())
+            .cloned()
+    };
+    assert_eq!(
+        (inside(&first, 7), of(&first, "10.9.0.2")),
+        (found.clone(), Some(key("s")))
+    );
     let gone = |kind, name: &str| vec![(kind, name.to_string())];
     let second = builder.apply(&[], &gone(ResourceKind::Service, "t/ns/s"), Generation(2));
     assert_eq!(inside(&second, 7), found, "its addresses say it still");
-    let third = builder.apply(&[], &gone(ResourceKind::Address, "t/ns/s@az2"), Generation(3));
-    assert_eq!((inside(&third, 7), of(&third, "10.9.0.2")), (found.clone(), None));
-    let fourth = builder.apply(&[], &gone(ResourceKind::Address, "t/ns/s@az1"), Generation(4));
+    let third = builder.apply(
+        &[],
+        &gone(ResourceKind::Address, "t/ns/s@az2"),
+        Generation(3),
+    );
+    assert_eq!(
+        (inside(&third, 7), of(&third, "10.9.0.2")),
+        (found.clone(), None)
+    );
+    let fourth = builder.apply(
+        &[],
+        &gone(ResourceKind::Address, "t/ns/s@az1"),
+        Generation(4),
+    );
     assert_eq!(inside(&fourth, 7), None);
     let fifth = builder.apply(&[numbered(7, "s")], &[], Generation(5));
     let sixth = builder.apply(&[numbered(8, "s")], &[], Generation(6));
-    assert_eq!((inside(&fifth, 7), inside(&sixth, 7), inside(&sixth, 8)), (found.clone(), None, found));
+    assert_eq!(
+        (inside(&fifth, 7), inside(&sixth, 7), inside(&sixth, 8)),
+        (found.clone(), None, found)
+    );
 }
 
 #[test]
 fn an_endpoint_is_another_one_at_another_address_or_in_another_network() {
     let mut builder = SnapshotBuilder::new("gw", None, None);
     let id = |snapshot: &Snapshot| {
-        let port = snapshot.tenant("t").unwrap().service(&key("s")).unwrap().port(80).unwrap().slot;
+        let port = snapshot
+            .tenant("t")
+            .unwrap()
+            .service(&key("s"))
+            .unwrap()
+            .port(80)
+            .unwrap()
+            .slot;
         snapshot.set(port).unwrap().endpoints[0].id
     };
-    let first = builder.apply(&[tenant(), service("s", &[80]), workload("w", 1, "s")], &[], Generation(1));
+    let first = builder.apply(
+        &[tenant(), service("s", &[80]), workload("w", 1, "s")],
+        &[],
+        Generation(1),
+    );
     let same = builder.apply(&[workload("w", 1, "s")], &[], Generation(2));
     assert_eq!(id(&first), id(&same));
     let moved = builder.apply(&[workload("w", 2, "s")], &[], Generation(3));
-    assert_ne!(id(&moved), id(&same), "connections to the old address lead to whoever has it now");
+    assert_ne!(
+        id(&moved),
+        id(&same),
+        "connections to the old address lead to whoever has it now"
+    );
     let mut elsewhere = (*tenant()).clone();
     if let Resource::Tenant(tenant) = &mut elsewhere {
         tenant.vni = Vni::new(2).unwrap();
     }
     let renumbered = builder.apply(&[Arc::new(elsewhere)], &[], Generation(4));
     assert_ne!(id(&renumbered), id(&moved));
-    assert_eq!(renumbered.tenant("t").unwrap().workload_at("10.1.0.2".parse().unwrap()).unwrap().vni, Some(Vni::new(2).unwrap()));
+    assert_eq!(
+        renumbered
+            .tenant("t")
+            .unwrap()
+            .workload_at("10.1.0.2".parse().unwrap())
+            .unwrap()
+            .vni,
+        Some(Vni::new(2).unwrap())
+    );
 }

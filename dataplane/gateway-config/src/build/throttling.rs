@@ -12,7 +12,11 @@ use super::SnapshotBuilder;
 impl SnapshotBuilder {
     pub(super) fn upsert_throttle(&mut self, name: String, throttle: &Throttle) {
         self.touch_throttled(throttle);
-        let known = self.throttles.remove(&name).map(|(_, enforced)| enforced).unwrap_or_default();
+        let known = self
+            .throttles
+            .remove(&name)
+            .map(|(_, enforced)| enforced)
+            .unwrap_or_default();
         self.throttles.insert(name, (throttle.clone(), known));
     }
 
@@ -37,7 +41,9 @@ impl SnapshotBuilder {
     /// Stores tables and this replica's number. Here they matter only for throttles.
     pub(super) fn upsert_tier(&mut self, resource: &Arc<Resource>) {
         match &**resource {
-            Resource::Replica(replica) if replica.name.as_str() == self.replica => self.number = Some(replica.number),
+            Resource::Replica(replica) if replica.name.as_str() == self.replica => {
+                self.number = Some(replica.number)
+            }
             Resource::Table(_) => {
                 self.tables.insert(resource.name(), resource.clone());
             }
@@ -53,7 +59,10 @@ impl SnapshotBuilder {
 
     /// Returns the throttle of a service.
     pub(super) fn throttle_of(&self, service: &ServiceKey) -> Option<Arc<RequestThrottle>> {
-        self.throttles.get(&service.to_string()).filter(|(t, _)| t.requests.per_second > 0).map(|(_, enforced)| enforced.clone())
+        self.throttles
+            .get(&service.to_string())
+            .filter(|(t, _)| t.requests.per_second > 0)
+            .map(|(_, enforced)| enforced.clone())
     }
 
     /// Sets this replica's part of every throttle, and assigns tenants theirs. Requests in progress see the change immediately.
@@ -63,7 +72,10 @@ impl SnapshotBuilder {
         }
         let names: Vec<_> = self.touched.tenants.iter().cloned().collect();
         for name in names {
-            let throttle = self.throttles.get(name.as_str()).filter(|(t, _)| t.requests.per_second > 0);
+            let throttle = self
+                .throttles
+                .get(name.as_str())
+                .filter(|(t, _)| t.requests.per_second > 0);
             let throttle = throttle.map(|(_, enforced)| enforced.clone());
             if let Some(view) = self.tenants.get_mut(&name) {
                 view.throttle = throttle;
@@ -74,13 +86,23 @@ impl SnapshotBuilder {
     /// Returns this replica's part of a throttle: the part of each service's sessions in each AZ by its bucket table, where all of them
     /// count as equally busy.
     fn part_of(&self, throttle: &Throttle) -> f64 {
-        let prefix = throttle.service.as_ref().map_or_else(|| format!("{}/", throttle.tenant), |service| format!("{service}@"));
-        let addresses = self.addresses.range(prefix.clone()..).take_while(|(name, _)| name.starts_with(&prefix)).count();
+        let prefix = throttle.service.as_ref().map_or_else(
+            || format!("{}/", throttle.tenant),
+            |service| format!("{service}@"),
+        );
+        let addresses = self
+            .addresses
+            .range(prefix.clone()..)
+            .take_while(|(name, _)| name.starts_with(&prefix))
+            .count();
         let Some(number) = self.number.filter(|_| addresses > 0) else {
             // Outside the tier, clients choose among the tenant's gateways.
             return 1.0 / self.gateways_of(&throttle.tenant).max(1) as f64;
         };
-        let tables = self.tables.range(prefix.clone()..).take_while(|(name, _)| name.starts_with(&prefix));
+        let tables = self
+            .tables
+            .range(prefix.clone()..)
+            .take_while(|(name, _)| name.starts_with(&prefix));
         let parts = tables.filter_map(|(_, resource)| match &**resource {
             Resource::Table(table) => Some(decide_part(table, number)),
             _ => None,
@@ -89,6 +111,9 @@ impl SnapshotBuilder {
     }
 
     fn gateways_of(&self, tenant: &TenantName) -> usize {
-        self.gateways.values().filter(|gateway| gateway.tenant == *tenant && !gateway.draining).count()
+        self.gateways
+            .values()
+            .filter(|gateway| gateway.tenant == *tenant && !gateway.draining)
+            .count()
     }
 }

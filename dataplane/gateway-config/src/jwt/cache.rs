@@ -58,12 +58,23 @@ pub struct TokenMemory {
 
 impl Default for TokenMemory {
     fn default() -> Self {
-        Self { good: RefCell::default(), bad: RefCell::default(), refused: RefCell::default(), turn: Arc::new(Semaphore::new(1)) }
+        Self {
+            good: RefCell::default(),
+            bad: RefCell::default(),
+            refused: RefCell::default(),
+            turn: Arc::new(Semaphore::new(1)),
+        }
     }
 }
 
 /// Inserts into a map of at most `max` entries. A full map first drops its expired entries, then all.
-fn insert_bounded<K: std::hash::Hash + Eq, V>(map: &mut HashMap<K, V>, max: usize, is_live: impl Fn(&V) -> bool, key: K, value: V) {
+fn insert_bounded<K: std::hash::Hash + Eq, V>(
+    map: &mut HashMap<K, V>,
+    max: usize,
+    is_live: impl Fn(&V) -> bool,
+    key: K,
+    value: V,
+) {
     if map.len() >= max {
         map.retain(|_, value| is_live(value));
         if map.len() >= max {
@@ -76,7 +87,11 @@ fn insert_bounded<K: std::hash::Hash + Eq, V>(map: &mut HashMap<K, V>, max: usiz
 impl TokenMemory {
     /// Returns the cached result of verifying this token with this key.
     pub(crate) fn is_signed(&self, token: &TokenDigest, key: &KeyDigest, now: u64) -> Option<bool> {
-        let has = |map: &RefCell<HashMap<_, u64>>| map.borrow().get(&(*token, *key)).is_some_and(|until| now < *until);
+        let has = |map: &RefCell<HashMap<_, u64>>| {
+            map.borrow()
+                .get(&(*token, *key))
+                .is_some_and(|until| now < *until)
+        };
         if has(&self.good) {
             return Some(true);
         }
@@ -85,22 +100,42 @@ impl TokenMemory {
 
     pub(crate) fn remember(&self, token: TokenDigest, key: KeyDigest, signed: bool, now: u64) {
         let mut map = if signed { &self.good } else { &self.bad }.borrow_mut();
-        insert_bounded(&mut map, VERIFICATIONS_MAX, |until| now < *until, (token, key), now + VERIFICATION_SECONDS);
+        insert_bounded(
+            &mut map,
+            VERIFICATIONS_MAX,
+            |until| now < *until,
+            (token, key),
+            now + VERIFICATION_SECONDS,
+        );
     }
 
     /// Returns the reason if this token was refused recently.
     pub(crate) fn refusal(&self, name: &TokenCacheKey, now: u64) -> Option<TokenError> {
-        self.refused.borrow().get(name).filter(|(_, until)| now < *until).map(|(bad, _)| *bad)
+        self.refused
+            .borrow()
+            .get(name)
+            .filter(|(_, until)| now < *until)
+            .map(|(bad, _)| *bad)
     }
 
     pub(crate) fn refuse(&self, name: TokenCacheKey, bad: TokenError, now: u64) {
         let entry = (bad, now + REFUSED_SECONDS);
-        insert_bounded(&mut self.refused.borrow_mut(), REFUSED_MAX, |(_, until)| now < *until, name, entry);
+        insert_bounded(
+            &mut self.refused.borrow_mut(),
+            REFUSED_MAX,
+            |(_, until)| now < *until,
+            name,
+            entry,
+        );
     }
 
     #[cfg(test)]
     pub(crate) fn sizes(&self) -> [usize; 3] {
-        [self.good.borrow().len(), self.bad.borrow().len(), self.refused.borrow().len()]
+        [
+            self.good.borrow().len(),
+            self.bad.borrow().len(),
+            self.refused.borrow().len(),
+        ]
     }
 }
 
@@ -138,13 +173,22 @@ impl TokenCache {
 
     pub(crate) fn get(&self, name: &TokenCacheKey, now: u64) -> Option<(Arc<Token>, usize)> {
         let known = self.known.borrow();
-        known.get(name).filter(|entry| now < entry.until).map(|entry| (entry.token.clone(), entry.rule))
+        known
+            .get(name)
+            .filter(|entry| now < entry.until)
+            .map(|entry| (entry.token.clone(), entry.rule))
     }
 
     pub(crate) fn put(&self, name: TokenCacheKey, token: Arc<Token>, rule: usize, now: u64) {
         let until = token.until.unwrap_or(now + UNLIMITED_SECONDS);
         let mut known = self.known.borrow_mut();
-        insert_bounded(&mut known, ENTRIES_MAX, |entry| now < entry.until, name, CacheEntry { token, rule, until });
+        insert_bounded(
+            &mut known,
+            ENTRIES_MAX,
+            |entry| now < entry.until,
+            name,
+            CacheEntry { token, rule, until },
+        );
     }
 
     #[cfg(test)]

@@ -66,7 +66,9 @@ impl TokenError {
         match self {
             Self::TooLong => "Jwt is too long",
             Self::TooMany => "Jwts are too many",
-            Self::Malformed => "Jwt is not in the form of Header.Payload.Signature with two dots and 3 sections",
+            Self::Malformed => {
+                "Jwt is not in the form of Header.Payload.Signature with two dots and 3 sections"
+            }
             Self::Algorithm => "Jwt header [alg] is not supported",
             Self::Critical => "Jwt header [crit] is not supported",
             Self::Issuer => "Jwt issuer is not configured",
@@ -143,7 +145,9 @@ pub struct Token {
 }
 
 fn decoded<T: for<'de> Deserialize<'de>>(part: &str) -> Result<T, TokenError> {
-    let bytes = URL_SAFE_NO_PAD.decode(part).map_err(|_| TokenError::Malformed)?;
+    let bytes = URL_SAFE_NO_PAD
+        .decode(part)
+        .map_err(|_| TokenError::Malformed)?;
     serde_json::from_slice(&bytes).map_err(|_| TokenError::Malformed)
 }
 
@@ -159,8 +163,16 @@ impl<'a> ParsedToken<'a> {
             return Err(TokenError::Malformed);
         }
         let claims = decoded(payload)?;
-        let signed = URL_SAFE_NO_PAD.decode(signed).map_err(|_| TokenError::Malformed)?;
-        Ok(Self { header: decoded(header)?, payload, claims, message: message.as_bytes(), signed })
+        let signed = URL_SAFE_NO_PAD
+            .decode(signed)
+            .map_err(|_| TokenError::Malformed)?;
+        Ok(Self {
+            header: decoded(header)?,
+            payload,
+            claims,
+            message: message.as_bytes(),
+            signed,
+        })
     }
 
     fn text(&self, claim: &str) -> Option<&str> {
@@ -179,7 +191,11 @@ impl<'a> ParsedToken<'a> {
         match self.claims.get(claim) {
             None => Ok(None),
             Some(Value::Number(n)) => {
-                let whole = n.as_u64().or_else(|| n.as_f64().filter(|f| (0.0..1e15).contains(f)).map(|f| f as u64));
+                let whole = n.as_u64().or_else(|| {
+                    n.as_f64()
+                        .filter(|f| (0.0..1e15).contains(f))
+                        .map(|f| f as u64)
+                });
                 whole.map(Some).ok_or(TokenError::Malformed)
             }
             Some(_) => Err(TokenError::Malformed),
@@ -203,17 +219,28 @@ impl<'a> ParsedToken<'a> {
             return Err(TokenError::Critical.into());
         }
         let keys = keys.ok_or(TokenError::NoKeys)?;
-        match keys.check(self.header.kid.as_deref(), algorithm, |key| memory.is_signed(digest, &key.digest, now)) {
+        match keys.check(self.header.kid.as_deref(), algorithm, |key| {
+            memory.is_signed(digest, &key.digest, now)
+        }) {
             SignatureCheck::Signed => {}
             SignatureCheck::NotSigned => return Err(TokenError::Signature.into()),
             SignatureCheck::NoKey => return Err(TokenError::NoKey.into()),
             SignatureCheck::TooMany => return Err(TokenError::TooManyKeys.into()),
             SignatureCheck::Try(key) => {
                 let (message, signed) = (self.message.into(), self.signed.clone());
-                return Err(SignatureError::Verify(Box::new(SignatureVerification { key, token: *digest, algorithm, message, signed })));
+                return Err(SignatureError::Verify(Box::new(SignatureVerification {
+                    key,
+                    token: *digest,
+                    algorithm,
+                    message,
+                    signed,
+                })));
             }
         }
-        if self.time("exp")?.is_some_and(|exp| exp.saturating_add(LEEWAY) <= now) {
+        if self
+            .time("exp")?
+            .is_some_and(|exp| exp.saturating_add(LEEWAY) <= now)
+        {
             return Err(TokenError::Expired.into());
         }
         for claim in ["nbf", "iat"] {
@@ -224,7 +251,11 @@ impl<'a> ParsedToken<'a> {
         // As in Envoy, a trailing slash makes no difference between audiences.
         let bare = |audience: &str| audience.trim_end_matches('/').to_string();
         let given = texts(self.claims.get("aud"));
-        if !audiences.is_empty() && !given.iter().any(|g| audiences.iter().any(|wanted| bare(wanted) == bare(g))) {
+        if !audiences.is_empty()
+            && !given
+                .iter()
+                .any(|g| audiences.iter().any(|wanted| bare(wanted) == bare(g)))
+        {
             return Err(TokenError::Audience.into());
         }
         Ok(())
@@ -233,10 +264,21 @@ impl<'a> ParsedToken<'a> {
     /// Converts a token that [`ParsedToken::check`] found valid.
     pub(crate) fn into_token(self) -> Token {
         // As in Istio: a token without an issuer or a subject proves no principal, whatever else it proves.
-        let subject = self.text("sub").filter(|subject| !subject.is_empty() && !self.issuer().is_empty());
+        let subject = self
+            .text("sub")
+            .filter(|subject| !subject.is_empty() && !self.issuer().is_empty());
         let principal = subject.map(|subject| format!("{}/{subject}", self.issuer()));
-        let until = self.time("exp").ok().flatten().map(|exp| exp.saturating_add(LEEWAY));
-        Token { principal, until, payload: self.payload.to_string(), claims: self.claims }
+        let until = self
+            .time("exp")
+            .ok()
+            .flatten()
+            .map(|exp| exp.saturating_add(LEEWAY));
+        Token {
+            principal,
+            until,
+            payload: self.payload.to_string(),
+            claims: self.claims,
+        }
     }
 }
 
@@ -252,12 +294,17 @@ fn texts(claim: Option<&Value>) -> Vec<&str> {
 impl Token {
     fn claim(&self, path: &[String]) -> Option<&Value> {
         let (first, rest) = path.split_first()?;
-        rest.iter().try_fold(self.claims.get(first)?, |value, name| value.as_object()?.get(name))
+        rest.iter()
+            .try_fold(self.claims.get(first)?, |value, name| {
+                value.as_object()?.get(name)
+            })
     }
 
     /// Passes the values of a claim to `each` until it returns true.
     pub fn look(&self, path: &[String], each: &mut dyn FnMut(&[u8]) -> bool) {
-        let Some(value) = self.claim(path) else { return };
+        let Some(value) = self.claim(path) else {
+            return;
+        };
         let one = |value: &Value, each: &mut dyn FnMut(&[u8]) -> bool| match value {
             Value::String(text) => each(text.as_bytes()),
             Value::Bool(yes) => each(if *yes { b"true" } else { b"false" }),
@@ -265,10 +312,15 @@ impl Token {
             _ => false,
         };
         let spaced = path.len() == 1 && SPACED.contains(&path[0].as_str());
-        let items = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+        let items = value
+            .as_array()
+            .map_or(std::slice::from_ref(value), Vec::as_slice);
         for item in items {
             let enough = match item {
-                Value::String(text) if spaced => text.split(' ').filter(|part| !part.is_empty()).any(|part| each(part.as_bytes())),
+                Value::String(text) if spaced => text
+                    .split(' ')
+                    .filter(|part| !part.is_empty())
+                    .any(|part| each(part.as_bytes())),
                 item => one(item, each),
             };
             if enough {

@@ -139,11 +139,23 @@ impl KeySet {
     /// Parses a key set. Unusable keys are ignored; text that is not a key set yields no keys.
     pub(crate) fn parse(json: &str) -> Self {
         let Ok(set) = serde_json::from_str::<SetJson>(json) else {
-            return Self { keys: Vec::new(), ignored: 1 };
+            return Self {
+                keys: Vec::new(),
+                ignored: 1,
+            };
         };
         let all = set.keys.len();
-        let keys: Vec<Arc<JwkKey>> = set.keys.into_iter().filter_map(JwkKey::read).take(KEYS_MAX).map(Arc::new).collect();
-        Self { ignored: all - keys.len(), keys }
+        let keys: Vec<Arc<JwkKey>> = set
+            .keys
+            .into_iter()
+            .filter_map(JwkKey::read)
+            .take(KEYS_MAX)
+            .map(Arc::new)
+            .collect();
+        Self {
+            ignored: all - keys.len(),
+            keys,
+        }
     }
 
     pub(crate) fn ignored(&self) -> usize {
@@ -152,7 +164,12 @@ impl KeySet {
 
     /// Checks the candidate keys: those with this key ID (several while keys are rotated), then a few without an ID. `known` returns the
     /// result of an earlier verification with a key, if there was one.
-    pub(crate) fn check(&self, kid: Option<&str>, algorithm: JwsAlgorithm, known: impl Fn(&JwkKey) -> Option<bool>) -> SignatureCheck {
+    pub(crate) fn check(
+        &self,
+        kid: Option<&str>,
+        algorithm: JwsAlgorithm,
+        known: impl Fn(&JwkKey) -> Option<bool>,
+    ) -> SignatureCheck {
         let fitting = || self.keys.iter().filter(|key| key.is_for(algorithm));
         let is_named = |key: &JwkKey| kid.is_some() && key.id.as_deref() == kid;
         let named = fitting().filter(|key| is_named(key));
@@ -165,7 +182,11 @@ impl KeySet {
                 None => return SignatureCheck::Try(key.clone()),
             }
         }
-        if unnamed.next().is_some() { SignatureCheck::TooMany } else { checked }
+        if unnamed.next().is_some() {
+            SignatureCheck::TooMany
+        } else {
+            checked
+        }
     }
 }
 
@@ -176,7 +197,11 @@ fn bytes(text: Option<&String>) -> Option<Vec<u8>> {
 impl JwkKey {
     fn read(json: serde_json::Value) -> Option<Self> {
         let json: KeyJson = serde_json::from_value(json).ok()?;
-        if json.purpose.as_deref().is_some_and(|purpose| purpose != "sig") {
+        if json
+            .purpose
+            .as_deref()
+            .is_some_and(|purpose| purpose != "sig")
+        {
             return None;
         }
         // A key for an unsupported algorithm must not be used with another one.
@@ -190,16 +215,32 @@ impl JwkKey {
         };
         let material = match (json.kty.as_str(), json.crv.as_deref()) {
             ("RSA", _) => {
-                let n: Vec<u8> = bytes(json.n.as_ref())?.into_iter().skip_while(|b| *b == 0).collect();
+                let n: Vec<u8> = bytes(json.n.as_ref())?
+                    .into_iter()
+                    .skip_while(|b| *b == 0)
+                    .collect();
                 MODULUS_BYTES.contains(&n.len()).then_some(())?;
-                Material::Rsa { n, e: bytes(json.e.as_ref())?.into_iter().skip_while(|b| *b == 0).collect() }
+                Material::Rsa {
+                    n,
+                    e: bytes(json.e.as_ref())?
+                        .into_iter()
+                        .skip_while(|b| *b == 0)
+                        .collect(),
+                }
             }
             ("EC", Some("P-256")) => Material::P256(point(32)?),
             ("EC", Some("P-384")) => Material::P384(point(48)?),
-            ("OKP", Some("Ed25519")) => Material::Ed25519(bytes(json.x.as_ref()).filter(|x| x.len() == 32)?),
+            ("OKP", Some("Ed25519")) => {
+                Material::Ed25519(bytes(json.x.as_ref()).filter(|x| x.len() == 32)?)
+            }
             _ => return None,
         };
-        Some(Self { digest: material.digest(), id: json.kid, algorithm, material })
+        Some(Self {
+            digest: material.digest(),
+            id: json.kid,
+            algorithm,
+            material,
+        })
     }
 
     fn is_for(&self, algorithm: JwsAlgorithm) -> bool {
@@ -216,20 +257,42 @@ impl JwkKey {
     /// True if the key made the signature. This work must be bounded, because it blocks the worker for all other connections.
     pub(crate) fn verify(&self, algorithm: JwsAlgorithm, message: &[u8], signed: &[u8]) -> bool {
         let rsa = |n: &[u8], e: &[u8], parameters: &signature::RsaParameters| {
-            PublicKeyComponents { n, e }.verify(parameters, message, signed).is_ok()
+            PublicKeyComponents { n, e }
+                .verify(parameters, message, signed)
+                .is_ok()
         };
-        let point = |of: &dyn signature::VerificationAlgorithm, key: &[u8]| of.verify_sig(key, message, signed).is_ok();
+        let point = |of: &dyn signature::VerificationAlgorithm, key: &[u8]| {
+            of.verify_sig(key, message, signed).is_ok()
+        };
         match (&self.material, algorithm) {
-            (Material::Rsa { n, e }, JwsAlgorithm::Rs256) => rsa(n, e, &signature::RSA_PKCS1_2048_8192_SHA256),
-            (Material::Rsa { n, e }, JwsAlgorithm::Rs384) => rsa(n, e, &signature::RSA_PKCS1_2048_8192_SHA384),
-            (Material::Rsa { n, e }, JwsAlgorithm::Rs512) => rsa(n, e, &signature::RSA_PKCS1_2048_8192_SHA512),
-            (Material::Rsa { n, e }, JwsAlgorithm::Ps256) => rsa(n, e, &signature::RSA_PSS_2048_8192_SHA256),
-            (Material::Rsa { n, e }, JwsAlgorithm::Ps384) => rsa(n, e, &signature::RSA_PSS_2048_8192_SHA384),
-            (Material::Rsa { n, e }, JwsAlgorithm::Ps512) => rsa(n, e, &signature::RSA_PSS_2048_8192_SHA512),
-            (Material::P256(key), JwsAlgorithm::Es256) => point(&signature::ECDSA_P256_SHA256_FIXED, key),
-            (Material::P384(key), JwsAlgorithm::Es384) => point(&signature::ECDSA_P384_SHA384_FIXED, key),
+            (Material::Rsa { n, e }, JwsAlgorithm::Rs256) => {
+                rsa(n, e, &signature::RSA_PKCS1_2048_8192_SHA256)
+            }
+            (Material::Rsa { n, e }, JwsAlgorithm::Rs384) => {
+                rsa(n, e, &signature::RSA_PKCS1_2048_8192_SHA384)
+            }
+            (Material::Rsa { n, e }, JwsAlgorithm::Rs512) => {
+                rsa(n, e, &signature::RSA_PKCS1_2048_8192_SHA512)
+            }
+            (Material::Rsa { n, e }, JwsAlgorithm::Ps256) => {
+                rsa(n, e, &signature::RSA_PSS_2048_8192_SHA256)
+            }
+            (Material::Rsa { n, e }, JwsAlgorithm::Ps384) => {
+                rsa(n, e, &signature::RSA_PSS_2048_8192_SHA384)
+            }
+            (Material::Rsa { n, e }, JwsAlgorithm::Ps512) => {
+                rsa(n, e, &signature::RSA_PSS_2048_8192_SHA512)
+            }
+            (Material::P256(key), JwsAlgorithm::Es256) => {
+                point(&signature::ECDSA_P256_SHA256_FIXED, key)
+            }
+            (Material::P384(key), JwsAlgorithm::Es384) => {
+                point(&signature::ECDSA_P384_SHA384_FIXED, key)
+            }
             (Material::Ed25519(key), JwsAlgorithm::EdDsa) => {
-                UnparsedPublicKey::new(&signature::ED25519, key).verify(message, signed).is_ok()
+                UnparsedPublicKey::new(&signature::ED25519, key)
+                    .verify(message, signed)
+                    .is_ok()
             }
             _ => false,
         }

@@ -33,7 +33,10 @@ pub struct TokenNames {
 impl Default for TokenNames {
     /// Starts with the locations of a rule that names none (RFC 6750 §2). They are redacted whatever the policies are.
     fn default() -> Self {
-        let mut names = Self { parameters: BTreeSet::new(), headers: BTreeSet::new() };
+        let mut names = Self {
+            parameters: BTreeSet::new(),
+            headers: BTreeSet::new(),
+        };
         names.add(&TokenLocations(vec![
             TokenLocation::Parameter("access_token".into()),
             TokenLocation::Header("authorization".into(), String::new()),
@@ -60,16 +63,28 @@ impl TokenNames {
     pub fn redact_query(&self, query: &[u8]) -> String {
         let parts = parameters(query).map(|(part, name, value)| {
             let is_token = self.parameters.contains(&*percent_decoded(name));
-            let shown = if is_token && !value.is_empty() { &part[..part.len() - value.len()] } else { part };
+            let shown = if is_token && !value.is_empty() {
+                &part[..part.len() - value.len()]
+            } else {
+                part
+            };
             let text = String::from_utf8_lossy(shown).into_owned();
-            if shown.len() < part.len() { text + REDACTED } else { text }
+            if shown.len() < part.len() {
+                text + REDACTED
+            } else {
+                text
+            }
         });
         parts.collect::<Vec<String>>().join("&")
     }
 
     /// Returns a header's value, redacted if it may contain a token.
     pub fn redact_header(&self, name: &str, value: String) -> String {
-        if self.headers.contains(name) && !value.is_empty() { REDACTED.into() } else { value }
+        if self.headers.contains(name) && !value.is_empty() {
+            REDACTED.into()
+        } else {
+            value
+        }
     }
 }
 
@@ -104,9 +119,19 @@ pub(super) struct ExtractedToken<'p> {
 
 impl TokenLocations {
     pub(super) fn of(rule: &JwtRule) -> Self {
-        let headers = rule.headers.iter().map(|(name, prefix)| TokenLocation::Header(name.clone(), prefix.clone()));
-        let parameters = rule.parameters.iter().cloned().map(TokenLocation::Parameter);
-        let places: Vec<TokenLocation> = headers.chain(parameters).chain(rule.cookies.iter().cloned().map(TokenLocation::Cookie)).collect();
+        let headers = rule
+            .headers
+            .iter()
+            .map(|(name, prefix)| TokenLocation::Header(name.clone(), prefix.clone()));
+        let parameters = rule
+            .parameters
+            .iter()
+            .cloned()
+            .map(TokenLocation::Parameter);
+        let places: Vec<TokenLocation> = headers
+            .chain(parameters)
+            .chain(rule.cookies.iter().cloned().map(TokenLocation::Cookie))
+            .collect();
         if places.is_empty() {
             return Self(vec![
                 TokenLocation::Header("authorization".into(), "Bearer ".into()),
@@ -131,7 +156,12 @@ pub(super) fn find<'p, R: RoutableRequest>(
     for place in all.flat_map(|places| &places.0) {
         if !seen.contains(&place) {
             seen.push(place);
-            place.look(request, &mut |text| found.push(ExtractedToken { place, text: text.to_vec() }));
+            place.look(request, &mut |text| {
+                found.push(ExtractedToken {
+                    place,
+                    text: text.to_vec(),
+                })
+            });
         }
     }
     (found.len() <= TOKENS_MAX).then_some(found)
@@ -164,17 +194,23 @@ impl TokenLocation {
         };
         match self {
             TokenLocation::Header(name, prefix) => request.header(name, &mut |value| {
-                let start = value.get(..prefix.len()).filter(|start| start.eq_ignore_ascii_case(prefix.as_bytes()));
+                let start = value
+                    .get(..prefix.len())
+                    .filter(|start| start.eq_ignore_ascii_case(prefix.as_bytes()));
                 if start.is_some() {
                     token(&value[prefix.len()..]);
                 }
             }),
             TokenLocation::Parameter(wanted) => {
                 let given = parameters(request.query().unwrap_or_default());
-                given.filter(|(_, name, _)| *name == wanted.as_bytes()).for_each(|(.., value)| token(value));
+                given
+                    .filter(|(_, name, _)| *name == wanted.as_bytes())
+                    .for_each(|(.., value)| token(value));
             }
             TokenLocation::Cookie(wanted) => request.header("cookie", &mut |line| {
-                cookies(line).filter(|(_, name, _)| *name == wanted.as_bytes()).for_each(|(.., value)| token(value));
+                cookies(line)
+                    .filter(|(_, name, _)| *name == wanted.as_bytes())
+                    .for_each(|(.., value)| token(value));
             }),
         }
     }
@@ -189,8 +225,10 @@ impl TokenLocation {
                     Some(changed) => changed.unwrap_or_default(),
                     None => request.query().unwrap_or_default().to_vec(),
                 };
-                let left: Vec<&[u8]> =
-                    parameters(&query).filter(|(_, name, _)| *name != wanted.as_bytes()).map(|(part, ..)| part).collect();
+                let left: Vec<&[u8]> = parameters(&query)
+                    .filter(|(_, name, _)| *name != wanted.as_bytes())
+                    .map(|(part, ..)| part)
+                    .collect();
                 let left = left.join(&b'&');
                 changes.query = Some((!left.is_empty()).then_some(left));
             }
@@ -199,7 +237,8 @@ impl TokenLocation {
                 // The removal of an earlier token may have changed the cookies already.
                 let before = changes.value("cookie").map(<[u8]>::to_vec);
                 let mut keep = |line: &[u8]| {
-                    let pairs = cookies(line).filter(|(pair, name, _)| !pair.is_empty() && *name != wanted.as_bytes());
+                    let pairs = cookies(line)
+                        .filter(|(pair, name, _)| !pair.is_empty() && *name != wanted.as_bytes());
                     left.extend(pairs.map(|(pair, ..)| pair.to_vec()));
                 };
                 match before {

@@ -20,7 +20,11 @@ fn service(tenant: &str, name: &str) -> Arc<Resource> {
         id: ServiceId::new(1).unwrap(),
         hostname: format!("{name}.ns"),
         vips: vec![],
-        ports: vec![ServicePort { port: 80, name: String::new(), protocol: AppProtocol::Http1 }],
+        ports: vec![ServicePort {
+            port: 80,
+            name: String::new(),
+            protocol: AppProtocol::Http1,
+        }],
         upstream_pool: Default::default(),
         policy_paths: Default::default(),
     }))
@@ -28,7 +32,13 @@ fn service(tenant: &str, name: &str) -> Arc<Resource> {
 
 /// Builds the route of a service, which has the service's name.
 fn route(tenant: &str, service: &str, path: &str) -> Arc<Resource> {
-    let precedence = Precedence { class: 0, specificity: [0; 5], created: 0, object: String::new(), place: [0, 0] };
+    let precedence = Precedence {
+        class: 0,
+        specificity: [0; 5],
+        created: 0,
+        object: String::new(),
+        place: [0, 0],
+    };
     Arc::new(Resource::Route(RouteRule {
         key: RouteKey {
             tenant: tenant.parse().unwrap(),
@@ -40,15 +50,32 @@ fn route(tenant: &str, service: &str, path: &str) -> Arc<Resource> {
         parent: key(tenant, service),
         parent_port: None,
         hosts: vec![],
-        matches: vec![HttpMatch { precedence, path: PathMatch::Regex(path.into()), method: None, headers: vec![], query: vec![] }],
+        matches: vec![HttpMatch {
+            precedence,
+            path: PathMatch::Regex(path.into()),
+            method: None,
+            headers: vec![],
+            query: vec![],
+        }],
         action: RouteAction::Split(vec![]),
     }))
 }
 
 fn policy(tenant: &str, name: &str, target: PolicyTarget) -> Arc<Resource> {
-    let key = PolicyKey { tenant: tenant.parse().unwrap(), namespace: "ns".parse().unwrap(), name: name.parse().unwrap() };
+    let key = PolicyKey {
+        tenant: tenant.parse().unwrap(),
+        namespace: "ns".parse().unwrap(),
+        name: name.parse().unwrap(),
+    };
     let action = AuthorizationAction::Deny;
-    Arc::new(Resource::Authorization(Authorization { key, target, action, rules: vec![], dry_run: false, broken: None }))
+    Arc::new(Resource::Authorization(Authorization {
+        key,
+        target,
+        action,
+        rules: vec![],
+        dry_run: false,
+        broken: None,
+    }))
 }
 
 fn deny(tenant: &str, name: &str) -> Arc<Resource> {
@@ -67,20 +94,39 @@ struct BuildsFixture {
 
 impl BuildsFixture {
     fn empty() -> Self {
-        Self { builds: TenantBuilds::new(SnapshotBuilder::new("gw", None, None)), generation: 0 }
+        Self {
+            builds: TenantBuilds::new(SnapshotBuilder::new("gw", None, None)),
+            generation: 0,
+        }
     }
 
     fn new() -> Self {
         let mut fixture = Self::empty();
-        let of = |name: &str| [tenant(name), service(name, "a"), service(name, "b"), service(name, "c")];
+        let of = |name: &str| {
+            [
+                tenant(name),
+                service(name, "a"),
+                service(name, "b"),
+                service(name, "c"),
+            ]
+        };
         fixture.apply(&[of("alpha"), of("beta")].concat());
         fixture
     }
 
-    fn change(&mut self, upserts: &[Arc<Resource>], removals: &[(ResourceKind, &str)], bytes_max: usize) -> Arc<Snapshot> {
+    fn change(
+        &mut self,
+        upserts: &[Arc<Resource>],
+        removals: &[(ResourceKind, &str)],
+        bytes_max: usize,
+    ) -> Arc<Snapshot> {
         self.generation += 1;
-        let removals: Vec<_> = removals.iter().map(|(kind, name)| (*kind, name.to_string())).collect();
-        self.builds.apply(upserts, &removals, Generation(self.generation), bytes_max)
+        let removals: Vec<_> = removals
+            .iter()
+            .map(|(kind, name)| (*kind, name.to_string()))
+            .collect();
+        self.builds
+            .apply(upserts, &removals, Generation(self.generation), bytes_max)
     }
 
     fn apply(&mut self, upserts: &[Arc<Resource>]) -> Arc<Snapshot> {
@@ -115,14 +161,22 @@ impl BuildsFixture {
 fn routed(snapshot: &Snapshot, tenant: &str) -> Vec<String> {
     let mut list: Vec<String> = snapshot
         .tenant(tenant)
-        .map(|t| t.services().filter(|s| s.routes.is_some()).map(|s| s.names.key.name.to_string()).collect())
+        .map(|t| {
+            t.services()
+                .filter(|s| s.routes.is_some())
+                .map(|s| s.names.key.name.to_string())
+                .collect()
+        })
         .unwrap_or_default();
     list.sort();
     list
 }
 
 fn policies(snapshot: &Snapshot, tenant: &str) -> Vec<String> {
-    snapshot.tenant(tenant).map(|t| t.policies.list()).unwrap_or_default()
+    snapshot
+        .tenant(tenant)
+        .map(|t| t.policies.list())
+        .unwrap_or_default()
 }
 
 fn is_closed(snapshot: &Snapshot, tenant: &str) -> bool {
@@ -137,15 +191,31 @@ fn large(tenant: &str) -> [Arc<Resource>; 3] {
 fn others_changes_are_in_force_between_the_steps_of_a_large_one() {
     let mut fixture = BuildsFixture::new();
     let held = fixture.apply(&large("alpha"));
-    assert_eq!((routed(&held, "alpha"), fixture.waiting()), (vec![], vec!["alpha".to_string()]));
+    assert_eq!(
+        (routed(&held, "alpha"), fixture.waiting()),
+        (vec![], vec!["alpha".to_string()])
+    );
     for n in 0..2 {
-        assert!(fixture.step().unwrap().1.is_none(), "alpha's tables are published whole");
+        assert!(
+            fixture.step().unwrap().1.is_none(),
+            "alpha's tables are published whole"
+        );
         let next = fixture.apply(&[deny("beta", &format!("deny-{n}"))]);
-        assert_eq!(policies(&next, "beta").len(), n + 1, "in force between two steps");
-        assert_eq!((routed(&next, "alpha"), next.generation), (vec![], Generation(fixture.generation)));
+        assert_eq!(
+            policies(&next, "beta").len(),
+            n + 1,
+            "in force between two steps"
+        );
+        assert_eq!(
+            (routed(&next, "alpha"), next.generation),
+            (vec![], Generation(fixture.generation))
+        );
     }
     let (tenant, whole) = fixture.step().unwrap();
-    assert_eq!((tenant.as_str(), routed(&whole.unwrap(), "alpha").join("")), ("alpha", "abc".to_string()));
+    assert_eq!(
+        (tenant.as_str(), routed(&whole.unwrap(), "alpha").join("")),
+        ("alpha", "abc".to_string())
+    );
     assert!(fixture.step().is_none() && fixture.waiting().is_empty());
 }
 
@@ -154,9 +224,19 @@ fn a_change_that_arrives_during_a_step_is_in_force_before_its_end() {
     let mut fixture = BuildsFixture::new();
     fixture.apply(&large("alpha"));
     let running = fixture.builds.next_step().unwrap();
-    let meanwhile = fixture.change(&[deny("beta", "deny")], &[(ResourceKind::Service, "beta/ns/a")], NOTHING);
+    let meanwhile = fixture.change(
+        &[deny("beta", "deny")],
+        &[(ResourceKind::Service, "beta/ns/a")],
+        NOTHING,
+    );
     assert_eq!(policies(&meanwhile, "beta").len(), 1);
-    assert!(meanwhile.tenant("beta").unwrap().service(&key("beta", "a")).is_none());
+    assert!(
+        meanwhile
+            .tenant("beta")
+            .unwrap()
+            .service(&key("beta", "a"))
+            .is_none()
+    );
     assert!(fixture.builds.finish(running.run()).is_none());
     assert_eq!(fixture.finish().0, ["alpha"]);
 }
@@ -166,10 +246,20 @@ fn what_fits_is_in_force_at_once_and_the_fewest_regexes_go_first() {
     let mut fixture = BuildsFixture::new();
     let both = [large("alpha").to_vec(), vec![route("beta", "a", "/b")]].concat();
     let next = fixture.change(&both, &[], 1);
-    assert_eq!((routed(&next, "beta"), routed(&next, "alpha")), (vec!["a".to_string()], vec![]));
+    assert_eq!(
+        (routed(&next, "beta"), routed(&next, "alpha")),
+        (vec!["a".to_string()], vec![])
+    );
     assert_eq!(fixture.finish().0, ["alpha"]);
-    let next = fixture.change(&[route("alpha", "a", "/x"), route("beta", "a", "/x")], &[], usize::MAX);
-    assert_eq!((next.generation, fixture.waiting().len()), (Generation(3), 0));
+    let next = fixture.change(
+        &[route("alpha", "a", "/x"), route("beta", "a", "/x")],
+        &[],
+        usize::MAX,
+    );
+    assert_eq!(
+        (next.generation, fixture.waiting().len()),
+        (Generation(3), 0)
+    );
 }
 
 #[test]
@@ -177,30 +267,74 @@ fn a_tenants_policies_do_not_wait_for_its_own_tables_and_its_traffic_keeps_its_o
     let mut fixture = BuildsFixture::new();
     fixture.apply(&large("alpha"));
     let next = fixture.apply(&[deny("alpha", "deny"), service("alpha", "d")]);
-    let has_d = |snapshot: &Snapshot| snapshot.tenant("alpha").unwrap().service(&key("alpha", "d")).is_some();
+    let has_d = |snapshot: &Snapshot| {
+        snapshot
+            .tenant("alpha")
+            .unwrap()
+            .service(&key("alpha", "d"))
+            .is_some()
+    };
     assert_eq!((policies(&next, "alpha").len(), has_d(&next)), (1, false));
     // The newest change of a resource counts, also if it is a removal.
-    fixture.change(&[route("alpha", "d", "/d")], &[(ResourceKind::Route, "alpha/HTTPRoute/ns/a/0")], NOTHING);
-    let whole = (0..3).filter_map(|_| fixture.step().unwrap().1).next_back().unwrap();
-    assert_eq!((routed(&whole, "alpha").join(""), has_d(&whole)), ("abc".to_string(), false), "the first change, and nothing of the next");
+    fixture.change(
+        &[route("alpha", "d", "/d")],
+        &[(ResourceKind::Route, "alpha/HTTPRoute/ns/a/0")],
+        NOTHING,
+    );
+    let whole = (0..3)
+        .filter_map(|_| fixture.step().unwrap().1)
+        .next_back()
+        .unwrap();
+    assert_eq!(
+        (routed(&whole, "alpha").join(""), has_d(&whole)),
+        ("abc".to_string(), false),
+        "the first change, and nothing of the next"
+    );
     let (order, last) = fixture.finish();
-    assert_eq!((order, routed(&last.unwrap(), "alpha").join("")), (vec!["alpha".to_string()], "bcd".to_string()));
+    assert_eq!(
+        (order, routed(&last.unwrap(), "alpha").join("")),
+        (vec!["alpha".to_string()], "bcd".to_string())
+    );
 }
 
 #[test]
 fn a_new_tenant_appears_whole_and_with_its_newest_policies() {
     let mut fixture = BuildsFixture::empty();
     let services = ["a", "b", "c"].map(|name| service("alpha", name));
-    let all = [vec![tenant("alpha"), deny("alpha", "old"), tenant("beta"), deny("beta", "deny")], large("alpha").to_vec()];
+    let all = [
+        vec![
+            tenant("alpha"),
+            deny("alpha", "old"),
+            tenant("beta"),
+            deny("beta", "deny"),
+        ],
+        large("alpha").to_vec(),
+    ];
     let first = fixture.apply(&[all.concat(), services.to_vec()].concat());
-    assert!(first.tenant("alpha").is_none() && first.tenant("beta").is_some(), "beta is served before alpha is built");
+    assert!(
+        first.tenant("alpha").is_none() && first.tenant("beta").is_some(),
+        "beta is served before alpha is built"
+    );
     assert!(first.tenant_of(&"alpha.example".parse().unwrap()).is_none());
-    let next = fixture.change(&[deny("alpha", "new")], &[(ResourceKind::Authorization, "alpha/ns/old")], NOTHING);
-    assert!(next.tenant("alpha").is_none(), "its policies alone would let it be served without its routes");
+    let next = fixture.change(
+        &[deny("alpha", "new")],
+        &[(ResourceKind::Authorization, "alpha/ns/old")],
+        NOTHING,
+    );
+    assert!(
+        next.tenant("alpha").is_none(),
+        "its policies alone would let it be served without its routes"
+    );
     let (order, last) = fixture.finish();
     let last = last.unwrap();
-    assert_eq!((order, routed(&last, "alpha").join("")), (vec!["alpha".to_string()], "abc".to_string()));
-    assert_eq!(policies(&last, "alpha"), ["AuthorizationPolicy alpha/ns/new"]);
+    assert_eq!(
+        (order, routed(&last, "alpha").join("")),
+        (vec!["alpha".to_string()], "abc".to_string())
+    );
+    assert_eq!(
+        policies(&last, "alpha"),
+        ["AuthorizationPolicy alpha/ns/new"]
+    );
 }
 
 #[test]
@@ -211,10 +345,19 @@ fn a_tenant_that_opens_stays_closed_until_it_is_built() {
     assert!(is_closed(&closed, "alpha") && is_closed(&closed, "beta"));
     fixture.builds.close_tenants(names(&[]));
     let next = fixture.apply(&[]);
-    assert_eq!((is_closed(&next, "alpha"), is_closed(&next, "beta")), (true, false));
+    assert_eq!(
+        (is_closed(&next, "alpha"), is_closed(&next, "beta")),
+        (true, false)
+    );
     fixture.apply(&[service("alpha", "d")]);
-    let whole = (0..3).filter_map(|_| fixture.step().unwrap().1).next_back().unwrap();
-    assert!(is_closed(&whole, "alpha"), "a later change of it still waits");
+    let whole = (0..3)
+        .filter_map(|_| fixture.step().unwrap().1)
+        .next_back()
+        .unwrap();
+    assert!(
+        is_closed(&whole, "alpha"),
+        "a later change of it still waits"
+    );
     assert!(!is_closed(&fixture.finish().1.unwrap(), "alpha"));
 }
 
@@ -230,19 +373,38 @@ fn responses_of_one_batch_are_published_together() {
     while let Some((_, snapshot)) = fixture.step() {
         published.extend(snapshot.map(|snapshot| routed(&snapshot, "alpha").join("")));
     }
-    assert_eq!(published, ["ab", "abc"], "two responses of the first batch, then the next batch");
+    assert_eq!(
+        published,
+        ["ab", "abc"],
+        "two responses of the first batch, then the next batch"
+    );
 }
 
 #[test]
 fn a_service_that_came_with_its_waiting_routes_is_withheld() {
     let mut fixture = BuildsFixture::new();
-    let has = |snapshot: &Snapshot, name: &str| snapshot.tenant("alpha").unwrap().service(&key("alpha", name)).is_some();
-    assert!(has(&fixture.apply(&[service("alpha", "d")]), "d"), "no routes are known yet");
+    let has = |snapshot: &Snapshot, name: &str| {
+        snapshot
+            .tenant("alpha")
+            .unwrap()
+            .service(&key("alpha", name))
+            .is_some()
+    };
+    assert!(
+        has(&fixture.apply(&[service("alpha", "d")]), "d"),
+        "no routes are known yet"
+    );
     fixture.generation -= 1;
     let next = fixture.apply(&[route("alpha", "d", "/d"), route("alpha", "a", "/a")]);
-    assert!(!has(&next, "d") && has(&next, "a"), "a was there before the batch");
+    assert!(
+        !has(&next, "d") && has(&next, "a"),
+        "a was there before the batch"
+    );
     let whole = fixture.finish().1.unwrap();
-    assert_eq!((has(&whole, "d"), routed(&whole, "alpha").join("")), (true, "ad".to_string()));
+    assert_eq!(
+        (has(&whole, "d"), routed(&whole, "alpha").join("")),
+        (true, "ad".to_string())
+    );
 }
 
 #[test]
@@ -259,29 +421,57 @@ fn a_whole_state_drops_what_waits() {
     let mut fixture = BuildsFixture::new();
     fixture.apply(&large("alpha"));
     let running = fixture.builds.next_step().unwrap();
-    let state = [tenant("alpha"), service("alpha", "a"), route("alpha", "a", "/new"), tenant("beta")];
+    let state = [
+        tenant("alpha"),
+        service("alpha", "a"),
+        route("alpha", "a", "/new"),
+        tenant("beta"),
+    ];
     let next = fixture.builds.replace(&state, Generation(9), NOTHING);
     assert!(next.tenant("beta").unwrap().services().next().is_none());
-    assert!(fixture.builds.finish(running.run()).is_none(), "a step of a build that was dropped has no effect");
+    assert!(
+        fixture.builds.finish(running.run()).is_none(),
+        "a step of a build that was dropped has no effect"
+    );
     let (order, last) = fixture.finish();
-    assert_eq!((order, routed(&last.unwrap(), "alpha").join("")), (vec!["alpha".to_string()], "a".to_string()));
+    assert_eq!(
+        (order, routed(&last.unwrap(), "alpha").join("")),
+        (vec!["alpha".to_string()], "a".to_string())
+    );
 }
 
 #[test]
 fn unchanged_routes_are_not_compiled_again() {
     let mut fixture = BuildsFixture::new();
     let first = fixture.change(&large("alpha"), &[], usize::MAX);
-    let routes =
-        |snapshot: &Snapshot, name: &str| snapshot.tenant("alpha").unwrap().service(&key("alpha", name)).unwrap().routes.clone().unwrap();
+    let routes = |snapshot: &Snapshot, name: &str| {
+        snapshot
+            .tenant("alpha")
+            .unwrap()
+            .service(&key("alpha", name))
+            .unwrap()
+            .routes
+            .clone()
+            .unwrap()
+    };
     // Equal rules, a policy of the service, and the service itself.
     let target = PolicyTarget::Service(key("alpha", "a"));
-    let next = fixture.apply(&[large("alpha").to_vec(), vec![policy("alpha", "deny", target), service("alpha", "a")]].concat());
+    let next = fixture.apply(
+        &[
+            large("alpha").to_vec(),
+            vec![policy("alpha", "deny", target), service("alpha", "a")],
+        ]
+        .concat(),
+    );
     assert_eq!(fixture.waiting().len(), 0);
     assert!(Arc::ptr_eq(&routes(&first, "a"), &routes(&next, "a")));
     fixture.apply(&[route("alpha", "a", "/new")]);
     let last = fixture.finish().1.unwrap();
     assert!(!Arc::ptr_eq(&routes(&first, "a"), &routes(&last, "a")));
-    assert!(Arc::ptr_eq(&routes(&first, "b"), &routes(&last, "b")), "one service changed");
+    assert!(
+        Arc::ptr_eq(&routes(&first, "b"), &routes(&last, "b")),
+        "one service changed"
+    );
 }
 
 #[test]
@@ -290,7 +480,13 @@ fn routes_that_arrived_before_their_service_are_built_with_it() {
     fixture.apply(&[route("alpha", "d", "/d")]);
     assert_eq!(fixture.waiting().len(), 0, "nothing to build yet");
     let next = fixture.apply(&[service("alpha", "d")]);
-    assert!(next.tenant("alpha").unwrap().service(&key("alpha", "d")).is_none(), "never without its routes");
+    assert!(
+        next.tenant("alpha")
+            .unwrap()
+            .service(&key("alpha", "d"))
+            .is_none(),
+        "never without its routes"
+    );
     assert_eq!(routed(&fixture.finish().1.unwrap(), "alpha"), ["d"]);
 }
 
@@ -299,8 +495,21 @@ fn a_tenant_whose_tables_cannot_be_put_in_force_is_closed_alone() {
     let mut fixture = BuildsFixture::new();
     fixture.apply(&large("alpha"));
     let next = fixture.builds.fail(&"alpha".parse().unwrap());
-    assert_eq!((is_closed(&next, "alpha"), is_closed(&next, "beta"), fixture.waiting().len()), (true, false, 0));
-    assert!(is_closed(&fixture.apply(&[deny("alpha", "deny")]), "alpha"), "a later change does not bring back what was lost");
+    assert_eq!(
+        (
+            is_closed(&next, "alpha"),
+            is_closed(&next, "beta"),
+            fixture.waiting().len()
+        ),
+        (true, false, 0)
+    );
+    assert!(
+        is_closed(&fixture.apply(&[deny("alpha", "deny")]), "alpha"),
+        "a later change does not bring back what was lost"
+    );
     let state = [tenant("alpha"), tenant("beta")];
-    assert!(!is_closed(&fixture.builds.replace(&state, Generation(9), NOTHING), "alpha"));
+    assert!(!is_closed(
+        &fixture.builds.replace(&state, Generation(9), NOTHING),
+        "alpha"
+    ));
 }

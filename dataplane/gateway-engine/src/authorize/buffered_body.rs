@@ -44,7 +44,10 @@ struct Deadline {
 
 impl Deadline {
     fn begin(worker: &Worker) -> Self {
-        Self { began: Instant::now(), whole: worker.shared.config.times.shown_body }
+        Self {
+            began: Instant::now(),
+            whole: worker.shared.config.times.shown_body,
+        }
     }
 
     /// Time left after `bytes` were read. A client that never stops sending can miss the deadline too.
@@ -59,34 +62,66 @@ impl Deadline {
 }
 
 fn decide_left(whole: Duration, elapsed: Duration, bytes: usize) -> Duration {
-    let earned = Duration::from_secs(1).saturating_mul(u32::try_from(bytes).unwrap_or(u32::MAX)) / BYTES_PER_SECOND_MIN;
-    whole.min((whole / 3).saturating_add(earned)).saturating_sub(elapsed)
+    let earned = Duration::from_secs(1).saturating_mul(u32::try_from(bytes).unwrap_or(u32::MAX))
+        / BYTES_PER_SECOND_MIN;
+    whole
+        .min((whole / 3).saturating_add(earned))
+        .saturating_sub(elapsed)
 }
 
 /// Reserves budget for the bytes that will be read of a body.
-pub(crate) fn permit(worker: &Worker, session: &ClientSession, ask: &RequestInfo, wanted: usize) -> Result<BodyPermit, ProxyError> {
+pub(crate) fn permit(
+    worker: &Worker,
+    session: &ClientSession,
+    ask: &RequestInfo,
+    wanted: usize,
+) -> Result<BodyPermit, ProxyError> {
     let announced = match ask.framing {
         Framing::Length(n) => n.min(wanted as u64),
         _ => wanted as u64,
     };
-    worker.bodies.take(session.account.number, session.account.body_bytes_max(), announced * COPIES)
+    worker.bodies.take(
+        session.account.number,
+        session.account.body_bytes_max(),
+        announced * COPIES,
+    )
 }
 
 /// Number of body bytes that authorizers may need, whichever endpoint is selected.
-pub(crate) fn bytes_to_buffer(worker: &Worker, session: &ClientSession, placed: &RoutedRequest, ask: &RequestInfo) -> usize {
+pub(crate) fn bytes_to_buffer(
+    worker: &Worker,
+    session: &ClientSession,
+    placed: &RoutedRequest,
+    ask: &RequestInfo,
+) -> usize {
     if !ask.has_body() || !session.is_policed() {
         return 0;
     }
     let snapshot = worker.snapshot();
-    let Some(tenant) = snapshot.tenant(session.account.tenant.as_str()) else { return 0 };
-    let guards = placed.view.set.endpoints.iter().map(|endpoint| endpoint.guard.as_deref());
+    let Some(tenant) = snapshot.tenant(session.account.tenant.as_str()) else {
+        return 0;
+    };
+    let guards = placed
+        .view
+        .set
+        .endpoints
+        .iter()
+        .map(|endpoint| endpoint.guard.as_deref());
     let (mut last, mut wanted) = (0, 0);
-    for guard in guards.chain([placed.resolved.guard_beside(&placed.view)]).flatten() {
+    for guard in guards
+        .chain([placed.resolved.guard_beside(&placed.view)])
+        .flatten()
+    {
         // Endpoints of one set mostly share a policy set; consecutive duplicates are skipped.
         if guard.id != last {
             last = guard.id;
-            let asked = guard.policies.authorizers().filter_map(|key| tenant.policies.authorizer(key));
-            wanted = asked.map(|authorizer| authorizer.body_bytes).fold(wanted, u32::max);
+            let asked = guard
+                .policies
+                .authorizers()
+                .filter_map(|key| tenant.policies.authorizer(key));
+            wanted = asked
+                .map(|authorizer| authorizer.body_bytes)
+                .fold(wanted, u32::max);
         }
     }
     wanted as usize
@@ -100,13 +135,18 @@ pub(crate) async fn of_http1(
     (len, wanted): (usize, usize),
     mut permit: BodyPermit,
 ) -> Result<BufferedBody, ProxyError> {
-    let Http1Downstream { wire, timer, head, .. } = client;
+    let Http1Downstream {
+        wire, timer, head, ..
+    } = client;
     let deadline = Deadline::begin(worker);
     if head.view(wire.inbox.bytes()).expects_continue() {
         // The client waits for `100 Continue` before it sends the body, and the authorizer waits for the body.
         wire.outbox.push_static(b"HTTP/1.1 100 Continue\r\n\r\n");
         timer.arm(TimeoutKind::Client, worker.shared.config.times.client);
-        match timer.within(poll_fn(|cx| wire.io.poll_flush(cx, &mut wire.outbox))).await {
+        match timer
+            .within(poll_fn(|cx| wire.io.poll_flush(cx, &mut wire.outbox)))
+            .await
+        {
             Ok(Ok(())) => timer.disarm(),
             Ok(Err(_)) => return Err(ProxyError::ClientGone),
             Err(late) => {
@@ -118,7 +158,9 @@ pub(crate) async fn of_http1(
     let (mut reader, mut at) = (BodyReader::new(ask.framing), len);
     let mut shown = BytesMut::new();
     loop {
-        let step = reader.read(&wire.inbox.bytes()[at..], worker.h1_limits()).map_err(ProxyError::BadRequest)?;
+        let step = reader
+            .read(&wire.inbox.bytes()[at..], worker.h1_limits())
+            .map_err(ProxyError::BadRequest)?;
         match step.part {
             BodyPart::Data(range) => shown.extend_from_slice(&wire.inbox.bytes()[at..][range]),
             BodyPart::End => {
@@ -127,7 +169,10 @@ pub(crate) async fn of_http1(
             }
             BodyPart::NeedInput => {
                 timer.arm(TimeoutKind::ShownBody, deadline.left(worker, shown.len())?);
-                match timer.within(poll_fn(|cx| wire.io.poll_fill(cx, &mut wire.inbox))).await {
+                match timer
+                    .within(poll_fn(|cx| wire.io.poll_fill(cx, &mut wire.inbox)))
+                    .await
+                {
                     // Chunked framing can make the inbox much larger than the payload, so both count against the budget.
                     Ok(Ok(1..)) => permit.cover((wire.inbox.len() - len + shown.len()) as u64)?,
                     Ok(_) => return Err(ProxyError::ClientGone),
@@ -156,7 +201,9 @@ pub(crate) async fn of_http2(
     let deadline = Deadline::begin(worker);
     let mut read = BytesMut::new();
     while read.len() < wanted {
-        stream.timer.arm(TimeoutKind::ShownBody, deadline.left(worker, read.len())?);
+        stream
+            .timer
+            .arm(TimeoutKind::ShownBody, deadline.left(worker, read.len())?);
         match stream.timer.within(stream.body.data()).await {
             Ok(Some(Ok(piece))) => read.extend_from_slice(&piece),
             Ok(None) => break,
@@ -171,13 +218,22 @@ pub(crate) async fn of_http2(
     // More may have been read than authorizers need; all of it is forwarded.
     stream.first = read.freeze();
     let whole = stream.body.is_end_stream();
-    Ok(cut(BytesMut::from(&stream.first[..]), wanted, whole, permit))
+    Ok(cut(
+        BytesMut::from(&stream.first[..]),
+        wanted,
+        whole,
+        permit,
+    ))
 }
 
 fn cut(mut shown: BytesMut, wanted: usize, done: bool, permit: BodyPermit) -> BufferedBody {
     let whole = done && shown.len() <= wanted;
     shown.truncate(wanted);
-    BufferedBody { bytes: shown.freeze(), whole, _permit: permit }
+    BufferedBody {
+        bytes: shown.freeze(),
+        whole,
+        _permit: permit,
+    }
 }
 
 #[cfg(test)]
@@ -187,10 +243,20 @@ mod tests {
     #[test]
     fn trickling_client_has_a_third_of_the_time_and_no_client_has_more_than_all() {
         let seconds = Duration::from_secs;
-        for (elapsed, bytes, left) in
-            [(0, 0, 5), (3, 0, 2), (5, 0, 0), (5, 2 << 10, 2), (8, 2 << 10, 0), (5, 64 << 10, 10), (15, usize::MAX, 0)]
-        {
-            assert_eq!(decide_left(seconds(15), seconds(elapsed), bytes), seconds(left), "{elapsed} s, {bytes} bytes");
+        for (elapsed, bytes, left) in [
+            (0, 0, 5),
+            (3, 0, 2),
+            (5, 0, 0),
+            (5, 2 << 10, 2),
+            (8, 2 << 10, 0),
+            (5, 64 << 10, 10),
+            (15, usize::MAX, 0),
+        ] {
+            assert_eq!(
+                decide_left(seconds(15), seconds(elapsed), bytes),
+                seconds(left),
+                "{elapsed} s, {bytes} bytes"
+            );
         }
     }
 }

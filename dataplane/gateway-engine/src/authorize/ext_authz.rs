@@ -53,7 +53,9 @@ pub(crate) struct ExtAuthzMutations {
 impl ExtAuthzMutations {
     pub(crate) fn apply<R: FullRequest>(&self, request: &R, changes: &mut RequestMutations) {
         self.remove.iter().for_each(|name| changes.remove(name));
-        self.set.iter().for_each(|(name, value)| changes.set(name, value));
+        self.set
+            .iter()
+            .for_each(|(name, value)| changes.set(name, value));
         // Appended values join the client's own lines, unless an earlier mutation replaced those.
         for (name, value) in &self.append {
             let name = name.to_ascii_lowercase();
@@ -88,15 +90,27 @@ pub(crate) async fn ask(
     let name = super::policy_name(&question.authorizer);
     let snapshot = worker.snapshot();
     let tenant = snapshot.tenant(session.account.tenant.as_str());
-    let Some(authorizer) = tenant.and_then(|tenant| tenant.policies.authorizer(&question.authorizer)).cloned() else {
-        worker.counts.asked(&session.account.tenant, &name, "unknown");
+    let Some(authorizer) = tenant
+        .and_then(|tenant| tenant.policies.authorizer(&question.authorizer))
+        .cloned()
+    else {
+        worker
+            .counts
+            .asked(&session.account.tenant, &name, "unknown");
         return Err(ProxyError::Unasked("authorizer_unknown"));
     };
     drop(snapshot);
-    let request = proto::CheckRequest { attributes: Some(context(&authorizer)) };
+    let request = proto::CheckRequest {
+        attributes: Some(context(&authorizer)),
+    };
     let answered = match session.account.begin_ext_authz() {
         None => Err("authorizer_busy"),
-        Some(_held) => match tokio::time::timeout(authorizer.timeout, call(worker, session, &authorizer, &request)).await {
+        Some(_held) => match tokio::time::timeout(
+            authorizer.timeout,
+            call(worker, session, &authorizer, &request),
+        )
+        .await
+        {
             Ok(answered) => answered,
             Err(_) => Err("authorizer_timeout"),
         },
@@ -105,11 +119,19 @@ pub(crate) async fn ask(
     let (result, judged) = match judged {
         Ok(Ok(agreed)) => ("ok", Ok(agreed)),
         Ok(Err(rejection)) => {
-            worker.counts.authorized(&session.account.tenant, "custom_deny", &super::policy_name(&question.policy));
+            worker.counts.authorized(
+                &session.account.tenant,
+                "custom_deny",
+                &super::policy_name(&question.policy),
+            );
             ("denied", Err(ProxyError::Rejected(Box::new(rejection))))
         }
         Err(why) => {
-            tracing::debug!(authorizer = name, why, "an external authorizer gave no answer");
+            tracing::debug!(
+                authorizer = name,
+                why,
+                "an external authorizer gave no answer"
+            );
             // Failing open applies only if there was no decision; a denial always stands.
             match authorizer.fail_open {
                 true => ("failed_open", Ok(ExtAuthzMutations::default())),
@@ -128,14 +150,33 @@ fn find(
     authorizer: &Authorizer,
 ) -> Result<(SelectedEndpoint, Option<TenantTls>, String), &'static str> {
     let snapshot = worker.snapshot();
-    let tenant = snapshot.tenant(session.account.tenant.as_str()).ok_or("authorizer_unknown")?;
+    let tenant = snapshot
+        .tenant(session.account.tenant.as_str())
+        .ok_or("authorizer_unknown")?;
     // Only the tenant's own names are searched, so another tenant's authorizer cannot be found.
-    let service = tenant.service(&authorizer.service).ok_or("authorizer_no_service")?;
-    let port = service.port(authorizer.port).ok_or("authorizer_no_service")?;
-    let view = worker.upstreams.view(&snapshot, port.slot).ok_or("authorizer_no_service")?;
-    let chosen = balance::endpoint(&view, &TriedEndpoints::new(), None, worker.clock.now(), || worker.random())
-        .map_err(|_| "authorizer_no_endpoint")?;
-    Ok((chosen, tenant.tls.clone(), format!("{}:{}", service.names.hostname, authorizer.port)))
+    let service = tenant
+        .service(&authorizer.service)
+        .ok_or("authorizer_no_service")?;
+    let port = service
+        .port(authorizer.port)
+        .ok_or("authorizer_no_service")?;
+    let view = worker
+        .upstreams
+        .view(&snapshot, port.slot)
+        .ok_or("authorizer_no_service")?;
+    let chosen = balance::endpoint(
+        &view,
+        &TriedEndpoints::new(),
+        None,
+        worker.clock.now(),
+        || worker.random(),
+    )
+    .map_err(|_| "authorizer_no_endpoint")?;
+    Ok((
+        chosen,
+        tenant.tls.clone(),
+        format!("{}:{}", service.names.hostname, authorizer.port),
+    ))
 }
 
 /// Makes one gRPC call and returns the response message.
@@ -146,15 +187,31 @@ async fn call(
     asked: &proto::CheckRequest,
 ) -> Result<Bytes, &'static str> {
     let (chosen, tls, authority) = find(worker, session, authorizer)?;
-    let introduction = TunnelMetadata { tls: tls.as_ref(), headers: HeaderMap::new() };
-    let (_place, mut send) = upstream::place(worker, &chosen, introduction).await.map_err(|_| "authorizer_unreachable")?;
-    let uri = Uri::builder().scheme("http").authority(authority).path_and_query(CHECK).build().map_err(|_| "authorizer_unreachable")?;
+    let introduction = TunnelMetadata {
+        tls: tls.as_ref(),
+        headers: HeaderMap::new(),
+    };
+    let (_place, mut send) = upstream::place(worker, &chosen, introduction)
+        .await
+        .map_err(|_| "authorizer_unreachable")?;
+    let uri = Uri::builder()
+        .scheme("http")
+        .authority(authority)
+        .path_and_query(CHECK)
+        .build()
+        .map_err(|_| "authorizer_unreachable")?;
     let mut head = http::Request::new(());
-    (*head.method_mut(), *head.uri_mut(), *head.version_mut()) = (Method::POST, uri, http::Version::HTTP_2);
-    head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-    head.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
-    let (response, mut body) = send.send_request(head, false).map_err(|_| "authorizer_unreachable")?;
-    body.send_data(framed(asked), true).map_err(|_| "authorizer_broken")?;
+    (*head.method_mut(), *head.uri_mut(), *head.version_mut()) =
+        (Method::POST, uri, http::Version::HTTP_2);
+    head.headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    head.headers_mut()
+        .insert(TE, HeaderValue::from_static("trailers"));
+    let (response, mut body) = send
+        .send_request(head, false)
+        .map_err(|_| "authorizer_unreachable")?;
+    body.send_data(framed(asked), true)
+        .map_err(|_| "authorizer_broken")?;
     receive(response.await.map_err(|_| "authorizer_broken")?).await
 }
 
@@ -174,8 +231,15 @@ async fn receive(response: http::Response<RecvStream>) -> Result<Bytes, &'static
         }
         answer.extend_from_slice(&piece);
     }
-    let trailers = body.trailers().await.map_err(|_| "authorizer_broken")?.unwrap_or(parts.headers);
-    if trailers.get("grpc-status").is_none_or(|status| status != "0") {
+    let trailers = body
+        .trailers()
+        .await
+        .map_err(|_| "authorizer_broken")?
+        .unwrap_or(parts.headers);
+    if trailers
+        .get("grpc-status")
+        .is_none_or(|status| status != "0")
+    {
         return Err("authorizer_grpc_status");
     }
     unframed(answer.freeze()).ok_or("authorizer_malformed")
@@ -186,7 +250,11 @@ fn framed(message: &impl Message) -> Bytes {
     let encoded = message.encode_to_vec();
     let mut framed = Vec::with_capacity(5 + encoded.len());
     framed.push(0);
-    framed.extend_from_slice(&u32::try_from(encoded.len()).unwrap_or(u32::MAX).to_be_bytes());
+    framed.extend_from_slice(
+        &u32::try_from(encoded.len())
+            .unwrap_or(u32::MAX)
+            .to_be_bytes(),
+    );
     framed.extend_from_slice(&encoded);
     framed.into()
 }
@@ -210,23 +278,40 @@ fn read(answer: Bytes) -> Result<Result<ExtAuthzMutations, ExtAuthzDenial>, &'st
         (Some(0), None) => Ok(Ok(ExtAuthzMutations::default())),
         (None | Some(0), Some(HttpResponse::DeniedResponse(denied))) => rejected(denied).map(Err),
         (Some(_), Some(HttpResponse::DeniedResponse(denied))) => rejected(denied).map(Err),
-        (Some(_), _) => Ok(Err(ExtAuthzDenial { status: 403, headers: Vec::new(), body: String::new() })),
+        (Some(_), _) => Ok(Err(ExtAuthzDenial {
+            status: 403,
+            headers: Vec::new(),
+            body: String::new(),
+        })),
     }
 }
 
 fn value_of(header: &proto::HeaderValue) -> Vec<u8> {
-    if header.raw_value.is_empty() { header.value.clone().into_bytes() } else { header.raw_value.clone() }
+    if header.raw_value.is_empty() {
+        header.value.clone().into_bytes()
+    } else {
+        header.raw_value.clone()
+    }
 }
 
 fn agreed(ok: proto::OkHttpResponse) -> Result<ExtAuthzMutations, &'static str> {
     if ok.headers.len() > HEADERS_MAX || ok.headers_to_remove.len() > HEADERS_MAX {
         return Err("authorizer_too_many_headers");
     }
-    let mut agreed = ExtAuthzMutations { remove: ok.headers_to_remove, ..ExtAuthzMutations::default() };
+    let mut agreed = ExtAuthzMutations {
+        remove: ok.headers_to_remove,
+        ..ExtAuthzMutations::default()
+    };
     for option in ok.headers {
-        let Some(header) = option.header else { continue };
+        let Some(header) = option.header else {
+            continue;
+        };
         let pair = (header.key.clone(), value_of(&header));
-        if option.append.is_some_and(|append| append.value) { agreed.append.push(pair) } else { agreed.set.push(pair) }
+        if option.append.is_some_and(|append| append.value) {
+            agreed.append.push(pair)
+        } else {
+            agreed.set.push(pair)
+        }
     }
     Ok(agreed)
 }
@@ -241,19 +326,38 @@ fn rejected(denied: proto::DeniedHttpResponse) -> Result<ExtAuthzDenial, &'stati
         return Err("authorizer_too_many_headers");
     }
     let code = denied.status.map_or(403, |status| status.code);
-    let status = u16::try_from(code).ok().filter(may_have_body).unwrap_or(403);
+    let status = u16::try_from(code)
+        .ok()
+        .filter(may_have_body)
+        .unwrap_or(403);
     // `RequestMutations` drops headers that control framing or cannot be written.
     let mut sound = RequestMutations::default();
-    for header in denied.headers.into_iter().filter_map(|option| option.header) {
+    for header in denied
+        .headers
+        .into_iter()
+        .filter_map(|option| option.header)
+    {
         sound.set(&header.key, &value_of(&header));
     }
-    let headers = sound.headers().filter_map(|(name, value)| Some((name.to_string(), value?.to_vec()))).collect();
-    Ok(ExtAuthzDenial { status, headers, body: denied.body })
+    let headers = sound
+        .headers()
+        .filter_map(|(name, value)| Some((name.to_string(), value?.to_vec())))
+        .collect();
+    Ok(ExtAuthzDenial {
+        status,
+        headers,
+        body: denied.body,
+    })
 }
 
 fn address(of: SocketAddr) -> Option<proto::Address> {
-    let socket = proto::SocketAddress { address: of.ip().to_canonical().to_string(), port_value: of.port().into() };
-    Some(proto::Address { socket_address: Some(socket) })
+    let socket = proto::SocketAddress {
+        address: of.ip().to_canonical().to_string(),
+        port_value: of.port().into(),
+    };
+    Some(proto::Address {
+        socket_address: Some(socket),
+    })
 }
 
 /// Builds the attributes of a connection for a check.
@@ -262,9 +366,19 @@ pub(crate) fn connection(session: &ClientSession, to: SocketAddr) -> proto::Attr
     let service = session.source.party.service.clone();
     let sni = session.principal.server_name.clone();
     proto::AttributeContext {
-        source: Some(proto::Peer { address: address(session.client), service, principal }),
-        destination: Some(proto::Peer { address: address(to), ..proto::Peer::default() }),
-        request: Some(proto::Request { time: Some(SystemTime::now().into()), http: None }),
+        source: Some(proto::Peer {
+            address: address(session.client),
+            service,
+            principal,
+        }),
+        destination: Some(proto::Peer {
+            address: address(to),
+            ..proto::Peer::default()
+        }),
+        request: Some(proto::Request {
+            time: Some(SystemTime::now().into()),
+            http: None,
+        }),
         tls_session: sni.map(|sni| proto::TlsSession { sni }),
     }
 }
@@ -288,24 +402,33 @@ pub(crate) fn request<R: FullRequest>(
     let mut headers = headers(request, &trial.changes, authorizer);
     let mut body = Vec::new();
     if let Some(beginning) = about.body.filter(|_| authorizer.body_bytes > 0) {
-        body = beginning.bytes[..beginning.bytes.len().min(authorizer.body_bytes as usize)].to_vec();
+        body =
+            beginning.bytes[..beginning.bytes.len().min(authorizer.body_bytes as usize)].to_vec();
         let partial = !beginning.whole || body.len() < beginning.bytes.len();
         headers.insert(PARTIAL_BODY.into(), partial.to_string());
     }
     // Bytes that are not UTF-8 go into `raw_body`.
-    let (body, raw_body) = String::from_utf8(body).map_or_else(|e| (String::new(), e.into_bytes()), |text| (text, Vec::new()));
-    let path = trial.changes.target(request.path(), request.query()).unwrap_or_else(|| {
-        let mut path = request.path().to_vec();
-        if let Some(query) = request.query() {
-            path.push(b'?');
-            path.extend_from_slice(query);
-        }
-        path
-    });
+    let (body, raw_body) = String::from_utf8(body).map_or_else(
+        |e| (String::new(), e.into_bytes()),
+        |text| (text, Vec::new()),
+    );
+    let path = trial
+        .changes
+        .target(request.path(), request.query())
+        .unwrap_or_else(|| {
+            let mut path = request.path().to_vec();
+            if let Some(query) = request.query() {
+                path.push(b'?');
+                path.extend_from_slice(query);
+            }
+            path
+        });
     let mut id = String::new();
     request.header("x-request-id", &mut |value| id = text(value));
     let mut size = -1;
-    request.header("content-length", &mut |value| size = text(value).parse().unwrap_or(-1));
+    request.header("content-length", &mut |value| {
+        size = text(value).parse().unwrap_or(-1)
+    });
     let http = proto::HttpRequest {
         id,
         method: text(request.method()),
@@ -319,7 +442,10 @@ pub(crate) fn request<R: FullRequest>(
         raw_body,
     };
     let mut context = connection(session, to);
-    context.request = Some(proto::Request { http: Some(http), ..context.request.unwrap_or_default() });
+    context.request = Some(proto::Request {
+        http: Some(http),
+        ..context.request.unwrap_or_default()
+    });
     context
 }
 
@@ -328,7 +454,11 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// Selects the headers that the authorizer is configured to see, as they will be forwarded. Lines of one name are joined into one value.
-fn headers<R: FullRequest>(request: &R, changes: &RequestMutations, authorizer: &Authorizer) -> HashMap<String, String> {
+fn headers<R: FullRequest>(
+    request: &R,
+    changes: &RequestMutations,
+    authorizer: &Authorizer,
+) -> HashMap<String, String> {
     let mut headers = HashMap::<String, String>::new();
     let mut show = |name: String, value: &[u8]| {
         if authorizer.headers.is_empty() || authorizer.headers.contains(&name) {
@@ -346,7 +476,9 @@ fn headers<R: FullRequest>(request: &R, changes: &RequestMutations, authorizer: 
         }
     });
     for (name, value) in changes.headers() {
-        value.into_iter().for_each(|value| show(name.to_string(), value));
+        value
+            .into_iter()
+            .for_each(|value| show(name.to_string(), value));
     }
     headers
 }
@@ -357,64 +489,167 @@ mod tests {
     use super::*;
 
     fn answer(code: Option<i32>, http_response: Option<HttpResponse>) -> Bytes {
-        let status = code.map(|code| proto::Status { code, message: String::new() });
-        proto::CheckResponse { status, http_response }.encode_to_vec().into()
+        let status = code.map(|code| proto::Status {
+            code,
+            message: String::new(),
+        });
+        proto::CheckResponse {
+            status,
+            http_response,
+        }
+        .encode_to_vec()
+        .into()
     }
 
     fn header(key: &str, value: &str, append: bool) -> proto::HeaderValueOption {
-        let header = proto::HeaderValue { key: key.into(), value: value.into(), raw_value: vec![] };
-        proto::HeaderValueOption { header: Some(header), append: append.then_some(proto::BoolValue { value: true }) }
+        let header = proto::HeaderValue {
+            key: key.into(),
+            value: value.into(),
+            raw_value: vec![],
+        };
+        proto::HeaderValueOption {
+            header: Some(header),
+            append: append.then_some(proto::BoolValue { value: true }),
+        }
     }
 
     #[test]
     fn answers_are_yes_no_or_nothing() {
-        let ok = |headers| Some(HttpResponse::OkResponse(proto::OkHttpResponse { headers, headers_to_remove: vec!["x-b".into()] }));
+        let ok = |headers| {
+            Some(HttpResponse::OkResponse(proto::OkHttpResponse {
+                headers,
+                headers_to_remove: vec!["x-b".into()],
+            }))
+        };
         let denied = |code, headers| {
             let status = Some(proto::HttpStatus { code });
-            Some(HttpResponse::DeniedResponse(proto::DeniedHttpResponse { status, headers, body: "no".into() }))
+            Some(HttpResponse::DeniedResponse(proto::DeniedHttpResponse {
+                status,
+                headers,
+                body: "no".into(),
+            }))
         };
-        let rejection = |status: u16| Ok(Err(ExtAuthzDenial { status, headers: vec![], body: "no".into() }));
+        let rejection = |status: u16| {
+            Ok(Err(ExtAuthzDenial {
+                status,
+                headers: vec![],
+                body: "no".into(),
+            }))
+        };
         let said = ExtAuthzMutations {
             set: vec![("X-A".into(), b"1".to_vec())],
             append: vec![("x-c".into(), b"2".to_vec())],
             remove: vec!["x-b".into()],
         };
-        let many = (0..=HEADERS_MAX).map(|n| header(&format!("x-{n}"), "", false)).collect::<Vec<_>>();
+        let many = (0..=HEADERS_MAX)
+            .map(|n| header(&format!("x-{n}"), "", false))
+            .collect::<Vec<_>>();
         for (what, bytes, want) in [
             ("nothing at all", Bytes::new(), Err("authorizer_malformed")),
-            ("no protobuf", Bytes::from_static(b"\xff\xff"), Err("authorizer_malformed")),
-            ("plain yes", answer(Some(0), None), Ok(Ok(ExtAuthzMutations::default()))),
-            ("yes with headers", answer(Some(0), ok(vec![header("X-A", "1", false), header("x-c", "2", true)])), Ok(Ok(said))),
-            ("too many headers", answer(Some(0), ok(many.clone())), Err("authorizer_too_many_headers")),
-            ("too many headers in a no", answer(Some(7), denied(401, many)), Err("authorizer_too_many_headers")),
-            ("plain no", answer(Some(7), None), Ok(Err(ExtAuthzDenial { status: 403, headers: vec![], body: String::new() }))),
+            (
+                "no protobuf",
+                Bytes::from_static(b"\xff\xff"),
+                Err("authorizer_malformed"),
+            ),
+            (
+                "plain yes",
+                answer(Some(0), None),
+                Ok(Ok(ExtAuthzMutations::default())),
+            ),
+            (
+                "yes with headers",
+                answer(
+                    Some(0),
+                    ok(vec![header("X-A", "1", false), header("x-c", "2", true)]),
+                ),
+                Ok(Ok(said)),
+            ),
+            (
+                "too many headers",
+                answer(Some(0), ok(many.clone())),
+                Err("authorizer_too_many_headers"),
+            ),
+            (
+                "too many headers in a no",
+                answer(Some(7), denied(401, many)),
+                Err("authorizer_too_many_headers"),
+            ),
+            (
+                "plain no",
+                answer(Some(7), None),
+                Ok(Err(ExtAuthzDenial {
+                    status: 403,
+                    headers: vec![],
+                    body: String::new(),
+                })),
+            ),
             (
                 "no with a yes in it",
                 answer(Some(7), ok(vec![])),
-                Ok(Err(ExtAuthzDenial { status: 403, headers: vec![], body: String::new() })),
+                Ok(Err(ExtAuthzDenial {
+                    status: 403,
+                    headers: vec![],
+                    body: String::new(),
+                })),
             ),
-            ("no with a status", answer(Some(16), denied(401, vec![])), rejection(401)),
-            ("a no whose status is no status", answer(Some(7), denied(0, vec![])), rejection(403)),
-            ("a no whose status has no body", answer(Some(7), denied(204, vec![])), rejection(403)),
-            ("a yes that denies", answer(Some(0), denied(401, vec![])), rejection(401)),
+            (
+                "no with a status",
+                answer(Some(16), denied(401, vec![])),
+                rejection(401),
+            ),
+            (
+                "a no whose status is no status",
+                answer(Some(7), denied(0, vec![])),
+                rejection(403),
+            ),
+            (
+                "a no whose status has no body",
+                answer(Some(7), denied(204, vec![])),
+                rejection(403),
+            ),
+            (
+                "a yes that denies",
+                answer(Some(0), denied(401, vec![])),
+                rejection(401),
+            ),
         ] {
             assert_eq!(read(bytes), want, "{what}");
         }
         // A redirect is a denial too, and the authorizer's framing header is dropped.
-        let Ok(Err(no)) =
-            read(answer(Some(7), denied(302, vec![header("Location", "/login", false), header("content-length", "9", false)])))
-        else {
+        let Ok(Err(no)) = read(answer(
+            Some(7),
+            denied(
+                302,
+                vec![
+                    header("Location", "/login", false),
+                    header("content-length", "9", false),
+                ],
+            ),
+        )) else {
             panic!("a redirection is a no")
         };
-        assert_eq!((no.status, no.headers), (302, vec![("location".to_string(), b"/login".to_vec())]));
+        assert_eq!(
+            (no.status, no.headers),
+            (302, vec![("location".to_string(), b"/login".to_vec())])
+        );
     }
 
     #[test]
     fn messages_have_a_prefix() {
-        let request = proto::CheckRequest { attributes: Some(proto::AttributeContext::default()) };
+        let request = proto::CheckRequest {
+            attributes: Some(proto::AttributeContext::default()),
+        };
         let bytes = framed(&request);
-        assert_eq!(unframed(bytes.clone()), Some(request.encode_to_vec().into()));
-        for bad in [&b""[..], b"\x00\x00\x00\x00", b"\x01\x00\x00\x00\x00", b"\x00\x00\x00\x00\x05ab"] {
+        assert_eq!(
+            unframed(bytes.clone()),
+            Some(request.encode_to_vec().into())
+        );
+        for bad in [
+            &b""[..],
+            b"\x00\x00\x00\x00",
+            b"\x01\x00\x00\x00\x00",
+            b"\x00\x00\x00\x00\x05ab",
+        ] {
             assert_eq!(unframed(Bytes::copy_from_slice(bad)), None, "{bad:?}");
         }
     }

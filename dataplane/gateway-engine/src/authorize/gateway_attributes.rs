@@ -53,13 +53,26 @@ pub(crate) struct GatewayAttributes<'a> {
 
 impl<'a> GatewayAttributes<'a> {
     /// Attributes of a request on a connection.
-    pub(crate) fn request(session: &'a ClientSession, to: SocketAddr, subject: &'a MutatedRequest<'a>) -> Self {
-        Self { subject: Some(subject), ..Self::connection(session, to) }
+    pub(crate) fn request(
+        session: &'a ClientSession,
+        to: SocketAddr,
+        subject: &'a MutatedRequest<'a>,
+    ) -> Self {
+        Self {
+            subject: Some(subject),
+            ..Self::connection(session, to)
+        }
     }
 
     pub(crate) fn connection(session: &'a ClientSession, to: SocketAddr) -> Self {
         let client = session.client.ip().to_canonical();
-        Self { who: &session.principal, client, to, subject: None, foreign: session.principal.foreign }
+        Self {
+            who: &session.principal,
+            client,
+            to,
+            subject: None,
+            foreign: session.principal.foreign,
+        }
     }
 
     pub(super) fn foreign(mut self, foreign: bool) -> Self {
@@ -67,7 +80,11 @@ impl<'a> GatewayAttributes<'a> {
         self
     }
 
-    fn of_request(subject: &MutatedRequest<'_>, attribute: &Attribute, each: &mut dyn FnMut(AttributeValue<'_>) -> bool) {
+    fn of_request(
+        subject: &MutatedRequest<'_>,
+        attribute: &Attribute,
+        each: &mut dyn FnMut(AttributeValue<'_>) -> bool,
+    ) {
         // Once a value suffices for the policy, no further values are passed.
         let mut enough = false;
         let mut text = |bytes: &[u8]| {
@@ -77,10 +94,18 @@ impl<'a> GatewayAttributes<'a> {
         let token = subject.token;
         let one = match attribute {
             Attribute::Method => Some(subject.request.method()),
-            Attribute::Path => Some(subject.changes.path.as_ref().map_or(subject.request.path(), |path| path.as_bytes())),
+            Attribute::Path => Some(
+                subject
+                    .changes
+                    .path
+                    .as_ref()
+                    .map_or(subject.request.path(), |path| path.as_bytes()),
+            ),
             Attribute::Host => Some(subject.authority),
             Attribute::Header(name) if subject.changes.header(name) => subject.changes.value(name),
-            Attribute::RequestPrincipal => token.and_then(|t| t.principal.as_deref()).map(str::as_bytes),
+            Attribute::RequestPrincipal => token
+                .and_then(|t| t.principal.as_deref())
+                .map(str::as_bytes),
             Attribute::RequestPresenter => token.and_then(Token::presenter).map(str::as_bytes),
             _ => None,
         };
@@ -88,9 +113,14 @@ impl<'a> GatewayAttributes<'a> {
             (Some(one), ..) => {
                 text(one);
             }
-            (None, Attribute::Header(name), _) if !subject.changes.determines(name) => header(subject.request, name, &mut text),
+            (None, Attribute::Header(name), _) if !subject.changes.determines(name) => {
+                header(subject.request, name, &mut text)
+            }
             (None, Attribute::RequestAudience, Some(token)) => {
-                token.audiences().into_iter().any(|audience| text(audience.as_bytes()));
+                token
+                    .audiences()
+                    .into_iter()
+                    .any(|audience| text(audience.as_bytes()));
             }
             (None, Attribute::RequestClaim(path), Some(token)) => token.look(path, &mut text),
             _ => {}
@@ -124,21 +154,33 @@ fn known(_: bool) -> AttributeVisibility {
 }
 
 impl Attributes for GatewayAttributes<'_> {
-    fn visit_attribute(&self, attribute: &Attribute, each: &mut dyn FnMut(AttributeValue<'_>) -> bool) -> AttributeVisibility {
+    fn visit_attribute(
+        &self,
+        attribute: &Attribute,
+        each: &mut dyn FnMut(AttributeValue<'_>) -> bool,
+    ) -> AttributeVisibility {
         let mut text = |value: &str| {
             each(AttributeValue::Text(value.as_bytes()));
         };
         match attribute {
             Attribute::SourcePrincipal => self.who.principal.as_deref().map_or((), text),
             Attribute::SourceNamespace if self.who.principal.is_some() => text(&self.who.namespace),
-            Attribute::SourceServiceAccount if self.who.principal.is_some() => text(&self.who.account),
+            Attribute::SourceServiceAccount if self.who.principal.is_some() => {
+                text(&self.who.account)
+            }
             Attribute::SourceNamespace | Attribute::SourceServiceAccount => {}
             // A client address that the first hop did not report is unknown, not absent.
-            Attribute::SourceAddress | Attribute::RemoteAddress if self.client.is_unspecified() => return AttributeVisibility::Unknown,
+            Attribute::SourceAddress | Attribute::RemoteAddress if self.client.is_unspecified() => {
+                return AttributeVisibility::Unknown;
+            }
             // A client's own `x-forwarded-for` is not trusted, so both attributes are the client's address.
-            Attribute::SourceAddress | Attribute::RemoteAddress => return known(each(AttributeValue::Address(self.client))),
+            Attribute::SourceAddress | Attribute::RemoteAddress => {
+                return known(each(AttributeValue::Address(self.client)));
+            }
             Attribute::DestinationPort => return known(each(AttributeValue::Port(self.to.port()))),
-            Attribute::DestinationAddress => return known(each(AttributeValue::Address(self.to.ip()))),
+            Attribute::DestinationAddress => {
+                return known(each(AttributeValue::Address(self.to.ip())));
+            }
             Attribute::ServerName => self.who.server_name.as_deref().map_or((), text),
             _ => match self.subject {
                 None => return AttributeVisibility::Unknown,

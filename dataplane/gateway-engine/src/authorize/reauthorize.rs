@@ -14,7 +14,9 @@ use canal_gateway_config::DestinationPolicy;
 use canal_gateway_config::jwt;
 use canal_model::program::AppProtocol;
 
-use super::{AuthorizationInterrupt, AuthorizationState, DestinationPolicies, ExtAuthzGrant, connection};
+use super::{
+    AuthorizationInterrupt, AuthorizationState, DestinationPolicies, ExtAuthzGrant, connection,
+};
 use crate::destination::ResolvedDestination;
 use crate::endpoints::SelectedEndpoint;
 use crate::head::{FullRequest, ValidatedHttp2Request};
@@ -30,21 +32,27 @@ pub(crate) async fn watch(worker: Weak<Worker>) {
     let mut seen = 0;
     loop {
         tokio::time::sleep(REAUTHORIZE_INTERVAL).await;
-        let Some(worker) = worker.upgrade() else { return };
+        let Some(worker) = worker.upgrade() else {
+            return;
+        };
         let newest = worker.shared.publisher.sequence();
         if newest != seen {
             seen = newest;
             notify_changed(&worker);
         }
-        worker.accounts.forget_gone(&worker.snapshot(), |number| worker.tokens.forget(number));
+        worker
+            .accounts
+            .forget_gone(&worker.snapshot(), |number| worker.tokens.forget(number));
     }
 }
 
 fn notify_changed(worker: &Worker) {
-    worker.accounts.update(&worker.snapshot(), &worker.limits, |account| {
-        worker.clock.wake(account.number);
-        account.changed.notify_waiters();
-    });
+    worker
+        .accounts
+        .update(&worker.snapshot(), &worker.limits, |account| {
+            worker.clock.wake(account.number);
+            account.changed.notify_waiters();
+        });
 }
 
 /// Admitted work that is still open, with what is needed to authorize it again.
@@ -83,11 +91,21 @@ impl<'a> OngoingAuthorization<'a> {
         kept: Option<&'a [u8]>,
         checked: Option<&'a ValidatedHttp2Request>,
     ) -> Self {
-        Self { session, chosen, version: Cell::new(version), kept, checked, verifying: RefCell::new(None) }
+        Self {
+            session,
+            chosen,
+            version: Cell::new(version),
+            kept,
+            checked,
+            verifying: RefCell::new(None),
+        }
     }
 
     /// Wraps work whose owner watches for policy changes itself and requests each reauthorization.
-    pub(crate) fn without_request(session: &'a Rc<ClientSession>, chosen: &'a SelectedEndpoint) -> Self {
+    pub(crate) fn without_request(
+        session: &'a Rc<ClientSession>,
+        chosen: &'a SelectedEndpoint,
+    ) -> Self {
         Self::new(session, chosen, 0, None, None)
     }
 
@@ -109,7 +127,12 @@ impl<'a> OngoingAuthorization<'a> {
     #[inline]
     pub(crate) fn is_outdated(&self) -> bool {
         let newest = self.session.account.policy_version.get();
-        self.version.replace(newest) != newest || self.verifying.borrow().as_ref().is_some_and(|verifying| verifying.done.take())
+        self.version.replace(newest) != newest
+            || self
+                .verifying
+                .borrow()
+                .as_ref()
+                .is_some_and(|verifying| verifying.done.take())
     }
 
     /// Verifies a signature in a separate task, then wakes `waker`; [`OngoingAuthorization::is_outdated`] is true from then on.
@@ -124,9 +147,15 @@ impl<'a> OngoingAuthorization<'a> {
     }
 
     fn newest(&self, worker: &Worker) -> Result<CurrentPolicies, ProxyError> {
-        let resolved = self.session.resolve(worker).ok().map(|(_, resolved)| resolved);
+        let resolved = self
+            .session
+            .resolve(worker)
+            .ok()
+            .map(|(_, resolved)| resolved);
         let snapshot = worker.snapshot();
-        let tenant = snapshot.tenant(self.session.account.tenant.as_str()).ok_or(ProxyError::NoService)?;
+        let tenant = snapshot
+            .tenant(self.session.account.tenant.as_str())
+            .ok_or(ProxyError::NoService)?;
         if tenant.closed {
             return Err(ProxyError::TenantClosed);
         }
@@ -136,11 +165,23 @@ impl<'a> OngoingAuthorization<'a> {
         }
         // The workload's labels may have changed, so its policies are resolved again.
         let endpoint = self.chosen.endpoint();
-        let newer = tenant.workload_at(endpoint.address.ip()).filter(|workload| workload.uid == endpoint.workload.uid);
+        let newer = tenant
+            .workload_at(endpoint.address.ip())
+            .filter(|workload| workload.uid == endpoint.workload.uid);
         let workload = newer.unwrap_or(&endpoint.workload);
-        let service = self.chosen.view.set.service.as_ref().map(|names| &names.key);
-        let place = PolicyDestination::workload(&workload.namespace, &workload.labels).serving(service);
-        Ok(CurrentPolicies { endpoint: tenant.policies.guard(&place), resolved })
+        let service = self
+            .chosen
+            .view
+            .set
+            .service
+            .as_ref()
+            .map(|names| &names.key);
+        let place =
+            PolicyDestination::workload(&workload.namespace, &workload.labels).serving(service);
+        Ok(CurrentPolicies {
+            endpoint: tenant.policies.guard(&place),
+            resolved,
+        })
     }
 
     fn run_with_current_policies(
@@ -148,14 +189,23 @@ impl<'a> OngoingAuthorization<'a> {
         worker: &Worker,
         judge: impl FnOnce(&DestinationPolicies<'_>, SocketAddr) -> Result<(), AuthorizationInterrupt>,
     ) -> Result<(), AuthorizationInterrupt> {
-        let judged = self.newest(worker).map_err(AuthorizationInterrupt::Fault).and_then(|newest| {
-            let dialled = newest.resolved.as_ref().and_then(|resolved| resolved.guard_beside(&self.chosen.view));
-            let guards = DestinationPolicies { endpoint: newest.endpoint.as_deref(), dialled };
-            if guards.is_empty() && !self.session.principal.foreign {
-                return Ok(());
-            }
-            judge(&guards, self.chosen.address)
-        });
+        let judged = self
+            .newest(worker)
+            .map_err(AuthorizationInterrupt::Fault)
+            .and_then(|newest| {
+                let dialled = newest
+                    .resolved
+                    .as_ref()
+                    .and_then(|resolved| resolved.guard_beside(&self.chosen.view));
+                let guards = DestinationPolicies {
+                    endpoint: newest.endpoint.as_deref(),
+                    dialled,
+                };
+                if guards.is_empty() && !self.session.principal.foreign {
+                    return Ok(());
+                }
+                judge(&guards, self.chosen.address)
+            });
         match &judged {
             Ok(()) => worker.counts.reauthorized("allowed"),
             Err(AuthorizationInterrupt::Fault(_)) => worker.counts.reauthorized("denied"),
@@ -165,11 +215,25 @@ impl<'a> OngoingAuthorization<'a> {
     }
 
     /// Authorizes a request again by the current policies.
-    pub(crate) fn reauthorize<R: FullRequest>(&self, worker: &Worker, request: (&R, &[u8])) -> Result<(), AuthorizationInterrupt> {
+    pub(crate) fn reauthorize<R: FullRequest>(
+        &self,
+        worker: &Worker,
+        request: (&R, &[u8]),
+    ) -> Result<(), AuthorizationInterrupt> {
         self.run_with_current_policies(worker, |guards, to| {
-            let mut trial = AuthorizationState { consent: ExtAuthzGrant::Standing, ..AuthorizationState::default() };
-            trial.prepare(worker, &self.session.account, (guards, self.chosen.view.set.policy_paths), request.0)?;
-            Ok(trial.decide(worker, self.session, guards, to, request, None).map(drop)?)
+            let mut trial = AuthorizationState {
+                consent: ExtAuthzGrant::Standing,
+                ..AuthorizationState::default()
+            };
+            trial.prepare(
+                worker,
+                &self.session.account,
+                (guards, self.chosen.view.set.policy_paths),
+                request.0,
+            )?;
+            Ok(trial
+                .decide(worker, self.session, guards, to, request, None)
+                .map(drop)?)
         })
     }
 
@@ -182,9 +246,20 @@ impl<'a> OngoingAuthorization<'a> {
     }
 
     /// Authorizes again with the attributes of the connection only.
-    pub(crate) fn reauthorize_connection(&self, worker: &Worker) -> Result<(), AuthorizationInterrupt> {
+    pub(crate) fn reauthorize_connection(
+        &self,
+        worker: &Worker,
+    ) -> Result<(), AuthorizationInterrupt> {
         self.run_with_current_policies(worker, |guards, to| {
-            Ok(connection(worker, self.session, guards, to, &ExtAuthzGrant::Standing, None).map(drop)?)
+            Ok(connection(
+                worker,
+                self.session,
+                guards,
+                to,
+                &ExtAuthzGrant::Standing,
+                None,
+            )
+            .map(drop)?)
         })
     }
 }

@@ -33,16 +33,34 @@ enum HeadRead {
 }
 
 /// Serves requests until the connection ends.
-pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<ClientSession>, io: Io, inbox: Inbox, timer: Timer) {
+pub(crate) async fn serve(
+    worker: &Rc<Worker>,
+    session: &Rc<ClientSession>,
+    io: Io,
+    inbox: Inbox,
+    timer: Timer,
+) {
     let wire = Http1Io::new(io, inbox);
-    let mut client = Http1Downstream { wire, head: RequestHead::new(), out: OutHead::new(), timer, ended: false };
+    let mut client = Http1Downstream {
+        wire,
+        head: RequestHead::new(),
+        out: OutHead::new(),
+        timer,
+        ended: false,
+    };
     loop {
         let next = match read_head(worker, &mut client).await {
             HeadRead::Head(len) => forward::serve(worker, session, &mut client, len).await,
             HeadRead::Refuse(fault) => {
                 let mut record = RequestRecord::begin(worker, session, ClientProtocol::Http11);
                 record.fault(&fault);
-                local_reply::http1(worker, &mut client, &fault, local_reply::LocalReplyOptions::last()).await;
+                local_reply::http1(
+                    worker,
+                    &mut client,
+                    &fault,
+                    local_reply::LocalReplyOptions::last(),
+                )
+                .await;
                 ConnectionDisposition::Close
             }
             HeadRead::Over => ConnectionDisposition::Close,
@@ -55,14 +73,22 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<ClientSession>, io: 
                 copy::depart(&mut client.wire.io, worker.shared.config.times.linger).await;
                 return client.wire.io.abort();
             }
-            ConnectionDisposition::Relay(relay) => return Box::pin(upgraded(worker, session, client, *relay)).await,
+            ConnectionDisposition::Relay(relay) => {
+                return Box::pin(upgraded(worker, session, client, *relay)).await;
+            }
         }
     }
 }
 
 /// Reads until a head is complete.
 async fn read_head(worker: &Worker, client: &mut Http1Downstream) -> HeadRead {
-    let Http1Downstream { wire, head, timer, ended, .. } = client;
+    let Http1Downstream {
+        wire,
+        head,
+        timer,
+        ended,
+        ..
+    } = client;
     let times = &worker.shared.config.times;
     let mut begun = false;
     loop {
@@ -86,7 +112,10 @@ async fn read_head(worker: &Worker, client: &mut Http1Downstream) -> HeadRead {
         if *ended {
             return HeadRead::Over;
         }
-        match timer.within(poll_fn(|cx| wire.io.poll_fill(cx, &mut wire.inbox))).await {
+        match timer
+            .within(poll_fn(|cx| wire.io.poll_fill(cx, &mut wire.inbox)))
+            .await
+        {
             Ok(Ok(1..)) => {}
             // The client has half-closed. A partial head is counted, because it gets no response.
             Ok(Ok(0)) => {
@@ -99,7 +128,11 @@ async fn read_head(worker: &Worker, client: &mut Http1Downstream) -> HeadRead {
             Ok(Err(_)) => return HeadRead::Over,
             Err(late) => {
                 worker.counts.late(late);
-                return if late == TimeoutKind::Head { HeadRead::Refuse(ProxyError::RequestTimeout) } else { HeadRead::Over };
+                return if late == TimeoutKind::Head {
+                    HeadRead::Refuse(ProxyError::RequestTimeout)
+                } else {
+                    HeadRead::Over
+                };
             }
         }
     }
@@ -107,26 +140,55 @@ async fn read_head(worker: &Worker, client: &mut Http1Downstream) -> HeadRead {
 
 /// Closes so that the client receives the last response, and after it an orderly end.
 async fn close(worker: &Worker, client: &mut Http1Downstream) {
-    let Http1Downstream { wire, timer, ended, .. } = client;
+    let Http1Downstream {
+        wire, timer, ended, ..
+    } = client;
     if *ended && wire.inbox.is_empty() {
         return wire.io.end();
     }
     let silence = || timer.arm(TimeoutKind::Linger, worker.shared.config.times.linger);
     silence();
-    if timer.within(io::linger(&mut wire.io, &mut wire.inbox, silence)).await.is_err() {
+    if timer
+        .within(io::linger(&mut wire.io, &mut wire.inbox, silence))
+        .await
+        .is_err()
+    {
         worker.counts.late(TimeoutKind::Linger);
     }
 }
 
 /// Relays the bytes of both sides after the upgrade.
-async fn upgraded(worker: &Worker, session: &Rc<ClientSession>, client: Http1Downstream, relay: UpgradedConnection) {
-    let Http1Downstream { mut wire, timer, head: parsed, .. } = client;
-    let UpgradedConnection { upstream, mut record, head } = relay;
-    let UpgradedUpstream { mut up, chosen, version } = *upstream;
+async fn upgraded(
+    worker: &Worker,
+    session: &Rc<ClientSession>,
+    client: Http1Downstream,
+    relay: UpgradedConnection,
+) {
+    let Http1Downstream {
+        mut wire,
+        timer,
+        head: parsed,
+        ..
+    } = client;
+    let UpgradedConnection {
+        upstream,
+        mut record,
+        head,
+    } = relay;
+    let UpgradedUpstream {
+        mut up,
+        chosen,
+        version,
+    } = *upstream;
     drop(timer);
     let (from, to) = (wire.inbox.take_all(), up.inbox.take_all());
-    let again = || forward::reauthorize_upgraded(worker, session, &parsed, (head.as_deref(), &chosen));
-    let watch = relay::RelayReauthorization { account: &session.account, version, again: &again };
+    let again =
+        || forward::reauthorize_upgraded(worker, session, &parsed, (head.as_deref(), &chosen));
+    let watch = relay::RelayReauthorization {
+        account: &session.account,
+        version,
+        again: &again,
+    };
     let (bytes, denied) = relay::upgraded(worker, &watch, (wire.io, from), (up.io, to)).await;
     record.bytes_in += bytes.0;
     record.bytes_out += bytes.1;

@@ -33,13 +33,26 @@ enum StreamEvent {
 }
 
 /// Serves a connection until it ends.
-pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<ClientSession>, io: Io, first: Bytes, timer: Timer) {
+pub(crate) async fn serve(
+    worker: &Rc<Worker>,
+    session: &Rc<ClientSession>,
+    io: Io,
+    first: Bytes,
+    timer: Timer,
+) {
     let config = &worker.shared.config;
     timer.arm(TimeoutKind::Head, config.times.head);
     let transport = PrefixedIo::new(first, io);
-    let account = worker.hbone.account(Some(worker.buffer_budget(&session.account.tenant)));
-    let mut growth = WindowGrowth::begin(limits::STREAM_WINDOW_MAX, account.clone(), transport.read.clone());
-    let handshake = limits::http2_server(&config.limits, growth.stream_window()).handshake::<_, Bytes>(transport);
+    let account = worker
+        .hbone
+        .account(Some(worker.buffer_budget(&session.account.tenant)));
+    let mut growth = WindowGrowth::begin(
+        limits::STREAM_WINDOW_MAX,
+        account.clone(),
+        transport.read.clone(),
+    );
+    let handshake = limits::http2_server(&config.limits, growth.stream_window())
+        .handshake::<_, Bytes>(transport);
     let mut connection = match timer.within(handshake).await {
         Ok(Ok(connection)) => connection,
         Ok(Err(e)) => return worker.counts.http2_error("client", &e),
@@ -70,7 +83,9 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<ClientSession>, io: 
         match event.await {
             StreamEvent::Request(request, respond) => {
                 timer.disarm();
-                if let Some(mut served) = forward::serve(worker, session, &account, request, respond) {
+                if let Some(mut served) =
+                    forward::serve(worker, session, &account, request, respond)
+                {
                     let guard = StreamCounter::begin(&streams);
                     let account = session.account.clone();
                     tokio::task::spawn_local(async move {
@@ -98,7 +113,10 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<ClientSession>, io: 
     }
 }
 
-fn poll(connection: &mut Connection<PrefixedIo, Bytes>, cx: &mut std::task::Context<'_>) -> Poll<StreamEvent> {
+fn poll(
+    connection: &mut Connection<PrefixedIo, Bytes>,
+    cx: &mut std::task::Context<'_>,
+) -> Poll<StreamEvent> {
     connection.poll_accept(cx).map(|accepted| match accepted {
         Some(Ok((request, respond))) => StreamEvent::Request(request, respond),
         Some(Err(e)) => StreamEvent::Failed(e),

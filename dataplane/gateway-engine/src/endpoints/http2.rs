@@ -78,7 +78,14 @@ impl Http2Upstream {
     fn opening(chosen: &SelectedEndpoint, now: Instant) -> Self {
         let state = RefCell::new(Http2UpstreamState::Opening(Rc::default()));
         let (streams, used, account) = (Cell::new(0), Cell::new(now), OnceCell::new());
-        Self { state, streams, used, account, address: chosen.address, client: chosen.client.clone() }
+        Self {
+            state,
+            streams,
+            used,
+            account,
+            address: chosen.address,
+            client: chosen.client.clone(),
+        }
     }
 
     /// Returns whether to keep the connection. One that has had no requests for `idle` is closed.
@@ -97,7 +104,12 @@ impl Http2Upstream {
     /// True if another stream can start at once. More streams than the peer allows would only wait.
     fn has_room(&self) -> bool {
         match &*self.state.borrow() {
-            Http2UpstreamState::Open(send) => self.streams.get() < send.current_max_send_streams().min(limits::UPSTREAM_STREAMS_MAX),
+            Http2UpstreamState::Open(send) => {
+                self.streams.get()
+                    < send
+                        .current_max_send_streams()
+                        .min(limits::UPSTREAM_STREAMS_MAX)
+            }
             Http2UpstreamState::Opening(_) => self.streams.get() < limits::UPSTREAM_STREAMS_MAX,
             Http2UpstreamState::Closed(_) => false,
         }
@@ -105,7 +117,9 @@ impl Http2Upstream {
 
     /// True if the endpoint gives new streams on it no credit to send.
     pub(crate) fn is_withheld(&self) -> bool {
-        self.account.get().is_some_and(|account| account.credit().is_withheld())
+        self.account
+            .get()
+            .is_some_and(|account| account.credit().is_withheld())
     }
 
     /// Makes the connection accept requests from now on.
@@ -136,7 +150,9 @@ impl Http2Upstream {
         loop {
             let waiting = match &*self.state.borrow() {
                 Http2UpstreamState::Open(send) => return Ok(send.clone()),
-                Http2UpstreamState::Closed(fault) => return Err(fault.clone().unwrap_or(ProxyError::UpstreamRefused)),
+                Http2UpstreamState::Closed(fault) => {
+                    return Err(fault.clone().unwrap_or(ProxyError::UpstreamRefused));
+                }
                 Http2UpstreamState::Opening(waiting) => waiting.clone(),
             };
             let mut notified = std::pin::pin!(waiting.notified());
@@ -152,25 +168,40 @@ impl Http2Upstream {
 /// Returns the least loaded connection with free streams, else a new one, else the least loaded one; true if it is new. A connection on
 /// which the endpoint gives no credit is passed by, until there are too many of them. Idle connections of single clients are closed before
 /// there are too many. The number of busy ones is bounded by the requests that a tenant may have in flight.
-fn choose(chosen: &SelectedEndpoint, connections_max: usize, now: Instant) -> (Rc<Http2Upstream>, bool) {
+fn choose(
+    chosen: &SelectedEndpoint,
+    connections_max: usize,
+    now: Instant,
+) -> (Rc<Http2Upstream>, bool) {
     let mut all = chosen.state().http2.borrow_mut();
     all.retain(|m| m.is_usable());
     let own = |m: &&Rc<Http2Upstream>| m.address == chosen.address && m.client == chosen.client;
     // Nothing is lost with a connection that has no stream and no credit.
-    all.iter().filter(own).filter(|m| m.is_withheld() && m.streams.get() == 0).for_each(|m| m.close(None));
+    all.iter()
+        .filter(own)
+        .filter(|m| m.is_withheld() && m.streams.get() == 0)
+        .for_each(|m| m.close(None));
     all.retain(|m| m.is_usable());
-    let roomy = all.iter().filter(own).filter(|m| m.has_room() && !m.is_withheld());
+    let roomy = all
+        .iter()
+        .filter(own)
+        .filter(|m| m.has_room() && !m.is_withheld());
     if let Some(m) = roomy.min_by_key(|m| m.streams.get()) {
         return (m.clone(), false);
     }
     let withheld = all.iter().filter(own).filter(|m| m.is_withheld()).count();
     if (all.iter().filter(own).count() >= connections_max || withheld >= WITHHELD_CONNECTIONS_MAX)
-        && let Some(m) = all.iter().filter(own).min_by_key(|m| (m.is_withheld(), m.streams.get()))
+        && let Some(m) = all
+            .iter()
+            .filter(own)
+            .min_by_key(|m| (m.is_withheld(), m.streams.get()))
     {
         return (m.clone(), false);
     }
     if chosen.client.is_some() && all.len() >= SINGLE_CLIENT_CONNECTIONS_MAX {
-        all.iter().filter(|m| m.client.is_some() && m.streams.get() == 0).for_each(|m| m.close(None));
+        all.iter()
+            .filter(|m| m.client.is_some() && m.streams.get() == 0)
+            .for_each(|m| m.close(None));
         all.retain(|m| m.is_usable());
     }
     let m = Rc::new(Http2Upstream::opening(chosen, now));

@@ -36,7 +36,11 @@ fn decide(first: &[u8], protocol: AppProtocol, limits: &canal_h1::MessageLimits)
     match (detect(first, limits), protocol) {
         (Detected::Http2, _) => SniffResult::Http2,
         (Detected::Http1, _) => SniffResult::Http1,
-        (Detected::NeedInput, AppProtocol::Http1) if !first.is_empty() && !canal_h1::HTTP2_PREFACE.starts_with(first) => SniffResult::Http1,
+        (Detected::NeedInput, AppProtocol::Http1)
+            if !first.is_empty() && !canal_h1::HTTP2_PREFACE.starts_with(first) =>
+        {
+            SniffResult::Http1
+        }
         (Detected::NeedInput, _) => SniffResult::Wait,
         // The HTTP/1.1 codec reports what is malformed.
         (Detected::Opaque, AppProtocol::Http1) => SniffResult::Http1,
@@ -46,7 +50,13 @@ fn decide(first: &[u8], protocol: AppProtocol, limits: &canal_h1::MessageLimits)
 }
 
 /// Detects the protocol and serves the connection.
-pub(crate) async fn serve_sniffed(worker: &Rc<Worker>, session: &Rc<ClientSession>, mut io: Io, mut inbox: Inbox, protocol: AppProtocol) {
+pub(crate) async fn serve_sniffed(
+    worker: &Rc<Worker>,
+    session: &Rc<ClientSession>,
+    mut io: Io,
+    mut inbox: Inbox,
+    protocol: AppProtocol,
+) {
     let timer = worker.clock.timer();
     match listen(worker, &mut io, &mut inbox, protocol, &timer).await {
         SniffResult::Http1 => decode::http1::serve(worker, session, io, inbox, timer).await,
@@ -72,7 +82,13 @@ pub(crate) async fn serve_sniffed(worker: &Rc<Worker>, session: &Rc<ClientSessio
 }
 
 /// Reads until the first bytes allow a decision, the client closes, or the timeout passes.
-async fn listen(worker: &Worker, io: &mut Io, inbox: &mut Inbox, protocol: AppProtocol, timer: &Timer) -> SniffResult {
+async fn listen(
+    worker: &Worker,
+    io: &mut Io,
+    inbox: &mut Inbox,
+    protocol: AppProtocol,
+    timer: &Timer,
+) -> SniffResult {
     let times = &worker.shared.config.times;
     let limits = worker.h1_limits();
     let unknown = protocol == AppProtocol::Detect;
@@ -103,7 +119,10 @@ async fn listen(worker: &Worker, io: &mut Io, inbox: &mut Inbox, protocol: AppPr
             told => return told,
         }
         let had = inbox.len();
-        match timer.within(std::future::poll_fn(|cx| io.poll_fill(cx, inbox))).await {
+        match timer
+            .within(std::future::poll_fn(|cx| io.poll_fill(cx, inbox)))
+            .await
+        {
             // On a port of undeclared protocol, bytes that stay ambiguous are relayed unchanged.
             Ok(Ok(0) | Err(_)) | Err(_) if unknown => return SniffResult::Relay,
             Ok(Ok(0) | Err(_)) => return SniffResult::Gone,
@@ -115,7 +134,10 @@ async fn listen(worker: &Worker, io: &mut Io, inbox: &mut Inbox, protocol: AppPr
         }
         // Each further byte extends the wait only where the protocol is undeclared.
         if had == 0 || unknown {
-            timer.arm(TimeoutKind::Head, if unknown { undecided } else { times.head });
+            timer.arm(
+                TimeoutKind::Head,
+                if unknown { undecided } else { times.head },
+            );
         }
     }
 }
@@ -139,7 +161,11 @@ mod tests {
             (preface, Http1, SniffResult::Http2),
             (preface, Detect, SniffResult::Http2),
             (b"\x00\x01", Http1, SniffResult::Http1),
-            (b"INVALID CONNECTION PREFACE\r\n\r\n", Http2, SniffResult::Refuse),
+            (
+                b"INVALID CONNECTION PREFACE\r\n\r\n",
+                Http2,
+                SniffResult::Refuse,
+            ),
             (b"*1\r\n$4\r\nPING\r\n", Detect, SniffResult::Relay),
         ];
         for (first, protocol, want) in cases {

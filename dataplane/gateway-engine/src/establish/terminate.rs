@@ -31,7 +31,12 @@ pub(super) struct ClientTransport {
 
 impl ClientTransport {
     pub(super) fn plain(stream: TcpStream) -> Self {
-        Self { io: Io::Tcp(stream), tls: false, server_name: None, peer: None }
+        Self {
+            io: Io::Tcp(stream),
+            tls: false,
+            server_name: None,
+            peer: None,
+        }
     }
 }
 
@@ -82,7 +87,12 @@ pub(super) async fn terminate_tls(
     let times = &worker.shared.config.times;
     // Where plaintext is allowed and the server may send first, a silent client must not wait for the head's timeout.
     let silent = !view.required && matches!(protocol, AppProtocol::Tcp | AppProtocol::Detect);
-    let opening = listen(worker, &stream, if silent { times.sniff } else { times.head }).await;
+    let opening = listen(
+        worker,
+        &stream,
+        if silent { times.sniff } else { times.head },
+    )
+    .await;
     let refused = |stream: &TcpStream, why| {
         canal_net::sys::reset_on_close(stream);
         Err(why)
@@ -92,9 +102,13 @@ pub(super) async fn terminate_tls(
         Err(why) => return refused(&stream, why),
         Ok(true) => {}
     }
-    let Some(terminator) = &view.terminator else { return refused(&stream, "no_certificate") };
+    let Some(terminator) = &view.terminator else {
+        return refused(&stream, "no_certificate");
+    };
     let handshake = permit.begin_handshake()?;
-    let accepted = handshake.run(terminator.accept(stream, || handshake.keep())).await?;
+    let accepted = handshake
+        .run(terminator.accept(stream, || handshake.keep()))
+        .await?;
     let terminated = accepted.map_err(|e| {
         tracing::debug!(error = %e, "TLS with a client without a node proxy failed");
         super::tls_reason(&e)
@@ -105,7 +119,12 @@ pub(super) async fn terminate_tls(
         return Err("wrong_server_name");
     }
     let io = Io::Tls(Box::new(TlsIo::new(terminated.stream)));
-    Ok(ClientTransport { io, tls: true, server_name: terminated.server_name, peer: terminated.peer })
+    Ok(ClientTransport {
+        io,
+        tls: true,
+        server_name: terminated.server_name,
+        peer: terminated.peer,
+    })
 }
 
 #[cfg(test)]
@@ -114,7 +133,9 @@ mod tests {
 
     #[test]
     fn plaintext_is_refused_where_tls_is_required_and_all_is_where_it_is_broken() {
-        let view = |required, broken| TerminationView::of(required, broken, &["web.default.svc.cluster.local", "web"]);
+        let view = |required, broken| {
+            TerminationView::of(required, broken, &["web.default.svc.cluster.local", "web"])
+        };
         for (opening, required, broken, want) in [
             (FirstByte::Tls, false, false, Ok(true)),
             (FirstByte::Tls, true, false, Ok(true)),
@@ -126,9 +147,18 @@ mod tests {
             (FirstByte::Tls, false, true, Err("termination_broken")),
             (FirstByte::Plain, false, true, Err("termination_broken")),
         ] {
-            assert_eq!(decide(opening, &view(required, broken)), want, "{opening:?} {required} {broken}");
+            assert_eq!(
+                decide(opening, &view(required, broken)),
+                want,
+                "{opening:?} {required} {broken}"
+            );
         }
-        for (name, want) in [(Some("web"), true), (Some("web.default.svc.cluster.local"), true), (Some("db"), false), (None, false)] {
+        for (name, want) in [
+            (Some("web"), true),
+            (Some("web.default.svc.cluster.local"), true),
+            (Some("db"), false),
+            (None, false),
+        ] {
             assert_eq!(view(false, false).is_named(name), want, "{name:?}");
         }
     }

@@ -12,7 +12,9 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use canal_gateway_io::body::{BodyError, BodyErrorCause, BodyPump, BodySink, BodySource, BodyStall, Http1Io};
+use canal_gateway_io::body::{
+    BodyError, BodyErrorCause, BodyPump, BodySink, BodySource, BodyStall, Http1Io,
+};
 use canal_gateway_io::buffer::{BLOCK, Outbox};
 use canal_gateway_io::clock::{TimeoutKind, Timer};
 use canal_h1::{BodyReader, Framing, MessageRefusal, RequestKind, ResponseHead};
@@ -71,10 +73,27 @@ impl UpstreamSide {
         let UpstreamLease { wire, reused } = lease;
         let sent_before = wire.io.sent();
         let (keeps, heard, has_stray_body) = (false, false, false);
-        Self::Http1(Box::new(Http1UpstreamSide { wire, head: ResponseHead::new(), reused, sent_before, keeps, heard, has_stray_body }))
+        Self::Http1(Box::new(Http1UpstreamSide {
+            wire,
+            head: ResponseHead::new(),
+            reused,
+            sent_before,
+            keeps,
+            heard,
+            has_stray_body,
+        }))
     }
-    pub(crate) fn http2(place: StreamPermit, response: ResponseFuture, send: SendStream<Bytes>) -> Self {
-        Self::Http2(Box::new(Http2UpstreamSide { place, response, send, body: None }))
+    pub(crate) fn http2(
+        place: StreamPermit,
+        response: ResponseFuture,
+        send: SendStream<Bytes>,
+    ) -> Self {
+        Self::Http2(Box::new(Http2UpstreamSide {
+            place,
+            response,
+            send,
+            body: None,
+        }))
     }
 }
 
@@ -166,7 +185,9 @@ impl<'a> Exchange<'a> {
             back.wire.io.keep_sent();
         }
         let up = match &mut front {
-            DownstreamSide::Http2(stream) if !sent => BodyPump::after(std::mem::take(&mut stream.first)),
+            DownstreamSide::Http2(stream) if !sent => {
+                BodyPump::after(std::mem::take(&mut stream.first))
+            }
             _ => BodyPump::new(sent),
         };
         let exchange = Self {
@@ -205,7 +226,13 @@ impl<'a> Exchange<'a> {
         self.timer().disarm();
         self.timer().watch(None);
         // Nothing of an undelivered request counts; if it is sent again, its bytes are counted then.
-        if !matches!(outcome, ExchangeOutcome::Failed { fault: ProxyError::UpstreamUndelivered, .. }) {
+        if !matches!(
+            outcome,
+            ExchangeOutcome::Failed {
+                fault: ProxyError::UpstreamUndelivered,
+                ..
+            }
+        ) {
             self.record.bytes_in += self.up.payload_bytes;
             self.record.bytes_out += self.down.payload_bytes;
         }
@@ -227,22 +254,36 @@ impl<'a> Exchange<'a> {
             self.worker.counts.late(late);
             // The client has its response; only the rest of the upload is lost.
             if self.stage == ExchangePhase::Rest {
-                return Poll::Ready(ExchangeOutcome::Done { request_done: false });
+                return Poll::Ready(ExchangeOutcome::Done {
+                    request_done: false,
+                });
             }
             // The client stopped sending before a response began, so a 408 can still be sent.
-            let unsent = late == TimeoutKind::Client && self.stage == ExchangePhase::Head && !self.client_lags();
-            return self.fail(if unsent { ProxyError::RequestTimeout } else { late_fault(late) });
+            let unsent = late == TimeoutKind::Client
+                && self.stage == ExchangePhase::Head
+                && !self.client_lags();
+            return self.fail(if unsent {
+                ProxyError::RequestTimeout
+            } else {
+                late_fault(late)
+            });
         }
         if self.open.is_outdated() {
             match self.reauthorize_request() {
                 Ok(()) => {}
                 Err(AuthorizationInterrupt::Fault(fault)) => return self.fail(fault),
-                Err(AuthorizationInterrupt::Verify(todo)) => self.open.verify(self.worker, todo, cx.waker().clone()),
+                Err(AuthorizationInterrupt::Verify(todo)) => {
+                    self.open.verify(self.worker, todo, cx.waker().clone())
+                }
             }
         }
         match self.poll_up(cx) {
             // The response is complete, so a failure of the upload changes nothing.
-            Poll::Ready(Err(_)) if self.stage == ExchangePhase::Rest => return Poll::Ready(ExchangeOutcome::Done { request_done: false }),
+            Poll::Ready(Err(_)) if self.stage == ExchangePhase::Rest => {
+                return Poll::Ready(ExchangeOutcome::Done {
+                    request_done: false,
+                });
+            }
             Poll::Ready(Err(fault)) => return self.fail(fault),
             _ => {}
         }
@@ -261,7 +302,9 @@ impl<'a> Exchange<'a> {
         }
         if self.stage == ExchangePhase::Body {
             match self.poll_down(cx) {
-                Poll::Ready(Ok(())) if self.upgrade => return Poll::Ready(ExchangeOutcome::Upgraded),
+                Poll::Ready(Ok(())) if self.upgrade => {
+                    return Poll::Ready(ExchangeOutcome::Upgraded);
+                }
                 Poll::Ready(Ok(())) => self.stage = ExchangePhase::Rest,
                 Poll::Ready(Err(fault)) => return self.fail(fault),
                 Poll::Pending => {
@@ -272,7 +315,9 @@ impl<'a> Exchange<'a> {
         }
         // A response below 400 does not end the upload: the application may continue to read.
         if self.is_up_over() || self.status >= 400 {
-            return Poll::Ready(ExchangeOutcome::Done { request_done: self.up.done });
+            return Poll::Ready(ExchangeOutcome::Done {
+                request_done: self.up.done,
+            });
         }
         self.arm();
         Poll::Pending
@@ -289,14 +334,26 @@ impl<'a> Exchange<'a> {
         if *fault != ProxyError::UpstreamUndelivered {
             return None;
         }
-        let UpstreamSide::Http1(mut back) = self.back else { return None };
+        let UpstreamSide::Http1(mut back) = self.back else {
+            return None;
+        };
         let sent = back.wire.io.take_sent()?;
-        Some(SuspendedExchange { sent, unsent: std::mem::take(&mut back.wire.outbox), up: self.up, up_reader: self.up_reader })
+        Some(SuspendedExchange {
+            sent,
+            unsent: std::mem::take(&mut back.wire.outbox),
+            up: self.up,
+            up_reader: self.up_reader,
+        })
     }
 
     /// Goes on with a suspended exchange on this one's connection, on which nothing was sent yet.
     pub(crate) fn resume(&mut self, suspended: SuspendedExchange) {
-        let SuspendedExchange { sent, mut unsent, up, up_reader } = suspended;
+        let SuspendedExchange {
+            sent,
+            mut unsent,
+            up,
+            up_reader,
+        } = suspended;
         if let UpstreamSide::Http1(back) = &mut self.back {
             let outbox = &mut back.wire.outbox;
             sent.into_iter().for_each(|piece| outbox.push(piece));
@@ -312,7 +369,9 @@ impl<'a> Exchange<'a> {
     /// Authorizes the request again after a policy change, and aborts the endpoint's side if it is denied now.
     fn reauthorize_request(&mut self) -> Result<(), AuthorizationInterrupt> {
         let judged = match &self.front {
-            DownstreamSide::Http1(client) => http1::reauthorize_request(self.worker, &self.open, self.ask, client),
+            DownstreamSide::Http1(client) => {
+                http1::reauthorize_request(self.worker, &self.open, self.ask, client)
+            }
             DownstreamSide::Http2(_) => self.open.reauthorize_http2(self.worker),
         };
         if matches!(judged, Err(AuthorizationInterrupt::Fault(_))) {
@@ -322,7 +381,10 @@ impl<'a> Exchange<'a> {
     }
 
     fn fail(&self, fault: ProxyError) -> Poll<ExchangeOutcome> {
-        Poll::Ready(ExchangeOutcome::Failed { fault, answered: self.stage != ExchangePhase::Head })
+        Poll::Ready(ExchangeOutcome::Failed {
+            fault,
+            answered: self.stage != ExchangePhase::Head,
+        })
     }
 
     /// True if an HTTP/1.1 client has not accepted all bytes written for it.
@@ -339,20 +401,34 @@ impl<'a> Exchange<'a> {
         let now = self.worker.clock.now();
         let (late, since, after) = match self.stage {
             ExchangePhase::Head => {
-                let progress = (self.up.payload_bytes, self.is_up_over(), self.up.waiting_for_source);
+                let progress = (
+                    self.up.payload_bytes,
+                    self.is_up_over(),
+                    self.up.waiting_for_source,
+                );
                 if self.progress != Some(progress) {
                     self.progress = Some(progress);
                     self.head_wait = now;
                 }
                 let request_waits = !self.is_up_over() && self.up.waiting_for_source;
                 let client_waits = request_waits || self.client_lags();
-                let (late, time) = if client_waits { (TimeoutKind::Client, times.client) } else { (TimeoutKind::Upstream, times.upstream) };
+                let (late, time) = if client_waits {
+                    (TimeoutKind::Client, times.client)
+                } else {
+                    (TimeoutKind::Upstream, times.upstream)
+                };
                 (late, self.head_wait, of(time))
             }
             // Hours may pass between parts of a response, as in server-sent events and watches.
-            ExchangePhase::Rest if !self.up.waiting_for_source => (TimeoutKind::Upstream, now, of(times.upstream)),
-            ExchangePhase::Body if self.down.waiting_for_source => (TimeoutKind::Upstream, now, times.relay),
-            ExchangePhase::Body | ExchangePhase::Rest => (TimeoutKind::Client, now, of(times.client)),
+            ExchangePhase::Rest if !self.up.waiting_for_source => {
+                (TimeoutKind::Upstream, now, of(times.upstream))
+            }
+            ExchangePhase::Body if self.down.waiting_for_source => {
+                (TimeoutKind::Upstream, now, times.relay)
+            }
+            ExchangePhase::Body | ExchangePhase::Rest => {
+                (TimeoutKind::Client, now, of(times.client))
+            }
         };
         self.timer().arm_from(late, since, after);
     }
@@ -371,22 +447,39 @@ impl<'a> Exchange<'a> {
             return Poll::Ready(Ok(()));
         }
         let framing = self.ask.framing;
-        let verbatim = matches!((&self.front, &self.back), (DownstreamSide::Http1(_), UpstreamSide::Http1(_)));
+        let verbatim = matches!(
+            (&self.front, &self.back),
+            (DownstreamSide::Http1(_), UpstreamSide::Http1(_))
+        );
         let mut source = match &mut self.front {
             DownstreamSide::Http1(client) => {
                 let Http1Io { io, inbox, .. } = &mut client.wire;
-                BodySource::Http1 { io, inbox, reader: &mut self.up_reader, verbatim }
+                BodySource::Http1 {
+                    io,
+                    inbox,
+                    reader: &mut self.up_reader,
+                    verbatim,
+                }
             }
-            DownstreamSide::Http2(stream) => BodySource::Http2 { recv: &mut stream.body, account: &stream.account },
+            DownstreamSide::Http2(stream) => BodySource::Http2 {
+                recv: &mut stream.body,
+                account: &stream.account,
+            },
         };
         let mut sink = match &mut self.back {
             UpstreamSide::Http1(back) => {
                 let Http1Io { io, outbox, .. } = &mut back.wire;
-                BodySink::Http1 { io, outbox, chunks: framing == Framing::Chunked && !verbatim }
+                BodySink::Http1 {
+                    io,
+                    outbox,
+                    chunks: framing == Framing::Chunked && !verbatim,
+                }
             }
             UpstreamSide::Http2(back) => BodySink::Http2(&mut back.send),
         };
-        let polled = self.up.poll(cx, &mut source, &mut sink, self.worker.h1_limits());
+        let polled = self
+            .up
+            .poll(cx, &mut source, &mut sink, self.worker.h1_limits());
         match polled {
             Poll::Pending => {
                 let stalled = self.up_stall.poll(cx, &mut self.up, &mut source, &sink);
@@ -420,7 +513,11 @@ impl<'a> Exchange<'a> {
                 self.first_credit = Some(back.place.connection().account().credit().begin_wait());
             }
             (_, true) => {}
-            (_, false) => self.first_credit.take().into_iter().for_each(CreditWait::granted),
+            (_, false) => self
+                .first_credit
+                .take()
+                .into_iter()
+                .for_each(CreditWait::granted),
         }
     }
 
@@ -470,21 +567,37 @@ impl<'a> Exchange<'a> {
             return self.poll_taken(cx);
         }
         let (from, to) = self.down_framing;
-        let verbatim = from == to && matches!((&self.front, &self.back), (DownstreamSide::Http1(_), UpstreamSide::Http1(_)));
+        let verbatim = from == to
+            && matches!(
+                (&self.front, &self.back),
+                (DownstreamSide::Http1(_), UpstreamSide::Http1(_))
+            );
         let mut source = match &mut self.back {
             UpstreamSide::Http1(back) => {
                 let Http1Io { io, inbox, .. } = &mut back.wire;
-                BodySource::Http1 { io, inbox, reader: &mut self.down_reader, verbatim }
+                BodySource::Http1 {
+                    io,
+                    inbox,
+                    reader: &mut self.down_reader,
+                    verbatim,
+                }
             }
             UpstreamSide::Http2(back) => match &mut back.body {
-                Some(recv) => BodySource::Http2 { recv, account: back.place.connection().account() },
+                Some(recv) => BodySource::Http2 {
+                    recv,
+                    account: back.place.connection().account(),
+                },
                 None => return Poll::Ready(Ok(())),
             },
         };
         let mut sink = match &mut self.front {
             DownstreamSide::Http1(client) => {
                 let Http1Io { io, outbox, .. } = &mut client.wire;
-                BodySink::Http1 { io, outbox, chunks: to == Framing::Chunked && !verbatim }
+                BodySink::Http1 {
+                    io,
+                    outbox,
+                    chunks: to == Framing::Chunked && !verbatim,
+                }
             }
             DownstreamSide::Http2(stream) => match &mut stream.answer {
                 Some(answer) => BodySink::Http2(answer),
@@ -492,8 +605,14 @@ impl<'a> Exchange<'a> {
                 None => return Poll::Ready(Ok(())),
             },
         };
-        match self.down.poll(cx, &mut source, &mut sink, self.worker.h1_limits()) {
-            Poll::Pending => self.down_stall.poll(cx, &mut self.down, &mut source, &sink).map(|()| Err(ProxyError::TenantBuffers)),
+        match self
+            .down
+            .poll(cx, &mut source, &mut sink, self.worker.h1_limits())
+        {
+            Poll::Pending => self
+                .down_stall
+                .poll(cx, &mut self.down, &mut source, &sink)
+                .map(|()| Err(ProxyError::TenantBuffers)),
             Poll::Ready(Ok(())) => Poll::Ready(Ok(())),
             Poll::Ready(Err(BodyError::Sink(cause))) => {
                 self.abort_back(&cause);
@@ -523,7 +642,11 @@ impl<'a> Exchange<'a> {
     pub(crate) fn into_reusable(self, request_done: bool) -> Option<Http1Io> {
         match self.back {
             // A connection on which an upgrade was offered has no close report, so it is not reused.
-            UpstreamSide::Http1(back) if request_done && back.keeps && self.ask.asked != RequestKind::Upgrade => Some(back.wire),
+            UpstreamSide::Http1(back)
+                if request_done && back.keeps && self.ask.asked != RequestKind::Upgrade =>
+            {
+                Some(back.wire)
+            }
             _ => None,
         }
     }
@@ -541,25 +664,29 @@ fn late_fault(late: TimeoutKind) -> ProxyError {
     match late {
         TimeoutKind::Upstream => ProxyError::UpstreamTimeout,
         TimeoutKind::Drain => ProxyError::Draining,
-        TimeoutKind::Head | TimeoutKind::Idle | TimeoutKind::Client | TimeoutKind::ShownBody | TimeoutKind::Linger => {
-            ProxyError::ClientGone
-        }
+        TimeoutKind::Head
+        | TimeoutKind::Idle
+        | TimeoutKind::Client
+        | TimeoutKind::ShownBody
+        | TimeoutKind::Linger => ProxyError::ClientGone,
     }
 }
 
 fn client_fault(cause: BodyErrorCause) -> ProxyError {
     match cause {
         // The connection ended inside the body, so no client is left to read a response.
-        BodyErrorCause::Refused(MessageRefusal::TruncatedBody) | BodyErrorCause::Closed | BodyErrorCause::Reset(_) => {
-            ProxyError::ClientGone
-        }
+        BodyErrorCause::Refused(MessageRefusal::TruncatedBody)
+        | BodyErrorCause::Closed
+        | BodyErrorCause::Reset(_) => ProxyError::ClientGone,
         BodyErrorCause::Refused(refusal) => ProxyError::BadRequest(refusal),
     }
 }
 
 fn upstream_fault(cause: BodyErrorCause) -> ProxyError {
     match cause {
-        BodyErrorCause::Refused(MessageRefusal::TruncatedBody) | BodyErrorCause::Closed => ProxyError::UpstreamClosed { reused: false },
+        BodyErrorCause::Refused(MessageRefusal::TruncatedBody) | BodyErrorCause::Closed => {
+            ProxyError::UpstreamClosed { reused: false }
+        }
         BodyErrorCause::Refused(refusal) => ProxyError::UpstreamProtocol(refusal.name()),
         BodyErrorCause::Reset(_) => ProxyError::UpstreamReset,
     }

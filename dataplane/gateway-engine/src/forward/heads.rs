@@ -5,8 +5,8 @@
 
 use canal_gateway_config::RequestMutations;
 use canal_h1::{
-    FieldName, ForwardOptions, Framing, HeaderEdit, HeaderField, MessageRefusal, OutHead, RequestKind, RequestView, ResponseView,
-    split_authority,
+    FieldName, ForwardOptions, Framing, HeaderEdit, HeaderField, MessageRefusal, OutHead,
+    RequestKind, RequestView, ResponseView, split_authority,
 };
 use http::header::{CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, TE};
 use http::uri::{PathAndQuery, Scheme};
@@ -14,7 +14,8 @@ use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
 use smallvec::SmallVec;
 
 use crate::head::{
-    CLIENT_CERT, ClientProtocol, RequestInfo, ValidatedHttp2Request, is_hop_word, join_cookies, several_cookies, strip_hop_words,
+    CLIENT_CERT, ClientProtocol, RequestInfo, ValidatedHttp2Request, is_hop_word, join_cookies,
+    several_cookies, strip_hop_words,
 };
 use crate::proxy_error::ProxyError;
 
@@ -25,7 +26,9 @@ pub(crate) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forw
 /// Formats two random numbers as a request ID: a random UUID (RFC 9562 §5.4), as text.
 pub(crate) fn request_id(high: u64, low: u64) -> [u8; 36] {
     const HEX: &[u8; 16] = b"0123456789abcdef";
-    let n = (u128::from(high) << 64 | u128::from(low)) & !(0xf << 76) & !(0b11 << 62) | 4 << 76 | 0b10 << 62;
+    let n = (u128::from(high) << 64 | u128::from(low)) & !(0xf << 76) & !(0b11 << 62)
+        | 4 << 76
+        | 0b10 << 62;
     let mut text = [b'-'; 36];
     let places = (0..36).filter(|i| ![8, 13, 18, 23].contains(i));
     for (nibble, place) in places.enumerate() {
@@ -64,7 +67,10 @@ pub(crate) fn request_1_to_1(
 ) -> Result<(), MessageRefusal> {
     let forwarded = forwarded_for(view.fields().all(FieldName::XForwardedFor), add.client_ip);
     // A mutation of the cookies read all lines.
-    let cookies = several_cookies(view).filter(|_| !add.changes.is_some_and(|changes| changes.header(FieldName::Cookie.text())));
+    let cookies = several_cookies(view).filter(|_| {
+        !add.changes
+            .is_some_and(|changes| changes.header(FieldName::Cookie.text()))
+    });
     let mut edits: SmallVec<[HeaderEdit<'_>; 4]> = SmallVec::new();
     edits.push(HeaderEdit::Set(b"x-forwarded-for", &forwarded));
     edits.push(match add.keeps_proto {
@@ -82,18 +88,30 @@ pub(crate) fn request_1_to_1(
     }
     // Headers that only proxies set must not come from the client, nor another spelling of a header that a mutation determines.
     if view.fields().has(FieldName::Other) {
-        let is_other = |name: &[u8]| is_hop_word(name) || add.changes.is_some_and(|changes| changes.respells(name));
-        let words = view.fields().iter().filter(|field| field.id == FieldName::Other && is_other(field.name));
+        let is_other = |name: &[u8]| {
+            is_hop_word(name) || add.changes.is_some_and(|changes| changes.respells(name))
+        };
+        let words = view
+            .fields()
+            .iter()
+            .filter(|field| field.id == FieldName::Other && is_other(field.name));
         edits.extend(words.map(|field| HeaderEdit::Remove(field.name)));
     }
     if let Some(client_cert) = add.client_cert {
-        edits.push(HeaderEdit::Set(CLIENT_CERT.as_bytes(), client_cert.as_bytes()));
+        edits.push(HeaderEdit::Set(
+            CLIENT_CERT.as_bytes(),
+            client_cert.as_bytes(),
+        ));
     }
     let headers = add.changes.into_iter().flat_map(RequestMutations::headers);
-    edits.extend(
-        headers.map(|(name, value)| value.map_or(HeaderEdit::Remove(name.as_bytes()), |value| HeaderEdit::Set(name.as_bytes(), value))),
-    );
-    let target = add.changes.and_then(|changes| changes.target(view.path(), view.query()));
+    edits.extend(headers.map(|(name, value)| {
+        value.map_or(HeaderEdit::Remove(name.as_bytes()), |value| {
+            HeaderEdit::Set(name.as_bytes(), value)
+        })
+    }));
+    let target = add
+        .changes
+        .and_then(|changes| changes.target(view.path(), view.query()));
     let outgoing = ForwardOptions {
         target: target.as_deref(),
         edits: &edits,
@@ -120,17 +138,24 @@ fn forwarded_for<'v>(values: impl Iterator<Item = &'v [u8]>, client: &str) -> Sm
 
 /// Returns the bytes of names and values, with the four more that HTTP/1.1 needs for each line.
 pub(crate) fn byte_len(headers: &HeaderMap) -> usize {
-    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum()
+    headers
+        .iter()
+        .map(|(name, value)| name.as_str().len() + value.len() + 4)
+        .sum()
 }
 
 fn name_of(field: &HeaderField<'_>) -> Option<HeaderName> {
     HeaderName::from_bytes(field.name).ok()
 }
 
-fn map_of<'v>(fields: impl Iterator<Item = HeaderField<'v>>, skip: &[FieldName]) -> Option<HeaderMap> {
+fn map_of<'v>(
+    fields: impl Iterator<Item = HeaderField<'v>>,
+    skip: &[FieldName],
+) -> Option<HeaderMap> {
     let mut map = HeaderMap::new();
     for field in fields.filter(|f| !skip.contains(&f.id)) {
-        map.try_append(name_of(&field)?, HeaderValue::from_bytes(field.value).ok()?).ok()?;
+        map.try_append(name_of(&field)?, HeaderValue::from_bytes(field.value).ok()?)
+            .ok()?;
     }
     Some(map)
 }
@@ -157,17 +182,23 @@ fn http2_target(path: &[u8], query: Option<&[u8]>) -> Option<PathAndQuery> {
 }
 
 /// Translates an HTTP/1.1 request to HTTP/2. `Expect` is not passed on, because the caller has handled it.
-pub(crate) fn request_1_to_2(view: &RequestView<'_>, add: &Additions<'_>) -> Result<Request<()>, ProxyError> {
+pub(crate) fn request_1_to_2(
+    view: &RequestView<'_>,
+    add: &Additions<'_>,
+) -> Result<Request<()>, ProxyError> {
     let bad = || ProxyError::BadRequest(MessageRefusal::BadTarget);
     let skip = [FieldName::Host, FieldName::Expect, FieldName::ContentLength];
-    let mut headers = map_of(view.end_to_end(), &skip).ok_or(ProxyError::BadRequest(MessageRefusal::BadFieldName))?;
+    let mut headers = map_of(view.end_to_end(), &skip)
+        .ok_or(ProxyError::BadRequest(MessageRefusal::BadFieldName))?;
     if let Framing::Length(n) = view.framing() {
         headers.insert(CONTENT_LENGTH, HeaderValue::from(n));
     }
     if view.accepts_trailers() {
         headers.insert(TE, HeaderValue::from_static("trailers"));
     }
-    let changed = add.changes.and_then(|changes| changes.target(view.path(), view.query()));
+    let changed = add
+        .changes
+        .and_then(|changes| changes.target(view.path(), view.query()));
     let path = if view.path() == b"*" {
         PathAndQuery::from_static("*")
     } else if let Some(changed) = changed {
@@ -176,9 +207,19 @@ pub(crate) fn request_1_to_2(view: &RequestView<'_>, add: &Additions<'_>) -> Res
         http2_target(view.path(), view.query()).ok_or_else(bad)?
     };
     // An HTTP/1.0 request may have no Host.
-    let authority = if view.authority().is_empty() { add.hostname.as_bytes() } else { view.authority() };
-    let uri = Uri::builder().scheme(Scheme::HTTP).authority(authority).path_and_query(path).build().map_err(|_| bad())?;
-    let method = Method::from_bytes(view.method()).map_err(|_| ProxyError::BadRequest(MessageRefusal::BadMethod))?;
+    let authority = if view.authority().is_empty() {
+        add.hostname.as_bytes()
+    } else {
+        view.authority()
+    };
+    let uri = Uri::builder()
+        .scheme(Scheme::HTTP)
+        .authority(authority)
+        .path_and_query(path)
+        .build()
+        .map_err(|_| bad())?;
+    let method = Method::from_bytes(view.method())
+        .map_err(|_| ProxyError::BadRequest(MessageRefusal::BadMethod))?;
     strip_hop_words(&mut headers);
     join_cookies(&mut headers);
     add.changes.inspect(|changes| changes.apply(&mut headers));
@@ -197,7 +238,13 @@ pub(crate) fn whole(method: Method, uri: Uri, headers: HeaderMap) -> Request<()>
 
 /// Adds the gateway's own fields to a map.
 pub(crate) fn additions(headers: &mut HeaderMap, add: &Additions<'_>) {
-    let line = forwarded_for(headers.get_all(X_FORWARDED_FOR).iter().map(HeaderValue::as_bytes), add.client_ip);
+    let line = forwarded_for(
+        headers
+            .get_all(X_FORWARDED_FOR)
+            .iter()
+            .map(HeaderValue::as_bytes),
+        add.client_ip,
+    );
     if let Ok(line) = HeaderValue::from_bytes(&line) {
         headers.insert(X_FORWARDED_FOR, line);
     }
@@ -219,7 +266,12 @@ pub(crate) fn additions(headers: &mut HeaderMap, add: &Additions<'_>) {
 /// # Errors
 /// The request is a CONNECT, or it is ambiguous; [`ProxyError::BadHttp2`] names the reason.
 pub(crate) fn check_2(request: http::request::Parts) -> Result<ValidatedHttp2Request, ProxyError> {
-    let http::request::Parts { method, uri, mut headers, .. } = request;
+    let http::request::Parts {
+        method,
+        uri,
+        mut headers,
+        ..
+    } = request;
     if method == Method::CONNECT {
         return Err(ProxyError::Method);
     }
@@ -228,9 +280,17 @@ pub(crate) fn check_2(request: http::request::Parts) -> Result<ValidatedHttp2Req
         return bad("h2_method_too_long");
     }
     let parts = uri.into_parts();
-    let path = parts.path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
-    let origin = path.as_str().starts_with('/') || (path.as_str() == "*" && method == Method::OPTIONS);
-    if !origin || !path.as_str().bytes().all(|b| b > b' ' && b < 0x7f && b != b'#') {
+    let path = parts
+        .path_and_query
+        .unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let origin =
+        path.as_str().starts_with('/') || (path.as_str() == "*" && method == Method::OPTIONS);
+    if !origin
+        || !path
+            .as_str()
+            .bytes()
+            .all(|b| b > b' ' && b < 0x7f && b != b'#')
+    {
         return bad("h2_bad_path");
     }
     let mut hosts = headers.get_all(HOST).iter();
@@ -239,8 +299,13 @@ pub(crate) fn check_2(request: http::request::Parts) -> Result<ValidatedHttp2Req
         return bad("h2_duplicate_host");
     }
     // Two different authorities could be read differently by two receivers.
-    let authority = match (parts.authority.as_ref().map(|a| a.as_str()), host.map(HeaderValue::as_bytes)) {
-        (Some(authority), Some(host)) if !authority.as_bytes().eq_ignore_ascii_case(host) => return bad("h2_host_mismatch"),
+    let authority = match (
+        parts.authority.as_ref().map(|a| a.as_str()),
+        host.map(HeaderValue::as_bytes),
+    ) {
+        (Some(authority), Some(host)) if !authority.as_bytes().eq_ignore_ascii_case(host) => {
+            return bad("h2_host_mismatch");
+        }
         (Some(authority), _) => authority.as_bytes(),
         (None, Some(host)) => host,
         (None, None) => return bad("h2_no_authority"),
@@ -252,19 +317,33 @@ pub(crate) fn check_2(request: http::request::Parts) -> Result<ValidatedHttp2Req
     if headers.get_all(CONTENT_LENGTH).iter().nth(1).is_some() {
         return bad("h2_duplicate_content_length");
     }
-    if headers.get_all(EXPECT).iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
+    if headers
+        .get_all(EXPECT)
+        .iter()
+        .any(|value| !value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+    {
         return Err(ProxyError::BadRequest(MessageRefusal::UnknownExpectation));
     }
     headers.remove(HOST);
     strip_hop_words(&mut headers);
     join_cookies(&mut headers);
-    Ok(ValidatedHttp2Request { method, authority, path, headers })
+    Ok(ValidatedHttp2Request {
+        method,
+        authority,
+        path,
+        headers,
+    })
 }
 
 /// Translates a validated HTTP/2 request to HTTP/2.
 pub(crate) fn request_2_to_2(checked: &ValidatedHttp2Request) -> Result<Request<()>, ProxyError> {
-    let uri = Uri::builder().scheme(Scheme::HTTP).authority(checked.authority.as_str()).path_and_query(checked.path.clone());
-    let uri = uri.build().map_err(|_| ProxyError::BadHttp2("h2_bad_authority"))?;
+    let uri = Uri::builder()
+        .scheme(Scheme::HTTP)
+        .authority(checked.authority.as_str())
+        .path_and_query(checked.path.clone());
+    let uri = uri
+        .build()
+        .map_err(|_| ProxyError::BadHttp2("h2_bad_authority"))?;
     Ok(whole(checked.method.clone(), uri, checked.headers.clone()))
 }
 
@@ -276,12 +355,29 @@ pub(crate) fn request_2_to_1(
     into: &mut Vec<u8>,
 ) -> Result<(), MessageRefusal> {
     let has_body = !matches!(framing, Framing::None | Framing::Length(0));
-    let fields = checked.headers.iter().filter(|(name, _)| has_body || **name != EXPECT);
-    let pairs: Pairs<'_> = fields.map(|(n, v)| (n.as_str().as_bytes(), v.as_bytes())).collect();
-    let accepts_trailers = checked.headers.get(TE).is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"trailers"));
-    let outgoing =
-        ForwardOptions { framing, accepts_trailers, target: Some(checked.path.as_str().as_bytes()), ..ForwardOptions::default() };
-    out.encode_request(checked.method.as_str().as_bytes(), checked.authority.as_bytes(), pairs.iter().copied(), &outgoing)?;
+    let fields = checked
+        .headers
+        .iter()
+        .filter(|(name, _)| has_body || **name != EXPECT);
+    let pairs: Pairs<'_> = fields
+        .map(|(n, v)| (n.as_str().as_bytes(), v.as_bytes()))
+        .collect();
+    let accepts_trailers = checked
+        .headers
+        .get(TE)
+        .is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"trailers"));
+    let outgoing = ForwardOptions {
+        framing,
+        accepts_trailers,
+        target: Some(checked.path.as_str().as_bytes()),
+        ..ForwardOptions::default()
+    };
+    out.encode_request(
+        checked.method.as_str().as_bytes(),
+        checked.authority.as_bytes(),
+        pairs.iter().copied(),
+        &outgoing,
+    )?;
     out.write_to(&[], into);
     Ok(())
 }
@@ -324,10 +420,21 @@ pub(crate) fn response_1_to_2(view: &ResponseView<'_>) -> Option<Response<()>> {
 }
 
 /// Returns the framing of an HTTP/2 response's body in HTTP/1.1.
-pub(crate) fn framing_of_answer(ask: &RequestInfo, response: &http::response::Parts, ended: bool) -> Framing {
-    let length = response.headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
+pub(crate) fn framing_of_answer(
+    ask: &RequestInfo,
+    response: &http::response::Parts,
+    ended: bool,
+) -> Framing {
+    let length = response
+        .headers
+        .get(CONTENT_LENGTH)
+        .and_then(|v| v.to_str().ok()?.parse().ok());
     match (length, ended) {
-        _ if ask.asked == RequestKind::Head || matches!(response.status.as_u16(), 100..=199 | 204 | 304) => Framing::None,
+        _ if ask.asked == RequestKind::Head
+            || matches!(response.status.as_u16(), 100..=199 | 204 | 304) =>
+        {
+            Framing::None
+        }
         (Some(n), _) => Framing::Length(n),
         (None, true) => Framing::Length(0),
         (None, false) => framing_to_1(Framing::Chunked, ask.spoken),
@@ -342,8 +449,17 @@ pub(crate) fn response_2_to_1(
     describes_length: bool,
     into: &mut Vec<u8>,
 ) -> Result<(), MessageRefusal> {
-    let pairs: Pairs<'_> = response.headers.iter().map(|(n, v)| (n.as_str().as_bytes(), v.as_bytes())).collect();
-    out.encode_response(response.status.as_u16(), describes_length, pairs.iter().copied(), outgoing)?;
+    let pairs: Pairs<'_> = response
+        .headers
+        .iter()
+        .map(|(n, v)| (n.as_str().as_bytes(), v.as_bytes()))
+        .collect();
+    out.encode_response(
+        response.status.as_u16(),
+        describes_length,
+        pairs.iter().copied(),
+        outgoing,
+    )?;
     out.write_to(&[], into);
     Ok(())
 }
@@ -356,39 +472,67 @@ mod tests {
     fn request_ids_are_random_uuids() {
         let text = String::from_utf8(request_id(u64::MAX, u64::MAX).to_vec()).unwrap();
         assert_eq!(text, "ffffffff-ffff-4fff-bfff-ffffffffffff");
-        assert_eq!(request_id(0, 0).as_slice(), b"00000000-0000-4000-8000-000000000000");
-        assert_eq!(&request_id(0x0123_4567_89ab_cdef, 0)[..18], b"01234567-89ab-4def");
+        assert_eq!(
+            request_id(0, 0).as_slice(),
+            b"00000000-0000-4000-8000-000000000000"
+        );
+        assert_eq!(
+            &request_id(0x0123_4567_89ab_cdef, 0)[..18],
+            b"01234567-89ab-4def"
+        );
     }
 
     #[test]
     fn every_visible_byte_of_a_target_has_a_form_in_http2() {
         // `#` ends a target and `?` its path, so neither is inside one.
         let visible: Vec<u8> = (0x21..=0x7e).filter(|byte| !b"#?".contains(byte)).collect();
-        for (path, query, want) in
-            [("/a<b>`c", None, "/a%3Cb%3E%60c"), ("/a", Some("b=\"<`>\""), "/a?b=%22%3C`%3E%22"), ("/a", Some(""), "/a?")]
-        {
-            assert_eq!(http2_target(path.as_bytes(), query.map(str::as_bytes)).unwrap().as_str(), want);
+        for (path, query, want) in [
+            ("/a<b>`c", None, "/a%3Cb%3E%60c"),
+            ("/a", Some("b=\"<`>\""), "/a?b=%22%3C`%3E%22"),
+            ("/a", Some(""), "/a?"),
+        ] {
+            assert_eq!(
+                http2_target(path.as_bytes(), query.map(str::as_bytes))
+                    .unwrap()
+                    .as_str(),
+                want
+            );
         }
         for byte in visible {
             let path = [b'/', byte];
-            assert!(http2_target(&path, None).is_some() && http2_target(b"/", Some(&path)).is_some(), "{byte:#x}");
+            assert!(
+                http2_target(&path, None).is_some() && http2_target(b"/", Some(&path)).is_some(),
+                "{byte:#x}"
+            );
         }
     }
 
     #[test]
     fn http2_requests_that_could_mean_two_things_are_refused() {
         /// One case: the target, the fields, and the authority or the reason of the refusal.
-        type Case = (&'static str, &'static [(&'static str, &'static str)], Result<&'static str, &'static str>);
+        type Case = (
+            &'static str,
+            &'static [(&'static str, &'static str)],
+            Result<&'static str, &'static str>,
+        );
         let cases: &[Case] = &[
             ("http://a/x?y=1", &[], Ok("a")),
             ("http://a:8080/x", &[("host", "A:8080")], Ok("a:8080")),
             ("/x", &[("host", "b")], Ok("b")),
             ("http://a/x", &[("host", "b")], Err("h2_host_mismatch")),
-            ("http://a/x", &[("host", "a"), ("host", "a")], Err("h2_duplicate_host")),
+            (
+                "http://a/x",
+                &[("host", "a"), ("host", "a")],
+                Err("h2_duplicate_host"),
+            ),
             ("/x", &[], Err("h2_no_authority")),
             ("http://u@a/x", &[], Err("h2_bad_authority")),
             ("/x", &[("host", "a b")], Err("h2_bad_authority")),
-            ("http://a/x", &[("content-length", "1"), ("content-length", "1")], Err("h2_duplicate_content_length")),
+            (
+                "http://a/x",
+                &[("content-length", "1"), ("content-length", "1")],
+                Err("h2_duplicate_content_length"),
+            ),
             ("http://a/\u{e9}", &[], Err("h2_bad_path")),
         ];
         for (uri, fields, want) in cases {
@@ -408,7 +552,10 @@ mod tests {
     #[test]
     fn forwarded_addresses_become_one_line() {
         let values: [&[u8]; 2] = [b"1.1.1.1, 2.2.2.2", b"3.3.3.3"];
-        assert_eq!(&forwarded_for(values.into_iter(), "4.4.4.4")[..], b"1.1.1.1, 2.2.2.2, 3.3.3.3, 4.4.4.4");
+        assert_eq!(
+            &forwarded_for(values.into_iter(), "4.4.4.4")[..],
+            b"1.1.1.1, 2.2.2.2, 3.3.3.3, 4.4.4.4"
+        );
         assert_eq!(&forwarded_for([].into_iter(), "::1")[..], b"::1");
     }
 }

@@ -9,7 +9,10 @@ use canal_h1::{RequestHead, RequestKind};
 
 use super::exchange::{DownstreamSide, UpstreamSide, http2_fault};
 use super::heads::{self, Additions};
-use super::{ExchangeEnd, HttpDownstream, HttpRequest, OpenHead, RequestState, UpgradedUpstream, UpstreamTransport, own_proto};
+use super::{
+    ExchangeEnd, HttpDownstream, HttpRequest, OpenHead, RequestState, UpgradedUpstream,
+    UpstreamTransport, own_proto,
+};
 use crate::authorize::AuthorizationInterrupt;
 use crate::authorize::buffered_body::{self, BufferedBody};
 use crate::authorize::reauthorize::OngoingAuthorization;
@@ -58,7 +61,13 @@ pub(crate) fn reauthorize_request(
         None => return open.reauthorize_connection(worker),
     };
     let view = client.head.view(head);
-    open.reauthorize(worker, (&Http1RoutingView::of(view, own_proto(worker, open.session())), view.authority()))
+    open.reauthorize(
+        worker,
+        (
+            &Http1RoutingView::of(view, own_proto(worker, open.session())),
+            view.authority(),
+        ),
+    )
 }
 
 /// Authorizes an upgraded connection again.
@@ -69,9 +78,17 @@ pub(crate) fn reauthorize_upgraded(
     relay: (Option<&[u8]>, &SelectedEndpoint),
 ) -> Result<(), AuthorizationInterrupt> {
     let open = OngoingAuthorization::without_request(session, relay.1);
-    let Some(head) = relay.0 else { return open.reauthorize_connection(worker) };
+    let Some(head) = relay.0 else {
+        return open.reauthorize_connection(worker);
+    };
     let view = parsed.view(head);
-    open.reauthorize(worker, (&Http1RoutingView::of(view, own_proto(worker, session)), view.authority()))
+    open.reauthorize(
+        worker,
+        (
+            &Http1RoutingView::of(view, own_proto(worker, session)),
+            view.authority(),
+        ),
+    )
 }
 
 /// Serves the request whose head is the first `len` bytes of the client's inbox.
@@ -85,8 +102,18 @@ pub(crate) async fn serve(
     let mut record = RequestRecord::begin(worker, session, info.spoken);
     record.grpc = info.grpc;
     let proto = own_proto(worker, session);
-    let client = Http1Client { connection: client, len, kept: None, proto, request_id: [0; 36] };
-    pipeline::serve(HttpRequest::new(client, RequestState::new(worker, session, info, record))).await
+    let client = Http1Client {
+        connection: client,
+        len,
+        kept: None,
+        proto,
+        request_id: [0; 36],
+    };
+    pipeline::serve(HttpRequest::new(
+        client,
+        RequestState::new(worker, session, info, record),
+    ))
+    .await
 }
 
 /// The client's side of a request in HTTP/1.1.
@@ -110,12 +137,19 @@ impl HttpDownstream for Http1Client<'_> {
     type End = ConnectionDisposition;
 
     fn head(&self) -> (Http1RoutingView<'_>, &[u8]) {
-        let view = self.connection.head.view(self.connection.wire.inbox.bytes());
+        let view = self
+            .connection
+            .head
+            .view(self.connection.wire.inbox.bytes());
         (Http1RoutingView::of(view, self.proto), view.authority())
     }
 
     fn is_connect(&self) -> bool {
-        self.connection.head.view(self.connection.wire.inbox.bytes()).method() == b"CONNECT"
+        self.connection
+            .head
+            .view(self.connection.wire.inbox.bytes())
+            .method()
+            == b"CONNECT"
     }
 
     fn prepare(&mut self, state: &mut RequestState) {
@@ -127,11 +161,26 @@ impl HttpDownstream for Http1Client<'_> {
         }
     }
 
-    async fn buffer_body(&mut self, state: &mut RequestState, wanted: usize) -> Result<BufferedBody, ProxyError> {
+    async fn buffer_body(
+        &mut self,
+        state: &mut RequestState,
+        wanted: usize,
+    ) -> Result<BufferedBody, ProxyError> {
         let permit = buffered_body::permit(&state.worker, &state.session, &state.info, wanted)?;
         // Reading the body sends the `100 Continue` that the client waits for.
-        state.record.interim.continued = self.connection.head.view(self.connection.wire.inbox.bytes()).expects_continue();
-        buffered_body::of_http1(&state.worker, self.connection, &state.info, (self.len, wanted), permit).await
+        state.record.interim.continued = self
+            .connection
+            .head
+            .view(self.connection.wire.inbox.bytes())
+            .expects_continue();
+        buffered_body::of_http1(
+            &state.worker,
+            self.connection,
+            &state.info,
+            (self.len, wanted),
+            permit,
+        )
+        .await
     }
 
     fn send(
@@ -141,23 +190,38 @@ impl HttpDownstream for Http1Client<'_> {
         upstream: UpstreamTransport,
         changes: Option<&RequestMutations>,
     ) -> Result<UpstreamSide, ProxyError> {
-        let Http1Downstream { wire, head, out, .. } = &mut *self.connection;
+        let Http1Downstream {
+            wire, head, out, ..
+        } = &mut *self.connection;
         let buf = wire.inbox.bytes();
         let view = head.view(buf);
-        let hostname = routed.view.set.service.as_ref().map_or("", |names| names.hostname.as_str());
-        let add = Additions { changes, ..state.additions(self.request_id, hostname) };
+        let hostname = routed
+            .view
+            .set
+            .service
+            .as_ref()
+            .map_or("", |names| names.hostname.as_str());
+        let add = Additions {
+            changes,
+            ..state.additions(self.request_id, hostname)
+        };
         match upstream {
             UpstreamTransport::Http1(mut lease) => {
-                heads::request_1_to_1(out, buf, &view, &add, lease.wire.outbox.head()).map_err(ProxyError::BadRequest)?;
+                heads::request_1_to_1(out, buf, &view, &add, lease.wire.outbox.head())
+                    .map_err(ProxyError::BadRequest)?;
                 Ok(UpstreamSide::http1(lease))
             }
             UpstreamTransport::Http2(place, mut send) => {
                 let request = heads::request_1_to_2(&view, &add)?;
-                if view.expects_continue() && !std::mem::replace(&mut state.record.interim.continued, true) {
+                if view.expects_continue()
+                    && !std::mem::replace(&mut state.record.interim.continued, true)
+                {
                     // HTTP/2 endpoints seldom send `100`; the client would wait for its own timeout.
                     wire.outbox.push_static(b"HTTP/1.1 100 Continue\r\n\r\n");
                 }
-                let (response, stream) = send.send_request(request, !state.info.has_body()).map_err(|e| http2_fault(&e))?;
+                let (response, stream) = send
+                    .send_request(request, !state.info.has_body())
+                    .map_err(|e| http2_fault(&e))?;
                 Ok(UpstreamSide::http2(place, response, stream))
             }
         }
@@ -176,19 +240,37 @@ impl HttpDownstream for Http1Client<'_> {
     }
 
     fn exchange(&mut self) -> (DownstreamSide<'_>, OpenHead<'_>) {
-        (DownstreamSide::Http1(self.connection), OpenHead { kept: self.kept.as_deref(), http2: None })
+        (
+            DownstreamSide::Http1(self.connection),
+            OpenHead {
+                kept: self.kept.as_deref(),
+                http2: None,
+            },
+        )
     }
 
-    async fn finish(mut self, mut state: RequestState, ended: Result<ExchangeEnd, ProxyError>) -> ConnectionDisposition {
+    async fn finish(
+        mut self,
+        mut state: RequestState,
+        ended: Result<ExchangeEnd, ProxyError>,
+    ) -> ConnectionDisposition {
         match ended {
             Ok(ExchangeEnd::Complete { request_done, kept }) => {
                 self.consume_head(&state.info);
-                if request_done && kept { ConnectionDisposition::Keep } else { ConnectionDisposition::Close }
+                if request_done && kept {
+                    ConnectionDisposition::Keep
+                } else {
+                    ConnectionDisposition::Close
+                }
             }
             Ok(ExchangeEnd::Upgraded(None)) => ConnectionDisposition::Cut,
             Ok(ExchangeEnd::Upgraded(Some(upstream))) => {
                 let head = self.kept.take().or_else(|| self.consume_head(&state.info));
-                ConnectionDisposition::Relay(Box::new(UpgradedConnection { upstream, record: state.record, head }))
+                ConnectionDisposition::Relay(Box::new(UpgradedConnection {
+                    upstream,
+                    record: state.record,
+                    head,
+                }))
             }
             Ok(ExchangeEnd::Broken(error)) | Err(error @ ProxyError::ClientGone) => {
                 state.record.fault(&error);
@@ -212,19 +294,39 @@ impl Http1Client<'_> {
     }
 
     /// Sends a local reply for an error.
-    async fn refuse(&mut self, mut state: RequestState, error: ProxyError) -> ConnectionDisposition {
-        let RequestState { worker, info, record, .. } = &mut state;
+    async fn refuse(
+        &mut self,
+        mut state: RequestState,
+        error: ProxyError,
+    ) -> ConnectionDisposition {
+        let RequestState {
+            worker,
+            info,
+            record,
+            ..
+        } = &mut state;
         record.fault(&error);
         // While a body is in transit, the start of the next request is known only after reading the entire body.
-        let keep = info.keep_alive && !info.has_body() && !record.keeps_no_client() && !matches!(error, ProxyError::BadRequest(_));
+        let keep = info.keep_alive
+            && !info.has_body()
+            && !record.keeps_no_client()
+            && !matches!(error, ProxyError::BadRequest(_));
         if !info.has_body() {
             self.connection.wire.inbox.advance(self.len);
         }
-        let options = LocalReplyOptions { keep, spoken: info.spoken, head: info.asked == RequestKind::Head };
+        let options = LocalReplyOptions {
+            keep,
+            spoken: info.spoken,
+            head: info.asked == RequestKind::Head,
+        };
         match local_reply::http1(worker, self.connection, &error, options).await {
             Some(bytes) => {
                 record.bytes_out = bytes;
-                if keep { ConnectionDisposition::Keep } else { ConnectionDisposition::Close }
+                if keep {
+                    ConnectionDisposition::Keep
+                } else {
+                    ConnectionDisposition::Close
+                }
             }
             None => ConnectionDisposition::Cut,
         }

@@ -39,17 +39,34 @@ pub(crate) fn serve(
 ) -> Option<Pin<Box<impl Future<Output = ()> + use<>>>> {
     let mut record = RequestRecord::begin(worker, session, ClientProtocol::Http2);
     let (parts, body) = request.into_parts();
-    let grpc = parts.headers.get(CONTENT_TYPE).is_some_and(|v| is_grpc(v.as_bytes()));
+    let grpc = parts
+        .headers
+        .get(CONTENT_TYPE)
+        .is_some_and(|v| is_grpc(v.as_bytes()));
     record.grpc = grpc;
     match heads::check_2(parts) {
         Ok(head) => {
             let ended = body.is_end_stream();
             let (timer, account) = (worker.clock.timer(), account.clone());
-            let stream = Http2Downstream { body, account, respond, answer: None, timer, first: Bytes::new() };
+            let stream = Http2Downstream {
+                body,
+                account,
+                respond,
+                answer: None,
+                timer,
+                first: Bytes::new(),
+            };
             let info = RequestInfo::of_http2(&head, ended);
-            let client = Http2Client { stream, head, ended };
+            let client = Http2Client {
+                stream,
+                head,
+                ended,
+            };
             // Tokio copies a task of this size ten times between its creation and its end, and a box never.
-            Some(Box::pin(pipeline::serve(HttpRequest::new(client, RequestState::new(worker, session, info, record)))))
+            Some(Box::pin(pipeline::serve(HttpRequest::new(
+                client,
+                RequestState::new(worker, session, info, record),
+            ))))
         }
         Err(error) => {
             refuse(&mut respond, &mut record, &error, grpc, false);
@@ -82,17 +99,30 @@ impl HttpDownstream for Http2Client {
     fn prepare(&mut self, state: &mut RequestState) {
         let request_id = heads::request_id(state.worker.random(), state.worker.random());
         heads::additions(&mut self.head.headers, &state.additions(request_id, ""));
-        if let (Some(texts), Some(id)) = (&mut state.record.texts, self.head.headers.get(heads::X_REQUEST_ID)) {
+        if let (Some(texts), Some(id)) = (
+            &mut state.record.texts,
+            self.head.headers.get(heads::X_REQUEST_ID),
+        ) {
             texts.request_id = String::from_utf8_lossy(id.as_bytes()).into_owned();
         }
     }
 
-    async fn buffer_body(&mut self, state: &mut RequestState, wanted: usize) -> Result<BufferedBody, ProxyError> {
+    async fn buffer_body(
+        &mut self,
+        state: &mut RequestState,
+        wanted: usize,
+    ) -> Result<BufferedBody, ProxyError> {
         let permit = buffered_body::permit(&state.worker, &state.session, &state.info, wanted)?;
         if self.head.headers.contains_key(EXPECT) {
             // The client waits for `100 Continue` before it sends the body, and the authorizer waits for the body.
-            let go_on = Response::builder().status(StatusCode::CONTINUE).body(()).map_err(|_| ProxyError::ClientGone)?;
-            self.stream.respond.send_informational(go_on).map_err(|_| ProxyError::ClientGone)?;
+            let go_on = Response::builder()
+                .status(StatusCode::CONTINUE)
+                .body(())
+                .map_err(|_| ProxyError::ClientGone)?;
+            self.stream
+                .respond
+                .send_informational(go_on)
+                .map_err(|_| ProxyError::ClientGone)?;
             state.record.interim.continued = true;
         }
         buffered_body::of_http2(&state.worker, &mut self.stream, wanted, permit).await
@@ -105,17 +135,22 @@ impl HttpDownstream for Http2Client {
         upstream: UpstreamTransport,
         changes: Option<&RequestMutations>,
     ) -> Result<UpstreamSide, ProxyError> {
-        let changed = changes.map(|changes| self.head.changed(changes)).transpose()?;
+        let changed = changes
+            .map(|changes| self.head.changed(changes))
+            .transpose()?;
         let head = changed.as_ref().unwrap_or(&self.head);
         match upstream {
             UpstreamTransport::Http1(mut lease) => {
                 let mut out = state.worker.scratch.borrow_mut();
-                heads::request_2_to_1(&mut out, head, state.info.framing, lease.wire.outbox.head()).map_err(ProxyError::BadRequest)?;
+                heads::request_2_to_1(&mut out, head, state.info.framing, lease.wire.outbox.head())
+                    .map_err(ProxyError::BadRequest)?;
                 Ok(UpstreamSide::http1(lease))
             }
             UpstreamTransport::Http2(place, mut send) => {
                 let request = heads::request_2_to_2(head)?;
-                let (response, stream) = send.send_request(request, self.ended).map_err(|e| http2_fault(&e))?;
+                let (response, stream) = send
+                    .send_request(request, self.ended)
+                    .map_err(|e| http2_fault(&e))?;
                 Ok(UpstreamSide::http2(place, response, stream))
             }
         }
@@ -128,7 +163,13 @@ impl HttpDownstream for Http2Client {
     fn begin_body(&mut self, _session: &ClientSession) {}
 
     fn exchange(&mut self) -> (DownstreamSide<'_>, OpenHead<'_>) {
-        (DownstreamSide::Http2(&mut self.stream), OpenHead { kept: None, http2: Some(&self.head) })
+        (
+            DownstreamSide::Http2(&mut self.stream),
+            OpenHead {
+                kept: None,
+                http2: Some(&self.head),
+            },
+        )
     }
 
     async fn finish(mut self, mut state: RequestState, ended: Result<ExchangeEnd, ProxyError>) {
@@ -147,14 +188,26 @@ impl HttpDownstream for Http2Client {
             }
             Err(error) => {
                 let is_head = state.info.asked == RequestKind::Head;
-                refuse(&mut self.stream.respond, &mut state.record, &error, state.info.grpc, is_head);
+                refuse(
+                    &mut self.stream.respond,
+                    &mut state.record,
+                    &error,
+                    state.info.grpc,
+                    is_head,
+                );
             }
         }
     }
 }
 
 /// Sends a local reply for `fault`.
-fn refuse(respond: &mut SendResponse<Bytes>, record: &mut RequestRecord, fault: &ProxyError, grpc: bool, head: bool) {
+fn refuse(
+    respond: &mut SendResponse<Bytes>,
+    record: &mut RequestRecord,
+    fault: &ProxyError,
+    grpc: bool,
+    head: bool,
+) {
     record.fault(fault);
     if *fault == ProxyError::ClientGone {
         return;

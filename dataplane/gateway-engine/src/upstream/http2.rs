@@ -25,7 +25,11 @@ pub(crate) async fn place(
     chosen: &SelectedEndpoint,
     introduction: TunnelMetadata<'_>,
 ) -> Result<(StreamPermit, SendRequest<Bytes>), ProxyError> {
-    let place = StreamPermit::take(chosen, worker.shared.config.limits.http2_per_endpoint, worker.clock.now());
+    let place = StreamPermit::take(
+        chosen,
+        worker.shared.config.limits.http2_per_endpoint,
+        worker.clock.now(),
+    );
     if place.reused {
         worker.counts.reused.inc();
         if place.connection().is_withheld() {
@@ -62,14 +66,33 @@ async fn open(
         }
     }
     let mut guard = AbandonGuard(on, true);
-    let account = chosen.endpoint().workload.uid.split('/').next().and_then(|tenant| worker.account(tenant));
-    let held = worker.hbone.account(account.as_ref().map(|account| worker.buffer_budget(&account.tenant)));
+    let account = chosen
+        .endpoint()
+        .workload
+        .uid
+        .split('/')
+        .next()
+        .and_then(|tenant| worker.account(tenant));
+    let held = worker.hbone.account(
+        account
+            .as_ref()
+            .map(|account| worker.buffer_budget(&account.tenant)),
+    );
     let outcome = async {
         let io = connect(worker, chosen, introduction).await?;
         let rewound = PrefixedIo::new(Bytes::new(), io);
-        let growth = WindowGrowth::begin(limits::STREAM_WINDOW_MAX, held.clone(), rewound.read.clone());
-        let failed = |e: h2::Error| ProxyError::Connect { why: format!("{}: HTTP/2: {e}", chosen.address) };
-        let opened = limits::http2_client(growth.stream_window()).handshake::<_, Bytes>(rewound).await.map_err(failed)?;
+        let growth = WindowGrowth::begin(
+            limits::STREAM_WINDOW_MAX,
+            held.clone(),
+            rewound.read.clone(),
+        );
+        let failed = |e: h2::Error| ProxyError::Connect {
+            why: format!("{}: HTTP/2: {e}", chosen.address),
+        };
+        let opened = limits::http2_client(growth.stream_window())
+            .handshake::<_, Bytes>(rewound)
+            .await
+            .map_err(failed)?;
         Ok::<_, ProxyError>((opened, growth))
     };
     let outcome = outcome.await;

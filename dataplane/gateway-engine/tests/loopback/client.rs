@@ -40,7 +40,10 @@ impl HttpClient {
         let stream = TcpStream::connect(address).await.unwrap();
         // The call fails on a connection that was already reset, which some tests want.
         let _ = stream.set_nodelay(true);
-        Self { stream, buffer: Vec::new() }
+        Self {
+            stream,
+            buffer: Vec::new(),
+        }
     }
 
     /// Sends one request on a new connection.
@@ -53,7 +56,11 @@ impl HttpClient {
 
     /// Sends a GET of a path on a new connection.
     pub(crate) async fn get(address: SocketAddr, path: &str) -> ClientResponse {
-        Self::once(address, &format!("GET {path} HTTP/1.1\r\nHost: web\r\n\r\n")).await
+        Self::once(
+            address,
+            &format!("GET {path} HTTP/1.1\r\nHost: web\r\n\r\n"),
+        )
+        .await
     }
 }
 
@@ -70,9 +77,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HttpClient<S> {
     }
 
     pub(crate) async fn answer_to(&mut self, head_request: bool) -> Option<ClientResponse> {
-        tokio::time::timeout(canal_timing::deadline(Duration::from_secs(20)), self.read_answer(head_request))
-            .await
-            .expect("an answer within 20 s")
+        tokio::time::timeout(
+            canal_timing::deadline(Duration::from_secs(20)),
+            self.read_answer(head_request),
+        )
+        .await
+        .expect("an answer within 20 s")
     }
 
     async fn read_answer(&mut self, head_request: bool) -> Option<ClientResponse> {
@@ -81,17 +91,29 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HttpClient<S> {
                 break at + 4;
             }
             if !self.more().await {
-                assert!(self.buffer.is_empty(), "a torn head: {:?}", String::from_utf8_lossy(&self.buffer));
+                assert!(
+                    self.buffer.is_empty(),
+                    "a torn head: {:?}",
+                    String::from_utf8_lossy(&self.buffer)
+                );
                 return None;
             }
         };
         let head = String::from_utf8(self.buffer.drain(..end).collect()).unwrap();
         let status: u16 = head.split(' ').nth(1).unwrap().parse().unwrap();
-        let mut answer = ClientResponse { status, head, body: vec![], trailers: vec![] };
+        let mut answer = ClientResponse {
+            status,
+            head,
+            body: vec![],
+            trailers: vec![],
+        };
         if head_request || matches!(status, 100..=199 | 204 | 304) {
             return Some(answer);
         }
-        if let Some(n) = answer.field("content-length").map(|n| n.parse::<usize>().unwrap()) {
+        if let Some(n) = answer
+            .field("content-length")
+            .map(|n| n.parse::<usize>().unwrap())
+        {
             answer.body = self.exactly(n).await;
         } else if answer.field("transfer-encoding") == Some("chunked") {
             (answer.body, answer.trailers) = self.chunks().await;
@@ -134,7 +156,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HttpClient<S> {
 
     pub(crate) async fn exactly(&mut self, n: usize) -> Vec<u8> {
         while self.buffer.len() < n {
-            assert!(self.more().await, "the connection ended after {} of {n} bytes", self.buffer.len());
+            assert!(
+                self.more().await,
+                "the connection ended after {} of {n} bytes",
+                self.buffer.len()
+            );
         }
         self.buffer.drain(..n).collect()
     }
@@ -155,6 +181,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HttpClient<S> {
                 }
             }
         };
-        tokio::time::timeout(canal_timing::deadline(Duration::from_secs(20)), read).await.expect("a close within 20 s")
+        tokio::time::timeout(canal_timing::deadline(Duration::from_secs(20)), read)
+            .await
+            .expect("a close within 20 s")
     }
 }

@@ -10,7 +10,12 @@ use crate::origin::{OriginServer, Peer};
 
 /// Closes these tenants and reopens all others.
 fn close(fixture: &GatewayFixture, tenants: &[&str]) {
-    fixture.engine.close_tenants(tenants.iter().map(|t| TenantName::new(t).unwrap()).collect());
+    fixture.engine.close_tenants(
+        tenants
+            .iter()
+            .map(|t| TenantName::new(t).unwrap())
+            .collect(),
+    );
     fixture.apply(vec![]);
 }
 
@@ -18,17 +23,36 @@ fn close(fixture: &GatewayFixture, tenants: &[&str]) {
 async fn closed_tenant_is_answered_503_until_it_opens() {
     let origin = OriginServer::echo().await;
     let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
-    for (closed, status) in [(&["beta"][..], 200), (&[TENANT, "beta"], 503), (&[TENANT], 503), (&[], 200)] {
+    for (closed, status) in [
+        (&["beta"][..], 200),
+        (&[TENANT, "beta"], 503),
+        (&[TENANT], 503),
+        (&[], 200),
+    ] {
         close(&fixture, closed);
-        assert_eq!(HttpClient::get(fixture.web, "/x").await.status, status, "{closed:?} closed");
+        assert_eq!(
+            HttpClient::get(fixture.web, "/x").await.status,
+            status,
+            "{closed:?} closed"
+        );
     }
-    assert_eq!(fixture.metric("canal_gateway_refused_requests_total", &["reason=\"tenant_closed\""]), 2.0);
+    assert_eq!(
+        fixture.metric(
+            "canal_gateway_refused_requests_total",
+            &["reason=\"tenant_closed\""]
+        ),
+        2.0
+    );
     // The change also applies between two requests on one open connection.
     let mut client = HttpClient::connect(fixture.web).await;
     for (closed, status) in [(&[][..], 200), (&[TENANT], 503)] {
         close(&fixture, closed);
         client.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
-        assert_eq!(client.answer().await.unwrap().status, status, "{closed:?} closed");
+        assert_eq!(
+            client.answer().await.unwrap().status,
+            status,
+            "{closed:?} closed"
+        );
     }
 }
 
@@ -41,7 +65,13 @@ fn connect_to_a_closed_tenant_is_refused_by_name() {
         assert!(mesh.open("10.96.0.1:80").await.is_ok());
         close(&mesh.fixture, &[TENANT]);
         assert!(mesh.open("10.96.0.1:80").await.is_err());
-        assert_eq!(mesh.fixture.metric("canal_gateway_refused_connects_total", &["reason=\"tenant_closed\""]), 1.0);
+        assert_eq!(
+            mesh.fixture.metric(
+                "canal_gateway_refused_connects_total",
+                &["reason=\"tenant_closed\""]
+            ),
+            1.0
+        );
         close(&mesh.fixture, &[]);
         assert!(mesh.open("10.96.0.1:80").await.is_ok());
     });
@@ -55,15 +85,30 @@ async fn open_relay_ends_when_its_tenant_closes() {
         std::future::pending::<()>().await;
     })
     .await;
-    let fixture = GatewayFixture::new(EngineSetup { protocol: AppProtocol::Tcp, ..EngineSetup::default() }, &[origin.address]);
+    let fixture = GatewayFixture::new(
+        EngineSetup {
+            protocol: AppProtocol::Tcp,
+            ..EngineSetup::default()
+        },
+        &[origin.address],
+    );
     let mut client = HttpClient::connect(fixture.web).await;
     client.send(b"x").await;
     assert_eq!(client.exactly(1).await, b"x");
     close(&fixture, &["beta"]);
     tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-    assert_eq!(fixture.metric("istio_tcp_connections_closed_total", &[]), 0.0, "another tenant's closing is not its end");
+    assert_eq!(
+        fixture.metric("istio_tcp_connections_closed_total", &[]),
+        0.0,
+        "another tenant's closing is not its end"
+    );
     close(&fixture, &[TENANT]);
-    fixture.until("istio_tcp_connections_closed_total", &[], 1.0).await;
+    fixture
+        .until("istio_tcp_connections_closed_total", &[], 1.0)
+        .await;
     client.closed().await;
-    assert!(!HttpClient::connect(fixture.web).await.more().await, "a new one is not served");
+    assert!(
+        !HttpClient::connect(fixture.web).await.more().await,
+        "a new one is not served"
+    );
 }

@@ -34,7 +34,12 @@ struct CoupledOrigin {
 }
 
 /// Echoes a body. One that is sent to `/later` is counted in `full` when it fills its window, and read when `reads` has `true`.
-async fn serve(request: Request<RecvStream>, mut respond: SendResponse<Bytes>, full: Arc<AtomicUsize>, mut reads: watch::Receiver<bool>) {
+async fn serve(
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    full: Arc<AtomicUsize>,
+    mut reads: watch::Receiver<bool>,
+) {
     let is_read_later = request.uri().path() == "/later";
     let mut body = request.into_body();
     if is_read_later {
@@ -46,7 +51,9 @@ async fn serve(request: Request<RecvStream>, mut respond: SendResponse<Bytes>, f
             return;
         }
     }
-    let Ok((body, _)) = http2::read_all(body).await else { return };
+    let Ok((body, _)) = http2::read_all(body).await else {
+        return;
+    };
     let mut send = respond.send_response(Response::new(()), false).unwrap();
     let _ = http2::send_all(&mut send, body.into(), true).await;
 }
@@ -59,7 +66,9 @@ async fn coupled() -> CoupledOrigin {
         let (full, reads) = (counted.clone(), reads.clone());
         async move {
             let mut windows = h2::server::Builder::new();
-            windows.initial_window_size(WINDOW as u32).initial_connection_window_size(WINDOW as u32);
+            windows
+                .initial_window_size(WINDOW as u32)
+                .initial_connection_window_size(WINDOW as u32);
             let mut connection = windows.handshake::<_, Bytes>(peer.stream).await.unwrap();
             while let Some(Ok((request, respond))) = connection.accept().await {
                 tokio::spawn(serve(request, respond, full.clone(), reads.clone()));
@@ -67,11 +76,19 @@ async fn coupled() -> CoupledOrigin {
         }
     })
     .await;
-    CoupledOrigin { origin, full, read_now }
+    CoupledOrigin {
+        origin,
+        full,
+        read_now,
+    }
 }
 
 /// Begins a POST whose body fills the window of its stream, which is the connection's too.
-async fn stall(fixture: &GatewayFixture, to: &CoupledOrigin, over_http2: bool) -> JoinHandle<usize> {
+async fn stall(
+    fixture: &GatewayFixture,
+    to: &CoupledOrigin,
+    over_http2: bool,
+) -> JoinHandle<usize> {
     let before = to.full.load(SeqCst);
     let stalled = post(fixture, over_http2, "/later", vec![7; WINDOW]);
     until("the window is full", || to.full.load(SeqCst) > before).await;
@@ -79,22 +96,50 @@ async fn stall(fixture: &GatewayFixture, to: &CoupledOrigin, over_http2: bool) -
 }
 
 fn fixture(to: &CoupledOrigin) -> GatewayFixture {
-    GatewayFixture::new(EngineSetup { protocol: AppProtocol::Http2, ..EngineSetup::default() }, &[to.origin.address])
+    GatewayFixture::new(
+        EngineSetup {
+            protocol: AppProtocol::Http2,
+            ..EngineSetup::default()
+        },
+        &[to.origin.address],
+    )
 }
 
 /// Sends a POST of a client of its own, and returns the length of the body that comes back.
-fn post(fixture: &GatewayFixture, over_http2: bool, path: &'static str, body: Vec<u8>) -> JoinHandle<usize> {
+fn post(
+    fixture: &GatewayFixture,
+    over_http2: bool,
+    path: &'static str,
+    body: Vec<u8>,
+) -> JoinHandle<usize> {
     let web = fixture.web;
     tokio::spawn(async move {
         if over_http2 {
             let client = http2::connect_to(web).await;
             let request = Request::post(format!("http://web{path}")).body(()).unwrap();
-            let (response, mut send) = client.ready().await.unwrap().send_request(request, false).unwrap();
+            let (response, mut send) = client
+                .ready()
+                .await
+                .unwrap()
+                .send_request(request, false)
+                .unwrap();
             http2::send_all(&mut send, body.into(), true).await.unwrap();
-            return http2::read_all(response.await.unwrap().into_body()).await.unwrap().0.len();
+            return http2::read_all(response.await.unwrap().into_body())
+                .await
+                .unwrap()
+                .0
+                .len();
         }
         let mut client = HttpClient::connect(web).await;
-        client.send(format!("POST {path} HTTP/1.1\r\nHost: web\r\nContent-Length: {}\r\n\r\n", body.len()).as_bytes()).await;
+        client
+            .send(
+                format!(
+                    "POST {path} HTTP/1.1\r\nHost: web\r\nContent-Length: {}\r\n\r\n",
+                    body.len()
+                )
+                .as_bytes(),
+            )
+            .await;
         client.send(&body).await;
         client.answer().await.unwrap().body.len()
     })
@@ -102,7 +147,9 @@ fn post(fixture: &GatewayFixture, over_http2: bool, path: &'static str, body: Ve
 
 async fn ended(what: &str, work: JoinHandle<usize>) -> usize {
     let ended = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), work).await;
-    ended.unwrap_or_else(|_| panic!("it waits for ever: {what}")).unwrap()
+    ended
+        .unwrap_or_else(|_| panic!("it waits for ever: {what}"))
+        .unwrap()
 }
 
 #[tokio::test]
@@ -114,14 +161,34 @@ async fn a_stream_that_an_endpoint_does_not_read_leaves_others_another_connectio
         let waiting = post(&fixture, over_http2, "/", b"second".to_vec());
         fixture.until(GAUGE, &[], 1.0).await;
         assert_eq!((to.origin.connections(), waiting.is_finished()), (1, false));
-        assert_eq!(ended("the next request", post(&fixture, over_http2, "/", b"third".to_vec())).await, 5);
+        assert_eq!(
+            ended(
+                "the next request",
+                post(&fixture, over_http2, "/", b"third".to_vec())
+            )
+            .await,
+            5
+        );
         assert_eq!(to.origin.connections(), 2);
         to.read_now.send(true).unwrap();
         assert_eq!(ended("the stalled request", stalled).await, WINDOW);
         assert_eq!(ended("the request that waited", waiting).await, 6);
-        until("the connection is no longer counted", || fixture.metric(GAUGE, &[]) == 0.0).await;
-        assert_eq!(ended("a request on either connection", post(&fixture, over_http2, "/", b"fourth".to_vec())).await, 6);
-        assert_eq!((to.origin.connections(), fixture.metric(COUNTER, &[])), (2, 0.0));
+        until("the connection is no longer counted", || {
+            fixture.metric(GAUGE, &[]) == 0.0
+        })
+        .await;
+        assert_eq!(
+            ended(
+                "a request on either connection",
+                post(&fixture, over_http2, "/", b"fourth".to_vec())
+            )
+            .await,
+            6
+        );
+        assert_eq!(
+            (to.origin.connections(), fixture.metric(COUNTER, &[])),
+            (2, 0.0)
+        );
     }
 }
 
@@ -134,7 +201,10 @@ async fn an_endpoint_gets_no_more_connections_when_four_give_no_credit() {
         all.push(stall(&fixture, &to, false).await);
         all.push(post(&fixture, false, "/", b"next".to_vec()));
         fixture.until(GAUGE, &[], n as f64).await;
-        assert_eq!((to.origin.connections(), fixture.metric(COUNTER, &[])), (n, 0.0));
+        assert_eq!(
+            (to.origin.connections(), fixture.metric(COUNTER, &[])),
+            (n, 0.0)
+        );
     }
     all.push(post(&fixture, false, "/", b"last".to_vec()));
     fixture.until(COUNTER, &[], 1.0).await;

@@ -28,9 +28,16 @@ async fn impatient(idle: Duration) -> (OriginServer, ReadCounts, UnboundedReceiv
         async move {
             let mut next = peer.request().await;
             while let Some((_, body)) = next {
-                *counted.lock().unwrap().entry(String::from_utf8(body).unwrap()).or_default() += 1;
-                peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
-                next = tokio::time::timeout(idle, peer.request()).await.unwrap_or_default();
+                *counted
+                    .lock()
+                    .unwrap()
+                    .entry(String::from_utf8(body).unwrap())
+                    .or_default() += 1;
+                peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+                    .await;
+                next = tokio::time::timeout(idle, peer.request())
+                    .await
+                    .unwrap_or_default();
             }
             drop(peer);
             let _ = to_test.send(());
@@ -60,29 +67,60 @@ fn a_post_that_meets_a_close_is_sent_again_and_none_twice() {
                 while closed.try_recv().is_ok() {}
                 if is_open {
                     // The close may have been reported before this.
-                    let _ = tokio::time::timeout(Duration::from_millis(500) * canal_timing::slack(), closed.recv()).await;
+                    let _ = tokio::time::timeout(
+                        Duration::from_millis(500) * canal_timing::slack(),
+                        closed.recv(),
+                    )
+                    .await;
                 }
             } else {
                 // The requests are sent from 2 ms before the application closes to 2 ms after it.
-                tokio::time::sleep(idle - Duration::from_millis(2) + Duration::from_micros(n * 4000 / TRIES)).await;
+                tokio::time::sleep(
+                    idle - Duration::from_millis(2) + Duration::from_micros(n * 4000 / TRIES),
+                )
+                .await;
             }
-            client.send(format!("POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\n{n:05}").as_bytes()).await;
+            client
+                .send(
+                    format!("POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\n{n:05}")
+                        .as_bytes(),
+                )
+                .await;
             let answer = client.answer().await.unwrap();
             is_open = answer.status == 200;
             if !is_open {
-                let failed = if is_after { &mut failed_after } else { &mut failed_beside };
+                let failed = if is_after {
+                    &mut failed_after
+                } else {
+                    &mut failed_beside
+                };
                 failed.push((n, answer.text()));
                 client = mesh.client("10.96.0.1:80").await;
             }
         }
-        let again = mesh.fixture.metric("canal_gateway_retries_total", &["upstream_undelivered"]);
+        let again = mesh
+            .fixture
+            .metric("canal_gateway_retries_total", &["upstream_undelivered"]);
         let failed = (failed_after.len(), failed_beside.len());
-        println!("{TRIES} POSTs: {failed:?} failed after and beside a close, {again} sent again, {} connections", origin.connections());
-        assert!(failed_after.is_empty(), "{failed_after:?} {failed_beside:?}");
-        timed!(failed_beside.len() < 15, "few POSTs fail that are sent beside a close");
+        println!(
+            "{TRIES} POSTs: {failed:?} failed after and beside a close, {again} sent again, {} connections",
+            origin.connections()
+        );
+        assert!(
+            failed_after.is_empty(),
+            "{failed_after:?} {failed_beside:?}"
+        );
+        timed!(
+            failed_beside.len() < 15,
+            "few POSTs fail that are sent beside a close"
+        );
         assert!(again > 0.0, "no POST met a close");
         let seen = seen.lock().unwrap();
-        assert!(seen.len() + failed_beside.len() >= TRIES as usize, "{}", seen.len());
+        assert!(
+            seen.len() + failed_beside.len() >= TRIES as usize,
+            "{}",
+            seen.len()
+        );
         assert!(seen.values().all(|n| *n == 1), "a request was read twice");
     });
 }
@@ -101,14 +139,27 @@ fn an_answer_before_a_close_with_unread_bytes_reaches_the_client() {
             let client = mesh.client("10.96.0.1:80").await;
             let (read, mut write) = tokio::io::split(client.stream);
             let sending = tokio::task::spawn_local(async move {
-                write.write_all(b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 5000000\r\n\r\n").await?;
+                write
+                    .write_all(b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 5000000\r\n\r\n")
+                    .await?;
                 write.write_all(&pattern(0, 5_000_000)).await
             });
             // The client reads nothing before it has sent everything.
             assert!(sending.await.unwrap().is_ok(), "{n}: the upload was cut");
-            let mut client = HttpClient { stream: tokio::io::join(read, tokio::io::sink()), buffer: Vec::new() };
+            let mut client = HttpClient {
+                stream: tokio::io::join(read, tokio::io::sink()),
+                buffer: Vec::new(),
+            };
             let answer = client.answer().await.unwrap();
-            assert_eq!((answer.status, answer.text().as_str(), answer.field("connection")), (413, "big", Some("close")), "{n}");
+            assert_eq!(
+                (
+                    answer.status,
+                    answer.text().as_str(),
+                    answer.field("connection")
+                ),
+                (413, "big", Some("close")),
+                "{n}"
+            );
         }
     });
 }
@@ -118,8 +169,11 @@ fn an_early_success_does_not_cut_the_upload() {
     local(|| async {
         let origin = OriginServer::each(|mut peer: Peer| async move {
             while peer.head().await.is_some() {
-                peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nstored").await;
-                let Some(body) = peer.exactly(400_000).await else { return };
+                peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nstored")
+                    .await;
+                let Some(body) = peer.exactly(400_000).await else {
+                    return;
+                };
                 assert!(body == pattern(0, 400_000));
             }
         })
@@ -128,7 +182,9 @@ fn an_early_success_does_not_cut_the_upload() {
         let _node = mesh.pod(10, "web-0", &origin).await;
         let mut client = mesh.client("10.96.0.1:80").await;
         for _ in 0..2 {
-            client.send(b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 400000\r\n\r\n").await;
+            client
+                .send(b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 400000\r\n\r\n")
+                .await;
             for part in pattern(0, 400_000).chunks(100_000) {
                 client.send(part).await;
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -136,7 +192,11 @@ fn an_early_success_does_not_cut_the_upload() {
             let answer = client.answer().await.unwrap();
             assert_eq!((answer.status, answer.text().as_str()), (200, "stored"));
         }
-        assert_eq!((origin.connections(), origin.requests()), (1, 2), "both connections are kept");
+        assert_eq!(
+            (origin.connections(), origin.requests()),
+            (1, 2),
+            "both connections are kept"
+        );
     });
 }
 
@@ -153,31 +213,53 @@ fn bytes_before_a_reset_arrive_through_tunnels() {
                     Some(b"!") => {
                         peer.write(&pattern(0, SAID)).await;
                         // A reset would discard the data that is still in the origin's own kernel.
-                        canal_net::copy::depart(&mut peer.stream, canal_timing::deadline(Duration::from_secs(5))).await;
+                        canal_net::copy::depart(
+                            &mut peer.stream,
+                            canal_timing::deadline(Duration::from_secs(5)),
+                        )
+                        .await;
                         peer.stream.set_zero_linger().unwrap();
                     }
                     first => {
                         let mut rest = Vec::new();
                         let end = peer.stream.read_to_end(&mut rest).await;
-                        let _ = to_test.send((first.map(<[u8]>::to_vec), [peer.buffer.clone(), rest].concat(), end.is_err()));
+                        let _ = to_test.send((
+                            first.map(<[u8]>::to_vec),
+                            [peer.buffer.clone(), rest].concat(),
+                            end.is_err(),
+                        ));
                     }
                 }
             }
         })
         .await;
-        let mesh = LoopbackMesh::new(EngineSetup { protocol: AppProtocol::Tcp, ..EngineSetup::default() });
+        let mesh = LoopbackMesh::new(EngineSetup {
+            protocol: AppProtocol::Tcp,
+            ..EngineSetup::default()
+        });
         let _node = mesh.pod(10, "web-0", &origin).await;
         for _ in 0..4 {
             let mut client = mesh.client("10.96.0.1:80").await;
             client.send(b"!").await;
             tokio::time::sleep(Duration::from_millis(500)).await;
             assert!(!client.closed().await, "a reset");
-            assert!(client.buffer == pattern(0, SAID), "{} of {SAID} bytes", client.buffer.len());
+            assert!(
+                client.buffer == pattern(0, SAID),
+                "{} of {SAID} bytes",
+                client.buffer.len()
+            );
             let mut client = mesh.client("10.96.0.1:80").await;
             client.send(b"abc").await;
-            canal_net::copy::depart(&mut client.stream, canal_timing::deadline(Duration::from_secs(1))).await;
+            canal_net::copy::depart(
+                &mut client.stream,
+                canal_timing::deadline(Duration::from_secs(1)),
+            )
+            .await;
             client.stream.reset(h2::Reason::CANCEL);
-            assert_eq!(from_origin.recv().await.unwrap(), (Some(b"a".to_vec()), b"bc".to_vec(), true));
+            assert_eq!(
+                from_origin.recv().await.unwrap(),
+                (Some(b"a".to_vec()), b"bc".to_vec(), true)
+            );
         }
     });
 }
@@ -192,7 +274,10 @@ fn many_resets_cost_no_other_tunnel_its_connection() {
             }
         })
         .await;
-        let mesh = LoopbackMesh::new(EngineSetup { protocol: AppProtocol::Tcp, ..EngineSetup::default() });
+        let mesh = LoopbackMesh::new(EngineSetup {
+            protocol: AppProtocol::Tcp,
+            ..EngineSetup::default()
+        });
         let _node = mesh.pod(10, "web-0", &origin).await;
         let mut held = mesh.client("10.96.0.1:80").await;
         for n in 0..150 {
@@ -200,7 +285,11 @@ fn many_resets_cost_no_other_tunnel_its_connection() {
             client.send(b"abc").await;
             assert_eq!(client.exactly(3).await, b"abc", "{n}");
             client.send(b"d").await;
-            canal_net::copy::depart(&mut client.stream, canal_timing::deadline(Duration::from_secs(1))).await;
+            canal_net::copy::depart(
+                &mut client.stream,
+                canal_timing::deadline(Duration::from_secs(1)),
+            )
+            .await;
             client.stream.reset(h2::Reason::CANCEL);
         }
         held.send(b"abc").await;
@@ -211,8 +300,14 @@ fn many_resets_cost_no_other_tunnel_its_connection() {
 #[tokio::test]
 async fn answers_with_bare_lf_or_equal_lengths_pass() {
     for (said, head) in [
-        ("HTTP/1.1 200 OK\nX-A: b\nContent-Length: 2\n\nok", "HTTP/1.1 200 OK\r\nX-A: b\r\n"),
-        ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-A: b\r\nContent-Length: 2\r\n\r\nok", "HTTP/1.1 200 OK\r\nX-A: b\r\n"),
+        (
+            "HTTP/1.1 200 OK\nX-A: b\nContent-Length: 2\n\nok",
+            "HTTP/1.1 200 OK\r\nX-A: b\r\n",
+        ),
+        (
+            "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-A: b\r\nContent-Length: 2\r\n\r\nok",
+            "HTTP/1.1 200 OK\r\nX-A: b\r\n",
+        ),
     ] {
         let origin = OriginServer::fixed(said).await;
         let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
@@ -220,9 +315,22 @@ async fn answers_with_bare_lf_or_equal_lengths_pass() {
         for _ in 0..2 {
             client.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
             let answer = client.answer().await.unwrap();
-            assert_eq!((answer.status, answer.text().as_str()), (200, "ok"), "{said}");
-            assert!(answer.head.starts_with(head) && !answer.head.replace("\r\n", "").contains('\n'), "{}", answer.head);
-            assert_eq!(answer.head.to_lowercase().matches("content-length").count(), 1, "{}", answer.head);
+            assert_eq!(
+                (answer.status, answer.text().as_str()),
+                (200, "ok"),
+                "{said}"
+            );
+            assert!(
+                answer.head.starts_with(head) && !answer.head.replace("\r\n", "").contains('\n'),
+                "{}",
+                answer.head
+            );
+            assert_eq!(
+                answer.head.to_lowercase().matches("content-length").count(),
+                1,
+                "{}",
+                answer.head
+            );
         }
         assert_eq!(origin.connections(), 1, "it is kept");
     }
@@ -236,9 +344,19 @@ async fn bytes_like_a_method_on_an_undeclared_port_do_not_wait_long() {
         }
     })
     .await;
-    let fixture = GatewayFixture::new(EngineSetup { protocol: AppProtocol::Detect, ..EngineSetup::default() }, &[origin.address]);
+    let fixture = GatewayFixture::new(
+        EngineSetup {
+            protocol: AppProtocol::Detect,
+            ..EngineSetup::default()
+        },
+        &[origin.address],
+    );
     let mut client = HttpClient::connect(fixture.web).await;
     client.send(b"ruok").await;
-    let answered = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), client.line()).await;
+    let answered = tokio::time::timeout(
+        canal_timing::deadline(Duration::from_secs(5)),
+        client.line(),
+    )
+    .await;
     assert_eq!(answered.expect("an answer within 5 s"), "imok");
 }

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use canal_gateway_engine::{
-    CloudTierConfig, EngineDependencies, ForwardedHeaders, GatewayConfig, GatewayEngine, GatewayLimits, GatewayTimeouts, PlainListener,
-    ServiceCertificateFn,
+    CloudTierConfig, EngineDependencies, ForwardedHeaders, GatewayConfig, GatewayEngine,
+    GatewayLimits, GatewayTimeouts, PlainListener, ServiceCertificateFn,
 };
 use canal_identity::ClientIdentityFactory;
 use canal_model::ids::{Generation, ServiceId, ServiceKey, Vni};
@@ -18,14 +18,18 @@ use canal_runtime::metrics::Registry;
 use canal_telemetry::access_log::AccessLog;
 
 pub(crate) const TENANT: &str = "alpha";
-pub(crate) const LOCALHOST: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+pub(crate) const LOCALHOST: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
 /// Waits until `holds` returns true.
 pub(crate) async fn until(what: &str, holds: impl Fn() -> bool) {
     let started = Instant::now();
     while !holds() {
         let waited = started.elapsed();
-        assert!(waited < canal_timing::deadline(Duration::from_secs(10)), "never: {what}");
+        assert!(
+            waited < canal_timing::deadline(Duration::from_secs(10)),
+            "never: {what}"
+        );
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -48,17 +52,35 @@ pub(crate) fn tenant(name: &str, vni: u32) -> Resource {
     })
 }
 
-pub(crate) fn service(tenant: &str, name: &str, vip: &str, ports: &[(u16, AppProtocol)]) -> Resource {
+pub(crate) fn service(
+    tenant: &str,
+    name: &str,
+    vip: &str,
+    ports: &[(u16, AppProtocol)],
+) -> Resource {
     service_with_id(tenant, name, 1, vip, ports)
 }
 
-pub(crate) fn service_with_id(tenant: &str, name: &str, id: u32, vip: &str, ports: &[(u16, AppProtocol)]) -> Resource {
+pub(crate) fn service_with_id(
+    tenant: &str,
+    name: &str,
+    id: u32,
+    vip: &str,
+    ports: &[(u16, AppProtocol)],
+) -> Resource {
     Resource::Service(Service {
         key: key(tenant, name),
         id: ServiceId::new(id).unwrap(),
         hostname: format!("{name}.default.svc.cluster.local"),
         vips: vec![vip.parse().unwrap()],
-        ports: ports.iter().map(|(port, protocol)| ServicePort { port: *port, name: "p".into(), protocol: *protocol }).collect(),
+        ports: ports
+            .iter()
+            .map(|(port, protocol)| ServicePort {
+                port: *port,
+                name: "p".into(),
+                protocol: *protocol,
+            })
+            .collect(),
         upstream_pool: Default::default(),
         policy_paths: Default::default(),
     })
@@ -74,16 +96,30 @@ pub(crate) fn pod(tenant: &str, name: &str, address: SocketAddr, service: &str) 
         node: "n1".parse().unwrap(),
         az: "az1".parse().unwrap(),
         addresses: vec![address.ip()],
-        labels: [("app".to_string(), service.to_string()), ("version".to_string(), name.to_string())].into(),
+        labels: [
+            ("app".to_string(), service.to_string()),
+            ("version".to_string(), name.to_string()),
+        ]
+        .into(),
         ready: true,
         tunnel: TunnelProtocol::None,
-        endpoints: vec![EndpointPort { service: key(tenant, service), port: 80, target_port: address.port() }],
+        endpoints: vec![EndpointPort {
+            service: key(tenant, service),
+            port: 80,
+            target_port: address.port(),
+        }],
         udp_ports: Default::default(),
     }
 }
 
 /// Builds a route of `service` that applies `action` to requests that match `http`.
-pub(crate) fn route(service: &str, name: &str, place: u32, http: HttpMatch, action: RouteAction) -> Resource {
+pub(crate) fn route(
+    service: &str,
+    name: &str,
+    place: u32,
+    http: HttpMatch,
+    action: RouteAction,
+) -> Resource {
     let mut http = http;
     http.precedence.place = [place, 0];
     Resource::Route(RouteRule {
@@ -103,13 +139,35 @@ pub(crate) fn route(service: &str, name: &str, place: u32, http: HttpMatch, acti
 }
 
 pub(crate) fn prefix(path: &str) -> HttpMatch {
-    let precedence = Precedence { class: 0, specificity: [0; 5], created: 0, object: String::new(), place: [0, 0] };
-    HttpMatch { precedence, path: PathMatch::StringPrefix(path.into()), method: None, headers: vec![], query: vec![] }
+    let precedence = Precedence {
+        class: 0,
+        specificity: [0; 5],
+        created: 0,
+        object: String::new(),
+        place: [0, 0],
+    };
+    HttpMatch {
+        precedence,
+        path: PathMatch::StringPrefix(path.into()),
+        method: None,
+        headers: vec![],
+        query: vec![],
+    }
 }
 
 pub(crate) fn to(service: &str, subset: &[(&str, &str)], weight: u32) -> Backend {
-    let subset = subset.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect::<BTreeMap<_, _>>();
-    Backend { weight, target: BackendTarget::Service { service: key(TENANT, service), port: 80, subset } }
+    let subset = subset
+        .iter()
+        .map(|(k, v)| (k.to_string(), v.to_string()))
+        .collect::<BTreeMap<_, _>>();
+    Backend {
+        weight,
+        target: BackendTarget::Service {
+            service: key(TENANT, service),
+            port: 80,
+            subset,
+        },
+    }
 }
 
 /// Settings in which a test's engine differs from the default.
@@ -160,7 +218,11 @@ impl GatewayFixture {
     pub(crate) fn new(setup: EngineSetup, endpoints: &[SocketAddr]) -> Self {
         let registry = Registry::new();
         let (trigger, drain) = drain::tree();
-        let web = PlainListener { address: LOCALHOST, service: key(TENANT, "web"), port: 80 };
+        let web = PlainListener {
+            address: LOCALHOST,
+            service: key(TENANT, "web"),
+            port: 80,
+        };
         let config = GatewayConfig {
             replica: "gw-1".into(),
             workers: setup.workers,
@@ -173,7 +235,9 @@ impl GatewayFixture {
             times: setup.times,
             ..GatewayConfig::default()
         };
-        let log = setup.log.map(|path| AccessLog::start(canal_telemetry::access_log::LogSink::File(path), &registry).unwrap());
+        let log = setup.log.map(|path| {
+            AccessLog::start(canal_telemetry::access_log::LogSink::File(path), &registry).unwrap()
+        });
         let around = EngineDependencies {
             registry: registry.clone(),
             drain,
@@ -184,9 +248,20 @@ impl GatewayFixture {
         };
         let engine = GatewayEngine::start(config, around).unwrap();
         let web = engine.plain_addresses()[0];
-        let fixture = Self { engine, registry, trigger: Some(trigger), web, generation: AtomicU64::new(0) };
-        let mut all = vec![tenant(TENANT, 1), service(TENANT, "web", "10.96.0.1", &[(80, setup.protocol)])];
-        all.extend(endpoints.iter().enumerate().map(|(n, address)| Resource::Workload(pod(TENANT, &format!("web-{n}"), *address, "web"))));
+        let fixture = Self {
+            engine,
+            registry,
+            trigger: Some(trigger),
+            web,
+            generation: AtomicU64::new(0),
+        };
+        let mut all = vec![
+            tenant(TENANT, 1),
+            service(TENANT, "web", "10.96.0.1", &[(80, setup.protocol)]),
+        ];
+        all.extend(endpoints.iter().enumerate().map(|(n, address)| {
+            Resource::Workload(pod(TENANT, &format!("web-{n}"), *address, "web"))
+        }));
         fixture.apply(all);
         fixture
     }
@@ -197,7 +272,10 @@ impl GatewayFixture {
 
     pub(crate) fn change(&self, upserts: Vec<Resource>, removals: &[(ResourceKind, &str)]) {
         let upserts: Vec<_> = upserts.into_iter().map(Arc::new).collect();
-        let removals: Vec<_> = removals.iter().map(|(kind, name)| (*kind, name.to_string())).collect();
+        let removals: Vec<_> = removals
+            .iter()
+            .map(|(kind, name)| (*kind, name.to_string()))
+            .collect();
         let generation = Generation(self.generation.fetch_add(1, Ordering::Relaxed) + 1);
         self.engine.apply(&upserts, &removals, generation);
     }
@@ -205,14 +283,22 @@ impl GatewayFixture {
     /// Returns the sum of all series of a metric whose labels contain `labels`.
     pub(crate) fn metric(&self, name: &str, labels: &[&str]) -> f64 {
         let text = self.registry.render();
-        let lines = text.lines().filter(|l| l.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])));
+        let lines = text.lines().filter(|l| {
+            l.strip_prefix(name)
+                .is_some_and(|rest| rest.starts_with(['{', ' ']))
+        });
         let wanted = lines.filter(|l| labels.iter().all(|label| l.contains(label)));
-        wanted.filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+        wanted
+            .filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok())
+            .sum()
     }
 
     /// Waits until a metric reaches `at_least`.
     pub(crate) async fn until(&self, name: &str, labels: &[&str], at_least: f64) {
-        until(&format!("{name}{labels:?} reaches {at_least}"), || self.metric(name, labels) >= at_least).await;
+        until(&format!("{name}{labels:?} reaches {at_least}"), || {
+            self.metric(name, labels) >= at_least
+        })
+        .await;
     }
 
     /// Begins the drain, which is forced after `limit`.
@@ -224,6 +310,8 @@ impl GatewayFixture {
     pub(crate) async fn ended(&mut self, limit: Duration) -> bool {
         let workers = self.engine.workers().clone();
         let joined = tokio::task::spawn_blocking(move || workers.join());
-        tokio::time::timeout(canal_timing::deadline(limit), joined).await.is_ok()
+        tokio::time::timeout(canal_timing::deadline(limit), joined)
+            .await
+            .is_ok()
     }
 }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use canal_gateway_engine::GatewayTimeouts;
 use canal_hbone::exchanges::reporting;
 use canal_hbone::{
-    CloseReport, ConnectAuthority, HboneCounters, HboneError, HbonePool, HboneStream, OpenTunnel, PoolConfig, ServerConfig, TunnelTarget,
-    serve,
+    CloseReport, ConnectAuthority, HboneCounters, HboneError, HbonePool, HboneStream, OpenTunnel,
+    PoolConfig, ServerConfig, TunnelTarget, serve,
 };
 use canal_identity::{ClientIdentity, ClientIdentityFactory, ServerIdentity};
 use canal_model::program::*;
@@ -34,7 +34,9 @@ use crate::origin::{OriginServer, Peer, pattern};
 /// Returns a loopback network for this test alone: 127.a.b.0/24.
 fn network() -> [u8; 3] {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let n = std::process::id().wrapping_mul(31).wrapping_add(NEXT.fetch_add(1, Ordering::SeqCst));
+    let n = std::process::id()
+        .wrapping_mul(31)
+        .wrapping_add(NEXT.fetch_add(1, Ordering::SeqCst));
     [127, 64 + (n >> 8) as u8 % 128, n as u8]
 }
 
@@ -64,12 +66,24 @@ impl LoopbackMesh {
         let ca = Arc::new([TestCa::new("alpha"), TestCa::new("beta")]);
         let issuers = ca.clone();
         let trust = TrustStore::new(&Registry::new());
-        let issue =
-            move |id: &canal_model::identity::Identity| issuers[usize::from(id.trust_domain.as_str() == "beta.example")].credential(id);
+        let issue = move |id: &canal_model::identity::Identity| {
+            issuers[usize::from(id.trust_domain.as_str() == "beta.example")].credential(id)
+        };
         let keyring = ClientIdentityFactory::of(Arc::new(issue), None, trust.clone());
         // The third address is no tenant's.
-        let hbone = [1, 2, 3].into_iter().chain(101..=110).map(|host| SocketAddr::new(at(host), 0)).collect();
-        let fixture = GatewayFixture::new(EngineSetup { hbone, keyring: Some(keyring), ..setup }, &[]);
+        let hbone = [1, 2, 3]
+            .into_iter()
+            .chain(101..=110)
+            .map(|host| SocketAddr::new(at(host), 0))
+            .collect();
+        let fixture = GatewayFixture::new(
+            EngineSetup {
+                hbone,
+                keyring: Some(keyring),
+                ..setup
+            },
+            &[],
+        );
         let bound = fixture.engine.hbone_addresses();
         let gateway = |tenant: &str, host| {
             Resource::Gateway(Gateway {
@@ -84,13 +98,29 @@ impl LoopbackMesh {
             let name = format!("t{host}");
             [tenant(&name, host.into()), gateway(&name, host)]
         });
-        let resources = [tenant("beta", 2), gateway(TENANT, 1), gateway("beta", 2)].into_iter().chain(others);
+        let resources = [tenant("beta", 2), gateway(TENANT, 1), gateway("beta", 2)]
+            .into_iter()
+            .chain(others);
         fixture.apply(resources.collect());
         let registry = Registry::new();
-        let sources = SourceAddresses { v4: Some(Ipv4Addr::new(net[0], net[1], net[2], CLIENT)), v6: None };
-        let config = PoolConfig { sources, ..PoolConfig::default() };
+        let sources = SourceAddresses {
+            v4: Some(Ipv4Addr::new(net[0], net[1], net[2], CLIENT)),
+            v6: None,
+        };
+        let config = PoolConfig {
+            sources,
+            ..PoolConfig::default()
+        };
         let pool = HbonePool::new(config, HboneCounters::new(&registry, &registry.shard()));
-        Self { fixture, trust, net, ca, gateway: [bound[0], bound[1]], others: bound[3..].to_vec(), pool }
+        Self {
+            fixture,
+            trust,
+            net,
+            ca,
+            gateway: [bound[0], bound[1]],
+            others: bound[3..].to_vec(),
+            pool,
+        }
     }
 
     /// Creates counters for a separate pool.
@@ -106,7 +136,9 @@ impl LoopbackMesh {
     /// Returns the target of `tenant`'s gateway address, for the pod `client` of tenant `own`.
     pub(crate) fn target(&self, own: &str, tenant: &str) -> TunnelTarget {
         let id = identity(&format!("spiffe://{own}.example/ns/default/sa/client"));
-        let gateway = identity(&format!("spiffe://{tenant}.example/ns/canal-system/sa/gateway"));
+        let gateway = identity(&format!(
+            "spiffe://{tenant}.example/ns/canal-system/sa/gateway"
+        ));
         TunnelTarget {
             source: ClientIdentity::new(self.ca(own).credential(&id)),
             expected: Arc::new([gateway]),
@@ -118,8 +150,17 @@ impl LoopbackMesh {
 
     /// Creates a connection pool of another client host.
     fn client_at(&self, host: u8) -> HbonePool {
-        let sources = SourceAddresses { v4: Some(Ipv4Addr::new(self.net[0], self.net[1], self.net[2], host)), v6: None };
-        HbonePool::new(PoolConfig { sources, ..PoolConfig::default() }, self.counters())
+        let sources = SourceAddresses {
+            v4: Some(Ipv4Addr::new(self.net[0], self.net[1], self.net[2], host)),
+            v6: None,
+        };
+        HbonePool::new(
+            PoolConfig {
+                sources,
+                ..PoolConfig::default()
+            },
+            self.counters(),
+        )
     }
 
     pub(crate) async fn open(&self, authority: &str) -> Result<OpenTunnel, HboneError> {
@@ -127,30 +168,58 @@ impl LoopbackMesh {
     }
 
     /// Opens a tunnel as a member of `own`.
-    pub(crate) async fn open_as(&self, own: &str, authority: &str) -> Result<OpenTunnel, HboneError> {
+    pub(crate) async fn open_as(
+        &self,
+        own: &str,
+        authority: &str,
+    ) -> Result<OpenTunnel, HboneError> {
         let mut headers = HeaderMap::new();
-        headers.insert("forwarded", format!("for=\"{}:4711\"", self.address(CLIENT)).parse().unwrap());
-        headers.insert("baggage", "k8s.namespace.name=default,service.name=client,service.version=v7".parse().unwrap());
+        headers.insert(
+            "forwarded",
+            format!("for=\"{}:4711\"", self.address(CLIENT))
+                .parse()
+                .unwrap(),
+        );
+        headers.insert(
+            "baggage",
+            "k8s.namespace.name=default,service.name=client,service.version=v7"
+                .parse()
+                .unwrap(),
+        );
         let mut target = self.target(own, TENANT);
         if own != TENANT {
             // The tenant's own data planes have these bundles if the two tenants federate.
             let trust_store = TrustStore::new(&Registry::new());
-            let bundles =
-                [self.ca(own).bundle(own, "beta.example", false, vec![]), self.ca(TENANT).bundle(own, "alpha.example", true, vec![])];
+            let bundles = [
+                self.ca(own).bundle(own, "beta.example", false, vec![]),
+                self.ca(TENANT).bundle(own, "alpha.example", true, vec![]),
+            ];
             trust_store.replace(bundles).unwrap();
-            target.source = target.source.trusting(trust_store.view(&own.parse().unwrap()));
+            target.source = target
+                .source
+                .trusting(trust_store.view(&own.parse().unwrap()));
         }
-        self.pool.open(&target, &authority.parse().unwrap(), headers).await
+        self.pool
+            .open(&target, &authority.parse().unwrap(), headers)
+            .await
     }
 
     pub(crate) async fn client(&self, authority: &str) -> HttpClient<HboneStream> {
-        HttpClient { stream: self.open(authority).await.unwrap().stream, buffer: Vec::new() }
+        HttpClient {
+            stream: self.open(authority).await.unwrap().stream,
+            buffer: Vec::new(),
+        }
     }
 
     /// Starts a pod on host number `host` that serves `web` with `origin`, behind a node's HBONE server.
     pub(crate) async fn pod(&self, host: u8, name: &str, origin: &OriginServer) -> FakeNode {
         let node = FakeNode::start(self, host, "web", origin.address).await;
-        let mut workload = pod(TENANT, name, SocketAddr::new(self.address(host), origin.address.port()), "web");
+        let mut workload = pod(
+            TENANT,
+            name,
+            SocketAddr::new(self.address(host), origin.address.port()),
+            "web",
+        );
         workload.tunnel = TunnelProtocol::Hbone;
         self.fixture.apply(vec![Resource::Workload(workload)]);
         node
@@ -164,7 +233,9 @@ pub(crate) struct FakeNode {
 
 impl FakeNode {
     async fn start(mesh: &LoopbackMesh, host: u8, account: &str, origin: SocketAddr) -> Self {
-        let listener = TcpListener::bind(SocketAddr::new(mesh.address(host), 15008)).await.unwrap();
+        let listener = TcpListener::bind(SocketAddr::new(mesh.address(host), 15008))
+            .await
+            .unwrap();
         let id = identity(&format!("spiffe://alpha.example/ns/default/sa/{account}"));
         let server = ServerIdentity::new(TENANT.parse().unwrap(), mesh.ca(TENANT).credential(&id));
         let registry = Registry::new();
@@ -175,15 +246,28 @@ impl FakeNode {
             let (_trigger, drain) = drain::tree();
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                let (server, counters, trust_store, drain) = (server.clone(), counters.clone(), trust_store.clone(), drain.clone());
+                let (server, counters, trust_store, drain) = (
+                    server.clone(),
+                    counters.clone(),
+                    trust_store.clone(),
+                    drain.clone(),
+                );
                 tokio::task::spawn_local(async move {
-                    let Ok((stream, peer)) = server.accept(stream).await else { return };
+                    let Ok((stream, peer)) = server.accept(stream).await else {
+                        return;
+                    };
                     let connect = move |asked: canal_hbone::ConnectResult| {
                         let incoming = asked.unwrap();
                         let identity = incoming.peer.identity.to_string();
-                        trust_store.borrow_mut().push((incoming.authority.clone(), incoming.headers.clone(), identity));
+                        trust_store.borrow_mut().push((
+                            incoming.authority.clone(),
+                            incoming.headers.clone(),
+                            identity,
+                        ));
                         tokio::task::spawn_local(async move {
-                            let Ok(mut up) = TcpStream::connect(origin).await else { return incoming.refuse(503) };
+                            let Ok(mut up) = TcpStream::connect(origin).await else {
+                                return incoming.refuse(503);
+                            };
                             let reports = CloseReport::is_asked(&incoming.headers);
                             let mut down = incoming.accept(HeaderMap::new()).unwrap();
                             if reports {
@@ -194,7 +278,15 @@ impl FakeNode {
                             both(&mut down, &mut up, &Meter::default(), None).await;
                         });
                     };
-                    let _ = serve(stream, peer, &ServerConfig::default(), &counters, drain, connect).await;
+                    let _ = serve(
+                        stream,
+                        peer,
+                        &ServerConfig::default(),
+                        &counters,
+                        drain,
+                        connect,
+                    )
+                    .await;
                 });
             }
         });
@@ -204,7 +296,11 @@ impl FakeNode {
 
 /// Runs a test whose clients use a `LocalSet`.
 pub(crate) fn local<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
     let _inside = runtime.enter();
     LocalSet::new().block_on(&runtime, test());
 }
@@ -218,18 +314,34 @@ fn requests_pass_from_node_to_node() {
         for authority in ["10.96.0.1:80", "web.default.svc.cluster.local:80"] {
             let mut client = mesh.client(authority).await;
             for _ in 0..3 {
-                client.send(b"POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nhello").await;
+                client
+                    .send(b"POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nhello")
+                    .await;
                 let answer = client.answer().await.unwrap();
                 let forwarded = format!("x-forwarded-for: {}\r\n", mesh.address(CLIENT));
-                assert!(answer.status == 200 && answer.text().contains(&forwarded), "{}", answer.text());
+                assert!(
+                    answer.status == 200 && answer.text().contains(&forwarded),
+                    "{}",
+                    answer.text()
+                );
             }
         }
         let seen = node.seen.take();
-        assert_eq!(seen.len(), 2, "one tunnel carries all requests of a client that sends a POST first");
+        assert_eq!(
+            seen.len(),
+            2,
+            "one tunnel carries all requests of a client that sends a POST first"
+        );
         let (authority, headers, peer) = &seen[0];
-        assert_eq!(authority.to_string(), format!("{}:{}", mesh.address(10), origin.address.port()));
+        assert_eq!(
+            authority.to_string(),
+            format!("{}:{}", mesh.address(10), origin.address.port())
+        );
         assert_eq!(peer, "spiffe://alpha.example/ns/canal-system/sa/gateway");
-        assert!(headers.get("forwarded").is_none(), "a shared tunnel speaks for no client");
+        assert!(
+            headers.get("forwarded").is_none(),
+            "a shared tunnel speaks for no client"
+        );
         let labels = [
             "source_principal=\"spiffe://alpha.example/ns/default/sa/client\"",
             "source_canonical_service=\"client\"",
@@ -239,7 +351,9 @@ fn requests_pass_from_node_to_node() {
             "connection_security_policy=\"mutual_tls\"",
             "destination_workload=\"web\"",
         ];
-        mesh.fixture.until("istio_requests_total", &labels, 6.0).await;
+        mesh.fixture
+            .until("istio_requests_total", &labels, 6.0)
+            .await;
     });
 }
 
@@ -248,12 +362,22 @@ async fn requested_as(mesh: &LoopbackMesh, address: &str) -> String {
     let mut headers = HeaderMap::new();
     headers.insert("forwarded", format!("for=\"{address}\"").parse().unwrap());
     let target = mesh.target(TENANT, TENANT);
-    let opened = mesh.pool.open(&target, &"10.96.0.1:80".parse().unwrap(), headers).await.unwrap();
-    let mut client = HttpClient { stream: opened.stream, buffer: Vec::new() };
+    let opened = mesh
+        .pool
+        .open(&target, &"10.96.0.1:80".parse().unwrap(), headers)
+        .await
+        .unwrap();
+    let mut client = HttpClient {
+        stream: opened.stream,
+        buffer: Vec::new(),
+    };
     client.send(b"GET /x HTTP/1.1\r\nHost: web\r\n\r\n").await;
     let answer = client.answer().await.unwrap();
     assert_eq!(answer.status, 200);
-    let line = answer.text().lines().find_map(|l| l.strip_prefix("x-forwarded-for: ").map(str::to_string));
+    let line = answer
+        .text()
+        .lines()
+        .find_map(|l| l.strip_prefix("x-forwarded-for: ").map(str::to_string));
     line.unwrap_or_default()
 }
 
@@ -269,9 +393,16 @@ fn source_that_is_not_the_connections_own_is_not_believed() {
         for lie in ["10.1.1.9:4711", "0.0.0.0:1", "[fd00::9]:4711"] {
             assert_eq!(requested_as(&mesh, lie).await, own, "{lie}");
         }
-        mesh.fixture.until("canal_gateway_false_sources_total", &[], 3.0).await;
+        mesh.fixture
+            .until("canal_gateway_false_sources_total", &[], 3.0)
+            .await;
         // The client's address of the other family counts as its own too.
-        let mut workload = pod(TENANT, "client-0", SocketAddr::new(mesh.address(CLIENT), 1), "client");
+        let mut workload = pod(
+            TENANT,
+            "client-0",
+            SocketAddr::new(mesh.address(CLIENT), 1),
+            "client",
+        );
         workload.addresses.push("fd00::9".parse().unwrap());
         workload.endpoints.clear();
         mesh.fixture.apply(vec![Resource::Workload(workload)]);
@@ -280,7 +411,11 @@ fn source_that_is_not_the_connections_own_is_not_believed() {
 }
 
 fn per_client() -> Resource {
-    let Resource::Service(mut web) = service(TENANT, "web", "10.96.0.1", &[(80, AppProtocol::Http1)]) else { unreachable!() };
+    let Resource::Service(mut web) =
+        service(TENANT, "web", "10.96.0.1", &[(80, AppProtocol::Http1)])
+    else {
+        unreachable!()
+    };
     web.upstream_pool = UpstreamPool::PerClient;
     Resource::Service(web)
 }
@@ -296,8 +431,18 @@ fn pool_per_client_keeps_clients_apart_and_names_them() {
         let other = mesh.client_at(98);
         for _ in 0..2 {
             for pool in [&mesh.pool, &other] {
-                let opened = pool.open(&mesh.target(TENANT, TENANT), &"10.96.0.1:80".parse().unwrap(), HeaderMap::new()).await.unwrap();
-                let mut client = HttpClient { stream: opened.stream, buffer: Vec::new() };
+                let opened = pool
+                    .open(
+                        &mesh.target(TENANT, TENANT),
+                        &"10.96.0.1:80".parse().unwrap(),
+                        HeaderMap::new(),
+                    )
+                    .await
+                    .unwrap();
+                let mut client = HttpClient {
+                    stream: opened.stream,
+                    buffer: Vec::new(),
+                };
                 for _ in 0..3 {
                     client.send(b"GET /x HTTP/1.1\r\nHost: web\r\n\r\n").await;
                     assert_eq!(client.answer().await.unwrap().status, 200);
@@ -305,19 +450,39 @@ fn pool_per_client_keeps_clients_apart_and_names_them() {
             }
         }
         let seen = node.seen.take();
-        let sources: Vec<String> = seen.iter().map(|(_, headers, _)| headers["forwarded"].to_str().unwrap().to_string()).collect();
-        assert_eq!(seen.len(), 2, "one connection for each client, kept: {sources:?}");
+        let sources: Vec<String> = seen
+            .iter()
+            .map(|(_, headers, _)| headers["forwarded"].to_str().unwrap().to_string())
+            .collect();
+        assert_eq!(
+            seen.len(),
+            2,
+            "one connection for each client, kept: {sources:?}"
+        );
         for (host, source) in [CLIENT, 98].into_iter().zip(&sources) {
-            assert!(source.starts_with(&format!("for=\"{}:", mesh.address(host))), "{source}");
+            assert!(
+                source.starts_with(&format!("for=\"{}:", mesh.address(host))),
+                "{source}"
+            );
         }
-        assert!(seen.iter().all(|(_, headers, _)| headers["canal-source"] == "spiffe://alpha.example/ns/default/sa/client"));
+        assert!(seen.iter().all(|(_, headers, _)| headers["canal-source"]
+            == "spiffe://alpha.example/ns/default/sa/client"));
         // Connections that belong to single clients are not used for others.
-        mesh.fixture.apply(vec![service(TENANT, "web", "10.96.0.1", &[(80, AppProtocol::Http1)])]);
+        mesh.fixture.apply(vec![service(
+            TENANT,
+            "web",
+            "10.96.0.1",
+            &[(80, AppProtocol::Http1)],
+        )]);
         let mut client = mesh.client("10.96.0.1:80").await;
         client.send(b"GET /x HTTP/1.1\r\nHost: web\r\n\r\n").await;
         assert_eq!(client.answer().await.unwrap().status, 200);
         let seen = node.seen.take();
-        assert!(seen.len() == 1 && seen[0].1.get("forwarded").is_none(), "{}", seen.len());
+        assert!(
+            seen.len() == 1 && seen[0].1.get("forwarded").is_none(),
+            "{}",
+            seen.len()
+        );
     });
 }
 
@@ -329,7 +494,8 @@ fn large_bodies_pass_through_tunnels_byte_exact() {
             peer.head().await.unwrap();
             let body = peer.exactly(TOTAL).await.unwrap();
             assert!(body == pattern(0, TOTAL));
-            peer.write(format!("HTTP/1.1 200 OK\r\ncontent-length: {TOTAL}\r\n\r\n").as_bytes()).await;
+            peer.write(format!("HTTP/1.1 200 OK\r\ncontent-length: {TOTAL}\r\n\r\n").as_bytes())
+                .await;
             peer.write(&body).await;
         })
         .await;
@@ -338,11 +504,20 @@ fn large_bodies_pass_through_tunnels_byte_exact() {
         let client = mesh.client("10.96.0.1:80").await;
         let (read, mut write) = tokio::io::split(client.stream);
         let sending = tokio::task::spawn_local(async move {
-            write.write_all(format!("POST / HTTP/1.1\r\nHost: web\r\nContent-Length: {TOTAL}\r\n\r\n").as_bytes()).await.unwrap();
+            write
+                .write_all(
+                    format!("POST / HTTP/1.1\r\nHost: web\r\nContent-Length: {TOTAL}\r\n\r\n")
+                        .as_bytes(),
+                )
+                .await
+                .unwrap();
             write.write_all(&pattern(0, TOTAL)).await.unwrap();
             write
         });
-        let mut client = HttpClient { stream: tokio::io::join(read, tokio::io::sink()), buffer: Vec::new() };
+        let mut client = HttpClient {
+            stream: tokio::io::join(read, tokio::io::sink()),
+            buffer: Vec::new(),
+        };
         let answer = client.answer().await.unwrap();
         assert!(answer.body == pattern(0, TOTAL));
         drop(sending);
@@ -353,18 +528,39 @@ fn large_bodies_pass_through_tunnels_byte_exact() {
 fn http2_and_upgrades_pass_through_tunnels() {
     local(|| async {
         let grpc = http2::origin(http2::echo).await;
-        let mesh = LoopbackMesh::new(EngineSetup { protocol: AppProtocol::Grpc, ..EngineSetup::default() });
+        let mesh = LoopbackMesh::new(EngineSetup {
+            protocol: AppProtocol::Grpc,
+            ..EngineSetup::default()
+        });
         let _node = mesh.pod(10, "web-0", &grpc).await;
         let stream = mesh.open("10.96.0.1:80").await.unwrap().stream;
         let (send, connection) = h2::client::handshake(stream).await.unwrap();
         tokio::task::spawn_local(connection);
         for _ in 0..3 {
-            let request = http::Request::post("http://web/s/M").header("content-type", "application/grpc").body(()).unwrap();
-            let (response, mut body) = send.clone().ready().await.unwrap().send_request(request, false).unwrap();
+            let request = http::Request::post("http://web/s/M")
+                .header("content-type", "application/grpc")
+                .body(())
+                .unwrap();
+            let (response, mut body) = send
+                .clone()
+                .ready()
+                .await
+                .unwrap()
+                .send_request(request, false)
+                .unwrap();
             let data = pattern(0, 200_000);
-            http2::send_all(&mut body, data.clone().into(), false).await.unwrap();
-            body.send_trailers([("x-sum".parse().unwrap(), "1".parse().unwrap())].into_iter().collect()).unwrap();
-            let (got, trailers) = http2::read_all(response.await.unwrap().into_body()).await.unwrap();
+            http2::send_all(&mut body, data.clone().into(), false)
+                .await
+                .unwrap();
+            body.send_trailers(
+                [("x-sum".parse().unwrap(), "1".parse().unwrap())]
+                    .into_iter()
+                    .collect(),
+            )
+            .unwrap();
+            let (got, trailers) = http2::read_all(response.await.unwrap().into_body())
+                .await
+                .unwrap();
             assert!(got.ends_with(&data) && trailers.unwrap()["x-sum"] == "1");
         }
         assert_eq!(grpc.connections(), 1, "one tunnel, many streams");
@@ -379,7 +575,11 @@ fn http2_and_upgrades_pass_through_tunnels() {
         let mesh = LoopbackMesh::new(EngineSetup::default());
         let _node = mesh.pod(10, "web-0", &ws).await;
         let mut client = mesh.client("10.96.0.1:80").await;
-        client.send(b"GET / HTTP/1.1\r\nHost: web\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n").await;
+        client
+            .send(
+                b"GET / HTTP/1.1\r\nHost: web\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+            )
+            .await;
         assert_eq!(client.answer().await.unwrap().status, 101);
         for _ in 0..3 {
             client.send(b"hello\r\n").await;
@@ -394,22 +594,44 @@ fn http2_and_upgrades_pass_through_tunnels() {
 fn connects_that_lead_nowhere_are_refused_as_ztunnel_would() {
     local(|| async {
         let mesh = LoopbackMesh::new(EngineSetup::default());
-        mesh.fixture.apply(vec![service("beta", "secret", "10.97.0.1", &[(80, AppProtocol::Tcp)])]);
+        mesh.fixture.apply(vec![service(
+            "beta",
+            "secret",
+            "10.97.0.1",
+            &[(80, AppProtocol::Tcp)],
+        )]);
         for (authority, status, reason) in [
             ("10.96.0.9:80", 503, "unknown_destination"),
             ("10.96.0.1:81", 503, "unknown_destination"),
-            ("nobody.default.svc.cluster.local:80", 503, "unknown_destination"),
+            (
+                "nobody.default.svc.cluster.local:80",
+                503,
+                "unknown_destination",
+            ),
             ("10.97.0.1:80", 503, "unknown_destination"),
-            ("secret.default.svc.cluster.local:80", 503, "unknown_destination"),
+            (
+                "secret.default.svc.cluster.local:80",
+                503,
+                "unknown_destination",
+            ),
             ("10.96.0.1:15008", 400, "illegal_port"),
             ("10.96.0.1:15001", 400, "illegal_port"),
         ] {
-            let before = mesh.fixture.metric("canal_gateway_refused_connects_total", &[reason]);
+            let before = mesh
+                .fixture
+                .metric("canal_gateway_refused_connects_total", &[reason]);
             match mesh.open(authority).await {
-                Err(HboneError::Refused { status: got, .. }) => assert_eq!(got, status, "{authority}"),
+                Err(HboneError::Refused { status: got, .. }) => {
+                    assert_eq!(got, status, "{authority}")
+                }
                 other => panic!("{authority}: {other:?}"),
             }
-            assert_eq!(mesh.fixture.metric("canal_gateway_refused_connects_total", &[reason]), before + 1.0, "{authority}");
+            assert_eq!(
+                mesh.fixture
+                    .metric("canal_gateway_refused_connects_total", &[reason]),
+                before + 1.0,
+                "{authority}"
+            );
         }
     });
 }
@@ -421,17 +643,36 @@ fn a_tenant_is_refused_at_anothers_address() {
         // The certificate is alpha's, the address beta's. In TLS 1.3 the client learns of the refusal only when it reads.
         let mut target = mesh.target(TENANT, "beta");
         target.expected = Arc::new([identity("spiffe://beta.example/ns/canal-system/sa/gateway")]);
-        let opened = mesh.pool.open(&target, &"10.96.0.1:80".parse().unwrap(), HeaderMap::new()).await;
+        let opened = mesh
+            .pool
+            .open(&target, &"10.96.0.1:80".parse().unwrap(), HeaderMap::new())
+            .await;
         assert!(opened.is_err());
         // Plaintext is refused too.
         let mut plain = HttpClient::connect(mesh.gateway[0]).await;
         plain.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
         plain.closed().await;
-        mesh.fixture.until("canal_gateway_refused_connections_total", &["reason=\"tls_"], 1.0).await;
+        mesh.fixture
+            .until(
+                "canal_gateway_refused_connections_total",
+                &["reason=\"tls_"],
+                1.0,
+            )
+            .await;
         // This address belongs to no gateway.
-        let mut lost = HttpClient::connect(SocketAddr::new(mesh.address(3), mesh.fixture.engine.hbone_addresses()[2].port())).await;
+        let mut lost = HttpClient::connect(SocketAddr::new(
+            mesh.address(3),
+            mesh.fixture.engine.hbone_addresses()[2].port(),
+        ))
+        .await;
         assert!(!lost.more().await);
-        mesh.fixture.until("canal_gateway_refused_connections_total", &["no_gateway_address"], 1.0).await;
+        mesh.fixture
+            .until(
+                "canal_gateway_refused_connections_total",
+                &["no_gateway_address"],
+                1.0,
+            )
+            .await;
         assert_eq!(mesh.fixture.metric("istio_requests_total", &[]), 0.0);
     });
 }
@@ -449,7 +690,10 @@ fn tcp_is_relayed_with_the_clients_name_and_its_half_close() {
             peer.write(all.join(",").as_bytes()).await;
         })
         .await;
-        let mesh = LoopbackMesh::new(EngineSetup { protocol: AppProtocol::Tcp, ..EngineSetup::default() });
+        let mesh = LoopbackMesh::new(EngineSetup {
+            protocol: AppProtocol::Tcp,
+            ..EngineSetup::default()
+        });
         let node = mesh.pod(10, "web-0", &origin).await;
         let mut client = mesh.client("10.96.0.1:80").await;
         assert_eq!(client.line().await, "+hello");
@@ -458,11 +702,29 @@ fn tcp_is_relayed_with_the_clients_name_and_its_half_close() {
         assert!(client.closed().await);
         assert_eq!(client.buffer, b"a,b");
         let (_, headers, _) = node.seen.borrow()[0].clone();
-        let forwarded = format!("for=\"{}:4711\";host=web.default.svc.cluster.local", mesh.address(CLIENT));
+        let forwarded = format!(
+            "for=\"{}:4711\";host=web.default.svc.cluster.local",
+            mesh.address(CLIENT)
+        );
         assert_eq!(headers["forwarded"], forwarded.as_str());
-        assert!(headers["baggage"].to_str().unwrap().contains("service.name=client"), "{headers:?}");
-        mesh.fixture.until("istio_tcp_connections_closed_total", &["tenant=\"alpha\"", "response_flags=\"-\""], 1.0).await;
-        assert_eq!(mesh.fixture.metric("istio_tcp_received_bytes_total", &[]), 6.0);
+        assert!(
+            headers["baggage"]
+                .to_str()
+                .unwrap()
+                .contains("service.name=client"),
+            "{headers:?}"
+        );
+        mesh.fixture
+            .until(
+                "istio_tcp_connections_closed_total",
+                &["tenant=\"alpha\"", "response_flags=\"-\""],
+                1.0,
+            )
+            .await;
+        assert_eq!(
+            mesh.fixture.metric("istio_tcp_received_bytes_total", &[]),
+            6.0
+        );
         assert_eq!(mesh.fixture.metric("istio_tcp_sent_bytes_total", &[]), 11.0);
     });
 }
@@ -470,9 +732,21 @@ fn tcp_is_relayed_with_the_clients_name_and_its_half_close() {
 #[test]
 fn tcp_without_an_endpoint_is_a_refused_connect() {
     local(|| async {
-        let mesh = LoopbackMesh::new(EngineSetup { protocol: AppProtocol::Tcp, ..EngineSetup::default() });
-        assert!(matches!(mesh.open("10.96.0.1:80").await, Err(HboneError::Refused { status: 503, .. })));
-        mesh.fixture.until("istio_tcp_connections_closed_total", &["response_flags=\"UH\""], 1.0).await;
+        let mesh = LoopbackMesh::new(EngineSetup {
+            protocol: AppProtocol::Tcp,
+            ..EngineSetup::default()
+        });
+        assert!(matches!(
+            mesh.open("10.96.0.1:80").await,
+            Err(HboneError::Refused { status: 503, .. })
+        ));
+        mesh.fixture
+            .until(
+                "istio_tcp_connections_closed_total",
+                &["response_flags=\"UH\""],
+                1.0,
+            )
+            .await;
     });
 }
 
@@ -482,11 +756,21 @@ fn pods_may_be_dialled_by_their_own_address_inside_the_tenant_only() {
         let origin = OriginServer::named("web-0").await;
         let mesh = LoopbackMesh::new(EngineSetup::default());
         let _node = mesh.pod(10, "web-0", &origin).await;
-        mesh.fixture.apply(vec![Resource::Workload(pod("beta", "b-0", "10.99.0.1:80".parse().unwrap(), "web"))]);
-        let mut client = mesh.client(&format!("{}:{}", mesh.address(10), origin.address.port())).await;
+        mesh.fixture.apply(vec![Resource::Workload(pod(
+            "beta",
+            "b-0",
+            "10.99.0.1:80".parse().unwrap(),
+            "web",
+        ))]);
+        let mut client = mesh
+            .client(&format!("{}:{}", mesh.address(10), origin.address.port()))
+            .await;
         client.send(b"GET / HTTP/1.1\r\nHost: pod\r\n\r\n").await;
         assert_eq!(client.answer().await.unwrap().text(), "web-0");
-        assert!(matches!(mesh.open("10.99.0.1:80").await, Err(HboneError::Refused { status: 503, .. })));
+        assert!(matches!(
+            mesh.open("10.99.0.1:80").await,
+            Err(HboneError::Refused { status: 503, .. })
+        ));
     });
 }
 
@@ -495,7 +779,10 @@ fn unknown_protocols_are_detected_by_first_bytes_or_silence() {
     // Where the client sends first, the gateway waits for its bytes however slow the machine is.
     let detecting = |sniff| EngineSetup {
         protocol: AppProtocol::Detect,
-        times: GatewayTimeouts { sniff, ..GatewayTimeouts::default() },
+        times: GatewayTimeouts {
+            sniff,
+            ..GatewayTimeouts::default()
+        },
         ..EngineSetup::default()
     };
     local(move || async move {
@@ -505,7 +792,9 @@ fn unknown_protocols_are_detected_by_first_bytes_or_silence() {
         let mut client = mesh.client("10.96.0.1:80").await;
         client.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
         assert_eq!(client.answer().await.unwrap().text(), "http");
-        mesh.fixture.until("istio_requests_total", &["request_protocol=\"http\""], 1.0).await;
+        mesh.fixture
+            .until("istio_requests_total", &["request_protocol=\"http\""], 1.0)
+            .await;
         // Opaque bytes reach the endpoint unchanged.
         let redis = OriginServer::each(|mut peer: Peer| async move {
             assert_eq!(peer.line().await.unwrap(), "*1");
@@ -530,7 +819,11 @@ fn unknown_protocols_are_detected_by_first_bytes_or_silence() {
         assert_eq!(client.line().await, "greeting");
         client.send(b"login\r\n").await;
         assert_eq!(client.line().await, "login!");
-        assert_eq!(mesh.fixture.metric("canal_gateway_sniffed_server_first_total", &[]), 1.0);
+        assert_eq!(
+            mesh.fixture
+                .metric("canal_gateway_sniffed_server_first_total", &[]),
+            1.0
+        );
     });
 }
 
@@ -543,11 +836,18 @@ fn draining_sends_goaway_and_loses_nothing() {
         let mut client = mesh.client("10.96.0.1:80").await;
         client.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
         until("the request", || origin.requests() == 1).await;
-        mesh.fixture.drain(canal_timing::deadline(Duration::from_secs(10)));
-        until("the listener closes", || std::net::TcpStream::connect(mesh.gateway[0]).is_err()).await;
+        mesh.fixture
+            .drain(canal_timing::deadline(Duration::from_secs(10)));
+        until("the listener closes", || {
+            std::net::TcpStream::connect(mesh.gateway[0]).is_err()
+        })
+        .await;
         release.send_replace(true);
         let answer = client.answer().await.unwrap();
-        assert_eq!((answer.text().as_str(), answer.field("connection")), ("ok", Some("close")));
+        assert_eq!(
+            (answer.text().as_str(), answer.field("connection")),
+            ("ok", Some("close"))
+        );
         assert!(client.closed().await, "an orderly end");
         drop(client);
         assert!(mesh.fixture.ended(Duration::from_secs(8)).await);
@@ -559,8 +859,14 @@ fn draining_sends_goaway_and_loses_nothing() {
 fn tunnels_of_http1_end_in_order() {
     local(|| async {
         let origin = OriginServer::echo().await;
-        let times = GatewayTimeouts { idle: Duration::from_millis(300) * canal_timing::slack(), ..GatewayTimeouts::default() };
-        let mesh = LoopbackMesh::new(EngineSetup { times, ..EngineSetup::default() });
+        let times = GatewayTimeouts {
+            idle: Duration::from_millis(300) * canal_timing::slack(),
+            ..GatewayTimeouts::default()
+        };
+        let mesh = LoopbackMesh::new(EngineSetup {
+            times,
+            ..EngineSetup::default()
+        });
         let _node = mesh.pod(10, "web-0", &origin).await;
         let request = b"POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nhello";
         for (what, leaves) in [("the client's end", true), ("idle for too long", false)] {
@@ -572,7 +878,11 @@ fn tunnels_of_http1_end_in_order() {
             }
             assert!(client.closed().await, "{what}");
         }
-        assert_eq!(mesh.fixture.metric("canal_gateway_timeouts_total", &["what=\"idle\""]), 1.0);
+        assert_eq!(
+            mesh.fixture
+                .metric("canal_gateway_timeouts_total", &["what=\"idle\""]),
+            1.0
+        );
     });
 }
 
@@ -581,14 +891,28 @@ fn tunnels_of_http1_end_in_order() {
 fn a_node_that_gets_goaway_opens_its_next_tunnel_on_a_new_connection() {
     local(|| async {
         let origin = OriginServer::echo().await;
-        let times = GatewayTimeouts { drain_idle: Duration::from_secs(20), ..GatewayTimeouts::default() };
-        let mesh = LoopbackMesh::new(EngineSetup { times, ..EngineSetup::default() });
+        let times = GatewayTimeouts {
+            drain_idle: Duration::from_secs(20),
+            ..GatewayTimeouts::default()
+        };
+        let mesh = LoopbackMesh::new(EngineSetup {
+            times,
+            ..EngineSetup::default()
+        });
         let _node = mesh.pod(10, "web-0", &origin).await;
         let request = b"POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nhello";
         // All tunnels use one certificate, because a renewed one would get its own connection.
         let (target, authority) = (mesh.target(TENANT, TENANT), "10.96.0.1:80".parse().unwrap());
-        let open = async || mesh.pool.open(&target, &authority, HeaderMap::new()).await.unwrap();
-        let tunnel = async || HttpClient { stream: open().await.stream, buffer: Vec::new() };
+        let open = async || {
+            mesh.pool
+                .open(&target, &authority, HeaderMap::new())
+                .await
+                .unwrap()
+        };
+        let tunnel = async || HttpClient {
+            stream: open().await.stream,
+            buffer: Vec::new(),
+        };
         let mut stays = tunnel().await;
         stays.send(request).await;
         assert_eq!(stays.answer().await.unwrap().field("connection"), None);
@@ -601,17 +925,30 @@ fn a_node_that_gets_goaway_opens_its_next_tunnel_on_a_new_connection() {
             let mut client = tunnel().await;
             client.send(request).await;
             let answer = client.answer().await.unwrap();
-            assert_eq!((answer.status, answer.field("connection")), (200, Some("close")));
+            assert_eq!(
+                (answer.status, answer.field("connection")),
+                (200, Some("close"))
+            );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         let (_, accepted) = mesh.fixture.engine.sessions();
         // A turn takes half a second at least.
         let turns = 2 * begun.elapsed().as_secs();
-        assert!((2..=4 + turns).contains(&accepted), "one connection per turn, not per tunnel: {accepted}");
-        timed!(accepted <= 6, "40 tunnels in two seconds of a soft drain use at most six connections");
+        assert!(
+            (2..=4 + turns).contains(&accepted),
+            "one connection per turn, not per tunnel: {accepted}"
+        );
+        timed!(
+            accepted <= 6,
+            "40 tunnels in two seconds of a soft drain use at most six connections"
+        );
         stays.send(request).await;
         let answer = stays.answer().await.unwrap();
-        assert_eq!((answer.status, answer.field("connection")), (200, Some("close")), "the tunnel from before lives");
+        assert_eq!(
+            (answer.status, answer.field("connection")),
+            (200, Some("close")),
+            "the tunnel from before lives"
+        );
         drop(stays);
         until_sessions(&mesh.fixture, 0).await;
         mesh.fixture.engine.set_soft_drain(false);
@@ -624,5 +961,8 @@ fn a_node_that_gets_goaway_opens_its_next_tunnel_on_a_new_connection() {
 }
 
 async fn until_sessions(fixture: &GatewayFixture, wanted: u64) {
-    until(&format!("{wanted} sessions"), || fixture.engine.sessions().0 == wanted).await;
+    until(&format!("{wanted} sessions"), || {
+        fixture.engine.sessions().0 == wanted
+    })
+    .await;
 }

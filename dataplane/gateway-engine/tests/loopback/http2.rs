@@ -29,8 +29,12 @@ pub(crate) async fn connect(fixture: &GatewayFixture) -> SendRequest<Bytes> {
 /// Opens a client connection to an address of the gateway.
 pub(crate) async fn connect_to(address: SocketAddr) -> SendRequest<Bytes> {
     let stream = TcpStream::connect(address).await.unwrap();
-    let (send, connection) =
-        h2::client::Builder::new().initial_window_size(1 << 20).initial_connection_window_size(16 << 20).handshake(stream).await.unwrap();
+    let (send, connection) = h2::client::Builder::new()
+        .initial_window_size(1 << 20)
+        .initial_connection_window_size(16 << 20)
+        .handshake(stream)
+        .await
+        .unwrap();
     tokio::spawn(async move {
         let _ = connection.await;
     });
@@ -38,7 +42,9 @@ pub(crate) async fn connect_to(address: SocketAddr) -> SendRequest<Bytes> {
 }
 
 fn request(method: &str, path: &str, fields: &[(&str, &str)]) -> Request<()> {
-    let mut builder = Request::builder().method(method).uri(format!("http://web{path}"));
+    let mut builder = Request::builder()
+        .method(method)
+        .uri(format!("http://web{path}"));
     for (name, value) in fields {
         builder = builder.header(*name, *value);
     }
@@ -46,17 +52,25 @@ fn request(method: &str, path: &str, fields: &[(&str, &str)]) -> Request<()> {
 }
 
 /// Sends the data as the window permits.
-pub(crate) async fn send_all(stream: &mut SendStream<Bytes>, mut data: Bytes, end: bool) -> Result<(), h2::Error> {
+pub(crate) async fn send_all(
+    stream: &mut SendStream<Bytes>,
+    mut data: Bytes,
+    end: bool,
+) -> Result<(), h2::Error> {
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
-        let n = std::future::poll_fn(|cx| stream.poll_capacity(cx)).await.unwrap_or_else(|| Err(Reason::CANCEL.into()))?;
+        let n = std::future::poll_fn(|cx| stream.poll_capacity(cx))
+            .await
+            .unwrap_or_else(|| Err(Reason::CANCEL.into()))?;
         stream.send_data(data.split_to(n.min(data.len())), end && data.is_empty())?;
     }
     Ok(())
 }
 
 /// Reads a body to its end.
-pub(crate) async fn read_all(mut body: RecvStream) -> Result<(Vec<u8>, Option<HeaderMap>), h2::Error> {
+pub(crate) async fn read_all(
+    mut body: RecvStream,
+) -> Result<(Vec<u8>, Option<HeaderMap>), h2::Error> {
     let mut all = Vec::new();
     while let Some(data) = body.data().await {
         let data = data?;
@@ -69,7 +83,11 @@ pub(crate) async fn read_all(mut body: RecvStream) -> Result<(Vec<u8>, Option<He
 /// Starts an HTTP/2 endpoint that calls `serve` for each stream.
 pub(crate) async fn origin<F, R>(serve: F) -> OriginServer
 where
-    F: Fn(Request<RecvStream>, h2::server::SendResponse<Bytes>) -> R + Clone + Send + Sync + 'static,
+    F: Fn(Request<RecvStream>, h2::server::SendResponse<Bytes>) -> R
+        + Clone
+        + Send
+        + Sync
+        + 'static,
     R: Future<Output = ()> + Send + 'static,
 {
     OriginServer::each(move |peer: Peer| {
@@ -85,17 +103,28 @@ where
 }
 
 /// Responds with the request's fields as lines, then its body, then its trailers as trailers.
-pub(crate) async fn echo(request: Request<RecvStream>, mut respond: h2::server::SendResponse<Bytes>) {
+pub(crate) async fn echo(
+    request: Request<RecvStream>,
+    mut respond: h2::server::SendResponse<Bytes>,
+) {
     let (parts, body) = request.into_parts();
-    let Ok((data, trailers)) = read_all(body).await else { return };
+    let Ok((data, trailers)) = read_all(body).await else {
+        return;
+    };
     let mut text = format!("{} {}\n", parts.method, parts.uri);
     for (name, value) in &parts.headers {
         text += &format!("{name}: {}\n", value.to_str().unwrap());
     }
-    let response = Response::builder().status(200).header("x-from", "h2").body(()).unwrap();
+    let response = Response::builder()
+        .status(200)
+        .header("x-from", "h2")
+        .body(())
+        .unwrap();
     let mut send = respond.send_response(response, false).unwrap();
     let all = [text.as_bytes(), b"\n", &data].concat();
-    if send_all(&mut send, all.into(), trailers.is_none()).await.is_ok()
+    if send_all(&mut send, all.into(), trailers.is_none())
+        .await
+        .is_ok()
         && let Some(trailers) = trailers
     {
         let _ = send.send_trailers(trailers);
@@ -103,31 +132,66 @@ pub(crate) async fn echo(request: Request<RecvStream>, mut respond: h2::server::
 }
 
 fn setup(protocol: AppProtocol) -> EngineSetup {
-    EngineSetup { protocol, ..EngineSetup::default() }
+    EngineSetup {
+        protocol,
+        ..EngineSetup::default()
+    }
 }
 
 #[tokio::test]
 async fn all_pairings_carry_heads_bodies_and_trailers() {
     let (one, two) = (OriginServer::echo().await, origin(echo).await);
-    for (protocol, upstream) in [(AppProtocol::Http1, one.address), (AppProtocol::Http2, two.address)] {
+    for (protocol, upstream) in [
+        (AppProtocol::Http1, one.address),
+        (AppProtocol::Http2, two.address),
+    ] {
         let fixture = GatewayFixture::new(setup(protocol), &[upstream]);
         let data = pattern(0, 300_000);
         // These requests come from an HTTP/2 client.
         let client = connect(&fixture).await;
-        let fields = [("te", "trailers"), ("cookie", "a=1"), ("cookie", "b=2"), ("x-keep", "yes")];
-        let (response, mut send) = client.ready().await.unwrap().send_request(request("POST", "/p?q=1", &fields), false).unwrap();
-        send_all(&mut send, Bytes::from(data.clone()), false).await.unwrap();
-        send.send_trailers([("x-sum".parse().unwrap(), "7".parse().unwrap())].into_iter().collect()).unwrap();
+        let fields = [
+            ("te", "trailers"),
+            ("cookie", "a=1"),
+            ("cookie", "b=2"),
+            ("x-keep", "yes"),
+        ];
+        let (response, mut send) = client
+            .ready()
+            .await
+            .unwrap()
+            .send_request(request("POST", "/p?q=1", &fields), false)
+            .unwrap();
+        send_all(&mut send, Bytes::from(data.clone()), false)
+            .await
+            .unwrap();
+        send.send_trailers(
+            [("x-sum".parse().unwrap(), "7".parse().unwrap())]
+                .into_iter()
+                .collect(),
+        )
+        .unwrap();
         let response = response.await.unwrap();
         assert_eq!(response.status(), 200);
         let (body, _) = read_all(response.into_body()).await.unwrap();
         let head = String::from_utf8_lossy(&body[..body.len() - data.len()]).into_owned();
         assert!(body.ends_with(&data), "{protocol:?}");
-        for there in ["x-keep: yes", "x-forwarded-for: 127.0.0.1", "x-request-id: ", "te: trailers"] {
-            assert!(head.contains(there), "{protocol:?}: {there:?} not in {head}");
+        for there in [
+            "x-keep: yes",
+            "x-forwarded-for: 127.0.0.1",
+            "x-request-id: ",
+            "te: trailers",
+        ] {
+            assert!(
+                head.contains(there),
+                "{protocol:?}: {there:?} not in {head}"
+            );
         }
         if protocol == AppProtocol::Http1 {
-            assert!(head.starts_with("POST /p?q=1 HTTP/1.1\r\nhost: web\r\n") && head.contains("cookie: a=1; b=2\r\n"), "{head}");
+            assert!(
+                head.starts_with("POST /p?q=1 HTTP/1.1\r\nhost: web\r\n")
+                    && head.contains("cookie: a=1; b=2\r\n"),
+                "{head}"
+            );
             assert!(head.contains("transfer-encoding: chunked"), "{head}");
         } else {
             assert!(head.starts_with("POST http://web/p?q=1\n"), "{head}");
@@ -135,10 +199,22 @@ async fn all_pairings_carry_heads_bodies_and_trailers() {
         // These requests come from an HTTP/1.1 client.
         let mut client = HttpClient::connect(fixture.web).await;
         for _ in 0..2 {
-            client.send(format!("POST /p HTTP/1.1\r\nHost: web\r\nContent-Length: {}\r\n\r\n", data.len()).as_bytes()).await;
+            client
+                .send(
+                    format!(
+                        "POST /p HTTP/1.1\r\nHost: web\r\nContent-Length: {}\r\n\r\n",
+                        data.len()
+                    )
+                    .as_bytes(),
+                )
+                .await;
             client.send(&data).await;
             let answer = client.answer().await.unwrap();
-            assert!(answer.status == 200 && answer.body.ends_with(&data), "{protocol:?}: {}", answer.head);
+            assert!(
+                answer.status == 200 && answer.body.ends_with(&data),
+                "{protocol:?}: {}",
+                answer.head
+            );
         }
     }
     assert_eq!(two.connections(), 1, "streams share a connection");
@@ -162,7 +238,9 @@ async fn expectations_are_met_before_http2() {
     let two = origin(echo).await;
     let fixture = GatewayFixture::new(setup(AppProtocol::Http2), &[two.address]);
     let mut client = HttpClient::connect(fixture.web).await;
-    client.send(b"POST / HTTP/1.1\r\nHost: web\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n").await;
+    client
+        .send(b"POST / HTTP/1.1\r\nHost: web\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n")
+        .await;
     assert_eq!(client.answer().await.unwrap().status, 100);
     client.send(b"abc").await;
     let text = client.answer().await.unwrap().text();
@@ -172,22 +250,41 @@ async fn expectations_are_met_before_http2() {
 #[tokio::test]
 async fn grpc_streams_both_ways_at_once_and_ends_with_its_status() {
     // The origin responds to each message as it arrives, then sends trailers.
-    let two = origin(|request: Request<RecvStream>, mut respond: h2::server::SendResponse<Bytes>| async move {
-        assert_eq!(request.headers()["grpc-timeout"], "5S");
-        let response = Response::builder().header("content-type", "application/grpc").body(()).unwrap();
-        let mut send = respond.send_response(response, false).unwrap();
-        let mut body = request.into_body();
-        while let Some(Ok(data)) = body.data().await {
-            body.flow_control().release_capacity(data.len()).unwrap();
-            send_all(&mut send, data, false).await.unwrap();
-        }
-        send.send_trailers([("grpc-status".parse().unwrap(), "5".parse().unwrap())].into_iter().collect()).unwrap();
-    })
+    let two = origin(
+        |request: Request<RecvStream>, mut respond: h2::server::SendResponse<Bytes>| async move {
+            assert_eq!(request.headers()["grpc-timeout"], "5S");
+            let response = Response::builder()
+                .header("content-type", "application/grpc")
+                .body(())
+                .unwrap();
+            let mut send = respond.send_response(response, false).unwrap();
+            let mut body = request.into_body();
+            while let Some(Ok(data)) = body.data().await {
+                body.flow_control().release_capacity(data.len()).unwrap();
+                send_all(&mut send, data, false).await.unwrap();
+            }
+            send.send_trailers(
+                [("grpc-status".parse().unwrap(), "5".parse().unwrap())]
+                    .into_iter()
+                    .collect(),
+            )
+            .unwrap();
+        },
+    )
     .await;
     let fixture = GatewayFixture::new(setup(AppProtocol::Grpc), &[two.address]);
     let client = connect(&fixture).await;
-    let fields = [("content-type", "application/grpc"), ("te", "trailers"), ("grpc-timeout", "5S")];
-    let (response, mut send) = client.ready().await.unwrap().send_request(request("POST", "/s/M", &fields), false).unwrap();
+    let fields = [
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+        ("grpc-timeout", "5S"),
+    ];
+    let (response, mut send) = client
+        .ready()
+        .await
+        .unwrap()
+        .send_request(request("POST", "/s/M", &fields), false)
+        .unwrap();
     let mut body = response.await.unwrap().into_body();
     for n in 0..50u8 {
         send.send_data(Bytes::from(vec![n; 100]), false).unwrap();
@@ -203,7 +300,13 @@ async fn grpc_streams_both_ways_at_once_and_ends_with_its_status() {
     let (rest, trailers) = read_all(body).await.unwrap();
     assert!(rest.is_empty());
     assert_eq!(trailers.unwrap()["grpc-status"], "5");
-    fixture.until("istio_requests_total", &["grpc_response_status=\"5\"", "request_protocol=\"grpc\""], 1.0).await;
+    fixture
+        .until(
+            "istio_requests_total",
+            &["grpc_response_status=\"5\"", "request_protocol=\"grpc\""],
+            1.0,
+        )
+        .await;
 }
 
 #[tokio::test]
@@ -211,65 +314,106 @@ async fn resets_are_carried_both_ways() {
     let (tx, mut rx) = tokio::sync::mpsc::channel(4);
     let (has_head, has_request) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (reset_now, arrived) = (has_head.clone(), has_request.clone());
-    let two = origin(move |request: Request<RecvStream>, mut respond: h2::server::SendResponse<Bytes>| {
-        let (tx, reset_now, arrived) = (tx.clone(), reset_now.clone(), arrived.clone());
-        async move {
-            if request.uri().path() == "/mine" {
-                let response = Response::builder().body(()).unwrap();
-                let mut send = respond.send_response(response, false).unwrap();
-                send.send_data(Bytes::from_static(b"some"), false).unwrap();
-                reset_now.notified().await;
-                send.send_reset(Reason::ENHANCE_YOUR_CALM);
-            } else {
-                arrived.notify_one();
-                let reason = std::future::poll_fn(|cx| respond.poll_reset(cx)).await;
-                tx.send(reason.unwrap()).await.unwrap();
+    let two = origin(
+        move |request: Request<RecvStream>, mut respond: h2::server::SendResponse<Bytes>| {
+            let (tx, reset_now, arrived) = (tx.clone(), reset_now.clone(), arrived.clone());
+            async move {
+                if request.uri().path() == "/mine" {
+                    let response = Response::builder().body(()).unwrap();
+                    let mut send = respond.send_response(response, false).unwrap();
+                    send.send_data(Bytes::from_static(b"some"), false).unwrap();
+                    reset_now.notified().await;
+                    send.send_reset(Reason::ENHANCE_YOUR_CALM);
+                } else {
+                    arrived.notify_one();
+                    let reason = std::future::poll_fn(|cx| respond.poll_reset(cx)).await;
+                    tx.send(reason.unwrap()).await.unwrap();
+                }
             }
-        }
-    })
+        },
+    )
     .await;
     let fixture = GatewayFixture::new(setup(AppProtocol::Http2), &[two.address]);
     let client = connect(&fixture).await;
-    let (response, _send) = client.clone().ready().await.unwrap().send_request(request("GET", "/mine", &[]), true).unwrap();
+    let (response, _send) = client
+        .clone()
+        .ready()
+        .await
+        .unwrap()
+        .send_request(request("GET", "/mine", &[]), true)
+        .unwrap();
     let body = response.await.unwrap().into_body();
     has_head.notify_one();
-    assert_eq!(read_all(body).await.unwrap_err().reason(), Some(Reason::ENHANCE_YOUR_CALM));
-    let (response, mut send) = client.ready().await.unwrap().send_request(request("GET", "/theirs", &[]), true).unwrap();
+    assert_eq!(
+        read_all(body).await.unwrap_err().reason(),
+        Some(Reason::ENHANCE_YOUR_CALM)
+    );
+    let (response, mut send) = client
+        .ready()
+        .await
+        .unwrap()
+        .send_request(request("GET", "/theirs", &[]), true)
+        .unwrap();
     has_request.notified().await;
     send.send_reset(Reason::CANCEL);
     drop(response);
-    let reason = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), rx.recv()).await.unwrap().unwrap();
+    let reason = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), rx.recv())
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(reason, Reason::CANCEL);
-    fixture.until("istio_requests_total", &["response_flags=\"DC\""], 1.0).await;
+    fixture
+        .until("istio_requests_total", &["response_flags=\"DC\""], 1.0)
+        .await;
 }
 
 #[tokio::test]
 async fn a_stream_that_is_not_read_stops_its_upstream_and_no_other_stream() {
     let sent = Arc::new(AtomicU64::new(0));
     let counted = sent.clone();
-    let two = origin(move |request: Request<RecvStream>, mut respond: h2::server::SendResponse<Bytes>| {
-        let sent = counted.clone();
-        async move {
-            let mut send = respond.send_response(Response::new(()), false).unwrap();
-            if request.uri().path() == "/small" {
-                return send.send_data(Bytes::from_static(b"ok"), true).unwrap();
+    let two = origin(
+        move |request: Request<RecvStream>, mut respond: h2::server::SendResponse<Bytes>| {
+            let sent = counted.clone();
+            async move {
+                let mut send = respond.send_response(Response::new(()), false).unwrap();
+                if request.uri().path() == "/small" {
+                    return send.send_data(Bytes::from_static(b"ok"), true).unwrap();
+                }
+                let part = Bytes::from(pattern(0, 64 << 10));
+                while send_all(&mut send, part.clone(), false).await.is_ok() {
+                    sent.fetch_add(part.len() as u64, Ordering::SeqCst);
+                }
             }
-            let part = Bytes::from(pattern(0, 64 << 10));
-            while send_all(&mut send, part.clone(), false).await.is_ok() {
-                sent.fetch_add(part.len() as u64, Ordering::SeqCst);
-            }
-        }
-    })
+        },
+    )
     .await;
     let fixture = GatewayFixture::new(setup(AppProtocol::Http2), &[two.address]);
     let client = connect(&fixture).await;
-    let (response, _held) = client.clone().ready().await.unwrap().send_request(request("GET", "/big", &[]), true).unwrap();
+    let (response, _held) = client
+        .clone()
+        .ready()
+        .await
+        .unwrap()
+        .send_request(request("GET", "/big", &[]), true)
+        .unwrap();
     let _unread = response.await.unwrap();
     let held = settled(&sent).await;
     assert!(held < 8 << 20, "{held}");
     for _ in 0..10 {
-        let (response, _) = client.clone().ready().await.unwrap().send_request(request("GET", "/small", &[]), true).unwrap();
-        assert_eq!(read_all(response.await.unwrap().into_body()).await.unwrap().0, b"ok");
+        let (response, _) = client
+            .clone()
+            .ready()
+            .await
+            .unwrap()
+            .send_request(request("GET", "/small", &[]), true)
+            .unwrap();
+        assert_eq!(
+            read_all(response.await.unwrap().into_body())
+                .await
+                .unwrap()
+                .0,
+            b"ok"
+        );
     }
 }
 
@@ -293,7 +437,13 @@ async fn refused_streams_are_sent_again_and_goaway_moves_to_a_new_connection() {
     let fixture = GatewayFixture::new(setup(AppProtocol::Http2), &[two.address]);
     let client = connect(&fixture).await;
     for n in 0..6 {
-        let (response, _) = client.clone().ready().await.unwrap().send_request(request("POST", "/", &[]), true).unwrap();
+        let (response, _) = client
+            .clone()
+            .ready()
+            .await
+            .unwrap()
+            .send_request(request("POST", "/", &[]), true)
+            .unwrap();
         assert_eq!(response.await.unwrap().status(), 200, "request {n}");
     }
     assert!(two.connections() >= 6);
@@ -306,25 +456,53 @@ async fn requests_that_http1_could_misread_are_refused() {
     let fixture = GatewayFixture::new(setup(AppProtocol::Http1), &[one.address]);
     let client = connect(&fixture).await;
     /// One case: method, fields, status, reason.
-    type Case = (&'static str, &'static [(&'static str, &'static str)], u16, &'static str);
+    type Case = (
+        &'static str,
+        &'static [(&'static str, &'static str)],
+        u16,
+        &'static str,
+    );
     let cases: &[Case] = &[
         ("CONNECT", &[], 405, "method_not_served"),
         ("GET", &[("host", "other")], 400, "h2_host_mismatch"),
-        ("GET", &[("host", "web"), ("host", "web")], 400, "h2_duplicate_host"),
+        (
+            "GET",
+            &[("host", "web"), ("host", "web")],
+            400,
+            "h2_duplicate_host",
+        ),
         ("GET", &[("x-a", "b\u{e9}")], 200, ""),
     ];
     for (method, fields, status, reason) in cases {
         let request = request(method, "/x", fields);
-        let (response, _) = client.clone().ready().await.unwrap().send_request(request, true).unwrap();
-        assert_eq!(response.await.unwrap().status(), *status, "{method} {fields:?}");
+        let (response, _) = client
+            .clone()
+            .ready()
+            .await
+            .unwrap()
+            .send_request(request, true)
+            .unwrap();
+        assert_eq!(
+            response.await.unwrap().status(),
+            *status,
+            "{method} {fields:?}"
+        );
         if !reason.is_empty() {
-            assert_eq!(fixture.metric("canal_gateway_refused_requests_total", &[reason]), 1.0, "{reason}");
+            assert_eq!(
+                fixture.metric("canal_gateway_refused_requests_total", &[reason]),
+                1.0,
+                "{reason}"
+            );
         }
     }
     // Connection-specific fields are a stream error (RFC 9113 §8.2.2), whatever the client's library permits.
-    for (name, value) in
-        [("connection", "close"), ("transfer-encoding", "chunked"), ("te", "gzip"), ("upgrade", "x"), ("proxy-connection", "x")]
-    {
+    for (name, value) in [
+        ("connection", "close"),
+        ("transfer-encoding", "chunked"),
+        ("te", "gzip"),
+        ("upgrade", "x"),
+        ("proxy-connection", "x"),
+    ] {
         let error = raw_request(&fixture, name, value).await;
         assert_eq!(error, Some(Reason::PROTOCOL_ERROR), "{name}");
     }
@@ -360,20 +538,54 @@ async fn raw_request(fixture: &GatewayFixture, name: &str, value: &str) -> Optio
 async fn errors_are_reported_in_the_clients_protocol() {
     let fixture = GatewayFixture::new(setup(AppProtocol::Grpc), &[]);
     let client = connect(&fixture).await;
-    let (response, _) =
-        client.clone().ready().await.unwrap().send_request(request("POST", "/", &[("content-type", "application/grpc")]), true).unwrap();
+    let (response, _) = client
+        .clone()
+        .ready()
+        .await
+        .unwrap()
+        .send_request(
+            request("POST", "/", &[("content-type", "application/grpc")]),
+            true,
+        )
+        .unwrap();
     let response = response.await.unwrap();
-    assert_eq!((response.status().as_u16(), &response.headers()["grpc-status"]), (200, &http::HeaderValue::from_static("14")));
-    let (response, _) = client.ready().await.unwrap().send_request(request("GET", "/", &[]), true).unwrap();
+    assert_eq!(
+        (
+            response.status().as_u16(),
+            &response.headers()["grpc-status"]
+        ),
+        (200, &http::HeaderValue::from_static("14"))
+    );
+    let (response, _) = client
+        .ready()
+        .await
+        .unwrap()
+        .send_request(request("GET", "/", &[]), true)
+        .unwrap();
     let response = response.await.unwrap();
-    assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (503, &http::HeaderValue::from_static("1")));
+    assert_eq!(
+        (
+            response.status().as_u16(),
+            &response.headers()["retry-after"]
+        ),
+        (503, &http::HeaderValue::from_static("1"))
+    );
 }
 
 #[tokio::test]
 async fn floods_end_the_connection_and_are_counted() {
     let one = OriginServer::echo().await;
-    let limits = GatewayLimits { streams: 10, ..GatewayLimits::default() };
-    let fixture = GatewayFixture::new(EngineSetup { limits, ..setup(AppProtocol::Http1) }, &[one.address]);
+    let limits = GatewayLimits {
+        streams: 10,
+        ..GatewayLimits::default()
+    };
+    let fixture = GatewayFixture::new(
+        EngineSetup {
+            limits,
+            ..setup(AppProtocol::Http1)
+        },
+        &[one.address],
+    );
     // Rapid reset: pairs of HEADERS and RST_STREAM, faster than a server can process them.
     let mut stream = TcpStream::connect(fixture.web).await.unwrap();
     let mut bytes = PREFACE.to_vec();
@@ -389,12 +601,24 @@ async fn floods_end_the_connection_and_are_counted() {
     let _ = stream.write_all(&bytes).await;
     let mut all = Vec::new();
     let _ = stream.read_to_end(&mut all).await;
-    fixture.until("canal_gateway_http2_errors_total", &["enhance_your_calm", "side=\"client\""], 1.0).await;
-    assert!(one.requests() < 200, "{} requests of a flood reached the endpoint", one.requests());
+    fixture
+        .until(
+            "canal_gateway_http2_errors_total",
+            &["enhance_your_calm", "side=\"client\""],
+            1.0,
+        )
+        .await;
+    assert!(
+        one.requests() < 200,
+        "{} requests of a flood reached the endpoint",
+        one.requests()
+    );
     // CONTINUATION flood: a header block that never ends.
     let mut stream = TcpStream::connect(fixture.web).await.unwrap();
     let mut bytes = PREFACE.to_vec();
-    bytes.extend_from_slice(&[0, 0, 8, 1, 0x1, 0, 0, 0, 1, 0x82, 0x84, 0x86, 0x01, 3, b'w', b'e', b'b']);
+    bytes.extend_from_slice(&[
+        0, 0, 8, 1, 0x1, 0, 0, 0, 1, 0x82, 0x84, 0x86, 0x01, 3, b'w', b'e', b'b',
+    ]);
     stream.write_all(&bytes).await.unwrap();
     let mut frame = vec![0, 0x40, 0, 9, 0, 0, 0, 0, 1];
     while frame.len() < 9 + 0x4000 {
@@ -410,7 +634,9 @@ async fn floods_end_the_connection_and_are_counted() {
         }
         panic!("16 MB of CONTINUATION were taken");
     };
-    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(20)), flood).await.unwrap();
+    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(20)), flood)
+        .await
+        .unwrap();
 }
 
 /// The client's connection preface, with an empty SETTINGS frame.
@@ -470,8 +696,17 @@ async fn streams_that_force_resets_end_the_connection() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
-    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), reading).await.expect("the connection ends").unwrap();
-    fixture.until("canal_gateway_http2_errors_total", &["enhance_your_calm", "side=\"client\""], 1.0).await;
+    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), reading)
+        .await
+        .expect("the connection ends")
+        .unwrap();
+    fixture
+        .until(
+            "canal_gateway_http2_errors_total",
+            &["enhance_your_calm", "side=\"client\""],
+            1.0,
+        )
+        .await;
 }
 
 #[tokio::test]
@@ -481,10 +716,22 @@ async fn both_versions_share_a_port_and_others_are_refused() {
     let mut client = HttpClient::connect(fixture.web).await;
     client.send(b"INVALID CONNECTION PREFACE\r\n\r\n").await;
     assert!(client.closed().await, "an orderly close");
-    fixture.until("canal_gateway_refused_connections_total", &["not_http"], 1.0).await;
+    fixture
+        .until(
+            "canal_gateway_refused_connections_total",
+            &["not_http"],
+            1.0,
+        )
+        .await;
     let fixture = GatewayFixture::new(setup(AppProtocol::Http1), &[one.address]);
     assert_eq!(HttpClient::get(fixture.web, "/").await.status, 200);
-    let (response, _) = connect(&fixture).await.ready().await.unwrap().send_request(request("HEAD", "/", &[]), true).unwrap();
+    let (response, _) = connect(&fixture)
+        .await
+        .ready()
+        .await
+        .unwrap()
+        .send_request(request("HEAD", "/", &[]), true)
+        .unwrap();
     assert_eq!(response.await.unwrap().status(), 200);
 }
 
@@ -498,14 +745,45 @@ async fn grpc_content_type_lifts_timeouts_only_where_grpc_is_declared() {
     .await;
     for (protocol, want) in [(AppProtocol::Http2, Some("4")), (AppProtocol::Grpc, None)] {
         let stall = Duration::from_millis(300) * canal_timing::slack();
-        let times = GatewayTimeouts { client: stall, ..GatewayTimeouts::default() };
-        let fixture = GatewayFixture::new(EngineSetup { times, ..setup(protocol) }, &[silent.address]);
+        let times = GatewayTimeouts {
+            client: stall,
+            ..GatewayTimeouts::default()
+        };
+        let fixture = GatewayFixture::new(
+            EngineSetup {
+                times,
+                ..setup(protocol)
+            },
+            &[silent.address],
+        );
         let ask = request("POST", "/s/M", &[("content-type", "application/grpc")]);
-        let (response, _send) = connect(&fixture).await.ready().await.unwrap().send_request(ask, false).unwrap();
+        let (response, _send) = connect(&fixture)
+            .await
+            .ready()
+            .await
+            .unwrap()
+            .send_request(ask, false)
+            .unwrap();
         let quiet = Duration::from_secs(2);
-        let wait = if want.is_some() { canal_timing::deadline(quiet) } else { quiet.max(stall * 2) };
-        let answered = tokio::time::timeout(wait, response).await.ok().map(Result::unwrap);
-        assert_eq!(answered.as_ref().map(|answer| answer.headers()["grpc-status"].to_str().unwrap()), want, "{protocol:?}");
-        assert_eq!(fixture.metric("canal_gateway_timeouts_total", &["what=\"client_stalled\""]), f64::from(u8::from(want.is_some())));
+        let wait = if want.is_some() {
+            canal_timing::deadline(quiet)
+        } else {
+            quiet.max(stall * 2)
+        };
+        let answered = tokio::time::timeout(wait, response)
+            .await
+            .ok()
+            .map(Result::unwrap);
+        assert_eq!(
+            answered
+                .as_ref()
+                .map(|answer| answer.headers()["grpc-status"].to_str().unwrap()),
+            want,
+            "{protocol:?}"
+        );
+        assert_eq!(
+            fixture.metric("canal_gateway_timeouts_total", &["what=\"client_stalled\""]),
+            f64::from(u8::from(want.is_some()))
+        );
     }
 }

@@ -21,7 +21,8 @@ async fn slow(delay: Duration) -> OriginServer {
     OriginServer::each(move |mut peer: Peer| async move {
         while peer.request().await.is_some() {
             tokio::time::sleep(delay).await;
-            peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+            peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+                .await;
         }
     })
     .await
@@ -37,15 +38,26 @@ async fn a_service_that_goes_away_is_a_503_on_open_connections() {
     fixture.change(vec![], &[(ResourceKind::Service, "alpha/default/web")]);
     client.send(GET).await;
     assert_eq!(client.answer().await.unwrap().status, 503);
-    fixture.until("istio_requests_total", &["response_flags=\"NC\""], 1.0).await;
+    fixture
+        .until("istio_requests_total", &["response_flags=\"NC\""], 1.0)
+        .await;
 }
 
 #[tokio::test]
 async fn draining_finishes_requests_and_closes_idle_connections() {
     let (origin, release) = OriginServer::held().await;
     release.send_replace(true);
-    let times = GatewayTimeouts { drain_idle: Duration::from_millis(500), ..GatewayTimeouts::default() };
-    let mut fixture = GatewayFixture::new(EngineSetup { times, ..EngineSetup::default() }, &[origin.address]);
+    let times = GatewayTimeouts {
+        drain_idle: Duration::from_millis(500),
+        ..GatewayTimeouts::default()
+    };
+    let mut fixture = GatewayFixture::new(
+        EngineSetup {
+            times,
+            ..EngineSetup::default()
+        },
+        &[origin.address],
+    );
     let mut busy = HttpClient::connect(fixture.web).await;
     let mut idle = HttpClient::connect(fixture.web).await;
     idle.send(GET).await;
@@ -57,29 +69,48 @@ async fn draining_finishes_requests_and_closes_idle_connections() {
     assert!(idle.closed().await);
     release.send_replace(true);
     let answer = busy.answer().await.unwrap();
-    assert_eq!((answer.status, answer.field("connection")), (200, Some("close")));
+    assert_eq!(
+        (answer.status, answer.field("connection")),
+        (200, Some("close"))
+    );
     assert!(busy.closed().await);
-    fixture.until("canal_gateway_timeouts_total", &["what=\"drain\""], 1.0).await;
+    fixture
+        .until("canal_gateway_timeouts_total", &["what=\"drain\""], 1.0)
+        .await;
     assert!(fixture.ended(Duration::from_secs(5)).await);
-    assert!(TcpStream::connect(fixture.web).await.is_err(), "nobody listens");
+    assert!(
+        TcpStream::connect(fixture.web).await.is_err(),
+        "nobody listens"
+    );
 }
 
 #[tokio::test]
 async fn no_request_is_lost_when_draining_under_load() {
     let origin = slow(Duration::from_millis(2)).await;
     let mut fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
-    let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let (stop, answered) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicU64::new(0)),
+    );
     let clients: Vec<_> = (0..8)
         .map(|_| {
             let (web, stop, answered) = (fixture.web, stop.clone(), answered.clone());
             tokio::spawn(async move {
                 // The client acts like a connection pool: it replaces a closed connection, and a refused connect ends it.
                 while !stop.load(Ordering::SeqCst) {
-                    let Ok(stream) = TcpStream::connect(web).await else { return };
-                    let mut client = HttpClient { stream, buffer: Vec::new() };
+                    let Ok(stream) = TcpStream::connect(web).await else {
+                        return;
+                    };
+                    let mut client = HttpClient {
+                        stream,
+                        buffer: Vec::new(),
+                    };
                     loop {
                         client.send(GET).await;
-                        let answer = client.answer().await.expect("every request that was sent is answered");
+                        let answer = client
+                            .answer()
+                            .await
+                            .expect("every request that was sent is answered");
                         assert_eq!(answer.status, 200);
                         answered.fetch_add(1, Ordering::SeqCst);
                         if answer.field("connection") == Some("close") {
@@ -102,10 +133,22 @@ async fn no_request_is_lost_when_draining_under_load() {
 #[tokio::test]
 async fn http2_clients_get_goaway_and_their_streams_finish() {
     let (origin, release) = OriginServer::held().await;
-    let mut fixture = GatewayFixture::new(EngineSetup { protocol: AppProtocol::Http1, ..EngineSetup::default() }, &[origin.address]);
+    let mut fixture = GatewayFixture::new(
+        EngineSetup {
+            protocol: AppProtocol::Http1,
+            ..EngineSetup::default()
+        },
+        &[origin.address],
+    );
     let client = connect(&fixture).await;
     let get = || Request::builder().uri("http://web/").body(()).unwrap();
-    let (response, _) = client.clone().ready().await.unwrap().send_request(get(), true).unwrap();
+    let (response, _) = client
+        .clone()
+        .ready()
+        .await
+        .unwrap()
+        .send_request(get(), true)
+        .unwrap();
     until("the request", || origin.requests() == 1).await;
     fixture.drain(canal_timing::deadline(Duration::from_secs(10)));
     release.send_replace(true);
@@ -116,14 +159,18 @@ async fn http2_clients_get_goaway_and_their_streams_finish() {
     // After GOAWAY no stream can be opened.
     let gone = async {
         loop {
-            let Ok(mut send) = client.clone().ready().await else { return };
+            let Ok(mut send) = client.clone().ready().await else {
+                return;
+            };
             if send.send_request(get(), true).is_err() {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), gone).await.unwrap();
+    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), gone)
+        .await
+        .unwrap();
     drop((client, body));
     assert!(fixture.ended(Duration::from_secs(5)).await);
 }
@@ -143,12 +190,24 @@ async fn open_work_is_forced_after_the_timeout() {
 #[tokio::test]
 async fn a_soft_drain_fails_no_request_and_can_be_revoked() {
     let origin = slow(Duration::from_millis(2)).await;
-    let times = GatewayTimeouts { drain_idle: Duration::from_millis(700), ..GatewayTimeouts::default() };
-    let fixture = GatewayFixture::new(EngineSetup { times, ..EngineSetup::default() }, &[origin.address]);
+    let times = GatewayTimeouts {
+        drain_idle: Duration::from_millis(700),
+        ..GatewayTimeouts::default()
+    };
+    let fixture = GatewayFixture::new(
+        EngineSetup {
+            times,
+            ..EngineSetup::default()
+        },
+        &[origin.address],
+    );
     let mut idle = HttpClient::connect(fixture.web).await;
     idle.send(GET).await;
     assert_eq!(idle.answer().await.unwrap().field("connection"), None);
-    let (stop, closed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let (stop, closed) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicU64::new(0)),
+    );
     let clients: Vec<_> = (0..4)
         .map(|_| {
             let (web, stop, closed) = (fixture.web, stop.clone(), closed.clone());
@@ -156,7 +215,10 @@ async fn a_soft_drain_fails_no_request_and_can_be_revoked() {
                 let mut client = HttpClient::connect(web).await;
                 while !stop.load(Ordering::SeqCst) {
                     client.send(GET).await;
-                    let answer = client.answer().await.expect("every request that was sent is answered");
+                    let answer = client
+                        .answer()
+                        .await
+                        .expect("every request that was sent is answered");
                     assert_eq!(answer.status, 200);
                     if answer.field("connection") == Some("close") {
                         closed.fetch_add(1, Ordering::SeqCst);
@@ -171,14 +233,23 @@ async fn a_soft_drain_fails_no_request_and_can_be_revoked() {
     assert_eq!(closed.load(Ordering::SeqCst), 0);
     fixture.engine.set_soft_drain(true);
     assert!(idle.closed().await, "an idle connection is closed in order");
-    fixture.until("canal_gateway_timeouts_total", &["what=\"drain\""], 1.0).await;
-    until("responses that close their connections", || closed.load(Ordering::SeqCst) > 10).await;
+    fixture
+        .until("canal_gateway_timeouts_total", &["what=\"drain\""], 1.0)
+        .await;
+    until("responses that close their connections", || {
+        closed.load(Ordering::SeqCst) > 10
+    })
+    .await;
     fixture.engine.set_soft_drain(false);
     // Once the soft drain has ended, no response closes its connection.
     settled(&closed).await;
     let before = closed.load(Ordering::SeqCst);
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(closed.load(Ordering::SeqCst), before, "nobody is asked any more");
+    assert_eq!(
+        closed.load(Ordering::SeqCst),
+        before,
+        "nobody is asked any more"
+    );
     stop.store(true, Ordering::SeqCst);
     for client in clients {
         let mut client = client.await.unwrap();
@@ -193,7 +264,13 @@ async fn a_soft_drain_lets_http2_streams_finish_and_clients_return() {
     let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
     let client = connect(&fixture).await;
     let get = || Request::builder().uri("http://web/").body(()).unwrap();
-    let (response, _) = client.clone().ready().await.unwrap().send_request(get(), true).unwrap();
+    let (response, _) = client
+        .clone()
+        .ready()
+        .await
+        .unwrap()
+        .send_request(get(), true)
+        .unwrap();
     until("the request", || origin.requests() == 1).await;
     fixture.engine.set_soft_drain(true);
     release.send_replace(true);
@@ -213,11 +290,19 @@ async fn a_soft_drain_lets_http2_streams_finish_and_clients_return() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), refused).await.expect("no more streams");
+    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), refused)
+        .await
+        .expect("no more streams");
     fixture.engine.set_soft_drain(false);
     let client = connect(&fixture).await;
     for _ in 0..3 {
-        let (response, _) = client.clone().ready().await.unwrap().send_request(get(), true).unwrap();
+        let (response, _) = client
+            .clone()
+            .ready()
+            .await
+            .unwrap()
+            .send_request(get(), true)
+            .unwrap();
         assert_eq!(response.await.unwrap().status(), 200);
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
@@ -226,13 +311,22 @@ async fn a_soft_drain_lets_http2_streams_finish_and_clients_return() {
 
 /// Waits until exactly these workers are stuck.
 async fn until_stuck(fixture: &GatewayFixture, workers: &[usize]) {
-    until(&format!("{workers:?} are stuck"), || fixture.engine.stuck_workers() == workers).await;
+    until(&format!("{workers:?} are stuck"), || {
+        fixture.engine.stuck_workers() == workers
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn worker_that_stands_still_is_reported_until_it_turns_again() {
     let origin = OriginServer::named("x").await;
-    let mut fixture = GatewayFixture::new(EngineSetup { workers: 2, ..EngineSetup::default() }, &[origin.address]);
+    let mut fixture = GatewayFixture::new(
+        EngineSetup {
+            workers: 2,
+            ..EngineSetup::default()
+        },
+        &[origin.address],
+    );
     let (release, held) = std::sync::mpsc::channel::<()>();
     // This blocks the worker's thread, and with it all connections in its kernel queues.
     assert!(fixture.engine.workers().spawn(1, move || async move {

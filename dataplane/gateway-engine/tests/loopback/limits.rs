@@ -20,20 +20,30 @@ async fn slow() -> OriginServer {
     OriginServer::each(|mut peer: Peer| async move {
         while peer.request().await.is_some() {
             tokio::time::sleep(Duration::from_millis(400)).await;
-            peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+            peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+                .await;
         }
     })
     .await
 }
 
 fn with(limits: GatewayLimits) -> EngineSetup {
-    EngineSetup { limits, ..EngineSetup::default() }
+    EngineSetup {
+        limits,
+        ..EngineSetup::default()
+    }
 }
 
 #[tokio::test]
 async fn connections_of_the_process() {
     let origin = OriginServer::named("x").await;
-    let fixture = GatewayFixture::new(with(GatewayLimits { connections: 2, ..GatewayLimits::default() }), &[origin.address]);
+    let fixture = GatewayFixture::new(
+        with(GatewayLimits {
+            connections: 2,
+            ..GatewayLimits::default()
+        }),
+        &[origin.address],
+    );
     let mut held = Vec::new();
     for _ in 0..2 {
         let mut client = HttpClient::connect(fixture.web).await;
@@ -43,7 +53,10 @@ async fn connections_of_the_process() {
     }
     let mut third = HttpClient::connect(fixture.web).await;
     assert!(!third.more().await);
-    assert_eq!(fixture.metric("canal_limit_refused_total", &["limit=\"connections\""]), 1.0);
+    assert_eq!(
+        fixture.metric("canal_limit_refused_total", &["limit=\"connections\""]),
+        1.0
+    );
     drop(held);
     // The gateway learns of their ends a moment later.
     let served = async {
@@ -55,26 +68,55 @@ async fn connections_of_the_process() {
             }
         }
     };
-    assert_eq!(tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), served).await, Ok(200));
+    assert_eq!(
+        tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), served).await,
+        Ok(200)
+    );
 }
 
 #[tokio::test]
 async fn connections_of_a_tenant() {
     let origin = OriginServer::named("x").await;
-    let fixture = GatewayFixture::new(with(GatewayLimits { tenant_connections: 1, ..GatewayLimits::default() }), &[origin.address]);
+    let fixture = GatewayFixture::new(
+        with(GatewayLimits {
+            tenant_connections: 1,
+            ..GatewayLimits::default()
+        }),
+        &[origin.address],
+    );
     let mut first = HttpClient::connect(fixture.web).await;
     first.send(GET).await;
     assert_eq!(first.answer().await.unwrap().status, 200);
     let mut second = HttpClient::connect(fixture.web).await;
     assert!(!second.more().await);
-    assert_eq!(fixture.metric("canal_gateway_refused_connections_total", &["tenant_connections"]), 1.0);
+    assert_eq!(
+        fixture.metric(
+            "canal_gateway_refused_connections_total",
+            &["tenant_connections"]
+        ),
+        1.0
+    );
 }
 
 #[tokio::test]
 async fn requests_in_flight_of_a_tenant_and_of_the_process() {
     for (limits, status, reason) in [
-        (GatewayLimits { tenant_requests: 2, ..GatewayLimits::default() }, 429, "tenant_busy"),
-        (GatewayLimits { requests: 2, ..GatewayLimits::default() }, 503, "overload"),
+        (
+            GatewayLimits {
+                tenant_requests: 2,
+                ..GatewayLimits::default()
+            },
+            429,
+            "tenant_busy",
+        ),
+        (
+            GatewayLimits {
+                requests: 2,
+                ..GatewayLimits::default()
+            },
+            503,
+            "overload",
+        ),
     ] {
         let (origin, release) = OriginServer::held().await;
         let fixture = GatewayFixture::new(with(limits), &[origin.address]);
@@ -88,8 +130,14 @@ async fn requests_in_flight_of_a_tenant_and_of_the_process() {
         let mut client = HttpClient::connect(fixture.web).await;
         client.send(GET).await;
         let refused = client.answer().await.unwrap();
-        assert_eq!((refused.status, refused.field("retry-after")), (status, Some("1")));
-        assert_eq!(fixture.metric("canal_gateway_refused_requests_total", &[reason]), 1.0);
+        assert_eq!(
+            (refused.status, refused.field("retry-after")),
+            (status, Some("1"))
+        );
+        assert_eq!(
+            fixture.metric("canal_gateway_refused_requests_total", &[reason]),
+            1.0
+        );
         release.send_replace(true);
         for client in &mut busy {
             assert_eq!(client.answer().await.unwrap().status, 200);
@@ -103,14 +151,36 @@ async fn requests_in_flight_of_a_tenant_and_of_the_process() {
 #[tokio::test]
 async fn bytes_of_a_head_in_both_versions() {
     let origin = OriginServer::named("x").await;
-    let fixture = GatewayFixture::new(with(GatewayLimits { head_bytes: 4096, ..GatewayLimits::default() }), &[origin.address]);
+    let fixture = GatewayFixture::new(
+        with(GatewayLimits {
+            head_bytes: 4096,
+            ..GatewayLimits::default()
+        }),
+        &[origin.address],
+    );
     let long = "x".repeat(5000);
-    let answer = HttpClient::once(fixture.web, &format!("GET / HTTP/1.1\r\nHost: web\r\nX: {long}\r\n\r\n")).await;
+    let answer = HttpClient::once(
+        fixture.web,
+        &format!("GET / HTTP/1.1\r\nHost: web\r\nX: {long}\r\n\r\n"),
+    )
+    .await;
     assert_eq!(answer.status, 431);
-    assert_eq!(fixture.metric("canal_gateway_refused_requests_total", &["head_too_large"]), 1.0);
+    assert_eq!(
+        fixture.metric("canal_gateway_refused_requests_total", &["head_too_large"]),
+        1.0
+    );
     let client = connect(&fixture).await;
-    let request = Request::builder().uri("http://web/").header("x", &long).body(()).unwrap();
-    let (response, _) = client.ready().await.unwrap().send_request(request, true).unwrap();
+    let request = Request::builder()
+        .uri("http://web/")
+        .header("x", &long)
+        .body(())
+        .unwrap();
+    let (response, _) = client
+        .ready()
+        .await
+        .unwrap()
+        .send_request(request, true)
+        .unwrap();
     assert_eq!(response.await.unwrap().status(), 431);
     assert_eq!(origin.requests(), 0);
 }
@@ -118,17 +188,37 @@ async fn bytes_of_a_head_in_both_versions() {
 #[tokio::test]
 async fn streams_of_a_connection() {
     let origin = slow().await;
-    let fixture = GatewayFixture::new(with(GatewayLimits { streams: 3, ..GatewayLimits::default() }), &[origin.address]);
+    let fixture = GatewayFixture::new(
+        with(GatewayLimits {
+            streams: 3,
+            ..GatewayLimits::default()
+        }),
+        &[origin.address],
+    );
     let client = connect(&fixture).await;
     let get = || Request::builder().uri("http://web/").body(()).unwrap();
     // After one response the client knows the limit; further streams wait then.
-    let (response, _) = client.clone().ready().await.unwrap().send_request(get(), true).unwrap();
+    let (response, _) = client
+        .clone()
+        .ready()
+        .await
+        .unwrap()
+        .send_request(get(), true)
+        .unwrap();
     assert_eq!(response.await.unwrap().status(), 200);
     let mut answers = Vec::new();
     for _ in 0..9 {
         let request = get();
-        let (response, _) = client.clone().ready().await.unwrap().send_request(request, true).unwrap();
-        answers.push(tokio::spawn(async move { response.await.unwrap().status() }));
+        let (response, _) = client
+            .clone()
+            .ready()
+            .await
+            .unwrap()
+            .send_request(request, true)
+            .unwrap();
+        answers.push(tokio::spawn(
+            async move { response.await.unwrap().status() },
+        ));
     }
     for answer in answers {
         assert_eq!(answer.await.unwrap(), 200);
@@ -139,22 +229,36 @@ async fn streams_of_a_connection() {
 #[tokio::test]
 async fn idle_connections_of_an_endpoint() {
     let (origin, release) = OriginServer::held().await;
-    let fixture = GatewayFixture::new(with(GatewayLimits { idle_per_endpoint: 2, ..GatewayLimits::default() }), &[origin.address]);
-    let all: Vec<_> = (0..5).map(|_| tokio::spawn(HttpClient::get(fixture.web, "/"))).collect();
+    let fixture = GatewayFixture::new(
+        with(GatewayLimits {
+            idle_per_endpoint: 2,
+            ..GatewayLimits::default()
+        }),
+        &[origin.address],
+    );
+    let all: Vec<_> = (0..5)
+        .map(|_| tokio::spawn(HttpClient::get(fixture.web, "/")))
+        .collect();
     until("all requests", || origin.requests() == 5).await;
     release.send_replace(true);
     for answer in all {
         assert_eq!(answer.await.unwrap().status, 200);
     }
     assert_eq!(origin.connections(), 5);
-    fixture.until("canal_gateway_upstream_not_pooled_total", &[], 3.0).await;
+    fixture
+        .until("canal_gateway_upstream_not_pooled_total", &[], 3.0)
+        .await;
 }
 
 #[tokio::test]
 async fn connections_of_an_http2_endpoint() {
     // With one stream per connection the other requests wait, and no more connections than the limit are opened.
     let origin = OriginServer::each(|peer: Peer| async move {
-        let mut connection = h2::server::Builder::new().max_concurrent_streams(1).handshake::<_, bytes::Bytes>(peer.stream).await.unwrap();
+        let mut connection = h2::server::Builder::new()
+            .max_concurrent_streams(1)
+            .handshake::<_, bytes::Bytes>(peer.stream)
+            .await
+            .unwrap();
         while let Some(Ok((_, mut respond))) = connection.accept().await {
             tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -163,11 +267,22 @@ async fn connections_of_an_http2_endpoint() {
         }
     })
     .await;
-    let limits = GatewayLimits { http2_per_endpoint: 2, ..GatewayLimits::default() };
-    let fixture = GatewayFixture::new(EngineSetup { protocol: AppProtocol::Http2, ..with(limits) }, &[origin.address]);
+    let limits = GatewayLimits {
+        http2_per_endpoint: 2,
+        ..GatewayLimits::default()
+    };
+    let fixture = GatewayFixture::new(
+        EngineSetup {
+            protocol: AppProtocol::Http2,
+            ..with(limits)
+        },
+        &[origin.address],
+    );
     // The gateway learns the endpoint's limit from the first response.
     assert_eq!(HttpClient::get(fixture.web, "/").await.status, 200);
-    let all: Vec<_> = (0..8).map(|_| tokio::spawn(HttpClient::get(fixture.web, "/"))).collect();
+    let all: Vec<_> = (0..8)
+        .map(|_| tokio::spawn(HttpClient::get(fixture.web, "/")))
+        .collect();
     for answer in all {
         assert_eq!(answer.await.unwrap().status, 200);
     }
@@ -194,7 +309,10 @@ async fn requests_above_a_throttle_are_answered_429_and_counted() {
         // The slowest throttle lets one request per second through, which must not happen during the test.
         while !is_throttled(service).await {
             let waited = started.elapsed();
-            assert!(waited < canal_timing::deadline(Duration::from_secs(20)), "it never takes less than a second");
+            assert!(
+                waited < canal_timing::deadline(Duration::from_secs(20)),
+                "it never takes less than a second"
+            );
         }
     }
 }
@@ -215,21 +333,44 @@ async fn is_throttled(service: Option<&str>) -> bool {
             return false;
         }
         if answer.status == 429 {
-            assert_eq!((answer.field("retry-after"), answer.text().as_str()), (Some("1"), "too many requests\n"));
+            assert_eq!(
+                (answer.field("retry-after"), answer.text().as_str()),
+                (Some("1"), "too many requests\n")
+            );
         }
         statuses.push(answer.status);
     }
     assert_eq!(statuses, [200, 200, 200, 429, 429], "{service:?}");
-    assert_eq!(fixture.metric("canal_gateway_refused_requests_total", &["reason=\"throttled\""]), 2.0);
+    assert_eq!(
+        fixture.metric(
+            "canal_gateway_refused_requests_total",
+            &["reason=\"throttled\""]
+        ),
+        2.0
+    );
     assert_eq!(origin.requests(), 3);
     // A gRPC client gets a gRPC status.
-    let request = Request::post("http://web/s/M").header("content-type", "application/grpc").body(()).unwrap();
-    let (response, _) = h2.ready().await.unwrap().send_request(request, true).unwrap();
+    let request = Request::post("http://web/s/M")
+        .header("content-type", "application/grpc")
+        .body(())
+        .unwrap();
+    let (response, _) = h2
+        .ready()
+        .await
+        .unwrap()
+        .send_request(request, true)
+        .unwrap();
     let response = response.await.unwrap();
     if begun.elapsed() > Duration::from_millis(900) {
         return false;
     }
-    assert_eq!((response.status().as_u16(), response.headers()["grpc-status"].to_str().unwrap()), (200, "8"));
+    assert_eq!(
+        (
+            response.status().as_u16(),
+            response.headers()["grpc-status"].to_str().unwrap()
+        ),
+        (200, "8")
+    );
     // Once the throttle is removed, nothing is refused.
     let name = service.map_or_else(|| TENANT.to_string(), |name| key(TENANT, name).to_string());
     fixture.change(vec![], &[(ResourceKind::Throttle, &name)]);
@@ -242,7 +383,13 @@ async fn is_throttled(service: Option<&str>) -> bool {
 async fn throttle_lets_its_limit_through_whatever_the_number_of_workers() {
     for workers in [1, 2, 4] {
         let origin = OriginServer::named("x").await;
-        let fixture = GatewayFixture::new(EngineSetup { workers, ..EngineSetup::default() }, &[origin.address]);
+        let fixture = GatewayFixture::new(
+            EngineSetup {
+                workers,
+                ..EngineSetup::default()
+            },
+            &[origin.address],
+        );
         fixture.apply(vec![throttle(Some("web"), 200, 20)]);
         let begun = Instant::now();
         let clients: Vec<_> = (0..8)
@@ -264,8 +411,14 @@ async fn throttle_lets_its_limit_through_whatever_the_number_of_workers() {
         }
         let limit = begun.elapsed().as_secs_f64() * 200.0;
         let passed = f64::from(u32::try_from(passed).unwrap());
-        assert!(passed <= 1.1 * limit + 20.0, "{workers} workers: {passed} of {limit}");
-        timed!(passed >= 0.9 * limit, "nine tenths of a throttle pass with {workers} workers");
+        assert!(
+            passed <= 1.1 * limit + 20.0,
+            "{workers} workers: {passed} of {limit}"
+        );
+        timed!(
+            passed >= 0.9 * limit,
+            "nine tenths of a throttle pass with {workers} workers"
+        );
     }
 }
 
@@ -284,12 +437,31 @@ async fn replica_lets_through_its_part_of_a_throttle() {
         up: true,
     };
     let (service, id) = (key(TENANT, "web"), ServiceId::new(1).unwrap());
-    let address =
-        GatewayAddress { service: service.clone(), id, az: replica.az.clone(), addresses: vec!["10.102.0.1".parse().unwrap()], open: true };
+    let address = GatewayAddress {
+        service: service.clone(),
+        id,
+        az: replica.az.clone(),
+        addresses: vec!["10.102.0.1".parse().unwrap()],
+        open: true,
+    };
     // This replica is the head of a quarter of the buckets.
-    let chains = (0..BUCKETS).map(|bucket| vec![number(if bucket % 4 == 0 { 1 } else { 2 })]).collect();
-    let table = BucketTable { service, id, az: replica.az.clone(), vni: Vni::new(1).unwrap(), version: 1, chains };
-    fixture.apply(vec![Resource::Replica(replica), Resource::Address(address), Resource::Table(table), throttle(Some("web"), 4, 40)]);
+    let chains = (0..BUCKETS)
+        .map(|bucket| vec![number(if bucket % 4 == 0 { 1 } else { 2 })])
+        .collect();
+    let table = BucketTable {
+        service,
+        id,
+        az: replica.az.clone(),
+        vni: Vni::new(1).unwrap(),
+        version: 1,
+        chains,
+    };
+    fixture.apply(vec![
+        Resource::Replica(replica),
+        Resource::Address(address),
+        Resource::Table(table),
+        throttle(Some("web"), 4, 40),
+    ]);
     let mut client = HttpClient::connect(fixture.web).await;
     let (begun, mut passed) = (Instant::now(), 0);
     for _ in 0..40 {
@@ -298,5 +470,8 @@ async fn replica_lets_through_its_part_of_a_throttle() {
     }
     // The replica's part of the rate is one per second.
     let refilled = usize::try_from(begun.elapsed().as_secs()).unwrap();
-    assert!((9..=12 + refilled).contains(&passed), "a quarter of the burst of 40, not {passed}");
+    assert!(
+        (9..=12 + refilled).contains(&passed),
+        "a quarter of the burst of 40, not {passed}"
+    );
 }

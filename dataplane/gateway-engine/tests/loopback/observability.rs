@@ -36,10 +36,18 @@ async fn requests_are_counted_with_istios_names() {
         "connection_security_policy=\"none\"",
     ];
     fixture.until("istio_requests_total", &labels, 3.0).await;
-    assert_eq!(fixture.metric("istio_request_duration_milliseconds_count", &labels), 3.0);
+    assert_eq!(
+        fixture.metric("istio_request_duration_milliseconds_count", &labels),
+        3.0
+    );
     assert_eq!(fixture.metric("istio_request_bytes_sum", &labels), 15.0);
     assert_eq!(fixture.metric("istio_response_bytes_sum", &labels), 24.0);
-    assert!(fixture.metric("istio_request_duration_milliseconds_bucket", &[labels[0], "le=\"1000\""]) == 3.0);
+    assert!(
+        fixture.metric(
+            "istio_request_duration_milliseconds_bucket",
+            &[labels[0], "le=\"1000\""]
+        ) == 3.0
+    );
 }
 
 #[tokio::test]
@@ -47,7 +55,13 @@ async fn the_access_log_has_a_line_per_request() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("access.log");
     let origin = OriginServer::named("x").await;
-    let fixture = GatewayFixture::new(EngineSetup { log: Some(path.clone()), ..EngineSetup::default() }, &[origin.address]);
+    let fixture = GatewayFixture::new(
+        EngineSetup {
+            log: Some(path.clone()),
+            ..EngineSetup::default()
+        },
+        &[origin.address],
+    );
     HttpClient::once(fixture.web, POST).await;
     HttpClient::once(fixture.web, "GET / HTTP/1.1\r\nHost : web\r\n\r\n").await;
     let lines = async {
@@ -59,7 +73,9 @@ async fn the_access_log_has_a_line_per_request() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let text = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), lines).await.unwrap();
+    let text = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), lines)
+        .await
+        .unwrap();
     let line: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
     for (name, want) in [
         ("tenant", "alpha"),
@@ -76,9 +92,18 @@ async fn the_access_log_has_a_line_per_request() {
     ] {
         assert_eq!(line[name], want, "{name} in {line}");
     }
-    assert_eq!((&line["response_code"], &line["bytes_received"], &line["bytes_sent"]), (&200.into(), &5.into(), &1.into()));
+    assert_eq!(
+        (
+            &line["response_code"],
+            &line["bytes_received"],
+            &line["bytes_sent"]
+        ),
+        (&200.into(), &5.into(), &1.into())
+    );
     assert_eq!(line["upstream_host"], origin.address.to_string());
-    assert!(line["duration_ms"].as_f64().unwrap() >= line["upstream_service_time_ms"].as_f64().unwrap());
+    assert!(
+        line["duration_ms"].as_f64().unwrap() >= line["upstream_service_time_ms"].as_f64().unwrap()
+    );
 }
 
 #[tokio::test]
@@ -87,17 +112,36 @@ async fn the_tap_shows_requests_that_match_its_filter() {
     let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
     let tap = fixture.engine.tap();
     let mut all = tap.listen(Filter::default()).unwrap();
-    let mut some = tap.listen(Filter { path: Some("/b".into()), service: Some("default/web".into()), ..Filter::default() }).unwrap();
-    let mut errors = tap.listen(Filter { status: Some("5xx".into()), ..Filter::default() }).unwrap();
+    let mut some = tap
+        .listen(Filter {
+            path: Some("/b".into()),
+            service: Some("default/web".into()),
+            ..Filter::default()
+        })
+        .unwrap();
+    let mut errors = tap
+        .listen(Filter {
+            status: Some("5xx".into()),
+            ..Filter::default()
+        })
+        .unwrap();
     for path in ["/a", "/b"] {
         HttpClient::get(fixture.web, path).await;
     }
     let read = |bytes: bytes::Bytes| serde_json::from_slice::<serde_json::Value>(&bytes).unwrap();
     let next = async |lines: &mut canal_telemetry::observe::Lines| {
-        read(tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), lines.recv()).await.unwrap().unwrap())
+        read(
+            tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), lines.recv())
+                .await
+                .unwrap()
+                .unwrap(),
+        )
     };
     let first = next(&mut all).await;
-    assert_eq!((&first["path"], &first["status"], &first["tenant"]), (&"/a".into(), &200.into(), &"alpha".into()));
+    assert_eq!(
+        (&first["path"], &first["status"], &first["tenant"]),
+        (&"/a".into(), &200.into(), &"alpha".into())
+    );
     assert_eq!(next(&mut all).await["path"], "/b");
     assert_eq!(next(&mut some).await["path"], "/b");
     assert!(some.try_recv().is_none() && errors.try_recv().is_none());
@@ -112,10 +156,19 @@ async fn the_dump_shows_the_served_configuration() {
     let part = |tenant: &str| fixture.engine.dump(Some(&tenant.parse().unwrap()));
     assert_eq!(part("alpha")["tenants"], dump["tenants"]);
     let other = part("nosuch").to_string();
-    assert!(!other.contains("alpha") && !other.contains("default/"), "{other}");
+    assert!(
+        !other.contains("alpha") && !other.contains("default/"),
+        "{other}"
+    );
     let service = &dump["tenants"][0]["services"][0];
-    assert_eq!((&service["service"], &service["rules"]), (&"alpha/default/web".into(), &0.into()));
-    assert_eq!(service["ports"][0]["endpoints"][0], format!("alpha/default/web-0 {}", origin.address));
+    assert_eq!(
+        (&service["service"], &service["rules"]),
+        (&"alpha/default/web".into(), &0.into())
+    );
+    assert_eq!(
+        service["ports"][0]["endpoints"][0],
+        format!("alpha/default/web-0 {}", origin.address)
+    );
 }
 
 /// Applications that were moved from Envoy trust these headers, so a client must not be able to set them.
@@ -130,25 +183,66 @@ async fn hop_headers_of_clients_reach_no_application() {
         ("x-kept", "yes"),
     ];
     for (protocol, origin) in [(AppProtocol::Http1, &one), (AppProtocol::Http2, &two)] {
-        for (forwarded, proto) in
-            [(ForwardedHeaders::default(), "http"), (ForwardedHeaders { client_cert: true, keeps_proto: true }, "https")]
-        {
-            let fixture = GatewayFixture::new(EngineSetup { protocol, forwarded, ..EngineSetup::default() }, &[origin.address]);
-            let lines: String = words.iter().map(|(name, value)| format!("{}: {value}\r\n", name.to_ascii_uppercase())).collect();
-            let first = HttpClient::once(fixture.web, &format!("GET / HTTP/1.1\r\nHost: web\r\n{lines}\r\n")).await.text();
+        for (forwarded, proto) in [
+            (ForwardedHeaders::default(), "http"),
+            (
+                ForwardedHeaders {
+                    client_cert: true,
+                    keeps_proto: true,
+                },
+                "https",
+            ),
+        ] {
+            let fixture = GatewayFixture::new(
+                EngineSetup {
+                    protocol,
+                    forwarded,
+                    ..EngineSetup::default()
+                },
+                &[origin.address],
+            );
+            let lines: String = words
+                .iter()
+                .map(|(name, value)| format!("{}: {value}\r\n", name.to_ascii_uppercase()))
+                .collect();
+            let first = HttpClient::once(
+                fixture.web,
+                &format!("GET / HTTP/1.1\r\nHost: web\r\n{lines}\r\n"),
+            )
+            .await
+            .text();
             let mut request = http::Request::get("http://web/");
             for (name, value) in words {
                 request = request.header(name, value);
             }
             let client = http2::connect(&fixture).await;
-            let (response, _) = client.ready().await.unwrap().send_request(request.body(()).unwrap(), true).unwrap();
-            let (second, _) = http2::read_all(response.await.unwrap().into_body()).await.unwrap();
+            let (response, _) = client
+                .ready()
+                .await
+                .unwrap()
+                .send_request(request.body(()).unwrap(), true)
+                .unwrap();
+            let (second, _) = http2::read_all(response.await.unwrap().into_body())
+                .await
+                .unwrap();
             for text in [first, String::from_utf8(second).unwrap()] {
                 let text = text.to_ascii_lowercase();
                 // The client proved no identity, so the header is absent whatever the option is.
-                assert!(!text.contains("client-cert") && !text.contains("envoy") && text.contains("x-kept: yes"), "{text}");
-                let protos: Vec<_> = text.lines().filter(|line| line.starts_with("x-forwarded-proto:")).collect();
-                assert_eq!(protos, [format!("x-forwarded-proto: {proto}")], "{forwarded:?}");
+                assert!(
+                    !text.contains("client-cert")
+                        && !text.contains("envoy")
+                        && text.contains("x-kept: yes"),
+                    "{text}"
+                );
+                let protos: Vec<_> = text
+                    .lines()
+                    .filter(|line| line.starts_with("x-forwarded-proto:"))
+                    .collect();
+                assert_eq!(
+                    protos,
+                    [format!("x-forwarded-proto: {proto}")],
+                    "{forwarded:?}"
+                );
             }
         }
     }
@@ -163,7 +257,13 @@ async fn tokens_are_in_neither_log_nor_tap() {
     std::fs::write(&path, "").unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
     let origin = OriginServer::named("x").await;
-    let mut fixture = GatewayFixture::new(EngineSetup { log: Some(path.clone()), ..EngineSetup::default() }, &[origin.address]);
+    let mut fixture = GatewayFixture::new(
+        EngineSetup {
+            log: Some(path.clone()),
+            ..EngineSetup::default()
+        },
+        &[origin.address],
+    );
     let rule = JwtRule {
         issuer: "iss".into(),
         audiences: vec![],
@@ -187,14 +287,36 @@ async fn tokens_are_in_neither_log_nor_tap() {
     // The tokens are redacted for a destination without policies and with the parameter's name in any spelling.
     let query = format!("/a?q=1&access_token={a}&jwt={b}&access%5Ftoken={c}&r");
     let lines = format!("Host: web\r\nUser-Agent: {d}\r\n\r\n");
-    assert_eq!(HttpClient::once(fixture.web, &format!("GET {query} HTTP/1.1\r\n{lines}")).await.status, 200);
+    assert_eq!(
+        HttpClient::once(fixture.web, &format!("GET {query} HTTP/1.1\r\n{lines}"))
+            .await
+            .status,
+        200
+    );
     let client = http2::connect(&fixture).await;
-    let request = http::Request::get(format!("http://web{query}")).header("user-agent", d).body(()).unwrap();
-    client.ready().await.unwrap().send_request(request, true).unwrap().0.await.unwrap();
+    let request = http::Request::get(format!("http://web{query}"))
+        .header("user-agent", d)
+        .body(())
+        .unwrap();
+    client
+        .ready()
+        .await
+        .unwrap()
+        .send_request(request, true)
+        .unwrap()
+        .0
+        .await
+        .unwrap();
     let mut dump_text = String::new();
     for _ in 0..2 {
         dump_text += std::str::from_utf8(
-            &tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), tapped.recv()).await.unwrap().unwrap(),
+            &tokio::time::timeout(
+                canal_timing::deadline(Duration::from_secs(5)),
+                tapped.recv(),
+            )
+            .await
+            .unwrap()
+            .unwrap(),
         )
         .unwrap();
     }
@@ -202,28 +324,57 @@ async fn tokens_are_in_neither_log_nor_tap() {
     assert!(fixture.ended(Duration::from_secs(5)).await);
     fixture.engine.finish();
     dump_text += &std::fs::read_to_string(&path).unwrap();
-    assert!(secrets.iter().all(|secret| !dump_text.contains(secret)), "{dump_text}");
+    assert!(
+        secrets.iter().all(|secret| !dump_text.contains(secret)),
+        "{dump_text}"
+    );
     let shown = "/a?q=1&access_token=[redacted]&jwt=[redacted]&access%5Ftoken=[redacted]&r";
-    assert_eq!(dump_text.matches(shown).count(), 4, "twice in the tap, twice in the log: {dump_text}");
-    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+    assert_eq!(
+        dump_text.matches(shown).count(),
+        4,
+        "twice in the tap, twice in the log: {dump_text}"
+    );
+    assert_eq!(
+        std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+        0o640
+    );
     let new = dir.path().join("new.log");
     drop(
-        canal_telemetry::access_log::AccessLog::start(canal_telemetry::access_log::LogSink::File(new.clone()), &fixture.registry).unwrap(),
+        canal_telemetry::access_log::AccessLog::start(
+            canal_telemetry::access_log::LogSink::File(new.clone()),
+            &fixture.registry,
+        )
+        .unwrap(),
     );
-    assert_eq!(std::fs::metadata(&new).unwrap().permissions().mode() & 0o037, 0, "as the process's umask leaves it, at most 0640");
+    assert_eq!(
+        std::fs::metadata(&new).unwrap().permissions().mode() & 0o037,
+        0,
+        "as the process's umask leaves it, at most 0640"
+    );
 }
 
 #[test]
 fn client_identity_is_forwarded_where_the_operator_wants_it() {
     local(|| async {
         let origin = OriginServer::echo().await;
-        let forwarded = ForwardedHeaders { client_cert: true, keeps_proto: false };
-        let mesh = LoopbackMesh::new(EngineSetup { forwarded, ..EngineSetup::default() });
+        let forwarded = ForwardedHeaders {
+            client_cert: true,
+            keeps_proto: false,
+        };
+        let mesh = LoopbackMesh::new(EngineSetup {
+            forwarded,
+            ..EngineSetup::default()
+        });
         let _node = mesh.pod(10, "web-0", &origin).await;
         let mut client = mesh.client("10.96.0.1:80").await;
         client.send(b"GET / HTTP/1.1\r\nHost: web\r\nX-Forwarded-Client-Cert: URI=spiffe://root\r\n\r\n").await;
         let text = client.answer().await.unwrap().text();
-        assert!(text.contains("x-forwarded-client-cert: URI=spiffe://alpha.example/ns/default/sa/client\r\n"), "{text}");
+        assert!(
+            text.contains(
+                "x-forwarded-client-cert: URI=spiffe://alpha.example/ns/default/sa/client\r\n"
+            ),
+            "{text}"
+        );
         assert!(!text.contains("root"), "{text}");
     });
 }

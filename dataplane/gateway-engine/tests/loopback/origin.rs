@@ -51,14 +51,22 @@ impl OriginServer {
         F: Fn(Peer) -> R + Send + Sync + 'static,
         R: Future<Output = ()> + Send + 'static,
     {
-        let origin = Self { address: listener.local_addr().unwrap(), connections: Arc::default(), requests: Arc::default() };
+        let origin = Self {
+            address: listener.local_addr().unwrap(),
+            connections: Arc::default(),
+            requests: Arc::default(),
+        };
         let (connections, requests) = (origin.connections.clone(), origin.requests.clone());
         tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 stream.set_nodelay(true).unwrap();
                 connections.fetch_add(1, Ordering::SeqCst);
-                tokio::spawn(serve(Peer { stream, buffer: Vec::new(), requests: requests.clone() }));
+                tokio::spawn(serve(Peer {
+                    stream,
+                    buffer: Vec::new(),
+                    requests: requests.clone(),
+                }));
             }
         });
         origin
@@ -79,7 +87,10 @@ impl OriginServer {
         Self::each(|mut peer| async move {
             while let Some((head, body)) = peer.request().await {
                 let text = [head.as_bytes(), &body].concat();
-                peer.write(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", text.len()).as_bytes()).await;
+                peer.write(
+                    format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", text.len()).as_bytes(),
+                )
+                .await;
                 peer.write(&text).await;
             }
         })
@@ -92,8 +103,11 @@ impl OriginServer {
         let origin = Self::each(move |mut peer| {
             let mut released = released.clone();
             async move {
-                while peer.request().await.is_some() && released.wait_for(|is_released| *is_released).await.is_ok() {
-                    peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+                while peer.request().await.is_some()
+                    && released.wait_for(|is_released| *is_released).await.is_ok()
+                {
+                    peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+                        .await;
                 }
             }
         })
@@ -105,7 +119,14 @@ impl OriginServer {
     pub(crate) async fn named(name: &'static str) -> Self {
         Self::each(move |mut peer| async move {
             while peer.request().await.is_some() {
-                peer.write(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{name}", name.len()).as_bytes()).await;
+                peer.write(
+                    format!(
+                        "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{name}",
+                        name.len()
+                    )
+                    .as_bytes(),
+                )
+                .await;
             }
         })
         .await
@@ -191,7 +212,9 @@ impl Peer {
 
 /// Returns bytes that depend on their position, so that any shift or loss is detected.
 pub(crate) fn pattern(at: u64, n: usize) -> Vec<u8> {
-    (at..at + n as u64).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+    (at..at + n as u64)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8)
+        .collect()
 }
 
 /// Returns an HTTP/2 frame (RFC 9113 §4.1), for endpoints that do what the h2 crate's server would not.

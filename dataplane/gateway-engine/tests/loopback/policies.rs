@@ -13,13 +13,19 @@ use canal_model::program::*;
 use http::Request;
 
 use crate::client::HttpClient;
-use crate::fixture::{EngineSetup, GatewayFixture, LOCALHOST, TENANT, key, pod, prefix, route, service_with_id, to};
+use crate::fixture::{
+    EngineSetup, GatewayFixture, LOCALHOST, TENANT, key, pod, prefix, route, service_with_id, to,
+};
 use crate::hbone::{LoopbackMesh, local};
 use crate::http2;
 use crate::origin::{OriginServer, Peer};
 
 pub(crate) fn named(name: &str) -> PolicyKey {
-    PolicyKey { tenant: TENANT.parse().unwrap(), namespace: "default".parse().unwrap(), name: name.parse().unwrap() }
+    PolicyKey {
+        tenant: TENANT.parse().unwrap(),
+        namespace: "default".parse().unwrap(),
+        name: name.parse().unwrap(),
+    }
 }
 
 fn clause(attribute: Attribute, any: &[&str]) -> Clause {
@@ -28,15 +34,34 @@ fn clause(attribute: Attribute, any: &[&str]) -> Clause {
         Some((start, "")) => AttributeMatch::Prefix(start.into()),
         _ => AttributeMatch::Exact(text.to_string()),
     };
-    Clause { attribute, any: any.iter().map(matching).collect(), none: vec![] }
+    Clause {
+        attribute,
+        any: any.iter().map(matching).collect(),
+        none: vec![],
+    }
 }
 
 pub(crate) fn rule(when: Vec<Clause>) -> PolicyRule {
-    PolicyRule { when, ..PolicyRule::default() }
+    PolicyRule {
+        when,
+        ..PolicyRule::default()
+    }
 }
 
-fn of(name: &str, action: AuthorizationAction, target: PolicyTarget, rules: Vec<PolicyRule>) -> Authorization {
-    Authorization { key: named(name), target, action, rules, dry_run: false, broken: None }
+fn of(
+    name: &str,
+    action: AuthorizationAction,
+    target: PolicyTarget,
+    rules: Vec<PolicyRule>,
+) -> Authorization {
+    Authorization {
+        key: named(name),
+        target,
+        action,
+        rules,
+        dry_run: false,
+        broken: None,
+    }
 }
 
 pub(crate) fn policy(name: &str, action: AuthorizationAction, rules: Vec<PolicyRule>) -> Resource {
@@ -52,9 +77,17 @@ async fn requests_are_authorized_in_their_forwarded_form() {
     let origin = OriginServer::echo().await;
     let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
     let odd = HttpClient::get(fixture.web, "/a//b/%2e%2e/%2F/../x").await;
-    assert!(odd.text().starts_with("GET /a//b/%2e%2e/%2F/../x HTTP/1.1\r\n"), "nobody asks for the path: it is as it was");
+    assert!(
+        odd.text()
+            .starts_with("GET /a//b/%2e%2e/%2F/../x HTTP/1.1\r\n"),
+        "nobody asks for the path: it is as it was"
+    );
     assert_eq!(fixture.metric("canal_authorization_total", &[]), 0.0);
-    fixture.apply(vec![policy("no-admin", AuthorizationAction::Deny, vec![path(&["/admin*"])])]);
+    fixture.apply(vec![policy(
+        "no-admin",
+        AuthorizationAction::Deny,
+        vec![path(&["/admin*"])],
+    )]);
     for (sent, status, forwarded) in [
         ("/x", 200, "/x"),
         ("/admin", 403, ""),
@@ -71,56 +104,160 @@ async fn requests_are_authorized_in_their_forwarded_form() {
         let answer = HttpClient::get(fixture.web, sent).await;
         assert_eq!(answer.status, status, "{sent}");
         if status == 200 {
-            assert!(answer.text().starts_with(&format!("GET {forwarded} HTTP/1.1\r\n")), "{sent}: {}", answer.text());
+            assert!(
+                answer
+                    .text()
+                    .starts_with(&format!("GET {forwarded} HTTP/1.1\r\n")),
+                "{sent}: {}",
+                answer.text()
+            );
         } else if status == 403 {
             assert_eq!(answer.text(), "RBAC: access denied\n");
         }
     }
-    assert_eq!(fixture.metric("canal_authorization_total", &["tenant=\"alpha\"", "action=\"deny\"", "policy=\"default/no-admin\""]), 5.0);
-    assert_eq!(fixture.metric("canal_authorization_total", &["action=\"allow\"", "policy=\"\""]), 3.0);
-    assert_eq!(fixture.metric("canal_gateway_refused_requests_total", &["reason=\"denied\"", "side=\"client\""]), 5.0);
-    assert_eq!(fixture.metric("canal_gateway_refused_requests_total", &["reason=\"unsafe_path\""]), 3.0);
-    fixture.until("istio_requests_total", &["response_code=\"403\"", "destination_service_name=\"web\""], 5.0).await;
-    fixture.change(vec![], &[(ResourceKind::Authorization, "alpha/default/no-admin")]);
+    assert_eq!(
+        fixture.metric(
+            "canal_authorization_total",
+            &[
+                "tenant=\"alpha\"",
+                "action=\"deny\"",
+                "policy=\"default/no-admin\""
+            ]
+        ),
+        5.0
+    );
+    assert_eq!(
+        fixture.metric(
+            "canal_authorization_total",
+            &["action=\"allow\"", "policy=\"\""]
+        ),
+        3.0
+    );
+    assert_eq!(
+        fixture.metric(
+            "canal_gateway_refused_requests_total",
+            &["reason=\"denied\"", "side=\"client\""]
+        ),
+        5.0
+    );
+    assert_eq!(
+        fixture.metric(
+            "canal_gateway_refused_requests_total",
+            &["reason=\"unsafe_path\""]
+        ),
+        3.0
+    );
+    fixture
+        .until(
+            "istio_requests_total",
+            &["response_code=\"403\"", "destination_service_name=\"web\""],
+            5.0,
+        )
+        .await;
+    fixture.change(
+        vec![],
+        &[(ResourceKind::Authorization, "alpha/default/no-admin")],
+    );
     assert_eq!(HttpClient::get(fixture.web, "/admin/%2F").await.status, 200);
 }
 
 /// Sends a GET with these headers over HTTP/1.1 and over HTTP/2; returns the statuses and the requests that the endpoint saw.
 async fn over_both(fixture: &GatewayFixture, headers: &[(&str, &str)]) -> [(u16, String); 2] {
-    let lines: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    let answer = HttpClient::once(fixture.web, &format!("GET /x HTTP/1.1\r\nHost: web\r\n{lines}\r\n")).await;
+    let lines: String = headers
+        .iter()
+        .map(|(name, value)| format!("{name}: {value}\r\n"))
+        .collect();
+    let answer = HttpClient::once(
+        fixture.web,
+        &format!("GET /x HTTP/1.1\r\nHost: web\r\n{lines}\r\n"),
+    )
+    .await;
     let mut request = Request::get("http://web/x");
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
     let client = http2::connect(fixture).await.ready().await;
-    let (response, _) = client.unwrap().send_request(request.body(()).unwrap(), true).unwrap();
+    let (response, _) = client
+        .unwrap()
+        .send_request(request.body(()).unwrap(), true)
+        .unwrap();
     let response = response.await.unwrap();
     let status = response.status().as_u16();
     let body = http2::read_all(response.into_body()).await.unwrap().0;
-    [(answer.status, answer.text()), (status, String::from_utf8(body).unwrap())]
+    [
+        (answer.status, answer.text()),
+        (status, String::from_utf8(body).unwrap()),
+    ]
 }
 
 #[tokio::test]
 async fn cookies_of_several_lines_are_routed_judged_and_forwarded_as_one_line() {
     let (web, canary) = (OriginServer::echo().await, OriginServer::echo().await);
     let fixture = GatewayFixture::new(EngineSetup::default(), &[web.address]);
-    let has_canary = ValueMatch { name: "cookie".into(), value: TextMatch::Regex("^(.*?;\\s*)?(canary=yes)(;.*)?$".into()) };
+    let has_canary = ValueMatch {
+        name: "cookie".into(),
+        value: TextMatch::Regex("^(.*?;\\s*)?(canary=yes)(;.*)?$".into()),
+    };
     fixture.apply(vec![
-        service_with_id(TENANT, "canary", 2, "10.96.0.2", &[(80, AppProtocol::Http1)]),
+        service_with_id(
+            TENANT,
+            "canary",
+            2,
+            "10.96.0.2",
+            &[(80, AppProtocol::Http1)],
+        ),
         Resource::Workload(pod(TENANT, "canary-0", canary.address, "canary")),
-        route("web", "a", 0, HttpMatch { headers: vec![has_canary], ..prefix("/") }, RouteAction::Split(vec![to("canary", &[], 1)])),
-        route("web", "b", 1, prefix("/"), RouteAction::Split(vec![to("web", &[], 1)])),
-        policy("banned", AuthorizationAction::Deny, vec![rule(vec![clause(Attribute::Header("cookie".into()), &["a=1; banned=1"])])]),
+        route(
+            "web",
+            "a",
+            0,
+            HttpMatch {
+                headers: vec![has_canary],
+                ..prefix("/")
+            },
+            RouteAction::Split(vec![to("canary", &[], 1)]),
+        ),
+        route(
+            "web",
+            "b",
+            1,
+            prefix("/"),
+            RouteAction::Split(vec![to("web", &[], 1)]),
+        ),
+        policy(
+            "banned",
+            AuthorizationAction::Deny,
+            vec![rule(vec![clause(
+                Attribute::Header("cookie".into()),
+                &["a=1; banned=1"],
+            )])],
+        ),
     ]);
     for (status, text) in over_both(&fixture, &[("cookie", "a=1"), ("cookie", "banned=1")]).await {
         assert_eq!(status, 403, "{text}");
     }
     assert_eq!((web.requests(), canary.requests()), (0, 0));
-    for (status, text) in over_both(&fixture, &[("cookie", "a=1"), ("cookie", "canary=yes"), ("cookie", "b=2")]).await {
+    for (status, text) in over_both(
+        &fixture,
+        &[
+            ("cookie", "a=1"),
+            ("cookie", "canary=yes"),
+            ("cookie", "b=2"),
+        ],
+    )
+    .await
+    {
         assert_eq!(status, 200);
-        assert!(text.to_ascii_lowercase().contains("\r\ncookie: a=1; canary=yes; b=2\r\n"), "{text}");
-        assert_eq!(text.to_ascii_lowercase().matches("cookie:").count(), 1, "{text}");
+        assert!(
+            text.to_ascii_lowercase()
+                .contains("\r\ncookie: a=1; canary=yes; b=2\r\n"),
+            "{text}"
+        );
+        assert_eq!(
+            text.to_ascii_lowercase().matches("cookie:").count(),
+            1,
+            "{text}"
+        );
     }
     assert_eq!((web.requests(), canary.requests()), (0, 2));
 }
@@ -143,16 +280,32 @@ async fn other_spellings_of_the_meshs_headers_reach_no_endpoint() {
     for (status, text) in over_both(&fixture, &headers).await {
         assert_eq!(status, 200);
         let text = text.to_ascii_lowercase();
-        assert!(!text.contains("forged") && text.contains("x_own: kept\r\n"), "{text}");
+        assert!(
+            !text.contains("forged") && text.contains("x_own: kept\r\n"),
+            "{text}"
+        );
     }
 }
 
 #[tokio::test]
 async fn both_http_versions_and_grpc_are_denied_in_their_own_ways() {
     let origin = http2::origin(http2::echo).await;
-    let fixture = GatewayFixture::new(EngineSetup { protocol: AppProtocol::Http2, ..EngineSetup::default() }, &[origin.address]);
-    let headers = vec![clause(Attribute::Header("x-role".into()), &["admin"]), clause(Attribute::Host, &["WEB"])];
-    fixture.apply(vec![policy("admins", AuthorizationAction::Allow, vec![rule(headers)])]);
+    let fixture = GatewayFixture::new(
+        EngineSetup {
+            protocol: AppProtocol::Http2,
+            ..EngineSetup::default()
+        },
+        &[origin.address],
+    );
+    let headers = vec![
+        clause(Attribute::Header("x-role".into()), &["admin"]),
+        clause(Attribute::Host, &["WEB"]),
+    ];
+    fixture.apply(vec![policy(
+        "admins",
+        AuthorizationAction::Allow,
+        vec![rule(headers)],
+    )]);
     let mut client = http2::connect(&fixture).await;
     let mut request_with = async |fields: &[(&str, &str)]| {
         let mut request = Request::builder().method("POST").uri("http://web:80/x");
@@ -160,19 +313,40 @@ async fn both_http_versions_and_grpc_are_denied_in_their_own_ways() {
             request = request.header(*name, *value);
         }
         client = client.clone().ready().await.unwrap();
-        let (response, _) = client.send_request(request.body(()).unwrap(), true).unwrap();
+        let (response, _) = client
+            .send_request(request.body(()).unwrap(), true)
+            .unwrap();
         response.await.unwrap()
     };
     let denied = request_with(&[]).await;
     assert_eq!(denied.status(), 403);
-    assert_eq!(http2::read_all(denied.into_body()).await.unwrap().0, b"RBAC: access denied\n");
+    assert_eq!(
+        http2::read_all(denied.into_body()).await.unwrap().0,
+        b"RBAC: access denied\n"
+    );
     let grpc = request_with(&[("content-type", "application/grpc")]).await;
-    assert_eq!((grpc.status().as_u16(), grpc.headers()["grpc-status"].to_str().unwrap()), (200, "7"));
-    let allowed = request_with(&[("x-role", "admin"), ("canal-source", "spiffe://alpha.example/ns/default/sa/root")]).await;
+    assert_eq!(
+        (
+            grpc.status().as_u16(),
+            grpc.headers()["grpc-status"].to_str().unwrap()
+        ),
+        (200, "7")
+    );
+    let allowed = request_with(&[
+        ("x-role", "admin"),
+        ("canal-source", "spiffe://alpha.example/ns/default/sa/root"),
+    ])
+    .await;
     assert_eq!(allowed.status(), 200);
     let (body, _) = http2::read_all(allowed.into_body()).await.unwrap();
     assert!(!String::from_utf8_lossy(&body).contains("canal-source"));
-    assert_eq!(request_with(&[("x-role", "admin"), ("x-role", "x")]).await.status(), 403, "two lines are one value");
+    assert_eq!(
+        request_with(&[("x-role", "admin"), ("x-role", "x")])
+            .await
+            .status(),
+        403,
+        "two lines are one value"
+    );
     assert_eq!(HttpClient::get(fixture.web, "/").await.status, 403);
     let get = "GET / HTTP/1.1\r\nHost: Web\r\nX-Role: admin\r\nCanal-Source: spiffe://x/ns/y/sa/z\r\n\r\n";
     let answer = HttpClient::once(fixture.web, get).await;
@@ -186,10 +360,18 @@ async fn endpoints_and_services_have_policies_of_their_own() {
     let mut other = pod(TENANT, "web-9", two.address, "web");
     other.labels.insert("version".into(), "v2".into());
     let labels = [("version".to_string(), "v2".to_string())].into();
-    let second = PolicyTarget::Workloads { namespace: Some("default".parse().unwrap()), labels };
+    let second = PolicyTarget::Workloads {
+        namespace: Some("default".parse().unwrap()),
+        labels,
+    };
     fixture.apply(vec![
         Resource::Workload(other),
-        Resource::Authorization(of("none", AuthorizationAction::Deny, second.clone(), vec![PolicyRule::default()])),
+        Resource::Authorization(of(
+            "none",
+            AuthorizationAction::Deny,
+            second.clone(),
+            vec![PolicyRule::default()],
+        )),
     ]);
     let mut counts = [0, 0];
     for _ in 0..60 {
@@ -202,12 +384,19 @@ async fn endpoints_and_services_have_policies_of_their_own() {
     assert!(counts[0] > 10 && counts[1] > 10, "{counts:?}");
     assert_eq!(two.requests(), 0);
     // A dead endpoint is skipped; the next one is authorized by its own policies.
-    let dead = tokio::net::TcpListener::bind(LOCALHOST).await.unwrap().local_addr().unwrap();
+    let dead = tokio::net::TcpListener::bind(LOCALHOST)
+        .await
+        .unwrap()
+        .local_addr()
+        .unwrap();
     fixture.apply(vec![Resource::Workload(pod(TENANT, "web-0", dead, "web"))]);
     for _ in 0..10 {
         assert_eq!(HttpClient::get(fixture.web, "/").await.status, 403);
     }
-    fixture.change(vec![Resource::Workload(pod(TENANT, "web-0", one.address, "web"))], &[(ResourceKind::Workload, "alpha/default/web-9")]);
+    fixture.change(
+        vec![Resource::Workload(pod(TENANT, "web-0", one.address, "web"))],
+        &[(ResourceKind::Workload, "alpha/default/web-9")],
+    );
     // If a route leads to another service, the policies of the dialled service apply too.
     let db = pod(TENANT, "db-0", two.address, "db");
     let split = RouteAction::Split(vec![to("db", &[], 1)]);
@@ -215,7 +404,13 @@ async fn endpoints_and_services_have_policies_of_their_own() {
         service_with_id(TENANT, "db", 2, "10.96.0.2", &[(80, AppProtocol::Http1)]),
         Resource::Workload(db),
         route("web", "r", 0, prefix("/db"), split),
-        route("web", "s", 1, prefix("/"), RouteAction::Split(vec![to("web", &[], 1)])),
+        route(
+            "web",
+            "s",
+            1,
+            prefix("/"),
+            RouteAction::Split(vec![to("web", &[], 1)]),
+        ),
     ]);
     assert_eq!(HttpClient::get(fixture.web, "/db").await.status, 200);
     for (target, inside, beside) in [("web", 403, 403), ("db", 200, 403)] {
@@ -226,13 +421,23 @@ async fn endpoints_and_services_have_policies_of_their_own() {
             vec![PolicyRule::default()],
         ))]);
         assert_eq!(
-            (HttpClient::get(fixture.web, "/x").await.status, HttpClient::get(fixture.web, "/db").await.status),
+            (
+                HttpClient::get(fixture.web, "/x").await.status,
+                HttpClient::get(fixture.web, "/db").await.status
+            ),
             (inside, beside),
             "{target}"
         );
     }
-    let broken =
-        Authorization { broken: Some("no such field".into()), ..of("none", AuthorizationAction::Audit, PolicyTarget::Tenant, vec![]) };
+    let broken = Authorization {
+        broken: Some("no such field".into()),
+        ..of(
+            "none",
+            AuthorizationAction::Audit,
+            PolicyTarget::Tenant,
+            vec![],
+        )
+    };
     fixture.apply(vec![Resource::Authorization(broken)]);
     assert_eq!(HttpClient::get(fixture.web, "/x").await.status, 403);
 }
@@ -246,36 +451,87 @@ fn identities_decide_and_http_attributes_are_undecided_on_tcp() {
             }
         })
         .await;
-        let mesh = LoopbackMesh::new(EngineSetup { protocol: AppProtocol::Tcp, ..EngineSetup::default() });
+        let mesh = LoopbackMesh::new(EngineSetup {
+            protocol: AppProtocol::Tcp,
+            ..EngineSetup::default()
+        });
         let node = mesh.pod(10, "web-0", &origin).await;
-        let from =
-            |principal: &str| policy("who", AuthorizationAction::Allow, vec![rule(vec![clause(Attribute::SourcePrincipal, &[principal])])]);
+        let from = |principal: &str| {
+            policy(
+                "who",
+                AuthorizationAction::Allow,
+                vec![rule(vec![clause(Attribute::SourcePrincipal, &[principal])])],
+            )
+        };
         // A tunnel works if the endpoint echoes a line.
         let works = async || {
-            let Ok(opened) = mesh.open("10.96.0.1:80").await else { return false };
-            let mut client = HttpClient { stream: opened.stream, buffer: Vec::new() };
+            let Ok(opened) = mesh.open("10.96.0.1:80").await else {
+                return false;
+            };
+            let mut client = HttpClient {
+                stream: opened.stream,
+                buffer: Vec::new(),
+            };
             client.send(b"hi\r\n").await;
             client.line().await == "hi"
         };
         for (rules, want) in [
             (from("alpha.example/ns/default/sa/client"), true),
             (from("alpha.example/ns/default/sa/other"), false),
-            (policy("who", AuthorizationAction::Allow, vec![rule(vec![clause(Attribute::SourceNamespace, &["default"])])]), true),
             (
-                policy("who", AuthorizationAction::Deny, vec![rule(vec![clause(Attribute::SourceServiceAccount, &["default/client"])])]),
+                policy(
+                    "who",
+                    AuthorizationAction::Allow,
+                    vec![rule(vec![clause(Attribute::SourceNamespace, &["default"])])],
+                ),
+                true,
+            ),
+            (
+                policy(
+                    "who",
+                    AuthorizationAction::Deny,
+                    vec![rule(vec![clause(
+                        Attribute::SourceServiceAccount,
+                        &["default/client"],
+                    )])],
+                ),
                 false,
             ),
-            (policy("who", AuthorizationAction::Deny, vec![path(&["/admin"])]), false),
-            (policy("who", AuthorizationAction::Audit, vec![path(&["/admin"])]), true),
+            (
+                policy("who", AuthorizationAction::Deny, vec![path(&["/admin"])]),
+                false,
+            ),
+            (
+                policy("who", AuthorizationAction::Audit, vec![path(&["/admin"])]),
+                true,
+            ),
         ] {
             mesh.fixture.apply(vec![rules.clone()]);
             assert_eq!(works().await, want, "{rules:?}");
         }
         let seen = node.seen.take();
-        assert!(seen.iter().all(|(_, headers, _)| headers["canal-source"] == "spiffe://alpha.example/ns/default/sa/client"));
-        assert_eq!(mesh.fixture.metric("canal_gateway_refused_connects_total", &["reason=\"denied\""]), 3.0);
-        assert_eq!(mesh.fixture.metric("canal_authorization_total", &["action=\"undecided\"", "policy=\"default/who\""]), 1.0);
-        assert_eq!(mesh.fixture.metric("canal_authorization_total", &["action=\"audit\""]), 0.0, "it only may have matched");
+        assert!(seen.iter().all(|(_, headers, _)| headers["canal-source"]
+            == "spiffe://alpha.example/ns/default/sa/client"));
+        assert_eq!(
+            mesh.fixture.metric(
+                "canal_gateway_refused_connects_total",
+                &["reason=\"denied\""]
+            ),
+            3.0
+        );
+        assert_eq!(
+            mesh.fixture.metric(
+                "canal_authorization_total",
+                &["action=\"undecided\"", "policy=\"default/who\""]
+            ),
+            1.0
+        );
+        assert_eq!(
+            mesh.fixture
+                .metric("canal_authorization_total", &["action=\"audit\""]),
+            0.0,
+            "it only may have matched"
+        );
     });
 }
 
@@ -286,23 +542,53 @@ fn a_federated_peer_needs_a_policy_that_names_it() {
         let mesh = LoopbackMesh::new(EngineSetup::default());
         let _node = mesh.pod(10, "web-0", &origin).await;
         assert!(mesh.open("10.96.0.1:80").await.is_ok());
-        assert!(mesh.open_as("beta", "10.96.0.1:80").await.is_err(), "another tenant's member does not come in");
-        let own = mesh.ca(TENANT).bundle(TENANT, "alpha.example", false, vec![]);
+        assert!(
+            mesh.open_as("beta", "10.96.0.1:80").await.is_err(),
+            "another tenant's member does not come in"
+        );
+        let own = mesh
+            .ca(TENANT)
+            .bundle(TENANT, "alpha.example", false, vec![]);
         let other = mesh.ca("beta").bundle(TENANT, "beta.example", true, vec![]);
         mesh.trust.replace([own.clone(), other.clone()]).unwrap();
-        assert!(mesh.open_as("beta", "10.96.0.1:80").await.is_err(), "the engine was not told that they federate");
+        assert!(
+            mesh.open_as("beta", "10.96.0.1:80").await.is_err(),
+            "the engine was not told that they federate"
+        );
         mesh.fixture.apply(vec![(*own).clone(), (*other).clone()]);
-        let mut client = HttpClient { stream: mesh.open_as("beta", "10.96.0.1:80").await.unwrap().stream, buffer: Vec::new() };
+        let mut client = HttpClient {
+            stream: mesh.open_as("beta", "10.96.0.1:80").await.unwrap().stream,
+            buffer: Vec::new(),
+        };
         let mut request_with = async || {
             client.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
             client.answer().await.unwrap().status
         };
-        let allow =
-            |principal: &str| policy("who", AuthorizationAction::Allow, vec![rule(vec![clause(Attribute::SourcePrincipal, &[principal])])]);
+        let allow = |principal: &str| {
+            policy(
+                "who",
+                AuthorizationAction::Allow,
+                vec![rule(vec![clause(Attribute::SourcePrincipal, &[principal])])],
+            )
+        };
         assert_eq!(request_with().await, 403, "nobody said anything of it");
         for (rules, want) in [
-            (policy("who", AuthorizationAction::Allow, vec![PolicyRule::default()]), 403),
-            (policy("who", AuthorizationAction::Allow, vec![rule(vec![clause(Attribute::SourceNamespace, &["default"])])]), 403),
+            (
+                policy(
+                    "who",
+                    AuthorizationAction::Allow,
+                    vec![PolicyRule::default()],
+                ),
+                403,
+            ),
+            (
+                policy(
+                    "who",
+                    AuthorizationAction::Allow,
+                    vec![rule(vec![clause(Attribute::SourceNamespace, &["default"])])],
+                ),
+                403,
+            ),
             (allow("*"), 403),
             (allow("beta.example/*"), 200),
             (allow("beta.example/ns/default/sa/client"), 200),
@@ -310,8 +596,13 @@ fn a_federated_peer_needs_a_policy_that_names_it() {
             mesh.fixture.apply(vec![rules.clone()]);
             assert_eq!(request_with().await, want, "{rules:?}");
         }
-        assert_eq!(client_of(&mesh).await, 403, "the tenant's own member is not named");
-        mesh.fixture.change(vec![], &[(ResourceKind::Bundle, "alpha/beta.example")]);
+        assert_eq!(
+            client_of(&mesh).await,
+            403,
+            "the tenant's own member is not named"
+        );
+        mesh.fixture
+            .change(vec![], &[(ResourceKind::Bundle, "alpha/beta.example")]);
         mesh.trust.replace([own]).unwrap();
         assert!(!client.closed().await, "they federate no more");
     });
@@ -345,10 +636,22 @@ async fn open_requests_are_reauthorized_when_policies_change() {
     let open = async |request: &str| {
         let mut client = HttpClient::connect(fixture.web).await;
         client.send(request.as_bytes()).await;
-        let whole = |seen: &[u8]| seen.ends_with(b"hi\r\n") || (seen.starts_with(b"HTTP/1.1 101") && seen.ends_with(b"\r\n\r\n"));
+        let whole = |seen: &[u8]| {
+            seen.ends_with(b"hi\r\n")
+                || (seen.starts_with(b"HTTP/1.1 101") && seen.ends_with(b"\r\n\r\n"))
+        };
         while !whole(&client.buffer) {
-            let more = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), client.more()).await;
-            assert_eq!(more, Ok(true), "{request} {:?}", String::from_utf8_lossy(&client.buffer));
+            let more = tokio::time::timeout(
+                canal_timing::deadline(Duration::from_secs(10)),
+                client.more(),
+            )
+            .await;
+            assert_eq!(
+                more,
+                Ok(true),
+                "{request} {:?}",
+                String::from_utf8_lossy(&client.buffer)
+            );
         }
         client
     };
@@ -366,32 +669,77 @@ async fn open_requests_are_reauthorized_when_policies_change() {
     let mut h2 = http2::connect(&fixture).await;
     let mut stream = async |path: &str| {
         h2 = h2.clone().ready().await.unwrap();
-        let request = Request::builder().uri(format!("http://web{path}")).body(()).unwrap();
-        let mut body = h2.send_request(request, true).unwrap().0.await.unwrap().into_body();
-        assert_eq!(body.data().await.unwrap().unwrap(), Bytes::from_static(b"hi"));
+        let request = Request::builder()
+            .uri(format!("http://web{path}"))
+            .body(())
+            .unwrap();
+        let mut body = h2
+            .send_request(request, true)
+            .unwrap()
+            .0
+            .await
+            .unwrap()
+            .into_body();
+        assert_eq!(
+            body.data().await.unwrap().unwrap(),
+            Bytes::from_static(b"hi")
+        );
         body
     };
     let (mut cut, mut kept) = (stream("/watch").await, stream("/stay").await);
-    fixture.apply(vec![policy("other", AuthorizationAction::Deny, vec![path(&["/other"])])]);
+    fixture.apply(vec![policy(
+        "other",
+        AuthorizationAction::Deny,
+        vec![path(&["/other"])],
+    )]);
     tokio::time::sleep(Duration::from_millis(300)).await;
     // The POST's head was not retained, because there were no policies when its body came. Its path is unknown, so it is closed.
     assert!(!first.remove(1).closed().await);
-    fixture.apply(vec![policy("watch", AuthorizationAction::Deny, vec![path(&["/watch"])])]);
+    fixture.apply(vec![policy(
+        "watch",
+        AuthorizationAction::Deny,
+        vec![path(&["/watch"])],
+    )]);
     for client in &mut first {
         client.closed().await;
     }
-    let cut = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), cut.data()).await.expect("an end within 10 s");
+    let cut = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), cut.data())
+        .await
+        .expect("an end within 10 s");
     assert!(cut.unwrap().is_err());
     let mut posted = open("POST /stay HTTP/1.1\r\nHost: web\r\nContent-Length: 100\r\n\r\nx").await;
-    fixture.apply(vec![policy("third", AuthorizationAction::Deny, vec![path(&["/nobody"])])]);
-    fixture.until("canal_gateway_reauthorized_total", &["result=\"allowed\""], 3.0).await;
+    fixture.apply(vec![policy(
+        "third",
+        AuthorizationAction::Deny,
+        vec![path(&["/nobody"])],
+    )]);
+    fixture
+        .until(
+            "canal_gateway_reauthorized_total",
+            &["result=\"allowed\""],
+            3.0,
+        )
+        .await;
     for client in [&mut stays, &mut posted] {
         let more = tokio::time::timeout(Duration::from_millis(300), client.more()).await;
         assert!(more.is_err(), "it lives on");
     }
-    assert!(tokio::time::timeout(Duration::from_millis(100), kept.data()).await.is_err());
-    assert_eq!(fixture.metric("canal_gateway_reauthorized_total", &["result=\"denied\""]), 4.0);
-    fixture.until("canal_gateway_refused_requests_total", &["reason=\"denied\""], 4.0).await;
+    assert!(
+        tokio::time::timeout(Duration::from_millis(100), kept.data())
+            .await
+            .is_err()
+    );
+    assert_eq!(
+        fixture.metric("canal_gateway_reauthorized_total", &["result=\"denied\""]),
+        4.0
+    );
+    fixture
+        .until(
+            "canal_gateway_refused_requests_total",
+            &["reason=\"denied\""],
+            4.0,
+        )
+        .await;
 }
 
 #[test]
@@ -403,20 +751,50 @@ fn relays_are_reauthorized_when_policies_change() {
             }
         })
         .await;
-        let mesh = LoopbackMesh::new(EngineSetup { protocol: AppProtocol::Tcp, ..EngineSetup::default() });
+        let mesh = LoopbackMesh::new(EngineSetup {
+            protocol: AppProtocol::Tcp,
+            ..EngineSetup::default()
+        });
         let _node = mesh.pod(10, "web-0", &origin).await;
         let mut client = mesh.client("10.96.0.1:80").await;
         client.send(b"one\r\n").await;
         assert_eq!(client.line().await, "one");
-        let account = |account: &str| rule(vec![clause(Attribute::SourceServiceAccount, &[account])]);
-        mesh.fixture.apply(vec![policy("who", AuthorizationAction::Deny, vec![account("default/other")])]);
-        mesh.fixture.until("canal_gateway_reauthorized_total", &["result=\"allowed\""], 1.0).await;
+        let account =
+            |account: &str| rule(vec![clause(Attribute::SourceServiceAccount, &[account])]);
+        mesh.fixture.apply(vec![policy(
+            "who",
+            AuthorizationAction::Deny,
+            vec![account("default/other")],
+        )]);
+        mesh.fixture
+            .until(
+                "canal_gateway_reauthorized_total",
+                &["result=\"allowed\""],
+                1.0,
+            )
+            .await;
         client.send(b"two\r\n").await;
         assert_eq!(client.line().await, "two");
-        mesh.fixture.apply(vec![policy("who", AuthorizationAction::Deny, vec![account("default/client")])]);
+        mesh.fixture.apply(vec![policy(
+            "who",
+            AuthorizationAction::Deny,
+            vec![account("default/client")],
+        )]);
         assert!(!client.closed().await, "cut, not ended");
-        mesh.fixture.until("canal_gateway_reauthorized_total", &["result=\"denied\""], 1.0).await;
-        mesh.fixture.until("canal_gateway_refused_connections_total", &["reason=\"denied\""], 1.0).await;
+        mesh.fixture
+            .until(
+                "canal_gateway_reauthorized_total",
+                &["result=\"denied\""],
+                1.0,
+            )
+            .await;
+        mesh.fixture
+            .until(
+                "canal_gateway_refused_connections_total",
+                &["reason=\"denied\""],
+                1.0,
+            )
+            .await;
     });
 }
 
@@ -425,8 +803,22 @@ async fn audits_and_dry_runs_are_counted_and_logged() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("access.log");
     let origin = OriginServer::echo().await;
-    let mut fixture = GatewayFixture::new(EngineSetup { log: Some(file.clone()), ..EngineSetup::default() }, &[origin.address]);
-    let dry = Authorization { dry_run: true, ..of("dry", AuthorizationAction::Deny, PolicyTarget::Tenant, vec![path(&["/x"])]) };
+    let mut fixture = GatewayFixture::new(
+        EngineSetup {
+            log: Some(file.clone()),
+            ..EngineSetup::default()
+        },
+        &[origin.address],
+    );
+    let dry = Authorization {
+        dry_run: true,
+        ..of(
+            "dry",
+            AuthorizationAction::Deny,
+            PolicyTarget::Tenant,
+            vec![path(&["/x"])],
+        )
+    };
     fixture.apply(vec![
         policy("seen", AuthorizationAction::Audit, vec![path(&["/x"])]),
         Resource::Authorization(dry),
@@ -435,19 +827,39 @@ async fn audits_and_dry_runs_are_counted_and_logged() {
     assert_eq!(HttpClient::get(fixture.web, "/x").await.status, 200);
     assert_eq!(HttpClient::get(fixture.web, "/y").await.status, 200);
     assert_eq!(HttpClient::get(fixture.web, "/no").await.status, 403);
-    for (action, policy) in [("audit", "default/seen"), ("dry_run_deny", "default/dry"), ("deny", "default/no")] {
-        let labels = [format!("action=\"{action}\""), format!("policy=\"{policy}\"")];
-        assert_eq!(fixture.metric("canal_authorization_total", &[&labels[0], &labels[1]]), 1.0, "{action}");
+    for (action, policy) in [
+        ("audit", "default/seen"),
+        ("dry_run_deny", "default/dry"),
+        ("deny", "default/no"),
+    ] {
+        let labels = [
+            format!("action=\"{action}\""),
+            format!("policy=\"{policy}\""),
+        ];
+        assert_eq!(
+            fixture.metric("canal_authorization_total", &[&labels[0], &labels[1]]),
+            1.0,
+            "{action}"
+        );
     }
     fixture.drain(Duration::from_secs(2));
     assert!(fixture.ended(Duration::from_secs(5)).await);
     fixture.engine.finish();
     let log = std::fs::read_to_string(file).unwrap();
-    let lines: Vec<serde_json::Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(lines[0]["authorization_hits"], "dry_run_deny default/dry, audit default/seen");
+    let lines: Vec<serde_json::Value> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(
+        lines[0]["authorization_hits"],
+        "dry_run_deny default/dry, audit default/seen"
+    );
     assert_eq!(lines[1].get("authorization_hits"), None);
     assert_eq!(lines[2]["authorization_policy"], "default/no");
-    assert_eq!(lines[2]["response_code_details"], "rbac_access_denied_matched_policy[ns[default]-policy[no]-rule[0]]");
+    assert_eq!(
+        lines[2]["response_code_details"],
+        "rbac_access_denied_matched_policy[ns[default]-policy[no]-rule[0]]"
+    );
 }
 
 /// An issuer with one key.
@@ -459,14 +871,24 @@ impl TokenIssuer {
     }
 
     fn jwk(&self) -> serde_json::Value {
-        let (b64, public) = (|bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes), self.0.public_key().as_ref());
+        let (b64, public) = (
+            |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes),
+            self.0.public_key().as_ref(),
+        );
         serde_json::json!({"kty": "EC", "crv": "P-256", "kid": "k", "x": b64(&public[1..33]), "y": b64(&public[33..])})
     }
 
     fn token(&self, claims: &serde_json::Value) -> String {
         let b64 = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
-        let message = format!("{}.{}", b64(br#"{"alg":"ES256","kid":"k"}"#), b64(claims.to_string().as_bytes()));
-        let signed = self.0.sign(&SystemRandom::new(), message.as_bytes()).unwrap();
+        let message = format!(
+            "{}.{}",
+            b64(br#"{"alg":"ES256","kid":"k"}"#),
+            b64(claims.to_string().as_bytes())
+        );
+        let signed = self
+            .0
+            .sign(&SystemRandom::new(), message.as_bytes())
+            .unwrap();
         format!("{message}.{}", b64(signed.as_ref()))
     }
 }
@@ -496,28 +918,53 @@ async fn tokens_without_a_subject_have_no_principal() {
     let (issuer, origin) = (TokenIssuer::new(), OriginServer::echo().await);
     let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
     let principal = clause(Attribute::RequestPrincipal, &["*"]);
-    fixture.apply(vec![authentication(&[&issuer.jwk()]), policy("users", AuthorizationAction::Allow, vec![rule(vec![principal])])]);
+    fixture.apply(vec![
+        authentication(&[&issuer.jwk()]),
+        policy(
+            "users",
+            AuthorizationAction::Allow,
+            vec![rule(vec![principal])],
+        ),
+    ]);
     for (claims, status) in [
         (serde_json::json!({"iss": "iss", "sub": "ann"}), 200),
         (serde_json::json!({"iss": "iss"}), 403),
         (serde_json::json!({"iss": "iss", "sub": ""}), 403),
         (serde_json::json!({"iss": "iss", "sub": 7}), 403),
     ] {
-        let request = format!("GET / HTTP/1.1\r\nHost: web\r\nAuthorization: Bearer {}\r\n\r\n", issuer.token(&claims));
-        assert_eq!(HttpClient::once(fixture.web, &request).await.status, status, "{claims}");
+        let request = format!(
+            "GET / HTTP/1.1\r\nHost: web\r\nAuthorization: Bearer {}\r\n\r\n",
+            issuer.token(&claims)
+        );
+        assert_eq!(
+            HttpClient::once(fixture.web, &request).await.status,
+            status,
+            "{claims}"
+        );
     }
 }
 
 #[tokio::test]
 async fn valid_tokens_are_admitted_and_invalid_ones_refused() {
     let issuer = TokenIssuer::new();
-    let (jwk, token) = (issuer.jwk(), |claims: serde_json::Value| issuer.token(&claims));
+    let (jwk, token) = (issuer.jwk(), |claims: serde_json::Value| {
+        issuer.token(&claims)
+    });
     let origin = OriginServer::echo().await;
     let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
     let claim = clause(Attribute::RequestClaim(vec!["role".into()]), &["admin"]);
-    fixture.apply(vec![authentication(&[&jwk]), policy("admins", AuthorizationAction::Allow, vec![rule(vec![claim])])]);
+    fixture.apply(vec![
+        authentication(&[&jwk]),
+        policy(
+            "admins",
+            AuthorizationAction::Allow,
+            vec![rule(vec![claim])],
+        ),
+    ]);
     let get = async |token: &str| {
-        let request = format!("GET /?a=1 HTTP/1.1\r\nHost: web\r\nX-User: root\r\nX_User: root\r\nAuthorization: Bearer {token}\r\n\r\n");
+        let request = format!(
+            "GET /?a=1 HTTP/1.1\r\nHost: web\r\nX-User: root\r\nX_User: root\r\nAuthorization: Bearer {token}\r\n\r\n"
+        );
         HttpClient::once(fixture.web, &request).await
     };
     let admin = token(serde_json::json!({"iss": "iss", "sub": "ann", "role": "admin"}));
@@ -525,28 +972,78 @@ async fn valid_tokens_are_admitted_and_invalid_ones_refused() {
         let answer = get(&admin).await;
         assert_eq!(answer.status, 200);
         let head = answer.text().to_ascii_lowercase();
-        assert!(head.contains("x-user: ann\r\n") && !head.contains("root") && !head.contains("authorization"), "{head}");
+        assert!(
+            head.contains("x-user: ann\r\n")
+                && !head.contains("root")
+                && !head.contains("authorization"),
+            "{head}"
+        );
     }
-    assert_eq!(get(&token(serde_json::json!({"iss": "iss", "sub": "bob", "role": "guest"}))).await.status, 403);
-    assert_eq!(HttpClient::get(fixture.web, "/").await.status, 403, "no token is no fault, but it opens nothing");
-    assert_eq!(HttpClient::get(fixture.web, &format!("/?access_token={admin}&b")).await.status, 200);
+    assert_eq!(
+        get(&token(
+            serde_json::json!({"iss": "iss", "sub": "bob", "role": "guest"})
+        ))
+        .await
+        .status,
+        403
+    );
+    assert_eq!(
+        HttpClient::get(fixture.web, "/").await.status,
+        403,
+        "no token is no fault, but it opens nothing"
+    );
+    assert_eq!(
+        HttpClient::get(fixture.web, &format!("/?access_token={admin}&b"))
+            .await
+            .status,
+        200
+    );
     let other = token(serde_json::json!({"iss": "iss", "sub": "root", "role": "admin"}));
-    let glued = format!("{}.{}", other.rsplit_once('.').unwrap().0, admin.rsplit_once('.').unwrap().1);
+    let glued = format!(
+        "{}.{}",
+        other.rsplit_once('.').unwrap().0,
+        admin.rsplit_once('.').unwrap().1
+    );
     for (bad, why) in [
-        (token(serde_json::json!({"iss": "iss", "sub": "ann", "role": "admin", "exp": 1})), "token_expired"),
-        (token(serde_json::json!({"iss": "other", "sub": "ann", "role": "admin"})), "token_issuer"),
-        (format!("{}.e30.x", admin.split('.').next().unwrap()), "token_malformed"),
+        (
+            token(serde_json::json!({"iss": "iss", "sub": "ann", "role": "admin", "exp": 1})),
+            "token_expired",
+        ),
+        (
+            token(serde_json::json!({"iss": "other", "sub": "ann", "role": "admin"})),
+            "token_issuer",
+        ),
+        (
+            format!("{}.e30.x", admin.split('.').next().unwrap()),
+            "token_malformed",
+        ),
         (glued, "token_signature"),
     ] {
         let answer = get(&bad).await;
-        assert_eq!((answer.status, answer.field("www-authenticate")), (401, Some("Bearer error=\"invalid_token\"")), "{why}");
-        assert_eq!(fixture.metric("canal_gateway_tokens_total", &[&format!("result=\"{why}\"")]), 1.0, "{why}");
+        assert_eq!(
+            (answer.status, answer.field("www-authenticate")),
+            (401, Some("Bearer error=\"invalid_token\"")),
+            "{why}"
+        );
+        assert_eq!(
+            fixture.metric(
+                "canal_gateway_tokens_total",
+                &[&format!("result=\"{why}\"")]
+            ),
+            1.0,
+            "{why}"
+        );
     }
     // The key is withdrawn, so tokens that were verified with it are no longer valid.
     let other = serde_json::json!({"kty": "EC", "crv": "P-256", "kid": "other", "x": jwk["x"], "y": jwk["y"]});
     fixture.apply(vec![authentication(&[&other])]);
     assert_eq!(get(&admin).await.status, 401);
-    let broken = Authentication { key: named("jwt"), target: PolicyTarget::Tenant, rules: vec![], broken: Some("it is".into()) };
+    let broken = Authentication {
+        key: named("jwt"),
+        target: PolicyTarget::Tenant,
+        rules: vec![],
+        broken: Some("it is".into()),
+    };
     fixture.apply(vec![Resource::Authentication(broken)]);
     assert_eq!(HttpClient::get(fixture.web, "/").await.status, 401);
 }

@@ -16,13 +16,21 @@ use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::client::HttpClient;
-use crate::fixture::{EngineSetup, GatewayFixture, LOCALHOST, TENANT, key, pod, service_with_id, tenant};
+use crate::fixture::{
+    EngineSetup, GatewayFixture, LOCALHOST, TENANT, key, pod, service_with_id, tenant,
+};
 use crate::hbone::{LoopbackMesh, local};
 use crate::origin::OriginServer;
 
 /// Small limits in the proportions of the default ones.
 fn small() -> GatewayLimits {
-    GatewayLimits { connections: 60, tenant_connections: 30, unauthenticated: 24, handshakes: 12, ..GatewayLimits::default() }
+    GatewayLimits {
+        connections: 60,
+        tenant_connections: 30,
+        unauthenticated: 24,
+        handshakes: 12,
+        ..GatewayLimits::default()
+    }
 }
 
 /// Opens `count` connections that send only `first`. Tests open more than all limits together allow.
@@ -41,7 +49,13 @@ pub(crate) async fn flood(address: SocketAddr, count: usize, first: &[u8]) -> Ve
 /// after a complete handshake.
 pub(crate) async fn connects(mesh: &LoopbackMesh, tenant: &str) -> bool {
     let pool = canal_hbone::HbonePool::new(Default::default(), mesh.counters());
-    let opened = pool.open(&mesh.target(tenant, tenant), &"10.98.0.1:80".parse().unwrap(), HeaderMap::new()).await;
+    let opened = pool
+        .open(
+            &mesh.target(tenant, tenant),
+            &"10.98.0.1:80".parse().unwrap(),
+            HeaderMap::new(),
+        )
+        .await;
     match opened {
         Err(HboneError::Refused { status: 503, .. }) => true,
         other => {
@@ -53,7 +67,11 @@ pub(crate) async fn connects(mesh: &LoopbackMesh, tenant: &str) -> bool {
 
 /// Returns a listener and the resources of tenant beta.
 fn beta(origin: &OriginServer) -> (PlainListener, Vec<Resource>) {
-    let plain = PlainListener { address: LOCALHOST, service: key("beta", "web"), port: 80 };
+    let plain = PlainListener {
+        address: LOCALHOST,
+        service: key("beta", "web"),
+        port: 80,
+    };
     let resources = vec![
         tenant("beta", 2),
         service_with_id("beta", "web", 2, "10.97.0.1", &[(80, AppProtocol::Http1)]),
@@ -65,16 +83,45 @@ fn beta(origin: &OriginServer) -> (PlainListener, Vec<Resource>) {
 #[test]
 fn bare_connections_of_one_tenant_block_no_other() {
     local(|| async {
-        let mesh = LoopbackMesh::new(EngineSetup { limits: small(), ..EngineSetup::default() });
+        let mesh = LoopbackMesh::new(EngineSetup {
+            limits: small(),
+            ..EngineSetup::default()
+        });
         let flooded = flood(mesh.gateway[0], 100, b"").await;
         for _ in 0..10 {
             assert!(connects(&mesh, "beta").await, "beta is let in");
-            assert!(connects(&mesh, TENANT).await, "and so is who proves itself among alpha's own");
+            assert!(
+                connects(&mesh, TENANT).await,
+                "and so is who proves itself among alpha's own"
+            );
         }
-        mesh.fixture.until("canal_share_revoked_total", &["limit=\"gateway_unauthenticated_connections\"", "tenant=\"alpha\""], 94.0).await;
-        assert!(mesh.fixture.metric("canal_gateway_refused_connections_total", &["displaced"]) >= 94.0);
-        assert_eq!(mesh.fixture.metric("canal_share_revoked_total", &["tenant=\"beta\""]), 0.0);
-        assert_eq!(mesh.fixture.metric("canal_share_max", &["limit=\"gateway_connections\"", "tenant=\"alpha\""]), 30.0);
+        mesh.fixture
+            .until(
+                "canal_share_revoked_total",
+                &[
+                    "limit=\"gateway_unauthenticated_connections\"",
+                    "tenant=\"alpha\"",
+                ],
+                94.0,
+            )
+            .await;
+        assert!(
+            mesh.fixture
+                .metric("canal_gateway_refused_connections_total", &["displaced"])
+                >= 94.0
+        );
+        assert_eq!(
+            mesh.fixture
+                .metric("canal_share_revoked_total", &["tenant=\"beta\""]),
+            0.0
+        );
+        assert_eq!(
+            mesh.fixture.metric(
+                "canal_share_max",
+                &["limit=\"gateway_connections\"", "tenant=\"alpha\""]
+            ),
+            30.0
+        );
         drop(flooded);
     });
 }
@@ -82,15 +129,33 @@ fn bare_connections_of_one_tenant_block_no_other() {
 #[test]
 fn half_handshakes_of_one_tenant_keep_no_other_out() {
     local(|| async {
-        let mesh = LoopbackMesh::new(EngineSetup { limits: small(), ..EngineSetup::default() });
+        let mesh = LoopbackMesh::new(EngineSetup {
+            limits: small(),
+            ..EngineSetup::default()
+        });
         // These bytes are the header of a TLS record; nothing follows.
         let flooded = flood(mesh.gateway[0], 100, b"\x16\x03\x01\x02\x00").await;
         for _ in 0..10 {
             assert!(connects(&mesh, "beta").await);
         }
-        mesh.fixture.until("canal_share_revoked_total", &["limit=\"gateway_handshakes\"", "tenant=\"alpha\""], 1.0).await;
-        mesh.fixture.until("canal_gateway_refused_connections_total", &["reason=\"handshake_displaced\""], 1.0).await;
-        assert!(connects(&mesh, TENANT).await, "a whole hello of alpha's own is served too");
+        mesh.fixture
+            .until(
+                "canal_share_revoked_total",
+                &["limit=\"gateway_handshakes\"", "tenant=\"alpha\""],
+                1.0,
+            )
+            .await;
+        mesh.fixture
+            .until(
+                "canal_gateway_refused_connections_total",
+                &["reason=\"handshake_displaced\""],
+                1.0,
+            )
+            .await;
+        assert!(
+            connects(&mesh, TENANT).await,
+            "a whole hello of alpha's own is served too"
+        );
         drop(flooded);
     });
 }
@@ -98,12 +163,21 @@ fn half_handshakes_of_one_tenant_keep_no_other_out() {
 #[test]
 fn certificates_without_a_tunnel_give_way_to_those_with_one() {
     local(|| async {
-        let mesh = LoopbackMesh::new(EngineSetup { limits: small(), ..EngineSetup::default() });
+        let mesh = LoopbackMesh::new(EngineSetup {
+            limits: small(),
+            ..EngineSetup::default()
+        });
         let target = mesh.target(TENANT, TENANT);
         let mut idle = Vec::new();
         for _ in 0..60 {
             let tcp = TcpStream::connect(mesh.gateway[0]).await.unwrap();
-            let (tls, _) = target.source.pinned().unwrap().connect(tcp, &target.expected).await.unwrap();
+            let (tls, _) = target
+                .source
+                .pinned()
+                .unwrap()
+                .connect(tcp, &target.expected)
+                .await
+                .unwrap();
             let (send, connection) = h2::client::handshake(tls).await.unwrap();
             tokio::task::spawn_local(connection);
             idle.push(send);
@@ -112,8 +186,17 @@ fn certificates_without_a_tunnel_give_way_to_those_with_one() {
             assert!(connects(&mesh, TENANT).await);
             assert!(connects(&mesh, "beta").await);
         }
-        mesh.fixture.until("canal_share_revoked_total", &["limit=\"gateway_connections\"", "tenant=\"alpha\""], 30.0).await;
-        let used = mesh.fixture.metric("canal_share_used", &["limit=\"gateway_connections\"", "tenant=\"alpha\""]);
+        mesh.fixture
+            .until(
+                "canal_share_revoked_total",
+                &["limit=\"gateway_connections\"", "tenant=\"alpha\""],
+                30.0,
+            )
+            .await;
+        let used = mesh.fixture.metric(
+            "canal_share_used",
+            &["limit=\"gateway_connections\"", "tenant=\"alpha\""],
+        );
         assert!(used <= 30.0, "{used}");
         drop(idle);
     });
@@ -123,7 +206,14 @@ fn certificates_without_a_tunnel_give_way_to_those_with_one() {
 async fn half_heads_on_plain_listeners_block_no_other() {
     let origin = OriginServer::named("web").await;
     let (plain, resources) = beta(&origin);
-    let fixture = GatewayFixture::new(EngineSetup { limits: small(), plain: vec![plain], ..EngineSetup::default() }, &[origin.address]);
+    let fixture = GatewayFixture::new(
+        EngineSetup {
+            limits: small(),
+            plain: vec![plain],
+            ..EngineSetup::default()
+        },
+        &[origin.address],
+    );
     fixture.apply(resources);
     let others = fixture.engine.plain_addresses()[1];
     let flooded = flood(fixture.web, 100, b"GET / HTTP/1.1\r\nHost: w").await;
@@ -131,7 +221,13 @@ async fn half_heads_on_plain_listeners_block_no_other() {
         assert_eq!(HttpClient::get(others, "/").await.status, 200);
         assert_eq!(HttpClient::get(fixture.web, "/").await.status, 200);
     }
-    fixture.until("canal_gateway_refused_connections_total", &["displaced"], 90.0).await;
+    fixture
+        .until(
+            "canal_gateway_refused_connections_total",
+            &["displaced"],
+            90.0,
+        )
+        .await;
     drop(flooded);
 }
 
@@ -139,14 +235,22 @@ async fn half_heads_on_plain_listeners_block_no_other() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn connections_that_wait_for_the_worker_do_not_give_way() {
     let origin = OriginServer::named("web").await;
-    let fixture = GatewayFixture::new(EngineSetup { limits: small(), ..EngineSetup::default() }, &[origin.address]);
+    let fixture = GatewayFixture::new(
+        EngineSetup {
+            limits: small(),
+            ..EngineSetup::default()
+        },
+        &[origin.address],
+    );
     let web = fixture.web;
     let refused = tokio::task::spawn_blocking(move || {
         let mut refused = 0;
         for _ in 0..50 {
             let request = |_| {
                 let mut stream = std::net::TcpStream::connect(web).unwrap();
-                stream.write_all(b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n").unwrap();
+                stream
+                    .write_all(b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n")
+                    .unwrap();
                 stream
             };
             let mut all: Vec<_> = (0..12).map(request).collect();
@@ -154,7 +258,10 @@ async fn connections_that_wait_for_the_worker_do_not_give_way() {
                 let mut answer = Vec::new();
                 stream.read_to_end(&mut answer).is_ok() && answer.starts_with(b"HTTP/1.1 200")
             };
-            refused += all.iter_mut().filter_map(|stream| (!is_answered(stream)).then_some(())).count();
+            refused += all
+                .iter_mut()
+                .filter_map(|stream| (!is_answered(stream)).then_some(()))
+                .count();
         }
         refused
     });
@@ -165,7 +272,14 @@ async fn connections_that_wait_for_the_worker_do_not_give_way() {
 async fn connections_at_work_do_not_give_way_and_the_share_is_the_providers_to_set() {
     let origin = OriginServer::named("web").await;
     let (plain, resources) = beta(&origin);
-    let fixture = GatewayFixture::new(EngineSetup { limits: small(), plain: vec![plain], ..EngineSetup::default() }, &[origin.address]);
+    let fixture = GatewayFixture::new(
+        EngineSetup {
+            limits: small(),
+            plain: vec![plain],
+            ..EngineSetup::default()
+        },
+        &[origin.address],
+    );
     fixture.apply(resources);
     let mut at_work = Vec::new();
     for _ in 0..30 {
@@ -176,24 +290,49 @@ async fn connections_at_work_do_not_give_way_and_the_share_is_the_providers_to_s
     }
     let mut one_more = HttpClient::connect(fixture.web).await;
     assert!(!one_more.more().await, "alpha has its share");
-    assert_eq!(fixture.metric("canal_gateway_refused_connections_total", &["tenant_connections"]), 1.0);
-    assert_eq!(HttpClient::get(fixture.engine.plain_addresses()[1], "/").await.status, 200);
+    assert_eq!(
+        fixture.metric(
+            "canal_gateway_refused_connections_total",
+            &["tenant_connections"]
+        ),
+        1.0
+    );
+    assert_eq!(
+        HttpClient::get(fixture.engine.plain_addresses()[1], "/")
+            .await
+            .status,
+        200
+    );
     // The provider raises alpha's share.
-    let Resource::Tenant(mut alpha) = tenant(TENANT, 1) else { unreachable!() };
-    alpha.shares.set(ShareKind::GatewayConnections, Share::Percent(60));
+    let Resource::Tenant(mut alpha) = tenant(TENANT, 1) else {
+        unreachable!()
+    };
+    alpha
+        .shares
+        .set(ShareKind::GatewayConnections, Share::Percent(60));
     fixture.apply(vec![Resource::Tenant(alpha)]);
     assert_eq!(HttpClient::get(fixture.web, "/").await.status, 200);
     for client in &mut at_work {
         client.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
-        assert_eq!(client.answer().await.unwrap().status, 200, "a connection at work stays");
+        assert_eq!(
+            client.answer().await.unwrap().status,
+            200,
+            "a connection at work stays"
+        );
     }
 }
 
 /// Returns the time that one request takes, if it succeeds.
 async fn time_of_request(address: SocketAddr) -> Option<Duration> {
     let begun = Instant::now();
-    let answer = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), HttpClient::get(address, "/")).await;
-    answer.is_ok_and(|answer| answer.status == 200).then(|| begun.elapsed())
+    let answer = tokio::time::timeout(
+        canal_timing::deadline(Duration::from_secs(10)),
+        HttpClient::get(address, "/"),
+    )
+    .await;
+    answer
+        .is_ok_and(|answer| answer.status == 200)
+        .then(|| begun.elapsed())
 }
 
 fn median(mut all: Vec<Duration>) -> Duration {
@@ -207,8 +346,20 @@ async fn one_tenant_at_many_times_its_share_delays_no_other() {
     const OTHERS: usize = 199;
     let origin = OriginServer::named("web").await;
     let name = |n: usize| format!("t{n}");
-    let plain = (0..OTHERS).map(|n| PlainListener { address: LOCALHOST, service: key(&name(n), "web"), port: 80 }).collect();
-    let fixture = GatewayFixture::new(EngineSetup { plain, ..EngineSetup::default() }, &[origin.address]);
+    let plain = (0..OTHERS)
+        .map(|n| PlainListener {
+            address: LOCALHOST,
+            service: key(&name(n), "web"),
+            port: 80,
+        })
+        .collect();
+    let fixture = GatewayFixture::new(
+        EngineSetup {
+            plain,
+            ..EngineSetup::default()
+        },
+        &[origin.address],
+    );
     let all = (0..OTHERS).flat_map(|n| {
         let (name, id) = (name(n), u32::try_from(n).unwrap() + 2);
         [
@@ -229,7 +380,11 @@ async fn one_tenant_at_many_times_its_share_delays_no_other() {
                 while Instant::now() < until {
                     let begun = Instant::now();
                     client.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
-                    if client.answer().await.is_none_or(|answer| answer.status != 200) {
+                    if client
+                        .answer()
+                        .await
+                        .is_none_or(|answer| answer.status != 200)
+                    {
                         break;
                     }
                     times.push(begun.elapsed());
@@ -248,17 +403,27 @@ async fn one_tenant_at_many_times_its_share_delays_no_other() {
                 break;
             }
         }
-        timed!(asked > 20, "more than 20 requests of others were made by the end of round {round}");
+        timed!(
+            asked > 20,
+            "more than 20 requests of others were made by the end of round {round}"
+        );
     }
     let mut greedy_times = Vec::new();
     for task in greedy {
         greedy_times.extend(task.await.unwrap());
     }
-    assert!(times.len() * 100 >= asked * 99, "{} of {asked} were answered", times.len());
+    assert!(
+        times.len() * 100 >= asked * 99,
+        "{} of {asked} were answered",
+        times.len()
+    );
     let (others, greedy) = (median(times), median(greedy_times));
     // Without turns, a request would wait for every other ready request, whichever tenant it belongs to.
     println!("others wait {others:?}, the greedy one {greedy:?}");
-    timed!(others * 2 < greedy, "requests of others take less than half as long as those of a greedy tenant");
+    timed!(
+        others * 2 < greedy,
+        "requests of others take less than half as long as those of a greedy tenant"
+    );
     let cpu = fixture.metric("canal_gateway_cpu_seconds_total", &["tenant=\"alpha\""]);
     assert!(cpu > 0.0);
     timed!(cpu > 0.1, "a greedy tenant is charged for its time");
@@ -280,7 +445,9 @@ fn stalling(fast: usize) -> (SocketAddr, Arc<AtomicBool>) {
     let has_all = Arc::new(AtomicBool::new(false));
     let stalls = has_all.clone();
     std::thread::spawn(move || {
-        let Ok((mut stream, _)) = listener.accept() else { return };
+        let Ok((mut stream, _)) = listener.accept() else {
+            return;
+        };
         let mut buffer = vec![0; 64 << 10];
         let mut left = fast;
         while left > 0 {
@@ -310,7 +477,10 @@ async fn write_until_stuck(stream: &mut (impl AsyncWrite + Unpin), stalls: &Atom
             Err(_) if stalls.load(Relaxed) => return taken,
             Err(_) => quiet += STUCK_AFTER,
         }
-        assert!(quiet < canal_timing::deadline(STUCK_AFTER), "a server that reads gets nothing after {taken} bytes");
+        assert!(
+            quiet < canal_timing::deadline(STUCK_AFTER),
+            "a server that reads gets nothing after {taken} bytes"
+        );
     }
 }
 
@@ -321,15 +491,24 @@ const HELD_MAX: usize = 2 << 20;
 fn stalled_server_of_a_tunnel_makes_the_gateway_hold_little() {
     for fast in [0, 64 << 20] {
         local(|| async move {
-            let mesh = LoopbackMesh::new(EngineSetup { protocol: AppProtocol::Tcp, ..EngineSetup::default() });
+            let mesh = LoopbackMesh::new(EngineSetup {
+                protocol: AppProtocol::Tcp,
+                ..EngineSetup::default()
+            });
             let (address, stalls) = stalling(fast);
-            mesh.fixture.apply(vec![Resource::Workload(pod(TENANT, "web-0", address, "web"))]);
+            mesh.fixture.apply(vec![Resource::Workload(pod(
+                TENANT, "web-0", address, "web",
+            ))]);
             let mut stream = mesh.open("10.96.0.1:80").await.unwrap().stream;
             let taken = write_until_stuck(&mut stream, &stalls).await;
             // The client's own send buffer and the server's receive buffer do not belong to the gateway.
             let beside = canal_wire::hbone::CLIENT_SEND_BUFFER + 2 * SERVER_BUFFER;
             assert!(taken >= fast, "{taken} of {fast}");
-            assert!(taken - fast <= HELD_MAX + beside, "{} held after {fast}", taken - fast);
+            assert!(
+                taken - fast <= HELD_MAX + beside,
+                "{} held after {fast}",
+                taken - fast
+            );
         });
     }
 }
@@ -340,7 +519,9 @@ async fn stalled_server_of_an_http2_request_makes_the_gateway_hold_little() {
         let (address, stalls) = stalling(fast);
         let fixture = GatewayFixture::new(EngineSetup::default(), &[address]);
         let mut client = crate::http2::connect(&fixture).await.ready().await.unwrap();
-        let (_response, mut body) = client.send_request(http::Request::post("http://web/").body(()).unwrap(), false).unwrap();
+        let (_response, mut body) = client
+            .send_request(http::Request::post("http://web/").body(()).unwrap(), false)
+            .unwrap();
         let (mut taken, mut quiet) = (0, Duration::ZERO);
         loop {
             body.reserve_capacity(64 << 10);
@@ -355,10 +536,17 @@ async fn stalled_server_of_an_http2_request_makes_the_gateway_hold_little() {
                 Err(_) if stalls.load(Relaxed) => break,
                 Err(_) => quiet += STUCK_AFTER,
             }
-            assert!(quiet < canal_timing::deadline(STUCK_AFTER), "a server that reads gets nothing after {taken} bytes");
+            assert!(
+                quiet < canal_timing::deadline(STUCK_AFTER),
+                "a server that reads gets nothing after {taken} bytes"
+            );
         }
         // The server also counts the head and the chunk headers.
         assert!(taken + (1 << 20) >= fast, "{taken} of {fast}");
-        assert!(taken.saturating_sub(fast) <= HELD_MAX + 2 * SERVER_BUFFER, "{} held after {fast}", taken - fast);
+        assert!(
+            taken.saturating_sub(fast) <= HELD_MAX + 2 * SERVER_BUFFER,
+            "{} held after {fast}",
+            taken - fast
+        );
     }
 }

@@ -14,7 +14,10 @@ use crate::http1::settled;
 use crate::origin::{OriginServer, Peer, pattern};
 
 fn setup() -> EngineSetup {
-    EngineSetup { protocol: AppProtocol::Tcp, ..EngineSetup::default() }
+    EngineSetup {
+        protocol: AppProtocol::Tcp,
+        ..EngineSetup::default()
+    }
 }
 
 #[tokio::test]
@@ -32,8 +35,20 @@ async fn bytes_pass_both_ways_and_each_half_ends_by_itself() {
     client.stream.shutdown().await.unwrap();
     assert!(client.closed().await);
     assert!(client.buffer == pattern(0, 1 << 20));
-    fixture.until("istio_tcp_connections_closed_total", &["response_flags=\"-\""], 1.0).await;
-    assert_eq!(fixture.metric("istio_tcp_connections_opened_total", &["destination_service_name=\"web\""]), 1.0);
+    fixture
+        .until(
+            "istio_tcp_connections_closed_total",
+            &["response_flags=\"-\""],
+            1.0,
+        )
+        .await;
+    assert_eq!(
+        fixture.metric(
+            "istio_tcp_connections_opened_total",
+            &["destination_service_name=\"web\""]
+        ),
+        1.0
+    );
 }
 
 #[tokio::test]
@@ -47,7 +62,13 @@ async fn a_reset_is_a_reset_on_the_other_side() {
     let mut client = HttpClient::connect(fixture.web).await;
     client.send(b"x").await;
     assert!(!client.closed().await, "not an orderly end");
-    fixture.until("istio_tcp_connections_closed_total", &["response_flags=\"UC\""], 1.0).await;
+    fixture
+        .until(
+            "istio_tcp_connections_closed_total",
+            &["response_flags=\"UC\""],
+            1.0,
+        )
+        .await;
 }
 
 #[tokio::test]
@@ -72,8 +93,13 @@ async fn a_reader_that_stops_stops_the_writer() {
 
 #[tokio::test]
 async fn a_dead_endpoint_is_passed_over_and_none_is_a_reset() {
-    let dead = TcpListener::bind(LOCALHOST).await.unwrap().local_addr().unwrap();
-    let good = OriginServer::each(|mut peer: Peer| async move { peer.write(b"hi\r\n").await }).await;
+    let dead = TcpListener::bind(LOCALHOST)
+        .await
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let good =
+        OriginServer::each(|mut peer: Peer| async move { peer.write(b"hi\r\n").await }).await;
     let fixture = GatewayFixture::new(setup(), &[dead, good.address]);
     for _ in 0..20 {
         assert_eq!(HttpClient::connect(fixture.web).await.line().await, "hi");
@@ -81,8 +107,20 @@ async fn a_dead_endpoint_is_passed_over_and_none_is_a_reset() {
     let none = GatewayFixture::new(setup(), &[dead]);
     // The reset may arrive before the client sees that its connect succeeded.
     if let Ok(stream) = TcpStream::connect(none.web).await {
-        assert!(!HttpClient { stream, buffer: Vec::new() }.closed().await);
+        assert!(
+            !HttpClient {
+                stream,
+                buffer: Vec::new()
+            }
+            .closed()
+            .await
+        );
     }
-    none.until("istio_tcp_connections_closed_total", &["response_flags=\"UF\""], 1.0).await;
+    none.until(
+        "istio_tcp_connections_closed_total",
+        &["response_flags=\"UF\""],
+        1.0,
+    )
+    .await;
     tokio::time::sleep(Duration::from_millis(1)).await;
 }

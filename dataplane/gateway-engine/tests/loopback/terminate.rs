@@ -8,7 +8,9 @@ use canal_keyserver_client::{ANSWER_TIMEOUT, KeyClient, KeyClientConfig, parse_k
 use canal_model::authorization::{Attribute, AttributeMatch, AuthorizationAction, Clause};
 use canal_model::identity::Identity;
 use canal_model::program::*;
-use canal_model::trust::{ClientCertificates, KeyLocation, KeyPolicy, Termination, TerminationCertificate};
+use canal_model::trust::{
+    ClientCertificates, KeyLocation, KeyPolicy, Termination, TerminationCertificate,
+};
 use canal_runtime::metrics::Registry;
 use canal_testing::{FakeBehavior, FakeKeyServer, TestCa, TestCertificate, identity};
 use canal_tls::{Certificate, Credential, TrustStore};
@@ -45,43 +47,84 @@ impl TlsClientHandshake {
     fn with(protocol: AppProtocol, origin: &OriginServer, requester: Option<KeyClient>) -> Self {
         let ca = Arc::new(TestCa::new("alpha"));
         let (own, services, trust) = (ca.clone(), ca.clone(), TrustStore::new(&Registry::new()));
-        let keyring = ClientIdentityFactory::of(Arc::new(move |id| own.credential(id)), requester, trust.clone());
-        let certificates = Arc::new(move |gateway: &_, _: &_, _| Credential::fixed(named(&services, gateway)));
-        let setup = EngineSetup { protocol, keyring: Some(keyring), certificates: Some(certificates), ..EngineSetup::default() };
-        Self { fixture: GatewayFixture::new(setup, &[origin.address]), ca, trust }
+        let keyring = ClientIdentityFactory::of(
+            Arc::new(move |id| own.credential(id)),
+            requester,
+            trust.clone(),
+        );
+        let certificates =
+            Arc::new(move |gateway: &_, _: &_, _| Credential::fixed(named(&services, gateway)));
+        let setup = EngineSetup {
+            protocol,
+            keyring: Some(keyring),
+            certificates: Some(certificates),
+            ..EngineSetup::default()
+        };
+        Self {
+            fixture: GatewayFixture::new(setup, &[origin.address]),
+            ca,
+            trust,
+        }
     }
 
     fn ends(&self, clients: ClientCertificates, required: bool) {
-        self.fixture.apply(vec![termination(clients, required, None)]);
+        self.fixture
+            .apply(vec![termination(clients, required, None)]);
     }
 
     /// Returns a client's configuration, with a client certificate if `shown` names a CA and a serial number.
     fn config(&self, shown: Option<(&TestCa, u64)>, alpn: &[&str]) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(self.ca.root_pem().as_bytes()).unwrap()).unwrap();
-        let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()));
-        let builder = builder.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots);
+        roots
+            .add(CertificateDer::from_pem_slice(self.ca.root_pem().as_bytes()).unwrap())
+            .unwrap();
+        let builder = ClientConfig::builder_with_provider(Arc::new(
+            rustls::crypto::aws_lc_rs::default_provider(),
+        ));
+        let builder = builder
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
         let mut config = match shown {
             None => builder.with_no_client_auth(),
             Some((ca, serial)) => {
-                let TestCertificate { key, chain } = ca.issue_with(&identity(MEMBER), |p| p.serial_number = Some(serial.into()));
-                let chain = CertificateDer::pem_slice_iter(chain.as_bytes()).collect::<Result<_, _>>().unwrap();
-                builder.with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap()).unwrap()
+                let TestCertificate { key, chain } =
+                    ca.issue_with(&identity(MEMBER), |p| p.serial_number = Some(serial.into()));
+                let chain = CertificateDer::pem_slice_iter(chain.as_bytes())
+                    .collect::<Result<_, _>>()
+                    .unwrap();
+                builder
+                    .with_client_auth_cert(
+                        chain,
+                        PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap(),
+                    )
+                    .unwrap()
             }
         };
         config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
         Arc::new(config)
     }
 
-    async fn connect(&self, config: &Arc<ClientConfig>, name: &'static str) -> std::io::Result<HttpClient<TlsStream<TcpStream>>> {
+    async fn connect(
+        &self,
+        config: &Arc<ClientConfig>,
+        name: &'static str,
+    ) -> std::io::Result<HttpClient<TlsStream<TcpStream>>> {
         let stream = TcpStream::connect(self.fixture.web).await?;
-        let stream = TlsConnector::from(config.clone()).connect(name.try_into().unwrap(), stream).await?;
-        Ok(HttpClient { stream, buffer: Vec::new() })
+        let stream = TlsConnector::from(config.clone())
+            .connect(name.try_into().unwrap(), stream)
+            .await?;
+        Ok(HttpClient {
+            stream,
+            buffer: Vec::new(),
+        })
     }
 
     /// Returns the status of a request; 0 if the connection gave none.
     async fn status(&self, config: &Arc<ClientConfig>, name: &'static str) -> u16 {
-        let Ok(mut client) = self.connect(config, name).await else { return 0 };
+        let Ok(mut client) = self.connect(config, name).await else {
+            return 0;
+        };
         client.send(b"GET /x HTTP/1.1\r\nHost: web\r\n\r\n").await;
         client.answer().await.map_or(0, |answer| answer.status)
     }
@@ -90,7 +133,8 @@ impl TlsClientHandshake {
 /// Issues a gateway certificate that has the service's names.
 fn named(ca: &TestCa, gateway: &Identity) -> Certificate {
     let TestCertificate { key, chain } = ca.issue_with(gateway, |p| {
-        let names = [NAME, "web.default", OTHER].map(|name| rcgen::SanType::DnsName(name.try_into().unwrap()));
+        let names = [NAME, "web.default", OTHER]
+            .map(|name| rcgen::SanType::DnsName(name.try_into().unwrap()));
         p.subject_alt_names.extend(names);
     });
     Certificate::from_pem(&key, &chain, &ca.root_pem()).unwrap()
@@ -98,7 +142,14 @@ fn named(ca: &TestCa, gateway: &Identity) -> Certificate {
 
 fn termination(clients: ClientCertificates, required: bool, broken: Option<String>) -> Resource {
     let certificate = TerminationCertificate::Mesh;
-    Resource::Termination(Termination { service: key(TENANT, "web"), port: 80, certificate, clients, required, broken })
+    Resource::Termination(Termination {
+        service: key(TENANT, "web"),
+        port: 80,
+        certificate,
+        clients,
+        required,
+        broken,
+    })
 }
 
 #[tokio::test]
@@ -108,28 +159,77 @@ async fn tls_ends_under_the_services_names_beside_plaintext() {
     assert_eq!(tls_client.status(&config, NAME).await, 0, "TLS is no HTTP");
     tls_client.ends(ClientCertificates::None, false);
     let mut client = tls_client.connect(&config, NAME).await.unwrap();
-    assert_eq!(client.stream.get_ref().1.handshake_kind(), Some(HandshakeKind::Full));
+    assert_eq!(
+        client.stream.get_ref().1.handshake_kind(),
+        Some(HandshakeKind::Full)
+    );
     for _ in 0..3 {
-        client.send(b"POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nhello").await;
+        client
+            .send(b"POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nhello")
+            .await;
         let answer = client.answer().await.unwrap();
-        assert!(answer.status == 200 && answer.text().contains("x-forwarded-proto: https\r\n"), "{}", answer.text());
+        assert!(
+            answer.status == 200 && answer.text().contains("x-forwarded-proto: https\r\n"),
+            "{}",
+            answer.text()
+        );
     }
     let again = tls_client.connect(&config, NAME).await.unwrap();
-    assert_eq!(again.stream.get_ref().1.handshake_kind(), Some(HandshakeKind::Resumed), "who proves nothing may resume");
+    assert_eq!(
+        again.stream.get_ref().1.handshake_kind(),
+        Some(HandshakeKind::Resumed),
+        "who proves nothing may resume"
+    );
     assert_eq!(tls_client.status(&config, "web.default").await, 200);
     assert_eq!(tls_client.status(&config, OTHER).await, 0);
-    tls_client.fixture.until("canal_gateway_refused_connections_total", &["reason=\"wrong_server_name\""], 1.0).await;
+    tls_client
+        .fixture
+        .until(
+            "canal_gateway_refused_connections_total",
+            &["reason=\"wrong_server_name\""],
+            1.0,
+        )
+        .await;
     let plain = HttpClient::get(tls_client.fixture.web, "/x").await;
     assert!(plain.status == 200 && plain.text().contains("x-forwarded-proto: http\r\n"));
     tls_client.ends(ClientCertificates::None, true);
     assert_eq!(tls_client.status(&config, NAME).await, 200);
-    assert!(!HttpClient::connect(tls_client.fixture.web).await.stream_closed(b"GET /x HTTP/1.1\r\nHost: web\r\n\r\n").await);
-    tls_client.fixture.until("canal_gateway_refused_connections_total", &["reason=\"plaintext_refused\""], 1.0).await;
-    tls_client.fixture.apply(vec![termination(ClientCertificates::None, false, Some("it is broken".into()))]);
+    assert!(
+        !HttpClient::connect(tls_client.fixture.web)
+            .await
+            .stream_closed(b"GET /x HTTP/1.1\r\nHost: web\r\n\r\n")
+            .await
+    );
+    tls_client
+        .fixture
+        .until(
+            "canal_gateway_refused_connections_total",
+            &["reason=\"plaintext_refused\""],
+            1.0,
+        )
+        .await;
+    tls_client.fixture.apply(vec![termination(
+        ClientCertificates::None,
+        false,
+        Some("it is broken".into()),
+    )]);
     assert_eq!(tls_client.status(&config, NAME).await, 0);
-    tls_client.fixture.until("canal_gateway_refused_connections_total", &["reason=\"termination_broken\""], 1.0).await;
-    tls_client.fixture.change(vec![], &[(ResourceKind::Termination, "alpha/default/web:80")]);
-    assert_eq!(HttpClient::get(tls_client.fixture.web, "/x").await.status, 200);
+    tls_client
+        .fixture
+        .until(
+            "canal_gateway_refused_connections_total",
+            &["reason=\"termination_broken\""],
+            1.0,
+        )
+        .await;
+    tls_client.fixture.change(
+        vec![],
+        &[(ResourceKind::Termination, "alpha/default/web:80")],
+    );
+    assert_eq!(
+        HttpClient::get(tls_client.fixture.web, "/x").await.status,
+        200
+    );
 }
 
 impl HttpClient {
@@ -144,33 +244,72 @@ impl HttpClient {
 async fn clients_present_certificates_where_required_or_optional() {
     let tls_client = TlsClientHandshake::new(AppProtocol::Http1, &OriginServer::echo().await);
     let foreign = TestCa::new("nobody");
-    let (none, own, other) =
-        (tls_client.config(None, &[]), tls_client.config(Some((&tls_client.ca, 7)), &[]), tls_client.config(Some((&foreign, 8)), &[]));
-    let named =
-        Clause { attribute: Attribute::SourcePrincipal, any: vec![AttributeMatch::Exact(MEMBER.replace("spiffe://", ""))], none: vec![] };
-    tls_client.fixture.apply(vec![policy("members", AuthorizationAction::Allow, vec![rule(vec![named])])]);
+    let (none, own, other) = (
+        tls_client.config(None, &[]),
+        tls_client.config(Some((&tls_client.ca, 7)), &[]),
+        tls_client.config(Some((&foreign, 8)), &[]),
+    );
+    let named = Clause {
+        attribute: Attribute::SourcePrincipal,
+        any: vec![AttributeMatch::Exact(MEMBER.replace("spiffe://", ""))],
+        none: vec![],
+    };
+    tls_client.fixture.apply(vec![policy(
+        "members",
+        AuthorizationAction::Allow,
+        vec![rule(vec![named])],
+    )]);
     for (clients, want) in [
         (ClientCertificates::None, [403, 403, 403]),
         (ClientCertificates::Optional, [403, 200, 0]),
         (ClientCertificates::Required, [0, 200, 0]),
     ] {
         tls_client.ends(clients, true);
-        let got = [tls_client.status(&none, NAME).await, tls_client.status(&own, NAME).await, tls_client.status(&other, NAME).await];
+        let got = [
+            tls_client.status(&none, NAME).await,
+            tls_client.status(&own, NAME).await,
+            tls_client.status(&other, NAME).await,
+        ];
         assert_eq!(got, want, "{clients:?}");
     }
     let again = tls_client.connect(&own, NAME).await.unwrap();
-    assert_eq!(again.stream.get_ref().1.handshake_kind(), Some(HandshakeKind::Full), "who proves something proves it each time");
     assert_eq!(
-        tls_client.fixture.metric("istio_requests_total", &[&format!("source_principal=\"{MEMBER}\""), "response_code=\"200\""]),
+        again.stream.get_ref().1.handshake_kind(),
+        Some(HandshakeKind::Full),
+        "who proves something proves it each time"
+    );
+    assert_eq!(
+        tls_client.fixture.metric(
+            "istio_requests_total",
+            &[
+                &format!("source_principal=\"{MEMBER}\""),
+                "response_code=\"200\""
+            ]
+        ),
         2.0
     );
     // The certificate is revoked while the client is connected.
     let mut open = tls_client.connect(&own, NAME).await.unwrap();
     open.send(b"GET /x HTTP/1.1\r\nHost: web\r\n\r\n").await;
     assert_eq!(open.answer().await.unwrap().status, 200);
-    tls_client.trust.replace([tls_client.ca.bundle(TENANT, "alpha.example", false, vec![tls_client.ca.revocations(&[7])])]).unwrap();
+    tls_client
+        .trust
+        .replace([tls_client.ca.bundle(
+            TENANT,
+            "alpha.example",
+            false,
+            vec![tls_client.ca.revocations(&[7])],
+        )])
+        .unwrap();
     open.closed().await;
-    tls_client.fixture.until("canal_gateway_refused_connections_total", &["reason=\"revoked\""], 1.0).await;
+    tls_client
+        .fixture
+        .until(
+            "canal_gateway_refused_connections_total",
+            &["reason=\"revoked\""],
+            1.0,
+        )
+        .await;
     assert_eq!(tls_client.status(&own, NAME).await, 0);
 }
 
@@ -181,44 +320,107 @@ async fn a_key_server_signs_for_a_service_and_may_refuse() {
     let server = FakeKeyServer::start(&components, "ks1").await;
     let me = identity("spiffe://components.canal/ns/canal-system/sa/gateway.gw-1");
     let servers = vec![parse_key_server(&format!("az1=ks1@{}", server.address)).unwrap()];
-    let config = KeyClientConfig { az: "az1".parse().unwrap(), servers, me: me.clone(), trip: ANSWER_TIMEOUT };
-    let requester = KeyClient::start(config, components.credential(&me), &TrustStore::new(&Registry::new()), &Registry::new());
-    let tls_client = TlsClientHandshake::with(AppProtocol::Http1, &OriginServer::echo().await, Some(requester));
+    let config = KeyClientConfig {
+        az: "az1".parse().unwrap(),
+        servers,
+        me: me.clone(),
+        trip: ANSWER_TIMEOUT,
+    };
+    let requester = KeyClient::start(
+        config,
+        components.credential(&me),
+        &TrustStore::new(&Registry::new()),
+        &Registry::new(),
+    );
+    let tls_client = TlsClientHandshake::with(
+        AppProtocol::Http1,
+        &OriginServer::echo().await,
+        Some(requester),
+    );
     let gateway = identity("spiffe://alpha.example/ns/canal-system/sa/gateway");
-    let Resource::Tenant(tenant) = tenant(TENANT, 1) else { panic!("a tenant") };
-    let keys = KeyPolicy { location: KeyLocation::KeyServer, ..KeyPolicy::default() };
+    let Resource::Tenant(tenant) = tenant(TENANT, 1) else {
+        panic!("a tenant")
+    };
+    let keys = KeyPolicy {
+        location: KeyLocation::KeyServer,
+        ..KeyPolicy::default()
+    };
     tls_client.ends(ClientCertificates::None, true);
-    tls_client.fixture.apply(vec![Resource::Tenant(Tenant { keys, ..tenant })]);
+    tls_client
+        .fixture
+        .apply(vec![Resource::Tenant(Tenant { keys, ..tenant })]);
     let config = tls_client.config(None, &[]);
-    assert_eq!(tls_client.status(&config, NAME).await, 0, "the key server has no such key yet");
-    tls_client.fixture.until("canal_gateway_refused_connections_total", &["reason=\"tls_key_server\""], 1.0).await;
+    assert_eq!(
+        tls_client.status(&config, NAME).await,
+        0,
+        "the key server has no such key yet"
+    );
+    tls_client
+        .fixture
+        .until(
+            "canal_gateway_refused_connections_total",
+            &["reason=\"tls_key_server\""],
+            1.0,
+        )
+        .await;
     server.hold("alpha/default/web", named(&tls_client.ca, &gateway));
-    assert_eq!((tls_client.status(&config, NAME).await, server.asked() > 0), (200, true));
+    assert_eq!(
+        (tls_client.status(&config, NAME).await, server.asked() > 0),
+        (200, true)
+    );
     server.set_behavior(FakeBehavior::Refusing(KeyRefusal::NotAllowed));
-    assert_eq!(tls_client.status(&config, NAME).await, 0, "no signature is kept");
+    assert_eq!(
+        tls_client.status(&config, NAME).await,
+        0,
+        "no signature is kept"
+    );
     server.set_behavior(FakeBehavior::Well);
     assert_eq!(tls_client.status(&config, NAME).await, 200);
     // The tenant's own key server is unknown to the gateway, so there is no certificate.
     let certificate = TerminationCertificate::KeyServer("own".parse().unwrap());
-    let Resource::Termination(mesh) = termination(ClientCertificates::None, true, None) else { panic!("a termination") };
-    tls_client.fixture.apply(vec![Resource::Termination(Termination { certificate, ..mesh })]);
+    let Resource::Termination(mesh) = termination(ClientCertificates::None, true, None) else {
+        panic!("a termination")
+    };
+    tls_client
+        .fixture
+        .apply(vec![Resource::Termination(Termination {
+            certificate,
+            ..mesh
+        })]);
     assert_eq!(tls_client.status(&config, NAME).await, 0);
-    tls_client.fixture.until("canal_gateway_refused_connections_total", &["reason=\"no_certificate\""], 1.0).await;
+    tls_client
+        .fixture
+        .until(
+            "canal_gateway_refused_connections_total",
+            &["reason=\"no_certificate\""],
+            1.0,
+        )
+        .await;
 }
 
 #[tokio::test]
 async fn http2_and_bytes_pass_through_tls() {
     let tls_client = TlsClientHandshake::new(AppProtocol::Http2, &http2::origin(http2::echo).await);
     tls_client.ends(ClientCertificates::None, true);
-    let client = tls_client.connect(&tls_client.config(None, &["h2", "http/1.1"]), NAME).await.unwrap();
+    let client = tls_client
+        .connect(&tls_client.config(None, &["h2", "http/1.1"]), NAME)
+        .await
+        .unwrap();
     assert_eq!(client.stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
     let (mut send, connection) = h2::client::handshake(client.stream).await.unwrap();
     tokio::spawn(connection);
     let data = crate::origin::pattern(0, 3 << 20);
-    let (response, mut body) = send.send_request(http::Request::post("https://web/x").body(()).unwrap(), false).unwrap();
+    let (response, mut body) = send
+        .send_request(
+            http::Request::post("https://web/x").body(()).unwrap(),
+            false,
+        )
+        .unwrap();
     let sent = data.clone();
     tokio::spawn(async move { http2::send_all(&mut body, sent.into(), true).await });
-    let (got, _) = http2::read_all(response.await.unwrap().into_body()).await.unwrap();
+    let (got, _) = http2::read_all(response.await.unwrap().into_body())
+        .await
+        .unwrap();
     assert!(got.ends_with(&data));
     let echo = OriginServer::each(|mut peer: Peer| async move {
         peer.write(b"first\r\n").await;
@@ -229,10 +431,20 @@ async fn http2_and_bytes_pass_through_tls() {
     .await;
     let tls_client = TlsClientHandshake::new(AppProtocol::Tcp, &echo);
     tls_client.ends(ClientCertificates::None, false);
-    let mut client = tls_client.connect(&tls_client.config(None, &[]), NAME).await.unwrap();
+    let mut client = tls_client
+        .connect(&tls_client.config(None, &[]), NAME)
+        .await
+        .unwrap();
     assert_eq!(client.line().await, "first", "the server may speak first");
     let long = "x".repeat(1 << 20);
     client.send(format!("{long}\r\n").as_bytes()).await;
     assert_eq!(client.line().await, long);
-    assert_eq!(HttpClient::connect(tls_client.fixture.web).await.line().await, "first", "in plaintext as well");
+    assert_eq!(
+        HttpClient::connect(tls_client.fixture.web)
+            .await
+            .line()
+            .await,
+        "first",
+        "in plaintext as well"
+    );
 }

@@ -8,7 +8,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use canal_gateway_engine::CloudTierConfig;
-use canal_hbone::{HboneCounters, HboneError, HbonePool, HboneStream, OpenTunnel, PoolConfig, ServerConfig, TunnelTarget, serve};
+use canal_hbone::{
+    HboneCounters, HboneError, HbonePool, HboneStream, OpenTunnel, PoolConfig, ServerConfig,
+    TunnelTarget, serve,
+};
 use canal_identity::{ClientIdentity, ClientIdentityFactory, ServerIdentity};
 use canal_model::ids::ServiceId;
 use canal_model::program::*;
@@ -50,7 +53,10 @@ struct TierNetns {
 
 impl TierNetns {
     fn new() -> Self {
-        let net = Self { replica: ProcessNetns::new(), pods: [ProcessNetns::new(), ProcessNetns::new()] };
+        let net = Self {
+            replica: ProcessNetns::new(),
+            pods: [ProcessNetns::new(), ProcessNetns::new()],
+        };
         let replica = &net.replica;
         for own in [format!("{OWN}/32"), format!("{CLIENT}/32")] {
             replica.ip(&format!("addr add {own} dev lo"));
@@ -61,7 +67,10 @@ impl TierNetns {
             replica.ip(&format!("addr add fdca:a1:0:240::{id}/128 dev lo nodad"));
         }
         for (n, (part, pods)) in ["a", "b"].into_iter().zip(&net.pods).enumerate() {
-            replica.ip(&format!("link add {part}0 type veth peer name {part}1 netns {}", pods.pid()));
+            replica.ip(&format!(
+                "link add {part}0 type veth peer name {part}1 netns {}",
+                pods.pid()
+            ));
             replica.ip(&format!("link set {part}0 up"));
             pods.ip(&format!("link set {part}1 up"));
             pods.ip(&format!("addr add {POD}/32 dev {part}1"));
@@ -73,8 +82,14 @@ impl TierNetns {
             let vni = n + 1;
             replica.ip(&format!("rule add fwmark {vni} lookup {}", 100 + vni));
             replica.ip(&format!("-6 rule add fwmark {vni} lookup {}", 100 + vni));
-            replica.ip(&format!("route add {POD}/32 dev {part}0 table {}", 100 + vni));
-            replica.ip(&format!("route add {POD6}/128 dev {part}0 table {}", 100 + vni));
+            replica.ip(&format!(
+                "route add {POD}/32 dev {part}0 table {}",
+                100 + vni
+            ));
+            replica.ip(&format!(
+                "route add {POD6}/128 dev {part}0 table {}",
+                100 + vni
+            ));
         }
         net
     }
@@ -87,11 +102,18 @@ impl TierNetns {
     /// Runs a test in the replica's namespace; threads that it creates stay in it.
     fn run<F: Future<Output = ()>>(&self, test: impl FnOnce() -> F) {
         let run = || {
-            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .unwrap();
             let _inside = runtime.enter();
             LocalSet::new().block_on(&runtime, test());
         };
-        Netns::open(self.replica.path()).unwrap().enter(run).unwrap();
+        Netns::open(self.replica.path())
+            .unwrap()
+            .enter(run)
+            .unwrap();
     }
 }
 
@@ -115,13 +137,29 @@ impl ReplicaFixture {
     fn new(tunnel: TunnelProtocol, pod_at: SocketAddr) -> Self {
         let ca = Arc::new([TestCa::new(TENANT), TestCa::new(BETA)]);
         let issuers = ca.clone();
-        let issue =
-            move |id: &canal_model::identity::Identity| issuers[usize::from(id.trust_domain.as_str() == "beta.example")].credential(id);
-        let keyring = ClientIdentityFactory::of(Arc::new(issue), None, TrustStore::new(&Registry::new()));
-        let sources = SourceAddresses { v4: Some(OWN), v6: Some(OWN6.parse().unwrap()) };
-        let tier = CloudTierConfig { plain: "[::]:80".parse().unwrap(), sources };
+        let issue = move |id: &canal_model::identity::Identity| {
+            issuers[usize::from(id.trust_domain.as_str() == "beta.example")].credential(id)
+        };
+        let keyring =
+            ClientIdentityFactory::of(Arc::new(issue), None, TrustStore::new(&Registry::new()));
+        let sources = SourceAddresses {
+            v4: Some(OWN),
+            v6: Some(OWN6.parse().unwrap()),
+        };
+        let tier = CloudTierConfig {
+            plain: "[::]:80".parse().unwrap(),
+            sources,
+        };
         let hbone = vec!["[::]:15008".parse().unwrap()];
-        let fixture = GatewayFixture::new(EngineSetup { hbone, keyring: Some(keyring), tier: Some(tier), ..EngineSetup::default() }, &[]);
+        let fixture = GatewayFixture::new(
+            EngineSetup {
+                hbone,
+                keyring: Some(keyring),
+                tier: Some(tier),
+                ..EngineSetup::default()
+            },
+            &[],
+        );
         let http = |port| [(port, AppProtocol::Http1)];
         let mut own = service_with_id(TENANT, "gateway", TIER, "10.96.0.5", &[]);
         if let Resource::Service(service) = &mut own {
@@ -143,15 +181,28 @@ impl ReplicaFixture {
             Resource::Address(address),
             tunnelled(pod(TENANT, "web-0", pod_at, "web"), tunnel),
             tunnelled(pod(BETA, "web-0", pod_at, "web"), tunnel),
-            Resource::Workload(pod(TENANT, "client", SocketAddr::new(CLIENT.into(), 1), "other")),
+            Resource::Workload(pod(
+                TENANT,
+                "client",
+                SocketAddr::new(CLIENT.into(), 1),
+                "other",
+            )),
         ]);
         Self { fixture, ca }
     }
 
     /// Opens a tunnel through a service's address, as a pod of `own`, to a gateway of `tenant`.
-    async fn open(&self, own: &str, tenant: &str, id: u32, authority: &str) -> Result<OpenTunnel, HboneError> {
+    async fn open(
+        &self,
+        own: &str,
+        tenant: &str,
+        id: u32,
+        authority: &str,
+    ) -> Result<OpenTunnel, HboneError> {
         let me = identity(&format!("spiffe://{own}.example/ns/default/sa/client"));
-        let gateway = identity(&format!("spiffe://{tenant}.example/ns/canal-system/sa/gateway"));
+        let gateway = identity(&format!(
+            "spiffe://{tenant}.example/ns/canal-system/sa/gateway"
+        ));
         let target = TunnelTarget {
             source: ClientIdentity::new(self.ca[usize::from(own == BETA)].credential(&me)),
             expected: Arc::new([gateway]),
@@ -160,15 +211,25 @@ impl ReplicaFixture {
             mark: None,
         };
         let registry = Registry::new();
-        let pool = HbonePool::new(PoolConfig::default(), HboneCounters::new(&registry, &registry.shard()));
-        pool.open(&target, &authority.parse().unwrap(), HeaderMap::new()).await
+        let pool = HbonePool::new(
+            PoolConfig::default(),
+            HboneCounters::new(&registry, &registry.shard()),
+        );
+        pool.open(&target, &authority.parse().unwrap(), HeaderMap::new())
+            .await
     }
 
     async fn get(&self, own: &str, id: u32, authority: &str) -> Result<String, HboneError> {
         let stream: HboneStream = self.open(own, own, id, authority).await?.stream;
-        let mut client = HttpClient { stream, buffer: Vec::new() };
+        let mut client = HttpClient {
+            stream,
+            buffer: Vec::new(),
+        };
         client.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
-        Ok(client.answer().await.map_or_else(|| "no answer".into(), |a| a.text()))
+        Ok(client
+            .answer()
+            .await
+            .map_or_else(|| "no answer".into(), |a| a.text()))
     }
 }
 
@@ -179,21 +240,43 @@ async fn origins(net: &TierNetns, at: SocketAddr) -> [OriginServer; 2] {
             let from = peer.stream.peer_addr().unwrap().ip();
             while peer.request().await.is_some() {
                 let text = format!("{name} {from}");
-                peer.write(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{text}", text.len()).as_bytes()).await;
+                peer.write(
+                    format!(
+                        "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{text}",
+                        text.len()
+                    )
+                    .as_bytes(),
+                )
+                .await;
             }
         }
     };
-    let listen = |tenant| sys::listen(Some(&net.open_pods(tenant)), at, &ListenOptions::default()).unwrap();
-    [OriginServer::on(listen(0), answer(TENANT)), OriginServer::on(listen(1), answer(BETA))]
+    let listen =
+        |tenant| sys::listen(Some(&net.open_pods(tenant)), at, &ListenOptions::default()).unwrap();
+    [
+        OriginServer::on(listen(0), answer(TENANT)),
+        OriginServer::on(listen(1), answer(BETA)),
+    ]
 }
 
 /// Sends a GET over a plain connection to a service's address, from the client's address.
 async fn plain(to: SocketAddr) -> std::io::Result<String> {
-    let options = ConnectOptions { bind: Some(SocketAddr::new(CLIENT.into(), 0)), ..ConnectOptions::default() };
-    let options = if to.is_ipv4() { options } else { ConnectOptions::default() };
-    let mut stream = sys::connect(None, to, &options).await.map_err(|e| std::io::Error::other(e.to_string()))?;
+    let options = ConnectOptions {
+        bind: Some(SocketAddr::new(CLIENT.into(), 0)),
+        ..ConnectOptions::default()
+    };
+    let options = if to.is_ipv4() {
+        options
+    } else {
+        ConnectOptions::default()
+    };
+    let mut stream = sys::connect(None, to, &options)
+        .await
+        .map_err(|e| std::io::Error::other(e.to_string()))?;
     // A reset is reported only once, by the write if it came before the write.
-    stream.write_all(b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n").await?;
+    stream
+        .write_all(b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n")
+        .await?;
     let mut text = Vec::new();
     stream.read_to_end(&mut text).await?;
     let text = String::from_utf8_lossy(&text).into_owned();
@@ -210,14 +293,28 @@ fn marks_distinguish_overlapping_endpoints_of_plain_connections() {
             let replica = ReplicaFixture::new(TunnelProtocol::None, at);
             for _ in 0..20 {
                 for (n, name) in [TENANT, BETA].into_iter().enumerate() {
-                    assert_eq!(plain(service_address(WEB[n], 80)).await.unwrap(), format!("{name} {own}"));
+                    assert_eq!(
+                        plain(service_address(WEB[n], 80)).await.unwrap(),
+                        format!("{name} {own}")
+                    );
                     let v6 = format!("[fdca:a1:0:240::{}]:80", WEB[n]).parse().unwrap();
                     assert_eq!(plain(v6).await.unwrap(), format!("{name} {own}"));
                 }
             }
-            assert_eq!(origins.map(|o| o.connections()), [1, 1], "connections are kept, by tenant");
-            let labels = ["tenant=\"alpha\"", "source_workload=\"client\"", "connection_security_policy=\"none\""];
-            replica.fixture.until("istio_requests_total", &labels, 20.0).await;
+            assert_eq!(
+                origins.map(|o| o.connections()),
+                [1, 1],
+                "connections are kept, by tenant"
+            );
+            let labels = [
+                "tenant=\"alpha\"",
+                "source_workload=\"client\"",
+                "connection_security_policy=\"none\"",
+            ];
+            replica
+                .fixture
+                .until("istio_requests_total", &labels, 20.0)
+                .await;
         });
     }
 }
@@ -226,7 +323,10 @@ fn marks_distinguish_overlapping_endpoints_of_plain_connections() {
 fn plain_connections_that_are_no_services_are_reset_and_counted() {
     let net = TierNetns::new();
     net.run(|| async {
-        let replica = ReplicaFixture::new(TunnelProtocol::None, SocketAddr::new(POD.parse().unwrap(), 8080));
+        let replica = ReplicaFixture::new(
+            TunnelProtocol::None,
+            SocketAddr::new(POD.parse().unwrap(), 8080),
+        );
         for (to, reason) in [
             (service_address(OTHER, 80), "unknown_port"),
             (service_address(TIER, 80), "unknown_port"),
@@ -235,8 +335,18 @@ fn plain_connections_that_are_no_services_are_reset_and_counted() {
         ] {
             // The reset may overtake the end of the connect, and the request.
             let error = plain(to).await.expect_err(reason);
-            assert!(error.to_string().contains("reset by peer"), "{reason}: {error}");
-            replica.fixture.until("canal_gateway_refused_connections_total", &[&format!("reason=\"{reason}\"")], 1.0).await;
+            assert!(
+                error.to_string().contains("reset by peer"),
+                "{reason}: {error}"
+            );
+            replica
+                .fixture
+                .until(
+                    "canal_gateway_refused_connections_total",
+                    &[&format!("reason=\"{reason}\"")],
+                    1.0,
+                )
+                .await;
         }
         assert_eq!(replica.fixture.metric("istio_requests_total", &[]), 0.0);
     });
@@ -256,26 +366,54 @@ fn tunnels_lead_to_the_service_they_came_in_on_and_nowhere_else() {
             (WEB[0], "10.1.1.2:8080"),
             (TIER, "10.1.1.2:8080"),
         ] {
-            assert_eq!(replica.get(TENANT, id, authority).await.unwrap(), format!("{TENANT} {OWN}"), "{authority}");
+            assert_eq!(
+                replica.get(TENANT, id, authority).await.unwrap(),
+                format!("{TENANT} {OWN}"),
+                "{authority}"
+            );
         }
-        assert_eq!(replica.get(BETA, WEB[1], "10.96.0.1:80").await.unwrap(), format!("{BETA} {OWN}"));
+        assert_eq!(
+            replica.get(BETA, WEB[1], "10.96.0.1:80").await.unwrap(),
+            format!("{BETA} {OWN}")
+        );
         for (id, authority, status, reason, count) in [
             (WEB[0], "10.96.0.2:90", 400, "wrong_service", 1.0),
-            (WEB[0], "other.default.svc.cluster.local:90", 400, "wrong_service", 2.0),
+            (
+                WEB[0],
+                "other.default.svc.cluster.local:90",
+                400,
+                "wrong_service",
+                2.0,
+            ),
             (WEB[0], "10.1.1.9:1", 400, "wrong_service", 3.0),
             (WEB[0], "10.1.1.2:9090", 400, "wrong_service", 4.0),
             (WEB[0], "192.0.2.1:80", 400, "wrong_service", 5.0),
             (OTHER, "10.96.0.1:80", 400, "wrong_service", 6.0),
             (OTHER, "10.250.32.1:80", 400, "wrong_service", 7.0),
             (TIER, "10.96.0.1:80", 400, "wrong_service", 8.0),
-            (TIER, "web.default.svc.cluster.local:80", 400, "wrong_service", 9.0),
+            (
+                TIER,
+                "web.default.svc.cluster.local:80",
+                400,
+                "wrong_service",
+                9.0,
+            ),
             (WEB[0], "10.96.0.1:81", 503, "unknown_port", 1.0),
         ] {
             match replica.get(TENANT, id, authority).await {
-                Err(HboneError::Refused { status: given, .. }) => assert_eq!(given, status, "{authority}"),
+                Err(HboneError::Refused { status: given, .. }) => {
+                    assert_eq!(given, status, "{authority}")
+                }
                 other => panic!("{authority}: {other:?}"),
             }
-            replica.fixture.until("canal_gateway_refused_connects_total", &[&format!("reason=\"{reason}\"")], count).await;
+            replica
+                .fixture
+                .until(
+                    "canal_gateway_refused_connects_total",
+                    &[&format!("reason=\"{reason}\"")],
+                    count,
+                )
+                .await;
         }
     });
 }
@@ -284,25 +422,59 @@ fn tunnels_lead_to_the_service_they_came_in_on_and_nowhere_else() {
 fn a_foreign_tenant_is_refused_at_the_right_address_whatever_it_expects() {
     let net = TierNetns::new();
     net.run(|| async {
-        let replica = ReplicaFixture::new(TunnelProtocol::None, SocketAddr::new(POD.parse().unwrap(), 8080));
+        let replica = ReplicaFixture::new(
+            TunnelProtocol::None,
+            SocketAddr::new(POD.parse().unwrap(), 8080),
+        );
         // A client that expects its own tenant's gateway refuses alpha's; one that expects alpha's gateway does not trust its CA. Neither
         // is served.
         for expected in [TENANT, BETA] {
-            let error = replica.open(BETA, expected, WEB[0], "10.96.0.1:80").await.expect_err(expected);
-            assert!(matches!(error, HboneError::Tls { .. } | HboneError::Http2 { .. }), "{error}");
+            let error = replica
+                .open(BETA, expected, WEB[0], "10.96.0.1:80")
+                .await
+                .expect_err(expected);
+            assert!(
+                matches!(error, HboneError::Tls { .. } | HboneError::Http2 { .. }),
+                "{error}"
+            );
         }
-        replica.fixture.until("canal_gateway_refused_connections_total", &["reason=\"tls"], 2.0).await;
+        replica
+            .fixture
+            .until(
+                "canal_gateway_refused_connections_total",
+                &["reason=\"tls"],
+                2.0,
+            )
+            .await;
         let error = replica.open(TENANT, TENANT, 77, "10.96.0.1:80").await;
         assert!(error.is_err());
-        replica.fixture.until("canal_gateway_refused_connections_total", &["reason=\"unknown_service\""], 1.0).await;
-        assert_eq!(replica.fixture.metric("canal_gateway_refused_connects_total", &[]), 0.0, "no CONNECT was heard");
+        replica
+            .fixture
+            .until(
+                "canal_gateway_refused_connections_total",
+                &["reason=\"unknown_service\""],
+                1.0,
+            )
+            .await;
+        assert_eq!(
+            replica
+                .fixture
+                .metric("canal_gateway_refused_connects_total", &[]),
+            0.0,
+            "no CONNECT was heard"
+        );
     });
 }
 
 /// Starts a node's HBONE server in a tenant's namespace, for the pod there.
 fn node(net: &TierNetns, tenant: usize, ca: &TestCa, name: &str, origin: SocketAddr) {
     let inside = Arc::new(net.open_pods(tenant));
-    let listener = sys::listen(Some(&inside), SocketAddr::new(origin.ip(), 15008), &ListenOptions::default()).unwrap();
+    let listener = sys::listen(
+        Some(&inside),
+        SocketAddr::new(origin.ip(), 15008),
+        &ListenOptions::default(),
+    )
+    .unwrap();
     let id = identity(&format!("spiffe://{name}.example/ns/default/sa/web"));
     let server = ServerIdentity::new(name.parse().unwrap(), ca.credential(&id));
     let registry = Registry::new();
@@ -310,20 +482,38 @@ fn node(net: &TierNetns, tenant: usize, ca: &TestCa, name: &str, origin: SocketA
     tokio::task::spawn_local(async move {
         let (_trigger, drain) = drain::tree();
         while let Ok((stream, _)) = listener.accept().await {
-            let (server, counters, drain, inside) = (server.clone(), counters.clone(), drain.clone(), inside.clone());
+            let (server, counters, drain, inside) = (
+                server.clone(),
+                counters.clone(),
+                drain.clone(),
+                inside.clone(),
+            );
             tokio::task::spawn_local(async move {
-                let Ok((stream, peer)) = server.accept(stream).await else { return };
+                let Ok((stream, peer)) = server.accept(stream).await else {
+                    return;
+                };
                 let connect = move |asked: canal_hbone::ConnectResult| {
                     let incoming = asked.unwrap();
                     let inside = inside.clone();
                     tokio::task::spawn_local(async move {
-                        let up: Result<TcpStream, _> = sys::connect(Some(&inside), origin, &ConnectOptions::default()).await;
-                        let Ok(mut up) = up else { return incoming.refuse(503) };
+                        let up: Result<TcpStream, _> =
+                            sys::connect(Some(&inside), origin, &ConnectOptions::default()).await;
+                        let Ok(mut up) = up else {
+                            return incoming.refuse(503);
+                        };
                         let mut down = incoming.accept(HeaderMap::new()).unwrap();
                         both(&mut down, &mut up, &Meter::default(), None).await;
                     });
                 };
-                let _ = serve(stream, peer, &ServerConfig::default(), &counters, drain, connect).await;
+                let _ = serve(
+                    stream,
+                    peer,
+                    &ServerConfig::default(),
+                    &counters,
+                    drain,
+                    connect,
+                )
+                .await;
             });
         }
     });
@@ -341,10 +531,17 @@ fn marks_distinguish_tunnels_to_overlapping_nodes() {
         for _ in 0..5 {
             for (n, name) in [TENANT, BETA].into_iter().enumerate() {
                 // The origin is dialled by its own node, so it sees the pod's address.
-                assert_eq!(replica.get(name, WEB[n], "10.96.0.1:80").await.unwrap(), format!("{name} {POD}"));
+                assert_eq!(
+                    replica.get(name, WEB[n], "10.96.0.1:80").await.unwrap(),
+                    format!("{name} {POD}")
+                );
             }
         }
-        assert_eq!(origins.map(|o| o.connections()), [1, 1], "tunnels are kept, by tenant");
+        assert_eq!(
+            origins.map(|o| o.connections()),
+            [1, 1],
+            "tunnels are kept, by tenant"
+        );
     });
 }
 
@@ -360,45 +557,99 @@ fn only_connections_of_moved_buckets_are_asked_to_leave() {
         let request = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
         let mut held = Vec::new();
         for n in 0..24 {
-            let (address, port) = if n < 16 { (to, 80) } else { (service_address(WEB[1], 80), 80) };
-            let options = ConnectOptions { bind: Some(SocketAddr::new(CLIENT.into(), 0)), ..ConnectOptions::default() };
+            let (address, port) = if n < 16 {
+                (to, 80)
+            } else {
+                (service_address(WEB[1], 80), 80)
+            };
+            let options = ConnectOptions {
+                bind: Some(SocketAddr::new(CLIENT.into(), 0)),
+                ..ConnectOptions::default()
+            };
             let stream = sys::connect(None, address, &options).await.unwrap();
             let bucket = tier::bucket(stream.local_addr().unwrap(), port, web);
-            held.push((n < 16 && bucket < 64, HttpClient { stream, buffer: Vec::new() }));
+            held.push((
+                n < 16 && bucket < 64,
+                HttpClient {
+                    stream,
+                    buffer: Vec::new(),
+                },
+            ));
         }
-        let tunnel = replica.open(TENANT, TENANT, WEB[0], "10.96.0.1:80").await.unwrap().stream;
-        let mut tunnel = HttpClient { stream: tunnel, buffer: Vec::new() };
+        let tunnel = replica
+            .open(TENANT, TENANT, WEB[0], "10.96.0.1:80")
+            .await
+            .unwrap()
+            .stream;
+        let mut tunnel = HttpClient {
+            stream: tunnel,
+            buffer: Vec::new(),
+        };
         for (_, client) in &mut held {
             client.send(request).await;
             assert_eq!(client.answer().await.unwrap().field("connection"), None);
         }
         tunnel.send(request).await;
         assert_eq!(tunnel.answer().await.unwrap().field("connection"), None);
-        replica.fixture.engine.rebalance(web, u128::from(u64::MAX), 0);
+        replica
+            .fixture
+            .engine
+            .rebalance(web, u128::from(u64::MAX), 0);
         let moved = held.iter().filter(|(moves, _)| *moves).count();
         assert!(moved > 0 && moved < 16, "{moved}");
-        replica.fixture.until("canal_gateway_rebalanced_connections_total", &[], moved as f64).await;
+        replica
+            .fixture
+            .until(
+                "canal_gateway_rebalanced_connections_total",
+                &[],
+                moved as f64,
+            )
+            .await;
         tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-        let asked = replica.fixture.metric("canal_gateway_rebalanced_connections_total", &[]) - moved as f64;
-        assert!(asked == 0.0 || asked == 1.0, "the tunnel's connection may be among them: {asked}");
+        let asked = replica
+            .fixture
+            .metric("canal_gateway_rebalanced_connections_total", &[])
+            - moved as f64;
+        assert!(
+            asked == 0.0 || asked == 1.0,
+            "the tunnel's connection may be among them: {asked}"
+        );
         for (moves, client) in &mut held {
             client.send(request).await;
             let answer = client.answer().await.unwrap();
-            assert_eq!((answer.status, answer.field("connection")), (200, moves.then_some("close")));
+            assert_eq!(
+                (answer.status, answer.field("connection")),
+                (200, moves.then_some("close"))
+            );
         }
         // A draining replica loses its buckets at the same moment. A client that is drained for both reasons loses no request either.
         // Streams of a tunnel are drained together with its connection.
         drop((held, tunnel));
-        let tunnel = replica.open(TENANT, TENANT, WEB[0], "10.96.0.1:80").await.unwrap().stream;
-        let mut tunnel = HttpClient { stream: tunnel, buffer: Vec::new() };
+        let tunnel = replica
+            .open(TENANT, TENANT, WEB[0], "10.96.0.1:80")
+            .await
+            .unwrap()
+            .stream;
+        let mut tunnel = HttpClient {
+            stream: tunnel,
+            buffer: Vec::new(),
+        };
         tunnel.send(request).await;
-        assert_eq!(tunnel.answer().await.unwrap().field("connection"), None, "it came after the move");
+        assert_eq!(
+            tunnel.answer().await.unwrap().field("connection"),
+            None,
+            "it came after the move"
+        );
         replica.fixture.engine.set_soft_drain(true);
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
         replica.fixture.engine.rebalance(web, u128::MAX, 0);
         tokio::time::sleep(std::time::Duration::from_secs(1)).await;
         tunnel.send(request).await;
         let answer = tunnel.answer().await.unwrap();
-        assert_eq!((answer.status, answer.field("connection")), (200, Some("close")), "the tunnel goes on until its end");
+        assert_eq!(
+            (answer.status, answer.field("connection")),
+            (200, Some("close")),
+            "the tunnel goes on until its end"
+        );
     });
 }

@@ -35,8 +35,15 @@ impl TokenSigner {
 
     fn token(&self, subject: usize) -> String {
         let claims = serde_json::json!({"iss": "iss", "sub": subject.to_string()});
-        let message = format!("{}.{}", b64(r#"{"alg":"ES256","kid":"k"}"#), b64(claims.to_string()));
-        let signed = self.0.sign(&SystemRandom::new(), message.as_bytes()).unwrap();
+        let message = format!(
+            "{}.{}",
+            b64(r#"{"alg":"ES256","kid":"k"}"#),
+            b64(claims.to_string())
+        );
+        let signed = self
+            .0
+            .sign(&SystemRandom::new(), message.as_bytes())
+            .unwrap();
         format!("{message}.{}", b64(signed.as_ref()))
     }
 }
@@ -54,7 +61,12 @@ fn authentication(name: &str, rules: usize, keys: impl Fn() -> Vec<serde_json::V
         claim_headers: vec![],
     };
     let target = PolicyTarget::Service(key(TENANT, "web"));
-    Resource::Authentication(Authentication { key: named(name), target, rules: (0..rules).map(|_| rule()).collect(), broken: None })
+    Resource::Authentication(Authentication {
+        key: named(name),
+        target,
+        rules: (0..rules).map(|_| rule()).collect(),
+        broken: None,
+    })
 }
 
 /// Returns an RSA public key with a random modulus. It verifies nothing, but costs as much as a real key.
@@ -70,15 +82,44 @@ fn rsa_key() -> serde_json::Value {
 async fn request_with_a_token_for_thousands_of_keys_costs_sixteen_verifications() {
     let origin = OriginServer::echo().await;
     let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
-    fixture.apply((0..10).map(|n| authentication(&format!("jwt-{n}"), 10, || (0..64).map(|_| rsa_key()).collect())).collect());
-    let forged = format!("{}.{}.{}", b64(r#"{"alg":"RS256","kid":"k"}"#), b64(r#"{"iss":"iss","sub":"s"}"#), b64([1; 256]));
+    fixture.apply(
+        (0..10)
+            .map(|n| {
+                authentication(&format!("jwt-{n}"), 10, || {
+                    (0..64).map(|_| rsa_key()).collect()
+                })
+            })
+            .collect(),
+    );
+    let forged = format!(
+        "{}.{}.{}",
+        b64(r#"{"alg":"RS256","kid":"k"}"#),
+        b64(r#"{"iss":"iss","sub":"s"}"#),
+        b64([1; 256])
+    );
     let request = format!("GET / HTTP/1.1\r\nHost: web\r\nAuthorization: Bearer {forged}\r\n\r\n");
     for _ in 0..3 {
         assert_eq!(HttpClient::once(fixture.web, &request).await.status, 401);
     }
-    assert_eq!(fixture.metric("canal_gateway_token_verifications_total", &["result=\"not_signed\""]), 16.0);
-    assert_eq!(fixture.metric("canal_gateway_tokens_total", &["result=\"token_too_many_keys\""]), 3.0);
-    assert_eq!(HttpClient::get(fixture.web, "/").await.status, 200, "no token is no fault");
+    assert_eq!(
+        fixture.metric(
+            "canal_gateway_token_verifications_total",
+            &["result=\"not_signed\""]
+        ),
+        16.0
+    );
+    assert_eq!(
+        fixture.metric(
+            "canal_gateway_tokens_total",
+            &["result=\"token_too_many_keys\""]
+        ),
+        3.0
+    );
+    assert_eq!(
+        HttpClient::get(fixture.web, "/").await.status,
+        200,
+        "no token is no fault"
+    );
 }
 
 /// When rules are added while requests are open, the signatures of these requests are verified in the background, and the result decides.
@@ -90,34 +131,95 @@ async fn open_requests_have_their_tokens_verified_when_rules_come() {
     let open = async |token: String, more: &str| {
         let mut client = HttpClient::connect(fixture.web).await;
         client.send(format!("GET /watch HTTP/1.1\r\nHost: web\r\nAuthorization: Bearer {token}\r\n{more}\r\n").as_bytes()).await;
-        let whole = |seen: &[u8]| seen.ends_with(b"hi\r\n") || (seen.starts_with(b"HTTP/1.1 101") && seen.ends_with(b"\r\n\r\n"));
+        let whole = |seen: &[u8]| {
+            seen.ends_with(b"hi\r\n")
+                || (seen.starts_with(b"HTTP/1.1 101") && seen.ends_with(b"\r\n\r\n"))
+        };
         while !whole(&client.buffer) {
-            assert_eq!(tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), client.more()).await, Ok(true), "{more}");
+            assert_eq!(
+                tokio::time::timeout(
+                    canal_timing::deadline(Duration::from_secs(10)),
+                    client.more()
+                )
+                .await,
+                Ok(true),
+                "{more}"
+            );
         }
         client
     };
     const UPGRADE: &str = "Connection: upgrade\r\nUpgrade: websocket\r\n";
-    let mut held = [open(own.token(1), "").await, open(own.token(2), UPGRADE).await];
-    let mut cut = [open(other.token(3), "").await, open(other.token(4), UPGRADE).await];
+    let mut held = [
+        open(own.token(1), "").await,
+        open(own.token(2), UPGRADE).await,
+    ];
+    let mut cut = [
+        open(other.token(3), "").await,
+        open(other.token(4), UPGRADE).await,
+    ];
     let h2 = http2::connect(&fixture).await;
-    let request = Request::get("http://web/watch").header("authorization", format!("Bearer {}", other.token(5))).body(()).unwrap();
-    let mut stream = h2.ready().await.unwrap().send_request(request, true).unwrap().0.await.unwrap().into_body();
+    let request = Request::get("http://web/watch")
+        .header("authorization", format!("Bearer {}", other.token(5)))
+        .body(())
+        .unwrap();
+    let mut stream = h2
+        .ready()
+        .await
+        .unwrap()
+        .send_request(request, true)
+        .unwrap()
+        .0
+        .await
+        .unwrap()
+        .into_body();
     assert_eq!(&stream.data().await.unwrap().unwrap()[..], b"hi");
     fixture.apply(vec![authentication("jwt", 1, || vec![own.jwk()])]);
     for client in &mut cut {
         assert!(!client.closed().await, "cut, not ended");
     }
-    let ended = tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), stream.data()).await.expect("an end within 10 s");
+    let ended = tokio::time::timeout(
+        canal_timing::deadline(Duration::from_secs(10)),
+        stream.data(),
+    )
+    .await
+    .expect("an end within 10 s");
     assert!(ended.unwrap().is_err());
-    fixture.until("canal_gateway_reauthorized_total", &["result=\"allowed\""], 2.0).await;
+    fixture
+        .until(
+            "canal_gateway_reauthorized_total",
+            &["result=\"allowed\""],
+            2.0,
+        )
+        .await;
     for client in &mut held {
-        assert!(tokio::time::timeout(Duration::from_millis(300), client.more()).await.is_err(), "it lives on");
+        assert!(
+            tokio::time::timeout(Duration::from_millis(300), client.more())
+                .await
+                .is_err(),
+            "it lives on"
+        );
     }
-    assert_eq!(fixture.metric("canal_gateway_reauthorized_total", &["result=\"denied\""]), 3.0);
-    let verified = |result: &str| fixture.metric("canal_gateway_token_verifications_total", &[&format!("result=\"{result}\"")]);
+    assert_eq!(
+        fixture.metric("canal_gateway_reauthorized_total", &["result=\"denied\""]),
+        3.0
+    );
+    let verified = |result: &str| {
+        fixture.metric(
+            "canal_gateway_token_verifications_total",
+            &[&format!("result=\"{result}\"")],
+        )
+    };
     assert_eq!((verified("signed"), verified("not_signed")), (2.0, 3.0));
     // A rule change that retains the keys costs no verification.
-    fixture.apply(vec![authentication("jwt", 2, || vec![own.jwk(), other.jwk()])]);
-    fixture.until("canal_gateway_reauthorized_total", &["result=\"allowed\""], 4.0).await;
+    fixture.apply(vec![authentication("jwt", 2, || {
+        vec![own.jwk(), other.jwk()]
+    })]);
+    fixture
+        .until(
+            "canal_gateway_reauthorized_total",
+            &["result=\"allowed\""],
+            4.0,
+        )
+        .await;
     assert_eq!((verified("signed"), verified("not_signed")), (2.0, 3.0));
 }

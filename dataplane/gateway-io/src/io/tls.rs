@@ -22,7 +22,10 @@ pub struct TlsIo {
 
 impl TlsIo {
     pub fn new(stream: TlsStream<TcpStream>) -> Self {
-        Self { stream, held: false }
+        Self {
+            stream,
+            held: false,
+        }
     }
 
     /// Flushes pending records as far as the socket accepts them. The task that waits to read is woken for the rest.
@@ -33,7 +36,11 @@ impl TlsIo {
         Ok(())
     }
 
-    pub(super) fn poll_fill(&mut self, cx: &mut Context<'_>, inbox: &mut Inbox) -> Poll<io::Result<usize>> {
+    pub(super) fn poll_fill(
+        &mut self,
+        cx: &mut Context<'_>,
+        inbox: &mut Inbox,
+    ) -> Poll<io::Result<usize>> {
         self.let_out(cx)?;
         let block = inbox.room();
         let read = pin!(self.stream.read_buf(block)).poll(cx);
@@ -43,7 +50,11 @@ impl TlsIo {
         read
     }
 
-    pub(super) fn poll_drain(&mut self, cx: &mut Context<'_>, outbox: &mut Outbox) -> Poll<io::Result<()>> {
+    pub(super) fn poll_drain(
+        &mut self,
+        cx: &mut Context<'_>,
+        outbox: &mut Outbox,
+    ) -> Poll<io::Result<()>> {
         while !outbox.is_empty() {
             let n = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, &outbox.vectors()))?;
             self.held = true;
@@ -59,7 +70,12 @@ impl TlsIo {
         Poll::Ready(Ok(()))
     }
 
-    pub(super) fn poll_chunk(&mut self, cx: &mut Context<'_>, buffer: &mut BytesMut, limit: usize) -> Poll<io::Result<Option<Bytes>>> {
+    pub(super) fn poll_chunk(
+        &mut self,
+        cx: &mut Context<'_>,
+        buffer: &mut BytesMut,
+        limit: usize,
+    ) -> Poll<io::Result<Option<Bytes>>> {
         self.let_out(cx)?;
         if buffer.capacity() == 0 {
             buffer.reserve(limit);
@@ -75,7 +91,11 @@ impl TlsIo {
         }
     }
 
-    pub(super) fn poll_send(&mut self, cx: &mut Context<'_>, data: &mut Bytes) -> Poll<io::Result<usize>> {
+    pub(super) fn poll_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        data: &mut Bytes,
+    ) -> Poll<io::Result<usize>> {
         let n = ready!(Pin::new(&mut self.stream).poll_write(cx, data))?;
         data.advance(n);
         self.held = true;
@@ -97,14 +117,22 @@ impl TlsIo {
 }
 
 impl AsyncRead for TlsIo {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         self.let_out(cx)?;
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
 impl AsyncWrite for TlsIo {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.held = true;
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }

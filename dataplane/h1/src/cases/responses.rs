@@ -32,8 +32,18 @@ pub fn responses() -> impl Iterator<Item = &'static ResponseCase> {
     REFUSED.iter().chain(ACCEPTED)
 }
 
-const fn refuse(name: &'static str, asked: RequestKind, bytes: &'static [u8], refusal: MessageRefusal) -> ResponseCase {
-    ResponseCase { name, asked, bytes, want: ResponseWant::Refuse(refusal) }
+const fn refuse(
+    name: &'static str,
+    asked: RequestKind,
+    bytes: &'static [u8],
+    refusal: MessageRefusal,
+) -> ResponseCase {
+    ResponseCase {
+        name,
+        asked,
+        bytes,
+        want: ResponseWant::Refuse(refusal),
+    }
 }
 
 const fn accept(
@@ -43,49 +53,213 @@ const fn accept(
     (framing, keep_alive): (Framing, bool),
     forwarded: &'static str,
 ) -> ResponseCase {
-    ResponseCase { name, asked, bytes, want: ResponseWant::Accept { framing, keep_alive, forwarded } }
+    ResponseCase {
+        name,
+        asked,
+        bytes,
+        want: ResponseWant::Accept {
+            framing,
+            keep_alive,
+            forwarded,
+        },
+    }
 }
 
 static REFUSED: &[ResponseCase] = &[
-    refuse("bare_lf_and_bare_cr", ORDINARY, b"HTTP/1.1 200 OK\nX: a\rb\n\n", BareCr),
-    refuse("bare_lf_and_obs_fold", ORDINARY, b"HTTP/1.1 200 OK\nX: y\n z\n\n", ObsFold),
-    refuse("bare_lf_and_two_empty_lines_first", ORDINARY, b"\n\nHTTP/1.1 200 OK\n\n", TooManyEmptyLines),
-    refuse("bare_lf_and_a_conflict", ORDINARY, b"HTTP/1.1 200 OK\nContent-Length: 5\nContent-Length: 6\n\n", ConflictingContentLength),
-    refuse("bare_cr_in_reason", ORDINARY, b"HTTP/1.1 200 O\rK\r\nContent-Length: 0\r\n\r\n", BareCr),
-    refuse("control_in_reason", ORDINARY, b"HTTP/1.1 200 O\x1bK\r\nContent-Length: 0\r\n\r\n", ControlByte),
-    refuse("nul_in_reason", ORDINARY, b"HTTP/1.1 200 O\0K\r\nContent-Length: 0\r\n\r\n", NulByte),
-    refuse("obs_fold", ORDINARY, b"HTTP/1.1 200 OK\r\nX: y\r\n z\r\nContent-Length: 0\r\n\r\n", ObsFold),
-    refuse("space_before_colon", ORDINARY, b"HTTP/1.1 200 OK\r\nContent-Length : 0\r\n\r\n", SpaceBeforeColon),
-    refuse("space_before_status_line", ORDINARY, b" HTTP/1.1 200 OK\r\n\r\n", LeadingWhitespace),
-    refuse("two_empty_lines_first", ORDINARY, b"\r\n\r\nHTTP/1.1 200 OK\r\n\r\n", TooManyEmptyLines),
-    refuse("version_2", ORDINARY, b"HTTP/2.0 200 OK\r\n\r\n", UnsupportedVersion),
-    refuse("version_1_3", ORDINARY, b"HTTP/1.3 200 OK\r\n\r\n", UnsupportedVersion),
-    refuse("version_lower_case", ORDINARY, b"http/1.1 200 OK\r\n\r\n", BadVersion),
+    refuse(
+        "bare_lf_and_bare_cr",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\nX: a\rb\n\n",
+        BareCr,
+    ),
+    refuse(
+        "bare_lf_and_obs_fold",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\nX: y\n z\n\n",
+        ObsFold,
+    ),
+    refuse(
+        "bare_lf_and_two_empty_lines_first",
+        ORDINARY,
+        b"\n\nHTTP/1.1 200 OK\n\n",
+        TooManyEmptyLines,
+    ),
+    refuse(
+        "bare_lf_and_a_conflict",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\nContent-Length: 5\nContent-Length: 6\n\n",
+        ConflictingContentLength,
+    ),
+    refuse(
+        "bare_cr_in_reason",
+        ORDINARY,
+        b"HTTP/1.1 200 O\rK\r\nContent-Length: 0\r\n\r\n",
+        BareCr,
+    ),
+    refuse(
+        "control_in_reason",
+        ORDINARY,
+        b"HTTP/1.1 200 O\x1bK\r\nContent-Length: 0\r\n\r\n",
+        ControlByte,
+    ),
+    refuse(
+        "nul_in_reason",
+        ORDINARY,
+        b"HTTP/1.1 200 O\0K\r\nContent-Length: 0\r\n\r\n",
+        NulByte,
+    ),
+    refuse(
+        "obs_fold",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\r\nX: y\r\n z\r\nContent-Length: 0\r\n\r\n",
+        ObsFold,
+    ),
+    refuse(
+        "space_before_colon",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\r\nContent-Length : 0\r\n\r\n",
+        SpaceBeforeColon,
+    ),
+    refuse(
+        "space_before_status_line",
+        ORDINARY,
+        b" HTTP/1.1 200 OK\r\n\r\n",
+        LeadingWhitespace,
+    ),
+    refuse(
+        "two_empty_lines_first",
+        ORDINARY,
+        b"\r\n\r\nHTTP/1.1 200 OK\r\n\r\n",
+        TooManyEmptyLines,
+    ),
+    refuse(
+        "version_2",
+        ORDINARY,
+        b"HTTP/2.0 200 OK\r\n\r\n",
+        UnsupportedVersion,
+    ),
+    refuse(
+        "version_1_3",
+        ORDINARY,
+        b"HTTP/1.3 200 OK\r\n\r\n",
+        UnsupportedVersion,
+    ),
+    refuse(
+        "version_lower_case",
+        ORDINARY,
+        b"http/1.1 200 OK\r\n\r\n",
+        BadVersion,
+    ),
     refuse("not_http", ORDINARY, b"SSH-2.0-OpenSSH\r\n\r\n", BadVersion),
-    refuse("status_two_digits", ORDINARY, b"HTTP/1.1 20 OK\r\n\r\n", BadStatus),
-    refuse("status_four_digits", ORDINARY, b"HTTP/1.1 2000 OK\r\n\r\n", BadStatus),
-    refuse("status_099", ORDINARY, b"HTTP/1.1 099 OK\r\n\r\n", BadStatus),
+    refuse(
+        "status_two_digits",
+        ORDINARY,
+        b"HTTP/1.1 20 OK\r\n\r\n",
+        BadStatus,
+    ),
+    refuse(
+        "status_four_digits",
+        ORDINARY,
+        b"HTTP/1.1 2000 OK\r\n\r\n",
+        BadStatus,
+    ),
+    refuse(
+        "status_099",
+        ORDINARY,
+        b"HTTP/1.1 099 OK\r\n\r\n",
+        BadStatus,
+    ),
     refuse("status_word", ORDINARY, b"HTTP/1.1 OK\r\n\r\n", BadStatus),
-    refuse("status_glued", ORDINARY, b"HTTP/1.1 200OK\r\n\r\n", BadStatusLine),
-    refuse("version_glued", ORDINARY, b"HTTP/1.1200 OK\r\n\r\n", BadStatusLine),
-    refuse("length_list_conflict", ORDINARY, b"HTTP/1.1 200 OK\r\nContent-Length: 5, 6\r\n\r\n", ConflictingContentLength),
-    refuse("length_list_bad", ORDINARY, b"HTTP/1.1 200 OK\r\nContent-Length: 5,\r\n\r\n", BadContentLength),
-    refuse("length_conflict", ORDINARY, b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", ConflictingContentLength),
-    refuse("length_bad", ORDINARY, b"HTTP/1.1 200 OK\r\nContent-Length: five\r\n\r\n", BadContentLength),
+    refuse(
+        "status_glued",
+        ORDINARY,
+        b"HTTP/1.1 200OK\r\n\r\n",
+        BadStatusLine,
+    ),
+    refuse(
+        "version_glued",
+        ORDINARY,
+        b"HTTP/1.1200 OK\r\n\r\n",
+        BadStatusLine,
+    ),
+    refuse(
+        "length_list_conflict",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5, 6\r\n\r\n",
+        ConflictingContentLength,
+    ),
+    refuse(
+        "length_list_bad",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5,\r\n\r\n",
+        BadContentLength,
+    ),
+    refuse(
+        "length_conflict",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        ConflictingContentLength,
+    ),
+    refuse(
+        "length_bad",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\r\nContent-Length: five\r\n\r\n",
+        BadContentLength,
+    ),
     refuse(
         "length_and_chunked",
         ORDINARY,
         b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
         ContentLengthWithTransferEncoding,
     ),
-    refuse("coding_unknown", ORDINARY, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n", UnknownTransferCoding),
-    refuse("coding_not_final", ORDINARY, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked, gzip\r\n\r\n", ChunkedNotFinal),
-    refuse("coding_twice", ORDINARY, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked, chunked\r\n\r\n", ChunkedTwice),
-    refuse("coding_in_http10", ORDINARY, b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", TransferEncodingInHttp10),
-    refuse("upgrade_not_asked", ORDINARY, b"HTTP/1.1 101 X\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n", UnexpectedUpgrade),
-    refuse("upgrade_without_protocol", Upgrade, b"HTTP/1.1 101 X\r\nConnection: upgrade\r\n\r\n", BadUpgrade),
-    refuse("upgrade_to_no_token", Upgrade, b"HTTP/1.1 101 X\r\nConnection: upgrade\r\nUpgrade: web socket\r\n\r\n", BadUpgrade),
-    refuse("connection_names_length", ORDINARY, b"HTTP/1.1 200 OK\r\nConnection: content-length\r\n\r\n", ConnectionNamesFraming),
+    refuse(
+        "coding_unknown",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n",
+        UnknownTransferCoding,
+    ),
+    refuse(
+        "coding_not_final",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked, gzip\r\n\r\n",
+        ChunkedNotFinal,
+    ),
+    refuse(
+        "coding_twice",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked, chunked\r\n\r\n",
+        ChunkedTwice,
+    ),
+    refuse(
+        "coding_in_http10",
+        ORDINARY,
+        b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+        TransferEncodingInHttp10,
+    ),
+    refuse(
+        "upgrade_not_asked",
+        ORDINARY,
+        b"HTTP/1.1 101 X\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+        UnexpectedUpgrade,
+    ),
+    refuse(
+        "upgrade_without_protocol",
+        Upgrade,
+        b"HTTP/1.1 101 X\r\nConnection: upgrade\r\n\r\n",
+        BadUpgrade,
+    ),
+    refuse(
+        "upgrade_to_no_token",
+        Upgrade,
+        b"HTTP/1.1 101 X\r\nConnection: upgrade\r\nUpgrade: web socket\r\n\r\n",
+        BadUpgrade,
+    ),
+    refuse(
+        "connection_names_length",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\r\nConnection: content-length\r\n\r\n",
+        ConnectionNamesFraming,
+    ),
 ];
 
 static ACCEPTED: &[ResponseCase] = &[

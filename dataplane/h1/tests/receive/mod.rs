@@ -1,6 +1,9 @@
 //! Receiver of requests in pieces, shared by the codec's tests. It feeds the codec, forwards the head and collects the payload.
 
-use canal_h1::{BodyPart, BodyReader, ForwardOptions, HeaderEdit, MessageLimits, MessageRefusal, OutHead, RequestHead};
+use canal_h1::{
+    BodyPart, BodyReader, ForwardOptions, HeaderEdit, MessageLimits, MessageRefusal, OutHead,
+    RequestHead,
+};
 
 const LIMITS: MessageLimits = MessageLimits::DEFAULT;
 
@@ -10,7 +13,12 @@ pub(crate) enum ReceiveOutcome {
     Unfinished,
     RefusedHead(MessageRefusal),
     RefusedBody(MessageRefusal),
-    Whole { forwarded: Vec<u8>, payload: Vec<u8>, consumed: usize, trailers: Vec<(Vec<u8>, Vec<u8>)> },
+    Whole {
+        forwarded: Vec<u8>,
+        payload: Vec<u8>,
+        consumed: usize,
+        trailers: Vec<(Vec<u8>, Vec<u8>)>,
+    },
 }
 
 /// Feeds `bytes` in pieces that end at `cuts`, as reads from a socket would.
@@ -20,7 +28,9 @@ pub(crate) fn receive(bytes: &[u8], cuts: &[usize]) -> ReceiveOutcome {
     ends.push(bytes.len());
     let mut ends = ends.into_iter().peekable();
     let head_len = loop {
-        let Some(&end) = ends.peek() else { return ReceiveOutcome::Unfinished };
+        let Some(&end) = ends.peek() else {
+            return ReceiveOutcome::Unfinished;
+        };
         match head.parse(&bytes[..end], &LIMITS) {
             Err(refusal) => return ReceiveOutcome::RefusedHead(refusal),
             Ok(Some(len)) => break len,
@@ -43,8 +53,17 @@ pub(crate) fn receive(bytes: &[u8], cuts: &[usize]) -> ReceiveOutcome {
                 BodyPart::Data(span) => payload.extend_from_slice(&input[span]),
                 BodyPart::NeedInput => break,
                 BodyPart::End => {
-                    let trailers = body.trailers(input).iter().map(|f| (f.name.to_vec(), f.value.to_vec())).collect();
-                    return ReceiveOutcome::Whole { forwarded, payload, consumed: at, trailers };
+                    let trailers = body
+                        .trailers(input)
+                        .iter()
+                        .map(|f| (f.name.to_vec(), f.value.to_vec()))
+                        .collect();
+                    return ReceiveOutcome::Whole {
+                        forwarded,
+                        payload,
+                        consumed: at,
+                        trailers,
+                    };
                 }
             }
         }
@@ -64,7 +83,8 @@ pub(crate) fn forward(head: &RequestHead, bytes: &[u8]) -> Vec<u8> {
         accepts_trailers: view.accepts_trailers(),
         ..ForwardOptions::default()
     };
-    out.request(&view, &plan).expect("a head that was accepted can be forwarded");
+    out.request(&view, &plan)
+        .expect("a head that was accepted can be forwarded");
     let mut sent = Vec::new();
     out.write_to(bytes, &mut sent);
     assert_eq!(sent.len(), out.byte_len());

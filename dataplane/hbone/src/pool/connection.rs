@@ -26,7 +26,9 @@ use super::{PoolConfig, Steering, TunnelTarget};
 use crate::counts::{HboneCloseReason, HboneCounters};
 use crate::error::of_h2;
 use crate::first_write::Counted;
-use crate::{CONNECTION_WINDOW, DATA_FRAME_BUDGET, FlowAccount, HboneError, WindowGrowth, keep_alive};
+use crate::{
+    CONNECTION_WINDOW, DATA_FRAME_BUDGET, FlowAccount, HboneError, WindowGrowth, keep_alive,
+};
 
 /// Time that a connection has for an orderly close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -85,7 +87,10 @@ pub(super) struct PendingStream {
 
 impl PendingStream {
     pub(super) fn begin(connection: &Rc<PooledConnection>) -> Self {
-        Self { connection: connection.clone(), since: Instant::now() }
+        Self {
+            connection: connection.clone(),
+            since: Instant::now(),
+        }
     }
 
     pub(super) fn answered(mut self) {
@@ -126,14 +131,19 @@ impl PooledConnection {
             return None;
         }
         self.streams.set(self.streams.get() + 1);
-        self.streams_left.set(self.streams_left.get().saturating_sub(1));
+        self.streams_left
+            .set(self.streams_left.get().saturating_sub(1));
         self.turn.set(TURN.replace(TURN.get() + 1));
         Some(StreamLease(self.clone()))
     }
 
     /// Returns whether one more stream may start.
     pub(super) fn has_room(&self, streams_max: u32) -> bool {
-        let limit = self.sender.borrow().as_ref().map(|s| s.current_max_send_streams().min(streams_max as usize));
+        let limit = self
+            .sender
+            .borrow()
+            .as_ref()
+            .map(|s| s.current_max_send_streams().min(streams_max as usize));
         limit.is_some_and(|limit| (self.streams.get() as usize) < limit)
     }
 
@@ -181,7 +191,9 @@ impl PooledConnection {
         let is_gone = {
             let mut sender = self.sender.borrow_mut();
             let mut none = Context::from_waker(Waker::noop());
-            sender.as_mut().is_some_and(|sender| matches!(sender.poll_ready(&mut none), Poll::Ready(Err(_))))
+            sender
+                .as_mut()
+                .is_some_and(|sender| matches!(sender.poll_ready(&mut none), Poll::Ready(Err(_))))
         };
         if is_gone {
             self.retire(HboneCloseReason::Closed);
@@ -211,7 +223,11 @@ impl PooledConnection {
     /// Resolves when there was no stream for `limit`.
     async fn quiet(&self, limit: Duration) {
         loop {
-            let until = if self.streams.get() > 0 { Instant::now() + limit } else { self.quiet_since.get() + limit };
+            let until = if self.streams.get() > 0 {
+                Instant::now() + limit
+            } else {
+                self.quiet_since.get() + limit
+            };
             if until <= Instant::now() {
                 return;
             }
@@ -242,15 +258,31 @@ async fn connect(
 ) -> Result<TcpStream, SysError> {
     let (netns, address) = (target.netns.as_deref(), target.address);
     let bind = config.sources.source_for(address.ip());
-    let any = ConnectOptions { bind, mark: target.mark, timeout: config.connect_timeout, ..ConnectOptions::default() };
-    let Some((steering, bucket)) = bucket else { return sys::connect(netns, address, &any).await };
+    let any = ConnectOptions {
+        bind,
+        mark: target.mark,
+        timeout: config.connect_timeout,
+        ..ConnectOptions::default()
+    };
+    let Some((steering, bucket)) = bucket else {
+        return sys::connect(netns, address, &any).await;
+    };
     let source = SocketAddr::new(steering.source, 0);
-    for port in steering.ports(bucket, address.port(), rand::random()).take(PORT_TRIES) {
-        let options = ConnectOptions { bind: Some(source), source_port: Some(port), ..any };
+    for port in steering
+        .ports(bucket, address.port(), rand::random())
+        .take(PORT_TRIES)
+    {
+        let options = ConnectOptions {
+            bind: Some(source),
+            source_port: Some(port),
+            ..any
+        };
         match sys::connect(netns, address, &options).await {
             Ok(tcp) => {
                 // The kernel ignores a port outside its range.
-                counters.unsteered.add(u64::from(tcp.local_addr().is_ok_and(|own| own.port() != port)));
+                counters.unsteered.add(u64::from(
+                    tcp.local_addr().is_ok_and(|own| own.port() != port),
+                ));
                 return Ok(tcp);
             }
             // The port is in use, or the kernel has no such option.
@@ -266,7 +298,8 @@ async fn connect(
 /// Returns whether a connect failed because of the peer, and not because of its source port.
 fn is_refused_by_peer(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{AddrInUse, AddrNotAvailable};
-    !matches!(error.kind(), AddrInUse | AddrNotAvailable) && error.raw_os_error() != Some(libc::ENOPROTOOPT)
+    !matches!(error.kind(), AddrInUse | AddrNotAvailable)
+        && error.raw_os_error() != Some(libc::ENOPROTOOPT)
 }
 
 /// Establishes a connection: TCP, TLS and HTTP/2.
@@ -278,11 +311,19 @@ pub(super) async fn establish(
     counters: &HboneCounters,
 ) -> Result<NewConnection, HboneError> {
     let address = target.address;
-    let tls_error = |e| HboneError::Tls { address, source: Arc::new(e) };
-    let tcp = connect(config, target, bucket, counters).await.map_err(|e| HboneError::Connect(Arc::new(e)))?;
+    let tls_error = |e| HboneError::Tls {
+        address,
+        source: Arc::new(e),
+    };
+    let tcp = connect(config, target, bucket, counters)
+        .await
+        .map_err(|e| HboneError::Connect(Arc::new(e)))?;
     // The same certificate must be used for the handshake and recorded as the presented credential.
     let identity = target.source.pinned().map_err(tls_error)?;
-    let (tls, peer) = identity.connect(tcp, &target.expected).await.map_err(tls_error)?;
+    let (tls, peer) = identity
+        .connect(tcp, &target.expected)
+        .await
+        .map_err(tls_error)?;
     let (standing, worn) = (tls.peer_trust().clone(), tls.rotate_hint());
     let received = Rc::<Cell<u64>>::default();
     let growth = WindowGrowth::begin(STREAM_WINDOW_MAX, account.clone(), received.clone());
@@ -295,10 +336,23 @@ pub(super) async fn establish(
         .max_send_buffer_size(CLIENT_SEND_BUFFER)
         .data_frame_budget(DATA_FRAME_BUDGET)
         .enable_push(false)
-        .handshake(Counted { io: tls, read: received.clone() })
+        .handshake(Counted {
+            io: tls,
+            read: received.clone(),
+        })
         .await
         .map_err(|e| of_h2(address, "", &e))?;
-    Ok(NewConnection { send, h2, growth, account, received, proof: identity.proof().clone(), peer, standing, worn })
+    Ok(NewConnection {
+        send,
+        h2,
+        growth,
+        account,
+        received,
+        proof: identity.proof().clone(),
+        peer,
+        standing,
+        worn,
+    })
 }
 
 impl NewConnection {
@@ -308,8 +362,21 @@ impl NewConnection {
         serial: u64,
         place: u32,
         config: &PoolConfig,
-    ) -> (Rc<PooledConnection>, impl Future<Output = HboneCloseReason> + use<>) {
-        let Self { send, h2, growth, account, received, proof, peer, standing, worn } = self;
+    ) -> (
+        Rc<PooledConnection>,
+        impl Future<Output = HboneCloseReason> + use<>,
+    ) {
+        let Self {
+            send,
+            h2,
+            growth,
+            account,
+            received,
+            proof,
+            peer,
+            standing,
+            worn,
+        } = self;
         let connection = Rc::new(PooledConnection {
             serial,
             place,
@@ -329,8 +396,21 @@ impl NewConnection {
             retiring: Notify::new(),
             on_goaway: RefCell::default(),
         });
-        let idle = if place == 0 { config.idle } else { config.spread.idle };
-        (connection.clone(), drive(connection, (h2, growth), standing, worn, (config.ping, idle)))
+        let idle = if place == 0 {
+            config.idle
+        } else {
+            config.spread.idle
+        };
+        (
+            connection.clone(),
+            drive(
+                connection,
+                (h2, growth),
+                standing,
+                worn,
+                (config.ping, idle),
+            ),
+        )
     }
 }
 
@@ -345,12 +425,21 @@ async fn worn_out(worn: Option<RotateHint>) {
 /// Drives HTTP/2 until the connection ends, and returns the reason.
 async fn drive(
     connection: Rc<PooledConnection>,
-    (mut h2, mut growth): (h2::client::Connection<Counted<MtlsStream<TcpStream>>, Bytes>, WindowGrowth),
+    (mut h2, mut growth): (
+        h2::client::Connection<Counted<MtlsStream<TcpStream>>, Bytes>,
+        WindowGrowth,
+    ),
     mut standing: PeerTrustWatch,
     worn: Option<RotateHint>,
     (ping, idle): ((Duration, Duration), Duration),
 ) -> HboneCloseReason {
-    let h2_end = |r: Result<(), h2::Error>| if r.is_ok() { HboneCloseReason::Closed } else { HboneCloseReason::Error };
+    let h2_end = |r: Result<(), h2::Error>| {
+        if r.is_ok() {
+            HboneCloseReason::Closed
+        } else {
+            HboneCloseReason::Error
+        }
+    };
     let pings = h2.ping_pong();
     let (pinged, watched, expired) = (connection.clone(), connection.clone(), standing.expired());
     // The events are collected, so that a poll that brings only frames polls none of them.
@@ -394,7 +483,10 @@ async fn drive(
         r = &mut h2 => return connection.retired.get().unwrap_or(h2_end(r)),
     }
     // A retired connection lets its streams finish without a limit, but still detects a dead peer.
-    let why = connection.retired.get().unwrap_or(HboneCloseReason::Retired);
+    let why = connection
+        .retired
+        .get()
+        .unwrap_or(HboneCloseReason::Retired);
     let emptied = async {
         // A slow poll is sufficient, because it matters only for a peer that does not close in order.
         while connection.streams.get() > 0 {

@@ -84,14 +84,19 @@ impl Steering {
         };
         let mixed = low.wrapping_add(self.service.get().wrapping_mul(SERVICE_FACTOR) >> 16);
         let begin = mixed.reverse_bits() >> (u32::BITS - BUCKETS.ilog2());
-        begin.wrapping_add(config.position(nth)).wrapping_mul(STRIDE) as usize % BUCKETS
+        begin
+            .wrapping_add(config.position(nth))
+            .wrapping_mul(STRIDE) as usize
+            % BUCKETS
     }
 
     /// Returns source ports from which a connection to `port` leads to `bucket`, in an order that begins at `random`.
     pub fn ports(self, bucket: usize, port: u16, random: u16) -> impl Iterator<Item = u16> {
         let begin = random % PORTS.len() as u16;
         let all = (PORTS.start + begin..PORTS.end).chain(PORTS.start..PORTS.start + begin);
-        all.filter(move |own| tier::bucket(SocketAddr::new(self.source, *own), port, self.service) == bucket)
+        all.filter(move |own| {
+            tier::bucket(SocketAddr::new(self.source, *own), port, self.service) == bucket
+        })
     }
 }
 
@@ -106,15 +111,21 @@ pub(super) struct SpreadLoad {
 impl SpreadLoad {
     /// Counts a new stream in the rate.
     pub(super) fn record(&self, now: Instant) {
-        let since = self.last.replace(Some(now)).map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
-        self.begun.set(self.begun.get() * (-since.as_secs_f64() / RATE_WINDOW.as_secs_f64()).exp() + 1.0);
+        let since = self
+            .last
+            .replace(Some(now))
+            .map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
+        self.begun
+            .set(self.begun.get() * (-since.as_secs_f64() / RATE_WINDOW.as_secs_f64()).exp() + 1.0);
     }
 
     /// Returns the number of connections that the open streams and the rate of new ones justify.
     pub(super) fn target(&self, open: u32, config: &SpreadConfig) -> u32 {
         let rate = self.begun.get() / RATE_WINDOW.as_secs_f64();
         let by_rate = (rate / f64::from(config.rate_per_connection)).ceil() as u32;
-        open.div_ceil(config.streams_per_connection).max(by_rate).clamp(1, config.connections_max)
+        open.div_ceil(config.streams_per_connection)
+            .max(by_rate)
+            .clamp(1, config.connections_max)
     }
 }
 
@@ -125,7 +136,10 @@ mod tests {
     use super::*;
 
     fn steering(source: &str, service: u32) -> Steering {
-        Steering { source: source.parse().unwrap(), service: ServiceId::new(service).unwrap() }
+        Steering {
+            source: source.parse().unwrap(),
+            service: ServiceId::new(service).unwrap(),
+        }
     }
 
     #[test]
@@ -135,11 +149,18 @@ mod tests {
                 let mut seen = BTreeSet::new();
                 for nth in 0..BUCKETS as u32 / workers {
                     for worker in 0..workers {
-                        let config = SpreadConfig { worker: (worker, workers), ..SpreadConfig::default() };
+                        let config = SpreadConfig {
+                            worker: (worker, workers),
+                            ..SpreadConfig::default()
+                        };
                         seen.insert(steering(source, service).bucket(&config, nth));
                     }
                 }
-                assert_eq!(seen.len() as u32, BUCKETS as u32 / workers * workers, "{workers} workers of {source}");
+                assert_eq!(
+                    seen.len() as u32,
+                    BUCKETS as u32 / workers * workers,
+                    "{workers} workers of {source}"
+                );
             }
         }
     }
@@ -147,20 +168,31 @@ mod tests {
     /// The result must hold if the table assigns bucket heads in runs or in turns.
     #[test]
     fn few_connections_reach_most_of_six_replicas() {
-        let (runs, turns) = (|bucket: usize| bucket * 6 / BUCKETS, |bucket: usize| bucket % 6);
+        let (runs, turns) = (
+            |bucket: usize| bucket * 6 / BUCKETS,
+            |bucket: usize| bucket % 6,
+        );
         for last in 0..=255 {
             let steering = steering(&format!("10.1.0.{last}"), 7);
             let buckets = || (0..8).map(|nth| steering.bucket(&SpreadConfig::default(), nth));
-            let distinct = |heads: fn(usize) -> usize| buckets().map(heads).collect::<BTreeSet<_>>().len();
-            assert!(distinct(runs) >= 5 && distinct(turns) >= 3, "{last}: {:?}", buckets().collect::<Vec<_>>());
+            let distinct =
+                |heads: fn(usize) -> usize| buckets().map(heads).collect::<BTreeSet<_>>().len();
+            assert!(
+                distinct(runs) >= 5 && distinct(turns) >= 3,
+                "{last}: {:?}",
+                buckets().collect::<Vec<_>>()
+            );
         }
     }
 
     #[test]
     fn pods_with_one_connection_each_are_spread_over_all_buckets() {
-        let first = |last| steering(&format!("10.1.0.{last}"), 7).bucket(&SpreadConfig::default(), 0);
+        let first =
+            |last| steering(&format!("10.1.0.{last}"), 7).bucket(&SpreadConfig::default(), 0);
         assert_eq!((0..128).map(first).collect::<BTreeSet<_>>().len(), BUCKETS);
-        let of_services: BTreeSet<_> = (1..64).map(|id| steering("10.1.0.9", id).bucket(&SpreadConfig::default(), 0)).collect();
+        let of_services: BTreeSet<_> = (1..64)
+            .map(|id| steering("10.1.0.9", id).bucket(&SpreadConfig::default(), 0))
+            .collect();
         assert!(of_services.len() > 24, "{}", of_services.len());
     }
 
@@ -170,25 +202,51 @@ mod tests {
         for bucket in 0..BUCKETS {
             let ports: Vec<u16> = steering.ports(bucket, 15008, 65535).take(20).collect();
             assert_eq!(ports.len(), 20);
-            let leads = |port: &u16| tier::bucket(SocketAddr::new(steering.source, *port), 15008, steering.service);
-            assert!(ports.iter().all(|port| PORTS.contains(port) && leads(port) == bucket));
+            let leads = |port: &u16| {
+                tier::bucket(
+                    SocketAddr::new(steering.source, *port),
+                    15008,
+                    steering.service,
+                )
+            };
+            assert!(
+                ports
+                    .iter()
+                    .all(|port| PORTS.contains(port) && leads(port) == bucket)
+            );
         }
     }
 
     #[test]
     fn connections_follow_open_streams_and_a_rate_that_lasts() {
-        let config = SpreadConfig { streams_per_connection: 4, rate_per_connection: 5, ..SpreadConfig::default() };
+        let config = SpreadConfig {
+            streams_per_connection: 4,
+            rate_per_connection: 5,
+            ..SpreadConfig::default()
+        };
         let begun = Instant::now();
         let after = |per_second: u32, seconds: u32| {
             let load = SpreadLoad::default();
-            (0..per_second * seconds).for_each(|n| load.record(begun + Duration::from_secs(1) * n / per_second));
+            (0..per_second * seconds)
+                .for_each(|n| load.record(begun + Duration::from_secs(1) * n / per_second));
             load
         };
-        for (open, per_second, seconds, want) in
-            [(1, 1, 60, 1), (4, 0, 1, 1), (5, 0, 1, 2), (32, 0, 1, 8), (1000, 0, 1, 16), (1, 24, 60, 5), (1, 50, 1, 2), (1, 1000, 60, 16)]
-        {
+        for (open, per_second, seconds, want) in [
+            (1, 1, 60, 1),
+            (4, 0, 1, 1),
+            (5, 0, 1, 2),
+            (32, 0, 1, 8),
+            (1000, 0, 1, 16),
+            (1, 24, 60, 5),
+            (1, 50, 1, 2),
+            (1, 1000, 60, 16),
+        ] {
             let load = after(per_second, seconds);
-            assert_eq!(load.target(open, &config), want, "{open} open, {per_second}/s for {seconds} s");
+            assert_eq!(
+                load.target(open, &config),
+                want,
+                "{open} open, {per_second}/s for {seconds} s"
+            );
         }
         let load = after(24, 60);
         load.record(begun + Duration::from_secs(120));
@@ -198,6 +256,12 @@ mod tests {
     #[test]
     fn ages_differ_by_a_fifth() {
         let config = SpreadConfig::default();
-        assert_eq!((config.age_limit(0.0).as_secs(), config.age_limit(1.0).as_secs()), (480, 720));
+        assert_eq!(
+            (
+                config.age_limit(0.0).as_secs(),
+                config.age_limit(1.0).as_secs()
+            ),
+            (480, 720)
+        );
     }
 }

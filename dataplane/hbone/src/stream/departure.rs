@@ -32,7 +32,10 @@ impl Departures {
     /// Returns the payload in the form that must be sent.
     pub(super) fn track(&self, payload: Bytes) -> Bytes {
         self.0.fetch_add(1, Ordering::Relaxed);
-        Bytes::from_owner(TrackedPayload { payload, among: self.clone() })
+        Bytes::from_owner(TrackedPayload {
+            payload,
+            among: self.clone(),
+        })
     }
 
     pub(super) fn are_over(&self) -> bool {
@@ -48,9 +51,15 @@ mod tests {
     fn a_payload_departs_when_its_last_holder_drops_it() {
         let departures = Departures::default();
         assert!(departures.are_over());
-        let (end, mut data) = (departures.track(Bytes::new()), departures.track(Bytes::from_static(b"abc")));
+        let (end, mut data) = (
+            departures.track(Bytes::new()),
+            departures.track(Bytes::from_static(b"abc")),
+        );
         let first = data.split_to(1);
-        assert_eq!((&first[..], &data[..], end.is_empty()), (&b"a"[..], &b"bc"[..], true));
+        assert_eq!(
+            (&first[..], &data[..], end.is_empty()),
+            (&b"a"[..], &b"bc"[..], true)
+        );
         drop((end, first));
         assert!(!departures.are_over());
         drop(data);

@@ -11,7 +11,12 @@ use tokio::io::AsyncWrite;
 use super::HboneStream;
 
 impl Leg for HboneStream {
-    fn poll_chunk(&mut self, cx: &mut Context<'_>, _: &mut BytesMut, _: usize) -> Poll<io::Result<Option<Bytes>>> {
+    fn poll_chunk(
+        &mut self,
+        cx: &mut Context<'_>,
+        _: &mut BytesMut,
+        _: usize,
+    ) -> Poll<io::Result<Option<Bytes>>> {
         HboneStream::poll_chunk(self, cx)
     }
     fn poll_send(&mut self, cx: &mut Context<'_>, data: &mut Bytes) -> Poll<io::Result<usize>> {

@@ -25,9 +25,15 @@ const GAUGE: &str = "canal_hbone_connections_without_credit ";
 const COUNTER: &str = "canal_hbone_streams_without_credit_total ";
 
 /// Answers a CONNECT. A tunnel to `READS_LATER` is read from the moment at which the sender has `true`.
-async fn serve(request: Request<h2::RecvStream>, mut respond: SendResponse<Bytes>, mut reads: watch::Receiver<bool>) {
+async fn serve(
+    request: Request<h2::RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    mut reads: watch::Receiver<bool>,
+) {
     let mut send = respond.send_response(Response::new(()), false).unwrap();
-    if request.uri().port_u16() == Some(READS_LATER) && reads.wait_for(|reads| *reads).await.is_err() {
+    if request.uri().port_u16() == Some(READS_LATER)
+        && reads.wait_for(|reads| *reads).await.is_err()
+    {
         return;
     }
     let mut body = request.into_body();
@@ -52,7 +58,9 @@ async fn coupled(config: PoolConfig) -> (Rc<HboneFixture>, watch::Sender<bool>) 
             tokio::task::spawn_local(async move {
                 let (tls, _) = server.accept(tcp).await.unwrap();
                 let mut windows = h2::server::Builder::new();
-                windows.initial_window_size(WINDOW as u32).initial_connection_window_size(WINDOW as u32);
+                windows
+                    .initial_window_size(WINDOW as u32)
+                    .initial_connection_window_size(WINDOW as u32);
                 let mut connection = windows.handshake::<_, Bytes>(tls).await.unwrap();
                 while let Some(Ok((request, respond))) = connection.accept().await {
                     tokio::task::spawn_local(serve(request, respond, reads.clone()));
@@ -66,7 +74,11 @@ async fn coupled(config: PoolConfig) -> (Rc<HboneFixture>, watch::Sender<bool>) 
 async fn open(rig: &HboneFixture, is_spread: bool, port: u16) -> HboneStream {
     let to = ConnectAuthority::Name("app.example".into(), port);
     let opened = match is_spread {
-        true => rig.pool.open_spread(&rig.target, None, &to, HeaderMap::new(), None).await,
+        true => {
+            rig.pool
+                .open_spread(&rig.target, None, &to, HeaderMap::new(), None)
+                .await
+        }
         false => rig.pool.open(&rig.target, &to, HeaderMap::new()).await,
     };
     opened.unwrap().stream
@@ -93,13 +105,22 @@ fn begin_exchange(rig: &Rc<HboneFixture>, is_spread: bool) -> JoinHandle<()> {
 }
 
 async fn ended<T>(what: &str, work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(canal_timing::deadline(ms(2_000)), work).await.unwrap_or_else(|_| panic!("it waits for ever: {what}"))
+    tokio::time::timeout(canal_timing::deadline(ms(2_000)), work)
+        .await
+        .unwrap_or_else(|_| panic!("it waits for ever: {what}"))
 }
 
 /// Returns a configuration whose spread opens one connection for these few streams.
 fn one_connection() -> PoolConfig {
-    let spread = SpreadConfig { streams_per_connection: 100, rate_per_connection: 1_000, ..SpreadConfig::default() };
-    PoolConfig { spread, ..PoolConfig::default() }
+    let spread = SpreadConfig {
+        streams_per_connection: 100,
+        rate_per_connection: 1_000,
+        ..SpreadConfig::default()
+    };
+    PoolConfig {
+        spread,
+        ..PoolConfig::default()
+    }
 }
 
 #[test]
@@ -111,13 +132,27 @@ fn a_connection_without_credit_is_passed_by_until_credit_comes() {
             let waiting = begin_exchange(&rig, is_spread);
             until("the connection is counted", || rig.metric(GAUGE) == 1).await;
             assert_eq!((rig.pool.size(), waiting.is_finished()), ((1, 2), false));
-            ended("a new stream, on another connection", exchange(&rig, is_spread)).await;
+            ended(
+                "a new stream, on another connection",
+                exchange(&rig, is_spread),
+            )
+            .await;
             assert_eq!(rig.pool.size().0, 2);
             read_now.send(true).unwrap();
             ended("the stream that waited", waiting).await.unwrap();
-            until("the connection is no longer counted", || rig.metric(GAUGE) == 0).await;
+            until("the connection is no longer counted", || {
+                rig.metric(GAUGE) == 0
+            })
+            .await;
             ended("a stream on either connection", exchange(&rig, is_spread)).await;
-            assert_eq!((rig.pool.size().0, rig.metric("canal_hbone_handshakes_total"), rig.metric(COUNTER)), (2, 2, 0));
+            assert_eq!(
+                (
+                    rig.pool.size().0,
+                    rig.metric("canal_hbone_handshakes_total"),
+                    rig.metric(COUNTER)
+                ),
+                (2, 2, 0)
+            );
             drop(stalled);
         });
     }
@@ -132,11 +167,17 @@ fn a_peer_gets_no_more_connections_when_four_have_no_credit() {
             for n in 1..=WITHHELD_CONNECTIONS_MAX {
                 stalled.push(ended("a tunnel on a new connection", stall(&rig, is_spread)).await);
                 waiting.push(begin_exchange(&rig, is_spread));
-                until("the connection is counted", || rig.metric(GAUGE) == n as u64).await;
+                until("the connection is counted", || {
+                    rig.metric(GAUGE) == n as u64
+                })
+                .await;
                 assert_eq!((rig.pool.size().0, rig.metric(COUNTER)), (n, 0));
             }
             waiting.push(begin_exchange(&rig, is_spread));
-            until("it is placed on one of the four", || rig.metric(COUNTER) == 1).await;
+            until("it is placed on one of the four", || {
+                rig.metric(COUNTER) == 1
+            })
+            .await;
             assert_eq!(rig.pool.size().0, WITHHELD_CONNECTIONS_MAX);
             read_now.send(true).unwrap();
             for waiting in waiting {
@@ -168,9 +209,17 @@ fn a_connection_without_credit_and_streams_is_closed() {
 fn spread_streams_use_the_connection_that_has_credit_while_four_have_none() {
     run(async {
         let most = WITHHELD_CONNECTIONS_MAX + 1;
-        let spread =
-            SpreadConfig { streams_per_connection: 1, rate_per_connection: 1_000, connections_max: most as u32, ..SpreadConfig::default() };
-        let (rig, read_now) = coupled(PoolConfig { spread, ..PoolConfig::default() }).await;
+        let spread = SpreadConfig {
+            streams_per_connection: 1,
+            rate_per_connection: 1_000,
+            connections_max: most as u32,
+            ..SpreadConfig::default()
+        };
+        let (rig, read_now) = coupled(PoolConfig {
+            spread,
+            ..PoolConfig::default()
+        })
+        .await;
         let mut first = Vec::new();
         while rig.pool.size().0 < most {
             first.push(open(&rig, true, ECHO).await);
@@ -184,11 +233,20 @@ fn spread_streams_use_the_connection_that_has_credit_while_four_have_none() {
             held.push(stall(&rig, true).await);
         }
         held.push(open(&rig, true, ECHO).await);
-        let waiting: Vec<_> = (0..WITHHELD_CONNECTIONS_MAX).map(|_| begin_exchange(&rig, true)).collect();
-        until("four are counted", || rig.metric(GAUGE) == WITHHELD_CONNECTIONS_MAX as u64).await;
+        let waiting: Vec<_> = (0..WITHHELD_CONNECTIONS_MAX)
+            .map(|_| begin_exchange(&rig, true))
+            .collect();
+        until("four are counted", || {
+            rig.metric(GAUGE) == WITHHELD_CONNECTIONS_MAX as u64
+        })
+        .await;
         for _ in 0..WITHHELD_CONNECTIONS_MAX {
             held.push(open(&rig, true, ECHO).await);
-            ended("a new stream, on the connection that has credit", exchange(&rig, true)).await;
+            ended(
+                "a new stream, on the connection that has credit",
+                exchange(&rig, true),
+            )
+            .await;
         }
         assert_eq!((rig.pool.size().0, rig.metric(COUNTER)), (most, 0));
         read_now.send(true).unwrap();

@@ -19,8 +19,8 @@ use tokio::net::TcpListener;
 use tokio::task::LocalSet;
 
 use crate::{
-    ConnectAuthority, ConnectResult, HboneCounters, HboneError, HbonePool, IncomingConnect, OpenTunnel, PoolConfig, ServerConfig,
-    TunnelTarget, serve,
+    ConnectAuthority, ConnectResult, HboneCounters, HboneError, HbonePool, IncomingConnect,
+    OpenTunnel, PoolConfig, ServerConfig, TunnelTarget, serve,
 };
 
 pub(super) const ALICE: &str = "spiffe://alpha.example/ns/shop/sa/alice";
@@ -42,9 +42,14 @@ pub(super) struct HboneFixture {
 
 /// Runs a test where `spawn_local` works, and fails it if it hangs.
 pub(super) fn run(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     LocalSet::new().block_on(&runtime, async {
-        tokio::time::timeout(canal_timing::deadline(Duration::from_secs(30)), test).await.expect("the test hangs");
+        tokio::time::timeout(canal_timing::deadline(Duration::from_secs(30)), test)
+            .await
+            .expect("the test hangs");
     });
 }
 
@@ -91,14 +96,34 @@ impl HboneFixture {
         renew.replace(ca.issue(&identity(ALICE)));
         let expected: Arc<[Identity]> = Arc::from([identity(BOB)]);
         let store = TrustStore::new(&registry);
-        let source = ClientIdentity::new(credential).trusting(store.view(&"alpha".parse().unwrap()));
-        let target = TunnelTarget { source, expected, address, netns: None, mark: None };
+        let source =
+            ClientIdentity::new(credential).trusting(store.view(&"alpha".parse().unwrap()));
+        let target = TunnelTarget {
+            source,
+            expected,
+            address,
+            netns: None,
+            mark: None,
+        };
         let pool = HbonePool::new(config, counters.clone());
-        Self { ca, registry, counters, pool, target, store, renew, served: Rc::default() }
+        Self {
+            ca,
+            registry,
+            counters,
+            pool,
+            target,
+            store,
+            renew,
+            served: Rc::default(),
+        }
     }
 
     /// Creates a pool and a server on loopback whose CONNECT requests go to `handler`.
-    pub(super) async fn new<F, R>(config: PoolConfig, server: ServerConfig, handler: F) -> (Self, DrainTrigger)
+    pub(super) async fn new<F, R>(
+        config: PoolConfig,
+        server: ServerConfig,
+        handler: F,
+    ) -> (Self, DrainTrigger)
     where
         F: Fn(IncomingConnect) -> R + Clone + 'static,
         R: Future<Output = ()> + 'static,
@@ -111,12 +136,21 @@ impl HboneFixture {
     }
 
     /// Accepts until `drain` begins; connections drain with it.
-    pub(super) fn listen<F, R>(&self, listener: TcpListener, config: ServerConfig, drain: DrainWatcher, handler: F)
-    where
+    pub(super) fn listen<F, R>(
+        &self,
+        listener: TcpListener,
+        config: ServerConfig,
+        drain: DrainWatcher,
+        handler: F,
+    ) where
         F: Fn(IncomingConnect) -> R + Clone + 'static,
         R: Future<Output = ()> + 'static,
     {
-        let identity = ServerIdentity::new(TenantName::new("alpha").unwrap(), self.ca.credential(&identity(BOB))).trusting(self.trust());
+        let identity = ServerIdentity::new(
+            TenantName::new("alpha").unwrap(),
+            self.ca.credential(&identity(BOB)),
+        )
+        .trusting(self.trust());
         let (counters, served) = (self.counters.clone(), self.served.clone());
         tokio::task::spawn_local(async move {
             loop {
@@ -124,7 +158,8 @@ impl HboneFixture {
                     accepted = listener.accept() => accepted.unwrap().0,
                     () = drain.draining() => return,
                 };
-                let (identity, config, counters) = (identity.clone(), config.clone(), counters.clone());
+                let (identity, config, counters) =
+                    (identity.clone(), config.clone(), counters.clone());
                 let (served, drain, handler) = (served.clone(), drain.clone(), handler.clone());
                 tokio::task::spawn_local(async move {
                     let result = match identity.accept(tcp).await {
@@ -134,7 +169,9 @@ impl HboneFixture {
                                     tokio::task::spawn_local(handler(incoming));
                                 }
                             };
-                            serve(io, peer, &config, &counters, drain, hand_out).await.map_err(|e| e.to_string())
+                            serve(io, peer, &config, &counters, drain, hand_out)
+                                .await
+                                .map_err(|e| e.to_string())
                         }
                         Err(e) => Err(e.to_string()),
                     };
@@ -150,23 +187,35 @@ impl HboneFixture {
 
     /// Issues a certificate with this serial number, by which revocation lists refer to it.
     pub(super) fn numbered(&self, id: &str, serial: u64) -> Certificate {
-        let i = self.ca.issue_with(&identity(id), |p| p.serial_number = Some(serial.into()));
+        let i = self
+            .ca
+            .issue_with(&identity(id), |p| p.serial_number = Some(serial.into()));
         Certificate::from_pem(&i.key, &i.chain, &self.ca.root_pem()).unwrap()
     }
 
     pub(super) fn revoke(&self, serials: &[u64]) {
-        self.store.replace([self.ca.bundle("alpha", "alpha.example", false, vec![self.ca.revocations(serials)])]).unwrap();
+        self.store
+            .replace([self.ca.bundle(
+                "alpha",
+                "alpha.example",
+                false,
+                vec![self.ca.revocations(serials)],
+            )])
+            .unwrap();
     }
 
     pub(super) async fn open(&self) -> Result<OpenTunnel, HboneError> {
-        self.pool.open(&self.target, &authority(), HeaderMap::new()).await
+        self.pool
+            .open(&self.target, &authority(), HeaderMap::new())
+            .await
     }
 
     /// Returns the value of the metric line that starts with `start`.
     pub(super) fn metric(&self, start: &str) -> u64 {
         let text = self.registry.render();
         let line = text.lines().find(|l| l.starts_with(start));
-        line.and_then(|l| l.rsplit(' ').next()).map_or(0, |v| v.parse().unwrap())
+        line.and_then(|l| l.rsplit(' ').next())
+            .map_or(0, |v| v.parse().unwrap())
     }
 }
 

@@ -19,13 +19,20 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{LocalSet, spawn_local};
 
 use super::fixture::{ALICE, BOB, echo, ms};
-use crate::{ConnectResult, HboneCounters, HbonePool, PoolConfig, ServerConfig, TunnelTarget, serve};
+use crate::{
+    ConnectResult, HboneCounters, HbonePool, PoolConfig, ServerConfig, TunnelTarget, serve,
+};
 
 type KernelCaseFn = fn() -> Pin<Box<dyn Future<Output = ()>>>;
 /// Cases that run inside user-mode Linux, by name.
 const INSIDE: [(&str, KernelCaseFn); 2] = [
-    ("a key server's handshake is handed over", || Box::pin(both_ends_are_the_kernels())),
-    ("a pool's connection that is worn is followed by another", || Box::pin(worn_connections_are_followed_by_others())),
+    ("a key server's handshake is handed over", || {
+        Box::pin(both_ends_are_the_kernels())
+    }),
+    (
+        "a pool's connection that is worn is followed by another",
+        || Box::pin(worn_connections_are_followed_by_others()),
+    ),
 ];
 
 /// Boots user-mode Linux and lets it run [`inside`].
@@ -33,7 +40,10 @@ const INSIDE: [(&str, KernelCaseFn); 2] = [
 fn remote_handshakes_are_handed_to_a_kernel_that_has_tls() {
     let said = user_mode_linux::run("tests::kernel::inside");
     for (name, _) in INSIDE {
-        assert!(said.contains(&format!("lab: ok {name}\n")), "not said: {name}\n{said}");
+        assert!(
+            said.contains(&format!("lab: ok {name}\n")),
+            "not said: {name}\n{said}"
+        );
     }
     assert!(said.contains("lab: all done\n"), "{said}");
 }
@@ -45,9 +55,14 @@ fn inside() {
         modules.load(&user_mode_linux::TLS);
         modules.load(&user_mode_linux::CIPHER);
         for (name, case) in INSIDE {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
             runtime
-                .block_on(async { tokio::time::timeout(canal_timing::deadline(ms(30_000)), case()).await })
+                .block_on(async {
+                    tokio::time::timeout(canal_timing::deadline(ms(30_000)), case()).await
+                })
                 .unwrap_or_else(|_| panic!("hangs: {name}"));
             user_mode_linux::say(&format!("ok {name}"));
         }
@@ -72,31 +87,57 @@ struct RemoteKeyFixture {
 
 impl RemoteKeyFixture {
     async fn new() -> Self {
-        let (registry, components, ca) = (Registry::new(), TestCa::new("components"), Arc::new(TestCa::new("alpha")));
+        let (registry, components, ca) = (
+            Registry::new(),
+            TestCa::new("components"),
+            Arc::new(TestCa::new("alpha")),
+        );
         let server = FakeKeyServer::start(&components, "ks1").await;
         for id in [ALICE, BOB] {
             server.hold(id, ca.issue(&identity(id)));
         }
         let me = identity("spiffe://components.canal/ns/canal-system/sa/gateway.r1");
         let servers = vec![parse_key_server(&format!("az1=ks1@{}", server.address)).unwrap()];
-        let config = KeyClientConfig { az: "az1".parse().unwrap(), servers, me: me.clone(), trip: ms(500) * canal_timing::slack() };
+        let config = KeyClientConfig {
+            az: "az1".parse().unwrap(),
+            servers,
+            me: me.clone(),
+            trip: ms(500) * canal_timing::slack(),
+        };
         let store = TrustStore::new(&registry);
         let requester = KeyClient::start(config, components.credential(&me), &store, &registry);
-        store.replace([ca.bundle("alpha", "alpha.example", false, vec![])]).unwrap();
-        Self { registry, ca, requester, store, _server: server }
+        store
+            .replace([ca.bundle("alpha", "alpha.example", false, vec![])])
+            .unwrap();
+        Self {
+            registry,
+            ca,
+            requester,
+            store,
+            _server: server,
+        }
     }
 
     fn pair(&self, id: &str, location: KeyLocation) -> (ServerIdentity, ClientIdentity) {
-        let policy = KeyPolicy { location, algorithm: KeyAlgorithm::EcdsaP256, local_fallback: false };
+        let policy = KeyPolicy {
+            location,
+            algorithm: KeyAlgorithm::EcdsaP256,
+            local_fallback: false,
+        };
         let ca = self.ca.clone();
-        let factory = ClientIdentityFactory::of(Arc::new(move |id| ca.credential(id)), Some(self.requester.clone()), self.store.clone());
+        let factory = ClientIdentityFactory::of(
+            Arc::new(move |id| ca.credential(id)),
+            Some(self.requester.clone()),
+            self.store.clone(),
+        );
         factory.pair(&"alpha".parse().unwrap(), &policy, &identity(id))
     }
 
     fn metric(&self, start: &str) -> u64 {
         let text = self.registry.render();
         let line = text.lines().find(|l| l.starts_with(start));
-        line.and_then(|l| l.rsplit(' ').next()).map_or(0, |v| v.parse().unwrap())
+        line.and_then(|l| l.rsplit(' ').next())
+            .map_or(0, |v| v.parse().unwrap())
     }
 }
 
@@ -124,7 +165,11 @@ async fn converse(mut a: MtlsStream<TcpStream>, mut b: MtlsStream<TcpStream>) {
 
 /// Checks that both ends with remote keys are handed to the kernel, and that a client with a local key is not.
 async fn both_ends_are_the_kernels() {
-    let (rig, pair, again) = (RemoteKeyFixture::new().await, tcp_pair().await, tcp_pair().await);
+    let (rig, pair, again) = (
+        RemoteKeyFixture::new().await,
+        tcp_pair().await,
+        tcp_pair().await,
+    );
     let (server, _) = rig.pair(BOB, KeyLocation::KeyServer);
     let (_, remote) = rig.pair(ALICE, KeyLocation::KeyServer);
     let (_, local) = rig.pair(ALICE, KeyLocation::Local);
@@ -135,7 +180,10 @@ async fn both_ends_are_the_kernels() {
         assert!(s.is_kernel() && s.is_remote() && c.is_kernel() == is_kernel);
         converse(c, s).await;
     }
-    assert_eq!(rig.metric("canal_tls_kernel_connections_total{result=\"kernel\"}"), 3);
+    assert_eq!(
+        rig.metric("canal_tls_kernel_connections_total{result=\"kernel\"}"),
+        3
+    );
     assert_eq!(rig.metric("canal_tls_kernel_available"), 1);
 }
 
@@ -159,15 +207,27 @@ async fn worn_connections_are_followed_by_others() {
                 let (io, peer) = server.accept(tcp).await.unwrap();
                 assert!(io.is_kernel());
                 let each = |asked: ConnectResult| drop(spawn_local(echo(asked.unwrap())));
-                serve(io, peer, &ServerConfig::default(), &counters, drain, each).await.unwrap();
+                serve(io, peer, &ServerConfig::default(), &counters, drain, each)
+                    .await
+                    .unwrap();
             });
         }
     });
     let pool = HbonePool::new(PoolConfig::default(), counters);
-    let target = TunnelTarget { source, expected: bob(), address, netns: None, mark: None };
+    let target = TunnelTarget {
+        source,
+        expected: bob(),
+        address,
+        netns: None,
+        mark: None,
+    };
     let tunnels = async {
         for n in 0..600u32 {
-            let mut tunnel = pool.open(&target, &"10.1.1.2:80".parse().unwrap(), HeaderMap::new()).await.unwrap().stream;
+            let mut tunnel = pool
+                .open(&target, &"10.1.1.2:80".parse().unwrap(), HeaderMap::new())
+                .await
+                .unwrap()
+                .stream;
             tunnel.write_all(&n.to_be_bytes()).await.unwrap();
             tunnel.shutdown().await.unwrap();
             let mut got = Vec::new();
@@ -178,6 +238,12 @@ async fn worn_connections_are_followed_by_others() {
     all.run_until(tunnels).await;
     let retired = rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"retired\"}");
     assert_eq!(retired > 1, wear, "{}", rig.registry.render());
-    assert_eq!(rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"error\"}"), 0);
-    assert_eq!(rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"error\"}"), 0);
+    assert_eq!(
+        rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"error\"}"),
+        0
+    );
+    assert_eq!(
+        rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"error\"}"),
+        0
+    );
 }

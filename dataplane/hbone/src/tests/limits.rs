@@ -11,13 +11,16 @@ use http::HeaderMap;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use super::fixture::{ALICE, BOB, HboneFixture, authority, echo, hold, listen_again, ms, run, until};
+use super::fixture::{
+    ALICE, BOB, HboneFixture, authority, echo, hold, listen_again, ms, run, until,
+};
 use crate::{ConnectResult, HboneError, IncomingConnect, PoolConfig, ServerConfig, serve};
 
 #[test]
 fn a_crowd_waits_for_one_handshake() {
     run(async {
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let (rig, _t) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let opened = join_all((0..80).map(|_| rig.open())).await;
         assert!(opened.iter().all(|o| o.as_ref().is_ok_and(|o| !o.reused)));
         assert_eq!(rig.metric("canal_hbone_handshakes_total"), 1);
@@ -31,7 +34,8 @@ fn a_crowd_waits_for_one_handshake() {
 #[test]
 fn the_hundred_and_first_stream_opens_a_second_connection() {
     run(async {
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let (rig, _t) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let opened = join_all((0..101).map(|_| rig.open())).await;
         assert!(opened.iter().all(Result::is_ok));
         assert_eq!(rig.pool.size(), (2, 101));
@@ -41,7 +45,10 @@ fn the_hundred_and_first_stream_opens_a_second_connection() {
 #[test]
 fn the_peers_own_limit_counts_too() {
     run(async {
-        let server = ServerConfig { streams_max: 2, ..ServerConfig::default() };
+        let server = ServerConfig {
+            streams_max: 2,
+            ..ServerConfig::default()
+        };
         let (rig, _t) = HboneFixture::new(PoolConfig::default(), server, hold).await;
         let mut opened = Vec::new();
         for _ in 0..5 {
@@ -54,8 +61,14 @@ fn the_peers_own_limit_counts_too() {
 #[test]
 fn a_peer_that_allows_no_stream_is_given_up() {
     run(async {
-        let server = ServerConfig { streams_max: 0, ..ServerConfig::default() };
-        let config = PoolConfig { answer_timeout: ms(300), ..PoolConfig::default() };
+        let server = ServerConfig {
+            streams_max: 0,
+            ..ServerConfig::default()
+        };
+        let config = PoolConfig {
+            answer_timeout: ms(300),
+            ..PoolConfig::default()
+        };
         let (rig, _t) = HboneFixture::new(config, server, hold).await;
         // The first stream is sent before the peer's settings are known, and is refused or never sent.
         for _ in 0..4 {
@@ -70,12 +83,19 @@ fn a_peer_that_allows_no_stream_is_given_up() {
 fn a_limit_for_dead_peers_ends_no_attempt_at_a_peer_that_answers_pings() {
     run(async {
         let limit = ms(100) * canal_timing::slack();
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), move |incoming: IncomingConnect| async move {
-            tokio::time::sleep(limit * 5 / 2).await;
-            hold(incoming).await;
-        })
+        let (rig, _t) = HboneFixture::new(
+            PoolConfig::default(),
+            ServerConfig::default(),
+            move |incoming: IncomingConnect| async move {
+                tokio::time::sleep(limit * 5 / 2).await;
+                hold(incoming).await;
+            },
+        )
         .await;
-        let opened = rig.pool.open_unless_dead(&rig.target, &authority(), HeaderMap::new(), limit).await;
+        let opened = rig
+            .pool
+            .open_unless_dead(&rig.target, &authority(), HeaderMap::new(), limit)
+            .await;
         assert!(opened.is_ok(), "{opened:?}");
         assert_eq!(rig.metric("canal_hbone_handshakes_total"), 1);
 
@@ -87,8 +107,14 @@ fn a_limit_for_dead_peers_ends_no_attempt_at_a_peer_that_answers_pings() {
             if is_established {
                 tokio::task::spawn_local(stopping_peer(&rig, listener.take().unwrap(), false));
             }
-            let opened = rig.pool.open_unless_dead(&rig.target, &authority(), HeaderMap::new(), limit).await;
-            assert!(matches!(opened, Err(HboneError::Timeout { limit: after, .. }) if after == limit), "{opened:?}");
+            let opened = rig
+                .pool
+                .open_unless_dead(&rig.target, &authority(), HeaderMap::new(), limit)
+                .await;
+            assert!(
+                matches!(opened, Err(HboneError::Timeout { limit: after, .. }) if after == limit),
+                "{opened:?}"
+            );
             assert_eq!(rig.pool.size().0, usize::from(is_established));
         }
     });
@@ -97,27 +123,42 @@ fn a_limit_for_dead_peers_ends_no_attempt_at_a_peer_that_answers_pings() {
 #[test]
 fn a_failed_handshake_fails_the_whole_crowd_and_leaves_nothing() {
     run(async {
-        let (mut rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
-        rig.target.expected = std::sync::Arc::from([identity("spiffe://alpha.example/ns/shop/sa/carol")]);
+        let (mut rig, _t) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        rig.target.expected =
+            std::sync::Arc::from([identity("spiffe://alpha.example/ns/shop/sa/carol")]);
         let opened = join_all((0..10).map(|_| rig.open())).await;
         for o in &opened {
             let e = o.as_ref().unwrap_err();
-            assert!(matches!(e, HboneError::Tls { .. }) && e.flag() == "TLS_FAILURE" && e.to_string().contains(BOB), "{e}");
+            assert!(
+                matches!(e, HboneError::Tls { .. })
+                    && e.flag() == "TLS_FAILURE"
+                    && e.to_string().contains(BOB),
+                "{e}"
+            );
         }
         assert_eq!(rig.metric("canal_hbone_handshake_failures_total"), 1);
         assert_eq!(rig.pool.size(), (0, 0));
         // No process listens on this address.
-        let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        let free = TcpListener::bind("127.0.0.1:0")
+            .await
+            .unwrap()
+            .local_addr()
+            .unwrap();
         rig.target.address = free;
         let e = rig.open().await.unwrap_err();
-        assert!(matches!(e, HboneError::Connect(_)) && e.flag() == "CONNECT", "{e}");
+        assert!(
+            matches!(e, HboneError::Connect(_)) && e.flag() == "CONNECT",
+            "{e}"
+        );
     });
 }
 
 #[test]
 fn the_first_of_a_crowd_may_leave() {
     run(async {
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let (rig, _t) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         // After one poll the stream has started to connect, and it leaves before the handshake has finished.
         let mut first = Box::pin(rig.open());
         assert!(futures::poll!(&mut first).is_pending());
@@ -130,31 +171,57 @@ fn the_first_of_a_crowd_may_leave() {
 #[test]
 fn a_server_that_refuses_the_clients_certificate_is_named() {
     run(async {
-        let (mut rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let (mut rig, _t) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let stranger = identity("spiffe://beta.example/ns/shop/sa/alice");
         // The foreign client's domain trusts the server's domain; the server's domain trusts only itself.
         let store = TrustStore::new(&rig.registry);
-        store.replace([rig.ca.bundle("beta", "alpha.example", true, vec![])]).unwrap();
-        rig.target.source = ClientIdentity::new(rig.ca.credential(&stranger)).trusting(store.view(&"beta".parse().unwrap()));
+        store
+            .replace([rig.ca.bundle("beta", "alpha.example", true, vec![])])
+            .unwrap();
+        rig.target.source = ClientIdentity::new(rig.ca.credential(&stranger))
+            .trusting(store.view(&"beta".parse().unwrap()));
         let e = rig.open().await.unwrap_err();
-        assert!(matches!(e, HboneError::RefusedByPeer { .. }) && e.flag() == "TLS_FAILURE", "{e:?}");
+        assert!(
+            matches!(e, HboneError::RefusedByPeer { .. }) && e.flag() == "TLS_FAILURE",
+            "{e:?}"
+        );
         until("the server says why", || !rig.served.borrow().is_empty()).await;
         let why = rig.served.borrow()[0].clone().unwrap_err();
-        assert!(why.contains("expected an identity of trust domain alpha.example"), "{why}");
+        assert!(
+            why.contains("expected an identity of trust domain alpha.example"),
+            "{why}"
+        );
     });
 }
 
 #[test]
 fn only_exactly_200_is_a_tunnel() {
     run(async {
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), |incoming: IncomingConnect| async move {
-            let status = incoming.headers["want"].to_str().unwrap().parse().unwrap();
-            incoming.refuse(status);
-        })
+        let (rig, _t) = HboneFixture::new(
+            PoolConfig::default(),
+            ServerConfig::default(),
+            |incoming: IncomingConnect| async move {
+                let status = incoming.headers["want"].to_str().unwrap().parse().unwrap();
+                incoming.refuse(status);
+            },
+        )
         .await;
-        for (status, flag) in [(400, "CONNECT"), (401, "DENY"), (503, "CONNECT"), (201, "CONNECT"), (204, "CONNECT"), (302, "CONNECT")] {
-            let headers = HeaderMap::from_iter([(http::HeaderName::from_static("want"), status.into())]);
-            let e = rig.pool.open(&rig.target, &authority(), headers).await.unwrap_err();
+        for (status, flag) in [
+            (400, "CONNECT"),
+            (401, "DENY"),
+            (503, "CONNECT"),
+            (201, "CONNECT"),
+            (204, "CONNECT"),
+            (302, "CONNECT"),
+        ] {
+            let headers =
+                HeaderMap::from_iter([(http::HeaderName::from_static("want"), status.into())]);
+            let e = rig
+                .pool
+                .open(&rig.target, &authority(), headers)
+                .await
+                .unwrap_err();
             assert_eq!((e.status(), e.flag()), (Some(status), flag), "{e}");
         }
         assert_eq!(rig.pool.size(), (1, 0));
@@ -164,16 +231,23 @@ fn only_exactly_200_is_a_tunnel() {
 #[test]
 fn an_answer_that_never_comes_is_a_timeout() {
     run(async {
-        let config = PoolConfig { answer_timeout: ms(100), ..PoolConfig::default() };
+        let config = PoolConfig {
+            answer_timeout: ms(100),
+            ..PoolConfig::default()
+        };
         let abandoned = Rc::new(tokio::sync::Notify::new());
         let seen = abandoned.clone();
-        let (rig, _t) = HboneFixture::new(config, ServerConfig::default(), move |mut incoming: IncomingConnect| {
-            let seen = seen.clone();
-            async move {
-                std::future::poll_fn(|cx| incoming.poll_abandoned(cx)).await;
-                seen.notify_one();
-            }
-        })
+        let (rig, _t) = HboneFixture::new(
+            config,
+            ServerConfig::default(),
+            move |mut incoming: IncomingConnect| {
+                let seen = seen.clone();
+                async move {
+                    std::future::poll_fn(|cx| incoming.poll_abandoned(cx)).await;
+                    seen.notify_one();
+                }
+            },
+        )
         .await;
         let e = rig.open().await.unwrap_err();
         assert!(matches!(e, HboneError::Timeout { .. }), "{e}");
@@ -185,7 +259,8 @@ fn an_answer_that_never_comes_is_a_timeout() {
 #[test]
 fn goaway_lets_streams_finish_and_new_ones_use_another_connection() {
     run(async {
-        let (rig, trigger) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), echo).await;
+        let (rig, trigger) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), echo).await;
         let mut old = rig.open().await.unwrap().stream;
         old.write_all(b"begun").await.unwrap();
         trigger.drain(ms(5000) * canal_timing::slack());
@@ -205,9 +280,15 @@ fn goaway_lets_streams_finish_and_new_ones_use_another_connection() {
         old.read_to_string(&mut got).await.unwrap();
         assert_eq!(got, "begun and done");
         drop(old);
-        until("the old connection ends in order", || rig.served.borrow().first().is_some_and(Result::is_ok)).await;
+        until("the old connection ends in order", || {
+            rig.served.borrow().first().is_some_and(Result::is_ok)
+        })
+        .await;
         until("on both sides", || rig.pool.size() == (1, 1)).await;
-        assert_eq!(rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"drained\"}"), 1);
+        assert_eq!(
+            rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"drained\"}"),
+            1
+        );
     });
 }
 
@@ -215,7 +296,8 @@ fn goaway_lets_streams_finish_and_new_ones_use_another_connection() {
 #[test]
 fn no_tunnel_is_lost_to_a_peer_that_closes_every_connection_in_order() {
     run(async {
-        let (rig, trigger) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), echo).await;
+        let (rig, trigger) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), echo).await;
         for n in 0..40 {
             if n == 20 {
                 // From now on GOAWAY is the first frame that each connection receives.
@@ -223,17 +305,35 @@ fn no_tunnel_is_lost_to_a_peer_that_closes_every_connection_in_order() {
                 let listener = listen_again(rig.target.address).await;
                 let (leaving, drain) = drain::tree();
                 leaving.drain(ms(60_000));
-                let (server, counters) =
-                    (ServerIdentity::new("alpha".parse().unwrap(), rig.ca.credential(&identity(BOB))), rig.counters.clone());
+                let (server, counters) = (
+                    ServerIdentity::new(
+                        "alpha".parse().unwrap(),
+                        rig.ca.credential(&identity(BOB)),
+                    ),
+                    rig.counters.clone(),
+                );
                 tokio::task::spawn_local(async move {
                     let _leaving = leaving;
                     loop {
-                        let Ok((tcp, _)) = listener.accept().await else { return };
-                        let (server, counters, drain) = (server.clone(), counters.clone(), drain.clone());
+                        let Ok((tcp, _)) = listener.accept().await else {
+                            return;
+                        };
+                        let (server, counters, drain) =
+                            (server.clone(), counters.clone(), drain.clone());
                         tokio::task::spawn_local(async move {
                             let (tls, peer) = server.accept(tcp).await.unwrap();
-                            let connect = |asked: ConnectResult| drop(tokio::task::spawn_local(echo(asked.unwrap())));
-                            let _ = serve(tls, peer, &ServerConfig::default(), &counters, drain, connect).await;
+                            let connect = |asked: ConnectResult| {
+                                drop(tokio::task::spawn_local(echo(asked.unwrap())))
+                            };
+                            let _ = serve(
+                                tls,
+                                peer,
+                                &ServerConfig::default(),
+                                &counters,
+                                drain,
+                                connect,
+                            )
+                            .await;
                         });
                     }
                 });
@@ -254,17 +354,22 @@ fn no_tunnel_is_lost_to_a_peer_that_closes_every_connection_in_order() {
 #[test]
 fn a_forced_drain_resets_open_streams() {
     run(async {
-        let (rig, trigger) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let (rig, trigger) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let mut s = rig.open().await.unwrap().stream;
         trigger.drain(ms(100));
-        assert_eq!(s.read_u8().await.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+        assert_eq!(
+            s.read_u8().await.unwrap_err().kind(),
+            std::io::ErrorKind::ConnectionReset
+        );
     });
 }
 
 #[test]
 fn a_pooled_connection_that_died_is_replaced_once_for_everyone() {
     run(async {
-        let (rig, trigger) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let (rig, trigger) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         drop(rig.open().await.unwrap());
         trigger.force();
         tokio::task::yield_now().await;
@@ -278,13 +383,24 @@ fn a_pooled_connection_that_died_is_replaced_once_for_everyone() {
 }
 
 /// Accepts a connection, responds to its CONNECT or not, and sends nothing after 50 ms, as if it were stopped.
-fn stopping_peer(rig: &HboneFixture, listener: TcpListener, responds: bool) -> impl Future<Output = ()> + use<> {
+fn stopping_peer(
+    rig: &HboneFixture,
+    listener: TcpListener,
+    responds: bool,
+) -> impl Future<Output = ()> + use<> {
     let server = ServerIdentity::new("alpha".parse().unwrap(), rig.ca.credential(&identity(BOB)));
     async move {
-        let (io, _) = server.accept(listener.accept().await.unwrap().0).await.unwrap();
+        let (io, _) = server
+            .accept(listener.accept().await.unwrap().0)
+            .await
+            .unwrap();
         let mut h2 = h2::server::handshake(io).await.unwrap();
         let (_, mut respond) = h2.accept().await.unwrap().unwrap();
-        let _stream = responds.then(|| respond.send_response(http::Response::new(()), false).unwrap());
+        let _stream = responds.then(|| {
+            respond
+                .send_response(http::Response::new(()), false)
+                .unwrap()
+        });
         let _ = tokio::time::timeout(ms(50), h2.accept()).await;
         std::future::pending::<()>().await;
     }
@@ -293,28 +409,56 @@ fn stopping_peer(rig: &HboneFixture, listener: TcpListener, responds: bool) -> i
 #[test]
 fn a_mute_peer_is_found_by_ping_on_the_client() {
     run(async {
-        let config = PoolConfig { ping: (ms(50) * canal_timing::slack(), ms(150) * canal_timing::slack()), ..PoolConfig::default() };
+        let config = PoolConfig {
+            ping: (
+                ms(50) * canal_timing::slack(),
+                ms(150) * canal_timing::slack(),
+            ),
+            ..PoolConfig::default()
+        };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let rig = HboneFixture::towards(listener.local_addr().unwrap(), config);
         tokio::task::spawn_local(stopping_peer(&rig, listener, true));
         let mut s = rig.open().await.unwrap().stream;
-        assert_eq!(s.read_u8().await.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+        assert_eq!(
+            s.read_u8().await.unwrap_err().kind(),
+            std::io::ErrorKind::ConnectionReset
+        );
         until("it leaves the pool", || rig.pool.size().0 == 0).await;
-        assert_eq!(rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"ping_timeout\"}"), 1);
+        assert_eq!(
+            rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"ping_timeout\"}"),
+            1
+        );
     });
 }
 
 #[test]
 fn a_mute_peer_is_found_by_ping_on_the_server() {
     run(async {
-        let server = ServerConfig { ping: (ms(50) * canal_timing::slack(), ms(150) * canal_timing::slack()), ..ServerConfig::default() };
+        let server = ServerConfig {
+            ping: (
+                ms(50) * canal_timing::slack(),
+                ms(150) * canal_timing::slack(),
+            ),
+            ..ServerConfig::default()
+        };
         let (rig, _t) = HboneFixture::new(PoolConfig::default(), server, hold).await;
-        let tcp = tokio::net::TcpStream::connect(rig.target.address).await.unwrap();
-        let (io, _) = rig.target.source.connect(tcp, &rig.target.expected).await.unwrap();
+        let tcp = tokio::net::TcpStream::connect(rig.target.address)
+            .await
+            .unwrap();
+        let (io, _) = rig
+            .target
+            .source
+            .connect(tcp, &rig.target.expected)
+            .await
+            .unwrap();
         let (_send, _h2) = h2::client::handshake(io).await.unwrap();
         until("the server gives up", || !rig.served.borrow().is_empty()).await;
         assert!(rig.served.borrow()[0].clone().unwrap_err().contains("PING"));
-        assert_eq!(rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"ping_timeout\"}"), 1);
+        assert_eq!(
+            rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"ping_timeout\"}"),
+            1
+        );
     });
 }
 
@@ -322,7 +466,10 @@ fn a_mute_peer_is_found_by_ping_on_the_server() {
 fn unused_connections_are_released_and_used_ones_are_not() {
     run(async {
         let idle = ms(300) * canal_timing::slack();
-        let config = PoolConfig { idle, ..PoolConfig::default() };
+        let config = PoolConfig {
+            idle,
+            ..PoolConfig::default()
+        };
         let (rig, _t) = HboneFixture::new(config, ServerConfig::default(), echo).await;
         let s = rig.open().await.unwrap();
         tokio::time::sleep(idle * 2).await;
@@ -330,8 +477,14 @@ fn unused_connections_are_released_and_used_ones_are_not() {
         drop(s);
         until("its stream ends first", || rig.pool.size() == (1, 0)).await;
         until("idle connections go", || rig.pool.size() == (0, 0)).await;
-        until("the server sees an orderly end", || rig.served.borrow().first().is_some_and(Result::is_ok)).await;
-        assert_eq!(rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"idle\"}"), 1);
+        until("the server sees an orderly end", || {
+            rig.served.borrow().first().is_some_and(Result::is_ok)
+        })
+        .await;
+        assert_eq!(
+            rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"idle\"}"),
+            1
+        );
         assert!(!rig.open().await.unwrap().reused);
     });
 }
@@ -339,11 +492,15 @@ fn unused_connections_are_released_and_used_ones_are_not() {
 #[test]
 fn targets_that_differ_in_anything_share_nothing() {
     run(async {
-        let (mut rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let (mut rig, _t) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let mut opened = vec![rig.open().await.unwrap()];
         rig.target.expected = std::sync::Arc::from([identity(BOB), identity(BOB)]);
         opened.push(rig.open().await.unwrap());
-        rig.target.source = ClientIdentity::new(rig.ca.credential(&identity("spiffe://alpha.example/ns/shop/sa/dave")));
+        rig.target.source = ClientIdentity::new(
+            rig.ca
+                .credential(&identity("spiffe://alpha.example/ns/shop/sa/dave")),
+        );
         opened.push(rig.open().await.unwrap());
         assert!(opened.iter().all(|o| !o.reused));
         assert_eq!(rig.pool.size(), (3, 3));
@@ -356,9 +513,14 @@ fn targets_that_differ_in_anything_share_nothing() {
 #[test]
 fn an_authority_that_cannot_be_written_is_refused_before_any_connection() {
     run(async {
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let (rig, _t) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let bad = crate::ConnectAuthority::Name("not a host".into(), 80);
-        let e = rig.pool.open(&rig.target, &bad, HeaderMap::new()).await.unwrap_err();
+        let e = rig
+            .pool
+            .open(&rig.target, &bad, HeaderMap::new())
+            .await
+            .unwrap_err();
         assert!(matches!(e, HboneError::Request(_)), "{e}");
     });
 }
@@ -367,7 +529,8 @@ fn an_authority_that_cannot_be_written_is_refused_before_any_connection() {
 fn no_certificate_is_an_error_without_a_connection() {
     run(async {
         let ca = TestCa::new("alpha");
-        let (mut rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let (mut rig, _t) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let (writer, empty) = canal_tls::Credential::empty(identity(BOB));
         drop(writer);
         rig.target.source = ClientIdentity::new(empty);
@@ -380,9 +543,11 @@ fn no_certificate_is_an_error_without_a_connection() {
 #[test]
 fn the_first_certificate_is_waited_for() {
     run(async {
-        let (mut rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let (mut rig, _t) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let (writer, empty) = canal_tls::Credential::empty(identity(ALICE));
-        rig.target.source = ClientIdentity::new(empty).trusting(rig.store.view(&"alpha".parse().unwrap()));
+        rig.target.source =
+            ClientIdentity::new(empty).trusting(rig.store.view(&"alpha".parse().unwrap()));
         let late = async {
             tokio::time::sleep(ms(100)).await;
             writer.replace(rig.ca.issue(&identity(ALICE)));
@@ -395,13 +560,18 @@ fn the_first_certificate_is_waited_for() {
 #[test]
 fn targets_that_differ_in_their_mark_share_no_connection() {
     run(async {
-        let (mut rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let (mut rig, _t) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let mut held = Vec::new();
         // Marks need CAP_NET_ADMIN, which the gateway has.
         for (mark, handshakes) in [(Some(101), 1), (Some(102), 2), (Some(101), 2), (None, 3)] {
             rig.target.mark = mark;
             held.push(rig.open().await.unwrap());
-            assert_eq!(rig.metric("canal_hbone_handshakes_total"), handshakes, "{mark:?}");
+            assert_eq!(
+                rig.metric("canal_hbone_handshakes_total"),
+                handshakes,
+                "{mark:?}"
+            );
         }
     });
 }

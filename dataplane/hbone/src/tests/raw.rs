@@ -23,14 +23,26 @@ async fn frame(io: &mut (impl AsyncRead + Unpin)) -> RawFrame {
     let len = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
     let mut payload = vec![0; len];
     io.read_exact(&mut payload).await.unwrap();
-    RawFrame { kind: head[3], stream: u32::from_be_bytes([head[5], head[6], head[7], head[8]]), payload }
+    RawFrame {
+        kind: head[3],
+        stream: u32::from_be_bytes([head[5], head[6], head[7], head[8]]),
+        payload,
+    }
 }
 
 /// Returns the (identifier, value) pairs of a SETTINGS frame, sorted by identifier.
 fn settings(f: &RawFrame) -> Vec<(u16, u32)> {
     assert_eq!((f.kind, f.stream), (4, 0));
-    let mut list: Vec<_> =
-        f.payload.chunks(6).map(|c| (u16::from_be_bytes([c[0], c[1]]), u32::from_be_bytes([c[2], c[3], c[4], c[5]]))).collect();
+    let mut list: Vec<_> = f
+        .payload
+        .chunks(6)
+        .map(|c| {
+            (
+                u16::from_be_bytes([c[0], c[1]]),
+                u32::from_be_bytes([c[2], c[3], c[4], c[5]]),
+            )
+        })
+        .collect();
     list.sort_unstable();
     list
 }
@@ -44,15 +56,24 @@ fn connection_window(f: &RawFrame) -> u32 {
 #[test]
 fn the_server_announces_ztunnels_settings_and_small_windows() {
     run(async {
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let (rig, _t) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let tcp = TcpStream::connect(rig.target.address).await.unwrap();
-        let (mut io, _) = rig.target.source.connect(tcp, &rig.target.expected).await.unwrap();
+        let (mut io, _) = rig
+            .target
+            .source
+            .connect(tcp, &rig.target.expected)
+            .await
+            .unwrap();
         io.write_all(PREFACE).await.unwrap();
         io.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
         io.flush().await.unwrap();
         let first = frame(&mut io).await;
         // The settings are MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE and MAX_HEADER_LIST_SIZE.
-        assert_eq!(settings(&first), [(3, 200), (4, 64 << 10), (5, 1 << 20), (6, 64 << 10)]);
+        assert_eq!(
+            settings(&first),
+            [(3, 200), (4, 64 << 10), (5, 1 << 20), (6, 64 << 10)]
+        );
         let mut window = None;
         for _ in 0..2 {
             let f = frame(&mut io).await;
@@ -69,16 +90,26 @@ fn the_client_announces_ztunnels_settings_small_windows_and_a_plain_connect() {
     run(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let rig = HboneFixture::towards(listener.local_addr().unwrap(), PoolConfig::default());
-        let server = ServerIdentity::new("alpha".parse().unwrap(), rig.ca.credential(&identity(BOB)));
+        let server =
+            ServerIdentity::new("alpha".parse().unwrap(), rig.ca.credential(&identity(BOB)));
         let served = async {
-            let (mut io, _) = server.accept(listener.accept().await.unwrap().0).await.unwrap();
+            let (mut io, _) = server
+                .accept(listener.accept().await.unwrap().0)
+                .await
+                .unwrap();
             let mut preface = [0; 24];
             io.read_exact(&mut preface).await.unwrap();
             assert_eq!(preface, PREFACE);
             // HEADER_TABLE_SIZE has its default value, and ENABLE_PUSH is 0.
             let got = settings(&frame(&mut io).await);
-            assert_eq!(got, [(2, 0), (3, 100), (4, 64 << 10), (5, 1 << 20), (6, 16 << 10)]);
-            assert_eq!(connection_window(&frame(&mut io).await), canal_wire::hbone::CONNECTION_WINDOW);
+            assert_eq!(
+                got,
+                [(2, 0), (3, 100), (4, 64 << 10), (5, 1 << 20), (6, 16 << 10)]
+            );
+            assert_eq!(
+                connection_window(&frame(&mut io).await),
+                canal_wire::hbone::CONNECTION_WINDOW
+            );
             let headers = frame(&mut io).await;
             assert_eq!((headers.kind, headers.stream), (1, 1));
             // The request has only :method CONNECT and :authority (RFC 9113 §8.5). Both are literals here, so the bytes show what is sent.
@@ -95,9 +126,15 @@ fn the_client_announces_ztunnels_settings_small_windows_and_a_plain_connect() {
 #[test]
 fn requests_that_are_not_connects_get_400_and_a_named_counter() {
     run(async {
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let (rig, _t) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let tcp = TcpStream::connect(rig.target.address).await.unwrap();
-        let (io, _) = rig.target.source.connect(tcp, &rig.target.expected).await.unwrap();
+        let (io, _) = rig
+            .target
+            .source
+            .connect(tcp, &rig.target.expected)
+            .await
+            .unwrap();
         let (mut send, h2) = h2::client::handshake(io).await.unwrap();
         tokio::task::spawn_local(h2);
         for (method, uri, status) in [
@@ -105,7 +142,11 @@ fn requests_that_are_not_connects_get_400_and_a_named_counter() {
             (Method::CONNECT, "10.1.1.2:0", 400),
             (Method::CONNECT, "nowhere", 400),
             (Method::CONNECT, "10.1.1.2:80", 200),
-            (Method::CONNECT, "reviews.bookinfo.svc.cluster.local:9080", 200),
+            (
+                Method::CONNECT,
+                "reviews.bookinfo.svc.cluster.local:9080",
+                200,
+            ),
         ] {
             let mut request = Request::new(());
             *request.method_mut() = method.clone();
@@ -113,22 +154,43 @@ fn requests_that_are_not_connects_get_400_and_a_named_counter() {
             *request.headers_mut() = HeaderMap::new();
             send = send.ready().await.unwrap();
             let (response, _stream) = send.send_request(request, false).unwrap();
-            assert_eq!(response.await.unwrap().status().as_u16(), status, "{method} {uri}");
+            assert_eq!(
+                response.await.unwrap().status().as_u16(),
+                status,
+                "{method} {uri}"
+            );
         }
-        assert_eq!(rig.metric("canal_hbone_refused_total{reason=\"not_connect\"}"), 1);
-        assert_eq!(rig.metric("canal_hbone_refused_total{reason=\"bad_authority\"}"), 2);
+        assert_eq!(
+            rig.metric("canal_hbone_refused_total{reason=\"not_connect\"}"),
+            1
+        );
+        assert_eq!(
+            rig.metric("canal_hbone_refused_total{reason=\"bad_authority\"}"),
+            2
+        );
     });
 }
 
 #[test]
 fn a_connection_that_is_not_http2_ends_alone() {
     run(async {
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let (rig, _t) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let tcp = TcpStream::connect(rig.target.address).await.unwrap();
-        let (mut io, _) = rig.target.source.connect(tcp, &rig.target.expected).await.unwrap();
-        io.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let (mut io, _) = rig
+            .target
+            .source
+            .connect(tcp, &rig.target.expected)
+            .await
+            .unwrap();
+        io.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            .await
+            .unwrap();
         io.flush().await.unwrap();
-        super::fixture::until("it is ended", || rig.served.borrow().first().is_some_and(Result::is_err)).await;
+        super::fixture::until("it is ended", || {
+            rig.served.borrow().first().is_some_and(Result::is_err)
+        })
+        .await;
         assert!(rig.open().await.is_ok());
     });
 }

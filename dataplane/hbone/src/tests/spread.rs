@@ -15,21 +15,33 @@ use http::HeaderMap;
 use tokio::net::TcpListener;
 
 use super::fixture::{BOB, HboneFixture, authority, hold, ms, run, until};
-use crate::{ConnectResult, HboneError, IncomingConnect, OpenTunnel, PoolConfig, ServerConfig, SpreadConfig, Steering, serve};
+use crate::{
+    ConnectResult, HboneError, IncomingConnect, OpenTunnel, PoolConfig, ServerConfig, SpreadConfig,
+    Steering, serve,
+};
 
 impl HboneFixture {
     async fn open_spread(&self) -> Result<OpenTunnel, HboneError> {
-        self.pool.open_spread(&self.target, None, &authority(), HeaderMap::new(), None).await
+        self.pool
+            .open_spread(&self.target, None, &authority(), HeaderMap::new(), None)
+            .await
     }
 }
 
 /// Returns a spread with fixed numbers, because the defaults may change.
 fn fours() -> SpreadConfig {
-    SpreadConfig { streams_per_connection: 4, rate_per_connection: 5, ..SpreadConfig::default() }
+    SpreadConfig {
+        streams_per_connection: 4,
+        rate_per_connection: 5,
+        ..SpreadConfig::default()
+    }
 }
 
 fn with(spread: SpreadConfig) -> PoolConfig {
-    PoolConfig { spread, ..PoolConfig::default() }
+    PoolConfig {
+        spread,
+        ..PoolConfig::default()
+    }
 }
 
 #[test]
@@ -39,7 +51,10 @@ fn a_stream_now_and_then_keeps_to_one_connection() {
         for _ in 0..20 {
             assert!(rig.open_spread().await.is_ok());
         }
-        assert_eq!((rig.pool.size(), rig.metric("canal_hbone_handshakes_total")), ((1, 0), 1));
+        assert_eq!(
+            (rig.pool.size(), rig.metric("canal_hbone_handshakes_total")),
+            ((1, 0), 1)
+        );
     });
 }
 
@@ -49,7 +64,11 @@ fn many_streams_are_spread_evenly_and_over_no_more_connections_than_the_limit() 
         let (rig, _t) = HboneFixture::new(with(fours()), ServerConfig::default(), hold).await;
         let crowd: Vec<_> = join_all((0..16).map(|_| rig.open_spread())).await;
         assert!(crowd.iter().all(Result::is_ok));
-        assert_eq!(rig.pool.size(), (4, 16), "a crowd waits for the connections that it justifies");
+        assert_eq!(
+            rig.pool.size(),
+            (4, 16),
+            "a crowd waits for the connections that it justifies"
+        );
         let mut opened = Vec::new();
         for _ in 0..240 {
             opened.push(rig.open_spread().await.unwrap());
@@ -59,14 +78,22 @@ fn many_streams_are_spread_evenly_and_over_no_more_connections_than_the_limit() 
         assert!(more.iter().all(Result::is_ok));
         assert_eq!(rig.pool.size(), (16, 1600), "all are full");
         opened.push(rig.open_spread().await.unwrap());
-        assert_eq!(rig.pool.size(), (17, 1601), "a stream that has no room opens a connection all the same");
+        assert_eq!(
+            rig.pool.size(),
+            (17, 1601),
+            "a stream that has no room opens a connection all the same"
+        );
     });
 }
 
 #[test]
 fn excess_pooled_connections_are_closed_and_the_first_stays() {
     run(async {
-        let config = with(SpreadConfig { idle: ms(300) * canal_timing::slack(), rate_per_connection: 1000, ..fours() });
+        let config = with(SpreadConfig {
+            idle: ms(300) * canal_timing::slack(),
+            rate_per_connection: 1000,
+            ..fours()
+        });
         let (rig, _t) = HboneFixture::new(config, ServerConfig::default(), hold).await;
         let crowd: Vec<_> = join_all((0..16).map(|_| rig.open_spread())).await;
         assert_eq!(rig.pool.size(), (4, 16));
@@ -76,7 +103,10 @@ fn excess_pooled_connections_are_closed_and_the_first_stays() {
             assert!(rig.open_spread().await.is_ok());
             tokio::time::sleep(ms(10)).await;
         }
-        assert_eq!(rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"idle\"}"), 3);
+        assert_eq!(
+            rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"idle\"}"),
+            3
+        );
     });
 }
 
@@ -88,20 +118,30 @@ fn an_old_connection_serves_until_another_took_its_place() {
         let (rig, _t) = HboneFixture::new(config, ServerConfig::default(), hold).await;
         let kept = rig.open_spread().await.unwrap();
         tokio::time::sleep(age * 3 / 2).await;
-        assert!(rig.open_spread().await.unwrap().reused, "nobody waits for the new one");
+        assert!(
+            rig.open_spread().await.unwrap().reused,
+            "nobody waits for the new one"
+        );
         until("the new one is up", || rig.pool.size().0 == 2).await;
         assert!(rig.open_spread().await.unwrap().reused);
         assert_eq!(rig.pool.size(), (2, 1), "its stream goes on");
         drop(kept);
         until("it closes with its last stream", || rig.pool.size().0 == 1).await;
-        assert_eq!(rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"aged\"}"), 1);
+        assert_eq!(
+            rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"aged\"}"),
+            1
+        );
     });
 }
 
 #[test]
 fn a_connection_that_carried_enough_streams_is_replaced() {
     run(async {
-        let config = with(SpreadConfig { lifetime_streams_max: 5, rate_per_connection: 1000, ..fours() });
+        let config = with(SpreadConfig {
+            lifetime_streams_max: 5,
+            rate_per_connection: 1000,
+            ..fours()
+        });
         let (rig, _t) = HboneFixture::new(config, ServerConfig::default(), hold).await;
         // The next connection is established in the background, so its predecessor may carry some streams more than its limit.
         let mut opened = 0;
@@ -111,7 +151,10 @@ fn a_connection_that_carried_enough_streams_is_replaced() {
             tokio::time::sleep(ms(20)).await;
         }
         assert!(opened >= 12, "{opened} streams over four connections");
-        canal_timing::timed!(opened <= 27, "a connection is replaced soon after it carried enough streams");
+        canal_timing::timed!(
+            opened <= 27,
+            "a connection is replaced soon after it carried enough streams"
+        );
     });
 }
 
@@ -121,30 +164,51 @@ fn a_connection_that_answers_nothing_is_left_for_another() {
     run(async {
         let first: Rc<RefCell<Option<usize>>> = Rc::default();
         let mute = first.clone();
-        let (rig, _t) = HboneFixture::new(with(fours()), ServerConfig::default(), move |incoming: IncomingConnect| {
-            let peer = Rc::as_ptr(&incoming.peer) as usize;
-            let is_mute = *mute.borrow_mut().get_or_insert(peer) == peer;
-            async move {
-                if is_mute {
-                    let _held = incoming;
-                    return std::future::pending().await;
+        let (rig, _t) = HboneFixture::new(
+            with(fours()),
+            ServerConfig::default(),
+            move |incoming: IncomingConnect| {
+                let peer = Rc::as_ptr(&incoming.peer) as usize;
+                let is_mute = *mute.borrow_mut().get_or_insert(peer) == peer;
+                async move {
+                    if is_mute {
+                        let _held = incoming;
+                        return std::future::pending().await;
+                    }
+                    hold(incoming).await;
                 }
-                hold(incoming).await;
-            }
-        })
+            },
+        )
         .await;
-        assert!(tokio::time::timeout(ms(600), rig.open_spread()).await.is_err());
+        assert!(
+            tokio::time::timeout(ms(600), rig.open_spread())
+                .await
+                .is_err()
+        );
         for _ in 0..10 {
-            let opened = tokio::time::timeout(canal_timing::deadline(ms(600)), rig.open_spread()).await;
-            assert!(opened.is_ok_and(|opened| opened.is_ok()), "the others serve");
+            let opened =
+                tokio::time::timeout(canal_timing::deadline(ms(600)), rig.open_spread()).await;
+            assert!(
+                opened.is_ok_and(|opened| opened.is_ok()),
+                "the others serve"
+            );
         }
         assert_eq!(rig.metric("canal_hbone_handshakes_total"), 2);
     });
 }
 
 /// Starts a server that records the source of each connection, and can drain the newest connection.
-async fn steered(rig: &HboneFixture, listener: TcpListener) -> (Rc<RefCell<Vec<SocketAddr>>>, Rc<Cell<Option<drain::DrainTrigger>>>) {
-    let (seen, trigger) = (Rc::<RefCell<Vec<SocketAddr>>>::default(), Rc::<Cell<Option<drain::DrainTrigger>>>::default());
+async fn steered(
+    rig: &HboneFixture,
+    listener: TcpListener,
+) -> (
+    Rc<RefCell<Vec<SocketAddr>>>,
+    Rc<Cell<Option<drain::DrainTrigger>>>,
+) {
+    let (seen, trigger) = (
+        Rc::<RefCell<Vec<SocketAddr>>>::default(),
+        Rc::<Cell<Option<drain::DrainTrigger>>>::default(),
+    );
     let server = ServerIdentity::new("alpha".parse().unwrap(), rig.ca.credential(&identity(BOB)));
     let (counters, from, newest) = (rig.counters.clone(), seen.clone(), trigger.clone());
     tokio::task::spawn_local(async move {
@@ -158,8 +222,17 @@ async fn steered(rig: &HboneFixture, listener: TcpListener) -> (Rc<RefCell<Vec<S
             }
             tokio::task::spawn_local(async move {
                 let (tls, peer) = server.accept(tcp).await.unwrap();
-                let connect = |asked: ConnectResult| drop(tokio::task::spawn_local(hold(asked.unwrap())));
-                let _ = serve(tls, peer, &ServerConfig::default(), &counters, drain, connect).await;
+                let connect =
+                    |asked: ConnectResult| drop(tokio::task::spawn_local(hold(asked.unwrap())));
+                let _ = serve(
+                    tls,
+                    peer,
+                    &ServerConfig::default(),
+                    &counters,
+                    drain,
+                    connect,
+                )
+                .await;
             });
         }
     });
@@ -173,9 +246,21 @@ fn each_connection_leads_to_the_bucket_of_its_place_and_its_successor_to_the_sam
         let address = listener.local_addr().unwrap();
         let rig = HboneFixture::towards(address, with(fours()));
         let (seen, trigger) = steered(&rig, listener).await;
-        let steering = Steering { source: "127.0.0.1".parse().unwrap(), service: ServiceId::new(7).unwrap() };
+        let steering = Steering {
+            source: "127.0.0.1".parse().unwrap(),
+            service: ServiceId::new(7).unwrap(),
+        };
         let open = || async {
-            let opened = rig.pool.open_spread(&rig.target, Some(steering), &authority(), HeaderMap::new(), None).await;
+            let opened = rig
+                .pool
+                .open_spread(
+                    &rig.target,
+                    Some(steering),
+                    &authority(),
+                    HeaderMap::new(),
+                    None,
+                )
+                .await;
             opened.unwrap_or_else(|e| panic!("{e}"))
         };
         let mut opened = Vec::new();
@@ -183,16 +268,28 @@ fn each_connection_leads_to_the_bucket_of_its_place_and_its_successor_to_the_sam
             opened.push(open().await);
         }
         let count = rig.pool.size().0;
-        let buckets =
-            |seen: &[SocketAddr]| -> Vec<usize> { seen.iter().map(|peer| tier::bucket(*peer, address.port(), steering.service)).collect() };
-        let planned: BTreeSet<usize> = (0..count as u32).map(|nth| steering.bucket(&SpreadConfig::default(), nth)).collect();
+        let buckets = |seen: &[SocketAddr]| -> Vec<usize> {
+            seen.iter()
+                .map(|peer| tier::bucket(*peer, address.port(), steering.service))
+                .collect()
+        };
+        let planned: BTreeSet<usize> = (0..count as u32)
+            .map(|nth| steering.bucket(&SpreadConfig::default(), nth))
+            .collect();
         assert!(count >= 8 && planned.len() == count, "{count} connections");
-        assert_eq!(buckets(&seen.borrow()).into_iter().collect::<BTreeSet<_>>(), planned);
+        assert_eq!(
+            buckets(&seen.borrow()).into_iter().collect::<BTreeSet<_>>(),
+            planned
+        );
         assert_eq!(rig.metric("canal_hbone_unsteered_total"), 0);
         let last = buckets(&seen.borrow()).pop().unwrap();
         let asked = trigger.take().unwrap();
         asked.drain(ms(60_000));
-        until("another takes its place before a stream asks for it", || buckets(&seen.borrow()[count..]).contains(&last)).await;
+        until(
+            "another takes its place before a stream asks for it",
+            || buckets(&seen.borrow()[count..]).contains(&last),
+        )
+        .await;
         assert_eq!(rig.metric("canal_hbone_retries_total"), 0);
         drop(asked);
     });

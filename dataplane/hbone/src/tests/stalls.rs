@@ -39,7 +39,14 @@ async fn serve(incoming: IncomingConnect, written: Rc<Cell<usize>>) {
         }
         port => {
             let mut stream = incoming.accept(HeaderMap::new()).unwrap();
-            let piece = vec![7; if port == WRITES_PIECES { PIECE } else { 16 << 10 }];
+            let piece = vec![
+                7;
+                if port == WRITES_PIECES {
+                    PIECE
+                } else {
+                    16 << 10
+                }
+            ];
             while let Ok(n) = stream.write(&piece).await {
                 written.set(written.get() + n);
             }
@@ -47,15 +54,28 @@ async fn serve(incoming: IncomingConnect, written: Rc<Cell<usize>>) {
     }
 }
 
-async fn fixture(server: ServerConfig) -> (HboneFixture, Rc<Cell<usize>>, canal_runtime::drain::DrainTrigger) {
+async fn fixture(
+    server: ServerConfig,
+) -> (
+    HboneFixture,
+    Rc<Cell<usize>>,
+    canal_runtime::drain::DrainTrigger,
+) {
     let written = Rc::<Cell<usize>>::default();
     let counted = written.clone();
-    let (rig, trigger) = HboneFixture::new(PoolConfig::default(), server, move |incoming| serve(incoming, counted.clone())).await;
+    let (rig, trigger) = HboneFixture::new(PoolConfig::default(), server, move |incoming| {
+        serve(incoming, counted.clone())
+    })
+    .await;
     (rig, written, trigger)
 }
 
 async fn open(rig: &HboneFixture, port: u16) -> HboneStream {
-    rig.pool.open(&rig.target, &to(port), HeaderMap::new()).await.unwrap().stream
+    rig.pool
+        .open(&rig.target, &to(port), HeaderMap::new())
+        .await
+        .unwrap()
+        .stream
 }
 
 async fn open_all(rig: &HboneFixture, port: u16, count: usize) -> Vec<HboneStream> {
@@ -65,7 +85,11 @@ async fn open_all(rig: &HboneFixture, port: u16, count: usize) -> Vec<HboneStrea
 /// Exchanges bytes on a new stream of the one connection.
 async fn exchange(rig: &HboneFixture) {
     let exchanged = async {
-        let opened = rig.pool.open(&rig.target, &to(ECHO), HeaderMap::new()).await.unwrap();
+        let opened = rig
+            .pool
+            .open(&rig.target, &to(ECHO), HeaderMap::new())
+            .await
+            .unwrap();
         assert!(opened.reused);
         let (mut stream, mut got) = (opened.stream, Vec::new());
         stream.write_all(b"question").await.unwrap();
@@ -73,7 +97,9 @@ async fn exchange(rig: &HboneFixture) {
         stream.read_to_end(&mut got).await.unwrap();
         got
     };
-    let got = tokio::time::timeout(canal_timing::deadline(ms(1_000)), exchanged).await.expect("it is held up");
+    let got = tokio::time::timeout(canal_timing::deadline(ms(1_000)), exchanged)
+        .await
+        .expect("it is held up");
     assert_eq!(got, b"question");
 }
 
@@ -132,7 +158,11 @@ fn bytes_of_a_stalled_stream_are_kept_in_order_and_their_window_is_returned_when
         assert_eq!(poll_stalled(&mut stream), None);
         let before = written.get();
         tokio::time::sleep(ms(20)).await;
-        assert_eq!(written.get(), before, "bytes that are only kept return no window");
+        assert_eq!(
+            written.get(),
+            before,
+            "bytes that are only kept return no window"
+        );
         let mut got = first.len();
         let merged = read_chunk(&mut stream).await.unwrap().unwrap();
         assert!(merged.len() > 100 * PIECE, "{}", merged.len());
@@ -149,15 +179,19 @@ fn a_reset_by_the_peer_follows_the_bytes_that_came_before_it() {
     run(async {
         let go = Rc::new(tokio::sync::Notify::new());
         let wait = go.clone();
-        let (rig, _trigger) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), move |incoming| {
-            let wait = wait.clone();
-            async move {
-                let mut stream = incoming.accept(HeaderMap::new()).unwrap();
-                stream.write_all(b"last words").await.unwrap();
-                wait.notified().await;
-                Leg::abort(&mut stream);
-            }
-        })
+        let (rig, _trigger) = HboneFixture::new(
+            PoolConfig::default(),
+            ServerConfig::default(),
+            move |incoming| {
+                let wait = wait.clone();
+                async move {
+                    let mut stream = incoming.accept(HeaderMap::new()).unwrap();
+                    stream.write_all(b"last words").await.unwrap();
+                    wait.notified().await;
+                    Leg::abort(&mut stream);
+                }
+            },
+        )
         .await;
         let stream = RefCell::new(open(&rig, ECHO).await);
         until("it learns of the reset", || {
@@ -166,8 +200,14 @@ fn a_reset_by_the_peer_follows_the_bytes_that_came_before_it() {
         })
         .await;
         let mut stream = stream.into_inner();
-        assert_eq!(read_chunk(&mut stream).await.unwrap().as_deref(), Some(&b"last words"[..]));
-        assert_eq!(read_chunk(&mut stream).await.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+        assert_eq!(
+            read_chunk(&mut stream).await.unwrap().as_deref(),
+            Some(&b"last words"[..])
+        );
+        assert_eq!(
+            read_chunk(&mut stream).await.unwrap_err().kind(),
+            std::io::ErrorKind::ConnectionReset
+        );
     });
 }
 
@@ -176,23 +216,40 @@ fn a_reset_by_the_peer_follows_the_bytes_that_came_before_it() {
 fn the_budget_ends_the_longest_stalled_stream() {
     run(async {
         let alpha = budget(512 << 10, Share::Percent(50), "alpha");
-        let server = ServerConfig { buffer_budget: Some(alpha.clone()), ..ServerConfig::default() };
+        let server = ServerConfig {
+            buffer_budget: Some(alpha.clone()),
+            ..ServerConfig::default()
+        };
         let streams = Rc::new(RefCell::new(Vec::new()));
         let kept = streams.clone();
-        let (rig, _trigger) = HboneFixture::new(PoolConfig::default(), server, move |incoming: IncomingConnect| {
-            kept.borrow_mut().push(incoming.accept(HeaderMap::new()).unwrap());
-            std::future::ready(())
-        })
+        let (rig, _trigger) = HboneFixture::new(
+            PoolConfig::default(),
+            server,
+            move |incoming: IncomingConnect| {
+                kept.borrow_mut()
+                    .push(incoming.accept(HeaderMap::new()).unwrap());
+                std::future::ready(())
+            },
+        )
         .await;
         // Polls all streams as a stalled copy does, and returns how each ended.
-        let poll_all = || streams.borrow_mut().iter_mut().map(poll_stalled).collect::<Vec<_>>();
+        let poll_all = || {
+            streams
+                .borrow_mut()
+                .iter_mut()
+                .map(poll_stalled)
+                .collect::<Vec<_>>()
+        };
         let mut clients = Vec::new();
         for n in 1..=4 {
             let mut client = open(&rig, ECHO).await;
             client.write_all(&[7; 1 << 10]).await.unwrap();
             clients.push(client);
             until("its bytes are charged", || {
-                assert!(poll_all().iter().all(Option::is_none), "{n}: the share suffices");
+                assert!(
+                    poll_all().iter().all(Option::is_none),
+                    "{n}: the share suffices"
+                );
                 streams.borrow().len() == n && alpha.limit.used() >= (n as u64) << 16
             })
             .await;
@@ -209,8 +266,15 @@ fn the_budget_ends_the_longest_stalled_stream() {
         assert_eq!(ended[0], Some(std::io::ErrorKind::QuotaExceeded));
         assert!(ended[1..].iter().all(Option::is_none), "{ended:?}");
         let mut first = streams.borrow_mut().remove(0);
-        assert_eq!(read_chunk(&mut first).await.unwrap_err().kind(), std::io::ErrorKind::QuotaExceeded, "it is no end");
-        assert!(read_chunk(&mut clients[0]).await.is_err(), "the peer learns of it");
+        assert_eq!(
+            read_chunk(&mut first).await.unwrap_err().kind(),
+            std::io::ErrorKind::QuotaExceeded,
+            "it is no end"
+        );
+        assert!(
+            read_chunk(&mut clients[0]).await.is_err(),
+            "the peer learns of it"
+        );
         streams.borrow_mut().clear();
         drop(first);
         assert_eq!(alpha.limit.used(), 0);
@@ -232,7 +296,11 @@ async fn relay(listener: TcpListener, rig: Rc<HboneFixture>, running: Rc<Cell<us
 }
 
 /// Serves a tunnel by an application's connection.
-async fn deliver(incoming: IncomingConnect, application: std::net::SocketAddr, running: Rc<Cell<usize>>) {
+async fn deliver(
+    incoming: IncomingConnect,
+    application: std::net::SocketAddr,
+    running: Rc<Cell<usize>>,
+) {
     let mut tcp = TcpStream::connect(application).await.unwrap();
     let mut tunnel = incoming.accept(HeaderMap::new()).unwrap();
     running.set(running.get() + 1);
@@ -259,16 +327,25 @@ fn relays_of_clients_that_never_read_end_with_them() {
             });
             let running = [(); 2].map(|()| Rc::<Cell<usize>>::default());
             let far = running[1].clone();
-            let (rig, _trigger) =
-                HboneFixture::new(PoolConfig::default(), ServerConfig::default(), move |incoming| deliver(incoming, address, far.clone()))
-                    .await;
-            let (rig, front) = (Rc::new(rig), TcpListener::bind("127.0.0.1:0").await.unwrap());
+            let (rig, _trigger) = HboneFixture::new(
+                PoolConfig::default(),
+                ServerConfig::default(),
+                move |incoming| deliver(incoming, address, far.clone()),
+            )
+            .await;
+            let (rig, front) = (
+                Rc::new(rig),
+                TcpListener::bind("127.0.0.1:0").await.unwrap(),
+            );
             let near = front.local_addr().unwrap();
             tokio::task::spawn_local(relay(front, rig.clone(), running[0].clone()));
             let clients = join_all((0..8).map(|_| async {
                 let mut client = TcpStream::connect(near).await.unwrap();
                 let piece = vec![7; 64 << 10];
-                while tokio::time::timeout(Duration::from_millis(300), client.write(&piece)).await.is_ok() {}
+                while tokio::time::timeout(Duration::from_millis(300), client.write(&piece))
+                    .await
+                    .is_ok()
+                {}
                 client
             }))
             .await;
@@ -279,11 +356,20 @@ fn relays_of_clients_that_never_read_end_with_them() {
                 }
                 drop(client);
             }
-            until("all relays have ended", || running.iter().all(|count| count.get() == 0)).await;
+            until("all relays have ended", || {
+                running.iter().all(|count| count.get() == 0)
+            })
+            .await;
             let mut client = TcpStream::connect(near).await.unwrap();
             client.write_all(b"question").await.unwrap();
             let mut got = [0; 8];
-            tokio::time::timeout(canal_timing::deadline(ms(1_000)), client.read_exact(&mut got)).await.expect("it is held up").unwrap();
+            tokio::time::timeout(
+                canal_timing::deadline(ms(1_000)),
+                client.read_exact(&mut got),
+            )
+            .await
+            .expect("it is held up")
+            .unwrap();
             assert_eq!(&got, b"question");
         });
     }
@@ -296,7 +382,9 @@ fn a_client_that_pauses_goes_on_where_it_stopped() {
         let (rig, written, _trigger) = fixture(ServerConfig::default()).await;
         let mut tunnel = open(&rig, WRITES).await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
         let mut near = listener.accept().await.unwrap().0;
         let meter = Meter::default();
         let pausing = async {

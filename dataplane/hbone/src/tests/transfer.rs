@@ -46,7 +46,13 @@ async fn check_pattern(r: &mut (impl AsyncReadExt + Unpin), seed: u8, total: usi
         if n == 0 {
             break;
         }
-        assert!(buffer[..n].iter().enumerate().all(|(i, b)| *b == pattern(seed, at + i)), "differs within {n} bytes at {at}");
+        assert!(
+            buffer[..n]
+                .iter()
+                .enumerate()
+                .all(|(i, b)| *b == pattern(seed, at + i)),
+            "differs within {n} bytes at {at}"
+        );
         at += n;
     }
     assert_eq!(at, total);
@@ -55,10 +61,14 @@ async fn check_pattern(r: &mut (impl AsyncReadExt + Unpin), seed: u8, total: usi
 #[test]
 fn a_hundred_megabytes_each_way_at_once_are_exact() {
     run(async {
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), |incoming| async move {
-            let (mut r, mut w) = tokio::io::split(incoming.accept(HeaderMap::new()).unwrap());
-            tokio::join!(send_pattern(&mut w, 7, BIG), check_pattern(&mut r, 1, BIG));
-        })
+        let (rig, _t) = HboneFixture::new(
+            PoolConfig::default(),
+            ServerConfig::default(),
+            |incoming| async move {
+                let (mut r, mut w) = tokio::io::split(incoming.accept(HeaderMap::new()).unwrap());
+                tokio::join!(send_pattern(&mut w, 7, BIG), check_pattern(&mut r, 1, BIG));
+            },
+        )
         .await;
         let (mut r, mut w) = tokio::io::split(rig.open().await.unwrap().stream);
         tokio::join!(send_pattern(&mut w, 1, BIG), check_pattern(&mut r, 7, BIG));
@@ -68,24 +78,37 @@ fn a_hundred_megabytes_each_way_at_once_are_exact() {
 /// Relays TCP → copy → tunnel → copy → TCP, as node and gateway do.
 async fn relayed(
     streams: impl Fn(TcpStream) + Clone + 'static,
-) -> (HboneFixture, TcpStream, Rc<Cell<Option<CopyEnd>>>, canal_runtime::drain::DrainTrigger) {
+) -> (
+    HboneFixture,
+    TcpStream,
+    Rc<Cell<Option<CopyEnd>>>,
+    canal_runtime::drain::DrainTrigger,
+) {
     let app = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let app_address = app.local_addr().unwrap();
     tokio::task::spawn_local(async move { streams(app.accept().await.unwrap().0) });
-    let (rig, trigger) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), move |incoming| async move {
-        let mut tcp = TcpStream::connect(app_address).await.unwrap();
-        let mut tunnel = incoming.accept(HeaderMap::new()).unwrap();
-        copy::both(&mut tunnel, &mut tcp, &Meter::default(), None).await;
-    })
+    let (rig, trigger) = HboneFixture::new(
+        PoolConfig::default(),
+        ServerConfig::default(),
+        move |incoming| async move {
+            let mut tcp = TcpStream::connect(app_address).await.unwrap();
+            let mut tunnel = incoming.accept(HeaderMap::new()).unwrap();
+            copy::both(&mut tunnel, &mut tcp, &Meter::default(), None).await;
+        },
+    )
     .await;
     let captured = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let client = TcpStream::connect(captured.local_addr().unwrap()).await.unwrap();
+    let client = TcpStream::connect(captured.local_addr().unwrap())
+        .await
+        .unwrap();
     let mut near = captured.accept().await.unwrap().0;
     let mut tunnel = rig.open().await.unwrap().stream;
     let end = Rc::new(Cell::new(None));
     let ended = end.clone();
     tokio::task::spawn_local(async move {
-        ended.set(Some(copy::both(&mut near, &mut tunnel, &Meter::default(), None).await));
+        ended.set(Some(
+            copy::both(&mut near, &mut tunnel, &Meter::default(), None).await,
+        ));
     });
     (rig, client, end, trigger)
 }
@@ -96,13 +119,22 @@ fn a_hundred_megabytes_through_tcp_and_tunnel_are_exact() {
         let (_rig, client, end, _t) = relayed(|tcp| {
             tokio::task::spawn_local(async move {
                 let (mut r, mut w) = tcp.into_split();
-                tokio::join!(check_pattern(&mut r, 3, BIG), send_pattern(&mut w, 5, 1 << 20));
+                tokio::join!(
+                    check_pattern(&mut r, 3, BIG),
+                    send_pattern(&mut w, 5, 1 << 20)
+                );
             });
         })
         .await;
         let (mut r, mut w) = client.into_split();
-        tokio::join!(send_pattern(&mut w, 3, BIG), check_pattern(&mut r, 5, 1 << 20));
-        until("the copy ends", || matches!(end.take(), Some(CopyEnd::Complete))).await;
+        tokio::join!(
+            send_pattern(&mut w, 3, BIG),
+            check_pattern(&mut r, 5, 1 << 20)
+        );
+        until("the copy ends", || {
+            matches!(end.take(), Some(CopyEnd::Complete))
+        })
+        .await;
     });
 }
 
@@ -135,11 +167,20 @@ fn a_reset_by_the_far_application_reaches_the_near_one_and_back() {
                 until("the far side has all bytes", || has_all.get()).await;
                 canal_net::sys::reset_on_close(&client);
                 drop(client);
-                until("the far side sees a reset", || seen.get() == Some(io::ErrorKind::ConnectionReset)).await;
+                until("the far side sees a reset", || {
+                    seen.get() == Some(io::ErrorKind::ConnectionReset)
+                })
+                .await;
             } else {
-                assert_eq!(client.read(&mut b).await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+                assert_eq!(
+                    client.read(&mut b).await.unwrap_err().kind(),
+                    io::ErrorKind::ConnectionReset
+                );
             }
-            until("the copy is broken", || matches!(end.take(), Some(CopyEnd::Broken { .. }))).await;
+            until("the copy is broken", || {
+                matches!(end.take(), Some(CopyEnd::Broken { .. }))
+            })
+            .await;
         }
     });
 }
@@ -147,21 +188,25 @@ fn a_reset_by_the_far_application_reaches_the_near_one_and_back() {
 #[test]
 fn half_close_works_in_both_orders() {
     run(async {
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), |incoming| async move {
-            let first = incoming.headers.contains_key("server-first");
-            let mut s = incoming.accept(HeaderMap::new()).unwrap();
-            let mut got = Vec::new();
-            if first {
-                s.write_all(b"over").await.unwrap();
-                s.shutdown().await.unwrap();
-                s.read_to_end(&mut got).await.unwrap();
-                assert_eq!(got, b"after the other's end");
-            } else {
-                s.read_to_end(&mut got).await.unwrap();
-                s.write_all(&[b"got ", &got[..]].concat()).await.unwrap();
-                s.shutdown().await.unwrap();
-            }
-        })
+        let (rig, _t) = HboneFixture::new(
+            PoolConfig::default(),
+            ServerConfig::default(),
+            |incoming| async move {
+                let first = incoming.headers.contains_key("server-first");
+                let mut s = incoming.accept(HeaderMap::new()).unwrap();
+                let mut got = Vec::new();
+                if first {
+                    s.write_all(b"over").await.unwrap();
+                    s.shutdown().await.unwrap();
+                    s.read_to_end(&mut got).await.unwrap();
+                    assert_eq!(got, b"after the other's end");
+                } else {
+                    s.read_to_end(&mut got).await.unwrap();
+                    s.write_all(&[b"got ", &got[..]].concat()).await.unwrap();
+                    s.shutdown().await.unwrap();
+                }
+            },
+        )
         .await;
         let mut got = Vec::new();
         let mut s = rig.open().await.unwrap().stream;
@@ -169,11 +214,22 @@ fn half_close_works_in_both_orders() {
         s.shutdown().await.unwrap();
         s.read_to_end(&mut got).await.unwrap();
         assert_eq!(got, b"got all");
-        assert_eq!(s.write(b"x").await.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        assert_eq!(
+            s.write(b"x").await.unwrap_err().kind(),
+            io::ErrorKind::BrokenPipe
+        );
         drop(s);
 
-        let headers = HeaderMap::from_iter([(http::HeaderName::from_static("server-first"), http::HeaderValue::from_static("1"))]);
-        let mut s = rig.pool.open(&rig.target, &super::fixture::authority(), headers).await.unwrap().stream;
+        let headers = HeaderMap::from_iter([(
+            http::HeaderName::from_static("server-first"),
+            http::HeaderValue::from_static("1"),
+        )]);
+        let mut s = rig
+            .pool
+            .open(&rig.target, &super::fixture::authority(), headers)
+            .await
+            .unwrap()
+            .stream;
         got.clear();
         s.read_to_end(&mut got).await.unwrap();
         assert_eq!(got, b"over");
@@ -189,35 +245,48 @@ fn resets_are_errors_on_the_other_side_whether_it_reads_writes_or_waits() {
     run(async {
         let seen: Rc<Cell<Option<io::ErrorKind>>> = Rc::default();
         let handler_seen = seen.clone();
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), move |incoming| {
-            let seen = handler_seen.clone();
-            async move {
-                let mode = incoming.headers.get("mode").map(|m| m.as_bytes().to_vec());
-                let mut s = incoming.accept(HeaderMap::new()).unwrap();
-                match mode.as_deref() {
-                    Some(b"read") => seen.set(s.read_u8().await.err().map(|e| e.kind())),
-                    Some(b"write") => loop {
-                        if let Err(e) = s.write_all(&[0; 1024]).await {
-                            return seen.set(Some(e.kind()));
+        let (rig, _t) = HboneFixture::new(
+            PoolConfig::default(),
+            ServerConfig::default(),
+            move |incoming| {
+                let seen = handler_seen.clone();
+                async move {
+                    let mode = incoming.headers.get("mode").map(|m| m.as_bytes().to_vec());
+                    let mut s = incoming.accept(HeaderMap::new()).unwrap();
+                    match mode.as_deref() {
+                        Some(b"read") => seen.set(s.read_u8().await.err().map(|e| e.kind())),
+                        Some(b"write") => loop {
+                            if let Err(e) = s.write_all(&[0; 1024]).await {
+                                return seen.set(Some(e.kind()));
+                            }
+                        },
+                        Some(b"wait") => {
+                            let e = std::future::poll_fn(|cx| s.poll_reset(cx)).await;
+                            seen.set(Some(e.kind()));
                         }
-                    },
-                    Some(b"wait") => {
-                        let e = std::future::poll_fn(|cx| s.poll_reset(cx)).await;
-                        seen.set(Some(e.kind()));
-                    }
-                    _ => {
-                        // A reset overtakes queued data, as in TCP, so the 200 must have left first.
-                        s.read_u8().await.unwrap();
-                        s.reset(h2::Reason::CANCEL);
+                        _ => {
+                            // A reset overtakes queued data, as in TCP, so the 200 must have left first.
+                            s.read_u8().await.unwrap();
+                            s.reset(h2::Reason::CANCEL);
+                        }
                     }
                 }
-            }
-        })
+            },
+        )
         .await;
         let open = |mode: &'static str| {
-            let headers = HeaderMap::from_iter([(http::HeaderName::from_static("mode"), http::HeaderValue::from_static(mode))]);
+            let headers = HeaderMap::from_iter([(
+                http::HeaderName::from_static("mode"),
+                http::HeaderValue::from_static(mode),
+            )]);
             let rig = &rig;
-            async move { rig.pool.open(&rig.target, &super::fixture::authority(), headers).await.unwrap().stream }
+            async move {
+                rig.pool
+                    .open(&rig.target, &super::fixture::authority(), headers)
+                    .await
+                    .unwrap()
+                    .stream
+            }
         };
         for mode in ["read", "write", "wait"] {
             seen.set(None);
@@ -226,7 +295,10 @@ fn resets_are_errors_on_the_other_side_whether_it_reads_writes_or_waits() {
         }
         let mut s = open("reset").await;
         s.write_all(b"x").await.unwrap();
-        assert_eq!(s.read_u8().await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+        assert_eq!(
+            s.read_u8().await.unwrap_err().kind(),
+            io::ErrorKind::ConnectionReset
+        );
         let write = async { while s.write_all(b"x").await.is_ok() {} };
         write.await;
     });
@@ -248,20 +320,29 @@ fn a_reader_that_stops_stops_the_writer_within_window_and_buffer() {
     run(async {
         let go = Rc::new(tokio::sync::Notify::new());
         let wait = go.clone();
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), move |incoming| {
-            let wait = wait.clone();
-            async move {
-                let mut s = incoming.accept(HeaderMap::new()).unwrap();
-                wait.notified().await;
-                let n = tokio::io::copy(&mut s, &mut tokio::io::sink()).await.unwrap();
-                s.write_u64(n).await.unwrap();
-                s.shutdown().await.unwrap();
-            }
-        })
+        let (rig, _t) = HboneFixture::new(
+            PoolConfig::default(),
+            ServerConfig::default(),
+            move |incoming| {
+                let wait = wait.clone();
+                async move {
+                    let mut s = incoming.accept(HeaderMap::new()).unwrap();
+                    wait.notified().await;
+                    let n = tokio::io::copy(&mut s, &mut tokio::io::sink())
+                        .await
+                        .unwrap();
+                    s.write_u64(n).await.unwrap();
+                    s.shutdown().await.unwrap();
+                }
+            },
+        )
         .await;
         let mut s = rig.open().await.unwrap().stream;
         let sent = write_until_stuck(&mut s).await;
-        let (window, buffer) = (canal_wire::hbone::STREAM_WINDOW as usize, canal_wire::hbone::CLIENT_SEND_BUFFER);
+        let (window, buffer) = (
+            canal_wire::hbone::STREAM_WINDOW as usize,
+            canal_wire::hbone::CLIENT_SEND_BUFFER,
+        );
         // The window of a reader that takes nothing never grows.
         assert!((window..=window + buffer).contains(&sent), "{sent}");
         // Another stream on the same connection is not held up.
@@ -280,10 +361,14 @@ fn a_reader_that_stops_stops_the_writer_within_window_and_buffer() {
 #[test]
 fn data_of_a_sender_that_closed_is_delivered_completely() {
     run(async {
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), |incoming| async move {
-            let mut s = incoming.accept(HeaderMap::new()).unwrap();
-            send_pattern(&mut s, 9, 3 << 20).await;
-        })
+        let (rig, _t) = HboneFixture::new(
+            PoolConfig::default(),
+            ServerConfig::default(),
+            |incoming| async move {
+                let mut s = incoming.accept(HeaderMap::new()).unwrap();
+                send_pattern(&mut s, 9, 3 << 20).await;
+            },
+        )
         .await;
         let mut s = rig.open().await.unwrap().stream;
         tokio::time::sleep(ms(50)).await;
@@ -295,15 +380,26 @@ fn data_of_a_sender_that_closed_is_delivered_completely() {
 #[test]
 fn a_chunk_that_is_held_keeps_its_window() {
     run(async {
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), |incoming| async move {
-            let mut s = incoming.accept(HeaderMap::new()).unwrap();
-            let sent = write_until_stuck(&mut s).await;
-            assert!(sent <= (canal_wire::hbone::STREAM_WINDOW as usize) + canal_wire::hbone::SERVER_SEND_BUFFER, "{sent}");
-            s.shutdown().await.unwrap();
-        })
+        let (rig, _t) = HboneFixture::new(
+            PoolConfig::default(),
+            ServerConfig::default(),
+            |incoming| async move {
+                let mut s = incoming.accept(HeaderMap::new()).unwrap();
+                let sent = write_until_stuck(&mut s).await;
+                assert!(
+                    sent <= (canal_wire::hbone::STREAM_WINDOW as usize)
+                        + canal_wire::hbone::SERVER_SEND_BUFFER,
+                    "{sent}"
+                );
+                s.shutdown().await.unwrap();
+            },
+        )
         .await;
         let mut s = rig.open().await.unwrap().stream;
-        let first = std::future::poll_fn(|cx| s.poll_chunk(cx)).await.unwrap().unwrap();
+        let first = std::future::poll_fn(|cx| s.poll_chunk(cx))
+            .await
+            .unwrap()
+            .unwrap();
         tokio::time::sleep(STUCK_AFTER * 2).await;
         let mut total = first.len();
         while let Some(c) = std::future::poll_fn(|cx| s.poll_chunk(cx)).await.unwrap() {
@@ -316,7 +412,8 @@ fn a_chunk_that_is_held_keeps_its_window() {
 #[test]
 fn replayed_bytes_are_read_first() {
     run(async {
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), echo).await;
+        let (rig, _t) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), echo).await;
         let mut s = rig.open().await.unwrap().stream;
         s.write_all(b"PRI * HTTP").await.unwrap();
         s.shutdown().await.unwrap();
@@ -333,10 +430,12 @@ fn replayed_bytes_are_read_first() {
 #[test]
 fn a_certificate_is_renewed_while_a_tunnel_streams() {
     run(async {
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), echo).await;
+        let (rig, _t) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), echo).await;
         let mut old = rig.open().await.unwrap().stream;
         old.write_all(b"before").await.unwrap();
-        rig.renew.replace(rig.ca.issue(rig.target.source.identity()));
+        rig.renew
+            .replace(rig.ca.issue(rig.target.source.identity()));
         let new = rig.open().await.unwrap();
         assert!(!new.reused);
         assert_eq!(rig.pool.size(), (2, 2));
@@ -347,22 +446,36 @@ fn a_certificate_is_renewed_while_a_tunnel_streams() {
         assert_eq!(got, "before and after");
         drop(old);
         until("the old connection is closed", || rig.pool.size() == (1, 1)).await;
-        until("and counted", || rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"retired\"}") == 1).await;
+        until("and counted", || {
+            rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"retired\"}") == 1
+        })
+        .await;
     });
 }
 
 #[test]
 fn both_sides_know_each_other_and_their_headers() {
     run(async {
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), |incoming| async move {
-            assert_eq!(incoming.peer.identity.to_string(), super::fixture::ALICE);
-            assert_eq!(incoming.authority.to_string(), "10.1.1.2:80");
-            let headers = incoming.headers.clone();
-            hold_with(incoming, headers).await;
-        })
+        let (rig, _t) = HboneFixture::new(
+            PoolConfig::default(),
+            ServerConfig::default(),
+            |incoming| async move {
+                assert_eq!(incoming.peer.identity.to_string(), super::fixture::ALICE);
+                assert_eq!(incoming.authority.to_string(), "10.1.1.2:80");
+                let headers = incoming.headers.clone();
+                hold_with(incoming, headers).await;
+            },
+        )
         .await;
-        let sent = HeaderMap::from_iter([(http::HeaderName::from_static("baggage"), http::HeaderValue::from_static("k8s.pod.name=a"))]);
-        let opened = rig.pool.open(&rig.target, &super::fixture::authority(), sent).await.unwrap();
+        let sent = HeaderMap::from_iter([(
+            http::HeaderName::from_static("baggage"),
+            http::HeaderValue::from_static("k8s.pod.name=a"),
+        )]);
+        let opened = rig
+            .pool
+            .open(&rig.target, &super::fixture::authority(), sent)
+            .await
+            .unwrap();
         assert_eq!(opened.headers["baggage"], "k8s.pod.name=a");
         assert_eq!(opened.peer.to_string(), super::fixture::BOB);
     });
@@ -376,10 +489,13 @@ async fn hold_with(incoming: crate::IncomingConnect, headers: HeaderMap) {
 #[test]
 fn an_idle_tunnel_under_copy_is_ended() {
     run(async {
-        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let (rig, _t) =
+            HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let mut tunnel = rig.open().await.unwrap().stream;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
         let mut near = listener.accept().await.unwrap().0;
         let meter = Meter::default();
         client.write_all(b"one").await.unwrap();
@@ -387,6 +503,9 @@ fn an_idle_tunnel_under_copy_is_ended() {
         assert!(matches!(end, CopyEnd::Idle(_)));
         assert_eq!((meter.a_to_b(), meter.b_to_a()), (3, 0));
         drop((near, tunnel));
-        assert_eq!(client.read_u8().await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+        assert_eq!(
+            client.read_u8().await.unwrap_err().kind(),
+            io::ErrorKind::ConnectionReset
+        );
     });
 }

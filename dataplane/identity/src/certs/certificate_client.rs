@@ -6,13 +6,18 @@ use std::time::{Duration, SystemTime};
 use canal_model::identity::Identity;
 use canal_model::ids::ServiceKey;
 use canal_model::trust::KeyAlgorithm;
-use canal_southbound_client::controller_client::{ControllerConnectError, ControllerConnection, ControllerEndpoint};
+use canal_southbound_client::controller_client::{
+    ControllerConnectError, ControllerConnection, ControllerEndpoint,
+};
 use canal_tls::{Certificate, CertificateError};
 use canal_wire::citadel::istio_certificate_service_client::IstioCertificateServiceClient;
 use canal_wire::citadel::{IstioCertificateRequest, IstioCertificateResponse};
 use prost_types::Struct;
 use prost_types::value::Kind;
-use rcgen::{CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_RSA_SHA256, RsaKeySize, SanType};
+use rcgen::{
+    CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_RSA_SHA256,
+    RsaKeySize, SanType,
+};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 use zeroize::Zeroizing;
@@ -94,16 +99,27 @@ pub struct CertificateClient {
 impl CertificateClient {
     /// Creates a client that requests certificates with a lifetime of `validity`.
     pub fn new(controller: ControllerEndpoint, validity: Duration) -> Self {
-        Self { controller, validity, connection: Mutex::new(None), attempt: AtomicUsize::new(0) }
+        Self {
+            controller,
+            validity,
+            connection: Mutex::new(None),
+            attempt: AtomicUsize::new(0),
+        }
     }
 
-    pub(super) async fn issue(&self, what: &CertificateKey) -> Result<PersistedCertificate, CertificateRequestError> {
+    pub(super) async fn issue(
+        &self,
+        what: &CertificateKey,
+    ) -> Result<PersistedCertificate, CertificateRequestError> {
         // An RSA key takes a tenth of a second or more, so it is not generated on a thread of the runtime.
         let (identity, algorithm) = (what.identity.clone(), what.algorithm);
         let made = tokio::task::spawn_blocking(move || request(&identity, algorithm)).await;
-        let (key, csr) =
-            made.map_err(|e| CertificateRequestError::Key(e.to_string()))?.map_err(|e| CertificateRequestError::Key(e.to_string()))?;
-        let signed = self.sign(&what.identity, what.service.as_ref(), csr).await?;
+        let (key, csr) = made
+            .map_err(|e| CertificateRequestError::Key(e.to_string()))?
+            .map_err(|e| CertificateRequestError::Key(e.to_string()))?;
+        let signed = self
+            .sign(&what.identity, what.service.as_ref(), csr)
+            .await?;
         accept(&what.identity, key, signed, SystemTime::now())
     }
 
@@ -119,24 +135,43 @@ impl CertificateClient {
         csr: String,
     ) -> Result<SignedChain, CertificateRequestError> {
         let connection = self.connection().await?;
-        let mut fields = vec![(IMPERSONATED.to_string(), Kind::StringValue(identity.to_string()).into())];
-        fields.extend(service.map(|s| (SERVICE.to_string(), Kind::StringValue(s.to_string()).into())));
+        let mut fields = vec![(
+            IMPERSONATED.to_string(),
+            Kind::StringValue(identity.to_string()).into(),
+        )];
+        fields.extend(
+            service.map(|s| (SERVICE.to_string(), Kind::StringValue(s.to_string()).into())),
+        );
         let message = IstioCertificateRequest {
             csr,
             validity_duration: i64::try_from(self.validity.as_secs()).unwrap_or(i64::MAX),
-            metadata: Some(Struct { fields: fields.into_iter().collect() }),
+            metadata: Some(Struct {
+                fields: fields.into_iter().collect(),
+            }),
         };
         let mut client = IstioCertificateServiceClient::new(connection.channel.clone());
-        let answer = match tokio::time::timeout(TIMEOUT, client.create_certificate(connection.request(message))).await {
+        let answer = match tokio::time::timeout(
+            TIMEOUT,
+            client.create_certificate(connection.request(message)),
+        )
+        .await
+        {
             Ok(Ok(answer)) => answer.into_inner(),
             Ok(Err(status)) => {
                 let text = format!("{}: {}", status.code(), status.message());
-                let refused = matches!(status.code(), tonic::Code::PermissionDenied | tonic::Code::InvalidArgument);
+                let refused = matches!(
+                    status.code(),
+                    tonic::Code::PermissionDenied | tonic::Code::InvalidArgument
+                );
                 // After a refusal the connection still works; after another failure the next address may be better.
                 if !refused {
                     self.drop_connection().await;
                 }
-                return Err(if refused { CertificateRequestError::Refused(text) } else { CertificateRequestError::Failed(text) });
+                return Err(if refused {
+                    CertificateRequestError::Refused(text)
+                } else {
+                    CertificateRequestError::Failed(text)
+                });
             }
             Err(_) => {
                 self.drop_connection().await;
@@ -153,7 +188,10 @@ impl CertificateClient {
             return Ok(connection.clone());
         }
         // One caller connects while the others wait, because they need the same connection.
-        let connection = self.controller.connect(self.attempt.fetch_add(1, Relaxed)).await?;
+        let connection = self
+            .controller
+            .connect(self.attempt.fetch_add(1, Relaxed))
+            .await?;
         *held = Some((connection.clone(), Instant::now()));
         Ok(connection)
     }
@@ -166,7 +204,9 @@ impl CertificateClient {
     /// Closes a connection that has been idle for [`IDLE_TIMEOUT`].
     pub(super) async fn close_if_idle(&self) {
         if let Ok(mut held) = self.connection.try_lock()
-            && held.as_ref().is_some_and(|(_, used)| used.elapsed() >= IDLE_TIMEOUT)
+            && held
+                .as_ref()
+                .is_some_and(|(_, used)| used.elapsed() >= IDLE_TIMEOUT)
         {
             *held = None;
         }
@@ -174,7 +214,10 @@ impl CertificateClient {
 }
 
 /// Creates a key (PKCS#8 PEM) and a CSR for `identity`. Like ztunnel's, it has a URI SAN only, and an empty DN.
-fn request(identity: &Identity, algorithm: KeyAlgorithm) -> Result<(Zeroizing<String>, String), rcgen::Error> {
+fn request(
+    identity: &Identity,
+    algorithm: KeyAlgorithm,
+) -> Result<(Zeroizing<String>, String), rcgen::Error> {
     let key = match algorithm {
         KeyAlgorithm::EcdsaP256 => KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?,
         KeyAlgorithm::Rsa2048 => KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048)?,
@@ -189,9 +232,13 @@ fn request(identity: &Identity, algorithm: KeyAlgorithm) -> Result<(Zeroizing<St
 /// Splits the response, which has the leaf first and the bundle last.
 fn split(answer: IstioCertificateResponse) -> Result<SignedChain, CertificateRequestError> {
     let mut chain = answer.cert_chain;
-    let bundle = chain.pop().ok_or_else(|| CertificateRequestError::Answer("no certificates".into()))?;
+    let bundle = chain
+        .pop()
+        .ok_or_else(|| CertificateRequestError::Answer("no certificates".into()))?;
     if chain.is_empty() {
-        return Err(CertificateRequestError::Answer("one element only; leaf first, bundle last are needed".into()));
+        return Err(CertificateRequestError::Answer(
+            "one element only; leaf first, bundle last are needed".into(),
+        ));
     }
     Ok(SignedChain { chain, bundle })
 }
@@ -205,15 +252,28 @@ fn accept(
 ) -> Result<PersistedCertificate, CertificateRequestError> {
     let (chain, bundle) = (signed.chain.join("\n"), signed.bundle);
     let certificate = Certificate::from_pem(&key, &chain, &bundle).map_err(|e| match e {
-        CertificateError::Identity(seen) => CertificateRequestError::Identity { asked: identity.clone(), seen: seen.join(", ") },
+        CertificateError::Identity(seen) => CertificateRequestError::Identity {
+            asked: identity.clone(),
+            seen: seen.join(", "),
+        },
         e => CertificateRequestError::Answer(e.to_string()),
     })?;
     if certificate.identity() != identity {
-        return Err(CertificateRequestError::Identity { asked: identity.clone(), seen: certificate.identity().to_string() });
+        return Err(CertificateRequestError::Identity {
+            asked: identity.clone(),
+            seen: certificate.identity().to_string(),
+        });
     }
     if !certificate.valid_at(now) {
         return Err(CertificateRequestError::Clock);
     }
-    certificate.is_signed_by(now).map_err(|e| CertificateRequestError::Answer(e.to_string()))?;
-    Ok(PersistedCertificate { certificate, key, chain, bundle })
+    certificate
+        .is_signed_by(now)
+        .map_err(|e| CertificateRequestError::Answer(e.to_string()))?;
+    Ok(PersistedCertificate {
+        certificate,
+        key,
+        chain,
+        bundle,
+    })
 }

@@ -31,13 +31,20 @@ impl Drop for CertificateFile {
 
 impl CertificateFile {
     fn read(path: &Path) -> Result<Self, String> {
-        let text = std::fs::read(path).map(Zeroizing::new).map_err(|e| e.to_string())?;
+        let text = std::fs::read(path)
+            .map(Zeroizing::new)
+            .map_err(|e| e.to_string())?;
         serde_json::from_slice(&text).map_err(|e| e.to_string())
     }
 
     /// Serializes the file into one buffer of the final size, because a buffer that grows would leave copies of the key in memory.
     fn to_json(&self) -> io::Result<Zeroizing<Vec<u8>>> {
-        let Self { identity, key, chain, bundle } = self;
+        let Self {
+            identity,
+            key,
+            chain,
+            bundle,
+        } = self;
         // The factor 2 is for line ends, which become two characters; the constant is for the field names.
         let room = 2 * (identity.len() + key.len() + chain.len() + bundle.len()) + 128;
         let mut text = Zeroizing::new(Vec::with_capacity(room));
@@ -48,19 +55,34 @@ impl CertificateFile {
 
 fn path(folder: &Path, what: &CertificateKey) -> PathBuf {
     // The name is hashed, because an identity contains '/' and may be longer than a file name.
-    let name: String = Sha256::digest(what.to_string()).iter().map(|b| format!("{b:02x}")).collect();
+    let name: String = Sha256::digest(what.to_string())
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .collect();
     folder.join(format!("{name}.json"))
 }
 
-pub(super) fn write(folder: &Path, what: &CertificateKey, issued: &PersistedCertificate) -> io::Result<()> {
-    let PersistedCertificate { key, chain, bundle, .. } = issued;
-    let kept = CertificateFile { identity: what.to_string(), key: String::clone(key), chain: chain.clone(), bundle: bundle.clone() };
+pub(super) fn write(
+    folder: &Path,
+    what: &CertificateKey,
+    issued: &PersistedCertificate,
+) -> io::Result<()> {
+    let PersistedCertificate {
+        key, chain, bundle, ..
+    } = issued;
+    let kept = CertificateFile {
+        identity: what.to_string(),
+        key: String::clone(key),
+        chain: chain.clone(),
+        bundle: bundle.clone(),
+    };
     atomic_file::replace(&path(folder, what), &kept.to_json()?)
 }
 
 fn load(path: &Path) -> Result<(String, Certificate), String> {
     let mut kept = CertificateFile::read(path)?;
-    let certificate = Certificate::from_pem(&kept.key, &kept.chain, &kept.bundle).map_err(|e| e.to_string())?;
+    let certificate =
+        Certificate::from_pem(&kept.key, &kept.chain, &kept.bundle).map_err(|e| e.to_string())?;
     Ok((std::mem::take(&mut kept.identity), certificate))
 }
 
@@ -74,9 +96,15 @@ pub(super) fn remove(folder: &Path, what: &CertificateKey) -> io::Result<()> {
 
 /// Removes all files of identities of `domain`, best effort: a file that cannot be read cannot be used either.
 pub(super) fn remove_domain(folder: &Path, domain: &TrustDomain) {
-    let Ok(files) = std::fs::read_dir(folder) else { return };
+    let Ok(files) = std::fs::read_dir(folder) else {
+        return;
+    };
     let member = format!("spiffe://{domain}/");
-    for path in files.flatten().map(|f| f.path()).filter(|p| p.extension().is_some_and(|e| e == "json")) {
+    for path in files
+        .flatten()
+        .map(|f| f.path())
+        .filter(|p| p.extension().is_some_and(|e| e == "json"))
+    {
         if CertificateFile::read(&path).is_ok_and(|kept| kept.identity.starts_with(&member))
             && let Err(error) = std::fs::remove_file(&path)
         {
@@ -92,7 +120,9 @@ pub(super) fn read(folder: &Path, what: &CertificateKey, now: SystemTime) -> Opt
         return None;
     }
     match load(&path) {
-        Ok((name, c)) if name == what.to_string() && *c.identity() == what.identity => c.valid_at(now).then_some(c),
+        Ok((name, c)) if name == what.to_string() && *c.identity() == what.identity => {
+            c.valid_at(now).then_some(c)
+        }
         Ok((name, _)) => {
             tracing::warn!(file = %path.display(), name, "the stored certificate has another identity; requesting a new one");
             None
@@ -106,8 +136,14 @@ pub(super) fn read(folder: &Path, what: &CertificateKey, now: SystemTime) -> Opt
 
 /// Removes files that are of no more use, best effort: a file that stays does no harm.
 pub(super) fn remove_expired(folder: &Path, now: SystemTime) {
-    let Ok(files) = std::fs::read_dir(folder) else { return };
-    for path in files.flatten().map(|f| f.path()).filter(|p| p.extension().is_some_and(|e| e == "json" || e == "new")) {
+    let Ok(files) = std::fs::read_dir(folder) else {
+        return;
+    };
+    for path in files
+        .flatten()
+        .map(|f| f.path())
+        .filter(|p| p.extension().is_some_and(|e| e == "json" || e == "new"))
+    {
         // A `.new` file is what a kill left of an unfinished replacement.
         let useless = load(&path).map_or(true, |(_, c)| c.not_after() <= now);
         if useless || path.extension().is_some_and(|e| e == "new") {
@@ -124,10 +160,20 @@ mod tests {
     fn persisted_file_is_written_without_growing_its_buffer() {
         let pem = "-----BEGIN X-----\nAAAA\n-----END X-----\n".repeat(50);
         let text = || pem.clone();
-        let kept = CertificateFile { identity: "spiffe://a.example/ns/b/sa/c".into(), key: text(), chain: text(), bundle: text() };
+        let kept = CertificateFile {
+            identity: "spiffe://a.example/ns/b/sa/c".into(),
+            key: text(),
+            chain: text(),
+            bundle: text(),
+        };
         let room = 2 * (kept.identity.len() + 3 * pem.len()) + 128;
         let json = kept.to_json().unwrap();
-        assert!(json.len() <= room && json.capacity() == room, "{} of {room}, {}", json.len(), json.capacity());
+        assert!(
+            json.len() <= room && json.capacity() == room,
+            "{} of {room}, {}",
+            json.len(),
+            json.capacity()
+        );
         let back: CertificateFile = serde_json::from_slice(&json).unwrap();
         assert_eq!((&back.identity, &back.key), (&kept.identity, &kept.key));
     }

@@ -22,20 +22,77 @@ fn renewal_is_due_by_the_wall_clock_and_failures_wait_by_the_other() {
     let secs = Duration::from_secs;
     for (name, now, from, until, retry, want) in [
         ("none yet", 100, None, None, None, RenewalDue::Now),
-        ("none yet, failed just now", 100, None, None, Some(secs(5)), RenewalDue::In(secs(5))),
-        ("none yet, failed long ago", 100, None, None, Some(secs(0)), RenewalDue::Now),
-        ("young", 100, Some(90), Some(110), None, RenewalDue::In(secs(10))),
-        ("young, far from half life", 100, Some(90), Some(5000), None, RenewalDue::In(RENEWAL_CHECK_INTERVAL)),
+        (
+            "none yet, failed just now",
+            100,
+            None,
+            None,
+            Some(secs(5)),
+            RenewalDue::In(secs(5)),
+        ),
+        (
+            "none yet, failed long ago",
+            100,
+            None,
+            None,
+            Some(secs(0)),
+            RenewalDue::Now,
+        ),
+        (
+            "young",
+            100,
+            Some(90),
+            Some(110),
+            None,
+            RenewalDue::In(secs(10)),
+        ),
+        (
+            "young, far from half life",
+            100,
+            Some(90),
+            Some(5000),
+            None,
+            RenewalDue::In(RENEWAL_CHECK_INTERVAL),
+        ),
         ("half life", 110, Some(90), Some(110), None, RenewalDue::Now),
-        ("slept past it", 9000, Some(90), Some(110), None, RenewalDue::Now),
-        ("the clock went back before its birth", 50, Some(90), Some(110), None, RenewalDue::Now),
-        ("half life, failed just now", 110, Some(90), Some(110), Some(secs(60)), RenewalDue::In(RENEWAL_CHECK_INTERVAL)),
+        (
+            "slept past it",
+            9000,
+            Some(90),
+            Some(110),
+            None,
+            RenewalDue::Now,
+        ),
+        (
+            "the clock went back before its birth",
+            50,
+            Some(90),
+            Some(110),
+            None,
+            RenewalDue::Now,
+        ),
+        (
+            "half life, failed just now",
+            110,
+            Some(90),
+            Some(110),
+            Some(secs(60)),
+            RenewalDue::In(RENEWAL_CHECK_INTERVAL),
+        ),
     ] {
-        assert_eq!(decide(at(now), from.map(at), until.map(at), retry), want, "{name}");
+        assert_eq!(
+            decide(at(now), from.map(at), until.map(at), retry),
+            want,
+            "{name}"
+        );
     }
     assert_eq!(half_life(at(100), at(300), 0.0), at(200));
     assert_eq!(half_life(at(100), at(300), 1.0), at(210));
-    assert_eq!(half_life(at(300), at(100), 0.0), at(300), "a life of no length is over at once");
+    assert_eq!(
+        half_life(at(300), at(100), 0.0),
+        at(300),
+        "a life of no length is over at once"
+    );
 }
 
 struct CertificatesFixture {
@@ -74,8 +131,14 @@ impl CertificatesFixture {
     }
 
     fn source(&self) -> CertificateSource {
-        let controller = self.controller.reached_through(self.folder.path(), self.controller.address);
-        let config = CertificateConfig { controller, folder: self.certs(), validity: VALIDITY };
+        let controller = self
+            .controller
+            .reached_through(self.folder.path(), self.controller.address);
+        let config = CertificateConfig {
+            controller,
+            folder: self.certs(),
+            validity: VALIDITY,
+        };
         CertificateSource::start(config, &self.registry, self.drain.clone()).unwrap()
     }
 
@@ -86,7 +149,8 @@ impl CertificatesFixture {
     fn metric(&self, start: &str) -> u64 {
         let text = self.registry.render();
         let line = text.lines().find(|l| l.starts_with(start));
-        line.and_then(|l| l.rsplit(' ').next()).map_or(0, |v| v.parse().unwrap())
+        line.and_then(|l| l.rsplit(' ').next())
+            .map_or(0, |v| v.parse().unwrap())
     }
 }
 
@@ -96,7 +160,9 @@ fn answer(ca: &TestCa, r: &IstioCertificateRequest, life: Duration) -> IstioCert
         // X.509 times are whole seconds, so the start is one second early.
         (p.not_before, p.not_after) = ((now - Duration::from_secs(1)).into(), (now + life).into());
     });
-    IstioCertificateResponse { cert_chain: vec![leaf, ca.root_pem()] }
+    IstioCertificateResponse {
+        cert_chain: vec![leaf, ca.root_pem()],
+    }
 }
 
 /// Time after which a condition that a test waits for counts as never met: a renewal of a superseded certificate is spread over this time.
@@ -106,7 +172,10 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
     let started = Instant::now();
     while !holds() {
         let waited = started.elapsed();
-        assert!(waited < canal_timing::deadline(UNTIL_TIMEOUT), "never: {what}");
+        assert!(
+            waited < canal_timing::deadline(UNTIL_TIMEOUT),
+            "never: {what}"
+        );
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -121,7 +190,10 @@ async fn a_wanted_identity_gets_its_certificate_once_and_keeps_it() {
         Ok(answer(&ca, &r, Duration::from_secs(3600)))
     });
     let source = rig.source();
-    let (one, two) = (source.credential(&identity(ALICE)), source.credential(&identity(ALICE)));
+    let (one, two) = (
+        source.credential(&identity(ALICE)),
+        source.credential(&identity(ALICE)),
+    );
     let certificate = one.first().await.unwrap();
     assert_eq!(certificate.identity(), &identity(ALICE));
     assert!(Arc::ptr_eq(&certificate, &two.current().unwrap()));
@@ -129,12 +201,23 @@ async fn a_wanted_identity_gets_its_certificate_once_and_keeps_it() {
     assert_eq!(asked.len(), 1);
     assert_eq!(asked[0].validity_duration, 24 * 3600);
     let fields = &asked[0].metadata.as_ref().unwrap().fields;
-    assert_eq!(fields["ImpersonatedIdentity"], prost_types::Value::from(ALICE.to_string()));
+    assert_eq!(
+        fields["ImpersonatedIdentity"],
+        prost_types::Value::from(ALICE.to_string())
+    );
     check_request(&asked[0].csr);
     let status = source.status();
     assert!(status.len() == 1 && status[0].error.is_empty() && status[0].not_after.is_some());
-    let mode = |p: &std::path::Path| std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(p).unwrap().permissions()) & 0o777;
-    let file = std::fs::read_dir(rig.certs()).unwrap().next().unwrap().unwrap().path();
+    let mode = |p: &std::path::Path| {
+        std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(p).unwrap().permissions())
+            & 0o777
+    };
+    let file = std::fs::read_dir(rig.certs())
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
     assert_eq!((mode(&rig.certs()), mode(&file)), (0o700, 0o600));
 }
 
@@ -145,7 +228,17 @@ fn check_request(csr: &str) {
     let (_, csr) = X509CertificationRequest::from_der(&pem.contents).unwrap();
     let info = &csr.certification_request_info;
     assert_eq!(info.subject.iter().count(), 0);
-    assert_eq!(info.subject_pki.algorithm.parameters.as_ref().unwrap().as_oid().unwrap().to_string(), "1.2.840.10045.3.1.7");
+    assert_eq!(
+        info.subject_pki
+            .algorithm
+            .parameters
+            .as_ref()
+            .unwrap()
+            .as_oid()
+            .unwrap()
+            .to_string(),
+        "1.2.840.10045.3.1.7"
+    );
     let sans: Vec<_> = csr
         .requested_extensions()
         .unwrap()
@@ -154,7 +247,10 @@ fn check_request(csr: &str) {
             _ => Vec::new(),
         })
         .collect();
-    assert!(matches!(sans.as_slice(), [GeneralName::URI(u)] if *u == ALICE), "{sans:?}");
+    assert!(
+        matches!(sans.as_slice(), [GeneralName::URI(u)] if *u == ALICE),
+        "{sans:?}"
+    );
 }
 
 #[tokio::test]
@@ -163,14 +259,23 @@ async fn certificates_are_renewed_at_half_life_without_a_gap() {
     let source = rig.source();
     let credential = source.credential(&identity(ALICE));
     let first = credential.first().await.unwrap();
-    until("a second one", || !Arc::ptr_eq(&first, &credential.current().unwrap())).await;
-    assert!(first.valid_at(SystemTime::now()), "replaced while the old one is still good");
+    until("a second one", || {
+        !Arc::ptr_eq(&first, &credential.current().unwrap())
+    })
+    .await;
+    assert!(
+        first.valid_at(SystemTime::now()),
+        "replaced while the old one is still good"
+    );
     assert!(rig.asked.load(Relaxed) >= 2);
     drop(credential);
     let asked = rig.asked.load(Relaxed);
     until("it is forgotten", || source.status().is_empty()).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert!(rig.asked.load(Relaxed) <= asked + 1, "nobody wants it any more");
+    assert!(
+        rig.asked.load(Relaxed) <= asked + 1,
+        "nobody wants it any more"
+    );
 }
 
 #[tokio::test]
@@ -179,12 +284,22 @@ async fn a_failing_renewal_keeps_the_old_one_and_is_counted_and_heals() {
     let source = rig.source();
     let credential = source.credential(&identity(ALICE));
     let first = credential.first().await.unwrap();
-    rig.controller.issue(|_| Err(Status::permission_denied("no pod with that identity runs on your node")));
-    until("a failure", || rig.metric("canal_certificate_failures_total{reason=\"refused\"}") >= 1).await;
+    rig.controller.issue(|_| {
+        Err(Status::permission_denied(
+            "no pod with that identity runs on your node",
+        ))
+    });
+    until("a failure", || {
+        rig.metric("canal_certificate_failures_total{reason=\"refused\"}") >= 1
+    })
+    .await;
     assert!(Arc::ptr_eq(&first, &credential.current().unwrap()));
     assert!(source.status()[0].error.contains("runs on your node"));
     rig.issue(Duration::from_secs(3600));
-    until("it heals", || !Arc::ptr_eq(&first, &credential.current().unwrap())).await;
+    until("it heals", || {
+        !Arc::ptr_eq(&first, &credential.current().unwrap())
+    })
+    .await;
     assert!(source.status()[0].error.is_empty());
     assert_eq!(rig.metric("canal_certificates_missing"), 0);
 }
@@ -201,24 +316,64 @@ async fn certificates_that_differ_from_the_request_are_refused() {
     let (root, other_root) = (ca.root_pem(), other.root_pem());
     let cases: Vec<(&str, Answer, &str)> = vec![
         ("nothing", Box::new(move |_, _| list(vec![])), "bad_answer"),
-        ("no bundle", Box::new(move |ca, r| list(vec![answer(ca, r, hour).cert_chain.remove(0)])), "bad_answer"),
-        ("not PEM", Box::new(move |_, _| list(vec!["x".into(), "y".into()])), "bad_answer"),
-        ("another's key", Box::new(move |_, _| list(vec![wrong.chain.clone(), root.clone()])), "bad_answer"),
-        ("another root", Box::new(move |ca, r| list(vec![answer(ca, r, hour).cert_chain.remove(0), other_root.clone()])), "bad_answer"),
+        (
+            "no bundle",
+            Box::new(move |ca, r| list(vec![answer(ca, r, hour).cert_chain.remove(0)])),
+            "bad_answer",
+        ),
+        (
+            "not PEM",
+            Box::new(move |_, _| list(vec!["x".into(), "y".into()])),
+            "bad_answer",
+        ),
+        (
+            "another's key",
+            Box::new(move |_, _| list(vec![wrong.chain.clone(), root.clone()])),
+            "bad_answer",
+        ),
+        (
+            "another root",
+            Box::new(move |ca, r| {
+                list(vec![
+                    answer(ca, r, hour).cert_chain.remove(0),
+                    other_root.clone(),
+                ])
+            }),
+            "bad_answer",
+        ),
         (
             "another identity",
-            Box::new(|ca, r| signed(ca, r, |p| p.subject_alt_names = vec![rcgen::SanType::URI(BOB.try_into().unwrap())])),
+            Box::new(|ca, r| {
+                signed(ca, r, |p| {
+                    p.subject_alt_names = vec![rcgen::SanType::URI(BOB.try_into().unwrap())]
+                })
+            }),
             "wrong_identity",
         ),
-        ("no identity", Box::new(|ca, r| signed(ca, r, |p| p.subject_alt_names.clear())), "wrong_identity"),
-        ("from the future", Box::new(|ca, r| signed(ca, r, |p| p.not_before = rcgen::date_time_ymd(2119, 1, 1))), "clock"),
+        (
+            "no identity",
+            Box::new(|ca, r| signed(ca, r, |p| p.subject_alt_names.clear())),
+            "wrong_identity",
+        ),
+        (
+            "from the future",
+            Box::new(|ca, r| signed(ca, r, |p| p.not_before = rcgen::date_time_ymd(2119, 1, 1))),
+            "clock",
+        ),
     ];
     for (name, play, reason) in cases {
         let ca = rig.ca.clone();
         rig.controller.issue(move |r| Ok(play(&ca, &r)));
-        let before = rig.metric(&format!("canal_certificate_failures_total{{reason=\"{reason}\"}}"));
+        let before = rig.metric(&format!(
+            "canal_certificate_failures_total{{reason=\"{reason}\"}}"
+        ));
         let credential = source.credential(&identity(ALICE));
-        until(name, || rig.metric(&format!("canal_certificate_failures_total{{reason=\"{reason}\"}}")) > before).await;
+        until(name, || {
+            rig.metric(&format!(
+                "canal_certificate_failures_total{{reason=\"{reason}\"}}"
+            )) > before
+        })
+        .await;
         assert!(credential.current().is_none(), "{name}");
         assert_eq!(rig.metric("canal_certificates_missing"), 1);
         drop(credential);
@@ -228,8 +383,14 @@ async fn certificates_that_differ_from_the_request_are_refused() {
     assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 0);
 }
 
-fn signed(ca: &TestCa, r: &IstioCertificateRequest, change: impl FnOnce(&mut rcgen::CertificateParams)) -> IstioCertificateResponse {
-    IstioCertificateResponse { cert_chain: vec![ca.sign_request(&r.csr, change), ca.root_pem()] }
+fn signed(
+    ca: &TestCa,
+    r: &IstioCertificateRequest,
+    change: impl FnOnce(&mut rcgen::CertificateParams),
+) -> IstioCertificateResponse {
+    IstioCertificateResponse {
+        cert_chain: vec![ca.sign_request(&r.csr, change), ca.root_pem()],
+    }
 }
 
 #[tokio::test]
@@ -237,12 +398,17 @@ async fn a_restart_uses_stored_certificates_unless_expired_or_foreign() {
     let rig = CertificatesFixture::new(Duration::from_secs(3600)).await;
     let source = rig.source();
     let kept = source.credential(&identity(ALICE)).first().await.unwrap();
-    let short = rig.controller.reached_through(rig.folder.path(), rig.controller.address);
+    let short = rig
+        .controller
+        .reached_through(rig.folder.path(), rig.controller.address);
     drop((source, short));
     rig.controller.issue(|_| Err(Status::unavailable("gone")));
 
     let source = rig.source();
-    let again = source.credential(&identity(ALICE)).current().expect("at once");
+    let again = source
+        .credential(&identity(ALICE))
+        .current()
+        .expect("at once");
     assert_eq!(again.chain(), kept.chain());
 
     // The test stores the file of one identity under the name of another, and a torn file.
@@ -255,7 +421,9 @@ async fn a_restart_uses_stored_certificates_unless_expired_or_foreign() {
     assert!(source.credential(&identity(carol)).current().is_none());
 
     // An expired certificate is not used, and is removed at the next start.
-    let old = rig.ca.issue_with(&identity(BOB), |p| p.not_after = rcgen::date_time_ymd(2021, 1, 1));
+    let old = rig.ca.issue_with(&identity(BOB), |p| {
+        p.not_after = rcgen::date_time_ymd(2021, 1, 1)
+    });
     let text = serde_json::json!({"identity": BOB, "key": old.key, "chain": old.chain, "bundle": rig.ca.root_pem()}).to_string();
     std::fs::write(file(BOB), text).unwrap();
     drop(source);
@@ -266,7 +434,10 @@ async fn a_restart_uses_stored_certificates_unless_expired_or_foreign() {
 
 fn hex(id: &str) -> String {
     use sha2::{Digest, Sha256};
-    Sha256::digest(id).iter().map(|b| format!("{b:02x}")).collect()
+    Sha256::digest(id)
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .collect()
 }
 
 #[tokio::test]
@@ -283,7 +454,13 @@ async fn a_disk_that_cannot_be_written_costs_the_restart_and_not_the_certificate
 async fn many_identities_are_requested_a_few_at_a_time() {
     let rig = CertificatesFixture::new(Duration::from_secs(3600)).await;
     let source = rig.source();
-    let all: Vec<_> = (0..50).map(|i| source.credential(&identity(&format!("spiffe://alpha.example/ns/shop/sa/s{i}")))).collect();
+    let all: Vec<_> = (0..50)
+        .map(|i| {
+            source.credential(&identity(&format!(
+                "spiffe://alpha.example/ns/shop/sa/s{i}"
+            )))
+        })
+        .collect();
     for c in &all {
         assert!(c.first().await.is_some());
     }
@@ -311,15 +488,36 @@ async fn services_and_algorithms_have_certificates_of_their_own() {
     }
     let asked = seen.lock().unwrap().clone();
     assert_eq!(asked.len(), 3);
-    let named = |r: &IstioCertificateRequest, field: &str| match r.metadata.as_ref()?.fields.get(field)?.kind.as_ref()? {
+    let named = |r: &IstioCertificateRequest, field: &str| match r
+        .metadata
+        .as_ref()?
+        .fields
+        .get(field)?
+        .kind
+        .as_ref()?
+    {
         prost_types::value::Kind::StringValue(s) => Some(s.clone()),
         _ => None,
     };
-    assert!(asked.iter().all(|r| named(r, "ImpersonatedIdentity").as_deref() == Some(ALICE)));
-    assert_eq!(asked.iter().filter_map(|r| named(r, "Service")).collect::<Vec<_>>(), ["alpha/shop/cart"]);
+    assert!(
+        asked
+            .iter()
+            .all(|r| named(r, "ImpersonatedIdentity").as_deref() == Some(ALICE))
+    );
+    assert_eq!(
+        asked
+            .iter()
+            .filter_map(|r| named(r, "Service"))
+            .collect::<Vec<_>>(),
+        ["alpha/shop/cart"]
+    );
     let key = |c: &Credential| {
         let der = c.current().unwrap().chain()[0].clone();
-        let (_, x) = <x509_parser::prelude::X509Certificate as x509_parser::prelude::FromDer<_>>::from_der(&der).unwrap();
+        let (_, x) =
+            <x509_parser::prelude::X509Certificate as x509_parser::prelude::FromDer<_>>::from_der(
+                &der,
+            )
+            .unwrap();
         x.public_key().parsed().unwrap().key_size()
     };
     assert_eq!((key(&plain), key(&rsa)), (256, 2048));
@@ -328,15 +526,31 @@ async fn services_and_algorithms_have_certificates_of_their_own() {
     drop(source);
     rig.controller.issue(|_| Err(Status::unavailable("gone")));
     let source = rig.source();
-    assert!(source.service_credential(&identity(ALICE), &service, KeyAlgorithm::EcdsaP256).current().is_some());
-    assert!(source.credential_with_algorithm(&identity(ALICE), KeyAlgorithm::Rsa2048).current().is_some());
+    assert!(
+        source
+            .service_credential(&identity(ALICE), &service, KeyAlgorithm::EcdsaP256)
+            .current()
+            .is_some()
+    );
+    assert!(
+        source
+            .credential_with_algorithm(&identity(ALICE), KeyAlgorithm::Rsa2048)
+            .current()
+            .is_some()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn remote_and_component_keys_are_on_no_disk() {
     let rig = CertificatesFixture::new(Duration::from_secs(3600)).await;
     let source = rig.source();
-    assert!(source.credential_in_memory(&identity(BOB)).first().await.is_some());
+    assert!(
+        source
+            .credential_in_memory(&identity(BOB))
+            .first()
+            .await
+            .is_some()
+    );
     assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 0);
     let alice = source.credential(&identity(ALICE));
     assert!(alice.first().await.is_some());
@@ -349,7 +563,10 @@ async fn remote_and_component_keys_are_on_no_disk() {
     for c in &held {
         assert!(c.first().await.is_some());
     }
-    until("they are kept", || std::fs::read_dir(rig.certs()).unwrap().count() == 3).await;
+    until("they are kept", || {
+        std::fs::read_dir(rig.certs()).unwrap().count() == 3
+    })
+    .await;
     source.forget_domain(&identity(ALICE).trust_domain);
     assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 1);
     source.forget(&identity(carol));
@@ -373,7 +590,11 @@ async fn remote_and_component_keys_are_on_no_disk() {
 async fn an_answer_from_before_a_forgotten_identity_is_not_used_afterwards() {
     let rig = CertificatesFixture::new(Duration::from_secs(3600)).await;
     let source = rig.source();
-    let (ca, begun, answered) = (rig.ca.clone(), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (ca, begun, answered) = (
+        rig.ca.clone(),
+        Arc::new(AtomicUsize::new(0)),
+        Arc::new(AtomicUsize::new(0)),
+    );
     let (seen, done) = (begun.clone(), answered.clone());
     rig.controller.issue(move |r| {
         seen.fetch_add(1, Relaxed);
@@ -387,7 +608,11 @@ async fn an_answer_from_before_a_forgotten_identity_is_not_used_afterwards() {
     source.forget(&identity(ALICE));
     let again = source.credential(&identity(ALICE));
     again.first().await.unwrap();
-    assert_eq!(answered.load(Relaxed), 2, "the certificate is of the first request");
+    assert_eq!(
+        answered.load(Relaxed),
+        2,
+        "the certificate is of the first request"
+    );
     drop(before);
 }
 
@@ -404,7 +629,9 @@ async fn forgotten_identities_are_not_stored() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(canal_timing::deadline(UNTIL_TIMEOUT), request).await.expect("it is asked for");
+        tokio::time::timeout(canal_timing::deadline(UNTIL_TIMEOUT), request)
+            .await
+            .expect("it is asked for");
         // The response takes a millisecond or two to arrive, and as long to be written.
         std::thread::sleep(Duration::from_micros(25 * round));
         source.forget(&identity(ALICE));
@@ -424,7 +651,9 @@ async fn a_certificate_of_a_root_that_signs_no_more_is_renewed_soon_and_once() {
     source.follow(store.clone());
     let credential = source.credential(&identity(ALICE));
     let old = credential.first().await.unwrap();
-    store.replace([rig.ca.bundle("alpha", "alpha.example", false, vec![])]).unwrap();
+    store
+        .replace([rig.ca.bundle("alpha", "alpha.example", false, vec![])])
+        .unwrap();
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(rig.asked.load(Relaxed), 1);
     // Another root signs from here on.
@@ -434,8 +663,13 @@ async fn a_certificate_of_a_root_that_signs_no_more_is_renewed_soon_and_once() {
         asked.fetch_add(1, Relaxed);
         Ok(answer(&ca, &r, Duration::from_secs(3600)))
     });
-    store.replace([next.bundle("alpha", "alpha.example", false, vec![])]).unwrap();
-    until("it is renewed", || credential.current().unwrap().chain() != old.chain()).await;
+    store
+        .replace([next.bundle("alpha", "alpha.example", false, vec![])])
+        .unwrap();
+    until("it is renewed", || {
+        credential.current().unwrap().chain() != old.chain()
+    })
+    .await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(rig.asked.load(Relaxed), 2);
 }

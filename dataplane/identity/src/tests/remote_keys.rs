@@ -32,7 +32,10 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
     let started = Instant::now();
     while !holds() {
         let waited = started.elapsed();
-        assert!(waited < canal_timing::deadline(Duration::from_secs(5)), "never: {what}");
+        assert!(
+            waited < canal_timing::deadline(Duration::from_secs(5)),
+            "never: {what}"
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -50,10 +53,16 @@ struct KeyClientFixture {
 
 impl KeyClientFixture {
     async fn new() -> Self {
-        let (registry, components, ca) = (Registry::new(), TestCa::new("components"), Arc::new(TestCa::new("alpha")));
+        let (registry, components, ca) = (
+            Registry::new(),
+            TestCa::new("components"),
+            Arc::new(TestCa::new("alpha")),
+        );
         // The near server's certificate can be revoked by the number of the intermediate.
-        let (near, far) =
-            (FakeKeyServer::start(&components.intermediate("of ks1", 5), "ks1").await, FakeKeyServer::start(&components, "ks2").await);
+        let (near, far) = (
+            FakeKeyServer::start(&components.intermediate("of ks1", 5), "ks1").await,
+            FakeKeyServer::start(&components, "ks2").await,
+        );
         for server in [&near, &far] {
             for id in [ALICE, BOB] {
                 server.hold(id, ca.issue(&identity(id)));
@@ -64,27 +73,57 @@ impl KeyClientFixture {
             parse_key_server(&format!("az1=ks1@{}", near.address)).unwrap(),
         ];
         let me = identity("spiffe://components.canal/ns/canal-system/sa/gateway.r1");
-        let config = KeyClientConfig { az: "az1".parse().unwrap(), servers, me: me.clone(), trip: answer_timeout() };
+        let config = KeyClientConfig {
+            az: "az1".parse().unwrap(),
+            servers,
+            me: me.clone(),
+            trip: answer_timeout(),
+        };
         let store = TrustStore::new(&registry);
         let requester = KeyClient::start(config, components.credential(&me), &store, &registry);
-        store.replace([ca.bundle("alpha", "alpha.example", false, vec![])]).unwrap();
-        Self { registry, components, ca, near, far, requester, store }
+        store
+            .replace([ca.bundle("alpha", "alpha.example", false, vec![])])
+            .unwrap();
+        Self {
+            registry,
+            components,
+            ca,
+            near,
+            far,
+            requester,
+            store,
+        }
     }
 
     fn keyring(&self) -> ClientIdentityFactory {
         let ca = self.ca.clone();
-        ClientIdentityFactory::of(Arc::new(move |id| ca.credential(id)), Some(self.requester.clone()), self.store.clone())
+        ClientIdentityFactory::of(
+            Arc::new(move |id| ca.credential(id)),
+            Some(self.requester.clone()),
+            self.store.clone(),
+        )
     }
 
-    fn pair(&self, id: &str, place: KeyLocation, local_fallback: bool) -> (ServerIdentity, ClientIdentity) {
-        let policy = KeyPolicy { location: place, algorithm: KeyAlgorithm::EcdsaP256, local_fallback };
-        self.keyring().pair(&"alpha".parse().unwrap(), &policy, &identity(id))
+    fn pair(
+        &self,
+        id: &str,
+        place: KeyLocation,
+        local_fallback: bool,
+    ) -> (ServerIdentity, ClientIdentity) {
+        let policy = KeyPolicy {
+            location: place,
+            algorithm: KeyAlgorithm::EcdsaP256,
+            local_fallback,
+        };
+        self.keyring()
+            .pair(&"alpha".parse().unwrap(), &policy, &identity(id))
     }
 
     fn metric(&self, start: &str) -> u64 {
         let text = self.registry.render();
         let line = text.lines().find(|l| l.starts_with(start));
-        line.and_then(|l| l.rsplit(' ').next()).map_or(0, |v| v.parse().unwrap())
+        line.and_then(|l| l.rsplit(' ').next())
+            .map_or(0, |v| v.parse().unwrap())
     }
 }
 
@@ -94,7 +133,13 @@ fn bob() -> Arc<[Identity]> {
 
 type HandshakeEnds = (
     Result<(MtlsStream<DuplexStream>, Identity), TlsError>,
-    Result<(MtlsStream<DuplexStream>, canal_model::identity::VerifiedPeer), TlsError>,
+    Result<
+        (
+            MtlsStream<DuplexStream>,
+            canal_model::identity::VerifiedPeer,
+        ),
+        TlsError,
+    >,
 );
 
 async fn shake(client: &ClientIdentity, server: &ServerIdentity) -> HandshakeEnds {
@@ -139,39 +184,70 @@ async fn whoever_has_the_keys_both_ends_meet() {
         (KeyLocation::Local, KeyLocation::Local),
     ] {
         let (client, server) = (rig.pair(ALICE, c, false).1, rig.pair(BOB, s, false).0);
-        assert_eq!((client.identity(), server.identity()), (&identity(ALICE), &identity(BOB)));
+        assert_eq!(
+            (client.identity(), server.identity()),
+            (&identity(ALICE), &identity(BOB))
+        );
         let (client, server) = shake(&client, &server).await;
         let ((client, seen), (server, peer)) = (client.unwrap(), server.unwrap());
-        assert_eq!((seen, peer.identity, peer.tenant.as_str()), (identity(BOB), identity(ALICE), "alpha"));
-        assert_eq!((client.is_remote(), server.is_remote()), (c == KeyLocation::KeyServer, s == KeyLocation::KeyServer));
-        assert_eq!((client.alpn(), server.alpn()), (Some(&b"h2"[..]), Some(&b"h2"[..])));
+        assert_eq!(
+            (seen, peer.identity, peer.tenant.as_str()),
+            (identity(BOB), identity(ALICE), "alpha")
+        );
+        assert_eq!(
+            (client.is_remote(), server.is_remote()),
+            (c == KeyLocation::KeyServer, s == KeyLocation::KeyServer)
+        );
+        assert_eq!(
+            (client.alpn(), server.alpn()),
+            (Some(&b"h2"[..]), Some(&b"h2"[..]))
+        );
         converse(client, server).await;
     }
-    assert_eq!((rig.near.asked(), rig.far.asked()), (4, 0), "the own AZ's is asked");
-    assert_eq!(rig.metric("canal_keys_answers_total{server=\"ks1\",what=\"handshake\"}"), 4);
+    assert_eq!(
+        (rig.near.asked(), rig.far.asked()),
+        (4, 0),
+        "the own AZ's is asked"
+    );
+    assert_eq!(
+        rig.metric("canal_keys_answers_total{server=\"ks1\",what=\"handshake\"}"),
+        4
+    );
     assert_eq!(rig.metric("canal_keys_channels{server=\"ks1\"}"), 1);
 }
 
 #[tokio::test]
 async fn a_silent_key_server_costs_one_trip_and_is_then_left_alone() {
     let rig = KeyClientFixture::new().await;
-    let (client, server) = (rig.pair(ALICE, KeyLocation::KeyServer, false).1, rig.pair(BOB, KeyLocation::Local, false).0);
+    let (client, server) = (
+        rig.pair(ALICE, KeyLocation::KeyServer, false).1,
+        rig.pair(BOB, KeyLocation::Local, false).0,
+    );
     rig.near.set_behavior(FakeBehavior::Mute);
     for n in 1..=FAILURES_MAX {
         let (c, _) = shake(&client, &server).await;
         assert!(c.is_ok(), "{n}");
-        assert_eq!(rig.metric("canal_keys_failures_total{server=\"ks1\",reason=\"deadline\"}"), u64::from(n));
+        assert_eq!(
+            rig.metric("canal_keys_failures_total{server=\"ks1\",reason=\"deadline\"}"),
+            u64::from(n)
+        );
     }
     let (c, _) = shake(&client, &server).await;
     assert!(c.is_ok());
-    assert_eq!(rig.metric("canal_keys_failures_total{server=\"ks1\",reason=\"circuit_open\"}"), 1);
+    assert_eq!(
+        rig.metric("canal_keys_failures_total{server=\"ks1\",reason=\"circuit_open\"}"),
+        1
+    );
     // When the key server answers again, the circuit breaker detects that within its open time.
     rig.near.set_behavior(FakeBehavior::Well);
     let before = rig.near.asked();
     let start = Instant::now();
     while rig.near.asked() == before {
         let waited = start.elapsed();
-        assert!(waited < canal_timing::deadline(Duration::from_secs(10)), "{waited:?}");
+        assert!(
+            waited < canal_timing::deadline(Duration::from_secs(10)),
+            "{waited:?}"
+        );
         assert!(shake(&client, &server).await.0.is_ok());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -181,20 +257,34 @@ async fn a_silent_key_server_costs_one_trip_and_is_then_left_alone() {
 async fn without_any_key_server_policy_decides() {
     let rig = KeyClientFixture::new().await;
     rig.near.set_behavior(FakeBehavior::Mute);
-    rig.far.set_behavior(FakeBehavior::Refusing(keyrpc::KeyRefusal::Draining));
+    rig.far
+        .set_behavior(FakeBehavior::Refusing(keyrpc::KeyRefusal::Draining));
     let local = rig.pair(BOB, KeyLocation::Local, false).0;
     let (c, s) = shake(&rig.pair(ALICE, KeyLocation::KeyServer, false).1, &local).await;
     let e = c.unwrap_err();
     assert_eq!(e.reason(), "no_key_server");
-    assert!(e.to_string().contains("ks1: deadline") && e.to_string().contains("ks2: draining"), "{e}");
+    assert!(
+        e.to_string().contains("ks1: deadline") && e.to_string().contains("ks2: draining"),
+        "{e}"
+    );
     assert!(s.is_err());
-    let (c, s) = shake(&rig.pair(ALICE, KeyLocation::Local, false).1, &rig.pair(BOB, KeyLocation::KeyServer, false).0).await;
+    let (c, s) = shake(
+        &rig.pair(ALICE, KeyLocation::Local, false).1,
+        &rig.pair(BOB, KeyLocation::KeyServer, false).0,
+    )
+    .await;
     assert!(c.is_err());
     assert_eq!(s.unwrap_err().reason(), "no_key_server");
-    assert_eq!(rig.metric("canal_tls_refused_total{side=\"server\",reason=\"no_key_server\"}"), 1);
+    assert_eq!(
+        rig.metric("canal_tls_refused_total{side=\"server\",reason=\"no_key_server\"}"),
+        1
+    );
     assert_eq!(rig.metric("canal_keys_unavailable_total"), 2);
     // A local key is used where the policy permits it, on both sides, and the client's first bytes are not lost.
-    let (client, server) = (rig.pair(ALICE, KeyLocation::KeyServer, true).1, rig.pair(BOB, KeyLocation::KeyServer, true).0);
+    let (client, server) = (
+        rig.pair(ALICE, KeyLocation::KeyServer, true).1,
+        rig.pair(BOB, KeyLocation::KeyServer, true).0,
+    );
     let (c, s) = shake(&client, &server).await;
     let (c, s) = (c.unwrap().0, s.unwrap().0);
     assert!(!c.is_remote() && !s.is_remote());
@@ -210,12 +300,25 @@ async fn a_refused_request_is_not_sent_to_another_server() {
     for fallback in [false, true] {
         let (c, _) = shake(&rig.pair(carol, KeyLocation::KeyServer, fallback).1, &local).await;
         let e = c.unwrap_err();
-        assert!(matches!(&e, TlsError::KeyServer(KeyServerError::Refused { name: keyrpc::KeyRefusal::NotEntitled, .. })), "{e}");
+        assert!(
+            matches!(
+                &e,
+                TlsError::KeyServer(KeyServerError::Refused {
+                    name: keyrpc::KeyRefusal::NotEntitled,
+                    ..
+                })
+            ),
+            "{e}"
+        );
     }
     assert_eq!(rig.far.asked(), 0);
-    assert_eq!(rig.metric("canal_keys_refused_total{server=\"ks1\",reason=\"not_entitled\"}"), 2);
+    assert_eq!(
+        rig.metric("canal_keys_refused_total{server=\"ks1\",reason=\"not_entitled\"}"),
+        2
+    );
     // A key server without a certificate is no reason to fail, because another one may have it.
-    rig.near.set_behavior(FakeBehavior::Refusing(keyrpc::KeyRefusal::NoCertificate));
+    rig.near
+        .set_behavior(FakeBehavior::Refusing(keyrpc::KeyRefusal::NoCertificate));
     let (c, _) = shake(&rig.pair(ALICE, KeyLocation::KeyServer, false).1, &local).await;
     assert!(c.is_ok());
     assert_eq!(rig.far.asked(), 1);
@@ -225,13 +328,26 @@ async fn a_refused_request_is_not_sent_to_another_server() {
 async fn a_process_without_key_servers_reports_it() {
     let rig = KeyClientFixture::new().await;
     let ca = rig.ca.clone();
-    let keyring = ClientIdentityFactory::of(Arc::new(move |id| ca.credential(id)), None, rig.store.clone());
-    let policy = KeyPolicy { location: KeyLocation::KeyServer, ..KeyPolicy::default() };
+    let keyring = ClientIdentityFactory::of(
+        Arc::new(move |id| ca.credential(id)),
+        None,
+        rig.store.clone(),
+    );
+    let policy = KeyPolicy {
+        location: KeyLocation::KeyServer,
+        ..KeyPolicy::default()
+    };
     let (server, client) = keyring.pair(&"alpha".parse().unwrap(), &policy, &identity(BOB));
     let (near, far) = duplex(1024);
     let e = client.connect(near, &bob()).await.unwrap_err();
-    assert!(e.reason() == "no_key_server" && e.to_string().contains("--key-server"), "{e}");
-    assert_eq!(server.accept(far).await.unwrap_err().reason(), "no_key_server");
+    assert!(
+        e.reason() == "no_key_server" && e.to_string().contains("--key-server"),
+        "{e}"
+    );
+    assert_eq!(
+        server.accept(far).await.unwrap_err().reason(),
+        "no_key_server"
+    );
 }
 
 #[tokio::test]
@@ -248,7 +364,11 @@ async fn a_key_server_lost_in_the_middle_ends_the_handshake_soon() {
     far.write_all(&[22, 3, 3, 0, 4, 2, 0, 0, 0]).await.unwrap();
     let e = lost.await.unwrap().unwrap_err();
     assert_eq!(e.reason(), "key_server");
-    canal_timing::judge_time("time until a handshake ends whose key server was lost", start.elapsed(), Duration::from_secs(3));
+    canal_timing::judge_time(
+        "time until a handshake ends whose key server was lost",
+        start.elapsed(),
+        Duration::from_secs(3),
+    );
     assert_eq!(rig.far.asked(), 0, "no other can go on with it");
 }
 
@@ -275,7 +395,9 @@ async fn a_slow_peer_is_not_the_key_servers_fault() {
                 }
             }
         };
-        tokio::join!(slow, async { tokio::io::copy(&mut read, &mut near_write).await.ok() });
+        tokio::join!(slow, async {
+            tokio::io::copy(&mut read, &mut near_write).await.ok()
+        });
     });
     let expected = bob();
     let (c, s) = tokio::join!(client.connect(near, &expected), server.accept(ours));
@@ -288,7 +410,10 @@ async fn a_slow_peer_is_not_the_key_servers_fault() {
 #[tokio::test]
 async fn data_right_behind_the_clients_finished_is_delivered() {
     let rig = KeyClientFixture::new().await;
-    let (server, client) = (rig.pair(BOB, KeyLocation::KeyServer, false).0, rig.pair(ALICE, KeyLocation::Local, false).1);
+    let (server, client) = (
+        rig.pair(BOB, KeyLocation::KeyServer, false).0,
+        rig.pair(ALICE, KeyLocation::Local, false).1,
+    );
     let (near, far) = duplex(64 << 10);
     let expected = bob();
     let says = async {
@@ -307,7 +432,10 @@ async fn data_right_behind_the_clients_finished_is_delivered() {
 #[tokio::test]
 async fn data_that_crosses_the_handshakes_end_is_not_lost() {
     let rig = KeyClientFixture::new().await;
-    let (server, client) = (rig.pair(BOB, KeyLocation::KeyServer, false).0, rig.pair(ALICE, KeyLocation::Local, false).1);
+    let (server, client) = (
+        rig.pair(BOB, KeyLocation::KeyServer, false).0,
+        rig.pair(ALICE, KeyLocation::Local, false).1,
+    );
     for n in 0..60u64 {
         let (near, far) = duplex(64 << 10);
         let expected = bob();
@@ -363,27 +491,50 @@ async fn a_refused_peer_gets_an_alert_and_a_revoked_one_is_detected() {
     let rig = KeyClientFixture::new().await;
     // The certificate is of another CA, so the key server refuses it.
     let stranger = TestCa::new("stranger");
-    let client = ClientIdentity::new(stranger.credential(&identity(ALICE))).trusting(rig.store.view(&"alpha".parse().unwrap()));
+    let client = ClientIdentity::new(stranger.credential(&identity(ALICE)))
+        .trusting(rig.store.view(&"alpha".parse().unwrap()));
     let server = rig.pair(BOB, KeyLocation::KeyServer, true).0;
     let (c, s) = shake(&client, &server).await;
     let verdict = s.unwrap_err();
-    assert!(matches!(verdict, TlsError::KeyServer(KeyServerError::Refused { name: keyrpc::KeyRefusal::PeerCertificate, .. })));
+    assert!(matches!(
+        verdict,
+        TlsError::KeyServer(KeyServerError::Refused {
+            name: keyrpc::KeyRefusal::PeerCertificate,
+            ..
+        })
+    ));
     let said = c.unwrap().0.read_u8().await.unwrap_err().to_string();
     assert!(said.contains("alert"), "{said}");
     // A peer that does not wait for the refusal is counted under the same name.
     let (near, far) = duplex(64 << 10);
-    let (left, refused) = tokio::join!(async { client.connect(near, &bob()).await.map(drop) }, server.accept(far));
+    let (left, refused) = tokio::join!(
+        async { client.connect(near, &bob()).await.map(drop) },
+        server.accept(far)
+    );
     left.unwrap();
-    assert_eq!(refused.map(drop).unwrap_err().to_string(), verdict.to_string());
+    assert_eq!(
+        refused.map(drop).unwrap_err().to_string(),
+        verdict.to_string()
+    );
     // The server's trust applies to the remote handshake too: the certificate is revoked later.
-    let issued = rig.ca.issue_with(&identity(ALICE), |p| p.serial_number = Some(42.into()));
-    let made = canal_tls::Certificate::from_pem(&issued.key, &issued.chain, &rig.ca.root_pem()).unwrap();
+    let issued = rig
+        .ca
+        .issue_with(&identity(ALICE), |p| p.serial_number = Some(42.into()));
+    let made =
+        canal_tls::Certificate::from_pem(&issued.key, &issued.chain, &rig.ca.root_pem()).unwrap();
     let client = ClientIdentity::new(canal_tls::Credential::fixed(made));
     let (c, s) = shake(&client, &server).await;
     let (_c, s) = (c.unwrap(), s.unwrap().0);
     let mut standing = s.peer_trust().clone();
     assert!(futures::poll!(std::pin::pin!(standing.wait_for_loss())).is_pending());
-    rig.store.replace([rig.ca.bundle("alpha", "alpha.example", false, vec![rig.ca.revocations(&[42])])]).unwrap();
+    rig.store
+        .replace([rig.ca.bundle(
+            "alpha",
+            "alpha.example",
+            false,
+            vec![rig.ca.revocations(&[42])],
+        )])
+        .unwrap();
     assert_eq!(standing.wait_for_loss().await, TrustLoss::Revoked);
 }
 
@@ -399,38 +550,67 @@ async fn revoking_an_intermediate_ends_remote_handshakes() {
     };
     rig.near.hold(ALICE, held(ALICE));
     rig.near.hold(BOB, held(BOB));
-    let (client, server) = (rig.pair(ALICE, KeyLocation::KeyServer, false).1, rig.pair(BOB, KeyLocation::KeyServer, false).0);
+    let (client, server) = (
+        rig.pair(ALICE, KeyLocation::KeyServer, false).1,
+        rig.pair(BOB, KeyLocation::KeyServer, false).0,
+    );
     let (c, s) = shake(&client, &server).await;
     let (c, s) = (c.unwrap().0, s.unwrap().0);
-    assert!(c.is_remote() && s.is_remote() && c.peer_leaf().above().links().map(|l| l.serial).eq([[5]]));
+    assert!(
+        c.is_remote() && s.is_remote() && c.peer_leaf().above().links().map(|l| l.serial).eq([[5]])
+    );
     let mut ends = [c.peer_trust().clone(), s.peer_trust().clone()];
     // First the root revokes the leaves' number, then another root the intermediate's; only the third list revokes the intermediate.
-    for other in [rig.ca.revocations(&[9]), TestCa::new("other").revocations(&[5])] {
-        rig.store.replace([rig.ca.bundle("alpha", "alpha.example", false, vec![other])]).unwrap();
+    for other in [
+        rig.ca.revocations(&[9]),
+        TestCa::new("other").revocations(&[5]),
+    ] {
+        rig.store
+            .replace([rig.ca.bundle("alpha", "alpha.example", false, vec![other])])
+            .unwrap();
         for end in &mut ends {
             assert!(futures::poll!(std::pin::pin!(end.wait_for_loss())).is_pending());
         }
     }
-    rig.store.replace([rig.ca.bundle("alpha", "alpha.example", false, vec![rig.ca.revocations(&[5])])]).unwrap();
+    rig.store
+        .replace([rig.ca.bundle(
+            "alpha",
+            "alpha.example",
+            false,
+            vec![rig.ca.revocations(&[5])],
+        )])
+        .unwrap();
     for end in &mut ends {
         assert_eq!(end.wait_for_loss().await, TrustLoss::Revoked);
     }
     // The key server does not know of the revocation yet, but its requester does, on either side.
-    assert_eq!(shake(&client, &server).await.0.unwrap_err().reason(), "revoked");
+    assert_eq!(
+        shake(&client, &server).await.0.unwrap_err().reason(),
+        "revoked"
+    );
     let unaware = ClientIdentity::new(canal_tls::Credential::fixed(held(ALICE)));
-    assert_eq!(shake(&unaware, &server).await.1.unwrap_err().reason(), "revoked");
+    assert_eq!(
+        shake(&unaware, &server).await.1.unwrap_err().reason(),
+        "revoked"
+    );
 }
 
 #[tokio::test]
 async fn a_crowd_shares_one_channel_and_its_writes() {
     let rig = KeyClientFixture::new().await;
-    let (client, server) = (rig.pair(ALICE, KeyLocation::KeyServer, false).1, rig.pair(BOB, KeyLocation::KeyServer, false).0);
+    let (client, server) = (
+        rig.pair(ALICE, KeyLocation::KeyServer, false).1,
+        rig.pair(BOB, KeyLocation::KeyServer, false).0,
+    );
     let crowd = futures::future::join_all((0..40).map(|_| shake(&client, &server))).await;
     for (c, s) in crowd {
         assert!(c.is_ok() && s.is_ok(), "{:?} {:?}", c.err(), s.err());
     }
     assert_eq!(rig.metric("canal_keys_channels{server=\"ks1\"}"), 1);
-    let (frames, writes) = (rig.metric("canal_keys_frames_total"), rig.metric("canal_keys_writes_total"));
+    let (frames, writes) = (
+        rig.metric("canal_keys_frames_total"),
+        rig.metric("canal_keys_writes_total"),
+    );
     // All forty handshakes begin before the channel is up, so their first frames go in one write.
     assert!(frames >= 160 && frames - writes >= 39, "{frames} {writes}");
 }
@@ -438,16 +618,36 @@ async fn a_crowd_shares_one_channel_and_its_writes() {
 #[tokio::test]
 async fn a_key_server_with_a_revoked_certificate_is_not_used() {
     let rig = KeyClientFixture::new().await;
-    let (client, server) = (rig.pair(ALICE, KeyLocation::KeyServer, false).1, rig.pair(BOB, KeyLocation::Local, false).0);
+    let (client, server) = (
+        rig.pair(ALICE, KeyLocation::KeyServer, false).1,
+        rig.pair(BOB, KeyLocation::Local, false).0,
+    );
     assert!(shake(&client, &server).await.0.is_ok());
     let list = rig.components.revocations(&[5]);
-    let parts = rig.components.bundle("canal-system", "components.canal", false, vec![list]);
-    rig.store.replace([rig.ca.bundle("alpha", "alpha.example", false, vec![]), parts]).unwrap();
+    let parts = rig
+        .components
+        .bundle("canal-system", "components.canal", false, vec![list]);
+    rig.store
+        .replace([
+            rig.ca.bundle("alpha", "alpha.example", false, vec![]),
+            parts,
+        ])
+        .unwrap();
     // The open channel is closed even without requests.
-    until("the channel is closed", || rig.metric("canal_keys_channels{server=\"ks1\"}") == 0).await;
+    until("the channel is closed", || {
+        rig.metric("canal_keys_channels{server=\"ks1\"}") == 0
+    })
+    .await;
     assert!(shake(&client, &server).await.0.is_ok());
-    assert_eq!((rig.near.asked(), rig.far.asked()), (1, 1), "the other AZ's is asked");
-    assert_eq!(rig.metric("canal_keys_failures_total{server=\"ks1\",reason=\"connect\"}"), 1);
+    assert_eq!(
+        (rig.near.asked(), rig.far.asked()),
+        (1, 1),
+        "the other AZ's is asked"
+    );
+    assert_eq!(
+        rig.metric("canal_keys_failures_total{server=\"ks1\",reason=\"connect\"}"),
+        1
+    );
 }
 
 #[tokio::test]
@@ -459,11 +659,24 @@ async fn a_key_server_that_is_someone_else_is_not_believed() {
     for address in [rig.far.address, other.address] {
         let me = identity("spiffe://components.canal/ns/canal-system/sa/gateway.r1");
         let servers = vec![parse_key_server(&format!("az1=ks9@{address}")).unwrap()];
-        let config = KeyClientConfig { az: "az1".parse().unwrap(), servers, me: me.clone(), trip: answer_timeout() };
-        let requester = KeyClient::start(config, components.credential(&me), &rig.store, &rig.registry);
+        let config = KeyClientConfig {
+            az: "az1".parse().unwrap(),
+            servers,
+            me: me.clone(),
+            trip: answer_timeout(),
+        };
+        let requester = KeyClient::start(
+            config,
+            components.credential(&me),
+            &rig.store,
+            &rig.registry,
+        );
         let client = ClientIdentity::remote(identity(ALICE), Some(requester), None);
         let (near, _far) = duplex(1024);
         let e = client.connect(near, &bob()).await.unwrap_err();
-        assert!(e.reason() == "no_key_server" && e.to_string().contains("ks9: connect"), "{e}");
+        assert!(
+            e.reason() == "no_key_server" && e.to_string().contains("ks9: connect"),
+            "{e}"
+        );
     }
 }

@@ -18,13 +18,19 @@ struct TestListener {
 impl TestListener {
     fn new() -> Self {
         let registry = Registry::new();
-        let door = Self { store: TrustStore::new(&registry), registry, ca: TestCa::new("alpha") };
+        let door = Self {
+            store: TrustStore::new(&registry),
+            registry,
+            ca: TestCa::new("alpha"),
+        };
         door.tell(vec![]);
         door
     }
 
     fn tell(&self, revoked: Vec<String>) {
-        self.store.replace([self.ca.bundle("alpha", "alpha.example", false, revoked)]).unwrap();
+        self.store
+            .replace([self.ca.bundle("alpha", "alpha.example", false, revoked)])
+            .unwrap();
     }
 
     fn view(&self) -> TrustView {
@@ -39,17 +45,29 @@ impl TestListener {
     async fn refusal(&self, config: Arc<ClientConfig>, srv: ServerIdentity) -> HandshakeFailure {
         let (near, far) = tokio::io::duplex(256 << 10);
         let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
-        let client = async { TlsConnector::from(config).connect(name, near).await.map(drop) };
+        let client = async {
+            TlsConnector::from(config)
+                .connect(name, near)
+                .await
+                .map(drop)
+        };
         let (_, s) = tokio::join!(client, srv.accept(far));
         let refusal = s.map(|(_, peer)| peer).expect_err("refused").refusal();
-        assert!(self.count(&format!("canal_tls_refused_total{{side=\"server\",reason=\"{}\"}}", refusal.name())) > 0, "{refusal:?}");
+        assert!(
+            self.count(&format!(
+                "canal_tls_refused_total{{side=\"server\",reason=\"{}\"}}",
+                refusal.name()
+            )) > 0,
+            "{refusal:?}"
+        );
         refusal
     }
 
     fn count(&self, start: &str) -> u64 {
         let text = self.registry.render();
         let line = text.lines().find(|l| l.starts_with(start));
-        line.and_then(|l| l.rsplit(' ').next()).map_or(0, |v| v.parse().unwrap())
+        line.and_then(|l| l.rsplit(' ').next())
+            .map_or(0, |v| v.parse().unwrap())
     }
 }
 
@@ -66,14 +84,20 @@ impl ResolvesClientCert for Shows {
 
 /// Returns the configuration of a client that presents any `chain` and signs with any `key`.
 fn showing(ca: &TestCa, key: &str, chain: Vec<CertificateDer<'static>>) -> Arc<ClientConfig> {
-    let mut config = (*raw_client(None, &ca.root_pem(), &provider(), &rustls::version::TLS13)).clone();
-    let key = provider().key_provider.load_private_key(PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap()).unwrap();
+    let mut config =
+        (*raw_client(None, &ca.root_pem(), &provider(), &rustls::version::TLS13)).clone();
+    let key = provider()
+        .key_provider
+        .load_private_key(PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap())
+        .unwrap();
     config.client_auth_cert_resolver = Arc::new(Shows(Arc::new(CertifiedKey::new(chain, key))));
     Arc::new(config)
 }
 
 fn certificates(pem: &str) -> Vec<CertificateDer<'static>> {
-    CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<_, _>>().unwrap()
+    CertificateDer::pem_slice_iter(pem.as_bytes())
+        .collect::<Result<_, _>>()
+        .unwrap()
 }
 
 #[tokio::test]
@@ -88,14 +112,29 @@ async fn client_trust_follows_bundles_without_a_rebuild() {
         c.map(|(_, id)| id).map_err(|e| e.refusal().name())
     };
     assert_eq!(meets(server(made(&old, &door.ca))).await, Ok(identity(BOB)));
-    assert_eq!(meets(server(next.credential(&identity(BOB)))).await, Err("unknown_issuer"));
+    assert_eq!(
+        meets(server(next.credential(&identity(BOB)))).await,
+        Err("unknown_issuer")
+    );
 
-    door.store.replace([next.bundle("alpha", "alpha.example", false, vec![])]).unwrap();
-    assert_eq!(meets(server(made(&old, &door.ca))).await, Err("unknown_issuer"), "the old root is believed no more");
-    assert_eq!(meets(server(next.credential(&identity(BOB)))).await, Ok(identity(BOB)));
+    door.store
+        .replace([next.bundle("alpha", "alpha.example", false, vec![])])
+        .unwrap();
+    assert_eq!(
+        meets(server(made(&old, &door.ca))).await,
+        Err("unknown_issuer"),
+        "the old root is believed no more"
+    );
+    assert_eq!(
+        meets(server(next.credential(&identity(BOB)))).await,
+        Ok(identity(BOB))
+    );
     assert!(Arc::ptr_eq(&config, &client.config(&bob)));
     let told_anew = client.clone().trusting(TrustView::without_bundles());
-    assert!(!Arc::ptr_eq(&config, &told_anew.config(&bob)), "another trust, another configuration");
+    assert!(
+        !Arc::ptr_eq(&config, &told_anew.config(&bob)),
+        "another trust, another configuration"
+    );
 }
 
 #[tokio::test]
@@ -108,10 +147,22 @@ async fn every_fault_of_a_certificate_has_its_name() {
         let i = ca.issue_with(&alice, change);
         showing(ca, &i.key, certificates(&i.chain))
     };
-    let names =
-        |n: usize| (0..n).map(|k| SanType::DnsName(format!("{}.{k}.example", "x".repeat(50)).try_into().unwrap())).collect::<Vec<_>>();
+    let names = |n: usize| {
+        (0..n)
+            .map(|k| {
+                SanType::DnsName(
+                    format!("{}.{k}.example", "x".repeat(50))
+                        .try_into()
+                        .unwrap(),
+                )
+            })
+            .collect::<Vec<_>>()
+    };
     let mut long = certificates(&good.chain);
-    long.extend(std::iter::repeat_n(certificates(&ca.root_pem()).remove(0), CHAIN_CERTIFICATES_MAX));
+    long.extend(std::iter::repeat_n(
+        certificates(&ca.root_pem()).remove(0),
+        CHAIN_CERTIFICATES_MAX,
+    ));
     let mut cut = certificates(&good.chain).remove(0).to_vec();
     cut.truncate(cut.len() - 9);
     let mut forged = certificates(&good.chain).remove(0).to_vec();
@@ -119,22 +170,89 @@ async fn every_fault_of_a_certificate_has_its_name() {
     let stranger = other.issue_with(&alice, |_| {});
     let foreign = ca.issue_with(&identity(MALLORY), |_| {});
     let cases = [
-        ("expired", made(&|p| p.not_after = date_time_ymd(2021, 1, 1)), HandshakeFailure::Expired),
-        ("from the future", made(&|p| p.not_before = date_time_ymd(2119, 1, 1)), HandshakeFailure::NotYetValid),
-        ("for servers only", made(&|p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth]), HandshakeFailure::WrongUsage),
-        ("two identities", made(&|p| p.subject_alt_names.push(SanType::URI(BOB.try_into().unwrap()))), HandshakeFailure::Ambiguous),
-        ("no identity", made(&|p| p.subject_alt_names.clear()), HandshakeFailure::Ambiguous),
-        ("a CA", made(&|p| p.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained)), HandshakeFailure::BadChain),
-        ("another root", showing(ca, &stranger.key, certificates(&stranger.chain)), HandshakeFailure::UnknownIssuer),
-        ("another trust domain", showing(ca, &foreign.key, certificates(&foreign.chain)), HandshakeFailure::WrongTrustDomain),
-        ("nine certificates", showing(ca, &good.key, long), HandshakeFailure::ChainTooLong),
-        ("33 KiB", made(&|p| p.subject_alt_names.extend(names(600))), HandshakeFailure::ChainTooLarge),
-        ("garbage", showing(ca, &good.key, vec![CertificateDer::from(vec![0x5a; 300])]), HandshakeFailure::BadEncoding),
-        ("an empty one", showing(ca, &good.key, vec![CertificateDer::from(vec![])]), HandshakeFailure::BadEncoding),
-        ("cut off", showing(ca, &good.key, vec![CertificateDer::from(cut)]), HandshakeFailure::BadEncoding),
-        ("forged", showing(ca, &good.key, vec![CertificateDer::from(forged)]), HandshakeFailure::BadSignature),
-        ("without its key", showing(ca, &stranger.key, certificates(&good.chain)), HandshakeFailure::BadSignature),
-        ("none", raw_client(None, &ca.root_pem(), &provider(), &rustls::version::TLS13), HandshakeFailure::NoCertificate),
+        (
+            "expired",
+            made(&|p| p.not_after = date_time_ymd(2021, 1, 1)),
+            HandshakeFailure::Expired,
+        ),
+        (
+            "from the future",
+            made(&|p| p.not_before = date_time_ymd(2119, 1, 1)),
+            HandshakeFailure::NotYetValid,
+        ),
+        (
+            "for servers only",
+            made(&|p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth]),
+            HandshakeFailure::WrongUsage,
+        ),
+        (
+            "two identities",
+            made(&|p| {
+                p.subject_alt_names
+                    .push(SanType::URI(BOB.try_into().unwrap()))
+            }),
+            HandshakeFailure::Ambiguous,
+        ),
+        (
+            "no identity",
+            made(&|p| p.subject_alt_names.clear()),
+            HandshakeFailure::Ambiguous,
+        ),
+        (
+            "a CA",
+            made(&|p| p.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained)),
+            HandshakeFailure::BadChain,
+        ),
+        (
+            "another root",
+            showing(ca, &stranger.key, certificates(&stranger.chain)),
+            HandshakeFailure::UnknownIssuer,
+        ),
+        (
+            "another trust domain",
+            showing(ca, &foreign.key, certificates(&foreign.chain)),
+            HandshakeFailure::WrongTrustDomain,
+        ),
+        (
+            "nine certificates",
+            showing(ca, &good.key, long),
+            HandshakeFailure::ChainTooLong,
+        ),
+        (
+            "33 KiB",
+            made(&|p| p.subject_alt_names.extend(names(600))),
+            HandshakeFailure::ChainTooLarge,
+        ),
+        (
+            "garbage",
+            showing(ca, &good.key, vec![CertificateDer::from(vec![0x5a; 300])]),
+            HandshakeFailure::BadEncoding,
+        ),
+        (
+            "an empty one",
+            showing(ca, &good.key, vec![CertificateDer::from(vec![])]),
+            HandshakeFailure::BadEncoding,
+        ),
+        (
+            "cut off",
+            showing(ca, &good.key, vec![CertificateDer::from(cut)]),
+            HandshakeFailure::BadEncoding,
+        ),
+        (
+            "forged",
+            showing(ca, &good.key, vec![CertificateDer::from(forged)]),
+            HandshakeFailure::BadSignature,
+        ),
+        (
+            "without its key",
+            showing(ca, &stranger.key, certificates(&good.chain)),
+            HandshakeFailure::BadSignature,
+        ),
+        (
+            "none",
+            raw_client(None, &ca.root_pem(), &provider(), &rustls::version::TLS13),
+            HandshakeFailure::NoCertificate,
+        ),
     ];
     for (name, config, want) in cases {
         assert_eq!(door.refusal(config, door.server()).await, want, "{name}");
@@ -142,10 +260,23 @@ async fn every_fault_of_a_certificate_has_its_name() {
     // A valid certificate is accepted, which shows that the server was not the cause.
     let (near, far) = tokio::io::duplex(64 << 10);
     let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
-    let (config, srv) = (showing(ca, &good.key, certificates(&good.chain)), door.server());
-    let (_c, s) = tokio::join!(TlsConnector::from(config).connect(name, near), srv.accept(far));
+    let (config, srv) = (
+        showing(ca, &good.key, certificates(&good.chain)),
+        door.server(),
+    );
+    let (_c, s) = tokio::join!(
+        TlsConnector::from(config).connect(name, near),
+        srv.accept(far)
+    );
     let (s, peer) = s.unwrap();
-    assert_eq!((peer.identity, s.alpn(), s.peer_leaf().trust_domain().as_str()), (alice, Some(&b"h2"[..]), "alpha.example"));
+    assert_eq!(
+        (
+            peer.identity,
+            s.alpn(),
+            s.peer_leaf().trust_domain().as_str()
+        ),
+        (alice, Some(&b"h2"[..]), "alpha.example")
+    );
 }
 
 #[tokio::test]
@@ -154,36 +285,84 @@ async fn every_fault_of_the_protocol_has_its_name() {
     let all = rustls::crypto::aws_lc_rs::default_provider();
     let right = door.ca.issue_with(&identity(ALICE), |_| {});
     let tls13 = &rustls::version::TLS13;
-    let chacha = CryptoProvider { cipher_suites: vec![cipher_suite::TLS13_CHACHA20_POLY1305_SHA256], ..all.clone() };
-    let p384 = CryptoProvider { kx_groups: vec![kx_group::SECP384R1], ..all.clone() };
+    let chacha = CryptoProvider {
+        cipher_suites: vec![cipher_suite::TLS13_CHACHA20_POLY1305_SHA256],
+        ..all.clone()
+    };
+    let p384 = CryptoProvider {
+        kx_groups: vec![kx_group::SECP384R1],
+        ..all.clone()
+    };
     let root = door.ca.root_pem();
     let cases = [
-        ("TLS 1.2", raw_client(Some(&right), &root, &Arc::new(all.clone()), &rustls::version::TLS12), HandshakeFailure::Version),
-        ("ChaCha20 only", raw_client(Some(&right), &root, &Arc::new(chacha), tls13), HandshakeFailure::NothingShared),
-        ("P-384 only", raw_client(Some(&right), &root, &Arc::new(p384), tls13), HandshakeFailure::NothingShared),
-        ("HTTP/1.1", alpn(raw_client(Some(&right), &root, &provider(), tls13), b"http/1.1"), HandshakeFailure::Alpn),
+        (
+            "TLS 1.2",
+            raw_client(
+                Some(&right),
+                &root,
+                &Arc::new(all.clone()),
+                &rustls::version::TLS12,
+            ),
+            HandshakeFailure::Version,
+        ),
+        (
+            "ChaCha20 only",
+            raw_client(Some(&right), &root, &Arc::new(chacha), tls13),
+            HandshakeFailure::NothingShared,
+        ),
+        (
+            "P-384 only",
+            raw_client(Some(&right), &root, &Arc::new(p384), tls13),
+            HandshakeFailure::NothingShared,
+        ),
+        (
+            "HTTP/1.1",
+            alpn(
+                raw_client(Some(&right), &root, &provider(), tls13),
+                b"http/1.1",
+            ),
+            HandshakeFailure::Alpn,
+        ),
     ];
     for (name, config, want) in cases {
         assert_eq!(door.refusal(config, door.server()).await, want, "{name}");
     }
     // The client does not trust the server, so the server receives an alert.
-    let config = raw_client(Some(&right), &TestCa::new("x").root_pem(), &provider(), tls13);
-    assert_eq!(door.refusal(config, door.server()).await, HandshakeFailure::Alert);
+    let config = raw_client(
+        Some(&right),
+        &TestCa::new("x").root_pem(),
+        &provider(),
+        tls13,
+    );
+    assert_eq!(
+        door.refusal(config, door.server()).await,
+        HandshakeFailure::Alert
+    );
     let (writer, empty) = Credential::empty(identity(BOB));
     drop(writer);
     let config = raw_client(Some(&right), &root, &provider(), tls13);
-    assert_eq!(door.refusal(config, server(empty).trusting(door.view())).await, HandshakeFailure::NoOwnCertificate);
+    assert_eq!(
+        door.refusal(config, server(empty).trusting(door.view()))
+            .await,
+        HandshakeFailure::NoOwnCertificate
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn silent_and_vanishing_clients_have_a_reason_too() {
     let door = TestListener::new();
     let (near, far) = tokio::io::duplex(1024);
-    assert_eq!(door.server().accept(far).await.unwrap_err().refusal(), HandshakeFailure::Timeout);
+    assert_eq!(
+        door.server().accept(far).await.unwrap_err().refusal(),
+        HandshakeFailure::Timeout
+    );
     drop(near);
     let (near, far) = tokio::io::duplex(1024);
     drop(near);
-    assert_eq!(door.server().accept(far).await.unwrap_err().refusal(), HandshakeFailure::Io);
+    assert_eq!(
+        door.server().accept(far).await.unwrap_err().refusal(),
+        HandshakeFailure::Io
+    );
 }
 
 #[tokio::test]
@@ -194,18 +373,25 @@ async fn a_wrong_server_has_its_name() {
     let (expected, srv) = (expect(&[ALICE]), door.server());
     let (c, _) = tokio::join!(client.connect(near, &expected), srv.accept(far));
     assert_eq!(c.unwrap_err().refusal(), HandshakeFailure::WrongIdentity);
-    assert_eq!(door.count("canal_tls_refused_total{side=\"client\",reason=\"wrong_identity\"}"), 1);
+    assert_eq!(
+        door.count("canal_tls_refused_total{side=\"client\",reason=\"wrong_identity\"}"),
+        1
+    );
 }
 
 #[test]
 fn names_are_distinguished() {
-    let names: std::collections::BTreeSet<_> = HandshakeFailure::ALL.iter().map(|r| r.name()).collect();
+    let names: std::collections::BTreeSet<_> =
+        HandshakeFailure::ALL.iter().map(|r| r.name()).collect();
     assert_eq!(names.len(), HandshakeFailure::ALL.len());
 }
 
 /// Issues a credential for `id` with this serial number.
 fn numbered(ca: &TestCa, id: &str, serial: u64) -> Credential {
-    made(&ca.issue_with(&identity(id), |p| p.serial_number = Some(serial.into())), ca)
+    made(
+        &ca.issue_with(&identity(id), |p| p.serial_number = Some(serial.into())),
+        ca,
+    )
 }
 
 #[tokio::test]
@@ -221,16 +407,25 @@ async fn a_revoked_peer_is_refused_and_its_open_connections_learn_of_it() {
     assert_eq!(s.peer_leaf().serial(), [77]);
     let (mut at_server, mut at_client) = (s.peer_trust().clone(), c.peer_trust().clone());
     // Another serial number, or the same one of another issuer, revokes nothing.
-    door.tell(vec![door.ca.revocations(&[76]), TestCa::new("other").revocations(&[77])]);
+    door.tell(vec![
+        door.ca.revocations(&[76]),
+        TestCa::new("other").revocations(&[77]),
+    ]);
     assert!(futures::poll!(std::pin::pin!(at_server.wait_for_loss())).is_pending());
     door.tell(vec![door.ca.revocations(&[76, 77])]);
     assert_eq!(at_server.wait_for_loss().await, TrustLoss::Revoked);
-    assert!(door.view().current().revokes(s.peer_leaf()) && !door.view().current().revokes(c.peer_leaf()));
+    assert!(
+        door.view().current().revokes(s.peer_leaf())
+            && !door.view().current().revokes(c.peer_leaf())
+    );
     assert!(futures::poll!(std::pin::pin!(at_client.wait_for_loss())).is_pending());
     // The chain is in the cache and is refused anyway.
     let (_, s) = shake(client.clone(), srv.clone(), &[BOB]).await;
     assert!(s.unwrap_err().contains("Revoked"));
-    assert_eq!(door.count("canal_tls_refused_total{side=\"server\",reason=\"revoked\"}"), 1);
+    assert_eq!(
+        door.count("canal_tls_refused_total{side=\"server\",reason=\"revoked\"}"),
+        1
+    );
     // An empty list restores the trust.
     door.tell(vec![door.ca.revocations(&[])]);
     let (_, s) = shake(client.clone(), srv.clone(), &[BOB]).await;
@@ -271,7 +466,10 @@ async fn a_revocation_list_by_another_key_is_no_word_about_anyone() {
     door.tell(vec![TestCa::new("alpha").revocations(&[1])]);
     let alice = door.ca.issue_with(&identity(ALICE), |_| {});
     let config = showing(&door.ca, &alice.key, certificates(&alice.chain));
-    assert_eq!(door.refusal(config, door.server()).await, HandshakeFailure::BadRevocationList);
+    assert_eq!(
+        door.refusal(config, door.server()).await,
+        HandshakeFailure::BadRevocationList
+    );
 }
 
 #[tokio::test]
@@ -279,29 +477,53 @@ async fn federated_peers_come_in_with_their_own_name_and_no_other_s() {
     let door = TestListener::new();
     let beta = TestCa::new("beta");
     let own = door.ca.bundle("alpha", "alpha.example", false, vec![]);
-    let mallory = || ClientIdentity::new(beta.credential(&identity(MALLORY))).trusting(told(&beta, &door.ca));
+    let mallory =
+        || ClientIdentity::new(beta.credential(&identity(MALLORY))).trusting(told(&beta, &door.ca));
     /// Returns the trust view of beta's data planes.
     fn told(beta: &TestCa, alpha: &TestCa) -> TrustView {
         let store = TrustStore::new(&Registry::new());
-        let both = [beta.bundle("beta", "beta.example", false, vec![]), alpha.bundle("beta", "alpha.example", true, vec![])];
+        let both = [
+            beta.bundle("beta", "beta.example", false, vec![]),
+            alpha.bundle("beta", "alpha.example", true, vec![]),
+        ];
         store.replace(both).unwrap();
         store.view(&"beta".parse().unwrap())
     }
     let (_, s) = shake(mallory(), door.server(), &[BOB]).await;
-    assert!(s.unwrap_err().contains("expected an identity of trust domain alpha.example"));
-    door.store.replace([own.clone(), beta.bundle("alpha", "beta.example", true, vec![])]).unwrap();
+    assert!(
+        s.unwrap_err()
+            .contains("expected an identity of trust domain alpha.example")
+    );
+    door.store
+        .replace([
+            own.clone(),
+            beta.bundle("alpha", "beta.example", true, vec![]),
+        ])
+        .unwrap();
     let (near, far) = tokio::io::duplex(64 << 10);
     let (expected, client, srv) = (expect(&[BOB]), mallory(), door.server());
     let (c, s) = tokio::join!(client.connect(near, &expected), srv.accept(far));
     let ((s, peer), _c) = (s.unwrap(), c.unwrap());
-    assert_eq!(peer, VerifiedPeer { tenant: "alpha".parse().unwrap(), identity: identity(MALLORY) });
+    assert_eq!(
+        peer,
+        VerifiedPeer {
+            tenant: "alpha".parse().unwrap(),
+            identity: identity(MALLORY)
+        }
+    );
     // Beta's CA may sign identities of beta only, and alpha's CA identities of alpha only.
     let forged = beta.issue_with(&identity(ALICE), |_| {});
     let config = showing(&door.ca, &forged.key, certificates(&forged.chain));
-    assert_eq!(door.refusal(config, door.server()).await, HandshakeFailure::UnknownIssuer);
+    assert_eq!(
+        door.refusal(config, door.server()).await,
+        HandshakeFailure::UnknownIssuer
+    );
     let forged = door.ca.issue_with(&identity(MALLORY), |_| {});
     let config = showing(&door.ca, &forged.key, certificates(&forged.chain));
-    assert_eq!(door.refusal(config, door.server()).await, HandshakeFailure::UnknownIssuer);
+    assert_eq!(
+        door.refusal(config, door.server()).await,
+        HandshakeFailure::UnknownIssuer
+    );
     // The federation ends here.
     let mut standing = s.peer_trust().clone();
     door.store.replace([own]).unwrap();
@@ -314,7 +536,8 @@ async fn federated_peers_come_in_with_their_own_name_and_no_other_s() {
 #[tokio::test]
 async fn a_blocked_identity_is_out_whatever_certificate_it_has() {
     let door = TestListener::new();
-    let client = |name: &str| ClientIdentity::new(door.ca.credential(&identity(name))).trusting(door.view());
+    let client =
+        |name: &str| ClientIdentity::new(door.ca.credential(&identity(name))).trusting(door.view());
     let open = async |name: &str| {
         let (near, far) = tokio::io::duplex(256 << 10);
         let (expected, client, srv) = (expect(&[BOB]), client(name), door.server());
@@ -324,19 +547,38 @@ async fn a_blocked_identity_is_out_whatever_certificate_it_has() {
     let (_alice, at_bob) = open(ALICE).await;
     let (_bob, other) = open(BOB).await;
     let mut standing = at_bob.peer_trust().clone();
-    let bundle = canal_model::trust::TrustBundle { blocked: vec![identity(ALICE)], ..bundle_of(&door.ca) };
-    door.store.replace([Arc::new(canal_model::program::Resource::Bundle(bundle))]).unwrap();
+    let bundle = canal_model::trust::TrustBundle {
+        blocked: vec![identity(ALICE)],
+        ..bundle_of(&door.ca)
+    };
+    door.store
+        .replace([Arc::new(canal_model::program::Resource::Bundle(bundle))])
+        .unwrap();
     assert_eq!(standing.wait_for_loss().await, TrustLoss::Revoked);
-    assert!(!door.view().current().revokes(other.peer_leaf()), "another identity stays");
+    assert!(
+        !door.view().current().revokes(other.peer_leaf()),
+        "another identity stays"
+    );
     let alice = door.ca.issue_with(&identity(ALICE), |_| {});
     let config = showing(&door.ca, &alice.key, certificates(&alice.chain));
-    assert_eq!(door.refusal(config, door.server()).await, HandshakeFailure::Revoked);
+    assert_eq!(
+        door.refusal(config, door.server()).await,
+        HandshakeFailure::Revoked
+    );
     assert!(shake(client(BOB), door.server(), &[BOB]).await.1.is_ok());
     // As a server it is refused, too.
-    let (refused, _) = shake(client(BOB), server(door.ca.credential(&identity(ALICE))).trusting(door.view()), &[ALICE]).await;
+    let (refused, _) = shake(
+        client(BOB),
+        server(door.ca.credential(&identity(ALICE))).trusting(door.view()),
+        &[ALICE],
+    )
+    .await;
     assert!(refused.is_err());
     door.tell(vec![]);
-    assert!(shake(client(ALICE), door.server(), &[BOB]).await.1.is_ok(), "restored");
+    assert!(
+        shake(client(ALICE), door.server(), &[BOB]).await.1.is_ok(),
+        "restored"
+    );
 }
 
 #[tokio::test]
@@ -347,8 +589,17 @@ async fn while_a_root_is_replaced_both_are_believed_and_the_old_one_is_known_as_
     let tell = |roots: &[&TestCa]| {
         let roots = roots.iter().map(|ca| ca.root_pem()).collect();
         let (tenant, trust_domain) = ("alpha".parse().unwrap(), "alpha.example".parse().unwrap());
-        let bundle = canal_model::trust::TrustBundle { tenant, trust_domain, roots, revoked: vec![], blocked: vec![], federated: false };
-        store.replace([Arc::new(canal_model::program::Resource::Bundle(bundle))]).unwrap();
+        let bundle = canal_model::trust::TrustBundle {
+            tenant,
+            trust_domain,
+            roots,
+            revoked: vec![],
+            blocked: vec![],
+            federated: false,
+        };
+        store
+            .replace([Arc::new(canal_model::program::Resource::Bundle(bundle))])
+            .unwrap();
     };
     let side = |ca: &TestCa| {
         (
@@ -366,13 +617,30 @@ async fn while_a_root_is_replaced_both_are_believed_and_the_old_one_is_known_as_
         let (c, s) = shake(side(c).0, side(s).1, &[BOB]).await;
         assert!(c.is_ok() && s.is_ok(), "{c:?} {s:?}");
     }
-    assert!(view.current().is_superseded(td, &leaf(&old)) && !view.current().is_superseded(td, &leaf(&new)));
+    assert!(
+        view.current().is_superseded(td, &leaf(&old))
+            && !view.current().is_superseded(td, &leaf(&new))
+    );
     let revoked = new.issue_with(&identity(ALICE), |p| p.serial_number = Some(4711u64.into()));
     let revoked = Certificate::from_pem(&revoked.key, &revoked.chain, &new.root_pem()).unwrap();
     assert!(!view.current().is_superseded(td, revoked.chain()));
-    store.replace([new.bundle("alpha", "alpha.example", false, vec![new.revocations(&[4711])])]).unwrap();
-    assert!(view.current().is_superseded(td, revoked.chain()), "who is revoked asks for another certificate");
-    assert!(!view.current().is_superseded(&identity(MALLORY).trust_domain, &leaf(&old)));
+    store
+        .replace([new.bundle(
+            "alpha",
+            "alpha.example",
+            false,
+            vec![new.revocations(&[4711])],
+        )])
+        .unwrap();
+    assert!(
+        view.current().is_superseded(td, revoked.chain()),
+        "who is revoked asks for another certificate"
+    );
+    assert!(
+        !view
+            .current()
+            .is_superseded(&identity(MALLORY).trust_domain, &leaf(&old))
+    );
     tell(&[&new]);
     assert!(shake(side(&old).0, side(&new).1, &[BOB]).await.1.is_err());
 }
@@ -380,15 +648,28 @@ async fn while_a_root_is_replaced_both_are_believed_and_the_old_one_is_known_as_
 #[tokio::test]
 async fn a_chain_is_verified_once_per_trust() {
     let door = TestListener::new();
-    let (client, srv) = (ClientIdentity::new(door.ca.credential(&identity(ALICE))).trusting(door.view()), door.server());
-    let counts = || (door.count("canal_tls_chains_total{result=\"verified\"}"), door.count("canal_tls_chains_total{result=\"known\"}"));
+    let (client, srv) = (
+        ClientIdentity::new(door.ca.credential(&identity(ALICE))).trusting(door.view()),
+        door.server(),
+    );
+    let counts = || {
+        (
+            door.count("canal_tls_chains_total{result=\"verified\"}"),
+            door.count("canal_tls_chains_total{result=\"known\"}"),
+        )
+    };
     for n in 0..3 {
         let (c, s) = shake(client.clone(), srv.clone(), &[BOB]).await;
         assert!(c.is_ok() && s.is_ok());
         assert_eq!(counts(), (2, 2 * n));
     }
     // The same chain in the other role is verified again, because the permitted usage differs.
-    let (c, _) = shake(ClientIdentity::new(door.ca.credential(&identity(BOB))).trusting(door.view()), srv.clone(), &[BOB]).await;
+    let (c, _) = shake(
+        ClientIdentity::new(door.ca.credential(&identity(BOB))).trusting(door.view()),
+        srv.clone(),
+        &[BOB],
+    )
+    .await;
     assert!(c.is_ok());
     assert_eq!(counts(), (3, 5));
     door.tell(vec![door.ca.revocations(&[4711])]);
@@ -409,7 +690,11 @@ fn unusable_bundle_leaves_its_tenant_as_it_was_and_changes_others() {
     let door = TestListener::new();
     let before = door.view().current().generation();
     let broken = |roots: Vec<String>, revoked: Vec<String>| {
-        let b = canal_model::trust::TrustBundle { roots, revoked, ..bundle_of(&door.ca) };
+        let b = canal_model::trust::TrustBundle {
+            roots,
+            revoked,
+            ..bundle_of(&door.ca)
+        };
         Arc::new(canal_model::program::Resource::Bundle(b))
     };
     let pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_string();
@@ -417,15 +702,34 @@ fn unusable_bundle_leaves_its_tenant_as_it_was_and_changes_others() {
     for (name, resource, text) in [
         ("no root", broken(vec![], vec![]), "holds no root"),
         ("no PEM", broken(vec!["?".into()], vec![]), "holds no root"),
-        ("no certificate", broken(vec![pem], vec![]), "a root cannot be used"),
-        ("no list", broken(vec![door.ca.root_pem()], vec![list]), "a revocation list cannot be read"),
+        (
+            "no certificate",
+            broken(vec![pem], vec![]),
+            "a root cannot be used",
+        ),
+        (
+            "no list",
+            broken(vec![door.ca.root_pem()], vec![list]),
+            "a revocation list cannot be read",
+        ),
     ] {
         let other = door.ca.bundle("gamma", "gamma.example", false, vec![]);
         let gamma = door.store.view(&"gamma".parse().unwrap());
         let error = door.store.replace([other, resource]).unwrap_err();
-        assert!(error.contains(text) && error.contains("alpha/alpha.example"), "{name}: {error}");
-        assert!(gamma.current().knows(&"gamma.example".parse().unwrap()), "{name}: another tenant's bundle is in force");
-        assert!(door.view().current().knows(&"alpha.example".parse().unwrap()), "{name}: the last good one stays");
+        assert!(
+            error.contains(text) && error.contains("alpha/alpha.example"),
+            "{name}: {error}"
+        );
+        assert!(
+            gamma.current().knows(&"gamma.example".parse().unwrap()),
+            "{name}: another tenant's bundle is in force"
+        );
+        assert!(
+            door.view()
+                .current()
+                .knows(&"alpha.example".parse().unwrap()),
+            "{name}: the last good one stays"
+        );
     }
     assert_eq!(door.view().current().generation(), before);
     // The same bundle again is not a change.
@@ -433,5 +737,10 @@ fn unusable_bundle_leaves_its_tenant_as_it_was_and_changes_others() {
     assert_eq!(door.view().current().generation(), before);
     // Without any bundle, the bundle of this side's own certificate is used again.
     door.store.replace([]).unwrap();
-    assert!(!door.view().current().knows(&"alpha.example".parse().unwrap()));
+    assert!(
+        !door
+            .view()
+            .current()
+            .knows(&"alpha.example".parse().unwrap())
+    );
 }

@@ -49,7 +49,9 @@ impl MessageFlight {
     /// Appends a handshake message that is part of the transcript.
     pub(crate) fn say(&mut self, message: &[u8]) {
         self.transcript.extend_from_slice(message);
-        message.chunks(16 << 10).for_each(|c| self.put(HANDSHAKE, c));
+        message
+            .chunks(16 << 10)
+            .for_each(|c| self.put(HANDSHAKE, c));
     }
 
     pub(crate) fn certificate(&mut self, chain: &[Vec<u8>]) {
@@ -58,13 +60,19 @@ impl MessageFlight {
 
     /// Returns the input of a CertificateVerify signature of the side `as_side`.
     pub(crate) fn to_sign(&self, as_side: Side) -> Vec<u8> {
-        let who: &[u8] =
-            if as_side == Side::Client { b"TLS 1.3, client CertificateVerify\0" } else { b"TLS 1.3, server CertificateVerify\0" };
+        let who: &[u8] = if as_side == Side::Client {
+            b"TLS 1.3, client CertificateVerify\0"
+        } else {
+            b"TLS 1.3, server CertificateVerify\0"
+        };
         [&[0x20; 64], who, &hash(&self.transcript)].concat()
     }
 
     pub(crate) fn verify(&mut self, scheme: u16, signature: &[u8]) {
-        self.say(&message(VERIFY, &[&scheme.to_be_bytes(), &vec16(signature)[..]].concat()));
+        self.say(&message(
+            VERIFY,
+            &[&scheme.to_be_bytes(), &vec16(signature)[..]].concat(),
+        ));
     }
 
     pub(crate) fn proof(&mut self, badge: &TestCredential) {
@@ -74,7 +82,11 @@ impl MessageFlight {
 
     fn own(&self) -> Secret {
         let schedule = self.schedule.as_ref().expect("keys are agreed");
-        if self.side == Side::Client { schedule.client } else { schedule.server }
+        if self.side == Side::Client {
+            schedule.client
+        } else {
+            schedule.server
+        }
     }
 
     pub(crate) fn verdict(&self) -> Vec<u8> {
@@ -94,7 +106,9 @@ impl MessageFlight {
     /// Switches to the keys of application data.
     pub(crate) fn advance(&mut self) {
         let schedule = self.schedule.as_ref().expect("keys are agreed");
-        let traffic = self.traffic.unwrap_or_else(|| schedule.traffic(&self.transcript).1);
+        let traffic = self
+            .traffic
+            .unwrap_or_else(|| schedule.traffic(&self.transcript).1);
         self.lane = Some(RecordDirection::new(&traffic));
     }
 
@@ -129,7 +143,10 @@ impl MessageFlight {
             session: self.heard.session.clone(),
             suites: vec![AES128],
             compressions: vec![0],
-            extensions: vec![(VERSIONS, vec![3, 4]), (KEY_SHARE, self.rig.keys.share(X25519))],
+            extensions: vec![
+                (VERSIONS, vec![3, 4]),
+                (KEY_SHARE, self.rig.keys.share(X25519)),
+            ],
         }
     }
 
@@ -140,7 +157,12 @@ impl MessageFlight {
     }
 
     pub(crate) fn protect(&mut self) {
-        let theirs = self.heard.shares().into_iter().find(|(group, _)| *group == X25519).expect("a share of X25519");
+        let theirs = self
+            .heard
+            .shares()
+            .into_iter()
+            .find(|(group, _)| *group == X25519)
+            .expect("a share of X25519");
         let schedule = Schedule::new(&self.rig.keys.agree(X25519, &theirs.1), &self.transcript);
         self.lane = Some(RecordDirection::new(&schedule.server));
         self.schedule = Some(schedule);
@@ -176,10 +198,20 @@ impl Opening {
     }
     pub(crate) fn wired(hello: &CraftedHello, wire: impl FnOnce(&[u8]) -> Vec<u8>) -> Self {
         let hello = hello.message();
-        Self { wire: wire(&hello), hello, second: None, close: false }
+        Self {
+            wire: wire(&hello),
+            hello,
+            second: None,
+            close: false,
+        }
     }
     pub(crate) fn raw(wire: impl Into<Vec<u8>>) -> Self {
-        Self { wire: wire.into(), hello: Vec::new(), second: None, close: false }
+        Self {
+            wire: wire.into(),
+            hello: Vec::new(),
+            second: None,
+            close: false,
+        }
     }
     pub(crate) fn again(mut self, second: &CraftedHello) -> Self {
         self.second = Some(Box::new(Self::of(second)));
@@ -214,7 +246,11 @@ impl AttackerView {
     }
 
     /// Sends the bytes that do not wait, and ends if there are no others.
-    async fn open(&mut self, io: &mut (impl AsyncWrite + Unpin), speech: MessageFlight) -> Option<Vec<u8>> {
+    async fn open(
+        &mut self,
+        io: &mut (impl AsyncWrite + Unpin),
+        speech: MessageFlight,
+    ) -> Option<Vec<u8>> {
         let (now, later) = speech.parts();
         self.push(io, &now).await;
         if later.is_none() {
@@ -244,7 +280,10 @@ impl AttackerView {
 pub(crate) async fn hear(io: &mut (impl AsyncRead + Unpin)) -> Option<Vec<u8>> {
     let mut record = vec![0; 5];
     io.read_exact(&mut record).await.ok()?;
-    record.resize(5 + usize::from(u16::from_be_bytes([record[3], record[4]])), 0);
+    record.resize(
+        5 + usize::from(u16::from_be_bytes([record[3], record[4]])),
+        0,
+    );
     io.read_exact(&mut record[5..]).await.ok()?;
     Some(record)
 }
@@ -253,7 +292,9 @@ pub(crate) async fn hear(io: &mut (impl AsyncRead + Unpin)) -> Option<Vec<u8>> {
 fn messages(pending: &mut Vec<u8>) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     while pending.len() >= 4 {
-        let end = 4 + pending[1..4].iter().fold(0, |n, b| n << 8 | usize::from(*b));
+        let end = 4 + pending[1..4]
+            .iter()
+            .fold(0, |n, b| n << 8 | usize::from(*b));
         if pending.len() < end {
             break;
         }
@@ -272,8 +313,13 @@ pub(crate) async fn attack<IO: AsyncRead + AsyncWrite + Unpin>(
     opening: &Opening,
     script: AttackScript,
 ) -> AttackerView {
-    let (mut seen, mut transcript, mut pending) = (AttackerView::default(), opening.hello.clone(), Vec::new());
-    let (mut lane, mut schedule, mut later): (Option<RecordDirection>, Option<Schedule>, Option<Vec<u8>>) = (None, None, None);
+    let (mut seen, mut transcript, mut pending) =
+        (AttackerView::default(), opening.hello.clone(), Vec::new());
+    let (mut lane, mut schedule, mut later): (
+        Option<RecordDirection>,
+        Option<Schedule>,
+        Option<Vec<u8>>,
+    ) = (None, None, None);
     seen.push(&mut io, &opening.wire).await;
     if opening.close {
         let _ = io.shutdown().await;
@@ -341,7 +387,9 @@ pub(crate) async fn ambush<IO: AsyncRead + AsyncWrite + Unpin>(
 ) -> AttackerView {
     let (mut seen, mut hello) = (AttackerView::default(), Vec::new());
     let hello = loop {
-        let Some(bytes) = hear(&mut io).await else { return seen };
+        let Some(bytes) = hear(&mut io).await else {
+            return seen;
+        };
         hello.extend_from_slice(&bytes[5..]);
         if let Some(hello) = messages(&mut hello).pop() {
             break hello;
@@ -362,11 +410,18 @@ pub(crate) async fn ambush<IO: AsyncRead + AsyncWrite + Unpin>(
     let flight = speech.transcript.clone();
     let mut lanes: Vec<RecordDirection> = Vec::new();
     if let Some(schedule) = &speech.schedule {
-        lanes = vec![RecordDirection::new(&schedule.client), RecordDirection::new(&schedule.traffic(&flight).0)];
+        lanes = vec![
+            RecordDirection::new(&schedule.client),
+            RecordDirection::new(&schedule.traffic(&flight).0),
+        ];
     }
     let mut later = seen.open(&mut io, speech).await;
     while let Some(bytes) = hear(&mut io).await {
-        let opened = if bytes[0] == DATA { lanes.iter_mut().find_map(|l| l.open(&bytes)) } else { Some((bytes[0], bytes[5..].to_vec())) };
+        let opened = if bytes[0] == DATA {
+            lanes.iter_mut().find_map(|l| l.open(&bytes))
+        } else {
+            Some((bytes[0], bytes[5..].to_vec()))
+        };
         if let Some((kind, content)) = opened {
             seen.note(kind, &content);
             if kind == DATA {

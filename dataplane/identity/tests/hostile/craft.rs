@@ -64,8 +64,8 @@ pub(crate) const NO_ALPN: u8 = 120;
 pub(crate) const CCS: [u8; 6] = [CHANGE, 3, 3, 0, 1, 1];
 /// Random of a HelloRetryRequest (RFC 8446 §4.1.3).
 pub(crate) const RETRY: [u8; 32] = [
-    0xcf, 0x21, 0xad, 0x74, 0xe5, 0x9a, 0x61, 0x11, 0xbe, 0x1d, 0x8c, 0x02, 0x1e, 0x65, 0xb8, 0x91, 0xc2, 0xa2, 0x11, 0x16, 0x7a, 0xbb,
-    0x8c, 0x5e, 0x07, 0x9e, 0x09, 0xe2, 0xc8, 0xa8, 0x33, 0x9c,
+    0xcf, 0x21, 0xad, 0x74, 0xe5, 0x9a, 0x61, 0x11, 0xbe, 0x1d, 0x8c, 0x02, 0x1e, 0x65, 0xb8, 0x91,
+    0xc2, 0xa2, 0x11, 0x16, 0x7a, 0xbb, 0x8c, 0x5e, 0x07, 0x9e, 0x09, 0xe2, 0xc8, 0xa8, 0x33, 0x9c,
 ];
 
 /// Returns `body` behind its length in `width` bytes. If it is too long, only the length is truncated.
@@ -109,12 +109,20 @@ pub(crate) fn message(kind: u8, body: &[u8]) -> Vec<u8> {
 
 /// Returns a Certificate message without context and extensions.
 pub(crate) fn certificate(chain: &[Vec<u8>]) -> Vec<u8> {
-    let entries: Vec<u8> = chain.iter().flat_map(|c| [vec24(c), vec16(&[])].concat()).collect();
+    let entries: Vec<u8> = chain
+        .iter()
+        .flat_map(|c| [vec24(c), vec16(&[])].concat())
+        .collect();
     message(CERTIFICATE, &[vec8(&[]), vec24(&entries)].concat())
 }
 
 pub(crate) fn extensions(list: &[(u16, Vec<u8>)]) -> Vec<u8> {
-    vec16(&list.iter().flat_map(|(kind, body)| [kind.to_be_bytes().to_vec(), vec16(body)].concat()).collect::<Vec<u8>>())
+    vec16(
+        &list
+            .iter()
+            .flat_map(|(kind, body)| [kind.to_be_bytes().to_vec(), vec16(body)].concat())
+            .collect::<Vec<u8>>(),
+    )
 }
 
 pub(crate) fn share(group: u16, key: &[u8]) -> Vec<u8> {
@@ -156,7 +164,8 @@ impl CraftedHello {
 
     /// Offers exactly these groups and these key shares.
     pub(crate) fn keys(self, groups: &[u16], shares: &[Vec<u8>]) -> Self {
-        self.set(GROUPS, &vec16(&list16(groups))).set(KEY_SHARE, &vec16(&shares.concat()))
+        self.set(GROUPS, &vec16(&list16(groups)))
+            .set(KEY_SHARE, &vec16(&shares.concat()))
     }
 
     pub(crate) fn change(mut self, change: impl FnOnce(&mut Self)) -> Self {
@@ -169,9 +178,24 @@ impl CraftedHello {
             CLIENT_HELLO => (vec16(&list16(&self.suites)), vec8(&self.compressions)),
             _ => (list16(&self.suites), self.compressions.clone()),
         };
-        let extensions = if self.extensions.is_empty() { Vec::new() } else { extensions(&self.extensions) };
+        let extensions = if self.extensions.is_empty() {
+            Vec::new()
+        } else {
+            extensions(&self.extensions)
+        };
         let version = self.version.to_be_bytes();
-        message(self.kind, &[&version, &self.random[..], &vec8(&self.session), &suites, &compressions, &extensions].concat())
+        message(
+            self.kind,
+            &[
+                &version,
+                &self.random[..],
+                &vec8(&self.session),
+                &suites,
+                &compressions,
+                &extensions,
+            ]
+            .concat(),
+        )
     }
 }
 
@@ -199,14 +223,22 @@ impl ReceivedRecords {
         let mut extensions = Vec::new();
         while !rest.is_empty() {
             let kind = take(&mut rest, 2);
-            extensions.push((u16::from_be_bytes([kind[0], kind[1]]), take_sized(&mut rest, 2).to_vec()));
+            extensions.push((
+                u16::from_be_bytes([kind[0], kind[1]]),
+                take_sized(&mut rest, 2).to_vec(),
+            ));
         }
-        Self { session, extensions }
+        Self {
+            session,
+            extensions,
+        }
     }
 
     /// Returns the key shares: a client's list, or a server's only one.
     pub(crate) fn shares(&self) -> Vec<(u16, Vec<u8>)> {
-        let Some((_, body)) = self.extensions.iter().find(|(kind, _)| *kind == KEY_SHARE) else { return Vec::new() };
+        let Some((_, body)) = self.extensions.iter().find(|(kind, _)| *kind == KEY_SHARE) else {
+            return Vec::new();
+        };
         let mut rest = &body[..];
         if usize::from(u16::from_be_bytes([body[0], body[1]])) == body.len() - 2 {
             take(&mut rest, 2);
@@ -214,7 +246,10 @@ impl ReceivedRecords {
         let mut shares = Vec::new();
         while rest.len() >= 4 {
             let group = take(&mut rest, 2);
-            shares.push((u16::from_be_bytes([group[0], group[1]]), take_sized(&mut rest, 2).to_vec()));
+            shares.push((
+                u16::from_be_bytes([group[0], group[1]]),
+                take_sized(&mut rest, 2).to_vec(),
+            ));
         }
         shares
     }
@@ -227,6 +262,8 @@ pub(crate) fn take<'a>(rest: &mut &'a [u8], n: usize) -> &'a [u8] {
 }
 
 pub(crate) fn take_sized<'a>(rest: &mut &'a [u8], width: usize) -> &'a [u8] {
-    let n = take(rest, width).iter().fold(0, |n, b| n << 8 | usize::from(*b));
+    let n = take(rest, width)
+        .iter()
+        .fold(0, |n, b| n << 8 | usize::from(*b));
     take(rest, n)
 }

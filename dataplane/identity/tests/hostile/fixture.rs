@@ -11,7 +11,9 @@ use canal_model::identity::Identity;
 use canal_model::ids::TenantName;
 use canal_runtime::metrics::Registry;
 use canal_testing::{TestCa, TestCertificate, identity};
-use canal_tls::{Credential, HANDSHAKE_TIMEOUT, HandshakeFailure, TlsError, Transport, TrustStore, TrustView};
+use canal_tls::{
+    Credential, HANDSHAKE_TIMEOUT, HandshakeFailure, TlsError, Transport, TrustStore, TrustView,
+};
 use rcgen::CertificateParams;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -40,12 +42,22 @@ pub(crate) struct TestCredential {
 
 impl TestCredential {
     pub(crate) fn of(issued: &TestCertificate) -> Self {
-        let chain = CertificateDer::pem_slice_iter(issued.chain.as_bytes()).map(|c| c.unwrap().to_vec()).collect();
+        let chain = CertificateDer::pem_slice_iter(issued.chain.as_bytes())
+            .map(|c| c.unwrap().to_vec())
+            .collect();
         let key = PrivateKeyDer::from_pem_slice(issued.key.as_bytes()).unwrap();
-        Self { chain, key: EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, key.secret_der()).unwrap() }
+        Self {
+            chain,
+            key: EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, key.secret_der())
+                .unwrap(),
+        }
     }
     pub(crate) fn sign(&self, message: &[u8]) -> Vec<u8> {
-        self.key.sign(&SystemRandom::new(), message).unwrap().as_ref().to_vec()
+        self.key
+            .sign(&SystemRandom::new(), message)
+            .unwrap()
+            .as_ref()
+            .to_vec()
     }
 }
 
@@ -74,7 +86,11 @@ pub(crate) static FIXTURE: LazyLock<HandshakeFixture> = LazyLock::new(|| {
 });
 
 impl HandshakeFixture {
-    pub(crate) fn badge(&self, who: &str, change: impl FnOnce(&mut CertificateParams)) -> TestCredential {
+    pub(crate) fn badge(
+        &self,
+        who: &str,
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> TestCredential {
         TestCredential::of(&self.ca.issue_with(&identity(who), change))
     }
 
@@ -100,7 +116,14 @@ impl HandshakeFixture {
     fn told(&self) -> (Registry, TrustView) {
         let registry = Registry::new();
         let store = TrustStore::new(&registry);
-        store.replace([self.ca.bundle("alpha", "alpha.example", false, vec![self.ca.revocations(&[REVOKED_SERIAL])])]).unwrap();
+        store
+            .replace([self.ca.bundle(
+                "alpha",
+                "alpha.example",
+                false,
+                vec![self.ca.revocations(&[REVOKED_SERIAL])],
+            )])
+            .unwrap();
         let view = store.view(&tenant());
         (registry, view)
     }
@@ -131,7 +154,11 @@ pub(crate) fn expected() -> Arc<[Identity]> {
 
 /// Returns a runtime whose clock jumps to the next timer whenever all tasks wait.
 pub(crate) fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap()
+    tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap()
 }
 
 /// Expected result of a case.
@@ -165,7 +192,9 @@ pub(crate) const fn dropped(refusal: HandshakeFailure) -> Expect {
 type ObservedOutcome = Result<Result<Vec<u8>, HandshakeFailure>, HandshakeFailure>;
 
 /// Sends some data and reads to the end.
-async fn used(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<Vec<u8>, HandshakeFailure> {
+async fn used(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+) -> Result<Vec<u8>, HandshakeFailure> {
     let mut got = Vec::new();
     let done = async {
         stream.write_all(b"pong").await?;
@@ -178,12 +207,19 @@ async fn used(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<Vec<u8>
 
 pub(crate) async fn serve(server: ServerIdentity, io: impl Transport) -> ObservedOutcome {
     let (stream, peer) = server.accept(io).await.map_err(|e| e.refusal())?;
-    assert_eq!((peer.tenant, peer.identity), (tenant(), identity(ALICE)), "nobody else may be accepted");
+    assert_eq!(
+        (peer.tenant, peer.identity),
+        (tenant(), identity(ALICE)),
+        "nobody else may be accepted"
+    );
     Ok(used(stream).await)
 }
 
 pub(crate) async fn call(client: ClientIdentity, io: impl Transport) -> ObservedOutcome {
-    let (stream, peer) = client.connect(io, &expected()).await.map_err(|e| e.refusal())?;
+    let (stream, peer) = client
+        .connect(io, &expected())
+        .await
+        .map_err(|e| e.refusal())?;
     assert_eq!(peer, identity(BOB), "nobody else may be believed");
     Ok(used(stream).await)
 }
@@ -207,24 +243,41 @@ where
         let (near, far) = tokio::io::duplex(64 << 10);
         let task = tokio::spawn(honest(far));
         let both = async { (foe(near).await, task.await) };
-        let (seen, came) = tokio::time::timeout(Duration::from_secs(60), both).await.map_err(|_| format!("{name}: hangs"))?;
-        Ok::<_, String>((came.map_err(|e| format!("{name}: {e}"))?, seen, began.elapsed()))
+        let (seen, came) = tokio::time::timeout(Duration::from_secs(60), both)
+            .await
+            .map_err(|_| format!("{name}: hangs"))?;
+        Ok::<_, String>((
+            came.map_err(|e| format!("{name}: {e}"))?,
+            seen,
+            began.elapsed(),
+        ))
     })?;
     let same = match (&came, expect) {
         (Err(refusal), Expect::Refused(wanted, alert)) => refusal == wanted && seen.alert == *alert,
-        (Ok(read), Expect::Up(wanted, alert)) => read.as_deref() == wanted.as_deref() && seen.alert == *alert,
+        (Ok(read), Expect::Up(wanted, alert)) => {
+            read.as_deref() == wanted.as_deref() && seen.alert == *alert
+        }
         _ => false,
     };
     if !same {
-        return Err(format!("{name}: expected {expect:?}, came {came:?} and alert {:?}", seen.alert));
+        return Err(format!(
+            "{name}: expected {expect:?}, came {came:?} and alert {:?}",
+            seen.alert
+        ));
     }
     if let Err(refusal) = came {
-        let line = format!("canal_tls_refused_total{{side=\"{side}\",reason=\"{}\"}} 1", refusal.name());
+        let line = format!(
+            "canal_tls_refused_total{{side=\"{side}\",reason=\"{}\"}} 1",
+            refusal.name()
+        );
         if !registry.render().lines().any(|l| l == line) {
             return Err(format!("{name}: not counted: {line}"));
         }
         if seen.sent > TAKEN_MAX || !seen.data.is_empty() {
-            return Err(format!("{name}: refused, but took {} bytes and said {:?}", seen.sent, seen.data));
+            return Err(format!(
+                "{name}: refused, but took {} bytes and said {:?}",
+                seen.sent, seen.data
+            ));
         }
     }
     let limit = HANDSHAKE_TIMEOUT + Duration::from_millis(10);
@@ -256,14 +309,27 @@ pub(crate) fn check(cases: &[HostileCase]) {
         let (registry, view) = FIXTURE.told();
         let server = FIXTURE.server(view);
         let foe = async |io| attack(&FIXTURE, io, &case.opening, case.script).await;
-        judge("server", case.name, &registry, &case.expect, |io| serve(server, io), foe).err()
+        judge(
+            "server",
+            case.name,
+            &registry,
+            &case.expect,
+            |io| serve(server, io),
+            foe,
+        )
+        .err()
     });
     none(wrong);
 }
 
 /// Runs clients with an honest ClientHello.
 pub(crate) fn check_flights(flights: &[Flight]) {
-    let case = |f: &Flight| HostileCase { name: f.name, opening: Opening::of(&FIXTURE.hello()), script: f.script, expect: f.expect };
+    let case = |f: &Flight| HostileCase {
+        name: f.name,
+        opening: Opening::of(&FIXTURE.hello()),
+        script: f.script,
+        expect: f.expect,
+    };
     check(&flights.iter().map(case).collect::<Vec<_>>());
 }
 
@@ -273,12 +339,25 @@ pub(crate) fn check_traps(traps: &[Flight]) {
         let (registry, view) = FIXTURE.told();
         let client = FIXTURE.client(view);
         let foe = async |io| ambush(&FIXTURE, io, trap.script).await;
-        judge("client", trap.name, &registry, &trap.expect, |io| call(client, io), foe).err()
+        judge(
+            "client",
+            trap.name,
+            &registry,
+            &trap.expect,
+            |io| call(client, io),
+            foe,
+        )
+        .err()
     });
     none(wrong);
 }
 
 fn none(wrong: impl Iterator<Item = String>) {
     let wrong: Vec<_> = wrong.collect();
-    assert!(wrong.is_empty(), "{} cases:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} cases:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
 }

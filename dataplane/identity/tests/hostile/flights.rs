@@ -2,21 +2,29 @@
 
 use canal_testing::identity;
 use canal_tls::HandshakeFailure::{
-    Alert, Ambiguous, BadAlgorithm, BadChain, BadEncoding, BadSignature, ChainTooLarge, ChainTooLong, Expired, Io, NoCertificate,
-    NotYetValid, Protocol, Revoked, UnknownIssuer, WrongTrustDomain, WrongUsage,
+    Alert, Ambiguous, BadAlgorithm, BadChain, BadEncoding, BadSignature, ChainTooLarge,
+    ChainTooLong, Expired, Io, NoCertificate, NotYetValid, Protocol, Revoked, UnknownIssuer,
+    WrongTrustDomain, WrongUsage,
 };
-use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, SanType, date_time_ymd};
+use rcgen::{
+    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, SanType, date_time_ymd,
+};
 
 use super::attacker::{AttackScript, MessageFlight, Side};
 use super::craft::*;
 use super::fixture::{
-    ALICE, Expect, FIXTURE, Flight, HandshakeFixture, MALLORY, REVOKED_SERIAL, TestCredential, check_flights, dropped, refused, up, up_then,
+    ALICE, Expect, FIXTURE, Flight, HandshakeFixture, MALLORY, REVOKED_SERIAL, TestCredential,
+    check_flights, dropped, refused, up, up_then,
 };
 use super::hellos::honest;
 use super::keys::RecordDirection;
 
 const fn flight(name: &'static str, script: AttackScript, expect: Expect) -> Flight {
-    Flight { name, script, expect }
+    Flight {
+        name,
+        script,
+        expect,
+    }
 }
 
 const UNKNOWN: Expect = refused(WrongTrustDomain, UNKNOWN_CERTIFICATE);
@@ -30,18 +38,29 @@ fn shows(s: &mut MessageFlight, badge: &TestCredential) {
     s.ping();
 }
 
-fn issued(s: &mut MessageFlight, rig: &'static HandshakeFixture, who: &str, change: impl FnOnce(&mut CertificateParams)) {
+fn issued(
+    s: &mut MessageFlight,
+    rig: &'static HandshakeFixture,
+    who: &str,
+    change: impl FnOnce(&mut CertificateParams),
+) {
     shows(s, &rig.badge(who, change));
 }
 
 fn uris(list: &[&str]) -> Vec<SanType> {
-    list.iter().map(|u| SanType::URI((*u).try_into().unwrap())).collect()
+    list.iter()
+        .map(|u| SanType::URI((*u).try_into().unwrap()))
+        .collect()
 }
 
 const MESSAGES_OUT_OF_ORDER: &[Flight] = &[
     flight("as it should be", honest, up()),
     flight("nothing", |_, _| {}, dropped(Io)),
-    flight("Certificate, then the end", |r, s| s.certificate(&r.alice.chain), dropped(Io)),
+    flight(
+        "Certificate, then the end",
+        |r, s| s.certificate(&r.alice.chain),
+        dropped(Io),
+    ),
     flight(
         "no Finished",
         |r, s| {
@@ -58,7 +77,11 @@ const MESSAGES_OUT_OF_ORDER: &[Flight] = &[
         },
         dropped(Io),
     ),
-    flight("Finished only", |_, s| s.finish(), refused(Protocol, UNEXPECTED)),
+    flight(
+        "Finished only",
+        |_, s| s.finish(),
+        refused(Protocol, UNEXPECTED),
+    ),
     flight(
         "no certificates",
         |_, s| {
@@ -131,9 +154,21 @@ const MESSAGES_OUT_OF_ORDER: &[Flight] = &[
         },
         refused(Protocol, BAD_MAC),
     ),
-    flight("a hello instead of a flight", |r, s| s.say(&r.hello().message()), refused(Protocol, UNEXPECTED)),
-    flight("a ticket instead of a flight", |_, s| s.say(&message(TICKET, &[0; 20])), refused(Protocol, DECODE)),
-    flight("EndOfEarlyData nobody waits for", |_, s| s.say(&message(5, &[])), refused(Protocol, UNEXPECTED)),
+    flight(
+        "a hello instead of a flight",
+        |r, s| s.say(&r.hello().message()),
+        refused(Protocol, UNEXPECTED),
+    ),
+    flight(
+        "a ticket instead of a flight",
+        |_, s| s.say(&message(TICKET, &[0; 20])),
+        refused(Protocol, DECODE),
+    ),
+    flight(
+        "EndOfEarlyData nobody waits for",
+        |_, s| s.say(&message(5, &[])),
+        refused(Protocol, UNEXPECTED),
+    ),
     flight(
         "CertificateRequest by a client",
         |r, s| {
@@ -144,13 +179,30 @@ const MESSAGES_OUT_OF_ORDER: &[Flight] = &[
     ),
     flight(
         "a compressed Certificate",
-        |_, s| s.say(&message(25, &[&[0, 1][..], &vec24(&[1; 9])[..], &[0; 9]].concat())),
+        |_, s| {
+            s.say(&message(
+                25,
+                &[&[0, 1][..], &vec24(&[1; 9])[..], &[0; 9]].concat(),
+            ))
+        },
         refused(Protocol, DECODE),
     ),
-    flight("unknown message", |_, s| s.say(&message(99, &[0; 9])), refused(Protocol, UNEXPECTED)),
-    flight("a fatal alert", |_, s| s.alert(2, BAD_CERTIFICATE), dropped(Alert)),
+    flight(
+        "unknown message",
+        |_, s| s.say(&message(99, &[0; 9])),
+        refused(Protocol, UNEXPECTED),
+    ),
+    flight(
+        "a fatal alert",
+        |_, s| s.alert(2, BAD_CERTIFICATE),
+        dropped(Alert),
+    ),
     flight("a close", |_, s| s.alert(1, 0), refused(Alert, DECODE)),
-    flight("a flood of warnings", |_, s| (0..1000).for_each(|_| s.alert(1, 90)), dropped(Protocol)),
+    flight(
+        "a flood of warnings",
+        |_, s| (0..1000).for_each(|_| s.alert(1, 90)),
+        dropped(Protocol),
+    ),
     flight(
         "data after Finished in the same record",
         |r, s| {
@@ -209,11 +261,31 @@ const PROOFS_THAT_PROVE_NOTHING: &[Flight] = &[
         },
         refused(BadSignature, DECRYPT),
     ),
-    flight("labelled ECDSA with SHA-1", |r, s| labelled(r, s, 0x0203), refused(Protocol, ILLEGAL)),
-    flight("labelled P-384", |r, s| labelled(r, s, 0x0503), refused(BadAlgorithm, DECRYPT)),
-    flight("labelled RSA-PSS", |r, s| labelled(r, s, 0x0804), refused(BadAlgorithm, DECRYPT)),
-    flight("labelled RSA of TLS 1.2", |r, s| labelled(r, s, 0x0401), refused(Protocol, ILLEGAL)),
-    flight("labelled with nothing known", |r, s| labelled(r, s, 0x7a7a), refused(Protocol, ILLEGAL)),
+    flight(
+        "labelled ECDSA with SHA-1",
+        |r, s| labelled(r, s, 0x0203),
+        refused(Protocol, ILLEGAL),
+    ),
+    flight(
+        "labelled P-384",
+        |r, s| labelled(r, s, 0x0503),
+        refused(BadAlgorithm, DECRYPT),
+    ),
+    flight(
+        "labelled RSA-PSS",
+        |r, s| labelled(r, s, 0x0804),
+        refused(BadAlgorithm, DECRYPT),
+    ),
+    flight(
+        "labelled RSA of TLS 1.2",
+        |r, s| labelled(r, s, 0x0401),
+        refused(Protocol, ILLEGAL),
+    ),
+    flight(
+        "labelled with nothing known",
+        |r, s| labelled(r, s, 0x7a7a),
+        refused(Protocol, ILLEGAL),
+    ),
     flight(
         "an empty signature",
         |r, s| {
@@ -245,10 +317,26 @@ const PROOFS_THAT_PROVE_NOTHING: &[Flight] = &[
         },
         refused(Protocol, DECRYPT),
     ),
-    flight("Finished of 31 bytes", |r, s| wrong_finished(r, s, |v| v.truncate(31)), refused(Protocol, DECRYPT)),
-    flight("Finished of 33 bytes", |r, s| wrong_finished(r, s, |v| v.push(0)), refused(Protocol, DECRYPT)),
-    flight("Finished empty", |r, s| wrong_finished(r, s, Vec::clear), refused(Protocol, DECRYPT)),
-    flight("Finished of 16 KiB", |r, s| wrong_finished(r, s, |v| v.resize(16_000, 0)), refused(Protocol, DECRYPT)),
+    flight(
+        "Finished of 31 bytes",
+        |r, s| wrong_finished(r, s, |v| v.truncate(31)),
+        refused(Protocol, DECRYPT),
+    ),
+    flight(
+        "Finished of 33 bytes",
+        |r, s| wrong_finished(r, s, |v| v.push(0)),
+        refused(Protocol, DECRYPT),
+    ),
+    flight(
+        "Finished empty",
+        |r, s| wrong_finished(r, s, Vec::clear),
+        refused(Protocol, DECRYPT),
+    ),
+    flight(
+        "Finished of 16 KiB",
+        |r, s| wrong_finished(r, s, |v| v.resize(16_000, 0)),
+        refused(Protocol, DECRYPT),
+    ),
 ];
 
 #[test]
@@ -264,7 +352,11 @@ fn labelled(r: &'static HandshakeFixture, s: &mut MessageFlight, scheme: u16) {
     s.finish();
 }
 
-fn wrong_finished(r: &'static HandshakeFixture, s: &mut MessageFlight, change: impl FnOnce(&mut Vec<u8>)) {
+fn wrong_finished(
+    r: &'static HandshakeFixture,
+    s: &mut MessageFlight,
+    change: impl FnOnce(&mut Vec<u8>),
+) {
     s.certificate(&r.alice.chain);
     s.proof(&r.alice);
     let mut verdict = s.verdict();
@@ -274,50 +366,90 @@ fn wrong_finished(r: &'static HandshakeFixture, s: &mut MessageFlight, change: i
 }
 
 const CERTIFICATES_OF_STRANGERS: &[Flight] = &[
-    flight("expired", |r, s| issued(s, r, ALICE, |p| p.not_after = date_time_ymd(2021, 1, 1)), refused(Expired, EXPIRED)),
-    flight("not valid yet", |r, s| issued(s, r, ALICE, |p| p.not_before = date_time_ymd(2110, 1, 1)), refused(NotYetValid, EXPIRED)),
-    flight("revoked", |r, s| issued(s, r, ALICE, |p| p.serial_number = Some(REVOKED_SERIAL.into())), refused(Revoked, REVOKED)),
+    flight(
+        "expired",
+        |r, s| issued(s, r, ALICE, |p| p.not_after = date_time_ymd(2021, 1, 1)),
+        refused(Expired, EXPIRED),
+    ),
+    flight(
+        "not valid yet",
+        |r, s| issued(s, r, ALICE, |p| p.not_before = date_time_ymd(2110, 1, 1)),
+        refused(NotYetValid, EXPIRED),
+    ),
+    flight(
+        "revoked",
+        |r, s| {
+            issued(s, r, ALICE, |p| {
+                p.serial_number = Some(REVOKED_SERIAL.into())
+            })
+        },
+        refused(Revoked, REVOKED),
+    ),
     flight(
         "for servers only",
         |r, s| {
-            issued(s, r, ALICE, |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth]);
+            issued(s, r, ALICE, |p| {
+                p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth]
+            });
         },
         refused(WrongUsage, UNSUPPORTED_CERTIFICATE),
     ),
     flight(
         "for signing code",
         |r, s| {
-            issued(s, r, ALICE, |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::CodeSigning]);
+            issued(s, r, ALICE, |p| {
+                p.extended_key_usages = vec![ExtendedKeyUsagePurpose::CodeSigning]
+            });
         },
         refused(WrongUsage, UNSUPPORTED_CERTIFICATE),
     ),
-    flight("another trust domain, by the right CA", |r, s| issued(s, r, MALLORY, |_| {}), UNKNOWN),
+    flight(
+        "another trust domain, by the right CA",
+        |r, s| issued(s, r, MALLORY, |_| {}),
+        UNKNOWN,
+    ),
     flight(
         "another trust domain, by its own CA",
         |r, s| {
-            shows(s, &TestCredential::of(&r.foreign.issue_with(&identity(MALLORY), |_| {})));
+            shows(
+                s,
+                &TestCredential::of(&r.foreign.issue_with(&identity(MALLORY), |_| {})),
+            );
         },
         UNKNOWN,
     ),
     flight(
         "the right name by another CA",
         |r, s| {
-            shows(s, &TestCredential::of(&r.foreign.issue_with(&identity(ALICE), |_| {})));
+            shows(
+                s,
+                &TestCredential::of(&r.foreign.issue_with(&identity(ALICE), |_| {})),
+            );
         },
         refused(UnknownIssuer, UNKNOWN_CA),
     ),
-    flight("no names", |r, s| issued(s, r, ALICE, |p| p.subject_alt_names.clear()), refused(Ambiguous, UNKNOWN_CERTIFICATE)),
+    flight(
+        "no names",
+        |r, s| issued(s, r, ALICE, |p| p.subject_alt_names.clear()),
+        refused(Ambiguous, UNKNOWN_CERTIFICATE),
+    ),
     flight(
         "a DNS name only",
         |r, s| {
-            issued(s, r, ALICE, |p| p.subject_alt_names = vec![SanType::DnsName("alice.alpha.example".try_into().unwrap())]);
+            issued(s, r, ALICE, |p| {
+                p.subject_alt_names =
+                    vec![SanType::DnsName("alice.alpha.example".try_into().unwrap())]
+            });
         },
         refused(Ambiguous, UNKNOWN_CERTIFICATE),
     ),
     flight(
         "two identities",
         |r, s| {
-            issued(s, r, ALICE, |p| p.subject_alt_names.push(SanType::URI(MALLORY.try_into().unwrap())));
+            issued(s, r, ALICE, |p| {
+                p.subject_alt_names
+                    .push(SanType::URI(MALLORY.try_into().unwrap()))
+            });
         },
         refused(Ambiguous, UNKNOWN_CERTIFICATE),
     ),
@@ -331,49 +463,64 @@ const CERTIFICATES_OF_STRANGERS: &[Flight] = &[
     flight(
         "an identity over https",
         |r, s| {
-            issued(s, r, ALICE, |p| p.subject_alt_names = uris(&["https://alpha.example/ns/shop/sa/alice"]));
+            issued(s, r, ALICE, |p| {
+                p.subject_alt_names = uris(&["https://alpha.example/ns/shop/sa/alice"])
+            });
         },
         UNKNOWN,
     ),
     flight(
         "an identity with a port",
         |r, s| {
-            issued(s, r, ALICE, |p| p.subject_alt_names = uris(&["spiffe://alpha.example:1/ns/shop/sa/alice"]));
+            issued(s, r, ALICE, |p| {
+                p.subject_alt_names = uris(&["spiffe://alpha.example:1/ns/shop/sa/alice"])
+            });
         },
         UNKNOWN,
     ),
     flight(
         "an identity with a query",
         |r, s| {
-            issued(s, r, ALICE, |p| p.subject_alt_names = uris(&["spiffe://alpha.example/ns/shop/sa/alice?x"]));
+            issued(s, r, ALICE, |p| {
+                p.subject_alt_names = uris(&["spiffe://alpha.example/ns/shop/sa/alice?x"])
+            });
         },
         UNKNOWN,
     ),
     flight(
         "an identity with dots",
         |r, s| {
-            issued(s, r, ALICE, |p| p.subject_alt_names = uris(&["spiffe://alpha.example/ns/../ns/shop/sa/alice"]));
+            issued(s, r, ALICE, |p| {
+                p.subject_alt_names = uris(&["spiffe://alpha.example/ns/../ns/shop/sa/alice"])
+            });
         },
         UNKNOWN,
     ),
     flight(
         "a trust domain alone",
         |r, s| {
-            issued(s, r, ALICE, |p| p.subject_alt_names = uris(&["spiffe://alpha.example"]));
+            issued(s, r, ALICE, |p| {
+                p.subject_alt_names = uris(&["spiffe://alpha.example"])
+            });
         },
         UNKNOWN,
     ),
     flight(
         "a trust domain in front",
         |r, s| {
-            issued(s, r, ALICE, |p| p.subject_alt_names = uris(&["spiffe://beta.example/alpha.example/ns/shop/sa/alice"]));
+            issued(s, r, ALICE, |p| {
+                p.subject_alt_names =
+                    uris(&["spiffe://beta.example/alpha.example/ns/shop/sa/alice"])
+            });
         },
         UNKNOWN,
     ),
     flight(
         "a CA as a leaf",
         |r, s| {
-            issued(s, r, ALICE, |p| p.is_ca = IsCa::Ca(BasicConstraints::Unconstrained));
+            issued(s, r, ALICE, |p| {
+                p.is_ca = IsCa::Ca(BasicConstraints::Unconstrained)
+            });
         },
         refused(BadChain, UNKNOWN_CERTIFICATE),
     ),
@@ -402,9 +549,21 @@ const CERTIFICATES_IN_BAD_SHAPE: &[Flight] = &[
         },
         refused(BadEncoding, BAD_CERTIFICATE),
     ),
-    flight("an empty certificate", |_, s| s.certificate(&[vec![]]), refused(BadEncoding, BAD_CERTIFICATE)),
-    flight("cut off", |r, s| s.certificate(&[r.alice.chain[0][..200].to_vec()]), refused(BadEncoding, BAD_CERTIFICATE)),
-    flight("a byte too many", |r, s| s.certificate(&[[&r.alice.chain[0][..], &[0]].concat()]), refused(BadEncoding, BAD_CERTIFICATE)),
+    flight(
+        "an empty certificate",
+        |_, s| s.certificate(&[vec![]]),
+        refused(BadEncoding, BAD_CERTIFICATE),
+    ),
+    flight(
+        "cut off",
+        |r, s| s.certificate(&[r.alice.chain[0][..200].to_vec()]),
+        refused(BadEncoding, BAD_CERTIFICATE),
+    ),
+    flight(
+        "a byte too many",
+        |r, s| s.certificate(&[[&r.alice.chain[0][..], &[0]].concat()]),
+        refused(BadEncoding, BAD_CERTIFICATE),
+    ),
     flight(
         "a flipped bit",
         |r, s| {
@@ -424,13 +583,21 @@ const CERTIFICATES_IN_BAD_SHAPE: &[Flight] = &[
         },
         refused(BadEncoding, BAD_CERTIFICATE),
     ),
-    flight("nine certificates", |r, s| s.certificate(&vec![r.alice.chain[0].clone(); 9]), refused(ChainTooLong, UNKNOWN_CERTIFICATE)),
+    flight(
+        "nine certificates",
+        |r, s| s.certificate(&vec![r.alice.chain[0].clone(); 9]),
+        refused(ChainTooLong, UNKNOWN_CERTIFICATE),
+    ),
     flight(
         "a hundred certificates",
         |r, s| s.certificate(&vec![r.alice.chain[0].clone(); 100]),
         refused(ChainTooLong, UNKNOWN_CERTIFICATE),
     ),
-    flight("thousands of empty certificates", |_, s| s.certificate(&vec![vec![]; 10_000]), refused(ChainTooLong, UNKNOWN_CERTIFICATE)),
+    flight(
+        "thousands of empty certificates",
+        |_, s| s.certificate(&vec![vec![]; 10_000]),
+        refused(ChainTooLong, UNKNOWN_CERTIFICATE),
+    ),
     flight(
         "more than 32 KiB",
         |r, s| {
@@ -438,9 +605,21 @@ const CERTIFICATES_IN_BAD_SHAPE: &[Flight] = &[
         },
         refused(ChainTooLarge, UNKNOWN_CERTIFICATE),
     ),
-    flight("more than 64 KiB", |_, s| s.certificate(&[vec![0x30; 66 << 10]]), dropped(Protocol)),
-    flight("a mebibyte", |_, s| s.certificate(&[vec![0x30; 1 << 20]]), dropped(Protocol)),
-    flight("a list that overruns", |_, s| s.say(&message(CERTIFICATE, &[0, 0, 9, 9, 0, 0, 1, 7])), refused(Protocol, DECODE)),
+    flight(
+        "more than 64 KiB",
+        |_, s| s.certificate(&[vec![0x30; 66 << 10]]),
+        dropped(Protocol),
+    ),
+    flight(
+        "a mebibyte",
+        |_, s| s.certificate(&[vec![0x30; 1 << 20]]),
+        dropped(Protocol),
+    ),
+    flight(
+        "a list that overruns",
+        |_, s| s.say(&message(CERTIFICATE, &[0, 0, 9, 9, 0, 0, 1, 7])),
+        refused(Protocol, DECODE),
+    ),
     flight(
         "bytes after the list",
         |r, s| {
@@ -468,7 +647,11 @@ const CERTIFICATES_IN_BAD_SHAPE: &[Flight] = &[
     flight(
         "a stapled answer nobody asked for",
         |r, s| {
-            let entry = [vec24(&r.alice.chain[0]), extensions(&[(5, vec![1, 0, 0, 1, 7])])].concat();
+            let entry = [
+                vec24(&r.alice.chain[0]),
+                extensions(&[(5, vec![1, 0, 0, 1, 7])]),
+            ]
+            .concat();
             s.say(&message(CERTIFICATE, &[vec8(&[]), vec24(&entry)].concat()));
         },
         dropped(Protocol),
@@ -481,7 +664,11 @@ fn certificates_in_bad_shape() {
 }
 
 /// Sends the honest flight through `put`, which lays out its messages in records.
-fn laid_out(r: &'static HandshakeFixture, s: &mut MessageFlight, put: impl Fn(&mut MessageFlight, &[u8])) {
+fn laid_out(
+    r: &'static HandshakeFixture,
+    s: &mut MessageFlight,
+    put: impl Fn(&mut MessageFlight, &[u8]),
+) {
     let mut plain = Vec::new();
     let lane = s.lane.take();
     for step in [
@@ -505,12 +692,25 @@ fn inner(s: &mut MessageFlight, inner: &[u8]) {
 }
 
 const RECORDS_THAT_ARE_PROTECTED_BADLY: &[Flight] = &[
-    flight("one record for all", |r, s| laid_out(r, s, |s, m| s.put(HANDSHAKE, m)), up()),
-    flight("one byte per record", |r, s| laid_out(r, s, |s, m| m.chunks(1).for_each(|c| s.put(HANDSHAKE, c))), up()),
+    flight(
+        "one record for all",
+        |r, s| laid_out(r, s, |s, m| s.put(HANDSHAKE, m)),
+        up(),
+    ),
+    flight(
+        "one byte per record",
+        |r, s| laid_out(r, s, |s, m| m.chunks(1).for_each(|c| s.put(HANDSHAKE, c))),
+        up(),
+    ),
     flight(
         "padded to the full",
         |r, s| {
-            laid_out(r, s, |s, m| inner(s, &[m, &[HANDSHAKE], &vec![0; (1 << 14) - m.len()]].concat()));
+            laid_out(r, s, |s, m| {
+                inner(
+                    s,
+                    &[m, &[HANDSHAKE], &vec![0; (1 << 14) - m.len()]].concat(),
+                )
+            });
         },
         up(),
     ),
@@ -609,8 +809,16 @@ const RECORDS_THAT_ARE_PROTECTED_BADLY: &[Flight] = &[
         },
         refused(Protocol, BAD_MAC),
     ),
-    flight("Certificate in clear", |r, s| s.raw(&record(HANDSHAKE, &certificate(&r.alice.chain))), refused(Protocol, BAD_MAC)),
-    flight("an alert in clear, before any protected record", |_, s| s.raw(&record(ALERT, &[2, 80])), dropped(Alert)),
+    flight(
+        "Certificate in clear",
+        |r, s| s.raw(&record(HANDSHAKE, &certificate(&r.alice.chain))),
+        refused(Protocol, BAD_MAC),
+    ),
+    flight(
+        "an alert in clear, before any protected record",
+        |_, s| s.raw(&record(ALERT, &[2, 80])),
+        dropped(Alert),
+    ),
     flight(
         "an alert in clear, later",
         |r, s| {
@@ -619,12 +827,36 @@ const RECORDS_THAT_ARE_PROTECTED_BADLY: &[Flight] = &[
         },
         refused(Protocol, BAD_MAC),
     ),
-    flight("a record without a type", |_, s| inner(s, &[0; 64]), dropped(Protocol)),
-    flight("an empty protected record", |_, s| inner(s, &[]), dropped(Protocol)),
-    flight("a record shorter than its tag", |_, s| s.raw(&record(DATA, &[1; 15])), refused(Protocol, BAD_MAC)),
-    flight("an empty record", |_, s| s.raw(&record(DATA, &[])), refused(Protocol, BAD_MAC)),
-    flight("content of 2^14+1 bytes", |_, s| inner(s, &[1; (1 << 14) + 2]), refused(Protocol, OVERFLOW)),
-    flight("a record of 2^14+2049 bytes", |_, s| s.raw(&record(DATA, &[1; (1 << 14) + 2049])), refused(Protocol, DECODE)),
+    flight(
+        "a record without a type",
+        |_, s| inner(s, &[0; 64]),
+        dropped(Protocol),
+    ),
+    flight(
+        "an empty protected record",
+        |_, s| inner(s, &[]),
+        dropped(Protocol),
+    ),
+    flight(
+        "a record shorter than its tag",
+        |_, s| s.raw(&record(DATA, &[1; 15])),
+        refused(Protocol, BAD_MAC),
+    ),
+    flight(
+        "an empty record",
+        |_, s| s.raw(&record(DATA, &[])),
+        refused(Protocol, BAD_MAC),
+    ),
+    flight(
+        "content of 2^14+1 bytes",
+        |_, s| inner(s, &[1; (1 << 14) + 2]),
+        refused(Protocol, OVERFLOW),
+    ),
+    flight(
+        "a record of 2^14+2049 bytes",
+        |_, s| s.raw(&record(DATA, &[1; (1 << 14) + 2049])),
+        refused(Protocol, DECODE),
+    ),
     flight(
         "empty handshake content",
         |r, s| {
@@ -633,8 +865,16 @@ const RECORDS_THAT_ARE_PROTECTED_BADLY: &[Flight] = &[
         },
         up(),
     ),
-    flight("a flood of empty handshake content", |_, s| (0..5000).for_each(|_| s.put(HANDSHAKE, &[])), dropped(Protocol)),
-    flight("garbage instead of records", |_, s| s.raw(&[0x5a; 500]), refused(Protocol, DECODE)),
+    flight(
+        "a flood of empty handshake content",
+        |_, s| (0..5000).for_each(|_| s.put(HANDSHAKE, &[])),
+        dropped(Protocol),
+    ),
+    flight(
+        "garbage instead of records",
+        |_, s| s.raw(&[0x5a; 500]),
+        refused(Protocol, DECODE),
+    ),
 ];
 
 #[test]

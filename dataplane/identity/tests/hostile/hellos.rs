@@ -15,11 +15,20 @@ pub(crate) fn honest(rig: &'static HandshakeFixture, s: &mut MessageFlight) {
 }
 
 fn case(name: &'static str, opening: Opening, expect: Expect) -> HostileCase {
-    HostileCase { name, opening, script: honest, expect }
+    HostileCase {
+        name,
+        opening,
+        script: honest,
+        expect,
+    }
 }
 
 /// Returns a case with a ClientHello in one record that differs from the honest one by `change`.
-fn hello(name: &'static str, change: impl FnOnce(CraftedHello) -> CraftedHello, expect: Expect) -> HostileCase {
+fn hello(
+    name: &'static str,
+    change: impl FnOnce(CraftedHello) -> CraftedHello,
+    expect: Expect,
+) -> HostileCase {
     case(name, Opening::of(&change(FIXTURE.hello())), expect)
 }
 
@@ -35,7 +44,11 @@ fn raw(name: &'static str, wire: impl Into<Vec<u8>>, expect: Expect) -> HostileC
 /// Returns a case with the honest ClientHello, padded to one record of 2^14 bytes and `more`.
 fn padded(name: &'static str, more: usize, expect: Expect) -> HostileCase {
     let bare = FIXTURE.hello().with(PADDING, &[]).message().len();
-    hello(name, |h| h.with(PADDING, &vec![0; (1 << 14) + more - bare]), expect)
+    hello(
+        name,
+        |h| h.with(PADDING, &vec![0; (1 << 14) + more - bare]),
+        expect,
+    )
 }
 
 fn one(m: &[u8]) -> Vec<u8> {
@@ -47,39 +60,159 @@ fn records_before_and_around_the_hello() {
     check(&[
         wired("as it should be", one, up()),
         wired("one byte per record", |m| records(HANDSHAKE, m, 1), up()),
-        wired("sixteen bytes per record", |m| records(HANDSHAKE, m, 16), up()),
-        wired("the record says TLS 1.0", |m| [&[22, 3, 1], &one(m)[3..]].concat(), up()),
-        wired("the record says SSL 3", |m| [&[22, 3, 0], &one(m)[3..]].concat(), up()),
-        wired("the record says version 5.5", |m| [&[22, 5, 5], &one(m)[3..]].concat(), refused(Protocol, DECODE)),
-        wired("unknown content type", |m| record(99, m), refused(Protocol, DECODE)),
-        wired("hello as application data", |m| record(DATA, m), refused(Protocol, UNEXPECTED)),
-        wired("application data first", |m| [record(DATA, b"GET / HTTP/1.1\r\n\r\n"), one(m)].concat(), refused(Protocol, UNEXPECTED)),
-        wired("a fatal alert first", |m| [record(ALERT, &[2, 40]), one(m)].concat(), dropped(Alert)),
+        wired(
+            "sixteen bytes per record",
+            |m| records(HANDSHAKE, m, 16),
+            up(),
+        ),
+        wired(
+            "the record says TLS 1.0",
+            |m| [&[22, 3, 1], &one(m)[3..]].concat(),
+            up(),
+        ),
+        wired(
+            "the record says SSL 3",
+            |m| [&[22, 3, 0], &one(m)[3..]].concat(),
+            up(),
+        ),
+        wired(
+            "the record says version 5.5",
+            |m| [&[22, 5, 5], &one(m)[3..]].concat(),
+            refused(Protocol, DECODE),
+        ),
+        wired(
+            "unknown content type",
+            |m| record(99, m),
+            refused(Protocol, DECODE),
+        ),
+        wired(
+            "hello as application data",
+            |m| record(DATA, m),
+            refused(Protocol, UNEXPECTED),
+        ),
+        wired(
+            "application data first",
+            |m| [record(DATA, b"GET / HTTP/1.1\r\n\r\n"), one(m)].concat(),
+            refused(Protocol, UNEXPECTED),
+        ),
+        wired(
+            "a fatal alert first",
+            |m| [record(ALERT, &[2, 40]), one(m)].concat(),
+            dropped(Alert),
+        ),
         wired("a close only", |_| record(ALERT, &[1, 0]), dropped(Timeout)),
         // The alert is not encrypted, so anyone on the path may have sent it. Only the following bytes count.
-        wired("a close first", |m| [record(ALERT, &[1, 0]), one(m)].concat(), up()),
-        wired("an alert of one byte", |m| [record(ALERT, &[2]), one(m)].concat(), refused(Protocol, DECODE)),
-        wired("an empty alert", |m| [record(ALERT, &[]), one(m)].concat(), refused(Protocol, DECODE)),
-        wired("an unknown alert", |m| [record(ALERT, &[2, 200]), one(m)].concat(), dropped(Alert)),
-        wired("a flood of warnings", |m| [record(ALERT, &[1, 90]).repeat(10_000), one(m)].concat(), dropped(Protocol)),
-        wired("a change of cipher before", |m| [&CCS[..], &one(m)].concat(), refused(Protocol, UNEXPECTED)),
-        wired("a change of cipher after", |m| [&one(m)[..], &CCS].concat(), up()),
-        wired("a flood of changes of cipher after", |m| [one(m), CCS.repeat(10_000)].concat(), dropped(Protocol)),
-        wired("a change of cipher to 2", |m| [one(m), record(CHANGE, &[2])].concat(), refused(Protocol, UNEXPECTED)),
-        wired("a change of cipher of two bytes", |m| [one(m), record(CHANGE, &[1, 1])].concat(), refused(Protocol, UNEXPECTED)),
-        wired("an empty handshake record", |m| [one(&[]), one(m)].concat(), refused(Protocol, DECODE)),
-        wired("a flood of empty handshake records", |_| one(&[]).repeat(20_000), refused(Protocol, DECODE)),
-        wired("a flood of empty application data", |_| record(DATA, &[]).repeat(20_000), refused(Protocol, UNEXPECTED)),
-        wired("heartbeat", |m| [record(24, &[1, 0x40, 0]), one(m)].concat(), refused(Protocol, DECODE)),
+        wired(
+            "a close first",
+            |m| [record(ALERT, &[1, 0]), one(m)].concat(),
+            up(),
+        ),
+        wired(
+            "an alert of one byte",
+            |m| [record(ALERT, &[2]), one(m)].concat(),
+            refused(Protocol, DECODE),
+        ),
+        wired(
+            "an empty alert",
+            |m| [record(ALERT, &[]), one(m)].concat(),
+            refused(Protocol, DECODE),
+        ),
+        wired(
+            "an unknown alert",
+            |m| [record(ALERT, &[2, 200]), one(m)].concat(),
+            dropped(Alert),
+        ),
+        wired(
+            "a flood of warnings",
+            |m| [record(ALERT, &[1, 90]).repeat(10_000), one(m)].concat(),
+            dropped(Protocol),
+        ),
+        wired(
+            "a change of cipher before",
+            |m| [&CCS[..], &one(m)].concat(),
+            refused(Protocol, UNEXPECTED),
+        ),
+        wired(
+            "a change of cipher after",
+            |m| [&one(m)[..], &CCS].concat(),
+            up(),
+        ),
+        wired(
+            "a flood of changes of cipher after",
+            |m| [one(m), CCS.repeat(10_000)].concat(),
+            dropped(Protocol),
+        ),
+        wired(
+            "a change of cipher to 2",
+            |m| [one(m), record(CHANGE, &[2])].concat(),
+            refused(Protocol, UNEXPECTED),
+        ),
+        wired(
+            "a change of cipher of two bytes",
+            |m| [one(m), record(CHANGE, &[1, 1])].concat(),
+            refused(Protocol, UNEXPECTED),
+        ),
+        wired(
+            "an empty handshake record",
+            |m| [one(&[]), one(m)].concat(),
+            refused(Protocol, DECODE),
+        ),
+        wired(
+            "a flood of empty handshake records",
+            |_| one(&[]).repeat(20_000),
+            refused(Protocol, DECODE),
+        ),
+        wired(
+            "a flood of empty application data",
+            |_| record(DATA, &[]).repeat(20_000),
+            refused(Protocol, UNEXPECTED),
+        ),
+        wired(
+            "heartbeat",
+            |m| [record(24, &[1, 0x40, 0]), one(m)].concat(),
+            refused(Protocol, DECODE),
+        ),
         padded("a record of 2^14+257 bytes", 257, up()),
-        padded("a record of 2^14+2049 bytes", 2049, refused(Protocol, DECODE)),
-        raw("a record of 65535 bytes", record(HANDSHAKE, &[1; 65_535]), refused(Protocol, DECODE)),
-        wired("an alert within the hello", |m| [one(&m[..50]), record(ALERT, &[1, 90]), one(&m[50..])].concat(), dropped(Protocol)),
-        wired("a change of cipher within", |m| [&one(&m[..50])[..], &CCS, &one(&m[50..])].concat(), dropped(Protocol)),
-        wired("data within the hello", |m| [one(&m[..50]), record(DATA, b"x"), one(&m[50..])].concat(), dropped(Protocol)),
-        wired("two hellos in one record", |m| one(&m.repeat(2)), refused(Protocol, UNEXPECTED)),
-        wired("two hellos in two records", |m| one(m).repeat(2), refused(Protocol, BAD_MAC)),
-        wired("the start of a second message", |m| one(&[m, &[11]].concat()), refused(Protocol, UNEXPECTED)),
+        padded(
+            "a record of 2^14+2049 bytes",
+            2049,
+            refused(Protocol, DECODE),
+        ),
+        raw(
+            "a record of 65535 bytes",
+            record(HANDSHAKE, &[1; 65_535]),
+            refused(Protocol, DECODE),
+        ),
+        wired(
+            "an alert within the hello",
+            |m| [one(&m[..50]), record(ALERT, &[1, 90]), one(&m[50..])].concat(),
+            dropped(Protocol),
+        ),
+        wired(
+            "a change of cipher within",
+            |m| [&one(&m[..50])[..], &CCS, &one(&m[50..])].concat(),
+            dropped(Protocol),
+        ),
+        wired(
+            "data within the hello",
+            |m| [one(&m[..50]), record(DATA, b"x"), one(&m[50..])].concat(),
+            dropped(Protocol),
+        ),
+        wired(
+            "two hellos in one record",
+            |m| one(&m.repeat(2)),
+            refused(Protocol, UNEXPECTED),
+        ),
+        wired(
+            "two hellos in two records",
+            |m| one(m).repeat(2),
+            refused(Protocol, BAD_MAC),
+        ),
+        wired(
+            "the start of a second message",
+            |m| one(&[m, &[11]].concat()),
+            refused(Protocol, UNEXPECTED),
+        ),
     ]);
 }
 
@@ -90,24 +223,76 @@ fn messages_other_than_a_client_hello() {
     check(&[
         raw("nothing", [], dropped(Timeout)),
         case("nothing, closed", Opening::raw([]).closed(), dropped(Io)),
-        raw("SSLv2", [0x80, 0x2e, 1, 0, 2, 0, 5, 0, 0, 0, 16, 1, 0, 128, 7, 0, 192], refused(Protocol, DECODE)),
-        raw("HTTP/1.1", &b"GET / HTTP/1.1\r\nHost: bob\r\n\r\n"[..], refused(Protocol, DECODE)),
-        raw("HTTP/2", &b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], refused(Protocol, DECODE)),
-        raw("SSH", &b"SSH-2.0-OpenSSH_9.6\r\n"[..], refused(Protocol, DECODE)),
-        raw("PROXY protocol", &b"PROXY TCP4 127.0.0.1 127.0.0.1 1 2\r\n"[..], refused(Protocol, DECODE)),
+        raw(
+            "SSLv2",
+            [0x80, 0x2e, 1, 0, 2, 0, 5, 0, 0, 0, 16, 1, 0, 128, 7, 0, 192],
+            refused(Protocol, DECODE),
+        ),
+        raw(
+            "HTTP/1.1",
+            &b"GET / HTTP/1.1\r\nHost: bob\r\n\r\n"[..],
+            refused(Protocol, DECODE),
+        ),
+        raw(
+            "HTTP/2",
+            &b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..],
+            refused(Protocol, DECODE),
+        ),
+        raw(
+            "SSH",
+            &b"SSH-2.0-OpenSSH_9.6\r\n"[..],
+            refused(Protocol, DECODE),
+        ),
+        raw(
+            "PROXY protocol",
+            &b"PROXY TCP4 127.0.0.1 127.0.0.1 1 2\r\n"[..],
+            refused(Protocol, DECODE),
+        ),
         raw("zeros", [0; 4096], refused(Protocol, DECODE)),
         raw("ones", [0xff; 4096], refused(Protocol, DECODE)),
-        raw("hello request", record(HANDSHAKE, &message(0, &[])), refused(Protocol, UNEXPECTED)),
-        raw("server hello", typed(SERVER_HELLO), refused(Protocol, DECODE)),
+        raw(
+            "hello request",
+            record(HANDSHAKE, &message(0, &[])),
+            refused(Protocol, UNEXPECTED),
+        ),
+        raw(
+            "server hello",
+            typed(SERVER_HELLO),
+            refused(Protocol, DECODE),
+        ),
         raw("a ticket", typed(TICKET), refused(Protocol, DECODE)),
-        raw("Finished", record(HANDSHAKE, &message(FINISHED, &[0; 32])), refused(Protocol, UNEXPECTED)),
-        raw("Certificate", record(HANDSHAKE, &certificate(&FIXTURE.alice.chain)), refused(Protocol, DECODE)),
-        raw("KeyUpdate", record(HANDSHAKE, &message(KEY_UPDATE, &[0])), refused(Protocol, UNEXPECTED)),
+        raw(
+            "Finished",
+            record(HANDSHAKE, &message(FINISHED, &[0; 32])),
+            refused(Protocol, UNEXPECTED),
+        ),
+        raw(
+            "Certificate",
+            record(HANDSHAKE, &certificate(&FIXTURE.alice.chain)),
+            refused(Protocol, DECODE),
+        ),
+        raw(
+            "KeyUpdate",
+            record(HANDSHAKE, &message(KEY_UPDATE, &[0])),
+            refused(Protocol, UNEXPECTED),
+        ),
         raw("message hash", typed(254), refused(Protocol, DECODE)),
         raw("unknown message", typed(99), refused(Protocol, UNEXPECTED)),
-        raw("a message of 16 MiB begins", record(HANDSHAKE, &[1, 0xff, 0xff, 0xff, 3, 3]), dropped(Protocol)),
-        raw("a message of 64 KiB begins", record(HANDSHAKE, &[1, 1, 0, 0, 3, 3]), dropped(Protocol)),
-        raw("an empty hello", record(HANDSHAKE, &message(CLIENT_HELLO, &[])), refused(Protocol, DECODE)),
+        raw(
+            "a message of 16 MiB begins",
+            record(HANDSHAKE, &[1, 0xff, 0xff, 0xff, 3, 3]),
+            dropped(Protocol),
+        ),
+        raw(
+            "a message of 64 KiB begins",
+            record(HANDSHAKE, &[1, 1, 0, 0, 3, 3]),
+            dropped(Protocol),
+        ),
+        raw(
+            "an empty hello",
+            record(HANDSHAKE, &message(CLIENT_HELLO, &[])),
+            refused(Protocol, DECODE),
+        ),
     ]);
 }
 
@@ -115,38 +300,169 @@ fn messages_other_than_a_client_hello() {
 fn versions_suites_and_sizes() {
     let old = vec![0xc02b, 0xc02f, 0x009c];
     check(&[
-        hello("TLS 1.2 only", |h| h.set(VERSIONS, &[2, 3, 3]), refused(Version, VERSION)),
-        hello("TLS 1.2 as it was", |h| h.without(VERSIONS).without(KEY_SHARE).change(|h| h.suites = old), refused(Version, VERSION)),
-        hello("no versions", |h| h.without(VERSIONS), refused(Version, VERSION)),
-        hello("TLS 1.0", |h| h.without(VERSIONS).change(|h| h.version = 0x0301), refused(Version, VERSION)),
-        hello("legacy version 1.0 with versions", |h| h.change(|h| h.version = 0x0301), up()),
-        hello("legacy version 1.3 with versions", |h| h.change(|h| h.version = 0x0304), up()),
-        hello("an empty list of versions", |h| h.set(VERSIONS, &[0]), refused(Protocol, DECODE)),
-        hello("one and a half versions", |h| h.set(VERSIONS, &[3, 3, 4, 3]), refused(Protocol, DECODE)),
-        hello("drafts only", |h| h.set(VERSIONS, &[4, 0x7f, 0x1c, 0x7f, 0x17]), refused(Version, VERSION)),
-        hello("unknown versions and 1.3", |h| h.set(VERSIONS, &[6, 0x7a, 0x7a, 3, 5, 3, 4]), up()),
-        hello("ChaCha20 only", |h| h.change(|h| h.suites = vec![0x1303]), refused(NothingShared, FAILURE)),
-        hello("CCM only", |h| h.change(|h| h.suites = vec![0x1304, 0x1305]), refused(NothingShared, FAILURE)),
-        hello("unknown suites", |h| h.change(|h| h.suites = vec![0x7a7a, 0x13ff]), refused(NothingShared, FAILURE)),
-        hello("suites of TLS 1.2", |h| h.change(|h| h.suites = vec![0xc02b, 0xc02f]), refused(NothingShared, FAILURE)),
-        hello("the null suite", |h| h.change(|h| h.suites = vec![0]), refused(NothingShared, FAILURE)),
-        hello("no suites", |h| h.change(|h| h.suites = vec![]), refused(Protocol, DECODE)),
-        hello("thousands of suites", |h| h.change(|h| h.suites = (0x2000..0x4000).chain([AES128]).collect()), up()),
-        hello("compression only", |h| h.change(|h| h.compressions = vec![1]), refused(Protocol, ILLEGAL)),
-        hello("compression too", |h| h.change(|h| h.compressions = vec![1, 0]), refused(Protocol, ILLEGAL)),
-        hello("no compression methods", |h| h.change(|h| h.compressions = vec![]), refused(Protocol, DECODE)),
+        hello(
+            "TLS 1.2 only",
+            |h| h.set(VERSIONS, &[2, 3, 3]),
+            refused(Version, VERSION),
+        ),
+        hello(
+            "TLS 1.2 as it was",
+            |h| {
+                h.without(VERSIONS)
+                    .without(KEY_SHARE)
+                    .change(|h| h.suites = old)
+            },
+            refused(Version, VERSION),
+        ),
+        hello(
+            "no versions",
+            |h| h.without(VERSIONS),
+            refused(Version, VERSION),
+        ),
+        hello(
+            "TLS 1.0",
+            |h| h.without(VERSIONS).change(|h| h.version = 0x0301),
+            refused(Version, VERSION),
+        ),
+        hello(
+            "legacy version 1.0 with versions",
+            |h| h.change(|h| h.version = 0x0301),
+            up(),
+        ),
+        hello(
+            "legacy version 1.3 with versions",
+            |h| h.change(|h| h.version = 0x0304),
+            up(),
+        ),
+        hello(
+            "an empty list of versions",
+            |h| h.set(VERSIONS, &[0]),
+            refused(Protocol, DECODE),
+        ),
+        hello(
+            "one and a half versions",
+            |h| h.set(VERSIONS, &[3, 3, 4, 3]),
+            refused(Protocol, DECODE),
+        ),
+        hello(
+            "drafts only",
+            |h| h.set(VERSIONS, &[4, 0x7f, 0x1c, 0x7f, 0x17]),
+            refused(Version, VERSION),
+        ),
+        hello(
+            "unknown versions and 1.3",
+            |h| h.set(VERSIONS, &[6, 0x7a, 0x7a, 3, 5, 3, 4]),
+            up(),
+        ),
+        hello(
+            "ChaCha20 only",
+            |h| h.change(|h| h.suites = vec![0x1303]),
+            refused(NothingShared, FAILURE),
+        ),
+        hello(
+            "CCM only",
+            |h| h.change(|h| h.suites = vec![0x1304, 0x1305]),
+            refused(NothingShared, FAILURE),
+        ),
+        hello(
+            "unknown suites",
+            |h| h.change(|h| h.suites = vec![0x7a7a, 0x13ff]),
+            refused(NothingShared, FAILURE),
+        ),
+        hello(
+            "suites of TLS 1.2",
+            |h| h.change(|h| h.suites = vec![0xc02b, 0xc02f]),
+            refused(NothingShared, FAILURE),
+        ),
+        hello(
+            "the null suite",
+            |h| h.change(|h| h.suites = vec![0]),
+            refused(NothingShared, FAILURE),
+        ),
+        hello(
+            "no suites",
+            |h| h.change(|h| h.suites = vec![]),
+            refused(Protocol, DECODE),
+        ),
+        hello(
+            "thousands of suites",
+            |h| h.change(|h| h.suites = (0x2000..0x4000).chain([AES128]).collect()),
+            up(),
+        ),
+        hello(
+            "compression only",
+            |h| h.change(|h| h.compressions = vec![1]),
+            refused(Protocol, ILLEGAL),
+        ),
+        hello(
+            "compression too",
+            |h| h.change(|h| h.compressions = vec![1, 0]),
+            refused(Protocol, ILLEGAL),
+        ),
+        hello(
+            "no compression methods",
+            |h| h.change(|h| h.compressions = vec![]),
+            refused(Protocol, DECODE),
+        ),
         hello("no session id", |h| h.change(|h| h.session = vec![]), up()),
-        hello("a session id of 33 bytes", |h| h.change(|h| h.session = vec![1; 33]), refused(Protocol, DECODE)),
-        hello("no extensions", |h| h.change(|h| h.extensions.clear()), refused(NothingShared, FAILURE)),
-        hello("a duplicate extension", |h| h.with(ALPN, &protocols(&[b"h2"])), refused(Protocol, ILLEGAL)),
-        hello("a duplicate unknown extension", |h| h.with(0xfafa, &[]).with(0xfafa, &[]), refused(Protocol, ILLEGAL)),
-        hello("a thousand unknown extensions", |h| (0x4000..0x4400).fold(h, |h, kind| h.with(kind, &[1])), up()),
-        hello("padding of 10 KiB", |h| h.set(PADDING, &[0; 10 << 10]), up()),
-        wired_as("padding of 60 KiB", |h| h.set(PADDING, &vec![0; 60 << 10]), up()),
-        wired_as("padding of 65200 bytes", |h| h.set(PADDING, &[0; 65_200]), up()),
-        wired_as("a hello of 80 KiB", |h| h.set(PADDING, &[0; 60_000]).change(|h| h.suites = vec![AES128; 11_000]), dropped(Protocol)),
-        wired("bytes after the hello", |m| one(&message(CLIENT_HELLO, &[&m[4..], &[0, 0]].concat())), refused(Protocol, DECODE)),
-        wired("the hello lacks a byte", |m| one(&message(CLIENT_HELLO, &m[4..m.len() - 1])), refused(Protocol, DECODE)),
+        hello(
+            "a session id of 33 bytes",
+            |h| h.change(|h| h.session = vec![1; 33]),
+            refused(Protocol, DECODE),
+        ),
+        hello(
+            "no extensions",
+            |h| h.change(|h| h.extensions.clear()),
+            refused(NothingShared, FAILURE),
+        ),
+        hello(
+            "a duplicate extension",
+            |h| h.with(ALPN, &protocols(&[b"h2"])),
+            refused(Protocol, ILLEGAL),
+        ),
+        hello(
+            "a duplicate unknown extension",
+            |h| h.with(0xfafa, &[]).with(0xfafa, &[]),
+            refused(Protocol, ILLEGAL),
+        ),
+        hello(
+            "a thousand unknown extensions",
+            |h| (0x4000..0x4400).fold(h, |h, kind| h.with(kind, &[1])),
+            up(),
+        ),
+        hello(
+            "padding of 10 KiB",
+            |h| h.set(PADDING, &[0; 10 << 10]),
+            up(),
+        ),
+        wired_as(
+            "padding of 60 KiB",
+            |h| h.set(PADDING, &vec![0; 60 << 10]),
+            up(),
+        ),
+        wired_as(
+            "padding of 65200 bytes",
+            |h| h.set(PADDING, &[0; 65_200]),
+            up(),
+        ),
+        wired_as(
+            "a hello of 80 KiB",
+            |h| {
+                h.set(PADDING, &[0; 60_000])
+                    .change(|h| h.suites = vec![AES128; 11_000])
+            },
+            dropped(Protocol),
+        ),
+        wired(
+            "bytes after the hello",
+            |m| one(&message(CLIENT_HELLO, &[&m[4..], &[0, 0]].concat())),
+            refused(Protocol, DECODE),
+        ),
+        wired(
+            "the hello lacks a byte",
+            |m| one(&message(CLIENT_HELLO, &m[4..m.len() - 1])),
+            refused(Protocol, DECODE),
+        ),
         wired(
             "the hello claims a byte more",
             |m| one(&[&[1, 0, 0, (m.len() - 3).try_into().unwrap_or(255)], &m[4..]].concat()),
@@ -161,8 +477,16 @@ fn versions_suites_and_sizes() {
 }
 
 /// Returns a case with a ClientHello of several full records.
-fn wired_as(name: &'static str, change: impl FnOnce(CraftedHello) -> CraftedHello, expect: Expect) -> HostileCase {
-    case(name, Opening::wired(&change(FIXTURE.hello()), |m| records(HANDSHAKE, m, 1 << 14)), expect)
+fn wired_as(
+    name: &'static str,
+    change: impl FnOnce(CraftedHello) -> CraftedHello,
+    expect: Expect,
+) -> HostileCase {
+    case(
+        name,
+        Opening::wired(&change(FIXTURE.hello()), |m| records(HANDSHAKE, m, 1 << 14)),
+        expect,
+    )
 }
 
 /// Points of small order on Curve25519: those of RFC 7748 §6.1, and multiples that implementations forget.
@@ -170,8 +494,9 @@ const LOW_ORDER: [[u8; 32]; 5] = {
     let mut points = [[0; 32]; 5];
     points[1][0] = 1;
     points[2] = [
-        0xe0, 0xeb, 0x7a, 0x7c, 0x3b, 0x41, 0xb8, 0xae, 0x16, 0x56, 0xe3, 0xfa, 0xf1, 0x9f, 0xc4, 0x6a, 0xda, 0x09, 0x8d, 0xeb, 0x9c, 0x32,
-        0xb1, 0xfd, 0x86, 0x62, 0x05, 0x16, 0x5f, 0x49, 0xb8, 0x00,
+        0xe0, 0xeb, 0x7a, 0x7c, 0x3b, 0x41, 0xb8, 0xae, 0x16, 0x56, 0xe3, 0xfa, 0xf1, 0x9f, 0xc4,
+        0x6a, 0xda, 0x09, 0x8d, 0xeb, 0x9c, 0x32, 0xb1, 0xfd, 0x86, 0x62, 0x05, 0x16, 0x5f, 0x49,
+        0xb8, 0x00,
     ];
     points[3] = [0xff; 32];
     points[3][0] = 0xec;
@@ -200,12 +525,41 @@ fn groups_and_shares() {
     check(&[
         hello("hybrid", |h| h.keys(&[HYBRID], &[mine(HYBRID)]), up()),
         hello("P-256", |h| h.keys(&[P256], &[mine(P256)]), up()),
-        hello("unknown groups too", |h| h.keys(&[0x7a7a, 0x0200, X25519], &[share(0x7a7a, &[0]), mine(X25519)]), up()),
-        hello("no shares extension", |h| h.without(KEY_SHARE), refused(NothingShared, FAILURE)),
-        hello("no groups extension", |h| h.without(GROUPS), refused(NothingShared, FAILURE)),
-        hello("an empty list of groups", |h| h.set(GROUPS, &[0, 0]), refused(Protocol, DECODE)),
-        hello("unknown groups only", |h| h.keys(&[0x7a7a, 0x0201], &[share(0x7a7a, &[0; 32])]), refused(NothingShared, FAILURE)),
-        hello("finite fields only", |h| h.keys(&[0x0100], &[share(0x0100, &[2; 256])]), refused(NothingShared, FAILURE)),
+        hello(
+            "unknown groups too",
+            |h| {
+                h.keys(
+                    &[0x7a7a, 0x0200, X25519],
+                    &[share(0x7a7a, &[0]), mine(X25519)],
+                )
+            },
+            up(),
+        ),
+        hello(
+            "no shares extension",
+            |h| h.without(KEY_SHARE),
+            refused(NothingShared, FAILURE),
+        ),
+        hello(
+            "no groups extension",
+            |h| h.without(GROUPS),
+            refused(NothingShared, FAILURE),
+        ),
+        hello(
+            "an empty list of groups",
+            |h| h.set(GROUPS, &[0, 0]),
+            refused(Protocol, DECODE),
+        ),
+        hello(
+            "unknown groups only",
+            |h| h.keys(&[0x7a7a, 0x0201], &[share(0x7a7a, &[0; 32])]),
+            refused(NothingShared, FAILURE),
+        ),
+        hello(
+            "finite fields only",
+            |h| h.keys(&[0x0100], &[share(0x0100, &[2; 256])]),
+            refused(NothingShared, FAILURE),
+        ),
         hello("a share of 31 bytes", x(&[9; 31]), bad()),
         hello("a share of 33 bytes", x(&[9; 33]), bad()),
         hello("a share of 60 KiB is too much", x(&[9; 16_000]), bad()),
@@ -215,16 +569,48 @@ fn groups_and_shares() {
         hello("a point of order 8", low(2), bad()),
         hello("minus one", low(3), bad()),
         hello("zero, not reduced", low(4), bad()),
-        hello("P-256 off the curve", p([&[4][..], &[7; 64]].concat()), bad()),
+        hello(
+            "P-256 off the curve",
+            p([&[4][..], &[7; 64]].concat()),
+            bad(),
+        ),
         hello("P-256 at infinity", p(vec![0]), bad()),
-        hello("P-256 compressed", p([&[2][..], &FIXTURE.keys.public(P256)[1..33]].concat()), bad()),
-        hello("hybrid one byte short", both(hybrid[..1215].to_vec()), bad()),
-        hello("hybrid one byte long", both([&hybrid[..], &[0]].concat()), bad()),
-        hello("hybrid without X25519", both(hybrid[..1184].to_vec()), bad()),
-        hello("hybrid with coefficients above the modulus", both(large), bad()),
+        hello(
+            "P-256 compressed",
+            p([&[2][..], &FIXTURE.keys.public(P256)[1..33]].concat()),
+            bad(),
+        ),
+        hello(
+            "hybrid one byte short",
+            both(hybrid[..1215].to_vec()),
+            bad(),
+        ),
+        hello(
+            "hybrid one byte long",
+            both([&hybrid[..], &[0]].concat()),
+            bad(),
+        ),
+        hello(
+            "hybrid without X25519",
+            both(hybrid[..1184].to_vec()),
+            bad(),
+        ),
+        hello(
+            "hybrid with coefficients above the modulus",
+            both(large),
+            bad(),
+        ),
         hello("hybrid with X25519 zero", both(zero), bad()),
-        hello("duplicate shares", |h| h.keys(&[X25519], &[mine(X25519), mine(X25519)]), bad()),
-        hello("shares overrun", |h| h.set(KEY_SHARE, &[0, 40, 0, 29, 0, 32, 1]), refused(Protocol, DECODE)),
+        hello(
+            "duplicate shares",
+            |h| h.keys(&[X25519], &[mine(X25519), mine(X25519)]),
+            bad(),
+        ),
+        hello(
+            "shares overrun",
+            |h| h.set(KEY_SHARE, &[0, 40, 0, 29, 0, 32, 1]),
+            refused(Protocol, DECODE),
+        ),
     ]);
 }
 
@@ -238,21 +624,57 @@ fn second_hellos() {
     let mixed = base().change(|h| h.suites = vec![0x1302, AES128]);
     check(&[
         case("a second hello as asked for", again(rig.hello()), up()),
-        case("a second hello with another random", again(random(rig.hello())), up()),
+        case(
+            "a second hello with another random",
+            again(random(rig.hello())),
+            up(),
+        ),
         case(
             "the share of another group, then the right one",
             Opening::of(&elsewhere()).again(&rig.hello().keys(&[P256], &[rig.keys.share(P256)])),
             up(),
         ),
         case("no second hello", Opening::of(&base()), dropped(Timeout)),
-        case("no second hello, closed", Opening::of(&base()).closed(), dropped(Io)),
-        case("a second hello without a share", again(base()), refused(Protocol, ILLEGAL)),
-        case("a second hello with the wrong share", Opening::of(&elsewhere()).again(&elsewhere()), refused(Protocol, ILLEGAL)),
-        case("a second hello with another suite", Opening::of(&mixed).again(&rig.hello()), refused(Protocol, ILLEGAL)),
-        case("a second hello of TLS 1.2", again(rig.hello().set(VERSIONS, &[2, 3, 3])), refused(Version, VERSION)),
-        case("a second hello with early data", again(rig.hello().with(EARLY_DATA, &[])), refused(Protocol, ILLEGAL)),
-        case("a second hello without groups", again(rig.hello().without(GROUPS)), refused(NothingShared, FAILURE)),
-        case("a second hello with a bad share", again(rig.hello().keys(&[X25519], &[share(X25519, &[0; 32])])), refused(Protocol, ILLEGAL)),
+        case(
+            "no second hello, closed",
+            Opening::of(&base()).closed(),
+            dropped(Io),
+        ),
+        case(
+            "a second hello without a share",
+            again(base()),
+            refused(Protocol, ILLEGAL),
+        ),
+        case(
+            "a second hello with the wrong share",
+            Opening::of(&elsewhere()).again(&elsewhere()),
+            refused(Protocol, ILLEGAL),
+        ),
+        case(
+            "a second hello with another suite",
+            Opening::of(&mixed).again(&rig.hello()),
+            refused(Protocol, ILLEGAL),
+        ),
+        case(
+            "a second hello of TLS 1.2",
+            again(rig.hello().set(VERSIONS, &[2, 3, 3])),
+            refused(Version, VERSION),
+        ),
+        case(
+            "a second hello with early data",
+            again(rig.hello().with(EARLY_DATA, &[])),
+            refused(Protocol, ILLEGAL),
+        ),
+        case(
+            "a second hello without groups",
+            again(rig.hello().without(GROUPS)),
+            refused(NothingShared, FAILURE),
+        ),
+        case(
+            "a second hello with a bad share",
+            again(rig.hello().keys(&[X25519], &[share(X25519, &[0; 32])])),
+            refused(Protocol, ILLEGAL),
+        ),
         case(
             "Certificate for a second hello",
             {
@@ -274,68 +696,226 @@ fn psk(binder: usize) -> Vec<u8> {
 #[test]
 fn extensions_that_lie() {
     let resumed = |h: CraftedHello| h.with(PSK_MODES, &[1, 1]).with(PSK, &psk(32));
-    let early = |h: CraftedHello| h.with(EARLY_DATA, &[]).with(PSK_MODES, &[1, 1]).with(PSK, &psk(32));
-    let skipped = |data: Vec<u8>| Opening::wired(&early(FIXTURE.hello()), |m| [one(m), data].concat());
+    let early = |h: CraftedHello| {
+        h.with(EARLY_DATA, &[])
+            .with(PSK_MODES, &[1, 1])
+            .with(PSK, &psk(32))
+    };
+    let skipped =
+        |data: Vec<u8>| Opening::wired(&early(FIXTURE.hello()), |m| [one(m), data].concat());
     let junk = record(DATA, &[9; 1000]);
     check(&[
         hello("a key nobody gave", resumed, up()),
-        hello("a key without modes", |h| h.with(PSK, &psk(32)), refused(Protocol, MISSING)),
-        hello("a key that is not last", |h| h.with(PSK_MODES, &[1, 1]).with(PSK, &psk(32)).with(PADDING, &[]), refused(Protocol, ILLEGAL)),
+        hello(
+            "a key without modes",
+            |h| h.with(PSK, &psk(32)),
+            refused(Protocol, MISSING),
+        ),
+        hello(
+            "a key that is not last",
+            |h| {
+                h.with(PSK_MODES, &[1, 1])
+                    .with(PSK, &psk(32))
+                    .with(PADDING, &[])
+            },
+            refused(Protocol, ILLEGAL),
+        ),
         hello(
             "a key without binders",
-            |h| h.with(PSK_MODES, &[1, 1]).with(PSK, &[&vec16(&[0; 7])[..], &[0, 0]].concat()),
+            |h| {
+                h.with(PSK_MODES, &[1, 1])
+                    .with(PSK, &[&vec16(&[0; 7])[..], &[0, 0]].concat())
+            },
             refused(Protocol, DECODE),
         ),
-        hello("a key nobody gave, with a short binder", |h| h.with(PSK_MODES, &[1, 1]).with(PSK, &psk(31)), up()),
+        hello(
+            "a key nobody gave, with a short binder",
+            |h| h.with(PSK_MODES, &[1, 1]).with(PSK, &psk(31)),
+            up(),
+        ),
         hello(
             "a key with two binders",
             |h| {
                 let identity = [vec16(&[1; 8]), vec![0; 4]].concat();
-                h.with(PSK_MODES, &[1, 1]).with(PSK, &[vec16(&identity), vec16(&vec8(&[1; 32]).repeat(2))].concat())
+                h.with(PSK_MODES, &[1, 1]).with(
+                    PSK,
+                    &[vec16(&identity), vec16(&vec8(&[1; 32]).repeat(2))].concat(),
+                )
             },
             refused(Protocol, ILLEGAL),
         ),
-        hello("a key without Diffie-Hellman", |h| h.with(PSK_MODES, &[1, 0]).with(PSK, &psk(32)), up()),
+        hello(
+            "a key without Diffie-Hellman",
+            |h| h.with(PSK_MODES, &[1, 0]).with(PSK, &psk(32)),
+            up(),
+        ),
         hello("early data announced", |h| h.with(EARLY_DATA, &[]), up()),
-        case("early data sent and passed over", skipped(junk.clone()), up()),
-        case("early data without end", skipped(junk.repeat(1000)), refused(Protocol, BAD_MAC)),
-        wired("early data not announced", |m| [one(m), junk.clone()].concat(), refused(Protocol, BAD_MAC)),
+        case(
+            "early data sent and passed over",
+            skipped(junk.clone()),
+            up(),
+        ),
+        case(
+            "early data without end",
+            skipped(junk.repeat(1000)),
+            refused(Protocol, BAD_MAC),
+        ),
+        wired(
+            "early data not announced",
+            |m| [one(m), junk.clone()].concat(),
+            refused(Protocol, BAD_MAC),
+        ),
         hello("no protocols", |h| h.without(ALPN), up()),
-        hello("a foreign protocol", |h| h.set(ALPN, &protocols(&[b"http/1.1"])), refused(Alpn, NO_ALPN)),
-        hello("a longer protocol", |h| h.set(ALPN, &protocols(&[b"h2c", b"h", b"H2"])), refused(Alpn, NO_ALPN)),
-        hello("h2 after others", |h| h.set(ALPN, &protocols(&[b"http/1.1", b"canal-keys/1", b"h2"])), up()),
-        hello("an empty list of protocols", |h| h.set(ALPN, &protocols(&[])), refused(Protocol, DECODE)),
-        hello("a protocol without name", |h| h.set(ALPN, &protocols(&[b"", b"h2"])), refused(Protocol, DECODE)),
-        hello("no signatures", |h| h.without(SIGNATURES), refused(NothingShared, FAILURE)),
-        hello("an empty list of signatures", |h| h.set(SIGNATURES, &[0, 0]), refused(Protocol, DECODE)),
-        hello("SHA-1 only", |h| h.set(SIGNATURES, &vec16(&list16(&[0x0201, 0x0203]))), refused(NothingShared, FAILURE)),
-        hello("RSA only", |h| h.set(SIGNATURES, &vec16(&list16(&[0x0804, 0x0401]))), refused(NothingShared, FAILURE)),
-        hello("unknown signatures only", |h| h.set(SIGNATURES, &vec16(&list16(&[0x7a7a]))), refused(NothingShared, FAILURE)),
-        hello("a name", |h| h.with(SERVER_NAME, &vec16(&[&[0][..], &vec16(b"bob.shop")].concat())), up()),
-        hello("an address as a name", |h| h.with(SERVER_NAME, &vec16(&[&[0][..], &vec16(b"127.0.0.1")].concat())), up()),
-        hello("two names", |h| h.with(SERVER_NAME, &vec16(&[&[0][..], &vec16(b"a.b")].concat().repeat(2))), refused(Protocol, DECODE)),
-        hello("a name with NUL", |h| h.with(SERVER_NAME, &vec16(&[&[0][..], &vec16(b"bob\0.x")].concat())), refused(Protocol, ILLEGAL)),
-        hello("an empty name", |h| h.with(SERVER_NAME, &vec16(&[&[0][..], &vec16(b"")].concat())), refused(Protocol, DECODE)),
-        hello("a cookie nobody gave", |h| h.with(COOKIE, &vec16(&[1; 32])), up()),
-        hello("raw public keys only", |h| h.with(20, &[1, 2]), refused(Protocol, FAILURE)),
-        hello("raw public keys of clients only", |h| h.with(19, &[1, 2]), refused(Protocol, FAILURE)),
+        hello(
+            "a foreign protocol",
+            |h| h.set(ALPN, &protocols(&[b"http/1.1"])),
+            refused(Alpn, NO_ALPN),
+        ),
+        hello(
+            "a longer protocol",
+            |h| h.set(ALPN, &protocols(&[b"h2c", b"h", b"H2"])),
+            refused(Alpn, NO_ALPN),
+        ),
+        hello(
+            "h2 after others",
+            |h| h.set(ALPN, &protocols(&[b"http/1.1", b"canal-keys/1", b"h2"])),
+            up(),
+        ),
+        hello(
+            "an empty list of protocols",
+            |h| h.set(ALPN, &protocols(&[])),
+            refused(Protocol, DECODE),
+        ),
+        hello(
+            "a protocol without name",
+            |h| h.set(ALPN, &protocols(&[b"", b"h2"])),
+            refused(Protocol, DECODE),
+        ),
+        hello(
+            "no signatures",
+            |h| h.without(SIGNATURES),
+            refused(NothingShared, FAILURE),
+        ),
+        hello(
+            "an empty list of signatures",
+            |h| h.set(SIGNATURES, &[0, 0]),
+            refused(Protocol, DECODE),
+        ),
+        hello(
+            "SHA-1 only",
+            |h| h.set(SIGNATURES, &vec16(&list16(&[0x0201, 0x0203]))),
+            refused(NothingShared, FAILURE),
+        ),
+        hello(
+            "RSA only",
+            |h| h.set(SIGNATURES, &vec16(&list16(&[0x0804, 0x0401]))),
+            refused(NothingShared, FAILURE),
+        ),
+        hello(
+            "unknown signatures only",
+            |h| h.set(SIGNATURES, &vec16(&list16(&[0x7a7a]))),
+            refused(NothingShared, FAILURE),
+        ),
+        hello(
+            "a name",
+            |h| {
+                h.with(
+                    SERVER_NAME,
+                    &vec16(&[&[0][..], &vec16(b"bob.shop")].concat()),
+                )
+            },
+            up(),
+        ),
+        hello(
+            "an address as a name",
+            |h| {
+                h.with(
+                    SERVER_NAME,
+                    &vec16(&[&[0][..], &vec16(b"127.0.0.1")].concat()),
+                )
+            },
+            up(),
+        ),
+        hello(
+            "two names",
+            |h| {
+                h.with(
+                    SERVER_NAME,
+                    &vec16(&[&[0][..], &vec16(b"a.b")].concat().repeat(2)),
+                )
+            },
+            refused(Protocol, DECODE),
+        ),
+        hello(
+            "a name with NUL",
+            |h| {
+                h.with(
+                    SERVER_NAME,
+                    &vec16(&[&[0][..], &vec16(b"bob\0.x")].concat()),
+                )
+            },
+            refused(Protocol, ILLEGAL),
+        ),
+        hello(
+            "an empty name",
+            |h| h.with(SERVER_NAME, &vec16(&[&[0][..], &vec16(b"")].concat())),
+            refused(Protocol, DECODE),
+        ),
+        hello(
+            "a cookie nobody gave",
+            |h| h.with(COOKIE, &vec16(&[1; 32])),
+            up(),
+        ),
+        hello(
+            "raw public keys only",
+            |h| h.with(20, &[1, 2]),
+            refused(Protocol, FAILURE),
+        ),
+        hello(
+            "raw public keys of clients only",
+            |h| h.with(19, &[1, 2]),
+            refused(Protocol, FAILURE),
+        ),
         hello("parameters of QUIC", |h| h.with(57, &[1, 2, 3]), up()),
         hello("certificate compression", |h| h.with(27, &[2, 0, 2]), up()),
         hello(
             "an encrypted hello nobody can read",
-            |h| h.with(0xfe0d, &[&[0, 0, 1, 0, 1, 9][..], &vec16(&[8; 32]), &vec16(&[7; 100])].concat()),
+            |h| {
+                h.with(
+                    0xfe0d,
+                    &[&[0, 0, 1, 0, 1, 9][..], &vec16(&[8; 32]), &vec16(&[7; 100])].concat(),
+                )
+            },
             up(),
         ),
-        hello("an encrypted hello that is none", |h| h.with(0xfe0d, &[0; 120]), refused(Protocol, DECODE)),
-        hello("an extension overruns", |h| h.with(GROUPS + 1, &[200, 0]), refused(Protocol, DECODE)),
+        hello(
+            "an encrypted hello that is none",
+            |h| h.with(0xfe0d, &[0; 120]),
+            refused(Protocol, DECODE),
+        ),
+        hello(
+            "an extension overruns",
+            |h| h.with(GROUPS + 1, &[200, 0]),
+            refused(Protocol, DECODE),
+        ),
     ]);
 }
 
 #[test]
 fn a_hello_cut_off_anywhere() {
-    let whole = one(&FIXTURE.hello().keys(&[HYBRID, X25519], &[FIXTURE.keys.share(HYBRID), FIXTURE.keys.share(X25519)]).message());
+    let whole = one(&FIXTURE
+        .hello()
+        .keys(
+            &[HYBRID, X25519],
+            &[FIXTURE.keys.share(HYBRID), FIXTURE.keys.share(X25519)],
+        )
+        .message());
     let cut = |n: usize| Opening::raw(&whole[..n]);
-    let silent = (1..whole.len()).step_by(16).map(|n| case("cut, then silence", cut(n), dropped(Timeout)));
-    let closed = (1..whole.len()).step_by(16).map(|n| case("cut, then the end", cut(n).closed(), dropped(Io)));
+    let silent = (1..whole.len())
+        .step_by(16)
+        .map(|n| case("cut, then silence", cut(n), dropped(Timeout)));
+    let closed = (1..whole.len())
+        .step_by(16)
+        .map(|n| case("cut, then the end", cut(n).closed(), dropped(Io)));
     check(&silent.chain(closed).collect::<Vec<_>>());
 }

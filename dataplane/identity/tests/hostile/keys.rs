@@ -16,7 +16,10 @@ fn mac(key: &[u8], parts: &[u8]) -> Secret {
 }
 
 pub(crate) fn hash(bytes: &[u8]) -> Secret {
-    digest::digest(&digest::SHA256, bytes).as_ref().try_into().unwrap()
+    digest::digest(&digest::SHA256, bytes)
+        .as_ref()
+        .try_into()
+        .unwrap()
 }
 
 /// Computes HKDF-Expand-Label for at most one block.
@@ -27,7 +30,9 @@ fn expand(secret: &Secret, label: &str, context: &[u8], len: usize) -> Vec<u8> {
 }
 
 fn derive(secret: &Secret, label: &str, transcript: &[u8]) -> Secret {
-    expand(secret, label, &hash(transcript), 32).try_into().unwrap()
+    expand(secret, label, &hash(transcript), 32)
+        .try_into()
+        .unwrap()
 }
 
 /// Secrets of one TLS connection.
@@ -44,13 +49,23 @@ impl Schedule {
         let early = mac(&[0; 32], &[0; 32]);
         let handshake = mac(&derive(&early, "derived", &[]), shared);
         let master = mac(&derive(&handshake, "derived", &[]), &[0; 32]);
-        let (client, server) = (derive(&handshake, "c hs traffic", transcript), derive(&handshake, "s hs traffic", transcript));
-        Self { client, server, master }
+        let (client, server) = (
+            derive(&handshake, "c hs traffic", transcript),
+            derive(&handshake, "s hs traffic", transcript),
+        );
+        Self {
+            client,
+            server,
+            master,
+        }
     }
 
     /// Derives the traffic secrets of client and server; `transcript` ends with the server's Finished.
     pub(crate) fn traffic(&self, transcript: &[u8]) -> (Secret, Secret) {
-        (derive(&self.master, "c ap traffic", transcript), derive(&self.master, "s ap traffic", transcript))
+        (
+            derive(&self.master, "c ap traffic", transcript),
+            derive(&self.master, "s ap traffic", transcript),
+        )
     }
 }
 
@@ -70,18 +85,32 @@ pub(crate) struct RecordDirection {
 
 impl RecordDirection {
     pub(crate) fn new(secret: &Secret) -> Self {
-        let key = LessSafeKey::new(UnboundKey::new(&AES_128_GCM, &expand(secret, "key", &[], 16)).unwrap());
-        Self { secret: *secret, key, iv: expand(secret, "iv", &[], 12), sequence: 0 }
+        let key = LessSafeKey::new(
+            UnboundKey::new(&AES_128_GCM, &expand(secret, "key", &[], 16)).unwrap(),
+        );
+        Self {
+            secret: *secret,
+            key,
+            iv: expand(secret, "iv", &[], 12),
+            sequence: 0,
+        }
     }
 
     /// Returns the direction after a KeyUpdate.
     pub(crate) fn updated(&self) -> Self {
-        Self::new(&expand(&self.secret, "traffic upd", &[], 32).try_into().unwrap())
+        Self::new(
+            &expand(&self.secret, "traffic upd", &[], 32)
+                .try_into()
+                .unwrap(),
+        )
     }
 
     fn nonce(&mut self) -> Nonce {
         let mut nonce: [u8; 12] = self.iv[..].try_into().unwrap();
-        nonce[4..].iter_mut().zip(self.sequence.to_be_bytes()).for_each(|(n, s)| *n ^= s);
+        nonce[4..]
+            .iter_mut()
+            .zip(self.sequence.to_be_bytes())
+            .for_each(|(n, s)| *n ^= s);
         self.sequence += 1;
         Nonce::assume_unique_for_key(nonce)
     }
@@ -91,7 +120,9 @@ impl RecordDirection {
         let length = u16::try_from(inner.len() + 16).unwrap().to_be_bytes();
         let head = [DATA, 3, 3, length[0], length[1]];
         let (nonce, mut body) = (self.nonce(), inner.to_vec());
-        self.key.seal_in_place_append_tag(nonce, Aad::from(head), &mut body).unwrap();
+        self.key
+            .seal_in_place_append_tag(nonce, Aad::from(head), &mut body)
+            .unwrap();
         record(DATA, &body)
     }
 
@@ -99,7 +130,10 @@ impl RecordDirection {
     pub(crate) fn open(&mut self, record: &[u8]) -> Option<(u8, Vec<u8>)> {
         let before = self.sequence;
         let (nonce, mut body) = (self.nonce(), record[5..].to_vec());
-        let Ok(plain) = self.key.open_in_place(nonce, Aad::from(&record[..5]), &mut body) else {
+        let Ok(plain) = self
+            .key
+            .open_in_place(nonce, Aad::from(&record[..5]), &mut body)
+        else {
             self.sequence = before;
             return None;
         };
@@ -130,7 +164,16 @@ impl Keys {
         match group {
             X25519 => plain(&self.x25519),
             P256 => plain(&self.p256),
-            HYBRID => [self.kem.encapsulation_key().unwrap().key_bytes().unwrap().as_ref(), &plain(&self.x25519)].concat(),
+            HYBRID => [
+                self.kem
+                    .encapsulation_key()
+                    .unwrap()
+                    .key_bytes()
+                    .unwrap()
+                    .as_ref(),
+                &plain(&self.x25519),
+            ]
+            .concat(),
             _ => unreachable!("the foe has no keys of other groups"),
         }
     }

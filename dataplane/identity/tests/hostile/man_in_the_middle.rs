@@ -39,7 +39,11 @@ pub(crate) struct ByteChange {
 
 impl ByteChange {
     pub(crate) fn cut(of_client: bool, at: usize) -> Self {
-        Self { of_client, at, deed: Tampering::Cut }
+        Self {
+            of_client,
+            at,
+            deed: Tampering::Cut,
+        }
     }
 
     /// Returns the stream after the modification.
@@ -73,7 +77,11 @@ impl ByteChange {
 }
 
 /// Forwards one direction to its end, with the modification. Returns the bytes received and the bytes sent.
-async fn carry(mut from: ReadHalf<DuplexStream>, mut to: WriteHalf<DuplexStream>, change: Option<ByteChange>) -> (Vec<u8>, Vec<u8>) {
+async fn carry(
+    mut from: ReadHalf<DuplexStream>,
+    mut to: WriteHalf<DuplexStream>,
+    change: Option<ByteChange>,
+) -> (Vec<u8>, Vec<u8>) {
     let (mut heard, mut said, mut buf) = (Vec::new(), Vec::new(), vec![0; 8192]);
     loop {
         let n = from.read(&mut buf).await.unwrap_or(0);
@@ -83,7 +91,9 @@ async fn carry(mut from: ReadHalf<DuplexStream>, mut to: WriteHalf<DuplexStream>
             Some(c) if n > 0 && heard.len() < c.reach() => heard[..heard.len().min(c.at)].to_vec(),
             Some(c) => c.apply(&heard),
         };
-        let cut = change.as_ref().is_some_and(|c| matches!(c.deed, Tampering::Cut) && heard.len() >= c.at);
+        let cut = change
+            .as_ref()
+            .is_some_and(|c| matches!(c.deed, Tampering::Cut) && heard.len() >= c.at);
         let sent = to.write_all(&known[said.len().min(known.len())..]).await;
         said = known;
         if n == 0 || cut || sent.is_err() {
@@ -101,12 +111,28 @@ struct TamperCase {
     of_server: (Vec<u8>, Vec<u8>),
 }
 
-async fn meet((server, client): (ServerIdentity, ClientIdentity), change: Option<ByteChange>) -> TamperCase {
+async fn meet(
+    (server, client): (ServerIdentity, ClientIdentity),
+    change: Option<ByteChange>,
+) -> TamperCase {
     let ((a, b), (c, d)) = (tokio::io::duplex(64 << 10), tokio::io::duplex(64 << 10));
     // Each side closes without a message when it is done, so that the other side ends too.
-    let client = tokio::spawn(async move { client.connect(a, &expected()).await.map(|(s, _)| s).map_err(|e| e.refusal()) });
-    let server = tokio::spawn(async move { server.accept(d).await.map(|(s, _)| s).map_err(|e| e.refusal()) });
-    let ((from_client, to_client), (from_server, to_server)) = (tokio::io::split(b), tokio::io::split(c));
+    let client = tokio::spawn(async move {
+        client
+            .connect(a, &expected())
+            .await
+            .map(|(s, _)| s)
+            .map_err(|e| e.refusal())
+    });
+    let server = tokio::spawn(async move {
+        server
+            .accept(d)
+            .await
+            .map(|(s, _)| s)
+            .map_err(|e| e.refusal())
+    });
+    let ((from_client, to_client), (from_server, to_server)) =
+        (tokio::io::split(b), tokio::io::split(c));
     let (of_client, of_server) = match change {
         Some(c) if c.of_client => (Some(c), None),
         change => (None, change),
@@ -116,11 +142,18 @@ async fn meet((server, client): (ServerIdentity, ClientIdentity), change: Option
     let client = client.await.expect("no panic of the client").map(drop);
     let server = server.await.expect("no panic of the server").map(drop);
     let (of_client, of_server) = (there.await.unwrap(), back.await.unwrap());
-    TamperCase { server, client, of_client, of_server }
+    TamperCase {
+        server,
+        client,
+        of_client,
+        of_server,
+    }
 }
 
 /// Returns the results of the server and of the client.
-pub(crate) fn shake(change: &ByteChange) -> (Result<(), HandshakeFailure>, Result<(), HandshakeFailure>) {
+pub(crate) fn shake(
+    change: &ByteChange,
+) -> (Result<(), HandshakeFailure>, Result<(), HandshakeFailure>) {
     let tale = runtime().block_on(meet(FIXTURE.pair(), Some(change.clone())));
     (tale.server, tale.client)
 }
@@ -129,7 +162,11 @@ pub(crate) fn shake(change: &ByteChange) -> (Result<(), HandshakeFailure>, Resul
 pub(crate) fn recorded() -> (Vec<u8>, Vec<u8>) {
     static RECORDED: LazyLock<(Vec<u8>, Vec<u8>)> = LazyLock::new(|| {
         let tale = runtime().block_on(meet(FIXTURE.pair(), None));
-        assert_eq!((tale.server, tale.client), (Ok(()), Ok(())), "an honest handshake");
+        assert_eq!(
+            (tale.server, tale.client),
+            (Ok(()), Ok(())),
+            "an honest handshake"
+        );
         (tale.of_client.0, tale.of_server.0)
     });
     RECORDED.clone()
@@ -146,7 +183,8 @@ fn meaning(stream: &[u8]) -> Vec<u8> {
             break;
         }
         let body = &rest[5..end];
-        let greeted = hello.len() >= 4 && hello.len() >= 4 + hello[1..4].iter().fold(0, |n, b| n << 8 | usize::from(*b));
+        let greeted = hello.len() >= 4
+            && hello.len() >= 4 + hello[1..4].iter().fold(0, |n, b| n << 8 | usize::from(*b));
         match (rest[0], body) {
             (CHANGE, [1]) | (ALERT, [1, _]) => {}
             (HANDSHAKE, _) if !greeted => hello.extend_from_slice(body),
@@ -167,16 +205,26 @@ fn check(change: &ByteChange, tale: &TamperCase) -> Result<(), String> {
     };
     // The server's verification covers everything: from its own flight through the client's Finished.
     if tale.server.is_ok() && !(same(&tale.of_client) && same(&tale.of_server)) {
-        return Err(format!("{change:?}: the server took what nobody meant; the client: {:?}", tale.client));
+        return Err(format!(
+            "{change:?}: the server took what nobody meant; the client: {:?}",
+            tale.client
+        ));
     }
     // The client finishes first, and until then only the server's flight is verified.
     if tale.client.is_ok() && !same(&tale.of_server) {
-        return Err(format!("{change:?}: the client took what the server did not say; the server: {:?}", tale.server));
+        return Err(format!(
+            "{change:?}: the client took what the server did not say; the server: {:?}",
+            tale.server
+        ));
     }
     Ok(())
 }
 
-fn one(runtime: &Runtime, pair: &(ServerIdentity, ClientIdentity), change: ByteChange) -> Result<TamperCase, String> {
+fn one(
+    runtime: &Runtime,
+    pair: &(ServerIdentity, ClientIdentity),
+    change: ByteChange,
+) -> Result<TamperCase, String> {
     let tale = runtime.block_on(meet(pair.clone(), Some(change.clone())));
     check(&change, &tale).map(|()| tale)
 }
@@ -189,12 +237,20 @@ fn a_flipped_bit_of_either_first_flight() {
     for (of_client, stream) in [(true, &client), (false, &server)] {
         for at in 0..stream.len() {
             // One bit of each byte is flipped, another one for each next byte.
-            let change = ByteChange { of_client, at, deed: Tampering::Flip(1 << (at * 3 % 8)) };
+            let change = ByteChange {
+                of_client,
+                at,
+                deed: Tampering::Flip(1 << (at * 3 % 8)),
+            };
             match one(&runtime, &pair, change) {
                 Err(text) => wrong.push(text),
                 // Only the outer type and version of a record may be modified unnoticed.
                 Ok(tale) if tale.server.is_ok() => {
-                    let heard = if of_client { tale.of_client.0 } else { tale.of_server.0 };
+                    let heard = if of_client {
+                        tale.of_client.0
+                    } else {
+                        tale.of_server.0
+                    };
                     // Signatures differ in length, so this stream may end before the recorded one.
                     if at < heard.len() && place(&heard, at) > 2 {
                         wrong.push(format!("byte {at}, of the client: {of_client}"));
@@ -211,7 +267,8 @@ fn a_flipped_bit_of_either_first_flight() {
 fn place(stream: &[u8], at: usize) -> usize {
     let mut start = 0;
     loop {
-        let end = start + 5 + usize::from(u16::from_be_bytes([stream[start + 3], stream[start + 4]]));
+        let end =
+            start + 5 + usize::from(u16::from_be_bytes([stream[start + 3], stream[start + 4]]));
         if at < end {
             return at - start;
         }
@@ -239,15 +296,45 @@ fn any_change_of_a_whole_handshake() {
     let (client, server) = recorded();
     let (runtime, pair) = (runtime(), FIXTURE.pair());
     // Half of the changes are at a record's edge or in its header, where the state machines are.
-    let edges = |stream: &[u8]| (0..stream.len()).filter(|at| place(stream, *at) <= 9).collect::<Vec<_>>();
+    let edges = |stream: &[u8]| {
+        (0..stream.len())
+            .filter(|at| place(stream, *at) <= 9)
+            .collect::<Vec<_>>()
+    };
     let places = (edges(&client), edges(&server));
-    let change = (any::<bool>(), any::<bool>(), any::<prop::sample::Index>(), deeds()).prop_map(move |(of_client, edge, index, deed)| {
-        let (stream, edges) = if of_client { (&client, &places.0) } else { (&server, &places.1) };
-        let at = if edge { edges[index.index(edges.len())] } else { index.index(stream.len()) };
-        ByteChange { of_client, at, deed }
+    let change = (
+        any::<bool>(),
+        any::<bool>(),
+        any::<prop::sample::Index>(),
+        deeds(),
+    )
+        .prop_map(move |(of_client, edge, index, deed)| {
+            let (stream, edges) = if of_client {
+                (&client, &places.0)
+            } else {
+                (&server, &places.1)
+            };
+            let at = if edge {
+                edges[index.index(edges.len())]
+            } else {
+                index.index(stream.len())
+            };
+            ByteChange {
+                of_client,
+                at,
+                deed,
+            }
+        });
+    let config = Config {
+        cases: 2500,
+        failure_persistence: None,
+        ..Config::default()
+    };
+    let ran = TestRunner::new(config).run(&change, |change| {
+        one(&runtime, &pair, change)
+            .map(drop)
+            .map_err(TestCaseError::fail)
     });
-    let config = Config { cases: 2500, failure_persistence: None, ..Config::default() };
-    let ran = TestRunner::new(config).run(&change, |change| one(&runtime, &pair, change).map(drop).map_err(TestCaseError::fail));
     if let Err(e) = ran {
         panic!("{e}");
     }

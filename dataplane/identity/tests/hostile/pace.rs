@@ -46,27 +46,69 @@ fn check(name: &str, room: usize, wanted: HandshakeFailure, foe: impl AsyncFn(Du
 
 /// Returns the honest first flight of a client, or a record with which a server may begin.
 fn first(as_server: bool) -> Vec<u8> {
-    if as_server { Opening::of(&FIXTURE.hello()).wire } else { record(HANDSHAKE, &[2, 0, 0, 118, 3, 3]) }
+    if as_server {
+        Opening::of(&FIXTURE.hello()).wire
+    } else {
+        record(HANDSHAKE, &[2, 0, 0, 118, 3, 3])
+    }
 }
 
 #[test]
 fn slow_handshakes_time_out() {
-    check("says nothing", 64 << 10, HandshakeFailure::Timeout, async |_io, _| std::future::pending().await);
-    check("a byte every nine seconds", 64 << 10, HandshakeFailure::Timeout, async |io, s| {
-        trickle(io, first(s), Duration::from_secs(9)).await
-    });
-    check("a byte every tenth of a second", 64 << 10, HandshakeFailure::Timeout, async |io, s| {
-        trickle(io, first(s), Duration::from_millis(100)).await;
-    });
-    check("a first flight, then nothing", 64 << 10, HandshakeFailure::Timeout, async |io, s| trickle(io, first(s), Duration::ZERO).await);
-    check("does not listen", 16, HandshakeFailure::Timeout, async |io, s| trickle(io, first(s), Duration::from_millis(1)).await);
-    check("goes at once", 64 << 10, HandshakeFailure::Io, async |io, _| drop(io));
-    check("goes within a record", 64 << 10, HandshakeFailure::Io, async |mut io, s| io.write_all(&first(s)[..9]).await.unwrap());
-    check("listens, then goes", 64 << 10, HandshakeFailure::Io, async |mut io, as_server| {
-        if !as_server {
-            io.read_exact(&mut [0; 64]).await.unwrap();
-        }
-    });
+    check(
+        "says nothing",
+        64 << 10,
+        HandshakeFailure::Timeout,
+        async |_io, _| std::future::pending().await,
+    );
+    check(
+        "a byte every nine seconds",
+        64 << 10,
+        HandshakeFailure::Timeout,
+        async |io, s| trickle(io, first(s), Duration::from_secs(9)).await,
+    );
+    check(
+        "a byte every tenth of a second",
+        64 << 10,
+        HandshakeFailure::Timeout,
+        async |io, s| {
+            trickle(io, first(s), Duration::from_millis(100)).await;
+        },
+    );
+    check(
+        "a first flight, then nothing",
+        64 << 10,
+        HandshakeFailure::Timeout,
+        async |io, s| trickle(io, first(s), Duration::ZERO).await,
+    );
+    check(
+        "does not listen",
+        16,
+        HandshakeFailure::Timeout,
+        async |io, s| trickle(io, first(s), Duration::from_millis(1)).await,
+    );
+    check(
+        "goes at once",
+        64 << 10,
+        HandshakeFailure::Io,
+        async |io, _| drop(io),
+    );
+    check(
+        "goes within a record",
+        64 << 10,
+        HandshakeFailure::Io,
+        async |mut io, s| io.write_all(&first(s)[..9]).await.unwrap(),
+    );
+    check(
+        "listens, then goes",
+        64 << 10,
+        HandshakeFailure::Io,
+        async |mut io, as_server| {
+            if !as_server {
+                io.read_exact(&mut [0; 64]).await.unwrap();
+            }
+        },
+    );
 }
 
 #[test]
@@ -80,7 +122,10 @@ fn slow_handshakes_within_the_timeout_succeed() {
             near.write_all(chunk).await.unwrap();
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
-        let rest = Opening { wire: Vec::new(), ..opening };
+        let rest = Opening {
+            wire: Vec::new(),
+            ..opening
+        };
         attack(&FIXTURE, near, &rest, super::hellos::honest).await;
         assert_eq!(task.await.unwrap(), Ok(Ok(b"ping".to_vec())));
     });
@@ -94,7 +139,12 @@ fn peers_that_go_away_at_any_byte() {
         for n in places(&stream) {
             let (by_server, by_client) = shake(&ByteChange::cut(of_client, n));
             let came = if of_client { by_server } else { by_client };
-            assert_eq!(came, Err(HandshakeFailure::Io), "gone after {n} of {} bytes, the client: {of_client}", stream.len());
+            assert_eq!(
+                came,
+                Err(HandshakeFailure::Io),
+                "gone after {n} of {} bytes, the client: {of_client}",
+                stream.len()
+            );
         }
     }
 }
@@ -156,7 +206,11 @@ fn a_crowd_of_hostile_peers_does_not_keep_others_out() {
         drop(stream);
         assert_eq!(honest.await.unwrap(), Ok(Ok(b"ping".to_vec())));
         for one in stalled {
-            assert_eq!(one.await.unwrap(), Err(HandshakeFailure::Timeout), "the peer has stalled");
+            assert_eq!(
+                one.await.unwrap(),
+                Err(HandshakeFailure::Timeout),
+                "the peer has stalled"
+            );
         }
     });
 }

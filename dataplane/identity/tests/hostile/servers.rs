@@ -2,20 +2,25 @@
 
 use canal_testing::identity;
 use canal_tls::HandshakeFailure::{
-    Alert, BadAlgorithm, BadEncoding, BadSignature, ChainTooLarge, ChainTooLong, Expired, Io, NoCertificate, NotYetValid, NothingShared,
-    Protocol, Revoked, UnknownIssuer, Version, WrongIdentity, WrongUsage,
+    Alert, BadAlgorithm, BadEncoding, BadSignature, ChainTooLarge, ChainTooLong, Expired, Io,
+    NoCertificate, NotYetValid, NothingShared, Protocol, Revoked, UnknownIssuer, Version,
+    WrongIdentity, WrongUsage,
 };
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, SanType, date_time_ymd};
 
 use super::attacker::{AttackScript, MessageFlight, Side};
 use super::craft::*;
 use super::fixture::{
-    ALICE, BOB, Expect, FIXTURE, Flight, HandshakeFixture, MALLORY, REVOKED_SERIAL, TestCredential, check_traps, dropped, refused, up,
-    up_then,
+    ALICE, BOB, Expect, FIXTURE, Flight, HandshakeFixture, MALLORY, REVOKED_SERIAL, TestCredential,
+    check_traps, dropped, refused, up, up_then,
 };
 
 const fn trap(name: &'static str, script: AttackScript, expect: Expect) -> Flight {
-    Flight { name, script, expect }
+    Flight {
+        name,
+        script,
+        expect,
+    }
 }
 
 fn asks(s: &mut MessageFlight) {
@@ -48,7 +53,11 @@ fn honest(r: &'static HandshakeFixture, s: &mut MessageFlight) {
 }
 
 /// Acts as an honest server, except for its ServerHello.
-fn greets(r: &'static HandshakeFixture, s: &mut MessageFlight, change: impl FnOnce(CraftedHello) -> CraftedHello) {
+fn greets(
+    r: &'static HandshakeFixture,
+    s: &mut MessageFlight,
+    change: impl FnOnce(CraftedHello) -> CraftedHello,
+) {
     let hello = change(s.reply());
     s.greet(&hello);
     s.extend(&[(ALPN, protocols(&[b"h2"]))]);
@@ -68,7 +77,9 @@ fn extends(r: &'static HandshakeFixture, s: &mut MessageFlight, list: &[(u16, Ve
 
 /// Sends a HelloRetryRequest with these extensions.
 fn retries(s: &mut MessageFlight, list: &[(u16, Vec<u8>)]) {
-    let hello = s.reply().change(|h| (h.random, h.extensions) = (RETRY, [&[(VERSIONS, vec![3, 4])], list].concat()));
+    let hello = s
+        .reply()
+        .change(|h| (h.random, h.extensions) = (RETRY, [&[(VERSIONS, vec![3, 4])], list].concat()));
     s.say(&hello.message());
 }
 
@@ -79,12 +90,28 @@ fn wants(group: u16) -> (u16, Vec<u8>) {
 const SERVER_HELLOS: &[Flight] = &[
     trap("as it should be", honest, up()),
     trap("nothing", |_, _| {}, dropped(Io)),
-    trap("garbage", |_, s| s.raw(&[0x5a; 4096]), refused(Protocol, DECODE)),
-    trap("HTTP/1.1", |_, s| s.raw(b"HTTP/1.1 400 Bad Request\r\n\r\n"), refused(Protocol, DECODE)),
+    trap(
+        "garbage",
+        |_, s| s.raw(&[0x5a; 4096]),
+        refused(Protocol, DECODE),
+    ),
+    trap(
+        "HTTP/1.1",
+        |_, s| s.raw(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+        refused(Protocol, DECODE),
+    ),
     trap("a fatal alert", |_, s| s.alert(2, FAILURE), dropped(Alert)),
     trap("a close", |_, s| s.alert(1, 0), dropped(Io)),
-    trap("application data", |_, s| s.put(DATA, b"hello"), refused(Protocol, UNEXPECTED)),
-    trap("a client hello", |r, s| s.say(&r.hello().message()), refused(Protocol, UNEXPECTED)),
+    trap(
+        "application data",
+        |_, s| s.put(DATA, b"hello"),
+        refused(Protocol, UNEXPECTED),
+    ),
+    trap(
+        "a client hello",
+        |r, s| s.say(&r.hello().message()),
+        refused(Protocol, UNEXPECTED),
+    ),
     trap(
         "half a hello, then the end",
         |_, s| {
@@ -109,13 +136,25 @@ const SERVER_HELLOS: &[Flight] = &[
     trap(
         "TLS 1.2",
         |_, s| {
-            let hello = s.reply().without(VERSIONS).without(KEY_SHARE).change(|h| h.suites = vec![0xc02b]);
+            let hello = s
+                .reply()
+                .without(VERSIONS)
+                .without(KEY_SHARE)
+                .change(|h| h.suites = vec![0xc02b]);
             s.say(&hello.message());
         },
         refused(Version, VERSION),
     ),
-    trap("TLS 1.2 by extension", |r, s| greets(r, s, |h| h.set(VERSIONS, &[3, 3])), refused(Version, VERSION)),
-    trap("TLS 1.4 by extension", |r, s| greets(r, s, |h| h.set(VERSIONS, &[3, 5])), refused(Version, VERSION)),
+    trap(
+        "TLS 1.2 by extension",
+        |r, s| greets(r, s, |h| h.set(VERSIONS, &[3, 3])),
+        refused(Version, VERSION),
+    ),
+    trap(
+        "TLS 1.4 by extension",
+        |r, s| greets(r, s, |h| h.set(VERSIONS, &[3, 5])),
+        refused(Version, VERSION),
+    ),
     trap(
         "TLS 1.1",
         |_, s| {
@@ -127,19 +166,50 @@ const SERVER_HELLOS: &[Flight] = &[
     trap(
         "the mark of a downgrade",
         |_, s| {
-            let hello = s.reply().without(VERSIONS).change(|h| h.random[24..].copy_from_slice(b"DOWNGRD\x01"));
+            let hello = s
+                .reply()
+                .without(VERSIONS)
+                .change(|h| h.random[24..].copy_from_slice(b"DOWNGRD\x01"));
             s.say(&hello.message());
         },
         refused(Version, VERSION),
     ),
-    trap("ChaCha20", |r, s| greets(r, s, |h| h.change(|h| h.suites = vec![0x1303])), refused(Protocol, FAILURE)),
-    trap("an unknown suite", |r, s| greets(r, s, |h| h.change(|h| h.suites = vec![0x7a7a])), refused(Protocol, FAILURE)),
-    trap("a suite of TLS 1.2", |r, s| greets(r, s, |h| h.change(|h| h.suites = vec![0xc02b])), refused(Protocol, FAILURE)),
-    trap("compression", |r, s| greets(r, s, |h| h.change(|h| h.compressions = vec![1])), refused(Protocol, ILLEGAL)),
+    trap(
+        "ChaCha20",
+        |r, s| greets(r, s, |h| h.change(|h| h.suites = vec![0x1303])),
+        refused(Protocol, FAILURE),
+    ),
+    trap(
+        "an unknown suite",
+        |r, s| greets(r, s, |h| h.change(|h| h.suites = vec![0x7a7a])),
+        refused(Protocol, FAILURE),
+    ),
+    trap(
+        "a suite of TLS 1.2",
+        |r, s| greets(r, s, |h| h.change(|h| h.suites = vec![0xc02b])),
+        refused(Protocol, FAILURE),
+    ),
+    trap(
+        "compression",
+        |r, s| greets(r, s, |h| h.change(|h| h.compressions = vec![1])),
+        refused(Protocol, ILLEGAL),
+    ),
     // RFC 8446 §4.1.3 requires the client to abort here. The transcript makes the difference harmless.
-    trap("another session id", |r, s| greets(r, s, |h| h.change(|h| h.session = vec![1; 32])), up()),
-    trap("a session id of 33 bytes", |r, s| greets(r, s, |h| h.change(|h| h.session = vec![1; 33])), refused(Protocol, DECODE)),
-    trap("no share", |r, s| greets(r, s, |h| h.without(KEY_SHARE)), refused(Protocol, MISSING)),
+    trap(
+        "another session id",
+        |r, s| greets(r, s, |h| h.change(|h| h.session = vec![1; 32])),
+        up(),
+    ),
+    trap(
+        "a session id of 33 bytes",
+        |r, s| greets(r, s, |h| h.change(|h| h.session = vec![1; 33])),
+        refused(Protocol, DECODE),
+    ),
+    trap(
+        "no share",
+        |r, s| greets(r, s, |h| h.without(KEY_SHARE)),
+        refused(Protocol, MISSING),
+    ),
     trap(
         "a share of a group not offered",
         |r, s| {
@@ -148,11 +218,31 @@ const SERVER_HELLOS: &[Flight] = &[
         },
         refused(Protocol, ILLEGAL),
     ),
-    trap("a share of an unknown group", |r, s| greets(r, s, |h| h.set(KEY_SHARE, &share(0x7a7a, &[1; 32]))), refused(Protocol, ILLEGAL)),
-    trap("a share of zero", |r, s| greets(r, s, |h| h.set(KEY_SHARE, &share(X25519, &[0; 32]))), refused(Protocol, ILLEGAL)),
-    trap("a share of 31 bytes", |r, s| greets(r, s, |h| h.set(KEY_SHARE, &share(X25519, &[9; 31]))), refused(Protocol, ILLEGAL)),
-    trap("a hybrid share too short", |r, s| greets(r, s, |h| h.set(KEY_SHARE, &share(HYBRID, &[9; 1119]))), refused(Protocol, ILLEGAL)),
-    trap("a hybrid share of zeros", |r, s| greets(r, s, |h| h.set(KEY_SHARE, &share(HYBRID, &[0; 1120]))), refused(Protocol, ILLEGAL)),
+    trap(
+        "a share of an unknown group",
+        |r, s| greets(r, s, |h| h.set(KEY_SHARE, &share(0x7a7a, &[1; 32]))),
+        refused(Protocol, ILLEGAL),
+    ),
+    trap(
+        "a share of zero",
+        |r, s| greets(r, s, |h| h.set(KEY_SHARE, &share(X25519, &[0; 32]))),
+        refused(Protocol, ILLEGAL),
+    ),
+    trap(
+        "a share of 31 bytes",
+        |r, s| greets(r, s, |h| h.set(KEY_SHARE, &share(X25519, &[9; 31]))),
+        refused(Protocol, ILLEGAL),
+    ),
+    trap(
+        "a hybrid share too short",
+        |r, s| greets(r, s, |h| h.set(KEY_SHARE, &share(HYBRID, &[9; 1119]))),
+        refused(Protocol, ILLEGAL),
+    ),
+    trap(
+        "a hybrid share of zeros",
+        |r, s| greets(r, s, |h| h.set(KEY_SHARE, &share(HYBRID, &[0; 1120]))),
+        refused(Protocol, ILLEGAL),
+    ),
     trap(
         "another's key",
         |r, s| {
@@ -161,10 +251,26 @@ const SERVER_HELLOS: &[Flight] = &[
         },
         dropped(Protocol),
     ),
-    trap("a pre-shared key nobody offered", |r, s| greets(r, s, |h| h.with(PSK, &[0, 0])), refused(Protocol, UNSUPPORTED_EXTENSION)),
-    trap("ALPN in clear", |r, s| greets(r, s, |h| h.with(ALPN, &protocols(&[b"h2"]))), refused(Protocol, UNSUPPORTED_EXTENSION)),
-    trap("an unknown extension in clear", |r, s| greets(r, s, |h| h.with(0xfafa, &[])), refused(Protocol, UNSUPPORTED_EXTENSION)),
-    trap("a duplicate extension", |r, s| greets(r, s, |h| h.with(VERSIONS, &[3, 4])), refused(Protocol, ILLEGAL)),
+    trap(
+        "a pre-shared key nobody offered",
+        |r, s| greets(r, s, |h| h.with(PSK, &[0, 0])),
+        refused(Protocol, UNSUPPORTED_EXTENSION),
+    ),
+    trap(
+        "ALPN in clear",
+        |r, s| greets(r, s, |h| h.with(ALPN, &protocols(&[b"h2"]))),
+        refused(Protocol, UNSUPPORTED_EXTENSION),
+    ),
+    trap(
+        "an unknown extension in clear",
+        |r, s| greets(r, s, |h| h.with(0xfafa, &[])),
+        refused(Protocol, UNSUPPORTED_EXTENSION),
+    ),
+    trap(
+        "a duplicate extension",
+        |r, s| greets(r, s, |h| h.with(VERSIONS, &[3, 4])),
+        refused(Protocol, ILLEGAL),
+    ),
     trap(
         "bytes after the hello",
         |_, s| {
@@ -189,7 +295,11 @@ const SERVER_HELLOS: &[Flight] = &[
         },
         dropped(Protocol),
     ),
-    trap("a hello of 1 MiB", |_, s| s.say(&message(SERVER_HELLO, &vec![3; 1 << 20])), dropped(Protocol)),
+    trap(
+        "a hello of 1 MiB",
+        |_, s| s.say(&message(SERVER_HELLO, &vec![3; 1 << 20])),
+        dropped(Protocol),
+    ),
 ];
 
 #[test]
@@ -198,15 +308,51 @@ fn server_hellos() {
 }
 
 const RETRY_REQUESTS: &[Flight] = &[
-    trap("another group, then nothing", |_, s| retries(s, &[wants(P256)]), dropped(Io)),
-    trap("again and again", |_, s| (0..50).for_each(|_| retries(s, &[wants(P256)])), refused(Protocol, UNEXPECTED)),
-    trap("a group that has a share", |_, s| retries(s, &[wants(X25519)]), refused(Protocol, ILLEGAL)),
-    trap("a group not offered", |_, s| retries(s, &[wants(0x0018)]), refused(Protocol, ILLEGAL)),
-    trap("nothing to change", |_, s| retries(s, &[]), refused(Protocol, ILLEGAL)),
-    trap("an empty cookie", |_, s| retries(s, &[(COOKIE, vec![0, 0])]), refused(Protocol, DECODE)),
-    trap("a cookie, then nothing", |_, s| retries(s, &[(COOKIE, vec16(&[1; 900]))]), dropped(Io)),
-    trap("an extension nobody knows", |_, s| retries(s, &[wants(P256), (0xfafa, vec![])]), refused(Protocol, UNSUPPORTED_EXTENSION)),
-    trap("the group twice", |_, s| retries(s, &[wants(P256), wants(P256)]), refused(Protocol, ILLEGAL)),
+    trap(
+        "another group, then nothing",
+        |_, s| retries(s, &[wants(P256)]),
+        dropped(Io),
+    ),
+    trap(
+        "again and again",
+        |_, s| (0..50).for_each(|_| retries(s, &[wants(P256)])),
+        refused(Protocol, UNEXPECTED),
+    ),
+    trap(
+        "a group that has a share",
+        |_, s| retries(s, &[wants(X25519)]),
+        refused(Protocol, ILLEGAL),
+    ),
+    trap(
+        "a group not offered",
+        |_, s| retries(s, &[wants(0x0018)]),
+        refused(Protocol, ILLEGAL),
+    ),
+    trap(
+        "nothing to change",
+        |_, s| retries(s, &[]),
+        refused(Protocol, ILLEGAL),
+    ),
+    trap(
+        "an empty cookie",
+        |_, s| retries(s, &[(COOKIE, vec![0, 0])]),
+        refused(Protocol, DECODE),
+    ),
+    trap(
+        "a cookie, then nothing",
+        |_, s| retries(s, &[(COOKIE, vec16(&[1; 900]))]),
+        dropped(Io),
+    ),
+    trap(
+        "an extension nobody knows",
+        |_, s| retries(s, &[wants(P256), (0xfafa, vec![])]),
+        refused(Protocol, UNSUPPORTED_EXTENSION),
+    ),
+    trap(
+        "the group twice",
+        |_, s| retries(s, &[wants(P256), wants(P256)]),
+        refused(Protocol, ILLEGAL),
+    ),
     trap(
         "then another suite",
         |_, s| {
@@ -226,8 +372,13 @@ const RETRY_REQUESTS: &[Flight] = &[
     trap(
         "of an unknown suite",
         |_, s| {
-            let hello =
-                s.reply().change(|h| (h.random, h.extensions, h.suites) = (RETRY, vec![(VERSIONS, vec![3, 4]), wants(P256)], vec![0x1303]));
+            let hello = s.reply().change(|h| {
+                (h.random, h.extensions, h.suites) = (
+                    RETRY,
+                    vec![(VERSIONS, vec![3, 4]), wants(P256)],
+                    vec![0x1303],
+                )
+            });
             s.say(&hello.message());
         },
         refused(Protocol, ILLEGAL),
@@ -235,7 +386,9 @@ const RETRY_REQUESTS: &[Flight] = &[
     trap(
         "of TLS 1.2",
         |_, s| {
-            let hello = s.reply().change(|h| (h.random, h.extensions) = (RETRY, vec![(VERSIONS, vec![3, 3]), wants(P256)]));
+            let hello = s.reply().change(|h| {
+                (h.random, h.extensions) = (RETRY, vec![(VERSIONS, vec![3, 3]), wants(P256)])
+            });
             s.say(&hello.message());
         },
         refused(Protocol, ILLEGAL),
@@ -259,12 +412,36 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
         up(),
     ),
     trap("no protocol", |r, s| extends(r, s, &[]), up()),
-    trap("another protocol", |r, s| extends(r, s, &[(ALPN, protocols(&[b"http/1.1"]))]), refused(Protocol, ILLEGAL)),
-    trap("two protocols", |r, s| extends(r, s, &[(ALPN, protocols(&[b"h2", b"h2"]))]), refused(Protocol, DECODE)),
-    trap("an extension nobody asked for", |r, s| extends(r, s, &[(SERVER_NAME, vec![])]), refused(Protocol, UNSUPPORTED_EXTENSION)),
-    trap("an unknown extension", |r, s| extends(r, s, &[(0xfafa, vec![1])]), refused(Protocol, UNSUPPORTED_EXTENSION)),
-    trap("early data taken", |r, s| extends(r, s, &[(EARLY_DATA, vec![])]), refused(Protocol, UNSUPPORTED_EXTENSION)),
-    trap("a share among the encrypted", |r, s| extends(r, s, &[wants(X25519)]), refused(Protocol, DECODE)),
+    trap(
+        "another protocol",
+        |r, s| extends(r, s, &[(ALPN, protocols(&[b"http/1.1"]))]),
+        refused(Protocol, ILLEGAL),
+    ),
+    trap(
+        "two protocols",
+        |r, s| extends(r, s, &[(ALPN, protocols(&[b"h2", b"h2"]))]),
+        refused(Protocol, DECODE),
+    ),
+    trap(
+        "an extension nobody asked for",
+        |r, s| extends(r, s, &[(SERVER_NAME, vec![])]),
+        refused(Protocol, UNSUPPORTED_EXTENSION),
+    ),
+    trap(
+        "an unknown extension",
+        |r, s| extends(r, s, &[(0xfafa, vec![1])]),
+        refused(Protocol, UNSUPPORTED_EXTENSION),
+    ),
+    trap(
+        "early data taken",
+        |r, s| extends(r, s, &[(EARLY_DATA, vec![])]),
+        refused(Protocol, UNSUPPORTED_EXTENSION),
+    ),
+    trap(
+        "a share among the encrypted",
+        |r, s| extends(r, s, &[wants(X25519)]),
+        refused(Protocol, DECODE),
+    ),
     trap(
         "a duplicate extension",
         |r, s| {
@@ -323,7 +500,14 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
         |_, s| {
             s.greet(&s.reply());
             s.extend(&[]);
-            s.say(&message(REQUEST, &[vec8(&[1]), extensions(&[(SIGNATURES, vec16(&list16(&[ECDSA])))])].concat()));
+            s.say(&message(
+                REQUEST,
+                &[
+                    vec8(&[1]),
+                    extensions(&[(SIGNATURES, vec16(&list16(&[ECDSA])))]),
+                ]
+                .concat(),
+            ));
         },
         refused(Protocol, DECODE),
     ),
@@ -371,7 +555,11 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
         },
         refused(Protocol, BAD_MAC),
     ),
-    trap("changes of cipher without end", |_, s| s.raw(&CCS.repeat(5000)), refused(Protocol, UNEXPECTED)),
+    trap(
+        "changes of cipher without end",
+        |_, s| s.raw(&CCS.repeat(5000)),
+        refused(Protocol, UNEXPECTED),
+    ),
     trap(
         "changes of cipher without end, after the hello",
         |_, s| {
@@ -418,8 +606,16 @@ const ENCRYPTED_FLIGHTS: &[Flight] = &[
         },
         refused(BadSignature, DECRYPT),
     ),
-    trap("a proof with SHA-1", |r, s| labelled(r, s, 0x0203), refused(Protocol, ILLEGAL)),
-    trap("a proof labelled RSA-PSS", |r, s| labelled(r, s, 0x0804), refused(BadAlgorithm, DECRYPT)),
+    trap(
+        "a proof with SHA-1",
+        |r, s| labelled(r, s, 0x0203),
+        refused(Protocol, ILLEGAL),
+    ),
+    trap(
+        "a proof labelled RSA-PSS",
+        |r, s| labelled(r, s, 0x0804),
+        refused(BadAlgorithm, DECRYPT),
+    ),
     trap(
         "Certificate without proof",
         |r, s| {
@@ -470,36 +666,67 @@ fn issued(s: &mut MessageFlight, who: &str, change: impl FnOnce(&mut Certificate
 }
 
 const CERTIFICATES: &[Flight] = &[
-    trap("of another workload", |_, s| issued(s, ALICE, |_| {}), refused(WrongIdentity, UNKNOWN_CERTIFICATE)),
+    trap(
+        "of another workload",
+        |_, s| issued(s, ALICE, |_| {}),
+        refused(WrongIdentity, UNKNOWN_CERTIFICATE),
+    ),
     trap(
         "of another trust domain",
         |r, s| {
-            shows(s, &TestCredential::of(&r.foreign.issue_with(&identity(MALLORY), |_| {})));
+            shows(
+                s,
+                &TestCredential::of(&r.foreign.issue_with(&identity(MALLORY), |_| {})),
+            );
         },
         refused(WrongIdentity, UNKNOWN_CERTIFICATE),
     ),
     trap(
         "by another CA",
         |r, s| {
-            shows(s, &TestCredential::of(&r.foreign.issue_with(&identity(BOB), |_| {})));
+            shows(
+                s,
+                &TestCredential::of(&r.foreign.issue_with(&identity(BOB), |_| {})),
+            );
         },
         refused(UnknownIssuer, UNKNOWN_CA),
     ),
-    trap("of no one", |_, s| issued(s, BOB, |p| p.subject_alt_names.clear()), refused(WrongIdentity, UNKNOWN_CERTIFICATE)),
+    trap(
+        "of no one",
+        |_, s| issued(s, BOB, |p| p.subject_alt_names.clear()),
+        refused(WrongIdentity, UNKNOWN_CERTIFICATE),
+    ),
     trap(
         "of several, one of them expected",
         |_, s| {
-            issued(s, BOB, |p| p.subject_alt_names.push(SanType::URI(ALICE.try_into().unwrap())));
+            issued(s, BOB, |p| {
+                p.subject_alt_names
+                    .push(SanType::URI(ALICE.try_into().unwrap()))
+            });
         },
         up(),
     ),
-    trap("expired", |_, s| issued(s, BOB, |p| p.not_after = date_time_ymd(2021, 1, 1)), refused(Expired, EXPIRED)),
-    trap("not valid yet", |_, s| issued(s, BOB, |p| p.not_before = date_time_ymd(2110, 1, 1)), refused(NotYetValid, EXPIRED)),
-    trap("revoked", |_, s| issued(s, BOB, |p| p.serial_number = Some(REVOKED_SERIAL.into())), refused(Revoked, REVOKED)),
+    trap(
+        "expired",
+        |_, s| issued(s, BOB, |p| p.not_after = date_time_ymd(2021, 1, 1)),
+        refused(Expired, EXPIRED),
+    ),
+    trap(
+        "not valid yet",
+        |_, s| issued(s, BOB, |p| p.not_before = date_time_ymd(2110, 1, 1)),
+        refused(NotYetValid, EXPIRED),
+    ),
+    trap(
+        "revoked",
+        |_, s| issued(s, BOB, |p| p.serial_number = Some(REVOKED_SERIAL.into())),
+        refused(Revoked, REVOKED),
+    ),
     trap(
         "for clients only",
         |_, s| {
-            issued(s, BOB, |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth]);
+            issued(s, BOB, |p| {
+                p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth]
+            });
         },
         refused(WrongUsage, UNSUPPORTED_CERTIFICATE),
     ),
@@ -583,7 +810,17 @@ fn certificates() {
 /// Returns a ticket that is never used.
 fn ticket() -> Vec<u8> {
     let lifetime = 7200_u32.to_be_bytes();
-    message(TICKET, &[&lifetime[..], &[1; 4], &vec8(&[1]), &vec16(&[9; 180]), &[0, 0]].concat())
+    message(
+        TICKET,
+        &[
+            &lifetime[..],
+            &[1; 4],
+            &vec8(&[1]),
+            &vec16(&[9; 180]),
+            &[0, 0],
+        ]
+        .concat(),
+    )
 }
 
 macro_rules! after {

@@ -19,7 +19,10 @@ fn tenant(name: &str, place: KeyLocation) -> Arc<Resource> {
         gateway_cidrs: vec![],
         outbound_traffic_policy: program::OutboundTrafficPolicy::Deny,
         resolvers: Vec::new(),
-        keys: KeyPolicy { location: place, ..KeyPolicy::default() },
+        keys: KeyPolicy {
+            location: place,
+            ..KeyPolicy::default()
+        },
         shares: Default::default(),
     }))
 }
@@ -27,7 +30,11 @@ fn tenant(name: &str, place: KeyLocation) -> Arc<Resource> {
 fn entitlement(tenant: &str, requester: KeyRequester, identities: &[&str]) -> Arc<Resource> {
     let mut identities: Vec<_> = identities.iter().map(|i| identity(i)).collect();
     identities.sort();
-    Arc::new(Resource::Entitlement(Entitlement { tenant: tenant.parse().unwrap(), requester, identities }))
+    Arc::new(Resource::Entitlement(Entitlement {
+        tenant: tenant.parse().unwrap(),
+        requester,
+        identities,
+    }))
 }
 
 fn node(name: &str) -> KeyRequester {
@@ -61,16 +68,31 @@ fn rights() -> EntitlementIndex {
 #[test]
 fn a_caller_is_read_from_its_certificate() {
     for (text, want) in [
-        ("spiffe://components.canal/ns/alpha/sa/node.n1", Some((node("n1"), Some("alpha")))),
-        ("spiffe://components.canal/ns/alpha/sa/node.n1.rack2", Some((node("n1.rack2"), Some("alpha")))),
-        ("spiffe://components.canal/ns/canal-system/sa/gateway.g1", Some((gateway("g1"), None))),
+        (
+            "spiffe://components.canal/ns/alpha/sa/node.n1",
+            Some((node("n1"), Some("alpha"))),
+        ),
+        (
+            "spiffe://components.canal/ns/alpha/sa/node.n1.rack2",
+            Some((node("n1.rack2"), Some("alpha"))),
+        ),
+        (
+            "spiffe://components.canal/ns/canal-system/sa/gateway.g1",
+            Some((gateway("g1"), None)),
+        ),
         ("spiffe://components.canal/ns/alpha/sa/gateway.g1", None),
-        ("spiffe://components.canal/ns/canal-system/sa/keyserver.k1", None),
+        (
+            "spiffe://components.canal/ns/canal-system/sa/keyserver.k1",
+            None,
+        ),
         ("spiffe://components.canal/ns/alpha/sa/n1", None),
         ("spiffe://alpha.example/ns/alpha/sa/node.n1", None),
         ("spiffe://alpha.example/ns/canal-system/sa/gateway.g1", None),
     ] {
-        let want = want.map(|(requester, tenant)| ChannelPeer { requester, tenant: tenant.map(|t| t.parse().unwrap()) });
+        let want = want.map(|(requester, tenant)| ChannelPeer {
+            requester,
+            tenant: tenant.map(|t| t.parse().unwrap()),
+        });
         assert_eq!(ChannelPeer::of(&identity(text)), want, "{text}");
     }
 }
@@ -78,28 +100,106 @@ fn a_caller_is_read_from_its_certificate() {
 #[test]
 fn a_key_is_for_those_that_the_controller_names() {
     let rights = rights();
-    let on = |requester, tenant: Option<&str>| ChannelPeer { requester, tenant: tenant.map(|t| t.parse().unwrap()) };
+    let on = |requester, tenant: Option<&str>| ChannelPeer {
+        requester,
+        tenant: tenant.map(|t| t.parse().unwrap()),
+    };
     let (n1, g1) = (on(node("n1"), Some("alpha")), on(gateway("g1"), None));
     let key = |text: &str| KeyName::Identity(identity(text));
     let service = |text: &str| KeyName::Service(text.parse().unwrap());
     let cases = [
         ("its own pod's", &n1, key(WEB), Ok("alpha")),
-        ("a pod's of another node", &on(node("n2"), Some("alpha")), key(WEB), Err(KeyRefusal::NotEntitled)),
-        ("a node of another tenant with the same name", &on(node("n1"), Some("beta")), key(WEB), Err(KeyRefusal::NotEntitled)),
-        ("an identity entitled under the wrong tenant", &on(node("n9"), Some("beta")), key(WEB), Err(KeyRefusal::NotEntitled)),
-        ("the gateway's, by a node", &n1, key(GATE), Err(KeyRefusal::NotEntitled)),
+        (
+            "a pod's of another node",
+            &on(node("n2"), Some("alpha")),
+            key(WEB),
+            Err(KeyRefusal::NotEntitled),
+        ),
+        (
+            "a node of another tenant with the same name",
+            &on(node("n1"), Some("beta")),
+            key(WEB),
+            Err(KeyRefusal::NotEntitled),
+        ),
+        (
+            "an identity entitled under the wrong tenant",
+            &on(node("n9"), Some("beta")),
+            key(WEB),
+            Err(KeyRefusal::NotEntitled),
+        ),
+        (
+            "the gateway's, by a node",
+            &n1,
+            key(GATE),
+            Err(KeyRefusal::NotEntitled),
+        ),
         ("the gateway's, by a gateway", &g1, key(GATE), Ok("alpha")),
-        ("the gateway's, by a gateway that does not serve", &on(gateway("g2"), None), key(GATE), Err(KeyRefusal::NotEntitled)),
-        ("a pod's, by a gateway", &g1, key(WEB), Err(KeyRefusal::NotEntitled)),
-        ("an identity that nobody runs", &n1, key("spiffe://alpha.example/ns/shop/sa/none"), Err(KeyRefusal::NotEntitled)),
-        ("keys that are kept elsewhere", &n1, key("spiffe://local.example/ns/x/sa/y"), Err(KeyRefusal::UnknownTenant)),
-        ("a tenant that is gone", &n1, key("spiffe://gone.example/ns/x/sa/y"), Err(KeyRefusal::UnknownTenant)),
-        ("the key server's own", &n1, key("spiffe://components.canal/ns/canal-system/sa/keyserver.k"), Err(KeyRefusal::UnknownTenant)),
-        ("a service, by a gateway", &g1, service("alpha/shop/web"), Ok("alpha")),
-        ("a service, by a node", &n1, service("alpha/shop/web"), Err(KeyRefusal::NotEntitled)),
-        ("a service of a tenant not served", &g1, service("beta/shop/web"), Err(KeyRefusal::NotEntitled)),
-        ("a service of a tenant with keys elsewhere", &g1, service("local/shop/web"), Err(KeyRefusal::UnknownTenant)),
-        ("a file", &g1, KeyName::File("alpha/shop/web".parse().unwrap()), Err(KeyRefusal::UnknownKey)),
+        (
+            "the gateway's, by a gateway that does not serve",
+            &on(gateway("g2"), None),
+            key(GATE),
+            Err(KeyRefusal::NotEntitled),
+        ),
+        (
+            "a pod's, by a gateway",
+            &g1,
+            key(WEB),
+            Err(KeyRefusal::NotEntitled),
+        ),
+        (
+            "an identity that nobody runs",
+            &n1,
+            key("spiffe://alpha.example/ns/shop/sa/none"),
+            Err(KeyRefusal::NotEntitled),
+        ),
+        (
+            "keys that are kept elsewhere",
+            &n1,
+            key("spiffe://local.example/ns/x/sa/y"),
+            Err(KeyRefusal::UnknownTenant),
+        ),
+        (
+            "a tenant that is gone",
+            &n1,
+            key("spiffe://gone.example/ns/x/sa/y"),
+            Err(KeyRefusal::UnknownTenant),
+        ),
+        (
+            "the key server's own",
+            &n1,
+            key("spiffe://components.canal/ns/canal-system/sa/keyserver.k"),
+            Err(KeyRefusal::UnknownTenant),
+        ),
+        (
+            "a service, by a gateway",
+            &g1,
+            service("alpha/shop/web"),
+            Ok("alpha"),
+        ),
+        (
+            "a service, by a node",
+            &n1,
+            service("alpha/shop/web"),
+            Err(KeyRefusal::NotEntitled),
+        ),
+        (
+            "a service of a tenant not served",
+            &g1,
+            service("beta/shop/web"),
+            Err(KeyRefusal::NotEntitled),
+        ),
+        (
+            "a service of a tenant with keys elsewhere",
+            &g1,
+            service("local/shop/web"),
+            Err(KeyRefusal::UnknownTenant),
+        ),
+        (
+            "a file",
+            &g1,
+            KeyName::File("alpha/shop/web".parse().unwrap()),
+            Err(KeyRefusal::UnknownKey),
+        ),
     ];
     for (what, caller, key, want) in cases {
         let got = rights.decide(caller, &key).map(|c| c.tenant.to_string());
@@ -110,7 +210,10 @@ fn a_key_is_for_those_that_the_controller_names() {
 #[test]
 fn keyless_keys_are_for_gateways_that_serve() {
     let rights = rights();
-    let caller = |requester| ChannelPeer { requester, tenant: None };
+    let caller = |requester| ChannelPeer {
+        requester,
+        tenant: None,
+    };
     let name = |n: &str| -> TenantName { n.parse().unwrap() };
     assert!(rights.serves(&caller(gateway("g1")), &name("alpha")));
     // A tenant whose workloads' keys are on its nodes may use keyless keys nevertheless.
@@ -122,9 +225,17 @@ fn keyless_keys_are_for_gateways_that_serve() {
 
 #[test]
 fn keys_are_made_for_entitled_names_of_their_tenant() {
-    let all: Vec<String> = rights().identities().keys().map(Identity::to_string).collect();
+    let all: Vec<String> = rights()
+        .identities()
+        .keys()
+        .map(Identity::to_string)
+        .collect();
     assert_eq!(all, [GATE, API, WEB, "spiffe://beta.example/ns/x/sa/y"]);
     assert!(rights().terminates(&"alpha".parse().unwrap()).is_some());
     assert!(rights().terminates(&"beta".parse().unwrap()).is_none());
-    assert!(rights().dump()["alpha"]["entitlements"]["node/n1"][0].as_str().is_some_and(|s| s == API));
+    assert!(
+        rights().dump()["alpha"]["entitlements"]["node/n1"][0]
+            .as_str()
+            .is_some_and(|s| s == API)
+    );
 }

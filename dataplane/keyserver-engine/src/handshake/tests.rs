@@ -9,7 +9,9 @@ use canal_testing::{TestCa, TestCertificate, identity};
 use canal_tls::{PeerVerifier, TrustView, client_config, server_config};
 use canal_wire::keyrpc::KeyName;
 use proptest::prelude::*;
-use rcgen::{CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose, SanType, date_time_ymd};
+use rcgen::{
+    CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose, SanType, date_time_ymd,
+};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls_pki_types::PrivateKeyDer;
 use rustls_pki_types::pem::PemObject;
@@ -22,11 +24,18 @@ const WEB: &str = "spiffe://alpha.example/ns/shop/sa/web";
 const PEER: &str = "spiffe://alpha.example/ns/shop/sa/peer";
 
 fn ders(pem: &str) -> Vec<CertificateDer<'static>> {
-    CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<_, _>>().unwrap()
+    CertificateDer::pem_slice_iter(pem.as_bytes())
+        .collect::<Result<_, _>>()
+        .unwrap()
 }
 
 fn verifier(ca: &TestCa) -> PeerVerifier {
-    PeerVerifier::new("alpha.example".parse().unwrap(), &ders(&ca.root_pem()), TrustView::without_bundles()).unwrap()
+    PeerVerifier::new(
+        "alpha.example".parse().unwrap(),
+        &ders(&ca.root_pem()),
+        TrustView::without_bundles(),
+    )
+    .unwrap()
 }
 
 fn certified(ca: &TestCa, algorithm: KeyAlgorithm) -> Arc<CertifiedPrivateKey> {
@@ -35,16 +44,32 @@ fn certified(ca: &TestCa, algorithm: KeyAlgorithm) -> Arc<CertifiedPrivateKey> {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     params.subject_alt_names = vec![SanType::URI(WEB.try_into().unwrap())];
-    let csr = params.serialize_request(&RequestKey(&key)).unwrap().pem().unwrap();
+    let csr = params
+        .serialize_request(&RequestKey(&key))
+        .unwrap()
+        .pem()
+        .unwrap();
     let chain = ders(&ca.sign_request(&csr, |_| {}));
     let name = KeyName::Identity(identity(WEB));
-    let certified = CertifiedPrivateKey::new(name, "alpha".parse().unwrap(), key, chain, Some(verifier(ca))).unwrap();
+    let certified = CertifiedPrivateKey::new(
+        name,
+        "alpha".parse().unwrap(),
+        key,
+        chain,
+        Some(verifier(ca)),
+    )
+    .unwrap();
     assert!(certified.valid_at(SystemTime::now()));
     Arc::new(certified)
 }
 
 fn terms(certified: &Arc<CertifiedPrivateKey>, role: HandshakeRole) -> HandshakeParams {
-    HandshakeParams { certified: certified.clone(), role, alpn: vec![b"h2".to_vec()], expected: [identity(PEER)].into() }
+    HandshakeParams {
+        certified: certified.clone(),
+        role,
+        alpn: vec![b"h2".to_vec()],
+        expected: [identity(PEER)].into(),
+    }
 }
 
 /// Returns rustls as the peer, with a certificate of a test CA.
@@ -57,9 +82,15 @@ fn peer(ca: &TestCa, issued: &TestCertificate, role: HandshakeRole, alpn: &[u8])
         HandshakeRole::Client => {
             let config = client_config(key, verifier(ca), [identity(WEB)].into(), &alpn).unwrap();
             let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
-            ClientConnection::new(Arc::new(config), name).unwrap().into()
+            ClientConnection::new(Arc::new(config), name)
+                .unwrap()
+                .into()
         }
-        HandshakeRole::Server => ServerConnection::new(Arc::new(server_config(key, verifier(ca), &alpn).unwrap())).unwrap().into(),
+        HandshakeRole::Server => {
+            ServerConnection::new(Arc::new(server_config(key, verifier(ca), &alpn).unwrap()))
+                .unwrap()
+                .into()
+        }
     }
 }
 
@@ -80,7 +111,12 @@ fn hear(peer: &mut Connection, mut bytes: &[u8]) {
 }
 
 /// Runs the handshake to its end. Each flight of the peer is cut into pieces of `piece` bytes.
-fn shake(handshake: &mut RelayedHandshake, peer: &mut Connection, piece: usize, extra: &[u8]) -> HandshakeStep {
+fn shake(
+    handshake: &mut RelayedHandshake,
+    peer: &mut Connection,
+    piece: usize,
+    extra: &[u8],
+) -> HandshakeStep {
     let mut step = handshake.step(b"");
     for _ in 0..8 {
         match step {
@@ -118,7 +154,10 @@ fn both_roles_and_both_algorithms_end_well_in_any_pieces() {
     let issued = ca.issue_with(&identity(PEER), |_| {});
     for algorithm in [KeyAlgorithm::EcdsaP256, KeyAlgorithm::Rsa2048] {
         let certified = certified(&ca, algorithm);
-        for (role, other) in [(HandshakeRole::Server, HandshakeRole::Client), (HandshakeRole::Client, HandshakeRole::Server)] {
+        for (role, other) in [
+            (HandshakeRole::Server, HandshakeRole::Client),
+            (HandshakeRole::Client, HandshakeRole::Server),
+        ] {
             for piece in [1, 7, 100, 1 << 16] {
                 let mut handshake = RelayedHandshake::begin(terms(&certified, role)).unwrap();
                 let mut peer = peer(&ca, &issued, other, b"h2");
@@ -126,12 +165,32 @@ fn both_roles_and_both_algorithms_end_well_in_any_pieces() {
                 hear(&mut peer, &done.send);
                 let what = format!("{algorithm:?} {role:?} {piece}");
                 assert!(!peer.is_handshaking(), "{what}");
-                assert_eq!((done.peer.to_string().as_str(), done.suite, handshake.received - done.consumed), (PEER, 0x1302, 0), "{what}");
-                assert_eq!((done.alpn.as_slice(), done.client_traffic.len(), done.server_traffic.len()), (&b"h2"[..], 92, 92), "{what}");
+                assert_eq!(
+                    (
+                        done.peer.to_string().as_str(),
+                        done.suite,
+                        handshake.received - done.consumed
+                    ),
+                    (PEER, 0x1302, 0),
+                    "{what}"
+                );
+                assert_eq!(
+                    (
+                        done.alpn.as_slice(),
+                        done.client_traffic.len(),
+                        done.server_traffic.len()
+                    ),
+                    (&b"h2"[..], 92, 92),
+                    "{what}"
+                );
                 assert_eq!(done.leaf, ders(&issued.chain)[0]);
                 let suite = peer.negotiated_cipher_suite().unwrap().suite();
                 let group = peer.negotiated_key_exchange_group().unwrap().name();
-                assert_eq!((u16::from(suite), group), (done.suite, rustls::NamedGroup::X25519MLKEM768), "{what}");
+                assert_eq!(
+                    (u16::from(suite), group),
+                    (done.suite, rustls::NamedGroup::X25519MLKEM768),
+                    "{what}"
+                );
             }
         }
     }
@@ -145,12 +204,19 @@ fn no_byte_beyond_the_handshake_is_consumed() {
     let record = [&[23, 3, 3, 0, 9][..], b"encrypted"].concat();
     let extra = [&record[..], &record[..3]].concat();
     let mut handshake = RelayedHandshake::begin(terms(&certified, HandshakeRole::Server)).unwrap();
-    let done = finished(shake(&mut handshake, &mut peer(&ca, &issued, HandshakeRole::Client, b"h2"), 1 << 16, &extra));
+    let done = finished(shake(
+        &mut handshake,
+        &mut peer(&ca, &issued, HandshakeRole::Client, b"h2"),
+        1 << 16,
+        &extra,
+    ));
     assert_eq!(handshake.received - done.consumed, extra.len());
     let mut handshake = RelayedHandshake::begin(terms(&certified, HandshakeRole::Client)).unwrap();
     // A server may send data as soon as it has sent Finished.
     let mut server = peer(&ca, &issued, HandshakeRole::Server, b"h2");
-    let HandshakeStep::Wait { send } = handshake.step(b"") else { panic!("a ClientHello") };
+    let HandshakeStep::Wait { send } = handshake.step(b"") else {
+        panic!("a ClientHello")
+    };
     hear(&mut server, &send);
     let flight = [output(&mut server), extra.clone()].concat();
     let done = finished(handshake.step(&flight));
@@ -180,16 +246,34 @@ fn the_secrets_are_those_of_the_connection() {
         let (wide, size) = ((length as u16).to_be_bytes(), [full.len() as u8]);
         let mut out = vec![0; length];
         let info: [&[u8]; 4] = [&wide, &size, &full, &[0]];
-        Prk::new_less_safe(HKDF_SHA384, secret).expand(&info, SecretLength(length)).unwrap().fill(&mut out).unwrap();
+        Prk::new_less_safe(HKDF_SHA384, secret)
+            .expand(&info, SecretLength(length))
+            .unwrap()
+            .fill(&mut out)
+            .unwrap();
         out
     };
     use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
-    let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &label(&done.client_traffic[..48], b"key", 32)).unwrap());
-    let iv: [u8; 12] = label(&done.client_traffic[..48], b"iv", 12).try_into().unwrap();
-    assert_eq!(done.client_traffic[48..80], label(&done.client_traffic[..48], b"key", 32), "it is there, expanded");
+    let key = LessSafeKey::new(
+        UnboundKey::new(&AES_256_GCM, &label(&done.client_traffic[..48], b"key", 32)).unwrap(),
+    );
+    let iv: [u8; 12] = label(&done.client_traffic[..48], b"iv", 12)
+        .try_into()
+        .unwrap();
+    assert_eq!(
+        done.client_traffic[48..80],
+        label(&done.client_traffic[..48], b"key", 32),
+        "it is there, expanded"
+    );
     assert_eq!(done.client_traffic[80..], iv);
     let mut body = record[5..].to_vec();
-    let plain = key.open_in_place(Nonce::assume_unique_for_key(iv), Aad::from(&record[..5]), &mut body).unwrap();
+    let plain = key
+        .open_in_place(
+            Nonce::assume_unique_for_key(iv),
+            Aad::from(&record[..5]),
+            &mut body,
+        )
+        .unwrap();
     assert_eq!(plain, b"hello\x17");
 }
 
@@ -202,11 +286,22 @@ fn peers_are_refused_by_name_and_get_an_alert() {
     let foreign = "spiffe://beta.example/ns/shop/sa/peer";
     let mallory = "spiffe://alpha.example/ns/shop/sa/mallory";
     let issued = |id: &str, change: LeafEditFn| ca.issue_with(&identity(id), change);
-    let client_only: LeafEditFn = |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-    let server_only: LeafEditFn = |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-    let two: LeafEditFn = |p| p.subject_alt_names.push(SanType::URI(WEB.try_into().unwrap()));
+    let client_only: LeafEditFn =
+        |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    let server_only: LeafEditFn =
+        |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let two: LeafEditFn = |p| {
+        p.subject_alt_names
+            .push(SanType::URI(WEB.try_into().unwrap()))
+    };
     let large: LeafEditFn = |p| {
-        let name = |n: usize| SanType::DnsName(format!("{n}.{}.example", "x".repeat(60)).try_into().unwrap());
+        let name = |n: usize| {
+            SanType::DnsName(
+                format!("{n}.{}.example", "x".repeat(60))
+                    .try_into()
+                    .unwrap(),
+            )
+        };
         p.subject_alt_names.extend((0..500).map(name));
     };
     let long = |mut i: TestCertificate| {
@@ -216,27 +311,105 @@ fn peers_are_refused_by_name_and_get_an_alert() {
     let (client, server) = (HandshakeRole::Client, HandshakeRole::Server);
     let fine: LeafEditFn = |_| {};
     let cases = [
-        ("expired client", client, issued(PEER, |p| p.not_after = date_time_ymd(2021, 1, 1)), KeyRefusal::PeerExpired),
-        ("expired server", server, issued(PEER, |p| p.not_after = date_time_ymd(2021, 1, 1)), KeyRefusal::PeerExpired),
-        ("client not valid yet", client, issued(PEER, |p| p.not_before = date_time_ymd(2119, 1, 1)), KeyRefusal::PeerNotYetValid),
-        ("server not valid yet", server, issued(PEER, |p| p.not_before = date_time_ymd(2119, 1, 1)), KeyRefusal::PeerNotYetValid),
-        ("client with a server's certificate", client, issued(PEER, server_only), KeyRefusal::PeerPurpose),
-        ("server with a client's certificate", server, issued(PEER, client_only), KeyRefusal::PeerPurpose),
-        ("client of another tenant", client, issued(foreign, fine), KeyRefusal::PeerTrustDomain),
-        ("server of another tenant", server, issued(foreign, fine), KeyRefusal::PeerIdentity),
-        ("another server", server, issued(mallory, fine), KeyRefusal::PeerIdentity),
-        ("client with two names", client, issued(PEER, two), KeyRefusal::PeerAmbiguous),
-        ("client of another root", client, other.issue_with(&identity(PEER), |_| {}), KeyRefusal::PeerUnknownIssuer),
-        ("server of another root", server, other.issue_with(&identity(PEER), |_| {}), KeyRefusal::PeerUnknownIssuer),
-        ("client with a long chain", client, long(issued(PEER, fine)), KeyRefusal::PeerChain),
-        ("server with a large chain", server, issued(PEER, large), KeyRefusal::PeerChain),
+        (
+            "expired client",
+            client,
+            issued(PEER, |p| p.not_after = date_time_ymd(2021, 1, 1)),
+            KeyRefusal::PeerExpired,
+        ),
+        (
+            "expired server",
+            server,
+            issued(PEER, |p| p.not_after = date_time_ymd(2021, 1, 1)),
+            KeyRefusal::PeerExpired,
+        ),
+        (
+            "client not valid yet",
+            client,
+            issued(PEER, |p| p.not_before = date_time_ymd(2119, 1, 1)),
+            KeyRefusal::PeerNotYetValid,
+        ),
+        (
+            "server not valid yet",
+            server,
+            issued(PEER, |p| p.not_before = date_time_ymd(2119, 1, 1)),
+            KeyRefusal::PeerNotYetValid,
+        ),
+        (
+            "client with a server's certificate",
+            client,
+            issued(PEER, server_only),
+            KeyRefusal::PeerPurpose,
+        ),
+        (
+            "server with a client's certificate",
+            server,
+            issued(PEER, client_only),
+            KeyRefusal::PeerPurpose,
+        ),
+        (
+            "client of another tenant",
+            client,
+            issued(foreign, fine),
+            KeyRefusal::PeerTrustDomain,
+        ),
+        (
+            "server of another tenant",
+            server,
+            issued(foreign, fine),
+            KeyRefusal::PeerIdentity,
+        ),
+        (
+            "another server",
+            server,
+            issued(mallory, fine),
+            KeyRefusal::PeerIdentity,
+        ),
+        (
+            "client with two names",
+            client,
+            issued(PEER, two),
+            KeyRefusal::PeerAmbiguous,
+        ),
+        (
+            "client of another root",
+            client,
+            other.issue_with(&identity(PEER), |_| {}),
+            KeyRefusal::PeerUnknownIssuer,
+        ),
+        (
+            "server of another root",
+            server,
+            other.issue_with(&identity(PEER), |_| {}),
+            KeyRefusal::PeerUnknownIssuer,
+        ),
+        (
+            "client with a long chain",
+            client,
+            long(issued(PEER, fine)),
+            KeyRefusal::PeerChain,
+        ),
+        (
+            "server with a large chain",
+            server,
+            issued(PEER, large),
+            KeyRefusal::PeerChain,
+        ),
     ];
     for (what, role, issued, want) in cases {
-        let own = if role == HandshakeRole::Client { HandshakeRole::Server } else { HandshakeRole::Client };
+        let own = if role == HandshakeRole::Client {
+            HandshakeRole::Server
+        } else {
+            HandshakeRole::Client
+        };
         let mut handshake = RelayedHandshake::begin(terms(&certified, own)).unwrap();
         let mut other_end = peer(&ca, &issued, role, b"h2");
         match shake(&mut handshake, &mut other_end, 1 << 16, b"") {
-            HandshakeStep::Failed { alert, refusal, text } => {
+            HandshakeStep::Failed {
+                alert,
+                refusal,
+                text,
+            } => {
                 assert_eq!(refusal, want, "{what}: {text}");
                 assert!(!alert.is_empty() && !text.is_empty(), "{what}");
             }
@@ -251,20 +424,46 @@ fn a_revoked_peer_is_refused() {
     let issued = ca.issue_with(&identity(PEER), |p| p.serial_number = Some(77.into()));
     let own = certified(&ca, KeyAlgorithm::EcdsaP256);
     let store = canal_tls::TrustStore::new(&Registry::new());
-    let publish = |revoked| store.replace([ca.bundle("alpha", "alpha.example", false, revoked)]).unwrap();
+    let publish = |revoked| {
+        store
+            .replace([ca.bundle("alpha", "alpha.example", false, revoked)])
+            .unwrap()
+    };
     publish(vec![]);
-    let verifier =
-        PeerVerifier::new("alpha.example".parse().unwrap(), &ders(&ca.root_pem()), store.view(&"alpha".parse().unwrap())).unwrap();
-    let own = CertifiedPrivateKey::new(own.name.clone(), own.tenant.clone(), own.key.clone(), own.chain.clone(), Some(verifier)).unwrap();
+    let verifier = PeerVerifier::new(
+        "alpha.example".parse().unwrap(),
+        &ders(&ca.root_pem()),
+        store.view(&"alpha".parse().unwrap()),
+    )
+    .unwrap();
+    let own = CertifiedPrivateKey::new(
+        own.name.clone(),
+        own.tenant.clone(),
+        own.key.clone(),
+        own.chain.clone(),
+        Some(verifier),
+    )
+    .unwrap();
     let own = Arc::new(own);
     let run = || {
         let mut handshake = RelayedHandshake::begin(terms(&own, HandshakeRole::Server)).unwrap();
-        shake(&mut handshake, &mut peer(&ca, &issued, HandshakeRole::Client, b"h2"), 1 << 16, b"")
+        shake(
+            &mut handshake,
+            &mut peer(&ca, &issued, HandshakeRole::Client, b"h2"),
+            1 << 16,
+            b"",
+        )
     };
     finished(run());
     publish(vec![ca.revocations(&[77])]);
     // The revocation applies at once, although the chain was verified a moment ago.
-    assert!(matches!(run(), HandshakeStep::Failed { refusal: KeyRefusal::PeerRevoked, .. }));
+    assert!(matches!(
+        run(),
+        HandshakeStep::Failed {
+            refusal: KeyRefusal::PeerRevoked,
+            ..
+        }
+    ));
 }
 
 #[test]
@@ -274,8 +473,19 @@ fn unknown_peers_are_refused_by_name() {
     let certified = certified(&ca, KeyAlgorithm::EcdsaP256);
     let server = || RelayedHandshake::begin(terms(&certified, HandshakeRole::Server)).unwrap();
     let mut wrong = peer(&ca, &issued, HandshakeRole::Client, b"http/1.1");
-    assert!(matches!(shake(&mut server(), &mut wrong, 1 << 16, b""), HandshakeStep::Failed { refusal: KeyRefusal::PeerProtocol, .. }));
-    let endless = [&[22, 3, 1, 0x40, 0][..], &[1, 0, 0xff, 0xff], &[0; (16 << 10) - 4]].concat();
+    assert!(matches!(
+        shake(&mut server(), &mut wrong, 1 << 16, b""),
+        HandshakeStep::Failed {
+            refusal: KeyRefusal::PeerProtocol,
+            ..
+        }
+    ));
+    let endless = [
+        &[22, 3, 1, 0x40, 0][..],
+        &[1, 0, 0xff, 0xff],
+        &[0; (16 << 10) - 4],
+    ]
+    .concat();
     let mut handshake = server();
     let mut refused = None;
     for _ in 0..6 {
@@ -285,15 +495,35 @@ fn unknown_peers_are_refused_by_name() {
             HandshakeStep::Done(_) => panic!("that was no handshake"),
         }
     }
-    assert!(matches!(refused, Some(KeyRefusal::PeerProtocol | KeyRefusal::HandshakeBytes)), "{refused:?}");
+    assert!(
+        matches!(
+            refused,
+            Some(KeyRefusal::PeerProtocol | KeyRefusal::HandshakeBytes)
+        ),
+        "{refused:?}"
+    );
     // Records of one byte each, whose message never ends.
     let mut handshake = server();
-    let trickle = [&[22, 3, 1, 0, 1, 0][..], &[20, 3, 3, 0, 1, 1]].concat().repeat(6000);
-    assert!(matches!(handshake.step(&trickle), HandshakeStep::Failed { .. }));
-    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 50], &[22, 3, 1, 0xff, 0xff, 1], &[21, 3, 3, 0, 2, 2, 40], &[23, 3, 3, 0, 0]] {
+    let trickle = [&[22, 3, 1, 0, 1, 0][..], &[20, 3, 3, 0, 1, 1]]
+        .concat()
+        .repeat(6000);
+    assert!(matches!(
+        handshake.step(&trickle),
+        HandshakeStep::Failed { .. }
+    ));
+    for garbage in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        &[0; 50],
+        &[22, 3, 1, 0xff, 0xff, 1],
+        &[21, 3, 3, 0, 2, 2, 40],
+        &[23, 3, 3, 0, 0],
+    ] {
         match server().step(garbage) {
             HandshakeStep::Failed { refusal, .. } => {
-                assert!(matches!(refusal, KeyRefusal::PeerProtocol | KeyRefusal::PeerAlert), "{refusal}")
+                assert!(
+                    matches!(refusal, KeyRefusal::PeerProtocol | KeyRefusal::PeerAlert),
+                    "{refusal}"
+                )
             }
             step => panic!("{garbage:?}: {step:?}"),
         }
@@ -302,10 +532,20 @@ fn unknown_peers_are_refused_by_name() {
 
 #[test]
 fn only_handshake_inputs_are_signed() {
-    let verify =
-        |side: &str, hash: usize| [&[0x20; 64][..], format!("TLS 1.3, {side} CertificateVerify\0").as_bytes(), &vec![7; hash]].concat();
+    let verify = |side: &str, hash: usize| {
+        [
+            &[0x20; 64][..],
+            format!("TLS 1.3, {side} CertificateVerify\0").as_bytes(),
+            &vec![7; hash],
+        ]
+        .concat()
+    };
     let ecdhe = |point: usize| [&[1; 64][..], &[3, 0, 29, point as u8], &vec![9; point]].concat();
-    let of = || ServiceKey { tenant: "alpha".parse().unwrap(), namespace: "shop".parse().unwrap(), name: "web".parse().unwrap() };
+    let of = || ServiceKey {
+        tenant: "alpha".parse().unwrap(),
+        namespace: "shop".parse().unwrap(),
+        name: "web".parse().unwrap(),
+    };
     let (service, file) = (KeyName::Service(of()), KeyName::File(of()));
     let workload = KeyName::Identity(identity("spiffe://alpha.example/ns/shop/sa/web"));
     let cases = [

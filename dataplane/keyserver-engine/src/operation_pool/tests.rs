@@ -37,8 +37,20 @@ const SOON: Duration = Duration::from_secs(10);
 impl PoolFixture {
     fn new(workers: usize) -> Self {
         let registry = Registry::new();
-        let lanes = OperationPool::start(OperationPoolConfig { workers, linger: Duration::ZERO }, &registry).unwrap();
-        Self { registry, lanes, started: mpsc::channel(), done: mpsc::channel() }
+        let lanes = OperationPool::start(
+            OperationPoolConfig {
+                workers,
+                linger: Duration::ZERO,
+            },
+            &registry,
+        )
+        .unwrap();
+        Self {
+            registry,
+            lanes,
+            started: mpsc::channel(),
+            done: mpsc::channel(),
+        }
     }
     fn push(&self, lane: OperationQueue, tenant: &str, name: &'static str) {
         self.push_with(lane, tenant, name, None);
@@ -49,15 +61,32 @@ impl PoolFixture {
         self.push_with(lane, tenant, name, Some(wait));
         go
     }
-    fn push_with(&self, lane: OperationQueue, tenant: &str, name: &'static str, go: Option<mpsc::Receiver<()>>) {
-        let work = GatedWork { name, started: self.started.0.clone(), go, done: self.done.0.clone() };
+    fn push_with(
+        &self,
+        lane: OperationQueue,
+        tenant: &str,
+        name: &'static str,
+        go: Option<mpsc::Receiver<()>>,
+    ) {
+        let work = GatedWork {
+            name,
+            started: self.started.0.clone(),
+            go,
+            done: self.done.0.clone(),
+        };
         self.lanes.push(lane, &tenant.parse().unwrap(), work);
     }
     fn started(&self) -> &'static str {
-        self.started.1.recv_timeout(canal_timing::deadline(SOON)).unwrap()
+        self.started
+            .1
+            .recv_timeout(canal_timing::deadline(SOON))
+            .unwrap()
     }
     fn done(&self) -> &'static str {
-        self.done.1.recv_timeout(canal_timing::deadline(SOON)).unwrap()
+        self.done
+            .1
+            .recv_timeout(canal_timing::deadline(SOON))
+            .unwrap()
     }
     fn shows(&self, line: &str) {
         let text = self.registry.render();
@@ -102,10 +131,17 @@ fn short_operations_of_a_batch_are_answered_together() {
     let second = fixture.hold(OperationQueue::Ecdsa, "alpha", "second");
     let third = fixture.hold(OperationQueue::Ecdsa, "alpha", "third");
     go.send(()).unwrap();
-    assert_eq!((fixture.done(), fixture.started()), ("first", "second"), "alone it was answered at once");
+    assert_eq!(
+        (fixture.done(), fixture.started()),
+        ("first", "second"),
+        "alone it was answered at once"
+    );
     second.send(()).unwrap();
     assert_eq!(fixture.started(), "third");
-    assert!(fixture.done.1.try_recv().is_err(), "the second's answer waits for the third's");
+    assert!(
+        fixture.done.1.try_recv().is_err(),
+        "the second's answer waits for the third's"
+    );
     third.send(()).unwrap();
     assert_eq!((fixture.done(), fixture.done()), ("second", "third"));
 }
@@ -118,7 +154,10 @@ fn a_long_line_is_received_in_parts() {
     for _ in 0..2 * RSA_BATCH_MAX {
         fixture.push(OperationQueue::Rsa, "alpha", "x");
     }
-    assert_eq!(fixture.lanes.depth(OperationQueue::Rsa), 2 * RSA_BATCH_MAX + 1);
+    assert_eq!(
+        fixture.lanes.depth(OperationQueue::Rsa),
+        2 * RSA_BATCH_MAX + 1
+    );
     go.send(()).unwrap();
     (0..=2 * RSA_BATCH_MAX).for_each(|_| assert!(!fixture.done().is_empty()));
     fixture.shows("canal_key_batch_size_count{algorithm=\"rsa\"} 3");
@@ -157,5 +196,11 @@ fn the_end_comes_after_queued_frames() {
     fixture.push(OperationQueue::Ecdsa, "alpha", "last");
     go.send(()).unwrap();
     drop(fixture.lanes);
-    assert_eq!((fixture.done.1.recv().unwrap(), fixture.done.1.recv().unwrap()), ("first", "last"));
+    assert_eq!(
+        (
+            fixture.done.1.recv().unwrap(),
+            fixture.done.1.recv().unwrap()
+        ),
+        ("first", "last")
+    );
 }

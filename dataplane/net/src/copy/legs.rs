@@ -19,7 +19,12 @@ pub struct Prefixed<L> {
 }
 
 impl<L: Leg> Leg for Prefixed<L> {
-    fn poll_chunk(&mut self, cx: &mut Context<'_>, buffer: &mut BytesMut, limit: usize) -> Poll<io::Result<Option<Bytes>>> {
+    fn poll_chunk(
+        &mut self,
+        cx: &mut Context<'_>,
+        buffer: &mut BytesMut,
+        limit: usize,
+    ) -> Poll<io::Result<Option<Bytes>>> {
         if self.prefix.is_empty() {
             self.leg.poll_chunk(cx, buffer, limit)
         } else {
@@ -50,7 +55,12 @@ impl<L: Leg> Leg for Prefixed<L> {
 }
 
 impl Leg for TcpStream {
-    fn poll_chunk(&mut self, cx: &mut Context<'_>, buffer: &mut BytesMut, limit: usize) -> Poll<io::Result<Option<Bytes>>> {
+    fn poll_chunk(
+        &mut self,
+        cx: &mut Context<'_>,
+        buffer: &mut BytesMut,
+        limit: usize,
+    ) -> Poll<io::Result<Option<Bytes>>> {
         loop {
             // Memory is allocated only when there is something to read, because most connections are idle.
             if self.poll_read_ready(cx)?.is_pending() {
@@ -65,12 +75,18 @@ impl Leg for TcpStream {
                 let (n, has_more) = sys::receive(self, buffer)?;
                 got = Some(n);
                 // `WouldBlock` makes tokio wait for the next readiness event. That saves the read that would find the socket empty.
-                if has_more { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
+                if has_more {
+                    Ok(())
+                } else {
+                    Err(io::ErrorKind::WouldBlock.into())
+                }
             });
             match (got, read) {
                 (Some(0), _) => return Poll::Ready(Ok(None)),
                 (Some(_), _) => return Poll::Ready(Ok(Some(buffer.split().freeze()))),
-                (None, Err(e)) if e.kind() != io::ErrorKind::WouldBlock => return Poll::Ready(Err(e)),
+                (None, Err(e)) if e.kind() != io::ErrorKind::WouldBlock => {
+                    return Poll::Ready(Err(e));
+                }
                 // The next iteration registers for the next readiness event.
                 (None, _) => {}
             }
@@ -101,7 +117,11 @@ impl Leg for TcpStream {
     }
     fn poll_departed(&mut self) -> Poll<()> {
         // If the kernel cannot report the state, there is nothing to wait for.
-        if sys::tcp_is_delivered(self).unwrap_or(true) { Poll::Ready(()) } else { Poll::Pending }
+        if sys::tcp_is_delivered(self).unwrap_or(true) {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
     }
     fn abort(&mut self) {
         sys::reset_on_close(self);

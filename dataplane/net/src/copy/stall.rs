@@ -29,7 +29,10 @@ impl StallWatch {
         } else if self.moved == Some(moved) {
             self.ticks = self.ticks.saturating_add(1);
         } else {
-            *self = Self { moved: Some(moved), ticks: 0 };
+            *self = Self {
+                moved: Some(moved),
+                ticks: 0,
+            };
         }
     }
 
@@ -54,7 +57,9 @@ impl StallTimer {
         if self.0.is_none() && !is_wanted {
             return false;
         }
-        let sleep = self.0.get_or_insert_with(|| Box::pin(tokio::time::sleep(STALL_TICK)));
+        let sleep = self
+            .0
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(STALL_TICK)));
         if sleep.as_mut().poll(cx).is_pending() {
             return false;
         }
@@ -92,14 +97,20 @@ mod tests {
             (true, 2, false, false),
         ] {
             watch.tick(is_blocked, moved);
-            assert_eq!((watch.is_stalled(), watch.is_over()), (is_stalled, is_over), "{is_blocked} {moved}");
+            assert_eq!(
+                (watch.is_stalled(), watch.is_over()),
+                (is_stalled, is_over),
+                "{is_blocked} {moved}"
+            );
         }
     }
 
     #[tokio::test]
     async fn the_timer_ticks_while_it_is_wanted() {
         let mut timer = StallTimer::default();
-        let mut poll = async |is_wanted: bool| std::future::poll_fn(|cx| Poll::Ready(timer.poll(cx, is_wanted))).await;
+        let mut poll = async |is_wanted: bool| {
+            std::future::poll_fn(|cx| Poll::Ready(timer.poll(cx, is_wanted))).await
+        };
         assert!(!poll(false).await && !poll(true).await);
         tokio::time::sleep(STALL_TICK).await;
         assert!(poll(true).await && !poll(true).await);

@@ -17,9 +17,13 @@ async fn pair() -> (TcpStream, TcpStream) {
 
 #[test]
 fn buffers_grow_with_what_was_moved() {
-    for (moved, size) in
-        [(0, 1 << 10), ((128 << 10) - 1, 1 << 10), (128 << 10, 16 << 10), ((10 << 20) - 1, 16 << 10), (10 << 20, 256 << 10)]
-    {
+    for (moved, size) in [
+        (0, 1 << 10),
+        ((128 << 10) - 1, 1 << 10),
+        (128 << 10, 16 << 10),
+        ((10 << 20) - 1, 16 << 10),
+        (10 << 20, 256 << 10),
+    ] {
         assert_eq!(buffer_size(moved), size, "{moved}");
     }
 }
@@ -34,13 +38,22 @@ fn send_urgently(stream: &TcpStream) {
 
 #[tokio::test]
 async fn urgent_bytes_keep_their_place_and_hold_nothing_up() {
-    let near_listener = sys::listen(None, "127.0.0.1:0".parse().unwrap(), &sys::ListenOptions::default()).unwrap();
+    let near_listener = sys::listen(
+        None,
+        "127.0.0.1:0".parse().unwrap(),
+        &sys::ListenOptions::default(),
+    )
+    .unwrap();
     let server_listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     for _ in 0..20 {
-        let mut client = TcpStream::connect(near_listener.local_addr().unwrap()).await.unwrap();
+        let mut client = TcpStream::connect(near_listener.local_addr().unwrap())
+            .await
+            .unwrap();
         let mut near = near_listener.accept().await.unwrap().0;
         let to = server_listener.local_addr().unwrap();
-        let mut far = sys::connect(None, to, &sys::ConnectOptions::default()).await.unwrap();
+        let mut far = sys::connect(None, to, &sys::ConnectOptions::default())
+            .await
+            .unwrap();
         let mut server = server_listener.accept().await.unwrap().0;
         send_urgently(&client);
         send_urgently(&server);
@@ -64,9 +77,18 @@ async fn both_directions_are_exact_counted_and_end_separately() {
     let (r, total) = (Registry::new(), 20 << 20);
     let family = r.counters(MetricFamily::new("bytes_total", "Bytes.", &["way"]));
     let shard = r.shard();
-    let meter = Meter::with(shard.counter(&family, &["there"]), shard.counter(&family, &["back"]));
+    let meter = Meter::with(
+        shard.counter(&family, &["there"]),
+        shard.counter(&family, &["back"]),
+    );
     let copying = async {
-        let (mut near, mut far) = (Prefixed { prefix: Bytes::from_static(b"first "), leg: near }, far);
+        let (mut near, mut far) = (
+            Prefixed {
+                prefix: Bytes::from_static(b"first "),
+                leg: near,
+            },
+            far,
+        );
         both(&mut near, &mut far, &meter, None).await
     };
     let client = async {
@@ -81,7 +103,12 @@ async fn both_directions_are_exact_counted_and_end_separately() {
         let mut all = Vec::new();
         server.read_to_end(&mut all).await.unwrap();
         assert!(all.starts_with(b"first "));
-        assert!(all[6..].iter().enumerate().all(|(i, b)| *b == (i % 251) as u8));
+        assert!(
+            all[6..]
+                .iter()
+                .enumerate()
+                .all(|(i, b)| *b == (i % 251) as u8)
+        );
         server.write_all(b"thanks").await.unwrap();
         server.shutdown().await.unwrap();
         all.len()
@@ -90,20 +117,33 @@ async fn both_directions_are_exact_counted_and_end_separately() {
     assert!(matches!(end, CopyEnd::Complete));
     assert_eq!((answer.as_str(), n), ("thanks", total + 6));
     assert_eq!((meter.a_to_b(), meter.b_to_a()), (total as u64 + 6, 6));
-    assert!(r.render().contains(&format!("bytes_total{{way=\"there\"}} {}", total + 6)));
+    assert!(
+        r.render()
+            .contains(&format!("bytes_total{{way=\"there\"}} {}", total + 6))
+    );
 }
 
 #[tokio::test]
 async fn resets_pass_from_either_side() {
     for from_a in [true, false] {
         let ((client, mut near), (mut far, server)) = (pair().await, pair().await);
-        let (broken, mut other) = if from_a { (client, server) } else { (server, client) };
+        let (broken, mut other) = if from_a {
+            (client, server)
+        } else {
+            (server, client)
+        };
         sys_reset(broken);
         let end = both(&mut near, &mut far, &Meter::default(), None).await;
         let side = if from_a { CopySide::A } else { CopySide::B };
-        assert!(matches!(end, CopyEnd::Broken { side: s, .. } if s == side), "{end:?}");
+        assert!(
+            matches!(end, CopyEnd::Broken { side: s, .. } if s == side),
+            "{end:?}"
+        );
         drop((near, far));
-        assert_eq!(other.read_u8().await.unwrap_err().kind(), ErrorKind::ConnectionReset);
+        assert_eq!(
+            other.read_u8().await.unwrap_err().kind(),
+            ErrorKind::ConnectionReset
+        );
     }
 }
 
@@ -119,12 +159,15 @@ async fn a_slow_reader_holds_the_writer() {
     let copying = both(&mut near, &mut far, &meter, None);
     let writing = async {
         let (mut sent, piece) = (0usize, vec![0; 64 << 10]);
-        while let Ok(n) = tokio::time::timeout(Duration::from_millis(300), client.write(&piece)).await {
+        while let Ok(n) =
+            tokio::time::timeout(Duration::from_millis(300), client.write(&piece)).await
+        {
             sent += n.unwrap();
         }
         sent
     };
-    let sent = tokio::select! { _ = copying => unreachable!("nobody ended"), sent = writing => sent };
+    let sent =
+        tokio::select! { _ = copying => unreachable!("nobody ended"), sent = writing => sent };
     // The bytes fill the socket buffers of two connections and one chunk; the kernel's autotuning stops at about 6 MiB each.
     assert!(sent < 32 << 20, "{sent}");
     drop(server);
@@ -142,13 +185,28 @@ struct Closing {
 
 impl Closing {
     fn new(says: &[&'static str], refuses: bool) -> Self {
-        let says = says.iter().rev().map(|s| Bytes::from_static(s.as_bytes())).collect();
-        Self { says, heard: Vec::new(), refuses, refused: false, aborted: false }
+        let says = says
+            .iter()
+            .rev()
+            .map(|s| Bytes::from_static(s.as_bytes()))
+            .collect();
+        Self {
+            says,
+            heard: Vec::new(),
+            refuses,
+            refused: false,
+            aborted: false,
+        }
     }
 }
 
 impl Leg for Closing {
-    fn poll_chunk(&mut self, cx: &mut Context<'_>, _: &mut BytesMut, _: usize) -> Poll<io::Result<Option<Bytes>>> {
+    fn poll_chunk(
+        &mut self,
+        cx: &mut Context<'_>,
+        _: &mut BytesMut,
+        _: usize,
+    ) -> Poll<io::Result<Option<Bytes>>> {
         if self.refuses && !self.refused {
             cx.waker().wake_by_ref();
             return Poll::Pending;
@@ -190,11 +248,20 @@ async fn a_response_before_the_close_is_delivered_to_the_end() {
         let mut talking = Closing::new(&["body", "body"], false);
         let meter = Meter::default();
         let (end, side) = if a_closes {
-            (both(&mut closing, &mut talking, &meter, None).await, CopySide::A)
+            (
+                both(&mut closing, &mut talking, &meter, None).await,
+                CopySide::A,
+            )
         } else {
-            (both(&mut talking, &mut closing, &meter, None).await, CopySide::B)
+            (
+                both(&mut talking, &mut closing, &meter, None).await,
+                CopySide::B,
+            )
         };
-        assert!(matches!(&end, CopyEnd::Broken { side: s, error } if *s == side && error.kind() == ErrorKind::BrokenPipe), "{end:?}");
+        assert!(
+            matches!(&end, CopyEnd::Broken { side: s, error } if *s == side && error.kind() == ErrorKind::BrokenPipe),
+            "{end:?}"
+        );
         assert_eq!(talking.heard, b"413 too large");
         assert!(talking.aborted && closing.aborted);
     }

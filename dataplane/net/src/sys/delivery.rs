@@ -39,25 +39,48 @@ pub async fn connect_from(
             match begin(address, options, port) {
                 Ok(socket) => return Ok(socket),
                 // The next port may be free.
-                Err(SysError::Socket { what: "bind" | "connect", source, .. }) if is_port_in_use(&source) => {}
+                Err(SysError::Socket {
+                    what: "bind" | "connect",
+                    source,
+                    ..
+                }) if is_port_in_use(&source) => {}
                 Err(e) => return Err(e),
             }
         }
-        Err(SysError::SourcePorts { address, source_ip: options.source, tried })
+        Err(SysError::SourcePorts {
+            address,
+            source_ip: options.source,
+            tried,
+        })
     })??;
     established(socket, address, CONNECT_TIMEOUT).await
 }
 
 fn is_port_in_use(e: &io::Error) -> bool {
-    matches!(e.raw_os_error(), Some(libc::EADDRINUSE | libc::EADDRNOTAVAIL))
+    matches!(
+        e.raw_os_error(),
+        Some(libc::EADDRINUSE | libc::EADDRNOTAVAIL)
+    )
 }
 
 fn begin(address: SocketAddr, options: &DeliveryOptions, port: u16) -> Result<Socket, SysError> {
     let source = SocketAddr::new(options.source, port);
-    let s = at("socket", address, Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP)))?;
+    let s = at(
+        "socket",
+        address,
+        Socket::new(
+            Domain::for_address(address),
+            Type::STREAM.nonblocking(),
+            Some(Protocol::TCP),
+        ),
+    )?;
     at("SO_MARK", address, s.set_mark(options.mark))?;
     if options.is_foreign {
-        at("IP_TRANSPARENT", address, transparent(&s, address.is_ipv4()))?;
+        at(
+            "IP_TRANSPARENT",
+            address,
+            transparent(&s, address.is_ipv4()),
+        )?;
     }
     if options.on_loopback {
         at("SO_BINDTODEVICE", address, s.bind_device(Some(b"lo")))?;
@@ -69,12 +92,20 @@ fn begin(address: SocketAddr, options: &DeliveryOptions, port: u16) -> Result<So
     match s.connect(&address.into()) {
         Ok(()) => Ok(s),
         Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => Ok(s),
-        Err(source) => Err(SysError::Socket { what: "connect", address, source }),
+        Err(source) => Err(SysError::Socket {
+            what: "connect",
+            address,
+            source,
+        }),
     }
 }
 
 fn transparent(socket: &Socket, is_ipv4: bool) -> io::Result<()> {
     let on: libc::c_int = 1;
-    let (level, name) = if is_ipv4 { (libc::SOL_IP, libc::IP_TRANSPARENT) } else { (libc::SOL_IPV6, libc::IPV6_TRANSPARENT) };
+    let (level, name) = if is_ipv4 {
+        (libc::SOL_IP, libc::IP_TRANSPARENT)
+    } else {
+        (libc::SOL_IPV6, libc::IPV6_TRANSPARENT)
+    };
     set_option(socket, level, name, &on.to_ne_bytes())
 }

@@ -21,12 +21,20 @@ impl TestNetns {
         std::thread::spawn(move || {
             // SAFETY: CLONE_NEWNET affects only this thread, which shares nothing that depends on its network namespace.
             let rc = unsafe { libc::unshare(libc::CLONE_NEWNET) };
-            assert_eq!(rc, 0, "unshare: {}; these tests need root", io::Error::last_os_error());
+            assert_eq!(
+                rc,
+                0,
+                "unshare: {}; these tests need root",
+                io::Error::last_os_error()
+            );
             run_here("ip link set lo up");
             tell.send(Netns::current().unwrap()).unwrap();
             let _ = ended.recv();
         });
-        Self { netns: told.recv().unwrap(), _end: end }
+        Self {
+            netns: told.recv().unwrap(),
+            _end: end,
+        }
     }
 
     fn run(&self, command: &str) {
@@ -37,7 +45,11 @@ impl TestNetns {
 fn run_here(command: &str) {
     let words: Vec<_> = command.split(' ').collect();
     let out = Command::new(words[0]).args(&words[1..]).output().unwrap();
-    assert!(out.status.success(), "{command}: {}", String::from_utf8_lossy(&out.stderr));
+    assert!(
+        out.status.success(),
+        "{command}: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
 }
 
 fn any() -> SocketAddr {
@@ -49,13 +61,34 @@ async fn sockets_live_in_the_namespace_they_were_made_in() {
     let (pod, home) = (TestNetns::new(), Netns::current().unwrap());
     assert_ne!(pod.netns.id(), home.id());
     for listen_on in ["127.0.0.1:0", "[::1]:0"] {
-        let listener = listen(Some(&pod.netns), listen_on.parse().unwrap(), &ListenOptions::default()).unwrap();
+        let listener = listen(
+            Some(&pod.netns),
+            listen_on.parse().unwrap(),
+            &ListenOptions::default(),
+        )
+        .unwrap();
         let address = listener.local_addr().unwrap();
-        assert_eq!(Netns::current().unwrap().id(), home.id(), "the thread came home");
+        assert_eq!(
+            Netns::current().unwrap().id(),
+            home.id(),
+            "the thread came home"
+        );
         let outside = connect(None, address, &ConnectOptions::default()).await;
-        assert!(matches!(outside, Err(SysError::Socket { what: "connect", .. })), "nobody listens there at home");
+        assert!(
+            matches!(
+                outside,
+                Err(SysError::Socket {
+                    what: "connect",
+                    ..
+                })
+            ),
+            "nobody listens there at home"
+        );
         let options = ConnectOptions::default();
-        let (near, far) = tokio::join!(connect(Some(&pod.netns), address, &options), listener.accept());
+        let (near, far) = tokio::join!(
+            connect(Some(&pod.netns), address, &options),
+            listener.accept()
+        );
         let (mut near, mut far) = (near.unwrap(), far.unwrap().0);
         near.write_all(b"inside").await.unwrap();
         let mut got = [0; 6];
@@ -65,7 +98,10 @@ async fn sockets_live_in_the_namespace_they_were_made_in() {
         let cookie = netns_cookie(near.as_fd()).unwrap();
         assert_eq!(cookie, netns_cookie(listener.as_fd()).unwrap());
         assert_ne!(cookie, netns_cookie(home_socket.as_fd()).unwrap());
-        assert_ne!(socket_cookie(near.as_fd()).unwrap(), socket_cookie(far.as_fd()).unwrap());
+        assert_ne!(
+            socket_cookie(near.as_fd()).unwrap(),
+            socket_cookie(far.as_fd()).unwrap()
+        );
     }
 }
 
@@ -75,9 +111,25 @@ fn a_panic_inside_comes_home_too_and_other_threads_never_left() {
     let panicked = std::panic::catch_unwind(|| pod.netns.enter(|| panic!("inside")));
     assert!(panicked.is_err());
     assert_eq!(Netns::current().unwrap().id(), home);
-    let inside = pod.netns.enter(|| std::thread::spawn(|| Netns::current().unwrap().id()).join().unwrap()).unwrap();
-    assert_eq!(inside, pod.netns.id(), "a thread starts where its parent is");
-    assert_eq!(std::thread::spawn(|| Netns::current().unwrap().id()).join().unwrap(), home);
+    let inside = pod
+        .netns
+        .enter(|| {
+            std::thread::spawn(|| Netns::current().unwrap().id())
+                .join()
+                .unwrap()
+        })
+        .unwrap();
+    assert_eq!(
+        inside,
+        pod.netns.id(),
+        "a thread starts where its parent is"
+    );
+    assert_eq!(
+        std::thread::spawn(|| Netns::current().unwrap().id())
+            .join()
+            .unwrap(),
+        home
+    );
 }
 
 #[test]
@@ -88,8 +140,15 @@ fn a_thread_returns_to_its_namespace_after_every_visit() {
         let home = here();
         pin_home_netns().unwrap();
         for _ in 0..3 {
-            let (inside, within, back) = one.netns.enter(|| (here(), other.netns.enter(here).unwrap(), here())).unwrap();
-            assert_eq!((inside, within, back), (one.netns.id(), other.netns.id(), one.netns.id()), "a visit in a visit");
+            let (inside, within, back) = one
+                .netns
+                .enter(|| (here(), other.netns.enter(here).unwrap(), here()))
+                .unwrap();
+            assert_eq!(
+                (inside, within, back),
+                (one.netns.id(), other.netns.id(), one.netns.id()),
+                "a visit in a visit"
+            );
             assert_eq!(here(), home);
         }
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -105,8 +164,13 @@ fn a_thread_returns_to_its_namespace_after_every_visit() {
 
 #[test]
 fn a_namespace_that_is_gone_or_none_is_named() {
-    let gone = Netns::open("/run/netns/canal-net-none").unwrap_err().to_string();
-    assert!(gone.contains("/run/netns/canal-net-none") && gone.contains("is the pod gone"), "{gone}");
+    let gone = Netns::open("/run/netns/canal-net-none")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        gone.contains("/run/netns/canal-net-none") && gone.contains("is the pod gone"),
+        "{gone}"
+    );
     let file = tempfile::NamedTempFile::new().unwrap();
     let none = Netns::open(file.path()).unwrap().enter(|| ()).unwrap_err();
     assert!(matches!(none, SysError::Enter { .. }), "{none}");
@@ -115,26 +179,61 @@ fn a_namespace_that_is_gone_or_none_is_named() {
 /// Returns the keepalive of a socket, in the form of the constants.
 fn keepalive(s: &SockRef<'_>) -> (Duration, Duration, u32) {
     assert!(s.keepalive().unwrap());
-    (s.tcp_keepalive_time().unwrap(), s.tcp_keepalive_interval().unwrap(), s.tcp_keepalive_retries().unwrap())
+    (
+        s.tcp_keepalive_time().unwrap(),
+        s.tcp_keepalive_interval().unwrap(),
+        s.tcp_keepalive_retries().unwrap(),
+    )
 }
 
 /// Applications' own connections to the proxy, and the proxy's to applications, have a peer in this kernel.
 #[tokio::test]
 async fn sockets_of_pods_are_probed_after_half_a_minute() {
-    assert_eq!(LOCAL_KEEPALIVE, (Duration::from_secs(30), Duration::from_secs(10), 3));
+    assert_eq!(
+        LOCAL_KEEPALIVE,
+        (Duration::from_secs(30), Duration::from_secs(10), 3)
+    );
     let pod = TestNetns::new();
-    let captures = listen(Some(&pod.netns), any(), &ListenOptions { loopback_only: true, ..ListenOptions::default() }).unwrap();
+    let captures = listen(
+        Some(&pod.netns),
+        any(),
+        &ListenOptions {
+            loopback_only: true,
+            ..ListenOptions::default()
+        },
+    )
+    .unwrap();
     let to = captures.local_addr().unwrap();
-    let delivery = DeliveryOptions { mark: 7, source: to.ip(), is_foreign: false, on_loopback: false };
-    let (delivered, captured) = tokio::join!(connect_from(&pod.netns, to, &delivery, 40_000..40_010), captures.accept());
-    assert_eq!(keepalive(&SockRef::from(&captured.unwrap().0)), LOCAL_KEEPALIVE, "of an application's own connection");
-    assert_eq!(keepalive(&SockRef::from(&delivered.unwrap())), LOCAL_KEEPALIVE, "of a connection to an application");
+    let delivery = DeliveryOptions {
+        mark: 7,
+        source: to.ip(),
+        is_foreign: false,
+        on_loopback: false,
+    };
+    let (delivered, captured) = tokio::join!(
+        connect_from(&pod.netns, to, &delivery, 40_000..40_010),
+        captures.accept()
+    );
+    assert_eq!(
+        keepalive(&SockRef::from(&captured.unwrap().0)),
+        LOCAL_KEEPALIVE,
+        "of an application's own connection"
+    );
+    assert_eq!(
+        keepalive(&SockRef::from(&delivered.unwrap())),
+        LOCAL_KEEPALIVE,
+        "of a connection to an application"
+    );
 }
 
 #[tokio::test]
 async fn options_reach_the_socket() {
     let pod = TestNetns::new();
-    let options = ListenOptions { reuse_port: true, mark: Some(0x539), ..ListenOptions::default() };
+    let options = ListenOptions {
+        reuse_port: true,
+        mark: Some(0x539),
+        ..ListenOptions::default()
+    };
     let one = listen(Some(&pod.netns), any(), &options).unwrap();
     let address = one.local_addr().unwrap();
     let two = listen(Some(&pod.netns), address, &options).unwrap();
@@ -143,31 +242,75 @@ async fn options_reach_the_socket() {
     drop(two);
 
     let bind = Some("127.0.0.9:0".parse().unwrap());
-    let connect_options = ConnectOptions { bind, mark: Some(7), ..ConnectOptions::default() };
-    let (near, far) = tokio::join!(connect(Some(&pod.netns), address, &connect_options), one.accept());
+    let connect_options = ConnectOptions {
+        bind,
+        mark: Some(7),
+        ..ConnectOptions::default()
+    };
+    let (near, far) = tokio::join!(
+        connect(Some(&pod.netns), address, &connect_options),
+        one.accept()
+    );
     let (near, (far, from)) = (near.unwrap(), far.unwrap());
     assert_eq!(from.ip().to_string(), "127.0.0.9");
     let s = SockRef::from(&near);
-    assert_eq!((s.mark().unwrap(), s.tcp_nodelay().unwrap(), s.keepalive().unwrap()), (7, true, true));
+    assert_eq!(
+        (
+            s.mark().unwrap(),
+            s.tcp_nodelay().unwrap(),
+            s.keepalive().unwrap()
+        ),
+        (7, true, true)
+    );
     assert_eq!(keepalive(&s), KEEPALIVE);
-    assert_eq!(SockRef::from(&far).mark().unwrap(), 0x539, "accepted connections inherit the listener's mark");
+    assert_eq!(
+        SockRef::from(&far).mark().unwrap(),
+        0x539,
+        "accepted connections inherit the listener's mark"
+    );
     let s = SockRef::from(&far);
-    assert_eq!((s.tcp_nodelay().unwrap(), s.keepalive().unwrap()), (true, true), "and all else");
+    assert_eq!(
+        (s.tcp_nodelay().unwrap(), s.keepalive().unwrap()),
+        (true, true),
+        "and all else"
+    );
     assert_eq!(keepalive(&s), KEEPALIVE);
 
-    let local = ConnectOptions { local: true, ..ConnectOptions::default() };
+    let local = ConnectOptions {
+        local: true,
+        ..ConnectOptions::default()
+    };
     let near = connect(Some(&pod.netns), address, &local).await.unwrap();
-    assert!(near.peer_addr().is_ok(), "who is connected is not waited for");
+    assert!(
+        near.peer_addr().is_ok(),
+        "who is connected is not waited for"
+    );
     let s = SockRef::from(&near);
-    assert_eq!((s.tcp_nodelay().unwrap(), keepalive(&s)), (true, LOCAL_KEEPALIVE));
+    assert_eq!(
+        (s.tcp_nodelay().unwrap(), keepalive(&s)),
+        (true, LOCAL_KEEPALIVE)
+    );
 
     let elsewhere = "10.99.0.1:80".parse().unwrap();
-    let refused = listen(Some(&pod.netns), elsewhere, &ListenOptions::default()).unwrap_err().to_string();
+    let refused = listen(Some(&pod.netns), elsewhere, &ListenOptions::default())
+        .unwrap_err()
+        .to_string();
     assert!(refused.contains("not local in this namespace"), "{refused}");
-    let free = ListenOptions { freebind: true, ..ListenOptions::default() };
-    assert_eq!(listen(Some(&pod.netns), elsewhere, &free).unwrap().local_addr().unwrap(), elsewhere);
+    let free = ListenOptions {
+        freebind: true,
+        ..ListenOptions::default()
+    };
+    assert_eq!(
+        listen(Some(&pod.netns), elsewhere, &free)
+            .unwrap()
+            .local_addr()
+            .unwrap(),
+        elsewhere
+    );
 
-    let taken = listen(Some(&pod.netns), address, &ListenOptions::default()).unwrap_err().to_string();
+    let taken = listen(Some(&pod.netns), address, &ListenOptions::default())
+        .unwrap_err()
+        .to_string();
     assert!(taken.contains("another process listens there"), "{taken}");
 }
 
@@ -176,11 +319,38 @@ async fn an_answer_that_never_comes_is_a_timeout() {
     let pod = TestNetns::new();
     // The route loops packets back to an address that is not local, so they are dropped silently.
     pod.run("ip route add 10.9.0.0/16 dev lo");
-    let options = ConnectOptions { timeout: Duration::from_millis(100), ..ConnectOptions::default() };
-    let e = connect(Some(&pod.netns), "10.9.0.1:15008".parse().unwrap(), &options).await.unwrap_err();
-    assert!(matches!(e, SysError::Timeout { .. }) && e.to_string().contains("network policy"), "{e}");
-    let e = connect(Some(&pod.netns), "10.10.0.1:15008".parse().unwrap(), &options).await.unwrap_err();
-    assert!(matches!(e, SysError::Socket { what: "connect", .. }), "{e}");
+    let options = ConnectOptions {
+        timeout: Duration::from_millis(100),
+        ..ConnectOptions::default()
+    };
+    let e = connect(
+        Some(&pod.netns),
+        "10.9.0.1:15008".parse().unwrap(),
+        &options,
+    )
+    .await
+    .unwrap_err();
+    assert!(
+        matches!(e, SysError::Timeout { .. }) && e.to_string().contains("network policy"),
+        "{e}"
+    );
+    let e = connect(
+        Some(&pod.netns),
+        "10.10.0.1:15008".parse().unwrap(),
+        &options,
+    )
+    .await
+    .unwrap_err();
+    assert!(
+        matches!(
+            e,
+            SysError::Socket {
+                what: "connect",
+                ..
+            }
+        ),
+        "{e}"
+    );
 }
 
 #[tokio::test]
@@ -191,12 +361,19 @@ async fn a_redirected_connection_knows_where_it_was_going() {
     pod.run("nft add table inet t");
     pod.run("nft add chain inet t o { type nat hook output priority -100 ; }");
     pod.run("nft add rule inet t o tcp dport 80 redirect to :15001");
-    for (listen_on, dial) in [("0.0.0.0:15001", "10.5.0.1:80"), ("[::]:15001", "[fd00:5::1]:80")] {
-        let options = ListenOptions { v6_only: true, ..ListenOptions::default() };
+    for (listen_on, dial) in [
+        ("0.0.0.0:15001", "10.5.0.1:80"),
+        ("[::]:15001", "[fd00:5::1]:80"),
+    ] {
+        let options = ListenOptions {
+            v6_only: true,
+            ..ListenOptions::default()
+        };
         let listener = listen(Some(&pod.netns), listen_on.parse().unwrap(), &options).unwrap();
         let dial: SocketAddr = dial.parse().unwrap();
         let options = ConnectOptions::default();
-        let (near, far) = tokio::join!(connect(Some(&pod.netns), dial, &options), listener.accept());
+        let (near, far) =
+            tokio::join!(connect(Some(&pod.netns), dial, &options), listener.accept());
         near.unwrap();
         assert_eq!(original_destination(&far.unwrap().0).unwrap(), dial);
     }
@@ -207,23 +384,55 @@ async fn a_redirected_connection_knows_where_it_was_going() {
 async fn a_loopback_only_listener_accepts_only_loopback() {
     let (pod, outside) = (TestNetns::new(), TestNetns::new());
     pod.run("ip link add out0 type veth peer name in0");
-    pod.run(&format!("ip link set in0 netns /proc/{}/fd/{}", std::process::id(), outside.netns.fd.as_raw_fd()));
+    pod.run(&format!(
+        "ip link set in0 netns /proc/{}/fd/{}",
+        std::process::id(),
+        outside.netns.fd.as_raw_fd()
+    ));
     pod.run("ip addr add 10.5.0.1/24 dev out0");
     pod.run("ip link set out0 up");
     outside.run("ip addr add 10.5.0.2/24 dev in0");
     outside.run("ip link set in0 up");
-    let options = ListenOptions { loopback_only: true, ..ListenOptions::default() };
+    let options = ListenOptions {
+        loopback_only: true,
+        ..ListenOptions::default()
+    };
     let listener = listen(Some(&pod.netns), "0.0.0.0:15001".parse().unwrap(), &options).unwrap();
-    let patient = ConnectOptions { timeout: canal_timing::deadline(Duration::from_secs(5)), ..ConnectOptions::default() };
-    for (at, bind) in
-        [("127.0.0.1:15001", None), ("127.64.3.4:15001", None), ("127.64.3.4:15001", Some("10.5.0.1:0")), ("10.5.0.1:15001", None)]
-    {
-        let patient = ConnectOptions { bind: bind.map(|b| b.parse().unwrap()), ..patient };
-        let (near, far) = tokio::join!(connect(Some(&pod.netns), at.parse().unwrap(), &patient), listener.accept());
-        assert_eq!(near.unwrap().peer_addr().unwrap(), far.unwrap().0.local_addr().unwrap(), "{at}");
+    let patient = ConnectOptions {
+        timeout: canal_timing::deadline(Duration::from_secs(5)),
+        ..ConnectOptions::default()
+    };
+    for (at, bind) in [
+        ("127.0.0.1:15001", None),
+        ("127.64.3.4:15001", None),
+        ("127.64.3.4:15001", Some("10.5.0.1:0")),
+        ("10.5.0.1:15001", None),
+    ] {
+        let patient = ConnectOptions {
+            bind: bind.map(|b| b.parse().unwrap()),
+            ..patient
+        };
+        let (near, far) = tokio::join!(
+            connect(Some(&pod.netns), at.parse().unwrap(), &patient),
+            listener.accept()
+        );
+        assert_eq!(
+            near.unwrap().peer_addr().unwrap(),
+            far.unwrap().0.local_addr().unwrap(),
+            "{at}"
+        );
     }
-    let quick = ConnectOptions { timeout: Duration::from_millis(300), ..ConnectOptions::default() };
-    let e = connect(Some(&outside.netns), "10.5.0.1:15001".parse().unwrap(), &quick).await.unwrap_err();
+    let quick = ConnectOptions {
+        timeout: Duration::from_millis(300),
+        ..ConnectOptions::default()
+    };
+    let e = connect(
+        Some(&outside.netns),
+        "10.5.0.1:15001".parse().unwrap(),
+        &quick,
+    )
+    .await
+    .unwrap_err();
     assert!(matches!(e, SysError::Timeout { .. }), "{e}");
 }
 
@@ -231,33 +440,62 @@ async fn a_loopback_only_listener_accepts_only_loopback() {
 async fn a_reset_is_seen_as_one() {
     let listener = listen(None, any(), &ListenOptions::default()).unwrap();
     let options = ConnectOptions::default();
-    let (near, far) = tokio::join!(connect(None, listener.local_addr().unwrap(), &options), listener.accept());
+    let (near, far) = tokio::join!(
+        connect(None, listener.local_addr().unwrap(), &options),
+        listener.accept()
+    );
     let (near, mut far) = (near.unwrap(), far.unwrap().0);
     reset_on_close(&near);
     drop(near);
-    assert_eq!(far.read_u8().await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+    assert_eq!(
+        far.read_u8().await.unwrap_err().kind(),
+        io::ErrorKind::ConnectionReset
+    );
 }
 
 #[tokio::test]
 async fn a_blocked_reader_gets_data_later() {
     let listener = listen(None, any(), &ListenOptions::default()).unwrap();
     let options = ConnectOptions::default();
-    let (near, far) = tokio::join!(connect(None, listener.local_addr().unwrap(), &options), listener.accept());
+    let (near, far) = tokio::join!(
+        connect(None, listener.local_addr().unwrap(), &options),
+        listener.accept()
+    );
     let (mut near, mut far) = (near.unwrap(), far.unwrap().0);
     let mut buf = [0; 8];
     near.write_all(b"one").await.unwrap();
-    assert_eq!(far.read(&mut buf).await.unwrap(), 3, "all that was said before is read");
+    assert_eq!(
+        far.read(&mut buf).await.unwrap(),
+        3,
+        "all that was said before is read"
+    );
     let deaf = ReadWakeupGuard::to(&far).unwrap();
     near.write_all(b"two").await.unwrap();
-    tokio::time::timeout(Duration::from_millis(50), far.readable()).await.expect_err("nobody is woken");
+    tokio::time::timeout(Duration::from_millis(50), far.readable())
+        .await
+        .expect_err("nobody is woken");
     drop(deaf);
-    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), far.readable()).await.expect("now it is told").unwrap();
+    tokio::time::timeout(
+        canal_timing::deadline(Duration::from_secs(5)),
+        far.readable(),
+    )
+    .await
+    .expect("now it is told")
+    .unwrap();
     assert_eq!(far.read(&mut buf).await.unwrap(), 3);
     // More bytes than the limit, and an end, are reported in spite of the guard.
     let _deaf = ReadWakeupGuard::to(&far).unwrap();
-    near.write_all(&vec![7; 2 * DEAF_BYTES as usize]).await.unwrap();
+    near.write_all(&vec![7; 2 * DEAF_BYTES as usize])
+        .await
+        .unwrap();
     drop(near);
-    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), far.readable()).await.expect("so much is told").unwrap();
+    tokio::time::timeout(
+        canal_timing::deadline(Duration::from_secs(5)),
+        far.readable(),
+    )
+    .await
+    .expect("so much is told")
+    .unwrap();
 }
 
 #[test]
@@ -281,20 +519,42 @@ fn local_exhaustion_is_not_attributed_to_the_peer() {
         ("connect", libc::ENOBUFS, Some("memory")),
         ("connect", libc::ECONNREFUSED, None),
     ] {
-        let error = SysError::Socket { what, address: any(), source: io::Error::from_raw_os_error(code) };
+        let error = SysError::Socket {
+            what,
+            address: any(),
+            source: io::Error::from_raw_os_error(code),
+        };
         assert_eq!(error.exhausted_resource(), want, "{error}");
     }
-    assert_eq!(SysError::Timeout { address: any(), limit: CONNECT_TIMEOUT }.exhausted_resource(), None);
+    assert_eq!(
+        SysError::Timeout {
+            address: any(),
+            limit: CONNECT_TIMEOUT
+        }
+        .exhausted_resource(),
+        None
+    );
 }
 
 #[tokio::test]
 async fn port_exhaustion_is_distinguished_from_a_refusal() {
     let pod = TestNetns::new();
     let ports = "echo 40000 40001 > /proc/sys/net/ipv4/ip_local_port_range";
-    let done = pod.netns.enter(|| Command::new("sh").args(["-c", ports]).status().unwrap()).unwrap();
+    let done = pod
+        .netns
+        .enter(|| Command::new("sh").args(["-c", ports]).status().unwrap())
+        .unwrap();
     assert!(done.success());
-    let listener = listen(Some(&pod.netns), "127.0.0.1:80".parse().unwrap(), &ListenOptions::default()).unwrap();
-    let options = ConnectOptions { bind: Some(any()), ..ConnectOptions::default() };
+    let listener = listen(
+        Some(&pod.netns),
+        "127.0.0.1:80".parse().unwrap(),
+        &ListenOptions::default(),
+    )
+    .unwrap();
+    let options = ConnectOptions {
+        bind: Some(any()),
+        ..ConnectOptions::default()
+    };
     let mut held = Vec::new();
     let error = loop {
         match connect(Some(&pod.netns), listener.local_addr().unwrap(), &options).await {
@@ -303,9 +563,15 @@ async fn port_exhaustion_is_distinguished_from_a_refusal() {
         }
         assert!(held.len() <= 2, "there are two ports");
     };
-    assert_eq!((held.len(), error.exhausted_resource()), (2, Some("source_ports")), "{error}");
+    assert_eq!(
+        (held.len(), error.exhausted_resource()),
+        (2, Some("source_ports")),
+        "{error}"
+    );
     assert!(error.to_string().contains("ip_local_port_range"), "{error}");
-    let refused = connect(Some(&pod.netns), "127.0.0.1:81".parse().unwrap(), &options).await.unwrap_err();
+    let refused = connect(Some(&pod.netns), "127.0.0.1:81".parse().unwrap(), &options)
+        .await
+        .unwrap_err();
     assert_eq!(refused.exhausted_resource(), None, "{refused}");
 }
 
@@ -316,8 +582,18 @@ fn keys_are_laid_out_as_the_kernel_reads_them() {
     let iv = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
     for (length, cipher, whole) in [(16, 51u16, 40), (32, 52, 56)] {
         let keys = TlsKeys::new(&vec![7; length], &iv, 0x0102).unwrap();
-        let want = [&0x0304u16.to_ne_bytes()[..], &cipher.to_ne_bytes(), &iv[4..], &vec![7; length], &iv[..4], &[0, 0, 0, 0, 0, 0, 1, 2]];
-        assert_eq!((keys.length, &keys.bytes[..keys.length]), (whole, &want.concat()[..]));
+        let want = [
+            &0x0304u16.to_ne_bytes()[..],
+            &cipher.to_ne_bytes(),
+            &iv[4..],
+            &vec![7; length],
+            &iv[..4],
+            &[0, 0, 0, 0, 0, 0, 1, 2],
+        ];
+        assert_eq!(
+            (keys.length, &keys.bytes[..keys.length]),
+            (whole, &want.concat()[..])
+        );
     }
     assert!(TlsKeys::new(&[7; 24], &iv, 0).is_none());
 }
@@ -325,30 +601,48 @@ fn keys_are_laid_out_as_the_kernel_reads_them() {
 #[test]
 fn kernel_tls_support_is_detected() {
     let has = kernel_tls().unwrap();
-    let listed = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_ulp").unwrap_or_default();
-    assert!(has || !listed.split_whitespace().any(|m| m == "tls"), "{listed}");
+    let listed =
+        std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_ulp").unwrap_or_default();
+    assert!(
+        has || !listed.split_whitespace().any(|m| m == "tls"),
+        "{listed}"
+    );
 }
 
 #[tokio::test]
 async fn a_reserved_address_accepts_no_connections() {
-    let options = ListenOptions { reuse_port: true, ..ListenOptions::default() };
+    let options = ListenOptions {
+        reuse_port: true,
+        ..ListenOptions::default()
+    };
     let plain = ConnectOptions::default();
     let held = reserve_address(any(), &options).unwrap();
-    let refused = connect(None, held.address, &plain).await.unwrap_err().to_string();
+    let refused = connect(None, held.address, &plain)
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(refused.contains("refused"), "{refused}");
 
     let listener = listen(None, held.address, &options).unwrap();
-    let taken = reserve_address(held.address, &ListenOptions::default()).unwrap_err().to_string();
+    let taken = reserve_address(held.address, &ListenOptions::default())
+        .unwrap_err()
+        .to_string();
     assert!(taken.contains("another process listens there"), "{taken}");
     for _ in 0..64 {
         let near = connect(None, held.address, &plain);
         let both = async { tokio::join!(near, listener.accept()) };
         let (near, far) =
-            tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), both).await.expect("the listener gets every connection");
+            tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), both)
+                .await
+                .expect("the listener gets every connection");
         assert!(near.is_ok() && far.is_ok());
     }
     drop(held);
-    assert!(connect(None, listener.local_addr().unwrap(), &plain).await.is_ok());
+    assert!(
+        connect(None, listener.local_addr().unwrap(), &plain)
+            .await
+            .is_ok()
+    );
 }
 
 /// Connects from a source port of the ephemeral range. Another process may have taken any of them, so several are tried.
@@ -356,10 +650,15 @@ async fn connect_from_free_port(any: &str, peer: SocketAddr) -> (TcpStream, Conn
     for _ in 0..100 {
         let free = TcpListener::bind(any).await.unwrap().local_addr().unwrap();
         let source_port = Some(40_000 + free.port() % 10_000);
-        let options = ConnectOptions { bind: Some(any.parse().unwrap()), source_port, ..ConnectOptions::default() };
+        let options = ConnectOptions {
+            bind: Some(any.parse().unwrap()),
+            source_port,
+            ..ConnectOptions::default()
+        };
         match connect(None, peer, &options).await {
             Ok(near) => return (near, options),
-            Err(SysError::Socket { source, .. }) if source.kind() == io::ErrorKind::AddrNotAvailable => {}
+            Err(SysError::Socket { source, .. })
+                if source.kind() == io::ErrorKind::AddrNotAvailable => {}
             Err(e) => panic!("{e}"),
         }
     }
@@ -369,19 +668,34 @@ async fn connect_from_free_port(any: &str, peer: SocketAddr) -> (TcpStream, Conn
 #[tokio::test]
 async fn a_source_port_is_chosen_and_shared_with_connections_to_other_peers() {
     for any in ["127.0.0.1:0", "[::1]:0"] {
-        let (one, other) = (TcpListener::bind(any).await.unwrap(), TcpListener::bind(any).await.unwrap());
+        let (one, other) = (
+            TcpListener::bind(any).await.unwrap(),
+            TcpListener::bind(any).await.unwrap(),
+        );
         let (near, options) = connect_from_free_port(any, one.local_addr().unwrap()).await;
         let port = near.local_addr().unwrap().port();
         assert_eq!(Some(port), options.source_port);
-        let shared = connect(None, other.local_addr().unwrap(), &options).await.unwrap();
+        let shared = connect(None, other.local_addr().unwrap(), &options)
+            .await
+            .unwrap();
         assert_eq!(shared.local_addr().unwrap().port(), port, "another peer");
-        let taken = connect(None, one.local_addr().unwrap(), &options).await.unwrap_err();
+        let taken = connect(None, one.local_addr().unwrap(), &options)
+            .await
+            .unwrap_err();
         assert!(
             matches!(&taken, SysError::Socket { what: "connect", source, .. } if source.kind() == io::ErrorKind::AddrNotAvailable),
             "{taken}"
         );
-        let outside = ConnectOptions { source_port: Some(20), ..options };
-        let near = connect(None, one.local_addr().unwrap(), &outside).await.unwrap();
-        assert!(near.local_addr().unwrap().port() > 1024, "outside of the namespace's range");
+        let outside = ConnectOptions {
+            source_port: Some(20),
+            ..options
+        };
+        let near = connect(None, one.local_addr().unwrap(), &outside)
+            .await
+            .unwrap();
+        assert!(
+            near.local_addr().unwrap().port() > 1024,
+            "outside of the namespace's range"
+        );
     }
 }

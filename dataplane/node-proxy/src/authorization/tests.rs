@@ -15,15 +15,26 @@ const FRIEND: &str = "spiffe://friend.example/ns/web/sa/front";
 const FOREIGN: &str = "spiffe://beta.example/ns/web/sa/front";
 
 fn key(name: &str) -> PolicyKey {
-    PolicyKey { tenant: "alpha".parse().unwrap(), namespace: "b".parse().unwrap(), name: name.parse().unwrap() }
+    PolicyKey {
+        tenant: "alpha".parse().unwrap(),
+        namespace: "b".parse().unwrap(),
+        name: name.parse().unwrap(),
+    }
 }
 
 fn clause(attribute: Attribute, any: AttributeMatch) -> Clause {
-    Clause { attribute, any: vec![any], none: vec![] }
+    Clause {
+        attribute,
+        any: vec![any],
+        none: vec![],
+    }
 }
 
 fn principal(of: &str) -> Clause {
-    clause(Attribute::SourcePrincipal, AttributeMatch::Exact(of.trim_start_matches("spiffe://").into()))
+    clause(
+        Attribute::SourcePrincipal,
+        AttributeMatch::Exact(of.trim_start_matches("spiffe://").into()),
+    )
 }
 
 fn policy(name: &str, action: AuthorizationAction, when: Vec<Clause>) -> Authorization {
@@ -31,14 +42,23 @@ fn policy(name: &str, action: AuthorizationAction, when: Vec<Clause>) -> Authori
         key: key(name),
         target: PolicyTarget::Namespace("b".parse().unwrap()),
         action,
-        rules: vec![PolicyRule { when, ..PolicyRule::default() }],
+        rules: vec![PolicyRule {
+            when,
+            ..PolicyRule::default()
+        }],
         dry_run: false,
         broken: None,
     }
 }
 
 fn strict(ports: &[(u16, PeerMode)], mode: Option<PeerMode>) -> PeerAuthentication {
-    PeerAuthentication { key: key("peer"), target: PolicyTarget::Tenant, mode, ports: ports.iter().copied().collect(), created: 1 }
+    PeerAuthentication {
+        key: key("peer"),
+        target: PolicyTarget::Tenant,
+        mode,
+        ports: ports.iter().copied().collect(),
+        created: 1,
+    }
 }
 
 fn pod() -> LocalPod {
@@ -83,7 +103,11 @@ fn of(authorizations: Vec<Authorization>, peers: Vec<PeerAuthentication>) -> Pod
             labels: p::Labels::new(),
             ready: true,
             tunnel: p::TunnelProtocol::Hbone,
-            endpoints: vec![p::EndpointPort { service: shop, port: 80, target_port: 8080 }],
+            endpoints: vec![p::EndpointPort {
+                service: shop,
+                port: 80,
+                target_port: 8080,
+            }],
             udp_ports: Default::default(),
         }),
         bundle("alpha.example", false),
@@ -92,7 +116,12 @@ fn of(authorizations: Vec<Authorization>, peers: Vec<PeerAuthentication>) -> Pod
     all.extend(authorizations.into_iter().map(p::Resource::Authorization));
     all.extend(peers.into_iter().map(p::Resource::PeerAuthentication));
     let view = NodeSnapshot::from_resources(Generation(1), all.iter(), &"n1".parse().unwrap());
-    PodPolicy::renew(&PodPolicy::default(), view.tenant(&"alpha".parse().unwrap()), &pod()).unwrap()
+    PodPolicy::renew(
+        &PodPolicy::default(),
+        view.tenant(&"alpha".parse().unwrap()),
+        &pod(),
+    )
+    .unwrap()
 }
 
 /// Returns the query of `identity`, a peer's identity, `identity@gateway`, or `plain`, for port 8080.
@@ -117,7 +146,11 @@ type ExpectedDecisions<'a> = [(&'a str, Result<(), NodeRefusal>); 7];
 
 fn check(case: &str, policy: &PodPolicy, answers: ExpectedDecisions<'_>) {
     for (identity, want) in answers {
-        assert_eq!(policy.decide(&question(identity)).map_err(|no| no.refusal), want, "{case}: {identity}");
+        assert_eq!(
+            policy.decide(&question(identity)).map_err(|no| no.refusal),
+            want,
+            "{case}: {identity}"
+        );
     }
 }
 
@@ -149,17 +182,39 @@ fn answers(of: [&str; 7]) -> ExpectedDecisions<'static> {
 fn the_source_of_an_identity_bounds_a_nodes_decision() {
     let path = || clause(Attribute::Path, AttributeMatch::Exact("/x".into()));
     let port = |p| clause(Attribute::DestinationPort, AttributeMatch::Port(p));
-    let network = |n: &str| clause(Attribute::SourceAddress, AttributeMatch::Network(n.parse().unwrap()));
+    let network = |n: &str| {
+        clause(
+            Attribute::SourceAddress,
+            AttributeMatch::Network(n.parse().unwrap()),
+        )
+    };
     let one = |action, when| of(vec![policy("p", action, when)], vec![]);
-    let broken = Authorization { broken: Some("no such field".into()), ..policy("p", AuthorizationAction::Allow, vec![]) };
-    let dry = Authorization { dry_run: true, ..policy("p", AuthorizationAction::Deny, vec![]) };
+    let broken = Authorization {
+        broken: Some("no such field".into()),
+        ..policy("p", AuthorizationAction::Allow, vec![])
+    };
+    let dry = Authorization {
+        dry_run: true,
+        ..policy("p", AuthorizationAction::Deny, vec![])
+    };
     let custom = AuthorizationAction::Custom(key("authorizer"));
     let cases = [
-        ("nobody said anything", of(vec![], vec![]), ["yes", "yes", "yes", "yes", "no", "no", "no"]),
-        ("a member is allowed", one(AuthorizationAction::Allow, vec![principal(APP)]), ["yes", "yes", "yes", "no", "no", "no", "no"]),
+        (
+            "nobody said anything",
+            of(vec![], vec![]),
+            ["yes", "yes", "yes", "yes", "no", "no", "no"],
+        ),
+        (
+            "a member is allowed",
+            one(AuthorizationAction::Allow, vec![principal(APP)]),
+            ["yes", "yes", "yes", "no", "no", "no", "no"],
+        ),
         (
             "another member is",
-            one(AuthorizationAction::Allow, vec![principal("spiffe://alpha.example/ns/x/sa/y")]),
+            one(
+                AuthorizationAction::Allow,
+                vec![principal("spiffe://alpha.example/ns/x/sa/y")],
+            ),
             ["no", "no", "yes", "no", "no", "no", "no"],
         ),
         (
@@ -172,29 +227,83 @@ fn the_source_of_an_identity_bounds_a_nodes_decision() {
             one(AuthorizationAction::Allow, vec![port(8080)]),
             ["yes", "yes", "yes", "yes", "no", "no", "no"],
         ),
-        ("another port", one(AuthorizationAction::Allow, vec![port(81)]), ["no", "no", "no", "no", "no", "no", "no"]),
-        ("a member is denied", one(AuthorizationAction::Deny, vec![principal(APP)]), ["no", "no", "yes", "yes", "no", "no", "no"]),
-        ("a port is denied", one(AuthorizationAction::Deny, vec![port(8080)]), ["no", "no", "no", "no", "no", "no", "no"]),
+        (
+            "another port",
+            one(AuthorizationAction::Allow, vec![port(81)]),
+            ["no", "no", "no", "no", "no", "no", "no"],
+        ),
+        (
+            "a member is denied",
+            one(AuthorizationAction::Deny, vec![principal(APP)]),
+            ["no", "no", "yes", "yes", "no", "no", "no"],
+        ),
+        (
+            "a port is denied",
+            one(AuthorizationAction::Deny, vec![port(8080)]),
+            ["no", "no", "no", "no", "no", "no", "no"],
+        ),
         (
             "plaintext's network is denied",
             one(AuthorizationAction::Deny, vec![network("10.7.0.0/16")]),
             ["yes", "yes", "yes", "no", "no", "no", "no"],
         ),
-        ("a path is denied", one(AuthorizationAction::Deny, vec![path()]), ["who knows", "yes", "yes", "who knows", "no", "no", "no"]),
-        ("a path is allowed", one(AuthorizationAction::Allow, vec![path()]), ["who knows", "yes", "yes", "who knows", "no", "no", "no"]),
+        (
+            "a path is denied",
+            one(AuthorizationAction::Deny, vec![path()]),
+            ["who knows", "yes", "yes", "who knows", "no", "no", "no"],
+        ),
+        (
+            "a path is allowed",
+            one(AuthorizationAction::Allow, vec![path()]),
+            ["who knows", "yes", "yes", "who knows", "no", "no", "no"],
+        ),
         (
             "a friend's path is",
             one(AuthorizationAction::Allow, vec![principal(FRIEND), path()]),
             ["no", "no", "yes", "no", "who knows", "yes", "no"],
         ),
-        ("an authorizer is asked", one(custom, vec![port(8080)]), ["who knows", "yes", "yes", "who knows", "who knows", "no", "no"]),
-        ("broken", of(vec![broken], vec![]), ["no", "no", "no", "no", "no", "no", "no"]),
-        ("a dry run", of(vec![dry], vec![]), ["yes", "yes", "yes", "yes", "no", "no", "no"]),
-        ("strict", of(vec![], vec![strict(&[], Some(PeerMode::Strict))]), ["yes", "yes", "yes", "strict", "no", "no", "no"]),
-        ("strict here", of(vec![], vec![strict(&[(8080, PeerMode::Strict)], None)]), ["yes", "yes", "yes", "strict", "no", "no", "no"]),
+        (
+            "an authorizer is asked",
+            one(custom, vec![port(8080)]),
+            [
+                "who knows",
+                "yes",
+                "yes",
+                "who knows",
+                "who knows",
+                "no",
+                "no",
+            ],
+        ),
+        (
+            "broken",
+            of(vec![broken], vec![]),
+            ["no", "no", "no", "no", "no", "no", "no"],
+        ),
+        (
+            "a dry run",
+            of(vec![dry], vec![]),
+            ["yes", "yes", "yes", "yes", "no", "no", "no"],
+        ),
+        (
+            "strict",
+            of(vec![], vec![strict(&[], Some(PeerMode::Strict))]),
+            ["yes", "yes", "yes", "strict", "no", "no", "no"],
+        ),
+        (
+            "strict here",
+            of(vec![], vec![strict(&[(8080, PeerMode::Strict)], None)]),
+            ["yes", "yes", "yes", "strict", "no", "no", "no"],
+        ),
         (
             "strict but here",
-            of(vec![], vec![strict(&[(8080, PeerMode::Permissive)], Some(PeerMode::Strict))]),
+            of(
+                vec![],
+                vec![strict(
+                    &[(8080, PeerMode::Permissive)],
+                    Some(PeerMode::Strict),
+                )],
+            ),
             ["yes", "yes", "yes", "yes", "no", "no", "no"],
         ),
     ];
@@ -210,38 +319,112 @@ fn the_source_of_an_identity_bounds_a_nodes_decision() {
 
 #[test]
 fn refusals_name_the_policy_and_the_reason() {
-    let refusal_of = |policies: Vec<Authorization>, identity: &str| of(policies, vec![]).decide(&question(identity)).unwrap_err();
+    let refusal_of = |policies: Vec<Authorization>, identity: &str| {
+        of(policies, vec![])
+            .decide(&question(identity))
+            .unwrap_err()
+    };
     let no = refusal_of(vec![policy("shut", AuthorizationAction::Deny, vec![])], APP);
-    assert_eq!((no.why.as_str(), no.policy), ("matched policy alpha/b/shut, rule 0", Some(key("shut"))));
-    let no = refusal_of(vec![policy("only", AuthorizationAction::Allow, vec![principal(FRIEND)])], APP);
-    assert_eq!((no.why.as_str(), no.policy), ("no ALLOW policy matches", None));
+    assert_eq!(
+        (no.why.as_str(), no.policy),
+        ("matched policy alpha/b/shut, rule 0", Some(key("shut")))
+    );
     let no = refusal_of(
-        vec![policy("get", AuthorizationAction::Allow, vec![clause(Attribute::Method, AttributeMatch::Exact("GET".into()))])],
+        vec![policy(
+            "only",
+            AuthorizationAction::Allow,
+            vec![principal(FRIEND)],
+        )],
         APP,
     );
-    assert_eq!(no.why, "alpha/b/get depends on request.method, which only a gateway sees");
-    let no = refusal_of(vec![policy("ask", AuthorizationAction::Custom(key("judge")), vec![])], APP);
-    assert_eq!(no.why, "alpha/b/ask calls alpha/b/judge, which only a gateway does");
+    assert_eq!(
+        (no.why.as_str(), no.policy),
+        ("no ALLOW policy matches", None)
+    );
+    let no = refusal_of(
+        vec![policy(
+            "get",
+            AuthorizationAction::Allow,
+            vec![clause(
+                Attribute::Method,
+                AttributeMatch::Exact("GET".into()),
+            )],
+        )],
+        APP,
+    );
+    assert_eq!(
+        no.why,
+        "alpha/b/get depends on request.method, which only a gateway sees"
+    );
+    let no = refusal_of(
+        vec![policy(
+            "ask",
+            AuthorizationAction::Custom(key("judge")),
+            vec![],
+        )],
+        APP,
+    );
+    assert_eq!(
+        no.why,
+        "alpha/b/ask calls alpha/b/judge, which only a gateway does"
+    );
     let no = refusal_of(vec![], FOREIGN);
-    assert_eq!(no.why, "trust domain beta.example is neither alpha.example nor federated with it");
+    assert_eq!(
+        no.why,
+        "trust domain beta.example is neither alpha.example nor federated with it"
+    );
 }
 
 #[test]
 fn only_pods_with_something_to_enforce_are_guarded() {
-    let elsewhere =
-        Authorization { target: PolicyTarget::Namespace("x".parse().unwrap()), ..policy("p", AuthorizationAction::Deny, vec![]) };
+    let elsewhere = Authorization {
+        target: PolicyTarget::Namespace("x".parse().unwrap()),
+        ..policy("p", AuthorizationAction::Deny, vec![])
+    };
     let audit = policy("p", AuthorizationAction::Audit, vec![]);
-    let service =
-        Authorization { target: PolicyTarget::Service("alpha/b/shop".parse().unwrap()), ..policy("p", AuthorizationAction::Deny, vec![]) };
+    let service = Authorization {
+        target: PolicyTarget::Service("alpha/b/shop".parse().unwrap()),
+        ..policy("p", AuthorizationAction::Deny, vec![])
+    };
     for (case, policy, want) in [
         ("nothing", of(vec![], vec![]), false),
-        ("permissive", of(vec![], vec![strict(&[], Some(PeerMode::Permissive))]), false),
-        ("strict", of(vec![], vec![strict(&[], Some(PeerMode::Strict))]), true),
-        ("strict at a port", of(vec![], vec![strict(&[(1, PeerMode::Strict)], Some(PeerMode::Disable))]), true),
-        ("a policy", of(vec![policy("p", AuthorizationAction::Allow, vec![])], vec![]), true),
+        (
+            "permissive",
+            of(vec![], vec![strict(&[], Some(PeerMode::Permissive))]),
+            false,
+        ),
+        (
+            "strict",
+            of(vec![], vec![strict(&[], Some(PeerMode::Strict))]),
+            true,
+        ),
+        (
+            "strict at a port",
+            of(
+                vec![],
+                vec![strict(&[(1, PeerMode::Strict)], Some(PeerMode::Disable))],
+            ),
+            true,
+        ),
+        (
+            "a policy",
+            of(
+                vec![policy("p", AuthorizationAction::Allow, vec![])],
+                vec![],
+            ),
+            true,
+        ),
         ("an audit", of(vec![audit], vec![]), true),
-        ("another namespace's policy", of(vec![elsewhere], vec![]), false),
-        ("a service's policy: nobody without mTLS asks for a service", of(vec![service], vec![]), false),
+        (
+            "another namespace's policy",
+            of(vec![elsewhere], vec![]),
+            false,
+        ),
+        (
+            "a service's policy: nobody without mTLS asks for a service",
+            of(vec![service], vec![]),
+            false,
+        ),
         ("before anything was told", PodPolicy::default(), true),
     ] {
         assert_eq!(policy.guards_plaintext(), want, "{case}");
@@ -251,18 +434,36 @@ fn only_pods_with_something_to_enforce_are_guarded() {
 #[test]
 fn a_services_policies_apply_to_connections_that_name_it() {
     let service: ServiceKey = "alpha/b/shop".parse().unwrap();
-    let shut = Authorization { target: PolicyTarget::Service(service.clone()), ..policy("p", AuthorizationAction::Deny, vec![]) };
+    let shut = Authorization {
+        target: PolicyTarget::Service(service.clone()),
+        ..policy("p", AuthorizationAction::Deny, vec![])
+    };
     let policy = of(vec![shut], vec![]);
     assert!(policy.decide(&question(APP)).is_ok());
-    let by_name = AuthorizationQuery { service: Some(service), ..question(APP) };
-    assert_eq!(policy.decide(&by_name).map_err(|no| no.refusal), Err(NodeRefusal::Denied));
+    let by_name = AuthorizationQuery {
+        service: Some(service),
+        ..question(APP)
+    };
+    assert_eq!(
+        policy.decide(&by_name).map_err(|no| no.refusal),
+        Err(NodeRefusal::Denied)
+    );
     assert_eq!(policy.names().count(), 1);
 }
 
 #[test]
 fn audits_and_dry_runs_are_counted_on_paths_without_a_gateway() {
-    let dry = Authorization { dry_run: true, ..policy("dry", AuthorizationAction::Deny, vec![]) };
-    let policy = of(vec![dry, policy("audit", AuthorizationAction::Audit, vec![principal(APP)])], vec![]);
+    let dry = Authorization {
+        dry_run: true,
+        ..policy("dry", AuthorizationAction::Deny, vec![])
+    };
+    let policy = of(
+        vec![
+            dry,
+            policy("audit", AuthorizationAction::Audit, vec![principal(APP)]),
+        ],
+        vec![],
+    );
     for (identity, want) in [
         (APP, "audit audit dry_run_deny dry"),
         ("plain", "dry_run_deny dry"),
@@ -270,7 +471,9 @@ fn audits_and_dry_runs_are_counted_on_paths_without_a_gateway() {
         ("spiffe://alpha.example/ns/web/sa/front@gateway", ""),
     ] {
         let mut seen = Vec::new();
-        policy.observe(&question(identity), &mut |key, kind| seen.push(format!("{} {}", kind.name(), key.name)));
+        policy.observe(&question(identity), &mut |key, kind| {
+            seen.push(format!("{} {}", kind.name(), key.name))
+        });
         assert_eq!(seen.join(" "), want, "{identity}");
     }
 }
@@ -295,11 +498,17 @@ fn policies_are_rebuilt_only_on_change_and_outlive_their_tenant() {
         NodeSnapshot::from_resources(Generation(1), all.iter(), &"n1".parse().unwrap())
     };
     let alpha = "alpha".parse().unwrap();
-    let (one, other) = (policy("a", AuthorizationAction::Deny, vec![]), policy("b", AuthorizationAction::Allow, vec![]));
+    let (one, other) = (
+        policy("a", AuthorizationAction::Deny, vec![]),
+        policy("b", AuthorizationAction::Allow, vec![]),
+    );
     let view = tenant(vec![one.clone(), other.clone()]);
     let held = PodPolicy::renew(&PodPolicy::default(), view.tenant(&alpha), &pod()).unwrap();
     let again = tenant(vec![other, one.clone()]);
-    assert!(PodPolicy::renew(&held, again.tenant(&alpha), &pod()).is_none(), "the order says nothing");
+    assert!(
+        PodPolicy::renew(&held, again.tenant(&alpha), &pod()).is_none(),
+        "the order says nothing"
+    );
     let less = tenant(vec![one]);
     assert!(PodPolicy::renew(&held, less.tenant(&alpha), &pod()).is_some());
     assert!(PodPolicy::renew(&held, None, &pod()).is_none());
@@ -307,14 +516,26 @@ fn policies_are_rebuilt_only_on_change_and_outlive_their_tenant() {
 
     let state = |resources: Vec<Authorization>| {
         let tenant = p::Resource::Tenant((*view.tenant(&alpha).unwrap().tenant).clone());
-        let all = resources.into_iter().map(p::Resource::Authorization).chain([tenant]).map(Arc::new).collect();
+        let all = resources
+            .into_iter()
+            .map(p::Resource::Authorization)
+            .chain([tenant])
+            .map(Arc::new)
+            .collect();
         ResourceState::of_resources(all, Generation(2))
     };
-    let (node, two) =
-        ("n1".parse().unwrap(), || vec![policy("a", AuthorizationAction::Deny, vec![]), policy("b", AuthorizationAction::Allow, vec![])]);
+    let (node, two) = ("n1".parse().unwrap(), || {
+        vec![
+            policy("a", AuthorizationAction::Deny, vec![]),
+            policy("b", AuthorizationAction::Allow, vec![]),
+        ]
+    });
     let basis = |view: &NodeSnapshot| PolicySources::new(view.tenant(&alpha).unwrap(), &pod());
     let same = NodeSnapshot::after(&view, &state(two()), &node);
-    assert!(basis(&same).is_same(&basis(&view)), "equal rules are kept, so that nobody looks at them again");
+    assert!(
+        basis(&same).is_same(&basis(&view)),
+        "equal rules are kept, so that nobody looks at them again"
+    );
     let fewer = NodeSnapshot::after(&view, &state(two().split_off(1)), &node);
     assert!(!basis(&fewer).is_same(&basis(&view)));
 }

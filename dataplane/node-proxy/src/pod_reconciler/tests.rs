@@ -12,16 +12,39 @@ fn pod(name: &str) -> LocalPod {
 }
 
 fn served(names: &[&str]) -> HashMap<String, ServedPod> {
-    names.iter().map(|n| (format!("alpha/b/{n}"), ServedPod { file: format!("{n}.json"), pod: Arc::new(pod(n)), netns: NETNS })).collect()
+    names
+        .iter()
+        .map(|n| {
+            (
+                format!("alpha/b/{n}"),
+                ServedPod {
+                    file: format!("{n}.json"),
+                    pod: Arc::new(pod(n)),
+                    netns: NETNS,
+                },
+            )
+        })
+        .collect()
 }
 
 fn found(pods: Vec<(&str, LocalPod, Option<Inode>)>) -> PodScan {
-    PodScan { pods: pods.into_iter().map(|(f, p, i)| (format!("{f}.json"), p, i)).collect(), broken: Vec::new() }
+    PodScan {
+        pods: pods
+            .into_iter()
+            .map(|(f, p, i)| (format!("{f}.json"), p, i))
+            .collect(),
+        broken: Vec::new(),
+    }
 }
 
 type PodNames<'a> = &'a [&'a str];
 
-fn check(case: &str, served_names: PodNames<'_>, found: PodScan, want: (PodNames<'_>, PodNames<'_>, PodNames<'_>, PodNames<'_>)) {
+fn check(
+    case: &str,
+    served_names: PodNames<'_>,
+    found: PodScan,
+    want: (PodNames<'_>, PodNames<'_>, PodNames<'_>, PodNames<'_>),
+) {
     let c = decide_changes(&served(served_names), found);
     let short = |uid: &str| uid.rsplit('/').next().unwrap_or(uid).to_string();
     let got = (
@@ -31,33 +54,90 @@ fn check(case: &str, served_names: PodNames<'_>, found: PodScan, want: (PodNames
         c.refused.iter().map(|(u, _)| short(u)).collect::<Vec<_>>(),
     );
     let own = |v: &[&str]| v.iter().map(|s| (*s).to_string()).collect::<Vec<_>>();
-    assert_eq!(got, (own(want.0), own(want.1), own(want.2), own(want.3)), "{case}: removed, relabelled, added, refused");
+    assert_eq!(
+        got,
+        (own(want.0), own(want.1), own(want.2), own(want.3)),
+        "{case}: removed, relabelled, added, refused"
+    );
 }
 
 #[test]
 fn only_what_changed_is_touched() {
     let same = |n| (n, pod(n), Some(NETNS));
     check("nothing", &[], found(vec![]), (&[], &[], &[], &[]));
-    check("a new pod", &["a"], found(vec![same("a"), same("b")]), (&[], &[], &["b"], &[]));
-    check("a pod gone", &["a", "b"], found(vec![same("a")]), (&["b"], &[], &[], &[]));
-    check("the same", &["a"], found(vec![same("a")]), (&[], &[], &[], &[]));
+    check(
+        "a new pod",
+        &["a"],
+        found(vec![same("a"), same("b")]),
+        (&[], &[], &["b"], &[]),
+    );
+    check(
+        "a pod gone",
+        &["a", "b"],
+        found(vec![same("a")]),
+        (&["b"], &[], &[], &[]),
+    );
+    check(
+        "the same",
+        &["a"],
+        found(vec![same("a")]),
+        (&[], &[], &[], &[]),
+    );
     let mut labelled = pod("a");
     labelled.labels.insert("app".into(), "x".into());
-    check("labels only", &["a"], found(vec![("a", labelled, Some(NETNS))]), (&[], &["a"], &[], &[]));
+    check(
+        "labels only",
+        &["a"],
+        found(vec![("a", labelled, Some(NETNS))]),
+        (&[], &["a"], &[], &[]),
+    );
     let mut moved = pod("a");
     moved.ips = vec!["10.0.0.2".parse().unwrap()];
-    check("another address", &["a"], found(vec![("a", moved, Some(NETNS))]), (&["a"], &[], &["a"], &[]));
-    check("made again under its name", &["a"], found(vec![("a", pod("a"), Some((4, 101)))]), (&["a"], &[], &["a"], &[]));
-    check("its namespace is gone before its file", &["a"], found(vec![("a", pod("a"), None)]), (&[], &[], &[], &[]));
-    check("two files, one pod", &[], found(vec![same("a"), ("z", pod("a"), Some(NETNS))]), (&[], &[], &["a"], &["z.json"]));
-    let torn = PodScan { pods: vec![], broken: vec![("a.json".into(), "torn".into())] };
-    check("its file cannot be read", &["a", "b"], torn, (&["b"], &[], &[], &["a.json"]));
+    check(
+        "another address",
+        &["a"],
+        found(vec![("a", moved, Some(NETNS))]),
+        (&["a"], &[], &["a"], &[]),
+    );
+    check(
+        "made again under its name",
+        &["a"],
+        found(vec![("a", pod("a"), Some((4, 101)))]),
+        (&["a"], &[], &["a"], &[]),
+    );
+    check(
+        "its namespace is gone before its file",
+        &["a"],
+        found(vec![("a", pod("a"), None)]),
+        (&[], &[], &[], &[]),
+    );
+    check(
+        "two files, one pod",
+        &[],
+        found(vec![same("a"), ("z", pod("a"), Some(NETNS))]),
+        (&[], &[], &["a"], &["z.json"]),
+    );
+    let torn = PodScan {
+        pods: vec![],
+        broken: vec![("a.json".into(), "torn".into())],
+    };
+    check(
+        "its file cannot be read",
+        &["a", "b"],
+        torn,
+        (&["b"], &[], &[], &["a.json"]),
+    );
 }
 
 #[test]
 fn a_node_holds_no_more_pods_than_its_limit() {
     let names: Vec<String> = (0..=PODS_MAX).map(|n| format!("p{n:04}")).collect();
-    let all = found(names.iter().map(|n| (n.as_str(), pod(n), Some(NETNS))).collect());
+    let all = found(
+        names
+            .iter()
+            .map(|n| (n.as_str(), pod(n), Some(NETNS)))
+            .collect(),
+    );
     let c = decide_changes(&HashMap::new(), all);
     assert_eq!((c.add.len() as u64, c.refused.len()), (PODS_MAX, 1));
     assert!(c.refused[0].1.contains("its limit"), "{:?}", c.refused);
@@ -76,6 +156,9 @@ fn the_directory_is_read_without_what_is_not_a_pod() {
     write("notes.txt", "not a pod");
     let s = scan(dir.path()).unwrap();
     assert_eq!((s.pods.len(), s.broken.len()), (1, 1));
-    assert_eq!((s.pods[0].0.as_str(), s.pods[0].2, s.broken[0].0.as_str()), ("a.json", None, "torn.json"));
+    assert_eq!(
+        (s.pods[0].0.as_str(), s.pods[0].2, s.broken[0].0.as_str()),
+        ("a.json", None, "torn.json")
+    );
     assert!(scan(&dir.path().join("none")).is_err());
 }

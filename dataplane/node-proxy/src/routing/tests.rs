@@ -7,7 +7,10 @@ use super::*;
 
 /// Returns a ready pod of `tenant` that serves redis, and a service that is unknown, on direct ports.
 fn direct(tenant: &str, name: &str, at: &str) -> p::Resource {
-    let port = |service: &str| p::DirectPort { service: format!("{tenant}/b/{service}").parse().unwrap(), port: 6379 };
+    let port = |service: &str| p::DirectPort {
+        service: format!("{tenant}/b/{service}").parse().unwrap(),
+        port: 6379,
+    };
     p::Resource::DirectEndpoint(p::DirectEndpoint {
         tenant: tenant.parse().unwrap(),
         namespace: "b".parse().unwrap(),
@@ -35,8 +38,16 @@ fn reviews_pod() -> p::Resource {
         ready: true,
         tunnel: p::TunnelProtocol::Hbone,
         endpoints: vec![
-            p::EndpointPort { service: "alpha/b/reviews".parse().unwrap(), port: 9080, target_port: 8080 },
-            p::EndpointPort { service: "alpha/b/proxyish".parse().unwrap(), port: 15008, target_port: 15008 },
+            p::EndpointPort {
+                service: "alpha/b/reviews".parse().unwrap(),
+                port: 9080,
+                target_port: 8080,
+            },
+            p::EndpointPort {
+                service: "alpha/b/proxyish".parse().unwrap(),
+                port: 15008,
+                target_port: 15008,
+            },
         ],
         udp_ports: [5353, 53].into(),
     })
@@ -51,7 +62,11 @@ fn state(outside: p::OutboundTrafficPolicy) -> Vec<p::Resource> {
             id: ServiceId::new(7).unwrap(),
             hostname: format!("{}.b.svc.cluster.local", k.rsplit('/').next().unwrap()),
             vips: vips.iter().map(|v| v.parse().unwrap()).collect(),
-            ports: vec![p::ServicePort { port, name: "http".into(), protocol: p::AppProtocol::Http1 }],
+            ports: vec![p::ServicePort {
+                port,
+                name: "http".into(),
+                protocol: p::AppProtocol::Http1,
+            }],
             upstream_pool: Default::default(),
             policy_paths: Default::default(),
         })
@@ -117,56 +132,245 @@ fn node_name() -> canal_model::ids::NodeName {
 fn a_captured_connection_has_one_way_to_go() {
     let (deny, pod_) = pod(p::OutboundTrafficPolicy::Deny);
     let (pass, _) = pod(p::OutboundTrafficPolicy::Passthrough);
-    let check = |case: &str, view: &NodeSnapshot, to: &str, want: Result<(&str, Option<&str>), NodeRefusal>| {
+    let check = |case: &str,
+                 view: &NodeSnapshot,
+                 to: &str,
+                 want: Result<(&str, Option<&str>), NodeRefusal>| {
         let to: SocketAddr = to.parse().unwrap();
         let got = decide_outbound(view, &pod_, to);
         let want = want.map(|(way, service)| (way.to_string(), service.map(str::to_string)));
         let got = got.map(|w| match w {
-            OutboundRoute::Mesh { authority, service } => (format!("mesh {authority}"), service.map(|s| s.key.to_string())),
-            OutboundRoute::Direct { peers, service, .. } => (format!("direct {}", peers.authority), service.map(|s| s.key.to_string())),
+            OutboundRoute::Mesh { authority, service } => (
+                format!("mesh {authority}"),
+                service.map(|s| s.key.to_string()),
+            ),
+            OutboundRoute::Direct { peers, service, .. } => (
+                format!("direct {}", peers.authority),
+                service.map(|s| s.key.to_string()),
+            ),
             OutboundRoute::Own(a) => (format!("own {a}"), None),
             OutboundRoute::Passthrough(a) => (format!("passthrough {a}"), None),
         });
         assert_eq!(got, want, "{case}: {to}");
     };
     let reviews = Some("alpha/b/reviews");
-    check("a service's address", &deny, "10.96.0.1:9080", Ok(("mesh 10.96.0.1:9080", reviews)));
-    check("a service's IPv6 address", &deny, "[fd96::1]:9080", Ok(("mesh [fd96::1]:9080", reviews)));
-    check("a mapped address is IPv4", &deny, "[::ffff:10.96.0.1]:9080", Ok(("mesh 10.96.0.1:9080", reviews)));
-    check("a port it does not have", &deny, "10.96.0.1:1", Err(NodeRefusal::UnknownPort));
-    check("a service may use a pod's illegal port", &deny, "10.96.0.2:15008", Ok(("mesh 10.96.0.2:15008", Some("alpha/b/proxyish"))));
-    check("a pod", &deny, "10.1.7.7:80", Ok(("mesh 10.1.7.7:80", None)));
-    check("an IPv6 pod", &deny, "[fd01::7]:80", Ok(("mesh [fd01::7]:80", None)));
+    check(
+        "a service's address",
+        &deny,
+        "10.96.0.1:9080",
+        Ok(("mesh 10.96.0.1:9080", reviews)),
+    );
+    check(
+        "a service's IPv6 address",
+        &deny,
+        "[fd96::1]:9080",
+        Ok(("mesh [fd96::1]:9080", reviews)),
+    );
+    check(
+        "a mapped address is IPv4",
+        &deny,
+        "[::ffff:10.96.0.1]:9080",
+        Ok(("mesh 10.96.0.1:9080", reviews)),
+    );
+    check(
+        "a port it does not have",
+        &deny,
+        "10.96.0.1:1",
+        Err(NodeRefusal::UnknownPort),
+    );
+    check(
+        "a service may use a pod's illegal port",
+        &deny,
+        "10.96.0.2:15008",
+        Ok(("mesh 10.96.0.2:15008", Some("alpha/b/proxyish"))),
+    );
+    check(
+        "a pod",
+        &deny,
+        "10.1.7.7:80",
+        Ok(("mesh 10.1.7.7:80", None)),
+    );
+    check(
+        "an IPv6 pod",
+        &deny,
+        "[fd01::7]:80",
+        Ok(("mesh [fd01::7]:80", None)),
+    );
     let redis = Some("alpha/b/redis");
-    check("a direct port", &deny, "10.96.0.6:6379", Ok(("direct redis.b.svc.cluster.local:6379", redis)));
-    check("a pod's own direct port", &deny, "10.1.8.8:6380", Ok(("direct 10.1.8.8:6380", None)));
-    check("another port of that pod", &deny, "10.1.8.8:6379", Ok(("mesh 10.1.8.8:6379", None)));
-    check("another tenant's direct pod", &deny, "10.1.8.9:6380", Ok(("mesh 10.1.8.9:6380", None)));
-    check("a pod's HBONE port", &deny, "10.1.7.7:15008", Err(NodeRefusal::ReservedPort));
-    check("a pod's capture port", &pass, "10.1.7.7:15001", Err(NodeRefusal::ReservedPort));
-    check("itself", &deny, "10.1.1.2:80", Ok(("own 10.1.1.2:80", None)));
-    check("itself, IPv6", &deny, "[fd01::2]:80", Ok(("own [fd01::2]:80", None)));
-    check("its own HBONE port", &pass, "10.1.1.2:15008", Err(NodeRefusal::ReservedPort));
-    check("a gateway", &pass, "10.1.255.1:15008", Err(NodeRefusal::GatewayAddress));
-    check("a gateway, another port", &deny, "10.1.255.1:80", Err(NodeRefusal::GatewayAddress));
-    check("a service's gateway address", &deny, "10.9.1.2:9080", Ok(("mesh 10.9.1.2:9080", reviews)));
-    check("in another AZ", &deny, "10.9.2.2:9080", Ok(("mesh 10.9.2.2:9080", reviews)));
-    check("the IPv6 one", &deny, "[fd09::2]:9080", Ok(("mesh [fd09::2]:9080", reviews)));
-    check("a port that the service there does not have", &pass, "10.9.1.2:15008", Err(NodeRefusal::UnknownPort));
-    check("a gateway address of a service that is not known", &pass, "10.9.1.4:80", Err(NodeRefusal::GatewayAddress));
-    check("kept for a gateway", &pass, "10.9.7.7:80", Err(NodeRefusal::GatewayAddress));
-    check("the tier's own service", &pass, "10.9.1.1:15008", Err(NodeRefusal::GatewayAddress));
-    check("the tier's DNS", &deny, "10.9.1.1:53", Ok(("passthrough 10.9.1.1:53", None)));
-    check("another tenant's gateway address is the outside", &deny, "10.8.1.2:80", Err(NodeRefusal::OutsideMesh));
-    check("outside, denied", &deny, "192.0.2.1:443", Err(NodeRefusal::OutsideMesh));
-    check("a resolver that the tenant names, by TCP", &deny, "192.0.2.53:53", Ok(("passthrough 192.0.2.53:53", None)));
-    check("another port of it", &deny, "192.0.2.53:443", Err(NodeRefusal::OutsideMesh));
-    check("another resolver", &deny, "192.0.2.54:53", Err(NodeRefusal::OutsideMesh));
-    check("outside, passed", &pass, "192.0.2.1:443", Ok(("passthrough 192.0.2.1:443", None)));
-    check("outside on an HBONE port, passed", &pass, "192.0.2.1:15008", Ok(("passthrough 192.0.2.1:15008", None)));
-    check("another tenant's service is the outside", &deny, "10.96.7.7:80", Err(NodeRefusal::OutsideMesh));
-    check("before any southbound state", &NodeSnapshot::default(), "10.96.0.1:9080", Err(NodeRefusal::TenantUnknown));
-    check("itself, before any southbound state", &NodeSnapshot::default(), "10.1.1.2:80", Ok(("own 10.1.1.2:80", None)));
+    check(
+        "a direct port",
+        &deny,
+        "10.96.0.6:6379",
+        Ok(("direct redis.b.svc.cluster.local:6379", redis)),
+    );
+    check(
+        "a pod's own direct port",
+        &deny,
+        "10.1.8.8:6380",
+        Ok(("direct 10.1.8.8:6380", None)),
+    );
+    check(
+        "another port of that pod",
+        &deny,
+        "10.1.8.8:6379",
+        Ok(("mesh 10.1.8.8:6379", None)),
+    );
+    check(
+        "another tenant's direct pod",
+        &deny,
+        "10.1.8.9:6380",
+        Ok(("mesh 10.1.8.9:6380", None)),
+    );
+    check(
+        "a pod's HBONE port",
+        &deny,
+        "10.1.7.7:15008",
+        Err(NodeRefusal::ReservedPort),
+    );
+    check(
+        "a pod's capture port",
+        &pass,
+        "10.1.7.7:15001",
+        Err(NodeRefusal::ReservedPort),
+    );
+    check(
+        "itself",
+        &deny,
+        "10.1.1.2:80",
+        Ok(("own 10.1.1.2:80", None)),
+    );
+    check(
+        "itself, IPv6",
+        &deny,
+        "[fd01::2]:80",
+        Ok(("own [fd01::2]:80", None)),
+    );
+    check(
+        "its own HBONE port",
+        &pass,
+        "10.1.1.2:15008",
+        Err(NodeRefusal::ReservedPort),
+    );
+    check(
+        "a gateway",
+        &pass,
+        "10.1.255.1:15008",
+        Err(NodeRefusal::GatewayAddress),
+    );
+    check(
+        "a gateway, another port",
+        &deny,
+        "10.1.255.1:80",
+        Err(NodeRefusal::GatewayAddress),
+    );
+    check(
+        "a service's gateway address",
+        &deny,
+        "10.9.1.2:9080",
+        Ok(("mesh 10.9.1.2:9080", reviews)),
+    );
+    check(
+        "in another AZ",
+        &deny,
+        "10.9.2.2:9080",
+        Ok(("mesh 10.9.2.2:9080", reviews)),
+    );
+    check(
+        "the IPv6 one",
+        &deny,
+        "[fd09::2]:9080",
+        Ok(("mesh [fd09::2]:9080", reviews)),
+    );
+    check(
+        "a port that the service there does not have",
+        &pass,
+        "10.9.1.2:15008",
+        Err(NodeRefusal::UnknownPort),
+    );
+    check(
+        "a gateway address of a service that is not known",
+        &pass,
+        "10.9.1.4:80",
+        Err(NodeRefusal::GatewayAddress),
+    );
+    check(
+        "kept for a gateway",
+        &pass,
+        "10.9.7.7:80",
+        Err(NodeRefusal::GatewayAddress),
+    );
+    check(
+        "the tier's own service",
+        &pass,
+        "10.9.1.1:15008",
+        Err(NodeRefusal::GatewayAddress),
+    );
+    check(
+        "the tier's DNS",
+        &deny,
+        "10.9.1.1:53",
+        Ok(("passthrough 10.9.1.1:53", None)),
+    );
+    check(
+        "another tenant's gateway address is the outside",
+        &deny,
+        "10.8.1.2:80",
+        Err(NodeRefusal::OutsideMesh),
+    );
+    check(
+        "outside, denied",
+        &deny,
+        "192.0.2.1:443",
+        Err(NodeRefusal::OutsideMesh),
+    );
+    check(
+        "a resolver that the tenant names, by TCP",
+        &deny,
+        "192.0.2.53:53",
+        Ok(("passthrough 192.0.2.53:53", None)),
+    );
+    check(
+        "another port of it",
+        &deny,
+        "192.0.2.53:443",
+        Err(NodeRefusal::OutsideMesh),
+    );
+    check(
+        "another resolver",
+        &deny,
+        "192.0.2.54:53",
+        Err(NodeRefusal::OutsideMesh),
+    );
+    check(
+        "outside, passed",
+        &pass,
+        "192.0.2.1:443",
+        Ok(("passthrough 192.0.2.1:443", None)),
+    );
+    check(
+        "outside on an HBONE port, passed",
+        &pass,
+        "192.0.2.1:15008",
+        Ok(("passthrough 192.0.2.1:15008", None)),
+    );
+    check(
+        "another tenant's service is the outside",
+        &deny,
+        "10.96.7.7:80",
+        Err(NodeRefusal::OutsideMesh),
+    );
+    check(
+        "before any southbound state",
+        &NodeSnapshot::default(),
+        "10.96.0.1:9080",
+        Err(NodeRefusal::TenantUnknown),
+    );
+    check(
+        "itself, before any southbound state",
+        &NodeSnapshot::default(),
+        "10.1.1.2:80",
+        Ok(("own 10.1.1.2:80", None)),
+    );
 }
 
 #[test]
@@ -174,53 +378,208 @@ fn a_tunnel_comes_in_by_ztunnels_order() {
     let (view, pod) = pod(p::OutboundTrafficPolicy::Deny);
     let policy = PodPolicy::renew(&PodPolicy::default(), view.tenant(&pod.tenant), &pod).unwrap();
     let identity = |text: &str| text.parse::<Identity>().unwrap();
-    let (ours, theirs) = (identity("spiffe://alpha.example/ns/canal-system/sa/gateway"), identity("spiffe://beta.example/ns/x/sa/y"));
-    let decide = |view: &NodeSnapshot, dialled: &str, authority: &str, peer: &Identity, forwarded: Option<&str>| {
-        let caller =
-            TunnelClient { peer, address: "10.7.7.7".parse().unwrap(), forwarded: (forwarded, Some("10.1.9.9:4711".parse().unwrap())) };
-        decide_inbound(view, &pod, &policy, dialled.parse().unwrap(), &authority.parse().unwrap(), &caller)
+    let (ours, theirs) = (
+        identity("spiffe://alpha.example/ns/canal-system/sa/gateway"),
+        identity("spiffe://beta.example/ns/x/sa/y"),
+    );
+    let decide = |view: &NodeSnapshot,
+                  dialled: &str,
+                  authority: &str,
+                  peer: &Identity,
+                  forwarded: Option<&str>| {
+        let caller = TunnelClient {
+            peer,
+            address: "10.7.7.7".parse().unwrap(),
+            forwarded: (forwarded, Some("10.1.9.9:4711".parse().unwrap())),
+        };
+        decide_inbound(
+            view,
+            &pod,
+            &policy,
+            dialled.parse().unwrap(),
+            &authority.parse().unwrap(),
+            &caller,
+        )
     };
-    let check = |case: &str, dialled: &str, authority: &str, peer: &Identity, want: Result<&str, NodeRefusal>| {
+    let check = |case: &str,
+                 dialled: &str,
+                 authority: &str,
+                 peer: &Identity,
+                 want: Result<&str, NodeRefusal>| {
         let got = decide(&view, dialled, authority, peer, None);
-        assert_eq!(got.map(|a| a.target.to_string()).map_err(|no| no.refusal), want.map(str::to_string), "{case}");
+        assert_eq!(
+            got.map(|a| a.target.to_string()).map_err(|no| no.refusal),
+            want.map(str::to_string),
+            "{case}"
+        );
     };
-    check("its address", "10.1.1.2", "10.1.1.2:8080", &ours, Ok("10.1.1.2:8080"));
-    check("its IPv6 address", "fd01::2", "[fd01::2]:8080", &ours, Ok("[fd01::2]:8080"));
-    check("dialled as mapped", "::ffff:10.1.1.2", "10.1.1.2:8080", &ours, Ok("10.1.1.2:8080"));
-    check("another address", "10.1.1.2", "10.1.1.3:8080", &ours, Err(NodeRefusal::DestinationMismatch));
-    check("its other address", "10.1.1.2", "[fd01::2]:8080", &ours, Err(NodeRefusal::DestinationMismatch));
-    check("a mismatch is told before a reserved port", "10.1.1.2", "10.1.1.3:15008", &ours, Err(NodeRefusal::DestinationMismatch));
+    check(
+        "its address",
+        "10.1.1.2",
+        "10.1.1.2:8080",
+        &ours,
+        Ok("10.1.1.2:8080"),
+    );
+    check(
+        "its IPv6 address",
+        "fd01::2",
+        "[fd01::2]:8080",
+        &ours,
+        Ok("[fd01::2]:8080"),
+    );
+    check(
+        "dialled as mapped",
+        "::ffff:10.1.1.2",
+        "10.1.1.2:8080",
+        &ours,
+        Ok("10.1.1.2:8080"),
+    );
+    check(
+        "another address",
+        "10.1.1.2",
+        "10.1.1.3:8080",
+        &ours,
+        Err(NodeRefusal::DestinationMismatch),
+    );
+    check(
+        "its other address",
+        "10.1.1.2",
+        "[fd01::2]:8080",
+        &ours,
+        Err(NodeRefusal::DestinationMismatch),
+    );
+    check(
+        "a mismatch is told before a reserved port",
+        "10.1.1.2",
+        "10.1.1.3:15008",
+        &ours,
+        Err(NodeRefusal::DestinationMismatch),
+    );
     for port in ILLEGAL_PORTS {
-        check("a reserved port", "10.1.1.2", &format!("10.1.1.2:{port}"), &ours, Err(NodeRefusal::ReservedPort));
+        check(
+            "a reserved port",
+            "10.1.1.2",
+            &format!("10.1.1.2:{port}"),
+            &ours,
+            Err(NodeRefusal::ReservedPort),
+        );
     }
-    check("a reserved port is told before the authorization", "10.1.1.2", "10.1.1.2:15008", &theirs, Err(NodeRefusal::ReservedPort));
-    check("another trust domain", "10.1.1.2", "10.1.1.2:8080", &theirs, Err(NodeRefusal::Denied));
-    check("its service by name", "10.1.1.2", "reviews.b.svc.cluster.local:9080", &ours, Ok("10.1.1.2:8080"));
-    check("a name, in capitals", "fd01::2", "Reviews.b.svc.cluster.local:9080", &ours, Ok("[fd01::2]:8080"));
-    check("a port the service does not have", "10.1.1.2", "reviews.b.svc.cluster.local:1", &ours, Err(NodeRefusal::UnknownHost));
-    check("a service it does not serve", "10.1.1.2", "zz-late.b.svc.cluster.local:1", &ours, Err(NodeRefusal::UnknownHost));
-    check("a name nobody has", "10.1.1.2", "example.com:80", &ours, Err(NodeRefusal::UnknownHost));
-    check("a name that leads to a reserved port", "10.1.1.2", "proxyish.b.svc.cluster.local:15008", &ours, Err(NodeRefusal::ReservedPort));
-    let none = decide(&NodeSnapshot::default(), "10.1.1.2", "10.1.1.2:80", &ours, None);
-    assert_eq!(none.map_err(|no| no.refusal), Err(NodeRefusal::TenantUnknown));
+    check(
+        "a reserved port is told before the authorization",
+        "10.1.1.2",
+        "10.1.1.2:15008",
+        &theirs,
+        Err(NodeRefusal::ReservedPort),
+    );
+    check(
+        "another trust domain",
+        "10.1.1.2",
+        "10.1.1.2:8080",
+        &theirs,
+        Err(NodeRefusal::Denied),
+    );
+    check(
+        "its service by name",
+        "10.1.1.2",
+        "reviews.b.svc.cluster.local:9080",
+        &ours,
+        Ok("10.1.1.2:8080"),
+    );
+    check(
+        "a name, in capitals",
+        "fd01::2",
+        "Reviews.b.svc.cluster.local:9080",
+        &ours,
+        Ok("[fd01::2]:8080"),
+    );
+    check(
+        "a port the service does not have",
+        "10.1.1.2",
+        "reviews.b.svc.cluster.local:1",
+        &ours,
+        Err(NodeRefusal::UnknownHost),
+    );
+    check(
+        "a service it does not serve",
+        "10.1.1.2",
+        "zz-late.b.svc.cluster.local:1",
+        &ours,
+        Err(NodeRefusal::UnknownHost),
+    );
+    check(
+        "a name nobody has",
+        "10.1.1.2",
+        "example.com:80",
+        &ours,
+        Err(NodeRefusal::UnknownHost),
+    );
+    check(
+        "a name that leads to a reserved port",
+        "10.1.1.2",
+        "proxyish.b.svc.cluster.local:15008",
+        &ours,
+        Err(NodeRefusal::ReservedPort),
+    );
+    let none = decide(
+        &NodeSnapshot::default(),
+        "10.1.1.2",
+        "10.1.1.2:80",
+        &ours,
+        None,
+    );
+    assert_eq!(
+        none.map_err(|no| no.refusal),
+        Err(NodeRefusal::TenantUnknown)
+    );
 
     let asked = |peer: &Identity, forwarded: Option<&str>| {
-        let got = decide(&view, "10.1.1.2", "10.1.1.2:8080", peer, forwarded).map_err(|no| no.refusal)?;
-        Ok((got.question.source, got.question.address.map(|a| a.to_string())))
+        let got =
+            decide(&view, "10.1.1.2", "10.1.1.2:8080", peer, forwarded).map_err(|no| no.refusal)?;
+        Ok((
+            got.question.source,
+            got.question.address.map(|a| a.to_string()),
+        ))
     };
     let app = "spiffe://alpha.example/ns/b/sa/c";
-    let named = |text: &str| std::rc::Rc::new(crate::authorization::PrincipalNames::new(identity(text)));
+    let named =
+        |text: &str| std::rc::Rc::new(crate::authorization::PrincipalNames::new(identity(text)));
     for (case, peer, forwarded, want) in [
-        ("a gateway, for many", &ours, None, Ok((ConnectionSource::Gateway, None))),
-        ("a gateway, for one", &ours, Some(app), Ok((ConnectionSource::Forwarded(named(app)), Some("10.1.9.9".to_string())))),
-        ("a gateway that names nobody", &ours, Some("spiffe://x"), Err(NodeRefusal::BadSource)),
+        (
+            "a gateway, for many",
+            &ours,
+            None,
+            Ok((ConnectionSource::Gateway, None)),
+        ),
+        (
+            "a gateway, for one",
+            &ours,
+            Some(app),
+            Ok((
+                ConnectionSource::Forwarded(named(app)),
+                Some("10.1.9.9".to_string()),
+            )),
+        ),
+        (
+            "a gateway that names nobody",
+            &ours,
+            Some("spiffe://x"),
+            Err(NodeRefusal::BadSource),
+        ),
         (
             "a pod is believed nothing",
             &identity(app),
             Some("spiffe://alpha.example/ns/b/sa/admin"),
-            Ok((ConnectionSource::Proven(named(app)), Some("10.7.7.7".to_string()))),
+            Ok((
+                ConnectionSource::Proven(named(app)),
+                Some("10.7.7.7".to_string()),
+            )),
         ),
-        ("another tenant's gateway", &identity("spiffe://beta.example/ns/canal-system/sa/gateway"), Some(app), Err(NodeRefusal::Denied)),
+        (
+            "another tenant's gateway",
+            &identity("spiffe://beta.example/ns/canal-system/sa/gateway"),
+            Some(app),
+            Err(NodeRefusal::Denied),
+        ),
     ] {
         assert_eq!(asked(peer, forwarded), want, "{case}");
     }
@@ -230,27 +589,68 @@ fn a_tunnel_comes_in_by_ztunnels_order() {
 #[test]
 fn closed_tenant_is_refused_in_both_directions() {
     use canal_southbound_client::{Closure, ClosureCause, ResourceState};
-    let (alpha, beta) = ("alpha".parse().unwrap(), "beta".parse::<canal_model::ids::TenantName>().unwrap());
+    let (alpha, beta) = (
+        "alpha".parse().unwrap(),
+        "beta".parse::<canal_model::ids::TenantName>().unwrap(),
+    );
     let pod_of = pod(p::OutboundTrafficPolicy::Passthrough).1;
-    let resources: Vec<_> = state(p::OutboundTrafficPolicy::Passthrough).into_iter().map(std::sync::Arc::new).collect();
-    let closure = || Closure { cause: ClosureCause::ManifestMismatch, detail: String::new() };
+    let resources: Vec<_> = state(p::OutboundTrafficPolicy::Passthrough)
+        .into_iter()
+        .map(std::sync::Arc::new)
+        .collect();
+    let closure = || Closure {
+        cause: ClosureCause::ManifestMismatch,
+        detail: String::new(),
+    };
     for (closed, open) in [(beta, true), (alpha, false)] {
-        let state =
-            ResourceState::of_resources(resources.clone(), canal_model::ids::Generation(1)).closing([(closed.clone(), closure())].into());
+        let state = ResourceState::of_resources(resources.clone(), canal_model::ids::Generation(1))
+            .closing([(closed.clone(), closure())].into());
         let view = NodeSnapshot::new(&state, &"n1".parse().unwrap());
-        let policy = PodPolicy::renew(&PodPolicy::default(), view.tenant(&pod_of.tenant), &pod_of).unwrap();
+        let policy =
+            PodPolicy::renew(&PodPolicy::default(), view.tenant(&pod_of.tenant), &pod_of).unwrap();
         for to in ["10.96.0.1:9080", "10.1.7.7:80", "192.0.2.1:443"] {
             let decided = decide_outbound(&view, &pod_of, to.parse().unwrap());
-            assert_eq!(decided.err(), (!open).then_some(NodeRefusal::TenantClosed), "to {to} with {closed} closed");
+            assert_eq!(
+                decided.err(),
+                (!open).then_some(NodeRefusal::TenantClosed),
+                "to {to} with {closed} closed"
+            );
         }
         let peer: Identity = "spiffe://alpha.example/ns/b/sa/c".parse().unwrap();
-        let caller = TunnelClient { peer: &peer, address: "10.7.7.7".parse().unwrap(), forwarded: (None, None) };
+        let caller = TunnelClient {
+            peer: &peer,
+            address: "10.7.7.7".parse().unwrap(),
+            forwarded: (None, None),
+        };
         let authority = "10.1.1.2:8080".parse().unwrap();
-        let tunnel = decide_inbound(&view, &pod_of, &policy, "10.1.1.2".parse().unwrap(), &authority, &caller);
-        assert_eq!(tunnel.err().map(|no| no.refusal), (!open).then_some(NodeRefusal::TenantClosed), "in with {closed} closed");
-        let plain = decide_plain(&policy, "10.1.1.2:80".parse().unwrap(), "10.7.7.7:1".parse().unwrap(), |_, _| false);
-        assert_eq!(plain.err().map(|no| no.refusal), (!open).then_some(NodeRefusal::TenantClosed), "plain with {closed} closed");
-        assert!(open || policy.guards_plaintext(), "connections without mTLS are looked at");
+        let tunnel = decide_inbound(
+            &view,
+            &pod_of,
+            &policy,
+            "10.1.1.2".parse().unwrap(),
+            &authority,
+            &caller,
+        );
+        assert_eq!(
+            tunnel.err().map(|no| no.refusal),
+            (!open).then_some(NodeRefusal::TenantClosed),
+            "in with {closed} closed"
+        );
+        let plain = decide_plain(
+            &policy,
+            "10.1.1.2:80".parse().unwrap(),
+            "10.7.7.7:1".parse().unwrap(),
+            |_, _| false,
+        );
+        assert_eq!(
+            plain.err().map(|no| no.refusal),
+            (!open).then_some(NodeRefusal::TenantClosed),
+            "plain with {closed} closed"
+        );
+        assert!(
+            open || policy.guards_plaintext(),
+            "connections without mTLS are looked at"
+        );
     }
 }
 
@@ -259,30 +659,76 @@ fn plaintext_comes_in_to_any_port_but_the_proxys() {
     let (view, pod) = pod(p::OutboundTrafficPolicy::Deny);
     let policy = PodPolicy::renew(&PodPolicy::default(), view.tenant(&pod.tenant), &pod).unwrap();
     let decide = |policy: &PodPolicy, to: &str| {
-        let got = decide_plain(policy, to.parse().unwrap(), "10.7.7.7:1".parse().unwrap(), |_, _| false);
+        let got = decide_plain(
+            policy,
+            to.parse().unwrap(),
+            "10.7.7.7:1".parse().unwrap(),
+            |_, _| false,
+        );
         got.map(|a| a.target.to_string()).map_err(|no| no.refusal)
     };
     assert_eq!(decide(&policy, "10.1.1.2:80"), Ok("10.1.1.2:80".into()));
-    assert_eq!(decide(&policy, "[::ffff:10.1.1.2]:80"), Ok("10.1.1.2:80".into()));
+    assert_eq!(
+        decide(&policy, "[::ffff:10.1.1.2]:80"),
+        Ok("10.1.1.2:80".into())
+    );
     for port in ILLEGAL_PORTS {
-        assert_eq!(decide(&policy, &format!("10.1.1.2:{port}")), Err(NodeRefusal::ReservedPort));
+        assert_eq!(
+            decide(&policy, &format!("10.1.1.2:{port}")),
+            Err(NodeRefusal::ReservedPort)
+        );
     }
-    assert_eq!(decide(&PodPolicy::default(), "10.1.1.2:80"), Err(NodeRefusal::TenantUnknown));
+    assert_eq!(
+        decide(&PodPolicy::default(), "10.1.1.2:80"),
+        Err(NodeRefusal::TenantUnknown)
+    );
     let probed = |to: &str| {
-        let ends = |peer: SocketAddr, to: SocketAddr| (peer.to_string(), to.to_string()) == ("10.7.7.7:1".into(), "10.1.1.2:80".into());
-        decide_plain(&PodPolicy::default(), to.parse().unwrap(), "[::ffff:10.7.7.7]:1".parse().unwrap(), ends).map(|a| a.question.source)
+        let ends = |peer: SocketAddr, to: SocketAddr| {
+            (peer.to_string(), to.to_string()) == ("10.7.7.7:1".into(), "10.1.1.2:80".into())
+        };
+        decide_plain(
+            &PodPolicy::default(),
+            to.parse().unwrap(),
+            "[::ffff:10.7.7.7]:1".parse().unwrap(),
+            ends,
+        )
+        .map(|a| a.question.source)
     };
-    assert_eq!(probed("10.1.1.2:80"), Ok(ConnectionSource::Node), "what the node's own processes may not is nothing");
-    assert_eq!(probed("10.1.1.2:15001").map_err(|no| no.refusal), Err(NodeRefusal::ReservedPort));
+    assert_eq!(
+        probed("10.1.1.2:80"),
+        Ok(ConnectionSource::Node),
+        "what the node's own processes may not is nothing"
+    );
+    assert_eq!(
+        probed("10.1.1.2:15001").map_err(|no| no.refusal),
+        Err(NodeRefusal::ReservedPort)
+    );
 }
 
 #[test]
 fn of_two_claims_to_an_address_the_smaller_key_wins() {
     let (view, _) = pod(p::OutboundTrafficPolicy::Deny);
     let alpha = view.tenant(&"alpha".parse().unwrap()).unwrap();
-    assert_eq!(alpha.service("10.96.0.1".parse().unwrap()).unwrap().key.to_string(), "alpha/b/reviews");
-    assert_eq!(alpha.service("10.96.0.9".parse().unwrap()).unwrap().key.to_string(), "alpha/b/zz-late");
-    assert!(view.tenant(&"beta".parse().unwrap()).is_none(), "a service of an unknown tenant is left out");
+    assert_eq!(
+        alpha
+            .service("10.96.0.1".parse().unwrap())
+            .unwrap()
+            .key
+            .to_string(),
+        "alpha/b/reviews"
+    );
+    assert_eq!(
+        alpha
+            .service("10.96.0.9".parse().unwrap())
+            .unwrap()
+            .key
+            .to_string(),
+        "alpha/b/zz-late"
+    );
+    assert!(
+        view.tenant(&"beta".parse().unwrap()).is_none(),
+        "a service of an unknown tenant is left out"
+    );
     assert_eq!((alpha.service_count(), view.tenants().count()), (4, 1));
 }
 
@@ -292,7 +738,11 @@ fn a_service_with_gateway_addresses_is_reached_by_them_and_pods_by_the_tiers_own
     let alpha = view.tenant(&"alpha".parse().unwrap()).unwrap();
     let check = |service: Option<&str>, want: &str| {
         let key = service.map(|s| s.parse().unwrap());
-        let at: Vec<String> = alpha.entrances(key.as_ref()).iter().map(|e| format!("{}={}", e.label, e.addresses[0])).collect();
+        let at: Vec<String> = alpha
+            .entrances(key.as_ref())
+            .iter()
+            .map(|e| format!("{}={}", e.label, e.addresses[0]))
+            .collect();
         assert_eq!(at.join(" "), want, "{service:?}");
     };
     check(Some("alpha/b/reviews"), "az1=10.9.1.2 az2=10.9.2.2");
@@ -306,6 +756,10 @@ fn a_service_with_gateway_addresses_is_reached_by_them_and_pods_by_the_tiers_own
         ("10.8.1.2", false, false),
     ] {
         let ip = ip.parse().unwrap();
-        assert_eq!((alpha.is_entrance(ip), alpha.is_gateway(ip)), (entrance, gateway), "{ip}");
+        assert_eq!(
+            (alpha.is_entrance(ip), alpha.is_gateway(ip)),
+            (entrance, gateway),
+            "{ip}"
+        );
     }
 }

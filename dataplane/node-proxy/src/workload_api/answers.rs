@@ -19,8 +19,9 @@ use tonic::{Request, Response, Status};
 
 use super::generated::spiffe_workload_api_server::SpiffeWorkloadApi;
 use super::generated::{
-    JwtBundlesRequest, JwtBundlesResponse, JwtsvidRequest, JwtsvidResponse, ValidateJwtsvidRequest, ValidateJwtsvidResponse,
-    X509BundlesRequest, X509BundlesResponse, X509svid, X509svidRequest, X509svidResponse,
+    JwtBundlesRequest, JwtBundlesResponse, JwtsvidRequest, JwtsvidResponse, ValidateJwtsvidRequest,
+    ValidateJwtsvidResponse, X509BundlesRequest, X509BundlesResponse, X509svid, X509svidRequest,
+    X509svidResponse,
 };
 use super::keys::Svid;
 
@@ -48,50 +49,85 @@ fn id(trust_domain: impl std::fmt::Display) -> String {
 
 fn roots(bundle: &TrustBundle) -> Vec<u8> {
     let pem = bundle.roots.join("\n");
-    CertificateDer::pem_slice_iter(pem.as_bytes()).flatten().flat_map(|der| der.to_vec()).collect()
+    CertificateDer::pem_slice_iter(pem.as_bytes())
+        .flatten()
+        .flat_map(|der| der.to_vec())
+        .collect()
 }
 
 fn revoked(bundles: &[TrustBundle]) -> Vec<Vec<u8>> {
     let lists = bundles.iter().flat_map(|b| &b.revoked);
     lists
-        .flat_map(|pem| CertificateRevocationListDer::pem_slice_iter(pem.as_bytes()).flatten().map(|der| der.to_vec()).collect::<Vec<_>>())
+        .flat_map(|pem| {
+            CertificateRevocationListDer::pem_slice_iter(pem.as_bytes())
+                .flatten()
+                .map(|der| der.to_vec())
+                .collect::<Vec<_>>()
+        })
         .collect()
 }
 
 fn own_roots(certificate: &Certificate) -> Vec<u8> {
-    certificate.bundle().iter().flat_map(|der| der.to_vec()).collect()
+    certificate
+        .bundle()
+        .iter()
+        .flat_map(|der| der.to_vec())
+        .collect()
 }
 
 /// Builds the response to FetchX509SVID; `None`: there is no valid certificate now.
-fn svid_answer(svid: Option<&Svid>, bundles: &[TrustBundle], now: SystemTime) -> Option<X509svidResponse> {
+fn svid_answer(
+    svid: Option<&Svid>,
+    bundles: &[TrustBundle],
+    now: SystemTime,
+) -> Option<X509svidResponse> {
     let svid = svid.filter(|s| s.certificate.valid_at(now))?;
     let certificate = &svid.certificate;
-    let own = bundles.iter().find(|b| !b.federated && b.trust_domain == certificate.identity().trust_domain);
+    let own = bundles
+        .iter()
+        .find(|b| !b.federated && b.trust_domain == certificate.identity().trust_domain);
     Some(X509svidResponse {
         svids: vec![X509svid {
             spiffe_id: certificate.identity().to_string(),
-            x509_svid: certificate.chain().iter().flat_map(|der| der.to_vec()).collect(),
+            x509_svid: certificate
+                .chain()
+                .iter()
+                .flat_map(|der| der.to_vec())
+                .collect(),
             x509_svid_key: svid.key.clone(),
             bundle: own.map_or_else(|| own_roots(certificate), roots),
             hint: String::new(),
         }],
         crl: revoked(bundles),
-        federated_bundles: bundles.iter().filter(|b| b.federated).map(|b| (id(&b.trust_domain), roots(b))).collect(),
+        federated_bundles: bundles
+            .iter()
+            .filter(|b| b.federated)
+            .map(|b| (id(&b.trust_domain), roots(b)))
+            .collect(),
     })
 }
 
 /// Builds the response to FetchX509Bundles; `None`: there is no bundle yet.
 fn bundles_answer(svid: Option<&Svid>, bundles: &[TrustBundle]) -> Option<X509BundlesResponse> {
-    let mut all: BTreeMap<String, Vec<u8>> = bundles.iter().map(|b| (id(&b.trust_domain), roots(b))).collect();
+    let mut all: BTreeMap<String, Vec<u8>> = bundles
+        .iter()
+        .map(|b| (id(&b.trust_domain), roots(b)))
+        .collect();
     if let Some(svid) = svid {
         let certificate = &svid.certificate;
-        all.entry(id(&certificate.identity().trust_domain)).or_insert_with(|| own_roots(certificate));
+        all.entry(id(&certificate.identity().trust_domain))
+            .or_insert_with(|| own_roots(certificate));
     }
-    (!all.is_empty()).then(|| X509BundlesResponse { crl: revoked(bundles), bundles: all })
+    (!all.is_empty()).then(|| X509BundlesResponse {
+        crl: revoked(bundles),
+        bundles: all,
+    })
 }
 
 fn has_header(metadata: &MetadataMap) -> bool {
-    metadata.get(HEADER.0).is_some_and(|v| v.as_bytes() == HEADER.1.as_bytes())
+    metadata
+        .get(HEADER.0)
+        .is_some_and(|v| v.as_bytes() == HEADER.1.as_bytes())
 }
 
 impl WorkloadApiService {
@@ -101,7 +137,9 @@ impl WorkloadApiService {
             return Ok(());
         }
         self.count(method, "no_metadata");
-        Err(Status::invalid_argument("the metadata workload.spiffe.io: true is missing; use a SPIFFE client"))
+        Err(Status::invalid_argument(
+            "the metadata workload.spiffe.io: true is missing; use a SPIFFE client",
+        ))
     }
 
     fn count(&self, method: &'static str, result: &'static str) {
@@ -112,7 +150,10 @@ impl WorkloadApiService {
     fn place(&self, method: &'static str) -> Result<Permit, Status> {
         let place = self.streams.take().ok_or_else(|| {
             self.count(method, "stream_limit");
-            Status::resource_exhausted(format!("this pod has {} streams open, its limit", super::STREAMS_MAX))
+            Status::resource_exhausted(format!(
+                "this pod has {} streams open, its limit",
+                super::STREAMS_MAX
+            ))
         })?;
         self.count(method, "served");
         Ok(place)
@@ -142,8 +183,12 @@ impl WorkloadApiService {
         };
         Box::pin(futures::stream::unfold(start, |mut f| async move {
             loop {
-                let (svid, bundles) = (f.svid.borrow_and_update().clone(), f.bundles.borrow_and_update().clone());
-                let new = (f.build)(svid.as_deref(), &bundles).filter(|new| f.message.as_ref() != Some(new));
+                let (svid, bundles) = (
+                    f.svid.borrow_and_update().clone(),
+                    f.bundles.borrow_and_update().clone(),
+                );
+                let new = (f.build)(svid.as_deref(), &bundles)
+                    .filter(|new| f.message.as_ref() != Some(new));
                 if let Some(new) = new {
                     f.message = Some(new.clone());
                     return Some((Ok(new), f));
@@ -160,7 +205,9 @@ impl WorkloadApiService {
 
     fn no_jwt<T>(&self, method: &'static str) -> ApiResult<T> {
         self.count(method, "unimplemented");
-        Err(Status::unimplemented("Canal issues X.509-SVIDs only; there are no JWT-SVIDs and no keys to check them with"))
+        Err(Status::unimplemented(
+            "Canal issues X.509-SVIDs only; there are no JWT-SVIDs and no keys to check them with",
+        ))
     }
 }
 
@@ -170,13 +217,21 @@ impl SpiffeWorkloadApi for WorkloadApiService {
     type FetchX509BundlesStream = ApiStream<X509BundlesResponse>;
     type FetchJWTBundlesStream = ApiStream<JwtBundlesResponse>;
 
-    async fn fetch_x509svid(&self, request: Request<X509svidRequest>) -> ApiResult<Self::FetchX509SVIDStream> {
+    async fn fetch_x509svid(
+        &self,
+        request: Request<X509svidRequest>,
+    ) -> ApiResult<Self::FetchX509SVIDStream> {
         self.admit("FetchX509SVID", &request)?;
         let place = self.place("FetchX509SVID")?;
-        Ok(Response::new(self.follow(place, |svid, bundles| svid_answer(svid, bundles, SystemTime::now()))))
+        Ok(Response::new(self.follow(place, |svid, bundles| {
+            svid_answer(svid, bundles, SystemTime::now())
+        })))
     }
 
-    async fn fetch_x509_bundles(&self, request: Request<X509BundlesRequest>) -> ApiResult<Self::FetchX509BundlesStream> {
+    async fn fetch_x509_bundles(
+        &self,
+        request: Request<X509BundlesRequest>,
+    ) -> ApiResult<Self::FetchX509BundlesStream> {
         self.admit("FetchX509Bundles", &request)?;
         let place = self.place("FetchX509Bundles")?;
         Ok(Response::new(self.follow(place, bundles_answer)))
@@ -187,12 +242,18 @@ impl SpiffeWorkloadApi for WorkloadApiService {
         self.no_jwt("FetchJWTSVID")
     }
 
-    async fn fetch_jwt_bundles(&self, request: Request<JwtBundlesRequest>) -> ApiResult<Self::FetchJWTBundlesStream> {
+    async fn fetch_jwt_bundles(
+        &self,
+        request: Request<JwtBundlesRequest>,
+    ) -> ApiResult<Self::FetchJWTBundlesStream> {
         self.admit("FetchJWTBundles", &request)?;
         self.no_jwt("FetchJWTBundles")
     }
 
-    async fn validate_jwtsvid(&self, request: Request<ValidateJwtsvidRequest>) -> ApiResult<ValidateJwtsvidResponse> {
+    async fn validate_jwtsvid(
+        &self,
+        request: Request<ValidateJwtsvidRequest>,
+    ) -> ApiResult<ValidateJwtsvidResponse> {
         self.admit("ValidateJWTSVID", &request)?;
         self.no_jwt("ValidateJWTSVID")
     }
@@ -210,30 +271,63 @@ mod tests {
     fn answers_hold_the_newest_bundles_and_only_valid_certificates() {
         let (ca, friends) = (TestCa::new("alpha"), TestCa::new("friends"));
         let identity: Identity = "spiffe://alpha.example/ns/b/sa/app".parse().unwrap();
-        let svid = Svid { certificate: ca.issue(&identity), key: vec![1, 2, 3] };
-        let bundle = |ca: &TestCa, domain: &str, federated, revoked| match &*ca.bundle("alpha", domain, federated, revoked) {
+        let svid = Svid {
+            certificate: ca.issue(&identity),
+            key: vec![1, 2, 3],
+        };
+        let bundle = |ca: &TestCa, domain: &str, federated, revoked| match &*ca
+            .bundle("alpha", domain, federated, revoked)
+        {
             Resource::Bundle(b) => b.clone(),
             other => panic!("{other:?}"),
         };
-        let der = |ca: &TestCa| CertificateDer::from_pem_slice(ca.root_pem().as_bytes()).unwrap().to_vec();
-        let bundle_list =
-            [bundle(&ca, "alpha.example", false, vec![ca.revocations(&[7])]), bundle(&friends, "friend.example", true, vec![])];
+        let der = |ca: &TestCa| {
+            CertificateDer::from_pem_slice(ca.root_pem().as_bytes())
+                .unwrap()
+                .to_vec()
+        };
+        let bundle_list = [
+            bundle(&ca, "alpha.example", false, vec![ca.revocations(&[7])]),
+            bundle(&friends, "friend.example", true, vec![]),
+        ];
         let now = SystemTime::now();
 
         let answer = svid_answer(Some(&svid), &bundle_list, now).unwrap();
         let one = &answer.svids[0];
-        assert_eq!((one.spiffe_id.as_str(), &one.x509_svid_key), ("spiffe://alpha.example/ns/b/sa/app", &vec![1, 2, 3]));
-        assert_eq!((&one.x509_svid, &one.bundle), (&svid.certificate.chain()[0].to_vec(), &der(&ca)));
-        assert_eq!(answer.federated_bundles, BTreeMap::from([("spiffe://friend.example".to_string(), der(&friends))]));
+        assert_eq!(
+            (one.spiffe_id.as_str(), &one.x509_svid_key),
+            ("spiffe://alpha.example/ns/b/sa/app", &vec![1, 2, 3])
+        );
+        assert_eq!(
+            (&one.x509_svid, &one.bundle),
+            (&svid.certificate.chain()[0].to_vec(), &der(&ca))
+        );
+        assert_eq!(
+            answer.federated_bundles,
+            BTreeMap::from([("spiffe://friend.example".to_string(), der(&friends))])
+        );
         assert_eq!(answer.crl.len(), 1);
 
         let untold = svid_answer(Some(&svid), &[], now).unwrap();
-        assert_eq!((&untold.svids[0].bundle, untold.federated_bundles.len()), (&der(&ca), 0), "what came with the certificate");
-        assert!(svid_answer(None, &bundle_list, now).is_none() && svid_answer(Some(&svid), &bundle_list, SystemTime::UNIX_EPOCH).is_none());
+        assert_eq!(
+            (&untold.svids[0].bundle, untold.federated_bundles.len()),
+            (&der(&ca), 0),
+            "what came with the certificate"
+        );
+        assert!(
+            svid_answer(None, &bundle_list, now).is_none()
+                && svid_answer(Some(&svid), &bundle_list, SystemTime::UNIX_EPOCH).is_none()
+        );
 
         let all = bundles_answer(None, &bundle_list).unwrap().bundles;
-        assert_eq!(all.keys().map(String::as_str).collect::<Vec<_>>(), ["spiffe://alpha.example", "spiffe://friend.example"]);
-        assert_eq!(bundles_answer(Some(&svid), &[]).unwrap().bundles["spiffe://alpha.example"], der(&ca));
+        assert_eq!(
+            all.keys().map(String::as_str).collect::<Vec<_>>(),
+            ["spiffe://alpha.example", "spiffe://friend.example"]
+        );
+        assert_eq!(
+            bundles_answer(Some(&svid), &[]).unwrap().bundles["spiffe://alpha.example"],
+            der(&ca)
+        );
         assert!(bundles_answer(None, &[]).is_none());
     }
 }

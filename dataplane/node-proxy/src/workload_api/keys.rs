@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use canal_identity::certs::{
-    BACKOFF, CertificateClient, CertificateRequestError, RENEWAL_CHECK_INTERVAL, SUPERSEDED_SPREAD, SignedChain, half_life,
+    BACKOFF, CertificateClient, CertificateRequestError, RENEWAL_CHECK_INTERVAL, SUPERSEDED_SPREAD,
+    SignedChain, half_life,
 };
 use canal_model::identity::Identity;
 use canal_model::trust::KeyAlgorithm;
@@ -14,7 +15,10 @@ use canal_runtime::backoff::Backoff;
 use canal_runtime::metrics::CounterFamily;
 use canal_tls::{Certificate, TrustView};
 use rand::Rng;
-use rcgen::{CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_RSA_SHA256, RsaKeySize, SanType};
+use rcgen::{
+    CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_RSA_SHA256,
+    RsaKeySize, SanType,
+};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -56,11 +60,21 @@ fn make(identity: &Identity, algorithm: KeyAlgorithm) -> Result<KeyAndCsr, rcgen
 }
 
 /// Validates the controller's response: the requested identity, valid now, and signed by a root of the bundle.
-fn accept(identity: &Identity, pem: &str, key: Vec<u8>, signed: &SignedChain, now: SystemTime) -> Result<Svid, CertificateRequestError> {
+fn accept(
+    identity: &Identity,
+    pem: &str,
+    key: Vec<u8>,
+    signed: &SignedChain,
+    now: SystemTime,
+) -> Result<Svid, CertificateRequestError> {
     let unusable = |e: canal_tls::CertificateError| CertificateRequestError::Answer(e.to_string());
-    let certificate = Certificate::from_pem(pem, &signed.chain.join("\n"), &signed.bundle).map_err(unusable)?;
+    let certificate =
+        Certificate::from_pem(pem, &signed.chain.join("\n"), &signed.bundle).map_err(unusable)?;
     if certificate.identity() != identity {
-        return Err(CertificateRequestError::Identity { asked: identity.clone(), seen: certificate.identity().to_string() });
+        return Err(CertificateRequestError::Identity {
+            asked: identity.clone(),
+            seen: certificate.identity().to_string(),
+        });
     }
     if !certificate.valid_at(now) {
         return Err(CertificateRequestError::Clock);
@@ -77,7 +91,13 @@ impl SvidRenewer {
         algorithm: KeyAlgorithm,
         trust: TrustView,
     ) -> Self {
-        Self { issuer, results, identity, algorithm, trust }
+        Self {
+            issuer,
+            results,
+            identity,
+            algorithm,
+            trust,
+        }
     }
 
     /// Renews until `end`. Returns a receiver of the newest certificate.
@@ -117,23 +137,34 @@ impl SvidRenewer {
         let (identity, algorithm) = (self.identity.clone(), self.algorithm);
         // Off the runtime's threads, because an RSA key takes a tenth of a second and more.
         let made = tokio::task::spawn_blocking(move || make(&identity, algorithm)).await;
-        let (pem, key, csr) =
-            made.map_err(|e| CertificateRequestError::Key(e.to_string()))?.map_err(|e| CertificateRequestError::Key(e.to_string()))?;
+        let (pem, key, csr) = made
+            .map_err(|e| CertificateRequestError::Key(e.to_string()))?
+            .map_err(|e| CertificateRequestError::Key(e.to_string()))?;
         let signed = self.issuer.sign(&self.identity, None, csr).await?;
         accept(&self.identity, &pem, key, &signed, SystemTime::now())
     }
 
     /// Resolves when a certificate should be renewed: half of its life is over, or another root signs now.
     async fn due(&mut self, certificate: &Certificate) {
-        let at = half_life(certificate.not_before(), certificate.not_after(), rand::rng().random_range(-1.0..=1.0));
+        let at = half_life(
+            certificate.not_before(),
+            certificate.not_after(),
+            rand::rng().random_range(-1.0..=1.0),
+        );
         loop {
-            if self.trust.current_and_seen().is_superseded(&self.identity.trust_domain, certificate.chain()) {
+            if self
+                .trust
+                .current_and_seen()
+                .is_superseded(&self.identity.trust_domain, certificate.chain())
+            {
                 // A new root concerns all certificates at once, so their renewals are spread.
                 let spread = rand::rng().random_range(Duration::ZERO..SUPERSEDED_SPREAD);
                 return tokio::time::sleep(spread).await;
             }
             // The wall clock may jump, so the time left is computed anew at every check.
-            let Ok(left) = at.duration_since(SystemTime::now()) else { return };
+            let Ok(left) = at.duration_since(SystemTime::now()) else {
+                return;
+            };
             tokio::select! {
                 () = tokio::time::sleep(left.min(RENEWAL_CHECK_INTERVAL)) => {}
                 () = self.trust.changed() => {}
@@ -154,18 +185,55 @@ mod tests {
         let identity: Identity = "spiffe://alpha.example/ns/b/sa/app".parse().unwrap();
         for algorithm in [KeyAlgorithm::EcdsaP256, KeyAlgorithm::Rsa2048] {
             let (pem, der, csr) = make(&identity, algorithm).unwrap();
-            let signed = |bundle: &TestCa| SignedChain { chain: vec![ca.sign_request(&csr, |_| {})], bundle: bundle.root_pem() };
+            let signed = |bundle: &TestCa| SignedChain {
+                chain: vec![ca.sign_request(&csr, |_| {})],
+                bundle: bundle.root_pem(),
+            };
             let now = SystemTime::now();
             let svid = accept(&identity, &pem, der.clone(), &signed(&ca), now).unwrap();
             assert_eq!((svid.certificate.identity(), &svid.key), (&identity, &der));
             let foreign: Identity = "spiffe://alpha.example/ns/b/sa/other".parse().unwrap();
             for (case, who, key, answer, at, want) in [
-                ("another identity", &foreign, &pem, signed(&ca), now, "wrong_identity"),
-                ("another root", &identity, &pem, signed(&other), now, "bad_answer"),
-                ("another key", &identity, &make(&identity, algorithm).unwrap().0, signed(&ca), now, "bad_answer"),
-                ("another time", &identity, &pem, signed(&ca), SystemTime::UNIX_EPOCH, "clock"),
+                (
+                    "another identity",
+                    &foreign,
+                    &pem,
+                    signed(&ca),
+                    now,
+                    "wrong_identity",
+                ),
+                (
+                    "another root",
+                    &identity,
+                    &pem,
+                    signed(&other),
+                    now,
+                    "bad_answer",
+                ),
+                (
+                    "another key",
+                    &identity,
+                    &make(&identity, algorithm).unwrap().0,
+                    signed(&ca),
+                    now,
+                    "bad_answer",
+                ),
+                (
+                    "another time",
+                    &identity,
+                    &pem,
+                    signed(&ca),
+                    SystemTime::UNIX_EPOCH,
+                    "clock",
+                ),
             ] {
-                assert_eq!(accept(who, key, der.clone(), &answer, at).unwrap_err().reason(), want, "{algorithm:?}: {case}");
+                assert_eq!(
+                    accept(who, key, der.clone(), &answer, at)
+                        .unwrap_err()
+                        .reason(),
+                    want,
+                    "{algorithm:?}: {case}"
+                );
             }
         }
     }

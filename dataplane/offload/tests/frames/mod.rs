@@ -17,7 +17,10 @@ pub fn sum(parts: &[&[u8]]) -> u16 {
     let mut total = 0u64;
     for part in parts {
         for pair in part.chunks(2) {
-            total += u64::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+            total += u64::from(u16::from_be_bytes([
+                pair[0],
+                pair.get(1).copied().unwrap_or(0),
+            ]));
         }
     }
     while total > 0xffff {
@@ -80,7 +83,10 @@ pub fn with_ip4(mut p: Vec<u8>, fragment: u16, options: &[u8]) -> Vec<u8> {
 }
 
 fn ends(from: &str, to: &str) -> (SocketAddr, SocketAddr) {
-    (from.parse().unwrap_or_else(|e| panic!("{from}: {e}")), to.parse().unwrap_or_else(|e| panic!("{to}: {e}")))
+    (
+        from.parse().unwrap_or_else(|e| panic!("{from}: {e}")),
+        to.parse().unwrap_or_else(|e| panic!("{to}: {e}")),
+    )
 }
 
 fn transport(from: &str, to: &str, protocol: u8, at: usize, rest: &[u8]) -> Vec<u8> {
@@ -89,7 +95,11 @@ fn transport(from: &str, to: &str, protocol: u8, at: usize, rest: &[u8]) -> Vec<
     p.extend(to.port().to_be_bytes());
     p.extend(rest);
     let s = !sum(&[&pseudo(from.ip(), to.ip(), protocol, p.len()), &p]);
-    put_sum(&mut p, at, if protocol == 17 && s == 0 { 0xffff } else { s });
+    put_sum(
+        &mut p,
+        at,
+        if protocol == 17 && s == 0 { 0xffff } else { s },
+    );
     ip(from.ip(), to.ip(), protocol, &p)
 }
 
@@ -128,7 +138,11 @@ pub fn icmp(from: &str, to: &str, kind: u8, code: u8, rest: [u8; 4], data: &[u8]
     let mut p = vec![kind, code, 0, 0];
     p.extend(rest);
     p.extend(data);
-    let (protocol, over) = if from.is_ipv4() { (1, vec![]) } else { (58, pseudo(from, to, 58, p.len())) };
+    let (protocol, over) = if from.is_ipv4() {
+        (1, vec![])
+    } else {
+        (58, pseudo(from, to, 58, p.len()))
+    };
     let s = !sum(&[&over, &p]);
     put_sum(&mut p, 2, s);
     ip(from, to, protocol, &p)
@@ -148,7 +162,14 @@ pub fn echo(from: &str, to: &str, is_reply: bool) -> Vec<u8> {
 /// Builds a port unreachable error about `packet`, of which it quotes the first `shown` bytes.
 pub fn unreachable(from: &str, to: &str, packet: &[u8], shown: usize) -> Vec<u8> {
     let (kind, code) = if from.contains(':') { (1, 4) } else { (3, 3) };
-    icmp(from, to, kind, code, [0; 4], &packet[..shown.min(packet.len())])
+    icmp(
+        from,
+        to,
+        kind,
+        code,
+        [0; 4],
+        &packet[..shown.min(packet.len())],
+    )
 }
 
 /// Outer headers of a frame.
@@ -166,7 +187,15 @@ pub struct OuterHeaders {
 
 impl OuterHeaders {
     pub fn new(from: &str, to: &str, vni: u32) -> Self {
-        Self { from: from.parse().unwrap(), to: to.parse().unwrap(), port: 55_555, vni, hop: 0, stamp: 0, summed: false }
+        Self {
+            from: from.parse().unwrap(),
+            to: to.parse().unwrap(),
+            port: 55_555,
+            vni,
+            hop: 0,
+            stamp: 0,
+            summed: false,
+        }
     }
 
     pub fn frame(&self, inner: &[u8]) -> Vec<u8> {
@@ -174,10 +203,21 @@ impl OuterHeaders {
         data.extend((self.vni << 8 | u32::from(self.hop)).to_be_bytes());
         data.extend([0xee; 6]);
         data.extend(POD_MAC);
-        data.extend(if inner[0] >> 4 == 6 { [0x86, 0xdd] } else { [8, 0] });
+        data.extend(if inner[0] >> 4 == 6 {
+            [0x86, 0xdd]
+        } else {
+            [8, 0]
+        });
         data.extend(inner);
-        let ends = (format!("{}:{}", self.from, self.port), format!("{}:4789", self.to));
-        let outer = if self.summed { udp(&ends.0, &ends.1, &data) } else { udp_bare(&ends.0, &ends.1, &data) };
+        let ends = (
+            format!("{}:{}", self.from, self.port),
+            format!("{}:4789", self.to),
+        );
+        let outer = if self.summed {
+            udp(&ends.0, &ends.1, &data)
+        } else {
+            udp_bare(&ends.0, &ends.1, &data)
+        };
         let mut f = HOST.to_vec();
         f.extend(ROUTER);
         f.extend([8, 0]);
@@ -209,19 +249,37 @@ fn read_ip(p: &[u8], whole: bool) -> Inner {
     if p[0] >> 4 == 4 {
         let a = |at: usize| IpAddr::from(<[u8; 4]>::try_from(&p[at..at + 4]).unwrap());
         head = usize::from(p[0] & 15) * 4;
-        (from, to, protocol, length) = (a(12), a(16), p[9], usize::from(u16::from_be_bytes([p[2], p[3]])));
-        assert_eq!(sum(&[&p[..head]]), 0xffff, "the IPv4 header's checksum, {from} > {to}");
+        (from, to, protocol, length) = (
+            a(12),
+            a(16),
+            p[9],
+            usize::from(u16::from_be_bytes([p[2], p[3]])),
+        );
+        assert_eq!(
+            sum(&[&p[..head]]),
+            0xffff,
+            "the IPv4 header's checksum, {from} > {to}"
+        );
     } else {
         let a = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&p[at..at + 16]).unwrap());
         head = 40;
-        (from, to, protocol, length) = (a(8), a(24), p[6], 40 + usize::from(u16::from_be_bytes([p[4], p[5]])));
+        (from, to, protocol, length) = (
+            a(8),
+            a(24),
+            p[6],
+            40 + usize::from(u16::from_be_bytes([p[4], p[5]])),
+        );
     }
     let body = &p[head..length.min(p.len())];
     let over = pseudo(from, to, protocol, length - head);
     let port = |at: usize| u16::from_be_bytes([body[at], body[at + 1]]);
     let verify = |over: &[u8], what: &str| {
         if whole {
-            assert_eq!(sum(&[over, body]), 0xffff, "{what}'s checksum, {from} > {to}");
+            assert_eq!(
+                sum(&[over, body]),
+                0xffff,
+                "{what}'s checksum, {from} > {to}"
+            );
         }
     };
     let end = |a: IpAddr, port: u16| SocketAddr::new(a, port);
@@ -235,12 +293,21 @@ fn read_ip(p: &[u8], whole: bool) -> Inner {
             if !bare {
                 verify(&over, "UDP");
             }
-            format!("{} {} > {}", if bare { "udp without checksum" } else { "udp" }, end(from, port(0)), end(to, port(2)))
+            format!(
+                "{} {} > {}",
+                if bare { "udp without checksum" } else { "udp" },
+                end(from, port(0)),
+                end(to, port(2))
+            )
         }
         1 | 58 => {
             verify(if protocol == 58 { &over } else { &[] }, "ICMP");
             let kind = format!("icmp {}/{}", body[0], body[1]);
-            let is_error = if protocol == 58 { body[0] < 128 } else { ![0, 8].contains(&body[0]) };
+            let is_error = if protocol == 58 {
+                body[0] < 128
+            } else {
+                ![0, 8].contains(&body[0])
+            };
             match (is_error, body[0], protocol) {
                 (false, ..) => format!("{kind} {from} > {to}"),
                 (_, 2, 58) => format!(
@@ -249,9 +316,16 @@ fn read_ip(p: &[u8], whole: bool) -> Inner {
                     read_ip(&body[8..], false).text
                 ),
                 (_, 3, 1) if body[1] == 4 => {
-                    format!("{kind} mtu {} {from} > {to} about {}", port(6), read_ip(&body[8..], false).text)
+                    format!(
+                        "{kind} mtu {} {from} > {to} about {}",
+                        port(6),
+                        read_ip(&body[8..], false).text
+                    )
                 }
-                _ => format!("{kind} {from} > {to} about {}", read_ip(&body[8..], false).text),
+                _ => format!(
+                    "{kind} {from} > {to} about {}",
+                    read_ip(&body[8..], false).text
+                ),
             }
         }
         other => format!("protocol {other} {from} > {to}"),
@@ -262,21 +336,44 @@ fn read_ip(p: &[u8], whole: bool) -> Inner {
 /// Formats a frame as one line and panics if a checksum or a length is wrong. The outer source port ([`port_of`]) and a stamp of 0 are left
 /// out.
 pub fn read(f: &[u8]) -> String {
-    assert_eq!((&f[..6], &f[6..12], &f[12..14]), (&ROUTER[..], &HOST[..], &[8, 0][..]), "back to the router");
+    assert_eq!(
+        (&f[..6], &f[6..12], &f[12..14]),
+        (&ROUTER[..], &HOST[..], &[8, 0][..]),
+        "back to the router"
+    );
     let outer = read_ip(&f[14..], true);
     assert_eq!(14 + outer.length, f.len(), "the outer length");
-    assert_eq!(usize::from(u16::from_be_bytes([f[38], f[39]])), f.len() - 34, "the outer UDP length");
-    assert_eq!((f[22], &f[36..38], f[42]), (64, &4789u16.to_be_bytes()[..], 8), "TTL, port, VXLAN flags");
+    assert_eq!(
+        usize::from(u16::from_be_bytes([f[38], f[39]])),
+        f.len() - 34,
+        "the outer UDP length"
+    );
+    assert_eq!(
+        (f[22], &f[36..38], f[42]),
+        (64, &4789u16.to_be_bytes()[..], 8),
+        "TTL, port, VXLAN flags"
+    );
     let a = |at: usize| Ipv4Addr::from(<[u8; 4]>::try_from(&f[at..at + 4]).unwrap());
     let vni = u32::from_be_bytes([0, f[46], f[47], f[48]]);
-    let macs: Vec<String> = [&f[50..56], &f[56..62]].iter().map(|m| m.iter().map(|b| format!("{b:02x}")).collect()).collect();
+    let macs: Vec<String> = [&f[50..56], &f[56..62]]
+        .iter()
+        .map(|m| m.iter().map(|b| format!("{b:02x}")).collect())
+        .collect();
     let inner = read_ip(&f[HEAD..], true);
     assert_eq!(HEAD + inner.length, f.len(), "the inner length");
     let stamp = match u32::from_be_bytes([0, f[43], f[44], f[45]]) {
         0 => String::new(),
         stamp => format!(" stamp {stamp:#x}"),
     };
-    format!("{} > {} vni {vni:#x} hop {}{stamp} {} > {}: {}", a(26), a(30), f[49], macs[1], macs[0], inner.text)
+    format!(
+        "{} > {} vni {vni:#x} hop {}{stamp} {} > {}: {}",
+        a(26),
+        a(30),
+        f[49],
+        macs[1],
+        macs[0],
+        inner.text
+    )
 }
 
 /// Returns the outer UDP source port.

@@ -30,7 +30,11 @@ fn try_dial(args: &[String]) -> io::Result<String> {
     if has("net_raw") {
         only_net_raw();
     }
-    let protocol = if has("mptcp") { Protocol::from(IPPROTO_MPTCP) } else { Protocol::TCP };
+    let protocol = if has("mptcp") {
+        Protocol::from(IPPROTO_MPTCP)
+    } else {
+        Protocol::TCP
+    };
     let s = Socket::new(Domain::for_address(to), Type::STREAM, Some(protocol))?;
     s.set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(5))))?;
     if let Some(from) = value("bind=") {
@@ -49,7 +53,10 @@ fn try_dial(args: &[String]) -> io::Result<String> {
             Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
             other => return other.map(|()| "connected at once".to_string()),
         }
-        let mut p = [rustix::event::PollFd::new(&s, rustix::event::PollFlags::OUT)];
+        let mut p = [rustix::event::PollFd::new(
+            &s,
+            rustix::event::PollFlags::OUT,
+        )];
         rustix::event::poll(&mut p, None)?;
         s.take_error()?.map_or(Ok(()), Err)?;
         s.set_nonblocking(false)?;
@@ -70,7 +77,11 @@ fn try_dial(args: &[String]) -> io::Result<String> {
     }
     let mut reply = String::new();
     t.read_to_string(&mut reply)?;
-    let said = format!("peer={} local={} reply={reply}", t.peer_addr()?, t.local_addr()?.ip());
+    let said = format!(
+        "peer={} local={} reply={reply}",
+        t.peer_addr()?,
+        t.local_addr()?.ip()
+    );
     if has("hold") {
         print_line(&said);
         pause();
@@ -90,7 +101,10 @@ fn only_net_raw() {
         assert_eq!(libc::prctl(KEEP_CAPABILITIES, 1, 0, 0, 0), 0);
         assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
         let (header, data) = ([VERSION, 0], [NET_RAW, NET_RAW, 0, 0, 0, 0]);
-        assert_eq!(libc::syscall(libc::SYS_capset, header.as_ptr(), data.as_ptr()), 0);
+        assert_eq!(
+            libc::syscall(libc::SYS_capset, header.as_ptr(), data.as_ptr()),
+            0
+        );
     }
 }
 
@@ -106,22 +120,34 @@ fn sockopt_fastopen_connect(s: &Socket) -> io::Result<()> {
             size_of::<libc::c_int>() as libc::socklen_t,
         )
     };
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Dials COUNT times without waiting, reports how many were refused, and keeps the connections. Arguments: `ADDRESS COUNT`.
 pub fn burst(args: &[String]) {
-    let (to, count) = (args[0].parse::<SocketAddr>().unwrap(), args[1].parse::<u64>().unwrap());
-    let limit = libc::rlimit { rlim_cur: count + 64, rlim_max: count + 64 };
+    let (to, count) = (
+        args[0].parse::<SocketAddr>().unwrap(),
+        args[1].parse::<u64>().unwrap(),
+    );
+    let limit = libc::rlimit {
+        rlim_cur: count + 64,
+        rlim_max: count + 64,
+    };
     // SAFETY: the structure lives across the call.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
     let mut refused = 0;
     let held: Vec<Socket> = (0..count)
         .map(|_| {
-            let s = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP)).unwrap();
+            let s =
+                Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP)).unwrap();
             s.set_nonblocking(true).unwrap();
             let dialled = s.connect(&to.into());
-            refused += u64::from(dialled.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused));
+            refused +=
+                u64::from(dialled.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused));
             s
         })
         .collect();
@@ -137,7 +163,10 @@ pub fn serve(args: &[String]) {
     let (mut accepted, _) = listener.accept().unwrap();
     print_line("accepted");
     pause();
-    print_line(format!("{:?}", accepted.write_all(b"hi").map_err(|e| e.kind())));
+    print_line(format!(
+        "{:?}",
+        accepted.write_all(b"hi").map_err(|e| e.kind())
+    ));
 }
 
 /// Dials an address that is refused, then loopback with the same socket. The destination that was stored for the first must not be used for
@@ -145,11 +174,25 @@ pub fn serve(args: &[String]) {
 pub fn redial(args: &[String]) {
     let first: SocketAddr = args[0].parse().unwrap();
     let second: SocketAddr = args[1].parse().unwrap();
-    let s = Socket::new(Domain::for_address(first), Type::STREAM, Some(Protocol::TCP)).unwrap();
-    print_line(format!("{:?}", s.connect(&first.into()).map_err(|e| e.kind())));
+    let s = Socket::new(
+        Domain::for_address(first),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )
+    .unwrap();
+    print_line(format!(
+        "{:?}",
+        s.connect(&first.into()).map_err(|e| e.kind())
+    ));
     pause();
-    print_line(format!("{:?}", s.connect(&second.into()).map_err(|e| e.kind())));
-    print_line(format!("peer={}", s.peer_addr().unwrap().as_socket().unwrap()));
+    print_line(format!(
+        "{:?}",
+        s.connect(&second.into()).map_err(|e| e.kind())
+    ));
+    print_line(format!(
+        "peer={}",
+        s.peer_addr().unwrap().as_socket().unwrap()
+    ));
 }
 
 /// Uses two sockets with one local port and two local addresses.
@@ -161,8 +204,10 @@ pub fn one_port(args: &[String]) {
         s
     };
     let (a, b) = (open("10.77.0.2:4711"), open("127.0.0.1:4711"));
-    a.connect(&args[0].parse::<SocketAddr>().unwrap().into()).unwrap();
-    b.connect(&args[1].parse::<SocketAddr>().unwrap().into()).unwrap();
+    a.connect(&args[0].parse::<SocketAddr>().unwrap().into())
+        .unwrap();
+    b.connect(&args[1].parse::<SocketAddr>().unwrap().into())
+        .unwrap();
     let read = |s: Socket| {
         let mut reply = String::new();
         TcpStream::from(s).read_to_string(&mut reply).unwrap();
@@ -188,7 +233,9 @@ pub fn from_one_port(args: &[String]) {
     };
     let mut read = |s: &mut TcpStream| {
         let mut reply = String::new();
-        s.write_all(b"hi").and_then(|()| s.read_to_string(&mut reply)).unwrap();
+        s.write_all(b"hi")
+            .and_then(|()| s.read_to_string(&mut reply))
+            .unwrap();
         reply
     };
     let replies: Vec<String> = streams.iter_mut().map(&mut read).collect();
@@ -197,15 +244,26 @@ pub fn from_one_port(args: &[String]) {
 
 /// Dials COUNT times in succession, reports how many were refused, and closes each at once. Arguments: `COUNT TO`.
 pub fn dial_again(args: &[String]) {
-    let (times, to) = (args[0].parse::<u64>().unwrap(), args[1].parse::<SocketAddr>().unwrap());
-    let refused = (0..times).filter(|_| TcpStream::connect(to).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)).count();
+    let (times, to) = (
+        args[0].parse::<u64>().unwrap(),
+        args[1].parse::<SocketAddr>().unwrap(),
+    );
+    let refused = (0..times)
+        .filter(|_| {
+            TcpStream::connect(to).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
+        })
+        .count();
     print_line(format!("refused {refused}"));
 }
 
 /// Dials an IPv6 address on an IPv4 socket: the application must see the kernel's own refusal.
 fn wrong_family(args: &[String]) {
     let s = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
-    print_line(format!("{:?}", s.connect(&args[0].parse::<SocketAddr>().unwrap().into()).map_err(|e| e.raw_os_error())));
+    print_line(format!(
+        "{:?}",
+        s.connect(&args[0].parse::<SocketAddr>().unwrap().into())
+            .map_err(|e| e.raw_os_error())
+    ));
 }
 
 /// Sends a datagram, which capture must not redirect.

@@ -23,8 +23,15 @@ const CASE: &str = "CANAL_LAB_CASE";
 const CGROUP: &str = "CANAL_LAB_CGROUP";
 
 fn run(program: &str, args: &[&str]) {
-    let o = Command::new(program).args(args).output().unwrap_or_else(|e| panic!("{program}: {e}; these tests need root and iproute2"));
-    assert!(o.status.success(), "{program} {args:?}: {}; these tests need root", String::from_utf8_lossy(&o.stderr));
+    let o = Command::new(program)
+        .args(args)
+        .output()
+        .unwrap_or_else(|e| panic!("{program}: {e}; these tests need root and iproute2"));
+    assert!(
+        o.status.success(),
+        "{program} {args:?}: {}; these tests need root",
+        String::from_utf8_lossy(&o.stderr)
+    );
 }
 
 fn alive(pid: &str) -> bool {
@@ -34,7 +41,10 @@ fn alive(pid: &str) -> bool {
 /// Returns the mount point of cgroup v2.
 fn cgroup2() -> PathBuf {
     let mounts = fs::read_to_string("/proc/mounts").unwrap();
-    let line = mounts.lines().find(|l| l.split(' ').nth(2) == Some("cgroup2")).expect("a cgroup2 mount");
+    let line = mounts
+        .lines()
+        .find(|l| l.split(' ').nth(2) == Some("cgroup2"))
+        .expect("a cgroup2 mount");
     PathBuf::from(line.split(' ').nth(1).unwrap())
 }
 
@@ -43,7 +53,10 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
         let waited = started.elapsed();
-        assert!(waited < canal_timing::deadline(Duration::from_secs(5)), "never: {what}");
+        assert!(
+            waited < canal_timing::deadline(Duration::from_secs(5)),
+            "never: {what}"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -92,13 +105,18 @@ impl LabNetns {
         let mine = std::process::id();
         for e in fs::read_dir("/run/netns").into_iter().flatten().flatten() {
             let name = e.file_name().to_string_lossy().into_owned();
-            if let Some(pid) = name.strip_prefix("canal-offload-").and_then(|n| n.split('-').next())
+            if let Some(pid) = name
+                .strip_prefix("canal-offload-")
+                .and_then(|n| n.split('-').next())
                 && !alive(pid)
             {
                 let _ = Command::new("ip").args(["netns", "del", &name]).output();
             }
         }
-        let name = format!("canal-offload-{mine}-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "canal-offload-{mine}-{}",
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         run("ip", &["netns", "add", &name]);
         let n = Self { name };
         n.ip("link set lo up");
@@ -111,7 +129,10 @@ impl LabNetns {
     }
 
     pub fn ip(&self, args: &str) {
-        let all: Vec<&str> = ["-n", &self.name].into_iter().chain(args.split(' ')).collect();
+        let all: Vec<&str> = ["-n", &self.name]
+            .into_iter()
+            .chain(args.split(' '))
+            .collect();
         run("ip", &all);
     }
 
@@ -126,13 +147,23 @@ impl LabNetns {
 
     /// Returns the namespace's TCP sockets of both families (proc_net_tcp.rst).
     pub fn tcp_sockets(&self) -> Vec<TcpSocket> {
-        let text = self.within(|| ["tcp", "tcp6"].map(|family| fs::read_to_string(format!("/proc/thread-self/net/{family}")).unwrap()));
+        let text = self.within(|| {
+            ["tcp", "tcp6"].map(|family| {
+                fs::read_to_string(format!("/proc/thread-self/net/{family}")).unwrap()
+            })
+        });
         let row = |line: &str| {
             let columns: Vec<&str> = line.split_whitespace().collect();
             let (_, port) = columns.get(2)?.rsplit_once(':')?;
-            Some(TcpSocket { state: u8::from_str_radix(columns.get(3)?, 16).ok()?, remote_port: u16::from_str_radix(port, 16).ok()? })
+            Some(TcpSocket {
+                state: u8::from_str_radix(columns.get(3)?, 16).ok()?,
+                remote_port: u16::from_str_radix(port, 16).ok()?,
+            })
         };
-        text.iter().flat_map(|text| text.lines().skip(1)).filter_map(row).collect()
+        text.iter()
+            .flat_map(|text| text.lines().skip(1))
+            .filter_map(row)
+            .collect()
     }
 
     /// Creates a listener in the namespace.
@@ -153,8 +184,17 @@ impl LabNetns {
             rest: [u8; 22],
         }
         self.within(|| {
-            let tun = fs::OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun").unwrap();
-            let mut request = Request { name: [0; 16], flags: IFF_TUN_NO_PI, rest: [0; 22] };
+            let tun = fs::OpenOptions::new()
+                .read(true)
+                .write(true)
+                .custom_flags(libc::O_NONBLOCK)
+                .open("/dev/net/tun")
+                .unwrap();
+            let mut request = Request {
+                name: [0; 16],
+                flags: IFF_TUN_NO_PI,
+                rest: [0; 22],
+            };
             request.name[..device.len()].copy_from_slice(device.as_bytes());
             // SAFETY: `request` is as large as struct ifreq.
             let rc = unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETIFF, &mut request) };
@@ -175,7 +215,11 @@ impl LabNetns {
         self.within(|| {
             let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
             let mut value = [0x17u32, 0];
-            let mut request = Request { name: [0; 16], value: &mut value, rest: [0; 2] };
+            let mut request = Request {
+                name: [0; 16],
+                value: &mut value,
+                rest: [0; 2],
+            };
             request.name[..device.len()].copy_from_slice(device.as_bytes());
             // SAFETY: `request` is as large as struct ifreq, and its pointer is to a struct ethtool_value.
             let rc = unsafe { libc::ioctl(socket.as_raw_fd(), 0x8946, &mut request) };
@@ -186,13 +230,17 @@ impl LabNetns {
 
 impl Drop for LabNetns {
     fn drop(&mut self) {
-        let _ = Command::new("ip").args(["netns", "del", &self.name]).output();
+        let _ = Command::new("ip")
+            .args(["netns", "del", &self.name])
+            .output();
     }
 }
 
 /// Closes a listener. Dropping it is not enough: a child of another test that has been forked but has not called exec yet still has it.
 pub fn close(l: TcpListener) {
-    socket2::SockRef::from(&l).shutdown(std::net::Shutdown::Both).unwrap();
+    socket2::SockRef::from(&l)
+        .shutdown(std::net::Shutdown::Both)
+        .unwrap();
 }
 
 /// Pin directory that is unmounted even if the test fails.
@@ -211,7 +259,10 @@ impl LabPins {
 impl Drop for LabPins {
     fn drop(&mut self) {
         if self.path().exists() {
-            let _ = Command::new("umount").args(["-l", "-q"]).arg(self.path()).output();
+            let _ = Command::new("umount")
+                .args(["-l", "-q"])
+                .arg(self.path())
+                .output();
         }
     }
 }
@@ -234,7 +285,9 @@ impl Cgroup {
                 let _ = fs::remove_dir(e.path());
             }
         }
-        let dir = cgroup2().join(format!("canal-test-{}", std::process::id())).join(format!("pod{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+        let dir = cgroup2()
+            .join(format!("canal-test-{}", std::process::id()))
+            .join(format!("pod{}", NEXT.fetch_add(1, Ordering::Relaxed)));
         fs::create_dir_all(&dir).expect("these tests need root and a writable cgroup2 mount");
         Self { dir }
     }
@@ -256,7 +309,11 @@ impl Drop for Cgroup {
 /// Returns the name of the test `the_client` in a module of a suite, from the module's file: `…/tests/capture.rs` has
 /// `capture::the_client`, `…/tests/rig/mod.rs` has `fixture::the_client`. The only file of a test program has `the_client` itself.
 fn the_client(file: &str) -> String {
-    let module = file.rsplit_once("tests/").map_or(file, |(_, module)| module).trim_end_matches(".rs").trim_end_matches("/mod");
+    let module = file
+        .rsplit_once("tests/")
+        .map_or(file, |(_, module)| module)
+        .trim_end_matches(".rs")
+        .trim_end_matches("/mod");
     format!("{}::the_client", module.replace('/', "::"))
 }
 
@@ -271,14 +328,29 @@ impl CaseProcess {
     #[track_caller]
     pub fn start(netns: &LabNetns, cgroup: Option<&Cgroup>, name: &str, args: &[&str]) -> Self {
         let test = the_client(std::panic::Location::caller().file());
-        let case = [name].iter().chain(args).copied().collect::<Vec<_>>().join("\n");
+        let case = [name]
+            .iter()
+            .chain(args)
+            .copied()
+            .collect::<Vec<_>>()
+            .join("\n");
         let mut child = netns.within(|| {
             let mut c = Command::new(std::env::current_exe().unwrap());
-            c.args(["the_client", &test, "--exact", "--nocapture", "--test-threads=1"]).env(CASE, case);
+            c.args([
+                "the_client",
+                &test,
+                "--exact",
+                "--nocapture",
+                "--test-threads=1",
+            ])
+            .env(CASE, case);
             if let Some(g) = cgroup {
                 c.env(CGROUP, &g.dir);
             }
-            c.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+            c.stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap()
         });
         let out = BufReader::new(child.stdout.take().unwrap());
         Self { child, out }
@@ -331,7 +403,11 @@ pub fn pause() {
 pub fn case() -> Option<Vec<String>> {
     let case = std::env::var(CASE).ok()?;
     if let Ok(dir) = std::env::var(CGROUP) {
-        fs::write(Path::new(&dir).join("cgroup.procs"), std::process::id().to_string()).unwrap();
+        fs::write(
+            Path::new(&dir).join("cgroup.procs"),
+            std::process::id().to_string(),
+        )
+        .unwrap();
     }
     Some(case.split('\n').map(str::to_string).collect())
 }

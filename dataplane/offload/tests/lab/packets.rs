@@ -73,7 +73,10 @@ fn payload(kind: &str, to: SocketAddr) -> Vec<u8> {
 }
 
 fn checksum(bytes: &[u8]) -> u16 {
-    let mut sum: u32 = bytes.chunks(2).map(|c| u32::from(c[0]) << 8 | c.get(1).map_or(0, |b| u32::from(*b))).sum();
+    let mut sum: u32 = bytes
+        .chunks(2)
+        .map(|c| u32::from(c[0]) << 8 | c.get(1).map_or(0, |b| u32::from(*b)))
+        .sum();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
@@ -132,7 +135,10 @@ fn link_address(interface: u32, to: [u8; 6], ethertype: u16) -> SockAddr {
 }
 
 fn hardware_address(text: &str) -> [u8; 6] {
-    let bytes: Vec<u8> = text.split(':').map(|b| u8::from_str_radix(b, 16).unwrap()).collect();
+    let bytes: Vec<u8> = text
+        .split(':')
+        .map(|b| u8::from_str_radix(b, 16).unwrap())
+        .collect();
     bytes.try_into().unwrap()
 }
 
@@ -144,7 +150,11 @@ pub fn send(args: &[String]) {
     let opened = match kind {
         "udp" => Socket::new(family, Type::DGRAM, None),
         // With ETH_P_ALL the socket would also receive; with 0 it only sends.
-        "frame" => Socket::new(Domain::from(libc::AF_PACKET), Type::RAW, Some(Protocol::from(0))),
+        "frame" => Socket::new(
+            Domain::from(libc::AF_PACKET),
+            Type::RAW,
+            Some(Protocol::from(0)),
+        ),
         _ => Socket::new(family, Type::RAW, Some(Protocol::from(protocol(kind, to)))),
     };
     let socket = opened.unwrap();
@@ -152,7 +162,12 @@ pub fn send(args: &[String]) {
     pause();
     let payload = payload(kind, to);
     let sent = if kind == "frame" {
-        let udp = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None).unwrap();
+        let udp = rustix::net::socket(
+            rustix::net::AddressFamily::INET,
+            rustix::net::SocketType::DGRAM,
+            None,
+        )
+        .unwrap();
         let interface = rustix::net::netdevice::name_to_index(&udp, "pod0").unwrap();
         let ethertype = if to.is_ipv4() { 0x0800 } else { 0x86dd };
         let hardware = hardware_address(&args[3]);
@@ -163,7 +178,11 @@ pub fn send(args: &[String]) {
         socket.send_to(&frame, &link_address(interface, hardware, ethertype))
     } else {
         // A raw IPv6 socket interprets the port as a protocol.
-        let to = if kind == "udp" { to } else { SocketAddr::new(to.ip(), 0) };
+        let to = if kind == "udp" {
+            to
+        } else {
+            SocketAddr::new(to.ip(), 0)
+        };
         socket.send_to(&payload, &to.into())
     };
     print_line(match sent {
@@ -178,16 +197,29 @@ pub fn receive(args: &[String]) {
     let socket = UdpSocket::bind(&args[0]).unwrap();
     let wait = Duration::from_secs(2);
     let arrives = args.get(1).is_some_and(|arg| arg == "arrives");
-    socket.set_read_timeout(Some(if arrives { canal_timing::deadline(wait) } else { wait })).unwrap();
+    socket
+        .set_read_timeout(Some(if arrives {
+            canal_timing::deadline(wait)
+        } else {
+            wait
+        }))
+        .unwrap();
     print_line("open");
     pause();
-    print_line(socket.recv(&mut [0; 64]).map_or("nothing".to_string(), |n| format!("{n} bytes")));
+    print_line(
+        socket
+            .recv(&mut [0; 64])
+            .map_or("nothing".to_string(), |n| format!("{n} bytes")),
+    );
 }
 
 /// Sends one datagram and reports the result. Arguments: `FROM TO`.
 pub fn datagram(args: &[String]) {
     let sent = UdpSocket::bind(&args[0]).unwrap().send_to(TEXT, &args[1]);
-    print_line(sent.map_or_else(|e| format!("error {}", e.raw_os_error().unwrap_or_default()), |_| "sent".to_string()));
+    print_line(sent.map_or_else(
+        |e| format!("error {}", e.raw_os_error().unwrap_or_default()),
+        |_| "sent".to_string(),
+    ));
 }
 
 /// Replies to every datagram until the process ends, and reports the result of each reply. Arguments: `AT`.
@@ -205,13 +237,22 @@ pub fn answer(args: &[String]) {
 /// Sends a query and reports whether a reply arrived. Arguments: `RESOLVER`.
 pub fn ask(args: &[String]) {
     let to: SocketAddr = args[0].parse().unwrap();
-    let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let any: IpAddr = if to.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    };
     let socket = UdpSocket::bind((any, 0)).unwrap();
-    socket.set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(2)))).unwrap();
-    let asked = socket.send_to(TEXT, to).and_then(|_| socket.recv_from(&mut [0; 64]));
-    print_line(
-        asked.map_or_else(|e| format!("error {}", e.raw_os_error().unwrap_or_default()), |(_, from)| format!("answer from {}", from.ip())),
-    );
+    socket
+        .set_read_timeout(Some(canal_timing::deadline(Duration::from_secs(2))))
+        .unwrap();
+    let asked = socket
+        .send_to(TEXT, to)
+        .and_then(|_| socket.recv_from(&mut [0; 64]));
+    print_line(asked.map_or_else(
+        |e| format!("error {}", e.raw_os_error().unwrap_or_default()),
+        |(_, from)| format!("answer from {}", from.ip()),
+    ));
 }
 
 /// Raw socket that receives all incoming packets of a protocol and family.
@@ -219,8 +260,15 @@ pub struct Receiver(Socket);
 
 impl Receiver {
     pub fn open(to: SocketAddr, protocol: i32) -> Self {
-        let socket = Socket::new(Domain::for_address(to), Type::RAW, Some(Protocol::from(protocol))).unwrap();
-        socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let socket = Socket::new(
+            Domain::for_address(to),
+            Type::RAW,
+            Some(Protocol::from(protocol)),
+        )
+        .unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_millis(50)))
+            .unwrap();
         Self(socket)
     }
 
@@ -232,13 +280,20 @@ impl Receiver {
             match self.0.recv(&mut block) {
                 Ok(n) => {
                     // SAFETY: the kernel has written the first `n` bytes.
-                    let read = unsafe { std::slice::from_raw_parts(block.as_ptr().cast::<u8>(), n) };
+                    let read =
+                        unsafe { std::slice::from_raw_parts(block.as_ptr().cast::<u8>(), n) };
                     if read.windows(TEXT.len()).any(|w| w == TEXT) {
                         return true;
                     }
                 }
                 // A call with a timeout is not restarted after a signal, e.g. about a child of another test.
-                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted) => {}
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        io::ErrorKind::WouldBlock
+                            | io::ErrorKind::TimedOut
+                            | io::ErrorKind::Interrupted
+                    ) => {}
                 Err(e) => panic!("receiving: {e} on {}", self.0.as_raw_fd()),
             }
         }

@@ -32,19 +32,33 @@ pub struct DnsReply {
 
 impl DnsReply {
     fn silence(result: &'static str) -> Self {
-        Self { bytes: None, result }
+        Self {
+            bytes: None,
+            result,
+        }
     }
 }
 
 /// Builds the response to one message from a client of `tenant`, at a replica in `az`.
-pub fn decide_reply(query: &[u8], zones: &DnsZones, tenant: &TenantName, az: &AzName, transport: DnsTransport) -> DnsReply {
-    let Ok(asked) = Message::from_vec(query) else { return malformed(query) };
+pub fn decide_reply(
+    query: &[u8],
+    zones: &DnsZones,
+    tenant: &TenantName,
+    az: &AzName,
+    transport: DnsTransport,
+) -> DnsReply {
+    let Ok(asked) = Message::from_vec(query) else {
+        return malformed(query);
+    };
     if asked.message_type() != MessageType::Query {
         // A response to a response would make two servers exchange messages forever.
         return DnsReply::silence("not_a_query");
     }
     let mut answer = Message::new();
-    answer.set_id(asked.id()).set_message_type(MessageType::Response).set_op_code(asked.op_code());
+    answer
+        .set_id(asked.id())
+        .set_message_type(MessageType::Response)
+        .set_op_code(asked.op_code());
     answer.set_recursion_desired(asked.recursion_desired());
     answer.add_queries(asked.queries().iter().take(1).cloned());
     if let Some(edns) = asked.extensions() {
@@ -52,13 +66,33 @@ pub fn decide_reply(query: &[u8], zones: &DnsZones, tenant: &TenantName, az: &Az
         own.set_max_payload(UDP_MAX).set_version(0);
         answer.set_edns(own);
         if edns.version() > 0 {
-            return say(answer, ResponseCode::BADVERS, "bad_version", transport, &asked);
+            return say(
+                answer,
+                ResponseCode::BADVERS,
+                "bad_version",
+                transport,
+                &asked,
+            );
         }
     }
     if asked.op_code() != OpCode::Query {
-        return say(answer, ResponseCode::NotImp, "not_implemented", transport, &asked);
+        return say(
+            answer,
+            ResponseCode::NotImp,
+            "not_implemented",
+            transport,
+            &asked,
+        );
     }
-    let [question] = asked.queries() else { return say(answer, ResponseCode::FormErr, "malformed", transport, &asked) };
+    let [question] = asked.queries() else {
+        return say(
+            answer,
+            ResponseCode::FormErr,
+            "malformed",
+            transport,
+            &asked,
+        );
+    };
     let (code, result) = fill(&mut answer, question, zones, tenant, az);
     say(answer, code, result, transport, &asked)
 }
@@ -67,18 +101,32 @@ pub fn decide_reply(query: &[u8], zones: &DnsZones, tenant: &TenantName, az: &Az
 fn malformed(query: &[u8]) -> DnsReply {
     match query {
         [a, b, flags, _, ..] if query.len() >= 12 && flags & 0x80 == 0 => {
-            let answer = Message::error_msg(u16::from_be_bytes([*a, *b]), OpCode::Query, ResponseCode::FormErr);
-            DnsReply { bytes: answer.to_vec().ok(), result: "malformed" }
+            let answer = Message::error_msg(
+                u16::from_be_bytes([*a, *b]),
+                OpCode::Query,
+                ResponseCode::FormErr,
+            );
+            DnsReply {
+                bytes: answer.to_vec().ok(),
+                result: "malformed",
+            }
         }
         _ => DnsReply::silence("malformed"),
     }
 }
 
 /// Fills in the records for the question. Returns the response code, and the label by which the query is counted.
-fn fill(answer: &mut Message, question: &Query, zones: &DnsZones, tenant: &TenantName, az: &AzName) -> (ResponseCode, &'static str) {
+fn fill(
+    answer: &mut Message,
+    question: &Query,
+    zones: &DnsZones,
+    tenant: &TenantName,
+    az: &AzName,
+) -> (ResponseCode, &'static str) {
     let refused = (ResponseCode::Refused, "refused");
     let kind = question.query_type();
-    if question.query_class() != DNSClass::IN || matches!(kind, RecordType::AXFR | RecordType::IXFR) {
+    if question.query_class() != DNSClass::IN || matches!(kind, RecordType::AXFR | RecordType::IXFR)
+    {
         return refused;
     }
     // A tenant without services has an empty zone.
@@ -99,12 +147,16 @@ fn fill(answer: &mut Message, question: &Query, zones: &DnsZones, tenant: &Tenan
     match found {
         ZoneLookup::Service(mut addresses) => {
             // Clients use the first address, so the order depends on the query's ID.
-            let at = usize::from(answer.id()).checked_rem(addresses.len()).unwrap_or(0);
+            let at = usize::from(answer.id())
+                .checked_rem(addresses.len())
+                .unwrap_or(0);
             addresses.rotate_left(at);
             let wanted = addresses.into_iter().filter_map(|ip| rdata(ip, kind));
             answer.add_answers(wanted.map(|data| Record::from_rdata(name.clone(), TTL, data)));
         }
-        ZoneLookup::Between if kind == RecordType::SOA && name.num_labels() == 2 && is_inside(name) => {
+        ZoneLookup::Between
+            if kind == RecordType::SOA && name.num_labels() == 2 && is_inside(name) =>
+        {
             answer.add_answers(soa(serial));
         }
         _ => {}
@@ -116,21 +168,34 @@ fn fill(answer: &mut Message, question: &Query, zones: &DnsZones, tenant: &Tenan
     if name.num_labels() >= 2 && is_inside(name) {
         answer.add_name_servers(soa(serial));
     }
-    if found_nothing(zone, name, az) { (ResponseCode::NXDomain, "unknown") } else { (ResponseCode::NoError, "no_data") }
+    if found_nothing(zone, name, az) {
+        (ResponseCode::NXDomain, "unknown")
+    } else {
+        (ResponseCode::NoError, "no_data")
+    }
 }
 
 fn found_nothing(zone: &super::zone::DnsZone, name: &Name, az: &AzName) -> bool {
-    labels(name).is_some_and(|labels| zone.find(&labels.iter().map(String::as_str).collect::<Vec<_>>(), az) == ZoneLookup::Unknown)
+    labels(name).is_some_and(|labels| {
+        zone.find(&labels.iter().map(String::as_str).collect::<Vec<_>>(), az) == ZoneLookup::Unknown
+    })
 }
 
 fn is_inside(name: &Name) -> bool {
-    labels(name).is_some_and(|labels| labels.ends_with(&["cluster".to_string(), "local".to_string()]))
+    labels(name)
+        .is_some_and(|labels| labels.ends_with(&["cluster".to_string(), "local".to_string()]))
 }
 
 /// Returns the labels in lower case; `None` if one is not plain text, which all names of services are.
 fn labels(name: &Name) -> Option<Vec<String>> {
-    let plain = |label: &[u8]| label.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'));
-    name.iter().map(|label| plain(label).then(|| String::from_utf8_lossy(label).to_ascii_lowercase())).collect()
+    let plain = |label: &[u8]| {
+        label
+            .iter()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
+    };
+    name.iter()
+        .map(|label| plain(label).then(|| String::from_utf8_lossy(label).to_ascii_lowercase()))
+        .collect()
 }
 
 fn rdata(ip: IpAddr, kind: RecordType) -> Option<RData> {
@@ -144,12 +209,30 @@ fn rdata(ip: IpAddr, kind: RecordType) -> Option<RData> {
 /// Returns the SOA record for negative responses (RFC 2308). Its last number is how long they may be cached.
 fn soa(serial: u32) -> Option<Record> {
     let name = |text: &str| Name::from_ascii(text).ok();
-    let soa = SOA::new(name("ns.dns.cluster.local.")?, name("hostmaster.cluster.local.")?, serial, 7200, 1800, 86400, TTL);
-    Some(Record::from_rdata(name("cluster.local.")?, TTL, RData::SOA(soa)))
+    let soa = SOA::new(
+        name("ns.dns.cluster.local.")?,
+        name("hostmaster.cluster.local.")?,
+        serial,
+        7200,
+        1800,
+        86400,
+        TTL,
+    );
+    Some(Record::from_rdata(
+        name("cluster.local.")?,
+        TTL,
+        RData::SOA(soa),
+    ))
 }
 
 /// Encodes the response. One that is too large for its transport is sent without records and marked as truncated.
-fn say(mut answer: Message, code: ResponseCode, result: &'static str, transport: DnsTransport, asked: &Message) -> DnsReply {
+fn say(
+    mut answer: Message,
+    code: ResponseCode,
+    result: &'static str,
+    transport: DnsTransport,
+    asked: &Message,
+) -> DnsReply {
     answer.set_response_code(code);
     if let (ResponseCode::BADVERS, Some(edns)) = (code, answer.extensions_mut()) {
         edns.set_rcode_high(code.high());
@@ -160,12 +243,18 @@ fn say(mut answer: Message, code: ResponseCode, result: &'static str, transport:
         (DnsTransport::Udp, Some(edns)) => edns.max_payload().clamp(UDP_PLAIN, UDP_MAX),
     };
     match answer.to_vec() {
-        Ok(bytes) if bytes.len() <= usize::from(most) => DnsReply { bytes: Some(bytes), result },
+        Ok(bytes) if bytes.len() <= usize::from(most) => DnsReply {
+            bytes: Some(bytes),
+            result,
+        },
         Ok(_) => {
             answer.take_answers();
             answer.take_name_servers();
             answer.set_truncated(true);
-            DnsReply { bytes: answer.to_vec().ok(), result: "truncated" }
+            DnsReply {
+                bytes: answer.to_vec().ok(),
+                result: "truncated",
+            }
         }
         Err(_) => DnsReply::silence("not_encoded"),
     }

@@ -36,7 +36,12 @@ pub(super) struct DatagramService {
 
 impl DatagramService {
     pub(super) fn new(inner: Arc<DnsState>, state: UdpSocketState) -> Self {
-        Self { inner, state, buffers: vec![vec![0; DATAGRAM_MAX]; BATCH], waiting: QuestionQueue::default() }
+        Self {
+            inner,
+            state,
+            buffers: vec![vec![0; DATAGRAM_MAX]; BATCH],
+            waiting: QuestionQueue::default(),
+        }
     }
 
     /// Serves until the socket fails.
@@ -50,7 +55,9 @@ impl DatagramService {
             }
             self.receive();
             for _ in 0..ANSWERS_MAX {
-                let Some(question) = self.waiting.pop() else { break };
+                let Some(question) = self.waiting.pop() else {
+                    break;
+                };
                 self.answer(&question);
             }
             // Other tasks run, and the reactor learns of new datagrams.
@@ -62,13 +69,25 @@ impl DatagramService {
     fn receive(&mut self) {
         for _ in 0..RECEIVES_MAX {
             let mut metas = [RecvMeta::default(); BATCH];
-            let mut slices: Vec<IoSliceMut<'_>> = self.buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer)).collect();
+            let mut slices: Vec<IoSliceMut<'_>> = self
+                .buffers
+                .iter_mut()
+                .map(|buffer| IoSliceMut::new(buffer))
+                .collect();
             let socket = &self.inner.socket;
-            let received = socket.try_io(Interest::READABLE, || self.state.recv(UdpSockRef::from(socket), &mut slices, &mut metas));
+            let received = socket.try_io(Interest::READABLE, || {
+                self.state
+                    .recv(UdpSockRef::from(socket), &mut slices, &mut metas)
+            });
             drop(slices);
             let count = received.unwrap_or(0);
             for (buffer, meta) in self.buffers.iter().zip(&metas).take(count) {
-                queue_questions(&self.inner, &mut self.waiting, &buffer[..meta.len.min(buffer.len())], meta);
+                queue_questions(
+                    &self.inner,
+                    &mut self.waiting,
+                    &buffer[..meta.len.min(buffer.len())],
+                    meta,
+                );
             }
             if count < BATCH {
                 return;
@@ -77,7 +96,9 @@ impl DatagramService {
     }
 
     fn answer(&self, question: &WaitingQuestion) {
-        let reply = self.inner.reply(&question.bytes, question.to, DnsTransport::Udp);
+        let reply = self
+            .inner
+            .reply(&question.bytes, question.to, DnsTransport::Udp);
         self.inner.count("udp", reply.result);
         if let Some(bytes) = reply.bytes {
             self.send(question.from, question.to, &bytes);
@@ -86,9 +107,17 @@ impl DatagramService {
 
     /// Sends a response. A failure is only counted, because UDP is best effort.
     fn send(&self, to: SocketAddr, from: IpAddr, bytes: &[u8]) {
-        let transmit = Transmit { destination: to, ecn: None, contents: bytes, segment_size: None, src_ip: Some(from) };
+        let transmit = Transmit {
+            destination: to,
+            ecn: None,
+            contents: bytes,
+            segment_size: None,
+            src_ip: Some(from),
+        };
         let socket = &self.inner.socket;
-        let sent = socket.try_io(Interest::WRITABLE, || self.state.try_send(UdpSockRef::from(socket), &transmit));
+        let sent = socket.try_io(Interest::WRITABLE, || {
+            self.state.try_send(UdpSockRef::from(socket), &transmit)
+        });
         if let Err(error) = sent {
             self.inner.count("udp", "not_sent");
             tracing::debug!(%error, %to, "a DNS answer was not sent");
@@ -97,17 +126,33 @@ impl DatagramService {
 }
 
 /// Queues the questions of a received buffer. The kernel may have joined several datagrams of equal size in it.
-fn queue_questions(inner: &DnsState, waiting: &mut QuestionQueue, received: &[u8], meta: &RecvMeta) {
-    let Some(to) = meta.dst_ip else { return inner.count("udp", "no_address") };
+fn queue_questions(
+    inner: &DnsState,
+    waiting: &mut QuestionQueue,
+    received: &[u8],
+    meta: &RecvMeta,
+) {
+    let Some(to) = meta.dst_ip else {
+        return inner.count("udp", "no_address");
+    };
     let Some(tenant) = tier::service_of(to).filter(|_| inner.has_home(to)) else {
-        return received.chunks(meta.stride.max(1)).for_each(|_| inner.count("udp", "no_tenant"));
+        return received
+            .chunks(meta.stride.max(1))
+            .for_each(|_| inner.count("udp", "no_tenant"));
     };
     for bytes in received.chunks(meta.stride.max(1)) {
         if bytes.len() > QUESTION_BYTES_MAX {
             inner.count("udp", "too_long");
             continue;
         }
-        match waiting.push(tenant, WaitingQuestion { from: meta.addr, to, bytes: bytes.to_vec() }) {
+        match waiting.push(
+            tenant,
+            WaitingQuestion {
+                from: meta.addr,
+                to,
+                bytes: bytes.to_vec(),
+            },
+        ) {
             QuestionFate::Queued => {}
             QuestionFate::Refused => count_dropped(inner, tenant, "tenant_busy"),
             QuestionFate::Displaced(largest) => count_dropped(inner, largest, "displaced"),

@@ -53,11 +53,21 @@ impl QuestionQueue {
         }
         let mut fate = QuestionFate::Queued;
         if self.len >= QUESTIONS_MAX {
-            let most =
-                self.tenants.iter().max_by_key(|(_, questions)| questions.len()).map(|(tenant, questions)| (*tenant, questions.len()));
-            let Some((largest, _)) = most.filter(|(_, len)| *len > own + 1) else { return QuestionFate::Refused };
+            let most = self
+                .tenants
+                .iter()
+                .max_by_key(|(_, questions)| questions.len())
+                .map(|(tenant, questions)| (*tenant, questions.len()));
+            let Some((largest, _)) = most.filter(|(_, len)| *len > own + 1) else {
+                return QuestionFate::Refused;
+            };
             // It stays in `turns`, because it has further questions.
-            self.len -= usize::from(self.tenants.get_mut(&largest).and_then(VecDeque::pop_front).is_some());
+            self.len -= usize::from(
+                self.tenants
+                    .get_mut(&largest)
+                    .and_then(VecDeque::pop_front)
+                    .is_some(),
+            );
             fate = QuestionFate::Displaced(largest);
         }
         if own == 0 {
@@ -93,14 +103,27 @@ mod tests {
 
     fn question(of: usize, n: usize) -> WaitingQuestion {
         let port = u16::try_from(of).unwrap();
-        WaitingQuestion { from: ([127, 0, 0, 1], port).into(), to: IpAddr::from([127, 0, 0, 1]), bytes: n.to_be_bytes().to_vec() }
+        WaitingQuestion {
+            from: ([127, 0, 0, 1], port).into(),
+            to: IpAddr::from([127, 0, 0, 1]),
+            bytes: n.to_be_bytes().to_vec(),
+        }
     }
 
     #[test]
     fn tenants_take_turns_whatever_they_ask() {
         let mut queue = QuestionQueue::default();
-        let fates: Vec<_> = (0..TENANT_QUESTIONS_MAX + 2).map(|n| queue.push(tenant(1), question(1, n))).collect();
-        assert_eq!(fates[TENANT_QUESTIONS_MAX - 1..], [QuestionFate::Queued, QuestionFate::Refused, QuestionFate::Refused]);
+        let fates: Vec<_> = (0..TENANT_QUESTIONS_MAX + 2)
+            .map(|n| queue.push(tenant(1), question(1, n)))
+            .collect();
+        assert_eq!(
+            fates[TENANT_QUESTIONS_MAX - 1..],
+            [
+                QuestionFate::Queued,
+                QuestionFate::Refused,
+                QuestionFate::Refused
+            ]
+        );
         for n in 0..3 {
             assert_eq!(queue.push(tenant(2), question(2, n)), QuestionFate::Queued);
         }
@@ -108,7 +131,11 @@ mod tests {
         assert_eq!(order, [1, 2, 1, 2, 1, 2, 1, 1]);
         let rest: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(rest.len(), TENANT_QUESTIONS_MAX - 5);
-        assert_eq!(rest.last(), Some(&question(1, TENANT_QUESTIONS_MAX - 1)), "of one tenant they are answered in order");
+        assert_eq!(
+            rest.last(),
+            Some(&question(1, TENANT_QUESTIONS_MAX - 1)),
+            "of one tenant they are answered in order"
+        );
         assert!(queue.is_empty() && queue.tenants.is_empty() && queue.turns.is_empty());
     }
 
@@ -117,15 +144,37 @@ mod tests {
         let mut queue = QuestionQueue::default();
         let flooding = QUESTIONS_MAX / TENANT_QUESTIONS_MAX;
         for n in 0..TENANT_QUESTIONS_MAX {
-            (1..=flooding).for_each(|of| assert_eq!(queue.push(tenant(of), question(of, n)), QuestionFate::Queued));
+            (1..=flooding).for_each(|of| {
+                assert_eq!(
+                    queue.push(tenant(of), question(of, n)),
+                    QuestionFate::Queued
+                )
+            });
         }
-        let fates: Vec<_> = (0..TENANT_QUESTIONS_MAX).map(|n| queue.push(tenant(99), question(99, n))).collect();
-        let queued = fates.iter().filter(|fate| matches!(fate, QuestionFate::Displaced(_))).count();
+        let fates: Vec<_> = (0..TENANT_QUESTIONS_MAX)
+            .map(|n| queue.push(tenant(99), question(99, n)))
+            .collect();
+        let queued = fates
+            .iter()
+            .filter(|fate| matches!(fate, QuestionFate::Displaced(_)))
+            .count();
         // All have about as many then.
-        assert!(queued >= QUESTIONS_MAX / (flooding + 1) - 1 && queued < TENANT_QUESTIONS_MAX, "{queued}");
-        assert_eq!(fates[queued..].iter().filter(|fate| **fate == QuestionFate::Refused).count(), TENANT_QUESTIONS_MAX - queued);
+        assert!(
+            queued >= QUESTIONS_MAX / (flooding + 1) - 1 && queued < TENANT_QUESTIONS_MAX,
+            "{queued}"
+        );
+        assert_eq!(
+            fates[queued..]
+                .iter()
+                .filter(|fate| **fate == QuestionFate::Refused)
+                .count(),
+            TENANT_QUESTIONS_MAX - queued
+        );
         assert_eq!(queue.len, QUESTIONS_MAX);
-        let own = (0..=flooding).filter_map(|_| queue.pop()).filter(|question| question.from.port() == 99).count();
+        let own = (0..=flooding)
+            .filter_map(|_| queue.pop())
+            .filter(|question| question.from.port() == 99)
+            .count();
         assert_eq!(own, 1, "its turn comes once a round");
     }
 }

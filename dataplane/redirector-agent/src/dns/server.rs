@@ -39,7 +39,9 @@ const NUMBER_MAX: i32 = 0xffff;
 
 /// The UDP socket could not be opened.
 #[derive(Debug, thiserror::Error)]
-#[error("DNS on UDP {address}: {what}: {source}; is another name service there, or does the process lack CAP_NET_BIND_SERVICE?")]
+#[error(
+    "DNS on UDP {address}: {what}: {source}; is another name service there, or does the process lack CAP_NET_BIND_SERVICE?"
+)]
 pub struct DnsError {
     address: SocketAddr,
     what: &'static str,
@@ -77,16 +79,35 @@ impl DnsServer {
         drain: &DrainWatcher,
         traffic: DrainObserver,
     ) -> Result<Self, DnsError> {
-        let at = |what| move |source| DnsError { address, what, source };
+        let at = |what| {
+            move |source| DnsError {
+                address,
+                what,
+                source,
+            }
+        };
         let socket = open(address).map_err(at("opening the socket"))?;
-        let state = UdpSocketState::new(UdpSockRef::from(&socket)).map_err(at("asking for addresses"))?;
+        let state =
+            UdpSocketState::new(UdpSockRef::from(&socket)).map_err(at("asking for addresses"))?;
         let socket = UdpSocket::from_std(socket.into()).map_err(at("registering"))?;
-        let family =
-            MetricFamily::new("canal_dns_queries_total", "DNS queries, by transport and by what became of them.", &["transport", "result"]);
+        let family = MetricFamily::new(
+            "canal_dns_queries_total",
+            "DNS queries, by transport and by what became of them.",
+            &["transport", "result"],
+        );
         let dropped = "DNS questions over UDP that were dropped because a tenant had too many, by tenant and reason.";
-        let dropped = MetricFamily::new("canal_dns_dropped_questions_total", dropped, &["tenant", "reason"]);
+        let dropped = MetricFamily::new(
+            "canal_dns_dropped_questions_total",
+            dropped,
+            &["tenant", "reason"],
+        );
         let (kind, give_way) = (ShareKind::DnsConnections, GiveWay::Oldest);
-        let connections = TenantLimit::new(TenantLimitConfig { kind, capacity: CONNECTIONS_MAX, reserve: 0, give_way });
+        let connections = TenantLimit::new(TenantLimitConfig {
+            kind,
+            capacity: CONNECTIONS_MAX,
+            reserve: 0,
+            give_way,
+        });
         show_shares(registry, &connections);
         let inner = Arc::new(DnsState {
             az,
@@ -126,32 +147,67 @@ impl DnsServer {
 
     /// Applies a state to the zones and to the tenants' shares, if it concerns them.
     pub fn apply(&self, update: &Update, state: &ResourceState) {
-        let removed = |k: &ResourceKind| matches!(k, ResourceKind::Address | ResourceKind::Service | ResourceKind::Table);
-        let first = self.inner.zones.load().generation == 0 || update.origin == UpdateSource::Snapshot;
-        if first || update.upserts.iter().any(|r| concerns(r)) || update.removals.iter().any(|(k, _)| removed(k)) {
-            let all = [ResourceKind::Address, ResourceKind::Service, ResourceKind::Table].into_iter().flat_map(|kind| state.of(kind));
-            self.inner.zones.store(Arc::new(decide_zones(all, update.generation.0)));
+        let removed = |k: &ResourceKind| {
+            matches!(
+                k,
+                ResourceKind::Address | ResourceKind::Service | ResourceKind::Table
+            )
+        };
+        let first =
+            self.inner.zones.load().generation == 0 || update.origin == UpdateSource::Snapshot;
+        if first
+            || update.upserts.iter().any(|r| concerns(r))
+            || update.removals.iter().any(|(k, _)| removed(k))
+        {
+            let all = [
+                ResourceKind::Address,
+                ResourceKind::Service,
+                ResourceKind::Table,
+            ]
+            .into_iter()
+            .flat_map(|kind| state.of(kind));
+            self.inner
+                .zones
+                .store(Arc::new(decide_zones(all, update.generation.0)));
         }
         let is_tenant = |r: &Arc<Resource>| matches!(**r, Resource::Tenant(_));
-        if first || update.upserts.iter().any(is_tenant) || update.removals.iter().any(|(kind, _)| *kind == ResourceKind::Tenant) {
-            self.inner.connections.set_shares(state.of(ResourceKind::Tenant).filter_map(|resource| match &**resource {
-                Resource::Tenant(tenant) => Some((&tenant.name, &tenant.shares)),
-                _ => None,
-            }));
+        if first
+            || update.upserts.iter().any(is_tenant)
+            || update
+                .removals
+                .iter()
+                .any(|(kind, _)| *kind == ResourceKind::Tenant)
+        {
+            self.inner
+                .connections
+                .set_shares(state.of(ResourceKind::Tenant).filter_map(
+                    |resource| match &**resource {
+                        Resource::Tenant(tenant) => Some((&tenant.name, &tenant.shares)),
+                        _ => None,
+                    },
+                ));
         }
     }
 
     /// Serves a TCP connection that arrived at port 53 of an address of `tenant`. It may be called on any thread. The future resolves when
     /// the connection has ended; dropping it ends the connection.
-    pub fn take(&self, stream: std::net::TcpStream, tenant: &TenantName) -> impl Future<Output = ()> + Send + use<> {
+    pub fn take(
+        &self,
+        stream: std::net::TcpStream,
+        tenant: &TenantName,
+    ) -> impl Future<Output = ()> + Send + use<> {
         let inner = self.inner.clone();
         // A silent connection gives way to a new one: the oldest of the tenant itself, or of the tenant with the most.
-        let permit = inner.connections.take_replacing(&ShareHolder::Tenant(tenant.clone()), 1);
+        let permit = inner
+            .connections
+            .take_replacing(&ShareHolder::Tenant(tenant.clone()), 1);
         let (mut open, ended) = oneshot::channel::<()>();
         match permit {
             Err(_) => inner.count("tcp", "too_many"),
             Ok(permit) => drop(inner.runtime.clone().spawn(async move {
-                let served = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
+                let served = stream
+                    .set_nonblocking(true)
+                    .and_then(|()| TcpStream::from_std(stream));
                 let Ok(stream) = served else { return };
                 tokio::select! {
                     // A query that has just arrived is answered first.
@@ -171,7 +227,11 @@ impl DnsServer {
 
 /// Opens a socket for both families that may send from addresses which no device has.
 fn open(address: SocketAddr) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::DGRAM,
+        Some(Protocol::UDP),
+    )?;
     if address.is_ipv6() {
         socket.set_only_v6(false)?;
         socket.set_freebind_v6(true)?;
@@ -191,8 +251,12 @@ fn open(address: SocketAddr) -> io::Result<Socket> {
 /// takes long with many sessions. A query that arrives meanwhile waits in this socket and is lost, and clients whose sessions have just
 /// ended send queries. If no such descriptor is available, the socket stays as it is.
 fn dying_first(socket: Socket) -> Socket {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-    let number = i32::try_from(limit.saturating_sub(1)).unwrap_or(i32::MAX).min(NUMBER_MAX);
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile)
+        .current
+        .unwrap_or(u64::MAX);
+    let number = i32::try_from(limit.saturating_sub(1))
+        .unwrap_or(i32::MAX)
+        .min(NUMBER_MAX);
     rustix::io::fcntl_dupfd_cloexec(&socket, number).map_or(socket, Socket::from)
 }
 
@@ -217,13 +281,18 @@ impl DnsState {
         let zones = self.zones.load();
         match zones.home(local) {
             Some(tenant) => decide_reply(query, &zones, tenant, &self.az, transport),
-            None => DnsReply { bytes: None, result: "no_tenant" },
+            None => DnsReply {
+                bytes: None,
+                result: "no_tenant",
+            },
         }
     }
 
     /// Answers one query after the other, each preceded by its length (RFC 1035 4.2.2).
     async fn connection(&self, mut stream: TcpStream) {
-        let Ok(local) = stream.local_addr() else { return };
+        let Ok(local) = stream.local_addr() else {
+            return;
+        };
         let mut room = Vec::new();
         loop {
             let length = tokio::select! {
@@ -242,7 +311,10 @@ impl DnsState {
             // Responses on TCP are limited to lengths of 16 bits.
             let length = bytes.len() as u16;
             let whole = [&length.to_be_bytes()[..], &bytes].concat();
-            if !matches!(tokio::time::timeout(IDLE, stream.write_all(&whole)).await, Ok(Ok(()))) {
+            if !matches!(
+                tokio::time::timeout(IDLE, stream.write_all(&whole)).await,
+                Ok(Ok(()))
+            ) {
                 return self.count("tcp", "not_sent");
             }
         }
@@ -257,13 +329,29 @@ mod tests {
 
     #[test]
     fn the_socket_has_a_higher_number_than_any_session() {
-        let (socket, other) = (open("127.0.0.1:0".parse().unwrap()).unwrap(), std::net::TcpListener::bind("127.0.0.1:0").unwrap());
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+        let (socket, other) = (
+            open("127.0.0.1:0".parse().unwrap()).unwrap(),
+            std::net::TcpListener::bind("127.0.0.1:0").unwrap(),
+        );
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile)
+            .current
+            .unwrap_or(u64::MAX);
         let want = limit.min(u64::from(NUMBER_MAX.unsigned_abs()) + 1) as i32 - 1;
-        assert!(socket.as_raw_fd() >= want && want > other.as_raw_fd(), "{} of {limit}, beside {}", socket.as_raw_fd(), other.as_raw_fd());
-        assert!(rustix::io::fcntl_getfd(&socket).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        assert!(
+            socket.as_raw_fd() >= want && want > other.as_raw_fd(),
+            "{} of {limit}, beside {}",
+            socket.as_raw_fd(),
+            other.as_raw_fd()
+        );
+        assert!(
+            rustix::io::fcntl_getfd(&socket)
+                .unwrap()
+                .contains(rustix::io::FdFlags::CLOEXEC)
+        );
         let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        client.send_to(b"?", socket.local_addr().unwrap().as_socket().unwrap()).unwrap();
+        client
+            .send_to(b"?", socket.local_addr().unwrap().as_socket().unwrap())
+            .unwrap();
         socket.set_nonblocking(false).unwrap();
         let mut room = [std::mem::MaybeUninit::uninit(); 8];
         assert_eq!(socket.recv(&mut room).unwrap(), 1, "it is the same socket");

@@ -63,8 +63,14 @@ pub fn concerns(resource: &Resource) -> bool {
 }
 
 /// Builds the zones of a state.
-pub fn decide_zones<'a>(resources: impl Iterator<Item = &'a Arc<Resource>>, generation: u64) -> DnsZones {
-    let mut zones = DnsZones { generation, ..DnsZones::default() };
+pub fn decide_zones<'a>(
+    resources: impl Iterator<Item = &'a Arc<Resource>>,
+    generation: u64,
+) -> DnsZones {
+    let mut zones = DnsZones {
+        generation,
+        ..DnsZones::default()
+    };
     for resource in resources {
         let (id, key) = match &**resource {
             Resource::Address(address) => {
@@ -81,17 +87,29 @@ pub fn decide_zones<'a>(resources: impl Iterator<Item = &'a Arc<Resource>>, gene
     }
     for zone in zones.tenants.values_mut() {
         // Sorted, so that the order of arrival has no effect.
-        zone.services.values_mut().for_each(|places| places.sort_by(|a, b| a.az.cmp(&b.az)));
+        zone.services
+            .values_mut()
+            .for_each(|places| places.sort_by(|a, b| a.az.cmp(&b.az)));
     }
     zones
 }
 
 impl DnsZones {
     fn add(&mut self, address: &GatewayAddress) {
-        let zone = self.tenants.entry(address.service.tenant.clone()).or_default();
+        let zone = self
+            .tenants
+            .entry(address.service.tenant.clone())
+            .or_default();
         let namespace = address.service.namespace.as_str().to_ascii_lowercase();
-        let name = format!("{}.{namespace}", address.service.name.as_str().to_ascii_lowercase());
-        let place = ZoneAddresses { az: address.az.clone(), open: address.open, addresses: address.addresses.clone() };
+        let name = format!(
+            "{}.{namespace}",
+            address.service.name.as_str().to_ascii_lowercase()
+        );
+        let place = ZoneAddresses {
+            az: address.az.clone(),
+            open: address.open,
+            addresses: address.addresses.clone(),
+        };
         zone.services.entry(name).or_default().push(place);
         zone.namespaces.insert(namespace);
     }
@@ -118,18 +136,28 @@ impl DnsZone {
         let inside = labels.strip_suffix(&["cluster", "local"]);
         match (inside, inside.unwrap_or(labels)) {
             (Some(_), [] | ["svc"]) => ZoneLookup::Between,
-            (Some(_), [namespace, "svc"]) if self.namespaces.contains(*namespace) => ZoneLookup::Between,
-            (Some(_), [name, namespace, "svc"]) => self.service(name, namespace, az).map_or(ZoneLookup::Unknown, ZoneLookup::Service),
+            (Some(_), [namespace, "svc"]) if self.namespaces.contains(*namespace) => {
+                ZoneLookup::Between
+            }
+            (Some(_), [name, namespace, "svc"]) => self
+                .service(name, namespace, az)
+                .map_or(ZoneLookup::Unknown, ZoneLookup::Service),
             (Some(_), _) => ZoneLookup::Unknown,
             (None, ["local"]) => ZoneLookup::Foreign,
             (None, ["svc"]) => ZoneLookup::Between,
-            (None, [namespace] | [namespace, "svc"]) if self.namespaces.contains(*namespace) => ZoneLookup::Between,
-            (None, [name, namespace] | [name, namespace, "svc"]) => match self.service(name, namespace, az) {
-                Some(addresses) => ZoneLookup::Service(addresses),
-                None if self.namespaces.contains(*namespace) || labels.ends_with(&["svc"]) => ZoneLookup::Unknown,
-                // Any domain has two labels, too.
-                None => ZoneLookup::Foreign,
-            },
+            (None, [namespace] | [namespace, "svc"]) if self.namespaces.contains(*namespace) => {
+                ZoneLookup::Between
+            }
+            (None, [name, namespace] | [name, namespace, "svc"]) => {
+                match self.service(name, namespace, az) {
+                    Some(addresses) => ZoneLookup::Service(addresses),
+                    None if self.namespaces.contains(*namespace) || labels.ends_with(&["svc"]) => {
+                        ZoneLookup::Unknown
+                    }
+                    // Any domain has two labels, too.
+                    None => ZoneLookup::Foreign,
+                }
+            }
             (None, [_] | [.., "svc"]) => ZoneLookup::Unknown,
             (None, _) => ZoneLookup::Foreign,
         }
@@ -146,7 +174,11 @@ impl DnsZone {
 fn decide_places(places: &[ZoneAddresses], az: &AzName) -> Vec<IpAddr> {
     let own = || places.iter().filter(|p| p.az == *az);
     let open = || places.iter().filter(|p| p.open);
-    let addresses = |chosen: &mut dyn Iterator<Item = &ZoneAddresses>| chosen.flat_map(|p| p.addresses.iter().copied()).collect::<Vec<_>>();
+    let addresses = |chosen: &mut dyn Iterator<Item = &ZoneAddresses>| {
+        chosen
+            .flat_map(|p| p.addresses.iter().copied())
+            .collect::<Vec<_>>()
+    };
     if own().any(|p| p.open && !p.addresses.is_empty()) {
         addresses(&mut own())
     } else if open().any(|p| !p.addresses.is_empty()) {
@@ -162,7 +194,13 @@ fn decide_places(places: &[ZoneAddresses], az: &AzName) -> Vec<IpAddr> {
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) fn address(service: &str, id: u32, az: &str, addresses: &[&str], open: bool) -> Arc<Resource> {
+    pub(crate) fn address(
+        service: &str,
+        id: u32,
+        az: &str,
+        addresses: &[&str],
+        open: bool,
+    ) -> Arc<Resource> {
         Arc::new(Resource::Address(GatewayAddress {
             service: service.parse().unwrap(),
             id: ServiceId::new(id).unwrap(),
@@ -180,28 +218,66 @@ pub(crate) mod tests {
             ("other", [false, false, true], &["10.0.3.1"]),
             ("none", [false, false, false], &["10.0.1.1"]),
         ] {
-            let all: Vec<_> =
-                (1..=3).rev().map(|n| address("alpha/default/web", 7, &format!("az{n}"), &[&format!("10.0.{n}.1")], open[n - 1])).collect();
+            let all: Vec<_> = (1..=3)
+                .rev()
+                .map(|n| {
+                    address(
+                        "alpha/default/web",
+                        7,
+                        &format!("az{n}"),
+                        &[&format!("10.0.{n}.1")],
+                        open[n - 1],
+                    )
+                })
+                .collect();
             let zones = decide_zones(all.iter(), 1);
-            let found = zones.of(&"alpha".parse().unwrap()).unwrap().find(&["web", "default"], &"az1".parse().unwrap());
-            assert_eq!(found, ZoneLookup::Service(want.iter().map(|a| a.parse().unwrap()).collect()), "{case}");
+            let found = zones
+                .of(&"alpha".parse().unwrap())
+                .unwrap()
+                .find(&["web", "default"], &"az1".parse().unwrap());
+            assert_eq!(
+                found,
+                ZoneLookup::Service(want.iter().map(|a| a.parse().unwrap()).collect()),
+                "{case}"
+            );
         }
     }
 
     #[test]
     fn names_are_known_in_three_spellings_and_only_in_their_tenant() {
         let all = [
-            address("alpha/default/web", 7, "az1", &["10.0.1.1", "fd00::1"], true),
+            address(
+                "alpha/default/web",
+                7,
+                "az1",
+                &["10.0.1.1", "fd00::1"],
+                true,
+            ),
             address("alpha/canal-system/gateway", 5, "az1", &["10.0.1.5"], true),
             address("beta/default/db", 8, "az1", &["10.0.1.1"], true),
             address("beta/canal-system/gateway", 6, "az1", &["10.0.1.5"], true),
         ];
         let zones = decide_zones(all.iter(), 1);
-        for (local, tenant) in [("240.0.0.5", Some("alpha")), ("fdca:a1:0:240::6", Some("beta")), ("240.0.0.7", None), ("10.0.1.5", None)] {
-            assert_eq!(zones.home(local.parse().unwrap()).map(TenantName::as_str), tenant, "{local}");
+        for (local, tenant) in [
+            ("240.0.0.5", Some("alpha")),
+            ("fdca:a1:0:240::6", Some("beta")),
+            ("240.0.0.7", None),
+            ("10.0.1.5", None),
+        ] {
+            assert_eq!(
+                zones.home(local.parse().unwrap()).map(TenantName::as_str),
+                tenant,
+                "{local}"
+            );
         }
-        let (alpha, az) = (zones.of(&"alpha".parse().unwrap()).unwrap(), "az1".parse().unwrap());
-        let web = ZoneLookup::Service(vec!["10.0.1.1".parse().unwrap(), "fd00::1".parse().unwrap()]);
+        let (alpha, az) = (
+            zones.of(&"alpha".parse().unwrap()).unwrap(),
+            "az1".parse().unwrap(),
+        );
+        let web = ZoneLookup::Service(vec![
+            "10.0.1.1".parse().unwrap(),
+            "fd00::1".parse().unwrap(),
+        ]);
         for (name, want) in [
             ("web.default.svc.cluster.local", &web),
             ("web.default.svc", &web),
@@ -226,7 +302,11 @@ pub(crate) mod tests {
             ("example.com", &ZoneLookup::Foreign),
             ("www.example.com", &ZoneLookup::Foreign),
         ] {
-            assert_eq!(alpha.find(&name.split('.').collect::<Vec<_>>(), &az), *want, "{name}");
+            assert_eq!(
+                alpha.find(&name.split('.').collect::<Vec<_>>(), &az),
+                *want,
+                "{name}"
+            );
         }
         assert_eq!(alpha.find(&[], &az), ZoneLookup::Foreign);
     }

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use canal_model::program::{
-    Backend, BackendTarget, HostMatch, HttpMatch, PathMatch, Precedence, RouteAction, RouteKey, RouteRule, TextMatch, ValueMatch,
+    Backend, BackendTarget, HostMatch, HttpMatch, PathMatch, Precedence, RouteAction, RouteKey,
+    RouteRule, TextMatch, ValueMatch,
 };
 use canal_router::RoutableRequest;
 use regex_automata::meta::Regex;
@@ -35,7 +36,10 @@ impl RoutableRequest for RuleRequest {
     }
     fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
         assert_eq!(name, name.to_ascii_lowercase());
-        self.headers.iter().filter(|(given, _)| given.eq_ignore_ascii_case(name)).for_each(|(_, value)| visit(value.as_bytes()));
+        self.headers
+            .iter()
+            .filter(|(given, _)| given.eq_ignore_ascii_case(name))
+            .for_each(|(_, value)| visit(value.as_bytes()));
     }
 }
 
@@ -56,7 +60,11 @@ pub(crate) fn rule(name: &str, hosts: Vec<HostMatch>, matches: Vec<HttpMatch>) -
         matches,
         action: RouteAction::Split(vec![Backend {
             weight: 1,
-            target: BackendTarget::Service { service: id("t/ns/svc"), port: 80, subset: Default::default() },
+            target: BackendTarget::Service {
+                service: id("t/ns/svc"),
+                port: 80,
+                subset: Default::default(),
+            },
         }]),
     })
 }
@@ -68,7 +76,12 @@ thread_local! {
 /// Matches the whole text with one regex of its own.
 fn regex(pattern: &str, text: &str) -> bool {
     let compile = || Regex::new(&format!(r"\A(?:{pattern})\z")).expect("valid");
-    REGEXES.with_borrow_mut(|known| known.entry(pattern.to_owned()).or_insert_with(compile).is_match(text))
+    REGEXES.with_borrow_mut(|known| {
+        known
+            .entry(pattern.to_owned())
+            .or_insert_with(compile)
+            .is_match(text)
+    })
 }
 
 fn text_holds(want: &TextMatch, text: &str) -> bool {
@@ -88,7 +101,10 @@ fn element_prefix_holds(prefix: &str, path: &str) -> bool {
         want.pop();
     }
     let have: Vec<&str> = path.split('/').collect();
-    prefix.starts_with('/') && path.starts_with('/') && have.len() >= want.len() && have[..want.len()] == want[..]
+    prefix.starts_with('/')
+        && path.starts_with('/')
+        && have.len() >= want.len()
+        && have[..want.len()] == want[..]
 }
 
 fn path_holds(want: &PathMatch, path: &str) -> bool {
@@ -105,38 +121,70 @@ fn host_holds(hosts: &[HostMatch], host: &str) -> bool {
     hosts.is_empty()
         || hosts.iter().any(|want| match want {
             HostMatch::Exact(want) => *want == host,
-            HostMatch::Suffix(suffix) => host.len() > suffix.len() && host.ends_with(suffix.as_str()),
+            HostMatch::Suffix(suffix) => {
+                host.len() > suffix.len() && host.ends_with(suffix.as_str())
+            }
         })
 }
 
 /// Tests conditions on values. The first of several conditions on one name counts; `value` returns what the request has.
 fn values_hold(conditions: &[ValueMatch], value: impl Fn(&str) -> Option<String>) -> bool {
-    let is_first = |i: usize| !conditions[..i].iter().any(|earlier| earlier.name == conditions[i].name);
-    (0..conditions.len())
-        .filter(|&i| is_first(i))
-        .all(|i| value(&conditions[i].name).is_some_and(|text| text_holds(&conditions[i].value, &text)))
+    let is_first = |i: usize| {
+        !conditions[..i]
+            .iter()
+            .any(|earlier| earlier.name == conditions[i].name)
+    };
+    (0..conditions.len()).filter(|&i| is_first(i)).all(|i| {
+        value(&conditions[i].name).is_some_and(|text| text_holds(&conditions[i].value, &text))
+    })
 }
 
 fn match_holds(want: &HttpMatch, request: &RuleRequest) -> bool {
     let header = |name: &str| {
-        let values: Vec<&str> = request.headers.iter().filter(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, v)| v.as_str()).collect();
+        let values: Vec<&str> = request
+            .headers
+            .iter()
+            .filter(|(n, _)| n.eq_ignore_ascii_case(name))
+            .map(|(_, v)| v.as_str())
+            .collect();
         (!values.is_empty()).then(|| values.join(","))
     };
     let query = |name: &str| {
-        let pairs = request.query.iter().flat_map(|query| query.split('&')).map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-        pairs.filter(|(n, _)| *n == name).map(|(_, v)| v.to_owned()).next()
+        let pairs = request
+            .query
+            .iter()
+            .flat_map(|query| query.split('&'))
+            .map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+        pairs
+            .filter(|(n, _)| *n == name)
+            .map(|(_, v)| v.to_owned())
+            .next()
     };
     path_holds(&want.path, &request.path)
-        && want.method.as_ref().is_none_or(|method| *method == request.method)
+        && want
+            .method
+            .as_ref()
+            .is_none_or(|method| *method == request.method)
         && values_hold(&want.headers, header)
         && values_hold(&want.query, query)
 }
 
 /// Finds the winner by reading every match of every rule. Returns the name of its rule and the index of the match.
-pub(crate) fn naive(rules: &[Arc<RouteRule>], port: u16, request: &RuleRequest) -> Option<(String, usize)> {
+pub(crate) fn naive(
+    rules: &[Arc<RouteRule>],
+    port: u16,
+    request: &RuleRequest,
+) -> Option<(String, usize)> {
     let mut best: Option<(&Precedence, &RouteRule, usize)> = None;
-    for rule in rules.iter().filter(|rule| rule.parent_port.is_none_or(|p| p == port) && host_holds(&rule.hosts, &request.host)) {
-        for (place, candidate) in rule.matches.iter().enumerate().filter(|(_, candidate)| match_holds(candidate, request)) {
+    for rule in rules.iter().filter(|rule| {
+        rule.parent_port.is_none_or(|p| p == port) && host_holds(&rule.hosts, &request.host)
+    }) {
+        for (place, candidate) in rule
+            .matches
+            .iter()
+            .enumerate()
+            .filter(|(_, candidate)| match_holds(candidate, request))
+        {
             if best.is_none_or(|(precedence, _, _)| candidate.precedence < *precedence) {
                 best = Some((&candidate.precedence, rule, place));
             }

@@ -24,7 +24,10 @@ pub(super) struct LastActivity {
 
 impl LastActivity {
     pub(super) fn new() -> Self {
-        Self { start: Instant::now(), last: Arc::default() }
+        Self {
+            start: Instant::now(),
+            last: Arc::default(),
+        }
     }
     fn now(&self) -> u64 {
         u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
@@ -53,7 +56,9 @@ impl Service<Uri> for Connector {
     fn call(&mut self, uri: Uri) -> Self::Future {
         let heard = self.0.clone();
         Box::pin(async move {
-            let to = uri.authority().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no host:port"))?;
+            let to = uri
+                .authority()
+                .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no host:port"))?;
             let tcp = TcpStream::connect(to.as_str()).await?;
             tcp.set_nodelay(true)?;
             heard.mark();
@@ -69,7 +74,11 @@ pub(super) struct MonitoredStream {
 }
 
 impl AsyncRead for MonitoredStream {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let read = Pin::new(&mut self.tcp).poll_read(cx, buf);
         if read.is_ready() {
             self.heard.mark();
@@ -79,10 +88,18 @@ impl AsyncRead for MonitoredStream {
 }
 
 impl AsyncWrite for MonitoredStream {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.tcp).poll_write(cx, buf)
     }
-    fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.tcp).poll_write_vectored(cx, bufs)
     }
     fn is_write_vectored(&self) -> bool {

@@ -64,7 +64,8 @@ impl ReportTiming {
     fn interval_after(&self, requested_ms: u32) -> Duration {
         match requested_ms {
             0 => self.interval,
-            ms => Duration::from_millis(ms.into()).clamp(self.interval_bounds.0, self.interval_bounds.1),
+            ms => Duration::from_millis(ms.into())
+                .clamp(self.interval_bounds.0, self.interval_bounds.1),
         }
     }
 }
@@ -135,15 +136,24 @@ impl ReportLoop {
     pub async fn send_last<H: ReportHandler>(&self, report: H::Report, timeout: Duration) {
         let sent = tokio::time::timeout(timeout, async {
             for attempt in 0..self.controller.addresses.len() {
-                let Ok(connection) = self.connect(attempt).await else { continue };
+                let Ok(connection) = self.connect(attempt).await else {
+                    continue;
+                };
                 let mut fleet = FleetClient::new(connection.channel.clone());
-                if H::send(&mut fleet, connection.request(report.clone())).await.is_ok() {
+                if H::send(&mut fleet, connection.request(report.clone()))
+                    .await
+                    .is_ok()
+                {
                     return true;
                 }
             }
             false
         });
-        self.count(if sent.await == Ok(true) { ReportOutcome::Last } else { ReportOutcome::LastFailed });
+        self.count(if sent.await == Ok(true) {
+            ReportOutcome::Last
+        } else {
+            ReportOutcome::LastFailed
+        });
     }
 
     fn count(&self, outcome: ReportOutcome) {
@@ -151,16 +161,27 @@ impl ReportLoop {
     }
 
     async fn connect(&self, attempt: usize) -> Result<ControllerConnection, ReportFailure> {
-        let failure = |why| ReportFailure { outcome: ReportOutcome::Unconnected, why };
+        let failure = |why| ReportFailure {
+            outcome: ReportOutcome::Unconnected,
+            why,
+        };
         match tokio::time::timeout(self.timing.timeout, self.controller.connect(attempt)).await {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(error)) => Err(failure(error.to_string())),
-            Err(_) => Err(failure(format!("no connection within {:?}", self.timing.timeout))),
+            Err(_) => Err(failure(format!(
+                "no connection within {:?}",
+                self.timing.timeout
+            ))),
         }
     }
 
     /// Reports to the `attempt`-th controller until its connection fails.
-    async fn report_to<H: ReportHandler>(&self, attempt: usize, handler: &H, backoff: &mut Backoff) -> ReportFailure {
+    async fn report_to<H: ReportHandler>(
+        &self,
+        attempt: usize,
+        handler: &H,
+        backoff: &mut Backoff,
+    ) -> ReportFailure {
         let connection = match self.connect(attempt).await {
             Ok(connection) => connection,
             Err(failure) => return failure,
@@ -180,12 +201,18 @@ impl ReportLoop {
                 Err(failure) => return failure,
             };
             backoff.reset();
-            let interval = self.timing.interval_after(H::requested_interval_ms(&answer));
+            let interval = self
+                .timing
+                .interval_after(H::requested_interval_ms(&answer));
             match handler.apply(answer) {
                 Ok(()) => self.count(ReportOutcome::Applied),
                 Err(value) => {
                     self.count(ReportOutcome::BadOrders);
-                    tracing::warn!(value, controller = connection.address, "reports: orders that cannot be parsed, none is applied");
+                    tracing::warn!(
+                        value,
+                        controller = connection.address,
+                        "reports: orders that cannot be parsed, none is applied"
+                    );
                 }
             }
             tokio::time::sleep(self.timing.interval_min).await;
@@ -199,12 +226,26 @@ impl ReportLoop {
         fleet: &mut FleetClient<Channel>,
         report: H::Report,
     ) -> Result<H::Answer, ReportFailure> {
-        match tokio::time::timeout(self.timing.timeout, H::send(fleet, connection.request(report))).await {
+        match tokio::time::timeout(
+            self.timing.timeout,
+            H::send(fleet, connection.request(report)),
+        )
+        .await
+        {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) => Err(ReportFailure { outcome: ReportOutcome::Refused, why: format!("{}: {status}", connection.address) }),
+            Ok(Err(status)) => Err(ReportFailure {
+                outcome: ReportOutcome::Refused,
+                why: format!("{}: {status}", connection.address),
+            }),
             Err(_) => {
-                let why = format!("{}: no answer within {:?}", connection.address, self.timing.timeout);
-                Err(ReportFailure { outcome: ReportOutcome::Late, why })
+                let why = format!(
+                    "{}: no answer within {:?}",
+                    connection.address, self.timing.timeout
+                );
+                Err(ReportFailure {
+                    outcome: ReportOutcome::Late,
+                    why,
+                })
             }
         }
     }

@@ -54,7 +54,10 @@ impl ResourceState {
     }
 
     fn manifest(&self, tenant: &TenantName) -> Option<&Manifest> {
-        match self.get(ResourceKind::Manifest, tenant.as_str()).map(|r| &**r) {
+        match self
+            .get(ResourceKind::Manifest, tenant.as_str())
+            .map(|r| &**r)
+        {
             Some(Resource::Manifest(m)) => Some(m),
             _ => None,
         }
@@ -79,17 +82,31 @@ impl ResourceState {
         if kind.is_security()
             && let Some(tenant) = kind.owner_of(name)
         {
-            self.close(tenant, ClosureCause::RefusedResource, format!("{} {name} is refused: {why}", kind.label()));
+            self.close(
+                tenant,
+                ClosureCause::RefusedResource,
+                format!("{} {name} is refused: {why}", kind.label()),
+            );
         }
     }
 
     /// Updates the closed tenants after a response of `kind` that named `tenants`.
-    pub(crate) fn review(&mut self, kind: ResourceKind, tenants: &BTreeSet<TenantName>, subscribed: &[ResourceKind]) {
+    pub(crate) fn review(
+        &mut self,
+        kind: ResourceKind,
+        tenants: &BTreeSet<TenantName>,
+        subscribed: &[ResourceKind],
+    ) {
         match kind {
             ResourceKind::Manifest => self.compare(tenants, subscribed),
             // A tenant without a manifest is closed until its first one arrives. A removed tenant is not closed but unknown.
             ResourceKind::Tenant => {
-                for tenant in tenants.iter().filter(|tenant| !self.has_manifest(tenant)).cloned().collect::<Vec<_>>() {
+                for tenant in tenants
+                    .iter()
+                    .filter(|tenant| !self.has_manifest(tenant))
+                    .cloned()
+                    .collect::<Vec<_>>()
+                {
                     let is_known = self.get(ResourceKind::Tenant, tenant.as_str()).is_some();
                     match is_known {
                         true if self.closed.contains_key(&tenant) => {}
@@ -104,13 +121,19 @@ impl ResourceState {
 
     /// Compares all tenants, which is necessary after a boot from disk.
     pub(crate) fn review_all(&mut self, subscribed: &[ResourceKind]) {
-        let named = [ResourceKind::Tenant, ResourceKind::Manifest].into_iter().flat_map(|kind| self.of(kind));
+        let named = [ResourceKind::Tenant, ResourceKind::Manifest]
+            .into_iter()
+            .flat_map(|kind| self.of(kind));
         let tenants = named.filter_map(|r| r.tenant().cloned()).collect();
         self.compare(&tenants, subscribed);
     }
 
     fn close_without_manifest(&mut self, tenant: TenantName) {
-        self.close(tenant, ClosureCause::NoManifest, "the controller has sent no manifest of the tenant yet".into());
+        self.close(
+            tenant,
+            ClosureCause::NoManifest,
+            "the controller has sent no manifest of the tenant yet".into(),
+        );
     }
 
     /// Opens the tenants whose resources match their manifests exactly, and closes the others.
@@ -124,27 +147,45 @@ impl ResourceState {
                 }
                 continue;
             };
-            let has = held.get(tenant).cloned().unwrap_or_else(|| manifest::compute(tenant, []));
+            let has = held
+                .get(tenant)
+                .cloned()
+                .unwrap_or_else(|| manifest::compute(tenant, []));
             if has == wanted {
                 self.open(tenant);
             // A refused resource is the more precise cause, so it is not overwritten.
-            } else if self.closed.get(tenant).is_none_or(|c| c.cause != ClosureCause::RefusedResource) {
-                let detail = format!("holds {} security resources, and the manifest seals {} or others", has.count, wanted.count);
+            } else if self
+                .closed
+                .get(tenant)
+                .is_none_or(|c| c.cause != ClosureCause::RefusedResource)
+            {
+                let detail = format!(
+                    "holds {} security resources, and the manifest seals {} or others",
+                    has.count, wanted.count
+                );
                 self.close(tenant.clone(), ClosureCause::ManifestMismatch, detail);
             }
         }
     }
 
     /// Computes the manifests of the present resources of `tenants`.
-    fn sealed(&self, tenants: &BTreeSet<TenantName>, subscribed: &[ResourceKind]) -> BTreeMap<TenantName, Manifest> {
+    fn sealed(
+        &self,
+        tenants: &BTreeSet<TenantName>,
+        subscribed: &[ResourceKind],
+    ) -> BTreeMap<TenantName, Manifest> {
         let mut held: BTreeMap<&TenantName, Vec<(ResourceKind, &str, &str)>> = BTreeMap::new();
         for kind in ResourceKind::security().filter(|kind| subscribed.contains(kind)) {
             for (name, h) in self.held(kind) {
                 if let Some(tenant) = h.resource.tenant().filter(|t| tenants.contains(*t)) {
-                    held.entry(tenant).or_default().push((kind, name, &h.version));
+                    held.entry(tenant)
+                        .or_default()
+                        .push((kind, name, &h.version));
                 }
             }
         }
-        held.into_iter().map(|(tenant, list)| (tenant.clone(), manifest::compute(tenant, list))).collect()
+        held.into_iter()
+            .map(|(tenant, list)| (tenant.clone(), manifest::compute(tenant, list)))
+            .collect()
     }
 }

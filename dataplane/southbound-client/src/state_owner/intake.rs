@@ -38,32 +38,62 @@ struct IntakeOutcome {
 impl StateOwner {
     /// Applies the good part of a response. `Err` is the NACK.
     pub(crate) fn take(&mut self, response: &DeltaDiscoveryResponse) -> Result<(), NackReply> {
-        let kind = canal_wire::southbound::kind_of(&response.type_url).map_or("unknown", ResourceKind::label);
+        let kind = canal_wire::southbound::kind_of(&response.type_url)
+            .map_or("unknown", ResourceKind::label);
         match self.try_take(response) {
-            Ok(IntakeOutcome { kind: of, refused, earlier }) => {
+            Ok(IntakeOutcome {
+                kind: of,
+                refused,
+                earlier,
+            }) => {
                 self.accepted(of, refused.is_empty());
                 // Only a new stream can tell the controller that an acknowledged resource was refused later.
                 self.resync |= earlier > 0;
                 if refused.is_empty() {
                     return Ok(());
                 }
-                let named: Vec<_> = refused.iter().map(|r| (r.name.clone(), r.why.clone())).collect();
-                let text = named.iter().take(8).map(|(_, why)| why.as_str()).collect::<Vec<_>>().join("; ");
-                refused.iter().for_each(|r| self.counts.refused(kind, r.label));
+                let named: Vec<_> = refused
+                    .iter()
+                    .map(|r| (r.name.clone(), r.why.clone()))
+                    .collect();
+                let text = named
+                    .iter()
+                    .take(8)
+                    .map(|(_, why)| why.as_str())
+                    .collect::<Vec<_>>()
+                    .join("; ");
+                refused
+                    .iter()
+                    .for_each(|r| self.counts.refused(kind, r.label));
                 self.nacked(kind, refused[0].label, &text, response);
                 Err(NackReply { text, named })
             }
             Err(refusal) => {
                 let text = refusal.to_string();
                 self.nacked(kind, refusal.reason(), &text, response);
-                Err(NackReply { text, named: Vec::new() })
+                Err(NackReply {
+                    text,
+                    named: Vec::new(),
+                })
             }
         }
     }
 
-    fn nacked(&self, kind: &str, reason: &'static str, text: &str, response: &DeltaDiscoveryResponse) {
+    fn nacked(
+        &self,
+        kind: &str,
+        reason: &'static str,
+        text: &str,
+        response: &DeltaDiscoveryResponse,
+    ) {
         self.counts.nack(kind, reason);
-        tracing::warn!(kind, reason, generation = response.system_version_info, error = text, "refused a response, or a part of it");
+        tracing::warn!(
+            kind,
+            reason,
+            generation = response.system_version_info,
+            error = text,
+            "refused a response, or a part of it"
+        );
         self.status.send_modify(|s| {
             s.nack.insert(kind.into(), text.into());
         });
@@ -76,7 +106,8 @@ impl StateOwner {
         let mut state = lock(&self.state);
         let (change, mut refused) = examine(&state, &self.kinds, response)?;
         let kind = change.kind;
-        let said_something = !(response.resources.is_empty() && response.removed_resources.is_empty());
+        let said_something =
+            !(response.resources.is_empty() && response.removed_resources.is_empty());
         let tell = match (self.status.borrow().ready, self.is_answered_with(kind)) {
             // A response without names changes nothing. One without news still advances the generation.
             (true, _) if !said_something => ChangeScope::Nothing,
@@ -88,30 +119,56 @@ impl StateOwner {
         let watches = self.kinds.contains(&ResourceKind::Manifest);
         let mut earlier = 0;
         match tell {
-            ChangeScope::Nothing => _ = advance(&mut state, &change, &refused, &self.kinds, watches),
-            ChangeScope::Change => refused.extend(tell_change(&mut self.apply, &mut state, change, &refused, &self.kinds, watches)),
+            ChangeScope::Nothing => {
+                _ = advance(&mut state, &change, &refused, &self.kinds, watches)
+            }
+            ChangeScope::Change => refused.extend(tell_change(
+                &mut self.apply,
+                &mut state,
+                change,
+                &refused,
+                &self.kinds,
+                watches,
+            )),
             ChangeScope::Whole => {
                 let undo = advance(&mut state, &change, &refused, &self.kinds, watches);
                 let told = ResourceState::default();
-                let all = match tell_whole(&mut self.apply, &told, &mut state, UpdateSource::Controller, &self.kinds, watches) {
+                let all = match tell_whole(
+                    &mut self.apply,
+                    &told,
+                    &mut state,
+                    UpdateSource::Controller,
+                    &self.kinds,
+                    watches,
+                ) {
                     Ok(all) => all,
                     Err(why) => {
                         state.undo(undo);
                         return Err(NackReason::Caller(why));
                     }
                 };
-                let (here, before): (Vec<_>, Vec<_>) = all.into_iter().partition(|r| r.kind == kind && is_in(response, &r.name));
+                let (here, before): (Vec<_>, Vec<_>) = all
+                    .into_iter()
+                    .partition(|r| r.kind == kind && is_in(response, &r.name));
                 refused.extend(here);
                 earlier = before.len();
             }
         }
         self.dirty |= said_something;
-        Ok(IntakeOutcome { kind, refused, earlier })
+        Ok(IntakeOutcome {
+            kind,
+            refused,
+            earlier,
+        })
     }
 
     /// Applies a response to the incoming state, of another store or a new start. The old state stays in use until the new one is complete,
     /// and is then replaced at once: resources of two stores are never mixed.
-    fn try_replace(&mut self, mut incoming: ResourceState, response: &DeltaDiscoveryResponse) -> Result<IntakeOutcome, NackReason> {
+    fn try_replace(
+        &mut self,
+        mut incoming: ResourceState,
+        response: &DeltaDiscoveryResponse,
+    ) -> Result<IntakeOutcome, NackReason> {
         let (change, mut refused) = match examine(&incoming, &self.kinds, response) {
             Ok(examined) => examined,
             Err(refusal) => {
@@ -126,12 +183,27 @@ impl StateOwner {
         let is_sealed = !watches || incoming.unsealed.is_empty();
         if !self.is_answered_with(kind) || !is_sealed {
             self.incoming = Some(incoming);
-            return Ok(IntakeOutcome { kind, refused, earlier: 0 });
+            return Ok(IntakeOutcome {
+                kind,
+                refused,
+                earlier: 0,
+            });
         }
         let mut state = lock(&self.state);
         // The callback got no state before the subscription was ready.
-        let told = if self.status.borrow().ready { state.clone() } else { ResourceState::default() };
-        let all = match tell_whole(&mut self.apply, &told, &mut incoming, UpdateSource::Controller, &self.kinds, watches) {
+        let told = if self.status.borrow().ready {
+            state.clone()
+        } else {
+            ResourceState::default()
+        };
+        let all = match tell_whole(
+            &mut self.apply,
+            &told,
+            &mut incoming,
+            UpdateSource::Controller,
+            &self.kinds,
+            watches,
+        ) {
             Ok(all) => all,
             Err(why) => {
                 incoming.undo(undo);
@@ -147,18 +219,25 @@ impl StateOwner {
             "a whole new state has replaced what was held"
         );
         *state = incoming;
-        let (here, before): (Vec<_>, Vec<_>) = all.into_iter().partition(|r| r.kind == kind && is_in(response, &r.name));
+        let (here, before): (Vec<_>, Vec<_>) = all
+            .into_iter()
+            .partition(|r| r.kind == kind && is_in(response, &r.name));
         refused.extend(here);
         self.dirty = true;
         if is_other_store {
             self.counts.store_replaced();
         }
-        Ok(IntakeOutcome { kind, refused, earlier: before.len() })
+        Ok(IntakeOutcome {
+            kind,
+            refused,
+            earlier: before.len(),
+        })
     }
 }
 
 fn is_in(response: &DeltaDiscoveryResponse, name: &str) -> bool {
-    response.resources.iter().any(|r| r.name == name) || response.removed_resources.iter().any(|n| n == name)
+    response.resources.iter().any(|r| r.name == name)
+        || response.removed_resources.iter().any(|n| n == name)
 }
 
 /// Applies a change to the state. Refused security resources close their tenants at once.
@@ -171,7 +250,9 @@ fn advance(
 ) -> crate::state::Rollback {
     let undo = state.apply(change);
     if watches {
-        refused.iter().for_each(|r| state.close_refused(r.kind, &r.name, &r.why));
+        refused
+            .iter()
+            .for_each(|r| state.close_refused(r.kind, &r.name, &r.why));
         state.review(change.kind, &change.tenants, kinds);
     }
     undo
@@ -191,7 +272,8 @@ fn tell_change(
     match ask(apply, &change.update, state) {
         Ok(list) if list.is_empty() => Vec::new(),
         Ok(list) => {
-            list.iter().for_each(|r| state.restore(&undo, r.kind, &r.name));
+            list.iter()
+                .for_each(|r| state.restore(&undo, r.kind, &r.name));
             close_and_tell(apply, state, &list, watches);
             list
         }
@@ -203,7 +285,10 @@ fn tell_change(
                 all.extend(tell_change(apply, state, second, &[], kinds, watches));
                 return all;
             }
-            let list: Vec<_> = change.names().map(|name| RefusedResource::by_caller(change.kind, name, &why)).collect();
+            let list: Vec<_> = change
+                .names()
+                .map(|name| RefusedResource::by_caller(change.kind, name, &why))
+                .collect();
             state.generation = state.generation.max(change.update.generation);
             let closures: Vec<_> = refused.iter().chain(&list).cloned().collect();
             close_and_tell(apply, state, &closures, watches);
@@ -213,11 +298,23 @@ fn tell_change(
 }
 
 /// Closes the tenants of refused security resources, and announces that to the callback, which must not serve them from now on.
-fn close_and_tell(apply: &mut ApplyFn, state: &mut ResourceState, refused: &[RefusedResource], watches: bool) {
+fn close_and_tell(
+    apply: &mut ApplyFn,
+    state: &mut ResourceState,
+    refused: &[RefusedResource],
+    watches: bool,
+) {
     if watches {
-        refused.iter().for_each(|r| state.close_refused(r.kind, &r.name, &r.why));
+        refused
+            .iter()
+            .for_each(|r| state.close_refused(r.kind, &r.name, &r.why));
     }
-    let nothing = Update { origin: UpdateSource::Controller, generation: state.generation(), upserts: Vec::new(), removals: Vec::new() };
+    let nothing = Update {
+        origin: UpdateSource::Controller,
+        generation: state.generation(),
+        upserts: Vec::new(),
+        removals: Vec::new(),
+    };
     if let Err(why) = ask(apply, &nothing, state) {
         tracing::error!(why, "the data plane refuses a state that it had accepted");
     }
@@ -234,7 +331,11 @@ pub(crate) fn tell_whole(
     kinds: &[ResourceKind],
     watches: bool,
 ) -> Result<Vec<RefusedResource>, String> {
-    let all = Update { origin, removals: told.missing_in(state), ..whole(kinds, state) };
+    let all = Update {
+        origin,
+        removals: told.missing_in(state),
+        ..whole(kinds, state)
+    };
     let refused = match ask(apply, &all, state) {
         Ok(list) => list,
         Err(why) => tell_halves(apply, told, state, &all, why, watches)?,
@@ -269,12 +370,33 @@ impl BuildUp<'_> {
     /// calls.
     fn add(&mut self, parts: &[ResourcePart<'_>]) {
         let mut next = self.accepted.clone();
-        parts.iter().flatten().for_each(|r| next.copy(self.from, r.kind(), &r.name()));
+        parts
+            .iter()
+            .flatten()
+            .for_each(|r| next.copy(self.from, r.kind(), &r.name()));
         // A data plane may replace everything at an update from a state file, so each call has all resources accepted so far.
-        let upserts = ResourceKind::ALL.iter().flat_map(|k| next.of(*k).cloned()).collect();
+        let upserts = ResourceKind::ALL
+            .iter()
+            .flat_map(|k| next.of(*k).cloned())
+            .collect();
         // The removals of the earlier state go with the first part that is accepted.
-        let removals = if self.has_accepted { Vec::new() } else { self.told.missing_in(&next) };
-        match (ask(self.apply, &Update { upserts, removals, ..self.all.clone() }, &next), parts) {
+        let removals = if self.has_accepted {
+            Vec::new()
+        } else {
+            self.told.missing_in(&next)
+        };
+        match (
+            ask(
+                self.apply,
+                &Update {
+                    upserts,
+                    removals,
+                    ..self.all.clone()
+                },
+                &next,
+            ),
+            parts,
+        ) {
             (Ok(list), _) => {
                 // A refused resource is not passed again. From the next call on, its tenant is closed.
                 for r in &list {
@@ -286,7 +408,10 @@ impl BuildUp<'_> {
                 (self.accepted, self.has_accepted) = (next, true);
                 self.refused.extend(list);
             }
-            (Err(why), [one]) => self.refused.extend(one.iter().map(|r| RefusedResource::by_caller(r.kind(), r.name(), &why))),
+            (Err(why), [one]) => self.refused.extend(
+                one.iter()
+                    .map(|r| RefusedResource::by_caller(r.kind(), r.name(), &why)),
+            ),
             (Err(_), _) => {
                 let (first, second) = parts.split_at(parts.len() / 2);
                 self.add(first);
@@ -307,7 +432,10 @@ fn tell_halves(
 ) -> Result<Vec<RefusedResource>, String> {
     let mut by_tenant: BTreeMap<Option<TenantName>, ResourcePart<'_>> = BTreeMap::new();
     for resource in &all.upserts {
-        by_tenant.entry(resource.tenant().cloned()).or_default().push(resource);
+        by_tenant
+            .entry(resource.tenant().cloned())
+            .or_default()
+            .push(resource);
     }
     let parts: Vec<_> = by_tenant.into_values().collect();
     tracing::warn!(
@@ -315,13 +443,34 @@ fn tell_halves(
         why,
         "a complete state is refused: applying it in halves, to find the tenant whose resources cause it"
     );
-    let accepted =
-        ResourceState { store: state.store, generation: state.generation(), closed: state.closed().clone(), ..ResourceState::default() };
-    let mut build_up = BuildUp { apply, told, from: state, all, watches, accepted, has_accepted: false, refused: Vec::new() };
+    let accepted = ResourceState {
+        store: state.store,
+        generation: state.generation(),
+        closed: state.closed().clone(),
+        ..ResourceState::default()
+    };
+    let mut build_up = BuildUp {
+        apply,
+        told,
+        from: state,
+        all,
+        watches,
+        accepted,
+        has_accepted: false,
+        refused: Vec::new(),
+    };
     // The whole is known to be refused, so it is not tried again.
     let (first, second) = parts.split_at(parts.len() / 2);
-    [first, second].into_iter().filter(|half| !half.is_empty() && half.len() < parts.len()).for_each(|half| build_up.add(half));
-    let BuildUp { accepted, has_accepted, refused, .. } = build_up;
+    [first, second]
+        .into_iter()
+        .filter(|half| !half.is_empty() && half.len() < parts.len())
+        .for_each(|half| build_up.add(half));
+    let BuildUp {
+        accepted,
+        has_accepted,
+        refused,
+        ..
+    } = build_up;
     if !has_accepted {
         return Err(why);
     }
@@ -330,9 +479,19 @@ fn tell_halves(
 }
 
 /// Calls the callback. A panic there is a refusal, because a configuration that triggers a bug must not stop the data plane.
-pub(crate) fn ask(apply: &mut ApplyFn, update: &Update, state: &ResourceState) -> Result<Vec<RefusedResource>, String> {
+pub(crate) fn ask(
+    apply: &mut ApplyFn,
+    update: &Update,
+    state: &ResourceState,
+) -> Result<Vec<RefusedResource>, String> {
     catch_unwind(AssertUnwindSafe(|| apply(update, state))).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<&str>().map(ToString::to_string).or_else(|| panic.downcast_ref::<String>().cloned());
-        Err(format!("applying it panicked: {}", text.unwrap_or_default()))
+        let text = panic
+            .downcast_ref::<&str>()
+            .map(ToString::to_string)
+            .or_else(|| panic.downcast_ref::<String>().cloned());
+        Err(format!(
+            "applying it panicked: {}",
+            text.unwrap_or_default()
+        ))
     })
 }

@@ -16,10 +16,17 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
     let subscriber = rig.start(&controller);
     let mut stream = controller.stream().await;
     held(&mut stream).await;
-    let mut tenants = response(5, ResourceKind::Tenant, &[tenant("alpha", 1), tenant("beta", 2)], &[]);
+    let mut tenants = response(
+        5,
+        ResourceKind::Tenant,
+        &[tenant("alpha", 1), tenant("beta", 2)],
+        &[],
+    );
     tenants.control_plane = Some(control_plane(StoreId::from_bits(7)));
     stream.ask(tenants).await;
-    stream.ask(response(5, ResourceKind::Service, &[service("a", 1)], &[])).await;
+    stream
+        .ask(response(5, ResourceKind::Service, &[service("a", 1)], &[]))
+        .await;
     subscriber.until_ready().await;
     rig.told();
     (controller, stream, subscriber)
@@ -27,7 +34,8 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
 
 /// Receives the first requests of both kinds and returns how many resources they list.
 async fn held(stream: &mut FakeStream) -> usize {
-    stream.hear().await.unwrap().initial_resource_versions.len() + stream.hear().await.unwrap().initial_resource_versions.len()
+    stream.hear().await.unwrap().initial_resource_versions.len()
+        + stream.hear().await.unwrap().initial_resource_versions.len()
 }
 
 #[tokio::test]
@@ -44,19 +52,52 @@ async fn after_two_refusals_for_a_full_limit_a_stream_lists_nothing_and_receives
     }
     let mut stream = controller.stream().await;
     assert_eq!(held(&mut stream).await, 0, "the third begins anew");
-    assert_eq!(subscriber.state().count(ResourceKind::Tenant), 2, "what is held is served meanwhile");
-    until("the refusals are counted", || rig.metric("canal_southbound_reconnects_total{reason=\"exhausted\"}") == 3).await;
-    let mut tenants = response(6, ResourceKind::Tenant, &[tenant("alpha", 1), tenant("gamma", 3)], &[]);
+    assert_eq!(
+        subscriber.state().count(ResourceKind::Tenant),
+        2,
+        "what is held is served meanwhile"
+    );
+    until("the refusals are counted", || {
+        rig.metric("canal_southbound_reconnects_total{reason=\"exhausted\"}") == 3
+    })
+    .await;
+    let mut tenants = response(
+        6,
+        ResourceKind::Tenant,
+        &[tenant("alpha", 1), tenant("gamma", 3)],
+        &[],
+    );
     tenants.control_plane = Some(control_plane(StoreId::from_bits(7)));
     let ack = stream.ask(tenants).await;
-    assert_eq!((ack.error_detail, rig.told()), (None, vec![]), "half a state changes nothing");
-    stream.ask(response(6, ResourceKind::Service, &[service("b", 2)], &[])).await;
+    assert_eq!(
+        (ack.error_detail, rig.told()),
+        (None, vec![]),
+        "half a state changes nothing"
+    );
+    stream
+        .ask(response(6, ResourceKind::Service, &[service("b", 2)], &[]))
+        .await;
     let (origin, generation, mut put, mut removed, counts) = rig.told().remove(0);
     put.sort();
     removed.sort();
-    assert_eq!((origin, generation, counts), (UpdateSource::Controller, 6, (2, 1)));
-    assert_eq!((put, removed), (["alpha", "alpha/shop/b", "gamma"].map(String::from).to_vec(), vec!["alpha/shop/a".into(), "beta".into()]));
-    assert_eq!(rig.metric("canal_southbound_stores_replaced_total"), 0, "it is the same store");
+    assert_eq!(
+        (origin, generation, counts),
+        (UpdateSource::Controller, 6, (2, 1))
+    );
+    assert_eq!(
+        (put, removed),
+        (
+            ["alpha", "alpha/shop/b", "gamma"]
+                .map(String::from)
+                .to_vec(),
+            vec!["alpha/shop/a".into(), "beta".into()]
+        )
+    );
+    assert_eq!(
+        rig.metric("canal_southbound_stores_replaced_total"),
+        0,
+        "it is the same store"
+    );
     // From here on it lists what it holds again.
     drop(stream);
     let mut stream = controller.stream().await;
@@ -71,7 +112,10 @@ async fn a_controller_without_a_place_for_the_stream_is_no_reason_to_begin_anew(
     drop(stream);
     let mut stream = controller.stream().await;
     assert_eq!(held(&mut stream).await, 3);
-    assert_eq!(rig.metric("canal_southbound_reconnects_total{reason=\"full\"}"), 3);
+    assert_eq!(
+        rig.metric("canal_southbound_reconnects_total{reason=\"full\"}"),
+        3
+    );
 }
 
 #[tokio::test]
@@ -85,7 +129,14 @@ async fn a_new_start_takes_no_older_generation() {
     }
     let mut stream = controller.stream().await;
     assert_eq!(held(&mut stream).await, 0);
-    let nack = stream.ask(response(4, ResourceKind::Tenant, &[tenant("alpha", 1)], &[])).await;
+    let nack = stream
+        .ask(response(
+            4,
+            ResourceKind::Tenant,
+            &[tenant("alpha", 1)],
+            &[],
+        ))
+        .await;
     assert!(nack.error_detail.unwrap().message.contains("older than 5"));
 }
 
@@ -95,8 +146,12 @@ async fn a_long_list_takes_several_requests() {
     let (controller, mut stream, _subscriber) = started(&rig).await;
     // Names of about 120 bytes, so that the list has about twice the bytes of one request.
     let count = 2 * LISTED_BYTES_MAX / 130;
-    let services: Vec<Resource> = (0..count).map(|n| service(&format!("s{n:0>50}"), 10 + u32::try_from(n).unwrap())).collect();
-    stream.ask(response(6, ResourceKind::Service, &services, &[])).await;
+    let services: Vec<Resource> = (0..count)
+        .map(|n| service(&format!("s{n:0>50}"), 10 + u32::try_from(n).unwrap()))
+        .collect();
+    stream
+        .ask(response(6, ResourceKind::Service, &services, &[]))
+        .await;
     drop(stream);
     let mut controller = controller.restart().await;
     let mut stream = controller.stream().await;
@@ -104,10 +159,21 @@ async fn a_long_list_takes_several_requests() {
     let mut requests = 0;
     while listed.len() < count + 3 {
         let request = stream.hear().await.unwrap();
-        let bytes: usize = request.initial_resource_versions.iter().map(|(name, version)| name.len() + version.len()).sum();
-        assert!(bytes <= LISTED_BYTES_MAX && request.response_nonce.is_empty(), "{bytes}");
+        let bytes: usize = request
+            .initial_resource_versions
+            .iter()
+            .map(|(name, version)| name.len() + version.len())
+            .sum();
+        assert!(
+            bytes <= LISTED_BYTES_MAX && request.response_nonce.is_empty(),
+            "{bytes}"
+        );
         requests += 1;
         listed.extend(request.initial_resource_versions.into_keys());
     }
-    assert!(requests >= 3 && listed.len() == count + 3, "{requests} requests, {} names", listed.len());
+    assert!(
+        requests >= 3 && listed.len() == count + 3,
+        "{requests} requests, {} names",
+        listed.len()
+    );
 }

@@ -4,12 +4,18 @@ use canal_model::program::{Resource, ResourceKind};
 use canal_testing::{FakeController, FakeStream};
 use canal_wire::discovery::DeltaDiscoveryResponse;
 
-use super::fixture::{SEALED, SubscriptionFixture, policy, refused, response, seal, service, tenant};
+use super::fixture::{
+    SEALED, SubscriptionFixture, policy, refused, response, seal, service, tenant,
+};
 use crate::{ClosureCause, Subscriber, UpdateSource};
 
 /// Replaces the body of one resource of a response by bytes that are not of its kind. Versions are `v<generation>`.
 fn broken(mut response: DeltaDiscoveryResponse, name: &str) -> DeltaDiscoveryResponse {
-    let bad = response.resources.iter_mut().find(|r| r.name == name).unwrap();
+    let bad = response
+        .resources
+        .iter_mut()
+        .find(|r| r.name == name)
+        .unwrap();
     bad.resource.as_mut().unwrap().value = vec![0xff; 9];
     response
 }
@@ -22,24 +28,54 @@ fn tenants() -> [Resource; 2] {
 async fn first_batch(stream: &mut FakeStream, bad: Option<&str>) {
     for kind in SEALED {
         let heard = stream.hear().await.unwrap();
-        assert!(heard.type_url.ends_with(kind.type_url()), "manifests are subscribed to last");
+        assert!(
+            heard.type_url.ends_with(kind.type_url()),
+            "manifests are subscribed to last"
+        );
     }
     let [alpha, beta] = tenants();
     let [of_alpha, of_beta] = [policy("alpha", "deny"), policy("beta", "deny")];
-    stream.ask(response(5, ResourceKind::Tenant, &[alpha.clone(), beta.clone()], &[])).await;
-    stream.ask(response(5, ResourceKind::Service, &[service("a", 1)], &[])).await;
-    let policies = response(5, ResourceKind::Authorization, &[of_alpha.clone(), of_beta.clone()], &[]);
+    stream
+        .ask(response(
+            5,
+            ResourceKind::Tenant,
+            &[alpha.clone(), beta.clone()],
+            &[],
+        ))
+        .await;
+    stream
+        .ask(response(5, ResourceKind::Service, &[service("a", 1)], &[]))
+        .await;
+    let policies = response(
+        5,
+        ResourceKind::Authorization,
+        &[of_alpha.clone(), of_beta.clone()],
+        &[],
+    );
     match bad {
         Some(name) => assert_eq!(refused(&stream.ask(broken(policies, name)).await), [name]),
         None => assert_eq!(stream.ask(policies).await.error_detail, None),
     }
-    let manifests = [seal("alpha", &[(&alpha, 5), (&of_alpha, 5)]), seal("beta", &[(&beta, 5), (&of_beta, 5)])];
-    stream.say(response(5, ResourceKind::Manifest, &manifests, &[])).await;
+    let manifests = [
+        seal("alpha", &[(&alpha, 5), (&of_alpha, 5)]),
+        seal("beta", &[(&beta, 5), (&of_beta, 5)]),
+    ];
+    stream
+        .say(response(5, ResourceKind::Manifest, &manifests, &[]))
+        .await;
     // `None` means that the stream was restarted, because a resource was refused that had been acknowledged.
-    assert!(stream.hear().await.is_none_or(|answer| answer.error_detail.is_none()));
+    assert!(
+        stream
+            .hear()
+            .await
+            .is_none_or(|answer| answer.error_detail.is_none())
+    );
 }
 
-async fn started(rig: &SubscriptionFixture, bad: Option<&str>) -> (FakeController, FakeStream, Subscriber) {
+async fn started(
+    rig: &SubscriptionFixture,
+    bad: Option<&str>,
+) -> (FakeController, FakeStream, Subscriber) {
     let mut controller = FakeController::start().await;
     let subscriber = rig.start_sealed(&controller);
     let mut stream = controller.stream().await;
@@ -49,7 +85,12 @@ async fn started(rig: &SubscriptionFixture, bad: Option<&str>) -> (FakeControlle
 }
 
 fn closed(subscriber: &Subscriber) -> Vec<(String, ClosureCause)> {
-    subscriber.status().closed.iter().map(|(tenant, closure)| (tenant.to_string(), closure.cause)).collect()
+    subscriber
+        .status()
+        .closed
+        .iter()
+        .map(|(tenant, closure)| (tenant.to_string(), closure.cause))
+        .collect()
 }
 
 /// A data plane that starts with no state and refuses a policy of alpha gets ready, closes alpha, and serves beta with its policy (S1).
@@ -57,17 +98,57 @@ fn closed(subscriber: &Subscriber) -> Vec<(String, ClosureCause)> {
 async fn cold_start_with_a_refused_policy_closes_its_tenant_alone() {
     let rig = SubscriptionFixture::new();
     let (_controller, mut stream, subscriber) = started(&rig, Some("alpha/shop/deny")).await;
-    assert_eq!(closed(&subscriber), [("alpha".to_string(), ClosureCause::RefusedResource)]);
-    assert!(subscriber.status().closed[&"alpha".parse::<canal_model::ids::TenantName>().unwrap()].detail.contains("alpha/shop/deny"));
-    assert_eq!(*rig.closed.lock().unwrap(), ["alpha"], "the caller is told with the first whole state");
-    assert!(subscriber.state().get(ResourceKind::Authorization, "beta/shop/deny").is_some());
+    assert_eq!(
+        closed(&subscriber),
+        [("alpha".to_string(), ClosureCause::RefusedResource)]
+    );
+    assert!(
+        subscriber.status().closed[&"alpha".parse::<canal_model::ids::TenantName>().unwrap()]
+            .detail
+            .contains("alpha/shop/deny")
+    );
+    assert_eq!(
+        *rig.closed.lock().unwrap(),
+        ["alpha"],
+        "the caller is told with the first whole state"
+    );
+    assert!(
+        subscriber
+            .state()
+            .get(ResourceKind::Authorization, "beta/shop/deny")
+            .is_some()
+    );
     assert_eq!(rig.metric("canal_southbound_closed_tenants"), 1);
     // After the fix, the policy arrives again, and then its manifest.
     let ([alpha, _], fixed) = (tenants(), policy("alpha", "deny"));
-    stream.ask(response(6, ResourceKind::Authorization, std::slice::from_ref(&fixed), &[])).await;
-    assert_eq!(closed(&subscriber).len(), 1, "closed until the manifest agrees");
-    stream.ask(response(6, ResourceKind::Manifest, &[seal("alpha", &[(&alpha, 5), (&fixed, 6)])], &[])).await;
-    assert_eq!((closed(&subscriber), rig.metric("canal_southbound_closed_tenants")), (vec![], 0));
+    stream
+        .ask(response(
+            6,
+            ResourceKind::Authorization,
+            std::slice::from_ref(&fixed),
+            &[],
+        ))
+        .await;
+    assert_eq!(
+        closed(&subscriber).len(),
+        1,
+        "closed until the manifest agrees"
+    );
+    stream
+        .ask(response(
+            6,
+            ResourceKind::Manifest,
+            &[seal("alpha", &[(&alpha, 5), (&fixed, 6)])],
+            &[],
+        ))
+        .await;
+    assert_eq!(
+        (
+            closed(&subscriber),
+            rig.metric("canal_southbound_closed_tenants")
+        ),
+        (vec![], 0)
+    );
     assert!(rig.closed.lock().unwrap().is_empty());
 }
 
@@ -83,13 +164,40 @@ async fn cold_start_gets_ready_when_every_policy_is_refused() {
     }
     let [alpha, beta] = tenants();
     let of_alpha = policy("alpha", "deny");
-    stream.ask(response(5, ResourceKind::Tenant, &[alpha.clone(), beta.clone()], &[])).await;
-    stream.ask(response(5, ResourceKind::Service, &[], &[])).await;
-    stream.ask(broken(response(5, ResourceKind::Authorization, std::slice::from_ref(&of_alpha), &[]), "alpha/shop/deny")).await;
-    let manifests = [seal("alpha", &[(&alpha, 5), (&of_alpha, 5)]), seal("beta", &[(&beta, 5)])];
-    stream.ask(response(5, ResourceKind::Manifest, &manifests, &[])).await;
+    stream
+        .ask(response(
+            5,
+            ResourceKind::Tenant,
+            &[alpha.clone(), beta.clone()],
+            &[],
+        ))
+        .await;
+    stream
+        .ask(response(5, ResourceKind::Service, &[], &[]))
+        .await;
+    stream
+        .ask(broken(
+            response(
+                5,
+                ResourceKind::Authorization,
+                std::slice::from_ref(&of_alpha),
+                &[],
+            ),
+            "alpha/shop/deny",
+        ))
+        .await;
+    let manifests = [
+        seal("alpha", &[(&alpha, 5), (&of_alpha, 5)]),
+        seal("beta", &[(&beta, 5)]),
+    ];
+    stream
+        .ask(response(5, ResourceKind::Manifest, &manifests, &[]))
+        .await;
     subscriber.until_ready().await;
-    assert_eq!(closed(&subscriber), [("alpha".to_string(), ClosureCause::RefusedResource)]);
+    assert_eq!(
+        closed(&subscriber),
+        [("alpha".to_string(), ClosureCause::RefusedResource)]
+    );
 }
 
 /// An ordinary change closes no tenant between its responses: the comparison happens when the manifest of the batch arrives.
@@ -98,14 +206,39 @@ async fn change_of_several_responses_closes_no_tenant() {
     let rig = SubscriptionFixture::new();
     let (_controller, mut stream, subscriber) = started(&rig, None).await;
     assert!(closed(&subscriber).is_empty());
-    let ([alpha, _], added, changed) = (tenants(), policy("alpha", "more"), policy("alpha", "deny"));
-    stream.ask(response(6, ResourceKind::Authorization, &[added.clone(), changed.clone()], &[])).await;
+    let ([alpha, _], added, changed) =
+        (tenants(), policy("alpha", "more"), policy("alpha", "deny"));
+    stream
+        .ask(response(
+            6,
+            ResourceKind::Authorization,
+            &[added.clone(), changed.clone()],
+            &[],
+        ))
+        .await;
     assert!(closed(&subscriber).is_empty());
-    stream.ask(response(6, ResourceKind::Manifest, &[seal("alpha", &[(&alpha, 5), (&added, 6), (&changed, 6)])], &[])).await;
+    stream
+        .ask(response(
+            6,
+            ResourceKind::Manifest,
+            &[seal("alpha", &[(&alpha, 5), (&added, 6), (&changed, 6)])],
+            &[],
+        ))
+        .await;
     assert!(closed(&subscriber).is_empty());
     // This controller seals a version that it did not send.
-    stream.ask(response(7, ResourceKind::Manifest, &[seal("alpha", &[(&alpha, 5), (&added, 6), (&changed, 7)])], &[])).await;
-    assert_eq!(closed(&subscriber), [("alpha".to_string(), ClosureCause::ManifestMismatch)]);
+    stream
+        .ask(response(
+            7,
+            ResourceKind::Manifest,
+            &[seal("alpha", &[(&alpha, 5), (&added, 6), (&changed, 7)])],
+            &[],
+        ))
+        .await;
+    assert_eq!(
+        closed(&subscriber),
+        [("alpha".to_string(), ClosureCause::ManifestMismatch)]
+    );
 }
 
 /// A new tenant opens with its manifest, and a removed tenant is not closed but unknown.
@@ -114,12 +247,33 @@ async fn new_tenant_is_closed_until_its_manifest_comes() {
     let rig = SubscriptionFixture::new();
     let (_controller, mut stream, subscriber) = started(&rig, None).await;
     let gamma = tenant("gamma", 3);
-    stream.ask(response(6, ResourceKind::Tenant, std::slice::from_ref(&gamma), &[])).await;
-    assert_eq!(closed(&subscriber), [("gamma".to_string(), ClosureCause::NoManifest)]);
-    stream.ask(response(6, ResourceKind::Manifest, &[seal("gamma", &[(&gamma, 6)])], &[])).await;
+    stream
+        .ask(response(
+            6,
+            ResourceKind::Tenant,
+            std::slice::from_ref(&gamma),
+            &[],
+        ))
+        .await;
+    assert_eq!(
+        closed(&subscriber),
+        [("gamma".to_string(), ClosureCause::NoManifest)]
+    );
+    stream
+        .ask(response(
+            6,
+            ResourceKind::Manifest,
+            &[seal("gamma", &[(&gamma, 6)])],
+            &[],
+        ))
+        .await;
     assert!(closed(&subscriber).is_empty());
-    stream.ask(response(7, ResourceKind::Tenant, &[], &["gamma"])).await;
-    stream.ask(response(7, ResourceKind::Manifest, &[], &["gamma"])).await;
+    stream
+        .ask(response(7, ResourceKind::Tenant, &[], &["gamma"]))
+        .await;
+    stream
+        .ask(response(7, ResourceKind::Manifest, &[], &["gamma"]))
+        .await;
     assert!(closed(&subscriber).is_empty());
 }
 
@@ -127,21 +281,34 @@ async fn new_tenant_is_closed_until_its_manifest_comes() {
 #[tokio::test]
 async fn resource_that_the_data_plane_cannot_use_closes_its_tenant_alone() {
     let rig = SubscriptionFixture::new();
-    rig.unusable.lock().unwrap().insert("alpha/shop/deny".into());
+    rig.unusable
+        .lock()
+        .unwrap()
+        .insert("alpha/shop/deny".into());
     let mut controller = FakeController::start().await;
     let subscriber = rig.start_sealed(&controller);
     let mut stream = controller.stream().await;
     // The error shows only when the whole state is there. The policy was acknowledged long before, so it is requested again.
     first_batch(&mut stream, None).await;
     subscriber.until_ready().await;
-    assert_eq!(closed(&subscriber), [("alpha".to_string(), ClosureCause::RefusedResource)]);
+    assert_eq!(
+        closed(&subscriber),
+        [("alpha".to_string(), ClosureCause::RefusedResource)]
+    );
     let mut stream = controller.stream().await;
     for kind in SEALED {
         let held = stream.hear().await.unwrap().initial_resource_versions;
         assert!(!held.contains_key("alpha/shop/deny"), "{kind:?}");
         assert!(kind != ResourceKind::Authorization || held.contains_key("beta/shop/deny"));
     }
-    let nack = stream.ask(response(5, ResourceKind::Authorization, &[policy("alpha", "deny")], &[])).await;
+    let nack = stream
+        .ask(response(
+            5,
+            ResourceKind::Authorization,
+            &[policy("alpha", "deny")],
+            &[],
+        ))
+        .await;
     assert_eq!(refused(&nack), ["alpha/shop/deny"]);
     assert!(rig.metric("canal_southbound_reconnects_total{reason=\"resync\"}") == 1);
 }
@@ -149,7 +316,13 @@ async fn resource_that_the_data_plane_cannot_use_closes_its_tenant_alone() {
 /// A boot from disk compares the state with the manifest on disk.
 #[tokio::test]
 async fn snapshot_boots_with_the_same_tenants_closed() {
-    for (bad, wanted) in [(None, vec![]), (Some("alpha/shop/deny"), vec![("alpha".to_string(), ClosureCause::ManifestMismatch)])] {
+    for (bad, wanted) in [
+        (None, vec![]),
+        (
+            Some("alpha/shop/deny"),
+            vec![("alpha".to_string(), ClosureCause::ManifestMismatch)],
+        ),
+    ] {
         let rig = SubscriptionFixture::new();
         let (controller, stream, subscriber) = started(&rig, bad).await;
         subscriber.stop().await;
@@ -161,7 +334,11 @@ async fn snapshot_boots_with_the_same_tenants_closed() {
         assert!(subscriber.ready() && !subscriber.status().live);
         assert_eq!(closed(&subscriber), wanted);
         assert_eq!(rig.told()[0].0, UpdateSource::Snapshot);
-        assert_eq!(rig.closed.lock().unwrap().len(), wanted.len(), "the caller is told with the state");
+        assert_eq!(
+            rig.closed.lock().unwrap().len(),
+            wanted.len(),
+            "the caller is told with the state"
+        );
     }
 }
 
@@ -176,11 +353,32 @@ async fn state_that_one_tenant_breaks_is_applied_without_it() {
         stream.hear().await.unwrap();
     }
     let (beta, trips) = (tenant("beta", 2), tenant("panic", 3));
-    stream.ask(response(5, ResourceKind::Tenant, &[beta.clone(), trips.clone()], &[])).await;
-    stream.ask(response(5, ResourceKind::Service, &[], &[])).await;
-    stream.ask(response(5, ResourceKind::Authorization, &[], &[])).await;
-    stream.say(response(5, ResourceKind::Manifest, &[seal("beta", &[(&beta, 5)]), seal("panic", &[(&trips, 5)])], &[])).await;
+    stream
+        .ask(response(
+            5,
+            ResourceKind::Tenant,
+            &[beta.clone(), trips.clone()],
+            &[],
+        ))
+        .await;
+    stream
+        .ask(response(5, ResourceKind::Service, &[], &[]))
+        .await;
+    stream
+        .ask(response(5, ResourceKind::Authorization, &[], &[]))
+        .await;
+    stream
+        .say(response(
+            5,
+            ResourceKind::Manifest,
+            &[seal("beta", &[(&beta, 5)]), seal("panic", &[(&trips, 5)])],
+            &[],
+        ))
+        .await;
     subscriber.until_ready().await;
-    assert_eq!(closed(&subscriber), [("panic".to_string(), ClosureCause::RefusedResource)]);
+    assert_eq!(
+        closed(&subscriber),
+        [("panic".to_string(), ClosureCause::RefusedResource)]
+    );
     assert_eq!(subscriber.state().count(ResourceKind::Tenant), 1);
 }

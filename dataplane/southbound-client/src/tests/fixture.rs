@@ -54,13 +54,21 @@ pub(super) fn service(name: &str, id: u32) -> Resource {
 }
 
 /// Kinds of a subscriber that closes tenants.
-pub(super) const SEALED: [ResourceKind; 4] =
-    [ResourceKind::Tenant, ResourceKind::Service, ResourceKind::Authorization, ResourceKind::Manifest];
+pub(super) const SEALED: [ResourceKind; 4] = [
+    ResourceKind::Tenant,
+    ResourceKind::Service,
+    ResourceKind::Authorization,
+    ResourceKind::Manifest,
+];
 
 /// Returns a policy that denies everything.
 pub(super) fn policy(tenant: &str, name: &str) -> Resource {
     Resource::Authorization(a::Authorization {
-        key: a::PolicyKey { tenant: tenant.parse().unwrap(), namespace: "shop".parse().unwrap(), name: name.parse().unwrap() },
+        key: a::PolicyKey {
+            tenant: tenant.parse().unwrap(),
+            namespace: "shop".parse().unwrap(),
+            name: name.parse().unwrap(),
+        },
         target: a::PolicyTarget::Tenant,
         action: a::AuthorizationAction::Deny,
         rules: vec![a::PolicyRule::default()],
@@ -71,17 +79,30 @@ pub(super) fn policy(tenant: &str, name: &str) -> Resource {
 
 /// Returns the manifest of resources that arrived with these generations.
 pub(super) fn seal(tenant: &str, resources: &[(&Resource, u64)]) -> Resource {
-    let all: Vec<_> = resources.iter().map(|(r, generation)| (r.kind(), r.name(), format!("v{generation}"))).collect();
-    let all = all.iter().map(|(kind, name, version)| (*kind, name.as_str(), version.as_str()));
+    let all: Vec<_> = resources
+        .iter()
+        .map(|(r, generation)| (r.kind(), r.name(), format!("v{generation}")))
+        .collect();
+    let all = all
+        .iter()
+        .map(|(kind, name, version)| (*kind, name.as_str(), version.as_str()));
     Resource::Manifest(manifest::compute(&tenant.parse().unwrap(), all))
 }
 
 /// Returns a response whose versions are `v<generation>`.
-pub(super) fn response(generation: u64, kind: ResourceKind, put: &[Resource], remove: &[&str]) -> DeltaDiscoveryResponse {
+pub(super) fn response(
+    generation: u64,
+    kind: ResourceKind,
+    put: &[Resource],
+    remove: &[&str],
+) -> DeltaDiscoveryResponse {
     let envelope = |r: &Resource| Envelope {
         name: r.name(),
         version: format!("v{generation}"),
-        resource: Some(prost_types::Any { type_url: kind.type_url().into(), value: encode(r) }),
+        resource: Some(prost_types::Any {
+            type_url: kind.type_url().into(),
+            value: encode(r),
+        }),
     };
     DeltaDiscoveryResponse {
         system_version_info: generation.to_string(),
@@ -135,8 +156,16 @@ impl SubscriptionFixture {
     }
 
     /// Starts a subscriber of tenants and services that reaches the controller at `address`.
-    pub(super) fn start_through(&self, controller: &FakeController, address: SocketAddr) -> Subscriber {
-        self.start_with(controller, address, &[ResourceKind::Tenant, ResourceKind::Service])
+    pub(super) fn start_through(
+        &self,
+        controller: &FakeController,
+        address: SocketAddr,
+    ) -> Subscriber {
+        self.start_with(
+            controller,
+            address,
+            &[ResourceKind::Tenant, ResourceKind::Service],
+        )
     }
 
     /// Starts a subscriber that also subscribes to policies and manifests, and so closes tenants.
@@ -144,24 +173,42 @@ impl SubscriptionFixture {
         self.start_with(controller, controller.address, &SEALED)
     }
 
-    pub(super) fn start_with(&self, controller: &FakeController, address: SocketAddr, kinds: &[ResourceKind]) -> Subscriber {
+    pub(super) fn start_with(
+        &self,
+        controller: &FakeController,
+        address: SocketAddr,
+        kinds: &[ResourceKind],
+    ) -> Subscriber {
         // The fake's crate names another copy of the type, that of the library without its tests.
         let reached = controller.reached_through(self.folder.path(), address);
         let config = SubscriberConfig {
-            controller: ControllerEndpoint { addresses: reached.addresses, root: reached.root, token: reached.token },
+            controller: ControllerEndpoint {
+                addresses: reached.addresses,
+                root: reached.root,
+                token: reached.token,
+            },
             node: "node~n1".into(),
             version: "1.0".into(),
             kinds: kinds.to_vec(),
             snapshot: self.snapshot(),
         };
         let timing = StreamTiming {
-            keepalive: (ms(100) * canal_timing::slack(), ms(200) * canal_timing::slack()),
+            keepalive: (
+                ms(100) * canal_timing::slack(),
+                ms(200) * canal_timing::slack(),
+            ),
             first_answer: ms(2000) * canal_timing::slack(),
             backoff: (ms(5), ms(50)),
             write: WRITE_INTERVAL,
             shares: ms(50),
         };
-        Subscriber::start_with(config, &self.registry, self.drain.clone(), self.apply(), timing)
+        Subscriber::start_with(
+            config,
+            &self.registry,
+            self.drain.clone(),
+            self.apply(),
+            timing,
+        )
     }
 
     /// Drops the fixture's watcher of the drain, so that only the subscriber's is left.
@@ -175,25 +222,44 @@ impl SubscriptionFixture {
 
     fn apply(&self) -> ApplyFn {
         let (told, refuse) = (self.told.clone(), self.refuse.clone());
-        let (unusable, no_room, closed) = (self.unusable.clone(), self.no_room.clone(), self.closed.clone());
+        let (unusable, no_room, closed) = (
+            self.unusable.clone(),
+            self.no_room.clone(),
+            self.closed.clone(),
+        );
         Box::new(move |update, state| {
             if refuse.load(Relaxed) {
                 return Err("the caller does not like it".into());
             }
             let names: Vec<_> = update.upserts.iter().map(|r| r.name()).collect();
             assert!(!names.iter().any(|n| n == "panic"), "tripped by {names:?}");
-            let counts = (state.count(ResourceKind::Tenant), state.count(ResourceKind::Service));
+            let counts = (
+                state.count(ResourceKind::Tenant),
+                state.count(ResourceKind::Service),
+            );
             let removals = update.removals.iter().map(|(_, n)| n.clone()).collect();
             assert_eq!(update.generation, state.generation());
             *closed.lock().unwrap() = state.closed().keys().map(ToString::to_string).collect();
-            told.lock().unwrap().push((update.origin, update.generation.0, names, removals, counts));
+            told.lock().unwrap().push((
+                update.origin,
+                update.generation.0,
+                names,
+                removals,
+                counts,
+            ));
             let unusable = unusable.lock().unwrap();
             let no_room = no_room.lock().unwrap();
             let all = || ResourceKind::ALL.iter().flat_map(|kind| state.of(*kind));
             let refused = all().filter(|r| unusable.contains(&r.name()));
-            let refused = refused.map(|r| RefusedResource::by_caller(r.kind(), r.name(), "cannot be used"));
+            let refused =
+                refused.map(|r| RefusedResource::by_caller(r.kind(), r.name(), "cannot be used"));
             let omitted = all().filter(|r| no_room.contains(&r.name()));
-            Ok(refused.chain(omitted.map(|r| RefusedResource::for_want_of_room(r.kind(), r.name(), "is full"))).collect())
+            Ok(refused
+                .chain(
+                    omitted
+                        .map(|r| RefusedResource::for_want_of_room(r.kind(), r.name(), "is full")),
+                )
+                .collect())
         })
     }
 
@@ -204,13 +270,18 @@ impl SubscriptionFixture {
     pub(super) fn metric(&self, start: &str) -> u64 {
         let text = self.registry.render();
         let line = text.lines().find(|l| l.starts_with(start));
-        line.and_then(|l| l.rsplit(' ').next()).map_or(0, |v| v.parse().unwrap())
+        line.and_then(|l| l.rsplit(' ').next())
+            .map_or(0, |v| v.parse().unwrap())
     }
 }
 
 /// Returns the names of the resources that a NACK names.
 pub(super) fn refused(nack: &DeltaDiscoveryRequest) -> Vec<String> {
-    let named = nack.error_detail.as_ref().map(canal_wire::southbound::refused::unpack).unwrap_or_default();
+    let named = nack
+        .error_detail
+        .as_ref()
+        .map(canal_wire::southbound::refused::unpack)
+        .unwrap_or_default();
     named.into_iter().map(|(name, _)| name).collect()
 }
 

@@ -8,12 +8,19 @@ use canal_wire::southbound::state_file::FORMAT;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
-use super::fixture::{SubscriptionFixture, WRITE_INTERVAL, ms, refused, response, service, tenant, until};
+use super::fixture::{
+    SubscriptionFixture, WRITE_INTERVAL, ms, refused, response, service, tenant, until,
+};
 use crate::{Subscriber, UpdateSource};
 
 /// Answers the first requests of both kinds and expects the ACKs.
 async fn serve_all(stream: &mut FakeStream, generation: u64) {
-    let tenants = response(generation, ResourceKind::Tenant, &[tenant("alpha", 1), tenant("beta", 2)], &[]);
+    let tenants = response(
+        generation,
+        ResourceKind::Tenant,
+        &[tenant("alpha", 1), tenant("beta", 2)],
+        &[],
+    );
     let services = response(generation, ResourceKind::Service, &[service("a", 1)], &[]);
     for _ in 0..2 {
         stream.hear().await.unwrap();
@@ -38,20 +45,56 @@ async fn a_first_start_subscribes_acks_and_is_ready_when_every_kind_was_answered
     let mut stream = controller.stream().await;
     let (first, second) = (stream.hear().await.unwrap(), stream.hear().await.unwrap());
     let node = first.node.unwrap();
-    assert_eq!((node.id.as_str(), node.user_agent_version.as_str()), ("node~n1", "1.0"));
+    assert_eq!(
+        (node.id.as_str(), node.user_agent_version.as_str()),
+        ("node~n1", "1.0")
+    );
     assert!(first.type_url.ends_with("Tenant") && second.type_url.ends_with("Service"));
     assert_eq!(first.resource_names_subscribe, ["*"]);
     assert!(first.initial_resource_versions.is_empty() && second.node.is_none());
-    let ack = stream.ask(response(5, ResourceKind::Tenant, &[tenant("alpha", 1)], &[])).await;
-    assert_eq!((ack.response_nonce.as_str(), ack.error_detail), ("n5", None));
-    assert!(!subscriber.ready() && !rig.snapshot().exists(), "half a state is not one");
+    let ack = stream
+        .ask(response(
+            5,
+            ResourceKind::Tenant,
+            &[tenant("alpha", 1)],
+            &[],
+        ))
+        .await;
+    assert_eq!(
+        (ack.response_nonce.as_str(), ack.error_detail),
+        ("n5", None)
+    );
+    assert!(
+        !subscriber.ready() && !rig.snapshot().exists(),
+        "half a state is not one"
+    );
     // An empty response counts as an answer.
-    stream.ask(response(5, ResourceKind::Service, &[], &[])).await;
+    stream
+        .ask(response(5, ResourceKind::Service, &[], &[]))
+        .await;
     subscriber.until_ready().await;
-    assert!(rig.snapshot().exists(), "the first full state is on disk at once");
-    assert_eq!(rig.told(), [(UpdateSource::Controller, 5, vec!["alpha".into()], vec![], (1, 0))]);
+    assert!(
+        rig.snapshot().exists(),
+        "the first full state is on disk at once"
+    );
+    assert_eq!(
+        rig.told(),
+        [(
+            UpdateSource::Controller,
+            5,
+            vec!["alpha".into()],
+            vec![],
+            (1, 0)
+        )]
+    );
     let status = subscriber.status();
-    assert!(status.connected && status.live && status.generation == 5 && status.resources["Tenant"] == 1, "{status:?}");
+    assert!(
+        status.connected
+            && status.live
+            && status.generation == 5
+            && status.resources["Tenant"] == 1,
+        "{status:?}"
+    );
     assert_eq!(subscriber.state().count(ResourceKind::Tenant), 1);
 }
 
@@ -66,10 +109,31 @@ async fn a_reconnect_names_known_versions_and_changes_apply_once() {
     let held = stream.hear().await.unwrap().initial_resource_versions;
     assert_eq!(held.len(), 2);
     assert_eq!(held["alpha"], "v5");
-    assert_eq!(stream.hear().await.unwrap().initial_resource_versions["alpha/shop/a"], "v5");
-    stream.ask(response(6, ResourceKind::Tenant, &[tenant("beta", 7)], &["alpha"])).await;
-    stream.ask(response(6, ResourceKind::Service, &[], &[])).await;
-    assert_eq!(rig.told(), [(UpdateSource::Controller, 6, vec!["beta".into()], vec!["alpha".into()], (1, 1))]);
+    assert_eq!(
+        stream.hear().await.unwrap().initial_resource_versions["alpha/shop/a"],
+        "v5"
+    );
+    stream
+        .ask(response(
+            6,
+            ResourceKind::Tenant,
+            &[tenant("beta", 7)],
+            &["alpha"],
+        ))
+        .await;
+    stream
+        .ask(response(6, ResourceKind::Service, &[], &[]))
+        .await;
+    assert_eq!(
+        rig.told(),
+        [(
+            UpdateSource::Controller,
+            6,
+            vec!["beta".into()],
+            vec!["alpha".into()],
+            (1, 1)
+        )]
+    );
     assert!(rig.metric("canal_southbound_reconnects_total{reason=\"closed\"}") >= 1);
     assert_eq!(subscriber.status().generation, 6);
 }
@@ -79,34 +143,102 @@ async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
     let rig = SubscriptionFixture::new();
     let (_controller, mut stream, subscriber) = started(&rig).await;
     rig.told();
-    let mut bad = response(6, ResourceKind::Tenant, &[tenant("alpha", 9), tenant("gamma", 3)], &["beta"]);
+    let mut bad = response(
+        6,
+        ResourceKind::Tenant,
+        &[tenant("alpha", 9), tenant("gamma", 3)],
+        &["beta"],
+    );
     bad.resources[1].resource.as_mut().unwrap().value = vec![0xff; 9];
     let nack = stream.ask(bad).await;
-    assert_eq!((nack.response_nonce.as_str(), refused(&nack)), ("n6", vec!["gamma".to_string()]));
+    assert_eq!(
+        (nack.response_nonce.as_str(), refused(&nack)),
+        ("n6", vec!["gamma".to_string()])
+    );
     assert!(nack.error_detail.unwrap().message.contains("gamma"));
-    assert_eq!(rig.told(), [(UpdateSource::Controller, 6, vec!["alpha".into()], vec!["beta".into()], (1, 1))]);
+    assert_eq!(
+        rig.told(),
+        [(
+            UpdateSource::Controller,
+            6,
+            vec!["alpha".into()],
+            vec!["beta".into()],
+            (1, 1)
+        )]
+    );
 
     rig.unusable.lock().unwrap().insert("delta".into());
-    let nack = stream.ask(response(7, ResourceKind::Tenant, &[tenant("delta", 3), tenant("beta", 4)], &[])).await;
+    let nack = stream
+        .ask(response(
+            7,
+            ResourceKind::Tenant,
+            &[tenant("delta", 3), tenant("beta", 4)],
+            &[],
+        ))
+        .await;
     assert_eq!(refused(&nack), ["delta"]);
     assert!(subscriber.status().nack["Tenant"].contains("cannot be used"));
     let names: Vec<_> = rig.told().into_iter().map(|told| told.2).collect();
-    assert_eq!(names, [vec!["delta".to_string(), "beta".into()], vec![]], "what is taken back is told by one more call");
+    assert_eq!(
+        names,
+        [vec!["delta".to_string(), "beta".into()], vec![]],
+        "what is taken back is told by one more call"
+    );
 
     // A refusal of the whole and a panic are traced to the tenant that causes them.
-    let nack = stream.ask(response(8, ResourceKind::Tenant, &[tenant("panic", 3), tenant("gamma", 3), tenant("zeta", 5)], &[])).await;
-    assert!(nack.error_detail.as_ref().unwrap().message.contains("tripped by"), "a panic is a refusal");
+    let nack = stream
+        .ask(response(
+            8,
+            ResourceKind::Tenant,
+            &[tenant("panic", 3), tenant("gamma", 3), tenant("zeta", 5)],
+            &[],
+        ))
+        .await;
+    assert!(
+        nack.error_detail
+            .as_ref()
+            .unwrap()
+            .message
+            .contains("tripped by"),
+        "a panic is a refusal"
+    );
     assert_eq!(refused(&nack), ["panic"]);
-    assert_eq!(subscriber.state().count(ResourceKind::Tenant), 4, "alpha, beta, gamma and zeta");
+    assert_eq!(
+        subscriber.state().count(ResourceKind::Tenant),
+        4,
+        "alpha, beta, gamma and zeta"
+    );
 
-    let nack = stream.ask(response(4, ResourceKind::Tenant, &[], &["alpha", "beta"])).await;
-    assert!(nack.error_detail.as_ref().unwrap().message.contains("generation 4 is older than 8"));
+    let nack = stream
+        .ask(response(4, ResourceKind::Tenant, &[], &["alpha", "beta"]))
+        .await;
+    assert!(
+        nack.error_detail
+            .as_ref()
+            .unwrap()
+            .message
+            .contains("generation 4 is older than 8")
+    );
     assert!(refused(&nack).is_empty(), "nothing of it was taken");
     for (reason, n) in [("bad_resource", 1), ("refused", 2), ("stale_generation", 1)] {
-        assert_eq!(rig.metric(&format!("canal_southbound_nacks_total{{kind=\"Tenant\",reason=\"{reason}\"}}")), n);
+        assert_eq!(
+            rig.metric(&format!(
+                "canal_southbound_nacks_total{{kind=\"Tenant\",reason=\"{reason}\"}}"
+            )),
+            n
+        );
     }
-    assert_eq!(rig.metric("canal_southbound_refused_resources_total{kind=\"Tenant\",reason=\"refused\"}"), 2);
-    assert_eq!(stream.ask(response(9, ResourceKind::Tenant, &[], &["beta"])).await.error_detail, None);
+    assert_eq!(
+        rig.metric("canal_southbound_refused_resources_total{kind=\"Tenant\",reason=\"refused\"}"),
+        2
+    );
+    assert_eq!(
+        stream
+            .ask(response(9, ResourceKind::Tenant, &[], &["beta"]))
+            .await
+            .error_detail,
+        None
+    );
     assert!(subscriber.status().nack.is_empty());
 }
 
@@ -125,19 +257,30 @@ async fn the_client_boots_from_the_state_file_and_resumes_from_it() {
     assert!(subscriber.ready() && !subscriber.status().live);
     let (origin, generation, mut names, _, counts) = rig.told().remove(0);
     names.sort();
-    assert_eq!((origin, generation, counts), (UpdateSource::Snapshot, 5, (2, 1)));
+    assert_eq!(
+        (origin, generation, counts),
+        (UpdateSource::Snapshot, 5, (2, 1))
+    );
     assert_eq!(names, ["alpha", "alpha/shop/a", "beta"]);
-    until("it tries to connect", || rig.metric("canal_southbound_reconnects_total{reason=\"connect\"}") >= 2).await;
+    until("it tries to connect", || {
+        rig.metric("canal_southbound_reconnects_total{reason=\"connect\"}") >= 2
+    })
+    .await;
     assert!(subscriber.status().error.contains("is it up"));
     subscriber.stop().await;
 
     let mut elsewhere = elsewhere;
     let subscriber = rig.start(&elsewhere);
     let mut stream = elsewhere.stream().await;
-    assert_eq!(stream.hear().await.unwrap().initial_resource_versions.len(), 2);
+    assert_eq!(
+        stream.hear().await.unwrap().initial_resource_versions.len(),
+        2
+    );
     stream.hear().await.unwrap();
     // A state from disk is not rolled back to an older generation either.
-    let nack = stream.ask(response(3, ResourceKind::Tenant, &[], &[])).await;
+    let nack = stream
+        .ask(response(3, ResourceKind::Tenant, &[], &[]))
+        .await;
     assert!(nack.error_detail.unwrap().message.contains("older"));
     drop(subscriber);
 }
@@ -159,14 +302,34 @@ async fn a_snapshot_that_is_not_whole_is_refused_by_name_and_never_served() {
         ("torn", good[..good.len() / 2].to_vec(), "digest"),
         ("one byte short", good[..good.len() - 1].to_vec(), "digest"),
         ("grown", [&good[..], b"x"].concat(), "digest"),
-        ("a bit flipped in the content", flip(good.len() / 3), "digest"),
-        ("a bit flipped in the digest", flip(good.len() - 1), "digest"),
+        (
+            "a bit flipped in the content",
+            flip(good.len() / 3),
+            "digest",
+        ),
+        (
+            "a bit flipped in the digest",
+            flip(good.len() - 1),
+            "digest",
+        ),
         ("empty", Vec::new(), "digest"),
-        ("format of the future", signed(&prost::Message::encode_to_vec(&format(FORMAT + 1, &[]))), "format"),
+        (
+            "format of the future",
+            signed(&prost::Message::encode_to_vec(&format(FORMAT + 1, &[]))),
+            "format",
+        ),
         // This file is valid except for its format. It was written before policies existed, so a boot from it would miss them without an
         // error.
-        ("format of the past", signed(&prost::Message::encode_to_vec(&older(&good))), "format"),
-        ("a resource of no sense", signed(&prost::Message::encode_to_vec(&format(FORMAT, &[1, 2, 3]))), "resource"),
+        (
+            "format of the past",
+            signed(&prost::Message::encode_to_vec(&older(&good))),
+            "format",
+        ),
+        (
+            "a resource of no sense",
+            signed(&prost::Message::encode_to_vec(&format(FORMAT, &[1, 2, 3]))),
+            "resource",
+        ),
     ];
     for (name, bytes, reason) in cases {
         let rig = SubscriptionFixture::new();
@@ -175,7 +338,13 @@ async fn a_snapshot_that_is_not_whole_is_refused_by_name_and_never_served() {
         let mut controller = FakeController::start().await;
         let subscriber = rig.start(&controller);
         assert!(!subscriber.ready(), "{name}");
-        assert_eq!(rig.metric(&format!("canal_southbound_state_file_rejected_total{{reason=\"{reason}\"}}")), 1, "{name}");
+        assert_eq!(
+            rig.metric(&format!(
+                "canal_southbound_state_file_rejected_total{{reason=\"{reason}\"}}"
+            )),
+            1,
+            "{name}"
+        );
         assert!(rig.told().is_empty(), "{name}");
         let mut stream = controller.stream().await;
         serve_all(&mut stream, 5).await;
@@ -188,19 +357,37 @@ async fn a_snapshot_that_is_not_whole_is_refused_by_name_and_never_served() {
     rig.refuse.store(true, Relaxed);
     let controller = FakeController::start().await;
     assert!(!rig.start(&controller).ready());
-    assert_eq!(rig.metric("canal_southbound_state_file_rejected_total{reason=\"refused\"}"), 1);
+    assert_eq!(
+        rig.metric("canal_southbound_state_file_rejected_total{reason=\"refused\"}"),
+        1
+    );
 }
 
 /// Returns the same state in the format of an earlier build.
 fn older(good: &[u8]) -> canal_wire::program::StateFile {
     let snapshot: canal_wire::program::StateFile = prost::Message::decode(good).unwrap();
-    canal_wire::program::StateFile { format: FORMAT - 1, digest: Vec::new(), ..snapshot }
+    canal_wire::program::StateFile {
+        format: FORMAT - 1,
+        digest: Vec::new(),
+        ..snapshot
+    }
 }
 
 fn format(format: u32, resource: &[u8]) -> canal_wire::program::StateFile {
     let type_url = ResourceKind::Tenant.type_url().into();
-    let entry = canal_wire::program::state_file::Entry { type_url, name: "alpha".into(), version: "1".into(), resource: resource.to_vec() };
-    canal_wire::program::StateFile { format, generation: 1, entries: vec![entry], digest: Vec::new(), store: String::new() }
+    let entry = canal_wire::program::state_file::Entry {
+        type_url,
+        name: "alpha".into(),
+        version: "1".into(),
+        resource: resource.to_vec(),
+    };
+    canal_wire::program::StateFile {
+        format,
+        generation: 1,
+        entries: vec![entry],
+        digest: Vec::new(),
+        store: String::new(),
+    }
 }
 
 fn signed(content: &[u8]) -> Vec<u8> {
@@ -218,9 +405,14 @@ async fn the_state_file_matches_the_proto() {
     let bytes = std::fs::read(rig.snapshot()).unwrap();
     let mut snapshot = canal_wire::program::StateFile::decode(&bytes[..]).unwrap();
     let digest = std::mem::take(&mut snapshot.digest);
-    assert_eq!((snapshot.format, snapshot.generation, snapshot.entries.len()), (FORMAT, 5, 3));
+    assert_eq!(
+        (snapshot.format, snapshot.generation, snapshot.entries.len()),
+        (FORMAT, 5, 3)
+    );
     assert_eq!(digest, Sha256::digest(snapshot.encode_to_vec())[..]);
-    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(rig.snapshot()).unwrap().permissions());
+    let mode = std::os::unix::fs::PermissionsExt::mode(
+        &std::fs::metadata(rig.snapshot()).unwrap().permissions(),
+    );
     assert_eq!(mode & 0o777, 0o600);
 }
 
@@ -230,16 +422,36 @@ async fn writes_are_spaced_out_and_the_last_state_is_on_disk_at_the_end() {
     let begun = std::time::Instant::now();
     let (_controller, mut stream, subscriber) = started(&rig).await;
     for generation in 6..40 {
-        stream.ask(response(generation, ResourceKind::Service, &[service("a", generation as u32)], &[])).await;
+        stream
+            .ask(response(
+                generation,
+                ResourceKind::Service,
+                &[service("a", generation as u32)],
+                &[],
+            ))
+            .await;
     }
     let writes = rig.metric("canal_southbound_state_file_writes_total{result=\"ok\"}");
     let waited = begun.elapsed();
     let spaced = 2 + waited.as_millis() / WRITE_INTERVAL.as_millis();
-    assert!(u128::from(writes) <= spaced, "{writes} writes for 34 changes in {waited:?}");
+    assert!(
+        u128::from(writes) <= spaced,
+        "{writes} writes for 34 changes in {waited:?}"
+    );
     canal_timing::timed!(writes < 10, "few writes for 34 changes in a moment");
     let text = |rig: &SubscriptionFixture| std::fs::read(rig.snapshot()).unwrap();
-    until("a pause later the disk has caught up", || text(&rig).windows(3).any(|w| w == b"v39")).await;
-    stream.ask(response(40, ResourceKind::Service, &[service("a", 40)], &[])).await;
+    until("a pause later the disk has caught up", || {
+        text(&rig).windows(3).any(|w| w == b"v39")
+    })
+    .await;
+    stream
+        .ask(response(
+            40,
+            ResourceKind::Service,
+            &[service("a", 40)],
+            &[],
+        ))
+        .await;
     subscriber.stop().await;
     assert!(text(&rig).windows(3).any(|w| w == b"v40"));
 }
@@ -248,16 +460,43 @@ async fn writes_are_spaced_out_and_the_last_state_is_on_disk_at_the_end() {
 async fn a_drain_waits_for_the_disk_and_not_for_the_subscription() {
     let rig = SubscriptionFixture::new();
     let (_controller, mut stream, subscriber) = started(&rig).await;
-    stream.ask(response(6, ResourceKind::Service, &[service("late", 6)], &[])).await;
+    stream
+        .ask(response(
+            6,
+            ResourceKind::Service,
+            &[service("late", 6)],
+            &[],
+        ))
+        .await;
     let snapshot = rig.snapshot();
     let (_folder, mut trigger) = rig.only_subscriber();
     let start = std::time::Instant::now();
     trigger.drain(ms(10_000));
     assert!(trigger.finished(ms(100)).await);
-    canal_timing::judge_time("time until a drained subscriber has written its state", start.elapsed(), ms(2000));
-    assert!(std::fs::read(snapshot).unwrap().windows(4).any(|w| w == b"late"));
+    canal_timing::judge_time(
+        "time until a drained subscriber has written its state",
+        start.elapsed(),
+        ms(2000),
+    );
+    assert!(
+        std::fs::read(snapshot)
+            .unwrap()
+            .windows(4)
+            .any(|w| w == b"late")
+    );
     // The subscription still follows the controller, because a draining data plane may need a change.
-    assert_eq!(stream.ask(response(7, ResourceKind::Service, &[], &["alpha/shop/late"])).await.error_detail, None);
+    assert_eq!(
+        stream
+            .ask(response(
+                7,
+                ResourceKind::Service,
+                &[],
+                &["alpha/shop/late"]
+            ))
+            .await
+            .error_detail,
+        None
+    );
     drop(subscriber);
 }
 
@@ -268,13 +507,18 @@ async fn a_failed_state_file_write_stops_nothing() {
     std::fs::write(rig.folder.path().join("data"), "in the way").unwrap();
     let (_controller, _stream, subscriber) = started(&rig).await;
     subscriber.until_ready().await;
-    until("it is tried again", || rig.metric("canal_southbound_state_file_writes_total{result=\"error\"}") >= 2).await;
+    until("it is tried again", || {
+        rig.metric("canal_southbound_state_file_writes_total{result=\"error\"}") >= 2
+    })
+    .await;
     std::fs::remove_file(rig.folder.path().join("data")).unwrap();
     until("and heals", || rig.snapshot().exists()).await;
 }
 
 /// Forwards bytes until it is stopped, and then leaves the connections open, like a controller that hangs.
-async fn hanging(to: std::net::SocketAddr) -> (std::net::SocketAddr, tokio::sync::watch::Sender<bool>) {
+async fn hanging(
+    to: std::net::SocketAddr,
+) -> (std::net::SocketAddr, tokio::sync::watch::Sender<bool>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (hang, hung) = tokio::sync::watch::channel(false);
@@ -309,7 +553,10 @@ async fn a_mute_controller_is_found_and_counted_as_stale() {
     serve_all(&mut stream, 5).await;
     subscriber.until_ready().await;
     hang.send_replace(true);
-    until("the silence is noticed", || rig.metric("canal_southbound_reconnects_total{reason=\"stale\"}") >= 1).await;
+    until("the silence is noticed", || {
+        rig.metric("canal_southbound_reconnects_total{reason=\"stale\"}") >= 1
+    })
+    .await;
     assert!(subscriber.ready(), "the last good state goes on");
     assert!(!subscriber.status().connected);
 }
@@ -321,7 +568,10 @@ async fn a_controller_that_answers_nothing_is_left() {
     let _subscriber = rig.start(&controller);
     let _silent = controller.stream().await;
     let mut second = controller.stream().await;
-    assert_eq!(rig.metric("canal_southbound_reconnects_total{reason=\"stale\"}"), 1);
+    assert_eq!(
+        rig.metric("canal_southbound_reconnects_total{reason=\"stale\"}"),
+        1
+    );
     serve_all(&mut second, 5).await;
 }
 
@@ -332,7 +582,10 @@ async fn a_new_token_is_read_at_the_next_connect() {
     let subscriber = rig.start(&controller);
     drop(controller.stream().await);
     std::fs::write(rig.folder.path().join("token"), "wrong").unwrap();
-    until("it is refused", || rig.metric("canal_southbound_reconnects_total{reason=\"unauthenticated\"}") >= 1).await;
+    until("it is refused", || {
+        rig.metric("canal_southbound_reconnects_total{reason=\"unauthenticated\"}") >= 1
+    })
+    .await;
     assert!(subscriber.status().error.contains("unknown token"));
     std::fs::write(rig.folder.path().join("token"), canal_testing::TOKEN).unwrap();
     let mut stream = controller.stream().await;

@@ -16,17 +16,27 @@ use crate::{ApplyFn, RefusedResource, ResourceState, UpdateSource};
 fn held() -> ResourceState {
     let mut state = ResourceState::default();
     for r in [
-        response(5, ResourceKind::Tenant, &[tenant("alpha", 1), tenant("beta", 2)], &[]),
+        response(
+            5,
+            ResourceKind::Tenant,
+            &[tenant("alpha", 1), tenant("beta", 2)],
+            &[],
+        ),
         response(5, ResourceKind::Service, &[service("a", 1)], &[]),
     ] {
-        let (change, _) = examine(&state, &[ResourceKind::Tenant, ResourceKind::Service], &r).unwrap();
+        let (change, _) =
+            examine(&state, &[ResourceKind::Tenant, ResourceKind::Service], &r).unwrap();
         state.apply(&change);
     }
     state
 }
 
 fn names(state: &ResourceState) -> Vec<String> {
-    let mut all: Vec<_> = ResourceKind::ALL.iter().flat_map(|k| state.held(*k)).map(|(n, h)| format!("{n}={}", h.version)).collect();
+    let mut all: Vec<_> = ResourceKind::ALL
+        .iter()
+        .flat_map(|k| state.held(*k))
+        .map(|(n, h)| format!("{n}={}", h.version))
+        .collect();
     all.sort();
     all
 }
@@ -34,32 +44,99 @@ fn names(state: &ResourceState) -> Vec<String> {
 #[test]
 fn bad_response_is_refused_whole_and_bad_resource_by_name() {
     let edit = |change: fn(&mut DeltaDiscoveryResponse)| {
-        let mut r = response(6, ResourceKind::Tenant, &[tenant("alpha", 9), tenant("gamma", 3)], &["beta"]);
+        let mut r = response(
+            6,
+            ResourceKind::Tenant,
+            &[tenant("alpha", 9), tenant("gamma", 3)],
+            &["beta"],
+        );
         change(&mut r);
         r
     };
     let cases = [
-        ("older generation", edit(|r| r.system_version_info = "4".into()), "stale_generation", "remove this data plane's snapshot"),
-        ("no generation", edit(|r| r.system_version_info.clear()), "bad_generation", "decimal"),
-        ("word", edit(|r| r.system_version_info = "latest".into()), "bad_generation", "\"latest\""),
-        ("unknown type", edit(|r| r.type_url = "type.googleapis.com/x.Y".into()), "unknown_type", "x.Y"),
-        ("other kind", response(6, ResourceKind::Route, &[], &[]), "not_subscribed", "Route"),
-        ("no body", edit(|r| r.resources[1].resource = None), "bad_envelope", "gamma"),
-        ("truncated", edit(|r| r.resources[1].resource.as_mut().unwrap().value.truncate(3)), "bad_resource", "gamma"),
-        ("empty", edit(|r| r.resources[1].resource.as_mut().unwrap().value.clear()), "bad_resource", "gamma"),
-        ("renamed", edit(|r| r.resources[1].name = "delta".into()), "bad_resource", "delta"),
-        ("twice", edit(|r| r.resources[1] = r.resources[0].clone()), "bad_envelope", "named twice"),
-        ("put and removed", edit(|r| r.removed_resources.push("gamma".into())), "bad_envelope", "named twice"),
+        (
+            "older generation",
+            edit(|r| r.system_version_info = "4".into()),
+            "stale_generation",
+            "remove this data plane's snapshot",
+        ),
+        (
+            "no generation",
+            edit(|r| r.system_version_info.clear()),
+            "bad_generation",
+            "decimal",
+        ),
+        (
+            "word",
+            edit(|r| r.system_version_info = "latest".into()),
+            "bad_generation",
+            "\"latest\"",
+        ),
+        (
+            "unknown type",
+            edit(|r| r.type_url = "type.googleapis.com/x.Y".into()),
+            "unknown_type",
+            "x.Y",
+        ),
+        (
+            "other kind",
+            response(6, ResourceKind::Route, &[], &[]),
+            "not_subscribed",
+            "Route",
+        ),
+        (
+            "no body",
+            edit(|r| r.resources[1].resource = None),
+            "bad_envelope",
+            "gamma",
+        ),
+        (
+            "truncated",
+            edit(|r| r.resources[1].resource.as_mut().unwrap().value.truncate(3)),
+            "bad_resource",
+            "gamma",
+        ),
+        (
+            "empty",
+            edit(|r| r.resources[1].resource.as_mut().unwrap().value.clear()),
+            "bad_resource",
+            "gamma",
+        ),
+        (
+            "renamed",
+            edit(|r| r.resources[1].name = "delta".into()),
+            "bad_resource",
+            "delta",
+        ),
+        (
+            "twice",
+            edit(|r| r.resources[1] = r.resources[0].clone()),
+            "bad_envelope",
+            "named twice",
+        ),
+        (
+            "put and removed",
+            edit(|r| r.removed_resources.push("gamma".into())),
+            "bad_envelope",
+            "named twice",
+        ),
         (
             "another type inside",
-            edit(|r| r.resources[1].resource.as_mut().unwrap().type_url = "type.googleapis.com/x.Y".into()),
+            edit(|r| {
+                r.resources[1].resource.as_mut().unwrap().type_url =
+                    "type.googleapis.com/x.Y".into()
+            }),
             "bad_envelope",
             "another type",
         ),
     ];
     let state = held();
     for (at, (name, response, reason, text)) in cases.into_iter().enumerate() {
-        let examined = examine(&state, &[ResourceKind::Tenant, ResourceKind::Service], &response);
+        let examined = examine(
+            &state,
+            &[ResourceKind::Tenant, ResourceKind::Service],
+            &response,
+        );
         if at < 5 {
             let refusal = examined.unwrap_err();
             assert_eq!(refusal.reason(), reason, "{name}");
@@ -71,7 +148,10 @@ fn bad_response_is_refused_whole_and_bad_resource_by_name() {
         assert!(refused[0].why.contains(text), "{name}: {}", refused[0].why);
         // The rest is accepted: the good resources of alpha, and the removal of beta.
         let taken: Vec<String> = change.names().collect();
-        assert!(!taken.contains(&refused[0].name) && taken.contains(&"beta".to_string()), "{name}: {taken:?}");
+        assert!(
+            !taken.contains(&refused[0].name) && taken.contains(&"beta".to_string()),
+            "{name}: {taken:?}"
+        );
     }
 }
 
@@ -80,16 +160,45 @@ fn good_responses_change_only_the_resources_they_name() {
     let before = ["alpha/shop/a=v5", "alpha=v5", "beta=v5"];
     assert_eq!(names(&held()), before);
     let cases = [
-        ("replaced", response(6, ResourceKind::Tenant, &[tenant("alpha", 9)], &[]), &["alpha/shop/a=v5", "alpha=v6", "beta=v5"][..]),
-        ("removed and added", response(6, ResourceKind::Tenant, &[tenant("c", 3)], &["beta"]), &["alpha/shop/a=v5", "alpha=v5", "c=v6"]),
-        ("same generation again", response(5, ResourceKind::Tenant, &[tenant("alpha", 1)], &[]), &before),
-        ("nothing is not an empty set", response(7, ResourceKind::Tenant, &[], &[]), &before),
-        ("what is not held is no loss", response(7, ResourceKind::Tenant, &[], &["nobody"]), &before),
-        ("all gone, by name", response(7, ResourceKind::Tenant, &[], &["alpha", "beta"]), &["alpha/shop/a=v5"]),
+        (
+            "replaced",
+            response(6, ResourceKind::Tenant, &[tenant("alpha", 9)], &[]),
+            &["alpha/shop/a=v5", "alpha=v6", "beta=v5"][..],
+        ),
+        (
+            "removed and added",
+            response(6, ResourceKind::Tenant, &[tenant("c", 3)], &["beta"]),
+            &["alpha/shop/a=v5", "alpha=v5", "c=v6"],
+        ),
+        (
+            "same generation again",
+            response(5, ResourceKind::Tenant, &[tenant("alpha", 1)], &[]),
+            &before,
+        ),
+        (
+            "nothing is not an empty set",
+            response(7, ResourceKind::Tenant, &[], &[]),
+            &before,
+        ),
+        (
+            "what is not held is no loss",
+            response(7, ResourceKind::Tenant, &[], &["nobody"]),
+            &before,
+        ),
+        (
+            "all gone, by name",
+            response(7, ResourceKind::Tenant, &[], &["alpha", "beta"]),
+            &["alpha/shop/a=v5"],
+        ),
     ];
     for (name, response, after) in cases {
         let mut state = held();
-        let (change, refused) = examine(&state, &[ResourceKind::Tenant, ResourceKind::Service], &response).unwrap();
+        let (change, refused) = examine(
+            &state,
+            &[ResourceKind::Tenant, ResourceKind::Service],
+            &response,
+        )
+        .unwrap();
         assert!(refused.is_empty(), "{refused:?}");
         let undo = state.apply(&change);
         assert_eq!(names(&state), after, "{name}");
@@ -102,15 +211,32 @@ fn good_responses_change_only_the_resources_they_name() {
 #[test]
 fn unchanged_versions_are_not_delivered_again() {
     let state = held();
-    let r = response(5, ResourceKind::Tenant, &[tenant("alpha", 1), tenant("c", 3)], &["nobody"]);
+    let r = response(
+        5,
+        ResourceKind::Tenant,
+        &[tenant("alpha", 1), tenant("c", 3)],
+        &["nobody"],
+    );
     let (change, _) = examine(&state, &[ResourceKind::Tenant], &r).unwrap();
-    assert_eq!(change.update.upserts.iter().map(|r| r.name()).collect::<Vec<_>>(), ["c"]);
+    assert_eq!(
+        change
+            .update
+            .upserts
+            .iter()
+            .map(|r| r.name())
+            .collect::<Vec<_>>(),
+        ["c"]
+    );
     assert!(change.update.removals.is_empty() && !change.is_empty());
 }
 
 /// Generates a response about tenants: generation, names put, names removed.
 fn any_response() -> impl Strategy<Value = (u64, Vec<u8>, Vec<u8>)> {
-    (0..12u64, prop::collection::vec(0..5u8, 0..4), prop::collection::vec(0..5u8, 0..3))
+    (
+        0..12u64,
+        prop::collection::vec(0..5u8, 0..4),
+        prop::collection::vec(0..5u8, 0..3),
+    )
 }
 
 proptest! {
@@ -154,24 +280,44 @@ proptest! {
 #[test]
 fn one_bad_tenant_of_many_is_found_by_halves() {
     const TENANTS: u32 = 64;
-    let all: Vec<_> = (0..TENANTS).map(|n| tenant(&format!("t{n:02}"), n + 1)).collect();
+    let all: Vec<_> = (0..TENANTS)
+        .map(|n| tenant(&format!("t{n:02}"), n + 1))
+        .collect();
     let mut state = ResourceState::default();
-    let (change, _) = examine(&state, &[ResourceKind::Tenant], &response(5, ResourceKind::Tenant, &all, &[])).unwrap();
+    let (change, _) = examine(
+        &state,
+        &[ResourceKind::Tenant],
+        &response(5, ResourceKind::Tenant, &all, &[]),
+    )
+    .unwrap();
     state.apply(&change);
     let tellings = Arc::new(AtomicU64::new(0));
     let told = tellings.clone();
     let mut apply: ApplyFn = Box::new(move |update, state| {
         told.fetch_add(1, Relaxed);
         assert!(update.upserts.iter().all(|r| r.name() != "t40"), "tripped");
-        let unusable = state.get(ResourceKind::Tenant, "t03").map(|r| RefusedResource::by_caller(r.kind(), r.name(), "cannot be used"));
+        let unusable = state
+            .get(ResourceKind::Tenant, "t03")
+            .map(|r| RefusedResource::by_caller(r.kind(), r.name(), "cannot be used"));
         Ok(unusable.into_iter().collect())
     });
-    let refused =
-        tell_whole(&mut apply, &ResourceState::default(), &mut state, UpdateSource::Snapshot, &[ResourceKind::Tenant], false).unwrap();
+    let refused = tell_whole(
+        &mut apply,
+        &ResourceState::default(),
+        &mut state,
+        UpdateSource::Snapshot,
+        &[ResourceKind::Tenant],
+        false,
+    )
+    .unwrap();
     let names: Vec<_> = refused.iter().map(|r| r.name.as_str()).collect();
     assert_eq!(names, ["t03", "t40"]);
     assert_eq!(state.count(ResourceKind::Tenant), TENANTS as usize - 2);
     // The calls are the whole state, two per halving, and one that announces the closures.
     let most = u64::from(2 + 2 * TENANTS.ilog2());
-    assert!(tellings.load(Relaxed) <= most, "{} tellings", tellings.load(Relaxed));
+    assert!(
+        tellings.load(Relaxed) <= most,
+        "{} tellings",
+        tellings.load(Relaxed)
+    );
 }

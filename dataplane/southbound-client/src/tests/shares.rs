@@ -12,7 +12,12 @@ use super::fixture::{SubscriptionFixture, response, service, tenant, until};
 async fn shares_and_omitted_resources_are_reported_and_stored() {
     let rig = SubscriptionFixture::new();
     let kind = ShareKind::GatewayConnections;
-    let limit = TenantLimit::new(TenantLimitConfig { kind, capacity: 100, reserve: 0, give_way: GiveWay::Oldest });
+    let limit = TenantLimit::new(TenantLimitConfig {
+        kind,
+        capacity: 100,
+        reserve: 0,
+        give_way: GiveWay::Oldest,
+    });
     show_shares(&rig.registry, &limit);
     let alpha = ShareHolder::Tenant("alpha".parse().unwrap());
     let _held = limit.take(&alpha, 7).unwrap();
@@ -23,22 +28,57 @@ async fn shares_and_omitted_resources_are_reported_and_stored() {
     for _ in 0..2 {
         stream.hear().await.unwrap();
     }
-    assert_eq!(stream.ask(response(1, ResourceKind::Tenant, &[tenant("alpha", 1)], &[])).await.error_detail, None);
-    let ack = stream.ask(response(1, ResourceKind::Service, &[service("a", 1)], &[])).await;
+    assert_eq!(
+        stream
+            .ask(response(
+                1,
+                ResourceKind::Tenant,
+                &[tenant("alpha", 1)],
+                &[]
+            ))
+            .await
+            .error_detail,
+        None
+    );
+    let ack = stream
+        .ask(response(1, ResourceKind::Service, &[service("a", 1)], &[]))
+        .await;
     assert_eq!(ack.error_detail, None, "want of room is no refusal");
-    assert_eq!(subscriber.state().count(ResourceKind::Service), 1, "it comes into force when there is room");
+    assert_eq!(
+        subscriber.state().count(ResourceKind::Service),
+        1,
+        "it comes into force when there is room"
+    );
     let told = |omitted: &[&str], used: u64| {
-        controller.reports.heard().shares.last().is_some_and(|state| {
-            let names: Vec<&str> = state.omitted.iter().map(|o| o.name.as_str()).collect();
-            let row = state.rows.iter().find(|row| row.limit == kind.label() && row.tenant == "alpha");
-            names == omitted && row.is_some_and(|row| row.used == used)
-        })
+        controller
+            .reports
+            .heard()
+            .shares
+            .last()
+            .is_some_and(|state| {
+                let names: Vec<&str> = state.omitted.iter().map(|o| o.name.as_str()).collect();
+                let row = state
+                    .rows
+                    .iter()
+                    .find(|row| row.limit == kind.label() && row.tenant == "alpha");
+                names == omitted && row.is_some_and(|row| row.used == used)
+            })
     };
     until("both are reported", || told(&["alpha/shop/a"], 7)).await;
     let _more = limit.take(&alpha, 1).unwrap();
     rig.no_room.lock().unwrap().clear();
-    stream.ask(response(2, ResourceKind::Tenant, &[tenant("alpha", 2)], &[])).await;
+    stream
+        .ask(response(
+            2,
+            ResourceKind::Tenant,
+            &[tenant("alpha", 2)],
+            &[],
+        ))
+        .await;
     until("the change is reported", || told(&[], 8)).await;
     let reports = controller.reports.heard().shares.len();
-    assert!(rig.metric("canal_southbound_share_reports_total{result=\"ok\"}") >= reports as u64 - 1 && reports >= 2);
+    assert!(
+        rig.metric("canal_southbound_share_reports_total{result=\"ok\"}") >= reports as u64 - 1
+            && reports >= 2
+    );
 }

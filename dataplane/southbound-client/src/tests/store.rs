@@ -13,7 +13,10 @@ const OLD: u128 = 7;
 const NEW: u128 = 8;
 
 fn of(store: u128, response: DeltaDiscoveryResponse) -> DeltaDiscoveryResponse {
-    DeltaDiscoveryResponse { control_plane: Some(control_plane(StoreId::from_bits(store))), ..response }
+    DeltaDiscoveryResponse {
+        control_plane: Some(control_plane(StoreId::from_bits(store))),
+        ..response
+    }
 }
 
 fn text(store: u128) -> String {
@@ -35,8 +38,25 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
     let subscriber = rig.start(&controller);
     let mut stream = controller.stream().await;
     held(&mut stream, 2).await;
-    stream.ask(of(OLD, response(500, ResourceKind::Tenant, &[tenant("alpha", 1), tenant("beta", 2)], &[]))).await;
-    stream.ask(response(500, ResourceKind::Service, &[service("a", 1)], &[])).await;
+    stream
+        .ask(of(
+            OLD,
+            response(
+                500,
+                ResourceKind::Tenant,
+                &[tenant("alpha", 1), tenant("beta", 2)],
+                &[],
+            ),
+        ))
+        .await;
+    stream
+        .ask(response(
+            500,
+            ResourceKind::Service,
+            &[service("a", 1)],
+            &[],
+        ))
+        .await;
     subscriber.until_ready().await;
     (controller, stream, subscriber)
 }
@@ -45,39 +65,88 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
 async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
     let rig = SubscriptionFixture::new();
     let (controller, stream, subscriber) = started(&rig).await;
-    assert_eq!((subscriber.status().store, subscriber.status().other_store), (text(OLD), String::new()));
+    assert_eq!(
+        (subscriber.status().store, subscriber.status().other_store),
+        (text(OLD), String::new())
+    );
     drop(stream);
     rig.told();
     let mut controller = controller.restart().await;
     // The first stream announces another store, so the subscriber restarts it without resources.
     let mut stream = controller.stream().await;
     assert_eq!(held(&mut stream, 2).await, 3);
-    stream.say(of(NEW, response(2, ResourceKind::Tenant, &[tenant("alpha", 1)], &[]))).await;
+    stream
+        .say(of(
+            NEW,
+            response(2, ResourceKind::Tenant, &[tenant("alpha", 1)], &[]),
+        ))
+        .await;
     let mut stream = controller.stream().await;
-    assert_eq!(held(&mut stream, 2).await, 0, "nothing of the old store is claimed");
-    until("it is told", || subscriber.status().other_store == text(NEW)).await;
+    assert_eq!(
+        held(&mut stream, 2).await,
+        0,
+        "nothing of the old store is claimed"
+    );
+    until("it is told", || {
+        subscriber.status().other_store == text(NEW)
+    })
+    .await;
     assert_eq!(rig.metric("canal_southbound_other_store"), 1);
-    assert_eq!(rig.metric("canal_southbound_reconnects_total{reason=\"other_store\"}"), 1);
+    assert_eq!(
+        rig.metric("canal_southbound_reconnects_total{reason=\"other_store\"}"),
+        1
+    );
 
-    let ack = stream.ask(of(NEW, response(2, ResourceKind::Tenant, &[tenant("alpha", 1), tenant("gamma", 3)], &[]))).await;
-    assert_eq!(ack.error_detail, None, "an older generation of another store is not stale");
-    assert_eq!((rig.told(), subscriber.status().generation), (vec![], 500), "half a state changes nothing");
+    let ack = stream
+        .ask(of(
+            NEW,
+            response(
+                2,
+                ResourceKind::Tenant,
+                &[tenant("alpha", 1), tenant("gamma", 3)],
+                &[],
+            ),
+        ))
+        .await;
+    assert_eq!(
+        ack.error_detail, None,
+        "an older generation of another store is not stale"
+    );
+    assert_eq!(
+        (rig.told(), subscriber.status().generation),
+        (vec![], 500),
+        "half a state changes nothing"
+    );
     assert_eq!(subscriber.state().store(), Some(StoreId::from_bits(OLD)));
     // ID 1 of the old store belongs to another service now.
-    stream.ask(response(2, ResourceKind::Service, &[service("b", 1)], &[])).await;
+    stream
+        .ask(response(2, ResourceKind::Service, &[service("b", 1)], &[]))
+        .await;
     let (origin, generation, mut put, mut removed, counts) = rig.told().remove(0);
     put.sort();
     removed.sort();
-    assert_eq!((origin, generation, counts), (UpdateSource::Controller, 2, (2, 1)));
+    assert_eq!(
+        (origin, generation, counts),
+        (UpdateSource::Controller, 2, (2, 1))
+    );
     assert_eq!(put, ["alpha", "alpha/shop/b", "gamma"]);
-    assert_eq!(removed, ["alpha/shop/a", "beta"], "all of the old store in the same update");
+    assert_eq!(
+        removed,
+        ["alpha/shop/a", "beta"],
+        "all of the old store in the same update"
+    );
     let status = subscriber.status();
-    assert_eq!((status.store, status.other_store, status.generation), (text(NEW), String::new(), 2));
+    assert_eq!(
+        (status.store, status.other_store, status.generation),
+        (text(NEW), String::new(), 2)
+    );
     assert_eq!(rig.metric("canal_southbound_other_store"), 0);
     assert_eq!(rig.metric("canal_southbound_stores_replaced_total"), 1);
 
     // Later changes work as usual, and a restart boots from the new store's state.
-    stream.ask(response(3, ResourceKind::Tenant, &[], &["gamma"])).await;
+    stream
+        .ask(response(3, ResourceKind::Tenant, &[], &["gamma"]))
+        .await;
     subscriber.stop().await;
     drop(stream);
     let mut controller = controller.restart().await;
@@ -85,7 +154,9 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
     assert_eq!(subscriber.state().store(), Some(StoreId::from_bits(NEW)));
     let mut stream = controller.stream().await;
     assert_eq!(held(&mut stream, 2).await, 2);
-    stream.ask(of(NEW, response(3, ResourceKind::Tenant, &[], &[]))).await;
+    stream
+        .ask(of(NEW, response(3, ResourceKind::Tenant, &[], &[])))
+        .await;
     assert_eq!(subscriber.status().store, text(NEW));
 }
 
@@ -98,21 +169,47 @@ async fn the_old_store_returns_before_the_other_is_whole() {
     let mut controller = controller.restart().await;
     let mut stream = controller.stream().await;
     held(&mut stream, 2).await;
-    stream.say(of(NEW, response(2, ResourceKind::Tenant, &[], &[]))).await;
+    stream
+        .say(of(NEW, response(2, ResourceKind::Tenant, &[], &[])))
+        .await;
     let mut stream = controller.stream().await;
     held(&mut stream, 2).await;
-    stream.ask(of(NEW, response(2, ResourceKind::Tenant, &[tenant("gamma", 3)], &[]))).await;
+    stream
+        .ask(of(
+            NEW,
+            response(2, ResourceKind::Tenant, &[tenant("gamma", 3)], &[]),
+        ))
+        .await;
     drop(stream);
 
     let mut stream = controller.stream().await;
     assert_eq!(held(&mut stream, 2).await, 1, "it goes on where it was");
-    stream.say(of(OLD, response(501, ResourceKind::Tenant, &[], &[]))).await;
+    stream
+        .say(of(OLD, response(501, ResourceKind::Tenant, &[], &[])))
+        .await;
     let mut stream = controller.stream().await;
     assert_eq!(held(&mut stream, 2).await, 3, "what was held all the time");
-    stream.ask(of(OLD, response(501, ResourceKind::Tenant, &[tenant("beta", 9)], &[]))).await;
-    assert_eq!(rig.told(), [(UpdateSource::Controller, 501, vec!["beta".into()], vec![], (2, 1))]);
+    stream
+        .ask(of(
+            OLD,
+            response(501, ResourceKind::Tenant, &[tenant("beta", 9)], &[]),
+        ))
+        .await;
+    assert_eq!(
+        rig.told(),
+        [(
+            UpdateSource::Controller,
+            501,
+            vec!["beta".into()],
+            vec![],
+            (2, 1)
+        )]
+    );
     let status = subscriber.status();
-    assert_eq!((status.store, status.other_store), (text(OLD), String::new()));
+    assert_eq!(
+        (status.store, status.other_store),
+        (text(OLD), String::new())
+    );
     assert_eq!(rig.metric("canal_southbound_stores_replaced_total"), 0);
 }
 
@@ -128,8 +225,18 @@ async fn another_store_is_whole_only_once_its_tenants_are_sealed() {
     let all = [
         response(500, ResourceKind::Tenant, std::slice::from_ref(&alpha), &[]),
         response(500, ResourceKind::Service, &[service("a", 1)], &[]),
-        response(500, ResourceKind::Authorization, std::slice::from_ref(&deny), &[]),
-        response(500, ResourceKind::Manifest, &[seal("alpha", &[(&alpha, 500), (&deny, 500)])], &[]),
+        response(
+            500,
+            ResourceKind::Authorization,
+            std::slice::from_ref(&deny),
+            &[],
+        ),
+        response(
+            500,
+            ResourceKind::Manifest,
+            &[seal("alpha", &[(&alpha, 500), (&deny, 500)])],
+            &[],
+        ),
     ];
     for response in all {
         stream.ask(of(OLD, response)).await;
@@ -139,16 +246,45 @@ async fn another_store_is_whole_only_once_its_tenants_are_sealed() {
     drop(stream);
     let mut stream = controller.stream().await;
     held(&mut stream, 4).await;
-    stream.say(of(NEW, response(2, ResourceKind::Tenant, &[], &[]))).await;
+    stream
+        .say(of(NEW, response(2, ResourceKind::Tenant, &[], &[])))
+        .await;
     let mut stream = controller.stream().await;
     held(&mut stream, 4).await;
-    stream.ask(of(NEW, response(2, ResourceKind::Tenant, &[alpha.clone(), beta.clone()], &[]))).await;
-    stream.ask(response(2, ResourceKind::Service, &[service("b", 1)], &[])).await;
+    stream
+        .ask(of(
+            NEW,
+            response(2, ResourceKind::Tenant, &[alpha.clone(), beta.clone()], &[]),
+        ))
+        .await;
+    stream
+        .ask(response(2, ResourceKind::Service, &[service("b", 1)], &[]))
+        .await;
     let deny = [policy("alpha", "deny"), policy("beta", "deny")];
-    stream.ask(response(2, ResourceKind::Authorization, &deny, &[])).await;
-    stream.ask(response(2, ResourceKind::Manifest, &[seal("alpha", &[(&alpha, 2), (&deny[0], 2)])], &[])).await;
+    stream
+        .ask(response(2, ResourceKind::Authorization, &deny, &[]))
+        .await;
+    stream
+        .ask(response(
+            2,
+            ResourceKind::Manifest,
+            &[seal("alpha", &[(&alpha, 2), (&deny[0], 2)])],
+            &[],
+        ))
+        .await;
     assert_eq!(rig.told(), [], "beta's manifest is still to come");
-    stream.ask(response(2, ResourceKind::Manifest, &[seal("beta", &[(&beta, 2), (&deny[1], 2)])], &[])).await;
+    stream
+        .ask(response(
+            2,
+            ResourceKind::Manifest,
+            &[seal("beta", &[(&beta, 2), (&deny[1], 2)])],
+            &[],
+        ))
+        .await;
     assert_eq!(rig.told().len(), 1);
-    assert_eq!((subscriber.status().closed.len(), subscriber.status().store), (0, text(NEW)), "all tenants are open");
+    assert_eq!(
+        (subscriber.status().closed.len(), subscriber.status().store),
+        (0, text(NEW)),
+        "all tenants are open"
+    );
 }

@@ -49,7 +49,13 @@ mod tests {
 
     #[test]
     fn strings_survive_a_json_reader() {
-        for s in ["", "plain", "\"quoted\" \\ back", "line\nfeed\r\ttab", "\u{0}\u{1f}\u{7f}é🦀"] {
+        for s in [
+            "",
+            "plain",
+            "\"quoted\" \\ back",
+            "line\nfeed\r\ttab",
+            "\u{0}\u{1f}\u{7f}é🦀",
+        ] {
             let mut out = vec![b'"'];
             escape(&mut out, s);
             out.push(b'"');

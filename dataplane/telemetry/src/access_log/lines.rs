@@ -42,7 +42,16 @@ pub struct Lines {
 pub fn line_queue() -> (LineSender, Lines) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let shared = Arc::<SharedLines>::default();
-    (LineSender { items: sender, shared: shared.clone() }, Lines { items: receiver, shared })
+    (
+        LineSender {
+            items: sender,
+            shared: shared.clone(),
+        },
+        Lines {
+            items: receiver,
+            shared,
+        },
+    )
 }
 
 impl LineSender {
@@ -93,7 +102,9 @@ impl Lines {
 
     fn took(&self, lines: Option<&Bytes>) {
         if let Some(lines) = lines {
-            self.shared.queued.fetch_sub(lines.len() as u64 + ITEM_BYTES, Relaxed);
+            self.shared
+                .queued
+                .fetch_sub(lines.len() as u64 + ITEM_BYTES, Relaxed);
         }
     }
 
@@ -117,7 +128,12 @@ mod tests {
     #[tokio::test]
     async fn a_slow_reader_loses_lines_and_knows_how_many() {
         let (sender, mut lines) = line_queue();
-        let line = Bytes::from(vec![b'x'; 9_999].into_iter().chain([b'\n']).collect::<Vec<u8>>());
+        let line = Bytes::from(
+            vec![b'x'; 9_999]
+                .into_iter()
+                .chain([b'\n'])
+                .collect::<Vec<u8>>(),
+        );
         let sent = (0..200).filter(|_| sender.send(line.clone())).count();
         assert!((90..=104).contains(&sent), "{sent}");
         assert_eq!(lines.take_dropped(), 200 - sent as u64);

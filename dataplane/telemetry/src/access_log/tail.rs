@@ -49,7 +49,10 @@ struct Follower {
 
 impl Tail {
     fn pop(&mut self) -> usize {
-        let bytes = self.pieces.pop_front().map_or(0, |(_, lines)| lines.len() + PIECE_BYTES);
+        let bytes = self
+            .pieces
+            .pop_front()
+            .map_or(0, |(_, lines)| lines.len() + PIECE_BYTES);
         self.bytes -= bytes;
         bytes
     }
@@ -70,9 +73,17 @@ impl LogTails {
     }
 
     /// Returns the newest `count` retained lines, of one tenant or of all, and with `follow` a queue of the lines to come.
-    pub fn read(&self, tenant: Option<&TenantName>, count: usize, follow: bool) -> (Vec<Bytes>, Option<Lines>) {
+    pub fn read(
+        &self,
+        tenant: Option<&TenantName>,
+        count: usize,
+        follow: bool,
+    ) -> (Vec<Bytes>, Option<Lines>) {
         let mut inner = self.lock();
-        let of = inner.tails.iter().filter(|(owner, _)| tenant.is_none() || owner.as_ref() == tenant);
+        let of = inner
+            .tails
+            .iter()
+            .filter(|(owner, _)| tenant.is_none() || owner.as_ref() == tenant);
         let mut pieces: Vec<&(u64, Bytes)> = of.flat_map(|(_, tail)| &tail.pieces).collect();
         // The numbers restore the order across tenants.
         pieces.sort_by_key(|(number, _)| *number);
@@ -83,13 +94,20 @@ impl LogTails {
                 break;
             }
             let lines = last_lines(lines, left);
-            left -= usize::try_from(count_lines(&lines)).unwrap_or(left).min(left);
+            left -= usize::try_from(count_lines(&lines))
+                .unwrap_or(left)
+                .min(left);
             kept.push_front(lines);
         }
         let lines = follow.then(|| {
             let (sender, lines) = line_queue();
-            inner.followers.retain(|follower| !follower.lines.is_closed());
-            inner.followers.push(Follower { tenant: tenant.cloned(), lines: sender });
+            inner
+                .followers
+                .retain(|follower| !follower.lines.is_closed());
+            inner.followers.push(Follower {
+                tenant: tenant.cloned(),
+                lines: sender,
+            });
             lines
         });
         (kept.into(), lines)
@@ -99,11 +117,16 @@ impl LogTails {
 impl Inner {
     fn push(&mut self, tenant: Option<&TenantName>, lines: Bytes) {
         let mut is_gone = false;
-        for follower in self.followers.iter().filter(|f| f.tenant.is_none() || f.tenant.as_ref() == tenant) {
+        for follower in self
+            .followers
+            .iter()
+            .filter(|f| f.tenant.is_none() || f.tenant.as_ref() == tenant)
+        {
             is_gone |= !follower.lines.send(lines.clone()) && follower.lines.is_closed();
         }
         if is_gone {
-            self.followers.retain(|follower| !follower.lines.is_closed());
+            self.followers
+                .retain(|follower| !follower.lines.is_closed());
         }
         self.number += 1;
         let number = self.number;
@@ -123,7 +146,9 @@ impl Inner {
     /// Evicts the older half of the largest tails until an eighth is free. A search for the largest tail at every line would cost too much.
     fn make_room(&mut self) {
         while self.bytes > TAIL_BYTES_MAX / 8 * 7 {
-            let Some(tail) = self.tails.values_mut().max_by_key(|tail| tail.bytes) else { return };
+            let Some(tail) = self.tails.values_mut().max_by_key(|tail| tail.bytes) else {
+                return;
+            };
             let half = tail.bytes / 2;
             while tail.bytes > half {
                 self.bytes -= tail.pop();
@@ -140,7 +165,10 @@ fn pieces(mut lines: &[u8]) -> impl Iterator<Item = &[u8]> {
             return None;
         }
         let within = &lines[..lines.len().min(PIECE_BYTES_MAX)];
-        let end = within.iter().rposition(|byte| *byte == b'\n').or_else(|| lines.iter().position(|byte| *byte == b'\n'));
+        let end = within
+            .iter()
+            .rposition(|byte| *byte == b'\n')
+            .or_else(|| lines.iter().position(|byte| *byte == b'\n'));
         let (piece, rest) = lines.split_at(end.map_or(lines.len(), |at| at + 1));
         lines = rest;
         Some(piece)
@@ -149,9 +177,15 @@ fn pieces(mut lines: &[u8]) -> impl Iterator<Item = &[u8]> {
 
 /// Returns the last `count` of the lines.
 fn last_lines(lines: &Bytes, count: usize) -> Bytes {
-    let mut ends = lines.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at);
+    let mut ends = lines
+        .iter()
+        .enumerate()
+        .rev()
+        .filter(|(_, byte)| **byte == b'\n')
+        .map(|(at, _)| at);
     // The line before the first wanted one ends at `at`.
-    ends.nth(count).map_or_else(|| lines.clone(), |at| lines.slice(at + 1..))
+    ends.nth(count)
+        .map_or_else(|| lines.clone(), |at| lines.slice(at + 1..))
 }
 
 #[cfg(test)]
@@ -163,7 +197,9 @@ mod tests {
     }
 
     fn text(kept: &[Bytes]) -> String {
-        kept.iter().map(|b| String::from_utf8_lossy(b).into_owned()).collect()
+        kept.iter()
+            .map(|b| String::from_utf8_lossy(b).into_owned())
+            .collect()
     }
 
     #[tokio::test]
@@ -184,10 +220,20 @@ mod tests {
             (None, 9, "a1\na2\nb1\nn1\na3\n"),
             (None, 3, "b1\nn1\na3\n"),
         ] {
-            assert_eq!(text(&tails.read(tenant, count, false).0), want, "{tenant:?} {count}");
+            assert_eq!(
+                text(&tails.read(tenant, count, false).0),
+                want,
+                "{tenant:?} {count}"
+            );
         }
         let of_alpha = of_alpha.as_mut().unwrap();
-        assert_eq!(text(&[of_alpha.recv().await.unwrap(), of_alpha.recv().await.unwrap()]), "a1\na2\na3\n");
+        assert_eq!(
+            text(&[
+                of_alpha.recv().await.unwrap(),
+                of_alpha.recv().await.unwrap()
+            ]),
+            "a1\na2\na3\n"
+        );
         assert!(of_alpha.try_recv().is_none(), "nothing of others");
     }
 
@@ -202,10 +248,21 @@ mod tests {
             assert!(tails.lock().bytes <= TAIL_BYTES_MAX);
         }
         let inner = tails.lock();
-        assert!(inner.tails.values().all(|tail| tail.bytes <= TAIL_BYTES_PER_TENANT_MAX));
-        assert_eq!(inner.bytes, inner.tails.values().map(|tail| tail.bytes).sum::<usize>());
+        assert!(
+            inner
+                .tails
+                .values()
+                .all(|tail| tail.bytes <= TAIL_BYTES_PER_TENANT_MAX)
+        );
+        assert_eq!(
+            inner.bytes,
+            inner.tails.values().map(|tail| tail.bytes).sum::<usize>()
+        );
         drop(inner);
-        assert_eq!(text(&tails.read(Some(&name("quiet")), 9, false).0), "here\n");
+        assert_eq!(
+            text(&tails.read(Some(&name("quiet")), 9, false).0),
+            "here\n"
+        );
     }
 
     #[test]
@@ -213,7 +270,10 @@ mod tests {
         let line = [vec![b'x'; 5_999], vec![b'\n']].concat();
         let block: Vec<u8> = line.iter().copied().cycle().take(60_000).collect();
         let cut: Vec<_> = pieces(&block).collect();
-        assert!(cut.iter().all(|piece| piece.len() <= PIECE_BYTES_MAX && piece.ends_with(b"\n")));
+        assert!(
+            cut.iter()
+                .all(|piece| piece.len() <= PIECE_BYTES_MAX && piece.ends_with(b"\n"))
+        );
         assert_eq!(cut.concat(), block);
         let long = [vec![b'x'; 20_000], vec![b'\n']].concat();
         assert_eq!(pieces(&[long.clone(), line].concat()).next().unwrap(), long);

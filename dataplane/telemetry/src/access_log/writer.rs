@@ -27,13 +27,19 @@ pub(super) struct Block {
 impl Block {
     /// Creates an empty block with a capacity of `bytes`.
     pub(super) fn with_capacity(bytes: usize) -> Self {
-        Self { bytes: Vec::with_capacity(bytes), lines: 0, parts: Vec::new() }
+        Self {
+            bytes: Vec::with_capacity(bytes),
+            lines: 0,
+            parts: Vec::new(),
+        }
     }
 
     /// Assigns the last line's bytes to `queue`, or to no tenant.
     pub(super) fn count(&mut self, queue: Option<&Arc<PendingLines>>, bytes: usize) {
         match self.parts.last_mut() {
-            Some((last, sum)) if last.as_ref().map(Arc::as_ptr) == queue.map(Arc::as_ptr) => *sum += bytes,
+            Some((last, sum)) if last.as_ref().map(Arc::as_ptr) == queue.map(Arc::as_ptr) => {
+                *sum += bytes
+            }
             _ => self.parts.push((queue.cloned(), bytes)),
         }
     }
@@ -68,14 +74,22 @@ pub(super) struct FilledBlock {
 
 pub(super) enum SinkTarget {
     Stdout,
-    File { path: PathBuf, file: File, looked: Instant },
+    File {
+        path: PathBuf,
+        file: File,
+        looked: Instant,
+    },
 }
 
 /// Mode of the log file: the process's user writes, its group reads, and others cannot read the requests.
 const FILE_MODE: u32 = 0o640;
 
 fn append(path: &PathBuf) -> io::Result<File> {
-    let file = OpenOptions::new().create(true).append(true).mode(FILE_MODE).open(path)?;
+    let file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(FILE_MODE)
+        .open(path)?;
     let known = file.metadata()?;
     // An earlier version or a log rotator may have created the file readable by others. If another user owns it, the call fails and the
     // owner's mode stays.
@@ -89,7 +103,11 @@ impl SinkTarget {
     pub(super) fn open(sink: LogSink) -> io::Result<Self> {
         Ok(match sink {
             LogSink::Stdout => SinkTarget::Stdout,
-            LogSink::File(path) => SinkTarget::File { file: append(&path)?, path, looked: Instant::now() },
+            LogSink::File(path) => SinkTarget::File {
+                file: append(&path)?,
+                path,
+                looked: Instant::now(),
+            },
         })
     }
 
@@ -103,8 +121,12 @@ impl SinkTarget {
             SinkTarget::File { path, file, looked } => {
                 if looked.elapsed() >= POLL_INTERVAL {
                     *looked = Instant::now();
-                    let same = |a: &std::fs::Metadata, b: &std::fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
-                    if !std::fs::metadata(&*path).is_ok_and(|there| file.metadata().is_ok_and(|here| same(&there, &here))) {
+                    let same = |a: &std::fs::Metadata, b: &std::fs::Metadata| {
+                        (a.dev(), a.ino()) == (b.dev(), b.ino())
+                    };
+                    if !std::fs::metadata(&*path)
+                        .is_ok_and(|there| file.metadata().is_ok_and(|here| same(&there, &here)))
+                    {
                         *file = append(path)?;
                     }
                 }

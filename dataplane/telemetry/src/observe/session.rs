@@ -38,28 +38,51 @@ pub(super) enum ObservationError {
 
 impl ObservationError {
     pub(super) fn refused(reason: &'static str, why: impl Into<String>) -> Self {
-        Self::Refused { reason, why: why.into() }
+        Self::Refused {
+            reason,
+            why: why.into(),
+        }
     }
 }
 
 impl Outgoing {
     /// Waits for credit and sends the data, which is at most [`OBSERVE_DATA_BYTES_MAX`] long.
     pub(super) async fn send(&self, data: Vec<u8>, dropped: u64) -> Result<(), ObservationError> {
-        self.answer(ObserveAnswer { id: self.id, data, dropped, ..ObserveAnswer::default() }).await
+        self.answer(ObserveAnswer {
+            id: self.id,
+            data,
+            dropped,
+            ..ObserveAnswer::default()
+        })
+        .await
     }
 
     async fn answer(&self, answer: ObserveAnswer) -> Result<(), ObservationError> {
-        let cost = u32::try_from(answer.data.len() as u64 + OBSERVE_ANSWER_COST).unwrap_or(u32::MAX);
+        let cost =
+            u32::try_from(answer.data.len() as u64 + OBSERVE_ANSWER_COST).unwrap_or(u32::MAX);
         // The semaphore is never closed.
-        let permit = self.credit.acquire_many(cost).await.map_err(|_| ObservationError::Gone)?;
+        let permit = self
+            .credit
+            .acquire_many(cost)
+            .await
+            .map_err(|_| ObservationError::Gone)?;
         // Spent credit comes back from the controller, not when the permit is dropped.
         permit.forget();
-        self.answers.send(answer).await.map_err(|_| ObservationError::Gone)
+        self.answers
+            .send(answer)
+            .await
+            .map_err(|_| ObservationError::Gone)
     }
 
     async fn end(&self, end: ObserveEnd) {
         // If the reader is gone, the end is not needed.
-        let _ = self.answer(ObserveAnswer { id: self.id, end: Some(end), ..ObserveAnswer::default() }).await;
+        let _ = self
+            .answer(ObserveAnswer {
+                id: self.id,
+                end: Some(end),
+                ..ObserveAnswer::default()
+            })
+            .await;
     }
 }
 
@@ -71,16 +94,29 @@ pub(super) async fn run(observer: Arc<ObservationContext>, begin: ObserveBegin, 
         Ok(()) => ObserveEnd::default(),
         Err(ObservationError::Gone) => return,
         Err(ObservationError::Refused { reason, why }) => {
-            observer.refused.shared(&[subject_name(subject), reason]).inc();
-            ObserveEnd { reason: reason.into(), why }
+            observer
+                .refused
+                .shared(&[subject_name(subject), reason])
+                .inc();
+            ObserveEnd {
+                reason: reason.into(),
+                why,
+            }
         }
     };
     out.end(end).await;
 }
 
-async fn serve(observer: &Arc<ObservationContext>, subject: Subject, begin: ObserveBegin, out: &Outgoing) -> Result<(), ObservationError> {
+async fn serve(
+    observer: &Arc<ObservationContext>,
+    subject: Subject,
+    begin: ObserveBegin,
+    out: &Outgoing,
+) -> Result<(), ObservationError> {
     let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-    let tenant = some(&begin.tenant).map(|name| TenantName::new(&name)).transpose();
+    let tenant = some(&begin.tenant)
+        .map(|name| TenantName::new(&name))
+        .transpose();
     let tenant = tenant.map_err(|error| ObservationError::refused("form", error.to_string()))?;
     let permit = permit(observer, tenant.as_ref())?;
     let work = async {
@@ -92,13 +128,25 @@ async fn serve(observer: &Arc<ObservationContext>, subject: Subject, begin: Obse
                     path: some(&begin.path),
                     status: some(&begin.status),
                 };
-                let tap = observer.sources.tap.as_ref().ok_or_else(|| unserved(subject))?;
-                let lines = tap(filter)
-                    .ok_or_else(|| ObservationError::refused("busy", "as many taps are open as may be; fix: end some of them"))?;
+                let tap = observer
+                    .sources
+                    .tap
+                    .as_ref()
+                    .ok_or_else(|| unserved(subject))?;
+                let lines = tap(filter).ok_or_else(|| {
+                    ObservationError::refused(
+                        "busy",
+                        "as many taps are open as may be; fix: end some of them",
+                    )
+                })?;
                 follow_lines(observer, subject, lines, out).await
             }
             Subject::Logs => {
-                let logs = observer.sources.logs.as_ref().ok_or_else(|| unserved(subject))?;
+                let logs = observer
+                    .sources
+                    .logs
+                    .as_ref()
+                    .ok_or_else(|| unserved(subject))?;
                 let tail = usize::try_from(begin.tail).unwrap_or(usize::MAX);
                 let (kept, lines) = logs.read(tenant.as_ref(), tail, begin.follow);
                 send_kept(kept, out).await?;
@@ -107,7 +155,9 @@ async fn serve(observer: &Arc<ObservationContext>, subject: Subject, begin: Obse
                     None => Ok(()),
                 }
             }
-            Subject::ConfigDump | Subject::Metrics => whole::send(observer, subject, tenant, out).await,
+            Subject::ConfigDump | Subject::Metrics => {
+                whole::send(observer, subject, tenant, out).await
+            }
             Subject::Unspecified => Err(unserved(subject)),
         }
     };
@@ -118,17 +168,28 @@ async fn serve(observer: &Arc<ObservationContext>, subject: Subject, begin: Obse
     }
 }
 
-fn permit(observer: &ObservationContext, tenant: Option<&TenantName>) -> Result<TenantPermit, ObservationError> {
-    let holder = tenant.map_or(ShareHolder::Provider, |tenant| ShareHolder::Tenant(tenant.clone()));
+fn permit(
+    observer: &ObservationContext,
+    tenant: Option<&TenantName>,
+) -> Result<TenantPermit, ObservationError> {
+    let holder = tenant.map_or(ShareHolder::Provider, |tenant| {
+        ShareHolder::Tenant(tenant.clone())
+    });
     let taken = observer.limit.take_revocable(&holder, 1);
     taken.map_err(|refusal| {
-        let why = format!("{holder} has as many observations here as it may ({}); fix: end some of them", refusal.reason());
+        let why = format!(
+            "{holder} has as many observations here as it may ({}); fix: end some of them",
+            refusal.reason()
+        );
         ObservationError::refused("busy", why)
     })
 }
 
 fn unserved(subject: Subject) -> ObservationError {
-    ObservationError::refused("unserved", format!("this data plane has no {}", subject_name(subject)))
+    ObservationError::refused(
+        "unserved",
+        format!("this data plane has no {}", subject_name(subject)),
+    )
 }
 
 /// Sends the retained lines, oldest first.
@@ -140,11 +201,20 @@ async fn send_kept(kept: Vec<Bytes>, out: &Outgoing) -> Result<(), ObservationEr
         }
         batch.extend_from_slice(&lines);
     }
-    if batch.is_empty() { Ok(()) } else { out.send(batch, 0).await }
+    if batch.is_empty() {
+        Ok(())
+    } else {
+        out.send(batch, 0).await
+    }
 }
 
 /// Sends lines as they arrive, batched, at no more than [`LINE_BYTES_PER_SECOND`].
-async fn follow_lines(observer: &ObservationContext, subject: Subject, mut lines: Lines, out: &Outgoing) -> Result<(), ObservationError> {
+async fn follow_lines(
+    observer: &ObservationContext,
+    subject: Subject,
+    mut lines: Lines,
+    out: &Outgoing,
+) -> Result<(), ObservationError> {
     let counter = observer.dropped.shared(&[subject_name(subject)]);
     let mut pace = Pace::new();
     let longest = tokio::time::sleep(OBSERVE_TIME_MAX);
@@ -205,7 +275,9 @@ struct Pace {
 
 impl Pace {
     fn new() -> Self {
-        Self { paid: Instant::now() }
+        Self {
+            paid: Instant::now(),
+        }
     }
 
     /// Waits until `bytes` more bytes may be sent.
@@ -232,11 +304,17 @@ mod tests {
         pace.wait(LINE_BYTES_PER_SECOND).await;
         pace.wait(LINE_BYTES_PER_SECOND).await;
         let waited = begun.elapsed();
-        assert!((Duration::from_millis(1_990)..Duration::from_millis(2_020)).contains(&waited), "{waited:?}");
+        assert!(
+            (Duration::from_millis(1_990)..Duration::from_millis(2_020)).contains(&waited),
+            "{waited:?}"
+        );
         tokio::time::sleep(Duration::from_secs(60)).await;
         let again = Instant::now();
         pace.wait(2 * LINE_BYTES_PER_SECOND).await;
         let waited = again.elapsed();
-        assert!((Duration::from_millis(990)..Duration::from_millis(1_020)).contains(&waited), "{waited:?}");
+        assert!(
+            (Duration::from_millis(990)..Duration::from_millis(1_020)).contains(&waited),
+            "{waited:?}"
+        );
     }
 }

@@ -27,8 +27,16 @@ impl Stand {
     async fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut controller = FakeController::start().await;
-        let connection = controller.reached_through(folder.path(), controller.address).connect(0).await.unwrap();
-        let (registry, logs, taps) = (Registry::new(), LogTails::default(), Arc::<Mutex<Vec<_>>>::default());
+        let connection = controller
+            .reached_through(folder.path(), controller.address)
+            .connect(0)
+            .await
+            .unwrap();
+        let (registry, logs, taps) = (
+            Registry::new(),
+            LogTails::default(),
+            Arc::<Mutex<Vec<_>>>::default(),
+        );
         let begun = taps.clone();
         let sources = ObserveSources {
             dump: Box::new(|tenant| match tenant {
@@ -49,23 +57,53 @@ impl Stand {
         drop(drain);
         let mut observation = controller.observation().await;
         let hello = observation.hear().await.unwrap();
-        let all = [Subject::Tap, Subject::Logs, Subject::ConfigDump, Subject::Metrics];
+        let all = [
+            Subject::Tap,
+            Subject::Logs,
+            Subject::ConfigDump,
+            Subject::Metrics,
+        ];
         assert!(hello.id == 0 && hello.subjects().eq(all), "{hello:?}");
-        Self { observation, registry, logs, taps, _controller: controller, _drain: trigger, _connections: connections }
+        Self {
+            observation,
+            registry,
+            logs,
+            taps,
+            _controller: controller,
+            _drain: trigger,
+            _connections: connections,
+        }
     }
 
     async fn order(&self, id: u64, order: Order) {
-        self.observation.say(ObserveOrder { id, order: Some(order) }).await;
+        self.observation
+            .say(ObserveOrder {
+                id,
+                order: Some(order),
+            })
+            .await;
     }
 
     async fn begin(&self, id: u64, subject: Subject, tenant: &str) {
-        let begin = ObserveBegin { subject: subject.into(), tenant: tenant.into(), tail: 9, follow: true, ..ObserveBegin::default() };
+        let begin = ObserveBegin {
+            subject: subject.into(),
+            tenant: tenant.into(),
+            tail: 9,
+            follow: true,
+            ..ObserveBegin::default()
+        };
         self.order(id, Order::Begin(begin)).await;
     }
 
     /// Returns the next answer; `None` if none arrives for 300 ms, or 3 s in the gate.
     async fn answer(&mut self) -> Option<ObserveAnswer> {
-        tokio::time::timeout(Duration::from_millis(300) * canal_timing::slack(), self.observation.hear()).await.ok().flatten()
+        tokio::time::timeout(
+            Duration::from_millis(300) * canal_timing::slack(),
+            self.observation.hear(),
+        )
+        .await
+        .ok()
+        .flatten()
     }
 
     /// Returns all data of an observation and its end.
@@ -91,7 +129,9 @@ impl Stand {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), tapped).await.expect("a tap begins")
+        tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), tapped)
+            .await
+            .expect("a tap begins")
     }
 }
 
@@ -110,13 +150,23 @@ async fn a_reader_without_credit_gets_one_window_and_the_drop_count() {
         lines += answer.data.len() / line.len();
         dropped += answer.dropped;
     }
-    assert!(unread <= OBSERVE_WINDOW_BYTES && unread > OBSERVE_WINDOW_BYTES / 2, "{unread}");
+    assert!(
+        unread <= OBSERVE_WINDOW_BYTES && unread > OBSERVE_WINDOW_BYTES / 2,
+        "{unread}"
+    );
     // With credit the rest arrives at the limited rate, and every line is accounted for.
     let mut owed = unread;
     while lines + usize::try_from(dropped).unwrap() < 400 {
-        stand.order(7, Order::Credit(std::mem::take(&mut owed))).await;
-        let answer =
-            tokio::time::timeout(canal_timing::deadline(Duration::from_secs(10)), stand.observation.hear()).await.unwrap().unwrap();
+        stand
+            .order(7, Order::Credit(std::mem::take(&mut owed)))
+            .await;
+        let answer = tokio::time::timeout(
+            canal_timing::deadline(Duration::from_secs(10)),
+            stand.observation.hear(),
+        )
+        .await
+        .unwrap()
+        .unwrap();
         owed += answer.data.len() as u64 + OBSERVE_ANSWER_COST;
         lines += answer.data.len() / line.len();
         dropped += answer.dropped;
@@ -124,11 +174,16 @@ async fn a_reader_without_credit_gets_one_window_and_the_drop_count() {
         sender.send(Bytes::from_static(b"\n"));
     }
     assert!(dropped > 0 && lines >= sent, "{lines} {dropped} {sent}");
-    assert!(stand.registry.render().contains(&format!("canal_observations_lines_dropped_total{{subject=\"tap\"}} {dropped}\n")));
+    assert!(stand.registry.render().contains(&format!(
+        "canal_observations_lines_dropped_total{{subject=\"tap\"}} {dropped}\n"
+    )));
     stand.order(7, Order::End(true)).await;
     let until = tokio::time::Instant::now() + canal_timing::deadline(Duration::from_secs(10));
     while !sender.is_closed() {
-        assert!(tokio::time::Instant::now() < until, "the tap goes on for nobody");
+        assert!(
+            tokio::time::Instant::now() < until,
+            "the tap goes on for nobody"
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -136,21 +191,50 @@ async fn a_reader_without_credit_gets_one_window_and_the_drop_count() {
 #[tokio::test]
 async fn dumps_and_metrics_are_a_tenants_part_or_all() {
     let mut stand = Stand::start().await;
-    let requests = stand.registry.counters(MetricFamily::new("istio_requests_total", "R.", &["tenant", "code"]));
+    let requests = stand.registry.counters(MetricFamily::new(
+        "istio_requests_total",
+        "R.",
+        &["tenant", "code"],
+    ));
     requests.shared(&["alpha", "200"]).add(3);
     requests.shared(&["beta", "500"]).add(4);
-    stand.registry.counters(MetricFamily::new("canal_other_total", "O.", &["reason"])).shared(&["x"]).inc();
+    stand
+        .registry
+        .counters(MetricFamily::new("canal_other_total", "O.", &["reason"]))
+        .shared(&["x"])
+        .inc();
     for (id, subject, tenant, has, lacks) in [
-        (1, Subject::Metrics, "alpha", "istio_requests_total{tenant=\"alpha\",code=\"200\"} 3\n", "beta"),
-        (2, Subject::Metrics, "alpha", "# TYPE istio_requests_total counter\n", "canal_other_total"),
-        (3, Subject::Metrics, "", "canal_other_total{reason=\"x\"} 1\n", "tenant=\"gamma\""),
+        (
+            1,
+            Subject::Metrics,
+            "alpha",
+            "istio_requests_total{tenant=\"alpha\",code=\"200\"} 3\n",
+            "beta",
+        ),
+        (
+            2,
+            Subject::Metrics,
+            "alpha",
+            "# TYPE istio_requests_total counter\n",
+            "canal_other_total",
+        ),
+        (
+            3,
+            Subject::Metrics,
+            "",
+            "canal_other_total{reason=\"x\"} 1\n",
+            "tenant=\"gamma\"",
+        ),
         (4, Subject::ConfigDump, "alpha", "\"of\": \"alpha\"", "all"),
         (5, Subject::ConfigDump, "", "\"all\": \"xxx", "of"),
     ] {
         stand.begin(id, subject, tenant).await;
         let (data, end) = stand.whole(id).await;
         let text = String::from_utf8(data).unwrap();
-        assert!(end.reason.is_empty() && text.contains(has) && !text.contains(lacks), "{subject:?} {tenant}: {end:?} {text:.200}");
+        assert!(
+            end.reason.is_empty() && text.contains(has) && !text.contains(lacks),
+            "{subject:?} {tenant}: {end:?} {text:.200}"
+        );
     }
 }
 
@@ -167,8 +251,17 @@ async fn few_whole_answers_are_made_at_once_and_a_tenant_has_one_of_them() {
     while let Some(answer) = stand.answer().await {
         busy += u64::from(answer.end.is_some_and(|end| end.reason == "busy"));
     }
-    assert_eq!(busy, 8 - (WHOLE_ANSWERS_MAX as u64 - 1), "those that do not fit are refused");
-    assert!(stand.registry.render().contains("canal_observations_refused_total{subject=\"config_dump\",reason=\"busy\"}"));
+    assert_eq!(
+        busy,
+        8 - (WHOLE_ANSWERS_MAX as u64 - 1),
+        "those that do not fit are refused"
+    );
+    assert!(
+        stand
+            .registry
+            .render()
+            .contains("canal_observations_refused_total{subject=\"config_dump\",reason=\"busy\"}")
+    );
 }
 
 #[tokio::test]

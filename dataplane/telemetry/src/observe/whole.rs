@@ -26,8 +26,15 @@ pub(super) async fn send(
     tenant: Option<TenantName>,
     out: &Outgoing,
 ) -> Result<(), ObservationError> {
-    let holder = tenant.clone().map_or(ShareHolder::Provider, ShareHolder::Tenant);
-    let busy = |_| ObservationError::refused("busy", "as many dumps and metrics are being read as may be; fix: try again in a moment");
+    let holder = tenant
+        .clone()
+        .map_or(ShareHolder::Provider, ShareHolder::Tenant);
+    let busy = |_| {
+        ObservationError::refused(
+            "busy",
+            "as many dumps and metrics are being read as may be; fix: try again in a moment",
+        )
+    };
     let permit = observer.whole.take_revocable(&holder, 1).map_err(busy)?;
     let maker = observer.clone();
     // Rendering takes long enough to delay other tasks of this runtime.
@@ -35,8 +42,12 @@ pub(super) async fn send(
         Subject::ConfigDump => dump(&maker, tenant.as_ref()),
         _ => metrics(&maker, tenant.as_ref()),
     });
-    let text =
-        made.await.map_err(|_| ObservationError::refused("failed", "the answer could not be made; fix: check the process's log"))??;
+    let text = made.await.map_err(|_| {
+        ObservationError::refused(
+            "failed",
+            "the answer could not be made; fix: check the process's log",
+        )
+    })??;
     let work = async {
         for piece in text.chunks(OBSERVE_DATA_BYTES_MAX) {
             out.send(piece.to_vec(), 0).await?;
@@ -54,10 +65,16 @@ pub(super) async fn send(
 
 fn too_large() -> ObservationError {
     let max = WHOLE_ANSWER_BYTES_MAX >> 20;
-    ObservationError::refused("too_large", format!("the answer is larger than {max} MiB; fix: use the process's own admin socket"))
+    ObservationError::refused(
+        "too_large",
+        format!("the answer is larger than {max} MiB; fix: use the process's own admin socket"),
+    )
 }
 
-fn dump(observer: &ObservationContext, tenant: Option<&TenantName>) -> Result<Vec<u8>, ObservationError> {
+fn dump(
+    observer: &ObservationContext,
+    tenant: Option<&TenantName>,
+) -> Result<Vec<u8>, ObservationError> {
     let mut text = Bounded(Vec::new());
     match serde_json::to_writer_pretty(&mut text, &(observer.sources.dump)(tenant)) {
         Ok(()) => Ok(text.0),
@@ -65,7 +82,10 @@ fn dump(observer: &ObservationContext, tenant: Option<&TenantName>) -> Result<Ve
     }
 }
 
-fn metrics(observer: &ObservationContext, tenant: Option<&TenantName>) -> Result<Vec<u8>, ObservationError> {
+fn metrics(
+    observer: &ObservationContext,
+    tenant: Option<&TenantName>,
+) -> Result<Vec<u8>, ObservationError> {
     let mut text = Bounded(Vec::new());
     let registry = &observer.sources.registry;
     let mut pieces = match tenant {
@@ -102,7 +122,9 @@ mod tests {
     fn an_answer_has_a_largest_size() {
         let mut text = Bounded(Vec::new());
         let piece = vec![0; 1 << 20];
-        let taken = (0..64).take_while(|_| io::Write::write_all(&mut text, &piece).is_ok()).count();
+        let taken = (0..64)
+            .take_while(|_| io::Write::write_all(&mut text, &piece).is_ok())
+            .count();
         assert_eq!(taken, WHOLE_ANSWER_BYTES_MAX >> 20);
     }
 }

@@ -19,12 +19,28 @@ fn cached_chains_expire_with_the_certificate_and_are_bounded() {
     let ca = TestCa::new("alpha");
     let leaf = ca.issue(&identity(ALICE)).chain()[0].clone();
     let trust = TrustSnapshot::of_bundles([&bundle_of(&ca)]).unwrap();
-    let anchors = trust.anchors(&identity(ALICE).trust_domain).unwrap().clone();
-    let judge = PeerVerifier { own: identity(ALICE).trust_domain, fallback: anchors, trust: TrustView::without_bundles() };
-    let at = |year: u64| UnixTime::since_unix_epoch(Duration::from_secs((year - 1970) * 31_557_600));
+    let anchors = trust
+        .anchors(&identity(ALICE).trust_domain)
+        .unwrap()
+        .clone();
+    let judge = PeerVerifier {
+        own: identity(ALICE).trust_domain,
+        fallback: anchors,
+        trust: TrustView::without_bundles(),
+    };
+    let at =
+        |year: u64| UnixTime::since_unix_epoch(Duration::from_secs((year - 1970) * 31_557_600));
     let members = ExpectedPeer::Members(judge.own.clone());
-    assert!(judge.judge(PeerRole::Client, &members, &leaf, &[], at(2026)).is_ok());
-    assert!(judge.judge(PeerRole::Client, &members, &leaf, &[], at(2125)).is_err());
+    assert!(
+        judge
+            .judge(PeerRole::Client, &members, &leaf, &[], at(2026))
+            .is_ok()
+    );
+    assert!(
+        judge
+            .judge(PeerRole::Client, &members, &leaf, &[], at(2125))
+            .is_err()
+    );
     let verified = verified_for_test(&identity(ALICE), &leaf);
     let key = |n: u64| ChainKey::of(&leaf, &[], n, PeerRole::Client);
     cache.put(key(0), verified.clone());

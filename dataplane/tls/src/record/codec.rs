@@ -59,7 +59,9 @@ pub enum RecordError {
     Truncated,
     #[error("TLS: no keys can be made")]
     Keys,
-    #[error("TLS: the keys' time is over, and this kernel cannot take others (Linux can from 6.14 on); the next connection has new ones")]
+    #[error(
+        "TLS: the keys' time is over, and this kernel cannot take others (Linux can from 6.14 on); the next connection has new ones"
+    )]
     Rekey,
 }
 
@@ -102,20 +104,31 @@ struct DirectionKeys {
 impl DirectionKeys {
     fn new(suite: MeshCipherSuite, traffic: &[u8]) -> Result<Self, RecordError> {
         let (secret, keys) = apart(suite, traffic).ok_or(RecordError::Keys)?;
-        Ok(Self { secret, keys, sequence: 0 })
+        Ok(Self {
+            secret,
+            keys,
+            sequence: 0,
+        })
     }
 
     fn update(&mut self) -> Result<(), RecordError> {
         let secret = self.secret.next().ok_or(RecordError::Keys)?;
         let keys = secret.keys().ok_or(RecordError::Keys)?;
-        *self = Self { secret, keys, sequence: 0 };
+        *self = Self {
+            secret,
+            keys,
+            sequence: 0,
+        };
         Ok(())
     }
 
     /// Returns the nonce of the next record (RFC 8446 §5.3).
     fn nonce(&mut self) -> Nonce {
         let mut nonce: [u8; NONCE_LEN] = self.keys.iv;
-        for (byte, number) in nonce[NONCE_LEN - 8..].iter_mut().zip(self.sequence.to_be_bytes()) {
+        for (byte, number) in nonce[NONCE_LEN - 8..]
+            .iter_mut()
+            .zip(self.sequence.to_be_bytes())
+        {
             *byte ^= number;
         }
         // The sequence cannot overflow, because keys are updated long before 2^64 records.
@@ -181,7 +194,9 @@ pub(super) enum RecordPrefix {
 
 /// Measures the record at the front of `buffer`.
 pub(super) fn front(buffer: &[u8]) -> Result<RecordPrefix, RecordError> {
-    let [kind, _, _, high, low, ..] = buffer else { return Ok(RecordPrefix::Partial(HEADER)) };
+    let [kind, _, _, high, low, ..] = buffer else {
+        return Ok(RecordPrefix::Partial(HEADER));
+    };
     if *kind != APPLICATION_DATA {
         // This includes ChangeCipherSpec, which is not permitted after the handshake (RFC 8446 §5).
         return Err(RecordError::Unexpected);
@@ -191,24 +206,49 @@ pub(super) fn front(buffer: &[u8]) -> Result<RecordPrefix, RecordError> {
         return Err(RecordError::Overflow);
     }
     let whole = HEADER + length;
-    Ok(if buffer.len() < whole { RecordPrefix::Partial(whole) } else { RecordPrefix::Whole(whole) })
+    Ok(if buffer.len() < whole {
+        RecordPrefix::Partial(whole)
+    } else {
+        RecordPrefix::Whole(whole)
+    })
 }
 
 /// Creates both directions of a connection whose handshake yielded these secrets.
-pub(super) fn pair(suite: u16, side: EndpointRole, client: &[u8], server: &[u8]) -> Result<(Sealer, Opener), RecordError> {
+pub(super) fn pair(
+    suite: u16,
+    side: EndpointRole,
+    client: &[u8],
+    server: &[u8],
+) -> Result<(Sealer, Opener), RecordError> {
     let suite = MeshCipherSuite::of(suite).ok_or(RecordError::Keys)?;
-    let (client, server) = (DirectionKeys::new(suite, client)?, DirectionKeys::new(suite, server)?);
+    let (client, server) = (
+        DirectionKeys::new(suite, client)?,
+        DirectionKeys::new(suite, server)?,
+    );
     let (own, peers) = match side {
         EndpointRole::Client => (client, server),
         EndpointRole::Server => (server, client),
     };
-    Ok((Sealer { direction: own, limit: RECORDS_MAX }, Opener { direction: peers, talk: PostHandshakeReader::new(side) }))
+    Ok((
+        Sealer {
+            direction: own,
+            limit: RECORDS_MAX,
+        },
+        Opener {
+            direction: peers,
+            talk: PostHandshakeReader::new(side),
+        },
+    ))
 }
 
 impl Sealer {
     /// Appends one record with application data from the front of `bufs` to `out`. Returns the number of bytes taken, at most
     /// [`PLAINTEXT_MAX`]. It renews the keys when they reach their limit.
-    pub(super) fn data<'a>(&mut self, bufs: impl Iterator<Item = &'a [u8]>, out: &mut Vec<u8>) -> Result<usize, RecordError> {
+    pub(super) fn data<'a>(
+        &mut self,
+        bufs: impl Iterator<Item = &'a [u8]>,
+        out: &mut Vec<u8>,
+    ) -> Result<usize, RecordError> {
         if self.direction.sequence >= self.limit {
             self.update(out)?;
         }
@@ -251,11 +291,16 @@ impl Sealer {
     /// Encrypts the plaintext behind the header at `at` into a record.
     fn seal(&mut self, kind: u8, at: usize, out: &mut Vec<u8>) -> Result<(), RecordError> {
         out.push(kind);
-        let length = u16::try_from(out.len() - at - HEADER + TAG).map_err(|_| RecordError::Overflow)?;
+        let length =
+            u16::try_from(out.len() - at - HEADER + TAG).map_err(|_| RecordError::Overflow)?;
         out[at + 3..at + HEADER].copy_from_slice(&length.to_be_bytes());
         let (head, body) = out[at..].split_at_mut(HEADER);
         let nonce = self.direction.nonce();
-        let sealed = self.direction.keys.key.seal_in_place_separate_tag(nonce, Aad::from(&*head), body);
+        let sealed =
+            self.direction
+                .keys
+                .key
+                .seal_in_place_separate_tag(nonce, Aad::from(&*head), body);
         let tag = sealed.map_err(|_| RecordError::Keys)?;
         out.extend_from_slice(tag.as_ref());
         Ok(())
@@ -272,15 +317,22 @@ fn begin(out: &mut Vec<u8>) -> usize {
 impl Opener {
     /// Decrypts a complete record in place, and handles its control content.
     pub(super) fn open(&mut self, record: &mut [u8]) -> Result<DecryptedRecord, RecordError> {
-        let (head, body) = record.split_at_mut_checked(HEADER).ok_or(RecordError::Decode)?;
+        let (head, body) = record
+            .split_at_mut_checked(HEADER)
+            .ok_or(RecordError::Decode)?;
         let nonce = self.direction.nonce();
         let key = &self.direction.keys.key;
-        let plain = key.open_in_place(nonce, Aad::from(&*head), body).map_err(|_| RecordError::BadRecord)?;
+        let plain = key
+            .open_in_place(nonce, Aad::from(&*head), body)
+            .map_err(|_| RecordError::BadRecord)?;
         if plain.len() > PLAINTEXT_MAX + 1 {
             return Err(RecordError::Overflow);
         }
         // Zeros after the content type are padding (RFC 8446 §5.4).
-        let end = plain.iter().rposition(|byte| *byte != 0).ok_or(RecordError::Unexpected)?;
+        let end = plain
+            .iter()
+            .rposition(|byte| *byte != 0)
+            .ok_or(RecordError::Unexpected)?;
         let (kind, content) = (plain[end], &plain[..end]);
         match self.talk.process_content(kind, content)? {
             RecordContent::Data => Ok(DecryptedRecord::Data(end)),
@@ -302,16 +354,28 @@ impl Opener {
 
 impl PostHandshakeReader {
     pub(super) fn new(side: EndpointRole) -> Self {
-        Self { side, message: Vec::new(), idle: 0 }
+        Self {
+            side,
+            message: Vec::new(),
+            idle: 0,
+        }
     }
 
     /// Processes the content of a decrypted record of type `kind`.
-    pub(super) fn process_content(&mut self, kind: u8, content: &[u8]) -> Result<RecordContent, RecordError> {
+    pub(super) fn process_content(
+        &mut self,
+        kind: u8,
+        content: &[u8],
+    ) -> Result<RecordContent, RecordError> {
         // Handshake messages must not be interleaved with other content (RFC 8446 §5.1).
         if kind != HANDSHAKE && !self.message.is_empty() {
             return Err(RecordError::Unexpected);
         }
-        self.idle = if kind == APPLICATION_DATA && !content.is_empty() { 0 } else { self.idle + 1 };
+        self.idle = if kind == APPLICATION_DATA && !content.is_empty() {
+            0
+        } else {
+            self.idle + 1
+        };
         if self.idle > IDLE_RECORDS_MAX {
             return Err(RecordError::Idle);
         }
@@ -332,12 +396,16 @@ impl PostHandshakeReader {
             if length > MESSAGE_MAX {
                 return Err(RecordError::Decode);
             }
-            let Some(body) = rest.get(..length) else { break };
+            let Some(body) = rest.get(..length) else {
+                break;
+            };
             match (*kind, self.side) {
                 // The ticket is ignored, because sessions are not resumed.
                 (NEW_SESSION_TICKET, EndpointRole::Client) => {}
                 (KEY_UPDATE, _) => {
-                    let [asked @ (0 | 1)] = *body else { return Err(RecordError::Decode) };
+                    let [asked @ (0 | 1)] = *body else {
+                        return Err(RecordError::Decode);
+                    };
                     // No message may follow it under the old keys (RFC 8446 §5.1).
                     if rest.len() > length {
                         return Err(RecordError::Unexpected);

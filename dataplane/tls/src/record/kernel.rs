@@ -18,8 +18,8 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
 use super::codec::{
-    ALERT, CLOSING, DecryptedRecord, EndpointRole, HANDSHAKE, HEADER, PLAINTEXT_MAX, PostHandshakeReader, RecordContent, RecordError,
-    RecordPrefix, TAG, UPDATE, front, pair,
+    ALERT, CLOSING, DecryptedRecord, EndpointRole, HANDSHAKE, HEADER, PLAINTEXT_MAX,
+    PostHandshakeReader, RecordContent, RecordError, RecordPrefix, TAG, UPDATE, front, pair,
 };
 use super::schedule::{MeshCipherSuite, TrafficKeyParts, TrafficSecret};
 use super::{ReceiveState, TrafficSecrets, broken};
@@ -30,7 +30,8 @@ const ROOM_MIN: usize = 1 << 10;
 /// Bytes of a record in addition to its data: header, content type and tag.
 const AROUND: u64 = (HEADER + 1 + TAG) as u64;
 /// First and longest wait before the next check whether TCP has all bytes.
-const SEND_QUEUE_POLL_BACKOFF: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
+const SEND_QUEUE_POLL_BACKOFF: (Duration, Duration) =
+    (Duration::from_millis(1), Duration::from_millis(50));
 
 /// Number of reads after which the kernel is queried for the number of records.
 const COUNT: u32 = 1 << 12;
@@ -83,7 +84,11 @@ struct SentRecordCount {
 
 impl<IO> std::fmt::Debug for KernelStream<IO> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "KernelStream {{ heard: {:?}, said_close: {} }}", self.heard, self.said_close)
+        write!(
+            f,
+            "KernelStream {{ heard: {:?}, said_close: {} }}",
+            self.heard, self.said_close
+        )
     }
 }
 
@@ -92,7 +97,9 @@ impl<IO> std::fmt::Debug for KernelStream<IO> {
 pub(crate) fn kernel_rekeys() -> bool {
     static REKEYS: LazyLock<bool> = LazyLock::new(|| {
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        let mut numbers = release.split(['.', '-']).map_while(|n| n.trim().parse::<u32>().ok());
+        let mut numbers = release
+            .split(['.', '-'])
+            .map_while(|n| n.trim().parse::<u32>().ok());
         (numbers.next(), numbers.next()) >= (Some(6), Some(14))
     });
     *REKEYS
@@ -115,26 +122,41 @@ struct EarlyRecords {
 }
 
 /// Decrypts complete records with data, and tickets. `None` means that there is other content, after which the kernel could not continue.
-fn open_early(secrets: &TrafficSecrets<'_>, early: &[u8]) -> Result<Option<EarlyRecords>, RecordError> {
+fn open_early(
+    secrets: &TrafficSecrets<'_>,
+    early: &[u8],
+) -> Result<Option<EarlyRecords>, RecordError> {
     let (mut plain, mut records) = (Vec::new(), 0);
     if early.is_empty() {
-        return Ok(Some(EarlyRecords { plain, talk: PostHandshakeReader::new(secrets.side), records }));
+        return Ok(Some(EarlyRecords {
+            plain,
+            talk: PostHandshakeReader::new(secrets.side),
+            records,
+        }));
     }
     let (_, mut opener) = pair(secrets.suite, secrets.side, secrets.client, secrets.server)?;
     // The records are copied, because decryption is in place and the user-space record layer may have to repeat it.
     let mut rest = &mut early.to_vec()[..];
     while !rest.is_empty() {
-        let Ok(RecordPrefix::Whole(whole)) = front(rest) else { return Ok(None) };
+        let Ok(RecordPrefix::Whole(whole)) = front(rest) else {
+            return Ok(None);
+        };
         let (record, behind) = std::mem::take(&mut rest).split_at_mut(whole);
         rest = behind;
         records += 1;
         match opener.open(record) {
-            Ok(DecryptedRecord::Data(length)) => plain.extend_from_slice(&record[HEADER..HEADER + length]),
+            Ok(DecryptedRecord::Data(length)) => {
+                plain.extend_from_slice(&record[HEADER..HEADER + length])
+            }
             Ok(DecryptedRecord::Control { update: false }) => {}
             _ => return Ok(None),
         }
     }
-    Ok(opener.into_talk(records).map(|talk| EarlyRecords { plain, talk, records }))
+    Ok(opener.into_talk(records).map(|talk| EarlyRecords {
+        plain,
+        talk,
+        records,
+    }))
 }
 
 /// Gives the kernel the keys, if it can continue where the handshake ended. `early` are bytes that were read after the handshake's last
@@ -143,20 +165,37 @@ fn open_early(secrets: &TrafficSecrets<'_>, early: &[u8]) -> Result<Option<Early
 /// # Errors
 /// The kernel accepted one direction and then refused the other, so the connection is unusable. [`RecordError::Keys`] for a suite that the
 /// mesh does not use, or for secrets that do not fit the suite.
-pub(crate) fn hand_over<IO: Transport>(io: IO, secrets: &TrafficSecrets<'_>, early: &[u8]) -> io::Result<KtlsHandover<IO>> {
+pub(crate) fn hand_over<IO: Transport>(
+    io: IO,
+    secrets: &TrafficSecrets<'_>,
+    early: &[u8],
+) -> io::Result<KtlsHandover<IO>> {
     let none = || broken(RecordError::Keys);
     let suite = MeshCipherSuite::of(secrets.suite).ok_or_else(none)?;
     let parts = |traffic| TrafficKeyParts::of(suite, traffic).ok_or_else(none);
     let (client, server) = (parts(secrets.client)?, parts(secrets.server)?);
-    let (own, peers) = if secrets.side == EndpointRole::Client { (client, server) } else { (server, client) };
-    let Some(tcp) = io.tcp() else { return Ok(KtlsHandover::Not(io, "no_socket")) };
-    let Some(early) = open_early(secrets, early).map_err(broken)? else { return Ok(KtlsHandover::Not(io, "early")) };
-    let keys = |parts: &TrafficKeyParts<'_>, sequence| TlsKeys::new(parts.key, &parts.iv, sequence).ok_or_else(none);
+    let (own, peers) = if secrets.side == EndpointRole::Client {
+        (client, server)
+    } else {
+        (server, client)
+    };
+    let Some(tcp) = io.tcp() else {
+        return Ok(KtlsHandover::Not(io, "no_socket"));
+    };
+    let Some(early) = open_early(secrets, early).map_err(broken)? else {
+        return Ok(KtlsHandover::Not(io, "early"));
+    };
+    let keys = |parts: &TrafficKeyParts<'_>, sequence| {
+        TlsKeys::new(parts.key, &parts.iv, sequence).ok_or_else(none)
+    };
     let (out, into) = (keys(&own, 0)?, keys(&peers, early.records)?);
-    let secret = |parts: &TrafficKeyParts<'_>| TrafficSecret::new(suite, parts.secret).ok_or_else(none);
+    let secret =
+        |parts: &TrafficKeyParts<'_>| TrafficSecret::new(suite, parts.secret).ok_or_else(none);
     let (own_secret, peers_secret) = (secret(&own)?, secret(&peers)?);
     let attached = sys::tls_attach(tcp).and_then(|()| sys::tcp_bytes_queued(tcp));
-    let Ok(Some(before)) = attached else { return Ok(KtlsHandover::Not(io, "refused")) };
+    let Ok(Some(before)) = attached else {
+        return Ok(KtlsHandover::Not(io, "refused"));
+    };
     // Older kernels support only the sending direction. So the receiving one is tried first, while the hand-over can still be refused.
     if sys::tls_keys(tcp, TlsDirection::In, &into).is_err() {
         return Ok(KtlsHandover::Not(io, "refused"));
@@ -179,7 +218,11 @@ pub(crate) fn hand_over<IO: Transport>(io: IO, secrets: &TrafficSecrets<'_>, ear
         limit: limit(),
         reads: 0,
         worn: RotateHint::new(),
-        sealed: SentRecordCount { before, records: 0, content: 0 },
+        sealed: SentRecordCount {
+            before,
+            records: 0,
+            content: 0,
+        },
         look: None,
     })))
 }
@@ -208,7 +251,11 @@ fn of_kernel(error: &io::Error) -> Option<RecordError> {
 }
 
 /// Reads records of one type.
-fn poll_records(tcp: &TcpStream, cx: &mut Context<'_>, room: &mut ReadBuf<'_>) -> Poll<io::Result<(usize, Option<u8>)>> {
+fn poll_records(
+    tcp: &TcpStream,
+    cx: &mut Context<'_>,
+    room: &mut ReadBuf<'_>,
+) -> Poll<io::Result<(usize, Option<u8>)>> {
     loop {
         ready!(tcp.poll_read_ready(cx))?;
         match tcp.try_io(Interest::READABLE, || sys::tls_receive(tcp, room)) {
@@ -239,7 +286,9 @@ impl<IO> KernelStream<IO> {
 impl<IO: Transport> KernelStream<IO> {
     fn tcp(&self) -> io::Result<&TcpStream> {
         // The socket was there when the connection was handed over.
-        self.io.tcp().ok_or_else(|| io::ErrorKind::NotConnected.into())
+        self.io
+            .tcp()
+            .ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     /// Records why the connection has ended; `alert` is for the peer.
@@ -258,7 +307,12 @@ impl<IO: Transport> KernelStream<IO> {
     }
 
     /// Sends a record of type `kind`.
-    fn poll_send(&mut self, cx: &mut Context<'_>, kind: u8, content: &[u8]) -> Poll<io::Result<()>> {
+    fn poll_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        kind: u8,
+        content: &[u8],
+    ) -> Poll<io::Result<()>> {
         loop {
             let tcp = self.tcp()?;
             ready!(tcp.poll_write_ready(cx))?;
@@ -277,7 +331,11 @@ impl<IO: Transport> KernelStream<IO> {
     /// Sets the rotate hint when the keys are near their limit. The client sets it earlier, because it opens the next connection. If both
     /// closed at once, one side's reset would cut off the other's last data.
     fn check_key_usage(&mut self, records: u64) {
-        let most = if self.side == EndpointRole::Client { self.limit / 4 * 3 } else { self.limit / 8 * 7 };
+        let most = if self.side == EndpointRole::Client {
+            self.limit / 4 * 3
+        } else {
+            self.limit / 8 * 7
+        };
         if records >= most && !kernel_rekeys() {
             self.worn.set();
         }
@@ -287,7 +345,9 @@ impl<IO: Transport> KernelStream<IO> {
     fn check_peer_key_usage(&mut self) {
         self.reads = self.reads.wrapping_add(1);
         if self.reads.is_multiple_of(COUNT)
-            && let Ok(Ok(records)) = self.tcp().map(|tcp| sys::tls_records(tcp, TlsDirection::In, self.bits))
+            && let Ok(Ok(records)) = self
+                .tcp()
+                .map(|tcp| sys::tls_records(tcp, TlsDirection::In, self.bits))
         {
             self.check_key_usage(records);
         }
@@ -356,7 +416,11 @@ impl<IO: Transport> KernelStream<IO> {
     }
 
     /// Reads once. Data is then in `buf` or in `kept`.
-    fn poll_receive(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_receive(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let tcp = self.io.tcp().ok_or(io::ErrorKind::NotConnected)?;
         let small = buf.remaining() < ROOM_MIN;
         let received = if small {
@@ -369,7 +433,10 @@ impl<IO: Transport> KernelStream<IO> {
             Poll::Ready(Ok(received)) => received,
             other => {
                 self.kept = Vec::new();
-                return other.map(|done| done.map(drop).map_err(|e| of_kernel(&e).map_or(e, |error| self.fail(error))));
+                return other.map(|done| {
+                    done.map(drop)
+                        .map_err(|e| of_kernel(&e).map_or(e, |error| self.fail(error)))
+                });
             }
         };
         // Without a record type, TCP ended before close_notify.
@@ -379,16 +446,27 @@ impl<IO: Transport> KernelStream<IO> {
         };
         self.check_peer_key_usage();
         let at = buf.filled().len();
-        let content = if small { &self.kept[..got] } else { &buf.initialized()[at..at + got] };
+        let content = if small {
+            &self.kept[..got]
+        } else {
+            &buf.initialized()[at..at + got]
+        };
         let said = self.talk.process_content(kind, content);
         // Only data stays in the buffer; other content was processed above.
-        let data = if said == Ok(RecordContent::Data) { got } else { 0 };
+        let data = if said == Ok(RecordContent::Data) {
+            got
+        } else {
+            0
+        };
         if small {
             self.kept.truncate(data);
         } else {
             buf.advance(data);
         }
-        Poll::Ready(said.and_then(|said| self.obey(said)).map_err(|error| self.fail(error)))
+        Poll::Ready(
+            said.and_then(|said| self.obey(said))
+                .map_err(|error| self.fail(error)),
+        )
     }
 
     /// Ready once TCP has all bytes that the kernel encrypted. When TCP is full, the kernel sends the rest later, unless TCP was shut down
@@ -399,14 +477,23 @@ impl<IO: Transport> KernelStream<IO> {
                 ready!(sleep.as_mut().poll(cx));
             }
             let tcp = self.tcp()?;
-            let records = self.sealed.records + sys::tls_records(tcp, TlsDirection::Out, self.bits)?;
+            let records =
+                self.sealed.records + sys::tls_records(tcp, TlsDirection::Out, self.bits)?;
             let all = self.sealed.before + self.sealed.content + records * AROUND;
             if sys::tcp_bytes_queued(tcp)?.is_none_or(|given| given >= all) {
                 self.look = None;
                 return Poll::Ready(Ok(()));
             }
-            let wait = self.look.take().map_or(SEND_QUEUE_POLL_BACKOFF.0, |(_, wait)| (wait * 2).min(SEND_QUEUE_POLL_BACKOFF.1));
-            self.look = Some((Box::pin(tokio::time::sleep_until(Instant::now() + wait)), wait));
+            let wait = self
+                .look
+                .take()
+                .map_or(SEND_QUEUE_POLL_BACKOFF.0, |(_, wait)| {
+                    (wait * 2).min(SEND_QUEUE_POLL_BACKOFF.1)
+                });
+            self.look = Some((
+                Box::pin(tokio::time::sleep_until(Instant::now() + wait)),
+                wait,
+            ));
         }
     }
 
@@ -433,7 +520,11 @@ impl<IO: Transport> KernelStream<IO> {
 }
 
 impl<IO: Transport> AsyncRead for KernelStream<IO> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let before = buf.filled().len();
         loop {
@@ -467,11 +558,19 @@ impl<IO: Transport> AsyncRead for KernelStream<IO> {
 }
 
 impl<IO: Transport> AsyncWrite for KernelStream<IO> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.get_mut().poll_seal(cx, &[IoSlice::new(buf)])
     }
 
-    fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         self.get_mut().poll_seal(cx, bufs)
     }
 

@@ -70,7 +70,11 @@ impl<'a> TrafficKeyParts<'a> {
     pub(super) fn of(suite: MeshCipherSuite, traffic: &'a [u8]) -> Option<Self> {
         let (secret, keys) = traffic.split_at_checked(suite.secret_len())?;
         let (key, iv) = keys.split_at_checked(suite.aead().key_len())?;
-        Some(Self { secret, key, iv: iv.try_into().ok()? })
+        Some(Self {
+            secret,
+            key,
+            iv: iv.try_into().ok()?,
+        })
     }
 }
 
@@ -101,7 +105,10 @@ impl hkdf::KeyType for OutputLength {
 impl TrafficSecret {
     /// Creates a secret. `None` if the length does not fit the suite.
     pub(super) fn new(suite: MeshCipherSuite, bytes: &[u8]) -> Option<Self> {
-        (bytes.len() == suite.secret_len()).then(|| Self { suite, bytes: Zeroizing::new(bytes.to_vec()) })
+        (bytes.len() == suite.secret_len()).then(|| Self {
+            suite,
+            bytes: Zeroizing::new(bytes.to_vec()),
+        })
     }
 
     pub(super) fn suite(&self) -> MeshCipherSuite {
@@ -116,7 +123,11 @@ impl TrafficSecret {
         let info: [&[u8]; 5] = [&length16, &name_len, PREFIX, label, &[0]];
         let secret = hkdf::Prk::new_less_safe(self.suite.hkdf(), &self.bytes);
         let mut out = Zeroizing::new(vec![0; length]);
-        secret.expand(&info, OutputLength(length)).ok()?.fill(&mut out).ok()?;
+        secret
+            .expand(&info, OutputLength(length))
+            .ok()?
+            .fill(&mut out)
+            .ok()?;
         Some(out)
     }
 
@@ -134,13 +145,19 @@ impl TrafficSecret {
         let key = self.expand(b"key", self.suite.aead().key_len())?;
         let key = LessSafeKey::new(UnboundKey::new(self.suite.aead(), &key).ok()?);
         let iv = self.expand(b"iv", NONCE_LEN)?;
-        Some(RecordKeys { key, iv: iv.as_slice().try_into().ok()? })
+        Some(RecordKeys {
+            key,
+            iv: iv.as_slice().try_into().ok()?,
+        })
     }
 
     /// Returns the secret after a key update (RFC 8446 §7.2).
     pub(super) fn next(&self) -> Option<Self> {
         let bytes = self.expand(b"traffic upd", self.suite.secret_len())?;
-        Some(Self { suite: self.suite, bytes })
+        Some(Self {
+            suite: self.suite,
+            bytes,
+        })
     }
 }
 
@@ -152,20 +169,39 @@ mod tests {
 
     fn hex(text: &str) -> Vec<u8> {
         let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
-        digits.chunks(2).map(|two| u8::from_str_radix(std::str::from_utf8(two).unwrap(), 16).unwrap()).collect()
+        digits
+            .chunks(2)
+            .map(|two| u8::from_str_radix(std::str::from_utf8(two).unwrap(), 16).unwrap())
+            .collect()
     }
 
     /// Checks the server's application traffic keys of RFC 8448 §3, the simple 1-RTT handshake.
     #[test]
     fn keys_are_those_of_rfc_8448() {
-        let secret = hex("a1 1a f9 f0 55 31 f8 56 ad 47 11 6b 45 a9 50 32 82 04 b4 f4 4b fb 6b 3a 4b 4f 1f 3f cb 63 16 43");
+        let secret = hex(
+            "a1 1a f9 f0 55 31 f8 56 ad 47 11 6b 45 a9 50 32 82 04 b4 f4 4b fb 6b 3a 4b 4f 1f 3f cb 63 16 43",
+        );
         let secret = TrafficSecret::new(MeshCipherSuite::Aes128GcmSha256, &secret).unwrap();
-        assert_eq!(*secret.expand(b"key", 16).unwrap(), hex("9f 02 28 3b 6c 9c 07 ef c2 6b b9 f2 ac 92 e3 56"));
-        assert_eq!(*secret.expand(b"iv", 12).unwrap(), hex("cf 78 2b 88 dd 83 54 9a ad f1 e9 84"));
-        let client = hex("9e 40 64 6c e7 9a 7f 9d c0 5a f8 88 9b ce 65 52 87 5a fa 0b 06 df 00 87 f7 92 eb b7 c1 75 04 a5");
+        assert_eq!(
+            *secret.expand(b"key", 16).unwrap(),
+            hex("9f 02 28 3b 6c 9c 07 ef c2 6b b9 f2 ac 92 e3 56")
+        );
+        assert_eq!(
+            *secret.expand(b"iv", 12).unwrap(),
+            hex("cf 78 2b 88 dd 83 54 9a ad f1 e9 84")
+        );
+        let client = hex(
+            "9e 40 64 6c e7 9a 7f 9d c0 5a f8 88 9b ce 65 52 87 5a fa 0b 06 df 00 87 f7 92 eb b7 c1 75 04 a5",
+        );
         let client = TrafficSecret::new(MeshCipherSuite::Aes128GcmSha256, &client).unwrap();
-        assert_eq!(*client.expand(b"key", 16).unwrap(), hex("17 42 2d da 59 6e d5 d9 ac d8 90 e3 c6 3f 50 51"));
-        assert_eq!(*client.expand(b"iv", 12).unwrap(), hex("5b 78 92 3d ee 08 57 90 33 e5 23 d9"));
+        assert_eq!(
+            *client.expand(b"key", 16).unwrap(),
+            hex("17 42 2d da 59 6e d5 d9 ac d8 90 e3 c6 3f 50 51")
+        );
+        assert_eq!(
+            *client.expand(b"iv", 12).unwrap(),
+            hex("5b 78 92 3d ee 08 57 90 33 e5 23 d9")
+        );
     }
 
     #[test]
@@ -174,15 +210,27 @@ mod tests {
             let suite = MeshCipherSuite::of(number).unwrap();
             let all = traffic(number, &vec![7; length]).unwrap();
             let (secret, keys) = apart(suite, &all).unwrap();
-            let own = TrafficSecret::new(suite, &vec![7; length]).unwrap().keys().unwrap();
+            let own = TrafficSecret::new(suite, &vec![7; length])
+                .unwrap()
+                .keys()
+                .unwrap();
             assert_eq!(
                 (keys.iv, secret.next().unwrap().bytes),
-                (own.iv, TrafficSecret::new(suite, &vec![7; length]).unwrap().next().unwrap().bytes)
+                (
+                    own.iv,
+                    TrafficSecret::new(suite, &vec![7; length])
+                        .unwrap()
+                        .next()
+                        .unwrap()
+                        .bytes
+                )
             );
             let sealed = |keys: &RecordKeys| {
                 let mut text = b"text".to_vec();
                 let nonce = aead::Nonce::assume_unique_for_key([1; NONCE_LEN]);
-                keys.key.seal_in_place_append_tag(nonce, aead::Aad::empty(), &mut text).unwrap();
+                keys.key
+                    .seal_in_place_append_tag(nonce, aead::Aad::empty(), &mut text)
+                    .unwrap();
                 text
             };
             assert_eq!(sealed(&keys), sealed(&own));
@@ -196,11 +244,25 @@ mod tests {
 
     #[test]
     fn lengths_and_numbers_are_checked() {
-        for (number, length, fits) in [(0x1301, 32, true), (0x1301, 48, false), (0x1302, 48, true), (0x1302, 32, false), (0x1302, 0, false)]
-        {
-            assert_eq!(TrafficSecret::new(MeshCipherSuite::of(number).unwrap(), &vec![7; length]).is_some(), fits, "{number:#x} {length}");
+        for (number, length, fits) in [
+            (0x1301, 32, true),
+            (0x1301, 48, false),
+            (0x1302, 48, true),
+            (0x1302, 32, false),
+            (0x1302, 0, false),
+        ] {
+            assert_eq!(
+                TrafficSecret::new(MeshCipherSuite::of(number).unwrap(), &vec![7; length])
+                    .is_some(),
+                fits,
+                "{number:#x} {length}"
+            );
         }
-        assert_eq!(MeshCipherSuite::of(0x1303), None, "ChaCha20 is not of the mesh");
+        assert_eq!(
+            MeshCipherSuite::of(0x1303),
+            None,
+            "ChaCha20 is not of the mesh"
+        );
         let first = TrafficSecret::new(MeshCipherSuite::Aes256GcmSha384, &[7; 48]).unwrap();
         let second = first.next().unwrap();
         assert_ne!(*first.bytes, *second.bytes);

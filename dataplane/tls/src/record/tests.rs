@@ -6,7 +6,10 @@ use proptest::prelude::*;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::aws_lc_rs::cipher_suite;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
-use rustls::{ClientConfig, DigitallySignedStruct, Error, KeyLog, ServerConfig, SignatureScheme, SupportedCipherSuite};
+use rustls::{
+    ClientConfig, DigitallySignedStruct, Error, KeyLog, ServerConfig, SignatureScheme,
+    SupportedCipherSuite,
+};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
@@ -25,7 +28,14 @@ impl KeyLog for Log {
 
 impl Log {
     fn secret(&self, label: &str) -> Vec<u8> {
-        self.0.lock().unwrap().iter().find(|(l, _)| l == label).unwrap().1.clone()
+        self.0
+            .lock()
+            .unwrap()
+            .iter()
+            .find(|(l, _)| l == label)
+            .unwrap()
+            .1
+            .clone()
     }
 }
 
@@ -60,15 +70,23 @@ impl ServerCertVerifier for Anyone {
         Ok(HandshakeSignatureValid::assertion())
     }
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        aws_lc_rs::default_provider().signature_verification_algorithms.supported_schemes()
+        aws_lc_rs::default_provider()
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 }
 
-pub(super) const SUITES: [SupportedCipherSuite; 2] = [cipher_suite::TLS13_AES_128_GCM_SHA256, cipher_suite::TLS13_AES_256_GCM_SHA384];
+pub(super) const SUITES: [SupportedCipherSuite; 2] = [
+    cipher_suite::TLS13_AES_128_GCM_SHA256,
+    cipher_suite::TLS13_AES_256_GCM_SHA384,
+];
 
 type Ends<IO> = (client::TlsStream<IO>, server::TlsStream<IO>);
 
-async fn shaken(suite: SupportedCipherSuite, tickets: usize) -> (Ends<DuplexStream>, u16, Vec<u8>, Vec<u8>) {
+async fn shaken(
+    suite: SupportedCipherSuite,
+    tickets: usize,
+) -> (Ends<DuplexStream>, u16, Vec<u8>, Vec<u8>) {
     shaken_over(suite, tickets, tokio::io::duplex(256 << 10)).await
 }
 
@@ -79,9 +97,15 @@ pub(super) async fn shaken_over<IO: AsyncRead + AsyncWrite + Unpin>(
     (near, far): (IO, IO),
 ) -> (Ends<IO>, u16, Vec<u8>, Vec<u8>) {
     let made = rcgen::generate_simple_self_signed(["record".to_string()]).unwrap();
-    let (chain, key) = (vec![made.cert.der().clone()], PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap());
+    let (chain, key) = (
+        vec![made.cert.der().clone()],
+        PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap(),
+    );
     let log = Arc::new(Log::default());
-    let provider = Arc::new(CryptoProvider { cipher_suites: vec![suite], ..aws_lc_rs::default_provider() });
+    let provider = Arc::new(CryptoProvider {
+        cipher_suites: vec![suite],
+        ..aws_lc_rs::default_provider()
+    });
     let versions = [&rustls::version::TLS13];
     let mut srv = ServerConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(&versions)
@@ -97,12 +121,16 @@ pub(super) async fn shaken_over<IO: AsyncRead + AsyncWrite + Unpin>(
         .with_custom_certificate_verifier(Arc::new(Anyone))
         .with_no_client_auth();
     let name = ServerName::try_from("record").unwrap();
-    let (connector, acceptor) = (TlsConnector::from(Arc::new(cl)), TlsAcceptor::from(Arc::new(srv)));
+    let (connector, acceptor) = (
+        TlsConnector::from(Arc::new(cl)),
+        TlsAcceptor::from(Arc::new(srv)),
+    );
     let (c, s) = tokio::join!(connector.connect(name, near), acceptor.accept(far));
     let mut s = s.unwrap();
     s.flush().await.unwrap();
     let number = suite.suite().into();
-    let secrets = ["CLIENT_TRAFFIC_SECRET_0", "SERVER_TRAFFIC_SECRET_0"].map(|label| of(number, &log.secret(label)));
+    let secrets = ["CLIENT_TRAFFIC_SECRET_0", "SERVER_TRAFFIC_SECRET_0"]
+        .map(|label| of(number, &log.secret(label)));
     let [client, server] = secrets;
     ((c.unwrap(), s), number, client, server)
 }
@@ -115,16 +143,40 @@ pub(super) fn of(suite: u16, secret: &[u8]) -> Vec<u8> {
 fn own_pair() -> (RecordStream<DuplexStream>, RecordStream<DuplexStream>) {
     let (near, far) = tokio::io::duplex(256 << 10);
     let (client, server) = (of(0x1302, &[1; 48]), of(0x1302, &[2; 48]));
-    let end = |io, side| RecordStream::new(io, &TrafficSecrets { suite: 0x1302, side, client: &client, server: &server }, &[]).unwrap();
-    (end(near, EndpointRole::Client), end(far, EndpointRole::Server))
+    let end = |io, side| {
+        RecordStream::new(
+            io,
+            &TrafficSecrets {
+                suite: 0x1302,
+                side,
+                client: &client,
+                server: &server,
+            },
+            &[],
+        )
+        .unwrap()
+    };
+    (
+        end(near, EndpointRole::Client),
+        end(far, EndpointRole::Server),
+    )
 }
 
 /// Sends data in both directions, in pieces of many sizes, and then closes both.
-pub(super) async fn converse<A: AsyncRead + AsyncWrite + Unpin, B: AsyncRead + AsyncWrite + Unpin>(a: &mut A, b: &mut B) {
+pub(super) async fn converse<
+    A: AsyncRead + AsyncWrite + Unpin,
+    B: AsyncRead + AsyncWrite + Unpin,
+>(
+    a: &mut A,
+    b: &mut B,
+) {
     let data: Vec<u8> = (0..200_000u32).map(|n| (n * 7 % 251) as u8).collect();
     for (from, to) in [(0, 1), (1, 0)] {
-        let (x, y): (&mut dyn AsyncDuplex, &mut dyn AsyncDuplex) =
-            if (from, to) == (0, 1) { (&mut *a, &mut *b) } else { (&mut *b, &mut *a) };
+        let (x, y): (&mut dyn AsyncDuplex, &mut dyn AsyncDuplex) = if (from, to) == (0, 1) {
+            (&mut *a, &mut *b)
+        } else {
+            (&mut *b, &mut *a)
+        };
         let mut got = vec![0; data.len()];
         let send = async {
             for piece in [1, 2, 100, PLAINTEXT_MAX, PLAINTEXT_MAX + 1, 60_000] {
@@ -144,7 +196,11 @@ pub(super) async fn converse<A: AsyncRead + AsyncWrite + Unpin, B: AsyncRead + A
         tokio::join!(send, receive);
     }
     a.shutdown().await.unwrap();
-    assert_eq!(b.read(&mut [0; 10]).await.unwrap(), 0, "close_notify is an end, not an error");
+    assert_eq!(
+        b.read(&mut [0; 10]).await.unwrap(),
+        0,
+        "close_notify is an end, not an error"
+    );
     b.shutdown().await.unwrap();
     assert_eq!(a.read(&mut [0; 10]).await.unwrap(), 0);
 }
@@ -156,13 +212,23 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncDuplex for T {}
 async fn rustls_understands_it_and_is_understood() {
     for suite in SUITES {
         let ((c, mut s), number, client, server) = shaken(suite, 3).await;
-        let secrets = TrafficSecrets { suite: number, side: EndpointRole::Client, client: &client, server: &server };
+        let secrets = TrafficSecrets {
+            suite: number,
+            side: EndpointRole::Client,
+            client: &client,
+            server: &server,
+        };
         // The server's tickets are still in the pipe and must be skipped.
         let mut ours = RecordStream::new(c.into_inner().0, &secrets, &[]).unwrap();
         converse(&mut ours, &mut s).await;
 
         let ((mut c, s), number, client, server) = shaken(suite, 0).await;
-        let secrets = TrafficSecrets { suite: number, side: EndpointRole::Server, client: &client, server: &server };
+        let secrets = TrafficSecrets {
+            suite: number,
+            side: EndpointRole::Server,
+            client: &client,
+            server: &server,
+        };
         let mut ours = RecordStream::new(s.into_inner().0, &secrets, &[]).unwrap();
         converse(&mut ours, &mut c).await;
     }
@@ -172,7 +238,12 @@ async fn rustls_understands_it_and_is_understood() {
 async fn key_updates_interoperate_with_rustls() {
     for suite in SUITES {
         let ((c, mut s), number, client, server) = shaken(suite, 3).await;
-        let secrets = TrafficSecrets { suite: number, side: EndpointRole::Client, client: &client, server: &server };
+        let secrets = TrafficSecrets {
+            suite: number,
+            side: EndpointRole::Client,
+            client: &client,
+            server: &server,
+        };
         let mut ours = RecordStream::new(c.into_inner().0, &secrets, &[]).unwrap();
         for round in 0..3u8 {
             // This side renews its keys at their limit.
@@ -201,7 +272,12 @@ async fn bytes_read_with_the_handshake_come_first() {
     let (mut io, _) = s.into_inner();
     let mut early = vec![0; 20];
     io.read_exact(&mut early).await.unwrap();
-    let secrets = TrafficSecrets { suite: number, side: EndpointRole::Server, client: &client, server: &server };
+    let secrets = TrafficSecrets {
+        suite: number,
+        side: EndpointRole::Server,
+        client: &client,
+        server: &server,
+    };
     let mut ours = RecordStream::new(io, &secrets, &early).unwrap();
     let mut got = [0; 12];
     ours.read_exact(&mut got).await.unwrap();
@@ -218,7 +294,12 @@ pub(super) enum Says {
 async fn heard(says: Vec<Says>) -> Result<Vec<u8>, String> {
     let (near, far) = tokio::io::duplex(4 << 20);
     let (client, server) = (of(0x1302, &[1; 48]), of(0x1302, &[2; 48]));
-    let secrets = TrafficSecrets { suite: 0x1302, side: EndpointRole::Client, client: &client, server: &server };
+    let secrets = TrafficSecrets {
+        suite: 0x1302,
+        side: EndpointRole::Client,
+        client: &client,
+        server: &server,
+    };
     heard_by(RecordStream::new(near, &secrets, &[]).unwrap(), far, says).await
 }
 
@@ -228,7 +309,13 @@ pub(super) async fn heard_by(
     mut far: impl AsyncWrite + Unpin,
     says: Vec<Says>,
 ) -> Result<Vec<u8>, String> {
-    let (mut sealer, _) = codec::pair(0x1302, EndpointRole::Server, &of(0x1302, &[1; 48]), &of(0x1302, &[2; 48])).unwrap();
+    let (mut sealer, _) = codec::pair(
+        0x1302,
+        EndpointRole::Server,
+        &of(0x1302, &[1; 48]),
+        &of(0x1302, &[2; 48]),
+    )
+    .unwrap();
     let mut out = Vec::new();
     for one in says {
         match one {
@@ -241,7 +328,10 @@ pub(super) async fn heard_by(
     let mut got = Vec::new();
     match reader.read_to_end(&mut got).await {
         Ok(_) => Ok(got),
-        Err(e) => Err(e.get_ref().and_then(|e| e.downcast_ref::<RecordError>()).map_or(e.to_string(), |e| e.name().to_string())),
+        Err(e) => Err(e
+            .get_ref()
+            .and_then(|e| e.downcast_ref::<RecordError>())
+            .map_or(e.to_string(), |e| e.name().to_string())),
     }
 }
 
@@ -261,44 +351,173 @@ pub(super) fn cases() -> Vec<RecordCase> {
     let update = |asked: u8| vec![24, 0, 0, 1, asked];
     let ticket = |n: usize| [&[4, 0, (n >> 8) as u8, n as u8][..], &vec![0; n]].concat();
     vec![
-        ("data and an end", vec![data("a"), data("b"), close()], Ok("ab")),
-        ("padding", vec![Sealed("a".into(), 23, 1000), close()], Ok("a")),
-        ("empty records", vec![data(""), data(""), data("a"), close()], Ok("a")),
-        ("user_canceled is no end", vec![Sealed(vec![1, 90], 21, 0), data("a"), close()], Ok("a")),
-        ("tickets", vec![Sealed(ticket(300), 22, 0), data("a"), close()], Ok("a")),
+        (
+            "data and an end",
+            vec![data("a"), data("b"), close()],
+            Ok("ab"),
+        ),
+        (
+            "padding",
+            vec![Sealed("a".into(), 23, 1000), close()],
+            Ok("a"),
+        ),
+        (
+            "empty records",
+            vec![data(""), data(""), data("a"), close()],
+            Ok("a"),
+        ),
+        (
+            "user_canceled is no end",
+            vec![Sealed(vec![1, 90], 21, 0), data("a"), close()],
+            Ok("a"),
+        ),
+        (
+            "tickets",
+            vec![Sealed(ticket(300), 22, 0), data("a"), close()],
+            Ok("a"),
+        ),
         (
             "a ticket in two records",
-            vec![Sealed(ticket(300)[..9].into(), 22, 0), Sealed(ticket(300)[9..].into(), 22, 0), data("a"), close()],
+            vec![
+                Sealed(ticket(300)[..9].into(), 22, 0),
+                Sealed(ticket(300)[9..].into(), 22, 0),
+                data("a"),
+                close(),
+            ],
             Ok("a"),
         ),
         ("no end", vec![data("a")], Err("truncated")),
-        ("half a record", vec![data("a"), Raw(vec![23, 3, 3, 0])], Err("truncated")),
-        ("what nobody sealed", vec![record(23, 100, 7)], Err("bad_record")),
-        ("a record without a tag", vec![record(23, 15, 7)], Err("bad_record")),
+        (
+            "half a record",
+            vec![data("a"), Raw(vec![23, 3, 3, 0])],
+            Err("truncated"),
+        ),
+        (
+            "what nobody sealed",
+            vec![record(23, 100, 7)],
+            Err("bad_record"),
+        ),
+        (
+            "a record without a tag",
+            vec![record(23, 15, 7)],
+            Err("bad_record"),
+        ),
         ("an empty record", vec![record(23, 0, 7)], Err("bad_record")),
-        ("longer than a record may be", vec![record(23, 16641, 7)], Err("record_overflow")),
-        ("more plaintext than a record may have", vec![Sealed(vec![7; 16385], 23, 0)], Err("record_overflow")),
-        ("as much as it may have", vec![Sealed(vec![7; 16384], 23, 0), close()], Ok("")),
-        ("plain alert", vec![record(21, 2, 0)], Err("unexpected_message")),
-        ("ChangeCipherSpec", vec![record(20, 1, 1)], Err("unexpected_message")),
-        ("HTTP", vec![Raw(b"GET / HTTP/1.1\r\n\r\n".into())], Err("unexpected_message")),
-        ("nothing but zeros", vec![Sealed(vec![], 0, 50)], Err("unexpected_message")),
-        ("unknown type", vec![Sealed(vec![1], 99, 0)], Err("unexpected_message")),
-        ("sealed ChangeCipherSpec", vec![Sealed(vec![1], 20, 0)], Err("unexpected_message")),
-        ("fatal alert", vec![Sealed(vec![2, 42], 21, 0)], Err("alert")),
-        ("alert of one byte", vec![Sealed(vec![2], 21, 0)], Err("decode_error")),
-        ("alert of three bytes", vec![Sealed(vec![1, 0, 0], 21, 0)], Err("decode_error")),
-        ("empty handshake", vec![Sealed(vec![], 22, 0)], Err("unexpected_message")),
-        ("second ServerHello", vec![Sealed(vec![2, 0, 0, 0], 22, 0)], Err("unexpected_message")),
-        ("certificate request", vec![Sealed(vec![13, 0, 0, 0], 22, 0)], Err("unexpected_message")),
-        ("key update to nothing", vec![Sealed(update(2), 22, 0)], Err("decode_error")),
-        ("key update of two bytes", vec![Sealed(vec![24, 0, 0, 2, 0, 0], 22, 0)], Err("decode_error")),
-        ("a message behind a key update", vec![Sealed([update(0), ticket(1)].concat(), 22, 0)], Err("unexpected_message")),
-        ("data inside a message", vec![Sealed(ticket(300)[..9].into(), 22, 0), data("a")], Err("unexpected_message")),
-        ("a huge message", vec![Sealed(vec![4, 0xff, 0xff, 0xff], 22, 0)], Err("decode_error")),
-        ("old keys after a key update", vec![Sealed(update(0), 22, 0), data("a")], Err("bad_record")),
-        ("empty records without end", (0..65).map(|_| data("")).collect(), Err("idle_records")),
-        ("tickets without end", (0..65).map(|_| Sealed(ticket(1), 22, 0)).collect(), Err("idle_records")),
+        (
+            "longer than a record may be",
+            vec![record(23, 16641, 7)],
+            Err("record_overflow"),
+        ),
+        (
+            "more plaintext than a record may have",
+            vec![Sealed(vec![7; 16385], 23, 0)],
+            Err("record_overflow"),
+        ),
+        (
+            "as much as it may have",
+            vec![Sealed(vec![7; 16384], 23, 0), close()],
+            Ok(""),
+        ),
+        (
+            "plain alert",
+            vec![record(21, 2, 0)],
+            Err("unexpected_message"),
+        ),
+        (
+            "ChangeCipherSpec",
+            vec![record(20, 1, 1)],
+            Err("unexpected_message"),
+        ),
+        (
+            "HTTP",
+            vec![Raw(b"GET / HTTP/1.1\r\n\r\n".into())],
+            Err("unexpected_message"),
+        ),
+        (
+            "nothing but zeros",
+            vec![Sealed(vec![], 0, 50)],
+            Err("unexpected_message"),
+        ),
+        (
+            "unknown type",
+            vec![Sealed(vec![1], 99, 0)],
+            Err("unexpected_message"),
+        ),
+        (
+            "sealed ChangeCipherSpec",
+            vec![Sealed(vec![1], 20, 0)],
+            Err("unexpected_message"),
+        ),
+        (
+            "fatal alert",
+            vec![Sealed(vec![2, 42], 21, 0)],
+            Err("alert"),
+        ),
+        (
+            "alert of one byte",
+            vec![Sealed(vec![2], 21, 0)],
+            Err("decode_error"),
+        ),
+        (
+            "alert of three bytes",
+            vec![Sealed(vec![1, 0, 0], 21, 0)],
+            Err("decode_error"),
+        ),
+        (
+            "empty handshake",
+            vec![Sealed(vec![], 22, 0)],
+            Err("unexpected_message"),
+        ),
+        (
+            "second ServerHello",
+            vec![Sealed(vec![2, 0, 0, 0], 22, 0)],
+            Err("unexpected_message"),
+        ),
+        (
+            "certificate request",
+            vec![Sealed(vec![13, 0, 0, 0], 22, 0)],
+            Err("unexpected_message"),
+        ),
+        (
+            "key update to nothing",
+            vec![Sealed(update(2), 22, 0)],
+            Err("decode_error"),
+        ),
+        (
+            "key update of two bytes",
+            vec![Sealed(vec![24, 0, 0, 2, 0, 0], 22, 0)],
+            Err("decode_error"),
+        ),
+        (
+            "a message behind a key update",
+            vec![Sealed([update(0), ticket(1)].concat(), 22, 0)],
+            Err("unexpected_message"),
+        ),
+        (
+            "data inside a message",
+            vec![Sealed(ticket(300)[..9].into(), 22, 0), data("a")],
+            Err("unexpected_message"),
+        ),
+        (
+            "a huge message",
+            vec![Sealed(vec![4, 0xff, 0xff, 0xff], 22, 0)],
+            Err("decode_error"),
+        ),
+        (
+            "old keys after a key update",
+            vec![Sealed(update(0), 22, 0), data("a")],
+            Err("bad_record"),
+        ),
+        (
+            "empty records without end",
+            (0..65).map(|_| data("")).collect(),
+            Err("idle_records"),
+        ),
+        (
+            "tickets without end",
+            (0..65).map(|_| Sealed(ticket(1), 22, 0)).collect(),
+            Err("idle_records"),
+        ),
     ]
 }
 
@@ -324,10 +543,20 @@ async fn the_peer_gets_an_alert_and_nothing_is_written_after_the_end() {
     far.write_all(&[23, 3, 3, 0, 20]).await.unwrap();
     far.write_all(&[9; 20]).await.unwrap();
     assert!(a.read_u8().await.is_err());
-    let (_, mut opener) = codec::pair(0x1302, EndpointRole::Server, &of(0x1302, &[1; 48]), &of(0x1302, &[2; 48])).unwrap();
+    let (_, mut opener) = codec::pair(
+        0x1302,
+        EndpointRole::Server,
+        &of(0x1302, &[1; 48]),
+        &of(0x1302, &[2; 48]),
+    )
+    .unwrap();
     let mut said = vec![0; 24];
     far.read_exact(&mut said).await.unwrap();
-    assert_eq!(opener.open(&mut said), Err(RecordError::Alert(20)), "bad_record_mac");
+    assert_eq!(
+        opener.open(&mut said),
+        Err(RecordError::Alert(20)),
+        "bad_record_mac"
+    );
     assert!(a.write_all(b"x").await.is_err());
     assert!(a.read_u8().await.is_err(), "it stays broken");
 }
@@ -349,8 +578,12 @@ async fn key_update_requests_without_reads_cost_no_memory() {
 #[tokio::test]
 async fn a_writer_waits_while_the_transport_is_full() {
     let (near, mut far) = tokio::io::duplex(1024);
-    let secrets =
-        TrafficSecrets { suite: 0x1301, side: EndpointRole::Client, client: &of(0x1301, &[1; 32]), server: &of(0x1301, &[2; 32]) };
+    let secrets = TrafficSecrets {
+        suite: 0x1301,
+        side: EndpointRole::Client,
+        client: &of(0x1301, &[1; 32]),
+        server: &of(0x1301, &[2; 32]),
+    };
     let mut a = RecordStream::new(near, &secrets, &[]).unwrap();
     let chunk = vec![5; 16 << 10];
     let wrote = tokio::time::timeout(std::time::Duration::from_millis(50), async {
@@ -373,11 +606,28 @@ async fn a_writer_waits_while_the_transport_is_full() {
 fn secrets_must_fit_their_suite() {
     let server = of(0x1302, &[2; 48]);
     let make = |suite, n: usize| {
-        RecordStream::new((), &TrafficSecrets { suite, side: EndpointRole::Client, client: &vec![1; n], server: &server }, &[])
+        RecordStream::new(
+            (),
+            &TrafficSecrets {
+                suite,
+                side: EndpointRole::Client,
+                client: &vec![1; n],
+                server: &server,
+            },
+            &[],
+        )
     };
     assert_eq!(make(0x1303, 92).err(), Some(RecordError::Keys));
-    assert_eq!(make(0x1302, 48).err(), Some(RecordError::Keys), "the secret alone");
-    assert_eq!(make(0x1301, 60).err(), Some(RecordError::Keys), "the server's is of another suite");
+    assert_eq!(
+        make(0x1302, 48).err(),
+        Some(RecordError::Keys),
+        "the secret alone"
+    );
+    assert_eq!(
+        make(0x1301, 60).err(),
+        Some(RecordError::Keys),
+        "the server's is of another suite"
+    );
     assert!(make(0x1302, 92).is_ok());
 }
 

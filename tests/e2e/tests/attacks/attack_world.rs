@@ -8,7 +8,9 @@ use canal_e2e::credential::{Leaf, PemCredential, TestAuthority};
 use canal_e2e::hbone::{TunnelAttempt, TunnelRequest, tunnel};
 use canal_e2e::{Mesh, until};
 use canal_timing::deadline;
-use canal_world::topology::{TenantKeysTopology, TopologyKeyAlgorithm, TopologyKeyFallback, TopologyKeyLocation, Vswitch};
+use canal_world::topology::{
+    TenantKeysTopology, TopologyKeyAlgorithm, TopologyKeyFallback, TopologyKeyLocation, Vswitch,
+};
 use canal_world::{RefusedPackets, Topology};
 use sha2::{Digest, Sha256};
 
@@ -42,7 +44,10 @@ pub(crate) struct AttackOutcome {
 
 impl AttackOutcome {
     pub(crate) fn of(reached: bool, output: impl std::fmt::Debug) -> Self {
-        Self { reached, output: format!("{output:?}").chars().take(400).collect() }
+        Self {
+            reached,
+            output: format!("{output:?}").chars().take(400).collect(),
+        }
     }
 }
 
@@ -69,13 +74,21 @@ impl RefusalCounter {
 
     /// Returns the values of the same counters with other labels: they show where packets or requests were counted instead.
     pub(crate) fn siblings(&self, setup: &AttackWorld) -> String {
-        let Self::Metric(kind, family, _) = self else { return String::new() };
+        let Self::Metric(kind, family, _) = self else {
+            return String::new();
+        };
         let hosts = setup.mesh.world.hosts().unwrap_or_default();
-        let of_kind =
-            hosts.iter().filter(|host| host.environment.kind == *kind && host.pulse.pid.is_some()).map(|host| &host.environment.name);
+        let of_kind = hosts
+            .iter()
+            .filter(|host| host.environment.kind == *kind && host.pulse.pid.is_some())
+            .map(|host| &host.environment.name);
         let lines = |name: &String| -> Vec<String> {
             let metrics = setup.mesh.metrics(name);
-            metrics.lines().filter(|l| l.starts_with(family) && !l.ends_with(" 0")).map(|l| format!("{name}: {l}")).collect()
+            metrics
+                .lines()
+                .filter(|l| l.starts_with(family) && !l.ends_with(" 0"))
+                .map(|l| format!("{name}: {l}"))
+                .collect()
         };
         of_kind.flat_map(lines).collect::<Vec<_>>().join("\n")
     }
@@ -99,20 +112,37 @@ impl Attack {
         attempt: impl Fn(&AttackWorld) -> AttackOutcome + 'static,
         control: impl Fn(&AttackWorld) -> AttackOutcome + 'static,
     ) -> Self {
-        Self { name, attempt: Box::new(attempt), control: Box::new(control), counter: None, refusals_min: 1 }
+        Self {
+            name,
+            attempt: Box::new(attempt),
+            control: Box::new(control),
+            counter: None,
+            refusals_min: 1,
+        }
     }
 
     /// Requires a count for each frame, so that none passed.
     pub(crate) fn each_frame(self) -> Self {
-        Self { refusals_min: FRAMES, ..self }
+        Self {
+            refusals_min: FRAMES,
+            ..self
+        }
     }
 
     /// Requires one refusal: the sender gets an error and stops at the first.
     pub(crate) fn once(self) -> Self {
-        Self { refusals_min: 1, ..self }
+        Self {
+            refusals_min: 1,
+            ..self
+        }
     }
 
-    pub(crate) fn counted(mut self, kind: &'static str, family: &'static str, labels: &[&'static str]) -> Self {
+    pub(crate) fn counted(
+        mut self,
+        kind: &'static str,
+        family: &'static str,
+        labels: &[&'static str],
+    ) -> Self {
         self.counter = Some(RefusalCounter::Metric(kind, family, labels.to_vec()));
         self
     }
@@ -133,7 +163,10 @@ pub(crate) struct AttackWorld {
 impl AttackWorld {
     /// Returns a certificate as a member of a tenant has it.
     pub(crate) fn member(&self, tenant: &str, account: &str) -> PemCredential {
-        self.issued(tenant, &format!("spiffe://{tenant}.example/ns/default/sa/{account}"))
+        self.issued(
+            tenant,
+            &format!("spiffe://{tenant}.example/ns/default/sa/{account}"),
+        )
     }
 
     /// Returns a certificate of a tenant's CA for any identity.
@@ -155,7 +188,12 @@ impl AttackWorld {
         authority: &str,
         headers: &[(&str, &str)],
     ) -> AttackOutcome {
-        let mut asked = TunnelRequest::new(from, to.parse().unwrap_or_else(|e| panic!("{to}: {e}")), Some(credential), authority);
+        let mut asked = TunnelRequest::new(
+            from,
+            to.parse().unwrap_or_else(|e| panic!("{to}: {e}")),
+            Some(credential),
+            authority,
+        );
         for (name, value) in headers {
             asked = asked.with(name, value);
         }
@@ -165,9 +203,29 @@ impl AttackWorld {
     /// Returns a page's head and body as curl in a pod gets them, or curl's error.
     pub(crate) fn page(&self, pod: &str, url: &str, more: &[&str]) -> String {
         let seconds = deadline(SERVED_WITHIN).as_secs().to_string();
-        let argv = ["curl", "-sS", "-g", "--path-as-is", "--max-time", &seconds, "-D", "-", url];
-        let output = self.mesh.run(pod, &argv.into_iter().chain(more.iter().copied()).collect::<Vec<_>>());
-        if output.stdout.is_empty() { output.stderr } else { output.stdout }
+        let argv = [
+            "curl",
+            "-sS",
+            "-g",
+            "--path-as-is",
+            "--max-time",
+            &seconds,
+            "-D",
+            "-",
+            url,
+        ];
+        let output = self.mesh.run(
+            pod,
+            &argv
+                .into_iter()
+                .chain(more.iter().copied())
+                .collect::<Vec<_>>(),
+        );
+        if output.stdout.is_empty() {
+            output.stderr
+        } else {
+            output.stdout
+        }
     }
 
     /// Tests whether alpha's application served a page.
@@ -191,7 +249,10 @@ impl AttackWorld {
     /// Tests whether a page was served at all.
     pub(crate) fn served(&self, pod: &str, url: &str, more: &[&str]) -> AttackOutcome {
         let page = self.page(pod, url, more);
-        AttackOutcome::of(page.starts_with("HTTP/1.1 200") || page.starts_with("HTTP/2 200"), page)
+        AttackOutcome::of(
+            page.starts_with("HTTP/1.1 200") || page.starts_with("HTTP/2 200"),
+            page,
+        )
     }
 }
 
@@ -216,7 +277,11 @@ fn authorities(dir: &std::path::Path) -> [TestAuthority; 2] {
         let root = TestAuthority::root(tenant);
         let domain = dir.join(format!("{tenant}.example"));
         std::fs::create_dir_all(&domain).expect("a directory");
-        for (name, text) in [("root-cert.pem", root.pem()), ("cert-chain.pem", root.pem()), ("key.pem", root.key_pem())] {
+        for (name, text) in [
+            ("root-cert.pem", root.pem()),
+            ("cert-chain.pem", root.pem()),
+            ("key.pem", root.key_pem()),
+        ] {
             std::fs::write(domain.join(name), text).unwrap_or_else(|e| panic!("{name}: {e}"));
         }
         root
@@ -307,9 +372,15 @@ pub(crate) fn open_setup() -> &'static AttackWorld {
     SETUP.get_or_init(|| {
         set("e2e-open", |topology| {
             topology.vswitch = Vswitch::Open;
-            let own = topology.gateways.iter_mut().chain(&mut topology.key_servers).chain(&mut topology.edges);
+            let own = topology
+                .gateways
+                .iter_mut()
+                .chain(&mut topology.key_servers)
+                .chain(&mut topology.edges);
             for process in own.filter_map(|component| component.process.as_mut()) {
-                process.args.extend(["--metrics-addr".into(), "127.0.0.1:15020".into()]);
+                process
+                    .args
+                    .extend(["--metrics-addr".into(), "127.0.0.1:15020".into()]);
             }
         })
     })
@@ -325,16 +396,34 @@ fn set(name: &str, change: impl FnOnce(&mut Topology)) -> AttackWorld {
             fallback: TopologyKeyFallback::Refuse,
         };
         topology.tenants[0].keys = Some(keys);
-        let controller = topology.controller.as_mut().and_then(|c| c.process.as_mut()).expect("the world has a controller");
-        controller.args.extend(["--ca-dir".into(), files.path().display().to_string()]);
+        let controller = topology
+            .controller
+            .as_mut()
+            .and_then(|c| c.process.as_mut())
+            .expect("the world has a controller");
+        controller
+            .args
+            .extend(["--ca-dir".into(), files.path().display().to_string()]);
         change(topology);
     });
     admit_operator(&mesh);
     let client = mesh.address(CLIENT).to_string();
     mesh.apply("alpha", &ALPHA.replace("CLIENT_IP", &client));
-    let setup = AttackWorld { mesh, authorities, _files: files };
-    until(deadline(READY_WITHIN), "alpha is served", || setup.by_alpha(CLIENT, "http://10.101.0.90/headers", &[]).reached);
-    until(deadline(READY_WITHIN), "beta is served", || setup.served(BETA, "http://10.101.0.10/headers", &[]).reached);
+    let setup = AttackWorld {
+        mesh,
+        authorities,
+        _files: files,
+    };
+    until(deadline(READY_WITHIN), "alpha is served", || {
+        setup
+            .by_alpha(CLIENT, "http://10.101.0.90/headers", &[])
+            .reached
+    });
+    until(deadline(READY_WITHIN), "beta is served", || {
+        setup
+            .served(BETA, "http://10.101.0.10/headers", &[])
+            .reached
+    });
     setup
 }
 
@@ -342,7 +431,13 @@ fn set(name: &str, change: impl FnOnce(&mut Topology)) -> AttackWorld {
 fn admit_operator(mesh: &Mesh) {
     let path = mesh.world.dir().join("principals.yaml");
     let list = std::fs::read_to_string(&path).expect("the principals");
-    let digest: String = Sha256::digest(BETA_OPERATOR).iter().map(|byte| format!("{byte:02x}")).collect();
-    let more = format!("{}\n- {{tokenSha256: {digest}, kind: operator, name: beta-op, tenant: beta}}\n", list.trim_end());
+    let digest: String = Sha256::digest(BETA_OPERATOR)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let more = format!(
+        "{}\n- {{tokenSha256: {digest}, kind: operator, name: beta-op, tenant: beta}}\n",
+        list.trim_end()
+    );
     std::fs::write(&path, more).expect("the principals");
 }

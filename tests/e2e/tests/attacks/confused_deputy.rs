@@ -14,7 +14,12 @@ fn operator(setup: &AttackWorld) -> Caller<'_> {
 }
 
 /// Applies objects for beta, sends the request, and removes the objects.
-fn with(setup: &AttackWorld, yaml: &str, objects: &[(&str, &str)], ask: impl Fn() -> AttackOutcome) -> AttackOutcome {
+fn with(
+    setup: &AttackWorld,
+    yaml: &str,
+    objects: &[(&str, &str)],
+    ask: impl Fn() -> AttackOutcome,
+) -> AttackOutcome {
     let applied = operator(setup).apply("beta", yaml);
     // A change that was refused as a whole changed nothing.
     if let Some(answer) = applied.as_ref().ok().filter(|answer| answer.accepted) {
@@ -25,7 +30,16 @@ fn with(setup: &AttackWorld, yaml: &str, objects: &[(&str, &str)], ask: impl Fn(
         // An object that was not accepted does not exist.
         let _ = operator(setup).delete("beta", kind, name);
     }
-    let told = applied.map(|answer| (answer.accepted, answer.diagnostics.into_iter().map(|found| found.problem).collect::<Vec<_>>()));
+    let told = applied.map(|answer| {
+        (
+            answer.accepted,
+            answer
+                .diagnostics
+                .into_iter()
+                .map(|found| found.problem)
+                .collect::<Vec<_>>(),
+        )
+    });
     AttackOutcome::of(seen.reached, (seen.output, told))
 }
 
@@ -44,7 +58,11 @@ const TO_OWN: &str = "backendRefs: [{name: web-open, port: 80}]";
 fn routed(name: &'static str, more: &'static str, backend: &'static str) -> Attack {
     Attack::new(
         name,
-        move |s: &AttackWorld| with(s, &(more.to_owned() + &route(backend)), ROUTE, || s.by_alpha(BETA, OWN, &[])),
+        move |s: &AttackWorld| {
+            with(s, &(more.to_owned() + &route(backend)), ROUTE, || {
+                s.by_alpha(BETA, OWN, &[])
+            })
+        },
         |s| with(s, &route(TO_OWN), ROUTE, || s.served(BETA, OWN, &[])),
     )
 }
@@ -56,10 +74,26 @@ const EXTERNAL: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: external
 
 pub(crate) fn attacks() -> Vec<Attack> {
     let mut all = vec![
-        routed("a route to alpha's service", "", "backendRefs: [{name: secret, port: 80}]"),
-        routed("a route to alpha's service by a long name", "", "backendRefs: [{name: secret.default.svc.cluster.local, port: 80}]"),
-        routed("a route across namespaces, granted to oneself", GRANT, "backendRefs: [{name: web, namespace: secret, port: 80}]"),
-        routed("a route to an ExternalName of alpha's service", EXTERNAL, "backendRefs: [{name: external, port: 80}]"),
+        routed(
+            "a route to alpha's service",
+            "",
+            "backendRefs: [{name: secret, port: 80}]",
+        ),
+        routed(
+            "a route to alpha's service by a long name",
+            "",
+            "backendRefs: [{name: secret.default.svc.cluster.local, port: 80}]",
+        ),
+        routed(
+            "a route across namespaces, granted to oneself",
+            GRANT,
+            "backendRefs: [{name: web, namespace: secret, port: 80}]",
+        ),
+        routed(
+            "a route to an ExternalName of alpha's service",
+            EXTERNAL,
+            "backendRefs: [{name: external, port: 80}]",
+        ),
         routed(
             "a route that rewrites the Host to alpha's",
             "",
@@ -71,7 +105,9 @@ pub(crate) fn attacks() -> Vec<Attack> {
             "filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: canal-source, value: \"spiffe://alpha.example/ns/default/sa/client\"}]}}]\n    \
              backendRefs: [{name: secret, port: 80}]",
         ),
-        Attack::new("a mirror to alpha's service", mirrored, |s| with(s, &route(TO_OWN), ROUTE, || s.served(BETA, OWN, &[]))),
+        Attack::new("a mirror to alpha's service", mirrored, |s| {
+            with(s, &route(TO_OWN), ROUTE, || s.served(BETA, OWN, &[]))
+        }),
     ];
     all.extend(endpoints());
     all.extend(objects());
@@ -79,9 +115,15 @@ pub(crate) fn attacks() -> Vec<Attack> {
 }
 
 fn mirrored(setup: &AttackWorld) -> AttackOutcome {
-    let heard = || setup.mesh.counted_at("gateway", "istio_requests_total", &["tenant=\"alpha\""]);
+    let heard = || {
+        setup
+            .mesh
+            .counted_at("gateway", "istio_requests_total", &["tenant=\"alpha\""])
+    };
     let before = heard();
-    let rule = format!("filters: [{{type: RequestMirror, requestMirror: {{backendRef: {{name: secret, port: 80}}}}}}]\n    {TO_OWN}");
+    let rule = format!(
+        "filters: [{{type: RequestMirror, requestMirror: {{backendRef: {{name: secret, port: 80}}}}}}]\n    {TO_OWN}"
+    );
     let output = with(setup, &route(&rule), ROUTE, || {
         (0..5).for_each(|_| drop(setup.page(BETA, OWN, &[])));
         setup.served(BETA, OWN, &[])
@@ -114,12 +156,31 @@ fn endpoints() -> Vec<Attack> {
     vec![
         Attack::new(
             "a Pod with the controller's address",
-            move |s| dialled(s, s.mesh.address("controller").to_string(), 15020, "/metrics"),
+            move |s| {
+                dialled(
+                    s,
+                    s.mesh.address("controller").to_string(),
+                    15020,
+                    "/metrics",
+                )
+            },
             own,
         ),
-        Attack::new("a Pod with a gateway's address", move |s| dialled(s, s.mesh.address("gw-1").to_string(), 15020, "/metrics"), own),
-        Attack::new("a Pod with the gateway's loopback", move |s| dialled(s, "127.0.0.1".into(), 15000, "/config_dump"), own),
-        Attack::new("a Pod with a link-local address", move |s| dialled(s, "169.254.0.1".into(), 15020, "/metrics"), own),
+        Attack::new(
+            "a Pod with a gateway's address",
+            move |s| dialled(s, s.mesh.address("gw-1").to_string(), 15020, "/metrics"),
+            own,
+        ),
+        Attack::new(
+            "a Pod with the gateway's loopback",
+            move |s| dialled(s, "127.0.0.1".into(), 15000, "/config_dump"),
+            own,
+        ),
+        Attack::new(
+            "a Pod with a link-local address",
+            move |s| dialled(s, "169.254.0.1".into(), 15020, "/metrics"),
+            own,
+        ),
         Attack::new(
             "a Pod with the identity provider's address",
             move |s| dialled(s, s.mesh.address("issuer").to_string(), 8090, "/jwks"),
@@ -141,9 +202,21 @@ fn objects() -> Vec<Attack> {
     let tenant = "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: NAME}\n\
                   spec: {vni: 101, trustDomain: alpha.example, podCidrs: [10.1.0.0/16], serviceCidrs: [10.101.0.0/16]}\n";
     let mut all = vec![
-        Attack::new("another trust domain for oneself", move |s| applied(s, "beta", &tenant.replace("NAME", "beta")), own),
-        Attack::new("another tenant's Tenant", move |s| applied(s, "beta", &tenant.replace("NAME", "alpha")), own),
-        Attack::new("a policy of alpha's, written by beta", move |s| applied(s, "alpha", harmless), own),
+        Attack::new(
+            "another trust domain for oneself",
+            move |s| applied(s, "beta", &tenant.replace("NAME", "beta")),
+            own,
+        ),
+        Attack::new(
+            "another tenant's Tenant",
+            move |s| applied(s, "beta", &tenant.replace("NAME", "alpha")),
+            own,
+        ),
+        Attack::new(
+            "a policy of alpha's, written by beta",
+            move |s| applied(s, "alpha", harmless),
+            own,
+        ),
         Attack::new(
             "a Gateway of one's own",
             move |s| {

@@ -20,15 +20,36 @@ const BETA_NODE: &str = "spiffe://components.canal/ns/beta/sa/node.beta-n1";
 const ALPHA_NODE: &str = "spiffe://components.canal/ns/alpha/sa/node.alpha-n1";
 
 pub(crate) fn attacks() -> Vec<Attack> {
-    [subscriptions(), certificates(), key_servers(), operators(), readable_pages()].into_iter().flatten().collect()
+    [
+        subscriptions(),
+        certificates(),
+        key_servers(),
+        operators(),
+        readable_pages(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// Tests whether a subscriber receives any resource of alpha's.
-fn receives(setup: &AttackWorld, caller: &Caller<'_>, node: &str, kinds: &[ResourceKind], names: &[&str]) -> AttackOutcome {
+fn receives(
+    setup: &AttackWorld,
+    caller: &Caller<'_>,
+    node: &str,
+    kinds: &[ResourceKind],
+    names: &[&str],
+) -> AttackOutcome {
     // The calls run at once, because each waits for the silence after the last message.
     let answers: Vec<_> = std::thread::scope(|scope| {
-        let subscribed: Vec<_> = kinds.iter().map(|kind| scope.spawn(|| caller.subscribe(node, kind.type_url(), names))).collect();
-        subscribed.into_iter().map(|subscribed| subscribed.join().expect("a subscription ends")).collect()
+        let subscribed: Vec<_> = kinds
+            .iter()
+            .map(|kind| scope.spawn(|| caller.subscribe(node, kind.type_url(), names)))
+            .collect();
+        subscribed
+            .into_iter()
+            .map(|subscribed| subscribed.join().expect("a subscription ends"))
+            .collect()
     });
     let mut all = Vec::new();
     for answer in answers {
@@ -45,28 +66,71 @@ const RECEIVED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Tests whether a subscriber that may have resources of alpha's receives one. The controller may be silent for longer than a subscription
 /// waits, so it is repeated.
-fn receives_own(setup: &AttackWorld, caller: &Caller<'_>, node: &str, kinds: &[ResourceKind]) -> AttackOutcome {
-    poll(deadline(RECEIVED_WITHIN), || receives(setup, caller, node, kinds, &[]))
+fn receives_own(
+    setup: &AttackWorld,
+    caller: &Caller<'_>,
+    node: &str,
+    kinds: &[ResourceKind],
+) -> AttackOutcome {
+    poll(deadline(RECEIVED_WITHIN), || {
+        receives(setup, caller, node, kinds, &[])
+    })
 }
 
 /// Kinds that a node receives of its own tenant.
-const OWN: &[ResourceKind] = &[ResourceKind::Tenant, ResourceKind::Service, ResourceKind::Workload, ResourceKind::Bundle];
+const OWN: &[ResourceKind] = &[
+    ResourceKind::Tenant,
+    ResourceKind::Service,
+    ResourceKind::Workload,
+    ResourceKind::Bundle,
+];
 /// Kinds that contain a tenant's policies.
-const POLICY_KINDS: &[ResourceKind] =
-    &[ResourceKind::Authorization, ResourceKind::Authentication, ResourceKind::Authorizer, ResourceKind::Termination];
+const POLICY_KINDS: &[ResourceKind] = &[
+    ResourceKind::Authorization,
+    ResourceKind::Authentication,
+    ResourceKind::Authorizer,
+    ResourceKind::Termination,
+];
 
 fn subscriptions() -> Vec<Attack> {
     let alphas = |kinds: &'static [ResourceKind]| {
-        move |s: &AttackWorld| receives_own(s, &Caller::as_itself(&s.mesh.world, "alpha-n1"), "node~alpha-n1", kinds)
+        move |s: &AttackWorld| {
+            receives_own(
+                s,
+                &Caller::as_itself(&s.mesh.world, "alpha-n1"),
+                "node~alpha-n1",
+                kinds,
+            )
+        }
     };
     let gateways = |kinds: &'static [ResourceKind]| {
-        move |s: &AttackWorld| receives_own(s, &Caller::as_itself(&s.mesh.world, "gw-1"), "gateway~gw-1", kinds)
+        move |s: &AttackWorld| {
+            receives_own(
+                s,
+                &Caller::as_itself(&s.mesh.world, "gw-1"),
+                "gateway~gw-1",
+                kinds,
+            )
+        }
     };
-    let beta = |node: &'static str, kinds: &'static [ResourceKind], names: &'static [&'static str]| {
-        move |s: &AttackWorld| receives(s, &Caller::as_itself(&s.mesh.world, "beta-n1"), node, kinds, names)
-    };
+    let beta =
+        |node: &'static str, kinds: &'static [ResourceKind], names: &'static [&'static str]| {
+            move |s: &AttackWorld| {
+                receives(
+                    s,
+                    &Caller::as_itself(&s.mesh.world, "beta-n1"),
+                    node,
+                    kinds,
+                    names,
+                )
+            }
+        };
     vec![
-        Attack::new("every kind, by the wildcard, as alpha's node", beta("node~alpha-n1", &ResourceKind::ALL, &[]), alphas(OWN)),
+        Attack::new(
+            "every kind, by the wildcard, as alpha's node",
+            beta("node~alpha-n1", &ResourceKind::ALL, &[]),
+            alphas(OWN),
+        ),
         Attack::new(
             "every kind, as a gateway",
             beta("gateway~gw-1", &ResourceKind::ALL, &[]),
@@ -74,19 +138,33 @@ fn subscriptions() -> Vec<Attack> {
         ),
         Attack::new(
             "alpha's services by name",
-            beta("node~beta-n1", &[ResourceKind::Service, ResourceKind::Workload], &["alpha/default/web", "alpha/default/web-0", "alpha"]),
+            beta(
+                "node~beta-n1",
+                &[ResourceKind::Service, ResourceKind::Workload],
+                &["alpha/default/web", "alpha/default/web-0", "alpha"],
+            ),
             alphas(&[ResourceKind::Service]),
         ),
         Attack::new(
             "alpha's bundle by name",
-            beta("node~beta-n1", &[ResourceKind::Bundle], &["alpha/alpha.example", "beta/alpha.example"]),
+            beta(
+                "node~beta-n1",
+                &[ResourceKind::Bundle],
+                &["alpha/alpha.example", "beta/alpha.example"],
+            ),
             alphas(OWN),
         ),
-        Attack::new("alpha's policies and authorizers", beta("node~beta-n1", POLICY_KINDS, &[]), alphas(&[ResourceKind::Authorization])),
+        Attack::new(
+            "alpha's policies and authorizers",
+            beta("node~beta-n1", POLICY_KINDS, &[]),
+            alphas(&[ResourceKind::Authorization]),
+        ),
         Attack::new(
             "entitlements, as a tenant's key server",
             |s| {
-                let beta = |receives: AttackOutcome| AttackOutcome::of(receives.output.contains("beta"), receives.output);
+                let beta = |receives: AttackOutcome| {
+                    AttackOutcome::of(receives.output.contains("beta"), receives.output)
+                };
                 beta(receives(
                     s,
                     &Caller::as_itself(&s.mesh.world, "alpha-ks"),
@@ -106,20 +184,42 @@ fn subscriptions() -> Vec<Attack> {
         ),
         Attack::new(
             "a token that nobody has",
-            |s| receives(s, &Caller::with_token(&s.mesh.world, "beta-n1", &"0".repeat(64)), "node~alpha-n1", OWN, &[]),
+            |s| {
+                receives(
+                    s,
+                    &Caller::with_token(&s.mesh.world, "beta-n1", &"0".repeat(64)),
+                    "node~alpha-n1",
+                    OWN,
+                    &[],
+                )
+            },
             alphas(OWN),
         )
         .counted("controller", CONTROLLER, &["reason=\"unknown_token\""]),
         Attack::new(
             "an operator's token for a subscription",
-            |s| receives(s, &Caller::with_token(&s.mesh.world, "beta-n1", BETA_OPERATOR), "node~alpha-n1", OWN, &[]),
+            |s| {
+                receives(
+                    s,
+                    &Caller::with_token(&s.mesh.world, "beta-n1", BETA_OPERATOR),
+                    "node~alpha-n1",
+                    OWN,
+                    &[],
+                )
+            },
             alphas(OWN),
         )
         .counted("controller", CONTROLLER, &["reason=\"subscribe_operator\""]),
     ]
 }
 
-fn issued(setup: &AttackWorld, host: &str, identity: &str, csr: &str, service: Option<&str>) -> AttackOutcome {
+fn issued(
+    setup: &AttackWorld,
+    host: &str,
+    identity: &str,
+    csr: &str,
+    service: Option<&str>,
+) -> AttackOutcome {
     let answer = Caller::as_itself(&setup.mesh.world, host).certificate(identity, csr, service);
     AttackOutcome::of(answer.is_ok(), answer.map(|chain| chain.len()))
 }
@@ -127,43 +227,99 @@ fn issued(setup: &AttackWorld, host: &str, identity: &str, csr: &str, service: O
 fn certificates() -> Vec<Attack> {
     let own = |s: &AttackWorld| issued(s, "beta-n1", BETA_CLIENT, &request(&[BETA_CLIENT]), None);
     let asks = |name, host: &'static str, identity: &'static str, reason: &'static str| {
-        Attack::new(name, move |s: &AttackWorld| issued(s, host, identity, &request(&[identity]), None), own).counted(
-            "controller",
-            CERTIFICATES,
-            &[reason],
+        Attack::new(
+            name,
+            move |s: &AttackWorld| issued(s, host, identity, &request(&[identity]), None),
+            own,
         )
+        .counted("controller", CERTIFICATES, &[reason])
     };
     vec![
-        asks("a certificate of alpha's", "beta-n1", ALPHA_CLIENT, "reason=\"trust_domain\""),
-        asks("a certificate of another node's pod", "beta-n1", "spiffe://beta.example/ns/default/sa/web", "reason=\"not_on_node\""),
-        asks("a certificate of nobody's", "beta-n1", "spiffe://beta.example/ns/default/sa/nobody", "reason=\"not_on_node\""),
-        asks("the own gateway's certificate", "beta-n1", "spiffe://beta.example/ns/canal-system/sa/gateway", "reason=\"reserved\""),
+        asks(
+            "a certificate of alpha's",
+            "beta-n1",
+            ALPHA_CLIENT,
+            "reason=\"trust_domain\"",
+        ),
+        asks(
+            "a certificate of another node's pod",
+            "beta-n1",
+            "spiffe://beta.example/ns/default/sa/web",
+            "reason=\"not_on_node\"",
+        ),
+        asks(
+            "a certificate of nobody's",
+            "beta-n1",
+            "spiffe://beta.example/ns/default/sa/nobody",
+            "reason=\"not_on_node\"",
+        ),
+        asks(
+            "the own gateway's certificate",
+            "beta-n1",
+            "spiffe://beta.example/ns/canal-system/sa/gateway",
+            "reason=\"reserved\"",
+        ),
         asks(
             "another component's certificate",
             "beta-n1",
             "spiffe://components.canal/ns/canal-system/sa/gateway.gw-1",
             "reason=\"not_component\"",
         ),
-        asks("another node's component certificate", "beta-n1", ALPHA_NODE, "reason=\"not_component\""),
+        asks(
+            "another node's component certificate",
+            "beta-n1",
+            ALPHA_NODE,
+            "reason=\"not_component\"",
+        ),
         asks(
             "a key server's component certificate",
             "beta-n1",
             "spiffe://components.canal/ns/canal-system/sa/keyserver.ks-1",
             "reason=\"not_component\"",
         ),
-        asks("a pod's certificate, by a gateway", "gw-1", BETA_CLIENT, "reason=\"not_gateway\""),
-        asks("a certificate whose key is in key servers", "alpha-n1", ALPHA_CLIENT, "reason=\"keys_in_key_server\""),
-        Attack::new("a request with alpha's identity inside", |s| issued(s, "beta-n1", BETA_CLIENT, &request(&[ALPHA_CLIENT]), None), own)
-            .counted("controller", CERTIFICATES, &["reason=\"name\""]),
+        asks(
+            "a pod's certificate, by a gateway",
+            "gw-1",
+            BETA_CLIENT,
+            "reason=\"not_gateway\"",
+        ),
+        asks(
+            "a certificate whose key is in key servers",
+            "alpha-n1",
+            ALPHA_CLIENT,
+            "reason=\"keys_in_key_server\"",
+        ),
+        Attack::new(
+            "a request with alpha's identity inside",
+            |s| issued(s, "beta-n1", BETA_CLIENT, &request(&[ALPHA_CLIENT]), None),
+            own,
+        )
+        .counted("controller", CERTIFICATES, &["reason=\"name\""]),
         Attack::new(
             "a request with a second identity inside",
-            |s| issued(s, "beta-n1", BETA_CLIENT, &request(&[BETA_CLIENT, ALPHA_CLIENT]), None),
+            |s| {
+                issued(
+                    s,
+                    "beta-n1",
+                    BETA_CLIENT,
+                    &request(&[BETA_CLIENT, ALPHA_CLIENT]),
+                    None,
+                )
+            },
             own,
         )
         .counted("controller", CERTIFICATES, &["reason=\"name\""]),
         Attack::new(
             "a certificate with the names of alpha's service",
-            |s| issued(s, "beta-n1", BETA_CLIENT, &request(&[BETA_CLIENT]), Some("alpha/default/web")),
+            |s| {
+                issued(
+                    s,
+                    "beta-n1",
+                    BETA_CLIENT,
+                    &request(&[BETA_CLIENT]),
+                    Some("alpha/default/web"),
+                )
+            },
             own,
         )
         .counted("controller", CERTIFICATES, &[]),
@@ -183,8 +339,13 @@ fn certificates() -> Vec<Attack> {
 /// Returns the channel certificate of a node, obtained with its token.
 pub(super) fn component(setup: &AttackWorld, host: &str, identity: &str) -> PemCredential {
     let (csr, key) = request_with_key(&[identity]);
-    let chain = Caller::as_itself(&setup.mesh.world, host).certificate(identity, &csr, None).unwrap_or_else(|e| panic!("{identity}: {e}"));
-    PemCredential { chain: chain[..chain.len() - 1].concat(), key }
+    let chain = Caller::as_itself(&setup.mesh.world, host)
+        .certificate(identity, &csr, None)
+        .unwrap_or_else(|e| panic!("{identity}: {e}"));
+    PemCredential {
+        chain: chain[..chain.len() - 1].concat(),
+        key,
+    }
 }
 
 fn subscribed(
@@ -193,8 +354,16 @@ fn subscribed(
     credential: Option<&PemCredential>,
     ask: impl Fn(&Requester<'_>) -> KeyServerReply,
 ) -> AttackOutcome {
-    let answer = ask(&Requester { world: &setup.mesh.world, host, server: "ks-1", credential });
-    let used = matches!(answer, KeyServerReply::Signature(_) | KeyServerReply::Certificates(_) | KeyServerReply::Handshake);
+    let answer = ask(&Requester {
+        world: &setup.mesh.world,
+        host,
+        server: "ks-1",
+        credential,
+    });
+    let used = matches!(
+        answer,
+        KeyServerReply::Signature(_) | KeyServerReply::Certificates(_) | KeyServerReply::Handshake
+    );
     AttackOutcome::of(used, answer)
 }
 
@@ -212,30 +381,66 @@ fn key_servers() -> Vec<Attack> {
         Attack::new(name, attempt, alphas)
     };
     vec![
-        betas("a signature by alpha's key", |r| r.sign(KeyName::Identity(ALPHA_CLIENT.parse().expect("an identity")))),
-        betas("the certificates of alpha's key", |r| r.chain(KeyName::Identity(ALPHA_CLIENT.parse().expect("an identity")))),
-        betas("a handshake by alpha's key", |r| r.begin(ALPHA_CLIENT.parse().expect("an identity"))),
-        betas("a signature by alpha's gateway's key", |r| {
-            r.sign(KeyName::Identity("spiffe://alpha.example/ns/canal-system/sa/gateway".parse().expect("an identity")))
+        betas("a signature by alpha's key", |r| {
+            r.sign(KeyName::Identity(
+                ALPHA_CLIENT.parse().expect("an identity"),
+            ))
         }),
-        betas("a signature by the key of alpha's service", |r| r.sign(KeyName::Service("alpha/default/web".parse().expect("a service")))),
-        betas("a signature by a file's key", |r| r.sign(KeyName::File("alpha/default/web-open".parse().expect("a service")))),
-        Attack::new("a key server without a certificate", move |s| subscribed(s, "beta-n1", None, |r| r.sign(key(ALPHA_CLIENT))), alphas),
+        betas("the certificates of alpha's key", |r| {
+            r.chain(KeyName::Identity(
+                ALPHA_CLIENT.parse().expect("an identity"),
+            ))
+        }),
+        betas("a handshake by alpha's key", |r| {
+            r.begin(ALPHA_CLIENT.parse().expect("an identity"))
+        }),
+        betas("a signature by alpha's gateway's key", |r| {
+            r.sign(KeyName::Identity(
+                "spiffe://alpha.example/ns/canal-system/sa/gateway"
+                    .parse()
+                    .expect("an identity"),
+            ))
+        }),
+        betas("a signature by the key of alpha's service", |r| {
+            r.sign(KeyName::Service(
+                "alpha/default/web".parse().expect("a service"),
+            ))
+        }),
+        betas("a signature by a file's key", |r| {
+            r.sign(KeyName::File(
+                "alpha/default/web-open".parse().expect("a service"),
+            ))
+        }),
+        Attack::new(
+            "a key server without a certificate",
+            move |s| subscribed(s, "beta-n1", None, |r| r.sign(key(ALPHA_CLIENT))),
+            alphas,
+        ),
         Attack::new(
             "a key server with a workload's certificate",
-            move |s| subscribed(s, "beta-n1", Some(&s.member("alpha", "client")), |r| r.sign(key(ALPHA_CLIENT))),
+            move |s| {
+                subscribed(s, "beta-n1", Some(&s.member("alpha", "client")), |r| {
+                    r.sign(key(ALPHA_CLIENT))
+                })
+            },
             alphas,
         ),
         Attack::new(
             "a component's identity, signed by beta's authority",
-            move |s| subscribed(s, "beta-n1", Some(&s.issued("beta", ALPHA_NODE)), |r| r.sign(key(ALPHA_CLIENT))),
+            move |s| {
+                subscribed(s, "beta-n1", Some(&s.issued("beta", ALPHA_NODE)), |r| {
+                    r.sign(key(ALPHA_CLIENT))
+                })
+            },
             alphas,
         ),
         Attack::new(
             "alpha's identity of another node's pod",
             move |s| {
                 let own = component(s, "alpha-n1", ALPHA_NODE);
-                subscribed(s, "alpha-n1", Some(&own), |r| r.sign(key("spiffe://alpha.example/ns/default/sa/web")))
+                subscribed(s, "alpha-n1", Some(&own), |r| {
+                    r.sign(key("spiffe://alpha.example/ns/default/sa/web"))
+                })
             },
             alphas,
         ),
@@ -250,10 +455,16 @@ fn operators() -> Vec<Attack> {
     fn seen<T: std::fmt::Debug>(answer: Result<T, impl std::fmt::Debug>) -> AttackOutcome {
         AttackOutcome::of(answer.is_ok(), answer.map(|_| ()))
     }
-    let foreign = |attack: Attack| attack.counted("controller", CONTROLLER, &["reason=\"foreign_tenant\""]);
-    let provider = |attack: Attack| attack.counted("controller", CONTROLLER, &["reason=\"not_the_provider\""]);
+    let foreign =
+        |attack: Attack| attack.counted("controller", CONTROLLER, &["reason=\"foreign_tenant\""]);
+    let provider =
+        |attack: Attack| attack.counted("controller", CONTROLLER, &["reason=\"not_the_provider\""]);
     vec![
-        foreign(Attack::new("alpha's objects", |s| seen(beta_operator(s).get("alpha")), |s| seen(beta_operator(s).get("beta")))),
+        foreign(Attack::new(
+            "alpha's objects",
+            |s| seen(beta_operator(s).get("alpha")),
+            |s| seen(beta_operator(s).get("beta")),
+        )),
         foreign(Attack::new(
             "a removal from alpha",
             |s| seen(beta_operator(s).delete("alpha", "AuthorizationPolicy", "clients")),
@@ -262,17 +473,36 @@ fn operators() -> Vec<Attack> {
         foreign(Attack::new(
             "a new root for alpha",
             |s| seen(beta_operator(s).rotate("alpha")),
-            |s| AttackOutcome::of(s.mesh.canal(&["ca", "status", "--tenant", "alpha"]).code == Some(0), "the provider"),
+            |s| {
+                AttackOutcome::of(
+                    s.mesh.canal(&["ca", "status", "--tenant", "alpha"]).code == Some(0),
+                    "the provider",
+                )
+            },
         )),
         foreign(Attack::new(
             "a revocation in alpha",
-            |s| seen(beta_operator(s).revoke("alpha", "spiffe://alpha.example/ns/default/sa/nobody")),
-            |s| AttackOutcome::of(s.mesh.canal(&["ca", "status", "--tenant", "alpha"]).code == Some(0), "the provider"),
+            |s| {
+                seen(
+                    beta_operator(s).revoke("alpha", "spiffe://alpha.example/ns/default/sa/nobody"),
+                )
+            },
+            |s| {
+                AttackOutcome::of(
+                    s.mesh.canal(&["ca", "status", "--tenant", "alpha"]).code == Some(0),
+                    "the provider",
+                )
+            },
         )),
         provider(Attack::new(
             "a replica out of service",
             |s| seen(beta_operator(s).drain("gw-3")),
-            |s| AttackOutcome::of(s.mesh.canal(&["gateway", "undrain", "gw-3"]).code == Some(0), "the provider"),
+            |s| {
+                AttackOutcome::of(
+                    s.mesh.canal(&["gateway", "undrain", "gw-3"]).code == Some(0),
+                    "the provider",
+                )
+            },
         )),
         Attack::new(
             "the operators' API by a node's token",
@@ -286,33 +516,89 @@ fn operators() -> Vec<Attack> {
 /// The pages that beta can read contain nothing of alpha.
 fn readable_pages() -> Vec<Attack> {
     let dump = |s: &AttackWorld, host: &str| {
-        let socket = s.mesh.world.data(host).expect("a host of the world").join("admin.sock");
+        let socket = s
+            .mesh
+            .world
+            .data(host)
+            .expect("a host of the world")
+            .join("admin.sock");
         let socket = socket.to_string_lossy();
-        let output = s.mesh.run(host, &["curl", "-sS", "--unix-socket", &socket, "http://localhost/config_dump"]).ok();
-        AttackOutcome::of(output.contains("alpha"), output.chars().take(100).collect::<String>())
+        let output = s
+            .mesh
+            .run(
+                host,
+                &[
+                    "curl",
+                    "-sS",
+                    "--unix-socket",
+                    &socket,
+                    "http://localhost/config_dump",
+                ],
+            )
+            .ok();
+        AttackOutcome::of(
+            output.contains("alpha"),
+            output.chars().take(100).collect::<String>(),
+        )
     };
     let metrics = |s: &AttackWorld, host: &str| {
-        let output = s.mesh.run(host, &["curl", "-sS", "http://127.0.0.1:15020/metrics"]).ok();
-        AttackOutcome::of(output.contains("alpha"), output.lines().find(|line| line.contains("alpha")).unwrap_or_default())
+        let output = s
+            .mesh
+            .run(host, &["curl", "-sS", "http://127.0.0.1:15020/metrics"])
+            .ok();
+        AttackOutcome::of(
+            output.contains("alpha"),
+            output
+                .lines()
+                .find(|line| line.contains("alpha"))
+                .unwrap_or_default(),
+        )
     };
     let log = |s: &AttackWorld, host: &str| {
-        let text = s.mesh.world.log(host).ok().and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
-        AttackOutcome::of(text.contains("alpha"), text.lines().find(|line| line.contains("alpha")).unwrap_or_default())
+        let text = s
+            .mesh
+            .world
+            .log(host)
+            .ok()
+            .and_then(|path| std::fs::read_to_string(path).ok())
+            .unwrap_or_default();
+        AttackOutcome::of(
+            text.contains("alpha"),
+            text.lines()
+                .find(|line| line.contains("alpha"))
+                .unwrap_or_default(),
+        )
     };
     vec![
         Attack::new(
             "alpha in what beta's operator is shown",
             |s| {
-                let output = beta_operator(s).overview().unwrap_or_else(|e| panic!("{e}"));
+                let output = beta_operator(s)
+                    .overview()
+                    .unwrap_or_else(|e| panic!("{e}"));
                 AttackOutcome::of(output.contains("alpha"), output)
             },
             |s| {
-                let output = beta_operator(s).overview().unwrap_or_else(|e| panic!("{e}"));
+                let output = beta_operator(s)
+                    .overview()
+                    .unwrap_or_else(|e| panic!("{e}"));
                 AttackOutcome::of(output.contains("beta"), output)
             },
         ),
-        Attack::new("alpha in the dump of beta's node", move |s| dump(s, "beta-n1"), move |s| dump(s, "alpha-n1")),
-        Attack::new("alpha in the metrics of beta's node", move |s| metrics(s, "beta-n1"), move |s| metrics(s, "gw-1")),
-        Attack::new("alpha in the log of beta's node", move |s| log(s, "beta-n1"), move |s| log(s, "alpha-n1")),
+        Attack::new(
+            "alpha in the dump of beta's node",
+            move |s| dump(s, "beta-n1"),
+            move |s| dump(s, "alpha-n1"),
+        ),
+        Attack::new(
+            "alpha in the metrics of beta's node",
+            move |s| metrics(s, "beta-n1"),
+            move |s| metrics(s, "gw-1"),
+        ),
+        Attack::new(
+            "alpha in the log of beta's node",
+            move |s| log(s, "beta-n1"),
+            move |s| log(s, "alpha-n1"),
+        ),
     ]
 }

@@ -33,7 +33,11 @@ fn groups() -> [(&'static str, Vec<Attack>); 6] {
 }
 
 fn run(group: &str) {
-    let setup = if group == "open" { open_setup() } else { setup() };
+    let setup = if group == "open" {
+        open_setup()
+    } else {
+        setup()
+    };
     let mut number = 0;
     let mut wrong = Vec::new();
     for (name, attacks) in groups() {
@@ -52,7 +56,12 @@ fn run(group: &str) {
         // The logs come before the failures, which would otherwise be hard to find.
         println!("{}", setup.mesh.logs());
     }
-    assert!(wrong.is_empty(), "{} of {group}:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} of {group}:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
 }
 
 fn run_case(setup: &attack_world::AttackWorld, attack: &Attack) -> Result<(), String> {
@@ -77,7 +86,14 @@ fn run_case(setup: &attack_world::AttackWorld, attack: &Attack) -> Result<(), St
         std::thread::sleep(Duration::from_millis(50));
     }
     let owner = (attack.control)(setup);
-    if owner.reached { Ok(()) } else { Err(format!("the same by who may does not work: {} (the attack: {})", owner.output, seen.output)) }
+    if owner.reached {
+        Ok(())
+    } else {
+        Err(format!(
+            "the same by who may does not work: {} (the attack: {})",
+            owner.output, seen.output
+        ))
+    }
 }
 
 #[test]
@@ -113,10 +129,17 @@ fn the_mesh_refuses_what_a_switch_would_stop() {
 
 #[test]
 fn there_are_enough_of_them_and_each_once() {
-    let mut names: Vec<&str> = groups().iter().flat_map(|(_, attacks)| attacks.iter().map(|attack| attack.name)).collect();
+    let mut names: Vec<&str> = groups()
+        .iter()
+        .flat_map(|(_, attacks)| attacks.iter().map(|attack| attack.name))
+        .collect();
     let all = names.len();
     names.sort_unstable();
     names.dedup();
-    assert!(all >= ATTACKS_MIN && names.len() == all, "{all} attacks, {} names", names.len());
+    assert!(
+        all >= ATTACKS_MIN && names.len() == all,
+        "{all} attacks, {} names",
+        names.len()
+    );
     println!("{all} attacks");
 }

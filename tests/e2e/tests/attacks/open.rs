@@ -17,15 +17,26 @@ const BETA_NODE: &str = "spiffe://components.canal/ns/beta/sa/node.beta-n1";
 const SERVICE: &str = "10.102.2.1:15008";
 
 pub(crate) fn attacks() -> Vec<Attack> {
-    [at_the_edge(), at_the_replica(), from_a_pod(), ports()].into_iter().flatten().collect()
+    [at_the_edge(), at_the_replica(), from_a_pod(), ports()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// An attack by frames, and the counter that must have counted each of them.
-fn frames(name: &'static str, host: &'static str, words: impl Fn(&AttackWorld) -> String + 'static) -> Attack {
+fn frames(
+    name: &'static str,
+    host: &'static str,
+    words: impl Fn(&AttackWorld) -> String + 'static,
+) -> Attack {
     let attempt = move |s: &AttackWorld| {
         let peer = canal_e2e::bin("canal-world-peer").display().to_string();
         let (words, count) = (words(s), format!("count={FRAMES}"));
-        let argv: Vec<&str> = [&*peer, "spoof"].into_iter().chain(words.split(' ')).chain([&*count]).collect();
+        let argv: Vec<&str> = [&*peer, "spoof"]
+            .into_iter()
+            .chain(words.split(' '))
+            .chain([&*count])
+            .collect();
         let output = s.mesh.run(host, &argv);
         // Nothing responds; the count of refusals proves that no frame passed.
         AttackOutcome::of(false, (output.stdout, output.stderr))
@@ -35,7 +46,12 @@ fn frames(name: &'static str, host: &'static str, words: impl Fn(&AttackWorld) -
 }
 
 /// A VXLAN frame from beta's node.
-fn tunnelled(name: &'static str, vni: u32, via: &'static str, ends: impl Fn(&AttackWorld) -> (String, String) + 'static) -> Attack {
+fn tunnelled(
+    name: &'static str,
+    vni: u32,
+    via: &'static str,
+    ends: impl Fn(&AttackWorld) -> (String, String) + 'static,
+) -> Attack {
     frames(name, "beta-n1", move |s| {
         let (from, to) = ends(s);
         format!("from={from} to={to} vni={vni} via={}", s.mesh.address(via))
@@ -52,37 +68,107 @@ fn at_the_edge() -> Vec<Attack> {
     let forged = "what=\"drop_forged\"";
     let address = "what=\"drop_address\"";
     vec![
-        at(tunnelled("open: alpha's VNI from beta's node, to the edge", 101, "edge-1", |s| (own(s), SERVICE.into())), unknown_source),
         at(
-            tunnelled("open: the tier's VNI from a node, to the edge", TIER, "edge-1", |s| ("240.0.0.3:15008".into(), own(s))),
+            tunnelled(
+                "open: alpha's VNI from beta's node, to the edge",
+                101,
+                "edge-1",
+                |s| (own(s), SERVICE.into()),
+            ),
             unknown_source,
         ),
-        at(tunnelled("open: a pod of another node, by the own VNI", 102, "edge-1", |_| ("10.1.2.2:999".into(), SERVICE.into())), forged),
-        at(tunnelled("open: no pod of the tenant, by the own VNI", 102, "edge-1", |_| ("192.0.2.1:999".into(), SERVICE.into())), forged),
-        at(tunnelled("open: a gateway address that is no service's", 102, "edge-1", |s| (own(s), "10.102.3.200:80".into())), address),
         at(
-            tunnelled("open: a session to the controller, by the overlay", 102, "edge-1", |s| {
-                (own(s), format!("{}:15012", s.mesh.address("controller")))
-            }),
+            tunnelled(
+                "open: the tier's VNI from a node, to the edge",
+                TIER,
+                "edge-1",
+                |s| ("240.0.0.3:15008".into(), own(s)),
+            ),
+            unknown_source,
+        ),
+        at(
+            tunnelled(
+                "open: a pod of another node, by the own VNI",
+                102,
+                "edge-1",
+                |_| ("10.1.2.2:999".into(), SERVICE.into()),
+            ),
+            forged,
+        ),
+        at(
+            tunnelled(
+                "open: no pod of the tenant, by the own VNI",
+                102,
+                "edge-1",
+                |_| ("192.0.2.1:999".into(), SERVICE.into()),
+            ),
+            forged,
+        ),
+        at(
+            tunnelled(
+                "open: a gateway address that is no service's",
+                102,
+                "edge-1",
+                |s| (own(s), "10.102.3.200:80".into()),
+            ),
+            address,
+        ),
+        at(
+            tunnelled(
+                "open: a session to the controller, by the overlay",
+                102,
+                "edge-1",
+                |s| (own(s), format!("{}:15012", s.mesh.address("controller"))),
+            ),
             address,
         ),
     ]
 }
 
 fn at_the_replica() -> Vec<Attack> {
-    let at = |attack: Attack, what| attack.counted("gateway", "canal_redirector_packets_total", &["program=\"redirector\"", what]);
+    let at = |attack: Attack, what| {
+        attack.counted(
+            "gateway",
+            "canal_redirector_packets_total",
+            &["program=\"redirector\"", what],
+        )
+    };
     let unknown_source = "what=\"drop_unknown_source\"";
     vec![
         at(
-            tunnelled("open: the tier's VNI from a node, to a replica", TIER, "gw-1", |s| (own(s), "240.0.0.3:15008".into())),
+            tunnelled(
+                "open: the tier's VNI from a node, to a replica",
+                TIER,
+                "gw-1",
+                |s| (own(s), "240.0.0.3:15008".into()),
+            ),
             unknown_source,
         ),
-        at(tunnelled("open: the own VNI, round the edge to a replica", 102, "gw-1", |s| (own(s), SERVICE.into())), unknown_source),
-        at(tunnelled("open: alpha's VNI, round the edge to a replica", 101, "gw-1", |s| (own(s), SERVICE.into())), unknown_source),
         at(
-            tunnelled("open: a session to a replica's own address, by the overlay", 102, "edge-1", |s| {
-                (own(s), format!("{}:15020", s.mesh.address("gw-1")))
-            }),
+            tunnelled(
+                "open: the own VNI, round the edge to a replica",
+                102,
+                "gw-1",
+                |s| (own(s), SERVICE.into()),
+            ),
+            unknown_source,
+        ),
+        at(
+            tunnelled(
+                "open: alpha's VNI, round the edge to a replica",
+                101,
+                "gw-1",
+                |s| (own(s), SERVICE.into()),
+            ),
+            unknown_source,
+        ),
+        at(
+            tunnelled(
+                "open: a session to a replica's own address, by the overlay",
+                102,
+                "edge-1",
+                |s| (own(s), format!("{}:15020", s.mesh.address("gw-1"))),
+            ),
             "what=\"drop_crossed\"",
         ),
     ]
@@ -90,35 +176,78 @@ fn at_the_replica() -> Vec<Attack> {
 
 /// Packets that leave a pod of beta's: the pod's guard sees them before any switch.
 fn from_a_pod() -> Vec<Attack> {
-    let guarded = |attack: Attack, verdict| attack.counted("node", "canal_pod_guard_packets_total", &["tenant=\"beta\"", verdict]).once();
+    let guarded = |attack: Attack, verdict| {
+        attack
+            .counted(
+                "node",
+                "canal_pod_guard_packets_total",
+                &["tenant=\"beta\"", verdict],
+            )
+            .once()
+    };
     let (raw, udp) = ("verdict=\"stopped_tcp\"", "verdict=\"stopped_udp\"");
     vec![
-        guarded(frames("open: a service's inner address, from a pod", BETA, |s| format!("from={} to=240.0.0.3:80", own(s))), raw),
         guarded(
-            frames("open: the key server's port by raw packets, from a pod", BETA, |s| {
-                format!("from={} to={}:15013", own(s), s.mesh.address("ks-1"))
+            frames("open: a service's inner address, from a pod", BETA, |s| {
+                format!("from={} to=240.0.0.3:80", own(s))
             }),
             raw,
         ),
-        guarded(frames("open: another pod's address, from a pod", BETA, |_| "from=10.1.2.2:999 to=10.102.2.1:15008".into()), raw),
+        guarded(
+            frames(
+                "open: the key server's port by raw packets, from a pod",
+                BETA,
+                |s| format!("from={} to={}:15013", own(s), s.mesh.address("ks-1")),
+            ),
+            raw,
+        ),
+        guarded(
+            frames("open: another pod's address, from a pod", BETA, |_| {
+                "from=10.1.2.2:999 to=10.102.2.1:15008".into()
+            }),
+            raw,
+        ),
         guarded(
             frames("open: VXLAN of its own, from a pod", BETA, |s| {
-                format!("from=10.1.1.2:999 to={SERVICE} vni=101 via={}", s.mesh.address("edge-1"))
+                format!(
+                    "from=10.1.1.2:999 to={SERVICE} vni=101 via={}",
+                    s.mesh.address("edge-1")
+                )
             }),
             udp,
         ),
         Attack::new(
             "open: the key server's port, from a pod",
-            |s| s.served(BETA, &format!("http://{}:15013/", s.mesh.address("ks-1")), &[]),
+            |s| {
+                s.served(
+                    BETA,
+                    &format!("http://{}:15013/", s.mesh.address("ks-1")),
+                    &[],
+                )
+            },
             |s| s.served(BETA, "http://10.101.0.10/headers", &[]),
         )
-        .counted("node", "canal_node_refused_total", &["direction=\"outbound\""]),
+        .counted(
+            "node",
+            "canal_node_refused_total",
+            &["direction=\"outbound\""],
+        ),
         Attack::new(
             "open: a gateway's metrics, from a pod",
-            |s| s.served(BETA, &format!("http://{}:15020/metrics", s.mesh.address("gw-1")), &[]),
+            |s| {
+                s.served(
+                    BETA,
+                    &format!("http://{}:15020/metrics", s.mesh.address("gw-1")),
+                    &[],
+                )
+            },
             |s| s.served(BETA, "http://10.101.0.10/headers", &[]),
         )
-        .counted("node", "canal_node_refused_total", &["direction=\"outbound\""]),
+        .counted(
+            "node",
+            "canal_node_refused_total",
+            &["direction=\"outbound\""],
+        ),
     ]
 }
 
@@ -126,25 +255,54 @@ fn from_a_pod() -> Vec<Attack> {
 /// connect, as the operators' pages are configured here.
 fn ports() -> Vec<Attack> {
     let file = || KeyName::File("alpha/default/web-open".parse().expect("a service"));
-    let asks = move |s: &AttackWorld, host: &str, server: &str, credential: Option<&PemCredential>| {
-        let answer = Requester { world: &s.mesh.world, host, server, credential }.sign(file());
-        AttackOutcome::of(
-            matches!(answer, KeyServerReply::Signature(_) | KeyServerReply::Certificates(_) | KeyServerReply::Handshake),
-            answer,
-        )
-    };
+    let asks =
+        move |s: &AttackWorld, host: &str, server: &str, credential: Option<&PemCredential>| {
+            let answer = Requester {
+                world: &s.mesh.world,
+                host,
+                server,
+                credential,
+            }
+            .sign(file());
+            AttackOutcome::of(
+                matches!(
+                    answer,
+                    KeyServerReply::Signature(_)
+                        | KeyServerReply::Certificates(_)
+                        | KeyServerReply::Handshake
+                ),
+                answer,
+            )
+        };
     let alive = |s: &AttackWorld| {
         let own = component(s, "alpha-n1", ALPHA_NODE);
-        let answer = Requester { world: &s.mesh.world, host: "alpha-n1", server: "ks-1", credential: Some(&own) }.ping();
+        let answer = Requester {
+            world: &s.mesh.world,
+            host: "alpha-n1",
+            server: "ks-1",
+            credential: Some(&own),
+        }
+        .ping();
         AttackOutcome::of(answer == KeyServerReply::Pong, answer)
     };
     let closed = |name, to: &'static str, port| {
-        Attack::new(name, move |s: &AttackWorld| dials(s, "beta-n1", to, port), move |s: &AttackWorld| pages(s, to))
+        Attack::new(
+            name,
+            move |s: &AttackWorld| dials(s, "beta-n1", to, port),
+            move |s: &AttackWorld| pages(s, to),
+        )
     };
     vec![
         Attack::new(
             "open: beta's node asks alpha's own key server for a signature",
-            move |s| asks(s, "beta-n1", "alpha-ks", Some(&component(s, "beta-n1", BETA_NODE))),
+            move |s| {
+                asks(
+                    s,
+                    "beta-n1",
+                    "alpha-ks",
+                    Some(&component(s, "beta-n1", BETA_NODE)),
+                )
+            },
             alive,
         )
         .counted("keyServer", "canal_key_refusals_total", &[]),
@@ -153,15 +311,28 @@ fn ports() -> Vec<Attack> {
             move |s| asks(s, "beta-n1", "alpha-ks", None),
             alive,
         )
-        .counted("keyServer", "canal_key_unauthenticated_connections_total", &[]),
+        .counted(
+            "keyServer",
+            "canal_key_unauthenticated_connections_total",
+            &[],
+        ),
         closed("open: beta's node reads a gateway's metrics", "gw-1", 15020),
-        closed("open: beta's node reads a key server's metrics", "ks-1", 15020),
+        closed(
+            "open: beta's node reads a key server's metrics",
+            "ks-1",
+            15020,
+        ),
         closed("open: beta's node opens a gateway's tap", "gw-1", 15000),
     ]
 }
 
 /// Tests whether a host can read its own pages.
 fn pages(s: &AttackWorld, host: &str) -> AttackOutcome {
-    let output = s.mesh.run(host, &["curl", "-sS", "http://127.0.0.1:15020/metrics"]);
-    AttackOutcome::of(output.code == Some(0) && output.stdout.contains("canal_"), output.stdout.chars().take(100).collect::<String>())
+    let output = s
+        .mesh
+        .run(host, &["curl", "-sS", "http://127.0.0.1:15020/metrics"]);
+    AttackOutcome::of(
+        output.code == Some(0) && output.stdout.contains("canal_"),
+        output.stdout.chars().take(100).collect::<String>(),
+    )
 }

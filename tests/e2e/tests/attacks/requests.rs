@@ -18,14 +18,27 @@ const HEADERS: u8 = 1;
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) fn attacks() -> Vec<Attack> {
-    [names(), claims(), paths(), methods(), framing(), streams()].into_iter().flatten().collect()
+    [names(), claims(), paths(), methods(), framing(), streams()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Alpha's service by any name that beta can write.
 fn names() -> Vec<Attack> {
-    let alphas = |s: &AttackWorld| s.by_alpha(CLIENT, "http://10.101.0.90/headers", &["-H", "Host: secret.default.svc.cluster.local"]);
+    let alphas = |s: &AttackWorld| {
+        s.by_alpha(
+            CLIENT,
+            "http://10.101.0.90/headers",
+            &["-H", "Host: secret.default.svc.cluster.local"],
+        )
+    };
     let beta = |name, url: &'static str, header: &'static str| {
-        Attack::new(name, move |s: &AttackWorld| s.by_alpha(BETA, url, &["-H", header]), alphas)
+        Attack::new(
+            name,
+            move |s: &AttackWorld| s.by_alpha(BETA, url, &["-H", header]),
+            alphas,
+        )
     };
     vec![
         beta("Host of alpha's service", "http://10.101.0.10/headers", "Host: secret.default.svc.cluster.local"),
@@ -56,19 +69,36 @@ fn names() -> Vec<Attack> {
 
 /// Headers with which a client claims to be another.
 fn claims() -> Vec<Attack> {
-    let denied = |attack: Attack| attack.counted("gateway", "canal_authorization_total", &["action=\"deny\""]);
+    let denied = |attack: Attack| {
+        attack.counted("gateway", "canal_authorization_total", &["action=\"deny\""])
+    };
     let client = |s: &AttackWorld| s.served(CLIENT, "http://10.101.0.11/headers", &[]);
     let intruder = |name, header: &'static str| {
-        denied(Attack::new(name, move |s: &AttackWorld| s.served(INTRUDER, "http://10.101.0.11/headers", &["-H", header]), client))
+        denied(Attack::new(
+            name,
+            move |s: &AttackWorld| {
+                s.served(INTRUDER, "http://10.101.0.11/headers", &["-H", header])
+            },
+            client,
+        ))
     };
     vec![
         intruder(
             "x-forwarded-client-cert of another",
             "x-forwarded-client-cert: By=spiffe://alpha.example/ns/default/sa/web-l7;URI=spiffe://alpha.example/ns/default/sa/client",
         ),
-        intruder("canal-source of another", "canal-source: spiffe://alpha.example/ns/default/sa/client"),
-        intruder("baggage of another", "baggage: k8s.namespace.name=default,k8s.pod.name=client-0"),
-        intruder("x-authz-user and its like", "x-authz-user: alpha.example/ns/default/sa/client"),
+        intruder(
+            "canal-source of another",
+            "canal-source: spiffe://alpha.example/ns/default/sa/client",
+        ),
+        intruder(
+            "baggage of another",
+            "baggage: k8s.namespace.name=default,k8s.pod.name=client-0",
+        ),
+        intruder(
+            "x-authz-user and its like",
+            "x-authz-user: alpha.example/ns/default/sa/client",
+        ),
         denied(Attack::new(
             "x-forwarded-for of an address that may",
             |s| {
@@ -92,10 +122,17 @@ fn claims() -> Vec<Attack> {
 fn paths() -> Vec<Attack> {
     let client = |s: &AttackWorld| s.served(CLIENT, &format!("http://{RAW}/headers"), &[]);
     let variant = |name, path: &'static str| {
-        Attack::new(name, move |s: &AttackWorld| s.served(INTRUDER, &format!("http://{RAW}{path}"), &[]), client)
+        Attack::new(
+            name,
+            move |s: &AttackWorld| s.served(INTRUDER, &format!("http://{RAW}{path}"), &[]),
+            client,
+        )
     };
-    let denied = |attack: Attack| attack.counted("gateway", "canal_authorization_total", &["action=\"deny\""]);
-    let refused = |attack: Attack| attack.counted("gateway", "canal_gateway_refused_requests_total", &[]);
+    let denied = |attack: Attack| {
+        attack.counted("gateway", "canal_authorization_total", &["action=\"deny\""])
+    };
+    let refused =
+        |attack: Attack| attack.counted("gateway", "canal_gateway_refused_requests_total", &[]);
     vec![
         denied(variant("the path itself", "/headers")),
         denied(variant("an encoded letter", "/%68eaders")),
@@ -121,16 +158,27 @@ fn paths() -> Vec<Attack> {
 fn methods() -> Vec<Attack> {
     let put: &[&str] = &["-X", "PUT", "-d", "x"];
     let client = move |s: &AttackWorld| s.served(CLIENT, &format!("http://{RAW}/blob"), put);
-    let denied = |attack: Attack| attack.counted("gateway", "canal_authorization_total", &["action=\"deny\""]);
+    let denied = |attack: Attack| {
+        attack.counted("gateway", "canal_authorization_total", &["action=\"deny\""])
+    };
     let over = |name, header: &'static str| {
         denied(Attack::new(
             name,
-            move |s: &AttackWorld| s.served(INTRUDER, &format!("http://{RAW}/blob"), &["-X", "PUT", "-d", "x", "-H", header]),
+            move |s: &AttackWorld| {
+                s.served(
+                    INTRUDER,
+                    &format!("http://{RAW}/blob"),
+                    &["-X", "PUT", "-d", "x", "-H", header],
+                )
+            },
             client,
         ))
     };
     vec![
-        over("a method overridden by a header", "X-HTTP-Method-Override: GET"),
+        over(
+            "a method overridden by a header",
+            "X-HTTP-Method-Override: GET",
+        ),
         over("the same by another", "X-HTTP-Method: GET"),
         Attack::new(
             "a method in lower case",
@@ -160,27 +208,74 @@ fn framing() -> Vec<Attack> {
             let answer = raw_text(&s.mesh, INTRUDER, RAW, 80, &request, "x-hidden");
             AttackOutcome::of(answer.to_lowercase().contains("x-hidden"), answer)
         };
-        Attack::new(name, attempt, pipelined).counted("gateway", "canal_gateway_refused_requests_total", &["side=\"client\""])
+        Attack::new(name, attempt, pipelined).counted(
+            "gateway",
+            "canal_gateway_refused_requests_total",
+            &["side=\"client\""],
+        )
     };
     vec![
-        refused("both lengths, the first counts", "Content-Length: 5\r\nTransfer-Encoding: chunked", format!("0\r\n\r\n{HIDDEN}")),
-        refused("both lengths, the second counts", "Transfer-Encoding: chunked\r\nContent-Length: 4", format!("0\r\n\r\n{HIDDEN}")),
-        refused("two lengths", "Content-Length: 0\r\nContent-Length: 58", HIDDEN.into()),
+        refused(
+            "both lengths, the first counts",
+            "Content-Length: 5\r\nTransfer-Encoding: chunked",
+            format!("0\r\n\r\n{HIDDEN}"),
+        ),
+        refused(
+            "both lengths, the second counts",
+            "Transfer-Encoding: chunked\r\nContent-Length: 4",
+            format!("0\r\n\r\n{HIDDEN}"),
+        ),
+        refused(
+            "two lengths",
+            "Content-Length: 0\r\nContent-Length: 58",
+            HIDDEN.into(),
+        ),
         refused("a length with a sign", "Content-Length: +0", HIDDEN.into()),
         refused("a list of lengths", "Content-Length: 0, 58", HIDDEN.into()),
-        refused("chunked, misspelt", "Transfer-Encoding: xchunked", format!("0\r\n\r\n{HIDDEN}")),
-        refused("chunked, twice", "Transfer-Encoding: chunked, chunked", format!("0\r\n\r\n{HIDDEN}")),
-        refused("chunked, behind a blank", "Transfer-Encoding : chunked", format!("0\r\n\r\n{HIDDEN}")),
-        refused("chunked, on a folded line", "Transfer-Encoding:\r\n chunked", format!("0\r\n\r\n{HIDDEN}")),
-        refused("a chunk's size with a sign", "Transfer-Encoding: chunked", format!("+0\r\n\r\n{HIDDEN}")),
-        refused("lines that end in LF alone", "X: y\nContent-Length: 0", HIDDEN.into()),
-        refused("a NUL in a value", "X: a\0b\r\nContent-Length: 0", HIDDEN.into()),
+        refused(
+            "chunked, misspelt",
+            "Transfer-Encoding: xchunked",
+            format!("0\r\n\r\n{HIDDEN}"),
+        ),
+        refused(
+            "chunked, twice",
+            "Transfer-Encoding: chunked, chunked",
+            format!("0\r\n\r\n{HIDDEN}"),
+        ),
+        refused(
+            "chunked, behind a blank",
+            "Transfer-Encoding : chunked",
+            format!("0\r\n\r\n{HIDDEN}"),
+        ),
+        refused(
+            "chunked, on a folded line",
+            "Transfer-Encoding:\r\n chunked",
+            format!("0\r\n\r\n{HIDDEN}"),
+        ),
+        refused(
+            "a chunk's size with a sign",
+            "Transfer-Encoding: chunked",
+            format!("+0\r\n\r\n{HIDDEN}"),
+        ),
+        refused(
+            "lines that end in LF alone",
+            "X: y\nContent-Length: 0",
+            HIDDEN.into(),
+        ),
+        refused(
+            "a NUL in a value",
+            "X: a\0b\r\nContent-Length: 0",
+            HIDDEN.into(),
+        ),
         Attack::new(
             "an upgrade to HTTP/2 in the clear",
             |s| {
                 let request = "GET /headers HTTP/1.1\r\nHost: w\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n";
                 let answer = raw_text(&s.mesh, INTRUDER, RAW, 80, request, "x-served-by");
-                AttackOutcome::of(answer.contains(" 101 ") || answer.contains("x-served-by"), answer)
+                AttackOutcome::of(
+                    answer.contains(" 101 ") || answer.contains("x-served-by"),
+                    answer,
+                )
             },
             pipelined,
         ),
@@ -189,29 +284,89 @@ fn framing() -> Vec<Attack> {
 
 /// HTTP/2 heads with two meanings, or with an HTTP/1.1 request that the client did not send.
 fn streams() -> Vec<Attack> {
-    let good: [(&str, &str); 4] = [(":method", "GET"), (":scheme", "http"), (":authority", "w"), (":path", "/headers")];
+    let good: [(&str, &str); 4] = [
+        (":method", "GET"),
+        (":scheme", "http"),
+        (":authority", "w"),
+        (":path", "/headers"),
+    ];
     let ask = |s: &AttackWorld, pod: &str, fields: &[(&str, &str)]| {
         let frames = h2_frames(&raw(&s.mesh, pod, RAW, 81, &h2_request(fields), h2_is_over));
         // The body of a response mirrors the request; an error contains nothing of it.
-        let mirrored = frames.iter().any(|(_, _, payload)| String::from_utf8_lossy(payload).contains("\"uri\""));
-        let kinds: Vec<u8> = frames.iter().map(|(kind, _, _)| *kind).filter(|kind| [HEADERS, RST_STREAM, GOAWAY].contains(kind)).collect();
+        let mirrored = frames
+            .iter()
+            .any(|(_, _, payload)| String::from_utf8_lossy(payload).contains("\"uri\""));
+        let kinds: Vec<u8> = frames
+            .iter()
+            .map(|(kind, _, _)| *kind)
+            .filter(|kind| [HEADERS, RST_STREAM, GOAWAY].contains(kind))
+            .collect();
         AttackOutcome::of(mirrored, kinds)
     };
     let client = move |s: &AttackWorld| poll(deadline(ANSWERED_WITHIN), || ask(s, CLIENT, &good));
-    let intruder =
-        |name, fields: Vec<(&'static str, &'static str)>| Attack::new(name, move |s: &AttackWorld| ask(s, INTRUDER, &fields), client);
-    let with = |field: (&'static str, &'static str)| good.into_iter().chain([field]).collect::<Vec<_>>();
-    let path = |path: &'static str| vec![(":method", "GET"), (":scheme", "http"), (":authority", "w"), (":path", path)];
-    let counted = |attack: Attack| attack.counted("gateway", "canal_gateway_refused_requests_total", &["side=\"client\""]);
+    let intruder = |name, fields: Vec<(&'static str, &'static str)>| {
+        Attack::new(
+            name,
+            move |s: &AttackWorld| ask(s, INTRUDER, &fields),
+            client,
+        )
+    };
+    let with =
+        |field: (&'static str, &'static str)| good.into_iter().chain([field]).collect::<Vec<_>>();
+    let path = |path: &'static str| {
+        vec![
+            (":method", "GET"),
+            (":scheme", "http"),
+            (":authority", "w"),
+            (":path", path),
+        ]
+    };
+    let counted = |attack: Attack| {
+        attack.counted(
+            "gateway",
+            "canal_gateway_refused_requests_total",
+            &["side=\"client\""],
+        )
+    };
     vec![
-        intruder("HTTP/2: two paths", [(":path", "/blob?size=1")].into_iter().chain(good).collect()),
-        counted(intruder("HTTP/2: :authority and another Host", with(("host", "secret.default.svc.cluster.local")))),
-        intruder("HTTP/2: a line feed in a value", with(("x-a", "b\r\nx-hidden: yes"))),
-        intruder("HTTP/2: a name in capitals", with(("X-Forwarded-Client-Cert", "URI=spiffe://alpha.example/ns/default/sa/client"))),
-        intruder("HTTP/2: transfer-encoding", with(("transfer-encoding", "chunked"))),
-        intruder("HTTP/2: a pseudo field after others", [("x-a", "b")].into_iter().chain(good).collect()),
-        intruder("HTTP/2: a pseudo field that is none", with((":tenant", "alpha"))),
-        intruder("HTTP/2: a path with a line feed", path("/blob?size=1 HTTP/1.1\r\nx: y")),
+        intruder(
+            "HTTP/2: two paths",
+            [(":path", "/blob?size=1")]
+                .into_iter()
+                .chain(good)
+                .collect(),
+        ),
+        counted(intruder(
+            "HTTP/2: :authority and another Host",
+            with(("host", "secret.default.svc.cluster.local")),
+        )),
+        intruder(
+            "HTTP/2: a line feed in a value",
+            with(("x-a", "b\r\nx-hidden: yes")),
+        ),
+        intruder(
+            "HTTP/2: a name in capitals",
+            with((
+                "X-Forwarded-Client-Cert",
+                "URI=spiffe://alpha.example/ns/default/sa/client",
+            )),
+        ),
+        intruder(
+            "HTTP/2: transfer-encoding",
+            with(("transfer-encoding", "chunked")),
+        ),
+        intruder(
+            "HTTP/2: a pseudo field after others",
+            [("x-a", "b")].into_iter().chain(good).collect(),
+        ),
+        intruder(
+            "HTTP/2: a pseudo field that is none",
+            with((":tenant", "alpha")),
+        ),
+        intruder(
+            "HTTP/2: a path with a line feed",
+            path("/blob?size=1 HTTP/1.1\r\nx: y"),
+        ),
         intruder("HTTP/2: a path without a slash", path("headers")),
         intruder("HTTP/2: an encoded path", path("/%68eaders")),
         intruder("HTTP/2: a path with dots", path("/blob/../headers")),

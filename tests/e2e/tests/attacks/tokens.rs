@@ -19,11 +19,18 @@ const GOOD: &str = r#"{"sub": "me", "aud": "shop"}"#;
 
 fn token(setup: &AttackWorld, query: &str, claims: &str) -> String {
     let url = format!("http://127.0.0.1:8090/token?{query}");
-    setup.mesh.run("issuer", &["curl", "-sS", "-X", "POST", "-d", claims, &url]).ok()
+    setup
+        .mesh
+        .run("issuer", &["curl", "-sS", "-X", "POST", "-d", claims, &url])
+        .ok()
 }
 
 fn with(setup: &AttackWorld, token: &str) -> AttackOutcome {
-    setup.served(CLIENT, URL, &["-H", &format!("authorization: Bearer {token}")])
+    setup.served(
+        CLIENT,
+        URL,
+        &["-H", &format!("authorization: Bearer {token}")],
+    )
 }
 
 fn good(setup: &AttackWorld) -> AttackOutcome {
@@ -33,33 +40,92 @@ fn good(setup: &AttackWorld) -> AttackOutcome {
 pub(crate) fn attacks() -> Vec<Attack> {
     let refused = |attack: Attack| attack.counted("gateway", "canal_gateway_tokens_total", &[]);
     let forged = |name, query: &'static str, claims: &'static str| {
-        refused(Attack::new(name, move |s: &AttackWorld| with(s, &token(s, query, claims)), good))
+        refused(Attack::new(
+            name,
+            move |s: &AttackWorld| with(s, &token(s, query, claims)),
+            good,
+        ))
     };
     let mut all = vec![
         forged("JWT: alg none", "kid=first&forge=none", GOOD),
-        forged("JWT: HMAC with the public key", "kid=first&forge=hmac", GOOD),
-        forged("JWT: HMAC with the public key of EC", "kid=curve&forge=hmac", GOOD),
-        forged("JWT: one bit of the signature", "kid=first&forge=bits", GOOD),
-        forged("JWT: another issuer", "kid=first", r#"{"iss": "https://evil.example", "aud": "shop", "sub": "me"}"#),
-        forged("JWT: another audience", "kid=first", r#"{"aud": "bank", "sub": "me"}"#),
-        forged("JWT: ended", "kid=first", r#"{"aud": "shop", "sub": "me", "exp": 1000000000}"#),
-        forged("JWT: not yet", "kid=first", r#"{"aud": "shop", "sub": "me", "nbf": 4000000000}"#),
+        forged(
+            "JWT: HMAC with the public key",
+            "kid=first&forge=hmac",
+            GOOD,
+        ),
+        forged(
+            "JWT: HMAC with the public key of EC",
+            "kid=curve&forge=hmac",
+            GOOD,
+        ),
+        forged(
+            "JWT: one bit of the signature",
+            "kid=first&forge=bits",
+            GOOD,
+        ),
+        forged(
+            "JWT: another issuer",
+            "kid=first",
+            r#"{"iss": "https://evil.example", "aud": "shop", "sub": "me"}"#,
+        ),
+        forged(
+            "JWT: another audience",
+            "kid=first",
+            r#"{"aud": "bank", "sub": "me"}"#,
+        ),
+        forged(
+            "JWT: ended",
+            "kid=first",
+            r#"{"aud": "shop", "sub": "me", "exp": 1000000000}"#,
+        ),
+        forged(
+            "JWT: not yet",
+            "kid=first",
+            r#"{"aud": "shop", "sub": "me", "nbf": 4000000000}"#,
+        ),
         refused(Attack::new(
             "JWT: another's claims under one's signature",
             |s| {
-                let (own, other) = (token(s, "kid=first", GOOD), token(s, "kid=first", r#"{"sub": "admin", "aud": "shop"}"#));
-                let part = |token: &str, n: usize| token.split('.').nth(n).unwrap_or_default().to_owned();
-                with(s, &format!("{}.{}.{}", part(&own, 0), part(&other, 1), part(&own, 2)))
+                let (own, other) = (
+                    token(s, "kid=first", GOOD),
+                    token(s, "kid=first", r#"{"sub": "admin", "aud": "shop"}"#),
+                );
+                let part =
+                    |token: &str, n: usize| token.split('.').nth(n).unwrap_or_default().to_owned();
+                with(
+                    s,
+                    &format!("{}.{}.{}", part(&own, 0), part(&other, 1), part(&own, 2)),
+                )
             },
             good,
         )),
-        refused(Attack::new("JWT: no token but its dots", |s| with(s, ".."), good)),
-        Attack::new("the payload of a token that was not there", |s| s.served(CLIENT, URL, &["-H", "x-payload: eyJzdWIiOiJtZSJ9"]), good),
+        refused(Attack::new(
+            "JWT: no token but its dots",
+            |s| with(s, ".."),
+            good,
+        )),
+        Attack::new(
+            "the payload of a token that was not there",
+            |s| s.served(CLIENT, URL, &["-H", "x-payload: eyJzdWIiOiJtZSJ9"]),
+            good,
+        ),
         Attack::new(
             "two tokens, the second good",
             |s| {
-                let (bad, good) = (token(s, "kid=first&forge=none", GOOD), token(s, "kid=first", GOOD));
-                s.served(CLIENT, URL, &["-H", &format!("authorization: Bearer {bad}"), "-H", &format!("authorization: Bearer {good}")])
+                let (bad, good) = (
+                    token(s, "kid=first&forge=none", GOOD),
+                    token(s, "kid=first", GOOD),
+                );
+                s.served(
+                    CLIENT,
+                    URL,
+                    &[
+                        "-H",
+                        &format!("authorization: Bearer {bad}"),
+                        "-H",
+                        &format!("authorization: Bearer {good}"),
+                    ],
+                )
             },
             good,
         ),
@@ -79,7 +145,13 @@ fn fetches() -> Vec<Attack> {
     // A token of the issuer is valid only if its keys were fetched.
     let holds = move |s: &AttackWorld, uri: &str, timeout: Duration| {
         let operator = Caller::with_token(&s.mesh.world, "controller", BETA_OPERATOR);
-        let fetches = || s.mesh.counted("controller", "canal_controller_jwks_fetches_total", &["tenant=\"beta\""]);
+        let fetches = || {
+            s.mesh.counted(
+                "controller",
+                "canal_controller_jwks_fetches_total",
+                &["tenant=\"beta\""],
+            )
+        };
         let before = fetches();
         let applied = operator.apply("beta", &authentication(uri));
         // A change that was refused as a whole changed nothing and fetched nothing.
@@ -87,20 +159,47 @@ fn fetches() -> Vec<Attack> {
             return AttackOutcome::of(false, applied);
         }
         // Every outcome is counted, refusals too.
-        poll(deadline(FETCHED_WITHIN), || AttackOutcome::of(fetches() > before, ""));
+        poll(deadline(FETCHED_WITHIN), || {
+            AttackOutcome::of(fetches() > before, "")
+        });
         let token = token(s, "kid=first", GOOD);
-        let ask = || s.served(BETA, "http://10.101.0.10/headers", &["-H", &format!("authorization: Bearer {token}")]);
+        let ask = || {
+            s.served(
+                BETA,
+                "http://10.101.0.10/headers",
+                &["-H", &format!("authorization: Bearer {token}")],
+            )
+        };
         let seen = poll(timeout, ask);
         let _ = operator.delete("beta", "RequestAuthentication", "fetch");
         AttackOutcome::of(seen.reached, (applied, seen.output))
     };
-    let control = move |s: &AttackWorld| holds(s, "http://issuer:8090/jwks", deadline(KNOWN_WITHIN));
-    let fetch = |name, uri: &'static str| Attack::new(name, move |s: &AttackWorld| holds(s, uri, HIDDEN_FOR), control);
+    let control =
+        move |s: &AttackWorld| holds(s, "http://issuer:8090/jwks", deadline(KNOWN_WITHIN));
+    let fetch = |name, uri: &'static str| {
+        Attack::new(
+            name,
+            move |s: &AttackWorld| holds(s, uri, HIDDEN_FOR),
+            control,
+        )
+    };
     vec![
-        fetch("JWKS: the controller's own loopback", "http://127.0.0.1:15000/config_dump"),
-        fetch("JWKS: another port of an allowed host", "http://issuer:15020/metrics"),
-        fetch("JWKS: a host that is not allowed", "http://gw-1:15020/metrics"),
-        fetch("JWKS: an allowed host as a user name", "http://issuer:8090@gw-1:15020/jwks"),
+        fetch(
+            "JWKS: the controller's own loopback",
+            "http://127.0.0.1:15000/config_dump",
+        ),
+        fetch(
+            "JWKS: another port of an allowed host",
+            "http://issuer:15020/metrics",
+        ),
+        fetch(
+            "JWKS: a host that is not allowed",
+            "http://gw-1:15020/metrics",
+        ),
+        fetch(
+            "JWKS: an allowed host as a user name",
+            "http://issuer:8090@gw-1:15020/jwks",
+        ),
         fetch("JWKS: another tenant's file", "file:../alpha/services.yaml"),
         fetch("JWKS: a file of the machine", "file:/etc/passwd"),
         fetch("JWKS: another scheme", "gopher://issuer:8090/jwks"),

@@ -8,7 +8,9 @@ use canal_e2e::hbone::{TunnelRequest, tunnel};
 use canal_timing::deadline;
 use canal_world::KEYS_PORT;
 
-use super::attack_world::{Attack, AttackOutcome, AttackWorld, BETA, CLIENT, GATEWAY, INTRUDER, poll, seen};
+use super::attack_world::{
+    Attack, AttackOutcome, AttackWorld, BETA, CLIENT, GATEWAY, INTRUDER, poll, seen,
+};
 
 const ALPHA_WEB: &str = "alpha/default/web-0";
 const BETA_WEB: &str = "beta/default/web-0";
@@ -16,27 +18,63 @@ const TLS: &str = "canal_tls_refused_total";
 
 /// A tunnel through beta's own gateway to beta's own pod.
 fn own(setup: &AttackWorld) -> AttackOutcome {
-    setup.tunnel(BETA, GATEWAY, &setup.member("beta", "client"), &setup.pod(BETA_WEB, 8080), &[])
+    setup.tunnel(
+        BETA,
+        GATEWAY,
+        &setup.member("beta", "client"),
+        &setup.pod(BETA_WEB, 8080),
+        &[],
+    )
 }
 
 fn alphas_own(setup: &AttackWorld) -> AttackOutcome {
-    setup.tunnel(CLIENT, GATEWAY, &setup.member("alpha", "client"), &setup.pod(ALPHA_WEB, 8080), &[])
+    setup.tunnel(
+        CLIENT,
+        GATEWAY,
+        &setup.member("alpha", "client"),
+        &setup.pod(ALPHA_WEB, 8080),
+        &[],
+    )
 }
 
 /// A tunnel to the node of a pod that bypasses every gateway.
-fn to_node(setup: &AttackWorld, from: &str, account: (&str, &str), pod: &str, headers: &[(&str, &str)]) -> AttackOutcome {
+fn to_node(
+    setup: &AttackWorld,
+    from: &str,
+    account: (&str, &str),
+    pod: &str,
+    headers: &[(&str, &str)],
+) -> AttackOutcome {
     let listener = setup.pod(pod, 15008);
-    setup.tunnel(from, &listener, &setup.member(account.0, account.1), &setup.pod(pod, 8080), headers)
+    setup.tunnel(
+        from,
+        &listener,
+        &setup.member(account.0, account.1),
+        &setup.pod(pod, 8080),
+        headers,
+    )
 }
 
 /// A request of beta's to its own gateway.
 fn through_own_gateway(setup: &AttackWorld, authority: &str) -> AttackOutcome {
-    setup.tunnel(BETA, GATEWAY, &setup.member("beta", "client"), authority, &[])
+    setup.tunnel(
+        BETA,
+        GATEWAY,
+        &setup.member("beta", "client"),
+        authority,
+        &[],
+    )
 }
 
 /// A request of beta's to its own node.
 fn through_own_node(setup: &AttackWorld, authority: &str) -> AttackOutcome {
-    setup.tunnel(BETA, &setup.pod(BETA_WEB, 15008), &setup.member("beta", "client"), authority, &[])
+    setup.tunnel(
+        BETA,
+        &setup.pod(BETA_WEB, 15008),
+        &setup.member("beta", "client"),
+        authority,
+        &[],
+    )
 }
 
 /// Time after which a connect counts as refused. A connect that the mesh allows is repeated.
@@ -50,23 +88,43 @@ fn reaches(setup: &AttackWorld, from: &str, to: &str, port: u16) -> AttackOutcom
 /// Tests whether a host's own socket connects to a port.
 pub(super) fn dials(setup: &AttackWorld, from: &str, to: &str, port: u16) -> AttackOutcome {
     let to = (setup.mesh.address(to), port).into();
-    let dial = || TcpStream::connect_timeout(&to, CONNECT_TIMEOUT).map(drop).map_err(|e| e.to_string());
-    let dialled = setup.mesh.world.inside(from, dial).unwrap_or_else(|e| panic!("{from}: {e}"));
+    let dial = || {
+        TcpStream::connect_timeout(&to, CONNECT_TIMEOUT)
+            .map(drop)
+            .map_err(|e| e.to_string())
+    };
+    let dialled = setup
+        .mesh
+        .world
+        .inside(from, dial)
+        .unwrap_or_else(|e| panic!("{from}: {e}"));
     AttackOutcome::of(dialled.is_ok(), dialled)
 }
 
 pub(crate) fn attacks() -> Vec<Attack> {
-    [identities(), destinations(), words(), ports(), frames()].into_iter().flatten().collect()
+    [identities(), destinations(), words(), ports(), frames()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn identities() -> Vec<Attack> {
-    let refused = |attack: Attack, kind, reason| attack.counted(kind, TLS, &["side=\"server\"", reason]);
+    let refused =
+        |attack: Attack, kind, reason| attack.counted(kind, TLS, &["side=\"server\"", reason]);
     let wrong = "reason=\"wrong_trust_domain\"";
     vec![
         refused(
             Attack::new(
                 "alpha's certificate, stolen, at beta's gateway address",
-                |s| s.tunnel(BETA, GATEWAY, &s.member("alpha", "client"), &s.pod(BETA_WEB, 8080), &[]),
+                |s| {
+                    s.tunnel(
+                        BETA,
+                        GATEWAY,
+                        &s.member("alpha", "client"),
+                        &s.pod(BETA_WEB, 8080),
+                        &[],
+                    )
+                },
                 own,
             ),
             "gateway",
@@ -76,8 +134,15 @@ fn identities() -> Vec<Attack> {
             Attack::new(
                 "alpha's gateway certificate, stolen, at beta's node",
                 |s| {
-                    let stolen = s.issued("alpha", "spiffe://alpha.example/ns/canal-system/sa/gateway");
-                    s.tunnel(BETA, &s.pod(BETA_WEB, 15008), &stolen, &s.pod(BETA_WEB, 8080), &[])
+                    let stolen =
+                        s.issued("alpha", "spiffe://alpha.example/ns/canal-system/sa/gateway");
+                    s.tunnel(
+                        BETA,
+                        &s.pod(BETA_WEB, 15008),
+                        &stolen,
+                        &s.pod(BETA_WEB, 8080),
+                        &[],
+                    )
                 },
                 |s| to_node(s, BETA, ("beta", "client"), BETA_WEB, &[]),
             ),
@@ -87,7 +152,15 @@ fn identities() -> Vec<Attack> {
         refused(
             Attack::new(
                 "beta's certificate in alpha's network, at alpha's gateway address",
-                |s| s.tunnel(CLIENT, GATEWAY, &s.member("beta", "client"), &s.pod(ALPHA_WEB, 8080), &[]),
+                |s| {
+                    s.tunnel(
+                        CLIENT,
+                        GATEWAY,
+                        &s.member("beta", "client"),
+                        &s.pod(ALPHA_WEB, 8080),
+                        &[],
+                    )
+                },
                 alphas_own,
             ),
             "gateway",
@@ -107,7 +180,13 @@ fn identities() -> Vec<Attack> {
                 "alpha's identity, signed by beta's authority, at alpha's node",
                 |s| {
                     let forged = s.issued("beta", "spiffe://alpha.example/ns/default/sa/client");
-                    s.tunnel(CLIENT, &s.pod(ALPHA_WEB, 15008), &forged, &s.pod(ALPHA_WEB, 8080), &[])
+                    s.tunnel(
+                        CLIENT,
+                        &s.pod(ALPHA_WEB, 15008),
+                        &forged,
+                        &s.pod(ALPHA_WEB, 8080),
+                        &[],
+                    )
                 },
                 |s| to_node(s, CLIENT, ("alpha", "client"), ALPHA_WEB, &[]),
             ),
@@ -119,7 +198,15 @@ fn identities() -> Vec<Attack> {
                 "no certificate, at alpha's node",
                 |s| {
                     let (listener, authority) = (s.pod(ALPHA_WEB, 15008), s.pod(ALPHA_WEB, 8080));
-                    seen(&tunnel(&s.mesh.world, &TunnelRequest::new(CLIENT, listener.parse().expect("an address"), None, &authority)))
+                    seen(&tunnel(
+                        &s.mesh.world,
+                        &TunnelRequest::new(
+                            CLIENT,
+                            listener.parse().expect("an address"),
+                            None,
+                            &authority,
+                        ),
+                    ))
                 },
                 |s| to_node(s, CLIENT, ("alpha", "client"), ALPHA_WEB, &[]),
             ),
@@ -130,13 +217,32 @@ fn identities() -> Vec<Attack> {
 }
 
 fn destinations() -> Vec<Attack> {
-    let connects = |attack: Attack| attack.counted("gateway", "canal_gateway_refused_connects_total", &[]);
-    let inbound = |attack: Attack| attack.counted("node", "canal_node_refused_total", &["direction=\"inbound\""]);
+    let connects =
+        |attack: Attack| attack.counted("gateway", "canal_gateway_refused_connects_total", &[]);
+    let inbound = |attack: Attack| {
+        attack.counted(
+            "node",
+            "canal_node_refused_total",
+            &["direction=\"inbound\""],
+        )
+    };
     let alphas_node = |s: &AttackWorld| through_own_node(s, &s.pod(BETA_WEB, 8080));
     vec![
-        connects(Attack::new("CONNECT to alpha's service by beta's gateway address", |s| through_own_gateway(s, "10.101.0.90:80"), own)),
-        connects(Attack::new("CONNECT to alpha's service by name", |s| through_own_gateway(s, "secret.default.svc.cluster.local:80"), own)),
-        connects(Attack::new("CONNECT to alpha's pod", |s| through_own_gateway(s, &s.pod("alpha/default/ws-0", 8081)), alphas_own)),
+        connects(Attack::new(
+            "CONNECT to alpha's service by beta's gateway address",
+            |s| through_own_gateway(s, "10.101.0.90:80"),
+            own,
+        )),
+        connects(Attack::new(
+            "CONNECT to alpha's service by name",
+            |s| through_own_gateway(s, "secret.default.svc.cluster.local:80"),
+            own,
+        )),
+        connects(Attack::new(
+            "CONNECT to alpha's pod",
+            |s| through_own_gateway(s, &s.pod("alpha/default/ws-0", 8081)),
+            alphas_own,
+        )),
         connects(Attack::new(
             "CONNECT to the controller",
             |s| through_own_gateway(s, &format!("{}:15020", s.mesh.address("controller"))),
@@ -147,51 +253,108 @@ fn destinations() -> Vec<Attack> {
             |s| through_own_gateway(s, &format!("{}:15020", s.mesh.address("gw-1"))),
             own,
         )),
-        connects(Attack::new("CONNECT to a gateway's own loopback", |s| through_own_gateway(s, "127.0.0.1:15000"), own)),
-        connects(Attack::new("CONNECT to the proxy's port of a pod", |s| through_own_gateway(s, &s.pod(BETA_WEB, 15001)), own)),
-        inbound(Attack::new("CONNECT to a node's loopback", |s| through_own_node(s, "127.0.0.1:15000"), alphas_node)),
+        connects(Attack::new(
+            "CONNECT to a gateway's own loopback",
+            |s| through_own_gateway(s, "127.0.0.1:15000"),
+            own,
+        )),
+        connects(Attack::new(
+            "CONNECT to the proxy's port of a pod",
+            |s| through_own_gateway(s, &s.pod(BETA_WEB, 15001)),
+            own,
+        )),
+        inbound(Attack::new(
+            "CONNECT to a node's loopback",
+            |s| through_own_node(s, "127.0.0.1:15000"),
+            alphas_node,
+        )),
         inbound(Attack::new(
             "CONNECT to another pod than was dialled",
             |s| through_own_node(s, &s.pod("beta/default/echo-0", 7000)),
             alphas_node,
         )),
-        inbound(Attack::new("CONNECT to the proxy's port, at the node", |s| through_own_node(s, &s.pod(BETA_WEB, 15008)), alphas_node)),
+        inbound(Attack::new(
+            "CONNECT to the proxy's port, at the node",
+            |s| through_own_node(s, &s.pod(BETA_WEB, 15008)),
+            alphas_node,
+        )),
         Attack::new(
             "GET in place of CONNECT, at the node",
             |s| {
                 let (listener, member) = (s.pod(BETA_WEB, 15008), s.member("beta", "client"));
                 let uri = format!("http://{}/headers", s.pod(BETA_WEB, 8080));
-                let mut through_own_gateway = TunnelRequest::new(BETA, listener.parse().expect("an address"), Some(&member), &uri);
+                let mut through_own_gateway = TunnelRequest::new(
+                    BETA,
+                    listener.parse().expect("an address"),
+                    Some(&member),
+                    &uri,
+                );
                 through_own_gateway.method = "GET";
                 seen(&tunnel(&s.mesh.world, &through_own_gateway))
             },
             alphas_node,
         )
-        .counted("node", "canal_hbone_refused_total", &["reason=\"not_connect\""]),
+        .counted(
+            "node",
+            "canal_hbone_refused_total",
+            &["reason=\"not_connect\""],
+        ),
     ]
 }
 
 /// Headers in which gateways and nodes exchange sources.
 fn words() -> Vec<Attack> {
-    let denied = |attack: Attack| attack.counted("node", "canal_node_refused_total", &["reason=\"denied\""]);
+    let denied =
+        |attack: Attack| attack.counted("node", "canal_node_refused_total", &["reason=\"denied\""]);
     let web = "alpha/default/web-l7-0";
     let intruder = ("alpha", "intruder");
     let client = move |s: &AttackWorld| to_node(s, CLIENT, ("alpha", "client"), web, &[]);
     vec![
         denied(Attack::new(
             "canal-source of another, from no gateway",
-            move |s| to_node(s, INTRUDER, intruder, web, &[("canal-source", "spiffe://alpha.example/ns/default/sa/client")]),
+            move |s| {
+                to_node(
+                    s,
+                    INTRUDER,
+                    intruder,
+                    web,
+                    &[(
+                        "canal-source",
+                        "spiffe://alpha.example/ns/default/sa/client",
+                    )],
+                )
+            },
             client,
         )),
         denied(Attack::new(
             "canal-source of the gateway, from no gateway",
-            move |s| to_node(s, INTRUDER, intruder, web, &[("canal-source", "spiffe://alpha.example/ns/canal-system/sa/gateway")]),
+            move |s| {
+                to_node(
+                    s,
+                    INTRUDER,
+                    intruder,
+                    web,
+                    &[(
+                        "canal-source",
+                        "spiffe://alpha.example/ns/canal-system/sa/gateway",
+                    )],
+                )
+            },
             client,
         )),
         denied(Attack::new(
             "baggage of another workload",
             move |s| {
-                to_node(s, INTRUDER, intruder, web, &[("baggage", "k8s.namespace.name=default,k8s.pod.name=client-0,service.name=client")])
+                to_node(
+                    s,
+                    INTRUDER,
+                    intruder,
+                    web,
+                    &[(
+                        "baggage",
+                        "k8s.namespace.name=default,k8s.pod.name=client-0,service.name=client",
+                    )],
+                )
             },
             client,
         )),
@@ -199,7 +362,13 @@ fn words() -> Vec<Attack> {
             "x-forwarded-client-cert of another, on CONNECT",
             move |s| {
                 let value = "By=spiffe://alpha.example/ns/default/sa/web;URI=spiffe://alpha.example/ns/default/sa/client";
-                to_node(s, INTRUDER, intruder, web, &[("x-forwarded-client-cert", value)])
+                to_node(
+                    s,
+                    INTRUDER,
+                    intruder,
+                    web,
+                    &[("x-forwarded-client-cert", value)],
+                )
             },
             client,
         )),
@@ -207,22 +376,70 @@ fn words() -> Vec<Attack> {
             "forwarded from an address that may",
             |s| {
                 let value = format!("for=\"{}:4711\"", s.mesh.address(CLIENT));
-                to_node(s, INTRUDER, ("alpha", "intruder"), "alpha/default/web-dry-0", &[("forwarded", &value)])
+                to_node(
+                    s,
+                    INTRUDER,
+                    ("alpha", "intruder"),
+                    "alpha/default/web-dry-0",
+                    &[("forwarded", &value)],
+                )
             },
-            |s| to_node(s, CLIENT, ("alpha", "client"), "alpha/default/web-dry-0", &[]),
+            |s| {
+                to_node(
+                    s,
+                    CLIENT,
+                    ("alpha", "client"),
+                    "alpha/default/web-dry-0",
+                    &[],
+                )
+            },
         )),
         Attack::new(
             "past the gateway, where only it can judge",
-            |s| to_node(s, INTRUDER, ("alpha", "intruder"), "alpha/default/web-raw-0", &[]),
+            |s| {
+                to_node(
+                    s,
+                    INTRUDER,
+                    ("alpha", "intruder"),
+                    "alpha/default/web-raw-0",
+                    &[],
+                )
+            },
             |s| s.served(INTRUDER, "http://10.101.0.17/blob?size=1", &[]),
         )
-        .counted("node", "canal_node_refused_total", &["reason=\"undecided\""]),
+        .counted(
+            "node",
+            "canal_node_refused_total",
+            &["reason=\"undecided\""],
+        ),
         Attack::new(
             "plaintext past everybody, to a pod that wants mTLS",
-            |s| s.served("alpha/default/bare-0", &format!("http://{}/headers", s.pod("alpha/default/web-strict-0", 8080)), &[]),
-            |s| s.served(CLIENT, &format!("http://{}/headers", s.pod("alpha/default/web-strict-0", 8080)), &[]),
+            |s| {
+                s.served(
+                    "alpha/default/bare-0",
+                    &format!(
+                        "http://{}/headers",
+                        s.pod("alpha/default/web-strict-0", 8080)
+                    ),
+                    &[],
+                )
+            },
+            |s| {
+                s.served(
+                    CLIENT,
+                    &format!(
+                        "http://{}/headers",
+                        s.pod("alpha/default/web-strict-0", 8080)
+                    ),
+                    &[],
+                )
+            },
         )
-        .counted("node", "canal_node_refused_total", &["reason=\"strict_plaintext\""]),
+        .counted(
+            "node",
+            "canal_node_refused_total",
+            &["reason=\"strict_plaintext\""],
+        ),
     ]
 }
 
@@ -261,17 +478,35 @@ fn ports() -> Vec<Attack> {
             |s| dials(s, "beta-n1", "gw-1", 15000),
             |s| {
                 AttackOutcome::of(
-                    s.mesh.run("gw-1", &["curl", "-sS", "http://127.0.0.1:15000/config_dump"]).code == Some(0),
+                    s.mesh
+                        .run(
+                            "gw-1",
+                            &["curl", "-sS", "http://127.0.0.1:15000/config_dump"],
+                        )
+                        .code
+                        == Some(0),
                     "the gateway itself",
                 )
             },
         )),
         Attack::new(
             "beta's pod reads its own node's admin port",
-            |s| s.served(BETA, &format!("http://{}:15000/config_dump", s.mesh.address("beta-n1")), &[]),
+            |s| {
+                s.served(
+                    BETA,
+                    &format!("http://{}:15000/config_dump", s.mesh.address("beta-n1")),
+                    &[],
+                )
+            },
             |s| {
                 AttackOutcome::of(
-                    s.mesh.run("beta-n1", &["curl", "-sS", "http://127.0.0.1:15000/config_dump"]).code == Some(0),
+                    s.mesh
+                        .run(
+                            "beta-n1",
+                            &["curl", "-sS", "http://127.0.0.1:15000/config_dump"],
+                        )
+                        .code
+                        == Some(0),
                     "the node itself",
                 )
             },
@@ -283,7 +518,10 @@ fn ports() -> Vec<Attack> {
 fn frames() -> Vec<Attack> {
     let spoof = |setup: &AttackWorld, words: &str| {
         let peer = canal_e2e::bin("canal-world-peer").display().to_string();
-        let argv: Vec<&str> = [&*peer, "spoof"].into_iter().chain(words.split(' ')).collect();
+        let argv: Vec<&str> = [&*peer, "spoof"]
+            .into_iter()
+            .chain(words.split(' '))
+            .collect();
         let output = setup.mesh.run("beta-n1", &argv);
         // The router's counter shows what leaves; nothing responds.
         AttackOutcome::of(false, output.stdout)
@@ -292,19 +530,43 @@ fn frames() -> Vec<Attack> {
     vec![
         Attack::new(
             "alpha's VNI from beta's node, to the edge",
-            move |s| spoof(s, &format!("from=10.1.1.2:999 to=10.102.2.1:15008 vni=101 via={} count=20", s.mesh.address("edge-1"))),
+            move |s| {
+                spoof(
+                    s,
+                    &format!(
+                        "from=10.1.1.2:999 to=10.102.2.1:15008 vni=101 via={} count=20",
+                        s.mesh.address("edge-1")
+                    ),
+                )
+            },
             served,
         )
         .dropped(|refused| refused.vni),
         Attack::new(
             "alpha's VNI from beta's node, to alpha's node",
-            move |s| spoof(s, &format!("from=10.1.1.2:999 to=10.1.1.3:8080 vni=101 via={} count=20", s.mesh.address("alpha-n1"))),
+            move |s| {
+                spoof(
+                    s,
+                    &format!(
+                        "from=10.1.1.2:999 to=10.1.1.3:8080 vni=101 via={} count=20",
+                        s.mesh.address("alpha-n1")
+                    ),
+                )
+            },
             served,
         )
         .dropped(|refused| refused.vni),
         Attack::new(
             "the own VNI, to a gateway replica past the edge",
-            move |s| spoof(s, &format!("from=10.1.1.2:999 to=10.102.2.1:15008 vni=102 via={} count=20", s.mesh.address("gw-1"))),
+            move |s| {
+                spoof(
+                    s,
+                    &format!(
+                        "from=10.1.1.2:999 to=10.102.2.1:15008 vni=102 via={} count=20",
+                        s.mesh.address("gw-1")
+                    ),
+                )
+            },
             served,
         )
         .dropped(|refused| refused.peer),

@@ -26,15 +26,29 @@ impl CaseDifferences {
     /// Compares each meshed observation with the unmeshed one of the same address family.
     pub(crate) fn of(observed: &[CaseObservation]) -> Self {
         let family = |road: &str| road.chars().last();
-        let plain: BTreeMap<_, _> = observed.iter().filter(|o| !o.is_meshed).map(|o| ((o.case.as_str(), family(&o.road)), o)).collect();
+        let plain: BTreeMap<_, _> = observed
+            .iter()
+            .filter(|o| !o.is_meshed)
+            .map(|o| ((o.case.as_str(), family(&o.road)), o))
+            .collect();
         let mut found = Self::default();
         for meshed in observed.iter().filter(|o| o.is_meshed) {
-            found.walked.entry(meshed.case.clone()).or_default().insert(meshed.road.clone());
-            let unmeshed = plain.get(&(meshed.case.as_str(), family(&meshed.road))).map(|o| o.text.clone());
+            found
+                .walked
+                .entry(meshed.case.clone())
+                .or_default()
+                .insert(meshed.road.clone());
+            let unmeshed = plain
+                .get(&(meshed.case.as_str(), family(&meshed.road)))
+                .map(|o| o.text.clone());
             let unmeshed = unmeshed.unwrap_or_else(|| "not run".to_owned());
             if unmeshed != meshed.text {
                 let both = (unmeshed, meshed.text.clone());
-                found.differing.entry(meshed.case.clone()).or_default().insert(meshed.road.clone(), both);
+                found
+                    .differing
+                    .entry(meshed.case.clone())
+                    .or_default()
+                    .insert(meshed.road.clone(), both);
             }
         }
         found
@@ -56,13 +70,19 @@ const ROUNDS: usize = 5;
 const HEAD: &str = "# Differences between meshed and unmeshed: id in docs/compatibility.md, case, roads, what the meshed ends observe.\n\
                     # `*`: it differs from run to run, on one road at the least; `~`: it may differ. CANAL_BLESS=1 writes this file.\n";
 /// Both lists, and the document with their reasons.
-const LISTS: [&str; 2] = ["tests/e2e/tests/cases/differences.tsv", "tests/e2e/tests/software/differences.tsv"];
+const LISTS: [&str; 2] = [
+    "tests/e2e/tests/cases/differences.tsv",
+    "tests/e2e/tests/software/differences.tsv",
+];
 const DOCUMENT: &str = "docs/compatibility.md";
 
 /// Runs until what differs is what the list says, or until it is not in most runs; panics then.
 ///
 /// `run` gets the programs in whose cases the last round showed a problem, and repeats at least those; at first it gets none, and runs all.
-pub(crate) fn compare_runs(list: &str, mut run: impl FnMut(&BTreeSet<String>) -> Vec<CaseObservation>) {
+pub(crate) fn compare_runs(
+    list: &str,
+    mut run: impl FnMut(&BTreeSet<String>) -> Vec<CaseObservation>,
+) {
     let path = root().join(list);
     let mut counts: BTreeMap<String, (usize, String)> = BTreeMap::new();
     let mut again = BTreeSet::new();
@@ -70,27 +90,46 @@ pub(crate) fn compare_runs(list: &str, mut run: impl FnMut(&BTreeSet<String>) ->
         let found = CaseDifferences::of(&run(&again));
         let listed = Differences::read(list);
         if std::env::var_os("CANAL_BLESS").is_some() {
-            std::fs::write(&path, listed.renewed(&found)).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+            std::fs::write(&path, listed.renewed(&found))
+                .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
             break;
         }
-        let problems: Vec<Problem> = listed.unlisted(&found).into_iter().chain(listed.gone(&found)).collect();
+        let problems: Vec<Problem> = listed
+            .unlisted(&found)
+            .into_iter()
+            .chain(listed.gone(&found))
+            .collect();
         if problems.is_empty() {
             return;
         }
         println!("round {round}: {} problems", problems.len());
-        again = problems.iter().map(|problem| problem.program.clone()).collect();
+        again = problems
+            .iter()
+            .map(|problem| problem.program.clone())
+            .collect();
         for Problem { what, detail, .. } in problems {
             println!("{what}{detail}");
             let entry = counts.entry(what).or_insert((0, detail));
             entry.0 += 1;
         }
-        if counts.values().all(|(count, _)| *count + (ROUNDS - 1 - round) <= ROUNDS / 2) {
+        if counts
+            .values()
+            .all(|(count, _)| *count + (ROUNDS - 1 - round) <= ROUNDS / 2)
+        {
             return;
         }
     }
-    let problems: Vec<String> =
-        counts.into_iter().filter(|(_, (n, _))| *n > ROUNDS / 2).map(|(what, (_, detail))| what + &detail).collect();
-    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+    let problems: Vec<String> = counts
+        .into_iter()
+        .filter(|(_, (n, _))| *n > ROUNDS / 2)
+        .map(|(what, (_, detail))| what + &detail)
+        .collect();
+    assert!(
+        problems.is_empty(),
+        "{} problems:\n{}",
+        problems.len(),
+        problems.join("\n")
+    );
 }
 
 /// A difference that is not listed, or a listed one that did not occur.
@@ -104,7 +143,11 @@ struct Problem {
 
 impl Problem {
     fn of(case: &str, what: String, detail: String) -> Self {
-        Self { program: case.split(':').next().unwrap_or(case).to_owned(), what, detail }
+        Self {
+            program: case.split(':').next().unwrap_or(case).to_owned(),
+            what,
+            detail,
+        }
     }
 }
 
@@ -122,7 +165,9 @@ impl Difference {
     }
 
     fn covers(&self, case: &str, road: &str, observed: &str) -> bool {
-        self.case == case && self.is_on(road) && [ANY, MAY, observed].contains(&self.observed.as_str())
+        self.case == case
+            && self.is_on(road)
+            && [ANY, MAY, observed].contains(&self.observed.as_str())
     }
 }
 
@@ -135,11 +180,20 @@ impl Differences {
     }
 
     fn parse(text: &str) -> Self {
-        let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let lines = text
+            .lines()
+            .filter(|line| !line.is_empty() && !line.starts_with('#'));
         let parse = |line: &str| {
             let parts: Vec<&str> = line.split('\t').collect();
-            let &[id, case, roads, observed] = parts.as_slice() else { panic!("differences.tsv: {line:?}: four columns are needed") };
-            Difference { id: id.into(), case: case.into(), roads: roads.into(), observed: observed.into() }
+            let &[id, case, roads, observed] = parts.as_slice() else {
+                panic!("differences.tsv: {line:?}: four columns are needed")
+            };
+            Difference {
+                id: id.into(),
+                case: case.into(),
+                roads: roads.into(),
+                observed: observed.into(),
+            }
         };
         Self(lines.map(parse).collect())
     }
@@ -151,7 +205,11 @@ impl Differences {
             for (road, (unmeshed, meshed)) in by_road {
                 if !self.0.iter().any(|one| one.covers(case, road, meshed)) {
                     let detail = format!("\n  unmeshed {unmeshed}\n  meshed   {meshed}");
-                    all.push(Problem::of(case, format!("not listed: {case} {road}"), detail));
+                    all.push(Problem::of(
+                        case,
+                        format!("not listed: {case} {road}"),
+                        detail,
+                    ));
                 }
             }
         }
@@ -161,22 +219,45 @@ impl Differences {
     /// Differences that are listed and did not occur. A case that was not run here, for want of its software, is none.
     fn gone(&self, found: &CaseDifferences) -> Vec<Problem> {
         let mut gone = Vec::new();
-        for (one, walked) in self.0.iter().filter_map(|one| Some((one, found.walked.get(&one.case)?))) {
+        for (one, walked) in self
+            .0
+            .iter()
+            .filter_map(|one| Some((one, found.walked.get(&one.case)?)))
+        {
             let by_road = found.differing.get(&one.case);
-            let meshed = |road: &String| by_road.and_then(|by_road| by_road.get(road)).map(|(_, meshed)| meshed);
-            let roads = if one.roads == ALL { walked.clone() } else { one.roads.split(',').map(str::to_owned).collect() };
-            let is_shown = |road: &String| meshed(road).is_some_and(|meshed| one.covers(&one.case, road, meshed));
-            let (on, off): (Vec<&String>, Vec<&String>) = roads.iter().partition(|road| is_shown(road));
+            let meshed = |road: &String| {
+                by_road
+                    .and_then(|by_road| by_road.get(road))
+                    .map(|(_, meshed)| meshed)
+            };
+            let roads = if one.roads == ALL {
+                walked.clone()
+            } else {
+                one.roads.split(',').map(str::to_owned).collect()
+            };
+            let is_shown = |road: &String| {
+                meshed(road).is_some_and(|meshed| one.covers(&one.case, road, meshed))
+            };
+            let (on, off): (Vec<&String>, Vec<&String>) =
+                roads.iter().partition(|road| is_shown(road));
             // A gateway relays an undeclared port after a silence of 100 ms, as without the mesh; a busy client may be silent for so long.
-            let is_relayed = |road: &&String| road.starts_with(UNDECLARED) && meshed(road).is_none();
+            let is_relayed =
+                |road: &&String| road.starts_with(UNDECLARED) && meshed(road).is_none();
             let occurs = match one.observed.as_str() {
                 MAY => true,
                 ANY => !on.is_empty(),
                 _ => !on.is_empty() && off.iter().all(is_relayed),
             };
             if !occurs {
-                let what = format!("listed and gone, fix: remove it: {} {} {}", one.id, one.case, one.roads);
-                gone.push(Problem::of(&one.case, what, format!(" {} (not on {off:?})", one.observed)));
+                let what = format!(
+                    "listed and gone, fix: remove it: {} {} {}",
+                    one.id, one.case, one.roads
+                );
+                gone.push(Problem::of(
+                    &one.case,
+                    what,
+                    format!(" {} (not on {off:?})", one.observed),
+                ));
             }
         }
         gone
@@ -186,9 +267,16 @@ impl Differences {
     fn unexplained(&self, document: &str) -> Vec<String> {
         let used: BTreeSet<&str> = self.0.iter().map(|one| one.id.as_str()).collect();
         let rows = document.lines().filter_map(|line| line.strip_prefix("| `"));
-        let written: BTreeSet<&str> = rows.filter_map(|line| line.split('`').next()).filter(|id| id.starts_with("case-")).collect();
-        let missing = used.difference(&written).map(|id| format!("docs/compatibility.md has no row that begins with `{id}`"));
-        let unused = written.difference(&used).map(|id| format!("docs/compatibility.md: no case shows `{id}`"));
+        let written: BTreeSet<&str> = rows
+            .filter_map(|line| line.split('`').next())
+            .filter(|id| id.starts_with("case-"))
+            .collect();
+        let missing = used
+            .difference(&written)
+            .map(|id| format!("docs/compatibility.md has no row that begins with `{id}`"));
+        let unused = written
+            .difference(&used)
+            .map(|id| format!("docs/compatibility.md: no case shows `{id}`"));
         missing.chain(unused).collect()
     }
 
@@ -203,51 +291,123 @@ impl Differences {
                 continue;
             }
             let mut by_text: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-            by_road.iter().for_each(|(road, (_, meshed))| by_text.entry(meshed).or_default().push(road));
+            by_road
+                .iter()
+                .for_each(|(road, (_, meshed))| by_text.entry(meshed).or_default().push(road));
             for (text, roads) in by_text {
-                let roads = if roads.len() == found.walked[case].len() { ALL.to_owned() } else { roads.join(",") };
+                let roads = if roads.len() == found.walked[case].len() {
+                    ALL.to_owned()
+                } else {
+                    roads.join(",")
+                };
                 lines.insert(format!("{id}\t{case}\t{roads}\t{text}\n"));
             }
         }
         // Cases that did not run, and differences that need not occur, stay.
-        let kept = self.0.iter().filter(|one| one.observed == MAY || !found.walked.contains_key(&one.case));
-        lines.extend(kept.map(|one| format!("{}\t{}\t{}\t{}\n", one.id, one.case, one.roads, one.observed)));
+        let kept = self
+            .0
+            .iter()
+            .filter(|one| one.observed == MAY || !found.walked.contains_key(&one.case));
+        lines.extend(kept.map(|one| {
+            format!(
+                "{}\t{}\t{}\t{}\n",
+                one.id, one.case, one.roads, one.observed
+            )
+        }));
         HEAD.to_owned() + &lines.into_iter().collect::<String>()
     }
 }
 
 #[test]
 fn every_difference_has_its_reason_in_the_document() {
-    let text: String =
-        LISTS.iter().map(|list| std::fs::read_to_string(root().join(list)).unwrap_or_else(|e| panic!("{list}: {e}"))).collect();
-    let document = std::fs::read_to_string(root().join(DOCUMENT)).unwrap_or_else(|e| panic!("{DOCUMENT}: {e}"));
+    let text: String = LISTS
+        .iter()
+        .map(|list| {
+            std::fs::read_to_string(root().join(list)).unwrap_or_else(|e| panic!("{list}: {e}"))
+        })
+        .collect();
+    let document = std::fs::read_to_string(root().join(DOCUMENT))
+        .unwrap_or_else(|e| panic!("{DOCUMENT}: {e}"));
     let problems = Differences::parse(&text).unexplained(&document);
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
 #[test]
 fn unlisted_and_vanished_differences_are_reported() {
-    let one = |is_meshed, text: &str| CaseObservation { case: "tcp:a".into(), road: "declared-pod4".into(), is_meshed, text: text.into() };
+    let one = |is_meshed, text: &str| CaseObservation {
+        case: "tcp:a".into(),
+        road: "declared-pod4".into(),
+        is_meshed,
+        text: text.into(),
+    };
     let found = CaseDifferences::of(&[one(false, "x"), one(true, "y")]);
     let list = Differences::parse;
     assert_eq!(list("").unlisted(&found).len(), 1);
-    assert!(list("case-1\ttcp:a\tdeclared-pod4\ty").unlisted(&found).is_empty());
-    assert_eq!(list("case-1\ttcp:a\tdeclared-pod4\tz").unlisted(&found).len(), 1, "another observation is another difference");
-    assert_eq!(list("case-1\ttcp:a\tdeclared-pod4\tz").gone(&found).len(), 1);
+    assert!(
+        list("case-1\ttcp:a\tdeclared-pod4\ty")
+            .unlisted(&found)
+            .is_empty()
+    );
+    assert_eq!(
+        list("case-1\ttcp:a\tdeclared-pod4\tz")
+            .unlisted(&found)
+            .len(),
+        1,
+        "another observation is another difference"
+    );
+    assert_eq!(
+        list("case-1\ttcp:a\tdeclared-pod4\tz").gone(&found).len(),
+        1
+    );
     assert!(list("case-1\ttcp:a\tall\ty").gone(&found).is_empty());
-    assert_eq!(list("case-1\ttcp:a\tdeclared-pod4,declared-pod6\ty").gone(&found).len(), 1, "listed for two roads, seen on one");
-    let relayed = CaseObservation { road: "undeclared-pod4".into(), ..one(true, "x") };
+    assert_eq!(
+        list("case-1\ttcp:a\tdeclared-pod4,declared-pod6\ty")
+            .gone(&found)
+            .len(),
+        1,
+        "listed for two roads, seen on one"
+    );
+    let relayed = CaseObservation {
+        road: "undeclared-pod4".into(),
+        ..one(true, "x")
+    };
     let both = CaseDifferences::of(&[one(false, "x"), one(true, "y"), relayed.clone()]);
-    assert!(list("case-1\ttcp:a\tall\ty").gone(&both).is_empty(), "an undeclared port may be relayed");
+    assert!(
+        list("case-1\ttcp:a\tall\ty").gone(&both).is_empty(),
+        "an undeclared port may be relayed"
+    );
     let relayed = CaseDifferences::of(&[one(false, "x"), one(true, "x"), relayed]);
-    assert_eq!(list("case-1\ttcp:a\tall\ty").gone(&relayed).len(), 1, "nothing shows it");
+    assert_eq!(
+        list("case-1\ttcp:a\tall\ty").gone(&relayed).len(),
+        1,
+        "nothing shows it"
+    );
     let equal = CaseDifferences::of(&[one(false, "x"), one(true, "x")]);
     assert_eq!(list("case-1\ttcp:a\tall\t*").gone(&equal).len(), 1);
     assert!(list("case-1\ttcp:a\tall\t~").gone(&equal).is_empty());
-    assert!(list("case-1\ttcp:b\tall\t*").gone(&found).is_empty(), "it was not run");
+    assert!(
+        list("case-1\ttcp:b\tall\t*").gone(&found).is_empty(),
+        "it was not run"
+    );
     let document = "| `case-1` | x |\n| `case-2` | y |\n";
-    assert_eq!(list("case-1\ttcp:a\tall\t*").unexplained(document), ["docs/compatibility.md: no case shows `case-2`"]);
-    assert_eq!(list("case-3\ttcp:a\tall\t*").unexplained("| `case-1` |").len(), 2);
-    assert_eq!(list("?\ttcp:a\tall\t*").unexplained("").len(), 1, "a difference without a reason");
-    assert!(list(&list("case-1\ttcp:a\tall\t*").renewed(&found)).gone(&found).is_empty());
+    assert_eq!(
+        list("case-1\ttcp:a\tall\t*").unexplained(document),
+        ["docs/compatibility.md: no case shows `case-2`"]
+    );
+    assert_eq!(
+        list("case-3\ttcp:a\tall\t*")
+            .unexplained("| `case-1` |")
+            .len(),
+        2
+    );
+    assert_eq!(
+        list("?\ttcp:a\tall\t*").unexplained("").len(),
+        1,
+        "a difference without a reason"
+    );
+    assert!(
+        list(&list("case-1\ttcp:a\tall\t*").renewed(&found))
+            .gone(&found)
+            .is_empty()
+    );
 }

@@ -24,8 +24,15 @@ fn meshed_and_unmeshed_programs_observe_the_same() {
     differences::compare_runs("tests/e2e/tests/cases/differences.tsv", |_| {
         let observed = roads::observe_all(&mesh);
         for (kind, cases_min) in [("tcp:", TCP_CASES_MIN), ("http:", HTTP_CASES_MIN)] {
-            let count = observed.iter().filter(|o: &&CaseObservation| o.case.starts_with(kind)).count();
-            assert!(count >= cases_min * ROADS && count % ROADS == 0, "{count} {kind} observations on {ROADS} roads:\n{}", mesh.logs());
+            let count = observed
+                .iter()
+                .filter(|o: &&CaseObservation| o.case.starts_with(kind))
+                .count();
+            assert!(
+                count >= cases_min * ROADS && count % ROADS == 0,
+                "{count} {kind} observations on {ROADS} roads:\n{}",
+                mesh.logs()
+            );
         }
         observed
     });

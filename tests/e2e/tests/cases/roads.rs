@@ -38,8 +38,16 @@ struct ClientPath {
 impl ClientPath {
     /// Returns the road's name in the list of differences.
     fn name(&self) -> String {
-        let declared = if self.is_declared { "declared" } else { "undeclared" };
-        format!("{declared}-{}{}", if self.is_service { "service" } else { "pod" }, ["4", "6"][self.family])
+        let declared = if self.is_declared {
+            "declared"
+        } else {
+            "undeclared"
+        };
+        format!(
+            "{declared}-{}{}",
+            if self.is_service { "service" } else { "pod" },
+            ["4", "6"][self.family]
+        )
     }
 
     fn target(&self) -> &'static str {
@@ -71,12 +79,23 @@ fn patience_s() -> u32 {
 
 /// Returns how observations name addresses: for its client, a dialed Service is the server.
 fn names(target: &str) -> Value {
-    let known = CLIENT.map(|ip| (ip, "client")).into_iter().chain(SERVER.map(|ip| (ip, "server"))).chain([(target, "server")]);
-    Value::Object(known.map(|(ip, name)| (ip.to_owned(), name.into())).collect())
+    let known = CLIENT
+        .map(|ip| (ip, "client"))
+        .into_iter()
+        .chain(SERVER.map(|ip| (ip, "server")))
+        .chain([(target, "server")]);
+    Value::Object(
+        known
+            .map(|(ip, name)| (ip.to_owned(), name.into()))
+            .collect(),
+    )
 }
 
 fn program(kind: &str) -> String {
-    root().join(format!("tests/e2e/programs/{kind}_cases.py")).display().to_string()
+    root()
+        .join(format!("tests/e2e/programs/{kind}_cases.py"))
+        .display()
+        .to_string()
 }
 
 fn tenant(is_meshed: bool) -> &'static str {
@@ -86,14 +105,38 @@ fn tenant(is_meshed: bool) -> &'static str {
 /// Starts both servers in both tenants, and waits until they listen.
 pub(crate) fn start_servers(mesh: &Mesh) -> Vec<Child> {
     let mut servers = Vec::new();
-    for (is_meshed, kind) in [(true, "tcp"), (true, "http"), (false, "tcp"), (false, "http")] {
+    for (is_meshed, kind) in [
+        (true, "tcp"),
+        (true, "http"),
+        (false, "tcp"),
+        (false, "http"),
+    ] {
         let host = format!("{}/default/server-0", tenant(is_meshed));
-        let mut child =
-            mesh.spawn(&host, &["python3", "-B", &program(kind), "server", &names(SERVER[0]).to_string(), &patience_s().to_string()]);
+        let mut child = mesh.spawn(
+            &host,
+            &[
+                "python3",
+                "-B",
+                &program(kind),
+                "server",
+                &names(SERVER[0]).to_string(),
+                &patience_s().to_string(),
+            ],
+        );
         let mut line = String::new();
-        let out = child.stdout.as_mut().expect("the server was started with pipes");
-        BufReader::new(out).read_line(&mut line).expect("the server says that it serves");
-        assert_eq!(line.trim(), "serving", "{host}: the {kind} cases' server did not start: {:?}", child.wait());
+        let out = child
+            .stdout
+            .as_mut()
+            .expect("the server was started with pipes");
+        BufReader::new(out)
+            .read_line(&mut line)
+            .expect("the server says that it serves");
+        assert_eq!(
+            line.trim(),
+            "serving",
+            "{host}: the {kind} cases' server did not start: {:?}",
+            child.wait()
+        );
         servers.push(child);
     }
     servers
@@ -109,10 +152,19 @@ pub(crate) fn stop(mut server: Child) {
 fn tours() -> Vec<Vec<ClientPath>> {
     let mut tours = Vec::new();
     for kind in ["tcp", "http"] {
-        let road = |is_meshed, is_declared, is_service, family| ClientPath { kind, is_meshed, is_declared, is_service, family };
+        let road = |is_meshed, is_declared, is_service, family| ClientPath {
+            kind,
+            is_meshed,
+            is_declared,
+            is_service,
+            family,
+        };
         for declared in [true, false] {
-            tours
-                .push([(false, 0), (false, 1), (true, 0), (true, 1)].map(|(service, family)| road(true, declared, service, family)).into());
+            tours.push(
+                [(false, 0), (false, 1), (true, 0), (true, 1)]
+                    .map(|(service, family)| road(true, declared, service, family))
+                    .into(),
+            );
         }
         tours.push([0, 1].map(|family| road(false, true, false, family)).into());
     }
@@ -122,18 +174,35 @@ fn tours() -> Vec<Vec<ClientPath>> {
 /// Runs every case over every road.
 pub(crate) fn observe_all(mesh: &Mesh) -> Vec<CaseObservation> {
     let walk = |tour: Vec<ClientPath>, first: u16| -> Vec<CaseObservation> {
-        tour.iter().zip(first..).flat_map(|(road, n)| observe(mesh, road, n)).collect()
+        tour.iter()
+            .zip(first..)
+            .flat_map(|(road, n)| observe(mesh, road, n))
+            .collect()
     };
     std::thread::scope(|scope| {
         let tours = tours().into_iter().zip((0..).step_by(10));
-        let walking: Vec<_> = tours.map(|(tour, first)| scope.spawn(move || walk(tour, first))).collect();
-        walking.into_iter().flat_map(|walker| walker.join().expect("a client's thread does not panic")).collect()
+        let walking: Vec<_> = tours
+            .map(|(tour, first)| scope.spawn(move || walk(tour, first)))
+            .collect();
+        walking
+            .into_iter()
+            .flat_map(|walker| walker.join().expect("a client's thread does not panic"))
+            .collect()
     })
 }
 
 fn observe(mesh: &Mesh, road: &ClientPath, n: u16) -> Vec<CaseObservation> {
     let host = format!("{}/default/client-0", tenant(road.is_meshed));
-    let output = mesh.run(&host, &["python3", "-B", &program(road.kind), "client", &road.arguments(n).to_string()]);
+    let output = mesh.run(
+        &host,
+        &[
+            "python3",
+            "-B",
+            &program(road.kind),
+            "client",
+            &road.arguments(n).to_string(),
+        ],
+    );
     let json = output.json();
     let cases = json.as_object().unwrap_or_else(|| panic!("{output:?}"));
     let observation = |(case, text): (&String, &Value)| CaseObservation {

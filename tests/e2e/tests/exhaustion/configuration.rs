@@ -39,7 +39,10 @@ fn service(name: &str, app: &str) -> String {
 }
 
 fn services() -> String {
-    (0..SERVICES).map(|n| service(&format!("fill-{n}"), "none")).chain([service("fill-pods", "p")]).collect()
+    (0..SERVICES)
+        .map(|n| service(&format!("fill-{n}"), "none"))
+        .chain([service("fill-pods", "p")])
+        .collect()
 }
 
 fn pod(n: usize) -> String {
@@ -52,7 +55,9 @@ fn pod(n: usize) -> String {
 
 /// Returns a route with a name of its own and these conditions, one in each rule.
 fn route(kind: &str, n: usize, conditions: impl Iterator<Item = String>) -> String {
-    let rules: Vec<_> = conditions.map(|it| format!("{{matches: [{{{it}}}], backendRefs: [{{name: web-dry, port: 80}}]}}")).collect();
+    let rules: Vec<_> = conditions
+        .map(|it| format!("{{matches: [{{{it}}}], backendRefs: [{{name: web-dry, port: 80}}]}}"))
+        .collect();
     format!(
         "---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: {kind}-{n}, namespace: default}}\nspec: {{parentRefs: \
          [{{group: \"\", kind: Service, name: fill-{}}}], rules: [{}]}}\n",
@@ -63,22 +68,30 @@ fn route(kind: &str, n: usize, conditions: impl Iterator<Item = String>) -> Stri
 
 /// Returns the text of a route with regular expressions, each of which has a large automaton. `variant` is part of each.
 pub(super) fn patterns(n: usize, variant: char) -> String {
-    let path = |at| format!("path: {{type: RegularExpression, value: '[ab]{{3000}}{variant}{at}'}}");
+    let path =
+        |at| format!("path: {{type: RegularExpression, value: '[ab]{{3000}}{variant}{at}'}}");
     route("patterns", n, (0..5).map(path))
 }
 
 fn headers(n: usize) -> String {
-    let header = |at| format!("headers: [{{name: x-fill, type: RegularExpression, value: '[a-z]+{at}'}}]");
+    let header =
+        |at| format!("headers: [{{name: x-fill, type: RegularExpression, value: '[a-z]+{at}'}}]");
     route("headers", n, (0..30).map(header))
 }
 
 fn rules(n: usize) -> String {
-    route("rules", n, (0..1024).map(|at| format!("path: {{type: Exact, value: /{at}}}")))
+    route(
+        "rules",
+        n,
+        (0..1024).map(|at| format!("path: {{type: Exact, value: /{at}}}")),
+    )
 }
 
 /// A policy that is compiled once for each Service.
 fn policy(kind: &str, n: usize, paths: &str) -> String {
-    let targets: Vec<_> = (0..SERVICES).map(|at| format!("{{group: \"\", kind: Service, name: fill-{at}}}")).collect();
+    let targets: Vec<_> = (0..SERVICES)
+        .map(|at| format!("{{group: \"\", kind: Service, name: fill-{at}}}"))
+        .collect();
     format!(
         "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: {kind}-{n}, namespace: default}}\nspec: {{action: DENY, \
          targetRefs: [{}], rules: [{{to: [{{operation: {{paths: [{paths}]}}}}]}}]}}\n",
@@ -91,7 +104,9 @@ fn short_policy(n: usize) -> String {
 }
 
 fn long_policy(n: usize) -> String {
-    let paths: Vec<_> = (0..400).map(|at| format!("/{}/{at}", "p".repeat(90))).collect();
+    let paths: Vec<_> = (0..400)
+        .map(|at| format!("/{}/{at}", "p".repeat(90)))
+        .collect();
     policy("long", n, &paths.join(", "))
 }
 
@@ -117,30 +132,82 @@ struct FillStep {
 /// What fills the shares, in this order: patterns take a third of the route tables, patterns of headers another, and rules the rest. Padding
 /// takes the bytes that all others left.
 const STEPS: [FillStep; 7] = [
-    FillStep { name: "pods", object: pod, first: PODS, share: None },
-    FillStep { name: "patterns", object: |n| patterns(n, 'a'), first: PATTERNS, share: None },
-    FillStep { name: "headers", object: headers, first: 20, share: None },
-    FillStep { name: "rules", object: rules, first: 1, share: Some(("route_table_bytes", 98)) },
-    FillStep { name: "short policies", object: short_policy, first: 100, share: Some(("compiled_resources", 95)) },
-    FillStep { name: "long policies", object: long_policy, first: 1, share: Some(("compiled_bytes", 97)) },
-    FillStep { name: "padding", object: padding, first: 1, share: Some(("configuration_bytes", 99)) },
+    FillStep {
+        name: "pods",
+        object: pod,
+        first: PODS,
+        share: None,
+    },
+    FillStep {
+        name: "patterns",
+        object: |n| patterns(n, 'a'),
+        first: PATTERNS,
+        share: None,
+    },
+    FillStep {
+        name: "headers",
+        object: headers,
+        first: 20,
+        share: None,
+    },
+    FillStep {
+        name: "rules",
+        object: rules,
+        first: 1,
+        share: Some(("route_table_bytes", 98)),
+    },
+    FillStep {
+        name: "short policies",
+        object: short_policy,
+        first: 100,
+        share: Some(("compiled_resources", 95)),
+    },
+    FillStep {
+        name: "long policies",
+        object: long_policy,
+        first: 1,
+        share: Some(("compiled_bytes", 97)),
+    },
+    FillStep {
+        name: "padding",
+        object: padding,
+        first: 1,
+        share: Some(("configuration_bytes", 99)),
+    },
 ];
 
 /// Applies the objects with these numbers, which must be accepted.
 fn apply(setup: &ExhaustionWorld, step: &FillStep, numbers: std::ops::Range<usize>) {
     let objects: String = numbers.map(step.object).collect();
-    let answer = setup.operator().apply("alpha", &objects).unwrap_or_else(|status| panic!("{}: {status}", step.name));
-    assert!(answer.accepted, "{}: {:?}", step.name, answer.diagnostics.first());
+    let answer = setup
+        .operator()
+        .apply("alpha", &objects)
+        .unwrap_or_else(|status| panic!("{}: {status}", step.name));
+    assert!(
+        answer.accepted,
+        "{}: {:?}",
+        step.name,
+        answer.diagnostics.first()
+    );
 }
 
 /// Applies as many objects of a kind as fit. Returns how many.
 fn grow(setup: &ExhaustionWorld, step: &FillStep) -> usize {
-    let taken = || step.share.map_or(0, |(limit, _)| used(setup, "alpha", limit));
+    let taken = || {
+        step.share
+            .map_or(0, |(limit, _)| used(setup, "alpha", limit))
+    };
     let before = taken();
     apply(setup, step, 0..step.first);
-    let Some((limit, percent)) = step.share else { return step.first };
-    let each = taken().saturating_sub(before).div_ceil(step.first as u64).max(1);
-    let left = (counted(setup, "canal_share_max", "alpha", limit) * percent / 100).saturating_sub(taken());
+    let Some((limit, percent)) = step.share else {
+        return step.first;
+    };
+    let each = taken()
+        .saturating_sub(before)
+        .div_ceil(step.first as u64)
+        .max(1);
+    let left =
+        (counted(setup, "canal_share_max", "alpha", limit) * percent / 100).saturating_sub(taken());
     let all = step.first + (left / each) as usize;
     apply(setup, step, step.first..all);
     all
@@ -148,18 +215,29 @@ fn grow(setup: &ExhaustionWorld, step: &FillStep) -> usize {
 
 /// Applies objects until every share is full. Returns their number.
 pub(super) fn fill(setup: &ExhaustionWorld) -> u64 {
-    let answer = setup.operator().apply("alpha", &services()).expect("alpha's operator is heard");
+    let answer = setup
+        .operator()
+        .apply("alpha", &services())
+        .expect("alpha's operator is heard");
     assert!(answer.accepted, "{:?}", answer.diagnostics);
     let mut objects = 0;
     for step in &STEPS {
         let (began, accepted) = (std::time::Instant::now(), grow(setup, step));
-        println!("{accepted} {} in {:?}, {}", step.name, began.elapsed(), setup.memory_now());
+        println!(
+            "{accepted} {} in {:?}, {}",
+            step.name,
+            began.elapsed(),
+            setup.memory_now()
+        );
         objects += accepted as u64;
     }
     // What gateways build of it counts too.
     setup.mesh.converge(deadline(TAKEN_WITHIN));
     let full = CONFIGURATION_SHARES.map(|(kind, name)| {
-        let (used, max) = (used(setup, "alpha", name), counted(setup, "canal_share_max", "alpha", name));
+        let (used, max) = (
+            used(setup, "alpha", name),
+            counted(setup, "canal_share_max", "alpha", name),
+        );
         println!("{}: {used} of {max}", kind.key());
         used * 100 >= max * FULL_PERCENT
     });
@@ -168,7 +246,14 @@ pub(super) fn fill(setup: &ExhaustionWorld) -> u64 {
 }
 
 fn counted(setup: &ExhaustionWorld, family: &str, tenant: &str, limit: &str) -> u64 {
-    setup.mesh.counted("controller", family, &[&format!("limit=\"{limit}\""), &format!("tenant=\"{tenant}\"")])
+    setup.mesh.counted(
+        "controller",
+        family,
+        &[
+            &format!("limit=\"{limit}\""),
+            &format!("tenant=\"{tenant}\""),
+        ],
+    )
 }
 
 /// Returns what a tenant has of a limit at the controller; 0 if the controller shows nothing of it.
@@ -178,10 +263,16 @@ pub(super) fn used(setup: &ExhaustionWorld, tenant: &str, limit: &str) -> u64 {
 
 /// Removes all that was applied for alpha.
 pub(super) fn remove(setup: &ExhaustionWorld) {
-    setup.provider().delete_all("alpha").expect("the provider may delete all");
+    setup
+        .provider()
+        .delete_all("alpha")
+        .expect("the provider may delete all");
 }
 
 pub(super) fn cases() -> Vec<ExhaustionCase> {
     let fill = |setup: &ExhaustionWorld, _| fill(setup);
-    vec![ExhaustionCase::new("every share of the configuration at once", 1000, fill).restored_by(remove)]
+    vec![
+        ExhaustionCase::new("every share of the configuration at once", 1000, fill)
+            .restored_by(remove),
+    ]
 }

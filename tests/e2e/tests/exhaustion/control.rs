@@ -17,7 +17,13 @@ pub(super) const COMPONENT: &str = "spiffe://components.canal/ns/alpha/sa/node.a
 
 fn held(name: &'static str, connections: usize, hold: fn() -> Hold<'static>) -> ExhaustionCase {
     ExhaustionCase::new(name, connections as u64 / 4, move |setup, lasts| {
-        let flood = ConnectionFlood { host: ALPHA_NODE, to: setup.controller(), connections, hold: hold(), lasts };
+        let flood = ConnectionFlood {
+            host: ALPHA_NODE,
+            to: setup.controller(),
+            connections,
+            hold: hold(),
+            lasts,
+        };
         let report = flood.run(&setup.mesh.world);
         report.opened + report.refused
     })
@@ -36,12 +42,21 @@ fn again(lasts: Duration, threads: usize, call: impl Fn() + Sync) -> u64 {
     };
     std::thread::scope(|scope| {
         let all: Vec<_> = (0..threads).map(|_| scope.spawn(caller)).collect();
-        all.into_iter().map(|one| one.join().expect("a caller ends")).sum()
+        all.into_iter()
+            .map(|one| one.join().expect("a caller ends"))
+            .sum()
     })
 }
 
-fn calls(name: &'static str, tries_min: u64, threads: usize, call: impl Fn(&ExhaustionWorld) + Send + Sync + 'static) -> ExhaustionCase {
-    ExhaustionCase::new(name, tries_min, move |setup, lasts| again(lasts, threads, || call(setup)))
+fn calls(
+    name: &'static str,
+    tries_min: u64,
+    threads: usize,
+    call: impl Fn(&ExhaustionWorld) + Send + Sync + 'static,
+) -> ExhaustionCase {
+    ExhaustionCase::new(name, tries_min, move |setup, lasts| {
+        again(lasts, threads, || call(setup))
+    })
 }
 
 fn node(setup: &ExhaustionWorld) -> Caller<'_> {
@@ -63,7 +78,14 @@ pub(super) fn padded(count: usize, bytes: usize) -> String {
 
 /// Routes with this many matches in total.
 fn routes(count: usize, matches: usize) -> String {
-    let list: Vec<_> = (0..matches).map(|n| format!("{{path: {{type: PathPrefix, value: /p/{n}/{}}}}}", "y".repeat(100))).collect();
+    let list: Vec<_> = (0..matches)
+        .map(|n| {
+            format!(
+                "{{path: {{type: PathPrefix, value: /p/{n}/{}}}}}",
+                "y".repeat(100)
+            )
+        })
+        .collect();
     let list = list.join(", ");
     (0..count)
         .map(|n| {
@@ -94,9 +116,11 @@ fn policies(count: usize, values: usize) -> String {
 fn remove(setup: &ExhaustionWorld) {
     let operator = setup.operator();
     for n in 0..60 {
-        for (kind, name) in
-            [("Service", format!("pad-{n}")), ("HTTPRoute", format!("many-{n}")), ("AuthorizationPolicy", format!("many-{n}"))]
-        {
+        for (kind, name) in [
+            ("Service", format!("pad-{n}")),
+            ("HTTPRoute", format!("many-{n}")),
+            ("AuthorizationPolicy", format!("many-{n}")),
+        ] {
             // An object that was refused does not exist.
             let _ = operator.delete("alpha", kind, &name);
         }
@@ -106,11 +130,17 @@ fn remove(setup: &ExhaustionWorld) {
 pub(super) fn cases() -> Vec<ExhaustionCase> {
     let unknown = "type.googleapis.com/canal.program.v1.Nobody";
     vec![
-        held("connections to the controller without a byte", 3000, || Hold::Silent),
-        held("connections to the controller with half a TLS hello", 1500, || {
-            Hold::Bytes(vec![0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc])
+        held("connections to the controller without a byte", 3000, || {
+            Hold::Silent
         }),
-        held("TLS to the controller and no request", 300, || Hold::Tls(None)),
+        held(
+            "connections to the controller with half a TLS hello",
+            1500,
+            || Hold::Bytes(vec![0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc]),
+        ),
+        held("TLS to the controller and no request", 300, || {
+            Hold::Tls(None)
+        }),
         calls("calls with a token that nobody has", 20, 4, |setup| {
             let stranger = Caller::with_token(&setup.mesh.world, ALPHA_NODE, &"0".repeat(64));
             // The call is expected to be refused.
@@ -119,17 +149,38 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
         calls("certificates of one pod, again and again", 20, 4, |setup| {
             let _ = node(setup).certificate(OWN, &request(&[OWN]), None);
         }),
-        calls("certificates of the node itself, again and again", 20, 4, |setup| {
-            let _ = node(setup).certificate(COMPONENT, &request(&[COMPONENT]), None);
-        }),
-        calls("subscriptions to long names that nobody has", 2, 2, |setup| {
-            let names: Vec<String> = (0..300).map(|n| format!("alpha/default/{n}-{}", "n".repeat(60_000))).collect();
-            let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            let _ = node(setup).subscribe("node~alpha-n1", ResourceKind::Service.type_url(), &names);
-        }),
-        calls("subscriptions to types that nobody has", 2, 4, move |setup| {
-            let _ = node(setup).subscribe("node~alpha-n1", unknown, &[]);
-        }),
+        calls(
+            "certificates of the node itself, again and again",
+            20,
+            4,
+            |setup| {
+                let _ = node(setup).certificate(COMPONENT, &request(&[COMPONENT]), None);
+            },
+        ),
+        calls(
+            "subscriptions to long names that nobody has",
+            2,
+            2,
+            |setup| {
+                let names: Vec<String> = (0..300)
+                    .map(|n| format!("alpha/default/{n}-{}", "n".repeat(60_000)))
+                    .collect();
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                let _ = node(setup).subscribe(
+                    "node~alpha-n1",
+                    ResourceKind::Service.type_url(),
+                    &names,
+                );
+            },
+        ),
+        calls(
+            "subscriptions to types that nobody has",
+            2,
+            4,
+            move |setup| {
+                let _ = node(setup).subscribe("node~alpha-n1", unknown, &[]);
+            },
+        ),
         calls("objects with large annotations", 1, 2, |setup| {
             let _ = setup.operator().apply("alpha", &padded(12, 500_000));
         })
@@ -141,9 +192,14 @@ pub(super) fn cases() -> Vec<ExhaustionCase> {
         calls("large diffs", 1, 3, |setup| {
             let _ = setup.operator().diff("alpha", &padded(12, 500_000));
         }),
-        calls("policies with more values than data planes take", 1, 1, |setup| {
-            let _ = setup.operator().apply("alpha", &policies(50, 600));
-        })
+        calls(
+            "policies with more values than data planes take",
+            1,
+            1,
+            |setup| {
+                let _ = setup.operator().apply("alpha", &policies(50, 600));
+            },
+        )
         .restored_by(remove),
         calls("small changes as fast as they are taken", 5, 4, |setup| {
             let _ = setup.operator().apply("alpha", &padded(1, 10));

@@ -11,7 +11,9 @@ use canal_e2e::credential::{Leaf, PemCredential, TestAuthority};
 use canal_e2e::{Mesh, until};
 use canal_timing::{deadline, is_timed};
 use canal_wire::CONTROLLER_PORT;
-use canal_world::topology::{TenantKeysTopology, TopologyKeyAlgorithm, TopologyKeyFallback, TopologyKeyLocation};
+use canal_world::topology::{
+    TenantKeysTopology, TopologyKeyAlgorithm, TopologyKeyFallback, TopologyKeyLocation,
+};
 use sha2::{Digest, Sha256};
 
 /// The attacker's pod, its node, and the remote pod that serves it.
@@ -33,7 +35,13 @@ pub(super) const BETA_OPERATOR: &str = "a-token-of-betas-operator-0123456789abcd
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
 /// Maximum memory (RSS) of each kind of process, whatever a tenant does. Unoptimized test builds stay within it too.
-const MEMORY_MAX_MIB: [(&str, u64); 5] = [("gateway", 512), ("controller", 768), ("edge", 256), ("node", 320), ("keyServer", 256)];
+const MEMORY_MAX_MIB: [(&str, u64); 5] = [
+    ("gateway", 512),
+    ("controller", 768),
+    ("edge", 256),
+    ("node", 320),
+    ("keyServer", 256),
+];
 
 /// The world, and the largest observed memory of each process.
 pub(super) struct ExhaustionWorld {
@@ -52,7 +60,10 @@ impl ExhaustionWorld {
 
     /// Returns `ip:port` of the application of a tenant's remote pod `web`, as tunnels name it.
     pub(super) fn web(&self, tenant: &str) -> String {
-        format!("{}:8080", self.mesh.address(&format!("{tenant}/default/web-0")))
+        format!(
+            "{}:8080",
+            self.mesh.address(&format!("{tenant}/default/web-0"))
+        )
     }
 
     /// Returns the gateways' address for alpha.
@@ -72,7 +83,11 @@ impl ExhaustionWorld {
 
     /// Returns the provider's operator.
     pub(super) fn provider(&self) -> Caller<'_> {
-        let token = self.mesh.world.operator_token().expect("the provider's token");
+        let token = self
+            .mesh
+            .world
+            .operator_token()
+            .expect("the provider's token");
         Caller::with_token(&self.mesh.world, "controller", &token)
     }
 
@@ -81,12 +96,24 @@ impl ExhaustionWorld {
         let mut peaks = self.peaks.lock().expect("nobody panics in there");
         let mut over = None;
         for host in self.mesh.world.hosts().unwrap_or_default() {
-            let Some((_, max)) = MEMORY_MAX_MIB.iter().find(|(kind, _)| *kind == host.environment.kind) else { continue };
-            let Some(mib) = host.pulse.pid.and_then(|pid| resident_mib(pid, "VmHWM:")) else { continue };
-            let peak = peaks.entry(host.environment.name.clone()).or_insert((host.environment.kind.clone(), 0));
+            let Some((_, max)) = MEMORY_MAX_MIB
+                .iter()
+                .find(|(kind, _)| *kind == host.environment.kind)
+            else {
+                continue;
+            };
+            let Some(mib) = host.pulse.pid.and_then(|pid| resident_mib(pid, "VmHWM:")) else {
+                continue;
+            };
+            let peak = peaks
+                .entry(host.environment.name.clone())
+                .or_insert((host.environment.kind.clone(), 0));
             peak.1 = peak.1.max(mib);
             if mib > *max {
-                over = Some(format!("{} holds {mib} MiB, more than {max}", host.environment.name));
+                over = Some(format!(
+                    "{} holds {mib} MiB, more than {max}",
+                    host.environment.name
+                ));
             }
         }
         over
@@ -96,9 +123,19 @@ impl ExhaustionWorld {
     pub(super) fn memory_now(&self) -> String {
         let mut text = String::from("MiB:");
         for name in ["controller", "gw-1", ALPHA_NODE] {
-            let pid = self.mesh.world.host(name).ok().and_then(|host| host.pulse.pid);
+            let pid = self
+                .mesh
+                .world
+                .host(name)
+                .ok()
+                .and_then(|host| host.pulse.pid);
             // Writing to a `String` cannot fail.
-            let _ = write!(text, " {name} {}", pid.and_then(|pid| resident_mib(pid, "VmRSS:")).unwrap_or_default());
+            let _ = write!(
+                text,
+                " {name} {}",
+                pid.and_then(|pid| resident_mib(pid, "VmRSS:"))
+                    .unwrap_or_default()
+            );
         }
         text
     }
@@ -126,7 +163,11 @@ fn authorities(dir: &std::path::Path) -> [TestAuthority; 2] {
         let root = TestAuthority::root(tenant);
         let domain = dir.join(format!("{tenant}.example"));
         std::fs::create_dir_all(&domain).expect("a directory");
-        for (name, text) in [("root-cert.pem", root.pem()), ("cert-chain.pem", root.pem()), ("key.pem", root.key_pem())] {
+        for (name, text) in [
+            ("root-cert.pem", root.pem()),
+            ("cert-chain.pem", root.pem()),
+            ("key.pem", root.key_pem()),
+        ] {
             std::fs::write(domain.join(name), text).unwrap_or_else(|e| panic!("{name}: {e}"));
         }
         root
@@ -136,10 +177,18 @@ fn authorities(dir: &std::path::Path) -> [TestAuthority; 2] {
 /// Gives each tenant its own operator.
 fn admit_operators(mesh: &Mesh) {
     let path = mesh.world.dir().join("principals.yaml");
-    let mut list = std::fs::read_to_string(&path).expect("the principals").trim_end().to_owned();
+    let mut list = std::fs::read_to_string(&path)
+        .expect("the principals")
+        .trim_end()
+        .to_owned();
     for (tenant, token) in [("alpha", ALPHA_OPERATOR), ("beta", BETA_OPERATOR)] {
-        let digest: String = Sha256::digest(token).iter().map(|byte| format!("{byte:02x}")).collect();
-        list.push_str(&format!("\n- {{tokenSha256: {digest}, kind: operator, name: {tenant}-op, tenant: {tenant}}}"));
+        let digest: String = Sha256::digest(token)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        list.push_str(&format!(
+            "\n- {{tokenSha256: {digest}, kind: operator, name: {tenant}-op, tenant: {tenant}}}"
+        ));
     }
     std::fs::write(&path, list + "\n").expect("the principals");
 }
@@ -158,14 +207,27 @@ pub(super) fn setup() -> &'static ExhaustionWorld {
                     fallback: TopologyKeyFallback::Refuse,
                 });
             }
-            let controller = topology.controller.as_mut().and_then(|c| c.process.as_mut()).expect("the world has a controller");
-            controller.args.extend(["--ca-dir".into(), files.path().display().to_string()]);
+            let controller = topology
+                .controller
+                .as_mut()
+                .and_then(|c| c.process.as_mut())
+                .expect("the world has a controller");
+            controller
+                .args
+                .extend(["--ca-dir".into(), files.path().display().to_string()]);
         });
         admit_operators(&mesh);
-        let setup = ExhaustionWorld { mesh, authorities, peaks: Mutex::default(), _files: files };
+        let setup = ExhaustionWorld {
+            mesh,
+            authorities,
+            peaks: Mutex::default(),
+            _files: files,
+        };
         for pod in [ALPHA, BETA] {
             let url = format!("http://{ALPHA_WEB}/blob?size=1");
-            until(deadline(READY_WITHIN), "both tenants are served", || setup.mesh.code(pod, &url, &[]) == 200);
+            until(deadline(READY_WITHIN), "both tenants are served", || {
+                setup.mesh.code(pod, &url, &[]) == 200
+            });
         }
         until(deadline(READY_WITHIN), "operators are known", || {
             let operator = Caller::with_token(&setup.mesh.world, "beta-n1", BETA_OPERATOR);

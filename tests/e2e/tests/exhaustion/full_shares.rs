@@ -11,7 +11,9 @@ use canal_timing::{deadline, judge_time, timed};
 use canal_world::Signal;
 
 use super::configuration::{CONFIGURATION_SHARES, PATTERNS, fill, patterns, remove, used};
-use super::exhaustion_world::{ALPHA, BETA, BETA_OPERATOR, BETA_WEB, ExhaustionWorld, resident_mib, setup};
+use super::exhaustion_world::{
+    ALPHA, BETA, BETA_OPERATOR, BETA_WEB, ExhaustionWorld, resident_mib, setup,
+};
 
 /// Another tenant's DENY is in force, and its revoked identity out, within this time.
 const OTHERS_WITHIN: Duration = Duration::from_secs(1);
@@ -35,12 +37,16 @@ fn folder(setup: &ExhaustionWorld, name: &str) -> PathBuf {
 }
 
 fn beta_code(setup: &ExhaustionWorld, pod: &str, more: &[&str]) -> u16 {
-    setup.mesh.code(pod, &format!("http://{BETA_WEB}/headers"), more)
+    setup
+        .mesh
+        .code(pod, &format!("http://{BETA_WEB}/headers"), more)
 }
 
 /// Waits until a request of beta's has this status, and returns how long that took.
 fn until_code(setup: &ExhaustionWorld, what: &str, code: u16) -> Duration {
-    until(deadline(SOON), what, || beta_code(setup, BETA, &["--max-time", "1"]) == code)
+    until(deadline(SOON), what, || {
+        beta_code(setup, BETA, &["--max-time", "1"]) == code
+    })
 }
 
 /// Beta denies a path. Returns the time from the order to the first refusal.
@@ -49,30 +55,48 @@ fn deny(setup: &ExhaustionWorld) -> Duration {
                   selector: {matchLabels: {app: web}}, rules: [{to: [{operation: {paths: [/headers]}}]}]}\n";
     let operator = Caller::with_token(&setup.mesh.world, "beta-n1", BETA_OPERATOR);
     let ordered = Instant::now();
-    let answer = operator.apply("beta", policy).expect("beta's operator is heard");
+    let answer = operator
+        .apply("beta", policy)
+        .expect("beta's operator is heard");
     assert!(answer.accepted, "{:?}", answer.diagnostics);
     until_code(setup, "beta's DENY is in force", 403);
     let took = ordered.elapsed();
-    operator.delete("beta", "AuthorizationPolicy", "closed").expect("beta's operator is heard");
+    operator
+        .delete("beta", "AuthorizationPolicy", "closed")
+        .expect("beta's operator is heard");
     until_code(setup, "beta's DENY is gone", 200);
     took
 }
 
 /// Beta revokes an identity. Returns the time from the order until a pod with that identity is refused.
 fn revoke(setup: &ExhaustionWorld) -> Duration {
-    until(deadline(SOON), "the intruder is served", || beta_code(setup, BETA_INTRUDER, &[]) == 200);
+    until(deadline(SOON), "the intruder is served", || {
+        beta_code(setup, BETA_INTRUDER, &[]) == 200
+    });
     let ordered = Instant::now();
-    setup.provider().revoke("beta", "spiffe://beta.example/ns/default/sa/intruder").expect("the provider is heard");
-    until(deadline(SOON), "the intruder is refused", || beta_code(setup, BETA_INTRUDER, &["--max-time", "1"]) != 200);
+    setup
+        .provider()
+        .revoke("beta", "spiffe://beta.example/ns/default/sa/intruder")
+        .expect("the provider is heard");
+    until(deadline(SOON), "the intruder is refused", || {
+        beta_code(setup, BETA_INTRUDER, &["--max-time", "1"]) != 200
+    });
     ordered.elapsed()
 }
 
 /// Alpha changes its largest tables until the flag is false, so that the controller compiles and gateways build all the time.
 fn churn(setup: &ExhaustionWorld, goes_on: &AtomicBool) -> u64 {
     let mut changes = 0;
-    for variant in ['b', 'c'].into_iter().cycle().take_while(|_| goes_on.load(Ordering::Relaxed)) {
+    for variant in ['b', 'c']
+        .into_iter()
+        .cycle()
+        .take_while(|_| goes_on.load(Ordering::Relaxed))
+    {
         let objects: String = (0..PATTERNS).map(|n| patterns(n, variant)).collect();
-        let answer = setup.operator().apply("alpha", &objects).expect("alpha's operator is heard");
+        let answer = setup
+            .operator()
+            .apply("alpha", &objects)
+            .expect("alpha's operator is heard");
         assert!(answer.accepted, "{:?}", answer.diagnostics);
         changes += 1;
     }
@@ -88,14 +112,23 @@ fn beside_changes<T: Send>(setup: &ExhaustionWorld, work: impl FnOnce() -> T + S
         // The changes end with the work, also if it fails.
         let done = work.join();
         goes_on.store(false, Ordering::Relaxed);
-        println!("alpha changed its tables {} times", changes.join().expect("the changes end"));
+        println!(
+            "alpha changed its tables {} times",
+            changes.join().expect("the changes end")
+        );
         done.unwrap_or_else(|cause| std::panic::resume_unwind(cause))
     })
 }
 
 fn residents(setup: &ExhaustionWorld) -> Vec<u64> {
     let resident = |name: &&str| {
-        let pid = setup.mesh.world.host(name).ok().and_then(|host| host.pulse.pid).unwrap_or_else(|| panic!("{name} runs"));
+        let pid = setup
+            .mesh
+            .world
+            .host(name)
+            .ok()
+            .and_then(|host| host.pulse.pid)
+            .unwrap_or_else(|| panic!("{name} runs"));
         resident_mib(pid, "VmRSS:").unwrap_or_else(|| panic!("{name} has memory"))
     };
     PROCESSES.iter().map(resident).collect()
@@ -103,15 +136,25 @@ fn residents(setup: &ExhaustionWorld) -> Vec<u64> {
 
 /// Deletes a tenant: all that was applied, then its files. Its folder stays, because the content of a folder that vanishes stays in force.
 fn delete(setup: &ExhaustionWorld, tenant: &str) {
-    let (from, to) = (folder(setup, &format!("config/{tenant}")), folder(setup, &format!("{tenant}-was")));
-    setup.provider().delete_all(tenant).expect("the provider may delete all");
+    let (from, to) = (
+        folder(setup, &format!("config/{tenant}")),
+        folder(setup, &format!("{tenant}-was")),
+    );
+    setup
+        .provider()
+        .delete_all(tenant)
+        .expect("the provider may delete all");
     std::fs::rename(&from, &to).unwrap_or_else(|e| panic!("{}: {e}", from.display()));
     std::fs::create_dir(&from).unwrap_or_else(|e| panic!("{}: {e}", from.display()));
 }
 
 fn until_nothing_is_used(setup: &ExhaustionWorld, tenant: &str) {
     for (kind, name) in CONFIGURATION_SHARES {
-        until(deadline(SOON), &format!("{tenant} has nothing of {}", kind.key()), || used(setup, tenant, name) == 0);
+        until(
+            deadline(SOON),
+            &format!("{tenant} has nothing of {}", kind.key()),
+            || used(setup, tenant, name) == 0,
+        );
     }
 }
 
@@ -126,27 +169,47 @@ fn one_tenant_at_every_share_delays_no_other_and_leaves_nothing_when_deleted() {
         let denied = (0..TIMES).map(|_| deny(setup)).max().unwrap_or_default();
         (denied, revoke(setup))
     });
-    judge_time("time until another tenant's DENY is in force", denied, OTHERS_WITHIN);
-    judge_time("time until another tenant's revoked identity is out", revoked, OTHERS_WITHIN);
+    judge_time(
+        "time until another tenant's DENY is in force",
+        denied,
+        OTHERS_WITHIN,
+    );
+    judge_time(
+        "time until another tenant's revoked identity is out",
+        revoked,
+        OTHERS_WITHIN,
+    );
     let (full, complaint) = (residents(setup), setup.memory_complaint());
     println!("{}", setup.memory());
     assert_eq!(complaint, None, "no process exceeds its memory");
     delete(setup, "alpha");
     until_nothing_is_used(setup, "alpha");
-    let (deleted, max): (_, Vec<u64>) = (Instant::now(), before.iter().map(|mib| mib * 3 / 2 + KEPT_MIB).collect());
+    let (deleted, max): (_, Vec<u64>) = (
+        Instant::now(),
+        before.iter().map(|mib| mib * 3 / 2 + KEPT_MIB).collect(),
+    );
     let fits = |now: &[u64]| now.iter().zip(&max).all(|(now, max)| now <= max);
     let mut now = residents(setup);
     while !fits(&now) && deleted.elapsed() < GIVEN_BACK_WITHIN {
         std::thread::sleep(Duration::from_millis(500));
         now = residents(setup);
     }
-    println!("MiB of {PROCESSES:?}: before {before:?}, full {full:?}, {:?} after the deletion {now:?}, bound {max:?}", deleted.elapsed());
+    println!(
+        "MiB of {PROCESSES:?}: before {before:?}, full {full:?}, {:?} after the deletion {now:?}, bound {max:?}",
+        deleted.elapsed()
+    );
     println!("{}", setup.memory());
-    timed!(fits(&now), "memory is given back within a minute of the deletion of a tenant");
+    timed!(
+        fits(&now),
+        "memory is given back within a minute of the deletion of a tenant"
+    );
     std::fs::remove_dir(folder(setup, "config/alpha")).expect("alpha's empty folder");
-    std::fs::rename(folder(setup, "alpha-was"), folder(setup, "config/alpha")).expect("alpha's files");
+    std::fs::rename(folder(setup, "alpha-was"), folder(setup, "config/alpha"))
+        .expect("alpha's files");
     let url = format!("http://{}/headers", super::exhaustion_world::ALPHA_WEB);
-    until(deadline(GIVEN_BACK_WITHIN), "alpha is served again", || setup.mesh.code(ALPHA, &url, &[]) == 200);
+    until(deadline(GIVEN_BACK_WITHIN), "alpha is served again", || {
+        setup.mesh.code(ALPHA, &url, &[]) == 200
+    });
 }
 
 /// A gateway that is killed serves another tenant before it has built the tables of one that is at every share.
@@ -155,25 +218,40 @@ fn a_restarted_gateway_serves_others_before_one_tenants_full_shares() {
     let setup = setup();
     let world = &setup.mesh.world;
     // All of beta's sessions come to the one that is killed.
-    ["gw-2", "gw-3"].iter().for_each(|name| world.stop(name).unwrap_or_else(|e| panic!("{name}: {e}")));
+    ["gw-2", "gw-3"]
+        .iter()
+        .for_each(|name| world.stop(name).unwrap_or_else(|e| panic!("{name}: {e}")));
     let restart = || {
         until_code(setup, "beta is served", 200);
         let starts = world.host("gw-1").expect("gw-1").pulse.restarts;
         world.kill("gw-1", Signal::Kill).expect("gw-1 runs");
         let took = until_code(setup, "beta is served again", 200);
-        assert!(world.host("gw-1").expect("gw-1").pulse.restarts > starts, "gw-1 was started again");
+        assert!(
+            world.host("gw-1").expect("gw-1").pulse.restarts > starts,
+            "gw-1 was started again"
+        );
         took
     };
     let quiet = restart();
-    ["gw-2", "gw-3"].iter().for_each(|name| world.start(name).unwrap_or_else(|e| panic!("{name}: {e}")));
+    ["gw-2", "gw-3"]
+        .iter()
+        .for_each(|name| world.start(name).unwrap_or_else(|e| panic!("{name}: {e}")));
     world.wait_ready(deadline(SOON)).expect("all are ready");
     fill(setup);
-    ["gw-2", "gw-3"].iter().for_each(|name| world.stop(name).unwrap_or_else(|e| panic!("{name}: {e}")));
+    ["gw-2", "gw-3"]
+        .iter()
+        .for_each(|name| world.stop(name).unwrap_or_else(|e| panic!("{name}: {e}")));
     let took: Vec<_> = (0..TIMES).map(|_| restart()).collect();
     println!("a gateway was restarted in {quiet:?} without alpha's objects, in {took:?} with them");
-    judge_time("time until a restarted gateway serves another tenant", took.into_iter().max().unwrap_or_default(), GATEWAY_WITHIN);
+    judge_time(
+        "time until a restarted gateway serves another tenant",
+        took.into_iter().max().unwrap_or_default(),
+        GATEWAY_WITHIN,
+    );
     remove(setup);
-    ["gw-2", "gw-3"].iter().for_each(|name| world.start(name).unwrap_or_else(|e| panic!("{name}: {e}")));
+    ["gw-2", "gw-3"]
+        .iter()
+        .for_each(|name| world.start(name).unwrap_or_else(|e| panic!("{name}: {e}")));
     world.wait_ready(deadline(SOON)).expect("all are ready");
 }
 
@@ -192,12 +270,27 @@ fn a_deleted_tenant_has_nothing_of_the_shares_of_configuration() {
                    80}]}\n---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: web, namespace: default}\nspec: \
                    {parentRefs: [{group: \"\", kind: Service, name: web}], rules: [{matches: [{path: {type: RegularExpression, value: '/[ab]{30}'}}], \
                    backendRefs: [{name: web, port: 80}]}]}\n";
-    until(deadline(SOON), "gamma's objects are accepted", || setup.provider().apply("gamma", objects).is_ok_and(|answer| answer.accepted));
+    until(deadline(SOON), "gamma's objects are accepted", || {
+        setup
+            .provider()
+            .apply("gamma", objects)
+            .is_ok_and(|answer| answer.accepted)
+    });
     for (kind, name) in CONFIGURATION_SHARES {
-        until(deadline(SOON), &format!("gamma has some of {}", kind.key()), || used(setup, "gamma", name) > 0);
+        until(
+            deadline(SOON),
+            &format!("gamma has some of {}", kind.key()),
+            || used(setup, "gamma", name) > 0,
+        );
     }
     delete(setup, "gamma");
     until_nothing_is_used(setup, "gamma");
-    let at_gateways = || setup.mesh.counted_at("gateway", "canal_share_used", &["tenant=\"gamma\""]);
-    until(deadline(SOON), "gamma has nothing at gateways", || at_gateways() == 0);
+    let at_gateways = || {
+        setup
+            .mesh
+            .counted_at("gateway", "canal_share_used", &["tenant=\"gamma\""])
+    };
+    until(deadline(SOON), "gamma has nothing at gateways", || {
+        at_gateways() == 0
+    });
 }

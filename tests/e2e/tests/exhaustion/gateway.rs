@@ -13,8 +13,19 @@ const MANY: usize = 3000;
 /// Connections of a flood in which each costs a handshake, on two cores that all processes share.
 const SOME: usize = 200;
 
-fn flood<'f>(hold: Hold<'f>, connections: usize, setup: &'f ExhaustionWorld, lasts: Duration) -> ConnectionFlood<'f> {
-    ConnectionFlood { host: ALPHA, to: setup.gateway(), connections, hold, lasts }
+fn flood<'f>(
+    hold: Hold<'f>,
+    connections: usize,
+    setup: &'f ExhaustionWorld,
+    lasts: Duration,
+) -> ConnectionFlood<'f> {
+    ConnectionFlood {
+        host: ALPHA,
+        to: setup.gateway(),
+        connections,
+        hold,
+        lasts,
+    }
 }
 
 fn held(name: &'static str, connections: usize, hold: fn() -> Hold<'static>) -> ExhaustionCase {
@@ -33,37 +44,78 @@ pub(super) fn half_hello() -> Vec<u8> {
 pub(super) fn cases() -> Vec<ExhaustionCase> {
     let mut cases = vec![
         held("TCP connections without a byte", MANY, || Hold::Silent),
-        held("half a TLS hello on each connection", MANY, || Hold::Bytes(half_hello())),
-        held("a TLS hello byte by byte", MANY / 3, || Hold::Drip(half_hello(), Duration::from_millis(300))),
-        held("bytes that are no TLS", MANY / 3, || Hold::Bytes(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec())),
-        held("endless bytes that are no TLS", 50, || Hold::Flood(vec![0x16; 16 << 10])),
+        held("half a TLS hello on each connection", MANY, || {
+            Hold::Bytes(half_hello())
+        }),
+        held("a TLS hello byte by byte", MANY / 3, || {
+            Hold::Drip(half_hello(), Duration::from_millis(300))
+        }),
+        held("bytes that are no TLS", MANY / 3, || {
+            Hold::Bytes(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec())
+        }),
+        held("endless bytes that are no TLS", 50, || {
+            Hold::Flood(vec![0x16; 16 << 10])
+        }),
         held("TLS without a certificate", SOME, || Hold::Tls(None)),
     ];
-    cases.push(ExhaustionCase::new("TLS with a certificate and no tunnel", SOME as u64 / 4, |setup, lasts| {
-        let credential = setup.member("alpha", "client");
-        flood(Hold::Tls(Some(&credential)), SOME, setup, lasts).run(&setup.mesh.world).opened
-    }));
-    let streams = |name, connections: usize, streams: usize, payload: usize| {
-        ExhaustionCase::new(name, connections as u64 / 4, move |setup: &ExhaustionWorld, lasts| {
+    cases.push(ExhaustionCase::new(
+        "TLS with a certificate and no tunnel",
+        SOME as u64 / 4,
+        |setup, lasts| {
             let credential = setup.member("alpha", "client");
-            let web = setup.web("alpha");
-            let hold = Hold::Streams { credential: &credential, authority: &web, streams, payload };
-            flood(hold, connections, setup, lasts).run(&setup.mesh.world).opened
-        })
+            flood(Hold::Tls(Some(&credential)), SOME, setup, lasts)
+                .run(&setup.mesh.world)
+                .opened
+        },
+    ));
+    let streams = |name, connections: usize, streams: usize, payload: usize| {
+        ExhaustionCase::new(
+            name,
+            connections as u64 / 4,
+            move |setup: &ExhaustionWorld, lasts| {
+                let credential = setup.member("alpha", "client");
+                let web = setup.web("alpha");
+                let hold = Hold::Streams {
+                    credential: &credential,
+                    authority: &web,
+                    streams,
+                    payload,
+                };
+                flood(hold, connections, setup, lasts)
+                    .run(&setup.mesh.world)
+                    .opened
+            },
+        )
     };
     cases.push(streams("tunnels that say nothing", 20, 100, 0));
     cases.push(streams("tunnels with half a request", 20, 100, 20));
     cases.push(streams("tunnels whose windows are full", 20, 50, 4 << 20));
-    cases.push(streams("tunnels to an application that does not read", 8, 50, 4 << 20));
-    cases.push(ExhaustionCase::new("tunnels that are opened and reset", 10, |setup, lasts| {
-        let credential = setup.member("alpha", "client");
-        let web = setup.web("alpha");
-        let hold = Hold::Resets { credential: &credential, authority: &web };
-        flood(hold, 20, setup, lasts).run(&setup.mesh.world).opened
-    }));
-    cases.push(ExhaustionCase::new("connections that are opened and reset", 1000, |setup, lasts| {
-        let report = churn(&setup.mesh.world, ALPHA, setup.gateway(), lasts);
-        report.opened + report.refused
-    }));
+    cases.push(streams(
+        "tunnels to an application that does not read",
+        8,
+        50,
+        4 << 20,
+    ));
+    cases.push(ExhaustionCase::new(
+        "tunnels that are opened and reset",
+        10,
+        |setup, lasts| {
+            let credential = setup.member("alpha", "client");
+            let web = setup.web("alpha");
+            let hold = Hold::Resets {
+                credential: &credential,
+                authority: &web,
+            };
+            flood(hold, 20, setup, lasts).run(&setup.mesh.world).opened
+        },
+    ));
+    cases.push(ExhaustionCase::new(
+        "connections that are opened and reset",
+        1000,
+        |setup, lasts| {
+            let report = churn(&setup.mesh.world, ALPHA, setup.gateway(), lasts);
+            report.opened + report.refused
+        },
+    ));
     cases
 }

@@ -18,7 +18,13 @@ fn server(setup: &ExhaustionWorld) -> SocketAddr {
 
 fn held(name: &'static str, connections: usize, hold: fn() -> Hold<'static>) -> ExhaustionCase {
     ExhaustionCase::new(name, connections as u64 / 4, move |setup, lasts| {
-        let flood = ConnectionFlood { host: ALPHA_NODE, to: server(setup), connections, hold: hold(), lasts };
+        let flood = ConnectionFlood {
+            host: ALPHA_NODE,
+            to: server(setup),
+            connections,
+            hold: hold(),
+            lasts,
+        };
         let report = flood.run(&setup.mesh.world);
         report.opened + report.refused
     })
@@ -27,15 +33,28 @@ fn held(name: &'static str, connections: usize, hold: fn() -> Hold<'static>) -> 
 pub(super) fn cases() -> Vec<ExhaustionCase> {
     vec![
         held("channels without a byte", 1500, || Hold::Silent),
-        held("channels with half a TLS hello", 1500, || Hold::Bytes(vec![0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc])),
+        held("channels with half a TLS hello", 1500, || {
+            Hold::Bytes(vec![0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc])
+        }),
         held("channels with a TLS hello byte by byte", 500, || {
-            Hold::Drip(vec![0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc], Duration::from_millis(300))
+            Hold::Drip(
+                vec![0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc],
+                Duration::from_millis(300),
+            )
         }),
-        held("channels with TLS and no certificate", 200, || Hold::Tls(None)),
-        held("channels with endless garbage", 50, || Hold::Flood(vec![0xff; 16 << 10])),
-        ExhaustionCase::new("channels that are opened and reset", 1000, |setup, lasts| {
-            let report = churn(&setup.mesh.world, ALPHA_NODE, server(setup), lasts);
-            report.opened + report.refused
+        held("channels with TLS and no certificate", 200, || {
+            Hold::Tls(None)
         }),
+        held("channels with endless garbage", 50, || {
+            Hold::Flood(vec![0xff; 16 << 10])
+        }),
+        ExhaustionCase::new(
+            "channels that are opened and reset",
+            1000,
+            |setup, lasts| {
+                let report = churn(&setup.mesh.world, ALPHA_NODE, server(setup), lasts);
+                report.opened + report.refused
+            },
+        ),
     ]
 }

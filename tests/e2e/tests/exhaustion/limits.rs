@@ -49,11 +49,21 @@ pub(super) fn restrict_alpha(mesh: &Mesh) {
 /// Returns how often a share of alpha's was full: the new holder was refused, or the oldest gave way.
 fn full(mesh: &Mesh, kind: &str, limit: &str) -> u64 {
     let labels = format!("limit=\"{limit}\"");
-    ["canal_share_refused_total", "canal_share_revoked_total"].map(|family| mesh.counted_at(kind, family, &[&labels])).iter().sum()
+    ["canal_share_refused_total", "canal_share_revoked_total"]
+        .map(|family| mesh.counted_at(kind, family, &[&labels]))
+        .iter()
+        .sum()
 }
 
 fn flood(setup: &ExhaustionWorld, host: &str, to: SocketAddr, connections: usize, hold: Hold<'_>) {
-    ConnectionFlood { host, to, connections, hold, lasts: LASTS }.run(&setup.mesh.world);
+    ConnectionFlood {
+        host,
+        to,
+        connections,
+        hold,
+        lasts: LASTS,
+    }
+    .run(&setup.mesh.world);
 }
 
 /// Sends requests whose bodies do not end, which stay in flight.
@@ -68,7 +78,11 @@ fn unfinished_requests(setup: &ExhaustionWorld) {
 
 /// Routes whose rules are this many resources in total, in few bytes.
 fn short_rules(routes: usize, rules: usize) -> String {
-    let rule = |n| format!("{{matches: [{{path: {{type: Exact, value: /{n}}}}}], backendRefs: [{{name: web-dry, port: 80}}]}}");
+    let rule = |n| {
+        format!(
+            "{{matches: [{{path: {{type: Exact, value: /{n}}}}}], backendRefs: [{{name: web-dry, port: 80}}]}}"
+        )
+    };
     let rules = (0..rules).map(rule).collect::<Vec<_>>().join(", ");
     let route = |n| {
         format!(
@@ -110,14 +124,28 @@ fn gateway_cases() -> Vec<LimitCase> {
         LimitCase {
             name: "a gateway's connections",
             share: Some(ShareKind::GatewayConnections),
-            attack: |setup| flood(setup, ALPHA, setup.gateway(), 150, Hold::Tls(Some(&setup.member("alpha", "client")))),
+            attack: |setup| {
+                flood(
+                    setup,
+                    ALPHA,
+                    setup.gateway(),
+                    150,
+                    Hold::Tls(Some(&setup.member("alpha", "client"))),
+                )
+            },
             refusals: |mesh| full(mesh, "gateway", "gateway_connections"),
         },
         LimitCase {
             name: "a gateway's requests",
             share: Some(ShareKind::GatewayRequests),
             attack: unfinished_requests,
-            refusals: |mesh| mesh.counted_at("gateway", "canal_gateway_refused_requests_total", &["reason=\"tenant_busy\""]),
+            refusals: |mesh| {
+                mesh.counted_at(
+                    "gateway",
+                    "canal_gateway_refused_requests_total",
+                    &["reason=\"tenant_busy\""],
+                )
+            },
         },
     ]
 }
@@ -177,7 +205,13 @@ fn connection_cases() -> Vec<LimitCase> {
                 let server = SocketAddr::from((setup.mesh.address("ks-1"), PORT));
                 flood(setup, ALPHA_NODE, server, 150, Hold::Silent);
             },
-            refusals: |mesh| mesh.counted("ks-1", "canal_key_unauthenticated_connections_total", &["reason=\"displaced\""]),
+            refusals: |mesh| {
+                mesh.counted(
+                    "ks-1",
+                    "canal_key_unauthenticated_connections_total",
+                    &["reason=\"displaced\""],
+                )
+            },
         },
         // The last, because alpha's own nodes contend for what their share leaves from now on.
         LimitCase {
@@ -194,23 +228,39 @@ fn connection_cases() -> Vec<LimitCase> {
 }
 
 fn cases() -> Vec<LimitCase> {
-    [gateway_cases(), configuration_cases(), connection_cases()].into_iter().flatten().collect()
+    [gateway_cases(), configuration_cases(), connection_cases()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 #[test]
 fn each_full_limit_refuses_its_holder_and_no_other() {
     let setup = super::setup();
     assert_served(setup, "without an attack");
-    for LimitCase { name, attack, refusals, .. } in cases() {
+    for LimitCase {
+        name,
+        attack,
+        refusals,
+        ..
+    } in cases()
+    {
         let before = refusals(&setup.mesh);
-        let took = until(deadline(SEEN_WITHIN), &format!("{name}: a refusal is counted"), || {
-            std::thread::scope(|scope| {
-                scope.spawn(|| attack(setup));
-                assert_served(setup, name);
-            });
-            refusals(&setup.mesh) > before
-        });
-        println!("{name}: {} refused in {took:?}", refusals(&setup.mesh) - before);
+        let took = until(
+            deadline(SEEN_WITHIN),
+            &format!("{name}: a refusal is counted"),
+            || {
+                std::thread::scope(|scope| {
+                    scope.spawn(|| attack(setup));
+                    assert_served(setup, name);
+                });
+                refusals(&setup.mesh) > before
+            },
+        );
+        println!(
+            "{name}: {} refused in {took:?}",
+            refusals(&setup.mesh) - before
+        );
         assert_eq!(setup.memory_complaint(), None, "{name}");
     }
     println!("{}", setup.memory());
@@ -219,20 +269,59 @@ fn each_full_limit_refuses_its_holder_and_no_other() {
 /// Shares that another test fills, because that needs more than a few hundred connections or objects, and the file of that test.
 const FILLED_ELSEWHERE: [(ShareKind, &str); 15] = [
     (ShareKind::GatewayBufferBytes, "dataplane/hbone/src/flow.rs"),
-    (ShareKind::GatewayBodyBytes, "dataplane/gateway-engine/tests/loopback/authorizers.rs"),
-    (ShareKind::NodeBufferBytes, "dataplane/node-proxy/src/worker.rs"),
-    (ShareKind::GatewayCpu, "dataplane/gateway-io/src/scheduler/tests.rs"),
-    (ShareKind::AccessLogBytes, "dataplane/telemetry/src/access_log/tests.rs"),
-    (ShareKind::DnsConnections, "dataplane/redirector-agent/tests/dns.rs"),
+    (
+        ShareKind::GatewayBodyBytes,
+        "dataplane/gateway-engine/tests/loopback/authorizers.rs",
+    ),
+    (
+        ShareKind::NodeBufferBytes,
+        "dataplane/node-proxy/src/worker.rs",
+    ),
+    (
+        ShareKind::GatewayCpu,
+        "dataplane/gateway-io/src/scheduler/tests.rs",
+    ),
+    (
+        ShareKind::AccessLogBytes,
+        "dataplane/telemetry/src/access_log/tests.rs",
+    ),
+    (
+        ShareKind::DnsConnections,
+        "dataplane/redirector-agent/tests/dns.rs",
+    ),
     (ShareKind::MetricSeries, "runtime/src/metrics/tests.rs"),
-    (ShareKind::ControllerConnections, "control/controller-core/tests/limits.rs"),
-    (ShareKind::SubscriptionBytes, "control/controller-core/tests/limits.rs"),
-    (ShareKind::CompiledBytes, "control/controller-core/tests/isolation.rs"),
-    (ShareKind::QueuedChanges, "control/policy-sources/src/changes.rs"),
-    (ShareKind::QueuedChangeBytes, "control/controller-core/tests/isolation.rs"),
-    (ShareKind::EdgeMapEntries, "dataplane/edge-agent/src/map_reconciler/tests.rs"),
-    (ShareKind::KeyServerRequests, "dataplane/keyserver-engine/tests/hostile.rs"),
-    (ShareKind::Observations, "control/controller-core/tests/observe.rs"),
+    (
+        ShareKind::ControllerConnections,
+        "control/controller-core/tests/limits.rs",
+    ),
+    (
+        ShareKind::SubscriptionBytes,
+        "control/controller-core/tests/limits.rs",
+    ),
+    (
+        ShareKind::CompiledBytes,
+        "control/controller-core/tests/isolation.rs",
+    ),
+    (
+        ShareKind::QueuedChanges,
+        "control/policy-sources/src/changes.rs",
+    ),
+    (
+        ShareKind::QueuedChangeBytes,
+        "control/controller-core/tests/isolation.rs",
+    ),
+    (
+        ShareKind::EdgeMapEntries,
+        "dataplane/edge-agent/src/map_reconciler/tests.rs",
+    ),
+    (
+        ShareKind::KeyServerRequests,
+        "dataplane/keyserver-engine/tests/hostile.rs",
+    ),
+    (
+        ShareKind::Observations,
+        "control/controller-core/tests/observe.rs",
+    ),
 ];
 
 #[test]
@@ -240,11 +329,23 @@ fn every_share_is_filled_by_a_case_or_by_another_test() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let here: Vec<ShareKind> = cases().iter().filter_map(|case| case.share).collect();
     for kind in &here {
-        assert!(SHARES.contains(&format!("{}: ", kind.key())), "alpha's share of {} is small", kind.key());
+        assert!(
+            SHARES.contains(&format!("{}: ", kind.key())),
+            "alpha's share of {} is small",
+            kind.key()
+        );
     }
     for kind in ShareKind::ALL {
         let elsewhere = FILLED_ELSEWHERE.iter().find(|(other, _)| other == kind);
-        assert!(here.contains(kind) != elsewhere.is_some(), "{}: add a case, or name the test that fills the share", kind.key());
-        assert!(elsewhere.is_none_or(|(_, file)| root.join(file).is_file()), "{}: the file of its test is gone", kind.key());
+        assert!(
+            here.contains(kind) != elsewhere.is_some(),
+            "{}: add a case, or name the test that fills the share",
+            kind.key()
+        );
+        assert!(
+            elsewhere.is_none_or(|(_, file)| root.join(file).is_file()),
+            "{}: the file of its test is gone",
+            kind.key()
+        );
     }
 }

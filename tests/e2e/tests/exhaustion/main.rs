@@ -24,7 +24,11 @@ const CASES_MIN: usize = 30;
 
 /// Returns the duration of each case: short in `make test-timing`, full in `make soak`.
 fn lasts() -> Duration {
-    Duration::from_secs(if std::env::var_os("CANAL_SOAK").is_some() { 15 } else { 3 })
+    Duration::from_secs(if std::env::var_os("CANAL_SOAK").is_some() {
+        15
+    } else {
+        3
+    })
 }
 
 /// Executes alpha's attack for this long.
@@ -42,8 +46,17 @@ struct ExhaustionCase {
 }
 
 impl ExhaustionCase {
-    fn new(name: &'static str, tries_min: u64, attack: impl Fn(&ExhaustionWorld, Duration) -> u64 + Send + Sync + 'static) -> Self {
-        Self { name, attack: Box::new(attack), tries_min, restore: None }
+    fn new(
+        name: &'static str,
+        tries_min: u64,
+        attack: impl Fn(&ExhaustionWorld, Duration) -> u64 + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            name,
+            attack: Box::new(attack),
+            tries_min,
+            restore: None,
+        }
     }
 
     fn restored_by(mut self, restore: fn(&ExhaustionWorld)) -> Self {
@@ -89,7 +102,11 @@ fn judge_harm(seen: &VictimWatch, attack: &str) {
         println!("{attack}: {complaint}");
     }
     timed!(complaint.is_none(), "another tenant is served, {attack}");
-    judge_time(&format!("99th percentile of another tenant, {attack}"), seen.p99(), P99_MAX);
+    judge_time(
+        &format!("99th percentile of another tenant, {attack}"),
+        seen.p99(),
+        P99_MAX,
+    );
 }
 
 fn run(group: &str) {
@@ -98,7 +115,11 @@ fn run(group: &str) {
     println!("quiet: {quiet}");
     judge_harm(&quiet, "without an attack");
     let mut wrong = Vec::new();
-    for case in groups().into_iter().filter(|(name, _)| *name == group).flat_map(|(_, cases)| cases) {
+    for case in groups()
+        .into_iter()
+        .filter(|(name, _)| *name == group)
+        .flat_map(|(_, cases)| cases)
+    {
         if let Err(complaint) = run_case(setup, &case) {
             wrong.push(format!("{}: {complaint}", case.name));
         }
@@ -108,7 +129,12 @@ fn run(group: &str) {
         // The logs come before the failures, which would otherwise be hard to find.
         println!("{}", setup.mesh.logs());
     }
-    assert!(wrong.is_empty(), "{} of {group}:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} of {group}:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
 }
 
 #[test]
@@ -138,10 +164,17 @@ fn one_tenants_requesters_leave_the_key_server_to_others() {
 
 #[test]
 fn there_are_enough_cases_and_each_name_is_there_once() {
-    let mut names: Vec<&str> = groups().iter().flat_map(|(_, cases)| cases.iter().map(|case| case.name)).collect();
+    let mut names: Vec<&str> = groups()
+        .iter()
+        .flat_map(|(_, cases)| cases.iter().map(|case| case.name))
+        .collect();
     let all = names.len();
     names.sort_unstable();
     names.dedup();
-    assert!(all >= CASES_MIN && names.len() == all, "{all} cases, {} names", names.len());
+    assert!(
+        all >= CASES_MIN && names.len() == all,
+        "{all} cases, {} names",
+        names.len()
+    );
     println!("{all} cases");
 }

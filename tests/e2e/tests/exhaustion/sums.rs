@@ -33,7 +33,12 @@ const FLOOD_LASTS: Duration = Duration::from_secs(2);
 
 /// Replaces the tenants by eleven small ones, and makes the limits small.
 fn eleven(topology: &mut Topology, authorities: &str) {
-    let like = topology.tenants.iter().find(|tenant| tenant.name == "beta").expect("a tenant to copy").clone();
+    let like = topology
+        .tenants
+        .iter()
+        .find(|tenant| tenant.name == "beta")
+        .expect("a tenant to copy")
+        .clone();
     topology.key_servers.clear();
     topology.hosts.clear();
     topology.tenants = (0..=GREEDY)
@@ -41,19 +46,46 @@ fn eleven(topology: &mut Topology, authorities: &str) {
             let mut tenant = like.clone();
             let (name, node) = (format!("t{n}"), format!("t{n}-n1"));
             tenant.nodes.retain(|node| node.name == "beta-n1");
-            tenant.nodes.iter_mut().for_each(|it| it.name.clone_from(&node));
-            tenant.pods.retain(|pod| ["web", "client"].contains(&pod.name.as_str()));
-            tenant.pods.iter_mut().for_each(|pod| pod.nodes = vec![node.clone()]);
-            (tenant.vni, tenant.trust_domain, tenant.name) = (201 + n as u32, format!("{name}.example"), name);
+            tenant
+                .nodes
+                .iter_mut()
+                .for_each(|it| it.name.clone_from(&node));
+            tenant
+                .pods
+                .retain(|pod| ["web", "client"].contains(&pod.name.as_str()));
+            tenant
+                .pods
+                .iter_mut()
+                .for_each(|pod| pod.nodes = vec![node.clone()]);
+            (tenant.vni, tenant.trust_domain, tenant.name) =
+                (201 + n as u32, format!("{name}.example"), name);
             tenant
         })
         .collect();
     topology.gateways.retain(|gateway| gateway.name == "gw-1");
-    for gateway in topology.gateways.iter_mut().filter_map(|gateway| gateway.process.as_mut()) {
-        gateway.args.extend(["--max-connections", GATEWAY_CONNECTIONS].map(str::to_owned));
+    for gateway in topology
+        .gateways
+        .iter_mut()
+        .filter_map(|gateway| gateway.process.as_mut())
+    {
+        gateway
+            .args
+            .extend(["--max-connections", GATEWAY_CONNECTIONS].map(str::to_owned));
     }
-    let controller = topology.controller.as_mut().and_then(|c| c.process.as_mut()).expect("the world has a controller");
-    controller.args.extend(["--unauthenticated-connections", CONTROLLER_UNAUTHENTICATED, "--ca-dir", authorities].map(str::to_owned));
+    let controller = topology
+        .controller
+        .as_mut()
+        .and_then(|c| c.process.as_mut())
+        .expect("the world has a controller");
+    controller.args.extend(
+        [
+            "--unauthenticated-connections",
+            CONTROLLER_UNAUTHENTICATED,
+            "--ca-dir",
+            authorities,
+        ]
+        .map(str::to_owned),
+    );
 }
 
 /// Floods from a host of each greedy tenant at the same time while `work` runs.
@@ -61,7 +93,16 @@ fn beside(mesh: &Mesh, host: &str, to: SocketAddr, hold: &Hold<'_>, work: impl F
     std::thread::scope(|scope| {
         for n in 0..GREEDY {
             let (host, hold) = (host.replace('?', &n.to_string()), hold.clone());
-            scope.spawn(move || ConnectionFlood { host: &host, to, connections: EACH, hold, lasts: FLOOD_LASTS }.run(&mesh.world));
+            scope.spawn(move || {
+                ConnectionFlood {
+                    host: &host,
+                    to,
+                    connections: EACH,
+                    hold,
+                    lasts: FLOOD_LASTS,
+                }
+                .run(&mesh.world)
+            });
         }
         work();
     });
@@ -79,7 +120,10 @@ impl FullLimit {
     fn given_way(self, mesh: &Mesh) -> u64 {
         let label = format!("limit=\"{}\"", self.name);
         let families = ["canal_share_refused_total", "canal_share_revoked_total"];
-        families.map(|family| mesh.counted_at(self.kind, family, &[&label])).iter().sum()
+        families
+            .map(|family| mesh.counted_at(self.kind, family, &[&label]))
+            .iter()
+            .sum()
     }
 }
 
@@ -90,40 +134,87 @@ fn ten_tenants_at_a_limit_at_once_leave_some_of_it_to_an_eleventh() {
     let root = TestAuthority::root(LAST);
     let domain = files.path().join(format!("{LAST}.example"));
     std::fs::create_dir_all(&domain).expect("a directory");
-    for (name, text) in [("root-cert.pem", root.pem()), ("cert-chain.pem", root.pem()), ("key.pem", root.key_pem())] {
+    for (name, text) in [
+        ("root-cert.pem", root.pem()),
+        ("cert-chain.pem", root.pem()),
+        ("key.pem", root.key_pem()),
+    ] {
         std::fs::write(domain.join(name), text).unwrap_or_else(|e| panic!("{name}: {e}"));
     }
-    let mesh = Mesh::up_with("trust.yaml", "e2e-sums", |topology| eleven(topology, &files.path().display().to_string()));
+    let mesh = Mesh::up_with("trust.yaml", "e2e-sums", |topology| {
+        eleven(topology, &files.path().display().to_string())
+    });
     let client = format!("{LAST}/default/client-0");
     let url = format!("http://{ALPHA_WEB}/headers");
-    until(deadline(READY_WITHIN), "the eleventh is served", || mesh.code(&client, &url, &[]) == 200);
+    until(deadline(READY_WITHIN), "the eleventh is served", || {
+        mesh.code(&client, &url, &[]) == 200
+    });
     println!("the mesh is up after {:?}", began.elapsed());
     let gateway: SocketAddr = GATEWAY.parse().expect("an address");
     let controller = SocketAddr::from((mesh.address("controller"), CONTROLLER_PORT));
-    let credential = root.issue(&Leaf::of(&format!("spiffe://{LAST}.example/ns/default/sa/client")));
+    let credential = root.issue(&Leaf::of(&format!(
+        "spiffe://{LAST}.example/ns/default/sa/client"
+    )));
     let web = format!("{}:8080", mesh.address(&format!("{LAST}/default/web-0")));
     let node = format!("spiffe://components.canal/ns/{LAST}/sa/node.{LAST}-n1");
     let connects = || {
-        let opened = tunnel(&mesh.world, &TunnelRequest::new(&client, gateway, Some(&credential), &web));
-        assert!(opened.reached(), "a new connection of the eleventh: {opened:?}");
+        let opened = tunnel(
+            &mesh.world,
+            &TunnelRequest::new(&client, gateway, Some(&credential), &web),
+        );
+        assert!(
+            opened.reached(),
+            "a new connection of the eleventh: {opened:?}"
+        );
     };
     let calls = || {
-        let issued = Caller::as_itself(&mesh.world, &format!("{LAST}-n1")).certificate(&node, &request(&[&node]), None);
+        let issued = Caller::as_itself(&mesh.world, &format!("{LAST}-n1")).certificate(
+            &node,
+            &request(&[&node]),
+            None,
+        );
         assert!(issued.is_ok(), "a certificate of the eleventh: {issued:?}");
     };
     let (pod, node_host) = ("t?/default/client-0", "t?-n1");
-    let judge = |host: &str, to: SocketAddr, hold: Hold<'_>, limit: FullLimit, served: &dyn Fn()| {
-        let before = limit.given_way(&mesh);
-        beside(&mesh, host, to, &hold, || {
-            until(deadline(FLOOD_LASTS), &format!("{} is full", limit.name), || limit.given_way(&mesh) > before);
-            (0..5).for_each(|_| served());
-        });
-        println!("{}: {} gave way or were refused", limit.name, limit.given_way(&mesh) - before);
+    let judge =
+        |host: &str, to: SocketAddr, hold: Hold<'_>, limit: FullLimit, served: &dyn Fn()| {
+            let before = limit.given_way(&mesh);
+            beside(&mesh, host, to, &hold, || {
+                until(
+                    deadline(FLOOD_LASTS),
+                    &format!("{} is full", limit.name),
+                    || limit.given_way(&mesh) > before,
+                );
+                (0..5).for_each(|_| served());
+            });
+            println!(
+                "{}: {} gave way or were refused",
+                limit.name,
+                limit.given_way(&mesh) - before
+            );
+        };
+    let of_gateway = |name| FullLimit {
+        kind: "gateway",
+        name,
     };
-    let of_gateway = |name| FullLimit { kind: "gateway", name };
-    judge(pod, gateway, Hold::Silent, of_gateway("gateway_connections"), &connects);
-    judge(pod, gateway, Hold::Bytes(half_hello()), of_gateway("gateway_connections"), &connects);
-    let unauthenticated = FullLimit { kind: "controller", name: "controller_unauthenticated_connections" };
+    judge(
+        pod,
+        gateway,
+        Hold::Silent,
+        of_gateway("gateway_connections"),
+        &connects,
+    );
+    judge(
+        pod,
+        gateway,
+        Hold::Bytes(half_hello()),
+        of_gateway("gateway_connections"),
+        &connects,
+    );
+    let unauthenticated = FullLimit {
+        kind: "controller",
+        name: "controller_unauthenticated_connections",
+    };
     judge(node_host, controller, Hold::Silent, unauthenticated, &calls);
     println!("all after {:?}", began.elapsed());
 }

@@ -6,16 +6,42 @@ use super::ExhaustionCase;
 use super::exhaustion_world::{ALPHA, ALPHA_WEB, ExhaustionWorld};
 
 /// Alpha's client sends as fast as it can over this many connections. Returns the number of requests.
-fn load(setup: &ExhaustionWorld, lasts: Duration, connections: usize, path: &str, more: &[&str]) -> u64 {
+fn load(
+    setup: &ExhaustionWorld,
+    lasts: Duration,
+    connections: usize,
+    path: &str,
+    more: &[&str],
+) -> u64 {
     let url = format!("http://{ALPHA_WEB}{path}");
     let (connections, seconds) = (connections.to_string(), lasts.as_secs_f64().to_string());
-    let argv = ["canal-samples", "load", &url, "-c", &connections, "--duration", &seconds, "--timeout-ms", "1500"];
+    let argv = [
+        "canal-samples",
+        "load",
+        &url,
+        "-c",
+        &connections,
+        "--duration",
+        &seconds,
+        "--timeout-ms",
+        "1500",
+    ];
     let argv: Vec<&str> = argv.into_iter().chain(more.iter().copied()).collect();
-    setup.mesh.run(ALPHA, &argv).json()["requests"].as_u64().unwrap_or(0)
+    setup.mesh.run(ALPHA, &argv).json()["requests"]
+        .as_u64()
+        .unwrap_or(0)
 }
 
-fn flood(name: &'static str, tries_min: u64, connections: usize, path: &'static str, more: &'static [&'static str]) -> ExhaustionCase {
-    ExhaustionCase::new(name, tries_min, move |setup, lasts| load(setup, lasts, connections, path, more))
+fn flood(
+    name: &'static str,
+    tries_min: u64,
+    connections: usize,
+    path: &'static str,
+    more: &'static [&'static str],
+) -> ExhaustionCase {
+    ExhaustionCase::new(name, tries_min, move |setup, lasts| {
+        load(setup, lasts, connections, path, more)
+    })
 }
 
 /// Sends half a request head on each of many captured connections, which their node's proxy and a gateway hold.
@@ -27,21 +53,55 @@ fn half_heads(setup: &ExhaustionWorld, lasts: Duration) -> u64 {
          && n=$((n+1)); done; sleep {}; echo $n",
         (lasts.as_secs_f64() - 1.0).max(0.5)
     );
-    setup.mesh.run(ALPHA, &["bash", "-c", &script]).stdout.trim().parse().unwrap_or(0)
+    setup
+        .mesh
+        .run(ALPHA, &["bash", "-c", &script])
+        .stdout
+        .trim()
+        .parse()
+        .unwrap_or(0)
 }
 
 pub(super) fn cases() -> Vec<ExhaustionCase> {
     vec![
-        flood("requests as fast as they are answered", 200, 64, "/blob?size=100", &[]),
-        flood("requests with a connection each", 50, 64, "/blob?size=100", &["--no-keepalive"]),
-        flood("requests of HTTP/2", 100, 32, "/blob?size=100", &["--protocol", "h2"]),
+        flood(
+            "requests as fast as they are answered",
+            200,
+            64,
+            "/blob?size=100",
+            &[],
+        ),
+        flood(
+            "requests with a connection each",
+            50,
+            64,
+            "/blob?size=100",
+            &["--no-keepalive"],
+        ),
+        flood(
+            "requests of HTTP/2",
+            100,
+            32,
+            "/blob?size=100",
+            &["--protocol", "h2"],
+        ),
         flood("large answers", 10, 16, "/blob?size=8000000", &[]),
-        flood("large bodies", 10, 16, "/blob?size=10", &["-X", "POST", "--body-size", "4000000"]),
+        flood(
+            "large bodies",
+            10,
+            16,
+            "/blob?size=10",
+            &["-X", "POST", "--body-size", "4000000"],
+        ),
         ExhaustionCase::new("heads of 20 kB", 50, |setup, lasts| {
             let header = format!("x-large: {}", "x".repeat(20_000));
             load(setup, lasts, 32, "/blob?size=10", &["-H", &header])
         }),
         flood("paths that nobody serves", 100, 32, "/no/such/path", &[]),
-        ExhaustionCase::new("half a request head on each captured connection", 100, half_heads),
+        ExhaustionCase::new(
+            "half a request head on each captured connection",
+            100,
+            half_heads,
+        ),
     ]
 }

@@ -47,7 +47,16 @@ impl VictimWatch {
             let (reached, failed_handshakes) = handshakes.join().expect("the handshakes end");
             let (calls, failed_calls) = calls.join().expect("the calls end");
             let handshakes = reached + failed_handshakes.len() as u64;
-            Self { requests: all, failed_requests, p50, p99, handshakes, failed_handshakes, calls, failed_calls }
+            Self {
+                requests: all,
+                failed_requests,
+                p50,
+                p99,
+                handshakes,
+                failed_handshakes,
+                calls,
+                failed_calls,
+            }
         })
     }
 
@@ -66,27 +75,61 @@ impl VictimWatch {
             return Some("more than 1 % of beta's requests failed".to_owned());
         }
         if lost(self.failed_handshakes.len() as u64, self.handshakes) {
-            return Some(format!("more than 1 % of beta's new connections failed: {:?}", self.failed_handshakes.first()));
+            return Some(format!(
+                "more than 1 % of beta's new connections failed: {:?}",
+                self.failed_handshakes.first()
+            ));
         }
-        (!self.failed_calls.is_empty()).then(|| format!("beta's calls of the controller failed: {:?}", self.failed_calls))
+        (!self.failed_calls.is_empty()).then(|| {
+            format!(
+                "beta's calls of the controller failed: {:?}",
+                self.failed_calls
+            )
+        })
     }
 }
 
 /// Asserts that beta's patient clients are all answered: requests on persistent connections, new connections with a handshake each, and
 /// calls of the controller.
 pub(super) fn assert_served(setup: &ExhaustionWorld, attack: &str) {
-    let (url, timeout) = (format!("http://{BETA_WEB}/blob?size=100"), deadline_ms(CALL_MAX));
-    let argv = ["canal-samples", "load", &url, "-c", "2", "-n", "20", "--timeout-ms", &timeout];
+    let (url, timeout) = (
+        format!("http://{BETA_WEB}/blob?size=100"),
+        deadline_ms(CALL_MAX),
+    );
+    let argv = [
+        "canal-samples",
+        "load",
+        &url,
+        "-c",
+        "2",
+        "-n",
+        "20",
+        "--timeout-ms",
+        &timeout,
+    ];
     let report = setup.mesh.run(BETA, &argv).json();
-    assert_eq!((&report["succeeded"], &report["failed"]), (&20.into(), &0.into()), "{attack}: beta's requests: {report}");
+    assert_eq!(
+        (&report["succeeded"], &report["failed"]),
+        (&20.into(), &0.into()),
+        "{attack}: beta's requests: {report}"
+    );
     let (credential, web) = (setup.member("beta", "client"), setup.web("beta"));
     for _ in 0..3 {
-        let opened = tunnel(&setup.mesh.world, &TunnelRequest::new(BETA, setup.gateway(), Some(&credential), &web));
-        assert!(opened.reached(), "{attack}: a new connection of beta's: {opened:?}");
+        let opened = tunnel(
+            &setup.mesh.world,
+            &TunnelRequest::new(BETA, setup.gateway(), Some(&credential), &web),
+        );
+        assert!(
+            opened.reached(),
+            "{attack}: a new connection of beta's: {opened:?}"
+        );
     }
     let node = Caller::as_itself(&setup.mesh.world, "beta-n1");
     let issued = node.certificate(BETA_NODE, &request(&[BETA_NODE]), None);
-    assert!(issued.is_ok(), "{attack}: a certificate of beta's: {issued:?}");
+    assert!(
+        issued.is_ok(),
+        "{attack}: a certificate of beta's: {issued:?}"
+    );
     let read = Caller::with_token(&setup.mesh.world, "beta-n1", BETA_OPERATOR).get("beta");
     assert!(read.is_ok(), "{attack}: beta's operator: {read:?}");
 }
@@ -110,12 +153,35 @@ impl fmt::Display for VictimWatch {
 
 fn requests(setup: &ExhaustionWorld, lasts: Duration) -> (u64, u64, Duration, Duration) {
     let url = format!("http://{BETA_WEB}/blob?size=100");
-    let (rate, seconds, timeout) = (RATE.to_string(), lasts.as_secs_f64().to_string(), REQUEST_TIMEOUT_MS.to_string());
-    let argv = ["canal-samples", "load", &url, "-c", "4", "--rate", &rate, "--duration", &seconds, "--timeout-ms", &timeout];
+    let (rate, seconds, timeout) = (
+        RATE.to_string(),
+        lasts.as_secs_f64().to_string(),
+        REQUEST_TIMEOUT_MS.to_string(),
+    );
+    let argv = [
+        "canal-samples",
+        "load",
+        &url,
+        "-c",
+        "4",
+        "--rate",
+        &rate,
+        "--duration",
+        &seconds,
+        "--timeout-ms",
+        &timeout,
+    ];
     let report = setup.mesh.run(BETA, &argv).json();
     let number = |value: &serde_json::Value| value.as_f64().unwrap_or(f64::NAN);
-    let ms = |name: &str| Duration::from_secs_f64((number(&report["latency_ms"][name]) / 1000.0).max(0.0));
-    (report["requests"].as_u64().unwrap_or(0), report["failed"].as_u64().unwrap_or(0), ms("p50"), ms("p99"))
+    let ms = |name: &str| {
+        Duration::from_secs_f64((number(&report["latency_ms"][name]) / 1000.0).max(0.0))
+    };
+    (
+        report["requests"].as_u64().unwrap_or(0),
+        report["failed"].as_u64().unwrap_or(0),
+        ms("p50"),
+        ms("p99"),
+    )
 }
 
 fn handshakes(setup: &ExhaustionWorld, lasts: Duration) -> (u64, Vec<String>) {
@@ -124,7 +190,13 @@ fn handshakes(setup: &ExhaustionWorld, lasts: Duration) -> (u64, Vec<String>) {
     let web = setup.web("beta");
     let tunnel = TunnelRequest::new(BETA, gateway, Some(&credential), &web);
     let load = load(&setup.mesh.world, &tunnel, 1, lasts.as_secs().max(1));
-    (load.reached, load.failed.iter().map(|failed| format!("{failed:?}")).collect())
+    (
+        load.reached,
+        load.failed
+            .iter()
+            .map(|failed| format!("{failed:?}"))
+            .collect(),
+    )
 }
 
 /// Alternates between a certificate request of beta's node and a read of beta's operator.
@@ -135,14 +207,17 @@ fn calls(setup: &ExhaustionWorld, lasts: Duration) -> (u64, Vec<String>) {
     while began.elapsed() < lasts {
         let started = Instant::now();
         let answer = if calls % 2 == 0 {
-            node.certificate(BETA_NODE, &request(&[BETA_NODE]), None).map(drop)
+            node.certificate(BETA_NODE, &request(&[BETA_NODE]), None)
+                .map(drop)
         } else {
             operator.get("beta").map(drop)
         };
         calls += 1;
         match answer {
             Err(status) => failed.push(status.to_string()),
-            Ok(()) if started.elapsed() > CALL_MAX => failed.push(format!("took {:?}", started.elapsed())),
+            Ok(()) if started.elapsed() > CALL_MAX => {
+                failed.push(format!("took {:?}", started.elapsed()))
+            }
             Ok(()) => {}
         }
         std::thread::sleep(CALL_INTERVAL);

@@ -26,42 +26,69 @@ const GATE_PROGRAM: &str = "redis";
 #[test]
 fn redis_works_as_without_the_mesh() {
     let mesh = Mesh::up("software.yaml", "e2e-soft-redis");
-    let redis = SoftwareProgram::all().into_iter().find(|program| program.name == GATE_PROGRAM).expect("its script is in the folder");
+    let redis = SoftwareProgram::all()
+        .into_iter()
+        .find(|program| program.name == GATE_PROGRAM)
+        .expect("its script is in the folder");
     if let Some(missing) = redis.missing(&mesh) {
         println!("SKIPPED: software, {GATE_PROGRAM}: this machine has no {missing}");
         return;
     }
-    differences::compare_runs("tests/e2e/tests/software/differences.tsv", |_| redis.observe(&mesh, ClientPart::Check));
+    differences::compare_runs("tests/e2e/tests/software/differences.tsv", |_| {
+        redis.observe(&mesh, ClientPart::Check)
+    });
 }
 
 /// All programs, Redis with its crowd included.
 #[test]
 fn foreign_software_works_as_without_the_mesh() {
     let mesh = Mesh::up("software.yaml", "e2e-soft");
-    let (programs, missing): (Vec<SoftwareProgram>, Vec<SoftwareProgram>) =
-        SoftwareProgram::all().into_iter().partition(|program| program.missing(&mesh).is_none());
+    let (programs, missing): (Vec<SoftwareProgram>, Vec<SoftwareProgram>) = SoftwareProgram::all()
+        .into_iter()
+        .partition(|program| program.missing(&mesh).is_none());
     for program in &missing {
-        println!("SKIPPED: software, {}: this machine has no {}", program.name, program.missing(&mesh).unwrap_or_default());
+        println!(
+            "SKIPPED: software, {}: this machine has no {}",
+            program.name,
+            program.missing(&mesh).unwrap_or_default()
+        );
     }
-    assert!(programs.len() >= PROGRAMS_MIN, "only {} programs can be had; fix: setup/install software", programs.len());
+    assert!(
+        programs.len() >= PROGRAMS_MIN,
+        "only {} programs can be had; fix: setup/install software",
+        programs.len()
+    );
     differences::compare_runs("tests/e2e/tests/software/differences.tsv", |again| {
-        let chosen = || programs.iter().filter(|program| again.is_empty() || again.contains(&program.name));
+        let chosen = || {
+            programs
+                .iter()
+                .filter(|program| again.is_empty() || again.contains(&program.name))
+        };
         let (waiting, observed) = (Mutex::new(chosen()), Mutex::new(Vec::new()));
         std::thread::scope(|scope| {
             for _ in 0..WORKERS {
                 scope.spawn(|| {
-                    while let Some(program) = { waiting.lock().expect("no worker panics with it").next() } {
+                    while let Some(program) =
+                        { waiting.lock().expect("no worker panics with it").next() }
+                    {
                         let started = Instant::now();
                         let seen = program.observe(&mesh, ClientPart::Check);
                         println!("{}: {:.0} s", program.name, started.elapsed().as_secs_f64());
-                        observed.lock().expect("no worker panics with it").extend(seen);
+                        observed
+                            .lock()
+                            .expect("no worker panics with it")
+                            .extend(seen);
                     }
                 });
             }
         });
         let mut observed = observed.into_inner().expect("no worker panicked with it");
         // A crowd takes what its tenant may have of a gateway, so nothing is beside it.
-        observed.extend(chosen().filter(|program| program.has_crowd).flat_map(|program| program.observe(&mesh, ClientPart::Crowd)));
+        observed.extend(
+            chosen()
+                .filter(|program| program.has_crowd)
+                .flat_map(|program| program.observe(&mesh, ClientPart::Crowd)),
+        );
         observed
     });
 }

@@ -50,16 +50,25 @@ impl Host {
             std::fs::write("/proc/sys/net/ipv4/tcp_max_syn_backlog", "65536").unwrap();
         });
         let tun = netns.tun("tun0");
-        for command in ["link set tun0 up", "route add local 240.0.0.0/8 dev lo", "route add default dev tun0"] {
+        for command in [
+            "link set tun0 up",
+            "route add local 240.0.0.0/8 dev lo",
+            "route add default dev tun0",
+        ] {
             netns.ip(command);
         }
-        for command in ["-6 route add local fdca:a1:0:240::/96 dev lo", "-6 route add default dev tun0"] {
+        for command in [
+            "-6 route add local fdca:a1:0:240::/96 dev lo",
+            "-6 route add default dev tun0",
+        ] {
             netns.ip(command);
         }
         let steering = SocketSteering::attach(Some(&netns.path()), None).unwrap();
         let listener = netns.within(|| {
             let listener = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
-            listener.bind(&"[::]:20000".parse::<SocketAddr>().unwrap().into()).unwrap();
+            listener
+                .bind(&"[::]:20000".parse::<SocketAddr>().unwrap().into())
+                .unwrap();
             listener.listen(BACKLOG).unwrap();
             listener.set_nonblocking(true).unwrap();
             listener
@@ -80,7 +89,17 @@ impl Host {
         .unwrap();
         let namespace = File::open(netns.path()).unwrap();
         let counts = redirector.counts().unwrap();
-        Self { address, redirector, netns, namespace, _doors: steering, listener, tun, counts, accepted: HashMap::new() }
+        Self {
+            address,
+            redirector,
+            netns,
+            namespace,
+            _doors: steering,
+            listener,
+            tun,
+            counts,
+            accepted: HashMap::new(),
+        }
     }
 
     /// Restarts as the replica `number`, with empty tables.
@@ -93,23 +112,34 @@ impl Host {
 
     /// Adds a replica, or removes one.
     pub(super) fn set_replica(&self, number: u16, address: Option<Ipv4Addr>) {
-        let (number, state) = (u32::from(number), address.map_or_else(Replica::default, |at| Replica::new(at, true)));
+        let (number, state) = (
+            u32::from(number),
+            address.map_or_else(Replica::default, |at| Replica::new(at, true)),
+        );
         self.redirector.replicas().put(&number, &state).unwrap();
     }
 
     /// Assigns the replica `number` to the tier's host at `address`; 0: an edge.
     pub(super) fn set_host(&self, address: Ipv4Addr, number: u16) {
-        self.redirector.hosts().put(&address_be(address), &u32::from(number)).unwrap();
+        self.redirector
+            .hosts()
+            .put(&address_be(address), &u32::from(number))
+            .unwrap();
     }
 
     /// Runs the program over a frame, from inside the namespace, in which this thread stays. Returns the result and the counters that
     /// changed.
     pub(super) fn run(&mut self, frame: &[u8]) -> (RedirectorTestRun, Vec<&'static str>) {
-        move_into_link_name_space(self.namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+        move_into_link_name_space(self.namespace.as_fd(), Some(LinkNameSpaceType::Network))
+            .unwrap();
         let ran = self.redirector.test_run(frame).unwrap();
         let after = self.redirector.counts().unwrap();
         let before = std::mem::replace(&mut self.counts, after.clone());
-        let moved = before.iter().zip(&after).filter(|(before, after)| before != after).map(|(_, after)| after.0);
+        let moved = before
+            .iter()
+            .zip(&after)
+            .filter(|(before, after)| before != after)
+            .map(|(_, after)| after.0);
         (ran, moved.collect())
     }
 
@@ -139,9 +169,15 @@ impl Host {
                 Ok((socket, from)) => {
                     let from = from.as_socket().unwrap();
                     socket.set_read_timeout(Some(deadline(PATIENCE))).unwrap();
-                    self.accepted.insert(SocketAddr::new(from.ip().to_canonical(), from.port()), socket);
+                    self.accepted.insert(
+                        SocketAddr::new(from.ip().to_canonical(), from.port()),
+                        socket,
+                    );
                 }
-                Err(e) if e.kind() == ErrorKind::WouldBlock && asked.elapsed() < deadline(PATIENCE) => {
+                Err(e)
+                    if e.kind() == ErrorKind::WouldBlock
+                        && asked.elapsed() < deadline(PATIENCE) =>
+                {
                     std::thread::sleep(Duration::from_micros(100))
                 }
                 Err(e) => panic!("{client} has no session at {}: {e}", self.address),

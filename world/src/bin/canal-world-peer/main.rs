@@ -23,11 +23,20 @@ fn main() -> std::io::Result<()> {
         ["pour", address, bytes] => pour(target(address)?, number(bytes)?),
         ["udp", address] => udp(target(address)?),
         ["echo", port] => probe::echo(number(port)? as u16),
-        ["rtt", address, count] => probe::tcp_round_trips(target(address)?, number(count)? as usize),
-        ["rtt-udp", address, count, bytes] => probe::udp_round_trips(target(address)?, number(count)? as usize, number(bytes)? as usize),
-        ["datagrams", address, count, bytes, rate] => {
-            probe::datagrams(target(address)?, number(count)?, number(bytes)? as usize, number(rate)?.max(1))
+        ["rtt", address, count] => {
+            probe::tcp_round_trips(target(address)?, number(count)? as usize)
         }
+        ["rtt-udp", address, count, bytes] => probe::udp_round_trips(
+            target(address)?,
+            number(count)? as usize,
+            number(bytes)? as usize,
+        ),
+        ["datagrams", address, count, bytes, rate] => probe::datagrams(
+            target(address)?,
+            number(count)?,
+            number(bytes)? as usize,
+            number(rate)?.max(1),
+        ),
         ["digest", address, bytes] => probe::digest(target(address)?, number(bytes)? as usize),
         ["spoof", order @ ..] => spoof::spoof(order),
         _ => {
@@ -63,7 +72,11 @@ fn serve(mut stream: TcpStream) -> std::io::Result<()> {
     let count = stream.read(&mut chunk)?;
     if chunk[..count].starts_with(b"GET ") {
         let body = format!("you are {peer}\n");
-        return write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len());
+        return write!(
+            stream,
+            "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
     }
     while stream.read(&mut chunk)? > 0 {}
     stream.write_all(b"done")
@@ -93,7 +106,10 @@ fn pour(to: SocketAddr, bytes: u64) -> std::io::Result<()> {
     }
     stream.shutdown(std::net::Shutdown::Write)?;
     stream.read_to_end(&mut Vec::new())?;
-    println!("{:.0}", bytes as f64 * 8.0 / started.elapsed().as_secs_f64());
+    println!(
+        "{:.0}",
+        bytes as f64 * 8.0 / started.elapsed().as_secs_f64()
+    );
     Ok(())
 }
 

@@ -41,7 +41,10 @@ fn checksum(parts: &[&[u8]]) -> u16 {
     for part in parts {
         // Only a last part has an odd length here.
         for pair in part.chunks(2) {
-            sum += u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+            sum += u32::from(u16::from_be_bytes([
+                pair[0],
+                pair.get(1).copied().unwrap_or(0),
+            ]));
         }
     }
     while sum > 0xffff {
@@ -95,13 +98,21 @@ fn ip4(from: Ipv4Addr, to: Ipv4Addr, protocol: u8, fragment: u16, segment: &[u8]
     header
 }
 
-fn segment(from: SocketAddr, to: SocketAddr, kind: InnerProtocol, protocol: u8, payload: &[u8]) -> Vec<u8> {
+fn segment(
+    from: SocketAddr,
+    to: SocketAddr,
+    kind: InnerProtocol,
+    protocol: u8,
+    payload: &[u8],
+) -> Vec<u8> {
     let mut segment = Vec::new();
     let sum_at = match kind {
         InnerProtocol::Tcp(flags) => {
             segment.extend(from.port().to_be_bytes());
             segment.extend(to.port().to_be_bytes());
-            segment.extend([0xca, 0x0a, 0, 1, 0, 0, 0, 0, 0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
+            segment.extend([
+                0xca, 0x0a, 0, 1, 0, 0, 0, 0, 0x50, flags, 0xff, 0xff, 0, 0, 0, 0,
+            ]);
             16
         }
         InnerProtocol::Udp => {
@@ -112,14 +123,33 @@ fn segment(from: SocketAddr, to: SocketAddr, kind: InnerProtocol, protocol: u8, 
             6
         }
         InnerProtocol::Icmp => {
-            segment.extend([if protocol == PROTOCOL_ICMP { 8 } else { 128 }, 0, 0, 0, 0xca, 0x0a, 0, 1]);
+            segment.extend([
+                if protocol == PROTOCOL_ICMP { 8 } else { 128 },
+                0,
+                0,
+                0,
+                0xca,
+                0x0a,
+                0,
+                1,
+            ]);
             2
         }
     };
     segment.extend(payload);
     let length = (segment.len() as u32).to_be_bytes();
-    let pseudo = [octets(from.ip()), octets(to.ip()), length.to_vec(), vec![0, 0, 0, protocol]].concat();
-    let covered: &[u8] = if protocol == PROTOCOL_ICMP { &[] } else { &pseudo };
+    let pseudo = [
+        octets(from.ip()),
+        octets(to.ip()),
+        length.to_vec(),
+        vec![0, 0, 0, protocol],
+    ]
+    .concat();
+    let covered: &[u8] = if protocol == PROTOCOL_ICMP {
+        &[]
+    } else {
+        &pseudo
+    };
     // Zero means "no checksum" in UDP (RFC 768).
     let sum = match checksum(&[covered, &segment]) {
         0 if kind == InnerProtocol::Udp => 0xffff,
@@ -145,7 +175,10 @@ pub(crate) fn vxlan(vni: u32, hop: u8, mac: [u8; 6], inner: &[u8]) -> Vec<u8> {
 pub(crate) fn torn(from: Ipv4Addr, to: Ipv4Addr, datagram: &[u8]) -> [Vec<u8>; 2] {
     let segment = &datagram[20..];
     let (first, second) = segment.split_at(8);
-    [ip4(from, to, PROTOCOL_UDP, MORE_FRAGMENTS, first), ip4(from, to, PROTOCOL_UDP, 1, second)]
+    [
+        ip4(from, to, PROTOCOL_UDP, MORE_FRAGMENTS, first),
+        ip4(from, to, PROTOCOL_UDP, 1, second),
+    ]
 }
 
 #[cfg(test)]
@@ -159,9 +192,19 @@ mod tests {
     /// The test is that of a receiver: the sum over everything, including the checksum, is zero.
     #[test]
     fn checksums_hold_where_they_arrive() {
-        let pairs = [("10.1.1.2:4711", "10.1.200.1:80"), ("[fd00:1::1:2]:4711", "[fd00:1:0:c:2000::1]:80")];
+        let pairs = [
+            ("10.1.1.2:4711", "10.1.200.1:80"),
+            ("[fd00:1::1:2]:4711", "[fd00:1:0:c:2000::1]:80"),
+        ];
         for (from, to) in pairs.map(|(from, to)| (address(from), address(to))) {
-            for (name, protocol) in [("syn", 6), ("ack", 6), ("synack", 6), ("rst", 6), ("udp", 17), ("icmp", 0)] {
+            for (name, protocol) in [
+                ("syn", 6),
+                ("ack", 6),
+                ("synack", 6),
+                ("rst", 6),
+                ("udp", 17),
+                ("icmp", 0),
+            ] {
                 let packet = ip(from, to, InnerProtocol::named(name).unwrap(), b"odd");
                 let (header, protocol) = match (from.is_ipv4(), protocol) {
                     (true, 0) => (20, 1),
@@ -172,7 +215,12 @@ mod tests {
                     assert_eq!(checksum(&[&packet[..20]]), 0, "{name}: header");
                 }
                 let segment = &packet[header..];
-                let pseudo = [octets(from.ip()), octets(to.ip()), vec![0, 0, 0, segment.len() as u8, 0, 0, 0, protocol]].concat();
+                let pseudo = [
+                    octets(from.ip()),
+                    octets(to.ip()),
+                    vec![0, 0, 0, segment.len() as u8, 0, 0, 0, protocol],
+                ]
+                .concat();
                 let covered: &[u8] = if protocol == 1 { &[] } else { &pseudo };
                 assert_eq!(checksum(&[covered, segment]), 0, "{name} {from}");
             }
@@ -182,12 +230,23 @@ mod tests {
 
     #[test]
     fn a_tunnel_packet_has_the_given_fields() {
-        let inner = ip(address("250.1.0.3:1"), address("10.1.1.2:2"), InnerProtocol::Udp, b"");
+        let inner = ip(
+            address("250.1.0.3:1"),
+            address("10.1.1.2:2"),
+            InnerProtocol::Udp,
+            b"",
+        );
         let frame = vxlan(0xCA0A1, 3, [2, 0, 0, 0, 0, 9], &inner);
         assert_eq!(frame[..8], [0x08, 0, 0, 0, 0x0c, 0xa0, 0xa1, 3]);
-        assert_eq!((frame[8..14].to_vec(), frame[20..22].to_vec()), (vec![2, 0, 0, 0, 0, 9], vec![0x08, 0]));
+        assert_eq!(
+            (frame[8..14].to_vec(), frame[20..22].to_vec()),
+            (vec![2, 0, 0, 0, 0, 9], vec![0x08, 0])
+        );
         assert_eq!(frame[22..], inner);
         let [first, second] = torn(Ipv4Addr::LOCALHOST, Ipv4Addr::LOCALHOST, &inner);
-        assert_eq!((first.len(), &first[6..8], second.len(), &second[6..8]), (28, &[0x20, 0][..], 20, &[0, 1][..]));
+        assert_eq!(
+            (first.len(), &first[6..8], second.len(), &second[6..8]),
+            (28, &[0x20, 0][..], 20, &[0, 1][..])
+        );
     }
 }

@@ -51,7 +51,11 @@ fn answer(mut stream: TcpStream) -> std::io::Result<()> {
 }
 
 fn hex(digest: Sha256) -> String {
-    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    digest
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 /// Prints the round-trip times of `count` messages over one connection, sent one after the other, in microseconds: minimum, median,
@@ -79,11 +83,18 @@ pub(crate) fn udp_round_trips(to: SocketAddr, count: usize, bytes: usize) -> std
     print_times(count, || {
         socket.send(&sent)?;
         let count = socket.recv(&mut got)?;
-        if got[..count] == sent { Ok(()) } else { Err(std::io::Error::other("the datagram came back changed")) }
+        if got[..count] == sent {
+            Ok(())
+        } else {
+            Err(std::io::Error::other("the datagram came back changed"))
+        }
     })
 }
 
-fn print_times(count: usize, mut round_trip: impl FnMut() -> std::io::Result<()>) -> std::io::Result<()> {
+fn print_times(
+    count: usize,
+    mut round_trip: impl FnMut() -> std::io::Result<()>,
+) -> std::io::Result<()> {
     let mut times = Vec::with_capacity(count);
     for _ in 0..count {
         let begun = Instant::now();
@@ -97,7 +108,12 @@ fn print_times(count: usize, mut round_trip: impl FnMut() -> std::io::Result<()>
 }
 
 /// Sends `count` datagrams of `bytes` bytes at `rate` per second, and reads no answers.
-pub(crate) fn datagrams(to: SocketAddr, count: u64, bytes: usize, rate: u64) -> std::io::Result<()> {
+pub(crate) fn datagrams(
+    to: SocketAddr,
+    count: u64,
+    bytes: usize,
+    rate: u64,
+) -> std::io::Result<()> {
     let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
     let sent = content(bytes);
     let begun = Instant::now();
@@ -142,5 +158,8 @@ fn content(bytes: usize) -> Vec<u8> {
         state ^= state << 17;
         state.to_le_bytes()
     };
-    (0..bytes.div_ceil(8)).flat_map(|_| next()).take(bytes).collect()
+    (0..bytes.div_ceil(8))
+        .flat_map(|_| next())
+        .take(bytes)
+        .collect()
 }

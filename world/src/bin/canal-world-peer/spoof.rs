@@ -44,11 +44,27 @@ struct VxlanHeader {
 
 impl fmt::Display for SpoofCommand {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{} {} {} > {}", self.count, self.name, self.from, self.to)?;
-        let Some(tunnel) = &self.tunnel else { return Ok(()) };
-        let outer = tunnel.outer.map_or_else(|| "the own address".to_owned(), |outer| outer.to_string());
-        write!(out, " in vni {} hop {} from {outer} by {}", tunnel.vni, tunnel.hop, tunnel.via)?;
-        if tunnel.torn { write!(out, " torn") } else { Ok(()) }
+        write!(
+            out,
+            "{} {} {} > {}",
+            self.count, self.name, self.from, self.to
+        )?;
+        let Some(tunnel) = &self.tunnel else {
+            return Ok(());
+        };
+        let outer = tunnel
+            .outer
+            .map_or_else(|| "the own address".to_owned(), |outer| outer.to_string());
+        write!(
+            out,
+            " in vni {} hop {} from {outer} by {}",
+            tunnel.vni, tunnel.hop, tunnel.via
+        )?;
+        if tunnel.torn {
+            write!(out, " torn")
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -69,7 +85,9 @@ fn bad(what: impl fmt::Display) -> Error {
 fn read(words: &[&str]) -> Result<SpoofCommand> {
     let mut fields = BTreeMap::new();
     for word in words {
-        let (name, value) = word.split_once('=').ok_or_else(|| bad(format!("{word:?} is not NAME=VALUE")))?;
+        let (name, value) = word
+            .split_once('=')
+            .ok_or_else(|| bad(format!("{word:?} is not NAME=VALUE")))?;
         fields.insert(name, value);
     }
     let mut take = |name: &str| fields.remove(name);
@@ -100,38 +118,61 @@ fn read(words: &[&str]) -> Result<SpoofCommand> {
         None => None,
     };
     // Only a raw socket can send fragments, and it needs the outer source address.
-    if tunnel.as_ref().is_some_and(|tunnel| tunnel.torn && tunnel.outer.is_none()) {
+    if tunnel
+        .as_ref()
+        .is_some_and(|tunnel| tunnel.torn && tunnel.outer.is_none())
+    {
         return Err(bad("torn needs outer"));
     }
     match fields.keys().next() {
         Some(unknown) => Err(bad(format!("{unknown:?} is unknown here"))),
-        None => Ok(SpoofCommand { from, to, name, kind, payload, count, tunnel }),
+        None => Ok(SpoofCommand {
+            from,
+            to,
+            name,
+            kind,
+            payload,
+            count,
+            tunnel,
+        }),
     }
 }
 
 fn parsed<T: std::str::FromStr>(name: &str, value: Option<&str>) -> Result<Option<T>> {
-    value.map(|value| value.parse().map_err(|_| bad(format!("{name}={value}")))).transpose()
+    value
+        .map(|value| value.parse().map_err(|_| bad(format!("{name}={value}"))))
+        .transpose()
 }
 
 fn mac(text: &str) -> Result<[u8; 6]> {
-    let bytes: Option<Vec<u8>> = text.split(':').map(|part| u8::from_str_radix(part, 16).ok()).collect();
-    bytes.and_then(|bytes| bytes.try_into().ok()).ok_or_else(|| bad(format!("mac={text}")))
+    let bytes: Option<Vec<u8>> = text
+        .split(':')
+        .map(|part| u8::from_str_radix(part, 16).ok())
+        .collect();
+    bytes
+        .and_then(|bytes| bytes.try_into().ok())
+        .ok_or_else(|| bad(format!("mac={text}")))
 }
 
 fn send(order: &SpoofCommand) -> Result<()> {
     let inner = packet::ip(order.from, order.to, order.kind, &order.payload);
-    let Some(tunnel) = &order.tunnel else { return send_raw(&inner, order.to.ip()) };
+    let Some(tunnel) = &order.tunnel else {
+        return send_raw(&inner, order.to.ip());
+    };
     let frame = packet::vxlan(tunnel.vni, tunnel.hop, tunnel.mac, &inner);
     let Some(outer) = tunnel.outer else {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, tunnel.port))?;
         return socket.send_to(&frame, (tunnel.via, VXLAN_PORT)).map(drop);
     };
-    let ends = [(outer, tunnel.port), (tunnel.via, VXLAN_PORT)].map(|(ip, port)| SocketAddr::from((ip, port)));
+    let ends = [(outer, tunnel.port), (tunnel.via, VXLAN_PORT)]
+        .map(|(ip, port)| SocketAddr::from((ip, port)));
     let datagram = packet::ip(ends[0], ends[1], InnerProtocol::Udp, &frame);
     if !tunnel.torn {
         return send_raw(&datagram, tunnel.via.into());
     }
-    packet::torn(outer, tunnel.via, &datagram).iter().try_for_each(|fragment| send_raw(fragment, tunnel.via.into()))
+    packet::torn(outer, tunnel.via, &datagram)
+        .iter()
+        .try_for_each(|fragment| send_raw(fragment, tunnel.via.into()))
 }
 
 /// Sends an IP packet unchanged along the host's routes.
@@ -153,24 +194,46 @@ mod tests {
         let base = "from=10.1.1.2:1 to=10.1.200.1:80";
         for (order, expected) in [
             (base.to_owned(), "1 syn 10.1.1.2:1 > 10.1.200.1:80"),
-            (format!("{base} kind=udp count=3 payload=x"), "3 udp 10.1.1.2:1 > 10.1.200.1:80"),
-            ("from=[fd00::1]:1 to=[fd00::2]:2 kind=icmp".into(), "1 icmp [fd00::1]:1 > [fd00::2]:2"),
-            (format!("{base} vni=101 via=250.1.0.2"), "in vni 101 hop 0 from the own address by 250.1.0.2"),
-            (format!("{base} vni=1 via=250.1.0.2 outer=10.201.0.9 hop=3 torn=true"), "in vni 1 hop 3 from 10.201.0.9 by 250.1.0.2 torn"),
+            (
+                format!("{base} kind=udp count=3 payload=x"),
+                "3 udp 10.1.1.2:1 > 10.1.200.1:80",
+            ),
+            (
+                "from=[fd00::1]:1 to=[fd00::2]:2 kind=icmp".into(),
+                "1 icmp [fd00::1]:1 > [fd00::2]:2",
+            ),
+            (
+                format!("{base} vni=101 via=250.1.0.2"),
+                "in vni 101 hop 0 from the own address by 250.1.0.2",
+            ),
+            (
+                format!("{base} vni=1 via=250.1.0.2 outer=10.201.0.9 hop=3 torn=true"),
+                "in vni 1 hop 3 from 10.201.0.9 by 250.1.0.2 torn",
+            ),
             ("from=10.1.1.2:1".into(), "no to"),
             ("to=10.1.1.2:1".into(), "no from"),
             ("from=10.1.1.2:1 to=[fd00::2]:2".into(), "of two families"),
             (format!("{base} kind=fin"), "kind=fin"),
-            (format!("{base} count=1000001"), "count=1000001 is more than 1000000"),
-            (format!("{base} vni=16777216 via=250.1.0.2"), "vni=16777216 has more than 24 bits"),
+            (
+                format!("{base} count=1000001"),
+                "count=1000001 is more than 1000000",
+            ),
+            (
+                format!("{base} vni=16777216 via=250.1.0.2"),
+                "vni=16777216 has more than 24 bits",
+            ),
             (format!("{base} vni=1"), "no via"),
-            (format!("{base} vni=1 via=250.1.0.2 torn=true"), "torn needs outer"),
+            (
+                format!("{base} vni=1 via=250.1.0.2 torn=true"),
+                "torn needs outer",
+            ),
             (format!("{base} vni=1 via=250.1.0.2 mac=02:00"), "mac=02:00"),
             (format!("{base} hop=1"), "\"hop\" is unknown here"),
             (format!("{base} loud"), "\"loud\" is not NAME=VALUE"),
         ] {
             let words: Vec<&str> = order.split(' ').collect();
-            let reply = read(&words).map_or_else(|error| error.to_string(), |order| order.to_string());
+            let reply =
+                read(&words).map_or_else(|error| error.to_string(), |order| order.to_string());
             assert!(reply.contains(expected), "{order}: {reply}");
         }
     }

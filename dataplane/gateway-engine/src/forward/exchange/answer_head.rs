@@ -40,9 +40,11 @@ impl Exchange<'_> {
     /// Ready once an HTTP/1.1 client has accepted all bytes written for it.
     pub(super) fn poll_taken(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
         match &mut self.front {
-            DownstreamSide::Http1(client) if !client.wire.outbox.is_empty() => {
-                client.wire.io.poll_flush(cx, &mut client.wire.outbox).map_err(|_| ProxyError::ClientGone)
-            }
+            DownstreamSide::Http1(client) if !client.wire.outbox.is_empty() => client
+                .wire
+                .io
+                .poll_flush(cx, &mut client.wire.outbox)
+                .map_err(|_| ProxyError::ClientGone),
             _ => Poll::Ready(Ok(())),
         }
     }
@@ -57,10 +59,18 @@ impl Exchange<'_> {
 
     fn poll_head_1(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
         loop {
-            let UpstreamSide::Http1(back) = &mut self.back else { return Poll::Ready(Ok(())) };
+            let UpstreamSide::Http1(back) = &mut self.back else {
+                return Poll::Ready(Ok(()));
+            };
             if !back.wire.inbox.is_empty() {
-                match back.head.parse(back.wire.inbox.bytes(), self.worker.h1_limits(), self.ask.asked) {
-                    Err(refusal) => return Poll::Ready(Err(ProxyError::UpstreamProtocol(refusal.name()))),
+                match back.head.parse(
+                    back.wire.inbox.bytes(),
+                    self.worker.h1_limits(),
+                    self.ask.asked,
+                ) {
+                    Err(refusal) => {
+                        return Poll::Ready(Err(ProxyError::UpstreamProtocol(refusal.name())));
+                    }
                     Ok(None) => {}
                     Ok(Some(len)) => {
                         // After an interim response the loop continues, because the final head is still to come.
@@ -86,47 +96,79 @@ impl Exchange<'_> {
                     }
                 }
             }
-            let UpstreamSide::Http1(back) = &mut self.back else { return Poll::Ready(Ok(())) };
+            let UpstreamSide::Http1(back) = &mut self.back else {
+                return Poll::Ready(Ok(()));
+            };
             match ready!(back.wire.io.poll_fill(cx, &mut back.wire.inbox)) {
                 Ok(1..) => back.heard = true,
-                Ok(0) if back.heard => return Poll::Ready(Err(ProxyError::UpstreamProtocol("truncated_head"))),
-                Ok(0) | Err(_) if !back.heard && back.wire.io.is_undelivered_beyond(back.sent_before) => {
+                Ok(0) if back.heard => {
+                    return Poll::Ready(Err(ProxyError::UpstreamProtocol("truncated_head")));
+                }
+                Ok(0) | Err(_)
+                    if !back.heard && back.wire.io.is_undelivered_beyond(back.sent_before) =>
+                {
                     return Poll::Ready(Err(ProxyError::UpstreamUndelivered));
                 }
-                Ok(0) | Err(_) => return Poll::Ready(Err(ProxyError::UpstreamClosed { reused: back.reused && !back.heard })),
+                Ok(0) | Err(_) => {
+                    return Poll::Ready(Err(ProxyError::UpstreamClosed {
+                        reused: back.reused && !back.heard,
+                    }));
+                }
             }
         }
     }
 
     /// Writes an interim response of `len` bytes to the client's side.
     fn interim_1(&mut self, len: usize) -> Result<(), ProxyError> {
-        let UpstreamSide::Http1(back) = &mut self.back else { return Ok(()) };
+        let UpstreamSide::Http1(back) = &mut self.back else {
+            return Ok(());
+        };
         let view = back.head.view(back.wire.inbox.bytes());
         let status = view.status();
         back.has_stray_body |= view.announces_forbidden_body();
         if !self.admit_interim(status, len)? {
             return Ok(());
         }
-        let UpstreamSide::Http1(back) = &self.back else { return Ok(()) };
+        let UpstreamSide::Http1(back) = &self.back else {
+            return Ok(());
+        };
         let Http1UpstreamSide { head, wire, .. } = &**back;
         let view = head.view(wire.inbox.bytes());
         match &mut self.front {
             DownstreamSide::Http1(client) => {
                 let into = client.wire.outbox.head();
-                heads::response_1_to_1(&mut client.out, wire.inbox.bytes(), &view, &ForwardOptions::default(), into)
-                    .map_err(|refusal: MessageRefusal| ProxyError::UpstreamProtocol(refusal.name()))
+                heads::response_1_to_1(
+                    &mut client.out,
+                    wire.inbox.bytes(),
+                    &view,
+                    &ForwardOptions::default(),
+                    into,
+                )
+                .map_err(|refusal: MessageRefusal| ProxyError::UpstreamProtocol(refusal.name()))
             }
             DownstreamSide::Http2(stream) => {
-                let response = heads::response_1_to_2(&view).ok_or(ProxyError::UpstreamProtocol("untranslatable_head"))?;
-                stream.respond.send_informational(response).map_err(|_| ProxyError::ClientGone)
+                let response = heads::response_1_to_2(&view)
+                    .ok_or(ProxyError::UpstreamProtocol("untranslatable_head"))?;
+                stream
+                    .respond
+                    .send_informational(response)
+                    .map_err(|_| ProxyError::ClientGone)
             }
         }
     }
 
     fn final_1(&mut self) -> Result<(), ProxyError> {
         let keep = self.keeps_client();
-        let UpstreamSide::Http1(back) = &mut self.back else { return Ok(()) };
-        let Http1UpstreamSide { head, wire, keeps, has_stray_body, .. } = &mut **back;
+        let UpstreamSide::Http1(back) = &mut self.back else {
+            return Ok(());
+        };
+        let Http1UpstreamSide {
+            head,
+            wire,
+            keeps,
+            has_stray_body,
+            ..
+        } = &mut **back;
         let view = head.view(wire.inbox.bytes());
         let (status, framing) = (view.status(), view.framing());
         *keeps = view.keep_alive() && !*has_stray_body;
@@ -140,7 +182,11 @@ impl Exchange<'_> {
                 self.kept = keep;
                 let outgoing = ForwardOptions {
                     framing: to,
-                    persistence: if self.upgrade { Default::default() } else { self.ask.spoken.persistence(keep) },
+                    persistence: if self.upgrade {
+                        Default::default()
+                    } else {
+                        self.ask.spoken.persistence(keep)
+                    },
                     upgrade: view.upgrade(),
                     ..ForwardOptions::default()
                 };
@@ -153,9 +199,13 @@ impl Exchange<'_> {
                 if self.upgrade {
                     return Err(ProxyError::UpstreamProtocol("unexpected_upgrade"));
                 }
-                let response = heads::response_1_to_2(&view).ok_or(ProxyError::UpstreamProtocol("untranslatable_head"))?;
+                let response = heads::response_1_to_2(&view)
+                    .ok_or(ProxyError::UpstreamProtocol("untranslatable_head"))?;
                 let ended = matches!(framing, Framing::None | Framing::Length(0));
-                let send = stream.respond.send_response(response, ended).map_err(|_| ProxyError::ClientGone)?;
+                let send = stream
+                    .respond
+                    .send_response(response, ended)
+                    .map_err(|_| ProxyError::ClientGone)?;
                 stream.answer = (!ended).then_some(send);
             }
         }
@@ -174,17 +224,23 @@ impl Exchange<'_> {
 
     fn poll_head_2(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
         loop {
-            let UpstreamSide::Http2(back) = &mut self.back else { return Poll::Ready(Ok(())) };
+            let UpstreamSide::Http2(back) = &mut self.back else {
+                return Poll::Ready(Ok(()));
+            };
             match back.response.poll_informational(cx) {
                 Poll::Ready(Some(Ok(interim))) => self.interim_2(interim)?,
                 _ => break,
             }
         }
-        let UpstreamSide::Http2(back) = &mut self.back else { return Poll::Ready(Ok(())) };
+        let UpstreamSide::Http2(back) = &mut self.back else {
+            return Poll::Ready(Ok(()));
+        };
         match ready!(Pin::new(&mut back.response).poll(cx)) {
             Ok(response) => Poll::Ready(self.final_2(response)),
             Err(e) => Poll::Ready(Err(match http2_fault(&e) {
-                ProxyError::UpstreamClosed { .. } => ProxyError::UpstreamClosed { reused: back.place.reused },
+                ProxyError::UpstreamClosed { .. } => ProxyError::UpstreamClosed {
+                    reused: back.place.reused,
+                },
                 fault => fault,
             })),
         }
@@ -197,7 +253,10 @@ impl Exchange<'_> {
         }
         // RFC 9110 §8.6: it has no body, and no field may announce one.
         interim.headers_mut().remove(CONTENT_LENGTH);
-        if !self.admit_interim(interim.status().as_u16(), heads::byte_len(interim.headers()))? {
+        if !self.admit_interim(
+            interim.status().as_u16(),
+            heads::byte_len(interim.headers()),
+        )? {
             return Ok(());
         }
         match &mut self.front {
@@ -206,10 +265,19 @@ impl Exchange<'_> {
             DownstreamSide::Http1(client) => {
                 let (parts, ()) = interim.into_parts();
                 let into = client.wire.outbox.head();
-                let written = heads::response_2_to_1(&mut client.out, &parts, &ForwardOptions::default(), false, into);
+                let written = heads::response_2_to_1(
+                    &mut client.out,
+                    &parts,
+                    &ForwardOptions::default(),
+                    false,
+                    into,
+                );
                 written.map_err(|refusal| ProxyError::UpstreamProtocol(refusal.name()))
             }
-            DownstreamSide::Http2(stream) => stream.respond.send_informational(interim).map_err(|_| ProxyError::ClientGone),
+            DownstreamSide::Http2(stream) => stream
+                .respond
+                .send_informational(interim)
+                .map_err(|_| ProxyError::ClientGone),
         }
     }
 
@@ -225,7 +293,10 @@ impl Exchange<'_> {
         }
         self.status = status;
         self.record.answered(status);
-        self.record.grpc_status = parts.headers.get("grpc-status").and_then(|v| v.to_str().ok()?.parse().ok());
+        self.record.grpc_status = parts
+            .headers
+            .get("grpc-status")
+            .and_then(|v| v.to_str().ok()?.parse().ok());
         match &mut self.front {
             DownstreamSide::Http1(client) => {
                 let framing = heads::framing_of_answer(self.ask, &parts, ended);
@@ -233,17 +304,30 @@ impl Exchange<'_> {
                 let goes_on = status < 400 && !ended && !self.up_cut;
                 let keep = keep && framing != Framing::UntilClose && (self.up.done || goes_on);
                 self.kept = keep;
-                let outgoing = ForwardOptions { framing, persistence: self.ask.spoken.persistence(keep), ..ForwardOptions::default() };
+                let outgoing = ForwardOptions {
+                    framing,
+                    persistence: self.ask.spoken.persistence(keep),
+                    ..ForwardOptions::default()
+                };
                 let into = client.wire.outbox.head();
-                heads::response_2_to_1(&mut client.out, &parts, &outgoing, framing == Framing::None, into)
-                    .map_err(|refusal| ProxyError::UpstreamProtocol(refusal.name()))?;
+                heads::response_2_to_1(
+                    &mut client.out,
+                    &parts,
+                    &outgoing,
+                    framing == Framing::None,
+                    into,
+                )
+                .map_err(|refusal| ProxyError::UpstreamProtocol(refusal.name()))?;
                 self.down_framing = (Framing::None, framing);
             }
             DownstreamSide::Http2(stream) => {
                 let mut head = Response::new(());
                 *head.status_mut() = parts.status;
                 *head.headers_mut() = parts.headers;
-                let send = stream.respond.send_response(head, ended).map_err(|_| ProxyError::ClientGone)?;
+                let send = stream
+                    .respond
+                    .send_response(head, ended)
+                    .map_err(|_| ProxyError::ClientGone)?;
                 stream.answer = (!ended).then_some(send);
             }
         }
@@ -268,5 +352,6 @@ pub(in crate::forward) fn http2_fault(e: &h2::Error) -> ProxyError {
 }
 
 fn grpc_status_1(view: &ResponseView<'_>) -> Option<u8> {
-    view.get(canal_h1::FieldName::GrpcStatus).and_then(|v| std::str::from_utf8(v).ok()?.parse().ok())
+    view.get(canal_h1::FieldName::GrpcStatus)
+        .and_then(|v| std::str::from_utf8(v).ok()?.parse().ok())
 }

@@ -17,9 +17,14 @@ const HOST: &str = "shop.example";
 
 fn shop(ca: &TestCa, rsa: bool) -> Certificate {
     let change = |p: &mut rcgen::CertificateParams| {
-        p.subject_alt_names.push(rcgen::SanType::DnsName(HOST.try_into().unwrap()));
+        p.subject_alt_names
+            .push(rcgen::SanType::DnsName(HOST.try_into().unwrap()));
     };
-    let i = if rsa { ca.issue_rsa(&identity(BOB), change) } else { ca.issue_with(&identity(BOB), change) };
+    let i = if rsa {
+        ca.issue_rsa(&identity(BOB), change)
+    } else {
+        ca.issue_with(&identity(BOB), change)
+    };
     Certificate::from_pem(&i.key, &i.chain, &ca.root_pem()).unwrap()
 }
 
@@ -41,7 +46,9 @@ fn browser(
     groups: Option<Vec<&'static dyn rustls::crypto::SupportedKxGroup>>,
 ) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(ca.root_pem().as_bytes()).unwrap()).unwrap();
+    roots
+        .add(CertificateDer::from_pem_slice(ca.root_pem().as_bytes()).unwrap())
+        .unwrap();
     let mut provider = rustls::crypto::aws_lc_rs::default_provider();
     if let Some(groups) = groups {
         provider.kx_groups = groups;
@@ -53,8 +60,15 @@ fn browser(
     let mut config = match shows {
         Some(id) => {
             let i = ca.issue_with(&identity(id), |_| {});
-            let chain = CertificateDer::pem_slice_iter(i.chain.as_bytes()).collect::<Result<_, _>>().unwrap();
-            builder.with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(i.key.as_bytes()).unwrap()).unwrap()
+            let chain = CertificateDer::pem_slice_iter(i.chain.as_bytes())
+                .collect::<Result<_, _>>()
+                .unwrap();
+            builder
+                .with_client_auth_cert(
+                    chain,
+                    PrivateKeyDer::from_pem_slice(i.key.as_bytes()).unwrap(),
+                )
+                .unwrap()
         }
         None => builder.with_no_client_auth(),
     };
@@ -66,16 +80,30 @@ fn browser(
 async fn meet(
     terminator: &Terminator,
     config: Arc<ClientConfig>,
-) -> (Result<TlsStream<DuplexStream>, String>, Result<TerminatedConnection<DuplexStream>, TlsError>) {
+) -> (
+    Result<TlsStream<DuplexStream>, String>,
+    Result<TerminatedConnection<DuplexStream>, TlsError>,
+) {
     let (near, far) = duplex(64 << 10);
-    let client = async { TlsConnector::from(config).connect(ServerName::try_from(HOST).unwrap(), near).await.map_err(|e| e.to_string()) };
-    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(20)), async { tokio::join!(client, terminator.accept(far, || {})) })
-        .await
-        .expect("a handshake hangs")
+    let client = async {
+        TlsConnector::from(config)
+            .connect(ServerName::try_from(HOST).unwrap(), near)
+            .await
+            .map_err(|e| e.to_string())
+    };
+    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(20)), async {
+        tokio::join!(client, terminator.accept(far, || {}))
+    })
+    .await
+    .expect("a handshake hangs")
 }
 
 fn own_server(rig: &KeyClientFixture) -> KeyServer {
-    KeyServer { tenant: "alpha".parse().unwrap(), name: "own".parse().unwrap(), addresses: vec![rig.near.address] }
+    KeyServer {
+        tenant: "alpha".parse().unwrap(),
+        name: "own".parse().unwrap(),
+        addresses: vec![rig.near.address],
+    }
 }
 
 #[tokio::test]
@@ -88,7 +116,8 @@ async fn remote_keys_serve_clients_of_every_kind() {
         let mut c = (*browser(&rig.ca, None, |_| {}, None)).clone();
         let roots = {
             let mut r = RootCertStore::empty();
-            r.add(CertificateDer::from_pem_slice(rig.ca.root_pem().as_bytes()).unwrap()).unwrap();
+            r.add(CertificateDer::from_pem_slice(rig.ca.root_pem().as_bytes()).unwrap())
+                .unwrap();
             r
         };
         c = ClientConfig::builder_with_provider(c.crypto_provider().clone())
@@ -104,7 +133,11 @@ async fn remote_keys_serve_clients_of_every_kind() {
         for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
             let (c, s) = meet(&terminator, only(version)).await;
             let (mut c, mut s) = (c.unwrap(), s.unwrap());
-            assert_eq!((s.server_name.as_deref(), s.peer.is_none()), (Some(HOST), true), "{key}");
+            assert_eq!(
+                (s.server_name.as_deref(), s.peer.is_none()),
+                (Some(HOST), true),
+                "{key}"
+            );
             s.stream.write_all(b"welcome").await.unwrap();
             s.stream.flush().await.unwrap();
             let mut got = [0; 7];
@@ -112,12 +145,25 @@ async fn remote_keys_serve_clients_of_every_kind() {
             assert_eq!(&got, b"welcome");
         }
         // A client whose first key share is of an unsupported group gets a HelloRetryRequest.
-        let groups = vec![rustls::crypto::aws_lc_rs::kx_group::SECP384R1, rustls::crypto::aws_lc_rs::kx_group::X25519];
-        let mesh = TerminationTerms { tls12: false, ..terms(ClientCertificates::None) };
-        let again = Terminator::signed(mesh, RemoteKey::by_provider(&rig.requester, KeyName::File(key.parse().unwrap())), view.clone());
+        let groups = vec![
+            rustls::crypto::aws_lc_rs::kx_group::SECP384R1,
+            rustls::crypto::aws_lc_rs::kx_group::X25519,
+        ];
+        let mesh = TerminationTerms {
+            tls12: false,
+            ..terms(ClientCertificates::None)
+        };
+        let again = Terminator::signed(
+            mesh,
+            RemoteKey::by_provider(&rig.requester, KeyName::File(key.parse().unwrap())),
+            view.clone(),
+        );
         let (c, s) = meet(&again, browser(&rig.ca, None, |_| {}, Some(groups))).await;
         assert_eq!(s.unwrap().alpn.as_deref(), Some(&b"http/1.1"[..]));
-        assert_eq!(c.unwrap().get_ref().1.handshake_kind(), Some(rustls::HandshakeKind::FullWithHelloRetryRequest));
+        assert_eq!(
+            c.unwrap().get_ref().1.handshake_kind(),
+            Some(rustls::HandshakeKind::FullWithHelloRetryRequest)
+        );
     }
 }
 
@@ -130,22 +176,41 @@ async fn clients_present_certificates_as_the_terms_require() {
         (ClientCertificates::None, Some(ALICE), Ok(None)),
         (ClientCertificates::Optional, None, Ok(None)),
         (ClientCertificates::Optional, Some(ALICE), Ok(Some(ALICE))),
-        (ClientCertificates::Optional, Some(stranger), Err("wrong_trust_domain")),
+        (
+            ClientCertificates::Optional,
+            Some(stranger),
+            Err("wrong_trust_domain"),
+        ),
         (ClientCertificates::Required, Some(ALICE), Ok(Some(ALICE))),
         (ClientCertificates::Required, None, Err("no_certificate")),
     ];
     rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
-    let signed = RemoteKey::by_provider(&rig.requester, KeyName::File("alpha/shop/web".parse().unwrap()));
+    let signed = RemoteKey::by_provider(
+        &rig.requester,
+        KeyName::File("alpha/shop/web".parse().unwrap()),
+    );
     for (clients, shows, want) in cases {
-        let here = Terminator::new(terms(clients), Credential::fixed(shop(&rig.ca, false)), view.clone());
+        let here = Terminator::new(
+            terms(clients),
+            Credential::fixed(shop(&rig.ca, false)),
+            view.clone(),
+        );
         let there = Terminator::signed(terms(clients), signed.clone(), view.clone());
         for terminator in [here, there] {
             let (_c, s) = meet(&terminator, browser(&rig.ca, shows, |_| {}, None)).await;
-            let got = s.map(|s| s.peer.map(|(p, _)| p.identity.to_string())).map_err(|e| e.reason());
-            assert_eq!(got, want.map(|id| id.map(str::to_string)), "{clients:?} {shows:?}");
+            let got = s
+                .map(|s| s.peer.map(|(p, _)| p.identity.to_string()))
+                .map_err(|e| e.reason());
+            assert_eq!(
+                got,
+                want.map(|id| id.map(str::to_string)),
+                "{clients:?} {shows:?}"
+            );
         }
     }
-    assert!(rig.metric("canal_tls_refused_total{side=\"termination\",reason=\"no_certificate\"}") >= 2);
+    assert!(
+        rig.metric("canal_tls_refused_total{side=\"termination\",reason=\"no_certificate\"}") >= 2
+    );
 }
 
 #[tokio::test]
@@ -153,12 +218,32 @@ async fn tickets_are_for_clients_without_identity_and_keys_that_are_here() {
     let rig = KeyClientFixture::new().await;
     rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
     let view = rig.store.view(&"alpha".parse().unwrap());
-    let signed = || RemoteKey::by_provider(&rig.requester, KeyName::File("alpha/shop/web".parse().unwrap()));
+    let signed = || {
+        RemoteKey::by_provider(
+            &rig.requester,
+            KeyName::File("alpha/shop/web".parse().unwrap()),
+        )
+    };
     let here = || Credential::fixed(shop(&rig.ca, false));
     for (name, terminator, shows, resumes) in [
-        ("here", Terminator::new(terms(ClientCertificates::None), here(), view.clone()), None, true),
-        ("here, with identities", Terminator::new(terms(ClientCertificates::Optional), here(), view.clone()), Some(ALICE), false),
-        ("elsewhere", Terminator::signed(terms(ClientCertificates::None), signed(), view.clone()), None, false),
+        (
+            "here",
+            Terminator::new(terms(ClientCertificates::None), here(), view.clone()),
+            None,
+            true,
+        ),
+        (
+            "here, with identities",
+            Terminator::new(terms(ClientCertificates::Optional), here(), view.clone()),
+            Some(ALICE),
+            false,
+        ),
+        (
+            "elsewhere",
+            Terminator::signed(terms(ClientCertificates::None), signed(), view.clone()),
+            None,
+            false,
+        ),
     ] {
         let config = browser(&rig.ca, shows, |_| {}, None);
         let mut kinds = Vec::new();
@@ -171,7 +256,11 @@ async fn tickets_are_for_clients_without_identity_and_keys_that_are_here() {
             s.stream.flush().await.unwrap();
             c.read_u8().await.unwrap();
         }
-        assert_eq!(kinds[1] == Some(rustls::HandshakeKind::Resumed), resumes, "{name}: {kinds:?}");
+        assert_eq!(
+            kinds[1] == Some(rustls::HandshakeKind::Resumed),
+            resumes,
+            "{name}: {kinds:?}"
+        );
     }
 }
 
@@ -179,21 +268,56 @@ async fn tickets_are_for_clients_without_identity_and_keys_that_are_here() {
 async fn the_owner_of_a_key_may_refuse_at_any_time() {
     let rig = KeyClientFixture::new().await;
     rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
-    let signed = RemoteKey::by_provider(&rig.requester, KeyName::File("alpha/shop/web".parse().unwrap()));
-    let terminator = Terminator::signed(terms(ClientCertificates::None), signed, rig.store.view(&"alpha".parse().unwrap()));
-    assert!(meet(&terminator, browser(&rig.ca, None, |_| {}, None)).await.1.is_ok());
+    let signed = RemoteKey::by_provider(
+        &rig.requester,
+        KeyName::File("alpha/shop/web".parse().unwrap()),
+    );
+    let terminator = Terminator::signed(
+        terms(ClientCertificates::None),
+        signed,
+        rig.store.view(&"alpha".parse().unwrap()),
+    );
+    assert!(
+        meet(&terminator, browser(&rig.ca, None, |_| {}, None))
+            .await
+            .1
+            .is_ok()
+    );
     for server in [&rig.near, &rig.far] {
         server.set_behavior(FakeBehavior::Refusing(KeyRefusal::NotAllowed));
     }
     let (c, s) = meet(&terminator, browser(&rig.ca, None, |_| {}, None)).await;
     assert!(c.is_err());
     let e = s.unwrap_err();
-    assert!(matches!(&e, TlsError::KeyServer(KeyServerError::Refused { name: KeyRefusal::NotAllowed, .. })), "{e}");
+    assert!(
+        matches!(
+            &e,
+            TlsError::KeyServer(KeyServerError::Refused {
+                name: KeyRefusal::NotAllowed,
+                ..
+            })
+        ),
+        "{e}"
+    );
     // No key server has this key.
     rig.near.set_behavior(FakeBehavior::Well);
-    let none = RemoteKey::by_provider(&rig.requester, KeyName::File("alpha/shop/nobody".parse().unwrap()));
-    let terminator = Terminator::signed(terms(ClientCertificates::None), none, rig.store.view(&"alpha".parse().unwrap()));
-    assert_eq!(meet(&terminator, browser(&rig.ca, None, |_| {}, None)).await.1.unwrap_err().reason(), "key_server");
+    let none = RemoteKey::by_provider(
+        &rig.requester,
+        KeyName::File("alpha/shop/nobody".parse().unwrap()),
+    );
+    let terminator = Terminator::signed(
+        terms(ClientCertificates::None),
+        none,
+        rig.store.view(&"alpha".parse().unwrap()),
+    );
+    assert_eq!(
+        meet(&terminator, browser(&rig.ca, None, |_| {}, None))
+            .await
+            .1
+            .unwrap_err()
+            .reason(),
+        "key_server"
+    );
 }
 
 /// Each key server creates its own keys, so one cannot sign for a certificate of another.
@@ -203,8 +327,15 @@ async fn certificates_and_signatures_are_of_one_key() {
     for server in [&rig.near, &rig.far] {
         server.hold("alpha/shop/web", shop(&rig.ca, false));
     }
-    let signed = RemoteKey::by_provider(&rig.requester, KeyName::Service("alpha/shop/web".parse().unwrap()));
-    let terminator = Terminator::signed(terms(ClientCertificates::None), signed, rig.store.view(&"alpha".parse().unwrap()));
+    let signed = RemoteKey::by_provider(
+        &rig.requester,
+        KeyName::Service("alpha/shop/web".parse().unwrap()),
+    );
+    let terminator = Terminator::signed(
+        terms(ClientCertificates::None),
+        signed,
+        rig.store.view(&"alpha".parse().unwrap()),
+    );
     let config = browser(&rig.ca, None, |_| {}, None);
     let shake = async || meet(&terminator, config.clone()).await.1;
     // The near server does not answer the first request for certificates, and answers from then on.
@@ -213,9 +344,18 @@ async fn certificates_and_signatures_are_of_one_key() {
     rig.near.set_behavior(FakeBehavior::Well);
     let asked = rig.near.asked();
     shake().await.unwrap();
-    assert_eq!(rig.near.asked(), asked, "who gave the certificates is asked first");
+    assert_eq!(
+        rig.near.asked(),
+        asked,
+        "who gave the certificates is asked first"
+    );
     let other_key = || rig.metric("canal_keys_refused_total{server=\"ks1\",reason=\"other_key\"}");
-    let refused = |e: TlsError| assert!(matches!(&e, TlsError::KeyServer(KeyServerError::NoKeyServer(_))), "{e}");
+    let refused = |e: TlsError| {
+        assert!(
+            matches!(&e, TlsError::KeyServer(KeyServerError::NoKeyServer(_))),
+            "{e}"
+        )
+    };
     // If a server loses a key, exactly one handshake fails.
     rig.far.set_behavior(FakeBehavior::Mute);
     refused(shake().await.unwrap_err());
@@ -233,24 +373,56 @@ async fn certificates_and_signatures_are_of_one_key() {
 async fn a_tenants_own_key_server_must_be_the_tenants() {
     let rig = KeyClientFixture::new().await;
     // The provider's key server runs at the address of the tenant's.
-    let signed = RemoteKey::by_tenant(&rig.requester, &own_server(&rig), KeyName::File("alpha/shop/web".parse().unwrap()));
-    let terminator = Terminator::signed(terms(ClientCertificates::None), signed, rig.store.view(&"alpha".parse().unwrap()));
-    let e = meet(&terminator, browser(&rig.ca, None, |_| {}, None)).await.1.unwrap_err();
-    assert!(e.reason() == "no_key_server" && e.to_string().contains("alpha/own: connect"), "{e}");
+    let signed = RemoteKey::by_tenant(
+        &rig.requester,
+        &own_server(&rig),
+        KeyName::File("alpha/shop/web".parse().unwrap()),
+    );
+    let terminator = Terminator::signed(
+        terms(ClientCertificates::None),
+        signed,
+        rig.store.view(&"alpha".parse().unwrap()),
+    );
+    let e = meet(&terminator, browser(&rig.ca, None, |_| {}, None))
+        .await
+        .1
+        .unwrap_err();
+    assert!(
+        e.reason() == "no_key_server" && e.to_string().contains("alpha/own: connect"),
+        "{e}"
+    );
 }
 
 #[tokio::test]
 async fn when_all_threads_sign_the_next_is_refused_at_once() {
     let rig = KeyClientFixture::new().await;
     rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
-    let signed = RemoteKey::by_provider(&rig.requester, KeyName::File("alpha/shop/web".parse().unwrap()));
-    let terminator = Arc::new(Terminator::signed(terms(ClientCertificates::None), signed, rig.store.view(&"alpha".parse().unwrap())));
-    assert!(meet(&terminator, browser(&rig.ca, None, |_| {}, None)).await.1.is_ok());
+    let signed = RemoteKey::by_provider(
+        &rig.requester,
+        KeyName::File("alpha/shop/web".parse().unwrap()),
+    );
+    let terminator = Arc::new(Terminator::signed(
+        terms(ClientCertificates::None),
+        signed,
+        rig.store.view(&"alpha".parse().unwrap()),
+    ));
+    assert!(
+        meet(&terminator, browser(&rig.ca, None, |_| {}, None))
+            .await
+            .1
+            .is_ok()
+    );
     rig.near.set_behavior(FakeBehavior::Slow);
     rig.far.set_behavior(FakeBehavior::Slow);
     let config = browser(&rig.ca, None, |_| {}, None);
-    let crowd = futures::future::join_all((0..THREADS + WAITING_MAX + 20).map(|_| meet(&terminator, config.clone()))).await;
-    let busy = crowd.iter().filter(|(_, s)| s.as_ref().is_err_and(|e| e.reason() == "handshakes_busy")).count();
+    let crowd = futures::future::join_all(
+        (0..THREADS + WAITING_MAX + 20).map(|_| meet(&terminator, config.clone())),
+    )
+    .await;
+    let busy = crowd
+        .iter()
+        .filter(|(_, s)| s.as_ref().is_err_and(|e| e.reason() == "handshakes_busy"))
+        .count();
     // The threads may take their jobs with a delay.
     assert!((10..=20 + THREADS).contains(&busy), "{busy}");
     assert_eq!(rig.metric("canal_keys_handshakes_busy_total"), busy as u64);
@@ -259,7 +431,10 @@ async fn when_all_threads_sign_the_next_is_refused_at_once() {
     let started = Instant::now();
     while let Err(error) = meet(&terminator, config.clone()).await.1 {
         let waited = started.elapsed();
-        assert!(waited < canal_timing::deadline(Duration::from_secs(5)), "{error}");
+        assert!(
+            waited < canal_timing::deadline(Duration::from_secs(5)),
+            "{error}"
+        );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -268,17 +443,34 @@ async fn when_all_threads_sign_the_next_is_refused_at_once() {
 async fn a_silent_retry_occupies_no_thread() {
     let rig = KeyClientFixture::new().await;
     rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
-    let signed = RemoteKey::by_provider(&rig.requester, KeyName::File("alpha/shop/web".parse().unwrap()));
-    let mesh = TerminationTerms { tls12: false, ..terms(ClientCertificates::None) };
+    let signed = RemoteKey::by_provider(
+        &rig.requester,
+        KeyName::File("alpha/shop/web".parse().unwrap()),
+    );
+    let mesh = TerminationTerms {
+        tls12: false,
+        ..terms(ClientCertificates::None)
+    };
     let terminator = Terminator::signed(mesh, signed, rig.store.view(&"alpha".parse().unwrap()));
-    let groups = vec![rustls::crypto::aws_lc_rs::kx_group::SECP384R1, rustls::crypto::aws_lc_rs::kx_group::X25519];
+    let groups = vec![
+        rustls::crypto::aws_lc_rs::kx_group::SECP384R1,
+        rustls::crypto::aws_lc_rs::kx_group::X25519,
+    ];
     let config = browser(&rig.ca, None, |_| {}, Some(groups));
-    let mut client = rustls::ClientConnection::new(config, ServerName::try_from(HOST).unwrap()).unwrap();
+    let mut client =
+        rustls::ClientConnection::new(config, ServerName::try_from(HOST).unwrap()).unwrap();
     let mut hello = Vec::new();
     client.write_tls(&mut hello).unwrap();
     let (mut near, far) = duplex(64 << 10);
     near.write_all(&hello).await.unwrap();
     let start = Instant::now();
-    assert_eq!(terminator.accept(far, || {}).await.unwrap_err().reason(), "io");
-    canal_timing::judge_time("time until a client that does not retry is left", start.elapsed(), Duration::from_secs(5));
+    assert_eq!(
+        terminator.accept(far, || {}).await.unwrap_err().reason(),
+        "io"
+    );
+    canal_timing::judge_time(
+        "time until a client that does not retry is left",
+        start.elapsed(),
+        Duration::from_secs(5),
+    );
 }

@@ -8,7 +8,13 @@ fn zones() -> DnsZones {
     let many: Vec<String> = (1..=100).map(|n| format!("10.9.0.{n}")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     let all = [
-        address("alpha/default/web", 7, "az1", &["10.0.1.1", "fd00::1"], true),
+        address(
+            "alpha/default/web",
+            7,
+            "az1",
+            &["10.0.1.1", "fd00::1"],
+            true,
+        ),
         address("alpha/default/four", 9, "az1", &["10.0.1.4"], true),
         address("alpha/default/many", 10, "az1", &many, true),
         address("alpha/canal-system/gateway", 5, "az1", &["10.0.1.5"], true),
@@ -19,51 +25,264 @@ fn zones() -> DnsZones {
 
 fn ask(name: &str, kind: RecordType) -> Message {
     let mut message = Message::new();
-    message.set_id(0).set_recursion_desired(true).add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
+    message
+        .set_id(0)
+        .set_recursion_desired(true)
+        .add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
     message
 }
 
-fn reply(message: &Message, tenant: &str, transport: DnsTransport) -> (Message, &'static str, usize) {
-    let reply = decide_reply(&message.to_vec().unwrap(), &zones(), &tenant.parse().unwrap(), &"az1".parse().unwrap(), transport);
+fn reply(
+    message: &Message,
+    tenant: &str,
+    transport: DnsTransport,
+) -> (Message, &'static str, usize) {
+    let reply = decide_reply(
+        &message.to_vec().unwrap(),
+        &zones(),
+        &tenant.parse().unwrap(),
+        &"az1".parse().unwrap(),
+        transport,
+    );
     let bytes = reply.bytes.unwrap();
-    (Message::from_vec(&bytes).unwrap(), reply.result, bytes.len())
+    (
+        Message::from_vec(&bytes).unwrap(),
+        reply.result,
+        bytes.len(),
+    )
 }
 
 #[test]
 fn answers_are_by_family_and_missing_names_have_an_soa() {
     use RecordType as R;
     for (tenant, name, kind, code, answers, authorities, result) in [
-        ("alpha", "web.default.svc.cluster.local.", R::A, ResponseCode::NoError, 1, 0, "answered"),
-        ("alpha", "WEB.Default.svc.cluster.local.", R::AAAA, ResponseCode::NoError, 1, 0, "answered"),
-        ("alpha", "web.default.", R::ANY, ResponseCode::NoError, 2, 0, "answered"),
-        ("alpha", "four.default.svc.cluster.local.", R::AAAA, ResponseCode::NoError, 0, 1, "no_data"),
-        ("alpha", "web.default.svc.cluster.local.", R::TXT, ResponseCode::NoError, 0, 1, "no_data"),
-        ("alpha", "four.default.", R::AAAA, ResponseCode::NoError, 0, 0, "no_data"),
-        ("alpha", "default.svc.cluster.local.", R::A, ResponseCode::NoError, 0, 1, "no_data"),
-        ("alpha", "cluster.local.", R::SOA, ResponseCode::NoError, 1, 0, "answered"),
-        ("alpha", "none.default.svc.cluster.local.", R::A, ResponseCode::NXDomain, 0, 1, "unknown"),
-        ("alpha", "db.default.svc.cluster.local.", R::A, ResponseCode::NXDomain, 0, 1, "unknown"),
-        ("beta", "web.default.svc.cluster.local.", R::A, ResponseCode::NXDomain, 0, 1, "unknown"),
-        ("gamma", "web.default.svc.cluster.local.", R::A, ResponseCode::NXDomain, 0, 1, "unknown"),
-        ("alpha", "none.default.", R::A, ResponseCode::NXDomain, 0, 0, "unknown"),
-        ("alpha", "none.default.svc.", R::AAAA, ResponseCode::NXDomain, 0, 0, "unknown"),
-        ("alpha", "none.", R::A, ResponseCode::NXDomain, 0, 0, "unknown"),
-        ("alpha", "default.", R::A, ResponseCode::NoError, 0, 0, "no_data"),
-        ("alpha", "com.", R::DS, ResponseCode::Refused, 0, 0, "refused"),
-        ("alpha", "none.default.", R::MX, ResponseCode::Refused, 0, 0, "refused"),
-        ("alpha", "example.com.", R::A, ResponseCode::Refused, 0, 0, "refused"),
-        ("gamma", "none.", R::A, ResponseCode::NXDomain, 0, 0, "unknown"),
-        ("alpha", "www.example.com.", R::A, ResponseCode::Refused, 0, 0, "refused"),
+        (
+            "alpha",
+            "web.default.svc.cluster.local.",
+            R::A,
+            ResponseCode::NoError,
+            1,
+            0,
+            "answered",
+        ),
+        (
+            "alpha",
+            "WEB.Default.svc.cluster.local.",
+            R::AAAA,
+            ResponseCode::NoError,
+            1,
+            0,
+            "answered",
+        ),
+        (
+            "alpha",
+            "web.default.",
+            R::ANY,
+            ResponseCode::NoError,
+            2,
+            0,
+            "answered",
+        ),
+        (
+            "alpha",
+            "four.default.svc.cluster.local.",
+            R::AAAA,
+            ResponseCode::NoError,
+            0,
+            1,
+            "no_data",
+        ),
+        (
+            "alpha",
+            "web.default.svc.cluster.local.",
+            R::TXT,
+            ResponseCode::NoError,
+            0,
+            1,
+            "no_data",
+        ),
+        (
+            "alpha",
+            "four.default.",
+            R::AAAA,
+            ResponseCode::NoError,
+            0,
+            0,
+            "no_data",
+        ),
+        (
+            "alpha",
+            "default.svc.cluster.local.",
+            R::A,
+            ResponseCode::NoError,
+            0,
+            1,
+            "no_data",
+        ),
+        (
+            "alpha",
+            "cluster.local.",
+            R::SOA,
+            ResponseCode::NoError,
+            1,
+            0,
+            "answered",
+        ),
+        (
+            "alpha",
+            "none.default.svc.cluster.local.",
+            R::A,
+            ResponseCode::NXDomain,
+            0,
+            1,
+            "unknown",
+        ),
+        (
+            "alpha",
+            "db.default.svc.cluster.local.",
+            R::A,
+            ResponseCode::NXDomain,
+            0,
+            1,
+            "unknown",
+        ),
+        (
+            "beta",
+            "web.default.svc.cluster.local.",
+            R::A,
+            ResponseCode::NXDomain,
+            0,
+            1,
+            "unknown",
+        ),
+        (
+            "gamma",
+            "web.default.svc.cluster.local.",
+            R::A,
+            ResponseCode::NXDomain,
+            0,
+            1,
+            "unknown",
+        ),
+        (
+            "alpha",
+            "none.default.",
+            R::A,
+            ResponseCode::NXDomain,
+            0,
+            0,
+            "unknown",
+        ),
+        (
+            "alpha",
+            "none.default.svc.",
+            R::AAAA,
+            ResponseCode::NXDomain,
+            0,
+            0,
+            "unknown",
+        ),
+        (
+            "alpha",
+            "none.",
+            R::A,
+            ResponseCode::NXDomain,
+            0,
+            0,
+            "unknown",
+        ),
+        (
+            "alpha",
+            "default.",
+            R::A,
+            ResponseCode::NoError,
+            0,
+            0,
+            "no_data",
+        ),
+        (
+            "alpha",
+            "com.",
+            R::DS,
+            ResponseCode::Refused,
+            0,
+            0,
+            "refused",
+        ),
+        (
+            "alpha",
+            "none.default.",
+            R::MX,
+            ResponseCode::Refused,
+            0,
+            0,
+            "refused",
+        ),
+        (
+            "alpha",
+            "example.com.",
+            R::A,
+            ResponseCode::Refused,
+            0,
+            0,
+            "refused",
+        ),
+        (
+            "gamma",
+            "none.",
+            R::A,
+            ResponseCode::NXDomain,
+            0,
+            0,
+            "unknown",
+        ),
+        (
+            "alpha",
+            "www.example.com.",
+            R::A,
+            ResponseCode::Refused,
+            0,
+            0,
+            "refused",
+        ),
         ("alpha", ".", R::NS, ResponseCode::Refused, 0, 0, "refused"),
-        ("alpha", "cluster.local.", R::AXFR, ResponseCode::Refused, 0, 0, "refused"),
+        (
+            "alpha",
+            "cluster.local.",
+            R::AXFR,
+            ResponseCode::Refused,
+            0,
+            0,
+            "refused",
+        ),
     ] {
         let (answer, given, _) = reply(&ask(name, kind), tenant, DnsTransport::Udp);
-        let got = (answer.response_code(), answer.answers().len(), answer.name_servers().len(), given);
-        assert_eq!(got, (code, answers, authorities, result), "{tenant} {name} {kind}");
-        assert!(answer.answers().iter().chain(answer.name_servers()).all(|r| r.ttl() == TTL), "{name}");
+        let got = (
+            answer.response_code(),
+            answer.answers().len(),
+            answer.name_servers().len(),
+            given,
+        );
+        assert_eq!(
+            got,
+            (code, answers, authorities, result),
+            "{tenant} {name} {kind}"
+        );
+        assert!(
+            answer
+                .answers()
+                .iter()
+                .chain(answer.name_servers())
+                .all(|r| r.ttl() == TTL),
+            "{name}"
+        );
         // The question comes back unchanged, including its case, because clients compare it.
         assert_eq!(answer.queries()[0].name().to_ascii(), name);
-        assert!(answer.recursion_desired() && !answer.recursion_available() && answer.extensions().is_none());
+        assert!(
+            answer.recursion_desired()
+                && !answer.recursion_available()
+                && answer.extensions().is_none()
+        );
     }
 }
 
@@ -78,12 +297,21 @@ fn large_answers_are_cut_on_udp_only() {
     ] {
         let mut message = ask(name, RecordType::A);
         if let Some(payload) = payload {
-            message.set_edns(Edns::new()).extensions_mut().as_mut().unwrap().set_max_payload(payload);
+            message
+                .set_edns(Edns::new())
+                .extensions_mut()
+                .as_mut()
+                .unwrap()
+                .set_max_payload(payload);
         }
         let (answer, result, length) = reply(&message, "alpha", transport);
         assert!(length <= most, "{payload:?}: {length}");
         assert_eq!(
-            (answer.truncated(), answer.answers().len(), result == "truncated"),
+            (
+                answer.truncated(),
+                answer.answers().len(),
+                result == "truncated"
+            ),
             (truncated, if truncated { 0 } else { 100 }, truncated)
         );
         assert_eq!(answer.extensions().is_some(), payload.is_some());
@@ -94,32 +322,65 @@ fn large_answers_are_cut_on_udp_only() {
 fn unserved_queries_get_an_error_code() {
     let mut other = ask("web.default.", RecordType::A);
     other.set_op_code(OpCode::Notify);
-    assert_eq!(reply(&other, "alpha", DnsTransport::Udp).0.response_code(), ResponseCode::NotImp);
+    assert_eq!(
+        reply(&other, "alpha", DnsTransport::Udp).0.response_code(),
+        ResponseCode::NotImp
+    );
     let mut two = ask("web.default.", RecordType::A);
-    two.add_query(Query::query(Name::from_ascii("four.default.").unwrap(), RecordType::A));
-    assert_eq!(reply(&two, "alpha", DnsTransport::Udp).0.response_code(), ResponseCode::FormErr);
+    two.add_query(Query::query(
+        Name::from_ascii("four.default.").unwrap(),
+        RecordType::A,
+    ));
+    assert_eq!(
+        reply(&two, "alpha", DnsTransport::Udp).0.response_code(),
+        ResponseCode::FormErr
+    );
     let mut chaos = ask("web.default.", RecordType::A);
     chaos.queries_mut()[0].set_query_class(DNSClass::CH);
-    assert_eq!(reply(&chaos, "alpha", DnsTransport::Udp).0.response_code(), ResponseCode::Refused);
+    assert_eq!(
+        reply(&chaos, "alpha", DnsTransport::Udp).0.response_code(),
+        ResponseCode::Refused
+    );
     let mut future = ask("web.default.", RecordType::A);
-    future.set_edns(Edns::new()).extensions_mut().as_mut().unwrap().set_version(1);
+    future
+        .set_edns(Edns::new())
+        .extensions_mut()
+        .as_mut()
+        .unwrap()
+        .set_version(1);
     let (answer, result, _) = reply(&future, "alpha", DnsTransport::Udp);
-    assert_eq!((result, answer.extensions().as_ref().unwrap().version()), ("bad_version", 0));
-    assert_eq!(answer.extensions().as_ref().unwrap().rcode_high(), 1, "BADVERS is 16");
+    assert_eq!(
+        (result, answer.extensions().as_ref().unwrap().version()),
+        ("bad_version", 0)
+    );
+    assert_eq!(
+        answer.extensions().as_ref().unwrap().rcode_high(),
+        1,
+        "BADVERS is 16"
+    );
     let mut response = ask("web.default.", RecordType::A);
     response.set_message_type(MessageType::Response);
-    let silence =
-        decide_reply(&response.to_vec().unwrap(), &zones(), &"alpha".parse().unwrap(), &"az1".parse().unwrap(), DnsTransport::Udp);
+    let silence = decide_reply(
+        &response.to_vec().unwrap(),
+        &zones(),
+        &"alpha".parse().unwrap(),
+        &"az1".parse().unwrap(),
+        DnsTransport::Udp,
+    );
     assert_eq!(silence, DnsReply::silence("not_a_query"));
 }
 
 #[test]
 fn no_bytes_cause_a_panic() {
     let (zones, tenant, az) = (zones(), "alpha".parse().unwrap(), "az1".parse().unwrap());
-    let good = ask("web.default.svc.cluster.local.", RecordType::A).to_vec().unwrap();
+    let good = ask("web.default.svc.cluster.local.", RecordType::A)
+        .to_vec()
+        .unwrap();
     for n in 0..20_000 {
         let bytes: Vec<u8> = if n % 2 == 0 {
-            (0..rand::random_range(0..200)).map(|_| rand::random()).collect()
+            (0..rand::random_range(0..200))
+                .map(|_| rand::random())
+                .collect()
         } else {
             let mut bytes = good.clone();
             for _ in 0..rand::random_range(1..6) {
@@ -132,7 +393,10 @@ fn no_bytes_cause_a_panic() {
         for transport in [DnsTransport::Udp, DnsTransport::Tcp] {
             let reply = decide_reply(&bytes, &zones, &tenant, &az, transport);
             if let Some(answer) = reply.bytes {
-                assert!(answer.len() >= 12 && answer[2] & 0x80 != 0 && answer[..2] == bytes[..2], "{bytes:?}");
+                assert!(
+                    answer.len() >= 12 && answer[2] & 0x80 != 0 && answer[..2] == bytes[..2],
+                    "{bytes:?}"
+                );
             }
         }
     }

@@ -18,20 +18,49 @@ type KernelCaseFn = fn() -> Pin<Box<dyn Future<Output = ()>>>;
 /// Cases that run inside user-mode Linux, by name.
 const INSIDE: [(&str, KernelCaseFn); 15] = [
     (WITHOUT_CIPHER, || Box::pin(without_cipher())),
-    ("rustls understands the kernel and is understood", || Box::pin(rustls_understands())),
+    ("rustls understands the kernel and is understood", || {
+        Box::pin(rustls_understands())
+    }),
     ("so does our own", || Box::pin(our_own_understands())),
-    ("a peer that breaks the rules is refused by name", || Box::pin(rule_breakers())),
-    ("the peer is told why, and nothing is written after the end", || Box::pin(told_why())),
-    ("a peer's new keys end the connection, by name", || Box::pin(peers_update())),
-    ("own keys that are spent end the connection in order", || Box::pin(spent_keys())),
-    ("a connection says when its keys' time is nearly over", || Box::pin(worn())),
-    ("who writes first after a bad record is told as well", || Box::pin(writer_first())),
-    ("what came early is read first, or is not the kernel's", || Box::pin(early())),
-    ("a full transport loses nothing at the end", || Box::pin(full_transport())),
-    ("an end waits for what the kernel has", || Box::pin(end_waits())),
+    ("a peer that breaks the rules is refused by name", || {
+        Box::pin(rule_breakers())
+    }),
+    (
+        "the peer is told why, and nothing is written after the end",
+        || Box::pin(told_why()),
+    ),
+    ("a peer's new keys end the connection, by name", || {
+        Box::pin(peers_update())
+    }),
+    (
+        "own keys that are spent end the connection in order",
+        || Box::pin(spent_keys()),
+    ),
+    (
+        "a connection says when its keys' time is nearly over",
+        || Box::pin(worn()),
+    ),
+    (
+        "who writes first after a bad record is told as well",
+        || Box::pin(writer_first()),
+    ),
+    (
+        "what came early is read first, or is not the kernel's",
+        || Box::pin(early()),
+    ),
+    ("a full transport loses nothing at the end", || {
+        Box::pin(full_transport())
+    }),
+    ("an end waits for what the kernel has", || {
+        Box::pin(end_waits())
+    }),
     ("slices go as one", || Box::pin(slices())),
-    ("small reads, with a ticket in between", || Box::pin(small_reads())),
-    ("a connection that the kernel refuses goes on here", || Box::pin(refused())),
+    ("small reads, with a ticket in between", || {
+        Box::pin(small_reads())
+    }),
+    ("a connection that the kernel refuses goes on here", || {
+        Box::pin(refused())
+    }),
 ];
 
 const WITHOUT_CIPHER: &str = "a kernel that lacks the cipher changes nothing";
@@ -41,7 +70,10 @@ const WITHOUT_CIPHER: &str = "a kernel that lacks the cipher changes nothing";
 fn a_kernel_that_has_tls_does_as_we_do() {
     let said = user_mode_linux::run("record::kernel::tests::inside");
     for (name, _) in INSIDE {
-        assert!(said.contains(&format!("lab: ok {name}\n")), "not said: {name}\n{said}");
+        assert!(
+            said.contains(&format!("lab: ok {name}\n")),
+            "not said: {name}\n{said}"
+        );
     }
     assert!(said.contains("lab: all done\n"), "{said}");
 }
@@ -56,9 +88,15 @@ fn inside() {
             if name != WITHOUT_CIPHER {
                 modules.load(&user_mode_linux::CIPHER);
             }
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
             runtime
-                .block_on(async { tokio::time::timeout(canal_timing::deadline(Duration::from_secs(30)), case()).await })
+                .block_on(async {
+                    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(30)), case())
+                        .await
+                })
                 .unwrap_or_else(|_| panic!("hangs: {name}"));
             user_mode_linux::say(&format!("ok {name}"));
         }
@@ -88,7 +126,10 @@ async fn narrow_pair() -> (TcpStream, TcpStream) {
     connects.set_send_buffer_size(4608).unwrap();
     listens.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = listens.listen(1).unwrap();
-    let (near, far) = tokio::join!(connects.connect(listener.local_addr().unwrap()), listener.accept());
+    let (near, far) = tokio::join!(
+        connects.connect(listener.local_addr().unwrap()),
+        listener.accept()
+    );
     (near.unwrap(), far.unwrap().0)
 }
 
@@ -100,7 +141,16 @@ async fn client_end() -> (BoxedKernelStream, TcpStream) {
 
 fn client_of(near: TcpStream) -> BoxedKernelStream {
     let (client, server) = twos();
-    handed(near, &TrafficSecrets { suite: 0x1302, side: EndpointRole::Client, client: &client, server: &server }, &[])
+    handed(
+        near,
+        &TrafficSecrets {
+            suite: 0x1302,
+            side: EndpointRole::Client,
+            client: &client,
+            server: &server,
+        },
+        &[],
+    )
 }
 
 fn twos() -> (Vec<u8>, Vec<u8>) {
@@ -110,22 +160,45 @@ fn twos() -> (Vec<u8>, Vec<u8>) {
 /// Returns the server's end for [`client_end`], in this record layer.
 fn server_end(far: TcpStream) -> RecordStream<TcpStream> {
     let (client, server) = twos();
-    RecordStream::new(far, &TrafficSecrets { suite: 0x1302, side: EndpointRole::Server, client: &client, server: &server }, &[]).unwrap()
+    RecordStream::new(
+        far,
+        &TrafficSecrets {
+            suite: 0x1302,
+            side: EndpointRole::Server,
+            client: &client,
+            server: &server,
+        },
+        &[],
+    )
+    .unwrap()
 }
 
 fn name_of(error: &io::Error) -> String {
-    error.get_ref().and_then(|e| e.downcast_ref::<RecordError>()).map_or(error.to_string(), |e| e.name().to_string())
+    error
+        .get_ref()
+        .and_then(|e| e.downcast_ref::<RecordError>())
+        .map_or(error.to_string(), |e| e.name().to_string())
 }
 
 async fn rustls_understands() {
     for suite in SUITES {
         let ((c, mut s), number, client, server) = shaken_over(suite, 3, tcp_pair().await).await;
-        let secrets = TrafficSecrets { suite: number, side: EndpointRole::Client, client: &client, server: &server };
+        let secrets = TrafficSecrets {
+            suite: number,
+            side: EndpointRole::Client,
+            client: &client,
+            server: &server,
+        };
         // The server's tickets are in the socket already and must be skipped.
         converse(&mut handed(c.into_inner().0, &secrets, &[]), &mut s).await;
 
         let ((mut c, s), number, client, server) = shaken_over(suite, 0, tcp_pair().await).await;
-        let secrets = TrafficSecrets { suite: number, side: EndpointRole::Server, client: &client, server: &server };
+        let secrets = TrafficSecrets {
+            suite: number,
+            side: EndpointRole::Server,
+            client: &client,
+            server: &server,
+        };
         converse(&mut handed(s.into_inner().0, &secrets, &[]), &mut c).await;
     }
 }
@@ -133,12 +206,25 @@ async fn rustls_understands() {
 async fn our_own_understands() {
     for (suite, length) in [(0x1301, 32), (0x1302, 48)] {
         let (client, server) = (of(suite, &vec![1; length]), of(suite, &vec![2; length]));
-        let secrets = |side| TrafficSecrets { suite, side, client: &client, server: &server };
+        let secrets = |side| TrafficSecrets {
+            suite,
+            side,
+            client: &client,
+            server: &server,
+        };
         let (near, far) = tcp_pair().await;
         let mut peer = RecordStream::new(far, &secrets(EndpointRole::Server), &[]).unwrap();
-        converse(&mut handed(near, &secrets(EndpointRole::Client), &[]), &mut peer).await;
+        converse(
+            &mut handed(near, &secrets(EndpointRole::Client), &[]),
+            &mut peer,
+        )
+        .await;
         let (near, far) = tcp_pair().await;
-        converse(&mut handed(near, &secrets(EndpointRole::Client), &[]), &mut handed(far, &secrets(EndpointRole::Server), &[])).await;
+        converse(
+            &mut handed(near, &secrets(EndpointRole::Client), &[]),
+            &mut handed(far, &secrets(EndpointRole::Server), &[]),
+        )
+        .await;
     }
 }
 
@@ -155,8 +241,15 @@ const OTHERWISE: [(&str, &str); 5] = [
 async fn rule_breakers() {
     for (name, says, want) in cases() {
         let (reader, far) = client_end().await;
-        let other = OTHERWISE.iter().find(|(n, _)| *n == name).map(|(_, want)| Err(*want));
-        check(name, heard_by(reader, far, says).await, other.unwrap_or(want));
+        let other = OTHERWISE
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map(|(_, want)| Err(*want));
+        check(
+            name,
+            heard_by(reader, far, says).await,
+            other.unwrap_or(want),
+        );
     }
 }
 
@@ -165,17 +258,35 @@ async fn told_why() {
     let mut far = server_end(far);
     let far_io = far.get_ref();
     far_io.writable().await.unwrap();
-    far_io.try_write(&[&[23, 3, 3, 0, 20][..], &[9; 20]].concat()).unwrap();
+    far_io
+        .try_write(&[&[23, 3, 3, 0, 20][..], &[9; 20]].concat())
+        .unwrap();
     assert_eq!(name_of(&a.read_u8().await.unwrap_err()), "bad_record");
-    assert_eq!(far.read_u8().await.unwrap_err().to_string(), RecordError::Alert(20).to_string(), "bad_record_mac");
-    assert_eq!(a.write_all(b"x").await.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
-    assert_eq!(name_of(&a.read_u8().await.unwrap_err()), "bad_record", "it stays broken");
+    assert_eq!(
+        far.read_u8().await.unwrap_err().to_string(),
+        RecordError::Alert(20).to_string(),
+        "bad_record_mac"
+    );
+    assert_eq!(
+        a.write_all(b"x").await.unwrap_err().kind(),
+        io::ErrorKind::BrokenPipe
+    );
+    assert_eq!(
+        name_of(&a.read_u8().await.unwrap_err()),
+        "bad_record",
+        "it stays broken"
+    );
 }
 
 async fn peers_update() {
     for suite in SUITES {
         let ((c, mut s), number, client, server) = shaken_over(suite, 0, tcp_pair().await).await;
-        let secrets = TrafficSecrets { suite: number, side: EndpointRole::Client, client: &client, server: &server };
+        let secrets = TrafficSecrets {
+            suite: number,
+            side: EndpointRole::Client,
+            client: &client,
+            server: &server,
+        };
         let mut ours = handed(c.into_inner().0, &secrets, &[]);
         s.write_all(b"old").await.unwrap();
         s.get_mut().1.refresh_traffic_keys().unwrap();
@@ -189,7 +300,10 @@ async fn peers_update() {
             assert_eq!(&got, b"new");
             converse(&mut ours, &mut s).await;
         } else {
-            assert_eq!(name_of(&ours.read_exact(&mut got).await.unwrap_err()), "rekey");
+            assert_eq!(
+                name_of(&ours.read_exact(&mut got).await.unwrap_err()),
+                "rekey"
+            );
             let told = s.read_u8().await.unwrap_err().to_string();
             assert!(told.contains("InternalError"), "{told}");
         }
@@ -236,8 +350,15 @@ async fn worn() {
         a.read_exact(&mut [0; 1]).await.unwrap();
     }
     let out = a.rotate_hint().clone().out();
-    let wait = if kernel_rekeys() { Duration::from_millis(20) } else { canal_timing::deadline(Duration::from_secs(5)) };
-    assert_eq!(tokio::time::timeout(wait, out).await.is_ok(), !kernel_rekeys());
+    let wait = if kernel_rekeys() {
+        Duration::from_millis(20)
+    } else {
+        canal_timing::deadline(Duration::from_secs(5))
+    };
+    assert_eq!(
+        tokio::time::timeout(wait, out).await.is_ok(),
+        !kernel_rekeys()
+    );
     a.write_all(b"still works").await.unwrap();
     far.read_exact(&mut [0; 11]).await.unwrap();
 }
@@ -250,7 +371,13 @@ async fn writer_first() {
     far.get_ref().try_write(&[23, 3, 3, 0x41, 1, 7, 7]).unwrap();
     tokio::time::sleep(Duration::from_millis(20)).await;
     let written = a.write_all(b"x").await;
-    assert!(written.as_ref().err().is_none_or(|e| name_of(e) == "record_overflow"), "{written:?}");
+    assert!(
+        written
+            .as_ref()
+            .err()
+            .is_none_or(|e| name_of(e) == "record_overflow"),
+        "{written:?}"
+    );
     assert_eq!(name_of(&a.read_u8().await.unwrap_err()), "record_overflow");
     a.shutdown().await.unwrap();
     let mut heard = Vec::new();
@@ -260,20 +387,43 @@ async fn writer_first() {
 
 async fn without_cipher() {
     let (client, server) = twos();
-    let secrets = TrafficSecrets { suite: 0x1302, side: EndpointRole::Client, client: &client, server: &server };
+    let secrets = TrafficSecrets {
+        suite: 0x1302,
+        side: EndpointRole::Client,
+        client: &client,
+        server: &server,
+    };
     let (near, far) = tcp_pair().await;
-    let KtlsHandover::Not(io, why) = hand_over(near, &secrets, &[]).unwrap() else { panic!("the kernel took it") };
+    let KtlsHandover::Not(io, why) = hand_over(near, &secrets, &[]).unwrap() else {
+        panic!("the kernel took it")
+    };
     assert_eq!(why, "refused");
-    converse(&mut RecordStream::new(io, &secrets, &[]).unwrap(), &mut server_end(far)).await;
+    converse(
+        &mut RecordStream::new(io, &secrets, &[]).unwrap(),
+        &mut server_end(far),
+    )
+    .await;
 }
 
 async fn early() {
     let (client, server) = twos();
-    let secrets = TrafficSecrets { suite: 0x1302, side: EndpointRole::Server, client: &client, server: &server };
+    let secrets = TrafficSecrets {
+        suite: 0x1302,
+        side: EndpointRole::Server,
+        client: &client,
+        server: &server,
+    };
     let sealed = |says: &dyn Fn(&mut codec::Sealer, &mut Vec<u8>)| {
-        let (mut sealer, mut out) = (codec::pair(0x1302, EndpointRole::Client, &client, &server).unwrap().0, Vec::new());
+        let (mut sealer, mut out) = (
+            codec::pair(0x1302, EndpointRole::Client, &client, &server)
+                .unwrap()
+                .0,
+            Vec::new(),
+        );
         for text in ["early, ", "whole"] {
-            sealer.data([text.as_bytes()].into_iter(), &mut out).unwrap();
+            sealer
+                .data([text.as_bytes()].into_iter(), &mut out)
+                .unwrap();
         }
         let whole = out.len();
         says(&mut sealer, &mut out);
@@ -309,19 +459,36 @@ async fn early() {
             }
             KtlsHandover::Not(io, why) => {
                 assert_eq!((taken, why), (false, "early"), "{name}");
-                RecordStream::new(io, &secrets, &out[..cut]).unwrap().read_to_end(&mut got).await.unwrap();
+                RecordStream::new(io, &secrets, &out[..cut])
+                    .unwrap()
+                    .read_to_end(&mut got)
+                    .await
+                    .unwrap();
             }
         }
-        let want = if name == "a key update" { "early, whole." } else { "early, whole!." };
+        let want = if name == "a key update" {
+            "early, whole."
+        } else {
+            "early, whole!."
+        };
         assert_eq!(String::from_utf8(got).unwrap(), want, "{name}");
     }
 }
 
 async fn full_transport() {
     let data: Vec<u8> = (0..8_000_000u32).map(|n| (n * 7 % 251) as u8).collect();
-    for (size, narrow, length) in [(1 << 20, false, 8_000_000), (16_384, false, 8_000_000), (16_384, true, 49_152), (5000, true, 49_152)] {
+    for (size, narrow, length) in [
+        (1 << 20, false, 8_000_000),
+        (16_384, false, 8_000_000),
+        (16_384, true, 49_152),
+        (5000, true, 49_152),
+    ] {
         let data = &data[..length];
-        let (near, far) = if narrow { narrow_pair().await } else { tcp_pair().await };
+        let (near, far) = if narrow {
+            narrow_pair().await
+        } else {
+            tcp_pair().await
+        };
         let mut a = client_of(near);
         let mut far = server_end(far);
         let send = async {
@@ -349,7 +516,11 @@ async fn end_waits() {
     a.write_all(b"all").await.unwrap();
     // The count is as if the kernel still had one byte.
     a.sealed.content += 1;
-    assert!(tokio::time::timeout(Duration::from_millis(30), a.shutdown()).await.is_err());
+    assert!(
+        tokio::time::timeout(Duration::from_millis(30), a.shutdown())
+            .await
+            .is_err()
+    );
     assert!(a.get_ref().try_write(b"").is_ok(), "not shut down");
     a.sealed.content -= 1;
     a.shutdown().await.unwrap();
@@ -361,7 +532,9 @@ async fn end_waits() {
 async fn slices() {
     let (mut a, far) = client_end().await;
     let mut far = server_end(far);
-    let parts: Vec<Vec<u8>> = (0..40u8).map(|n| vec![n; 10 + usize::from(n) * 50]).collect();
+    let parts: Vec<Vec<u8>> = (0..40u8)
+        .map(|n| vec![n; 10 + usize::from(n) * 50])
+        .collect();
     let all = parts.concat();
     let slices: Vec<IoSlice<'_>> = parts.iter().map(|p| IoSlice::new(p)).collect();
     assert!(a.is_write_vectored());
@@ -374,7 +547,12 @@ async fn slices() {
 
 async fn small_reads() {
     let ((c, mut s), number, client, server) = shaken_over(SUITES[0], 4, tcp_pair().await).await;
-    let secrets = TrafficSecrets { suite: number, side: EndpointRole::Client, client: &client, server: &server };
+    let secrets = TrafficSecrets {
+        suite: number,
+        side: EndpointRole::Client,
+        client: &client,
+        server: &server,
+    };
     let mut ours = handed(c.into_inner().0, &secrets, &[]);
     let text: Vec<u8> = (0..5000u32).map(|n| n as u8).collect();
     s.write_all(&text).await.unwrap();
@@ -401,8 +579,15 @@ async fn refused() {
     far.write_all(b"").await.unwrap();
     far.shutdown().await.unwrap();
     near.readable().await.unwrap();
-    let secrets = TrafficSecrets { suite: 0x1302, side: EndpointRole::Client, client: &client, server: &server };
-    let KtlsHandover::Not(io, why) = hand_over(near, &secrets, &[]).unwrap() else { panic!("the kernel took it") };
+    let secrets = TrafficSecrets {
+        suite: 0x1302,
+        side: EndpointRole::Client,
+        client: &client,
+        server: &server,
+    };
+    let KtlsHandover::Not(io, why) = hand_over(near, &secrets, &[]).unwrap() else {
+        panic!("the kernel took it")
+    };
     assert_eq!(why, "refused");
     let mut ours = RecordStream::new(io, &secrets, &[]).unwrap();
     ours.write_all(b"goes on").await.unwrap();
@@ -412,7 +597,18 @@ async fn refused() {
     assert_eq!(got, b"goes on");
     // A pipe is not a socket, and the suite is not one of the mesh.
     let (pipe, _far) = tokio::io::duplex(10);
-    assert!(matches!(hand_over(pipe, &secrets, &[]), Ok(KtlsHandover::Not(_, "no_socket"))));
-    let other = TrafficSecrets { suite: 0x1303, side: EndpointRole::Client, client: &client, server: &server };
-    assert_eq!(name_of(&hand_over(tcp_pair().await.0, &other, &[]).err().unwrap()), "keys");
+    assert!(matches!(
+        hand_over(pipe, &secrets, &[]),
+        Ok(KtlsHandover::Not(_, "no_socket"))
+    ));
+    let other = TrafficSecrets {
+        suite: 0x1303,
+        side: EndpointRole::Client,
+        client: &client,
+        server: &server,
+    };
+    assert_eq!(
+        name_of(&hand_over(tcp_pair().await.0, &other, &[]).err().unwrap()),
+        "keys"
+    );
 }
