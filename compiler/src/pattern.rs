@@ -12,6 +12,17 @@ use crate::limits::{REGEX_AUTOMATON_BYTES_MAX, REGEX_BYTES_MAX, REGEX_NESTING_MA
 /// # Errors
 /// Fails with the problem as a sentence without a full stop, if the pattern is invalid or exceeds a limit.
 pub(crate) fn cost(pattern: &str) -> Result<usize, String> {
+    Ok(measure(pattern)?.bytes)
+}
+
+/// What a valid pattern needs.
+struct PatternCost {
+    bytes: usize,
+    /// The pattern is valid with Unicode only.
+    unicode: bool,
+}
+
+fn measure(pattern: &str) -> Result<PatternCost, String> {
     if pattern.len() > REGEX_BYTES_MAX {
         return Err(format!(
             "the regular expression has {} bytes, more than {REGEX_BYTES_MAX}",
@@ -20,7 +31,7 @@ pub(crate) fn cost(pattern: &str) -> Result<usize, String> {
     }
     // The bare pattern is parsed first, so that `a)|(b` does not become valid by the group that is put around it.
     let unicode = is_unicode_needed(pattern)?;
-    thompson::Compiler::new()
+    let automaton = thompson::Compiler::new()
         .syntax(config(unicode))
         .configure(
             thompson::Config::new()
@@ -29,19 +40,22 @@ pub(crate) fn cost(pattern: &str) -> Result<usize, String> {
                 .nfa_size_limit(Some(REGEX_AUTOMATON_BYTES_MAX)),
         )
         .build(&whole(pattern))
-        .map(|automaton| automaton.memory_usage())
         .map_err(|_| {
             format!(
                 "the regular expression needs more than {REGEX_AUTOMATON_BYTES_MAX} bytes of memory"
             )
-        })
+        })?;
+    Ok(PatternCost {
+        bytes: automaton.memory_usage(),
+        unicode,
+    })
 }
 
 /// Compiles a pattern; `None` if [`cost`] refuses it.
 pub(crate) fn compile(pattern: &str) -> Option<Regex> {
-    cost(pattern).ok()?;
+    let unicode = measure(pattern).ok()?.unicode;
     meta::Builder::new()
-        .syntax(config(is_unicode_needed(pattern).ok()?))
+        .syntax(config(unicode))
         .configure(Regex::config().utf8_empty(false))
         .build(&whole(pattern))
         .ok()

@@ -3,11 +3,14 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::{IdError, Namespace, ServiceAccount, TenantName, TrustDomain};
 use crate::principal::Principal;
 
 /// The identity that a workload proves with the URI SAN of its certificate (SPIFFE-ID §2; the path has Istio's form).
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Identity {
     /// The tenant's trust domain.
     pub trust_domain: TrustDomain,
@@ -105,6 +108,18 @@ impl FromStr for Identity {
             }),
             _ => Err(bad()),
         }
+    }
+}
+
+impl TryFrom<String> for Identity {
+    type Error = IdError;
+    fn try_from(text: String) -> Result<Self, IdError> {
+        text.parse()
+    }
+}
+impl From<Identity> for String {
+    fn from(identity: Identity) -> String {
+        identity.to_string()
     }
 }
 

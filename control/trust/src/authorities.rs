@@ -360,11 +360,9 @@ impl TrustAuthorities {
 
     /// True if an operator has blocked the identity.
     fn is_blocked(&self, order: &IssuanceRequest) -> bool {
-        locked(&self.domains).get(&order.domain()).is_some_and(|d| {
-            d.kept
-                .blocked_identities
-                .contains(&order.identity.to_string())
-        })
+        locked(&self.domains)
+            .get(&order.domain())
+            .is_some_and(|d| d.kept.blocked_identities.contains(&order.identity))
     }
 
     /// Issues a certificate. It is in the issuance log before it is returned.
@@ -601,7 +599,7 @@ impl TrustAuthorities {
         if let RevocationTarget::Identity(identity) = target {
             // The identity is blocked first, so that nothing is issued between reading the issuance log and signing the list.
             self.change(name, |domain| -> Result<(), TrustOperationError> {
-                Ok(domain.bar(&identity.to_string())?)
+                Ok(domain.bar(identity)?)
             })?;
         }
         let rows: Vec<Arc<StoredCertificate>> = self.ledger.of(name);
@@ -645,12 +643,11 @@ impl TrustAuthorities {
         name: &DomainName,
         identity: &Identity,
     ) -> Result<String, TrustOperationError> {
-        let text = identity.to_string();
         self.change(name, |domain| -> Result<(), TrustOperationError> {
-            if domain.kept.blocked_identities.remove(&text) {
+            if domain.kept.blocked_identities.remove(identity) {
                 Ok(())
             } else {
-                Err(DomainError::NotBlocked(text.clone()).into())
+                Err(DomainError::NotBlocked(identity.to_string()).into())
             }
         })?;
         tracing::info!(target: "audit", tenant = %name.0, domain = %name.1, %identity, "restored");

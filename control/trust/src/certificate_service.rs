@@ -214,10 +214,10 @@ fn decide_holder(
             Err(IdentityDenied::NotEntitled(asked.clone()))
         }
         Principal::KeyServer { .. } => {
-            let mut told = view
+            let mut visible = view
                 .of(ResourceKind::Entitlement)
-                .filter(|e| scope::visible(&e.resource, principal, &catalog.whereabouts));
-            let is_entitled = told.any(
+                .filter(|e| scope::visible(&e.resource, principal, &catalog.placement));
+            let is_entitled = visible.any(
                 |e| matches!(&e.resource, Resource::Entitlement(e) if e.identities.contains(asked)),
             );
             match is_entitled {

@@ -284,7 +284,7 @@ mod tests {
             assert_eq!(
                 folders.look(|_| false, 1_800_000_000),
                 [],
-                "{what}: told once"
+                "{what}: reported once"
             );
             assert!(
                 folders.held[&domain].fault.is_some() && folders.held[&domain].roots.is_empty(),

@@ -170,7 +170,7 @@ fn subscribers_without_root(
                 }
                 _ => None,
             });
-        let Some((told, bundle)) = entry else {
+        let Some((published_at, bundle)) = entry else {
             continue;
         };
         if !bundle.roots.iter().any(|root| root == new.certificate()) {
@@ -192,12 +192,12 @@ fn subscribers_without_root(
             .all()
             .filter(|p| !matches!(p, Principal::Edge { .. } | Principal::Operator { .. }))
         {
-            if !scope::admits(&view.claims, principal, &catalog.whereabouts) {
+            if !scope::admits(&view.claims, principal, &catalog.placement) {
                 continue;
             }
             match context
                 .subscribers
-                .has(principal, tenant, ResourceKind::Bundle, told)
+                .has(principal, tenant, ResourceKind::Bundle, published_at)
             {
                 Some(true) => {}
                 Some(false) => _ = out.insert(format!("{principal}: has not acknowledged it")),

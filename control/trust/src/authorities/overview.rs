@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use canal_ca::{RotationState, TenantAuthority, is_overdue, root_fingerprint};
 use canal_controller_metrics::{self as metrics, GaugeValues};
+use canal_model::identity::Identity;
 use canal_store::{DomainName, StoredCertificate};
 use canal_wire::api;
 
@@ -47,7 +48,12 @@ impl TrustAuthorities {
             overdue: is_overdue(&sight, &self.patience),
             issued: rows.len() as u64,
             revoked: domain.kept.revoked.iter().filter(|r| r.until > now).count() as u64,
-            blocked_identities: domain.kept.blocked_identities.iter().cloned().collect(),
+            blocked_identities: domain
+                .kept
+                .blocked_identities
+                .iter()
+                .map(Identity::to_string)
+                .collect(),
             crl_number: domain.kept.crl_number,
             error: fault(&source),
             bundle: self.roots(name).unwrap_or_default(),

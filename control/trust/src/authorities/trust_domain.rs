@@ -42,7 +42,7 @@ pub(crate) struct DomainRecord {
     /// Revocation lists from files, which are part of `crls`.
     foreign: Vec<String>,
     pub(crate) revoked: Vec<RevokedCertificate>,
-    pub(crate) blocked_identities: BTreeSet<String>,
+    pub(crate) blocked_identities: BTreeSet<Identity>,
 }
 
 /// The roots that Canal itself created.
@@ -107,7 +107,7 @@ impl DomainState {
     /// Loads the state as it was stored.
     ///
     /// # Errors
-    /// A key, a certificate or the record cannot be read.
+    /// A key, a certificate or the record cannot be read; a blocked identity in it that is none would be admitted again.
     pub(crate) fn read(domain: &TrustDomain, stored: &StoredTrust) -> Result<Self, String> {
         let load = |a: &StoredAuthority| {
             TenantAuthority::load(domain, &a.key, &a.certificate)
@@ -216,13 +216,13 @@ impl DomainState {
     }
 
     /// Blocks an identity, which gets no more certificates.
-    pub(crate) fn bar(&mut self, identity: &str) -> Result<(), DomainError> {
+    pub(crate) fn bar(&mut self, identity: &Identity) -> Result<(), DomainError> {
         if self.kept.blocked_identities.len() >= BLOCKED_MAX
             && !self.kept.blocked_identities.contains(identity)
         {
             return Err(DomainError::BlockedMax);
         }
-        self.kept.blocked_identities.insert(identity.into());
+        self.kept.blocked_identities.insert(identity.clone());
         Ok(())
     }
 
@@ -298,11 +298,7 @@ impl DomainState {
 
     /// Returns the blocked identities, which are published too: a certificate of theirs that another program signed with this CA is on no list.
     pub(crate) fn blocked(&self) -> Vec<Identity> {
-        self.kept
-            .blocked_identities
-            .iter()
-            .filter_map(|text| text.parse().ok())
-            .collect()
+        self.kept.blocked_identities.iter().cloned().collect()
     }
 
     /// True if the certificate with this serial is revoked.
@@ -400,7 +396,7 @@ mod tests {
         assert_eq!(
             (d.lists().len(), d.kept.crl_number),
             (0, 0),
-            "nothing is revoked, nothing is told"
+            "nothing is revoked, nothing is published"
         );
         let rows = [
             certificate("0a", &root, now + 100),
@@ -437,8 +433,26 @@ mod tests {
             .collect();
         assert_eq!(d.revoke(rows.iter(), 1).unwrap_err().name(), "revoked_max");
         assert_eq!(d.revoke(rows.iter().skip(1), 1), Ok(REVOKED_MAX));
-        (0..BLOCKED_MAX).for_each(|i| d.bar(&i.to_string()).unwrap());
-        assert_eq!(d.bar("7"), Ok(()));
-        assert_eq!(d.bar("x").unwrap_err().name(), "blocked_max");
+        let account = |name: &str| -> Identity {
+            format!("spiffe://alpha.example/ns/default/sa/{name}")
+                .parse()
+                .unwrap()
+        };
+        (0..BLOCKED_MAX).for_each(|i| d.bar(&account(&i.to_string())).unwrap());
+        assert_eq!(d.bar(&account("7")), Ok(()));
+        assert_eq!(d.bar(&account("x")).unwrap_err().name(), "blocked_max");
+    }
+
+    #[test]
+    fn a_stored_blocked_identity_that_cannot_be_read_is_an_error() {
+        let mut d = domain();
+        d.bar(&"spiffe://alpha.example/ns/default/sa/old".parse().unwrap())
+            .unwrap();
+        let mut stored = d.stored();
+        let read = DomainState::read(&td(), &stored).unwrap();
+        assert_eq!(read.blocked(), d.blocked());
+        stored.state = stored.state.replace("spiffe://", "spiffe:/");
+        let error = DomainState::read(&td(), &stored).err().unwrap();
+        assert!(error.contains("identity"), "{error}");
     }
 }
