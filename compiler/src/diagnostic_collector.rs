@@ -84,9 +84,9 @@ impl DiagnosticCollector {
 
     /// Removes duplicates, and what is beyond the limit.
     fn compact(&mut self) {
-        let mut told = HashSet::new();
+        let mut distinct = HashSet::new();
         self.diagnostics
-            .retain(|diagnostic| told.insert(diagnostic.clone()));
+            .retain(|diagnostic| distinct.insert(diagnostic.clone()));
         let (mut errors, mut warnings) = (0, 0);
         self.diagnostics.retain(|diagnostic| {
             let count = match diagnostic.severity {

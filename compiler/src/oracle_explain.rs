@@ -138,17 +138,17 @@ impl fmt::Display for Explanation {
                 None => ways.push((vec![&step.workload], vec![step])),
             }
         }
-        let mut told: Vec<(Vec<&str>, Vec<&HopExplanation>)> = Vec::new();
+        let mut groups: Vec<(Vec<&str>, Vec<&HopExplanation>)> = Vec::new();
         for (workloads, steps) in ways {
             let same = |(_, other): &&mut (Vec<&str>, Vec<&HopExplanation>)| {
                 other.len() == steps.len() && other.iter().zip(&steps).all(|(a, b)| a.is_like(b))
             };
-            match told.iter_mut().find(same) {
+            match groups.iter_mut().find(same) {
                 Some((others, _)) => others.extend(workloads),
-                None => told.push((workloads, steps)),
+                None => groups.push((workloads, steps)),
             }
         }
-        for (workloads, steps) in told {
+        for (workloads, steps) in groups {
             writeln!(f, "to {}", workloads.join(", "))?;
             steps.into_iter().try_for_each(|step| step.write(f))?;
         }

@@ -38,12 +38,12 @@ impl TierPlacement {
 ///
 /// Call this once per tenant, and [`visible`] once per resource. A gateway serves the tenants that name it in Gateway objects, and those
 /// that have a service on its backend.
-pub fn admits(claims: &TenantClaims, principal: &Principal, whereabouts: &TierPlacement) -> bool {
+pub fn admits(claims: &TenantClaims, principal: &Principal, placement: &TierPlacement) -> bool {
     match principal {
         Principal::Node { tenant, .. } => *tenant == claims.tenant,
         Principal::Gateway { name, .. } => {
             claims.gateways.iter().any(|g| g.replica == *name)
-                || whereabouts
+                || placement
                     .of(name)
                     .is_some_and(|held| held.tenants.contains(&claims.tenant))
         }
@@ -96,12 +96,12 @@ fn is_of_components(resource: &Resource) -> bool {
 /// - Nodes, gateways and key servers get the trust bundle of Canal's own components, because they have such certificates.
 /// - An edge gets all tenants, nodes and replicas, and the gateway addresses and bucket tables of its own AZ.
 /// - An operator does not subscribe.
-pub fn visible(resource: &Resource, principal: &Principal, whereabouts: &TierPlacement) -> bool {
+pub fn visible(resource: &Resource, principal: &Principal, placement: &TierPlacement) -> bool {
     match principal {
         Principal::Gateway { name, az } => match resource {
             Resource::Table(table) => {
                 table.az == *az
-                    && whereabouts
+                    && placement
                         .of(name)
                         .is_some_and(|held| held.services.contains(&table.id))
             }
@@ -414,7 +414,7 @@ mod tests {
                 String::new(),
             ),
         ];
-        let whereabouts = tier_placement();
+        let placement = tier_placement();
         for (what, principal, want) in cases {
             let mut seen = Vec::new();
             for name in ["alpha", "beta"] {
@@ -423,11 +423,11 @@ mod tests {
                     isolation: None,
                     gateways: vec![],
                 };
-                if admits(&claims, &principal, &whereabouts) {
+                if admits(&claims, &principal, &placement) {
                     seen.extend(
                         zero_trust(name)
                             .into_iter()
-                            .filter(|r| visible(r, &principal, &whereabouts)),
+                            .filter(|r| visible(r, &principal, &placement)),
                     );
                 }
             }
@@ -455,7 +455,7 @@ mod tests {
                 Principal::Edge { .. } | Principal::Operator { .. }
             );
             assert_eq!(
-                visible(&Resource::Bundle(own), &principal, &whereabouts),
+                visible(&Resource::Bundle(own), &principal, &placement),
                 has_certificate,
                 "{what}"
             );
@@ -503,7 +503,7 @@ mod tests {
             ("a node of the other tenant at the same addresses", node("beta"), direct(beta, "beta")),
             ("an operator", Principal::Operator { name: "root".parse().unwrap(), tenant: None }, String::new()),
         ];
-        let whereabouts = tier_placement();
+        let placement = tier_placement();
         for (what, principal, want) in cases {
             let mut seen = Vec::new();
             for (name, n) in [("alpha", 1), ("beta", 2)] {
@@ -512,11 +512,11 @@ mod tests {
                     isolation: None,
                     gateways: vec![],
                 };
-                if admits(&claims, &principal, &whereabouts) {
+                if admits(&claims, &principal, &placement) {
                     seen.extend(
                         tenant(name, n)
                             .into_iter()
-                            .filter(|r| visible(r, &principal, &whereabouts)),
+                            .filter(|r| visible(r, &principal, &placement)),
                     );
                 }
             }
@@ -525,7 +525,7 @@ mod tests {
                 seen.extend(
                     replicas
                         .into_iter()
-                        .filter(|r| visible(r, &principal, &whereabouts)),
+                        .filter(|r| visible(r, &principal, &placement)),
                 );
             }
             seen.sort_by_key(|r| (r.tenant().is_none(), r.tenant().cloned(), r.kind()));

@@ -548,16 +548,20 @@ fn udp_ports_of_a_pod() {
     let first: Vec<u16> = (1001..).take(UDP_PORTS_PER_WORKLOAD_MAX).collect();
     let fine = output(&udp(UDP_PORTS_PER_WORKLOAD_MAX));
     assert_eq!(udp_ports(&fine), first);
-    let told = of_route(&fine);
+    let diagnostics = of_route(&fine);
     assert!(
-        told.len() == 1 && told[0].contains("Warning spec.rules: the tier carries no datagrams"),
-        "{told:?}"
+        diagnostics.len() == 1
+            && diagnostics[0].contains("Warning spec.rules: the tier carries no datagrams"),
+        "{diagnostics:?}"
     );
     let beyond = output(&udp(UDP_PORTS_PER_WORKLOAD_MAX + 1));
     assert_eq!(udp_ports(&beyond), first);
-    let told = of_route(&beyond);
+    let diagnostics = of_route(&beyond);
     let problem = "Error spec.rules[0].backendRefs[64]: Pod default/udp-0 has more than 64 UDP ports that routes name";
-    assert!(told.len() == 2 && told[0].starts_with(problem), "{told:?}");
+    assert!(
+        diagnostics.len() == 2 && diagnostics[0].starts_with(problem),
+        "{diagnostics:?}"
+    );
     // Without the route no port is open, whatever the Service declares.
     let (services, _) = udp(1)
         .rsplit_once("---")
@@ -865,6 +869,6 @@ fn evaluations_for_the_audience_of_direct_endpoints() {
     assert_eq!(
         (one + none, none),
         (square + 1, 2),
-        "the rest is told to nobody"
+        "the rest is sent to no data plane"
     );
 }

@@ -56,12 +56,12 @@ fn check(tenants: &[(&str, &str)], withheld: &[&str], fields: &[&str]) {
         withheld,
         "{tenants:?}"
     );
-    let told: Vec<String> = found
+    let reported: Vec<String> = found
         .diagnostics
         .iter()
         .map(|(tenant, d)| format!("{tenant} {}", d.field))
         .collect();
-    assert_eq!(told, fields, "{tenants:?}");
+    assert_eq!(reported, fields, "{tenants:?}");
     assert!(
         found
             .diagnostics

@@ -381,10 +381,10 @@ mod tests {
     async fn notice_is_given_before_a_drain_and_then_it_is_served_on() {
         let (trigger, drain) = tree();
         let start = Instant::now();
-        let (told, heard) = std::sync::mpsc::channel();
+        let (sender, heard) = std::sync::mpsc::channel();
         let notice = PreDrain {
             order: tokio::time::sleep(ms(50)),
-            give: move || told.send(start.elapsed()).unwrap(),
+            give: move || sender.send(start.elapsed()).unwrap(),
             wait: ms(2000),
         };
         let holder = tokio::spawn(async move {

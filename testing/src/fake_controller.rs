@@ -1,4 +1,4 @@
-//! A fake controller that a test scripts: it passes streams to the test, issues certificates as told, and counts calls. It implements no
+//! A fake controller that a test scripts: it passes streams to the test, issues certificates as the test says, and counts calls. It implements no
 //! logic of the real controller.
 
 use std::net::SocketAddr;

@@ -95,12 +95,12 @@ pub(crate) fn run(
         .stderr(words)
         .spawn()?;
     let mut build = ProgramBuild::default();
-    let (mut units, mut told) = (0, Instant::now());
+    let (mut units, mut last_report) = (0, Instant::now());
     for line in BufReader::new(cargo.stdout.take().context("cargo has no output")?).lines() {
         units += usize::from(build.read_line(&line?));
-        if told.elapsed() >= PROGRESS {
+        if last_report.elapsed() >= PROGRESS {
             println!("{} build: {units} units are there", clock.stamp());
-            told = Instant::now();
+            last_report = Instant::now();
         }
     }
     build.is_well = cargo.wait()?.success();

@@ -95,7 +95,7 @@ pub(crate) fn run(words: &[&str]) -> anyhow::Result<ExitCode> {
         let judged = run_test(timed, tries, &logs)?;
         judged
             .iter()
-            .for_each(|figure| println!("    {}", told(figure)));
+            .for_each(|figure| println!("    {}", describe(figure)));
         rows.extend(
             judged
                 .iter()
@@ -213,7 +213,7 @@ fn run_try(timed: &TimedTest, n: usize, logs: &Path) -> anyhow::Result<Try> {
         .with_context(|| log.display().to_string())
 }
 
-fn told(figure: &JudgedFigure) -> String {
+fn describe(figure: &JudgedFigure) -> String {
     let JudgedFigure {
         name,
         bound,
@@ -236,7 +236,7 @@ fn close(verdicts: &[(String, JudgedFigure)]) -> ExitCode {
             .filter(move |(_, figure)| figure.verdict == wanted)
     };
     for (test, figure) in of(Verdict::Failed).chain(of(Verdict::Undecided)) {
-        println!("{test}: {}", told(figure));
+        println!("{test}: {}", describe(figure));
     }
     println!(
         "== the table is {}, what the tests printed is in {LOGS}",

@@ -550,7 +550,7 @@ pub struct Catalog {
     /// Resources that belong to no tenant; `None` until the first of them is published.
     pub provider: Option<Arc<TenantCatalog>>,
     /// Placement of services in the cloud tier.
-    pub whereabouts: Arc<TierPlacement>,
+    pub placement: Arc<TierPlacement>,
 }
 
 impl Catalog {
@@ -561,7 +561,7 @@ impl Catalog {
     ) -> impl Iterator<Item = (&'a TenantName, &'a Arc<TenantCatalog>)> {
         self.tenants
             .iter()
-            .filter(move |(_, view)| scope::admits(&view.claims, principal, &self.whereabouts))
+            .filter(move |(_, view)| scope::admits(&view.claims, principal, &self.placement))
     }
 
     /// Returns everything in the scope of `principal`: of tenants and of the provider.
@@ -598,7 +598,7 @@ impl Catalog {
                 && [&t.before, &t.after]
                     .into_iter()
                     .flatten()
-                    .any(|e| scope::visible(&e.resource, principal, &self.whereabouts))
+                    .any(|e| scope::visible(&e.resource, principal, &self.placement))
         };
         let mut newest = None;
         for (_, view) in self

@@ -307,7 +307,7 @@ impl CatalogWriter {
         let provider =
             CompiledTenant::of_provider(tier.provider.iter().cloned().chain(own).collect());
         self.catalog.provider = Some(Arc::new(TenantCatalog::next(before, provider, generation)));
-        self.catalog.whereabouts = tier.whereabouts.clone();
+        self.catalog.placement = tier.placement.clone();
         self.tier = tier;
         self.publish_now(generation);
         Ok(generation)
@@ -754,9 +754,9 @@ fn trust_resources(
             .extend(view.claims.gateways.iter().map(|g| &g.replica));
     }
     // In the cloud tier, a replica serves the tenants that are placed on its backend.
-    for replica in catalog.whereabouts.replicas.keys() {
+    for replica in catalog.placement.replicas.keys() {
         for tenant in catalog
-            .whereabouts
+            .placement
             .of(replica)
             .iter()
             .flat_map(|held| &held.tenants)

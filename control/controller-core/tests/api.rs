@@ -57,7 +57,7 @@ async fn an_apply_is_refused_whole_with_all_its_errors() {
     assert_eq!(
         (s.settle().await, ann.status().await.generation),
         (vec![], generation),
-        "and nobody was told anything"
+        "and nothing was published"
     );
 }
 

@@ -1114,12 +1114,12 @@ async fn a_client_s_session_is_found_by_replicas_and_the_edges_of_their_az() {
             &["250.1.255.1".to_string(), "250.1.0.3".to_string()][..]
         )
     );
-    let told = e1.turn().await;
+    let response = e1.turn().await;
     assert_eq!(
-        (told.tunnels.len(), &told.tunnels[0].ports),
+        (response.tunnels.len(), &response.tunnels[0].ports),
         (1, &r1.state.tunnel_ports)
     );
-    e1.state.tunnels_version = told.tunnels_version;
+    e1.state.tunnels_version = response.tunnels_version;
     assert!(e1.turn().await.tunnels.is_empty(), "it has them");
 
     let ids: BTreeMap<String, u32> = tables(&e1.south)

@@ -147,11 +147,12 @@ async fn a_key_set_is_fetched_refreshed_and_retained_on_failure() {
         "the last good one stays"
     );
     let mut root = fixture.admin("root").await;
-    let told = root.status().await.diagnostics;
+    let diagnostics = root.status().await.diagnostics;
     assert!(
-        told.iter()
+        diagnostics
+            .iter()
             .any(|d| d.problem.contains("the last good one is in force")),
-        "{told:?}"
+        "{diagnostics:?}"
     );
     // The last good set also stays across a restart while the issuer is broken.
     drop((g1, root));
@@ -258,7 +259,7 @@ async fn unlisted_hosts_are_not_fetched_and_files_stay_in_the_folder() {
         .iter()
         .any(|d| d.problem.contains("--jwks-hosts"))
     {
-        assert!(Instant::now() < until, "the operator is told");
+        assert!(Instant::now() < until, "the operator gets a diagnostic");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

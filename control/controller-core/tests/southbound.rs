@@ -94,7 +94,7 @@ async fn ready_pods_of_direct_ports_are_sent_to_nodes_of_their_tenant() {
     assert_eq!(
         direct(&n1),
         ["DirectEndpoint alpha/shop/cache-0"],
-        "the pod that is not ready is told to nobody"
+        "the pod that is not ready is sent to no node"
     );
     assert!(
         !n1.has(ResourceKind::Workload, "alpha/shop/cache-0"),
@@ -294,7 +294,7 @@ async fn a_nack_carries_its_reason_and_blocks_no_other() {
     let seen_by_tenant = ann.subscriber("g1").await;
     assert_eq!(
         seen_by_tenant.nack, "Service alpha/shop/c: alpha/shop/c is not good",
-        "of refusals a tenant is told its own"
+        "a tenant sees only its own refusals"
     );
     assert!(
         fixture

@@ -246,7 +246,7 @@ async fn a_bundle_is_sent_to_its_tenant_and_mutually_federated_ones() {
             .filter(|n| n.starts_with("Bundle"))
             .count(),
         3,
-        "beta's gateway: beta's own, alpha's as beta is told it, and that of Canal's own parts"
+        "beta's gateway: beta's own, alpha's as beta may see it, and that of Canal's own parts"
     );
     fixture.write("beta/mesh.yaml", &tenant("beta", 2));
     n1.until("the end of it", |h| {
@@ -690,16 +690,16 @@ async fn a_revoked_identity_is_on_the_list_and_gets_nothing_until_it_is_restored
     );
     let listed = |lists: usize| move |h: &fixture::ReceivedResources| matches!(&h[&(ResourceKind::Bundle, "alpha/alpha.example".into())].1, Resource::Bundle(b) if b.revoked.len() == lists);
     n1.until("the list", listed(1)).await;
-    let told = bundle(&n1, "alpha/alpha.example").unwrap();
+    let published = bundle(&n1, "alpha/alpha.example").unwrap();
     assert_eq!(
-        told.blocked,
+        published.blocked,
         [A.parse().unwrap()],
         "certificates that are on no record count as revoked, too"
     );
     for chain in [&bad, &gone] {
-        assert!(verify(chain, &told).unwrap_err().contains("Revoked"));
+        assert!(verify(chain, &published).unwrap_err().contains("Revoked"));
     }
-    verify(&good, &told).unwrap();
+    verify(&good, &published).unwrap();
     let before = refused(&fixture, "blocked").await;
     assert_eq!(
         fixture
@@ -771,12 +771,13 @@ async fn a_revoked_identity_is_on_the_list_and_gets_nothing_until_it_is_restored
 async fn a_revoked_component_is_published_to_all_peers() {
     const PARTS: &str = "canal-system/components.canal";
     let mut fixture = two_tenants("keys: {location: KeyServer}, ").await;
-    let told =
+    let has_bundle =
         |h: &fixture::ReceivedResources| h.contains_key(&(ResourceKind::Bundle, PARTS.into()));
     let mut all = Vec::new();
     for who in ["n1", "m1", "g1", "ks1", "ka"] {
         let mut s = fixture.subscribe(who).await;
-        s.until("who vouches for Canal's parts", told).await;
+        s.until("the trust bundle of Canal's parts", has_bundle)
+            .await;
         let own = bundle(&s, PARTS).unwrap();
         assert!(
             own.revoked.is_empty()
@@ -820,9 +821,9 @@ async fn a_revoked_component_is_published_to_all_peers() {
     );
     for s in &mut all {
         s.until("the list", |h| matches!(&h[&(ResourceKind::Bundle, PARTS.into())].1, Resource::Bundle(b) if b.revoked.len() == 1)).await;
-        let told = bundle(s, PARTS).unwrap();
-        assert!(verify(&stolen, &told).unwrap_err().contains("Revoked"));
-        verify(&own, &told).unwrap();
+        let published = bundle(s, PARTS).unwrap();
+        assert!(verify(&stolen, &published).unwrap_err().contains("Revoked"));
+        verify(&own, &published).unwrap();
     }
     // Revokes all certificates of the identity, and blocks it.
     ca.revoke(identity, "").await.unwrap();
@@ -833,7 +834,7 @@ async fn a_revoked_component_is_published_to_all_peers() {
     fixture.stop().await;
     fixture.start().await;
     let mut n1 = fixture.subscribe("n1").await;
-    n1.until("the list, after a restart", told).await;
+    n1.until("the list, after a restart", has_bundle).await;
     let again = bundle(&n1, PARTS).unwrap();
     assert!(verify(&stolen, &again).is_err() && verify(&own, &again).is_err());
     assert!(part(&fixture).await.is_err());
@@ -949,14 +950,14 @@ async fn an_intermediate_from_files_signs_is_replaced_while_it_runs_and_a_broken
         h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))
     })
     .await;
-    let told = bundle(&n1, "alpha/alpha.example").unwrap();
+    let published = bundle(&n1, "alpha/alpha.example").unwrap();
     let chain = fixture
         .certificate("n1", Some(A), None)
         .await
         .unwrap()
         .cert_chain;
     assert_eq!(
-        (chain.len(), &told.roots),
+        (chain.len(), &published.roots),
         (3, &vec![root_pem.replace("\r\n", "\n")])
     );
     assert_eq!(
@@ -964,7 +965,7 @@ async fn an_intermediate_from_files_signs_is_replaced_while_it_runs_and_a_broken
         der(&first),
         "the leaf's chain carries the intermediate"
     );
-    verify(&chain, &told).unwrap();
+    verify(&chain, &published).unwrap();
     let mut ca = CaCli::of(&fixture).await;
     assert_eq!(
         (
@@ -991,7 +992,7 @@ async fn an_intermediate_from_files_signs_is_replaced_while_it_runs_and_a_broken
     std::fs::write(folder.join("key.pem"), "broken").unwrap();
     let until = Instant::now() + patience();
     while ca.status().await.error.is_empty() {
-        assert!(Instant::now() < until, "the broken key is told");
+        assert!(Instant::now() < until, "the broken key is reported");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!(
@@ -1212,13 +1213,13 @@ async fn an_external_ca_signs_and_its_answers_are_verified() {
         h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))
     })
     .await;
-    let told = bundle(&n1, "alpha/alpha.example").unwrap();
+    let published = bundle(&n1, "alpha/alpha.example").unwrap();
     let chain = fixture
         .certificate("n1", Some(A), None)
         .await
         .unwrap()
         .cert_chain;
-    verify(&chain, &told).unwrap();
+    verify(&chain, &published).unwrap();
     assert!(String::from_utf8_lossy(&der(&chain[0])).contains(A));
     let named = fixture
         .certificate_of("g1", GATEWAY, Some("alpha/shop/a"), None)
@@ -1228,7 +1229,7 @@ async fn an_external_ca_signs_and_its_answers_are_verified() {
     assert!(String::from_utf8_lossy(&der(&named[0])).contains("a.shop.svc.cluster.local"));
     let mut ca = CaCli::of(&fixture).await;
     let status = ca.status().await;
-    assert_eq!(status.bundle, told.roots);
+    assert_eq!(status.bundle, published.roots);
     assert_eq!(
         (status.source.as_str(), status.issued, status.error.as_str()),
         ("external", 2, "")
@@ -1332,7 +1333,7 @@ async fn the_record_of_certificates_is_bounded_and_private_keys_can_be_sealed() 
         h.contains_key(&(ResourceKind::Bundle, "alpha/alpha.example".into()))
     })
     .await;
-    let told = bundle(&n1, "alpha/alpha.example").unwrap();
+    let published = bundle(&n1, "alpha/alpha.example").unwrap();
     for _ in 0..2 {
         fixture
             .certificate("n1", Some(A), Some(fresh_csr()))
@@ -1364,6 +1365,6 @@ async fn the_record_of_certificates_is_bounded_and_private_keys_can_be_sealed() 
     n1.settle().await;
     assert_eq!(
         bundle(&n1, "alpha/alpha.example").unwrap().roots,
-        told.roots
+        published.roots
     );
 }

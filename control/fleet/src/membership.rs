@@ -614,15 +614,15 @@ impl Membership {
         &mut self,
         generation: Generation,
         plan: u32,
-        whereabouts: &TierPlacement,
+        placement: &TierPlacement,
         now: Instant,
     ) {
         for member in self.members.values_mut() {
-            if whereabouts.replicas.contains_key(&member.row.name) {
+            if placement.replicas.contains_key(&member.row.name) {
                 member.published_at.get_or_insert(generation);
             }
         }
-        let pairs = whereabouts
+        let pairs = placement
             .backends
             .iter()
             .flat_map(|(b, held)| held.tenants.iter().map(move |t| (b.clone(), t.clone())));

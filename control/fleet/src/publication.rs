@@ -185,7 +185,7 @@ pub(crate) fn build_publication(
             out.tables.insert(key.clone(), before.clone());
         }
     }
-    out.tier.whereabouts = Arc::new(tier_placement(plan, roster, (&planned, &out.tables)));
+    out.tier.placement = Arc::new(tier_placement(plan, roster, (&planned, &out.tables)));
     let mut parts: BTreeMap<&TenantName, (Vec<GatewayAddress>, Vec<Arc<BucketTable>>)> =
         BTreeMap::new();
     let open = open_backends(fleet);

@@ -399,7 +399,7 @@ impl FleetReconciler {
         self.shared
             .fleet
             .roster()
-            .published(generation, plan, &tier.whereabouts, Instant::now());
+            .published(generation, plan, &tier.placement, Instant::now());
         self.shared.metrics.count(metrics::FLEET_PUBLICATIONS, &[]);
         self.generation = generation;
         self.published_tables = Arc::new(tables);

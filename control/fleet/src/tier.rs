@@ -18,7 +18,7 @@ pub struct TierState {
     /// Replicas, which belong to no tenant.
     pub provider: Vec<Resource>,
     /// Placement of services and tenants on backends, which decides the scope of replicas.
-    pub whereabouts: Arc<TierPlacement>,
+    pub placement: Arc<TierPlacement>,
 }
 
 /// A state to publish, and where the result goes.

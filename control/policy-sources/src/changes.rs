@@ -375,11 +375,11 @@ mod tests {
             limits,
         });
         let (commits, ready) = mpsc::channel(1);
-        let (told, basis) = watch::channel(Arc::default());
+        let (catalogs, basis) = watch::channel(Arc::default());
         (
             PendingChanges::new(preparer, basis, commits, 2),
             ready,
-            told,
+            catalogs,
         )
     }
 

@@ -147,7 +147,7 @@ struct InotifyReader {
 
 impl InotifyReader {
     async fn run(mut self, mut directory: Directory, scans: mpsc::Sender<ScanResult>) {
-        let mut told: Option<ScanResult> = None;
+        let mut reported: Option<ScanResult> = None;
         loop {
             // Watches are added before the scan, so that a change during the scan causes an event.
             self.follow_tenants();
@@ -167,12 +167,12 @@ impl InotifyReader {
                 RESCAN_INTERVAL
             };
             // The first scan is always sent, even if there are no tenants; later ones only if they contain news.
-            let is_news = told.as_ref().is_none_or(|told| {
-                !scan.changed.is_empty() || scan.diagnostics != told.diagnostics
+            let is_news = reported.as_ref().is_none_or(|reported| {
+                !scan.changed.is_empty() || scan.diagnostics != reported.diagnostics
             });
             if is_news {
                 tracing::debug!(tenants = scan.changed.len(), "configuration files changed");
-                told = Some(ScanResult {
+                reported = Some(ScanResult {
                     changed: Vec::new(),
                     ..scan.clone()
                 });

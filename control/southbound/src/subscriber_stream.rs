@@ -159,7 +159,7 @@ pub(crate) struct SubscriberStream {
     /// Owners in scope when the catalog was last compared.
     admitted: BTreeSet<ResourceOwner>,
     /// Placement of services when the catalog was last compared.
-    whereabouts: Arc<TierPlacement>,
+    placement: Arc<TierPlacement>,
     seen: Generation,
     wanted: Generation,
     sent: Generation,
@@ -189,7 +189,7 @@ impl SubscriberStream {
             unknown_pending: 0,
             resync: true,
             admitted: BTreeSet::new(),
-            whereabouts: Arc::default(),
+            placement: Arc::default(),
             seen: Generation(0),
             wanted: Generation(0),
             sent: Generation(0),
@@ -338,9 +338,9 @@ impl SubscriberStream {
             return;
         }
         // Services that moved change the scope of a gateway, though no resource changed.
-        self.resync |= self.whereabouts != catalog.whereabouts
+        self.resync |= self.placement != catalog.placement
             && matches!(self.principal, Principal::Gateway { .. });
-        self.whereabouts = catalog.whereabouts.clone();
+        self.placement = catalog.placement.clone();
         let items = self.differences(catalog);
         self.seen = catalog.generation;
         self.resync = false;
@@ -438,7 +438,7 @@ impl SubscriberStream {
         }
         let asked = subscription.asked.contains(&key.1);
         let is_visible = |e: &&Arc<EncodedResource>| {
-            scope::visible(&e.resource, &self.principal, &self.whereabouts)
+            scope::visible(&e.resource, &self.principal, &self.placement)
         };
         let offered = view
             .filter(|_| is_admitted)

@@ -439,7 +439,7 @@ pub struct ProgramStatus {
     pub attached: bool,
     pub pinned: bool,
     /// A first state has arrived, so that maps can be filled.
-    pub told: bool,
+    pub has_state: bool,
 }
 
 /// Action of the guard to repair program or maps.
@@ -457,14 +457,14 @@ pub enum RepairAction {
 pub fn decide_repair(look: ProgramStatus) -> RepairAction {
     match look {
         ProgramStatus {
-            told: false,
+            has_state: false,
             live: false,
             ..
         } => RepairAction::Nothing,
         // This requires a state: without one, new maps would stay empty, and the old ones, which the program still uses, are better.
         ProgramStatus {
             pinned: false,
-            told: true,
+            has_state: true,
             ..
         } => RepairAction::Reload,
         ProgramStatus {
@@ -502,13 +502,13 @@ async fn guard(shared: AgentShared, end: DrainObserver) {
 /// Checks and repairs once. With `audits`, all elements are read and compared too. New maps are filled in any case.
 fn look_after(shared: &AgentShared, audits: bool) {
     let mut keeper = shared.keeper();
-    let told = keeper.standing().has_state;
+    let has_state = keeper.standing().has_state;
     let kernel = keeper.tables();
     let look = ProgramStatus {
         live: kernel.is_live(),
         attached: kernel.is_attached(),
         pinned: kernel.is_pinned(),
-        told,
+        has_state,
     };
     shared.counts.attached(look.attached);
     let (fixed, what) = match decide_repair(look) {
@@ -540,7 +540,7 @@ fn look_after(shared: &AgentShared, audits: bool) {
     }
     let kernel = keeper.tables();
     if !kernel.is_live()
-        && told
+        && has_state
         && let Err(error) = kernel.attach()
     {
         tracing::error!(%error, "could not attach the program to the device; retrying");
@@ -620,7 +620,7 @@ mod tests {
             live: true,
             attached: true,
             pinned: true,
-            told: true,
+            has_state: true,
         };
         for (name, look, want) in [
             ("all in place", fine, RepairAction::Nothing),
@@ -636,7 +636,7 @@ mod tests {
                 "filters flushed before the first state",
                 ProgramStatus {
                     attached: false,
-                    told: false,
+                    has_state: false,
                     ..fine
                 },
                 RepairAction::Attach,
@@ -653,7 +653,7 @@ mod tests {
                 "pins removed before the first state",
                 ProgramStatus {
                     pinned: false,
-                    told: false,
+                    has_state: false,
                     ..fine
                 },
                 RepairAction::Nothing,
@@ -673,12 +673,12 @@ mod tests {
                     live: false,
                     attached: false,
                     pinned: true,
-                    told: false,
+                    has_state: false,
                 },
                 RepairAction::Nothing,
             ),
             (
-                "told, but the device was not there",
+                "it has a state, but the device was not there",
                 ProgramStatus {
                     live: false,
                     attached: false,

@@ -237,9 +237,9 @@ struct MapInputs {
 }
 
 impl MapInputs {
-    fn of(told: &ControllerInput) -> Self {
+    fn of(input: &ControllerInput) -> Self {
         let mut said = Self::default();
-        for resource in &told.resources {
+        for resource in &input.resources {
             let of_kind = match &**resource {
                 Resource::Tenant(_) => &mut said.tenants,
                 Resource::Address(_) => &mut said.addresses,
@@ -263,14 +263,14 @@ fn is_same(one: &[Arc<Resource>], other: &[Arc<Resource>]) -> bool {
 /// `before` is the last decision for the same edge, or empty. It only saves work: while all entries fit, it does not affect the result.
 /// `have` is the content of the kernel's maps: if not all entries of a tenant fit, those already there stay.
 pub fn decide_maps(
-    told: &ControllerInput,
+    input: &ControllerInput,
     az: &AzName,
     address: Ipv4Addr,
     room: &MapCapacity,
     before: &DesiredMaps,
     have: &EdgeMapContent,
 ) -> DesiredMaps {
-    let (said, old) = (MapInputs::of(told), &before.made_of);
+    let (said, old) = (MapInputs::of(input), &before.made_of);
     let mut maps = DesiredMaps::default();
     let tenants = said.tenants.iter().filter_map(|r| {
         if let Resource::Tenant(t) = &**r {
@@ -336,8 +336,8 @@ pub fn decide_maps(
         }),
         &mut maps,
     );
-    by.hosts(&told.hosts, address, &mut maps);
-    maps.content.tunnels = match &told.tunnels {
+    by.hosts(&input.hosts, address, &mut maps);
+    maps.content.tunnels = match &input.tunnels {
         // Tunnels of an earlier agent are better than none.
         None => have.tunnels.clone(),
         Some(tunnels) => {

@@ -76,12 +76,12 @@ mod tests {
 
     #[test]
     fn the_loopback_device_has_one_and_a_missing_device_is_named_an_error() {
-        let told: u32 = std::fs::read_to_string("/sys/class/net/lo/mtu")
+        let kernel_mtu: u32 = std::fs::read_to_string("/sys/class/net/lo/mtu")
             .unwrap()
             .trim()
             .parse()
             .unwrap();
-        assert_eq!(mtu("lo").unwrap(), told);
+        assert_eq!(mtu("lo").unwrap(), kernel_mtu);
         assert!(mtu("canal-none").is_err());
     }
 

@@ -54,7 +54,7 @@ pub struct MapReconciler<T> {
     az: AzName,
     address: Ipv4Addr,
     room: MapCapacity,
-    told: ControllerInput,
+    input: ControllerInput,
     maps: DesiredMaps,
     /// The content of the kernel's maps.
     actual: EdgeMapContent,
@@ -80,13 +80,13 @@ impl<T: MapStore> MapReconciler<T> {
         let have = tables.read()?;
         counts.map_capacity(&room);
         counts.entries(&have);
-        let (told, maps) = (ControllerInput::default(), DesiredMaps::default());
+        let (input, maps) = (ControllerInput::default(), DesiredMaps::default());
         Ok(Self {
             tables,
             az,
             address,
             room,
-            told,
+            input,
             maps,
             actual: have,
             probe_results: BTreeMap::new(),
@@ -102,13 +102,13 @@ impl<T: MapStore> MapReconciler<T> {
         resources: Vec<std::sync::Arc<canal_model::program::Resource>>,
     ) -> Vec<(ResourceKind, String, String)> {
         self.counts.set_shares(&resources);
-        let told = ControllerInput {
+        let input = ControllerInput {
             resources,
-            hosts: self.told.hosts.clone(),
-            tunnels: self.told.tunnels.clone(),
+            hosts: self.input.hosts.clone(),
+            tunnels: self.input.tunnels.clone(),
         };
         let maps = decide_maps(
-            &told,
+            &input,
             &self.az,
             self.address,
             &self.room,
@@ -116,20 +116,20 @@ impl<T: MapStore> MapReconciler<T> {
             &self.actual,
         );
         self.standing.has_state = true;
-        self.told = told;
+        self.input = input;
         self.change_to(maps);
         self.maps.refused().collect()
     }
 
     /// Applies the controller's list of the tier's hosts.
     pub fn tell_hosts(&mut self, hosts: BTreeSet<Ipv4Addr>) {
-        if self.told.hosts == hosts || !self.standing.has_state {
+        if self.input.hosts == hosts || !self.standing.has_state {
             // Before the first state there is nothing to decide by; the next report brings the hosts again.
             return;
         }
-        self.told.hosts = hosts;
+        self.input.hosts = hosts;
         let maps = decide_maps(
-            &self.told,
+            &self.input,
             &self.az,
             self.address,
             &self.room,
@@ -141,13 +141,13 @@ impl<T: MapStore> MapReconciler<T> {
 
     /// Applies the source ports of tunnels to this AZ's replicas.
     pub fn tell_tunnels(&mut self, tunnels: Tunnels) {
-        if self.told.tunnels.as_ref() == Some(&tunnels) {
+        if self.input.tunnels.as_ref() == Some(&tunnels) {
             return;
         }
-        self.told.tunnels = Some(tunnels);
+        self.input.tunnels = Some(tunnels);
         if self.standing.has_state {
             let maps = decide_maps(
-                &self.told,
+                &self.input,
                 &self.az,
                 self.address,
                 &self.room,

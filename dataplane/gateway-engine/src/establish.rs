@@ -531,8 +531,8 @@ fn caller(
             .and_then(|v| v.to_str().ok())
             .unwrap_or("")
     };
-    let told = forwarded_for(text(FORWARDED));
-    let address = decide_address(tenant, told, socket);
+    let forwarded = forwarded_for(text(FORWARDED));
+    let address = decide_address(tenant, forwarded, socket);
     let party = party_at(tenant, address.ip(), Some(peer)).unwrap_or_else(|| {
         WorkloadLabels::of_identity(&peer.identity, &Baggage::decode(text(BAGGAGE)))
     });
@@ -545,21 +545,26 @@ fn caller(
             tls: false,
             who,
         },
-        told.is_some_and(|told| told != address),
+        forwarded.is_some_and(|forwarded| forwarded != address),
     )
 }
 
 /// Returns the client's address. A node dials from its pod's network namespace, so its claim can be compared with the connection's own
 /// address; a pod with its own certificate could claim any address. The pod's address of the other family counts as equal.
-fn decide_address(tenant: &TenantView, told: Option<SocketAddr>, socket: SocketAddr) -> SocketAddr {
+fn decide_address(
+    tenant: &TenantView,
+    forwarded: Option<SocketAddr>,
+    socket: SocketAddr,
+) -> SocketAddr {
     let socket = SocketAddr::new(socket.ip().to_canonical(), socket.port());
-    let is_same = |told: &SocketAddr| {
-        told.ip() == socket.ip()
+    let is_same = |forwarded: &SocketAddr| {
+        forwarded.ip() == socket.ip()
             || tenant
                 .workload_at(socket.ip())
-                .is_some_and(|workload| workload.addresses.contains(&told.ip()))
+                .is_some_and(|workload| workload.addresses.contains(&forwarded.ip()))
     };
-    told.map(|told| SocketAddr::new(told.ip().to_canonical(), told.port()))
+    forwarded
+        .map(|forwarded| SocketAddr::new(forwarded.ip().to_canonical(), forwarded.port()))
         .filter(is_same)
         .unwrap_or(socket)
 }

@@ -206,7 +206,7 @@ mod tests {
     fn inside_the_tier_nothing_is_dialled_without_a_mark() {
         let set = set_of(1);
         let endpoint = &set.endpoints[0];
-        assert_eq!(endpoint.workload.vni, None, "its tenant was not told");
+        assert_eq!(endpoint.workload.vni, None, "its tenant was not configured");
         assert!(decide_mark(true, endpoint).is_err());
         assert_eq!(decide_mark(false, endpoint), Ok(None));
     }

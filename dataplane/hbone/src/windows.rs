@@ -258,7 +258,10 @@ mod tests {
                 .await;
                 turn(&mut growth).await;
             }
-            assert_eq!(growth.unannounced, None, "the peer was told of the last");
+            assert_eq!(
+                growth.unannounced, None,
+                "the last was announced to the peer"
+            );
             drop(send);
         });
     }

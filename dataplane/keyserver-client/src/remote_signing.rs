@@ -174,7 +174,7 @@ impl RemoteKey {
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let runtime = tokio::runtime::Handle::current();
         let job = move || {
             let _in = runtime.enter();
@@ -202,7 +202,7 @@ impl RemoteKey {
             self.inner.requester.counts().busy();
             return Err(TlsError::KeyServer(busy));
         }
-        let (step, failed) = told
+        let (step, failed) = receiver
             .await
             .map_err(|_| TlsError::KeyServer(KeyServerError::Busy))?;
         let ended = match step {

@@ -89,7 +89,7 @@ async fn signatures(
     for task in tasks {
         task.await.expect("all signatures");
     }
-    told(&format!("signatures of {id}"), count, begun, used);
+    print_rate(&format!("signatures of {id}"), count, begun, used);
 }
 
 async fn handshakes(
@@ -119,7 +119,7 @@ async fn handshakes(
     for task in tasks {
         task.await.expect("all handshakes");
     }
-    told(
+    print_rate(
         &format!("handshakes of {own}, peers and requesters in the same process"),
         count,
         begun,
@@ -127,7 +127,7 @@ async fn handshakes(
     );
 }
 
-fn told(what: &str, count: usize, begun: Instant, used: f64) {
+fn print_rate(what: &str, count: usize, begun: Instant, used: f64) {
     let (wall, cpu) = (begun.elapsed().as_secs_f64(), cpu() - used);
     let each = cpu * 1e6 / count as f64;
     println!(

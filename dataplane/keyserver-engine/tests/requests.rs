@@ -382,7 +382,7 @@ async fn entitlements_apply_to_open_channels_too() {
             KeyRefusal::NotEntitled,
         ),
         (
-            "a tenant that is not told",
+            "a tenant without an entitlement",
             &node,
             identity_key("spiffe://gone.example/ns/x/sa/y"),
             KeyRefusal::UnknownTenant,

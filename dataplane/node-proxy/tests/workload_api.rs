@@ -310,12 +310,12 @@ async fn renewals_and_bundles_are_pushed() {
         ["spiffe://alpha.example"]
     );
     let friends = TestCa::new("friends");
-    let told = [
+    let changes = [
         bundle(&pod.ca, "alpha.example", false),
         bundle(&friends, "friend.example", true),
     ];
-    api.notify(&told);
-    api.notify(&told);
+    api.notify(&changes);
+    api.notify(&changes);
     let third = next(&mut svids).await;
     assert_eq!(
         third

@@ -572,7 +572,7 @@ fn a_guard_outlives_its_process_and_keeps_its_policy() {
     let guard = lab.guard(Some(pins.path()));
     guard.set(OutsidePackets::Watch, &[]).unwrap();
     drop(guard);
-    sends(true, "the process is gone after it was told to watch");
+    sends(true, "the process is gone after it began to watch");
     let guard = lab.guard(Some(pins.path()));
     sends(true, "the next process finds the policy");
     assert!(

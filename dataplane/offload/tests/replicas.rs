@@ -341,7 +341,7 @@ fn a_dead_gateway_leaves_a_working_redirector() {
     assert_eq!(
         exchange(&mut after),
         "1: who\n",
-        "nobody was told, and yet the SYN went on"
+        "the map was not changed, and yet the SYN went on"
     );
     assert_eq!(exchange(&mut after), "1: who\n");
     // The next process finds the tables and takes over without a gap.

@@ -458,7 +458,7 @@ fn sessions_go_on_when_a_link_narrows() {
             "{link}: {:?}",
             r.drops()
         );
-        let told = r.count(1, "too_big")
+        let too_big = r.count(1, "too_big")
             + r.edge
                 .counts()
                 .unwrap()
@@ -467,6 +467,6 @@ fn sessions_go_on_when_a_link_narrows() {
                 .unwrap()
                 .1;
         // A node's kernel reassembles fragments.
-        assert_eq!(told > 0, link != "node", "{link}");
+        assert_eq!(too_big > 0, link != "node", "{link}");
     }
 }

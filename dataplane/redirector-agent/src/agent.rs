@@ -97,7 +97,7 @@ struct AgentState {
     wanted: RedirectorMapContent,
     moves: HeadMoves,
     /// Generation of the newest state.
-    told: u64,
+    newest_generation: u64,
     /// Generation of the newest state that is completely in the maps.
     generation: u64,
     /// Number of elements that could not be written.
@@ -193,7 +193,7 @@ impl RedirectorAgent {
             mark: None,
             wanted: RedirectorMapContent::default(),
             moves: HeadMoves::default(),
-            told: 0,
+            newest_generation: 0,
             generation: 0,
             failed: 0,
             draining: false,
@@ -240,15 +240,16 @@ impl RedirectorAgent {
             || update.removals.iter().any(|(k, _)| KINDS.contains(k));
         let mut held = self.inner.maps_are_current();
         // The first state from the controller is always written, because only such a state may remove stale entries.
-        let first = held.told == 0 || (!held.live && update.origin == UpdateSource::Controller);
+        let first = held.newest_generation == 0
+            || (!held.live && update.origin == UpdateSource::Controller);
         held.live |= update.origin == UpdateSource::Controller;
-        held.told = update.generation.0;
+        held.newest_generation = update.generation.0;
         if concerns || first || update.origin == UpdateSource::Snapshot {
             held.resources = KINDS.iter().flat_map(|k| state.of(*k).cloned()).collect();
             self.inner.settle(&mut held);
         } else if held.failed == 0 {
             // Nothing of this state concerns the maps, so they contain it already.
-            held.generation = held.told;
+            held.generation = held.newest_generation;
         }
         let omitted = held
             .wanted
@@ -322,7 +323,9 @@ impl RedirectorAgent {
     pub fn ready(&self) -> Result<(), String> {
         let held = self.inner.maps_are_current();
         match () {
-            () if held.told == 0 => Err("the redirector has no bucket tables yet".into()),
+            () if held.newest_generation == 0 => {
+                Err("the redirector has no bucket tables yet".into())
+            }
             () if held.orders.is_none() => {
                 Err("no controller has taken this replica's report yet".into())
             }
@@ -460,7 +463,7 @@ impl Inner {
 
     /// Writes the desired content. A generation counts once all of it is in the maps.
     fn settle(&self, held: &mut AgentState) {
-        if held.told == 0 {
+        if held.newest_generation == 0 {
             return;
         }
         let rules = ContentRules {
@@ -505,7 +508,7 @@ impl Inner {
                 .any(|t| decide_behind(t, number));
         (held.failed, held.maps_pending) = (failed, behind);
         if failed == 0 {
-            held.generation = held.told;
+            held.generation = held.newest_generation;
         }
         self.update_soft_drain(held);
     }

@@ -196,7 +196,7 @@ mod tests {
             moves
                 .take(Vec::new(), &held(&two), &replicas(&[1, 2]))
                 .is_empty(),
-            "nothing is told twice"
+            "no change is reported twice"
         );
         assert_eq!(
             moves.take(Vec::new(), &held(&two), &replicas(&[1, 2, 3])),

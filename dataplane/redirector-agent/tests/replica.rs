@@ -113,7 +113,7 @@ fn address(service: &str, id: u32, address: &str) -> Arc<Resource> {
     }))
 }
 
-fn told(resources: Vec<Arc<Resource>>, generation: u64) -> (Update, ResourceState) {
+fn update_of(resources: Vec<Arc<Resource>>, generation: u64) -> (Update, ResourceState) {
     let update = Update {
         origin: UpdateSource::Controller,
         generation: Generation(generation),
@@ -224,7 +224,7 @@ fn tenants_query_their_own_address_and_get_their_own_names() {
         };
         let mut programs = TierPrograms::attach(&pins.attach(), &pins.orders(), sockets).unwrap();
         programs.start_steering().unwrap();
-        let (update, state) = told(
+        let (update, state) = update_of(
             vec![
                 address("alpha/default/web", 7, "10.0.1.1"),
                 address("alpha/canal-system/gateway", 5, "10.0.1.5"),
@@ -311,7 +311,7 @@ fn maps_follow_states_and_outlive_the_process() {
         };
         let agent = start(&registry);
         assert!(agent.ready().unwrap_err().contains("bucket tables"));
-        let (update, state) = told(
+        let (update, state) = update_of(
             vec![
                 table("alpha/default/web", 7, 1, &[1, 2]),
                 table("alpha/default/db", 8, 1, &[2]),
@@ -323,7 +323,7 @@ fn maps_follow_states_and_outlive_the_process() {
         drop(agent);
         let agent = start(&Registry::new());
         assert_eq!(held(), [7, 8], "a new process takes them over as they are");
-        let (update, state) = told(vec![table("alpha/default/db", 8, 2, &[2])], 4);
+        let (update, state) = update_of(vec![table("alpha/default/db", 8, 2, &[2])], 4);
         agent.apply(&update, &state);
         assert_eq!(held(), [8], "and removes what has become stale");
         let dump = agent.dump();
@@ -388,7 +388,7 @@ fn a_replica_that_went_down_is_a_suspect_first() {
             }))
         };
         let says = |up, generation, want: ReplicaState| {
-            let (update, state) = told(vec![replica(up)], generation);
+            let (update, state) = update_of(vec![replica(up)], generation);
             agent.apply(&update, &state);
             assert_eq!(state_of(&pins, 2), want as u32, "generation {generation}");
         };
@@ -399,7 +399,7 @@ fn a_replica_that_went_down_is_a_suspect_first() {
         says(true, 4, ReplicaState::CANAL_REPLICA_UP);
         says(false, 5, ReplicaState::CANAL_REPLICA_SUSPECT);
         // A repeated state does not extend the time as a suspect, which may be over by now.
-        let (update, state) = told(vec![replica(false)], 6);
+        let (update, state) = update_of(vec![replica(false)], 6);
         agent.apply(&update, &state);
         until("it is down", || {
             state_of(&pins, 2) == ReplicaState::CANAL_REPLICA_DOWN as u32

@@ -75,11 +75,11 @@ impl ShareReporter {
         interval: Duration,
     ) -> Infallible {
         let mut client = FleetClient::new(connection.channel.clone());
-        let mut told = ShareState::default();
+        let mut reported = ShareState::default();
         loop {
             tokio::time::sleep(interval).await;
             let state = self.state();
-            if state == told {
+            if state == reported {
                 continue;
             }
             match tokio::time::timeout(
@@ -90,7 +90,7 @@ impl ShareReporter {
             {
                 Ok(Ok(_)) => {
                     self.reports.shared(&["ok"]).inc();
-                    told = state;
+                    reported = state;
                 }
                 // A controller of an earlier build does not implement the report; the next connection may reach a newer one.
                 Ok(Err(status)) if status.code() == Code::Unimplemented => {
@@ -218,12 +218,12 @@ mod tests {
             .map(|n| one("alpha", n))
             .chain([one("beta", 0)])
             .collect();
-        let told = select_omitted(&all);
+        let reported = select_omitted(&all);
         assert_eq!(
-            told.iter().filter(|o| o.tenant == "alpha").count(),
+            reported.iter().filter(|o| o.tenant == "alpha").count(),
             OMITTED_PER_TENANT_MAX
         );
-        assert!(told.iter().any(|o| o.tenant == "beta"
+        assert!(reported.iter().any(|o| o.tenant == "beta"
             && o.kind == "BucketTable"
             && o.why.len() == WHY_BYTES_MAX));
     }

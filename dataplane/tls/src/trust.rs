@@ -469,26 +469,27 @@ impl TrustStore {
     /// Applies the Bundles among the resources, which are all that exist, and returns those that cannot be used. The trust of their tenants
     /// stays unchanged, and that of all others is updated. Other resources are ignored.
     pub fn apply(&self, all: impl IntoIterator<Item = Arc<Resource>>) -> Vec<UnusableBundle> {
-        let mut told: HashMap<TenantName, Vec<Arc<Resource>>> = HashMap::new();
+        let mut received: HashMap<TenantName, Vec<Arc<Resource>>> = HashMap::new();
         for r in all {
             if let Resource::Bundle(b) = &*r {
-                told.entry(b.tenant.clone()).or_default().push(r);
+                received.entry(b.tenant.clone()).or_default().push(r);
             }
         }
-        told.values_mut()
+        received
+            .values_mut()
             .for_each(|list| list.sort_by_cached_key(|r| r.name()));
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         // A tenant whose last bundle is gone gets an empty snapshot.
         let gone: Vec<_> = places
             .iter()
-            .filter(|(t, p)| !p.bundles.is_empty() && !told.contains_key(*t))
+            .filter(|(t, p)| !p.bundles.is_empty() && !received.contains_key(*t))
             .map(|(t, _)| t.clone())
             .collect();
-        told.extend(gone.into_iter().map(|t| (t, Vec::new())));
-        told.retain(|tenant, list| places.get(tenant).is_none_or(|p| !same(&p.bundles, list)));
-        let mut made = Vec::with_capacity(told.len());
+        received.extend(gone.into_iter().map(|t| (t, Vec::new())));
+        received.retain(|tenant, list| places.get(tenant).is_none_or(|p| !same(&p.bundles, list)));
+        let mut made = Vec::with_capacity(received.len());
         let mut refused = Vec::new();
-        for (tenant, bundles) in told {
+        for (tenant, bundles) in received {
             let before = refused.len();
             let list = || {
                 bundles.iter().filter_map(|r| {

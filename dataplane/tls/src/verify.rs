@@ -165,8 +165,8 @@ impl PeerVerifier {
 
     /// Returns the present trust anchors of `domain`.
     fn anchors(&self, domain: &TrustDomain) -> Option<Arc<TrustAnchors>> {
-        let told = self.trust.current().anchors(domain).cloned();
-        told.or_else(|| (*domain == self.own).then(|| self.fallback.clone()))
+        let anchors = self.trust.current().anchors(domain).cloned();
+        anchors.or_else(|| (*domain == self.own).then(|| self.fallback.clone()))
     }
 
     fn decide(

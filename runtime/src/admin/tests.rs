@@ -274,7 +274,7 @@ async fn a_stream_ends_when_the_client_leaves() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (_trigger, drain) = drain::tree();
-    let (tell, mut told) = tokio::sync::mpsc::channel(1);
+    let (sender, mut receiver) = tokio::sync::mpsc::channel(1);
     let routes = AdminRoutes::new().route(Method::GET, "/tap", move |_| {
         let (lines, body) = tokio::sync::mpsc::channel(4);
         let tell = tell.clone();
@@ -305,10 +305,13 @@ async fn a_stream_ends_when_the_client_leaves() {
         seen.push_str(std::str::from_utf8(&b[..n]).unwrap());
     }
     drop(tcp);
-    tokio::time::timeout(canal_timing::deadline(Duration::from_secs(5)), told.recv())
-        .await
-        .unwrap()
-        .unwrap();
+    tokio::time::timeout(
+        canal_timing::deadline(Duration::from_secs(5)),
+        receiver.recv(),
+    )
+    .await
+    .unwrap()
+    .unwrap();
 }
 
 /// Stops tokio's clock until the sender is dropped. A paused clock alone would advance by itself while all tasks wait for sockets; it does

@@ -44,7 +44,7 @@ fn tenant_takes_up_to_its_share_and_gives_back() {
     assert_eq!(
         limit.usage().holders[0].refused,
         1,
-        "the refusal is still told"
+        "the refusal is still counted"
     );
 }
 

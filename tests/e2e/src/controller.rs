@@ -163,16 +163,16 @@ impl<'c> Caller<'c> {
                 .delta_aggregated_resources(request)
                 .await?
                 .into_inner();
-            let mut told = Vec::new();
+            let mut names = Vec::new();
             while let Ok(Some(response)) = tokio::time::timeout(QUIET, stream.message())
                 .await
                 .unwrap_or(Ok(None))
             {
-                told.extend(response.resources.into_iter().map(|resource| resource.name));
+                names.extend(response.resources.into_iter().map(|resource| resource.name));
             }
             // The stream must stay open until here.
             drop(sender);
-            Ok(told)
+            Ok(names)
         })
     }
 

@@ -286,7 +286,7 @@ fn round(mesh: &Mesh, event: ChaosEvent, number: u64, sum: &mut EventCost) -> St
     }
     until(
         SETTLED_WITHIN,
-        "all data planes have what they were told",
+        "all data planes have their newest state",
         || mesh.is_converged(),
     );
     until(SETTLED_WITHIN, "both clients reach every service", || {

@@ -241,7 +241,7 @@ fn a_changed_intermediate_in_files_is_used() {
         "chains hold the intermediate"
     );
     std::fs::write(files().domain().join("cert-chain.pem"), "no certificate").expect("written");
-    until(deadline(SOON), "the fault is told", || {
+    until(deadline(SOON), "the fault is reported", || {
         domain("beta")["error"]
             .as_str()
             .is_some_and(|fault| !fault.is_empty())

@@ -279,12 +279,12 @@ fn transfers_go_on_when_links_narrow() {
         check(
             &mesh,
             "client-0",
-            &format!("{what} narrow to 1400, and nobody was told"),
+            &format!("{what} narrow to 1400, and no sender has learned it"),
             || set_mtu(&mesh, hosts, 1400),
         );
         until(
             deadline(SEEN_WITHIN),
-            &format!("{what}: senders are told"),
+            &format!("{what}: senders learn the MTU"),
             || drop_lines() > before,
         );
         set_mtu(&mesh, &TIER1, 1600);
@@ -338,13 +338,13 @@ fn a_narrow_tier_is_reported_to_senders() {
         [&[], &["--tier-mtu", "1350"]],
     );
     check(&mesh, "client-0", "the edge takes 1350 bytes", || {});
-    until(deadline(SEEN_WITHIN), "senders are told", || {
+    until(deadline(SEEN_WITHIN), "senders learn the MTU", || {
         edge(&mesh, "edge-1", "too_big") > 0
     });
     check(
         &mesh,
         "client-far-0",
-        "all of a tier's links narrow to 1400, as it was told",
+        "all of a tier's links narrow to 1400, as configured",
         || set_mtu(&mesh, &TIER2, 1400),
     );
     assert_eq!(fragments(&mesh), 0, "{}", drops(&mesh));

@@ -177,12 +177,12 @@ fn bad_policies(mesh: &Mesh) {
         .map(|n| too_large(&format!("bad-{n}"), "web-l7"))
         .chain([too_large("bad-web", "web")])
         .collect();
-    let told = |diagnostics: &Value| {
+    let problems = |diagnostics: &Value| {
         let problems = diagnostics
             .as_array()
             .into_iter()
             .flatten()
-            .filter_map(|told| told["problem"].as_str());
+            .filter_map(|found| found["problem"].as_str());
         problems
             .filter(|problem| problem.contains("more than 1024"))
             .count()
@@ -190,9 +190,12 @@ fn bad_policies(mesh: &Mesh) {
     // This is the maximum number in one request.
     let answer = apply(mesh, "alpha", &all[..50].concat()).json();
     assert_eq!(
-        (answer["accepted"].as_bool(), told(&answer["diagnostics"])),
+        (
+            answer["accepted"].as_bool(),
+            problems(&answer["diagnostics"])
+        ),
         (Some(false), 50),
-        "each is told, none accepted: {answer}"
+        "each is reported, none accepted: {answer}"
     );
     assert_eq!(
         code(mesh, ALPHA, "/secret"),
@@ -210,13 +213,13 @@ fn bad_policies(mesh: &Mesh) {
     let known = || mesh.canal(&["status", "-o", "json"]).json()["diagnostics"].to_string();
     until(
         deadline(SOON),
-        "alpha is told of what its files say",
+        "alpha gets diagnostics of what its files say",
         || known().contains("more than 1024"),
     );
     println!(
-        "{} policies of alpha's are in force as denials, {} told in status",
+        "{} policies of alpha's are in force as denials, {} reported in status",
         BAD + 1,
-        told(&mesh.canal(&["status", "-o", "json"]).json()["diagnostics"])
+        problems(&mesh.canal(&["status", "-o", "json"]).json()["diagnostics"])
     );
 }
 

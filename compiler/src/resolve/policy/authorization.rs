@@ -56,7 +56,7 @@ pub(in crate::resolve) fn resolve(
                 return policies;
             }
             for blind in blind(&policy, ground) {
-                let (field, problem, fix) = blind.told();
+                let (field, problem, fix) = blind.describe();
                 report.warning(said.document, field, problem, fix);
             }
             policies.push(policy);

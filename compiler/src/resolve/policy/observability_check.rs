@@ -47,7 +47,7 @@ impl<'a> ReachablePods<'a> {
         workloads: &'a [Workload],
         terminations: &[Termination],
     ) -> Self {
-        let mut told = BTreeSet::new();
+        let mut reported = BTreeSet::new();
         let mut groups = Vec::new();
         for workload in workloads {
             let endpoints: Vec<_> = workload
@@ -55,7 +55,7 @@ impl<'a> ReachablePods<'a> {
                 .iter()
                 .map(|e| (&e.service, e.port, e.target_port))
                 .collect();
-            if told.insert((&workload.namespace, &workload.labels, endpoints)) {
+            if reported.insert((&workload.namespace, &workload.labels, endpoints)) {
                 groups.push(PodGroup {
                     workload,
                     ways: ways(services, workload, terminations),
@@ -125,7 +125,7 @@ pub(in crate::resolve) struct UnobservableCondition {
 
 impl UnobservableCondition {
     /// Returns the field, the problem and the fix.
-    pub(in crate::resolve) fn told(&self) -> (String, String, &'static str) {
+    pub(in crate::resolve) fn describe(&self) -> (String, String, &'static str) {
         let Self {
             rule,
             attribute,

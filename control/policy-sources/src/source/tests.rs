@@ -1,5 +1,5 @@
-//! One set of cases for every source of policy: what it says is in force, a mistake removes nothing, and what was found in an object can be
-//! told to whoever wrote it. A new source adds a fixture.
+//! One set of cases for every source of policy: what it says is in force, a mistake removes nothing, and a diagnostic can be traced to
+//! the author of its object. A new source adds a fixture.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ const TENANT: &str = "alpha";
 trait SourceFixture {
     /// Returns which source it is.
     fn origin(&self) -> PolicyOrigin;
-    /// Writes a file of objects, and returns the errors that whoever wrote it is told.
+    /// Writes a file of objects, and returns the errors that its author gets.
     fn put(&mut self, sources: &mut TenantSources, name: &str, yaml: &str) -> Vec<Diagnostic>;
     /// Removes a file and its objects.
     fn remove(&mut self, sources: &mut TenantSources, name: &str);

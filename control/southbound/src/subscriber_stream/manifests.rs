@@ -67,14 +67,14 @@ impl SubscriberStream {
         if !self.kinds[ResourceKind::Manifest as usize].covers(tenant.as_str()) {
             return None;
         }
-        let told = ResourceKind::security()
+        let visible = ResourceKind::security()
             .flat_map(|kind| view.of(kind))
             .filter(|e| {
                 let kind = e.resource.kind();
                 self.kinds[kind as usize].covers(&e.name)
-                    && scope::visible(&e.resource, &self.principal, &self.whereabouts)
+                    && scope::visible(&e.resource, &self.principal, &self.placement)
             });
-        let versions: Vec<(ResourceKind, &Arc<str>, String)> = told
+        let versions: Vec<(ResourceKind, &Arc<str>, String)> = visible
             .map(|e| (e.resource.kind(), &e.name, e.version.to_string()))
             .collect();
         let sealed = manifest::compute(

@@ -139,7 +139,7 @@ impl<'a> NameScope<'a> {
         *self.views.entry(owner).or_insert_with_key(|owner| {
             let view = catalog.view(owner)?;
             let is_admitted = match owner {
-                Some(_) => scope::admits(&view.claims, principal, &catalog.whereabouts),
+                Some(_) => scope::admits(&view.claims, principal, &catalog.placement),
                 None => scope::admits_provider(principal),
             };
             is_admitted.then_some(&**view)
@@ -153,7 +153,7 @@ impl<'a> NameScope<'a> {
         let known = view.and_then(|view| view.entries.get_key_value(&key));
         match known {
             Some(((_, shared), entry))
-                if scope::visible(&entry.resource, self.principal, &self.catalog.whereabouts) =>
+                if scope::visible(&entry.resource, self.principal, &self.catalog.placement) =>
             {
                 PricedName {
                     name: shared.clone(),

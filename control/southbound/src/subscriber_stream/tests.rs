@@ -725,7 +725,7 @@ fn names_may_be_subscribed_one_by_one() {
         resource_names_unsubscribe: drop.iter().map(ToString::to_string).collect(),
         ..request(ResourceKind::Service)
     };
-    let told = |s: &mut SubscriberStream, w: &StreamWorld| {
+    let sent_names = |s: &mut SubscriberStream, w: &StreamWorld| {
         let mut lines = Vec::new();
         while let Some(r) = s.next_response(&w.catalog) {
             let names = r
@@ -753,18 +753,18 @@ fn names_may_be_subscribed_one_by_one() {
     ))
     .unwrap();
     assert_eq!(
-        told(&mut s, &w),
+        sent_names(&mut s, &w),
         ["+alpha/shop/a -alpha/shop/none -nobody/x/y -not a name!"]
     );
     s.hear_alone(ask(&["alpha/shop/a"], &[])).unwrap();
     assert_eq!(
-        told(&mut s, &w),
+        sent_names(&mut s, &w),
         ["+alpha/shop/a"],
         "asked for again, it is sent again"
     );
     s.hear_alone(ask(&["alpha/shop/b"], &["alpha/shop/a"]))
         .unwrap();
-    assert_eq!(told(&mut s, &w), ["+alpha/shop/b"]);
+    assert_eq!(sent_names(&mut s, &w), ["+alpha/shop/b"]);
     w.set(
         "alpha",
         &TenantScript {
@@ -773,15 +773,15 @@ fn names_may_be_subscribed_one_by_one() {
         },
     );
     assert_eq!(
-        told(&mut s, &w),
+        sent_names(&mut s, &w),
         ["+alpha/shop/b"],
         "what was unsubscribed is not sent"
     );
     s.hear_alone(ask(&["*"], &[])).unwrap();
-    assert_eq!(told(&mut s, &w), ["+alpha/shop/a"]);
+    assert_eq!(sent_names(&mut s, &w), ["+alpha/shop/a"]);
     s.hear_alone(ask(&[], &["*", "alpha/shop/b"])).unwrap();
     assert_eq!(
-        (told(&mut s, &w), s.progress().resources),
+        (sent_names(&mut s, &w), s.progress().resources),
         (vec![], 0),
         "it drops by itself what it no longer asks for"
     );
@@ -789,7 +789,7 @@ fn names_may_be_subscribed_one_by_one() {
     let mut on_demand = SubscriberStream::new(gateway("g1"), SessionLimits::default());
     on_demand.hear_alone(ask(&["*"], &["*"])).unwrap();
     assert_eq!(
-        told(&mut on_demand, &w),
+        sent_names(&mut on_demand, &w),
         [""],
         "subscribe and unsubscribe *: nothing, as ztunnel's on-demand mode asks"
     );
@@ -935,7 +935,7 @@ fn random_histories_end_well() {
             .catalog
             .admitted(&principal)
             .flat_map(|(_, v)| v.entries.values())
-            .filter(|e| scope::visible(&e.resource, &principal, &w.catalog.whereabouts))
+            .filter(|e| scope::visible(&e.resource, &principal, &w.catalog.placement))
             .map(|e| {
                 (
                     (e.resource.kind(), e.name.to_string()),
@@ -1107,7 +1107,7 @@ fn fleet(
         .iter()
         .map(|r| (r.parse().unwrap(), "b1".parse().unwrap()))
         .collect();
-    w.catalog.whereabouts = Arc::new(TierPlacement {
+    w.catalog.placement = Arc::new(TierPlacement {
         replicas,
         backends: [("b1".parse().unwrap(), held)].into(),
     });

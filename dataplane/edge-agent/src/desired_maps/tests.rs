@@ -37,8 +37,8 @@ fn tenant(name: &str, vni: &str, share: &str) -> Resource {
 /// Parses one resource per line: `tenant NAME VNI [SHARE]` (share of each map; default all of it), `node TENANT/NAME UNDERLAY CIDR,..`,
 /// `replica NAME NUMBER AZ UNDERLAY [down]`, `address TENANT/SERVICE ID AZ IP,..`, `table TENANT/SERVICE ID AZ VERSION NUMBER,..`,
 /// `host IP`.
-fn told(text: &str) -> ControllerInput {
-    let mut told = ControllerInput::default();
+fn read_input(text: &str) -> ControllerInput {
+    let mut input = ControllerInput::default();
     for line in text.lines().map(str::trim).filter(|l| !l.is_empty()) {
         let words: Vec<&str> = line.split_whitespace().collect();
         let list = |i: usize| words[i].split(',').map(|s| s.to_string());
@@ -87,14 +87,14 @@ fn told(text: &str) -> ControllerInput {
                 })
             }
             "host" => {
-                told.hosts.insert(words[1].parse().unwrap());
+                input.hosts.insert(words[1].parse().unwrap());
                 continue;
             }
             other => panic!("{other}"),
         };
-        told.resources.push(Arc::new(resource));
+        input.resources.push(Arc::new(resource));
     }
-    told
+    input
 }
 
 /// Formats the maps as text, without the edge's own host.
@@ -322,7 +322,7 @@ const CASES: &[(&str, &str, &[&str])] = &[
 #[test]
 fn words_become_maps() {
     for (name, text, want) in CASES {
-        let mut words = told(text);
+        let mut words = read_input(text);
         let decide = |t: &ControllerInput| {
             show(&decide_maps(
                 t,
@@ -349,9 +349,9 @@ fn words_become_maps() {
     }
 }
 
-fn decide(told: &ControllerInput, have: &EdgeMapContent) -> DesiredMaps {
+fn decide(input: &ControllerInput, have: &EdgeMapContent) -> DesiredMaps {
     decide_maps(
-        told,
+        input,
         &az("az1"),
         Ipv4Addr::new(250, 1, 0, 254),
         &ROOM,
@@ -366,7 +366,7 @@ fn resources_beyond_a_share_are_refused_by_kind_and_name() {
         address alpha/a 1 az1 10.255.0.1,fd00::1
         address alpha/b 2 az1 10.255.0.2,fd00::2
         address gamma/a 7 az1 10.255.0.9";
-    let refused: Vec<_> = decide(&told(text), &EdgeMapContent::default())
+    let refused: Vec<_> = decide(&read_input(text), &EdgeMapContent::default())
         .refused()
         .collect();
     // Alpha's service is listed once although two of its addresses are omitted; gamma may still become known.
@@ -394,7 +394,7 @@ fn entries_that_worked_stay_when_a_tenant_wants_too_much() {
         table alpha/old 50 az1 1 1
         node alpha/n9 172.16.0.9 10.1.9.0/24";
     let worked = decide(
-        &told(&format!("{beta}\n{alpha}")),
+        &read_input(&format!("{beta}\n{alpha}")),
         &EdgeMapContent::default(),
     );
     let flood = "table alpha/a 1 az1 1 1
@@ -403,7 +403,10 @@ fn entries_that_worked_stay_when_a_tenant_wants_too_much() {
         node alpha/n1 172.16.0.1 10.0.1.0/24
         node alpha/n2 172.16.0.2 10.0.2.0/24
         node alpha/n3 172.16.0.3 10.0.3.0/24";
-    let flooded = decide(&told(&format!("{flood}\n{alpha}\n{beta}")), &worked.content);
+    let flooded = decide(
+        &read_input(&format!("{flood}\n{alpha}\n{beta}")),
+        &worked.content,
+    );
     let steps = crate::map_writes::tests::decide_steps(&worked.content, &flooded.content);
     assert!(!steps.is_empty(), "alpha has room for one more");
     for step in steps {
@@ -429,7 +432,7 @@ proptest::proptest! {
         for (n, net) in nodes {
             text.push_str(&format!("node alpha/n{n} 172.16.0.{n} 10.2.{net}.0/24\n"));
         }
-        let mut words = told(&format!("{text}{beta}"));
+        let mut words = read_input(&format!("{text}{beta}"));
         let turn = shuffle % words.resources.len();
         words.resources.rotate_left(turn);
         let room = MapCapacity { addresses: 8, services: 8, prefixes: 8, nodes: 8, hosts: 5 };
@@ -466,7 +469,7 @@ fn earlier_decisions_make_no_difference() {
     };
     let mut before = DesiredMaps::default();
     for (name, text, _) in CASES {
-        let whole = told(text);
+        let whole = read_input(text);
         // The whole input, each resource in turn removed and added again, with the inputs of other cases in between.
         for at in 0..=whole.resources.len() {
             let mut part = whole.clone();
@@ -498,7 +501,8 @@ fn earlier_decisions_make_no_difference() {
             }
         }
     }
-    let mut words = told("table alpha/a 1 az1 1 1\ntable alpha/b 2 az1 1 1\ntenant alpha 101");
+    let mut words =
+        read_input("table alpha/a 1 az1 1 1\ntable alpha/b 2 az1 1 1\ntenant alpha 101");
     let one = decide_maps(
         &words,
         &az("az1"),
@@ -507,7 +511,7 @@ fn earlier_decisions_make_no_difference() {
         &before,
         &EdgeMapContent::default(),
     );
-    words.resources[1] = told("table alpha/b 2 az1 2 3").resources.remove(0);
+    words.resources[1] = read_input("table alpha/b 2 az1 2 3").resources.remove(0);
     let two = decide_maps(
         &words,
         &az("az1"),

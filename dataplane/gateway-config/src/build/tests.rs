@@ -149,7 +149,7 @@ fn rule(name: &str, of: &str, to: &str, subset: &str) -> Arc<Resource> {
 }
 
 /// Formats the content of a snapshot as text, to compare snapshots that were built differently.
-fn told(snapshot: &Snapshot) -> String {
+fn describe(snapshot: &Snapshot) -> String {
     let mut lines = Vec::new();
     for tenant in snapshot.tenants() {
         for s in tenant.services() {
@@ -186,7 +186,7 @@ fn the_order_of_arrival_does_not_matter() {
         workload("b-0", 2, "b"),
         rule("r", "a", "b", ""),
     ];
-    let at_once = told(&SnapshotBuilder::new("gw", None, None).apply(&all, &[], Generation(1)));
+    let at_once = describe(&SnapshotBuilder::new("gw", None, None).apply(&all, &[], Generation(1)));
     assert!(
         at_once.contains("t/ns/a:80 routed=true") && at_once.contains("t/ns/a:81 routed=false"),
         "{at_once}"
@@ -200,7 +200,7 @@ fn the_order_of_arrival_does_not_matter() {
     for resource in all.iter().rev() {
         last = Some(backwards.apply(std::slice::from_ref(resource), &[], Generation(1)));
     }
-    assert_eq!(told(&last.unwrap()), at_once);
+    assert_eq!(describe(&last.unwrap()), at_once);
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn a_removal_uncovers_the_hidden_resource() {
             && tenant.service_named("a.ns").is_none()
     );
     let back = builder.apply(&both, &[], Generation(4));
-    assert_eq!(told(&back), told(&with));
+    assert_eq!(describe(&back), describe(&with));
     assert_eq!(builder.snapshot.sets.len(), 2, "slots are found again");
 }
 

@@ -457,7 +457,7 @@ fn tokens_are_found_removed_and_forwarded() {
     let token = token_with(serde_json::json!({"alg": "ES256"}), claims, |m| {
         signer.sign("ES256", m)
     });
-    let told = JwtRule {
+    let rule = JwtRule {
         headers: vec![("x-jwt".into(), "".into())],
         parameters: vec!["jwt".into()],
         cookies: vec!["session".into()],
@@ -481,7 +481,7 @@ fn tokens_are_found_removed_and_forwarded() {
             query,
         }
     };
-    let set = tokens(vec![told.clone()], false);
+    let set = tokens(vec![rule.clone()], false);
     let cookie = format!("a=1; session={token}; b=2");
     for (name, request, changed) in [
         (
@@ -527,7 +527,7 @@ fn tokens_are_found_removed_and_forwarded() {
         &tokens(
             vec![JwtRule {
                 forward: true,
-                ..told
+                ..rule
             }],
             false,
         ),
@@ -597,7 +597,7 @@ fn verified_tokens_are_remembered_with_their_keys_and_up_to_a_bound() {
     let other = ask(&set(), &first, NOW).unwrap().unwrap();
     assert!(
         !Arc::ptr_eq(&one, &other),
-        "other keys, or the same told again: verified anew"
+        "other keys, or the same received again: verified anew"
     );
     let name = |n: u64| cache.name(n, b"x");
     for n in 0..2 * cache::ENTRIES_MAX as u64 {

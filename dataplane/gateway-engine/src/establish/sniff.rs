@@ -116,7 +116,7 @@ async fn listen(
     loop {
         match decide(inbox.bytes(), protocol, limits) {
             SniffResult::Wait => {}
-            told => return told,
+            decided => return decided,
         }
         let had = inbox.len();
         match timer

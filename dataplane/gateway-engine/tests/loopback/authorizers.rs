@@ -80,9 +80,9 @@ async fn authorizer() -> (OriginServer, Arc<AuthorizerCalls>) {
         last: Mutex::default(),
         checks: AtomicUsize::new(0),
     });
-    let told = seen.clone();
+    let recorded = seen.clone();
     let origin = http2::origin(move |request, mut respond| {
-        let told = told.clone();
+        let recorded = recorded.clone();
         async move {
             assert_eq!(
                 request.uri().path(),
@@ -98,8 +98,8 @@ async fn authorizer() -> (OriginServer, Arc<AuthorizerCalls>) {
                 .unwrap()
                 .http
                 .map_or_else(String::new, |http| http.path);
-            *told.last.lock().unwrap() = Some(checks);
-            told.checks.fetch_add(1, SeqCst);
+            *recorded.last.lock().unwrap() = Some(checks);
+            recorded.checks.fetch_add(1, SeqCst);
             match path.as_str() {
                 "/late" => std::future::pending().await,
                 "/reset" => return respond.send_reset(h2::Reason::INTERNAL_ERROR),

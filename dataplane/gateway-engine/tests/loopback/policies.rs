@@ -553,7 +553,7 @@ fn a_federated_peer_needs_a_policy_that_names_it() {
         mesh.trust.replace([own.clone(), other.clone()]).unwrap();
         assert!(
             mesh.open_as("beta", "10.96.0.1:80").await.is_err(),
-            "the engine was not told that they federate"
+            "the engine has no federation of the two"
         );
         mesh.fixture.apply(vec![(*own).clone(), (*other).clone()]);
         let mut client = HttpClient {

@@ -477,10 +477,12 @@ async fn federated_peers_come_in_with_their_own_name_and_no_other_s() {
     let door = TestListener::new();
     let beta = TestCa::new("beta");
     let own = door.ca.bundle("alpha", "alpha.example", false, vec![]);
-    let mallory =
-        || ClientIdentity::new(beta.credential(&identity(MALLORY))).trusting(told(&beta, &door.ca));
+    let mallory = || {
+        ClientIdentity::new(beta.credential(&identity(MALLORY)))
+            .trusting(trust_view(&beta, &door.ca))
+    };
     /// Returns the trust view of beta's data planes.
-    fn told(beta: &TestCa, alpha: &TestCa) -> TrustView {
+    fn trust_view(beta: &TestCa, alpha: &TestCa) -> TrustView {
         let store = TrustStore::new(&Registry::new());
         let both = [
             beta.bundle("beta", "beta.example", false, vec![]),

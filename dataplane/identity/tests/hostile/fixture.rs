@@ -113,7 +113,7 @@ impl HandshakeFixture {
         }
     }
 
-    fn told(&self) -> (Registry, TrustView) {
+    fn trust(&self) -> (Registry, TrustView) {
         let registry = Registry::new();
         let store = TrustStore::new(&registry);
         store
@@ -138,7 +138,7 @@ impl HandshakeFixture {
 
     /// Returns both honest sides with the same trust, for a man in the middle.
     pub(crate) fn pair(&self) -> (ServerIdentity, ClientIdentity) {
-        let (_, view) = self.told();
+        let (_, view) = self.trust();
         (self.server(view.clone()), self.client(view))
     }
 }
@@ -306,7 +306,7 @@ pub(crate) struct Flight {
 /// Runs all cases before it fails, so that a failure shows every case that differs.
 pub(crate) fn check(cases: &[HostileCase]) {
     let wrong = cases.iter().filter_map(|case| {
-        let (registry, view) = FIXTURE.told();
+        let (registry, view) = FIXTURE.trust();
         let server = FIXTURE.server(view);
         let foe = async |io| attack(&FIXTURE, io, &case.opening, case.script).await;
         judge(
@@ -336,7 +336,7 @@ pub(crate) fn check_flights(flights: &[Flight]) {
 /// Runs hostile servers against the client under test.
 pub(crate) fn check_traps(traps: &[Flight]) {
     let wrong = traps.iter().filter_map(|trap| {
-        let (registry, view) = FIXTURE.told();
+        let (registry, view) = FIXTURE.trust();
         let client = FIXTURE.client(view);
         let foe = async |io| ambush(&FIXTURE, io, trap.script).await;
         judge(

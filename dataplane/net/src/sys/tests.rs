@@ -16,7 +16,7 @@ struct TestNetns {
 
 impl TestNetns {
     fn new() -> Self {
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         std::thread::spawn(move || {
             // SAFETY: CLONE_NEWNET affects only this thread, which shares nothing that depends on its network namespace.
@@ -28,11 +28,11 @@ impl TestNetns {
                 io::Error::last_os_error()
             );
             run_here("ip link set lo up");
-            tell.send(Netns::current().unwrap()).unwrap();
+            sender.send(Netns::current().unwrap()).unwrap();
             let _ = ended.recv();
         });
         Self {
-            netns: told.recv().unwrap(),
+            netns: receiver.recv().unwrap(),
             _end: end,
         }
     }
@@ -480,7 +480,7 @@ async fn a_blocked_reader_gets_data_later() {
         far.readable(),
     )
     .await
-    .expect("now it is told")
+    .expect("now it is reported")
     .unwrap();
     assert_eq!(far.read(&mut buf).await.unwrap(), 3);
     // More bytes than the limit, and an end, are reported in spite of the guard.
@@ -494,7 +494,7 @@ async fn a_blocked_reader_gets_data_later() {
         far.readable(),
     )
     .await
-    .expect("so much is told")
+    .expect("so much is reported")
     .unwrap();
 }
 

@@ -311,7 +311,7 @@ fn the_source_of_an_identity_bounds_a_nodes_decision() {
         check(case, &policy, answers(want));
     }
     check(
-        "before anything was told",
+        "before the first state",
         &PodPolicy::default(),
         answers(["yes"; 7]).map(|(identity, _)| (identity, Err(NodeRefusal::TenantUnknown))),
     );
@@ -425,7 +425,7 @@ fn only_pods_with_something_to_enforce_are_guarded() {
             of(vec![service], vec![]),
             false,
         ),
-        ("before anything was told", PodPolicy::default(), true),
+        ("before the first state", PodPolicy::default(), true),
     ] {
         assert_eq!(policy.guards_plaintext(), want, "{case}");
     }

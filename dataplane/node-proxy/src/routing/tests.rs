@@ -449,7 +449,7 @@ fn a_tunnel_comes_in_by_ztunnels_order() {
         Err(NodeRefusal::DestinationMismatch),
     );
     check(
-        "a mismatch is told before a reserved port",
+        "a mismatch is reported before a reserved port",
         "10.1.1.2",
         "10.1.1.3:15008",
         &ours,
@@ -465,7 +465,7 @@ fn a_tunnel_comes_in_by_ztunnels_order() {
         );
     }
     check(
-        "a reserved port is told before the authorization",
+        "a reserved port is reported before the authorization",
         "10.1.1.2",
         "10.1.1.2:15008",
         &theirs,

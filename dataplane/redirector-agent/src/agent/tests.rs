@@ -504,11 +504,11 @@ async fn slow_search_for_a_session_delays_no_report() {
 async fn moved_heads_are_reported_to_the_gateway_after_the_map_writes() {
     let fixture = AgentFixture::new(orders(false)).await;
     let heard: Arc<Mutex<Vec<(u32, HeadChange)>>> = Arc::default();
-    let told = heard.clone();
+    let recorded = heard.clone();
     fixture
         .agent
         .rebalance_with(Box::new(move |service, change| {
-            told.lock().unwrap().push((service.get(), change))
+            recorded.lock().unwrap().push((service.get(), change))
         }));
     fixture.until("registration", |_| true).await;
     until("the replica's number", || {

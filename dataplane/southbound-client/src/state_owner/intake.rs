@@ -132,10 +132,10 @@ impl StateOwner {
             )),
             ChangeScope::Whole => {
                 let undo = advance(&mut state, &change, &refused, &self.kinds, watches);
-                let told = ResourceState::default();
+                let delivered = ResourceState::default();
                 let all = match tell_whole(
                     &mut self.apply,
-                    &told,
+                    &delivered,
                     &mut state,
                     UpdateSource::Controller,
                     &self.kinds,
@@ -191,14 +191,14 @@ impl StateOwner {
         }
         let mut state = lock(&self.state);
         // The callback got no state before the subscription was ready.
-        let told = if self.status.borrow().ready {
+        let delivered = if self.status.borrow().ready {
             state.clone()
         } else {
             ResourceState::default()
         };
         let all = match tell_whole(
             &mut self.apply,
-            &told,
+            &delivered,
             &mut incoming,
             UpdateSource::Controller,
             &self.kinds,
@@ -320,12 +320,12 @@ fn close_and_tell(
     }
 }
 
-/// Passes a whole state to the callback, in place of `told`, which is empty the first time. Resources that it refuses are removed from the
+/// Passes a whole state to the callback, in place of `delivered`, which is empty the first time. Resources that it refuses are removed from the
 /// state. If it refuses everything, halves of the tenants are tried, down to single tenants, and refused tenants are left out. `Err` means
 /// that no tenant was accepted.
 pub(crate) fn tell_whole(
     apply: &mut ApplyFn,
-    told: &ResourceState,
+    delivered: &ResourceState,
     state: &mut ResourceState,
     origin: UpdateSource,
     kinds: &[ResourceKind],
@@ -333,12 +333,12 @@ pub(crate) fn tell_whole(
 ) -> Result<Vec<RefusedResource>, String> {
     let all = Update {
         origin,
-        removals: told.missing_in(state),
+        removals: delivered.missing_in(state),
         ..whole(kinds, state)
     };
     let refused = match ask(apply, &all, state) {
         Ok(list) => list,
-        Err(why) => tell_halves(apply, told, state, &all, why, watches)?,
+        Err(why) => tell_halves(apply, delivered, state, &all, why, watches)?,
     };
     if refused.is_empty() {
         return Ok(refused);
@@ -354,7 +354,7 @@ type ResourcePart<'a> = Vec<&'a std::sync::Arc<Resource>>;
 /// A state that is built from the parts that the callback accepts.
 struct BuildUp<'a> {
     apply: &'a mut ApplyFn,
-    told: &'a ResourceState,
+    delivered: &'a ResourceState,
     /// State from which resources are taken.
     from: &'a ResourceState,
     /// Update that gives the values other than resources.
@@ -383,7 +383,7 @@ impl BuildUp<'_> {
         let removals = if self.has_accepted {
             Vec::new()
         } else {
-            self.told.missing_in(&next)
+            self.delivered.missing_in(&next)
         };
         match (
             ask(
@@ -424,7 +424,7 @@ impl BuildUp<'_> {
 /// Builds the state tenant by tenant, with the provider's resources first. Returns the resources of the tenants that the callback refuses.
 fn tell_halves(
     apply: &mut ApplyFn,
-    told: &ResourceState,
+    delivered: &ResourceState,
     state: &mut ResourceState,
     all: &Update,
     why: String,
@@ -451,7 +451,7 @@ fn tell_halves(
     };
     let mut build_up = BuildUp {
         apply,
-        told,
+        delivered,
         from: state,
         all,
         watches,

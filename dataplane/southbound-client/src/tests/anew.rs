@@ -28,7 +28,7 @@ async fn started(rig: &SubscriptionFixture) -> (FakeController, FakeStream, Subs
         .ask(response(5, ResourceKind::Service, &[service("a", 1)], &[]))
         .await;
     subscriber.until_ready().await;
-    rig.told();
+    rig.updates();
     (controller, stream, subscriber)
 }
 
@@ -70,14 +70,14 @@ async fn after_two_refusals_for_a_full_limit_a_stream_lists_nothing_and_receives
     tenants.control_plane = Some(control_plane(StoreId::from_bits(7)));
     let ack = stream.ask(tenants).await;
     assert_eq!(
-        (ack.error_detail, rig.told()),
+        (ack.error_detail, rig.updates()),
         (None, vec![]),
         "half a state changes nothing"
     );
     stream
         .ask(response(6, ResourceKind::Service, &[service("b", 2)], &[]))
         .await;
-    let (origin, generation, mut put, mut removed, counts) = rig.told().remove(0);
+    let (origin, generation, mut put, mut removed, counts) = rig.updates().remove(0);
     put.sort();
     removed.sort();
     assert_eq!(

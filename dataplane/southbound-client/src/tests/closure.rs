@@ -110,7 +110,7 @@ async fn cold_start_with_a_refused_policy_closes_its_tenant_alone() {
     assert_eq!(
         *rig.closed.lock().unwrap(),
         ["alpha"],
-        "the caller is told with the first whole state"
+        "the caller receives it with the first whole state"
     );
     assert!(
         subscriber
@@ -327,17 +327,17 @@ async fn snapshot_boots_with_the_same_tenants_closed() {
         let (controller, stream, subscriber) = started(&rig, bad).await;
         subscriber.stop().await;
         drop((controller, stream));
-        rig.told();
+        rig.updates();
         let elsewhere = FakeController::start().await;
         let nowhere = "127.0.0.1:9".parse().unwrap();
         let subscriber = rig.start_with(&elsewhere, nowhere, &SEALED);
         assert!(subscriber.ready() && !subscriber.status().live);
         assert_eq!(closed(&subscriber), wanted);
-        assert_eq!(rig.told()[0].0, UpdateSource::Snapshot);
+        assert_eq!(rig.updates()[0].0, UpdateSource::Snapshot);
         assert_eq!(
             rig.closed.lock().unwrap().len(),
             wanted.len(),
-            "the caller is told with the state"
+            "the caller receives it with the state"
         );
     }
 }

@@ -121,7 +121,7 @@ pub(super) type ReceivedUpdate = (UpdateSource, u64, Vec<String>, Vec<String>, (
 pub(super) struct SubscriptionFixture {
     pub(super) folder: TempDir,
     pub(super) registry: Registry,
-    pub(super) told: Arc<Mutex<Vec<ReceivedUpdate>>>,
+    pub(super) updates: Arc<Mutex<Vec<ReceivedUpdate>>>,
     /// If true, the callback refuses everything.
     pub(super) refuse: Arc<AtomicBool>,
     /// Names of resources that the callback cannot use.
@@ -141,7 +141,7 @@ impl SubscriptionFixture {
         Self {
             folder,
             registry,
-            told: Arc::default(),
+            updates: Arc::default(),
             refuse: Arc::default(),
             unusable: Arc::default(),
             no_room: Arc::default(),
@@ -221,7 +221,7 @@ impl SubscriptionFixture {
     }
 
     fn apply(&self) -> ApplyFn {
-        let (told, refuse) = (self.told.clone(), self.refuse.clone());
+        let (updates, refuse) = (self.updates.clone(), self.refuse.clone());
         let (unusable, no_room, closed) = (
             self.unusable.clone(),
             self.no_room.clone(),
@@ -240,7 +240,7 @@ impl SubscriptionFixture {
             let removals = update.removals.iter().map(|(_, n)| n.clone()).collect();
             assert_eq!(update.generation, state.generation());
             *closed.lock().unwrap() = state.closed().keys().map(ToString::to_string).collect();
-            told.lock().unwrap().push((
+            updates.lock().unwrap().push((
                 update.origin,
                 update.generation.0,
                 names,
@@ -263,8 +263,8 @@ impl SubscriptionFixture {
         })
     }
 
-    pub(super) fn told(&self) -> Vec<ReceivedUpdate> {
-        std::mem::take(&mut *self.told.lock().unwrap())
+    pub(super) fn updates(&self) -> Vec<ReceivedUpdate> {
+        std::mem::take(&mut *self.updates.lock().unwrap())
     }
 
     pub(super) fn metric(&self, start: &str) -> u64 {

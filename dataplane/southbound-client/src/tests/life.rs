@@ -78,7 +78,7 @@ async fn a_first_start_subscribes_acks_and_is_ready_when_every_kind_was_answered
         "the first full state is on disk at once"
     );
     assert_eq!(
-        rig.told(),
+        rig.updates(),
         [(
             UpdateSource::Controller,
             5,
@@ -103,7 +103,7 @@ async fn a_reconnect_names_known_versions_and_changes_apply_once() {
     let rig = SubscriptionFixture::new();
     let (controller, stream, subscriber) = started(&rig).await;
     drop(stream);
-    rig.told();
+    rig.updates();
     let mut controller = controller.restart().await;
     let mut stream = controller.stream().await;
     let held = stream.hear().await.unwrap().initial_resource_versions;
@@ -125,7 +125,7 @@ async fn a_reconnect_names_known_versions_and_changes_apply_once() {
         .ask(response(6, ResourceKind::Service, &[], &[]))
         .await;
     assert_eq!(
-        rig.told(),
+        rig.updates(),
         [(
             UpdateSource::Controller,
             6,
@@ -142,7 +142,7 @@ async fn a_reconnect_names_known_versions_and_changes_apply_once() {
 async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
     let rig = SubscriptionFixture::new();
     let (_controller, mut stream, subscriber) = started(&rig).await;
-    rig.told();
+    rig.updates();
     let mut bad = response(
         6,
         ResourceKind::Tenant,
@@ -157,7 +157,7 @@ async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
     );
     assert!(nack.error_detail.unwrap().message.contains("gamma"));
     assert_eq!(
-        rig.told(),
+        rig.updates(),
         [(
             UpdateSource::Controller,
             6,
@@ -178,11 +178,11 @@ async fn bad_resource_is_refused_by_name_and_the_rest_is_applied() {
         .await;
     assert_eq!(refused(&nack), ["delta"]);
     assert!(subscriber.status().nack["Tenant"].contains("cannot be used"));
-    let names: Vec<_> = rig.told().into_iter().map(|told| told.2).collect();
+    let names: Vec<_> = rig.updates().into_iter().map(|update| update.2).collect();
     assert_eq!(
         names,
         [vec!["delta".to_string(), "beta".into()], vec![]],
-        "what is taken back is told by one more call"
+        "a removal is one more call"
     );
 
     // A refusal of the whole and a panic are traced to the tenant that causes them.
@@ -250,12 +250,12 @@ async fn the_client_boots_from_the_state_file_and_resumes_from_it() {
     drop(stream);
     let address = controller.address;
     drop(controller);
-    rig.told();
+    rig.updates();
 
     let elsewhere = FakeController::start().await;
     let subscriber = rig.start_through(&elsewhere, address);
     assert!(subscriber.ready() && !subscriber.status().live);
-    let (origin, generation, mut names, _, counts) = rig.told().remove(0);
+    let (origin, generation, mut names, _, counts) = rig.updates().remove(0);
     names.sort();
     assert_eq!(
         (origin, generation, counts),
@@ -345,7 +345,7 @@ async fn a_snapshot_that_is_not_whole_is_refused_by_name_and_never_served() {
             1,
             "{name}"
         );
-        assert!(rig.told().is_empty(), "{name}");
+        assert!(rig.updates().is_empty(), "{name}");
         let mut stream = controller.stream().await;
         serve_all(&mut stream, 5).await;
         subscriber.until_ready().await;

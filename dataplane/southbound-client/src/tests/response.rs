@@ -292,9 +292,9 @@ fn one_bad_tenant_of_many_is_found_by_halves() {
     .unwrap();
     state.apply(&change);
     let tellings = Arc::new(AtomicU64::new(0));
-    let told = tellings.clone();
+    let counter = tellings.clone();
     let mut apply: ApplyFn = Box::new(move |update, state| {
-        told.fetch_add(1, Relaxed);
+        counter.fetch_add(1, Relaxed);
         assert!(update.upserts.iter().all(|r| r.name() != "t40"), "tripped");
         let unusable = state
             .get(ResourceKind::Tenant, "t03")

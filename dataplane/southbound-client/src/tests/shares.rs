@@ -49,7 +49,7 @@ async fn shares_and_omitted_resources_are_reported_and_stored() {
         1,
         "it comes into force when there is room"
     );
-    let told = |omitted: &[&str], used: u64| {
+    let is_reported = |omitted: &[&str], used: u64| {
         controller
             .reports
             .heard()
@@ -64,7 +64,7 @@ async fn shares_and_omitted_resources_are_reported_and_stored() {
                 names == omitted && row.is_some_and(|row| row.used == used)
             })
     };
-    until("both are reported", || told(&["alpha/shop/a"], 7)).await;
+    until("both are reported", || is_reported(&["alpha/shop/a"], 7)).await;
     let _more = limit.take(&alpha, 1).unwrap();
     rig.no_room.lock().unwrap().clear();
     stream
@@ -75,7 +75,7 @@ async fn shares_and_omitted_resources_are_reported_and_stored() {
             &[],
         ))
         .await;
-    until("the change is reported", || told(&[], 8)).await;
+    until("the change is reported", || is_reported(&[], 8)).await;
     let reports = controller.reports.heard().shares.len();
     assert!(
         rig.metric("canal_southbound_share_reports_total{result=\"ok\"}") >= reports as u64 - 1

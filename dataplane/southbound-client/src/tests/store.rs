@@ -70,7 +70,7 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
         (text(OLD), String::new())
     );
     drop(stream);
-    rig.told();
+    rig.updates();
     let mut controller = controller.restart().await;
     // The first stream announces another store, so the subscriber restarts it without resources.
     let mut stream = controller.stream().await;
@@ -87,7 +87,7 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
         0,
         "nothing of the old store is claimed"
     );
-    until("it is told", || {
+    until("the update is delivered", || {
         subscriber.status().other_store == text(NEW)
     })
     .await;
@@ -113,7 +113,7 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
         "an older generation of another store is not stale"
     );
     assert_eq!(
-        (rig.told(), subscriber.status().generation),
+        (rig.updates(), subscriber.status().generation),
         (vec![], 500),
         "half a state changes nothing"
     );
@@ -122,7 +122,7 @@ async fn another_stores_state_replaces_all_at_once_and_only_when_it_is_whole() {
     stream
         .ask(response(2, ResourceKind::Service, &[service("b", 1)], &[]))
         .await;
-    let (origin, generation, mut put, mut removed, counts) = rig.told().remove(0);
+    let (origin, generation, mut put, mut removed, counts) = rig.updates().remove(0);
     put.sort();
     removed.sort();
     assert_eq!(
@@ -165,7 +165,7 @@ async fn the_old_store_returns_before_the_other_is_whole() {
     let rig = SubscriptionFixture::new();
     let (controller, stream, subscriber) = started(&rig).await;
     drop(stream);
-    rig.told();
+    rig.updates();
     let mut controller = controller.restart().await;
     let mut stream = controller.stream().await;
     held(&mut stream, 2).await;
@@ -196,7 +196,7 @@ async fn the_old_store_returns_before_the_other_is_whole() {
         ))
         .await;
     assert_eq!(
-        rig.told(),
+        rig.updates(),
         [(
             UpdateSource::Controller,
             501,
@@ -242,7 +242,7 @@ async fn another_store_is_whole_only_once_its_tenants_are_sealed() {
         stream.ask(of(OLD, response)).await;
     }
     subscriber.until_ready().await;
-    rig.told();
+    rig.updates();
     drop(stream);
     let mut stream = controller.stream().await;
     held(&mut stream, 4).await;
@@ -272,7 +272,7 @@ async fn another_store_is_whole_only_once_its_tenants_are_sealed() {
             &[],
         ))
         .await;
-    assert_eq!(rig.told(), [], "beta's manifest is still to come");
+    assert_eq!(rig.updates(), [], "beta's manifest is still to come");
     stream
         .ask(response(
             2,
@@ -281,7 +281,7 @@ async fn another_store_is_whole_only_once_its_tenants_are_sealed() {
             &[],
         ))
         .await;
-    assert_eq!(rig.told().len(), 1);
+    assert_eq!(rig.updates().len(), 1);
     assert_eq!(
         (subscriber.status().closed.len(), subscriber.status().store),
         (0, text(NEW)),

@@ -143,14 +143,14 @@ pub(super) fn run(
     tails: &LogTails,
     (written, failed): (&SharedCounter, &SharedCounter),
 ) {
-    let mut told = false;
+    let mut is_reported = false;
     while let Ok(FilledBlock { mut block, home }) = blocks.recv() {
         match target.write(&block.bytes) {
             Ok(()) => written.add(block.lines.into()),
             Err(error) => {
                 failed.add(block.lines.into());
                 // The error is logged once, because a full disk may also be the one that stderr goes to.
-                if !std::mem::replace(&mut told, true) {
+                if !std::mem::replace(&mut is_reported, true) {
                     tracing::error!(%error, "access log lines are lost; canal_access_log_dropped_total counts them");
                 }
             }

@@ -30,7 +30,7 @@ fn with(
         // An object that was not accepted does not exist.
         let _ = operator(setup).delete("beta", kind, name);
     }
-    let told = applied.map(|answer| {
+    let answer_text = applied.map(|answer| {
         (
             answer.accepted,
             answer
@@ -40,7 +40,7 @@ fn with(
                 .collect::<Vec<_>>(),
         )
     });
-    AttackOutcome::of(seen.reached, (seen.output, told))
+    AttackOutcome::of(seen.reached, (seen.output, answer_text))
 }
 
 fn route(rule: &str) -> String {

@@ -27,7 +27,7 @@ const SERVER: [&str; 2] = ["10.1.2.2", "fd00:1::2:2"];
 const CLIENT: [&str; 2] = ["10.1.1.2", "fd00:1::1:2"];
 const SERVICE: [&str; 2] = ["10.101.0.40", "fd00:101::40"];
 /// Placeholder for an observation that a meshed client lacks.
-const UNOBSERVED: &str = "(nothing told)";
+const UNOBSERVED: &str = "(nothing observed)";
 
 pub(crate) struct SoftwareProgram {
     pub(crate) name: String,

@@ -45,7 +45,7 @@ fn world_of(ir: &Ir, output: CompileOutput, replica: &ReplicaName) -> StreamWorl
         ir.tenant.name.clone(),
         Arc::new(TenantCatalog::next(None, compiled, generation)),
     );
-    w.catalog.whereabouts = Arc::new(lower::placement_on(ir, replica, &"b1".parse().unwrap()));
+    w.catalog.placement = Arc::new(lower::placement_on(ir, replica, &"b1".parse().unwrap()));
     w.catalog.generation = generation;
     w
 }
@@ -102,7 +102,7 @@ fn streams_send_the_programs_that_goldens_judge() {
             continue;
         };
         let w = world_of(&ir, compile(&input), &replica);
-        let placement = w.catalog.whereabouts.clone();
+        let placement = w.catalog.placement.clone();
         let program = lower::gateway(&ir, &replica, &az, &placement);
         compared += check(&w, gateway(replica.as_str()), &program);
         let names: BTreeSet<&NodeName> =

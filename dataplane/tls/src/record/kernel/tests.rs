@@ -26,7 +26,7 @@ const INSIDE: [(&str, KernelCaseFn); 15] = [
         Box::pin(rule_breakers())
     }),
     (
-        "the peer is told why, and nothing is written after the end",
+        "the peer gets an alert, and nothing is written after the end",
         || Box::pin(told_why()),
     ),
     ("a peer's new keys end the connection, by name", || {
@@ -40,10 +40,9 @@ const INSIDE: [(&str, KernelCaseFn); 15] = [
         "a connection says when its keys' time is nearly over",
         || Box::pin(worn()),
     ),
-    (
-        "who writes first after a bad record is told as well",
-        || Box::pin(writer_first()),
-    ),
+    ("a writer after a bad record gets the error as well", || {
+        Box::pin(writer_first())
+    }),
     (
         "what came early is read first, or is not the kernel's",
         || Box::pin(early()),
@@ -304,8 +303,8 @@ async fn peers_update() {
                 name_of(&ours.read_exact(&mut got).await.unwrap_err()),
                 "rekey"
             );
-            let told = s.read_u8().await.unwrap_err().to_string();
-            assert!(told.contains("InternalError"), "{told}");
+            let error = s.read_u8().await.unwrap_err().to_string();
+            assert!(error.contains("InternalError"), "{error}");
         }
     }
 }
