@@ -17,7 +17,7 @@ use crate::text;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ir {
     pub tenant: Tenant,
-    /// Gateways sorted by replica.
+    /// Gateways of the tenant, sorted by replica.
     pub gateways: Vec<Gateway>,
     pub services: BTreeMap<ServiceKey, ServiceIr>,
     /// Workloads sorted by namespace and name.

@@ -65,7 +65,7 @@ pub enum HopDecision {
 #[derive(Debug, Clone)]
 pub struct HopExplanation {
     pub hop: EnforcementPoint,
-    /// Workload as `namespace/name`.
+    /// Name of the workload, as `namespace/name`.
     pub workload: String,
     pub outcome: HopDecision,
     /// All policies that apply to this destination, sorted by name.
@@ -87,7 +87,7 @@ pub struct PolicyTrace {
 /// The explanation of a request on its whole path.
 #[derive(Debug, Clone)]
 pub struct Explanation {
-    /// Result of routing.
+    /// The route that the request takes, as text.
     pub route: String,
     /// Whether the client's node uses a gateway, and why; `None` if the description fixes it, or if there is no such port.
     pub path: Option<PortPath>,

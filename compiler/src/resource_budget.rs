@@ -11,7 +11,7 @@ use crate::route_weight::RouteWeights;
 pub struct CompiledSize {
     /// Bytes of the resources as data planes receive them.
     pub bytes: u64,
-    /// Number of the resources.
+    /// Number of resources that were compiled.
     pub resources: u64,
     /// Bytes of the route tables that a gateway builds of the resources.
     pub route_table_bytes: u64,

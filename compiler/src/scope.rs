@@ -23,7 +23,7 @@ pub struct TierPlacement {
 pub struct BackendScope {
     /// Tenants with a service that this backend serves, or with sessions that are still here.
     pub tenants: BTreeSet<TenantName>,
-    /// Ids of those services.
+    /// Ids of the services that this backend serves or has sessions of.
     pub services: BTreeSet<ServiceId>,
 }
 

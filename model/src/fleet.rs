@@ -31,7 +31,7 @@ pub struct FleetReplica {
     pub number: ReplicaNumber,
     pub backend: BackendName,
     pub az: AzName,
-    /// Underlay address, from 250.0.0.0/8.
+    /// The underlay address, which is in 250.0.0.0/8.
     pub underlay: Ipv4Addr,
     pub state: ReplicaState,
     /// False if the edge of the replica's AZ finds it down.
@@ -117,7 +117,7 @@ pub struct Demand {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Demands {
     pub services: BTreeMap<ServiceId, Demand>,
-    /// `gatewayCidrs` of each tenant.
+    /// The address ranges in `gatewayCidrs` of each tenant.
     pub ranges: BTreeMap<TenantName, Vec<IpNet>>,
     pub rules: ShardingRules,
 }

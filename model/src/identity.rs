@@ -12,11 +12,11 @@ use crate::principal::Principal;
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Identity {
-    /// The tenant's trust domain.
+    /// The trust domain of the workload's tenant.
     pub trust_domain: TrustDomain,
-    /// The workload's namespace.
+    /// The namespace that the workload is in.
     pub namespace: Namespace,
-    /// The workload's service account.
+    /// The service account that the workload runs as.
     pub service_account: ServiceAccount,
 }
 

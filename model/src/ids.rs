@@ -301,9 +301,9 @@ impl fmt::Display for Generation {
 pub struct ServiceKey {
     /// Tenant that owns the service.
     pub tenant: TenantName,
-    /// Namespace inside the tenant.
+    /// The service's namespace inside the tenant.
     pub namespace: Namespace,
-    /// Name of the service.
+    /// Name of the service in its namespace.
     pub name: ObjectName,
 }
 

@@ -37,7 +37,7 @@ macro_rules! resource_kinds {
         }
 
         impl ResourceKind {
-            /// All kinds, parents first.
+            /// All kinds in order: each after those that it refers to.
             pub const ALL: [ResourceKind; [$(ResourceKind::$kind),*].len()] = [$(ResourceKind::$kind),*];
 
             /// Returns the kind's name in labels, logs and dumps: the name of its message in `program.proto`.
@@ -252,7 +252,7 @@ pub struct Service {
     pub id: ServiceId,
     /// DNS name of the service: `name.namespace.svc.cluster.local`.
     pub hostname: String,
-    /// Virtual addresses (cluster IPs).
+    /// The service's virtual addresses (cluster IPs).
     pub vips: Vec<IpAddr>,
     pub ports: Vec<ServicePort>,
     pub upstream_pool: UpstreamPool,
@@ -408,7 +408,7 @@ pub struct DirectPort {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RouteKey {
     pub tenant: TenantName,
-    /// `HTTPRoute` or `VirtualService`.
+    /// Kind of the object: `HTTPRoute` or `VirtualService`.
     pub kind: String,
     pub namespace: Namespace,
     pub name: ObjectName,
@@ -471,7 +471,7 @@ pub struct Precedence {
     pub specificity: [u32; 5],
     /// Creation time of the object in seconds since 1970; the next field breaks ties.
     pub created: u64,
-    /// `kind/namespace/name` of the object.
+    /// Name of the object, as `kind/namespace/name`.
     pub object: String,
     /// Index of the rule in the object, then of the match in the rule.
     pub place: [u32; 2],
@@ -559,7 +559,7 @@ pub struct Replica {
     pub number: ReplicaNumber,
     pub backend: BackendName,
     pub az: AzName,
-    /// Underlay address, from 250.0.0.0/8.
+    /// The underlay address, which is in 250.0.0.0/8.
     pub underlay: Ipv4Addr,
     /// False if the replica is known to be down; every chain then skips it.
     pub up: bool,

@@ -85,11 +85,11 @@ impl ShareRefusal {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShareUsage {
     pub holder: ShareHolder,
-    /// Amount taken at present.
+    /// Amount that the tenant has taken at present.
     pub used: u64,
     /// Maximum that the holder may take.
     pub max: u64,
-    /// Number of refused takes.
+    /// Number of times that the tenant was refused.
     pub refused: u64,
     /// Number of permits that were revoked because this holder was the largest.
     pub revoked: u64,

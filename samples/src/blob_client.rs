@@ -48,24 +48,24 @@ pub enum BlobFraming {
 /// Server, and the body to transfer.
 #[derive(Debug, Clone, Args)]
 pub struct BlobClientArgs {
-    /// Server, e.g. http://10.96.0.30:8080
+    /// URL of the server, e.g. http://10.96.0.30:8080
     pub url: String,
     /// What to do with the body
     #[arg(long, value_enum, default_value = "get")]
     pub mode: BlobMode,
-    /// Bytes
+    /// Number of bytes of the blob
     #[arg(long, default_value_t = 1 << 20)]
     pub size: u64,
-    /// Which deterministic stream
+    /// Number that selects the deterministic content
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
     /// How the length is announced
     #[arg(long, value_enum, default_value = "length")]
     pub framing: BlobFraming,
-    /// HTTP version to use
+    /// HTTP version that the client speaks
     #[arg(long, value_enum, default_value = "h1")]
     pub protocol: Protocol,
-    /// Host header
+    /// Value of the Host header
     #[arg(long)]
     pub host: Option<String>,
     /// Create this file when half of the sent body has been produced, and send the rest when it has been removed

@@ -21,12 +21,12 @@ const MESSAGE_BYTES: usize = 64;
 /// Number, rate and timing of the connections.
 #[derive(Debug, Clone, Args)]
 pub struct ConnectionsArgs {
-    /// Echo server, e.g. 10.1.192.5:7000
+    /// Address of the echo server, e.g. 10.1.192.5:7000
     pub address: String,
     /// Maximum number of connections open at once
     #[arg(short = 'c', long, default_value_t = 4)]
     pub at_once: usize,
-    /// Seconds
+    /// Number of seconds that the run lasts
     #[arg(short, long, default_value_t = 10.0)]
     pub duration: f64,
     /// New connections per second; without it, the next follows as soon as one has ended

@@ -31,13 +31,13 @@ pub enum GrpcCallMode {
 pub struct GrpcClientArgs {
     /// Address of the server, e.g. 10.96.0.20:9000 or [fd00::20]:9000
     pub address: String,
-    /// Shape of the call
+    /// Kind of call: unary or a stream
     #[arg(long, value_enum, default_value = "unary")]
     pub mode: GrpcCallMode,
     /// Messages to send (client-stream, bidi) or to request (server-stream); calls to make (unary)
     #[arg(long, default_value_t = 1)]
     pub count: u32,
-    /// Payload bytes per message
+    /// Bytes of payload in each message
     #[arg(long, default_value_t = 32)]
     pub size: usize,
     /// Milliseconds between messages of a stream
@@ -55,7 +55,7 @@ pub struct GrpcClientArgs {
     /// Deadline of the whole call, sent as grpc-timeout
     #[arg(long, default_value_t = 30_000)]
     pub timeout_ms: u64,
-    /// Value of :authority
+    /// Value of the :authority header
     #[arg(long)]
     pub authority: Option<String>,
     /// Metadata, as name=value; names starting with x-echo- come back

@@ -47,7 +47,7 @@ pub struct LoadArgs {
     /// Requests per second over all connections (open loop); without it, each connection sends as fast as it is answered
     #[arg(short, long)]
     pub rate: Option<f64>,
-    /// HTTP version to use
+    /// HTTP version that the client speaks
     #[arg(long, value_enum, default_value = "h1")]
     pub protocol: Protocol,
     /// Open a new connection for every request
@@ -56,10 +56,10 @@ pub struct LoadArgs {
     /// Request header, as "name: value"; Host too
     #[arg(short = 'H', long = "header")]
     pub headers: Vec<String>,
-    /// Request method
+    /// Method of the HTTP requests
     #[arg(short = 'X', long, default_value = "GET")]
     pub method: String,
-    /// Bytes of request body
+    /// Bytes in each request's body
     #[arg(long, default_value_t = 0)]
     pub body_size: usize,
     /// Maximum wait for one whole answer, in milliseconds

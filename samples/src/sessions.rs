@@ -30,10 +30,10 @@ pub struct HeldSessionsArgs {
     /// Echo servers, e.g. 10.1.192.5:7000; sessions take them in turn
     #[arg(required = true)]
     pub addresses: Vec<String>,
-    /// Sessions to hold
+    /// Number of sessions to hold open
     #[arg(short = 'n', long, default_value_t = 100)]
     pub count: usize,
-    /// Sessions opened per second
+    /// Number of sessions opened each second
     #[arg(long, default_value_t = 1000.0)]
     pub open_rate: f64,
     /// Pause between two exchanges of a session, in milliseconds

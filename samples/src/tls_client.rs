@@ -23,12 +23,12 @@ const ANSWER_BYTES_MAX: u64 = 16 << 20;
 /// Server to connect to, and the TLS settings.
 #[derive(Debug, Clone, Args)]
 pub struct TlsClientArgs {
-    /// Server, e.g. 10.101.0.10:443
+    /// Address of the server, e.g. 10.101.0.10:443
     pub address: String,
     /// Name the server must prove; also its SNI and the Host header
     #[arg(long)]
     pub name: String,
-    /// PEM file of roots
+    /// PEM file with the root certificates
     #[arg(long)]
     pub roots: PathBuf,
     /// PEM files of the own certificate chain and key
@@ -36,10 +36,10 @@ pub struct TlsClientArgs {
     pub cert: Option<PathBuf>,
     #[arg(long)]
     pub key: Option<PathBuf>,
-    /// Page to request
+    /// Path of the page to request
     #[arg(long, default_value = "/")]
     pub path: String,
-    /// Offer TLS 1.2 only
+    /// Offer no version but TLS 1.2
     #[arg(long)]
     pub tls12: bool,
     /// Number of connections, one after the other; the last one is reported

@@ -22,21 +22,21 @@ use canal_byte_pattern::fill;
 /// Server, and the messages to send.
 #[derive(Debug, Clone, Args)]
 pub struct WsClientArgs {
-    /// Server, e.g. ws://10.96.0.40:8081/echo
+    /// URL of the server, e.g. ws://10.96.0.40:8081/echo
     pub url: String,
-    /// Messages to send
+    /// Number of messages to send
     #[arg(long, default_value_t = 10)]
     pub count: u32,
-    /// Bytes per message
+    /// Number of bytes per message
     #[arg(long, default_value_t = 64)]
     pub size: usize,
-    /// Milliseconds between messages
+    /// Number of milliseconds between two messages
     #[arg(long, default_value_t = 0)]
     pub interval_ms: u64,
     /// Maximum wait for one echo
     #[arg(long, default_value_t = 10_000)]
     pub timeout_ms: u64,
-    /// Host header
+    /// Value of the Host header
     #[arg(long)]
     pub host: Option<String>,
 }

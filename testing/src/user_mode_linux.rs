@@ -16,7 +16,7 @@ use rustix::system::{RebootCommand, finit_module, reboot};
 
 /// Environment variable with the folder of the kernel's modules, for the first process.
 const MODULES: &str = "CANAL_UML_MODULES";
-/// Module of kernel TLS.
+/// The kernel module that implements TLS.
 pub const TLS: [&str; 1] = ["net/tls/tls"];
 /// Modules of AES-GCM, in the order of their dependencies.
 pub const CIPHER: [&str; 4] = [

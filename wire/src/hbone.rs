@@ -93,17 +93,17 @@ pub fn forwarded_for(value: &str) -> Option<std::net::SocketAddr> {
 /// The contents of a `baggage` header that describes a workload; unknown fields stay empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Baggage {
-    /// Value of `k8s.cluster.name`.
+    /// Name of the cluster, `k8s.cluster.name`.
     pub cluster: String,
-    /// Value of `k8s.namespace.name`.
+    /// Name of the namespace, `k8s.namespace.name`.
     pub namespace: String,
-    /// Value of `k8s.pod.name`.
+    /// Name of the pod, `k8s.pod.name`.
     pub pod: String,
-    /// Value of `service.name`.
+    /// Name of the service, `service.name`.
     pub service: String,
-    /// Value of `service.version`.
+    /// Version of the service, `service.version`.
     pub version: String,
-    /// Value of `cloud.availability_zone`.
+    /// Name of the AZ, `cloud.availability_zone`.
     pub az: String,
 }
 

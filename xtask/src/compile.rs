@@ -19,7 +19,7 @@ const PROGRESS: Duration = Duration::from_secs(30);
 const ERRORS_MAX: usize = 3;
 const WORDS_MAX: usize = 20;
 
-/// What a build said.
+/// The programs, warnings and errors of one build.
 #[derive(Debug, Default)]
 pub(crate) struct ProgramBuild {
     pub(crate) programs: Vec<TestProgram>,

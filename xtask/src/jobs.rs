@@ -153,7 +153,7 @@ pub(crate) fn capacity(cores: usize) -> usize {
     (PARTS_PER_CORE * cores + 1).max(PARTS_MIN)
 }
 
-/// A command of cargo's.
+/// Returns a job that runs a command of cargo's.
 pub(crate) fn cargo_job(root: &Path, suite: &'static str, name: &str, arguments: &[&str]) -> Job {
     Job {
         suite,

@@ -10,6 +10,7 @@ mod commits;
 mod compile;
 mod count;
 mod cycles;
+mod doc_comments;
 mod durations;
 mod host;
 mod jobs;
@@ -106,6 +107,7 @@ fn tidy(bless: bool) -> anyhow::Result<bool> {
     cycles::check(&tree, &mut found);
     source::check(&tree, &mut found)?;
     names::check(&tree, &mut found);
+    doc_comments::check(&tree, &mut found);
     sizes::check(&tree, &mut found);
     commits::check(&tree.root, &mut found)?;
     prose::check(&tree, &mut found)?;

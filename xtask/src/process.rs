@@ -27,7 +27,7 @@ pub(crate) struct TimeLimit {
     pub(crate) grace: Duration,
 }
 
-/// How a process ended.
+/// The way in which a process ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ProcessEnd {
     /// By itself; true if well.

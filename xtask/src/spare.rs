@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Interval between two measurements.
+/// Interval between two measurements of idle time.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(2);
 /// Share of idle time from which one job more fits, and below which none does.
 const IDLE_MIN: f64 = 0.22;

@@ -31,7 +31,7 @@ pub(crate) struct SupplyResult {
     pub(crate) lines: Vec<String>,
 }
 
-/// Runs both checks.
+/// Runs both checks of the dependencies.
 pub(crate) fn run(root: &Path) -> anyhow::Result<Vec<SupplyResult>> {
     let program = root.join(INSTALLED);
     let mut results = Vec::new();

@@ -11,7 +11,7 @@ pub(crate) const VOID_MAX: usize = 5;
 /// The figure of every test: whether it passed.
 const PASSES: &str = "the test passes";
 
-/// What a figure is.
+/// The kind of bound that a figure is judged by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FigureKind {
     Holds,

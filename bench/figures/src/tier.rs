@@ -16,7 +16,7 @@ pub(crate) struct TierSize {
     pub(crate) services: u32,
     #[arg(long, default_value_t = 40)]
     pub(crate) backends: u32,
-    /// At most 7.
+    /// Number of AZs, at most 7.
     #[arg(long, default_value_t = 2)]
     pub(crate) azs: u32,
     /// Backends of a service in its home AZ.
@@ -151,7 +151,7 @@ pub(crate) fn overlap(one: &[usize], other: &[usize]) -> usize {
     one.iter().filter(|backend| other.contains(backend)).count()
 }
 
-/// Seeded random numbers (splitmix64).
+/// A generator of seeded random numbers (splitmix64).
 pub(crate) struct SeededRng(u64);
 
 impl SeededRng {

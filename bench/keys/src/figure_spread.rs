@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Result of one run.
+/// The figures of one run of the load.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LoadFigures {
     pub(crate) per_second: f64,

@@ -47,7 +47,7 @@ pub(crate) const RATES: [f64; 3] = [50.0, 150.0, 300.0];
 /// Load in figure 28, as a fraction of the maximum of `none`.
 pub(crate) const LOADS: [f64; 4] = [0.3, 0.6, 0.8, 0.9];
 
-/// A family of cells.
+/// A row of a figure: the cells that differ only in algorithm and mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum FigureRow {
     /// Short flows; index into [`CONCURRENCY`].

@@ -46,7 +46,7 @@ pub(crate) fn awake() -> anyhow::Result<File> {
     Ok(file)
 }
 
-/// Returns the processor's name.
+/// Returns the processor's name from `/proc/cpuinfo`.
 pub(crate) fn processor() -> String {
     let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = cpus

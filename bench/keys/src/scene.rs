@@ -229,7 +229,7 @@ impl KeyBenchWorld {
         load::read(&self.world.inside(APP, || command.output())??)
     }
 
-    /// Runs the load once.
+    /// Runs the load once and returns its figures.
     pub(crate) fn run(&self, run: &LoadRun) -> anyhow::Result<LoadFigures> {
         self.cap.set(run.share)?;
         let (before, keys_before) = (self.world.cpu(NODE)?, self.world.cpu(KEYS)?);

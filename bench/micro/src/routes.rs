@@ -89,7 +89,7 @@ pub const SETS: &[RuleSet] = &[
 const REQUESTS: usize = 1 << 16;
 
 impl RuleSet {
-    /// Returns the rules.
+    /// Returns the rules of the generated route table.
     pub fn rules(&self) -> Vec<Arc<RouteRule>> {
         (0..self.hosts * self.paths).map(|i| self.rule(i)).collect()
     }

@@ -47,7 +47,7 @@ pub(crate) enum AskerManner {
     Tunnel,
 }
 
-/// Requests of a load.
+/// The requests that a load sends, and how fast.
 #[derive(Clone)]
 pub(crate) struct AskerPlan {
     pub(crate) manner: AskerManner,

@@ -15,7 +15,7 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
-/// The tenant's trust domain.
+/// The trust domain of the benchmark's tenant.
 pub(crate) const TRUST_DOMAIN: &str = "bench.example";
 
 /// Names of the certificates' owners. HAProxy, nginx and Envoy present `peer` on both sides.

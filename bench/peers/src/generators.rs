@@ -6,7 +6,7 @@ use anyhow::Context;
 
 use crate::process::LOAD_CORE;
 
-/// Counts of a generator.
+/// What a load generator counted and measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GeneratorReport {
     pub ok: u64,

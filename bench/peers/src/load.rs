@@ -15,7 +15,7 @@ use crate::peers::SECURE_SERVICE;
 /// Warm-up before the measurement if not all services are visited: the argument of h2load, and the seconds for the others.
 const WARM: (&str, f64) = ("-D500ms", 0.5);
 
-/// Rate of a load.
+/// How fast a load sends its requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum LoadPace {
     /// Each connection sends the next request after a response.
@@ -24,7 +24,7 @@ pub(crate) enum LoadPace {
     Rate(f64),
 }
 
-/// One measured run.
+/// The figures of one measured run.
 #[derive(Clone, Copy)]
 pub(crate) struct LoadSample {
     pub(crate) requests: u64,

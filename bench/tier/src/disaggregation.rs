@@ -32,7 +32,7 @@ const MTU: u32 = 1450;
 /// Packets before the measurement in each turn.
 const WARM: usize = 5_000;
 
-/// Extent of the measurement.
+/// How many packets the measurement sends, and how often.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct MeasureTime {
     /// Packets of each way in each turn

@@ -18,7 +18,7 @@ const LINKS: [Option<Duration>; 3] = [
     Some(Duration::from_micros(500)),
 ];
 
-/// Extent of the load.
+/// Rate and length of the load, and how often it runs.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct OneNodeSize {
     /// Requests per second of the load at a stated rate

@@ -29,7 +29,7 @@ const LINKS: [Option<Duration>; 2] = [None, Some(Duration::from_micros(250))];
 /// Time during which connections are opened with tables that agree; then the tables change.
 const OPENING: Duration = Duration::from_secs(1);
 
-/// Extent of the load.
+/// Rate and length of the load, and how often it runs.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct RedirectedSize {
     /// Requests per second

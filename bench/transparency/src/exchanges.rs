@@ -8,7 +8,7 @@ use crate::bars::{Bar, Bound};
 /// Uploads that may fail through the mesh in addition to those that fail without it, of 100.
 const POINTS: f64 = 2.0;
 
-/// Number of POSTs.
+/// How many POSTs the measurement sends.
 #[derive(clap::Args)]
 pub(crate) struct RaceSize {
     /// POSTs through each proxy, a multiple of 300
@@ -16,7 +16,7 @@ pub(crate) struct RaceSize {
     posts: u64,
 }
 
-/// Number of uploads.
+/// How many uploads the measurement sends.
 #[derive(clap::Args)]
 pub(crate) struct UploadsSize {
     /// Uploads of each client with and without the mesh, a multiple of 10

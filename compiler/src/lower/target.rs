@@ -83,7 +83,7 @@ pub struct PlacementLimits {
 }
 
 impl PlacementLimits {
-    /// No limits.
+    /// A target with these limits holds any number.
     pub const NONE: Self = Self {
         endpoints_per_service: usize::MAX,
         endpoints_per_tenant: usize::MAX,

@@ -38,13 +38,13 @@ const RESERVE_DIVISOR: u64 = 10;
 pub struct SharedCapacities {
     /// Changes that wait for the writer or are being prepared.
     pub queued_changes: u64,
-    /// Bytes of these changes.
+    /// Bytes of the changes that wait or are being prepared.
     pub queued_change_bytes: u64,
     /// Bytes of all tenants' objects.
     pub configuration_bytes: u64,
     /// Bytes of the resources that the compiler makes of the objects.
     pub compiled_bytes: u64,
-    /// Number of these resources.
+    /// Number of resources that the compiler makes of the objects.
     pub compiled_resources: u64,
     /// Bytes of the route tables that gateways build of the resources.
     pub route_table_bytes: u64,
@@ -54,7 +54,7 @@ pub struct SharedCapacities {
     pub unauthenticated: u64,
     /// Certificates in the issuance log that have not expired.
     pub certificates: u64,
-    /// Open streams of subscribers.
+    /// Streams of subscribers that are open.
     pub streams: u64,
     /// Observations of operators that are open at once.
     pub observations: u64,

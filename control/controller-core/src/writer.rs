@@ -48,7 +48,7 @@ pub(crate) struct WriterQueues {
     pub(crate) commands: mpsc::Receiver<WriterCommand>,
     /// States of the cloud tier to publish.
     pub(crate) tiers: mpsc::Receiver<TierUpdate>,
-    /// Prepared changes of tenants.
+    /// Tenants' changes that are prepared and wait for the writer.
     pub(crate) commits: mpsc::Receiver<Commit>,
 }
 

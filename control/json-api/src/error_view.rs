@@ -4,7 +4,7 @@ use http::StatusCode;
 use serde::Serialize;
 use tonic::{Code, Status};
 
-/// A refused request.
+/// The JSON body of a refused request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ErrorView {
     pub error: ErrorDetailView,

@@ -35,7 +35,7 @@ fn api_version(l: &CatalogObject) -> String {
     written.unwrap_or_else(|| l.document.object.kind().api_versions()[0].into())
 }
 
-/// Converts a diagnostic.
+/// Converts a diagnostic to its form in the operators' API.
 pub(crate) fn diagnostic(d: &Diagnostic) -> api::Diagnostic {
     let (file, line, column) = d
         .origin

@@ -26,7 +26,7 @@ pub(crate) struct ChangeList {
 }
 
 impl ChangeList {
-    /// Creates an empty list.
+    /// Creates a list without entries.
     pub(crate) fn new(has_texts: bool) -> Self {
         Self {
             has_texts,

@@ -133,7 +133,7 @@ impl SourceState {
 /// The changed states of some tenants in one source.
 #[derive(Debug)]
 pub struct SourceUpdate {
-    /// The source.
+    /// The source that was read.
     pub origin: PolicyOrigin,
     /// Tenants that changed, with their new states.
     pub tenants: Vec<(TenantName, SourceState)>,

@@ -20,7 +20,7 @@ use crate::source::{PolicySource, ReadContent, SourceState};
 /// All sources of one tenant.
 #[derive(Debug, Clone)]
 pub struct TenantSources {
-    /// The tenant.
+    /// Name of the tenant that changed.
     pub name: TenantName,
     /// Content of the sources that are read, which the tenant has a place in.
     read: BTreeMap<PolicyOrigin, Arc<ReadContent>>,

@@ -35,7 +35,7 @@ pub struct DiscoveryContext {
     pub metrics: Arc<ControllerMetrics>,
     /// Limit on the bytes that streams are charged for names that the catalog does not have.
     pub subscription_bytes: TenantLimit,
-    /// Limits of one stream.
+    /// Limits that each stream has for itself.
     pub session: SessionLimits,
     /// Store whose numbers the resources contain.
     pub store: StoreId,

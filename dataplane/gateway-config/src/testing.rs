@@ -40,7 +40,7 @@ pub fn key(name: &str) -> ServiceKey {
     format!("t/ns/{name}").parse().unwrap()
 }
 
-/// Returns tenant `t`.
+/// Returns the resource of tenant `t`.
 pub fn tenant() -> Arc<Resource> {
     tenant_named("t")
 }

@@ -86,7 +86,7 @@ pub(crate) trait ClientTraffic {
     }
 }
 
-/// Circumstances of one attempt.
+/// The circumstances of one attempt of a request.
 #[derive(Clone, Copy)]
 pub(crate) struct Attempt<'a> {
     /// Result of the authorization, if a policy applies.

@@ -61,7 +61,7 @@ pub(crate) struct FinishedTraffic<'a> {
     pub(crate) request: Option<FinishedRequest<'a>>,
 }
 
-/// What only requests have.
+/// The part that only requests have, and relayed connections do not.
 #[derive(Clone, Copy)]
 pub(crate) struct FinishedRequest<'a> {
     /// Name of the client protocol.
@@ -75,7 +75,7 @@ pub(crate) struct FinishedRequest<'a> {
     pub(crate) texts: Option<&'a LogFields>,
 }
 
-/// Value of a field.
+/// The value of one field of finished traffic.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum FieldValue<'a> {
     /// The traffic has no such field.
@@ -114,9 +114,9 @@ type ReadField = for<'a> fn(&FinishedTraffic<'a>) -> FieldValue<'a>;
 pub(crate) struct RequestField {
     /// Name in the access log.
     pub(crate) log: &'static str,
-    /// Name in the tap.
+    /// Name of the field in the tap.
     pub(crate) tap: &'static str,
-    /// Metric label.
+    /// Name of the field as a metric's label.
     pub(crate) label: &'static str,
     /// True if only requests have the field.
     pub(crate) is_of_request: bool,

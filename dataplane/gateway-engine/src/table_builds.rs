@@ -126,7 +126,7 @@ impl TableBuilds {
         });
     }
 
-    /// Applies a whole state.
+    /// Applies a whole state in place of the present one.
     pub(crate) fn replace(&self, state: &[Arc<Resource>], generation: Generation) {
         self.take(true, |builds, bytes_max| {
             builds.replace(state, generation, bytes_max)

@@ -37,7 +37,7 @@ pub struct AcceptedRequest {
     pub framing: Framing,
     /// Head as it is forwarded without edits; empty if the tests do not compare it.
     pub forwarded: &'static str,
-    /// Body without its framing.
+    /// The body's bytes, without its framing.
     pub payload: &'static str,
     /// Bytes that follow the request.
     pub rest: &'static str,

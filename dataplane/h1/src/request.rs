@@ -26,7 +26,7 @@ pub struct RequestHead {
 }
 
 impl RequestHead {
-    /// Creates an empty table.
+    /// Creates a head that has parsed nothing yet.
     pub fn new() -> RequestHead {
         RequestHead::default()
     }

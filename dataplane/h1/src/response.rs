@@ -34,7 +34,7 @@ pub struct ResponseHead {
 }
 
 impl ResponseHead {
-    /// Creates an empty table.
+    /// Creates a head that has parsed nothing yet.
     pub fn new() -> ResponseHead {
         ResponseHead::default()
     }

@@ -72,7 +72,7 @@ pub struct OutHead {
 }
 
 impl OutHead {
-    /// Creates an empty head.
+    /// Creates a head without a start line and fields.
     pub fn new() -> OutHead {
         OutHead::default()
     }

@@ -139,7 +139,7 @@ pub(crate) struct ReportedConnection<'a> {
     pub(crate) flow: &'a FlowRecord,
     /// Value of the label `response_flags`.
     pub(crate) flag: &'a str,
-    /// How the connection ended.
+    /// Name of the way in which the connection ended.
     pub(crate) result: &'a str,
     /// Details of the end; empty if there are none.
     pub(crate) error: &'a str,

@@ -33,9 +33,9 @@ pub const EJECTION_TIME: (Duration, Duration) = (Duration::from_secs(1), Duratio
 /// Time limits of attempts to reach gateways. Tests are more patient.
 #[derive(Debug, Clone, Copy)]
 pub struct AttemptTimeouts {
-    /// See [`ATTEMPT_TIMEOUT`].
+    /// How long one attempt may take, as [`ATTEMPT_TIMEOUT`] explains.
     pub attempt: Duration,
-    /// See [`EJECTION_TIME`].
+    /// How long a failed gateway is ejected, as [`EJECTION_TIME`] explains.
     pub ejection: (Duration, Duration),
 }
 
@@ -237,7 +237,7 @@ pub struct GatewayStreamGuard {
 }
 
 impl GatewayHealthTable {
-    /// Creates an empty table.
+    /// Creates a table that knows no gateways.
     pub fn new(timeouts: AttemptTimeouts) -> Self {
         Self {
             timeouts,

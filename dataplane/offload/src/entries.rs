@@ -34,7 +34,7 @@ impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Entries<K, V> {
         })
     }
 
-    /// Returns the map's name.
+    /// Returns the name of the BPF map.
     pub fn name(&self) -> &'static str {
         self.name
     }

@@ -42,7 +42,7 @@ impl<T> Default for HostTable<T> {
 }
 
 impl<T> HostTable<T> {
-    /// Creates an empty table.
+    /// Creates a table that has no host names.
     pub fn new() -> Self {
         Self::default()
     }

@@ -213,7 +213,7 @@ struct EdgeBuilder {
     len: u32,
 }
 
-/// Builder of a [`PathIndex`].
+/// Collects paths and builds a [`PathIndex`] of them.
 pub(crate) struct PathIndexBuilder {
     hash: RandomState,
     edges: HashTable<EdgeBuilder>,
@@ -235,7 +235,7 @@ impl PathIndexBuilder {
         }
     }
 
-    /// Creates a new root.
+    /// Creates the root of a new trie.
     pub(crate) fn root(&mut self) -> TrieNodeId {
         self.node_count += 1;
         self.node_count - 1

@@ -5,7 +5,7 @@ use canal_model::program::{Backend, BackendTarget};
 /// Status when all weights are zero, so that no backend may receive the request. It is no error of the server: an operator drained the route.
 pub const NO_WEIGHT_STATUS: u16 = 503;
 
-/// Destination of one request.
+/// The backend that a weighted split selects for one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackendChoice<'a> {
     /// Send the request to this backend. `place` is its index in the split, for state per backend.

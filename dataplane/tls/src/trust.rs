@@ -401,7 +401,7 @@ impl PeerTrustWatch {
 /// A Bundle that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnusableBundle {
-    /// Name of the resource.
+    /// Name of the Bundle that cannot be used.
     pub name: String,
     /// Reason, which names the resource too.
     pub why: String,

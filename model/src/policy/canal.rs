@@ -257,7 +257,7 @@ pub struct Termination {
 pub struct TerminationSpec {
     /// A Service in the Termination's namespace.
     pub target_ref: TargetRef,
-    /// Port of the Service.
+    /// Number of a port of the Service.
     pub port: NonZeroU16,
     #[serde(default)]
     pub certificate: CertificateSpec,
@@ -296,7 +296,7 @@ pub struct ThrottleSpec {
     /// A Service in the Throttle's namespace; `None` means the whole tenant.
     #[serde(default)]
     pub target_ref: Option<TargetRef>,
-    /// Limit of new sessions.
+    /// Limit on the rate of new sessions.
     #[serde(default)]
     pub sessions: Option<ThrottleRate>,
     #[serde(default)]

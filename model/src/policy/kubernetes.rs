@@ -121,7 +121,7 @@ pub struct PodIp {
 pub struct PodCondition {
     #[serde(rename = "type")]
     pub kind: String,
-    /// `True`, `False` or `Unknown`.
+    /// State of the condition: `True`, `False` or `Unknown`.
     pub status: String,
 }
 

@@ -18,7 +18,7 @@ pub struct Policy {
     pub tenant: TenantName,
     pub documents: Vec<Arc<Document>>,
     pub service_ids: BTreeMap<ServiceKey, ServiceId>,
-    /// Key sets by URI.
+    /// Key sets, each by the URI that it is fetched from.
     pub jwks: BTreeMap<String, String>,
     pub questions: Vec<PolicyRequest>,
 }

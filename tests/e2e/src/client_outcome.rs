@@ -4,16 +4,16 @@ use std::process::Output;
 
 use serde_json::Value;
 
-/// A finished client.
+/// What a client printed, and how it ended.
 #[derive(Debug)]
 pub struct ClientOutcome {
-    /// Command line, for messages.
+    /// Command line of the client, for messages.
     pub command: String,
     /// Exit code; `None` if a signal ended the client.
     pub code: Option<i32>,
-    /// Standard output.
+    /// What the client wrote to standard output.
     pub stdout: String,
-    /// Standard error.
+    /// What the client wrote to standard error.
     pub stderr: String,
 }
 

@@ -40,7 +40,7 @@ impl<'c> Caller<'c> {
         Self::with_token_of(world, host, host)
     }
 
-    /// Uses another host's token.
+    /// Returns a caller that uses another host's token.
     pub fn with_token_of(world: &'c World, host: &'c str, owner: &str) -> Self {
         let path = world.dir().join("tokens").join(format!("{owner}.token"));
         let token =
@@ -225,7 +225,7 @@ impl<'c> Caller<'c> {
         Ok(objects.into_iter().map(|object| object.yaml).collect())
     }
 
-    /// Removes one object.
+    /// Deletes one object through the operators' API.
     pub fn delete(&self, tenant: &str, kind: &str, name: &str) -> Result<(), Status> {
         self.delete_each(tenant, &[(kind, name.to_owned())])
     }
@@ -317,7 +317,7 @@ impl<'c> Caller<'c> {
         })
     }
 
-    /// Revokes an identity.
+    /// Revokes an identity through the operators' API.
     pub fn revoke(&self, tenant: &str, identity: &str) -> Result<(), Status> {
         let message = RevokeRequest {
             tenant: tenant.into(),
@@ -330,7 +330,7 @@ impl<'c> Caller<'c> {
         )
     }
 
-    /// Restores a revoked identity.
+    /// Restores a revoked identity through the operators' API.
     pub fn restore(&self, tenant: &str, identity: &str) -> Result<(), Status> {
         let message = RevokeRequest {
             tenant: tenant.into(),

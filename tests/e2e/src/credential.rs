@@ -22,7 +22,7 @@ use time::{Duration, OffsetDateTime};
 pub struct PemCredential {
     /// Certificates in PEM, leaf first.
     pub chain: String,
-    /// Private key in PKCS#8.
+    /// The private key, in PKCS#8 and PEM.
     pub key: String,
 }
 
@@ -193,7 +193,7 @@ fn pair() -> KeyPair {
 }
 
 impl TestAuthority {
-    /// Creates a new root.
+    /// Creates a new root certificate with its key.
     pub fn root(name: &str) -> Self {
         Self {
             issuer: CertifiedIssuer::self_signed(ca_params(name), pair()).expect("a root"),

@@ -32,7 +32,7 @@ pub struct TunnelRequest<'t> {
     pub method: &'t str,
     /// Authority of the CONNECT request.
     pub authority: &'t str,
-    /// Additional headers.
+    /// Headers beside those that HBONE needs.
     pub headers: Vec<(&'t str, &'t str)>,
     /// Bytes that are sent into the tunnel.
     pub send: &'t [u8],
@@ -58,7 +58,7 @@ impl<'t> TunnelRequest<'t> {
         }
     }
 
-    /// Adds a header.
+    /// Returns the tunnel request with one more header.
     pub fn with(mut self, name: &'t str, value: &'t str) -> Self {
         self.headers.push((name, value));
         self

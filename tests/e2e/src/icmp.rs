@@ -11,9 +11,9 @@ use socket2::{Domain, Protocol, Socket, Type};
 /// An ICMP packet that a host received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IcmpPacket {
-    /// Source address.
+    /// Source address of the ICMP message.
     pub from: IpAddr,
-    /// ICMP type and code.
+    /// The message's ICMP type and code.
     pub kind: (u8, u8),
     /// MTU of a "fragmentation needed" or "packet too big" in bytes; meaningless for other errors.
     pub mtu: u32,
@@ -29,7 +29,7 @@ pub struct Icmp {
 }
 
 impl Icmp {
-    /// Starts to receive.
+    /// Opens a raw socket and starts to receive.
     pub fn open(world: &World, host: &str, is_v6: bool) -> Self {
         let (domain, protocol) = if is_v6 {
             (Domain::IPV6, Protocol::ICMPV6)
@@ -46,7 +46,7 @@ impl Icmp {
         }
     }
 
-    /// Sends one echo request.
+    /// Sends one ICMP echo request (ping).
     pub fn echo(&self, to: IpAddr, sequence: u16) -> std::io::Result<()> {
         let mut packet = vec![if self.is_v6 { 128 } else { 8 }, 0, 0, 0, 0xca, 0x0a];
         packet.extend(sequence.to_be_bytes());

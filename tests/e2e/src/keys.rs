@@ -50,7 +50,7 @@ pub enum KeyServerReply {
 /// A host with a channel to a key server, with or without the right to use it.
 #[derive(Clone, Copy)]
 pub struct Requester<'r> {
-    /// World of the hosts.
+    /// The world that the hosts are in.
     pub world: &'r World,
     /// Host whose network namespace is used.
     pub host: &'r str,
@@ -78,7 +78,7 @@ impl Requester<'_> {
         })
     }
 
-    /// Requests a key's certificates.
+    /// Requests the certificate chain of a key.
     pub fn chain(&self, key: KeyName) -> KeyServerReply {
         self.ask(&KeyRequest::Chain { key })
     }
@@ -96,7 +96,7 @@ impl Requester<'_> {
         self.ask(&KeyRequest::Begin(begin))
     }
 
-    /// Sends a ping.
+    /// Sends a ping and returns the reply.
     pub fn ping(&self) -> KeyServerReply {
         self.ask(&KeyRequest::Ping)
     }

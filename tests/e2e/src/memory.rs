@@ -26,9 +26,9 @@ pub type Publics = HashMap<Vec<u8>, String>;
 /// A private key that was found.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FoundKey {
-    /// Owner of the key.
+    /// Owner of the key, by its certificate.
     pub owner: String,
-    /// Location of the key.
+    /// The memory region or the file that has the key.
     pub place: String,
 }
 

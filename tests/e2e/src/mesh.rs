@@ -71,9 +71,9 @@ fn world_name(name: &str) -> String {
     }
 }
 
-/// A running mesh.
+/// A running mesh: its world, programs and folders.
 pub struct Mesh {
-    /// World of the mesh.
+    /// The world that the mesh runs in.
     pub world: World,
 }
 
@@ -457,7 +457,7 @@ impl Mesh {
         subscribers.iter().filter(good).count() >= planes.max(1)
     }
 
-    /// Waits until [`Mesh::is_converged`].
+    /// Waits until [`Mesh::is_converged`] returns true.
     pub fn converge(&self, within: Duration) {
         let started = Instant::now();
         while !self.is_converged() {

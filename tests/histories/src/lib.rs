@@ -16,7 +16,7 @@ pub const ACK: u8 = 16;
 
 const TCP: u8 = 6;
 
-/// One segment.
+/// One TCP segment of a history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HistorySegment {
     pub from: SocketAddr,

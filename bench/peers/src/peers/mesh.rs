@@ -28,7 +28,7 @@ const TOKEN: &str = "bench";
 /// A gateway has its configuration and certificates within this time.
 const READY_MAX: Duration = Duration::from_secs(30);
 
-/// A running controller.
+/// A running controller, with the files that its gateways need.
 pub(super) struct BenchMesh {
     dir: PathBuf,
     controller: PinnedProcess,

@@ -8,7 +8,7 @@ use super::objects::views;
 /// State of the cloud tier.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FleetView {
-    /// Number of the plan.
+    /// Number of the plan in force.
     pub plan: u32,
     /// Number of tables that wait until their new replicas have the tenant's resources.
     pub tables_waiting: u32,
@@ -65,7 +65,7 @@ impl From<&api::EdgeStatus> for EdgeView {
     }
 }
 
-/// A gateway replica.
+/// A gateway replica of the cloud tier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ReplicaView {
     pub name: String,
@@ -154,7 +154,7 @@ impl ReplicaOrderView {
 /// The placement of a service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PlacedServiceView {
-    /// The service as `tenant/namespace/name`.
+    /// Name of the service, as `tenant/namespace/name`.
     pub service: String,
     pub id: u32,
     pub home_az: String,

@@ -4,7 +4,7 @@ use canal_wire::api;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Severity of a diagnostic.
+/// How severe a diagnostic is: an error or a warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SeverityView {
@@ -280,7 +280,7 @@ pub struct DeleteBody {
     pub all: bool,
 }
 
-/// Name of an object.
+/// The kind, namespace and name of an object.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectRefBody {

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::objects::views;
 
-/// Sessions of one client.
+/// The sessions of one client at the tier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SessionListView {
     pub sessions: Vec<ClientSessionView>,
@@ -25,7 +25,7 @@ impl From<&api::SessionsResponse> for SessionListView {
 /// A session of the client with one service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ClientSessionView {
-    /// The service as `tenant/namespace/name`.
+    /// Name of the service, as `tenant/namespace/name`.
     pub service: String,
     pub port: u32,
     pub bucket: u32,

@@ -9,7 +9,7 @@ use super::objects::{DiagnosticView, views};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct StatusView {
     pub generation: u64,
-    /// Version of the controller.
+    /// Version of the controller that answered.
     pub version: String,
     /// Store of the controller, as 32 hexadecimal digits. IDs of services are valid within one store only.
     pub store: String,
@@ -39,7 +39,7 @@ impl From<&api::StatusResponse> for StatusView {
     }
 }
 
-/// A data plane's subscription.
+/// A data plane's subscription, and how far it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SubscriberView {
     /// `node`, `gateway`, `edge` or `keyserver`.

@@ -22,7 +22,7 @@ impl From<&api::TrustResponse> for TrustDomainListView {
     }
 }
 
-/// A trust domain.
+/// A trust domain and the state of its certificate authority.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TrustDomainView {
     pub tenant: String,
@@ -158,7 +158,7 @@ pub struct RevokeBody {
     pub tenant: String,
     #[serde(default)]
     pub identity: String,
-    /// Serial number in hexadecimal.
+    /// Serial number of the certificate, in hexadecimal.
     #[serde(default)]
     pub serial: String,
 }

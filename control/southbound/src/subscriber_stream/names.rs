@@ -76,7 +76,7 @@ impl HeldResources {
         }
     }
 
-    /// Forgets a resource.
+    /// Forgets that the subscriber has a resource.
     pub(super) fn remove(&mut self, key: &ResourceId) {
         let owner = owner_of(key);
         let Some(of_owner) = self.by_owner.get_mut(&owner) else {

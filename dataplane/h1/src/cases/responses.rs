@@ -27,7 +27,7 @@ pub enum ResponseWant {
     },
 }
 
-/// Returns all response cases.
+/// Returns all cases of responses, valid and malformed.
 pub fn responses() -> impl Iterator<Item = &'static ResponseCase> {
     REFUSED.iter().chain(ACCEPTED)
 }

@@ -394,7 +394,7 @@ pub fn print_line(text: impl std::fmt::Display) {
     println!("lab: {text}");
 }
 
-/// Waits for [`CaseProcess::go_on`].
+/// Waits until the parent calls [`CaseProcess::go_on`].
 pub fn pause() {
     let _ = std::io::stdin().read_line(&mut String::new());
 }

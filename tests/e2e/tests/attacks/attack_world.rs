@@ -34,7 +34,7 @@ const SERVED_WITHIN: Duration = Duration::from_secs(5);
 /// Both tenants are served within this time.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
-/// Result of a probe.
+/// What a probe reached, and what it printed.
 pub(crate) struct AttackOutcome {
     /// True if the probe got what it tried to get.
     pub(crate) reached: bool,
@@ -51,7 +51,7 @@ impl AttackOutcome {
     }
 }
 
-/// Counter of a refusal.
+/// The counter that must count a refusal.
 #[derive(Debug)]
 pub(crate) enum RefusalCounter {
     /// A metric family and labels, at all hosts of a kind.

@@ -171,7 +171,7 @@ impl Difference {
     }
 }
 
-/// Content of `differences.tsv`.
+/// The rows of the file `differences.tsv`.
 pub(crate) struct Differences(Vec<Difference>);
 
 impl Differences {

@@ -13,7 +13,7 @@ use super::exhaustion_world::ExhaustionWorld;
 const SERVICES: usize = 16;
 /// Pods that one Service selects.
 const PODS: usize = 5_000;
-/// Routes with patterns.
+/// Number of routes with regular expressions.
 pub(super) const PATTERNS: usize = 14;
 /// All gateways have everything within this time.
 const TAKEN_WITHIN: Duration = Duration::from_secs(60);

@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 pub(super) const ALPHA: &str = "alpha/default/client-0";
 pub(super) const ALPHA_NODE: &str = "alpha-n1";
 pub(super) const ALPHA_WEB: &str = "10.101.0.10:80";
-/// The victim's pod.
+/// The pod of the victim, tenant beta.
 pub(super) const BETA: &str = "beta/default/client-0";
 pub(super) const BETA_WEB: &str = "10.101.0.10:80";
 /// The identity of beta's node towards Canal's components. Its key is never in a key server.
@@ -81,7 +81,7 @@ impl ExhaustionWorld {
         Caller::with_token(&self.mesh.world, ALPHA_NODE, ALPHA_OPERATOR)
     }
 
-    /// Returns the provider's operator.
+    /// Returns a caller with the provider operator's token.
     pub(super) fn provider(&self) -> Caller<'_> {
         let token = self
             .mesh

@@ -37,7 +37,7 @@ struct LimitCase {
     refusals: fn(&Mesh) -> u64,
 }
 
-/// Gives alpha small shares.
+/// Sets small shares in alpha's Tenant object.
 pub(super) fn restrict_alpha(mesh: &Mesh) {
     let path = mesh.world.dir().join("config/alpha/_tenant.yaml");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));

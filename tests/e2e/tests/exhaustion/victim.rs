@@ -23,7 +23,7 @@ const CALL_MAX: Duration = Duration::from_secs(4);
 /// Interval between two calls of the controller.
 const CALL_INTERVAL: Duration = Duration::from_millis(700);
 
-/// Observations of beta.
+/// What the victim, tenant beta, observed meanwhile.
 #[derive(Debug, Clone)]
 pub(super) struct VictimWatch {
     requests: u64,
