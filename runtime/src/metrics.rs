@@ -5,6 +5,7 @@
 
 mod cells;
 mod exposition;
+mod legacy_names;
 mod scrape;
 mod series;
 mod shard;
@@ -29,6 +30,7 @@ use series::FamilyCore;
 use shard::SeriesCache;
 
 pub use exposition::Exposition;
+pub use legacy_names::{show_legacy_names, with_legacy_names};
 pub use scrape::{SCRAPE_TIMEOUT, SCRAPES_MAX, Scrape};
 
 /// Default maximum of label sets in a family. In a family with the label `tenant`, tenants share it (`metricSeries` of a Tenant's shares),

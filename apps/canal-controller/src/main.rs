@@ -13,6 +13,7 @@ use canal_controller_core::{
     JwksOptions, SilenceTimeouts, TrustOptions,
 };
 use canal_model::share::{Share, ShareKind, Shares};
+use canal_runtime::metrics::show_legacy_names;
 use canal_runtime::raise_file_limit;
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
@@ -84,6 +85,10 @@ struct Flags {
     /// /metrics and /healthz/ready.
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:15020")]
     metrics_addr: SocketAddr,
+    /// Add the names that metrics had in earlier versions to /metrics; docs/operations/renamed.md lists them. The next release does not have
+    /// this flag.
+    #[arg(long)]
+    legacy_metric_names: bool,
     /// What to log, e.g. info or canal_controller_core=debug,info.
     #[arg(long, value_name = "FILTER", default_value = "info")]
     log: String,
@@ -211,6 +216,9 @@ fn refresh(text: &str) -> Result<Duration, String> {
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
+    if flags.legacy_metric_names {
+        show_legacy_names();
+    }
     let filter = match EnvFilter::try_new(&flags.log) {
         Ok(filter) => filter,
         Err(e) => {

@@ -13,6 +13,7 @@ use canal_edge_agent::{device, kernel};
 use canal_model::ids::{AzName, EdgeName};
 use canal_net::sys;
 use canal_runtime::logging;
+use canal_runtime::metrics::show_legacy_names;
 use canal_southbound_client::controller_client::ControllerEndpoint;
 use clap::Parser;
 
@@ -83,6 +84,10 @@ struct Flags {
     /// /metrics, with the names of all tenants; use an address that only operators can reach.
     #[arg(long, default_value = "0.0.0.0:15020")]
     metrics_addr: SocketAddr,
+    /// Add the names that metrics had in earlier versions to /metrics; docs/operations/renamed.md lists them. The next release does not have
+    /// this flag.
+    #[arg(long)]
+    legacy_metric_names: bool,
     /// /healthz/ready.
     #[arg(long, default_value = "0.0.0.0:15021")]
     readiness_addr: SocketAddr,
@@ -153,6 +158,9 @@ impl Flags {
 fn main() -> anyhow::Result<ExitCode> {
     let flags = Flags::parse();
     let level = logging::start(&flags.log).context("--log")?;
+    if flags.legacy_metric_names {
+        show_legacy_names();
+    }
     let (detach, config) = (flags.detach, flags.config()?);
     if detach {
         kernel::detach(&config.place).context("--detach")?;

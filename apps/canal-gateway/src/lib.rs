@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use canal_runtime::logging;
+use canal_runtime::metrics::show_legacy_names;
 
 pub use flags::GatewayFlags;
 
@@ -23,6 +24,9 @@ pub use flags::GatewayFlags;
 /// The log filter is invalid, or a part of the process could not be started.
 pub fn run(flags: GatewayFlags) -> anyhow::Result<ExitCode> {
     let level = logging::start(&flags.log).context("--log")?;
+    if flags.legacy_metric_names {
+        show_legacy_names();
+    }
     let config = flags.config();
     // For control work only; traffic runs on the workers' own threads.
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -73,6 +73,10 @@ pub(crate) struct Flags {
     /// /metrics, with the names of all tenants; use an address that only operators can reach.
     #[arg(long, default_value = "0.0.0.0:15020")]
     metrics_addr: SocketAddr,
+    /// Add the names that metrics had in earlier versions to /metrics; docs/operations/renamed.md lists them. The next release does not have
+    /// this flag.
+    #[arg(long)]
+    pub(crate) legacy_metric_names: bool,
     /// /healthz/ready.
     #[arg(long, default_value = "0.0.0.0:15021")]
     readiness_addr: SocketAddr,

@@ -13,11 +13,15 @@ use anyhow::Context;
 use canal_keyserver_engine::memory_protection;
 use canal_net::sys;
 use canal_runtime::logging;
+use canal_runtime::metrics::show_legacy_names;
 use clap::Parser;
 
 fn main() -> anyhow::Result<ExitCode> {
     let flags = flags::Flags::parse();
     let level = logging::start(&flags.log).context("--log")?;
+    if flags.legacy_metric_names {
+        show_legacy_names();
+    }
     match memory_protection::confine() {
         Ok(()) => {}
         Err(error) if flags.allow_unlocked => {

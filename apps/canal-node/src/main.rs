@@ -13,6 +13,7 @@ use canal_model::ids::{AzName, NodeName};
 use canal_node_proxy::config::{self, CaptureChoice, NodeConfig, PodLimits};
 use canal_node_proxy::{capture, node, pod_reconciler};
 use canal_runtime::logging;
+use canal_runtime::metrics::show_legacy_names;
 use canal_southbound_client::controller_client::ControllerEndpoint;
 use canal_telemetry::access_log::LogSink;
 use clap::{Parser, ValueEnum};
@@ -72,6 +73,10 @@ struct Flags {
     /// /metrics, with the names of all tenants; use an address that only operators can reach.
     #[arg(long, default_value = "0.0.0.0:15020")]
     metrics_addr: SocketAddr,
+    /// Add the names that metrics had in earlier versions to /metrics; docs/operations/renamed.md lists them. The next release does not have
+    /// this flag.
+    #[arg(long)]
+    legacy_metric_names: bool,
     /// /healthz/ready.
     #[arg(long, default_value = "0.0.0.0:15021")]
     readiness_addr: SocketAddr,
@@ -171,6 +176,9 @@ impl Flags {
 fn main() -> anyhow::Result<ExitCode> {
     let flags = Flags::parse();
     let level = logging::start(&flags.log).context("--log")?;
+    if flags.legacy_metric_names {
+        show_legacy_names();
+    }
     let (release, config) = (flags.release, flags.config());
     if release {
         let found = pod_reconciler::scan(&config.pods_dir).unwrap_or_default();

@@ -16,6 +16,7 @@ use canal_fleet::FleetHandle;
 use canal_model::diagnostic::Severity;
 use canal_policy_sources::SourceHealth;
 use canal_runtime::admin::{self, HeadRefusal};
+use canal_runtime::metrics::with_legacy_names;
 use canal_southbound::Subscribers;
 use canal_trust::TrustAuthorities;
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, header};
@@ -192,7 +193,10 @@ fn answer(
         );
     }
     match (request.uri().path(), door) {
-        ("/metrics" | "/stats/prometheus", _) => text(StatusCode::OK, shared.metrics.render(&gauges(shared))),
+        ("/metrics" | "/stats/prometheus", _) => {
+            let metrics = shared.metrics.render(&gauges(shared));
+            text(StatusCode::OK, with_legacy_names(metrics))
+        },
         // The controller serves only after it has read all its sources, so it is ready whenever it responds.
         ("/healthz/ready", _) => text(StatusCode::OK, "ready\n".into()),
         ("/config_dump", AdminEndpoint::Socket) => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::series::FamilyCore;
-use super::{Registry, text};
+use super::{Registry, legacy_names, text};
 
 /// Size in bytes at which a piece ends, after the series that exceeds it.
 pub(super) const PIECE_BYTES: usize = 64 << 10;
@@ -21,7 +21,17 @@ pub struct Exposition {
     /// Index of the family's series to continue from.
     series: usize,
     is_over: bool,
+    /// Pass over the families that is in progress. The second one, if any, writes renamed metrics under their old names.
+    pass: Pass,
+    has_second_pass: bool,
     started: Instant,
+}
+
+/// A pass over all families.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Present,
+    Legacy,
 }
 
 impl Exposition {
@@ -37,6 +47,8 @@ impl Exposition {
             family: 0,
             series: 0,
             is_over: false,
+            pass: Pass::Present,
+            has_second_pass: legacy_names::are_shown(),
             started,
         }
     }
@@ -49,15 +61,27 @@ impl Exposition {
     }
 }
 
-impl Iterator for Exposition {
-    type Item = String;
+impl Exposition {
+    /// Adds the metrics' old names, as `--legacy-metric-names` does.
+    #[cfg(test)]
+    pub(super) fn with_legacy_names(mut self) -> Self {
+        self.has_second_pass = true;
+        self
+    }
 
-    fn next(&mut self) -> Option<String> {
+    /// Returns the next piece of the pass that is in progress.
+    fn next_piece(&mut self) -> Option<String> {
         if self.is_over {
             return None;
         }
         let mut out = String::with_capacity(PIECE_BYTES + PIECE_BYTES / 4);
         while let Some(core) = self.families.get(self.family) {
+            let is_left_out =
+                self.pass == Pass::Legacy && legacy_names::old_name(core.family.name).is_none();
+            if is_left_out {
+                self.family += 1;
+                continue;
+            }
             match text::family(
                 &mut out,
                 core,
@@ -79,5 +103,30 @@ impl Iterator for Exposition {
             self.registry.write_rest(&mut out, &self.families);
         }
         Some(out)
+    }
+}
+
+impl Iterator for Exposition {
+    type Item = String;
+
+    fn next(&mut self) -> Option<String> {
+        loop {
+            let piece = self.next_piece();
+            match (piece, self.pass) {
+                (Some(piece), Pass::Present) => return Some(piece),
+                (Some(piece), Pass::Legacy) => {
+                    let piece = legacy_names::translate(&piece);
+                    // The last piece may have no renamed metric.
+                    if !piece.is_empty() {
+                        return Some(piece);
+                    }
+                }
+                (None, Pass::Present) if self.has_second_pass => {
+                    (self.family, self.series, self.is_over) = (0, 0, false);
+                    self.pass = Pass::Legacy;
+                }
+                (None, _) => return None,
+            }
+        }
     }
 }

@@ -310,6 +310,38 @@ fn pages_grow_and_probes_are_read() {
 }
 
 #[test]
+fn old_names_follow_the_whole_scrape_in_groups() {
+    let r = Registry::new();
+    let family = MetricFamily::new(
+        "canal_key_requests_in_flight",
+        "Requests in progress.",
+        &["tenant"],
+    );
+    let gauges = r.gauges(family);
+    r.counters(REQUESTS);
+    // The series need several pieces.
+    for i in 0..3_000 {
+        gauges.shared(&[&format!("tenant-{i}")]).set(i);
+    }
+    let plain = r.render();
+    let both: String = r.exposition().with_legacy_names().collect();
+    let legacy = both.strip_prefix(&plain).unwrap();
+    let mut samples = legacy.lines();
+    assert_eq!(
+        samples.next().unwrap(),
+        "# HELP canal_key_under_way Requests in progress."
+    );
+    assert_eq!(samples.next().unwrap(), "# TYPE canal_key_under_way gauge");
+    assert_eq!(
+        samples
+            .filter(|line| line.starts_with("canal_key_under_way{"))
+            .count(),
+        3_000
+    );
+    assert!(!plain.contains("canal_key_under_way"));
+}
+
+#[test]
 #[should_panic(expected = "registered twice")]
 fn a_name_has_one_meaning() {
     let r = Registry::new();
